@@ -77,16 +77,14 @@ fn main() {
 
     put("session", "hello", &Hello::new(3).to_bytes());
     put("session", "definitions", &definitions);
-    for (name, cpu, stacks, check_stacks) in
-        [("a", Cpu::Auto, Stacks::Python, false), ("b", Cpu::Never, Stacks::Both, true)]
-    {
+    for (name, cpu, stacks, names) in [("a", Cpu::Auto, Stacks::Python, true), ("b", Cpu::Never, Stacks::Both, false)] {
         let options = Options {
             token: "0123456789abcdef".into(),
             cpu,
             stacks,
-            check_stacks,
-            names: !check_stacks,
-            cycles: check_stacks.then(|| "/tmp/run".into()),
+            names,
+            folder: (!names).then(|| "/tmp/run".into()),
+            cycles: !names,
             filters: 2,
         };
         put("session", name, options.encode().as_bytes());

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use memtrace_analysis::symbols::{Search, Symbols, build_id};
-use memtrace_trace::file::{Definitions, Frame, Module, NativeFrame, StackNode};
+use memtrace_trace::file::{Budget, Definitions, Frame, Module, NativeFrame, StackNode};
 use memtrace_trace::ids::{FrameId, ModuleId, StackId};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -34,9 +34,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     let start = Instant::now();
     let mut symbols = Symbols::default();
-    symbols.resolve_missing([&definitions], &Search::local_machine());
+    symbols.resolve_missing([&definitions], &Search::local_machine(), &Budget::default());
     let looked_up = start.elapsed();
-    symbols.symbolize(&mut definitions);
+    symbols.symbolize(&mut definitions, &Budget::default());
     let named = start.elapsed();
     for (i, line) in text.lines().enumerate() {
         println!("{}", line.trim());

@@ -108,6 +108,10 @@ pub(crate) struct Export {
     /// The bytes that a flame graph shows (speedscope, folded) [default: peak]
     #[arg(long, value_enum)]
     pub(crate) of: Option<FlameOf>,
+    /// Quote in a snapshot the source files of this machine that the recording names, even if nothing proves that it
+    /// was made with them; use this only for recordings that you trust
+    #[arg(long)]
+    pub(crate) sources: bool,
     #[command(flatten)]
     pub(crate) window: Window,
 }
@@ -166,6 +170,10 @@ pub(crate) struct Lines {
     /// Show this device; -1 is the CPU [default: the device with the highest peak]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(crate) device: Option<i16>,
+    /// Quote the source files of this machine that the recording names, even if nothing proves that it was made with
+    /// them; use this only for recordings that you trust
+    #[arg(long)]
+    pub(crate) sources: bool,
     /// Print an HTML page that loads nothing from the network
     #[arg(long, conflicts_with = "json")]
     pub(crate) html: bool,
@@ -200,6 +208,10 @@ pub(crate) struct Diff {
     /// Compare only this device; -1 is the CPU
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(crate) device: Option<i16>,
+    /// Compare the text of the source files of this machine that the recordings name, even if nothing proves that they
+    /// were made with them
+    #[arg(long)]
+    pub(crate) sources: bool,
     /// Print the complete comparison as JSON, in bytes (analysis/schema/diff.schema.json)
     #[arg(long)]
     pub(crate) json: bool,
@@ -246,7 +258,7 @@ pub(crate) struct Check {
     /// Check only this device; -1 is the CPU
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(crate) device: Option<i16>,
-    /// Accept an incomplete recording: lost events, or a program that failed
+    /// Accept an incomplete recording: lost events, processes that were not recorded, or a program that failed
     #[arg(long)]
     pub(crate) allow_incomplete: bool,
     /// Print JSON, in bytes (analysis/schema/check.schema.json)
@@ -365,18 +377,16 @@ pub(crate) struct Run {
     /// Which call stacks to record
     #[arg(long, value_enum, default_value_t = Stacks::Python)]
     pub(crate) stacks: Stacks,
-    /// Compare every native stack with the unwinder of the C library, and count the differences; this is slow
-    #[arg(long, hide = true)]
-    pub(crate) check_stacks: bool,
     /// Whether to record CPU tensors
     #[arg(long, value_enum, default_value_t = Cpu::Auto)]
     pub(crate) cpu: Cpu,
     /// Do not read the program's objects: record no names of tensors and modules, and no module calls
     #[arg(long)]
     pub(crate) no_names: bool,
-    /// Write the objects of reference cycles that held tensors to cycle-N.html; this runs Python code in the program
+    /// Write the objects of reference cycles that held tensors to cycle-N.html; this adds a function to gc.callbacks
     ///
-    /// Whenever the garbage collector finds a new kind of cycle, PyTorch's torch.utils.viz._cycles runs in the program.
+    /// While the garbage collector runs, memtrace sets gc.DEBUG_SAVEALL. It reads what was found, and frees it in the same
+    /// collection.
     #[arg(long)]
     pub(crate) cycles: bool,
     /// Print only errors and warnings

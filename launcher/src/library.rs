@@ -117,9 +117,14 @@ fn is_preloadable(path: &Path) -> bool {
 fn install(base: &Path) -> anyhow::Result<Library> {
     let dir = base.join(HASH);
     ensure!(is_preloadable(&dir), "LD_PRELOAD cannot hold a path with spaces, `:` or `$`");
-    DirBuilder::new().recursive(true).mode(mode()).create(&dir)?;
     let above = base.parent().filter(|p| p.file_name().is_some_and(|n| n == "memtrace"));
-    for dir in above.into_iter().chain([base, &dir]) {
+    let ours = || above.into_iter().chain([base, &dir]);
+    // Another user may have put a link there. Nothing is created behind it.
+    for existing in ours().filter_map(|dir| std::fs::symlink_metadata(dir).ok()) {
+        check_owner(&existing)?;
+    }
+    DirBuilder::new().recursive(true).mode(mode()).create(&dir)?;
+    for dir in ours() {
         let meta = std::fs::symlink_metadata(dir)?;
         check_owner(&meta)?;
         // The umask may have removed permission bits.

@@ -26,21 +26,30 @@ mod message;
 mod option_values;
 mod preflight;
 mod proc;
+mod process_events;
+mod process_watch;
 mod sandbox;
+mod sanitizer;
 mod session;
 mod signal_probe;
 mod signals;
+mod stack;
 mod terminal;
 mod unrecordable;
 
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    ExitCode::from(stack::run_with_enough(run))
+}
+
+/// Runs the command line of this process, and returns the exit code.
+fn run() -> u8 {
     let cli = match cli::Cli::from_arguments(std::env::args_os()) {
         Ok(cli) => cli,
-        Err(error) => return ExitCode::from(error.print()),
+        Err(error) => return error.print(),
     };
-    ExitCode::from(match cli.command {
+    match cli.command {
         cli::Command::Run(run) => commands::run::run(&run),
         cli::Command::Report(options) => commands::sandboxed(|| commands::report::report(&options)),
         cli::Command::Export(options) => commands::sandboxed(|| commands::export::export(&options)),
@@ -50,5 +59,5 @@ fn main() -> ExitCode {
         cli::Command::Doctor(options) => commands::doctor::doctor(&options),
         cli::Command::Man(options) => commands::exit_code(commands::manual::man(&options)),
         cli::Command::Completions(options) => commands::exit_code(commands::manual::completions(&options)),
-    })
+    }
 }

@@ -13,6 +13,7 @@ use std::io::{self, Write};
 use memtrace_analysis::load::MANIFEST_FILE;
 use memtrace_analysis::{RunFolder, printable};
 use memtrace_trace::counters::{Counter, CounterValues};
+use memtrace_trace::unrecorded::Unrecorded;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -20,6 +21,7 @@ use crate::drain::refusal::RefusalReason;
 use crate::drain::{Notice, Outcome, Recorded, Written};
 use crate::host::{self, Host};
 use crate::message;
+use crate::process_watch::{Discovery, Watched};
 use crate::unrecordable::{self, UnrecordableProcess};
 
 /// The format version. It is raised when a field changes its name or meaning.
@@ -60,6 +62,13 @@ pub(crate) struct Manifest {
     refused: BTreeMap<String, u64>,
     /// Processes of the command that cannot be recorded, as far as they were found.
     unrecordable: Vec<UnrecordableProcess>,
+    /// The number of further ones.
+    unlisted: u64,
+    /// The number of programs that ended before they were checked.
+    unchecked: u64,
+    /// How the processes of the command were found. Absent until the run ends.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    discovery: Option<Discovery>,
 }
 
 /// Whether the run has ended.
@@ -186,6 +195,8 @@ pub(crate) enum Problem {
     Error { text: String, help: String },
     /// A part of the command could not be recorded.
     Warning { text: String, help: Option<&'static str> },
+    /// Something that adds to the messages before.
+    Note { text: String, help: Option<&'static str> },
 }
 
 impl Problem {
@@ -195,9 +206,11 @@ impl Problem {
             Problem::Error { text, help } => message::error(text, Some(help)),
             Problem::Warning { text, help } => {
                 message::warning(text);
-                if let Some(help) = help {
-                    message::help(help);
-                }
+                help.iter().for_each(|help| message::help(help));
+            }
+            Problem::Note { text, help } => {
+                message::note(text);
+                help.iter().for_each(|help| message::help(help));
             }
         }
     }
@@ -237,6 +250,9 @@ impl Manifest {
             losses: Losses::default(),
             refused: BTreeMap::new(),
             unrecordable: Vec::new(),
+            unlisted: 0,
+            unchecked: 0,
+            discovery: None,
         }
     }
 
@@ -245,9 +261,51 @@ impl Manifest {
         self.pid = Some(pid);
     }
 
-    /// Stores the processes that could not be recorded.
-    pub(crate) fn set_unrecordable(&mut self, processes: Vec<UnrecordableProcess>) {
-        self.unrecordable = processes;
+    /// Stores the processes that could not be recorded: those that were found from outside, and those that reported
+    /// themselves. `watched` is `None` when nothing watched the processes.
+    pub(crate) fn set_unrecordable(&mut self, watched: Option<Watched>, reports: Vec<Unrecorded>) {
+        self.discovery = watched.as_ref().map(|watched| watched.discovery);
+        let watched = watched.unwrap_or_default();
+        self.unrecordable = unrecordable::merge(watched.unrecordable, reports);
+        (self.unlisted, self.unchecked) = (watched.unlisted, watched.unchecked);
+    }
+
+    /// Why nothing was recorded, in one line.
+    pub(crate) fn reason_for_nothing(&self) -> String {
+        let refused: u64 = self.refused.values().sum();
+        let count = (self.unrecordable.len() as u64).saturating_add(self.unlisted).saturating_add(refused);
+        match (count, self.unchecked, self.discovery) {
+            (0, 0, Some(Discovery::KernelReports)) => "no process allocated GPU memory".to_owned(),
+            (0, ..) => "no process that memtrace can record allocated GPU memory".to_owned(),
+            (1, ..) => "1 process could not be recorded".to_owned(),
+            (count, ..) => format!("{count} processes could not be recorded"),
+        }
+    }
+
+    /// What the end-of-run summary adds if nothing was recorded: the processes of which no problem speaks.
+    pub(crate) fn notes_for_nothing(&self) -> Vec<Problem> {
+        let without_cuda: Vec<_> = self.unrecordable.iter().filter(|process| !process.uses_cuda).cloned().collect();
+        let groups = unrecordable::by_obstacle(&without_cuda);
+        let mut notes: Vec<Problem> = groups
+            .into_iter()
+            .map(|(obstacle, names)| Problem::Note {
+                text: format!("cannot record {names}: {}", obstacle.text()),
+                help: Some(obstacle.fix()),
+            })
+            .collect();
+        let mut note = |count: u64, one: &str, many: &str| {
+            if count > 0 {
+                let text = if count == 1 { format!("1 {one}") } else { format!("{count} {many}") };
+                notes.push(Problem::Note { text, help: None });
+            }
+        };
+        note(self.unlisted, "more process cannot be recorded", "more processes cannot be recorded");
+        note(
+            self.unchecked,
+            "program ended before memtrace could check whether it can record it",
+            "programs ended before memtrace could check whether it can record them",
+        );
+        notes
     }
 
     /// Completes the manifest after the command has ended and all traces are written. `wait_status` is the command's
@@ -297,8 +355,15 @@ impl Manifest {
         }
         let cuda: Vec<_> = self.unrecordable.iter().filter(|process| process.uses_cuda).cloned().collect();
         for (obstacle, names) in unrecordable::by_obstacle(&cuda) {
+            let lost = cuda.iter().filter(|process| process.obstacle == obstacle);
+            let lost = lost.fold(0u64, |sum, process| sum.saturating_add(process.lost_events));
+            let lost = match lost {
+                0 => String::new(),
+                1 => "; at least 1 event is lost".to_owned(),
+                lost => format!("; at least {lost} events are lost"),
+            };
             problems.push(Problem::Warning {
-                text: format!("cannot record {names}, which used CUDA: {}", obstacle.text()),
+                text: format!("cannot record {names}, which used CUDA: {}{lost}", obstacle.text()),
                 help: Some(obstacle.fix()),
             });
         }
@@ -370,6 +435,36 @@ fn counters_by_name(counters: &CounterValues) -> BTreeMap<String, u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use memtrace_trace::unrecorded::Reason;
+
+    #[test]
+    fn what_is_missing_is_named_where_nothing_was_recorded() {
+        let mut manifest = Manifest::begin(&["a".into()], 1);
+        manifest.set_unrecordable(None, Vec::new());
+        assert_eq!(manifest.reason_for_nothing(), "no process that memtrace can record allocated GPU memory");
+        let complete = Watched { discovery: Discovery::KernelReports, ..Watched::default() };
+        manifest.set_unrecordable(Some(complete.clone()), Vec::new());
+        assert_eq!(manifest.reason_for_nothing(), "no process allocated GPU memory");
+        manifest.set_unrecordable(Some(Watched { unchecked: 2, ..complete.clone() }), Vec::new());
+        assert_eq!(manifest.reason_for_nothing(), "no process that memtrace can record allocated GPU memory");
+        let [Problem::Note { text, .. }] = &manifest.notes_for_nothing()[..] else { panic!("{manifest:?}") };
+        assert_eq!(text, "2 programs ended before memtrace could check whether it can record them");
+        let report = Unrecorded { pid: 7, id: 1, reason: Reason::AddressSpace, events: 8, program: "/bin/a".into() };
+        manifest.set_unrecordable(Some(complete), vec![report]);
+        assert_eq!(manifest.reason_for_nothing(), "1 process could not be recorded");
+        let summary = manifest.finish(0, Outcome::default());
+        let [Problem::Warning { text, .. }] = &summary.problems[..] else { panic!("{summary:?}") };
+        let reason = Reason::AddressSpace.text();
+        assert_eq!(*text, format!("cannot record a (7), which used CUDA: {reason}; at least 8 events are lost"));
+        // The analysis reads the same.
+        let folder = tempfile::tempdir().unwrap();
+        let folder = RunFolder::open(folder.path()).unwrap();
+        manifest.write(&folder).unwrap();
+        let read = memtrace_analysis::load::Manifest::read(&folder).unwrap().unwrap();
+        assert_eq!(read.state, Some(memtrace_analysis::load::RunState::Ended));
+        let [process] = &read.unrecordable[..] else { panic!("{read:?}") };
+        assert_eq!((process.pid, &*process.reason, process.lost_events), (7, reason, 8));
+    }
 
     #[test]
     fn a_manifest_can_be_read() {

@@ -55,7 +55,7 @@ pub(crate) fn status(text: &str) {
 fn line(kind: &str, text: &str) {
     let prefix = if HAS_PREFIX.load(Ordering::Relaxed) { "memtrace: " } else { "" };
     let text = without_error_numbers(text);
-    let _ = writeln!(std::io::stderr(), "{prefix}{kind}{}", printable::line(&text));
+    let _ = writeln!(std::io::stderr(), "{}", printable::output_line(&format!("{prefix}{kind}{text}")));
 }
 
 /// Removes ` (os error 2)`, which the standard library appends to the system's reasons.

@@ -129,9 +129,16 @@ impl ProcessDir {
         std::fs::read_link(self.path.join("exe")).ok()
     }
 
-    /// The environment variables with which it was started. `None` without permission.
+    /// The environment variables with which it was started. `None` without permission, or when the process has ended.
     pub(crate) fn variables(&self) -> Option<Vec<String>> {
-        self.executable().map(|_| self.list("environ", ENVIRONMENT_LIMIT))
+        let variables = self.list("environ", ENVIRONMENT_LIMIT);
+        // The list of a process that has ended is empty. While this link can be read, the process has not ended.
+        self.executable().map(|_| variables)
+    }
+
+    /// Whether the process exists and is more than an exit status.
+    pub(crate) fn exists(&self) -> bool {
+        self.state().is_some_and(|state| !matches!(state, 'Z' | 'X'))
     }
 
     /// The content of `/proc/PID/status`.

@@ -10,7 +10,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use anyhow::anyhow;
 use rustix::process::{
-    Pid, Resource, Rlimit, Signal, WaitOptions, getpid, getppid, set_parent_process_death_signal, setrlimit, waitpid,
+    Pid, Resource, Rlimit, Signal, WaitOptions, getpid, getppid, getrlimit, set_parent_process_death_signal, setrlimit,
+    waitpid,
 };
 
 use crate::message::WithHelp;
@@ -41,13 +42,12 @@ pub(crate) fn run(work: impl FnOnce() -> u8) -> anyhow::Result<u8> {
     }
 }
 
-/// Half of the machine's memory, or of the limit of the cgroup at `/sys/fs/cgroup` if that is less, in bytes.
-///
-/// In a container with a cgroup namespace that is the container's cgroup.
+/// Half of the machine's memory, or of the tightest limit of the control group and its parents if that is less, in
+/// bytes.
 fn memory_limit() -> u64 {
     let all = crate::host::total_memory();
-    let cgroup = std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok().and_then(|t| t.trim().parse::<u64>().ok());
-    (all.min(cgroup.unwrap_or(all)) / 2).max(MIN_MEMORY)
+    let group = crate::host::group_memory().map_or(all, |(limit, _)| limit);
+    (all.min(group) / 2).max(MIN_MEMORY)
 }
 
 /// Sets the limits of the child, and makes it end when the parent ends.
@@ -61,6 +61,12 @@ fn restrict(memory: u64, parent: Pid) {
     let limit = |bytes| Rlimit { current: Some(bytes), maximum: Some(bytes) };
     let _ = setrlimit(Resource::Data, limit(memory));
     let _ = setrlimit(Resource::Core, limit(0));
+    // Each trace of a run stays open, and a run can have thousands.
+    let open_files = getrlimit(Resource::Nofile).maximum;
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: open_files, maximum: open_files });
+    // Rust's handler turns a stack overflow into SIGABRT, which is also how a failed allocation ends a process.
+    // SAFETY: `SIG_DFL` installs no handler.
+    unsafe { libc::signal(libc::SIGSEGV, libc::SIG_DFL) };
     // The child executes no other program, so it needs no new privileges.
     let _ = rustix::thread::set_no_new_privs(true);
     let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
@@ -81,6 +87,11 @@ fn wait(child: libc::pid_t, memory: u64) -> anyhow::Result<u8> {
             let limit = memory_text(memory);
             WithHelp::new(format!("the worker process exceeded its memory limit of {limit}"), MORE_MEMORY).into()
         }
+        libc::SIGSEGV => WithHelp::new(
+            "the worker process crashed (SIGSEGV): a stack overflow, or a defect of memtrace",
+            "report this with the file that was read",
+        )
+        .into(),
         libc::SIGBUS => anyhow!("a file was truncated while the worker process read it"),
         libc::SIGKILL => {
             WithHelp::new("the worker process was killed; the system may have run out of memory", MORE_MEMORY).into()
@@ -97,6 +108,11 @@ fn memory_text(bytes: u64) -> String {
 mod tests {
     use super::*;
 
+    #[expect(unconditional_recursion, reason = "it overflows the stack")]
+    fn overflow_stack(depth: u64) -> u64 {
+        std::hint::black_box([depth; 512])[0] + overflow_stack(std::hint::black_box(depth + 1))
+    }
+
     #[test]
     fn the_exit_code_is_returned() {
         assert_eq!(run(|| 7).unwrap(), 7);
@@ -107,6 +123,8 @@ mod tests {
         assert!(run(|| std::process::abort()).unwrap_err().to_string().contains("memory"));
         let killed = run(|| rustix::process::kill_process(getpid(), Signal::KILL).is_err().into());
         assert!(killed.unwrap_err().to_string().contains("killed"));
+        let overflow = run(|| u8::from(overflow_stack(0) == 1)).unwrap_err().to_string();
+        assert!(overflow.contains("stack overflow") && !overflow.contains("memory"), "{overflow}");
         // `resume_unwind` skips the panic hook. The hook takes locks that another panicking test may have held at the
         // fork.
         assert_eq!(run(|| std::panic::resume_unwind(Box::new("on purpose"))).unwrap(), PANIC_EXIT_CODE);

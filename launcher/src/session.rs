@@ -12,6 +12,8 @@ use anyhow::{Context, ensure};
 use memtrace_trace::options::{ENV, Options};
 use rustix::rand::{GetRandomFlags, getrandom};
 
+use crate::sanitizer;
+
 /// Creates a session token: 128 random bits from the kernel, in hexadecimal, so that no two sessions share a name.
 ///
 /// The token is not a secret, because `/proc/net/unix` shows the socket's name. `drain::acceptor` checks who connects.
@@ -38,17 +40,21 @@ const NVTX_INJECTION: &str = "NVTX_INJECTION64_PATH";
 const OTHER_TOOLS: [&str; 2] = [NVTX_INJECTION, "CUDA_INJECTION64_PATH"];
 
 /// Sets the library and the session in the launcher's own environment. The command inherits that environment unchanged,
-/// in the same order.
+/// in the same order. `needs_asan` says that the command loads AddressSanitizer's runtime.
 ///
 /// # Safety
 ///
 /// No other thread may run: see [`std::env::set_var`].
-pub(crate) unsafe fn set_environment(library: &Path, options: &Options) {
+pub(crate) unsafe fn set_environment(library: &Path, options: &Options, needs_asan: bool) {
+    let asan_options = sanitizer::asan_options(std::env::var_os(sanitizer::ASAN_OPTIONS).as_deref());
     let preload = preload(library.as_os_str(), std::env::var_os("LD_PRELOAD").as_deref());
     // SAFETY: the caller guarantees that no other thread runs, so no thread reads the environment during the change.
     unsafe {
         std::env::set_var("LD_PRELOAD", preload);
         std::env::set_var(ENV, options.encode());
+        if let Some(asan_options) = asan_options.filter(|_| needs_asan) {
+            std::env::set_var(sanitizer::ASAN_OPTIONS, asan_options);
+        }
         // A tool that receives NVTX ranges, or that traces CUDA calls and may also receive them, takes precedence.
         if OTHER_TOOLS.iter().all(|name| std::env::var_os(name).is_none()) {
             std::env::set_var(NVTX_INJECTION, library);
@@ -56,12 +62,14 @@ pub(crate) unsafe fn set_environment(library: &Path, options: &Options) {
     }
 }
 
-/// The new value of `LD_PRELOAD`: our library first, then the previous entries.
+/// The new value of `LD_PRELOAD`: our library first, then the previous entries. A sanitizer's runtime must come before
+/// all other libraries, so it stays first.
 fn preload(library: &OsStr, before: Option<&OsStr>) -> OsString {
     let others = before.unwrap_or_default().as_bytes();
     let is_separator = |b: &u8| *b == b' ' || *b == b':';
     let others = others.split(is_separator).filter(|entry| !entry.is_empty() && *entry != library.as_bytes());
-    let all: Vec<&[u8]> = std::iter::once(library.as_bytes()).chain(others).collect();
+    let (runtimes, others): (Vec<&[u8]>, Vec<&[u8]>) = others.partition(|entry| sanitizer::is_runtime(entry));
+    let all = [runtimes, vec![library.as_bytes()], others].concat();
     OsString::from_vec(all.join(&b':'))
 }
 
@@ -75,6 +83,7 @@ mod tests {
         assert_eq!(preload(""), "/ours.so");
         assert_eq!(preload("/a.so /b.so"), "/ours.so:/a.so:/b.so");
         assert_eq!(preload("/a.so:/ours.so::"), "/ours.so:/a.so");
+        assert_eq!(preload("/a.so libasan.so.8"), "libasan.so.8:/ours.so:/a.so");
     }
 
     #[test]

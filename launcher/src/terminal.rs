@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use memtrace_analysis::{Progress, TextOptions};
+use memtrace_analysis::{Progress, TextOptions, printable};
 
 /// Work that takes less time than this shows no progress.
 const PROGRESS_DELAY: Duration = Duration::from_secs(1);
@@ -42,7 +42,7 @@ impl ProgressLine {
         }
         self.shown = Some(Instant::now());
         let percent = progress.done.saturating_mul(100).checked_div(progress.total).unwrap_or(0);
-        let _ = write!(std::io::stderr(), "\r\x1b[Kmemtrace: {} {percent} %", progress.what);
+        let _ = write!(std::io::stderr(), "\r\x1b[Kmemtrace: {} {percent} %", printable::line(progress.what));
     }
 
     /// Erases the line.

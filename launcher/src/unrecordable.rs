@@ -1,33 +1,13 @@
-//! Finds unrecordable processes: processes of the command in which memtrace cannot record.
+//! Unrecordable processes: processes of the command in which memtrace cannot record, each with the reason.
 //!
-//! The dynamic loader may not preload the library, or the process may be unable to reach the launcher. No memtrace code
-//! runs in such a process, so this module scans `/proc` from outside, at intervals.
-//!
-//! A process is not found if it lives for less than twice [`SCAN_INTERVAL`], or if it was orphaned before its first
-//! scan. The scans take at most one fiftieth of a core.
+//! `process_watch` finds them from outside. Where the library is loaded and cannot record, it reports that itself
+//! (`memtrace_trace::unrecorded`).
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
-use std::sync::mpsc::{self, RecvTimeoutError, Sender};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::collections::BTreeMap;
+use std::path::Path;
 
-use memtrace_trace::options::{self, ENV};
+use memtrace_trace::unrecorded::{Reason, Unrecorded};
 use serde::Serialize;
-
-use crate::preflight::{self, Linkage};
-use crate::proc::ProcessDir;
-
-/// The shortest interval between two scans.
-const SCAN_INTERVAL: Duration = Duration::from_millis(100);
-/// The longest interval between two checks of a process in which no problem was found.
-const MAX_CHECK_INTERVAL: Duration = Duration::from_secs(2);
-/// The pause after a scan is at least this many times the scan's CPU time.
-const PAUSE_FACTOR: u32 = 50;
-/// The maximum number of processes that are tracked.
-const MAX_TRACKED: usize = 65_536;
-/// The maximum number of processes that are reported.
-const MAX_REPORTED: usize = 256;
 
 /// Why no event of a process can be recorded.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -40,13 +20,16 @@ pub(crate) enum Obstacle {
     Privileged,
     SessionRemoved,
     NetworkNamespace,
+    NoListener,
     Seccomp,
     AddressSpaceLimit,
+    NoAnswer,
+    NoResources,
 }
 
 impl Obstacle {
     /// All obstacles.
-    const ALL: [Obstacle; 10] = [
+    const ALL: [Obstacle; 13] = [
         Obstacle::OtherUser,
         Obstacle::StaticallyLinked,
         Obstacle::OtherMachine,
@@ -55,8 +38,11 @@ impl Obstacle {
         Obstacle::Privileged,
         Obstacle::SessionRemoved,
         Obstacle::NetworkNamespace,
+        Obstacle::NoListener,
         Obstacle::Seccomp,
         Obstacle::AddressSpaceLimit,
+        Obstacle::NoAnswer,
+        Obstacle::NoResources,
     ];
 
     /// The reason in `run.json` and in messages.
@@ -70,8 +56,11 @@ impl Obstacle {
             Obstacle::Privileged => "its program has privileges (setuid, file capabilities)",
             Obstacle::SessionRemoved => "MEMTRACE_SESSION is not in its environment",
             Obstacle::NetworkNamespace => "it is in another network namespace (container)",
-            Obstacle::Seccomp => "a seccomp filter prevents its connection to the launcher",
-            Obstacle::AddressSpaceLimit => "its address space limit (ulimit -v) leaves no space for the recording",
+            Obstacle::NoListener => Reason::NoListener.text(),
+            Obstacle::Seccomp => Reason::Seccomp.text(),
+            Obstacle::AddressSpaceLimit => Reason::AddressSpace.text(),
+            Obstacle::NoAnswer => Reason::NoAnswer.text(),
+            Obstacle::NoResources => Reason::NoResources.text(),
         }
     }
 
@@ -87,10 +76,28 @@ impl Obstacle {
             Obstacle::LibraryNotVisible | Obstacle::NetworkNamespace => {
                 "start memtrace inside the container, before its command"
             }
+            Obstacle::NoListener => {
+                "start memtrace inside the container; let the command end after the processes that it starts"
+            }
             Obstacle::Privileged => "start memtrace from the privileged program: PROGRAM ... memtrace -- COMMAND",
             Obstacle::SessionRemoved => "pass MEMTRACE_SESSION to the process, together with LD_PRELOAD",
             Obstacle::Seccomp => "allow socket(AF_UNIX), connect, recvmsg and mmap in the seccomp filter",
             Obstacle::AddressSpaceLimit => "raise the limit: ulimit -v unlimited",
+            Obstacle::NoAnswer => {
+                "let memtrace run while the command runs: do not stop it, and leave it processor time"
+            }
+            Obstacle::NoResources => "raise the limits of open files and of memory: ulimit -n, ulimit -v",
+        }
+    }
+
+    /// The obstacle of a process that has reported this reason while the launcher ran.
+    fn of(reason: Reason) -> Obstacle {
+        match reason {
+            Reason::AddressSpace => Obstacle::AddressSpaceLimit,
+            Reason::Seccomp => Obstacle::Seccomp,
+            Reason::NoListener => Obstacle::NoListener,
+            Reason::NoAnswer => Obstacle::NoAnswer,
+            Reason::NoResources => Obstacle::NoResources,
         }
     }
 
@@ -116,202 +123,30 @@ pub(crate) struct UnrecordableProcess {
     /// Why nothing can be recorded.
     #[serde(rename = "reason")]
     pub(crate) obstacle: Obstacle,
-    /// Whether it has CUDA loaded. False when this is unknown.
+    /// Whether it was seen with CUDA loaded. False when this is unknown.
     pub(crate) uses_cuda: bool,
+    /// The number of events that it lost at least. 0 when this is unknown.
+    pub(crate) lost_events: u64,
 }
 
-/// What the launcher put into the environment of the command.
-#[derive(Clone, Debug)]
-pub(crate) struct CommandEnvironment {
-    /// The library in `LD_PRELOAD`.
-    pub(crate) library: PathBuf,
-    /// The number of seccomp filters that the launcher runs under.
-    pub(crate) filters: u32,
-}
-
-/// A handle to the running scan thread.
-#[derive(Debug)]
-pub(crate) struct Scanner {
-    stop: Sender<()>,
-    thread: JoinHandle<Vec<UnrecordableProcess>>,
-}
-
-impl Scanner {
-    /// Starts a thread that scans all descendants of this process.
-    ///
-    /// Fails when the thread cannot be created.
-    pub(crate) fn start(environment: CommandEnvironment) -> std::io::Result<Scanner> {
-        let (stop, stopped) = mpsc::channel();
-        let thread = std::thread::Builder::new().name("memtrace-scan".into()).spawn(move || {
-            let mut tree = ProcessTree::new(environment);
-            let mut pause = SCAN_INTERVAL;
-            while stopped.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
-                let began = thread_cpu_time();
-                tree.scan();
-                pause = SCAN_INTERVAL.max(thread_cpu_time().saturating_sub(began) * PAUSE_FACTOR);
-            }
-            tree.unrecordable.into_values().collect()
-        })?;
-        Ok(Scanner { stop, thread })
-    }
-
-    /// Stops the thread and returns the processes that it found. `recorded` are the pids of processes that recorded
-    /// events after all; they are left out.
-    pub(crate) fn finish(self, recorded: impl Iterator<Item = u32>) -> Vec<UnrecordableProcess> {
-        drop(self.stop);
-        let recorded: BTreeSet<u32> = recorded.collect();
-        let mut found = self.thread.join().unwrap_or_default();
-        found.retain(|process| !recorded.contains(&process.pid));
-        found
+impl From<Unrecorded> for UnrecordableProcess {
+    fn from(report: Unrecorded) -> UnrecordableProcess {
+        UnrecordableProcess {
+            pid: report.pid,
+            program: report.program,
+            obstacle: Obstacle::of(report.reason),
+            uses_cuda: true,
+            lost_events: report.events,
+        }
     }
 }
 
-/// The launcher's descendants.
-struct ProcessTree {
-    environment: CommandEnvironment,
-    /// The processes that were alive at the last scan.
-    tracked: BTreeMap<u32, TrackedProcess>,
-    /// The processes that cannot be recorded, by process id and start time.
-    unrecordable: BTreeMap<(u32, u64), UnrecordableProcess>,
-    own_network: Option<PathBuf>,
-    /// The launcher's executable. Processes that run it belong to the launcher, not to the command.
-    own_executable: Option<PathBuf>,
-}
-
-/// A process that an earlier scan has found.
-struct TrackedProcess {
-    start: u64,
-    executable: Option<PathBuf>,
-    /// When the process was last checked. The next check comes `wait` after that.
-    checked: Instant,
-    wait: Duration,
-}
-
-impl ProcessTree {
-    fn new(environment: CommandEnvironment) -> ProcessTree {
-        ProcessTree {
-            environment,
-            tracked: BTreeMap::new(),
-            unrecordable: BTreeMap::new(),
-            own_network: std::fs::read_link("/proc/self/ns/net").ok(),
-            own_executable: std::fs::read_link("/proc/self/exe").ok(),
-        }
-    }
-
-    fn scan(&mut self) {
-        let mut before = std::mem::take(&mut self.tracked);
-        // Keep the processes of the last scan: an orphaned process has another parent now, but still belongs to the
-        // command.
-        let mut todo: Vec<u32> = before.keys().copied().collect();
-        todo.extend(ProcessDir::of(std::process::id()).children());
-        while let Some(pid) = todo.pop() {
-            if self.tracked.contains_key(&pid) || self.tracked.len() >= MAX_TRACKED {
-                continue;
-            }
-            let dir = ProcessDir::of(pid);
-            let Some(start) = dir.start_time() else { continue };
-            let old = before.remove(&pid);
-            if old.as_ref().is_some_and(|old| old.start != start) {
-                continue; // the pid belongs to another process now
-            }
-            todo.extend(dir.children());
-            let tracked = self.update(pid, start, &dir, old);
-            self.tracked.insert(pid, tracked);
-        }
-    }
-
-    /// Checks a process that is new, runs another executable, or is due for a check. Returns its updated state.
-    fn update(&mut self, pid: u32, start: u64, dir: &ProcessDir, old: Option<TrackedProcess>) -> TrackedProcess {
-        let executable = dir.executable();
-        let wait = match old {
-            Some(old) if old.executable == executable && old.checked.elapsed() < old.wait => return old,
-            Some(old) if old.executable == executable => (old.wait * 2).min(MAX_CHECK_INTERVAL),
-            Some(_) => SCAN_INTERVAL,
-            // A new process may be between fork and exec, or may be a short-lived child. Check it at the next scan.
-            None => return TrackedProcess { start, executable: None, checked: Instant::now(), wait: Duration::ZERO },
-        };
-        self.check(pid, start, dir, executable.as_deref());
-        TrackedProcess { start, executable, checked: Instant::now(), wait }
-    }
-
-    fn check(&mut self, pid: u32, start: u64, dir: &ProcessDir, executable: Option<&Path>) {
-        if executable.is_some() && executable == self.own_executable.as_deref() {
-            return;
-        }
-        let key = (pid, start);
-        let reported = self.unrecordable.get(&key);
-        if reported.is_some_and(|process| process.uses_cuda)
-            || reported.is_none() && self.unrecordable.len() >= MAX_REPORTED
-        {
-            return;
-        }
-        let Some((obstacle, may_be_loaded)) = self.obstacle(dir, executable) else {
-            self.unrecordable.remove(&key);
-            return;
-        };
-        // Read the mappings last, because the list may be long.
-        let maps = dir.mappings();
-        let uses_cuda = maps.as_deref().is_some_and(uses_cuda);
-        let is_loaded = maps.is_some_and(|maps| maps.contains(&*self.environment.library.to_string_lossy()));
-        // With the library loaded, only a process that uses CUDA can lose events. For the other obstacles, the library
-        // must be absent.
-        if may_be_loaded && uses_cuda && is_loaded || !may_be_loaded && !is_loaded {
-            let program = executable.map_or_else(String::new, |exe| exe.to_string_lossy().into_owned());
-            self.unrecordable.insert(key, UnrecordableProcess { pid, program, obstacle, uses_cuda });
-        }
-    }
-
-    /// Why the process cannot be recorded, and whether the library is loaded nevertheless. `None` when no obstacle was
-    /// found.
-    fn obstacle(&self, dir: &ProcessDir, executable: Option<&Path>) -> Option<(Obstacle, bool)> {
-        let Some(executable) = executable else {
-            return (!dir.is_of_our_user()).then_some((Obstacle::OtherUser, false));
-        };
-        match preflight::linkage(&dir.file("exe"))? {
-            Linkage::Static => return Some((Obstacle::StaticallyLinked, false)),
-            Linkage::Foreign => return Some((Obstacle::OtherMachine, false)),
-            Linkage::Dynamic => {}
-        }
-        let environment = dir.variables()?;
-        // Programs that change their process title overwrite the environment. It is then unreadable.
-        if environment.iter().any(|variable| !variable.contains('=')) {
-            return None;
-        }
-        let library = self.environment.library.as_path();
-        let preload = environment.iter().find_map(|v| v.strip_prefix("LD_PRELOAD="));
-        if !preload.is_some_and(|preload| preload.split([':', ' ']).any(|entry| Path::new(entry) == library)) {
-            return Some((Obstacle::PreloadRemoved, false));
-        }
-        let inside = library.strip_prefix("/").map_or_else(|_| library.to_owned(), |l| dir.file("root").join(l));
-        if !inside.exists() {
-            return Some((Obstacle::LibraryNotVisible, false));
-        }
-        if preflight::is_privileged(executable) {
-            return Some((Obstacle::Privileged, false));
-        }
-        let session = format!("{ENV}=");
-        if !environment.iter().any(|v| v.starts_with(&session)) {
-            return Some((Obstacle::SessionRemoved, true));
-        }
-        if dir.network().is_some() && dir.network() != self.own_network {
-            return Some((Obstacle::NetworkNamespace, true));
-        }
-        if dir.status().is_some_and(|status| options::filters_in(&status) > self.environment.filters) {
-            return Some((Obstacle::Seccomp, true));
-        }
-        dir.has_address_limit().then_some((Obstacle::AddressSpaceLimit, true))
-    }
-}
-
-/// The CPU time that this thread has used.
-fn thread_cpu_time() -> Duration {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
-}
-
-/// Whether a process with these mappings has loaded CUDA or mapped a GPU device.
-fn uses_cuda(maps: &str) -> bool {
-    ["/libcuda.so", "/dev/nvidia"].iter().any(|sign| maps.contains(sign))
+/// Joins the processes that were found from outside with those that reported themselves.
+pub(crate) fn merge(found: Vec<UnrecordableProcess>, reports: Vec<Unrecorded>) -> Vec<UnrecordableProcess> {
+    let has_reported = |pid| reports.iter().any(|report| report.pid == pid);
+    let mut all: Vec<UnrecordableProcess> = found.into_iter().filter(|process| !has_reported(process.pid)).collect();
+    all.extend(reports.into_iter().map(UnrecordableProcess::from));
+    all
 }
 
 /// The processes by obstacle, each group as a text such as `python3 (7), python3 (8) and 2 more`.
@@ -336,8 +171,13 @@ mod tests {
 
     #[test]
     fn processes_are_grouped_by_obstacle() {
-        let process =
-            |pid, obstacle| UnrecordableProcess { pid, program: "/usr/bin/python3".into(), obstacle, uses_cuda: true };
+        let process = |pid, obstacle| UnrecordableProcess {
+            pid,
+            program: "/usr/bin/python3".into(),
+            obstacle,
+            uses_cuda: true,
+            lost_events: 0,
+        };
         assert!(by_obstacle(&[]).is_empty());
         let all: Vec<UnrecordableProcess> =
             (1..=5).map(|pid| process(pid, Obstacle::Seccomp)).chain([process(9, Obstacle::OtherUser)]).collect();
@@ -352,9 +192,17 @@ mod tests {
     }
 
     #[test]
-    fn cuda_is_detected_by_driver_library_and_device() {
-        assert!(uses_cuda("7f00-7f01 r-xp 00000000 08:01 1 /usr/lib/x86_64-linux-gnu/libcuda.so.580.1\n"));
-        assert!(uses_cuda("7f00-7f01 rw-s 00000000 08:01 1 /dev/nvidiactl\n"));
-        assert!(!uses_cuda("7f00-7f01 r-xp 00000000 08:01 1 /opt/libcudart.so.12\n"));
+    fn a_report_replaces_what_was_found_from_outside() {
+        let found = |pid| UnrecordableProcess {
+            pid,
+            program: "/bin/a".into(),
+            obstacle: Obstacle::NetworkNamespace,
+            uses_cuda: false,
+            lost_events: 0,
+        };
+        let report = Unrecorded { pid: 7, id: 1, reason: Reason::Seccomp, events: 5, program: "/bin/a".into() };
+        let all = merge(vec![found(6), found(7)], vec![report]);
+        let facts: Vec<_> = all.iter().map(|p| (p.pid, p.obstacle, p.uses_cuda, p.lost_events)).collect();
+        assert_eq!(facts, [(6, Obstacle::NetworkNamespace, false, 0), (7, Obstacle::Seccomp, true, 5)]);
     }
 }

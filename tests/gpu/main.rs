@@ -1,5 +1,5 @@
 //! The test suite that needs a real GPU; `scripts/gpu-check` runs it. It is one binary, so that it can be copied to a
-//! machine without Rust.
+//! machine without Rust, together with the library of `tests/unwindcheck`.
 //!
 //! Each check compares with something independent: PyTorch's recorder, the frameworks' own statistics, or the driver's
 //! memory information. The last lines print the compared values as JSON, and the number of checks that passed.
@@ -15,6 +15,7 @@ use memtrace_tests::oracle::compare;
 use memtrace_tests::programs::ProgramFolder;
 use memtrace_tests::snapshots::{assert_peaks, pickle, record, summary, vizcheck};
 use memtrace_tests::traced_program::{Run, TracedProgram, events, memtrace, root};
+use memtrace_tests::unwind_check::UnwindCheck;
 use memtrace_trace::api::MemoryKind;
 use memtrace_trace::counters::Counter;
 use memtrace_trace::event::{Action, Flags, Source};
@@ -140,14 +141,15 @@ fn cupy() -> Value {
     json!({ "by_module": modules, "printed": smi })
 }
 
-/// Captures native stacks and compares each with libgcc's unwinder while the program runs.
+/// Records native stacks, and compares memtrace's stacks with those of libgcc's unwinder while the program runs.
 fn native(program: &str, args: &[&str], stacks: &str) -> Value {
-    let run = TracedProgram::python(program, args).option("--stacks").option(stacks).option("--check-stacks").run();
+    let check = UnwindCheck::new();
+    let run = check.preloaded(TracedProgram::python(program, args)).option("--stacks").option(stacks).run();
     run.assert_ended_well();
-    let checked = run.checked_stacks();
-    assert!(checked > 0, "no stack was compared");
+    let equal = check.equal_stacks();
+    assert!(equal.distinct > 100, "too few stacks were compared: {equal:?}");
     let cut: u64 = run.traces().iter().map(|trace| trace.counter(Counter::StacksTruncated)).sum();
-    json!({ "equal": checked, "cut": cut })
+    json!({ "equal": equal.compared, "distinct": equal.distinct, "threads": equal.threads, "cut": cut })
 }
 
 /// The environment variable with the options of PyTorch's allocator.

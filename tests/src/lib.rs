@@ -10,3 +10,4 @@ pub mod random_delays;
 pub mod snapshots;
 pub mod traced_program;
 pub mod tracee;
+pub mod unwind_check;

@@ -5,7 +5,6 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use memtrace_trace::counters::Counter;
 use memtrace_trace::event::Event;
 use memtrace_trace::file::Reader;
 
@@ -43,11 +42,13 @@ pub fn root() -> PathBuf {
 
 /// The `memtrace` binary: `MEMTRACE_BIN`, or the release build that `scripts/test` makes.
 pub fn memtrace() -> PathBuf {
-    if let Some(path) = std::env::var_os("MEMTRACE_BIN") {
-        return path.into();
-    }
+    std::env::var_os("MEMTRACE_BIN").map_or_else(|| release_build("memtrace"), PathBuf::from)
+}
+
+/// A file of the release build that `scripts/test` makes.
+pub(crate) fn release_build(name: &str) -> PathBuf {
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
-    let path = target.join("release/memtrace");
+    let path = target.join("release").join(name);
     assert!(path.exists(), "{} is missing: run `cargo build --release` or scripts/test", path.display());
     path
 }
@@ -108,6 +109,15 @@ impl TracedProgram {
     /// Sets an environment variable.
     pub fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> TracedProgram {
         self.env.push((name.as_ref().to_owned(), value.as_ref().to_owned()));
+        self
+    }
+
+    /// Preloads a library into the program, before memtrace's. A shell does this, so that it is not preloaded into the
+    /// launcher.
+    pub fn preload(mut self, library: &Path) -> TracedProgram {
+        const SCRIPT: &str = r#"LD_PRELOAD="$0${LD_PRELOAD:+:$LD_PRELOAD}" exec "$@""#;
+        let shell = ["sh".into(), "-c".into(), SCRIPT.into(), library.as_os_str().to_owned()];
+        self.command.splice(..0, shell);
         self
     }
 
@@ -194,20 +204,6 @@ impl Run {
             String::from_utf8_lossy(&self.output.stderr)
         );
         traces.remove(0)
-    }
-
-    /// The number of native stacks that `--check-stacks` compared with libgcc's unwinder.
-    ///
-    /// # Panics
-    /// When a stack differed.
-    #[track_caller]
-    pub fn checked_stacks(&self) -> u64 {
-        let counted = |counter| self.traces().iter().map(|trace| trace.counter(counter)).sum::<u64>();
-        let traces = self.traces();
-        let notices: Vec<_> =
-            traces.iter().flat_map(|t| &t.definitions().notices).filter(|n| &*n.topic == "native").collect();
-        assert_eq!(counted(Counter::UnwindMismatches), 0, "stacks that differ: {notices:#?}");
-        counted(Counter::UnwindChecks)
     }
 
     /// The parsed `run.json`.

@@ -73,6 +73,10 @@ pub fn epoch_ns() -> u64 {
     monotonic_ns().wrapping_add(offset)
 }
 
+/// The latest time that a recording can claim, in nanoseconds since the epoch: in the year 2262. Files for other
+/// programs have times as signed numbers.
+pub const MAX_EPOCH_NS: u64 = i64::MAX as u64;
+
 /// One point in time on three clocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ClockPoint {
@@ -124,10 +128,10 @@ impl Calibration {
         Calibration { first, ns_per_tick }
     }
 
-    /// Converts a counter value to nanoseconds since the epoch.
+    /// Converts a counter value to nanoseconds since the epoch, at most [`MAX_EPOCH_NS`].
     pub fn epoch_ns(&self, ticks: u64) -> u64 {
         let delta = ticks.wrapping_sub(self.first.ticks) as i64;
-        self.first.realtime_ns.saturating_add_signed((delta as f64 * self.ns_per_tick) as i64)
+        self.first.realtime_ns.saturating_add_signed((delta as f64 * self.ns_per_tick) as i64).min(MAX_EPOCH_NS)
     }
 
     /// The length of one count in nanoseconds.
@@ -148,6 +152,17 @@ mod tests {
         assert_eq!(c.epoch_ns(1_000), 1_000_000_000);
         assert_eq!(c.epoch_ns(3_000), 1_000_001_000);
         assert_eq!(c.epoch_ns(0), 999_999_500);
+    }
+
+    #[test]
+    fn claimed_times_stay_in_range() {
+        let point = |ticks, realtime_ns| ClockPoint { ticks, monotonic_ns: ticks, realtime_ns };
+        for first in [u64::MAX, MAX_EPOCH_NS, 0] {
+            let c = Calibration::new(&[point(0, first), point(1, 0)]);
+            for ticks in [0, 1, u64::MAX / 2, u64::MAX] {
+                assert!(c.epoch_ns(ticks) <= MAX_EPOCH_NS);
+            }
+        }
     }
 
     #[test]

@@ -25,7 +25,6 @@ macro_rules! counters {
                     Counter::RingWaits
                         | Counter::RingWaitMicroseconds
                         | Counter::SharedRingEvents
-                        | Counter::UnwindChecks
                         | Counter::NamesMicroseconds
                 )
             }
@@ -68,10 +67,6 @@ counters! {
     UnwrappedEntryPoints = 11 "unwrapped_entry_points";
     /// Reports of the profiler's reporter that disagree with the tracker.
     ReporterMismatches = 12 "reporter_mismatches";
-    /// Native stacks that were compared with libgcc's unwinder (`--check-stacks`).
-    UnwindChecks = 13 "unwind_checks";
-    /// Native stacks that differed from libgcc's unwinder.
-    UnwindMismatches = 14 "unwind_mismatches";
     /// The total time that hooks of all threads waited for space in rings, in microseconds.
     RingWaitMicroseconds = 15 "ring_wait_us";
     /// Named ranges (`record_function`, NVTX) that were not recorded, because there were too many different names.
@@ -87,6 +82,12 @@ counters! {
     /// How long scans for names of tensors and modules stopped the program's interpreter, in microseconds.
     NamesMicroseconds = 20 "names_us";
 }
+
+/// Indices of former counters (`unwind_checks`, `unwind_mismatches`), which trace files may contain. No counter gets
+/// them.
+const RETIRED: [usize; 2] = [13, 14];
+
+const _: () = assert!(Counter::from_index(RETIRED[0]).is_none() && Counter::from_index(RETIRED[1]).is_none());
 
 /// The values of all counters of one process.
 pub type CounterValues = [u64; COUNTER_SLOTS];

@@ -42,12 +42,13 @@ pub struct Options {
     pub cpu: Cpu,
     /// Which stacks are captured.
     pub stacks: Stacks,
-    /// Whether each native stack is compared with libgcc's unwinder.
-    pub check_stacks: bool,
     /// Whether names of tensors and modules are recorded.
     pub names: bool,
-    /// The run's folder as an absolute path, where reference cycles are written. `None` if they are not examined.
-    pub cycles: Option<PathBuf>,
+    /// The run's folder as an absolute path. The library writes there what cannot go through the launcher. `None` if
+    /// the launcher did not say it.
+    pub folder: Option<PathBuf>,
+    /// Whether reference cycles are examined and written into [`Self::folder`].
+    pub cycles: bool,
     /// The number of seccomp filters under which the launcher runs.
     pub filters: u32,
 }
@@ -74,13 +75,13 @@ names!(Stacks { Python = "python", Native = "native", Both = "both", None = "non
 impl Options {
     /// The value of the environment variable: `token;cpu=auto;stacks=python;filters=0`.
     pub fn encode(&self) -> String {
-        let check = if self.check_stacks { ";check=stacks" } else { "" };
         let names = if self.names { "" } else { ";names=off" };
         let (cpu, stacks) = (self.cpu.name(), self.stacks.name());
         // The path is in hexadecimal, because it may contain any byte.
         let hex = |path: &PathBuf| path.as_os_str().as_bytes().iter().map(|b| format!("{b:02x}")).collect::<String>();
-        let cycles = self.cycles.as_ref().map_or(String::new(), |path| format!(";cycles={}", hex(path)));
-        format!("{};cpu={cpu};stacks={stacks};filters={}{check}{names}{cycles}", self.token, self.filters)
+        let folder = self.folder.as_ref().map_or(String::new(), |path| format!(";folder={}", hex(path)));
+        let cycles = if self.cycles { ";cycles=on" } else { "" };
+        format!("{};cpu={cpu};stacks={stacks};filters={}{names}{cycles}{folder}", self.token, self.filters)
     }
 
     /// Parses the result of [`Self::encode`]. `None` without a valid token. Unknown keys and values are ignored:
@@ -92,9 +93,9 @@ impl Options {
             token: token.to_owned(),
             cpu: Cpu::default(),
             stacks: Stacks::default(),
-            check_stacks: false,
             names: true,
-            cycles: None,
+            folder: None,
+            cycles: false,
             filters: 0,
         };
         for (key, value) in parts.filter_map(|p| p.split_once('=')) {
@@ -103,8 +104,8 @@ impl Options {
                 "stacks" => options.stacks = Stacks::parse(value).unwrap_or_default(),
                 "filters" => options.filters = value.parse().unwrap_or(0),
                 "names" => options.names = value != "off",
-                "cycles" => options.cycles = path(value),
-                "check" => options.check_stacks = value == "stacks",
+                "folder" => options.folder = path(value),
+                "cycles" => options.cycles = value == "on",
                 _ => {}
             }
         }
@@ -141,15 +142,16 @@ mod tests {
 
     #[test]
     fn options_round_trip() {
-        for (check_stacks, names) in [(false, true), (true, false)] {
+        for names in [false, true] {
             let (cpu, stacks) = (Cpu::Never, Stacks::Both);
-            let cycles = names.then(|| PathBuf::from("/runs; of/ü=1"));
-            let options = Options { token: "0123abcd".into(), cpu, stacks, check_stacks, names, cycles, filters: 3 };
+            let (folder, cycles) = (names.then(|| PathBuf::from("/runs; of/ü=1")), names);
+            let token = "0123abcd".into();
+            let options = Options { token, cpu, stacks, names, folder, cycles, filters: 3 };
             assert_eq!(Options::parse(&options.encode()), Some(options));
         }
         assert_eq!(Options::parse(""), None);
-        for bad in ["t;cycles=", "t;cycles=2", "t;cycles=2g"] {
-            assert_eq!(Options::parse(bad).unwrap().cycles, None, "{bad}");
+        for bad in ["t;folder=", "t;folder=2", "t;folder=2g"] {
+            assert_eq!(Options::parse(bad).unwrap().folder, None, "{bad}");
         }
         assert_eq!(Options::parse("t;cpu=what;x=1;y").unwrap().cpu, Cpu::Auto);
     }

@@ -28,6 +28,14 @@ pub enum Error {
         /// The folder.
         path: PathBuf,
     },
+    /// A run without any recorded process.
+    #[error("cannot read {}: no process was recorded: {}", path.display(), nothing_recorded(reasons))]
+    NothingRecorded {
+        /// The run folder.
+        path: PathBuf,
+        /// What is known to be missing. Empty if every process could be recorded.
+        reasons: Vec<String>,
+    },
     /// A trace could not be opened.
     #[error("cannot read {}: {}", path.display(), trace_reason(cause))]
     Trace {
@@ -89,6 +97,10 @@ impl Error {
                 "pass the run folder that memtrace printed at the end of the run; \
                  a program that allocates no GPU memory and no tensors leaves no trace",
             ),
+            Error::NothingRecorded { reasons, .. } if reasons.is_empty() => {
+                Some("record a program that allocates GPU memory, or CPU tensors with PyTorch")
+            }
+            Error::NothingRecorded { .. } => Some("record the program again; run.json lists the processes"),
             Error::Trace { cause: TraceError::NotATrace { .. }, .. } => Some("pass a .mtr file or a run folder"),
             Error::Trace { cause: TraceError::TooNew { .. }, .. } => {
                 Some("use the memtrace version that recorded the trace, or a newer one")
@@ -96,6 +108,14 @@ impl Error {
             Error::Snapshot { help, .. } => Some(help).filter(|help| !help.is_empty()).map(String::as_str),
             _ => None,
         }
+    }
+}
+
+/// The reasons in the message about a run without a recording.
+fn nothing_recorded(reasons: &[String]) -> String {
+    match reasons {
+        [] => "none that memtrace can record allocated GPU memory".to_owned(),
+        _ => reasons.join("; "),
     }
 }
 

@@ -72,6 +72,12 @@ impl RunFolder {
         Ok(file)
     }
 
+    /// The target of a link in the folder, without following it. Fails for anything else.
+    pub fn read_link(&self, name: impl AsRef<Path>) -> io::Result<OsString> {
+        let target = rustix::fs::readlinkat(&self.dir, entry_name(name.as_ref())?, Vec::new())?;
+        Ok(OsString::from_vec(target.into_bytes()))
+    }
+
     /// Creates a new file for writing. Fails if the name exists.
     pub fn create(&self, name: impl AsRef<Path>) -> io::Result<File> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;

@@ -18,8 +18,8 @@
 mod address_map;
 pub mod error;
 mod folder;
+mod json_file;
 pub mod load;
-pub mod printable;
 mod recording;
 pub mod symbols;
 mod trace_index;
@@ -28,5 +28,7 @@ pub use address_map::{AddressBuildHasher, AddressHasher, AddressMap};
 pub use error::{Error, Result};
 pub use folder::{AtomicFile, RunFolder};
 pub use load::{Process, Run, open_run, open_run_with_progress};
+pub use memtrace_trace::file::Budget;
+pub use memtrace_trace::printable;
 pub use recording::{LostEvents, MemoryRecording, Recording};
 pub use trace_index::{EventSource, TraceIndex};

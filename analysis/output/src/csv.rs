@@ -1,5 +1,6 @@
 //! A table of all blocks, one line per block, in the order in which their lifetimes end. It has their times, size,
-//! source and category, and the rule that decided the category.
+//! source and category, and the rule that decided the category. Names are escaped ([`printable::csv`]), so that a
+//! spreadsheet evaluates none of them.
 
 use std::io::{BufWriter, Write};
 
@@ -11,6 +12,7 @@ use memtrace_trace::ids::FrameId;
 use super::window::Window;
 use memtrace_input::error::{Error, Result};
 use memtrace_input::load::Process;
+use memtrace_input::printable;
 use memtrace_insight::passes::{Analysis, BlockAllocation, BlockClassification, BlockObserver};
 use memtrace_replay::{Names, Usage};
 
@@ -67,11 +69,6 @@ impl<W: Write> CsvWriter<'_, W> {
     }
 }
 
-/// A field, quoted if necessary.
-fn quoted(text: &str) -> String {
-    if text.contains([',', '"', '\n', '\r']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text.to_owned() }
-}
-
 impl<W: Write> BlockObserver for CsvWriter<'_, W> {
     fn allocated(&mut self, _: i16, _: &BlockAllocation, _: &Usage) {}
 
@@ -106,12 +103,12 @@ impl<W: Write> BlockObserver for CsvWriter<'_, W> {
             text(block.position.step.map(u64::from)),
             block.phase.name(),
             classification.category.name(),
-            quoted(classification.rule.as_str()),
-            quoted(&self.frame(evidence)),
-            quoted(&name),
-            quoted(&self.names.module_path(block.event_context, block.seq).unwrap_or_default()),
-            quoted(node),
-            quoted(&self.frame(frame)),
+            printable::csv(classification.rule.as_str()),
+            printable::csv(&self.frame(evidence)),
+            printable::csv(&name),
+            printable::csv(&self.names.module_path(block.event_context, block.seq).unwrap_or_default()),
+            printable::csv(node),
+            printable::csv(&self.frame(frame)),
         );
         self.put(|out| out.write_all(line.as_bytes()));
     }

@@ -17,6 +17,7 @@ use super::window::Window;
 use memtrace_input::AddressBuildHasher;
 use memtrace_input::error::{Error, Result};
 use memtrace_input::load::Process;
+use memtrace_input::printable;
 use memtrace_insight::passes::{Analysis, BlockAllocation, BlockClassification, BlockObserver};
 use memtrace_replay::{Contexts, Names, Usage};
 
@@ -242,14 +243,13 @@ fn folded(
     mut out: impl Write,
 ) -> std::io::Result<()> {
     let contexts = Contexts::of(definitions);
-    // Semicolons and line ends are separators of the format.
-    let clean = |text: &str| text.replace(';', ":").replace(['\n', '\r'], " ");
     for (device, sites) in devices {
         // Sites with the same text share a line.
         let mut lines: BTreeMap<String, u64> = BTreeMap::new();
         for (site, bytes) in sites {
             let mut line = if devices.len() > 1 { vec![device.clone()] } else { Vec::new() };
-            line.extend(path(definitions, &contexts, *site).iter().map(|element| clean(&element.text(definitions))));
+            let path = path(definitions, &contexts, *site);
+            line.extend(path.iter().map(|element| printable::folded_frame(&element.text(definitions))));
             *lines.entry(line.join(";")).or_default() += bytes;
         }
         for (line, bytes) in lines {
@@ -282,13 +282,15 @@ fn speedscope<'a>(
                 None => {
                     frames.push(match &element {
                         PathElement::Frame(id) => definitions.frame(*id).map_or(json!({ "name": "" }), |frame| {
-                            let mut description = json!({ "name": &*frame.name, "file": &*frame.filename });
+                            // A viewer shows these texts as they are.
+                            let (name, file) = (printable::line(&frame.name), printable::line(&frame.filename));
+                            let mut description = json!({ "name": name, "file": file });
                             if frame.line > 0 {
                                 description["line"] = frame.line.into();
                             }
                             description
                         }),
-                        PathElement::Node(node) => json!({ "name": format!("[autograd] {node}") }),
+                        PathElement::Node(node) => json!({ "name": printable::line(&format!("[autograd] {node}")) }),
                         PathElement::Unknown => json!({ "name": "[no stack]" }),
                     });
                     numbers.insert(element, frames.len() - 1);
@@ -316,6 +318,6 @@ fn speedscope<'a>(
         "shared": { "frames": frames },
         "profiles": profiles,
     });
-    serde_json::to_writer(&mut out, &file)?;
+    out.write_all(printable::json(file.to_string()).as_bytes())?;
     out.flush()
 }

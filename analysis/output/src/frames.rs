@@ -21,7 +21,7 @@ use memtrace_trace::file::Definitions;
 use memtrace_trace::ids::{ContextId, FrameId, StackId};
 
 use super::pickle::{List, Memo, PickleWriter, Word, Words};
-use super::source_files::SourceFiles;
+use super::sources::SourceFiles;
 use memtrace_input::AddressBuildHasher;
 use memtrace_replay::Contexts;
 

@@ -21,7 +21,7 @@ mod perfetto;
 mod phrase;
 mod pickle;
 mod snapshot;
-mod source_files;
+mod sources;
 mod tables;
 mod timeline;
 mod window;
@@ -36,4 +36,4 @@ pub use timeline::{TimelineFormat, timeline};
 pub use window::{LeftOut, Selection, Window, run_start_ns};
 
 pub use charts::{CHART_STYLES, DeviceCharts, device_charts};
-pub use source_files::SourceFiles;
+pub use sources::{NoSource, SOURCES_FILE, SourceAccess, SourceFiles, SourceHashes};

@@ -24,7 +24,7 @@ use super::frames::FrameWriter;
 use super::metadata::BlockMetadata;
 use super::phrase::Phrase;
 use super::pickle::{List, PickleWriter, Word, Words};
-use super::source_files::SourceFiles;
+use super::sources::{SourceAccess, SourceFiles};
 use super::window::Window;
 use memtrace_input::error::{Error, Result};
 use memtrace_input::load::Process;
@@ -34,9 +34,8 @@ use memtrace_replay::{Allocator, Block, BlockState, Change, Replay, Segment};
 /// The content of a snapshot.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct SnapshotOptions {
-    /// Whether to omit source lines from the forward frames of backward blocks. Otherwise they are read from the
-    /// program's files.
-    pub no_sources: bool,
+    /// Which of the program's files the forward frames of backward blocks quote.
+    pub sources: SourceAccess,
     /// The part of the recording: its events, and the segments at its end. From both, readers derive what existed at
     /// its beginning.
     pub window: Window,
@@ -135,8 +134,7 @@ impl Phrases {
 impl<'a, W: Write> SnapshotWriter<'a, W> {
     fn new(process: &'a Process, out: W, options: &SnapshotOptions) -> SnapshotWriter<'a, W> {
         let calibration = process.recording().calibration();
-        let ended = process.trace_index().tick_range.map(|(_, last)| calibration.epoch_ns(last));
-        let sources = SourceFiles::new(process.directory(), ended, options.no_sources);
+        let sources = SourceFiles::of(process, &options.sources);
         SnapshotWriter {
             pickle: PickleWriter::new(out),
             words: Words::new(),

@@ -22,6 +22,8 @@ pub(super) fn locate<'a, T: 'a>(
         return;
     }
     waiting.sort_by_key(|target| at(target).0);
+    // In a real recording, few names lie inside of blocks, and they are read together.
+    let mut allowance = INDEXED_BLOCKS + INDEXED_BLOCKS_PER_TARGET * waiting.len() as u64;
     let mut waiting = waiting.into_iter().peekable();
     let trace_index = TraceIndex::of(recording);
     let mut replay = Replay::new(&trace_index, None);
@@ -37,13 +39,18 @@ pub(super) fn locate<'a, T: 'a>(
             }
             let mut block_index = BlockIndex::default();
             while let Some(target) = waiting.next_if(|target| at(target).0 == until) {
-                found(target, block_index.find(&replay, at(target).1));
+                found(target, block_index.find(&replay, at(target).1, &mut allowance));
             }
         }
     });
     let mut block_index = BlockIndex::default();
-    waiting.for_each(|target| found(target, block_index.find(&replay, at(target).1)));
+    waiting.for_each(|target| found(target, block_index.find(&replay, at(target).1, &mut allowance)));
 }
+
+/// The number of blocks in all indexes of one recording: at least, and for each target. Every point in time with a target
+/// inside of a block needs an index of all blocks. When the allowance is used up, such targets are not found.
+const INDEXED_BLOCKS: u64 = 64 << 20;
+const INDEXED_BLOCKS_PER_TARGET: u64 = 256;
 
 /// The blocks of one point in time, for addresses at which no block begins.
 #[derive(Default)]
@@ -53,14 +60,17 @@ struct BlockIndex {
 }
 
 impl BlockIndex {
-    /// The block in use that contains this address.
-    fn find(&mut self, replay: &Replay, address: u64) -> Option<(i16, Block)> {
+    /// The block in use that contains this address. An index takes its size from `allowance`.
+    fn find(&mut self, replay: &Replay, address: u64, allowance: &mut u64) -> Option<(i16, Block)> {
         let block_at = |device: &DeviceReplay| {
             let block = device.allocator.block(device.allocator.find(address)?);
             block.is_active().then_some((device.device, *block))
         };
         if let Some(found) = replay.devices().iter().find_map(block_at) {
             return Some(found);
+        }
+        if self.blocks.is_none() && *allowance == 0 {
+            return None;
         }
         let blocks = self.blocks.get_or_insert_with(|| {
             let blocks_of = |device: &DeviceReplay| {
@@ -69,6 +79,7 @@ impl BlockIndex {
             };
             let mut blocks: Vec<_> = replay.devices().iter().flat_map(blocks_of).collect();
             blocks.sort_unstable_by_key(|(_, block)| (block.addr, block.size, block.seq));
+            *allowance = allowance.saturating_sub(blocks.len() as u64);
             blocks
         });
         let found = *blocks.get(blocks.partition_point(|(_, block)| block.addr <= address).checked_sub(1)?)?;

@@ -30,13 +30,19 @@ impl AllocationNames {
         AllocationNames { kind: name.kind, names: vec![name.name.clone()], shape: name.shape.clone() }
     }
 
+    /// Adds a name. [`Self::sort`] follows when all are known.
     fn add(&mut self, name: &TensorName) {
-        if let Err(index) = self.names.binary_search(&name.name) {
-            self.names.insert(index, name.name.clone());
+        if self.names.last() != Some(&name.name) {
+            self.names.push(name.name.clone());
         }
         if precedence(name.kind) < precedence(self.kind) {
             (self.kind, self.shape) = (name.kind, name.shape.clone());
         }
+    }
+
+    fn sort(&mut self) {
+        self.names.sort_unstable();
+        self.names.dedup();
     }
 
     /// All names in one line.
@@ -63,8 +69,8 @@ pub struct Names {
     calls: HashMap<ContextId, NnCall>,
     /// By autograd node: the module call that made it, if known.
     creators: HashMap<ContextId, ContextId>,
-    /// By object, in order of `seq`; for equal `seq`, the best name first.
-    paths: HashMap<u64, Vec<NnName>>,
+    /// By object and class, in order of `seq`; for equal `seq`, the best name first.
+    paths: HashMap<u64, HashMap<Box<str>, Vec<NnName>>>,
     unmatched: u64,
 }
 
@@ -129,9 +135,14 @@ impl Names {
 
     /// The path of a called module, by the name that was read nearest to `at_seq`.
     fn path(&self, call: &NnCall, at_seq: u64) -> Option<&str> {
-        let same = self.paths.get(&call.object)?.iter().filter(|name| name.class == call.class);
-        // `min_by_key` returns the first of equally near names, which is the best one.
-        same.min_by_key(|name| name.seq.abs_diff(at_seq)).map(|name| &*name.name)
+        let names = self.paths.get(&call.object)?.get(&call.class)?;
+        let later = names.partition_point(|name| name.seq < at_seq);
+        let next = names.get(later);
+        // The first name of the latest `seq` before, which is the best one.
+        let before = later.checked_sub(1).and_then(|last| names.get(last));
+        let before = before.and_then(|last| names.get(names.partition_point(|name| name.seq < last.seq)));
+        let nearest = before.into_iter().chain(next).min_by_key(|name| name.seq.abs_diff(at_seq));
+        nearest.map(|name| &*name.name)
     }
 
     fn of_modules(definitions: &Definitions) -> Names {
@@ -142,9 +153,10 @@ impl Names {
             ..Names::default()
         };
         for name in &definitions.nn_names {
-            names.paths.entry(name.object).or_default().push(name.clone());
+            let of_object = names.paths.entry(name.object).or_default();
+            of_object.entry(name.class.clone()).or_default().push(name.clone());
         }
-        for paths in names.paths.values_mut() {
+        for paths in names.paths.values_mut().flat_map(HashMap::values_mut) {
             // If several models contain the module, the name nearest to its root is the best.
             let depth = |name: &NnName| name.name.split('.').count();
             paths.sort_by(|a, b| {
@@ -175,6 +187,7 @@ impl Names {
                 None => self.unmatched += 1,
             },
         );
+        self.by_allocation.values_mut().for_each(AllocationNames::sort);
     }
 }
 

@@ -1,6 +1,6 @@
 //! The result of `memtrace check` as text.
 
-use memtrace_input::printable;
+use memtrace_input::printable::{self, github_message, github_property};
 use memtrace_summary::CheckReport;
 
 /// The result as text: the headline, then one line for each further failure and each note.
@@ -9,7 +9,7 @@ pub fn check_text(report: &CheckReport) -> String {
     let failed = report.results.iter().filter(|result| !result.passed);
     lines.extend(failed.skip(1).map(|result| format!("  FAIL  {}", result.text)));
     lines.extend(report.notes.iter().map(|note| format!("  note: {note}")));
-    lines.iter().map(|line| printable::line(line).into_owned() + "\n").collect()
+    lines.iter().map(|line| printable::output_line(line) + "\n").collect()
 }
 
 /// The result as workflow commands of GitHub Actions: one annotation per failure and per note. Files below `root`
@@ -24,26 +24,15 @@ pub fn github_annotations(report: &CheckReport, root: &str) -> String {
             below => below,
         });
         let place = match (file, result.line) {
-            (Some(file), Some(line)) => format!("file={},line={line},", property(file)),
+            (Some(file), Some(line)) => format!("file={},line={line},", github_property(file)),
             _ => String::new(),
         };
-        out += &format!("::error {place}title=memtrace check::{}\n", message(&result.text));
+        out += &format!("::error {place}title=memtrace check::{}\n", github_message(&result.text));
     }
     for note in &report.notes {
-        out += &format!("::notice title=memtrace check::{}\n", message(note));
+        out += &format!("::notice title=memtrace check::{}\n", github_message(note));
     }
     out
-}
-
-/// Escapes the message of a workflow command, as GitHub's runner expects it.
-fn message(text: &str) -> String {
-    let escaped = text.replace('%', "%25").replace('\r', "%0D").replace('\n', "%0A");
-    printable::line(&escaped).into_owned()
-}
-
-/// Escapes a property of a workflow command, as GitHub's runner expects it.
-fn property(text: &str) -> String {
-    message(text).replace(':', "%3A").replace(',', "%2C")
 }
 
 #[cfg(test)]
@@ -51,6 +40,30 @@ mod tests {
     use memtrace_summary::CheckResult;
 
     use super::*;
+
+    #[test]
+    fn ci_services_find_no_command_in_the_text() {
+        let hostile = CheckResult { text: "x ##[stop-commands]y\n::error::z".into(), ..CheckResult::default() };
+        let report = CheckReport {
+            headline: "FAIL  a\n::error::b".into(),
+            results: vec![CheckResult::default(), hostile],
+            notes: vec!["##vso[task.setvariable variable=x]y".into()],
+            ..CheckReport::default()
+        };
+        for line in check_text(&report).lines() {
+            assert!(
+                !line.trim_start().starts_with("::") && !line.contains("##[") && !line.contains("##vso["),
+                "{line}"
+            );
+        }
+        // The only commands are those of the annotations themselves.
+        let annotations = github_annotations(&report, "/repo");
+        assert_eq!(annotations.lines().count(), 3, "{annotations}");
+        assert!(
+            annotations.lines().all(|line| line.starts_with("::error title=") || line.starts_with("::notice title="))
+        );
+        assert!(!annotations.contains("##[") && !annotations.contains("##vso["), "{annotations}");
+    }
 
     #[test]
     fn annotations_are_escaped() {

@@ -5,8 +5,9 @@ use memtrace_summary::{
     size_text,
 };
 
+use crate::fit::{columns, location_in, wrap_words};
 use crate::style::{TextOptions, ToText};
-use crate::table::{Align, Table, location_in, wrap_words};
+use crate::table::{Align, Table};
 use crate::text_report::TextReport;
 
 /// The maximum number of rows of a table.
@@ -81,7 +82,7 @@ impl TextReport {
                 size_text(peak.reserved_peak_bytes)
             );
             let location = if peak.location.is_empty() { "no stack" } else { &peak.location };
-            let location = location_in(location, self.width.saturating_sub(text.chars().count()));
+            let location = location_in(location, self.width.saturating_sub(columns(&text)));
             self.line(format!("{text}{location}"));
         }
         if pair.result == DiffResult::Same {

@@ -11,7 +11,7 @@ use memtrace_input::RunFolder;
 use memtrace_input::error::{Error, Result};
 use memtrace_input::load::{Problem, Process, open_folder};
 use memtrace_input::symbols::SYMBOLS_FILE;
-use memtrace_output::{SnapshotOptions, snapshot};
+use memtrace_output::{SOURCES_FILE, SnapshotOptions, SourceAccess, SourceHashes, snapshot};
 use memtrace_summary::{Progress, Summary, summarize};
 
 use crate::html::html_report;
@@ -25,8 +25,6 @@ const HTML_REPORT: &str = "report.html";
 pub struct FinishOptions {
     /// Whether to skip `<rank|pid>.pickle`.
     pub no_snapshot: bool,
-    /// Options of the snapshots.
-    pub snapshot: SnapshotOptions,
     /// Layout of `summary.txt`.
     pub text: TextOptions,
 }
@@ -44,6 +42,9 @@ pub struct FinishedRun {
 
 /// Analyzes a run folder and writes `<rank|pid>.pickle`, `report.html`, `summary.txt` and `summary.json` into it. With
 /// native stacks it also writes `symbols.json`, so that other machines can name native code without the same libraries.
+/// `sources.json` has the hashes of the program's source files, so that later commands may quote them.
+///
+/// Only for a run that this machine has just recorded: source files that the traces name are read and quoted.
 ///
 /// A file that cannot be written (full disk) becomes a problem in [`FinishedRun`]; the other files are written
 /// nevertheless.
@@ -59,22 +60,30 @@ pub fn finish_run(
     let run = open_folder(folder)?;
     let mut written = FinishedRun { problems: run.problems().to_vec(), ..FinishedRun::default() };
     let mut summary = summarize(&run, progress)?;
-    if let Some(symbols) = run.new_symbols() {
-        let result = write_whole(folder, SYMBOLS_FILE, |file| {
-            file.write_all(symbols.to_json().as_bytes()).map_err(Error::io(format!("cannot write {SYMBOLS_FILE}")))
+    // These files are not listed among the files, because users never open them. Only a failure is reported.
+    let mut write_json = |name: &str, json: String| {
+        let result = write_whole(folder, name, |file| {
+            file.write_all(json.as_bytes()).map_err(Error::io(format!("cannot write {name}")))
         });
-        // The symbol file is not listed among the files, because users never open it. Only a failure is reported.
         if let Err(e) = result {
-            written.problems.push(Problem { path: folder.path().join(SYMBOLS_FILE), text: e.to_string() });
+            written.problems.push(Problem { path: folder.path().join(name), text: e.to_string() });
         }
+    };
+    if let Some(symbols) = run.new_symbols() {
+        write_json(SYMBOLS_FILE, symbols.to_json());
     }
+    let hashes = SourceHashes::of_new_run(run.processes());
+    if !hashes.is_empty() {
+        write_json(SOURCES_FILE, hashes.to_json());
+    }
+    let snapshot_options = SnapshotOptions { sources: SourceAccess::AllNamed, ..SnapshotOptions::default() };
     if !options.no_snapshot {
         for (process, name) in run.processes().iter().zip(run.process_names()) {
             let name = format!("{name}.pickle");
             let what = format!("writing {name}");
             let total = process.recording().event_count();
             let result = write_whole(folder, &name, |file| {
-                snapshot(process, file, &options.snapshot, &mut |done| progress(Progress { what: &what, done, total }))
+                snapshot(process, file, &snapshot_options, &mut |done| progress(Progress { what: &what, done, total }))
                     .map(|_| ())
             });
             if written.note(folder, &name, result)

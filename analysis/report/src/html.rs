@@ -3,15 +3,15 @@
 //!
 //! Its text is that of the end-of-run summary and of the sections, so HTML, terminal and JSON always agree.
 
-use std::fmt::Write as _;
 use std::io::Write;
 
+use maud::{Markup, PreEscaped, html};
 use memtrace_input::error::{Error, Result};
 use memtrace_input::load::Process;
-use memtrace_input::printable;
 use memtrace_output::{CHART_STYLES, DeviceCharts, Selection, Window, device_charts};
 use memtrace_summary::{ProcessSummary, Progress, Summary, count_text, device_text, process_name, size_text};
 
+use crate::markup::{Text, page};
 use crate::parts::run_title;
 use crate::sections::{SECTIONS, Section};
 use crate::style::{TextOptions, ToText};
@@ -51,67 +51,67 @@ pub fn html_report(
     progress: &mut dyn FnMut(Progress<'_>),
 ) -> Result<()> {
     let (summary, left_out) = restrict(summary, processes, device);
+    let several = summary.processes.len() > 1;
+    let shown = &summary.processes[..summary.processes.len().min(SHOWN)];
+    let mut charts = Vec::new();
+    for one in shown {
+        let process = processes.iter().find(|process| describes(one, process));
+        charts.push(process.map(|process| draw(process, device, progress)).transpose()?.unwrap_or_default());
+    }
     let layout = TextOptions { width: WIDTH, color: true };
     let text = summary.to_text(&layout);
-    let (headline, body) = text.split_once('\n').unwrap_or((&text, ""));
-    let title = printable::html(&run_title(&summary));
-    let mut page = format!(
-        "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n\
-         <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n\
-         <title>memtrace: {title}</title>\n<style>{STYLE} {}</style></head><body>\n<h1>{}</h1>\n",
-        CHART_STYLES.join(" "),
-        marked(headline)
-    );
-    // Writing to a string cannot fail.
-    let mut put = |args: std::fmt::Arguments<'_>| {
-        let _ = page.write_fmt(args);
+    let (headline, report) = text.split_once('\n').unwrap_or((&text, ""));
+    let more = summary.processes.len() - shown.len();
+    let body = html! {
+        h1 { (marked(headline)) } "\n"
+        @if left_out {
+            p.dim { "only " (Text(selection_text(&summary, device))) " of this run" } "\n"
+        }
+        pre #report { (marked(report)) } "\n"
+        @if several {
+            nav { @for (i, one) in shown.iter().enumerate() { a href={ "#p" (i) } { (process_name(one)) } } } "\n"
+        }
+        @for (i, (one, charts)) in shown.iter().zip(&charts).enumerate() {
+            section id={ "p" (i) } { "\n"
+                @for chart in charts { (device_markup(one, chart)) }
+                @let name = several.then(|| process_name(one));
+                @for (section, open) in ORDER.iter().filter_map(|(name, open)| Some((Section::named(name)?, *open))) {
+                    @if section.has_content(one) {
+                        (section_markup(section, open, &section.of_process(one, name.as_deref(), &layout)))
+                    }
+                }
+            } "\n"
+        }
+        @if more > 0 {
+            p {
+                (count_text(more as u64))
+                " more processes, with lower peaks: memtrace export --to html shows one with --rank or --pid"
+            } "\n"
+        }
     };
-    if left_out {
-        put(format_args!(
-            "<p class=\"dim\">only {} of this run</p>\n",
-            printable::html(&selection_text(&summary, device))
-        ));
-    }
-    put(format_args!("<pre id=\"report\">{}</pre>\n", marked(body)));
-    let several = summary.processes.len() > 1;
-    let shown: Vec<(usize, &ProcessSummary)> = summary.processes.iter().take(SHOWN).enumerate().collect();
-    if several {
-        let links = shown.iter().map(|(i, p)| format!("<a href=\"#p{i}\">{}</a>", process_name(p)));
-        put(format_args!("<nav>{}</nav>\n", links.collect::<String>()));
-    }
-    for (i, one) in shown {
-        let process = processes.iter().find(|process| describes(one, process));
-        let name = several.then(|| process_name(one));
-        put(format_args!("<section id=\"p{i}\">\n"));
-        if let Some(process) = process {
-            for picture in draw(process, device, progress)? {
-                let at = device_text(one.rank, one.pid, picture.device);
-                put(format_args!("<h2>{at}</h2>\n{}", picture.timeline));
-                put(format_args!("<h3>In use at the peak, by call stack</h3>\n{}", picture.flame));
-            }
-        }
-        for (section, open) in ORDER.iter().filter_map(|(name, open)| Some((Section::named(name)?, *open))) {
-            if section.has_content(one) {
-                let text = section.of_process(one, name.as_deref(), &layout);
-                let open = if open { " open" } else { "" };
-                put(format_args!(
-                    "<details{open}><summary title=\"{}\">{}</summary><pre>{}</pre></details>\n",
-                    printable::html(section.description),
-                    section.title,
-                    marked(text.trim_start_matches('\n'))
-                ));
-            }
-        }
-        put(format_args!("</section>\n"));
-    }
-    if summary.processes.len() > SHOWN {
-        let more = count_text((summary.processes.len() - SHOWN) as u64);
-        put(format_args!(
-            "<p>{more} more processes, with lower peaks: memtrace export --to html shows one with --rank or --pid</p>\n"
-        ));
-    }
-    put(format_args!("</body></html>\n"));
+    let title = format!("memtrace: {}", run_title(&summary));
+    let page = page(&title, &[&[STYLE][..], &CHART_STYLES].concat().join(" "), &body).into_string();
     out.write_all(page.as_bytes()).and_then(|()| out.flush()).map_err(Error::io("cannot write the page"))
+}
+
+/// The charts of a device of a process.
+fn device_markup(process: &ProcessSummary, charts: &DeviceCharts) -> Markup {
+    html! {
+        h2 { (device_text(process.rank, process.pid, charts.device)) } "\n"
+        (PreEscaped(&charts.timeline))
+        h3 { "In use at the peak, by call stack" } "\n"
+        (PreEscaped(&charts.flame))
+    }
+}
+
+/// A section whose text can be folded away.
+fn section_markup(section: &Section, open: bool, text: &str) -> Markup {
+    html! {
+        details open[open] {
+            summary title=(section.description) { (section.title) }
+            pre { (marked(text.trim_start_matches('\n'))) }
+        } "\n"
+    }
 }
 
 /// Draws the pictures of a process.
@@ -148,35 +148,30 @@ fn selection_text(summary: &Summary, device: Option<i16>) -> String {
     names.join(", ")
 }
 
-/// Converts colored text to HTML. ANSI sequences become spans; everything else is escaped text.
-fn marked(text: &str) -> String {
-    let mut out = String::with_capacity(text.len() + 256);
-    let mut open = false;
-    let close = |open: &mut bool| if std::mem::take(open) { "</span>" } else { "" };
-    for (i, line) in text.lines().enumerate() {
-        if i > 0 {
-            out.push('\n');
-        }
-        for (j, piece) in line.split('\x1b').enumerate() {
-            let (class, rest) = match piece.split_once('m').filter(|_| j > 0) {
-                Some(("[1", rest)) => ("bold", rest),
-                Some(("[2", rest)) => ("dim", rest),
-                Some(("[1;31", rest)) => ("alarm", rest),
-                Some((_, rest)) => ("", rest),
-                None => ("", piece),
-            };
-            if j > 0 {
-                out.push_str(close(&mut open));
+/// Converts colored text to HTML: ANSI sequences become spans.
+fn marked(text: &str) -> Markup {
+    html! {
+        @for (i, line) in text.lines().enumerate() {
+            @if i > 0 { "\n" }
+            @for (class, piece) in colored_pieces(line) {
+                @match class {
+                    Some(class) => span class=(class) { (Text(piece)) },
+                    None => (Text(piece)),
+                }
             }
-            if !class.is_empty() {
-                let _ = write!(out, "<span class=\"{class}\">");
-                open = true;
-            }
-            out.push_str(&printable::html(rest));
         }
-        out.push_str(close(&mut open));
     }
-    out
+}
+
+/// The pieces of a line between its ANSI sequences, each with the class of the sequence before it.
+fn colored_pieces(line: &str) -> impl Iterator<Item = (Option<&'static str>, &str)> {
+    line.split('\x1b').enumerate().map(|(i, piece)| match piece.split_once('m').filter(|_| i > 0) {
+        Some(("[1", rest)) => (Some("bold"), rest),
+        Some(("[2", rest)) => (Some("dim"), rest),
+        Some(("[1;31", rest)) => (Some("alarm"), rest),
+        Some((_, rest)) => (None, rest),
+        None => (None, piece),
+    })
 }
 
 #[cfg(test)]
@@ -193,7 +188,7 @@ mod tests {
     #[test]
     fn marks_are_closed_and_text_is_text() {
         assert_eq!(
-            marked("\x1b[1;31mOOM\x1b[0m a<b \x1b[2mx\ny"),
+            marked("\x1b[1;31mOOM\x1b[0m a<b \x1b[2mx\ny").into_string(),
             "<span class=\"alarm\">OOM</span> a&lt;b <span class=\"dim\">x</span>\ny"
         );
     }

@@ -15,8 +15,10 @@
 mod check_text;
 mod diff_text;
 mod finish;
+mod fit;
 mod html;
 mod lines_text;
+mod markup;
 mod parts;
 mod sections;
 mod statistics;

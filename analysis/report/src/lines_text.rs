@@ -1,16 +1,20 @@
 //! The line table as text and as a self-contained HTML page.
 
-use std::fmt::Write as _;
+use maud::{Markup, html};
+use memtrace_summary::{
+    FunctionLines, LineFigures, LineRow, LinesReport, count_text, device_text, signed_size_text, size_text,
+};
 
-use memtrace_input::printable;
-use memtrace_summary::{FunctionLines, LineFigures, LinesReport, count_text, device_text, signed_size_text, size_text};
-
+use crate::fit::{cut, wrap_words};
+use crate::markup::{Text, page};
 use crate::style::{TextOptions, ToText};
-use crate::table::{Align, Table, cut, wrap_words};
+use crate::table::{Align, Table};
 use crate::text_report::TextReport;
 
 /// The maximum width of the code column, if the report is not narrower.
 const WIDEST: usize = 160;
+/// The maximum width of a text on the page, in columns.
+const LONGEST_TEXT: usize = 2000;
 
 /// The legend of the figures.
 const LEGEND: [&str; 3] = [
@@ -96,57 +100,52 @@ fn notes(report: &LinesReport) -> Vec<String> {
 
 /// The table as an HTML page that loads nothing.
 pub fn lines_html(report: &LinesReport) -> String {
-    let title_text = escaped(&report_title(report));
-    let mut out = format!(
-        "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>{title_text}</title>\n<style>{STYLE}</style></head><body>\n\
-         <h1>{title_text}</h1>\n"
-    );
-    for legend in LEGEND {
-        let _ = writeln!(out, "<p class=\"dim\">{}</p>", escaped(legend));
-    }
-    for function in &report.functions {
-        let _ = writeln!(out, "<h2>{}</h2>\n<table><tr>{}</tr>", escaped(&title(function)), head());
-        for line in &function.lines {
-            let bar = |bytes: u64, most: u64| {
-                let share = bytes as f64 * 100.0 / most.max(1) as f64;
-                format!("<td class=\"bar\" style=\"background-size:{share:.1}% 100%\">{}</td>", size_text(bytes))
-            };
-            let mut row = String::new();
-            match &line.figures {
-                Some(f) => {
-                    row += &bar(f.active_peak_bytes, report.active_peak_bytes);
-                    row += &bar(f.reserved_peak_bytes, report.reserved_peak_bytes);
-                    for cell in &cells(Some(f))[2..] {
-                        let _ = write!(row, "<td>{cell}</td>");
-                    }
-                }
-                None => row += &"<td></td>".repeat(7),
-            }
-            let text = line.text.as_deref().unwrap_or_default();
-            let _ = writeln!(
-                out,
-                "<tr>{row}<td class=\"dim\">{}</td><td class=\"code\">{}</td></tr>",
-                line.line,
-                escaped(text)
-            );
+    let headline = shown(&report_title(report));
+    let body = html! {
+        h1 { (headline) } "\n"
+        @for legend in LEGEND { p.dim { (legend) } "\n" }
+        @for function in &report.functions {
+            h2 { (shown(&title(function))) } "\n"
+            table {
+                tr { @for name in COLUMNS { th { (name) } } } "\n"
+                @for line in &function.lines { (row(line, report)) "\n" }
+            } "\n"
         }
-        out += "</table>\n";
-    }
-    for note in notes(report) {
-        let _ = writeln!(out, "<p>{}</p>", escaped(&note));
-    }
-    out + "</body></html>\n"
+        @for note in notes(report) { p { (shown(&note)) } "\n" }
+    };
+    page(&report_title(report), STYLE, &body).into_string()
 }
+
+/// A row of the table, with bars for the peaks.
+fn row(line: &LineRow, report: &LinesReport) -> Markup {
+    let bar = |bytes: u64, most: u64| {
+        let share = format!("{:.1}", bytes as f64 * 100.0 / most.max(1) as f64);
+        html! { td.bar style={ "background-size:" (share) "% 100%" } { (size_text(bytes)) } }
+    };
+    html! {
+        tr {
+            @match &line.figures {
+                Some(figures) => {
+                    (bar(figures.active_peak_bytes, report.active_peak_bytes))
+                    (bar(figures.reserved_peak_bytes, report.reserved_peak_bytes))
+                    @for cell in &cells(Some(figures))[2..] { td { (cell) } }
+                }
+                None => @for _ in cells(None) { td {} },
+            }
+            td.dim { (line.line) }
+            td.code { (shown(line.text.as_deref().unwrap_or_default())) }
+        }
+    }
+}
+
+/// The columns of the page's tables.
+const COLUMNS: [&str; 9] =
+    ["Active peak", "Reserved peak", "Net", "Allocated", "Blocks", "Times", "Backward", "Line", "Code"];
 
 const STYLE: &str = "body{font:14px system-ui,sans-serif;margin:20px}h1{font-size:18px}h2{font-size:15px;margin-top:28px}\
 table{border-collapse:collapse}td,th{padding:1px 10px;text-align:right;white-space:nowrap}th{color:#666;font-weight:normal}\
 .dim{color:#666;margin:2px 0}.code{text-align:left;white-space:pre;font-family:monospace}\
 .bar{background:linear-gradient(#bcd2f2,#bcd2f2) no-repeat left}tr:hover{background:#f4f4f4}";
-
-fn head() -> String {
-    let names = ["Active peak", "Reserved peak", "Net", "Allocated", "Blocks", "Times", "Backward", "Line", "Code"];
-    names.iter().map(|name| format!("<th>{name}</th>")).collect()
-}
 
 fn title(function: &FunctionLines) -> String {
     let location = match function.first_line {
@@ -177,7 +176,40 @@ fn cells(figures: Option<&LineFigures>) -> Vec<String> {
     ]
 }
 
-/// Escapes text for HTML, without the control characters that move or hide text.
-fn escaped(text: &str) -> String {
-    printable::html(&cut(text, 2000))
+/// Text for the page, cut to a length that a browser shows.
+fn shown(text: &str) -> Text<String> {
+    Text(cut(text, LONGEST_TEXT))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_of_the_program_are_escaped() {
+        let report = |hostile: &str| LinesReport {
+            run: hostile.to_owned(),
+            functions: vec![FunctionLines {
+                function: hostile.to_owned(),
+                filename: hostile.to_owned(),
+                lines: vec![LineRow { text: Some(hostile.to_owned()), ..LineRow::default() }],
+                ..FunctionLines::default()
+            }],
+            notes: vec![hostile.to_owned()],
+            ..LinesReport::default()
+        };
+        let (page, plain) = (lines_html(&report("</td><script>\x1b[2J\u{202e}")), lines_html(&report("x")));
+        assert!(!page.contains(['\x1b', '\u{202e}']), "{page}");
+        assert_eq!(page.matches('<').count(), plain.matches('<').count(), "no tag more than with plain text: {page}");
+        // In the title, the headline, the function's name and its file, the line and the note.
+        assert_eq!(page.matches("&lt;/td&gt;&lt;script&gt;\u{fffd}[2J\u{fffd}").count(), 6, "{page}");
+    }
+
+    #[test]
+    fn a_long_text_is_cut() {
+        let line = LineRow { text: Some("x".repeat(1 << 20)), ..LineRow::default() };
+        let function = FunctionLines { lines: vec![line], ..FunctionLines::default() };
+        let page = lines_html(&LinesReport { functions: vec![function], ..LinesReport::default() });
+        assert!(page.contains("x…</td>") && page.len() < 10_000, "{}", page.len());
+    }
 }

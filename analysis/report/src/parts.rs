@@ -9,22 +9,21 @@ use memtrace_summary::{
     duration_text, is_snapshot, signed_size_text, size_text,
 };
 
+use crate::fit::{columns, cut, cut_middle, location_in, short_location, wrap_list, wrap_words};
 use crate::style::Style;
-use crate::table::{Align, Table, cut, cut_middle, location_in, short_location, wrap_list, wrap_words};
+use crate::table::{Align, Table};
 use crate::text_report::{ISSUE_LABEL_WIDTH, ROW_TEXT, TextReport};
 
-/// The maximum number of named ranges listed, and the maximum length of their names in characters.
+/// The maximum number of named ranges listed, and the maximum width of their names in columns.
 const LISTED_LABELS: usize = 8;
 const LONGEST_LABEL: usize = 28;
 /// Categories below one in this many parts of the whole are summed up.
 const SMALL_CATEGORY: u64 = 200;
-/// Losses that are events missing from the trace.
-const LOST_EVENTS: [&str; 3] = ["events_dropped", "events_lost", "undecodable_events"];
 /// The maximum number of modules listed. A listed module has at least one in `SMALL_MODULE` parts of the allocated
 /// bytes.
 const MODULES: usize = 3;
 const SMALL_MODULE: u64 = 50;
-/// The maximum length of a tensor name, in characters.
+/// The maximum width of a tensor name in columns.
 const LONGEST_NAME: usize = 48;
 /// The maximum number of suggestions listed, besides that about allocator settings.
 const SUGGESTIONS: usize = 3;
@@ -37,20 +36,24 @@ impl TextReport {
         let mut facts = Vec::new();
         facts.extend(run.duration_ns.map(duration_text));
         facts.push(format!("{} events", count_text(run.events)));
-        let lost = LOST_EVENTS.iter().filter_map(|name| summary.losses.get(*name));
-        let lost = lost.fold(0u64, |sum, count| sum.saturating_add(*count));
-        facts.push(format!("{} lost", count_text(lost)));
+        let other_losses = if summary.has_other_losses() { " (see Losses)" } else { "" };
+        facts.push(format!("{} lost{other_losses}", count_text(summary.lost_events())));
+        match run.unrecorded_processes {
+            0 => {}
+            1 => facts.push("1 process not recorded".to_owned()),
+            count => facts.push(format!("{} processes not recorded", count_text(count))),
+        }
         let facts = facts.join(", ");
         let title = format!("memtrace: {}", run_title(summary));
         let failed = run.exit.success() == Some(false);
         let outcome = |style: Style| if failed { style.alarm(&run.outcome) } else { style.bold(&run.outcome) };
-        let length = |parts: &[&str]| parts.iter().map(|part| part.chars().count() + 4).sum::<usize>() - 4;
+        let length = |parts: &[&str]| parts.iter().map(|part| columns(part) + 4).sum::<usize>() - 4;
         if length(&[&title, &run.outcome, &facts]) <= self.width {
             let text = format!("{}    {}    {facts}", self.style.bold(&title), outcome(self.style));
             return self.lines.push(text);
         }
         // The events and what was lost stand on a line of their own, so that only a long command is cut.
-        let left = self.width.saturating_sub(run.outcome.chars().count() + 4);
+        let left = self.width.saturating_sub(columns(&run.outcome) + 4);
         let title = cut(&title, left.max(24));
         if length(&[&title, &run.outcome]) <= self.width {
             self.lines.push(format!("{}    {}", self.style.bold(&title), outcome(self.style)));
@@ -256,7 +259,7 @@ impl TextReport {
                 (None, name) => name.unwrap_or_default().to_owned(),
             };
             text.extend((!name.is_empty()).then(|| format!("  {}", cut_middle(&name, LONGEST_NAME))));
-            let left = self.width.saturating_sub(ROW_TEXT + text.chars().count() + 2);
+            let left = self.width.saturating_sub(ROW_TEXT + columns(&text) + 2);
             let beside = short_location(row.location, left);
             text.extend(beside.iter().map(|location| format!("  {location}")));
             self.row(row.bytes, state.totals.allocated_bytes, &text);

@@ -6,9 +6,10 @@ use memtrace_summary::{
     count_text, process_name, size_text, when,
 };
 
+use crate::fit::location_in;
 use crate::parts::{blocking_text, has_phases, request};
 use crate::style::TextOptions;
-use crate::table::{Align, Table, location_in};
+use crate::table::{Align, Table};
 use crate::text_report::TextReport;
 
 /// A section of the report.

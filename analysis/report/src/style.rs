@@ -49,18 +49,10 @@ impl Style {
         self.paint("1;31", text)
     }
 
-    /// The line, safe for a terminal. It keeps only the control sequences that [`Self::paint`] makes.
+    /// The line, safe for a terminal and for the log of a CI job. It keeps only the control sequences that
+    /// [`Self::paint`] makes.
     pub(crate) fn printable(self, line: &str) -> String {
         const OWN: [&str; 4] = ["\x1b[0m", "\x1b[1m", "\x1b[2m", "\x1b[1;31m"];
-        let (mut out, mut rest) = (String::with_capacity(line.len()), line);
-        while let Some((before, _)) = rest.split_once('\x1b').filter(|_| self.color) {
-            out.push_str(&printable::line(before));
-            let sequence = &rest[before.len()..];
-            let own = OWN.iter().find(|own| sequence.starts_with(**own));
-            out.push_str(own.map_or("\u{fffd}", |own| own));
-            rest = &sequence[own.map_or(1, |own| own.len())..];
-        }
-        out.push_str(&printable::line(rest));
-        out
+        printable::styled_line(line, if self.color { &OWN } else { &[] })
     }
 }

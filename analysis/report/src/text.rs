@@ -4,7 +4,7 @@
 //! The order is that in which a reader asks: what happened, where the memory is, what is wrong, what would help, and
 //! then the phases in detail. A fact has its label in a column at the left. A list has its heading on a line of its own.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use memtrace_input::load::SNAPSHOT_TOPIC;
 use memtrace_summary::{
@@ -23,6 +23,8 @@ const LISTED_PROCESSES: usize = 12;
 const DEVICES: usize = 2;
 /// The maximum number of allocations listed for the peak.
 const LARGEST: usize = 4;
+/// The maximum number of reasons printed why processes were not recorded.
+const NOT_RECORDED: usize = 4;
 /// The maximum number of issues printed.
 const ISSUES: usize = 3;
 
@@ -163,7 +165,20 @@ impl TextReport {
         for problem in summary.problems.iter().take(3) {
             self.labelled("Warning", problem);
         }
-        let remarks = summary.processes.iter().flat_map(|p| &p.notices).filter(|n| n.topic == SNAPSHOT_TOPIC);
+        for one in summary.not_recorded.iter().take(NOT_RECORDED) {
+            self.labelled("Not recorded", &one.text);
+        }
+        if let Some(more) = summary.not_recorded.len().checked_sub(NOT_RECORDED).filter(|more| *more > 0) {
+            self.labelled("Not recorded", &format!("{more} more reasons: see run.json"));
+        }
+        let notices = || summary.processes.iter().flat_map(|p| &p.notices);
+        // Otherwise nothing explains why the allocations have native stacks only.
+        let about_python = notices().filter(|n| n.topic == "python" && n.status == "off");
+        let no_python_stacks: BTreeSet<&str> = about_python.map(|n| n.text.as_str()).collect();
+        for text in no_python_stacks.into_iter().take(3) {
+            self.labelled("Warning", text);
+        }
+        let remarks = notices().filter(|n| n.topic == SNAPSHOT_TOPIC);
         for (i, remark) in remarks.enumerate() {
             self.labelled(if i == 0 { "Limits of a snapshot" } else { "" }, &remark.text);
         }

@@ -2,8 +2,8 @@
 
 use memtrace_summary::{share_text, size_text};
 
+use crate::fit::{columns, cut, wrap_list, wrap_words};
 use crate::style::{Style, TextOptions};
-use crate::table::{cut, wrap_list, wrap_words};
 
 /// The width of the label column: that of `Reserved but unallocated`. Longer labels move their own text to the right.
 const LABEL_WIDTH: usize = 24;
@@ -46,7 +46,7 @@ impl TextReport {
 
     /// Adds a device's title and its verdict, on one line if they fit.
     pub(crate) fn title(&mut self, title: &str, verdict: &str, paint: fn(Style, &str) -> String) {
-        if title.chars().count() + 4 + verdict.chars().count() <= self.width {
+        if columns(title) + 4 + columns(verdict) <= self.width {
             self.lines.push(format!("{}    {}", self.style.bold(title), paint(self.style, verdict)));
         } else {
             self.heading(title);
@@ -76,7 +76,7 @@ impl TextReport {
         if text.is_empty() {
             return;
         }
-        let label_width = label_width.max(label.chars().count());
+        let label_width = label_width.max(columns(label));
         let mut start = indent + label_width + 2;
         let mut head = format!("{:indent$}{label:<label_width$}  ", "");
         if self.width < start + NARROWEST_TEXT {

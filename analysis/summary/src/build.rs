@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use memtrace_trace::clock::Calibration;
+use memtrace_trace::clock::{Calibration, MAX_EPOCH_NS};
 use memtrace_trace::counters::Counter;
 use memtrace_trace::definition::TensorKind;
 use memtrace_trace::file::Definitions;
@@ -13,10 +13,10 @@ use crate::explain::{explain, state_needed};
 use crate::locations::{Locations, frame_summary};
 use crate::progress::Progress;
 use crate::summary::{
-    AllocationGroup, CategoryAmount, CategoryRuleSummary, DeviceSummary, IssueSummary, KeptAllocation, KeptCategory,
-    LabelSummary, MemoryState, ModuleSummary, NativeObjectSummary, NoticeSummary, OomSummary, OwnerBytes, OwnerSummary,
-    PhaseAmount, PhaseRuleSummary, PhaseSummary, ProcessSummary, RepeatedModulesSummary, RunSummary, SUMMARY_VERSION,
-    StepPhase, StepSummary, Summary, Totals,
+    AllocationGroup, CategoryAmount, CategoryRuleSummary, DeviceSummary, EVENTS_OF_UNRECORDED_PROCESSES, IssueSummary,
+    KeptAllocation, KeptCategory, LabelSummary, MemoryState, ModuleSummary, NativeObjectSummary, NotRecordedSummary,
+    NoticeSummary, OomSummary, OwnerBytes, OwnerSummary, PhaseAmount, PhaseRuleSummary, PhaseSummary, ProcessSummary,
+    RepeatedModulesSummary, RunSummary, SUMMARY_VERSION, StepPhase, StepSummary, Summary, Totals,
 };
 use crate::tensors::{name_pattern, requested_for};
 use crate::why::{
@@ -76,6 +76,8 @@ pub fn summarize_with(run: &Run, replaying: Replaying, progress: &mut dyn FnMut(
         let sum = losses.entry(name.clone()).or_default();
         *sum = sum.saturating_add(*count);
     }
+    let unrecorded = manifest.unrecordable.iter().fold(0u64, |sum, process| sum.saturating_add(process.lost_events));
+    losses.insert(EVENTS_OF_UNRECORDED_PROCESSES.to_owned(), unrecorded);
     losses.retain(|_, count| *count > 0);
     let command = match (&manifest.command[..], run.processes()) {
         ([], [only]) => only.info().argv.clone(),
@@ -85,10 +87,14 @@ pub fn summarize_with(run: &Run, replaying: Replaying, progress: &mut dyn FnMut(
         (exit, [only]) if exit == Exit::default() => only.exit(),
         (exit, _) => exit,
     };
-    let started_ns = manifest.started_ns.or_else(|| run.processes().iter().filter_map(|p| times(p).map(|t| t.0)).min());
-    let ended_ns = manifest.ended_ns.or_else(|| run.processes().iter().filter_map(|p| times(p).map(|t| t.1)).max());
+    // `run.json` can claim any time.
+    let claimed = |ns: Option<u64>| ns.map(|ns| ns.min(MAX_EPOCH_NS));
+    let recorded = || run.processes().iter().filter_map(times);
+    let started_ns = claimed(manifest.started_ns).or_else(|| recorded().map(|(first, _)| first).min());
+    let ended_ns = claimed(manifest.ended_ns).or_else(|| recorded().map(|(_, last)| last).max());
     let unusable = run.problems().iter().map(|p| format!("{}: {}", p.path.display(), p.text));
-    let problems = without_end(&processes).into_iter().chain(unusable).collect();
+    let without_end = without_end(&processes).or_else(|| manifest.without_end().map(str::to_owned));
+    let problems = without_end.into_iter().chain(unusable).collect();
     let summary = RunSummary {
         path: run.path().display().to_string(),
         memtrace_version: (!manifest.memtrace.is_empty()).then(|| manifest.memtrace.clone()),
@@ -98,7 +104,9 @@ pub fn summarize_with(run: &Run, replaying: Replaying, progress: &mut dyn FnMut(
         started_ns,
         duration_ns: started_ns.zip(ended_ns).map(|(start, end)| end.saturating_sub(start)),
         events: processes.iter().map(|p| p.events).sum(),
+        unrecorded_processes: manifest.unrecorded_processes(),
     };
+    let not_recorded = manifest.not_recorded().into_iter();
     Ok(Summary {
         version: SUMMARY_VERSION.to_owned(),
         run: summary,
@@ -106,6 +114,8 @@ pub fn summarize_with(run: &Run, replaying: Replaying, progress: &mut dyn FnMut(
         losses,
         native_objects: run.native_objects().iter().map(native_object).collect(),
         problems,
+        unrecordable: manifest.unrecordable.clone(),
+        not_recorded: not_recorded.map(|one| NotRecordedSummary { is_loss: one.is_loss, text: one.text }).collect(),
         files: Vec::new(),
     })
 }
@@ -288,6 +298,7 @@ fn losses(process: &Process, analysis: &Analysis) -> BTreeMap<String, u64> {
     add("unknown_frames", damage.unknown_frames);
     add("unknown_definitions", damage.unknown_definitions);
     add("malformed_definitions", damage.malformed_definitions);
+    add("definitions_over_budget", damage.over_budget);
     // A damaged block's number of events can itself be damaged, so blocks are counted besides.
     add("undecodable_blocks", analysis.lost.blocks);
     add("undecodable_events", analysis.lost.events);

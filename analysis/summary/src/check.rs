@@ -1,7 +1,7 @@
 //! Limits and baselines: `CheckReport`. `analysis/schema/check.schema.json` describes its JSON.
 //!
-//! An incomplete recording fails the check. Reasons are a limit that the recording cannot answer, lost events, or a
-//! program that did not end successfully. [`CheckOptions::allow_incomplete`] accepts such a recording.
+//! An incomplete recording fails the check. Reasons are a limit that the recording cannot answer, lost events, processes
+//! that used CUDA and were not recorded, or a program that did not end successfully. [`CheckOptions::allow_incomplete`] accepts such a recording.
 //!
 //! The doc comments of the report types are the descriptions in the JSON Schema.
 
@@ -23,19 +23,17 @@ use memtrace_insight::rules::{DIAGNOSTICS, RuleId};
 pub const CHECK_VERSION: &str = "2.0";
 
 /// Losses that do not affect any peak.
-const HARMLESS: [&str; 13] = [
+const HARMLESS: [&str; 11] = [
     "definitions_dropped",
     "forward_stacks_lost",
     "labels_dropped",
     "names_dropped",
     "nn_calls_merged",
-    "reentered",
     "reporter_mismatches",
     "stacks_truncated",
     "strings_truncated",
     "unknown_definitions",
     "unmatched_cuda_frees",
-    "unwind_mismatches",
     "unwrapped_entry_points",
 ];
 
@@ -263,6 +261,13 @@ fn incomplete(
         gaps.push(format!("the recording is incomplete: {} {}", count_text(*count), name.replace('_', " ")));
     }
     gaps.extend(summary.problems.iter().cloned());
+    for one in &summary.not_recorded {
+        if one.is_loss {
+            gaps.push(format!("the recording is incomplete: {}", one.text));
+        } else {
+            notes.push(one.text.clone());
+        }
+    }
     if summary.run.exit.success() == Some(false) {
         gaps.push(format!("the program failed ({}), so its full memory use is unknown", summary.run.outcome));
     }

@@ -18,7 +18,7 @@ use crate::progress::Progress;
 use crate::units::{signed_size_text, size_text};
 use memtrace_input::load::{Process, Run, SNAPSHOT_END_REASON};
 use memtrace_insight::passes::{Analysis, Category, Composition, DeviceAnalysis, ModuleTree, Phase};
-use memtrace_output::SourceFiles;
+use memtrace_output::{SourceAccess, SourceFiles};
 use memtrace_replay::{Contexts, Names};
 
 /// A difference below one in this many parts of the peak is noise.
@@ -31,6 +31,7 @@ struct AnalyzedProcess<'a> {
     process: &'a Process,
     names: Names,
     analysis: Analysis,
+    sources: SourceAccess,
 }
 
 /// A device's peak in one run.
@@ -109,6 +110,7 @@ fn analyze_run<'a>(
     progress: &mut dyn FnMut(Progress<'_>),
 ) -> Vec<AnalyzedProcess<'a>> {
     let mut all = Vec::new();
+    let sources = SourceAccess::of(run, options.sources);
     for process in run.processes() {
         if options.rank.is_some_and(|rank| process.rank() != Some(rank)) {
             continue;
@@ -125,7 +127,7 @@ fn analyze_run<'a>(
             &mut (),
             &mut on_progress,
         );
-        all.push(AnalyzedProcess { process, names, analysis });
+        all.push(AnalyzedProcess { process, names, analysis, sources: sources.clone() });
     }
     all
 }
@@ -209,7 +211,7 @@ impl<'a> DevicePeak<'a> {
         Version {
             definitions: process.definitions(),
             directory: process.directory().and_then(|d| d.to_str()),
-            sources: SourceFiles::of(process),
+            sources: SourceFiles::of(process, &self.analyzed.sources),
             stacks: self
                 .peak
                 .origins()

@@ -24,6 +24,9 @@ pub struct DiffOptions {
     pub rank: Option<u32>,
     /// Compares only this device.
     pub device: Option<i16>,
+    /// Whether to read source files of this machine that a recording names, even if nothing proves that it was made
+    /// with them. Their text only decides which lines correspond; it is not part of the comparison.
+    pub sources: bool,
 }
 
 /// The comparison of the peaks of two runs, A and B. A field whose name ends in `_bytes` is in bytes. A difference is

@@ -3,6 +3,8 @@
 //!
 //! The doc comments of the report types are the descriptions in the JSON Schema.
 
+use std::collections::BTreeMap;
+
 use memtrace_trace::counters::Counter;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -14,7 +16,7 @@ use memtrace_input::EventSource;
 use memtrace_input::load::{Process, Run, SNAPSHOT_TOPIC};
 use memtrace_input::printable;
 use memtrace_insight::passes::{DeviceLines, FunctionUse, LineUse, Lines};
-use memtrace_output::SourceFiles;
+use memtrace_output::{NoSource, SourceAccess, SourceFiles};
 
 /// The version of the structure: major.minor.
 pub const LINES_VERSION: &str = "2.0";
@@ -40,6 +42,9 @@ pub struct LinesOptions {
     pub pid: Option<u32>,
     /// Shows only this device.
     pub device: Option<i16>,
+    /// Whether to quote source files of this machine that the recording names, even if nothing proves that it was made
+    /// with them.
+    pub sources: bool,
 }
 
 /// The line table of one device of one process. A field whose name ends in `_bytes` is in bytes.
@@ -214,7 +219,8 @@ pub fn lines(run: &Run, options: &LinesOptions, progress: &mut dyn FnMut(Progres
     });
     let index = all.iter().position(|(process, device)| !matching_functions(process, device, options).is_empty())?;
     let (process, device) = all.remove(index);
-    let mut report = device_report(process, &device, options);
+    let sources = SourceFiles::of(process, &SourceAccess::of(run, options.sources));
+    let mut report = device_report(process, &device, sources, options);
     report.run = run.path().display().to_string();
     let other = |(process, device): &(&Process, DeviceLines)| OtherDevice {
         pid: process.pid(),
@@ -242,9 +248,13 @@ fn matching_functions(process: &Process, device: &DeviceLines, options: &LinesOp
     device.functions(definitions, &is_selected)
 }
 
-fn device_report(process: &Process, device: &DeviceLines, options: &LinesOptions) -> LinesReport {
+fn device_report(
+    process: &Process,
+    device: &DeviceLines,
+    mut sources: SourceFiles,
+    options: &LinesOptions,
+) -> LinesReport {
     let definitions = process.definitions();
-    let mut sources = SourceFiles::of(process);
     let mut functions = Vec::new();
     for function in matching_functions(process, device, options) {
         functions.extend(split_by_definition(function, &mut sources));
@@ -260,17 +270,18 @@ fn device_report(process: &Process, device: &DeviceLines, options: &LinesOptions
     let mut notes = Vec::new();
     let anonymous = functions.iter().any(|f| f.first_line == 0);
     let functions: Vec<FunctionLines> = functions.into_iter().map(|f| rows(f, &mut sources)).collect();
-    if let Some(changed) = functions.iter().find(|f| !f.has_source && !f.filename.starts_with('<')) {
-        let locations = Locations::new(definitions, process.directory());
-        notes.push(format!(
-            "{} is missing or has changed since the run: its lines have no text",
-            locations.short(&changed.filename)
-        ));
+    let locations = Locations::new(definitions, process.directory());
+    let mut missing: BTreeMap<NoSource, String> = BTreeMap::new();
+    for function in functions.iter().filter(|f| !f.has_source && !f.filename.starts_with('<')) {
+        if let Err(reason) = sources.lines(&function.filename) {
+            missing.entry(reason).or_insert_with(|| locations.short(&function.filename).to_owned());
+        }
     }
+    notes.extend(missing.iter().map(|(reason, file)| no_source_note(*reason, file)));
     if anonymous {
         notes.push(
             "the recording lacks the first lines of functions: functions of one name in one file are distinguished by \
-             their source"
+             their source, if that can be read"
                 .to_owned(),
         );
     }
@@ -307,13 +318,25 @@ fn device_report(process: &Process, device: &DeviceLines, options: &LinesOptions
     }
 }
 
+/// Says why the lines of a file have no text.
+fn no_source_note(reason: NoSource, file: &str) -> String {
+    match reason {
+        NoSource::MissingOrChanged => format!("{file} is missing or has changed since the run: its lines have no text"),
+        NoSource::NotSource => format!("{file} is no source file: its lines have no text"),
+        NoSource::Unproven => format!(
+            "nothing proves that the recording was made with {file} of this machine: its lines have no text; use \
+             --sources to quote the files that the recording names"
+        ),
+    }
+}
+
 /// Splits functions with the same name by the source. Needed only if the recording does not contain the first lines of
 /// functions.
 fn split_by_definition(function: FunctionUse, sources: &mut SourceFiles) -> Vec<FunctionUse> {
     if function.first_line > 0 || &*function.qualname == "<module>" {
         return vec![function];
     }
-    let Some(text) = sources.lines(&function.filename) else { return vec![function] };
+    let Ok(text) = sources.lines(&function.filename) else { return vec![function] };
     let mut all: Vec<FunctionUse> = Vec::new();
     for (line, line_use) in function.lines {
         let first_line = start_of(text, line, &function.qualname).unwrap_or(0);
@@ -335,7 +358,7 @@ fn split_by_definition(function: FunctionUse, sources: &mut SourceFiles) -> Vec<
 }
 
 fn rows(function: FunctionUse, sources: &mut SourceFiles) -> FunctionLines {
-    let text = sources.lines(&function.filename);
+    let text = sources.lines(&function.filename).ok();
     let first = function.lines.first().map_or(0, |(line, _)| *line);
     let last = function.lines.last().map_or(0, |(line, _)| *line);
     let body = match text {

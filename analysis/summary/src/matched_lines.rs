@@ -322,7 +322,7 @@ mod tests {
         let version = |definitions| Version {
             definitions,
             directory: None,
-            sources: SourceFiles::new(None, None, true),
+            sources: SourceFiles::none(),
             // The stacks that end in the callee. `forward` itself allocates nothing.
             stacks: (1..=32).map(|callee| StackId(2 * callee)).collect(),
         };

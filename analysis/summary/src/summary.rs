@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use memtrace_input::load::Exit;
+use memtrace_input::load::{Exit, UnrecordableProcess};
 use memtrace_input::printable;
 use memtrace_insight::passes::{Category, Phase};
 use memtrace_insight::rules::{CategoryRuleId, PhaseRuleId, RuleId};
@@ -35,8 +35,21 @@ pub struct Summary {
     pub native_objects: Vec<NativeObjectSummary>,
     /// Descriptions of the files that could not be read or written, and of recordings without an end.
     pub problems: Vec<String>,
+    /// Processes of the command that could not be recorded, as far as they were found.
+    pub unrecordable: Vec<UnrecordableProcess>,
+    /// What is known not to be recorded of the command's processes: refused and unrecordable ones with the reasons.
+    pub not_recorded: Vec<NotRecordedSummary>,
     /// The names of the files that the report wrote into the run folder.
     pub files: Vec<String>,
+}
+
+/// Something that is not in the recording.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+pub struct NotRecordedSummary {
+    /// Whether events are known or likely to be lost. `memtrace check` then fails.
+    pub is_loss: bool,
+    /// A sentence without a period.
+    pub text: String,
 }
 
 /// A library or executable, and the symbols that were found for its code addresses.
@@ -81,6 +94,8 @@ pub struct RunSummary {
     pub duration_ns: Option<u64>,
     /// The number of recorded events, summed over all processes.
     pub events: u64,
+    /// The number of processes that used CUDA, or requested to be recorded, and were not, as far as it is known.
+    pub unrecorded_processes: u64,
 }
 
 /// A process that recorded events.
@@ -747,7 +762,24 @@ pub(crate) fn schema_text(schema: &schemars::Schema) -> String {
     text
 }
 
+/// Losses that are events of the program which are missing from the traces.
+const LOST_EVENTS: [&str; 6] =
+    ["events_dropped", "events_lost", EVENTS_OF_UNRECORDED_PROCESSES, "reentered", "undecodable_events", "unwritten"];
+/// The loss that counts the events of processes that could not be recorded, as far as these reported them.
+pub(crate) const EVENTS_OF_UNRECORDED_PROCESSES: &str = "events_of_unrecorded_processes";
+
 impl Summary {
+    /// The number of events that are known to be missing.
+    pub fn lost_events(&self) -> u64 {
+        let counts = LOST_EVENTS.iter().filter_map(|name| self.losses.get(*name));
+        counts.fold(0, |sum, count| sum.saturating_add(*count))
+    }
+
+    /// Whether something else than events is missing.
+    pub fn has_other_losses(&self) -> bool {
+        self.losses.iter().any(|(name, count)| *count > 0 && !LOST_EVENTS.contains(&name.as_str()))
+    }
+
     /// The JSON Schema of `summary.json`, generated from these structures and their documentation.
     pub fn json_schema() -> String {
         schema_text(&schemars::schema_for!(Summary))

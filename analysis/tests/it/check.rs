@@ -3,7 +3,7 @@
 //! `UPDATE_GOLDEN=1 cargo test -p memtrace-analysis --test it check` rewrites the golden files and the schema.
 
 use crate::training::MIB;
-use memtrace_analysis::report::CheckResult;
+use memtrace_analysis::report::{CheckResult, NotRecordedSummary, TextOptions, ToText};
 use memtrace_analysis::{Baseline, CheckOptions, CheckReport, DiffOptions, Summary, Tolerance, check, diff, summarize};
 use memtrace_trace::file::End;
 
@@ -83,6 +83,24 @@ fn an_incomplete_recording_does_not_pass() {
     );
     let accepted = check_summary(&lossy, &CheckOptions { allow_incomplete: true, ..fine.clone() });
     assert!(accepted.passed && accepted.notes[0].contains("12 events lost"), "{accepted:?}");
+    for loss in ["reentered", "unwritten", "events_dropped", "events_of_unrecorded_processes"] {
+        let mut lossy = whole.clone();
+        lossy.losses.insert(loss.into(), 12);
+        let report = check_summary(&lossy, &fine);
+        assert!(!report.passed && report.headline.contains(&format!("12 {}", loss.replace('_', " "))), "{report:?}");
+        let text = lossy.to_text(&TextOptions::default());
+        assert!(lossy.lost_events() == 12 && text.contains("12 lost"), "{text}");
+    }
+    // A process that used CUDA and was not recorded, and one that was not seen with CUDA.
+    let mut partial = whole.clone();
+    let not_recorded = |is_loss| NotRecordedSummary { is_loss, text: "memtrace could not record a (7): b".into() };
+    partial.not_recorded.push(not_recorded(true));
+    let report = check_summary(&partial, &fine);
+    assert!(!report.passed && report.headline.contains("could not record a (7): b"), "{report:?}");
+    assert!(partial.to_text(&TextOptions::default()).contains("could not record a (7): b"));
+    partial.not_recorded = vec![not_recorded(false)];
+    let report = check_summary(&partial, &fine);
+    assert!(report.passed && report.notes.iter().any(|note| note.contains("a (7): b")), "{report:?}");
     // A loss that no peak depends on does not make a recording incomplete.
     let mut unnamed = whole.clone();
     unnamed.losses.insert("names_dropped".into(), 12);

@@ -7,6 +7,7 @@ mod diff;
 mod export_golden;
 #[path = "../golden/mod.rs"]
 mod golden;
+mod hostile_names;
 mod html;
 #[path = "../../../tests/src/json_schema.rs"]
 #[allow(unreachable_pub, reason = "a public module of another crate")]

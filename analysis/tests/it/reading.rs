@@ -111,8 +111,7 @@ fn trace() -> Vec<u8> {
 fn results(recording: impl Recording + 'static) -> (String, Vec<u8>) {
     let process = Process::new(Path::new("7.mtr"), Box::new(recording), &Manifest::default());
     let mut pickle = Vec::new();
-    snapshot(&process, &mut pickle, &SnapshotOptions { no_sources: true, ..SnapshotOptions::default() }, &mut |_| {})
-        .unwrap();
+    snapshot(&process, &mut pickle, &SnapshotOptions::default(), &mut |_| {}).unwrap();
     let run = Run::from_processes(Path::new("run"), Manifest::default(), vec![process]);
     (summarize(&run, &mut |_| {}).unwrap().to_json(), pickle)
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use memtrace_analysis::RunFolder;
-use memtrace_analysis::load::{Exit, MANIFEST_FILE, Manifest, ManifestProcess};
+use memtrace_analysis::load::{Exit, MANIFEST_FILE, Manifest, ManifestProcess, RunState, UnrecordableProcess};
 use memtrace_analysis::symbols::{SYMBOLS_FILE, Symbols};
 use memtrace_trace::file::{Definitions, Module, NativeFrame};
 use memtrace_trace::ids::{FrameId, ModuleId};
@@ -41,6 +41,11 @@ fn manifest() -> impl Strategy<Value = Manifest> {
             exit,
             processes,
             losses,
+            state: note.is_empty().then_some(RunState::Ended),
+            refused: BTreeMap::from([(note.clone(), 3)]),
+            unrecordable: vec![UnrecordableProcess { pid: 9, program: note.clone(), ..UnrecordableProcess::default() }],
+            unlisted: 4,
+            unchecked: 5,
             extra: BTreeMap::from([("note".to_owned(), json!({ "text": note }))]),
         },
     )
@@ -78,7 +83,7 @@ proptest! {
             let place = NativeFrame { module: ModuleId(1), address: *address };
             all.native_frames.insert(FrameId(index as u32 + 1), place);
         }
-        read.symbolize(&mut all);
+        read.symbolize(&mut all, &memtrace_trace::file::Budget::default());
         // The innermost frame of each place is the one in the file.
         for (index, (address, frames)) in places.iter().enumerate() {
             let Some(frame) = all.frame(FrameId(index as u32 + 1)) else { panic!("{address:x} has no frame") };

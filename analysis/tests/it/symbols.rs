@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::native_objects::{C, CPP, Frames, RUST, addresses, compare, compile, id_of, look_up, tool};
 use memtrace_analysis::symbols::Search;
+use memtrace_trace::file::Budget;
 
 /// Compares with binutils at addresses all over the object's code.
 fn agree(object: &Path, step: u64) {
@@ -350,15 +351,19 @@ fn lookups_of_two_processes_are_merged() {
     let (expected, report) = look_up(&object, &id, &all, &Search::default());
     let mut symbols = Symbols::default();
     for part in all.chunks(all.len() / 3) {
-        assert!(symbols.resolve_missing([&crate::native_objects::definitions(&object, &id, part)], &Search::default()));
+        let part = crate::native_objects::definitions(&object, &id, part);
+        assert!(symbols.resolve_missing([&part], &Search::default(), &Budget::default()));
     }
     let mut definitions = crate::native_objects::definitions(&object, &id, &all);
-    assert!(!symbols.resolve_missing([&definitions], &Search::default()), "nothing is left to look up");
+    assert!(
+        !symbols.resolve_missing([&definitions], &Search::default(), &Budget::default()),
+        "nothing is left to look up"
+    );
     std::fs::write(folder.path().join("symbols.json"), symbols.to_json()).unwrap();
     let read = Symbols::read(&memtrace_analysis::RunFolder::open(folder.path()).unwrap()).unwrap().unwrap();
     assert_eq!(read, symbols);
     assert_eq!(read.report([&definitions]), [report]);
-    read.symbolize(&mut definitions);
+    read.symbolize(&mut definitions, &Budget::default());
     let ours: BTreeMap<u64, Frames> = crate::native_objects::frames(&definitions, &all);
     assert_eq!(ours, expected);
 }

@@ -9,7 +9,7 @@ use std::path::{Component, Path, PathBuf};
 use std::process::Command;
 
 use memtrace_analysis::symbols::{FunctionName, ObjectReport, Search, Symbols, build_id};
-use memtrace_trace::file::{Definitions, Frame, Module, NativeFrame, StackNode};
+use memtrace_trace::file::{Budget, Definitions, Frame, Module, NativeFrame, StackNode};
 use memtrace_trace::ids::{FrameId, ModuleId, StackId};
 
 /// Name, file and line of each frame, innermost first.
@@ -257,8 +257,8 @@ pub(crate) fn look_up(
 ) -> (BTreeMap<u64, Frames>, ObjectReport) {
     let mut all = definitions(path, build_id, addresses);
     let mut symbols = Symbols::default();
-    symbols.resolve_missing([&all], search);
-    symbols.symbolize(&mut all);
+    symbols.resolve_missing([&all], search, &Budget::default());
+    symbols.symbolize(&mut all, &Budget::default());
     (frames(&all, addresses), symbols.report([&all]).remove(0))
 }
 

@@ -16,7 +16,6 @@ pub(crate) type PendingCall = unsafe extern "C" fn(*mut c_void) -> c_int;
 
 /// `METH_*` of Include/methodobject.h.
 pub(crate) const METH_VARARGS: c_int = 1;
-pub(crate) const METH_O: c_int = 8;
 
 /// `PyMethodDef`.
 #[repr(C)]
@@ -103,16 +102,12 @@ c_api! {
         attribute(object: PyObjectPtr, name: *const c_char) -> PyObjectPtr = c"PyObject_GetAttrString";
         generic_attribute(object: PyObjectPtr, name: PyObjectPtr) -> PyObjectPtr = c"PyObject_GenericGetAttr";
         generic_dict(object: PyObjectPtr, context: *mut c_void) -> PyObjectPtr = c"PyObject_GenericGetDict";
-        call(function: PyObjectPtr, arguments: PyObjectPtr, keywords: PyObjectPtr) -> PyObjectPtr = c"PyObject_Call";
         call_object(function: PyObjectPtr, arguments: PyObjectPtr) -> PyObjectPtr = c"PyObject_CallObject";
         str(object: PyObjectPtr) -> PyObjectPtr = c"PyObject_Str";
         is_true(object: PyObjectPtr) -> c_int = c"PyObject_IsTrue";
-        dict_new() -> PyObjectPtr = c"PyDict_New";
-        dict_set(dict: PyObjectPtr, key: *const c_char, value: PyObjectPtr) -> c_int = c"PyDict_SetItemString";
         dict_item_string(dict: PyObjectPtr, key: *const c_char) -> PyObjectPtr = c"PyDict_GetItemString";
         dict_item(dict: PyObjectPtr, key: PyObjectPtr) -> PyObjectPtr = c"PyDict_GetItemWithError";
         dict_next(dict: PyObjectPtr, position: *mut isize, key: *mut PyObjectPtr, value: *mut PyObjectPtr) -> c_int = c"PyDict_Next";
-        list_new(size: isize) -> PyObjectPtr = c"PyList_New";
         list_size(list: PyObjectPtr) -> isize = c"PyList_Size";
         list_item(list: PyObjectPtr, at: isize) -> PyObjectPtr = c"PyList_GetItem";
         list_set_item(list: PyObjectPtr, at: isize, item: PyObjectPtr) -> c_int = c"PyList_SetItem";
@@ -127,7 +122,6 @@ c_api! {
         as_long(object: PyObjectPtr) -> c_long = c"PyLong_AsLong";
         as_unsigned(object: PyObjectPtr) -> u64 = c"PyLong_AsUnsignedLongLongMask";
         long_new(value: c_long) -> PyObjectPtr = c"PyLong_FromLong";
-        bool_new(value: c_long) -> PyObjectPtr = c"PyBool_FromLong";
         utf8(text: PyObjectPtr, size: *mut isize) -> *const c_char = c"PyUnicode_AsUTF8AndSize";
         str_new(text: *const c_char, size: isize) -> PyObjectPtr = c"PyUnicode_FromStringAndSize";
         intern_string(text: *const c_char) -> PyObjectPtr = c"PyUnicode_InternFromString";
@@ -144,8 +138,6 @@ c_api! {
         member_type = c"PyMemberDescr_Type";
         function_type = c"PyFunction_Type";
         frame_type = c"PyFrame_Type";
-        proxy_type = c"_PyWeakref_ProxyType";
-        callable_proxy_type = c"_PyWeakref_CallableProxyType";
     }
 }
 

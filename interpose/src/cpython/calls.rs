@@ -65,29 +65,15 @@ impl<'a> GilToken<'a> {
         self.attribute(self.module(module)?, name)
     }
 
-    /// `function(*arguments, **keywords)`. The arguments are borrowed. `None` if it raises an exception.
-    pub(crate) fn call(
-        self,
-        function: PyObjectPtr,
-        arguments: &[PyObjectPtr],
-        keywords: &[(&CStr, PyObjectPtr)],
-    ) -> Option<PyOwned<'a>> {
+    /// `function(*arguments)`. The arguments are borrowed. `None` if it raises an exception.
+    pub(crate) fn call(self, function: PyObjectPtr, arguments: &[PyObjectPtr]) -> Option<PyOwned<'a>> {
         let tuple = self.owned(self.c.tuple_new(arguments.len() as isize))?;
         for (at, argument) in (0..).zip(arguments) {
             // `PyTuple_SetItem` takes over this reference.
             self.c.inc_ref(*argument);
             self.c.tuple_set(tuple.object, at, *argument);
         }
-        let mut dict = None;
-        if !keywords.is_empty() {
-            let made = self.owned(self.c.dict_new())?;
-            for (name, value) in keywords {
-                self.c.dict_set(made.object, name.as_ptr(), *value);
-            }
-            dict = Some(made);
-        }
-        let dict = dict.as_ref().map_or(null_mut(), |dict| dict.object);
-        self.owned(self.c.call(function, tuple.object, dict))
+        self.owned(self.c.call_object(function, tuple.object))
     }
 
     /// A Python function that calls `method`.
@@ -101,20 +87,10 @@ impl<'a> GilToken<'a> {
         self.owned(self.c.long_new(value))
     }
 
-    /// A new reference to `True` or `False`, as a result for the interpreter.
-    pub(crate) fn new_bool(self, value: bool) -> PyObjectPtr {
-        self.c.bool_new(value.into())
-    }
-
     /// `str(object)`. `None` if it raises an exception.
     pub(crate) fn text_of(self, object: PyObjectPtr) -> Option<String> {
         let text = self.owned(self.c.str(object))?;
         self.str(text.object).map(str::to_owned)
-    }
-
-    /// A new, empty list. `None` without memory.
-    pub(crate) fn new_list(self) -> Option<PyOwned<'a>> {
-        self.owned(self.c.list_new(0))
     }
 
     /// Whether a function has succeeded. Clears the exception of one that has not.

@@ -4,7 +4,7 @@ use std::ffi::CStr;
 use std::ptr::null_mut;
 
 use super::api::PyObjectPtr;
-use super::gil::{GilToken, PyOwned, type_of};
+use super::gil::{GilToken, PyOwned, class_name, type_of};
 
 /// `Py_TPFLAGS_*_SUBCLASS` of Include/object.h.
 const LIST: u64 = 1 << 25;
@@ -12,6 +12,8 @@ const TUPLE: u64 = 1 << 26;
 const STR: u64 = 1 << 28;
 const DICT: u64 = 1 << 29;
 const TYPE: u64 = 1 << 31;
+/// `Py_TPFLAGS_HEAPTYPE`: the class was created at run time, as every class of a program is.
+const HEAP_TYPE: u64 = 1 << 9;
 
 /// Variable names of this many bytes or more are not used.
 const MAX_VARIABLE_BYTES: usize = 80;
@@ -74,16 +76,31 @@ impl<'a> GilToken<'a> {
         self.is_instance(object, self.api.frame_type)
     }
 
+    /// Whether the object's class has this name and is no class of the program.
+    pub(crate) fn is_builtin(self, object: PyObjectPtr, class: &str) -> bool {
+        // SAFETY: callers pass a live object.
+        let is_named = unsafe { class_name(object) } == class;
+        is_named && !self.has_type_flag(object, HEAP_TYPE)
+    }
+
+    /// The local variables of a frame, as a dictionary. `None` if they are something else.
+    pub(crate) fn frame_locals(self, frame: PyObjectPtr) -> Option<PyOwned<'a>> {
+        let locals = self.attribute(frame, c"f_locals")?;
+        if self.is_dict(locals.object) {
+            return Some(locals);
+        }
+        // From 3.13 on they are a proxy, whose method is C code. In the body of a class they may be an object of the
+        // program.
+        if !self.is_builtin(locals.object, "FrameLocalsProxy") {
+            return None;
+        }
+        let copy = self.attribute(locals.object, c"copy")?;
+        self.call(copy.object, &[]).filter(|copy| self.is_dict(copy.object))
+    }
+
     /// Whether the object is none of CPython's own kinds whose attribute dictionary is not their content.
     pub(crate) fn is_plain_instance(self, object: PyObjectPtr) -> bool {
         !(self.is_dict(object) || self.is_sequence(object) || self.is_function(object) || self.is_frame(object))
-    }
-
-    /// Whether the object is a weak reference proxy, which behaves like the object that it refers to.
-    pub(crate) fn is_proxy(self, object: PyObjectPtr) -> bool {
-        // SAFETY: callers pass a live object.
-        let class = unsafe { type_of(object) };
-        class == self.api.proxy_type || class == self.api.callable_proxy_type
     }
 
     /// Whether `object` is an instance of `class`, decided by its type alone (no `__instancecheck__`).
@@ -119,11 +136,6 @@ impl<'a> GilToken<'a> {
             let more = self.c.dict_next(dict, position.as_mut()?, &mut key, &mut value) != 0;
             (more && !key.is_null() && !value.is_null()).then_some((key, value))
         })
-    }
-
-    /// Whether the object is a dictionary that is not empty.
-    pub(crate) fn has_entries(self, dict: PyObjectPtr) -> bool {
-        self.entries(dict).next().is_some()
     }
 
     /// The key of a value in a dictionary, as a borrowed reference. `None` if there is none.

@@ -3,24 +3,25 @@
 //! An allocation is recorded after its call has returned, a release before its call is made. So no other thread can get
 //! the address and record it in between. If a release fails, [`Action::Retract`] cancels its event.
 
-use std::ffi::c_void;
+use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
 
+use memtrace_stackwalk::loader::{LoadedObject, Reading, symbol_of_object_and_dependencies};
 use memtrace_trace::api::MemoryKind;
 use memtrace_trace::clock;
 use memtrace_trace::counters::Counter;
 use memtrace_trace::event::{Action, Event, Flags, Source};
 use memtrace_trace::ids::ModuleId;
 
-use super::driver::driver;
+use super::driver::driver_symbol;
 use super::hook::{Hook, MAX_RUNTIME_HOOKS};
 use super::location::{self, current_device};
 use super::memory::CallMemory;
 use super::{device, entry, pools};
-use crate::linker::mapped_object::{MAX_MODULES, MappedObject, containing, keep_loaded, module_index};
+use crate::linker::mapped_object::{MAX_MODULES, MappedObject, containing, module_index};
 use crate::linker::original;
-use crate::linker::shared_objects;
 use crate::recording::guard::Guard;
+use crate::recording::left_frame::stack_pointer;
 use crate::recording::process::Process;
 use crate::recording::thread_local::{LastSegment, with_thread_local};
 use crate::torch::flags::current_flags;
@@ -49,6 +50,7 @@ impl Call {
         if is_allocator_call {
             tracker::attach();
         }
+        forget_left_runtime_call();
         let is_nested = !hook.is_runtime() && with_thread_local(|t| t.runtime_depth.get()) > 0;
         let in_allocator = is_allocator_call || is_nested && with_thread_local(|t| t.runtime_in_allocator.get());
         Call { hook, caller, module, in_allocator }
@@ -75,15 +77,19 @@ impl Call {
         if !self.hook.is_runtime() {
             return (original(), false);
         }
-        // No destructor restores these values, because the runtime's C functions do not throw.
+        // No destructor restores these values, because the runtime's C functions do not throw. If a signal handler
+        // leaves them by `siglongjmp`, `forget_left_runtime_call` does.
         let outer = with_thread_local(|t| {
-            let outer = (t.has_nested_call.replace(false), t.runtime_in_allocator.replace(self.in_allocator));
-            t.runtime_depth.set(t.runtime_depth.get() + 1);
-            outer
+            let depth = t.runtime_depth.get();
+            if depth == 0 {
+                t.runtime_frame.set(stack_pointer());
+            }
+            t.runtime_depth.set(depth + 1);
+            (t.has_nested_call.replace(false), t.runtime_in_allocator.replace(self.in_allocator), depth)
         });
         let result = original();
         let has_nested = with_thread_local(|t| {
-            t.runtime_depth.set(t.runtime_depth.get() - 1);
+            t.runtime_depth.set(outer.2);
             t.runtime_in_allocator.set(outer.1);
             t.has_nested_call.replace(outer.0)
         });
@@ -220,6 +226,23 @@ impl Call {
     }
 }
 
+/// Forgets a runtime call that a signal handler has left by `siglongjmp`, so that later driver calls do not count as
+/// parts of it.
+///
+/// A call inside a runtime call is below it on the stack. So a call that is not below it proves that it was left. On a
+/// stack of its own, a signal handler's call may be above a runtime call that it has interrupted. That call is no part
+/// of the runtime call either.
+#[inline]
+fn forget_left_runtime_call() {
+    with_thread_local(|t| {
+        if t.runtime_depth.get() > 0 && stack_pointer() >= t.runtime_frame.get() {
+            t.runtime_depth.set(0);
+            t.runtime_in_allocator.set(false);
+            t.has_nested_call.set(false);
+        }
+    });
+}
+
 /// Whether the caller is PyTorch's caching allocator. Its file name is checked once per object.
 #[inline]
 fn is_allocator(caller: &MappedObject, module: Option<usize>) -> bool {
@@ -237,23 +260,28 @@ fn is_allocator(caller: &MappedObject, module: Option<usize>) -> bool {
     }
 }
 
-fn driver_original(hook: &Hook) -> *mut c_void {
-    hook.original.get_or_find(|| {
-        let driver = driver();
-        other_interposer(hook)
-            .or_else(|| (!driver.is_null()).then(|| original::lookup(driver, hook.symbol)))
-            .unwrap_or_default()
-    })
+fn driver_original(hook: &'static Hook) -> *mut c_void {
+    hook.original.get_or_find(|| other_interposer(hook).unwrap_or_else(|| driver_symbol(hook.symbol)))
 }
 
-/// The function of another library that interposes the same symbol and was preloaded after us. The program would call
-/// it without us, so it becomes the original.
+/// The function of another library that interposes the same symbol and is searched after us. The program would call it
+/// without us, so it becomes the original.
+///
+/// It was preloaded, or the program has loaded it with `RTLD_GLOBAL`.
 fn other_interposer(hook: &Hook) -> Option<*mut c_void> {
-    let found = original::lookup(libc::RTLD_NEXT, hook.symbol);
-    let object = containing(found as usize)?;
-    let is_cuda_library =
-        [&b"libcuda.so"[..], b"libcudart.so", b"libcudart-"].iter().any(|n| object.file_name().starts_with(n));
-    (!is_cuda_library && !found.is_null()).then_some(found)
+    let preloaded = original::next_at_startup(hook.symbol).map(|next| next.address);
+    let found = preloaded.map_or_else(|| hook.next.get(), std::ptr::with_exposed_provenance_mut);
+    let object = containing(found.addr())?;
+    (!is_cuda_library(object.file_name())).then_some(found)
+}
+
+/// Whether this file is the CUDA driver or the CUDA runtime.
+pub(super) fn is_cuda_library(file_name: &[u8]) -> bool {
+    is_runtime_library(file_name) || file_name.starts_with(b"libcuda.so")
+}
+
+fn is_runtime_library(file_name: &[u8]) -> bool {
+    file_name.starts_with(b"libcudart.so") || file_name.starts_with(b"libcudart-")
 }
 
 /// The originals of runtime functions, by hook and calling module. A process may contain several runtimes, and each
@@ -261,49 +289,60 @@ fn other_interposer(hook: &Hook) -> Option<*mut c_void> {
 static RUNTIME_ORIGINALS: [[AtomicPtr<c_void>; MAX_MODULES]; MAX_RUNTIME_HOOKS] =
     [const { [const { AtomicPtr::new(std::ptr::null_mut()) }; MAX_MODULES] }; MAX_RUNTIME_HOOKS];
 
+/// Forgets the originals of runtime functions, because an object was unloaded.
+#[cold]
+pub(super) fn forget_runtime_originals() {
+    for original in RUNTIME_ORIGINALS.iter().flatten() {
+        // A store to a page that was never written would take memory.
+        if !original.load(Ordering::Relaxed).is_null() {
+            original.store(std::ptr::null_mut(), Ordering::Relaxed);
+        }
+    }
+}
+
+#[inline]
 fn runtime_original(hook: &'static Hook, caller: Option<&MappedObject>, module: Option<usize>) -> *mut c_void {
     let slot = module.and_then(|module| RUNTIME_ORIGINALS.get(hook.runtime_index())?.get(module));
     if let Some(known) = slot.map(|p| p.load(Ordering::Relaxed)).filter(|p| !p.is_null()) {
         return known;
     }
-    let ours = hook.entry as *mut c_void;
-    let is_usable = |found: *mut c_void| !found.is_null() && found != ours;
-    // The order of the search:
-    // 1. another interposer's function;
-    // 2. the function that the caller is linked with;
-    // 3. the function that `dlsym` returned to the program;
-    // 4. the executable's function;
-    // 5. the function of any loaded runtime.
-    let caller_handle = caller
-        .map(|c| original::open_loaded(c.path()))
-        .filter(|h| !h.is_null() && !caller.is_some_and(|c| c.path().is_empty()));
-    let mut found = other_interposer(hook).unwrap_or_default();
-    if !is_usable(found) {
-        found = caller_handle.map_or(std::ptr::null_mut(), |handle| original::lookup(handle, hook.symbol));
-    }
-    caller_handle.into_iter().for_each(original::close);
-    if !is_usable(found) {
-        found = hook.original.get();
-    }
-    if !is_usable(found) {
-        found = original::lookup(libc::RTLD_NEXT, hook.symbol);
-    }
-    if !is_usable(found) {
-        found = shared_objects::find_map(|o| {
-            let name = o.file_name();
-            if !name.starts_with(b"libcudart.so") && !name.starts_with(b"libcudart-") {
-                return None;
-            }
-            Some(original::exported_by_object(o, hook.symbol)).filter(|f| is_usable(*f))
-        })
-        .unwrap_or(std::ptr::null_mut());
-    }
-    if !is_usable(found) {
-        return std::ptr::null_mut();
-    }
-    keep_loaded(found as usize);
+    let found = find_runtime_original(hook, caller);
     if let Some(slot) = slot {
         slot.store(found, Ordering::Relaxed);
     }
     found
+}
+
+/// The function that the caller would call without us. Null if there is none.
+///
+/// The order of the search:
+/// 1. another interposer's function;
+/// 2. the function that the caller is linked with;
+/// 3. the function that `dlsym` returned to the program;
+/// 4. the executable's function;
+/// 5. the function of any loaded runtime.
+#[cold]
+fn find_runtime_original(hook: &'static Hook, caller: Option<&MappedObject>) -> *mut c_void {
+    let ours = hook.entry as *mut c_void;
+    let is_usable = |found: &*mut c_void| !found.is_null() && *found != ours;
+    let usable = |address: usize| Some(std::ptr::with_exposed_provenance_mut(address)).filter(is_usable);
+    if let Some(found) = other_interposer(hook).filter(is_usable) {
+        return found;
+    }
+    let reading = Reading::begin();
+    // The symbol of the first object that `matches`, or of its dependencies.
+    let find = |matches: &dyn Fn(&CStr, &[u8]) -> bool| {
+        let is_match = |object: &LoadedObject| {
+            object.with_path(&reading, |path| object.with_file_name(&reading, |name| matches(path, name)))
+        };
+        let symbol = |object| symbol_of_object_and_dependencies(&reading, &object, hook.symbol);
+        reading.objects().filter(is_match).find_map(|object| usable(symbol(object)))
+    };
+    let caller_path = caller.map(MappedObject::path).filter(|path| !path.is_empty());
+    caller_path
+        .and_then(|caller| find(&|path, _| path == caller))
+        .or_else(|| Some(hook.original.get()).filter(is_usable))
+        .or_else(|| usable(original::next_at_startup(hook.symbol)?.address))
+        .or_else(|| find(&|_, name| is_runtime_library(name)))
+        .unwrap_or_default()
 }

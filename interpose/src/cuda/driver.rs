@@ -2,20 +2,17 @@
 
 use std::ffi::{CStr, c_int, c_void};
 
-use crate::linker::original::{self, OriginalFunction};
+use crate::linker::original::OriginalFunction;
+use crate::linker::shared_objects::exported_by_library;
 
-/// A handle of the driver library. Null if it is not loaded.
-pub(super) fn driver() -> *mut c_void {
-    static DRIVER: OriginalFunction = OriginalFunction::new();
-    DRIVER.get_or_find(|| original::open_loaded(c"libcuda.so.1"))
+/// The address of a symbol that the loaded driver library exports. Null if there is none.
+pub(super) fn driver_symbol(name: &CStr) -> *mut c_void {
+    exported_by_library(c"libcuda.so.1", name)
 }
 
 /// The driver's own function of this name, not our export. Null if there is none.
-pub(super) fn driver_function(cache: &OriginalFunction, name: &CStr) -> *mut c_void {
-    cache.get_or_find(|| {
-        let driver = driver();
-        if driver.is_null() { driver } else { original::lookup(driver, name) }
-    })
+pub(super) fn driver_function(cache: &'static OriginalFunction, name: &CStr) -> *mut c_void {
+    cache.get_or_find(|| driver_symbol(name))
 }
 
 /// Calls a function of the driver. `None` if the driver has no such function.
@@ -24,7 +21,7 @@ pub(super) fn driver_function(cache: &OriginalFunction, name: &CStr) -> *mut c_v
 ///
 /// `F` is the type of the driver function `name`.
 pub(super) unsafe fn call_driver<F: Copy>(
-    cache: &OriginalFunction,
+    cache: &'static OriginalFunction,
     name: &CStr,
     call: impl FnOnce(F) -> c_int,
 ) -> Option<c_int> {

@@ -15,6 +15,8 @@ pub(super) struct Hook {
     /// The original function. For the runtime, the one that `dlsym` returned first; `call::runtime_original` looks for
     /// others.
     pub(super) original: OriginalFunction,
+    /// The next function of this name in the global scope, if an object that was loaded with `dlopen` exports one.
+    pub(super) next: OriginalFunction,
 }
 
 impl Hook {
@@ -24,7 +26,7 @@ impl Hook {
             Ok(symbol) => symbol,
             Err(_) => c"",
         };
-        Hook { api, symbol, entry, original: OriginalFunction::new() }
+        Hook { api, symbol, entry, original: OriginalFunction::new(), next: OriginalFunction::new() }
     }
 
     /// Whether the function belongs to the CUDA runtime (`cuda...`), not to the driver (`cu...`).

@@ -6,20 +6,21 @@
 //! interposed, because that would lose the caller's RPATH.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use memtrace_stackwalk::native::{unloaded, unloading};
+use memtrace_stackwalk::loader::{LoadedObject, ObjectListMark, Reading, SymbolName, unloaded, unloading};
 use memtrace_trace::counters::Counter;
 
-use super::driver::{driver, driver_function};
+use super::call;
+use super::driver::{driver_function, driver_symbol};
 use super::entry::entry;
 use super::hook::Hook;
 use super::registry;
 use crate::linker::deepbind::{self, ScanRules};
-use crate::linker::mapped_object::{is_searched_before_us, keep_loaded};
+use crate::linker::mapped_object::is_searched_before_us;
 use crate::linker::original::{self, OriginalFunction};
-use crate::linker::shared_objects::unloaded_count;
 use crate::recording::process::Process;
-use crate::torch::libraries::object_loaded;
+use crate::torch::libraries;
 
 /// The exported `dlsym`. It jumps to [`hooked_dlsym`], because its own name may resolve to a `dlsym` of the executable.
 #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -78,15 +79,16 @@ unsafe extern "C" fn dlvsym() {
     )
 }
 
-/// `int dlclose(void *)`. After an unload, cached facts about code addresses are invalid.
+/// `int dlclose(void *)`. After an unload, cached facts about code addresses are invalid. Nothing is kept loaded: the
+/// program sees the same unloads as without us.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 extern "C-unwind" fn dlclose(handle: *mut c_void) -> c_int {
     static ORIGINAL: OriginalFunction = OriginalFunction::new();
-    let original = ORIGINAL.get_or_find(|| original::lookup(libc::RTLD_NEXT, c"dlclose"));
+    let original = ORIGINAL.get_or_find(|| original::next_function(c"dlclose"));
     if original.is_null() {
         return -1;
     }
-    let before = unloaded_count();
+    let before = ObjectListMark::now();
     unloading();
     // SAFETY: `original` is the `dlclose` that comes after ours, with this signature. It gets the program's argument,
     // and the library's destructors may unwind through this frame.
@@ -94,10 +96,13 @@ extern "C-unwind" fn dlclose(handle: *mut c_void) -> c_int {
         let original: unsafe extern "C-unwind" fn(*mut c_void) -> c_int = std::mem::transmute(original);
         original(handle)
     };
-    let has_unloaded = unloaded_count() != before;
+    // Another thread may have loaded an object meanwhile. Then facts are forgotten without need.
+    let has_unloaded = ObjectListMark::now() != before;
     unloaded(has_unloaded);
     if has_unloaded {
         deepbind::forget_unloaded();
+        original::forget_unloaded();
+        call::forget_runtime_originals();
     }
     result
 }
@@ -139,6 +144,9 @@ unsafe extern "C" fn versioned_replacement(
 fn hooked_address(symbol: &CStr, lookup_original: impl Fn() -> *mut c_void) -> *mut c_void {
     const USE_ORIGINAL: *mut c_void = std::ptr::null_mut();
     deepbind::scan_if_changed(&ScanRules { stub, object_loaded });
+    if HAS_NEW_INTERPOSER.load(Ordering::Relaxed) && HAS_NEW_INTERPOSER.swap(false, Ordering::Relaxed) {
+        find_interposers();
+    }
     if !symbol.to_bytes().starts_with(b"cu") {
         return USE_ORIGINAL;
     }
@@ -165,18 +173,42 @@ fn hooked_address(symbol: &CStr, lookup_original: impl Fn() -> *mut c_void) -> *
 ///
 /// In these cases the program gets the function that it asked for, without a hook. A runtime's calls are still recorded
 /// in the driver.
-fn set_original(hook: &Hook, found: *mut c_void) -> bool {
+fn set_original(hook: &'static Hook, found: *mut c_void) -> bool {
     let known = hook.original.get();
     if !known.is_null() {
         return known == found;
     }
-    let linked = if hook.is_runtime() { original::lookup(libc::RTLD_NEXT, hook.symbol) } else { found };
+    // Only `dlsym` returns the runtime's functions, so its hook is the caller here.
+    let linked = if hook.is_runtime() { original::next_for_dlsym(hook.symbol) } else { found };
     let is_usable = linked.is_null() || linked == found;
     if is_usable {
-        keep_loaded(found as usize);
         hook.original.set(found);
     }
     is_usable
+}
+
+/// Set when an object was loaded that exports a hooked function and is no CUDA library.
+static HAS_NEW_INTERPOSER: AtomicBool = AtomicBool::new(false);
+
+/// Takes each object that was loaded since the last `dlsym`.
+fn object_loaded(reading: &Reading, object: &LoadedObject, file_name: &[u8]) {
+    libraries::object_loaded(file_name);
+    let exports = |hook: &&Hook| object.symbol(reading, &SymbolName::new(hook.symbol.to_bytes())).is_some();
+    if !call::is_cuda_library(file_name) && registry::HOOKS.iter().any(exports) {
+        HAS_NEW_INTERPOSER.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Finds functions that interpose hooked ones, in objects that the program has loaded with `RTLD_GLOBAL`. Only the
+/// loader knows which those are. It is asked here, where the program is about to ask it too.
+#[cold]
+fn find_interposers() {
+    for hook in registry::HOOKS {
+        let found = original::next_for_dlsym(hook.symbol);
+        if !found.is_null() && found != hook.entry as *mut c_void {
+            hook.next.set(found);
+        }
+    }
 }
 
 /// The stub for a function that an object imports. `None` if the name is not hooked.
@@ -184,6 +216,9 @@ fn stub(name: &[u8]) -> Option<usize> {
     if name == b"dlsym" {
         // The exported symbol, as the loader would resolve it.
         return Some(dlsym as *const () as usize);
+    }
+    if name == b"dlclose" {
+        return Some(dlclose as *const () as usize);
     }
     proc_address_entry(name)
         .map(|(entry, _)| entry as usize)
@@ -302,13 +337,9 @@ unsafe fn hook_entry_point(name: *const c_char, out: *mut *mut c_void, version: 
 
 /// Whether the driver returned an interface newer than those known here (`..._v3`). Its arguments may differ.
 fn newer_interface(symbol: &CStr, found: *mut c_void) -> bool {
-    let driver = driver();
-    if driver.is_null() {
-        return false;
-    }
     ["_v3", "_v4", "_v5"].iter().any(|suffix| {
         let mut name = symbol.to_bytes().to_vec();
         name.extend_from_slice(suffix.as_bytes());
-        std::ffi::CString::new(name).is_ok_and(|name| original::lookup(driver, &name) == found)
+        std::ffi::CString::new(name).is_ok_and(|name| driver_symbol(&name) == found)
     })
 }

@@ -6,13 +6,15 @@
 //! flag. In all other objects these slots hold our stubs already, or get them on binding.
 
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+
+use memtrace_stackwalk::loader::{ListEnd, LoadedObject, Reading, our_dynamic_section};
 
 use super::mapped_object::containing;
-use super::shared_objects::{find_map, loaded_count};
+use super::shared_objects::import_slots;
 
-/// How many objects the loader had loaded at the last scan.
-static LOADED_AT_LAST_SCAN: AtomicU64 = AtomicU64::new(0);
+/// The last object of the loader's list at the last scan.
+static LAST_SCANNED: ListEnd = ListEnd::new();
 /// 1 while a thread scans.
 static IS_SCANNING: AtomicU32 = AtomicU32::new(0);
 /// The load addresses, plus one, of the objects that were scanned. 0 marks the end, [`UNLOADED`] a slot to reuse.
@@ -22,16 +24,15 @@ static SCANNED: [AtomicUsize; 2048] = [const { AtomicUsize::new(0) }; 2048];
 pub(crate) struct ScanRules {
     /// The stub for a function that an object imports. `None` if the name is not hooked.
     pub(crate) stub: fn(&[u8]) -> Option<usize>,
-    /// Takes the file name of each new object.
-    pub(crate) object_loaded: fn(&[u8]),
+    /// Takes each new object and its file name.
+    pub(crate) object_loaded: fn(&Reading, &LoadedObject, &[u8]),
 }
 
 /// Scans the objects that were loaded since the last scan.
 #[inline]
 pub(crate) fn scan_if_changed(rules: &ScanRules) {
-    let loaded = loaded_count();
-    if loaded != LOADED_AT_LAST_SCAN.load(Ordering::Relaxed) && IS_SCANNING.swap(1, Ordering::Acquire) == 0 {
-        LOADED_AT_LAST_SCAN.store(loaded, Ordering::Relaxed);
+    if !LAST_SCANNED.is_last() && IS_SCANNING.swap(1, Ordering::Acquire) == 0 {
+        LAST_SCANNED.update();
         scan_new_objects(rules);
         IS_SCANNING.store(0, Ordering::Release);
     }
@@ -53,11 +54,10 @@ pub(crate) fn forget_unloaded() {
         // SAFETY: `sched_yield` takes no arguments and has no preconditions.
         unsafe { libc::sched_yield() };
     }
-    let mut loaded = Vec::new();
-    find_map(|object| {
-        loaded.push(object.base.wrapping_add(1));
-        None::<()>
-    });
+    LAST_SCANNED.forget();
+    let reading = Reading::begin();
+    let mut loaded: Vec<usize> = reading.objects().map(|object| object.bias.wrapping_add(1)).collect();
+    drop(reading);
     loaded.sort_unstable();
     for entry in SCANNED.iter().take_while(|entry| entry.load(Ordering::Relaxed) != 0) {
         if loaded.binary_search(&entry.load(Ordering::Relaxed)).is_err() {
@@ -69,15 +69,16 @@ pub(crate) fn forget_unloaded() {
 
 #[cold]
 fn scan_new_objects(rules: &ScanRules) {
-    let ours = containing(scan_new_objects as *const () as usize).map(|o| o.start);
+    let ours = our_dynamic_section();
     let mut slots = Vec::new();
-    find_map(|object| {
-        if Some(object.base) != ours && mark_scanned(object.base) {
-            (rules.object_loaded)(object.file_name());
-            slots.extend(object.import_slots(rules.stub));
+    let reading = Reading::begin();
+    for object in reading.objects() {
+        if object.dynamic_section() != ours && mark_scanned(object.bias) {
+            object.with_file_name(&reading, |name| (rules.object_loaded)(&reading, &object, name));
+            slots.extend(import_slots(&reading, &object, rules.stub));
         }
-        None::<()>
-    });
+    }
+    drop(reading);
     for (slot, stub) in slots {
         redirect_slot(slot as *mut usize, stub);
     }

@@ -79,12 +79,16 @@ lazy_symbols! {
 unsafe extern "C" fn resolve(name: *const c_char, slot: *const AtomicPtr<c_void>) -> *mut c_void {
     // SAFETY: the stub passes its own C string and its own word, which is initially null.
     let (name, slot) = unsafe { (CStr::from_ptr(name), &*slot) };
-    let mut found = original::lookup(libc::RTLD_DEFAULT, name);
+    // Sanitizers export a `__tls_get_addr` of their own, which may not be ready yet.
+    let mut found = original::c_library_function(name);
     if found.is_null() {
-        // The library may be loaded outside the global scope, as for a C++ extension of a C program. Otherwise it is
-        // loaded now.
-        let unwinder = original::load(c"libgcc_s.so.1");
-        found = if unwinder.is_null() { unwinder } else { original::lookup(unwinder, name) };
+        // The program's unwinder: an exception must be resumed by the one that raised it.
+        found = original::global_address(name);
+    }
+    if found.is_null() && !original::load(c"libgcc_s.so.1").is_null() {
+        // The program has no unwinder that others can use. So an exception passes through our frames only if an
+        // object with an unwinder of its own throws it, and libgcc's continues it.
+        found = original::global_address(name);
     }
     if found.is_null() {
         return end_of_stack as *mut c_void;

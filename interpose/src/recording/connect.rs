@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use memtrace_trace::shm::handshake::{Hello, address, is_trusted, peer_credentials, recv_fd};
 use memtrace_trace::shm::segment::Segment;
+use memtrace_trace::unrecorded::Reason;
 
 /// The longest time for the launcher's answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
@@ -19,18 +20,38 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// The launcher's process id. 0 before it is known, and if its pid namespace is not visible here.
 static LAUNCHER_PID: AtomicI32 = AtomicI32::new(0);
 
-/// Requests a segment. `is_retry` says that an earlier attempt has failed. Leaves no descriptor open. `None` if the
-/// launcher does not answer or is not trusted.
-pub(crate) fn request_segment(token: &str, generation: u32, is_retry: bool) -> Option<Segment> {
+/// Why there is no segment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum NoSegment {
+    /// The launcher refused the request, which it counts.
+    Refused,
+    /// The launcher does not know about the request.
+    Unrecorded(Reason),
+}
+
+/// The reason of a failed system call. `otherwise` stands for the errors that no filter and no limit causes.
+fn reason_of_error(error: &io::Error, otherwise: Reason) -> NoSegment {
+    NoSegment::Unrecorded(match error.raw_os_error() {
+        // A seccomp filter usually answers with one of these.
+        Some(libc::EPERM | libc::EACCES | libc::ENOSYS) => Reason::Seccomp,
+        Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS) => Reason::NoResources,
+        Some(libc::EAGAIN | libc::EINTR | libc::ETIMEDOUT | libc::EINPROGRESS) => Reason::NoAnswer,
+        _ => otherwise,
+    })
+}
+
+/// Requests a segment. `is_retry` says that an earlier attempt has failed. Leaves no descriptor open.
+pub(crate) fn request_segment(token: &str, generation: u32, is_retry: bool) -> Result<Segment, NoSegment> {
+    let last_error = |otherwise| reason_of_error(&io::Error::last_os_error(), otherwise);
     if is_retry && process_state(LAUNCHER_PID.load(Ordering::Relaxed)).is_some_and(is_stopped) {
-        return None;
+        return Err(NoSegment::Unrecorded(Reason::NoAnswer));
     }
-    let (address, len) = address(token).ok()?;
+    let (address, len) = address(token).map_err(|_| NoSegment::Unrecorded(Reason::NoListener))?;
     // SAFETY: `OwnedFd` owns the new descriptor. The addresses and lengths passed describe live values.
     let socket = unsafe {
         let fd = libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
         if fd < 0 {
-            return None;
+            return Err(last_error(Reason::Seccomp));
         }
         let socket = OwnedFd::from_raw_fd(fd);
         // Connecting and sending block only if very many processes are waiting already.
@@ -40,12 +61,12 @@ pub(crate) fn request_segment(token: &str, generation: u32, is_retry: bool) -> O
             libc::setsockopt(fd, libc::SOL_SOCKET, option, (&raw const limit).cast(), size);
         }
         if libc::connect(fd, (&raw const address).cast(), len) != 0 {
-            return None;
+            return Err(last_error(Reason::NoListener));
         }
         socket
     };
     if !is_trusted(socket.as_fd()) {
-        return None;
+        return Err(NoSegment::Unrecorded(Reason::NoListener));
     }
     let launcher = peer_credentials(socket.as_fd()).map_or(0, |peer| peer.pid);
     LAUNCHER_PID.store(launcher, Ordering::Relaxed);
@@ -53,15 +74,21 @@ pub(crate) fn request_segment(token: &str, generation: u32, is_retry: bool) -> O
     // SAFETY: `hello` is valid for its length. `MSG_NOSIGNAL` prevents a SIGPIPE.
     let sent = unsafe { libc::send(socket.as_raw_fd(), hello.as_ptr().cast(), hello.len(), libc::MSG_NOSIGNAL) };
     if sent != hello.len() as isize {
-        return None;
+        return Err(last_error(Reason::NoAnswer));
     }
     let began = Instant::now();
     loop {
         match recv_fd(socket.as_fd()) {
-            Ok(fd) => return Segment::map(fd.as_fd()).ok(),
+            Ok(fd) => {
+                return Segment::map(fd.as_fd()).map_err(|_| NoSegment::Unrecorded(Reason::NoResources));
+            }
             // A signal for the program has interrupted the call.
             Err(e) if e.kind() == io::ErrorKind::Interrupted && began.elapsed() < ANSWER_TIMEOUT => {}
-            Err(_) => return None,
+            // The launcher closed the connection without an answer.
+            Err(e) if matches!(e.kind(), io::ErrorKind::InvalidData | io::ErrorKind::ConnectionReset) => {
+                return Err(NoSegment::Refused);
+            }
+            Err(e) => return Err(reason_of_error(&e, Reason::NoAnswer)),
         }
     }
 }

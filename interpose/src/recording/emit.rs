@@ -22,6 +22,7 @@ use memtrace_trace::event::Event;
 use memtrace_trace::shm::layout::SegmentHeader;
 use memtrace_trace::shm::ring::{Full, Producer};
 
+use super::cancellation::NoCancellation;
 use super::process::Process;
 use super::{connect, heap, paused};
 
@@ -104,6 +105,7 @@ fn wait_and_retry(
         return written;
     }
     process.count(Counter::RingWaits, 1);
+    let _no_cancellation = NoCancellation::new();
     let since = monotonic();
     let found = sleep_until(header, || attempt(producer).is_ok());
     process.count(Counter::RingWaitMicroseconds, (monotonic().saturating_sub(since)).as_micros() as u64);

@@ -2,11 +2,13 @@
 //!
 //! Invariants:
 //! - A thread has at most one guard. A hook that is entered again meanwhile calls the original function and does
-//!   nothing else.
+//!   nothing else. A guard that a signal handler has left by `siglongjmp` is detected ([`super::left_frame`]) and
+//!   forgotten; its event is counted as lost.
 //! - No guard exists while an original function runs.
 //! - Dropping a guard restores `errno`.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use memtrace_stackwalk::{Python, Reason, native};
 use memtrace_trace::counters::Counter;
@@ -16,12 +18,15 @@ use memtrace_trace::ids::{ContextId, ModuleId, StackId, ThreadId};
 use memtrace_trace::options::Stacks;
 use memtrace_trace::shm::owner;
 
+use super::bounded_wait::BoundedWait;
+use super::cancellation::NoCancellation;
+use super::left_frame::{stack_pointer, was_left};
 use super::paused::is_paused;
 use super::process::{Process, thread_exists, thread_id};
 use super::sink::RingSink;
 use super::thread_local::ThreadLocal;
 use super::thread_state::ThreadRecorder;
-use super::{emit, observer, rank, unwind_check};
+use super::{emit, observer, rank};
 use crate::linker::mapped_object::{MappedObject, containing};
 use crate::linker::original;
 
@@ -41,52 +46,78 @@ impl Guard {
         let thread = ThreadLocal::current();
         let state = thread.state.get();
         // SAFETY: `state` is null or points into memory that is never unmapped.
-        if thread.has_guard.get() || state.is_null() || unsafe { !(*state).is_initialized() } || is_paused() {
-            return Guard::enter_slow(thread);
+        if thread.guard_frame.get() != 0 || state.is_null() || unsafe { !(*state).is_initialized() } || is_paused() {
+            return Guard::enter_slow(thread, stack_pointer());
         }
         // SAFETY: `errno_address` points to this thread's `errno`. `enter_slow` set it before it set `state`.
         thread.errno.set(unsafe { *thread.errno_address.get() });
-        thread.has_guard.set(true);
+        thread.guard_frame.set(stack_pointer());
         Some(Guard { thread, _not_send: std::marker::PhantomData })
     }
 
     /// [`Self::enter`] for the first event of a thread or process, for a thread without a ring of its own, and for all
-    /// refusals.
+    /// refusals. `frame` is the hook's stack pointer.
     #[cold]
-    fn enter_slow(thread: &'static ThreadLocal) -> Option<Guard> {
-        if thread.has_guard.get() {
-            if let Some(process) = Process::if_started() {
-                process.count(Counter::Reentered, 1);
+    fn enter_slow(thread: &'static ThreadLocal, frame: usize) -> Option<Guard> {
+        if thread.guard_frame.get() != 0 {
+            if !was_left(thread.guard_frame.get(), frame) {
+                Process::count_reentered_event();
+                return None;
             }
-            return None;
+            Guard::forget_left(thread);
         }
         if is_paused() {
             Process::count_paused_event();
             return None;
         }
+        // The first event connects to the launcher.
+        let _no_cancellation = NoCancellation::new();
         // SAFETY: takes no arguments. The address belongs to the calling thread and stays valid until it ends.
         let errno_address = unsafe { libc::__errno_location() };
         thread.errno_address.set(errno_address);
         // SAFETY: `errno_address` is the address of this thread's `errno`, valid until the thread ends.
         thread.errno.set(unsafe { *errno_address });
-        thread.has_guard.set(true);
+        thread.guard_frame.set(frame);
         let guard = Guard::enter_with_ring(thread);
         if guard.is_none() {
-            Process::count_missed_event();
-            thread.has_guard.set(false);
+            thread.guard_frame.set(0);
             // SAFETY: `errno_address` is the address of this thread's `errno`, valid until the thread ends.
             unsafe { *errno_address = thread.errno.get() };
         }
         guard
     }
 
+    /// Forgets a guard that a signal handler has left by `siglongjmp`. Its event is lost. The next one starts anew in
+    /// its ring, because the caches and the unpublished part may be half written.
+    #[cold]
+    fn forget_left(thread: &'static ThreadLocal) {
+        Process::count_left_event();
+        let state = thread.state.replace(std::ptr::null());
+        // SAFETY: `state` is null or points into memory that is never unmapped.
+        if let Some(state) = unsafe { state.as_ref() } {
+            // SAFETY: this thread owns the ring or, of the common one, still holds the lock. The guard that used the
+            // state was left, so nobody borrows it.
+            unsafe { state.reset() };
+        }
+        thread.has_unpublished.set(false);
+        // The thread still owns the lock of the common ring, if it had it. `Owner::take` succeeds for its own id.
+        thread.uses_common_ring.set(false);
+        thread.guard_frame.set(0);
+    }
+
     fn enter_with_ring(thread: &'static ThreadLocal) -> Option<Guard> {
-        let process = Process::current()?;
+        let Some(process) = Process::current() else {
+            Process::count_missed_event();
+            return None;
+        };
         thread.has_unpublished.set(false);
         let index = process.find_ring(|| claim_ring(process));
         let is_common = index == 0;
         if is_common {
-            lock_common_ring(process);
+            if !lock_common_ring(process) {
+                process.count(Counter::EventsDropped, 1);
+                return None;
+            }
             process.count(Counter::SharedRingEvents, 1);
         }
         let state = process.thread_state(index)?;
@@ -256,13 +287,26 @@ impl Guard {
 
     #[inline]
     fn capture_python(&mut self, python: &Python) -> StackId {
+        if !self.process().python_reported() {
+            return self.capture_unreported_python(python);
+        }
+        self.capture_reported_python(python)
+    }
+
+    #[inline(always)]
+    fn capture_reported_python(&mut self, python: &Python) -> StackId {
         let process = self.process();
         let recorder = self.recorder();
         let mut sink = RingSink { process, producer: &mut recorder.producer };
-        let stack = python.capture(&mut recorder.python_stacks, &process.interner, &mut sink);
-        if !process.python_reported() {
-            self.report_python_layout(python);
-        }
+        python.capture(&mut recorder.python_stacks, &process.interner, &mut sink)
+    }
+
+    /// The first captures verify the interpreter's layout.
+    #[cold]
+    fn capture_unreported_python(&mut self, python: &Python) -> StackId {
+        let _no_cancellation = NoCancellation::new();
+        let stack = self.capture_reported_python(python);
+        self.report_python_layout(python);
         stack
     }
 
@@ -271,7 +315,8 @@ impl Guard {
         if !self.process().should_search_python() {
             return StackId::NONE;
         }
-        match Python::detect(|name| original::lookup(libc::RTLD_DEFAULT, name)) {
+        let _no_cancellation = NoCancellation::new();
+        match Python::detect(original::global_address) {
             Ok(python) => {
                 self.process().set_python(python);
                 self.process().python().map_or(StackId::NONE, |p| self.capture_python(p))
@@ -333,9 +378,7 @@ impl Guard {
         let process = self.process();
         let recorder = self.recorder();
         let mut sink = RingSink { process, producer: &mut recorder.producer };
-        let stack = recorder.native_stacks.capture(&process.interner, &mut sink);
-        self.check_native();
-        stack
+        recorder.native_stacks.capture(&process.interner, &mut sink)
     }
 
     /// Whether a function on the calling thread's native stack belongs to an object whose file name satisfies
@@ -348,26 +391,13 @@ impl Guard {
             .any(|(ip, _)| containing(ip.wrapping_sub(1)).is_some_and(|object| matches(object.file_name())))
     }
 
-    #[inline]
-    fn check_native(&mut self) {
-        let process = self.process();
-        if process.options.check_stacks
-            && let Some(difference) = unwind_check::check(process, &self.recorder().native_stacks)
-        {
-            self.notice("native", NoticeStatus::Remark, &difference);
-        }
-    }
-
     #[inline(never)]
     fn merged_stack(&mut self, stack: StackId) -> StackId {
         let process = self.process();
         let Some(python) = process.python().filter(|_| !stack.is_none()) else { return self.native_stack() };
         let recorder = self.recorder();
         let mut sink = RingSink { process, producer: &mut recorder.producer };
-        let stack =
-            recorder.native_stacks.capture_merged(python, &recorder.python_stacks, stack, &process.interner, &mut sink);
-        self.check_native();
-        stack
+        recorder.native_stacks.capture_merged(python, &recorder.python_stacks, stack, &process.interner, &mut sink)
     }
 
     /// The id of a calling object with this index ([`crate::linker::mapped_object::module_index`]). Defines the module
@@ -386,7 +416,7 @@ impl Drop for Guard {
         if self.thread.uses_common_ring.get() {
             self.leave_common_ring();
         }
-        self.thread.has_guard.set(false);
+        self.thread.guard_frame.set(0);
         // SAFETY: `errno_address` is the address of this thread's `errno`, and a guard never leaves its thread.
         unsafe { *self.thread.errno_address.get() = self.thread.errno.get() };
     }
@@ -410,11 +440,20 @@ fn claim_ring(process: &Process) -> usize {
     owner::claim(process.segment.ring_headers(), used, thread_id(), thread_exists).unwrap_or(0)
 }
 
+/// Waits for the lock of the common ring. Returns `false` if its owner has not released it in time. After that nobody
+/// waits until it is released.
 #[cold]
-fn lock_common_ring(process: &Process) {
-    let pause = || {
-        // SAFETY: `sched_yield` takes no arguments and has no preconditions.
-        unsafe { libc::sched_yield() };
-    };
-    process.segment.header().common_lock.0.lock(thread_id(), thread_exists, pause);
+fn lock_common_ring(process: &Process) -> bool {
+    const LIMIT: Duration = Duration::from_secs(2);
+    static IS_ABANDONED: AtomicBool = AtomicBool::new(false);
+    let lock = &process.segment.header().common_lock.0;
+    let (me, mut wait) = (thread_id(), BoundedWait::new(LIMIT));
+    while !lock.take(me, thread_exists) {
+        if IS_ABANDONED.load(Ordering::Relaxed) || !wait.pause() {
+            IS_ABANDONED.store(true, Ordering::Relaxed);
+            return false;
+        }
+    }
+    IS_ABANDONED.store(false, Ordering::Relaxed);
+    true
 }

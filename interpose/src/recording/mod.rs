@@ -3,6 +3,8 @@
 //! Constraint: knows no feature. A feature keeps its state in a [`slot::Slot`] and gets calls through the table of
 //! [`observer`]s.
 
+mod bounded_wait;
+mod cancellation;
 pub(crate) mod connect;
 pub(crate) mod device_use;
 pub(crate) mod emit;
@@ -11,6 +13,7 @@ pub(crate) mod guard;
 mod heap;
 mod label_ids;
 pub(crate) mod labels;
+pub(crate) mod left_frame;
 pub(crate) mod module_calls;
 mod modules;
 pub(crate) mod observer;
@@ -24,5 +27,5 @@ pub(crate) mod slot;
 pub(crate) mod sparse_table;
 pub(crate) mod thread_local;
 mod thread_state;
-mod unwind_check;
+mod unrecorded;
 pub(crate) mod watch;

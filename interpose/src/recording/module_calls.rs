@@ -9,7 +9,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use memtrace_stackwalk::ModuleCall;
+use memtrace_stackwalk::{Lock, ModuleCall};
 use memtrace_trace::ids::ContextId;
 
 use super::sparse_table::SparseTable;
@@ -28,7 +28,7 @@ pub(crate) struct ModuleCallIds {
     calls: SparseTable<WORDS>,
     /// The hash table. Each word has a part of the hash above and the index in `calls` plus one below.
     slots: SparseTable<1>,
-    lock: AtomicU32,
+    lock: Lock,
     count: AtomicU32,
 }
 
@@ -48,7 +48,7 @@ impl ModuleCallIds {
         ModuleCallIds {
             calls: SparseTable::new(MAX_CALLS as usize),
             slots: SparseTable::new(SLOTS),
-            lock: AtomicU32::new(0),
+            lock: Lock::new(),
             count: AtomicU32::new(0),
         }
     }
@@ -107,9 +107,8 @@ impl ModuleCallIds {
     /// Assigns an id to a call, unless another thread has just done so. `next` returns a new id.
     #[cold]
     pub(crate) fn add(&self, call: ModuleCall, next: impl Fn() -> ContextId) -> AddedCall {
-        while self.lock.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
-            std::hint::spin_loop();
-        }
+        // Without the lock the call is identified as its caller, which is counted.
+        let Some(locked) = self.lock.lock() else { return AddedCall { call, id: call.caller, is_new: false } };
         let count = self.count.load(Ordering::Relaxed);
         let by_class = ModuleCall { object: 0, ..call };
         let exact = if count < MAX_OBJECTS { self.insert(call, &next) } else { None };
@@ -117,7 +116,7 @@ impl ModuleCallIds {
             let known = self.search(by_class).map(|(_, id)| AddedCall { call: by_class, id, is_new: false });
             known.or_else(|| if count < MAX_CALLS { self.insert(by_class, &next) } else { None })
         });
-        self.lock.store(0, Ordering::Release);
+        drop(locked);
         added.unwrap_or(AddedCall { call, id: call.caller, is_new: false })
     }
 

@@ -3,22 +3,27 @@
 //! Detecting a fork needs no hook. [`Process::alive`] points into a page that the kernel clears in every child
 //! (`MADV_WIPEONFORK`), no matter how the child was created.
 
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
+use memtrace_stackwalk::loader::permit_checked_reads;
 use memtrace_stackwalk::{Interner, Python, avoid_process_vm_readv};
 use memtrace_trace::counters::Counter;
 use memtrace_trace::ids::ContextId;
 use memtrace_trace::options::{self, Options};
 use memtrace_trace::shm::layout::SEGMENT_SIZE;
 use memtrace_trace::shm::segment::Segment;
+use memtrace_trace::unrecorded::Reason;
 
-use super::connect::request_segment;
+use super::bounded_wait::BoundedWait;
+use super::connect::{NoSegment, request_segment};
 use super::label_ids::Labels;
+use super::left_frame::{stack_pointer, was_left};
 use super::module_calls::ModuleCallIds;
 use super::modules::DefinedModules;
 use super::thread_state::{ThreadState, ThreadStates, map_wiped_on_fork};
 use super::watch::Watch;
-use super::{observer, seccomp};
+use super::{observer, seccomp, unrecorded};
 
 /// The state of a process that is being recorded. Never freed, because hooks on other threads may use it at any time.
 pub(crate) struct Process {
@@ -51,6 +56,13 @@ pub(crate) struct Process {
 static CURRENT: AtomicPtr<Process> = AtomicPtr::new(std::ptr::null_mut());
 /// The id of the thread that is starting the recording, 0 if none is.
 static STARTING_THREAD: AtomicU32 = AtomicU32::new(0);
+/// The stack pointer at which that thread started it.
+static STARTING_FRAME: AtomicUsize = AtomicUsize::new(0);
+/// The id of a thread that was starting the recording and has not ended that in time. 0 if there is none.
+static ABANDONED_BY: AtomicU32 = AtomicU32::new(0);
+/// How long a thread waits while another one starts the recording. Longer than the other can take: it waits for the
+/// launcher three times, each time for at most 2 s.
+const START_LIMIT: Duration = Duration::from_secs(8);
 /// How many recordings this process and its ancestors have tried to start.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 /// The page that the kernel clears in forked children. Null until it is mapped.
@@ -118,12 +130,25 @@ impl Process {
         as_process(CURRENT.load(Ordering::Acquire)).filter(|p| p.alive.load(Ordering::Relaxed) != 0)
     }
 
-    /// Counts an event that is not recorded because the launcher cannot be reached. The recording includes this count
-    /// once it starts.
+    /// Counts an event that is not recorded because the launcher cannot be reached, or because another thread has not
+    /// started the recording in time. The recording includes this count once it starts.
     #[cold]
     pub(crate) fn count_missed_event() {
-        if std::ptr::eq(CURRENT.load(Ordering::Relaxed), launcher_unreachable()) {
+        if !std::ptr::eq(CURRENT.load(Ordering::Relaxed), not_traced()) {
             MISSED_EVENTS.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Counts an event that is not recorded because this thread is already recording another one: a signal handler or a
+    /// callback has interrupted a hook. While the recording is starting, that event counts as a missed one.
+    #[cold]
+    pub(super) fn count_reentered_event() {
+        match Process::if_started() {
+            Some(process) => process.count(Counter::Reentered, 1),
+            None if std::ptr::eq(CURRENT.load(Ordering::Relaxed), not_traced()) => {}
+            None => {
+                MISSED_EVENTS.fetch_add(1, Ordering::Relaxed);
+            }
         }
     }
 
@@ -149,24 +174,56 @@ impl Process {
         self.count(Counter::EventsDropped, all - reported_paused_events(all));
     }
 
+    /// Counts an event that is lost because a signal handler has left its hook by `siglongjmp`.
+    #[cold]
+    pub(super) fn count_left_event() {
+        match Process::if_started() {
+            Some(process) => process.count(Counter::EventsDropped, 1),
+            None => {
+                MISSED_EVENTS.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Starts the recording, or waits while another thread does. `None` if this process has no recording, or if the
+    /// other thread has not started it in time.
     #[cold]
     fn start_or_wait() -> Option<&'static Process> {
         let me = thread_id();
+        let frame = stack_pointer();
+        let mut wait = BoundedWait::new(START_LIMIT);
         loop {
             match STARTING_THREAD.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed) {
                 Ok(_) => break,
+                // This thread is already starting the recording, and a signal handler has interrupted it. Or the
+                // handler has left that by `siglongjmp`. Then the recording starts anew.
+                Err(other) if other == me => {
+                    if !was_left(STARTING_FRAME.load(Ordering::Relaxed), frame) {
+                        return None;
+                    }
+                    break;
+                }
                 // In a forked child whose parent was starting the recording on another thread: that thread does not
                 // exist here.
                 Err(other) if !thread_exists(other) => {
                     let _ = STARTING_THREAD.compare_exchange(other, 0, Ordering::Relaxed, Ordering::Relaxed);
                 }
-                Err(_) => {
-                    // SAFETY: `sched_yield` takes no arguments and has no preconditions. The other thread only connects
-                    // to the launcher, with a time limit.
-                    unsafe { libc::sched_yield() };
+                // The other thread only connects to the launcher, with a time limit. If it takes much longer, a signal
+                // handler has left that by `siglongjmp`. This thread's event is lost, and the next event starts the
+                // recording in its place.
+                Err(other) if ABANDONED_BY.load(Ordering::Relaxed) == other => {
+                    let _ = STARTING_THREAD.compare_exchange(other, 0, Ordering::Relaxed, Ordering::Relaxed);
+                }
+                Err(other) => {
+                    if !wait.pause() {
+                        ABANDONED_BY.store(other, Ordering::Relaxed);
+                        return None;
+                    }
                 }
             }
         }
+        STARTING_FRAME.store(frame, Ordering::Relaxed);
+        ABANDONED_BY.store(0, Ordering::Relaxed);
         let pointer = CURRENT.load(Ordering::Acquire);
         let before = as_process(pointer);
         let settled =
@@ -175,14 +232,19 @@ impl Process {
             pointer
         } else {
             let pointer = match start() {
-                Ok(process) => {
-                    process.count(Counter::EventsDropped, MISSED_EVENTS.swap(0, Ordering::Relaxed));
-                    Box::into_raw(Box::new(process))
-                }
+                Ok(process) => Box::into_raw(Box::new(process)),
                 Err(NotStarted::NotTraced) => not_traced(),
                 Err(NotStarted::Unreachable) => launcher_unreachable(),
             };
+            if STARTING_THREAD.load(Ordering::Acquire) != me {
+                // It took so long that another thread has started a recording in its place.
+                return Process::if_started();
+            }
             CURRENT.store(pointer, Ordering::Release);
+            // Count the missed events after the store, so that none comes between: a signal handler may interrupt here.
+            if let Some(process) = as_process(pointer) {
+                process.count(Counter::EventsDropped, MISSED_EVENTS.swap(0, Ordering::Relaxed));
+            }
             pointer
         };
         STARTING_THREAD.store(0, Ordering::Release);
@@ -273,24 +335,59 @@ enum NotStarted {
     Unreachable,
 }
 
-/// Starts a recording.
+/// Starts a recording. If that fails, reports the reason in the run folder.
 fn start() -> Result<Process, NotStarted> {
     let options = session_options().ok_or(NotStarted::NotTraced)?;
-    let permitted = seccomp::permitted_calls(options.filters);
-    if !permitted.recording || !has_address_space() {
-        return Err(NotStarted::Unreachable);
+    #[cfg(not(test))]
+    crate::linker::c_library::bind_memory_functions();
+    let missed = MISSED_EVENTS.load(Ordering::Relaxed);
+    match connect(&options, missed != 0) {
+        Ok(parts) => {
+            unrecorded::withdraw(&options);
+            Ok(process(options, parts))
+        }
+        Err(NoSegment::Refused) => Err(NotStarted::Unreachable),
+        Err(NoSegment::Unrecorded(reason)) => {
+            unrecorded::report(&options, reason, missed);
+            Err(NotStarted::Unreachable)
+        }
     }
-    if !permitted.process_vm_readv {
+}
+
+/// What a recording needs from the kernel and the launcher.
+struct Parts {
+    alive: &'static AtomicU32,
+    segment: Segment,
+    thread_states: ThreadStates,
+}
+
+/// Connects to the launcher. `is_retry` says that an earlier attempt has failed.
+fn connect(options: &Options, is_retry: bool) -> Result<Parts, NoSegment> {
+    const NO_RESOURCES: NoSegment = NoSegment::Unrecorded(Reason::NoResources);
+    let permitted = seccomp::permitted_calls(options.filters);
+    if !permitted.recording {
+        return Err(NoSegment::Unrecorded(Reason::Seccomp));
+    }
+    if !has_address_space() {
+        return Err(NoSegment::Unrecorded(Reason::AddressSpace));
+    }
+    if permitted.process_vm_readv {
+        permit_checked_reads();
+    } else {
         avoid_process_vm_readv();
     }
-    let alive = alive_page().ok_or(NotStarted::Unreachable)?;
+    let alive = alive_page().ok_or(NO_RESOURCES)?;
     let generation = GENERATION.fetch_add(1, Ordering::Relaxed);
-    let segment = request_segment(&options.token, generation, MISSED_EVENTS.load(Ordering::Relaxed) != 0)
-        .ok_or(NotStarted::Unreachable)?;
+    let segment = request_segment(&options.token, generation, is_retry)?;
     alive.store(1, Ordering::Relaxed);
-    let thread_states = ThreadStates::new().ok_or(NotStarted::Unreachable)?;
+    let thread_states = ThreadStates::new().ok_or(NO_RESOURCES)?;
+    Ok(Parts { alive, segment, thread_states })
+}
+
+fn process(options: Options, parts: Parts) -> Process {
+    let Parts { alive, segment, thread_states } = parts;
     let watch = observer::start(&options);
-    Ok(Process {
+    Process {
         options,
         segment,
         interner: Interner::new(),
@@ -306,7 +403,7 @@ fn start() -> Result<Process, NotStarted> {
         alive,
         ring_searches_to_skip: AtomicU32::new(0),
         stalled: AtomicU32::new(0),
-    })
+    }
 }
 
 /// The options that the launcher put into the environment. `None` if memtrace did not start this process.

@@ -12,7 +12,7 @@ use memtrace_trace::options;
 
 /// The size of the child's stack in bytes.
 const CHILD_STACK_BYTES: usize = 16 << 10;
-/// How far the child got: 1 after the calls of a recording, 2 after `process_vm_readv`.
+/// How far the child got: 1 after the calls of a recording or of a report, 2 after `process_vm_readv`.
 static CHILD_PROGRESS: AtomicU32 = AtomicU32::new(0);
 
 /// The permitted system calls.
@@ -27,16 +27,28 @@ pub(crate) struct PermittedCalls {
 /// Determines what this process may call. `launcher_filters` is the number of filters under which the launcher ran.
 pub(crate) fn permitted_calls(launcher_filters: u32) -> PermittedCalls {
     const ALL: PermittedCalls = PermittedCalls { recording: true, process_vm_readv: true };
-    match std::fs::read_to_string("/proc/self/status") {
-        Ok(status) if options::filters_in(&status) <= launcher_filters => ALL,
-        Ok(_) => try_in_child(),
-        // Without /proc the number of filters is unknown.
-        Err(_) => ALL,
+    if !has_later_filter(launcher_filters) {
+        return ALL;
     }
+    let progress = try_in_child(recording_calls);
+    PermittedCalls { recording: progress >= 1, process_vm_readv: progress >= 2 }
 }
 
+/// Whether this process may create and remove links.
 #[cold]
-fn try_in_child() -> PermittedCalls {
+pub(super) fn permits_links(launcher_filters: u32) -> bool {
+    !has_later_filter(launcher_filters) || try_in_child(link_calls) >= 1
+}
+
+/// Whether this process has a filter that does not apply to the launcher.
+fn has_later_filter(launcher_filters: u32) -> bool {
+    // Without /proc the number of filters is unknown.
+    std::fs::read_to_string("/proc/self/status").is_ok_and(|status| options::filters_in(&status) > launcher_filters)
+}
+
+/// Runs `calls` in a child process and returns its progress.
+#[cold]
+fn try_in_child(calls: extern "C" fn(*mut c_void) -> c_int) -> u32 {
     let mut stack: Vec<u128> = Vec::with_capacity(CHILD_STACK_BYTES / size_of::<u128>());
     CHILD_PROGRESS.store(0, Ordering::Relaxed);
     let (mut before, all) = (0u64, u64::MAX);
@@ -48,26 +60,32 @@ fn try_in_child() -> PermittedCalls {
         };
         set(libc::SIG_SETMASK, &all, &mut before);
         let top = stack.as_mut_ptr().add(stack.capacity()).cast::<c_void>();
-        let child = libc::clone(child_main, top, libc::CLONE_VM | libc::CLONE_VFORK, std::ptr::null_mut());
+        let child = libc::clone(calls, top, libc::CLONE_VM | libc::CLONE_VFORK, std::ptr::null_mut());
         if child > 0 {
             let mut status = 0;
             libc::waitpid(child, &mut status, libc::__WALL);
         }
         set(libc::SIG_SETMASK, &before, std::ptr::null_mut());
     }
-    let progress = CHILD_PROGRESS.load(Ordering::Relaxed);
-    PermittedCalls { recording: progress >= 1, process_vm_readv: progress >= 2 }
+    CHILD_PROGRESS.load(Ordering::Relaxed)
 }
 
-/// The child. It makes every kind of call that a recording makes and that a program may not make itself.
-extern "C" fn child_main(_: *mut c_void) -> c_int {
-    const INVALID: c_long = -1;
-    const NULL: *mut c_void = std::ptr::null_mut();
+const INVALID: c_long = -1;
+const NULL: *mut c_void = std::ptr::null_mut();
+
+/// Prevents a core file of the child.
+fn forbid_core() {
     let no_core = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the limits and descriptors belong to the child alone. All other calls fail because of their arguments or
-    // have no effect.
+    // SAFETY: the limits belong to the child alone.
+    unsafe { libc::syscall(libc::SYS_prlimit64, 0, libc::RLIMIT_CORE, &raw const no_core, NULL) };
+}
+
+/// A child that makes every kind of call that a recording makes and that a program may not make itself.
+extern "C" fn recording_calls(_: *mut c_void) -> c_int {
+    forbid_core();
+    // SAFETY: the descriptors belong to the child alone. All other calls fail because of their arguments or have no
+    // effect.
     unsafe {
-        libc::syscall(libc::SYS_prlimit64, 0, libc::RLIMIT_CORE, &raw const no_core, NULL);
         libc::syscall(libc::SYS_socket, libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
         libc::syscall(libc::SYS_setsockopt, INVALID, libc::SOL_SOCKET, libc::SO_RCVTIMEO, NULL, 0);
         libc::syscall(libc::SYS_connect, INVALID, NULL, 0);
@@ -88,13 +106,26 @@ extern "C" fn child_main(_: *mut c_void) -> c_int {
     0
 }
 
+/// A child that makes the calls of a report.
+extern "C" fn link_calls(_: *mut c_void) -> c_int {
+    forbid_core();
+    // SAFETY: null pointers make the calls fail.
+    unsafe {
+        libc::syscall(libc::SYS_symlink, NULL, NULL);
+        libc::syscall(libc::SYS_unlink, NULL);
+        CHILD_PROGRESS.store(1, Ordering::Relaxed);
+        libc::syscall(libc::SYS_exit_group, 0);
+    }
+    0
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn all_calls_are_permitted_without_a_filter() {
-        assert_eq!(try_in_child(), PermittedCalls { recording: true, process_vm_readv: true });
+        assert_eq!((try_in_child(recording_calls), try_in_child(link_calls)), (2, 1));
         assert_eq!(permitted_calls(0), permitted_calls(u32::MAX));
     }
 }

@@ -15,8 +15,8 @@ use super::thread_state::ThreadState;
 /// The state of one thread. A thread starts with all zeros, which is a valid value.
 #[repr(C, align(64))]
 pub(crate) struct ThreadLocal {
-    /// Whether the thread has a [`Guard`](super::guard::Guard).
-    pub(crate) has_guard: Cell<bool>,
+    /// The stack pointer at which the thread's [`Guard`](super::guard::Guard) was made. 0 if it has none.
+    pub(crate) guard_frame: Cell<usize>,
     /// Whether the thread is using the common ring, because it has none of its own.
     pub(crate) uses_common_ring: Cell<bool>,
     /// Whether the last event is written and not yet published. An allocation waits for its rounded size, a free
@@ -40,6 +40,8 @@ pub(crate) struct ThreadLocal {
     pub(crate) caller: Cell<usize>,
     /// The nesting depth of hooked runtime calls.
     pub(crate) runtime_depth: Cell<u32>,
+    /// The stack pointer at which the outermost of them was made.
+    pub(crate) runtime_frame: Cell<usize>,
     /// Whether a driver call was recorded inside the current runtime call.
     pub(crate) has_nested_call: Cell<bool>,
     /// Whether PyTorch's caching allocator made the current runtime call.
@@ -110,10 +112,10 @@ mod tests {
         here.runtime_depth.set(7);
         let other = std::thread::spawn(|| {
             let thread = ThreadLocal::current();
-            (std::ptr::from_ref(thread).addr(), thread.runtime_depth.replace(9), thread.has_guard.get())
+            (std::ptr::from_ref(thread).addr(), thread.runtime_depth.replace(9), thread.guard_frame.get())
         });
-        let (address, depth, busy) = other.join().unwrap();
+        let (address, depth, frame) = other.join().unwrap();
         assert_ne!(address, std::ptr::from_ref(here).addr());
-        assert_eq!((depth, busy, here.runtime_depth.replace(0)), (0, false, 7));
+        assert_eq!((depth, frame, here.runtime_depth.replace(0)), (0, 0, 7));
     }
 }

@@ -57,6 +57,15 @@ impl ThreadState {
         }
     }
 
+    /// Makes the state uninitialized. What it contains is forgotten and not freed, because it may be half written.
+    ///
+    /// # Safety
+    ///
+    /// Only the owner of the ring may call this, and no borrow of the state is used any more.
+    pub(crate) unsafe fn reset(&self) {
+        self.is_ready.set(false);
+    }
+
     /// Borrows the state.
     ///
     /// # Safety

@@ -17,7 +17,7 @@
 use std::ffi::{CStr, CString, c_void};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use memtrace_stackwalk::MAX_STACKS;
+use memtrace_stackwalk::{Lock, MAX_STACKS};
 use memtrace_trace::counters::Counter;
 use memtrace_trace::definition::{Definition, NoticeStatus};
 use memtrace_trace::ids::{ContextId, StackId};
@@ -69,7 +69,7 @@ struct AutogradRecorder {
     forward: SparseTable<1>,
     unnumbered: SparseTable<BUCKET>,
     contexts: SparseTable<WORDS>,
-    contexts_lock: AtomicU32,
+    contexts_lock: Lock,
     context_count: AtomicU32,
     /// One more than the index of the verified layout in [`LAYOUTS`], 0 before.
     layout: AtomicU32,
@@ -85,7 +85,7 @@ impl AutogradRecorder {
             forward: SparseTable::new(FORWARD_SLOTS),
             unnumbered: SparseTable::new(UNNUMBERED_BUCKETS),
             contexts: SparseTable::new(CONTEXT_SLOTS),
-            contexts_lock: AtomicU32::new(0),
+            contexts_lock: Lock::new(),
             context_count: AtomicU32::new(0),
             layout: AtomicU32::new(0),
             is_reported: AtomicU32::new(0),
@@ -451,9 +451,10 @@ fn define_context(
     let created = if state.omits_modules() { CreatedAt { module: ContextId::NONE, ..created } } else { created };
     let Some(mut guard) = Guard::enter() else { return ContextId::NONE };
     state.report_verified(&mut guard);
-    while state.contexts_lock.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
-        std::hint::spin_loop();
-    }
+    let Some(locked) = state.contexts_lock.lock() else {
+        process.count(Counter::ForwardStacksLost, 1);
+        return ContextId::NONE;
+    };
     let mut outcome = None;
     for [key, value, module] in state.context_slots(kind, created) {
         let known = value.load(Ordering::Relaxed);
@@ -471,7 +472,7 @@ fn define_context(
             break;
         }
     }
-    state.contexts_lock.store(0, Ordering::Release);
+    drop(locked);
     match outcome {
         Some((id, new)) => {
             if new {

@@ -136,7 +136,7 @@ fn is_collecting_here(address: usize) -> bool {
 fn find_state(guard: &mut Guard) {
     let Some(python) = guard.process().python().filter(|python| python.verified() == Ok(true)) else { return };
     let (_, minor) = python.version();
-    let address = locate(minor, &|name| original::lookup(libc::RTLD_DEFAULT, name));
+    let address = locate(minor, &original::global_address);
     let (status, text) = match address {
         Ok(_) => (NoticeStatus::Works, "garbage collector state verified: blocks that it frees are marked"),
         Err(reason) => (NoticeStatus::Off, reason),

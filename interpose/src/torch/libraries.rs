@@ -3,7 +3,8 @@
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use crate::linker::original::{OriginalFunction, exported_by};
+use crate::linker::original::OriginalFunction;
+use crate::linker::shared_objects::exported_by;
 
 /// Set once PyTorch has called one of our hooks, so its libraries are loaded.
 static IS_LOADED: AtomicBool = AtomicBool::new(false);
@@ -41,11 +42,11 @@ pub(crate) fn is_allocator(file_name: &[u8]) -> bool {
 }
 
 /// A function that libc10 exports. Null if there is none.
-pub(super) fn libc10(cache: &OriginalFunction, name: &CStr) -> *mut c_void {
+pub(super) fn libc10(cache: &'static OriginalFunction, name: &CStr) -> *mut c_void {
     cache.get_or_find(|| exported_by(b"libc10.so", name))
 }
 
 /// A function that libtorch_cpu exports. Null if there is none.
-pub(super) fn libtorch_cpu(cache: &OriginalFunction, name: &CStr) -> *mut c_void {
+pub(super) fn libtorch_cpu(cache: &'static OriginalFunction, name: &CStr) -> *mut c_void {
     cache.get_or_find(|| exported_by(b"libtorch_cpu.so", name))
 }

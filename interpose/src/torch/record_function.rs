@@ -21,7 +21,8 @@ use memtrace_trace::ids::StackId;
 
 use super::flags::current_flags;
 use super::libraries::libtorch_cpu;
-use crate::linker::original::{OriginalFunction, exported_by};
+use crate::linker::original::OriginalFunction;
+use crate::linker::shared_objects::exported_by;
 use crate::recording::guard::Guard;
 use crate::recording::labels::{self, MAX_NAME_BYTES, RangeDetails, RangeKey};
 use crate::recording::observer;

@@ -17,7 +17,7 @@ use memtrace_trace::options::Cpu;
 
 use super::flags::current_flags;
 use super::libraries::{libc10, set_loaded};
-use super::tracker::{self, TrackerState};
+use super::tracker::TRACKER;
 use super::{gc, record_function};
 use crate::linker::original::OriginalFunction;
 use crate::recording::device_use;
@@ -105,7 +105,7 @@ extern "C-unwind" fn report_memory_usage(
 fn record_cuda_block(addr: u64, size: i64, allocated: u64, reserved: u64, device: i16) {
     let Some(mut guard) = Guard::enter() else { return };
     let process = guard.process();
-    if let Some(state) = tracker::state().filter(|state| state.is_attached()) {
+    if TRACKER.is_attached() {
         if size > 0 {
             if !guard.amend(addr, size as u64) {
                 process.count(Counter::ReporterMismatches, 1);
@@ -114,7 +114,7 @@ fn record_cuda_block(addr: u64, size: i64, allocated: u64, reserved: u64, device
             // The allocator calls this at the end of a free, so a later completion is a deferred one.
             guard.publish();
         }
-        if state.count_report() % TOTALS_EVERY == 0 {
+        if TRACKER.count_report() % TOTALS_EVERY == 0 {
             emit_totals(&mut guard, allocated, reserved, device);
         }
     } else {
@@ -168,7 +168,7 @@ extern "C-unwind" fn report_out_of_memory(size: i64, allocated: usize, reserved:
     let [kind, index] = device.to_le_bytes();
     if kind == CUDA
         && let Some(mut guard) = Guard::enter()
-        && !tracker::state().is_some_and(TrackerState::is_attached)
+        && !TRACKER.is_attached()
     {
         let flags = current_flags();
         let (stack, context) = guard.stack_and_context();

@@ -20,6 +20,7 @@
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use memtrace_stackwalk::Lock;
 use memtrace_trace::clock;
 use memtrace_trace::counters::Counter;
 use memtrace_trace::definition::{Definition, NoticeStatus};
@@ -29,13 +30,11 @@ use super::flags::current_flags;
 use super::libraries::{STACK_CHECKS_LEFT, is_allocator};
 use super::{gc, grad_mode};
 use crate::linker::mapped_object::containing;
-use crate::linker::original::exported_by;
-use crate::linker::shared_objects::find_by_name;
+use crate::linker::shared_objects::{exported_by, exported_with_prefix};
 use crate::recording::errno::RestoreErrno;
 use crate::recording::guard::Guard;
 use crate::recording::observer::Observer;
 use crate::recording::process::Process;
-use crate::recording::slot::Slot;
 use crate::recording::thread_local::{LastSegment, with_thread_local};
 
 /// The replacement for a tracker that cannot be used, for messages.
@@ -71,6 +70,8 @@ impl EntryLayout {
     const POOL: u32 = 1;
     /// `time` is from the clock of [`clock::now`], so that the clock need not be read again.
     const TICKS: u32 = 2;
+    /// Set in every verified layout, which is therefore never 0.
+    const VERIFIED: u32 = 4;
 
     #[inline]
     fn has_pool(self) -> bool {
@@ -84,20 +85,22 @@ impl EntryLayout {
     }
 }
 
-/// The tracker's part of a recording. A forked child inherits PyTorch with our tracker attached.
-pub(crate) const OBSERVER: Observer = Observer::with_state(|_, _| TRACKER.set(TrackerState::new(TRACKER.get())));
+/// The tracker's part of a recording.
+pub(crate) const OBSERVER: Observer = Observer::with_state(|_, _| TRACKER.start());
 
-static TRACKER: Slot<TrackerState> = Slot::new();
+/// The tracker of this process. A forked child inherits PyTorch with our tracker attached, and so this state.
+pub(super) static TRACKER: TrackerState = TrackerState {
+    phase: AtomicU32::new(AttachPhase::New as u32),
+    layout: AtomicU32::new(0),
+    reports: AtomicU32::new(0),
+    pools: PoolIds::new(),
+};
 
-/// The tracker of the present recording.
-#[inline]
-pub(super) fn state() -> Option<&'static TrackerState> {
-    TRACKER.get()
-}
-
-/// The tracker of one process.
+/// The tracker of one process. It is a static and no [`Slot`](crate::recording::slot::Slot), because every event reads
+/// it.
 pub(super) struct TrackerState {
     phase: AtomicU32,
+    /// An [`EntryLayout`], 0 before verification.
     layout: AtomicU32,
     reports: AtomicU32,
     /// The pool ids of PyTorch.
@@ -105,18 +108,15 @@ pub(super) struct TrackerState {
 }
 
 impl TrackerState {
-    /// `parent` is the state of the process that forked this one, whose tracker a child inherits.
-    fn new(parent: Option<&TrackerState>) -> TrackerState {
-        let known = parent.map_or(AttachPhase::New as u32, |p| p.phase.load(Ordering::Acquire));
-        // The thread that was attaching does not exist in the forked child.
-        let phase = if known == AttachPhase::Attaching as u32 { AttachPhase::Off as u32 } else { known };
-        let layout = parent.map_or(0, |p| p.layout.load(Ordering::Relaxed));
-        TrackerState {
-            phase: AtomicU32::new(phase),
-            layout: AtomicU32::new(layout),
-            reports: AtomicU32::new(0),
-            pools: PoolIds::new(),
+    /// Starts a recording: the first one, or that of a forked child.
+    fn start(&self) {
+        // Attaching comes after the start of a recording. So a thread of the parent, which does not exist in this
+        // process, was attaching.
+        if self.phase.load(Ordering::Acquire) == AttachPhase::Attaching as u32 {
+            self.set_phase(AttachPhase::Off);
         }
+        self.reports.store(0, Ordering::Relaxed);
+        self.pools.forget();
     }
 
     /// Whether allocator events come from the tracker, or are about to: the first one verifies the layout.
@@ -129,8 +129,8 @@ impl TrackerState {
     /// The verified layout. `None` before verification, and if it failed.
     #[inline]
     fn layout(&self) -> Option<EntryLayout> {
-        let verified = self.phase.load(Ordering::Acquire) == AttachPhase::Verified as u32;
-        verified.then(|| EntryLayout(self.layout.load(Ordering::Relaxed)))
+        let layout = EntryLayout(self.layout.load(Ordering::Relaxed));
+        (layout.0 != 0).then_some(layout)
     }
 
     /// Counts a call of the reporter. Not exact if several threads count at once.
@@ -151,18 +151,24 @@ const MAX_POOLS: usize = 4096;
 
 /// PyTorch's ids of the pools seen so far. Our id is the index plus one.
 struct PoolIds {
-    lock: AtomicU32,
+    lock: Lock,
     known: AtomicU32,
-    ids: Box<[[AtomicU64; 2]]>,
+    ids: [[AtomicU64; 2]; MAX_POOLS],
 }
 
 impl PoolIds {
-    fn new() -> PoolIds {
+    const fn new() -> PoolIds {
         PoolIds {
-            lock: AtomicU32::new(0),
+            lock: Lock::new(),
             known: AtomicU32::new(0),
-            ids: (0..MAX_POOLS).map(|_| [const { AtomicU64::new(0) }; 2]).collect(),
+            ids: [const { [const { AtomicU64::new(0) }; 2] }; MAX_POOLS],
         }
+    }
+
+    /// Forgets the pools of another recording.
+    fn forget(&self) {
+        self.known.store(0, Ordering::Relaxed);
+        self.lock.forget_holder();
     }
 }
 
@@ -201,7 +207,10 @@ pub(crate) fn attach() {
     let errno = RestoreErrno::new();
     let process = Process::current();
     drop(errno);
-    let Some(state) = process.and_then(|_| state()) else { return };
+    if process.is_none() {
+        return;
+    }
+    let state = &TRACKER;
     if state.phase.load(Ordering::Relaxed) != AttachPhase::New as u32
         || state
             .phase
@@ -252,7 +261,10 @@ pub(crate) fn attach_through_other(is_pool: bool) -> bool {
     if is_pool || checks_left == 0 {
         return false;
     }
-    let Some(state) = Process::current().and_then(|_| state()) else { return false };
+    if Process::current().is_none() {
+        return false;
+    }
+    let state = &TRACKER;
     let phase = state.phase.load(Ordering::Relaxed);
     if phase == AttachPhase::New as u32 {
         STACK_CHECKS_LEFT.store(checks_left - 1, Ordering::Relaxed);
@@ -305,9 +317,8 @@ fn find_method() -> Result<(*mut c_void, usize, usize), &'static str> {
 
 fn method_slot() -> Option<usize> {
     for library in [&b"libtorch_cuda.so"[..], b"libtorch_python.so"] {
-        let Some(object) = find_by_name(library) else { continue };
         let vtable = exported_by(library, PLUGGABLE_VTABLE).cast::<usize>();
-        let Some(method) = object.symbol_with_prefix(PLUGGABLE_METHOD) else { continue };
+        let Some(method) = exported_with_prefix(library, PLUGGABLE_METHOD) else { continue };
         if vtable.is_null() {
             continue;
         }
@@ -358,9 +369,7 @@ impl TraceEntry {
 unsafe extern "C-unwind" fn on_trace_entry(_functor: *const u64, entry: *const u8) {
     let entry = TraceEntry(entry);
     let Some(mut guard) = Guard::enter() else { return };
-    let Some(layout) = state().and_then(TrackerState::layout).or_else(|| verify_first(&mut guard, &entry)) else {
-        return;
-    };
+    let Some(layout) = TRACKER.layout().or_else(|| verify_first(&mut guard, &entry)) else { return };
     let Some(action) = u8::try_from(entry.action()).ok().and_then(Action::from_wire).filter(|a| *a <= Action::Annotate)
     else {
         guard.process().count(Counter::UnknownActions, 1);
@@ -398,7 +407,7 @@ unsafe extern "C-unwind" fn on_trace_entry(_functor: *const u64, entry: *const u
 /// Verifies the layout with the first entry. `None` if that fails; then the reporter replaces the tracker.
 #[cold]
 fn verify_first(guard: &mut Guard, entry: &TraceEntry) -> Option<EntryLayout> {
-    let state = state().filter(|state| state.is_attached())?;
+    let state = Some(&TRACKER).filter(|state| state.is_attached())?;
     match verify(entry) {
         Ok(layout) => {
             state.layout.store(layout.0, Ordering::Relaxed);
@@ -438,9 +447,9 @@ fn verify(entry: &TraceEntry) -> Result<EntryLayout, &'static str> {
     }
     let ticks = |at| if since <= entry.word(at) && entry.word(at) <= clock::now() { EntryLayout::TICKS } else { 0 };
     if is_near_now(entry.word(64)) && entry.word(48) < 1 << 32 && entry.word(56) < 1 << 32 {
-        Ok(EntryLayout(EntryLayout::POOL | ticks(64)))
+        Ok(EntryLayout(EntryLayout::VERIFIED | EntryLayout::POOL | ticks(64)))
     } else if is_near_now(entry.word(48)) {
-        Ok(EntryLayout(ticks(48)))
+        Ok(EntryLayout(EntryLayout::VERIFIED | ticks(48)))
     } else {
         Err("the first entry has no timestamp near the current time")
     }
@@ -464,7 +473,7 @@ fn pool_id(guard: &mut Guard, pool: (u64, u64)) -> u16 {
 
 #[cold]
 fn private_pool_id(guard: &mut Guard, pool: (u64, u64)) -> u16 {
-    let Some(pools) = state().map(|state| &state.pools) else { return 0 };
+    let pools = &TRACKER.pools;
     let find = |known: u32| {
         pools.ids.iter().take(known as usize).position(|id| {
             id.first().is_some_and(|a| a.load(Ordering::Relaxed) == pool.0)
@@ -474,9 +483,10 @@ fn private_pool_id(guard: &mut Guard, pool: (u64, u64)) -> u16 {
     if let Some(index) = find(pools.known.load(Ordering::Acquire)) {
         return index as u16 + 1;
     }
-    while pools.lock.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
-        std::hint::spin_loop();
-    }
+    let Some(locked) = pools.lock.lock() else {
+        guard.process().count(Counter::DefinitionsDropped, 1);
+        return 0;
+    };
     let known = pools.known.load(Ordering::Relaxed);
     let index = find(known).unwrap_or_else(|| {
         let index = (known as usize).min(MAX_POOLS - 1);
@@ -487,7 +497,7 @@ fn private_pool_id(guard: &mut Guard, pool: (u64, u64)) -> u16 {
         pools.known.store(index as u32 + 1, Ordering::Release);
         index
     });
-    pools.lock.store(0, Ordering::Release);
+    drop(locked);
     let id = index as u16 + 1;
     guard.define(&Definition::Pool { id, pool });
     id

@@ -204,7 +204,7 @@ mod tests {
     use std::collections::HashMap;
 
     fn insert(set: &IdSet<2>, lock: &Lock, key: [u64; 2]) -> Inserted {
-        set.insert(&key, &lock.lock())
+        set.insert(&key, &lock.lock().unwrap())
     }
 
     #[test]

@@ -68,7 +68,7 @@ impl Interner {
         if let Some(id) = self.frames.find(&key) {
             return FrameId(id);
         }
-        let inserted = self.frames.insert(&key, &self.lock.lock());
+        let inserted = self.lock.lock().map_or(Inserted::Full, |locked| self.frames.insert(&key, &locked));
         match inserted {
             Inserted::Known(id) => FrameId(id),
             Inserted::New(id) => {
@@ -99,7 +99,8 @@ impl Interner {
             sink.lost(Loss::Frame);
             return parent;
         }
-        let inserted = self.stacks.insert(&Self::node(parent, frame), &self.lock.lock());
+        let node = Self::node(parent, frame);
+        let inserted = self.lock.lock().map_or(Inserted::Full, |locked| self.stacks.insert(&node, &locked));
         match inserted {
             Inserted::Known(id) => StackId(id),
             Inserted::New(id) => {
@@ -137,6 +138,8 @@ impl Interner {
 
     /// Caches the meaning of a key.
     pub(super) fn remember(&self, key: FrameKey, meaning: FrameMeaning) {
-        self.keys.insert(key, meaning, &self.lock.lock());
+        if let Some(locked) = self.lock.lock() {
+            self.keys.insert(key, meaning, &locked);
+        }
     }
 }

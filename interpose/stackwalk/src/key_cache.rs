@@ -210,7 +210,7 @@ mod tests {
         assert_eq!(cache.find(key(1)), FrameMeaning::UNKNOWN);
         let count = (SETS * WAYS * 2) as u64;
         for n in 0..count {
-            cache.insert(key(n), FrameMeaning::frame(FrameId(n as u32 + 1)), &lock.lock());
+            cache.insert(key(n), FrameMeaning::frame(FrameId(n as u32 + 1)), &lock.lock().unwrap());
         }
         let known = (0..count)
             .filter(|n| match cache.find(key(*n)).id() {
@@ -233,7 +233,7 @@ mod tests {
             scope.spawn(|| {
                 for round in 0..20 {
                     for n in 1..60_000 {
-                        cache.insert(key(n + round), FrameMeaning::frame(FrameId(n + round)), &lock.lock());
+                        cache.insert(key(n + round), FrameMeaning::frame(FrameId(n + round)), &lock.lock().unwrap());
                     }
                 }
             });

@@ -52,6 +52,7 @@ mod frame_chain;
 mod id_set;
 mod intern;
 mod key_cache;
+pub mod loader;
 mod lock;
 mod module_calls;
 pub mod native;
@@ -62,6 +63,7 @@ mod thread;
 
 pub use definition::{DefinitionSink, FrameText, LoadedObject, Loss, ModuleCall};
 pub use intern::{Interner, MAX_STACKS};
+pub use lock::{Lock, Locked};
 pub use native::NativeStacks;
 pub use python::{CheckedMemory, Python, Reason, avoid_process_vm_readv};
 pub use texts::{TextId, Texts};

@@ -1,11 +1,12 @@
-//! The lock of the stack tables, implemented with a futex. Other tools may hook pthreads' locks, and the standard
-//! library's locks have poisoning.
+//! The lock of the stack tables and other tables, implemented with a futex. Other tools may hook pthreads' locks, and
+//! the standard library's locks have poisoning.
 //!
-//! Constraint: it is held for a few hundred nanoseconds while a new entry is written, never while foreign code is
-//! called.
+//! It is held for a few hundred nanoseconds while a new entry is written, never while foreign code is called. But a
+//! signal handler may leave that code by `siglongjmp`, and then nobody releases the lock. So a wait ends after
+//! [`MAX_WAITS`], and later ones do not wait at all until the lock is released.
 
 use std::sync::atomic::{
-    AtomicU32,
+    AtomicBool, AtomicU32,
     Ordering::{Acquire, Relaxed, Release},
 };
 
@@ -13,43 +14,75 @@ const UNLOCKED: u32 = 0;
 const LOCKED: u32 = 1;
 const CONTENDED: u32 = 2;
 
+/// How many times the futex is waited for, and how long each time, in nanoseconds: 2 s in total. A stopped process
+/// counts as one wait.
+const MAX_WAITS: u32 = 200;
+const WAIT_NANOSECONDS: i64 = 10_000_000;
+
 /// A lock without data. Functions that need it take a [`Locked`] as proof.
-pub(super) struct Lock(AtomicU32);
+pub struct Lock {
+    state: AtomicU32,
+    /// Whether a wait has ended without success.
+    is_abandoned: AtomicBool,
+}
 
 /// Proof that the lock is held. Dropping it releases the lock.
-pub(super) struct Locked<'a>(&'a Lock);
+pub struct Locked<'a>(&'a Lock);
 
 impl Lock {
-    pub(super) const fn new() -> Lock {
-        Lock(AtomicU32::new(UNLOCKED))
+    /// A lock that is not held.
+    #[allow(clippy::new_without_default, reason = "lives in a static; a Default would be a second way to make one")]
+    pub const fn new() -> Lock {
+        Lock { state: AtomicU32::new(UNLOCKED), is_abandoned: AtomicBool::new(false) }
     }
 
-    /// Waits for the lock: 64 attempts, then a futex.
-    pub(super) fn lock(&self) -> Locked<'_> {
+    /// Waits for the lock: 64 attempts, then a futex. `None` if its holder has not released it in time.
+    pub fn lock(&self) -> Option<Locked<'_>> {
         for _ in 0..64 {
-            if self.0.compare_exchange_weak(UNLOCKED, LOCKED, Acquire, Relaxed).is_ok() {
-                return Locked(self);
+            if self.state.compare_exchange_weak(UNLOCKED, LOCKED, Acquire, Relaxed).is_ok() {
+                return Some(Locked(self));
             }
             std::hint::spin_loop();
         }
-        while self.0.swap(CONTENDED, Acquire) != UNLOCKED {
-            self.futex(libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG, CONTENDED);
+        for _ in 0..MAX_WAITS {
+            if self.is_abandoned.load(Relaxed) {
+                return None;
+            }
+            if self.state.swap(CONTENDED, Acquire) == UNLOCKED {
+                return Some(Locked(self));
+            }
+            self.wait();
         }
-        Locked(self)
+        self.is_abandoned.store(true, Relaxed);
+        None
     }
 
-    fn futex(&self, operation: libc::c_int, value: u32) {
-        // SAFETY: the futex word is a live atomic. Without a timeout the kernel reads nothing else.
-        unsafe {
-            libc::syscall(libc::SYS_futex, self.0.as_ptr(), operation, value, std::ptr::null::<libc::timespec>());
-        }
+    /// Releases the lock, whoever holds it. For a forked child, where the holder does not exist.
+    pub fn forget_holder(&self) {
+        self.is_abandoned.store(false, Relaxed);
+        self.state.store(UNLOCKED, Release);
+    }
+
+    fn wait(&self) {
+        let limit = libc::timespec { tv_sec: 0, tv_nsec: WAIT_NANOSECONDS };
+        let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
+        // SAFETY: the futex word is a live atomic, and `limit` is a valid timespec.
+        unsafe { libc::syscall(libc::SYS_futex, self.state.as_ptr(), operation, CONTENDED, &raw const limit) };
+    }
+
+    fn wake_one(&self) {
+        let operation = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
+        // SAFETY: the futex word is a live atomic. This operation reads nothing else.
+        unsafe { libc::syscall(libc::SYS_futex, self.state.as_ptr(), operation, 1) };
     }
 }
 
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
-        if self.0.0.swap(UNLOCKED, Release) == CONTENDED {
-            self.0.futex(libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG, 1);
+        if self.0.state.swap(UNLOCKED, Release) == CONTENDED {
+            // The holder was slow.
+            self.0.is_abandoned.store(false, Relaxed);
+            self.0.wake_one();
         }
     }
 }
@@ -69,6 +102,7 @@ mod tests {
                 scope.spawn(|| {
                     for _ in 0..20_000 {
                         let locked = lock.lock();
+                        assert!(locked.is_some());
                         assert_eq!(holders.fetch_add(1, Relaxed), 0);
                         sum.store(sum.load(Relaxed) + 1, Relaxed);
                         holders.fetch_sub(1, Relaxed);
@@ -78,5 +112,19 @@ mod tests {
             }
         });
         assert_eq!(sum.load(Relaxed), 80_000);
+    }
+
+    #[test]
+    fn a_lock_that_is_never_released_is_waited_for_once() {
+        let lock = Lock::new();
+        let held = lock.lock();
+        let begin = std::time::Instant::now();
+        assert!(lock.lock().is_none());
+        let first = begin.elapsed();
+        assert!((0..1000).all(|_| lock.lock().is_none()));
+        assert!(first.as_millis() >= 1000 && begin.elapsed() < first * 2, "{first:?}");
+        // A holder that was only slow.
+        drop(held);
+        assert!((0..10).all(|_| lock.lock().is_some()));
     }
 }

@@ -34,7 +34,7 @@ impl Texts {
         if let Some(id) = self.ids.find(&key) {
             return TextId::Known(id);
         }
-        match self.ids.insert(&key, &self.lock.lock()) {
+        match self.lock.lock().map_or(Inserted::Full, |locked| self.ids.insert(&key, &locked)) {
             Inserted::Known(id) => TextId::Known(id),
             Inserted::New(id) => TextId::New(id),
             Inserted::Full => TextId::Full,

@@ -1,12 +1,14 @@
 //! `memtrace check`: compares a run with limits or with a baseline.
 
-use std::io::{IsTerminal, Read};
+use std::io::IsTerminal;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use anyhow::anyhow;
 use memtrace_analysis::{
     Baseline, CheckOptions, DiffOptions, DiffReport, Run, Summary, check as check_limits, diff, summarize,
 };
+use memtrace_trace::file::untrusted;
 
 use crate::cli::Check;
 use crate::terminal::ProgressLine;
@@ -14,7 +16,7 @@ use crate::terminal::ProgressLine;
 /// The maximum size of a summary file in bytes. A larger file is not a summary.
 const MAX_SUMMARY_SIZE: u64 = 256 << 20;
 /// The number of bytes from a file's start that are read first.
-const START_SIZE: u64 = 32;
+const START_SIZE: usize = 32;
 
 /// Prints the result. Returns false when the run exceeds a limit.
 pub(crate) fn check(options: &Check) -> anyhow::Result<bool> {
@@ -62,14 +64,13 @@ pub(crate) fn check(options: &Check) -> anyhow::Result<bool> {
 
 /// The text of a file that starts like a summary of memtrace, else `None`. A PyTorch snapshot may be JSON too.
 fn summary_json(path: &Path) -> Option<String> {
-    let mut file = std::fs::File::open(path).ok()?;
-    let size = file.metadata().ok().filter(|file| file.is_file())?.len();
-    let mut text = String::new();
-    (&mut file).take(START_SIZE).read_to_string(&mut text).ok()?;
-    let start: String = text.chars().filter(|c| !c.is_whitespace()).take(11).collect();
-    if start != "{\"version\":" || size > MAX_SUMMARY_SIZE {
+    // What is not a regular file is refused when it is opened as a run. Opening a pipe here would wait for its writer.
+    let file = untrusted::open(path).ok()?;
+    let mut start = [0; START_SIZE];
+    let read = file.read_at(&mut start, 0).ok()?;
+    let start = start[..read].iter().filter(|byte| !byte.is_ascii_whitespace()).copied();
+    if !start.take(11).eq(*b"{\"version\":") {
         return None;
     }
-    file.take(MAX_SUMMARY_SIZE).read_to_string(&mut text).ok()?;
-    Some(text)
+    String::from_utf8(untrusted::read(&file, MAX_SUMMARY_SIZE).ok()?).ok()
 }

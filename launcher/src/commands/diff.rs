@@ -17,7 +17,7 @@ pub(crate) fn diff(options: &Diff) -> anyhow::Result<()> {
         Some([n, m]) => Some((*n, *m)),
         _ => None,
     };
-    let diff_options = DiffOptions { steps, rank: options.rank, device: options.device };
+    let diff_options = DiffOptions { steps, rank: options.rank, device: options.device, sources: options.sources };
     let mut line = ProgressLine::new(std::io::stderr().is_terminal());
     let report = compare(&a, b.as_ref().unwrap_or(&a), &diff_options, &mut |progress| line.show(&progress));
     line.clear();

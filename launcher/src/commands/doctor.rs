@@ -2,6 +2,8 @@
 
 use std::io::IsTerminal;
 
+use memtrace_analysis::printable;
+
 use crate::cli::Doctor;
 use crate::terminal::layout;
 use crate::{doctor, message};
@@ -24,7 +26,7 @@ pub(crate) fn doctor(options: &Doctor) -> u8 {
         }
     };
     let text = if options.json {
-        serde_json::to_string_pretty(&report).unwrap_or_default() + "\n"
+        printable::json(serde_json::to_string_pretty(&report).unwrap_or_default() + "\n")
     } else {
         doctor::to_text(&report, layout(std::io::stdout().is_terminal()).color)
     };

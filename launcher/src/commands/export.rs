@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
 use memtrace_analysis::export::{
-    FlameFormat, FlameWeight, LeftOut, Selection, SnapshotOptions, TABLES, TimelineFormat, Window, blocks_csv,
-    flame_graph, perfetto, run_start_ns, snapshot, tables, timeline,
+    FlameFormat, FlameWeight, LeftOut, Selection, SnapshotOptions, SourceAccess, TABLES, TimelineFormat, Window,
+    blocks_csv, flame_graph, perfetto, run_start_ns, snapshot, tables, timeline,
 };
 use memtrace_analysis::report::{count_text, size_text};
 use memtrace_analysis::{Process, Progress, Run, RunFolder, html_report, summarize};
@@ -27,11 +27,19 @@ pub(crate) fn export(options: &Export) -> anyhow::Result<()> {
             "use it with --to speedscope or --to folded, or leave it out"
         )
     );
+    ensure!(
+        !options.sources || options.to == ExportFormat::Snapshot,
+        WithHelp::new(
+            "--sources applies only to snapshots",
+            "use it with --to snapshot, or leave it out: no other format quotes source lines"
+        )
+    );
     match options.to {
         ExportFormat::Snapshot => {
+            let sources = SourceAccess::of(&run, options.sources);
             let help = "open it at https://pytorch.org/memory_viz";
             files(&run, options, ".pickle", Some(help), &|part, file, path| {
-                let options = SnapshotOptions { window: part.window.clone(), ..SnapshotOptions::default() };
+                let options = SnapshotOptions { window: part.window.clone(), sources: sources.clone() };
                 write(part.process, "writing the snapshot", path, file, |out, progress| {
                     snapshot(part.process, out, &options, progress).map(drop)
                 })

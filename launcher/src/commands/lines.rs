@@ -19,6 +19,7 @@ pub(crate) fn lines(options: &Lines) -> anyhow::Result<()> {
         rank: options.rank,
         pid: options.pid,
         device: options.device,
+        sources: options.sources,
     };
     let mut line = ProgressLine::new(std::io::stderr().is_terminal());
     let report = read_lines(&run, &lines_options, &mut |progress| line.show(&progress));

@@ -3,7 +3,10 @@
 use std::sync::Arc;
 
 use anyhow::Context;
+use memtrace_analysis::RunFolder;
+use memtrace_analysis::load::unrecorded;
 use memtrace_trace::options::{self, Options};
+use memtrace_trace::unrecorded::Unrecorded;
 
 use crate::child::{self, Child};
 use crate::cli::{Cpu, Run};
@@ -15,9 +18,9 @@ use crate::inherited::InheritedState;
 use crate::manifest::{Manifest, Problem};
 use crate::message::WithHelp;
 use crate::preflight::{self, NOT_EXECUTABLE, NOT_FOUND, Refusal};
+use crate::process_watch::{CommandEnvironment, ProcessWatch};
 use crate::signal_probe::SignalProbe;
 use crate::signals::Signals;
-use crate::unrecordable::{self, CommandEnvironment, Scanner};
 use crate::{folder, gpu, host, library, message, session};
 
 /// The maximum length of the command line in the end-of-run summary, in characters.
@@ -38,7 +41,7 @@ pub(crate) fn run(run: &Run) -> u8 {
 fn start(run: &Run) -> Result<u8, Refusal> {
     let state = InheritedState::capture_and_adjust();
     let (program, arguments) = run.command.split_first().context("no command given")?;
-    preflight::check(program, arguments)?;
+    let checked = preflight::check(program, arguments)?;
     preflight::check_system()?;
     let start_ns = host::epoch_ns();
     let created = folder::create(run.output.as_deref(), &run.command, &host::stamp(start_ns))?;
@@ -60,26 +63,25 @@ fn start(run: &Run) -> Result<u8, Refusal> {
     let listener = session::listen(&token)?;
     let cpu = if run.cpu == Cpu::Auto && gpu::is_usable() { options::Cpu::Never } else { run.cpu.into() };
     let filters = std::fs::read_to_string("/proc/self/status").map_or(0, |status| options::filters_in(&status));
-    let (stacks, check_stacks, names) = (run.stacks.into(), run.check_stacks, !run.no_names);
-    let cycles = if run.cycles {
-        Some(std::path::absolute(path).context("cannot determine the absolute path of the run folder")?)
-    } else {
-        None
-    };
-    let options = Options { token, cpu, stacks, check_stacks, names, cycles, filters };
-    // SAFETY: this process has started no thread so far. `main` calls this function, and the checks before it start
-    // none.
-    unsafe { session::set_environment(&library.path, &options) };
+    let (stacks, names) = (run.stacks.into(), !run.no_names);
+    let absolute = std::path::absolute(path).context("cannot determine the absolute path of the run folder")?;
+    let options = Options { token, cpu, stacks, names, folder: Some(absolute), cycles: run.cycles, filters };
+    // SAFETY: no other thread of this process runs. The checks before start none, and with a small stack limit the first
+    // thread only waits for this one (`stack`).
+    unsafe { session::set_environment(&library.path, &options, checked.needs_asan) };
     let signals = Signals::block().context("cannot block signals")?;
     // Without the signal probe, a signal to the whole group is passed on a second time. Recording is still worthwhile.
     let probe = SignalProbe::start().ok();
     let drain = Drain::start(listener, Arc::clone(&folder))?;
+    // Without this thread, processes that cannot be recorded are reported only if the library is loaded there. All
+    // others are recorded nevertheless.
+    let watch = ProcessWatch::start(CommandEnvironment { library: library.path.clone(), filters }).ok();
 
     let child = match Child::spawn(&run.command, state) {
         Ok(child) => child,
         Err(e) => {
             // This is rare after the preflight checks. Nothing was recorded, so the folder is removed.
-            drop(drain.finish());
+            drop((drain.finish(), watch.map(|watch| watch.finish(std::iter::empty()))));
             std::fs::remove_dir_all(path).ok();
             let code = if e.kind() == std::io::ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE };
             let message = format!("cannot execute {}: {e}", program.to_string_lossy());
@@ -90,8 +92,6 @@ fn start(run: &Run) -> Result<u8, Refusal> {
             return Err(Refusal { code, message, help });
         }
     };
-    // Without this thread, processes that cannot be recorded are not reported. The others are recorded nevertheless.
-    let scanner = Scanner::start(CommandEnvironment { library: library.path.clone(), filters }).ok();
     manifest.set_started(child.pid() as u32);
     let status = signals.forward_until_exit(&child, probe.as_ref());
     drop(probe);
@@ -105,10 +105,8 @@ fn start(run: &Run) -> Result<u8, Refusal> {
         Outcome::default()
     });
     let recorded = outcome.recorded.iter().filter(|r| r.events > 0).map(|r| r.pid);
-    let not_recorded = scanner.map(|scanner| scanner.finish(recorded)).unwrap_or_default();
-    // Those that use CUDA are among the problems of the summary.
-    let without_cuda: Vec<_> = not_recorded.iter().filter(|process| !process.uses_cuda).cloned().collect();
-    manifest.set_unrecordable(not_recorded);
+    let watched = watch.map(|watch| watch.finish(recorded));
+    manifest.set_unrecordable(watched, take_reports(&folder));
     let summary = manifest.finish(status, outcome);
     if let Err(e) = manifest.write(&folder) {
         message::error(&format!("cannot write {}: {e}", path.join("run.json").display()), None);
@@ -119,13 +117,19 @@ fn start(run: &Run) -> Result<u8, Refusal> {
     } else if !run.quiet {
         let command: Vec<_> = run.command.iter().map(|a| a.to_string_lossy()).collect();
         let command: String = command.join(" ").chars().take(MAX_COMMAND).collect();
-        message::status(&format!(
-            "{command}    {}    nothing recorded: no process allocated GPU memory",
-            summary.ending
-        ));
-        for (obstacle, names) in unrecordable::by_obstacle(&without_cuda) {
-            message::note(&format!("cannot record {names}: {}", obstacle.text()));
-        }
+        let reason = manifest.reason_for_nothing();
+        message::status(&format!("{command}    {}    nothing recorded: {reason}", summary.ending));
+        manifest.notes_for_nothing().iter().for_each(Problem::print);
     }
     Ok(child::exit_code(status))
+}
+
+/// Reads and removes the reports of processes that could not record.
+fn take_reports(folder: &RunFolder) -> Vec<Unrecorded> {
+    let reports = unrecorded(folder);
+    for report in &reports {
+        // A report that stays is listed twice at worst.
+        let _ = folder.remove(report.name());
+    }
+    reports
 }

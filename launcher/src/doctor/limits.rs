@@ -1,13 +1,11 @@
 //! Checks the limits on this process and its control group: memory, address space, open files.
 
-use std::path::Path;
-
 use memtrace_trace::shm::layout::SEGMENT_SIZE;
-use procfs_core::{FromRead, ProcessCGroups};
 use rustix::process::{Resource, getrlimit};
 
 use super::report::Check;
 use super::units::bytes;
+use crate::host;
 
 /// The memory that the launcher needs in addition to the program, in bytes, with a margin. docs/dev/performance.md
 /// measures 10 MiB.
@@ -44,39 +42,10 @@ pub(super) fn address_space() -> Check {
     }
 }
 
-/// The tightest memory limit and its current usage, in bytes, over this process's control group and all parents. Reads
-/// cgroup versions 1 and 2.
-fn group_limit() -> Option<(u64, u64)> {
-    let groups = ProcessCGroups::from_file("/proc/self/cgroup").ok()?;
-    let number = |path: &Path| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
-    let mut tightest: Option<(u64, u64)> = None;
-    for group in groups {
-        let (root, limit, usage) = if group.controllers.is_empty() {
-            ("/sys/fs/cgroup", "memory.max", "memory.current")
-        } else if group.controllers.iter().any(|controller| controller == "memory") {
-            ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes")
-        } else {
-            continue;
-        };
-        let root = Path::new(root);
-        let own = root.join(group.pathname.trim_start_matches('/'));
-        // In a container the group's own path is not mounted, and its limit is at the root.
-        for folder in own.ancestors().take_while(|f| f.starts_with(root)) {
-            // Version 1 encodes "no limit" as a number near 2^63.
-            let Some(limit) = number(&folder.join(limit)).filter(|l| *l < 1 << 60) else { continue };
-            let used = number(&folder.join(usage)).unwrap_or(0);
-            if tightest.is_none_or(|(l, u)| limit.saturating_sub(used) < l.saturating_sub(u)) {
-                tightest = Some((limit, used));
-            }
-        }
-    }
-    tightest
-}
-
 /// Checks how much memory the control group may use.
 pub(super) fn group_memory() -> Check {
     let name = "Memory limit";
-    match group_limit() {
+    match host::group_memory() {
         None => Check::ok(name, "the control group has no limit"),
         Some((limit, used)) if limit.saturating_sub(used) < LAUNCHER_MEMORY => Check::failed(
             name,

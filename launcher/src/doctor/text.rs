@@ -1,5 +1,7 @@
 //! The report for people: the result, the failed checks with their fixes, all checks by layer, and the next steps.
 
+use memtrace_analysis::printable;
+
 use super::report::{Check, CheckStatus, DoctorReport, Process, Python};
 use super::units::count_text;
 
@@ -7,6 +9,9 @@ use super::units::count_text;
 const NAME_WIDTH: usize = 20;
 /// The maximum length of a command line in the report, in characters.
 const MAX_COMMAND: usize = 100;
+
+/// The control sequences of [`Style::paint`].
+const SEQUENCES: [&str; 7] = ["\x1b[0m", "\x1b[1m", "\x1b[2m", "\x1b[32m", "\x1b[33m", "\x1b[1;31m", "\x1b[1;32m"];
 
 /// Options of the text report.
 #[derive(Clone, Copy, Debug)]
@@ -34,15 +39,27 @@ impl Style {
     }
 }
 
+/// Adds a line. Facts come from the machine and the program, and can contain anything.
+fn push(out: &mut String, style: Style, line: &str) {
+    *out += &printable::styled_line(line, if style.color { &SEQUENCES } else { &[] });
+    out.push('\n');
+}
+
+/// Adds a heading with a blank line above it.
+fn push_heading(out: &mut String, style: Style, heading: &str) {
+    out.push('\n');
+    push(out, style, heading);
+}
+
 /// Formats the report.
 pub(super) fn to_text(report: &DoctorReport, style: Style) -> String {
     let mut out = String::new();
     result(&mut out, report, style);
     machine(&mut out, report, style);
     program(&mut out, report, style);
-    out += &format!("\n{}\n", style.heading("Next steps"));
+    push_heading(&mut out, style, &style.heading("Next steps"));
     for (command, effect) in next_steps(report) {
-        out += &format!("  {command:40} {effect}\n");
+        push(&mut out, style, &format!("  {command:40} {effect}"));
     }
     out
 }
@@ -58,39 +75,38 @@ fn result(out: &mut String, report: &DoctorReport, style: Style) {
         (n, _) => format!("{} checks failed:", count_text(n as u64)),
     };
     let color = if report.failed == 0 { "1;32" } else { "1;31" };
-    *out += &style.paint(color, &text);
-    out.push('\n');
+    push(out, style, &style.paint(color, &text));
     for (at, check) in report.checks().filter(|(_, check)| check.has_failed()) {
         let at = if at.is_empty() { at } else { format!(" ({at})") };
-        *out += &format!("  {}{at}: {}\n", check.name, check.detail);
+        push(out, style, &format!("  {}{at}: {}", check.name, check.detail));
         if let Some(fix) = &check.fix {
-            *out += &format!("    {} {fix}\n", style.paint("1", "fix:"));
+            push(out, style, &format!("    {} {fix}", style.paint("1", "fix:")));
         }
     }
 }
 
 fn line(out: &mut String, check: &Check, style: Style) {
-    *out += &format!("  {:NAME_WIDTH$} {} {}\n", check.name, style.status(check.status), check.detail);
-    fix_of_note(out, check);
+    push(out, style, &format!("  {:NAME_WIDTH$} {} {}", check.name, style.status(check.status), check.detail));
+    fix_of_note(out, check, style);
 }
 
 /// Writes the fix of a note. The fixes of failed checks are at the top of the report.
-fn fix_of_note(out: &mut String, check: &Check) {
+fn fix_of_note(out: &mut String, check: &Check, style: Style) {
     if let (CheckStatus::Note, Some(fix)) = (check.status, &check.fix) {
-        *out += &format!("  {:NAME_WIDTH$}      fix: {fix}\n", "");
+        push(out, style, &format!("  {:NAME_WIDTH$}      fix: {fix}", ""));
     }
 }
 
 fn machine(out: &mut String, report: &DoctorReport, style: Style) {
     let machine = &report.machine;
     let title = format!("Machine    {}, memtrace {}", machine.host, report.memtrace);
-    *out += &format!("\n{}\n", style.heading(&title));
+    push_heading(out, style, &style.heading(&title));
     for check in &machine.checks {
         line(out, check, style);
     }
-    *out += &format!("\n{}\n", style.heading("Python interpreters on PATH (* is the default)"));
+    push_heading(out, style, &style.heading("Python interpreters on PATH (* is the default)"));
     if machine.pythons.is_empty() {
-        *out += "  none\n";
+        push(out, style, "  none");
     }
     for python in &machine.pythons {
         self::python(out, python, style);
@@ -106,8 +122,8 @@ fn python(out: &mut String, python: &Python, style: Style) {
     let build = if python.build.is_empty() { String::new() } else { format!(" ({library}, {})", python.build) };
     let version = name.trim();
     let status = style.status(python.stacks.status);
-    *out += &format!("  {version:NAME_WIDTH$} {status} {}: {}{build}\n", python.path, python.stacks.detail);
-    fix_of_note(out, &python.stacks);
+    push(out, style, &format!("  {version:NAME_WIDTH$} {status} {}: {}{build}", python.path, python.stacks.detail));
+    fix_of_note(out, &python.stacks, style);
     if let Some(pytorch) = &python.pytorch {
         line(out, &Check { name: "  PyTorch".to_owned(), ..pytorch.tested.clone() }, style);
     }
@@ -116,7 +132,7 @@ fn python(out: &mut String, python: &Python, style: Style) {
 fn program(out: &mut String, report: &DoctorReport, style: Style) {
     let Some(program) = &report.program else { return };
     let title = format!("Command    {}    {:.1} s", shown(&program.command), program.seconds);
-    *out += &format!("\n{}\n", style.heading(&title));
+    push_heading(out, style, &style.heading(&title));
     for check in &program.checks {
         line(out, check, style);
     }
@@ -124,7 +140,7 @@ fn program(out: &mut String, report: &DoctorReport, style: Style) {
         self::process(out, process, style);
     }
     if !program.not_recorded.is_empty() {
-        *out += &format!("\n{}\n", style.heading("Processes that were not recorded"));
+        push_heading(out, style, &style.heading("Processes that were not recorded"));
     }
     for process in &program.not_recorded {
         let check = Check { name: format!("{} {}", process.pid, process.check.name), ..process.check.clone() };
@@ -133,7 +149,7 @@ fn program(out: &mut String, report: &DoctorReport, style: Style) {
 }
 
 fn process(out: &mut String, process: &Process, style: Style) {
-    *out += &format!("\n{}\n", style.heading(&format!("Process {}    {}", process.pid, shown(&process.argv))));
+    push_heading(out, style, &style.heading(&format!("Process {}    {}", process.pid, shown(&process.argv))));
     for check in process.layers.iter().chain(&process.checks) {
         line(out, check, style);
     }

@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use crossbeam::channel::{Receiver, Sender, bounded, unbounded};
+use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use memtrace_analysis::RunFolder;
 use memtrace_trace::clock::ClockPoint;
 use memtrace_trace::counters::CounterValues;

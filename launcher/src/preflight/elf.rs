@@ -17,6 +17,9 @@ const MAX_NAME: u64 = 4096;
 /// The maximum size of all program headers that the kernel accepts, in bytes (`load_elf_phdrs` in fs/binfmt_elf.c).
 const MAX_PROGRAM_HEADERS: usize = 64 * 1024;
 
+/// The maximum size of a program's dynamic section, in bytes. Large programs have about 1 KiB.
+const MAX_DYNAMIC: u64 = 64 * 1024;
+
 /// The kind of an executable.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) enum Kind {
@@ -69,15 +72,57 @@ pub(super) fn kind(file: impl Read + Seek) -> Kind {
     }
 }
 
-/// The loader's path. `None` when the program has none, or when its headers are invalid.
-fn interpreter<'a>(header: &FileHeader64<Endianness>, file: impl ReadRef<'a>) -> Option<PathBuf> {
+/// Whether the program names a library in `DT_NEEDED` for which `is_requested` returns true. False when its headers are
+/// invalid.
+pub(super) fn needs(file: impl Read + Seek, is_requested: impl Fn(&[u8]) -> bool) -> bool {
+    let file = ReadCache::new(file);
+    find_needed(&file, is_requested).is_some()
+}
+
+fn find_needed<'a>(file: impl ReadRef<'a>, is_requested: impl Fn(&[u8]) -> bool) -> Option<()> {
+    let endian = Endianness::Little;
+    let header = FileHeader64::<Endianness>::parse(file).ok()?;
+    let headers = program_headers(header, file)?;
+    let dynamic = headers.iter().find(|segment| segment.p_type(endian) == elf::PT_DYNAMIC)?;
+    if dynamic.p_filesz(endian) > MAX_DYNAMIC {
+        return None;
+    }
+    let entries = dynamic.dynamic(endian, file).ok()??;
+    let value =
+        |tag| entries.iter().find(|entry| entry.d_tag.get(endian) == u64::from(tag)).map(|e| e.d_val.get(endian));
+    let strings = value(elf::DT_STRTAB)?;
+    // The dynamic section has the address of the strings in memory.
+    let offset = headers.iter().find_map(|segment| {
+        let inside = strings.checked_sub(segment.p_vaddr(endian))?;
+        let is_loaded = segment.p_type(endian) == elf::PT_LOAD && inside < segment.p_filesz(endian);
+        is_loaded.then(|| segment.p_offset(endian).checked_add(inside))?
+    })?;
+    let needed = entries.iter().filter(|entry| entry.d_tag.get(endian) == u64::from(elf::DT_NEEDED));
+    let mut names = needed.filter_map(|entry| {
+        let start = offset.checked_add(entry.d_val.get(endian))?;
+        file.read_bytes_at_until(start..start.checked_add(MAX_NAME)?, 0).ok()
+    });
+    names.any(is_requested).then_some(())
+}
+
+/// The program headers. `None` when they are invalid.
+fn program_headers<'a>(
+    header: &FileHeader64<Endianness>,
+    file: impl ReadRef<'a>,
+) -> Option<&'a [ProgramHeader64<Endianness>]> {
     let endian = Endianness::Little;
     // The limit also excludes the number that means "read the number from a section" (`PN_XNUM`).
     let size = usize::from(header.e_phnum.get(endian)) * size_of::<ProgramHeader64<Endianness>>();
     if size > MAX_PROGRAM_HEADERS {
         return None;
     }
-    let headers = header.program_headers(endian, file).ok()?;
+    header.program_headers(endian, file).ok()
+}
+
+/// The loader's path. `None` when the program has none, or when its headers are invalid.
+fn interpreter<'a>(header: &FileHeader64<Endianness>, file: impl ReadRef<'a>) -> Option<PathBuf> {
+    let endian = Endianness::Little;
+    let headers = program_headers(header, file)?;
     let segment = headers.iter().find(|segment| segment.p_type(endian) == elf::PT_INTERP)?;
     if segment.p_filesz(endian) > MAX_NAME {
         return None;
@@ -106,6 +151,16 @@ mod tests {
         assert!(matches!(kind(&program), Kind::Dynamic { interpreter } if interpreter.exists()));
         for len in 0..4096 {
             kind(&program[..len]);
+        }
+    }
+
+    #[test]
+    fn needed_libraries_are_found_and_any_prefix_is_harmless() {
+        let program = this_program();
+        let needs = |name: &[u8]| needs(Cursor::new(&program), |needed| needed == name);
+        assert!(needs(b"libc.so.6") && !needs(b"libasan.so.8") && !needs(b""));
+        for len in (0..program.len().min(1 << 16)).step_by(7) {
+            super::needs(Cursor::new(&program[..len]), |_| true);
         }
     }
 

@@ -11,7 +11,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use elf::Kind;
 use refusal::refuse;
@@ -19,6 +19,8 @@ use resolve::NotFound;
 use rustix::fs::StatVfsMountFlags;
 use rustix::process::{getegid, geteuid};
 use rustix::thread::no_new_privs;
+
+use crate::sanitizer;
 
 pub(crate) use refusal::{MEMTRACE_FAILED, NOT_EXECUTABLE, NOT_FOUND, Refusal};
 pub(crate) use system::check as check_system;
@@ -28,8 +30,15 @@ const MAX_SCRIPTS: usize = 5;
 /// The part of a script that the kernel reads for the interpreter's name, in bytes (`BINPRM_BUF_SIZE`).
 const MAX_FIRST_LINE: usize = 256;
 
-/// Finds the program that would be executed and checks that it can be recorded. Returns its path.
-pub(crate) fn check(command: &OsStr, arguments: &[OsString]) -> Result<PathBuf, Refusal> {
+/// A program that can be recorded.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Checked {
+    /// Whether AddressSanitizer's runtime is a shared library that the program loads.
+    pub(crate) needs_asan: bool,
+}
+
+/// Finds the program that would be executed and checks that it can be recorded.
+pub(crate) fn check(command: &OsStr, arguments: &[OsString]) -> Result<Checked, Refusal> {
     let shown = command.to_string_lossy();
     let path = match resolve::resolve(command) {
         Ok(path) => path,
@@ -63,8 +72,7 @@ pub(crate) fn check(command: &OsStr, arguments: &[OsString]) -> Result<PathBuf, 
             return refuse(NOT_EXECUTABLE, format!("cannot execute {path}: it is not executable"), help);
         }
     };
-    check_file(&path, 0)?;
-    Ok(path)
+    check_file(&path, 0)
 }
 
 fn is_python_script(command: &OsStr) -> bool {
@@ -72,7 +80,7 @@ fn is_python_script(command: &OsStr) -> bool {
 }
 
 /// Checks one program and the interpreters that it needs.
-fn check_file(path: &Path, depth: usize) -> Result<(), Refusal> {
+fn check_file(path: &Path, depth: usize) -> Result<Checked, Refusal> {
     let shown = path.display();
     if depth > MAX_SCRIPTS {
         return refuse(
@@ -83,7 +91,7 @@ fn check_file(path: &Path, depth: usize) -> Result<(), Refusal> {
     }
     check_privileges(path)?;
     // A program that can be executed but not read cannot be checked. Leave it to the kernel.
-    let Ok(file) = File::open(path) else { return Ok(()) };
+    let Ok(file) = File::open(path) else { return Ok(Checked { needs_asan: false }) };
     let mut start = [0; MAX_FIRST_LINE];
     let read = file.read_at(&mut start, 0).unwrap_or(0);
     if let Some(line) = start[..read].strip_prefix(b"#!") {
@@ -107,10 +115,10 @@ fn check_file(path: &Path, depth: usize) -> Result<(), Refusal> {
                     "install the loader, or run a build of the program for this system",
                 );
             }
-            Ok(())
+            Ok(Checked { needs_asan: elf::needs(&file, sanitizer::is_asan) })
         }
         // The dynamic loader itself has no loader, but it preloads libraries.
-        Kind::Static if is_loader(path) => Ok(()),
+        Kind::Static if is_loader(path) => Ok(Checked { needs_asan: false }),
         Kind::Static => refuse(
             MEMTRACE_FAILED,
             format!("cannot record {shown}: it is statically linked, so no library can be preloaded"),
@@ -129,7 +137,7 @@ fn is_loader(path: &Path) -> bool {
     target.file_name().is_some_and(|n| n.as_bytes().starts_with(b"ld-linux") || n.as_bytes().starts_with(b"ld-2."))
 }
 
-fn check_interpreter(script: &Path, line: &[u8], depth: usize) -> Result<(), Refusal> {
+fn check_interpreter(script: &Path, line: &[u8], depth: usize) -> Result<Checked, Refusal> {
     let line = line.split(|b| *b == b'\n').next().unwrap_or_default();
     let is_blank = |b: &u8| *b == b' ' || *b == b'\t';
     let name = line.split(is_blank).find(|word| !word.is_empty()).unwrap_or_default();
@@ -224,6 +232,7 @@ fn has_capabilities(path: &Path) -> bool {
 mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
+    use std::path::PathBuf;
 
     fn file(dir: &tempfile::TempDir, name: &str, content: &[u8], mode: u32) -> PathBuf {
         let path = dir.path().join(name);

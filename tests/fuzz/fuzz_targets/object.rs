@@ -7,7 +7,7 @@
 use libfuzzer_sys::fuzz_target;
 use memtrace_analysis::symbols::{Search, Symbols, build_id};
 use memtrace_fuzz::Folder;
-use memtrace_trace::file::{Definitions, Module, NativeFrame};
+use memtrace_trace::file::{Budget, Definitions, Module, NativeFrame};
 use memtrace_trace::ids::{FrameId, ModuleId};
 
 fuzz_target!(|data: &[u8]| {
@@ -26,8 +26,9 @@ fuzz_target!(|data: &[u8]| {
     }
     let search = Search { debug_roots: vec![folder.path().into()], ..Search::default() };
     let mut symbols = Symbols::default();
-    symbols.resolve_missing([&definitions], &search);
-    symbols.symbolize(&mut definitions);
+    let budget = Budget::default();
+    symbols.resolve_missing([&definitions], &search, &budget);
+    symbols.symbolize(&mut definitions, &budget);
     for id in 1..=4 {
         assert!(definitions.frame(FrameId(id)).is_some(), "every place has a name, if only its number");
     }

@@ -5,7 +5,7 @@ use std::io;
 
 use libfuzzer_sys::fuzz_target;
 use memtrace_analysis::export::{SnapshotOptions, snapshot};
-use memtrace_analysis::{ToText, TextOptions, open_run, summarize};
+use memtrace_analysis::{TextOptions, ToText, open_run, summarize};
 use memtrace_fuzz::Folder;
 
 fuzz_target!(|data: &[u8]| {
@@ -26,17 +26,10 @@ fuzz_target!(|data: &[u8]| {
     let text = summary.to_text(&TextOptions::default());
     assert!(!text.chars().any(|c| c.is_control() && c != '\n'), "nothing reaches a terminal but text");
     let mut out = Vec::new();
-    snapshot(process, &mut out, &SnapshotOptions { no_sources: true, ..SnapshotOptions::default() }, &mut |_| {})
-        .expect("memory");
+    snapshot(process, &mut out, &SnapshotOptions::default(), &mut |_| {}).expect("memory");
     // The reader must accept our own snapshot completely.
     folder.put("b.pickle", &out);
     let again = open_run(folder.path().join("b.pickle")).expect("our own snapshot");
     assert!(again.problems().is_empty());
-    snapshot(
-        &again.processes()[0],
-        io::sink(),
-        &SnapshotOptions { no_sources: true, ..SnapshotOptions::default() },
-        &mut |_| {},
-    )
-    .expect("memory");
+    snapshot(&again.processes()[0], io::sink(), &SnapshotOptions::default(), &mut |_| {}).expect("memory");
 });

@@ -4,9 +4,12 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// The limit in bytes for all live memory. The largest intended use is the tables of one trace
-/// ([`memtrace_trace::file`]).
-const LIMIT: usize = 1 << 30;
+/// The limit in bytes for all live memory. An input of at most 64 KiB may take 144 MiB
+/// ([`memtrace_trace::file::budget`]); growing vectors and the results of the analysis take as much again.
+const LIMIT: usize = 512 << 20;
+
+/// The limit in bytes for one allocation. libFuzzer's `-malloc_limit_mb` needs a sanitizer, which these builds do not have.
+const ALLOCATION_LIMIT: usize = 256 << 20;
 
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 
@@ -17,6 +20,9 @@ pub struct LimitedAllocator;
 static ALLOCATOR: LimitedAllocator = LimitedAllocator;
 
 fn take(bytes: usize) {
+    if bytes > ALLOCATION_LIMIT {
+        panic!("one allocation of {bytes} bytes");
+    }
     if LIVE.fetch_add(bytes, Relaxed).saturating_add(bytes) > LIMIT {
         // Reset the count so that the panic message can be formatted.
         LIVE.store(0, Relaxed);

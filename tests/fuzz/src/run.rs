@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 use std::sync::OnceLock;
 
-use memtrace_analysis::export::{SnapshotOptions, snapshot};
+use memtrace_analysis::export::{SnapshotOptions, SourceAccess, snapshot};
 use memtrace_analysis::{ToText, TextOptions, open_run, summarize};
 
 /// The process's temporary folder, created once.
@@ -45,6 +45,7 @@ pub fn analyse(folder: &Path) {
     assert!(!text.chars().any(|c| c.is_control() && c != '\n'), "nothing reaches a terminal but text");
     serde_json::to_string(&summary).expect("a summary is JSON");
     for process in run.processes() {
-        let _ = snapshot(process, io::sink(), &SnapshotOptions::default(), &mut |_| {});
+        let options = SnapshotOptions { sources: SourceAccess::of(&run, false), ..SnapshotOptions::default() };
+        let _ = snapshot(process, io::sink(), &options, &mut |_| {});
     }
 }

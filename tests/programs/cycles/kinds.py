@@ -1,7 +1,7 @@
 """Reference cycles of many kinds that hold tensors. Prints what a program can see; --cycles must not change it.
 
-The program has its own callback, finalizer and weak references. `saving`: it saves garbage itself. `stored`: showing an
-object stores it. `cpu`: the tensors are on the CPU.
+The program has its own callback, finalizer and weak references. `saving`: it saves garbage itself. `stored`: reading an
+object's properties stores it. `cpu`: the tensors are on the CPU.
 """
 
 import gc
@@ -43,7 +43,7 @@ class Finalized:
 
 
 class Broken(dict):
-    """`create_graph` calls a dict's `items`, which raises here."""
+    """Calling a dict's `items` raises here."""
 
     def items(self):
         raise RuntimeError("broken")

@@ -26,6 +26,10 @@ def allocate(size):
     assert runtime.cudaMalloc(ctypes.byref(pointer), ctypes.c_size_t(size)) == 0; note(size)
 
 
+def deeper(size, depth):
+    allocate(size) if depth == 0 else deeper(size, depth - 1)
+
+
 def greenlets():
     from greenlet import greenlet
 
@@ -33,9 +37,6 @@ def greenlets():
         for turn in range(4):
             deeper(first + turn, turn)
             others[other].switch()
-
-    def deeper(size, depth):
-        allocate(size) if depth == 0 else deeper(size, depth - 1)
 
     others = {}
     main = greenlet.getcurrent()
@@ -45,6 +46,57 @@ def greenlets():
     for turn in range(4):
         others["a"].switch()
         allocate(0x30000 + turn)
+
+
+def gevent():
+    import gevent.monkey
+    gevent.monkey.patch_all()
+    import gevent.threadpool
+
+    def work(first, depth):
+        for turn in range(4):
+            deeper(first + turn, depth + turn)
+            gevent.sleep(0)
+
+    def numbers():
+        for number in range(8):
+            allocate(0x90000 + number)
+            yield
+
+    def pull(count, depth):
+        if depth:
+            return pull(count, depth - 1)
+        for _ in range(count):
+            next(shared)
+            gevent.sleep(0)
+
+    def waits(size):
+        try:
+            allocate(size)
+            gevent.sleep(3600)
+        finally:
+            deeper(size + 1, 3)
+
+    # Each turn, one greenlet runs on the stack's addresses where another one has just been.
+    jobs = [gevent.spawn(work, 0x10000 * (number + 1), number) for number in range(4)]
+    # Two greenlets resume the same generator, from different depths.
+    shared = numbers()
+    jobs += [gevent.spawn(pull, 4, 0), gevent.spawn(pull, 4, 5)]
+    # An exception ends a greenlet where it waits.
+    killed = gevent.spawn(waits, 0xa0000)
+    gevent.sleep(0)
+    pool = gevent.threadpool.ThreadPool(2)
+    results = [pool.spawn(deeper, 0xb0000 + number, number) for number in range(4)]
+    gevent.joinall(jobs)
+    killed.kill()
+    with gevent.Timeout(0.001, False):
+        waits(0xc0000)
+    for result in results:
+        result.get()
+    # A thread of the patched threading module is a greenlet.
+    thread = threading.Thread(target=deeper, args=(0xd0000, 2))
+    thread.start()
+    thread.join()
 
 
 def recursion():
@@ -101,4 +153,4 @@ def interpreters():
 
 if sys.argv[1] != "quiet":
     globals()[sys.argv[1]]()
-    print(json.dumps(noted))
+    print(json.dumps(noted, sort_keys=True))

@@ -4,6 +4,7 @@ mod command_line;
 mod doctor;
 mod drain;
 mod faults;
+mod inputs;
 #[path = "../launcher_support/mod.rs"]
 mod launcher_support;
 #[path = "../../../analysis/tests/native_objects/mod.rs"]

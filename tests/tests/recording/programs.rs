@@ -12,7 +12,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use memtrace_analysis::export::{SnapshotOptions, snapshot};
+use memtrace_analysis::export::{SnapshotOptions, SourceAccess, snapshot};
 use memtrace_analysis::load::{Manifest, MemoryRecording, Process};
 use memtrace_tests::oracle::{Oracle, assert_equal, compare};
 use memtrace_tests::snapshots::{Recorded, assert_statistics, at_least, record, summary, vizcheck};
@@ -44,7 +44,8 @@ fn assert_same_export(recorded: &Recorded) -> String {
     let recording = events_until_the_oracles_snapshot(&recorded.run.trace());
     let process = Process::new(Path::new("1.mtr"), Box::new(recording), &Manifest::default());
     let ours = recorded.run.dir.path().join("ours.pickle");
-    snapshot(&process, std::fs::File::create(&ours).unwrap(), &SnapshotOptions::default(), &mut |_| {}).unwrap();
+    let options = SnapshotOptions { sources: SourceAccess::AllNamed, ..SnapshotOptions::default() };
+    snapshot(&process, std::fs::File::create(&ours).unwrap(), &options, &mut |_| {}).unwrap();
     let compare = root().join("tests/golden/snapshots/compare.py");
     let output = Command::new("python3").arg(compare).arg(&ours).arg(recorded.oracle.path()).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

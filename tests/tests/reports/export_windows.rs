@@ -51,7 +51,7 @@ fn read_back(process: &Process, selections: &[Selection]) -> Vec<(Window, Value)
     for (i, selection) in selections.iter().enumerate() {
         let window = Window::of(process, selection, &mut |_| {}).unwrap_or_else(|e| panic!("{selection:?}: {e}"));
         let path = folder.path().join(format!("{i}.pickle"));
-        let options = SnapshotOptions { no_sources: true, window: window.clone() };
+        let options = SnapshotOptions { window: window.clone(), ..SnapshotOptions::default() };
         snapshot(process, std::fs::File::create(&path).unwrap(), &options, &mut |_| {}).unwrap();
         command.arg(path);
         windows.push(window);

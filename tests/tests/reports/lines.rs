@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
-use memtrace_tests::traced_program::{TracedProgram, memtrace, packages};
+use memtrace_tests::traced_program::{TracedProgram, memtrace, packages, python};
 use serde_json::Value;
 
 /// The packages that memlab's profiler needs beyond the test environment.
@@ -75,7 +75,8 @@ fn a_snapshot_of_pytorch_gives_the_same_figures() {
     let run = TracedProgram::python("torch/line_table.py", &["snapshot", file.to_str().unwrap()]).run();
     run.assert_ended_well();
     let trace = ours(&run.path(), &["--function", "work"]);
-    let snapshot = ours(&file, &["--function", "work"]);
+    // PyTorch's snapshot does not prove that it was made with the files of this machine.
+    let snapshot = ours(&file, &["--function", "work", "--sources"]);
     assert_eq!(trace.keys().collect::<Vec<_>>(), snapshot.keys().collect::<Vec<_>>());
     for (place, figures) in &trace {
         for name in ["active_peak_bytes", "reserved_peak_bytes", "allocated_bytes", "allocations", "net_bytes"] {
@@ -83,6 +84,98 @@ fn a_snapshot_of_pytorch_gives_the_same_figures() {
         }
         assert_eq!(snapshot[place]["times"], 0, "threads are unknown there");
     }
+}
+
+/// Runs `memtrace` in `folder` and returns what it prints and writes there, as text.
+fn everything(folder: &Path, arguments: &[&str]) -> String {
+    let output = Command::new(memtrace()).args(arguments).current_dir(folder).output().unwrap();
+    let has_run = matches!(output.status.code(), Some(0 | 1));
+    assert!(has_run, "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    let mut all = [output.stdout, output.stderr].concat();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        all.extend(std::fs::read(entry.unwrap().path()).unwrap());
+    }
+    String::from_utf8_lossy(&all).into_owned()
+}
+
+/// A snapshot from elsewhere names files of the reader. No command quotes them, unless the user asks for source files.
+#[test]
+fn a_foreign_snapshot_quotes_no_file() {
+    const SECRET: &str = "correct horse battery staple";
+    let home = tempfile::tempdir().unwrap();
+    let file = |name: &str| {
+        let path = home.path().join(name);
+        std::fs::write(&path, format!("{SECRET} of {name}\n").repeat(3)).unwrap();
+        path
+    };
+    let files = ["id_rsa", "server.pem", "notes.txt", "settings.py"].map(file);
+    let frames = |path: &Path| {
+        serde_json::json!([
+            { "name": "forward", "filename": path, "line": 2 },
+            { "name": "<module>", "filename": path, "line": 3 },
+        ])
+    };
+    let mut events: Vec<Value> = Vec::new();
+    for (path, address) in files.iter().zip((0x7f00_0000_0000_u64..).step_by(2 << 20)) {
+        for action in ["segment_alloc", "alloc"] {
+            events.push(serde_json::json!({
+                "action": action, "addr": address, "size": 2 << 20, "stream": 0, "frames": frames(path),
+                // The files do not seem to have changed since: the recording claims to end in the year 2096.
+                "time_us": 4_000_000_000_000_000_u64 + events.len() as u64,
+            }));
+        }
+    }
+    let snapshot = home.path().join("foreign.json");
+    let content = serde_json::json!({ "device_traces": [events], "segments": [] });
+    std::fs::write(&snapshot, content.to_string()).unwrap();
+    let snapshot = snapshot.to_str().unwrap();
+    let run = |arguments: &[&str]| {
+        let here = tempfile::tempdir().unwrap();
+        let (command, rest) = arguments.split_first().unwrap();
+        everything(here.path(), &[&[*command, snapshot], rest].concat())
+    };
+    for format in ["snapshot", "html", "json", "timeline", "csv", "perfetto", "speedscope", "folded", "parquet"] {
+        assert!(!run(&["export", "--to", format]).contains(SECRET), "{format}");
+    }
+    for command in ["lines", "lines --html", "lines --json", "report", "report --json", "check --max-peak 1GiB"] {
+        let command: Vec<&str> = command.split(' ').collect();
+        assert!(!run(&command).contains(SECRET), "{command:?}");
+    }
+    assert!(!run(&["diff", snapshot]).contains(SECRET));
+    assert!(run(&["lines"]).contains("--sources"), "the report says how to see the lines");
+    // On request, the source file is quoted, but no key and no text.
+    let quoted = run(&["lines", "--sources", "--top", "9"]);
+    assert!(quoted.contains(&format!("{SECRET} of settings.py")), "{quoted}");
+    for other in ["id_rsa", "server.pem", "notes.txt"] {
+        assert!(!quoted.contains(&format!("{SECRET} of {other}")), "{other}: {quoted}");
+    }
+}
+
+/// A recording quotes its own source without an option, also when the folder was moved, until the source changes. A
+/// forged list of hashes quotes nothing.
+#[test]
+fn a_run_of_this_machine_quotes_its_source() {
+    let home = tempfile::tempdir().unwrap();
+    let program = home.path().join("own.py");
+    std::fs::write(&program, "import torch\nkept = torch.ones(1 << 20, device='cuda')\n").unwrap();
+    let run = TracedProgram::command(&[python().as_ref(), program.as_os_str()]).over_simcuda().run();
+    run.assert_ended_well();
+    let moved = home.path().join("moved");
+    std::fs::rename(run.path(), &moved).unwrap();
+    let lines = || everything(tempfile::tempdir().unwrap().path(), &["lines", moved.to_str().unwrap()]);
+    assert!(lines().contains("kept = torch.ones"), "{}", lines());
+    let hashes = moved.join("sources.json");
+    let own = std::fs::read_to_string(&hashes).unwrap();
+    assert!(own.contains("own.py"), "{own}");
+    let mut forged: Value = serde_json::from_str(&own).unwrap();
+    for hash in forged["files"].as_object_mut().unwrap().values_mut() {
+        *hash = "0".repeat(64).into();
+    }
+    std::fs::write(&hashes, forged.to_string()).unwrap();
+    assert!(!lines().contains("kept = torch.ones"), "{}", lines());
+    std::fs::write(&hashes, own).unwrap();
+    std::fs::write(&program, "import torch\nother = torch.ones(1 << 20, device='cuda')\n").unwrap();
+    assert!(!lines().contains("torch.ones(") && lines().contains("has changed"), "{}", lines());
 }
 
 #[test]

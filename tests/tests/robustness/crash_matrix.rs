@@ -12,10 +12,11 @@
 
 use std::collections::BTreeMap;
 use std::mem::offset_of;
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::time::Duration;
 
 use crate::crash_support::*;
+use crate::memory_cgroup::Cgroup;
 use memtrace_tests::ledger::{
     Calls, assert_beginning, assert_equal, assert_whole_when_killed, calls_of, pid as pid_of,
 };
@@ -354,7 +355,7 @@ fn inject(scenario: &mut Scenario, stopped: StoppedProcesses, fault: Fault, plac
             stopped.release();
         }
         OutOfMemory => {
-            let cgroup = Cgroup::new();
+            let cgroup = Cgroup::or_sigkill("64M");
             cgroup.add(main);
             scenario.send_line();
             wait_for("the kernel to kill it", || cgroup.has_killed(main));
@@ -397,71 +398,6 @@ fn inject(scenario: &mut Scenario, stopped: StoppedProcesses, fault: Fault, plac
         ClockStep => {
             std::fs::write(scenario.path("wall-clock-step"), CLOCK_STEP.to_string()).unwrap();
             stopped.release();
-        }
-    }
-}
-
-/// A memory cgroup of this test, with a limit that the program exceeds.
-struct Cgroup {
-    /// `None` where this machine does not allow a new cgroup. Then the test sends the OOM killer's signal itself.
-    folder: Option<PathBuf>,
-    /// The cgroup file that counts OOM kills.
-    counts: &'static str,
-}
-
-impl Cgroup {
-    fn new() -> Cgroup {
-        let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-        let path =
-            |prefix: &str| Some(own.lines().find_map(|l| l.split_once(prefix))?.1.trim_start_matches('/').to_owned());
-        let name =
-            format!("memtrace-test-{}-{:?}", std::process::id(), Instant::now()).replace([' ', '{', '}', ':', ','], "");
-        let kinds = [
-            ("/sys/fs/cgroup/memory", path(":memory:"), "memory.limit_in_bytes", "memory.oom_control"),
-            ("/sys/fs/cgroup", path("0::"), "memory.max", "memory.events"),
-        ];
-        for (root, own, limit, counts) in kinds {
-            let Some(own) = own else { continue };
-            for parent in [Path::new(root).join(&own), PathBuf::from(root)] {
-                let folder = parent.join(&name);
-                if std::fs::create_dir(&folder).is_ok() {
-                    if std::fs::write(folder.join(limit), "64M").is_ok() {
-                        // Without swap the limit cannot be evaded.
-                        let _ = std::fs::write(folder.join("memory.swap.max"), "0");
-                        return Cgroup { folder: Some(folder), counts };
-                    }
-                    let _ = std::fs::remove_dir(&folder);
-                }
-            }
-        }
-        println!("no memory cgroup can be made here: SIGKILL stands for the kernel's out-of-memory killer");
-        Cgroup { folder: None, counts: "" }
-    }
-
-    fn add(&self, pid: i32) {
-        match &self.folder {
-            Some(folder) => std::fs::write(folder.join("cgroup.procs"), pid.to_string()).unwrap(),
-            None => kill(pid, libc::SIGKILL),
-        }
-    }
-
-    fn has_killed(&self, pid: i32) -> bool {
-        let Some(folder) = &self.folder else { return state(pid).is_none_or(|s| s == 'Z' || s == 't') };
-        let counts = std::fs::read_to_string(folder.join(self.counts)).unwrap();
-        counts.lines().any(|l| l.strip_prefix("oom_kill ").is_some_and(|n| n != "0"))
-    }
-}
-
-impl Drop for Cgroup {
-    fn drop(&mut self) {
-        if let Some(folder) = &self.folder {
-            // The folder can be removed once the killed processes are gone.
-            for _ in 0..1000 {
-                if std::fs::remove_dir(folder).is_ok() {
-                    break;
-                }
-                std::thread::sleep(Duration::from_millis(5));
-            }
         }
     }
 }

@@ -78,9 +78,11 @@ fn one_kill(program: &TracedProgram, seed: u64, ledger_bytes: u64) -> Option<u32
     );
     check(&scenario, target.map(|t| t as u32));
     let launcher_messages = scenario.launcher_messages();
-    // A child may outlive its parent, and the killed process may die while it connects to the launcher.
+    // A child may outlive its parent, and allocate for the first time after the launcher has ended the recording. The
+    // killed process may die while it connects to the launcher.
     let expected = [
         "outlived the command",
+        "it cannot reach the launcher, which has ended or is in another network namespace",
         "refused 1 recording request: incomplete request",
         "refused 1 recording request: process ended before the reply",
     ];

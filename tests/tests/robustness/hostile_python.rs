@@ -17,13 +17,13 @@ use serde_json::Value;
 /// Frames as (function, file, line), innermost first.
 type Frames = Vec<(String, String, u64)>;
 
-/// The recorded frames of every runtime allocation, by size in bytes.
+/// The recorded Python frames of every runtime allocation, by size in bytes. Native frames are a different kind.
 fn recorded(run: &Run) -> BTreeMap<u64, Frames> {
     let trace = run.trace();
     let definitions = trace.definitions();
     let allocations = events(&trace).into_iter().filter(|e| e.source == Source::Runtime && e.action == Action::Alloc);
     let frames = |stack| {
-        let frames = definitions.walk(stack).map(|(_, frame)| frame.expect("a frame's definition"));
+        let frames = definitions.walk(stack).filter_map(|(_, frame)| frame);
         frames.map(|f| (f.name.to_string(), f.filename.to_string(), f.line.into())).collect()
     };
     allocations.map(|e| (e.size, frames(e.stack))).collect()
@@ -47,13 +47,19 @@ fn printed_frames(run: &Run) -> BTreeMap<u64, Frames> {
 #[track_caller]
 fn compare(python: &Path, script: &Path, mode: &str) -> Run {
     let run = same_output(with_simcuda(&[python.as_os_str(), script.as_os_str(), mode.as_ref()]));
-    let (ours, theirs) = (recorded(&run), printed_frames(&run));
+    assert_same_frames(&run, &format!("{} {mode}", python.display()));
+    run
+}
+
+/// Requires that every allocation has the frames that the program printed, and that there is no other.
+#[track_caller]
+pub(crate) fn assert_same_frames(run: &Run, what: &str) {
+    let (ours, theirs) = (recorded(run), printed_frames(run));
     assert!(!theirs.is_empty());
     for (size, frames) in &theirs {
-        assert_eq!(ours.get(size), Some(frames), "{} {mode}: allocation of {size:#x}", python.display());
+        assert_eq!(ours.get(size), Some(frames), "{what}: allocation of {size:#x}");
     }
     assert_eq!(ours.len(), theirs.len());
-    run
 }
 
 /// Pythons of both kinds of build: with a shared libpython (`--enable-shared`) and with Python linked into the

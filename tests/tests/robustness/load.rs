@@ -270,6 +270,15 @@ fn more_threads_than_rings_lose_no_event() {
     assert!(traces[0].counter(Counter::SharedRingEvents) >= beyond * PAIR);
 }
 
+/// The same as with a thousand processes (`exhaustive`), in a few seconds.
+#[test]
+fn a_hundred_concurrent_processes_are_recorded() {
+    let (run, peak) = Running::start(&Fixture::new().traced(&["children", "100", "20"]), None).watch();
+    let traces = assert_all_accounted_for(&run, 100);
+    assert!(traces > 80, "{traces}");
+    assert!((100..300).contains(&peak.descriptors) && peak.own < 64 * 1024, "{peak:?} KiB");
+}
+
 fn hard_limit() -> u64 {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: `limit` is a live, writable `rlimit` for the duration of the call.
@@ -358,17 +367,31 @@ mod exhaustive {
         assert_eq!(pairs, (0..10_000).map(|i| 1 + i % 7).sum::<u64>());
     }
 
+    /// Each process starts as a copy of its parent, so this needs little memory besides the rings: 0.5 MiB a process.
     #[test]
-    fn five_hundred_concurrent_processes_are_recorded() {
+    fn a_thousand_concurrent_processes_are_recorded() {
         // Systems allow 1024 descriptors by default, some fewer. The launcher raises its soft limit to the hard limit.
-        let hard = hard_limit().min(4096);
-        assert!(hard >= 1200, "this test needs descriptors: ulimit -Hn");
-        let (run, peak) = Running::start(&Fixture::new().traced(&["children", "500", "20"]), Some((256, hard))).watch();
-        let traces = assert_all_accounted_for(&run, 500);
-        assert!(traces > 400, "{traces}");
+        let hard = hard_limit().min(8192);
+        assert!(hard >= 2200, "this test needs descriptors: ulimit -Hn");
+        let (run, peak) =
+            Running::start(&Fixture::new().traced(&["children", "1000", "20"]), Some((256, hard))).watch();
+        let traces = assert_all_accounted_for(&run, 1000);
+        assert!(traces > 800, "{traces}");
         // Two descriptors a process stay open: one that reports its end and one for its trace file.
-        assert!((500..1100).contains(&peak.descriptors), "{peak:?}");
-        assert!(peak.own < 128 * 1024, "{peak:?} KiB");
+        assert!((1000..2200).contains(&peak.descriptors), "{peak:?}");
+        assert!(peak.own < 256 * 1024, "{peak:?} KiB");
+    }
+
+    /// Half of the processes find no descriptor left in the launcher, as with the usual hard limit of 1024.
+    #[test]
+    fn a_thousand_processes_under_the_usual_limit_of_descriptors_are_accounted_for() {
+        let (run, peak) =
+            Running::start(&Fixture::new().traced(&["children", "1000", "20"]), Some((1024, 1024))).watch();
+        let traces = assert_all_accounted_for(&run, 1000);
+        assert!((400..1000).contains(&traces), "{traces}");
+        assert!(peak.descriptors <= 1024, "{peak:?}");
+        let refused = &run.manifest()["refused"]["no file descriptors left"];
+        assert!(refused.as_u64() > Some(0), "{:#}", run.manifest()["refused"]);
     }
 
     #[test]

@@ -217,7 +217,7 @@ fn a_program_cannot_make_the_launcher_write_elsewhere() {
         mkfifo ready
         {PRODUCER} events=1000 write say=ready rate=4000 write > ready & read line < ready
         mv run moved; ln -s {here}/outside run; cd moved
-        for n in run.json report.html summary.json summary.txt symbols.json $!.pickle; do
+        for n in run.json report.html sources.json summary.json summary.txt symbols.json $!.pickle; do
             rm -f $n; ln -s ../outside/untouched $n; ln -s ../outside/untouched .$n.part
         done
         p=$!; while [ $p -lt $(($! + 300)) ]; do p=$((p + 1)); ln -s ../outside/untouched $p.mtr; ln -s ../outside/untouched $p.pickle; done

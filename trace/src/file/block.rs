@@ -329,6 +329,10 @@ impl<'a> Columns<'a> {
         let mut table = Cursor::new(table);
         let mut shapes = Vec::new();
         while !table.is_empty() {
+            // Every shape is that of an event.
+            if shapes.len() == prefix.count as usize {
+                return Err(malformed("event shape"));
+            }
             shapes.push(Template::of(&Shape::decode(&mut table)?));
         }
         Ok(Columns { shapes, shape: Column::new(shape), others: others.map(Column::new) })

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 
+use super::budget::{Budget, Exceeded};
 use crate::definition::{Definition, LabelOrigin, NoticeStatus, TensorKind};
 use crate::ids::{ContextId, FrameId, ModuleId, StackId, ThreadId};
 use crate::shm::validation::MAX_ID;
@@ -206,13 +207,35 @@ pub struct Definitions {
 /// Ids are dense except for definitions that were lost. An id must be below twice the number received plus this. A
 /// larger one is damage and must not cause an allocation.
 const MAX_GAP: usize = 1 << 20;
-/// No valid trace has more bytes of definitions: the launcher accepts 256 MiB from one process.
-const MAX_BYTES: usize = 512 << 20;
+/// The largest number of frames in a stack, with inlined functions and the origins of generated lines. The recorder
+/// walks up to 100,000 Python and 8,192 native frames.
+const MAX_STACK_FRAMES: u32 = 1 << 17;
+/// The largest number of origins of one generated line. A fused kernel has some dozens.
+const MAX_ORIGINS: u32 = 256;
+/// The largest nesting depth of `nn.Module` calls. The recorder names modules up to a depth of 100.
+const MAX_CALL_DEPTH: u16 = 1024;
+/// What the allocator adds to a text, in bytes.
+const TEXT_OVERHEAD: usize = 16;
+
+/// Why a definition is left out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Refusal {
+    /// Its id, or an id in it, is invalid.
+    Invalid,
+    /// A file of this size may not take that much memory or work.
+    Exceeded(Exceeded),
+}
+
+impl From<Exceeded> for Refusal {
+    fn from(exceeded: Exceeded) -> Refusal {
+        Refusal::Exceeded(exceeded)
+    }
+}
 
 /// Bounds the memory of a trace's definitions: a file of a few kilobytes can decompress to gigabytes.
-#[derive(Default, Debug)]
-pub(super) struct Bounds {
-    bytes: usize,
+#[derive(Debug)]
+pub(super) struct Bounds<'a> {
+    budget: &'a Budget,
     frames: usize,
     stacks: usize,
     contexts: usize,
@@ -221,29 +244,53 @@ pub(super) struct Bounds {
     notices: HashSet<Notice>,
 }
 
-fn set<T: Default + Clone>(table: &mut Vec<T>, received: &mut usize, index: usize, value: T) -> bool {
-    if index >= 2 * *received + MAX_GAP || index > MAX_ID as usize {
-        return false;
+impl<'a> Bounds<'a> {
+    pub(super) fn new(budget: &'a Budget) -> Bounds<'a> {
+        Bounds { budget, frames: 0, stacks: 0, contexts: 0, modules: 0, threads: 0, notices: HashSet::new() }
     }
+
+    /// Charges an entry of `T` outside the tables, with its texts. A growing vector has up to twice its length, and so
+    /// has a tree.
+    fn hold<T>(&self, texts: &[&str]) -> Result<(), Exceeded> {
+        self.budget.hold((2 * size_of::<T>() + bytes_of(texts)) as u64)
+    }
+}
+
+/// The memory of these texts, in bytes.
+fn bytes_of(texts: &[&str]) -> usize {
+    texts.iter().filter(|text| !text.is_empty()).map(|text| text.len() + TEXT_OVERHEAD).sum()
+}
+
+/// Puts a value into a table, and charges the growth of the table.
+fn set<T: Default + Clone>(
+    table: &mut Vec<T>,
+    received: &mut usize,
+    index: usize,
+    budget: &Budget,
+    texts: &[&str],
+    value: impl FnOnce() -> T,
+) -> Result<(), Refusal> {
+    if index >= 2 * *received + MAX_GAP || index > MAX_ID as usize {
+        return Err(Refusal::Invalid);
+    }
+    let growth = (index + 1).saturating_sub(table.len());
+    budget.hold((2 * size_of::<T>() * growth + bytes_of(texts)) as u64)?;
     *received += 1;
-    if index >= table.len() {
+    if growth > 0 {
         table.resize(index + 1, T::default());
     }
-    table[index] = value;
-    true
+    table[index] = value();
+    Ok(())
 }
 
 impl Definitions {
-    /// Adds one definition, which was encoded in `bytes` bytes. Returns `false` if its id is invalid or the limit is
-    /// reached.
-    pub(super) fn add(&mut self, definition: &Definition<'_>, bytes: usize, bounds: &mut Bounds) -> bool {
-        bounds.bytes += bytes;
-        if bounds.bytes > MAX_BYTES {
-            return false;
-        }
+    /// Adds one definition. The error says why it is left out.
+    pub(super) fn add(&mut self, definition: &Definition<'_>, bounds: &mut Bounds<'_>) -> Result<(), Refusal> {
+        let budget = bounds.budget;
         match *definition {
             Definition::Frame { id, name, qualname, filename, line, first_line } => {
-                let frame = Frame {
+                let texts = [name, qualname, filename];
+                let frame = || Frame {
                     name: name.into(),
                     qualname: qualname.into(),
                     filename: filename.into(),
@@ -251,96 +298,118 @@ impl Definitions {
                     first_line,
                     ..Frame::default()
                 };
-                set(&mut self.frames, &mut bounds.frames, id.index(), frame)
+                set(&mut self.frames, &mut bounds.frames, id.index(), budget, &texts, frame)
             }
             // A parent has a smaller id than its child, so a walk to the root ends.
-            Definition::Stack { id, parent, frame } => {
-                parent < id && set(&mut self.stacks, &mut bounds.stacks, id.index(), StackNode { parent, frame })
+            Definition::Stack { id, parent, frame } if parent < id => {
+                let node = || StackNode { parent, frame };
+                set(&mut self.stacks, &mut bounds.stacks, id.index(), budget, &[], node)
             }
+            Definition::Stack { .. } => Err(Refusal::Invalid),
             Definition::Context { id, node, forward, module } => {
-                let context = Context { node: node.into(), forward, module };
-                set(&mut self.contexts, &mut bounds.contexts, id.index(), context)
+                let context = || Context { node: node.into(), forward, module };
+                set(&mut self.contexts, &mut bounds.contexts, id.index(), budget, &[node], context)
             }
             // A caller has a smaller id than its callee, so a walk to the outermost call ends.
             Definition::NnCall { id, caller, object, class } => {
-                let is_valid = caller < id
-                    && (id.index() < self.contexts.len()
-                        || set(&mut self.contexts, &mut bounds.contexts, id.index(), Context::default()));
-                if is_valid {
-                    self.nn_calls.insert(id, NnCall { caller, object, class: class.into() });
+                if caller >= id {
+                    return Err(Refusal::Invalid);
                 }
-                is_valid
+                bounds.hold::<(ContextId, NnCall)>(&[class])?;
+                if id.index() >= self.contexts.len() {
+                    set(&mut self.contexts, &mut bounds.contexts, id.index(), budget, &[], Context::default)?;
+                }
+                self.nn_calls.insert(id, NnCall { caller, object, class: class.into() });
+                Ok(())
             }
             Definition::NnName { object, seq, class, name } => {
+                bounds.hold::<NnName>(&[class, name])?;
                 self.nn_names.push(NnName { object, seq, class: class.into(), name: name.into() });
-                true
+                Ok(())
             }
             Definition::TensorName { address, seq, kind, name, shape } => {
+                bounds.hold::<TensorName>(&[name, shape])?;
                 self.tensor_names.push(TensorName { address, seq, kind, name: name.into(), shape: shape.into() });
-                true
+                Ok(())
             }
             Definition::Cycle { address, seq, file, text } => {
+                bounds.hold::<Cycle>(&[file, text])?;
                 self.cycles.push(Cycle { address, seq, file: file.into(), text: text.into() });
-                true
+                Ok(())
             }
             Definition::Label { id, origin, text } => {
+                bounds.hold::<(u32, Label)>(&[text])?;
                 self.labels.insert(id, Label { origin, text: text.into() });
-                true
+                Ok(())
             }
             Definition::Module { id, path, build_id } => {
-                let module = Module { path: path.into(), build_id: build_id.into() };
-                set(&mut self.modules, &mut bounds.modules, id.index(), module)
+                let module = || Module { path: path.into(), build_id: build_id.into() };
+                set(&mut self.modules, &mut bounds.modules, id.index(), budget, &[path, build_id], module)
             }
             Definition::NativeFrame { id, module, address } => {
+                bounds.hold::<(FrameId, NativeFrame)>(&[])?;
                 // Its names come later, if at all. Its entry among the frames is bounded like theirs.
-                let is_valid = id.index() < self.frames.len()
-                    || set(&mut self.frames, &mut bounds.frames, id.index(), Frame::default());
-                if is_valid {
-                    self.native_frames.insert(id, NativeFrame { module, address });
+                if id.index() >= self.frames.len() {
+                    set(&mut self.frames, &mut bounds.frames, id.index(), budget, &[], Frame::default)?;
                 }
-                is_valid
+                self.native_frames.insert(id, NativeFrame { module, address });
+                Ok(())
             }
             Definition::FrameOrigin { frame, position, name, filename, line } => {
+                // Once here and once among the frames.
+                bounds.hold::<((FrameId, u32), [Frame; 2])>(&[name, name, name, name, filename, filename])?;
                 let (name, filename): (Box<str>, _) = (name.into(), filename.into());
                 let origin = Frame { qualname: name.clone(), name, filename, line, ..Frame::default() };
                 self.frame_origins.insert((frame, position), origin);
-                true
+                Ok(())
             }
             Definition::Thread { id, tid, name } => {
-                set(&mut self.threads, &mut bounds.threads, id.index(), Thread { tid, name: name.into() })
+                let thread = || Thread { tid, name: name.into() };
+                set(&mut self.threads, &mut bounds.threads, id.index(), budget, &[name], thread)
             }
             Definition::Pool { id, pool } => {
                 self.pools.insert(id, pool);
-                true
+                Ok(())
             }
             Definition::Device { ordinal, name, total, used_before, pci } => {
+                bounds.hold::<(u32, Device)>(&[name, pci])?;
                 let device = Device { name: name.into(), total, used_before, pci: pci.into() };
                 self.devices.insert(ordinal, device);
-                true
+                Ok(())
             }
             Definition::Rank { rank, size } => {
                 self.rank.get_or_insert((rank, size));
-                true
+                Ok(())
             }
             Definition::Notice { topic, text, status } => {
                 let notice = Notice { topic: topic.into(), text: text.into(), status };
-                if bounds.notices.insert(notice.clone()) {
+                if !bounds.notices.contains(&notice) {
+                    bounds.hold::<[Notice; 2]>(&[topic, topic, text, text])?;
+                    bounds.notices.insert(notice.clone());
                     self.notices.push(notice);
                 }
-                true
+                Ok(())
             }
         }
     }
 
-    /// Makes the origins of lines in generated files follow those lines in every stack. Call it once, after all
-    /// definitions are read.
-    pub(super) fn insert_frame_origins(&mut self) {
+    /// Completes the tables once all definitions are read: makes origins follow their lines in every stack, and bounds
+    /// the length of walks. Returns how many definitions are left out or cut.
+    pub(super) fn complete(&mut self, budget: &Budget) -> u64 {
+        self.insert_frame_origins(budget) + self.cut_deep_calls() + self.cut_deep_stacks(budget)
+    }
+
+    /// Makes the origins of lines in generated files follow those lines in every stack. Returns how many are left out.
+    fn insert_frame_origins(&mut self, budget: &Budget) -> u64 {
         if self.frame_origins.is_empty() {
-            return;
+            return 0;
         }
-        self.reserve_used_ids();
+        if !self.reserve_used_ids(budget) {
+            return self.frame_origins.len() as u64;
+        }
         let defined = self.frames.len();
-        let (mut of, mut last) = (FrameId::NONE, FrameId::NONE);
+        let (mut of, mut last, mut count) = (FrameId::NONE, FrameId::NONE, 0);
+        let mut left_out = 0;
         for ((frame, _), origin) in &self.frame_origins {
             let is_defined =
                 self.frames.get(..defined).and_then(|f| f.get(frame.index())).is_some_and(|f| !f.is_undefined());
@@ -348,22 +417,90 @@ impl Definitions {
                 continue;
             }
             if of != *frame {
-                (of, last) = (*frame, *frame);
+                (of, last, count) = (*frame, *frame, 0);
             }
+            if count == MAX_ORIGINS {
+                left_out += 1;
+                continue;
+            }
+            count += 1;
             let next = FrameId(self.frames.len() as u32);
             self.frames.push(origin.clone());
             self.frames[last.index()].inlined_into = next;
             last = next;
         }
+        left_out
     }
 
-    /// Extends the table, so that new frames get ids that no stack uses, even an undefined one.
-    fn reserve_used_ids(&mut self) {
+    /// Extends the table, so that new frames get ids that no stack uses, even an undefined one. Returns `false` if the
+    /// budget does not allow that.
+    fn reserve_used_ids(&mut self, budget: &Budget) -> bool {
         let used = self.stacks.iter().map(|node| node.frame.index()).max().unwrap_or(0);
         let used = used.max(self.native_frames.last_key_value().map_or(0, |(id, _)| id.index()));
-        if used < self.frames.len() + MAX_GAP {
-            self.frames.resize(self.frames.len().max(used + 1), Frame::default());
+        if used >= self.frames.len() && used < self.frames.len() + MAX_GAP {
+            let growth = used + 1 - self.frames.len();
+            if budget.hold((2 * growth * size_of::<Frame>()) as u64).is_err() {
+                return false;
+            }
+            self.frames.resize(used + 1, Frame::default());
         }
+        true
+    }
+
+    /// Cuts chains of `nn.Module` calls that are too deep. Returns how many calls lost their caller.
+    fn cut_deep_calls(&mut self) -> u64 {
+        let mut cut = 0;
+        let mut depths: BTreeMap<ContextId, u16> = BTreeMap::new();
+        // Without a chain as long as the limit there is nothing to cut.
+        if self.nn_calls.len() <= MAX_CALL_DEPTH.into() {
+            return 0;
+        }
+        for (id, call) in &mut self.nn_calls {
+            let depth = depths.get(&call.caller).map_or(1, |depth| depth + 1);
+            let is_too_deep = depth > MAX_CALL_DEPTH;
+            if is_too_deep {
+                call.caller = ContextId::NONE;
+                cut += 1;
+            }
+            depths.insert(*id, if is_too_deep { 1 } else { depth });
+        }
+        cut
+    }
+
+    /// Cuts stacks that are too deep, and those that together take too long to walk. Returns how many stacks lost their
+    /// callers.
+    ///
+    /// Each stack without a callee counts with all its frames, because it is in the trace only for its events.
+    fn cut_deep_stacks(&mut self, budget: &Budget) -> u64 {
+        // A frame that is inlined, or an origin, has a higher id than the frame before it.
+        let mut frames_of =
+            vec![1u32; if self.frames.iter().any(|f| !f.inlined_into.is_none()) { self.frames.len() } else { 0 }];
+        for id in (0..frames_of.len()).rev() {
+            let into = self.frames[id].inlined_into.index();
+            if into > id && into < frames_of.len() {
+                frames_of[id] = frames_of[into].saturating_add(1);
+            }
+        }
+        let mut depths = vec![0u32; self.stacks.len()];
+        let mut has_callee = vec![false; self.stacks.len()];
+        for node in &self.stacks {
+            if let Some(has_callee) = has_callee.get_mut(node.parent.index()) {
+                *has_callee = true;
+            }
+        }
+        let mut cut = 0;
+        for (id, node) in self.stacks.iter_mut().enumerate().filter(|(_, node)| !node.frame.is_none()) {
+            let own = frames_of.get(node.frame.index()).copied().unwrap_or(1);
+            let depth = if node.parent.index() < id { depths[node.parent.index()].saturating_add(own) } else { own };
+            depths[id] = depth;
+            let is_too_deep = depth > MAX_STACK_FRAMES || !has_callee[id] && budget.work(depth.into()).is_err();
+            if is_too_deep && !node.parent.is_none() {
+                node.parent = StackId::NONE;
+                depths[id] = own;
+                cut += 1;
+            }
+        }
+        cut
     }
 
     /// The frames of a stack, innermost first. Inlined functions and origins are frames of their own. A stack or frame
@@ -393,10 +530,11 @@ impl Definitions {
     }
 
     /// Names every native frame. `names` returns the frames for a position, innermost first, each inlined into the
-    /// next. A position without names stays undefined.
-    pub fn name_native_frames(&mut self, mut names: impl FnMut(&NativeFrame) -> Vec<Frame>) {
-        // Inlined functions get new ids.
-        self.reserve_used_ids();
+    /// next. A position without names stays undefined. Returns how many stacks were cut, because their inlined functions
+    /// would make them too deep.
+    pub fn name_native_frames(&mut self, budget: &Budget, mut names: impl FnMut(&NativeFrame) -> Vec<Frame>) -> u64 {
+        // Inlined functions get new ids. Without free ids, only the innermost function of each position is named.
+        let has_free_ids = self.reserve_used_ids(budget);
         for (id, place) in &self.native_frames {
             let mut last = *id;
             for (i, frame) in names(place).into_iter().enumerate() {
@@ -404,7 +542,7 @@ impl Definitions {
                 if i == 0 {
                     let Some(place) = self.frames.get_mut(id.index()) else { break };
                     *place = frame;
-                } else {
+                } else if has_free_ids {
                     let next = FrameId(self.frames.len() as u32);
                     self.frames.push(frame);
                     self.frames[last.index()].inlined_into = next;
@@ -412,6 +550,7 @@ impl Definitions {
                 }
             }
         }
+        self.cut_deep_stacks(budget)
     }
 
     /// A frame by its id. `None` if it has no definition.
@@ -441,7 +580,8 @@ mod tests {
 
     #[test]
     fn origins_follow_the_generated_line() {
-        let (mut all, mut bounds) = (Definitions::default(), Bounds::default());
+        let (mut all, budget) = (Definitions::default(), Budget::default());
+        let mut bounds = Bounds::new(&budget);
         let origin = |frame, position, line| {
             let frame = FrameId(frame);
             Definition::FrameOrigin { frame, position, name: "forward", filename: "train.py", line }
@@ -459,9 +599,9 @@ mod tests {
         let given = [origin(2, 1, 11), origin(2, 0, 10), frame(1, "main"), frame(2, "call"), origin(2, 0, 10)];
         let more = [origin(7, 0, 5), origin(0, 0, 5), stack(1, 1), stack(2, 2), stack(3, 7), stack(4, 2)];
         for definition in given.iter().chain(&more) {
-            assert!(all.add(definition, 10, &mut bounds));
+            assert_eq!(all.add(definition, &mut bounds), Ok(()));
         }
-        all.insert_frame_origins();
+        assert_eq!(all.complete(&budget), 0);
         let frames: Vec<_> =
             all.walk(StackId(4)).map(|(id, f)| (id.0, f.map_or(("?", 0), |f| (&*f.name, f.line)))).collect();
         let call = |stack| [(stack, ("call", 1)), (stack, ("forward", 10)), (stack, ("forward", 11))];
@@ -474,8 +614,9 @@ mod tests {
 
     #[test]
     fn inlined_functions_have_their_own_frames() {
-        let (mut all, mut bounds) = (Definitions::default(), Bounds::default());
-        let mut add = |all: &mut Definitions, d: &Definition<'_>| all.add(d, 10, &mut bounds);
+        let (mut all, budget) = (Definitions::default(), Budget::default());
+        let mut bounds = Bounds::new(&budget);
+        let mut add = |all: &mut Definitions, d: &Definition<'_>| all.add(d, &mut bounds).is_ok();
         let frame =
             Definition::Frame { id: FrameId(1), name: "f", qualname: "f", filename: "a.py", line: 1, first_line: 1 };
         assert!(add(&mut all, &frame));
@@ -488,14 +629,82 @@ mod tests {
             all.walk(stack).map(|(id, f)| (id.0, f.map_or("?".to_owned(), |f| f.name.to_string()))).collect()
         };
         assert_eq!(names(&all, StackId(3)), [(3, "f".into()), (2, "?".into()), (1, "f".into())]);
-        all.name_native_frames(|place| {
+        let cut = all.name_native_frames(&budget, |place| {
             assert_eq!(*place, NativeFrame { module: ModuleId(1), address: 9 });
             vec![native("inner"), native("middle"), native("outer")]
         });
+        assert_eq!(cut, 0);
         let middle = [(2, "inner".to_owned()), (2, "middle".to_owned()), (2, "outer".to_owned())];
         assert_eq!(names(&all, StackId(2)), [&middle[..], &[(1, "f".into())]].concat());
         assert_eq!(names(&all, StackId(3))[0], (3, "f".into()));
         assert_eq!(names(&all, StackId(7)), [(7, "?".into())]);
         assert_eq!(all.frames.iter().filter(|f| f.native).count(), 3);
+    }
+    #[test]
+    fn gaps_texts_and_repetitions_are_charged() {
+        let long = "x".repeat(1 << 20);
+        let many = |definition: &dyn Fn(u32) -> Definition<'static>| {
+            let (mut all, budget) = (Definitions::default(), Budget::default());
+            let mut bounds = Bounds::new(&budget);
+            let added = (1..4_000_000).take_while(|id| all.add(&definition(*id), &mut bounds).is_ok()).count();
+            (added, budget.held())
+        };
+        let long: &'static str = Box::leak(long.into_boxed_str());
+        let at = |id| FrameId(id);
+        let cases: [&dyn Fn(u32) -> Definition<'static>; 8] = [
+            &|id| Definition::Frame { id: at(id), name: long, qualname: "", filename: "", line: 0, first_line: 0 },
+            &|id| Definition::NnName { object: 1, seq: id.into(), class: "", name: "" },
+            &|_| Definition::TensorName { address: 1, seq: 1, kind: TensorKind::Other, name: long, shape: "" },
+            &|_| Definition::Cycle { address: 1, seq: 1, file: "", text: "" },
+            &|id| Definition::Label { id, origin: LabelOrigin::Nvtx, text: "" },
+            &|id| Definition::FrameOrigin { frame: at(1), position: id, name: "", filename: "", line: 1 },
+            &|id| Definition::Device { ordinal: id, name: "", total: 0, used_before: 0, pci: "" },
+            &|id| Definition::NativeFrame { id: at(id), module: ModuleId(1), address: 1 },
+        ];
+        for (case, definition) in cases.iter().enumerate() {
+            let (added, held) = many(definition);
+            assert!(added < 3_999_999 && held <= crate::file::budget::MEMORY_FLOOR, "case {case}: {added} {held}");
+        }
+        // A table with one entry, after a gap.
+        let (mut all, budget) = (Definitions::default(), Budget::default());
+        let frame = Definition::NativeFrame { id: FrameId(500_000), module: ModuleId(1), address: 1 };
+        assert_eq!(all.add(&frame, &mut Bounds::new(&budget)), Ok(()));
+        assert!(budget.held() >= 500_000 * size_of::<Frame>() as u64);
+    }
+
+    #[test]
+    fn walks_are_bounded() {
+        let (mut all, budget) = (Definitions::default(), Budget::default());
+        let mut bounds = Bounds::new(&budget);
+        let frame =
+            Definition::Frame { id: FrameId(1), name: "f", qualname: "f", filename: "a.py", line: 1, first_line: 1 };
+        assert_eq!(all.add(&frame, &mut bounds), Ok(()));
+        for position in 0..1000 {
+            let origin = Definition::FrameOrigin { frame: FrameId(1), position, name: "g", filename: "b.py", line: 1 };
+            assert_eq!(all.add(&origin, &mut bounds), Ok(()));
+        }
+        // One recursion, and then stacks that end in every depth of it.
+        const DEPTH: u32 = 2000;
+        const STACKS: u32 = 200_000;
+        for id in 1..=STACKS {
+            let parent = StackId(if id <= DEPTH { id - 1 } else { id % DEPTH });
+            assert_eq!(all.add(&Definition::Stack { id: StackId(id), parent, frame: FrameId(1) }, &mut bounds), Ok(()));
+        }
+        assert!(all.complete(&budget) > 1000 - u64::from(MAX_ORIGINS));
+        let frames: usize = (DEPTH + 1..=STACKS).map(|id| all.walk(StackId(id)).count()).sum();
+        let limit = crate::file::budget::WORK_FLOOR as usize + (STACKS * (MAX_ORIGINS + 1)) as usize;
+        assert!(frames <= limit, "{frames} frames");
+        assert!(all.walk(StackId(DEPTH - 1)).count() <= MAX_STACK_FRAMES as usize);
+
+        let (mut all, budget) = (Definitions::default(), Budget::default());
+        let mut bounds = Bounds::new(&budget);
+        for id in 1..10_000 {
+            let call = Definition::NnCall { id: ContextId(id), caller: ContextId(id - 1), object: 1, class: "Block" };
+            assert_eq!(all.add(&call, &mut bounds), Ok(()));
+        }
+        assert_eq!(all.complete(&budget), 9);
+        let mut at = ContextId(5000);
+        let depth = std::iter::from_fn(|| all.nn_calls.get(&at).map(|call| at = call.caller)).count();
+        assert!(depth <= MAX_CALL_DEPTH.into(), "{depth}");
     }
 }

@@ -9,6 +9,7 @@
 //! - A window of events can be found without decoding the others.
 
 mod block;
+pub mod budget;
 mod column;
 mod decoder;
 mod definitions;
@@ -18,6 +19,7 @@ mod reader;
 pub mod untrusted;
 mod writer;
 
+pub use budget::{Budget, Exceeded};
 pub use decoder::{Decoder, Events, LostBlock};
 pub use definitions::{
     Context, Cycle, Definitions, Device, Frame, Label, Module, NativeFrame, NnCall, NnName, Notice, StackNode,

@@ -5,7 +5,8 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use super::block::{MAX_EVENTS, PREFIX, Prefix};
-use super::definitions::{Bounds, Definitions};
+use super::budget::{Budget, Exceeded, json_memory};
+use super::definitions::{Bounds, Definitions, Refusal};
 use super::frame::{FILE_HEADER, FRAME_HEADER, FrameHeader, Kind, MAX_PAYLOAD, check_file_header};
 use super::untrusted;
 use super::writer::End;
@@ -15,6 +16,9 @@ use crate::definition::Definition;
 use crate::error::{Error, Result};
 use crate::version::Version;
 use crate::wire::Cursor;
+
+/// The longest reason of an end, in bytes. The launcher writes a few words.
+const MAX_REASON: usize = 4096;
 
 /// Counts of what could not be read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -31,6 +35,9 @@ pub struct Damage {
     pub unknown_definitions: u64,
     /// How many definitions could not be decoded.
     pub malformed_definitions: u64,
+    /// How many definitions and frames were left out or cut, because they need more memory or work than a file of this
+    /// size may take ([`super::budget`]). [`Reader::exceeded`] has the limit.
+    pub over_budget: u64,
 }
 
 impl Damage {
@@ -69,6 +76,7 @@ pub struct Reader {
     end: Option<End>,
     blocks: Vec<BlockInfo>,
     damage: Damage,
+    exceeded: Option<Exceeded>,
 }
 
 impl Reader {
@@ -82,8 +90,14 @@ impl Reader {
 
     /// [`Self::open`] for a file that is open already. `path` is for messages.
     pub fn of(path: &Path, file: File) -> Result<Reader> {
+        Reader::within(path, file, &Budget::default())
+    }
+
+    /// [`Self::of`] for one of several files that share a budget. The file's own size is added to it.
+    pub fn within(path: &Path, file: File, budget: &Budget) -> Result<Reader> {
         let len = untrusted::check(&file).map_err(Error::io(format!("cannot read {}", path.display())))?.len();
         let mut start = vec![0; FILE_HEADER.min(len as usize)];
+        budget.add_file(&file).map_err(Error::io(format!("cannot read {}", path.display())))?;
         file.read_exact_at(&mut start, 0).map_err(Error::io(format!("cannot read {}", path.display())))?;
         let version = check_file_header(&start)?;
         let mut reader = Reader {
@@ -97,9 +111,10 @@ impl Reader {
             end: None,
             blocks: Vec::new(),
             damage: Damage::default(),
+            exceeded: None,
         };
-        reader.read_index(len)?;
-        reader.definitions.insert_frame_origins();
+        reader.read_index(len, budget)?;
+        reader.damage.over_budget += reader.definitions.complete(budget);
         Ok(reader)
     }
 
@@ -153,6 +168,12 @@ impl Reader {
         &self.damage
     }
 
+    /// The first limit that made the index leave something out; `None` if none did. [`Damage::over_budget`] has the
+    /// count.
+    pub fn exceeded(&self) -> Option<Exceeded> {
+        self.exceeded
+    }
+
     /// The index of blocks, in file order.
     pub fn blocks(&self) -> &[BlockInfo] {
         &self.blocks
@@ -175,8 +196,8 @@ impl Reader {
         Ok(())
     }
 
-    fn read_index(&mut self, len: u64) -> Result<()> {
-        let mut bounds = Bounds::default();
+    fn read_index(&mut self, len: u64, budget: &Budget) -> Result<()> {
+        let mut bounds = Bounds::new(budget);
         let mut at = FILE_HEADER as u64;
         while at < len {
             let Some(header) = self.header_at(at, len)? else {
@@ -194,13 +215,19 @@ impl Reader {
                 self.damage.bytes_skipped += len - at;
                 return Ok(());
             }
-            if !self.read_frame(at, &header, &mut bounds) {
+            let read = self.read_frame(at, &header, budget, &mut bounds);
+            if !read {
                 self.damage.damaged_ranges += 1;
                 self.damage.bytes_skipped += end - at;
             }
             at = end;
         }
         Ok(())
+    }
+
+    fn leave_out(&mut self, exceeded: Exceeded) {
+        self.exceeded.get_or_insert(exceeded);
+        self.damage.over_budget += 1;
     }
 
     /// The frame header at this offset. `None` if there is no valid one.
@@ -213,11 +240,14 @@ impl Reader {
         Ok(FrameHeader::from_bytes(&bytes))
     }
 
-    /// The offset of the next valid frame header from `from` on, or `len`.
+    /// The offset of the next valid frame header from `from` on, or `len`. Holes contain none and are not read.
     fn resync(&self, from: u64, len: u64) -> Result<u64> {
         let mut window = vec![0; 64 * 1024];
         let mut at = from;
         while len - at >= FRAME_HEADER as u64 {
+            let Some((data, _)) = untrusted::next_data(&self.file, at, len) else { break };
+            // A header does not begin in the hole before, because its first byte is not zero.
+            at = data;
             let take = window.len().min((len - at) as usize);
             self.file
                 .read_exact_at(&mut window[..take], at)
@@ -227,19 +257,24 @@ impl Reader {
                 return Ok(at + offset as u64);
             }
             // A header that starts in the last bytes is complete in the next window.
-            at += (take - FRAME_HEADER + 1) as u64;
+            at += (take.max(FRAME_HEADER) - FRAME_HEADER + 1) as u64;
         }
         Ok(len)
     }
 
     /// Reads the content of a frame. Returns `false` if it is invalid.
-    fn read_frame(&mut self, offset: u64, header: &FrameHeader, bounds: &mut Bounds) -> bool {
+    fn read_frame(&mut self, offset: u64, header: &FrameHeader, budget: &Budget, bounds: &mut Bounds<'_>) -> bool {
         if let Kind::Events = header.kind {
-            return self.read_block(offset, header);
+            return self.read_block(offset, header, budget);
         }
         if let Kind::Unknown(_) = header.kind {
             self.damage.unknown_frames += 1;
             return true;
+        }
+        // A hole stores no bytes, and one stored byte decompresses to thousands.
+        if let Err(exceeded) = budget.work(1 + u64::from(header.stored_len) / 16 + u64::from(header.raw_len) / 2) {
+            self.leave_out(exceeded);
+            return false;
         }
         let mut payload = Vec::new();
         if self.read_payload(offset, header, &mut payload).is_err() {
@@ -255,7 +290,14 @@ impl Reader {
         };
         match header.kind {
             Kind::Info => match String::from_utf8(raw) {
-                Ok(info) => self.info = info,
+                Ok(info) => {
+                    // The text, and what it becomes when it is parsed.
+                    if let Err(exceeded) = budget.hold(json_memory(info.as_bytes())) {
+                        self.leave_out(exceeded);
+                        return false;
+                    }
+                    self.info = info;
+                }
                 Err(_) => return false,
             },
             Kind::Definitions => return self.read_definitions(&raw, bounds),
@@ -271,15 +313,15 @@ impl Reader {
                 }
             }
             Kind::End => match End::decode(&raw) {
-                Ok(end) => self.end = Some(end),
-                Err(_) => return false,
+                Ok(end) if end.reason.len() <= MAX_REASON => self.end = Some(end),
+                _ => return false,
             },
             Kind::Events | Kind::Unknown(_) => {}
         }
         true
     }
 
-    fn read_block(&mut self, offset: u64, header: &FrameHeader) -> bool {
+    fn read_block(&mut self, offset: u64, header: &FrameHeader, budget: &Budget) -> bool {
         let mut prefix = [0; PREFIX];
         if header.stored_len < PREFIX as u32
             || self.file.read_exact_at(&mut prefix, offset + FRAME_HEADER as u64).is_err()
@@ -289,6 +331,12 @@ impl Reader {
         let Some(prefix) = Prefix::from_bytes(&prefix) else { return false };
         // Every event takes at least one byte in each of seven columns.
         if prefix.count > header.raw_len / 7 || prefix.count > MAX_EVENTS {
+            return false;
+        }
+        // Each pass decodes the block.
+        let steps = u64::from(prefix.count) + u64::from(header.stored_len) / 16 + u64::from(header.raw_len) / 8;
+        if let Err(exceeded) = budget.work(steps) {
+            self.leave_out(exceeded);
             return false;
         }
         self.blocks.push(BlockInfo {
@@ -302,16 +350,15 @@ impl Reader {
         true
     }
 
-    fn read_definitions(&mut self, raw: &[u8], bounds: &mut Bounds) -> bool {
+    fn read_definitions(&mut self, raw: &[u8], bounds: &mut Bounds<'_>) -> bool {
         let mut cursor = Cursor::new(raw);
         while !cursor.is_empty() {
-            let before = cursor.rest().len();
             match Definition::decode(&mut cursor) {
-                Ok(Some(definition)) => {
-                    if !self.definitions.add(&definition, before - cursor.rest().len(), bounds) {
-                        self.damage.malformed_definitions += 1;
-                    }
-                }
+                Ok(Some(definition)) => match self.definitions.add(&definition, bounds) {
+                    Ok(()) => {}
+                    Err(Refusal::Invalid) => self.damage.malformed_definitions += 1,
+                    Err(Refusal::Exceeded(exceeded)) => self.leave_out(exceeded),
+                },
                 Ok(None) => self.damage.unknown_definitions += 1,
                 Err(_) => {
                     self.damage.malformed_definitions += 1;

@@ -5,7 +5,7 @@
 //! Opening never blocks, and at most the file's size is read.
 
 use std::fs::{File, Metadata, OpenOptions};
-use std::io::{self, Read};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
@@ -23,6 +23,9 @@ const KERNEL_FILE_SYSTEMS: [libc::c_long; 7] = [
     libc::CGROUP_SUPER_MAGIC,
     libc::CGROUP2_SUPER_MAGIC,
 ];
+
+/// The bytes of holes in a file that is read at once, at most. Reading a hole takes memory that the file does not store.
+const MAX_HOLES: u64 = 1 << 20;
 
 /// Opens the regular file at `path` for reading.
 ///
@@ -67,15 +70,61 @@ fn check_kind(metadata: &Metadata) -> io::Result<()> {
     if metadata.is_file() { Ok(()) } else { Err(io::Error::other("is not a regular file")) }
 }
 
+/// The number of bytes that a file stores: its length without the holes of a sparse file, which read as zeros and can be
+/// of any length. Moves the position of the file to its beginning.
+///
+/// # Errors
+///
+/// If the file cannot be examined.
+pub fn stored_len(file: &File) -> io::Result<u64> {
+    /// More ranges than real files have. The ranges after them are not counted.
+    const MAX_RANGES: usize = 1 << 16;
+    let len = file.metadata()?.len();
+    let (mut at, mut stored) = (0, 0u64);
+    for _ in 0..MAX_RANGES {
+        let Some((start, end)) = next_data(file, at, len) else { break };
+        stored += end - start;
+        at = end;
+    }
+    let mut file = file;
+    file.seek(SeekFrom::Start(0))?;
+    Ok(stored)
+}
+
+/// The next range at or after `from` that stores data: its start and its exclusive end. `None` if only a hole follows.
+/// Moves the position of the file. Without support of the file system, the rest of the file is one range.
+pub fn next_data(file: &File, from: u64, len: u64) -> Option<(u64, u64)> {
+    if from >= len {
+        return None;
+    }
+    let seek = |at: u64, whence| {
+        // SAFETY: `lseek` takes integers; the descriptor is open. It changes only the position, which positional reads
+        // do not use and other readers set themselves.
+        let found =
+            unsafe { libc::lseek(file.as_raw_fd(), libc::off_t::try_from(at).unwrap_or(libc::off_t::MAX), whence) };
+        u64::try_from(found).map_err(|_| io::Error::last_os_error().raw_os_error())
+    };
+    let start = match seek(from, libc::SEEK_DATA) {
+        Ok(start) => start.clamp(from, len),
+        Err(Some(libc::ENXIO)) => return None,
+        Err(_) => return Some((from, len)),
+    };
+    let end = seek(start, libc::SEEK_HOLE).map_or(len, |end| end.clamp(start, len));
+    (start < end).then_some((start, end))
+}
+
 /// The whole content of an open file.
 ///
 /// # Errors
 ///
-/// If it cannot be read, is not a regular file, or has more than `limit` bytes.
+/// If it cannot be read, is not a regular file, has more than `limit` bytes, or has large holes.
 pub fn read(file: &File, limit: u64) -> io::Result<Vec<u8>> {
     let len = check(file)?.len();
     if len > limit {
         return Err(io::Error::other(format!("has {len} bytes, more than memtrace writes")));
+    }
+    if len - stored_len(file)?.min(len) > MAX_HOLES {
+        return Err(io::Error::other("is a sparse file"));
     }
     let mut bytes = Vec::new();
     file.take(len).read_to_end(&mut bytes)?;
@@ -85,6 +134,25 @@ pub fn read(file: &File, limit: u64) -> io::Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn holes_are_not_stored() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        let file = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(&path).unwrap();
+        assert_eq!((stored_len(&file).unwrap(), next_data(&file, 0, 0)), (0, None));
+        std::os::unix::fs::FileExt::write_all_at(&file, &[1; 10_000], 0).unwrap();
+        assert_eq!(stored_len(&file).unwrap(), 10_000);
+        assert_eq!(read(&file, 1 << 40).unwrap().len(), 10_000);
+        assert_eq!(next_data(&file, 100, 10_000), Some((100, 10_000)));
+        file.set_len(200 << 20).unwrap();
+        assert!(stored_len(&file).unwrap() < 1 << 20);
+        assert_eq!(read(&file, 1 << 40).unwrap_err().to_string(), "is a sparse file");
+        assert_eq!(next_data(&file, 100 << 20, 200 << 20), None);
+        std::os::unix::fs::FileExt::write_all_at(&file, &[1], 150 << 20).unwrap();
+        let (start, end) = next_data(&file, 100 << 20, 200 << 20).unwrap();
+        assert!(start > 149 << 20 && start <= 150 << 20 && end > 150 << 20 && end < 151 << 20, "{start} {end}");
+    }
 
     #[test]
     fn only_regular_files_are_opened() {

@@ -278,13 +278,13 @@ proptest! {
     }
 
     #[test]
-    fn the_handshake_round_trips(generation: u32, token in "[0-9a-f]{1,64}", cpu in 0usize..3, stacks in 0usize..4, flags in 0u8..4, folder in proptest::option::of("/[^\\x00]{0,40}")) {
+    fn the_handshake_round_trips(generation: u32, token in "[0-9a-f]{1,64}", cpu in 0usize..3, stacks in 0usize..4, names: bool, folder in proptest::option::of("/[^\\x00]{0,40}")) {
         let hello = Hello::new(generation);
         prop_assert_eq!(Hello::from_bytes(&hello.to_bytes()), Some(hello));
         let cpu = [Cpu::Auto, Cpu::Always, Cpu::Never][cpu];
         let stacks = [Stacks::Python, Stacks::Native, Stacks::Both, Stacks::None][stacks];
-        let (check_stacks, names) = (flags & 1 != 0, flags & 2 != 0);
-        let options = Options { token, cpu, stacks, check_stacks, names, cycles: folder.map(Into::into), filters: generation };
+        let (cycles, folder) = (!names, folder.map(Into::into));
+        let options = Options { token, cpu, stacks, names, folder, cycles, filters: generation };
         prop_assert_eq!(Options::parse(&options.encode()), Some(options));
     }
 }

@@ -1,12 +1,14 @@
 //! `run.json`: what the launcher records about a run, written through [`Manifest`]. Every field can be absent, because
 //! a run folder can outlive the launcher that was writing it.
 
-use memtrace_trace::file::untrusted;
+use memtrace_trace::file::Budget;
+use memtrace_trace::unrecorded::Unrecorded;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use crate::error::{Error, Result};
 use crate::folder::RunFolder;
+use crate::json_file;
 
 /// The manifest's file name in the run folder.
 pub const MANIFEST_FILE: &str = "run.json";
@@ -64,6 +66,50 @@ pub struct ManifestProcess {
     pub trace: Option<String>,
 }
 
+/// Whether a run has ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RunState {
+    /// The launcher still runs, or was killed.
+    Running,
+    /// The launcher has written everything.
+    Ended,
+}
+
+/// A process of the command that could not be recorded.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(default)]
+pub struct UnrecordableProcess {
+    /// The process id.
+    pub pid: u32,
+    /// The path of its executable. Empty if it is unknown.
+    pub program: String,
+    /// The reason as text.
+    pub reason: String,
+    /// Whether it was seen with CUDA loaded. False if this is unknown.
+    pub uses_cuda: bool,
+    /// The number of events that it lost at least. 0 if this is unknown.
+    pub lost_events: u64,
+}
+
+/// Something that is not in the recording of a run.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NotRecorded {
+    /// Whether events are known to be lost, or likely: a process that used CUDA, or that requested to be recorded.
+    pub is_loss: bool,
+    /// A sentence without a period.
+    pub text: String,
+}
+
+impl UnrecordableProcess {
+    /// The process that made this report about itself.
+    pub fn from_report(report: Unrecorded) -> UnrecordableProcess {
+        let reason = report.reason.text().to_owned();
+        let Unrecorded { pid, program, events, .. } = report;
+        UnrecordableProcess { pid, program, reason, uses_cuda: true, lost_events: events }
+    }
+}
+
 /// The content of `run.json`.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
@@ -93,6 +139,17 @@ pub struct Manifest {
     pub processes: Vec<ManifestProcess>,
     /// Losses of the launcher itself, by name.
     pub losses: BTreeMap<String, u64>,
+    /// Whether the run has ended. Absent before memtrace 0.1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub state: Option<RunState>,
+    /// The number of refused recording requests, by reason.
+    pub refused: BTreeMap<String, u64>,
+    /// Processes of the command that could not be recorded, as far as they were found.
+    pub unrecordable: Vec<UnrecordableProcess>,
+    /// The number of further ones.
+    pub unlisted: u64,
+    /// The number of programs that ended before the launcher could check whether they can be recorded.
+    pub unchecked: u64,
     /// Other fields that the launcher wrote. They are kept but not interpreted.
     #[serde(flatten)]
     pub extra: BTreeMap<String, serde_json::Value>,
@@ -106,18 +163,93 @@ impl Manifest {
     /// If the manifest cannot be read. That is only a problem for the report, because the traces beside it remain
     /// usable.
     pub fn read(folder: &RunFolder) -> Result<Option<Manifest>> {
+        Manifest::read_within(folder, &Budget::default())
+    }
+
+    /// [`Self::read`] within the budget of a run.
+    pub(super) fn read_within(folder: &RunFolder, budget: &Budget) -> Result<Option<Manifest>> {
         let fail = |e| Error::io(format!("cannot read {}", folder.path().join(MANIFEST_FILE).display()))(e);
-        let text = match folder.open_file(MANIFEST_FILE).and_then(|file| untrusted::read(&file, MAX_FILE_SIZE)) {
-            Ok(text) => text,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(e) => return Err(fail(e)),
-        };
-        serde_json::from_slice(&text).map(Some).map_err(|e| fail(e.into()))
+        match folder.open_file(MANIFEST_FILE).and_then(|file| json_file::read(&file, MAX_FILE_SIZE, budget)) {
+            Ok(manifest) => Ok(Some(manifest)),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(fail(e)),
+        }
+    }
+
+    /// Adds the processes that reported themselves, in the folder of a launcher that could not collect the reports.
+    pub(super) fn add_reports(&mut self, reports: Vec<Unrecorded>) {
+        self.unrecordable.extend(reports.into_iter().map(UnrecordableProcess::from_report));
+    }
+
+    /// The sentence about a run that has no end. `None` if it has one.
+    pub fn without_end(&self) -> Option<&'static str> {
+        (self.state == Some(RunState::Running)).then_some("memtrace was killed, or is still recording")
+    }
+
+    /// What is known not to be recorded of the command's processes. Empty if nothing is known to be missing.
+    pub fn not_recorded(&self) -> Vec<NotRecorded> {
+        let mut all = Vec::new();
+        let mut add = |is_loss, text| all.push(NotRecorded { is_loss, text });
+        for (reason, count) in &self.refused {
+            let requests = if *count == 1 { "request" } else { "requests" };
+            add(true, format!("memtrace refused {count} recording {requests}: {reason}"));
+        }
+        let mut groups: BTreeMap<(bool, &str), Vec<String>> = BTreeMap::new();
+        for process in &self.unrecordable {
+            let program = process.program.rsplit('/').next().filter(|name| !name.is_empty()).unwrap_or("a process");
+            let group = groups.entry((!process.uses_cuda, &process.reason)).or_default();
+            group.push(format!("{program} ({})", process.pid));
+        }
+        for ((without_cuda, reason), names) in groups {
+            const SHOWN: usize = 3;
+            let shown = names.iter().take(SHOWN).cloned().collect::<Vec<_>>().join(", ");
+            let more = names.len().saturating_sub(SHOWN);
+            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+            let cuda = if without_cuda { " (no CUDA seen)" } else { "" };
+            add(!without_cuda, format!("memtrace could not record {shown}{more}{cuda}: {reason}"));
+        }
+        if self.unlisted > 0 {
+            add(false, format!("memtrace could not record {} more processes", self.unlisted));
+        }
+        match self.unchecked {
+            0 => {}
+            1 => add(false, "1 program ended before memtrace could check whether it can record it".to_owned()),
+            count => {
+                let text = format!("{count} programs ended before memtrace could check whether it can record them");
+                add(false, text);
+            }
+        }
+        all
+    }
+
+    /// The number of processes that used CUDA and were not recorded, as far as it is known.
+    pub fn unrecorded_processes(&self) -> u64 {
+        let refused = self.refused.values().fold(0u64, |sum, count| sum.saturating_add(*count));
+        refused.saturating_add(self.unrecordable.iter().filter(|process| process.uses_cuda).count() as u64)
     }
 
     /// The entry of the process with this id.
     pub fn process(&self, pid: u32) -> Option<&ManifestProcess> {
         self.processes.iter().find(|p| p.pid == pid)
+    }
+}
+
+/// A manifest whose processes are found by their ids. A run can have tens of thousands of processes.
+pub(super) struct ManifestIndex<'a> {
+    pub(super) manifest: &'a Manifest,
+    by_pid: HashMap<u32, &'a ManifestProcess>,
+}
+
+impl<'a> ManifestIndex<'a> {
+    pub(super) fn of(manifest: &'a Manifest) -> ManifestIndex<'a> {
+        // Of several entries with the same id, the first one counts, as in `Manifest::process`.
+        let by_pid = manifest.processes.iter().rev().map(|process| (process.pid, process)).collect();
+        ManifestIndex { manifest, by_pid }
+    }
+
+    /// The entry of the process with this id.
+    pub(super) fn process(&self, pid: u32) -> Option<&'a ManifestProcess> {
+        self.by_pid.get(&pid).copied()
     }
 }
 
@@ -131,6 +263,33 @@ mod tests {
         assert_eq!(Exit::from_wait_status(0x0100), Exit { code: Some(1), signal: None });
         assert_eq!(Exit::from_wait_status(9), Exit { code: None, signal: Some(9) });
         assert_eq!(Exit::from_wait_status(139), Exit { code: None, signal: Some(11) });
+    }
+
+    #[test]
+    fn what_is_not_recorded_is_listed_by_reason() {
+        assert!(Manifest::default().not_recorded().is_empty());
+        let process = |pid, uses_cuda| UnrecordableProcess {
+            pid,
+            program: "/bin/train".into(),
+            reason: "a reason".into(),
+            uses_cuda,
+            lost_events: 0,
+        };
+        let manifest = Manifest {
+            refused: BTreeMap::from([("too many".to_owned(), 2)]),
+            unrecordable: (1..=5).map(|pid| process(pid, pid > 1)).collect(),
+            unchecked: 1,
+            ..Manifest::default()
+        };
+        let all: Vec<(bool, String)> = manifest.not_recorded().into_iter().map(|n| (n.is_loss, n.text)).collect();
+        let expected = [
+            (true, "memtrace refused 2 recording requests: too many"),
+            (true, "memtrace could not record train (2), train (3), train (4) and 1 more: a reason"),
+            (false, "memtrace could not record train (1) (no CUDA seen): a reason"),
+            (false, "1 program ended before memtrace could check whether it can record it"),
+        ];
+        assert_eq!(all, expected.map(|(is_loss, text)| (is_loss, text.to_owned())));
+        assert_eq!(manifest.unrecorded_processes(), 6);
     }
 
     #[test]

@@ -7,12 +7,14 @@ mod process_names;
 mod recording;
 mod run;
 mod snapshot;
+mod unrecorded;
 
 pub use crate::recording::{LostEvents, MemoryRecording, Recording};
-pub use manifest::{Exit, MANIFEST_FILE, Manifest, ManifestProcess};
+pub use manifest::{Exit, MANIFEST_FILE, Manifest, ManifestProcess, NotRecorded, RunState, UnrecordableProcess};
 pub use problem::Problem;
 pub use process::{Process, ProcessInfo};
 pub use recording::TraceRecording;
 pub use run::open_folder;
 pub use run::{Run, open_run, open_run_with_progress};
 pub use snapshot::{SNAPSHOT_END_REASON, SNAPSHOT_TOPIC, SnapshotRecording};
+pub use unrecorded::unrecorded;

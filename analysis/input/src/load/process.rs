@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use memtrace_trace::file::Definitions;
 use serde::Deserialize;
 
-use super::manifest::{Exit, Manifest};
+use super::manifest::{Exit, Manifest, ManifestIndex};
 use crate::recording::Recording;
 use crate::trace_index::TraceIndex;
 
@@ -49,13 +49,19 @@ impl Process {
     /// Makes a process from its recording and its entry in the run's manifest, if there is one. Facts of the recording
     /// take precedence.
     pub fn new(path: &Path, recording: Box<dyn Recording>, manifest: &Manifest) -> Process {
+        Process::of(path, recording, &ManifestIndex::of(manifest))
+    }
+
+    /// [`Self::new`] for one of many processes.
+    pub(super) fn of(path: &Path, recording: Box<dyn Recording>, index: &ManifestIndex<'_>) -> Process {
+        let manifest = index.manifest;
         let mut info: ProcessInfo = serde_json::from_str(recording.info()).unwrap_or_default();
         if info.pid == 0 {
             info.pid = pid_of_file_name(path).unwrap_or(0);
         }
         let recorded = recording.end().and_then(|e| e.wait_status).map(Exit::from_wait_status).unwrap_or_default();
         let mut exit = recorded;
-        if let Some(entry) = manifest.process(info.pid) {
+        if let Some(entry) = index.process(info.pid) {
             if info.argv.is_empty() {
                 info.argv.clone_from(&entry.argv);
             }

@@ -4,7 +4,7 @@
 //! process that reported it to PyTorch, else to the process that started the others. The others get both numbers:
 //! `rank3-4242`. If several owners remain (such as a restarted worker), all get both numbers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use super::process::Process;
 
@@ -40,9 +40,16 @@ pub(super) fn process_names(processes: &[Process]) -> Vec<String> {
 }
 
 fn names_of_claims(claims: &[RankClaim]) -> Vec<String> {
-    let owner = |rank: u32| {
-        let all: Vec<&RankClaim> = claims.iter().filter(|c| c.rank == Some(rank)).collect();
-        let first = |c: &&&RankClaim| !all.iter().any(|other| Some(other.pid) == c.parent);
+    // A run can have tens of thousands of processes, all with the rank that they inherited.
+    let mut claims_of_rank: BTreeMap<u32, Vec<&RankClaim>> = BTreeMap::new();
+    for claim in claims {
+        if let Some(rank) = claim.rank {
+            claims_of_rank.entry(rank).or_default().push(claim);
+        }
+    }
+    let owner = |all: &[&RankClaim]| {
+        let pids: HashSet<u32> = all.iter().map(|claim| claim.pid).collect();
+        let first = |c: &&&RankClaim| !c.parent.is_some_and(|parent| pids.contains(&parent));
         let [reporters, starters] =
             [all.iter().filter(|c| c.has_reported_rank).collect::<Vec<_>>(), all.iter().filter(first).collect()];
         match (&reporters[..], &starters[..]) {
@@ -52,10 +59,11 @@ fn names_of_claims(claims: &[RankClaim]) -> Vec<String> {
             _ => None,
         }
     };
+    let owners: BTreeMap<u32, Option<u32>> = claims_of_rank.iter().map(|(rank, all)| (*rank, owner(all))).collect();
     let mut taken: BTreeMap<String, u32> = BTreeMap::new();
     let name = |claim: &RankClaim| {
         let name = match claim.rank {
-            Some(rank) if owner(rank) == Some(claim.pid) => format!("rank{rank}"),
+            Some(rank) if owners.get(&rank).copied().flatten() == Some(claim.pid) => format!("rank{rank}"),
             Some(rank) => format!("rank{rank}-{}", claim.pid),
             None => claim.pid.to_string(),
         };

@@ -1,19 +1,22 @@
 //! A trace file as a recording.
 
 use std::ffi::OsStr;
+use std::fs::File;
 use std::path::Path;
 use std::sync::mpsc::sync_channel;
 
 use memtrace_trace::clock::Calibration;
 use memtrace_trace::counters::Counter;
 use memtrace_trace::event::Event;
-use memtrace_trace::file::{BlockInfo, Damage, Definitions, End, EventCounts, Reader};
+use memtrace_trace::file::{BlockInfo, Budget, Damage, Definitions, End, EventCounts, Exceeded, Reader, untrusted};
 
 use crate::error::{Error, Result};
 use crate::folder::RunFolder;
 use crate::recording::{LostEvents, Recording};
 use crate::symbols::Symbols;
 
+/// The maximum number of threads. Each has buffers for one block, which takes up to 32 MiB in a malicious file.
+const MAX_THREADS: usize = 16;
 /// The maximum number of blocks that are decoded ahead.
 const MAX_BLOCKS_AHEAD: usize = 4;
 
@@ -31,22 +34,39 @@ impl TraceRecording {
         Reader::open(path).map(TraceRecording::of).map_err(|cause| Error::Trace { path: path.to_owned(), cause })
     }
 
-    /// Opens and indexes a trace in a run folder.
-    pub(super) fn open_in(folder: &RunFolder, name: &OsStr) -> Result<TraceRecording> {
+    /// [`Self::open`] within the budget of a run.
+    pub(super) fn open_within(path: &Path, budget: &Budget) -> Result<TraceRecording> {
+        let file = untrusted::open(path).map_err(Error::io(format!("cannot open {}", path.display())))?;
+        TraceRecording::read(path, file, budget)
+    }
+
+    /// Opens and indexes a trace in a run folder, within the budget of the run.
+    pub(super) fn open_in(folder: &RunFolder, name: &OsStr, budget: &Budget) -> Result<TraceRecording> {
         let path = folder.path().join(name);
         let file = folder.open_file(name).map_err(Error::io(format!("cannot open {}", path.display())))?;
-        Reader::of(&path, file).map(TraceRecording::of).map_err(|cause| Error::Trace { path, cause })
+        TraceRecording::read(&path, file, budget)
+    }
+
+    fn read(path: &Path, file: File, budget: &Budget) -> Result<TraceRecording> {
+        let reader = Reader::within(path, file, budget);
+        reader.map(TraceRecording::of).map_err(|cause| Error::Trace { path: path.to_owned(), cause })
+    }
+
+    /// The limit that made the reader leave something out, and how many definitions and frames that are. `None` if
+    /// nothing was left out.
+    pub(super) fn exceeded(&self) -> Option<(Exceeded, u64)> {
+        Some((self.reader.exceeded()?, self.reader.damage().over_budget))
     }
 
     fn of(reader: Reader) -> TraceRecording {
         let calibration = reader.calibration();
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS);
         TraceRecording { reader, calibration, threads }
     }
 
     /// Replaces native frames by functions, files and lines.
-    pub(super) fn symbolize(&mut self, symbols: &Symbols) {
-        symbols.symbolize(self.reader.definitions_mut());
+    pub(super) fn symbolize(&mut self, symbols: &Symbols, budget: &Budget) {
+        symbols.symbolize(self.reader.definitions_mut(), budget);
     }
 
     /// Sets the number of threads, including the caller's, instead of one per core. The result does not depend on it.

@@ -4,12 +4,15 @@ use std::ffi::OsString;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use super::manifest::{MANIFEST_FILE, Manifest};
+use memtrace_trace::file::Budget;
+
+use super::manifest::{MANIFEST_FILE, Manifest, ManifestIndex};
 use super::problem::Problem;
 use super::process::Process;
 use super::process_names::process_names;
 use super::recording::TraceRecording;
 use super::snapshot;
+use super::unrecorded::unrecorded;
 use crate::error::{Error, Result};
 use crate::folder::RunFolder;
 use crate::recording::Recording;
@@ -102,13 +105,17 @@ pub fn open_run_with_progress(path: impl AsRef<Path>, progress: &mut dyn FnMut(u
         let process = Process::new(path, Box::new(recording), &Manifest::default());
         return Ok(Run { problems, ..Run::from_processes(path, Manifest::default(), vec![process]) });
     }
-    let mut recording = TraceRecording::open(path)?;
+    let budget = Budget::default();
+    let mut recording = TraceRecording::open_within(path, &budget)?;
     // A trace inside a run folder has its manifest and symbols beside it.
     let folder = path.parent().map(|parent| if parent.as_os_str().is_empty() { Path::new(".") } else { parent });
     let folder = folder.and_then(|folder| RunFolder::open(folder).ok());
-    let manifest = folder.as_ref().and_then(|folder| Manifest::read(folder).ok().flatten()).unwrap_or_default();
+    let manifest =
+        folder.as_ref().and_then(|folder| Manifest::read_within(folder, &budget).ok().flatten()).unwrap_or_default();
     let mut problems = Vec::new();
-    let native = symbolize(folder.as_ref(), &manifest, std::slice::from_mut(&mut recording), &mut problems);
+    problems.extend(problem_of(path, &recording));
+    let recordings = std::slice::from_mut(&mut recording);
+    let native = symbolize(folder.as_ref(), &manifest, recordings, &budget, &mut problems);
     let process = Process::new(path, Box::new(recording), &manifest);
     Ok(Run { path: path.to_owned(), manifest, processes: vec![process], problems, native })
 }
@@ -130,33 +137,45 @@ fn is_trace(path: &Path) -> Result<bool> {
 pub fn open_folder(folder: &RunFolder) -> Result<Run> {
     let path = folder.path();
     let mut problems = Vec::new();
-    let manifest = match Manifest::read(folder) {
+    let budget = Budget::default();
+    let mut manifest = match Manifest::read_within(folder, &budget) {
         Ok(manifest) => manifest.unwrap_or_default(),
         Err(e) => {
             problems.push(Problem { path: path.join(MANIFEST_FILE), text: e.reason() });
             Manifest::default()
         }
     };
+    manifest.add_reports(unrecorded(folder));
     let file_names = folder.file_names().map_err(Error::io(format!("cannot list {}", path.display())))?;
     let is_trace = |name: &OsString| Path::new(name).extension().is_some_and(|e| e == TRACE_EXTENSION);
     let traces: Vec<OsString> = file_names.into_iter().filter(is_trace).collect();
     if traces.is_empty() {
-        return Err(Error::NoTraces { path: path.to_owned() });
+        // Without a manifest this is no run folder. If the manifest lists a recording, its trace is missing.
+        let is_complete = manifest.state.is_some() && manifest.processes.is_empty();
+        let path = path.to_owned();
+        let without_end = manifest.without_end().map(str::to_owned).into_iter();
+        let reasons = without_end.chain(manifest.not_recorded().into_iter().map(|one| one.text));
+        return Err(match is_complete {
+            true => Error::NothingRecorded { path, reasons: reasons.collect() },
+            false => Error::NoTraces { path },
+        });
     }
     let (mut recordings, mut paths) = (Vec::new(), Vec::new());
     for name in &traces {
-        match TraceRecording::open_in(folder, name) {
+        match TraceRecording::open_in(folder, name, &budget) {
             Ok(recording) => {
+                problems.extend(problem_of(&path.join(name), &recording));
                 recordings.push(recording);
                 paths.push(path.join(name));
             }
             Err(e) => problems.push(Problem { path: path.join(name), text: e.reason() }),
         }
     }
-    let native = symbolize(Some(folder), &manifest, &mut recordings, &mut problems);
+    let native = symbolize(Some(folder), &manifest, &mut recordings, &budget, &mut problems);
     let opened = paths.into_iter().zip(recordings);
+    let index = ManifestIndex::of(&manifest);
     let mut processes: Vec<Process> =
-        opened.map(|(path, recording)| Process::new(&path, Box::new(recording), &manifest)).collect();
+        opened.map(|(path, recording)| Process::of(&path, Box::new(recording), &index)).collect();
     if processes.is_empty() {
         let example = problems.last().map(|p| format!("{}: {}", p.path.display(), p.text)).unwrap_or_default();
         return Err(Error::NoReadableTrace { path: path.to_owned(), count: traces.len(), example });
@@ -165,12 +184,20 @@ pub fn open_folder(folder: &RunFolder) -> Result<Run> {
     Ok(Run { path: path.to_owned(), manifest, processes, problems, native })
 }
 
+/// The problem of a trace that needs more memory or work than the budget has. Its reader leaves the rest out.
+fn problem_of(path: &Path, recording: &TraceRecording) -> Option<Problem> {
+    let (exceeded, count) = recording.exceeded()?;
+    let text = format!("{exceeded}; {count} of its definitions and frames are left out");
+    Some(Problem { path: path.to_owned(), text })
+}
+
 /// Symbolizes the native frames of all traces: from the run folder's symbols, else from the objects' own files. Opens no
 /// file if there are no native frames.
 fn symbolize(
     folder: Option<&RunFolder>,
     manifest: &Manifest,
     recordings: &mut [TraceRecording],
+    budget: &Budget,
     problems: &mut Vec<Problem>,
 ) -> NativeCode {
     if recordings.iter().all(|r| r.definitions().native_frames.is_empty()) {
@@ -178,7 +205,7 @@ fn symbolize(
     }
     let mut symbols = Symbols::default();
     if let Some(folder) = folder {
-        match Symbols::read(folder) {
+        match Symbols::read_within(folder, budget) {
             Ok(stored) => symbols = stored.unwrap_or_default(),
             Err(e) => problems.push(Problem { path: folder.path().join(SYMBOLS_FILE), text: e.reason() }),
         }
@@ -189,10 +216,10 @@ fn symbolize(
         ..Search::local_machine()
     };
     let definitions = || recordings.iter().map(|r| r.definitions());
-    let has_new_symbols = symbols.resolve_missing(definitions(), &search);
+    let has_new_symbols = symbols.resolve_missing(definitions(), &search, budget);
     let objects = symbols.report(definitions());
     for recording in recordings {
-        recording.symbolize(&symbols);
+        recording.symbolize(&symbols, budget);
     }
     NativeCode { symbols, objects, has_new_symbols }
 }

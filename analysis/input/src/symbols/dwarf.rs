@@ -50,12 +50,28 @@ pub(super) fn look_up(
         Endianness::Little => RunTimeEndian::Little,
         Endianness::Big => RunTimeEndian::Big,
     };
-    let read_budget = Cell::new(MIN_READS + bytes.saturating_mul(READS_PER_BYTE));
-    let mut dwarf =
-        sections.borrow_with_sup(supplementary.as_ref(), |section| Metered::new(section, endian, &read_budget));
+    // What the sections allow, and what is left for the whole run.
+    let reads = (MIN_READS + bytes.saturating_mul(READS_PER_BYTE)).min(elf.budget().work_left());
+    let read_budget = Cell::new(reads);
+    let result = look_up_within(elf, &sections, supplementary.as_ref(), endian, &read_budget, addresses, sink);
+    // Whether that exceeds the budget shows in the next charge.
+    let _ = elf.budget().work(reads - read_budget.get());
+    result
+}
+
+fn look_up_within(
+    elf: &Elf<'_>,
+    sections: &DwarfSections<Cow<'_, [u8]>>,
+    supplementary: Option<&DwarfSections<Cow<'_, [u8]>>>,
+    endian: RunTimeEndian,
+    read_budget: &Cell<u64>,
+    addresses: &[u64],
+    sink: &mut dyn FnMut(u64, Vec<DwarfFrame>),
+) -> Result<(), String> {
+    let mut dwarf = sections.borrow_with_sup(supplementary, |section| Metered::new(section, endian, read_budget));
     dwarf.populate_abbreviations_cache(gimli::AbbreviationsCacheStrategy::Duplicates);
     let context = Context::from_dwarf(dwarf)
-        .map_err(|e| limit_error(&read_budget).unwrap_or(format!("its DWARF data is damaged: {e}")))?;
+        .map_err(|e| limit_error(read_budget).unwrap_or(format!("its DWARF data is damaged: {e}")))?;
     let mut failed = 0_u64;
     let mut first_error = None;
     for address in addresses {
@@ -63,9 +79,14 @@ pub(super) fn look_up(
         let found = context.find_frames(*address).skip_all_loads().and_then(frames);
         match found {
             Ok(frames) if frames.is_empty() => {}
-            Ok(frames) => sink(*address, frames),
+            Ok(frames) => {
+                let texts: usize = frames.iter().map(|frame| frame.name.len() + frame.file.len()).sum();
+                let memory = texts + 2 * frames.len() * size_of::<DwarfFrame>();
+                elf.budget().hold(memory as u64).map_err(|exceeded| exceeded.to_string())?;
+                sink(*address, frames);
+            }
             Err(e) => {
-                if let Some(why) = limit_error(&read_budget) {
+                if let Some(why) = limit_error(read_budget) {
                     return Err(why);
                 }
                 failed += 1;

@@ -1,14 +1,16 @@
 //! Reads one ELF file in place from a mapping: its identity, its debug sections, its symbol tables.
 //!
 //! The file's content is not trusted. An unreadable part is an error of that part alone. Sizes that the file claims
-//! never decide how much memory is allocated.
+//! never decide how much memory is allocated, or how long reading takes: every table entry and every decompressed byte
+//! is charged to a [`Budget`]. A table can lie in a hole of the file, which is as long as the file claims and takes no disk
+//! space.
 
 use std::borrow::Cow;
 use std::io::Read;
 use std::ops::Deref;
 use std::path::Path;
 
-use memtrace_trace::file::untrusted;
+use memtrace_trace::file::{Budget, untrusted};
 use object::Endianness;
 use object::elf::{
     ELFCOMPRESS_ZLIB, ELFCOMPRESS_ZSTD, FileHeader64, NT_GNU_BUILD_ID, PT_NOTE, SHT_DYNSYM, SHT_NOBITS, SHT_SYMTAB,
@@ -19,6 +21,18 @@ use object::read::elf::{SectionTable, SymbolTable};
 
 /// The maximum decompressed size of a section, in bytes.
 const MAX_DECOMPRESSED: u64 = 2 << 30;
+/// The maximum length of the holes in a file beyond the length that it stores, in bytes. Copies of libraries have holes
+/// for zeros.
+const MAX_HOLES: u64 = 64 << 20;
+/// A note takes as long to read as this many steps.
+const STEPS_PER_NOTE: u64 = 4;
+/// The maximum length of a link to a debug file, in bytes.
+const MAX_LINK: usize = 64 << 10;
+/// The maximum number of sections. Objects compiled with a section for each function have some ten thousand before they
+/// are linked.
+const MAX_SECTIONS: usize = 1 << 16;
+/// The number of decompressed bytes that are charged at once.
+const CHUNK: usize = 256 << 10;
 /// The maximum length of a build id, in bytes. Linkers make 20, 8 or 16 bytes.
 const MAX_BUILD_ID: usize = 64;
 
@@ -34,9 +48,15 @@ pub(super) enum Bytes {
 }
 
 impl Bytes {
-    /// Maps a regular file. The error is a text.
-    pub(super) fn map(path: &Path) -> Result<Bytes, String> {
+    /// Maps a regular file, and adds its size to the budget. The error is a text.
+    pub(super) fn map(path: &Path, budget: &Budget) -> Result<Bytes, String> {
         let file = untrusted::open(path).map_err(|e| io_reason(&e))?;
+        budget.add_file(&file).map_err(|e| io_reason(&e))?;
+        // Reading a hole takes memory on some file systems, and the file can have tables of any length in it.
+        let (len, stored) = (file.metadata().map_or(0, |m| m.len()), untrusted::stored_len(&file).unwrap_or(0));
+        if len.saturating_sub(stored) > stored + MAX_HOLES {
+            return Err("is a sparse file".to_owned());
+        }
         // SAFETY: `Mmap::map` requires that nobody modifies or truncates the file while it is mapped. We cannot enforce
         // that; whoever installs libraries upholds it. Installers replace libraries by new files and do not rewrite
         // them in place. The dynamic loader maps libraries under the same assumption.
@@ -66,6 +86,7 @@ impl Deref for Bytes {
 /// The tables of an ELF file.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Elf<'a> {
+    budget: &'a Budget,
     data: &'a [u8],
     header: &'a Header,
     endian: Endianness,
@@ -75,11 +96,23 @@ pub(super) struct Elf<'a> {
 
 impl<'a> Elf<'a> {
     /// Parses the headers. A truncated file without its section table still has its identity.
-    pub(super) fn parse(data: &'a [u8]) -> Result<Elf<'a>, String> {
+    pub(super) fn parse(data: &'a [u8], budget: &'a Budget) -> Result<Elf<'a>, String> {
         let header = Header::parse(data).map_err(|_| "is not a 64-bit ELF file".to_owned())?;
         let endian = header.endian().map_err(|e| e.to_string())?;
         let sections = header.sections(endian, data);
-        Ok(Elf { data, header, endian, has_section_table: sections.is_ok(), sections: sections.unwrap_or_default() })
+        // Every search reads the whole table.
+        let count = sections.as_ref().map_or(0, |sections| sections.len());
+        if count > MAX_SECTIONS {
+            return Err(format!("has {count} sections, more than the limit of {MAX_SECTIONS}"));
+        }
+        Ok(Elf {
+            budget,
+            data,
+            header,
+            endian,
+            has_section_table: sections.is_ok(),
+            sections: sections.unwrap_or_default(),
+        })
     }
 
     /// Whether the section table could be read.
@@ -95,17 +128,33 @@ impl<'a> Elf<'a> {
     /// The GNU build id in lower-case hexadecimal digits; `None` if the file has none.
     pub(super) fn build_id(&self) -> Option<String> {
         // Sections come first, because the program headers of a separate debug file describe another file's contents.
-        let in_sections = self
-            .sections
-            .iter()
-            .find_map(|section| gnu_build_id(self.endian, section.notes(self.endian, self.data).ok()??));
+        let in_sections =
+            self.sections.iter().find_map(|section| self.gnu_build_id(section.notes(self.endian, self.data).ok()??));
         in_sections.or_else(|| {
             let segments = self.header.program_headers(self.endian, self.data).ok()?;
             segments
                 .iter()
                 .filter(|segment| segment.p_type(self.endian) == PT_NOTE)
-                .find_map(|segment| gnu_build_id(self.endian, segment.notes(self.endian, self.data).ok()??))
+                .take_while(|_| self.budget.work(1).is_ok())
+                .find_map(|segment| self.gnu_build_id(segment.notes(self.endian, self.data).ok()??))
         })
+    }
+
+    fn gnu_build_id(&self, mut notes: NoteIterator<'_, Header>) -> Option<String> {
+        while self.budget.work(STEPS_PER_NOTE).is_ok()
+            && let Ok(Some(note)) = notes.next()
+        {
+            if note.name() == b"GNU" && note.n_type(self.endian) == NT_GNU_BUILD_ID {
+                let id = note.desc();
+                return (1..=MAX_BUILD_ID).contains(&id.len()).then(|| hexadecimal(id));
+            }
+        }
+        None
+    }
+
+    /// The budget for reading the file.
+    pub(super) fn budget(&self) -> &'a Budget {
+        self.budget
     }
 
     fn find_section(&self, name: &str) -> Option<&'a SectionHeader64<Endianness>> {
@@ -136,8 +185,10 @@ impl<'a> Elf<'a> {
             ));
         }
         let decompressed = match compression.ch_type(self.endian) {
-            ELFCOMPRESS_ZLIB => decompress(flate2::read::ZlibDecoder::new(stored), expected),
-            ELFCOMPRESS_ZSTD => zstd::Decoder::new(stored).and_then(|decoder| decompress(decoder, expected)),
+            ELFCOMPRESS_ZLIB => decompress(flate2::read::ZlibDecoder::new(stored), expected, self.budget),
+            ELFCOMPRESS_ZSTD => {
+                zstd::Decoder::new(stored).and_then(|decoder| decompress(decoder, expected, self.budget))
+            }
             other => return Err(format!("section {name} has the unsupported compression type {other}")),
         };
         decompressed.map(Cow::Owned).map_err(|e| format!("section {name} cannot be decompressed: {e}"))
@@ -159,6 +210,7 @@ impl<'a> Elf<'a> {
     /// The name and the CRC-32 of the debug file in `.gnu_debuglink`; `None` without one.
     pub(super) fn debug_link(&self) -> Option<(String, u32)> {
         let section = self.section(".gnu_debuglink").ok()?;
+        let section = section.get(..section.len().min(MAX_LINK))?;
         let end = section.iter().position(|byte| *byte == 0)?;
         let name = std::str::from_utf8(section.get(..end)?).ok()?.to_owned();
         // The checksum is at the next multiple of four.
@@ -172,6 +224,7 @@ impl<'a> Elf<'a> {
     /// `None` without one.
     pub(super) fn supplementary_link(&self) -> Option<(String, String)> {
         let section = self.section(".gnu_debugaltlink").ok()?;
+        let section = section.get(..section.len().min(MAX_LINK))?;
         let end = section.iter().position(|byte| *byte == 0)?;
         let path = std::str::from_utf8(section.get(..end)?).ok()?.to_owned();
         let id = section.get(end + 1..).filter(|id| (1..=MAX_BUILD_ID).contains(&id.len()))?;
@@ -179,24 +232,28 @@ impl<'a> Elf<'a> {
     }
 }
 
-fn gnu_build_id(endian: Endianness, mut notes: NoteIterator<'_, Header>) -> Option<String> {
-    while let Ok(Some(note)) = notes.next() {
-        if note.name() == b"GNU" && note.n_type(endian) == NT_GNU_BUILD_ID {
-            let id = note.desc();
-            return (1..=MAX_BUILD_ID).contains(&id.len()).then(|| hexadecimal(id));
-        }
-    }
-    None
-}
-
 fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Decompresses exactly `expected` bytes. The buffer grows as they arrive, so a false size costs no memory.
-fn decompress(from: impl Read, expected: u64) -> std::io::Result<Vec<u8>> {
+/// Decompresses all bytes up to `limit`. The buffer grows as they arrive, so a false size costs no memory. The memory
+/// stays charged until the run has been read.
+fn decompress_up_to(limit: u64, mut from: impl Read, budget: &Budget) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    from.take(expected.saturating_add(1)).read_to_end(&mut bytes)?;
+    loop {
+        let chunk = limit.saturating_sub(bytes.len() as u64).min(CHUNK as u64);
+        let read = from.by_ref().take(chunk).read_to_end(&mut bytes)?;
+        // The buffer has up to twice its length.
+        budget.hold(2 * read as u64).and_then(|()| budget.work(read as u64)).map_err(std::io::Error::other)?;
+        if read == 0 {
+            return Ok(bytes);
+        }
+    }
+}
+
+/// Decompresses exactly `expected` bytes.
+fn decompress(from: impl Read, expected: u64, budget: &Budget) -> std::io::Result<Vec<u8>> {
+    let bytes = decompress_up_to(expected.saturating_add(1), from, budget)?;
     if bytes.len() as u64 != expected {
         return Err(std::io::Error::other("the length differs from the one in its header"));
     }
@@ -213,11 +270,8 @@ pub(super) fn mini_debug_data(elf: &Elf<'_>) -> Result<Option<Bytes>, String> {
     if compressed.is_empty() {
         return Ok(None);
     }
-    let mut bytes = Vec::new();
     let reader = lzma_rust2::XzReader::new_mem_limit(&*compressed, false, MAX_DICTIONARY_KIB);
-    reader
-        .take(MAX_MINI_DEBUG_DATA)
-        .read_to_end(&mut bytes)
+    let bytes = decompress_up_to(MAX_MINI_DEBUG_DATA, reader, elf.budget)
         .map_err(|e| format!(".gnu_debugdata cannot be decompressed: {e}"))?;
     Ok(Some(Bytes::Owned(bytes)))
 }

@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
+use memtrace_trace::file::Budget;
+
 use super::demangle::is_mangled;
 use super::dwarf::{self, DwarfFrame};
 use super::elf::{Elf, mini_debug_data};
@@ -96,14 +98,14 @@ impl Interner {
 
 /// Looks up return addresses (ascending) of an object in its files. Without a file no symbol is known, and the notes
 /// say why.
-pub(super) fn symbolize(id: &ElfObjectId, addresses: &[u64], search: &Search) -> ObjectSymbols {
+pub(super) fn symbolize(id: &ElfObjectId, addresses: &[u64], search: &Search, budget: &Budget) -> ObjectSymbols {
     let mut symbols = ObjectSymbols::default();
-    let object = search.object_file(&id.path, &id.build_id);
-    let own = object.as_ref().ok().and_then(|(path, bytes)| Some((path.as_path(), Elf::parse(bytes).ok()?)));
+    let object = search.object_file(&id.path, &id.build_id, budget);
+    let own = object.as_ref().ok().and_then(|(path, bytes)| Some((path.as_path(), Elf::parse(bytes, budget).ok()?)));
     let debug = if own.as_ref().is_some_and(|(_, elf)| elf.has_section(".debug_info")) {
         None
     } else {
-        search.debug_file(&id.build_id, own.as_ref().map(|(path, elf)| (*path, elf)), &mut symbols.notes)
+        search.debug_file(&id.build_id, own.as_ref().map(|(path, elf)| (*path, elf)), budget, &mut symbols.notes)
     };
     if let Err(why) = &object {
         // The debug file has the same information.
@@ -112,7 +114,7 @@ pub(super) fn symbolize(id: &ElfObjectId, addresses: &[u64], search: &Search) ->
             return symbols;
         }
     }
-    let separate = debug.as_ref().and_then(|(path, bytes)| Some((path.as_path(), Elf::parse(bytes).ok()?)));
+    let separate = debug.as_ref().and_then(|(path, bytes)| Some((path.as_path(), Elf::parse(bytes, budget).ok()?)));
     let files: Vec<_> = separate.iter().chain(&own).collect();
     symbols.file = files.first().map(|(path, _)| path.display().to_string()).unwrap_or_default();
     for (path, _) in files.iter().filter(|(_, elf)| !elf.has_section_table()) {
@@ -127,7 +129,7 @@ pub(super) fn symbolize(id: &ElfObjectId, addresses: &[u64], search: &Search) ->
             symbols.notes.push(why);
             None
         });
-        let supplementary = supplementary.as_ref().and_then(|bytes| Elf::parse(bytes).ok());
+        let supplementary = supplementary.as_ref().and_then(|bytes| Elf::parse(bytes, budget).ok());
         let mut keep = |address: u64, frames| {
             found.insert(address, frames);
         };
@@ -168,7 +170,7 @@ fn add_symbol_table_names(
             notes.push(format!("{}: {why}", path.display()));
             None
         });
-        if let Some(inner) = decompressed.as_ref().and_then(|bytes| Elf::parse(bytes).ok()) {
+        if let Some(inner) = decompressed.as_ref().and_then(|bytes| Elf::parse(bytes, elf.budget()).ok()) {
             let what = || format!("{}, .gnu_debugdata", path.display());
             add_names_of_table(&inner, false, &what, calls, found, notes);
         }

@@ -1,20 +1,17 @@
 //! The symbols of a run, and their conversion to frames.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::panic::catch_unwind;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use memtrace_trace::file::{Definitions, Frame, NativeFrame};
+use memtrace_trace::file::{Budget, Definitions, Frame, NativeFrame};
 
 use super::demangle::FunctionName;
 use super::object_symbols::{self, ElfObjectId, ObjectSymbols};
 use super::search::Search;
-use crate::printable;
+use memtrace_trace::printable;
 
 /// The file name of code that belongs to no object.
 const GENERATED_CODE: &str = "<generated code>";
-/// The maximum total length of the names of all native frames of a process, in bytes. Real names have a few hundred
-/// bytes each. A malicious file can contain names that expand to a thousand times its own size.
-const MAX_TOTAL_NAME_BYTES: usize = 256 << 20;
 /// Objects without a file that the kernel maps into every process.
 const KERNEL_OBJECTS: [&str; 2] = ["linux-vdso.so.1", "linux-gate.so.1"];
 
@@ -42,8 +39,14 @@ pub struct ObjectReport {
 }
 
 impl Symbols {
-    /// Looks up every native frame of `all` that has no symbols yet. Returns whether there was any.
-    pub fn resolve_missing<'a>(&mut self, all: impl IntoIterator<Item = &'a Definitions>, search: &Search) -> bool {
+    /// Looks up every native frame of `all` that has no symbols yet. Returns whether there was any. The objects' files
+    /// are read within `budget`.
+    pub fn resolve_missing<'a>(
+        &mut self,
+        all: impl IntoIterator<Item = &'a Definitions>,
+        search: &Search,
+        budget: &Budget,
+    ) -> bool {
         let mut unresolved: BTreeMap<ElfObjectId, BTreeSet<u64>> = BTreeMap::new();
         for definitions in all {
             let ids: Vec<Option<ElfObjectId>> = definitions.modules.iter().map(object_id).collect();
@@ -62,10 +65,11 @@ impl Symbols {
                 true => ObjectSymbols::default(),
                 // The parsers for foreign formats are documented not to panic. If one panics nevertheless, only one
                 // object's names are lost.
-                false => catch_unwind(|| object_symbols::symbolize(id, &addresses, search)).unwrap_or_else(|_| {
-                    let notes = vec![format!("{}: the symbol reader failed unexpectedly", id.path)];
-                    ObjectSymbols { notes, ..ObjectSymbols::default() }
-                }),
+                false => catch_unwind(AssertUnwindSafe(|| object_symbols::symbolize(id, &addresses, search, budget)))
+                    .unwrap_or_else(|_| {
+                        let notes = vec![format!("{}: the symbol reader failed unexpectedly", id.path)];
+                        ObjectSymbols { notes, ..ObjectSymbols::default() }
+                    }),
             };
             self.objects.entry(id.clone()).or_default().merge(found);
         }
@@ -73,7 +77,9 @@ impl Symbols {
     }
 
     /// Replaces the native frames of a trace by functions, files and lines. Unknown code is named like `libfoo.so+0x1234`.
-    pub fn symbolize(&self, definitions: &mut Definitions) {
+    /// Names can expand to a thousand times the size of the file that they come from. Those beyond the budget are left
+    /// out.
+    pub fn symbolize(&self, definitions: &mut Definitions, budget: &Budget) {
         if definitions.native_frames.is_empty() {
             return;
         }
@@ -83,10 +89,9 @@ impl Symbols {
             .map(|module| object_id(module).map(|id| (printable::line(&id.path).into_owned(), self.objects.get(&id))))
             .collect();
         let mut names: HashMap<&str, FunctionName> = HashMap::new();
-        let mut room = MAX_TOTAL_NAME_BYTES;
-        definitions.name_native_frames(|native_frame| {
+        definitions.name_native_frames(budget, |native_frame| {
             let found = match objects.get(native_frame.module.index()) {
-                Some(Some((path, symbols))) => frames_at(native_frame, path, *symbols, &mut names),
+                Some(Some((path, symbols))) => frames_at(native_frame, path, *symbols, &mut names, budget),
                 _ => {
                     let name: Box<str> = format!("{:#x}", native_frame.address).into();
                     vec![Frame {
@@ -97,14 +102,9 @@ impl Symbols {
                     }]
                 }
             };
-            let size: usize = found.iter().map(|f| f.name.len() + f.qualname.len() + f.filename.len()).sum();
-            match room.checked_sub(size) {
-                Some(left) => {
-                    room = left;
-                    found
-                }
-                None => Vec::new(),
-            }
+            let texts: usize = found.iter().map(|f| f.name.len() + f.qualname.len() + f.filename.len()).sum();
+            let memory = texts + found.len() * 2 * size_of::<Frame>();
+            if budget.hold(memory as u64).is_ok() { found } else { Vec::new() }
         });
     }
 
@@ -153,6 +153,7 @@ fn frames_at<'a>(
     path: &str,
     symbols: Option<&'a ObjectSymbols>,
     names: &mut HashMap<&'a str, FunctionName>,
+    budget: &Budget,
 ) -> Vec<Frame> {
     let unnamed = || {
         let file = path.rsplit('/').next().unwrap_or(path);
@@ -173,7 +174,19 @@ fn frames_at<'a>(
         let raw = symbols.text(frame.name);
         let name = match raw {
             "" => unnamed(),
-            _ => names.entry(raw).or_insert_with(|| FunctionName::of(raw)).clone(),
+            _ => match names.get(raw) {
+                Some(name) => name.clone(),
+                None => {
+                    let name = FunctionName::of(raw);
+                    let memory = (name.full.len() + name.short.len() + 2 * size_of::<(&str, FunctionName)>()) as u64;
+                    // A name takes more work than memory: it is parsed, written and shortened.
+                    let steps = 4 * (raw.len() as u64 + memory);
+                    match budget.hold(memory).and_then(|()| budget.work(steps)) {
+                        Ok(()) => names.entry(raw).or_insert(name).clone(),
+                        Err(_) => unnamed(),
+                    }
+                }
+            },
         };
         let file = match symbols.text(frame.file) {
             "" => path.to_owned(),

@@ -6,6 +6,8 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use memtrace_trace::file::Budget;
+
 use super::elf::{Bytes, Elf};
 
 /// Where to search. The default searches only at the object's own path.
@@ -33,14 +35,14 @@ impl Search {
     }
 
     /// The object's own file, or a copy from debuginfod's cache. The error says why there is none.
-    pub(super) fn object_file(&self, path: &str, build_id: &str) -> Result<(PathBuf, Bytes), String> {
+    pub(super) fn object_file(&self, path: &str, build_id: &str, budget: &Budget) -> Result<(PathBuf, Bytes), String> {
         let own = self.absolute(path);
-        let reason = match self.open_matching(&own, build_id) {
+        let reason = match self.open_matching(&own, build_id, budget) {
             Ok(bytes) => return Ok((own, bytes)),
             Err(reason) => reason,
         };
         let cached = self.debuginfod_path(build_id, "executable").and_then(|path| {
-            let bytes = self.open_matching(&path, build_id).ok()?;
+            let bytes = self.open_matching(&path, build_id, budget).ok()?;
             Some((path, bytes))
         });
         cached.ok_or(reason)
@@ -53,6 +55,7 @@ impl Search {
         &self,
         build_id: &str,
         object: Option<(&Path, &Elf<'_>)>,
+        budget: &Budget,
         refused: &mut Vec<String>,
     ) -> Option<(PathBuf, Bytes)> {
         let mut candidates = Vec::new();
@@ -78,8 +81,8 @@ impl Search {
             if !is_file || object.is_some_and(|(own, _)| own == path) {
                 continue;
             }
-            match (self.open_matching(&path, build_id), crc) {
-                (Ok(bytes), Some(crc)) if build_id.is_empty() && crc32fast::hash(&bytes) != crc => {
+            match (self.open_matching(&path, build_id, budget), crc) {
+                (Ok(bytes), Some(crc)) if build_id.is_empty() && checksum(&bytes, budget) != Some(crc) => {
                     refused.push(format!("{} has a different checksum", path.display()));
                 }
                 (Ok(bytes), _) => return Some((path, bytes)),
@@ -91,11 +94,12 @@ impl Search {
 
     /// The file into which `dwz` moved common parts of debug files. `None` if the file has no such link.
     pub(super) fn supplementary_file(&self, debug_file: &Path, elf: &Elf<'_>) -> Option<Result<Bytes, String>> {
+        let budget = elf.budget();
         let (path, build_id) = elf.supplementary_link()?;
         let beside = debug_file.parent().map(|folder| folder.join(&path));
         let by_id = split_build_id(&build_id).map(|(folder, rest)| format!(".build-id/{folder}/{rest}.debug"));
         let by_id = self.debug_roots.iter().filter_map(|root| Some(root.join(by_id.as_ref()?)));
-        let found = beside.into_iter().chain(by_id).find_map(|path| self.open_matching(&path, &build_id).ok());
+        let found = beside.into_iter().chain(by_id).find_map(|path| self.open_matching(&path, &build_id, budget).ok());
         Some(found.ok_or_else(|| format!("its supplementary debug file {path} does not exist")))
     }
 
@@ -112,9 +116,9 @@ impl Search {
     }
 
     /// Maps the file if its identity matches. The error says why it does not.
-    fn open_matching(&self, path: &Path, build_id: &str) -> Result<Bytes, String> {
-        let bytes = Bytes::map(path)?;
-        let found = Elf::parse(&bytes)?.build_id().unwrap_or_default();
+    fn open_matching(&self, path: &Path, build_id: &str, budget: &Budget) -> Result<Bytes, String> {
+        let bytes = Bytes::map(path, budget)?;
+        let found = Elf::parse(&bytes, budget)?.build_id().unwrap_or_default();
         if found != build_id {
             let or_none = |id: &str| if id.is_empty() { "none".to_owned() } else { id.to_owned() };
             return Err(format!("is a different file: its build id is {}, not {}", or_none(&found), or_none(build_id)));
@@ -138,7 +142,16 @@ impl Search {
 ///
 /// If the file cannot be read or is not a 64-bit ELF file. The error is a text.
 pub fn build_id(path: &Path) -> Result<Option<String>, String> {
-    Ok(Elf::parse(&Bytes::map(path)?)?.build_id())
+    let budget = Budget::default();
+    Ok(Elf::parse(&Bytes::map(path, &budget)?, &budget)?.build_id())
+}
+
+/// The CRC-32 of a whole file. `None` if the budget does not allow to read it.
+fn checksum(bytes: &[u8], budget: &Budget) -> Option<u32> {
+    /// A step takes as long as the checksum of this many bytes.
+    const BYTES_PER_STEP: u64 = 4;
+    budget.work(bytes.len() as u64 / BYTES_PER_STEP).ok()?;
+    Some(crc32fast::hash(bytes))
 }
 
 /// Splits a build id into folder and name. `None` for an invalid one, which must not become a path.

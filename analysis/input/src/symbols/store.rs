@@ -2,16 +2,18 @@
 //!
 //! `trace/FORMAT.md` describes the format. Names are stored as objects have them, and demangled when they are read.
 
-use memtrace_trace::file::untrusted;
+use memtrace_trace::file::Budget;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 use super::dwarf::{MAX_INLINED, MAX_TEXT};
 use super::object_symbols::{ElfObjectId, ObjectSymbols, SymbolFrame};
 use super::run_symbols::Symbols;
 use crate::error::{Error, Result};
 use crate::folder::RunFolder;
-use crate::printable;
+use crate::json_file;
+use memtrace_trace::printable;
 
 /// The file's name in the run folder.
 pub const SYMBOLS_FILE: &str = "symbols.json";
@@ -20,6 +22,9 @@ pub const SYMBOLS_FILE: &str = "symbols.json";
 const VERSION: u32 = 1;
 /// The maximum size of the file, in bytes.
 const MAX_FILE_SIZE: u64 = 256 << 20;
+
+/// The note about an object that the file has more than once.
+const REPEATED: &str = "symbols.json has more than one entry for this object; the first is used";
 
 #[derive(Serialize, Deserialize)]
 struct SymbolsFile {
@@ -50,13 +55,18 @@ impl Symbols {
     ///
     /// If the file cannot be read, or has another version.
     pub fn read(folder: &RunFolder) -> Result<Option<Symbols>> {
+        Symbols::read_within(folder, &Budget::default())
+    }
+
+    /// [`Self::read`] within the budget of a run.
+    pub(crate) fn read_within(folder: &RunFolder, budget: &Budget) -> Result<Option<Symbols>> {
         let fail = |e| Error::io(format!("cannot read {}", folder.path().join(SYMBOLS_FILE).display()))(e);
-        let text = match folder.open_file(SYMBOLS_FILE).and_then(|file| untrusted::read(&file, MAX_FILE_SIZE)) {
-            Ok(text) => text,
+        let opened = folder.open_file(SYMBOLS_FILE);
+        let file: SymbolsFile = match opened.and_then(|file| json_file::read(&file, MAX_FILE_SIZE, budget)) {
+            Ok(file) => file,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(e) => return Err(fail(e)),
         };
-        let file: SymbolsFile = serde_json::from_slice(&text).map_err(|e| fail(e.into()))?;
         if file.version != VERSION {
             let reason =
                 format!("format version {} is not supported; this memtrace reads version {VERSION}", file.version);
@@ -65,7 +75,18 @@ impl Symbols {
         let mut symbols = Symbols::default();
         for object in file.objects {
             let id = ElfObjectId { path: object.path.clone(), build_id: object.build_id.clone() };
-            symbols.objects.entry(id).or_default().merge(object.into());
+            // memtrace writes each object once. Merging is not linear, so another entry is not merged.
+            match symbols.objects.entry(id) {
+                Entry::Vacant(entry) => {
+                    entry.insert(object.into());
+                }
+                Entry::Occupied(entry) => {
+                    let notes = &mut entry.into_mut().notes;
+                    if notes.last().is_none_or(|note| note != REPEATED) {
+                        notes.push(REPEATED.to_owned());
+                    }
+                }
+            }
         }
         Ok(Some(symbols))
     }

@@ -7,8 +7,8 @@ use object::read::elf::Sym;
 
 use super::elf::Elf;
 
-/// The maximum total number of matches between symbols and addresses. Real symbols hardly overlap.
-const MAX_MATCHES: u64 = 64 << 20;
+/// A step takes as long as a search for the end of a name over this many bytes.
+const BYTES_PER_STEP: u64 = 16;
 /// The maximum length of a name in bytes. No compiler exceeds it.
 const MAX_NAME: usize = 64 << 10;
 
@@ -38,8 +38,12 @@ pub(super) fn look_up(elf: &Elf<'_>, dynamic: bool, addresses: &[u64]) -> (Vec<O
     let mut containing: Vec<Option<Candidate>> = vec![None; addresses.len()];
     // For each address: the last symbol that starts at or before it and after the previous address.
     let mut preceding: Vec<Option<Candidate>> = vec![None; addresses.len()];
-    let mut matches = 0_u64;
+    let budget = elf.budget();
     for (index, symbol) in table.enumerate() {
+        // A table can lie in a hole of the file.
+        if budget.work(1).is_err() {
+            return (names, Err(budget.out_of_work().to_string()));
+        }
         let kind = symbol.st_type();
         if symbol.is_undefined(endian) || !matches!(kind, STT_FUNC | STT_GNU_IFUNC | STT_NOTYPE) {
             continue;
@@ -57,13 +61,16 @@ pub(super) fn look_up(elf: &Elf<'_>, dynamic: bool, addresses: &[u64]) -> (Vec<O
             *best = (*best).max(Some(candidate));
         }
         let Some(end) = start.checked_add(size) else { continue };
-        for (address, best) in addresses.iter().zip(&mut containing).skip(first).take_while(|(at, _)| **at < end) {
+        let mut matches = 0;
+        for (address, best) in addresses[first..].iter().zip(&mut containing[first..]).take_while(|(at, _)| **at < end)
+        {
             debug_assert!(*address >= start);
             *best = (*best).max(Some(candidate));
             matches += 1;
         }
-        if matches > MAX_MATCHES {
-            return (names, Err("too many of its symbols overlap".to_owned()));
+        // Real symbols hardly overlap.
+        if budget.work(matches).is_err() {
+            return (names, Err(format!("too many of its symbols overlap: {}", budget.out_of_work())));
         }
     }
     let mut latest: Option<Candidate> = None;
@@ -79,6 +86,9 @@ pub(super) fn look_up(elf: &Elf<'_>, dynamic: bool, addresses: &[u64]) -> (Vec<O
         *name = candidate.and_then(|candidate| {
             let symbol = table.symbol(object::SymbolIndex(candidate.order.0)).ok()?;
             let bytes = table.symbol_name(endian, symbol).ok().filter(|name| !name.is_empty())?;
+            // The search for the end of the name is not limited, and the names of many symbols can have the same end.
+            let steps = 1 + bytes.len() as u64 / BYTES_PER_STEP;
+            budget.work(steps).and_then(|()| budget.hold(bytes.len().min(MAX_NAME) as u64)).ok()?;
             Some(String::from_utf8_lossy(&bytes[..bytes.len().min(MAX_NAME)]).into_owned())
         });
     }

@@ -30,7 +30,7 @@ const MAX_OBJECTS: usize = 1 << 18;
 
 /// The part of reference cycles in a recording.
 pub(crate) const OBSERVER: Observer = Observer {
-    start: Some(|options, _| CYCLES.set(Cycles::new(options.cycles.is_some()))),
+    start: Some(|options, _| CYCLES.set(Cycles::new(options.cycles))),
     collector_frees: Some(request_install),
     ..Observer::NONE
 };
@@ -67,7 +67,7 @@ struct Installed {
     get_debug: PyObjectPtr,
     set_debug: PyObjectPtr,
     garbage: PyObjectPtr,
-    torch: &'static TorchClasses,
+    torch: TorchClasses,
 }
 
 static CALLBACK: MethodDef = MethodDef {
@@ -121,17 +121,9 @@ unsafe extern "C" fn install(_: *mut c_void) -> c_int {
         let gil = unsafe { GilToken::new(api) };
         if let Some(gil) = gil.filter(|gil| gil.is_imported(c"torch")) {
             match Installed::new(gil) {
-                Ok((installed, no_pictures_reason)) => {
+                Ok(installed) => {
                     INSTALLED.store(Box::into_raw(Box::new(installed)), Ordering::Release);
-                    match no_pictures_reason {
-                        None => notice(NoticeStatus::Works, "reference cycles that hold tensors are shown"),
-                        Some(reason) => {
-                            let reason = format!(
-                                "reference cycles are shown as text only: this PyTorch has no torch.utils.viz._cycles ({reason})"
-                            );
-                            notice(NoticeStatus::Off, &reason);
-                        }
-                    }
+                    notice(NoticeStatus::Works, "reference cycles that hold tensors are shown");
                 }
                 Err(reason) => {
                     notice(NoticeStatus::Off, &format!("reference cycles are not shown: {reason}"));
@@ -148,29 +140,28 @@ unsafe extern "C" fn install(_: *mut c_void) -> c_int {
 }
 
 impl Installed {
-    /// Puts the callback into `gc.callbacks`. The second result is the reason why there are no pictures, if there are
-    /// none.
-    fn new(gil: GilToken<'_>) -> Result<(Installed, Option<String>), String> {
+    /// Puts the callback into `gc.callbacks`.
+    fn new(gil: GilToken<'_>) -> Result<Installed, String> {
         let gc = gil.import(c"gc")?;
         let gc_attribute = |name: &CStr| gil.attribute(gc.object, name).ok_or("the module gc is not CPython's");
         let (callbacks, garbage) = (gc_attribute(c"callbacks")?, gc_attribute(c"garbage")?);
         let (get_debug, set_debug) = (gc_attribute(c"get_debug")?, gc_attribute(c"set_debug")?);
-        let (torch, no_pictures_reason) = TorchClasses::find(gil)?;
+        let torch = TorchClasses::find(gil)?;
         let callback = gil.new_function(&CALLBACK).ok_or("the interpreter is out of memory")?;
         if !gil.list_prepend(callbacks.object, callback.object) {
             return Err("gc.callbacks does not accept a function".to_owned());
         }
         let [get_debug, set_debug, garbage] = [get_debug, set_debug, garbage].map(PyOwned::into_raw);
-        Ok((Installed { get_debug, set_debug, garbage, torch }, no_pictures_reason))
+        Ok(Installed { get_debug, set_debug, garbage, torch })
     }
 
     fn get_debug(&self, gil: GilToken<'_>) -> Option<c_long> {
-        gil.call(self.get_debug, &[], &[]).map(|flags| gil.as_int(flags.object))
+        gil.call(self.get_debug, &[]).map(|flags| gil.as_int(flags.object))
     }
 
     fn set_debug(&self, gil: GilToken<'_>, flags: c_long) {
         if let Some(flags) = gil.new_int(flags) {
-            gil.call(self.set_debug, &[flags.object], &[]);
+            gil.call(self.set_debug, &[flags.object]);
         }
     }
 
@@ -207,7 +198,7 @@ impl Installed {
         if !objects.iter().any(is_tensor) {
             return;
         }
-        // Everything freed from here on belongs to this collection, even if other threads run while Python code does.
+        // Everything freed from here on belongs to this collection, even if other threads run meanwhile.
         gc::claim();
         if objects.len() > MAX_OBJECTS {
             return process.count(Counter::CyclesNotShown, 1);
@@ -216,7 +207,7 @@ impl Installed {
         // reference.
         let shown_cycles = unsafe { &mut *cycles.shown_cycles.get() };
         let graph = found.graph(&objects);
-        let reports = show::cycles(gil, self.torch, process, shown_cycles, &graph, &objects);
+        let reports = show::cycles(gil, &self.torch, process, shown_cycles, &graph, &objects);
         let seq = process.segment.header().next_seq.0.load(Ordering::Relaxed).saturating_sub(1);
         let Some(mut guard) = Guard::enter() else { return };
         for CycleReport { file, text, addresses } in &reports {

@@ -1,6 +1,6 @@
-//! Describes reference cycles in text and in pictures.
+//! Describes reference cycles in text and on pages.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, CString};
 use std::fmt::Write as _;
 use std::fs::File;
@@ -13,21 +13,26 @@ use std::path::Path;
 use memtrace_trace::counters::Counter;
 
 use super::graph::{ReferenceGraph, TensorCycle};
+use super::page::{ShownObject, page};
 use super::torch_classes::TorchClasses;
 use crate::cpython::api::PyObjectPtr;
 use crate::cpython::gil::{GilToken, class_name};
 use crate::recording::process::Process;
 
-/// At most this many pictures for one process.
+/// At most this many pages for one process.
 const MAX_FILES: usize = 10;
-/// File names of pictures end at this number. The processes of a run share the folder.
+/// File names of pages end at this number. The processes of a run share the folder.
 const MAX_FILE_NUMBER: usize = 1000;
 /// At most this many kinds of cycles are distinguished.
 const MAX_KINDS: usize = 1000;
 /// At most this many cycles of one collection are examined.
 const MAX_CYCLES: usize = 1000;
-/// How many objects a picture shows at most, and how many in a second attempt if the first file was too large.
-const PICTURE_OBJECTS: [usize; 2] = [400, 60];
+/// How many objects a page shows at most, and how many in a second attempt if the first page was too large.
+const PAGE_OBJECTS: [usize; 2] = [400, 60];
+/// The largest size of a page in bytes.
+const MAX_PAGE_BYTES: usize = 2 << 20;
+/// At most this many entries of a container are examined for how it refers to other objects.
+const MAX_ENTRIES: usize = 10_000;
 /// How many objects the text names.
 const MAX_NAMED_OBJECTS: usize = 12;
 /// The largest number of characters of a key in the text.
@@ -42,7 +47,7 @@ pub(super) struct ShownCycles {
 
 /// A cycle to report.
 pub(super) struct CycleReport {
-    /// The name of the picture in the run's folder. Empty if there is none.
+    /// The name of the page in the run's folder. Empty if there is none.
     pub(super) file: String,
     pub(super) text: String,
     /// The addresses of the tensors' memory that the cycle held. A single 0 if no address is known.
@@ -85,28 +90,21 @@ pub(super) fn cycles(
         if addresses.is_empty() {
             addresses.push(0);
         }
-        let file = shown.picture(gil, torch, process, |limit| {
-            graph.nearest_objects(&cycle, limit).iter().filter_map(object).collect::<Vec<_>>()
-        });
+        let file = shown.page(process, |limit| describer.page(graph, &cycle, &text, limit));
         all.push(CycleReport { file, text, addresses });
     }
     all
 }
 
 impl ShownCycles {
-    /// Writes the page that shows a cycle and returns its file name. Empty if there is none, which is counted.
-    fn picture(
-        &mut self,
-        gil: GilToken<'_>,
-        torch: &TorchClasses,
-        process: &Process,
-        nearest: impl Fn(usize) -> Vec<PyObjectPtr>,
-    ) -> String {
-        let (Some(pictures), Some(folder)) = (&torch.pictures, &process.options.cycles) else { return String::new() };
+    /// Writes the page that shows a cycle and returns its file name. Empty if there is none, which is counted. `page`
+    /// renders the page with at most that many objects.
+    fn page(&mut self, process: &Process, page: impl Fn(usize) -> String) -> String {
+        let Some(folder) = &process.options.folder else { return String::new() };
         let written = (self.files < MAX_FILES)
-            .then(|| PICTURE_OBJECTS.into_iter().find_map(|limit| pictures.html(gil, nearest(limit).into_iter())))
+            .then(|| PAGE_OBJECTS.into_iter().map(page).find(|html| html.len() <= MAX_PAGE_BYTES))
             .flatten()
-            .and_then(|html| write_file(folder, gil.str(html.object)?.as_bytes()));
+            .and_then(|html| write_file(folder, html.as_bytes()));
         self.files += usize::from(written.is_some());
         process.count(Counter::CyclesNotShown, u64::from(written.is_none()));
         written.unwrap_or_default()
@@ -254,6 +252,104 @@ impl Describer<'_> {
         name.map_or(class.clone(), |name| format!("{class} {name}"))
     }
 
+    /// The page that shows a cycle and the objects nearest to it, at most `limit`. `text` describes the cycle.
+    fn page(&self, graph: &ReferenceGraph, cycle: &TensorCycle, text: &str, limit: usize) -> String {
+        let mut nearest = graph.nearest_objects(cycle, limit);
+        let object = |number: &u32| self.objects.get(*number as usize).copied();
+        // The page shows an object and its attribute dictionary as one. CPython creates that dictionary on demand, so
+        // it may be an object of its own or not.
+        let numbers: HashMap<usize, u32> =
+            nearest.iter().filter_map(|number| Some((object(number)?.addr(), *number))).collect();
+        let attribute_dict = |number: &u32| {
+            let object = object(number).filter(|object| self.gil.is_plain_instance(*object))?;
+            numbers.get(&self.gil.attribute_dict(object)?.object.addr()).copied()
+        };
+        let dicts: HashMap<u32, u32> =
+            nearest.iter().filter_map(|number| Some((*number, attribute_dict(number)?))).collect();
+        let hidden: HashSet<u32> = dicts.values().copied().collect();
+        nearest.retain(|number| !hidden.contains(number));
+        let places: HashMap<u32, usize> = nearest.iter().copied().zip(0..).collect();
+        let by_address: HashMap<usize, usize> =
+            nearest.iter().zip(0..).filter_map(|(number, place)| Some((object(number)?.addr(), place))).collect();
+        let members: HashSet<u32> = cycle.members.iter().copied().collect();
+        let shown = |number: &u32| {
+            let mut shown = self.shown_object(*number);
+            shown.is_in_cycle = members.contains(number);
+            let labels = object(number).map(|object| self.labels(object, &by_address)).unwrap_or_default();
+            let of_dict = dicts.get(number).map_or(&[][..], |dict| graph.references_of(*dict));
+            let mut seen = HashSet::new();
+            for place in graph.references_of(*number).iter().chain(of_dict).filter_map(|other| places.get(other)) {
+                if seen.insert(*place) {
+                    shown.references.push((labels.get(place).cloned().unwrap_or_default(), *place));
+                }
+            }
+            shown
+        };
+        let objects: Vec<ShownObject> = nearest.iter().map(shown).collect();
+        let on_page =
+            |path: &[u32]| -> Vec<usize> { path.iter().filter_map(|number| places.get(number).copied()).collect() };
+        page(text, &on_page(&cycle.path), &on_page(&cycle.to_tensor), &objects)
+    }
+
+    /// The title and the details of an object.
+    fn shown_object(&self, number: u32) -> ShownObject {
+        let Some(object) = self.objects.get(number as usize).copied() else { return ShownObject::default() };
+        if let Some(tensor) = self.torch.describe_tensor(self.gil, object) {
+            let is_known = tensor.address != 0;
+            let details =
+                if is_known { format!("{} bytes at {:#x}", tensor.bytes, tensor.address) } else { String::new() };
+            return ShownObject { title: tensor.text, details, is_tensor: true, ..ShownObject::default() };
+        }
+        let details = self.place_of_code(object).unwrap_or_default();
+        ShownObject { title: self.object(number), details, ..ShownObject::default() }
+    }
+
+    /// The file and line of a frame or a function.
+    fn place_of_code(&self, object: PyObjectPtr) -> Option<String> {
+        // Reads attributes of CPython's own types, which run no code of the program.
+        let (code, line) = if self.gil.is_frame(object) {
+            (self.gil.attribute(object, c"f_code")?, self.gil.attribute(object, c"f_lineno")?)
+        } else if self.gil.is_function(object) {
+            let code = self.gil.attribute(object, c"__code__")?;
+            let line = self.gil.attribute(code.object, c"co_firstlineno")?;
+            (code, line)
+        } else {
+            return None;
+        };
+        let file = self.gil.attribute(code.object, c"co_filename")?;
+        Some(format!("{}:{}", self.gil.str(file.object)?, self.gil.as_int(line.object)))
+    }
+
+    /// How an object refers to those on the page, by place. `places` has the place of each object by its address.
+    fn labels(&self, from: PyObjectPtr, places: &HashMap<usize, usize>) -> HashMap<usize, String> {
+        let gil = self.gil;
+        let mut labels = HashMap::new();
+        let mut add = |to: PyObjectPtr, label: &dyn Fn() -> Option<String>| {
+            if let Some(place) = places.get(&to.addr())
+                && let Some(label) = label()
+            {
+                labels.entry(*place).or_insert(label);
+            }
+        };
+        let entries = |dict: PyObjectPtr| gil.entries(dict).take(MAX_ENTRIES);
+        let name = |key: PyObjectPtr| gil.str(key).map(|text| text.chars().take(MAX_KEY_CHARS).collect::<String>());
+        if gil.is_dict(from) {
+            entries(from).for_each(|(key, value)| add(value, &|| Some(format!("[{}]", self.key_text(key)?))));
+        } else if gil.is_sequence(from) {
+            let elements = gil.elements(from).take(MAX_ENTRIES).enumerate();
+            elements.for_each(|(index, item)| add(item, &|| Some(format!("[{index}]"))));
+        } else if gil.is_frame(from) {
+            if let Some(locals) = self.gil.frame_locals(from) {
+                entries(locals.object).for_each(|(key, value)| add(value, &|| Some(format!("local {}", name(key)?))));
+            }
+        } else if gil.is_plain_instance(from)
+            && let Some(dict) = gil.attribute_dict(from)
+        {
+            entries(dict.object).for_each(|(key, value)| add(value, &|| Some(format!(".{}", name(key)?))));
+        }
+        labels
+    }
+
     fn reference(&self, from: u32, to: u32) -> Reference {
         let object = |number: u32| self.objects.get(number as usize).copied();
         let (Some(from), Some(to)) = (object(from), object(to)) else { return Reference::Unknown };
@@ -281,13 +377,14 @@ impl Describer<'_> {
 
     /// The key of a value, as `repr` of a dictionary shows it. `None` for keys that are neither strings nor integers.
     fn item_key(&self, dict: PyObjectPtr, value: PyObjectPtr) -> Option<String> {
-        let key = self.gil.key_of(dict, value)?;
+        self.key_text(self.gil.key_of(dict, value)?)
+    }
+
+    fn key_text(&self, key: PyObjectPtr) -> Option<String> {
         if let Some(text) = self.gil.str(key) {
             return Some(format!("'{}'", text.chars().take(MAX_KEY_CHARS).collect::<String>()));
         }
-        // SAFETY: the dictionary holds the key, so the key and its type are alive.
-        let is_number = unsafe { class_name(key) } == "int";
-        is_number.then(|| self.gil.text_of(key)).flatten()
+        self.gil.is_builtin(key, "int").then(|| self.gil.text_of(key)).flatten()
     }
 
     /// The name of the attribute that has this value.

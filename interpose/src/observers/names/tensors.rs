@@ -19,7 +19,7 @@ use memtrace_stackwalk::CheckedMemory;
 
 use crate::cpython::api::PyObjectPtr;
 use crate::linker::mapped_object::containing;
-use crate::linker::original::exported_by;
+use crate::linker::shared_objects::exported_by;
 
 /// Values of `c10::DeviceType`.
 const CPU: u8 = 0;

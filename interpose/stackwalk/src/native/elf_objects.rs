@@ -1,11 +1,13 @@
 //! The loaded object of a code address, as the loader has mapped it.
 //!
-//! All queries run inside `dl_iterate_phdr`, during which the loader unloads nothing. Nothing is cached, so nothing can
-//! be stale. A query takes a few microseconds and is only made for new addresses.
+//! All queries hold a [`Reading`], during which `dlclose` waits. They take no lock of the loader. Nothing is cached, so
+//! nothing can be stale. A query takes a few microseconds and is only made for new addresses.
 
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::CStr;
 use std::ops::Range;
 use std::ptr::with_exposed_provenance;
+
+use super::super::loader::Reading;
 
 /// A loaded object, during one query.
 pub(crate) struct ElfObject<'a> {
@@ -102,59 +104,29 @@ unsafe fn bytes<'a>(range: Range<usize>) -> &'a [u8] {
     unsafe { std::slice::from_raw_parts(with_exposed_provenance(range.start), range.len()) }
 }
 
-struct Search<W, F, T> {
-    matches: W,
-    visit: Option<F>,
-    found: Option<T>,
-}
-
 /// The result of `visit` for the object whose code contains `address`. `None` if there is none.
 ///
-/// `visit` runs under the loader's lock. It must not call foreign code except the allocator.
+/// `dlclose` waits for `visit`, which must not call foreign code except the allocator.
 pub(crate) fn with_code_at<T>(address: usize, visit: impl FnOnce(&ElfObject<'_>) -> T) -> Option<T> {
-    find(|object| object.segment(address, libc::PF_X).is_some(), visit)
+    find(address, |object| object.segment(address, libc::PF_X).is_some(), visit)
 }
 
-/// The result of `visit` for the object that starts at `start`. `None` if there is none. `visit` runs under the
-/// loader's lock.
+/// The result of `visit` for the object that starts at `start`. `None` if there is none. `dlclose` waits for `visit`.
 pub(crate) fn with_start<T>(start: usize, visit: impl FnOnce(&ElfObject<'_>) -> T) -> Option<T> {
-    find(|object| object.start() == start, visit)
+    find(start, |object| object.start() == start, visit)
 }
 
-fn find<T, W: FnMut(&ElfObject<'_>) -> bool, F: FnOnce(&ElfObject<'_>) -> T>(matches: W, visit: F) -> Option<T> {
-    unsafe extern "C" fn step<T, W: FnMut(&ElfObject<'_>) -> bool, F: FnOnce(&ElfObject<'_>) -> T>(
-        info: *mut libc::dl_phdr_info,
-        _size: usize,
-        data: *mut c_void,
-    ) -> c_int {
-        // SAFETY: `dl_iterate_phdr` passes its own info and the pointer to our `Search`. Both are valid during the
-        // call.
-        let (info, search) = unsafe { (&*info, &mut *data.cast::<Search<W, F, T>>()) };
-        if info.dlpi_phdr.is_null() {
-            return 0;
-        }
-        // SAFETY: the loader provides `dlpi_phnum` program headers.
-        let headers = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)) };
-        let mut object = ElfObject::new(info.dlpi_addr as usize, headers);
-        if !(search.matches)(&object) {
-            return 0;
-        }
-        if !info.dlpi_name.is_null() {
-            // SAFETY: `dlpi_name` is not null, and the loader keeps a C string there as long as the object is loaded.
-            object.path = unsafe { CStr::from_ptr(info.dlpi_name) };
-        }
-        search.found = search.visit.take().map(|visit| visit(&object));
-        1
-    }
-    fn step_of<T, W: FnMut(&ElfObject<'_>) -> bool, F: FnOnce(&ElfObject<'_>) -> T>(
-        _: &Search<W, F, T>,
-    ) -> unsafe extern "C" fn(*mut libc::dl_phdr_info, usize, *mut c_void) -> c_int {
-        step::<T, W, F>
-    }
-    let mut search = Search { matches, visit: Some(visit), found: None };
-    // SAFETY: `step_of` chooses the callback for the type of `search`, which outlives the call.
-    unsafe { libc::dl_iterate_phdr(Some(step_of(&search)), (&raw mut search).cast()) };
-    search.found
+/// The result of `visit` for the object that `matches`. It contains `address`.
+fn find<T>(
+    address: usize,
+    matches: impl Fn(&ElfObject<'_>) -> bool,
+    visit: impl FnOnce(&ElfObject<'_>) -> T,
+) -> Option<T> {
+    let reading = Reading::begin();
+    let object = reading.object_at(address, |headers, bias| matches(&ElfObject::new(bias, headers)))?;
+    object.with_program_headers(&reading, |headers| {
+        object.with_path(&reading, |path| visit(&ElfObject { path, ..ElfObject::new(object.bias, headers) }))
+    })
 }
 
 #[cfg(test)]

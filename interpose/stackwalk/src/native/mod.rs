@@ -4,7 +4,6 @@
 //! - [`elf_objects`]: the loaded object of a code address.
 //! - [`cfi`]: converts unwinding information into a [`rule`] for one address; [`rules`] caches rules for the process.
 //! - [`walk`]: unwinds what has changed since the thread's last walk, and explains why that is correct.
-//! - [`unloads`]: detects when cached facts about addresses become invalid.
 //! - [`evaluator`], [`merge`]: replace the interpreter's own frames by Python frames.
 //!
 //! A frame is (object, address), see [`memtrace_trace::definition::Definition::NativeFrame`]. Symbol names are found
@@ -16,7 +15,7 @@
 //!
 //! # Boundaries
 //!
-//! Those of [`super`] apply. A *new* address asks the loader (`dl_iterate_phdr`: one of its locks, some microseconds).
+//! Those of [`super`] apply. A *new* address is looked up among the loaded objects (some microseconds, no lock).
 //! A thread's first walk asks the C library for the stack's bounds. An alternate signal stack and coroutines' stacks
 //! are read through the kernel.
 //!
@@ -33,7 +32,6 @@ mod memory;
 mod merge;
 mod rule;
 mod rules;
-mod unloads;
 mod walk;
 
 use std::ffi::CString;
@@ -41,11 +39,11 @@ use std::ffi::CString;
 use memtrace_trace::ids::StackId;
 
 use elf_objects::{with_code_at, with_start};
-pub use unloads::{begin as unloading, end as unloaded};
 
 use super::definition::{DefinitionSink, LoadedObject, Loss};
 use super::intern::Interner;
 use super::key_cache::{FrameKey, FrameMeaning};
+use super::loader::unload_count;
 use super::python::process::Python;
 use super::thread::ThreadStacks;
 use memory::StackMemory;
@@ -226,7 +224,7 @@ pub fn build_id(start: usize) -> Vec<u8> {
 #[inline]
 fn meaning<S: DefinitionSink>(state: &FrameRegisters, interner: &Interner, sink: &mut S) -> FrameMeaning {
     // While an object is being unloaded, nothing is cached by address.
-    let key = unloads::count().map(|unloads| FrameKey::native(state.return_address(), unloads));
+    let key = unload_count().map(|unloads| FrameKey::native(state.return_address(), unloads));
     let known = key.map_or(FrameMeaning::UNKNOWN, |key| interner.meaning(key));
     if known == FrameMeaning::UNKNOWN { identify(state, key, interner, sink) } else { known }
 }

@@ -34,10 +34,11 @@
 use memtrace_trace::ids::StackId;
 
 use super::super::key_cache::FrameMeaning;
+use super::super::loader::unload_count;
 use super::array::{Array, Zeroed};
 use super::memory::StackMemory;
 use super::rule::{FrameRegisters, ReadAddresses, UnwindRule, UnwindStep, unwind_by_frame_pointer};
-use super::{rules, unloads};
+use super::rules;
 
 /// The deepest walk. Deeper stacks lose their outermost frames, which is counted.
 pub(crate) const MAX_DEPTH: usize = 8192;
@@ -192,7 +193,7 @@ impl Walk {
     /// before this function.
     #[inline]
     pub(super) fn walk(&mut self, start: FrameRegisters, memory: &mut StackMemory) -> WalkResult {
-        let unloads = unloads::count();
+        let unloads = unload_count();
         if unloads != Some(self.unloads) || self.end != memory.end() {
             self.known = 0;
             self.unloads = unloads.unwrap_or(0);

@@ -1,10 +1,9 @@
 //! The CPython of this process: detected, verified, then walked.
 
 use std::ffi::{CStr, c_char, c_void};
-use std::sync::OnceLock;
 use std::sync::atomic::{
-    AtomicU8, AtomicU32,
-    Ordering::{Acquire, Relaxed, Release},
+    AtomicPtr, AtomicU8, AtomicU32,
+    Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
 
 use memtrace_trace::ids::{ContextId, StackId};
@@ -46,7 +45,8 @@ pub struct Python {
     /// The address of `_PyEval_EvalFrameDefault`, 0 if it is not exported.
     evaluation: usize,
     /// Where that function's code is, once requested.
-    evaluator: OnceLock<Evaluator>,
+    /// Null before the first use.
+    evaluator: AtomicPtr<Evaluator>,
     state: AtomicU8,
     attempts: AtomicU32,
 }
@@ -91,7 +91,7 @@ impl Python {
             frames: FrameWalker::new(layout, types.code),
             types,
             evaluation,
-            evaluator: OnceLock::new(),
+            evaluator: AtomicPtr::new(std::ptr::null_mut()),
             state: AtomicU8::new(UNVERIFIED),
             attempts: AtomicU32::new(0),
         })
@@ -141,7 +141,16 @@ impl Python {
 
     /// The address range of the interpreter's evaluation function.
     pub(crate) fn evaluator(&self) -> &Evaluator {
-        self.evaluator.get_or_init(|| Evaluator::find(self.evaluation))
+        // Two threads may both search. No thread waits for another.
+        if self.evaluator.load(Acquire).is_null() {
+            let found = Box::into_raw(Box::new(Evaluator::find(self.evaluation)));
+            if self.evaluator.compare_exchange(std::ptr::null_mut(), found, AcqRel, Acquire).is_err() {
+                // SAFETY: this box was just made, and no other thread has seen its address.
+                drop(unsafe { Box::from_raw(found) });
+            }
+        }
+        // SAFETY: the pointer is not null any more and comes from a box that is never freed.
+        unsafe { &*self.evaluator.load(Acquire) }
     }
 
     /// Whether the evaluation function was called for this frame.

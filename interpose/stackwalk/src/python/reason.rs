@@ -66,7 +66,7 @@ impl Reason {
             Reason::MissingSymbol => "a symbol is missing that every supported CPython exports",
             Reason::UnreadableVersion => "Py_GetVersion() returns no version number",
             Reason::UnknownVersion => "this CPython version is not supported (3.8 to 3.14 are)",
-            Reason::FreeThreaded => "free-threaded CPython is not supported yet",
+            Reason::FreeThreaded => "free-threaded CPython is not supported; tensor names are not recorded either",
             Reason::TypeSizes => {
                 "object sizes differ from those of this CPython version, as in a debug or patched build"
             }

@@ -41,6 +41,13 @@ fn is_valid_range(addr: u64, size: u64) -> bool {
     addr <= MAX_ADDRESS && size <= MAX_ALLOCATION
 }
 
+/// The memory of a name attached to an event, in bytes: here, in a map by row, and as a tensor name without its text.
+const METADATA_BYTES: usize = 256;
+/// The memory of a start or an end of a range, in bytes: here, and as an event.
+const ANNOTATION_BYTES: usize = 2 * size_of::<Annotation>() + 256;
+/// The memory of an unknown action, in bytes, without its text.
+const UNKNOWN_ACTION_BYTES: usize = 96;
+
 /// A value on the stack, in a list or in the memo.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) enum Value {
@@ -85,7 +92,35 @@ struct Container {
     items: Vec<Value>,
     memos: Vec<u32>,
     position: usize,
+    /// The part of [`SnapshotBuilder::capacity_bytes`] that this container has.
+    capacity_bytes: usize,
 }
+
+/// A container keeps the memory of its lists for the next one if they have at most this many bytes.
+const MAX_KEPT_CAPACITY: usize = 64 << 10;
+
+impl Container {
+    /// Empties it, and returns the memory of its lists in bytes. They are kept for the next container unless they are
+    /// large.
+    fn empty(&mut self) -> usize {
+        self.pairs.clear();
+        self.items.clear();
+        self.memos.clear();
+        let bytes = self.pairs.capacity() * PAIR_BYTES / 2
+            + self.items.capacity() * ITEM_BYTES / 2
+            + self.memos.capacity() * MEMO_BYTES / 2;
+        if bytes <= MAX_KEPT_CAPACITY {
+            return bytes;
+        }
+        (self.pairs, self.items, self.memos) = Default::default();
+        0
+    }
+}
+
+/// The memory of one element of a container that is being filled, in bytes. A growing vector has up to twice its length.
+const PAIR_BYTES: usize = 2 * size_of::<(TextId, Value)>();
+const ITEM_BYTES: usize = 2 * size_of::<Value>();
+const MEMO_BYTES: usize = 2 * size_of::<u32>();
 
 /// A block of the state at the end.
 #[derive(Clone, Copy, Debug)]
@@ -154,6 +189,9 @@ pub(super) struct SnapshotBuilder {
     memo_count: usize,
     containers: Vec<Container>,
     free_containers: Vec<u32>,
+    /// The memory of what is in containers that are being filled, and of the empty lists of the others, in bytes.
+    open_bytes: usize,
+    capacity_bytes: usize,
     pub(super) tables: Tables,
     pub(super) rows: Rows,
     pub(super) blocks: Vec<FinalBlock>,
@@ -170,8 +208,10 @@ pub(super) struct SnapshotBuilder {
     /// Whether any event has a time, and whether any has a pool.
     pub(super) has_times: bool,
     pub(super) has_pools: bool,
-    /// The lists of blocks that have been copied.
-    copied_block_lists: std::collections::HashSet<u32>,
+    /// The lists of blocks that a segment has. Each belongs to one segment, however often a file names it.
+    used_block_lists: std::collections::HashSet<(u32, u32)>,
+    /// By list of texts: the autograd node whose forward lines it has. A file can name one list in every event.
+    forward_contexts: std::collections::HashMap<u32, ContextId>,
     /// The time of the previous event.
     last_time: u64,
     /// The number of events of compiled code.
@@ -193,6 +233,8 @@ impl SnapshotBuilder {
             memo_count: 0,
             containers: Vec::new(),
             free_containers: Vec::new(),
+            open_bytes: 0,
+            capacity_bytes: 0,
             tables: Tables::new(),
             rows: Rows::default(),
             blocks: Vec::new(),
@@ -207,7 +249,8 @@ impl SnapshotBuilder {
             invalid: InvalidCounts::default(),
             has_times: false,
             has_pools: false,
-            copied_block_lists: std::collections::HashSet::new(),
+            used_block_lists: std::collections::HashSet::new(),
+            forward_contexts: std::collections::HashMap::new(),
             last_time: 0,
             compiled_events: 0,
             kept_bytes: 0,
@@ -217,12 +260,16 @@ impl SnapshotBuilder {
 
     /// The approximate memory in use, in bytes.
     pub(super) fn bytes(&self) -> usize {
-        let values = (self.stack.len() + self.memo.len()) * size_of::<Value>();
-        values
+        let values = self.stack.capacity() + self.memo.capacity();
+        let numbers = self.marks.capacity() * size_of::<usize>() + self.free_containers.capacity() * size_of::<u32>();
+        values * size_of::<Value>()
+            + numbers
+            + self.containers.capacity() * size_of::<Container>()
+            + self.open_bytes
+            + self.capacity_bytes
             + self.rows.bytes()
             + self.tables.bytes
             + self.kept_bytes
-            + self.containers.len() * size_of::<Container>()
     }
 
     #[inline(always)]
@@ -321,6 +368,7 @@ impl SnapshotBuilder {
         self.memo[index] = value;
         if let Value::Container(id) = value {
             self.containers[id as usize].memos.push(index as u32);
+            self.open_bytes += MEMO_BYTES;
         }
         Ok(())
     }
@@ -377,7 +425,10 @@ impl SnapshotBuilder {
     #[inline]
     fn insert_pair(&mut self, open: usize, key: Value, value: Value) {
         match key {
-            Value::Text(key) => self.containers[open].pairs.push((key, value)),
+            Value::Text(key) => {
+                self.containers[open].pairs.push((key, value));
+                self.open_bytes += PAIR_BYTES;
+            }
             // All keys of a snapshot are texts, so other keys are ignored.
             other => drop(self.complete(other)),
         }
@@ -413,8 +464,13 @@ impl SnapshotBuilder {
             {
                 *len += 1
             }
-            (_, Value::Item(kind, first)) => items.push(Value::ItemRange(kind, first, 1)),
-            _ => items.push(value),
+            (_, value) => {
+                items.push(match value {
+                    Value::Item(kind, first) => Value::ItemRange(kind, first, 1),
+                    other => other,
+                });
+                self.open_bytes += ITEM_BYTES;
+            }
         }
     }
 
@@ -469,7 +525,7 @@ impl SnapshotBuilder {
         let id = *self.pair_ids.entry((first, second)).or_insert(next);
         if id == next {
             self.pairs.push((first, second));
-            self.kept_bytes += 64;
+            self.kept_bytes += 96;
         }
         Value::Pair(id)
     }
@@ -485,14 +541,17 @@ impl SnapshotBuilder {
     fn complete(&mut self, value: Value) -> Value {
         let Value::Container(id) = value else { return value };
         let mut open = std::mem::take(&mut self.containers[id as usize]);
+        self.open_bytes -=
+            open.pairs.len() * PAIR_BYTES + open.items.len() * ITEM_BYTES + open.memos.len() * MEMO_BYTES;
         let value = if open.is_dict { self.complete_dict(&open.pairs) } else { self.complete_list(&open.items) };
         for memo in open.memos.drain(..) {
             if self.memo[memo as usize] == Value::Container(id) {
                 self.memo[memo as usize] = value;
             }
         }
-        open.pairs.clear();
-        open.items.clear();
+        let capacity_bytes = open.empty();
+        self.capacity_bytes = self.capacity_bytes - open.capacity_bytes + capacity_bytes;
+        open.capacity_bytes = capacity_bytes;
         self.containers[id as usize] = open;
         self.free_containers.push(id);
         value
@@ -515,7 +574,7 @@ impl SnapshotBuilder {
         }
         let id = self.lists.len() as u32;
         self.lists.push(items.into());
-        self.kept_bytes += size_of_val(items) + 32;
+        self.kept_bytes += size_of_val(items) + 48;
         let texts = !items.is_empty() && items.iter().all(|item| matches!(item, Value::Text(_)));
         if texts { Value::Texts(id) } else { Value::List(id) }
     }
@@ -549,7 +608,7 @@ impl SnapshotBuilder {
         }
         let id = self.dicts.len() as u32;
         self.dicts.push(pairs.into());
-        self.kept_bytes += size_of_val(pairs) + 32;
+        self.kept_bytes += size_of_val(pairs) + 48;
         Value::Dict(id)
     }
 
@@ -587,7 +646,11 @@ impl SnapshotBuilder {
         }
         let Some(event_action) = action.and_then(action_of) else {
             match action {
-                Some(name) => *self.invalid.unknown_actions.entry(name).or_default() += 1,
+                Some(name) => {
+                    let count = self.invalid.unknown_actions.entry(name).or_default();
+                    self.kept_bytes += if *count == 0 { UNKNOWN_ACTION_BYTES } else { 0 };
+                    *count += 1;
+                }
                 None => self.invalid.malformed_events += 1,
             }
             return Value::Unusable;
@@ -615,7 +678,7 @@ impl SnapshotBuilder {
         let index = self.rows.len() as u32;
         if metadata != text::EMPTY {
             self.metadata.push((index, metadata));
-            self.kept_bytes += 8;
+            self.kept_bytes += METADATA_BYTES;
         }
         self.rows.push(Row {
             addr,
@@ -632,9 +695,15 @@ impl SnapshotBuilder {
     }
 
     fn forward_context(&mut self, list: u32) -> ContextId {
+        if let Some(context) = self.forward_contexts.get(&list) {
+            return *context;
+        }
         let lines = &self.lists[list as usize];
         let lines: Vec<TextId> = lines.iter().filter_map(|line| text_of(*line)).collect();
-        self.tables.forward_context(&lines)
+        let context = self.tables.forward_context(&lines);
+        self.forward_contexts.insert(list, context);
+        self.kept_bytes += 32;
+        context
     }
 
     fn pool(&mut self, pair: u32) -> u16 {
@@ -700,7 +769,7 @@ impl SnapshotBuilder {
         }
         let index = self.blocks.len() as u32;
         self.blocks.push(block);
-        self.kept_bytes += size_of::<FinalBlock>();
+        self.kept_bytes += 2 * size_of::<FinalBlock>();
         Value::Item(ItemKind::Block, index)
     }
 
@@ -713,21 +782,23 @@ impl SnapshotBuilder {
 
     /// The blocks of a segment: the first number and the count.
     fn blocks_of(&mut self, value: Value) -> (u32, u32) {
-        let list = match value {
-            Value::ItemList(ItemKind::Block, first, len) => return (first, len),
-            Value::List(list) => list,
+        let key = match value {
+            Value::ItemList(ItemKind::Block, first, len) => Some((first, len)),
+            // No list of items has the length 0.
+            Value::List(list) => Some((list, 0)),
             Value::Other => return (0, 0),
-            _ => {
-                self.invalid.malformed_segments += 1;
-                return (0, 0);
-            }
+            _ => None,
         };
-        // In the oldest snapshots, blocks of histories lie between the blocks of a segment. Each list is copied at most
-        // once, however often it occurs.
-        if !self.copied_block_lists.insert(list) {
+        if !key.is_some_and(|key| self.used_block_lists.insert(key)) {
             self.invalid.malformed_segments += 1;
             return (0, 0);
         }
+        self.kept_bytes += 32;
+        let list = match value {
+            Value::List(list) => list,
+            _ => return key.unwrap_or_default(),
+        };
+        // In the oldest snapshots, blocks of histories lie between the blocks of a segment.
         let start = self.blocks.len();
         for item in &self.lists[list as usize] {
             match *item {
@@ -738,7 +809,7 @@ impl SnapshotBuilder {
                 _ => self.invalid.malformed_segments += 1,
             }
         }
-        self.kept_bytes += (self.blocks.len() - start) * size_of::<FinalBlock>();
+        self.kept_bytes += 2 * (self.blocks.len() - start) * size_of::<FinalBlock>();
         (start as u32, (self.blocks.len() - start) as u32)
     }
 
@@ -787,7 +858,7 @@ impl SnapshotBuilder {
         }
         let index = self.segments.len() as u32;
         self.segments.push(segment);
-        self.kept_bytes += size_of::<FinalSegment>();
+        self.kept_bytes += 2 * size_of::<FinalSegment>();
         Value::Item(ItemKind::Segment, index)
     }
 
@@ -803,7 +874,7 @@ impl SnapshotBuilder {
         }
         if let (Some(name), Some(stage @ (text::START | text::END)), Some(time)) = (name, stage, time) {
             self.annotations.push(Annotation { name, starts: stage == text::START, time: time.min(MAX_TIME_US) });
-            self.kept_bytes += size_of::<Annotation>();
+            self.kept_bytes += ANNOTATION_BYTES;
         }
         Value::Other
     }
@@ -867,7 +938,7 @@ impl SnapshotBuilder {
             .rev()
             .map(|value| if let Value::Text(id) = value { self.tables.str(*id) } else { "?" })
             .collect();
-        crate::printable::line(&names.join(".")).chars().take(160).collect()
+        memtrace_trace::printable::line(&names.join(".")).chars().take(160).collect()
     }
 
     /// The keys of a dictionary that is not a snapshot.

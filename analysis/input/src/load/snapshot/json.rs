@@ -1,5 +1,7 @@
 //! Reads a snapshot in JSON, token by token, on the same [`SnapshotBuilder`] as pickles.
 
+use memtrace_trace::file::Budget;
+
 use super::builder::{SnapshotBuilder, Value};
 use super::read_error::ReadError;
 use super::reader::{ByteReader, MAX_TEXT};
@@ -19,11 +21,12 @@ fn invalid(reader: &ByteReader<'_>, what: &str) -> ReadError {
     ReadError::Invalid(format!("it is not valid JSON at byte {}: {what}", reader.position()))
 }
 
-/// Reads one value with everything inside it. Fails with [`ReadError::MemoryLimit`] above `memory_limit` bytes.
+/// Reads one value with everything inside it. Fails with [`ReadError::Exceeded`] if it needs
+/// more than the budget.
 pub(super) fn read(
     reader: &mut ByteReader<'_>,
     builder: &mut SnapshotBuilder,
-    memory_limit: usize,
+    budget: &Budget,
 ) -> Result<Value, ReadError> {
     let mut refills = 0;
     let mut open: Vec<Container> = Vec::new();
@@ -33,9 +36,7 @@ pub(super) fn read(
         let mut first = next_byte(reader)?;
         if reader.refills != refills {
             refills = reader.refills;
-            if builder.bytes() > memory_limit {
-                return Err(ReadError::MemoryLimit);
-            }
+            budget.check(builder.bytes() as u64)?;
         }
         if let (Some(Container::Dict), b'"') = (open.last(), first) {
             string(reader, &mut scratch)?;

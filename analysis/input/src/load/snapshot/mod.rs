@@ -5,7 +5,9 @@
 //! them. [`prior_state`] reconstructs what existed before the first event. A file that ends early, or is damaged in the
 //! middle, gives what came before the damage, and a problem reports it.
 //!
-//! No file can make the reader run code or recurse without bound. Memory use is proportional to the size of the file.
+//! No file can make the reader run code or recurse without bound. Memory and work are proportional to the size of the
+//! file: a [`Budget`] is charged for every decompressed byte and for everything that is kept. What a file names many
+//! times is processed once.
 
 mod builder;
 mod json;
@@ -21,7 +23,7 @@ mod tables;
 use std::fs::File;
 use std::path::Path;
 
-use memtrace_trace::file::untrusted;
+use memtrace_trace::file::{Budget, Exceeded, untrusted};
 
 use self::builder::{ItemKind, SnapshotBuilder, Value};
 use self::notices::ReadStatistics;
@@ -31,11 +33,6 @@ use self::reader::ByteReader;
 pub use self::recording::{SNAPSHOT_END_REASON, SnapshotRecording};
 use super::problem::Problem;
 use crate::error::{Error, Result};
-
-/// The memory limit of the reader, in bytes: a base and an allowance per file byte. gzip compresses a snapshot to a
-/// thirtieth. Decompressed, it needs about as much memory as it has bytes.
-const BASE_MEMORY: usize = 256 << 20;
-const MEMORY_PER_FILE_BYTE: usize = 128;
 
 /// Why a file is not read, and what the user can do.
 struct Refusal {
@@ -82,7 +79,8 @@ fn read(path: &Path, file: File, progress: &mut dyn FnMut(u64, u64)) -> Result<(
     let size = file.metadata().map_err(Error::io(format!("cannot read {}", path.display())))?.len();
     let mut report_progress = |done: u64| progress(done, size);
     let cannot_read = || Error::io(format!("cannot read {}", path.display()));
-    let mut reader = ByteReader::new(file, &mut report_progress).map_err(cannot_read())?;
+    let budget = Budget::of_file(&file).map_err(cannot_read())?;
+    let mut reader = ByteReader::new(file, &budget, &mut report_progress).map_err(cannot_read())?;
     // Damage can be anywhere. The bytes before it still identify the format.
     let first_read = reader.refill();
     let format = match detect_format(reader.buffer()) {
@@ -99,14 +97,14 @@ fn read(path: &Path, file: File, progress: &mut dyn FnMut(u64, u64)) -> Result<(
         reader.consume(BYTE_ORDER_MARK.len());
     }
     let mut builder = SnapshotBuilder::new();
-    let file_size = usize::try_from(size).unwrap_or(usize::MAX);
-    let memory_limit = BASE_MEMORY.saturating_add(file_size.saturating_mul(MEMORY_PER_FILE_BYTE));
     let value = match format {
-        SnapshotFormat::Pickle => pickle::read(&mut reader, &mut builder, memory_limit),
-        SnapshotFormat::Json => json::read(&mut reader, &mut builder, memory_limit),
+        SnapshotFormat::Pickle => pickle::read(&mut reader, &mut builder, &budget),
+        SnapshotFormat::Json => json::read(&mut reader, &mut builder, &budget),
     };
     let (value, error) = match value {
         Ok(value) => (value, None),
+        // What has been read needs all the memory there is.
+        Err(ReadError::Exceeded(exceeded)) => return Err(too_expensive(exceeded).into_error(path)),
         Err(error) => {
             // The contents so far can be a snapshot without its end.
             let value = if builder.salvage() { builder.finish().unwrap_or(Value::None) } else { Value::None };
@@ -141,6 +139,7 @@ fn read(path: &Path, file: File, progress: &mut dyn FnMut(u64, u64)) -> Result<(
                 let text = format!("it cannot be read after the end of the snapshot: {cause}");
                 problems.push(Problem { path: path.to_owned(), text });
             }
+            Err(ReadError::Exceeded(exceeded)) => return Err(too_expensive(exceeded).into_error(path)),
             Err(_) => {
                 let text =
                     "its gzip checksum is missing or does not match, so the report can be wrong; copy the file again";
@@ -151,7 +150,15 @@ fn read(path: &Path, file: File, progress: &mut dyn FnMut(u64, u64)) -> Result<(
     let (is_complete, cut_texts) = (error.is_none(), reader.cut_texts);
     let statistics = ReadStatistics { is_complete, cut_texts, trailing_bytes, ..ReadStatistics::default() };
     drop(reader);
-    Ok((SnapshotRecording::of(builder, value, statistics), problems))
+    match SnapshotRecording::of(builder, value, statistics, &budget) {
+        Ok(recording) => Ok((recording, problems)),
+        Err(exceeded) => Err(too_expensive(exceeded).into_error(path)),
+    }
+}
+
+/// The file needs more memory or work than any snapshot of its size.
+fn too_expensive(exceeded: Exceeded) -> Refusal {
+    Refusal::new(exceeded.to_string(), Exceeded::HELP)
 }
 
 /// Whether this is the bare list of segments that `torch.cuda.memory_snapshot()` returns.
@@ -214,7 +221,7 @@ fn not_a_snapshot(builder: &SnapshotBuilder, value: Value, format: SnapshotForma
         return Refusal::new(format!("it is {kind}, but not a memory snapshot"), PASS_A_SNAPSHOT);
     }
     let shown: Vec<String> =
-        keys.iter().take(5).map(|key| crate::printable::line(key).chars().take(40).collect()).collect();
+        keys.iter().take(5).map(|key| memtrace_trace::printable::line(key).chars().take(40).collect()).collect();
     let reason = format!(
         "it is {kind}, but not a memory snapshot (it has the keys {}; a snapshot has segments and device_traces)",
         shown.join(", ")
@@ -232,9 +239,7 @@ fn describe_damage(error: &ReadError, reader: &ByteReader<'_>) -> String {
         }
         ReadError::Io(cause) => format!("it cannot be read after byte {position}: {cause}"),
         ReadError::Invalid(reason) => format!("it is damaged: {reason}"),
-        ReadError::MemoryLimit => {
-            format!("it needs more memory than any snapshot of its size, after byte {position}")
-        }
+        ReadError::Exceeded(exceeded) => exceeded.to_string(),
     }
 }
 

@@ -1,6 +1,8 @@
 //! Reads pickles of protocols 2 to 5: each opcode is executed on the [`SnapshotBuilder`]. No opcode runs code. Opcodes that
 //! would import or call something are refused.
 
+use memtrace_trace::file::Budget;
+
 use super::builder::{SnapshotBuilder, Value};
 use super::read_error::ReadError;
 use super::reader::ByteReader;
@@ -8,11 +10,12 @@ use super::reader::ByteReader;
 /// The maximum length of an opcode with its arguments, in bytes, except for texts.
 const MAX_OPCODE_LENGTH: usize = 16;
 
-/// Reads to the end of the pickle and returns its value. Fails with [`ReadError::MemoryLimit`] above `memory_limit` bytes.
+/// Reads to the end of the pickle and returns its value. Fails with [`ReadError::Exceeded`] if it needs
+/// more than the budget.
 pub(super) fn read(
     reader: &mut ByteReader<'_>,
     builder: &mut SnapshotBuilder,
-    memory_limit: usize,
+    budget: &Budget,
 ) -> Result<Value, ReadError> {
     let mut refills = 0;
     loop {
@@ -21,9 +24,7 @@ pub(super) fn read(
         }
         if reader.refills != refills {
             refills = reader.refills;
-            if builder.bytes() > memory_limit {
-                return Err(ReadError::MemoryLimit);
-            }
+            budget.check(builder.bytes() as u64)?;
         }
         let Some(&opcode) = reader.buffer().first() else { return Err(ReadError::EndOfFile) };
         let at = reader.position();
@@ -196,7 +197,7 @@ fn line(reader: &mut ByteReader<'_>) -> Result<String, ReadError> {
             _ => {}
         }
     }
-    Ok(crate::printable::line(&String::from_utf8_lossy(&text)).to_string())
+    Ok(memtrace_trace::printable::line(&String::from_utf8_lossy(&text)).to_string())
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use memtrace_trace::event::{Action, Event, Flags};
+use memtrace_trace::file::{Budget, Exceeded};
 use memtrace_trace::ids::{ContextId, StackId};
 
 use super::builder::{FinalBlock, FinalSegment};
@@ -30,6 +31,14 @@ struct PriorBlock {
     is_pending: bool,
 }
 
+/// The memory of an element in bytes, in a collection that has up to twice its length: a block in use, a prior block with
+/// the two events that recreate it, and a mapped range with its event.
+const LIVE_BLOCK_BYTES: u64 = size_of::<(u64, LiveBlock)>() as u64 + 1;
+const PRIOR_BLOCK_BYTES: u64 = 2 * (size_of::<PriorBlock>() + 2 * size_of::<Event>()) as u64;
+const RANGE_BYTES: u64 = 2 * (size_of::<(u64, MappedRange)>() + size_of::<Event>()) as u64;
+/// The number of rows between two checks of the budget.
+const ROWS_PER_CHECK: usize = 1 << 14;
+
 /// A segment, or a mapped range of an expandable segment.
 #[derive(Clone, Copy, Debug)]
 struct MappedRange {
@@ -41,10 +50,19 @@ struct MappedRange {
     context: ContextId,
 }
 
-/// A block in use. `row`: its allocation, if the recording has it.
+/// A block in use.
 struct LiveBlock {
-    row: Option<u32>,
+    origin: Origin,
     stack: StackId,
+}
+
+/// Where a block in use comes from.
+#[derive(Clone, Copy)]
+enum Origin {
+    /// The row of its allocation.
+    Row(u32),
+    /// It is older than the first event: its index among the prior blocks.
+    Prior(u32),
 }
 
 /// What a device's events show: the blocks in use after them, the blocks that were freed without an allocation, and the
@@ -85,12 +103,15 @@ pub(super) fn reconstruct(
     row_ranges: &RowRanges,
     final_state: &FinalState<'_>,
     statistics: &mut ReadStatistics,
-) -> PriorState {
-    let EventScan { live, mut prior_blocks, segment_rows } = scan_events(rows, row_ranges, statistics);
+    budget: &Budget,
+) -> Result<PriorState, Exceeded> {
+    let EventScan { live, mut prior_blocks, segment_rows } = scan_events(rows, row_ranges, statistics, budget)?;
     statistics.before_known_by_free += prior_blocks.len() as u64;
     let mut mapped: BTreeMap<u64, MappedRange> = BTreeMap::new();
     let mut totals = None;
     if let Some(segments) = final_state.segments {
+        let blocks: u64 = segments.iter().map(|segment| u64::from(segment.blocks.1)).sum();
+        budget.check((blocks + prior_blocks.len() as u64) * PRIOR_BLOCK_BYTES + segments.len() as u64 * RANGE_BYTES)?;
         mapped.extend(segments.iter().map(|segment| (segment.addr, MappedRange::of(segment))));
         let mut unmatched = Vec::new();
         totals = Some(match_final_blocks(rows, segments, final_state.blocks, &live, &mut prior_blocks, &mut unmatched));
@@ -108,31 +129,43 @@ pub(super) fn reconstruct(
         .fold(statistics.before_bytes, |sum, block| sum.saturating_add(block.size.unwrap_or(block.requested)));
     statistics.before_segments += mapped.len() as u64;
     prior_blocks.sort_by_key(|block| block.addr);
-    PriorState { events: recreating_events(&mapped, &prior_blocks, final_state), totals }
+    let events = recreating_events(&mapped, &prior_blocks, final_state);
+    budget.hold(2 * size_of_val(&events[..]) as u64)?;
+    Ok(PriorState { events, totals })
 }
 
 /// Reads a device's events in order.
-fn scan_events(rows: &Rows, row_ranges: &RowRanges, statistics: &mut ReadStatistics) -> EventScan {
+fn scan_events(
+    rows: &Rows,
+    row_ranges: &RowRanges,
+    statistics: &mut ReadStatistics,
+    budget: &Budget,
+) -> Result<EventScan, Exceeded> {
     let mut scan = EventScan::default();
-    for index in row_indices(row_ranges) {
+    for (count, index) in row_indices(row_ranges).enumerate() {
+        if count % ROWS_PER_CHECK == 0 {
+            let live = scan.live.capacity() as u64 * LIVE_BLOCK_BYTES;
+            budget.check(live + scan.prior_blocks.len() as u64 * PRIOR_BLOCK_BYTES)?;
+        }
         let Some(row) = rows.get(index as usize) else { continue };
         statistics.events += 1;
         match row.action {
             Action::Alloc => {
                 statistics.allocations += 1;
                 statistics.without_stack += u64::from(row.stack.is_none() && row.context.is_none());
-                scan.live.insert(row.addr, LiveBlock { row: Some(index), stack: row.stack });
+                scan.live.insert(row.addr, LiveBlock { origin: Origin::Row(index), stack: row.stack });
             }
             Action::FreeRequested => match scan.live.get(&row.addr) {
                 Some(block) => {
-                    if block.row.is_some() && !row.stack.is_none() {
+                    if matches!(block.origin, Origin::Row(_)) && !row.stack.is_none() {
                         statistics.frees_with_stack += 1;
                         statistics.frees_of_allocation += u64::from(block.stack == row.stack);
                     }
                 }
                 None => {
+                    let origin = Origin::Prior(scan.prior_blocks.len() as u32);
                     scan.prior_blocks.push(PriorBlock::freed(row, false));
-                    scan.live.insert(row.addr, LiveBlock { row: None, stack: row.stack });
+                    scan.live.insert(row.addr, LiveBlock { origin, stack: row.stack });
                 }
             },
             Action::FreeCompleted => {
@@ -145,7 +178,7 @@ fn scan_events(rows: &Rows, row_ranges: &RowRanges, statistics: &mut ReadStatist
             _ => {}
         }
     }
-    scan
+    Ok(scan)
 }
 
 /// Finds the allocations of the blocks at the end. A known allocation gets the size of its block. Blocks without one go
@@ -170,8 +203,8 @@ fn match_final_blocks(
             }
             let is_pending = block.state != text::ACTIVE_ALLOCATED;
             allocated = allocated.saturating_add(if is_pending { 0 } else { block.size });
-            match live.get(&addr).map(|block| block.row) {
-                Some(Some(index)) => {
+            match live.get(&addr).map(|block| block.origin) {
+                Some(Origin::Row(index)) => {
                     if let Some(row) = rows.get_mut(index as usize)
                         && block.requested.is_none_or(|requested| requested == row.size)
                         && let Some(slack) = block.size.checked_sub(row.size)
@@ -180,8 +213,8 @@ fn match_final_blocks(
                     }
                 }
                 // Its free was requested in the recording.
-                Some(None) => {
-                    if let Some(prior) = prior_blocks.iter_mut().find(|prior| prior.addr == addr) {
+                Some(Origin::Prior(index)) => {
+                    if let Some(prior) = prior_blocks.get_mut(index as usize) {
                         prior.size = Some(block.size);
                     }
                 }

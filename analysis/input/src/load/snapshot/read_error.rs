@@ -2,6 +2,8 @@
 
 use std::io;
 
+use memtrace_trace::file::Exceeded;
+
 /// Why reading ended before the snapshot did.
 #[derive(Debug)]
 pub(super) enum ReadError {
@@ -13,6 +15,12 @@ pub(super) enum ReadError {
     Io(io::Error),
     /// The content is invalid. Says what is wrong.
     Invalid(String),
-    /// The file needs more memory than its size allows.
-    MemoryLimit,
+    /// The file needs more memory or work than its size allows.
+    Exceeded(Exceeded),
+}
+
+impl From<Exceeded> for ReadError {
+    fn from(exceeded: Exceeded) -> ReadError {
+        ReadError::Exceeded(exceeded)
+    }
 }

@@ -6,6 +6,7 @@ use std::io::{self, Read};
 use std::rc::Rc;
 
 use flate2::bufread::MultiGzDecoder;
+use memtrace_trace::file::Budget;
 
 use super::read_error::ReadError;
 
@@ -42,6 +43,8 @@ pub(super) struct ByteReader<'a> {
     error: Option<io::Error>,
     file_bytes: Rc<Cell<u64>>,
     progress: &'a mut dyn FnMut(u64),
+    /// Charged with a step for each decompressed byte.
+    budget: &'a Budget,
     /// The number of texts that were cut.
     pub(super) cut_texts: u64,
     /// How often the buffer was refilled.
@@ -50,7 +53,7 @@ pub(super) struct ByteReader<'a> {
 
 impl<'a> ByteReader<'a> {
     /// Takes an open file, positioned at its beginning. `progress` receives the number of file bytes read so far.
-    pub(super) fn new(file: File, progress: &'a mut dyn FnMut(u64)) -> io::Result<ByteReader<'a>> {
+    pub(super) fn new(file: File, budget: &'a Budget, progress: &'a mut dyn FnMut(u64)) -> io::Result<ByteReader<'a>> {
         let file_bytes = Rc::new(Cell::new(0));
         let mut head = [0; 2];
         let mut file = file;
@@ -77,6 +80,7 @@ impl<'a> ByteReader<'a> {
             error: None,
             file_bytes,
             progress,
+            budget,
             cut_texts: 0,
             refills: 0,
         })
@@ -110,7 +114,7 @@ impl<'a> ByteReader<'a> {
         debug_assert!(self.at <= self.bytes.len());
     }
 
-    /// Reads more bytes behind the buffered ones. Fails only if none are buffered.
+    /// Reads more bytes behind the buffered ones. Fails if none are buffered, or if the file needs too much work.
     #[cold]
     pub(super) fn refill(&mut self) -> Result<(), ReadError> {
         if self.error.is_some() && self.buffer().is_empty() {
@@ -127,6 +131,7 @@ impl<'a> ByteReader<'a> {
         self.bytes.resize(kept + CHUNK_SIZE, 0);
         let (n, error) = read_up_to(&mut self.source, &mut self.bytes[kept..]);
         self.bytes.truncate(kept + n);
+        self.budget.work(n as u64)?;
         self.is_at_end = n < CHUNK_SIZE && error.is_none();
         self.error = error;
         (self.progress)(self.file_bytes.get());

@@ -2,12 +2,13 @@
 //! of the state at the end.
 
 use std::collections::{HashMap, HashSet};
+use std::rc::Rc;
 
 use memtrace_trace::clock::{Calibration, ClockPoint};
 use memtrace_trace::counters::Counter;
 use memtrace_trace::definition::{LabelOrigin, TensorKind};
 use memtrace_trace::event::{Action, Event, Flags, Source};
-use memtrace_trace::file::{Damage, Definitions, End, EventCounts, Label, TensorName};
+use memtrace_trace::file::{Budget, Damage, Definitions, End, EventCounts, Exceeded, Label, TensorName};
 
 use super::builder::{Annotation, ItemKind, SnapshotBuilder, Value};
 use super::notices::ReadStatistics;
@@ -18,6 +19,9 @@ use crate::recording::{LostEvents, Recording};
 
 /// The number of events delivered at once.
 const EVENTS_PER_BLOCK: usize = 4096;
+
+/// The largest number of devices. PyTorch numbers them with eight bits.
+const MAX_DEVICES: usize = 128;
 
 /// The end reason of such a recording.
 pub const SNAPSHOT_END_REASON: &str = "a snapshot was taken";
@@ -47,7 +51,14 @@ struct DeviceEvents {
 }
 
 impl SnapshotRecording {
-    pub(super) fn of(mut builder: SnapshotBuilder, value: Value, mut statistics: ReadStatistics) -> SnapshotRecording {
+    /// Makes the recording of what has been read. The error means that it would need more memory than the budget has.
+    pub(super) fn of(
+        mut builder: SnapshotBuilder,
+        value: Value,
+        mut statistics: ReadStatistics,
+        budget: &Budget,
+    ) -> Result<SnapshotRecording, Exceeded> {
+        budget.hold(builder.bytes() as u64)?;
         let top = builder.top.filter(|_| value == Value::Snapshot);
         let DeviceTraces { mut traces, repeated, invalid_items } =
             top.and_then(|top| top.traces).map(|v| DeviceTraces::of(&builder, v)).unwrap_or_default();
@@ -67,8 +78,7 @@ impl SnapshotRecording {
             .map(|(name, count)| (builder.tables.str(*name).to_owned(), *count))
             .collect();
         if let Some(top) = top {
-            statistics.pinned_host_memory =
-                top.host.map(|value| value.map_or(0, |value| count_items(&builder, value, 0)));
+            statistics.pinned_host_memory = top.host.map(|value| value.map_or(0, |value| count_items(&builder, value)));
         }
         // Segments of host memory come first or last and belong to no device here.
         let device_segments: Vec<usize> = match top {
@@ -77,13 +87,20 @@ impl SnapshotRecording {
                 let segments =
                     top.segments.map(|value| item_ranges(&builder, value, ItemKind::Segment)).unwrap_or_default();
                 statistics.malformed_segments += segments.invalid_items;
-                row_indices(&segments.ranges).map(|number| number as usize).collect()
+                let numbers: Vec<usize> = row_indices(&segments.ranges).map(|number| number as usize).collect();
+                // A segment that is named again would count its blocks again.
+                let mut seen = HashSet::new();
+                let distinct: Vec<usize> = numbers.iter().copied().filter(|number| seen.insert(*number)).collect();
+                statistics.malformed_segments += (numbers.len() - distinct.len()) as u64;
+                distinct
             }
         };
         let mut segments: std::collections::BTreeMap<i16, Vec<_>> = std::collections::BTreeMap::new();
         for number in device_segments {
             let Some(segment) = builder.segments.get(number) else { continue };
-            let Ok(ordinal) = i16::try_from(segment.device) else {
+            let Some(ordinal) =
+                i16::try_from(segment.device).ok().filter(|device| (*device as i64) < MAX_DEVICES as i64)
+            else {
                 statistics.malformed_segments += 1;
                 continue;
             };
@@ -110,15 +127,18 @@ impl SnapshotRecording {
                 streams: &builder.tables.streams,
                 has_pools,
             };
-            let prior = reconstruct(&mut builder.rows, &row_ranges, &final_state, &mut statistics);
+            let prior = reconstruct(&mut builder.rows, &row_ranges, &final_state, &mut statistics, budget)?;
             devices.push(DeviceEvents { ordinal, row_ranges, prior });
         }
         let labels = labels(&builder.annotations);
         let conf = top.and_then(|top| top.settings).and_then(|value| allocator_settings(&builder, value));
         let SnapshotBuilder { tables, rows, metadata, annotations, .. } = builder;
         let texts = label_texts(&tables, &annotations);
-        let named: HashMap<u32, String> =
-            metadata.iter().map(|(row, name)| (*row, tables.str(*name).to_owned())).collect();
+        let mut texts_of_names: HashMap<TextId, Rc<str>> = HashMap::new();
+        let named: HashMap<u32, Rc<str>> = metadata
+            .iter()
+            .map(|(row, name)| (*row, texts_of_names.entry(*name).or_insert_with(|| tables.str(*name).into()).clone()))
+            .collect();
         let (mut definitions, streams) = tables.into_definitions(has_pools);
         definitions.labels = texts;
         definitions.notices = statistics.notices();
@@ -138,8 +158,8 @@ impl SnapshotRecording {
             event_counts: EventCounts::default(),
         };
         recording.count_events();
-        recording.name_blocks(&named);
-        recording
+        recording.name_blocks(&named, budget)?;
+        Ok(recording)
     }
 
     /// Counts the events by kind, and computes the times of the first and the last.
@@ -182,19 +202,24 @@ impl SnapshotRecording {
     }
 
     /// Texts attached to allocations become names of their memory.
-    fn name_blocks(&mut self, named: &HashMap<u32, String>) {
+    fn name_blocks(&mut self, named: &HashMap<u32, Rc<str>>, budget: &Budget) -> Result<(), Exceeded> {
         if named.is_empty() {
-            return;
+            return Ok(());
         }
         let mut names = Vec::new();
+        let mut held = Ok(());
         self.for_each_event(&mut |row, e| {
             if let Some(name) = row.and_then(|row| named.get(&row))
                 && matches!(e.action, Action::Alloc | Action::Annotate)
+                && held.is_ok()
             {
+                // The file can name one long text in every event.
+                held = budget.hold(name.len() as u64);
                 names.push(named_tensor(e, name));
             }
         });
         self.definitions.tensor_names = names;
+        held
     }
 
     /// Passes every event in order to `sink`, with its row if it has one.
@@ -366,7 +391,7 @@ impl DeviceTraces {
         let mut seen = HashSet::new();
         match value {
             Value::List(id) => {
-                for item in builder.lists[id as usize].iter().take(i16::MAX as usize) {
+                for item in &builder.lists[id as usize] {
                     lists.add(builder, *item, &mut seen);
                 }
             }
@@ -377,16 +402,23 @@ impl DeviceTraces {
     }
 
     fn add(&mut self, builder: &SnapshotBuilder, value: Value, seen: &mut HashSet<(u8, u32)>) {
-        let ItemRanges { ranges, invalid_items } = item_ranges(builder, value, ItemKind::Event);
+        // A list is read once: it can be long, and a file can name it any number of times.
         let key = match value {
             Value::ItemList(_, first, _) => (0, first),
             Value::List(id) => (1, id),
             _ => (2, 0),
         };
-        if !ranges.is_empty() && !seen.insert(key) {
+        let is_device = self.traces.len() < MAX_DEVICES;
+        if key.0 != 2 && !seen.insert(key) {
             self.repeated += 1;
-            return self.traces.push(Vec::new());
+            self.traces.extend(is_device.then(Vec::new));
+            return;
         }
+        if !is_device {
+            self.invalid_items += 1;
+            return;
+        }
+        let ItemRanges { ranges, invalid_items } = item_ranges(builder, value, ItemKind::Event);
         self.invalid_items += invalid_items;
         self.traces.push(ranges);
     }
@@ -420,15 +452,22 @@ fn item_ranges(builder: &SnapshotBuilder, list: Value, kind: ItemKind) -> ItemRa
 }
 
 /// The number of items in a list or in the lists inside it.
-fn count_items(builder: &SnapshotBuilder, value: Value, depth: u32) -> u64 {
-    match value {
-        Value::ItemList(_, _, len) | Value::ItemRange(_, _, len) => len.into(),
-        Value::List(id) if depth < 2 => {
-            builder.lists[id as usize].iter().map(|item| count_items(builder, *item, depth + 1)).sum()
+fn count_items(builder: &SnapshotBuilder, value: Value) -> u64 {
+    // A file can name a list any number of times. Each is counted once.
+    let mut seen = HashSet::new();
+    let mut waiting = vec![(value, 0)];
+    let mut count = 0u64;
+    while let Some((value, depth)) = waiting.pop() {
+        match value {
+            Value::ItemList(_, _, len) | Value::ItemRange(_, _, len) => count += u64::from(len),
+            Value::List(id) if depth < 2 && seen.insert(id) => {
+                waiting.extend(builder.lists[id as usize].iter().map(|item| (*item, depth + 1)));
+            }
+            Value::Dict(_) => count += 1,
+            _ => {}
         }
-        Value::Dict(_) => 1,
-        _ => 0,
     }
+    count
 }
 
 /// The allocator configuration exactly as the program received it.
@@ -484,7 +523,8 @@ fn labels(annotations: &[Annotation]) -> Vec<Event> {
 
 fn label_texts(tables: &Tables, annotations: &[Annotation]) -> std::collections::BTreeMap<u32, Label> {
     let label = |name: TextId| Label { origin: LabelOrigin::RecordFunction, text: tables.str(name).into() };
-    annotations.iter().map(|annotation| (annotation.name, label(annotation.name))).collect()
+    let names: std::collections::BTreeSet<TextId> = annotations.iter().map(|annotation| annotation.name).collect();
+    names.into_iter().map(|name| (name, label(name))).collect()
 }
 
 #[cfg(test)]

@@ -42,6 +42,14 @@ texts! {
     CONF "PYTORCH_CUDA_ALLOC_CONF", NEW_CONF "PYTORCH_ALLOC_CONF",
 }
 
+/// The memory of an entry in bytes, without its text: in its table, which has up to twice its length, in the hash map
+/// that finds it, which is up to four fifths empty while it grows, and in the definitions.
+const TEXT_BYTES: usize = 112;
+const FRAME_BYTES: usize = 24 + 64 + size_of::<Frame>() + 48;
+const STACK_NODE_BYTES: usize = 16 + 32;
+const STACK_BYTES: usize = 48;
+const CONTEXT_BYTES: usize = 16 + 32 + size_of::<Context>() + 16;
+
 /// The highest number of entries in a table, so that ids never overflow.
 const MAX_ENTRIES: usize = 1 << 30;
 
@@ -70,6 +78,8 @@ pub(super) struct Tables {
     context_ids: HashMap<(TextId, u32), u32>,
     /// By list of traceback lines: the stack they describe.
     forward_stacks: HashMap<Box<[TextId]>, u32>,
+    /// By traceback line: the frame it describes, if it is valid.
+    traceback_frames: HashMap<TextId, Option<u32>>,
     stream_ids: HashMap<u64, u32>,
     /// Streams, by their number in rows.
     pub(super) streams: Vec<u64>,
@@ -132,6 +142,7 @@ impl Tables {
             contexts: vec![(text::EMPTY, StackId::NONE)],
             context_ids: HashMap::new(),
             forward_stacks: HashMap::new(),
+            traceback_frames: HashMap::new(),
             stream_ids: HashMap::new(),
             streams: vec![0],
             pool_ids: HashMap::new(),
@@ -170,7 +181,7 @@ impl Tables {
         let id = self.texts.len().min(MAX_ENTRIES) as TextId;
         self.text_ids.insert(hash, id);
         self.texts.push(text.into());
-        self.bytes += text.len() + 48;
+        self.bytes += text.len() + TEXT_BYTES;
         id
     }
 
@@ -185,7 +196,8 @@ impl Tables {
         let id = *self.frame_ids.entry((name, filename, line)).or_insert(next);
         if id == next {
             self.frames.push((name, filename, line));
-            self.bytes += 64 + 40;
+            // The definition of the frame has its texts: the file can name one long text in every frame.
+            self.bytes += FRAME_BYTES + 2 * self.str(name).len() + self.str(filename).len();
         }
         id
     }
@@ -223,12 +235,12 @@ impl Tables {
             let id = *self.children.entry((at, *frame)).or_insert(next);
             if id == next {
                 self.nodes.push(StackNode { parent: StackId(at), frame: FrameId(*frame) });
-                self.bytes += 8 + 24;
+                self.bytes += STACK_NODE_BYTES;
             }
             at = id;
         }
         self.stacks.insert(slot, at);
-        self.bytes += 24;
+        self.bytes += STACK_BYTES;
         StackId(at)
     }
 
@@ -250,7 +262,8 @@ impl Tables {
         let id = *self.context_ids.entry((node, forward.0)).or_insert(next);
         if id == next {
             self.contexts.push((node, forward));
-            self.bytes += 48;
+            // The definition of the context has its text.
+            self.bytes += CONTEXT_BYTES + self.str(node).len();
         }
         ContextId(id)
     }
@@ -263,16 +276,11 @@ impl Tables {
             None => {
                 let mut frames = std::mem::take(&mut self.scratch);
                 frames.clear();
-                for line in lines.iter().rev() {
-                    let Some((file, number, name)) = traceback_line(self.str(*line)) else { continue };
-                    let (file, name) = (file.to_owned(), name.to_owned());
-                    let (file, name) = (self.text(file.as_bytes()), self.text(name.as_bytes()));
-                    frames.push(self.frame(name, file, number));
-                }
+                frames.extend(lines.iter().rev().filter_map(|line| self.traceback_frame(*line)));
                 let stack = self.plain_stack(&frames);
                 self.scratch = frames;
                 self.forward_stacks.insert(lines.into(), stack.0);
-                self.bytes += 4 * lines.len() + 48;
+                self.bytes += 4 * lines.len() + 96;
                 stack
             }
         };
@@ -281,6 +289,22 @@ impl Tables {
         }
         let node = self.text(UNKNOWN_NODE.as_bytes());
         self.context(node, stack)
+    }
+
+    /// The frame that a line of a traceback describes. Each distinct line is parsed once, however often it occurs.
+    fn traceback_frame(&mut self, line: TextId) -> Option<u32> {
+        if let Some(known) = self.traceback_frames.get(&line) {
+            return *known;
+        }
+        let parsed = traceback_line(self.str(line));
+        let parsed = parsed.map(|(file, number, name)| (file.to_owned(), number, name.to_owned()));
+        let frame = parsed.map(|(file, number, name)| {
+            let (file, name) = (self.text(file.as_bytes()), self.text(name.as_bytes()));
+            self.frame(name, file, number)
+        });
+        self.traceback_frames.insert(line, frame);
+        self.bytes += 32;
+        frame
     }
 
     /// The number of a stream in rows.
@@ -293,7 +317,7 @@ impl Tables {
         let id = *self.stream_ids.entry(stream).or_insert(next);
         if id == next {
             self.streams.push(stream);
-            self.bytes += 40;
+            self.bytes += 56;
         }
         id
     }

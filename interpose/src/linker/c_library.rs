@@ -1,0 +1,241 @@
+//! The functions of the C library that this library calls, bound to the C library itself.
+//!
+//! The loader would bind them to the first definition in the process: that of a sanitizer's runtime in the executable,
+//! or of another preloaded library. The runtimes of ASAN, TSAN and MSAN look up the functions that they intercept with
+//! `dlsym` while they initialize themselves. Our `dlsym` runs then, and their interceptors call null pointers until the
+//! initialization has ended. TSAN would also report accesses of this library as data races of the program, because it
+//! does not see our atomic operations.
+//!
+//! So each function has a hidden stub here that jumps to the C library's function. A stub finds the function at its
+//! first call, with [`memtrace_stackwalk::loader`]. It leaves no frame and changes no argument register. The search
+//! allocates no memory and calls only the functions of memory blocks, whose stubs start with simple implementations and
+//! are bound to the C library's fast ones when a recording starts ([`bind_memory_functions`]).
+//!
+//! Functions whose definition is part of the program in glibc before 2.33 (`stat`, `fstat`) have no stub, because the C
+//! library does not export them there. They are not called before a recording starts.
+
+use std::ffi::{CStr, c_char, c_void};
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use super::original;
+
+/// Defines a stub for each function. Its first call resolves it.
+macro_rules! stubs {
+    ($($name:literal)*) => {
+        $(std::arch::global_asm!(
+            concat!(".pushsection .text.memtrace_c.", $name, ",\"ax\",@progbits"),
+            concat!(".globl ", $name),
+            concat!(".hidden ", $name),
+            concat!(".type ", $name, ",@function"),
+            concat!($name, ":"),
+            ".cfi_startproc",
+            "jmp qword ptr [rip + 3f]",
+            "2:",
+            // The argument registers. `al` is the number of vector registers of a variadic call. None of these
+            // functions takes a floating-point number, so vector registers need not be saved. The seven words and the
+            // return address keep the stack aligned to 16 bytes for the call.
+            "push rdi",
+            ".cfi_adjust_cfa_offset 8",
+            "push rsi",
+            ".cfi_adjust_cfa_offset 8",
+            "push rdx",
+            ".cfi_adjust_cfa_offset 8",
+            "push rcx",
+            ".cfi_adjust_cfa_offset 8",
+            "push r8",
+            ".cfi_adjust_cfa_offset 8",
+            "push r9",
+            ".cfi_adjust_cfa_offset 8",
+            "push rax",
+            ".cfi_adjust_cfa_offset 8",
+            "lea rdi, [rip + 4f]",
+            "lea rsi, [rip + 3f]",
+            "call {resolve}",
+            "mov r11, rax",
+            "pop rax",
+            ".cfi_adjust_cfa_offset -8",
+            "pop r9",
+            ".cfi_adjust_cfa_offset -8",
+            "pop r8",
+            ".cfi_adjust_cfa_offset -8",
+            "pop rcx",
+            ".cfi_adjust_cfa_offset -8",
+            "pop rdx",
+            ".cfi_adjust_cfa_offset -8",
+            "pop rsi",
+            ".cfi_adjust_cfa_offset -8",
+            "pop rdi",
+            ".cfi_adjust_cfa_offset -8",
+            "jmp r11",
+            ".cfi_endproc",
+            concat!(".size ", $name, ", . - ", $name),
+            ".popsection",
+            concat!(".pushsection .data.memtrace_c.", $name, ",\"aw\",@progbits"),
+            ".p2align 3",
+            "3:",
+            ".quad 2b",
+            ".popsection",
+            concat!(".pushsection .rodata.memtrace_c.", $name, ",\"a\",@progbits"),
+            "4:",
+            concat!(".asciz \"", $name, "\""),
+            ".popsection",
+            resolve = sym resolve,
+        );)*
+    };
+}
+
+stubs! {
+    "clock_gettime" "clone" "close" "connect" "dladdr" "dlerror" "dlopen" "dl_iterate_phdr" "fchmod" "fcntl" "getcwd"
+    "getenv" "getrlimit" "getsockopt" "kill" "lseek64" "madvise" "mmap" "mmap64" "mprotect" "mremap" "munmap"
+    "nanosleep" "open" "open64" "prctl" "pread" "process_vm_readv" "pthread_attr_destroy" "pthread_attr_getstack"
+    "pthread_getattr_np" "pthread_self" "pthread_setcancelstate" "read" "readlink" "realpath" "recvmsg" "sched_yield" "send" "setsockopt"
+    "socket" "strnlen" "symlink" "syscall" "unlink" "waitpid" "write" "__xpg_strerror_r"
+}
+
+/// Finds the function of a stub and stores it in `slot`.
+unsafe extern "C" fn resolve(name: *const c_char, slot: *const AtomicPtr<c_void>) -> *mut c_void {
+    // SAFETY: the stub passes its own C string and its own word.
+    let (name, slot) = unsafe { (CStr::from_ptr(name), &*slot) };
+    let found = original::c_library_function(name);
+    if found.is_null() {
+        return missing as *mut c_void;
+    }
+    slot.store(found, Ordering::Relaxed);
+    found
+}
+
+/// The result of a function that the C library does not have: an error.
+extern "C" fn missing() -> isize {
+    -1
+}
+
+/// Defines the stub of a function of memory blocks, with a simple implementation to start with. `$slot` is the name of
+/// the word that has its address.
+macro_rules! memory_function {
+    ($name:literal, $slot:literal, $($line:literal)*) => {
+        std::arch::global_asm!(
+            concat!(".pushsection .text.memtrace_c.", $name, ",\"ax\",@progbits"),
+            concat!(".globl ", $name),
+            concat!(".hidden ", $name),
+            concat!(".type ", $name, ",@function"),
+            concat!($name, ":"),
+            ".cfi_startproc",
+            concat!("jmp qword ptr [rip + ", $slot, "]"),
+            "2:",
+            $($line,)*
+            ".cfi_endproc",
+            concat!(".size ", $name, ", . - ", $name),
+            ".popsection",
+            concat!(".pushsection .data.memtrace_c.", $name, ",\"aw\",@progbits"),
+            ".p2align 3",
+            concat!(".globl ", $slot),
+            concat!(".hidden ", $slot),
+            concat!(".type ", $slot, ",@object"),
+            concat!(".size ", $slot, ",8"),
+            concat!($slot, ":"),
+            ".quad 2b",
+            ".popsection",
+        );
+    };
+}
+
+memory_function! { "memcpy", "memtrace_slot_memcpy",
+    "mov rax, rdi"
+    "mov rcx, rdx"
+    "rep movsb"
+    "ret"
+}
+memory_function! { "memmove", "memtrace_slot_memmove",
+    "mov rax, rdi"
+    "mov rcx, rdx"
+    // Copies forward unless the destination begins inside the source.
+    "mov r8, rdi"
+    "sub r8, rsi"
+    "cmp r8, rdx"
+    "jb 5f"
+    "rep movsb"
+    "ret"
+    "5:"
+    "lea rdi, [rdi + rdx - 1]"
+    "lea rsi, [rsi + rdx - 1]"
+    "std"
+    "rep movsb"
+    "cld"
+    "ret"
+}
+memory_function! { "memset", "memtrace_slot_memset",
+    "mov r8, rdi"
+    "mov eax, esi"
+    "mov rcx, rdx"
+    "rep stosb"
+    "mov rax, r8"
+    "ret"
+}
+memory_function! { "memcmp", "memtrace_slot_memcmp",
+    "xor ecx, ecx"
+    "5:"
+    "cmp rcx, rdx"
+    "je 6f"
+    "movzx eax, byte ptr [rdi + rcx]"
+    "movzx r8d, byte ptr [rsi + rcx]"
+    "inc rcx"
+    "sub eax, r8d"
+    "je 5b"
+    "ret"
+    "6:"
+    "xor eax, eax"
+    "ret"
+}
+memory_function! { "bcmp", "memtrace_slot_bcmp",
+    "xor ecx, ecx"
+    "5:"
+    "cmp rcx, rdx"
+    "je 6f"
+    "movzx eax, byte ptr [rdi + rcx]"
+    "movzx r8d, byte ptr [rsi + rcx]"
+    "inc rcx"
+    "sub eax, r8d"
+    "je 5b"
+    "ret"
+    "6:"
+    "xor eax, eax"
+    "ret"
+}
+memory_function! { "strlen", "memtrace_slot_strlen",
+    "xor eax, eax"
+    "5:"
+    "cmp byte ptr [rdi + rax], 0"
+    "je 6f"
+    "inc rax"
+    "jmp 5b"
+    "6:"
+    "ret"
+}
+
+// SAFETY: the stubs above define these words, which hold the address of a function at all times.
+unsafe extern "C" {
+    safe static memtrace_slot_memcpy: AtomicPtr<c_void>;
+    safe static memtrace_slot_memmove: AtomicPtr<c_void>;
+    safe static memtrace_slot_memset: AtomicPtr<c_void>;
+    safe static memtrace_slot_memcmp: AtomicPtr<c_void>;
+    safe static memtrace_slot_bcmp: AtomicPtr<c_void>;
+    safe static memtrace_slot_strlen: AtomicPtr<c_void>;
+}
+
+/// Binds the functions of memory blocks to the C library's, which are faster. Call it before a recording starts.
+pub(crate) fn bind_memory_functions() {
+    let functions: [(&CStr, &AtomicPtr<c_void>); 6] = [
+        (c"memcpy", &memtrace_slot_memcpy),
+        (c"memmove", &memtrace_slot_memmove),
+        (c"memset", &memtrace_slot_memset),
+        (c"memcmp", &memtrace_slot_memcmp),
+        (c"bcmp", &memtrace_slot_bcmp),
+        (c"strlen", &memtrace_slot_strlen),
+    ];
+    for (name, slot) in functions {
+        let found = original::c_library_function(name);
+        if !found.is_null() {
+            slot.store(found, Ordering::Relaxed);
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! What the reading commands accept as input, and on which stack they run: paths that are no run end each command with
+//! an error, and a small stack limit changes nothing.
+
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::launcher_support::{memtrace, output, stderr};
+
+/// A command that waits for a writer of a pipe waits forever. A busy machine needs some time for everything else.
+const TIME: Duration = Duration::from_secs(120);
+
+fn golden() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("golden/snapshots/resnet_leak.pickle.gz")
+}
+
+/// Runs `memtrace` with these arguments. Panics if it does not end.
+#[track_caller]
+fn ended(arguments: &[&str]) -> Output {
+    let mut command = Command::new(memtrace());
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let start = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if start.elapsed() > TIME {
+            child.kill().unwrap();
+            panic!("{arguments:?} hangs");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child.wait_with_output().unwrap()
+}
+
+#[test]
+fn paths_that_are_no_run_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    assert!(Command::new("mkfifo").arg(path("pipe")).status().unwrap().success());
+    let _listener = UnixListener::bind(path("socket")).unwrap();
+    std::fs::create_dir(path("folder")).unwrap();
+    std::fs::write(path("empty"), "").unwrap();
+    std::fs::File::create(path("hole")).unwrap().set_len(4 << 40).unwrap();
+    std::os::unix::fs::symlink(path("pipe"), path("link")).unwrap();
+    let special = ["/dev/zero", "/dev/tty", "/proc/self/environ", "/proc/kmsg", "/sys/kernel/uevent_seqnum"];
+    let made = ["pipe", "socket", "folder", "empty", "hole", "link", "missing"].map(path);
+    let golden = golden();
+    let golden = golden.to_str().unwrap();
+    for input in special.iter().copied().chain(made.iter().map(String::as_str)) {
+        let commands: [&[&str]; 9] = [
+            &["report", input],
+            &["report", "--json", input],
+            &["lines", input],
+            &["diff", input, golden],
+            &["diff", golden, input],
+            &["check", input, "--max-peak", "1GiB"],
+            &["check", golden, "--max-peak", "1TiB", "--baseline", input],
+            &["export", input, "--to", "json", "-o", &path("out.json")],
+            &["export", input, "--to", "snapshot", "-o", &path("out.pickle")],
+        ];
+        for arguments in commands {
+            let ended = ended(arguments);
+            let text = stderr(&ended);
+            assert_eq!(ended.status.code(), Some(2), "{arguments:?}: {text}");
+            assert!(text.starts_with("error: ") && text.contains(input), "{arguments:?}: {text}");
+        }
+    }
+}
+
+/// A file that needs more than its budget is refused with an error and a help line.
+#[test]
+fn a_file_that_needs_too_much_memory_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.pickle");
+    // 96 MiB of marks: 768 MiB in memory. Python writes the gzip file.
+    let script = "import gzip, sys\n\
+                  with gzip.open(sys.argv[1], 'wb') as f:\n    f.write(b'\\x80\\x04}')\n    \
+                  for _ in range(96): f.write(b'(' * (1 << 20))";
+    assert!(Command::new("python3").args(["-c", script]).arg(&path).status().unwrap().success());
+    let ended = ended(&["report", path.to_str().unwrap()]);
+    let text = stderr(&ended);
+    assert_eq!(ended.status.code(), Some(2), "{text}");
+    assert!(
+        text.contains("a.pickle: it needs more memory than ") && text.contains("\nhelp: copy the file again"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_small_stack_changes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let variable = |name| std::env::var_os(name).unwrap_or_default();
+    let with_stack = |limit: &str, arguments: &str| {
+        let script = format!("ulimit -s {limit}; exec {} {arguments}", memtrace().display());
+        // The environment lies on the stack, too.
+        output(
+            Command::new("sh")
+                .args(["-c", &script])
+                .env_clear()
+                .envs(["PATH", "HOME"].map(|name| (name, variable(name)))),
+        )
+    };
+    let golden = golden();
+    let golden = golden.display();
+    let html = folder.path().join("out.html");
+    for arguments in [
+        "--version".to_owned(),
+        "--help".to_owned(),
+        format!("report {golden}"),
+        format!("report --json {golden}"),
+        format!("lines --json {golden}"),
+        format!("check {golden} --max-peak 1GiB --json"),
+        format!("diff {golden} {golden}"),
+        format!("export {golden} --to html -o {}", html.display()),
+        "report /nowhere".to_owned(),
+    ] {
+        let usual = with_stack("8192", &arguments);
+        for limit in ["64", "16"] {
+            let small = with_stack(limit, &arguments);
+            let text = stderr(&small);
+            assert_eq!(small.status.code(), usual.status.code(), "ulimit -s {limit}, {arguments}: {text}");
+            assert!(small.stdout == usual.stdout && text == stderr(&usual), "ulimit -s {limit}, {arguments}: {text}");
+        }
+    }
+    for limit in ["64", "16"] {
+        let run = folder.path().join(limit);
+        let command = format!("--quiet -o {} -- sh -c 'ulimit -s; exit 7'", run.display());
+        let ended = with_stack(limit, &command);
+        assert_eq!(ended.status.code(), Some(7), "{}", stderr(&ended));
+        assert_eq!(String::from_utf8_lossy(&ended.stdout), format!("{limit}\n"), "the limit of the command");
+    }
+}

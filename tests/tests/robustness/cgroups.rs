@@ -1,0 +1,107 @@
+//! Runs in a memory cgroup, as in a container or a batch job: the launcher shares the limit with the program.
+//!
+//! The oracle is the simulated CUDA's ledger. Without the right to make a cgroup a test says that it has checked nothing.
+
+use crate::crash_support::*;
+use crate::memory_cgroup::Cgroup;
+use memtrace_tests::ledger::{assert_equal, calls_of};
+use memtrace_tests::programs::{ProgramFolder, linked_with, with_simcuda};
+
+/// The number of events of one allocation and its free: the driver and the runtime record each.
+const PAIR: u64 = 4;
+
+fn start(pairs: u64) -> (ProgramFolder, Scenario) {
+    let programs = ProgramFolder::new();
+    let program = programs.program("crash/eat.c", "eat", &linked_with("libcudart.so.12"));
+    let pairs = pairs.to_string();
+    let scenario = Scenario::start(with_simcuda(&[program.as_os_str(), pairs.as_ref()]), true, None);
+    (programs, scenario)
+}
+
+/// A cgroup with this limit. `None`, with a message, where this machine does not allow one.
+fn cgroup(limit: &str) -> Option<Cgroup> {
+    let cgroup = Cgroup::new(limit);
+    if cgroup.is_none() {
+        println!("SKIPPED: no memory cgroup can be made here; run this test as root");
+    }
+    cgroup
+}
+
+/// Moves the launcher and the program into the cgroup, and lets the program make its calls.
+#[track_caller]
+fn make_calls_inside(cgroup: &Cgroup, scenario: &mut Scenario, pairs: u64) {
+    cgroup.add(scenario.launcher.id() as i32);
+    cgroup.add(scenario.pid);
+    scenario.send_line();
+    assert_eq!(scenario.line(), format!("made {pairs}"));
+}
+
+#[track_caller]
+fn assert_all_recorded(scenario: &Scenario) {
+    let [(_, trace)] = &scenario.traces()[..] else { panic!("one trace") };
+    let events = all_events(trace);
+    let end = trace.end().expect("an end");
+    assert_eq!((end.lost, end.late), (0, 0));
+    assert_equal(&calls_of(trace, &events), &scenario.ledgers()[&(scenario.pid as u32)]);
+}
+
+/// The program takes all memory that the cgroup allows. The kernel kills it, and the launcher writes everything.
+#[test]
+fn the_oom_killer_takes_the_program_and_spares_the_launcher() {
+    const PAIRS: u64 = 500;
+    let Some(cgroup) = cgroup("256M") else { return };
+    let (_programs, mut scenario) = start(PAIRS);
+    make_calls_inside(&cgroup, &mut scenario, PAIRS);
+    scenario.send_line();
+    assert_eq!(scenario.end(), Ending { code: 128 + libc::SIGKILL, stdout: String::new() });
+    assert!(cgroup.has_killed(scenario.pid));
+    assert_eq!(scenario.launcher_messages(), "");
+    assert_all_recorded(&scenario);
+    let manifest = scenario.manifest();
+    assert_eq!((&manifest["state"], &manifest["losses"]["lost"]), (&"ended".into(), &0.into()));
+    for name in ["summary.txt", "summary.json"] {
+        assert!(scenario.run().join(name).exists(), "the analysis found memory: {name}");
+    }
+    scenario.assert_nothing_is_left();
+}
+
+/// A container whose memory is used up: the kernel ends all processes together, as Kubernetes requests it.
+#[test]
+fn a_container_that_is_killed_as_a_whole_leaves_a_readable_run() {
+    const PAIRS: u64 = 500;
+    let Some(cgroup) = cgroup("256M") else { return };
+    let (_programs, mut scenario) = start(PAIRS);
+    make_calls_inside(&cgroup, &mut scenario, PAIRS);
+    wait_for("what is published to be written", || scenario.written() == PAIR * PAIRS);
+    if cgroup.kill_together() {
+        scenario.send_line();
+    } else {
+        // Without `memory.oom.group`: neither process runs again after the first signal.
+        let processes = [scenario.launcher.id() as i32, scenario.pid];
+        processes.iter().for_each(|pid| kill(*pid, libc::SIGSTOP));
+        processes.iter().for_each(|pid| wait_for("the stop", || state(*pid) == Some('T')));
+        processes.iter().for_each(|pid| kill(*pid, libc::SIGKILL));
+    }
+    assert_eq!(scenario.end_of_orphan(), Ending { code: 128 + libc::SIGKILL, stdout: String::new() });
+    let [(_, trace)] = &scenario.traces()[..] else { panic!("one trace") };
+    assert!(trace.end().is_none() && trace.damage().is_none());
+    assert_equal(&calls_of(trace, &all_events(trace)), &scenario.ledgers()[&(scenario.pid as u32)]);
+    let report = scenario.report();
+    assert!(report.contains("the recording was cut off"), "{report}");
+}
+
+/// The launcher, the analysis at the end, and the program with its ring stay below a small limit.
+#[test]
+fn a_small_cgroup_suffices_for_a_recording() {
+    const PAIRS: u64 = 50_000;
+    let Some(cgroup) = cgroup("96M") else { return };
+    let (_programs, mut scenario) = start(PAIRS);
+    make_calls_inside(&cgroup, &mut scenario, PAIRS);
+    scenario.close_stdin();
+    assert_eq!(scenario.end(), Ending { code: 3, stdout: String::new() });
+    assert!(!cgroup.has_killed(scenario.pid), "the kernel had to kill a process");
+    assert_eq!(scenario.launcher_messages(), "");
+    assert_all_recorded(&scenario);
+    assert!(scenario.run().join("summary.json").exists());
+    scenario.assert_nothing_is_left();
+}
