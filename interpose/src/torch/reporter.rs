@@ -114,7 +114,7 @@ fn record_cuda_block(addr: u64, size: i64, allocated: u64, reserved: u64, device
             // The allocator calls this at the end of a free, so a later completion is a deferred one.
             guard.publish();
         }
-        if TRACKER.count_report() % TOTALS_EVERY == 0 {
+        if TRACKER.count_report().is_multiple_of(TOTALS_EVERY) {
             emit_totals(&mut guard, allocated, reserved, device);
         }
     } else {
