@@ -12,8 +12,6 @@ use memtrace_tests::traced_program::TracedProgram;
 use memtrace_trace::counters::Counter;
 use memtrace_trace::event::Action;
 
-/// The delay of a process whose launcher is stopped is 2 s. The rest allows for a busy machine.
-const STOPPED: Duration = Duration::from_millis(3500);
 /// The number of events of an allocation and its free.
 const PAIR: u64 = 2;
 
@@ -79,14 +77,12 @@ fn a_pending_request_does_not_end_a_thread_that_waits_for_a_stopped_launcher() {
         let parts = ["between", "1", "pending", "12000", "pending", "20000"];
         let (_programs, mut scenario) = start(if begin_before { &parts } else { &parts[2..] }, true);
         let mut total = if begin_before { part(&mut scenario).0 } else { 0 };
-        let launcher = scenario.launcher.id() as i32;
-        kill(launcher, libc::SIGSTOP);
-        wait_for("the stop", || state(launcher) == Some('T'));
+        scenario.stop_launcher();
         // 12,000 pairs are 24,000 events; a ring has 8,192 slots.
         let (pairs, slowest) = part(&mut scenario);
         assert_eq!(pairs, 12_001);
         assert!(slowest < STOPPED, "{slowest:?}");
-        kill(launcher, libc::SIGCONT);
+        scenario.resume_launcher();
         total += pairs + part(&mut scenario).0;
         let (recorded, dropped) = assert_accounted_for(&mut scenario, total * PAIR);
         assert!(dropped > 0 && recorded > 0, "{recorded} recorded, {dropped} dropped");

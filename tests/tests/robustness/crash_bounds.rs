@@ -7,22 +7,10 @@ use std::time::Duration;
 
 use crate::crash_support::*;
 use memtrace_tests::ledger::{assert_equal, calls_of};
-use memtrace_tests::programs::{ProgramFolder, linked_with, with_simcuda};
 use memtrace_trace::counters::Counter;
 
-/// A process without an answer or without free slots waits two seconds, once. The remaining 1.5 s allow for a busy
-/// machine. No process waits for a launcher that is dead.
-const STOPPED: Duration = Duration::from_millis(3500);
+/// No process waits for a launcher that is dead. The second allows for a busy machine.
 const DEAD: Duration = Duration::from_secs(1);
-
-fn start(calls: [&str; 3]) -> (ProgramFolder, Scenario) {
-    let programs = ProgramFolder::new();
-    let program = programs.program("crash/delays.c", "delays", &linked_with("libcudart.so.12"));
-    let mut command = vec![program.as_os_str()];
-    command.extend(calls.iter().map(std::ffi::OsStr::new));
-    let scenario = Scenario::start(with_simcuda(&command), true, None);
-    (programs, scenario)
-}
 
 /// Makes the program run its next calls. Returns the duration of the slowest call and the sum of all slow calls.
 fn calls(scenario: &mut Scenario) -> (Duration, Duration) {
@@ -32,24 +20,14 @@ fn calls(scenario: &mut Scenario) -> (Duration, Duration) {
     (times.next().unwrap(), times.next().unwrap())
 }
 
-fn stop(scenario: &Scenario) {
-    let launcher = scenario.launcher.id() as i32;
-    kill(launcher, libc::SIGSTOP);
-    wait_for("the stop", || state(launcher) == Some('T'));
-}
-
-fn go_on(scenario: &Scenario) {
-    kill(scenario.launcher.id() as i32, libc::SIGCONT);
-}
-
 #[test]
 fn the_first_events_wait_a_bounded_time_for_a_stopped_launcher() {
-    let (_programs, mut scenario) = start(["1000", "4000", "10"]);
-    stop(&scenario);
+    let (_programs, mut scenario) = Scenario::start_program("crash/delays.c", &["1000", "4000", "10"]);
+    scenario.stop_launcher();
     let (slowest, all_slow) = calls(&mut scenario);
     println!("first event under a stopped launcher: {slowest:?}, all slow calls {all_slow:?}");
     assert!(slowest < STOPPED && all_slow < STOPPED, "{slowest:?} {all_slow:?}");
-    go_on(&scenario);
+    scenario.resume_launcher();
     // The process retries the connection from time to time.
     calls(&mut scenario);
     calls(&mut scenario);
@@ -71,14 +49,14 @@ fn the_first_events_wait_a_bounded_time_for_a_stopped_launcher() {
 
 #[test]
 fn a_full_ring_delays_a_program_for_a_bounded_time() {
-    let (_programs, mut scenario) = start(["10", "12000", "1000"]);
+    let (_programs, mut scenario) = Scenario::start_program("crash/delays.c", &["10", "12000", "1000"]);
     calls(&mut scenario);
-    stop(&scenario);
+    scenario.stop_launcher();
     // 12,000 calls are 24,000 events; a ring has 8,192 slots.
     let (slowest, all_slow) = calls(&mut scenario);
     println!("full ring under a stopped launcher: {slowest:?}, all slow calls {all_slow:?}");
     assert!(slowest < STOPPED && all_slow < STOPPED, "{slowest:?} {all_slow:?}");
-    go_on(&scenario);
+    scenario.resume_launcher();
     let (slowest, _) = calls(&mut scenario);
     assert!(slowest < STOPPED, "{slowest:?}");
     assert_eq!(scenario.end(), Ending { code: 3, stdout: String::new() });
@@ -93,7 +71,7 @@ fn a_full_ring_delays_a_program_for_a_bounded_time() {
 
 #[test]
 fn a_dead_launcher_delays_a_program_for_a_bounded_time() {
-    let (_programs, mut scenario) = start(["10", "12000", "1000"]);
+    let (_programs, mut scenario) = Scenario::start_program("crash/delays.c", &["10", "12000", "1000"]);
     calls(&mut scenario);
     wait_for("the first events to be written", || scenario.written() == 20);
     kill(scenario.launcher.id() as i32, libc::SIGKILL);

@@ -7,49 +7,26 @@ use std::time::Duration;
 
 use crate::crash_support::*;
 use memtrace_tests::ledger::{assert_equal, calls_of, pid};
-use memtrace_tests::programs::{ProgramFolder, linked_with, with_simcuda};
 use memtrace_trace::counters::Counter;
-
-/// A process waits 2 s for a stopped launcher, once. The rest allows for a busy machine.
-const STOPPED: Duration = Duration::from_millis(3500);
-
-fn start(source: &str, arguments: &[&str]) -> (ProgramFolder, Scenario) {
-    let programs = ProgramFolder::new();
-    let program = programs.program(source, "program", &linked_with("libcudart.so.12"));
-    let mut command = vec![program.as_os_str()];
-    command.extend(arguments.iter().map(std::ffi::OsStr::new));
-    let scenario = Scenario::start(with_simcuda(&command), true, None);
-    (programs, scenario)
-}
-
-fn stop(scenario: &Scenario) {
-    let launcher = scenario.launcher.id() as i32;
-    kill(launcher, libc::SIGSTOP);
-    wait_for("the stop", || state(launcher) == Some('T'));
-}
-
-fn go_on(scenario: &Scenario) {
-    kill(scenario.launcher.id() as i32, libc::SIGCONT);
-}
 
 /// A process whose whole life falls into the stop gets no answer. It ends unharmed, and the launcher counts and reports
 /// its request afterwards. Processes before and after are recorded in full.
 #[test]
 fn processes_that_live_while_the_launcher_is_stopped_are_counted() {
     const CHILDREN: usize = 4;
-    let (_programs, mut scenario) = start("crash/brood.c", &["4", "10"]);
+    let (_programs, mut scenario) = Scenario::start_program("crash/brood.c", &["4", "10"]);
     let life = |scenario: &mut Scenario| {
         scenario.send_line();
         Duration::from_millis(scenario.line().parse().unwrap())
     };
     life(&mut scenario);
     let before: BTreeSet<u32> = scenario.ledgers().into_keys().collect();
-    stop(&scenario);
+    scenario.stop_launcher();
     let longest = life(&mut scenario);
     assert!(longest < STOPPED + Duration::from_secs(5), "{longest:?}");
     let during: BTreeSet<u32> = scenario.ledgers().into_keys().filter(|pid| !before.contains(pid)).collect();
     assert_eq!((before.len(), during.len()), (CHILDREN, CHILDREN));
-    go_on(&scenario);
+    scenario.resume_launcher();
     life(&mut scenario);
     scenario.close_stdin();
     assert_eq!(scenario.end(), Ending { code: 3, stdout: String::new() });
@@ -81,7 +58,7 @@ mod exhaustive {
         const BATCHES: usize = 18;
         let mut counts = vec!["1000"; BATCHES + 2];
         counts[1] = "12000";
-        let (_programs, mut scenario) = start("crash/delays.c", &counts);
+        let (_programs, mut scenario) = Scenario::start_program("crash/delays.c", &counts);
         // The slowest call and the sum of all slow calls.
         let calls = |scenario: &mut Scenario| {
             scenario.send_line();
@@ -90,7 +67,7 @@ mod exhaustive {
             Duration::from_micros(slowest.parse().unwrap())
         };
         calls(&mut scenario);
-        stop(&scenario);
+        scenario.stop_launcher();
         assert!(calls(&mut scenario) < STOPPED);
         for _ in 1..BATCHES {
             // The length of the stop is what this test is about.
@@ -98,7 +75,7 @@ mod exhaustive {
             let slowest = calls(&mut scenario);
             assert!(slowest < Duration::from_secs(1), "the program waits once, not again: {slowest:?}");
         }
-        go_on(&scenario);
+        scenario.resume_launcher();
         calls(&mut scenario);
         assert_eq!(scenario.end(), Ending { code: 3, stdout: String::new() });
         let [(_, trace)] = &scenario.traces()[..] else { panic!("one trace") };

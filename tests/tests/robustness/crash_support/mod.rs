@@ -13,10 +13,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use memtrace_tests::ledger::{Calls, read_all};
+use memtrace_tests::programs::{ProgramFolder, linked_with, with_simcuda};
 use memtrace_tests::traced_program::{TracedProgram, with_default_signals};
 use memtrace_trace::event::Event;
 use memtrace_trace::file::Reader;
 
+/// The longest delay of a call whose process has no answer or no free slots: two seconds, once. The remaining 1.5 s allow
+/// for a busy machine.
+pub(crate) const STOPPED: Duration = Duration::from_millis(3500);
 /// An environment variable of every process of a scenario. The tests find leftover processes by it.
 const SCENARIO: &str = "MEMTRACE_TEST_SCENARIO";
 
@@ -98,6 +102,28 @@ impl Scenario {
             addresses,
             began,
         }
+    }
+
+    /// Starts a program of `tests/programs` over the simulated CUDA, under memtrace.
+    pub(crate) fn start_program(source: &str, arguments: &[&str]) -> (ProgramFolder, Scenario) {
+        let programs = ProgramFolder::new();
+        let program = programs.program(source, "program", &linked_with("libcudart.so.12"));
+        let mut command = vec![program.as_os_str()];
+        command.extend(arguments.iter().map(OsStr::new));
+        let scenario = Scenario::start(with_simcuda(&command), true, None);
+        (programs, scenario)
+    }
+
+    /// Stops the launcher with SIGSTOP. Returns when it is stopped.
+    pub(crate) fn stop_launcher(&self) {
+        let launcher = self.launcher.id() as i32;
+        kill(launcher, libc::SIGSTOP);
+        wait_for("the stop", || state(launcher) == Some('T'));
+    }
+
+    /// Lets a stopped launcher continue.
+    pub(crate) fn resume_launcher(&self) {
+        kill(self.launcher.id() as i32, libc::SIGCONT);
     }
 
     /// Writes one line to the program's stdin, which makes it continue.
