@@ -18,73 +18,9 @@ use std::ffi::{CStr, c_char, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use super::original;
+use super::stub::resolving_stubs;
 
-/// Defines a stub for each function. Its first call resolves it.
-macro_rules! stubs {
-    ($($name:literal)*) => {
-        $(std::arch::global_asm!(
-            concat!(".pushsection .text.memtrace_c.", $name, ",\"ax\",@progbits"),
-            concat!(".globl ", $name),
-            concat!(".hidden ", $name),
-            concat!(".type ", $name, ",@function"),
-            concat!($name, ":"),
-            ".cfi_startproc",
-            "jmp qword ptr [rip + 3f]",
-            "2:",
-            // The argument registers. `al` is the number of vector registers of a variadic call. None of these
-            // functions takes a floating-point number, so vector registers need not be saved. The seven words and the
-            // return address keep the stack aligned to 16 bytes for the call.
-            "push rdi",
-            ".cfi_adjust_cfa_offset 8",
-            "push rsi",
-            ".cfi_adjust_cfa_offset 8",
-            "push rdx",
-            ".cfi_adjust_cfa_offset 8",
-            "push rcx",
-            ".cfi_adjust_cfa_offset 8",
-            "push r8",
-            ".cfi_adjust_cfa_offset 8",
-            "push r9",
-            ".cfi_adjust_cfa_offset 8",
-            "push rax",
-            ".cfi_adjust_cfa_offset 8",
-            "lea rdi, [rip + 4f]",
-            "lea rsi, [rip + 3f]",
-            "call {resolve}",
-            "mov r11, rax",
-            "pop rax",
-            ".cfi_adjust_cfa_offset -8",
-            "pop r9",
-            ".cfi_adjust_cfa_offset -8",
-            "pop r8",
-            ".cfi_adjust_cfa_offset -8",
-            "pop rcx",
-            ".cfi_adjust_cfa_offset -8",
-            "pop rdx",
-            ".cfi_adjust_cfa_offset -8",
-            "pop rsi",
-            ".cfi_adjust_cfa_offset -8",
-            "pop rdi",
-            ".cfi_adjust_cfa_offset -8",
-            "jmp r11",
-            ".cfi_endproc",
-            concat!(".size ", $name, ", . - ", $name),
-            ".popsection",
-            concat!(".pushsection .data.memtrace_c.", $name, ",\"aw\",@progbits"),
-            ".p2align 3",
-            "3:",
-            ".quad 2b",
-            ".popsection",
-            concat!(".pushsection .rodata.memtrace_c.", $name, ",\"a\",@progbits"),
-            "4:",
-            concat!(".asciz \"", $name, "\""),
-            ".popsection",
-            resolve = sym resolve,
-        );)*
-    };
-}
-
-stubs! {
+resolving_stubs! { "memtrace_c", resolve,
     "clock_gettime" "clone" "close" "connect" "dladdr" "dlerror" "dlopen" "dl_iterate_phdr" "fchmod" "fcntl" "getcwd"
     "getenv" "getrlimit" "getsockopt" "kill" "lseek64" "madvise" "mmap" "mmap64" "mprotect" "mremap" "munmap"
     "nanosleep" "open" "open64" "prctl" "pread" "process_vm_readv" "pthread_attr_destroy" "pthread_attr_getstack"
@@ -186,21 +122,19 @@ memory_function! { "memcmp", "memtrace_slot_memcmp",
     "xor eax, eax"
     "ret"
 }
-memory_function! { "bcmp", "memtrace_slot_bcmp",
-    "xor ecx, ecx"
-    "5:"
-    "cmp rcx, rdx"
-    "je 6f"
-    "movzx eax, byte ptr [rdi + rcx]"
-    "movzx r8d, byte ptr [rsi + rcx]"
-    "inc rcx"
-    "sub eax, r8d"
-    "je 5b"
-    "ret"
-    "6:"
-    "xor eax, eax"
-    "ret"
-}
+// `bcmp` only reports whether there is a difference, as `memcmp` does.
+std::arch::global_asm!(
+    ".pushsection .text.memtrace_c.bcmp,\"ax\",@progbits",
+    ".globl bcmp",
+    ".hidden bcmp",
+    ".type bcmp,@function",
+    "bcmp:",
+    ".cfi_startproc",
+    "jmp qword ptr [rip + memtrace_slot_memcmp]",
+    ".cfi_endproc",
+    ".size bcmp, . - bcmp",
+    ".popsection",
+);
 memory_function! { "strlen", "memtrace_slot_strlen",
     "xor eax, eax"
     "5:"
@@ -218,18 +152,16 @@ unsafe extern "C" {
     safe static memtrace_slot_memmove: AtomicPtr<c_void>;
     safe static memtrace_slot_memset: AtomicPtr<c_void>;
     safe static memtrace_slot_memcmp: AtomicPtr<c_void>;
-    safe static memtrace_slot_bcmp: AtomicPtr<c_void>;
     safe static memtrace_slot_strlen: AtomicPtr<c_void>;
 }
 
 /// Binds the functions of memory blocks to the C library's, which are faster. Call it before a recording starts.
 pub(crate) fn bind_memory_functions() {
-    let functions: [(&CStr, &AtomicPtr<c_void>); 6] = [
+    let functions: [(&CStr, &AtomicPtr<c_void>); 5] = [
         (c"memcpy", &memtrace_slot_memcpy),
         (c"memmove", &memtrace_slot_memmove),
         (c"memset", &memtrace_slot_memset),
         (c"memcmp", &memtrace_slot_memcmp),
-        (c"bcmp", &memtrace_slot_bcmp),
         (c"strlen", &memtrace_slot_strlen),
     ];
     for (name, slot) in functions {

@@ -11,64 +11,9 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use super::original;
+use super::stub::resolving_stubs;
 
-macro_rules! lazy_symbols {
-    ($($name:literal)*) => {
-        $(std::arch::global_asm!(
-            concat!(".pushsection .text.memtrace_late.", $name, ",\"ax\",@progbits"),
-            concat!(".globl ", $name),
-            concat!(".hidden ", $name),
-            concat!(".type ", $name, ",@function"),
-            concat!($name, ":"),
-            ".cfi_startproc",
-            "mov rax, qword ptr [rip + 3f]",
-            "test rax, rax",
-            "je 2f",
-            "jmp rax",
-            "2:",
-            // These five words and the return address keep the stack aligned to 16 bytes for the call.
-            "push rdi",
-            ".cfi_adjust_cfa_offset 8",
-            "push rsi",
-            ".cfi_adjust_cfa_offset 8",
-            "push rdx",
-            ".cfi_adjust_cfa_offset 8",
-            "push rcx",
-            ".cfi_adjust_cfa_offset 8",
-            "push r8",
-            ".cfi_adjust_cfa_offset 8",
-            "lea rdi, [rip + 4f]",
-            "lea rsi, [rip + 3f]",
-            "call {resolve}",
-            "pop r8",
-            ".cfi_adjust_cfa_offset -8",
-            "pop rcx",
-            ".cfi_adjust_cfa_offset -8",
-            "pop rdx",
-            ".cfi_adjust_cfa_offset -8",
-            "pop rsi",
-            ".cfi_adjust_cfa_offset -8",
-            "pop rdi",
-            ".cfi_adjust_cfa_offset -8",
-            "jmp rax",
-            ".cfi_endproc",
-            concat!(".size ", $name, ", . - ", $name),
-            ".popsection",
-            concat!(".pushsection .bss.memtrace_late.", $name, ",\"aw\",@nobits"),
-            ".p2align 3",
-            "3:",
-            ".zero 8",
-            ".popsection",
-            concat!(".pushsection .rodata.memtrace_late.", $name, ",\"a\",@progbits"),
-            "4:",
-            concat!(".asciz \"", $name, "\""),
-            ".popsection",
-            resolve = sym resolve,
-        );)*
-    };
-}
-
-lazy_symbols! {
+resolving_stubs! { "memtrace_lazy", resolve,
     "__tls_get_addr"
     "_Unwind_Backtrace" "_Unwind_GetDataRelBase" "_Unwind_GetIP" "_Unwind_GetIPInfo" "_Unwind_GetLanguageSpecificData"
     "_Unwind_GetRegionStart" "_Unwind_GetTextRelBase" "_Unwind_RaiseException" "_Unwind_Resume" "_Unwind_SetGR" "_Unwind_SetIP"
@@ -77,7 +22,7 @@ lazy_symbols! {
 /// Finds the function of a stub and stores it in `slot`. It must not use Rust's thread-local storage, because
 /// `__tls_get_addr` is one of these stubs.
 unsafe extern "C" fn resolve(name: *const c_char, slot: *const AtomicPtr<c_void>) -> *mut c_void {
-    // SAFETY: the stub passes its own C string and its own word, which is initially null.
+    // SAFETY: the stub passes its own C string and its own word.
     let (name, slot) = unsafe { (CStr::from_ptr(name), &*slot) };
     // Sanitizers export a `__tls_get_addr` of their own, which may not be ready yet.
     let mut found = original::c_library_function(name);

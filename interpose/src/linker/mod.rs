@@ -12,3 +12,5 @@ pub(crate) mod original;
 mod sanitizer;
 pub(crate) mod shared_objects;
 mod startup;
+#[cfg(not(test))]
+mod stub;
