@@ -96,12 +96,18 @@ fn every_prefix_gives_its_complete_frames() {
     });
 }
 
+/// One bit of each byte, a different one from byte to byte. `exhaustive` alters each byte in several ways.
 #[test]
 fn every_altered_byte_is_detected_and_loses_only_its_frame() {
+    alter_bytes(1, |at, _| [0x01, 0x80, 0x10][at % 3]);
+}
+
+/// Alters each byte `ways` times by the mask that `mask(byte, way)` gives, and reads the trace.
+fn alter_bytes(ways: usize, mask: impl Fn(usize, usize) -> u8 + Sync) {
     let (bytes, all) = (crate::small_trace::trace(5), crate::small_trace::events());
-    const MASKS: [u8; 3] = [0x01, 0x80, 0xff];
-    for_all(bytes.len() * MASKS.len(), |folder, n| {
-        let (at, mask) = (n / MASKS.len(), MASKS[n % MASKS.len()]);
+    for_all(bytes.len() * ways, |folder, n| {
+        let at = n / ways;
+        let mask = mask(at, n % ways);
         let mut damaged = bytes.clone();
         damaged[at] ^= mask;
         let Some(found) = read(folder, &damaged) else {
@@ -138,4 +144,12 @@ fn no_altered_byte_under_a_valid_checksum_causes_a_panic() {
         altered[start + 20..start + 24].copy_from_slice(&header.to_le_bytes());
         read(folder, &altered).expect("the file's header is sound");
     });
+}
+
+mod exhaustive {
+    #[test]
+    fn every_byte_is_altered_in_several_ways() {
+        const MASKS: [u8; 3] = [0x01, 0x80, 0xff];
+        super::alter_bytes(MASKS.len(), |_, way| MASKS[way]);
+    }
 }

@@ -108,11 +108,6 @@ fn models_created_later() {
 }
 
 #[test]
-fn a_program_without_training() {
-    check(named("served"), RUNS);
-}
-
-#[test]
 fn out_of_memory() {
     check(named("oom"), RUNS);
 }

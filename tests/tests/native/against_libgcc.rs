@@ -32,14 +32,6 @@ fn two_devices_and_threads() {
     check(TracedProgram::python("torch/two_devices.py", &[]).env("SIMCUDA_DEVICES", "2"), 3000, 5);
 }
 
-#[test]
-fn expandable_segments_and_streams() {
-    let traced =
-        TracedProgram::python("torch/expandable.py", &[]).env("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True");
-    check(traced, 300, 1);
-    check(TracedProgram::python("torch/streams.py", &[]), 500, 1);
-}
-
 /// The comparison compares: it finds stacks in all processes and threads, and a stack that differs.
 #[test]
 fn a_difference_is_found() {
@@ -58,4 +50,16 @@ fn a_difference_is_found() {
     assert_eq!(found.different, 1, "{found:?}");
     assert!(found.first_difference.starts_with("frame 2 differs"), "{found:?}");
     assert!(found.first_difference.contains("memtrace found the end and libgcc 0x"), "{found:?}");
+}
+
+mod exhaustive {
+    use super::*;
+
+    #[test]
+    fn expandable_segments_and_streams() {
+        let traced = TracedProgram::python("torch/expandable.py", &[])
+            .env("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True");
+        check(traced, 300, 1);
+        check(TracedProgram::python("torch/streams.py", &[]), 500, 1);
+    }
 }

@@ -9,13 +9,19 @@ use std::process::Command;
 use memtrace_tests::snapshots::pickle;
 use memtrace_tests::traced_program::{TracedProgram, root};
 
+/// Runs the file of PyTorch's tool as a program, which spares the import of PyTorch.
+const RUN_FILE: &str = "
+import glob, runpy, sys
+[file] = [file for folder in sys.path for file in glob.glob(folder + '/torch/cuda/_memory_viz.py')]
+sys.argv[0] = file
+runpy.run_path(file, run_name='__main__')
+";
+
 /// The output of PyTorch's tool, run with the home folder `home`.
 #[track_caller]
 fn memory_viz(home: &Path, arguments: &[&OsStr]) -> String {
     let mut command = Command::new(root().join("scripts/sim"));
-    command
-        .args(["env", &format!("HOME={}", home.display()), "python", "-m", "torch.cuda._memory_viz"])
-        .args(arguments);
+    command.args(["env", &format!("HOME={}", home.display()), "python", "-c", RUN_FILE]).args(arguments);
     let output = command.output().expect("scripts/sim");
     assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).expect("text")

@@ -52,9 +52,16 @@ fn line_of(text: &str) -> u64 {
 }
 
 #[test]
-fn a_leaking_line_is_named_with_its_bytes() {
-    let (plain, keeps) = (record(&[]), record(&["--keep"]));
-    let pair = diff(&plain, &keeps);
+fn known_changes_are_named_with_their_bytes() {
+    let plain = record(&[]);
+    assert_leaking_line(&plain, &record(&["--keep"]));
+    assert_larger_batch(&plain, &record(&["--batch", "256"]));
+    assert_no_difference(&plain, &record(&[]));
+}
+
+#[track_caller]
+fn assert_leaking_line(plain: &Recorded, keeps: &Recorded) {
+    let pair = diff(plain, keeps);
     let most = &pair["by_line"][0];
     assert_eq!(most["b_frame"]["line"], line_of("history.append"), "{most:#}");
     // At the peak, in the last step, four tensors of 64 x 2048 floats are kept.
@@ -74,10 +81,10 @@ fn a_leaking_line_is_named_with_its_bytes() {
     assert!(annotation.contains(&format!(",line={},", line_of("history.append"))), "{annotation}");
 }
 
-#[test]
-fn a_larger_batch_grows_the_blocks_that_depend_on_it() {
-    let (small, large) = (record(&[]), record(&["--batch", "256"]));
-    let pair = diff(&small, &large);
+/// The blocks that depend on the batch size have grown, and no others.
+#[track_caller]
+fn assert_larger_batch(small: &Recorded, large: &Recorded) {
+    let pair = diff(small, large);
     // The peak is in the backward's last node, that of the first layer. Two blocks in use then depend on the batch
     // size: the input, which the node multiplies, and the gradient of relu's input. `diff` has compared the peaks with
     // `torch.cuda.memory_stats`.
@@ -146,10 +153,9 @@ fn a_recording_and_pytorchs_snapshot_of_a_process_have_no_differences() {
     }
 }
 
-#[test]
-fn two_runs_of_the_same_program_have_no_differences() {
-    let (one, other) = (record(&[]), record(&[]));
-    let pair = diff(&one, &other);
+#[track_caller]
+fn assert_no_difference(one: &Recorded, other: &Recorded) {
+    let pair = diff(one, other);
     assert_eq!((&pair["result"], &pair["difference_bytes"]), (&Value::from("same"), &Value::from(0)));
     let text = memtrace_on(&["diff"], &[&one.run.path(), &other.run.path()]);
     assert!(String::from_utf8(text.stdout).unwrap().contains(": no difference\n"));

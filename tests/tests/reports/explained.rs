@@ -47,22 +47,25 @@ fn saving(device: &Value, rule: &str) -> u64 {
 
 /// A suggestion's predicted saving is at most the measured one, and at least 85 % of it.
 #[test]
-fn predicted_savings_of_suggestions_are_measured() {
-    for (what, rule) in [("step", "single-tensor-step"), ("batch", "smaller-batches")] {
-        let before = TracedProgram::python("torch/actions.py", &[what]).run();
-        let after = TracedProgram::python("torch/actions.py", &[what, "after"]).run();
-        let predicted = saving(&device(&before), rule);
-        let measured = printed(&before) - printed(&after);
-        println!("{rule}: predicted {predicted}, measured {measured}");
-        assert!(
-            predicted <= measured && predicted >= measured / 100 * 85,
-            "{rule}: {predicted} bytes predicted, {measured} measured"
-        );
-        // A change that the program already has is not suggested.
-        if what == "step" {
-            let actions = device(&after)["suggestions"].to_string();
-            assert!(!actions.contains(rule), "{actions}");
-        }
+fn the_predicted_saving_of_smaller_batches_is_measured() {
+    measure_saving("batch", "smaller-batches");
+}
+
+#[track_caller]
+fn measure_saving(what: &str, rule: &str) {
+    let before = TracedProgram::python("torch/actions.py", &[what]).run();
+    let after = TracedProgram::python("torch/actions.py", &[what, "after"]).run();
+    let predicted = saving(&device(&before), rule);
+    let measured = printed(&before) - printed(&after);
+    println!("{rule}: predicted {predicted}, measured {measured}");
+    assert!(
+        predicted <= measured && predicted >= measured / 100 * 85,
+        "{rule}: {predicted} bytes predicted, {measured} measured"
+    );
+    // A change that the program already has is not suggested.
+    if what == "step" {
+        let actions = device(&after)["suggestions"].to_string();
+        assert!(!actions.contains(rule), "{actions}");
     }
 }
 
@@ -95,14 +98,8 @@ fn fragmentation_is_diagnosed_and_its_fix_works() {
 }
 
 /// Activation checkpointing of equal layers is suggested where a forward ran out of memory. At that call, the same
-/// program with checkpointing uses less memory by nearly the predicted saving.
-#[test]
-fn checkpointing_saves_the_predicted_bytes() {
-    checkpointing_saves(&[], "checkpoint-layers", "of Layer)", 0);
-}
-
-/// The same in the first forward, where nothing shows yet whether the program trains: the report names both
-/// suggestions.
+/// program with checkpointing uses less memory by nearly the predicted saving. In the first forward nothing shows yet
+/// whether the program trains: the report names both suggestions.
 #[test]
 fn checkpointing_is_suggested_in_the_first_forward() {
     // In the first step cuBLAS's workspace counts for the first layer. The saving is limited by the largest layer's
@@ -154,7 +151,7 @@ fn checkpointing_saves(batches: &[&str], action: &str, words: &str, short: u64) 
 #[test]
 fn a_failed_request_of_the_optimizer_is_named() {
     let mut names = Vec::new();
-    for memory in ["400M", "416M", "448M"] {
+    for memory in ["400M", "448M"] {
         let run = TracedProgram::python("torch/oom_train.py", &["print"]).env("SIMCUDA_MEMORY", memory).run();
         run.assert_ended_well();
         let stdout = String::from_utf8_lossy(&run.output.stdout).into_owned();
@@ -170,7 +167,7 @@ fn a_failed_request_of_the_optimizer_is_named() {
         names.push(name);
     }
     names.dedup();
-    assert!(names.len() == 3 && names.iter().any(|n| n.contains(".exp_avg of ")), "{names:?}");
+    assert!(names.len() == 2 && names.iter().any(|n| n.contains(".exp_avg of ")), "{names:?}");
 }
 
 /// The report is the same whether the error ended the program or was caught.
@@ -245,4 +242,19 @@ fn a_section_that_does_not_exist_is_refused_with_the_list_of_sections() {
     assert_eq!(output.status.code(), Some(2));
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(text.contains("fragmentation") && text.contains("peak"), "{text}");
+}
+
+mod exhaustive {
+    use super::*;
+
+    #[test]
+    fn the_predicted_saving_of_a_single_tensor_step_is_measured() {
+        measure_saving("step", "single-tensor-step");
+    }
+
+    /// As [`checkpointing_is_suggested_in_the_first_forward`], in a later step.
+    #[test]
+    fn checkpointing_saves_the_predicted_bytes() {
+        checkpointing_saves(&[], "checkpoint-layers", "of Layer)", 0);
+    }
 }
