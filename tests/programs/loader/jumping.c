@@ -1,9 +1,10 @@
 // A signal handler that leaves CUDA calls by siglongjmp, while other threads allocate.
 //
-// `first WHO`: it leaves the first call of the process, which waits for memtrace's launcher. The program stops its
-//   parent to make it wait. Then the other threads (WHO is `others`) or this thread (`same`) call first.
+// `first WHO`: it leaves the first call of the process while that call waits for memtrace's launcher. The program stops
+//   its parent to make it wait. Then the other threads (WHO is `others`) or this thread (`same`) call first.
 // `later N`: it leaves about N calls at random moments. Prints nothing that depends on time.
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -13,6 +14,7 @@
 #include <string.h>
 #include <sys/time.h>
 #include <time.h>
+#include <ucontext.h>
 #include <unistd.h>
 
 int cudaMalloc(void **, size_t);
@@ -29,6 +31,40 @@ static void leave(int signal) {
         left++;
         siglongjmp(before_call, 1);
     }
+}
+
+extern char __executable_start, etext;
+
+// Whether the signal has interrupted a system call outside this program's own code.
+static int is_waiting(const ucontext_t *context) {
+    const unsigned char *at = (const unsigned char *)context->uc_mcontext.gregs[REG_RIP];
+    int is_outside = (const char *)at < &__executable_start || (const char *)at >= &etext;
+    // The instruction before is `syscall`.
+    return is_outside && at[-2] == 0x0f && at[-1] == 0x05;
+}
+
+static void leave_wait(int signal, siginfo_t *info, void *context) {
+    (void)info;
+    if (is_waiting(context)) leave(signal);
+}
+
+// Whether all threads of a process are stopped.
+static int is_stopped(pid_t pid) {
+    char path[64], state = 0;
+    snprintf(path, sizeof path, "/proc/%d/task", pid);
+    DIR *threads = opendir(path);
+    if (!threads) _exit(72);
+    int all = 1;
+    for (struct dirent *entry; (entry = readdir(threads));) {
+        if (entry->d_name[0] == '.') continue;
+        snprintf(path, sizeof path, "/proc/%d/task/%.20s/stat", pid, entry->d_name);
+        FILE *file = fopen(path, "r");
+        // The name of a thread of the launcher has no parenthesis.
+        all &= file && fscanf(file, "%*d (%*[^)]) %c", &state) == 1 && state == 'T';
+        if (file) fclose(file);
+    }
+    closedir(threads);
+    return all;
 }
 
 static void pairs(int count) {
@@ -78,17 +114,22 @@ int main(int argc, char **argv) {
     sigaction(SIGUSR1, &action, NULL);
     void *memory;
     if (!strcmp(argv[1], "first")) {
+        struct sigaction waiting = {.sa_sigaction = leave_wait, .sa_flags = SA_SIGINFO};
+        sigaction(SIGUSR1, &waiting, NULL);
         kill(getppid(), SIGSTOP);
+        while (!is_stopped(getppid())) usleep(1000);
         timer_t timer;
         struct sigevent event = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGUSR1};
-        struct itimerspec soon = {.it_value = {0, 300000000}};
+        // Again and again, until a signal comes while the call waits.
+        struct itimerspec often = {.it_value = {0, 300000000}, .it_interval = {0, 20000000}}, never = {{0, 0}, {0, 0}};
         timer_create(CLOCK_MONOTONIC, &event, &timer);
         if (sigsetjmp(before_call, 1) == 0) {
-            timer_settime(timer, 0, &soon, NULL);
             is_in_call = 1;
+            timer_settime(timer, 0, &often, NULL);
             cudaMalloc(&memory, 4096);
             is_in_call = 0;
         }
+        timer_settime(timer, 0, &never, NULL);
         kill(getppid(), SIGCONT);
         if (!strcmp(argv[2], "same")) pairs(50);
         run_others();
