@@ -75,11 +75,31 @@ pub(crate) struct Watched {
     pub(crate) discovery: Discovery,
 }
 
+/// What the thread has found.
+#[derive(Clone, Default, Debug)]
+struct Found {
+    watched: Watched,
+    /// By pid: the number of programs that ended before they were checked. [`Watched::unchecked`] has those of further
+    /// pids.
+    unchecked: BTreeMap<u32, u64>,
+}
+
+impl Found {
+    /// The result without the processes that recorded events.
+    fn without(self, recorded: &BTreeSet<u32>) -> Watched {
+        let mut watched = self.watched;
+        watched.unrecordable.retain(|process| !recorded.contains(&process.pid));
+        let unchecked = self.unchecked.iter().filter(|(pid, _)| !recorded.contains(pid));
+        watched.unchecked += unchecked.map(|(_, count)| count).sum::<u64>();
+        watched
+    }
+}
+
 /// A handle to the watching thread.
 #[derive(Debug)]
 pub(crate) struct ProcessWatch {
     stop: EventFd,
-    thread: JoinHandle<Watched>,
+    thread: JoinHandle<Found>,
 }
 
 impl ProcessWatch {
@@ -101,9 +121,7 @@ impl ProcessWatch {
     pub(crate) fn finish(self, recorded: impl Iterator<Item = u32>) -> Watched {
         self.stop.raise();
         let recorded: BTreeSet<u32> = recorded.collect();
-        let mut watched = self.thread.join().unwrap_or_default();
-        watched.unrecordable.retain(|process| !recorded.contains(&process.pid));
-        watched
+        self.thread.join().unwrap_or_default().without(&recorded)
     }
 }
 
@@ -123,7 +141,7 @@ impl Watcher {
         Watcher { tree, events, last_pid: LastPid::new(), started: now, next_scan: now + SCAN_INTERVAL }
     }
 
-    fn run(mut self, stop: &EventFd) -> Watched {
+    fn run(mut self, stop: &EventFd) -> Found {
         let mut discovery = if self.events.is_some() { Discovery::KernelReports } else { Discovery::Scans };
         loop {
             let is_stopped = self.wait(stop);
@@ -145,13 +163,15 @@ impl Watcher {
                 self.next_scan = Instant::now() + interval.max(pause);
             }
         }
-        let ProcessTree { tracked, unrecordable, unlisted, unchecked, .. } = self.tree;
-        Watched {
+        self.tree.count_unchecked_now();
+        let ProcessTree { unrecordable, unlisted, unchecked, uncounted, .. } = self.tree;
+        let watched = Watched {
             unrecordable: unrecordable.into_values().collect(),
             unlisted: unlisted.len() as u64,
-            unchecked: unchecked + tracked.values().filter(|process| !process.is_checked).count() as u64,
+            unchecked: uncounted,
             discovery,
-        }
+        };
+        Found { watched, unchecked }
     }
 
     /// Waits for a report, for the next scan or for the end. Returns whether it is the end.
@@ -231,7 +251,10 @@ struct ProcessTree {
     unrecordable: BTreeMap<(u32, u64), UnrecordableProcess>,
     /// The processes for which that list had no place.
     unlisted: BTreeSet<(u32, u64)>,
-    unchecked: u64,
+    /// By pid: the number of programs that ended before they were checked.
+    unchecked: BTreeMap<u32, u64>,
+    /// Those of the pids for which that table had no place.
+    uncounted: u64,
     own_network: Option<PathBuf>,
     /// The launcher's executable. Processes that run it belong to the launcher, not to the command.
     own_executable: Option<PathBuf>,
@@ -280,7 +303,8 @@ impl ProcessTree {
             tracked: BTreeMap::new(),
             unrecordable: BTreeMap::new(),
             unlisted: BTreeSet::new(),
-            unchecked: 0,
+            unchecked: BTreeMap::new(),
+            uncounted: 0,
             own_network: std::fs::read_link("/proc/self/ns/net").ok(),
             own_executable: std::fs::read_link("/proc/self/exe").ok(),
         }
@@ -305,8 +329,24 @@ impl ProcessTree {
     }
 
     fn ended(&mut self, pid: u32) {
-        let ended = self.tracked.remove(&pid);
-        self.unchecked += u64::from(ended.is_some_and(|process| !process.is_checked));
+        if self.tracked.remove(&pid).is_some_and(|process| !process.is_checked) {
+            self.count_unchecked(pid);
+        }
+    }
+
+    fn count_unchecked(&mut self, pid: u32) {
+        if self.unchecked.len() < MAX_TRACKED || self.unchecked.contains_key(&pid) {
+            *self.unchecked.entry(pid).or_default() += 1;
+        } else {
+            self.uncounted += 1;
+        }
+    }
+
+    /// Counts the processes that still wait for a check.
+    fn count_unchecked_now(&mut self) {
+        let waiting: Vec<u32> =
+            self.tracked.iter().filter(|(_, process)| !process.is_checked).map(|(pid, _)| *pid).collect();
+        waiting.into_iter().for_each(|pid| self.count_unchecked(pid));
     }
 
     /// Whether a process that cannot be recorded was found within about the last [`SCAN_INTERVAL`], and not seen with CUDA.
@@ -345,7 +385,9 @@ impl ProcessTree {
         let is_other = old.as_ref().and_then(|old| old.start).is_some_and(|before| start != Some(before));
         let Some(start) = start.filter(|_| !is_other) else {
             // The process has ended. The pid may belong to another one.
-            self.unchecked += u64::from(old.is_some_and(|old| !old.is_checked));
+            if old.is_some_and(|old| !old.is_checked) {
+                self.count_unchecked(pid);
+            }
             return;
         };
         let tracked = self.update(pid, start, dir, old);
@@ -506,20 +548,28 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         tree.ended(pid);
-        assert_eq!((tree.unchecked, tree.tracked.len()), (0, 0));
+        assert_eq!((tree.unchecked.get(&pid), tree.tracked.len()), (None, 0));
         // The next program has ended when its report is read.
         tree.forked(tree.own_pid, pid);
         tree.executed(pid, true);
-        assert_eq!((tree.unchecked, tree.tracked.len()), (1, 0));
+        assert_eq!((tree.unchecked.get(&pid), tree.tracked.len()), (Some(&1), 0));
         // This one ends before there is time for a check.
         tree.forked(tree.own_pid, pid);
         tree.executed(pid, false);
         tree.ended(pid);
-        assert_eq!(tree.unchecked, 2);
+        assert_eq!(tree.unchecked, BTreeMap::from([(pid, 2)]));
         // A child without a program of its own is none.
         tree.forked(tree.own_pid, pid);
         tree.ended(pid);
-        assert_eq!(tree.unchecked, 2);
+        assert_eq!(tree.unchecked, BTreeMap::from([(pid, 2)]));
+    }
+
+    #[test]
+    fn a_process_that_recorded_events_needed_no_check() {
+        let found =
+            Found { watched: Watched { unchecked: 1, ..Watched::default() }, unchecked: [(7, 2), (8, 3)].into() };
+        assert_eq!(found.clone().without(&BTreeSet::new()).unchecked, 6);
+        assert_eq!(found.without(&BTreeSet::from([8])).unchecked, 3);
     }
 
     #[test]
