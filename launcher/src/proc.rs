@@ -129,9 +129,14 @@ impl ProcessDir {
         std::fs::read_link(self.path.join("exe")).ok()
     }
 
-    /// The environment variables with which it was started. `None` without permission, or when the process has ended.
+    /// The environment variables with which it was started. `None` without permission, when the process has ended, or
+    /// while it executes another program.
     pub(crate) fn variables(&self) -> Option<Vec<String>> {
         let variables = self.list("environ", ENVIRONMENT_LIMIT);
+        // An address space without an environment is one that `execve` still builds.
+        if variables.is_empty() && self.stat()?.env_end.is_none_or(|end| end == 0) {
+            return None;
+        }
         // The list of a process that has ended is empty. While this link can be read, the process has not ended.
         self.executable().map(|_| variables)
     }

@@ -1,4 +1,4 @@
-//! The kernel's reports of every fork, exec and exit (proc connector, linux/cn_proc.h).
+//! The kernel's reports of every fork, exec, change of a name, and exit (proc connector, linux/cn_proc.h).
 //!
 //! The reports are complete and cost a process about a microsecond at each fork, exec and exit. The kernel sends them to
 //! root, and since Linux 6.6 to every user, but only outside containers: in the first network and pid namespaces. They
@@ -25,6 +25,7 @@ const HEADERS: usize = NETLINK_HEADER + 20;
 const ANSWER: u32 = 0;
 const FORK: u32 = 1;
 const EXEC: u32 = 2;
+const NAME: u32 = 0x200;
 const EXIT: u32 = 0x8000_0000;
 /// The largest message of the proc connector is 76 bytes long.
 const MAX_MESSAGE: usize = 256;
@@ -38,6 +39,8 @@ pub(crate) enum ProcessEvent {
     Fork { parent: u32, child: u32 },
     /// The process executes another program.
     Exec { pid: u32 },
+    /// The first thread of the process has set its name.
+    Name { pid: u32, name: [u8; 16] },
     /// The first thread of the process has ended.
     Exit { pid: u32 },
     /// Reports were lost because the buffer was full.
@@ -137,6 +140,10 @@ fn parse(message: &[u8]) -> Message {
             Message::Event(ProcessEvent::Fork { parent, child })
         }
         (Some(EXEC), _, Some(pid), ..) => Message::Event(ProcessEvent::Exec { pid }),
+        (Some(NAME), Some(thread), Some(pid), ..) if thread == pid => {
+            let name = message.get(body + 8..body + 24).and_then(|name| name.try_into().ok());
+            name.map_or(Message::Other, |name| Message::Event(ProcessEvent::Name { pid, name }))
+        }
         (Some(EXIT), Some(thread), Some(pid), ..) if thread == pid => Message::Event(ProcessEvent::Exit { pid }),
         _ => Message::Other,
     }
@@ -166,6 +173,11 @@ mod tests {
         assert_eq!(event(EXIT, [11, 11, 0, 17]), Message::Event(ProcessEvent::Exit { pid: 11 }));
         assert_eq!(event(EXIT, [12, 11, 0, 17]), Message::Other, "a thread");
         assert_eq!(event(ANSWER, [1, 0, 0, 0]), Message::Answer { error: 1 });
+        let name = |numbers, name: &[u8]| parse(&[&message(NAME, numbers)[..HEADERS + 24], name].concat());
+        let named = ProcessEvent::Name { pid: 11, name: *b"python\0\0\0\0\0\0\0\0\0\0" };
+        assert_eq!(name([11, 11, 0, 0], b"python\0\0\0\0\0\0\0\0\0\0"), Message::Event(named));
+        assert_eq!(name([12, 11, 0, 0], b"python\0\0\0\0\0\0\0\0\0\0"), Message::Other, "a thread");
+        assert_eq!(name([11, 11, 0, 0], b"short"), Message::Other);
         assert_eq!(event(4, [1, 1, 0, 0]), Message::Other);
         for len in 0..HEADERS + 32 {
             parse(&message(FORK, [1, 1, 2, 2])[..len]);
@@ -191,7 +203,7 @@ mod tests {
             let is_own = match event {
                 ProcessEvent::Fork { child, .. } => child == pid,
                 ProcessEvent::Exec { pid: other } | ProcessEvent::Exit { pid: other } => other == pid,
-                ProcessEvent::Gap => false,
+                ProcessEvent::Name { .. } | ProcessEvent::Gap => false,
             };
             seen.extend(is_own.then_some(event));
         }

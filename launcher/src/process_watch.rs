@@ -3,11 +3,15 @@
 //! The dynamic loader may not preload the library, or the process may be unable to reach the launcher. No memtrace code
 //! runs in the first kind, so this module reads `/proc`.
 //!
-//! Where the kernel reports every exec ([`ProcessEvents`]), each new program is checked at once. A program that ends
-//! before its check is counted. Elsewhere the module searches for new processes every [`NEW_PROCESS_INTERVAL`]. A process
-//! that lives for less than that, or that was orphaned before it was first seen, is not found, and not counted.
+//! Where the kernel reports every exec ([`ProcessEvents`]), each new program is checked at once. The library announces
+//! itself in every program that it is loaded into (interpose/src/recording/announce.rs), and reports itself what it
+//! cannot record there. Any other program that ends before its check is counted.
 //!
-//! The checks take at most one fiftieth of a core, and [`FREE_TIME`].
+//! Elsewhere the module searches for new processes every [`NEW_PROCESS_INTERVAL`]. A process that lives for less than
+//! that, or that was orphaned before it was first seen, is not found, and not counted.
+//!
+//! The checks take at most one fiftieth of a core, and [`FREE_TIME`]. Where the user may, their thread runs before all
+//! ordinary threads, so that a short program is checked on a busy machine too.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -137,17 +141,19 @@ struct Watcher {
 impl Watcher {
     fn new(environment: CommandEnvironment, events: Option<ProcessEvents>) -> Watcher {
         let now = Instant::now();
-        let tree = ProcessTree::new(environment);
+        let tree = ProcessTree::new(environment, events.is_some());
         Watcher { tree, events, last_pid: LastPid::new(), started: now, next_scan: now + SCAN_INTERVAL }
     }
 
     fn run(mut self, stop: &EventFd) -> Found {
+        run_before_others();
         let mut discovery = if self.events.is_some() { Discovery::KernelReports } else { Discovery::Scans };
         loop {
             let is_stopped = self.wait(stop);
             if self.take_events() {
                 // Reports are missing. Scans find what is there to be found from now on.
                 (self.events, discovery) = (None, Discovery::Scans);
+                self.tree.has_reports = false;
             }
             if is_stopped {
                 // Processes may have outlived the command.
@@ -199,6 +205,7 @@ impl Watcher {
                         self.next_scan = self.next_scan.min(Instant::now() + NEW_PROCESS_INTERVAL);
                     }
                 }
+                ProcessEvent::Name { pid, name } => self.tree.named(pid, name),
                 ProcessEvent::Exit { pid } => self.tree.ended(pid),
                 ProcessEvent::Gap => return true,
             }
@@ -244,6 +251,8 @@ impl LastPid {
 /// The launcher's descendants.
 struct ProcessTree {
     environment: CommandEnvironment,
+    /// Whether the kernel reports every exec and exit.
+    has_reports: bool,
     own_pid: u32,
     /// The processes that were alive at the last scan or report.
     tracked: BTreeMap<u32, TrackedProcess>,
@@ -267,21 +276,42 @@ struct TrackedProcess {
     executable: Option<PathBuf>,
     /// Whether its program was checked since it was executed.
     is_checked: bool,
+    announcement: Announcement,
     /// When the process was last checked. The next check comes `wait` after that.
     checked: Instant,
     wait: Duration,
 }
 
 impl TrackedProcess {
+    /// Whether it is unknown if its program can be recorded.
+    fn is_unknown(&self) -> bool {
+        !self.is_checked && !self.announcement.is_complete
+    }
+
     /// A process that still runs the program of its parent.
     fn forked() -> TrackedProcess {
         TrackedProcess {
             start: None,
             executable: None,
             is_checked: true,
+            announcement: Announcement::default(),
             checked: Instant::now(),
             wait: Duration::ZERO,
         }
+    }
+}
+
+/// What is known of the library from the names that a program has set.
+#[derive(Clone, Copy, Default)]
+struct Announcement {
+    last: Option<[u8; 16]>,
+    /// Whether the library has announced itself: two equal names in a row.
+    is_complete: bool,
+}
+
+impl Announcement {
+    fn name(&mut self, name: [u8; 16]) {
+        self.is_complete |= self.last.replace(name) == Some(name);
     }
 }
 
@@ -296,9 +326,10 @@ enum CheckResult {
 }
 
 impl ProcessTree {
-    fn new(environment: CommandEnvironment) -> ProcessTree {
+    fn new(environment: CommandEnvironment, has_reports: bool) -> ProcessTree {
         ProcessTree {
             environment,
+            has_reports,
             own_pid: std::process::id(),
             tracked: BTreeMap::new(),
             unrecordable: BTreeMap::new(),
@@ -320,7 +351,7 @@ impl ProcessTree {
     /// Checks a process that executes a new program. Without time, the next scan checks it.
     fn executed(&mut self, pid: u32, has_time: bool) {
         let Some(process) = self.tracked.get_mut(&pid) else { return };
-        process.is_checked = false;
+        (process.is_checked, process.announcement) = (false, Announcement::default());
         process.wait = Duration::ZERO;
         if has_time {
             let old = self.tracked.remove(&pid);
@@ -328,8 +359,14 @@ impl ProcessTree {
         }
     }
 
+    fn named(&mut self, pid: u32, name: [u8; 16]) {
+        if let Some(process) = self.tracked.get_mut(&pid) {
+            process.announcement.name(name);
+        }
+    }
+
     fn ended(&mut self, pid: u32) {
-        if self.tracked.remove(&pid).is_some_and(|process| !process.is_checked) {
+        if self.tracked.remove(&pid).is_some_and(|process| process.is_unknown()) {
             self.count_unchecked(pid);
         }
     }
@@ -345,7 +382,7 @@ impl ProcessTree {
     /// Counts the processes that still wait for a check.
     fn count_unchecked_now(&mut self) {
         let waiting: Vec<u32> =
-            self.tracked.iter().filter(|(_, process)| !process.is_checked).map(|(pid, _)| *pid).collect();
+            self.tracked.iter().filter(|(_, process)| process.is_unknown()).map(|(pid, _)| *pid).collect();
         waiting.into_iter().for_each(|pid| self.count_unchecked(pid));
     }
 
@@ -385,18 +422,27 @@ impl ProcessTree {
         let is_other = old.as_ref().and_then(|old| old.start).is_some_and(|before| start != Some(before));
         let Some(start) = start.filter(|_| !is_other) else {
             // The process has ended. The pid may belong to another one.
-            if old.is_some_and(|old| !old.is_checked) {
-                self.count_unchecked(pid);
+            match old {
+                // Its further reports are on their way: an announcement, and its end.
+                Some(old) if self.has_reports => drop(self.tracked.insert(pid, old)),
+                Some(old) if old.is_unknown() => self.count_unchecked(pid),
+                _ => {}
             }
             return;
         };
+        let is_new = old.is_none();
         let tracked = self.update(pid, start, dir, old);
+        // The end of this one is already reported: nobody has collected its exit status.
+        if is_new && self.has_reports && tracked.is_unknown() {
+            return;
+        }
         self.tracked.insert(pid, tracked);
     }
 
     /// Checks a process that is new, runs another executable, or is due for a check. Returns its updated state.
     fn update(&mut self, pid: u32, start: u64, dir: &ProcessDir, old: Option<TrackedProcess>) -> TrackedProcess {
         let executable = dir.executable();
+        let announcement = old.as_ref().map(|old| old.announcement).unwrap_or_default();
         let wait = match old {
             Some(old) if old.is_checked && old.executable == executable && old.checked.elapsed() < old.wait => {
                 return TrackedProcess { start: Some(start), ..old };
@@ -405,7 +451,7 @@ impl ProcessTree {
             _ => NEW_PROCESS_INTERVAL,
         };
         let is_checked = self.check(pid, start, dir, executable.as_deref());
-        TrackedProcess { start: Some(start), executable, is_checked, checked: Instant::now(), wait }
+        TrackedProcess { start: Some(start), executable, is_checked, announcement, checked: Instant::now(), wait }
     }
 
     /// Checks a process. Returns whether its state could be read.
@@ -505,6 +551,15 @@ impl ProcessTree {
     }
 }
 
+/// Lets this thread run as soon as it has something to do, if the user may (`CAP_SYS_NICE`, `RLIMIT_RTPRIO`).
+///
+/// A program that ends while its check waits for a CPU cannot be checked anymore.
+fn run_before_others() {
+    let lowest = libc::sched_param { sched_priority: 1 };
+    // SAFETY: the parameter is valid for the call, and 0 is this thread. Without permission nothing changes.
+    unsafe { libc::sched_setscheduler(0, libc::SCHED_RR | libc::SCHED_RESET_ON_FORK, &raw const lowest) };
+}
+
 /// The CPU time that this thread has used.
 fn thread_cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
@@ -529,7 +584,7 @@ mod tests {
     }
 
     fn tree() -> ProcessTree {
-        ProcessTree::new(CommandEnvironment { library: "/nowhere/library.so".into(), filters: u32::MAX })
+        ProcessTree::new(CommandEnvironment { library: "/nowhere/library.so".into(), filters: u32::MAX }, true)
     }
 
     #[test]
@@ -552,16 +607,33 @@ mod tests {
         // The next program has ended when its report is read.
         tree.forked(tree.own_pid, pid);
         tree.executed(pid, true);
-        assert_eq!((tree.unchecked.get(&pid), tree.tracked.len()), (Some(&1), 0));
+        tree.scan();
+        tree.ended(pid);
+        assert_eq!((tree.unchecked.get(&pid), tree.tracked.contains_key(&pid)), (Some(&1), false));
         // This one ends before there is time for a check.
         tree.forked(tree.own_pid, pid);
         tree.executed(pid, false);
         tree.ended(pid);
         assert_eq!(tree.unchecked, BTreeMap::from([(pid, 2)]));
+        // The library is loaded into this one. A program may also set its name.
+        let name = |name: &[u8; 5]| std::array::from_fn(|i| name.get(i).copied().unwrap_or(0));
+        tree.forked(tree.own_pid, pid);
+        tree.executed(pid, false);
+        tree.named(pid, name(b"sleep"));
+        tree.named(pid, name(b"sleep"));
+        tree.ended(pid);
+        assert_eq!(tree.unchecked, BTreeMap::from([(pid, 2)]));
+        tree.forked(tree.own_pid, pid);
+        tree.named(pid, name(b"child"));
+        tree.executed(pid, false);
+        tree.named(pid, name(b"child"));
+        tree.named(pid, name(b"other"));
+        tree.ended(pid);
+        assert_eq!(tree.unchecked, BTreeMap::from([(pid, 3)]));
         // A child without a program of its own is none.
         tree.forked(tree.own_pid, pid);
         tree.ended(pid);
-        assert_eq!(tree.unchecked, BTreeMap::from([(pid, 2)]));
+        assert_eq!(tree.unchecked, BTreeMap::from([(pid, 3)]));
     }
 
     #[test]

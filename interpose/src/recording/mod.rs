@@ -3,6 +3,7 @@
 //! Constraint: knows no feature. A feature keeps its state in a [`slot::Slot`] and gets calls through the table of
 //! [`observer`]s.
 
+mod announce;
 mod bounded_wait;
 mod cancellation;
 pub(crate) mod connect;

@@ -205,6 +205,17 @@ fn events_that_interrupt_a_hook_are_lost_events() {
 }
 
 #[test]
+fn programs_that_load_the_library_need_no_check_however_short() {
+    let run = TracedProgram::command(&["sh", "-c", "for i in $(seq 200); do env true; done"]).run();
+    let manifest = run.manifest();
+    assert_eq!(manifest["unchecked"], 0, "{manifest:#}");
+    if manifest["discovery"] == "kernel_reports" {
+        let text = stderr_of(&run.output);
+        assert!(text.contains("nothing recorded: no process allocated GPU memory"), "{text}");
+    }
+}
+
+#[test]
 fn a_recorded_run_has_no_such_reports() {
     let fixture = Fixture::new();
     let run = fixture.script(r#"exec "$1" 3"#).run();
