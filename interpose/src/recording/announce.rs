@@ -9,14 +9,20 @@ use std::ffi::{c_char, c_int, c_long};
 
 use memtrace_trace::options::ENV;
 
+unsafe extern "C" {
+    /// The environment (environ(7)). Only glibc's loader passes it to constructors.
+    static environ: *const *const c_char;
+}
+
 /// The constructor. It calls no function of the C library, because a sanitizer's runtime may not be initialized yet.
-///
-/// The loader passes the arguments of `main` to it (glibc does).
-extern "C" fn announce(_argc: c_int, _argv: *const *const c_char, environment: *const *const c_char) {
-    // SAFETY: the loader passes the environment, which nothing changes before the program runs.
-    if !unsafe { has_session(environment) } {
-        return;
+extern "C" fn announce() {
+    // SAFETY: the C library sets this variable before constructors run, and no other thread runs yet.
+    if unsafe { has_session(environ) } {
+        set_same_name();
     }
+}
+
+fn set_same_name() {
     let mut name = [0u8; 16];
     // SAFETY: the kernel writes and reads at most 16 bytes of `name` (prctl(2)).
     unsafe {
@@ -74,7 +80,7 @@ unsafe fn prctl(operation: c_int, name: *mut u8) -> c_long {
 
 #[used]
 #[unsafe(link_section = ".init_array")]
-static CONSTRUCTOR: extern "C" fn(c_int, *const *const c_char, *const *const c_char) = announce;
+static CONSTRUCTOR: extern "C" fn() = announce;
 
 #[cfg(test)]
 mod tests {
@@ -101,8 +107,7 @@ mod tests {
     fn the_name_of_the_thread_stays() {
         let name = || std::fs::read_to_string("/proc/thread-self/comm").unwrap();
         let before = name();
-        let session = c"MEMTRACE_SESSION=x".as_ptr();
-        announce(0, std::ptr::null(), [session, std::ptr::null()].as_ptr());
+        set_same_name();
         assert_eq!(name(), before);
     }
 }

@@ -382,13 +382,14 @@ mod exhaustive {
         assert!(peak.own < 256 * 1024, "{peak:?} KiB");
     }
 
-    /// Half of the processes find no descriptor left in the launcher, as with the usual hard limit of 1024.
+    /// A third of the processes finds no descriptor left in the launcher at first, as with the usual hard limit of 1024.
     #[test]
-    fn a_thousand_processes_under_the_usual_limit_of_descriptors_are_accounted_for() {
+    fn more_processes_than_the_usual_limit_of_descriptors_are_accounted_for() {
         let (run, peak) =
             Running::start(&Fixture::new().traced(&["children", "1500", "20"]), Some((1024, 1024))).watch();
         let traces = assert_all_accounted_for(&run, 1500);
-        assert!((400..1500).contains(&traces), "{traces}");
+        // A refused process asks again from time to time, and finds place once others have ended.
+        assert!(traces >= 400, "{traces}");
         assert!(peak.descriptors <= 1024, "{peak:?}");
         let refused = &run.manifest()["refused"]["no file descriptors left"];
         assert!(refused.as_u64() > Some(0), "{:#}", run.manifest()["refused"]);
