@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use memtrace_insight::passes::Category;
+use memtrace_insight::passes::{Category, Phase};
 use memtrace_summary::{
     AllocationGroup, BlockingAllocation, CategoryAmount, DeviceSummary, IssueSummary, LabelSummary, MemoryState,
     ModuleSummary, OomSummary, PhaseSummary, SuggestionSummary, Summary, WhatIfSummary, count_text, device_name,
@@ -138,26 +138,28 @@ impl TextReport {
             ("Peak", Align::Right),
             ("Main changes", Align::Left),
         ]);
-        let later = match device.later_steps_count {
-            1 => "step 1".to_owned(),
-            n => format!("steps 1-{n}: per-step mean; peak is the maximum"),
+        let before = Part { caption: None, rows: &device.before_first_step, steps: 1, micro_batches: 0 };
+        let first = Part {
+            caption: Some("step 0".to_owned()),
+            rows: &device.first_step,
+            steps: 1,
+            micro_batches: device.first_step_micro_batches,
         };
-        let parts = [
-            (None, &device.before_first_step, 1),
-            (Some("step 0".to_owned()), &device.first_step, 1),
-            (Some(later), &device.later_steps, u64::from(device.later_steps_count)),
-        ];
-        for (caption, rows, steps) in parts {
-            if rows.is_empty() || steps == 0 {
-                continue;
-            }
-            let indent = if caption.is_some() { "  " } else { "" };
-            if let Some(caption) = caption {
-                table.caption(caption);
-            }
-            for row in rows {
-                table.row(phase_cells(row, indent, steps));
-            }
+        let later = Part {
+            caption: Some(match device.later_steps_count {
+                1 => "step 1".to_owned(),
+                n => format!("steps 1-{n}"),
+            }),
+            rows: &device.later_steps,
+            steps: device.later_steps_count.into(),
+            micro_batches: device.later_steps_micro_batches,
+        };
+        for part in [&before, &first, &later] {
+            part.add(&mut table);
+        }
+        // Later steps are typical, because an optimizer allocates its state in the first one.
+        if let Some(part) = [&later, &first].into_iter().find(|part| part.accumulates()) {
+            part.add_micro_batches(&mut table);
         }
         named_ranges(device, &mut table);
         let lines = table.lines(2, self.width, self.style);
@@ -374,13 +376,84 @@ fn allocation_rows(groups: &[AllocationGroup]) -> Vec<AllocationRow<'_>> {
     rows
 }
 
-fn phase_cells(row: &PhaseSummary, indent: &str, steps: u64) -> Vec<String> {
-    let per = |bytes: u64| size_text(bytes / steps);
+/// The phases of one part of a run.
+struct Part<'a> {
+    /// The steps of the part; `None` before the first step.
+    caption: Option<String>,
+    rows: &'a [PhaseSummary],
+    steps: u64,
+    micro_batches: u64,
+}
+
+impl Part<'_> {
+    /// Whether the steps accumulate the gradients of several micro-batches.
+    fn accumulates(&self) -> bool {
+        self.steps > 0 && self.micro_batches > self.steps
+    }
+
+    /// The caption with what its figures are: `steps 1-3: per-step mean (4 micro-batches each); peak is the maximum`.
+    fn caption(&self) -> Option<String> {
+        let name = self.caption.as_ref()?;
+        let count = self.micro_batches / self.steps.max(1);
+        let is_equal = count * self.steps == self.micro_batches;
+        Some(match (self.steps, self.accumulates()) {
+            (1, false) => name.clone(),
+            (1, true) => format!("{name}: sum of {count} micro-batches"),
+            (_, false) => format!("{name}: per-step mean; peak is the maximum"),
+            (_, true) if is_equal => format!("{name}: per-step mean ({count} micro-batches each); peak is the maximum"),
+            (_, true) => format!(
+                "{name}: per-step mean ({} micro-batches in all); peak is the maximum",
+                count_text(self.micro_batches)
+            ),
+        })
+    }
+
+    fn add(&self, table: &mut Table) {
+        if self.rows.is_empty() || self.steps == 0 {
+            return;
+        }
+        let indent = if self.caption.is_some() { "  " } else { "" };
+        if let Some(caption) = self.caption() {
+            table.caption(caption);
+        }
+        for row in self.rows {
+            let mut cells = phase_cells(row, indent, u64::from(row.steps));
+            if u64::from(row.steps) < self.steps {
+                let explanation = if row.explanation.is_empty() { "" } else { ": " };
+                cells[CHANGES] = format!("in {} of {} steps{explanation}{}", row.steps, self.steps, row.explanation);
+            }
+            table.row(cells);
+        }
+    }
+
+    /// Adds the means of one micro-batch. A micro-batch is one forward and one backward pass.
+    fn add_micro_batches(&self, table: &mut Table) {
+        let name = self.caption.as_deref().unwrap_or_default();
+        table.caption(format!("each of the {} micro-batches of {name}: mean", count_text(self.micro_batches)));
+        let in_pass = |row: &&PhaseSummary| matches!(row.phase, Phase::Forward | Phase::Backward | Phase::Recompute);
+        for row in self.rows.iter().filter(in_pass) {
+            let mut cells = phase_cells(row, "  ", self.micro_batches);
+            for index in [AFTER, PEAK, CHANGES] {
+                cells[index].clear();
+            }
+            table.row(cells);
+        }
+    }
+}
+
+/// The columns of the phase table after `Net`.
+const AFTER: usize = 4;
+const PEAK: usize = 5;
+const CHANGES: usize = 6;
+
+/// The cells of a phase. Bytes are means over `count` steps or micro-batches.
+fn phase_cells(row: &PhaseSummary, indent: &str, count: u64) -> Vec<String> {
+    let per = |bytes: u64| size_text(bytes / count.max(1));
     vec![
         format!("{indent}{}", row.phase.name()),
         per(row.allocated_bytes),
         per(row.freed_bytes),
-        signed_size_text(row.net_bytes / steps as i64),
+        signed_size_text(row.net_bytes / count.max(1) as i64),
         size_text(row.after_bytes),
         size_text(row.peak_bytes),
         row.explanation.clone(),

@@ -364,14 +364,16 @@ impl Context<'_> {
             },
             what_if: what_if.map(|what_if| what_if_summary(what_if, refused)),
             steps: analysis.table.steps(),
-            before_first_step: self.phases(analysis, analysis.table.before(), RunPart::BeforeFirstStep, 1),
+            before_first_step: self.phases(analysis, analysis.table.before(), RunPart::BeforeFirstStep),
             first_step: analysis
                 .table
                 .first()
-                .map(|rows| self.phases(analysis, rows, RunPart::FirstStep, 1))
+                .map(|rows| self.phases(analysis, rows, RunPart::FirstStep))
                 .unwrap_or_default(),
-            later_steps: self.phases(analysis, later, RunPart::LaterSteps, later_steps_count.into()),
+            first_step_micro_batches: analysis.table.first().map_or(0, |rows| rows.micro_batches),
+            later_steps: self.phases(analysis, later, RunPart::LaterSteps),
             later_steps_count,
+            later_steps_micro_batches: later.micro_batches,
             freed_at_exit_bytes: analysis.table.freed_at_exit(),
             by_step: kept_steps.iter().filter_map(|rows| self.step(rows)).collect(),
             labels: analysis.labels.rows().iter().map(|row| self.label(row)).collect(),
@@ -527,26 +529,15 @@ impl Context<'_> {
         (texts.len() as u64 == blocks).then(|| name_pattern(&texts))?
     }
 
-    fn phases(&self, analysis: &DeviceAnalysis, rows: &StepRows, part: RunPart, steps: u64) -> Vec<PhaseSummary> {
-        Phase::ALL
-            .iter()
-            .map(|&phase| (phase, rows.phases[phase as usize]))
-            .filter(|(_, row)| !row.is_empty())
-            .map(|(phase, row)| self.phase(analysis, phase, &row, part, steps))
-            .collect()
+    fn phases(&self, analysis: &DeviceAnalysis, rows: &StepRows, part: RunPart) -> Vec<PhaseSummary> {
+        rows.in_order().map(|(phase, row)| self.phase(analysis, phase, row, part)).collect()
     }
 
-    fn phase(
-        &self,
-        analysis: &DeviceAnalysis,
-        phase: Phase,
-        row: &PhaseRow,
-        part: RunPart,
-        steps: u64,
-    ) -> PhaseSummary {
+    fn phase(&self, analysis: &DeviceAnalysis, phase: Phase, row: &PhaseRow, part: RunPart) -> PhaseSummary {
         let kept = analysis.growth.kept(part, phase);
         PhaseSummary {
             phase,
+            steps: row.steps,
             allocations: row.allocations,
             allocated_bytes: row.allocated,
             frees: row.frees,
@@ -570,7 +561,7 @@ impl Context<'_> {
                 .iter()
                 .map(|(category, a)| CategoryAmount { category: *category, bytes: a.bytes, blocks: a.blocks })
                 .collect(),
-            explanation: explain(analysis, &self.table, part, phase, steps),
+            explanation: explain(analysis, &self.table, part, phase, row.steps.into()),
         }
     }
 
@@ -596,10 +587,9 @@ impl Context<'_> {
             step: rows.step?,
             time_ns: first,
             duration_ns: last.saturating_sub(first),
-            phases: Phase::ALL
-                .iter()
-                .map(|&phase| (phase, rows.phases[phase as usize]))
-                .filter(|(_, row)| !row.is_empty())
+            micro_batches: rows.micro_batches,
+            phases: rows
+                .in_order()
                 .map(|(phase, row)| StepPhase {
                     phase,
                     allocations: row.allocations,

@@ -15,7 +15,8 @@ const SMALL_PART: f64 = 0.02;
 /// The maximum number of states per parameter. A higher ratio means states of several models.
 const MAX_STATES: f64 = 4.0;
 
-/// Explains one phase of one part of a run. `steps`: the number of steps that the figures are summed over.
+/// Explains one phase of one part of a run. `steps`: the number of steps that the figures are summed over. All figures of
+/// the text are means over these steps.
 pub(crate) fn explain(
     analysis: &DeviceAnalysis,
     table: &StackTable,
@@ -35,7 +36,7 @@ pub(crate) fn explain(
     for (category, kept) in kept.iter().filter(|(_, k)| is_large(k.amount.bytes)).take(3) {
         let bytes = size_text(per(kept.amount.bytes));
         parts.push(match category {
-            Category::OptimizerState => optimizer_state(analysis, table, part, phase, kept),
+            Category::OptimizerState => optimizer_state(analysis, table, part, phase, kept, steps),
             Category::Gradient => gradients(analysis, kept, steps),
             Category::Unknown if phase == Phase::Load => format!("other {bytes}"),
             _ => format!("{} {bytes}", category.plural()),
@@ -54,14 +55,20 @@ fn optimizer_state(
     part: RunPart,
     phase: Phase,
     kept: &KeptMemory,
+    steps: u64,
 ) -> String {
     let sources =
         analysis.growth.sources(|s| s.part == part && s.phase == phase && s.category == Category::OptimizerState);
     let optimizer = sources.iter().find_map(|(source, _)| table.facts(source.stack).optimizer);
+    let mean = size_text(kept.amount.bytes / steps.max(1));
     let plain = match optimizer {
-        Some(optimizer) => format!("optimizer state ({}) {}", optimizer.name, size_text(kept.amount.bytes)),
-        None => format!("optimizer state {}", size_text(kept.amount.bytes)),
+        Some(optimizer) => format!("optimizer state ({}) {mean}", optimizer.name),
+        None => format!("optimizer state {mean}"),
     };
+    // The sum over several steps can have the size of the parameters by chance.
+    if steps > 1 {
+        return plain;
+    }
     let Some((base, what)) = parameter_bytes(analysis) else { return plain };
     let ratio = kept.requested as f64 / base as f64;
     let whole = ratio.round();

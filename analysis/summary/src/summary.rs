@@ -226,15 +226,21 @@ pub struct DeviceSummary {
     pub what_if: Option<WhatIfSummary>,
     /// The number of steps.
     pub steps: u32,
-    /// The phases before the first step.
+    /// The phases before the first step, in the order in which they occur.
     pub before_first_step: Vec<PhaseSummary>,
-    /// The phases of the first step (step 0).
+    /// The phases of the first step (step 0), in the order in which they occur. Counts and bytes are sums over its
+    /// micro-batches.
     pub first_step: Vec<PhaseSummary>,
-    /// The phases of all later steps. Counts and bytes are sums over `later_steps_count` steps, `peak_bytes` is the
-    /// maximum, and `after_bytes` belongs to the last step.
+    /// The number of micro-batches of the first step: forward and backward passes between which no optimizer steps. 0 if
+    /// it is unknown.
+    pub first_step_micro_batches: u64,
+    /// The phases of all later steps, in the order in which they occur in a step. Counts and bytes are sums over the
+    /// `steps` of each phase, `peak_bytes` is the maximum, and `after_bytes` belongs to the last of these steps.
     pub later_steps: Vec<PhaseSummary>,
     /// The number of steps after the first.
     pub later_steps_count: u32,
+    /// The number of micro-batches of all steps after the first. 0 if it is unknown.
+    pub later_steps_micro_batches: u64,
     /// The bytes of blocks that were freed after the last allocation while no Python frame was running: the teardown of
     /// the process. No phase counts them.
     pub freed_at_exit_bytes: u64,
@@ -536,6 +542,8 @@ pub struct FrameSummary {
 pub struct PhaseSummary {
     /// The phase.
     pub phase: Phase,
+    /// The number of steps in which the phase allocated or freed something; 1 before the first step.
+    pub steps: u32,
     /// The number of blocks that were allocated.
     pub allocations: u64,
     /// The bytes of the blocks that were allocated.
@@ -625,7 +633,9 @@ pub struct StepSummary {
     pub time_ns: u64,
     /// The duration of the step, in nanoseconds.
     pub duration_ns: u64,
-    /// The phases of the step.
+    /// The number of micro-batches. 0 if it is unknown.
+    pub micro_batches: u64,
+    /// The phases of the step, in the order in which they occur.
     pub phases: Vec<StepPhase>,
 }
 

@@ -152,6 +152,46 @@ fn eval_recompute_and_accumulation_are_detected() {
     assert_eq!(phase(&device.first_step, Phase::Recompute).allocated_bytes, 6 * MIB);
     assert_eq!(phase(&device.first_step, Phase::Eval).allocated_bytes, MIB);
     assert_eq!(phase(&device.first_step, Phase::Forward).allocations, 3);
+    assert_eq!((device.first_step_micro_batches, device.later_steps_micro_batches), (3, 3));
+    let text = summary.to_text(&TextOptions { width: 100, color: false });
+    let cells = |name: &str| {
+        let mut rows = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+        rows.rfind(|cells| cells.first() == Some(&name)).unwrap_or_else(|| panic!("no {name} in {text}"))[1..].join(" ")
+    };
+    assert!(text.contains("step 0: sum of 3 micro-batches"), "{text}");
+    assert!(text.contains("each of the 3 micro-batches of step 1: mean"), "{text}");
+    assert_eq!(cells("forward"), "1.00 MiB 0 +1.00 MiB", "{text}");
+}
+
+#[test]
+fn means_are_over_the_steps_that_have_the_phase() {
+    let mut p = Program::new();
+    let s = crate::training::stacks(&mut p);
+    p.alloc(4 * MIB, s.load);
+    for step in 0..5 {
+        let kept = p.alloc(MIB, s.forward);
+        let gradient = p.alloc_in(4 * MIB, StackId::NONE, s.node);
+        p.free_in(kept, StackId::NONE, s.node);
+        p.with_grad(false);
+        p.alloc(MIB, s.state);
+        p.free(gradient, s.step);
+        if step % 2 == 1 {
+            let out = p.alloc(6 * MIB, s.forward);
+            p.free(out, s.forward);
+        }
+        p.with_grad(true);
+    }
+    let run = Run::from_processes("run".as_ref(), Default::default(), vec![p.process()]);
+    let summary = summarize(&run, &mut |_| {}).unwrap();
+    let device = device(&summary);
+    let eval = phase(&device.later_steps, Phase::Eval);
+    assert_eq!((eval.steps, eval.allocated_bytes, device.later_steps_count), (2, 12 * MIB, 4));
+    let text = summary.to_text(&TextOptions { width: 100, color: false });
+    let row = text.lines().rfind(|line| line.trim_start().starts_with("eval")).unwrap();
+    assert!(row.contains("6.00 MiB  6.00 MiB          0") && row.contains("in 2 of 4 steps"), "{text}");
+    // The optimizer allocates one MiB of state in each step.
+    let optimizer = &phase(&device.later_steps, Phase::Optimizer).explanation;
+    assert!(optimizer.contains("optimizer state (Adam) 1.00 MiB"), "{optimizer}");
 }
 
 #[test]

@@ -219,6 +219,125 @@ def compiled():
             o.zero_grad()
 
 
+def in_backward():
+    """One optimizer per parameter, stepped and cleared as soon as the parameter has its gradient."""
+    model = net()
+    optimizers = {p: torch.optim.Adam([p]) for p in model.parameters()}
+
+    def use(p):
+        optimizers[p].step()
+        optimizers[p].zero_grad()
+
+    for p in optimizers:
+        p.register_post_accumulate_grad_hook(use)
+    for _ in range(4):
+        with turn():
+            model(batch()).square().mean().backward()
+
+
+def two_lines():
+    """One optimizer that two lines call in turn."""
+    model = net()
+    o = torch.optim.Adam(model.parameters())
+    for _ in range(3):
+        with turn():
+            model(batch()).square().mean().backward()
+            o.step()
+            o.zero_grad()
+        with turn():
+            model(batch(32)).abs().mean().backward()
+            o.step()
+            o.zero_grad()
+
+
+def cleared_between():
+    model = net()
+    o = torch.optim.Adam(model.parameters())
+    for _ in range(4):
+        with turn():
+            loss = model(batch()).square().mean()
+            o.zero_grad()
+            loss.backward()
+            o.step()
+
+
+class Rotated(nn.Module):
+    """A model with a part that computes without gradients."""
+
+    def __init__(self, first):
+        super().__init__()
+        self.first, self.layers = first, net()
+
+    @torch.no_grad()
+    def angles(self, x):
+        return torch.cos(x * 2)
+
+    def forward(self, x):
+        return self.layers(self.angles(x) + x) if self.first else self.layers(x) * self.angles(x).mean()
+
+
+def parts_without_gradients():
+    models = [Rotated(True), Rotated(False)]
+    o = torch.optim.Adam([p for model in models for p in model.parameters()])
+    for _ in range(4):
+        with turn():
+            x = batch()
+            sum(model(x).square().mean() for model in models).backward()
+            o.step()
+            o.zero_grad()
+
+
+def evaluations_around():
+    """An evaluation before and one after the training, which make their batches with gradients enabled."""
+    model = net()
+    o = torch.optim.Adam(model.parameters())
+
+    def evaluate():
+        for _ in range(3):
+            x = batch()
+            with torch.no_grad(), torch.autocast(device, torch.bfloat16):
+                loss = model(x).square().mean()
+            loss * 2
+
+    evaluate()
+    for _ in range(4):
+        with turn():
+            model(batch()).square().mean().backward()
+            o.step()
+            o.zero_grad()
+    evaluate()
+
+
+def dropped_graphs():
+    """An evaluation with gradients enabled in the middle and at the end of the training."""
+    model = net()
+    o = torch.optim.Adam(model.parameters())
+    for _ in range(2):
+        for _ in range(3):
+            with turn():
+                x = batch()
+                model(x).square().mean().backward()
+                o.step()
+                o.zero_grad()
+        for _ in range(3):
+            total = model(x).square().mean()
+    del total
+
+
+def data_without_gradients():
+    """The next batch is made without gradients after the optimizer's step."""
+    model = net()
+    o = torch.optim.Adam(model.parameters())
+    x = batch()
+    for _ in range(4):
+        with turn():
+            model(x).square().mean().backward()
+            o.step()
+            o.zero_grad()
+            with torch.no_grad():
+                x = nn.functional.avg_pool1d(batch(16, 128), 2)
+
+
 torch.empty(64, device=device)
 globals()[sys.argv[1]]()
 print(json.dumps({"turns": turns}))

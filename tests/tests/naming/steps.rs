@@ -77,12 +77,17 @@ impl Words for memtrace_trace::file::Definitions {
     }
 }
 
-use Phase::{Backward, Data, Eval, Forward, Load, Optimizer};
+use Phase::{Backward, Data, Eval, Forward, Optimizer, Other};
+
+/// The row of a phase.
+fn row<'a>(rows: &'a Value, phase: &str) -> Option<&'a Value> {
+    rows.as_array()?.iter().find(|row| row["phase"] == phase)
+}
 
 #[track_caller]
 fn check_plain(torch: &str) {
     let observed = check("plain", torch);
-    assert_eq!(observed.phases[0], [Load, Forward, Backward, Optimizer], "{torch}");
+    assert_eq!(observed.phases[0], [Data, Forward, Backward, Optimizer], "{torch}");
     assert_eq!(observed.phases[3], [Data, Forward, Backward, Optimizer], "{torch}");
 }
 
@@ -109,6 +114,8 @@ fn gradient_accumulation() {
     let observed = check("accumulation", "2.11.0");
     let passes = observed.phases[2].iter().filter(|phase| **phase == Backward).count();
     assert_eq!(passes, 3, "{:?}", observed.phases[2]);
+    let summary = &observed.summary;
+    assert_eq!((&summary["first_step_micro_batches"], &summary["later_steps_micro_batches"]), (&3.into(), &9.into()));
 }
 
 #[test]
@@ -164,6 +171,60 @@ fn one_loop_after_another() {
 fn a_custom_optimizer() {
     let observed = check("own", "2.11.0");
     assert_eq!(observed.phases[2], [Data, Forward, Backward, Optimizer]);
+}
+
+#[test]
+fn optimizers_inside_the_backward_pass() {
+    let observed = check("in_backward", "2.11.0");
+    let steps = row(&observed.summary["later_steps"], "optimizer").expect("an optimizer")["steps"].clone();
+    assert_eq!(steps, 3, "{:?}", observed.phases);
+    let sums: Vec<&Value> =
+        ["first_step_micro_batches", "later_steps_micro_batches"].map(|k| &observed.summary[k]).into();
+    assert_eq!(sums, [1, 3], "backward passes");
+}
+
+#[test]
+fn one_optimizer_at_two_lines() {
+    check("two_lines", "2.11.0");
+}
+
+#[test]
+fn gradients_cleared_between_forward_and_backward() {
+    let observed = check("cleared_between", "2.11.0");
+    assert_eq!(observed.phases[2], [Data, Forward, Backward, Optimizer]);
+    let later = &observed.summary["later_steps"];
+    let peak = |phase: &str| row(later, phase).expect(phase)["peak_bytes"].as_u64().expect("bytes");
+    let order: Vec<&Value> = later.as_array().expect("rows").iter().map(|row| &row["phase"]).collect();
+    assert_eq!(order, ["data", "forward", "backward", "optimizer"]);
+    assert!(peak("backward") >= peak("forward"), "{later}");
+}
+
+#[test]
+fn parts_of_a_forward_pass_without_gradients() {
+    let observed = check("parts_without_gradients", "2.11.0");
+    assert!(observed.phases.iter().all(|phases| !phases.contains(&Eval)), "{:?}", observed.phases);
+}
+
+#[test]
+fn evaluations_before_and_after_the_training() {
+    let observed = check("evaluations_around", "2.11.0");
+    let summary = &observed.summary;
+    assert!(row(&summary["before_first_step"], "eval").is_some(), "{}", summary["before_first_step"]);
+    assert!(row(&summary["first_step"], "eval").is_none(), "{}", summary["first_step"]);
+    let eval = row(&summary["later_steps"], "eval").expect("an evaluation");
+    assert_eq!((&eval["steps"], &summary["later_steps_count"]), (&Value::from(1), &Value::from(3)));
+}
+
+#[test]
+fn evaluations_with_gradients() {
+    let observed = check("dropped_graphs", "2.11.0");
+    assert!(row(&observed.summary["later_steps"], "eval").is_some(), "{}", observed.summary["later_steps"]);
+}
+
+#[test]
+fn batches_made_without_gradients() {
+    let observed = check("data_without_gradients", "2.11.0");
+    assert_eq!(observed.phases[2], [Forward, Backward, Optimizer, Other]);
 }
 
 #[test]

@@ -297,6 +297,7 @@ impl DeviceAnalysis {
         }
         let phase = classification.phase;
         self.table.alloc(now.step, phase, e.ticks, size, usage.allocated);
+        self.table.micro_batches(tracker.micro_batches());
         self.labels.alloc(size, usage.allocated);
         if usage.allocated > self.peak.usage.allocated {
             self.peak.restart(e, now, phase, *usage);

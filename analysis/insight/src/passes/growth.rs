@@ -77,7 +77,9 @@ impl Growth {
         now: &ProgramPosition,
         freed_in: Option<Phase>,
     ) {
-        if block.position.phase_changes == now.phase_changes && block.phase == now.phase && freed_in.is_some() {
+        // Clearing gradients, and an optimizer inside a backward pass, do not change the program's position.
+        let freed_by_phase = freed_in.is_some() && (block.phase == now.phase || freed_in == Some(block.phase));
+        if block.position.phase_changes == now.phase_changes && freed_by_phase {
             return;
         }
         let source = GrowthSource {

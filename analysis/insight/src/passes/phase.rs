@@ -6,11 +6,17 @@
 //! loading. Between forward and backward they belong to the forward pass (the loss). Before a step's forward pass they
 //! load data.
 //!
+//! An evaluation is the outermost call of a module in which autograd does not record. Code without gradients inside a
+//! forward pass with gradients (a rotary embedding) belongs to that forward pass ([`super::model_calls`]). Some code does
+//! not move the position: clearing gradients, an evaluation between forward and backward (a teacher), and an optimizer
+//! inside a backward pass.
+//!
 //! A step is one iteration of the loop that the program's optimizers drive. PyTorch marks calls of optimizers from 2.1
 //! on, with profiler ranges. These ranges give the exact end of each step, even where the optimizer allocates nothing
 //! ([`super::steps`]). What follows the last optimizer of a step still belongs to it: clearing gradients, metrics, an
-//! evaluation without gradients. The next step begins with the first block of a forward pass with gradients, of a
-//! backward pass, or of data loading with gradients enabled.
+//! evaluation. The next step begins with the first block of a forward pass with gradients, of a backward pass, or of data
+//! loading with gradients enabled. An evaluation begins no step, nor does anything after the last forward or backward pass
+//! of the training.
 //!
 //! Without such ranges, the end of a step is derived from the best evidence in the recording:
 //!
@@ -22,11 +28,14 @@
 //! Some optimizers (SGD with momentum) allocate in their first step only. Such an optimizer is assumed to step after as
 //! many backward passes as the first time.
 
+use std::collections::HashSet;
+
 use memtrace_trace::event::{Action, Event, Flags};
 use memtrace_trace::ids::{FrameId, StackId, ThreadId};
 
-use super::stacks::StackTable;
-use super::steps::{LabelRules, StepEnds};
+use super::model_calls::{ModelCalls, OpenCall, SearchPosition};
+use super::stacks::{StackFacts, StackTable};
+use super::steps::{FirstPass, LabelRules, StepEnds, first_pass};
 use crate::rules::{LabelRule, Meaning, PhaseRuleId};
 use memtrace_input::Recording;
 
@@ -46,7 +55,7 @@ pub enum Phase {
     Recompute,
     /// The optimizer, including clipping and clearing gradients.
     Optimizer,
-    /// Forward computations without gradients.
+    /// Forward passes that no backward pass follows: evaluation, generation, rollouts, teachers.
     Eval,
     /// Anything else.
     #[default]
@@ -93,6 +102,8 @@ pub struct EventClassification {
     meaning: Option<Meaning>,
     /// Whether the classification depends on the stack, the node and the flags only, not on the program's position.
     is_position_independent: bool,
+    /// Whether the autograd engine caused the event.
+    in_engine: bool,
 }
 
 impl EventClassification {
@@ -128,6 +139,11 @@ fn is_grad_off(e: &Event) -> bool {
     e.flags.contains(Flags::GRAD_KNOWN) && !e.flags.contains(Flags::GRAD_ENABLED)
 }
 
+/// Whether the event needs memory: an allocation, or one that failed.
+fn is_request(e: &Event) -> bool {
+    matches!(e.action, Action::Alloc | Action::Oom)
+}
+
 /// The kind of evidence that ends a step in this recording.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum StepEnd {
@@ -154,6 +170,23 @@ pub struct PhaseTracker {
     model_call: StackId,
     outside_model: bool,
     last: EventClassification,
+    calls: ModelCalls,
+    open_call: OpenCall,
+    call_search: SearchPosition,
+    /// Whether any model call has begun.
+    model_ran: bool,
+    /// Whether autograd recorded in the latest evaluation.
+    eval_records: bool,
+    /// Whether an evaluation follows the latest part of a forward pass.
+    eval_in_forward: bool,
+    /// The stacks of user code that loads batches between steps: those of the whole recording if the first pass found
+    /// them, else those so far.
+    data_stacks: HashSet<StackId>,
+    /// Whether an optimizer has stepped since the last backward pass.
+    after_optimizer: bool,
+    /// Whether an optimizer has stepped inside the backward pass that is running.
+    stepped_in_backward: bool,
+    passes: Passes,
     ends: StepEnds,
     /// The index of the next end of a step and its `seq`; `u64::MAX` if there is none.
     next_end: (usize, u64),
@@ -166,6 +199,17 @@ pub struct PhaseTracker {
     backward_passes_at_optimizer: Option<u32>,
 }
 
+/// The forward and backward passes of the current step.
+#[derive(Clone, Copy, Debug, Default)]
+struct Passes {
+    /// The place of the first model call since the last backward pass.
+    place: StackId,
+    /// The place of the latest pass, how many consecutive passes began there, and the optimizer steps before them.
+    latest: (StackId, u32, u32),
+    /// The highest such number.
+    most: u32,
+}
+
 /// The maximum number of ranges that are open at once. Only a program's own ranges stay open without end.
 const MAX_RANGES: usize = 1024;
 
@@ -175,13 +219,16 @@ const START: EventClassification = EventClassification {
     evidence: FrameId::NONE,
     meaning: None,
     is_position_independent: false,
+    in_engine: false,
 };
 
 impl PhaseTracker {
     /// Takes a recording. Streams it once if PyTorch marks optimizer steps in it.
     pub fn of(recording: &dyn Recording) -> PhaseTracker {
         let table = StackTable::new(recording.definitions());
-        PhaseTracker::new(table, StepEnds::of(recording), LabelRules::of(recording.definitions()))
+        let rules = LabelRules::of(recording.definitions());
+        let FirstPass { ends, calls, batches } = first_pass(recording, &table, &rules);
+        PhaseTracker { calls, data_stacks: batches, ..PhaseTracker::new(table, ends, rules) }
     }
 
     /// Takes the stacks, the ends of steps and the label rules of a recording.
@@ -216,6 +263,16 @@ impl PhaseTracker {
             model_call: StackId::NONE,
             outside_model: false,
             last: START,
+            calls: ModelCalls::default(),
+            open_call: OpenCall::default(),
+            call_search: SearchPosition::default(),
+            model_ran: false,
+            eval_records: false,
+            eval_in_forward: false,
+            data_stacks: HashSet::new(),
+            after_optimizer: false,
+            stepped_in_backward: false,
+            passes: Passes::default(),
             next_end: (0, ends.all().first().copied().unwrap_or(u64::MAX)),
             ends,
             rules,
@@ -244,6 +301,12 @@ impl PhaseTracker {
         plain && !facts.in_engine && !e.flags.contains(Flags::IN_BACKWARD)
     }
 
+    /// How many micro-batches the current step has had: forward passes from one place, each with a backward pass, without
+    /// an optimizer's step in between.
+    pub fn micro_batches(&self) -> u32 {
+        self.passes.most
+    }
+
     /// How many steps have ended according to profiler ranges; 0 in a recording without them.
     pub fn ended_steps(&self) -> u32 {
         u32::try_from(self.ends.all().len()).unwrap_or(u32::MAX)
@@ -260,7 +323,16 @@ impl PhaseTracker {
         if e.seq > self.next_end.1 {
             self.advance_past_step_ends(e.seq);
         }
-        let classification = self.classify(e);
+        let facts = self.table.facts(e.stack);
+        let in_engine =
+            e.flags.contains(Flags::IN_BACKWARD) || facts.in_engine || self.table.contexts().is_node(e.context);
+        let mut grad_off = is_grad_off(e);
+        if !in_engine {
+            let records_later = self.calls.records_later(e.seq, &mut self.call_search);
+            self.open_call.observe(e, facts, self.table.python(e.stack), records_later);
+            grad_off |= self.calls.is_cast(e.seq, &mut self.call_search);
+        }
+        let classification = self.classify(e, facts, in_engine, grad_off);
         if e.flags.contains(Flags::PREEXISTING) {
             // The event only states that the block existed before the recording. Without evidence of its own, its phase
             // is unknown.
@@ -270,10 +342,20 @@ impl PhaseTracker {
                 evidence: FrameId::NONE,
                 meaning: None,
                 is_position_independent: false,
+                in_engine,
             };
             return if classification.is_position_independent { classification } else { unknown };
         }
-        if classification.is_position_independent || e.action == Action::Alloc {
+        if classification.phase == Phase::Eval && classification.is_position_independent {
+            self.eval_records = classification.rule == PhaseRuleId::EvalWithoutBackward;
+            self.eval_in_forward = self.now.phase == Phase::Forward;
+        } else if classification.phase == Phase::Forward {
+            self.eval_in_forward = false;
+        }
+        if classification.rule == PhaseRuleId::DataBetweenSteps && self.last.rule != PhaseRuleId::DataBetweenSteps {
+            self.data_stacks.insert(e.stack);
+        }
+        if classification.is_position_independent || is_request(e) {
             self.advance(e, &classification);
         }
         self.last = classification;
@@ -287,8 +369,9 @@ impl PhaseTracker {
             let is_it = |(thread, open): &(ThreadId, &LabelRule)| *thread == e.thread && open.id == rule.id;
             if let Some(index) = self.ranges.iter().rposition(is_it) {
                 self.ranges.remove(index);
-                if rule.meaning == Meaning::OptimizerStep {
+                if rule.meaning == Meaning::OptimizerStep && !e.flags.contains(Flags::IN_BACKWARD) {
                     self.loader_awaited = self.ends.loaders();
+                    self.after_optimizer = true;
                 }
             }
             return;
@@ -296,11 +379,16 @@ impl PhaseTracker {
         if self.ranges.len() < MAX_RANGES {
             self.ranges.push((e.thread, rule));
         }
-        if self.step_end != StepEnd::ProfilerRange || self.now.step.is_none() || e.flags.contains(Flags::IN_BACKWARD) {
+        if e.flags.contains(Flags::IN_BACKWARD) {
+            self.stepped_in_backward |= rule.meaning == Meaning::OptimizerStep;
+            return;
+        }
+        if self.step_end != StepEnd::ProfilerRange || self.now.step.is_none() {
             return;
         }
         let phase = match rule.meaning {
             Meaning::OptimizerStep => {
+                self.after_optimizer = true;
                 let passes = self.now.backward_passes;
                 self.now.optimizer_steps +=
                     u32::from(self.backward_passes_at_optimizer.replace(passes) != Some(passes));
@@ -331,11 +419,9 @@ impl PhaseTracker {
     }
 
     /// The classification of one event at the program's current position.
-    fn classify(&self, e: &Event) -> EventClassification {
-        let facts = self.table.facts(e.stack);
+    fn classify(&self, e: &Event, facts: &StackFacts, in_engine: bool, grad_off: bool) -> EventClassification {
         let is_node = self.table.contexts().is_node(e.context);
         let in_backward = e.flags.contains(Flags::IN_BACKWARD) || is_node;
-        let grad_off = is_grad_off(e);
         let meaning = facts.rule.map(|r| r.meaning);
         let by_rule = |phase| EventClassification {
             phase,
@@ -343,6 +429,7 @@ impl PhaseTracker {
             evidence: facts.frame,
             meaning,
             is_position_independent: true,
+            in_engine,
         };
         let without_frame = |phase, rule| EventClassification {
             phase,
@@ -350,19 +437,21 @@ impl PhaseTracker {
             evidence: FrameId::NONE,
             meaning,
             is_position_independent: true,
+            in_engine,
         };
         match meaning {
             // An optimizer's step makes no autograd nodes. A closure that the optimizer calls does.
             Some(Meaning::OptimizerStep) if facts.made_node && !in_backward => {
                 return without_frame(Phase::Forward, PhaseRuleId::ForwardMadeAutogradNode);
             }
-            Some(Meaning::OptimizerStep | Meaning::OptimizerState | Meaning::GradientWork | Meaning::ZeroGrad) => {
+            Some(Meaning::ZeroGrad) => return by_rule(self.clearing_phase()),
+            Some(Meaning::OptimizerStep | Meaning::OptimizerState | Meaning::GradientWork) => {
                 return by_rule(Phase::Optimizer);
             }
             Some(Meaning::Data) => return by_rule(Phase::Data),
             _ => {}
         }
-        if in_backward || facts.in_engine {
+        if in_engine {
             if facts.in_checkpoint {
                 return EventClassification {
                     rule: PhaseRuleId::RecomputeCheckpointInBackward,
@@ -379,15 +468,43 @@ impl PhaseTracker {
             };
         }
         match meaning {
-            Some(Meaning::Engine) => by_rule(Phase::Backward),
             Some(Meaning::Load) => by_rule(Phase::Load),
-            // A reentrant checkpoint runs its forward pass without gradients, inside the node that it makes.
-            Some(Meaning::Compute | Meaning::Checkpoint) if grad_off && !facts.inside_node => by_rule(Phase::Eval),
-            Some(Meaning::Compute | Meaning::Checkpoint) => by_rule(Phase::Forward),
             Some(Meaning::NoPhase) => by_rule(Phase::Other),
+            _ if self.calls.is_untrained(facts.outermost_module) => {
+                without_frame(Phase::Eval, PhaseRuleId::EvalWithoutBackward)
+            }
+            // A reentrant checkpoint runs its forward pass without gradients, inside the node that it makes.
+            Some(Meaning::Compute | Meaning::Checkpoint) if grad_off && self.evaluates(e, facts) => {
+                by_rule(Phase::Eval)
+            }
+            Some(Meaning::Compute | Meaning::Checkpoint) if !grad_off && !self.continues_eval(facts) => {
+                by_rule(Phase::Forward)
+            }
+            Some(Meaning::Compute | Meaning::Checkpoint) if self.trains(e, facts) => by_rule(Phase::Forward),
             _ if facts.made_node => without_frame(Phase::Forward, PhaseRuleId::ForwardMadeAutogradNode),
             _ => self.classify_by_position(e, grad_off),
         }
+    }
+
+    /// Whether code without gradients is part of a forward pass with gradients.
+    fn trains(&self, e: &Event, facts: &StackFacts) -> bool {
+        facts.inside_node || self.open_call.records(e, facts)
+    }
+
+    /// Whether code without gradients is part of an evaluation.
+    fn evaluates(&self, e: &Event, facts: &StackFacts) -> bool {
+        (self.is_inference() || !facts.outermost_module.is_none()) && !self.trains(e, facts)
+    }
+
+    /// Whether a computation outside modules belongs to the evaluation with gradients that it follows: its loss.
+    fn continues_eval(&self, facts: &StackFacts) -> bool {
+        let follows = self.now.phase == Phase::Eval && self.eval_records;
+        follows && facts.outermost_module.is_none() && !facts.made_node
+    }
+
+    /// The phase of clearing gradients. Between forward and backward, the forward pass's blocks are still there.
+    fn clearing_phase(&self) -> Phase {
+        if self.now.phase == Phase::Forward { Phase::Forward } else { Phase::Optimizer }
     }
 
     /// Decides by the position in the program. For user code that no rule matches.
@@ -398,54 +515,93 @@ impl PhaseTracker {
             evidence: FrameId::NONE,
             meaning: None,
             is_position_independent: false,
+            in_engine: false,
         };
         if let Some((_, rule)) = self.ranges.iter().rev().find(|(thread, _)| *thread == e.thread) {
             match rule.meaning {
                 // Inside an optimizer's step with gradients enabled, a closure runs.
                 Meaning::OptimizerStep if grad_off => return by_position(Phase::Optimizer, rule.id),
-                Meaning::ZeroGrad => return by_position(Phase::Optimizer, rule.id),
+                Meaning::ZeroGrad => return by_position(self.clearing_phase(), rule.id),
                 Meaning::Data => return by_position(Phase::Data, rule.id),
                 _ => {}
             }
         }
-        if e.action != Action::Alloc {
+        if !is_request(e) {
             if self.table.is_without_python(e.stack) && !matches!(self.now.phase, Phase::Backward | Phase::Recompute) {
                 return by_position(Phase::Other, PhaseRuleId::FreeNoPythonFrame);
             }
             return by_position(self.now.phase, PhaseRuleId::FreeByPosition);
         }
         match self.now.phase {
-            _ if self.now.step.is_none() => by_position(Phase::Load, PhaseRuleId::LoadBeforeFirstForward),
+            // The same line loads a batch before another step.
+            Phase::Eval | Phase::Other | Phase::Load if !grad_off && self.data_stacks.contains(&e.stack) => {
+                by_position(Phase::Data, PhaseRuleId::DataBetweenSteps)
+            }
+            Phase::Eval if grad_off || self.is_inference() => by_position(Phase::Eval, PhaseRuleId::EvalOutsideModel),
+            Phase::Eval if self.eval_records => by_position(Phase::Eval, PhaseRuleId::EvalWithoutBackward),
+            Phase::Eval => by_position(Phase::Other, PhaseRuleId::OtherAfterEval),
+            _ if !self.model_ran && self.now.step.is_none() => {
+                by_position(Phase::Load, PhaseRuleId::LoadBeforeFirstForward)
+            }
             Phase::Backward | Phase::Recompute if self.table.is_without_python(e.stack) => {
                 by_position(self.now.phase, PhaseRuleId::BackwardNoPythonFrame)
             }
+            Phase::Forward if grad_off && self.eval_in_forward => {
+                by_position(Phase::Eval, PhaseRuleId::EvalOutsideModel)
+            }
             Phase::Forward => by_position(Phase::Forward, PhaseRuleId::ForwardOutsideModel),
-            Phase::Eval => by_position(Phase::Eval, PhaseRuleId::EvalOutsideModel),
             Phase::Backward | Phase::Recompute if grad_off => {
                 by_position(Phase::Optimizer, PhaseRuleId::OptimizerNoGradAfterBackward)
             }
+            Phase::Optimizer | Phase::Other if self.after_optimizer && grad_off => {
+                by_position(Phase::Other, PhaseRuleId::OtherNoGradAfterStep)
+            }
             Phase::Optimizer if grad_off => by_position(Phase::Optimizer, PhaseRuleId::OptimizerNoGradOutsideStep),
-            Phase::Optimizer if self.loader_awaited => by_position(Phase::Other, PhaseRuleId::OtherBeforeNextBatch),
-            Phase::Optimizer if !grad_off => by_position(Phase::Data, PhaseRuleId::DataBetweenSteps),
-            Phase::Data => by_position(Phase::Data, PhaseRuleId::DataBetweenSteps),
+            Phase::Optimizer | Phase::Other if self.loader_awaited => {
+                by_position(Phase::Other, PhaseRuleId::OtherBeforeNextBatch)
+            }
+            Phase::Other if self.after_optimizer => by_position(Phase::Data, PhaseRuleId::DataBetweenSteps),
+            Phase::Optimizer | Phase::Data => by_position(Phase::Data, PhaseRuleId::DataBetweenSteps),
             _ => by_position(Phase::Other, PhaseRuleId::NoPhaseRule),
         }
     }
 
     /// Moves the position on to what the event shows.
     fn advance(&mut self, e: &Event, classification: &EventClassification) {
-        let phase = classification.phase;
+        // An optimizer inside a backward pass does not end the pass.
+        let phase = match classification.phase {
+            Phase::Optimizer if classification.in_engine => Phase::Backward,
+            phase => phase,
+        };
         // Data loaders on other threads do not change the program's position.
         if phase == Phase::Data && e.thread != self.main_thread && !self.main_thread.is_none() {
             return;
         }
         let model_called = self.model_called(e);
-        if phase == self.now.phase && classification.meaning == self.last.meaning && !model_called {
+        let alloc = is_request(e);
+        let begins_pass = alloc && phase == Phase::Forward && self.passes.place.is_none();
+        let call = if begins_pass { self.table.facts(e.stack).outermost_module } else { StackId::NONE };
+        let is_same = phase == self.now.phase && classification.meaning == self.last.meaning;
+        if is_same && call.is_none() && !model_called {
             return;
         }
-        let alloc = e.action == Action::Alloc;
-        let computes = matches!(phase, Phase::Forward | Phase::Backward | Phase::Eval);
-        if alloc && self.now.step.is_none() && computes {
+        let meaning = classification.meaning;
+        if classification.in_engine {
+            self.stepped_in_backward |= matches!(meaning, Some(Meaning::OptimizerStep | Meaning::OptimizerState));
+        } else if phase != Phase::Backward && std::mem::take(&mut self.stepped_in_backward) {
+            self.optimizer_stepped_in_backward();
+        }
+        let trains = match phase {
+            Phase::Forward | Phase::Backward => true,
+            Phase::Eval => self.is_inference(),
+            _ => false,
+        };
+        if alloc && (trains || phase == Phase::Eval) && !self.model_ran {
+            self.model_ran = true;
+            self.main_thread = e.thread;
+        }
+        let is_batch = classification.rule == PhaseRuleId::DataBetweenSteps;
+        if alloc && self.now.step.is_none() && (trains || is_batch) {
             self.now.step = Some(0);
             self.main_thread = e.thread;
             self.step_over = false;
@@ -456,31 +612,79 @@ impl PhaseTracker {
             }
             // Data for an evaluation does not begin a step.
             let evaluates = phase == Phase::Data && self.step_end == StepEnd::ProfilerRange && is_grad_off(e);
-            let begins =
-                matches!(phase, Phase::Forward | Phase::Data | Phase::Backward) && self.step_over && !evaluates;
+            let begins = matches!(phase, Phase::Forward | Phase::Data | Phase::Backward)
+                && self.step_over
+                && !evaluates
+                && self.calls.trains_from(e.seq);
             if begins || model_called {
                 self.now.step = self.now.step.map(|s| s + 1);
                 self.step_over = false;
                 self.backward_passes_in_step = 0;
+                self.passes = Passes::default();
             }
         }
-        if phase == Phase::Backward && alloc && !matches!(self.now.phase, Phase::Backward | Phase::Recompute) {
-            self.now.backward_passes += 1;
-            self.backward_passes_in_step += 1;
+        let runs_backward = |phase| matches!(phase, Phase::Backward | Phase::Recompute);
+        if alloc && runs_backward(phase) && !runs_backward(self.now.phase) {
+            self.backward_began();
         }
-        if phase == Phase::Optimizer {
-            self.advance_optimizer(classification.meaning);
+        if begins_pass {
+            self.passes.place = call;
+        }
+        if phase == Phase::Optimizer || meaning == Some(Meaning::ZeroGrad) {
+            self.advance_optimizer(meaning);
         } else if alloc && matches!(phase, Phase::Forward | Phase::Backward | Phase::Data | Phase::Eval) {
             self.optimizer_running = false;
         }
-        if phase != self.now.phase && !(self.now.step.is_none() && phase == Phase::Other) {
+        let moves = match phase {
+            Phase::Other => !self.now.step.is_none(),
+            // A teacher runs between forward and backward.
+            Phase::Eval => self.now.phase != Phase::Forward,
+            Phase::Optimizer if meaning == Some(Meaning::ZeroGrad) => {
+                matches!(self.now.phase, Phase::Backward | Phase::Recompute)
+            }
+            _ => true,
+        };
+        if phase != self.now.phase && moves {
+            // What follows an evaluation no longer follows the optimizer.
+            self.after_optimizer &= phase != Phase::Eval;
             self.now.phase = phase;
             self.now.phase_changes += 1;
         }
     }
 
+    /// Counts a backward pass that begins.
+    fn backward_began(&mut self) {
+        self.now.backward_passes += 1;
+        self.backward_passes_in_step += 1;
+        self.after_optimizer = false;
+        let place = std::mem::replace(&mut self.passes.place, StackId::NONE);
+        let in_optimizer = self.ranges.iter().any(|(_, rule)| rule.meaning == Meaning::OptimizerStep);
+        // A second backward pass through one forward pass is not a micro-batch, nor is an optimizer's closure.
+        if place.is_none() || in_optimizer {
+            return;
+        }
+        let (latest, count, optimizer_steps) = self.passes.latest;
+        let continues = (latest, optimizer_steps) == (place, self.now.optimizer_steps);
+        let count = if continues { count + 1 } else { 1 };
+        self.passes.latest = (place, count, self.now.optimizer_steps);
+        self.passes.most = self.passes.most.max(count);
+    }
+
+    /// Ends a backward pass in which optimizers stepped.
+    fn optimizer_stepped_in_backward(&mut self) {
+        self.after_optimizer = true;
+        if self.step_end == StepEnd::ProfilerRange {
+            self.now.optimizer_steps += 1;
+        } else {
+            self.advance_optimizer(Some(Meaning::OptimizerStep));
+        }
+    }
+
     /// Takes an event of the optimizer: its step, or clearing gradients after a backward pass.
     fn advance_optimizer(&mut self, meaning: Option<Meaning>) {
+        if matches!(meaning, Some(Meaning::OptimizerStep | Meaning::OptimizerState)) {
+            self.after_optimizer = true;
+        }
         if self.step_end == StepEnd::ProfilerRange {
             return;
         }
@@ -515,7 +719,7 @@ impl PhaseTracker {
     /// Whether an inference-only program calls its model again. True if the stack is that of the first call and an
     /// allocation outside the model came before.
     fn model_called(&mut self, e: &Event) -> bool {
-        if self.step_end != StepEnd::ModelCall || e.action != Action::Alloc {
+        if self.step_end != StepEnd::ModelCall || !is_request(e) {
             return false;
         }
         let call = self.table.facts(e.stack).outermost_compute;
@@ -528,5 +732,171 @@ impl PhaseTracker {
             self.outside_model = false;
         }
         self.model_call == call && std::mem::take(&mut self.outside_model)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use memtrace_input::MemoryRecording;
+    use memtrace_trace::definition::LabelOrigin;
+    use memtrace_trace::event::Source;
+    use memtrace_trace::file::{Context, Frame, Label, StackNode};
+    use memtrace_trace::ids::ContextId;
+
+    /// The stacks of the test programs: user code, then the library's function that it calls.
+    const STACKS: [(u32, &str, &str); 8] = [
+        (1, "", ""),
+        (10, "/torch/nn/modules/module.py", "_call_impl"),
+        (20, "/torch/nn/modules/module.py", "_call_impl"),
+        (30, "/torch/nn/modules/module.py", "_call_impl"),
+        (40, "/torch/nn/functional.py", "cross_entropy"),
+        (50, "/torch/optim/adam.py", "_init_group"),
+        (60, "/torch/optim/optimizer.py", "zero_grad"),
+        (70, "/torch/nn/functional.py", "cross_entropy"),
+    ];
+    const PLAIN: usize = 0;
+    const TRAINED: usize = 1;
+    const EVALUATED: usize = 2;
+    const DROPPED: usize = 3;
+    const LOSS: usize = 4;
+    const OPTIMIZER: usize = 5;
+    const CLEARING: usize = 6;
+    const DROPPED_LOSS: usize = 7;
+    /// A function that the trained model calls.
+    const INSIDE: usize = 8;
+
+    /// Records a program of one letter per allocation. `f`: in a model's call, followed by a backward pass. `n`: the same
+    /// without gradients. `e`: in a call without gradients at another place. `c`: the same with gradients, a weight that
+    /// autocast casts. `v`: in a call with gradients at a third place
+    /// that no backward pass follows. `m`: the loss of that. `l`: the loss. `b`: in a backward pass. `o`: in an optimizer's step. `h`: the same
+    /// inside a backward pass. `z`: a free while gradients are cleared. `d`: user code. `x`: user code without gradients.
+    /// `!`: user code that runs out of memory.
+    fn record(program: &str) -> MemoryRecording {
+        let mut recording = MemoryRecording::default();
+        let definitions = &mut recording.definitions;
+        definitions.frames.push(Frame::default());
+        definitions.stacks.push(StackNode { parent: StackId::NONE, frame: FrameId::NONE });
+        for (line, filename, name) in STACKS {
+            let user = Frame { filename: "train.py".into(), name: "main".into(), line, ..Frame::default() };
+            let library = Frame { filename: filename.into(), name: name.into(), ..Frame::default() };
+            for frame in [user, library] {
+                let id = FrameId(definitions.frames.len() as u32);
+                let parent = if frame.line > 0 { StackId::NONE } else { StackId(definitions.stacks.len() as u32 - 1) };
+                definitions.frames.push(frame);
+                definitions.stacks.push(StackNode { parent, frame: id });
+            }
+        }
+        let stack = |index: usize| StackId(2 * index as u32 + 2);
+        for parent in [StackId::NONE, stack(TRAINED)] {
+            definitions.stacks.push(StackNode { parent, frame: FrameId(1) });
+        }
+        let node = |at| Context { node: "N".into(), forward: stack(at), ..Context::default() };
+        definitions.contexts = vec![Context::default(), node(TRAINED), node(LOSS)];
+        let label = Label { origin: LabelOrigin::RecordFunction, text: "Optimizer.step#Adam.step".into() };
+        definitions.labels.insert(1, label);
+        let (on, off) = (Flags::GRAD_KNOWN.with(Flags::GRAD_ENABLED), Flags::GRAD_KNOWN);
+        let in_backward = Flags::IN_BACKWARD.with(off);
+        for letter in program.chars().filter(|letter| *letter != ' ') {
+            let (at, flags) = match letter {
+                'f' => (TRAINED, on),
+                'n' => (INSIDE, off),
+                'e' => (EVALUATED, off),
+                'c' => (EVALUATED, on),
+                'v' => (DROPPED, on),
+                'l' => (LOSS, on),
+                'm' => (DROPPED_LOSS, on),
+                'b' => (PLAIN, in_backward),
+                'o' => (OPTIMIZER, off),
+                'h' => (OPTIMIZER, in_backward),
+                'z' => (CLEARING, on),
+                'd' | '!' => (PLAIN, on),
+                'x' => (PLAIN, off),
+                _ => panic!("{letter}"),
+            };
+            let action = match letter {
+                'z' => Action::FreeRequested,
+                '!' => Action::Oom,
+                _ => Action::Alloc,
+            };
+            let mut add = |source, action, addr, stack| {
+                let seq = recording.events.len() as u64 + 1;
+                let event = Event { seq, source, action, addr, stack, flags, thread: ThreadId(1), ..Event::EMPTY };
+                let context = if letter == 'b' { ContextId(1) } else { ContextId::NONE };
+                recording.events.push(Event { context, ..event });
+            };
+            if at == OPTIMIZER {
+                add(Source::Label, Action::RangeStart, 1, stack(at));
+            }
+            add(Source::Torch, action, 0, if letter == 'b' { StackId::NONE } else { stack(at) });
+            if at == OPTIMIZER {
+                add(Source::Label, Action::RangeEnd, 1, StackId::NONE);
+            }
+        }
+        recording
+    }
+
+    /// The first letter of each event's phase, `.` for other, with a `|` where a step begins. And the tracker.
+    fn phases(program: &str) -> (String, PhaseTracker) {
+        let recording = record(program);
+        let mut tracker = PhaseTracker::of(&recording);
+        let (mut text, mut step) = (String::new(), None);
+        for e in &recording.events {
+            if e.source == Source::Label {
+                tracker.observe_label(e);
+                continue;
+            }
+            let phase = tracker.observe(e).phase;
+            if tracker.now().step != step {
+                step = tracker.now().step;
+                text.push('|');
+            }
+            text.push_str(if phase == Phase::Other { "." } else { &phase.name()[..1] });
+        }
+        (text, tracker)
+    }
+
+    #[test]
+    fn phases_and_steps_of_programs() {
+        let cases = [
+            ("a plain loop", "xdflbo dflbo", "l|dffbo|dffbo"),
+            ("one step", "dflbo", "l|ffbo"),
+            ("gradients are cleared after the step", "flboz dflboz", "|ffboo|dffboo"),
+            ("gradients are cleared between forward and backward", "flzbo flzbo", "|fffbo|fffbo"),
+            ("part of a forward pass has no gradients", "fnflbo fnlbo", "|ffffbo|fffbo"),
+            ("a forward pass begins without gradients", "nflbo nnflbo", "|fffbo|ffffbo"),
+            ("evaluation after a step", "flbo exee flbo", "|ffboeeee|ffbo"),
+            ("evaluation before the training", "dee dflbo", "lee.|ffbo"),
+            ("evaluation after the training, with batches", "flbo flbo dedee", "|ffbo|ffbodedee"),
+            ("evaluation with gradients", "flbo dvmvm flbo dvmvm", "|ffbo|deeeeffbodeeee"),
+            ("the first forward pass fails before its backward pass", "dfl!", "l|fff"),
+            ("a forward pass at a new place fails", "flbo v!", "|ffbo|ff"),
+            ("evaluation under autocast", "flbo ceece flbo ce", "|ffboeeeee|ffboee"),
+            ("evaluation under autocast before the training", "ce dflbo ce", "ee.|ffboee"),
+            ("batches after an evaluation", "flbo dflbo e dflbo", "|ffbo|dffboe|dffbo"),
+            ("a teacher between forward and backward", "fezlbo fexlbo", "|feffbo|feefbo"),
+            ("optimizers inside a backward pass", "fl bhbhb fl bhbhb", "|ffbobob|ffbobob"),
+            ("user code without gradients after the step", "flbo xx flbo xd flbo", "|ffbo..|ffbo.|dffbo"),
+            ("user code without gradients before the step", "flbxo flbxo", "|ffboo|ffboo"),
+            ("a backward pass fails", "flbo fl!", "|ffbo|fff"),
+        ];
+        for (what, program, expected) in cases {
+            assert_eq!(phases(program).0, expected, "{what}: {program}");
+        }
+    }
+
+    #[test]
+    fn optimizers_inside_a_backward_pass_do_not_end_it() {
+        let (_, tracker) = phases("fl bhbhb fl bhbhb fl");
+        assert_eq!((tracker.now().backward_passes, tracker.now().optimizer_steps), (2, 2));
+        assert_eq!(tracker.ended_steps(), 2);
+    }
+
+    #[test]
+    fn micro_batches_are_counted() {
+        let cases = [("flbo", 1), ("flb flb flb", 3), ("flb flbo flb", 1), ("flbbb", 1), ("flb lb lb", 1), ("vlb", 1)];
+        for (program, expected) in cases {
+            assert_eq!(phases(program).1.micro_batches(), expected, "{program}");
+        }
     }
 }

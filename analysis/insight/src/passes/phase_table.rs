@@ -6,6 +6,9 @@
 //! Some frees are tied to a phase only by their position. These are frees while no Python frame runs, and frees of
 //! older blocks by user code. They are held back until the next allocation. If none follows, the program was ending,
 //! and its teardown does not count for the last step.
+//!
+//! Phases are listed in the order of their first allocations in the step. A phase that only frees is listed where its first
+//! free is: clearing gradients before a forward pass does not move the optimizer's row there.
 
 use std::collections::VecDeque;
 
@@ -29,6 +32,10 @@ pub struct PhaseRow {
     pub peak: u64,
     /// Allocated bytes after the last event of the phase.
     pub after: u64,
+    /// The number of steps in which the phase allocated or freed something.
+    pub steps: u32,
+    /// Where the phase is in the order of its step: the number of its first allocation or else of its first free.
+    began: u64,
 }
 
 impl PhaseRow {
@@ -52,6 +59,50 @@ impl PhaseRow {
         self.freed += other.freed;
         self.peak = self.peak.max(other.peak);
         self.after = other.after;
+        self.steps += other.steps;
+    }
+}
+
+/// The order of phases in a step, or in many.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct Order {
+    phases: [Phase; Phase::ALL.len()],
+    count: usize,
+}
+
+impl Order {
+    fn of(rows: &[PhaseRow]) -> Order {
+        let mut order = Order { phases: Phase::ALL, count: Phase::ALL.len() };
+        order.phases.sort_by_key(|phase| rows[*phase as usize].began);
+        let mut present = Order::default();
+        for phase in order.phases.into_iter().filter(|phase| !rows[*phase as usize].is_empty()) {
+            present.insert(present.count, phase);
+        }
+        present
+    }
+
+    fn all(&self) -> &[Phase] {
+        &self.phases[..self.count]
+    }
+
+    fn insert(&mut self, at: usize, phase: Phase) {
+        self.phases.copy_within(at..self.count, at + 1);
+        self.phases[at] = phase;
+        self.count += 1;
+    }
+
+    /// Inserts the phases that are only in `other`, each behind the phase that it follows there.
+    fn merge(&mut self, other: &Order) {
+        let mut at = 0;
+        for phase in other.all() {
+            match self.all().iter().position(|one| one == phase) {
+                Some(index) => at = index + 1,
+                None => {
+                    self.insert(at, *phase);
+                    at += 1;
+                }
+            }
+        }
     }
 }
 
@@ -64,6 +115,9 @@ pub struct StepRows {
     pub phases: [PhaseRow; Phase::ALL.len()],
     /// The time of the first and of the last event, in clock ticks.
     pub ticks: (u64, u64),
+    /// The number of micro-batches, over all steps.
+    pub micro_batches: u64,
+    order: Order,
 }
 
 impl StepRows {
@@ -72,10 +126,17 @@ impl StepRows {
         self.phases.iter().map(|p| p.peak).max().unwrap_or(0)
     }
 
+    /// The phases that allocated or freed something, in the order in which they occur in a step.
+    pub fn in_order(&self) -> impl Iterator<Item = (Phase, &PhaseRow)> {
+        self.order.all().iter().map(|&phase| (phase, &self.phases[phase as usize]))
+    }
+
     fn absorb(&mut self, other: &StepRows) {
         for (sum, row) in self.phases.iter_mut().zip(&other.phases) {
             sum.absorb(row);
         }
+        self.order.merge(&other.order);
+        self.micro_batches += other.micro_batches;
     }
 }
 
@@ -90,6 +151,8 @@ pub struct PhaseTable {
     later: StepRows,
     total: StepRows,
     steps: u32,
+    /// The number of events so far.
+    events: u64,
     level: u64,
     pending_frees: [PhaseRow; Phase::ALL.len()],
     has_pending_frees: bool,
@@ -100,7 +163,10 @@ impl PhaseTable {
     #[inline]
     pub fn alloc(&mut self, step: Option<u32>, phase: Phase, ticks: u64, bytes: u64, level: u64) {
         self.settle_pending_frees();
-        let row = self.row(step, phase, ticks);
+        let (row, number) = self.row(step, phase, ticks);
+        if row.allocations == 0 {
+            row.began = number;
+        }
         row.allocations += 1;
         row.allocated += bytes;
         row.peak = row.peak.max(level);
@@ -112,7 +178,10 @@ impl PhaseTable {
     #[inline]
     pub fn free(&mut self, step: Option<u32>, phase: Phase, ticks: u64, bytes: u64, level: u64) {
         let before = self.level;
-        let row = self.row(step, phase, ticks);
+        let (row, number) = self.row(step, phase, ticks);
+        if row.is_empty() {
+            row.began = number;
+        }
         row.frees += 1;
         row.freed += bytes;
         // A phase that only frees has its peak at its beginning.
@@ -132,6 +201,12 @@ impl PhaseTable {
         self.level = level;
     }
 
+    /// States that the current step has had `count` micro-batches.
+    #[inline]
+    pub fn micro_batches(&mut self, count: u32) {
+        self.current.micro_batches = self.current.micro_batches.max(count.into());
+    }
+
     /// Bytes of the frees that are still held back: the teardown after the last allocation.
     pub fn freed_at_exit(&self) -> u64 {
         self.pending_frees.iter().map(|row| row.freed).sum()
@@ -146,22 +221,30 @@ impl PhaseTable {
 
     fn commit_pending_frees(&mut self) {
         for (row, pending) in self.current.phases.iter_mut().zip(&mut self.pending_frees) {
+            if row.is_empty() {
+                row.began = self.events;
+            }
             row.absorb(&std::mem::take(pending));
         }
     }
 
     #[inline]
-    fn row(&mut self, step: Option<u32>, phase: Phase, ticks: u64) -> &mut PhaseRow {
+    fn row(&mut self, step: Option<u32>, phase: Phase, ticks: u64) -> (&mut PhaseRow, u64) {
         if step != self.current.step {
             self.close_step();
             self.current = StepRows { step, ticks: (ticks, ticks), ..StepRows::default() };
         }
         self.current.ticks.1 = ticks;
-        &mut self.current.phases[phase as usize]
+        self.events += 1;
+        (&mut self.current.phases[phase as usize], self.events)
     }
 
     fn close_step(&mut self) {
-        let rows = std::mem::take(&mut self.current);
+        let mut rows = std::mem::take(&mut self.current);
+        rows.order = Order::of(&rows.phases);
+        for row in rows.phases.iter_mut().filter(|row| !row.is_empty()) {
+            row.steps = 1;
+        }
         self.total.absorb(&rows);
         let Some(step) = rows.step else {
             self.before.absorb(&rows);
@@ -199,8 +282,14 @@ impl PhaseTable {
             rest.absorb(row);
         }
         let last = self.last.back_mut().or(self.first.last_mut());
+        let is_new = last.as_ref().is_none_or(|last| last.phases[Phase::Other as usize].is_empty());
+        rest.steps = u32::from(is_new);
         let later = (self.steps > 1).then_some(&mut self.later);
         for sum in [last, later, Some(&mut self.total)].into_iter().flatten() {
+            let is_listed = sum.order.all().contains(&Phase::Other);
+            if !is_listed && !rest.is_empty() {
+                sum.order.insert(sum.order.count, Phase::Other);
+            }
             sum.phases[Phase::Other as usize].absorb(&rest);
         }
     }
@@ -272,6 +361,49 @@ mod tests {
         let kept = table.kept();
         assert_eq!(kept.len(), 2 * KEPT_STEPS + 1);
         assert!(kept.iter().any(|rows| rows.step == Some(50) && rows.peak() == 1150));
+    }
+
+    /// The names of the phases, in order.
+    fn names(rows: &StepRows) -> String {
+        rows.in_order().map(|(phase, _)| phase.name()).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn phases_are_listed_in_the_order_of_the_step() {
+        let mut table = PhaseTable::default();
+        table.alloc(Some(0), Phase::Forward, 0, 9, 9);
+        table.alloc(Some(0), Phase::Eval, 0, 1, 10);
+        for (step, phases) in [
+            (1, vec![Phase::Data, Phase::Forward, Phase::Backward, Phase::Optimizer]),
+            (2, vec![Phase::Data, Phase::Eval, Phase::Forward, Phase::Backward, Phase::Optimizer, Phase::Other]),
+            (3, vec![Phase::Load, Phase::Forward]),
+        ] {
+            // Gradients are cleared before the forward pass.
+            table.free(Some(step), Phase::Optimizer, 0, 1, 9);
+            phases.iter().for_each(|phase| table.alloc(Some(step), *phase, 0, 1, 10));
+        }
+        table.free(Some(4), Phase::Optimizer, 0, 1, 9);
+        table.alloc(Some(4), Phase::Forward, 0, 1, 10);
+        table.finish();
+        assert_eq!(names(table.first().unwrap()), "forward eval");
+        let kept = table.kept();
+        assert_eq!(names(kept[1]), "data forward backward optimizer");
+        assert_eq!(names(kept[4]), "optimizer forward", "a phase that only frees");
+        let (later, count) = table.later();
+        assert_eq!(names(later), "data eval forward backward optimizer load other");
+        let steps = |phase: Phase| later.phases[phase as usize].steps;
+        assert_eq!((count, steps(Phase::Forward), steps(Phase::Eval), steps(Phase::Data)), (4, 4, 1, 2));
+    }
+
+    #[test]
+    fn the_first_of_equal_peaks_counts() {
+        let mut table = PhaseTable::default();
+        for step in 0..100 {
+            table.alloc(Some(step), Phase::Forward, 2, 50, 50);
+            table.free(Some(step), Phase::Backward, 3, 50, 0);
+        }
+        table.finish();
+        assert_eq!(table.highest.unwrap().step, Some(0));
     }
 
     #[test]

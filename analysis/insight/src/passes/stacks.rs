@@ -30,6 +30,8 @@ pub struct StackFacts {
     pub optimizer: Option<&'static OptimizerRule>,
     /// The stack at the outermost frame that computes, where the program calls its model.
     pub outermost_compute: StackId,
+    /// The stack at the outermost frame of an `nn.Module`'s call. `NONE` outside such calls.
+    pub outermost_module: StackId,
     /// The stack has frames, and none is a Python frame.
     pub native_only: bool,
 }
@@ -43,6 +45,7 @@ static NO_FACTS: StackFacts = StackFacts {
     inside_node: false,
     optimizer: None,
     outermost_compute: StackId::NONE,
+    outermost_module: StackId::NONE,
     native_only: false,
 };
 
@@ -53,6 +56,8 @@ pub struct StackTable {
     /// By stack: the first stack with the same Python frames. `None` if all frames of the recording are Python frames.
     same_python: Option<Vec<StackId>>,
     recomputing_nodes: HashSet<ContextId>,
+    /// The `outermost_module` of all stacks that made a node.
+    trained_calls: HashSet<StackId>,
     contexts: Contexts,
     has_nodes: bool,
 }
@@ -86,13 +91,22 @@ impl StackTable {
                         facts.in_checkpoint = false;
                     }
                     Meaning::Checkpoint => facts.in_checkpoint = true,
-                    Meaning::Compute if facts.outermost_compute.is_none() => facts.outermost_compute = id,
+                    Meaning::Compute => {
+                        if facts.outermost_compute.is_none() {
+                            facts.outermost_compute = id;
+                        }
+                        if facts.outermost_module.is_none() && rule.is_module_call() {
+                            facts.outermost_module = id;
+                        }
+                    }
                     _ => {}
                 }
             }
             facts.optimizer = optimizer.or(parent.optimizer);
             stacks.push(facts);
         }
+        let in_module = |facts: &&StackFacts| facts.made_node && !facts.outermost_module.is_none();
+        let trained_calls = stacks.iter().filter(in_module).map(|facts| facts.outermost_module).collect();
         let recomputing_nodes = definitions
             .contexts
             .iter()
@@ -102,7 +116,18 @@ impl StackTable {
             .collect();
         // An autograd node's definition has a name. A context without a name is empty or the call of a module.
         let has_nodes = definitions.contexts.iter().any(|c| !c.node.is_empty());
-        StackTable { stacks, same_python, recomputing_nodes, contexts: Contexts::of(definitions), has_nodes }
+        let contexts = Contexts::of(definitions);
+        StackTable { stacks, same_python, recomputing_nodes, trained_calls, contexts, has_nodes }
+    }
+
+    /// Whether a backward pass ran through what the module calls with this `outermost_module` computed.
+    pub fn is_trained(&self, outermost_module: StackId) -> bool {
+        self.trained_calls.contains(&outermost_module)
+    }
+
+    /// Whether a backward pass ran through what any module call computed.
+    pub fn has_trained_calls(&self) -> bool {
+        !self.trained_calls.is_empty()
     }
 
     /// Whether no Python frame runs. False for an id that was never defined, because such a stack can have any frames.

@@ -12,17 +12,23 @@
 //! - If gradients are cleared twice at one place, with a backward pass and no optimizer step in between, a step was
 //!   skipped. A `GradScaler` that finds infinities does that. The skipped step ends at the second clearing. It ends
 //!   earlier if a data loader was called after the backward pass: there.
-//! - Optimizers that step inside the backward pass, parameter by parameter, do not end steps.
+//! - Optimizers that step inside a backward pass, parameter by parameter, are one optimizer, whose step ends with that
+//!   backward pass.
+//! - A place that is called for the first time can belong to an optimizer that has stepped elsewhere. Then the optimizer
+//!   has its state already: its first call there keeps no block, although the first call of another place with the same
+//!   class did. If exactly one place qualifies, both places are one optimizer.
 //!
 //! [`super::phase`] decides where the next step begins. This pass streams the recording once if it has such ranges,
-//! else not at all.
+//! else not at all. It also finds which calls of models train ([`super::model_calls`]).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use memtrace_trace::event::{Action, Event, Flags, Source};
 use memtrace_trace::file::Definitions;
 use memtrace_trace::ids::{StackId, ThreadId};
 
+use super::model_calls::{CallFinder, ModelCalls};
+use super::stacks::StackTable;
 use crate::rules::{LabelRule, Meaning, label_rule};
 use memtrace_input::Recording;
 
@@ -65,25 +71,54 @@ impl LabelRules {
     }
 }
 
+/// What a pass over the whole recording shows.
+#[derive(Debug, Default)]
+pub(super) struct FirstPass {
+    pub(super) ends: StepEnds,
+    pub(super) calls: ModelCalls,
+    /// The stacks of user code that loads a batch between two steps. The first batch comes before the first step.
+    pub(super) batches: HashSet<StackId>,
+}
+
+/// Streams a recording once if it has ranges of an optimizer's step.
+pub(super) fn first_pass(recording: &dyn Recording, table: &StackTable, rules: &LabelRules) -> FirstPass {
+    if !rules.any(Meaning::OptimizerStep) {
+        return FirstPass::default();
+    }
+    let mut finder = Finder { rules: rules.clone(), has_nodes: table.has_nodes(), ..Finder::default() };
+    let mut calls = CallFinder::default();
+    recording.stream(&mut |events| {
+        for e in events {
+            if e.source == Source::Label {
+                finder.observe_label(e);
+                continue;
+            }
+            let in_backward = e.flags.contains(Flags::IN_BACKWARD);
+            if in_backward {
+                finder.observe_backward(e.seq);
+            }
+            if !matches!(e.source, Source::Torch | Source::TorchReporter | Source::TorchCpu) {
+                continue;
+            }
+            if in_backward || table.facts(e.stack).in_engine || table.contexts().is_node(e.context) {
+                calls.observe_backward(e.seq);
+            } else if matches!(e.action, Action::Alloc | Action::FreeRequested | Action::Oom) {
+                finder.observe_outside(e, table);
+                calls.observe(e, table);
+            }
+        }
+    });
+    let (ends, batches) = finder.finish();
+    // A backward pass that is replayed as a CUDA graph is not recorded, but the optimizer's call after it is.
+    let last_end = ends.all().last().copied().unwrap_or(0);
+    FirstPass { ends, calls: calls.finish(table, last_end), batches }
+}
+
 impl StepEnds {
     /// Takes a recording. Empty if the recording has no range of an optimizer's step.
     pub fn of(recording: &dyn Recording) -> StepEnds {
-        let rules = LabelRules::of(recording.definitions());
-        if !rules.any(Meaning::OptimizerStep) {
-            return StepEnds::default();
-        }
-        let has_nodes = recording.definitions().contexts.iter().any(|c| !c.node.is_empty());
-        let mut finder = Finder { rules, has_nodes, ..Finder::default() };
-        recording.stream(&mut |events| {
-            for e in events {
-                if e.source == Source::Label {
-                    finder.observe_label(e);
-                } else if e.flags.contains(Flags::IN_BACKWARD) {
-                    finder.last_backward = e.seq;
-                }
-            }
-        });
-        finder.finish()
+        let definitions = recording.definitions();
+        first_pass(recording, &StackTable::new(definitions), &LabelRules::of(definitions)).ends
     }
 
     /// The event numbers (`seq`) after which a step has ended, in order.
@@ -107,6 +142,35 @@ struct Cleared {
     calls: u64,
 }
 
+/// Whether a step has ended and the model has not been called since.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+enum Between {
+    #[default]
+    No,
+    AfterOptimizer,
+    AfterLoader,
+}
+
+/// A place that calls an optimizer.
+struct Caller {
+    site: Site,
+    /// The first place that called this optimizer.
+    optimizer: Site,
+    /// Whether the first call kept a block: the optimizer allocated its state.
+    allocated_state: bool,
+}
+
+/// The running first call of a place.
+struct FirstCall {
+    site: Site,
+    thread: ThreadId,
+    /// The blocks that the call has allocated and not freed: device and address.
+    blocks: HashSet<(i16, u64)>,
+    /// Where the current step would end if the optimizer had stepped in it before. `None` if there was no backward pass
+    /// in between.
+    end_before: Option<u64>,
+}
+
 #[derive(Default)]
 struct Finder {
     rules: LabelRules,
@@ -124,29 +188,46 @@ struct Finder {
     /// An optimizer that has joined a step, and where that step would have ended without it.
     joined: Option<(Site, u64)>,
     calls: u64,
+    callers: Vec<Caller>,
+    first_call: Option<FirstCall>,
     cleared: Vec<Cleared>,
     last_backward: u64,
     last_loader: u64,
     loaders: usize,
     loader_in_step: bool,
+    /// Whether an optimizer has stepped inside the backward pass that is running.
+    steps_in_backward: bool,
+    /// The thread that last called a model. It also calls `backward()`.
+    main_thread: ThreadId,
+    between: Between,
+    /// The stacks of user code that allocates between two steps: after the optimizer, and after the data loader.
+    after_optimizer: HashSet<StackId>,
+    after_loader: HashSet<StackId>,
 }
 
 impl Finder {
     fn observe_label(&mut self, e: &Event) {
         let Some(rule) = self.rules.get(e) else { return };
         let starts = e.action == Action::RangeStart;
+        if e.flags.contains(Flags::IN_BACKWARD) {
+            if rule.meaning == Meaning::OptimizerStep {
+                self.stepped_in_backward(e);
+            }
+            return;
+        }
         match rule.meaning {
-            Meaning::OptimizerStep if !e.flags.contains(Flags::IN_BACKWARD) => {
+            Meaning::OptimizerStep => {
+                self.steps_in_backward = false;
                 let depth = self.depths.entry(e.thread).or_default();
                 if starts {
                     *depth += 1;
                     if *depth == 1 {
-                        self.optimizer_called((e.addr, e.stack), e.seq);
+                        self.optimizer_called((e.addr, e.stack), e);
                     }
                 } else if *depth > 0 {
                     *depth -= 1;
                     if *depth == 0 {
-                        self.last_end = e.seq;
+                        self.optimizer_returned(e);
                     }
                 }
             }
@@ -157,8 +238,57 @@ impl Finder {
             Meaning::Data if starts => {
                 self.last_loader = e.seq;
                 self.loader_in_step = true;
+                if self.between == Between::AfterOptimizer && e.thread == self.main_thread {
+                    self.between = Between::AfterLoader;
+                }
             }
             _ => {}
+        }
+    }
+
+    #[inline]
+    fn observe_backward(&mut self, seq: u64) {
+        self.last_backward = seq;
+        self.between = Between::No;
+        if self.steps_in_backward {
+            self.last_end = seq;
+        }
+    }
+
+    /// Takes an allocation, a free or an out-of-memory error outside backward passes.
+    #[inline]
+    fn observe_outside(&mut self, e: &Event, table: &StackTable) {
+        let facts = table.facts(e.stack);
+        if !facts.outermost_module.is_none() {
+            self.main_thread = e.thread;
+            self.between = Between::No;
+        } else if self.between != Between::No && facts.rule.is_none() {
+            let loads = e.action == Action::Alloc
+                && e.flags.contains(Flags::GRAD_KNOWN.with(Flags::GRAD_ENABLED))
+                && e.thread == self.main_thread
+                && !table.is_without_python(e.stack);
+            match self.between {
+                Between::AfterLoader if loads => self.after_loader.insert(e.stack),
+                Between::AfterOptimizer if loads => self.after_optimizer.insert(e.stack),
+                _ => false,
+            };
+        }
+        // While a backward pass runs, its caller waits.
+        if self.steps_in_backward && e.thread == self.main_thread && !table.is_without_python(e.stack) {
+            self.steps_in_backward = false;
+        }
+        if let Some(first) = self.first_call.as_mut().filter(|first| first.thread == e.thread) {
+            let block = (e.device, e.addr);
+            match e.action {
+                // With gradients enabled, a closure runs.
+                Action::Alloc if !e.flags.contains(Flags::GRAD_ENABLED) => {
+                    first.blocks.insert(block);
+                }
+                Action::FreeRequested => {
+                    first.blocks.remove(&block);
+                }
+                _ => {}
+            }
         }
     }
 
@@ -166,11 +296,68 @@ impl Finder {
         !self.has_nodes || self.last_backward > seq
     }
 
-    fn optimizer_called(&mut self, site: Site, seq: u64) {
+    /// Takes the range of an optimizer inside a backward pass. All optimizers of one backward pass are one.
+    fn stepped_in_backward(&mut self, e: &Event) {
+        if !std::mem::replace(&mut self.steps_in_backward, true) {
+            self.step_called((e.addr, e.stack), e.seq);
+        }
+        self.last_end = e.seq;
+    }
+
+    fn optimizer_called(&mut self, site: Site, e: &Event) {
+        let optimizer = self.callers.iter().find(|caller| caller.site == site).map(|caller| caller.optimizer);
+        let end_before = self.step_called(optimizer.unwrap_or(site), e.seq);
+        if optimizer.is_none() && self.callers.len() < MAX_SITES {
+            self.callers.push(Caller { site, optimizer: site, allocated_state: false });
+            self.first_call = Some(FirstCall { site, thread: e.thread, blocks: HashSet::new(), end_before });
+        }
+    }
+
+    fn optimizer_returned(&mut self, e: &Event) {
+        self.last_end = e.seq;
+        self.between = Between::AfterOptimizer;
+        let Some(first) = self.first_call.take_if(|first| first.thread == e.thread) else { return };
+        let has_state = !first.blocks.is_empty();
+        let stepped_elsewhere = |caller: &&Caller| caller.allocated_state && caller.site.0 == first.site.0;
+        let mut others = self.callers.iter().filter(stepped_elsewhere).map(|caller| caller.optimizer);
+        let known = match (others.next(), others.next()) {
+            (Some(only), None) if !has_state => Some(only),
+            _ => None,
+        };
+        let Some(caller) = self.callers.iter_mut().find(|caller| caller.site == first.site) else { return };
+        caller.allocated_state = has_state;
+        if let Some(optimizer) = known {
+            caller.optimizer = optimizer;
+            self.is_known(first.site, optimizer, first.end_before);
+        }
+    }
+
+    /// Corrects the current step: what stepped at `site` is an optimizer that has stepped elsewhere. `end_before`: where
+    /// the step ends if the optimizer has stepped in it before.
+    fn is_known(&mut self, site: Site, optimizer: Site, end_before: Option<u64>) {
+        self.stepped.retain(|stepped| *stepped != site);
+        if !self.stepped.contains(&optimizer) {
+            self.stepped.push(optimizer);
+            self.joined = self.joined.map(|(joined, end)| (if joined == site { optimizer } else { joined }, end));
+            return;
+        }
+        self.joined = self.joined.filter(|(joined, _)| *joined != site);
+        if let Some(end) = end_before {
+            self.end(end);
+            self.stepped_before = self.stepped.len();
+            self.stepped = vec![optimizer];
+            self.joined = None;
+        }
+    }
+
+    /// Takes the call of an optimizer. Returns where the current step ends if this optimizer has stepped in it; `None` if
+    /// nothing ran between two calls.
+    fn step_called(&mut self, site: Site, seq: u64) -> Option<u64> {
         self.calls += 1;
         // The recording does not show a backward pass that is replayed as a CUDA graph. It can show the data loader's
         // call for it.
         let worked = self.backward_since(self.last_start) || self.last_loader > self.last_start;
+        let end_before = self.last_end;
         let joined = self.joined.take();
         if !self.stepped.contains(&site) {
             if let Some((_, end)) = self.stepped.first().zip(Some(self.last_end)).filter(|_| worked) {
@@ -190,6 +377,7 @@ impl Finder {
             self.joined = joined;
         }
         self.last_start = seq;
+        worked.then_some(end_before)
     }
 
     fn gradients_cleared(&mut self, site: Site, seq: u64) {
@@ -219,13 +407,20 @@ impl Finder {
         self.ends.push(seq);
     }
 
-    fn finish(mut self) -> StepEnds {
+    /// Returns the ends, and the stacks that load batches.
+    fn finish(mut self) -> (StepEnds, HashSet<StackId>) {
         // A program that ended between two optimizers of a step had not finished that step.
         let whole = self.stepped.len() >= self.stepped_before;
         if !self.stepped.is_empty() && whole && self.depths.values().all(|depth| *depth == 0) {
             self.end(self.last_end);
         }
-        StepEnds { loaders: self.loaders * 2 > self.ends.len(), ends: self.ends }
+        let loaders = self.loaders * 2 > self.ends.len();
+        let mut batches = self.after_loader;
+        // Where steps begin with a data loader, what comes before it is not the batch.
+        if !loaders {
+            batches.extend(self.after_optimizer);
+        }
+        (StepEnds { loaders, ends: self.ends }, batches)
     }
 }
 
@@ -237,9 +432,10 @@ mod tests {
     use memtrace_trace::file::{Context, Label};
 
     /// Runs a program of one letter per event and returns it with a `|` at each end of a step. `A` to `C`: steps of
-    /// optimizers of one class, called at three places. `z` and `y`: two places that clear gradients. `b`: an event of
-    /// a backward pass. `l`: a call of the data loader. `(` and `)`: a step that calls a closure. `h`: a step inside a
-    /// backward pass.
+    /// optimizers of one class, called at three places. Each allocates its state in its first step. `P` and `Q`: steps of
+    /// optimizers of this class at two more places, which allocate no state. `z` and `y`: two places that clear
+    /// gradients. `b`: an event of a backward pass. `.`: an allocation of user code. `l`: a call of the data loader. `(`
+    /// and `)`: a step that calls a closure. `h`: a step and clearing gradients inside a backward pass.
     fn steps(program: &str) -> String {
         let names =
             ["Optimizer.step#Adam.step", "Optimizer.zero_grad#Adam.zero_grad", "enumerate(DataLoader)#X.__next__"];
@@ -251,6 +447,7 @@ mod tests {
         }
         let mut last_of = Vec::new();
         let mut seq = 0;
+        let mut called = HashSet::new();
         for letter in program.chars() {
             let mut add = |action, label: u64, stack: u32, flags| {
                 seq += 1;
@@ -260,15 +457,24 @@ mod tests {
             };
             let (start, end, none) = (Action::RangeStart, Action::RangeEnd, Flags::default());
             match letter {
-                'A'..='C' => {
+                'A'..='C' | 'P' | 'Q' => {
                     add(start, 1, letter as u32, none);
+                    // A temporary of the step.
+                    add(Action::Alloc, 0, 50, none);
+                    add(Action::FreeRequested, 0, 50, none);
+                    if letter < 'P' && called.insert(letter) {
+                        add(Action::Alloc, 0, 50, none);
+                    }
                     add(end, 1, 0, none);
                 }
+                '.' => add(Action::Alloc, 0, 50, none),
                 '(' => add(start, 1, 99, none),
                 ')' => add(end, 1, 0, none),
                 'h' => {
                     add(start, 1, 98, Flags::IN_BACKWARD);
                     add(end, 1, 0, Flags::IN_BACKWARD);
+                    add(start, 2, 97, Flags::IN_BACKWARD);
+                    add(end, 2, 0, Flags::IN_BACKWARD);
                 }
                 'y' | 'z' => add(start, 2, letter as u32, none),
                 'l' => add(start, 3, 0, none),
@@ -306,7 +512,17 @@ mod tests {
             ("bAbAbBbBbB", "bA|bA|bB|bB|bB|"),
             // closures; steps inside a backward pass
             ("(zbzb)(zbzb)", "(zbzb)|(zbzb)|"),
-            ("bhbhbhbh", "bhbhbhbh"),
+            (".bhbhb.bhbhb", ".bhbhb|.bhbhb|"),
+            (".b.bhbh.b.bhbh", ".b.bhbh|.b.bhbh|"),
+            (".bhbhA.bhbhA", ".bhbhA|.bhbhA|"),
+            // one optimizer at two or three places: it has its state already
+            ("bAbPbAbPbA", "bA|bP|bA|bP|bA|"),
+            ("bAbPbPbAbPbP", "bA|bP|bP|bA|bP|bP|"),
+            ("bAPbAPbAP", "bAP|bAP|bAP|"),
+            ("bAbPbQbAbPbQ", "bA|bP|bQ|bA|bP|bQ|"),
+            // two optimizers have state, or none has: which one steps at the other place is unknown
+            ("bAbBbPbAbBbP", "bAbBbP|bAbBbP|"),
+            ("bPbQbPbQ", "bPbQ|bPbQ|"),
             // a skipped step
             ("zbAzbzbAzbA", "zbA|zbz|bA|zbA|"),
             ("bAzbzbAz", "bA|zbz|bA|z"),

@@ -230,10 +230,16 @@ rule_ids! {
     RecomputeCheckpointFunction = "recompute-checkpoint-function",
     /// User code outside the model, after a forward pass without gradients.
     EvalOutsideModel = "eval-outside-model",
+    /// A module call with gradients whose results no backward pass uses.
+    EvalWithoutBackward = "eval-without-backward",
+    /// User code with gradients, after a forward pass without gradients.
+    OtherAfterEval = "other-after-eval",
     /// User code without gradients, after a backward pass.
     OptimizerNoGradAfterBackward = "optimizer-no-grad-after-backward",
     /// User code without gradients, in the optimizer phase.
     OptimizerNoGradOutsideStep = "optimizer-no-grad-outside-step",
+    /// User code without gradients, after the optimizer's step.
+    OtherNoGradAfterStep = "other-no-grad-after-step",
     /// User code before the first forward pass.
     LoadBeforeFirstForward = "load-before-first-forward",
     /// User code between steps.

@@ -54,6 +54,13 @@ pub struct FrameRule {
     functions: &'static [&'static str],
 }
 
+impl FrameRule {
+    /// Whether such a frame runs inside the call of an `nn.Module`.
+    pub fn is_module_call(&self) -> bool {
+        matches!(self.id, PhaseRuleId::ComputeNnModules | PhaseRuleId::ComputeNnParallel)
+    }
+}
+
 const fn rule(id: PhaseRuleId, meaning: Meaning, path: Path, functions: &'static [&'static str]) -> FrameRule {
     FrameRule { id, meaning, path, functions }
 }

@@ -54,7 +54,7 @@ pub(super) fn label(value: f64, step: f64) -> String {
 /// The scales of a chart: its axes and its peak.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Scales {
-    /// The peak; of several, the last.
+    /// The peak; of several, the first.
     pub(super) peak: Point,
     /// The time of the first point, in nanoseconds since 1970.
     pub(super) begin: u64,
@@ -76,7 +76,7 @@ impl Scales {
     /// The scales of a curve; `None` if it has no points.
     pub(super) fn of(curve: &Curve) -> Option<Scales> {
         let points = &curve.points[..];
-        let peak = *points.iter().max_by_key(|point| point.total())?;
+        let peak = *points.iter().rev().max_by_key(|point| point.total())?;
         let (begin, end) = (points.first()?.time_ns, points.last()?.time_ns);
         let span = end.saturating_sub(begin).max(1) as f64;
         let most = peak.total().max(1) as f64;
@@ -158,5 +158,17 @@ mod tests {
         assert_eq!((label(0.30000000000000004, 0.1), label(200.0, 100.0)), ("0.3".to_owned(), "200".to_owned()));
         assert_eq!((byte_unit(3e9).1, byte_unit(100.0).1, time_unit(5e6).1), ("GiB", "bytes", "ms"));
         assert_eq!(format!("{} {}", FourDigits(12.3456), FourDigits(0.5)), "12.35 0.500");
+    }
+
+    #[test]
+    fn the_first_of_equal_peaks_counts() {
+        let point = |time_ns, bytes| {
+            let mut point = Point { time_ns, bytes: [0; Category::ALL.len()] };
+            point.bytes[0] = bytes;
+            point
+        };
+        let points = vec![point(1, 5), point(2, 9), point(3, 9), point(4, 2)];
+        let curve = Curve { points, is_exact: true };
+        assert_eq!(Scales::of(&curve).unwrap().peak.time_ns, 2);
     }
 }

@@ -132,8 +132,9 @@ impl Signals {
             return Mark { bits: Mark::WORKSPACE, call: self.calls, site };
         }
         let mut bits = 0;
+        let evaluates_with_gradients = classification.rule == crate::rules::PhaseRuleId::EvalWithoutBackward;
         match block.phase {
-            Phase::Forward if recorded => {
+            Phase::Forward | Phase::Eval if recorded && (block.phase == Phase::Forward || evaluates_with_gradients) => {
                 bits |= Mark::GRAPH;
                 if facts.made_node {
                     bits |= Mark::NODE_RAN;

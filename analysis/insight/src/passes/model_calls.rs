@@ -1,0 +1,226 @@
+//! Which calls of a model compute gradients.
+//!
+//! Code inside a model can switch gradients off (a rotary embedding, a momentum encoder), autocast switches them on to cast
+//! a weight, and a program can evaluate with gradients on. So the mode of one event does not tell whether the program
+//! trains. An outermost call of a module trains if autograd records at some point of it, and if a backward pass runs
+//! through the results of such calls.
+//!
+//! [`OpenCall`] follows one call as events stream. [`ModelCalls`] has what only later events show. It comes from the first
+//! pass over the recording, which [`super::steps`] makes.
+
+use std::collections::{HashMap, HashSet};
+
+use memtrace_trace::event::{Action, Event, Flags};
+use memtrace_trace::ids::{StackId, ThreadId};
+
+use super::stacks::{StackFacts, StackTable};
+
+/// The number of calls without a backward pass after which a place in the program does not train. The first forward pass
+/// of a training can end with an error, before its backward pass.
+const CALLS_WITHOUT_BACKWARD: u32 = 2;
+
+/// The outermost call of a module that a thread is in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct OpenCall {
+    thread: ThreadId,
+    /// The place of the call ([`StackFacts::outermost_module`]); `NONE` between calls.
+    place: StackId,
+    /// Whether autograd has recorded in this call.
+    has_gradients: bool,
+    /// The Python stack of the latest allocation, if gradients were on. Without another event of this stack at which they
+    /// are off, autograd records. Such an event shows that autocast cast a weight.
+    maybe_recorded: Option<StackId>,
+}
+
+impl OpenCall {
+    /// Whether this event, outside backward passes, is part of a call or of the code between calls.
+    #[inline]
+    fn is_part(&self, e: &Event, facts: &StackFacts) -> bool {
+        // Other threads load data while a model runs. A truncated stack lacks the outermost frames.
+        let is_unrelated = facts.native_only || e.stack.is_none() || e.thread != self.thread;
+        !(facts.outermost_module.is_none() && is_unrelated || e.flags.contains(Flags::STACK_TRUNCATED))
+    }
+
+    /// Begins another call if the event is not part of this one. Returns this call if it ends.
+    #[inline]
+    fn end_before(&mut self, e: &Event, facts: &StackFacts) -> Option<OpenCall> {
+        let next = OpenCall { thread: e.thread, place: facts.outermost_module, ..OpenCall::default() };
+        let ends = (next.thread, next.place) != (self.thread, self.place);
+        ends.then(|| {
+            let ended = std::mem::replace(self, next);
+            OpenCall { has_gradients: ended.has_gradients || ended.maybe_recorded.is_some(), ..ended }
+        })
+    }
+
+    /// Takes the gradient mode of an event of the call. `stack`: its Python stack.
+    #[inline]
+    fn observe_mode(&mut self, e: &Event, stack: StackId) {
+        let is_on = e.flags.contains(Flags::GRAD_KNOWN) && e.flags.contains(Flags::GRAD_ENABLED);
+        if is_on && e.action != Action::Alloc {
+            return;
+        }
+        let before = std::mem::replace(&mut self.maybe_recorded, is_on.then_some(stack));
+        self.has_gradients |= before.is_some_and(|before| before != stack);
+    }
+
+    /// Takes the next event outside backward passes. `stack`: its Python stack. `records_later`: whether autograd will
+    /// record in the call of this event.
+    #[inline]
+    pub(super) fn observe(&mut self, e: &Event, facts: &StackFacts, stack: StackId, records_later: bool) {
+        if self.is_part(e, facts) {
+            self.end_before(e, facts);
+            self.observe_mode(e, stack);
+        }
+        self.has_gradients |= records_later;
+    }
+
+    /// Whether autograd has recorded in the call that this event is part of.
+    #[inline]
+    pub(super) fn records(&self, e: &Event, facts: &StackFacts) -> bool {
+        self.has_gradients && !facts.outermost_module.is_none() && e.thread == self.thread
+    }
+}
+
+/// What a pass over the whole recording shows about the calls of models.
+#[derive(Clone, Debug)]
+pub struct ModelCalls {
+    /// The calls that begin without gradients and record later: `seq` of the first event, and of the first one with
+    /// gradients.
+    late: Vec<(u64, u64)>,
+    /// The calls without gradients in which autocast casts weights: `seq` of the first and the last of these events.
+    casts: Vec<(u64, u64)>,
+    /// The places of calls whose results no backward pass uses.
+    untrained: HashSet<StackId>,
+    /// `seq` of the last event that is part of a training step.
+    last_training: u64,
+}
+
+impl Default for ModelCalls {
+    /// Nothing is known about later events.
+    fn default() -> ModelCalls {
+        ModelCalls { late: Vec::new(), casts: Vec::new(), untrained: HashSet::new(), last_training: u64::MAX }
+    }
+}
+
+/// Where searches in [`ModelCalls`] begin, for events that come in order.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct SearchPosition {
+    late: usize,
+    casts: usize,
+}
+
+/// Whether a range has this event. `from` skips the ranges before it.
+#[inline]
+fn includes(ranges: &[(u64, u64)], from: &mut usize, seq: u64) -> bool {
+    while ranges.get(*from).is_some_and(|(_, last)| *last < seq) {
+        *from += 1;
+    }
+    ranges.get(*from).is_some_and(|(first, _)| *first <= seq)
+}
+
+impl ModelCalls {
+    /// Whether the event is in a call in which autograd will record.
+    #[inline]
+    pub(super) fn records_later(&self, seq: u64, from: &mut SearchPosition) -> bool {
+        includes(&self.late, &mut from.late, seq)
+    }
+
+    /// Whether the event is in a call without gradients, although gradients can be on.
+    #[inline]
+    pub(super) fn is_cast(&self, seq: u64, from: &mut SearchPosition) -> bool {
+        includes(&self.casts, &mut from.casts, seq)
+    }
+
+    /// Whether no backward pass uses the results of the calls at this place.
+    #[inline]
+    pub(super) fn is_untrained(&self, place: StackId) -> bool {
+        !self.untrained.is_empty() && self.untrained.contains(&place)
+    }
+
+    /// Whether a training step includes this event or a later one.
+    #[inline]
+    pub(super) fn trains_from(&self, seq: u64) -> bool {
+        seq <= self.last_training
+    }
+}
+
+/// Finds [`ModelCalls`].
+#[derive(Debug, Default)]
+pub(super) struct CallFinder {
+    open: OpenCall,
+    /// `seq` of the first and of the last event of the open call.
+    seqs: (u64, u64),
+    /// `seq` of the first and of the last allocation with gradients of the open call.
+    with_gradients: Option<(u64, u64)>,
+    late: Vec<(u64, u64)>,
+    casts: Vec<(u64, u64)>,
+    /// By place without a backward pass: the number of calls with gradients, and `seq` of the last event.
+    without_backward: HashMap<StackId, (u32, u64)>,
+    last_training: u64,
+}
+
+impl CallFinder {
+    /// Takes an event of a backward pass.
+    #[inline]
+    pub(super) fn observe_backward(&mut self, seq: u64) {
+        self.last_training = seq;
+    }
+
+    /// Takes an allocation, a free or an out-of-memory error outside backward passes.
+    #[inline]
+    pub(super) fn observe(&mut self, e: &Event, table: &StackTable) {
+        let facts = table.facts(e.stack);
+        if facts.made_node {
+            self.last_training = e.seq;
+        }
+        if !self.open.is_part(e, facts) {
+            return;
+        }
+        if let Some(ended) = self.open.end_before(e, facts) {
+            self.ended(&ended, table);
+            self.seqs.0 = e.seq;
+        }
+        self.seqs.1 = e.seq;
+        self.open.observe_mode(e, table.python(e.stack));
+        if e.action == Action::Alloc && self.open.maybe_recorded.is_some() {
+            self.with_gradients = Some((self.with_gradients.map_or(e.seq, |(first, _)| first), e.seq));
+        }
+    }
+
+    /// Takes a call that has ended.
+    fn ended(&mut self, call: &OpenCall, table: &StackTable) {
+        let (first, last) = self.seqs;
+        let Some(with_gradients) = self.with_gradients.take().filter(|_| !call.place.is_none()) else { return };
+        if !call.has_gradients {
+            self.casts.push(with_gradients);
+            return;
+        }
+        if first < with_gradients.0 {
+            self.late.push((first, with_gradients.0));
+        }
+        if table.is_trained(call.place) {
+            self.last_training = self.last_training.max(last);
+        } else {
+            let (calls, seq) = self.without_backward.entry(call.place).or_default();
+            (*calls, *seq) = (*calls + 1, last);
+        }
+    }
+
+    /// Ends the recording. `last_step_end`: `seq` of the end of the last step.
+    pub(super) fn finish(mut self, table: &StackTable, last_step_end: u64) -> ModelCalls {
+        let last =
+            OpenCall { has_gradients: self.open.has_gradients || self.open.maybe_recorded.is_some(), ..self.open };
+        self.ended(&last, table);
+        let CallFinder { late, casts, mut last_training, .. } = self;
+        last_training = last_training.max(last_step_end);
+        let mut untrained = HashSet::new();
+        for (place, (count, last)) in self.without_backward {
+            if table.has_trained_calls() && count >= CALLS_WITHOUT_BACKWARD {
+                untrained.insert(place);
+            } else {
+                last_training = last_training.max(last);
+            }
+        }
+        ModelCalls { late, casts, untrained, last_training }
+    }
+}
