@@ -352,7 +352,8 @@ impl PhaseTracker {
         } else if classification.phase == Phase::Forward {
             self.eval_in_forward = false;
         }
-        if classification.rule == PhaseRuleId::DataBetweenSteps && self.last.rule != PhaseRuleId::DataBetweenSteps {
+        let is_batch = classification.rule == PhaseRuleId::DataBetweenSteps;
+        if is_batch && self.last.rule != classification.rule && self.step_end != StepEnd::ProfilerRange {
             self.data_stacks.insert(e.stack);
         }
         if classification.is_position_independent || is_request(e) {
@@ -520,7 +521,9 @@ impl PhaseTracker {
         if let Some((_, rule)) = self.ranges.iter().rev().find(|(thread, _)| *thread == e.thread) {
             match rule.meaning {
                 // Inside an optimizer's step with gradients enabled, a closure runs.
-                Meaning::OptimizerStep if grad_off => return by_position(Phase::Optimizer, rule.id),
+                Meaning::OptimizerStep if grad_off && self.now.phase != Phase::Forward => {
+                    return by_position(Phase::Optimizer, rule.id);
+                }
                 Meaning::ZeroGrad => return by_position(self.clearing_phase(), rule.id),
                 Meaning::Data => return by_position(Phase::Data, rule.id),
                 _ => {}
@@ -537,9 +540,8 @@ impl PhaseTracker {
             Phase::Eval | Phase::Other | Phase::Load if !grad_off && self.data_stacks.contains(&e.stack) => {
                 by_position(Phase::Data, PhaseRuleId::DataBetweenSteps)
             }
-            Phase::Eval if grad_off || self.is_inference() => by_position(Phase::Eval, PhaseRuleId::EvalOutsideModel),
-            Phase::Eval if self.eval_records => by_position(Phase::Eval, PhaseRuleId::EvalWithoutBackward),
-            Phase::Eval => by_position(Phase::Other, PhaseRuleId::OtherAfterEval),
+            Phase::Eval if self.eval_records && !grad_off => by_position(Phase::Eval, PhaseRuleId::EvalWithoutBackward),
+            Phase::Eval => by_position(Phase::Eval, PhaseRuleId::EvalOutsideModel),
             _ if !self.model_ran && self.now.step.is_none() => {
                 by_position(Phase::Load, PhaseRuleId::LoadBeforeFirstForward)
             }
@@ -550,6 +552,12 @@ impl PhaseTracker {
                 by_position(Phase::Eval, PhaseRuleId::EvalOutsideModel)
             }
             Phase::Forward => by_position(Phase::Forward, PhaseRuleId::ForwardOutsideModel),
+            Phase::Backward | Phase::Recompute if self.stepped_in_backward && grad_off => {
+                by_position(Phase::Other, PhaseRuleId::OtherNoGradAfterStep)
+            }
+            Phase::Backward | Phase::Recompute if self.stepped_in_backward => {
+                by_position(Phase::Data, PhaseRuleId::DataBetweenSteps)
+            }
             Phase::Backward | Phase::Recompute if grad_off => {
                 by_position(Phase::Optimizer, PhaseRuleId::OptimizerNoGradAfterBackward)
             }
@@ -866,16 +874,17 @@ mod tests {
             ("part of a forward pass has no gradients", "fnflbo fnlbo", "|ffffbo|fffbo"),
             ("a forward pass begins without gradients", "nflbo nnflbo", "|fffbo|ffffbo"),
             ("evaluation after a step", "flbo exee flbo", "|ffboeeee|ffbo"),
-            ("evaluation before the training", "dee dflbo", "lee.|ffbo"),
-            ("evaluation after the training, with batches", "flbo flbo dedee", "|ffbo|ffbodedee"),
+            ("evaluation before the training", "dee dflbo", "leee|ffbo"),
+            ("evaluation after the training, with batches", "flbo flbo dedee", "|ffbo|ffbodeeee"),
             ("evaluation with gradients", "flbo dvmvm flbo dvmvm", "|ffbo|deeeeffbodeeee"),
             ("the first forward pass fails before its backward pass", "dfl!", "l|fff"),
             ("a forward pass at a new place fails", "flbo v!", "|ffbo|ff"),
             ("evaluation under autocast", "flbo ceece flbo ce", "|ffboeeeee|ffboee"),
-            ("evaluation under autocast before the training", "ce dflbo ce", "ee.|ffboee"),
+            ("evaluation under autocast before the training", "ce dflbo ce", "eee|ffboee"),
             ("batches after an evaluation", "flbo dflbo e dflbo", "|ffbo|dffboe|dffbo"),
             ("a teacher between forward and backward", "fezlbo fexlbo", "|feffbo|feefbo"),
             ("optimizers inside a backward pass", "fl bhbhb fl bhbhb", "|ffbobob|ffbobob"),
+            ("batches after such a backward pass", "dfl bhb xdfl bhb", "|dffbob.|dffbob"),
             ("user code without gradients after the step", "flbo xx flbo xd flbo", "|ffbo..|ffbo.|dffbo"),
             ("user code without gradients before the step", "flbxo flbxo", "|ffboo|ffboo"),
             ("a backward pass fails", "flbo fl!", "|ffbo|fff"),

@@ -200,6 +200,8 @@ struct Finder {
     /// The thread that last called a model. It also calls `backward()`.
     main_thread: ThreadId,
     between: Between,
+    /// The stacks of user code that has allocated since the step ended, with whether the data loader came before.
+    maybe_batch: Vec<(StackId, bool)>,
     /// The stacks of user code that allocates between two steps: after the optimizer, and after the data loader.
     after_optimizer: HashSet<StackId>,
     after_loader: HashSet<StackId>,
@@ -258,24 +260,27 @@ impl Finder {
     /// Takes an allocation, a free or an out-of-memory error outside backward passes.
     #[inline]
     fn observe_outside(&mut self, e: &Event, table: &StackTable) {
+        // While a backward pass runs, its caller waits.
+        if self.steps_in_backward && e.thread == self.main_thread && !table.is_without_python(e.stack) {
+            self.steps_in_backward = false;
+            self.between = Between::AfterOptimizer;
+            self.maybe_batch.clear();
+        }
         let facts = table.facts(e.stack);
         if !facts.outermost_module.is_none() {
             self.main_thread = e.thread;
-            self.between = Between::No;
+            if self.between != Between::No {
+                self.model_called(table.is_trained(facts.outermost_module));
+            }
         } else if self.between != Between::No && facts.rule.is_none() {
             let loads = e.action == Action::Alloc
                 && e.flags.contains(Flags::GRAD_KNOWN.with(Flags::GRAD_ENABLED))
                 && e.thread == self.main_thread
                 && !table.is_without_python(e.stack);
-            match self.between {
-                Between::AfterLoader if loads => self.after_loader.insert(e.stack),
-                Between::AfterOptimizer if loads => self.after_optimizer.insert(e.stack),
-                _ => false,
-            };
-        }
-        // While a backward pass runs, its caller waits.
-        if self.steps_in_backward && e.thread == self.main_thread && !table.is_without_python(e.stack) {
-            self.steps_in_backward = false;
+            let allocation = (e.stack, self.between == Between::AfterLoader);
+            if loads && self.maybe_batch.len() < MAX_SITES && !self.maybe_batch.contains(&allocation) {
+                self.maybe_batch.push(allocation);
+            }
         }
         if let Some(first) = self.first_call.as_mut().filter(|first| first.thread == e.thread) {
             let block = (e.device, e.addr);
@@ -289,6 +294,16 @@ impl Finder {
                 }
                 _ => {}
             }
+        }
+    }
+
+    /// Takes the first call of a model after a step. `trains`: whether a backward pass uses its results. What an
+    /// evaluation loads is no batch of the training.
+    fn model_called(&mut self, trains: bool) {
+        self.between = Between::No;
+        for (stack, after_loader) in self.maybe_batch.drain(..).filter(|_| trains) {
+            let stacks = if after_loader { &mut self.after_loader } else { &mut self.after_optimizer };
+            stacks.insert(stack);
         }
     }
 
@@ -316,6 +331,7 @@ impl Finder {
     fn optimizer_returned(&mut self, e: &Event) {
         self.last_end = e.seq;
         self.between = Between::AfterOptimizer;
+        self.maybe_batch.clear();
         let Some(first) = self.first_call.take_if(|first| first.thread == e.thread) else { return };
         let has_state = !first.blocks.is_empty();
         let stepped_elsewhere = |caller: &&Caller| caller.allocated_state && caller.site.0 == first.site.0;

@@ -232,8 +232,6 @@ rule_ids! {
     EvalOutsideModel = "eval-outside-model",
     /// A module call with gradients whose results no backward pass uses.
     EvalWithoutBackward = "eval-without-backward",
-    /// User code with gradients, after a forward pass without gradients.
-    OtherAfterEval = "other-after-eval",
     /// User code without gradients, after a backward pass.
     OptimizerNoGradAfterBackward = "optimizer-no-grad-after-backward",
     /// User code without gradients, in the optimizer phase.
