@@ -133,16 +133,25 @@ impl Names {
         (!parts.is_empty()).then(|| parts.join("/"))
     }
 
+    /// The path of the called module itself, at about `at_seq`: empty for a model. `None` without a name.
+    pub fn own_path(&self, call: ContextId, at_seq: u64) -> Option<&str> {
+        self.path(self.calls.get(&call)?, at_seq)
+    }
+
     /// The path of a called module, by the name that was read nearest to `at_seq`.
     fn path(&self, call: &NnCall, at_seq: u64) -> Option<&str> {
-        let names = self.paths.get(&call.object)?.get(&call.class)?;
+        self.of_module(call.object, &call.class, at_seq).map(|name| &*name.name)
+    }
+
+    /// The name of a module that was read nearest to `at_seq`.
+    pub fn of_module(&self, object: u64, class: &str, at_seq: u64) -> Option<&NnName> {
+        let names = self.paths.get(&object)?.get(class)?;
         let later = names.partition_point(|name| name.seq < at_seq);
         let next = names.get(later);
         // The first name of the latest `seq` before, which is the best one.
         let before = later.checked_sub(1).and_then(|last| names.get(last));
         let before = before.and_then(|last| names.get(names.partition_point(|name| name.seq < last.seq)));
-        let nearest = before.into_iter().chain(next).min_by_key(|name| name.seq.abs_diff(at_seq));
-        nearest.map(|name| &*name.name)
+        before.into_iter().chain(next).min_by_key(|name| name.seq.abs_diff(at_seq))
     }
 
     fn of_modules(definitions: &Definitions) -> Names {

@@ -1,11 +1,9 @@
 //! The parts of a report that the end-of-run summary and the sections share.
 
-use std::collections::BTreeMap;
-
 use memtrace_insight::passes::{Category, Phase};
 use memtrace_summary::{
     AllocationGroup, BlockingAllocation, CategoryAmount, DeviceSummary, IssueSummary, LabelSummary, MemoryState,
-    ModuleSummary, OomSummary, PhaseSummary, SuggestionSummary, Summary, WhatIfSummary, count_text, device_name,
+    ModuleGroupSummary, OomSummary, PhaseSummary, SuggestionSummary, Summary, WhatIfSummary, count_text, device_name,
     duration_text, is_snapshot, signed_size_text, size_text,
 };
 
@@ -272,17 +270,15 @@ impl TextReport {
         }
     }
 
-    /// Adds the largest modules, one line each. Sibling modules of one class share a line.
+    /// Adds the largest modules, one line each. Modules of one class whose paths differ only in numbers share a line.
     pub(crate) fn modules(&mut self, state: &MemoryState) {
         let whole = state.totals.allocated_bytes;
-        let mut groups = module_groups(&state.by_module);
-        groups.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));
-        groups.retain(|group| group.bytes >= whole / SMALL_MODULE);
-        if !groups.is_empty() {
-            self.list("By module (% of allocated)");
-        }
-        for group in groups.iter().take(MODULES) {
-            self.row(group.bytes, whole, &group.name);
+        let groups = state.module_groups.iter().filter(|group| group.bytes >= whole / SMALL_MODULE).take(MODULES);
+        for (at, group) in groups.enumerate() {
+            if at == 0 {
+                self.list("By module (% of allocated)");
+            }
+            self.row(group.bytes, whole, &module_text(group));
         }
     }
 
@@ -503,63 +499,17 @@ pub(crate) fn outside(device: &DeviceSummary) -> Vec<(&str, u64)> {
     owners
 }
 
-/// One line of the report: a module, or several sibling modules of one class.
-struct ModuleGroup {
-    name: String,
-    bytes: u64,
-}
-
-/// Groups the modules of a tree for listing. A module is divided further if sibling modules of one class hold at least
-/// half of it, or if one other module inside it does. A root is always divided, into its own memory and its modules.
-fn module_groups(tree: &[ModuleSummary]) -> Vec<ModuleGroup> {
-    let mut groups = Vec::new();
-    let mut at = 0;
-    while let Some(module) = tree.get(at) {
-        let end = at + 1 + tree[at + 1..].iter().take_while(|one| one.depth > module.depth).count();
-        add_groups(&tree[at..end], &mut groups);
-        at = end;
-    }
-    groups
-}
-
-/// Groups one module and the modules inside it. `tree` starts with the module itself.
-fn add_groups(tree: &[ModuleSummary], groups: &mut Vec<ModuleGroup>) {
-    let Some((module, inside)) = tree.split_first() else { return };
-    let class = module.class.as_deref().unwrap_or("");
-    let name = match (module.path.as_str(), class) {
-        ("", "") => "a module".to_owned(),
-        ("", class) => class.to_owned(),
-        (path, "") => path.to_owned(),
-        (path, class) => format!("{path} ({class})"),
+/// Formats a module or a group of modules: `blocks.* (12 of Block)`.
+fn module_text(group: &ModuleGroupSummary) -> String {
+    let own = if group.is_own { " itself" } else { "" };
+    let text = match (group.pattern.as_str(), group.class.as_deref()) {
+        ("", None) => "a module".to_owned(),
+        ("", Some(class)) => class.to_owned(),
+        (path, Some(class)) if group.modules > 1 => format!("{path} ({} of {class})", group.modules),
+        (path, Some(class)) if path != class => format!("{path} ({class})"),
+        (path, _) => path.to_owned(),
     };
-    let children: Vec<usize> = (0..inside.len()).filter(|&at| inside[at].depth == module.depth + 1).collect();
-    let mut classes: BTreeMap<&str, (usize, u64)> = BTreeMap::new();
-    for child in children.iter().map(|&at| &inside[at]) {
-        let (count, bytes) = classes.entry(child.class.as_deref().unwrap_or("")).or_default();
-        (*count, *bytes) = (*count + 1, *bytes + child.bytes);
-    }
-    let is_repeated = |class: &str| !class.is_empty() && classes.get(class).is_some_and(|(count, _)| *count >= 2);
-    let repeated = classes.iter().filter(|(class, _)| is_repeated(class)).map(|(_, (_, bytes))| *bytes);
-    let most_repeated = repeated.max().unwrap_or(0);
-    let largest = children.iter().map(|&at| inside[at].bytes).max().unwrap_or(0);
-    if module.depth > 0 && most_repeated * 2 < module.bytes && largest * 2 < module.bytes {
-        return groups.push(ModuleGroup { name, bytes: module.bytes });
-    }
-    let in_children: u64 = children.iter().map(|&at| inside[at].bytes).sum();
-    if module.bytes > in_children {
-        let name = if inside.is_empty() { name } else { format!("{name} itself") };
-        groups.push(ModuleGroup { name, bytes: module.bytes - in_children });
-    }
-    for (class, (count, bytes)) in classes.iter().filter(|(class, _)| is_repeated(class)) {
-        let path = if module.path.is_empty() { "*".to_owned() } else { format!("{}.*", module.path) };
-        groups.push(ModuleGroup { name: format!("{path} ({count} of {class})"), bytes: *bytes });
-    }
-    let ends = children.iter().skip(1).copied().chain([inside.len()]);
-    for (&from, to) in children.iter().zip(ends) {
-        if !is_repeated(inside[from].class.as_deref().unwrap_or("")) {
-            add_groups(&inside[from..to], groups);
-        }
-    }
+    format!("{text}{own}")
 }
 
 /// Formats the request: `200 MiB for Adam.exp_avg of head.weight` or `200 MiB (as large as head.weight)`.

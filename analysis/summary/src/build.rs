@@ -14,9 +14,10 @@ use crate::locations::{Locations, frame_summary};
 use crate::progress::Progress;
 use crate::summary::{
     AllocationGroup, CategoryAmount, CategoryRuleSummary, DeviceSummary, EVENTS_OF_UNRECORDED_PROCESSES, IssueSummary,
-    KeptAllocation, KeptCategory, LabelSummary, MemoryState, ModuleSummary, NativeObjectSummary, NotRecordedSummary,
-    NoticeSummary, OomSummary, OwnerBytes, OwnerSummary, PhaseAmount, PhaseRuleSummary, PhaseSummary, ProcessSummary,
-    RepeatedModulesSummary, RunSummary, SUMMARY_VERSION, StepPhase, StepSummary, Summary, Totals,
+    KeptAllocation, KeptCategory, LabelSummary, MemoryState, ModuleGroupSummary, ModuleSummary, NativeObjectSummary,
+    NotRecordedSummary, NoticeSummary, OomSummary, OwnerBytes, OwnerSummary, PhaseAmount, PhaseRuleSummary,
+    PhaseSummary, ProcessSummary, RepeatedModulesSummary, RunSummary, SUMMARY_VERSION, StepPhase, StepSummary, Summary,
+    Totals,
 };
 use crate::tensors::{name_pattern, requested_for};
 use crate::why::{
@@ -455,14 +456,30 @@ impl Context<'_> {
                 by_category: by_category(module.whole),
             })
             .collect();
+        peak.module_groups = tree
+            .lines
+            .iter()
+            .filter(|line| line.bytes > smallest)
+            .take(MODULES)
+            .map(|line| ModuleGroupSummary {
+                pattern: line.pattern.clone(),
+                class: (!line.class.is_empty()).then(|| line.class.clone()),
+                modules: line.count,
+                is_own: line.is_own,
+                bytes: line.bytes,
+            })
+            .collect();
         peak.repeated_modules = tree
             .repeated
             .iter()
             .filter(|one| one.activations > smallest)
             .map(|one| RepeatedModulesSummary {
                 path: one.path.clone(),
+                patterns: one.patterns.clone(),
                 class: one.class.clone(),
                 count: one.count,
+                total: one.total,
+                is_leaf: one.is_leaf,
                 activation_bytes: one.activations,
                 checkpointing_saves_at_most_bytes: one.checkpointing_saves(),
             })

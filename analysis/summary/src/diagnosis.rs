@@ -9,7 +9,7 @@ use crate::explain::state_needed;
 use crate::locations::Locations;
 use crate::units::{count_text, share_text, size_text};
 use memtrace_input::EventSource;
-use memtrace_insight::passes::diagnostics::{GraphIssue, GrowingSource, Mark, UnconsumedGraph};
+use memtrace_insight::passes::diagnostics::{EvaluationSign, GraphIssue, GrowingSource, Mark, UnconsumedGraph};
 use memtrace_insight::passes::{Analysis, DeviceAnalysis, Issue, Phase, StackTable};
 use memtrace_insight::rules::diagnostics as rules;
 use memtrace_replay::{Names, ReferenceCycle};
@@ -212,8 +212,13 @@ impl DeviceIssues<'_> {
     }
 
     fn graphs(&self, grow: bool, issues: &mut Vec<Issue>) {
+        let interrupted = self.interrupted_evaluation();
+        let place = interrupted.as_ref().and_then(|issue| issue.place);
+        let is_interrupted = |a: &UnconsumedGraph| place.is_some_and(|(site, _)| site == a.site && !a.backward_ran);
         for (kind, a) in self.analysis.signals.graphs.found() {
             let found = match kind {
+                // The evaluation is one issue, whatever it drops or keeps before it runs out of memory.
+                GraphIssue::Kept | GraphIssue::Unused if is_interrupted(&a) => continue,
                 GraphIssue::Kept if !grow => self.graph_collected(&a),
                 GraphIssue::Unused if a.times >= 2 => self.eval(&a),
                 GraphIssue::Retained if a.times >= 2 && !grow => self.retained(&a),
@@ -223,6 +228,47 @@ impl DeviceIssues<'_> {
                 issues.push(found);
             }
         }
+        issues.extend(interrupted);
+    }
+
+    /// An evaluation with gradients that itself runs out of memory.
+    fn interrupted_evaluation(&self) -> Option<Issue> {
+        let signals = &self.analysis.signals;
+        let found = signals.graphs.found();
+        let dropped = |site| {
+            let here = found.iter().filter(|(kind, graph)| *kind == GraphIssue::Unused && graph.site == site);
+            here.map(|(_, graph)| graph.times).sum()
+        };
+        let sites = signals.graphs.consumed_sites();
+        let (graph, signs) = signals.evaluations.interrupted(self.builder.locations.definitions(), sites, &dropped)?;
+        let steps = |count: u32| if count == 1 { "1 step".to_owned() } else { format!("{count} steps") };
+        let mut evidence = vec![format!(
+            "{} blocks that {} of the model saved with autograd enabled; after {} of training, no backward pass ever ran through this place",
+            count_text(graph.blocks),
+            if graph.calls == 1 { "a call".to_owned() } else { format!("{} calls", count_text(graph.calls)) },
+            steps(graph.optimizer_steps)
+        )];
+        evidence.extend(signs.into_iter().map(|sign| match sign {
+            EvaluationSign::Dropped(1) => "the program has dropped a graph of this place before".to_owned(),
+            EvaluationSign::Dropped(times) => {
+                format!("the program has dropped {} graphs of this place before", count_text(times))
+            }
+            EvaluationSign::Function(name) => format!("the function {name} calls the model; training never runs in it"),
+            EvaluationSign::Inactive(class) => {
+                format!("the {class} modules allocate less than in training, as after model.eval()")
+            }
+        }));
+        let issue = Issue {
+            headline: format!(
+                "an evaluation runs out of memory while {} of activations are kept for a backward pass",
+                size_text(graph.bytes)
+            ),
+            evidence,
+            place: Some((graph.site, ContextId::NONE)),
+            fix: "call the model there under torch.inference_mode() or torch.no_grad()".to_owned(),
+            ..self.issue(&rules::EVAL_WITHOUT_NO_GRAD, graph.bytes)
+        };
+        self.matters(issue.bytes).then_some(issue)
     }
 
     fn graph_collected(&self, a: &UnconsumedGraph) -> Issue {

@@ -23,6 +23,11 @@ impl<'a> Locations<'a> {
         self.definitions.stacks.get(stack.index()).map(|node| node.frame).unwrap_or_default()
     }
 
+    /// The definitions of the recording.
+    pub(crate) fn definitions(&self) -> &'a Definitions {
+        self.definitions
+    }
+
     pub(crate) fn new(definitions: &'a Definitions, directory: Option<&std::path::Path>) -> Locations<'a> {
         let directory = directory.and_then(|d| d.to_str()).map(|d| format!("{}/", d.trim_end_matches('/')));
         Locations { definitions, directory }

@@ -311,10 +311,30 @@ pub struct MemoryState {
     /// Empty if no calls of modules were recorded. Small modules are left out; their bytes count for their parents.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub by_module: Vec<ModuleSummary>,
-    /// The sibling modules of one class that have activations. Modules under activation checkpointing are left out.
-    /// Only for the peak.
+    /// The allocated blocks, by module or by group of modules of one class, as the report lists them. Each block counts
+    /// once. Only for the peak. By bytes in descending order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub module_groups: Vec<ModuleGroupSummary>,
+    /// The groups of modules of one class that have activations. Modules under activation checkpointing are left out.
+    /// Groups can overlap: the modules of one can be inside the modules of another. Only for the peak.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub repeated_modules: Vec<RepeatedModulesSummary>,
+}
+
+/// The memory of a module, or of modules of one class whose paths differ only in numbers.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+pub struct ModuleGroupSummary {
+    /// The path as in `by_module`, or for several modules the pattern of their paths: `blocks.*`.
+    pub pattern: String,
+    /// The class. Absent if it is unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub class: Option<String>,
+    /// The number of modules that the program has, with and without memory at this point in time.
+    pub modules: usize,
+    /// Whether this is only the memory of the module itself, because the modules inside it are listed separately.
+    pub is_own: bool,
+    /// The bytes.
+    pub bytes: u64,
 }
 
 /// The memory of an `nn.Module`: blocks that its call or the autograd nodes of its call allocated, and its parameters
@@ -324,7 +344,7 @@ pub struct ModuleSummary {
     /// The path as in `named_modules()`, or the classes of the calls that lead to the module. Empty for a module that
     /// no other module called.
     pub path: String,
-    /// The class. Absent for a module that is never called itself, such as a `ModuleList`.
+    /// The class. Absent for a module that is never called and holds nothing itself, such as a `ModuleList`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub class: Option<String>,
     /// The number of levels below a module that no other module called.
@@ -337,15 +357,21 @@ pub struct ModuleSummary {
     pub by_category: Vec<CategoryAmount>,
 }
 
-/// Sibling modules of one class, for example `blocks.0` to `blocks.11`.
+/// Modules of one class, for example `blocks.0` to `blocks.11`.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
 pub struct RepeatedModulesSummary {
-    /// The path of their parent, for example `blocks`. Empty if no other module called the parent.
+    /// The path that all of them share, for example `blocks`. Empty if they share none.
     pub path: String,
+    /// The patterns that cover all of them, for example `blocks.*`. `*` stands for numbers.
+    pub patterns: Vec<String>,
     /// Their class.
     pub class: String,
-    /// The number of modules.
+    /// The number of modules that have activations at this point in time.
     pub count: usize,
+    /// The number of all modules of the group that the program has.
+    pub total: usize,
+    /// Whether no other module was ever called inside any of them, as in a `Linear`.
+    pub is_leaf: bool,
     /// The bytes of the activations of all of them.
     pub activation_bytes: u64,
     /// The maximum number of bytes that activation checkpointing of each module would free at this point in time. It is

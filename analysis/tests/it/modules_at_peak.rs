@@ -152,6 +152,10 @@ fn the_peak_is_divided_among_modules() {
     assert_eq!(reported, paths);
     assert!(text.contains("blocks.* (4 of Block)"), "{text}");
     assert!(text.contains("head (Linear)"), "{text}");
+    // The lines of the report count each block once.
+    let blocks = &peak.module_groups[0];
+    assert_eq!((&*blocks.pattern, blocks.class.as_deref(), blocks.modules), ("blocks.*", Some("Block"), 4));
+    assert_eq!(peak.module_groups.iter().map(|group| group.bytes).sum::<u64>(), own);
 }
 
 #[test]
@@ -160,6 +164,9 @@ fn checkpointing_of_repeated_modules_has_a_predicted_saving() {
     let peak = device.peak.as_ref().unwrap();
     let blocks = peak.repeated_modules.iter().find(|r| r.path == "blocks").unwrap();
     assert_eq!((blocks.class.as_str(), blocks.count, blocks.activation_bytes), ("Block", 4, 30 * MIB));
+    assert_eq!((blocks.total, blocks.is_leaf, &*blocks.patterns), (4, false, &["blocks.*".to_owned()][..]));
+    let layers = peak.repeated_modules.iter().find(|r| r.class == "Linear").unwrap();
+    assert_eq!((layers.total, layers.is_leaf, &*layers.patterns), (4, true, &["blocks.*.fc".to_owned()][..]));
     // Each block outputs 2 MiB. The peak is in the head.
     assert_eq!(blocks.checkpointing_saves_at_most_bytes, (30 - 4 * 2) * MIB);
     let action = device.suggestions.iter().find(|a| a.rule == RuleId::CheckpointLayers).unwrap();

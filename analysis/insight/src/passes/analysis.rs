@@ -403,6 +403,12 @@ impl DeviceAnalysis {
         let allocator = &replay.devices()[slot].allocator;
         let physical = replay.physical();
         self.signals.segment_requested(allocator, e, now);
+        if self.ooms.needs_details() && classification.may_record() {
+            let in_use = allocator.allocated().filter(|(_, b)| b.state == memtrace_replay::BlockState::Allocated);
+            let allocations = &self.allocations;
+            let in_use = in_use.filter_map(|(id, _)| Some((id, allocations.get(id.index())?)));
+            self.signals.forward_interrupted(e, in_use, now);
+        }
         let in_use = if self.ooms.needs_details() {
             self.blocks_in_use(allocator, tracked, e, classification.phase)
         } else {

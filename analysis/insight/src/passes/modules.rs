@@ -1,26 +1,22 @@
 //! Assigns memory to `nn.Module`s. A block belongs to the module that was being called when the block was allocated, or
 //! whose call made the autograd node that allocated it. A block with a parameter's name belongs to the module that
-//! holds the parameter.
+//! holds the parameter. [`super::module_table`] says which module that is.
 //!
-//! A module's path is the one from `named_modules()` if the recording has names, else the chain of classes through
-//! which it was called. A module that no other module called is a root. A block known only by a parameter's name
-//! belongs to the root that called a module with that path. If there is only one root, it belongs to that root.
+//! Modules of one class whose paths differ only in numbers are a group: `stages.0.blocks.0` to `stages.3.blocks.2`. The
+//! groups are what activation checkpointing can be applied to, and what reports list on one line.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::HashMap;
 
 use memtrace_trace::definition::TensorKind;
 use memtrace_trace::file::Definitions;
-use memtrace_trace::ids::ContextId;
 
 use super::category::Category;
-use super::composition::{Amount, Composition, ModuleKey};
+use super::composition::{Composition, ModuleKey};
+use super::module_groups::{AlikeModules, ModuleLine, RepeatedModules};
+use super::module_memory::{Amounts, NodeMemory, add_up};
+use super::module_table::ModuleTable;
 use super::phase::Phase;
 use memtrace_replay::{AllocationNames, Contexts, Names};
-
-/// The maximum depth of a path. Deeper modules count for their ancestor at this depth.
-const MAX_DEPTH: usize = 32;
-/// The minimum number of sibling modules of one class that count as repeated.
-const MIN_REPEATED: usize = 2;
 
 /// The paths of modules that hold parameters.
 #[derive(Clone, Debug, Default)]
@@ -30,10 +26,11 @@ pub struct ModulePaths {
 }
 
 impl ModulePaths {
-    /// The number of the module that holds the named tensor; `None` without a name. The names `blocks.0.fc.weight`,
-    /// `blocks.0.fc.weight.grad` and `Adam.exp_avg of blocks.0.fc.weight` all belong to `blocks.0.fc`.
+    /// The number of the module that holds the named tensor; `None` without a name and for a parameter that no module
+    /// holds. The names `blocks.0.fc.weight`, `blocks.0.fc.weight.grad` and `Adam.exp_avg of blocks.0.fc.weight` all
+    /// belong to `blocks.0.fc`.
     pub fn number(&mut self, named: &AllocationNames) -> Option<u32> {
-        let path = path_of(named.kind, named.names.first()?);
+        let path = path_of(named.kind, named.names.first()?)?;
         if let Some(number) = self.numbers.get(path) {
             return Some(*number);
         }
@@ -44,10 +41,12 @@ impl ModulePaths {
     }
 }
 
-fn path_of(kind: TensorKind, name: &str) -> &str {
+fn path_of(kind: TensorKind, name: &str) -> Option<&str> {
     let of = name.rsplit_once(" of ").map_or(name, |(_, of)| of);
     let of = if kind == TensorKind::Gradient { of.strip_suffix(".grad").unwrap_or(of) } else { of };
-    of.rsplit_once('.').map_or("", |(module, _)| module)
+    let (module, parameter) = of.rsplit_once('.').unwrap_or(("", of));
+    // An optimizer numbers the parameters that belong to no module.
+    (!parameter.starts_with("params[")).then_some(module)
 }
 
 /// One module and its memory.
@@ -55,14 +54,14 @@ fn path_of(kind: TensorKind, name: &str) -> &str {
 pub struct ModuleMemory {
     /// The path; empty for a root.
     pub path: String,
-    /// The class; empty if none of the module's own calls allocated anything.
+    /// The class; empty if the module was never called and holds no memory of its own, as a `ModuleList`.
     pub class: String,
     /// The number of levels below its root; 0 for the root.
     pub depth: usize,
     /// The memory of the module and of all modules inside it, by category.
-    pub whole: [Amount; Category::ALL.len()],
+    pub whole: Amounts,
     /// The memory of the module alone, by category.
-    pub own: [Amount; Category::ALL.len()],
+    pub own: Amounts,
 }
 
 impl ModuleMemory {
@@ -77,99 +76,19 @@ impl ModuleMemory {
     }
 }
 
-/// Sibling modules of one class, for example `blocks.0` to `blocks.11`.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct RepeatedModules {
-    /// Their common path, for example `blocks`; empty if they are children of the root.
-    pub path: String,
-    /// Their class.
-    pub class: String,
-    /// The number of siblings that have activations at this point in time. Siblings under activation checkpointing are
-    /// left out.
-    pub count: usize,
-    /// The activations of all of them, in bytes.
-    pub activations: u64,
-    /// The activations of the largest one, in bytes.
-    pub largest: u64,
-    /// The activations of the module in whose backward pass the point in time is, in bytes. That backward pass needs
-    /// all of them. 0 outside a backward pass: in a forward pass it is unknown how many activations would remain.
-    pub running: u64,
-    /// The output bytes that each sibling itself allocated after all modules inside it. The next sibling needs them as
-    /// input, so they stay. A sibling whose own forward pass does not end this way counts as 0.
-    pub outputs: u64,
-}
-
-impl RepeatedModules {
-    /// The pattern that covers all of them: `blocks.*`.
-    pub fn pattern(&self) -> String {
-        if self.path.is_empty() { "*".to_owned() } else { format!("{}.*", self.path) }
-    }
-
-    /// The maximum number of bytes that activation checkpointing of each sibling would save at this point in time. Two
-    /// parts stay: the outputs, and the activations of the sibling whose backward pass is running, which must be
-    /// recomputed.
-    pub fn checkpointing_saves(&self) -> u64 {
-        self.activations.saturating_sub(self.outputs).saturating_sub(self.running)
-    }
-}
-
 /// Memory by module at one point in time.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ModuleTree {
-    /// The modules. A parent comes before its children, children are ordered by path, and roots have depth 0.
+    /// The modules with memory. A parent comes before its children, children are ordered by path, and roots have depth
+    /// 0.
     pub modules: Vec<ModuleMemory>,
-    /// Repeated sibling modules, most activations first.
+    /// Groups of modules of one class that have activations, most activations first. Groups can overlap: the modules of
+    /// one can be inside the modules of another.
     pub repeated: Vec<RepeatedModules>,
+    /// The lines of a report: the memory of all modules, each counted once. Most bytes first.
+    pub lines: Vec<ModuleLine>,
     /// Bytes that belong to no module.
     pub outside_modules: u64,
-}
-
-#[derive(Default)]
-struct TreeNode {
-    class: String,
-    own: [Amount; Category::ALL.len()],
-    children: BTreeMap<PathComponent, TreeNode>,
-    /// The last activation that the module itself allocated: `seq` and bytes.
-    last: (u64, u64),
-    checkpointed: bool,
-    /// Whether the point in time is in this module and not in a module inside it.
-    is_running: bool,
-}
-
-/// A module that was added to the tree.
-struct AddedModule {
-    /// The index in [`ModuleTree::modules`].
-    index: usize,
-    /// `seq` of the last activation of the module and the modules inside it.
-    last: u64,
-    /// Bytes that the module itself allocated after all modules inside it; 0 if one of those allocated last.
-    output: u64,
-    checkpointed: bool,
-    is_running: bool,
-}
-
-/// A component of a path. Numbers sort by value.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct PathComponent(Option<u64>, String);
-
-impl PathComponent {
-    fn of(component: &str) -> PathComponent {
-        PathComponent(component.parse().ok(), component.to_owned())
-    }
-}
-
-impl TreeNode {
-    fn at(&mut self, path: &[&str]) -> &mut TreeNode {
-        path.iter()
-            .take(MAX_DEPTH)
-            .fold(self, |node, component| node.children.entry(PathComponent::of(component)).or_default())
-    }
-}
-
-fn add(to: &mut [Amount; Category::ALL.len()], category: Category, amount: &Amount) {
-    let to = &mut to[category as usize];
-    to.bytes += amount.bytes;
-    to.blocks += amount.blocks;
 }
 
 impl ModuleTree {
@@ -181,136 +100,406 @@ impl ModuleTree {
         names: &Names,
         contexts: &Contexts,
     ) -> ModuleTree {
-        let mut roots: BTreeMap<String, TreeNode> = BTreeMap::new();
-        let mut owned: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
+        let mut table = ModuleTable::of(definitions, names, composition.seq);
+        let mut memory: Vec<NodeMemory> = Vec::new();
         let mut inside = 0;
-        let mut by_path = Vec::new();
-        // By call: its module. The cache avoids a new lookup for each category of a call.
-        let mut called: HashMap<ContextId, Option<CalledModule>> = HashMap::new();
-        let path_set: BTreeMap<&str, ()> = paths.all.iter().map(|path| (&**path, ())).collect();
         // A workspace belongs to the process, not to the module that first needed it.
         let of_modules = composition.modules().filter(|(_, category, _)| *category != Category::Workspace);
-        for (module, category, part) in of_modules {
-            let amount = &part.amount;
-            inside += amount.bytes;
-            match module {
-                ModuleKey::Path(number) => {
-                    by_path.push((paths.all.get(number as usize).map_or("", |path| path), category, amount));
-                }
-                ModuleKey::Call(id) => {
-                    let module =
-                        called.entry(id).or_insert_with(|| CalledModule::of(id, composition.seq, definitions, names));
-                    let Some(module) = module else {
-                        inside -= amount.bytes;
-                        continue;
-                    };
-                    let root = roots.entry(module.root.clone()).or_default();
-                    let node = root.at(&module.components());
-                    node.class.clone_from(&module.class);
-                    add(&mut node.own, category, amount);
-                    if category == Category::Activation {
-                        node.last = node.last.max(part.last);
-                        node.checkpointed |= part.checkpointed;
-                    }
-                    if let Some((path, ())) = path_set.get_key_value(&*module.path) {
-                        owned.entry(path).or_default().insert(module.root.clone());
-                    }
-                }
+        let mut parts: Vec<_> = of_modules.collect();
+        parts.sort_unstable_by_key(|(module, category, _)| (*module, *category));
+        for (key, category, part) in parts {
+            let module = match key {
+                ModuleKey::Path(number) => Some(table.owner(paths.all.get(number as usize).map_or("", |path| path))),
+                ModuleKey::Call(id) => table.called(id),
+            };
+            let Some(module) = module else { continue };
+            inside += part.amount.bytes;
+            if memory.len() < table.modules().len() {
+                memory.resize(table.modules().len(), NodeMemory::default());
+            }
+            let node = &mut memory[module];
+            node.add(category, &part.amount);
+            let ModuleKey::Call(id) = key else { continue };
+            if let Some(call) = definitions.nn_calls.get(&id) {
+                node.class = call.class.to_string();
+            }
+            if category == Category::Activation {
+                node.add_activations(part);
             }
         }
-        for (path, category, amount) in by_path {
-            let claimed = owned.get(path).filter(|roots| roots.len() == 1).and_then(|roots| roots.first().cloned());
-            let only = if roots.len() == 1 { roots.keys().next().cloned() } else { None };
-            let root = roots.entry(claimed.or(only).unwrap_or_default()).or_default();
-            let components: Vec<&str> = path.split('.').filter(|c| !c.is_empty()).collect();
-            add(&mut root.at(&components).own, category, amount);
+        memory.resize(table.modules().len(), NodeMemory::default());
+        let running = table.called(contexts.module(composition.allocated_at.1));
+        if let Some(running) = running.filter(|_| composition.phase != Phase::Forward) {
+            memory[running].is_running = true;
         }
-        let at = contexts.module(composition.allocated_at.1);
-        if composition.phase != Phase::Forward
-            && let Some(module) = CalledModule::of(at, composition.seq, definitions, names)
-        {
-            roots.entry(module.root.clone()).or_default().at(&module.components()).is_running = true;
+        add_up(&table, &mut memory);
+        let alike = AlikeModules::of(&table, &memory);
+        let mut tree = ModuleTree {
+            repeated: alike.repeated(&table, &memory),
+            lines: alike.lines(&table, &memory),
+            outside_modules: composition.usage.allocated.saturating_sub(inside),
+            ..ModuleTree::default()
+        };
+        for root in table.roots() {
+            tree.add_subtree(&table, &memory, root, 0);
         }
-        let mut tree =
-            ModuleTree { outside_modules: composition.usage.allocated.saturating_sub(inside), ..ModuleTree::default() };
-        for (class, mut root) in roots {
-            root.class = class;
-            tree.add_subtree(root, String::new(), 0);
-        }
-        tree.repeated.sort_by(|a, b| (b.activations, &a.path, &a.class).cmp(&(a.activations, &b.path, &b.class)));
         tree
     }
 
-    /// Adds a module and the modules inside it.
-    fn add_subtree(&mut self, node: TreeNode, path: String, depth: usize) -> AddedModule {
-        let index = self.modules.len();
-        let memory = ModuleMemory { path: path.clone(), class: node.class, depth, whole: node.own, own: node.own };
-        self.modules.push(memory);
-        let mut added =
-            AddedModule { index, last: 0, output: 0, checkpointed: node.checkpointed, is_running: node.is_running };
-        let mut classes: BTreeMap<String, RepeatedModules> = BTreeMap::new();
-        for (PathComponent(_, component), child) in node.children {
-            let child_path = if path.is_empty() { component } else { format!("{path}.{component}") };
-            let child = self.add_subtree(child, child_path, depth + 1);
-            added.last = added.last.max(child.last);
-            added.checkpointed |= child.checkpointed;
-            added.is_running |= child.is_running;
-            let whole = self.modules[child.index].whole;
-            for (category, amount) in Category::ALL.iter().zip(&whole) {
-                add(&mut self.modules[index].whole, *category, amount);
-            }
-            let memory = &self.modules[child.index];
-            let activations = memory.activations();
-            if activations > 0 && !memory.class.is_empty() && !child.checkpointed {
-                let one = classes.entry(memory.class.clone()).or_insert_with(|| RepeatedModules {
-                    path: path.clone(),
-                    class: memory.class.clone(),
-                    ..RepeatedModules::default()
-                });
-                one.count += 1;
-                one.activations += activations;
-                one.largest = one.largest.max(activations);
-                one.running += if child.is_running { activations } else { 0 };
-                one.outputs += child.output;
-            }
+    /// Adds a module with memory and the modules inside it.
+    fn add_subtree(&mut self, table: &ModuleTable, memory: &[NodeMemory], module: usize, depth: usize) {
+        let node = &memory[module];
+        if node.bytes() == 0 {
+            return;
         }
-        if node.last.0 > added.last {
-            (added.last, added.output) = node.last;
+        self.modules.push(ModuleMemory {
+            path: table.components(module).join("."),
+            class: node.class.clone(),
+            depth,
+            whole: node.whole,
+            own: node.own,
+        });
+        for child in table.modules()[module].children.values() {
+            self.add_subtree(table, memory, *child, depth + 1);
         }
-        self.repeated.extend(classes.into_values().filter(|one| one.count >= MIN_REPEATED));
-        added
     }
 }
 
-/// The module of a call.
-struct CalledModule {
-    /// The class of the root.
-    root: String,
-    /// The path below the root.
-    path: String,
-    class: String,
-}
+#[cfg(test)]
+mod tests {
+    use memtrace_trace::file::{NnCall, NnName};
+    use memtrace_trace::ids::ContextId;
 
-impl CalledModule {
-    fn of(id: ContextId, at_seq: u64, definitions: &Definitions, names: &Names) -> Option<CalledModule> {
-        let call = definitions.nn_calls.get(&id)?;
-        let mut outermost = call;
-        // The loop ends, because a caller's id is smaller than the id of the call.
-        while let Some(caller) = definitions.nn_calls.get(&outermost.caller) {
-            outermost = caller;
+    use super::*;
+    use memtrace_input::MemoryRecording;
+
+    const AT: u64 = 1000;
+
+    /// The calls and names of a program's modules, and the blocks at one point in time.
+    #[derive(Default)]
+    struct Program {
+        definitions: Definitions,
+        composition: Composition,
+        paths: ModulePaths,
+    }
+
+    impl Program {
+        fn name(&mut self, object: u64, seq: u64, class: &str, name: &str) {
+            self.definitions.nn_names.push(NnName { object, seq, class: class.into(), name: name.into() });
         }
-        let (root, class) = (outermost.class.to_string(), call.class.to_string());
-        let path = names.module_path(id, at_seq).unwrap_or_default();
-        // The root's own path is its class, and a chain of classes begins with it.
-        let path = match path.strip_prefix(&*root) {
-            Some("") if outermost == call => String::new(),
-            Some(rest) if rest.starts_with('/') => rest[1..].to_owned(),
-            _ => path,
+
+        fn call(&mut self, caller: ContextId, object: u64, class: &str) -> ContextId {
+            let id = ContextId(self.definitions.nn_calls.len() as u32 + 1);
+            self.definitions.nn_calls.insert(id, NnCall { caller, object, class: class.into() });
+            id
+        }
+
+        fn activations(&mut self, call: ContextId, bytes: u64) {
+            let seq = self.composition.usage.allocated + 1;
+            self.composition.add_to_module(ModuleKey::Call(call), Category::Activation, bytes, seq, false);
+            self.composition.usage.allocated += bytes;
+        }
+
+        fn parameter(&mut self, name: &str, bytes: u64) {
+            let kind = TensorKind::Parameter;
+            let named = AllocationNames { kind, names: vec![name.into()], shape: "".into() };
+            let path = ModuleKey::Path(self.paths.number(&named).unwrap());
+            self.composition.add_to_module(path, Category::Parameter, bytes, 1, false);
+            self.composition.usage.allocated += bytes;
+        }
+
+        fn tree(mut self) -> ModuleTree {
+            self.composition.seq = AT;
+            let definitions = self.definitions.clone();
+            let names = Names::of(&MemoryRecording { definitions, ..MemoryRecording::default() });
+            let contexts = Contexts::of(&self.definitions);
+            ModuleTree::of(&self.composition, &self.paths, &self.definitions, &names, &contexts)
+        }
+    }
+
+    fn lines(tree: &ModuleTree) -> Vec<(String, usize, u64)> {
+        let text = |line: &ModuleLine| format!("{}:{}", line.pattern, line.class);
+        tree.lines.iter().map(|line| (text(line), line.count, line.bytes)).collect()
+    }
+
+    fn groups(tree: &ModuleTree) -> Vec<(String, usize, u64)> {
+        tree.repeated.iter().map(|group| (group.text(), group.modules.len(), group.activations)).collect()
+    }
+
+    /// A model with six blocks, four of which were called. Only their layers allocate.
+    #[test]
+    fn callers_without_blocks_have_a_class_and_the_group_knows_all_its_modules() {
+        let mut p = Program::default();
+        p.name(0xa0, 10, "GPT", "");
+        p.name(0xa1, 10, "ModuleList", "blocks");
+        let gpt = p.call(ContextId::NONE, 0xa0, "GPT");
+        let mut layers = Vec::new();
+        for block in 0..6 {
+            p.name(0x100 + block, 10, "Block", &format!("blocks.{block}"));
+            p.name(0x200 + block, 10, "Linear", &format!("blocks.{block}.fc"));
+        }
+        for block in 0..4 {
+            let of = p.call(gpt, 0x100 + block, "Block");
+            layers.push(p.call(of, 0x200 + block, "Linear"));
+        }
+        layers.iter().for_each(|layer| p.activations(*layer, 10));
+        let tree = p.tree();
+        let block = tree.modules.iter().find(|module| module.path == "blocks.2").unwrap();
+        assert_eq!((&*block.class, block.depth, block.bytes()), ("Block", 2, 10));
+        let text = |text: &str| text.to_owned();
+        assert_eq!(
+            groups(&tree),
+            [
+                (text("blocks.* (6 of Block, 4 with activations)"), 6, 40),
+                (text("blocks.*.fc (6 of Linear, 4 with activations)"), 6, 40)
+            ]
+        );
+        let [blocks, layers_alike] = &tree.repeated[..] else { panic!("{:?}", tree.repeated) };
+        assert_eq!((blocks.is_leaf, layers_alike.is_leaf), (false, true));
+        assert_eq!((blocks.path.as_str(), blocks.count, blocks.total), ("blocks", 4, 6));
+        assert_eq!(blocks.calls.get(&layers[3]), Some(&3), "the call of a layer belongs to its block");
+        assert_eq!(blocks.calls.get(&gpt), None);
+        assert_eq!(lines(&tree), [(text("blocks.*:Block"), 6, 40)]);
+    }
+
+    #[test]
+    fn modules_of_one_class_in_nested_containers_are_one_group() {
+        let mut p = Program::default();
+        p.name(0xa0, 10, "Net", "");
+        p.name(0xa1, 10, "ModuleList", "stages");
+        let net = p.call(ContextId::NONE, 0xa0, "Net");
+        for (stage, depth) in [3, 3, 9, 3].into_iter().enumerate() {
+            let object = 0x1000 * (1 + stage as u64);
+            p.name(object, 10, "Stage", &format!("stages.{stage}"));
+            p.name(object + 1, 10, "Sequential", &format!("stages.{stage}.blocks"));
+            let stage_call = p.call(net, object, "Stage");
+            let blocks = p.call(stage_call, object + 1, "Sequential");
+            for block in 0..depth {
+                let object = object + 0x10 + block;
+                p.name(object, 10, "Block", &format!("stages.{stage}.blocks.{block}"));
+                let call = p.call(blocks, object, "Block");
+                p.name(object + 0x100, 10, "Conv2d", &format!("stages.{stage}.blocks.{block}.conv"));
+                let inner = p.call(call, object + 0x100, "Conv2d");
+                p.activations(inner, 7);
+                p.activations(call, 3);
+            }
+        }
+        let tree = p.tree();
+        let texts: Vec<String> = tree.repeated.iter().map(RepeatedModules::text).collect();
+        assert_eq!(
+            texts,
+            [
+                "stages.* (4 of Stage)",
+                "stages.*.blocks (4 of Sequential)",
+                "stages.*.blocks.* (18 of Block)",
+                "stages.*.blocks.*.conv (18 of Conv2d)"
+            ]
+        );
+        let blocks = &tree.repeated[2];
+        assert_eq!((blocks.activations, blocks.outputs, blocks.checkpointing_saves()), (180, 54, 126));
+        assert_eq!(blocks.modules[6].path, "stages.2.blocks.0");
+        assert_eq!(lines(&tree), [("stages.*:Stage".to_owned(), 4, 180)]);
+    }
+
+    /// The blocks of an encoder and of a decoder can be checkpointed together.
+    #[test]
+    fn modules_of_one_class_at_two_places() {
+        let mut p = Program::default();
+        p.name(0xa0, 10, "T", "");
+        let model = p.call(ContextId::NONE, 0xa0, "T");
+        for (at, part) in ["encoder", "decoder"].into_iter().enumerate() {
+            let object = 0x1000 * (1 + at as u64);
+            p.name(object, 10, "Stack", part);
+            let stack = p.call(model, object, "Stack");
+            for block in 0..3 {
+                p.name(object + 0x10 + block, 10, "Block", &format!("{part}.block.{block}"));
+                p.name(object + 0x20 + block, 10, "Linear", &format!("{part}.block.{block}.fc"));
+                let call = p.call(stack, object + 0x10 + block, "Block");
+                let fc = p.call(call, object + 0x20 + block, "Linear");
+                p.activations(fc, 5 + at as u64);
+            }
+        }
+        let tree = p.tree();
+        assert_eq!(tree.repeated[0].text(), "decoder, encoder (2 of Stack)");
+        let both = &tree.repeated[1];
+        assert_eq!((both.text().as_str(), both.activations), ("decoder.block.*, encoder.block.* (6 of Block)", 33));
+        assert_eq!(
+            lines(&tree),
+            [("decoder.block.*:Block".to_owned(), 3, 18), ("encoder.block.*:Block".to_owned(), 3, 15)]
+        );
+    }
+
+    /// A wrapper calls the model in training, evaluation calls it directly, and a checkpoint calls its blocks.
+    #[test]
+    fn a_module_has_one_root_whatever_calls_it() {
+        let mut p = Program::default();
+        p.name(0xd0, 10, "DistributedDataParallel", "");
+        p.name(0xa0, 10, "Net", "module");
+        p.name(0xb0, 10, "Block", "module.blocks.0");
+        p.name(0xb1, 10, "Block", "module.blocks.1");
+        let evaluated = p.call(ContextId::NONE, 0xa0, "Net");
+        let recomputed = p.call(ContextId::NONE, 0xb0, "Block");
+        let wrapper = p.call(ContextId::NONE, 0xd0, "DistributedDataParallel");
+        let net = p.call(wrapper, 0xa0, "Net");
+        let blocks = [p.call(net, 0xb0, "Block"), p.call(net, 0xb1, "Block")];
+        let in_evaluation = p.call(evaluated, 0xb1, "Block");
+        for call in [recomputed, in_evaluation, blocks[0], blocks[1]] {
+            p.activations(call, 10);
+        }
+        p.parameter("module.blocks.1.weight", 4);
+        let tree = p.tree();
+        let found: Vec<(&str, &str, u64)> =
+            tree.modules.iter().map(|module| (&*module.path, &*module.class, module.bytes())).collect();
+        assert_eq!(
+            found,
+            [
+                ("", "DistributedDataParallel", 44),
+                ("module", "Net", 44),
+                ("module.blocks", "", 44),
+                ("module.blocks.0", "Block", 20),
+                ("module.blocks.1", "Block", 24)
+            ]
+        );
+    }
+
+    /// At the optimizer's peak only parameters are left, and a model without a call of its own has modules that are
+    /// called.
+    #[test]
+    fn parameters_belong_to_the_model_that_holds_them() {
+        let mut p = Program::default();
+        p.name(0xa0, 10, "Sequential", "");
+        p.name(0xa1, 10, "Linear", "0");
+        p.name(0xa2, 10, "Tanh", "1");
+        p.name(0xa3, 10, "Linear", "2");
+        // A loss has a name of its own.
+        p.name(0xf0, 10, "MSELoss", "");
+        let model = p.call(ContextId::NONE, 0xa0, "Sequential");
+        for (object, class) in [(0xa1, "Linear"), (0xa2, "Tanh"), (0xa3, "Linear")] {
+            p.call(model, object, class);
+        }
+        p.call(ContextId::NONE, 0xf0, "MSELoss");
+        for name in ["0.weight", "2.weight", "2.bias"] {
+            p.parameter(name, 8);
+        }
+        let tree = p.tree();
+        assert_eq!((&*tree.modules[0].class, tree.modules[0].bytes()), ("Sequential", 24));
+        assert_eq!(lines(&tree), [("*:Linear".to_owned(), 2, 24)]);
+        let number = |name: &str| {
+            let kind = TensorKind::Parameter;
+            ModulePaths::default().number(&AllocationNames { kind, names: vec![name.into()], shape: "".into() })
         };
-        Some(CalledModule { root, path, class })
+        assert_eq!(number("SGD.params[3]"), None, "a tensor that no module holds");
+
+        let mut p = Program::default();
+        p.name(0xa0, 10, "LitModel", "");
+        p.name(0xa1, 10, "Encoder", "encoder");
+        p.name(0xa2, 10, "Decoder", "decoder");
+        let encoder = p.call(ContextId::NONE, 0xa1, "Encoder");
+        let decoder = p.call(ContextId::NONE, 0xa2, "Decoder");
+        p.activations(encoder, 3);
+        p.activations(decoder, 2);
+        let tree = p.tree();
+        let found: Vec<(&str, &str)> = tree.modules.iter().map(|m| (&*m.path, &*m.class)).collect();
+        assert_eq!(found, [("", "LitModel"), ("decoder", "Decoder"), ("encoder", "Encoder")]);
     }
 
-    fn components(&self) -> Vec<&str> {
-        self.path.split(['.', '/']).filter(|component| !component.is_empty()).collect()
+    /// Two models with the same parameter names have their class as prefix.
+    #[test]
+    fn models_with_a_name_of_their_own_are_roots() {
+        let mut p = Program::default();
+        p.name(0xf0, 10, "BCELoss", "");
+        for (object, class) in [(0xa0, "Generator"), (0xb0, "Critic")] {
+            p.name(object, 10, class, class);
+            let model = p.call(ContextId::NONE, object, class);
+            for at in 0..2 {
+                p.name(object + 1 + at, 10, "Conv2d", &format!("{class}.main.{at}"));
+                let conv = p.call(model, object + 1 + at, "Conv2d");
+                p.activations(conv, 10);
+            }
+        }
+        let loss = p.call(ContextId::NONE, 0xf0, "BCELoss");
+        p.activations(loss, 1);
+        let tree = p.tree();
+        let roots = tree.modules.iter().filter(|module| module.depth == 0);
+        let roots: Vec<(&str, u64)> = roots.map(|root| (&*root.class, root.bytes())).collect();
+        assert_eq!(roots, [("BCELoss", 1), ("Critic", 20), ("Generator", 20)]);
+        let expected = [("Critic.main.*:Conv2d", 2, 20), ("Generator.main.*:Conv2d", 2, 20), (":BCELoss", 1, 1)];
+        assert_eq!(lines(&tree), expected.map(|(text, count, bytes)| (text.to_owned(), count, bytes)));
+    }
+
+    /// A sweep over depths: the second model replaces the first one.
+    #[test]
+    fn modules_of_a_replaced_model_do_not_count() {
+        let mut p = Program::default();
+        for (from, depth, seq) in [(0x1000, 6, 10), (0x2000, 3, 500)] {
+            p.name(from, seq, "Net", "");
+            p.name(from + 1, seq, "ModuleList", "blocks");
+            let net = p.call(ContextId::NONE, from, "Net");
+            for block in 0..depth {
+                p.name(from + 2 + block, seq, "Block", &format!("blocks.{block}"));
+                let call = p.call(net, from + 2 + block, "Block");
+                if seq == 500 && block < 2 {
+                    p.activations(call, 10);
+                }
+            }
+        }
+        let tree = p.tree();
+        assert_eq!(tree.repeated[0].text(), "blocks.* (3 of Block, 2 with activations)");
+    }
+
+    /// A line does not count modules that belong to another line.
+    #[test]
+    fn groups_that_are_partly_inside_others() {
+        let mut p = Program::default();
+        p.name(0xa0, 10, "UNet", "");
+        let unet = p.call(ContextId::NONE, 0xa0, "UNet");
+        for (at, class) in ["Down", "AttentionDown", "AttentionDown"].into_iter().enumerate() {
+            let object = 0x1000 * (1 + at as u64);
+            p.name(object, 10, class, &format!("down.{at}"));
+            let down = p.call(unet, object, class);
+            for block in 0..2 {
+                p.name(object + 1 + block, 10, "Resnet", &format!("down.{at}.resnets.{block}"));
+                let resnet = p.call(down, object + 1 + block, "Resnet");
+                p.activations(resnet, 10);
+            }
+        }
+        let tree = p.tree();
+        assert_eq!(
+            lines(&tree),
+            [("down.*:AttentionDown".to_owned(), 2, 40), ("down.0.resnets.*:Resnet".to_owned(), 2, 20)]
+        );
+        assert_eq!(tree.repeated[0].text(), "down.*.resnets.* (6 of Resnet)");
+    }
+
+    /// torch.compile, FSDP and checkpoint_wrapper can wrap each block.
+    #[test]
+    fn wrappers_of_blocks_have_the_class_of_what_they_wrap() {
+        let mut p = Program::default();
+        p.name(0xa0, 10, "Net", "");
+        let net = p.call(ContextId::NONE, 0xa0, "Net");
+        for block in 0..3 {
+            let (outer, inner) = (0x100 + block, 0x200 + block);
+            p.name(outer, 10, "OptimizedModule", &format!("blocks.{block}"));
+            p.name(inner, 10, "Block", &format!("blocks.{block}._orig_mod"));
+            let call = p.call(net, outer, "OptimizedModule");
+            let call = p.call(call, inner, "Block");
+            p.activations(call, 10);
+        }
+        let tree = p.tree();
+        assert_eq!(tree.repeated[0].text(), "blocks.* (3 of Block)");
+        assert_eq!(lines(&tree), [("blocks.*:Block".to_owned(), 3, 30)]);
+    }
+
+    #[test]
+    fn calls_without_names_have_the_classes_of_their_callers() {
+        let mut p = Program::default();
+        let model = p.call(ContextId::NONE, 0xa0, "Net");
+        let block = p.call(model, 0xa1, "Block");
+        let other = p.call(model, 0xa2, "Block");
+        p.activations(block, 10);
+        p.activations(other, 10);
+        let tree = p.tree();
+        let found: Vec<(&str, &str, u64)> = tree.modules.iter().map(|m| (&*m.path, &*m.class, m.bytes())).collect();
+        assert_eq!(found, [("", "Net", 20), ("Block", "Block", 20)]);
     }
 }

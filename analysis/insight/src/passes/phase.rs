@@ -113,6 +113,11 @@ impl EventClassification {
         self.rule == PhaseRuleId::FreeNoPythonFrame || self.rule == PhaseRuleId::FreeByPosition && older
     }
 
+    /// Whether the event belongs to a forward pass with gradients: of the training, or of an evaluation.
+    pub fn may_record(&self) -> bool {
+        self.phase == Phase::Forward || self.rule == PhaseRuleId::EvalWithoutBackward
+    }
+
     /// The meaning of the deciding frame; `None` if no frame decided.
     pub fn meaning(&self) -> Option<Meaning> {
         self.meaning

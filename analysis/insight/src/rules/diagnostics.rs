@@ -49,8 +49,13 @@ pub static GRAPH_RETAINED: DiagnosticRule = DiagnosticRule {
 pub static EVAL_WITHOUT_NO_GRAD: DiagnosticRule = DiagnosticRule {
     id: RuleId::EvalWithoutNoGrad,
     evidence: "A call of the model allocates at least three blocks, at two places or more, while autograd records. \
-               They are freed together without a backward pass in between. This happens at least twice.",
-    limits: "Graphs that the program drops on purpose look the same, for example in a skipped step.",
+               They are freed together without a backward pass in between, and no backward pass runs through another \
+               part of the call. This happens at least twice. Or a forward pass runs out of memory at a place through \
+               which no backward pass ever ran, after training steps with the same modules at another place. Then one \
+               of three facts is required: an earlier graph of this place was dropped, a function named after \
+               evaluation calls the model, or dropout and batch normalization allocate as after model.eval().",
+    limits: "Graphs that the program drops on purpose look the same, for example in a skipped step. The rule misses \
+             an evaluation that runs out of memory in its first call if nothing else shows that it is one.",
 };
 
 /// Gradients stay allocated through the next forward pass because nothing frees them.

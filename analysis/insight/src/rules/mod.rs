@@ -5,8 +5,10 @@
 mod candidate_settings;
 mod categories;
 pub mod diagnostics;
+mod evaluation;
 mod ids;
 mod libraries;
+mod modules;
 mod native;
 mod optimizers;
 mod phases;
@@ -18,8 +20,10 @@ pub use categories::{
     CategoryRule, FrameMemory, category_rule, ends_autocast, is_attention, is_cache_name, is_library_module,
 };
 pub use diagnostics::{DIAGNOSTICS, DiagnosticRule};
+pub use evaluation::{is_changed_by_eval, names_evaluation, names_training};
 pub use ids::{CategoryRuleId, PhaseRuleId, RuleId, UnknownRule};
 pub use libraries::{LibraryRule, library_name};
+pub use modules::{is_container_class, is_wrapped_module};
 pub use native::{AllocFnRule, alloc_fn_rule};
 pub use optimizers::{OptimizerRule, optimizer_of};
 pub use phases::{FrameRule, LabelRule, Meaning, frame_rule, label_rule};

@@ -2,16 +2,19 @@
 //! something else freed all at once.
 //!
 //! A backward pass frees activations one by one. A dropped graph is freed as a whole: many blocks, from many places of
-//! the forward pass, with no allocation in between. Two facts identify the issue: whether a backward pass ran since,
-//! and how many calls' graphs were freed together.
+//! the forward pass, with no allocation in between. Three facts identify the issue: whether a backward pass ran since,
+//! how many calls' graphs were freed together, and whether a backward pass ran through another part of the same call.
+//! What a training step drops of its own forward pass (a cache, the logits of a router) is no evaluation, so a graph that
+//! was dropped before the backward pass is only reported when nothing is left of its call.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use memtrace_trace::ids::{ContextId, StackId};
 
 use super::mark::Mark;
 use crate::passes::category::BlockAllocation;
 use crate::passes::phase::{Phase, ProgramPosition};
+use memtrace_input::AddressBuildHasher;
 
 /// A graph has at least this many blocks of one call of the model, from at least this many stacks. A loop over layers
 /// has one stack. A program's own variables hold fewer.
@@ -68,6 +71,17 @@ pub struct UnconsumedGraph {
     pub backward_ran: bool,
 }
 
+impl UnconsumedGraph {
+    /// Adds graphs of the same place. The figures are those of the largest one.
+    fn add(&mut self, graph: &UnconsumedGraph) {
+        let times = self.times + graph.times;
+        if graph.bytes > self.bytes {
+            *self = *graph;
+        }
+        self.times = times;
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 struct FreedBlock {
     size: u64,
@@ -76,15 +90,33 @@ struct FreedBlock {
     context: ContextId,
     site: StackId,
     call: u32,
+    /// Whether a backward pass has freed blocks of this call.
+    is_consumed: bool,
     step: Option<u32>,
     backward_ran: bool,
     backward_since: bool,
     freed_by: StackId,
 }
 
+/// What is known of one call of the model while blocks of its graph are allocated.
+#[derive(Clone, Debug, Default)]
+struct CallBlocks {
+    allocated: u64,
+    is_consumed: bool,
+    /// What the program dropped of it. If a backward pass consumes the rest, this was no graph of its own.
+    dropped: Vec<(GraphIssue, UnconsumedGraph)>,
+}
+
 /// The unconsumed graphs of one device.
 #[derive(Clone, Debug, Default)]
 pub struct UnconsumedGraphs {
+    calls: HashMap<u32, CallBlocks, AddressBuildHasher>,
+    /// The latest call with a graph.
+    latest_call: u32,
+    /// Calls of which no block is left.
+    ended_calls: Vec<u32>,
+    consumed_sites: BTreeSet<StackId>,
+    latest_consumed_site: StackId,
     /// The latest call of backward.
     pub backward: StackId,
     freed_together: Vec<FreedBlock>,
@@ -116,18 +148,48 @@ pub(super) struct GraphFree<'a> {
 }
 
 impl UnconsumedGraphs {
+    /// Takes the allocation of a block of a graph.
+    #[inline]
+    pub(super) fn allocated(&mut self, mark: Mark) {
+        if mark.call != self.latest_call {
+            self.ended_calls.push(self.latest_call);
+            self.latest_call = mark.call;
+        }
+        self.calls.entry(mark.call).or_default().allocated += 1;
+    }
+
     #[inline]
     pub(super) fn freed(&mut self, free: &GraphFree<'_>) {
         let GraphFree { block, mark, freed_by, phase, is_inside_call, is_truncated, now } = *free;
         self.backward_passes = now.backward_passes;
+        let call = self.calls.entry(mark.call).or_default();
+        call.allocated = call.allocated.saturating_sub(1);
+        if call.allocated == 0 {
+            self.ended_calls.push(mark.call);
+        }
         if matches!(phase, Phase::Backward | Phase::Recompute) {
+            if !call.is_consumed {
+                call.is_consumed = true;
+                call.dropped = Vec::new();
+            }
+            // The loss is often computed outside all modules, and is freed first.
+            if !mark.site.is_none() && mark.site != self.latest_consumed_site {
+                self.latest_consumed_site = mark.site;
+                self.consumed_sites.insert(mark.site);
+            }
             self.consumed += block.size;
             self.consumed_blocks += 1;
             self.total_consumed_blocks += 1;
             self.total_consumed += block.size;
         } else if !is_inside_call {
             let freed = freed_block(block, mark, freed_by, now);
-            if is_truncated { self.unwound.push(freed) } else { self.freed_together.push(freed) }
+            if is_truncated {
+                // The error interrupted the step. Its backward pass may not have begun yet.
+                call.dropped = Vec::new();
+                self.unwound.push(freed);
+            } else {
+                self.freed_together.push(freed);
+            }
         }
     }
 
@@ -141,6 +203,29 @@ impl UnconsumedGraphs {
         if !self.freed_together.is_empty() {
             self.classify(false);
         }
+        if !self.ended_calls.is_empty() {
+            self.end_calls();
+        }
+    }
+
+    /// Ends the calls of which nothing is left. What was dropped of a call without a backward pass is final.
+    fn end_calls(&mut self) {
+        for call in std::mem::take(&mut self.ended_calls) {
+            let is_over = call != self.latest_call && self.calls.get(&call).is_some_and(|blocks| blocks.allocated == 0);
+            if is_over && let Some(blocks) = self.calls.remove(&call) {
+                blocks.dropped.iter().for_each(|(issue, graph)| self.report(*issue, graph));
+            }
+        }
+    }
+
+    /// The places where the program calls a model and a backward pass followed.
+    pub fn consumed_sites(&self) -> &BTreeSet<StackId> {
+        &self.consumed_sites
+    }
+
+    /// Whether a backward pass has freed blocks of this call, some of which are still allocated.
+    pub(super) fn is_consumed(&self, call: u32) -> bool {
+        self.calls.get(&call).is_some_and(|blocks| blocks.is_consumed)
     }
 
     /// Ends the recording. One graph that exists now can be in use; several collected graphs cannot.
@@ -151,11 +236,20 @@ impl UnconsumedGraphs {
         let had_backward = self.total_consumed > 0;
         self.freed_together.extend(unwound.into_iter().filter(|f| f.backward_since || had_backward && !f.backward_ran));
         self.classify(true);
+        // A result that the program keeps does not make the rest of its call a part of training.
+        let mut calls: Vec<(u32, CallBlocks)> = std::mem::take(&mut self.calls).into_iter().collect();
+        calls.sort_unstable_by_key(|(call, _)| *call);
+        for (issue, graph) in calls.into_iter().flat_map(|(_, blocks)| blocks.dropped) {
+            self.report(issue, &graph);
+        }
     }
 
     /// Classifies the blocks that were freed together.
     fn classify(&mut self, at_end: bool) {
         let mut freed = std::mem::take(&mut self.freed_together);
+        for block in &mut freed {
+            block.is_consumed |= self.is_consumed(block.call);
+        }
         let consumed = std::mem::take(&mut self.consumed);
         let consumed_blocks = std::mem::take(&mut self.consumed_blocks);
         if freed.len() >= MIN_BLOCKS {
@@ -168,8 +262,11 @@ impl UnconsumedGraphs {
             if is_most && ran.len() as u64 >= LEFT_PER_FREED * consumed_blocks {
                 self.add(&ran, GraphIssue::Retained, at_end);
             }
-            self.add(&never_ran, GraphIssue::Unused, at_end || !is_most);
-            self.add(&unused, GraphIssue::Unused, at_end);
+            let of_unused_calls = |blocks: Vec<FreedBlock>| -> Vec<FreedBlock> {
+                blocks.into_iter().filter(|f| !f.is_consumed).collect()
+            };
+            self.add(&of_unused_calls(never_ran), GraphIssue::Unused, at_end || !is_most);
+            self.add(&of_unused_calls(unused), GraphIssue::Unused, at_end);
         }
         freed.clear();
         self.freed_together = freed;
@@ -201,6 +298,7 @@ impl UnconsumedGraphs {
                 return;
             }
         }
+        let is_unused = issue == GraphIssue::Unused;
         let issue = if calls >= MIN_CALLS + usize::from(at_end) { GraphIssue::Kept } else { issue };
         if at_end && issue != GraphIssue::Kept {
             return;
@@ -211,24 +309,37 @@ impl UnconsumedGraphs {
         };
         let bytes: u64 = freed.iter().map(|f| f.size).sum();
         let backward_ran = freed.iter().filter(|f| f.backward_ran).map(|f| f.size).sum::<u64>() * 2 > bytes;
-        let found = self.found.entry((issue, site)).or_default();
-        found.times += 1;
-        if bytes > found.bytes {
-            *found = UnconsumedGraph {
-                times: found.times,
-                bytes,
-                blocks: freed.len() as u64,
-                beside_result: bytes - last.size,
-                calls: calls as u64,
-                steps: steps as u64,
-                site,
-                last: (last.stack, last.context),
-                freed_by: last.freed_by,
-                backward: self.backward,
-                seqs: (first.seq, last.seq),
-                backward_ran,
-            };
+        let graph = UnconsumedGraph {
+            times: 1,
+            bytes,
+            blocks: freed.len() as u64,
+            beside_result: bytes - last.size,
+            calls: calls as u64,
+            steps: steps as u64,
+            site,
+            last: (last.stack, last.context),
+            freed_by: last.freed_by,
+            backward: self.backward,
+            seqs: (first.seq, last.seq),
+            backward_ran,
+        };
+        // A backward pass can still run through the rest of the call.
+        let has_rest = |call: &u32| self.calls.get(call).is_some_and(|blocks| blocks.allocated > 0);
+        let rest = freed.iter().map(|f| f.call).filter(has_rest).max().filter(|_| is_unused && !at_end);
+        match rest.and_then(|call| self.calls.get_mut(&call)) {
+            Some(blocks) => {
+                let dropped = &mut blocks.dropped;
+                match dropped.iter_mut().find(|(kind, of)| (*kind, of.site) == (issue, graph.site)) {
+                    Some((_, known)) => known.add(&graph),
+                    None => dropped.push((issue, graph)),
+                }
+            }
+            None => self.report(issue, &graph),
         }
+    }
+
+    fn report(&mut self, issue: GraphIssue, graph: &UnconsumedGraph) {
+        self.found.entry((issue, graph.site)).or_default().add(graph);
     }
 
     /// What was found, by bytes in descending order.
@@ -248,9 +359,152 @@ fn freed_block(block: &BlockAllocation, mark: Mark, freed_by: StackId, now: &Pro
         context: block.context,
         site: mark.site,
         call: mark.call,
+        is_consumed: false,
         step: block.position.step,
         backward_ran: mark.is(Mark::NODE_RAN),
         backward_since: now.backward_passes > block.position.backward_passes,
         freed_by,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The calls of a model, with blocks of two places.
+    #[derive(Default)]
+    struct Program {
+        graphs: UnconsumedGraphs,
+        seq: u64,
+        backward_passes: u32,
+    }
+
+    const SITE: StackId = StackId(9);
+
+    impl Program {
+        fn position(&self) -> ProgramPosition {
+            ProgramPosition {
+                phase: Phase::Forward,
+                step: Some(0),
+                phase_changes: 0,
+                backward_passes: self.backward_passes,
+                optimizer_steps: 0,
+            }
+        }
+
+        /// The blocks of one call.
+        fn call(&mut self, call: u32, count: u32) -> Vec<(BlockAllocation, Mark)> {
+            let mark = Mark { bits: Mark::GRAPH, call, site: SITE };
+            let blocks = (0..count).map(|at| {
+                self.seq += 1;
+                self.graphs.next_allocation();
+                self.graphs.allocated(mark);
+                (BlockAllocation::of_forward(self.seq, 1 << 20, StackId(1 + at % 2), self.position()), mark)
+            });
+            blocks.collect()
+        }
+
+        fn free(&mut self, blocks: &[(BlockAllocation, Mark)], phase: Phase) {
+            self.backward_passes += u32::from(phase == Phase::Backward);
+            let now = self.position();
+            for (block, mark) in blocks {
+                self.graphs.freed(&GraphFree {
+                    block,
+                    mark: *mark,
+                    freed_by: StackId::NONE,
+                    phase,
+                    is_inside_call: false,
+                    is_truncated: false,
+                    now: &now,
+                });
+            }
+            self.graphs.next_allocation();
+        }
+
+        fn found(mut self) -> Vec<(GraphIssue, u64, u64)> {
+            self.graphs.finish();
+            self.graphs.found().iter().map(|(issue, graph)| (*issue, graph.times, graph.blocks)).collect()
+        }
+    }
+
+    #[test]
+    fn graphs_that_the_program_drops() {
+        let mut p = Program::default();
+        for call in 1..=3 {
+            let blocks = p.call(call, 5);
+            p.free(&blocks, Phase::Forward);
+        }
+        assert_eq!(p.found(), [(GraphIssue::Unused, 3, 5)]);
+    }
+
+    /// A loop over batches that allocates nothing outside the model looks like one call.
+    #[test]
+    fn graphs_of_one_call_that_the_program_drops() {
+        let mut p = Program::default();
+        let mut former = p.call(1, 5);
+        for _ in 0..100 {
+            let next = p.call(1, 5);
+            p.free(&former, Phase::Forward);
+            former = next;
+        }
+        assert_eq!(p.graphs.calls.values().map(|blocks| blocks.dropped.len()).sum::<usize>(), 1);
+        assert_eq!(p.found(), [(GraphIssue::Unused, 100, 5)]);
+    }
+
+    /// A result that the program keeps does not hide the graph.
+    #[test]
+    fn graphs_that_the_program_drops_but_for_the_result() {
+        let mut p = Program::default();
+        for call in 1..=3 {
+            let blocks = p.call(call, 5);
+            p.free(&blocks[..4], Phase::Forward);
+        }
+        assert_eq!(p.found(), [(GraphIssue::Unused, 3, 4)]);
+    }
+
+    /// A cache that a training step computes and drops, before its backward pass or after it.
+    #[test]
+    fn a_part_of_a_call_whose_rest_is_consumed_is_training() {
+        let mut p = Program::default();
+        for call in 1..=4 {
+            let blocks = p.call(call, 9);
+            let (cache, rest) = blocks.split_at(4);
+            if call % 2 == 0 {
+                p.free(cache, Phase::Forward);
+                p.free(rest, Phase::Backward);
+            } else {
+                p.free(rest, Phase::Backward);
+                p.free(cache, Phase::Forward);
+            }
+        }
+        assert_eq!(p.found(), []);
+    }
+
+    /// The caches of several steps are freed at once.
+    #[test]
+    fn kept_parts_of_consumed_calls_are_no_graphs() {
+        let mut p = Program::default();
+        let mut caches = Vec::new();
+        for call in 1..=5 {
+            let blocks = p.call(call, 9);
+            let (cache, rest) = blocks.split_at(4);
+            caches.extend_from_slice(cache);
+            p.free(rest, Phase::Backward);
+        }
+        p.free(&caches, Phase::Forward);
+        p.call(6, 1);
+        assert_eq!(p.found(), []);
+    }
+
+    /// What is known of calls is forgotten when nothing is left of them.
+    #[test]
+    fn memory_does_not_grow_with_calls() {
+        let mut p = Program::default();
+        for call in 1..=1000 {
+            let blocks = p.call(call, 5);
+            p.free(&blocks[..2], Phase::Forward);
+            p.free(&blocks[2..], Phase::Backward);
+        }
+        assert!(p.graphs.calls.len() <= 2 && p.graphs.ended_calls.len() <= 2);
     }
 }

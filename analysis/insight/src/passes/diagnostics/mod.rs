@@ -8,6 +8,7 @@
 mod buckets;
 mod checkpoints;
 mod deferred;
+mod evaluation;
 mod fragmentation;
 mod garbage;
 mod gradients;
@@ -22,6 +23,7 @@ use memtrace_trace::ids::StackId;
 pub use buckets::DdpBuckets;
 pub use checkpoints::{CheckpointBlock, CheckpointBlocks};
 pub use deferred::{DeferredFrees, DeferredSource};
+pub use evaluation::{EvaluationSign, Evaluations, InterruptedGraph};
 pub use fragmentation::{BlockingSource, WorstFragmentation};
 pub use garbage::{CollectedBlocks, CollectedGarbage};
 pub use gradients::StaleGradients;
@@ -55,6 +57,8 @@ pub struct Signals {
     pub growing: GrowthSampler,
     /// Graphs that no backward pass consumed.
     pub graphs: UnconsumedGraphs,
+    /// Evaluations with gradients that ran out of memory.
+    pub evaluations: Evaluations,
     /// Gradients that stay through the next forward pass.
     pub gradients: StaleGradients,
     /// What only the garbage collector freed.
@@ -88,6 +92,10 @@ impl Signals {
         }
         let now = &block.position;
         self.graphs.next_allocation();
+        if mark.is(Mark::GRAPH) {
+            self.graphs.allocated(mark);
+            self.evaluations.allocated(block, mark);
+        }
         self.garbage.next_allocation();
         if mark.is(Mark::WORKSPACE) {
             self.workspaces.allocated(block, e.stream);
@@ -132,9 +140,8 @@ impl Signals {
             return Mark { bits: Mark::WORKSPACE, call: self.calls, site };
         }
         let mut bits = 0;
-        let evaluates_with_gradients = classification.rule == crate::rules::PhaseRuleId::EvalWithoutBackward;
         match block.phase {
-            Phase::Forward | Phase::Eval if recorded && (block.phase == Phase::Forward || evaluates_with_gradients) => {
+            Phase::Forward | Phase::Eval if recorded && classification.may_record() => {
                 bits |= Mark::GRAPH;
                 if facts.made_node {
                     bits |= Mark::NODE_RAN;
@@ -169,6 +176,9 @@ impl Signals {
             self.growing.freed(block);
         }
         if mark.is(Mark::GRAPH) {
+            if matches!(classification.phase, Phase::Backward | Phase::Recompute) {
+                self.evaluations.consumed(block, mark);
+            }
             self.graphs.freed(&GraphFree {
                 block,
                 mark,
@@ -203,6 +213,22 @@ impl Signals {
     /// Takes a request of the caching allocator to CUDA for a segment, whether it succeeded or not.
     pub fn segment_requested(&mut self, allocator: &Allocator, e: &Event, position: &ProgramPosition) {
         self.fragmentation.segment_requested(allocator, e, position);
+    }
+
+    /// Takes an out-of-memory error in a forward pass. `allocated`: the blocks that are in use.
+    pub fn forward_interrupted<'a>(
+        &mut self,
+        e: &Event,
+        allocated: impl Iterator<Item = (BlockId, &'a BlockAllocation)>,
+        now: &ProgramPosition,
+    ) {
+        let (marks, graphs) = (&self.marks, &self.graphs);
+        let marked = allocated.map(|(id, block)| (block, marks.get(id.index()).copied().unwrap_or_default()));
+        let of_graphs = marked.filter(|(block, mark)| {
+            let is_pending = block.position.backward_passes == now.backward_passes && !graphs.is_consumed(mark.call);
+            mark.is(Mark::GRAPH) && is_pending
+        });
+        self.evaluations.out_of_memory(e.seq, of_graphs, now);
     }
 
     /// Ends the recording. `allocated`: the blocks that were not freed.
