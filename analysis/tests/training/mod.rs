@@ -84,13 +84,12 @@ impl Program {
 
     pub(crate) fn event(&mut self, action: Action, addr: u64, size: u64, stack: StackId, context: ContextId) {
         let seq = self.recording.events.len() as u64 + 1;
-        let mut flags = Flags::GRAD_KNOWN;
-        if self.grad {
-            flags = flags.with(Flags::GRAD_ENABLED);
-        }
-        if !context.is_none() {
-            flags = flags.with(Flags::IN_BACKWARD);
-        }
+        // Without create_graph, a backward pass runs with gradients off.
+        let flags = match (context.is_none(), self.grad) {
+            (false, _) => Flags::GRAD_KNOWN.with(Flags::IN_BACKWARD),
+            (true, true) => Flags::GRAD_KNOWN.with(Flags::GRAD_ENABLED),
+            (true, false) => Flags::GRAD_KNOWN,
+        };
         self.recording.events.push(Event {
             seq,
             ticks: seq * 1000,

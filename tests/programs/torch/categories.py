@@ -1,7 +1,8 @@
 """Programs that print their memory's purpose: each line is an address, a time, and the category of the block there.
 
-    categories.py training|mixed|moved|loaded|safetensors|grown|preallocated|dynamic|static|appended|
-                  kept_results|recomputed|graph|buckets|sharded|gathered|replicated
+    categories.py training|mixed|alike|moved|assigned|loaded|safetensors|grown|preallocated|dynamic|static|appended|
+                  kept_results|kept|recomputed|recorded|closure|cached|first_step|graph|buckets|sharded|gathered|
+                  replicated
 """
 
 import os
@@ -105,6 +106,31 @@ def mixed():
         optimizer.zero_grad()
 
 
+def alike():
+    """Autocast's casts of activations that are half as large as another layer's weight: activations."""
+    layers = torch.nn.Linear(40, 160), torch.nn.LayerNorm(160), torch.nn.Linear(160, 96), torch.nn.Linear(96, 50)
+    model = torch.nn.Sequential(*layers).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    shapes = {tuple(p.shape) for p in model.parameters() if p.dim() == 2}
+
+    def pack(tensor):
+        if tensor.dtype == torch.bfloat16 and (tuple(tensor.shape) in shapes or tuple(tensor.t().shape) in shapes):
+            note(tensor, "autocast_cache")
+        if tensor.dtype == torch.bfloat16 and tuple(tensor.shape) == (30, 160):
+            note(tensor, "activation")
+        return tensor
+
+    for _ in range(3):
+        # The cast of the normalized activation has 30 * 160 values, as the last weight: 50 * 96.
+        x = torch.randn(30, 40).cuda()
+        with torch.autocast("cuda", torch.bfloat16), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            loss = model(x).float().square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    note_model(model)
+
+
 def moved():
     """Parameters that are moved, and moved again by .half(): the first copies were parameters too."""
     model = Net().cuda()
@@ -115,6 +141,22 @@ def moved():
         for _ in range(3):
             x = torch.randn(64, 40).cuda().half()
             model(x)
+    note_model(model)
+
+
+def assigned():
+    """Weights that plain code brings to the GPU and a model takes over. Its cast to half precision replaces them."""
+    state = {name: torch.zeros(value.shape).to("cuda") for name, value in Net().state_dict().items()}
+    for name in ("first.weight", "deep.0.weight", "last.weight"):
+        note(state[name], "parameter")
+    with torch.device("meta"):
+        model = Net()
+    model.load_state_dict(state, assign=True)
+    del state
+    model.half()
+    with torch.no_grad():
+        for _ in range(3):
+            model(torch.randn(64, 40).cuda().half())
     note_model(model)
 
 
@@ -255,6 +297,22 @@ def static():
     generate(StaticCache(3, 24))
 
 
+def cached():
+    """A cache that the forward pass of a training fills belongs to its graph. The cache of a generation does not."""
+    model = Decoder(3).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        cache = DynamicCache()
+        loss = model(torch.randn(4, 8, 64, device="cuda"), cache).square().mean()
+        for keys, values in cache.layers:
+            note(keys, "activation")
+            note(values, "activation")
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    generate(DynamicCache())
+
+
 class Appending(torch.nn.Module):
     """Attention that keeps the keys and values of each call beside the earlier ones."""
 
@@ -297,16 +355,48 @@ class Scored(torch.nn.Module):
 
 
 def kept_results():
-    """The results of every batch, and a feature of each, kept in lists: no cache. Batches have different lengths."""
+    """The results of every batch, and a feature of each, kept in lists: no KV cache. Batches have different lengths."""
     model = Scored().cuda().eval()
     model.out.register_forward_hook(lambda module, args, result: features.append(result))
     results, features = [], []
     with torch.inference_mode():
         for length in (8, 12, 16, 20, 12, 8, 24, 32, 16, 8, 12, 40):
             results.append(model(torch.randn(length, 64, device="cuda")))
-    for kept in results[:9] + features[:9]:
-        note(kept, "activation")
+    for result in results[:9] + features[:9]:
+        note(result, "kept_tensor")
     note_model(model)
+
+
+def kept():
+    """A replay buffer, averages of weights in a list, a bank that grows, and results of an evaluation. Samples of the buffer are inputs."""
+    model = torch.nn.Sequential(torch.nn.Linear(40, 80), torch.nn.Tanh(), torch.nn.Linear(80, 40)).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    replay = torch.zeros(500, 40, device="cuda")
+    averages = [parameter.detach().clone() for parameter in model.parameters()]
+    bank = torch.zeros(0, 40, device="cuda")
+    for step in range(6):
+        x = replay[torch.zeros(64, dtype=torch.long, device="cuda")]
+        note(x, "input")
+        result = model(x)
+        with torch.no_grad():
+            bank = torch.cat((bank, result[:8]))
+        note(bank, "kept_tensor")
+        result.square().mean().backward()
+        note_gradients(model)
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            for average, parameter in zip(averages, model.parameters()):
+                average.lerp_(parameter, 0.1)
+    results = []
+    with torch.no_grad():
+        for _ in range(8):
+            x = torch.zeros(64, 40, device="cuda")
+            results.append(model(x))
+    for tensor in [replay, *averages, *results[:4]]:
+        note(tensor, "kept_tensor")
+    note_model(model)
+    note_state(optimizer)
 
 
 def recomputed():
@@ -318,6 +408,77 @@ def recomputed():
             scores = model(embedding(text))
             note(scores, "activation")
             text = torch.cat((text, scores[:, -1].argmax(-1, keepdim=True)), dim=1)
+    note_model(model)
+
+
+def recorded():
+    """A penalty on a gradient: the first backward pass is recorded, for the second one."""
+    layers = torch.nn.Linear(40, 80), torch.nn.Tanh(), torch.nn.Linear(80, 80), torch.nn.Tanh(), torch.nn.Linear(80, 1)
+    model = torch.nn.Sequential(*layers).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(4):
+        x = torch.randn(64, 40).cuda().requires_grad_()
+        note(x, "input")
+        gradient, = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
+        note(gradient, "activation")
+        loss = gradient.square().mean()
+        loss.backward()
+        note_gradients(model)
+        note(x.grad, "gradient")
+        optimizer.step()
+        optimizer.zero_grad()
+    note_model(model)
+
+
+def closure():
+    """LBFGS calls a closure several times in each step. What it makes between two calls is no state."""
+    model = torch.nn.Sequential(torch.nn.Linear(40, 80), torch.nn.Tanh(), torch.nn.Linear(80, 40)).cuda()
+    # No tolerance is ever reached, whatever the kernels compute.
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3, history_size=4, tolerance_grad=-1, tolerance_change=-1)
+    gather = optimizer._gather_flat_grad
+
+    def gathered():
+        flat = gather()
+        note(flat, "temporary")
+        return flat
+
+    optimizer._gather_flat_grad = gathered
+    for _ in range(4):
+        x = torch.randn(64, 40).cuda()
+
+        def loss():
+            optimizer.zero_grad()
+            result = model(x).square().mean()
+            result.backward()
+            note_gradients(model)
+            return result
+
+        optimizer.step(loss)
+        for state in optimizer.state.values():
+            for tensor in (state["d"], state["prev_flat_grad"], *state["old_dirs"], *state["old_stps"]):
+                note(tensor, "optimizer_state")
+    note_model(model)
+
+
+class Wide(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.norm, self.down = torch.nn.Linear(512, 1024), torch.nn.LayerNorm(1024), torch.nn.Linear(1024, 256)
+
+    def forward(self, x):
+        hidden = self.norm(self.up(x))
+        note(hidden, "activation")
+        return self.down(hidden)
+
+
+def first_step():
+    """Out of memory in the first step. An activation is as large as cuBLAS's workspace: 8192 * 1024 floats."""
+    model = Wide().cuda()
+    try:
+        result = model(torch.randn(8192, 512, device="cuda"))
+        result.new_empty(1 << 40)
+    except torch.OutOfMemoryError:
+        print("out of memory")
     note_model(model)
 
 
@@ -395,7 +556,7 @@ def replicated():
 
 
 def graph():
-    """A captured forward: its memory belongs to the graph."""
+    """A captured forward: its memory belongs to the graph. A pool of the program does not."""
     model = Net().cuda().eval()
     x = torch.randn(64, 40, device="cuda")
     with torch.no_grad():
@@ -407,6 +568,11 @@ def graph():
         for _ in range(3):
             captured.replay()
     note(y, "graph_pool")
+    if hasattr(torch.cuda, "MemPool"):
+        pool = torch.cuda.MemPool()
+        with torch.cuda.use_mem_pool(pool):
+            table = torch.zeros(100, 40, device="cuda")
+        note(table, "memory_pool")
     note_model(model)
 
 

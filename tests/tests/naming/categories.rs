@@ -126,8 +126,14 @@ fn weights_that_autocast_casts() {
 }
 
 #[test]
+fn casts_of_activations_are_no_weights() {
+    assert_categories("alike", &[("autocast_cache", 6), ("activation", 3)]);
+}
+
+#[test]
 fn models_that_are_moved() {
     assert_categories("moved", &[("parameter", 30)]);
+    assert_categories("assigned", &[("parameter", 13)]);
 }
 
 #[test]
@@ -159,8 +165,48 @@ fn a_cache_of_appended_tensors() {
 /// Results that an inference-only program keeps, or a tensor that grows with each call, are not always a cache.
 #[test]
 fn kept_results_are_no_cache() {
-    assert_categories("kept_results", &[("activation", 18)]);
+    assert_categories("kept_results", &[("kept_tensor", 18)]);
     assert_categories("recomputed", &[("activation", 24)]);
+}
+
+#[test]
+fn tensors_that_the_program_keeps() {
+    assert_categories("kept", &[("kept_tensor", 15), ("input", 6), ("gradient", 24), ("optimizer_state", 4)]);
+}
+
+#[test]
+fn a_cache_in_a_training_belongs_to_its_graph() {
+    assert_categories("cached", &[("activation", 18), ("kv_cache", 100)]);
+}
+
+#[test]
+fn a_recorded_backward_pass() {
+    assert_categories("recorded", &[("activation", 4), ("gradient", 28), ("input", 4)]);
+}
+
+#[test]
+fn an_optimizer_with_a_closure() {
+    assert_categories("closure", &[("temporary", 12), ("optimizer_state", 16), ("gradient", 40)]);
+}
+
+/// Workspaces are recognized although no step ends, beside an activation of the same size.
+#[test]
+fn workspaces_in_an_error_of_the_first_step() {
+    let run = TracedProgram::python("torch/categories.py", &["first_step"]).run();
+    run.assert_ended_well();
+    let blocks = blocks(&run.path());
+    let workspaces: Vec<&Block> = blocks.iter().filter(|b| b.category == "workspace").collect();
+    assert!(workspaces.iter().any(|b| b.requested >= 8 << 20), "no workspace");
+    assert!(
+        workspaces.iter().map(|b| b.requested).sum::<u64>() <= (32 << 20) + (1 << 20),
+        "one workspace of cuBLAS and one of cuBLASLt"
+    );
+    let summary = std::fs::read(run.path().join("summary.json")).unwrap();
+    let summary: serde_json::Value = serde_json::from_slice(&summary).unwrap();
+    let oom = &summary["processes"][0]["devices"][0]["ooms"][0];
+    let in_use = oom["by_category"].as_array().unwrap();
+    let bytes = in_use.iter().find(|c| c["category"] == "workspace").and_then(|c| c["bytes"].as_u64());
+    assert!(bytes.is_some_and(|bytes| bytes >= 8 << 20), "{in_use:?}");
 }
 
 #[test]
@@ -190,7 +236,7 @@ fn a_checkpoint_of_safetensors() {
 
 #[test]
 fn a_captured_graph() {
-    assert_categories("graph", &[("graph_pool", 2), ("parameter", 10)]);
+    assert_categories("graph", &[("graph_pool", 2), ("memory_pool", 1), ("parameter", 10)]);
 }
 
 #[test]

@@ -280,9 +280,8 @@ impl DeviceAnalysis {
         let size = allocator.block(id).size;
         let Tracked { tracker, names } = tracked;
         let now = *tracker.now();
-        let name = names.and_then(|names| names.of_allocation(e.seq));
         let oom_count = self.ooms.count() as u32;
-        let block = self.categorizer.allocated(tracker, e, allocator.block(id), classification, name, oom_count);
+        let block = self.categorizer.allocated(tracker, e, allocator.block(id), classification, *names, oom_count);
         match self.allocations.get_mut(id.index()) {
             Some(old) => *old = block,
             None => self.allocations.resize(id.index() + 1, block),
@@ -409,7 +408,11 @@ impl DeviceAnalysis {
             let in_use = in_use.filter_map(|(id, _)| Some((id, allocations.get(id.index())?)));
             self.signals.forward_interrupted(e, in_use, now);
         }
+        self.categorizer.out_of_memory();
         let in_use = if self.ooms.needs_details() {
+            let end = LifetimeEnd { now, is_truncated: true, free: None };
+            let allocated = allocator.allocated().filter_map(|(id, _)| self.allocations.get(id.index()));
+            self.categorizer.examine_allocated(&tracked.tracker, allocated, &end);
             self.blocks_in_use(allocator, tracked, e, classification.phase)
         } else {
             Composition::default()
@@ -461,7 +464,7 @@ impl DeviceAnalysis {
         let now = tracker.now();
         let end = LifetimeEnd { now, is_truncated: true, free: None };
         let allocated = allocator.allocated().filter_map(|(id, _)| self.allocations.get(id.index()));
-        self.categorizer.recording_ended(tracker, allocated, &end);
+        self.categorizer.examine_allocated(tracker, allocated, &end);
         self.peaks = *allocator.peak();
         self.anomalies = *allocator.anomalies();
         self.table.finish();

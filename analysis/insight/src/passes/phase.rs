@@ -450,6 +450,9 @@ impl PhaseTracker {
             Some(Meaning::OptimizerStep) if facts.made_node && !in_backward => {
                 return without_frame(Phase::Forward, PhaseRuleId::ForwardMadeAutogradNode);
             }
+            Some(Meaning::OptimizerStep) if !in_engine && self.in_closure(facts) => {
+                return self.classify_by_position(e, grad_off);
+            }
             Some(Meaning::ZeroGrad) => return by_rule(self.clearing_phase()),
             Some(Meaning::OptimizerStep | Meaning::OptimizerState | Meaning::GradientWork) => {
                 return by_rule(Phase::Optimizer);
@@ -506,6 +509,11 @@ impl PhaseTracker {
     fn continues_eval(&self, facts: &StackFacts) -> bool {
         let follows = self.now.phase == Phase::Eval && self.eval_records;
         follows && facts.outermost_module.is_none() && !facts.made_node
+    }
+
+    /// Whether code that an optimizer's step calls is a closure, between its forward and backward passes.
+    fn in_closure(&self, facts: &StackFacts) -> bool {
+        facts.has_inner_frame && self.now.phase == Phase::Forward
     }
 
     /// The phase of clearing gradients. Between forward and backward, the forward pass's blocks are still there.
@@ -758,7 +766,7 @@ mod tests {
     use memtrace_trace::ids::ContextId;
 
     /// The stacks of the test programs: user code, then the library's function that it calls.
-    const STACKS: [(u32, &str, &str); 8] = [
+    const STACKS: [(u32, &str, &str); 9] = [
         (1, "", ""),
         (10, "/torch/nn/modules/module.py", "_call_impl"),
         (20, "/torch/nn/modules/module.py", "_call_impl"),
@@ -767,6 +775,7 @@ mod tests {
         (50, "/torch/optim/adam.py", "_init_group"),
         (60, "/torch/optim/optimizer.py", "zero_grad"),
         (70, "/torch/nn/functional.py", "cross_entropy"),
+        (80, "/torch/optim/lbfgs.py", "step"),
     ];
     const PLAIN: usize = 0;
     const TRAINED: usize = 1;
@@ -777,14 +786,17 @@ mod tests {
     const CLEARING: usize = 6;
     const DROPPED_LOSS: usize = 7;
     /// A function that the trained model calls.
-    const INSIDE: usize = 8;
+    const INSIDE: usize = 9;
+    const STEP: usize = 8;
+    /// A closure that the optimizer's step calls.
+    const CLOSURE: usize = 10;
 
     /// Records a program of one letter per allocation. `f`: in a model's call, followed by a backward pass. `n`: the same
     /// without gradients. `e`: in a call without gradients at another place. `c`: the same with gradients, a weight that
     /// autocast casts. `v`: in a call with gradients at a third place
     /// that no backward pass follows. `m`: the loss of that. `l`: the loss. `b`: in a backward pass. `o`: in an optimizer's step. `h`: the same
     /// inside a backward pass. `z`: a free while gradients are cleared. `d`: user code. `x`: user code without gradients.
-    /// `!`: user code that runs out of memory.
+    /// `k`: a closure's code, without gradients. `!`: user code that runs out of memory.
     fn record(program: &str) -> MemoryRecording {
         let mut recording = MemoryRecording::default();
         let definitions = &mut recording.definitions;
@@ -801,7 +813,7 @@ mod tests {
             }
         }
         let stack = |index: usize| StackId(2 * index as u32 + 2);
-        for parent in [StackId::NONE, stack(TRAINED)] {
+        for parent in [StackId::NONE, stack(TRAINED), StackId::NONE, stack(STEP)] {
             definitions.stacks.push(StackNode { parent, frame: FrameId(1) });
         }
         let node = |at| Context { node: "N".into(), forward: stack(at), ..Context::default() };
@@ -825,6 +837,7 @@ mod tests {
                 'z' => (CLEARING, on),
                 'd' | '!' => (PLAIN, on),
                 'x' => (PLAIN, off),
+                'k' => (CLOSURE, off),
                 _ => panic!("{letter}"),
             };
             let action = match letter {
@@ -892,6 +905,7 @@ mod tests {
             ("batches after such a backward pass", "dfl bhb xdfl bhb", "|dffbob.|dffbob"),
             ("user code without gradients after the step", "flbo xx flbo xd flbo", "|ffbo..|ffbo.|dffbo"),
             ("user code without gradients before the step", "flbxo flbxo", "|ffboo|ffboo"),
+            ("a closure's code before and after its backward pass", "flkbk flkbko", "|fffbofffboo"),
             ("a backward pass fails", "flbo fl!", "|ffbo|fff"),
         ];
         for (what, program, expected) in cases {

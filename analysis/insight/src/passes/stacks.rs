@@ -18,6 +18,8 @@ pub struct StackFacts {
     pub rule: Option<&'static FrameRule>,
     /// The frame that this rule matched.
     pub frame: FrameId,
+    /// That frame calls Python code that no rule matches.
+    pub has_inner_frame: bool,
     /// An activation checkpoint is running, with no engine call below it.
     pub in_checkpoint: bool,
     /// The autograd engine was called in this stack.
@@ -39,6 +41,7 @@ pub struct StackFacts {
 static NO_FACTS: StackFacts = StackFacts {
     rule: None,
     frame: FrameId::NONE,
+    has_inner_frame: false,
     in_checkpoint: false,
     in_engine: false,
     made_node: false,
@@ -82,9 +85,11 @@ impl StackTable {
             let called = definitions.native_frames.is_empty() || !definitions.native_frames.contains_key(&node.frame);
             let inside_node = parent.inside_node || called && parent.made_node;
             let mut facts = StackFacts { made_node, inside_node, native_only: i > 0 && id.is_none(), ..parent };
+            facts.has_inner_frame |= called && facts.rule.is_some();
             if let Some(rule) = rule {
                 facts.rule = Some(rule);
                 facts.frame = node.frame;
+                facts.has_inner_frame = false;
                 match rule.meaning {
                     Meaning::Engine => {
                         facts.in_engine = true;

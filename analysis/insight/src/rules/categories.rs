@@ -9,13 +9,13 @@ use super::ids::CategoryRuleId;
 /// What a frame allocates.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FrameMemory {
-    /// A bucket of gradients, or a buffer of collectives. It is a gradient if a backward pass allocates it and it
-    /// outlives that pass.
+    /// A bucket of gradients, or a buffer of collectives. It is a gradient if a backward pass, or the code right after
+    /// it, allocates it and the optimizer's step finds it.
     Bucket,
     /// A temporary replacement for a module's parameter, under the same name: gathered from shards, or a copy for
     /// another device.
     Gathered,
-    /// Keys and values.
+    /// Keys and values. In a forward pass of a training they belong to its graph, and are activations.
     KvCache,
     /// A library's scratch memory.
     Workspace,
@@ -155,6 +155,26 @@ pub fn category_rule(frame: &Frame) -> Option<&'static CategoryRule> {
 /// Whether the frame is the end of an autocast region, which frees the casts that autocast had kept.
 pub fn ends_autocast(frame: &Frame) -> bool {
     !frame.native && &*frame.name == "__exit__" && frame.filename.ends_with("torch/amp/autocast_mode.py")
+}
+
+/// Whether the frame is code of PyTorch that captures CUDA graphs. What it calls allocates in the graph's pool.
+pub fn captures_graph(frame: &Frame) -> bool {
+    !frame.native
+        && ["torch/cuda/graphs.py", "torch/_inductor/cudagraph_trees.py"]
+            .iter()
+            .any(|file| frame.filename.ends_with(file))
+}
+
+/// Whether PyTorch made a pool for a CUDA graph, by its `MempoolId_t`. The ids of `torch.cuda.MemPool` and of
+/// `torch.cuda.graph_pool_handle` have the first number 0 (c10/cuda/CUDACachingAllocator.cpp, `MemPool::MemPool`), and
+/// show nothing.
+pub fn is_graphs_own_pool(id: (u64, u64)) -> bool {
+    id.0 != 0
+}
+
+/// Whether the frame is code of PyTorch itself.
+pub fn is_pytorch(frame: &Frame) -> bool {
+    frame.filename.contains("/torch/")
 }
 
 /// Whether the frame is attention code, by the usual names: of its class, its function or its file. Blocks that a model

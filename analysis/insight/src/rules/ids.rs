@@ -301,16 +301,20 @@ rule_ids! {
     ParameterModuleMoved = "parameter-module-moved",
     /// A model is built, moved or filled.
     ParameterModelLoaded = "parameter-model-loaded",
+    /// The move or the cast of a module replaces the block.
+    ParameterReplacedByMove = "parameter-replaced-by-move",
+    /// The same stack has allocated parameters.
+    ParameterSameSite = "parameter-same-site",
     /// The block is as large as a gradient.
     ParameterGradientSized = "parameter-gradient-sized",
     /// cuBLAS gets a workspace.
     WorkspaceCublas = "workspace-cublas",
     /// cuDNN gets a workspace.
     WorkspaceCudnn = "workspace-cudnn",
-    /// The block is as large as a workspace and outlives its step.
-    WorkspaceOutlivesStep = "workspace-outlives-step",
-    /// The block is as large as a cuBLASLt workspace and is kept from the first step to the end.
+    /// The block is as large as a workspace, its stack multiplies matrices, and it is never freed.
     WorkspaceNeverFreed = "workspace-never-freed",
+    /// The block is in a private pool into which a CUDA graph was captured.
+    GraphPool = "graph-pool",
     /// The block is in a private pool.
     PrivatePool = "private-pool",
     /// The data phase allocates the block.
@@ -325,16 +329,28 @@ rule_ids! {
     InputNoGradientAtLoad = "input-no-gradient-at-load",
     /// Allocated between a backward pass and the next forward pass.
     InputBeforeForward = "input-before-forward",
+    /// Allocated with gradients enabled, after an evaluation and before the next forward pass.
+    InputAfterEvaluation = "input-after-evaluation",
     /// A forward pass computes the block.
     ActivationForward = "activation-forward",
     /// Activation checkpointing computes the block again.
     ActivationRecomputed = "activation-recomputed",
-    /// A result of the model that the program keeps across calls.
-    ActivationKeptResult = "activation-kept-result",
+    /// A backward pass that autograd records computes the block for a further one.
+    ActivationRecordedBackward = "activation-recorded-backward",
+    /// Allocated before the first forward pass and kept, while later steps load batches.
+    KeptTensorAtLoad = "kept-tensor-at-load",
+    /// Code outside the model allocates the block, and several later steps find it.
+    KeptTensorOutlivesSteps = "kept-tensor-outlives-steps",
+    /// Code outside the model allocates the block without autograd, and it outlives its step.
+    KeptTensorOutsideModel = "kept-tensor-outside-model",
+    /// A result without gradients that the program keeps across calls of the model.
+    KeptTensorResult = "kept-tensor-result",
     /// A bucket of gradients that outlives its backward pass.
     GradientBucket = "gradient-bucket",
     /// The block outlives its backward pass.
     GradientOutlivesBackward = "gradient-outlives-backward",
+    /// Clearing gradients frees the block, also inside a backward pass.
+    GradientCleared = "gradient-cleared",
     /// Code outside the autograd engine frees the block after its backward pass.
     GradientFreedOutsideEngine = "gradient-freed-outside-engine",
     /// The node `AccumulateGrad` allocates the block.

@@ -17,7 +17,8 @@ mod workspaces;
 
 pub use candidate_settings::{CandidateSetting, candidate_settings};
 pub use categories::{
-    CategoryRule, FrameMemory, category_rule, ends_autocast, is_attention, is_cache_name, is_library_module,
+    CategoryRule, FrameMemory, captures_graph, category_rule, ends_autocast, is_attention, is_cache_name,
+    is_graphs_own_pool, is_library_module, is_pytorch,
 };
 pub use diagnostics::{DIAGNOSTICS, DiagnosticRule};
 pub use evaluation::{is_changed_by_eval, names_evaluation, names_training};
@@ -28,4 +29,4 @@ pub use native::{AllocFnRule, alloc_fn_rule};
 pub use optimizers::{OptimizerRule, optimizer_of};
 pub use phases::{FrameRule, LabelRule, Meaning, frame_rule, label_rule};
 pub use suggestions::{MemoryFacts, SuggestionRule, suggestion_rules};
-pub use workspaces::{is_lt_workspace_size, is_workspace_size};
+pub use workspaces::{UsesCublas, frame_uses_cublas, is_lt_workspace_size, is_workspace_size, node_uses_cublas};

@@ -1,7 +1,7 @@
 //! A block: its allocation, the end of its lifetime, and its category.
 
-use memtrace_trace::event::Event;
-use memtrace_trace::ids::{ContextId, StackId};
+use memtrace_trace::event::{Event, Flags};
+use memtrace_trace::ids::{ContextId, StackId, ThreadId};
 use serde::Serialize;
 
 use super::proof::Proof;
@@ -36,15 +36,19 @@ pub enum Category {
     Checkpoint,
     /// Keys and values (or other state) that the model of an inference-only program keeps across calls.
     KvCache,
-    /// Memory of a private pool (`torch.cuda.MemPool`, CUDA graphs).
+    /// Tensors that the program itself keeps across steps: replay buffers, queues, copies of weights, results.
+    KeptTensor,
+    /// Memory of a private pool into which a CUDA graph was captured.
     GraphPool,
+    /// Memory of another private pool (`torch.cuda.MemPool`).
+    MemoryPool,
     /// Blocks that no rule matches.
     Unknown,
 }
 
 impl Category {
     /// All categories, in the order in which reports list them.
-    pub const ALL: [Category; 14] = [
+    pub const ALL: [Category; 16] = [
         Category::Parameter,
         Category::Gradient,
         Category::OptimizerState,
@@ -57,7 +61,9 @@ impl Category {
         Category::AutocastCache,
         Category::Checkpoint,
         Category::KvCache,
+        Category::KeptTensor,
         Category::GraphPool,
+        Category::MemoryPool,
         Category::Unknown,
     ];
 
@@ -76,7 +82,9 @@ impl Category {
             Category::AutocastCache => "autocast_cache",
             Category::Checkpoint => "checkpoint",
             Category::KvCache => "kv_cache",
+            Category::KeptTensor => "kept_tensor",
             Category::GraphPool => "graph_pool",
+            Category::MemoryPool => "memory_pool",
             Category::Unknown => "unknown",
         }
     }
@@ -96,7 +104,9 @@ impl Category {
             Category::AutocastCache => "autocast weights",
             Category::Checkpoint => "loaded checkpoint",
             Category::KvCache => "KV cache",
-            Category::GraphPool => "memory pool",
+            Category::KeptTensor => "kept tensors",
+            Category::GraphPool => "CUDA graph pool",
+            Category::MemoryPool => "memory pool",
             Category::Unknown => "other",
         }
     }
@@ -143,6 +153,13 @@ pub struct BlockAllocation {
     pub oom_count: u32,
     /// What the name, stack, size or pool proves.
     pub proof: Proof,
+    /// The flags of the allocation event.
+    pub(super) flags: Flags,
+    /// Whether an evaluation with gradients allocates the block.
+    pub(super) in_recorded_eval: bool,
+    /// The thread that allocated the block, and its stream.
+    pub(super) thread: ThreadId,
+    pub(super) stream: u64,
     /// The number of the run of consecutive events from one place that the allocation belongs to.
     pub(super) call: u32,
     /// The number of calls of the model so far, including the one that allocates this block.
@@ -183,6 +200,10 @@ impl BlockAllocation {
             phase: Phase::Forward,
             oom_count: 0,
             proof: Proof::None,
+            flags: Flags::default(),
+            in_recorded_eval: false,
+            thread: ThreadId::NONE,
+            stream: 0,
             call: 0,
             model_calls: 0,
         }

@@ -1,23 +1,30 @@
 //! What allocations show about blocks of other allocations: the sizes of parameters and gradients, the stacks that load
-//! data, and the stacks whose blocks grow from call to call of an inference-only model.
+//! data, the stacks whose blocks the program keeps, and the stacks whose blocks grow from call to call of the model.
 
 use std::collections::{HashMap, HashSet};
 
 use memtrace_trace::definition::TensorKind;
 use memtrace_trace::event::Event;
-use memtrace_trace::ids::StackId;
+use memtrace_trace::ids::{FrameId, StackId};
 
 use super::block::{BlockAllocation, BlockClassification, Category};
+use super::facts::is_without_gradients;
+use super::live::{LiveBlocks, is_parameter};
+use super::owners::Owners;
 use super::proof::Proof;
 use crate::passes::phase::{EventClassification, Phase, PhaseTracker};
 use crate::rules::CategoryRuleId;
 use memtrace_input::AddressBuildHasher;
+use memtrace_replay::Names;
 
 /// A stack counts in [`Learned::frequent_stacks`] and [`Learned::steady_stacks`] once it has allocated in this many
 /// calls of the model.
 const SEVERAL_CALLS: u32 = 3;
 
-/// The allocations of one stack across the model's calls, in an inference-only program.
+/// A tensor of at most this many bytes, the smallest block, is a scalar such as a metric. It is no batch.
+const SCALAR_BYTES: u64 = 512;
+
+/// The allocations of one stack across the model's calls.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StackGrowth {
     /// The first call of the model in which the stack allocated, and the number of calls in which it did.
@@ -26,31 +33,57 @@ pub(super) struct StackGrowth {
     /// The latest call in which the stack allocated, and the requested bytes of the first allocation in it.
     call: u32,
     size: u64,
-    /// How often in a row the size has grown, and whether it has ever changed.
+    /// How often in a row the size has grown, and how often in all.
     pub(super) grown: u32,
-    varies: bool,
+    increases: u32,
     /// Whether a block of this stack was already classified as a cache that grows.
     pub(super) is_cache: bool,
+}
+
+impl StackGrowth {
+    /// Whether the size grows in at most every other call. A model with a cache does the same work for each token,
+    /// whether a call has one token or a prompt.
+    fn is_steady(&self) -> bool {
+        2 * self.increases < self.calls
+    }
 }
 
 /// What the recording has shown so far.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Learned {
-    /// Whether a block as large as cuBLAS's workspace has been allocated.
-    pub(super) has_workspace: bool,
-    /// How often the model has been called, and whether the latest allocation was inside a call.
+    /// How often the model has been called, in a program that trains without gradients. `in_model`: whether the latest
+    /// allocation was inside a call.
     pub(super) model_calls: u32,
     in_model: bool,
+    /// What is allocated now.
+    pub(super) live: LiveBlocks,
     /// Requested sizes of the blocks that building, moving and filling models allocated.
     pub(super) parameter_sizes: HashSet<u64, AddressBuildHasher>,
+    /// Stacks outside of loading that allocated a named parameter of this requested size. `parameter_stacks`: stacks
+    /// that allocated a named parameter while loading.
+    parameter_sites: HashSet<(StackId, u64)>,
+    parameter_stacks: HashSet<StackId, AddressBuildHasher>,
+    /// The parameters of each module.
+    pub(super) owners: Owners,
     /// Requested sizes of the gradients so far.
     pub(super) gradient_sizes: HashSet<u64, AddressBuildHasher>,
     /// By stack: whether it loads data.
     data_stacks: Vec<bool>,
-    /// By stack: allocations per call of the model. Filled only for inference-only programs.
+    /// The innermost frames outside PyTorch that allocated unnamed tensors before the first forward pass.
+    load_frames: HashSet<FrameId, AddressBuildHasher>,
+    /// Whether the program loads a batch for each step or call.
+    pub(super) loads_batches: bool,
+    /// Stacks whose blocks the program keeps.
+    kept_stacks: HashSet<StackId, AddressBuildHasher>,
+    /// Private pools into which a CUDA graph was captured.
+    pub(super) graph_pools: HashSet<u16>,
+    /// Whether a request failed. Then the gradients of that time have names, if any have.
+    pub(super) out_of_memory: bool,
+    /// By stack: allocations per call of the model. Filled only for stacks inside the model of an inference-only
+    /// program, and for evaluation code outside the model.
     pub(super) growth: HashMap<StackId, StackGrowth, AddressBuildHasher>,
     /// The number of stacks that allocated in [`SEVERAL_CALLS`] calls of the model. `steady_stacks`: those of them
-    /// whose requested size never changed.
+    /// whose requested size does not grow ([`StackGrowth::is_steady`]).
     pub(super) frequent_stacks: u32,
     pub(super) steady_stacks: u32,
     /// By requested size: how many blocks user code that no rule matches allocated before the first forward pass.
@@ -63,10 +96,10 @@ impl Learned {
         Learned { data_stacks: vec![false; stacks], ..Learned::default() }
     }
 
-    /// Takes an allocation's place: inside a call of the model or outside.
+    /// Takes an allocation's place: inside a call of the model or outside, and whether such a call counts.
     #[inline]
-    pub(super) fn count_model_calls(&mut self, in_model: bool) {
-        self.model_calls += u32::from(in_model && !self.in_model);
+    pub(super) fn count_model_calls(&mut self, in_model: bool, counts: bool) {
+        self.model_calls += u32::from(in_model && counts && !self.in_model);
         self.in_model = in_model;
     }
 
@@ -76,58 +109,116 @@ impl Learned {
         self.data_stacks.get(stack.index()).is_some_and(|loads| *loads)
     }
 
-    /// Takes an allocation and records what it shows about other blocks.
+    /// Whether a frame allocated unnamed tensors before the first forward pass too, such as the first batch.
+    #[inline]
+    pub(super) fn allocated_at_load_by(&self, frame: FrameId) -> bool {
+        !frame.is_none() && self.load_frames.contains(&frame)
+    }
+
+    /// Whether the program keeps blocks of this stack.
+    pub(super) fn keeps(&self, stack: StackId) -> bool {
+        self.kept_stacks.contains(&stack)
+    }
+
+    /// Whether parameters of this size had this stack outside of loading: code that replaces parameters.
+    pub(super) fn replaces_parameters(&self, stack: StackId, requested: u64) -> bool {
+        self.parameter_sites.contains(&(stack, requested))
+    }
+
+    /// Whether a stack has allocated parameters while loading.
+    pub(super) fn loads_parameters(&self, stack: StackId) -> bool {
+        self.parameter_stacks.contains(&stack)
+    }
+
+    /// Whether a block of this size can be a parameter's gradient: a parameter has this size, and fewer gradients have
+    /// it than parameters.
+    pub(super) fn may_be_gradient(&self, requested: u64) -> bool {
+        self.parameter_sizes.contains(&requested) && self.live.may_be_gradient(requested)
+    }
+
+    /// Whether the module whose call allocates the block of `e` has a weight of twice the size without a cast. Where
+    /// its parameters are unknown, one cast of each size may be a weight's.
+    pub(super) fn may_be_cast_of_call(&mut self, names: Option<&Names>, e: &Event, requested: u64) -> bool {
+        if e.context.is_none() {
+            return true;
+        }
+        let weights = names.and_then(|names| self.owners.count_of_call(names, e, 2 * requested)).unwrap_or(1);
+        self.live.casts_in_call(e.context, requested) < weights
+    }
+
+    /// Takes an allocation and records what it shows about other blocks. `caller`: the innermost frame outside PyTorch.
     #[inline]
     pub(super) fn learn(
         &mut self,
         tracker: &PhaseTracker,
+        caller: FrameId,
         e: &Event,
         requested: u64,
         classification: &EventClassification,
         proof: Proof,
     ) {
-        match (classification.phase, proof) {
-            (_, Proof::WorkspaceSized) => self.has_workspace = true,
-            (_, Proof::ModelLoaded | Proof::ModuleMoved | Proof::Named(TensorKind::Parameter)) => {
-                self.parameter_sizes.insert(requested);
+        self.live.add(e, requested, proof);
+        match proof {
+            Proof::Named(TensorKind::Parameter) if classification.phase == Phase::Load => {
+                self.parameter_stacks.insert(e.stack);
             }
-            // Between a backward pass and the next forward pass, user code that no rule matches loads the next batch.
+            Proof::Named(TensorKind::Parameter) => {
+                self.parameter_sites.insert((e.stack, requested));
+            }
+            _ => {}
+        }
+        if is_parameter(proof) {
+            self.parameter_sizes.insert(requested);
+        }
+        match (classification.phase, proof) {
+            // Between a backward pass and the next forward pass, user code with gradients that no rule matches loads the
+            // next batch.
             (Phase::Data, _) | (Phase::Other, Proof::None)
-                if classification.meaning().is_none() || classification.phase == Phase::Data =>
+                if classification.phase == Phase::Data
+                    || classification.meaning().is_none() && !is_without_gradients(e.flags) =>
             {
                 if let Some(loads) = self.data_stacks.get_mut(e.stack.index()) {
                     *loads = true;
                 }
+                self.loads_batches |=
+                    classification.phase == Phase::Data && requested > SCALAR_BYTES && tracker.now().step.is_some();
             }
-            (Phase::Load, Proof::None) => *self.allocated_at_load.entry(requested).or_default() += 1,
+            (Phase::Load, Proof::None) => {
+                *self.allocated_at_load.entry(requested).or_default() += 1;
+                self.load_frames.insert(caller);
+            }
             (Phase::Eval | Phase::Forward, Proof::None) if tracker.is_inference() && self.in_model => {
-                let now = self.model_calls;
-                let first = StackGrowth {
-                    first: now,
-                    calls: 1,
-                    call: now,
-                    size: requested,
-                    grown: 0,
-                    varies: false,
-                    is_cache: false,
-                };
-                let growth = self.growth.entry(e.stack).or_insert(first);
-                if growth.call != now {
-                    growth.calls += 1;
-                    let varied = growth.varies;
-                    growth.varies |= requested != growth.size;
-                    if growth.calls == SEVERAL_CALLS {
-                        self.frequent_stacks += 1;
-                        self.steady_stacks += u32::from(!growth.varies);
-                    } else if growth.calls > SEVERAL_CALLS && growth.varies && !varied {
-                        self.steady_stacks -= 1;
-                    }
-                    growth.grown = if requested > growth.size { growth.grown + 1 } else { 0 };
-                    (growth.call, growth.size) = (now, requested);
-                }
+                self.count_growth(e.stack, requested);
+            }
+            (Phase::Eval, Proof::None)
+                if !tracker.is_inference() && tracker.stacks().facts(e.stack).outermost_compute.is_none() =>
+            {
+                self.count_growth(e.stack, requested);
             }
             _ => {}
         }
+    }
+
+    /// Takes an allocation of a stack whose blocks may grow from call to call of the model.
+    fn count_growth(&mut self, stack: StackId, requested: u64) {
+        let now = self.model_calls;
+        let first =
+            StackGrowth { first: now, calls: 1, call: now, size: requested, grown: 0, increases: 0, is_cache: false };
+        let growth = self.growth.entry(stack).or_insert(first);
+        if growth.call == now {
+            return;
+        }
+        let counted_before = growth.calls >= SEVERAL_CALLS;
+        let steady_before = counted_before && growth.is_steady();
+        let grew = requested > growth.size;
+        growth.calls += 1;
+        growth.increases += u32::from(grew);
+        growth.grown = if grew { growth.grown + 1 } else { 0 };
+        (growth.call, growth.size) = (now, requested);
+        let is_counted = growth.calls >= SEVERAL_CALLS;
+        self.frequent_stacks += u32::from(is_counted && !counted_before);
+        self.steady_stacks += u32::from(is_counted && growth.is_steady());
+        self.steady_stacks -= u32::from(steady_before);
     }
 
     /// Takes the category of a block and records the size of a gradient.
@@ -146,5 +237,37 @@ impl Learned {
         {
             growth.is_cache = true;
         }
+    }
+
+    /// Takes the category of a block and records a stack whose blocks the program keeps.
+    #[inline]
+    pub(super) fn learn_kept(&mut self, block: &BlockAllocation, classification: &BlockClassification) {
+        if classification.category == Category::KeptTensor {
+            self.kept_stacks.insert(block.stack);
+        }
+    }
+
+    /// Takes the category of a block whose lifetime ended, and records that the program loads batches: what it
+    /// allocates between an evaluation and a forward pass, or, in an inference-only program, what it allocates outside
+    /// its model and frees after the next call.
+    #[inline]
+    pub(super) fn learn_batches(
+        &mut self,
+        tracker: &PhaseTracker,
+        block: &BlockAllocation,
+        classification: &BlockClassification,
+    ) {
+        let is_batch = match classification.rule {
+            CategoryRuleId::InputAfterEvaluation => true,
+            CategoryRuleId::ActivationForward | CategoryRuleId::InputOtherBatches => {
+                tracker.is_inference()
+                    && block.model_calls > 0
+                    && self.model_calls > block.model_calls
+                    && block.proof == Proof::None
+                    && tracker.stacks().facts(block.stack).outermost_compute.is_none()
+            }
+            _ => false,
+        };
+        self.loads_batches |= is_batch && block.requested > SCALAR_BYTES;
     }
 }

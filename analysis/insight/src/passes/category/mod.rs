@@ -8,8 +8,10 @@
 //! 3. The block's lifetime:
 //! - A block from a forward pass is an activation, unless the call that allocated it also frees it.
 //! - A block from a backward pass is a gradient if the optimizer still finds it. It is an autograd temporary if it
-//!   goes from one node to the next.
+//!   goes from one node to the next, and an activation if autograd records the backward pass (`create_graph=True`).
 //! - A block that the optimizer allocates is optimizer state if the next step still finds it.
+//! - A block that code outside the model allocates, and that several steps or calls of the model find, is a tensor that
+//!   the program keeps.
 //!
 //! An out-of-memory error that unwinds the program, or the end of the recording, cuts lifetimes short. Such blocks are
 //! classified by allocation site.
@@ -19,18 +21,23 @@
 
 mod block;
 mod decision;
+mod facts;
 mod learning;
+mod live;
+mod owners;
 mod proof;
 mod rule_uses;
 
+use memtrace_trace::definition::TensorKind;
 use memtrace_trace::event::Event;
 use memtrace_trace::file::Definitions;
 use memtrace_trace::ids::{ContextId, FrameId, StackId};
 
 use super::phase::{EventClassification, Phase, PhaseTracker};
+use crate::rules::PhaseRuleId;
+use facts::DefinitionFacts;
 use learning::Learned;
-use memtrace_replay::{AllocationNames, Block};
-use proof::DefinitionFacts;
+use memtrace_replay::{Block, Names};
 
 pub use block::{BlockAllocation, BlockClassification, Category, LifetimeEnd};
 pub use proof::Proof;
@@ -77,7 +84,8 @@ impl Categorizer {
         }
     }
 
-    /// Takes an allocation. `name` is the block's tensor name, `oom_count` the number of out-of-memory errors so far.
+    /// Takes an allocation. `names` are those of the recording if parameters have names, `oom_count` is the number of
+    /// out-of-memory errors so far.
     #[inline]
     pub fn allocated(
         &mut self,
@@ -85,13 +93,28 @@ impl Categorizer {
         e: &Event,
         block: &Block,
         classification: &EventClassification,
-        name: Option<&AllocationNames>,
+        names: Option<&Names>,
         oom_count: u32,
     ) -> BlockAllocation {
         self.note_place(tracker, e);
-        self.learned.count_model_calls(!tracker.stacks().facts(e.stack).outermost_compute.is_none());
-        let proof = self.facts.proof(e, block.requested, classification, name, &self.learned.parameter_sizes);
-        self.learned.learn(tracker, e, block.requested, classification, proof);
+        let in_model = !tracker.stacks().facts(e.stack).outermost_compute.is_none()
+            && !matches!(classification.phase, Phase::Backward | Phase::Recompute);
+        // Of a program that trains, only the calls in evaluations count.
+        let counts = tracker.is_inference() || classification.phase == Phase::Eval;
+        self.learned.count_model_calls(in_model, counts);
+        let name = names.and_then(|names| names.of_allocation(e.seq));
+        if let Some(name) = name.filter(|name| name.kind == TensorKind::Parameter) {
+            self.learned.owners.add(name, block.requested);
+        }
+        let proof = self.facts.proof(e, block.requested, classification, name, &self.learned);
+        let proof = match proof {
+            Proof::WeightCast if !self.learned.may_be_cast_of_call(names, e, block.requested) => Proof::None,
+            proof => proof,
+        };
+        self.learned.learn(tracker, self.facts.caller(e.stack), e, block.requested, classification, proof);
+        if e.pool != 0 && (self.facts.is_graph_pool(e.pool) || self.facts.captures(e.stack)) {
+            self.learned.graph_pools.insert(e.pool);
+        }
         BlockAllocation {
             seq: e.seq,
             ticks: e.ticks,
@@ -105,6 +128,10 @@ impl Categorizer {
             phase: classification.phase,
             oom_count,
             proof,
+            flags: e.flags,
+            in_recorded_eval: classification.rule == PhaseRuleId::EvalWithoutBackward,
+            thread: e.thread,
+            stream: e.stream,
             call: self.call,
             model_calls: self.learned.model_calls,
         }
@@ -116,17 +143,24 @@ impl Categorizer {
         self.note_place(tracker, e);
     }
 
-    /// Takes the blocks that are still allocated at the end of the recording, and records the sizes of the gradients
-    /// among them.
-    pub fn recording_ended<'a>(
+    /// Takes the blocks that are allocated at the end of the recording, or when a request fails. Records the sizes of
+    /// the gradients among them, and the stacks whose blocks the program keeps.
+    pub fn examine_allocated<'a>(
         &mut self,
         tracker: &PhaseTracker,
         blocks: impl Iterator<Item = &'a BlockAllocation>,
         end: &LifetimeEnd<'_>,
     ) {
-        for block in blocks.filter(|b| b.phase == Phase::Backward) {
-            self.learned.learn_gradient(block, &self.backward(tracker, block, end));
+        for block in blocks {
+            let classification = self.classify(tracker, block, end);
+            self.learned.learn_gradient(block, &classification);
+            self.learned.learn_kept(block, &classification);
         }
+    }
+
+    /// Takes a request that failed.
+    pub fn out_of_memory(&mut self) {
+        self.learned.out_of_memory = true;
     }
 
     /// The category of a block whose lifetime ends. Blocks must come in the order in which their lifetimes end.
@@ -140,14 +174,15 @@ impl Categorizer {
         let classification = self.classify(tracker, block, end);
         self.learned.learn_gradient(block, &classification);
         self.learned.learn_cache(block, &classification);
+        self.learned.learn_kept(block, &classification);
+        self.learned.learn_batches(tracker, block, &classification);
+        self.learned.live.remove(block);
         classification
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use memtrace_trace::definition::TensorKind;
-
     use super::*;
     use crate::passes::{LabelRules, ProgramPosition, StackTable, StepEnds};
     use memtrace_trace::event::Flags;
@@ -156,7 +191,10 @@ mod tests {
         ProgramPosition { phase: Phase::Load, step: None, phase_changes: 0, backward_passes: 0, optimizer_steps: 0 };
 
     fn block(phase: Phase, proof: Proof) -> BlockAllocation {
-        BlockAllocation { position: ProgramPosition { phase, ..NOW }, phase, proof, ..BlockAllocation::for_tests(1) }
+        // The first block of a forward pass begins the first step.
+        let step = (phase == Phase::Forward).then_some(0);
+        let position = ProgramPosition { phase, step, ..NOW };
+        BlockAllocation { position, phase, proof, ..BlockAllocation::for_tests(1) }
     }
 
     #[test]
@@ -212,5 +250,116 @@ mod tests {
             &LifetimeEnd { now: &later, is_truncated: false, free: Some(&free) },
         );
         assert_eq!(classification.category, Category::Temporary);
+    }
+
+    /// The tracker of a recording with a backward pass.
+    fn training() -> PhaseTracker {
+        let node = memtrace_trace::file::Context { node: "AddBackward0".into(), ..Default::default() };
+        let definitions = Definitions { contexts: vec![Default::default(), node], ..Definitions::default() };
+        PhaseTracker::new(StackTable::new(&definitions), StepEnds::default(), LabelRules::default())
+    }
+
+    /// The category and the rule of a block whose lifetime ends at `now`.
+    fn classified(
+        categorizer: &Categorizer,
+        block: &BlockAllocation,
+        now: ProgramPosition,
+        is_truncated: bool,
+    ) -> (Category, &'static str) {
+        let tracker = training();
+        let free = Event::EMPTY;
+        let end = LifetimeEnd { now: &now, is_truncated, free: (!is_truncated).then_some(&free) };
+        let classification = categorizer.classify(&tracker, block, &end);
+        (classification.category, classification.rule.as_str())
+    }
+
+    fn position(phase: Phase, step: Option<u32>, phase_changes: u32) -> ProgramPosition {
+        let steps = step.unwrap_or_default();
+        ProgramPosition { phase, step, phase_changes, backward_passes: steps, optimizer_steps: steps }
+    }
+
+    /// A categorizer of a program whose parameters have names, and that goes on after each block was allocated.
+    fn with_names() -> Categorizer {
+        Categorizer { call: 1, ..Categorizer::new(&Definitions::default(), true) }
+    }
+
+    #[test]
+    fn a_recorded_backward_pass_leaves_activations() {
+        let categorizer = with_names();
+        let recorded = Flags::IN_BACKWARD.with(Flags::GRAD_KNOWN).with(Flags::GRAD_ENABLED);
+        let at = position(Phase::Backward, Some(0), 2);
+        let block = |flags, proof| BlockAllocation { position: at, flags, ..block(Phase::Backward, proof) };
+        let next_pass = ProgramPosition { backward_passes: 1, phase_changes: 4, ..at };
+        let of = |block: &BlockAllocation, now, truncated| classified(&categorizer, block, now, truncated).0;
+        assert_eq!(of(&block(recorded, Proof::None), next_pass, false), Category::Activation);
+        assert_eq!(of(&block(recorded, Proof::None), at, true), Category::Activation);
+        assert_eq!(of(&block(recorded, Proof::AccumulatesGradient), next_pass, false), Category::Gradient);
+        let inside = ProgramPosition { phase_changes: 2, ..at };
+        assert_eq!(of(&block(recorded, Proof::None), inside, false), Category::AutogradDetail);
+        let plain = Flags::IN_BACKWARD.with(Flags::GRAD_KNOWN);
+        assert_eq!(of(&block(plain, Proof::None), next_pass, false), Category::Gradient);
+    }
+
+    #[test]
+    fn tensors_from_before_the_first_step_are_inputs_or_kept() {
+        let mut categorizer = with_names();
+        let block = BlockAllocation { position: position(Phase::Load, None, 0), ..block(Phase::Load, Proof::None) };
+        let of = |categorizer: &Categorizer, step, truncated| {
+            classified(categorizer, &block, position(Phase::Forward, step, 9), truncated)
+        };
+        assert_eq!(of(&categorizer, Some(5), true), (Category::Input, "input-unnamed-at-load"));
+        categorizer.learned.loads_batches = true;
+        assert_eq!(of(&categorizer, Some(5), true), (Category::KeptTensor, "kept-tensor-at-load"));
+        assert_eq!(of(&categorizer, Some(5), false).0, Category::KeptTensor);
+        assert_eq!(of(&categorizer, Some(1), true).0, Category::KeptTensor);
+        // The first batch is freed when the second one is there.
+        assert_eq!(of(&categorizer, Some(1), false).0, Category::Input);
+        assert_eq!(of(&categorizer, None, true), (Category::Unknown, "unknown-at-load"));
+    }
+
+    #[test]
+    fn what_several_steps_find_is_kept() {
+        let categorizer = with_names();
+        let of = |phase, proof, flags, from: u32, to: u32, truncated| {
+            let at = position(phase, Some(from), 10 * from);
+            let block = BlockAllocation { position: at, flags, ..block(phase, proof) };
+            classified(&categorizer, &block, position(Phase::Forward, Some(to), 10 * to + 1), truncated).0
+        };
+        let none = Flags::default();
+        assert_eq!(of(Phase::Data, Proof::None, none, 1, 2, false), Category::Input);
+        assert_eq!(of(Phase::Data, Proof::None, none, 1, 4, false), Category::KeptTensor);
+        // Code outside the model that makes no autograd node.
+        assert_eq!(of(Phase::Forward, Proof::None, none, 1, 1, true), Category::Activation);
+        assert_eq!(of(Phase::Forward, Proof::None, none, 1, 2, false), Category::KeptTensor);
+        assert_eq!(of(Phase::Optimizer, Proof::None, none, 1, 2, false), Category::KeptTensor);
+        assert_eq!(of(Phase::Eval, Proof::None, none, 1, 4, false), Category::KeptTensor);
+        let grad_on = Flags::GRAD_KNOWN.with(Flags::GRAD_ENABLED);
+        assert_eq!(of(Phase::Eval, Proof::None, grad_on, 1, 1, false), Category::Input);
+        assert_eq!(of(Phase::Eval, Proof::None, Flags::GRAD_KNOWN, 1, 1, false), Category::Activation);
+        assert_eq!(of(Phase::Optimizer, Proof::OptimizerStep, none, 1, 2, false), Category::OptimizerState);
+        // FSDP reduces gradients after the last autograd node too.
+        let gradients_of_fsdp = position(Phase::Optimizer, Some(1), 5);
+        let rule = crate::rules::category_rule(&memtrace_trace::file::Frame {
+            filename: "/torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py".into(),
+            name: "allocate".into(),
+            ..Default::default()
+        })
+        .unwrap();
+        let shard = BlockAllocation { position: gradients_of_fsdp, ..block(Phase::Optimizer, Proof::FrameRule(rule)) };
+        let at_step = ProgramPosition { optimizer_steps: 2, ..gradients_of_fsdp };
+        assert_eq!(classified(&categorizer, &shard, at_step, false).0, Category::Gradient);
+        assert_eq!(classified(&categorizer, &shard, gradients_of_fsdp, false).0, Category::CommunicationBucket);
+    }
+
+    #[test]
+    fn a_private_pool_is_a_graphs_only_with_proof() {
+        let mut definitions = Definitions::default();
+        definitions.pools.insert(1, (3, 0));
+        definitions.pools.insert(2, (0, 3));
+        let mut categorizer = Categorizer::new(&definitions, true);
+        assert!(categorizer.facts.is_graph_pool(1) && !categorizer.facts.is_graph_pool(2));
+        categorizer.learned.graph_pools.insert(1);
+        let of = |pool| classified(&categorizer, &block(Phase::Forward, Proof::PrivatePool(pool)), NOW, true).0;
+        assert_eq!((of(1), of(2)), (Category::GraphPool, Category::MemoryPool));
     }
 }

@@ -1,0 +1,253 @@
+//! Finds what is proven about a block at its allocation, from the definitions of a recording and from what earlier
+//! allocations have shown.
+
+use std::collections::HashSet;
+
+use memtrace_trace::definition::TensorKind;
+use memtrace_trace::event::{Event, Flags};
+use memtrace_trace::file::{Context, Definitions, StackNode, TensorName};
+use memtrace_trace::ids::{FrameId, StackId};
+
+use super::learning::Learned;
+use super::proof::Proof;
+use crate::passes::phase::{EventClassification, Phase};
+use crate::rules::{
+    CategoryRule, FrameMemory, Meaning, PhaseRuleId, UsesCublas, captures_graph, category_rule, ends_autocast,
+    frame_uses_cublas, is_attention, is_cache_name, is_graphs_own_pool, is_library_module, is_lt_workspace_size,
+    is_pytorch, is_workspace_size, node_uses_cublas,
+};
+use memtrace_input::AddressBuildHasher;
+use memtrace_replay::AllocationNames;
+
+/// What the definitions of a recording show about one stack.
+#[derive(Clone, Copy, Debug, Default)]
+struct StackProof {
+    /// The category rule of the innermost frame that has one, and that frame.
+    rule: Option<&'static CategoryRule>,
+    frame: FrameId,
+    /// The innermost Python frame outside PyTorch.
+    caller: FrameId,
+    /// Whether one of the frames is attention code.
+    attends: bool,
+    /// Whether no model keeps keys and values that this stack allocates: the innermost Python frame is PyTorch's.
+    never_caches: bool,
+    /// Whether code of PyTorch that captures CUDA graphs calls this stack.
+    captures: bool,
+    uses_cublas: UsesCublas,
+}
+
+/// What the definitions of a recording show about stacks and nodes.
+#[derive(Clone, Debug)]
+pub(super) struct DefinitionFacts {
+    stacks: Vec<StackProof>,
+    /// Stacks whose forward call made an autograd node that casts (`ToCopyBackward`).
+    casts: HashSet<StackId, AddressBuildHasher>,
+    /// Stacks at the end of an autocast region.
+    ends_autocast: HashSet<StackId, AddressBuildHasher>,
+    /// By context: whether it is the node `AccumulateGrad`, and whether it is a node that multiplies matrices.
+    nodes: Vec<(bool, UsesCublas)>,
+    /// The private pools that PyTorch made for CUDA graphs.
+    graph_pools: HashSet<u16>,
+    pub(super) has_nodes: bool,
+    /// Whether parameters have names. If so, a block without a name is not a parameter.
+    pub(super) has_names: bool,
+    /// Whether gradients have names.
+    pub(super) has_gradient_names: bool,
+}
+
+impl DefinitionFacts {
+    pub(super) fn new(definitions: &Definitions, has_names: bool) -> DefinitionFacts {
+        let ends: Vec<bool> = definitions.frames.iter().map(ends_autocast).collect();
+        let ends = |stack: &StackNode| ends.get(stack.frame.index()).is_some_and(|ends| *ends);
+        let ends = definitions.stacks.iter().enumerate().filter(|(_, stack)| ends(stack));
+        let ends: HashSet<StackId, AddressBuildHasher> = ends.map(|(i, _)| StackId(i as u32)).collect();
+        let casts = definitions.contexts.iter().filter(|c| c.node.starts_with("ToCopyBackward"));
+        let is_gradient = |name: &TensorName| name.kind == TensorKind::Gradient;
+        let graph_pools = definitions.pools.iter().filter(|(_, id)| is_graphs_own_pool(**id));
+        DefinitionFacts {
+            stacks: stack_proofs(definitions),
+            casts: casts.map(|c| c.forward).filter(|stack| !stack.is_none()).collect(),
+            ends_autocast: ends,
+            nodes: definitions
+                .contexts
+                .iter()
+                .map(|c| {
+                    (
+                        &*c.node == "AccumulateGrad",
+                        if c.node.is_empty() { UsesCublas::Unknown } else { node_uses_cublas(&c.node) },
+                    )
+                })
+                .collect(),
+            graph_pools: graph_pools.map(|(pool, _)| *pool).collect(),
+            has_nodes: definitions.contexts.iter().any(|c| !c.node.is_empty()),
+            has_names,
+            has_gradient_names: has_names && definitions.tensor_names.iter().any(is_gradient),
+        }
+    }
+
+    fn stack(&self, stack: StackId) -> StackProof {
+        self.stacks.get(stack.index()).copied().unwrap_or_default()
+    }
+
+    /// The innermost Python frame of a stack outside PyTorch; `NONE` without one.
+    #[inline]
+    pub(super) fn caller(&self, stack: StackId) -> FrameId {
+        self.stack(stack).caller
+    }
+
+    /// Whether code of PyTorch that captures CUDA graphs calls a stack.
+    #[inline]
+    pub(super) fn captures(&self, stack: StackId) -> bool {
+        self.stack(stack).captures
+    }
+
+    /// Whether PyTorch made a private pool for a CUDA graph.
+    pub(super) fn is_graph_pool(&self, pool: u16) -> bool {
+        self.graph_pools.contains(&pool)
+    }
+
+    /// The frame that the category rule of a stack matched; `NONE` without a rule.
+    #[inline]
+    pub(super) fn rule_frame(&self, stack: StackId) -> FrameId {
+        self.stack(stack).frame
+    }
+
+    /// Whether one of the frames of a stack is attention code.
+    pub(super) fn attends(&self, stack: StackId) -> bool {
+        self.stack(stack).attends
+    }
+
+    /// Whether a model can keep keys and values that this stack allocates.
+    pub(super) fn may_cache(&self, stack: StackId) -> bool {
+        !self.stack(stack).never_caches
+    }
+
+    /// Whether a stack is at the end of an autocast region.
+    pub(super) fn ends_autocast(&self, stack: StackId) -> bool {
+        self.ends_autocast.contains(&stack)
+    }
+
+    /// What is proven about the block that `e` allocates. `learned`: what earlier allocations have shown.
+    #[inline]
+    pub(super) fn proof(
+        &self,
+        e: &Event,
+        requested: u64,
+        classification: &EventClassification,
+        name: Option<&AllocationNames>,
+        learned: &Learned,
+    ) -> Proof {
+        let stack = self.stack(e.stack);
+        let frame_rule = stack.rule;
+        if let Some(rule) = frame_rule.filter(|rule| rule.allocates == FrameMemory::Gathered) {
+            return Proof::FrameRule(rule);
+        }
+        if let Some(AllocationNames { kind, names, .. }) = name.filter(|name| name.kind != TensorKind::Other) {
+            let is_cache = *kind == TensorKind::Buffer && names.iter().any(|name| is_cache_name(name));
+            return if is_cache { Proof::NamedCache } else { Proof::Named(*kind) };
+        }
+        if let Some(rule) = frame_rule {
+            return Proof::FrameRule(rule);
+        }
+        if e.pool != 0 {
+            return Proof::PrivatePool(e.pool);
+        }
+        match classification.meaning() {
+            Some(Meaning::Load) if classification.rule == PhaseRuleId::LoadModuleMoved => return Proof::ModuleMoved,
+            Some(Meaning::Load) => return Proof::ModelLoaded,
+            Some(Meaning::OptimizerState) => return Proof::OptimizerState,
+            Some(Meaning::OptimizerStep) => return Proof::OptimizerStep,
+            Some(Meaning::GradientWork) => return Proof::GradientWork,
+            _ => {}
+        }
+        let computes =
+            matches!(classification.phase, Phase::Forward | Phase::Backward | Phase::Eval | Phase::Recompute);
+        let (accumulates, by_node) = self.nodes.get(e.context.index()).copied().unwrap_or_default();
+        let by_node = if classification.phase == Phase::Backward { by_node } else { UsesCublas::Unknown };
+        let uses_cublas = if by_node == UsesCublas::Unknown { stack.uses_cublas } else { by_node };
+        match classification.phase {
+            Phase::Backward if accumulates => Proof::AccumulatesGradient,
+            _ if computes && is_workspace_size(requested) && uses_cublas == UsesCublas::Yes => Proof::WorkspaceSized,
+            _ if computes && is_workspace_size(requested) && uses_cublas == UsesCublas::Unknown => {
+                Proof::MaybeWorkspace
+            }
+            Phase::Backward if !is_recorded(e.flags) && learned.may_be_gradient(requested) => Proof::ParameterSized,
+            _ if computes && is_lt_workspace_size(requested) && uses_cublas == UsesCublas::Yes => {
+                Proof::LtWorkspaceSized
+            }
+            Phase::Forward | Phase::Recompute
+                if self.casts.contains(&e.stack) && learned.live.may_be_cast(requested) =>
+            {
+                Proof::WeightCast
+            }
+            _ => Proof::None,
+        }
+    }
+}
+
+/// Whether autograd records the backward pass that allocates (`create_graph=True`), by the flags of the event. Its
+/// blocks belong to the graph of a further backward pass.
+pub(super) fn is_recorded(flags: Flags) -> bool {
+    flags.contains(Flags::IN_BACKWARD.with(Flags::GRAD_KNOWN).with(Flags::GRAD_ENABLED))
+}
+
+/// Whether gradients are off where a block is allocated, by the flags of the event.
+pub(super) fn is_without_gradients(flags: Flags) -> bool {
+    flags.contains(Flags::GRAD_KNOWN) && !flags.contains(Flags::GRAD_ENABLED)
+}
+
+/// The facts of each stack. A parent has a smaller id than its child, so its facts are known first.
+fn stack_proofs(definitions: &Definitions) -> Vec<StackProof> {
+    struct FrameProof {
+        rule: Option<&'static CategoryRule>,
+        native: bool,
+        pytorch: bool,
+        attends: bool,
+        never_caches: bool,
+        captures: bool,
+        uses_cublas: UsesCublas,
+    }
+    let frames: Vec<FrameProof> = definitions
+        .frames
+        .iter()
+        .map(|frame| FrameProof {
+            rule: category_rule(frame),
+            native: frame.native,
+            pytorch: is_pytorch(frame),
+            attends: is_attention(frame),
+            never_caches: is_library_module(frame),
+            captures: captures_graph(frame),
+            uses_cublas: frame_uses_cublas(frame),
+        })
+        .collect();
+    let mut stacks: Vec<StackProof> = Vec::with_capacity(definitions.stacks.len());
+    for (i, node) in definitions.stacks.iter().enumerate() {
+        let mut stack = if node.parent.index() < i { stacks[node.parent.index()] } else { StackProof::default() };
+        if let Some(frame) = frames.get(node.frame.index()) {
+            if frame.rule.is_some() {
+                (stack.rule, stack.frame) = (frame.rule, node.frame);
+            }
+            if !frame.native {
+                stack.attends |= frame.attends;
+                stack.captures |= frame.captures;
+                stack.never_caches = frame.never_caches && !stack.attends;
+                stack.uses_cublas = frame.uses_cublas;
+                if !frame.pytorch {
+                    stack.caller = node.frame;
+                }
+            }
+        }
+        stacks.push(stack);
+    }
+    // What a stack has made nodes of is known exactly.
+    let made = |context: &&Context| !context.node.is_empty() && !context.forward.is_none();
+    for context in definitions.contexts.iter().filter(made) {
+        let Some(stack) = stacks.get_mut(context.forward.index()) else { continue };
+        match node_uses_cublas(&context.node) {
+            UsesCublas::Yes => stack.uses_cublas = UsesCublas::Yes,
+            UsesCublas::No if stack.uses_cublas == UsesCublas::Unknown => stack.uses_cublas = UsesCublas::No,
+            _ => {}
+        }
+    }
+    stacks
+}
