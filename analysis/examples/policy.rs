@@ -13,7 +13,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let mut replay = PolicyReplay::new(question);
         let began = std::time::Instant::now();
         process.recording().stream(&mut |events| events.iter().for_each(|e| replay.observe(e)));
-        println!("{:#?}\n{:?}", replay.finish(), began.elapsed());
+        println!("{:#?}\n{:?}", replay.finish(None), began.elapsed());
     }
     Ok(())
 }

@@ -67,8 +67,10 @@ pub enum Error {
     /// An export window without any event.
     #[error("{reason}")]
     EmptyWindow {
-        /// The process, the requested window and the available range.
+        /// The process and the requested window.
         reason: String,
+        /// What the process has instead.
+        help: String,
     },
 }
 
@@ -105,7 +107,9 @@ impl Error {
             Error::Trace { cause: TraceError::TooNew { .. }, .. } => {
                 Some("use the memtrace version that recorded the trace, or a newer one")
             }
-            Error::Snapshot { help, .. } => Some(help).filter(|help| !help.is_empty()).map(String::as_str),
+            Error::Snapshot { help, .. } | Error::EmptyWindow { help, .. } => {
+                Some(help).filter(|help| !help.is_empty()).map(String::as_str)
+            }
             _ => None,
         }
     }

@@ -94,7 +94,7 @@ impl Window {
             } else {
                 format!("its devices are {}", devices.join(", "))
             };
-            return Err(empty_window(process, &format!("has no events of device {device}; {has}")));
+            return Err(empty_window(process, &format!("has no events of device {device}"), has));
         }
         let mut window = Window { min_size: selection.min_size, device: selection.device, ..Window::WHOLE };
         if let Some(steps) = selection.steps {
@@ -243,11 +243,11 @@ impl Window {
         let Some((first, last)) = steps.found else {
             let range = if from == to { format!("step {from}") } else { format!("steps {from}-{to}") };
             let has = match steps.recorded {
-                Some((a, b)) if a == b => format!("has step {a}"),
-                Some((a, b)) => format!("has steps {a}-{b}"),
-                None => "has no steps".to_owned(),
+                Some((a, b)) if a == b => format!("its only step is {a}"),
+                Some((a, b)) => format!("its steps are {a} to {b}"),
+                None => "it has no steps".to_owned(),
             };
-            return Err(empty_window(process, &format!("allocates nothing in {range}; it {has}")));
+            return Err(empty_window(process, &format!("has no events in {range}"), has));
         };
         (self.first, self.last) = (self.first.max(first), self.last.min(last));
         Ok(())
@@ -280,16 +280,16 @@ impl Window {
         if first.is_none() || from_seq > to_seq {
             let at = |ticks| calibration.epoch_ns(ticks);
             let Some((began, ended)) = process.trace_index().tick_range.map(|(a, b)| (at(a), at(b))) else {
-                return Err(empty_window(process, "has no events"));
+                return Err(empty_window(process, "has no events", String::new()));
             };
             let since = |ns: u64| ns.saturating_sub(began) as f64 / 1e9;
-            let what = format!(
-                "has no events in this time range; its events span {:.6} s, and the range starts {:.6} s {} the first one",
+            let has = format!(
+                "its events span {:.6} s, and the range starts {:.6} s {} the first one",
                 since(ended),
                 from.abs_diff(began) as f64 / 1e9,
                 if from < began { "before" } else { "after" },
             );
-            return Err(empty_window(process, &what));
+            return Err(empty_window(process, "has no events in this time range", has));
         }
         (self.first, self.last) = (from_seq, to_seq);
         Ok(())
@@ -379,13 +379,13 @@ impl Window {
     }
 }
 
-fn empty_window(process: &Process, what: &str) -> Error {
+fn empty_window(process: &Process, what: &str, help: String) -> Error {
     let who = match process.rank() {
         Some(rank) => format!("rank {rank}"),
         None if process.pid() == 0 => process.path().display().to_string(),
         None => format!("process {}", process.pid()),
     };
-    Error::EmptyWindow { reason: format!("{who} {what}") }
+    Error::EmptyWindow { reason: format!("{who} {what}"), help }
 }
 
 /// Finds where steps begin: at their first blocks.

@@ -194,6 +194,11 @@ impl LimitedDevice {
         LimitedDevice { limit, used_bytes: 0, next: 1 << 60, downwards }
     }
 
+    /// The bytes of segments now.
+    pub fn used_bytes(&self) -> u64 {
+        self.used_bytes
+    }
+
     fn next_address(&mut self, size: u64) -> u64 {
         if self.downwards {
             self.next = self.next.saturating_sub(size);

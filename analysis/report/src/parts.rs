@@ -3,8 +3,9 @@
 use memtrace_insight::passes::{Category, Phase};
 use memtrace_summary::{
     AllocationGroup, BlockingAllocation, CategoryAmount, DeviceSummary, IssueSummary, LabelSummary, MemoryState,
-    ModuleGroupSummary, OomSummary, PhaseSummary, SuggestionSummary, Summary, WhatIfSummary, count_text, device_name,
-    duration_text, is_snapshot, signed_size_text, size_text,
+    ModuleGroupSummary, OomForecastSummary, OomSummary, PhaseSummary, SuggestionScope, Summary, WhatIfSummary,
+    count_text, device_name, duration_text, estimate_text, estimated_duration_text, is_snapshot, signed_size_text,
+    size_text,
 };
 
 use crate::fit::{columns, cut, cut_middle, location_in, short_location, wrap_list, wrap_words};
@@ -23,8 +24,21 @@ const MODULES: usize = 3;
 const SMALL_MODULE: u64 = 50;
 /// The maximum width of a tensor name in columns.
 const LONGEST_NAME: usize = 48;
+/// The sizes that PyTorch's allocator requests from CUDA at least, for small blocks and for others, in bytes.
+const SMALL_SEGMENT: u64 = 2 << 20;
+const LARGE_SEGMENT: u64 = 20 << 20;
+/// The largest block that comes from small segments, in bytes.
+const LARGEST_SMALL_BLOCK: u64 = 1 << 20;
 /// The maximum number of suggestions listed, besides that about allocator settings.
-const SUGGESTIONS: usize = 3;
+const SUGGESTIONS: usize = 5;
+/// The minimum widths of a suggestion's text and of its peak, in columns.
+const NARROWEST_CHANGE: usize = 24;
+const PEAK_WIDTH: usize = 11;
+/// The notes of suggestions whose figures do not cover the whole run.
+const UNTIL_ERROR: &str = "the error cut the step off, so the peaks cover the program up to the error. \"unknown\": this \
+                           part fits, and the rest of the step was not recorded";
+const ONE_ITERATION: &str = "the peaks cover the program up to the end of the interrupted iteration. \"unknown\": this \
+                             part fits, and the rest of the step was not recorded";
 /// A setting that saves less than one in this many parts of the reserved bytes is not suggested.
 const SMALL_SAVING: u64 = 20;
 
@@ -165,14 +179,26 @@ impl TextReport {
     }
 
     /// Adds the issues, largest first. `process` is their process, if the report has several.
-    pub(crate) fn issues(&mut self, issues: &[IssueSummary], count: usize, process: Option<&str>) {
-        if issues.is_empty() {
+    /// Without issues, `remark` says what an out-of-memory error means.
+    pub(crate) fn issues(
+        &mut self,
+        issues: &[IssueSummary],
+        count: usize,
+        process: Option<&str>,
+        remark: Option<&str>,
+    ) {
+        if issues.is_empty() && remark.is_none() {
             return;
         }
         self.blank();
         self.heading(&process.map_or_else(|| "Issues".to_owned(), |process| format!("Issues in {process}")));
+        let width = self.width.saturating_sub(2);
+        for line in remark.iter().flat_map(|remark| wrap_words(remark, width)) {
+            self.line(format!("  {line}"));
+        }
         for issue in issues.iter().take(count) {
-            let headline = format!("{}: {}", issue.rule, issue.headline);
+            let forecast = issue.forecast.as_ref().map(forecast_text).unwrap_or_default();
+            let headline = format!("{}: {}{forecast}", issue.rule, issue.headline);
             for (i, line) in wrap_words(&headline, self.width.saturating_sub(4)).iter().enumerate() {
                 self.lines.push(format!("{}{}", if i == 0 { "  " } else { "    " }, self.style.alarm(line)));
             }
@@ -203,8 +229,16 @@ impl TextReport {
                 self.labelled("Limit", &text);
             }
             (Some(free), false) => {
-                let short = oom.short_bytes.map(|bytes| format!(" ({} less than requested)", size_text(bytes)));
-                self.labelled("Free on the device", &format!("{}{}", size_text(free), short.unwrap_or_default()));
+                let small = oom.requested_bytes <= LARGEST_SMALL_BLOCK;
+                let segment = if small { SMALL_SEGMENT } else { LARGE_SEGMENT };
+                let short = match oom.short_bytes {
+                    Some(bytes) => format!(" ({} less than requested)", size_text(bytes)),
+                    None if free < segment => {
+                        format!(" (for a tensor of this size, PyTorch requests {} from CUDA)", size_text(segment))
+                    }
+                    None => String::new(),
+                };
+                self.labelled("Free on the device", &format!("{}{short}", size_text(free)));
             }
             (None, _) => {}
         }
@@ -242,6 +276,9 @@ impl TextReport {
         if !owners.is_empty() {
             let total = oom.outside_pytorch_bytes.saturating_add(others);
             self.labelled_list("Outside PyTorch", &format!("{}: {}", size_text(total), owners.join(", ")));
+        }
+        if let Some(estimate) = &oom.step_estimate {
+            self.labelled("Still to come", &estimate.text());
         }
     }
 
@@ -294,11 +331,12 @@ impl TextReport {
         self.labelled("Growth after the first step", &text);
     }
 
-    /// Adds the suggestions: replayed allocator settings first, then changes to the program. Without an indent they
-    /// have a heading of the whole report, else one of the device's section.
+    /// Adds the suggestions: changes to the program, each with the peak that it leads to. An allocator setting comes first
+    /// if the interrupted step fits with it, else last. Without an indent they have a heading of the whole report, else
+    /// one of the device's section.
     pub(crate) fn suggestions(&mut self, device: &DeviceSummary, heading: &str, indent: usize) {
-        let suggestions = suggestion_texts(device);
-        if suggestions.is_empty() {
+        let setting = device.what_if.as_ref().and_then(|what_if| settings_text(device, what_if));
+        if setting.is_none() && device.suggestions.is_empty() {
             return;
         }
         if indent == 0 {
@@ -307,8 +345,50 @@ impl TextReport {
         } else {
             self.list(heading);
         }
-        for text in &suggestions {
+        if let Some((true, text)) = &setting {
             self.item(indent + 2, text);
+        }
+        if !device.suggestions.is_empty() {
+            self.suggested_changes(device, indent + 2);
+        }
+        if let Some((false, text)) = &setting {
+            self.item(indent + 2, text);
+        }
+    }
+
+    /// Adds the changes to the program: what to try, the peak after it, and after an error whether the run fits.
+    fn suggested_changes(&mut self, device: &DeviceSummary, indent: usize) {
+        let failed = device.explained_oom.is_some();
+        let fits_head = match device.total_bytes {
+            _ if !failed => String::new(),
+            Some(total) => format!("  fits {}?", size_text(total)),
+            None => "  fits?".to_owned(),
+        };
+        let scope = device.suggestions.first().map_or(SuggestionScope::Run, |suggestion| suggestion.scope);
+        let peak_head = if scope == SuggestionScope::UntilError { "at the error" } else { "peak after" };
+        let right = peak_head.len().max(PEAK_WIDTH);
+        let tail = 2 + right + fits_head.len();
+        let left = self.width.saturating_sub(indent + tail).max(NARROWEST_CHANGE);
+        let head = format!("{:indent$}{:<left$}  {peak_head:>right$}{fits_head}", "", "What to try");
+        self.lines.push(self.style.dim(&cut(head.trim_end(), self.width)));
+        for suggestion in device.suggestions.iter().take(SUGGESTIONS) {
+            let bound = if suggestion.at_most { "<= " } else { "" };
+            let peak = format!("{bound}{}", size_text(suggestion.peak_after_bytes));
+            let fits = match suggestion.fits {
+                _ if !failed => "",
+                Some(true) => "  yes",
+                Some(false) => "  no",
+                None => "  unknown",
+            };
+            let mut cells = format!("  {peak:>right$}{fits}");
+            for line in wrap_words(&suggestion.action, left) {
+                self.line(format!("{:indent$}{line:<left$}{}", "", std::mem::take(&mut cells)).trim_end().to_owned());
+            }
+        }
+        match scope {
+            SuggestionScope::UntilError => self.note(UNTIL_ERROR),
+            SuggestionScope::Iteration => self.note(ONE_ITERATION),
+            SuggestionScope::Run => {}
         }
     }
 }
@@ -471,7 +551,7 @@ fn named_ranges(device: &DeviceSummary, table: &mut Table) {
         let times = if label.times == 1 { "once".to_owned() } else { format!("{} times", count_text(label.times)) };
         let kept = if label.kept_bytes == 0 { String::new() } else { format!(", kept {}", per(label.kept_bytes)) };
         table.row(vec![
-            format!("  {}", cut(&label.name, LONGEST_LABEL)),
+            format!("  {}", cut_middle(&label.name, LONGEST_LABEL)),
             per(label.allocated_bytes),
             per(label.freed_bytes),
             signed_size_text(net),
@@ -522,6 +602,21 @@ pub(crate) fn request(oom: &OomSummary) -> String {
     format!("{}{what}", size_text(oom.requested_bytes))
 }
 
+/// Formats a forecast: `; out of memory in about 130,000 steps (43 min) at this rate`.
+fn forecast_text(forecast: &OomForecastSummary) -> String {
+    let turn = forecast.turn.name();
+    let after = match forecast.turns {
+        0 => return format!("; out of memory within the next {turn} at this rate"),
+        1 => format!("one {turn}"),
+        turns => format!("{} {turn}s", estimate_text(turns)),
+    };
+    let time = match forecast.duration_ns {
+        0 => String::new(),
+        ns => format!(" ({})", estimated_duration_text(ns)),
+    };
+    format!("; out of memory in about {after}{time} at this rate")
+}
+
 pub(crate) fn blocking_text(blocking: &BlockingAllocation) -> String {
     let count = |count: u64, noun: &str| {
         if count == 1 { format!("1 {noun}") } else { format!("{} {noun}s", count_text(count)) }
@@ -537,21 +632,8 @@ pub(crate) fn blocking_text(blocking: &BlockingAllocation) -> String {
     )
 }
 
-/// The suggestions, most promising first. They use only the replay and the figures of this run.
-fn suggestion_texts(device: &DeviceSummary) -> Vec<String> {
-    let mut texts = Vec::new();
-    if let Some(what_if) = &device.what_if {
-        texts.extend(settings_text(device, what_if));
-    }
-    let text = |suggestion: &SuggestionSummary| {
-        let bound = if suggestion.at_most { "up to " } else { "" };
-        format!("{}: saves {bound}{}", suggestion.action, size_text(suggestion.saves_bytes))
-    };
-    texts.extend(device.suggestions.iter().take(SUGGESTIONS).map(text));
-    texts
-}
-
-fn settings_text(device: &DeviceSummary, what_if: &WhatIfSummary) -> Option<String> {
+/// What allocator settings would have done, and whether one of them is a fix.
+fn settings_text(device: &DeviceSummary, what_if: &WhatIfSummary) -> Option<(bool, String)> {
     if what_if.mismatch.is_some() || what_if.settings.is_empty() {
         return None;
     }
@@ -561,30 +643,59 @@ fn settings_text(device: &DeviceSummary, what_if: &WhatIfSummary) -> Option<Stri
         count_text(what_if.matched_segment_events)
     );
     if device.explained_oom.is_some() {
-        let fits = what_if.settings.iter().find(|setting| setting.fits == Some(true));
-        return match fits {
-            Some(setting) => Some(format!(
-                "PYTORCH_CUDA_ALLOC_CONF={}: the request fits, with {} of at most {} reserved ({replay})",
-                setting.setting,
-                size_text(setting.reserved_peak_bytes),
-                size_text(what_if.limit_bytes.unwrap_or_default()),
-            )),
-            None if what_if.settings.iter().all(|setting| setting.fits == Some(false)) => {
-                let names: Vec<&str> = what_if.settings.iter().map(|setting| setting.setting.as_str()).collect();
-                Some(format!("no allocator setting makes the request fit: {} ({replay})", names.join(", ")))
-            }
-            None => None,
-        };
+        return settings_after_error(device, what_if, &replay);
     }
     let best = what_if.settings.iter().min_by_key(|setting| setting.reserved_peak_bytes)?;
     let saves = what_if.reserved_peak_bytes.checked_sub(best.reserved_peak_bytes)?;
     (saves >= what_if.reserved_peak_bytes / SMALL_SAVING && saves > 0).then(|| {
-        format!(
+        let text = format!(
             "PYTORCH_CUDA_ALLOC_CONF={}: saves {} of reserved memory, {} instead of {} at its peak ({replay})",
             best.setting,
             size_text(saves),
             size_text(best.reserved_peak_bytes),
             size_text(what_if.reserved_peak_bytes)
-        )
+        );
+        (true, text)
     })
+}
+
+/// The setting under which the interrupted step fits, else one under which at least the failed request fits. Of several,
+/// the one with the fewest side effects, or with which the device lacks least.
+fn settings_after_error(device: &DeviceSummary, what_if: &WhatIfSummary, replay: &str) -> Option<(bool, String)> {
+    let limit = size_text(what_if.limit_bytes.unwrap_or_default());
+    if let Some(fits) = what_if.settings.iter().find(|setting| setting.step_fits == Some(true)) {
+        let text = format!(
+            "PYTORCH_CUDA_ALLOC_CONF={}: the request and the rest of the step fit, with {} of at most {limit} reserved \
+             ({replay})",
+            fits.setting,
+            size_text(fits.step_reserved_peak_bytes.unwrap_or(fits.reserved_peak_bytes)),
+        );
+        return Some((true, text));
+    }
+    let delays = what_if.settings.iter().filter(|setting| setting.fits == Some(true));
+    // Settings without a known rest come after those whose lack is known.
+    let delays = delays.min_by_key(|setting| setting.step_short_bytes.unwrap_or(u64::MAX));
+    let oom = device.explained_oom.and_then(|at| device.ooms.get(at));
+    let is_bound = oom.and_then(|oom| oom.step_estimate.as_ref()).is_some_and(|estimate| estimate.at_least);
+    let bound = if is_bound { "at least " } else { "" };
+    let text = match delays.map(|setting| (setting, setting.step_short_bytes)) {
+        Some((setting, Some(short))) => format!(
+            "PYTORCH_CUDA_ALLOC_CONF={} is not enough: the request fits, the step does not: {bound}{} short at its peak \
+             ({replay})",
+            setting.setting,
+            size_text(short)
+        ),
+        Some((setting, None)) => format!(
+            "PYTORCH_CUDA_ALLOC_CONF={}: the request fits, with {} of at most {limit} reserved; whether what follows fits \
+             is unknown ({replay})",
+            setting.setting,
+            size_text(setting.reserved_peak_bytes)
+        ),
+        None if what_if.settings.iter().all(|setting| setting.fits == Some(false)) => {
+            let names: Vec<&str> = what_if.settings.iter().map(|setting| setting.setting.as_str()).collect();
+            format!("no allocator setting makes the request fit: {} ({replay})", names.join(", "))
+        }
+        None => return None,
+    };
+    Some((false, text))
 }

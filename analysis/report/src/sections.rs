@@ -126,11 +126,12 @@ pub fn section_text(summary: &Summary, section: &Section, options: &TextOptions)
 impl TextReport {
     fn section(&mut self, section: &Section, process: &ProcessSummary, name: Option<&str>) {
         if section.name == "issues" {
-            if process.issues.is_empty() {
+            let remark = process.no_issue_remark.as_deref();
+            if process.issues.is_empty() && remark.is_none() {
                 self.blank();
                 self.line(name.map_or_else(|| "no issues".to_owned(), |name| format!("no issues in {name}")));
             }
-            self.issues(&process.issues, usize::MAX, name);
+            self.issues(&process.issues, usize::MAX, name, remark);
             return;
         }
         for device in &process.devices {
@@ -286,10 +287,12 @@ impl TextReport {
             self.labelled("Memory limit", &text);
         }
         let has_request = what_if.settings.iter().any(|setting| setting.fits.is_some() || setting.fails_earlier);
+        let has_step = what_if.settings.iter().any(|setting| setting.step_fits.is_some());
         let mut table = Table::new(&[
             ("Setting", Align::Left),
             ("Peak reserved", Align::Right),
             (if has_request { "Request" } else { "" }, Align::Left),
+            (if has_step { "Rest of the step" } else { "" }, Align::Left),
         ]);
         for setting in &what_if.settings {
             let fits = match (setting.fits, setting.fails_earlier) {
@@ -298,7 +301,12 @@ impl TextReport {
                 (Some(false), _) => "fails",
                 (None, _) => "",
             };
-            table.row(vec![setting.setting.clone(), size_text(setting.reserved_peak_bytes), fits.to_owned()]);
+            let step = match (setting.step_fits, setting.step_short_bytes) {
+                (Some(true), _) => "fits".to_owned(),
+                (Some(false), Some(short)) => format!("{} short", size_text(short)),
+                _ => String::new(),
+            };
+            table.row(vec![setting.setting.clone(), size_text(setting.reserved_peak_bytes), fits.to_owned(), step]);
         }
         let lines = table.lines(2, self.width, self.style);
         self.lines.extend(lines);

@@ -92,7 +92,7 @@ impl TextReport {
             self.line(format!("  {} more devices: see summary.json", process.devices.len() - DEVICES));
         }
         self.pinned_host_memory(&process.pinned_host_memory);
-        self.issues(&process.issues, ISSUES, None);
+        self.issues(&process.issues, ISSUES, None, process.no_issue_remark.as_deref());
         let several = process.devices.len() > 1;
         let with_device = |heading: &str, preposition: &str, device: &DeviceSummary| {
             if several { format!("{heading} {preposition} {}", device_name(device)) } else { heading.to_owned() }
@@ -239,7 +239,7 @@ fn oom_verdict(device: &DeviceSummary, oom: &OomSummary) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use memtrace_summary::{IssueSummary, StackSummary};
+    use memtrace_summary::{IssueSummary, OomForecastSummary, StackSummary};
 
     #[test]
     fn an_issue_has_its_location_evidence_and_fix() {
@@ -247,16 +247,23 @@ mod tests {
             rule: memtrace_insight::rules::RuleId::Leak,
             device: 0,
             bytes: 120 << 20,
-            headline: "12.0 MiB more with each step, 120 MiB at the end".into(),
+            headline: "12.0 MiB more with each step, 120 MiB in 10 steps".into(),
             evidence: vec!["10 of 10 steps from step 2 on left a block more".into()],
             stack: Some(StackSummary { location: "train.py:9 step".into(), ..StackSummary::default() }),
             fix: "append loss.item()".into(),
             saves_bytes: Some(120 << 20),
+            forecast: Some(OomForecastSummary {
+                turns: 312,
+                duration_ns: 90_000_000_000,
+                ..OomForecastSummary::default()
+            }),
             files: Vec::new(),
         };
         let process = ProcessSummary { issues: vec![issue; ISSUES + 2], ..ProcessSummary::default() };
         let text = Summary { processes: vec![process], ..Summary::default() }.to_text(&TextOptions::default());
-        let expected = "  leak: 12.0 MiB more with each step, 120 MiB at the end
+        let expected =
+            "  leak: 12.0 MiB more with each step, 120 MiB in 10 steps; out of memory in about 310 steps (90 s)
+    at this rate
     Location  train.py:9 step
     Evidence  10 of 10 steps from step 2 on left a block more
     Fix       append loss.item() (lowers the peak by 120 MiB)

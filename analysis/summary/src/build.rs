@@ -12,25 +12,28 @@ use crate::diagnosis::IssueBuilder;
 use crate::explain::{explain, state_needed};
 use crate::locations::{Locations, frame_summary};
 use crate::progress::Progress;
+use crate::step_estimate::{StepEstimate, step_estimate};
+use crate::suggestions::{SuggestionQuery, suggestions};
 use crate::summary::{
     AllocationGroup, CategoryAmount, CategoryRuleSummary, DeviceSummary, EVENTS_OF_UNRECORDED_PROCESSES, IssueSummary,
     KeptAllocation, KeptCategory, LabelSummary, MemoryState, ModuleGroupSummary, ModuleSummary, NativeObjectSummary,
-    NotRecordedSummary, NoticeSummary, OomSummary, OwnerBytes, OwnerSummary, PhaseAmount, PhaseRuleSummary,
-    PhaseSummary, ProcessSummary, RepeatedModulesSummary, RunSummary, SUMMARY_VERSION, StepPhase, StepSummary, Summary,
-    Totals,
+    NotRecordedSummary, NoticeSummary, OomForecastSummary, OomSummary, OwnerBytes, OwnerSummary, PhaseAmount,
+    PhaseRuleSummary, PhaseSummary, ProcessSummary, RepeatedModulesSummary, RunSummary, SUMMARY_VERSION, StepPhase,
+    StepSummary, SuggestionSummary, Summary, Totals,
 };
 use crate::tensors::{name_pattern, requested_for};
 use crate::why::{
-    Replaying, growth_after_first_step, oom_queries, oom_to_explain, refused_by_pytorch, reserved_summary, suggestions,
-    what_if_summary,
+    Replaying, growth_after_first_step, limit_at, memory_limit, no_issue_remark, oom_queries, oom_to_explain,
+    refused_by_pytorch, reserved_summary, what_if_summary,
 };
 use memtrace_input::EventSource;
 use memtrace_input::error::Result;
 use memtrace_input::load::{Exit, Process, Run, SNAPSHOT_END_REASON};
 use memtrace_input::symbols::ObjectReport;
 use memtrace_insight::passes::{
-    Amount, Analysis, Category, Composition, DeviceAnalysis, LabelRow, ModuleTree, Oom, OomReport, Origin, Phase,
-    PhaseRow, RunPart, StackTable, StepRows, sort_issues,
+    Amount, Analysis, BlockLifetimes, Category, Composition, DeviceAnalysis, LabelRow, LifetimeCollector,
+    MissingModules, ModuleTree, Oom, OomReport, Origin, Phase, PhaseRow, RestOfStep, RunPart, StackTable, StepRows,
+    sort_issues,
 };
 use memtrace_insight::rules::library_name;
 use memtrace_replay::{MemoryLocation, Names, Owner, Usage, reference_cycles};
@@ -61,13 +64,22 @@ pub fn summarize_with(run: &Run, replaying: Replaying, progress: &mut dyn FnMut(
         let total = process.recording().event_count();
         let mut on_progress = |done| progress(Progress { what: &what, done, total });
         let names = Names::of(process.recording());
-        let analysis =
-            Analysis::with_observer(process.recording(), process.trace_index(), &names, &mut (), &mut on_progress);
+        let mut lifetimes = LifetimeCollector::default();
+        let analysis = Analysis::with_observer(
+            process.recording(),
+            process.trace_index(),
+            &names,
+            &mut lifetimes,
+            &mut on_progress,
+        );
+        let lifetimes = lifetimes.finish();
         let oom_queries = oom_queries(process, &analysis, replaying);
         let what = "replaying the allocator";
         let mut on_progress = |done| progress(Progress { what, done, total });
         let found = OomReport::of(process.recording(), process.trace_index(), oom_queries, &mut on_progress);
-        processes.push(process_summary(process, &analysis, names, &found));
+        let what = "replaying changes";
+        let mut on_progress = |done, total| progress(Progress { what, done, total });
+        processes.push(process_summary(process, &analysis, &lifetimes, names, &found, &mut on_progress));
     }
     processes.sort_by_key(|p| (std::cmp::Reverse(severity(p)), p.rank, p.pid));
     let manifest = run.manifest();
@@ -225,7 +237,14 @@ fn signal_name(signal: i32) -> String {
     name.to_owned()
 }
 
-fn process_summary(process: &Process, analysis: &Analysis, names: Names, found: &[OomReport]) -> ProcessSummary {
+fn process_summary(
+    process: &Process,
+    analysis: &Analysis,
+    lifetimes: &[BlockLifetimes],
+    names: Names,
+    found: &[OomReport],
+    progress: &mut dyn FnMut(u64, u64),
+) -> ProcessSummary {
     let info = process.info();
     let table = StackTable::new(process.definitions());
     let context = Context {
@@ -239,7 +258,12 @@ fn process_summary(process: &Process, analysis: &Analysis, names: Names, found: 
     let found = |device| found.iter().find(|found| found.device == device);
     let mut devices: Vec<DeviceSummary> =
         analysis.devices.iter().map(|d| context.device(d, analysis, found(d.device))).collect();
+    for (summary, device) in devices.iter_mut().zip(&analysis.devices) {
+        let rest = found(device.device).and_then(|found| found.rest.as_ref());
+        summary.suggestions = context.suggestions(device, analysis, (lifetimes, rest), progress);
+    }
     devices.sort_by_key(|d| (std::cmp::Reverse((d.oom_count > 0, d.highest.allocated_bytes)), d.device));
+    let issues = context.issues(analysis);
     ProcessSummary {
         pid: process.pid(),
         ppid: info.ppid,
@@ -256,8 +280,9 @@ fn process_summary(process: &Process, analysis: &Analysis, names: Names, found: 
             .event_count()
             .saturating_sub(process.recording().derived_events())
             .saturating_sub(analysis.lost.events),
+        no_issue_remark: no_issue_remark(&devices).filter(|_| issues.is_empty()),
         devices,
-        issues: context.issues(analysis),
+        issues,
         pinned_host_memory: context.owners(analysis, MemoryLocation::Host),
         losses: losses(process, analysis),
         notices: notices(process),
@@ -336,6 +361,7 @@ impl Context<'_> {
         let explained = oom_to_explain(analysis, self.process);
         let refused = explained.is_some_and(refused_by_pytorch);
         let what_if = found.and_then(|found| found.what_if.as_ref());
+        let estimate = explained.and_then(|oom| self.step_estimate(analysis, oom, found));
         let definition = u32::try_from(analysis.device).ok().and_then(|d| self.definitions.devices.get(&d));
         let (later, later_steps_count) = analysis.table.later();
         let kept_steps = analysis.table.kept();
@@ -357,13 +383,8 @@ impl Context<'_> {
             end: (analysis.peak.seq > 0).then(|| self.memory_state(&analysis.end, false)),
             reserved: found.map(|found| reserved_summary(&found.reserved, &self.locations, &self.names)),
             growth_after_first_step: growth_after_first_step(analysis),
-            suggestions: if analysis.source == EventSource::TorchCpu {
-                Vec::new()
-            } else {
-                let composition = explained.map_or(&analysis.peak, |oom| &oom.in_use);
-                suggestions(analysis, composition, &self.modules(analysis, composition), self.definitions, &self.table)
-            },
-            what_if: what_if.map(|what_if| what_if_summary(what_if, refused)),
+            suggestions: Vec::new(),
+            what_if: what_if.map(|what_if| what_if_summary(what_if, refused, estimate.as_ref())),
             steps: analysis.table.steps(),
             before_first_step: self.phases(analysis, analysis.table.before(), RunPart::BeforeFirstStep),
             first_step: analysis
@@ -411,11 +432,38 @@ impl Context<'_> {
         }
     }
 
+    fn suggestions(
+        &self,
+        device: &DeviceAnalysis,
+        analysis: &Analysis,
+        (lifetimes, rest): (&[BlockLifetimes], Option<&RestOfStep>),
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Vec<SuggestionSummary> {
+        let lifetimes = lifetimes.iter().find(|one| one.device == device.device);
+        match lifetimes.filter(|_| device.source == EventSource::Torch) {
+            None => Vec::new(),
+            Some(lifetimes) => {
+                let query = SuggestionQuery {
+                    process: self.process,
+                    analysis,
+                    device,
+                    lifetimes,
+                    rest,
+                    table: &self.table,
+                    names: &self.names,
+                    locations: &self.locations,
+                };
+                suggestions(&query, progress)
+            }
+        }
+    }
+
     fn issues(&self, analysis: &Analysis) -> Vec<IssueSummary> {
         let builder = IssueBuilder {
             locations: &self.locations,
             table: &self.table,
             ns_per_tick: self.calibration.ns_per_tick(),
+            memory_limit: &|device| memory_limit(self.process, device, analysis),
             names: &|| Names::of(self.process.recording()),
             cycles: &|| reference_cycles(self.process.recording()),
         };
@@ -430,6 +478,13 @@ impl Context<'_> {
             stack: issue.place.map(|(stack, node)| self.locations.stack(stack, node)),
             fix: issue.fix,
             saves_bytes: issue.saves,
+            forecast: issue.forecast.map(|forecast| OomForecastSummary {
+                turn: forecast.turn,
+                turns: forecast.turns,
+                duration_ns: (forecast.ticks as f64 * self.calibration.ns_per_tick()) as u64,
+                free_bytes: forecast.free,
+                growth_bytes: forecast.growth,
+            }),
             files: issue.files,
         });
         summaries.collect()
@@ -674,6 +729,7 @@ impl Context<'_> {
                 let in_use = oom.in_use.by_category()[Category::OptimizerState as usize].bytes;
                 oom.phase == Phase::Optimizer && in_use < *needed
             }),
+            step_estimate: explained.then(|| self.step_estimate(analysis, oom, found)).flatten(),
             fatal: match self.process.exit().success() {
                 // The program went on after the error.
                 _ if !last || !analysis.ooms.unwound_to_the_end() => Some(false),
@@ -681,6 +737,19 @@ impl Context<'_> {
                 None => None,
             },
         }
+    }
+
+    /// What the step of the explained error would still have needed.
+    fn step_estimate(&self, analysis: &DeviceAnalysis, oom: &Oom, found: Option<&OomReport>) -> Option<StepEstimate> {
+        let rest = found.and_then(|found| found.rest.as_ref());
+        let missing = || {
+            let tree = self.modules(analysis, &oom.in_use);
+            let calls = found.map_or(&[][..], |found| &found.calls);
+            let request = (oom.requested_at.1, oom.seq);
+            MissingModules::of(&tree, self.definitions, &self.names, self.table.contexts(), calls, request)
+        };
+        let available = oom.device_free.filter(|_| !refused_by_pytorch(oom)).map(|_| limit_at(oom, analysis));
+        step_estimate(analysis, oom, &self.table, rest, missing, available)
     }
 
     /// The owners of memory outside the caching allocator, most bytes first.

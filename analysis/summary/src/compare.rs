@@ -57,8 +57,8 @@ pub fn diff(a: &Run, b: &Run, options: &DiffOptions, progress: &mut dyn FnMut(Pr
     let processes_b = processes_b.as_ref().unwrap_or(&processes_a);
     let mut report = DiffReport {
         version: DIFF_VERSION.to_owned(),
-        a: diff_run(a, step_a),
-        b: diff_run(b, step_b),
+        a: diff_run(a, step_a, &processes_a),
+        b: diff_run(b, step_b, processes_b),
         ..DiffReport::default()
     };
     let mut alone: [Vec<DevicePeak<'_>>; 2] = [Vec::new(), Vec::new()];
@@ -95,12 +95,14 @@ pub fn diff(a: &Run, b: &Run, options: &DiffOptions, progress: &mut dyn FnMut(Pr
     report
 }
 
-fn diff_run(run: &Run, step: Option<u32>) -> DiffRun {
+fn diff_run(run: &Run, step: Option<u32>, processes: &[AnalyzedProcess<'_>]) -> DiffRun {
     let command = match (&run.manifest().command[..], run.processes()) {
         ([], [only]) => only.info().argv.clone(),
         (command, _) => command.to_vec(),
     };
-    DiffRun { path: run.path().display().to_string(), command, step }
+    let devices = processes.iter().flat_map(|process| &process.analysis.devices);
+    let steps = devices.map(|device| device.table.steps()).max().unwrap_or(0);
+    DiffRun { path: run.path().display().to_string(), command, step, steps }
 }
 
 fn analyze_run<'a>(
@@ -452,17 +454,9 @@ fn headline(pair: &DevicePair) -> String {
 
 fn notes(report: &DiffReport, a: &[AnalyzedProcess<'_>], b: &[AnalyzedProcess<'_>]) -> Vec<String> {
     let mut notes = Vec::new();
-    for (name, processes, run) in [("A", a, &report.a), ("B", b, &report.b)] {
-        if let Some(step) = run.step {
-            let steps = processes
-                .iter()
-                .flat_map(|process| &process.analysis.devices)
-                .map(|device| device.table.steps())
-                .max()
-                .unwrap_or(0);
-            if step >= steps {
-                notes.push(format!("{name} has no step {step}: its steps are 0 to {}", i64::from(steps) - 1));
-            }
+    for (name, run) in [("A", &report.a), ("B", &report.b)] {
+        if let Some(step) = run.step.filter(|step| *step >= run.steps) {
+            notes.push(format!("{name} has no step {step}: its steps are 0 to {}", i64::from(run.steps) - 1));
         }
     }
     for (name, lost) in [

@@ -1,17 +1,19 @@
 //! Turns signals into issues: decides which of them amount to an issue, and describes these with figures and locations.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use memtrace_trace::definition::TensorKind;
 use memtrace_trace::ids::{ContextId, StackId};
 
 use crate::explain::state_needed;
 use crate::locations::Locations;
-use crate::units::{count_text, share_text, size_text};
+use crate::units::{count_text, number_text, share_text, size_text};
 use memtrace_input::EventSource;
-use memtrace_insight::passes::diagnostics::{EvaluationSign, GraphIssue, GrowingSource, Mark, UnconsumedGraph};
-use memtrace_insight::passes::{Analysis, DeviceAnalysis, Issue, Phase, StackTable};
-use memtrace_insight::rules::diagnostics as rules;
+use memtrace_insight::passes::diagnostics::{
+    EvaluationSign, GraphIssue, GrowingSource, GrowthKind, LoopTurn, Mark, UnconsumedGraph,
+};
+use memtrace_insight::passes::{Analysis, Category, DeviceAnalysis, Issue, OomForecast, Phase, StackTable};
+use memtrace_insight::rules::{Meaning, diagnostics as rules};
 use memtrace_replay::{Names, ReferenceCycle};
 
 /// The minimum size of an issue: this many bytes, and one in this many parts of the peak.
@@ -20,6 +22,11 @@ const MIN_SHARE: u64 = 50;
 /// The minimum fragmentation to report: this many bytes, and one in this many parts of the reserved memory. Less is no
 /// fault of the program.
 const MIN_FRAGMENTATION: (u64, u64) = (16 << 20, 4);
+/// The minimum size of a leak that grows in nearly every turn of the loop: these bytes in all, these per turn, and as
+/// many turns. A scalar per step (512 bytes) is no leak.
+const STEADY_LEAK: (u64, u64, u32) = (512 << 10, 16 << 10, 8);
+/// A forecast of more turns than this is of no use.
+const LONGEST_FORECAST: u64 = 100_000_000;
 /// The maximum number of lines listed for one issue.
 const LOCATIONS: usize = 3;
 
@@ -28,6 +35,8 @@ pub(crate) struct IssueBuilder<'a> {
     pub(crate) locations: &'a Locations<'a>,
     pub(crate) table: &'a StackTable,
     pub(crate) ns_per_tick: f64,
+    /// The memory that the caching allocator can have on a device, in bytes; `None` if it is unknown.
+    pub(crate) memory_limit: &'a dyn Fn(&DeviceAnalysis) -> Option<u64>,
     /// Computes the tensor names. Called only if an issue needs them.
     pub(crate) names: &'a dyn Fn() -> Names,
     /// Computes the reference cycles that `memtrace --cycles` recorded. Called only if an issue needs them.
@@ -51,6 +60,7 @@ impl IssueBuilder<'_> {
             issues.extend(at.workspaces());
             issues.extend(at.optimizer_state());
             issues.extend(at.deferred());
+            issues.extend(at.outputs());
         }
         issues
     }
@@ -92,92 +102,210 @@ impl DeviceIssues<'_> {
             place: None,
             fix: String::new(),
             saves: None,
+            forecast: None,
             files: Vec::new(),
         }
     }
 
     /// Adds leaks and growing graphs. Returns whether growing graphs are among them.
     fn growing(&self, issues: &mut Vec<Issue>) -> bool {
-        let grown = self.analysis.signals.growing.grown();
+        let signals = &self.analysis.signals;
+        let by_optimizer = |g: &GrowingSource| {
+            let meaning = self.builder.table.facts(g.stack).rule.map(|rule| rule.meaning);
+            matches!(meaning, Some(Meaning::OptimizerStep | Meaning::OptimizerState))
+        };
+        let mut grown = signals.growing.grown();
+        // Optimizers bound their state themselves: the history of LBFGS, the state of parameters that are used later.
+        grown.retain(|g| !by_optimizer(g));
+        let growth: u64 = grown.iter().filter(|g| g.reaches_end).map(|g| g.slope).sum();
+        let is_list = |g: &&GrowingSource| g.kind == GrowthKind::Blocks;
         let (graph, others): (Vec<GrowingSource>, Vec<GrowingSource>) =
-            grown.iter().partition(|g| g.bits & Mark::GRAPH != 0);
+            grown.iter().partition(|g| is_list(g) && g.bits & Mark::GRAPH != 0);
         // A hook that stores one tensor of every layer allocates at one line, so one line alone is no evidence of a
         // graph.
         let mut lines: Vec<_> = graph.iter().map(|g| self.builder.locations.innermost(g.stack)).collect();
         lines.sort_unstable();
         lines.dedup();
         // A backward pass that freed more than stayed did consume its graph. What stayed are results.
-        let run: u64 = graph.iter().filter(|g| g.bits & Mark::NODE_RAN != 0).map(GrowingSource::slope).sum();
-        let consumed = self.analysis.signals.graphs.total_consumed / u64::from(self.analysis.table.steps().max(1));
+        let run: u64 = graph.iter().filter(|g| g.bits & Mark::NODE_RAN != 0).map(|g| g.slope).sum();
+        let consumed = signals.graphs.total_consumed / u64::from(self.analysis.table.steps().max(1));
         let bytes = graph.iter().map(|g| g.bytes).sum();
         let whole = graph.iter().all(|g| g.bits & Mark::NODE_RAN == 0) || run >= consumed;
         // Graphs that were freed together are evidence as well.
-        let was_freed_together = self.analysis.signals.graphs.found().iter().any(|(kind, _)| *kind == GraphIssue::Kept);
+        let was_freed_together = signals.graphs.found().iter().any(|(kind, _)| *kind == GraphIssue::Kept);
         let kept = !graph.is_empty() && (lines.len() >= 2 && whole || was_freed_together) && self.matters(bytes);
         // Tensors that grow together with a graph are inputs that the graph keeps.
         let with = |g: &GrowingSource| {
-            graph.iter().any(|of| of.first_step.abs_diff(g.first_step) <= 1 && of.blocks.abs_diff(g.blocks) <= 2)
+            graph.iter().any(|of| of.first_turn.abs_diff(g.first_turn) <= 1 && of.blocks.abs_diff(g.blocks) <= 2)
         };
         let (read, others): (Vec<GrowingSource>, Vec<GrowingSource>) =
-            others.into_iter().partition(|g| kept && with(g));
+            others.into_iter().partition(|g| kept && is_list(&g) && with(g));
+        let first = issues.len();
         if kept {
             issues.push(self.graph_grows(&graph, &read));
         }
-        let leaks: Vec<GrowingSource> = if kept { others } else { others.into_iter().chain(graph).collect() };
-        // One line can leak at several locations below it.
-        let mut by_line: HashMap<String, Vec<GrowingSource>> = HashMap::new();
-        for leak in leaks {
-            by_line.entry(self.builder.line(leak.stack, leak.context)).or_default().push(leak);
+        // What grows in size beside graphs is computed from them.
+        let leaks: Vec<GrowingSource> = match kept {
+            true => others.into_iter().filter(|g| is_list(&g)).collect(),
+            false => others.into_iter().chain(graph).collect(),
+        };
+        let matters = |leaks: &[GrowingSource]| {
+            let (bytes, _, slope) = sums(leaks);
+            let (all, each, turns) = STEADY_LEAK;
+            let is_steady = leaks.iter().any(|g| g.increases >= turns && g.increases * 10 >= g.samples * 9);
+            self.matters(bytes) || self.analysis.device >= 0 && is_steady && bytes >= all && slope >= each
+        };
+        let groups = self.leaks_by_line(leaks).into_iter().take(LOCATIONS).filter(|leaks| matters(leaks));
+        issues.extend(groups.map(|leaks| self.leak(&leaks, signals.growing.turn())));
+        // One forecast for all that grows.
+        if let Some(largest) = issues[first..].first_mut()
+            && let Some(forecast) = self.forecast(growth)
+        {
+            largest.evidence.push(forecast_evidence(&forecast));
+            largest.forecast = Some(forecast);
         }
-        let mut by_line: Vec<(String, Vec<GrowingSource>)> = by_line.into_iter().collect();
-        by_line
-            .sort_by_key(|(line, leaks)| (std::cmp::Reverse(leaks.iter().map(|g| g.bytes).sum::<u64>()), line.clone()));
-        for (_, leaks) in by_line.into_iter().take(LOCATIONS) {
-            let (bytes, blocks, slope) = sums(&leaks);
-            let workspaces = &self.analysis.signals.workspaces;
-            if self.many_workspaces() && leaks.iter().any(|g| workspaces.stacks.contains(&g.stack)) {
-                continue;
-            }
-            let Some(largest) = leaks.iter().max_by_key(|g| g.bytes).filter(|_| self.matters(bytes)) else { continue };
-            issues.push(Issue {
-                headline: format!("{} more with each step, {} at the end", size_text(slope), size_text(bytes)),
-                evidence: vec![
-                    format!(
-                        "{} blocks stay allocated, from step {} on; their number grew in {} of {} samples at step starts",
-                        count_text(blocks),
-                        largest.first_step,
-                        largest.increases,
-                        largest.samples
-                    ),
-                ],
-                place: Some((largest.stack, largest.context)),
-                fix: "an object that outlives the step (a list, a dict, an attribute) holds each block: store a number, a CPU copy, or fewer tensors"
-                    .to_owned(),
-                saves: Some(bytes).filter(|_| self.at_peak(largest.last_seq)),
-                ..self.issue(&rules::LEAK, bytes)
-            });
+        if issues.len() == first {
+            issues.extend(self.grown_at_oom());
         }
         kept
     }
 
+    /// The leaks of each line, the largest first. Lines that grow alike belong together: keys and values, for example.
+    fn leaks_by_line(&self, leaks: Vec<GrowingSource>) -> Vec<Vec<GrowingSource>> {
+        let workspaces = &self.analysis.signals.workspaces;
+        let many_workspaces = self.many_workspaces();
+        // One line can leak at several locations below it.
+        let mut by_line: BTreeMap<String, Vec<GrowingSource>> = BTreeMap::new();
+        for leak in leaks {
+            by_line.entry(self.builder.line(leak.stack, leak.context)).or_default().push(leak);
+        }
+        let mut groups: Vec<((GrowthKind, u32, u32, u64), Vec<GrowingSource>)> = Vec::new();
+        for (_, leaks) in by_line {
+            if many_workspaces && leaks.iter().any(|g| workspaces.stacks.contains(&g.stack)) {
+                continue;
+            }
+            let rate = (leaks[0].kind, leaks[0].first_turn, leaks[0].increases, sums(&leaks).2);
+            match groups.iter_mut().find(|group| group.0 == rate) {
+                Some((_, group)) => group.extend(leaks),
+                None => groups.push((rate, leaks)),
+            }
+        }
+        // The order of the lines decides between equal groups.
+        groups.sort_by_key(|(_, leaks)| std::cmp::Reverse(sums(leaks).0));
+        groups.into_iter().map(|(_, leaks)| leaks).collect()
+    }
+
+    fn leak(&self, leaks: &[GrowingSource], turn: LoopTurn) -> Issue {
+        let (bytes, blocks, slope) = sums(leaks);
+        let turn = turn.name();
+        let Some(largest) = leaks.iter().max_by_key(|g| (g.bytes, std::cmp::Reverse(g.stack))) else {
+            return self.issue(&rules::LEAK, bytes);
+        };
+        let grew = format!("in {} of {} samples at {turn} starts", largest.increases, largest.samples);
+        let (evidence, fix) = match largest.kind {
+            GrowthKind::Blocks => (
+                format!(
+                    "{} blocks stay allocated, from {turn} {} on; their number grew {grew}",
+                    count_text(blocks),
+                    largest.first_turn
+                ),
+                format!(
+                    "an object that outlives the {turn} (a list, a dict, an attribute) holds each block: store a number, a CPU copy, or \
+                     fewer tensors"
+                ),
+            ),
+            GrowthKind::Sizes => (
+                format!(
+                    "each new block is larger than the block that it replaces ({} at a time), from {turn} {} on; they grew {grew}",
+                    count_text(blocks),
+                    largest.first_turn
+                ),
+                "torch.cat with all earlier data has no bound: keep a window, write into a preallocated tensor, or move old data to the CPU"
+                    .to_owned(),
+            ),
+        };
+        let mut evidence = vec![evidence];
+        let line = |g: &GrowingSource| self.builder.line(g.stack, g.context);
+        let mut others: Vec<String> = leaks.iter().map(line).filter(|one| *one != line(largest)).collect();
+        others.sort_unstable();
+        others.dedup();
+        evidence.extend(others.iter().take(LOCATIONS).map(|line| format!("as much grows at {line}")));
+        Issue {
+            headline: format!(
+                "{} more with each {turn}, {} in {} {turn}s",
+                size_text(slope),
+                size_text(bytes),
+                count_text(largest.turns.into())
+            ),
+            evidence,
+            place: Some((largest.stack, largest.context)),
+            fix,
+            saves: Some(bytes).filter(|_| self.at_peak(largest.last_seq)),
+            ..self.issue(&rules::LEAK, bytes)
+        }
+    }
+
+    /// The memory that grew within a step, call by call, until it was full.
+    fn grown_at_oom(&self) -> Option<Issue> {
+        let ooms = &self.analysis.ooms;
+        if !ooms.unwound_to_the_end() {
+            return None;
+        }
+        let grown = self.analysis.signals.growing.grown_at_oom();
+        let in_model = |g: &GrowingSource| !self.builder.table.facts(g.stack).outermost_compute.is_none();
+        // Inside a model, a larger result can be a larger batch, or the cache of one generation. Graphs have rules of
+        // their own.
+        let batch_grows = grown.iter().any(|g| g.kind == GrowthKind::Sizes && in_model(g));
+        let is_kept = |g: &&GrowingSource| g.bits & Mark::GRAPH == 0 && (g.kind == GrowthKind::Blocks || !batch_grows);
+        let leaks = self.leaks_by_line(grown.iter().filter(is_kept).copied().collect());
+        let leaks = leaks.first().filter(|leaks| self.matters(sums(leaks).0))?;
+        let (bytes, _, slope) = sums(leaks);
+        let issue = self.leak(leaks, LoopTurn::ModelCall);
+        Some(Issue {
+            headline: format!(
+                "{} more with each model call, {} with the request that failed",
+                size_text(slope),
+                size_text(bytes)
+            ),
+            fix: "the results of all calls stay on the device until the loop ends: move each to the CPU (.cpu()), or keep only what is needed"
+                .to_owned(),
+            saves: None,
+            ..issue
+        })
+    }
+
+    /// When the memory would be full if each turn needs `growth` bytes more. `None` after an out-of-memory error, and if
+    /// the device's memory is unknown.
+    fn forecast(&self, growth: u64) -> Option<OomForecast> {
+        if self.analysis.ooms.count() > 0 || growth == 0 {
+            return None;
+        }
+        let growing = &self.analysis.signals.growing;
+        let rate = growing.rate()?;
+        let growth = growth.max(rate.peak_slope);
+        let free = (self.builder.memory_limit)(self.analysis)?.checked_sub(rate.peak)?;
+        let turns = free.checked_div(growth).filter(|turns| *turns <= LONGEST_FORECAST)?;
+        Some(OomForecast { turn: growing.turn(), turns, free, growth, ticks: turns.saturating_mul(rate.ticks) })
+    }
+
     fn graph_grows(&self, graph: &[GrowingSource], read: &[GrowingSource]) -> Issue {
         let (bytes, blocks, slope) = sums(graph);
-        let first = graph.iter().map(|g| g.first_step).min().unwrap_or(0);
+        let first = graph.iter().map(|g| g.first_turn).min().unwrap_or(0);
         let last = graph.iter().max_by_key(|g| g.last_seq);
         let run = graph.iter().filter(|g| g.bits & Mark::NODE_RAN != 0).map(|g| g.bytes).sum::<u64>() * 2 > bytes;
         let backward = self.analysis.signals.graphs.backward;
         let mut evidence = vec![format!(
-            "{} blocks that forward passes saved for backward stay allocated, from step {first} on, of {} call sites in the forward pass",
-            count_text(blocks),
-            graph.len()
+            "{} that forward passes saved for backward stay allocated, from step {first} on, of {} in the forward pass",
+            number_text(blocks, "block"),
+            number_text(graph.len() as u64, "call site")
         )];
         evidence.extend(last.map(|l| format!("last block of each step: {}", self.builder.line(l.stack, l.context))));
         if let Some(input) = read.iter().max_by_key(|g| g.bytes) {
             let (bytes, blocks, _) = sums(read);
             evidence.push(format!(
-                "{} in {} blocks grew with them, possibly as saved inputs: {}",
+                "{} in {} grew with them, possibly as saved inputs: {}",
                 size_text(bytes),
-                count_text(blocks),
+                number_text(blocks, "block"),
                 self.builder.line(input.stack, input.context)
             ));
         }
@@ -408,17 +536,17 @@ impl DeviceIssues<'_> {
             return None;
         }
         let mut evidence = vec![format!(
-            "{} collections freed {} in {} blocks",
-            count_text(garbage.collections),
+            "{} freed {} in {}",
+            number_text(garbage.collections, "collection"),
             size_text(collected.iter().map(|(_, c)| c.bytes).sum()),
-            count_text(collected.iter().map(|(_, c)| c.blocks).sum())
+            number_text(collected.iter().map(|(_, c)| c.blocks).sum(), "block")
         )];
         for ((stack, context), c) in collected.iter().take(LOCATIONS) {
             let seconds = self.gib_seconds(c.byte_ticks);
             evidence.push(format!(
-                "{} in {} blocks, {seconds} from allocation to collection: {}",
+                "{} in {}, {seconds} from allocation to collection: {}",
                 size_text(c.bytes),
-                count_text(c.blocks),
+                number_text(c.blocks, "block"),
                 self.builder.line(*stack, *context)
             ));
         }
@@ -473,11 +601,17 @@ impl DeviceIssues<'_> {
         let kept = loaded.beside_the_model(own);
         let bytes = kept.iter().map(|b| b.size).sum();
         let largest = kept.iter().max_by_key(|b| b.size).filter(|_| self.matters(bytes))?;
+        let when = match self.analysis.table.steps() {
+            0 | 1 if self.analysis.ooms.unwound_to_the_end() => "when the memory was full",
+            0 | 1 => "at the end",
+            _ => "when the second step began",
+        };
         Some(Issue {
             headline: format!("{} of a loaded checkpoint stay allocated beside the model", size_text(bytes)),
             evidence: vec![format!(
-                "{} loaded blocks, each as large as a block of the model, were still allocated during training",
-                count_text(kept.len() as u64)
+                "{}, each as large as a block of the model, {} still allocated {when}",
+                number_text(kept.len() as u64, "loaded block"),
+                if kept.len() == 1 { "was" } else { "were" },
             )],
             place: Some((largest.stack, largest.context)),
             fix: "delete the checkpoint once it is copied, or load it with map_location=\"cpu\" (and mmap=True) or load_state_dict(..., assign=True)"
@@ -539,17 +673,17 @@ impl DeviceIssues<'_> {
         };
         let mut evidence = vec![format!(
             "the allocator {verb} {} more although that much was free in the stream's segments for large blocks: the largest free block was {}, \
-             and {} segments had live blocks",
+             and {} had live blocks",
             size_text(f.requested),
             size_text(f.largest_free),
-            f.segments
+            number_text(f.segments, "segment")
         )];
         for ((stack, context), pin) in f.blocked_by.iter().take(LOCATIONS) {
             evidence.push(format!(
-                "{} of it blocked by {} in {} blocks: {}",
+                "{} of it blocked by {} in {}: {}",
                 size_text(pin.blocked),
                 size_text(pin.bytes),
-                count_text(pin.blocks),
+                number_text(pin.blocks, "block"),
                 self.builder.line(*stack, *context)
             ));
         }
@@ -579,12 +713,12 @@ impl DeviceIssues<'_> {
         Some(Issue {
             headline: format!("DDP buckets of {} beside {} of gradients", size_text(bytes), size_text(gradients)),
             evidence: vec![format!(
-                "{} buckets were allocated during the optimizer step, as large as the gradients themselves",
-                buckets.blocks_at_step
+                "{} of DistributedDataParallel stayed allocated during the optimizer step, as large as the gradients themselves",
+                number_text(buckets.blocks_at_step, "bucket")
             )],
             place: buckets.allocated_at,
             fix: "use DistributedDataParallel(..., gradient_as_bucket_view=True)".to_owned(),
-            saves: Some(bytes.min(gradients)),
+            // Whether the peak falls depends on what else is allocated when the buckets are made anew.
             ..self.issue(&rules::DDP_BUCKETS, bytes)
         })
     }
@@ -621,13 +755,17 @@ impl DeviceIssues<'_> {
             .all()
             .find(|oom| oom.phase == Phase::Optimizer && oom.position.step.is_none_or(|s| s == 0))?;
         let needed = state_needed(self.analysis, self.builder.table);
-        let in_use = oom.in_use.by_category()[memtrace_insight::passes::Category::OptimizerState as usize].bytes;
+        let of = |category: Category| oom.in_use.by_category()[category as usize].bytes;
+        let (in_use, activations) = (of(Category::OptimizerState), of(Category::Activation));
         if needed.is_some_and(|needed| in_use >= needed) {
             return None;
         }
-        let facts = self.builder.table.facts(oom.requested_at.0);
-        let name = facts.optimizer.map_or("the optimizer", |o| o.name);
+        let name = self.builder.table.optimizer_name(oom.requested_at.0);
+        let name = name.as_deref().unwrap_or("the optimizer");
         let all = needed.map_or(String::new(), |n| format!(" of the {} needed", size_text(n)));
+        let phases = [Phase::Forward, Phase::Backward, Phase::Recompute];
+        let total = self.analysis.table.total();
+        let model_peak = phases.iter().map(|phase| total.phases[*phase as usize].peak).max().unwrap_or(0);
         let missing = needed.map_or(oom.requested, |n| n - in_use);
         Some(Issue {
             headline: match in_use {
@@ -638,14 +776,16 @@ impl DeviceIssues<'_> {
                 ),
             },
             evidence: vec![format!(
-                "forward and backward had reached {}; with {} allocated, a request of {} failed",
-                size_text(self.peak()),
+                "with {} allocated, a request of {} failed; forward and backward had peaked at {}",
                 size_text(oom.in_use.usage.allocated),
-                size_text(oom.requested)
+                size_text(oom.requested),
+                size_text(model_peak)
             )],
             place: Some(oom.requested_at),
-            fix: "keep the state in 8 bits, on the CPU or sharded (ZeRO, FSDP), or use an optimizer with less; freeing activations does not help here"
-                .to_owned(),
+            fix: format!(
+                "keep the state in 8 bits, on the CPU or sharded (ZeRO, FSDP), or use an optimizer with less{}",
+                if activations < missing { "; freeing activations does not help here" } else { "" }
+            ),
             ..self.issue(&rules::OPTIMIZER_STATE_DOES_NOT_FIT, missing)
         })
     }
@@ -660,8 +800,8 @@ impl DeviceIssues<'_> {
         let mut evidence = Vec::new();
         for ((stack, context, stream), by) in sources.iter().take(LOCATIONS) {
             evidence.push(format!(
-                "{} blocks of stream {stream:#x}, {} between free and reuse: {}",
-                count_text(by.blocks),
+                "{} of stream {stream:#x}, {} between free and reuse: {}",
+                number_text(by.blocks, "block"),
                 self.gib_seconds(by.byte_ticks),
                 self.builder.line(*stack, *context)
             ));
@@ -675,13 +815,53 @@ impl DeviceIssues<'_> {
             ..self.issue(&rules::DEFERRED_FREES, deferred.peak)
         })
     }
+
+    fn outputs(&self) -> Option<Issue> {
+        let outputs = &self.analysis.signals.outputs;
+        let held = outputs.at_peak();
+        let bytes = held.iter().map(|(_, held)| held.bytes).sum::<u64>();
+        let saves = outputs.saves().min(bytes);
+        let (source, _) = held.first().filter(|_| self.matters(saves))?;
+        let mut evidence = vec![format!(
+            "{} forward passes freed results of the pass before, after its backward pass and the optimizer step",
+            count_text(outputs.passes())
+        )];
+        for ((stack, context), held) in held.iter().take(LOCATIONS) {
+            evidence.push(format!(
+                "{} in {} blocks: {}, freed at {}",
+                size_text(held.bytes),
+                count_text(held.blocks),
+                self.builder.line(*stack, *context),
+                self.builder.line(held.freed_by, ContextId::NONE)
+            ));
+        }
+        Some(Issue {
+            headline: format!(
+                "{} of results of the previous forward pass are held at the peak; without them the peak is {}",
+                size_text(bytes),
+                size_text(self.peak().saturating_sub(saves))
+            ),
+            evidence,
+            place: Some(*source),
+            fix: "del the variables that hold them (outputs, loss) after the step, or compute the step in a function that returns \
+                  loss.item()"
+                .to_owned(),
+            saves: Some(saves),
+            ..self.issue(&rules::OUTPUTS_KEPT, bytes)
+        })
+    }
 }
 
-/// The sums of bytes, blocks and growth per step.
+/// The sums of bytes, blocks and growth per turn.
 fn sums(grown: &[GrowingSource]) -> (u64, u64, u64) {
-    (
-        grown.iter().map(|g| g.bytes).sum(),
-        grown.iter().map(|g| g.blocks).sum(),
-        grown.iter().map(GrowingSource::slope).sum(),
+    (grown.iter().map(|g| g.bytes).sum(), grown.iter().map(|g| g.blocks).sum(), grown.iter().map(|g| g.slope).sum())
+}
+
+fn forecast_evidence(forecast: &OomForecast) -> String {
+    let turn = forecast.turn.name();
+    format!(
+        "{} are free at the peak of the last {turn}s, and each {turn} needs {} more",
+        size_text(forecast.free),
+        size_text(forecast.growth)
     )
 }

@@ -57,6 +57,8 @@ pub struct DiffRun {
     /// The step whose peak is compared, counted from 0. Absent if the peak of the whole run is compared.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step: Option<u32>,
+    /// The number of steps: the highest of the selected processes and devices.
+    pub steps: u32,
 }
 
 /// A device that is in one run only.

@@ -4,8 +4,11 @@
 //! All figures are measured. A relation ("two moments of each parameter") is stated only if the measured bytes are
 //! within two percent of it.
 
+use std::collections::BTreeSet;
+
 use crate::units::size_text;
-use memtrace_insight::passes::{Category, DeviceAnalysis, KeptMemory, Phase, RunPart, StackTable};
+use memtrace_insight::passes::{Category, DeviceAnalysis, GrowthSource, KeptMemory, Phase, RunPart, StackTable};
+use memtrace_trace::ids::StackId;
 
 /// The maximum relative distance of a ratio from a whole number to be stated as that number.
 const NEAR: f64 = 0.02;
@@ -36,7 +39,7 @@ pub(crate) fn explain(
     for (category, kept) in kept.iter().filter(|(_, k)| is_large(k.amount.bytes)).take(3) {
         let bytes = size_text(per(kept.amount.bytes));
         parts.push(match category {
-            Category::OptimizerState => optimizer_state(analysis, table, part, phase, kept, steps),
+            Category::OptimizerState => optimizer_state(analysis, table, (part, phase), kept, steps),
             Category::Gradient => gradients(analysis, kept, steps),
             Category::Unknown if phase == Phase::Load => format!("other {bytes}"),
             _ => format!("{} {bytes}", category.plural()),
@@ -52,35 +55,34 @@ pub(crate) fn explain(
 fn optimizer_state(
     analysis: &DeviceAnalysis,
     table: &StackTable,
-    part: RunPart,
-    phase: Phase,
+    (part, phase): (RunPart, Phase),
     kept: &KeptMemory,
     steps: u64,
 ) -> String {
     let sources =
         analysis.growth.sources(|s| s.part == part && s.phase == phase && s.category == Category::OptimizerState);
-    let optimizer = sources.iter().find_map(|(source, _)| table.facts(source.stack).optimizer);
-    let mean = size_text(kept.amount.bytes / steps.max(1));
-    let plain = match optimizer {
-        Some(optimizer) => format!("optimizer state ({}) {mean}", optimizer.name),
-        None => format!("optimizer state {mean}"),
+    let bytes = size_text(kept.amount.bytes / steps.max(1));
+    let stack = match only_optimizer(&sources, table) {
+        Some(stack) => stack,
+        // A relation to the parameters is that of one optimizer, not of several.
+        None if sources.iter().any(|(source, _)| table.facts(source.stack).optimizer.is_some()) => {
+            return format!("optimizer state {bytes}");
+        }
+        None => StackId::NONE,
     };
-    // The sum over several steps can have the size of the parameters by chance.
-    if steps > 1 {
-        return plain;
-    }
+    let optimizer = table.facts(stack).optimizer;
+    let class = table.optimizer_name(stack).map_or(String::new(), |class| format!(" ({class})"));
+    let plain = format!("optimizer state{class} {bytes}");
     let Some((base, what)) = parameter_bytes(analysis) else { return plain };
-    let ratio = kept.requested as f64 / base as f64;
+    // A mean over several steps is no relation of one step.
+    let ratio = if steps > 1 { 0.0 } else { kept.requested as f64 / base as f64 };
     let whole = ratio.round();
     if !(1.0..=MAX_STATES).contains(&whole) || (ratio - whole).abs() > NEAR * whole {
         return plain;
     }
-    let (noun, name) = match optimizer {
-        Some(o) => match o.state_per_parameter {
-            Some((noun, each)) if f64::from(each) == whole => (noun.to_owned(), format!(" ({})", o.name)),
-            _ => ("states".to_owned(), format!(" ({})", o.name)),
-        },
-        None => ("states".to_owned(), String::new()),
+    let noun = match optimizer.and_then(|optimizer| optimizer.state_per_parameter) {
+        Some((noun, each)) if f64::from(each) == whole => noun,
+        _ => "states",
     };
     let number = match whole as u32 {
         1 => "one".to_owned(),
@@ -88,8 +90,16 @@ fn optimizer_state(
         3 => "three".to_owned(),
         n => n.to_string(),
     };
-    let noun = if whole == 1.0 { noun.trim_end_matches('s').to_owned() } else { noun };
-    format!("{number} {noun} of each {what}{name}: {whole} x {}", size_text(base))
+    let noun = if whole == 1.0 { noun.trim_end_matches('s') } else { noun };
+    format!("{number} {noun} of each {what}{class}: {whole} x {}", size_text(base))
+}
+
+/// A stack of the optimizer that allocated all of this state; `None` if several optimizers did, or none is known.
+fn only_optimizer(sources: &[(GrowthSource, KeptMemory)], table: &StackTable) -> Option<StackId> {
+    let name = |stack: StackId| table.facts(stack).optimizer.map(|optimizer| optimizer.name);
+    let first = sources.first()?.0.stack;
+    let is_only = name(first).is_some() && sources.iter().all(|(source, _)| name(source.stack) == name(first));
+    is_only.then_some(first)
 }
 
 /// Formats gradients: `gradients 18.6 GiB (one of each parameter)`.
@@ -122,6 +132,11 @@ pub(crate) fn parameter_bytes(analysis: &DeviceAnalysis) -> Option<(u64, &'stati
 /// state.
 pub(crate) fn state_needed(analysis: &DeviceAnalysis, table: &StackTable) -> Option<u64> {
     let sources = analysis.growth.sources(|s| s.category == Category::OptimizerState);
-    let (_, each) = sources.iter().find_map(|(source, _)| table.facts(source.stack).optimizer)?.state_per_parameter?;
-    Some(parameter_bytes(analysis)?.0 * u64::from(each))
+    let (_, each) = table.facts(only_optimizer(&sources, table)?).optimizer?.state_per_parameter?;
+    // Options such as amsgrad add states, each of which has a line of its own.
+    let largest = sources.iter().map(|(_, kept)| kept.amount.bytes).max()?;
+    let is_large = |kept: &KeptMemory| kept.amount.bytes as f64 > largest as f64 * SMALL_PART;
+    let states = sources.iter().filter(|(_, kept)| is_large(kept)).map(|(source, _)| table.python(source.stack));
+    let states = states.collect::<BTreeSet<_>>().len();
+    (states <= each as usize).then_some(parameter_bytes(analysis)?.0 * u64::from(each))
 }

@@ -27,6 +27,8 @@ mod matched_lines;
 mod progress;
 mod source;
 mod statistics;
+mod step_estimate;
+mod suggestions;
 mod summary;
 mod tensors;
 mod units;
@@ -43,6 +45,10 @@ pub use diff::{
 pub use lines::{FunctionLines, LINES_VERSION, LineFigures, LineRow, LinesOptions, LinesReport, OtherDevice, lines};
 pub use progress::Progress;
 pub use statistics::{COLUMNS, POOLS};
+pub use step_estimate::{StepEstimate, StepEstimateBasis, StepPart};
 pub use summary::*;
-pub use units::{UNITS, count_text, duration_text, share_text, signed_size_text, size_text};
+pub use units::{
+    UNITS, count_text, duration_text, estimate_text, estimated_duration_text, number_text, share_text,
+    signed_size_text, size_text,
+};
 pub use why::Replaying;

@@ -9,8 +9,10 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use crate::step_estimate::StepEstimate;
 use memtrace_input::load::{Exit, UnrecordableProcess};
 use memtrace_input::printable;
+use memtrace_insight::passes::diagnostics::LoopTurn;
 use memtrace_insight::passes::{Category, Phase};
 use memtrace_insight::rules::{CategoryRuleId, PhaseRuleId, RuleId};
 
@@ -135,6 +137,9 @@ pub struct ProcessSummary {
     pub devices: Vec<DeviceSummary>,
     /// The issues that were detected, by `bytes` in descending order.
     pub issues: Vec<IssueSummary>,
+    /// What the out-of-memory error that ended the process means, if no diagnostic rule matched. Absent otherwise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub no_issue_remark: Option<String>,
     /// The pinned (page-locked) host memory, by the library that allocated it, by peak in descending order.
     pub pinned_host_memory: Vec<OwnerSummary>,
     /// The counts of everything that the recording of this process lacks, by name. Empty if nothing is missing.
@@ -164,9 +169,28 @@ pub struct IssueSummary {
     /// The number of bytes by which the fix would lower the peak. Absent if this run does not show it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub saves_bytes: Option<u64>,
+    /// When the device's memory would be full at the rate at which it filled. Absent if nothing grows, or if the
+    /// device's memory is unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub forecast: Option<OomForecastSummary>,
     /// The names of files in the run folder that show more, most informative first. For a reference cycle, these are
     /// the pages with its objects (`--cycles`).
     pub files: Vec<String>,
+}
+
+/// When a device's memory would be full at the rate at which it filled.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+pub struct OomForecastSummary {
+    /// What one turn of the program's loop is.
+    pub turn: LoopTurn,
+    /// The number of turns until no memory is left.
+    pub turns: u64,
+    /// The duration of these turns in nanoseconds, as fast as the turns of this run. 0 if it is unknown.
+    pub duration_ns: u64,
+    /// The device memory that was free at the peaks of the last turns.
+    pub free_bytes: u64,
+    /// The growth per turn.
+    pub growth_bytes: u64,
 }
 
 /// A notice of the recorder.
@@ -218,8 +242,8 @@ pub struct DeviceSummary {
     /// than half of the growth.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub growth_after_first_step: Option<GrowthAfterFirstStep>,
-    /// Changes that would lower the peak, or the memory in use at the explained out-of-memory error, by `saves_bytes`
-    /// in descending order.
+    /// Changes that would lower the peak, or the memory in use at the explained out-of-memory error, lowest new peak
+    /// first. A combination comes before its parts.
     pub suggestions: Vec<SuggestionSummary>,
     /// The results of other settings of PyTorch's allocator. Absent if the allocator's policy was not replayed.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -483,6 +507,19 @@ pub struct GrowthAfterFirstStep {
     pub optimizer_state_bytes: u64,
 }
 
+/// The part of a program that the figures of a suggestion cover.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum SuggestionScope {
+    /// The whole run. If an out-of-memory error ended it, the interrupted step is completed as an earlier step did it.
+    #[default]
+    Run,
+    /// The run up to the end of the iteration that an out-of-memory error interrupted, completed as an earlier one.
+    Iteration,
+    /// The run up to the out-of-memory error. What follows is unknown.
+    UntilError,
+}
+
 /// A change that would lower the memory in use at the peak or at an out-of-memory error.
 #[derive(Clone, PartialEq, Debug, Serialize, JsonSchema)]
 pub struct SuggestionSummary {
@@ -490,14 +527,28 @@ pub struct SuggestionSummary {
     pub rule: RuleId,
     /// The change to the program.
     pub action: String,
-    /// The number of bytes that the change saves, computed from this run.
+    /// The rules of the changes that are made together. Absent for a single change.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub combines: Vec<RuleId>,
+    /// The peak of allocated bytes with the change, computed by a replay of the recorded blocks.
+    pub peak_after_bytes: u64,
+    /// The peak of reserved bytes with the change.
+    pub reserved_after_bytes: u64,
+    /// The number of bytes by which the change lowers the peak of allocated bytes.
     pub saves_bytes: u64,
-    /// Whether `saves_bytes` is an upper bound, because the run does not show the exact value. Absent if it is not.
+    /// Whether the allocator would have had memory for every request. Absent if this is unknown: the device's memory is
+    /// unknown, or `scope` is not the whole run and this part fits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fits: Option<bool>,
+    /// The part of the program that the figures cover.
+    pub scope: SuggestionScope,
+    /// Whether `peak_after_bytes` is an upper bound, because the run does not show the exact value. Absent if it is
+    /// not.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub at_most: bool,
     /// The condition of the rule, and the figures of this run.
     pub evidence: String,
-    /// The formula of the saving, as text.
+    /// What the replay changes, as text.
     pub method: String,
 }
 
@@ -534,6 +585,16 @@ pub struct ReplayedSetting {
     pub fails_earlier: bool,
     /// The peak of reserved bytes, up to the out-of-memory error if there was one.
     pub reserved_peak_bytes: u64,
+    /// Whether the rest of the interrupted step would have succeeded as well. Absent if the failed request does not fit,
+    /// or if the recording does not show the rest of the step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub step_fits: Option<bool>,
+    /// The bytes that the device lacks for the rest of the step. Absent if the step fits, or if it is unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub step_short_bytes: Option<u64>,
+    /// The peak of reserved bytes with the rest of the step. Absent unless it fits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub step_reserved_peak_bytes: Option<u64>,
 }
 
 /// A call stack.
@@ -729,6 +790,10 @@ pub struct OomSummary {
     /// optimizer allocated its state.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub optimizer_state_needed_bytes: Option<u64>,
+    /// What the interrupted step would still have needed. Absent if the recording does not show it, or if another error
+    /// is explained.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub step_estimate: Option<StepEstimate>,
     /// Whether the error ended the process. Absent if it is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fatal: Option<bool>,

@@ -48,6 +48,11 @@ pub fn count_text(count: u64) -> String {
     text
 }
 
+/// Formats a number of things: `1 block`, `24 blocks`.
+pub fn number_text(count: u64, noun: &str) -> String {
+    format!("{} {noun}{}", count_text(count), if count == 1 { "" } else { "s" })
+}
+
 /// Formats nanoseconds: `41 s`, `3 min 20 s`, `2 h 5 min`, `0.3 s`.
 pub fn duration_text(ns: u64) -> String {
     let seconds = ns / 1_000_000_000;
@@ -57,6 +62,27 @@ pub fn duration_text(ns: u64) -> String {
         120..=7199 => format!("{} min {} s", seconds / 60, seconds % 60),
         _ => format!("{} h {} min", seconds / 3600, seconds % 3600 / 60),
     }
+}
+
+/// Formats an estimated count with two significant digits: `130,000`.
+pub fn estimate_text(count: u64) -> String {
+    let mut unit = 1;
+    while count / unit >= 100 {
+        unit *= 10;
+    }
+    count_text(count / unit * unit)
+}
+
+/// Formats an estimated duration in nanoseconds with two significant digits: `43 min`, `12 hours`, `25 days`.
+pub fn estimated_duration_text(ns: u64) -> String {
+    let seconds = ns / 1_000_000_000;
+    let (count, unit) = match seconds {
+        0..=119 => (seconds, "s"),
+        120..=7199 => (seconds / 60, "min"),
+        7200..=259_199 => (seconds / 3600, "hours"),
+        _ => (seconds / 86_400, "days"),
+    };
+    format!("{} {unit}", estimate_text(count))
 }
 
 /// Formats a share as a whole percentage: `3 %`, `<1 %`. 0 if `whole` is 0.
@@ -80,8 +106,12 @@ mod tests {
         assert_eq!(signed_size_text(-(3 << 30)), "-3.00 GiB");
         assert_eq!(count_text(1_234_567), "1,234,567");
         assert_eq!(count_text(12), "12");
+        assert_eq!((number_text(1, "block"), number_text(24, "block")), ("1 block".into(), "24 blocks".into()));
         assert_eq!(duration_text(41_200_000_000), "41 s");
         assert_eq!(duration_text(300_000_000), "0.3 s");
+        assert_eq!([7, 99, 129, 125_999].map(estimate_text), ["7", "99", "120", "120,000"]);
+        let seconds = [40, 2580, 45_000, 86_400 * 1234].map(|seconds| estimated_duration_text(seconds * 1_000_000_000));
+        assert_eq!(seconds, ["40 s", "43 min", "12 hours", "1,200 days"]);
         assert_eq!(
             [(0, 0), (0, 9), (1, 1000), (1, 3), (9, 9)].map(|(part, whole)| share_text(part, whole)),
             ["0 %", "0 %", "<1 %", "33 %", "100 %"]

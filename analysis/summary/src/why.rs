@@ -1,21 +1,18 @@
 //! Explains a point in time: why its memory use is high, and what would lower it. Converts the passes' results for the
 //! summary.
 
-use memtrace_trace::definition::TensorKind;
-use memtrace_trace::file::Definitions;
-
 use crate::locations::Locations;
+use crate::step_estimate::StepEstimate;
 use crate::summary::{
-    BlockingAllocation, GrowthAfterFirstStep, ReplayedSetting, ReservedSummary, SuggestionSummary, WhatIfSummary,
+    BlockingAllocation, DeviceSummary, GrowthAfterFirstStep, ReplayedSetting, ReservedSummary, WhatIfSummary,
 };
 use crate::units::size_text;
 use memtrace_input::EventSource;
 use memtrace_input::load::Process;
 use memtrace_insight::passes::{
-    Analysis, Category, Composition, DeviceAnalysis, ModuleTree, Oom, OomQuery, Phase, RepeatedModules, Reserved,
-    RunPart, StackTable, StepRows, WhatIf, WhatIfQuery,
+    Analysis, Category, DeviceAnalysis, InterruptedStep, Oom, OomQuery, Outcome, Phase, Reserved, RunPart, WhatIf,
+    WhatIfQuery,
 };
-use memtrace_insight::rules::{MemoryFacts, suggestion_rules};
 use memtrace_replay::{AllocatorSettings, Names};
 
 /// How much is replayed.
@@ -29,6 +26,8 @@ pub enum Replaying {
     Always,
 }
 
+/// Growth after the first step is reported if it exceeds one in this many parts of the first step's peak.
+const SMALL_GROWTH: u64 = 100;
 /// Reserved memory at the peak is explained if at least one in this many parts is not in use.
 const WORTH_EXPLAINING: u64 = 20;
 /// The allocator's policy is replayed if at least one in this many parts is not in use.
@@ -37,6 +36,8 @@ const WORTH_REPLAYING: u64 = 8;
 const SMALL: u64 = 64 << 20;
 /// Recordings with more events are replayed only on request.
 const MANY_EVENTS: u64 = 4_000_000;
+/// Less memory of CUDA contexts and other processes than this is not worth a remark, in bytes.
+const MANY_OTHERS: u64 = 2 << 30;
 /// If more than this was free beside a failed request, CUDA did not refuse it. In bytes.
 const CUDA_KEEPS: u64 = 64 << 20;
 
@@ -47,11 +48,25 @@ pub(crate) fn oom_to_explain<'a>(analysis: &'a DeviceAnalysis, process: &Process
     last.or_else(|| analysis.ooms.all().next())
 }
 
-/// The points in time that a second pass is to examine.
-pub(crate) fn oom_queries(process: &Process, analysis: &Analysis, replaying: Replaying) -> Vec<OomQuery> {
+/// The allocator settings of the process.
+pub(crate) fn allocator_settings(process: &Process) -> AllocatorSettings {
     let env = &process.info().env;
     let conf = ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"].iter().find_map(|name| env.get(*name));
-    let settings = AllocatorSettings::parse(conf.map_or("", String::as_str));
+    AllocatorSettings::parse(conf.map_or("", String::as_str))
+}
+
+/// The memory that the caching allocator could have had, in bytes: at the error to explain, else at any time. `None` if
+/// the device's memory is unknown.
+pub(crate) fn allocator_limit(process: &Process, device: &DeviceAnalysis, analysis: &Analysis) -> Option<u64> {
+    match oom_to_explain(device, process) {
+        Some(oom) => Some(limit_at(oom, device)),
+        None => memory_limit(process, device, analysis),
+    }
+}
+
+/// The points in time that a second pass is to examine.
+pub(crate) fn oom_queries(process: &Process, analysis: &Analysis, replaying: Replaying) -> Vec<OomQuery> {
+    let settings = allocator_settings(process);
     let always = replaying == Replaying::Always;
     let short = always || process.recording().event_count() <= MANY_EVENTS;
     let devices = analysis.devices.iter().filter(|device| device.source == EventSource::Torch && device.peak.seq > 0);
@@ -61,10 +76,7 @@ pub(crate) fn oom_queries(process: &Process, analysis: &Analysis, replaying: Rep
         let unallocated = usage.reserved.saturating_sub(usage.allocated);
         let is_worth =
             |part: u64| always || oom.is_some() || (unallocated >= SMALL && unallocated >= usage.reserved / part);
-        let limit = match oom {
-            Some(oom) => limit_at(oom, device),
-            None => without_error(process, device, analysis),
-        };
+        let limit = allocator_limit(process, device, analysis).unwrap_or(u64::MAX);
         let what_if = WhatIfQuery {
             device: device.device,
             settings: settings.clone(),
@@ -76,6 +88,13 @@ pub(crate) fn oom_queries(process: &Process, analysis: &Analysis, replaying: Rep
             device: device.device,
             seq: oom.map_or(device.peak.seq, |oom| oom.seq),
             size: oom.map(|oom| oom.requested),
+            interrupted: oom.filter(|_| short).map(|oom| InterruptedStep {
+                starts: oom.step_starts,
+                stack: oom.requested_at.0,
+                context: oom.requested_at.1,
+                requested: oom.requested,
+                settings: settings.clone(),
+            }),
             what_if: (is_worth(WORTH_REPLAYING) && short && settings.native).then_some(what_if),
         })
     };
@@ -90,7 +109,7 @@ pub(crate) fn refused_by_pytorch(oom: &Oom) -> bool {
 }
 
 /// The memory that the caching allocator could have had at an error, in bytes: its reserved bytes, and the free bytes.
-fn limit_at(oom: &Oom, device: &DeviceAnalysis) -> u64 {
+pub(crate) fn limit_at(oom: &Oom, device: &DeviceAnalysis) -> u64 {
     let reserved = oom.in_use.usage.reserved;
     match oom.device_free {
         // PyTorch's limit is unknown. The highest reserved bytes were within it.
@@ -101,18 +120,44 @@ fn limit_at(oom: &Oom, device: &DeviceAnalysis) -> u64 {
 }
 
 /// The memory that the caching allocator could have had without an error. It is the device's memory minus what was in
-/// use before and minus the peaks of other owners in this process. `u64::MAX` if the device's memory is unknown.
-fn without_error(process: &Process, device: &DeviceAnalysis, analysis: &Analysis) -> u64 {
-    let ordinal = u32::try_from(device.device).ok();
-    let definition = ordinal.and_then(|ordinal| process.definitions().devices.get(&ordinal));
-    let Some(definition) = definition.filter(|definition| definition.total > 0) else { return u64::MAX };
+/// use before and minus the peaks of other owners in this process. `None` if the device's memory is unknown.
+pub(crate) fn memory_limit(process: &Process, device: &DeviceAnalysis, analysis: &Analysis) -> Option<u64> {
+    let definition = process.definitions().devices.get(&u32::try_from(device.device).ok()?);
+    let definition = definition.filter(|definition| definition.total > 0)?;
     let location = memtrace_replay::MemoryLocation::Device(device.device);
     let outside = analysis
         .owners
         .iter()
         .filter(|((l, owner), _)| *l == location && *owner != memtrace_replay::Owner::CachingAllocator);
     let outside: u64 = outside.map(|(_, usage)| usage.peak).sum();
-    definition.total.saturating_sub(definition.used_before).saturating_sub(outside).max(device.peaks.reserved)
+    Some(definition.total.saturating_sub(definition.used_before).saturating_sub(outside).max(device.peaks.reserved))
+}
+
+/// What an out-of-memory error that ended the process means if no rule found an issue. `None` without such an error.
+pub(crate) fn no_issue_remark(devices: &[DeviceSummary]) -> Option<String> {
+    let explained = |device: &DeviceSummary| device.ooms.get(device.explained_oom?).cloned();
+    let (device, oom) = devices
+        .iter()
+        .find_map(|device| Some((device, explained(device)?)))
+        .filter(|(device, oom)| device.source.starts_with("torch") && oom.fatal != Some(false))?;
+    let free = oom.device_free_bytes?;
+    let (what, verb) = match oom.in_use.phase {
+        Phase::Load => ("what the program loads", "does"),
+        Phase::Optimizer => ("model, gradients and optimizer state", "do"),
+        _ => ("model and batch", "do"),
+    };
+    let others = oom.contexts_and_other_processes_bytes.unwrap_or(0);
+    let are_many = others >= MANY_OTHERS && device.total_bytes.is_some_and(|total| others >= total / 10);
+    let text = if oom.refused_by_pytorch {
+        format!("{what} {verb} not fit within PyTorch's limit")
+    } else if oom.reserved_but_unallocated_bytes.saturating_add(free) >= oom.requested_bytes {
+        "the memory that is free is in pieces too small for the request".to_owned()
+    } else if are_many {
+        format!("{what} {verb} not fit beside CUDA contexts and other processes ({})", size_text(others))
+    } else {
+        format!("{what} {verb} not fit")
+    };
+    Some(format!("No leak or misuse found: {text}."))
 }
 
 pub(crate) fn reserved_summary(reserved: &Reserved, locations: &Locations<'_>, names: &Names) -> ReservedSummary {
@@ -141,29 +186,44 @@ pub(crate) fn reserved_summary(reserved: &Reserved, locations: &Locations<'_>, n
     }
 }
 
-/// `refused`: whether a limit of PyTorch's refused the request. Only a lower bound of that limit is known.
-pub(crate) fn what_if_summary(what_if: &WhatIf, refused: bool) -> WhatIfSummary {
+/// `refused`: whether a limit of PyTorch's refused the request. Only a lower bound of that limit is known. `estimate`:
+/// what the interrupted step needs.
+pub(crate) fn what_if_summary(what_if: &WhatIf, refused: bool, estimate: Option<&StepEstimate>) -> WhatIfSummary {
     let agreement = &what_if.agreement;
+    let setting = |outcome: &Outcome| {
+        let fits = outcome.fits.filter(|fits| *fits || !refused);
+        let short = step_short(outcome, what_if.limit, estimate).filter(|_| !refused && fits == Some(true));
+        ReplayedSetting {
+            setting: outcome.setting.name.to_owned(),
+            fits,
+            fails_earlier: outcome.fails_earlier.is_some() && !refused,
+            reserved_peak_bytes: outcome.peak_reserved,
+            step_fits: short.map(|short| short == 0),
+            step_short_bytes: short.filter(|short| *short > 0),
+            step_reserved_peak_bytes: outcome.step.filter(|_| short == Some(0)).map(|step| step.peak_reserved),
+        }
+    };
     WhatIfSummary {
         matched_blocks: agreement.blocks,
         matched_segment_events: agreement.segments,
         mismatch: agreement.difference.as_ref().map(|(seq, what)| format!("event {seq}: {what}")),
         limit_bytes: (what_if.limit < u64::MAX).then_some(what_if.limit),
         reserved_peak_bytes: agreement.peak_reserved,
-        settings: what_if
-            .outcomes
-            .iter()
-            .map(|outcome| ReplayedSetting {
-                setting: outcome.setting.name.to_owned(),
-                fits: outcome.fits.filter(|fits| *fits || !refused),
-                fails_earlier: outcome.fails_earlier.is_some() && !refused,
-                reserved_peak_bytes: outcome.peak_reserved,
-            })
-            .collect(),
+        settings: what_if.outcomes.iter().map(setting).collect(),
     }
 }
 
-/// The second step's growth over the first, if optimizer state allocated in the first step is at least half of it.
+/// The bytes that the device lacks for the interrupted step under one setting; 0 if the step fits. `None` if the
+/// recording does not show whether it fits.
+fn step_short(outcome: &Outcome, limit: u64, estimate: Option<&StepEstimate>) -> Option<u64> {
+    match outcome.step {
+        Some(step) => Some(step.short),
+        // A lower bound can only show that the step does not fit.
+        None => estimate?.least().checked_sub(limit).filter(|short| *short > 0),
+    }
+}
+
+/// The later steps' growth over the first, if optimizer state that the first step allocated explains it.
 pub(crate) fn growth_after_first_step(analysis: &DeviceAnalysis) -> Option<GrowthAfterFirstStep> {
     let first = analysis.table.first()?.peak();
     let (later, steps) = analysis.table.later();
@@ -171,130 +231,13 @@ pub(crate) fn growth_after_first_step(analysis: &DeviceAnalysis) -> Option<Growt
     let kept = analysis.growth.kept(RunPart::FirstStep, Phase::Optimizer);
     let state: u64 =
         kept.iter().filter(|(c, _)| *c == Category::OptimizerState).map(|(_, kept)| kept.amount.bytes).sum();
-    // The cause is stated only if it explains at least half of the growth.
-    (steps > 0 && later > first && state * 2 >= later - first).then_some(GrowthAfterFirstStep {
+    let growth = later.saturating_sub(first);
+    // The state explains at least half of the growth, and most of the state is part of it. An out-of-memory error can
+    // come before a later step has reached its peak.
+    let is_cause = state * 2 >= growth && (growth * 2 >= state || analysis.ooms.count() > 0);
+    (steps > 0 && growth > first / SMALL_GROWTH && is_cause).then_some(GrowthAfterFirstStep {
         first_step_peak_bytes: first,
         later_steps_peak_bytes: later,
         optimizer_state_bytes: state,
     })
-}
-
-/// What would lower a point in time, largest saving first. Includes only suggestions whose conditions hold for this run.
-pub(crate) fn suggestions(
-    analysis: &DeviceAnalysis,
-    state: &Composition,
-    modules: &ModuleTree,
-    definitions: &Definitions,
-    table: &StackTable,
-) -> Vec<SuggestionSummary> {
-    let layers = modules.repeated.iter().max_by_key(|layers| layers.checkpointing_saves());
-    let facts = facts(analysis, state, layers, definitions, table);
-    let named = layers.map(|layers| format!("{} ({} of {})", layers.pattern(), layers.count, layers.class));
-    let named = named.unwrap_or_default();
-    let mut suggestions: Vec<SuggestionSummary> = suggestion_rules()
-        .iter()
-        .filter_map(|rule| {
-            let saves = rule.saves(&facts)?;
-            Some(SuggestionSummary {
-                rule: rule.id,
-                action: rule.action.replace("{layers}", &named),
-                saves_bytes: saves,
-                at_most: rule.at_most,
-                evidence: format!("{} {}", rule.condition, figures_text(&facts)),
-                method: rule.method.to_owned(),
-            })
-        })
-        .collect();
-    suggestions.sort_by_key(|suggestion| std::cmp::Reverse(suggestion.saves_bytes));
-    suggestions
-}
-
-fn figures_text(facts: &MemoryFacts) -> String {
-    let figures = [
-        ("parameters", facts.parameters),
-        ("gradients", facts.gradients),
-        ("optimizer state", facts.optimizer_state),
-        ("buckets", facts.buckets),
-        ("activations", facts.activations),
-        ("of these in layers", facts.layer_activations),
-        ("autograd temporaries", facts.autograd_detail),
-        ("inputs", facts.inputs),
-        ("optimizer temporaries", facts.step_temporaries),
-    ];
-    let present = figures.iter().filter(|(_, bytes)| *bytes > 0);
-    let present: Vec<String> = present.map(|(name, bytes)| format!("{name} {}", size_text(*bytes))).collect();
-    format!("Allocated {}: {}.", size_text(facts.allocated), present.join(", "))
-}
-
-fn facts(
-    analysis: &DeviceAnalysis,
-    state: &Composition,
-    layers: Option<&RepeatedModules>,
-    definitions: &Definitions,
-    table: &StackTable,
-) -> MemoryFacts {
-    let by_category = state.by_category();
-    let of = |category: Category| by_category[category as usize].bytes;
-    let in_model = |phase: Phase| matches!(phase, Phase::Forward | Phase::Backward | Phase::Recompute);
-    let step_temporaries =
-        || state.origins().filter(|(o, _)| o.category == Category::Temporary && o.phase == Phase::Optimizer);
-    let multi_tensor = step_temporaries()
-        .any(|(o, _)| definitions.walk(o.stack).any(|(_, f)| f.is_some_and(|f| f.name.starts_with("_multi_tensor_"))));
-    let (later, _) = analysis.table.later();
-    let first = analysis.table.first();
-    let parts: Vec<&StepRows> = [Some(analysis.table.before()), first, Some(later)].into_iter().flatten().collect();
-    let highest = |is_included: &dyn Fn(Phase) -> bool, parts: &[&StepRows]| {
-        let rows = parts.iter().flat_map(|rows| Phase::ALL.iter().map(|&phase| (phase, rows.phases[phase as usize])));
-        rows.filter(|(phase, _)| is_included(*phase)).map(|(_, row)| row.peak).max().unwrap_or(0)
-    };
-    let until_state = [Some(analysis.table.before()), first];
-    let until_state: Vec<&StepRows> = until_state.into_iter().flatten().collect();
-    let moments = || analysis.growth.sources(|s| s.category == Category::OptimizerState && s.phase == Phase::Optimizer);
-    let keeps_moments = moments().iter().any(|(source, _)| {
-        table
-            .facts(source.stack)
-            .optimizer
-            .is_some_and(|o| o.state_per_parameter.is_some_and(|(noun, _)| noun == "moments"))
-    });
-    let largest =
-        step_temporaries().filter_map(|(o, _)| state.largest_of(o)).map(|(bytes, _)| bytes).max().unwrap_or(0);
-    MemoryFacts {
-        allocated: state.usage.allocated,
-        parameters: of(Category::Parameter),
-        gradients: of(Category::Gradient),
-        optimizer_state: of(Category::OptimizerState),
-        buckets: of(Category::CommunicationBucket),
-        activations: of(Category::Activation),
-        autograd_detail: of(Category::AutogradDetail),
-        inputs: of(Category::Input),
-        step_temporaries: step_temporaries().map(|(_, amount)| amount.bytes).sum(),
-        largest_step_temporary: largest,
-        multi_tensor,
-        in_optimizer: state.phase == Phase::Optimizer,
-        in_model: in_model(state.phase),
-        in_forward: state.phase == Phase::Forward,
-        float32_parameters: all_float32(definitions, TensorKind::Parameter),
-        float32_moments: keeps_moments && all_float32(definitions, TensorKind::OptimizerState),
-        peak_outside_model: highest(&|phase| !in_model(phase), &parts),
-        peak_outside_optimizer: highest(&|phase| phase != Phase::Optimizer, &parts),
-        // Code that handles a caught error also counts for the first step, and runs after the state was allocated. So
-        // other phases are excluded.
-        peak_before_state: highest(&|phase| in_model(phase) || phase == Phase::Load, &until_state),
-        trains: analysis.table.total().phases[Phase::Backward as usize].allocations > 0,
-        layer_activations: layers.map_or(0, |layers| layers.activations),
-        layer_outputs: layers.map_or(0, |layers| layers.outputs),
-        running_layer: layers.map_or(0, |layers| layers.running),
-        largest_layer: layers.map_or(0, |layers| layers.largest),
-    }
-}
-
-/// Whether all tensors of a kind whose names were read are `float32`. Scalars such as step counters are ignored.
-fn all_float32(definitions: &Definitions, kind: TensorKind) -> bool {
-    let mut shapes = definitions
-        .tensor_names
-        .iter()
-        .filter(|n| n.kind == kind && !n.shape.ends_with("[]"))
-        .map(|n| &*n.shape)
-        .peekable();
-    shapes.peek().is_some() && shapes.all(|shape| shape.starts_with("float32["))
 }

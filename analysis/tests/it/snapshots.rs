@@ -2,11 +2,13 @@
 //! the first event is found. Damaged, foreign and malicious files give an error message or a part of the result, never
 //! more.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use crate::snapshot_files::*;
 use memtrace_analysis::export::{SnapshotOptions, snapshot as export};
 use memtrace_analysis::load::Process;
+use memtrace_analysis::passes::{Phase, PhaseTracker};
 use memtrace_analysis::{Run, Summary, TextOptions, ToText, open_run, summarize};
 use memtrace_trace::event::{Action, Event, Flags};
 
@@ -591,4 +593,56 @@ fn a_list_of_segments_without_events_is_read() {
         assert!(remarks(&summary).contains("no events"), "{}", remarks(&summary));
         assert_eq!(summary.processes[0].events, 0);
     }
+}
+
+/// A snapshot that PyTorch 2.11 wrote on an H200 with its default `stacks="all"`: three training steps with
+/// checkpointing, reentrant in one of them, and an `autograd.Function`. Its C++ frames show what runs in the autograd
+/// engine.
+#[test]
+fn cpp_frames_show_the_backward_pass_and_its_nodes() {
+    let run =
+        open_run(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/snapshots/native_stacks.pickle.gz"))
+            .unwrap();
+    let process = &run.processes()[0];
+    let definitions = process.definitions();
+    let mut tracker = PhaseTracker::of(process.recording());
+    let mut nodes = BTreeSet::new();
+    let (mut inside, mut outside) = (0, 0);
+    for e in events(process) {
+        let phase = match e.action {
+            Action::Alloc | Action::FreeRequested | Action::Oom => tracker.observe(&e).phase,
+            _ => continue,
+        };
+        let frames: Vec<&str> = definitions.walk(e.stack).filter_map(|(_, f)| f.map(|f| &*f.name)).collect();
+        let recorder = ["torch::unwind", "CapturedTraceback", "gather_with_cpp"];
+        assert!(!frames.iter().any(|name| recorder.iter().any(|part| name.contains(part))), "{frames:#?}");
+        let node = definitions.context(e.context).map(|context| &*context.node);
+        nodes.extend(node);
+        if e.action == Action::Alloc {
+            let in_engine = frames.iter().any(|name| name.contains("torch::autograd::Engine::evaluate_function"));
+            // The gradient of the loss is made before the engine starts.
+            let in_backward = in_engine || frames.contains(&"_make_grads");
+            assert_eq!(
+                matches!(phase, Phase::Backward | Phase::Recompute),
+                in_backward,
+                "{phase:?} {node:?} {frames:#?}"
+            );
+            *(if in_engine { &mut inside } else { &mut outside }) += 1;
+        }
+    }
+    assert_eq!((inside, outside), (75, 80));
+    let expected = [
+        "AddmmBackward0",
+        "ConvolutionBackward0",
+        "CudnnBatchNormBackward0",
+        "MeanBackward0",
+        "PowBackward0",
+        "ReluBackward0",
+        "torch::autograd::PyNode",
+    ];
+    assert!(expected.iter().all(|name| nodes.contains(name)), "{nodes:?}");
+    let summary = summarize(&run, &mut |_| {}).unwrap();
+    let device = &summary.processes[0].devices[0];
+    assert_eq!(device.steps, 3);
+    assert!(device.first_step.iter().any(|row| row.phase == Phase::Recompute && row.allocations > 0));
 }

@@ -38,7 +38,7 @@ fn phases_of_the_first_step_are_explained() {
     // The program drops the batch after the optimizer's step.
     assert_eq!(optimizer.net_bytes, (16 - 8 - 1) * MIB as i64);
     let explanation =
-        "two moments of each parameter (Adam): 2 x 8.00 MiB, gradients freed 8.00 MiB, inputs freed 1.00 MiB";
+        "two moments of each parameter (Adam or AdamW): 2 x 8.00 MiB, gradients freed 8.00 MiB, inputs freed 1.00 MiB";
     assert_eq!(optimizer.explanation, explanation);
     assert_eq!(phase(&device.later_steps, Phase::Data).explanation, "inputs 1.00 MiB");
     assert_eq!(device.later_steps_count, 2);

@@ -10,6 +10,7 @@ use memtrace_analysis::{
 };
 use memtrace_trace::file::untrusted;
 
+use super::selection::Selected;
 use crate::cli::Check;
 use crate::terminal::ProgressLine;
 
@@ -22,6 +23,8 @@ const START_SIZE: usize = 32;
 pub(crate) fn check(options: &Check) -> anyhow::Result<bool> {
     let mut line = ProgressLine::new(std::io::stderr().is_terminal());
     let run = super::open(&options.run)?;
+    // Limits on nothing would always hold.
+    Selected { rank: options.rank, device: options.device, ..Selected::default() }.ensure_in(&run)?;
     let mut summary_of = |run: &Run| -> anyhow::Result<Summary> {
         let summary = summarize(run, &mut |progress| line.show(&progress));
         line.clear();

@@ -12,6 +12,7 @@ use memtrace_analysis::export::{
 use memtrace_analysis::report::{count_text, size_text};
 use memtrace_analysis::{Process, Progress, Run, RunFolder, html_report, summarize};
 
+use super::selection::Selected;
 use crate::cli::{self, Export, ExportFormat};
 use crate::message::{self, WithHelp};
 use crate::terminal::ProgressLine;
@@ -166,21 +167,12 @@ struct Part<'a> {
 
 /// The selected processes with their names. Fails when no process matches.
 fn choose<'a>(run: &'a Run, options: &Export) -> anyhow::Result<Vec<(&'a Process, String)>> {
+    let selected = Selected { rank: options.rank, pid: options.pid, device: options.window.device };
+    selected.ensure_in(run)?;
     let mut chosen: Vec<(&Process, String)> = run.processes().iter().zip(run.process_names()).collect();
-    let has = list(&chosen);
-    chosen.retain(|(p, _)| {
-        options.rank.is_none_or(|rank| p.rank() == Some(rank)) && options.pid.is_none_or(|pid| p.pid() == pid)
-    });
-    ensure!(
-        !chosen.is_empty(),
-        WithHelp::new("no process of the run matches --rank or --pid", format!("the run has {has}"))
-    );
-    if let (Some(device), 2..) = (options.window.device, chosen.len()) {
-        // Select the processes that used the device. If none did, the first process reports the devices that it has.
-        let used = |(p, _): &(&Process, String)| p.trace_index().sources.contains_key(&device);
-        if chosen.iter().any(used) {
-            chosen.retain(used);
-        }
+    chosen.retain(|(process, _)| selected.has_process(process));
+    if let Some(device) = options.window.device {
+        chosen.retain(|(process, _)| process.trace_index().sources.contains_key(&device));
     }
     Ok(chosen)
 }
@@ -302,18 +294,14 @@ fn left_out(left: &LeftOut) -> String {
     if parts.is_empty() { "nothing".to_owned() } else { parts.join(", ") }
 }
 
-/// The device of a timeline. Fails when the process has no events of `requested`, or when `requested` is `None` and it
-/// used several devices or none.
+/// The device of a timeline. Fails when `requested` is `None` and the process used several devices or none.
 fn device(process: &Process, requested: Option<i16>) -> anyhow::Result<i16> {
     let used: Vec<i16> = process.trace_index().sources.keys().copied().collect();
     let list = || used.iter().map(i16::to_string).collect::<Vec<_>>().join(", ");
     let pid = process.pid();
     match (requested, &used[..]) {
-        (Some(device), used) if used.contains(&device) => Ok(device),
-        (Some(device), _) => bail!(WithHelp::new(
-            format!("process {pid} has no events of device {device}"),
-            format!("choose one of its devices: {}", list())
-        )),
+        // Only processes that used the device were chosen.
+        (Some(device), _) => Ok(device),
         (None, [only]) => Ok(*only),
         (None, []) => bail!("process {pid} recorded no memory"),
         (None, _) => bail!(WithHelp::new(

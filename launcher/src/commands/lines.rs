@@ -5,6 +5,7 @@ use std::io::IsTerminal;
 use anyhow::bail;
 use memtrace_analysis::{LinesOptions, ToText, lines as read_lines};
 
+use super::selection::Selected;
 use crate::cli::Lines;
 use crate::message::WithHelp;
 use crate::terminal::{ProgressLine, layout};
@@ -12,6 +13,7 @@ use crate::terminal::{ProgressLine, layout};
 /// Prints the table. Fails when the run cannot be read.
 pub(crate) fn lines(options: &Lines) -> anyhow::Result<()> {
     let run = super::open(&options.run)?;
+    Selected { rank: options.rank, pid: options.pid, device: options.device }.ensure_in(&run)?;
     let lines_options = LinesOptions {
         function: options.function.clone(),
         file: options.file.clone(),

@@ -8,6 +8,7 @@ pub(crate) mod lines;
 pub(crate) mod manual;
 pub(crate) mod report;
 pub(crate) mod run;
+mod selection;
 
 use std::io::{self, IsTerminal, Write};
 use std::path::Path;

@@ -11,9 +11,8 @@ import torch.nn as nn
 WHAT, AFTER = sys.argv[1], "after" in sys.argv[2:]
 
 if WHAT == "step":
-    # Many small parameters of one size: the temporaries of one are small compared with those of all.
     model = nn.Sequential(*[nn.Linear(512, 512, bias=False) for _ in range(40)]).cuda()
-    optimizer = torch.optim.Adam(model.parameters(), foreach=not AFTER)
+    optimizer = torch.optim.Adam(model.parameters(), fused=AFTER or None)
     batch, accumulate = 8, 1
 else:
     model = nn.Sequential(*[nn.Linear(256, 256) for _ in range(12)]).cuda()

@@ -67,6 +67,36 @@ fn paths_that_are_no_run_are_refused() {
     }
 }
 
+/// The golden snapshot has the steps 0 to 2 of one process without a rank, on device 0.
+#[test]
+fn every_command_refuses_a_selection_that_is_not_in_the_run() {
+    let golden = golden();
+    let golden = golden.to_str().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("out");
+    let export = ["export", golden, "--to", "snapshot", "-o", out.to_str().unwrap()];
+    let commands: [&[&str]; 4] =
+        [&["lines", golden], &["diff", golden, golden], &["check", golden, "--max-peak", "1TiB"], &export];
+    let refused = |command: &[&str], option: &[&str], error: &str, help: &str| {
+        let ended = ended(&[command, option].concat());
+        let text = stderr(&ended);
+        assert_eq!(ended.status.code(), Some(2), "{command:?} {option:?}: {text}");
+        let expected = format!("error: {golden} {error}\nhelp: {help}");
+        assert!(text.starts_with(&expected), "{command:?} {option:?}: {text}");
+    };
+    for command in commands {
+        refused(command, &["--rank", "3"], "has no process of rank 3", "its processes are ");
+        refused(command, &["--device", "5"], "has no events of device 5", "its devices are 0\n");
+    }
+    for command in [commands[0], commands[3]] {
+        refused(command, &["--pid", "7"], "has no process 7", "its processes are ");
+    }
+    refused(&["diff", golden], &["--steps", "9", "0"], "has no step 9", "its steps are 0 to 2\n");
+    refused(&["diff", golden], &["--steps", "0", "3"], "has no step 3", "its steps are 0 to 2\n");
+    refused(&export, &["--steps", "9"], "has no events in step 9", "its steps are 0 to 2\n");
+    assert!(!out.exists(), "nothing is written where nothing matches");
+}
+
 /// A file that needs more than its budget is refused with an error and a help line.
 #[test]
 fn a_file_that_needs_too_much_memory_is_refused() {

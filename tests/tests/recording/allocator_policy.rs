@@ -12,7 +12,7 @@ const CONF: &str = "PYTORCH_CUDA_ALLOC_CONF";
 fn replay(recording: &dyn Recording, question: WhatIfQuery) -> WhatIf {
     let mut replay = PolicyReplay::new(question);
     recording.stream(&mut |events| events.iter().for_each(|e| replay.observe(e)));
-    replay.finish()
+    replay.finish(None)
 }
 
 fn question(settings: &str) -> WhatIfQuery {

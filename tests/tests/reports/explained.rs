@@ -39,34 +39,118 @@ fn printed(run: &Run) -> u64 {
     String::from_utf8_lossy(&run.output.stdout).trim().parse().expect("bytes")
 }
 
-fn saving(device: &Value, rule: &str) -> u64 {
+fn peak_after(device: &Value, rule: &str) -> u64 {
     let actions = device["suggestions"].as_array().expect("actions");
     let action = actions.iter().find(|a| a["rule"] == rule).unwrap_or_else(|| panic!("no {rule} in {actions:?}"));
-    bytes(&action["saves_bytes"])
+    bytes(&action["peak_after_bytes"])
 }
 
-/// A suggestion's predicted saving is at most the measured one, and at least 85 % of it.
+/// The peak that a suggestion predicts is the one that the program has with the change, to 2 %.
 #[test]
-fn the_predicted_saving_of_smaller_batches_is_measured() {
-    measure_saving("batch", "smaller-batches");
+fn the_predicted_peak_of_smaller_batches_is_measured() {
+    measure_peak("batch", "smaller-batches");
 }
 
 #[track_caller]
-fn measure_saving(what: &str, rule: &str) {
+fn measure_peak(what: &str, rule: &str) {
     let before = TracedProgram::python("torch/actions.py", &[what]).run();
     let after = TracedProgram::python("torch/actions.py", &[what, "after"]).run();
-    let predicted = saving(&device(&before), rule);
-    let measured = printed(&before) - printed(&after);
-    println!("{rule}: predicted {predicted}, measured {measured}");
-    assert!(
-        predicted <= measured && predicted >= measured / 100 * 85,
-        "{rule}: {predicted} bytes predicted, {measured} measured"
-    );
+    let predicted = peak_after(&device(&before), rule);
+    let measured = printed(&after);
+    println!("{rule}: {} before, {predicted} predicted, {measured} measured", printed(&before));
+    assert!(measured < printed(&before) / 100 * 95, "{rule} does not help");
+    assert!(predicted.abs_diff(measured) <= measured / 50, "{rule}: {predicted} bytes predicted, {measured} measured");
     // A change that the program already has is not suggested.
     if what == "step" {
         let actions = device(&after)["suggestions"].to_string();
         assert!(!actions.contains(rule), "{actions}");
     }
+}
+
+/// The estimate of a step that an error interrupted, and the peak of the same program with enough memory.
+fn estimated_and_measured(what: &str, memory: &str) -> (Value, u64) {
+    let traced = TracedProgram::python("torch/oom_steps.py", &[what]);
+    let measured = printed(&traced.run());
+    let run = traced.env("SIMCUDA_MEMORY", memory).run();
+    assert_eq!(run.output.status.code(), Some(1), "{what}: {:?}", run.output);
+    let estimate = device(&run)["ooms"][0]["step_estimate"].take();
+    println!("{what}: measured {measured}, {estimate}");
+    let page = String::from_utf8_lossy(&run.output.stderr);
+    assert!(page.contains("Still to come"), "{page}");
+    (estimate, measured)
+}
+
+#[track_caller]
+fn is_near(estimated: u64, measured: u64) {
+    assert!(estimated.abs_diff(measured) * 50 <= measured, "{estimated} bytes estimated, {measured} measured");
+}
+
+/// A step that an error interrupts is estimated from an earlier step, from an earlier iteration, from equal modules, or
+/// from the optimizer's state.
+#[test]
+fn an_interrupted_step_is_estimated() {
+    let (estimate, measured) = estimated_and_measured("second", "800M");
+    assert_eq!(estimate["basis"], "earlier_step", "{estimate}");
+    assert_eq!(estimate["earlier_step"], 0, "{estimate}");
+    is_near(bytes(&estimate["needed_bytes"]), measured);
+
+    let (estimate, measured) = estimated_and_measured("evaluate", "700M");
+    assert_eq!(estimate["basis"], "earlier_iteration", "{estimate}");
+    is_near(bytes(&estimate["needed_bytes"]), measured);
+
+    let (estimate, measured) = estimated_and_measured("optimizer", "420M");
+    assert_eq!(estimate["basis"], "optimizer_state", "{estimate}");
+    is_near(bytes(&estimate["needed_with_foreach_bytes"]), measured);
+    assert!(bytes(&estimate["needed_bytes"]) <= measured, "{estimate}");
+
+    let (estimate, measured) = estimated_and_measured("forward", "200M");
+    assert_eq!(estimate["basis"], "sibling_modules", "{estimate}");
+    assert_eq!(estimate["at_least"], true, "{estimate}");
+    let needed = bytes(&estimate["needed_bytes"]);
+    assert!(needed <= measured && needed >= measured / 100 * 85, "{needed} estimated, {measured} measured");
+    assert!(estimate["still_to_come"].to_string().contains("head (Linear)"), "{estimate}");
+}
+
+/// What the report says of allocator settings and the rest of the step is what the program then does: with the setting
+/// it fits, or it lacks about the bytes that the report says.
+#[test]
+fn settings_are_replayed_to_the_end_of_the_step() {
+    let traced = TracedProgram::python("torch/oom_steps.py", &["second"]);
+    let mut seen = [false; 2];
+    for memory in (820..=900).step_by(20) {
+        let run = traced.clone().env("SIMCUDA_MEMORY", &format!("{memory}M")).run();
+        if run.output.status.success() {
+            continue;
+        }
+        let device = device(&run);
+        let setting = &device["what_if"]["settings"][0];
+        assert_eq!(setting["setting"], "expandable_segments:True");
+        let again = |memory: u64| {
+            let other = traced.clone().env(CONF, "expandable_segments:True");
+            other.env("SIMCUDA_MEMORY", &format!("{memory}M")).run().output.status.success()
+        };
+        let page = String::from_utf8_lossy(&run.output.stderr);
+        let page = page.split_whitespace().collect::<Vec<_>>().join(" ");
+        println!("{memory}: {setting}");
+        match setting["step_fits"].as_bool() {
+            Some(true) => {
+                assert!(again(memory), "{memory}: {setting}");
+                assert!(page.contains("the request and the rest of the step fit"), "{page}");
+                seen[0] = true;
+            }
+            Some(false) => {
+                let short = bytes(&setting["step_short_bytes"]).div_ceil(1 << 20);
+                assert!(!again(memory), "{memory}: {setting}");
+                assert!(again(memory + short + 20), "{memory}: {setting}");
+                let others = device["what_if"]["settings"].to_string();
+                let is_said = page.contains("is not enough: the request fits, the step does not");
+                assert!(is_said || others.contains("\"step_fits\":true"), "{page}");
+                seen[1] = true;
+            }
+            None => {}
+        }
+    }
+    assert!(seen.contains(&true), "the memory sizes show no case");
 }
 
 /// Little is allocated and much is reserved. The report shows this, the lines that hold segments, and the setting that
@@ -97,19 +181,17 @@ fn fragmentation_is_diagnosed_and_its_fix_works() {
     assert!(pages.contains("fragmentation.py:16 bytes_of") && pages.contains("fits"), "{pages}");
 }
 
-/// Activation checkpointing of equal layers is suggested where a forward ran out of memory. At that call, the same
-/// program with checkpointing uses less memory by nearly the predicted saving. In the first forward nothing shows yet
-/// whether the program trains: the report names both suggestions.
+/// Activation checkpointing of equal layers is suggested where a forward ran out of memory. Up to that call, the same
+/// program with checkpointing needs at most the predicted bytes, and at most one layer less. In the first forward nothing
+/// shows yet whether the program trains: the report names both suggestions.
 #[test]
 fn checkpointing_is_suggested_in_the_first_forward() {
-    // In the first step cuBLAS's workspace counts for the first layer. The saving is limited by the largest layer's
-    // needs: 32 KiB less here.
     let words = "of Layer); torch.no_grad(), if this is not training";
-    checkpointing_saves(&["large"], "checkpoint-or-no-grad", words, 32 << 10);
+    checkpointing_saves(&["large"], "checkpoint-or-no-grad", words);
 }
 
 #[track_caller]
-fn checkpointing_saves(batches: &[&str], action: &str, words: &str, short: u64) {
+fn checkpointing_saves(batches: &[&str], action: &str, words: &str) {
     let of = |saving| {
         TracedProgram::python("torch/deep.py", &[&[saving], batches].concat()).env("SIMCUDA_MEMORY", "300M").run()
     };
@@ -128,14 +210,15 @@ fn checkpointing_saves(batches: &[&str], action: &str, words: &str, short: u64) 
     assert_eq!(bytes(&oom["in_use"]["totals"]["allocated_bytes"]), before, "{at}: {oom}");
     // The first time that the call is reached; backward repeats it later.
     let (_, after) = printed_calls(&saving_run).into_iter().find(|(call, _)| *call == at).unwrap();
-    let predicted = saving(&device, action);
-    println!("{at}: {before} bytes, with checkpointing {after}; predicted saving {predicted}");
+    let predicted = peak_after(&device, action);
+    println!("{at}: {before} bytes, with checkpointing {after}; predicted {predicted}");
     assert!(before > after + (64 << 20), "{at}: {before} and {after}");
-    // A part of the layer that is being computed stays in memory.
-    let measured = before - after;
+    // What one call of a layer allocates: its norm, up, gelu, down and sum. Without a backward pass the recording does
+    // not show which of them the call frees when.
+    let layer = 4096 * (256 + 1024 + 1024 + 256 + 256) * 4;
     assert!(
-        predicted >= measured - short && predicted <= measured + measured / 10,
-        "{predicted} bytes predicted, {measured} measured"
+        predicted >= after && predicted <= after + layer + (1 << 20),
+        "{predicted} bytes predicted, {after} measured"
     );
     let page = String::from_utf8_lossy(&plain.output.stderr);
     // The report wraps lines, so they are joined.
@@ -248,13 +331,13 @@ mod exhaustive {
     use super::*;
 
     #[test]
-    fn the_predicted_saving_of_a_single_tensor_step_is_measured() {
-        measure_saving("step", "single-tensor-step");
+    fn the_predicted_peak_of_a_fused_step_is_measured() {
+        measure_peak("step", "fused-step");
     }
 
     /// As [`checkpointing_is_suggested_in_the_first_forward`], in a later step.
     #[test]
     fn checkpointing_saves_the_predicted_bytes() {
-        checkpointing_saves(&[], "checkpoint-layers", "of Layer)", 0);
+        checkpointing_saves(&[], "checkpoint-layers", "of Layer)");
     }
 }

@@ -316,13 +316,16 @@ fn the_command_writes_every_format_and_counts_the_omitted_events() {
     let (code, stderr) = export(&["snapshot", "-o", "part.pickle", "--time", "0-1000s"]);
     assert!(code == Some(0) && stderr.contains("note: part.pickle leaves out nothing"), "{stderr}");
     for (arguments, message) in [
-        (&["snapshot", "-o", "x", "--steps", "500"][..], "step 500; it has step"),
-        (&["perfetto", "--device", "3"], "no events of device 3; its devices are 0"),
+        (&["snapshot", "-o", "x", "--steps", "500"][..], "has no events in step 500\nhelp: its "),
+        (&["perfetto", "--device", "3"], "error: run.pickle has no events of device 3\nhelp: its devices are 0\n"),
         (&["csv", "--time", "5000s-"], "its events span "),
         (&["json", "--max-events", "5"], "--to json exports the summary of the whole run"),
         (&["html", "-o", "x", "--steps", "0"], "--to html exports the report of whole processes"),
-        (&["html", "-o", "x", "--device", "3"], "no events of device 3; its devices are 0"),
-        (&["html", "-o", "x", "--rank", "3"], "no process of the run matches"),
+        (
+            &["html", "-o", "x", "--device", "3"],
+            "error: run.pickle has no events of device 3\nhelp: its devices are 0\n",
+        ),
+        (&["html", "-o", "x", "--rank", "3"], "error: run.pickle has no process of rank 3\nhelp: its processes are "),
         (&["html", "-o", "x", "--of", "peak"], "--of applies only to flame graphs"),
         (&["html", "-o", "run.pickle"], "cannot write run.pickle: it is the file that is being exported"),
         (&["csv", "--min-size", "much"], "expected a size"),

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use memtrace_trace::file::{Budget, Definitions, Frame, NativeFrame};
+use memtrace_trace::file::{Budget, Definitions, Frame, NativeFrame, StackNode};
 
 use super::demangle::FunctionName;
 use super::object_symbols::{self, ElfObjectId, ObjectSymbols};
@@ -12,6 +12,8 @@ use memtrace_trace::printable;
 
 /// The file name of code that belongs to no object.
 const GENERATED_CODE: &str = "<generated code>";
+/// The function by which PyTorch's allocators report their events to recorders, memtrace among them.
+const RECORDER_CALLBACK: &str = "CachingAllocator::record_trace";
 /// Objects without a file that the kernel maps into every process.
 const KERNEL_OBJECTS: [&str; 2] = ["linux-vdso.so.1", "linux-gate.so.1"];
 
@@ -106,6 +108,7 @@ impl Symbols {
             let memory = texts + found.len() * 2 * size_of::<Frame>();
             if budget.hold(memory as u64).is_ok() { found } else { Vec::new() }
         });
+        hide_recorder(definitions);
     }
 
     /// How much is known about the native frames of `all`, by object.
@@ -141,6 +144,25 @@ impl Symbols {
     /// Whether no symbols are known.
     pub fn is_empty(&self) -> bool {
         self.objects.is_empty()
+    }
+}
+
+/// Removes the frame by which PyTorch's allocator reports an event to recorders. It is on top of nearly every stack.
+fn hide_recorder(definitions: &mut Definitions) {
+    let is_recorder =
+        |frame: &Frame| frame.native && frame.inlined_into.is_none() && frame.qualname.ends_with(RECORDER_CALLBACK);
+    let hidden: Vec<bool> = definitions.frames.iter().map(is_recorder).collect();
+    if !hidden.contains(&true) {
+        return;
+    }
+    // A caller has a smaller number than its callee, so it is already without such a frame.
+    for at in 1..definitions.stacks.len() {
+        let StackNode { parent, frame } = definitions.stacks[at];
+        let is_hidden = hidden.get(frame.index()).copied().unwrap_or(false);
+        let caller = definitions.stacks.get(parent.index()).copied().filter(|caller| !caller.frame.is_none());
+        if let Some(caller) = caller.filter(|_| is_hidden) {
+            definitions.stacks[at] = caller;
+        }
     }
 }
 
@@ -201,4 +223,25 @@ fn frames_at<'a>(
         }
     };
     known.iter().map(frame).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use memtrace_trace::ids::{FrameId, StackId};
+
+    #[test]
+    fn the_call_of_recorders_is_in_no_stack() {
+        let mut definitions = Definitions::default();
+        let names = ["", "train", "c10::cuda::Native::DeviceCachingAllocator::malloc", "", "mine"];
+        definitions.frames = names.iter().map(|name| Frame { qualname: (*name).into(), ..Frame::default() }).collect();
+        definitions.frames[3].qualname = "c10::cuda::Native::DeviceCachingAllocator::record_trace".into();
+        definitions.frames[3].native = true;
+        // train > malloc > record_trace, and record_trace alone
+        let nodes = [(0, 0), (0, 1), (1, 2), (2, 3), (0, 3)];
+        let node = |(parent, frame)| StackNode { parent: StackId(parent), frame: FrameId(frame) };
+        definitions.stacks = nodes.map(node).to_vec();
+        hide_recorder(&mut definitions);
+        assert_eq!(definitions.stacks, [(0, 0), (0, 1), (1, 2), (1, 2), (0, 3)].map(node));
+    }
 }

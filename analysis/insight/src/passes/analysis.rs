@@ -20,6 +20,7 @@ use super::phase::{EventClassification, Phase, PhaseTracker, ProgramPosition};
 use super::phase_rule_uses::PhaseRuleUses;
 use super::phase_table::PhaseTable;
 use super::reserved::Reserved;
+use super::rest_of_step::StepStarts;
 use super::statistics::Statistics;
 use memtrace_input::{EventSource, LostEvents, Recording, TraceIndex};
 use memtrace_replay::{Allocator, Change, MemoryLocation, Names, Owner, OwnerUsage, Peak, Replay, Usage};
@@ -66,6 +67,7 @@ pub struct DeviceAnalysis {
     /// By block id: the allocation of the block. Valid for allocated blocks.
     allocations: Vec<BlockAllocation>,
     pending_frees: Vec<PendingFree>,
+    step_starts: StepStarts,
     categorizer: Categorizer,
 }
 
@@ -160,8 +162,10 @@ impl Analysis {
         let categorizer = Categorizer::new(definitions, has_names);
         let mut replay = Replay::new(trace_index, None);
         let mut tracked = Tracked { tracker: PhaseTracker::of(recording), names };
+        let is_inference = tracked.tracker.is_inference();
         let new = |device: i16, source| DeviceAnalysis {
             step_peaks: steps.iter().map(|step| (*step, Composition::default())).collect(),
+            signals: Signals::new(is_inference),
             ..DeviceAnalysis::new(device, source, categorizer.clone(), definitions)
         };
         let mut devices: Vec<DeviceAnalysis> = replay.devices().iter().map(|d| new(d.device, d.source)).collect();
@@ -229,6 +233,7 @@ impl DeviceAnalysis {
             last_ticks: 0,
             allocations: Vec::new(),
             pending_frees: Vec::new(),
+            step_starts: StepStarts::default(),
             categorizer,
         }
     }
@@ -280,6 +285,7 @@ impl DeviceAnalysis {
         let size = allocator.block(id).size;
         let Tracked { tracker, names } = tracked;
         let now = *tracker.now();
+        self.step_starts.observe(now.step, e.seq);
         let oom_count = self.ooms.count() as u32;
         let block = self.categorizer.allocated(tracker, e, allocator.block(id), classification, *names, oom_count);
         match self.allocations.get_mut(id.index()) {
@@ -413,6 +419,7 @@ impl DeviceAnalysis {
             let end = LifetimeEnd { now, is_truncated: true, free: None };
             let allocated = allocator.allocated().filter_map(|(id, _)| self.allocations.get(id.index()));
             self.categorizer.examine_allocated(&tracked.tracker, allocated, &end);
+            self.signals.out_of_memory(e);
             self.blocks_in_use(allocator, tracked, e, classification.phase)
         } else {
             Composition::default()
@@ -428,6 +435,7 @@ impl DeviceAnalysis {
                 phase: classification.phase,
                 rule: classification.rule,
                 position: *now,
+                step_starts: self.step_starts,
                 in_use,
                 reserved: Reserved::of(allocator, MAX_BLOCKERS),
                 outside_pytorch: physical.owners_outside_allocator(self.device),

@@ -5,6 +5,7 @@
 
 use memtrace_trace::ids::{ContextId, StackId};
 
+use super::diagnostics::LoopTurn;
 use crate::rules::DiagnosticRule;
 
 /// One issue.
@@ -26,8 +27,25 @@ pub struct Issue {
     pub fix: String,
     /// Bytes by which the fix would lower the peak; `None` if this run does not show it.
     pub saves: Option<u64>,
+    /// When the device's memory would be full. `None` if nothing grows, or the device's memory is unknown.
+    pub forecast: Option<OomForecast>,
     /// Files in the run's folder that show more, most informative first.
     pub files: Vec<String>,
+}
+
+/// When a device's memory would be full at the rate at which it filled.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct OomForecast {
+    /// What one turn of the program's loop is.
+    pub turn: LoopTurn,
+    /// The number of turns until no memory is left.
+    pub turns: u64,
+    /// The device memory that was free at the peaks of the last turns, in bytes.
+    pub free: u64,
+    /// The growth per turn in bytes.
+    pub growth: u64,
+    /// The duration of these turns in clock ticks; 0 if it is unknown.
+    pub ticks: u64,
 }
 
 /// Sorts by bytes in descending order. The order of equal issues does not depend on how they were found.

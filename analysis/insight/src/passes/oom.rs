@@ -5,6 +5,7 @@ use memtrace_trace::ids::{ContextId, StackId};
 use super::composition::Composition;
 use super::phase::{Phase, ProgramPosition};
 use super::reserved::Reserved;
+use super::rest_of_step::StepStarts;
 use crate::rules::PhaseRuleId;
 use memtrace_replay::Owner;
 
@@ -32,6 +33,8 @@ pub struct Oom {
     pub rule: PhaseRuleId,
     /// The program's position.
     pub position: ProgramPosition,
+    /// Where this step and the step before it began.
+    pub step_starts: StepStarts,
     /// The blocks that were in use.
     pub in_use: Composition,
     /// What the caching allocator had reserved.

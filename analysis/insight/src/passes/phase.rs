@@ -743,8 +743,10 @@ impl PhaseTracker {
         if self.step_end != StepEnd::ModelCall || !is_request(e) {
             return false;
         }
-        let call = self.table.facts(e.stack).outermost_compute;
-        if call.is_none() {
+        let facts = self.table.facts(e.stack);
+        let call = facts.outermost_compute;
+        // Building a model runs its containers' code too.
+        if call.is_none() || facts.rule.is_some_and(|rule| rule.meaning == Meaning::Load) {
             self.outside_model = true;
             return false;
         }

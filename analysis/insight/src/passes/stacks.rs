@@ -5,10 +5,11 @@
 
 use std::collections::{HashMap, HashSet};
 
+use memtrace_trace::definition::LabelOrigin;
 use memtrace_trace::file::Definitions;
 use memtrace_trace::ids::{ContextId, FrameId, StackId};
 
-use crate::rules::{FrameRule, Meaning, OptimizerRule, frame_rule, optimizer_of};
+use crate::rules::{FrameRule, Meaning, OptimizerRule, frame_rule, optimizer_class, optimizer_of};
 use memtrace_replay::Contexts;
 
 /// The facts about a stack.
@@ -63,6 +64,8 @@ pub struct StackTable {
     trained_calls: HashSet<StackId>,
     contexts: Contexts,
     has_nodes: bool,
+    /// The classes of the optimizers whose steps PyTorch marked.
+    optimizer_classes: Vec<Box<str>>,
 }
 
 impl StackTable {
@@ -121,8 +124,10 @@ impl StackTable {
             .collect();
         // An autograd node's definition has a name. A context without a name is empty or the call of a module.
         let has_nodes = definitions.contexts.iter().any(|c| !c.node.is_empty());
+        let ranges = definitions.labels.values().filter(|label| label.origin == LabelOrigin::RecordFunction);
+        let optimizer_classes = ranges.filter_map(|label| optimizer_class(&label.text)).map(Box::from).collect();
         let contexts = Contexts::of(definitions);
-        StackTable { stacks, same_python, recomputing_nodes, trained_calls, contexts, has_nodes }
+        StackTable { stacks, same_python, recomputing_nodes, trained_calls, contexts, has_nodes, optimizer_classes }
     }
 
     /// Whether a backward pass ran through what the module calls with this `outermost_module` computed.
@@ -133,6 +138,11 @@ impl StackTable {
     /// Whether a backward pass ran through what any module call computed.
     pub fn has_trained_calls(&self) -> bool {
         !self.trained_calls.is_empty()
+    }
+
+    /// The name of the optimizer whose code runs.
+    pub fn optimizer_name(&self, stack: StackId) -> Option<String> {
+        Some(self.facts(stack).optimizer?.class_name(&self.optimizer_classes))
     }
 
     /// Whether no Python frame runs. False for an id that was never defined, because such a stack can have any frames.

@@ -8,12 +8,14 @@
 //!
 //! Policies with other settings receive the same requests, on a device with as much memory as the allocator had. What
 //! the replay cannot know stays as recorded: the memory of other libraries and processes, and when streams were done
-//! with a block.
+//! with a block. If an earlier iteration shows the rest of an interrupted step, a setting under which the failed request
+//! fits receives that rest as well.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use memtrace_trace::event::{Action, Event, Flags, Source};
 
+use super::rest_of_step::{RestBlock, RestEvent, RestOfStep};
 use crate::rules::{CandidateSetting, candidate_settings};
 use memtrace_input::AddressBuildHasher;
 use memtrace_replay::{AllocatorSettings, LimitedDevice, Policy, PolicyDevice};
@@ -47,6 +49,17 @@ pub struct Outcome {
     pub peak_reserved: u64,
     /// Reserved bytes at the end, or at the failed request.
     pub reserved: u64,
+    /// The rest of the interrupted step. `None` if the failed request does not fit, or if the rest is unknown.
+    pub step: Option<StepOutcome>,
+}
+
+/// What one setting would have done with the rest of an interrupted step.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StepOutcome {
+    /// The bytes that the device lacks for the rest of the step; 0 if the step fits.
+    pub short: u64,
+    /// The highest number of reserved bytes.
+    pub peak_reserved: u64,
 }
 
 /// The result of the replay.
@@ -297,6 +310,8 @@ struct OtherRun {
     granted: Addresses,
     failed: Option<u64>,
     fits: Option<bool>,
+    /// The address of the block for the failed request, if the request fits.
+    explained: Option<u64>,
 }
 
 impl OtherRun {
@@ -319,10 +334,47 @@ impl OtherRun {
         let granted = self.policy.alloc(e.size, e.stream, 0);
         if explained {
             self.fits = Some(granted.is_some());
+            self.explained = granted.map(|granted| granted.addr);
         } else if let Some(granted) = granted {
             // The program continued without this block.
             self.policy.free(granted.addr);
         }
+    }
+}
+
+impl OtherRun {
+    /// Replays the rest of the interrupted step. The device gets more memory where it has too little, and the result
+    /// says how much.
+    fn continue_step(&mut self, rest: &RestOfStep) -> Option<StepOutcome> {
+        let mut new: Vec<Option<u64>> = vec![Some(self.explained?)];
+        let given = self.policy.device.limit;
+        for event in rest.events.iter().skip(1) {
+            match event {
+                RestEvent::Requested { requested, stream, .. } => {
+                    let addr = self.alloc_with_more_memory(*requested, *stream);
+                    new.push(addr);
+                }
+                RestEvent::FreeRequested(_) => {}
+                RestEvent::FreeCompleted(RestBlock::New(number)) => {
+                    if let Some(addr) = new.get_mut(*number).and_then(Option::take) {
+                        self.policy.free(addr);
+                    }
+                }
+                RestEvent::FreeCompleted(RestBlock::Old { addr, .. }) => self.free(*addr),
+            }
+        }
+        let short = self.policy.device.limit - given;
+        Some(StepOutcome { short, peak_reserved: self.policy.peak_reserved() })
+    }
+
+    fn alloc_with_more_memory(&mut self, requested: u64, stream: u64) -> Option<u64> {
+        if let Some(granted) = self.policy.alloc(requested, stream, 0) {
+            return Some(granted.addr);
+        }
+        let limit = std::mem::replace(&mut self.policy.device.limit, u64::MAX);
+        let granted = self.policy.alloc(requested, stream, 0);
+        self.policy.device.limit = limit.max(self.policy.device.used_bytes());
+        granted.map(|granted| granted.addr)
     }
 }
 
@@ -341,6 +393,7 @@ impl PolicyReplay {
                 granted: Addresses::default(),
                 failed: None,
                 fits: None,
+                explained: None,
             };
             Some(OtherSetting { setting, runs: [run(false), run(true)] })
         };
@@ -406,8 +459,8 @@ impl PolicyReplay {
         }
     }
 
-    /// Ends the replay and returns its result.
-    pub fn finish(mut self) -> WhatIf {
+    /// Ends the replay and returns its result. `rest`: the rest of the step that the explained error interrupted.
+    pub fn finish(mut self, rest: Option<&RestOfStep>) -> WhatIf {
         if !self.ended {
             for own in self.own.iter_mut().filter(|own| own.difference.is_none()) {
                 own.replay_releases(&Event::EMPTY, false);
@@ -428,22 +481,29 @@ impl PolicyReplay {
         let sound = agreement.difference.is_none() && !self.private && (self.ended || self.query.oom.is_none());
         // Devices whose addresses go up correspond to the order by age.
         let orders = if by_address.difference.is_some() { 1 } else { 2 };
-        let outcomes = if sound { self.others.iter().map(|other| other.outcome(orders)).collect() } else { Vec::new() };
+        let outcomes =
+            if sound { self.others.iter_mut().map(|other| other.outcome(orders, rest)).collect() } else { Vec::new() };
         WhatIf { agreement, outcomes, limit: self.query.limit }
     }
 }
 
 impl OtherSetting {
-    fn outcome(&self, orders: usize) -> Outcome {
+    fn outcome(&mut self, orders: usize, rest: Option<&RestOfStep>) -> Outcome {
         let runs = || self.runs.iter().take(orders);
         let fits = |run: &OtherRun| run.fits.or(run.failed.map(|_| false));
         let first = self.runs.first().and_then(fits);
-        Outcome {
+        let mut outcome = Outcome {
             setting: self.setting,
             fits: first.filter(|_| runs().all(|run| fits(run) == first)),
             fails_earlier: runs().filter_map(|run| run.failed).min(),
             peak_reserved: runs().map(|run| run.policy.peak_reserved()).max().unwrap_or(0),
             reserved: runs().map(|run| run.policy.reserved()).max().unwrap_or(0),
+            step: None,
+        };
+        if let Some(rest) = rest.filter(|_| outcome.fits == Some(true)) {
+            let steps = self.runs.iter_mut().take(orders).filter_map(|run| run.continue_step(rest));
+            outcome.step = steps.max_by_key(|step| (step.short, step.peak_reserved));
         }
+        outcome
     }
 }

@@ -16,13 +16,18 @@ pub struct DiagnosticRule {
     pub limits: &'static str,
 }
 
-/// The blocks of one stack increase from step to step.
+/// The allocated bytes of one stack grow from step to step.
 pub static LEAK: DiagnosticRule = DiagnosticRule {
     id: RuleId::Leak,
-    evidence: "The allocated blocks of one stack are sampled at the start of each step. They increase in at least four \
-               samples, up to the end of the run. The program frees at most a quarter of the growth in between.",
-    limits: "The rule does not know which object holds the blocks. It misses growth within one step, and programs \
-             without steps. A buffer that is not full when the run ends looks like a leak.",
+    evidence: "The allocated bytes of one stack are sampled at the start of each step, or of each request if the \
+               program only calls a model. They increase in at least four samples, up to the end of the run, without \
+               leveling out, and the program frees at most a quarter of the growth in between. Either the blocks \
+               become more, or each block replaces a smaller one while the batch does not grow. Growth in nearly every \
+               step counts from 512 KiB and 16 KiB per step on. Within one step, the rule looks at calls of the model \
+               without gradients up to an out-of-memory error.",
+    limits: "The rule does not know which object holds the blocks. A buffer that is not full when the run ends looks \
+             like a leak. A request begins with a call of the model whose input is larger than that of the call before. \
+             The forecast assumes that the rest of the program needs as much memory and time as before.",
 };
 
 /// The graphs of several calls of a model are allocated at once.
@@ -30,7 +35,7 @@ pub static GRAPH_KEPT: DiagnosticRule = DiagnosticRule {
     id: RuleId::GraphKept,
     evidence: "Forward passes allocate the blocks while autograd records, at two places or more. Either the blocks \
                increase from step to step, or the blocks of at least three calls are freed together, at least three \
-               per call. If backward passes ran through the graphs, at least three times as many blocks per call \
+               per call. At the end of the run, those of two steps suffice if backward passes ran through them. If backward passes ran through the graphs, at least three times as many blocks per call \
                remain as a backward pass frees.",
     limits: "The line that stores the loss allocates nothing, so the issue names the line that computes the loss. A \
              graph that is unrolled over many calls on purpose looks the same if an error frees it.",
@@ -144,8 +149,18 @@ pub static DEFERRED_FREES: DiagnosticRule = DiagnosticRule {
              does not know the stream's work.",
 };
 
+/// Results of a forward pass stay allocated through the next forward pass.
+pub static OUTPUTS_KEPT: DiagnosticRule = DiagnosticRule {
+    id: RuleId::OutputsKept,
+    evidence: "Results of a forward pass are still allocated in the next forward pass, although a backward pass and an \
+               optimizer step came in between. User code frees them there, before another backward pass begins. The \
+               peak is higher because of them.",
+    limits: "The rule does not know which variable holds the blocks. A result that the next forward pass reads and \
+             that autograd does not save looks the same.",
+};
+
 /// All rules.
-pub static DIAGNOSTICS: [&DiagnosticRule; 14] = [
+pub static DIAGNOSTICS: [&DiagnosticRule; 15] = [
     &LEAK,
     &GRAPH_KEPT,
     &GRAPH_RETAINED,
@@ -160,4 +175,5 @@ pub static DIAGNOSTICS: [&DiagnosticRule; 14] = [
     &CUBLAS_WORKSPACES,
     &OPTIMIZER_STATE_DOES_NOT_FIT,
     &DEFERRED_FREES,
+    &OUTPUTS_KEPT,
 ];

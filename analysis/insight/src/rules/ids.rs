@@ -85,14 +85,32 @@ rule_ids! {
     OptimizerStateDoesNotFit = "optimizer-state-does-not-fit",
     /// Frees wait for streams.
     DeferredFrees = "deferred-frees",
+    /// Results of a forward pass stay allocated through the next forward pass.
+    OutputsKept = "outputs-kept",
     /// Suggests activation checkpointing.
     CheckpointLayers = "checkpoint-layers",
     /// Suggests activation checkpointing, or no gradients, for a run without a backward pass.
     CheckpointOrNoGrad = "checkpoint-or-no-grad",
     /// Suggests smaller batches with gradient accumulation.
     SmallerBatches = "smaller-batches",
-    /// Suggests half the batch for a run without a backward pass.
+    /// Suggests more and smaller micro-batches for a program that accumulates gradients.
+    MoreMicroBatches = "more-micro-batches",
+    /// Suggests half the batch where gradients cannot be accumulated.
     HalfTheBatch = "half-the-batch",
+    /// Suggests forward passes without gradients.
+    NoGrad = "no-grad",
+    /// Suggests half the batch in evaluations.
+    SmallerEvaluationBatch = "smaller-evaluation-batch",
+    /// Suggests attention without score matrices.
+    ScaledDotProductAttention = "scaled-dot-product-attention",
+    /// Suggests the loss of a language model in chunks.
+    ChunkedCrossEntropy = "chunked-cross-entropy",
+    /// Suggests an optimizer step without temporaries.
+    FusedStep = "fused-step",
+    /// Suggests an optimizer that steps inside the backward pass.
+    OptimizerInBackward = "optimizer-in-backward",
+    /// Suggests freeing gradients right after the optimizer's step.
+    SetToNone = "set-to-none",
     /// Suggests an optimizer step that processes one parameter after the other.
     SingleTensorStep = "single-tensor-step",
     /// Suggests gradients that are views of the buckets.
@@ -101,6 +119,8 @@ rule_ids! {
     EightBitMoments = "eight-bit-moments",
     /// Suggests parameters in bfloat16.
     Bfloat16Model = "bfloat16-model",
+    /// Suggests several changes together.
+    CombinedChanges = "combined-changes",
 }
 
 rule_ids! {

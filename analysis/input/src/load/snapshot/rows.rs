@@ -32,6 +32,7 @@ impl Row {
     #[inline]
     pub(super) fn event(&self, device: i16, streams: &[u64]) -> Event {
         let has_slack = self.slack != Row::NO_SLACK;
+        let flags = if has_slack { Flags::SLACK_KNOWN } else { Flags(0) };
         Event {
             ticks: self.time.saturating_mul(1000),
             addr: self.addr,
@@ -41,7 +42,8 @@ impl Row {
             context: self.context,
             action: self.action,
             device,
-            flags: if has_slack { Flags::SLACK_KNOWN } else { Flags(0) },
+            // All contexts of a snapshot are autograd nodes.
+            flags: if self.context.is_none() { flags } else { flags.with(Flags::IN_BACKWARD) },
             pool: self.pool,
             slack: if has_slack { self.slack } else { 0 },
             ..Event::EMPTY

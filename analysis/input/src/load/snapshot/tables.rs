@@ -45,7 +45,7 @@ texts! {
 /// The memory of an entry in bytes, without its text: in its table, which has up to twice its length, in the hash map
 /// that finds it, which is up to four fifths empty while it grows, and in the definitions.
 const TEXT_BYTES: usize = 112;
-const FRAME_BYTES: usize = 24 + 64 + size_of::<Frame>() + 48;
+const FRAME_BYTES: usize = 24 + 2 * size_of::<FrameRole>() + 64 + size_of::<Frame>() + 48;
 const STACK_NODE_BYTES: usize = 16 + 32;
 const STACK_BYTES: usize = 48;
 const CONTEXT_BYTES: usize = 16 + 32 + size_of::<Context>() + 16;
@@ -60,8 +60,26 @@ pub(super) const NODE_FILE: &str = "[autograd] runs the backward of the call bel
 pub(super) const NODE_ALONE_FILE: &str = "[autograd] runs";
 /// The file name of the frame before the stack that called backward.
 pub(super) const CALLER_FILE: &str = "[autograd] was called from";
+/// The namespace of PyTorch's autograd nodes, and that of its operators' nodes, which PyTorch's names omit.
+const AUTOGRAD: &str = "torch::autograd::";
+const OPERATOR_NODES: &str = "torch::autograd::generated::";
+/// The start of the names of PyTorch's recorder. Its frames are on top of every stack that it records with C++ frames.
+const RECORDER: [&str; 2] = ["torch::unwind::", "torch::CapturedTraceback::"];
+/// The part of the names of the functions by which the allocators call the recorder.
+const RECORDER_CALLBACK: &str = "::gather_with_cpp";
 /// The name of a node of which only the forward call is known.
 const UNKNOWN_NODE: &str = "unknown node";
+
+/// What a C++ frame shows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum FrameRole {
+    /// Nothing in particular.
+    Plain,
+    /// PyTorch's recorder runs.
+    Recorder,
+    /// The autograd engine runs the node with this name.
+    Node(TextId),
+}
 
 /// The tables of one snapshot.
 pub(super) struct Tables {
@@ -71,6 +89,8 @@ pub(super) struct Tables {
     seed: u64,
     frame_ids: HashMap<(TextId, TextId, u32), u32>,
     frames: Vec<(TextId, TextId, u32)>,
+    /// By frame.
+    roles: Vec<FrameRole>,
     nodes: Vec<StackNode>,
     children: HashMap<(u32, u32), u32, SeededBuildHasher>,
     stacks: HashMap<u64, u32, AddressBuildHasher>,
@@ -136,6 +156,7 @@ impl Tables {
             seed,
             frame_ids: HashMap::new(),
             frames: vec![(text::EMPTY, text::EMPTY, 0)],
+            roles: vec![FrameRole::Plain],
             nodes: vec![StackNode::default()],
             children: HashMap::with_hasher(SeededBuildHasher(seed)),
             stacks: HashMap::default(),
@@ -196,18 +217,38 @@ impl Tables {
         let id = *self.frame_ids.entry((name, filename, line)).or_insert(next);
         if id == next {
             self.frames.push((name, filename, line));
+            let role = self.role(name, filename);
+            self.roles.push(role);
             // The definition of the frame has its texts: the file can name one long text in every frame.
             self.bytes += FRAME_BYTES + 2 * self.str(name).len() + self.str(filename).len();
         }
         id
     }
 
-    /// The stack of these frames, innermost first, and the autograd node that frames of our own snapshots carry.
+    fn role(&mut self, name: TextId, filename: TextId) -> FrameRole {
+        let (function, filename) = (self.str(name), self.str(filename));
+        if !function.contains("::") || !is_native(function, filename) {
+            return FrameRole::Plain;
+        }
+        if RECORDER.iter().any(|start| function.starts_with(start)) || function.contains(RECORDER_CALLBACK) {
+            return FrameRole::Recorder;
+        }
+        let Some(node) = node_of(function).map(str::to_owned) else { return FrameRole::Plain };
+        FrameRole::Node(self.text(node.as_bytes()))
+    }
+
+    /// The stack of these frames, innermost first, and the autograd node that runs. Frames of our own snapshots carry
+    /// the node, and so do PyTorch's C++ frames. The frames of PyTorch's recorder are omitted.
     pub(super) fn stack(&mut self, frames: &[u32]) -> (StackId, ContextId) {
         let file = |at: usize| frames.get(at).map(|f| self.frames[*f as usize].1);
         let [node_file, node_alone_file, caller_file] = self.synthetic_files;
         if file(0) != Some(node_file) && file(0) != Some(node_alone_file) {
-            return (self.plain_stack(frames), ContextId::NONE);
+            let role = |frame: &u32| self.roles[*frame as usize];
+            let recorder = frames.iter().take_while(|frame| role(frame) == FrameRole::Recorder).count();
+            let node =
+                frames.iter().find_map(|frame| if let FrameRole::Node(node) = role(frame) { Some(node) } else { None });
+            let context = node.map_or(ContextId::NONE, |node| self.context(node, StackId::NONE));
+            return (self.plain_stack(&frames[recorder..]), context);
         }
         let called = (1..frames.len()).find(|at| file(*at) == Some(caller_file));
         let node = self.frames[frames[0] as usize].0;
@@ -391,6 +432,17 @@ fn is_native(name: &str, filename: &str) -> bool {
         || name == "??"
 }
 
+/// The node that a function of an autograd node belongs to, as `Node::name()` spells it: `AddmmBackward0` for
+/// `torch::autograd::generated::AddmmBackward0::apply(...)`. `None` for every other function.
+fn node_of(function: &str) -> Option<&str> {
+    let class = match function.find("::apply(") {
+        Some(end) => &function[..end],
+        None => function.strip_suffix("::apply")?,
+    };
+    let class = class.strip_prefix(OPERATOR_NODES).or(Some(class).filter(|class| class.starts_with(AUTOGRAD)))?;
+    (!class.is_empty()).then_some(class)
+}
+
 /// Parses a line of a traceback as Python formats it: file, line number and function name.
 fn traceback_line(text: &str) -> Option<(&str, u32, &str)> {
     let rest = text.trim_start().strip_prefix("File \"")?;
@@ -421,6 +473,52 @@ mod tests {
         assert_eq!(tables.nodes.len(), 5);
         assert_eq!(tables.nodes[a.index()].parent, b);
         assert_eq!(tables.stack(&frames).0, a);
+    }
+
+    #[test]
+    fn functions_of_nodes_have_the_name_of_the_node() {
+        let apply = |class: &str| format!("{class}::apply(std::vector<at::Tensor, std::allocator<at::Tensor> >&&)");
+        let cases = [
+            (apply("torch::autograd::generated::AddmmBackward0"), Some("AddmmBackward0")),
+            ("torch::autograd::generated::MulBackward0::apply".into(), Some("MulBackward0")),
+            (apply("torch::autograd::AccumulateGrad"), Some("torch::autograd::AccumulateGrad")),
+            (
+                apply("torch::autograd::CppNode<my::(anonymous namespace)::F>"),
+                Some("torch::autograd::CppNode<my::(anonymous namespace)::F>"),
+            ),
+            (apply("mine::Layer"), None),
+            ("torch::autograd::generated::MeanBackward0_apply_functional(std::vector<at::Tensor>&&)".into(), None),
+            ("torch::autograd::generated::PowBackward0::release_variables()".into(), None),
+            ("torch::autograd::Engine::evaluate_function(torch::autograd::Node*)".into(), None),
+        ];
+        for (function, node) in cases {
+            assert_eq!(node_of(&function), node, "{function}");
+        }
+    }
+
+    #[test]
+    fn frames_of_the_recorder_are_omitted_and_the_innermost_node_runs() {
+        let mut tables = Tables::new();
+        let mut frame = |name: &str, file: &str| {
+            let (name, file) = (tables.text(name.as_bytes()), tables.text(file.as_bytes()));
+            tables.frame(name, file, 0)
+        };
+        let recorder = [
+            frame("torch::unwind::unwind()", "??"),
+            frame("torch::CapturedTraceback::gather(bool, bool, bool)", "??"),
+            frame("torch::cuda::(anonymous namespace)::gather_with_cpp()", "memory_snapshot.cpp"),
+        ];
+        let inner = frame("torch::autograd::generated::MulBackward0::apply(std::vector<at::Tensor>&&)", "??");
+        let outer = frame("torch::autograd::PyNode::apply(std::vector<at::Tensor>&&)", "??");
+        let python = frame("train", "train.py");
+        let all: Vec<u32> = recorder.into_iter().chain([inner, outer, python]).collect();
+        let (stack, context) = tables.stack(&all);
+        assert_eq!(tables.stack(&[inner, outer, python]), (stack, context));
+        assert_eq!(tables.str(tables.contexts[context.index()].0), "MulBackward0");
+        assert_eq!(tables.stack(&[recorder[0], python]), tables.stack(&[python]));
+        assert_eq!(tables.stack(&recorder), (StackId::NONE, ContextId::NONE));
+        let (stack, _) = tables.stack(&[python, recorder[0], inner]);
+        assert!(tables.has_frames(stack.0, &[python, recorder[0], inner]), "only frames on top are the recorder's");
     }
 
     #[test]

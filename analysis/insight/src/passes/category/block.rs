@@ -139,6 +139,10 @@ pub struct BlockAllocation {
     pub size: u64,
     /// The requested size in bytes.
     pub requested: u64,
+    /// The stream that the block belongs to.
+    pub stream: u64,
+    /// The private pool of the block; 0 for the default pool.
+    pub pool: u16,
     /// The stack that allocated the block.
     pub stack: StackId,
     /// The autograd node that was running; `NONE` without one.
@@ -157,9 +161,8 @@ pub struct BlockAllocation {
     pub(super) flags: Flags,
     /// Whether an evaluation with gradients allocates the block.
     pub(super) in_recorded_eval: bool,
-    /// The thread that allocated the block, and its stream.
+    /// The thread that allocated the block.
     pub(super) thread: ThreadId,
-    pub(super) stream: u64,
     /// The number of the run of consecutive events from one place that the allocation belongs to.
     pub(super) call: u32,
     /// The number of calls of the model so far, including the one that allocates this block.
@@ -193,6 +196,8 @@ impl BlockAllocation {
             addr: seq << 9,
             size,
             requested: size,
+            stream: 0,
+            pool: 0,
             stack,
             context: ContextId::NONE,
             event_context: ContextId::NONE,
@@ -203,7 +208,6 @@ impl BlockAllocation {
             flags: Flags::default(),
             in_recorded_eval: false,
             thread: ThreadId::NONE,
-            stream: 0,
             call: 0,
             model_calls: 0,
         }

@@ -121,6 +121,8 @@ impl Categorizer {
             addr: e.addr,
             size: block.size,
             requested: block.requested,
+            stream: e.stream,
+            pool: e.pool,
             stack: e.stack,
             context: tracker.stacks().contexts().node(e.context),
             event_context: e.context,
@@ -131,7 +133,6 @@ impl Categorizer {
             flags: e.flags,
             in_recorded_eval: classification.rule == PhaseRuleId::EvalWithoutBackward,
             thread: e.thread,
-            stream: e.stream,
             call: self.call,
             model_calls: self.learned.model_calls,
         }

@@ -31,6 +31,9 @@ const LEFT_PER_FREED: u64 = 3;
 /// At least this many blocks must also be left per call of the model, regardless of what backward passes free.
 const LEFT_PER_CALL: usize = 2;
 
+/// At the end, the retained graphs of this many steps had been collected.
+const MIN_STEPS_LEFT: usize = 2;
+
 /// What is wrong with a graph.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum GraphIssue {
@@ -299,11 +302,13 @@ impl UnconsumedGraphs {
             }
         }
         let is_unused = issue == GraphIssue::Unused;
-        let issue = if calls >= MIN_CALLS + usize::from(at_end) { GraphIssue::Kept } else { issue };
+        let steps = distinct(&mut freed.iter().map(|f| f.step.map_or(0, |s| u64::from(s) + 1)));
+        // At most one step is in progress. So of two steps whose backward passes ran, one had no more use for its graph.
+        let is_left = at_end && issue == GraphIssue::Retained && steps >= MIN_STEPS_LEFT;
+        let issue = if calls >= MIN_CALLS + usize::from(at_end) || is_left { GraphIssue::Kept } else { issue };
         if at_end && issue != GraphIssue::Kept {
             return;
         }
-        let steps = distinct(&mut freed.iter().map(|f| f.step.map_or(0, |s| u64::from(s) + 1)));
         let (Some(last), Some(first)) = (freed.iter().max_by_key(|f| f.seq), freed.iter().min_by_key(|f| f.seq)) else {
             return;
         };

@@ -1,14 +1,20 @@
-//! What grows from step to step, by allocation site.
+//! What grows from turn to turn of the program's loop, by allocation site.
 //!
-//! At the start of each step the allocated bytes of every source are sampled. At most 64 samples are kept: then every
-//! other sample is dropped, and only every other step is sampled. A source grows if its number of blocks increases in
-//! several samples, up to the end. A source whose bytes level out does not: a warm-up, a bounded buffer, a full cache.
+//! At the start of each step (or request) the allocated bytes of every source are sampled. At most 64 samples are kept:
+//! then every other sample is dropped, and only every other turn is sampled. A source grows if its bytes increase in
+//! several samples, up to the end. Either its blocks become more (a list), or each block replaces a smaller one
+//! (`torch.cat`). A source whose bytes level out does not grow: a warm-up, a bounded buffer, a full cache. Neither does
+//! a source that takes part in the growth of the whole batch.
+//!
+//! Calls of the model without gradients are sampled within a step too, for an out-of-memory error there: an evaluation
+//! can keep its results until it ends.
 
 use std::collections::HashMap;
 
 use memtrace_trace::ids::{ContextId, StackId};
 
 use super::mark::Mark;
+use super::turns::{LoopTurn, Requests};
 use crate::passes::category::BlockAllocation;
 use crate::passes::phase::Phase;
 
@@ -16,29 +22,135 @@ use crate::passes::phase::Phase;
 const MAX_SAMPLES: usize = 64;
 /// The number of samples in which a source must have grown.
 const MIN_INCREASES: usize = 4;
-/// The number of blocks by which a source must have grown.
+/// The number of blocks by which a list must have grown.
 const MIN_BLOCKS: u64 = 4;
 /// The growth must reach into the last one in this many parts of the samples since it began.
 const LAST_PART: usize = 5;
+/// Growth tapers off if less than one in this many parts of it lies in the second half of its samples.
+const TAPERED: u64 = 4;
+/// The batch grows if at least this share of the places that compute or load data allocate more than at first.
+const BATCH_GROWS: (usize, usize) = (3, 4);
+/// The unit of volumes in bytes.
+const VOLUME_UNIT: u64 = 64;
 
 /// The number of a source: a stack, or an autograd node if the highest bit is set.
 type SourceKey = u32;
 const NODE: SourceKey = 1 << 31;
 
+/// What a source allocated in one turn, in units of [`VOLUME_UNIT`].
 #[derive(Clone, Copy, Debug, Default)]
-struct Allocated {
+struct Volumes {
+    /// The turn of the latest allocation.
+    turn: u32,
+    in_turn: u32,
+    /// In its first turn.
+    first: u32,
+}
+
+impl Volumes {
+    #[inline]
+    fn add(&mut self, turn: u32, bytes: u64) {
+        if turn != self.turn {
+            if self.first == 0 {
+                self.first = self.in_turn;
+            }
+            (self.turn, self.in_turn) = (turn, 0);
+        }
+        let units = u32::try_from(bytes / VOLUME_UNIT).unwrap_or(u32::MAX);
+        self.in_turn = self.in_turn.saturating_add(units);
+    }
+
+    /// Whether the source allocates more in the last whole turn than in its first, if it took part in both. `now`: the
+    /// turn that begins.
+    fn grow(&self, now: u32) -> Option<bool> {
+        (self.first > 0 && self.in_turn > 0 && self.turn + 1 == now).then_some(self.in_turn > self.first)
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Source {
     bytes: u64,
+    /// Bytes without the allocator's rounding, by which the sizes of replaced blocks are compared.
+    requested: u64,
     last_seq: u64,
+    /// Bytes that the end of the process, or an error, freed since the last sample.
+    freed_at_end: u64,
     blocks: u32,
     context: ContextId,
+    volumes: Volumes,
     bits: u8,
+    /// Allocated by data loading or by a forward pass.
+    is_forward: bool,
 }
 
 #[derive(Clone, Debug)]
 struct Sample {
-    step: u32,
+    turn: u32,
     seq: u64,
-    live: Vec<(SourceKey, u64, u32)>,
+    ticks: u64,
+    /// The most bytes that were allocated on the device since the sample before.
+    peak: u64,
+    /// Nearly everything that computes or loads data allocated more than at first.
+    batch_grows: bool,
+    live: Vec<(SourceKey, Held)>,
+}
+
+/// What a source holds.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    bytes: u64,
+    requested: u64,
+    blocks: u32,
+}
+
+#[derive(Clone, Debug)]
+struct Series {
+    samples: Vec<Sample>,
+    every: u32,
+    seen: u32,
+}
+
+impl Default for Series {
+    fn default() -> Series {
+        Series { samples: Vec::new(), every: 1, seen: 0 }
+    }
+}
+
+impl Series {
+    /// Whether a turn that begins now is to be sampled.
+    fn takes_next(&mut self) -> bool {
+        self.seen += 1;
+        self.seen.is_multiple_of(self.every)
+    }
+
+    fn push(&mut self, sample: Sample) {
+        self.samples.push(sample);
+        if self.samples.len() >= MAX_SAMPLES {
+            self.every *= 2;
+            // The last sample stays. Each that stays takes over the peak of the one before.
+            let mut dropped_peak = 0;
+            let mut keep = true;
+            self.samples.retain_mut(|sample| {
+                keep = !keep;
+                sample.peak = sample.peak.max(dropped_peak);
+                dropped_peak = if keep { 0 } else { sample.peak };
+                keep
+            });
+        }
+    }
+
+    fn clear(&mut self) {
+        *self = Series::default();
+    }
+}
+
+/// How a source grows.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum GrowthKind {
+    /// Its blocks become more.
+    Blocks,
+    /// Its blocks become larger.
+    Sizes,
 }
 
 /// One source that grows.
@@ -50,167 +162,338 @@ pub struct GrowingSource {
     pub context: ContextId,
     /// The [`Mark`] bits of the latest block.
     pub bits: u8,
+    /// How it grows.
+    pub kind: GrowthKind,
     /// The growth in bytes.
     pub bytes: u64,
-    /// The growth in blocks.
+    /// The growth in blocks; the number of blocks if only their sizes grow.
     pub blocks: u64,
-    /// The first step after which there was more.
-    pub first_step: u32,
-    /// The number of steps from there to the last sampled increase.
-    pub steps: u32,
+    /// The mean growth per turn in bytes, in the second half of the growth.
+    pub slope: u64,
+    /// The first turn after which there was more.
+    pub first_turn: u32,
+    /// The number of turns from there to the last sampled increase.
+    pub turns: u32,
     /// The number of samples with an increase, out of [`Self::samples`].
     pub increases: u32,
     /// The number of samples since the growth began.
     pub samples: u32,
     /// `seq` of the latest allocation.
     pub last_seq: u64,
+    /// The growth reaches the end of the recording. Else a loop grew, and freed everything at its end.
+    pub reaches_end: bool,
 }
 
-impl GrowingSource {
-    /// The mean growth per step, in bytes.
-    pub fn slope(&self) -> u64 {
-        self.bytes / u64::from(self.steps.max(1))
-    }
+/// The rate at which the peak of a turn grows, and the time of a turn.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct GrowthRate {
+    /// The most allocated bytes in the last sampled turns.
+    pub peak: u64,
+    /// The growth of the peak per turn in bytes; 0 if it does not grow steadily.
+    pub peak_slope: u64,
+    /// The mean duration of a turn, in clock ticks.
+    pub ticks: u64,
 }
 
 /// The allocated bytes of each source and their samples, for one device.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct GrowthSampler {
-    stacks: Vec<Allocated>,
-    nodes: Vec<Allocated>,
-    samples: Vec<Sample>,
+    stacks: Vec<Source>,
+    nodes: Vec<Source>,
+    /// The samples at the starts of turns.
+    turns: Series,
+    /// The samples at calls of the model without gradients, within the current step.
+    calls: Series,
+    /// The sources that grew within the step of an out-of-memory error.
+    at_oom: Vec<GrowingSource>,
+    peak: u64,
     step: Option<u32>,
-    every: u32,
-    seen: u32,
-}
-
-impl Default for GrowthSampler {
-    fn default() -> GrowthSampler {
-        GrowthSampler { stacks: Vec::new(), nodes: Vec::new(), samples: Vec::new(), step: None, every: 1, seen: 0 }
-    }
+    call: u32,
+    /// The number of the current turn.
+    turn: u32,
+    requests: Option<Requests>,
+    /// A step of a program that only calls a model began, and the model has not allocated since.
+    awaits_model: bool,
 }
 
 impl GrowthSampler {
+    /// `is_inference`: the program calls a model and never trains.
+    pub(super) fn new(is_inference: bool) -> GrowthSampler {
+        GrowthSampler { requests: is_inference.then(Requests::default), ..GrowthSampler::default() }
+    }
+
+    /// What a turn is.
+    pub fn turn(&self) -> LoopTurn {
+        self.requests.as_ref().map_or(LoopTurn::Step, Requests::turn)
+    }
+
     #[inline]
-    fn source(&mut self, block: &BlockAllocation) -> &mut Allocated {
+    fn source(&mut self, block: &BlockAllocation) -> &mut Source {
         let by_node = block.phase == Phase::Backward && !block.context.is_none() || block.stack.is_none();
         let (table, index) =
             if by_node { (&mut self.nodes, block.context.index()) } else { (&mut self.stacks, block.stack.index()) };
         if index >= table.len() {
-            table.resize(index + 1, Allocated::default());
+            table.resize(index + 1, Source::default());
         }
         &mut table[index]
     }
 
+    /// Takes an allocation. `allocated`: the device's allocated bytes after it.
     #[inline]
-    pub(super) fn allocated(&mut self, block: &BlockAllocation, mark: Mark) {
-        if block.position.step != self.step {
-            self.sample(block);
+    pub(super) fn allocated(&mut self, block: &BlockAllocation, mark: Mark, allocated: u64) {
+        if block.position.step != self.step || self.awaits_model || mark.call != self.call {
+            self.advance(block, mark);
         }
+        self.peak = self.peak.max(allocated);
+        let turn = self.turn;
         let source = self.source(block);
         source.bytes += block.size;
+        source.requested += block.requested;
         source.blocks += 1;
         source.last_seq = block.seq;
         source.context = block.context;
         source.bits = mark.bits;
+        source.is_forward = matches!(block.phase, Phase::Data | Phase::Forward | Phase::Eval);
+        source.volumes.add(turn, block.requested);
     }
 
+    /// Takes a free. `at_end`: no Python frame frees the block, or an error that unwinds the program.
     #[inline]
-    pub(super) fn freed(&mut self, block: &BlockAllocation) {
+    pub(super) fn freed(&mut self, block: &BlockAllocation, at_end: bool) {
         let source = self.source(block);
         source.bytes = source.bytes.saturating_sub(block.size);
+        source.requested = source.requested.saturating_sub(block.requested);
         source.blocks = source.blocks.saturating_sub(1);
+        source.freed_at_end += if at_end { block.size } else { 0 };
     }
 
-    fn sample(&mut self, block: &BlockAllocation) {
+    /// Takes the start of a step, of a call, or of both.
+    fn advance(&mut self, block: &BlockAllocation, mark: Mark) {
+        let is_call = mark.call != self.call;
+        self.call = mark.call;
+        let is_step = block.position.step != self.step;
         self.step = block.position.step;
-        let Some(step) = block.position.step else { return };
-        self.seen += 1;
-        if !self.seen.is_multiple_of(self.every) {
-            return;
+        let Some(step) = self.step else { return };
+        match &mut self.requests {
+            Some(requests) => {
+                self.awaits_model |= is_step;
+                if self.awaits_model && !mark.site.is_none() {
+                    self.awaits_model = false;
+                    if let Some(request) = requests.begins(block.requested) {
+                        self.turn = request;
+                        self.sample_turn(block);
+                    }
+                }
+            }
+            None => {
+                if is_step {
+                    self.turn = step;
+                    self.calls.clear();
+                    self.sample_turn(block);
+                }
+                let computes = is_call && matches!(block.phase, Phase::Eval | Phase::Forward);
+                if computes && !mark.is(Mark::GRAPH) && self.calls.takes_next() {
+                    let sample = Sample { turn: self.calls.seen, ..self.sample(block) };
+                    self.calls.push(sample);
+                }
+            }
         }
-        let of = |table: &[Allocated], base: SourceKey| -> Vec<(SourceKey, u64, u32)> {
-            let live = table.iter().enumerate().filter(|(_, live)| live.blocks > 0);
-            live.map(|(i, live)| (base | i as SourceKey, live.bytes, live.blocks)).collect()
+    }
+
+    fn sample_turn(&mut self, block: &BlockAllocation) {
+        if self.turns.takes_next() {
+            let batch_grows = self.batch_grows();
+            let sample = Sample { peak: std::mem::take(&mut self.peak), batch_grows, ..self.sample(block) };
+            self.turns.push(sample);
+            self.stacks.iter_mut().chain(&mut self.nodes).for_each(|source| source.freed_at_end = 0);
+        }
+    }
+
+    fn sample(&self, block: &BlockAllocation) -> Sample {
+        let held = |&Source { bytes, requested, blocks, .. }: &Source| Held { bytes, requested, blocks };
+        let of = |table: &[Source], base: SourceKey| -> Vec<(SourceKey, Held)> {
+            let live = table.iter().enumerate().filter(|(_, source)| source.blocks > 0);
+            live.map(|(i, source)| (base | i as SourceKey, held(source))).collect()
         };
         let mut live = of(&self.stacks, 0);
         live.extend(of(&self.nodes, NODE));
-        self.samples.push(Sample { step, seq: block.seq, live });
-        if self.samples.len() >= MAX_SAMPLES {
-            self.every *= 2;
-            let mut keep = false;
-            self.samples.retain(|_| {
-                keep = !keep;
-                keep
-            });
-        }
+        Sample { turn: self.turn, seq: block.seq, ticks: block.ticks, peak: 0, batch_grows: false, live }
     }
 
-    /// The sources that grow, by bytes in descending order.
+    /// Takes an out-of-memory error, at which `stack` requested so many bytes.
+    pub(super) fn out_of_memory(&mut self, stack: StackId, requested: u64) {
+        let mut samples = self.calls.samples.clone();
+        self.at_oom.clear();
+        let Some(mut last) = samples.last().cloned() else { return };
+        // The request that failed is a sample of its own: what its source would hold.
+        last.turn += 1;
+        let source = self.stacks.get(stack.index()).copied().unwrap_or_default();
+        last.live.retain(|(key, ..)| *key != stack.0);
+        let is_list = source.blocks > 1;
+        let with = |held: u64| if is_list { held.saturating_add(requested) } else { requested };
+        let blocks = if is_list { source.blocks + 1 } else { 1 };
+        last.live.push((stack.0, Held { bytes: with(source.bytes), requested: with(source.requested), blocks }));
+        samples.push(last);
+        self.at_oom = self.grown_in(&samples, true);
+    }
+
+    /// The sources that grow from turn to turn, by bytes in descending order.
     pub fn grown(&self) -> Vec<GrowingSource> {
-        let mut series: HashMap<SourceKey, Vec<(usize, u64, u32)>> = HashMap::new();
-        for (at, sample) in self.samples.iter().enumerate() {
-            for &(key, bytes, blocks) in &sample.live {
-                series.entry(key).or_default().push((at, bytes, blocks));
+        self.grown_in(&self.turns.samples, false)
+    }
+
+    /// The sources that grew from one call of the model to the next within a step, at the last out-of-memory error.
+    pub fn grown_at_oom(&self) -> &[GrowingSource] {
+        &self.at_oom
+    }
+
+    fn grown_in(&self, samples: &[Sample], is_oom: bool) -> Vec<GrowingSource> {
+        let mut series: HashMap<SourceKey, Vec<(usize, Held)>> = HashMap::new();
+        for (at, sample) in samples.iter().enumerate() {
+            for &(key, held) in &sample.live {
+                series.entry(key).or_default().push((at, held));
             }
         }
         let mut grown: Vec<GrowingSource> =
-            series.iter().filter_map(|(key, series)| self.growth_of(*key, series)).collect();
+            series.iter().filter_map(|(key, series)| self.growth_of(samples, *key, series, is_oom)).collect();
+        if grown.iter().any(|g| g.kind == GrowthKind::Sizes) {
+            let is_root = |g: &GrowingSource| g.kind == GrowthKind::Blocks || g.bits & Mark::NODE_RAN == 0;
+            // What is computed from a tensor that grows, grows too. Autograd runs a node for it, unlike for a tensor that
+            // is only kept.
+            let has_root = grown.iter().any(|g| g.kind == GrowthKind::Sizes && is_root(g));
+            grown.retain(|g| !has_root || is_root(g));
+        }
         grown.sort_by_key(|g| (std::cmp::Reverse(g.bytes), g.stack, g.context));
         grown
     }
 
-    fn growth_of(&self, key: SourceKey, series: &[(usize, u64, u32)]) -> Option<GrowingSource> {
+    /// Whether nearly everything that computes or loads data allocated more in the last turn than at first: longer
+    /// sequences, larger pictures.
+    fn batch_grows(&self) -> bool {
+        let forward = self.stacks.iter().filter(|source| source.is_forward);
+        let (mut growing, mut all) = (0, 0);
+        for grows in forward.filter_map(|source| source.volumes.grow(self.turn)) {
+            growing += usize::from(grows);
+            all += 1;
+        }
+        growing > 0 && growing * BATCH_GROWS.1 >= all * BATCH_GROWS.0
+    }
+
+    fn growth_of(
+        &self,
+        samples: &[Sample],
+        key: SourceKey,
+        series: &[(usize, Held)],
+        is_oom: bool,
+    ) -> Option<GrowingSource> {
         if series.len() < MIN_INCREASES {
             return None;
         }
-        let count = self.samples.len();
-        let (mut bytes, mut blocks) = (vec![0u64; count], vec![0u64; count]);
-        for &(at, b, n) in series {
-            (bytes[at], blocks[at]) = (b, u64::from(n));
+        let count = samples.len();
+        let (mut bytes, mut requested, mut blocks) = (vec![0u64; count], vec![0u64; count], vec![0u64; count]);
+        for &(at, held) in series {
+            (bytes[at], requested[at], blocks[at]) = (held.bytes, held.requested, held.blocks.into());
         }
-        // The end of the growth: the highest sample; of equal ones, the last.
-        let (top, &highest) = bytes.iter().enumerate().max_by_key(|(at, b)| (**b, *at))?;
+        let growth = |kind, bytes: &[u64]| self.growth(samples, key, (bytes, &blocks), kind, is_oom);
+        growth(GrowthKind::Blocks, &bytes).or_else(|| growth(GrowthKind::Sizes, &requested))
+    }
+
+    fn growth(
+        &self,
+        samples: &[Sample],
+        key: SourceKey,
+        (bytes, blocks): (&[u64], &[u64]),
+        kind: GrowthKind,
+        is_oom: bool,
+    ) -> Option<GrowingSource> {
+        let count = samples.len();
+        // The end of the growth: the highest sample; of equal ones, the last. Before an error it is the last sample, because
+        // an earlier evaluation can have kept more.
+        let top = match is_oom {
+            true => count.checked_sub(1)?,
+            false => bytes.iter().enumerate().max_by_key(|(at, b)| (**b, *at))?.0,
+        };
+        let highest = bytes[top];
         // The start of the growth: the lowest sample before its end; of equal ones, the last.
         let lowest = bytes[..=top].iter().copied().min()?;
         let from = bytes[..=top].iter().rposition(|b| *b == lowest)?;
-        let rises: Vec<usize> =
-            (from + 1..=top).filter(|&at| bytes[at] > bytes[at - 1] && blocks[at] > blocks[at - 1]).collect();
-        let (first, last) = (*rises.first()?, *rises.last()?);
+        let is_list = kind == GrowthKind::Blocks;
+        let rises = |at: &usize| bytes[*at] > bytes[*at - 1] && (!is_list || blocks[*at] > blocks[*at - 1]);
+        let rises: Vec<usize> = (from + 1..=top).filter(rises).collect();
         let more = blocks[top].saturating_sub(blocks[from]);
-        if rises.len() < MIN_INCREASES || more < MIN_BLOCKS {
+        if rises.len() < MIN_INCREASES || is_list != (more >= MIN_BLOCKS) {
+            return None;
+        }
+        let (first, last) = (*rises.first()?, *rises.last()?);
+        let intervals = last + 1 - first;
+        // What is replaced by something larger must be larger each time. A batch is so only now and then.
+        let batch_grows = || samples[first..=last].iter().filter(|sample| sample.batch_grows).count() * 2 > intervals;
+        if !is_list && (rises.len() * 4 < intervals * 3 || batch_grows()) {
             return None;
         }
         // A source that frees blocks now and then does not leak. Neither does one that grew and shrank before.
-        let freed_between: u64 = (1..=top).map(|at| bytes[at - 1].saturating_sub(bytes[at])).sum();
+        // What an earlier evaluation kept does not matter for the one that fails.
+        let since = if is_oom { from + 1 } else { 1 };
+        let freed_between: u64 = (since..=top).map(|at| bytes[at - 1].saturating_sub(bytes[at])).sum();
         if freed_between * 4 > highest - lowest {
             return None;
         }
-        let live =
+        let middle = first - 1 + intervals.div_ceil(2);
+        let second_half = bytes[last].saturating_sub(bytes[middle.min(last - 1)]);
+        if second_half.saturating_mul(TAPERED) < bytes[last].saturating_sub(bytes[first - 1]) {
+            return None;
+        }
+        let source =
             if key & NODE == 0 { self.stacks.get(key as usize) } else { self.nodes.get((key & !NODE) as usize) }?;
         // The growth must reach the end of the recording, or the end of its loop. At the end of its loop all of it was
         // freed, and nothing was allocated since.
         let ended = bytes[top..].iter().position(|b| *b <= lowest).map(|at| top + at);
         let until = match ended {
-            Some(at) if live.last_seq < self.samples[at].seq => at,
+            Some(at) if is_list && self.requests.is_none() && source.last_seq < samples[at].seq => at,
             Some(_) => return None,
             None => count,
         };
         if last + 1 + ((until - first) / LAST_PART).max(1) < until {
             return None;
         }
-        let (begin, end) = (self.samples[first - 1].step, self.samples[last].step);
+        // Calls with inputs of one size can be the tokens of one generation, which frees its cache when it ends.
+        let kept = source.bytes + source.freed_at_end;
+        if !is_oom && self.turn() == LoopTurn::ModelCall && kept * 2 < highest {
+            return None;
+        }
+        let (begin, end) = (samples[first - 1].turn, samples[last].turn);
+        let since_middle = end - samples[middle.min(last - 1)].turn;
         Some(GrowingSource {
             stack: if key & NODE == 0 { StackId(key) } else { StackId::NONE },
-            context: if key & NODE == 0 { live.context } else { ContextId(key & !NODE) },
-            bits: live.bits,
+            context: if key & NODE == 0 { source.context } else { ContextId(key & !NODE) },
+            bits: source.bits,
+            kind,
             bytes: highest - lowest,
-            blocks: more,
-            first_step: begin,
-            steps: end - begin,
+            blocks: if is_list { more } else { blocks[top] },
+            slope: second_half / u64::from(since_middle.max(1)),
+            first_turn: begin,
+            turns: end - begin,
             increases: rises.len() as u32,
-            samples: (last + 1 - first) as u32,
-            last_seq: live.last_seq,
+            samples: intervals as u32,
+            last_seq: source.last_seq,
+            reaches_end: until == count,
+        })
+    }
+
+    /// How fast the peaks of turns grow. `None` with too few turns.
+    pub fn rate(&self) -> Option<GrowthRate> {
+        // The turn that a sample begins is not over, so each sample has the peak of the turns before it.
+        let samples = &self.turns.samples;
+        let (middle, last) = (samples.get(samples.len() / 2)?, samples.last()?);
+        let turns = last.turn.checked_sub(middle.turn).filter(|turns| *turns > 0)?;
+        let second_half = &samples[samples.len() / 2..];
+        let rises = second_half.windows(2).filter(|pair| pair[1].peak > pair[0].peak).count();
+        let is_steady = rises * 4 >= (second_half.len() - 1) * 3;
+        let growth = last.peak.saturating_sub(middle.peak);
+        Some(GrowthRate {
+            peak: second_half.iter().skip(1).map(|sample| sample.peak).max().unwrap_or(0).max(self.peak),
+            peak_slope: if is_steady { growth / u64::from(turns) } else { 0 },
+            ticks: last.ticks.saturating_sub(middle.ticks) / u64::from(turns),
         })
     }
 }
@@ -236,15 +519,15 @@ mod tests {
         let (mut growing, mut live, mut seq) = (GrowthSampler::default(), Vec::new(), 0);
         for step in 0..steps {
             seq += 1;
-            growing.allocated(&block(step, seq, 1), Mark::default());
-            growing.freed(&block(step, seq, 1));
+            growing.allocated(&block(step, seq, 1), Mark::default(), 0);
+            growing.freed(&block(step, seq, 1), false);
             while live.len() < blocks(step) as usize {
                 seq += 1;
                 live.push(block(step, seq, 2));
-                growing.allocated(&live[live.len() - 1], Mark::default());
+                growing.allocated(&live[live.len() - 1], Mark::default(), 0);
             }
             while live.len() > blocks(step) as usize {
-                growing.freed(&live.remove(0));
+                growing.freed(&live.remove(0), false);
             }
         }
         growing.grown()
@@ -253,15 +536,21 @@ mod tests {
     #[test]
     fn a_source_that_is_never_freed_grows() {
         let [leak] = grown(40, |step| step * 3)[..] else { panic!("one source") };
-        assert_eq!((leak.stack, leak.slope(), leak.first_step), (StackId(2), 3 * 512, 1));
+        assert_eq!((leak.stack, leak.slope, leak.first_turn), (StackId(2), 3 * 512, 1));
+        assert_eq!((leak.kind, leak.increases, leak.samples), (GrowthKind::Blocks, 38, 38));
         // Of thousands of steps, only some are sampled.
         let [leak] = grown(5000, |step| step)[..] else { panic!("one source") };
-        assert!((508..=512).contains(&leak.slope()), "{leak:?}");
+        assert_eq!(leak.slope, 512);
         // Every tenth step, as in an evaluation.
         let [leak] = grown(63, |step| step / 10)[..] else { panic!("one source") };
         assert_eq!(leak.blocks, 6);
+        assert!(leak.reaches_end);
         // In the first of two loops, which freed everything at its end.
-        assert_eq!(grown(20, |step| if step < 14 { step } else { 0 }).len(), 1);
+        let [leak] = grown(20, |step| if step < 14 { step } else { 0 })[..] else { panic!("one source") };
+        assert!(!leak.reaches_end);
+        // Pieces that become more: the slope is that of the end.
+        let [leak] = grown(32, |step| step * step)[..] else { panic!("one source") };
+        assert!(leak.slope > 40 * 512, "{leak:?}");
     }
 
     #[test]
@@ -271,5 +560,172 @@ mod tests {
         assert_eq!(grown(40, |step| step % 12), [], "a cache that begins anew");
         assert_eq!(grown(40, |step| if step < 20 { step } else { 20 - step.min(20) + (step - 20) }), [], "grown twice");
         assert_eq!(grown(40, |step| step / 20), [], "once or twice is no leak");
+        assert_eq!(grown(40, |step| (40 * step).isqrt() / 2 + 40 * step.min(8)), [], "a cache that is nearly full");
+    }
+
+    /// A program that replaces one block by a larger one in each turn.
+    struct Replacing {
+        growing: GrowthSampler,
+        seq: u64,
+        kept: Option<BlockAllocation>,
+    }
+
+    impl Replacing {
+        fn new(is_inference: bool) -> Replacing {
+            Replacing { growing: GrowthSampler::new(is_inference), seq: 0, kept: None }
+        }
+
+        fn block(&mut self, step: u32, stack: u32, size: u64) -> BlockAllocation {
+            self.seq += 1;
+            let mut block = block(step, self.seq, stack);
+            (block.size, block.requested) = (size, size);
+            block
+        }
+
+        /// Allocates and frees a block of the model's call number `call`.
+        fn compute(&mut self, step: u32, stack: u32, size: u64, call: u32) {
+            let passing = self.block(step, stack, size);
+            let mark = Mark { call, site: StackId(9), ..Mark::default() };
+            self.growing.allocated(&passing, mark, 0);
+            self.growing.freed(&passing, false);
+        }
+
+        /// Replaces the block that is kept by one of this size.
+        fn replace(&mut self, step: u32, size: u64, bits: u8, call: u32) {
+            let new = self.block(step, 2, size);
+            self.growing.allocated(&new, Mark { bits, call, ..Mark::default() }, 0);
+            if let Some(old) = self.kept.replace(new) {
+                self.growing.freed(&old, false);
+            }
+        }
+    }
+
+    /// The growing sources of a training: each step computes with `batch(step)` bytes and then keeps `kept(step)`.
+    fn training(batch: impl Fn(u32) -> u64, kept: impl Fn(u32) -> u64) -> Vec<GrowingSource> {
+        let mut program = Replacing::new(false);
+        for step in 0..24 {
+            (3..7).for_each(|stack| program.compute(step, stack, batch(step), step + 1));
+            program.replace(step, kept(step), 0, step + 1);
+        }
+        program.growing.grown()
+    }
+
+    #[test]
+    fn a_block_that_is_replaced_by_larger_ones_grows() {
+        let [leak] = training(|_| 4096, |step| 1024 * u64::from(step + 1))[..] else { panic!("one source") };
+        assert_eq!((leak.kind, leak.stack, leak.slope, leak.blocks), (GrowthKind::Sizes, StackId(2), 1024, 1));
+        assert_eq!(training(|_| 4096, |step| 1024 * u64::from(step % 5 + 1)), [], "batches of several sizes");
+        assert_eq!(training(|_| 4096, |step| 1024 * u64::from(step / 6 + 1)), [], "larger only now and then");
+        let longer = |step: u32| 1024 * u64::from(step + 1);
+        assert_eq!(training(longer, longer), [], "sequences that become longer, and the last batch");
+    }
+
+    #[test]
+    fn of_what_grows_in_size_only_what_is_kept_counts() {
+        let mut program = Replacing::new(false);
+        let mut derived: Option<BlockAllocation> = None;
+        for step in 0..12 {
+            (3..7).for_each(|stack| program.compute(step, stack, 4096, step + 1));
+            program.replace(step, 1024 * u64::from(step + 1), 0, step + 1);
+            let new = program.block(step, 8, 8192 * u64::from(step + 1));
+            let mark = Mark { bits: Mark::GRAPH | Mark::NODE_RAN, call: step + 1, ..Mark::default() };
+            program.growing.allocated(&new, mark, 0);
+            derived.replace(new).iter().for_each(|old| program.growing.freed(old, false));
+        }
+        let [leak] = program.growing.grown()[..] else { panic!("one source") };
+        assert_eq!(leak.stack, StackId(2));
+    }
+
+    /// The growing sources of a server: each request calls the model with `inputs`, and each call keeps one more unit of
+    /// its input. `is_kept`: whether the next request keeps it too.
+    fn server(requests: u32, inputs: &[u64], is_kept: bool) -> (Vec<GrowingSource>, LoopTurn) {
+        let (mut program, mut step, mut size) = (Replacing::new(true), 0, 0);
+        for _ in 0..requests {
+            size = if is_kept { size } else { 0 };
+            for input in inputs {
+                program.compute(step, 3, 512 * input, step + 1);
+                program.compute(step, 4, 4096, step + 1);
+                size += 512 * input;
+                program.replace(step, size, 0, step + 1);
+                step += 1;
+            }
+        }
+        // The process ends and frees everything.
+        program.kept.iter().for_each(|old| program.growing.freed(old, true));
+        (program.growing.grown(), program.growing.turn())
+    }
+
+    #[test]
+    fn a_server_that_keeps_its_cache_grows_by_request() {
+        let (grown, turn) = server(12, &[64, 1, 1, 1], true);
+        let [leak] = grown[..] else { panic!("one source: {grown:?}") };
+        assert_eq!((leak.kind, leak.slope, turn), (GrowthKind::Sizes, 67 * 512, LoopTurn::Request));
+        assert_eq!(server(12, &[64, 1, 1, 1], false).0, [], "a cache of each request");
+        assert_eq!(server(1, &[64, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1], true).0, [], "one request");
+        let (grown, turn) = server(12, &[64], true);
+        assert_eq!((grown.len(), turn), (1, LoopTurn::ModelCall));
+    }
+
+    #[test]
+    fn a_generation_that_frees_its_cache_does_not_grow() {
+        let mut program = Replacing::new(true);
+        for step in 0..30 {
+            program.compute(step, 3, 512, step + 1);
+            program.replace(step, 1024 * u64::from(step + 1), 0, step + 1);
+        }
+        assert_eq!(program.growing.grown().len(), 1, "so far");
+        let cache = program.kept.take().expect("a block");
+        program.growing.freed(&cache, false);
+        assert_eq!(program.growing.grown(), []);
+    }
+
+    /// Evaluates in several steps. In each, every batch keeps a block more and enlarges another. One batch more fails when
+    /// the stack `failing` requests `requested` bytes.
+    fn evaluations(batches: &[u32], failing: u32, requested: u64) -> Vec<GrowingSource> {
+        let (mut program, mut call, mut list) = (Replacing::new(false), 0, Vec::new());
+        for (step, batches) in (0..).zip(batches) {
+            list.drain(..).for_each(|block| program.growing.freed(&block, false));
+            for batch in 0..*batches {
+                call += 1;
+                program.compute(step, 3, 4096, call);
+                program.replace(step, 1024 * u64::from(batch + 1), 0, call);
+                list.push(program.block(step, 7, 2048));
+                program.growing.allocated(&list[list.len() - 1], Mark { call, ..Mark::default() }, 0);
+            }
+        }
+        assert_eq!(program.growing.grown(), [], "from step to step");
+        program.compute(batches.len() as u32 - 1, 3, 4096, call + 1);
+        program.growing.out_of_memory(StackId(failing), requested);
+        program.growing.grown_at_oom().to_vec()
+    }
+
+    #[test]
+    fn an_evaluation_that_runs_out_of_memory_shows_what_grew() {
+        let [list, replaced] = evaluations(&[9, 3, 9], 7, 2048)[..] else { panic!("two sources") };
+        assert_eq!((list.kind, list.stack, list.slope, list.bytes), (GrowthKind::Blocks, StackId(7), 2048, 10 * 2048));
+        assert_eq!((replaced.kind, replaced.stack, replaced.slope), (GrowthKind::Sizes, StackId(2), 1024));
+        assert_eq!(evaluations(&[9, 2], 7, 2048), [], "too few batches");
+        // The request that failed is one more increase.
+        let at = |batches, failing, requested| {
+            let found = evaluations(&[9, batches], failing, requested);
+            found.iter().map(|g| g.stack.0).collect::<Vec<_>>()
+        };
+        assert_eq!((at(3, 7, 2048), at(3, 3, 4096)), (vec![7], vec![]));
+        assert_eq!((at(4, 2, 5 * 1024), at(4, 3, 4096)), (vec![7, 2], vec![7]));
+    }
+
+    #[test]
+    fn the_peak_of_a_turn_has_a_rate() {
+        let mut growing = GrowthSampler::default();
+        for step in 0..100u32 {
+            let mut at = block(step, u64::from(step), 1);
+            at.ticks = u64::from(step) * 10;
+            growing.allocated(&at, Mark::default(), 1000);
+            growing.allocated(&at, Mark::default(), 5000 + 64 * u64::from(step));
+            growing.freed(&at, false);
+            growing.freed(&at, false);
+        }
+        let rate = growing.rate().expect("a rate");
+        assert_eq!((rate.peak, rate.peak_slope, rate.ticks), (5000 + 64 * 99, 64, 10));
     }
 }

@@ -15,6 +15,8 @@ mod gradients;
 mod graphs;
 mod growing;
 mod mark;
+mod outputs;
+mod turns;
 mod workspaces;
 
 use memtrace_trace::event::{Event, Flags};
@@ -28,8 +30,10 @@ pub use fragmentation::{BlockingSource, WorstFragmentation};
 pub use garbage::{CollectedBlocks, CollectedGarbage};
 pub use gradients::StaleGradients;
 pub use graphs::{GraphIssue, UnconsumedGraph, UnconsumedGraphs};
-pub use growing::{GrowingSource, GrowthSampler};
+pub use growing::{GrowingSource, GrowthKind, GrowthRate, GrowthSampler};
 pub use mark::Mark;
+pub use outputs::{HeldBlocks, HeldOutputs};
+pub use turns::LoopTurn;
 pub use workspaces::CublasWorkspaces;
 
 use super::category::{BlockAllocation, LifetimeEnd};
@@ -53,7 +57,7 @@ pub struct BlockEvent<'a> {
 /// All signals of one device.
 #[derive(Clone, Debug, Default)]
 pub struct Signals {
-    /// What grows from step to step.
+    /// What grows from step to step, or from request to request.
     pub growing: GrowthSampler,
     /// Graphs that no backward pass consumed.
     pub graphs: UnconsumedGraphs,
@@ -61,6 +65,8 @@ pub struct Signals {
     pub evaluations: Evaluations,
     /// Gradients that stay through the next forward pass.
     pub gradients: StaleGradients,
+    /// Results of a forward pass that stay through the next one.
+    pub outputs: HeldOutputs,
     /// What only the garbage collector freed.
     pub garbage: CollectedGarbage,
     /// Frees that waited for streams.
@@ -81,6 +87,11 @@ pub struct Signals {
 }
 
 impl Signals {
+    /// `is_inference`: the program calls a model and never trains.
+    pub(in crate::passes) fn new(is_inference: bool) -> Signals {
+        Signals { growing: GrowthSampler::new(is_inference), ..Signals::default() }
+    }
+
     /// Takes an allocation.
     #[inline]
     pub fn allocated(&mut self, block: &BlockAllocation, event: &BlockEvent<'_>, facts: &StackFacts, usage: &Usage) {
@@ -100,10 +111,11 @@ impl Signals {
         if mark.is(Mark::WORKSPACE) {
             self.workspaces.allocated(block, e.stream);
         } else {
-            self.growing.allocated(block, mark);
+            self.growing.allocated(block, mark, usage.allocated);
         }
         self.checkpoints.allocated(block, mark, now.step);
         self.gradients.allocated(block, mark, usage.allocated);
+        self.outputs.allocated(block, mark.is(Mark::GRAPH), usage.allocated);
         self.deferred.next_allocation(usage.active.saturating_sub(usage.allocated));
         if classification.meaning() == Some(Meaning::Engine) {
             self.graphs.backward = block.stack;
@@ -173,7 +185,8 @@ impl Signals {
         if mark.is(Mark::WORKSPACE) {
             self.workspaces.freed(block);
         } else {
-            self.growing.freed(block);
+            let by_program = !is_truncated && !e.stack.is_none() && !facts.native_only;
+            self.growing.freed(block, !by_program);
         }
         if mark.is(Mark::GRAPH) {
             if matches!(classification.phase, Phase::Backward | Phase::Recompute) {
@@ -188,6 +201,11 @@ impl Signals {
                 is_truncated,
                 now,
             });
+        }
+        if mark.is(Mark::GRAPH) {
+            let by_engine = facts.in_engine || e.flags.contains(Flags::IN_BACKWARD);
+            let by_user = !by_engine && !e.flags.contains(Flags::IN_GC) && !is_truncated;
+            self.outputs.freed(block, e.stack, by_user, now);
         }
         if mark.is(Mark::BACKWARD) {
             self.gradients.freed(block, e.stack, now);
@@ -213,6 +231,11 @@ impl Signals {
     /// Takes a request of the caching allocator to CUDA for a segment, whether it succeeded or not.
     pub fn segment_requested(&mut self, allocator: &Allocator, e: &Event, position: &ProgramPosition) {
         self.fragmentation.segment_requested(allocator, e, position);
+    }
+
+    /// Takes an out-of-memory error.
+    pub fn out_of_memory(&mut self, e: &Event) {
+        self.growing.out_of_memory(e.stack, e.size);
     }
 
     /// Takes an out-of-memory error in a forward pass. `allocated`: the blocks that are in use.
@@ -250,6 +273,7 @@ impl Signals {
             }
         }
         self.graphs.finish();
+        self.outputs.finish();
         self.checkpoints.finish();
         self.deferred.finish(|id| allocator.block(id).stream, ticks);
         self.marks = Vec::new();

@@ -1,0 +1,201 @@
+//! Attention without its score matrices: `torch.nn.functional.scaled_dot_product_attention` instead of
+//! softmax(QK^T)V.
+//!
+//! The score matrices are the blocks that the call of one module allocates with the size of a softmax's result, in any
+//! data type, on the way from queries and keys to the result, and the autograd temporaries of these sizes in its backward
+//! pass. The fused kernels allocate none of them. They keep one number per row for the backward pass.
+//!
+//! Without a backward pass no node shows a softmax. Then a module whose class is named after attention shows them: it
+//! allocates several blocks of one size that is clearly larger than all results of the modules that it calls, which are
+//! queries, keys and values.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+
+use memtrace_trace::ids::{ContextId, StackId};
+
+use super::recorded::Recorded;
+use super::span::Span;
+use crate::passes::category::Category;
+use crate::passes::lifetimes::BlockLifetime;
+use crate::passes::phase::Phase;
+use crate::rules::is_attention;
+
+/// Attention has at least this many score matrices in a forward pass: QK^T and its softmax.
+const SCORES: u32 = 2;
+/// Score matrices are larger than queries by at least this ratio, where nothing else shows what they are.
+const LARGER: (u64, u64) = (3, 2);
+/// Score matrices are worth a change if together they are at least one in this many parts of the peak.
+const WORTH_CHANGING: u64 = 50;
+
+/// The modules whose calls compute attention with score matrices, and the sizes of these.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(super) struct Scores {
+    /// The requested sizes of score matrices in the call with this context.
+    sizes: BTreeMap<ContextId, BTreeSet<u64>>,
+    /// The requested sizes of what the modules that such a call calls allocate: queries, keys, values and results.
+    projected: BTreeMap<ContextId, BTreeSet<u64>>,
+    /// The stack of the first softmax.
+    pub(super) softmax: StackId,
+}
+
+/// Whether these are all elements of one matrix in two data types, or in one.
+fn same_elements(a: u64, b: u64) -> bool {
+    a == b || a == 2 * b || 2 * a == b || a == 4 * b || 4 * a == b
+}
+
+impl Scores {
+    /// Finds the score matrices; `None` if there are none of importance beside a peak of `peak` bytes.
+    pub(super) fn find(recorded: &Recorded<'_>, peak: u64) -> Option<Scores> {
+        let softmax_stacks = softmax_stacks(recorded);
+        let fused = fused(recorded);
+        let products = products(recorded);
+        let mut found = Scores::default();
+        // By call: the sizes of softmax results.
+        let mut softmax: BTreeMap<ContextId, BTreeSet<u64>> = BTreeMap::new();
+        let computes = |phase| matches!(phase, Phase::Forward | Phase::Eval | Phase::Recompute);
+        for block in recorded.blocks.iter().filter(|b| computes(b.phase) && softmax_stacks.contains(&b.stack)) {
+            let call = attention_call(recorded, block.context);
+            let is_attention = products.contains(&call) || has_attention_frame(recorded, block.stack);
+            if call.is_none() || fused.contains(&call) || !is_attention {
+                continue;
+            }
+            softmax.entry(call).or_default().insert(block.requested());
+            if found.softmax.is_none() {
+                found.softmax = block.stack;
+            }
+        }
+        for (call, size, stack) in by_class(recorded) {
+            if fused.contains(&call) || has_fused_frame(recorded, stack) {
+                continue;
+            }
+            softmax.entry(call).or_default().insert(size);
+            if found.softmax.is_none() {
+                found.softmax = stack;
+            }
+        }
+        let mut counts: BTreeMap<(ContextId, u64), (u32, u64)> = BTreeMap::new();
+        for block in recorded.blocks.iter().filter(|block| computes(block.phase)) {
+            let call = attention_call(recorded, block.context);
+            let Some(sizes) = softmax.get(&call) else { continue };
+            for size in sizes.iter().filter(|size| **size == block.requested()) {
+                let count = counts.entry((call, *size)).or_default();
+                *count = (count.0 + 1, count.1 + block.size());
+            }
+        }
+        let mut total = 0;
+        for ((call, size), (blocks, bytes)) in counts {
+            if blocks >= SCORES {
+                total += bytes;
+                found.sizes.entry(call).or_default().insert(size);
+            }
+        }
+        for block in recorded.blocks.iter().filter(|block| computes(block.phase)) {
+            let caller = recorded.definitions.nn_calls.get(&attention_call(recorded, block.context));
+            if let Some(caller) = caller.map(|call| call.caller).filter(|caller| found.sizes.contains_key(caller)) {
+                found.projected.entry(caller).or_default().insert(block.requested());
+            }
+        }
+        (total >= peak / WORTH_CHANGING).then_some(found)
+    }
+
+    /// Removes the score matrices and their gradients.
+    pub(super) fn remove(&self, recorded: &Recorded<'_>, spans: &mut [Span]) {
+        for span in spans.iter_mut() {
+            let block = &recorded.blocks[span.block as usize];
+            let call = attention_call(recorded, recorded.contexts().module(block.context));
+            let Some(sizes) = self.sizes.get(&call) else { continue };
+            let requested = block.requested();
+            let is_projected = self.projected.get(&call).is_some_and(|sizes| sizes.contains(&requested));
+            let is_scores = |size: &u64| *size == requested || !is_projected && same_elements(*size, requested);
+            if sizes.iter().any(is_scores) {
+                span.vanish();
+            }
+        }
+    }
+}
+
+/// The calls of modules named after attention that allocate blocks larger than queries: the call, the size, and the stack
+/// of one of them.
+fn by_class(recorded: &Recorded<'_>) -> Vec<(ContextId, u64, StackId)> {
+    let calls = &recorded.definitions.nn_calls;
+    let is_attention = |call: &ContextId| {
+        calls.get(call).is_some_and(|call| {
+            let class = call.class.to_ascii_lowercase();
+            class.contains("attention") || class.contains("attn")
+        })
+    };
+    // By call: its largest own block, and the largest block of the modules that it calls.
+    let mut sizes: BTreeMap<ContextId, ((u64, StackId), u64)> = BTreeMap::new();
+    let computes = |phase| matches!(phase, Phase::Forward | Phase::Eval);
+    let computed = |block: &&BlockLifetime| {
+        computes(block.phase) && matches!(block.category, Category::Activation | Category::Temporary)
+    };
+    for block in recorded.blocks.iter().filter(computed) {
+        let (call, requested) = (attention_call(recorded, block.context), block.requested());
+        if is_attention(&call) {
+            let own = &mut sizes.entry(call).or_default().0;
+            if requested > own.0 {
+                *own = (requested, block.stack);
+            }
+        }
+        let caller = calls.get(&call).map_or(ContextId::NONE, |call| call.caller);
+        if is_attention(&caller) {
+            let inside = &mut sizes.entry(caller).or_default().1;
+            *inside = requested.max(*inside);
+        }
+    }
+    let is_larger =
+        |inside: u64, own: u64| inside > 0 && own.saturating_mul(LARGER.1) >= inside.saturating_mul(LARGER.0);
+    let larger = sizes.into_iter().filter(|(_, ((own, _), inside))| is_larger(*inside, *own));
+    larger.map(|(call, ((own, stack), _))| (call, own, stack)).collect()
+}
+
+/// The call that computes attention around a call of a module for softmax or dropout.
+fn attention_call(recorded: &Recorded<'_>, context: ContextId) -> ContextId {
+    match recorded.definitions.nn_calls.get(&context) {
+        Some(call) if ["Softmax", "Dropout"].contains(&&*call.class) => call.caller,
+        Some(_) => context,
+        None => ContextId::NONE,
+    }
+}
+
+/// The stacks that allocate the result of a softmax: by autograd's node, by PyTorch's function, or by the module.
+fn softmax_stacks(recorded: &Recorded<'_>) -> HashSet<StackId> {
+    let definitions = recorded.definitions;
+    let nodes = definitions.contexts.iter().filter(|c| &*c.node == "SoftmaxBackward0" && !c.forward.is_none());
+    let mut stacks: HashSet<StackId> = nodes.map(|c| c.forward).collect();
+    let is_softmax = |frame: &memtrace_trace::file::Frame| {
+        !frame.native && &*frame.name == "softmax" && frame.filename.ends_with("torch/nn/functional.py")
+    };
+    let frames: Vec<bool> = definitions.frames.iter().map(is_softmax).collect();
+    for (index, stack) in definitions.stacks.iter().enumerate() {
+        if frames.get(stack.frame.index()).copied().unwrap_or(false) {
+            stacks.insert(StackId(index as u32));
+        }
+    }
+    stacks
+}
+
+/// The calls that made an autograd node of a product of matrices.
+fn products(recorded: &Recorded<'_>) -> HashSet<ContextId> {
+    let nodes = recorded.definitions.contexts.iter().filter(|c| &*c.node == "BmmBackward0");
+    nodes.map(|c| attention_call(recorded, c.module)).filter(|call| !call.is_none()).collect()
+}
+
+/// The calls that use `scaled_dot_product_attention` already. Where no fused kernel can serve them, PyTorch allocates
+/// score matrices itself (`SafeSoftmaxBackward0`).
+fn fused(recorded: &Recorded<'_>) -> HashSet<ContextId> {
+    let is_fused = |node: &str| node.starts_with("ScaledDotProduct") || node.starts_with("SafeSoftmax");
+    let nodes = recorded.definitions.contexts.iter().filter(|c| is_fused(&c.node));
+    nodes.map(|c| attention_call(recorded, c.module)).filter(|call| !call.is_none()).collect()
+}
+
+/// Whether a function is named after `scaled_dot_product_attention`.
+fn has_fused_frame(recorded: &Recorded<'_>, stack: StackId) -> bool {
+    let mut frames = recorded.definitions.walk(stack).filter_map(|(_, frame)| frame);
+    frames.any(|frame| frame.name.contains("sdpa") || frame.name.contains("scaled_dot_product"))
+}
+
+fn has_attention_frame(recorded: &Recorded<'_>, stack: StackId) -> bool {
+    recorded.definitions.walk(stack).any(|(_, frame)| frame.is_some_and(is_attention))
+}

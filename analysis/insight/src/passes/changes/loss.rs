@@ -1,0 +1,135 @@
+//! The loss of a language model in chunks of tokens: the output layer and the cross-entropy of one chunk at a time, each
+//! chunk checkpointed.
+//!
+//! The blocks with one number per token and word of the vocabulary are the logits, their copies in other data types,
+//! their softmax, and the gradients of these. With chunks they are smaller, and the gradient of the output layer's weight
+//! is added up chunk by chunk, so two of it exist in the loss's backward pass.
+
+use std::collections::HashSet;
+
+use memtrace_trace::file::Frame;
+use memtrace_trace::ids::StackId;
+
+use super::recorded::Recorded;
+use super::span::{Key, Span, at};
+use crate::passes::category::Category;
+use crate::passes::lifetimes::BlockLifetime;
+use crate::passes::phase::Phase;
+
+/// The number of chunks.
+pub(super) const CHUNKS: u64 = 8;
+/// The logits are worth a change if one of them is at least one in this many parts of the peak.
+const WORTH_CHANGING: u64 = 20;
+/// The sizes of logits differ by at most one in this many parts, because the last token has no target.
+const SHIFTED_PART: u64 = 16;
+/// The number of blocks before and after the loss, and at the start of its backward pass, that can be logits.
+const NEAR_BLOCKS: usize = 64;
+/// The gradient of the weight follows the last gradient of logits within this many events.
+const NEAR_EVENTS: usize = 16;
+
+/// The blocks with one number per token and word.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(super) struct Logits {
+    /// Their indices, in order.
+    blocks: Vec<u32>,
+    /// The stack of the largest one that the loss itself allocates.
+    pub(super) loss: StackId,
+}
+
+impl Logits {
+    /// Finds the logits; `None` if there are none of importance beside a peak of `peak` bytes.
+    pub(super) fn find(recorded: &Recorded<'_>, peak: u64) -> Option<Logits> {
+        let stacks = loss_stacks(recorded);
+        let in_loss = |b: &&BlockLifetime| b.phase == Phase::Forward && stacks.contains(&b.stack);
+        let largest = recorded.blocks.iter().filter(in_loss).max_by_key(|block| block.requested())?;
+        let size = largest.requested();
+        if size < peak / WORTH_CHANGING {
+            return None;
+        }
+        let is_like = |requested: u64, like: u64| requested.abs_diff(like) <= like / SHIFTED_PART;
+        let is_logits = |block: &BlockLifetime| {
+            matches!(block.category, Category::Activation | Category::Temporary | Category::AutogradDetail)
+                && [size, size / 2, size * 2].iter().any(|like| is_like(block.requested(), *like))
+        };
+        // Other blocks can have these sizes by chance, so only those near the loss and the start of its backward pass
+        // count.
+        let mut found = Vec::new();
+        let (mut forward, mut backward) = (0..0, 0..0);
+        for (index, block) in recorded.blocks.iter().enumerate() {
+            if in_loss(&block) && is_logits(block) {
+                forward = index.saturating_sub(NEAR_BLOCKS)..index + NEAR_BLOCKS;
+                let begins = recorded.blocks[index..].iter().position(|block| block.phase == Phase::Backward);
+                backward = begins.map_or(0..0, |begins| index + begins..index + begins + NEAR_BLOCKS);
+                // Those before the loss.
+                let before = (forward.start..index).filter(|before| {
+                    recorded.blocks[*before].phase == Phase::Forward && is_logits(&recorded.blocks[*before])
+                });
+                found.extend(before.map(|index| index as u32));
+            }
+            let is_near = match block.phase {
+                Phase::Forward => forward.contains(&index),
+                Phase::Backward => backward.contains(&index),
+                _ => false,
+            };
+            if is_near && is_logits(block) {
+                found.push(index as u32);
+            }
+        }
+        found.sort_unstable();
+        found.dedup();
+        Some(Logits { blocks: found, loss: largest.stack })
+    }
+
+    /// Splits them into chunks.
+    pub(super) fn split(&self, recorded: &Recorded<'_>, spans: &mut Vec<Span>) {
+        for index in &self.blocks {
+            spans[*index as usize].requested = spans[*index as usize].requested.div_ceil(CHUNKS);
+        }
+        // Each backward pass has a gradient of the weight.
+        let of_pass = |a: &u32, b: &u32| {
+            let pass = |index: u32| {
+                let block = &recorded.blocks[index as usize];
+                (block.phase == Phase::Backward, block.backward_passes)
+            };
+            pass(*a) == pass(*b)
+        };
+        for pass in self.blocks.chunk_by(of_pass) {
+            if recorded.blocks[pass[0] as usize].phase == Phase::Backward {
+                two_weight_gradients(recorded, pass, spans);
+            }
+        }
+    }
+}
+
+fn two_weight_gradients(recorded: &Recorded<'_>, pass: &[u32], spans: &mut Vec<Span>) {
+    let first = recorded.blocks[pass[0] as usize].allocated;
+    let last = recorded.blocks[pass[pass.len() - 1] as usize].allocated;
+    let later = recorded.events[recorded.first_event_after(last)..].iter().take(NEAR_EVENTS);
+    let mut allocated = later.filter(|event| event.allocates).map(|event| event.block);
+    let sizes: HashSet<u64> =
+        recorded.blocks.iter().filter(|b| b.category == Category::Parameter).map(|b| b.size()).collect();
+    let weight = allocated.find(|index| {
+        let block = &recorded.blocks[*index as usize];
+        sizes.contains(&block.size()) && block.size() >= recorded.blocks[pass[0] as usize].size() / 64
+    });
+    let Some(weight) = weight else { return };
+    let until: Key = pass.iter().map(|index| spans[*index as usize].end).max().unwrap_or(0);
+    let gradient = &mut spans[weight as usize];
+    let added = Span { start: at(first), end: until.max(at(first) + 1), ..*gradient };
+    gradient.start = gradient.start.min(at(first));
+    spans.push(added);
+}
+
+/// The stacks inside a loss with one class per word.
+fn loss_stacks(recorded: &Recorded<'_>) -> HashSet<StackId> {
+    let is_loss = |frame: &Frame| {
+        !frame.native
+            && ["cross_entropy", "log_softmax", "nll_loss"].contains(&&*frame.name)
+            && frame.filename.ends_with("torch/nn/functional.py")
+    };
+    let definitions = recorded.definitions;
+    let frames: Vec<bool> = definitions.frames.iter().map(is_loss).collect();
+    let stacks = definitions.stacks.iter().enumerate();
+    let of_loss = stacks.filter(|(_, stack)| frames.get(stack.frame.index()).copied().unwrap_or(false));
+    of_loss.map(|(index, _)| StackId(index as u32)).collect()
+}

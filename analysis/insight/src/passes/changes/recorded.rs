@@ -1,0 +1,202 @@
+//! What changes start from: the recorded blocks, their allocations and frees in order, and facts about them.
+
+use std::collections::HashSet;
+
+use memtrace_trace::file::Definitions;
+use memtrace_trace::ids::{ContextId, StackId};
+
+use super::continuation::continued;
+use super::span::{Span, after, at};
+use crate::passes::category::Category;
+use crate::passes::lifetimes::{BEFORE_STEPS, BlockLifetime, BlockLifetimes, NEVER};
+use crate::passes::phase::Phase;
+use crate::passes::rest_of_step::RestOfStep;
+use crate::passes::stacks::StackTable;
+use memtrace_input::AddressBuildHasher;
+use memtrace_replay::{AllocatorSettings, Contexts};
+
+/// A request that failed. The recording ends there for replays, or goes on with the rest of the step.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FailedRequest {
+    /// `seq` of the error.
+    pub seq: u64,
+    /// The requested bytes.
+    pub requested: u64,
+    /// The stack and the context of the request.
+    pub at: (StackId, ContextId),
+    /// The phase.
+    pub phase: Phase,
+    /// The step; `None` before the first.
+    pub step: Option<u32>,
+}
+
+/// The allocation or the free of a block.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct BlockEvent {
+    pub(super) seq: u32,
+    pub(super) context: ContextId,
+    /// The index of the block.
+    pub(super) block: u32,
+    pub(super) allocates: bool,
+}
+
+/// A recording from which changes compute what would have been.
+#[derive(Debug)]
+pub struct Recorded<'a> {
+    pub(super) blocks: Vec<BlockLifetime>,
+    pub(super) events: Vec<BlockEvent>,
+    pub(super) lifetimes: &'a BlockLifetimes,
+    pub(super) definitions: &'a Definitions,
+    pub(super) table: &'a StackTable,
+    pub(super) settings: AllocatorSettings,
+    /// The last event that counts: the error, or [`NEVER`].
+    pub(super) until: u32,
+    is_continued: bool,
+    /// Requested sizes of gradients and parameters.
+    weight_sizes: HashSet<u64, AddressBuildHasher>,
+    /// The places that allocate several blocks of a workspace's size.
+    no_workspaces: HashSet<(StackId, ContextId)>,
+    /// By context: whether it is the node that passes a gradient to its parameter, and whether it is one that casts.
+    accumulates: Vec<bool>,
+    casts: Vec<bool>,
+}
+
+impl<'a> Recorded<'a> {
+    /// Takes the blocks of a device. `failed`: the request at which the recording ends. `rest`: what follows it in the
+    /// interrupted step.
+    pub fn new(
+        lifetimes: &'a BlockLifetimes,
+        definitions: &'a Definitions,
+        table: &'a StackTable,
+        settings: AllocatorSettings,
+        failed: Option<FailedRequest>,
+        rest: Option<&RestOfStep>,
+    ) -> Recorded<'a> {
+        let mut blocks = lifetimes.blocks.clone();
+        let mut until = failed.map_or(NEVER, |failed| u32::try_from(failed.seq).unwrap_or(NEVER));
+        let mut is_continued = false;
+        if let Some(failed) = failed {
+            blocks.retain(|block| block.allocated < until);
+            match rest.and_then(|rest| continued(&blocks, &failed, rest)) {
+                Some(with_rest) => {
+                    (blocks, until, is_continued) = (with_rest, NEVER, true);
+                }
+                None => blocks.push(requested_block(&failed, until, &blocks)),
+            }
+        }
+        let mut events = Vec::with_capacity(blocks.len() * 2);
+        for (index, block) in blocks.iter().enumerate() {
+            let event = |seq, context, allocates| BlockEvent { seq, context, block: index as u32, allocates };
+            events.push(event(block.allocated, block.context, true));
+            if block.freed <= until && block.freed < NEVER {
+                events.push(event(block.freed, block.freed_context, false));
+            }
+        }
+        events.sort_unstable_by_key(|event| (event.seq, event.allocates));
+        let is_weight = |b: &&BlockLifetime| matches!(b.category, Category::Gradient | Category::Parameter);
+        let weight_sizes = blocks.iter().filter(is_weight).map(BlockLifetime::requested).collect();
+        let contexts = &definitions.contexts;
+        let (mut workspaces, mut no_workspaces) = (HashSet::new(), HashSet::new());
+        for block in blocks.iter().filter(|block| block.category == Category::Workspace) {
+            if !workspaces.insert((block.stack, block.context)) {
+                no_workspaces.insert((block.stack, block.context));
+            }
+        }
+        Recorded {
+            blocks,
+            events,
+            lifetimes,
+            definitions,
+            table,
+            settings,
+            until,
+            is_continued,
+            weight_sizes,
+            no_workspaces,
+            accumulates: contexts.iter().map(|c| &*c.node == "AccumulateGrad").collect(),
+            casts: contexts.iter().map(|c| c.node.starts_with("ToCopyBackward")).collect(),
+        }
+    }
+
+    /// Whether an error interrupted a step, and the blocks of its rest were added.
+    pub fn is_continued(&self) -> bool {
+        self.is_continued
+    }
+
+    pub(super) fn contexts(&self) -> &Contexts {
+        self.table.contexts()
+    }
+
+    /// The recorded blocks as spans. The index of a span is that of its block.
+    pub(super) fn spans(&self) -> Vec<Span> {
+        let span = |(index, block): (usize, &BlockLifetime)| Span {
+            start: at(block.allocated),
+            end: match block.freed {
+                NEVER => u64::MAX,
+                // What an error unwinds would have stayed.
+                freed if freed > self.until => u64::MAX,
+                freed => at(freed).max(after(block.allocated)),
+            },
+            requested: block.requested(),
+            block: index as u32,
+            lane: block.lane,
+        };
+        self.blocks.iter().enumerate().map(span).collect()
+    }
+
+    /// Whether the block is freed at a time that counts. A block that is not is still allocated at the end.
+    pub(super) fn is_freed(&self, block: &BlockLifetime) -> bool {
+        block.freed < NEVER && block.freed <= self.until
+    }
+
+    /// Whether a block of a workspace's size is one of several that one place allocates. A workspace is allocated once.
+    pub(super) fn is_no_workspace(&self, block: &BlockLifetime) -> bool {
+        self.no_workspaces.contains(&(block.stack, block.context))
+    }
+
+    /// Whether an autograd node freed the block.
+    pub(super) fn is_freed_by_node(&self, block: &BlockLifetime) -> bool {
+        self.is_freed(block) && self.contexts().is_node(block.freed_context)
+    }
+
+    /// Whether a backward pass makes this block as the gradient of a weight, and frees it when the gradient is added to
+    /// the one that exists or has been cast.
+    pub(super) fn is_passing_weight_gradient(&self, block: &BlockLifetime) -> bool {
+        if block.phase != Phase::Backward || !self.is_freed(block) {
+            return false;
+        }
+        let is = |of: &[bool]| of.get(block.freed_context.index()).copied().unwrap_or(false);
+        let requested = block.requested();
+        is(&self.accumulates) && self.weight_sizes.contains(&requested)
+            || is(&self.casts)
+                && (self.weight_sizes.contains(&(2 * requested)) || self.weight_sizes.contains(&(requested / 2)))
+    }
+
+    /// The index of the first event after `seq`.
+    pub(super) fn first_event_after(&self, seq: u32) -> usize {
+        self.events.partition_point(|event| event.seq <= seq)
+    }
+}
+
+/// The block that a failed request would have got.
+fn requested_block(failed: &FailedRequest, seq: u32, blocks: &[BlockLifetime]) -> BlockLifetime {
+    let is_weight_size =
+        || blocks.iter().any(|b| b.category == Category::Parameter && b.requested().abs_diff(failed.requested) < 512);
+    let category = match failed.phase {
+        Phase::Forward | Phase::Recompute | Phase::Eval => Category::Activation,
+        Phase::Backward if is_weight_size() => Category::Gradient,
+        Phase::Backward => Category::AutogradDetail,
+        Phase::Optimizer if is_weight_size() => Category::OptimizerState,
+        Phase::Optimizer => Category::Temporary,
+        Phase::Load => Category::Parameter,
+        Phase::Data => Category::Input,
+        Phase::Other => Category::Unknown,
+    };
+    let passes = blocks.last().map_or(0, |block| block.backward_passes);
+    let mut block = BlockLifetime::of_size(seq, failed.requested);
+    (block.stack, block.context) = failed.at;
+    block.step = failed.step.unwrap_or(BEFORE_STEPS);
+    block.backward_passes = passes;
+    (block.category, block.phase) = (category, failed.phase);
+    block
+}

@@ -1,0 +1,433 @@
+//! Programs of a few blocks, whose changed peaks are computed by hand.
+
+use memtrace_trace::file::{Context, Definitions, Frame, NnCall, StackNode};
+use memtrace_trace::ids::{ContextId, FrameId, StackId};
+
+use super::*;
+use crate::passes::lifetimes::{BlockLifetime, BlockLifetimes, StepWindow};
+use crate::passes::rest_of_step::{EarlierIteration, RestBlock, RestEvent, RestOfStep};
+use crate::passes::stacks::StackTable;
+use memtrace_replay::AllocatorSettings;
+
+/// 1 MiB and 512 bytes: too large for the pool of small blocks, too small for segments of their own.
+const MIB: u64 = 1 << 20;
+
+const NET: ContextId = ContextId(1);
+const FIRST: ContextId = ContextId(2);
+const SECOND: ContextId = ContextId(3);
+const NODE_OF_FIRST: ContextId = ContextId(4);
+const NODE_OF_SECOND: ContextId = ContextId(5);
+const ACCUMULATE: ContextId = ContextId(6);
+const ATTENTION: ContextId = ContextId(7);
+const QUERY: ContextId = ContextId(8);
+/// The stack of `torch.nn.functional.softmax`, and that of `cross_entropy`.
+const SOFTMAX: StackId = StackId(1);
+const LOSS: StackId = StackId(2);
+/// The stack of an optimizer's step.
+const STEP: StackId = StackId(3);
+
+fn definitions() -> Definitions {
+    let node = |name: &str, module| Context { node: name.into(), module, ..Context::default() };
+    let mut definitions = Definitions {
+        contexts: vec![
+            Context::default(),
+            Context::default(),
+            Context::default(),
+            Context::default(),
+            node("BmmBackward0", FIRST),
+            node("BmmBackward0", SECOND),
+            node("AccumulateGrad", ContextId::NONE),
+            Context::default(),
+            Context::default(),
+        ],
+        frames: vec![Frame::default()],
+        stacks: vec![StackNode { parent: StackId::NONE, frame: FrameId::NONE }],
+        ..Definitions::default()
+    };
+    let calls = [
+        (NET, ContextId::NONE, "Net"),
+        (FIRST, NET, "Block"),
+        (SECOND, NET, "Block"),
+        (ATTENTION, NET, "SelfAttention"),
+        (QUERY, ATTENTION, "Linear"),
+    ];
+    for (id, caller, class) in calls {
+        definitions.nn_calls.insert(id, NnCall { caller, object: u64::from(id.0) << 8, class: class.into() });
+    }
+    for (name, filename) in [
+        ("softmax", "/lib/torch/nn/functional.py"),
+        ("cross_entropy", "/lib/torch/nn/functional.py"),
+        ("_multi_tensor_adam", "/lib/torch/optim/adam.py"),
+    ] {
+        let frame = FrameId(definitions.frames.len() as u32);
+        let filename = filename.into();
+        definitions.frames.push(Frame { name: name.into(), filename, ..Frame::default() });
+        definitions.stacks.push(StackNode { parent: StackId::NONE, frame });
+    }
+    definitions
+}
+
+/// A program under construction: each allocation and free is the next event.
+#[derive(Default)]
+struct Program {
+    blocks: Vec<BlockLifetime>,
+    seq: u32,
+    step: u32,
+    passes: u16,
+}
+
+impl Program {
+    /// Allocates `mib` MiB and returns the number of the block.
+    fn alloc(&mut self, mib: u64, phase: Phase, category: Category, context: ContextId) -> usize {
+        self.seq += 1;
+        let mut block = BlockLifetime::of_size(self.seq, mib * MIB);
+        (block.phase, block.category, block.context) = (phase, category, context);
+        (block.step, block.backward_passes) = (self.step, self.passes);
+        self.blocks.push(block);
+        self.blocks.len() - 1
+    }
+
+    fn activation(&mut self, mib: u64, context: ContextId) -> usize {
+        self.alloc(mib, Phase::Forward, Category::Activation, context)
+    }
+
+    fn free(&mut self, block: usize, context: ContextId) {
+        self.seq += 1;
+        (self.blocks[block].freed, self.blocks[block].freed_context) = (self.seq, context);
+    }
+
+    /// The highest sum after `plan`, in MiB.
+    fn peak(&self, plan: &Plan) -> u64 {
+        self.with_failure(plan, None)
+    }
+
+    fn with_failure(&self, plan: &Plan, failed: Option<FailedRequest>) -> u64 {
+        self.with_rest(plan, failed, None)
+    }
+
+    fn with_rest(&self, plan: &Plan, failed: Option<FailedRequest>, rest: Option<&RestOfStep>) -> u64 {
+        let definitions = definitions();
+        let table = StackTable::new(&definitions);
+        let window = StepWindow { step: 0, first: 1, last: NEVER, peak: 0 };
+        let lifetimes = BlockLifetimes {
+            blocks: self.blocks.clone(),
+            lanes: vec![(0, 0)],
+            windows: vec![window],
+            is_whole: true,
+            ..BlockLifetimes::default()
+        };
+        let recorded = Recorded::new(&lifetimes, &definitions, &table, AllocatorSettings::default(), failed, rest);
+        assert_eq!(recorded.is_continued(), rest.is_some());
+        let (peak, _) = span::peak(&recorded.spans(), &recorded.settings);
+        let changes = Changes::new(recorded, peak, u64::MAX, [0; Phase::ALL.len()]);
+        assert!(changes.is_sound());
+        changes.quick(plan) / MIB
+    }
+}
+
+fn checkpoint() -> Plan {
+    Plan { checkpoint: BTreeSet::from(["Block".into()]), ..Plan::default() }
+}
+
+/// Two blocks of a network. Each keeps 100 MiB for its backward pass, allocates 30 MiB that it frees itself, and results
+/// in 10 MiB that the next one needs.
+fn two_blocks() -> Program {
+    let mut program = Program::default();
+    let mut kept = Vec::new();
+    for context in [FIRST, SECOND] {
+        let temporary = program.activation(30, context);
+        let saved = program.activation(100, context);
+        program.free(temporary, context);
+        let result = program.activation(10, context);
+        kept.push((saved, result));
+    }
+    program.passes = 1;
+    // The loss needs the result of the second block, which needs that of the first.
+    program.free(kept[1].1, ContextId::NONE);
+    for (saved, result, node) in [(kept[1].0, Some(kept[0].1), NODE_OF_SECOND), (kept[0].0, None, NODE_OF_FIRST)] {
+        let gradient = program.alloc(20, Phase::Backward, Category::AutogradDetail, node);
+        program.free(saved, node);
+        if let Some(result) = result {
+            program.free(result, node);
+        }
+        program.free(gradient, node);
+    }
+    program
+}
+
+#[test]
+fn a_checkpointed_module_keeps_its_result_and_is_computed_again() {
+    let program = two_blocks();
+    assert_eq!(program.peak(&Plan::default()), 110 + 130, "the second forward, with its temporary");
+    // The second block beside the first one's result, when it runs and when it runs again.
+    assert_eq!(program.peak(&checkpoint()), 10 + 130);
+}
+
+#[test]
+fn a_result_that_the_modules_own_backward_needs_stays_and_is_computed_again() {
+    let mut program = Program::default();
+    let mut all = Vec::new();
+    for context in [FIRST, SECOND] {
+        all.push([program.activation(100, context), program.activation(40, context)]);
+    }
+    program.passes = 1;
+    for (blocks, node) in [(all[1], NODE_OF_SECOND), (all[0], NODE_OF_FIRST)] {
+        // The last operation comes first in the backward pass.
+        program.free(blocks[1], node);
+        program.free(blocks[0], node);
+    }
+    assert_eq!(program.peak(&Plan::default()), 280);
+    // The first block's result, then all of the second block: its result from the forward pass ends where its backward
+    // pass begins, which allocates it again.
+    assert_eq!(program.peak(&checkpoint()), 40 + 140);
+}
+
+#[test]
+fn at_an_error_in_the_forward_pass_the_last_block_of_a_call_is_its_result() {
+    let mut program = Program::default();
+    for context in [FIRST, SECOND] {
+        program.activation(100, context);
+        program.activation(10, context);
+    }
+    let failed = FailedRequest {
+        seq: u64::from(program.seq) + 1,
+        requested: 50 * MIB,
+        at: (StackId::NONE, NET),
+        phase: Phase::Forward,
+        step: Some(0),
+    };
+    assert_eq!(program.with_failure(&Plan::default(), Some(failed)), 220 + 50);
+    assert_eq!(program.with_failure(&checkpoint(), Some(failed)), 10 + 110, "the second call, before the error");
+}
+
+/// Two steps, of which the second fails at the request of its second block. The first shows what follows.
+#[test]
+fn after_an_error_the_step_goes_on_as_the_step_before() {
+    let mut program = two_blocks();
+    let first = program.blocks.clone();
+    // The second step up to the request: the first block's forward pass.
+    let requests: Vec<&BlockLifetime> = first.iter().filter(|block| block.phase == Phase::Forward).collect();
+    let at = requests.iter().position(|block| block.context == SECOND).expect("the second block");
+    let offset = program.seq;
+    for block in &requests[..at] {
+        let mut again = **block;
+        again.allocated += offset;
+        again.freed = if block.freed < requests[at].allocated { block.freed + offset } else { NEVER };
+        program.blocks.push(again);
+    }
+    let seq = u64::from(offset + requests[at].allocated);
+    let failed = FailedRequest {
+        seq,
+        requested: requests[at].requested(),
+        at: (StackId::NONE, SECOND),
+        phase: Phase::Forward,
+        step: Some(1),
+    };
+    let mut numbers: BTreeMap<u32, usize> = BTreeMap::new();
+    let mut events: Vec<(u32, RestEvent)> = Vec::new();
+    let mut times: Vec<(u32, bool, &BlockLifetime)> = first
+        .iter()
+        .flat_map(|block| [(block.allocated, true, block), (block.freed, false, block)])
+        .filter(|(time, ..)| *time >= requests[at].allocated && *time < NEVER)
+        .collect();
+    times.sort_by_key(|(time, is_request, _)| (*time, *is_request));
+    for (time, is_request, block) in times {
+        let earlier = u64::from(block.allocated);
+        let event = if is_request {
+            let number = numbers.len();
+            numbers.insert(block.allocated, number);
+            RestEvent::Requested { requested: block.requested(), size: block.size(), stream: 0, earlier }
+        } else {
+            RestEvent::FreeRequested(match numbers.get(&block.allocated) {
+                Some(number) => RestBlock::New(*number),
+                None => {
+                    let seq = earlier + u64::from(offset);
+                    RestBlock::Old { addr: 0, size: block.size(), seq, earlier }
+                }
+            })
+        };
+        events.push((time, event));
+    }
+    let events = events.into_iter().map(|(_, event)| event).collect();
+    let rest = RestOfStep { taken_from: EarlierIteration::Step(0), events, peak: 0 };
+    for plan in [Plan::default(), checkpoint()] {
+        assert_eq!(program.with_rest(&plan, Some(failed), Some(&rest)), two_blocks().peak(&plan), "{plan:?}");
+    }
+    let lost =
+        RestOfStep { events: vec![RestEvent::Requested { requested: 1, size: 512, stream: 0, earlier: 9999 }], ..rest };
+    let definitions = definitions();
+    let table = StackTable::new(&definitions);
+    let lifetimes = BlockLifetimes { blocks: program.blocks.clone(), ..BlockLifetimes::default() };
+    let settings = AllocatorSettings::default();
+    let recorded = Recorded::new(&lifetimes, &definitions, &table, settings, Some(failed), Some(&lost));
+    assert!(!recorded.is_continued(), "the blocks of the earlier step are not kept");
+}
+
+/// One step: 100 MiB of activations, two weights of 20 MiB with gradients.
+fn one_step() -> Program {
+    let mut program = Program::default();
+    for _ in 0..2 {
+        let weight = program.alloc(20, Phase::Load, Category::Parameter, ContextId::NONE);
+        program.blocks[weight].step = crate::passes::lifetimes::BEFORE_STEPS;
+    }
+    let activations = program.activation(100, FIRST);
+    program.passes = 1;
+    let first = program.alloc(20, Phase::Backward, Category::Gradient, NODE_OF_SECOND);
+    let second = program.alloc(20, Phase::Backward, Category::Gradient, NODE_OF_FIRST);
+    program.free(activations, NODE_OF_FIRST);
+    program.alloc(1, Phase::Optimizer, Category::Temporary, ContextId::NONE);
+    program.free(first, ContextId::NONE);
+    program.free(second, ContextId::NONE);
+    program
+}
+
+#[test]
+fn the_second_half_of_a_batch_runs_beside_the_gradients_of_the_first() {
+    let program = one_step();
+    assert_eq!(program.peak(&Plan::default()), 40 + 100 + 40);
+    let plan = Plan { batch: Some(BatchChange::Accumulated), ..Plan::default() };
+    // Weights, half the activations, gradients of the first half, and one gradient on its way to the others.
+    assert_eq!(program.peak(&plan), 40 + 50 + 40 + 20);
+    let plan = Plan { batch: Some(BatchChange::Half), ..Plan::default() };
+    assert_eq!(program.peak(&plan), 40 + 50 + 40);
+}
+
+#[test]
+fn gradients_of_weights_that_are_added_up_do_not_depend_on_the_batch() {
+    let mut program = one_step();
+    program.passes = 2;
+    let weight = program.alloc(20, Phase::Backward, Category::AutogradDetail, NODE_OF_FIRST);
+    program.free(weight, ACCUMULATE);
+    let gradient = program.alloc(20, Phase::Backward, Category::AutogradDetail, NODE_OF_FIRST);
+    program.free(gradient, NODE_OF_FIRST);
+    let definitions = definitions();
+    let table = StackTable::new(&definitions);
+    let lifetimes = BlockLifetimes { blocks: program.blocks.clone(), ..BlockLifetimes::default() };
+    let recorded = Recorded::new(&lifetimes, &definitions, &table, AllocatorSettings::default(), None, None);
+    let depends = |index: usize| batch::depends_on_batch(&recorded, &program.blocks[index], true);
+    assert!(!depends(weight) && depends(gradient));
+    assert_eq!(batch::batches(&recorded), Batches::Accumulated(2));
+}
+
+#[test]
+fn an_optimizer_in_the_backward_pass_never_has_all_gradients() {
+    let mut program = Program::default();
+    let activations = program.activation(100, NET);
+    program.passes = 1;
+    let gradients = [NODE_OF_SECOND, NODE_OF_FIRST, NODE_OF_SECOND]
+        .map(|node| program.alloc(20, Phase::Backward, Category::Gradient, node));
+    program.free(activations, NODE_OF_FIRST);
+    program.alloc(1, Phase::Optimizer, Category::Temporary, ContextId::NONE);
+    gradients.into_iter().for_each(|gradient| program.free(gradient, ContextId::NONE));
+    assert_eq!(program.peak(&Plan::default()), 160);
+    let plan = Plan { optimizer: Some(OptimizerChange::InBackward), ..Plan::default() };
+    assert_eq!(program.peak(&plan), 100 + 20, "one gradient");
+    program.blocks[4].stack = STEP;
+    assert_eq!(program.peak(&plan), 100 + 20 + 20, "one gradient and one temporary of the step");
+}
+
+#[test]
+fn scores_vanish_from_both_passes() {
+    let mut program = Program::default();
+    let scores = program.activation(80, FIRST);
+    let softmax = program.activation(80, FIRST);
+    program.blocks[softmax].stack = SOFTMAX;
+    program.free(scores, FIRST);
+    let dropped = program.activation(80, FIRST);
+    let mask = program.activation(20, FIRST);
+    let result = program.activation(8, FIRST);
+    program.passes = 1;
+    let gradient = program.alloc(80, Phase::Backward, Category::AutogradDetail, NODE_OF_FIRST);
+    for block in [gradient, dropped, mask, softmax, result] {
+        program.free(block, NODE_OF_FIRST);
+    }
+    assert_eq!(program.peak(&Plan::default()), 80 + 80 + 20 + 8 + 80);
+    assert_eq!(program.peak(&Plan { attention: true, ..Plan::default() }), 8);
+}
+
+#[test]
+fn scores_are_found_without_a_backward_pass() {
+    let mut program = Program::default();
+    let query = program.activation(20, QUERY);
+    let scores = program.activation(80, ATTENTION);
+    let softmax = program.activation(80, ATTENTION);
+    program.free(scores, ATTENTION);
+    let result = program.activation(20, ATTENTION);
+    for block in [query, softmax, result] {
+        program.free(block, NET);
+    }
+    assert_eq!(program.peak(&Plan::default()), 180);
+    assert_eq!(program.peak(&Plan { attention: true, ..Plan::default() }), 40);
+}
+
+#[test]
+fn chunks_of_the_loss_need_two_gradients_of_the_weight() {
+    let mut program = Program::default();
+    let weight = program.alloc(40, Phase::Load, Category::Parameter, ContextId::NONE);
+    program.blocks[weight].step = crate::passes::lifetimes::BEFORE_STEPS;
+    let logits = program.activation(800, NET);
+    let softmax = program.activation(800, NET);
+    program.blocks[softmax].stack = LOSS;
+    program.passes = 1;
+    let gradient = program.alloc(800, Phase::Backward, Category::AutogradDetail, ContextId::NONE);
+    program.free(softmax, NODE_OF_FIRST);
+    program.alloc(40, Phase::Backward, Category::Gradient, NODE_OF_FIRST);
+    program.free(gradient, NODE_OF_FIRST);
+    program.free(logits, NODE_OF_FIRST);
+    assert_eq!(program.peak(&Plan::default()), 40 + 2400);
+    assert_eq!(program.peak(&Plan { chunked_loss: true, ..Plan::default() }), 40 + 300 + 80);
+}
+
+#[test]
+fn plans_that_change_the_same_thing_are_not_combined() {
+    let fused = Plan { optimizer: Some(OptimizerChange::Fused), ..Plan::default() };
+    let early = Plan { optimizer: Some(OptimizerChange::InBackward), ..Plan::default() };
+    let half = Plan { batch: Some(BatchChange::Accumulated), ..Plan::default() };
+    assert_eq!(fused.with(&early), None);
+    assert_eq!(half.with(&early), None, "gradients must stay until the last half");
+    assert_eq!(fused.with(&half).map(|plan| (plan.optimizer, plan.batch)), Some((fused.optimizer, half.batch)));
+    assert_eq!(fused.with(&fused), None);
+}
+
+#[test]
+fn a_checkpointed_module_keeps_its_input() {
+    let mut program = Program::default();
+    let input = program.activation(10, NET);
+    let copied = program.activation(10, FIRST);
+    let saved = program.activation(100, FIRST);
+    let result = program.activation(10, FIRST);
+    // The program's variable gets the result, and autograd does not need the input.
+    program.free(input, NET);
+    let head = program.activation(150, NET);
+    program.passes = 1;
+    program.free(head, ContextId::NONE);
+    program.free(result, ContextId::NONE);
+    let gradient = program.alloc(30, Phase::Backward, Category::AutogradDetail, NODE_OF_FIRST);
+    for block in [saved, copied, gradient] {
+        program.free(block, NODE_OF_FIRST);
+    }
+    // Another call, because one module alone is not checkpointed.
+    program.activation(1, SECOND);
+    assert_eq!(program.peak(&Plan::default()), 110 + 10 + 150);
+    assert_eq!(program.peak(&checkpoint()), 10 + 10 + 150, "input, result and head");
+}
+
+#[test]
+fn smaller_evaluation_batches_keep_as_many_results() {
+    let mut program = Program::default();
+    let weight = program.alloc(10, Phase::Load, Category::Parameter, ContextId::NONE);
+    program.blocks[weight].step = crate::passes::lifetimes::BEFORE_STEPS;
+    let batches = 4;
+    for _ in 0..batches {
+        let hidden = program.alloc(100, Phase::Eval, Category::Activation, FIRST);
+        // A loop inside the model that keeps what it computes until its end.
+        let parts = [(), ()].map(|()| program.alloc(30, Phase::Eval, Category::Activation, SECOND));
+        parts.into_iter().for_each(|part| program.free(part, SECOND));
+        program.alloc(20, Phase::Eval, Category::Activation, ContextId::NONE);
+        program.free(hidden, ContextId::NONE);
+    }
+    let results = 20 * batches;
+    assert_eq!(program.peak(&Plan::default()), 10 + results - 20 + 100 + 60);
+    let plan = Plan { batch: Some(BatchChange::Evaluation), ..Plan::default() };
+    assert_eq!(program.peak(&plan), 10 + results - 20 + 50 + 30);
+}

@@ -1,0 +1,77 @@
+//! The turns of the program's loop, by which growth is measured: steps, or requests of a program that only calls a
+//! model.
+
+use schemars::JsonSchema;
+use serde::Serialize;
+
+/// What one turn of the program's loop is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum LoopTurn {
+    /// A training step.
+    #[default]
+    Step,
+    /// A call of the model.
+    ModelCall,
+    /// A request: several calls of the model, the first of them with the largest input.
+    Request,
+}
+
+impl LoopTurn {
+    /// The name in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            LoopTurn::Step => "step",
+            LoopTurn::ModelCall => "model call",
+            LoopTurn::Request => "request",
+        }
+    }
+}
+
+/// Finds where requests begin in a program that only calls a model.
+///
+/// A generation calls the model with a prompt, and then with one token after the other. So a request begins with a call
+/// whose input is larger than that of the call before. As long as all inputs are equal, each call is a request.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Requests {
+    begun: u32,
+    last: u64,
+    inputs_differ: bool,
+    has_inner_calls: bool,
+}
+
+impl Requests {
+    /// Takes a call of the model by the bytes that its first allocation requests. Returns the number of the request that
+    /// begins, counted from 0.
+    pub(super) fn begins(&mut self, input: u64) -> Option<u32> {
+        self.inputs_differ |= self.last > 0 && input != self.last;
+        let begins = !self.inputs_differ || input > self.last;
+        self.has_inner_calls |= !begins;
+        self.last = input;
+        self.begun += u32::from(begins);
+        begins.then(|| self.begun - 1)
+    }
+
+    /// What the turns are, as far as the calls show.
+    pub(super) const fn turn(&self) -> LoopTurn {
+        if self.has_inner_calls { LoopTurn::Request } else { LoopTurn::ModelCall }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_begins_with_a_larger_input() {
+        let begins = |inputs: &[u64]| {
+            let mut requests = Requests::default();
+            let begins: Vec<u8> = inputs.iter().map(|input| requests.begins(*input).is_some().into()).collect();
+            (begins, requests.turn())
+        };
+        assert_eq!(begins(&[9, 1, 1, 9, 1, 1]), (vec![1, 0, 0, 1, 0, 0], LoopTurn::Request), "prompts and tokens");
+        assert_eq!(begins(&[4, 4, 4]), (vec![1, 1, 1], LoopTurn::ModelCall), "batches of one size");
+        assert_eq!(begins(&[3, 4, 5]), (vec![1, 1, 1], LoopTurn::ModelCall), "a text that is computed anew");
+        assert_eq!(begins(&[5, 3, 4]), (vec![1, 0, 1], LoopTurn::Request), "batches of any size");
+    }
+}

@@ -1,0 +1,332 @@
+//! The lifetimes of a recording's blocks in a compact form, for replays with changes.
+//!
+//! [`LifetimeCollector`] observes the analysis. It keeps every block of a short recording. Of a long one it keeps the
+//! blocks that were allocated in some steps: the first two, the one with the highest peak, and the latest. At the times
+//! of these steps, the kept blocks are all blocks that were allocated. At other times some are missing.
+
+use memtrace_trace::event::{Event, Flags};
+use memtrace_trace::ids::{ContextId, FrameId, StackId};
+
+use super::analysis::BlockObserver;
+use super::category::{BlockAllocation, BlockClassification, Category};
+use super::phase::Phase;
+use memtrace_replay::Usage;
+
+/// The unit of block sizes, in bytes: PyTorch's allocator rounds all sizes to multiples of it.
+const UNIT: u64 = 512;
+/// More blocks than this are kept only if the kept steps have them, and never more than `MOST_BLOCKS`. They take 40 bytes
+/// each.
+const MAX_BLOCKS: usize = 100_000;
+const MOST_BLOCKS: usize = 4 * MAX_BLOCKS;
+/// The steps from the start that are kept. An optimizer allocates its state in the first one.
+const FIRST_STEPS: u32 = 2;
+/// [`BlockLifetime::freed`] of a block that was never freed.
+pub const NEVER: u32 = u32::MAX;
+/// [`BlockLifetime::step`] of a block that was allocated before the first step.
+pub const BEFORE_STEPS: u32 = u32::MAX;
+
+/// One block: when it was allocated and freed, and what it is. 40 bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BlockLifetime {
+    /// `seq` of the allocation.
+    pub allocated: u32,
+    /// `seq` of the program's free; [`NEVER`] without one.
+    pub freed: u32,
+    units: u32,
+    /// What the block has more than was requested, in bytes.
+    slack: u32,
+    /// The context of the allocation: an autograd node or a module's call.
+    pub context: ContextId,
+    /// The context of the free.
+    pub freed_context: ContextId,
+    /// The stack of the allocation.
+    pub stack: StackId,
+    /// The step of the allocation; [`BEFORE_STEPS`] before the first.
+    pub step: u32,
+    /// The number of backward passes that had begun at the allocation, modulo 65,536.
+    pub backward_passes: u16,
+    /// The category.
+    pub category: Category,
+    /// The phase of the allocation.
+    pub phase: Phase,
+    /// The index in [`BlockLifetimes::lanes`].
+    pub lane: u8,
+    /// Whether a backward pass freed the block.
+    pub is_freed_in_backward: bool,
+}
+
+impl BlockLifetime {
+    /// The size in bytes, rounded as the allocator rounded.
+    pub fn size(&self) -> u64 {
+        u64::from(self.units) * UNIT
+    }
+
+    /// The requested size in bytes.
+    pub fn requested(&self) -> u64 {
+        self.size().saturating_sub(self.slack.into())
+    }
+
+    /// A block of this size that is never freed, with defaults for everything else.
+    pub(super) fn of_size(allocated: u32, requested: u64) -> BlockLifetime {
+        let units = u32::try_from(requested.div_ceil(UNIT)).unwrap_or(u32::MAX);
+        BlockLifetime {
+            allocated,
+            freed: NEVER,
+            units,
+            slack: (u64::from(units) * UNIT).saturating_sub(requested) as u32,
+            context: ContextId::NONE,
+            freed_context: ContextId::NONE,
+            stack: StackId::NONE,
+            step: BEFORE_STEPS,
+            backward_passes: 0,
+            category: Category::Unknown,
+            phase: Phase::Other,
+            lane: 0,
+            is_freed_in_backward: false,
+        }
+    }
+
+    /// Whether the block was allocated when the event `seq` had happened.
+    pub fn includes(&self, seq: u32) -> bool {
+        self.allocated <= seq && seq < self.freed
+    }
+}
+
+/// One step, or the time before the first.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StepWindow {
+    /// The step; [`BEFORE_STEPS`] before the first.
+    pub step: u32,
+    /// `seq` of its first allocation.
+    pub first: u32,
+    /// `seq` of the last event before the next step; [`NEVER`] for the last step.
+    pub last: u32,
+    /// The highest allocated bytes after an allocation of the step.
+    pub peak: u64,
+}
+
+impl StepWindow {
+    fn overlaps(&self, block: &BlockLifetime) -> bool {
+        block.allocated <= self.last && block.freed > self.first
+    }
+}
+
+/// The lifetimes of one device's blocks.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct BlockLifetimes {
+    /// The device ordinal.
+    pub device: i16,
+    /// The blocks in the order of their allocation.
+    pub blocks: Vec<BlockLifetime>,
+    /// Stream and private pool of blocks.
+    pub lanes: Vec<(u64, u16)>,
+    /// The times for which `blocks` has every block, in order.
+    pub windows: Vec<StepWindow>,
+    /// Whether `blocks` has every block of the recording.
+    pub is_whole: bool,
+}
+
+/// Collects the lifetimes of all devices.
+#[derive(Clone, Debug)]
+pub struct LifetimeCollector {
+    devices: Vec<DeviceCollector>,
+    max_blocks: usize,
+    most_blocks: usize,
+}
+
+#[derive(Clone, Debug, Default)]
+struct DeviceCollector {
+    device: i16,
+    max_blocks: usize,
+    most_blocks: usize,
+    blocks: Vec<BlockLifetime>,
+    lanes: Vec<(u64, u16)>,
+    /// The steps for which all blocks are kept; the last one is running.
+    windows: Vec<StepWindow>,
+    is_pruned: bool,
+    /// One step alone has too many blocks, or a number does not fit.
+    is_overflowed: bool,
+}
+
+impl Default for LifetimeCollector {
+    fn default() -> LifetimeCollector {
+        LifetimeCollector { devices: Vec::new(), max_blocks: MAX_BLOCKS, most_blocks: MOST_BLOCKS }
+    }
+}
+
+impl LifetimeCollector {
+    fn device(&mut self, device: i16) -> &mut DeviceCollector {
+        let index = self.devices.iter().position(|one| one.device == device).unwrap_or_else(|| {
+            let (max_blocks, most_blocks) = (self.max_blocks, self.most_blocks);
+            self.devices.push(DeviceCollector { device, max_blocks, most_blocks, ..DeviceCollector::default() });
+            self.devices.len() - 1
+        });
+        &mut self.devices[index]
+    }
+
+    /// The lifetimes by device. A device without an entry had too many blocks in one step.
+    pub fn finish(self) -> Vec<BlockLifetimes> {
+        let finish = |mut device: DeviceCollector| {
+            device.blocks.sort_unstable_by_key(|block| block.allocated);
+            BlockLifetimes {
+                device: device.device,
+                blocks: device.blocks,
+                lanes: device.lanes,
+                windows: device.windows,
+                is_whole: !device.is_pruned,
+            }
+        };
+        self.devices.into_iter().filter(|device| !device.is_overflowed).map(finish).collect()
+    }
+}
+
+impl DeviceCollector {
+    fn lane(&mut self, lane: (u64, u16)) -> Option<u8> {
+        let index = self.lanes.iter().position(|one| *one == lane).unwrap_or_else(|| {
+            self.lanes.push(lane);
+            self.lanes.len() - 1
+        });
+        u8::try_from(index).ok()
+    }
+
+    fn step_begins(&mut self, step: u32, seq: u32) {
+        if let Some(last) = self.windows.last_mut() {
+            last.last = seq.saturating_sub(1);
+        }
+        self.windows.push(StepWindow { step, first: seq, last: NEVER, peak: 0 });
+    }
+
+    /// Leaves only the steps of the module's documentation, and the blocks that were allocated in them.
+    fn prune(&mut self) {
+        let highest = self.windows.iter().max_by_key(|window| (window.peak, std::cmp::Reverse(window.first))).copied();
+        let running = self.windows.last().copied();
+        self.windows.retain(|window| window.step < FIRST_STEPS || Some(*window) == highest || Some(*window) == running);
+        let windows = &self.windows;
+        self.blocks.retain(|block| windows.iter().any(|window| window.overlaps(block)));
+        self.is_pruned = true;
+        if self.blocks.len() > self.max_blocks / 4 * 3 {
+            self.max_blocks *= 2;
+        }
+        if self.max_blocks > self.most_blocks {
+            self.is_overflowed = true;
+            self.blocks = Vec::new();
+        }
+    }
+}
+
+impl BlockObserver for LifetimeCollector {
+    #[inline]
+    fn allocated(&mut self, device: i16, block: &BlockAllocation, usage: &Usage) {
+        let device = self.device(device);
+        let step = block.position.step.unwrap_or(BEFORE_STEPS);
+        let Ok(seq) = u32::try_from(block.seq) else {
+            device.is_overflowed = true;
+            return;
+        };
+        if device.windows.last().is_none_or(|window| window.step != step) {
+            device.step_begins(step, seq);
+        }
+        if let Some(window) = device.windows.last_mut() {
+            window.peak = window.peak.max(usage.allocated);
+        }
+    }
+
+    #[inline]
+    fn lifetime_ended(
+        &mut self,
+        device: i16,
+        block: &BlockAllocation,
+        classification: &BlockClassification,
+        _: FrameId,
+        free: Option<&Event>,
+    ) {
+        let device = self.device(device);
+        if device.is_overflowed {
+            return;
+        }
+        let freed = free.map_or(Some(NEVER), |e| u32::try_from(e.seq).ok());
+        let numbers = (
+            u32::try_from(block.seq),
+            freed,
+            u32::try_from(block.size / UNIT),
+            device.lane((block.stream, block.pool)),
+        );
+        let (Ok(allocated), Some(freed), Ok(units), Some(lane)) = numbers else {
+            device.is_overflowed = true;
+            return;
+        };
+        device.blocks.push(BlockLifetime {
+            allocated,
+            freed,
+            units,
+            slack: u32::try_from(block.size.saturating_sub(block.requested)).unwrap_or(0),
+            context: block.event_context,
+            freed_context: free.map_or(ContextId::NONE, |e| e.context),
+            stack: block.stack,
+            step: block.position.step.unwrap_or(BEFORE_STEPS),
+            backward_passes: block.position.backward_passes as u16,
+            category: classification.category,
+            phase: block.phase,
+            lane,
+            is_freed_in_backward: free.is_some_and(|e| e.flags.contains(Flags::IN_BACKWARD)),
+        });
+        if device.blocks.len() >= device.max_blocks {
+            device.prune();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::CategoryRuleId;
+
+    fn run(steps: u32, per_step: u64, max_blocks: usize) -> BlockLifetimes {
+        let mut collector = LifetimeCollector { max_blocks, most_blocks: max_blocks, ..LifetimeCollector::default() };
+        let classification =
+            BlockClassification { category: Category::Activation, rule: CategoryRuleId::ActivationForward };
+        let mut seq = 0;
+        for step in 0..steps {
+            for i in 0..per_step {
+                seq += 1;
+                let mut block = BlockAllocation::for_tests(seq);
+                block.position.step = Some(step);
+                let allocated = if step == 5 { 900 + i } else { 100 + i };
+                collector.allocated(0, &block, &Usage { allocated, ..Usage::default() });
+                let free = Event { seq: seq + 1, ..Event::EMPTY };
+                seq += 1;
+                collector.lifetime_ended(0, &block, &classification, FrameId::NONE, Some(&free));
+            }
+        }
+        collector.finish().into_iter().next().unwrap_or_default()
+    }
+
+    #[test]
+    fn a_block_needs_forty_bytes() {
+        assert_eq!(std::mem::size_of::<BlockLifetime>(), 40);
+    }
+
+    #[test]
+    fn a_short_recording_is_kept_whole() {
+        let all = run(9, 10, 1000);
+        assert!(all.is_whole);
+        assert_eq!((all.blocks.len(), all.windows.len()), (90, 9));
+    }
+
+    #[test]
+    fn a_long_recording_keeps_some_steps() {
+        let some = run(100, 10, 100);
+        assert!(!some.is_whole);
+        let steps: Vec<u32> = some.windows.iter().map(|window| window.step).collect();
+        assert!(steps.starts_with(&[0, 1, 5]) && steps.last() == Some(&99), "{steps:?}");
+        for window in &some.windows {
+            assert_eq!(some.blocks.iter().filter(|block| block.step == window.step).count(), 10, "{window:?}");
+        }
+        assert!(some.blocks.len() <= 100);
+    }
+
+    #[test]
+    fn a_step_with_too_many_blocks_is_not_kept() {
+        assert_eq!(run(1, 200, 100), BlockLifetimes::default());
+    }
+}

@@ -1,0 +1,288 @@
+//! What would lower a peak, or the allocated bytes at an out-of-memory error: each change is replayed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use memtrace_trace::ids::{ContextId, StackId};
+
+use crate::locations::Locations;
+use crate::summary::{SuggestionScope, SuggestionSummary};
+use crate::units::size_text;
+use crate::why::{allocator_limit, allocator_settings, oom_to_explain};
+use memtrace_input::load::Process;
+use memtrace_insight::passes::changes::{
+    BatchChange, Changes, FailedRequest, OptimizerChange, Outcome, Plan, Recorded,
+};
+use memtrace_insight::passes::{
+    Analysis, BlockLifetimes, Category, Composition, DeviceAnalysis, EarlierIteration, Phase, RestOfStep, StackTable,
+    StepRows,
+};
+use memtrace_insight::rules::{RuleId, SuggestionRule, WORTH_DOING, suggestion_rule};
+use memtrace_replay::Names;
+
+/// A combination is reported if it lowers the peak by at least one in this many parts more than its best part.
+const WORTH_COMBINING: u64 = 10;
+/// The maximum number of changes that are combined.
+const MAX_COMBINED: usize = 3;
+/// The maximum number of threads for replays.
+const MAX_THREADS: usize = 4;
+/// The maximum number of groups of modules that an action names.
+const MAX_GROUPS: usize = 6;
+
+/// What suggestions are made from.
+pub(crate) struct SuggestionQuery<'a> {
+    pub process: &'a Process,
+    pub analysis: &'a Analysis,
+    pub device: &'a DeviceAnalysis,
+    pub lifetimes: &'a BlockLifetimes,
+    /// What the step that the explained error interrupted would still have requested.
+    pub rest: Option<&'a RestOfStep>,
+    pub table: &'a StackTable,
+    pub names: &'a Names,
+    pub locations: &'a Locations<'a>,
+}
+
+/// What would lower the peak, or the allocated bytes at the error to explain, lowest new peak first. Only changes whose
+/// replay lowers it. `progress` receives the number of replays done, and their total.
+pub(crate) fn suggestions(query: &SuggestionQuery<'_>, progress: &mut dyn FnMut(u64, u64)) -> Vec<SuggestionSummary> {
+    let device = query.device;
+    let oom = oom_to_explain(device, query.process);
+    let failed = oom.map(|oom| FailedRequest {
+        seq: oom.seq,
+        requested: oom.requested,
+        at: oom.requested_at,
+        phase: oom.phase,
+        step: oom.position.step,
+    });
+    let (state, phase) = oom.map_or((&device.peak, device.peak.phase), |oom| (&oom.in_use, oom.phase));
+    let at_error = state.usage.allocated + failed.map_or(0, |failed| failed.requested);
+    let settings = allocator_settings(query.process);
+    if at_error == 0 || !settings.native {
+        return Vec::new();
+    }
+    let definitions = query.process.definitions();
+    let recorded = Recorded::new(query.lifetimes, definitions, query.table, settings, failed, query.rest);
+    let limit = allocator_limit(query.process, device, query.analysis);
+    let scope = match query.rest.filter(|_| recorded.is_continued()).map(|rest| rest.taken_from) {
+        Some(EarlierIteration::Step(_)) => SuggestionScope::Run,
+        Some(EarlierIteration::InSameStep) => SuggestionScope::Iteration,
+        None if failed.is_some() => SuggestionScope::UntilError,
+        None => SuggestionScope::Run,
+    };
+    let peak = match query.rest.filter(|_| recorded.is_continued()) {
+        Some(rest) => rest.peak.max(device.peak.usage.allocated),
+        None => at_error,
+    };
+    let changes = Changes::new(recorded, peak, limit.unwrap_or(u64::MAX), peaks_by_phase(device));
+    if !changes.is_sound() {
+        return Vec::new();
+    }
+    let has_backward = device.table.total().phases[Phase::Backward as usize].allocations > 0;
+    let phase = if query.rest.is_some() { changes.peak_phase().unwrap_or(phase) } else { phase };
+    let texts = Texts { query, changes: &changes, has_backward, phase };
+    let plans: Vec<Plan> = changes.plans().into_iter().filter(|plan| texts.applies(plan)).collect();
+    let outcomes = replay_all(&changes, &plans, progress);
+    let is_worth = |outcome: &Outcome| peak.saturating_sub(outcome.peak) >= (peak / WORTH_DOING).max(1);
+    let replayed = plans.into_iter().zip(outcomes).filter_map(|(plan, outcome)| Some((plan, outcome?)));
+    let mut found: Vec<(Plan, Outcome)> = replayed.filter(|(_, outcome)| is_worth(outcome)).collect();
+    found.sort_by_key(|(_, outcome)| outcome.peak);
+    let combined = combine(&changes, &found);
+    let evidence = figures_text(state);
+    let fits = |outcome: &Outcome| match (scope, outcome.fits) {
+        (_, false) => Some(false),
+        (SuggestionScope::Run, true) => limit.map(|_| true),
+        // What follows an iteration is known if the program only repeats it.
+        (SuggestionScope::Iteration, true) => (!has_backward).then_some(true),
+        (SuggestionScope::UntilError, true) => None,
+    };
+    let summary = |(plan, outcome): &(Plan, Outcome)| {
+        let rules = texts.rules(plan);
+        let first = rules.first()?;
+        let join = |of: &dyn Fn(&SuggestionRule) -> String, with: &str| {
+            let parts: Vec<String> = rules.iter().map(|rule| of(rule)).collect();
+            parts.join(with)
+        };
+        Some(SuggestionSummary {
+            rule: if rules.len() > 1 { RuleId::CombinedChanges } else { first.id },
+            action: join(&|rule| texts.action(rule, plan), " + "),
+            combines: if rules.len() > 1 { rules.iter().map(|rule| rule.id).collect() } else { Vec::new() },
+            peak_after_bytes: outcome.peak,
+            reserved_after_bytes: outcome.reserved,
+            saves_bytes: peak.saturating_sub(outcome.peak),
+            fits: fits(outcome),
+            scope,
+            at_most: rules.iter().any(|rule| rule.at_most),
+            evidence: format!("{} {evidence}", join(&|rule| rule.condition.to_owned(), " ")),
+            method: join(&|rule| rule.method.to_owned(), " "),
+        })
+    };
+    combined.iter().chain(&found).filter_map(summary).collect()
+}
+
+/// Replays all plans, on several threads.
+fn replay_all(changes: &Changes<'_>, plans: &[Plan], progress: &mut dyn FnMut(u64, u64)) -> Vec<Option<Outcome>> {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS).min(plans.len());
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut done = Vec::new();
+        while let Some((index, plan)) =
+            Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|i| Some((i, plans.get(i)?)))
+        {
+            done.push((index, changes.outcome(plan)));
+        }
+        done
+    };
+    let mut outcomes = vec![None; plans.len()];
+    progress(0, plans.len() as u64);
+    std::thread::scope(|scope| {
+        let others: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
+        let mut all = work();
+        for other in others {
+            // A thread ends early only by a panic, which this one takes over.
+            all.extend(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        }
+        for (index, outcome) in all {
+            outcomes[index] = outcome;
+        }
+    });
+    progress(plans.len() as u64, plans.len() as u64);
+    outcomes
+}
+
+/// The changes that lower the peak most together, if together they lower it clearly more than the best one alone.
+fn combine(changes: &Changes<'_>, found: &[(Plan, Outcome)]) -> Option<(Plan, Outcome)> {
+    let (alone, outcome) = found.first()?;
+    let mut plan = alone.clone();
+    let mut best = changes.summed_peak(&plan);
+    for _ in 1..MAX_COMBINED {
+        let more = found.iter().filter_map(|(other, _)| plan.with(other));
+        let replayed = more.map(|more| (changes.summed_peak(&more), more));
+        let Some((peak, more)) = replayed.min_by_key(|(peak, _)| *peak) else { break };
+        if peak + best / WORTH_COMBINING > best {
+            break;
+        }
+        (plan, best) = (more, peak);
+    }
+    let together = (plan != *alone).then(|| changes.outcome(&plan)).flatten()?;
+    (together.peak < outcome.peak).then_some((plan, together))
+}
+
+/// The highest peak of each phase over the whole run.
+fn peaks_by_phase(device: &DeviceAnalysis) -> [u64; Phase::ALL.len()] {
+    let (later, _) = device.table.later();
+    let parts: Vec<&StepRows> =
+        [Some(device.table.before()), device.table.first(), Some(later)].into_iter().flatten().collect();
+    Phase::ALL.map(|phase| parts.iter().map(|rows| rows.phases[phase as usize].peak).max().unwrap_or(0))
+}
+
+/// The texts of plans.
+struct Texts<'a> {
+    query: &'a SuggestionQuery<'a>,
+    changes: &'a Changes<'a>,
+    has_backward: bool,
+    phase: Phase,
+}
+
+impl Texts<'_> {
+    /// Whether the condition of a plan's rule holds, beside what the replay shows.
+    fn applies(&self, plan: &Plan) -> bool {
+        match plan.batch {
+            Some(BatchChange::Evaluation) => self.phase == Phase::Eval && self.has_backward,
+            Some(BatchChange::Half) => self.has_backward || matches!(self.phase, Phase::Forward | Phase::Eval),
+            _ => true,
+        }
+    }
+
+    fn rules(&self, plan: &Plan) -> Vec<&'static SuggestionRule> {
+        let mut ids = Vec::new();
+        let mut add = |holds: bool, id: RuleId| {
+            if holds {
+                ids.push(id);
+            }
+        };
+        add(plan.attention, RuleId::ScaledDotProductAttention);
+        add(plan.chunked_loss, RuleId::ChunkedCrossEntropy);
+        add(plan.no_grad, RuleId::NoGrad);
+        let checkpoint = if self.has_backward { RuleId::CheckpointLayers } else { RuleId::CheckpointOrNoGrad };
+        add(!plan.checkpoint.is_empty(), checkpoint);
+        match plan.batch {
+            Some(BatchChange::Accumulated) => add(true, RuleId::SmallerBatches),
+            Some(BatchChange::MoreMicroBatches(_)) => add(true, RuleId::MoreMicroBatches),
+            Some(BatchChange::Half) => add(true, RuleId::HalfTheBatch),
+            Some(BatchChange::Evaluation) => add(true, RuleId::SmallerEvaluationBatch),
+            None => {}
+        }
+        add(plan.clear_gradients, RuleId::SetToNone);
+        add(plan.bucket_views, RuleId::GradientsInBuckets);
+        match plan.optimizer {
+            Some(OptimizerChange::Fused) => add(true, RuleId::FusedStep),
+            Some(OptimizerChange::OneByOne) => add(true, RuleId::SingleTensorStep),
+            Some(OptimizerChange::EightBit) => add(true, RuleId::EightBitMoments),
+            Some(OptimizerChange::InBackward) => add(true, RuleId::OptimizerInBackward),
+            None => {}
+        }
+        add(plan.bfloat16, RuleId::Bfloat16Model);
+        ids.into_iter().filter_map(suggestion_rule).collect()
+    }
+
+    fn action(&self, rule: &SuggestionRule, plan: &Plan) -> String {
+        // The innermost line outside PyTorch: a model's code can be in a library.
+        let place = |stack: Option<StackId>| {
+            let frames = self.query.process.definitions().walk(stack.unwrap_or_default());
+            let mut frames = frames.filter_map(|(_, frame)| frame).filter(|frame| !frame.native);
+            let outside = frames.find(|frame| !frame.filename.contains("/torch/"));
+            outside.map_or_else(
+                || "an unknown line".to_owned(),
+                |frame| format!("{}:{}", self.query.locations.short(&frame.filename), frame.line),
+            )
+        };
+        let mut action = rule.action.to_owned();
+        if action.contains("{layers}") {
+            action = action.replace("{layers}", &self.modules(&self.changes.checkpointed(&plan.checkpoint)));
+        }
+        if action.contains("{place}") {
+            let stack =
+                if rule.id == RuleId::ChunkedCrossEntropy { self.changes.loss() } else { self.changes.softmax() };
+            action = action.replace("{place}", &place(stack));
+        }
+        if let Some(BatchChange::MoreMicroBatches(count)) = plan.batch {
+            let (count, twice) = (count.to_string(), (2 * u32::from(count)).to_string());
+            action = action.replace("{count}", &count).replace("{twice}", &twice);
+        }
+        action.replace("{optimizer}", self.changes.optimizer_name().as_deref().unwrap_or("the optimizer"))
+    }
+
+    /// The modules of these calls: `layers.* (12 of Block)`, `layer1.* (3 of Block), layer2.* (4 of Block)`.
+    fn modules(&self, calls: &[ContextId]) -> String {
+        let definitions = self.query.process.definitions();
+        // By class and parent's path: the paths.
+        let mut groups: BTreeMap<(&str, String), BTreeSet<String>> = BTreeMap::new();
+        for call in calls {
+            let class = definitions.nn_calls.get(call).map_or("", |call| &*call.class);
+            let path = self.query.names.module_path(*call, self.query.device.peak.seq).unwrap_or_default();
+            let parent = path.rsplit_once('.').map_or("", |(parent, _)| parent);
+            let parent = parent.to_owned();
+            groups.entry((class, parent)).or_default().insert(path);
+        }
+        if groups.len() <= MAX_GROUPS && groups.keys().all(|(_, parent)| !parent.is_empty()) {
+            let text = |((class, parent), paths): (&(&str, String), &BTreeSet<String>)| {
+                format!("{parent}.* ({} of {class})", paths.len())
+            };
+            return groups.iter().map(text).collect::<Vec<String>>().join(", ");
+        }
+        let mut classes: BTreeMap<&str, usize> = BTreeMap::new();
+        for ((class, _), paths) in &groups {
+            *classes.entry(class).or_default() += paths.len();
+        }
+        let text = |(class, count): (&&str, &usize)| format!("all {count} {class} modules");
+        classes.iter().map(text).collect::<Vec<String>>().join(", ")
+    }
+}
+
+fn figures_text(state: &Composition) -> String {
+    let by_category = state.by_category();
+    let figures = Category::ALL.iter().zip(by_category).filter(|(_, amount)| amount.bytes > 0);
+    let present: Vec<String> =
+        figures.map(|(category, amount)| format!("{} {}", category.plural(), size_text(amount.bytes))).collect();
+    format!("Allocated {}: {}.", size_text(state.usage.allocated), present.join(", "))
+}
