@@ -33,7 +33,7 @@ pub use memtrace_report::{
 };
 pub use memtrace_summary::{
     Baseline, CheckOptions, CheckReport, DiffOptions, DiffReport, LinesOptions, LinesReport, Progress, Replaying,
-    Summary, Tolerance, check, diff, lines, summarize, summarize_with,
+    Summary, SummaryOptions, Tolerance, check, diff, lines, summarize, summarize_with,
 };
 
 /// The results of an analysis, and their texts.

@@ -10,7 +10,7 @@ use memtrace_analysis::rules::DIAGNOSTICS;
 use memtrace_analysis::{SECTIONS, Tolerance};
 use memtrace_trace::options;
 
-use crate::option_values::{size, step_range, time_limit, time_range, tolerance};
+use crate::option_values::{category_limit, size, step_range, time_limit, time_range, tolerance};
 
 /// Record what fills the GPU memory of a program
 ///
@@ -79,6 +79,9 @@ pub(crate) struct Report {
     /// Print one section in full
     #[arg(long, value_name = "NAME", value_parser = section_names(), conflicts_with = "json")]
     pub(crate) section: Option<String>,
+    /// Divide the memory into your own categories, by the rules of this JSON file (docs/how-to/custom-categories.md)
+    #[arg(long, value_name = "FILE")]
+    pub(crate) categories: Option<PathBuf>,
 }
 
 /// The sections of a report, each with its description, as values for clap.
@@ -112,6 +115,10 @@ pub(crate) struct Export {
     /// was made with them; use this only for recordings that you trust
     #[arg(long)]
     pub(crate) sources: bool,
+    /// Give blocks your own categories, by the rules of this JSON file (docs/how-to/custom-categories.md): snapshot,
+    /// html, json, csv, parquet
+    #[arg(long, value_name = "FILE")]
+    pub(crate) categories: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) window: Window,
 }
@@ -174,6 +181,9 @@ pub(crate) struct Lines {
     /// them; use this only for recordings that you trust
     #[arg(long)]
     pub(crate) sources: bool,
+    /// Divide the memory into your own categories, by the rules of this JSON file (docs/how-to/custom-categories.md)
+    #[arg(long, value_name = "FILE")]
+    pub(crate) categories: Option<PathBuf>,
     /// Print an HTML page that loads nothing from the network
     #[arg(long, conflicts_with = "json")]
     pub(crate) html: bool,
@@ -212,6 +222,9 @@ pub(crate) struct Diff {
     /// were made with them
     #[arg(long)]
     pub(crate) sources: bool,
+    /// Divide the memory into your own categories, by the rules of this JSON file (docs/how-to/custom-categories.md)
+    #[arg(long, value_name = "FILE")]
+    pub(crate) categories: Option<PathBuf>,
     /// Print the complete comparison as JSON, in bytes (analysis/schema/diff.schema.json)
     #[arg(long)]
     pub(crate) json: bool,
@@ -221,7 +234,7 @@ pub(crate) struct Diff {
 #[derive(Args, Debug)]
 #[command(
     group = ArgGroup::new("limits").required(true).multiple(true)
-        .args(["max_peak", "max_reserved", "max_leak", "no_oom", "no_issue", "baseline"]),
+        .args(["max_peak", "max_reserved", "max_leak", "max_category", "no_oom", "no_issue", "baseline"]),
     after_help = "Exit status: 0 if the run passes, 1 if it exceeds a limit or the recording is not sufficient to decide, 2 for bad \
     usage or unreadable input.\n\
     Sizes have binary units (20GiB, 512MiB), decimal units (20GB) or are numbers of bytes. Each limit applies to each device of each process."
@@ -239,6 +252,10 @@ pub(crate) struct Check {
     /// Fail if memory grows by more than SIZE in each step after the second step
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) max_leak: Option<u64>,
+    /// Fail if the blocks of a category exceed SIZE at the peak; NAME is a category of the report in JSON (activation)
+    /// or one of --categories; may be repeated
+    #[arg(long, value_name = "NAME=SIZE", value_parser = category_limit)]
+    pub(crate) max_category: Vec<(String, u64)>,
     /// Fail if an out-of-memory error occurred, even if the program caught it
     #[arg(long)]
     pub(crate) no_oom: bool,
@@ -258,6 +275,9 @@ pub(crate) struct Check {
     /// Check only this device; -1 is the CPU
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(crate) device: Option<i16>,
+    /// Divide the memory into your own categories, by the rules of this JSON file (docs/how-to/custom-categories.md)
+    #[arg(long, value_name = "FILE")]
+    pub(crate) categories: Option<PathBuf>,
     /// Accept an incomplete recording: lost events, processes that were not recorded, or a program that failed
     #[arg(long)]
     pub(crate) allow_incomplete: bool,
@@ -389,6 +409,10 @@ pub(crate) struct Run {
     /// collection.
     #[arg(long)]
     pub(crate) cycles: bool,
+    /// Divide the memory of the report and the snapshot into your own categories, by the rules of this JSON file
+    /// (docs/how-to/custom-categories.md)
+    #[arg(long, value_name = "FILE")]
+    pub(crate) categories: Option<PathBuf>,
     /// Print only errors and warnings
     #[arg(short, long)]
     pub(crate) quiet: bool,

@@ -2,7 +2,9 @@
 //! the report on stderr.
 
 use std::io::{IsTerminal, Write};
+use std::sync::Arc;
 
+use memtrace_analysis::rules::CustomRules;
 use memtrace_analysis::{FinishOptions, FinishedRun, RunFolder, ToText, finish_run};
 
 use crate::terminal::{ProgressLine, layout};
@@ -13,19 +15,21 @@ use crate::{message, sandbox};
 const MAX_PRINTED_PROBLEMS: usize = 8;
 
 /// What the end-of-run summary prints and writes.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct SummaryOptions {
     /// Print only errors and warnings.
     pub(crate) quiet: bool,
     /// Write no snapshots.
     pub(crate) no_snapshot: bool,
+    /// The rules of the user's own categories.
+    pub(crate) custom_rules: Option<Arc<CustomRules>>,
 }
 
 /// Analyzes the run in `folder`, writes its files and prints the summary.
 ///
 /// A failure of the analysis does not end the launcher.
 pub(crate) fn finish(folder: &RunFolder, options: SummaryOptions) {
-    let analysis = || match analyze(folder, options) {
+    let analysis = || match analyze(folder, &options) {
         Ok(()) => 0,
         Err(e) => {
             report_failure(folder, e);
@@ -42,8 +46,9 @@ fn report_failure(folder: &RunFolder, error: anyhow::Error) {
     message::note(&format!("the recording in {} is complete", folder.path().display()));
 }
 
-fn analyze(folder: &RunFolder, options: SummaryOptions) -> anyhow::Result<()> {
-    let finish_options = FinishOptions { no_snapshot: options.no_snapshot, ..FinishOptions::default() };
+fn analyze(folder: &RunFolder, options: &SummaryOptions) -> anyhow::Result<()> {
+    let custom_rules = options.custom_rules.clone();
+    let finish_options = FinishOptions { no_snapshot: options.no_snapshot, custom_rules, ..FinishOptions::default() };
     let mut line = ProgressLine::new(!options.quiet && std::io::stderr().is_terminal());
     let written = finish_run(folder, &finish_options, &mut |progress| line.show(&progress));
     line.clear();

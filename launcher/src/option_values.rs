@@ -37,6 +37,15 @@ pub(crate) fn tolerance(text: &str) -> Result<Tolerance, String> {
     }
 }
 
+/// Parses a limit of a category: `NAME=SIZE`.
+pub(crate) fn category_limit(text: &str) -> Result<(String, u64), String> {
+    let (name, limit) = text.rsplit_once('=').ok_or("expected NAME=SIZE such as activation=8GiB")?;
+    if name.trim().is_empty() {
+        return Err("expected a name before the =".to_owned());
+    }
+    Ok((name.trim().to_owned(), size(limit)?))
+}
+
 /// Parses a time: a number of seconds, or numbers with units such as `250ms` and `1m30s`. The result is exact.
 fn time(text: &str) -> Option<Duration> {
     let text = text.trim();
@@ -110,6 +119,15 @@ mod tests {
     fn a_tolerance_is_a_share_or_a_size() {
         assert_eq!((tolerance("2%"), tolerance("1MiB")), (Ok(Tolerance::Share(0.02)), Ok(Tolerance::Bytes(1 << 20))));
         assert!(tolerance("x%").is_err() && tolerance("-1%").is_err());
+    }
+
+    #[test]
+    fn a_category_limit_has_a_name_and_a_size() {
+        assert_eq!(category_limit("activation=8GiB"), Ok(("activation".to_owned(), 8 << 30)));
+        assert_eq!(category_limit("a=b = 1MiB"), Ok(("a=b".to_owned(), 1 << 20)));
+        assert!(
+            category_limit("activation").is_err() && category_limit("=1MiB").is_err() && category_limit("a=").is_err()
+        );
     }
 
     #[test]

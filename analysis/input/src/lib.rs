@@ -16,6 +16,7 @@
 //! ```
 
 mod address_map;
+mod compile_contexts;
 pub mod error;
 mod folder;
 mod json_file;
@@ -25,6 +26,7 @@ pub mod symbols;
 mod trace_index;
 
 pub use address_map::{AddressBuildHasher, AddressHasher, AddressMap};
+pub use compile_contexts::{CompileContextId, CompileContexts};
 pub use error::{Error, Result};
 pub use folder::{AtomicFile, RunFolder};
 pub use load::{Process, Run, open_run, open_run_with_progress};

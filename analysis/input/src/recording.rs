@@ -7,6 +7,8 @@ use memtrace_trace::counters::Counter;
 use memtrace_trace::event::Event;
 use memtrace_trace::file::{Damage, Definitions, End, EventCounts, LostBlock};
 
+use crate::compile_contexts::CompileContexts;
+
 /// What one pass over a recording could not deliver.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct LostEvents {
@@ -54,6 +56,10 @@ pub trait Recording: Send + Sync {
     /// end.
     fn derived_events(&self) -> u64 {
         0
+    }
+    /// The compile contexts of the events. Only PyTorch's snapshots have them.
+    fn compile_contexts(&self) -> &CompileContexts {
+        CompileContexts::EMPTY
     }
     /// Passes every block of events to `sink`, in order. Returns what could not be delivered.
     fn stream(&self, sink: &mut dyn FnMut(&[Event])) -> LostEvents;

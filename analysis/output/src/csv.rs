@@ -12,27 +12,36 @@ use memtrace_trace::ids::FrameId;
 use super::window::Window;
 use memtrace_input::error::{Error, Result};
 use memtrace_input::load::Process;
-use memtrace_input::printable;
-use memtrace_insight::passes::{Analysis, BlockAllocation, BlockClassification, BlockObserver};
+use memtrace_input::{CompileContexts, printable};
+use memtrace_insight::passes::{Analysis, BlockAllocation, BlockClassification, BlockObserver, CustomCategorizer};
+use memtrace_insight::rules::CustomRules;
 use memtrace_replay::{Names, Usage};
 
 /// The columns. Times are nanoseconds since 1970, sizes are bytes. `free_ns` and `free_seq` are empty for blocks that
 /// are still allocated at the end.
-const COLUMNS: &str = "device,address,size,requested,alloc_ns,free_ns,alloc_seq,free_seq,step,phase,category,rule,evidence,name,module,node,frame\n";
+const COLUMNS: &str = "device,address,size,requested,alloc_ns,free_ns,alloc_seq,free_seq,step,phase,category,rule,evidence,name,module,node,frame,custom_category,compile_context,shape\n";
 
-/// Writes the blocks of one process in a window as CSV (RFC 4180). `progress` receives the number of events read so
-/// far.
+/// Writes the blocks of one process in a window as CSV (RFC 4180). `custom_rules` give the blocks their custom
+/// categories. `progress` receives the number of events read so far.
 ///
 /// # Errors
 ///
 /// The errors of `out`.
-pub fn blocks_csv(process: &Process, window: &Window, out: impl Write, progress: &mut dyn FnMut(u64)) -> Result<()> {
+pub fn blocks_csv(
+    process: &Process,
+    window: &Window,
+    custom_rules: Option<&CustomRules>,
+    out: impl Write,
+    progress: &mut dyn FnMut(u64),
+) -> Result<()> {
     let recording = process.recording();
     let names = Names::of(recording);
     let mut writer = CsvWriter {
         out: BufWriter::new(out),
         definitions: process.definitions(),
         names: &names,
+        custom: custom_rules.map(|rules| CustomCategorizer::new(rules, process.definitions(), &names)),
+        compile_contexts: recording.compile_contexts(),
         calibration: recording.calibration(),
         window,
         error: None,
@@ -47,6 +56,8 @@ struct CsvWriter<'a, W: Write> {
     out: BufWriter<W>,
     definitions: &'a Definitions,
     names: &'a Names,
+    custom: Option<CustomCategorizer<'a>>,
+    compile_contexts: &'a CompileContexts,
     calibration: Calibration,
     window: &'a Window,
     error: Option<std::io::Error>,
@@ -89,10 +100,11 @@ impl<W: Write> BlockObserver for CsvWriter<'_, W> {
             _ => block.stack,
         };
         let frame = self.definitions.stacks.get(stack.index()).map_or(FrameId::NONE, |stack| stack.frame);
-        let name = self.names.of_allocation(block.seq).map(|name| name.text()).unwrap_or_default();
+        let named = self.names.of_allocation(block.seq);
+        let name = named.map(|named| named.text()).unwrap_or_default();
         let text = |value: Option<u64>| value.map(|value| value.to_string()).unwrap_or_default();
         let line = format!(
-            "{device},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n",
+            "{device},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n",
             block.addr,
             block.size,
             block.requested,
@@ -109,6 +121,9 @@ impl<W: Write> BlockObserver for CsvWriter<'_, W> {
             printable::csv(&self.names.module_path(block.event_context, block.seq).unwrap_or_default()),
             printable::csv(node),
             printable::csv(&self.frame(frame)),
+            printable::csv(self.custom.as_ref().and_then(|custom| custom.name_of(block)).unwrap_or_default()),
+            printable::csv(self.compile_contexts.text(self.compile_contexts.of(block.seq)).unwrap_or_default()),
+            printable::csv(named.map_or("", |named| &*named.shape)),
         );
         self.put(|out| out.write_all(line.as_bytes()));
     }

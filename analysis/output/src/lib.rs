@@ -5,7 +5,7 @@
 //!
 //! let run = memtrace_input::open_run("../../tests/golden/snapshots/resnet_leak.pickle.gz")?;
 //! let mut csv = Vec::new();
-//! blocks_csv(&run.processes()[0], &Window::WHOLE, &mut csv, &mut |_events_read| {})?;
+//! blocks_csv(&run.processes()[0], &Window::WHOLE, None, &mut csv, &mut |_events_read| {})?;
 //! assert!(csv.starts_with(b"device,address,size,"));
 //! # Ok::<(), memtrace_input::Error>(())
 //! ```

@@ -12,8 +12,9 @@
 //! Memory that PyTorch's allocator does not manage (CUDA calls, CPU tensors) gets one segment per allocation. CPU
 //! tensors are written only if a process used no device, and then as device 0.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io::Write;
+use std::sync::Arc;
 
 use memtrace_trace::clock::Calibration;
 use memtrace_trace::event::{Action, Event, Flags, Source};
@@ -23,13 +24,15 @@ use super::background::BackgroundWriter;
 use super::frames::FrameWriter;
 use super::metadata::BlockMetadata;
 use super::phrase::Phrase;
-use super::pickle::{List, PickleWriter, Word, Words};
+use super::pickle::{List, Memo, PickleWriter, Word, Words};
 use super::sources::{SourceAccess, SourceFiles};
 use super::window::Window;
 use memtrace_input::error::{Error, Result};
 use memtrace_input::load::Process;
+use memtrace_input::{CompileContextId, CompileContexts};
 use memtrace_insight::passes::{Phase, PhaseTracker, RangeNames};
-use memtrace_replay::{Allocator, Block, BlockState, Change, Replay, Segment};
+use memtrace_insight::rules::CustomRules;
+use memtrace_replay::{Allocator, Block, BlockState, Change, Names, Replay, Segment};
 
 /// The content of a snapshot.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -39,6 +42,8 @@ pub struct SnapshotOptions {
     /// The part of the recording: its events, and the segments at its end. From both, readers derive what existed at
     /// its beginning.
     pub window: Window,
+    /// The rules that give blocks their custom categories, which are written into their `user_metadata`.
+    pub custom_rules: Option<Arc<CustomRules>>,
 }
 
 /// What was written.
@@ -63,8 +68,9 @@ pub fn snapshot(
     options: &SnapshotOptions,
     progress: &mut dyn FnMut(u64),
 ) -> Result<SnapshotReport> {
+    let names = Names::of(process.recording());
     std::thread::scope(|scope| {
-        let writer = SnapshotWriter::new(process, BackgroundWriter::new(scope, out), options);
+        let writer = SnapshotWriter::new(process, &names, BackgroundWriter::new(scope, out), options);
         writer.write(process, progress).map_err(Error::io("cannot write the snapshot"))
     })
 }
@@ -74,7 +80,9 @@ struct SnapshotWriter<'a, W: Write> {
     words: Words,
     phrases: Phrases,
     frames: FrameWriter<'a>,
-    metadata: BlockMetadata,
+    metadata: BlockMetadata<'a>,
+    compile_contexts: &'a CompileContexts,
+    written_contexts: HashMap<CompileContextId, Memo>,
     calibration: Calibration,
     /// By our pool ids: PyTorch's pool ids. The default pool is included if the allocator reports the pools of events.
     pools: &'a BTreeMap<u16, (u64, u64)>,
@@ -107,7 +115,7 @@ struct Phrases {
     size: Phrase,
     stream: Phrase,
     time: Phrase,
-    compile_context: Phrase,
+    no_compile_context: Phrase,
     no_metadata: Phrase,
     /// By phase.
     tails: Vec<Phrase>,
@@ -124,7 +132,7 @@ impl Phrases {
             size: Phrase::middle(&[Word::Size]),
             stream: Phrase::middle(&[Word::Stream]),
             time: Phrase::middle(&[Word::TimeUs]),
-            compile_context: Phrase::middle(&[Word::CompileContext, Word::NotAvailable]),
+            no_compile_context: Phrase::middle(&[Word::CompileContext, Word::NotAvailable]),
             no_metadata: Phrase::middle(&[Word::UserMetadata, Word::Empty]),
             tails: Phase::ALL.into_iter().map(tail).collect(),
         }
@@ -132,7 +140,7 @@ impl Phrases {
 }
 
 impl<'a, W: Write> SnapshotWriter<'a, W> {
-    fn new(process: &'a Process, out: W, options: &SnapshotOptions) -> SnapshotWriter<'a, W> {
+    fn new(process: &'a Process, names: &'a Names, out: W, options: &'a SnapshotOptions) -> SnapshotWriter<'a, W> {
         let calibration = process.recording().calibration();
         let sources = SourceFiles::of(process, &options.sources);
         SnapshotWriter {
@@ -140,7 +148,9 @@ impl<'a, W: Write> SnapshotWriter<'a, W> {
             words: Words::new(),
             phrases: Phrases::new(),
             frames: FrameWriter::new(process.definitions(), sources),
-            metadata: BlockMetadata::of(process.recording()),
+            metadata: BlockMetadata::new(process.definitions(), names, options.custom_rules.as_deref()),
+            compile_contexts: process.recording().compile_contexts(),
+            written_contexts: HashMap::new(),
             calibration,
             pools: &process.definitions().pools,
             window: options.window.clone(),
@@ -307,7 +317,19 @@ impl<'a, W: Write> SnapshotWriter<'a, W> {
         out.uint(e.stream);
         phrases.time.put(out, words);
         out.uint(trace.time_us);
-        phrases.compile_context.put(out, words);
+        match self.compile_contexts.of(e.seq) {
+            CompileContextId::NONE => phrases.no_compile_context.put(out, words),
+            id => {
+                words.put(out, Word::CompileContext);
+                match self.written_contexts.get(&id) {
+                    Some(memo) => out.get(*memo),
+                    None => {
+                        let memo = out.shared_str(self.compile_contexts.text(id).unwrap_or_default());
+                        self.written_contexts.insert(id, memo);
+                    }
+                }
+            }
+        }
         let has_metadata = action == Word::Alloc && self.metadata.put(out, e, |out| words.put(out, Word::UserMetadata));
         if !has_metadata {
             phrases.no_metadata.put(out, words);

@@ -1,5 +1,6 @@
 //! The comparison of two runs as text, with the most important result first.
 
+use memtrace_insight::rules::NO_CUSTOM_CATEGORY;
 use memtrace_summary::{
     Change, DevicePair, DiffReport, DiffResult, DiffRun, count_text, device_text, line_what, signed_size_text,
     size_text,
@@ -92,6 +93,11 @@ impl TextReport {
             (&row.change, row.category.map_or_else(|| "without a recorded event".to_owned(), |c| c.plural().to_owned()))
         });
         self.changes("Category", pair, categories.collect());
+        let custom = pair.by_custom_category.iter().map(|row| {
+            let name = row.custom_category.as_deref().unwrap_or(NO_CUSTOM_CATEGORY);
+            (&row.change, name.to_owned())
+        });
+        self.changes("Custom category", pair, custom.collect());
         let phases = pair.by_phase.iter().map(|row| {
             (&row.change, row.phase.map_or_else(|| "without a recorded event".to_owned(), |p| p.name().to_owned()))
         });

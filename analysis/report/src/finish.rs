@@ -6,13 +6,15 @@
 use std::fs::File;
 use std::io::Write;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use memtrace_input::RunFolder;
 use memtrace_input::error::{Error, Result};
 use memtrace_input::load::{Problem, Process, open_folder};
 use memtrace_input::symbols::SYMBOLS_FILE;
+use memtrace_insight::rules::CustomRules;
 use memtrace_output::{SOURCES_FILE, SnapshotOptions, SourceAccess, SourceHashes, snapshot};
-use memtrace_summary::{Progress, Summary, summarize};
+use memtrace_summary::{Progress, Summary, SummaryOptions, summarize_with};
 
 use crate::html::html_report;
 use crate::style::{TextOptions, ToText};
@@ -27,6 +29,8 @@ pub struct FinishOptions {
     pub no_snapshot: bool,
     /// Layout of `summary.txt`.
     pub text: TextOptions,
+    /// The rules of the user's own categories.
+    pub custom_rules: Option<Arc<CustomRules>>,
 }
 
 /// What was written.
@@ -59,7 +63,8 @@ pub fn finish_run(
 ) -> Result<FinishedRun> {
     let run = open_folder(folder)?;
     let mut written = FinishedRun { problems: run.problems().to_vec(), ..FinishedRun::default() };
-    let mut summary = summarize(&run, progress)?;
+    let summary_options = SummaryOptions { custom_rules: options.custom_rules.as_deref(), ..SummaryOptions::default() };
+    let mut summary = summarize_with(&run, &summary_options, progress)?;
     // These files are not listed among the files, because users never open them. Only a failure is reported.
     let mut write_json = |name: &str, json: String| {
         let result = write_whole(folder, name, |file| {
@@ -76,7 +81,9 @@ pub fn finish_run(
     if !hashes.is_empty() {
         write_json(SOURCES_FILE, hashes.to_json());
     }
-    let snapshot_options = SnapshotOptions { sources: SourceAccess::AllNamed, ..SnapshotOptions::default() };
+    let custom_rules = options.custom_rules.clone();
+    let snapshot_options =
+        SnapshotOptions { sources: SourceAccess::AllNamed, custom_rules, ..SnapshotOptions::default() };
     if !options.no_snapshot {
         for (process, name) in run.processes().iter().zip(run.process_names()) {
             let name = format!("{name}.pickle");

@@ -1,12 +1,15 @@
 //! The line table as text and as a self-contained HTML page.
 
 use maud::{Markup, html};
+use memtrace_insight::rules::NO_CUSTOM_CATEGORY;
 use memtrace_summary::{
-    FunctionLines, LineFigures, LineRow, LinesReport, count_text, device_text, signed_size_text, size_text,
+    CompileContextAmount, CustomCategoryAmount, FunctionLines, LineFigures, LineRow, LinesReport, count_text,
+    device_text, signed_size_text, size_text,
 };
 
-use crate::fit::{cut, wrap_words};
+use crate::fit::{cut, cut_middle, wrap_words};
 use crate::markup::{Text, page};
+use crate::parts::NOT_COMPILED;
 use crate::style::{TextOptions, ToText};
 use crate::table::{Align, Table};
 use crate::text_report::TextReport;
@@ -50,11 +53,14 @@ impl ToText for LinesReport {
                 ("Times", Align::Right),
             ];
             head.extend(backward.then_some(("Backward", Align::Right)));
+            let kinds = kinds_of(function);
+            head.extend(kinds.iter().map(|kind| (kind.heading, Align::Left)));
             head.extend([("Line", Align::Right), ("Code", Align::Left)]);
             let mut table = Table::verbatim(&head);
             for line in &function.lines {
                 let mut cells = cells(line.figures.as_ref());
                 cells.truncate(6 + usize::from(backward));
+                cells.extend(kinds.iter().map(|kind| (kind.text)(line)));
                 cells.push(line.line.to_string());
                 cells.push(line.text.as_deref().and_then(|text| text.get(margin..)).unwrap_or_default().to_owned());
                 table.row(cells);
@@ -105,10 +111,15 @@ pub fn lines_html(report: &LinesReport) -> String {
         h1 { (headline) } "\n"
         @for legend in LEGEND { p.dim { (legend) } "\n" }
         @for function in &report.functions {
+            @let kinds = kinds_of(function);
             h2 { (shown(&title(function))) } "\n"
             table {
-                tr { @for name in COLUMNS { th { (name) } } } "\n"
-                @for line in &function.lines { (row(line, report)) "\n" }
+                tr {
+                    @for name in &COLUMNS[..FIGURES] { th { (name) } }
+                    @for kind in &kinds { th { (kind.heading) } }
+                    @for name in &COLUMNS[FIGURES..] { th { (name) } }
+                } "\n"
+                @for line in &function.lines { (row(line, report, &kinds)) "\n" }
             } "\n"
         }
         @for note in notes(report) { p { (shown(&note)) } "\n" }
@@ -117,7 +128,7 @@ pub fn lines_html(report: &LinesReport) -> String {
 }
 
 /// A row of the table, with bars for the peaks.
-fn row(line: &LineRow, report: &LinesReport) -> Markup {
+fn row(line: &LineRow, report: &LinesReport, kinds: &[&Kind]) -> Markup {
     let bar = |bytes: u64, most: u64| {
         let share = format!("{:.1}", bytes as f64 * 100.0 / most.max(1) as f64);
         html! { td.bar style={ "background-size:" (share) "% 100%" } { (size_text(bytes)) } }
@@ -132,19 +143,61 @@ fn row(line: &LineRow, report: &LinesReport) -> Markup {
                 }
                 None => @for _ in cells(None) { td {} },
             }
+            @for kind in kinds { td.left { (shown(&(kind.text)(line))) } }
             td.dim { (line.line) }
             td.code { (shown(line.text.as_deref().unwrap_or_default())) }
         }
     }
 }
 
-/// The columns of the page's tables.
+/// A column that says what the blocks of a line are.
+struct Kind {
+    heading: &'static str,
+    text: fn(&LineRow) -> String,
+}
+
+/// These columns. A function has those for which it has texts.
+static KINDS: [Kind; 3] = [
+    Kind {
+        heading: "Largest tensor",
+        text: |line| {
+            let Some(tensor) = &line.largest_tensor else { return String::new() };
+            let shape = tensor.shape.as_ref().map(|shape| format!(" {shape}")).unwrap_or_default();
+            let more = match tensor.named_blocks {
+                0 | 1 => String::new(),
+                count => format!(", {} more", count_text(count - 1)),
+            };
+            format!("{}{shape}{more}", cut_middle(&tensor.name, LONGEST_NAME))
+        },
+    },
+    Kind {
+        heading: "Custom categories",
+        text: |line| {
+            let name = |one: &CustomCategoryAmount| (one.custom_category.clone(), one.bytes);
+            kind_text(line.custom_categories.iter().map(name), NO_CUSTOM_CATEGORY)
+        },
+    },
+    Kind {
+        heading: "Compile contexts",
+        text: |line| {
+            let name = |one: &CompileContextAmount| (one.compile_context.clone(), one.bytes);
+            kind_text(line.compile_contexts.iter().map(name), NOT_COMPILED)
+        },
+    },
+];
+/// The maximum width of a tensor name in columns.
+const LONGEST_NAME: usize = 32;
+/// The maximum number of kinds of blocks shown of one line.
+const LISTED_KINDS: usize = 3;
+/// The number of columns with figures.
+const FIGURES: usize = 7;
+/// The columns of the page's tables, without those of [`KINDS`].
 const COLUMNS: [&str; 9] =
     ["Active peak", "Reserved peak", "Net", "Allocated", "Blocks", "Times", "Backward", "Line", "Code"];
 
 const STYLE: &str = "body{font:14px system-ui,sans-serif;margin:20px}h1{font-size:18px}h2{font-size:15px;margin-top:28px}\
 table{border-collapse:collapse}td,th{padding:1px 10px;text-align:right;white-space:nowrap}th{color:#666;font-weight:normal}\
-.dim{color:#666;margin:2px 0}.code{text-align:left;white-space:pre;font-family:monospace}\
+.dim{color:#666;margin:2px 0}.left{text-align:left}.code{text-align:left;white-space:pre;font-family:monospace}\
 .bar{background:linear-gradient(#bcd2f2,#bcd2f2) no-repeat left}tr:hover{background:#f4f4f4}";
 
 fn title(function: &FunctionLines) -> String {
@@ -174,6 +227,23 @@ fn cells(figures: Option<&LineFigures>) -> Vec<String> {
         if f.times > 0 { count_text(f.times) } else { String::new() },
         some(f.backward_bytes),
     ]
+}
+
+/// The columns of [`KINDS`] that a function has.
+fn kinds_of(function: &FunctionLines) -> Vec<&'static Kind> {
+    KINDS.iter().filter(|kind| function.lines.iter().any(|line| !(kind.text)(line).is_empty())).collect()
+}
+
+/// What a line allocated, by kind: `attention 1.20 GiB, none of the rules 3.00 MiB`. `rest` names what has no name.
+fn kind_text(all: impl Iterator<Item = (Option<String>, u64)>, rest: &str) -> String {
+    let mut names: Vec<String> =
+        all.map(|(name, bytes)| format!("{} {}", name.as_deref().unwrap_or(rest), size_text(bytes))).collect();
+    if names.len() > LISTED_KINDS {
+        let more = names.len() - LISTED_KINDS;
+        names.truncate(LISTED_KINDS);
+        names.push(format!("{more} more"));
+    }
+    names.join(", ")
 }
 
 /// Text for the page, cut to a length that a browser shows.

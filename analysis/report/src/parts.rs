@@ -1,11 +1,12 @@
 //! The parts of a report that the end-of-run summary and the sections share.
 
 use memtrace_insight::passes::{Category, Phase};
+use memtrace_insight::rules::NO_CUSTOM_CATEGORY;
 use memtrace_summary::{
-    AllocationGroup, BlockingAllocation, CategoryAmount, DeviceSummary, IssueSummary, LabelSummary, MemoryState,
-    ModuleGroupSummary, OomForecastSummary, OomSummary, PhaseSummary, SuggestionScope, Summary, WhatIfSummary,
-    count_text, device_name, duration_text, estimate_text, estimated_duration_text, is_snapshot, signed_size_text,
-    size_text,
+    AllocationGroup, BlockingAllocation, CategoryAmount, CompileContextAmount, CustomCategoryAmount, DeviceSummary,
+    IssueSummary, LabelSummary, MemoryState, ModuleGroupSummary, OomForecastSummary, OomSummary, PhaseSummary,
+    SuggestionScope, Summary, WhatIfSummary, count_text, device_name, duration_text, estimate_text,
+    estimated_duration_text, is_snapshot, signed_size_text, size_text,
 };
 
 use crate::fit::{columns, cut, cut_middle, location_in, short_location, wrap_list, wrap_words};
@@ -22,8 +23,14 @@ const SMALL_CATEGORY: u64 = 200;
 /// bytes.
 const MODULES: usize = 3;
 const SMALL_MODULE: u64 = 50;
+/// The maximum number of compile contexts listed.
+const COMPILE_CONTEXTS: usize = 8;
+/// What stands for the blocks that no compiled region allocated.
+pub(crate) const NOT_COMPILED: &str = "outside compiled regions";
 /// The maximum width of a tensor name in columns.
 const LONGEST_NAME: usize = 48;
+/// The maximum width of a data type and shape in columns.
+const LONGEST_SHAPE: usize = 32;
 /// The sizes that PyTorch's allocator requests from CUDA at least, for small blocks and for others, in bytes.
 const SMALL_SEGMENT: u64 = 2 << 20;
 const LARGE_SEGMENT: u64 = 20 << 20;
@@ -109,6 +116,51 @@ impl TextReport {
             let needed = needed.map(|bytes| format!(" ({} needed in all)", size_text(bytes))).unwrap_or_default();
             let text = format!("{}{}{needed}", amount.category.plural(), in_blocks(amount.blocks));
             self.row(amount.bytes, whole, &text);
+        }
+        self.custom_categories(state);
+        self.compile_contexts(state);
+    }
+
+    /// Adds what was allocated, by compiled region of `torch.compile`, the largest first.
+    fn compile_contexts(&mut self, state: &MemoryState) {
+        let whole = state.totals.allocated_bytes;
+        let in_use = state.by_compile_context.iter().filter(|amount| amount.bytes > 0);
+        let (mut named, rest): (Vec<&CompileContextAmount>, Vec<_>) =
+            in_use.partition(|amount| amount.compile_context.is_some());
+        if named.is_empty() {
+            return;
+        }
+        named.sort_by_key(|amount| std::cmp::Reverse(amount.bytes));
+        self.list(&format!("In use by compile context of torch.compile (% of the {} allocated)", size_text(whole)));
+        let (shown, left_out) = named.split_at(named.len().min(COMPILE_CONTEXTS));
+        let mut row = |name: &str, bytes: u64, blocks: u64| {
+            self.row(bytes, whole, &format!("{name}{}", in_blocks(blocks)));
+        };
+        for amount in shown {
+            row(amount.compile_context.as_deref().unwrap_or_default(), amount.bytes, amount.blocks);
+        }
+        if !left_out.is_empty() {
+            let sum = |value: fn(&CompileContextAmount) -> u64| left_out.iter().map(|amount| value(amount)).sum();
+            row(&format!("{} more compile contexts", left_out.len()), sum(|a| a.bytes), sum(|a| a.blocks));
+        }
+        for amount in rest {
+            row(NOT_COMPILED, amount.bytes, amount.blocks);
+        }
+    }
+
+    /// Adds what was allocated, by custom category, the largest first. What no rule matches comes last.
+    fn custom_categories(&mut self, state: &MemoryState) {
+        let whole = state.totals.allocated_bytes;
+        let mut amounts: Vec<&CustomCategoryAmount> =
+            state.by_custom_category.iter().filter(|amount| amount.bytes > 0).collect();
+        if amounts.is_empty() {
+            return;
+        }
+        amounts.sort_by_key(|amount| (amount.custom_category.is_none(), std::cmp::Reverse(amount.bytes)));
+        self.list(&format!("In use by custom category (% of the {} allocated)", size_text(whole)));
+        for amount in amounts {
+            let name = amount.custom_category.as_deref().unwrap_or(NO_CUSTOM_CATEGORY);
+            self.row(amount.bytes, whole, &format!("{name}{}", in_blocks(amount.blocks)));
         }
     }
 
@@ -289,13 +341,17 @@ impl TextReport {
             self.list("Largest allocations (% of allocated)");
         }
         for row in rows.iter().take(count) {
-            let mut text = format!("{}{}", row.category.plural(), in_blocks(row.blocks));
-            let name = match (row.tensor_name_pattern, row.tensor_name) {
-                (Some(pattern), _) => pattern.to_owned(),
-                (None, Some(name)) if row.blocks > 1 => format!("{name}, ..."),
-                (None, name) => name.unwrap_or_default().to_owned(),
+            let custom = row.custom_category.map(|name| format!(" [{name}]")).unwrap_or_default();
+            let mut text = format!("{}{}{custom}", row.category.plural(), in_blocks(row.blocks));
+            let (name, shape) = match (row.tensor_name_pattern, row.tensor_name) {
+                (Some(pattern), _) => (pattern.to_owned(), row.common_tensor_shape),
+                (None, Some(name)) if row.blocks > 1 => (format!("{name}, ..."), None),
+                (None, name) => (name.unwrap_or_default().to_owned(), row.tensor_shape),
             };
             text.extend((!name.is_empty()).then(|| format!("  {}", cut_middle(&name, LONGEST_NAME))));
+            text.extend(
+                shape.filter(|_| !name.is_empty()).map(|shape| format!(" {}", cut_middle(shape, LONGEST_SHAPE))),
+            );
             let left = self.width.saturating_sub(ROW_TEXT + columns(&text) + 2);
             let beside = short_location(row.location, left);
             text.extend(beside.iter().map(|location| format!("  {location}")));
@@ -414,9 +470,12 @@ struct AllocationRow<'a> {
     bytes: u64,
     blocks: u64,
     category: Category,
+    custom_category: Option<&'a str>,
     location: &'a str,
     tensor_name: Option<&'a str>,
     tensor_name_pattern: Option<&'a str>,
+    tensor_shape: Option<&'a str>,
+    common_tensor_shape: Option<&'a str>,
     native: bool,
 }
 
@@ -426,8 +485,10 @@ fn allocation_rows(groups: &[AllocationGroup]) -> Vec<AllocationRow<'_>> {
     for group in groups {
         let native = group.stack.frames.iter().any(|frame| frame.native);
         let pattern = group.tensor_name_pattern.as_deref();
+        let custom_category = group.custom_category.as_deref();
         let is_same = |row: &&mut AllocationRow<'_>| {
-            row.native && native && row.category == group.category && row.location == group.stack.location
+            let kinds = (row.category, row.custom_category) == (group.category, custom_category);
+            row.native && native && kinds && row.location == group.stack.location
         };
         match rows.iter_mut().find(is_same) {
             Some(same) => {
@@ -436,14 +497,20 @@ fn allocation_rows(groups: &[AllocationGroup]) -> Vec<AllocationRow<'_>> {
                 if same.tensor_name_pattern != pattern {
                     same.tensor_name_pattern = None;
                 }
+                if same.common_tensor_shape != group.common_tensor_shape.as_deref() {
+                    same.common_tensor_shape = None;
+                }
             }
             None => rows.push(AllocationRow {
                 bytes: group.bytes,
                 blocks: group.blocks,
                 category: group.category,
+                custom_category,
                 location: &group.stack.location,
                 tensor_name: group.tensor_name.as_deref(),
                 tensor_name_pattern: pattern,
+                tensor_shape: group.tensor_shape.as_deref(),
+                common_tensor_shape: group.common_tensor_shape.as_deref(),
                 native,
             }),
         }

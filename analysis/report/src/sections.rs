@@ -1,6 +1,7 @@
 //! The sections of a report in full: `memtrace report RUN --section peak`. Like the end-of-run summary, they use only
 //! the [`Summary`].
 
+use memtrace_insight::rules::NO_CUSTOM_CATEGORY;
 use memtrace_summary::{
     DeviceSummary, FrameSummary, MemoryState, OomSummary, ProcessSummary, ReservedSummary, Summary, WhatIfSummary,
     count_text, process_name, size_text, when,
@@ -371,6 +372,13 @@ impl TextReport {
                 size_text(rule.bytes),
                 location(&rule.evidence),
             ]);
+        }
+        for (at, rule) in device.custom_category_rules.iter().enumerate() {
+            let (name, id) = match &rule.custom_category {
+                Some(name) => (name.clone(), format!("rule {} of --categories", at + 1)),
+                None => (NO_CUSTOM_CATEGORY.to_owned(), String::new()),
+            };
+            table.row(vec![name, id, count_text(rule.blocks), size_text(rule.bytes), String::new()]);
         }
         let lines = table.lines(2, self.width, self.style);
         self.lines.extend(lines);

@@ -1,6 +1,6 @@
 //! Builds a summary from the analyses of all processes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use memtrace_trace::clock::{Calibration, MAX_EPOCH_NS};
 use memtrace_trace::counters::Counter;
@@ -15,27 +15,27 @@ use crate::progress::Progress;
 use crate::step_estimate::{StepEstimate, step_estimate};
 use crate::suggestions::{SuggestionQuery, suggestions};
 use crate::summary::{
-    AllocationGroup, CategoryAmount, CategoryRuleSummary, DeviceSummary, EVENTS_OF_UNRECORDED_PROCESSES, IssueSummary,
-    KeptAllocation, KeptCategory, LabelSummary, MemoryState, ModuleGroupSummary, ModuleSummary, NativeObjectSummary,
-    NotRecordedSummary, NoticeSummary, OomForecastSummary, OomSummary, OwnerBytes, OwnerSummary, PhaseAmount,
-    PhaseRuleSummary, PhaseSummary, ProcessSummary, RepeatedModulesSummary, RunSummary, SUMMARY_VERSION, StepPhase,
-    StepSummary, SuggestionSummary, Summary, Totals,
+    AllocationGroup, CategoryAmount, CategoryRuleSummary, CompileContextAmount, CustomCategoryAmount, DeviceSummary,
+    EVENTS_OF_UNRECORDED_PROCESSES, IssueSummary, KeptAllocation, KeptCategory, LabelSummary, MemoryState,
+    ModuleGroupSummary, ModuleSummary, NativeObjectSummary, NotRecordedSummary, NoticeSummary, OomForecastSummary,
+    OomSummary, OwnerBytes, OwnerSummary, PhaseAmount, PhaseRuleSummary, PhaseSummary, ProcessSummary,
+    RepeatedModulesSummary, RunSummary, SUMMARY_VERSION, StepPhase, StepSummary, SuggestionSummary, Summary, Totals,
 };
 use crate::tensors::{name_pattern, requested_for};
 use crate::why::{
     Replaying, growth_after_first_step, limit_at, memory_limit, no_issue_remark, oom_queries, oom_to_explain,
     refused_by_pytorch, reserved_summary, what_if_summary,
 };
-use memtrace_input::EventSource;
 use memtrace_input::error::Result;
 use memtrace_input::load::{Exit, Process, Run, SNAPSHOT_END_REASON};
 use memtrace_input::symbols::ObjectReport;
+use memtrace_input::{CompileContextId, EventSource};
 use memtrace_insight::passes::{
-    Amount, Analysis, BlockLifetimes, Category, Composition, DeviceAnalysis, LabelRow, LifetimeCollector,
-    MissingModules, ModuleTree, Oom, OomReport, Origin, Phase, PhaseRow, RestOfStep, RunPart, StackTable, StepRows,
-    sort_issues,
+    Amount, Analysis, AnalysisOptions, BlockLifetimes, Category, Composition, CustomCategorizer, DeviceAnalysis,
+    LabelRow, LifetimeCollector, MissingModules, ModuleTree, Oom, OomReport, Origin, Phase, PhaseRow, RestOfStep,
+    RunPart, StackTable, StepRows, sort_issues,
 };
-use memtrace_insight::rules::library_name;
+use memtrace_insight::rules::{CustomCategory, CustomRules, library_name};
 use memtrace_replay::{MemoryLocation, Names, Owner, Usage, reference_cycles};
 
 /// The maximum number of allocation groups listed for one point in time.
@@ -48,13 +48,26 @@ const SMALLEST_MODULE: u64 = 500;
 /// Losses that the launcher counts and that every trace also reports. They are not counted twice.
 const REPORTED_BY_TRACES: [&str; 4] = ["events", "lost", "late", "dropped"];
 
-/// Reads every process of a run once and summarizes the run.
-pub fn summarize(run: &Run, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Summary> {
-    summarize_with(run, Replaying::default(), progress)
+/// What a summary has besides.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SummaryOptions<'a> {
+    /// How much of the allocator's policy is replayed.
+    pub replaying: Replaying,
+    /// The rules of the user's own categories.
+    pub custom_rules: Option<&'a CustomRules>,
 }
 
-/// Summarizes a run as [`summarize`] does. `replaying` selects how much of the allocator's policy is replayed.
-pub fn summarize_with(run: &Run, replaying: Replaying, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Summary> {
+/// Reads every process of a run once and summarizes the run.
+pub fn summarize(run: &Run, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Summary> {
+    summarize_with(run, &SummaryOptions::default(), progress)
+}
+
+/// Summarizes a run as [`summarize`] does, with what the options add.
+pub fn summarize_with(
+    run: &Run,
+    options: &SummaryOptions<'_>,
+    progress: &mut dyn FnMut(Progress<'_>),
+) -> Result<Summary> {
     let mut processes = Vec::new();
     for process in run.processes() {
         let what = match process.rank() {
@@ -64,22 +77,25 @@ pub fn summarize_with(run: &Run, replaying: Replaying, progress: &mut dyn FnMut(
         let total = process.recording().event_count();
         let mut on_progress = |done| progress(Progress { what: &what, done, total });
         let names = Names::of(process.recording());
+        let custom_rules = options.custom_rules;
         let mut lifetimes = LifetimeCollector::default();
-        let analysis = Analysis::with_observer(
+        let analysis = Analysis::with_options(
             process.recording(),
             process.trace_index(),
             &names,
+            &AnalysisOptions { custom_rules, ..AnalysisOptions::default() },
             &mut lifetimes,
             &mut on_progress,
         );
         let lifetimes = lifetimes.finish();
-        let oom_queries = oom_queries(process, &analysis, replaying);
+        let oom_queries = oom_queries(process, &analysis, options.replaying);
         let what = "replaying the allocator";
         let mut on_progress = |done| progress(Progress { what, done, total });
         let found = OomReport::of(process.recording(), process.trace_index(), oom_queries, &mut on_progress);
         let what = "replaying changes";
         let mut on_progress = |done, total| progress(Progress { what, done, total });
-        processes.push(process_summary(process, &analysis, &lifetimes, names, &found, &mut on_progress));
+        let results = Results { analysis: &analysis, lifetimes: &lifetimes, ooms: &found };
+        processes.push(process_summary(process, &results, &names, custom_rules, &mut on_progress));
     }
     processes.sort_by_key(|p| (std::cmp::Reverse(severity(p)), p.rank, p.pid));
     let manifest = run.manifest();
@@ -237,14 +253,21 @@ fn signal_name(signal: i32) -> String {
     name.to_owned()
 }
 
+/// What the passes over a process's events have found.
+struct Results<'a> {
+    analysis: &'a Analysis,
+    lifetimes: &'a [BlockLifetimes],
+    ooms: &'a [OomReport],
+}
+
 fn process_summary(
     process: &Process,
-    analysis: &Analysis,
-    lifetimes: &[BlockLifetimes],
-    names: Names,
-    found: &[OomReport],
+    results: &Results<'_>,
+    names: &Names,
+    custom_rules: Option<&CustomRules>,
     progress: &mut dyn FnMut(u64, u64),
 ) -> ProcessSummary {
+    let Results { analysis, lifetimes, ooms } = *results;
     let info = process.info();
     let table = StackTable::new(process.definitions());
     let context = Context {
@@ -254,8 +277,9 @@ fn process_summary(
         calibration: process.recording().calibration(),
         table,
         names,
+        custom: custom_rules.map(|rules| CustomCategorizer::new(rules, process.definitions(), names)),
     };
-    let found = |device| found.iter().find(|found| found.device == device);
+    let found = |device| ooms.iter().find(|found| found.device == device);
     let mut devices: Vec<DeviceSummary> =
         analysis.devices.iter().map(|d| context.device(d, analysis, found(d.device))).collect();
     for (summary, device) in devices.iter_mut().zip(&analysis.devices) {
@@ -341,6 +365,13 @@ fn losses(process: &Process, analysis: &Analysis) -> BTreeMap<String, u64> {
     losses
 }
 
+/// What the names of several tensors have in common.
+struct CommonName {
+    pattern: String,
+    /// The data type and shape of all of them, if it is the same.
+    shape: Option<String>,
+}
+
 /// The inputs for summarizing one process.
 struct Context<'a> {
     process: &'a Process,
@@ -348,7 +379,8 @@ struct Context<'a> {
     locations: Locations<'a>,
     calibration: Calibration,
     table: StackTable,
-    names: Names,
+    names: &'a Names,
+    custom: Option<CustomCategorizer<'a>>,
 }
 
 impl Context<'_> {
@@ -381,7 +413,7 @@ impl Context<'_> {
             },
             peak: (analysis.peak.seq > 0).then(|| self.peak(analysis)),
             end: (analysis.peak.seq > 0).then(|| self.memory_state(&analysis.end, false)),
-            reserved: found.map(|found| reserved_summary(&found.reserved, &self.locations, &self.names)),
+            reserved: found.map(|found| reserved_summary(&found.reserved, &self.locations, self.names)),
             growth_after_first_step: growth_after_first_step(analysis),
             suggestions: Vec::new(),
             what_if: what_if.map(|what_if| what_if_summary(what_if, refused, estimate.as_ref())),
@@ -429,6 +461,7 @@ impl Context<'_> {
                     bytes: r.bytes,
                 })
                 .collect(),
+            custom_category_rules: self.custom_category_rules(analysis),
         }
     }
 
@@ -491,7 +524,7 @@ impl Context<'_> {
     }
 
     fn modules(&self, analysis: &DeviceAnalysis, composition: &Composition) -> ModuleTree {
-        ModuleTree::of(composition, &analysis.module_paths, self.definitions, &self.names, self.table.contexts())
+        ModuleTree::of(composition, &analysis.module_paths, self.definitions, self.names, self.table.contexts())
     }
 
     /// The peak, with the figures by module that only the peak has.
@@ -553,6 +586,8 @@ impl Context<'_> {
             allocated_at: is_peak.then(|| self.locations.stack(stack, node)),
             totals: totals(&composition.usage),
             by_category: by_category(composition.by_category()),
+            by_custom_category: self.by_custom_category(composition),
+            by_compile_context: self.by_compile_context(composition),
             by_phase: Phase::ALL
                 .iter()
                 .zip(composition.by_phase())
@@ -562,19 +597,81 @@ impl Context<'_> {
             largest_allocations: composition
                 .largest(LARGEST_ALLOCATIONS)
                 .into_iter()
-                .map(|(origin, amount)| AllocationGroup {
-                    bytes: amount.bytes,
-                    blocks: amount.blocks,
-                    share: amount.bytes as f64 / whole as f64,
-                    category: origin.category,
-                    phase: origin.phase,
-                    stack: self.locations.stack(origin.stack, origin.context),
-                    tensor_name: composition.largest_of(&origin).and_then(|(_, seq)| self.name(seq)),
-                    tensor_name_pattern: self.common_name(&origin, amount.blocks, composition.seq),
+                .map(|(origin, amount)| {
+                    let largest = composition.largest_of(&origin).map(|(_, seq)| seq);
+                    let common = self.common_name(&origin, amount.blocks, composition.seq);
+                    AllocationGroup {
+                        bytes: amount.bytes,
+                        blocks: amount.blocks,
+                        share: amount.bytes as f64 / whole as f64,
+                        category: origin.category,
+                        custom_category: self.custom_name(origin.custom),
+                        compile_context: self.compile_context(origin.compile_context),
+                        phase: origin.phase,
+                        stack: self.locations.stack(origin.stack, origin.context),
+                        tensor_name: largest.and_then(|seq| self.name(seq)),
+                        tensor_shape: largest.and_then(|seq| self.shape(seq)),
+                        common_tensor_shape: common.as_ref().and_then(|common| common.shape.clone()),
+                        tensor_name_pattern: common.map(|common| common.pattern),
+                    }
                 })
                 .collect(),
             ..MemoryState::default()
         }
+    }
+
+    /// The blocks of a point in time, by custom category. Empty without rules.
+    fn by_custom_category(&self, composition: &Composition) -> Vec<CustomCategoryAmount> {
+        let Some(custom) = &self.custom else { return Vec::new() };
+        let amounts = composition.by_custom_category();
+        let all = custom.rules().categories().map(|(category, _)| category).chain([CustomCategory::NONE]);
+        let amount = |category: CustomCategory| {
+            let amount = amounts.get(&category).copied().unwrap_or_default();
+            CustomCategoryAmount {
+                custom_category: self.custom_name(category),
+                bytes: amount.bytes,
+                blocks: amount.blocks,
+            }
+        };
+        all.map(amount).collect()
+    }
+
+    /// The blocks of a point in time, by compile context. Empty if the recording has none.
+    fn by_compile_context(&self, composition: &Composition) -> Vec<CompileContextAmount> {
+        if self.process.recording().compile_contexts().is_empty() {
+            return Vec::new();
+        }
+        let amounts = composition.by_compile_context().into_iter();
+        amounts
+            .map(|(id, amount)| CompileContextAmount {
+                compile_context: self.compile_context(id),
+                bytes: amount.bytes,
+                blocks: amount.blocks,
+            })
+            .collect()
+    }
+
+    fn compile_context(&self, id: CompileContextId) -> Option<String> {
+        self.process.recording().compile_contexts().text(id).map(str::to_owned)
+    }
+
+    /// The rules of the user's file, and what each decided.
+    fn custom_category_rules(&self, analysis: &DeviceAnalysis) -> Vec<CustomCategoryAmount> {
+        let Some(custom) = &self.custom else { return Vec::new() };
+        let names = custom.rules().rules().iter().map(|rule| Some(rule.name.to_string())).chain([None]);
+        let amounts = analysis.custom_rules.iter().copied().chain(std::iter::repeat(Amount::default()));
+        names
+            .zip(amounts)
+            .map(|(custom_category, amount)| CustomCategoryAmount {
+                custom_category,
+                bytes: amount.bytes,
+                blocks: amount.blocks,
+            })
+            .collect()
+    }
+
+    fn custom_name(&self, category: CustomCategory) -> Option<String> {
+        self.custom.as_ref()?.rules().name(category).map(str::to_owned)
     }
 
     /// The tensor name of the block that the event `seq` allocated.
@@ -582,9 +679,14 @@ impl Context<'_> {
         self.names.of_allocation(seq).map(|named| named.text())
     }
 
+    /// The data type and shape of that tensor.
+    fn shape(&self, seq: u64) -> Option<String> {
+        self.names.of_allocation(seq).map(|named| named.shape.to_string()).filter(|shape| !shape.is_empty())
+    }
+
     /// The common name of an origin's blocks that were allocated at `seq`. `None` unless each of the `blocks` blocks
     /// has a name.
-    fn common_name(&self, origin: &Origin, blocks: u64, seq: u64) -> Option<String> {
+    fn common_name(&self, origin: &Origin, blocks: u64, seq: u64) -> Option<CommonName> {
         let named = self.names.of_allocation_site(origin.stack, origin.context, seq);
         // The same stack can allocate tensors of another kind, which have names of their own.
         let own = |kind: TensorKind| match kind {
@@ -593,12 +695,21 @@ impl Context<'_> {
             TensorKind::OptimizerState => Category::OptimizerState,
             TensorKind::Other => Category::Unknown,
         };
-        let named = named.into_iter().filter(|(_, named)| own(named.kind) == origin.category);
-        let mut texts: Vec<String> = named.map(|(_, named)| named.text()).collect();
-        texts.sort_unstable();
-        texts.dedup();
+        let is_custom = |seq: u64| {
+            let Some(custom) = &self.custom else { return true };
+            custom.category(custom.rule_of_allocation(origin.stack, origin.context, seq)) == origin.custom
+        };
+        let named = named.into_iter().filter(|(seq, named)| own(named.kind) == origin.category && is_custom(*seq));
+        let named: BTreeMap<String, &str> = named.map(|(_, named)| (named.text(), &*named.shape)).collect();
         // Names must be distinct, because a gradient gets the same name again in each step.
-        (texts.len() as u64 == blocks).then(|| name_pattern(&texts))?
+        if named.len() as u64 != blocks {
+            return None;
+        }
+        let shapes: BTreeSet<&str> = named.values().copied().collect();
+        let only = shapes.first().filter(|shape| shapes.len() == 1 && !shape.is_empty());
+        let shape = only.map(|shape| (*shape).to_owned());
+        let texts: Vec<String> = named.into_keys().collect();
+        Some(CommonName { pattern: name_pattern(&texts)?, shape })
     }
 
     fn phases(&self, analysis: &DeviceAnalysis, rows: &StepRows, part: RunPart) -> Vec<PhaseSummary> {
@@ -720,7 +831,7 @@ impl Context<'_> {
                 .and_then(|(total, free)| total.checked_sub(free)?.checked_sub(known)),
             refused_by_pytorch: refused,
             short_bytes: oom.device_free.and_then(|free| oom.requested.checked_sub(free)).filter(|short| *short > 0),
-            requested_for: found.filter(|_| explained).and_then(|found| requested_for(oom, &found.in_use, &self.names)),
+            requested_for: found.filter(|_| explained).and_then(|found| requested_for(oom, &found.in_use, self.names)),
             as_large_as: match (&same[..], found.map(|found| found.same_size.len())) {
                 ([only], Some(1)) => Some(only.clone()),
                 _ => None,

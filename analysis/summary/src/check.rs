@@ -64,6 +64,8 @@ pub struct CheckOptions {
     pub max_reserved: Option<u64>,
     /// The maximum growth per step after the second step.
     pub max_leak: Option<u64>,
+    /// The maximum bytes at the peak, by category: a category's name in JSON, or the name of a custom category.
+    pub max_categories: Vec<(String, u64)>,
     /// Whether out-of-memory errors fail the check, caught or not.
     pub no_oom: bool,
     /// The diagnostic rules whose issues fail the check.
@@ -98,8 +100,8 @@ pub struct CheckReport {
 /// The result of one limit for one device.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
 pub struct CheckResult {
-    /// The name of the limit: `max-peak`, `max-reserved`, `max-leak`, `no-oom`, `no-issue`, `baseline-peak` or
-    /// `baseline-reserved`. `recording` stands for a gap of the recording.
+    /// The name of the limit: `max-peak`, `max-reserved`, `max-leak`, `max-category`, `no-oom`, `no-issue`,
+    /// `baseline-peak` or `baseline-reserved`. `recording` stands for a gap of the recording.
     pub limit: String,
     /// Whether the limit passed.
     pub passed: bool,
@@ -367,6 +369,22 @@ fn limits(one: &CheckedDevice<'_>, options: &CheckOptions, results: &mut Vec<Che
     }
     if let Some(allowed) = options.max_leak {
         results.push(leak(one, allowed));
+    }
+    for (name, allowed) in &options.max_categories {
+        let peak = one.device.peak.as_ref();
+        let own = peak.and_then(|peak| peak.by_category.iter().find(|row| row.category.name() == name));
+        let custom = peak.and_then(|peak| {
+            peak.by_custom_category.iter().find(|row| row.custom_category.as_deref() == Some(name.as_str()))
+        });
+        let value = own.map(|row| row.bytes).or(custom.map(|row| row.bytes)).unwrap_or(0);
+        let text = format!(
+            "{name} {} {} {} at the peak ({})",
+            size_text(value),
+            comparison(value, *allowed),
+            size_text(*allowed),
+            one.at_peak()
+        );
+        results.push(one.result("max-category", Some(value), Some(*allowed), text));
     }
     if options.no_oom {
         let count = one.device.oom_count;

@@ -9,15 +9,16 @@ use memtrace_trace::ids::{FrameId, StackId};
 
 use crate::build::totals;
 use crate::diff::{
-    CategoryChange, Change, DIFF_VERSION, DevicePair, DiffOptions, DiffPeak, DiffReport, DiffResult, DiffRun,
-    LineChange, ModuleChange, PhaseChange, StackChange, UnpairedDevice,
+    CategoryChange, Change, CustomCategoryChange, DIFF_VERSION, DevicePair, DiffOptions, DiffPeak, DiffReport,
+    DiffResult, DiffRun, LineChange, ModuleChange, PhaseChange, StackChange, UnpairedDevice,
 };
 use crate::locations::{Locations, frame_summary};
 use crate::matched_lines::{Line, MatchedLines, Version};
 use crate::progress::Progress;
 use crate::units::{signed_size_text, size_text};
 use memtrace_input::load::{Process, Run, SNAPSHOT_END_REASON};
-use memtrace_insight::passes::{Analysis, Category, Composition, DeviceAnalysis, ModuleTree, Phase};
+use memtrace_insight::passes::{Analysis, AnalysisOptions, Category, Composition, DeviceAnalysis, ModuleTree, Phase};
+use memtrace_insight::rules::{CustomCategory, CustomRules};
 use memtrace_output::{SourceAccess, SourceFiles};
 use memtrace_replay::{Contexts, Names};
 
@@ -61,19 +62,20 @@ pub fn diff(a: &Run, b: &Run, options: &DiffOptions, progress: &mut dyn FnMut(Pr
         b: diff_run(b, step_b, processes_b),
         ..DiffReport::default()
     };
+    let rules = options.custom_rules.as_deref();
     let mut alone: [Vec<DevicePeak<'_>>; 2] = [Vec::new(), Vec::new()];
     for (a, b) in pair_processes(&processes_a, processes_b) {
         let mut of_a = a.map_or(Vec::new(), |analyzed| device_peaks(analyzed, step_a, options));
         let mut of_b = b.map_or(Vec::new(), |analyzed| device_peaks(analyzed, step_b, options));
         if let ([a], [b]) = (&of_a[..], &of_b[..]) {
             // With one device on each side, the devices correspond even if their ordinals differ.
-            report.pairs.push(pair(a, b));
+            report.pairs.push(pair(a, b, rules));
             continue;
         }
         for device in of_a.iter().map(|m| m.analysis.device).collect::<Vec<_>>() {
             let find = |of: &[DevicePeak<'_>]| of.iter().position(|m| m.analysis.device == device);
             if let (Some(i), Some(j)) = (find(&of_a), find(&of_b)) {
-                report.pairs.push(pair(&of_a.remove(i), &of_b.remove(j)));
+                report.pairs.push(pair(&of_a.remove(i), &of_b.remove(j), rules));
             }
         }
         alone[0].extend(of_a);
@@ -121,11 +123,11 @@ fn analyze_run<'a>(
         let what = format!("reading {}", run.path().file_name().unwrap_or_default().to_string_lossy());
         let mut on_progress = |done| progress(Progress { what: &what, done, total });
         let names = Names::of(process.recording());
-        let analysis = Analysis::with_step_peaks(
+        let analysis = Analysis::with_options(
             process.recording(),
             process.trace_index(),
             &names,
-            steps,
+            &AnalysisOptions { step_peaks: steps, custom_rules: options.custom_rules.as_deref() },
             &mut (),
             &mut on_progress,
         );
@@ -300,11 +302,12 @@ type LineKey = (Option<Line>, Option<Box<str>>, Option<Category>);
 /// The key of a stack's row.
 type StackKey = (Vec<Line>, Option<Box<str>>, Option<Category>, Option<Phase>);
 
-fn pair(a: &DevicePeak<'_>, b: &DevicePeak<'_>) -> DevicePair {
+fn pair(a: &DevicePeak<'_>, b: &DevicePeak<'_>, rules: Option<&CustomRules>) -> DevicePair {
     let common = CommonData::of([a.analyzed, b.analyzed]);
     let (mut version_a, mut version_b) = (a.version(common), b.version(common));
     let matched = MatchedLines::of(&mut version_a, &mut version_b);
     let mut categories: Sums<Option<Category>> = Sums::new();
+    let mut custom: Sums<CustomCategory> = Sums::new();
     let mut phases: Sums<Option<Phase>> = Sums::new();
     let mut lines: Sums<LineKey> = Sums::new();
     let mut stacks: Sums<StackKey> = Sums::new();
@@ -325,6 +328,7 @@ fn pair(a: &DevicePeak<'_>, b: &DevicePeak<'_>) -> DevicePair {
             let node = node.map(|context| context.node.clone());
             let add = (side, amount.bytes, amount.blocks);
             categories.add(Some(origin.category), add.0, add.1, add.2);
+            custom.add(origin.custom, add.0, add.1, add.2);
             phases.add(Some(origin.phase), add.0, add.1, add.2);
             let alone = node.clone().filter(|_| own.is_none());
             lines.add((*own, alone, Some(origin.category)), add.0, add.1, add.2);
@@ -334,6 +338,7 @@ fn pair(a: &DevicePeak<'_>, b: &DevicePeak<'_>) -> DevicePair {
         }
         let rest = device_peak.unrecorded();
         categories.add(None, side, rest, 0);
+        custom.add(CustomCategory::NONE, side, rest, 0);
         phases.add(None, side, rest, 0);
         lines.add((None, None, None), side, rest, 0);
         stacks.add((Vec::new(), None, None, None), side, rest, 0);
@@ -384,6 +389,11 @@ fn pair(a: &DevicePeak<'_>, b: &DevicePeak<'_>) -> DevicePair {
             .into_iter()
             .map(|(category, change)| CategoryChange { category, change })
             .collect(),
+        by_custom_category: rules.map_or(Vec::new(), |rules| {
+            let name = |category| rules.name(category).map(str::to_owned);
+            let rows = custom.sorted().into_iter();
+            rows.map(|(category, change)| CustomCategoryChange { custom_category: name(category), change }).collect()
+        }),
         by_phase: phases.sorted().into_iter().map(|(phase, change)| PhaseChange { phase, change }).collect(),
         by_line: lines.sorted().into_iter().map(line_change).collect(),
         by_stack: stacks

@@ -1,9 +1,11 @@
 //! The comparison of two peaks: `DiffReport`. `analysis/schema/diff.schema.json` describes its JSON.
 //!
-//! Every table divides the difference of the two peaks without remainder: by category, by phase of allocation, by line,
-//! by stack and by module. Bytes for which no event was recorded have a row of their own.
+//! Every table divides the difference of the two peaks without remainder: by category, by custom category, by phase of
+//! allocation, by line, by stack and by module. Bytes for which no event was recorded have a row of their own.
 //!
 //! The doc comments of these types are the descriptions in the JSON Schema.
+
+use std::sync::Arc;
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -11,6 +13,7 @@ use serde::Serialize;
 use crate::summary::{FrameSummary, Totals, schema_text};
 use memtrace_input::printable;
 use memtrace_insight::passes::{Category, Phase};
+use memtrace_insight::rules::CustomRules;
 
 /// The version of the structure: major.minor.
 pub const DIFF_VERSION: &str = "2.0";
@@ -27,6 +30,8 @@ pub struct DiffOptions {
     /// Whether to read source files of this machine that a recording names, even if nothing proves that it was made
     /// with them. Their text only decides which lines correspond; it is not part of the comparison.
     pub sources: bool,
+    /// The rules of the user's own categories.
+    pub custom_rules: Option<Arc<CustomRules>>,
 }
 
 /// The comparison of the peaks of two runs, A and B. A field whose name ends in `_bytes` is in bytes. A difference is
@@ -109,6 +114,9 @@ pub struct DevicePair {
     pub headline: String,
     /// The allocated blocks by category. In this table and in the others, the differences add up to `difference_bytes`.
     pub by_category: Vec<CategoryChange>,
+    /// The allocated blocks by custom category (`--categories FILE`), largest growth first. Absent without a file.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub by_custom_category: Vec<CustomCategoryChange>,
     /// The allocated blocks by the phase that allocated them.
     pub by_phase: Vec<PhaseChange>,
     /// The allocated blocks by the line of the program's own code and by category, largest growth first.
@@ -183,6 +191,18 @@ pub struct CategoryChange {
     /// The category. Absent for bytes for which no event was recorded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub category: Option<Category>,
+    /// The bytes and blocks.
+    #[serde(flatten)]
+    pub change: Change,
+}
+
+/// The blocks of one custom category in both peaks.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
+pub struct CustomCategoryChange {
+    /// The name of the category. Absent for the blocks that no rule matches, and the bytes for which no event was
+    /// recorded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub custom_category: Option<String>,
     /// The bytes and blocks.
     #[serde(flatten)]
     pub change: Change,

@@ -34,15 +34,17 @@ mod tensors;
 mod units;
 mod why;
 
-pub use build::{is_snapshot, summarize, summarize_with, when};
+pub use build::{SummaryOptions, is_snapshot, summarize, summarize_with, when};
 pub use check::{Baseline, CHECK_VERSION, CheckOptions, CheckReport, CheckResult, Tolerance, check};
 pub use compare::{diff, line_what};
 pub use device_names::{device_name, device_text, process_name};
 pub use diff::{
-    CategoryChange, Change, DIFF_VERSION, DevicePair, DiffOptions, DiffPeak, DiffReport, DiffResult, DiffRun,
-    LineChange, ModuleChange, PhaseChange, StackChange, UnpairedDevice,
+    CategoryChange, Change, CustomCategoryChange, DIFF_VERSION, DevicePair, DiffOptions, DiffPeak, DiffReport,
+    DiffResult, DiffRun, LineChange, ModuleChange, PhaseChange, StackChange, UnpairedDevice,
 };
-pub use lines::{FunctionLines, LINES_VERSION, LineFigures, LineRow, LinesOptions, LinesReport, OtherDevice, lines};
+pub use lines::{
+    FunctionLines, LINES_VERSION, LineFigures, LineRow, LineTensor, LinesOptions, LinesReport, OtherDevice, lines,
+};
 pub use progress::Progress;
 pub use statistics::{COLUMNS, POOLS};
 pub use step_estimate::{StepEstimate, StepEstimateBasis, StepPart};

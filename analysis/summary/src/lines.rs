@@ -4,6 +4,8 @@
 //! The doc comments of the report types are the descriptions in the JSON Schema.
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
 
 use memtrace_trace::counters::Counter;
 use schemars::JsonSchema;
@@ -12,11 +14,14 @@ use serde::Serialize;
 use crate::locations::{Locations, is_library};
 use crate::progress::Progress;
 use crate::source::{Body, end_of, start_of};
-use memtrace_input::EventSource;
+use crate::summary::{CompileContextAmount, CustomCategoryAmount};
 use memtrace_input::load::{Process, Run, SNAPSHOT_TOPIC};
 use memtrace_input::printable;
-use memtrace_insight::passes::{DeviceLines, FunctionUse, LineUse, Lines};
+use memtrace_input::{CompileContexts, EventSource};
+use memtrace_insight::passes::{Amount, BlockKind, CustomCategorizer, DeviceLines, FunctionUse, LineUse, Lines};
+use memtrace_insight::rules::CustomRules;
 use memtrace_output::{NoSource, SourceAccess, SourceFiles};
+use memtrace_replay::Names;
 
 /// The version of the structure: major.minor.
 pub const LINES_VERSION: &str = "2.0";
@@ -45,6 +50,8 @@ pub struct LinesOptions {
     /// Whether to quote source files of this machine that the recording names, even if nothing proves that it was made
     /// with them.
     pub sources: bool,
+    /// The rules of the user's own categories.
+    pub custom_rules: Option<Arc<CustomRules>>,
 }
 
 /// The line table of one device of one process. A field whose name ends in `_bytes` is in bytes.
@@ -126,6 +133,32 @@ pub struct LineRow {
     /// The figures. Absent if no event happened in the line.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub figures: Option<LineFigures>,
+    /// The largest tensor with a name that the line allocated. Absent without one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub largest_tensor: Option<LineTensor>,
+    /// The blocks of `allocated_bytes` by custom category (`--categories FILE`), by bytes in descending order. What no
+    /// rule matches comes last. Absent without a file.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub custom_categories: Vec<CustomCategoryAmount>,
+    /// The blocks of `allocated_bytes` by compile context (compiled region of `torch.compile`), by bytes in descending
+    /// order. What no compiled region allocated comes last. Absent without compile contexts, which only snapshots of
+    /// PyTorch have.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub compile_contexts: Vec<CompileContextAmount>,
+}
+
+/// The largest tensor with a name that a line allocated.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+pub struct LineTensor {
+    /// The name, for example `blocks.0.attn.weight`. Tensors that share the memory are separated by commas.
+    pub name: String,
+    /// The data type and shape, for example `float32[768, 3072]`. Absent if it is unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shape: Option<String>,
+    /// The bytes of its block.
+    pub bytes: u64,
+    /// The number of blocks with names that the line allocated, this one included.
+    pub named_blocks: u64,
 }
 
 /// The figures of one line. A line is current from an event in it, or in a function that it calls, to the next event.
@@ -199,8 +232,9 @@ fn matches_name(qualname: &str, name: &str) -> bool {
 /// The line table of the matching device with the highest peak. `None` if no process or device matches, or if no device
 /// has such functions.
 pub fn lines(run: &Run, options: &LinesOptions, progress: &mut dyn FnMut(Progress<'_>)) -> Option<LinesReport> {
-    let mut all: Vec<(&Process, DeviceLines)> = Vec::new();
+    let mut all: Vec<(&Process, DeviceLines, Rc<Names>)> = Vec::new();
     let mut undecoded = 0u64;
+    let rules = options.custom_rules.as_deref();
     for process in run.processes() {
         if options.rank.is_some_and(|rank| process.rank() != Some(rank))
             || options.pid.is_some_and(|pid| process.pid() != pid)
@@ -209,26 +243,30 @@ pub fn lines(run: &Run, options: &LinesOptions, progress: &mut dyn FnMut(Progres
         }
         let total = process.recording().event_count();
         let mut on_progress = |done| progress(Progress { what: "reading lines", done, total });
-        let found = Lines::of(process.recording(), process.trace_index(), &mut on_progress);
+        let names = Names::of(process.recording());
+        let custom = rules.map(|rules| CustomCategorizer::new(rules, process.definitions(), &names));
+        let found = Lines::of(process.recording(), process.trace_index(), &names, custom.as_ref(), &mut on_progress);
         undecoded = undecoded.saturating_add(found.lost.events);
-        all.extend(found.devices.into_iter().map(|device| (process, device)));
+        drop(custom);
+        let names = Rc::new(names);
+        all.extend(found.devices.into_iter().map(|device| (process, device, Rc::clone(&names))));
     }
-    all.retain(|(_, device)| options.device.is_none_or(|d| d == device.device));
-    all.sort_by_key(|(process, device)| {
+    all.retain(|(_, device, _)| options.device.is_none_or(|d| d == device.device));
+    all.sort_by_key(|(process, device, _)| {
         (std::cmp::Reverse(device.peak.active), process.rank(), process.pid(), device.device)
     });
-    let index = all.iter().position(|(process, device)| !matching_functions(process, device, options).is_empty())?;
-    let (process, device) = all.remove(index);
+    let index = all.iter().position(|(process, device, _)| !matching_functions(process, device, options).is_empty())?;
+    let (process, device, names) = all.remove(index);
     let sources = SourceFiles::of(process, &SourceAccess::of(run, options.sources));
-    let mut report = device_report(process, &device, sources, options);
+    let mut report = device_report(process, &device, &names, sources, options);
     report.run = run.path().display().to_string();
-    let other = |(process, device): &(&Process, DeviceLines)| OtherDevice {
+    let other = |(process, device, _): &(&Process, DeviceLines, Rc<Names>)| OtherDevice {
         pid: process.pid(),
         rank: process.rank(),
         device: device.device,
         active_peak_bytes: device.peak.active,
     };
-    report.other_devices = all.iter().filter(|(_, device)| device.peak.active > 0).map(other).collect();
+    report.other_devices = all.iter().filter(|(_, device, _)| device.peak.active > 0).map(other).collect();
     if undecoded > 0 {
         report.notes.push(format!("{undecoded} events could not be decoded: the figures may be too low"));
     }
@@ -251,6 +289,7 @@ fn matching_functions(process: &Process, device: &DeviceLines, options: &LinesOp
 fn device_report(
     process: &Process,
     device: &DeviceLines,
+    names: &Names,
     mut sources: SourceFiles,
     options: &LinesOptions,
 ) -> LinesReport {
@@ -269,7 +308,9 @@ fn device_report(
     functions.truncate(options.top);
     let mut notes = Vec::new();
     let anonymous = functions.iter().any(|f| f.first_line == 0);
-    let functions: Vec<FunctionLines> = functions.into_iter().map(|f| rows(f, &mut sources)).collect();
+    let kinds =
+        Kinds { rules: options.custom_rules.as_deref(), contexts: process.recording().compile_contexts(), names };
+    let functions: Vec<FunctionLines> = functions.into_iter().map(|f| rows(f, &mut sources, &kinds)).collect();
     let locations = Locations::new(definitions, process.directory());
     let mut missing: BTreeMap<NoSource, String> = BTreeMap::new();
     for function in functions.iter().filter(|f| !f.has_source && !f.filename.starts_with('<')) {
@@ -351,13 +392,15 @@ fn split_by_definition(function: FunctionUse, sources: &mut SourceFiles) -> Vec<
                 first_line,
                 whole: line_use,
                 lines: vec![(line, line_use)],
+                kinds: function.kinds.clone(),
+                named: function.named.clone(),
             }),
         }
     }
     all
 }
 
-fn rows(function: FunctionUse, sources: &mut SourceFiles) -> FunctionLines {
+fn rows(function: FunctionUse, sources: &mut SourceFiles, kinds: &Kinds<'_>) -> FunctionLines {
     let text = sources.lines(&function.filename).ok();
     let first = function.lines.first().map_or(0, |(line, _)| *line);
     let last = function.lines.last().map_or(0, |(line, _)| *line);
@@ -376,7 +419,10 @@ fn rows(function: FunctionUse, sources: &mut SourceFiles) -> FunctionLines {
         let figures = line_uses.next_if(|(used, _)| *used == line).map(|(_, line_use)| LineFigures::from(*line_use));
         let text = text.and_then(|text| text.get((line as usize).checked_sub(1)?)).cloned();
         if figures.is_some() || text.is_some() && (whole || near(line)) {
-            lines.push(LineRow { line, text, figures });
+            let (custom_categories, compile_contexts) =
+                (kinds.custom(&function, line), kinds.compiled(&function, line));
+            let largest_tensor = kinds.tensor(&function, line);
+            lines.push(LineRow { line, text, figures, largest_tensor, custom_categories, compile_contexts });
         }
     };
     match text {
@@ -394,6 +440,61 @@ fn rows(function: FunctionUse, sources: &mut SourceFiles) -> FunctionLines {
         has_source: text.is_some(),
         lines,
     }
+}
+
+/// The names of the kinds of blocks.
+struct Kinds<'a> {
+    rules: Option<&'a CustomRules>,
+    contexts: &'a CompileContexts,
+    names: &'a Names,
+}
+
+impl Kinds<'_> {
+    /// What a line allocated, by custom category.
+    fn custom(&self, function: &FunctionUse, line: u32) -> Vec<CustomCategoryAmount> {
+        let Some(rules) = self.rules else { return Vec::new() };
+        let amounts = amounts_by(function, line, |kind| rules.name(kind.custom).map(str::to_owned));
+        let amount =
+            |(custom_category, Amount { bytes, blocks })| CustomCategoryAmount { custom_category, bytes, blocks };
+        amounts.into_iter().map(amount).collect()
+    }
+
+    /// The largest named tensor that a line allocated.
+    fn tensor(&self, function: &FunctionUse, line: u32) -> Option<LineTensor> {
+        let named = function.named.get(&line)?;
+        let of = self.names.of_allocation(named.largest.1)?;
+        let shape = Some(of.shape.to_string()).filter(|shape| !shape.is_empty());
+        Some(LineTensor { name: of.text(), shape, bytes: named.largest.0, named_blocks: named.blocks })
+    }
+
+    /// What a line allocated, by compile context.
+    fn compiled(&self, function: &FunctionUse, line: u32) -> Vec<CompileContextAmount> {
+        if self.contexts.is_empty() {
+            return Vec::new();
+        }
+        let amounts = amounts_by(function, line, |kind| self.contexts.text(kind.compile_context).map(str::to_owned));
+        let amount =
+            |(compile_context, Amount { bytes, blocks })| CompileContextAmount { compile_context, bytes, blocks };
+        amounts.into_iter().map(amount).collect()
+    }
+}
+
+/// What a line allocated, by a name of the blocks' kinds: the largest first, then what has no name.
+fn amounts_by(
+    function: &FunctionUse,
+    line: u32,
+    name: impl Fn(&BlockKind) -> Option<String>,
+) -> Vec<(Option<String>, Amount)> {
+    let [first, last] = BlockKind::BOUNDS;
+    let mut sums: BTreeMap<Option<String>, Amount> = BTreeMap::new();
+    for ((_, kind), amount) in function.kinds.range((line, first)..=(line, last)) {
+        let sum = sums.entry(name(kind)).or_default();
+        sum.bytes += amount.bytes;
+        sum.blocks += amount.blocks;
+    }
+    let mut sums: Vec<(Option<String>, Amount)> = sums.into_iter().collect();
+    sums.sort_by_key(|(name, amount)| (name.is_none(), std::cmp::Reverse(amount.bytes)));
+    sums
 }
 
 #[cfg(test)]

@@ -291,6 +291,10 @@ pub struct DeviceSummary {
     pub phase_rules: Vec<PhaseRuleSummary>,
     /// The rules that classified blocks by category, by bytes in descending order.
     pub category_rules: Vec<CategoryRuleSummary>,
+    /// The rules of `--categories FILE`, in the order of the file, with the blocks of the whole recording that each
+    /// decided. The last entry has the blocks that no rule matches. Absent without a file.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub custom_category_rules: Vec<CustomCategoryAmount>,
 }
 
 /// The totals of a device at one point in time, as `torch.cuda.memory_stats` counts them.
@@ -326,6 +330,14 @@ pub struct MemoryState {
     /// The allocated blocks, by category. The bytes add up to `totals.allocated_bytes`, less the bytes for which no
     /// event was recorded.
     pub by_category: Vec<CategoryAmount>,
+    /// The allocated blocks, by custom category (`--categories FILE`), in the order of the file. The sum is that of
+    /// `by_category`. Absent without a file.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub by_custom_category: Vec<CustomCategoryAmount>,
+    /// The allocated blocks, by compile context (compiled region of `torch.compile`). The sum is that of `by_category`.
+    /// Absent without compile contexts, which only snapshots of PyTorch have.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub by_compile_context: Vec<CompileContextAmount>,
     /// The allocated blocks, by the phase that allocated them. The sum is that of `by_category`.
     pub by_phase: Vec<PhaseAmount>,
     /// The largest groups of allocated blocks, by bytes in descending order. The blocks of a group have the same call
@@ -416,6 +428,31 @@ pub struct CategoryAmount {
     pub blocks: u64,
 }
 
+/// The blocks of one custom category.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+pub struct CustomCategoryAmount {
+    /// The name of the category. Absent for the blocks that no rule matches.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub custom_category: Option<String>,
+    /// The bytes of the blocks.
+    pub bytes: u64,
+    /// The number of blocks.
+    pub blocks: u64,
+}
+
+/// The blocks that one compiled region of `torch.compile` allocated.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+pub struct CompileContextAmount {
+    /// The compile context as PyTorch wrote it, for example `Torch-Compiled Region: 0/0`. Absent for the blocks that no
+    /// compiled region allocated.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub compile_context: Option<String>,
+    /// The bytes of the blocks.
+    pub bytes: u64,
+    /// The number of blocks.
+    pub blocks: u64,
+}
+
 /// The blocks that one phase allocated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, JsonSchema)]
 pub struct PhaseAmount {
@@ -427,7 +464,7 @@ pub struct PhaseAmount {
     pub blocks: u64,
 }
 
-/// Allocated blocks with the same call stack, autograd node, phase and category.
+/// Allocated blocks with the same call stack, autograd node, phase, category, custom category and compile context.
 #[derive(Clone, PartialEq, Debug, Serialize, JsonSchema)]
 pub struct AllocationGroup {
     /// The bytes of the blocks.
@@ -438,6 +475,12 @@ pub struct AllocationGroup {
     pub share: f64,
     /// The category of the blocks.
     pub category: Category,
+    /// The custom category of the blocks. Absent without `--categories FILE`, and if no rule matches.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub custom_category: Option<String>,
+    /// The compiled region of `torch.compile` that allocated the blocks. Absent without one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub compile_context: Option<String>,
     /// The phase that allocated the blocks.
     pub phase: Phase,
     /// The call stack that allocated the blocks.
@@ -445,10 +488,16 @@ pub struct AllocationGroup {
     /// The name of the tensor in the largest of the blocks. Absent if it is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tensor_name: Option<String>,
+    /// The data type and shape of that tensor, for example `float32[768, 3072]`. Absent if it is unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tensor_shape: Option<String>,
     /// The common pattern of the tensor names of all blocks, with `*` for the parts that differ, for example
     /// `Adam.exp_avg of *.weight`. Absent unless every block has a name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tensor_name_pattern: Option<String>,
+    /// The data type and shape of all these tensors, if it is the same. Absent without `tensor_name_pattern`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub common_tensor_shape: Option<String>,
 }
 
 /// The division of reserved memory at one point in time. The reserved bytes are the sum of `allocated_bytes`,

@@ -16,6 +16,7 @@ fn nothing() -> CheckOptions {
         max_peak: None,
         max_reserved: None,
         max_leak: None,
+        max_categories: Vec::new(),
         no_oom: false,
         no_issues: Vec::new(),
         tolerance: Tolerance::Share(0.01),

@@ -31,7 +31,7 @@ fn bytes(write: impl FnOnce(&Process, &mut Vec<u8>) -> memtrace_analysis::Result
 fn csv() {
     crate::golden::assert_matches(
         "export.csv",
-        &text(|process, out| blocks_csv(process, &Window::WHOLE, out, &mut |_| {})),
+        &text(|process, out| blocks_csv(process, &Window::WHOLE, None, out, &mut |_| {})),
     );
 }
 
@@ -108,7 +108,7 @@ fn timeline_picture() {
 #[test]
 fn parquet_rows() {
     let process = process();
-    let files = tables(&process, "run", &Window::WHOLE, [const { Vec::new() }; 4], &mut |_| {}).unwrap();
+    let files = tables(&process, "run", &Window::WHOLE, None, [const { Vec::new() }; 4], &mut |_| {}).unwrap();
     let mut all = String::new();
     for (table, bytes) in TABLES.iter().zip(files) {
         let mut file = tempfile::tempfile().unwrap();

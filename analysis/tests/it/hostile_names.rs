@@ -78,6 +78,7 @@ fn limits() -> CheckOptions {
         max_peak: Some(1),
         max_reserved: Some(1),
         max_leak: None,
+        max_categories: Vec::new(),
         no_oom: true,
         no_issues: vec!["any".to_owned()],
         tolerance: Tolerance::Bytes(0),

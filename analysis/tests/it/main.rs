@@ -1,7 +1,9 @@
 //! Tests of the analysis on recordings made here: what it reads, concludes and writes.
 
 mod check;
+mod compile_contexts;
 mod cuda_calls;
+mod custom_categories;
 mod damaged;
 mod diff;
 mod export_golden;
@@ -32,6 +34,7 @@ mod snapshot_files;
 mod snapshots;
 mod summary_schema;
 mod symbols;
+mod tensor_shapes;
 #[path = "../training/mod.rs"]
 mod training;
 mod training_analysis;

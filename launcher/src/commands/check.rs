@@ -4,14 +4,18 @@ use std::io::IsTerminal;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use anyhow::anyhow;
+use anyhow::{anyhow, ensure};
+use memtrace_analysis::passes::Category;
+use memtrace_analysis::rules::CustomRules;
 use memtrace_analysis::{
-    Baseline, CheckOptions, DiffOptions, DiffReport, Run, Summary, check as check_limits, diff, summarize,
+    Baseline, CheckOptions, DiffOptions, DiffReport, Run, Summary, SummaryOptions, check as check_limits, diff,
+    summarize_with,
 };
 use memtrace_trace::file::untrusted;
 
 use super::selection::Selected;
 use crate::cli::Check;
+use crate::message::WithHelp;
 use crate::terminal::ProgressLine;
 
 /// The maximum size of a summary file in bytes. A larger file is not a summary.
@@ -22,11 +26,14 @@ const START_SIZE: usize = 32;
 /// Prints the result. Returns false when the run exceeds a limit.
 pub(crate) fn check(options: &Check) -> anyhow::Result<bool> {
     let mut line = ProgressLine::new(std::io::stderr().is_terminal());
+    let rules = super::categories::read(options.categories.as_deref())?;
+    known_categories(options, rules.as_deref())?;
     let run = super::open(&options.run)?;
     // Limits on nothing would always hold.
     Selected { rank: options.rank, device: options.device, ..Selected::default() }.ensure_in(&run)?;
     let mut summary_of = |run: &Run| -> anyhow::Result<Summary> {
-        let summary = summarize(run, &mut |progress| line.show(&progress));
+        let summary_options = SummaryOptions { custom_rules: rules.as_deref(), ..SummaryOptions::default() };
+        let summary = summarize_with(run, &summary_options, &mut |progress| line.show(&progress));
         line.clear();
         Ok(summary?)
     };
@@ -48,6 +55,7 @@ pub(crate) fn check(options: &Check) -> anyhow::Result<bool> {
         max_peak: options.max_peak,
         max_reserved: options.max_reserved,
         max_leak: options.max_leak,
+        max_categories: options.max_category.clone(),
         no_oom: options.no_oom,
         no_issues: options.no_issue.clone(),
         tolerance: options.tolerance,
@@ -63,6 +71,23 @@ pub(crate) fn check(options: &Check) -> anyhow::Result<bool> {
         super::write_output(&memtrace_analysis::github_annotations(&report, &root.to_string_lossy()), None)?;
     }
     Ok(report.passed)
+}
+
+/// Fails when `--max-category` names a category that does not exist.
+fn known_categories(options: &Check, rules: Option<&CustomRules>) -> anyhow::Result<()> {
+    let custom = || rules.into_iter().flat_map(CustomRules::categories).map(|(_, name)| name);
+    for (name, _) in &options.max_category {
+        let is_known = Category::ALL.iter().any(|category| category.name() == name) || custom().any(|one| one == name);
+        let names: Vec<&str> = Category::ALL.iter().map(|category| category.name()).chain(custom()).collect();
+        ensure!(
+            is_known,
+            WithHelp::new(
+                format!("--max-category: no category is named {name}"),
+                format!("use one of {}", names.join(", "))
+            )
+        );
+    }
+    Ok(())
 }
 
 /// The text of a file that starts like a summary of memtrace, else `None`. A PyTorch snapshot may be JSON too.

@@ -12,6 +12,7 @@ use crate::terminal::{ProgressLine, layout};
 
 /// Prints the comparison. Fails when a run cannot be read or the two have nothing to compare.
 pub(crate) fn diff(options: &Diff) -> anyhow::Result<()> {
+    let custom_rules = super::categories::read(options.categories.as_deref())?;
     let a = super::open(&options.a)?;
     let b = options.b.as_deref().map(super::open).transpose()?;
     let selected = Selected { rank: options.rank, device: options.device, ..Selected::default() };
@@ -20,7 +21,8 @@ pub(crate) fn diff(options: &Diff) -> anyhow::Result<()> {
         Some([n, m]) => Some((*n, *m)),
         _ => None,
     };
-    let diff_options = DiffOptions { steps, rank: options.rank, device: options.device, sources: options.sources };
+    let (rank, device, sources) = (options.rank, options.device, options.sources);
+    let diff_options = DiffOptions { steps, rank, device, sources, custom_rules };
     let mut line = ProgressLine::new(std::io::stderr().is_terminal());
     let report = compare(&a, b.as_ref().unwrap_or(&a), &diff_options, &mut |progress| line.show(&progress));
     line.clear();

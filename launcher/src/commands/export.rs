@@ -10,7 +10,8 @@ use memtrace_analysis::export::{
     blocks_csv, flame_graph, perfetto, run_start_ns, snapshot, tables, timeline,
 };
 use memtrace_analysis::report::{count_text, size_text};
-use memtrace_analysis::{Process, Progress, Run, RunFolder, html_report, summarize};
+use memtrace_analysis::rules::CustomRules;
+use memtrace_analysis::{Process, Progress, Run, RunFolder, SummaryOptions, html_report, summarize_with};
 
 use super::selection::Selected;
 use crate::cli::{self, Export, ExportFormat};
@@ -35,12 +36,29 @@ pub(crate) fn export(options: &Export) -> anyhow::Result<()> {
             "use it with --to snapshot, or leave it out: no other format quotes source lines"
         )
     );
+    let rules = super::categories::read(options.categories.as_deref())?;
+    let has_categories = matches!(
+        options.to,
+        ExportFormat::Snapshot | ExportFormat::Html | ExportFormat::Json | ExportFormat::Csv | ExportFormat::Parquet
+    );
+    ensure!(
+        rules.is_none() || has_categories,
+        WithHelp::new(
+            "--categories applies only to snapshots, HTML, JSON, CSV and Parquet",
+            "use it with --to snapshot, html, json, csv or parquet, or leave it out"
+        )
+    );
+    let summary_options = SummaryOptions { custom_rules: rules.as_deref(), ..SummaryOptions::default() };
     match options.to {
         ExportFormat::Snapshot => {
             let sources = SourceAccess::of(&run, options.sources);
             let help = "open it at https://pytorch.org/memory_viz";
             files(&run, options, ".pickle", Some(help), &|part, file, path| {
-                let options = SnapshotOptions { window: part.window.clone(), sources: sources.clone() };
+                let options = SnapshotOptions {
+                    window: part.window.clone(),
+                    sources: sources.clone(),
+                    custom_rules: rules.clone(),
+                };
                 write(part.process, "writing the snapshot", path, file, |out, progress| {
                     snapshot(part.process, out, &options, progress).map(drop)
                 })
@@ -65,7 +83,7 @@ pub(crate) fn export(options: &Export) -> anyhow::Result<()> {
         }
         ExportFormat::Csv => files(&run, options, ".csv", None, &|part, file, path| {
             write(part.process, "writing the table", path, file, |out, progress| {
-                blocks_csv(part.process, &part.window, out, progress)
+                blocks_csv(part.process, &part.window, rules.as_deref(), out, progress)
             })
         }),
         ExportFormat::Perfetto => {
@@ -89,8 +107,8 @@ pub(crate) fn export(options: &Export) -> anyhow::Result<()> {
                 })
             })
         }
-        ExportFormat::Parquet => parquet(&run, options),
-        ExportFormat::Html => html(&run, options),
+        ExportFormat::Parquet => parquet(&run, options, rules.as_deref()),
+        ExportFormat::Html => html(&run, options, &summary_options),
         ExportFormat::Json => {
             let whole = !options.window.is_limited() && options.window.device.is_none();
             ensure!(
@@ -100,14 +118,14 @@ pub(crate) fn export(options: &Export) -> anyhow::Result<()> {
                     "leave out --rank, --pid, --device, --steps, --time, --min-size and --max-events"
                 )
             );
-            let text = summarize(&run, &mut |_| {})?.to_json() + "\n";
+            let text = summarize_with(&run, &summary_options, &mut |_| {})?.to_json() + "\n";
             super::write_output(&text, options.output.as_deref())
         }
     }
 }
 
 /// Writes one HTML report about the run, or about the selected processes.
-fn html(run: &Run, options: &Export) -> anyhow::Result<()> {
+fn html(run: &Run, options: &Export, summary_options: &SummaryOptions<'_>) -> anyhow::Result<()> {
     ensure!(
         !options.window.is_limited(),
         WithHelp::new(
@@ -124,7 +142,7 @@ fn html(run: &Run, options: &Export) -> anyhow::Result<()> {
     let path = options.output.clone().unwrap_or_else(|| PathBuf::from("report.html"));
     ensure_not_input(&path, run.processes())?;
     let mut line = ProgressLine::new(std::io::stderr().is_terminal());
-    let summary = summarize(run, &mut |progress| line.show(&progress))?;
+    let summary = summarize_with(run, summary_options, &mut |progress| line.show(&progress))?;
     let mut page = Vec::new();
     let drawn =
         html_report(&summary, &processes, options.window.device, &mut page, &mut |progress| line.show(&progress));
@@ -178,7 +196,7 @@ fn choose<'a>(run: &'a Run, options: &Export) -> anyhow::Result<Vec<(&'a Process
 }
 
 /// Writes TABLE-NAME.parquet for every table and process into one folder.
-fn parquet(run: &Run, options: &Export) -> anyhow::Result<()> {
+fn parquet(run: &Run, options: &Export, rules: Option<&CustomRules>) -> anyhow::Result<()> {
     let folder = options.output.clone().unwrap_or_else(|| PathBuf::from("."));
     let cannot = || format!("cannot create {}", folder.display());
     if options.output.is_some() {
@@ -199,8 +217,9 @@ fn parquet(run: &Run, options: &Export) -> anyhow::Result<()> {
         let files = [next()?, next()?, next()?, next()?];
         let mut line = ProgressLine::new(std::io::stderr().is_terminal());
         let (what, total) = ("writing the tables", process.recording().event_count());
-        let written =
-            tables(process, &run_name, &part.window, files, &mut |done| line.show(&Progress { what, done, total }));
+        let written = tables(process, &run_name, &part.window, rules, files, &mut |done| {
+            line.show(&Progress { what, done, total })
+        });
         line.clear();
         for mut file in written? {
             file.flush().with_context(|| format!("cannot write into {}", folder.display()))?;

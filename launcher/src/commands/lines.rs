@@ -12,6 +12,7 @@ use crate::terminal::{ProgressLine, layout};
 
 /// Prints the table. Fails when the run cannot be read.
 pub(crate) fn lines(options: &Lines) -> anyhow::Result<()> {
+    let custom_rules = super::categories::read(options.categories.as_deref())?;
     let run = super::open(&options.run)?;
     Selected { rank: options.rank, pid: options.pid, device: options.device }.ensure_in(&run)?;
     let lines_options = LinesOptions {
@@ -22,6 +23,7 @@ pub(crate) fn lines(options: &Lines) -> anyhow::Result<()> {
         pid: options.pid,
         device: options.device,
         sources: options.sources,
+        custom_rules,
     };
     let mut line = ProgressLine::new(std::io::stderr().is_terminal());
     let report = read_lines(&run, &lines_options, &mut |progress| line.show(&progress));

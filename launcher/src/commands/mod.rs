@@ -1,5 +1,6 @@
 //! The subcommands, one small file each.
 
+pub(crate) mod categories;
 pub(crate) mod check;
 pub(crate) mod diff;
 pub(crate) mod doctor;

@@ -2,18 +2,22 @@
 
 use std::io::IsTerminal;
 
-use memtrace_analysis::{Replaying, Section, ToText, summarize_with};
+use memtrace_analysis::{Replaying, Section, SummaryOptions, ToText, summarize_with};
 
 use crate::cli::Report;
 use crate::terminal::{ProgressLine, layout};
 
 /// Prints the report. Fails when the run cannot be read.
 pub(crate) fn report(options: &Report) -> anyhow::Result<()> {
+    let rules = super::categories::read(options.categories.as_deref())?;
     let run = super::open(&options.run)?;
     let mut line = ProgressLine::new(std::io::stderr().is_terminal());
     let section = options.section.as_deref().and_then(Section::named);
     let replaying = if section.is_some_and(Section::replays) { Replaying::Always } else { Replaying::WhenUseful };
-    let summary = summarize_with(&run, replaying, &mut |progress| line.show(&progress));
+    let summary =
+        summarize_with(&run, &SummaryOptions { replaying, custom_rules: rules.as_deref() }, &mut |progress| {
+            line.show(&progress)
+        });
     line.clear();
     let summary = summary?;
     let layout = layout(std::io::stdout().is_terminal());

@@ -43,6 +43,7 @@ fn start(run: &Run) -> Result<u8, Refusal> {
     let (program, arguments) = run.command.split_first().context("no command given")?;
     let checked = preflight::check(program, arguments)?;
     preflight::check_system()?;
+    let custom_rules = super::categories::read(run.categories.as_deref())?;
     let start_ns = host::epoch_ns();
     let created = folder::create(run.output.as_deref(), &run.command, &host::stamp(start_ns))?;
     let folder = Arc::new(created.folder);
@@ -113,7 +114,8 @@ fn start(run: &Run) -> Result<u8, Refusal> {
     }
     summary.problems.iter().for_each(Problem::print);
     if summary.processes > 0 {
-        end_summary::finish(&folder, SummaryOptions { quiet: run.quiet, no_snapshot: run.no_snapshot });
+        let (quiet, no_snapshot) = (run.quiet, run.no_snapshot);
+        end_summary::finish(&folder, SummaryOptions { quiet, no_snapshot, custom_rules });
     } else if !run.quiet {
         let command: Vec<_> = run.command.iter().map(|a| a.to_string_lossy()).collect();
         let command: String = command.join(" ").chars().take(MAX_COMMAND).collect();

@@ -25,7 +25,7 @@ fn reporting_process(run: &Run) -> &Process {
 fn blocks(run: &Path) -> Vec<Block> {
     let run = open_run(run).unwrap();
     let mut table = Vec::new();
-    blocks_csv(reporting_process(&run), &Window::WHOLE, &mut table, &mut |_| {}).unwrap();
+    blocks_csv(reporting_process(&run), &Window::WHOLE, None, &mut table, &mut |_| {}).unwrap();
     let text = String::from_utf8(table).unwrap();
     let mut lines = text.lines();
     let columns: Vec<&str> = lines.next().unwrap().split(',').collect();

@@ -208,7 +208,7 @@ fn bytes_of_modules_match_mem_tracker() {
     run.assert_ended_well();
     let opened = memtrace_analysis::open_run(run.path()).unwrap();
     let mut table = Vec::new();
-    blocks_csv(&opened.processes()[0], &Window::WHOLE, &mut table, &mut |_| {}).unwrap();
+    blocks_csv(&opened.processes()[0], &Window::WHOLE, None, &mut table, &mut |_| {}).unwrap();
     let text = String::from_utf8(table).unwrap();
     let mut lines = text.lines().map(fields);
     let columns = lines.next().unwrap();

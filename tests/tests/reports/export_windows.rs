@@ -141,7 +141,7 @@ fn blocks_below_the_minimum_size_are_left_out() {
     // The blocks that are left out and those that are included add up to all blocks.
     let rows = |window: &Window| {
         let mut table = Vec::new();
-        blocks_csv(&process, window, &mut table, &mut |_| {}).unwrap();
+        blocks_csv(&process, window, None, &mut table, &mut |_| {}).unwrap();
         String::from_utf8(table).unwrap().lines().count() as u64 - 1
     };
     let allocs = events.iter().filter(|e| e.action == Action::Alloc).count() as u64;

@@ -227,7 +227,7 @@ fn read_tables(processes: &[(&str, Process, Window)]) -> Value {
     for (name, process, window) in processes {
         let files =
             TABLES.map(|table| std::fs::File::create(folder.path().join(format!("{table}-{name}.parquet"))).unwrap());
-        tables(process, name, window, files, &mut |_| {}).unwrap();
+        tables(process, name, window, None, files, &mut |_| {}).unwrap();
     }
     let packages = packages(&["duckdb==2.0.0", "polars==2.1.0", "polars-runtime-32==2.1.0"]);
     let mut command = Command::new(root().join("scripts/sim"));

@@ -10,7 +10,8 @@ use memtrace_trace::ids::FrameId;
 use super::category::{
     BlockAllocation, BlockClassification, Categorizer, Category, CategoryRuleUses, LifetimeEnd, Proof,
 };
-use super::composition::{Composition, ModuleKey, Origin};
+use super::composition::{Amount, Composition, ModuleKey, Origin};
+use super::custom::CustomCategorizer;
 use super::diagnostics::{BlockEvent, Signals};
 use super::growth::Growth;
 use super::labels::LabelTable;
@@ -22,7 +23,8 @@ use super::phase_table::PhaseTable;
 use super::reserved::Reserved;
 use super::rest_of_step::StepStarts;
 use super::statistics::Statistics;
-use memtrace_input::{EventSource, LostEvents, Recording, TraceIndex};
+use crate::rules::CustomRules;
+use memtrace_input::{CompileContexts, EventSource, LostEvents, Recording, TraceIndex};
 use memtrace_replay::{Allocator, Change, MemoryLocation, Names, Owner, OwnerUsage, Peak, Replay, Usage};
 
 /// The maximum number of origins to report that block segments at an out-of-memory error.
@@ -55,6 +57,8 @@ pub struct DeviceAnalysis {
     pub phase_rules: PhaseRuleUses,
     /// Which rules decided categories.
     pub category_rules: CategoryRuleUses,
+    /// By rule of the user's file: what it decided. The last entry is what no rule matches. Empty without a file.
+    pub custom_rules: Vec<Amount>,
     /// Events that contradict the replayed state.
     pub anomalies: memtrace_replay::Anomalies,
     /// The values that `torch.cuda.memory_stats` would return at the end.
@@ -71,10 +75,21 @@ pub struct DeviceAnalysis {
     categorizer: Categorizer,
 }
 
-/// The program's position and the tensor names.
+/// The program's position, the tensor names and the user's rules.
 struct Tracked<'a> {
     tracker: PhaseTracker,
     names: Option<&'a Names>,
+    custom: Option<CustomCategorizer<'a>>,
+    compile_contexts: &'a CompileContexts,
+}
+
+/// What an analysis does besides.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AnalysisOptions<'a> {
+    /// Also records, for each of these steps, the blocks that were allocated at the step's peak.
+    pub step_peaks: &'a [u32],
+    /// Also divides the blocks into the custom categories of these rules.
+    pub custom_rules: Option<&'a CustomRules>,
 }
 
 /// Observes every block of a recording. An [`Analysis`] itself keeps only the blocks that are allocated.
@@ -144,27 +159,29 @@ impl Analysis {
         observer: &mut impl BlockObserver,
         progress: &mut dyn FnMut(u64),
     ) -> Analysis {
-        Analysis::with_step_peaks(recording, trace_index, names, &[], observer, progress)
+        Analysis::with_options(recording, trace_index, names, &AnalysisOptions::default(), observer, progress)
     }
 
-    /// Also records, for each step in `steps`, the blocks that were allocated at the step's peak.
-    pub fn with_step_peaks(
+    /// [`Self::with_observer`], with what the options add.
+    pub fn with_options(
         recording: &dyn Recording,
         trace_index: &TraceIndex,
         names: &Names,
-        steps: &[u32],
+        options: &AnalysisOptions<'_>,
         observer: &mut impl BlockObserver,
         progress: &mut dyn FnMut(u64),
     ) -> Analysis {
         let definitions = recording.definitions();
+        let custom = options.custom_rules.map(|rules| CustomCategorizer::new(rules, definitions, names));
         let has_names = definitions.tensor_names.iter().any(|name| name.kind == TensorKind::Parameter);
         let names = has_names.then_some(names);
         let categorizer = Categorizer::new(definitions, has_names);
         let mut replay = Replay::new(trace_index, None);
-        let mut tracked = Tracked { tracker: PhaseTracker::of(recording), names };
+        let compile_contexts = recording.compile_contexts();
+        let mut tracked = Tracked { tracker: PhaseTracker::of(recording), names, custom, compile_contexts };
         let is_inference = tracked.tracker.is_inference();
         let new = |device: i16, source| DeviceAnalysis {
-            step_peaks: steps.iter().map(|step| (*step, Composition::default())).collect(),
+            step_peaks: options.step_peaks.iter().map(|step| (*step, Composition::default())).collect(),
             signals: Signals::new(is_inference),
             ..DeviceAnalysis::new(device, source, categorizer.clone(), definitions)
         };
@@ -226,6 +243,7 @@ impl DeviceAnalysis {
             ooms: OomLog::default(),
             phase_rules: PhaseRuleUses::default(),
             category_rules: CategoryRuleUses::default(),
+            custom_rules: Vec::new(),
             anomalies: memtrace_replay::Anomalies::default(),
             statistics: Statistics::default(),
             signals: Signals::default(),
@@ -283,7 +301,7 @@ impl DeviceAnalysis {
     ) {
         let BlockEvent { e, id, classification } = *event;
         let size = allocator.block(id).size;
-        let Tracked { tracker, names } = tracked;
+        let Tracked { tracker, names, .. } = tracked;
         let now = *tracker.now();
         self.step_starts.observe(now.step, e.seq);
         let oom_count = self.ooms.count() as u32;
@@ -331,7 +349,7 @@ impl DeviceAnalysis {
         let is_truncated = self.ooms.unwinding(block.oom_count, now);
         let end = LifetimeEnd { now, is_truncated, free: Some(e) };
         let classification = self.categorizer.lifetime_ended(tracker, &block, &end);
-        self.report_lifetime_end(&block, &classification, observer, Some(e));
+        self.report_lifetime_end(&block, &classification, tracked, observer, Some(e));
         let category = classification.category;
         self.signals.freed(&block, event, tracker.stacks().facts(e.stack), &end);
         let phase = *phase;
@@ -365,7 +383,16 @@ impl DeviceAnalysis {
         category: Category,
         tracked: &Tracked<'_>,
     ) {
-        to.add(origin(block, category), block.size, block.seq);
+        let custom = tracked.custom.as_ref().map(|custom| custom.category_of(block)).unwrap_or_default();
+        let origin = Origin {
+            stack: block.stack,
+            context: block.context,
+            phase: block.phase,
+            category,
+            custom,
+            compile_context: tracked.compile_contexts.of(block.seq),
+        };
+        to.add(origin, block.size, block.seq);
         let call = tracked.tracker.stacks().contexts().module(block.event_context);
         let named = || {
             tracked
@@ -388,9 +415,15 @@ impl DeviceAnalysis {
         &mut self,
         block: &BlockAllocation,
         classification: &BlockClassification,
+        tracked: &Tracked<'_>,
         observer: &mut impl BlockObserver,
         free: Option<&Event>,
     ) {
+        if let Some(custom) = &tracked.custom {
+            let rules = custom.rules().rules().len();
+            self.custom_rules.resize(rules + 1, Amount::default());
+            self.custom_rules[custom.rule_of(block).unwrap_or(rules)].add(block.size);
+        }
         let evidence = || self.categorizer.evidence(block, classification);
         observer.lifetime_ended(self.device, block, classification, evidence(), free);
         self.category_rules.add(classification, block.size, evidence);
@@ -493,7 +526,7 @@ impl DeviceAnalysis {
                 continue;
             }
             let classification = self.categorizer.classify(tracker, &block, &end);
-            self.report_lifetime_end(&block, &classification, observer, None);
+            self.report_lifetime_end(&block, &classification, tracked, observer, None);
             let category = classification.category;
             self.growth.lifetime_ended(&block, category, now, None);
             self.add_to_peak(&block, category, tracked);
@@ -503,8 +536,4 @@ impl DeviceAnalysis {
         }
         self.allocations = Vec::new();
     }
-}
-
-fn origin(block: &BlockAllocation, category: Category) -> Origin {
-    Origin { stack: block.stack, context: block.context, phase: block.phase, category }
 }

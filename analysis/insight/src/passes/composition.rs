@@ -5,14 +5,15 @@
 //! invalidates everything added before. At the end the remaining blocks are added. Each free costs one addition, and by
 //! then the block's category is known.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use memtrace_trace::event::Event;
 use memtrace_trace::ids::{ContextId, StackId};
 
 use super::category::Category;
 use super::phase::{Phase, ProgramPosition};
-use memtrace_input::AddressBuildHasher;
+use crate::rules::CustomCategory;
+use memtrace_input::{AddressBuildHasher, CompileContextId};
 use memtrace_replay::Usage;
 
 /// A number of bytes and of blocks.
@@ -43,6 +44,10 @@ pub struct Origin {
     pub phase: Phase,
     /// Their category.
     pub category: Category,
+    /// Their custom category; [`CustomCategory::NONE`] without rules.
+    pub custom: CustomCategory,
+    /// The compiled region of `torch.compile` that allocated them.
+    pub compile_context: CompileContextId,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -161,6 +166,28 @@ impl Composition {
         let mut sums = [Amount::default(); Category::ALL.len()];
         for (origin, amount) in self.origins() {
             let sum = &mut sums[origin.category as usize];
+            sum.bytes += amount.bytes;
+            sum.blocks += amount.blocks;
+        }
+        sums
+    }
+
+    /// The amounts by custom category, in the order of the categories' first rules. What no rule matches comes last.
+    pub fn by_custom_category(&self) -> BTreeMap<CustomCategory, Amount> {
+        let mut sums: BTreeMap<CustomCategory, Amount> = BTreeMap::new();
+        for (origin, amount) in self.origins() {
+            let sum = sums.entry(origin.custom).or_default();
+            sum.bytes += amount.bytes;
+            sum.blocks += amount.blocks;
+        }
+        sums
+    }
+
+    /// The amounts by compile context. What no compiled region allocated comes last.
+    pub fn by_compile_context(&self) -> BTreeMap<CompileContextId, Amount> {
+        let mut sums: BTreeMap<CompileContextId, Amount> = BTreeMap::new();
+        for (origin, amount) in self.origins() {
+            let sum = sums.entry(origin.compile_context).or_default();
             sum.bytes += amount.bytes;
             sum.blocks += amount.blocks;
         }

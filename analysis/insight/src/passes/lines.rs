@@ -18,9 +18,11 @@ use memtrace_trace::file::Definitions;
 use memtrace_trace::ids::{FrameId, StackId, ThreadId};
 
 use super::composition::Amount;
+use super::custom::CustomCategorizer;
 use super::stacks::StackTable;
-use memtrace_input::{LostEvents, Recording, TraceIndex};
-use memtrace_replay::{Change, Replay, Usage};
+use crate::rules::CustomCategory;
+use memtrace_input::{CompileContextId, LostEvents, Recording, TraceIndex};
+use memtrace_replay::{Change, Names, Replay, Usage};
 
 /// The size of the cache for [`Entries::common`], in entries.
 const CACHE_SIZE: usize = 4096;
@@ -84,6 +86,47 @@ pub struct FunctionUse {
     pub whole: LineUse,
     /// By line number, in order.
     pub lines: Vec<(u32, LineUse)>,
+    /// By line number, and what they are besides: the blocks of [`LineUse::allocated`]. Empty without rules and compile
+    /// contexts.
+    pub kinds: BTreeMap<(u32, BlockKind), Amount>,
+    /// By line number: its blocks with tensor names.
+    pub named: BTreeMap<u32, NamedBlocks>,
+}
+
+/// What a block is besides.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct BlockKind {
+    /// Its custom category.
+    pub custom: CustomCategory,
+    /// The compiled region of `torch.compile` that allocated it.
+    pub compile_context: CompileContextId,
+}
+
+impl BlockKind {
+    /// The smallest and the largest kind.
+    pub const BOUNDS: [BlockKind; 2] = [
+        BlockKind { custom: CustomCategory::FIRST, compile_context: CompileContextId::FIRST },
+        BlockKind { custom: CustomCategory::NONE, compile_context: CompileContextId::NONE },
+    ];
+}
+
+/// The allocated blocks that have tensor names.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct NamedBlocks {
+    /// The number of blocks.
+    pub blocks: u64,
+    /// The largest one, the first of several: its bytes and the `seq` of its allocation.
+    pub largest: (u64, u64),
+}
+
+impl NamedBlocks {
+    fn join(&mut self, other: &NamedBlocks) {
+        self.blocks += other.blocks;
+        let (bytes, seq) = other.largest;
+        if bytes > self.largest.0 || bytes == self.largest.0 && seq < self.largest.1 {
+            self.largest = other.largest;
+        }
+    }
 }
 
 /// The lines of one device.
@@ -94,6 +137,10 @@ pub struct DeviceLines {
     /// The device's highest totals.
     pub peak: Usage,
     stacks: Vec<LineUse>,
+    /// By stack: the blocks of its [`LineUse::allocated`] by kind.
+    kinds: HashMap<StackId, BTreeMap<BlockKind, Amount>>,
+    /// By stack: its blocks with tensor names.
+    named: HashMap<StackId, NamedBlocks>,
     entries: Entries,
     before: Usage,
 }
@@ -176,8 +223,15 @@ pub struct Lines {
 }
 
 impl Lines {
-    /// Streams a recording once. `progress` receives the number of events read so far.
-    pub fn of(recording: &dyn Recording, trace_index: &TraceIndex, progress: &mut dyn FnMut(u64)) -> Lines {
+    /// Streams a recording once. `names` are those of its tensors, and `custom` divides what lines allocated into custom
+    /// categories. `progress` receives the number of events read so far.
+    pub fn of(
+        recording: &dyn Recording,
+        trace_index: &TraceIndex,
+        names: &Names,
+        custom: Option<&CustomCategorizer<'_>>,
+        progress: &mut dyn FnMut(u64),
+    ) -> Lines {
         let definitions = recording.definitions();
         let table = StackTable::new(definitions);
         let mut replay = Replay::new(trace_index, None);
@@ -190,6 +244,8 @@ impl Lines {
         };
         let mut devices: Vec<DeviceLines> = replay.devices().iter().map(|d| new(d.device)).collect();
         let mut engine = Engine::default();
+        let compile_contexts = recording.compile_contexts();
+        let has_kinds = custom.is_some() || !compile_contexts.is_empty();
         let mut done = 0;
         let lost = recording.stream(&mut |events| {
             for e in events {
@@ -203,7 +259,13 @@ impl Lines {
                         return;
                     }
                     let caller = engine.caller(&table, e);
-                    device.observe(definitions, &table, usage, e, caller);
+                    let kind = (has_kinds && matches!(change, Change::Alloc(_))).then(|| {
+                        let rule = custom.map(|custom| custom.rule_of_allocation(e.stack, e.context, e.seq));
+                        let category = custom.zip(rule).map(|(custom, rule)| custom.category(rule));
+                        BlockKind { custom: category.unwrap_or_default(), compile_context: compile_contexts.of(e.seq) }
+                    });
+                    let named = matches!(change, Change::Alloc(_)) && names.of_allocation(e.seq).is_some();
+                    device.observe(definitions, &table, usage, e, &Place { caller, kind, named });
                 });
             }
             done += events.len() as u64;
@@ -245,9 +307,20 @@ impl Engine {
     }
 }
 
+/// Where the work of an event counts besides its own stack.
+struct Place {
+    /// The stack that waits for the autograd engine; `NONE` without one.
+    caller: StackId,
+    /// The kind of the allocated block, if blocks have kinds.
+    kind: Option<BlockKind>,
+    /// Whether the allocated block has a tensor name.
+    named: bool,
+}
+
 impl DeviceLines {
     #[inline]
-    fn observe(&mut self, definitions: &Definitions, table: &StackTable, usage: &Usage, e: &Event, caller: StackId) {
+    fn observe(&mut self, definitions: &Definitions, table: &StackTable, usage: &Usage, e: &Event, place: &Place) {
+        let caller = place.caller;
         let before = std::mem::replace(&mut self.before, *usage);
         if e.flags.contains(Flags::PREEXISTING) {
             return;
@@ -273,6 +346,19 @@ impl DeviceLines {
         }
         if !caller.is_none() && caller != e.stack {
             self.stacks[caller.index()].absorb(&line_use);
+        }
+        if place.named && line_use.allocated.blocks > 0 {
+            let largest = (line_use.allocated.bytes, e.seq);
+            let also = (caller != e.stack).then_some(caller);
+            for stack in std::iter::once(e.stack).chain(also).filter(|stack| !stack.is_none()) {
+                self.named.entry(stack).or_default().join(&NamedBlocks { blocks: 1, largest });
+            }
+        }
+        if let Some(kind) = place.kind.filter(|_| line_use.allocated.blocks > 0) {
+            let also = (caller != e.stack).then_some(caller);
+            for stack in std::iter::once(e.stack).chain(also).filter(|stack| !stack.is_none()) {
+                self.kinds.entry(stack).or_default().entry(kind).or_default().add(line_use.allocated.bytes);
+            }
         }
         if line_use.allocated.blocks > 0 && table.contexts().is_node(e.context) {
             let forward = definitions.context(e.context).map_or(StackId::NONE, |c| c.forward);
@@ -318,7 +404,9 @@ impl DeviceLines {
                 }
                 let Some(number) = of.get(frame.index()).copied().flatten() else { continue };
                 let line = definitions.frame(frame).map_or(0, |f| f.line);
-                functions[number].add(id, line, line_use, if stack == id { *entered } else { 0 });
+                let entered = if stack == id { *entered } else { 0 };
+                let also = (self.kinds.get(&id), self.named.get(&id));
+                functions[number].add(id, line, line_use, also, entered);
             }
         }
         functions.into_iter().filter_map(FunctionBuilder::finish).collect()
@@ -335,7 +423,14 @@ struct FunctionBuilder {
 
 impl FunctionBuilder {
     /// Adds what a stack did to one of its frames' lines. The frames of a stack come innermost first.
-    fn add(&mut self, stack: StackId, line: u32, line_use: &LineUse, entered: i64) {
+    fn add(
+        &mut self,
+        stack: StackId,
+        line: u32,
+        line_use: &LineUse,
+        (kinds, named): (Option<&BTreeMap<BlockKind, Amount>>, Option<&NamedBlocks>),
+        entered: i64,
+    ) {
         let is_known = self.function.first_line > 0;
         let (sum, seen) = self.lines.entry(line).or_default();
         sum.times += entered.max(0) as u64;
@@ -344,6 +439,14 @@ impl FunctionBuilder {
         let again = if is_known { self.seen == stack } else { *seen == stack };
         if !again {
             sum.absorb(line_use);
+            if let Some(named) = named {
+                self.function.named.entry(line).or_default().join(named);
+            }
+            for (kind, amount) in kinds.into_iter().flatten() {
+                let sum = self.function.kinds.entry((line, *kind)).or_default();
+                sum.bytes += amount.bytes;
+                sum.blocks += amount.blocks;
+            }
         }
         if self.seen != stack {
             self.function.whole.absorb(line_use);

@@ -5,6 +5,7 @@ mod analysis;
 mod category;
 pub mod changes;
 mod composition;
+mod custom;
 pub mod diagnostics;
 mod growth;
 mod issue;
@@ -29,16 +30,17 @@ mod statistics;
 mod steps;
 mod what_if;
 
-pub use analysis::{Analysis, BlockObserver, DeviceAnalysis};
+pub use analysis::{Analysis, AnalysisOptions, BlockObserver, DeviceAnalysis};
 pub use category::{
     BlockAllocation, BlockClassification, Categorizer, Category, CategoryRuleUse, CategoryRuleUses, LifetimeEnd, Proof,
 };
 pub use composition::{Amount, Composition, ModuleKey, Origin};
+pub use custom::{CustomCategorizer, DecidingRule};
 pub use growth::{Growth, GrowthSource, KeptMemory, RunPart};
 pub use issue::{Issue, OomForecast, sort_issues};
 pub use labels::{LabelRow, LabelTable, RangeNames};
 pub use lifetimes::{BEFORE_STEPS, BlockLifetime, BlockLifetimes, LifetimeCollector, NEVER, StepWindow};
-pub use lines::{DeviceLines, FunctionUse, LineUse, Lines};
+pub use lines::{BlockKind, DeviceLines, FunctionUse, LineUse, Lines, NamedBlocks};
 pub use missing_modules::{MissingModules, MissingSiblings};
 pub use model_calls::ModelCalls;
 pub use module_groups::{ModuleLine, RepeatedModule, RepeatedModules};

@@ -4,6 +4,7 @@
 
 mod candidate_settings;
 mod categories;
+mod custom;
 pub mod diagnostics;
 mod evaluation;
 mod ids;
@@ -19,6 +20,9 @@ pub use candidate_settings::{CandidateSetting, candidate_settings};
 pub use categories::{
     CategoryRule, FrameMemory, captures_graph, category_rule, ends_autocast, is_attention, is_cache_name,
     is_graphs_own_pool, is_library_module, is_pytorch,
+};
+pub use custom::{
+    CustomCategory, CustomField, CustomRule, CustomRules, CustomRulesError, MAX_CUSTOM_RULES, NO_CUSTOM_CATEGORY,
 };
 pub use diagnostics::{DIAGNOSTICS, DiagnosticRule};
 pub use evaluation::{is_changed_by_eval, names_evaluation, names_training};

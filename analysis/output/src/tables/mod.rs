@@ -14,9 +14,13 @@ use memtrace_trace::ids::{ContextId, FrameId, StackId};
 
 use super::flame_graph::attributed_stack;
 use super::window::Window;
+use memtrace_input::CompileContexts;
 use memtrace_input::error::{Error, Result};
 use memtrace_input::load::Process;
-use memtrace_insight::passes::{Analysis, BlockAllocation, BlockClassification, BlockObserver, Phase, PhaseTracker};
+use memtrace_insight::passes::{
+    Analysis, BlockAllocation, BlockClassification, BlockObserver, CustomCategorizer, Phase, PhaseTracker,
+};
+use memtrace_insight::rules::CustomRules;
 use memtrace_replay::{Change, Names, Replay, Usage};
 
 use writer::{Columns, Field, Table};
@@ -47,6 +51,7 @@ const EVENTS: &Columns = &[
     ("phase", OPTIONAL_TEXT),
     ("stack", OPTIONAL_INT64),
     ("node", OPTIONAL_TEXT),
+    ("compile_context", OPTIONAL_TEXT),
 ];
 
 const BLOCKS: &Columns = &[
@@ -66,9 +71,12 @@ const BLOCKS: &Columns = &[
     ("category", TEXT),
     ("rule", TEXT),
     ("name", OPTIONAL_TEXT),
+    ("shape", OPTIONAL_TEXT),
     ("module", OPTIONAL_TEXT),
     ("node", OPTIONAL_TEXT),
     ("stack", OPTIONAL_INT64),
+    ("custom_category", OPTIONAL_TEXT),
+    ("compile_context", OPTIONAL_TEXT),
 ];
 
 const STACKS: &Columns = &[
@@ -99,8 +107,8 @@ const PHASES: &Columns = &[
     ("peak", INT64),
 ];
 
-/// Writes the tables of one process in a window, in the order of [`TABLES`]. `run` is the value of the column `run`.
-/// `progress` receives the number of events read so far; the events are read twice.
+/// Writes the tables of one process in a window, in the order of [`TABLES`]. `run` is the value of the column `run`,
+/// and `custom_rules` give the blocks their custom categories. `progress` receives the number of events read so far; the events are read twice.
 ///
 /// # Errors
 ///
@@ -109,6 +117,7 @@ pub fn tables<W: Write + Send>(
     process: &Process,
     run: &str,
     window: &Window,
+    custom_rules: Option<&CustomRules>,
     [events, blocks, stacks, phases]: [W; 4],
     progress: &mut dyn FnMut(u64),
 ) -> Result<[W; 4]> {
@@ -123,6 +132,8 @@ pub fn tables<W: Write + Send>(
             table: Table::new("blocks", BLOCKS, blocks)?,
             definitions: process.definitions(),
             names: &names,
+            custom: custom_rules.map(|rules| CustomCategorizer::new(rules, process.definitions(), &names)),
+            compile_contexts: process.recording().compile_contexts(),
             calibration: process.recording().calibration(),
             window,
             process_columns: &process_columns,
@@ -205,6 +216,7 @@ fn put_events<W: Write + Send>(
 ) -> parquet::errors::Result<PhaseRows> {
     let (recording, definitions) = (process.recording(), process.definitions());
     let calibration = recording.calibration();
+    let compile_contexts = recording.compile_contexts();
     let mut tracker = PhaseTracker::of(recording);
     let mut replay = Replay::new(process.trace_index(), None);
     let mut rows = PhaseRows::new();
@@ -267,6 +279,7 @@ fn put_events<W: Write + Send>(
                     Field::OptionalText(phase.map_or("", Phase::name)),
                     stack_field(used_stacks, attributed_stack(definitions, e.stack, e.context)),
                     Field::OptionalText(node(definitions, e.context)),
+                    Field::OptionalText(compile_contexts.text(compile_contexts.of(e.seq)).unwrap_or_default()),
                 ]);
                 error = written.err();
             });
@@ -281,6 +294,8 @@ struct BlockRows<'a, W: Write + Send> {
     table: Table<W>,
     definitions: &'a Definitions,
     names: &'a Names,
+    custom: Option<CustomCategorizer<'a>>,
+    compile_contexts: &'a CompileContexts,
     calibration: Calibration,
     window: &'a Window,
     process_columns: &'a ProcessColumns<'a>,
@@ -300,7 +315,8 @@ impl<W: Write + Send> BlockObserver for BlockRows<'_, W> {
         free: Option<&Event>,
     ) {
         let Some(free) = self.window.shows_block(device, block, free).filter(|_| self.error.is_none()) else { return };
-        let name = self.names.of_allocation(block.seq).map(|name| name.text()).unwrap_or_default();
+        let named = self.names.of_allocation(block.seq);
+        let name = named.map(|named| named.text()).unwrap_or_default();
         let module = self.names.module_path(block.event_context, block.seq).unwrap_or_default();
         let written = self.table.row(&[
             Field::Text(self.process_columns.run),
@@ -319,9 +335,12 @@ impl<W: Write + Send> BlockObserver for BlockRows<'_, W> {
             Field::Text(classification.category.name()),
             Field::Text(classification.rule.as_str()),
             Field::OptionalText(&name),
+            Field::OptionalText(named.map_or("", |named| &*named.shape)),
             Field::OptionalText(&module),
             Field::OptionalText(node(self.definitions, block.context)),
             stack_field(self.used_stacks, attributed_stack(self.definitions, block.stack, block.context)),
+            Field::OptionalText(self.custom.as_ref().and_then(|custom| custom.name_of(block)).unwrap_or_default()),
+            Field::OptionalText(self.compile_contexts.text(self.compile_contexts.of(block.seq)).unwrap_or_default()),
         ]);
         self.error = written.err();
     }

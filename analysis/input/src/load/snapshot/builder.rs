@@ -214,8 +214,8 @@ pub(super) struct SnapshotBuilder {
     forward_contexts: std::collections::HashMap<u32, ContextId>,
     /// The time of the previous event.
     last_time: u64,
-    /// The number of events of compiled code.
-    pub(super) compiled_events: u64,
+    /// The compile contexts of events: the first row, and the text from there on. [`text::NOT_AVAILABLE`] is none.
+    pub(super) compile_contexts: Vec<(u32, TextId)>,
     kept_bytes: usize,
     frames: Vec<u32>,
 }
@@ -252,7 +252,7 @@ impl SnapshotBuilder {
             used_block_lists: std::collections::HashSet::new(),
             forward_contexts: std::collections::HashMap::new(),
             last_time: 0,
-            compiled_events: 0,
+            compile_contexts: Vec::new(),
             kept_bytes: 0,
             frames: Vec::new(),
         }
@@ -617,7 +617,7 @@ impl SnapshotBuilder {
         let (mut action, mut addr, mut size) = (None, None, None);
         let (mut time, mut stream, mut pool) = (None, 0, 0);
         let (mut stack, mut context, mut forward) = (StackId::NONE, ContextId::NONE, None);
-        let mut metadata = text::EMPTY;
+        let (mut metadata, mut compile_context) = (text::EMPTY, text::NOT_AVAILABLE);
         for &(key, value) in pairs {
             match key {
                 text::ACTION => action = text_of(value),
@@ -633,7 +633,7 @@ impl SnapshotBuilder {
                 text::FORWARD_FRAMES => forward = Some(value),
                 text::USER_METADATA => metadata = text_of(value).unwrap_or(text::EMPTY),
                 text::COMPILE_CONTEXT => {
-                    self.compiled_events += u64::from(!matches!(value, Value::Text(text::NOT_AVAILABLE | text::EMPTY)));
+                    compile_context = text_of(value).filter(|id| *id != text::EMPTY).unwrap_or(text::NOT_AVAILABLE);
                 }
                 text::POOL_ID => {
                     if let Value::Pair(id) = value {
@@ -679,6 +679,11 @@ impl SnapshotBuilder {
         if metadata != text::EMPTY {
             self.metadata.push((index, metadata));
             self.kept_bytes += METADATA_BYTES;
+        }
+        let last = self.compile_contexts.last().map_or(text::NOT_AVAILABLE, |(_, id)| *id);
+        if compile_context != last {
+            self.compile_contexts.push((index, compile_context));
+            self.kept_bytes += 2 * size_of::<(u32, TextId)>();
         }
         self.rows.push(Row {
             addr,

@@ -40,7 +40,6 @@ pub(super) struct ReadStatistics {
     pub(super) repeated_traces: u64,
     /// Events and segments of private pools without an id.
     pub(super) excess_pools: u64,
-    pub(super) compiled_events: u64,
 }
 
 /// The topic of the notices about what a snapshot omits.
@@ -115,9 +114,6 @@ impl ReadStatistics {
             if count > 0 {
                 add(format!("{count} {what}"));
             }
-        }
-        if self.compiled_events > 0 {
-            add(format!("{} events have a torch.compile context, which is not reported", self.compiled_events));
         }
         add("a snapshot omits the command, its exit status, threads, the grad mode, autograd nodes, and memory outside \
              PyTorch's caching allocator"

@@ -15,6 +15,7 @@ use super::notices::ReadStatistics;
 use super::prior_state::{FinalState, PriorState, RowRanges, reconstruct, row_indices};
 use super::rows::{Row, Rows};
 use super::tables::{Tables, TextId, text};
+use crate::compile_contexts::{CHANGE_BYTES, CompileContextId, CompileContexts};
 use crate::recording::{LostEvents, Recording};
 
 /// The number of events delivered at once.
@@ -30,6 +31,7 @@ pub const SNAPSHOT_END_REASON: &str = "a snapshot was taken";
 #[derive(Debug)]
 pub struct SnapshotRecording {
     definitions: Definitions,
+    compile_contexts: CompileContexts,
     streams: Vec<u64>,
     rows: Rows,
     devices: Vec<DeviceEvents>,
@@ -70,7 +72,6 @@ impl SnapshotRecording {
         statistics.malformed_segments = builder.invalid.malformed_segments;
         statistics.malformed_times = builder.invalid.times;
         statistics.excess_pools = builder.invalid.pools;
-        statistics.compiled_events = builder.compiled_events;
         statistics.unknown_actions = builder
             .invalid
             .unknown_actions
@@ -132,18 +133,25 @@ impl SnapshotRecording {
         }
         let labels = labels(&builder.annotations);
         let conf = top.and_then(|top| top.settings).and_then(|value| allocator_settings(&builder, value));
-        let SnapshotBuilder { tables, rows, metadata, annotations, .. } = builder;
+        let SnapshotBuilder { tables, rows, metadata, annotations, compile_contexts: compiled, .. } = builder;
         let texts = label_texts(&tables, &annotations);
         let mut texts_of_names: HashMap<TextId, Rc<str>> = HashMap::new();
         let named: HashMap<u32, Rc<str>> = metadata
             .iter()
             .map(|(row, name)| (*row, texts_of_names.entry(*name).or_insert_with(|| tables.str(*name).into()).clone()))
             .collect();
+        let mut compile_contexts = CompileContexts::default();
+        let mut ids: HashMap<TextId, CompileContextId> = HashMap::from([(text::NOT_AVAILABLE, CompileContextId::NONE)]);
+        let compiled: Vec<(u32, CompileContextId)> = compiled
+            .iter()
+            .map(|(row, id)| (*row, *ids.entry(*id).or_insert_with(|| compile_contexts.add_text(tables.str(*id)))))
+            .collect();
         let (mut definitions, streams) = tables.into_definitions(has_pools);
         definitions.labels = texts;
         definitions.notices = statistics.notices();
         let mut recording = SnapshotRecording {
             definitions,
+            compile_contexts,
             streams,
             rows,
             devices,
@@ -159,6 +167,7 @@ impl SnapshotRecording {
         };
         recording.count_events();
         recording.name_blocks(&named, budget)?;
+        recording.set_compile_contexts(&compiled, budget)?;
         Ok(recording)
     }
 
@@ -212,6 +221,7 @@ impl SnapshotRecording {
             if let Some(name) = row.and_then(|row| named.get(&row))
                 && matches!(e.action, Action::Alloc | Action::Annotate)
                 && held.is_ok()
+                && let Some(name) = without_category(name)
             {
                 // The file can name one long text in every event.
                 held = budget.hold(name.len() as u64);
@@ -219,6 +229,27 @@ impl SnapshotRecording {
             }
         });
         self.definitions.tensor_names = names;
+        held
+    }
+
+    /// Gives events their compile contexts. `compiled`: the first row of each, and the context from there on.
+    fn set_compile_contexts(&mut self, compiled: &[(u32, CompileContextId)], budget: &Budget) -> Result<(), Exceeded> {
+        if compiled.is_empty() {
+            return Ok(());
+        }
+        let mut contexts = std::mem::take(&mut self.compile_contexts);
+        let mut held = Ok(());
+        self.for_each_event(&mut |row, e| {
+            let of_row = |row: u32| {
+                let next = compiled.partition_point(|(from, _)| *from <= row);
+                next.checked_sub(1).and_then(|at| compiled.get(at)).map(|(_, id)| *id)
+            };
+            let id = row.and_then(of_row).unwrap_or_default();
+            if held.is_ok() && contexts.set_from(e.seq, id) {
+                held = budget.hold(CHANGE_BYTES as u64);
+            }
+        });
+        self.compile_contexts = contexts;
         held
     }
 
@@ -326,6 +357,10 @@ impl Recording for SnapshotRecording {
         self.events
     }
 
+    fn compile_contexts(&self) -> &CompileContexts {
+        &self.compile_contexts
+    }
+
     fn derived_events(&self) -> u64 {
         let derived =
             |device: &DeviceEvents| device.prior.events.len() as u64 + u64::from(device.prior.totals.is_some());
@@ -350,6 +385,14 @@ impl Recording for SnapshotRecording {
     fn event_counts(&self) -> (EventCounts, LostEvents) {
         (self.event_counts.clone(), LostEvents::default())
     }
+}
+
+/// The text attached to a block without the line of its custom category, which snapshots of `memtrace-output` have.
+/// `None` if nothing else is in it.
+fn without_category(text: &str) -> Option<&str> {
+    let (before, last) = text.rsplit_once('\n').unwrap_or(("", text));
+    let text = if last.starts_with("custom category: ") { before } else { text };
+    (!text.is_empty()).then_some(text)
 }
 
 /// The tensor name in a text attached to a block. In our own snapshots, a tensor's text ends with data type and shape.
