@@ -19,7 +19,7 @@ use crate::option_values::{category_limit, size, step_range, time_limit, time_ra
 #[derive(Parser, Debug)]
 #[command(name = "memtrace", version, subcommand_required = true, arg_required_else_help = true)]
 #[command(
-    override_usage = "memtrace [run] [OPTIONS] -- COMMAND [ARGS]...\n       memtrace <report|export|lines|diff|check> RUN [OPTIONS]\n       \
+    override_usage = "memtrace [run] [OPTIONS] -- COMMAND [ARGS]...\n       memtrace <report|export|lines|diff|check|redact> RUN [OPTIONS]\n       \
     memtrace doctor [OPTIONS] [-- COMMAND [ARGS]...]"
 )]
 #[command(after_help = "`run` is the default command: memtrace -- python train.py\n\n\
@@ -55,6 +55,10 @@ pub(crate) enum Command {
     ///
     /// The exit status says whether the run passes. CI can use it.
     Check(Check),
+    /// Write a copy of a run without the names of its program, files, host and user
+    ///
+    /// The copy is a run folder. Names of public packages, figures, shapes and times stay.
+    Redact(Redact),
     /// Check whether this machine and program can be traced
     ///
     /// Each failed check has a reason and a fix. With COMMAND, memtrace records the command as `memtrace run` does and
@@ -287,6 +291,22 @@ pub(crate) struct Check {
     /// Print annotations for GitHub Actions too
     #[arg(long)]
     pub(crate) github: bool,
+}
+
+/// The options of `memtrace redact`.
+#[derive(Args, Debug)]
+#[command(after_help = "Exit status: 0 for success, 2 for bad usage or unreadable input.\n\
+    Export the copy for a redacted file of another format: memtrace export DIR --to snapshot")]
+pub(crate) struct Redact {
+    /// A run folder or a .mtr file
+    #[arg(value_name = "RUN")]
+    pub(crate) run: PathBuf,
+    /// Write the copy into this folder, which must be new or empty; its name is part of the copy
+    #[arg(short, long, value_name = "DIR", required = true)]
+    pub(crate) output: PathBuf,
+    /// Write no snapshot
+    #[arg(long)]
+    pub(crate) no_snapshot: bool,
 }
 
 /// The rules of the diagnostics, and `any`, as values for clap.

@@ -56,6 +56,7 @@ fn run() -> u8 {
         cli::Command::Lines(options) => commands::sandboxed(|| commands::lines::lines(&options)),
         cli::Command::Diff(options) => commands::sandboxed(|| commands::diff::diff(&options)),
         cli::Command::Check(options) => commands::sandboxed_check(|| commands::check::check(&options)),
+        cli::Command::Redact(options) => commands::sandboxed(|| commands::redact::redact(&options)),
         cli::Command::Doctor(options) => commands::doctor::doctor(&options),
         cli::Command::Man(options) => commands::exit_code(commands::manual::man(&options)),
         cli::Command::Completions(options) => commands::exit_code(commands::manual::completions(&options)),

@@ -31,6 +31,8 @@ pub struct FinishOptions {
     pub text: TextOptions,
     /// The rules of the user's own categories.
     pub custom_rules: Option<Arc<CustomRules>>,
+    /// The path that the files name, instead of the folder's own.
+    pub shown_path: Option<String>,
 }
 
 /// What was written.
@@ -104,6 +106,12 @@ pub fn finish_run(
     summary.files.extend([HTML_REPORT, "summary.txt", "summary.json"].map(str::to_owned));
     for problem in written.problems.iter().skip(run.problems().len()) {
         summary.problems.push(format!("{}: {}", problem.path.display(), problem.text));
+    }
+    if let Some(shown) = &options.shown_path {
+        let path = std::mem::replace(&mut summary.run.path, shown.clone());
+        for problem in &mut summary.problems {
+            *problem = problem.replace(&path, shown);
+        }
     }
     let processes: Vec<&Process> = run.processes().iter().collect();
     let result = write_whole(folder, HTML_REPORT, |file| html_report(&summary, &processes, None, file, progress));

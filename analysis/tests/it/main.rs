@@ -22,6 +22,7 @@ mod native_objects;
 mod native_stacks;
 mod odd_snapshots;
 mod reading;
+mod redact;
 mod replay;
 mod round_trips;
 mod run_folder;

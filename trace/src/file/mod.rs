@@ -16,6 +16,7 @@ mod definitions;
 mod event_counts;
 mod frame;
 mod reader;
+mod rewrite;
 pub mod untrusted;
 mod writer;
 
@@ -28,4 +29,5 @@ pub use definitions::{
 pub use event_counts::EventCounts;
 pub use frame::MAGIC;
 pub use reader::{BlockInfo, Damage, Reader};
+pub use rewrite::{NewTexts, rewrite};
 pub use writer::{End, Writer, end_after_failure};

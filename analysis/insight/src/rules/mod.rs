@@ -7,6 +7,7 @@ mod categories;
 mod custom;
 pub mod diagnostics;
 mod evaluation;
+mod facts;
 mod ids;
 mod libraries;
 mod modules;
@@ -26,6 +27,7 @@ pub use custom::{
 };
 pub use diagnostics::{DIAGNOSTICS, DiagnosticRule};
 pub use evaluation::{is_changed_by_eval, names_evaluation, names_training};
+pub use facts::FrameFacts;
 pub use ids::{CategoryRuleId, PhaseRuleId, RuleId, UnknownRule};
 pub use libraries::{LibraryRule, library_name};
 pub use modules::{is_container_class, is_wrapped_module};

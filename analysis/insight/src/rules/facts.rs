@@ -1,0 +1,36 @@
+//! Everything that the rules say about one frame. Redaction replaces names and must not change it.
+
+use memtrace_trace::file::Frame;
+
+use super::categories::{category_rule, ends_autocast, is_attention, is_library_module};
+use super::ids::{CategoryRuleId, PhaseRuleId};
+use super::native::alloc_fn_rule;
+use super::optimizers::optimizer_of;
+use super::phases::frame_rule;
+
+/// What the rules say about a frame.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FrameFacts {
+    phase: Option<PhaseRuleId>,
+    category: Option<CategoryRuleId>,
+    optimizer: Option<&'static str>,
+    alloc_fn: Option<&'static str>,
+    is_attention: bool,
+    is_library_module: bool,
+    ends_autocast: bool,
+}
+
+impl FrameFacts {
+    /// The facts about a frame. A new rule about frames belongs here.
+    pub fn of(frame: &Frame) -> FrameFacts {
+        FrameFacts {
+            phase: frame_rule(frame).map(|rule| rule.id),
+            category: category_rule(frame).map(|rule| rule.id),
+            optimizer: optimizer_of(frame).map(|rule| rule.name),
+            alloc_fn: alloc_fn_rule(frame).map(|rule| rule.name),
+            is_attention: is_attention(frame),
+            is_library_module: is_library_module(frame),
+            ends_autocast: ends_autocast(frame),
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! Redaction: a run for others, without the names of its program, its files, its host and its user.
+//!
+//! Names become pseudonyms by a keyed hash. The key is used for one redaction and kept nowhere, so nobody can test a
+//! guess. Names of public packages stay, and so do the words that occur in the frames of such packages. Figures, ids,
+//! line numbers, shapes and times stay.
+//!
+//! Reports rest on names in a few places: a file in a folder `optim`, a function with `attention` in its name. A frame
+//! about which the rules would say something else keeps as much of its names as they need ([`FrameFacts`]).
+
+mod manifest;
+mod pseudonyms;
+mod public;
+mod symbols;
+mod texts;
+
+use std::io::Write;
+use std::path::Path;
+
+use memtrace_input::error::{Error, Result};
+use memtrace_trace::definition::{Definition, TensorKind};
+use memtrace_trace::file::{Definitions, Frame, NewTexts, rewrite, untrusted};
+
+use memtrace_insight::rules::{FrameFacts, is_cache_name};
+use texts::Texts;
+
+/// The number of bytes of a key.
+pub const KEY_BYTES: usize = 32;
+
+/// Redacts the files of one run.
+#[derive(Debug)]
+pub struct Redactor {
+    texts: Texts,
+}
+
+impl Redactor {
+    /// Takes a random key.
+    pub fn new(key: [u8; KEY_BYTES]) -> Redactor {
+        Redactor { texts: Texts::new(key) }
+    }
+
+    /// Takes the definitions of one process, before any file is redacted: what the frames of public packages are called
+    /// stays in every file of the run.
+    pub fn add_public_names(&mut self, definitions: &Definitions) {
+        let public = |frame: &&Frame| is_public(&frame.filename);
+        for frame in definitions.frames.iter().filter(public) {
+            self.texts.add_public(&frame.name);
+            self.texts.add_public(&frame.qualname);
+        }
+    }
+
+    /// Writes the redacted trace of the file at `path`.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be read or is no trace, and the errors of `out`.
+    pub fn trace(&mut self, path: &Path, out: &mut impl Write) -> Result<()> {
+        let file = untrusted::open(path).map_err(Error::io(format!("cannot open {}", path.display())))?;
+        rewrite(&file, out, self).map_err(|cause| Error::Trace { path: path.to_owned(), cause })
+    }
+
+    /// The text of a redacted `run.json`.
+    ///
+    /// # Errors
+    ///
+    /// If it is no JSON.
+    pub fn manifest(&mut self, text: &str) -> Result<String> {
+        manifest::manifest(&mut self.texts, text).map_err(invalid("run.json"))
+    }
+
+    /// The text of a redacted `symbols.json`.
+    ///
+    /// # Errors
+    ///
+    /// If it is no JSON.
+    pub fn symbols(&mut self, text: &str) -> Result<String> {
+        symbols::symbols(&mut self.texts, text).map_err(invalid("symbols.json"))
+    }
+
+    /// The names of a frame: the name, the qualified name and the file.
+    fn frame(&mut self, name: &str, qualname: &str, filename: &str) -> [String; 3] {
+        let texts = &mut self.texts;
+        let frame = |name: &str, qualname: &str, filename: &str| Frame {
+            name: name.into(),
+            qualname: qualname.into(),
+            filename: filename.into(),
+            ..Frame::default()
+        };
+        let path = texts.path(filename);
+        if is_public(filename) {
+            return [name.to_owned(), qualname.to_owned(), path];
+        }
+        let facts = FrameFacts::of(&frame(name, qualname, filename));
+        let (new_name, new_qualname) = (texts.name(name), texts.name(qualname));
+        let ends = [1, 2, 3].map(|components| texts.path_with_end(filename, components));
+        let paths = std::iter::once(&path).chain(&ends);
+        let same = paths
+            .flat_map(|path| [(&*new_name, &*new_qualname, path), (name, &*new_qualname, path), (name, qualname, path)])
+            .find(|(name, qualname, path)| FrameFacts::of(&frame(name, qualname, path)) == facts);
+        let (name, qualname, path) = same.unwrap_or((&*new_name, &*new_qualname, &path));
+        [name.to_owned(), qualname.to_owned(), path.clone()]
+    }
+}
+
+/// Whether a file belongs to a public package or to Python.
+fn is_public(filename: &str) -> bool {
+    let package = |packages: &str| {
+        let inside = &filename[filename.rfind(packages)? + packages.len()..];
+        let package = inside.split('/').next()?;
+        Some(public::is_package(package.split(['.', '-']).next()?))
+    };
+    match package("site-packages/").or_else(|| package("dist-packages/")) {
+        Some(is_public) => is_public,
+        None => {
+            let python = ["/lib/python3", "/lib64/python3"].iter().any(|library| filename.contains(library));
+            python || filename.starts_with("torch/") || filename.starts_with("<frozen ")
+        }
+    }
+}
+
+fn invalid(file: &'static str) -> impl FnOnce(serde_json::Error) -> Error {
+    move |e| Error::io(format!("cannot redact {file}"))(std::io::Error::other(e))
+}
+
+impl NewTexts for Redactor {
+    fn info(&mut self, info: &str) -> String {
+        // What is no JSON object says nothing to a reader.
+        manifest::info(&mut self.texts, info).unwrap_or_else(|_| "{}".to_owned())
+    }
+
+    fn definition(&mut self, definition: &Definition<'_>, out: &mut Vec<u8>) {
+        match *definition {
+            Definition::Frame { id, name, qualname, filename, line, first_line } => {
+                let [name, qualname, filename] = self.frame(name, qualname, filename);
+                let (name, qualname, filename) = (&*name, &*qualname, &*filename);
+                Definition::Frame { id, name, qualname, filename, line, first_line }.encode(out);
+            }
+            Definition::FrameOrigin { frame, position, name, filename, line } => {
+                let [name, _, filename] = self.frame(name, name, filename);
+                Definition::FrameOrigin { frame, position, name: &name, filename: &filename, line }.encode(out);
+            }
+            Definition::Context { id, node, forward, module } => {
+                Definition::Context { id, node: &self.texts.node(node), forward, module }.encode(out);
+            }
+            Definition::NnCall { id, caller, object, class } => {
+                Definition::NnCall { id, caller, object, class: &self.texts.name(class) }.encode(out);
+            }
+            Definition::NnName { object, seq, class, name } => {
+                let (class, name) = (self.texts.name(class), self.texts.name(name));
+                Definition::NnName { object, seq, class: &class, name: &name }.encode(out);
+            }
+            Definition::TensorName { address, seq, kind, name, shape } => {
+                let mut new = self.texts.name(name);
+                if kind == TensorKind::Buffer && is_cache_name(name) != is_cache_name(&new) {
+                    let last = name.rsplit('.').next().unwrap_or(name);
+                    let path = new.rsplit_once('.').map_or(String::new(), |(path, _)| format!("{path}."));
+                    new = format!("{path}{last}");
+                }
+                Definition::TensorName { address, seq, kind, name: &new, shape }.encode(out);
+            }
+            Definition::Label { id, origin, text } => {
+                Definition::Label { id, origin, text: &self.texts.name(text) }.encode(out);
+            }
+            // The page with the objects is not part of a redacted run.
+            Definition::Cycle { address, seq, file: _, text } => {
+                Definition::Cycle { address, seq, file: "", text: &self.texts.name(text) }.encode(out);
+            }
+            Definition::Module { id, path, build_id } => {
+                let new = self.texts.path(path);
+                // The build id of the program's own code would identify it.
+                let build_id = if is_known_object(path) { build_id } else { "" };
+                Definition::Module { id, path: &new, build_id }.encode(out);
+            }
+            Definition::Thread { id, tid, name } => {
+                Definition::Thread { id, tid, name: &self.texts.thread(name) }.encode(out);
+            }
+            Definition::Device { ordinal, name, total, used_before, pci: _ } => {
+                Definition::Device { ordinal, name, total, used_before, pci: "" }.encode(out);
+            }
+            Definition::Notice { topic, text, status } => {
+                Definition::Notice { topic, text: &self.texts.sentence(text), status }.encode(out);
+            }
+            Definition::Stack { .. }
+            | Definition::Pool { .. }
+            | Definition::NativeFrame { .. }
+            | Definition::Rank { .. } => {
+                definition.encode(out);
+            }
+        }
+    }
+}
+
+/// Whether a library belongs to a public package or to the system: its path stays as far as it says so.
+fn is_known_object(path: &str) -> bool {
+    is_public(path) || path.starts_with("/usr/") || path.starts_with("/lib")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rules_say_the_same_about_a_redacted_frame() {
+        let mut redactor = Redactor::new([3; KEY_BYTES]);
+        for (name, qualname, filename) in [
+            ("forward", "AcmeModel.forward", "/home/alice/acme/model.py"),
+            ("forward", "AcmeAttention.forward", "/home/alice/acme/model.py"),
+            ("compute", "AcmeModel.compute", "/home/alice/acme/attn.py"),
+            ("zero_grad", "AcmeOpt.zero_grad", "/home/alice/acme_optim/adam.py"),
+            ("__init__", "KVCacheOfAcme.__init__", "/home/alice/acme/cache.py"),
+            ("step", "step", "/home/alice/acme/torch/optim/adam.py"),
+        ] {
+            let facts = |name: &str, qualname: &str, filename: &str| {
+                let (name, qualname, filename) = (name.into(), qualname.into(), filename.into());
+                FrameFacts::of(&Frame { name, qualname, filename, ..Frame::default() })
+            };
+            let [new_name, new_qualname, new_filename] = redactor.frame(name, qualname, filename);
+            assert_eq!(facts(&new_name, &new_qualname, &new_filename), facts(name, qualname, filename), "{qualname}");
+            assert!(!new_filename.contains("alice"), "{new_filename}");
+        }
+        let [name, qualname, filename] = redactor.frame("compute", "AcmeModel.compute", "/home/alice/acme/model.py");
+        for text in [name, qualname, filename] {
+            assert!(!["compute", "Acme", "acme", "alice", "model"].iter().any(|word| text.contains(word)), "{text}");
+        }
+        let linear = "/home/alice/env/lib/python3.12/site-packages/torch/nn/modules/linear.py";
+        let [name, qualname, filename] = redactor.frame("forward", "Linear.forward", linear);
+        assert_eq!(
+            (&*name, &*qualname, &*filename),
+            ("forward", "Linear.forward", "/env/site-packages/torch/nn/modules/linear.py")
+        );
+    }
+}
