@@ -115,7 +115,7 @@ pub struct DevicePair {
     /// The allocated blocks by category. In this table and in the others, the differences add up to `difference_bytes`.
     pub by_category: Vec<CategoryChange>,
     /// The allocated blocks by custom category (`--categories FILE`), largest growth first. Absent without a file.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub by_custom_category: Vec<CustomCategoryChange>,
     /// The allocated blocks by the phase that allocated them.
     pub by_phase: Vec<PhaseChange>,

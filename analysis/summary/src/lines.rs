@@ -138,12 +138,12 @@ pub struct LineRow {
     pub largest_tensor: Option<LineTensor>,
     /// The blocks of `allocated_bytes` by custom category (`--categories FILE`), by bytes in descending order. What no
     /// rule matches comes last. Absent without a file.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub custom_categories: Vec<CustomCategoryAmount>,
     /// The blocks of `allocated_bytes` by compile context (compiled region of `torch.compile`), by bytes in descending
     /// order. What no compiled region allocated comes last. Absent without compile contexts, which only snapshots of
     /// PyTorch have.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub compile_contexts: Vec<CompileContextAmount>,
 }
 
