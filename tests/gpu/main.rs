@@ -14,6 +14,7 @@ use memtrace_tests::json_schema;
 use memtrace_tests::oracle::compare;
 use memtrace_tests::programs::ProgramFolder;
 use memtrace_tests::snapshots::{assert_peaks, pickle, record, summary, vizcheck};
+use memtrace_tests::suggestions::{Changed, measure};
 use memtrace_tests::traced_program::{Run, TracedProgram, events, memtrace, root};
 use memtrace_tests::unwind_check::UnwindCheck;
 use memtrace_trace::api::MemoryKind;
@@ -314,6 +315,36 @@ fn doctor() -> Value {
     json!({ "ok": answer["ok"], "machine": answer["machine"], "layers": layers })
 }
 
+/// Announced peaks and the measured ones of the program with each suggested change.
+/// `limit` is what PyTorch may reserve in a second recording, in MiB: too little, so that the program fails.
+fn suggestions(program: &str, limit: Option<u64>) -> Value {
+    let mut outcomes = measure(program, None);
+    if let Some(mebibytes) = limit {
+        outcomes.extend(measure(program, Some(mebibytes << 20)));
+    }
+    let mut rows = Vec::new();
+    for outcome in &outcomes {
+        let row = json!({
+            "suggestion": outcome.action,
+            "limit": outcome.limit,
+            "peak": outcome.peak,
+            "announced": outcome.announced,
+            "announced_fit": outcome.announced_fit,
+            "changed": format!("{:?}", outcome.changed),
+            "error_percent": outcome.error_percent(),
+        });
+        println!("        {program}: {row}");
+        rows.push(row);
+    }
+    for outcome in &outcomes {
+        assert!(outcome.error_percent().is_none_or(|error| error <= 10.0), "too far: {outcome:?}");
+        assert!(!outcome.is_useless(), "does not lower the peak: {outcome:?}");
+        assert!(!outcome.is_wrong_about_fit(), "wrong about the fit: {outcome:?}");
+    }
+    assert!(outcomes.iter().any(|o| matches!(o.changed, Changed::Peak(_))), "no suggestion was measured");
+    json!({ "suggestions": rows })
+}
+
 fn overhead() -> Value {
     let run = TracedProgram::python("gpu/overhead.py", &[]).option("--no-snapshot").run();
     run.assert_ended_well();
@@ -357,6 +388,12 @@ fn main() {
         ("native stacks: CuPy", Box::new(|| native("gpu/cupy_program.py", &[], "both"))),
         ("doctor", Box::new(doctor)),
         ("overhead", Box::new(overhead)),
+        ("suggestions: decoder", Box::new(|| suggestions("decoder", Some(1500)))),
+        ("suggestions: evaluation", Box::new(|| suggestions("evaluation", Some(1000)))),
+        ("suggestions: ResNet", Box::new(|| suggestions("resnet", Some(1200)))),
+        ("suggestions: float16 with GradScaler", Box::new(|| suggestions("scaler", None))),
+        ("suggestions: large vocabulary", Box::new(|| suggestions("vocabulary", Some(2000)))),
+        ("suggestions: large optimizer state", Box::new(|| suggestions("wide", None))),
     ];
     let mut only: Vec<String> = std::env::args().skip(1).collect();
     let mut checks = checks;

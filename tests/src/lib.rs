@@ -8,6 +8,7 @@ pub mod oracle;
 pub mod programs;
 pub mod random_delays;
 pub mod snapshots;
+pub mod suggestions;
 pub mod traced_program;
 pub mod tracee;
 pub mod unwind_check;

@@ -12,7 +12,7 @@ use crate::random_delays::run_with_random_delays;
 
 /// Whether programs run on a real GPU with the machine's own Python (`scripts/gpu-check`) instead of over the simulated
 /// CUDA.
-fn on_gpu() -> bool {
+pub(crate) fn on_gpu() -> bool {
     std::env::var_os("MEMTRACE_TEST_GPU").is_some()
 }
 

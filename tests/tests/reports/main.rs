@@ -11,6 +11,7 @@ mod golden_summaries;
 mod lines;
 #[path = "../../../analysis/tests/showcase/mod.rs"]
 mod showcase;
+mod suggestions;
 mod timeline;
 #[path = "../../../analysis/tests/training/mod.rs"]
 mod training;

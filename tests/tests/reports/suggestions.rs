@@ -1,0 +1,98 @@
+//! Suggestions are right: the program with the suggested change has the announced peak.
+//!
+//! `docs/dev/suggestions.md` has the table of all programs; `scripts/bench suggestions` makes it.
+
+use memtrace_tests::suggestions::{Changed, Outcome, measure};
+
+/// No announced peak may be further from the measured one, in percent of the measured one.
+const MAXIMUM_ERROR: f64 = 10.0;
+
+/// The outcomes that are not as announced: an error above the maximum, a change that does not lower the peak, or a wrong
+/// answer whether the program fits.
+fn wrong(outcomes: &[Outcome]) -> Vec<&Outcome> {
+    let too_far = |outcome: &Outcome| outcome.error_percent().is_some_and(|error| error > MAXIMUM_ERROR);
+    outcomes.iter().filter(|o| too_far(o) || o.is_useless() || o.is_wrong_about_fit()).collect()
+}
+
+/// The program's suggestions include those of `rules`, can all be done, and announce what happens.
+#[track_caller]
+fn are_right(program: &str, rules: &[&str]) {
+    let outcomes = measure(program, None);
+    for rule in rules {
+        let suggested = outcomes.iter().any(|o| o.rule == *rule && matches!(o.changed, Changed::Peak(_)));
+        assert!(suggested, "{program}: no {rule} in {outcomes:#?}");
+    }
+    let wrong = wrong(&outcomes);
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn of_a_decoder() {
+    are_right("decoder", &["checkpoint-layers", "smaller-batches", "scaled-dot-product-attention"]);
+}
+
+#[test]
+fn of_a_large_vocabulary() {
+    are_right("vocabulary", &["chunked-cross-entropy", "smaller-batches"]);
+}
+
+#[test]
+fn of_a_large_optimizer_state() {
+    are_right("wide", &["eight-bit-moments"]);
+}
+
+#[test]
+fn of_an_evaluation_with_gradients() {
+    are_right("evaluation", &["no-grad"]);
+}
+
+#[test]
+fn of_a_loaded_checkpoint() {
+    are_right("serve", &["load-to-cpu"]);
+}
+
+mod exhaustive {
+    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use memtrace_tests::suggestions::programs;
+
+    use super::*;
+
+    /// The median error may not be larger, in percent.
+    const MEDIAN_ERROR: f64 = 2.0;
+
+    /// All programs, also with memory limits under which they run out of memory.
+    #[test]
+    fn of_all_programs() {
+        let mut runs = Vec::new();
+        for (name, limits) in programs() {
+            runs.push((name.clone(), None));
+            runs.extend(limits.into_iter().map(|limit| (name.clone(), Some(limit))));
+        }
+        assert!(runs.iter().filter(|(_, limit)| limit.is_none()).count() >= 20, "{runs:?}");
+        let (next, outcomes) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+        std::thread::scope(|scope| {
+            for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
+                scope.spawn(|| {
+                    while let Some((name, limit)) = runs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                        let measured = measure(name, *limit);
+                        outcomes.lock().unwrap().extend(measured);
+                    }
+                });
+            }
+        });
+        let mut outcomes = outcomes.into_inner().unwrap();
+        outcomes.sort_by(|a, b| (&a.program, a.limit, &a.action).cmp(&(&b.program, b.limit, &b.action)));
+        println!("{outcomes:#?}");
+        let mut errors: Vec<f64> = outcomes.iter().filter_map(Outcome::error_percent).collect();
+        errors.sort_by(f64::total_cmp);
+        let median = errors.get(errors.len() / 2).copied();
+        assert!(median.is_some_and(|median| median <= MEDIAN_ERROR), "the median of {errors:?}");
+        // The programs can make nearly every suggested change, so few suggestions remain unchecked.
+        let unchecked = outcomes.iter().filter(|o| matches!(o.changed, Changed::Cannot(_))).count();
+        assert!(unchecked * 10 <= outcomes.len(), "{unchecked} of {} suggestions cannot be done", outcomes.len());
+        let wrong = wrong(&outcomes);
+        assert!(wrong.is_empty(), "{wrong:#?}");
+    }
+}
