@@ -29,7 +29,8 @@ class VGG(nn.Module):
         return self.classifier(torch.flatten(self.avgpool(self.features(x)), 1))
 
 
-model = VGG().to(torch.device("cuda:0"), CHANGES.dtype)
+with torch.device("cuda:0"):
+    model = VGG().to(CHANGES.dtype)
 CHANGES.checkpoint("features.*", model)
 loss_fn = nn.CrossEntropyLoss()
 opt = CHANGES.optimizer(torch.optim.SGD, model, lr=0.01, momentum=0.9, nesterov=True)

@@ -19,7 +19,8 @@ class Recommender(nn.Module):
 
 
 def main():
-    model = Recommender().cuda().to(CHANGES.dtype)
+    with torch.device("cuda"):
+        model = Recommender().to(CHANGES.dtype)
     CHANGES.checkpoint("tower.?", model)
     optimizer = CHANGES.optimizer(torch.optim.Adam, model, lr=1e-3)
     loss_function = nn.BCEWithLogitsLoss()
