@@ -73,7 +73,7 @@ def record(name, limit):
 
 def change(suggestion):
     """The arguments with which a program makes the change."""
-    rules = suggestion.get("rules") or [suggestion["rule"]]
+    rules = suggestion.get("combines") or [suggestion["rule"]]
     return [argument for rule in rules for argument in ("--change", rule)] + ["--action", suggestion["action"]]
 
 
@@ -115,14 +115,15 @@ def mebibytes(size):
 
 
 def yes(value):
-    return {True: "yes", False: "no", None: ""}[value]
+    return {True: "yes", False: "no", None: "unknown"}[value]
 
 
 def rows_of(found):
     """The rows of the tables."""
-    with_peaks = [row for row in found if row.get("measured") and row["announced"] is not None]
+    # For a program that fails, the announced peak is that of its recorded part.
+    with_peaks = [row for row in found if row.get("measured") and row["announced"] is not None and not row["limit"]]
     errors = [error(row) for row in with_peaks]
-    useless = [row for row in with_peaks if row["peak"] and row["measured"] >= row["peak"]]
+    useless = [row for row in with_peaks if row["measured"] >= row["peak"]]
     with_fits = [row for row in found if row.get("announced fit") is not None and row["limit"]]
     rows = [{
         "table": "All programs",
@@ -140,8 +141,7 @@ def rows_of(found):
             rows.append({"table": "Changes that a program cannot make", "program": row["program"], "suggestion": row["suggestion"], "reason": row["cannot"]})
         elif row["limit"]:
             rows.append({"table": "Programs that fail with little memory", "program": row["program"], "memory_MiB": row["limit"] // MIB,
-                         "suggestion": row["suggestion"], "announced_peak_MiB": mebibytes(row["announced"]), "measured_peak_MiB": mebibytes(row["measured"]),
-                         "announced_to_fit": yes(row["announced fit"]), "fits": yes(row["fit"])})
+                         "suggestion": row["suggestion"], "measured_peak_MiB": mebibytes(row["measured"]), "announced_to_fit": yes(row["announced fit"]), "fits": yes(row["fit"])})
         else:
             rows.append({"table": "Peaks", "program": row["program"], "suggestion": row["suggestion"], "peak_MiB": mebibytes(row["peak"]),
                          "announced_peak_MiB": mebibytes(row["announced"]), "measured_peak_MiB": mebibytes(row["measured"]),

@@ -38,7 +38,7 @@ pub struct Outcome {
     pub action: String,
     /// The peak without the change; `None` where the program runs out of memory.
     pub peak: Option<u64>,
-    /// The announced peak.
+    /// The announced peak; `None` where the program runs out of memory, since it is then that of the recorded part.
     pub announced: Option<u64>,
     /// The announced answer whether the program fits into the device's memory.
     pub announced_fit: Option<bool>,
@@ -135,7 +135,7 @@ fn device(run: &Run) -> Value {
 
 /// The arguments with which a program makes the suggested change.
 fn change(suggestion: &Value) -> Vec<String> {
-    let rules = match suggestion["rules"].as_array() {
+    let rules = match suggestion["combines"].as_array() {
         Some(rules) => rules.clone(),
         None => vec![suggestion["rule"].clone()],
     };
@@ -165,7 +165,6 @@ pub fn measure(name: &str, limit: Option<u64>) -> Vec<Outcome> {
     };
     let suggestions = device["suggestions"].as_array().expect("suggestions");
     let outcome = |suggestion: &Value| {
-        let announced = suggestion["peak_after_bytes"].as_u64();
         let arguments = change(suggestion);
         let output = program(name, &arguments, limit).run_alone();
         let changed = if output.status.code() == Some(CANNOT) {
@@ -182,7 +181,7 @@ pub fn measure(name: &str, limit: Option<u64>) -> Vec<Outcome> {
             rule: suggestion["rule"].as_str().unwrap_or_default().to_owned(),
             action: suggestion["action"].as_str().unwrap_or_default().to_owned(),
             peak,
-            announced: announced.or_else(|| Some(peak?.saturating_sub(suggestion["saves_bytes"].as_u64()?))),
+            announced: if limit.is_none() { suggestion["peak_after_bytes"].as_u64() } else { None },
             announced_fit: suggestion["fits"].as_bool(),
             changed,
         }

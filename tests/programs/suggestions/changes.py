@@ -148,7 +148,7 @@ class Changes:
         if "checkpoint-layers" not in self:
             return
         # The path pattern, the number of modules and their class.
-        named = re.findall(r"(\S+) \((?:(\d+) of )?(\w+)\)", self.action)
+        named = re.findall(r"(?:\bof|\band|,) (\S+) \((?:(\d+) of )?(\w+)\)", self.action)
         if self.action and not named:
             cannot(f"the suggestion names no modules: {self.action}")
         for pattern, count, name in named or [(pattern, None, None)]:

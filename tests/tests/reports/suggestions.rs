@@ -47,8 +47,8 @@ fn of_an_evaluation_with_gradients() {
 }
 
 #[test]
-fn of_a_loaded_checkpoint() {
-    are_right("serve", &["load-to-cpu"]);
+fn of_an_evaluation_on_large_images() {
+    are_right("validation", &["smaller-evaluation-batch"]);
 }
 
 mod exhaustive {
