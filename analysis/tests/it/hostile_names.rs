@@ -47,7 +47,7 @@ fn flame(run: &Run, format: FlameFormat) -> String {
 }
 
 fn csv(run: &Run) -> String {
-    String::from_utf8(exported(run, |p, out| blocks_csv(p, &Window::WHOLE, out, &mut |_| {}))).unwrap()
+    String::from_utf8(exported(run, |p, out| blocks_csv(p, &Window::WHOLE, None, out, &mut |_| {}))).unwrap()
 }
 
 /// What the commands print on a terminal, by command.
@@ -270,6 +270,6 @@ fn binary_files_keep_the_names() {
         assert!(bytes.windows(HOSTILE.len()).any(|part| part == HOSTILE.as_bytes()), "{what}");
     }
     let process = &run.processes()[0];
-    let files = tables(process, "run", &Window::WHOLE, [const { Vec::new() }; 4], &mut |_| {}).unwrap();
+    let files = tables(process, "run", &Window::WHOLE, None, [const { Vec::new() }; 4], &mut |_| {}).unwrap();
     assert!(files.iter().all(|file: &Vec<u8>| file.starts_with(b"PAR1") && file.ends_with(b"PAR1")));
 }

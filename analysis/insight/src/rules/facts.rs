@@ -2,11 +2,13 @@
 
 use memtrace_trace::file::Frame;
 
-use super::categories::{category_rule, ends_autocast, is_attention, is_library_module};
+use super::categories::{captures_graph, category_rule, ends_autocast, is_attention, is_library_module, is_pytorch};
+use super::evaluation::{names_evaluation, names_training};
 use super::ids::{CategoryRuleId, PhaseRuleId};
 use super::native::alloc_fn_rule;
 use super::optimizers::optimizer_of;
 use super::phases::frame_rule;
+use super::workspaces::{UsesCublas, frame_uses_cublas};
 
 /// What the rules say about a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -18,6 +20,11 @@ pub struct FrameFacts {
     is_attention: bool,
     is_library_module: bool,
     ends_autocast: bool,
+    captures_graph: bool,
+    is_pytorch: bool,
+    uses_cublas: UsesCublas,
+    names_evaluation: bool,
+    names_training: bool,
 }
 
 impl FrameFacts {
@@ -31,6 +38,11 @@ impl FrameFacts {
             is_attention: is_attention(frame),
             is_library_module: is_library_module(frame),
             ends_autocast: ends_autocast(frame),
+            captures_graph: captures_graph(frame),
+            is_pytorch: is_pytorch(frame),
+            uses_cublas: frame_uses_cublas(frame),
+            names_evaluation: names_evaluation(&frame.filename, &frame.name),
+            names_training: names_training(&frame.name),
         }
     }
 }

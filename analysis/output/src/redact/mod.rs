@@ -20,7 +20,7 @@ use memtrace_input::error::{Error, Result};
 use memtrace_trace::definition::{Definition, TensorKind};
 use memtrace_trace::file::{Definitions, Frame, NewTexts, rewrite, untrusted};
 
-use memtrace_insight::rules::{FrameFacts, is_cache_name};
+use memtrace_insight::rules::{FrameFacts, is_cache_name, is_changed_by_eval};
 use texts::Texts;
 
 /// The number of bytes of a key.
@@ -76,6 +76,13 @@ impl Redactor {
         symbols::symbols(&mut self.texts, text).map_err(invalid("symbols.json"))
     }
 
+    /// The name of a module's class.
+    fn class(&mut self, class: &str) -> String {
+        let new = self.texts.name(class);
+        let is_changed = is_changed_by_eval(class) && !is_changed_by_eval(&new);
+        if is_changed { format!("{new}Dropout") } else { new }
+    }
+
     /// The names of a frame: the name, the qualified name and the file.
     fn frame(&mut self, name: &str, qualname: &str, filename: &str) -> [String; 3] {
         let texts = &mut self.texts;
@@ -91,10 +98,16 @@ impl Redactor {
         }
         let facts = FrameFacts::of(&frame(name, qualname, filename));
         let (new_name, new_qualname) = (texts.name(name), texts.name(qualname));
+        // Words that rules look for in any name.
+        let (eval_name, train_name) = (format!("{new_name}_eval"), format!("{new_name}_train"));
         let ends = [1, 2, 3].map(|components| texts.path_with_end(filename, components));
         let paths = std::iter::once(&path).chain(&ends);
         let same = paths
-            .flat_map(|path| [(&*new_name, &*new_qualname, path), (name, &*new_qualname, path), (name, qualname, path)])
+            .flat_map(|path| {
+                let names = [&*new_name, &*eval_name, &*train_name, name];
+                let renamed = names.map(|name| (name, &*new_qualname, path));
+                renamed.into_iter().chain([(name, qualname, path)])
+            })
             .find(|(name, qualname, path)| FrameFacts::of(&frame(name, qualname, path)) == facts);
         let (name, qualname, path) = same.unwrap_or((&*new_name, &*new_qualname, &path));
         [name.to_owned(), qualname.to_owned(), path.clone()]
@@ -142,10 +155,10 @@ impl NewTexts for Redactor {
                 Definition::Context { id, node: &self.texts.node(node), forward, module }.encode(out);
             }
             Definition::NnCall { id, caller, object, class } => {
-                Definition::NnCall { id, caller, object, class: &self.texts.name(class) }.encode(out);
+                Definition::NnCall { id, caller, object, class: &self.class(class) }.encode(out);
             }
             Definition::NnName { object, seq, class, name } => {
-                let (class, name) = (self.texts.name(class), self.texts.name(name));
+                let (class, name) = (self.class(class), self.texts.name(name));
                 Definition::NnName { object, seq, class: &class, name: &name }.encode(out);
             }
             Definition::TensorName { address, seq, kind, name, shape } => {
@@ -208,6 +221,8 @@ mod tests {
             ("zero_grad", "AcmeOpt.zero_grad", "/home/alice/acme_optim/adam.py"),
             ("__init__", "KVCacheOfAcme.__init__", "/home/alice/acme/cache.py"),
             ("step", "step", "/home/alice/acme/torch/optim/adam.py"),
+            ("evaluate_acme", "evaluate_acme", "/home/alice/acme/model.py"),
+            ("acme_training", "AcmeModel.acme_training", "/home/alice/acme/model.py"),
         ] {
             let facts = |name: &str, qualname: &str, filename: &str| {
                 let (name, qualname, filename) = (name.into(), qualname.into(), filename.into());
@@ -216,11 +231,14 @@ mod tests {
             let [new_name, new_qualname, new_filename] = redactor.frame(name, qualname, filename);
             assert_eq!(facts(&new_name, &new_qualname, &new_filename), facts(name, qualname, filename), "{qualname}");
             assert!(!new_filename.contains("alice"), "{new_filename}");
+            assert!(!new_name.to_lowercase().contains("acme"), "{new_name}");
         }
         let [name, qualname, filename] = redactor.frame("compute", "AcmeModel.compute", "/home/alice/acme/model.py");
         for text in [name, qualname, filename] {
             assert!(!["compute", "Acme", "acme", "alice", "model"].iter().any(|word| text.contains(word)), "{text}");
         }
+        assert!(redactor.class("AcmeDropoutLayer").ends_with("Dropout"));
+        assert!(!redactor.class("AcmeLayer").ends_with("Dropout") && redactor.class("Sequential") == "Sequential");
         let linear = "/home/alice/env/lib/python3.12/site-packages/torch/nn/modules/linear.py";
         let [name, qualname, filename] = redactor.frame("forward", "Linear.forward", linear);
         assert_eq!(

@@ -90,6 +90,9 @@ const PACKAGES: &[&str] = &[
 const WORDS: &[&str] = &[
     // Python and its builtin classes, as in paths of reference cycles.
     "main",
+    "_orig_mod",
+    "_fsdp_wrapped_module",
+    "_checkpoint_wrapped_module",
     "module",
     "lambda",
     "locals",
