@@ -187,6 +187,8 @@ pub struct PhaseTracker {
     /// The stacks of user code that loads batches between steps: those of the whole recording if the first pass found
     /// them, else those so far.
     data_stacks: HashSet<StackId>,
+    /// Whether user code of other stacks loads no batch of the training.
+    knows_batches: bool,
     /// Whether an optimizer has stepped since the last backward pass.
     after_optimizer: bool,
     /// Whether an optimizer has stepped inside the backward pass that is running.
@@ -232,8 +234,8 @@ impl PhaseTracker {
     pub fn of(recording: &dyn Recording) -> PhaseTracker {
         let table = StackTable::new(recording.definitions());
         let rules = LabelRules::of(recording.definitions());
-        let FirstPass { ends, calls, batches } = first_pass(recording, &table, &rules);
-        PhaseTracker { calls, data_stacks: batches, ..PhaseTracker::new(table, ends, rules) }
+        let FirstPass { ends, calls, batches, knows_batches } = first_pass(recording, &table, &rules);
+        PhaseTracker { calls, data_stacks: batches, knows_batches, ..PhaseTracker::new(table, ends, rules) }
     }
 
     /// Takes the stacks, the ends of steps and the label rules of a recording.
@@ -275,6 +277,7 @@ impl PhaseTracker {
             eval_records: false,
             eval_in_forward: false,
             data_stacks: HashSet::new(),
+            knows_batches: false,
             after_optimizer: false,
             stepped_in_backward: false,
             passes: Passes::default(),
@@ -359,7 +362,7 @@ impl PhaseTracker {
         }
         let is_batch = classification.rule == PhaseRuleId::DataBetweenSteps;
         if is_batch && self.last.rule != classification.rule && self.step_end != StepEnd::ProfilerRange {
-            self.data_stacks.insert(e.stack);
+            self.data_stacks.insert(self.table.python(e.stack));
         }
         if classification.is_position_independent || is_request(e) {
             self.advance(e, &classification);
@@ -550,7 +553,7 @@ impl PhaseTracker {
         }
         match self.now.phase {
             // The same line loads a batch before another step.
-            Phase::Eval | Phase::Other | Phase::Load if !grad_off && self.data_stacks.contains(&e.stack) => {
+            Phase::Eval | Phase::Other | Phase::Load if !grad_off && self.loads_batch(e) => {
                 by_position(Phase::Data, PhaseRuleId::DataBetweenSteps)
             }
             Phase::Eval if self.eval_records && !grad_off => by_position(Phase::Eval, PhaseRuleId::EvalWithoutBackward),
@@ -585,6 +588,11 @@ impl PhaseTracker {
             Phase::Optimizer | Phase::Data => by_position(Phase::Data, PhaseRuleId::DataBetweenSteps),
             _ => by_position(Phase::Other, PhaseRuleId::NoPhaseRule),
         }
+    }
+
+    /// Whether user code that loads a batch of the training allocates.
+    fn loads_batch(&self, e: &Event) -> bool {
+        self.data_stacks.contains(&self.table.python(e.stack))
     }
 
     /// Moves the position on to what the event shows.
@@ -632,7 +640,9 @@ impl PhaseTracker {
                 self.now.optimizer_steps += u32::from(self.step_end == StepEnd::Optimizer);
             }
             // Data for an evaluation does not begin a step.
-            let evaluates = phase == Phase::Data && self.step_end == StepEnd::ProfilerRange && is_grad_off(e);
+            let loads_elsewhere = is_batch && self.knows_batches && !self.loads_batch(e);
+            let evaluates =
+                phase == Phase::Data && self.step_end == StepEnd::ProfilerRange && (is_grad_off(e) || loads_elsewhere);
             let begins = matches!(phase, Phase::Forward | Phase::Data | Phase::Backward)
                 && self.step_over
                 && !evaluates
@@ -657,7 +667,7 @@ impl PhaseTracker {
             self.optimizer_running = false;
         }
         let moves = match phase {
-            Phase::Other => !self.now.step.is_none(),
+            Phase::Other => self.now.step.is_some(),
             // A teacher runs between forward and backward.
             Phase::Eval => self.now.phase != Phase::Forward,
             Phase::Optimizer if meaning == Some(Meaning::ZeroGrad) => {
@@ -768,7 +778,7 @@ mod tests {
     use memtrace_trace::ids::ContextId;
 
     /// The stacks of the test programs: user code, then the library's function that it calls.
-    const STACKS: [(u32, &str, &str); 9] = [
+    const STACKS: [(u32, &str, &str); 10] = [
         (1, "", ""),
         (10, "/torch/nn/modules/module.py", "_call_impl"),
         (20, "/torch/nn/modules/module.py", "_call_impl"),
@@ -778,6 +788,7 @@ mod tests {
         (60, "/torch/optim/optimizer.py", "zero_grad"),
         (70, "/torch/nn/functional.py", "cross_entropy"),
         (80, "/torch/optim/lbfgs.py", "step"),
+        (90, "", ""),
     ];
     const PLAIN: usize = 0;
     const TRAINED: usize = 1;
@@ -788,16 +799,18 @@ mod tests {
     const CLEARING: usize = 6;
     const DROPPED_LOSS: usize = 7;
     /// A function that the trained model calls.
-    const INSIDE: usize = 9;
+    const INSIDE: usize = 10;
     const STEP: usize = 8;
+    const ELSEWHERE: usize = 9;
     /// A closure that the optimizer's step calls.
-    const CLOSURE: usize = 10;
+    const CLOSURE: usize = 11;
 
     /// Records a program of one letter per allocation. `f`: in a model's call, followed by a backward pass. `n`: the same
     /// without gradients. `e`: in a call without gradients at another place. `c`: the same with gradients, a weight that
     /// autocast casts. `v`: in a call with gradients at a third place
     /// that no backward pass follows. `m`: the loss of that. `l`: the loss. `b`: in a backward pass. `o`: in an optimizer's step. `h`: the same
     /// inside a backward pass. `z`: a free while gradients are cleared. `d`: user code. `x`: user code without gradients.
+    /// `y`: user code at another line.
     /// `k`: a closure's code, without gradients. `!`: user code that runs out of memory.
     fn record(program: &str) -> MemoryRecording {
         let mut recording = MemoryRecording::default();
@@ -839,6 +852,7 @@ mod tests {
                 'z' => (CLEARING, on),
                 'd' | '!' => (PLAIN, on),
                 'x' => (PLAIN, off),
+                'y' => (ELSEWHERE, on),
                 'k' => (CLOSURE, off),
                 _ => panic!("{letter}"),
             };
@@ -897,6 +911,7 @@ mod tests {
             ("evaluation before the training", "dee dflbo", "leee|ffbo"),
             ("evaluation after the training, with batches", "flbo flbo dedee", "|ffbo|ffbodeeee"),
             ("evaluation with gradients", "flbo dvmvm flbo dvmvm", "|ffbo|deeeeffbodeeee"),
+            ("such an evaluation loads its own batches", "dflbo dflbo yvmyvm dflbo yvm", "|dffbo|dffbodeeeee|dffbodee"),
             ("the first forward pass fails before its backward pass", "dfl!", "l|fff"),
             ("a forward pass at a new place fails", "flbo v!", "|ffbo|ff"),
             ("evaluation under autocast", "flbo ceece flbo ce", "|ffboeeeee|ffboee"),

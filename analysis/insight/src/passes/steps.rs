@@ -78,6 +78,9 @@ pub(super) struct FirstPass {
     pub(super) calls: ModelCalls,
     /// The stacks of user code that loads a batch between two steps. The first batch comes before the first step.
     pub(super) batches: HashSet<StackId>,
+    /// Whether the program calls a model between two steps, so that these stacks are all that load batches of the
+    /// training.
+    pub(super) knows_batches: bool,
 }
 
 /// Streams a recording once if it has ranges of an optimizer's step.
@@ -108,10 +111,11 @@ pub(super) fn first_pass(recording: &dyn Recording, table: &StackTable, rules: &
             }
         }
     });
+    let knows_batches = finder.knows_batches;
     let (ends, batches) = finder.finish();
     // A backward pass that is replayed as a CUDA graph is not recorded, but the optimizer's call after it is.
     let last_end = ends.all().last().copied().unwrap_or(0);
-    FirstPass { ends, calls: calls.finish(table, last_end), batches }
+    FirstPass { ends, calls: calls.finish(table, last_end), batches, knows_batches }
 }
 
 impl StepEnds {
@@ -205,6 +209,7 @@ struct Finder {
     /// The stacks of user code that allocates between two steps: after the optimizer, and after the data loader.
     after_optimizer: HashSet<StackId>,
     after_loader: HashSet<StackId>,
+    knows_batches: bool,
 }
 
 impl Finder {
@@ -277,7 +282,7 @@ impl Finder {
                 && e.flags.contains(Flags::GRAD_KNOWN.with(Flags::GRAD_ENABLED))
                 && e.thread == self.main_thread
                 && !table.is_without_python(e.stack);
-            let allocation = (e.stack, self.between == Between::AfterLoader);
+            let allocation = (table.python(e.stack), self.between == Between::AfterLoader);
             if loads && self.maybe_batch.len() < MAX_SITES && !self.maybe_batch.contains(&allocation) {
                 self.maybe_batch.push(allocation);
             }
@@ -301,6 +306,7 @@ impl Finder {
     /// evaluation loads is no batch of the training.
     fn model_called(&mut self, trains: bool) {
         self.between = Between::No;
+        self.knows_batches |= trains;
         for (stack, after_loader) in self.maybe_batch.drain(..).filter(|_| trains) {
             let stacks = if after_loader { &mut self.after_loader } else { &mut self.after_optimizer };
             stacks.insert(stack);

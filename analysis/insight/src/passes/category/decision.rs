@@ -7,7 +7,7 @@ use memtrace_trace::event::{Event, Flags};
 use super::Categorizer;
 use super::block::{BlockAllocation, BlockClassification, Category, LifetimeEnd};
 use super::facts::{is_recorded, is_without_gradients};
-use super::learning::StackGrowth;
+use super::learning::{StackGrowth, is_scalar};
 use super::proof::Proof;
 use crate::passes::phase::{Phase, PhaseTracker, ProgramPosition};
 use crate::rules::{CategoryRule, CategoryRuleId, FrameMemory, Meaning, PhaseRuleId};
@@ -382,20 +382,22 @@ impl Categorizer {
     }
 
     fn other(&self, block: &BlockAllocation, end: &LifetimeEnd<'_>) -> BlockClassification {
+        let is_open = block.proof == Proof::None;
+        let without_gradients = is_open && is_without_gradients(block.flags);
+        let outlives_phase = end.now.phase_changes > block.position.phase_changes && block.position.step.is_some();
         if self.in_one_call(block, end) {
-            is(Category::Temporary, CategoryRuleId::TemporaryFreedByCall)
-        } else if block.proof == Proof::None && is_without_gradients(block.flags) {
-            self.around_optimizer(block, end).unwrap_or(is(Category::Unknown, CategoryRuleId::NoCategoryRule))
-        } else if self.replaces_parameter(block, end) {
+            return is(Category::Temporary, CategoryRuleId::TemporaryFreedByCall);
+        }
+        if without_gradients && let Some(classification) = self.around_optimizer(block, end) {
+            return classification;
+        }
+        if self.replaces_parameter(block, end) {
             is(Category::Parameter, CategoryRuleId::ParameterSameSite)
-        } else if block.proof == Proof::None && self.is_kept(block, end) {
+        } else if is_open && self.is_kept(block, end) {
             is(Category::KeptTensor, CategoryRuleId::KeptTensorOutlivesSteps)
         } else if self.loads_data(block) {
             is(Category::Input, CategoryRuleId::InputOtherBatches)
-        } else if block.proof == Proof::None
-            && end.now.phase_changes > block.position.phase_changes
-            && block.position.step.is_some()
-        {
+        } else if is_open && outlives_phase && !(without_gradients && is_scalar(block.requested)) {
             is(Category::Input, CategoryRuleId::InputBeforeForward)
         } else {
             is(Category::Unknown, CategoryRuleId::NoCategoryRule)

@@ -24,6 +24,11 @@ const SEVERAL_CALLS: u32 = 3;
 /// A tensor of at most this many bytes, the smallest block, is a scalar such as a metric. It is no batch.
 const SCALAR_BYTES: u64 = 512;
 
+/// Whether a block of this size is a scalar.
+pub(super) fn is_scalar(requested: u64) -> bool {
+    requested <= SCALAR_BYTES
+}
+
 /// The allocations of one stack across the model's calls.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StackGrowth {
@@ -181,7 +186,7 @@ impl Learned {
                     *loads = true;
                 }
                 self.loads_batches |=
-                    classification.phase == Phase::Data && requested > SCALAR_BYTES && tracker.now().step.is_some();
+                    classification.phase == Phase::Data && !is_scalar(requested) && tracker.now().step.is_some();
             }
             (Phase::Load, Proof::None) => {
                 *self.allocated_at_load.entry(requested).or_default() += 1;
@@ -268,6 +273,12 @@ impl Learned {
             }
             _ => false,
         };
-        self.loads_batches |= is_batch && block.requested > SCALAR_BYTES;
+        // Code without gradients after the optimizer loads a batch for an evaluation.
+        if classification.rule == CategoryRuleId::InputBeforeForward
+            && let Some(loads) = self.data_stacks.get_mut(block.stack.index())
+        {
+            *loads = true;
+        }
+        self.loads_batches |= is_batch && !is_scalar(block.requested);
     }
 }

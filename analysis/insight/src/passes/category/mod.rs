@@ -323,7 +323,8 @@ mod tests {
         let categorizer = with_names();
         let of = |phase, proof, flags, from: u32, to: u32, truncated| {
             let at = position(phase, Some(from), 10 * from);
-            let block = BlockAllocation { position: at, flags, ..block(phase, proof) };
+            // A stack of the program's own code.
+            let block = BlockAllocation { position: at, flags, stack: StackId(9), ..block(phase, proof) };
             classified(&categorizer, &block, position(Phase::Forward, Some(to), 10 * to + 1), truncated).0
         };
         let none = Flags::default();
