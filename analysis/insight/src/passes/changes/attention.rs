@@ -16,7 +16,7 @@ use memtrace_trace::ids::{ContextId, StackId};
 use super::recorded::Recorded;
 use super::span::Span;
 use crate::passes::category::Category;
-use crate::passes::lifetimes::BlockLifetime;
+use crate::passes::lifetimes::{BlockLifetime, NEVER};
 use crate::passes::phase::Phase;
 use crate::rules::is_attention;
 
@@ -82,9 +82,10 @@ impl Scores {
                 *count = (count.0 + 1, count.1 + block.size());
             }
         }
+        let used = used_elsewhere(recorded, &softmax);
         let mut total = 0;
         for ((call, size), (blocks, bytes)) in counts {
-            if blocks >= SCORES {
+            if blocks >= SCORES && !used.contains(&call) {
                 total += bytes;
                 found.sizes.entry(call).or_default().insert(size);
             }
@@ -112,6 +113,24 @@ impl Scores {
             }
         }
     }
+}
+
+/// The calls whose score matrices the program keeps: no node frees them, and they are allocated when a backward pass has
+/// begun.
+fn used_elsewhere(recorded: &Recorded<'_>, softmax: &BTreeMap<ContextId, BTreeSet<u64>>) -> HashSet<ContextId> {
+    let in_backward = |block: &&BlockLifetime| block.phase == Phase::Backward;
+    let backward: Vec<u32> = recorded.blocks.iter().filter(in_backward).map(|block| block.allocated).collect();
+    let is_kept = |block: &BlockLifetime| {
+        let next = backward.partition_point(|seq| *seq < block.allocated);
+        let is_known = recorded.is_freed(block) || recorded.until == NEVER;
+        is_known && !recorded.is_freed_by_node(block) && backward.get(next).is_some_and(|seq| *seq < block.freed)
+    };
+    let forward = recorded.blocks.iter().filter(|block| block.phase == Phase::Forward);
+    let scores = forward.map(|block| (attention_call(recorded, block.context), block));
+    let kept = scores.filter(|(call, block)| {
+        softmax.get(call).is_some_and(|sizes| sizes.contains(&block.requested())) && is_kept(block)
+    });
+    kept.map(|(call, _)| call).collect()
 }
 
 /// The calls of modules named after attention that allocate blocks larger than queries: the call, the size, and the stack

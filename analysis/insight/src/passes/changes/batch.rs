@@ -21,6 +21,12 @@ use crate::passes::phase::Phase;
 /// gradients, if the program accumulates gradients.
 const SMALL_PART: u64 = 10;
 
+/// A block lasts if its place allocates another one this many steps later. One variable keeps its value until the next
+/// step replaces it.
+const LASTING_STEPS: u32 = 2;
+/// The number of steps in a row that replace a block by a larger one.
+const GROWN: u32 = 3;
+
 /// How a program uses batches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Batches {
@@ -81,9 +87,33 @@ pub(super) fn batches(recorded: &Recorded<'_>) -> Batches {
     }
 }
 
+/// The places whose blocks stay for more than a step, or are replaced by larger ones in each step. What a training keeps
+/// of its batches is as large with smaller ones.
+fn lasting_places(recorded: &Recorded<'_>) -> HashSet<(StackId, ContextId)> {
+    // By place: its oldest block that is allocated, and how often in a row it was replaced by a larger one.
+    let mut places: HashMap<(StackId, ContextId), (&BlockLifetime, u32)> = HashMap::new();
+    let mut lasting = HashSet::new();
+    let in_step = |block: &&BlockLifetime| {
+        block.step != BEFORE_STEPS && matches!(block.phase, Phase::Data | Phase::Forward | Phase::Other)
+    };
+    for block in recorded.blocks.iter().filter(in_step) {
+        let place = (block.stack, block.context);
+        let (oldest, grown) = places.entry(place).or_insert((block, 0));
+        if oldest.freed <= block.allocated {
+            (*oldest, *grown) = (block, 0);
+        } else if block.step > oldest.step && block.requested() > oldest.requested() {
+            (*oldest, *grown) = (block, *grown + 1);
+        }
+        if *grown >= GROWN || block.step - oldest.step >= LASTING_STEPS {
+            lasting.insert(place);
+        }
+    }
+    lasting
+}
+
 /// Halves what depends on the batch.
 pub(super) fn halve(recorded: &Recorded<'_>, is_training: bool, spans: &mut [Span]) {
-    let kept = if is_training { HashSet::new() } else { kept_places(recorded) };
+    let kept = if is_training { lasting_places(recorded) } else { kept_places(recorded) };
     for span in spans {
         let block = &recorded.blocks[span.block as usize];
         let is_kept = || kept.contains(&(block.stack, block.context)) && block.category != Category::KvCache;
@@ -139,6 +169,7 @@ pub(super) fn accumulate(recorded: &Recorded<'_>, spans: &mut Vec<Span>) {
         let later = moved.partition_point(|(end, _)| *end < key);
         if key == Key::MAX || later == 0 { key } else { key + moved[later - 1].1 }
     };
+    let lasting = lasting_places(recorded);
     let mut copies = Vec::new();
     for span in spans.iter_mut().filter(|span| span.exists()) {
         let (start, end) = (span.start, span.end);
@@ -149,6 +180,10 @@ pub(super) fn accumulate(recorded: &Recorded<'_>, spans: &mut Vec<Span>) {
         let mut copy = Span { start: span.start + length, end: span.end.saturating_add(length), ..*span };
         if end > last {
             let block = &recorded.blocks[span.block as usize];
+            if lasting.contains(&(block.stack, block.context)) {
+                // Both halves are in the block, which was not halved.
+                continue;
+            }
             if block.category == Category::Gradient {
                 // Added to the gradient of the first half, and freed before another node allocates.
                 copy.end = shift(passing_end(recorded, block).min(last)) + length;

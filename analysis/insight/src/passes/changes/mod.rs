@@ -151,6 +151,9 @@ pub struct Changes<'a> {
 
 /// Checkpointed modules are worth a replay if they hold at least one in this many parts of the peak.
 const WORTH_CHECKPOINTING: u64 = 20;
+/// A module that calls no other and allocates at most so many blocks is a single operation: batch normalization
+/// allocates its result, the means and the deviations.
+const OPERATION_BLOCKS: usize = 3;
 /// The minimum number of modules that are checkpointed.
 const MIN_MODULES: usize = 2;
 /// The maximum number of classes whose checkpointing is replayed.
@@ -227,16 +230,24 @@ impl<'a> Changes<'a> {
             add(Plan { no_grad: true, ..Plan::default() });
         }
         if is_training {
-            add(Plan { batch: Some(BatchChange::Evaluation), ..Plan::default() });
+            if !self.peak_is_in_training_step() {
+                add(Plan { batch: Some(BatchChange::Evaluation), ..Plan::default() });
+            }
             add(Plan { clear_gradients: true, ..Plan::default() });
         }
-        if self.recorded.blocks.iter().any(|b| b.category == Category::CommunicationBucket) {
+        let calls = &self.recorded.definitions.nn_calls;
+        let has_buckets = self.recorded.blocks.iter().any(|b| b.category == Category::CommunicationBucket);
+        if has_buckets && calls.values().any(|call| &*call.class == "DistributedDataParallel") {
             add(Plan { bucket_views: true, ..Plan::default() });
         }
         let mut optimizer = |change| add(Plan { optimizer: Some(change), ..Plan::default() });
-        if let Some(rule) = self.optimizer {
-            optimizer(if optimizer::can_fuse(rule) { OptimizerChange::Fused } else { OptimizerChange::OneByOne });
-            if optimizer::has_eight_bit(rule) && self.is_float32(TensorKind::OptimizerState) {
+        if let (Some(rule), Some(name)) = (self.optimizer, self.optimizer_name()) {
+            if optimizer::can_fuse(&name) {
+                optimizer(OptimizerChange::Fused);
+            } else if optimizer::is_own_class(rule, &name) {
+                optimizer(OptimizerChange::OneByOne);
+            }
+            if optimizer::has_eight_bit(&name) && self.is_float32(TensorKind::OptimizerState) {
                 optimizer(OptimizerChange::EightBit);
             }
             if self.batches == Batches::One && !optimizer::works_on_gradients(&self.recorded) {
@@ -247,6 +258,13 @@ impl<'a> Changes<'a> {
             add(Plan { bfloat16: true, ..Plan::default() });
         }
         plans
+    }
+
+    /// Whether blocks that a backward pass frees are allocated at the peak. A forward pass without gradients is then a
+    /// part of a training step, such as that of a teacher.
+    fn peak_is_in_training_step(&self) -> bool {
+        let at_peak = self.recorded.blocks.iter().filter(|block| block.includes(self.peak_seq));
+        at_peak.into_iter().any(|block| block.phase == Phase::Forward && self.recorded.is_freed_by_node(block))
     }
 
     /// What a plan leads to; `None` if it does not lower the peak.
@@ -432,6 +450,19 @@ impl<'a> Changes<'a> {
         let is_worth = |(_, (bytes, checkpointed, modules)): &(&str, (u64, u64, BTreeSet<u64>))| {
             *bytes >= self.peak / WORTH_CHECKPOINTING && *checkpointed * 2 < *bytes && modules.len() >= MIN_MODULES
         };
+        let callers: BTreeSet<&str> = definitions
+            .nn_calls
+            .values()
+            .filter_map(|call| definitions.nn_calls.get(&call.caller))
+            .map(|caller| &*caller.class)
+            .collect();
+        // A single operation keeps its input, which another module made. Nothing is gained by repeating it.
+        let is_composed = |class: &str| {
+            let members = || Members::of(&self.recorded, &BTreeSet::from([class]));
+            callers.contains(class)
+                || calls::calls(&self.recorded, &members()).iter().any(|call| call.blocks.len() > OPERATION_BLOCKS)
+        };
+        let is_worth = |entry: &(&str, (u64, u64, BTreeSet<u64>))| is_worth(entry) && is_composed(entry.0);
         let mut classes: Vec<_> = classes.into_iter().filter(is_worth).collect();
         classes.sort_by_key(|(class, (bytes, ..))| (std::cmp::Reverse(*bytes), *class));
         classes.into_iter().take(MAX_CLASSES).map(|(class, _)| class.into()).collect()

@@ -31,14 +31,25 @@ pub(super) fn optimizer(recorded: &Recorded<'_>) -> Option<&'static OptimizerRul
     all.all(|other| other.name == first.name).then_some(first)
 }
 
-/// Whether the optimizer can run fused.
-pub(super) fn can_fuse(optimizer: &OptimizerRule) -> bool {
-    FUSED.contains(&optimizer.name)
+/// Whether all classes that a name lists (`Adam or AdamW`) are in `known`. Classes of other libraries can share the code
+/// of PyTorch's without their options.
+fn are_all(name: &str, known: &[&str]) -> bool {
+    name.split(" or ").all(|class| known.contains(&class))
 }
 
-/// Whether the optimizer has an 8-bit variant.
-pub(super) fn has_eight_bit(optimizer: &OptimizerRule) -> bool {
-    EIGHT_BIT.contains(&optimizer.name)
+/// Whether the optimizer with this name can run fused.
+pub(super) fn can_fuse(name: &str) -> bool {
+    are_all(name, &FUSED)
+}
+
+/// Whether the optimizer with this name has an 8-bit variant.
+pub(super) fn has_eight_bit(name: &str) -> bool {
+    are_all(name, &EIGHT_BIT)
+}
+
+/// Whether the optimizer with this name is the class of the rule itself, which has `foreach=False`.
+pub(super) fn is_own_class(optimizer: &OptimizerRule, name: &str) -> bool {
+    are_all(name, &[optimizer.name])
 }
 
 /// Removes the temporaries of the optimizer's step.
