@@ -179,12 +179,13 @@ impl DeviceIssues<'_> {
         for leak in leaks {
             by_line.entry(self.builder.line(leak.stack, leak.context)).or_default().push(leak);
         }
-        let mut groups: Vec<((GrowthKind, u32, u32, u64), Vec<GrowingSource>)> = Vec::new();
+        let rate = |leaks: &[GrowingSource]| (leaks[0].kind, leaks[0].first_turn, leaks[0].increases, sums(leaks).2);
+        let mut groups: Vec<(_, Vec<GrowingSource>)> = Vec::new();
         for (_, leaks) in by_line {
             if many_workspaces && leaks.iter().any(|g| workspaces.stacks.contains(&g.stack)) {
                 continue;
             }
-            let rate = (leaks[0].kind, leaks[0].first_turn, leaks[0].increases, sums(&leaks).2);
+            let rate = rate(&leaks);
             match groups.iter_mut().find(|group| group.0 == rate) {
                 Some((_, group)) => group.extend(leaks),
                 None => groups.push((rate, leaks)),

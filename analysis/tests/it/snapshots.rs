@@ -601,9 +601,8 @@ fn a_list_of_segments_without_events_is_read() {
 /// engine.
 #[test]
 fn cpp_frames_show_the_backward_pass_and_its_nodes() {
-    let run =
-        open_run(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/snapshots/native_stacks.pickle.gz"))
-            .unwrap();
+    let run = open_run(Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/snapshots/native_stacks.pickle.gz"))
+        .unwrap();
     let process = &run.processes()[0];
     let definitions = process.definitions();
     let mut tracker = PhaseTracker::of(process.recording());

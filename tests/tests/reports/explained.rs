@@ -118,7 +118,7 @@ fn settings_are_replayed_to_the_end_of_the_step() {
     let traced = TracedProgram::python("torch/oom_steps.py", &["second"]);
     let mut seen = [false; 2];
     for memory in (820..=900).step_by(20) {
-        let run = traced.clone().env("SIMCUDA_MEMORY", &format!("{memory}M")).run();
+        let run = traced.clone().env("SIMCUDA_MEMORY", format!("{memory}M")).run();
         if run.output.status.success() {
             continue;
         }
@@ -127,7 +127,7 @@ fn settings_are_replayed_to_the_end_of_the_step() {
         assert_eq!(setting["setting"], "expandable_segments:True");
         let again = |memory: u64| {
             let other = traced.clone().env(CONF, "expandable_segments:True");
-            other.env("SIMCUDA_MEMORY", &format!("{memory}M")).run().output.status.success()
+            other.env("SIMCUDA_MEMORY", format!("{memory}M")).run().output.status.success()
         };
         let page = String::from_utf8_lossy(&run.output.stderr);
         let page = page.split_whitespace().collect::<Vec<_>>().join(" ");

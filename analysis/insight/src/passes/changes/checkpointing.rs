@@ -76,7 +76,7 @@ fn saved_result(recorded: &Recorded<'_>, call: &Call, roles: &[Role]) -> Option<
     let candidates = || of(Role::Saved).filter(|(_, block)| block.size() >= largest / SMALLEST_RESULT);
     let (_, first) = candidates().min_by_key(|(_, block)| block.freed)?;
     // A node can free several blocks, in any order. The result is the one that was allocated last.
-    candidates().filter(|(_, block)| block.freed_context == first.freed_context).map(|(at, _)| at).last()
+    candidates().filter(|(_, block)| block.freed_context == first.freed_context).map(|(at, _)| at).next_back()
 }
 
 /// Roles of blocks that the recording does not show freed: those of a complete call with as many blocks of the same

@@ -2,10 +2,25 @@
 
 use std::collections::HashMap;
 
-use super::recorded::FailedRequest;
 use crate::passes::lifetimes::{BEFORE_STEPS, BlockLifetime, NEVER};
+use crate::passes::phase::Phase;
 use crate::passes::rest_of_step::{RestBlock, RestEvent, RestOfStep};
-use memtrace_trace::ids::ContextId;
+use memtrace_trace::ids::{ContextId, StackId};
+
+/// A request that failed. The recording ends there for replays, or goes on with the rest of the step.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FailedRequest {
+    /// `seq` of the error.
+    pub seq: u64,
+    /// The requested bytes.
+    pub requested: u64,
+    /// The stack and the context of the request.
+    pub at: (StackId, ContextId),
+    /// The phase.
+    pub phase: Phase,
+    /// The step; `None` before the first.
+    pub step: Option<u32>,
+}
 
 /// The blocks up to the failed request, and those of the rest. `blocks`: the recorded ones before the request, in the
 /// order of their allocation. `None` if they lack a block of the earlier iteration.

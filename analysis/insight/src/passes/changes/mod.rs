@@ -25,7 +25,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use memtrace_trace::definition::TensorKind;
 use memtrace_trace::ids::{ContextId, StackId};
 
-pub use recorded::{FailedRequest, Recorded};
+pub use continuation::FailedRequest;
+pub use recorded::Recorded;
 
 use super::category::Category;
 use super::lifetimes::{BlockLifetime, NEVER};

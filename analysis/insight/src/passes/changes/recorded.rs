@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use memtrace_trace::file::Definitions;
 use memtrace_trace::ids::{ContextId, StackId};
 
-use super::continuation::continued;
+use super::continuation::{FailedRequest, continued};
 use super::span::{Span, after, at};
 use crate::passes::category::Category;
 use crate::passes::lifetimes::{BEFORE_STEPS, BlockLifetime, BlockLifetimes, NEVER};
@@ -14,21 +14,6 @@ use crate::passes::rest_of_step::RestOfStep;
 use crate::passes::stacks::StackTable;
 use memtrace_input::AddressBuildHasher;
 use memtrace_replay::{AllocatorSettings, Contexts};
-
-/// A request that failed. The recording ends there for replays, or goes on with the rest of the step.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct FailedRequest {
-    /// `seq` of the error.
-    pub seq: u64,
-    /// The requested bytes.
-    pub requested: u64,
-    /// The stack and the context of the request.
-    pub at: (StackId, ContextId),
-    /// The phase.
-    pub phase: Phase,
-    /// The step; `None` before the first.
-    pub step: Option<u32>,
-}
 
 /// The allocation or the free of a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
