@@ -63,22 +63,23 @@ pub(crate) fn suggestions(query: &SuggestionQuery<'_>, progress: &mut dyn FnMut(
     let definitions = query.process.definitions();
     let recorded = Recorded::new(query.lifetimes, definitions, query.table, settings, failed, query.rest);
     let limit = allocator_limit(query.process, device, query.analysis);
-    let scope = match query.rest.filter(|_| recorded.is_continued()).map(|rest| rest.taken_from) {
-        Some(EarlierIteration::Step(_)) => SuggestionScope::Run,
+    let is_continued = recorded.is_continued();
+    let scope = match query.rest.map(|rest| rest.taken_from) {
+        _ if failed.is_some() && !is_continued => SuggestionScope::UntilError,
         Some(EarlierIteration::InSameStep) => SuggestionScope::Iteration,
-        None if failed.is_some() => SuggestionScope::UntilError,
-        None => SuggestionScope::Run,
+        _ => SuggestionScope::Run,
     };
-    let peak = match query.rest.filter(|_| recorded.is_continued()) {
-        Some(rest) => rest.peak.max(device.peak.usage.allocated),
-        None => at_error,
+    let peak = match query.rest {
+        Some(rest) if is_continued => rest.peak.max(device.peak.usage.allocated),
+        None if is_continued => recorded.highest_sum(),
+        _ => at_error,
     };
     let changes = Changes::new(recorded, peak, limit.unwrap_or(u64::MAX), peaks_by_phase(device));
     if !changes.is_sound() {
         return Vec::new();
     }
     let has_backward = device.table.total().phases[Phase::Backward as usize].allocations > 0;
-    let phase = if query.rest.is_some() { changes.peak_phase().unwrap_or(phase) } else { phase };
+    let phase = if is_continued { changes.peak_phase().unwrap_or(phase) } else { phase };
     let texts = Texts { query, changes: &changes, has_backward, phase };
     let plans: Vec<Plan> = changes.plans().into_iter().filter(|plan| texts.applies(plan)).collect();
     let outcomes = replay_all(&changes, &plans, progress);
@@ -187,6 +188,7 @@ impl Texts<'_> {
     /// Whether the condition of a plan's rule holds, beside what the replay shows.
     fn applies(&self, plan: &Plan) -> bool {
         match plan.batch {
+            _ if plan.load_on_cpu => self.phase == Phase::Load,
             Some(BatchChange::Evaluation) => self.phase == Phase::Eval && self.has_backward,
             Some(BatchChange::Half) => self.has_backward || matches!(self.phase, Phase::Forward | Phase::Eval),
             _ => true,
@@ -203,6 +205,8 @@ impl Texts<'_> {
         add(plan.attention, RuleId::ScaledDotProductAttention);
         add(plan.chunked_loss, RuleId::ChunkedCrossEntropy);
         add(plan.no_grad, RuleId::NoGrad);
+        add(plan.results_on_cpu, RuleId::ResultsToCpu);
+        add(plan.load_on_cpu, RuleId::LoadToCpu);
         let checkpoint = if self.has_backward { RuleId::CheckpointLayers } else { RuleId::CheckpointOrNoGrad };
         add(!plan.checkpoint.is_empty(), checkpoint);
         match plan.batch {
@@ -241,8 +245,12 @@ impl Texts<'_> {
             action = action.replace("{layers}", &self.modules(&self.changes.checkpointed(&plan.checkpoint)));
         }
         if action.contains("{place}") {
-            let stack =
-                if rule.id == RuleId::ChunkedCrossEntropy { self.changes.loss() } else { self.changes.softmax() };
+            let stack = match rule.id {
+                RuleId::ChunkedCrossEntropy => self.changes.loss(),
+                RuleId::ResultsToCpu => self.changes.results(),
+                RuleId::LoadToCpu => self.changes.load(),
+                _ => self.changes.softmax(),
+            };
             action = action.replace("{place}", &place(stack));
         }
         if let Some(BatchChange::MoreMicroBatches(count)) = plan.batch {

@@ -99,6 +99,10 @@ rule_ids! {
     HalfTheBatch = "half-the-batch",
     /// Suggests forward passes without gradients.
     NoGrad = "no-grad",
+    /// Suggests results of an evaluation on the CPU.
+    ResultsToCpu = "results-to-cpu",
+    /// Suggests loading to the CPU.
+    LoadToCpu = "load-to-cpu",
     /// Suggests half the batch in evaluations.
     SmallerEvaluationBatch = "smaller-evaluation-batch",
     /// Suggests attention without score matrices.

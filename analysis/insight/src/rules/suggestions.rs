@@ -92,9 +92,24 @@ static SUGGESTIONS: &[SuggestionRule] = &[
         at_most: false,
     },
     SuggestionRule {
+        id: RuleId::ResultsToCpu,
+        action: "the results that {place} keeps on the CPU: result.cpu() after each call",
+        condition: "Without gradients, a place allocates blocks that are allocated when a later iteration comes to it. \
+                    In a run without a backward pass they are no larger there.",
+        method: "Such blocks end before the next iteration. Those that each iteration replaces by larger ones vanish.",
+        at_most: false,
+    },
+    SuggestionRule {
+        id: RuleId::LoadToCpu,
+        action: "load to the CPU at {place}: map_location=\"cpu\"",
+        condition: "The peak is in loading, and torch.load or safetensors allocate tensors that are freed later.",
+        method: "These tensors vanish.",
+        at_most: false,
+    },
+    SuggestionRule {
         id: RuleId::SmallerEvaluationBatch,
         action: "half the batch in evaluations",
-        condition: "The peak is in an evaluation of a training run.",
+        condition: "The peak is in an evaluation of a training run, and no blocks of a training step are allocated.",
         method: "What the evaluation computes halves.",
         at_most: false,
     },

@@ -1,7 +1,12 @@
-//! The rest of a step that an error interrupted, as blocks: those of an earlier iteration, at later times.
+//! The rest of a step that an error interrupted, as blocks.
+//!
+//! Where an earlier iteration shows it, these are the blocks of that iteration at later times. In the optimizer's first
+//! step, they are the state that the optimizer had not allocated for the gradients, and the next forward and backward
+//! pass, which are those of the interrupted step again.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
+use crate::passes::category::Category;
 use crate::passes::lifetimes::{BEFORE_STEPS, BlockLifetime, NEVER};
 use crate::passes::phase::Phase;
 use crate::passes::rest_of_step::{RestBlock, RestEvent, RestOfStep};
@@ -70,4 +75,151 @@ pub(super) fn continued(
         }
     }
     Some(all)
+}
+
+/// State of fewer bytes is a counter, not a state of each value.
+const SMALLEST_STATE: u64 = 4096;
+/// State that belongs to no gradient is at most one in this many parts of the state.
+const UNMATCHED_STATE: u64 = 20;
+
+/// The optimizer whose first step an error interrupted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct InterruptedOptimizer {
+    /// The number of state tensors for each gradient.
+    pub(super) states: u32,
+    /// The number of copies of all gradients that `foreach=True` allocates at once.
+    pub(super) foreach: u32,
+}
+
+/// The blocks up to the request that failed in the optimizer's first step, the rest of its state, and the next forward
+/// and backward pass. `is_node`: whether a context is that of an autograd node. `None` if the state does not follow the
+/// gradients.
+pub(super) fn with_state(
+    blocks: &[BlockLifetime],
+    failed: &FailedRequest,
+    optimizer: InterruptedOptimizer,
+    is_node: impl Fn(ContextId) -> bool,
+) -> Option<Vec<BlockLifetime>> {
+    let start = u32::try_from(failed.seq).ok()?;
+    let step = failed.step?;
+    let mut rest = Rest { all: blocks.to_vec(), next: start };
+    for block in rest.all.iter_mut().filter(|block| block.freed >= start && block.freed < NEVER) {
+        (block.freed, block.freed_context) = (NEVER, ContextId::NONE);
+    }
+    let is_gradient = |block: &BlockLifetime| block.category == Category::Gradient && block.freed == NEVER;
+    let gradients: Vec<usize> = (0..rest.all.len()).filter(|index| is_gradient(&rest.all[*index])).collect();
+    // By requested size: the state tensors that are still to come.
+    let mut missing: BTreeMap<u64, i64> = BTreeMap::new();
+    for index in &gradients {
+        *missing.entry(rest.all[*index].requested()).or_default() += i64::from(optimizer.states);
+    }
+    let state = rest.all.iter().filter(|block| {
+        block.category == Category::OptimizerState && block.freed == NEVER && block.requested() >= SMALLEST_STATE
+    });
+    let mut in_use = 0;
+    for block in state {
+        *missing.entry(block.requested()).or_default() -= 1;
+        in_use += block.size();
+    }
+    let unmatched: u64 = missing.iter().map(|(size, count)| size * count.min(&0).unsigned_abs()).sum();
+    if gradients.is_empty() || unmatched > in_use / UNMATCHED_STATE {
+        return None;
+    }
+    let like = rest.all[gradients[0]];
+    let in_step = |requested: u64, category: Category| {
+        let mut block = BlockLifetime::of_size(0, requested);
+        (block.stack, block.context) = (failed.at.0, ContextId::NONE);
+        (block.step, block.backward_passes, block.lane) = (step, like.backward_passes, like.lane);
+        (block.category, block.phase) = (category, Phase::Optimizer);
+        block
+    };
+    for (size, count) in missing {
+        for _ in 0..count {
+            rest.allocate(in_step(size, Category::OptimizerState));
+        }
+    }
+    let copies = gradients.iter().cycle().take(gradients.len() * optimizer.foreach as usize);
+    let sizes: Vec<u64> = copies.map(|index| rest.all[*index].requested()).collect();
+    let temporaries: Vec<usize> =
+        sizes.into_iter().map(|size| rest.allocate(in_step(size, Category::Temporary))).collect();
+    temporaries.into_iter().chain(gradients).for_each(|index| rest.free(index, ContextId::NONE));
+    rest.repeat(blocks, step, start, is_node);
+    Some(rest.all)
+}
+
+/// Blocks to which the rest of a step is added.
+struct Rest {
+    all: Vec<BlockLifetime>,
+    /// `seq` of the next event.
+    next: u32,
+}
+
+impl Rest {
+    fn allocate(&mut self, block: BlockLifetime) -> usize {
+        let index = self.all.len();
+        self.all.push(block);
+        let block = &mut self.all[index];
+        (block.allocated, block.freed, block.freed_context) = (self.next, NEVER, ContextId::NONE);
+        self.next += 1;
+        index
+    }
+
+    fn free(&mut self, index: usize, context: ContextId) {
+        (self.all[index].freed, self.all[index].freed_context) = (self.next, context);
+        self.next += 1;
+    }
+
+    /// Adds the forward and backward pass of `step` once more.
+    fn repeat(&mut self, blocks: &[BlockLifetime], step: u32, until: u32, is_node: impl Fn(ContextId) -> bool) {
+        let is_part = |block: &BlockLifetime| {
+            block.step == step && !matches!(block.phase, Phase::Load | Phase::Eval | Phase::Optimizer)
+        };
+        let in_backward = |block: &BlockLifetime| is_part(block) && block.phase == Phase::Backward;
+        let ends = blocks.iter().flat_map(|block| {
+            let freed = (block.freed < until && is_node(block.freed_context)).then_some(block.freed);
+            [in_backward(block).then_some(block.allocated), freed]
+        });
+        let end = ends.flatten().max().unwrap_or(0);
+        // What belongs to the process exists already.
+        let is_repeated = |block: &BlockLifetime| {
+            let lasts = block.freed >= until;
+            is_part(block)
+                && block.allocated <= end
+                && !(lasts
+                    && matches!(
+                        block.category,
+                        Category::Workspace
+                            | Category::Parameter
+                            | Category::CommunicationBucket
+                            | Category::OptimizerState
+                    ))
+        };
+        let mut events: Vec<(u32, bool, usize)> = Vec::new();
+        for (index, block) in blocks.iter().enumerate().filter(|(_, block)| is_repeated(block)) {
+            events.push((block.allocated, true, index));
+            if block.freed <= end {
+                events.push((block.freed, false, index));
+            }
+        }
+        events.sort_unstable();
+        let passes = events.iter().map(|(.., index)| blocks[*index].backward_passes).max().unwrap_or(0);
+        let before = events.first().map_or(0, |(.., index)| blocks[*index].backward_passes);
+        let mut new: HashMap<usize, usize> = HashMap::new();
+        for (_, allocates, index) in events {
+            let block = blocks[index];
+            if allocates {
+                let mut again = block;
+                again.step = step + 1;
+                again.backward_passes = passes.wrapping_add(block.backward_passes.wrapping_sub(before));
+                let number = self.allocate(again);
+                new.insert(index, number);
+                // The new value of a variable replaces the old one.
+                if block.freed > end && self.all[index].freed == NEVER {
+                    self.free(index, ContextId::NONE);
+                }
+            } else if let Some(number) = new.get(&index) {
+                self.free(*number, block.freed_context);
+            }
+        }
+    }
 }

@@ -13,9 +13,11 @@ mod calls;
 mod checkpointing;
 mod continuation;
 mod evaluation;
+mod loading;
 mod loss;
 mod optimizer;
 mod recorded;
+mod results;
 mod span;
 #[cfg(test)]
 mod tests;
@@ -36,6 +38,7 @@ use attention::Scores;
 use batch::Batches;
 use calls::{Call, Members};
 use loss::Logits;
+use results::Results;
 use span::Span;
 
 /// A change of the optimizer.
@@ -73,6 +76,10 @@ pub struct Plan {
     pub chunked_loss: bool,
     /// Forward passes without a backward pass run without gradients.
     pub no_grad: bool,
+    /// Results that an evaluation keeps are moved to the CPU.
+    pub results_on_cpu: bool,
+    /// Tensors are loaded to the CPU.
+    pub load_on_cpu: bool,
     /// Activation checkpointing of the modules of these classes; empty without it.
     pub checkpoint: BTreeSet<Box<str>>,
     /// Gradients are freed right after the optimizer's step.
@@ -100,6 +107,8 @@ impl Plan {
             attention: self.attention || other.attention,
             chunked_loss: self.chunked_loss || other.chunked_loss,
             no_grad: self.no_grad || other.no_grad,
+            results_on_cpu: self.results_on_cpu || other.results_on_cpu,
+            load_on_cpu: self.load_on_cpu || other.load_on_cpu,
             checkpoint: self.checkpoint.union(&other.checkpoint).cloned().collect(),
             clear_gradients: self.clear_gradients || other.clear_gradients,
             bucket_views: self.bucket_views || other.bucket_views,
@@ -137,6 +146,8 @@ pub struct Changes<'a> {
     scores: Option<Scores>,
     logits: Option<Logits>,
     unused_graphs: Vec<Call>,
+    results: Results,
+    loaded: Vec<u32>,
     batches: Batches,
     optimizer: Option<&'static OptimizerRule>,
     /// The recorded peak, and the highest sum of the recorded blocks as the allocator's policy places them.
@@ -177,11 +188,14 @@ impl<'a> Changes<'a> {
         let spans = recorded.spans();
         let (summed, key) = span::peak(&spans, &recorded.settings);
         let placed = span::place(&spans, &recorded.lifetimes.lanes, &recorded.settings, u64::MAX).allocated;
+        let batches = batch::batches(&recorded);
         Changes {
             scores: Scores::find(&recorded, peak),
             logits: Logits::find(&recorded, peak),
             unused_graphs: evaluation::unused_graphs(&recorded),
-            batches: batch::batches(&recorded),
+            results: Results::find(&recorded, batches != Batches::Inference),
+            loaded: loading::loaded(&recorded),
+            batches,
             optimizer: optimizer::optimizer(&recorded),
             peak,
             placed,
@@ -229,6 +243,12 @@ impl<'a> Changes<'a> {
         });
         if is_training && !self.unused_graphs.is_empty() {
             add(Plan { no_grad: true, ..Plan::default() });
+        }
+        if !self.results.is_empty() {
+            add(Plan { results_on_cpu: true, ..Plan::default() });
+        }
+        if !self.loaded.is_empty() {
+            add(Plan { load_on_cpu: true, ..Plan::default() });
         }
         if is_training {
             if !self.peak_is_in_training_step() {
@@ -307,8 +327,8 @@ impl<'a> Changes<'a> {
         let changes_state = plan.bfloat16 || plan.optimizer.is_some() || plan.clear_gradients || plan.bucket_views;
         let changes_eval = plan.attention || matches!(plan.batch, Some(BatchChange::Half | BatchChange::Evaluation));
         let is_unchanged = |phase: &&Phase| match phase {
-            Phase::Load => !plan.bfloat16,
-            Phase::Eval => !changes_eval && !changes_state,
+            Phase::Load => !plan.bfloat16 && !plan.load_on_cpu,
+            Phase::Eval => !changes_eval && !plan.results_on_cpu && !changes_state,
             Phase::Optimizer => !changes_state,
             _ => false,
         };
@@ -332,6 +352,12 @@ impl<'a> Changes<'a> {
         let mut spans = recorded.spans();
         if plan.no_grad {
             evaluation::without_gradients(recorded, &self.unused_graphs, at_once, &mut spans);
+        }
+        if plan.results_on_cpu {
+            self.results.remove(&mut spans);
+        }
+        if plan.load_on_cpu {
+            self.loaded.iter().for_each(|index| spans[*index as usize].vanish());
         }
         if plan.clear_gradients {
             optimizer::clear_gradients(recorded, &mut spans);
@@ -511,6 +537,17 @@ impl<'a> Changes<'a> {
     /// The stack of the softmax whose score matrices attention would not need.
     pub fn softmax(&self) -> Option<StackId> {
         self.scores.as_ref().map(|scores| scores.softmax)
+    }
+
+    /// The stack of the results that an evaluation keeps most bytes of.
+    pub fn results(&self) -> Option<StackId> {
+        self.results.place(&self.recorded)
+    }
+
+    /// The stack of the largest tensor that is loaded and freed.
+    pub fn load(&self) -> Option<StackId> {
+        let loaded = self.loaded.iter().map(|index| &self.recorded.blocks[*index as usize]);
+        loaded.max_by_key(|block| block.size()).map(|block| block.stack)
     }
 
     /// The stack of the loss whose logits could be computed in chunks.

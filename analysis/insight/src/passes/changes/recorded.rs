@@ -5,8 +5,8 @@ use std::collections::HashSet;
 use memtrace_trace::file::Definitions;
 use memtrace_trace::ids::{ContextId, StackId};
 
-use super::continuation::{FailedRequest, continued};
-use super::span::{Span, after, at};
+use super::continuation::{FailedRequest, InterruptedOptimizer, continued, with_state};
+use super::span::{self, Span, after, at};
 use crate::passes::category::Category;
 use crate::passes::lifetimes::{BEFORE_STEPS, BlockLifetime, BlockLifetimes, NEVER};
 use crate::passes::phase::Phase;
@@ -14,6 +14,9 @@ use crate::passes::rest_of_step::RestOfStep;
 use crate::passes::stacks::StackTable;
 use memtrace_input::AddressBuildHasher;
 use memtrace_replay::{AllocatorSettings, Contexts};
+
+/// The size of a block for a step counter, in bytes.
+const STEP_COUNTER: u64 = 512;
 
 /// The allocation or the free of a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -23,6 +26,13 @@ pub(super) struct BlockEvent {
     /// The index of the block.
     pub(super) block: u32,
     pub(super) allocates: bool,
+}
+
+/// Stack, context, size and stream. One place can allocate the workspaces of several libraries, of different sizes.
+type WorkspacePlace = (StackId, ContextId, u64, u8);
+
+fn workspace_place(block: &BlockLifetime) -> WorkspacePlace {
+    (block.stack, block.context, block.requested(), block.lane)
 }
 
 /// A recording from which changes compute what would have been.
@@ -39,8 +49,8 @@ pub struct Recorded<'a> {
     is_continued: bool,
     /// Requested sizes of gradients and parameters.
     weight_sizes: HashSet<u64, AddressBuildHasher>,
-    /// The places that allocate several blocks of a workspace's size.
-    no_workspaces: HashSet<(StackId, ContextId)>,
+    /// The places that allocate several blocks of one workspace's size for one stream.
+    no_workspaces: HashSet<WorkspacePlace>,
     /// By context: whether it is the node that passes a gradient to its parameter, and whether it is one that casts.
     accumulates: Vec<bool>,
     casts: Vec<bool>,
@@ -62,7 +72,15 @@ impl<'a> Recorded<'a> {
         let mut is_continued = false;
         if let Some(failed) = failed {
             blocks.retain(|block| block.allocated < until);
-            match rest.and_then(|rest| continued(&blocks, &failed, rest)) {
+            let with_state = || {
+                let optimizer = interrupted_optimizer(&blocks, &failed, table)?;
+                with_state(&blocks, &failed, optimizer, |context| table.contexts().is_node(context))
+            };
+            let with_rest = match rest {
+                Some(rest) => continued(&blocks, &failed, rest),
+                None => with_state(),
+            };
+            match with_rest {
                 Some(with_rest) => {
                     (blocks, until, is_continued) = (with_rest, NEVER, true);
                 }
@@ -83,8 +101,8 @@ impl<'a> Recorded<'a> {
         let contexts = &definitions.contexts;
         let (mut workspaces, mut no_workspaces) = (HashSet::new(), HashSet::new());
         for block in blocks.iter().filter(|block| block.category == Category::Workspace) {
-            if !workspaces.insert((block.stack, block.context)) {
-                no_workspaces.insert((block.stack, block.context));
+            if !workspaces.insert(workspace_place(block)) {
+                no_workspaces.insert(workspace_place(block));
             }
         }
         Recorded {
@@ -106,6 +124,11 @@ impl<'a> Recorded<'a> {
     /// Whether an error interrupted a step, and the blocks of its rest were added.
     pub fn is_continued(&self) -> bool {
         self.is_continued
+    }
+
+    /// The highest sum of the recorded blocks, with the rest of an interrupted step if it was added.
+    pub fn highest_sum(&self) -> u64 {
+        span::peak(&self.spans(), &self.settings).0
     }
 
     pub(super) fn contexts(&self) -> &Contexts {
@@ -136,7 +159,7 @@ impl<'a> Recorded<'a> {
 
     /// Whether a block of a workspace's size is one of several that one place allocates. A workspace is allocated once.
     pub(super) fn is_no_workspace(&self, block: &BlockLifetime) -> bool {
-        self.no_workspaces.contains(&(block.stack, block.context))
+        self.no_workspaces.contains(&workspace_place(block))
     }
 
     /// Whether an autograd node freed the block.
@@ -161,6 +184,22 @@ impl<'a> Recorded<'a> {
     pub(super) fn first_event_after(&self, seq: u32) -> usize {
         self.events.partition_point(|event| event.seq <= seq)
     }
+}
+
+/// The optimizer in whose first step a request failed; `None` in another place.
+fn interrupted_optimizer(
+    blocks: &[BlockLifetime],
+    failed: &FailedRequest,
+    table: &StackTable,
+) -> Option<InterruptedOptimizer> {
+    let rule = table.facts(failed.at.0).optimizer.filter(|_| failed.phase == Phase::Optimizer)?;
+    let (_, states) = rule.state_per_parameter?;
+    let state = blocks.iter().filter(|block| block.category == Category::OptimizerState);
+    let is_first = state.clone().all(|block| Some(block.step) == failed.step);
+    // A fused or capturable optimizer keeps its step counters on the device. It works without copies.
+    let counts_on_device = state.clone().any(|block| block.size() <= STEP_COUNTER);
+    let foreach = rule.foreach_temporaries.filter(|_| !counts_on_device).unwrap_or(0);
+    is_first.then_some(InterruptedOptimizer { states, foreach })
 }
 
 /// The block that a failed request would have got.

@@ -25,6 +25,8 @@ const SOFTMAX: StackId = StackId(1);
 const LOSS: StackId = StackId(2);
 /// The stack of an optimizer's step.
 const STEP: StackId = StackId(3);
+/// A stack of `torch.load`.
+const LOAD: StackId = StackId(4);
 
 fn definitions() -> Definitions {
     let node = |name: &str, module| Context { node: name.into(), module, ..Context::default() };
@@ -58,6 +60,7 @@ fn definitions() -> Definitions {
         ("softmax", "/lib/torch/nn/functional.py"),
         ("cross_entropy", "/lib/torch/nn/functional.py"),
         ("_multi_tensor_adam", "/lib/torch/optim/adam.py"),
+        ("_load", "/lib/torch/serialization.py"),
     ] {
         let frame = FrameId(definitions.frames.len() as u32);
         let filename = filename.into();
@@ -430,4 +433,83 @@ fn smaller_evaluation_batches_keep_as_many_results() {
     assert_eq!(program.peak(&Plan::default()), 10 + results - 20 + 100 + 60);
     let plan = Plan { batch: Some(BatchChange::Evaluation), ..Plan::default() };
     assert_eq!(program.peak(&plan), 10 + results - 20 + 50 + 30);
+}
+
+#[test]
+fn results_of_an_evaluation_need_no_device_memory_on_the_cpu() {
+    let mut program = one_step();
+    for _ in 0..4 {
+        let hidden = program.alloc(200, Phase::Eval, Category::Activation, FIRST);
+        program.alloc(20, Phase::Eval, Category::Activation, ContextId::NONE);
+        program.free(hidden, ContextId::NONE);
+    }
+    let base = program.peak(&Plan::default()) - (200 + 4 * 20);
+    let plan = Plan { results_on_cpu: true, ..Plan::default() };
+    // The results of one iteration, and the tensors of the next.
+    assert_eq!(program.peak(&plan), base + 200 + 20);
+}
+
+#[test]
+fn what_is_loaded_and_copied_vanishes() {
+    let mut program = Program::default();
+    let mut loaded = Vec::new();
+    for _ in 0..3 {
+        let index = program.alloc(50, Phase::Load, Category::Parameter, ContextId::NONE);
+        program.blocks[index].stack = LOAD;
+        program.blocks[index].step = crate::passes::lifetimes::BEFORE_STEPS;
+        loaded.push(index);
+    }
+    let weight = program.alloc(150, Phase::Load, Category::Parameter, ContextId::NONE);
+    program.blocks[weight].step = crate::passes::lifetimes::BEFORE_STEPS;
+    program.free(loaded[0], ContextId::NONE);
+    program.free(loaded[1], ContextId::NONE);
+    assert_eq!(program.peak(&Plan::default()), 300);
+    // The third is used as it is.
+    assert_eq!(program.peak(&Plan { load_on_cpu: true, ..Plan::default() }), 200);
+}
+
+#[test]
+fn after_an_error_in_the_first_optimizer_step_the_state_and_the_next_step_follow() {
+    let mut program = Program::default();
+    let mut weights = Vec::new();
+    for _ in 0..2 {
+        let weight = program.alloc(20, Phase::Load, Category::Parameter, ContextId::NONE);
+        program.blocks[weight].step = crate::passes::lifetimes::BEFORE_STEPS;
+        weights.push(weight);
+    }
+    let activations = program.activation(100, FIRST);
+    program.passes = 1;
+    program.alloc(20, Phase::Backward, Category::Gradient, NODE_OF_SECOND);
+    program.alloc(20, Phase::Backward, Category::Gradient, NODE_OF_FIRST);
+    program.free(activations, NODE_OF_FIRST);
+    let moment = program.alloc(20, Phase::Optimizer, Category::OptimizerState, ContextId::NONE);
+    program.blocks[moment].stack = STEP;
+    let failed = FailedRequest {
+        seq: u64::from(program.seq) + 1,
+        requested: 20 * MIB,
+        at: (STEP, ContextId::NONE),
+        phase: Phase::Optimizer,
+        step: Some(0),
+    };
+    let peak = |plan: &Plan| {
+        let (definitions, settings) = (definitions(), AllocatorSettings::default());
+        let table = StackTable::new(&definitions);
+        let lifetimes = BlockLifetimes {
+            blocks: program.blocks.clone(),
+            lanes: vec![(0, 0)],
+            is_whole: true,
+            ..BlockLifetimes::default()
+        };
+        let recorded = Recorded::new(&lifetimes, &definitions, &table, settings, Some(failed), None);
+        assert!(recorded.is_continued());
+        let peak = recorded.highest_sum();
+        Changes::new(recorded, peak, u64::MAX, [0; Phase::ALL.len()]).quick(plan) / MIB
+    };
+    let (weights, gradients, moments) = (40, 40, 80);
+    // The next forward and backward pass beside all moments: 100 MiB of activations and the gradients.
+    assert_eq!(peak(&Plan::default()), weights + moments + 100 + gradients);
+    let half = Plan { batch: Some(BatchChange::Half), ..Plan::default() };
+    assert_eq!(peak(&half), weights + moments + 50 + gradients);
+    let short = Plan { optimizer: Some(OptimizerChange::EightBit), ..Plan::default() };
+    assert_eq!(peak(&short), weights + moments * 65 / 256 + 100 + gradients);
 }
