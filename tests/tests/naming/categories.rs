@@ -186,7 +186,8 @@ fn a_recorded_backward_pass() {
 
 #[test]
 fn an_optimizer_with_a_closure() {
-    assert_categories("closure", &[("temporary", 12), ("optimizer_state", 16), ("gradient", 40)]);
+    // Simulated kernels compute nothing, so LBFGS keeps a direction and a gradient, but no history.
+    assert_categories("closure", &[("temporary", 12), ("optimizer_state", 8), ("gradient", 48)]);
 }
 
 /// Workspaces are recognized although no step ends, beside an activation of the same size.
@@ -204,7 +205,7 @@ fn workspaces_in_an_error_of_the_first_step() {
     let summary = std::fs::read(run.path().join("summary.json")).unwrap();
     let summary: serde_json::Value = serde_json::from_slice(&summary).unwrap();
     let oom = &summary["processes"][0]["devices"][0]["ooms"][0];
-    let in_use = oom["by_category"].as_array().unwrap();
+    let in_use = oom["in_use"]["by_category"].as_array().unwrap();
     let bytes = in_use.iter().find(|c| c["category"] == "workspace").and_then(|c| c["bytes"].as_u64());
     assert!(bytes.is_some_and(|bytes| bytes >= 8 << 20), "{in_use:?}");
 }

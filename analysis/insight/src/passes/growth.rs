@@ -77,9 +77,8 @@ impl Growth {
         now: &ProgramPosition,
         freed_in: Option<Phase>,
     ) {
-        // Clearing gradients, and an optimizer inside a backward pass, do not change the program's position.
-        let freed_by_phase = freed_in.is_some() && (block.phase == now.phase || freed_in == Some(block.phase));
-        if block.position.phase_changes == now.phase_changes && freed_by_phase {
+        // Some phases do not change the program's position, such as an optimizer inside a backward pass.
+        if block.position.phase_changes == now.phase_changes && freed_in == Some(block.phase) {
             return;
         }
         let source = GrowthSource {

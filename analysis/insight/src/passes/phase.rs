@@ -209,10 +209,11 @@ pub struct PhaseTracker {
 /// The forward and backward passes of the current step.
 #[derive(Clone, Copy, Debug, Default)]
 struct Passes {
-    /// The place of the first model call since the last backward pass.
-    place: StackId,
-    /// The place of the latest pass, how many consecutive passes began there, and the optimizer steps before them.
-    latest: (StackId, u32, u32),
+    /// The line of the first model call since the last backward pass. Libraries make the last pass of a step in the
+    /// optimizer's closure, so the callers of this line differ.
+    place: FrameId,
+    /// The line of the latest pass, how many consecutive passes began there, and the optimizer steps before them.
+    latest: (FrameId, u32, u32),
     /// The highest such number.
     most: u32,
 }
@@ -609,7 +610,7 @@ impl PhaseTracker {
         let model_called = self.model_called(e);
         let alloc = is_request(e);
         let begins_pass = alloc && phase == Phase::Forward && self.passes.place.is_none();
-        let call = if begins_pass { self.table.facts(e.stack).outermost_module } else { StackId::NONE };
+        let call = if begins_pass { self.table.facts(e.stack).module_caller } else { FrameId::NONE };
         let is_same = phase == self.now.phase && classification.meaning == self.last.meaning;
         if is_same && call.is_none() && !model_called {
             return;
@@ -688,14 +689,17 @@ impl PhaseTracker {
         self.now.backward_passes += 1;
         self.backward_passes_in_step += 1;
         self.after_optimizer = false;
-        let place = std::mem::replace(&mut self.passes.place, StackId::NONE);
+        let place = std::mem::replace(&mut self.passes.place, FrameId::NONE);
         let in_optimizer = self.ranges.iter().any(|(_, rule)| rule.meaning == Meaning::OptimizerStep);
-        // A second backward pass through one forward pass is not a micro-batch, nor is an optimizer's closure.
-        if place.is_none() || in_optimizer {
+        let (latest, count, optimizer_steps) = self.passes.latest;
+        // A second backward pass through one forward pass is not a micro-batch, nor is a second pass of an optimizer's
+        // closure.
+        let repeats_closure = in_optimizer && !latest.is_none() && optimizer_steps == self.now.optimizer_steps;
+        if place.is_none() || repeats_closure {
             return;
         }
-        let (latest, count, optimizer_steps) = self.passes.latest;
-        let continues = (latest, optimizer_steps) == (place, self.now.optimizer_steps);
+        let steps_before = self.now.optimizer_steps.saturating_sub(u32::from(in_optimizer));
+        let continues = (latest, optimizer_steps) == (place, steps_before);
         let count = if continues { count + 1 } else { 1 };
         self.passes.latest = (place, count, self.now.optimizer_steps);
         self.passes.most = self.passes.most.max(count);
@@ -811,7 +815,7 @@ mod tests {
     /// that no backward pass follows. `m`: the loss of that. `l`: the loss. `b`: in a backward pass. `o`: in an optimizer's step. `h`: the same
     /// inside a backward pass. `z`: a free while gradients are cleared. `d`: user code. `x`: user code without gradients.
     /// `y`: user code at another line.
-    /// `k`: a closure's code, without gradients. `!`: user code that runs out of memory.
+    /// `k`: a closure's code, without gradients. `(` and `)`: an optimizer's step that calls a closure. `!`: user code that runs out of memory.
     fn record(program: &str) -> MemoryRecording {
         let mut recording = MemoryRecording::default();
         let definitions = &mut recording.definitions;
@@ -839,6 +843,7 @@ mod tests {
         let in_backward = Flags::IN_BACKWARD.with(off);
         for letter in program.chars().filter(|letter| *letter != ' ') {
             let (at, flags) = match letter {
+                '(' | ')' => (STEP, off),
                 'f' => (TRAINED, on),
                 'n' => (INSIDE, off),
                 'e' => (EVALUATED, off),
@@ -867,11 +872,13 @@ mod tests {
                 let context = if letter == 'b' { ContextId(1) } else { ContextId::NONE };
                 recording.events.push(Event { context, ..event });
             };
-            if at == OPTIMIZER {
+            if at == OPTIMIZER || letter == '(' {
                 add(Source::Label, Action::RangeStart, 1, stack(at));
             }
-            add(Source::Torch, action, 0, if letter == 'b' { StackId::NONE } else { stack(at) });
-            if at == OPTIMIZER {
+            if at != STEP {
+                add(Source::Torch, action, 0, if letter == 'b' { StackId::NONE } else { stack(at) });
+            }
+            if at == OPTIMIZER || letter == ')' {
                 add(Source::Label, Action::RangeEnd, 1, StackId::NONE);
             }
         }
@@ -939,7 +946,16 @@ mod tests {
 
     #[test]
     fn micro_batches_are_counted() {
-        let cases = [("flbo", 1), ("flb flb flb", 3), ("flb flbo flb", 1), ("flbbb", 1), ("flb lb lb", 1), ("vlb", 1)];
+        let cases = [
+            ("flbo", 1),
+            ("flb flb flb", 3),
+            ("flb flbo flb", 1),
+            ("flbbb", 1),
+            ("flb lb lb", 1),
+            ("vlb", 1),
+            ("flb (flb)", 2),
+            ("(flb flb)", 1),
+        ];
         for (program, expected) in cases {
             assert_eq!(phases(program).1.micro_batches(), expected, "{program}");
         }

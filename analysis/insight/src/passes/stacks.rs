@@ -35,6 +35,8 @@ pub struct StackFacts {
     pub outermost_compute: StackId,
     /// The stack at the outermost frame of an `nn.Module`'s call. `NONE` outside such calls.
     pub outermost_module: StackId,
+    /// The Python frame that makes this call, which is a line of the program; `NONE` without one.
+    pub module_caller: FrameId,
     /// The stack has frames, and none is a Python frame.
     pub native_only: bool,
 }
@@ -50,6 +52,7 @@ static NO_FACTS: StackFacts = StackFacts {
     optimizer: None,
     outermost_compute: StackId::NONE,
     outermost_module: StackId::NONE,
+    module_caller: FrameId::NONE,
     native_only: false,
 };
 
@@ -79,6 +82,8 @@ impl StackTable {
         };
         let made_nodes: HashSet<StackId> = definitions.contexts.iter().map(|c| python(c.forward)).collect();
         let mut stacks: Vec<StackFacts> = Vec::with_capacity(definitions.stacks.len());
+        // By stack: the innermost Python frame.
+        let mut callers: Vec<FrameId> = Vec::with_capacity(definitions.stacks.len());
         for (i, node) in definitions.stacks.iter().enumerate() {
             let parent = if node.parent.index() < i { stacks[node.parent.index()] } else { StackFacts::default() };
             let (rule, optimizer) = rules.get(node.frame.index()).copied().unwrap_or_default();
@@ -105,6 +110,7 @@ impl StackTable {
                         }
                         if facts.outermost_module.is_none() && rule.is_module_call() {
                             facts.outermost_module = id;
+                            facts.module_caller = callers.get(node.parent.index()).copied().unwrap_or(FrameId::NONE);
                         }
                     }
                     _ => {}
@@ -112,6 +118,8 @@ impl StackTable {
             }
             facts.optimizer = optimizer.or(parent.optimizer);
             stacks.push(facts);
+            let caller = callers.get(node.parent.index()).copied().unwrap_or(FrameId::NONE);
+            callers.push(if called { node.frame } else { caller });
         }
         let in_module = |facts: &&StackFacts| facts.made_node && !facts.outermost_module.is_none();
         let trained_calls = stacks.iter().filter(in_module).map(|facts| facts.outermost_module).collect();

@@ -263,7 +263,9 @@ impl Categorizer {
         if self.learned.loads_data(block.stack) && facts.rule.is_none() || is_plain && self.loads_data(block) {
             return Some(is(Category::Input, CategoryRuleId::InputOtherBatches));
         }
-        if block.phase == Phase::Forward && is_plain && outlives_step(block, end) {
+        let is_found_after_step = || end.now.optimizer_steps > block.position.optimizer_steps;
+        let outlives = || outlives_step(block, end) || is_found_after_step() && self.learned.keeps(block.stack);
+        if block.phase == Phase::Forward && is_plain && outlives() {
             return Some(is(Category::KeptTensor, CategoryRuleId::KeptTensorOutsideModel));
         }
         if block.phase != Phase::Eval || !block.proof.is_open() || block.in_recorded_eval {
