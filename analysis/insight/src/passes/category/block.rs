@@ -224,3 +224,14 @@ pub struct LifetimeEnd<'a> {
     /// The event that frees the block; `None` if the block is still allocated.
     pub free: Option<&'a Event>,
 }
+
+/// Whether autograd records the backward pass that allocates (`create_graph=True`), by the flags of the event. Its
+/// blocks belong to the graph of a further backward pass.
+pub(super) fn is_recorded(flags: Flags) -> bool {
+    flags.contains(Flags::IN_BACKWARD.with(Flags::GRAD_KNOWN).with(Flags::GRAD_ENABLED))
+}
+
+/// Whether gradients are off where a block is allocated, by the flags of the event.
+pub(super) fn is_without_gradients(flags: Flags) -> bool {
+    flags.contains(Flags::GRAD_KNOWN) && !flags.contains(Flags::GRAD_ENABLED)
+}

@@ -5,8 +5,7 @@ use memtrace_trace::definition::TensorKind;
 use memtrace_trace::event::{Event, Flags};
 
 use super::Categorizer;
-use super::block::{BlockAllocation, BlockClassification, Category, LifetimeEnd};
-use super::facts::{is_recorded, is_without_gradients};
+use super::block::{BlockAllocation, BlockClassification, Category, LifetimeEnd, is_recorded, is_without_gradients};
 use super::learning::{StackGrowth, is_scalar};
 use super::proof::Proof;
 use crate::passes::phase::{Phase, PhaseTracker, ProgramPosition};

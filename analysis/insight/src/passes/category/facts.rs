@@ -4,10 +4,11 @@
 use std::collections::HashSet;
 
 use memtrace_trace::definition::TensorKind;
-use memtrace_trace::event::{Event, Flags};
+use memtrace_trace::event::Event;
 use memtrace_trace::file::{Context, Definitions, StackNode, TensorName};
 use memtrace_trace::ids::{FrameId, StackId};
 
+use super::block::is_recorded;
 use super::learning::Learned;
 use super::proof::Proof;
 use crate::passes::phase::{EventClassification, Phase};
@@ -183,17 +184,6 @@ impl DefinitionFacts {
             _ => Proof::None,
         }
     }
-}
-
-/// Whether autograd records the backward pass that allocates (`create_graph=True`), by the flags of the event. Its
-/// blocks belong to the graph of a further backward pass.
-pub(super) fn is_recorded(flags: Flags) -> bool {
-    flags.contains(Flags::IN_BACKWARD.with(Flags::GRAD_KNOWN).with(Flags::GRAD_ENABLED))
-}
-
-/// Whether gradients are off where a block is allocated, by the flags of the event.
-pub(super) fn is_without_gradients(flags: Flags) -> bool {
-    flags.contains(Flags::GRAD_KNOWN) && !flags.contains(Flags::GRAD_ENABLED)
 }
 
 /// The facts of each stack. A parent has a smaller id than its child, so its facts are known first.

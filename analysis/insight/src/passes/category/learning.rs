@@ -7,8 +7,7 @@ use memtrace_trace::definition::TensorKind;
 use memtrace_trace::event::Event;
 use memtrace_trace::ids::{FrameId, StackId};
 
-use super::block::{BlockAllocation, BlockClassification, Category};
-use super::facts::is_without_gradients;
+use super::block::{BlockAllocation, BlockClassification, Category, is_without_gradients};
 use super::live::{LiveBlocks, is_parameter};
 use super::owners::Owners;
 use super::proof::Proof;
