@@ -415,11 +415,8 @@ impl TextReport {
     /// Adds the changes to the program: what to try, the peak after it, and after an error whether the run fits.
     fn suggested_changes(&mut self, device: &DeviceSummary, indent: usize) {
         let failed = device.explained_oom.is_some();
-        let fits_head = match device.total_bytes {
-            _ if !failed => String::new(),
-            Some(total) => format!("  fits {}?", size_text(total)),
-            None => "  fits?".to_owned(),
-        };
+        // The device's memory is not the limit: other libraries, other processes and PyTorch's own limit take a part.
+        let fits_head = if failed { "  fits?" } else { "" };
         let scope = device.suggestions.first().map_or(SuggestionScope::Run, |suggestion| suggestion.scope);
         let peak_head = if scope == SuggestionScope::UntilError { "at the error" } else { "peak after" };
         let right = peak_head.len().max(PEAK_WIDTH);
