@@ -416,7 +416,7 @@ impl TextReport {
     fn suggested_changes(&mut self, device: &DeviceSummary, indent: usize) {
         let failed = device.explained_oom.is_some();
         // The device's memory is not the limit: other libraries, other processes and PyTorch's own limit take a part.
-        let fits_head = if failed { "  fits?" } else { "" };
+        let fits_head = if failed { "  fits?  " } else { "" };
         let scope = device.suggestions.first().map_or(SuggestionScope::Run, |suggestion| suggestion.scope);
         let peak_head = if scope == SuggestionScope::UntilError { "at the error" } else { "peak after" };
         let right = peak_head.len().max(PEAK_WIDTH);

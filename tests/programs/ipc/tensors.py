@@ -38,7 +38,7 @@ def receive(inbox, outbox, device):
         torch.cuda.ipc_collect()
         outbox.put("seen")
     inbox.get()
-    print("receiver", os.getpid(), flush=True)
+    os.write(1, f"receiver {os.getpid()}\n".encode())
     oracle.finish()
 
 
@@ -60,7 +60,7 @@ def main(device):
     inbox.put(None)
     process.join()
     assert process.exitcode == 0, process.exitcode
-    print("sender", os.getpid(), flush=True)
+    os.write(1, f"sender {os.getpid()}\n".encode())
     oracle.finish()
 
 

@@ -414,10 +414,12 @@ impl GrowthSampler {
             false => bytes.iter().enumerate().max_by_key(|(at, b)| (**b, *at))?.0,
         };
         let highest = bytes[top];
-        // The start of the growth: the lowest sample before its end; of equal ones, the last.
-        let lowest = bytes[..=top].iter().copied().min()?;
-        let from = bytes[..=top].iter().rposition(|b| *b == lowest)?;
         let is_list = kind == GrowthKind::Blocks;
+        // The start of the growth: the lowest sample before its end; of equal ones, the last. What replaces a smaller block
+        // grows from its first block on.
+        let begun = |at: usize| is_list || blocks[at] > 0;
+        let lowest = (0..=top).filter(|at| begun(*at)).map(|at| bytes[at]).min()?;
+        let from = (0..=top).rfind(|at| begun(*at) && bytes[*at] == lowest)?;
         let rises = |at: &usize| bytes[*at] > bytes[*at - 1] && (!is_list || blocks[*at] > blocks[*at - 1]);
         let rises: Vec<usize> = (from + 1..=top).filter(rises).collect();
         let more = blocks[top].saturating_sub(blocks[from]);
@@ -551,6 +553,30 @@ mod tests {
         // Pieces that become more: the slope is that of the end.
         let [leak] = grown(32, |step| step * step)[..] else { panic!("one source") };
         assert!(leak.slope > 40 * 512, "{leak:?}");
+    }
+
+    #[test]
+    fn caches_of_many_layers_grow_by_their_sizes() {
+        let (mut growing, mut seq) = (GrowthSampler::default(), 0);
+        let mut live: Vec<BlockAllocation> = Vec::new();
+        for step in 0..20 {
+            seq += 1;
+            growing.allocated(&block(step, seq, 1), Mark::default(), 0);
+            growing.freed(&block(step, seq, 1), false);
+            for layer in 0..8 {
+                seq += 1;
+                let bytes = u64::from(step + 1) << 20;
+                let larger = BlockAllocation { size: bytes, requested: bytes, ..block(step, seq, 2) };
+                growing.allocated(&larger, Mark::default(), 0);
+                if step > 0 {
+                    growing.freed(&std::mem::replace(&mut live[layer], larger), false);
+                } else {
+                    live.push(larger);
+                }
+            }
+        }
+        let [cache] = growing.grown()[..] else { panic!("one source") };
+        assert_eq!((cache.stack, cache.kind, cache.blocks, cache.slope), (StackId(2), GrowthKind::Sizes, 8, 8 << 20));
     }
 
     #[test]
