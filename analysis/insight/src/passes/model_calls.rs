@@ -91,6 +91,8 @@ pub struct ModelCalls {
     casts: Vec<(u64, u64)>,
     /// The places of calls whose results no backward pass uses.
     untrained: HashSet<StackId>,
+    /// The places of calls whose results a backward pass may use after the end of the recording.
+    may_train: HashSet<StackId>,
     /// `seq` of the last event that is part of a training step.
     last_training: u64,
 }
@@ -98,7 +100,13 @@ pub struct ModelCalls {
 impl Default for ModelCalls {
     /// Nothing is known about later events.
     fn default() -> ModelCalls {
-        ModelCalls { late: Vec::new(), casts: Vec::new(), untrained: HashSet::new(), last_training: u64::MAX }
+        ModelCalls {
+            late: Vec::new(),
+            casts: Vec::new(),
+            untrained: HashSet::new(),
+            may_train: HashSet::new(),
+            last_training: u64::MAX,
+        }
     }
 }
 
@@ -135,6 +143,11 @@ impl ModelCalls {
     #[inline]
     pub(super) fn is_untrained(&self, place: StackId) -> bool {
         !self.untrained.is_empty() && self.untrained.contains(&place)
+    }
+
+    /// Whether a backward pass may use the results of the calls at this place after the end of the recording.
+    pub(super) fn may_train(&self, place: StackId) -> bool {
+        self.may_train.contains(&place)
     }
 
     /// Whether a training step includes this event or a later one.
@@ -213,14 +226,15 @@ impl CallFinder {
         self.ended(&last, table);
         let CallFinder { late, casts, mut last_training, .. } = self;
         last_training = last_training.max(last_step_end);
-        let mut untrained = HashSet::new();
+        let (mut untrained, mut may_train) = (HashSet::new(), HashSet::new());
         for (place, (count, last)) in self.without_backward {
             if table.has_trained_calls() && count >= CALLS_WITHOUT_BACKWARD {
                 untrained.insert(place);
             } else {
+                may_train.insert(place);
                 last_training = last_training.max(last);
             }
         }
-        ModelCalls { late, casts, untrained, last_training }
+        ModelCalls { late, casts, untrained, may_train, last_training }
     }
 }

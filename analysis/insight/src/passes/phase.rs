@@ -919,6 +919,7 @@ mod tests {
             ("evaluation after the training, with batches", "flbo flbo dedee", "|ffbo|ffbodeeee"),
             ("evaluation with gradients", "flbo dvmvm flbo dvmvm", "|ffbo|deeeeffbodeeee"),
             ("such an evaluation loads its own batches", "dflbo dflbo yvmyvm dflbo yvm", "|dffbo|dffbodeeeee|dffbodee"),
+            ("a second stage fails in its first forward pass", "dflbo dflbo yv!", "|dffbo|dffbo|dff"),
             ("the first forward pass fails before its backward pass", "dfl!", "l|fff"),
             ("a forward pass at a new place fails", "flbo v!", "|ffbo|ff"),
             ("evaluation under autocast", "flbo ceece flbo ce", "|ffboeeeee|ffboee"),

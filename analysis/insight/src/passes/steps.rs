@@ -34,6 +34,8 @@ use memtrace_input::Recording;
 
 /// The maximum number of distinct optimizers in a step, and of places that clear gradients.
 const MAX_SITES: usize = 256;
+/// The maximum number of places in the program that load batches.
+const MAX_LOADS: usize = 4096;
 
 /// The ends of steps. Needs eight bytes per step.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -111,11 +113,11 @@ pub(super) fn first_pass(recording: &dyn Recording, table: &StackTable, rules: &
             }
         }
     });
-    let knows_batches = finder.knows_batches;
-    let (ends, batches) = finder.finish();
+    finder.finish();
     // A backward pass that is replayed as a CUDA graph is not recorded, but the optimizer's call after it is.
-    let last_end = ends.all().last().copied().unwrap_or(0);
-    FirstPass { ends, calls: calls.finish(table, last_end), batches, knows_batches }
+    let calls = calls.finish(table, finder.ends.last().copied().unwrap_or(0));
+    let (knows_batches, batches) = finder.batches(table, &calls);
+    FirstPass { ends: finder.into_ends(), calls, batches, knows_batches }
 }
 
 impl StepEnds {
@@ -206,10 +208,11 @@ struct Finder {
     between: Between,
     /// The stacks of user code that has allocated since the step ended, with whether the data loader came before.
     maybe_batch: Vec<(StackId, bool)>,
-    /// The stacks of user code that allocates between two steps: after the optimizer, and after the data loader.
-    after_optimizer: HashSet<StackId>,
-    after_loader: HashSet<StackId>,
-    knows_batches: bool,
+    /// The places of the first calls of a model after a step.
+    called: HashSet<StackId>,
+    /// Such a place, the stack of user code that has allocated between the step and this call, and whether the data
+    /// loader came before.
+    loads: HashSet<(StackId, StackId, bool)>,
 }
 
 impl Finder {
@@ -275,7 +278,7 @@ impl Finder {
         if !facts.outermost_module.is_none() {
             self.main_thread = e.thread;
             if self.between != Between::No {
-                self.model_called(table.is_trained(facts.outermost_module));
+                self.model_called(facts.outermost_module);
             }
         } else if self.between != Between::No && facts.rule.is_none() {
             let loads = e.action == Action::Alloc
@@ -302,14 +305,16 @@ impl Finder {
         }
     }
 
-    /// Takes the first call of a model after a step. `trains`: whether a backward pass uses its results. What an
-    /// evaluation loads is no batch of the training.
-    fn model_called(&mut self, trains: bool) {
+    /// Takes the first call of a model after a step.
+    fn model_called(&mut self, place: StackId) {
         self.between = Between::No;
-        self.knows_batches |= trains;
-        for (stack, after_loader) in self.maybe_batch.drain(..).filter(|_| trains) {
-            let stacks = if after_loader { &mut self.after_loader } else { &mut self.after_optimizer };
-            stacks.insert(stack);
+        for (stack, after_loader) in self.maybe_batch.drain(..) {
+            if self.loads.len() < MAX_LOADS {
+                self.loads.insert((place, stack, after_loader));
+            }
+        }
+        if self.called.len() < MAX_SITES {
+            self.called.insert(place);
         }
     }
 
@@ -429,20 +434,34 @@ impl Finder {
         self.ends.push(seq);
     }
 
-    /// Returns the ends, and the stacks that load batches.
-    fn finish(mut self) -> (StepEnds, HashSet<StackId>) {
+    /// Ends the recording.
+    fn finish(&mut self) {
         // A program that ended between two optimizers of a step had not finished that step.
         let whole = self.stepped.len() >= self.stepped_before;
         if !self.stepped.is_empty() && whole && self.depths.values().all(|depth| *depth == 0) {
             self.end(self.last_end);
         }
-        let loaders = self.loaders * 2 > self.ends.len();
-        let mut batches = self.after_loader;
+    }
+
+    /// Whether most steps begin with a data loader.
+    fn has_loaders(&self) -> bool {
+        self.loaders * 2 > self.ends.len()
+    }
+
+    /// The stacks that load batches of the training, and whether these are known: whether the program calls its model
+    /// for the training right after steps. What an evaluation loads is no such batch.
+    fn batches(&self, table: &StackTable, calls: &ModelCalls) -> (bool, HashSet<StackId>) {
+        let trains = |place: StackId| table.is_trained(place) || calls.may_train(place);
         // Where steps begin with a data loader, what comes before it is not the batch.
-        if !loaders {
-            batches.extend(self.after_optimizer);
-        }
-        (StepEnds { loaders, ends: self.ends }, batches)
+        let has_loaders = self.has_loaders();
+        let of_training =
+            self.loads.iter().filter(|(place, _, after_loader)| trains(*place) && (*after_loader || !has_loaders));
+        let batches = of_training.map(|(_, stack, _)| *stack).collect();
+        (self.called.iter().any(|place| trains(*place)), batches)
+    }
+
+    fn into_ends(self) -> StepEnds {
+        StepEnds { loaders: self.has_loaders(), ends: self.ends }
     }
 }
 
