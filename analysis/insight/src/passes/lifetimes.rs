@@ -1,8 +1,8 @@
 //! The lifetimes of a recording's blocks in a compact form, for replays with changes.
 //!
 //! [`LifetimeCollector`] observes the analysis. It keeps every block of a short recording. Of a long one it keeps the
-//! blocks that were allocated in some steps: the first two, the one with the highest peak, and the latest. At the times
-//! of these steps, the kept blocks are all blocks that were allocated. At other times some are missing.
+//! blocks that were allocated in some steps: the first two, the one with the highest peak, and the latest two. At the
+//! times of these steps, the kept blocks are all blocks that were allocated. At other times some are missing.
 
 use memtrace_trace::event::{Event, Flags};
 use memtrace_trace::ids::{ContextId, FrameId, StackId};
@@ -20,6 +20,9 @@ const MAX_BLOCKS: usize = 100_000;
 const MOST_BLOCKS: usize = 4 * MAX_BLOCKS;
 /// The steps from the start that are kept. An optimizer allocates its state in the first one.
 const FIRST_STEPS: u32 = 2;
+/// The steps at the end that are kept: the running one, and the one before, which shows the rest of a step that an error
+/// interrupts.
+const LATEST_STEPS: usize = 2;
 /// [`BlockLifetime::freed`] of a block that was never freed.
 pub const NEVER: u32 = u32::MAX;
 /// [`BlockLifetime::step`] of a block that was allocated before the first step.
@@ -199,8 +202,10 @@ impl DeviceCollector {
     /// Leaves only the steps of the module's documentation, and the blocks that were allocated in them.
     fn prune(&mut self) {
         let highest = self.windows.iter().max_by_key(|window| (window.peak, std::cmp::Reverse(window.first))).copied();
-        let running = self.windows.last().copied();
-        self.windows.retain(|window| window.step < FIRST_STEPS || Some(*window) == highest || Some(*window) == running);
+        let latest = self.windows.len().saturating_sub(LATEST_STEPS);
+        let latest: Vec<StepWindow> = self.windows.drain(latest..).collect();
+        self.windows.retain(|window| window.step < FIRST_STEPS || Some(*window) == highest);
+        self.windows.extend(latest);
         let windows = &self.windows;
         self.blocks.retain(|block| windows.iter().any(|window| window.overlaps(block)));
         self.is_pruned = true;

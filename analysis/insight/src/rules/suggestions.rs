@@ -28,7 +28,8 @@ static SUGGESTIONS: &[SuggestionRule] = &[
     SuggestionRule {
         id: RuleId::CheckpointLayers,
         action: "activation checkpointing (torch.utils.checkpoint) of {layers}",
-        condition: "At least two modules of one class, not checkpointed, hold at least a twentieth of the peak.",
+        condition: "At least two modules of one class, not checkpointed and more than a single operation, hold at least a \
+                    twentieth of the peak.",
         method: "Blocks that only the backward pass of such a module needs are freed when the code after them has run. \
                  They are allocated again, with the temporaries of the call, when its backward pass begins. Inputs and \
                  results stay. Copies of weights stay until autocast ends.",
@@ -47,7 +48,7 @@ static SUGGESTIONS: &[SuggestionRule] = &[
         id: RuleId::ScaledDotProductAttention,
         action: "F.scaled_dot_product_attention instead of softmax(QK^T)V at {place}",
         condition: "In the call of a module that computes attention, a softmax and at least one other block of its \
-                    size are allocated.",
+                    size are allocated. The program does not keep them.",
         method: "The blocks of the score matrix's size vanish from the call and from its backward pass, in all data \
                  types.",
         at_most: false,
@@ -65,7 +66,7 @@ static SUGGESTIONS: &[SuggestionRule] = &[
         action: "half the batch, gradients accumulated over two",
         condition: "Each step has one backward pass.",
         method: "Activations, inputs, autograd temporaries and temporaries of the model halve. Forward and backward \
-                 run twice. The gradients of the first half exist in the second, which adds its own one by one.",
+                 run twice. The gradients of the first half exist in the second, which adds its own one by one. What stays for more than a step is as large as before.",
         at_most: false,
     },
     SuggestionRule {
@@ -79,7 +80,7 @@ static SUGGESTIONS: &[SuggestionRule] = &[
         id: RuleId::HalfTheBatch,
         action: "half the batch",
         condition: "The run has no backward pass, or several in a step with gradients of their own.",
-        method: "Activations, inputs, autograd temporaries and temporaries of the model halve.",
+        method: "Activations, inputs, autograd temporaries and temporaries of the model halve. Results that are kept do not.",
         at_most: false,
     },
     SuggestionRule {
@@ -94,8 +95,8 @@ static SUGGESTIONS: &[SuggestionRule] = &[
     SuggestionRule {
         id: RuleId::ResultsToCpu,
         action: "the results that {place} keeps on the CPU: result.cpu() after each call",
-        condition: "Without gradients, a place allocates blocks that are allocated when a later iteration comes to it. \
-                    In a run without a backward pass they are no larger there.",
+        condition: "Without gradients, a place allocates blocks that stay while a later iteration comes to it, and no \
+                    backward pass begins before they are freed. In a run without a backward pass they do not grow.",
         method: "Such blocks end before the next iteration. Those that each iteration replaces by larger ones vanish.",
         at_most: false,
     },
@@ -110,7 +111,7 @@ static SUGGESTIONS: &[SuggestionRule] = &[
         id: RuleId::SmallerEvaluationBatch,
         action: "half the batch in evaluations",
         condition: "The peak is in an evaluation of a training run, and no blocks of a training step are allocated.",
-        method: "What the evaluation computes halves.",
+        method: "What the evaluation computes halves, but not the results that it keeps.",
         at_most: false,
     },
     SuggestionRule {
@@ -144,7 +145,7 @@ static SUGGESTIONS: &[SuggestionRule] = &[
     SuggestionRule {
         id: RuleId::GradientsInBuckets,
         action: "gradient_as_bucket_view=True for DistributedDataParallel",
-        condition: "Buckets are allocated.",
+        condition: "DistributedDataParallel is called, and buckets are allocated.",
         method: "Gradients are views of the buckets.",
         at_most: false,
     },

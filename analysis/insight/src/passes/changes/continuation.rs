@@ -108,24 +108,8 @@ pub(super) fn with_state(
     }
     let is_gradient = |block: &BlockLifetime| block.category == Category::Gradient && block.freed == NEVER;
     let gradients: Vec<usize> = (0..rest.all.len()).filter(|index| is_gradient(&rest.all[*index])).collect();
-    // By requested size: the state tensors that are still to come.
-    let mut missing: BTreeMap<u64, i64> = BTreeMap::new();
-    for index in &gradients {
-        *missing.entry(rest.all[*index].requested()).or_default() += i64::from(optimizer.states);
-    }
-    let state = rest.all.iter().filter(|block| {
-        block.category == Category::OptimizerState && block.freed == NEVER && block.requested() >= SMALLEST_STATE
-    });
-    let mut in_use = 0;
-    for block in state {
-        *missing.entry(block.requested()).or_default() -= 1;
-        in_use += block.size();
-    }
-    let unmatched: u64 = missing.iter().map(|(size, count)| size * count.min(&0).unsigned_abs()).sum();
-    if gradients.is_empty() || unmatched > in_use / UNMATCHED_STATE {
-        return None;
-    }
-    let like = rest.all[gradients[0]];
+    let missing = missing_state(&rest.all, &gradients, optimizer.states)?;
+    let like = rest.all[*gradients.first()?];
     let in_step = |requested: u64, category: Category| {
         let mut block = BlockLifetime::of_size(0, requested);
         (block.stack, block.context) = (failed.at.0, ContextId::NONE);
@@ -133,10 +117,8 @@ pub(super) fn with_state(
         (block.category, block.phase) = (category, Phase::Optimizer);
         block
     };
-    for (size, count) in missing {
-        for _ in 0..count {
-            rest.allocate(in_step(size, Category::OptimizerState));
-        }
+    for size in missing {
+        rest.allocate(in_step(size, Category::OptimizerState));
     }
     let copies = gradients.iter().cycle().take(gradients.len() * optimizer.foreach as usize);
     let sizes: Vec<u64> = copies.map(|index| rest.all[*index].requested()).collect();
@@ -145,6 +127,34 @@ pub(super) fn with_state(
     temporaries.into_iter().chain(gradients).for_each(|index| rest.free(index, ContextId::NONE));
     rest.repeat(blocks, step, start, is_node);
     Some(rest.all)
+}
+
+/// The requested sizes of the state tensors that are still to come. `None` if there is more state than the gradients
+/// explain.
+fn missing_state(all: &[BlockLifetime], gradients: &[usize], states: u32) -> Option<Vec<u64>> {
+    let needed: u64 = gradients.iter().map(|index| all[*index].requested() * u64::from(states)).sum();
+    // By requested size: the state tensors without a block.
+    let mut missing: BTreeMap<u64, i64> = BTreeMap::new();
+    for index in gradients {
+        *missing.entry(all[*index].requested()).or_default() += i64::from(states);
+    }
+    let state = all.iter().filter(|block| {
+        block.category == Category::OptimizerState && block.freed == NEVER && block.requested() >= SMALLEST_STATE
+    });
+    let mut in_use = 0;
+    for block in state {
+        *missing.entry(block.requested()).or_default() -= 1;
+        in_use += block.requested();
+    }
+    let still = needed.checked_sub(in_use)?;
+    let unmatched: u64 = missing.iter().map(|(size, count)| size * count.min(&0).unsigned_abs()).sum();
+    if unmatched <= in_use / UNMATCHED_STATE {
+        let sizes = missing.into_iter().flat_map(|(size, count)| (0..count).map(move |_| size));
+        return Some(sizes.collect());
+    }
+    // A block of gradients can belong to several parameters, each with state of its own. The sum counts.
+    let part = |index: &usize| (u128::from(all[*index].requested()) * u128::from(still) / u128::from(needed)) as u64;
+    Some(gradients.iter().flat_map(|index| (0..states).map(move |_| part(index))).collect())
 }
 
 /// Blocks to which the rest of a step is added.

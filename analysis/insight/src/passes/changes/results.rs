@@ -38,6 +38,14 @@ impl Results {
             }
         }
         let block = |index: &u32| &recorded.blocks[*index as usize];
+        // What is still there when a training step computes is not only a result: targets, features, a teacher's output.
+        let in_backward = |block: &&BlockLifetime| block.phase == Phase::Backward;
+        let backward: Vec<u32> = recorded.blocks.iter().filter(in_backward).map(|block| block.allocated).collect();
+        let is_used_later = |index: &u32| {
+            let next = backward.partition_point(|seq| *seq < block(index).allocated);
+            backward.get(next).is_some_and(|seq| *seq < block(index).freed.min(recorded.until))
+        };
+        places.retain(|_, indices| !indices.iter().any(is_used_later));
         let mut blocks = Vec::new();
         for indices in places.values() {
             let grows = |pair: &[u32]| block(&pair[1]).requested() > block(&pair[0]).requested();
