@@ -362,14 +362,8 @@ impl DeviceIssues<'_> {
 
     /// An evaluation with gradients that itself runs out of memory.
     fn interrupted_evaluation(&self) -> Option<Issue> {
-        let signals = &self.analysis.signals;
-        let found = signals.graphs.found();
-        let dropped = |site| {
-            let here = found.iter().filter(|(kind, graph)| *kind == GraphIssue::Unused && graph.site == site);
-            here.map(|(_, graph)| graph.times).sum()
-        };
-        let sites = signals.graphs.consumed_sites();
-        let (graph, signs) = signals.evaluations.interrupted(self.builder.locations.definitions(), sites, &dropped)?;
+        let definitions = self.builder.locations.definitions();
+        let (graph, signs) = self.analysis.signals.interrupted_evaluation(definitions)?;
         let steps = |count: u32| if count == 1 { "1 step".to_owned() } else { format!("{count} steps") };
         let mut evidence = vec![format!(
             "{} blocks that {} of the model saved with autograd enabled; after {} of training, no backward pass ever ran through this place",

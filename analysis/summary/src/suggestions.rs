@@ -47,12 +47,14 @@ pub(crate) struct SuggestionQuery<'a> {
 pub(crate) fn suggestions(query: &SuggestionQuery<'_>, progress: &mut dyn FnMut(u64, u64)) -> Vec<SuggestionSummary> {
     let device = query.device;
     let oom = oom_to_explain(device, query.process);
+    let evaluation = device.signals.interrupted_evaluation(query.process.definitions());
     let failed = oom.map(|oom| FailedRequest {
         seq: oom.seq,
         requested: oom.requested,
         at: oom.requested_at,
         phase: oom.phase,
         step: oom.position.step,
+        in_unused_graph: evaluation.is_some_and(|(graph, _)| graph.seq == oom.seq),
     });
     let (state, phase) = oom.map_or((&device.peak, device.peak.phase), |oom| (&oom.in_use, oom.phase));
     let at_error = state.usage.allocated + failed.map_or(0, |failed| failed.requested);

@@ -25,6 +25,8 @@ pub struct FailedRequest {
     pub phase: Phase,
     /// The step; `None` before the first.
     pub step: Option<u32>,
+    /// Whether an evaluation that records a graph for nothing made the request.
+    pub in_unused_graph: bool,
 }
 
 /// The blocks up to the failed request, and those of the rest. `blocks`: the recorded ones before the request, in the

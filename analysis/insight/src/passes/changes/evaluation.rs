@@ -24,7 +24,8 @@ fn is_result(block: &BlockLifetime) -> bool {
     matches!(block.category, Category::Activation | Category::Temporary | Category::AutocastCache)
 }
 
-/// The outermost calls of modules that build a graph which no backward pass uses.
+/// The outermost calls of modules that build a graph which no backward pass uses. A graph that stays up to the end of
+/// the recording is one of them only if the recording ends in an evaluation.
 pub(super) fn unused_graphs(recorded: &Recorded<'_>) -> Vec<Call> {
     let all = &recorded.definitions.nn_calls;
     let roots: BTreeSet<&str> = all.values().filter(|call| call.caller.is_none()).map(|call| &*call.class).collect();
@@ -36,8 +37,11 @@ pub(super) fn unused_graphs(recorded: &Recorded<'_>) -> Vec<Call> {
             let blocks = call.blocks.iter().map(|index| &recorded.blocks[*index as usize]);
             blocks.filter(|block| is_result(block) && (block.freed > end || !recorded.is_freed(block)))
         };
-        kept().count() >= GRAPH_BLOCKS
-            && kept().all(|block| recorded.is_freed(block) && !recorded.is_freed_by_node(block))
+        let is_unused = |block: &BlockLifetime| match recorded.is_freed(block) {
+            true => !recorded.is_freed_by_node(block),
+            false => recorded.ends_in_unused_graph,
+        };
+        kept().count() >= GRAPH_BLOCKS && kept().all(is_unused)
     });
     calls
 }

@@ -193,7 +193,11 @@ impl<'a> Changes<'a> {
             scores: Scores::find(&recorded, peak),
             logits: Logits::find(&recorded, peak),
             unused_graphs: evaluation::unused_graphs(&recorded),
-            results: Results::find(&recorded, batches != Batches::Inference),
+            results: if recorded.ends_in_unused_graph {
+                Results::default()
+            } else {
+                Results::find(&recorded, batches != Batches::Inference)
+            },
             loaded: loading::loaded(&recorded),
             batches,
             optimizer: optimizer::optimizer(&recorded),

@@ -47,6 +47,8 @@ pub struct Recorded<'a> {
     /// The last event that counts: the error, or [`NEVER`].
     pub(super) until: u32,
     is_continued: bool,
+    /// Whether the recording ends in an evaluation that records a graph for nothing.
+    pub(super) ends_in_unused_graph: bool,
     /// Requested sizes of gradients and parameters.
     weight_sizes: HashSet<u64, AddressBuildHasher>,
     /// The places that allocate several blocks of one workspace's size for one stream.
@@ -114,6 +116,7 @@ impl<'a> Recorded<'a> {
             settings,
             until,
             is_continued,
+            ends_in_unused_graph: failed.is_some_and(|failed| failed.in_unused_graph),
             weight_sizes,
             no_workspaces,
             accumulates: contexts.iter().map(|c| &*c.node == "AccumulateGrad").collect(),

@@ -198,6 +198,7 @@ fn at_an_error_in_the_forward_pass_the_last_block_of_a_call_is_its_result() {
         at: (StackId::NONE, NET),
         phase: Phase::Forward,
         step: Some(0),
+        in_unused_graph: false,
     };
     assert_eq!(program.with_failure(&Plan::default(), Some(failed)), 220 + 50);
     assert_eq!(program.with_failure(&checkpoint(), Some(failed)), 10 + 110, "the second call, before the error");
@@ -225,6 +226,7 @@ fn after_an_error_the_step_goes_on_as_the_step_before() {
         at: (StackId::NONE, SECOND),
         phase: Phase::Forward,
         step: Some(1),
+        in_unused_graph: false,
     };
     let mut numbers: BTreeMap<u32, usize> = BTreeMap::new();
     let mut events: Vec<(u32, RestEvent)> = Vec::new();
@@ -490,6 +492,7 @@ fn after_an_error_in_the_first_optimizer_step_the_state_and_the_next_step_follow
         at: (STEP, ContextId::NONE),
         phase: Phase::Optimizer,
         step: Some(0),
+        in_unused_graph: false,
     };
     let peak = |plan: &Plan| {
         let (definitions, settings) = (definitions(), AllocatorSettings::default());

@@ -141,7 +141,7 @@ impl Evaluations {
 
     /// The evaluation that the last error interrupted, and what shows that it is one. `dropped`: how many graphs of each
     /// place the program dropped.
-    pub fn interrupted(
+    pub(super) fn interrupted(
         &self,
         definitions: &Definitions,
         consumed_sites: &BTreeSet<StackId>,

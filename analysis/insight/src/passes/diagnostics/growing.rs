@@ -566,7 +566,8 @@ mod tests {
             for layer in 0..8 {
                 seq += 1;
                 let bytes = u64::from(step + 1) << 20;
-                let larger = BlockAllocation { size: bytes, requested: bytes, ..block(step, seq, 2) };
+                let mut larger = block(step, seq, 2);
+                (larger.size, larger.requested) = (bytes, bytes);
                 growing.allocated(&larger, Mark::default(), 0);
                 if step > 0 {
                     growing.freed(&std::mem::replace(&mut live[layer], larger), false);

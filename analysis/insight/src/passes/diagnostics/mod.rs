@@ -20,6 +20,7 @@ mod turns;
 mod workspaces;
 
 use memtrace_trace::event::{Event, Flags};
+use memtrace_trace::file::Definitions;
 use memtrace_trace::ids::StackId;
 
 pub use buckets::DdpBuckets;
@@ -252,6 +253,19 @@ impl Signals {
             mark.is(Mark::GRAPH) && is_pending
         });
         self.evaluations.out_of_memory(e.seq, of_graphs, now);
+    }
+
+    /// The graph of an evaluation that ran out of memory itself because it recorded one, and what shows that.
+    pub fn interrupted_evaluation(
+        &self,
+        definitions: &Definitions,
+    ) -> Option<(&InterruptedGraph, Vec<EvaluationSign>)> {
+        let found = self.graphs.found();
+        let dropped = |site| {
+            let here = found.iter().filter(|(kind, graph)| *kind == GraphIssue::Unused && graph.site == site);
+            here.map(|(_, graph)| graph.times).sum()
+        };
+        self.evaluations.interrupted(definitions, self.graphs.consumed_sites(), &dropped)
     }
 
     /// Ends the recording. `allocated`: the blocks that were not freed.
