@@ -94,7 +94,7 @@ static SUGGESTIONS: &[SuggestionRule] = &[
     },
     SuggestionRule {
         id: RuleId::ResultsToCpu,
-        action: "the results that {place} keeps on the CPU: result.cpu() after each call",
+        action: "move the results of {place} to the CPU after each call: result.cpu()",
         condition: "Without gradients, a place allocates blocks that stay while a later iteration comes to it, and no \
                     backward pass begins before they are freed. In a run without a backward pass they do not grow.",
         method: "Such blocks end before the next iteration. Those that each iteration replaces by larger ones vanish.",
