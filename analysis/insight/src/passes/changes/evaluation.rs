@@ -4,7 +4,7 @@
 //! is. It ends with the call of the module around the one that allocated it at the latest, except for the last blocks of
 //! the outermost call, which are its results. The new peak is reported only if it does not depend on these times.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use memtrace_trace::ids::ContextId;
 
@@ -27,10 +27,7 @@ fn is_result(block: &BlockLifetime) -> bool {
 /// The outermost calls of modules that build a graph which no backward pass uses. A graph that stays up to the end of
 /// the recording is one of them only if the recording ends in an evaluation.
 pub(super) fn unused_graphs(recorded: &Recorded<'_>) -> Vec<Call> {
-    let all = &recorded.definitions.nn_calls;
-    let roots: BTreeSet<&str> = all.values().filter(|call| call.caller.is_none()).map(|call| &*call.class).collect();
-    let members = Members::of(recorded, &roots);
-    let mut calls = calls(recorded, &members);
+    let mut calls = outermost_calls(recorded);
     calls.retain(|call| {
         let end = call.end(recorded);
         let kept = || {
@@ -44,6 +41,22 @@ pub(super) fn unused_graphs(recorded: &Recorded<'_>) -> Vec<Call> {
         kept().count() >= GRAPH_BLOCKS && kept().all(is_unused)
     });
     calls
+}
+
+fn outermost_calls(recorded: &Recorded<'_>) -> Vec<Call> {
+    let all = &recorded.definitions.nn_calls;
+    let roots: BTreeSet<&str> = all.values().filter(|call| call.caller.is_none()).map(|call| &*call.class).collect();
+    calls(recorded, &Members::of(recorded, &roots))
+}
+
+/// By index: the blocks that outlive an outermost call of a module and are not its results. Only a graph keeps them.
+pub(super) fn graph_blocks(recorded: &Recorded<'_>) -> HashSet<u32> {
+    let inner = |call: &Call| -> Vec<u32> {
+        let end = call.end(recorded);
+        let outlives = |index: &&u32| recorded.blocks[**index as usize].freed > end;
+        call.blocks.iter().rev().filter(outlives).skip(RESULTS).copied().collect()
+    };
+    outermost_calls(recorded).iter().flat_map(inner).collect()
 }
 
 /// Frees the blocks of these calls without gradients. `at_once`: as soon as they are allocated.

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use memtrace_trace::ids::{ContextId, StackId};
 
 use super::batch::kept_places;
+use super::evaluation::graph_blocks;
 use super::recorded::Recorded;
 use super::span::{Span, at};
 use crate::passes::category::Category;
@@ -30,10 +31,11 @@ impl Results {
         let is_result = |block: &BlockLifetime| {
             block.phase == Phase::Eval && matches!(block.category, Category::Activation | Category::Temporary)
         };
+        let of_graphs = graph_blocks(recorded);
         let mut places: HashMap<Place, Vec<u32>> = HashMap::new();
         for (index, block) in recorded.blocks.iter().enumerate().filter(|(_, block)| is_result(block)) {
             let place = (block.stack, block.context);
-            if kept.contains(&place) {
+            if kept.contains(&place) && !of_graphs.contains(&(index as u32)) {
                 places.entry(place).or_default().push(index as u32);
             }
         }

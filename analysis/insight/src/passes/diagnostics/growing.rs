@@ -414,15 +414,15 @@ impl GrowthSampler {
             false => bytes.iter().enumerate().max_by_key(|(at, b)| (**b, *at))?.0,
         };
         let highest = bytes[top];
+        // The start of the growth: the lowest sample before its end; of equal ones, the last.
+        let lowest = bytes[..=top].iter().copied().min()?;
+        let from = bytes[..=top].iter().rposition(|b| *b == lowest)?;
         let is_list = kind == GrowthKind::Blocks;
-        // The start of the growth: the lowest sample before its end; of equal ones, the last. What replaces a smaller block
-        // grows from its first block on.
-        let begun = |at: usize| is_list || blocks[at] > 0;
-        let lowest = (0..=top).filter(|at| begun(*at)).map(|at| bytes[at]).min()?;
-        let from = (0..=top).rfind(|at| begun(*at) && bytes[*at] == lowest)?;
         let rises = |at: &usize| bytes[*at] > bytes[*at - 1] && (!is_list || blocks[*at] > blocks[*at - 1]);
         let rises: Vec<usize> = (from + 1..=top).filter(rises).collect();
-        let more = blocks[top].saturating_sub(blocks[from]);
+        // The first of the blocks that replace each other, one of every layer, are not more than before.
+        let first_blocks = blocks[from..=top].iter().copied().find(|count| is_list || *count > 0)?;
+        let more = blocks[top].saturating_sub(first_blocks);
         if rises.len() < MIN_INCREASES || is_list != (more >= MIN_BLOCKS) {
             return None;
         }
