@@ -90,12 +90,12 @@ impl ModuleTable {
                 table.modules[caller].calls_others = true;
             }
         }
-        table.look_through_wrappers();
+        table.pass_classes_to_wrappers();
         table
     }
 
     /// Gives wrappers inside a model the class of the module that they wrap.
-    fn look_through_wrappers(&mut self) {
+    fn pass_classes_to_wrappers(&mut self) {
         // A child has a greater index than its parent, so the innermost class is passed on first.
         for at in (0..self.modules.len()).rev() {
             let module = &self.modules[at];

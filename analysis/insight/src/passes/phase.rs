@@ -451,7 +451,7 @@ impl PhaseTracker {
         };
         match meaning {
             // An optimizer's step makes no autograd nodes. A closure that the optimizer calls does.
-            Some(Meaning::OptimizerStep) if facts.made_node && !in_backward => {
+            Some(Meaning::OptimizerStep) if facts.made_node && is_request(e) && !in_backward => {
                 return without_frame(Phase::Forward, PhaseRuleId::ForwardMadeAutogradNode);
             }
             Some(Meaning::OptimizerStep) if !in_engine && self.in_closure(facts) => {
@@ -494,7 +494,10 @@ impl PhaseTracker {
                 by_rule(Phase::Forward)
             }
             Some(Meaning::Compute | Meaning::Checkpoint) if self.trains(e, facts) => by_rule(Phase::Forward),
-            _ if facts.made_node => without_frame(Phase::Forward, PhaseRuleId::ForwardMadeAutogradNode),
+            // A line that also calls `backward()` frees blocks after it.
+            _ if facts.made_node && is_request(e) => {
+                without_frame(Phase::Forward, PhaseRuleId::ForwardMadeAutogradNode)
+            }
             _ => self.classify_by_position(e, grad_off),
         }
     }
