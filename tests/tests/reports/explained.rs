@@ -106,8 +106,9 @@ fn an_interrupted_step_is_estimated() {
     let (estimate, measured) = estimated_and_measured("forward", "200M");
     assert_eq!(estimate["basis"], "sibling_modules", "{estimate}");
     assert_eq!(estimate["at_least"], true, "{estimate}");
+    // A lower bound: the backward pass and the optimizer's state are not in it.
     let needed = bytes(&estimate["needed_bytes"]);
-    assert!(needed <= measured && needed >= measured / 100 * 85, "{needed} estimated, {measured} measured");
+    assert!(needed <= measured && needed >= measured / 100 * 60, "{needed} estimated, {measured} measured");
     assert!(estimate["still_to_come"].to_string().contains("head (Linear)"), "{estimate}");
 }
 

@@ -23,6 +23,8 @@ use memtrace_replay::{Allocator, AllocatorSettings, Block, BlockId, BlockState, 
 const MAX_ENTRIES: usize = 1 << 17;
 /// The place of the failed request must follow this many equal requests, or all requests of its step.
 const MIN_EQUAL: usize = 8;
+/// The place in an earlier iteration of the same step must follow this many equal requests, one of them outside the model.
+const MIN_EQUAL_ITERATION: usize = 2;
 /// The comparison of the requests before two places ends after this many equal ones.
 const MAX_EQUAL: usize = 4096;
 /// At most this many places are compared.
@@ -354,11 +356,16 @@ impl StepRecorder {
         let so_far = self.requests(middle, self.entries.len());
         let places =
             earlier.iter().enumerate().filter(|(_, at)| self.request_at(**at).is_some_and(|r| r.key == failed));
-        let places = places.take(MAX_PLACES).map(|(number, at)| {
+        // The request comes as often in each step. Without this, the longest run of equal requests can belong to another of
+        // several equal layers, because the first step also allocates workspaces.
+        let is_failed = |at: &&usize| self.request_at(**at).is_some_and(|one| one.key == failed);
+        let before = so_far.iter().filter(is_failed).count();
+        let compared = places.take(MAX_PLACES).enumerate().map(|(count, (number, at))| {
             let equal = self.equal_before(&earlier[..number], &so_far);
-            (equal, std::cmp::Reverse(number.abs_diff(so_far.len())), *at)
+            let is_nth = count == before && equal >= MIN_EQUAL;
+            (is_nth, equal, std::cmp::Reverse(number.abs_diff(so_far.len())), *at)
         });
-        let (equal, std::cmp::Reverse(apart), at) = places.max()?;
+        let (_, equal, std::cmp::Reverse(apart), at) = compared.max()?;
         let is_same = equal >= MIN_EQUAL || equal == so_far.len() && apart == 0;
         is_same.then_some(Place { at, end: middle, taken_from: EarlierIteration::Step(step) })
     }
@@ -382,7 +389,7 @@ impl StepRecorder {
             let begin = all.len() - equal;
             let is_outside =
                 |at: &usize| self.request_at(*at).is_some_and(|one| !one.is_in_model && one.context.is_none());
-            if equal >= MIN_EQUAL && begin > number && all[begin..].iter().any(is_outside) {
+            if equal >= MIN_EQUAL_ITERATION && begin > number && all[begin..].iter().any(is_outside) {
                 let end = all.get(begin).copied().unwrap_or(self.entries.len());
                 return Some(Place { at: *at, end, taken_from: EarlierIteration::InSameStep });
             }
@@ -629,6 +636,24 @@ mod tests {
         assert!(matches!(rest.events[0], RestEvent::Requested { requested, .. } if requested == 10 * MIB));
         let old = rest.events.iter().filter(|e| matches!(e, RestEvent::FreeCompleted(RestBlock::Old { .. }))).count();
         assert_eq!(old, 6, "the layers that the second step has, {:?}", rest.events);
+    }
+
+    /// Ten equal layers whose stack is the same. The first step allocates a workspace in the first layer.
+    #[test]
+    fn the_place_is_that_of_the_same_layer() {
+        let mut r = Recorded::new();
+        let first = r.here();
+        let layer = |r: &mut Recorded| [3, 4, 5].map(|stack| r.alloc(stack, 10));
+        let mut kept = vec![r.alloc(3, 10)];
+        r.alloc(19, 1);
+        kept.extend([4, 5].map(|stack| r.alloc(stack, 10)));
+        kept.extend((1..10).flat_map(|_| layer(&mut r)));
+        kept.into_iter().for_each(|block| r.free(block));
+        let second = r.here();
+        (0..6).for_each(|_| _ = layer(&mut r));
+        let starts = StepStarts { previous: Some((0, first)), current: Some((1, second)) };
+        let rest = r.rest(starts, 3, 10).unwrap();
+        assert_eq!(rest.peak / MIB, 1 + 10 * 30, "the workspace and all ten layers");
     }
 
     #[test]

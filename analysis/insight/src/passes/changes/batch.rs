@@ -46,7 +46,9 @@ pub(super) fn depends_on_batch(recorded: &Recorded<'_>, block: &BlockLifetime, i
         Phase::Forward | Phase::Backward | Phase::Recompute => true,
         Phase::Eval => !is_training,
         Phase::Data | Phase::Other => block.step != BEFORE_STEPS,
-        Phase::Load | Phase::Optimizer => false,
+        // The first batch, if the program makes it before the first step. Data that stays is no batch.
+        Phase::Load => block.category == Category::Input && recorded.is_freed(block),
+        Phase::Optimizer => false,
     };
     in_model
         && match block.category {
@@ -180,8 +182,8 @@ pub(super) fn accumulate(recorded: &Recorded<'_>, spans: &mut Vec<Span>) {
         let mut copy = Span { start: span.start + length, end: span.end.saturating_add(length), ..*span };
         if end > last {
             let block = &recorded.blocks[span.block as usize];
-            if lasting.contains(&(block.stack, block.context)) {
-                // Both halves are in the block, which was not halved.
+            if lasting.contains(&(block.stack, block.context)) || is_of_process(recorded, block) {
+                // Both halves are in the block, which was not halved, or use it.
                 continue;
             }
             if block.category == Category::Gradient {
@@ -197,6 +199,15 @@ pub(super) fn accumulate(recorded: &Recorded<'_>, spans: &mut Vec<Span>) {
         copies.push(copy);
     }
     spans.extend(copies);
+}
+
+/// Whether a step makes the block only if it does not exist.
+fn is_of_process(recorded: &Recorded<'_>, block: &BlockLifetime) -> bool {
+    match block.category {
+        Category::Parameter | Category::OptimizerState | Category::CommunicationBucket => true,
+        Category::Workspace => !recorded.is_no_workspace(block),
+        _ => false,
+    }
 }
 
 /// When a gradient that is only added to another one is freed: before the next allocation of another node.
