@@ -17,6 +17,7 @@ use memtrace_trace::event::{Event, Flags};
 use memtrace_trace::ids::{ContextId, StackId};
 
 use super::stacks::StackTable;
+use crate::rules::{is_lt_workspace_size, is_workspace_size};
 use memtrace_replay::{Allocator, AllocatorSettings, Block, BlockId, BlockState, Change};
 
 /// A step with more requests and frees than this has no rest. The memory for them is bounded: 8 MiB.
@@ -159,6 +160,20 @@ enum Entry {
     FreeCompleted(u64),
 }
 
+impl Entry {
+    /// The block that the program frees.
+    fn freed(&self) -> Option<u64> {
+        match self {
+            Entry::FreeRequested(seq) => Some(*seq),
+            _ => None,
+        }
+    }
+}
+
+fn is_workspace(requested: u64) -> bool {
+    is_workspace_size(requested) || is_lt_workspace_size(requested)
+}
+
 /// A block that is allocated at one place.
 #[derive(Clone, Copy, Debug)]
 struct LiveBlock {
@@ -244,13 +259,7 @@ impl StepRecorder {
         let now = self.live_blocks(allocator, table, u64::MAX);
         let mut matched = MatchedBlocks::new(&self.live_at(place.at), &now);
         let part = self.entries.get(place.at..place.end)?;
-        let freed: HashSet<u64> = part
-            .iter()
-            .filter_map(|entry| match entry {
-                Entry::FreeRequested(seq) => Some(*seq),
-                _ => None,
-            })
-            .collect();
+        let freed: HashSet<u64> = part.iter().filter_map(Entry::freed).collect();
         let mut numbers: HashMap<u64, usize> = HashMap::new();
         let mut events = Vec::with_capacity(part.len());
         for entry in part {
@@ -352,7 +361,12 @@ impl StepRecorder {
     fn place_in_previous_step(&self, failed: RequestKey) -> Option<Place> {
         let (step, _) = self.failed.starts.previous?;
         let middle = self.failed_step();
-        let earlier = self.requests(0, middle);
+        let mut earlier = self.requests(0, middle);
+        // Workspaces that an earlier step allocates exist in later ones, and can be as large as what their place allocates.
+        let freed: HashSet<u64> = self.entries.iter().filter_map(Entry::freed).collect();
+        earlier.retain(|at| {
+            self.request_at(*at).is_none_or(|one| freed.contains(&one.seq) || !is_workspace(one.requested))
+        });
         let so_far = self.requests(middle, self.entries.len());
         let places =
             earlier.iter().enumerate().filter(|(_, at)| self.request_at(**at).is_some_and(|r| r.key == failed));
@@ -638,22 +652,23 @@ mod tests {
         assert_eq!(old, 6, "the layers that the second step has, {:?}", rest.events);
     }
 
-    /// Ten equal layers whose stack is the same. The first step allocates a workspace in the first layer.
+    /// Ten equal layers whose stack is the same. The first step allocates a workspace of the
+    /// same size in the first layer.
     #[test]
     fn the_place_is_that_of_the_same_layer() {
         let mut r = Recorded::new();
         let first = r.here();
-        let layer = |r: &mut Recorded| [3, 4, 5].map(|stack| r.alloc(stack, 10));
-        let mut kept = vec![r.alloc(3, 10)];
-        r.alloc(19, 1);
-        kept.extend([4, 5].map(|stack| r.alloc(stack, 10)));
+        let layer = |r: &mut Recorded| [3, 4, 5].map(|stack| r.alloc(stack, 32));
+        let mut kept = vec![r.alloc(3, 32)];
+        r.alloc(3, 32);
+        kept.extend([4, 5].map(|stack| r.alloc(stack, 32)));
         kept.extend((1..10).flat_map(|_| layer(&mut r)));
         kept.into_iter().for_each(|block| r.free(block));
         let second = r.here();
         (0..6).for_each(|_| _ = layer(&mut r));
         let starts = StepStarts { previous: Some((0, first)), current: Some((1, second)) };
-        let rest = r.rest(starts, 3, 10).unwrap();
-        assert_eq!(rest.peak / MIB, 1 + 10 * 30, "the workspace and all ten layers");
+        let rest = r.rest(starts, 3, 32).unwrap();
+        assert_eq!(rest.peak / MIB, 32 + 10 * 3 * 32, "the workspace and all ten layers");
     }
 
     #[test]
