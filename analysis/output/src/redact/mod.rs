@@ -41,7 +41,7 @@ impl Redactor {
     /// Takes the definitions of one process, before any file is redacted: what the frames of public packages are called
     /// stays in every file of the run.
     pub fn add_public_names(&mut self, definitions: &Definitions) {
-        let public = |frame: &&Frame| is_public(&frame.filename);
+        let public = |frame: &&Frame| public::is_public_file(&frame.filename);
         for frame in definitions.frames.iter().filter(public) {
             self.texts.add_public(&frame.name);
             self.texts.add_public(&frame.qualname);
@@ -93,7 +93,7 @@ impl Redactor {
             ..Frame::default()
         };
         let path = texts.path(filename);
-        if is_public(filename) {
+        if public::is_public_file(filename) {
             return [name.to_owned(), qualname.to_owned(), path];
         }
         let facts = FrameFacts::of(&frame(name, qualname, filename));
@@ -111,22 +111,6 @@ impl Redactor {
             .find(|(name, qualname, path)| FrameFacts::of(&frame(name, qualname, path)) == facts);
         let (name, qualname, path) = same.unwrap_or((&*new_name, &*new_qualname, &path));
         [name.to_owned(), qualname.to_owned(), path.clone()]
-    }
-}
-
-/// Whether a file belongs to a public package or to Python.
-fn is_public(filename: &str) -> bool {
-    let package = |packages: &str| {
-        let inside = &filename[filename.rfind(packages)? + packages.len()..];
-        let package = inside.split('/').next()?;
-        Some(public::is_package(package.split(['.', '-']).next()?))
-    };
-    match package("site-packages/").or_else(|| package("dist-packages/")) {
-        Some(is_public) => is_public,
-        None => {
-            let python = ["/lib/python3", "/lib64/python3"].iter().any(|library| filename.contains(library));
-            python || filename.starts_with("torch/") || filename.starts_with("<frozen ")
-        }
     }
 }
 
@@ -180,7 +164,7 @@ impl NewTexts for Redactor {
             Definition::Module { id, path, build_id } => {
                 let new = self.texts.path(path);
                 // The build id of the program's own code would identify it.
-                let build_id = if is_known_object(path) { build_id } else { "" };
+                let build_id = if public::is_known_object(path) { build_id } else { "" };
                 Definition::Module { id, path: &new, build_id }.encode(out);
             }
             Definition::Thread { id, tid, name } => {
@@ -200,11 +184,6 @@ impl NewTexts for Redactor {
             }
         }
     }
-}
-
-/// Whether a library belongs to a public package or to the system: its path stays as far as it says so.
-fn is_known_object(path: &str) -> bool {
-    is_public(path) || path.starts_with("/usr/") || path.starts_with("/lib")
 }
 
 #[cfg(test)]

@@ -368,6 +368,27 @@ const WORDS: &[&str] = &[
     "complex128",
 ];
 
+/// Whether a file belongs to a public package or to Python.
+pub(super) fn is_public_file(filename: &str) -> bool {
+    let package = |packages: &str| {
+        let inside = &filename[filename.rfind(packages)? + packages.len()..];
+        let package = inside.split('/').next()?;
+        Some(is_package(package.split(['.', '-']).next()?))
+    };
+    match package("site-packages/").or_else(|| package("dist-packages/")) {
+        Some(is_public) => is_public,
+        None => {
+            let python = ["/lib/python3", "/lib64/python3"].iter().any(|library| filename.contains(library));
+            python || filename.starts_with("torch/") || filename.starts_with("<frozen ")
+        }
+    }
+}
+
+/// Whether a library belongs to a public package or to the system: its path stays as far as it says so.
+pub(super) fn is_known_object(path: &str) -> bool {
+    is_public_file(path) || path.starts_with("/usr/") || path.starts_with("/lib")
+}
+
 /// Whether this is the name of a public package.
 pub(super) fn is_package(name: &str) -> bool {
     PACKAGES.contains(&name)

@@ -2,15 +2,15 @@
 
 use serde_json::{Map, Value};
 
+use super::public;
 use super::texts::Texts;
-use super::{is_known_object, public};
 use memtrace_input::printable;
 
 pub(super) fn symbols(texts: &mut Texts, text: &str) -> serde_json::Result<String> {
     let mut value: Value = serde_json::from_str(text)?;
     let objects = value.get_mut("objects").and_then(Value::as_array_mut);
     for object in objects.into_iter().flatten().filter_map(Value::as_object_mut) {
-        let is_known = is_known_object(object.get("path").and_then(Value::as_str).unwrap_or_default());
+        let is_known = public::is_known_object(object.get("path").and_then(Value::as_str).unwrap_or_default());
         replace(object, "path", |path| texts.path(path));
         replace(object, "symbols_from", |path| texts.path(path));
         replace(object, "notes", |note| texts.sentence(note));

@@ -76,6 +76,7 @@ impl Categorizer {
             Proof::WorkspaceSized => true,
             Proof::MaybeWorkspace => outlives_step(block, end),
             Proof::LtWorkspaceSized => self.learned.live.has_workspace_beside(block),
+            Proof::MaybeLtWorkspace => outlives_step(block, end) && self.learned.live.has_workspace_beside(block),
             _ => return false,
         };
         more && end.free.is_none_or(|e| self.facts.captures(e.stack)) && self.learned.live.is_oldest_workspace(block)

@@ -176,6 +176,9 @@ impl DefinitionFacts {
             _ if computes && is_lt_workspace_size(requested) && uses_cublas == UsesCublas::Yes => {
                 Proof::LtWorkspaceSized
             }
+            _ if computes && is_lt_workspace_size(requested) && uses_cublas == UsesCublas::Unknown => {
+                Proof::MaybeLtWorkspace
+            }
             Phase::Forward | Phase::Recompute
                 if self.casts.contains(&e.stack) && learned.live.may_be_cast(requested) =>
             {

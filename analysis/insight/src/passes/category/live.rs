@@ -59,9 +59,9 @@ impl LiveBlocks {
     pub(super) fn add(&mut self, e: &Event, requested: u64, proof: Proof) {
         match proof {
             _ if is_parameter(proof) => count(&mut self.parameters, requested),
-            Proof::WorkspaceSized | Proof::MaybeWorkspace | Proof::LtWorkspaceSized => {
+            _ if proof.may_be_workspace() => {
                 let place = (requested, e.thread, e.stream);
-                self.workspaces.insert((place, proof == Proof::MaybeWorkspace, e.seq));
+                self.workspaces.insert((place, proof.is_unsure_workspace(), e.seq));
             }
             Proof::ParameterSized | Proof::AccumulatesGradient | Proof::Named(TensorKind::Gradient) => {
                 count(&mut self.gradients, requested);
@@ -80,9 +80,9 @@ impl LiveBlocks {
         let requested = block.requested;
         match block.proof {
             proof if is_parameter(proof) => uncount(&mut self.parameters, &requested),
-            Proof::WorkspaceSized | Proof::MaybeWorkspace | Proof::LtWorkspaceSized => {
+            proof if proof.may_be_workspace() => {
                 let place = (requested, block.thread, block.stream);
-                self.workspaces.remove(&(place, block.proof == Proof::MaybeWorkspace, block.seq));
+                self.workspaces.remove(&(place, block.proof.is_unsure_workspace(), block.seq));
             }
             Proof::ParameterSized | Proof::AccumulatesGradient | Proof::Named(TensorKind::Gradient) => {
                 uncount(&mut self.gradients, &requested);

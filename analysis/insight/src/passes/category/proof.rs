@@ -39,6 +39,8 @@ pub enum Proof {
     /// The block is as large as a cuBLASLt workspace, and its stack multiplies matrices. It is one under the same
     /// conditions, beside a cuBLAS workspace.
     LtWorkspaceSized,
+    /// The same, but nothing shows whether its stack multiplies matrices. It must outlive its step too.
+    MaybeLtWorkspace,
     /// The block is as large as a parameter. It is a gradient if it comes from a backward pass that was cut short.
     ParameterSized,
     /// The block is half as large as a parameter of the module that is called, its stack casts tensors, and that
@@ -47,8 +49,18 @@ pub enum Proof {
 }
 
 impl Proof {
+    /// Whether the block has the size of a workspace, and nothing speaks against one.
+    pub(super) fn may_be_workspace(self) -> bool {
+        matches!(self, Proof::WorkspaceSized | Proof::LtWorkspaceSized) || self.is_unsure_workspace()
+    }
+
+    /// Whether nothing shows that the block's stack multiplies matrices.
+    pub(super) fn is_unsure_workspace(self) -> bool {
+        matches!(self, Proof::MaybeWorkspace | Proof::MaybeLtWorkspace)
+    }
+
     /// Whether nothing is proven about a block that is no workspace.
     pub(super) fn is_open(self) -> bool {
-        matches!(self, Proof::None | Proof::WorkspaceSized | Proof::MaybeWorkspace | Proof::LtWorkspaceSized)
+        self == Proof::None || self.may_be_workspace()
     }
 }
