@@ -32,8 +32,9 @@ fn page(command: clap::Command) -> anyhow::Result<Vec<u8>> {
     let mut page = Vec::new();
     Man::new(command).section("1").manual("memtrace").render(&mut page).context("cannot render the manual page")?;
     let page = String::from_utf8(page).context("cannot render the manual page")?;
-    // `\:` lets troff break a line between alternatives. Together they can be longer than a line.
-    Ok(page.replace(r"\fR|\fB", r"\fR|\:\fB").into_bytes())
+    // `\:` lets troff break a line between alternatives. Together they can be longer than a line, and one of them can be
+    // too long to stretch the line before it.
+    Ok(page.replace(r"\fR|\fB", r"\fR|\:\fB").replace(".SH SYNOPSIS\n", ".SH SYNOPSIS\n.ad l\n").into_bytes())
 }
 
 fn write(folder: &Path, name: &str, command: clap::Command) -> anyhow::Result<()> {

@@ -154,9 +154,13 @@ fn blocks_below_the_minimum_size_are_left_out() {
 #[test]
 fn an_empty_selection_is_refused_with_the_available_values() {
     let process = process(load("resnet_leak.json"));
-    let error_of = |selection: Selection| Window::of(&process, &selection, &mut |_| {}).unwrap_err().to_string();
+    // The text, and the help line.
+    let error_of = |selection: Selection| {
+        let error = Window::of(&process, &selection, &mut |_| {}).unwrap_err();
+        format!("{error}; {}", error.help().unwrap_or_default())
+    };
     let steps = error_of(Selection { steps: Some((1000, 2000)), ..Selection::default() });
-    assert!(steps.contains("steps 1000-2000; it has step"), "{steps}");
+    assert!(steps.contains("has no events in steps 1000-2000; its steps are "), "{steps}");
     let device = error_of(Selection { device: Some(9), ..Selection::default() });
     assert!(device.contains("no events of device 9; its devices are 0"), "{device}");
     let time = error_of(Selection { epoch_ns: Some((u64::MAX - 1, u64::MAX)), ..Selection::default() });
