@@ -31,7 +31,7 @@ mod rule_uses;
 use memtrace_trace::definition::TensorKind;
 use memtrace_trace::event::Event;
 use memtrace_trace::file::Definitions;
-use memtrace_trace::ids::{ContextId, FrameId, StackId};
+use memtrace_trace::ids::{ContextId, FrameId, StackId, ThreadId};
 
 use super::phase::{EventClassification, Phase, PhaseTracker};
 use crate::rules::PhaseRuleId;
@@ -96,6 +96,7 @@ impl Categorizer {
         names: Option<&Names>,
         oom_count: u32,
     ) -> BlockAllocation {
+        let e = &with_thread(e, classification);
         self.note_place(tracker, e);
         let in_model = !tracker.stacks().facts(e.stack).outermost_compute.is_none()
             && !matches!(classification.phase, Phase::Backward | Phase::Recompute);
@@ -180,6 +181,14 @@ impl Categorizer {
         self.learned.live.remove(block);
         classification
     }
+}
+
+/// PyTorch's snapshots do not name threads. Autograd runs backward passes on a thread of its own, which has its own cuBLAS
+/// workspace.
+fn with_thread(e: &Event, classification: &EventClassification) -> Event {
+    const AUTOGRAD: ThreadId = ThreadId(u32::MAX);
+    let is_autograd = e.thread.is_none() && classification.phase == Phase::Backward;
+    Event { thread: if is_autograd { AUTOGRAD } else { e.thread }, ..*e }
 }
 
 #[cfg(test)]
