@@ -9,20 +9,20 @@ class Encoder(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(depth))
 
-    def forward(self, x):
-        states = []
-        for layer in self.layers:
+    def forward(self, x, targets):
+        states, loss = [], 0
+        for layer, target in zip(self.layers, targets):
             x = layer(x)  # issue here
             states.append(x)
-        return states
+            loss = loss + (x.mean(0) - target).square().mean()
+        return states, loss
 
 
 model = Encoder(1024, 8).cuda()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 targets = [torch.randn(1024, device="cuda") for _ in model.layers]
 for step in range(6):
-    states = model(torch.randn(4096, 1024, device="cuda"))
-    loss = sum((state.mean(0) - target).square().mean() for state, target in zip(states, targets))
+    states, loss = model(torch.randn(4096, 1024, device="cuda"), targets)
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()

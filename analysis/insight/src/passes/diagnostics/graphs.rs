@@ -129,6 +129,8 @@ pub struct UnconsumedGraphs {
     /// The number of blocks consumed since the beginning, and the number of backward passes.
     total_consumed_blocks: u64,
     backward_passes: u32,
+    /// Whether no backward pass began since the last out-of-memory error.
+    is_interrupted: bool,
     /// Bytes of the forward passes that backward passes freed, since the beginning.
     pub total_consumed: u64,
     found: BTreeMap<(GraphIssue, StackId), UnconsumedGraph>,
@@ -164,6 +166,7 @@ impl UnconsumedGraphs {
     #[inline]
     pub(super) fn freed(&mut self, free: &GraphFree<'_>) {
         let GraphFree { block, mark, freed_by, phase, is_inside_call, is_truncated, now } = *free;
+        self.is_interrupted &= self.backward_passes == now.backward_passes;
         self.backward_passes = now.backward_passes;
         let call = self.calls.entry(mark.call).or_default();
         call.allocated = call.allocated.saturating_sub(1);
@@ -275,6 +278,11 @@ impl UnconsumedGraphs {
         self.freed_together = freed;
     }
 
+    /// Takes an out-of-memory error.
+    pub(super) fn out_of_memory(&mut self) {
+        self.is_interrupted = true;
+    }
+
     /// Adds a graph whose blocks are `freed`, unless they are too few.
     fn add(&mut self, freed: &[FreedBlock], issue: GraphIssue, at_end: bool) {
         let distinct = |of: &mut dyn Iterator<Item = u64>| {
@@ -304,7 +312,8 @@ impl UnconsumedGraphs {
         let is_unused = issue == GraphIssue::Unused;
         let steps = distinct(&mut freed.iter().map(|f| f.step.map_or(0, |s| u64::from(s) + 1)));
         // At most one step is in progress. So of two steps whose backward passes ran, one had no more use for its graph.
-        let is_left = at_end && issue == GraphIssue::Retained && steps >= MIN_STEPS_LEFT;
+        // At a regular end, the variables of the last two steps can still hold them.
+        let is_left = at_end && self.is_interrupted && issue == GraphIssue::Retained && steps >= MIN_STEPS_LEFT;
         let issue = if calls >= MIN_CALLS + usize::from(at_end) || is_left { GraphIssue::Kept } else { issue };
         if at_end && issue != GraphIssue::Kept {
             return;

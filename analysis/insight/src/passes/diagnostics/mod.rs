@@ -237,6 +237,7 @@ impl Signals {
     /// Takes an out-of-memory error.
     pub fn out_of_memory(&mut self, e: &Event) {
         self.growing.out_of_memory(e.stack, e.size);
+        self.graphs.out_of_memory();
     }
 
     /// Takes an out-of-memory error in a forward pass. `allocated`: the blocks that are in use.
