@@ -27,23 +27,8 @@ fn are_right(program: &str, rules: &[&str]) {
 }
 
 #[test]
-fn of_a_decoder() {
-    are_right("decoder", &["checkpoint-layers", "smaller-batches", "scaled-dot-product-attention"]);
-}
-
-#[test]
-fn of_a_large_vocabulary() {
-    are_right("vocabulary", &["chunked-cross-entropy", "smaller-batches"]);
-}
-
-#[test]
 fn of_a_large_optimizer_state() {
     are_right("wide", &["eight-bit-moments"]);
-}
-
-#[test]
-fn of_an_evaluation_with_gradients() {
-    are_right("evaluation", &["no-grad"]);
 }
 
 #[test]
@@ -61,6 +46,21 @@ mod exhaustive {
 
     /// The median error may not be larger, in percent.
     const MEDIAN_ERROR: f64 = 2.0;
+
+    #[test]
+    fn of_a_decoder() {
+        are_right("decoder", &["checkpoint-layers", "smaller-batches", "scaled-dot-product-attention"]);
+    }
+
+    #[test]
+    fn of_a_large_vocabulary() {
+        are_right("vocabulary", &["chunked-cross-entropy", "smaller-batches"]);
+    }
+
+    #[test]
+    fn of_an_evaluation_with_gradients() {
+        are_right("evaluation", &["no-grad"]);
+    }
 
     /// All programs, also with memory limits under which they run out of memory.
     #[test]
