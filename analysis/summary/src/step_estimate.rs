@@ -64,7 +64,7 @@ pub enum StepEstimateBasis {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
 pub struct StepPart {
     /// The part, as text.
-    pub what: String,
+    pub text: String,
     /// The bytes that the part would have added to the allocated ones. Absent if they are unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
@@ -74,12 +74,12 @@ pub struct StepPart {
 }
 
 impl StepPart {
-    fn new(what: String, bytes: u64, evidence: String) -> StepPart {
-        StepPart { what, bytes: Some(bytes), evidence: Some(evidence) }
+    fn new(text: String, bytes: u64, evidence: String) -> StepPart {
+        StepPart { text, bytes: Some(bytes), evidence: Some(evidence) }
     }
 
-    fn without_bytes(what: String) -> StepPart {
-        StepPart { what, bytes: None, evidence: None }
+    fn without_bytes(text: String) -> StepPart {
+        StepPart { text, bytes: None, evidence: None }
     }
 }
 
@@ -87,8 +87,8 @@ impl StepEstimate {
     /// The estimate in one sentence.
     pub fn text(&self) -> String {
         let part = |part: &StepPart| match part.bytes.filter(|_| self.still_to_come.len() > 1) {
-            Some(bytes) => format!("{} ({})", part.what, size_text(bytes)),
-            None => part.what.clone(),
+            Some(bytes) => format!("{} ({})", part.text, size_text(bytes)),
+            None => part.text.clone(),
         };
         let parts: Vec<String> = self.still_to_come.iter().map(part).collect();
         let mut text = parts.join(", ");

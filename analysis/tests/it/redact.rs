@@ -145,7 +145,7 @@ fn json(folder: &Path, name: &str) -> Value {
 }
 
 #[test]
-fn a_redacted_run_says_the_same_without_a_name() {
+fn a_redacted_run_gives_the_same_report_without_a_name() {
     let (folder, copy) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     for rank in 0..2 {
         let mut recording = program(&PRIVATE, rank).recording;

@@ -144,8 +144,8 @@ fn settings_are_replayed_to_the_end_of_the_step() {
                 assert!(!again(memory), "{memory}: {setting}");
                 assert!(again(memory + short + 20), "{memory}: {setting}");
                 let others = device["what_if"]["settings"].to_string();
-                let is_said = page.contains("is not enough: the request fits, the step does not");
-                assert!(is_said || others.contains("\"step_fits\":true"), "{page}");
+                let is_reported = page.contains("is not enough: the request fits, the step does not");
+                assert!(is_reported || others.contains("\"step_fits\":true"), "{page}");
                 seen[1] = true;
             }
             None => {}
@@ -309,8 +309,8 @@ fn settings_are_replayed_to_the_end_of_the_step() {
                 assert!(!again(memory), "{memory}: {setting}");
                 assert!(again(memory + short + 20), "{memory}: {setting}");
                 let others = device["what_if"]["settings"].to_string();
-                let is_said = page.contains("is not enough: the request fits, the step does not");
-                assert!(is_said || others.contains("\"step_fits\":true"), "{page}");
+                let is_reported = page.contains("is not enough: the request fits, the step does not");
+                assert!(is_reported || others.contains("\"step_fits\":true"), "{page}");
                 seen[1] = true;
             }
             None => {}

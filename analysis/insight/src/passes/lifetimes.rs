@@ -52,8 +52,8 @@ pub struct BlockLifetime {
     pub category: Category,
     /// The phase of the allocation.
     pub phase: Phase,
-    /// The index in [`BlockLifetimes::lanes`].
-    pub lane: u8,
+    /// The index in [`BlockLifetimes::stream_pools`].
+    pub stream_pool: u8,
     /// Whether a backward pass freed the block.
     pub is_freed_in_backward: bool,
 }
@@ -84,7 +84,7 @@ impl BlockLifetime {
             backward_passes: 0,
             category: Category::Unknown,
             phase: Phase::Other,
-            lane: 0,
+            stream_pool: 0,
             is_freed_in_backward: false,
         }
     }
@@ -122,7 +122,7 @@ pub struct BlockLifetimes {
     /// The blocks in the order of their allocation.
     pub blocks: Vec<BlockLifetime>,
     /// Stream and private pool of blocks.
-    pub lanes: Vec<(u64, u16)>,
+    pub stream_pools: Vec<(u64, u16)>,
     /// The times for which `blocks` has every block, in order.
     pub windows: Vec<StepWindow>,
     /// Whether `blocks` has every block of the recording.
@@ -143,7 +143,7 @@ struct DeviceCollector {
     max_blocks: usize,
     most_blocks: usize,
     blocks: Vec<BlockLifetime>,
-    lanes: Vec<(u64, u16)>,
+    stream_pools: Vec<(u64, u16)>,
     /// The steps for which all blocks are kept; the last one is running.
     windows: Vec<StepWindow>,
     is_pruned: bool,
@@ -174,7 +174,7 @@ impl LifetimeCollector {
             BlockLifetimes {
                 device: device.device,
                 blocks: device.blocks,
-                lanes: device.lanes,
+                stream_pools: device.stream_pools,
                 windows: device.windows,
                 is_whole: !device.is_pruned,
             }
@@ -184,10 +184,10 @@ impl LifetimeCollector {
 }
 
 impl DeviceCollector {
-    fn lane(&mut self, lane: (u64, u16)) -> Option<u8> {
-        let index = self.lanes.iter().position(|one| *one == lane).unwrap_or_else(|| {
-            self.lanes.push(lane);
-            self.lanes.len() - 1
+    fn stream_pool(&mut self, stream_pool: (u64, u16)) -> Option<u8> {
+        let index = self.stream_pools.iter().position(|one| *one == stream_pool).unwrap_or_else(|| {
+            self.stream_pools.push(stream_pool);
+            self.stream_pools.len() - 1
         });
         u8::try_from(index).ok()
     }
@@ -254,9 +254,9 @@ impl BlockObserver for LifetimeCollector {
             u32::try_from(block.seq),
             freed,
             u32::try_from(block.size / UNIT),
-            device.lane((block.stream, block.pool)),
+            device.stream_pool((block.stream, block.pool)),
         );
-        let (Ok(allocated), Some(freed), Ok(units), Some(lane)) = numbers else {
+        let (Ok(allocated), Some(freed), Ok(units), Some(stream_pool)) = numbers else {
             device.is_overflowed = true;
             return;
         };
@@ -272,7 +272,7 @@ impl BlockObserver for LifetimeCollector {
             backward_passes: block.position.backward_passes as u16,
             category: classification.category,
             phase: block.phase,
-            lane,
+            stream_pool,
             is_freed_in_backward: free.is_some_and(|e| e.flags.contains(Flags::IN_BACKWARD)),
         });
         if device.blocks.len() >= device.max_blocks {

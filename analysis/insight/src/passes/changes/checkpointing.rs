@@ -65,8 +65,8 @@ fn roles(recorded: &Recorded<'_>, members: &Members, call: &Call) -> Vec<Role> {
 /// The result of a call whose own backward pass is the last to need it. That is the block that the backward pass frees
 /// first, because the result comes last. `None` if the call has another result.
 fn saved_result(recorded: &Recorded<'_>, call: &Call, roles: &[Role]) -> Option<usize> {
-    let of = |wanted: Role| {
-        let all = call.blocks.iter().zip(roles).enumerate().filter(move |(_, (_, role))| **role == wanted);
+    let of = |needed: Role| {
+        let all = call.blocks.iter().zip(roles).enumerate().filter(move |(_, (_, role))| **role == needed);
         all.map(|(at, (index, _))| (at, &recorded.blocks[*index as usize]))
     };
     let largest = of(Role::Saved).map(|(_, block)| block.size()).max()?;

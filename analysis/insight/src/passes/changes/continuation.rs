@@ -115,7 +115,7 @@ pub(super) fn with_state(
     let in_step = |requested: u64, category: Category| {
         let mut block = BlockLifetime::of_size(0, requested);
         (block.stack, block.context) = (failed.at.0, ContextId::NONE);
-        (block.step, block.backward_passes, block.lane) = (step, like.backward_passes, like.lane);
+        (block.step, block.backward_passes, block.stream_pool) = (step, like.backward_passes, like.stream_pool);
         (block.category, block.phase) = (category, Phase::Optimizer);
         block
     };

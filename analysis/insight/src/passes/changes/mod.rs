@@ -187,7 +187,7 @@ impl<'a> Changes<'a> {
     pub fn new(recorded: Recorded<'a>, peak: u64, limit: u64, elsewhere: [u64; Phase::ALL.len()]) -> Changes<'a> {
         let spans = recorded.spans();
         let (summed, key) = span::peak(&spans, &recorded.settings);
-        let placed = span::place(&spans, &recorded.lifetimes.lanes, &recorded.settings, u64::MAX).allocated;
+        let placed = span::place(&spans, &recorded.lifetimes.stream_pools, &recorded.settings, u64::MAX).allocated;
         let batches = batch::batches(&recorded);
         Changes {
             scores: Scores::find(&recorded, peak),
@@ -301,9 +301,9 @@ impl<'a> Changes<'a> {
         if summed.max(floor) >= self.summed || plan.no_grad && !self.is_independent(plan, summed) {
             return None;
         }
-        let placed = span::place(&spans, &recorded.lifetimes.lanes, &recorded.settings, u64::MAX);
+        let placed = span::place(&spans, &recorded.lifetimes.stream_pools, &recorded.settings, u64::MAX);
         let fits = placed.reserved <= self.limit
-            || span::place(&spans, &recorded.lifetimes.lanes, &recorded.settings, self.limit).fits;
+            || span::place(&spans, &recorded.lifetimes.stream_pools, &recorded.settings, self.limit).fits;
         let peak = if self.placed.abs_diff(self.peak) <= self.peak / PRECISE {
             placed.allocated
         } else {

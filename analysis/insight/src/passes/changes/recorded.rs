@@ -32,7 +32,7 @@ pub(super) struct BlockEvent {
 type WorkspacePlace = (StackId, ContextId, u64, u8);
 
 fn workspace_place(block: &BlockLifetime) -> WorkspacePlace {
-    (block.stack, block.context, block.requested(), block.lane)
+    (block.stack, block.context, block.requested(), block.stream_pool)
 }
 
 /// A recording from which changes compute what would have been.
@@ -150,7 +150,7 @@ impl<'a> Recorded<'a> {
             },
             requested: block.requested(),
             block: index as u32,
-            lane: block.lane,
+            stream_pool: block.stream_pool,
         };
         self.blocks.iter().enumerate().map(span).collect()
     }

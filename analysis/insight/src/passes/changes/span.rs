@@ -1,4 +1,4 @@
-//! Blocks on a time axis that changes can stretch, and the peak that they add up to.
+//! Blocks on a time axis that changes can lengthen, and the peak that they add up to.
 
 use memtrace_replay::{AllocatorSettings, LimitedDevice, Policy};
 
@@ -38,7 +38,7 @@ pub(super) struct Span {
     pub(super) requested: u64,
     /// The index of the recorded block that it is, or a copy of.
     pub(super) block: u32,
-    pub(super) lane: u8,
+    pub(super) stream_pool: u8,
 }
 
 impl Span {
@@ -105,7 +105,7 @@ pub(super) struct Placed {
 }
 
 /// Replays the allocator's policy on a device with `limit` bytes for it, up to the first request that fails.
-pub(super) fn place(spans: &[Span], lanes: &[(u64, u16)], settings: &AllocatorSettings, limit: u64) -> Placed {
+pub(super) fn place(spans: &[Span], stream_pools: &[(u64, u16)], settings: &AllocatorSettings, limit: u64) -> Placed {
     let mut policy = Policy::new(settings.clone(), LimitedDevice::new(limit, false));
     let mut granted = vec![(0u64, 0u64); spans.len()];
     let mut placed = Placed { fits: true, ..Placed::default() };
@@ -114,7 +114,7 @@ pub(super) fn place(spans: &[Span], lanes: &[(u64, u16)], settings: &AllocatorSe
         let span = &spans[index as usize];
         let block = &mut granted[index as usize];
         if allocates {
-            let (stream, pool) = lanes.get(usize::from(span.lane)).copied().unwrap_or_default();
+            let (stream, pool) = stream_pools.get(usize::from(span.stream_pool)).copied().unwrap_or_default();
             let Some(allocated) = policy.alloc(span.requested, stream, pool) else {
                 placed.fits = false;
                 break;
@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     fn span(start: u32, end: u32, requested: u64) -> Span {
-        Span { start: at(start), end: at(end), requested, block: 0, lane: 0 }
+        Span { start: at(start), end: at(end), requested, block: 0, stream_pool: 0 }
     }
 
     #[test]
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn the_policy_counts_what_it_does_not_split_and_says_what_does_not_fit() {
+    fn the_policy_counts_what_it_does_not_split_and_reports_what_does_not_fit() {
         let mib = 1 << 20;
         let spans = [span(1, 5, 11 * mib), span(2, 6, 11 * mib)];
         let settings = AllocatorSettings::default();

@@ -114,7 +114,7 @@ impl Program {
         let window = StepWindow { step: 0, first: 1, last: NEVER, peak: 0 };
         let lifetimes = BlockLifetimes {
             blocks: self.blocks.clone(),
-            lanes: vec![(0, 0)],
+            stream_pools: vec![(0, 0)],
             windows: vec![window],
             is_whole: true,
             ..BlockLifetimes::default()
@@ -484,8 +484,8 @@ fn after_an_error_in_the_first_optimizer_step_the_state_and_the_next_step_follow
     program.alloc(20, Phase::Backward, Category::Gradient, NODE_OF_SECOND);
     program.alloc(20, Phase::Backward, Category::Gradient, NODE_OF_FIRST);
     program.free(activations, NODE_OF_FIRST);
-    let moment = program.alloc(20, Phase::Optimizer, Category::OptimizerState, ContextId::NONE);
-    program.blocks[moment].stack = STEP;
+    let state = program.alloc(20, Phase::Optimizer, Category::OptimizerState, ContextId::NONE);
+    program.blocks[state].stack = STEP;
     let failed = FailedRequest {
         seq: u64::from(program.seq) + 1,
         requested: 20 * MIB,
@@ -499,7 +499,7 @@ fn after_an_error_in_the_first_optimizer_step_the_state_and_the_next_step_follow
         let table = StackTable::new(&definitions);
         let lifetimes = BlockLifetimes {
             blocks: program.blocks.clone(),
-            lanes: vec![(0, 0)],
+            stream_pools: vec![(0, 0)],
             is_whole: true,
             ..BlockLifetimes::default()
         };
