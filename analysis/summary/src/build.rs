@@ -483,7 +483,7 @@ impl Context<'_> {
                     lifetimes,
                     rest,
                     table: &self.table,
-                    names: &self.names,
+                    names: self.names,
                     locations: &self.locations,
                 };
                 suggestions(&query, progress)
@@ -857,7 +857,7 @@ impl Context<'_> {
             let tree = self.modules(analysis, &oom.in_use);
             let calls = found.map_or(&[][..], |found| &found.calls);
             let request = (oom.requested_at.1, oom.seq);
-            MissingModules::of(&tree, self.definitions, &self.names, self.table.contexts(), calls, request)
+            MissingModules::of(&tree, self.definitions, self.names, self.table.contexts(), calls, request)
         };
         let available = oom.device_free.filter(|_| !refused_by_pytorch(oom)).map(|_| limit_at(oom, analysis));
         step_estimate(analysis, oom, &self.table, rest, missing, available)
