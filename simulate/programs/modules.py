@@ -1,4 +1,7 @@
-"""Common kinds of models with two optimizers and gradient clipping. They run, and their memory use becomes constant."""
+"""Common kinds of models with two optimizers and gradient clipping. They run, and their memory use becomes constant.
+
+The arguments are kinds: names of functions below.
+"""
 import os
 import sys
 
@@ -95,17 +98,18 @@ KINDS = {
     "attention": attention, "lstm": lstm, "embedding": embedding, "selection": selection, "fourier": fourier,
     "linear_algebra": linear_algebra,
 }
-model, forward = KINDS[sys.argv[1]]()
-for optimizer in (torch.optim.AdamW(model.parameters()), torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)):
-    settled = []
-    for _ in range(4):
-        forward().backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        settled.append(torch.cuda.memory_allocated())
-    assert settled[-1] == settled[-2], settled
-free, total = torch.cuda.mem_get_info()
-assert total - free == torch.cuda.memory_reserved()
-assert 0 < torch.cuda.memory_allocated() <= torch.cuda.max_memory_allocated() <= torch.cuda.memory_reserved()
-print(f"peak {torch.cuda.max_memory_allocated():,}")
+for kind in sys.argv[1:]:
+    model, forward = KINDS[kind]()
+    for optimizer in (torch.optim.AdamW(model.parameters()), torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)):
+        settled = []
+        for _ in range(4):
+            forward().backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            settled.append(torch.cuda.memory_allocated())
+        assert settled[-1] == settled[-2], f"{kind}: {settled}"
+    free, total = torch.cuda.mem_get_info()
+    assert total - free == torch.cuda.memory_reserved(), kind
+    assert 0 < torch.cuda.memory_allocated() <= torch.cuda.max_memory_allocated() <= torch.cuda.memory_reserved(), kind
+    print(f"{kind}: peak {torch.cuda.max_memory_allocated():,}")

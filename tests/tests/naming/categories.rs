@@ -131,12 +131,6 @@ fn casts_of_activations_are_no_weights() {
 }
 
 #[test]
-fn models_that_are_moved() {
-    assert_categories("moved", &[("parameter", 30)]);
-    assert_categories("assigned", &[("parameter", 13)]);
-}
-
-#[test]
 fn a_checkpoint_beside_its_model() {
     assert_categories("loaded", &[("checkpoint", 12), ("parameter", 30), ("gradient", 20)]);
 }
@@ -162,21 +156,9 @@ fn a_cache_of_appended_tensors() {
     assert_categories("appended", &[("kv_cache", 32)]);
 }
 
-/// Results that an inference-only program keeps, or a tensor that grows with each call, are not always a cache.
-#[test]
-fn kept_results_are_no_cache() {
-    assert_categories("kept_results", &[("kept_tensor", 18)]);
-    assert_categories("recomputed", &[("activation", 24)]);
-}
-
 #[test]
 fn tensors_that_the_program_keeps() {
     assert_categories("kept", &[("kept_tensor", 15), ("input", 6), ("gradient", 24), ("optimizer_state", 4)]);
-}
-
-#[test]
-fn a_cache_in_a_training_belongs_to_its_graph() {
-    assert_categories("cached", &[("activation", 18), ("kv_cache", 100)]);
 }
 
 #[test]
@@ -290,5 +272,23 @@ mod exhaustive {
             // The buffers into which the gradients of all ranks are reduced have the category gradient.
             assert_categories_of(&traced.option("--no-names"), kind, &least);
         }
+    }
+
+    #[test]
+    fn a_cache_in_a_training_belongs_to_its_graph() {
+        assert_categories("cached", &[("activation", 18), ("kv_cache", 100)]);
+    }
+
+    #[test]
+    fn models_that_are_moved() {
+        assert_categories("moved", &[("parameter", 30)]);
+        assert_categories("assigned", &[("parameter", 13)]);
+    }
+
+    /// Results that an inference-only program keeps, or a tensor that grows with each call, are not always a cache.
+    #[test]
+    fn kept_results_are_no_cache() {
+        assert_categories("kept_results", &[("kept_tensor", 18)]);
+        assert_categories("recomputed", &[("activation", 24)]);
     }
 }

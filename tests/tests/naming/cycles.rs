@@ -56,56 +56,6 @@ fn assert_loads_nothing(page: &str) {
 }
 
 #[test]
-fn a_tree_with_references_to_parents() {
-    let tree = TracedProgram::python("issues/tree.py", &[]);
-    let (with, without) = (tree.clone().option("--cycles").run(), tree.run());
-    with.assert_ended_well();
-    without.assert_ended_well();
-    assert!(pages(&without).is_empty() && recorded_cycles(&without).is_empty());
-    let plain = cycle_issue(&without);
-    assert!(plain.files.is_empty() && plain.fix.contains("memtrace --cycles"), "{plain:#?}");
-
-    let pages = pages(&with);
-    let [(name, html)] = &pages[..] else { panic!("one kind of cycle: {pages:#?}") };
-    for part in [
-        "<b>Node</b>",
-        ">.children<",
-        ">.parent<",
-        ">[0]<",
-        "<b>Tensor float32[1024, 1024]</b> <span class=\"dim\">4194304 bytes at 0x",
-    ] {
-        assert!(html.contains(part), "{part}: {html}");
-    }
-    assert_loads_nothing(html);
-    let issue = cycle_issue(&with);
-    assert_eq!(issue.files, std::slice::from_ref(name));
-    let shown: Vec<_> = issue.evidence.iter().filter(|line| line.starts_with("objects of the cycle: ")).collect();
-    // Either child may be the one shown.
-    let shown: Vec<String> = shown.iter().map(|line| line.replace("[1]", "[0]").replace("[2]", "[0]")).collect();
-    let expected = format!(
-        "objects of the cycle: {name}: Node.children -> list[0] -> Node.parent -> Node; Node.value -> Tensor float32[1024, 1024] \
-         and 3 more tensors"
-    );
-    assert_eq!(shown, [expected]);
-    // The same number of collections frees the same memory, and the issue names the same line.
-    assert_eq!(issue.headline, plain.headline);
-    assert_eq!(issue.stack.map(|stack| stack.location), plain.stack.map(|stack| stack.location));
-    assert_eq!(issue.evidence[0], plain.evidence[0]);
-    assert_eq!(collected(&with), collected(&without));
-    // The text report names the file.
-    let page = std::fs::read_to_string(with.path().join("summary.txt")).expect("summary.txt");
-    assert!(page.contains("cycle-0.html: Node.children -> list["), "{page}");
-    // The tensors in the cycle are those allocated at the reported line.
-    let recording = TraceRecording::open(with.trace().path()).expect("a readable trace");
-    let held = reference_cycles(&recording);
-    assert_eq!(held.len(), 4);
-    assert!(held.iter().all(|held| held.allocation.is_some()), "{held:#?}");
-    use std::os::unix::fs::PermissionsExt;
-    let mode = std::fs::metadata(with.path().join(name)).expect("the page").permissions().mode();
-    assert_eq!(mode & 0o777, 0o600);
-}
-
-#[test]
 fn an_exception_that_its_frame_references() {
     let run = TracedProgram::python("issues/retry.py", &[]).option("--cycles").run();
     run.assert_ended_well();
@@ -162,11 +112,6 @@ fn check_kinds(run: &Run) {
 #[test]
 fn every_kind_of_cycle() {
     check_kinds(&check_unchanged("cuda", |traced| traced));
-}
-
-#[test]
-fn a_program_that_uses_gc_debug_saveall() {
-    check_unchanged("saving", |traced| traced);
 }
 
 /// The program's properties and `repr` are not called, so an object that they would store is freed.
@@ -237,5 +182,60 @@ mod exhaustive {
         for python in ["3.12", "3.13"] {
             check_kinds(&check_unchanged("cuda", |traced| traced.env("SIM_PYTHON", python)));
         }
+    }
+
+    #[test]
+    fn a_program_that_uses_gc_debug_saveall() {
+        check_unchanged("saving", |traced| traced);
+    }
+
+    #[test]
+    fn a_tree_with_references_to_parents() {
+        let tree = TracedProgram::python("issues/tree.py", &[]);
+        let (with, without) = (tree.clone().option("--cycles").run(), tree.run());
+        with.assert_ended_well();
+        without.assert_ended_well();
+        assert!(pages(&without).is_empty() && recorded_cycles(&without).is_empty());
+        let plain = cycle_issue(&without);
+        assert!(plain.files.is_empty() && plain.fix.contains("memtrace --cycles"), "{plain:#?}");
+
+        let pages = pages(&with);
+        let [(name, html)] = &pages[..] else { panic!("one kind of cycle: {pages:#?}") };
+        for part in [
+            "<b>Node</b>",
+            ">.children<",
+            ">.parent<",
+            ">[0]<",
+            "<b>Tensor float32[1024, 1024]</b> <span class=\"dim\">4194304 bytes at 0x",
+        ] {
+            assert!(html.contains(part), "{part}: {html}");
+        }
+        assert_loads_nothing(html);
+        let issue = cycle_issue(&with);
+        assert_eq!(issue.files, std::slice::from_ref(name));
+        let shown: Vec<_> = issue.evidence.iter().filter(|line| line.starts_with("objects of the cycle: ")).collect();
+        // Either child may be the one shown.
+        let shown: Vec<String> = shown.iter().map(|line| line.replace("[1]", "[0]").replace("[2]", "[0]")).collect();
+        let expected = format!(
+            "objects of the cycle: {name}: Node.children -> list[0] -> Node.parent -> Node; Node.value -> Tensor float32[1024, 1024] \
+             and 3 more tensors"
+        );
+        assert_eq!(shown, [expected]);
+        // The same number of collections frees the same memory, and the issue names the same line.
+        assert_eq!(issue.headline, plain.headline);
+        assert_eq!(issue.stack.map(|stack| stack.location), plain.stack.map(|stack| stack.location));
+        assert_eq!(issue.evidence[0], plain.evidence[0]);
+        assert_eq!(collected(&with), collected(&without));
+        // The text report names the file.
+        let page = std::fs::read_to_string(with.path().join("summary.txt")).expect("summary.txt");
+        assert!(page.contains("cycle-0.html: Node.children -> list["), "{page}");
+        // The tensors in the cycle are those allocated at the reported line.
+        let recording = TraceRecording::open(with.trace().path()).expect("a readable trace");
+        let held = reference_cycles(&recording);
+        assert_eq!(held.len(), 4);
+        assert!(held.iter().all(|held| held.allocation.is_some()), "{held:#?}");
+        use std::os::unix::fs::PermissionsExt;
+        let mode = std::fs::metadata(with.path().join(name)).expect("the page").permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
     }
 }

@@ -157,21 +157,6 @@ fn a_transformer_calls_its_blocks_from_one_line() {
 }
 
 #[test]
-fn convolutions() {
-    at_least(&compare(&case("convolutions")), 30, 30, 3, 10);
-}
-
-#[test]
-fn a_module_that_calls_itself() {
-    at_least(&compare(&case("recurrent")), 30, 30, 5, 8);
-}
-
-#[test]
-fn evaluation_without_gradients() {
-    at_least(&compare(&case("evaluation")), 80, 0, 4, 20);
-}
-
-#[test]
 fn modules_with_unusual_calls() {
     at_least(&compare(&case("odd")), 60, 40, 3, 15);
 }
@@ -288,5 +273,20 @@ mod exhaustive {
     #[test]
     fn python_3_13() {
         on("2.11.0", "3.13");
+    }
+
+    #[test]
+    fn convolutions() {
+        at_least(&compare(&case("convolutions")), 30, 30, 3, 10);
+    }
+
+    #[test]
+    fn a_module_that_calls_itself() {
+        at_least(&compare(&case("recurrent")), 30, 30, 5, 8);
+    }
+
+    #[test]
+    fn evaluation_without_gradients() {
+        at_least(&compare(&case("evaluation")), 80, 0, 4, 20);
     }
 }

@@ -22,11 +22,6 @@ fn check(traced: TracedProgram, least_events: usize, least_threads: u64) {
 }
 
 #[test]
-fn a_training_with_backward_threads() {
-    check(TracedProgram::python("torch/mlp.py", &[]), 300, 2);
-}
-
-#[test]
 fn two_devices_and_threads() {
     // The program's own threads allocate.
     check(TracedProgram::python("torch/two_devices.py", &[]).env("SIMCUDA_DEVICES", "2"), 3000, 5);
@@ -61,5 +56,10 @@ mod exhaustive {
             .env("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True");
         check(traced, 300, 1);
         check(TracedProgram::python("torch/streams.py", &[]), 500, 1);
+    }
+
+    #[test]
+    fn a_training_with_backward_threads() {
+        check(TracedProgram::python("torch/mlp.py", &[]), 300, 2);
     }
 }

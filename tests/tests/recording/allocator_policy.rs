@@ -126,45 +126,6 @@ fn training_is_replayed() {
     repeated(TracedProgram::python("torch/streams.py", &[]), "", None);
 }
 
-/// After an out-of-memory error, the replay predicts which settings would have fitted. A run with them confirms it.
-#[test]
-fn a_setting_that_is_predicted_to_fit_fits() {
-    let program = TracedProgram::python("torch/fragmentation.py", &[]).env("SIMCUDA_MEMORY", "1200M");
-    let run = program.run();
-    assert_eq!(run.output.status.code(), Some(1));
-    let found = process(&run, |process| {
-        let events = torch_events(process.recording());
-        let oom = events.iter().find(|e| e.action == Action::Oom).expect("an error");
-        let until: Vec<Event> = events.iter().take_while(|e| e.seq < oom.seq).copied().collect();
-        let reserved: u64 = until.iter().filter(is_segment).fold(0, |sum, e| match e.action {
-            Action::SegmentAlloc => sum + e.size,
-            _ => sum - e.size,
-        });
-        let question = WhatIfQuery { limit: reserved + oom.addr, oom: Some(oom.seq), ..question("") };
-        replay(process.recording(), question)
-    });
-    assert_eq!(found.agreement.difference, None);
-    let (mut fitted, mut did_not) = (0, 0);
-    for outcome in &found.outcomes {
-        let real = program.clone().env(CONF, outcome.setting.name).run();
-        let step = |run: &Run| String::from_utf8_lossy(&run.output.stderr).contains("OutOfMemoryError");
-        println!("{outcome:?}: {:?}", real.output.status);
-        match outcome.fits {
-            Some(true) => fitted += 1,
-            Some(false) => did_not += 1,
-            None => {}
-        }
-        if outcome.fits == Some(false) {
-            assert!(step(&real), "{} ran out of memory, too", outcome.setting.name);
-        }
-        if outcome.setting.name.starts_with("expandable") {
-            assert_eq!(outcome.fits, Some(true));
-            assert!(real.output.status.success(), "{}", String::from_utf8_lossy(&real.output.stderr));
-        }
-    }
-    assert!(fitted > 0 && did_not > 0, "{:?}", found.outcomes);
-}
-
 mod exhaustive {
     use super::*;
 
@@ -211,5 +172,44 @@ mod exhaustive {
                 );
             }
         }
+    }
+
+    /// After an out-of-memory error, the replay predicts which settings would have fitted. A run with them confirms it.
+    #[test]
+    fn a_setting_that_is_predicted_to_fit_fits() {
+        let program = TracedProgram::python("torch/fragmentation.py", &[]).env("SIMCUDA_MEMORY", "1200M");
+        let run = program.run();
+        assert_eq!(run.output.status.code(), Some(1));
+        let found = process(&run, |process| {
+            let events = torch_events(process.recording());
+            let oom = events.iter().find(|e| e.action == Action::Oom).expect("an error");
+            let until: Vec<Event> = events.iter().take_while(|e| e.seq < oom.seq).copied().collect();
+            let reserved: u64 = until.iter().filter(is_segment).fold(0, |sum, e| match e.action {
+                Action::SegmentAlloc => sum + e.size,
+                _ => sum - e.size,
+            });
+            let question = WhatIfQuery { limit: reserved + oom.addr, oom: Some(oom.seq), ..question("") };
+            replay(process.recording(), question)
+        });
+        assert_eq!(found.agreement.difference, None);
+        let (mut fitted, mut did_not) = (0, 0);
+        for outcome in &found.outcomes {
+            let real = program.clone().env(CONF, outcome.setting.name).run();
+            let step = |run: &Run| String::from_utf8_lossy(&run.output.stderr).contains("OutOfMemoryError");
+            println!("{outcome:?}: {:?}", real.output.status);
+            match outcome.fits {
+                Some(true) => fitted += 1,
+                Some(false) => did_not += 1,
+                None => {}
+            }
+            if outcome.fits == Some(false) {
+                assert!(step(&real), "{} ran out of memory, too", outcome.setting.name);
+            }
+            if outcome.setting.name.starts_with("expandable") {
+                assert_eq!(outcome.fits, Some(true));
+                assert!(real.output.status.success(), "{}", String::from_utf8_lossy(&real.output.stderr));
+            }
+        }
+        assert!(fitted > 0 && did_not > 0, "{:?}", found.outcomes);
     }
 }

@@ -45,12 +45,6 @@ fn peak_after(device: &Value, rule: &str) -> u64 {
     bytes(&action["peak_after_bytes"])
 }
 
-/// The peak that a suggestion predicts is the one that the program has with the change, to 2 %.
-#[test]
-fn the_predicted_peak_of_smaller_batches_is_measured() {
-    measure_peak("batch", "smaller-batches");
-}
-
 #[track_caller]
 fn measure_peak(what: &str, rule: &str) {
     let before = TracedProgram::python("torch/actions.py", &[what]).run();
@@ -85,40 +79,29 @@ fn is_near(estimated: u64, measured: u64) {
     assert!(estimated.abs_diff(measured) * 50 <= measured, "{estimated} bytes estimated, {measured} measured");
 }
 
-/// A step that an error interrupts is estimated from an earlier step, from an earlier iteration, from equal modules, or
-/// from the optimizer's state.
+/// A step that an error interrupts is estimated from an earlier step. In [`exhaustive`]: from an earlier iteration, from
+/// equal modules, and from the optimizer's state.
 #[test]
 fn an_interrupted_step_is_estimated() {
     let (estimate, measured) = estimated_and_measured("second", "800M");
     assert_eq!(estimate["basis"], "earlier_step", "{estimate}");
     assert_eq!(estimate["earlier_step"], 0, "{estimate}");
     is_near(bytes(&estimate["needed_bytes"]), measured);
-
-    let (estimate, measured) = estimated_and_measured("evaluate", "700M");
-    assert_eq!(estimate["basis"], "earlier_iteration", "{estimate}");
-    is_near(bytes(&estimate["needed_bytes"]), measured);
-
-    let (estimate, measured) = estimated_and_measured("optimizer", "420M");
-    assert_eq!(estimate["basis"], "optimizer_state", "{estimate}");
-    is_near(bytes(&estimate["needed_with_foreach_bytes"]), measured);
-    assert!(bytes(&estimate["needed_bytes"]) <= measured, "{estimate}");
-
-    let (estimate, measured) = estimated_and_measured("forward", "200M");
-    assert_eq!(estimate["basis"], "sibling_modules", "{estimate}");
-    assert_eq!(estimate["at_least"], true, "{estimate}");
-    // A lower bound: the backward pass and the optimizer's state are not in it.
-    let needed = bytes(&estimate["needed_bytes"]);
-    assert!(needed <= measured && needed >= measured / 100 * 60, "{needed} estimated, {measured} measured");
-    assert!(estimate["still_to_come"].to_string().contains("head (Linear)"), "{estimate}");
 }
 
 /// What the report says of allocator settings and the rest of the step is what the program then does: with the setting
 /// it fits, or it lacks about the bytes that the report says.
 #[test]
 fn settings_are_replayed_to_the_end_of_the_step() {
+    settings_are_replayed(&[840]);
+}
+
+/// Each of `memory` is the size of a GPU in MiB.
+#[track_caller]
+fn settings_are_replayed(memory: &[u64]) {
     let traced = TracedProgram::python("torch/oom_steps.py", &["second"]);
     let mut seen = [false; 2];
-    for memory in (820..=900).step_by(20) {
+    for &memory in memory {
         let run = traced.clone().env("SIMCUDA_MEMORY", format!("{memory}M")).run();
         if run.output.status.success() {
             continue;
@@ -254,38 +237,6 @@ fn a_failed_request_of_the_optimizer_is_named() {
     assert!(names.len() == 2 && names.iter().any(|n| n.contains(".exp_avg of ")), "{names:?}");
 }
 
-/// The report is the same whether the error ended the program or was caught.
-#[test]
-fn a_caught_error_is_reported_like_a_fatal_one() {
-    let of =
-        |arguments: &[&str]| TracedProgram::python("torch/oom_train.py", arguments).env("SIMCUDA_MEMORY", "400M").run();
-    let (fatal, caught) = (of(&[]), of(&["catch"]));
-    assert_eq!(fatal.output.status.code(), Some(1));
-    caught.assert_ended_well();
-    let (of_fatal, of_caught) = (device(&fatal), device(&caught));
-    assert_eq!(of_fatal["ooms"][0]["fatal"], true);
-    assert_eq!(of_caught["ooms"][0]["fatal"], false);
-    for what in [
-        "requested_bytes",
-        "device_free_bytes",
-        "short_bytes",
-        "reserved_but_unallocated_bytes",
-        "optimizer_state_needed_bytes",
-    ] {
-        assert_eq!(of_fatal["ooms"][0][what], of_caught["ooms"][0][what], "{what}");
-    }
-    assert_eq!(of_fatal["ooms"][0]["in_use"]["by_category"], of_caught["ooms"][0]["in_use"]["by_category"]);
-    let state = bytes(&of_fatal["ooms"][0]["optimizer_state_needed_bytes"]);
-    let parameters: u64 = (6 * 2048 * 2048 + 2048 * 1500) * 4;
-    assert_eq!(state, 2 * parameters, "two moments of each parameter");
-    let report_of = |run: &Run| {
-        let page = section(run, "oom");
-        let (_, rest) = page.split_once("  Free on the device ").unwrap_or_else(|| panic!("{page}"));
-        rest.to_owned()
-    };
-    assert_eq!(report_of(&fatal), report_of(&caught), "the report");
-}
-
 /// The report separates other processes' memory from this process's.
 #[test]
 fn memory_of_other_processes_is_reported_separately() {
@@ -340,5 +291,75 @@ mod exhaustive {
     #[test]
     fn checkpointing_saves_the_predicted_bytes() {
         checkpointing_saves(&[], "checkpoint-layers", "of Layer)");
+    }
+
+    /// The peak that a suggestion predicts is the one that the program has with the change, to 2 %.
+    #[test]
+    fn the_predicted_peak_of_smaller_batches_is_measured() {
+        measure_peak("batch", "smaller-batches");
+    }
+
+    #[test]
+    fn settings_are_replayed_for_gpus_of_several_sizes() {
+        settings_are_replayed(&[820, 840, 860, 880, 900]);
+    }
+
+    #[test]
+    fn an_interrupted_evaluation_is_estimated() {
+        let (estimate, measured) = estimated_and_measured("evaluate", "700M");
+        assert_eq!(estimate["basis"], "earlier_iteration", "{estimate}");
+        is_near(bytes(&estimate["needed_bytes"]), measured);
+    }
+
+    #[test]
+    fn a_step_interrupted_in_the_optimizer_is_estimated() {
+        let (estimate, measured) = estimated_and_measured("optimizer", "420M");
+        assert_eq!(estimate["basis"], "optimizer_state", "{estimate}");
+        is_near(bytes(&estimate["needed_with_foreach_bytes"]), measured);
+        assert!(bytes(&estimate["needed_bytes"]) <= measured, "{estimate}");
+    }
+
+    #[test]
+    fn a_step_interrupted_in_the_forward_pass_is_estimated() {
+        let (estimate, measured) = estimated_and_measured("forward", "200M");
+        assert_eq!(estimate["basis"], "sibling_modules", "{estimate}");
+        assert_eq!(estimate["at_least"], true, "{estimate}");
+        // A lower bound: the backward pass and the optimizer's state are not in it.
+        let needed = bytes(&estimate["needed_bytes"]);
+        assert!(needed <= measured && needed >= measured / 100 * 60, "{needed} estimated, {measured} measured");
+        assert!(estimate["still_to_come"].to_string().contains("head (Linear)"), "{estimate}");
+    }
+
+    /// The report is the same whether the error ended the program or was caught.
+    #[test]
+    fn a_caught_error_is_reported_like_a_fatal_one() {
+        let of = |arguments: &[&str]| {
+            TracedProgram::python("torch/oom_train.py", arguments).env("SIMCUDA_MEMORY", "400M").run()
+        };
+        let (fatal, caught) = (of(&[]), of(&["catch"]));
+        assert_eq!(fatal.output.status.code(), Some(1));
+        caught.assert_ended_well();
+        let (of_fatal, of_caught) = (device(&fatal), device(&caught));
+        assert_eq!(of_fatal["ooms"][0]["fatal"], true);
+        assert_eq!(of_caught["ooms"][0]["fatal"], false);
+        for what in [
+            "requested_bytes",
+            "device_free_bytes",
+            "short_bytes",
+            "reserved_but_unallocated_bytes",
+            "optimizer_state_needed_bytes",
+        ] {
+            assert_eq!(of_fatal["ooms"][0][what], of_caught["ooms"][0][what], "{what}");
+        }
+        assert_eq!(of_fatal["ooms"][0]["in_use"]["by_category"], of_caught["ooms"][0]["in_use"]["by_category"]);
+        let state = bytes(&of_fatal["ooms"][0]["optimizer_state_needed_bytes"]);
+        let parameters: u64 = (6 * 2048 * 2048 + 2048 * 1500) * 4;
+        assert_eq!(state, 2 * parameters, "two moments of each parameter");
+        let report_of = |run: &Run| {
+            let page = section(run, "oom");
+            let (_, rest) = page.split_once("  Free on the device ").unwrap_or_else(|| panic!("{page}"));
+            rest.to_owned()
+        };
+        assert_eq!(report_of(&fatal), report_of(&caught), "the report");
     }
 }

@@ -199,21 +199,6 @@ fn an_unhandled_out_of_memory_error_is_recorded_and_its_text_is_unchanged() {
 }
 
 #[test]
-fn a_python_program_that_calls_os_exit_has_a_complete_history() {
-    assert_eq!(train("_exit").output.status.code(), Some(3));
-}
-
-#[test]
-fn a_python_program_that_aborts_has_a_complete_history() {
-    assert_eq!(train("abort").output.status.code(), Some(134));
-}
-
-#[test]
-fn a_python_program_that_reads_invalid_memory_has_a_complete_history() {
-    assert_eq!(train("segv").output.status.code(), Some(139));
-}
-
-#[test]
 fn a_training_program_killed_in_a_step_has_a_complete_history() {
     let mut running = Running::start(TracedProgram::python("crash/train.py", &["loop"]));
     let served = std::fs::metadata(running.folder.path().join("ledger")).unwrap().len();
@@ -271,4 +256,23 @@ fn a_launcher_killed_at_any_time_leaves_a_readable_trace_and_the_program_unchang
         saved += events;
     }
     assert!(saved > 0, "something was saved in one of them");
+}
+
+mod exhaustive {
+    use super::*;
+
+    #[test]
+    fn a_python_program_that_aborts_has_a_complete_history() {
+        assert_eq!(train("abort").output.status.code(), Some(134));
+    }
+
+    #[test]
+    fn a_python_program_that_reads_invalid_memory_has_a_complete_history() {
+        assert_eq!(train("segv").output.status.code(), Some(139));
+    }
+
+    #[test]
+    fn a_python_program_that_calls_os_exit_has_a_complete_history() {
+        assert_eq!(train("_exit").output.status.code(), Some(3));
+    }
 }

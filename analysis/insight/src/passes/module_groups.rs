@@ -49,8 +49,6 @@ pub struct RepeatedModules {
     pub is_leaf: bool,
     /// The activations of all of them, in bytes.
     pub activations: u64,
-    /// The activations of the largest one, in bytes.
-    pub largest: u64,
     /// The activations of the module in whose backward pass the point in time is, in bytes. That backward pass needs
     /// all of them. 0 outside a backward pass: in a forward pass it is unknown how many activations would remain.
     pub running: u64,
@@ -269,7 +267,6 @@ impl RepeatedModules {
             }
             one.count += 1;
             one.activations += activations;
-            one.largest = one.largest.max(activations);
             one.running += if node.is_running { activations } else { 0 };
             one.outputs += node.output;
         }

@@ -87,8 +87,6 @@ pub struct ModuleTree {
     pub repeated: Vec<RepeatedModules>,
     /// The lines of a report: the memory of all modules, each counted once. Most bytes first.
     pub lines: Vec<ModuleLine>,
-    /// Bytes that belong to no module.
-    pub outside_modules: u64,
 }
 
 impl ModuleTree {
@@ -102,7 +100,6 @@ impl ModuleTree {
     ) -> ModuleTree {
         let mut table = ModuleTable::of(definitions, names, composition.seq);
         let mut memory: Vec<NodeMemory> = Vec::new();
-        let mut inside = 0;
         // A workspace belongs to the process, not to the module that first needed it.
         let of_modules = composition.modules().filter(|(_, category, _)| *category != Category::Workspace);
         let mut parts: Vec<_> = of_modules.collect();
@@ -113,7 +110,6 @@ impl ModuleTree {
                 ModuleKey::Call(id) => table.called(id),
             };
             let Some(module) = module else { continue };
-            inside += part.amount.bytes;
             if memory.len() < table.modules().len() {
                 memory.resize(table.modules().len(), NodeMemory::default());
             }
@@ -137,7 +133,6 @@ impl ModuleTree {
         let mut tree = ModuleTree {
             repeated: alike.repeated(&table, &memory),
             lines: alike.lines(&table, &memory),
-            outside_modules: composition.usage.allocated.saturating_sub(inside),
             ..ModuleTree::default()
         };
         for root in table.roots() {

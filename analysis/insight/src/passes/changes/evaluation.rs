@@ -24,10 +24,9 @@ fn is_result(block: &BlockLifetime) -> bool {
     matches!(block.category, Category::Activation | Category::Temporary | Category::AutocastCache)
 }
 
-/// The outermost calls of modules that build a graph which no backward pass uses. A graph that stays up to the end of
+/// Those of the [`outermost_calls`] that build a graph which no backward pass uses. A graph that stays up to the end of
 /// the recording is one of them only if the recording ends in an evaluation.
-pub(super) fn unused_graphs(recorded: &Recorded<'_>) -> Vec<Call> {
-    let mut calls = outermost_calls(recorded);
+pub(super) fn unused_graphs(recorded: &Recorded<'_>, mut calls: Vec<Call>) -> Vec<Call> {
     calls.retain(|call| {
         let end = call.end(recorded);
         let kept = || {
@@ -43,20 +42,21 @@ pub(super) fn unused_graphs(recorded: &Recorded<'_>) -> Vec<Call> {
     calls
 }
 
-fn outermost_calls(recorded: &Recorded<'_>) -> Vec<Call> {
+/// The outermost calls of modules.
+pub(super) fn outermost_calls(recorded: &Recorded<'_>) -> Vec<Call> {
     let all = &recorded.definitions.nn_calls;
     let roots: BTreeSet<&str> = all.values().filter(|call| call.caller.is_none()).map(|call| &*call.class).collect();
     calls(recorded, &Members::of(recorded, &roots))
 }
 
 /// By index: the blocks that outlive an outermost call of a module and are not its results. Only a graph keeps them.
-pub(super) fn graph_blocks(recorded: &Recorded<'_>) -> HashSet<u32> {
+pub(super) fn graph_blocks(recorded: &Recorded<'_>, outermost: &[Call]) -> HashSet<u32> {
     let inner = |call: &Call| -> Vec<u32> {
         let end = call.end(recorded);
         let outlives = |index: &&u32| recorded.blocks[**index as usize].freed > end;
         call.blocks.iter().rev().filter(outlives).skip(RESULTS).copied().collect()
     };
-    outermost_calls(recorded).iter().flat_map(inner).collect()
+    outermost.iter().flat_map(inner).collect()
 }
 
 /// Frees the blocks of these calls without gradients. `at_once`: as soon as they are allocated.

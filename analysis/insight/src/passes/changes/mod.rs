@@ -189,15 +189,16 @@ impl<'a> Changes<'a> {
         let (summed, key) = span::peak(&spans, &recorded.settings);
         let placed = span::place(&spans, &recorded.lifetimes.stream_pools, &recorded.settings, u64::MAX).allocated;
         let batches = batch::batches(&recorded);
+        let outermost = evaluation::outermost_calls(&recorded);
         Changes {
             scores: Scores::find(&recorded, peak),
             logits: Logits::find(&recorded, peak),
-            unused_graphs: evaluation::unused_graphs(&recorded),
             results: if recorded.ends_in_unused_graph {
                 Results::default()
             } else {
-                Results::find(&recorded, batches != Batches::Inference)
+                Results::find(&recorded, &outermost, batches != Batches::Inference)
             },
+            unused_graphs: evaluation::unused_graphs(&recorded, outermost),
             loaded: loading::loaded(&recorded),
             batches,
             optimizer: optimizer::optimizer(&recorded),

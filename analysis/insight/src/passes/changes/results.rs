@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use memtrace_trace::ids::{ContextId, StackId};
 
 use super::batch::kept_places;
+use super::calls::Call;
 use super::evaluation::graph_blocks;
 use super::recorded::Recorded;
 use super::span::{Span, at};
@@ -25,13 +26,13 @@ pub(super) struct Results {
 
 impl Results {
     /// Finds the results. A program that only calls a model may need what grows on the device: the past of a
-    /// conversation. It is left out unless `is_training`.
-    pub(super) fn find(recorded: &Recorded<'_>, is_training: bool) -> Results {
+    /// conversation. It is left out unless `is_training`. `outermost`: the outermost calls of modules.
+    pub(super) fn find(recorded: &Recorded<'_>, outermost: &[Call], is_training: bool) -> Results {
         let kept = kept_places(recorded);
         let is_result = |block: &BlockLifetime| {
             block.phase == Phase::Eval && matches!(block.category, Category::Activation | Category::Temporary)
         };
-        let of_graphs = graph_blocks(recorded);
+        let of_graphs = graph_blocks(recorded, outermost);
         let mut places: HashMap<Place, Vec<u32>> = HashMap::new();
         for (index, block) in recorded.blocks.iter().enumerate().filter(|(_, block)| is_result(block)) {
             let place = (block.stack, block.context);
