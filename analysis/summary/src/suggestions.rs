@@ -24,6 +24,8 @@ use memtrace_replay::Names;
 const WORTH_COMBINING: u64 = 10;
 /// The maximum number of changes that are combined.
 const MAX_COMBINED: usize = 3;
+/// The number of changes to which others are added.
+const MAX_STARTS: usize = 2;
 /// The maximum number of threads for replays.
 const MAX_THREADS: usize = 4;
 /// The maximum number of groups of modules that an action names.
@@ -152,21 +154,27 @@ fn replay_all(changes: &Changes<'_>, plans: &[Plan], progress: &mut dyn FnMut(u6
     outcomes
 }
 
-/// The changes that lower the peak most together, if together they lower it clearly more than the best one alone.
+/// The changes that lower the peak most together, if together they lower it clearly more than the best one alone. Changes
+/// are added to each of the best ones, because the best one can exclude others.
 fn combine(changes: &Changes<'_>, found: &[(Plan, Outcome)]) -> Option<(Plan, Outcome)> {
-    let (alone, outcome) = found.first()?;
-    let mut plan = alone.clone();
-    let mut best = changes.summed_peak(&plan);
-    for _ in 1..MAX_COMBINED {
-        let more = found.iter().filter_map(|(other, _)| plan.with(other));
-        let replayed = more.map(|more| (changes.summed_peak(&more), more));
-        let Some((peak, more)) = replayed.min_by_key(|(peak, _)| *peak) else { break };
-        if peak + best / WORTH_COMBINING > best {
-            break;
+    let (_, outcome) = found.first()?;
+    let best = found.iter().take(MAX_STARTS).map(|(alone, _)| {
+        let mut plan = alone.clone();
+        let mut best = changes.summed_peak(&plan);
+        for _ in 1..MAX_COMBINED {
+            let more = found.iter().filter_map(|(other, _)| plan.with(other));
+            let replayed = more.map(|more| (changes.summed_peak(&more), more));
+            let Some((peak, more)) = replayed.min_by_key(|(peak, _)| *peak) else { break };
+            if peak + best / WORTH_COMBINING > best {
+                break;
+            }
+            (plan, best) = (more, peak);
         }
-        (plan, best) = (more, peak);
-    }
-    let together = (plan != *alone).then(|| changes.outcome(&plan)).flatten()?;
+        (best, plan)
+    });
+    let (_, plan) = best.min_by_key(|(peak, _)| *peak)?;
+    let is_alone = found.iter().any(|(alone, _)| *alone == plan);
+    let together = (!is_alone).then(|| changes.outcome(&plan)).flatten()?;
     (together.peak < outcome.peak).then_some((plan, together))
 }
 
@@ -211,6 +219,7 @@ impl Texts<'_> {
         add(plan.load_on_cpu, RuleId::LoadToCpu);
         let checkpoint = if self.has_backward { RuleId::CheckpointLayers } else { RuleId::CheckpointOrNoGrad };
         add(!plan.checkpoint.is_empty(), checkpoint);
+        add(plan.offload, RuleId::OffloadActivations);
         match plan.batch {
             Some(BatchChange::Accumulated) => add(true, RuleId::SmallerBatches),
             Some(BatchChange::MoreMicroBatches(_)) => add(true, RuleId::MoreMicroBatches),
@@ -262,7 +271,8 @@ impl Texts<'_> {
         action.replace("{optimizer}", self.changes.optimizer_name().as_deref().unwrap_or("the optimizer"))
     }
 
-    /// The modules of these calls: `layers.* (12 of Block)`, `layer1.* (3 of Block), layer2.* (4 of Block)`.
+    /// The modules of these calls: `layers.* (12 of Block)`, `layer1.* (3 of Block), layer2.* (4 of Block)`,
+    /// `encoder (Tower), decoder (Tower)`.
     fn modules(&self, calls: &[ContextId]) -> String {
         let definitions = self.query.process.definitions();
         // By class and parent's path: the paths.
@@ -274,11 +284,15 @@ impl Texts<'_> {
             let parent = parent.to_owned();
             groups.entry((class, parent)).or_default().insert(path);
         }
-        if groups.len() <= MAX_GROUPS && groups.keys().all(|(_, parent)| !parent.is_empty()) {
-            let text = |((class, parent), paths): (&(&str, String), &BTreeSet<String>)| {
-                format!("{parent}.* ({} of {class})", paths.len())
-            };
-            return groups.iter().map(text).collect::<Vec<String>>().join(", ");
+        let texts: Vec<String> = groups
+            .iter()
+            .flat_map(|((class, parent), paths)| match parent.is_empty() {
+                false => vec![format!("{parent}.* ({} of {class})", paths.len())],
+                true => paths.iter().map(|path| format!("{path} ({class})")).collect(),
+            })
+            .collect();
+        if texts.len() <= MAX_GROUPS && groups.values().flatten().all(|path| !path.is_empty()) {
+            return texts.join(", ");
         }
         let mut classes: BTreeMap<&str, usize> = BTreeMap::new();
         for ((class, _), paths) in &groups {

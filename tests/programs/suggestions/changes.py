@@ -36,7 +36,7 @@ CHANGE_OF_RULE = {
     "no-grad": "no-grad",
     "offload-activations": "offload-activations",
     "optimizer-in-backward": "optimizer-in-backward",
-    "predictions-to-cpu": "predictions-to-cpu",
+    "results-to-cpu": "predictions-to-cpu",
     "scaled-dot-product-attention": "scaled-dot-product-attention",
     "set-to-none": "set-to-none",
     "single-tensor-step": "single-tensor-step",

@@ -8,7 +8,7 @@ use memtrace_trace::event::{Event, Flags};
 use memtrace_trace::ids::{ContextId, FrameId, StackId};
 
 use super::analysis::BlockObserver;
-use super::category::{BlockAllocation, BlockClassification, Category};
+use super::category::{BlockAllocation, BlockClassification, Category, is_without_gradients};
 use super::phase::Phase;
 use memtrace_replay::Usage;
 
@@ -56,6 +56,8 @@ pub struct BlockLifetime {
     pub stream_pool: u8,
     /// Whether a backward pass freed the block.
     pub is_freed_in_backward: bool,
+    /// Whether gradients were off at the allocation.
+    pub is_without_gradients: bool,
 }
 
 impl BlockLifetime {
@@ -86,6 +88,7 @@ impl BlockLifetime {
             phase: Phase::Other,
             stream_pool: 0,
             is_freed_in_backward: false,
+            is_without_gradients: false,
         }
     }
 
@@ -274,6 +277,7 @@ impl BlockObserver for LifetimeCollector {
             phase: block.phase,
             stream_pool,
             is_freed_in_backward: free.is_some_and(|e| e.flags.contains(Flags::IN_BACKWARD)),
+            is_without_gradients: is_without_gradients(block.flags),
         });
         if device.blocks.len() >= device.max_blocks {
             device.prune();

@@ -91,6 +91,8 @@ rule_ids! {
     CheckpointLayers = "checkpoint-layers",
     /// Suggests activation checkpointing, or no gradients, for a run without a backward pass.
     CheckpointOrNoGrad = "checkpoint-or-no-grad",
+    /// Suggests saved tensors in host memory.
+    OffloadActivations = "offload-activations",
     /// Suggests smaller batches with gradient accumulation.
     SmallerBatches = "smaller-batches",
     /// Suggests more and smaller micro-batches for a program that accumulates gradients.

@@ -45,6 +45,15 @@ static SUGGESTIONS: &[SuggestionRule] = &[
         at_most: true,
     },
     SuggestionRule {
+        id: RuleId::OffloadActivations,
+        action: "saved tensors in host memory: torch.autograd.graph.save_on_cpu() around the forward pass; slower by \
+                 their copies",
+        condition: "The run has a backward pass.",
+        method: "Blocks that only the backward pass needs are freed when the code after them has run. They are \
+                 allocated again for the node that frees them, with a copy of the node's weight.",
+        at_most: false,
+    },
+    SuggestionRule {
         id: RuleId::ScaledDotProductAttention,
         action: "F.scaled_dot_product_attention instead of softmax(QK^T)V at {place}",
         condition: "In the call of a module that computes attention, a softmax and at least one other block of its \
@@ -57,8 +66,8 @@ static SUGGESTIONS: &[SuggestionRule] = &[
         id: RuleId::ChunkedCrossEntropy,
         action: "the loss at {place} in 8 chunks of tokens, each with its logits and checkpointed",
         condition: "The softmax of a cross-entropy is at least a twentieth of the peak.",
-        method: "Blocks of the logits' size are an eighth as large. Two gradients of the output layer's weight exist \
-                 while its chunks are added up.",
+        method: "Blocks of the logits' size are an eighth as large. The sum of the output layer's gradients exists \
+                 from the first chunk on, and a new sum when a chunk's gradient is added.",
         at_most: false,
     },
     SuggestionRule {
@@ -86,10 +95,11 @@ static SUGGESTIONS: &[SuggestionRule] = &[
     SuggestionRule {
         id: RuleId::NoGrad,
         action: "torch.no_grad() for the forward passes that no backward pass follows",
-        condition: "In a training run, calls of a model keep at least three blocks for a backward pass, and no backward \
-                    pass frees any of them.",
-        method: "Blocks of such a call end with the call of the module around the one that allocated them, except the \
-                 last two. The peak is reported only if it does not depend on when they end.",
+        condition: "Calls of a model keep at least three blocks for a backward pass, and no backward pass frees any of \
+                    them.",
+        method: "Blocks of such a call, except the last two, are freed when the code after them has run: the module \
+                 that gets them as arguments, the next operation of their statement, or the code that assigned them to \
+                 a variable.",
         at_most: false,
     },
     SuggestionRule {

@@ -158,7 +158,7 @@ pub struct BlockAllocation {
     /// What the name, stack, size or pool proves.
     pub proof: Proof,
     /// The flags of the allocation event.
-    pub(super) flags: Flags,
+    pub(in crate::passes) flags: Flags,
     /// Whether an evaluation with gradients allocates the block.
     pub(super) in_recorded_eval: bool,
     /// The thread that allocated the block.
@@ -232,6 +232,6 @@ pub(super) fn is_recorded(flags: Flags) -> bool {
 }
 
 /// Whether gradients are off where a block is allocated, by the flags of the event.
-pub(super) fn is_without_gradients(flags: Flags) -> bool {
+pub(in crate::passes) fn is_without_gradients(flags: Flags) -> bool {
     flags.contains(Flags::GRAD_KNOWN) && !flags.contains(Flags::GRAD_ENABLED)
 }

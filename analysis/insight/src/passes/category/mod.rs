@@ -39,6 +39,7 @@ use facts::DefinitionFacts;
 use learning::Learned;
 use memtrace_replay::{Block, Names};
 
+pub(in crate::passes) use block::is_without_gradients;
 pub use block::{BlockAllocation, BlockClassification, Category, LifetimeEnd};
 pub use proof::Proof;
 pub use rule_uses::{CategoryRuleUse, CategoryRuleUses};

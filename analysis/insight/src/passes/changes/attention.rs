@@ -30,8 +30,8 @@ const WORTH_CHANGING: u64 = 50;
 /// The modules whose calls compute attention with score matrices, and the sizes of these.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct Scores {
-    /// The requested sizes of score matrices in the call with this context.
-    sizes: BTreeMap<ContextId, BTreeSet<u64>>,
+    /// The requested size of score matrices in the call with this context.
+    sizes: BTreeMap<ContextId, u64>,
     /// The requested sizes of what the modules that such a call calls allocate: queries, keys, values and results.
     projected: BTreeMap<ContextId, BTreeSet<u64>>,
     /// The stack of the first softmax.
@@ -50,8 +50,9 @@ impl Scores {
         let fused = fused(recorded);
         let products = products(recorded);
         let mut found = Scores::default();
-        // By call: the sizes of softmax results.
-        let mut softmax: BTreeMap<ContextId, BTreeSet<u64>> = BTreeMap::new();
+        // By call: the size of softmax results. One line can compute a softmax and its product with the values, so the
+        // largest size counts.
+        let mut softmax: BTreeMap<ContextId, u64> = BTreeMap::new();
         let computes = |phase| matches!(phase, Phase::Forward | Phase::Eval | Phase::Recompute);
         for block in recorded.blocks.iter().filter(|b| computes(b.phase) && softmax_stacks.contains(&b.stack)) {
             let call = attention_call(recorded, block.context);
@@ -59,7 +60,8 @@ impl Scores {
             if call.is_none() || fused.contains(&call) || !is_attention {
                 continue;
             }
-            softmax.entry(call).or_default().insert(block.requested());
+            let size = softmax.entry(call).or_default();
+            *size = block.requested().max(*size);
             if found.softmax.is_none() {
                 found.softmax = block.stack;
             }
@@ -68,26 +70,25 @@ impl Scores {
             if fused.contains(&call) || has_fused_frame(recorded, stack) {
                 continue;
             }
-            softmax.entry(call).or_default().insert(size);
+            softmax.entry(call).or_insert(size);
             if found.softmax.is_none() {
                 found.softmax = stack;
             }
         }
-        let mut counts: BTreeMap<(ContextId, u64), (u32, u64)> = BTreeMap::new();
+        let mut counts: BTreeMap<ContextId, (u32, u64)> = BTreeMap::new();
         for block in recorded.blocks.iter().filter(|block| computes(block.phase)) {
             let call = attention_call(recorded, block.context);
-            let Some(sizes) = softmax.get(&call) else { continue };
-            for size in sizes.iter().filter(|size| **size == block.requested()) {
-                let count = counts.entry((call, *size)).or_default();
+            if softmax.get(&call) == Some(&block.requested()) {
+                let count = counts.entry(call).or_default();
                 *count = (count.0 + 1, count.1 + block.size());
             }
         }
         let used = used_elsewhere(recorded, &softmax);
         let mut total = 0;
-        for ((call, size), (blocks, bytes)) in counts {
-            if blocks >= SCORES && !used.contains(&call) {
+        for (call, (blocks, bytes)) in counts {
+            if let Some(size) = softmax.get(&call).filter(|_| blocks >= SCORES && !used.contains(&call)) {
                 total += bytes;
-                found.sizes.entry(call).or_default().insert(size);
+                found.sizes.insert(call, *size);
             }
         }
         for block in recorded.blocks.iter().filter(|block| computes(block.phase)) {
@@ -104,11 +105,10 @@ impl Scores {
         for span in spans.iter_mut() {
             let block = &recorded.blocks[span.block as usize];
             let call = attention_call(recorded, recorded.contexts().module(block.context));
-            let Some(sizes) = self.sizes.get(&call) else { continue };
+            let Some(size) = self.sizes.get(&call) else { continue };
             let requested = block.requested();
             let is_projected = self.projected.get(&call).is_some_and(|sizes| sizes.contains(&requested));
-            let is_scores = |size: &u64| *size == requested || !is_projected && same_elements(*size, requested);
-            if sizes.iter().any(is_scores) {
+            if *size == requested || !is_projected && same_elements(*size, requested) {
                 span.vanish();
             }
         }
@@ -117,7 +117,7 @@ impl Scores {
 
 /// The calls whose score matrices the program keeps: no node frees them, and they are allocated when a backward pass has
 /// begun.
-fn used_elsewhere(recorded: &Recorded<'_>, softmax: &BTreeMap<ContextId, BTreeSet<u64>>) -> HashSet<ContextId> {
+fn used_elsewhere(recorded: &Recorded<'_>, softmax: &BTreeMap<ContextId, u64>) -> HashSet<ContextId> {
     let in_backward = |block: &&BlockLifetime| block.phase == Phase::Backward;
     let backward: Vec<u32> = recorded.blocks.iter().filter(in_backward).map(|block| block.allocated).collect();
     let is_kept = |block: &BlockLifetime| {
@@ -127,9 +127,7 @@ fn used_elsewhere(recorded: &Recorded<'_>, softmax: &BTreeMap<ContextId, BTreeSe
     };
     let forward = recorded.blocks.iter().filter(|block| block.phase == Phase::Forward);
     let scores = forward.map(|block| (attention_call(recorded, block.context), block));
-    let kept = scores.filter(|(call, block)| {
-        softmax.get(call).is_some_and(|sizes| sizes.contains(&block.requested())) && is_kept(block)
-    });
+    let kept = scores.filter(|(call, block)| softmax.get(call) == Some(&block.requested()) && is_kept(block));
     kept.map(|(call, _)| call).collect()
 }
 

@@ -75,8 +75,19 @@ impl Call {
     }
 }
 
-/// The calls of all members in forward passes, in order.
+/// The calls of all members in the forward passes of training steps, in order.
 pub(super) fn calls(recorded: &Recorded<'_>, members: &Members) -> Vec<Call> {
+    calls_in(recorded, members, |block| block.phase == Phase::Forward)
+}
+
+/// The calls of all members in forward passes with gradients, those of evaluations included, in order.
+pub(super) fn calls_with_gradients(recorded: &Recorded<'_>, members: &Members) -> Vec<Call> {
+    calls_in(recorded, members, |block| {
+        block.phase == Phase::Forward || block.phase == Phase::Eval && !block.is_without_gradients
+    })
+}
+
+fn calls_in(recorded: &Recorded<'_>, members: &Members, counts: impl Fn(&BlockLifetime) -> bool) -> Vec<Call> {
     let contexts = recorded.contexts();
     let mut calls: Vec<Call> = Vec::new();
     let mut running = false;
@@ -92,7 +103,7 @@ pub(super) fn calls(recorded: &Recorded<'_>, members: &Members) -> Vec<Call> {
         }
         let member = members.get(event.context);
         let continues = running && calls.last().is_some_and(|call| call.member == member);
-        if member == 0 || event.allocates && block.phase != Phase::Forward {
+        if member == 0 || event.allocates && !counts(block) {
             running = false;
         } else if continues {
             if let Some(call) = calls.last_mut() {

@@ -1,16 +1,14 @@
 //! Forward passes that no backward pass follows, without gradients.
 //!
-//! Without gradients a block is freed when the last operation that reads it is done. The recording does not show when that
-//! is. It ends with the call of the module around the one that allocated it at the latest, except for the last blocks of
-//! the outermost call, which are its results. The new peak is reported only if it does not depend on these times.
+//! Without gradients a block is freed when the last operation that reads it is done ([`super::reads`]), except for the
+//! last blocks of the outermost call, which are its results.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashSet};
 
-use memtrace_trace::ids::ContextId;
-
-use super::calls::{Call, Members, calls};
+use super::calls::{Call, Members, calls_with_gradients};
+use super::reads::read_until;
 use super::recorded::Recorded;
-use super::span::{Key, Span, after};
+use super::span::{Span, after};
 use crate::passes::category::Category;
 use crate::passes::lifetimes::BlockLifetime;
 
@@ -42,11 +40,11 @@ pub(super) fn unused_graphs(recorded: &Recorded<'_>, mut calls: Vec<Call>) -> Ve
     calls
 }
 
-/// The outermost calls of modules.
+/// The outermost calls of modules with gradients.
 pub(super) fn outermost_calls(recorded: &Recorded<'_>) -> Vec<Call> {
     let all = &recorded.definitions.nn_calls;
     let roots: BTreeSet<&str> = all.values().filter(|call| call.caller.is_none()).map(|call| &*call.class).collect();
-    calls(recorded, &Members::of(recorded, &roots))
+    calls_with_gradients(recorded, &Members::of(recorded, &roots))
 }
 
 /// By index: the blocks that outlive an outermost call of a module and are not its results. Only a graph keeps them.
@@ -59,49 +57,19 @@ pub(super) fn graph_blocks(recorded: &Recorded<'_>, outermost: &[Call]) -> HashS
     outermost.iter().flat_map(inner).collect()
 }
 
-/// Frees the blocks of these calls without gradients. `at_once`: as soon as they are allocated.
-pub(super) fn without_gradients(recorded: &Recorded<'_>, unused: &[Call], at_once: bool, spans: &mut [Span]) {
+/// Frees the blocks of these calls as without gradients.
+pub(super) fn without_gradients(recorded: &Recorded<'_>, unused: &[Call], spans: &mut [Span]) {
     for call in unused {
         let end = call.end(recorded);
         let outlives = |index: &&u32| recorded.blocks[**index as usize].freed > end;
         let results: Vec<u32> = call.blocks.iter().rev().filter(outlives).take(RESULTS).copied().collect();
-        // By caller: the index of the first event after its call.
-        let mut ends: HashMap<ContextId, usize> = HashMap::new();
-        for index in call.blocks.iter().filter(|index| !results.contains(index)) {
+        for (index, read) in call.blocks.iter().zip(read_until(recorded, call)) {
             let block = &recorded.blocks[*index as usize];
-            let span = &mut spans[*index as usize];
-            if !is_result(block) || block.freed <= end {
-                continue;
+            if is_result(block) && block.freed > end && !results.contains(index) {
+                // Autocast keeps its copies of weights until it ends.
+                let is_cast = block.category == Category::AutocastCache;
+                spans[*index as usize].end_by(if is_cast { after(end) } else { read });
             }
-            span.end_by(if at_once { span.start } else { caller_ends(recorded, call, block, &mut ends) });
         }
     }
-}
-
-/// When the call around the one that allocated a block ends.
-fn caller_ends(
-    recorded: &Recorded<'_>,
-    call: &Call,
-    block: &BlockLifetime,
-    ends: &mut HashMap<ContextId, usize>,
-) -> Key {
-    let calls = &recorded.definitions.nn_calls;
-    let caller = calls.get(&block.context).map_or(ContextId::NONE, |call| call.caller);
-    let start = recorded.first_event_after(block.allocated);
-    let is_inside = |context: ContextId| {
-        let mut at = context;
-        while at != caller {
-            match calls.get(&at) {
-                Some(call) => at = call.caller,
-                None => return false,
-            }
-        }
-        true
-    };
-    let end = ends.get(&caller).copied().filter(|end| *end > start).unwrap_or_else(|| {
-        let later = &recorded.events[start..call.events.end.max(start)];
-        start + later.iter().position(|event| !is_inside(event.context)).unwrap_or(later.len())
-    });
-    ends.insert(caller, end);
-    after(recorded.events[end.max(1) - 1].seq)
 }

@@ -3,12 +3,13 @@
 //!
 //! The blocks with one number per token and word of the vocabulary are the logits, their copies in other data types,
 //! their softmax, and the gradients of these. With chunks they are smaller, and the gradient of the output layer's weight
-//! is added up chunk by chunk, so two of it exist in the loss's backward pass.
+//! is added up chunk by chunk: the sum exists while the next chunk's logits do, and with each chunk's own gradient it
+//! makes a new sum.
 
 use std::collections::HashSet;
 
 use memtrace_trace::file::Frame;
-use memtrace_trace::ids::StackId;
+use memtrace_trace::ids::{ContextId, StackId};
 
 use super::recorded::Recorded;
 use super::span::{Key, Span, at};
@@ -52,7 +53,9 @@ impl Logits {
                 && [size, size / 2, size * 2].iter().any(|like| is_like(block.requested(), *like))
         };
         // Other blocks can have these sizes by chance, so only those near the loss and the start of its backward pass
-        // count.
+        // count, and of these those of the modules that compute logits and loss.
+        let homes = homes(recorded, in_loss, is_logits);
+        let is_logits = |block: &BlockLifetime| is_logits(block) && homes.contains(&home(recorded, block));
         let mut found = Vec::new();
         let (mut forward, mut backward) = (0..0, 0..0);
         for (index, block) in recorded.blocks.iter().enumerate() {
@@ -95,29 +98,62 @@ impl Logits {
         };
         for pass in self.blocks.chunk_by(of_pass) {
             if recorded.blocks[pass[0] as usize].phase == Phase::Backward {
-                two_weight_gradients(recorded, pass, spans);
+                add_weight_gradients(recorded, pass, spans);
             }
         }
     }
 }
 
-fn two_weight_gradients(recorded: &Recorded<'_>, pass: &[u32], spans: &mut Vec<Span>) {
+fn add_weight_gradients(recorded: &Recorded<'_>, pass: &[u32], spans: &mut Vec<Span>) {
     let first = recorded.blocks[pass[0] as usize].allocated;
     let last = recorded.blocks[pass[pass.len() - 1] as usize].allocated;
     let later = recorded.events[recorded.first_event_after(last)..].iter().take(NEAR_EVENTS);
     let mut allocated = later.filter(|event| event.allocates).map(|event| event.block);
     let sizes: HashSet<u64> =
-        recorded.blocks.iter().filter(|b| b.category == Category::Parameter).map(|b| b.size()).collect();
+        recorded.blocks.iter().filter(|b| b.category == Category::Parameter).map(|b| b.requested()).collect();
     let weight = allocated.find(|index| {
         let block = &recorded.blocks[*index as usize];
-        sizes.contains(&block.size()) && block.size() >= recorded.blocks[pass[0] as usize].size() / 64
+        sizes.contains(&block.requested()) && block.size() >= recorded.blocks[pass[0] as usize].size() / 64
     });
     let Some(weight) = weight else { return };
     let until: Key = pass.iter().map(|index| spans[*index as usize].end).max().unwrap_or(0);
+    // From the second chunk on the sum exists, and beside it the chunk's own gradient. Adding them makes a new sum when
+    // the logits are freed.
     let gradient = &mut spans[weight as usize];
-    let added = Span { start: at(first), end: until.max(at(first) + 1), ..*gradient };
+    let own = Span { end: until.max(gradient.start) + 2, ..*gradient };
+    let new_sum = Span { start: own.end - 1, end: own.end, ..*gradient };
     gradient.start = gradient.start.min(at(first));
-    spans.push(added);
+    spans.extend([own, new_sum]);
+}
+
+/// The call of a module to which a block belongs.
+fn home(recorded: &Recorded<'_>, block: &BlockLifetime) -> ContextId {
+    recorded.contexts().module(block.context)
+}
+
+/// The calls that compute logits and loss: that of the loss, those around it, and the last other one before it if it
+/// allocates logits. `NONE` stands for code outside modules.
+fn homes(
+    recorded: &Recorded<'_>,
+    in_loss: impl Fn(&&BlockLifetime) -> bool,
+    is_logits: impl Fn(&BlockLifetime) -> bool,
+) -> HashSet<ContextId> {
+    let calls = &recorded.definitions.nn_calls;
+    let mut homes = HashSet::from([ContextId::NONE]);
+    for (index, block) in recorded.blocks.iter().enumerate().filter(|(_, block)| in_loss(block)) {
+        let mut around = home(recorded, block);
+        while homes.insert(around) {
+            around = calls.get(&around).map_or(ContextId::NONE, |call| call.caller);
+        }
+        let before = recorded.blocks[index.saturating_sub(NEAR_BLOCKS)..index].iter().rev();
+        let mut others = before.filter(|b| b.phase == Phase::Forward && !homes.contains(&home(recorded, b))).peekable();
+        let last = others.peek().map(|block| home(recorded, block));
+        let mut of_last = others.take_while(|block| Some(home(recorded, block)) == last);
+        if let Some(last) = last.filter(|_| of_last.any(&is_logits)) {
+            homes.insert(last);
+        }
+    }
+    homes
 }
 
 /// The stacks inside a loss with one class per word.

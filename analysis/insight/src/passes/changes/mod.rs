@@ -15,7 +15,9 @@ mod continuation;
 mod evaluation;
 mod loading;
 mod loss;
+mod offload;
 mod optimizer;
+mod reads;
 mod recorded;
 mod results;
 mod span;
@@ -82,6 +84,8 @@ pub struct Plan {
     pub load_on_cpu: bool,
     /// Activation checkpointing of the modules of these classes; empty without it.
     pub checkpoint: BTreeSet<Box<str>>,
+    /// Saved tensors are kept in host memory.
+    pub offload: bool,
     /// Gradients are freed right after the optimizer's step.
     pub clear_gradients: bool,
     /// Gradients are views of DistributedDataParallel's buckets.
@@ -100,6 +104,9 @@ impl Plan {
         let clashes = self.optimizer.is_some() && other.optimizer.is_some()
             || self.batch.is_some() && other.batch.is_some()
             || !self.checkpoint.is_empty() && !other.checkpoint.is_empty()
+            // Both take the same activations away.
+            || !self.checkpoint.is_empty() && other.offload
+            || self.offload && !other.checkpoint.is_empty()
             // A batch over which gradients are accumulated needs them until its last part.
             || self.accumulates() && other.steps_early()
             || self.steps_early() && other.accumulates();
@@ -110,6 +117,7 @@ impl Plan {
             results_on_cpu: self.results_on_cpu || other.results_on_cpu,
             load_on_cpu: self.load_on_cpu || other.load_on_cpu,
             checkpoint: self.checkpoint.union(&other.checkpoint).cloned().collect(),
+            offload: self.offload || other.offload,
             clear_gradients: self.clear_gradients || other.clear_gradients,
             bucket_views: self.bucket_views || other.bucket_views,
             bfloat16: self.bfloat16 || other.bfloat16,
@@ -176,8 +184,6 @@ const PRECISE: u64 = 200;
 const WORTH_ANOTHER_CLASS: u64 = 20;
 /// Among classes whose checkpointing leads to peaks within one in this many parts, the one with the fewest modules counts.
 const SAME_PEAK: u64 = 33;
-/// A peak without gradients is reported if it is at most one in this many parts above its lower bound.
-const SMALL_DIFFERENCE: u64 = 33;
 /// `bfloat16` is computed where blocks of unknown data types are at most one in this many parts of the peak.
 const SMALL_UNKNOWN: u64 = 20;
 
@@ -246,7 +252,7 @@ impl<'a> Changes<'a> {
             }),
             ..Plan::default()
         });
-        if is_training && !self.unused_graphs.is_empty() {
+        if !self.unused_graphs.is_empty() {
             add(Plan { no_grad: true, ..Plan::default() });
         }
         if !self.results.is_empty() {
@@ -259,6 +265,7 @@ impl<'a> Changes<'a> {
             if !self.peak_is_in_training_step() {
                 add(Plan { batch: Some(BatchChange::Evaluation), ..Plan::default() });
             }
+            add(Plan { offload: true, ..Plan::default() });
             add(Plan { clear_gradients: true, ..Plan::default() });
         }
         let calls = &self.recorded.definitions.nn_calls;
@@ -299,7 +306,7 @@ impl<'a> Changes<'a> {
         let recorded = &self.recorded;
         let (summed, _) = span::peak(&spans, &recorded.settings);
         let floor = self.floor(plan);
-        if summed.max(floor) >= self.summed || plan.no_grad && !self.is_independent(plan, summed) {
+        if summed.max(floor) >= self.summed {
             return None;
         }
         let placed = span::place(&spans, &recorded.lifetimes.stream_pools, &recorded.settings, u64::MAX);
@@ -341,22 +348,11 @@ impl<'a> Changes<'a> {
         unchanged.map(|phase| self.elsewhere[*phase as usize]).max().unwrap_or(0)
     }
 
-    /// Whether a peak does not depend on when blocks without gradients are freed.
-    fn is_independent(&self, plan: &Plan, summed: u64) -> bool {
-        let (lowest, _) = span::peak(&self.apply_with(plan, true), &self.recorded.settings);
-        summed <= lowest + lowest / SMALL_DIFFERENCE
-    }
-
     fn apply(&self, plan: &Plan) -> Vec<Span> {
-        self.apply_with(plan, false)
-    }
-
-    /// `at_once`: blocks that live longer only for unused gradients are freed as soon as they are allocated.
-    fn apply_with(&self, plan: &Plan, at_once: bool) -> Vec<Span> {
         let recorded = &self.recorded;
         let mut spans = recorded.spans();
         if plan.no_grad {
-            evaluation::without_gradients(recorded, &self.unused_graphs, at_once, &mut spans);
+            evaluation::without_gradients(recorded, &self.unused_graphs, &mut spans);
         }
         if plan.results_on_cpu {
             self.results.remove(&mut spans);
@@ -377,6 +373,9 @@ impl<'a> Changes<'a> {
             let members = self.members(&plan.checkpoint);
             let calls = calls::calls(recorded, &members);
             checkpointing::checkpoint(recorded, &members, &calls, &mut spans);
+        }
+        if plan.offload {
+            offload::offload(recorded, &mut spans);
         }
         if plan.bucket_views {
             optimizer::gradients_in_buckets(recorded, &mut spans);

@@ -170,6 +170,11 @@ impl<'a> Recorded<'a> {
         self.is_freed(block) && self.contexts().is_node(block.freed_context)
     }
 
+    /// Whether a parameter or a gradient has this requested size.
+    pub(super) fn is_weight_size(&self, requested: u64) -> bool {
+        self.weight_sizes.contains(&requested)
+    }
+
     /// Whether a backward pass makes this block as the gradient of a weight, and frees it when the gradient is added to
     /// the one that exists or has been cast.
     pub(super) fn is_passing_weight_gradient(&self, block: &BlockLifetime) -> bool {

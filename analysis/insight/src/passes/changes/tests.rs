@@ -28,6 +28,10 @@ const STEP: StackId = StackId(3);
 /// A stack of `torch.load`.
 const LOAD: StackId = StackId(4);
 
+/// `NET`'s code at two lines, and the code of a module that each of them calls.
+const NET_LINES: [StackId; 2] = [StackId(6), StackId(7)];
+const INNER_LINES: [StackId; 2] = [StackId(9), StackId(11)];
+
 fn definitions() -> Definitions {
     let node = |name: &str, module| Context { node: name.into(), module, ..Context::default() };
     let mut definitions = Definitions {
@@ -67,6 +71,23 @@ fn definitions() -> Definitions {
         definitions.frames.push(Frame { name: name.into(), filename, ..Frame::default() });
         definitions.stacks.push(StackNode { parent: StackId::NONE, frame });
     }
+    let mut push = |parent: StackId, name: &str, filename: &str, line: u32| {
+        let frame = FrameId(definitions.frames.len() as u32);
+        definitions.frames.push(Frame { name: name.into(), filename: filename.into(), line, ..Frame::default() });
+        definitions.stacks.push(StackNode { parent, frame });
+        StackId(definitions.stacks.len() as u32 - 1)
+    };
+    let call = |push: &mut dyn FnMut(StackId, &str, &str, u32) -> StackId, parent| {
+        push(parent, "_call_impl", "/lib/torch/nn/modules/module.py", 1)
+    };
+    let net = call(&mut push, StackId::NONE);
+    let lines = [10, 11].map(|line| push(net, "forward", "net.py", line));
+    assert_eq!(lines, NET_LINES);
+    let inner = lines.map(|line| {
+        let called = call(&mut push, line);
+        push(called, "forward", "inner.py", 1)
+    });
+    assert_eq!(inner, INNER_LINES);
     definitions
 }
 
@@ -366,7 +387,7 @@ fn scores_are_found_without_a_backward_pass() {
 }
 
 #[test]
-fn chunks_of_the_loss_need_two_gradients_of_the_weight() {
+fn chunks_of_the_loss_need_the_sum_of_the_weights_gradients() {
     let mut program = Program::default();
     let weight = program.alloc(40, Phase::Load, Category::Parameter, ContextId::NONE);
     program.blocks[weight].step = crate::passes::lifetimes::BEFORE_STEPS;
@@ -380,7 +401,7 @@ fn chunks_of_the_loss_need_two_gradients_of_the_weight() {
     program.free(gradient, NODE_OF_FIRST);
     program.free(logits, NODE_OF_FIRST);
     assert_eq!(program.peak(&Plan::default()), 40 + 2400);
-    assert_eq!(program.peak(&Plan { chunked_loss: true, ..Plan::default() }), 40 + 300 + 80);
+    assert_eq!(program.peak(&Plan { chunked_loss: true, ..Plan::default() }), 40 + 300 + 40);
 }
 
 #[test]
@@ -515,4 +536,67 @@ fn after_an_error_in_the_first_optimizer_step_the_state_and_the_next_step_follow
     assert_eq!(peak(&half), weights + moments + 50 + gradients);
     let short = Plan { optimizer: Some(OptimizerChange::EightBit), ..Plan::default() };
     assert_eq!(peak(&short), weights + moments * 65 / 256 + 100 + gradients);
+}
+
+/// An evaluation with gradients: blocks of `NET` and of the modules that it calls, at one of two lines of `NET`.
+fn evaluated(blocks: &[(u64, ContextId, usize)]) -> Program {
+    let mut program = Program::default();
+    let mut allocated = Vec::new();
+    for (mib, context, line) in blocks {
+        let block = program.alloc(*mib, Phase::Eval, Category::Activation, *context);
+        program.blocks[block].stack = if *context == NET { NET_LINES[*line] } else { INNER_LINES[*line] };
+        allocated.push(block);
+    }
+    program.seq += 1;
+    for block in allocated {
+        program.free(block, ContextId::NONE);
+    }
+    program
+}
+
+#[test]
+fn without_gradients_values_of_one_statement_are_freed_when_the_next_operation_has_read_them() {
+    // second(relu(first(x))), and what the caller makes of it.
+    let program = evaluated(&[(100, FIRST, 0), (100, NET, 0), (100, SECOND, 0), (1, NET, 1), (1, NET, 1)]);
+    let no_grad = Plan { no_grad: true, ..Plan::default() };
+    assert_eq!(program.peak(&Plan::default()), 302);
+    assert_eq!(program.peak(&no_grad), 200);
+}
+
+#[test]
+fn without_gradients_a_variable_stays_until_the_code_that_assigned_it_reads_it() {
+    // x = first(x) + 1; x = x + second(x), and what the caller makes of it.
+    let blocks = [(10, FIRST, 0), (100, NET, 0), (30, SECOND, 1), (100, NET, 1), (1, NET, 1), (1, NET, 1)];
+    assert_eq!(evaluated(&blocks).peak(&Plan { no_grad: true, ..Plan::default() }), 230);
+}
+
+#[test]
+fn where_gradients_are_off_already_nothing_is_suggested() {
+    let mut program = evaluated(&[(100, FIRST, 0), (100, NET, 0), (100, SECOND, 0), (1, NET, 1), (1, NET, 1)]);
+    program.blocks.iter_mut().for_each(|block| block.is_without_gradients = true);
+    assert_eq!(program.peak(&Plan { no_grad: true, ..Plan::default() }), 302);
+}
+
+#[test]
+fn offloaded_tensors_come_back_for_the_node_that_needs_them() {
+    let mut program = Program::default();
+    let mut allocated = Vec::new();
+    for (context, stack) in
+        [(FIRST, INNER_LINES[0]), (NET, NET_LINES[0]), (SECOND, INNER_LINES[0]), (NET, NET_LINES[0])]
+    {
+        let block = program.activation(100, context);
+        program.blocks[block].stack = stack;
+        allocated.push(block);
+    }
+    program.passes = 1;
+    for (blocks, node) in [([3, 2], NODE_OF_SECOND), ([1, 0], NODE_OF_FIRST)] {
+        let gradient = program.alloc(20, Phase::Backward, Category::AutogradDetail, node);
+        for block in blocks {
+            program.free(allocated[block], node);
+        }
+        program.free(gradient, ContextId::NONE);
+    }
+    assert_eq!(program.peak(&Plan::default()), 420);
+    // In the forward pass one operation's argument and result, in the backward pass what one node saved.
+    assert_eq!(program.peak(&Plan { offload: true, ..Plan::default() }), 220);
 }
