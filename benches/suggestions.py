@@ -15,6 +15,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import frame
 
@@ -59,10 +60,10 @@ def printed_peak(done):
 
 def record(name, limit):
     """Records a program. Returns the finished process and the summary of the device that its suggestions are about."""
-    folder = frame.SCRATCH / "run"
+    folder = frame.SCRATCH / f"run-{name}-{limit}"
     done = run(name, limit=limit, prefix=[frame.MEMTRACE, "-o", folder, "--quiet", "--no-snapshot", "--"])
     if done.returncode != 0 and not (limit and ran_out_of_memory(done)):
-        sys.exit(f"{name} failed: {done.stderr}")
+        raise RuntimeError(f"{name} failed: {done.stderr}")
     summary = json.loads((folder / "summary.json").read_text())
     shutil.rmtree(folder)
     with_devices = [process for process in summary["processes"] if process["devices"]]
@@ -83,26 +84,28 @@ def announced_peak(suggestion, peak):
     return peak - suggestion["saves_bytes"] if peak else None
 
 
-def measure(name, limit, rows):
-    """Adds a row for each suggestion of the program's report."""
+def measure(name, limit):
+    """The rows of the suggestions of the program's report."""
+    rows = []
     done, device = record(name, limit)
     if limit and done.returncode == 0:
-        sys.exit(f"{name} fits into {limit} bytes")
+        raise RuntimeError(f"{name} fits into {limit} bytes")
     peak = None if limit else printed_peak(done)
     if peak and peak != device["highest"]["allocated_bytes"]:
-        sys.exit(f"{name}: the report has the peak {device['highest']['allocated_bytes']}, PyTorch has {peak}")
+        raise RuntimeError(f"{name}: the report has the peak {device['highest']['allocated_bytes']}, PyTorch has {peak}")
     for suggestion in device["suggestions"]:
         changed = run(name, *change(suggestion), limit=limit)
         row = {"program": name, "limit": limit, "suggestion": suggestion["action"], "peak": peak, "announced": announced_peak(suggestion, peak)}
         if changed.returncode == CANNOT:
             row["cannot"] = changed.stderr.strip().splitlines()[-1].removeprefix("cannot: ")
         elif changed.returncode != 0 and not (limit and ran_out_of_memory(changed)):
-            sys.exit(f"{name} {change(suggestion)} failed: {changed.stderr}")
+            raise RuntimeError(f"{name} {change(suggestion)} failed: {changed.stderr}")
         else:
             row["measured"] = printed_peak(changed) if changed.returncode == 0 else None
             row["announced fit"], row["fit"] = suggestion.get("fits"), changed.returncode == 0
         rows.append(row)
         frame.say(f"{name}{f' with {limit // MIB} MiB' if limit else ''}: {json.dumps(row)}")
+    return rows
 
 
 def error(row):
@@ -151,11 +154,10 @@ def rows_of(found):
 
 def main():
     chosen = sys.argv[1:] or os.environ.get("SUGGESTIONS_PROGRAMS", "").split() or (FEW if frame.QUICK else [])
-    found = []
-    for name, limits in programs().items():
-        if not chosen or name in chosen:
-            for limit in [None, *limits]:
-                measure(name, limit, found)
+    runs = [(name, limit) for name, limits in programs().items() if not chosen or name in chosen for limit in [None, *limits]]
+    # No figure is a time, so the programs can run beside each other.
+    with ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)) // 2)) as pool:
+        found = [row for rows in pool.map(lambda run: measure(*run), runs) for row in rows]
     import torch
 
     frame.done("suggestions", rows_of(found), about="The peak that a suggestion announces, and the peak of the same program with that change. The error is the "

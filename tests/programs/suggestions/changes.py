@@ -149,6 +149,7 @@ class Changes:
             return
         # The path pattern, the number of modules and their class.
         named = re.findall(r"(?:\bof|\band|,) (\S+) \((?:(\d+) of )?(\w+)\)", self.action)
+        named += [("", count, name) for count, name in re.findall(r"\ball (\d+) (\w+) modules", self.action)]
         if self.action and not named:
             cannot(f"the suggestion names no modules: {self.action}")
         for pattern, count, name in named or [(pattern, None, None)]:
@@ -156,7 +157,7 @@ class Changes:
                 module
                 for model in models
                 for path, module in model.named_modules()
-                if matches(path, pattern) and name in (None, type(module).__name__)
+                if (not pattern or matches(path, pattern)) and name in (None, type(module).__name__)
             ]
             if not found or int(count or len(found)) != len(found):
                 cannot(f"{len(found)} modules match {pattern}, not {count}: {self.action}")

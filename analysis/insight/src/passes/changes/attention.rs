@@ -75,6 +75,9 @@ impl Scores {
                 found.softmax = stack;
             }
         }
+        let biased = with_learned_bias(recorded);
+        let class = |call: &ContextId| recorded.definitions.nn_calls.get(call).map_or("", |call| &*call.class);
+        softmax.retain(|call, _| !biased.contains(class(call)));
         let mut counts: BTreeMap<ContextId, (u32, u64)> = BTreeMap::new();
         for block in recorded.blocks.iter().filter(|block| computes(block.phase)) {
             let call = attention_call(recorded, block.context);
@@ -205,6 +208,14 @@ fn fused(recorded: &Recorded<'_>) -> HashSet<ContextId> {
     let is_fused = |node: &str| node.starts_with("ScaledDotProduct") || node.starts_with("SafeSoftmax");
     let nodes = recorded.definitions.contexts.iter().filter(|c| is_fused(&c.node));
     nodes.map(|c| attention_call(recorded, c.module)).filter(|call| !call.is_none()).collect()
+}
+
+/// The classes whose calls add a learned bias to the scores: they look it up in an embedding. No fused kernel takes the
+/// bias as it comes from there, with the heads in its last dimension, and PyTorch computes the score matrices then too.
+fn with_learned_bias<'a>(recorded: &Recorded<'a>) -> HashSet<&'a str> {
+    let calls = &recorded.definitions.nn_calls;
+    let embeddings = calls.values().filter(|call| &*call.class == "Embedding");
+    embeddings.filter_map(|call| calls.get(&call.caller)).map(|caller| &*caller.class).collect()
 }
 
 /// Whether a function is named after `scaled_dot_product_attention`.
