@@ -27,12 +27,13 @@ FEW = ["decoder", "evaluation", "serve", "wide"]
 MIB = 1 << 20
 
 
-def programs():
-    """The names of the programs, sorted, each with its memory limits in bytes."""
+def programs(gpus):
+    """The names of the programs for at most `gpus` devices, sorted, each with its memory limits in bytes."""
     found = {}
     for path in sorted(PROGRAMS.glob("*.py")):
         text = path.read_text()
-        if "CHANGES = changes.parse(" in text:
+        needed = re.search(r"^# GPUs: (\d+)$", text, re.MULTILINE)
+        if "CHANGES = changes.parse(" in text and int(needed[1] if needed else 1) <= gpus:
             limits = re.search(r"^# limits: (.*)$", text, re.MULTILINE)
             found[path.stem] = [int(limit.removesuffix("M")) * MIB for limit in limits[1].split()] if limits else []
     return found
@@ -154,11 +155,13 @@ def rows_of(found):
 
 def main():
     chosen = sys.argv[1:] or os.environ.get("SUGGESTIONS_PROGRAMS", "").split() or (FEW if frame.QUICK else [])
-    runs = [(name, limit) for name, limits in programs().items() if not chosen or name in chosen for limit in [None, *limits]]
+    import torch
+
+    gpus = torch.cuda.device_count() if frame.GPU else 2
+    runs = [(name, limit) for name, limits in programs(gpus).items() if not chosen or name in chosen for limit in [None, *limits]]
     # No figure is a time, so the programs can run beside each other.
     with ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)) // 2)) as pool:
         found = [row for rows in pool.map(lambda run: measure(*run), runs) for row in rows]
-    import torch
 
     frame.done("suggestions", rows_of(found), about="The peak that a suggestion announces, and the peak of the same program with that change. The error is the "
                "difference in percent of the measured peak.", **frame.conditions(torch))

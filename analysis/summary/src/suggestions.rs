@@ -199,7 +199,9 @@ impl Texts<'_> {
     fn applies(&self, plan: &Plan) -> bool {
         match plan.batch {
             _ if plan.load_on_cpu => self.phase == Phase::Load,
-            Some(BatchChange::Evaluation) => self.phase == Phase::Eval && self.has_backward,
+            Some(BatchChange::Evaluation) => {
+                self.changes.ends_in_evaluation() || self.phase == Phase::Eval && self.has_backward
+            }
             Some(BatchChange::Half) => self.has_backward || matches!(self.phase, Phase::Forward | Phase::Eval),
             _ => true,
         }

@@ -1,4 +1,5 @@
 """Trains with DistributedDataParallel on two GPUs; rank 0 prints its peak."""
+# GPUs: 2
 import os
 import socket
 

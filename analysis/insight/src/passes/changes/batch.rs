@@ -245,10 +245,18 @@ pub(super) fn kept_places(recorded: &Recorded<'_>) -> HashSet<(StackId, ContextI
 /// Halves what an evaluation computes.
 pub(super) fn halve_evaluation(recorded: &Recorded<'_>, spans: &mut [Span]) {
     let kept = kept_places(recorded);
+    let passes = recorded.blocks.last().map_or(0, |block| block.backward_passes);
+    // An evaluation with gradients that an error ends looks like a forward pass of training.
+    let is_interrupted = |block: &BlockLifetime| {
+        recorded.ends_in_unused_graph && block.phase == Phase::Forward && block.backward_passes == passes
+    };
     for span in spans {
         let block = &recorded.blocks[span.block as usize];
         let computed = matches!(block.category, Category::Activation | Category::Temporary | Category::Input);
-        if block.phase == Phase::Eval && computed && !kept.contains(&(block.stack, block.context)) {
+        if (block.phase == Phase::Eval || is_interrupted(block))
+            && computed
+            && !kept.contains(&(block.stack, block.context))
+        {
             span.requested = span.requested.div_ceil(2);
         }
     }

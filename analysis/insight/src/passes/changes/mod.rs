@@ -240,18 +240,20 @@ impl<'a> Changes<'a> {
         if self.logits.is_some() {
             add(Plan { chunked_loss: true, ..Plan::default() });
         }
-        if let Some(classes) = self.classes_to_checkpoint() {
-            add(Plan { checkpoint: classes, ..Plan::default() });
-        }
         let is_training = self.batches != Batches::Inference;
-        add(Plan {
-            batch: Some(match self.batches {
+        if self.ends_in_evaluation() {
+            add(Plan { batch: Some(BatchChange::Evaluation), ..Plan::default() });
+        } else {
+            if let Some(classes) = self.classes_to_checkpoint() {
+                add(Plan { checkpoint: classes, ..Plan::default() });
+            }
+            let batch = match self.batches {
                 Batches::One => BatchChange::Accumulated,
                 Batches::Accumulated(passes) => BatchChange::MoreMicroBatches(passes),
                 Batches::Several | Batches::Inference => BatchChange::Half,
-            }),
-            ..Plan::default()
-        });
+            };
+            add(Plan { batch: Some(batch), ..Plan::default() });
+        }
         if !self.unused_graphs.is_empty() {
             add(Plan { no_grad: true, ..Plan::default() });
         }
@@ -262,7 +264,7 @@ impl<'a> Changes<'a> {
             add(Plan { load_on_cpu: true, ..Plan::default() });
         }
         if is_training {
-            if !self.peak_is_in_training_step() {
+            if !self.peak_is_in_training_step() && !self.ends_in_evaluation() {
                 add(Plan { batch: Some(BatchChange::Evaluation), ..Plan::default() });
             }
             add(Plan { offload: true, ..Plan::default() });
@@ -291,6 +293,11 @@ impl<'a> Changes<'a> {
             add(Plan { bfloat16: true, ..Plan::default() });
         }
         plans
+    }
+
+    /// Whether the recording ends with an error in an evaluation that keeps activations for no backward pass.
+    pub fn ends_in_evaluation(&self) -> bool {
+        self.recorded.ends_in_unused_graph
     }
 
     /// Whether blocks that a backward pass frees are allocated at the peak. A forward pass without gradients is then a
