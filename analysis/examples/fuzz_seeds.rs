@@ -85,6 +85,7 @@ fn main() {
             names,
             folder: (!names).then(|| "/tmp/run".into()),
             cycles: !names,
+            holders: names,
             filters: 2,
         };
         put("session", name, options.encode().as_bytes());

@@ -31,6 +31,7 @@ static OBSERVERS: ObserverTable = ObserverTable(&[
     observers::inductor_lines::OBSERVER,
     observers::names::requests::OBSERVER,
     observers::cycles::callback::OBSERVER,
+    observers::holders::requests::OBSERVER,
 ]);
 
 // The symbol through which `recording::observer` reads the table.

@@ -429,6 +429,12 @@ pub(crate) struct Run {
     /// collection.
     #[arg(long)]
     pub(crate) cycles: bool,
+    /// Record which Python objects hold the tensors, as paths such as __main__.history[37]; this adds an atexit function
+    ///
+    /// memtrace walks over the program's objects after some steps, after an out-of-memory error and before the
+    /// interpreter ends. It runs none of the program's code.
+    #[arg(long)]
+    pub(crate) holders: bool,
     /// Divide the memory of the report and the snapshot into your own categories, by the rules of this JSON file
     /// (docs/how-to/custom-categories.md)
     #[arg(long, value_name = "FILE")]

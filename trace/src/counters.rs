@@ -26,6 +26,7 @@ macro_rules! counters {
                         | Counter::RingWaitMicroseconds
                         | Counter::SharedRingEvents
                         | Counter::NamesMicroseconds
+                        | Counter::HoldersMicroseconds
                 )
             }
 
@@ -81,6 +82,11 @@ counters! {
     CyclesNotShown = 19 "cycles_not_shown";
     /// How long scans for names of tensors and modules stopped the program's interpreter, in microseconds.
     NamesMicroseconds = 20 "names_us";
+    /// Searches for what holds tensors (`--holders`) that did not visit all objects, because there are too many, and
+    /// tensors whose holder was not recorded.
+    HoldersNotShown = 21 "holders_not_shown";
+    /// How long the searches for what holds tensors stopped the program's interpreter, in microseconds.
+    HoldersMicroseconds = 22 "holders_us";
 }
 
 /// Indices of former counters (`unwind_checks`, `unwind_mismatches`), which trace files may contain. No counter gets

@@ -70,6 +70,29 @@ impl TensorKind {
     }
 }
 
+/// Why the program's objects were examined for what holds tensors.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
+#[repr(u8)]
+pub enum ScanOccasion {
+    /// While the program ran. Also stands for occasions of a newer build.
+    #[default]
+    Running = 0,
+    /// After an allocation had failed.
+    OutOfMemory = 1,
+    /// Before the interpreter ended.
+    End = 2,
+}
+
+impl ScanOccasion {
+    const fn from_wire(number: u64) -> ScanOccasion {
+        match number {
+            1 => ScanOccasion::OutOfMemory,
+            2 => ScanOccasion::End,
+            _ => ScanOccasion::Running,
+        }
+    }
+}
+
 /// The API with which a program named a range.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[repr(u8)]
@@ -185,6 +208,28 @@ pub enum Definition<'a> {
         /// float32[1024, 1024]`.
         text: &'a str,
     },
+    /// One examination of the program's objects for what holds tensors (`--holders`). Its [`Definition::Holder`]s precede
+    /// it and have the same `seq`. Since 1.2.
+    HolderScan {
+        /// The number of events at that time.
+        seq: u64,
+        /// The occasion.
+        occasion: ScanOccasion,
+        /// How many objects were visited.
+        objects: u64,
+        /// Whether objects were left out because there are too many.
+        is_partial: bool,
+    },
+    /// The Python path that holds a tensor's memory (`--holders`). It is valid from this scan on, until the block is
+    /// freed or another definition for the address follows. Since 1.2.
+    Holder {
+        /// The address at which the tensor's storage begins.
+        address: u64,
+        /// The number of events when the path was read. It held the block that was at the address then.
+        seq: u64,
+        /// For example `__main__.history[37]` or `frame validate: preds`. Empty if no path holds the memory any more.
+        path: &'a str,
+    },
     /// A loaded object.
     Module {
         /// The id being defined.
@@ -284,6 +329,8 @@ mod kind {
     pub(super) const TENSOR_NAME: u8 = 14;
     pub(super) const LABEL: u8 = 15;
     pub(super) const CYCLE: u8 = 16;
+    pub(super) const HOLDER_SCAN: u8 = 17;
+    pub(super) const HOLDER: u8 = 18;
 }
 
 impl<'a> Definition<'a> {
@@ -354,6 +401,19 @@ impl<'a> Definition<'a> {
                 put_str(out, file);
                 put_str(out, text);
                 kind::CYCLE
+            }
+            Definition::HolderScan { seq, occasion, objects, is_partial } => {
+                put_varint(out, seq);
+                put_varint(out, occasion as u64);
+                put_varint(out, objects);
+                put_varint(out, is_partial.into());
+                kind::HOLDER_SCAN
+            }
+            Definition::Holder { address, seq, path } => {
+                put_varint(out, address);
+                put_varint(out, seq);
+                put_str(out, path);
+                kind::HOLDER
             }
             Definition::Module { id, path, build_id } => {
                 put_varint(out, id.0.into());
@@ -486,6 +546,13 @@ impl<'a> Definition<'a> {
                 Definition::Label { id: c.varint32()?, origin: LabelOrigin::from_wire(c.varint()?), text: c.str()? }
             }
             kind::CYCLE => Definition::Cycle { address: c.varint()?, seq: c.varint()?, file: c.str()?, text: c.str()? },
+            kind::HOLDER_SCAN => Definition::HolderScan {
+                seq: c.varint()?,
+                occasion: ScanOccasion::from_wire(c.varint()?),
+                objects: c.varint()?,
+                is_partial: c.varint()? != 0,
+            },
+            kind::HOLDER => Definition::Holder { address: c.varint()?, seq: c.varint()?, path: c.str()? },
             kind::RANK => Definition::Rank { rank: c.varint32()?, size: c.varint32()? },
             kind::NOTICE => Definition::Notice {
                 topic: c.str()?,

@@ -49,6 +49,8 @@ pub struct Options {
     pub folder: Option<PathBuf>,
     /// Whether reference cycles are examined and written into [`Self::folder`].
     pub cycles: bool,
+    /// Whether the program's objects are searched for what holds tensors.
+    pub holders: bool,
     /// The number of seccomp filters under which the launcher runs.
     pub filters: u32,
 }
@@ -81,7 +83,8 @@ impl Options {
         let hex = |path: &PathBuf| path.as_os_str().as_bytes().iter().map(|b| format!("{b:02x}")).collect::<String>();
         let folder = self.folder.as_ref().map_or(String::new(), |path| format!(";folder={}", hex(path)));
         let cycles = if self.cycles { ";cycles=on" } else { "" };
-        format!("{};cpu={cpu};stacks={stacks};filters={}{names}{cycles}{folder}", self.token, self.filters)
+        let holders = if self.holders { ";holders=on" } else { "" };
+        format!("{};cpu={cpu};stacks={stacks};filters={}{names}{cycles}{holders}{folder}", self.token, self.filters)
     }
 
     /// Parses the result of [`Self::encode`]. `None` without a valid token. Unknown keys and values are ignored:
@@ -96,6 +99,7 @@ impl Options {
             names: true,
             folder: None,
             cycles: false,
+            holders: false,
             filters: 0,
         };
         for (key, value) in parts.filter_map(|p| p.split_once('=')) {
@@ -106,6 +110,7 @@ impl Options {
                 "names" => options.names = value != "off",
                 "folder" => options.folder = path(value),
                 "cycles" => options.cycles = value == "on",
+                "holders" => options.holders = value == "on",
                 _ => {}
             }
         }
@@ -146,7 +151,7 @@ mod tests {
             let (cpu, stacks) = (Cpu::Never, Stacks::Both);
             let (folder, cycles) = (names.then(|| PathBuf::from("/runs; of/ü=1")), names);
             let token = "0123abcd".into();
-            let options = Options { token, cpu, stacks, names, folder, cycles, filters: 3 };
+            let options = Options { token, cpu, stacks, names, folder, cycles, holders: !names, filters: 3 };
             assert_eq!(Options::parse(&options.encode()), Some(options));
         }
         assert_eq!(Options::parse(""), None);

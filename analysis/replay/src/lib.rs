@@ -22,6 +22,7 @@
 mod allocator;
 mod contexts;
 mod cycles;
+mod holders;
 mod locate;
 mod names;
 mod physical;
@@ -31,6 +32,7 @@ mod replay;
 pub use allocator::{Allocator, Anomalies, Block, BlockId, BlockState, Peak, Segment, Usage};
 pub use contexts::Contexts;
 pub use cycles::{ReferenceCycle, reference_cycles};
+pub use holders::{HeldBlock, HolderChange, holder_changes};
 pub use names::{AllocationNames, Names};
 pub use physical::{Effect, MemoryLocation, Owner, OwnerUsage, PhysicalAllocation, PhysicalMemory};
 pub use policy::{AllocatedBlock, AllocatorSettings, LimitedDevice, Policy, PolicyDevice};

@@ -26,6 +26,7 @@ const ORDER: [(&str, bool); SECTIONS.len()] = [
     ("issues", true),
     ("peak", true),
     ("phases", true),
+    ("holders", true),
     ("fragmentation", true),
     ("outside-pytorch", false),
     ("memory", false),

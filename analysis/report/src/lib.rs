@@ -16,6 +16,7 @@ mod check_text;
 mod diff_text;
 mod finish;
 mod fit;
+mod holders;
 mod html;
 mod lines_text;
 mod markup;

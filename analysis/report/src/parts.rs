@@ -10,6 +10,7 @@ use memtrace_summary::{
 };
 
 use crate::fit::{columns, cut, cut_middle, location_in, short_location, wrap_list, wrap_words};
+use crate::holders::holder_text;
 use crate::style::Style;
 use crate::table::{Align, Table};
 use crate::text_report::{ISSUE_LABEL_WIDTH, ROW_TEXT, TextReport};
@@ -259,7 +260,10 @@ impl TextReport {
             let saves = issue.saves_bytes.map(|bytes| format!(" (lowers the peak by {})", size_text(bytes)));
             let fix = format!("{}{}", issue.fix, saves.unwrap_or_default());
             self.labelled_at(4, ISSUE_LABEL_WIDTH, "Location", location, wrap_list);
-            for (label, text) in evidence.chain([("Fix", fix.as_str())]) {
+            let held_by: Vec<String> = issue.held_by.iter().map(holder_text).collect();
+            let held_by = held_by.iter().map(|text| ("Held by", text.as_str()));
+            let help = issue.help.iter().map(|text| ("Help", text.as_str()));
+            for (label, text) in evidence.chain(held_by).chain([("Fix", fix.as_str())]).chain(help) {
                 self.labelled_at(4, ISSUE_LABEL_WIDTH, label, text, wrap_words);
             }
         }

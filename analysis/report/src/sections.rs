@@ -74,6 +74,12 @@ pub static SECTIONS: &[Section] = &[
         description: "which rules decided phases and categories, with evidence",
         add: TextReport::rules,
     },
+    Section {
+        name: "holders",
+        title: "Holders",
+        description: "which Python objects hold the largest tensors (memtrace --holders)",
+        add: TextReport::holders_section,
+    },
     Section { name: "issues", title: "Issues", description: "issues, with evidence and fix", add: |_, _| {} },
 ];
 
@@ -100,6 +106,7 @@ impl Section {
             "outside-pytorch" => {
                 any(|device| device.owners.iter().any(|owner| owner.object.is_some() && owner.peak_bytes > 0))
             }
+            "holders" => any(|device| device.holders.is_some()),
             "rules" => any(|device| !device.phase_rules.is_empty()),
             _ => true,
         }

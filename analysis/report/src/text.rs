@@ -25,6 +25,8 @@ const DEVICES: usize = 2;
 const LARGEST: usize = 4;
 /// The maximum number of reasons printed why processes were not recorded.
 const NOT_RECORDED: usize = 4;
+/// The maximum number of holders printed.
+const HOLDERS: usize = 5;
 /// The maximum number of issues printed.
 const ISSUES: usize = 3;
 
@@ -115,6 +117,7 @@ impl TextReport {
             self.oom_facts(device, oom);
             self.categories(&oom.in_use, true, oom.optimizer_state_needed_bytes);
             self.largest_allocations(&oom.in_use, LARGEST);
+            self.holders(device, HOLDERS);
         } else if let Some(peak) = &device.peak {
             let verdict = format!("peak {} {}", size_text(peak.totals.allocated_bytes), when(peak.step, peak.phase));
             self.title(&title, &verdict, Style::bold);
@@ -124,6 +127,7 @@ impl TextReport {
             self.categories(peak, true, None);
             self.modules(peak);
             self.largest_allocations(peak, LARGEST);
+            self.holders(device, HOLDERS);
         } else {
             return self.heading(&title);
         }
@@ -239,7 +243,7 @@ fn oom_verdict(device: &DeviceSummary, oom: &OomSummary) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use memtrace_summary::{IssueSummary, OomForecastSummary, StackSummary};
+    use memtrace_summary::{HolderSummary, IssueSummary, OomForecastSummary, StackSummary};
 
     #[test]
     fn an_issue_has_its_location_evidence_and_fix() {
@@ -258,6 +262,8 @@ mod tests {
                 ..OomForecastSummary::default()
             }),
             files: Vec::new(),
+            held_by: vec![HolderSummary { path: "__main__.history[*]".into(), tensors: 10, bytes: 120 << 20 }],
+            help: None,
         };
         let process = ProcessSummary { issues: vec![issue; ISSUES + 2], ..ProcessSummary::default() };
         let text = Summary { processes: vec![process], ..Summary::default() }.to_text(&TextOptions::default());
@@ -266,6 +272,7 @@ mod tests {
     at this rate
     Location  train.py:9 step
     Evidence  10 of 10 steps from step 2 on left a block more
+    Held by   __main__.history[*] (10 tensors, 120 MiB)
     Fix       append loss.item() (lowers the peak by 120 MiB)
 ";
         assert_eq!(text.matches(expected).count(), ISSUES, "{text}");

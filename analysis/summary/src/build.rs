@@ -10,6 +10,7 @@ use memtrace_trace::ids::{ContextId, StackId};
 
 use crate::diagnosis::IssueBuilder;
 use crate::explain::{explain, state_needed};
+use crate::holders::Holders;
 use crate::locations::{Locations, frame_summary};
 use crate::progress::Progress;
 use crate::step_estimate::{StepEstimate, step_estimate};
@@ -270,6 +271,8 @@ fn process_summary(
     let Results { analysis, lifetimes, ooms } = *results;
     let info = process.info();
     let table = StackTable::new(process.definitions());
+    let oom_of = |device: &DeviceAnalysis| Some((device.device, oom_to_explain(device, process)?.seq));
+    let explained_ooms = analysis.devices.iter().filter_map(oom_of).collect();
     let context = Context {
         process,
         definitions: process.definitions(),
@@ -278,6 +281,7 @@ fn process_summary(
         table,
         names,
         custom: custom_rules.map(|rules| CustomCategorizer::new(rules, process.definitions(), names)),
+        holders: Holders::of(process, &explained_ooms),
     };
     let found = |device| ooms.iter().find(|found| found.device == device);
     let mut devices: Vec<DeviceSummary> =
@@ -381,6 +385,7 @@ struct Context<'a> {
     table: StackTable,
     names: &'a Names,
     custom: Option<CustomCategorizer<'a>>,
+    holders: Holders,
 }
 
 impl Context<'_> {
@@ -437,6 +442,7 @@ impl Context<'_> {
             explained_oom: explained.and_then(|oom| analysis.ooms.all().position(|one| one.seq == oom.seq)),
             owners: self.owners(process_analysis, MemoryLocation::Device(analysis.device)),
             imported: self.owners(process_analysis, MemoryLocation::Imported(analysis.device)),
+            holders: self.holders.of_device(analysis.device),
             phase_rules: analysis
                 .phase_rules
                 .all()
@@ -503,6 +509,8 @@ impl Context<'_> {
         let mut issues = builder.issues(analysis);
         sort_issues(&mut issues);
         let summaries = issues.into_iter().map(|issue| IssueSummary {
+            held_by: self.holders.of_issue(&issue),
+            help: self.holders.help(&issue),
             rule: issue.rule.id,
             device: issue.device,
             bytes: issue.bytes,

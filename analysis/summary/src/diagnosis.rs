@@ -100,6 +100,7 @@ impl DeviceIssues<'_> {
             headline: String::new(),
             evidence: Vec::new(),
             place: None,
+            sites: Vec::new(),
             fix: String::new(),
             saves: None,
             forecast: None,
@@ -240,6 +241,7 @@ impl DeviceIssues<'_> {
             ),
             evidence,
             place: Some((largest.stack, largest.context)),
+            sites: leaks.iter().map(|g| (g.stack, g.context)).collect(),
             fix,
             saves: Some(bytes).filter(|_| self.at_peak(largest.last_seq)),
             ..self.issue(&rules::LEAK, bytes)
@@ -334,6 +336,7 @@ impl DeviceIssues<'_> {
             ),
             evidence,
             place,
+            sites: graph.iter().chain(read).map(|g| (g.stack, g.context)).collect(),
             fix,
             saves: last.filter(|l| self.at_peak(l.last_seq)).map(|_| bytes),
             ..self.issue(&rules::GRAPH_KEPT, bytes)

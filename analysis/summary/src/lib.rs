@@ -21,6 +21,7 @@ mod device_names;
 mod diagnosis;
 mod diff;
 mod explain;
+mod holders;
 mod lines;
 mod locations;
 mod matched_lines;

@@ -176,6 +176,51 @@ pub struct IssueSummary {
     /// The names of files in the run folder that show more, most informative first. For a reference cycle, these are
     /// the pages with its objects (`--cycles`).
     pub files: Vec<String>,
+    /// The Python paths that held these tensors (`--holders`), by bytes in descending order, when they held most. Absent
+    /// if none is known.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub held_by: Vec<HolderSummary>,
+    /// How to record more about this issue. Absent if there is nothing more to record.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub help: Option<String>,
+}
+
+/// Tensors that Python paths of one pattern hold.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
+pub struct HolderSummary {
+    /// The path, for example `__main__.history[*]`. `*` stands for keys and positions that differ.
+    pub path: String,
+    /// The number of tensors' storages.
+    pub tensors: u64,
+    /// Their size in bytes.
+    pub bytes: u64,
+}
+
+/// What held the tensors of a device (`--holders`), at the scan after the explained out-of-memory error, or else at the
+/// last one with most of the memory.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
+pub struct HoldersSummary {
+    /// The scan.
+    pub scan: ScanSummary,
+    /// The bytes of all tensors that a Python path held.
+    pub held_bytes: u64,
+    /// The largest, by bytes in descending order.
+    pub largest: Vec<HolderSummary>,
+    /// The number of further patterns that `largest` leaves out.
+    pub left_out: u64,
+}
+
+/// A scan of the program's objects.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
+pub struct ScanSummary {
+    /// The occasion: `running`, `out_of_memory` or `end`.
+    pub occasion: String,
+    /// The number of the last event before it.
+    pub event: u64,
+    /// The number of objects visited.
+    pub objects: u64,
+    /// Whether objects were left out because there are too many.
+    pub is_partial: bool,
 }
 
 /// When a device's memory would be full at the rate at which it filled.
@@ -287,6 +332,9 @@ pub struct DeviceSummary {
     /// The device memory of other processes that this process opened (CUDA IPC), by the library that opened it. No
     /// other figure includes it: it counts for the process that allocated it.
     pub imported: Vec<OwnerSummary>,
+    /// The Python paths that held the largest tensors. Absent without `--holders`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub holders: Option<HoldersSummary>,
     /// The rules that classified allocations by phase, by bytes in descending order.
     pub phase_rules: Vec<PhaseRuleSummary>,
     /// The rules that classified blocks by category, by bytes in descending order.

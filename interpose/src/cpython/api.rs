@@ -132,12 +132,20 @@ c_api! {
         is_subtype(class: PyObjectPtr, base: PyObjectPtr) -> c_int = c"PyType_IsSubtype";
         inc_ref(object: PyObjectPtr) = c"Py_IncRef";
         dec_ref(object: PyObjectPtr) = c"Py_DecRef";
+        gc_untrack(object: PyObjectPtr) = c"PyObject_GC_UnTrack";
+        handled_error(kind: *mut PyObjectPtr, value: *mut PyObjectPtr, trace: *mut PyObjectPtr) = c"PyErr_GetExcInfo";
+        interpreter_main() -> *mut c_void = c"PyInterpreterState_Main";
+        thread_head(interpreter: *mut c_void) -> *mut c_void = c"PyInterpreterState_ThreadHead";
+        thread_next(thread: *mut c_void) -> *mut c_void = c"PyThreadState_Next";
+        thread_get() -> *mut c_void = c"PyThreadState_Get";
     }
     types {
         none = c"_Py_NoneStruct";
         member_type = c"PyMemberDescr_Type";
         function_type = c"PyFunction_Type";
         frame_type = c"PyFrame_Type";
+        module_type = c"PyModule_Type";
+        str_type = c"PyUnicode_Type";
     }
 }
 

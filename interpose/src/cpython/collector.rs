@@ -91,7 +91,7 @@ impl<'a> GilToken<'a> {
     }
 
     /// A function of a module that the program has imported. `None` unless it is a C function.
-    fn builtin(self, module: &CStr, name: &CStr) -> Option<PyObjectPtr> {
+    pub(crate) fn builtin(self, module: &CStr, name: &CStr) -> Option<PyObjectPtr> {
         let function = self.module_variable(module, name)?;
         // SAFETY: `function` is a live object of the module.
         (unsafe { class_name(function) } == "builtin_function_or_method").then_some(function)

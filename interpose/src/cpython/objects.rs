@@ -68,6 +68,20 @@ impl<'a> GilToken<'a> {
         self.has_type_flag(object, LIST | TUPLE)
     }
 
+    pub(crate) fn is_type(self, object: PyObjectPtr) -> bool {
+        self.has_type_flag(object, TYPE)
+    }
+
+    /// Whether a class was created at run time.
+    pub(crate) fn is_heap_type(self, class: PyObjectPtr) -> bool {
+        self.c.type_flags(class) & HEAP_TYPE != 0
+    }
+
+    /// Whether the object's class was created at run time, as every class of a program is.
+    pub(crate) fn is_of_heap_type(self, object: PyObjectPtr) -> bool {
+        self.has_type_flag(object, HEAP_TYPE)
+    }
+
     pub(crate) fn is_function(self, object: PyObjectPtr) -> bool {
         self.is_instance(object, self.api.function_type)
     }
@@ -117,14 +131,19 @@ impl<'a> GilToken<'a> {
     /// The attribute in the instance's own dictionary or in a slot. `None` for anything that the class computes,
     /// because that may be the program's code.
     pub(crate) fn stored_attribute(self, object: PyObjectPtr, name: &PyOwned<'_>) -> Option<PyOwned<'a>> {
+        self.stored_value(object, name.object)
+    }
+
+    /// [`Self::stored_attribute`] with the name as a Python string.
+    pub(crate) fn stored_value(self, object: PyObjectPtr, name: PyObjectPtr) -> Option<PyOwned<'a>> {
         // SAFETY: callers pass a live object.
-        let of_class = self.c.type_lookup(unsafe { type_of(object) }, name.object);
+        let of_class = self.c.type_lookup(unsafe { type_of(object) }, name);
         // Only slots of the class are read, and those are C code.
         // SAFETY: the class holds what it was just looked up in.
         if !of_class.is_null() && unsafe { type_of(of_class) } != self.api.member_type {
             return None;
         }
-        self.owned(self.c.generic_attribute(object, name.object))
+        self.owned(self.c.generic_attribute(object, name))
     }
 
     /// The entries of a dictionary in order of insertion. Empty if `dict` is no dictionary. The caller must not change

@@ -66,7 +66,16 @@ fn start(run: &Run) -> Result<u8, Refusal> {
     let filters = std::fs::read_to_string("/proc/self/status").map_or(0, |status| options::filters_in(&status));
     let (stacks, names) = (run.stacks.into(), !run.no_names);
     let absolute = std::path::absolute(path).context("cannot determine the absolute path of the run folder")?;
-    let options = Options { token, cpu, stacks, names, folder: Some(absolute), cycles: run.cycles, filters };
+    let options = Options {
+        token,
+        cpu,
+        stacks,
+        names,
+        folder: Some(absolute),
+        cycles: run.cycles,
+        holders: run.holders,
+        filters,
+    };
     // SAFETY: no other thread of this process runs. The checks before start none, and with a small stack limit the first
     // thread only waits for this one (`stack`).
     unsafe { session::set_environment(&library.path, &options, checked.needs_asan) };

@@ -170,6 +170,8 @@ fn table(definition: &Definition<'_>) -> Option<(usize, u32)> {
         | Definition::NnName { .. }
         | Definition::TensorName { .. }
         | Definition::Cycle { .. }
+        | Definition::Holder { .. }
+        | Definition::HolderScan { .. }
         | Definition::Label { .. }
         | Definition::Notice { .. } => None,
     }

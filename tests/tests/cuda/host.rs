@@ -162,8 +162,16 @@ fn connections(mut command: Command) -> usize {
     let address = SocketAddr::from_abstract_name(format!("memtrace-{token}")).unwrap();
     let listener = UnixListener::bind_addr(&address).unwrap();
     listener.set_nonblocking(true).unwrap();
-    let options =
-        Options { token, cpu: Cpu::Never, stacks: Stacks::None, names: true, folder: None, cycles: false, filters: 0 };
+    let options = Options {
+        token,
+        cpu: Cpu::Never,
+        stacks: Stacks::None,
+        names: true,
+        folder: None,
+        cycles: false,
+        holders: false,
+        filters: 0,
+    };
     let mut child = command.env("LD_PRELOAD", library()).env(ENV, options.encode()).spawn().unwrap();
     let mut count = 0;
     loop {

@@ -6,6 +6,7 @@ mod cycles;
 mod determinism;
 mod forward_frames;
 mod grad_mode;
+mod holders;
 mod labels;
 mod modules;
 mod names;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 
 use super::budget::{Budget, Exceeded};
-use crate::definition::{Definition, LabelOrigin, NoticeStatus, TensorKind};
+use crate::definition::{Definition, LabelOrigin, NoticeStatus, ScanOccasion, TensorKind};
 use crate::ids::{ContextId, FrameId, ModuleId, StackId, ThreadId};
 use crate::shm::validation::MAX_ID;
 
@@ -111,6 +111,30 @@ pub struct TensorName {
     pub shape: Box<str>,
 }
 
+/// The Python path that holds a tensor's memory.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Holder {
+    /// The address at which the tensor's storage begins.
+    pub address: u64,
+    /// The number of events when it was read. It held the block that was at the address then.
+    pub seq: u64,
+    /// The path. Empty if none holds the memory any more.
+    pub path: Box<str>,
+}
+
+/// One examination of the program's objects for what holds tensors.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct HolderScan {
+    /// The number of events at that time.
+    pub seq: u64,
+    /// The occasion.
+    pub occasion: ScanOccasion,
+    /// How many objects were visited.
+    pub objects: u64,
+    /// Whether objects were left out because there are too many.
+    pub is_partial: bool,
+}
+
 /// A reference cycle that held a tensor's memory until the cyclic garbage collector ran.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Cycle {
@@ -188,6 +212,10 @@ pub struct Definitions {
     pub tensor_names: Vec<TensorName>,
     /// In order of arrival.
     pub cycles: Vec<Cycle>,
+    /// In order of arrival.
+    pub holders: Vec<Holder>,
+    /// In order of arrival.
+    pub holder_scans: Vec<HolderScan>,
     /// By the id in events.
     pub labels: BTreeMap<u32, Label>,
     /// By [`ModuleId`].
@@ -335,6 +363,16 @@ impl Definitions {
             Definition::Cycle { address, seq, file, text } => {
                 bounds.hold::<Cycle>(&[file, text])?;
                 self.cycles.push(Cycle { address, seq, file: file.into(), text: text.into() });
+                Ok(())
+            }
+            Definition::Holder { address, seq, path } => {
+                bounds.hold::<Holder>(&[path])?;
+                self.holders.push(Holder { address, seq, path: path.into() });
+                Ok(())
+            }
+            Definition::HolderScan { seq, occasion, objects, is_partial } => {
+                bounds.hold::<HolderScan>(&[])?;
+                self.holder_scans.push(HolderScan { seq, occasion, objects, is_partial });
                 Ok(())
             }
             Definition::Label { id, origin, text } => {
@@ -651,11 +689,13 @@ mod tests {
         };
         let long: &'static str = Box::leak(long.into_boxed_str());
         let at = |id| FrameId(id);
-        let cases: [&dyn Fn(u32) -> Definition<'static>; 8] = [
+        let cases: [&dyn Fn(u32) -> Definition<'static>; 10] = [
             &|id| Definition::Frame { id: at(id), name: long, qualname: "", filename: "", line: 0, first_line: 0 },
             &|id| Definition::NnName { object: 1, seq: id.into(), class: "", name: "" },
             &|_| Definition::TensorName { address: 1, seq: 1, kind: TensorKind::Other, name: long, shape: "" },
             &|_| Definition::Cycle { address: 1, seq: 1, file: "", text: "" },
+            &|_| Definition::Holder { address: 1, seq: 1, path: "" },
+            &|_| Definition::HolderScan { seq: 1, occasion: ScanOccasion::End, objects: 1, is_partial: false },
             &|id| Definition::Label { id, origin: LabelOrigin::Nvtx, text: "" },
             &|id| Definition::FrameOrigin { frame: at(1), position: id, name: "", filename: "", line: 1 },
             &|id| Definition::Device { ordinal: id, name: "", total: 0, used_before: 0, pci: "" },

@@ -23,8 +23,8 @@ mod writer;
 pub use budget::{Budget, Exceeded};
 pub use decoder::{Decoder, Events, LostBlock};
 pub use definitions::{
-    Context, Cycle, Definitions, Device, Frame, Label, Module, NativeFrame, NnCall, NnName, Notice, StackNode,
-    TensorName, Thread,
+    Context, Cycle, Definitions, Device, Frame, Holder, HolderScan, Label, Module, NativeFrame, NnCall, NnName, Notice,
+    StackNode, TensorName, Thread,
 };
 pub use event_counts::EventCounts;
 pub use frame::MAGIC;

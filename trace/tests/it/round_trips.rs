@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use memtrace_trace::api::Api;
 use memtrace_trace::clock::ClockPoint;
 use memtrace_trace::counters::{COUNTER_SLOTS, Counter};
-use memtrace_trace::definition::{Definition, LabelOrigin, MAX_DEFINITION, NoticeStatus, TensorKind};
+use memtrace_trace::definition::{Definition, LabelOrigin, MAX_DEFINITION, NoticeStatus, ScanOccasion, TensorKind};
 use memtrace_trace::event::{Action, Event, Flags, SLOT_WORDS, Slot, Source};
-use memtrace_trace::file::{Cycle, End, NnName, Reader, TensorName, Writer};
+use memtrace_trace::file::{Cycle, End, Holder, HolderScan, NnName, Reader, TensorName, Writer};
 use memtrace_trace::ids::{ContextId, FrameId, ModuleId, StackId, ThreadId};
 use memtrace_trace::options::{Cpu, Options, Stacks};
 use memtrace_trace::shm::handshake::Hello;
@@ -27,7 +27,7 @@ struct Owned {
     texts: [String; 3],
 }
 
-const KINDS: u8 = 16;
+const KINDS: u8 = 18;
 const TENSOR_KINDS: [TensorKind; 5] =
     [TensorKind::Other, TensorKind::Parameter, TensorKind::Buffer, TensorKind::Gradient, TensorKind::OptimizerState];
 
@@ -54,6 +54,11 @@ impl Owned {
                 Definition::Label { id: *id, origin, text: s }
             }
             14 => Definition::Cycle { address: *x, seq: *y, file: s, text: t },
+            15 => Definition::Holder { address: *x, seq: *y, path: s },
+            16 => {
+                let occasion = [ScanOccasion::Running, ScanOccasion::OutOfMemory, ScanOccasion::End][*a as usize % 3];
+                Definition::HolderScan { seq: *x, occasion, objects: *y, is_partial: b % 2 == 1 }
+            }
             9 => Definition::FrameOrigin { frame: FrameId(*id), position: *b, name: s, filename: t, line: *a },
             _ => {
                 let status = [NoticeStatus::Remark, NoticeStatus::Works, NoticeStatus::Off][*a as usize % 3];
@@ -246,6 +251,14 @@ proptest! {
                     let expected = Cycle { address, seq, file: file.into(), text: text.into() };
                     prop_assert!(all.cycles.contains(&expected));
                 }
+                Definition::Holder { address, seq, path } => {
+                    let expected = Holder { address, seq, path: path.into() };
+                    prop_assert!(all.holders.contains(&expected));
+                }
+                Definition::HolderScan { seq, occasion, objects, is_partial } => {
+                    let expected = HolderScan { seq, occasion, objects, is_partial };
+                    prop_assert!(all.holder_scans.contains(&expected));
+                }
                 Definition::Label { id, origin, text } => {
                     prop_assert_eq!((all.labels[&id].origin, &*all.labels[&id].text), (origin, text));
                 }
@@ -284,7 +297,7 @@ proptest! {
         let cpu = [Cpu::Auto, Cpu::Always, Cpu::Never][cpu];
         let stacks = [Stacks::Python, Stacks::Native, Stacks::Both, Stacks::None][stacks];
         let (cycles, folder) = (!names, folder.map(Into::into));
-        let options = Options { token, cpu, stacks, names, folder, cycles, filters: generation };
+        let options = Options { token, cpu, stacks, names, folder, cycles, holders: names, filters: generation };
         prop_assert_eq!(Options::parse(&options.encode()), Some(options));
     }
 }

@@ -70,6 +70,7 @@ fn definitions_of_every_kind_are_bounded() {
         Definition::TensorName { address: 1, seq: 1, kind: TensorKind::Other, name: "", shape: "" },
         Definition::TensorName { address: 1, seq: 1, kind: TensorKind::Other, name, shape: name },
         Definition::Cycle { address: 1, seq: 1, file: "", text: "" },
+        Definition::Holder { address: 1, seq: 1, path: "" },
         Definition::Label { id: 1, origin: LabelOrigin::Nvtx, text: name },
         Definition::Frame { id: frame_id, name, qualname: name, filename: name, line: 1, first_line: 1 },
         Definition::NnCall { id: context, caller: ContextId(0), object: 1, class: name },

@@ -23,6 +23,8 @@ pub struct Issue {
     pub evidence: Vec<String>,
     /// The line to change, or the source of the allocations: a stack and an autograd node.
     pub place: Option<(StackId, ContextId)>,
+    /// The sources of the blocks that it is about. Empty if they are those of `place`.
+    pub sites: Vec<(StackId, ContextId)>,
     /// The fix, in terms of the program's code.
     pub fix: String,
     /// Bytes by which the fix would lower the peak; `None` if this run does not show it.

@@ -30,5 +30,4 @@ mod roots;
 mod scan;
 mod schedule;
 mod step_sites;
-mod tensors;
 mod walk;

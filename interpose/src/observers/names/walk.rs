@@ -9,9 +9,9 @@ use std::ptr::null_mut;
 use memtrace_trace::definition::TensorKind;
 
 use super::address_hash::{AddressHasher, BuildAddressHasher, ParameterNames, Parameters};
-use super::tensors::{TensorLayout, TensorMemory, TensorStorage, TorchSymbols};
 use crate::cpython::api::PyObjectPtr;
 use crate::cpython::gil::{GilToken, PyOwned, class_name};
+use crate::observers::tensors::{TensorLayout, TensorMemory, TensorStorage, TorchSymbols};
 
 /// Maximum nesting of modules.
 const MAX_DEPTH: usize = 100;

@@ -5,6 +5,7 @@
 //! - [`walk`]: the frames of the calling thread, on the event path.
 //! - [`text`], [`lines`]: names and line numbers, read only when a frame is first seen.
 //! - [`freed_code`]: detects that a code object's memory is about to be freed.
+//! - [`locals`]: the local variables of frames, with the GIL.
 //! - [`modules`]: which frames call an `nn.Module`, and which module.
 //! - [`process`]: combines them, once for each process.
 //!
@@ -17,6 +18,7 @@ mod freed_code;
 pub mod fuzzing;
 mod layout;
 mod lines;
+mod locals;
 pub(super) mod memory;
 mod modules;
 pub(super) mod process;
@@ -25,6 +27,7 @@ mod text;
 mod verify;
 mod walk;
 
+pub use locals::FrameLocals;
 pub use memory::{CheckedMemory, avoid_process_vm_readv};
 pub use process::Python;
 pub use reason::Reason;

@@ -14,6 +14,7 @@ use super::super::native::evaluator::Evaluator;
 use super::super::thread::ThreadStacks;
 use super::freed_code;
 use super::layout::{Layout, TP_DEALLOC, Version};
+use super::locals::FrameLocals;
 use super::memory::CheckedMemory;
 use super::reason::Reason;
 use super::verify::{self, AddressToLine, Examined, LiveCheck, Types};
@@ -137,6 +138,23 @@ impl Python {
         // SAFETY: the thread state is alive and its layout verified. The calling thread's chain cannot change before
         // this function returns.
         !state.is_null() && unsafe { self.frames.is_in_function(self.frames.leaf(state.expose_provenance()), name) }
+    }
+
+    /// Access to the local variables of frames. `None` if frames cannot be read.
+    pub fn frame_locals(&self) -> Option<FrameLocals<'_>> {
+        let layout = self.frames.layout();
+        (self.state.load(Acquire) == VERIFIED)
+            .then(|| FrameLocals::new(self, &layout.frame, &layout.code, self.types.code))
+    }
+
+    /// The innermost frame of a thread, 0 if it runs no Python code.
+    ///
+    /// # Safety
+    ///
+    /// `thread` is a live thread state whose chain of frames does not change meanwhile, and the layout is verified.
+    pub(super) unsafe fn leaf(&self, thread: usize) -> usize {
+        // SAFETY: the caller guarantees the thread state and the verified layout.
+        unsafe { self.frames.leaf(thread) }
     }
 
     /// The address range of the interpreter's evaluation function.

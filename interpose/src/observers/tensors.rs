@@ -30,6 +30,9 @@ const CUDA: u8 = 1;
 const IMPL_OFFSETS: [usize; 2] = [24, 16];
 /// Offset of the storage pointer in `TensorImpl`, in bytes.
 const STORAGE_OFFSET: usize = 16;
+/// Offset of the pointer to `AutogradMeta` in `TensorImpl`, and of `grad_` in that, in bytes.
+const AUTOGRAD_META_OFFSET: usize = 24;
+const GRADIENT_OFFSET: usize = 40;
 /// Possible offsets of the `DataPtr` in `StorageImpl`, after vtable and reference counts. In bytes.
 const DATA_OFFSETS: [usize; 2] = [16, 24];
 /// Offsets of the deleter and the device within `DataPtr`, and of the storage's size behind it. In bytes from the
@@ -313,6 +316,44 @@ impl TorchSymbols {
             }
             let python = pointer(word(*gradient, layout.python) & !1);
             Some((self.memory(layout, *gradient, cpu), python))
+        }
+    }
+
+    /// The address of a tensor's `grad_fn`, an autograd node. `None` if it has none, or if it is not where PyTorch should
+    /// have it: after `grad_`, whose address `TensorImpl::grad()` returns.
+    ///
+    /// # Safety
+    ///
+    /// `of` is a live, plain implementation.
+    pub(super) unsafe fn gradient_function(&self, of: *mut c_void) -> Option<usize> {
+        // SAFETY: the caller guarantees a live implementation for this member function. `AutogradMeta` begins with its
+        // vtable, a string and `grad_`.
+        unsafe {
+            let meta = word(of, AUTOGRAD_META_OFFSET) as usize;
+            let is_confirmed = meta != 0 && (self.grad)(of).addr() == meta.wrapping_add(GRADIENT_OFFSET);
+            let node = || word(pointer(meta as u64), GRADIENT_OFFSET + 8) as usize;
+            is_confirmed.then(node).filter(|node| *node != 0)
+        }
+    }
+
+    /// Where the storage of the tensor begins whose implementation is at this address. `None` if there is no plain
+    /// tensor with memory that is recorded.
+    pub(super) fn memory_at(
+        &self,
+        layout: &TensorLayout,
+        implementation: usize,
+        memory: &CheckedMemory,
+        cpu: bool,
+    ) -> Option<u64> {
+        let is_plain = implementation.is_multiple_of(8)
+            && memory.size(implementation, 0).is_some_and(|vtable| vtable as u64 == self.tensor_vtable);
+        if !is_plain {
+            return None;
+        }
+        // SAFETY: an object with exactly this vtable is a plain `TensorImpl`.
+        match unsafe { self.memory(layout, pointer(implementation as u64), cpu) } {
+            TensorStorage::Memory(memory) => Some(memory.address),
+            _ => None,
         }
     }
 

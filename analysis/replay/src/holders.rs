@@ -1,0 +1,57 @@
+//! The Python paths that hold blocks (`--holders`), as they change from scan to scan.
+
+use memtrace_trace::file::Holder;
+use memtrace_trace::ids::{ContextId, StackId};
+
+use super::locate::locate;
+use memtrace_input::Recording;
+
+/// A block that a Python path holds from a scan on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct HeldBlock {
+    /// The device.
+    pub device: i16,
+    /// The stack of its allocation.
+    pub stack: StackId,
+    /// The autograd node or module call of its allocation.
+    pub context: ContextId,
+    /// `seq` of its allocation.
+    pub seq: u64,
+    /// Its size in bytes.
+    pub size: u64,
+}
+
+/// What a scan has found at an address that the scan before has not.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct HolderChange {
+    /// The number of events at the scan.
+    pub scan: u64,
+    /// The address.
+    pub address: u64,
+    /// The path. Empty if none holds the memory at the address any more.
+    pub path: Box<str>,
+    /// The block at the address. `None` if the recording has no such block.
+    pub block: Option<HeldBlock>,
+}
+
+/// All changes of a recording, in the order of their time. Streams the recording once more if there are any.
+pub fn holder_changes(recording: &dyn Recording) -> Vec<HolderChange> {
+    let mut all = Vec::new();
+    locate(
+        recording,
+        recording.definitions().holders.iter(),
+        |holder: &Holder| (holder.seq, holder.address),
+        |holder, found| {
+            let block = found.map(|(device, block)| HeldBlock {
+                device,
+                stack: block.stack,
+                context: block.context,
+                seq: block.seq,
+                size: block.size,
+            });
+            let path = holder.path.clone();
+            all.push(HolderChange { scan: holder.seq, address: holder.address, path, block });
+        },
+    );
+    all
+}

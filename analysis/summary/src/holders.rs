@@ -1,0 +1,290 @@
+//! Which Python objects hold the tensors (`--holders`): for issues, and for the largest live tensors.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap};
+
+use memtrace_input::Process;
+use memtrace_insight::passes::Issue;
+use memtrace_insight::rules::RuleId;
+use memtrace_replay::{HeldBlock, holder_changes};
+use memtrace_trace::definition::ScanOccasion;
+use memtrace_trace::file::HolderScan;
+use memtrace_trace::ids::{ContextId, StackId};
+
+use crate::summary::{HolderSummary, HoldersSummary, ScanSummary};
+
+/// The rules whose issues are about tensors that an object holds.
+const RULES: [RuleId; 3] = [RuleId::Leak, RuleId::GraphKept, RuleId::GraphRetained];
+/// The maximum number of holders listed for one issue.
+const HOLDERS_OF_ISSUE: usize = 3;
+/// The maximum number of holders listed for one device.
+const HOLDERS_OF_DEVICE: usize = 32;
+/// The end of a path to memory that the autograd graph of a tensor holds.
+const GRAPH: &str = " (its autograd graph)";
+
+/// What one path holds, by the address of its memory.
+#[derive(Clone)]
+struct Held {
+    path: Box<str>,
+    block: HeldBlock,
+}
+
+type Site = (i16, StackId, ContextId);
+
+/// What was held at one scan.
+struct Scan {
+    facts: HolderScan,
+    /// Sorted by `seq` of the allocations.
+    held: Vec<Held>,
+}
+
+impl Scan {
+    fn bytes(&self, device: i16) -> u64 {
+        self.held.iter().filter(|held| held.block.device == device).map(|held| held.block.size).sum()
+    }
+
+    fn summary(&self) -> ScanSummary {
+        ScanSummary {
+            occasion: match self.facts.occasion {
+                ScanOccasion::Running => "running",
+                ScanOccasion::OutOfMemory => "out_of_memory",
+                ScanOccasion::End => "end",
+            }
+            .to_owned(),
+            event: self.facts.seq,
+            objects: self.facts.objects,
+            is_partial: self.facts.is_partial,
+        }
+    }
+}
+
+/// What a process's objects held, at the scans that matter.
+pub(crate) struct Holders {
+    /// Whether `--holders` would have given a result that this recording lacks.
+    is_missing: bool,
+    /// The scan with the most bytes of each allocation site, the latest of equal ones. Only what the site allocated.
+    by_site: HashMap<Site, Scan>,
+    /// By device: the scan with the most held bytes, and the last one with at least half as many bytes as that.
+    by_device: BTreeMap<i16, Scan>,
+}
+
+impl Holders {
+    /// Reads the holders of a process. `ooms` gives the number of events at the explained out-of-memory error of each
+    /// device.
+    pub(crate) fn of(process: &Process, ooms: &BTreeMap<i16, u64>) -> Holders {
+        let definitions = process.definitions();
+        let is_trace = process.path().extension().is_some_and(|extension| extension == "mtr");
+        let has_python = || definitions.frames.iter().any(|frame| !frame.native && !frame.name.is_empty());
+        let mut holders = Holders {
+            is_missing: is_trace && definitions.holder_scans.is_empty() && has_python(),
+            by_site: HashMap::new(),
+            by_device: BTreeMap::new(),
+        };
+        let mut scans = definitions.holder_scans.clone();
+        scans.sort_by_key(|scan| scan.seq);
+        let mut changes =
+            if scans.is_empty() { Vec::new() } else { holder_changes(process.recording()) }.into_iter().peekable();
+        let mut live: BTreeMap<u64, Held> = BTreeMap::new();
+        for facts in scans {
+            while let Some(change) = changes.next_if(|change| change.scan <= facts.seq) {
+                match change.block.filter(|_| !change.path.is_empty()) {
+                    Some(block) => _ = live.insert(change.address, Held { path: change.path, block }),
+                    None => _ = live.remove(&change.address),
+                }
+            }
+            holders.add_scan(facts, &live, ooms);
+        }
+        holders
+    }
+
+    fn add_scan(&mut self, facts: HolderScan, live: &BTreeMap<u64, Held>, ooms: &BTreeMap<i16, u64>) {
+        let mut by_site: BTreeMap<Site, Vec<Held>> = BTreeMap::new();
+        let mut by_device: BTreeMap<i16, Vec<Held>> = BTreeMap::new();
+        for held in live.values() {
+            let block = &held.block;
+            by_site.entry((block.device, block.stack, block.context)).or_default().push(held.clone());
+            by_device.entry(block.device).or_default().push(held.clone());
+        }
+        for (site, held) in by_site {
+            let scan = Scan::new(facts, held);
+            let known = self.by_site.get(&site).map_or(0, |known| known.bytes(site.0));
+            if scan.bytes(site.0) >= known {
+                self.by_site.insert(site, scan);
+            }
+        }
+        for (device, held) in by_device {
+            let scan = Scan::new(facts, held);
+            let known = self.by_device.get(&device);
+            let after_oom = |seq: u64| ooms.get(&device).is_some_and(|oom| seq >= *oom);
+            // The state at the explained error is what the user needs. Without an error it is the last large one.
+            let is_better = known.is_none_or(|known| {
+                let share = if facts.occasion == ScanOccasion::End { 2 } else { 1 };
+                let is_large = scan.bytes(device).saturating_mul(share) >= known.bytes(device);
+                match (after_oom(known.facts.seq), after_oom(facts.seq)) {
+                    (false, true) => true,
+                    (true, true) => scan.bytes(device) > known.bytes(device),
+                    _ => is_large,
+                }
+            });
+            if is_better {
+                self.by_device.insert(device, scan);
+            }
+        }
+    }
+
+    /// What held the blocks that an issue is about. Empty if it is unknown.
+    pub(crate) fn of_issue(&self, issue: &Issue) -> Vec<HolderSummary> {
+        if !RULES.contains(&issue.rule.id) {
+            return Vec::new();
+        }
+        let of_device = || self.by_site.iter().filter(|(site, _)| site.0 == issue.device);
+        let of_graphs = of_device().flat_map(|(_, scan)| &scan.held).filter(|held| held.path.ends_with(GRAPH));
+        let mut held: Vec<&Held> = if issue.rule.id == RuleId::Leak { Vec::new() } else { of_graphs.collect() };
+        if held.is_empty() {
+            let place = issue.place.filter(|_| issue.sites.is_empty());
+            let sites: Vec<(StackId, ContextId)> = issue.sites.iter().copied().chain(place).collect();
+            // A source without a stack is an autograd node.
+            let is_meant = |(site, _): &(&Site, &Scan)| {
+                let is_site = |(stack, context): &(StackId, ContextId)| {
+                    if stack.is_none() { *context == site.2 } else { *stack == site.1 }
+                };
+                sites.iter().any(is_site)
+            };
+            held.extend(of_device().filter(is_meant).flat_map(|(_, scan)| &scan.held));
+        }
+        grouped(&held, HOLDERS_OF_ISSUE).0
+    }
+
+    /// The line that names the option, for an issue that it would explain.
+    pub(crate) fn help(&self, issue: &Issue) -> Option<String> {
+        (self.is_missing && RULES.contains(&issue.rule.id))
+            .then(|| "record with memtrace --holders to see which Python object holds them".to_owned())
+    }
+
+    /// What held the most memory of a device.
+    pub(crate) fn of_device(&self, device: i16) -> Option<HoldersSummary> {
+        let scan = self.by_device.get(&device)?;
+        let held: Vec<&Held> = scan.held.iter().filter(|held| held.block.device == device).collect();
+        let (largest, left_out) = grouped(&held, HOLDERS_OF_DEVICE);
+        Some(HoldersSummary { scan: scan.summary(), held_bytes: scan.bytes(device), largest, left_out })
+    }
+}
+
+impl Scan {
+    fn new(facts: HolderScan, mut held: Vec<Held>) -> Scan {
+        held.sort_by_key(|held| (held.block.seq, held.block.device));
+        Scan { facts, held }
+    }
+}
+
+/// A path in parts: what is inside of brackets, and what is not.
+fn parts(path: &str) -> Vec<(&str, bool)> {
+    let (mut parts, mut rest) = (Vec::new(), path);
+    while let Some((before, after)) = rest.split_once('[') {
+        // A key may contain brackets.
+        let quoted = after.strip_prefix('\'').and_then(|key| key.find("']")).map(|end| end + 2);
+        let Some(end) = quoted.or_else(|| after.find(']')) else { break };
+        parts.push((before, false));
+        parts.push((after.get(..end).unwrap_or_default(), true));
+        rest = after.get(end + 1..).unwrap_or_default();
+    }
+    parts.push((rest, false));
+    parts
+}
+
+/// Paths that differ only in keys and positions, as one.
+struct Group<'a> {
+    /// `None` where the paths differ.
+    parts: Vec<(Option<&'a str>, bool)>,
+    tensors: u64,
+    bytes: u64,
+}
+
+impl Group<'_> {
+    fn text(&self) -> String {
+        let part = |(text, is_key): &(Option<&str>, bool)| match (text, is_key) {
+            (text, true) => format!("[{}]", text.unwrap_or("*")),
+            (text, false) => text.unwrap_or_default().to_owned(),
+        };
+        without_module_tables(&self.parts.iter().map(part).collect::<String>())
+    }
+}
+
+/// Writes `model._modules['0']._parameters['weight']` as `model.0.weight`, the name that PyTorch uses.
+fn without_module_tables(path: &str) -> String {
+    let mut text = path.to_owned();
+    for table in ["._modules[", "._parameters[", "._buffers["] {
+        while let Some(at) = text.find(table) {
+            let rest = text.get(at + table.len()..).unwrap_or_default();
+            let Some(end) = rest.find(']') else { break };
+            let key = rest.get(..end).unwrap_or_default().trim_matches('\'').to_owned();
+            text.replace_range(at..at + table.len() + end + 1, &format!(".{key}"));
+        }
+    }
+    text
+}
+
+/// The holders by bytes in descending order, at most `limit`, and how many more there are.
+fn grouped(held: &[&Held], limit: usize) -> (Vec<HolderSummary>, u64) {
+    let mut groups: BTreeMap<Vec<Option<&str>>, Group<'_>> = BTreeMap::new();
+    for held in held {
+        let parts = parts(&held.path);
+        let key = parts.iter().map(|(text, is_key)| (!is_key).then_some(*text)).collect();
+        let group = groups.entry(key).or_insert_with(|| Group {
+            parts: parts.iter().map(|(text, is_key)| (Some(*text), *is_key)).collect(),
+            tensors: 0,
+            bytes: 0,
+        });
+        for (known, (text, _)) in group.parts.iter_mut().zip(&parts) {
+            known.0 = known.0.filter(|known| known == text);
+        }
+        group.tensors += 1;
+        group.bytes += held.block.size;
+    }
+    let mut all: Vec<HolderSummary> = groups
+        .values()
+        .map(|group| HolderSummary { path: group.text(), tensors: group.tensors, bytes: group.bytes })
+        .collect();
+    all.sort_by(|a, b| (Reverse(a.bytes), &a.path).cmp(&(Reverse(b.bytes), &b.path)));
+    let left_out = all.len().saturating_sub(limit) as u64;
+    all.truncate(limit);
+    (all, left_out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn texts(paths: &[&str]) -> Vec<(String, u64, u64)> {
+        let block = HeldBlock { device: 0, stack: StackId(1), context: ContextId::NONE, seq: 1, size: 512 };
+        let held: Vec<Held> = paths.iter().map(|path| Held { path: (*path).into(), block }).collect();
+        let all = grouped(&held.iter().collect::<Vec<_>>(), 2).0;
+        all.into_iter().map(|holder| (holder.path, holder.tensors, holder.bytes)).collect()
+    }
+
+    #[test]
+    fn paths_that_differ_in_keys_are_one_pattern() {
+        let one = texts(&["__main__.history[0]", "__main__.history[12]", "__main__.best"]);
+        assert_eq!(one, [("__main__.history[*]".into(), 2, 1024), ("__main__.best".into(), 1, 512)]);
+        let log = texts(&["__main__.trainer.state.log['loss'][0]", "__main__.trainer.state.log['loss'][1]"]);
+        assert_eq!(log, [("__main__.trainer.state.log['loss'][*]".into(), 2, 1024)]);
+        assert_eq!(texts(&["frame validate: preds[3]"]), [("frame validate: preds[3]".into(), 1, 512)]);
+        let keys = texts(&["m.cache['a[0]']", "m.cache['b]']"]);
+        assert_eq!(keys, [("m.cache[*]".into(), 2, 1024)]);
+    }
+
+    #[test]
+    fn modules_have_pytorchs_names() {
+        let one = texts(&["frame main: model._modules['0']._parameters['weight']"]);
+        assert_eq!(one, [("frame main: model.0.weight".into(), 1, 512)]);
+        let all = texts(&["m.net._modules['0']._buffers['mean']", "m.net._modules['1']._buffers['mean']"]);
+        assert_eq!(all, [("m.net.*.mean".into(), 2, 1024)]);
+    }
+
+    #[test]
+    fn malformed_paths_are_kept() {
+        for path in ["", "[", "a[", "a['x", "a]b", "[]"] {
+            assert_eq!(texts(&[path]).len(), 1, "{path}");
+        }
+    }
+}
