@@ -93,6 +93,9 @@ impl ScanOccasion {
     }
 }
 
+/// The end of the path of a [`Definition::Holder`] whose memory the autograd graph of a tensor holds.
+pub const GRAPH_HOLDER: &str = " (its autograd graph)";
+
 /// The API with which a program named a range.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[repr(u8)]
@@ -227,7 +230,8 @@ pub enum Definition<'a> {
         address: u64,
         /// The number of events when the path was read. It held the block that was at the address then.
         seq: u64,
-        /// For example `__main__.history[37]` or `frame validate: preds`. Empty if no path holds the memory any more.
+        /// For example `__main__.history[37]` or `frame validate: preds`. Ends with [`GRAPH_HOLDER`] if the autograd
+        /// graph of the tensor at the path holds the memory. Empty if no path holds the memory any more.
         path: &'a str,
     },
     /// A loaded object.

@@ -508,9 +508,11 @@ impl Context<'_> {
         };
         let mut issues = builder.issues(analysis);
         sort_issues(&mut issues);
-        let summaries = issues.into_iter().map(|issue| IssueSummary {
+        // The help is the same for all issues: the first one has it.
+        let helped = issues.iter().position(|issue| self.holders.help(issue).is_some());
+        let summaries = issues.into_iter().enumerate().map(|(index, issue)| IssueSummary {
             held_by: self.holders.of_issue(&issue),
-            help: self.holders.help(&issue),
+            help: self.holders.help(&issue).filter(|_| helped == Some(index)),
             rule: issue.rule.id,
             device: issue.device,
             bytes: issue.bytes,

@@ -841,6 +841,7 @@ impl DeviceIssues<'_> {
             ),
             evidence,
             place: Some(*source),
+            sites: held.iter().map(|(site, _)| *site).collect(),
             fix: "del the variables that hold them (outputs, loss) after the step, or compute the step in a function that returns \
                   loss.item()"
                 .to_owned(),

@@ -2,30 +2,32 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
+use std::rc::Rc;
 
 use memtrace_input::Process;
 use memtrace_insight::passes::Issue;
 use memtrace_insight::rules::RuleId;
 use memtrace_replay::{HeldBlock, holder_changes};
-use memtrace_trace::definition::ScanOccasion;
+use memtrace_trace::definition::{GRAPH_HOLDER, ScanOccasion};
 use memtrace_trace::file::HolderScan;
 use memtrace_trace::ids::{ContextId, StackId};
 
 use crate::summary::{HolderSummary, HoldersSummary, ScanSummary};
 
 /// The rules whose issues are about tensors that an object holds.
-const RULES: [RuleId; 3] = [RuleId::Leak, RuleId::GraphKept, RuleId::GraphRetained];
+const RULES: [RuleId; 4] = [RuleId::Leak, RuleId::GraphKept, RuleId::GraphRetained, RuleId::OutputsKept];
+/// At most this many scans of a recording count, the last ones, and this many blocks at once. A recorder writes fewer.
+const MAX_SCANS: usize = 1 << 8;
+const MAX_LIVE: usize = 1 << 16;
 /// The maximum number of holders listed for one issue.
 const HOLDERS_OF_ISSUE: usize = 3;
 /// The maximum number of holders listed for one device.
 const HOLDERS_OF_DEVICE: usize = 32;
-/// The end of a path to memory that the autograd graph of a tensor holds.
-const GRAPH: &str = " (its autograd graph)";
 
 /// What one path holds, by the address of its memory.
 #[derive(Clone)]
 struct Held {
-    path: Box<str>,
+    path: Rc<str>,
     block: HeldBlock,
 }
 
@@ -82,14 +84,17 @@ impl Holders {
         };
         let mut scans = definitions.holder_scans.clone();
         scans.sort_by_key(|scan| scan.seq);
+        scans.drain(..scans.len().saturating_sub(MAX_SCANS));
         let mut changes =
             if scans.is_empty() { Vec::new() } else { holder_changes(process.recording()) }.into_iter().peekable();
         let mut live: BTreeMap<u64, Held> = BTreeMap::new();
         for facts in scans {
             while let Some(change) = changes.next_if(|change| change.scan <= facts.seq) {
                 match change.block.filter(|_| !change.path.is_empty()) {
-                    Some(block) => _ = live.insert(change.address, Held { path: change.path, block }),
-                    None => _ = live.remove(&change.address),
+                    Some(block) if live.len() < MAX_LIVE || live.contains_key(&change.address) => {
+                        live.insert(change.address, Held { path: change.path.into(), block });
+                    }
+                    _ => _ = live.remove(&change.address),
                 }
             }
             holders.add_scan(facts, &live, ooms);
@@ -138,7 +143,7 @@ impl Holders {
             return Vec::new();
         }
         let of_device = || self.by_site.iter().filter(|(site, _)| site.0 == issue.device);
-        let of_graphs = of_device().flat_map(|(_, scan)| &scan.held).filter(|held| held.path.ends_with(GRAPH));
+        let of_graphs = of_device().flat_map(|(_, scan)| &scan.held).filter(|held| held.path.ends_with(GRAPH_HOLDER));
         let mut held: Vec<&Held> = if issue.rule.id == RuleId::Leak { Vec::new() } else { of_graphs.collect() };
         if held.is_empty() {
             let place = issue.place.filter(|_| issue.sites.is_empty());

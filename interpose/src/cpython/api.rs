@@ -138,6 +138,11 @@ c_api! {
         thread_head(interpreter: *mut c_void) -> *mut c_void = c"PyInterpreterState_ThreadHead";
         thread_next(thread: *mut c_void) -> *mut c_void = c"PyThreadState_Next";
         thread_get() -> *mut c_void = c"PyThreadState_Get";
+        function_code(function: PyObjectPtr) -> PyObjectPtr = c"PyFunction_GetCode";
+        function_globals(function: PyObjectPtr) -> PyObjectPtr = c"PyFunction_GetGlobals";
+        function_closure(function: PyObjectPtr) -> PyObjectPtr = c"PyFunction_GetClosure";
+        function_defaults(function: PyObjectPtr) -> PyObjectPtr = c"PyFunction_GetDefaults";
+        function_keyword_defaults(function: PyObjectPtr) -> PyObjectPtr = c"PyFunction_GetKwDefaults";
     }
     types {
         none = c"_Py_NoneStruct";

@@ -232,6 +232,16 @@ impl<'a> GilToken<'a> {
         value
     }
 
+    /// The value of an `int`. `None` for any other object, and if it needs more than 64 bits.
+    pub(crate) fn int_value(self, object: PyObjectPtr) -> Option<std::ffi::c_long> {
+        let value = self.c.as_long(object);
+        if value == -1 && !self.c.error_occurred().is_null() {
+            self.clear_error();
+            return None;
+        }
+        Some(value)
+    }
+
     /// The low 64 bits of an `int`. All bits set for any other object.
     pub(crate) fn as_address(self, object: PyObjectPtr) -> u64 {
         let value = self.c.as_unsigned(object);

@@ -16,13 +16,24 @@ const TP_MRO: usize = 344;
 /// `Py_tp_traverse` of Include/typeslots.h.
 const TRAVERSE_SLOT: c_int = 71;
 
+/// The parts of a Python function.
+pub(crate) struct FunctionParts {
+    pub(crate) code: PyObjectPtr,
+    pub(crate) globals: PyObjectPtr,
+    pub(crate) closure: PyObjectPtr,
+    pub(crate) defaults: PyObjectPtr,
+    pub(crate) keyword_defaults: PyObjectPtr,
+}
+
 type Traverse = unsafe extern "C" fn(PyObjectPtr, Visit, *mut c_void) -> c_int;
 
-unsafe extern "C" fn visit(object: PyObjectPtr, found: *mut c_void) -> c_int {
-    // SAFETY: `references` passes a pointer to its own vector, which nothing else uses during the call.
-    let found = unsafe { &mut *found.cast::<Vec<PyObjectPtr>>() };
-    found.push(object);
-    0
+/// Takes an object. Returns whether it wants more of them.
+type Visitor<'a> = &'a mut dyn FnMut(PyObjectPtr) -> bool;
+
+unsafe extern "C" fn visit(object: PyObjectPtr, visitor: *mut c_void) -> c_int {
+    // SAFETY: `visit_references` passes a pointer to its own visitor, which nothing else uses during the call.
+    let visitor = unsafe { &mut *visitor.cast::<Visitor<'_>>() };
+    c_int::from(!visitor(object))
 }
 
 /// # Safety
@@ -42,8 +53,9 @@ impl<'a> GilToken<'a> {
         self.c.type_flags(class) & HAVE_GC != 0 && (!self.is_type(object) || self.is_heap_type(object))
     }
 
-    /// Appends the objects that this one references, in the order in which the collector visits them.
-    pub(crate) fn references(self, object: PyObjectPtr, found: &mut Vec<PyObjectPtr>) {
+    /// Visits the objects that this one references, in the order in which the collector visits them, until the visitor
+    /// wants no more.
+    pub(crate) fn visit_references(self, object: PyObjectPtr, mut visitor: Visitor<'_>) {
         if !self.has_references(object) {
             return;
         }
@@ -57,12 +69,29 @@ impl<'a> GilToken<'a> {
             // SAFETY: the layout is confirmed.
             if flags == self.c.type_flags(class) { unsafe { type_field(class, TP_TRAVERSE) } } else { null_mut() }
         };
-        // SAFETY: the slot is null or a function of this type, and `visit` accepts a pointer to the vector.
+        // SAFETY: the slot is null or a function of this type, and `visit` accepts a pointer to the visitor.
         unsafe {
             if let Some(traverse) = std::mem::transmute::<*mut c_void, Option<Traverse>>(traverse) {
-                traverse(object, visit, std::ptr::from_mut(found).cast());
+                traverse(object, visit, (&raw mut visitor).cast());
             }
         }
+    }
+
+    /// Appends the objects that this one references and that reference others themselves, until `found` has `limit` of
+    /// them. Returns whether that is all of them.
+    pub(crate) fn references(self, object: PyObjectPtr, found: &mut Vec<PyObjectPtr>, limit: usize) -> bool {
+        let mut is_complete = true;
+        self.visit_references(object, &mut |reference| {
+            // A list of millions of numbers takes no memory here.
+            if self.has_references(reference) {
+                is_complete = found.len() < limit;
+                if is_complete {
+                    found.push(reference);
+                }
+            }
+            is_complete
+        });
+        is_complete
     }
 
     /// The dictionary of a class that was created at run time, as a borrowed reference. `None` for any other object.
@@ -125,6 +154,18 @@ impl<'a> GilToken<'a> {
     /// The global variables of a module, as a borrowed reference. `None` for any other object.
     pub(crate) fn module_variables(self, module: PyObjectPtr) -> Option<PyObjectPtr> {
         self.is_instance(module, self.api.module_type).then(|| self.c.module_dict(module)).and_then(|d| self.checked(d))
+    }
+
+    /// What a function has: its code object, global variables, closure, default values and those of keyword arguments,
+    /// as borrowed references. Null for what it has not. Reading the attributes would call the program's audit hooks.
+    pub(crate) fn function_parts(self, function: PyObjectPtr) -> Option<FunctionParts> {
+        self.is_function(function).then(|| FunctionParts {
+            code: self.c.function_code(function),
+            globals: self.c.function_globals(function),
+            closure: self.c.function_closure(function),
+            defaults: self.c.function_defaults(function),
+            keyword_defaults: self.c.function_keyword_defaults(function),
+        })
     }
 
     /// The traceback of the exception that has ended the program, or of the one that the calling thread is handling.

@@ -33,6 +33,8 @@ const STORAGE_OFFSET: usize = 16;
 /// Offset of the pointer to `AutogradMeta` in `TensorImpl`, and of `grad_` in that, in bytes.
 const AUTOGRAD_META_OFFSET: usize = 24;
 const GRADIENT_OFFSET: usize = 40;
+/// What may be the address of an object of the program.
+const ADDRESSES: std::ops::Range<usize> = 1 << 12..1 << 47;
 /// Possible offsets of the `DataPtr` in `StorageImpl`, after vtable and reference counts. In bytes.
 const DATA_OFFSETS: [usize; 2] = [16, 24];
 /// Offsets of the deleter and the device within `DataPtr`, and of the storage's size behind it. In bytes from the
@@ -179,14 +181,7 @@ impl TorchSymbols {
             .find(points_back)
             .map(|index| index * 8)
             .ok_or("a tensor does not point to its Python object")?;
-        let is_storage = |storage: &u64| {
-            let vtable = read(*storage, 0)?;
-            let name = || read(read(vtable.wrapping_sub(8), 0)?, 8);
-            let mut text = [0; STORAGE_NAME.len()];
-            let named = |name: u64| memory.read(name as usize, &mut text) && text == *STORAGE_NAME;
-            Some(vtable == self.storage_vtable || name().is_some_and(named))
-        };
-        let Some(storage) = read(at, STORAGE_OFFSET).filter(|at| is_storage(at) == Some(true)) else {
+        let Some(storage) = read(at, STORAGE_OFFSET).filter(|at| self.is_storage_at(*at, &memory)) else {
             return Ok(None);
         };
         let handle = pointer(at);
@@ -345,16 +340,28 @@ impl TorchSymbols {
         memory: &CheckedMemory,
         cpu: bool,
     ) -> Option<u64> {
-        let is_plain = implementation.is_multiple_of(8)
-            && memory.size(implementation, 0).is_some_and(|vtable| vtable as u64 == self.tensor_vtable);
-        if !is_plain {
+        // Most words are no addresses.
+        if !ADDRESSES.contains(&implementation) || !implementation.is_multiple_of(8) {
             return None;
         }
-        // SAFETY: an object with exactly this vtable is a plain `TensorImpl`.
-        match unsafe { self.memory(layout, pointer(implementation as u64), cpu) } {
-            TensorStorage::Memory(memory) => Some(memory.address),
-            _ => None,
-        }
+        // A freed tensor may still have its vtable, so every read is checked.
+        let read = |address: u64, offset: usize| memory.size(address as usize, offset).map(|word| word as u64);
+        let implementation = implementation as u64;
+        read(implementation, 0).filter(|vtable| *vtable == self.tensor_vtable)?;
+        let storage = read(implementation, STORAGE_OFFSET).filter(|at| self.is_storage_at(*at, memory))?;
+        let address = read(storage, layout.data).filter(|address| *address != 0)?;
+        let [device, ..] = read(storage, layout.data + DEVICE)?.to_le_bytes();
+        (device == CUDA || device == CPU && cpu).then_some(address)
+    }
+
+    /// Whether a `StorageImpl` is at this address, which may be any.
+    fn is_storage_at(&self, storage: u64, memory: &CheckedMemory) -> bool {
+        let read = |address: u64, offset: usize| memory.size(address as usize, offset).map(|word| word as u64);
+        let Some(vtable) = read(storage, 0) else { return false };
+        let name = || read(read(vtable.wrapping_sub(8), 0)?, 8);
+        let mut text = [0; STORAGE_NAME.len()];
+        let named = |name: u64| memory.read(name as usize, &mut text) && text == *STORAGE_NAME;
+        vtable == self.storage_vtable || name().is_some_and(named)
     }
 
     /// Data type and sizes, for example `float32[64, 3, 7, 7]`. Empty if the number of dimensions is implausible.

@@ -68,6 +68,23 @@ def scale(value, by):
     return value * by
 
 
+class Link:
+    def __init__(self, next):
+        self.next = next
+
+
+def fail():
+    state = tensor(23)
+    raise ValueError(state.shape)
+
+
+def hidden_function():
+    hidden = types.ModuleType("hidden")
+    exec("def use():\n    return kept", hidden.__dict__)
+    hidden.kept = tensor(19)
+    return hidden.use
+
+
 history = [tensor(1) for _ in range(5)]
 trainer = Trainer()
 for _ in range(3):
@@ -89,4 +106,18 @@ module.mask = tensor(14)
 sys.modules["settings"] = module
 weight = torch.nn.Parameter(tensor(15))
 weight.grad = tensor(15)
+chain = Link(tensor(17))
+for _ in range(30_000):
+    chain = Link(chain)
+use = hidden_function()
+
+
+def fallback(value=tensor(21)):
+    return value
+
+
+try:
+    fail()
+except ValueError as raised:
+    error = raised
 print("done", len(history))

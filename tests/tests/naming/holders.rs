@@ -65,9 +65,15 @@ fn check_script(traced: TracedProgram) {
         ("settings.mask", 14),
         ("__main__.weight", 16),
         ("__main__.weight.grad", 16),
+        ("__main__.use.__globals__.kept", 20),
+        ("__main__.fallback.__defaults__[0]", 22),
+        ("__main__.error.__traceback__ (frame fail): state", 24),
     ]
     .map(|(path, mib)| (path.to_owned(), mib))
     .into();
+    // The tensor is at the end of a list with 30,000 links.
+    let links = format!("__main__.chain{}", ".next".repeat(100));
+    expected.insert(format!("{}...", &links[..400]), 18);
     expected.extend((0..5).map(|at| (format!("__main__.history[{at}]"), 1)));
     expected.extend((0..3).map(|at| (format!("__main__.trainer.state.log['loss'][{at}]"), 2)));
     assert_eq!(held_at_the_end(&run), expected);
@@ -143,7 +149,16 @@ fn the_program_does_not_notice() {
     let scans = &trace.definitions().holder_scans;
     assert!(scans.len() > 5, "{scans:#?}");
     let paths: Vec<_> = trace.definitions().holders.iter().map(|holder| holder.path.to_string()).collect();
-    for path in ["__main__.held", "__main__.items[0].value", "__main__.table['a']", "__main__.parameter"] {
+    for path in [
+        "__main__.held",
+        "__main__.items[0].value",
+        "__main__.table['a']",
+        "__main__.keys.keys().tensor",
+        "__main__.closure (closure): captured",
+        "__main__.default.__defaults__[0]",
+        "__main__.error.__traceback__ (frame fail): state",
+        "__main__.parameter",
+    ] {
         assert!(paths.iter().any(|known| known == path), "{path}: {paths:#?}");
     }
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use memtrace_input::Run;
 use memtrace_input::load::TraceRecording;
 use memtrace_input::{LostEvents, Recording};
-use memtrace_trace::definition::{Definition, LabelOrigin, NoticeStatus, TensorKind};
+use memtrace_trace::definition::{Definition, LabelOrigin, NoticeStatus, ScanOccasion, TensorKind};
 use memtrace_trace::event::{Action, Event};
 use memtrace_trace::file::{End, MAGIC, Writer};
 use memtrace_trace::ids::{ContextId, FrameId, ModuleId, StackId, ThreadId};
@@ -71,6 +71,8 @@ fn definitions_of_every_kind_are_bounded() {
         Definition::TensorName { address: 1, seq: 1, kind: TensorKind::Other, name, shape: name },
         Definition::Cycle { address: 1, seq: 1, file: "", text: "" },
         Definition::Holder { address: 1, seq: 1, path: "" },
+        Definition::Holder { address: 1, seq: 1, path: name },
+        Definition::HolderScan { seq: 1, occasion: ScanOccasion::End, objects: 1, is_partial: false },
         Definition::Label { id: 1, origin: LabelOrigin::Nvtx, text: name },
         Definition::Frame { id: frame_id, name, qualname: name, filename: name, line: 1, first_line: 1 },
         Definition::NnCall { id: context, caller: ContextId(0), object: 1, class: name },

@@ -25,7 +25,7 @@ pub static LEAK: DiagnosticRule = DiagnosticRule {
                become more, or each block replaces a smaller one while the batch does not grow. Growth in nearly every \
                step counts from 512 KiB and 16 KiB per step on. Within one step, the rule looks at calls of the model \
                without gradients up to an out-of-memory error.",
-    limits: "The rule does not know which object holds the blocks. A buffer that is not full when the run ends looks \
+    limits: "The rule knows the object that holds the blocks only with `memtrace --holders`. A buffer that is not full when the run ends looks \
              like a leak. A request begins with a call of the model whose input is larger than that of the call before. \
              The forecast assumes that the rest of the program needs as much memory and time as before.",
 };
@@ -155,8 +155,8 @@ pub static OUTPUTS_KEPT: DiagnosticRule = DiagnosticRule {
     evidence: "Results of a forward pass are still allocated in the next forward pass, although a backward pass and an \
                optimizer step came in between. User code frees them there, before another backward pass begins. The \
                peak is higher because of them.",
-    limits: "The rule does not know which variable holds the blocks. A result that the next forward pass reads and \
-             that autograd does not save looks the same.",
+    limits: "The rule knows the variable that holds the blocks only with `memtrace --holders`. A result that the next \
+             forward pass reads and that autograd does not save looks the same.",
 };
 
 /// All rules.

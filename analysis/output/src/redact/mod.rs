@@ -17,7 +17,7 @@ use std::io::Write;
 use std::path::Path;
 
 use memtrace_input::error::{Error, Result};
-use memtrace_trace::definition::{Definition, TensorKind};
+use memtrace_trace::definition::{Definition, GRAPH_HOLDER, TensorKind};
 use memtrace_trace::file::{Definitions, Frame, NewTexts, rewrite, untrusted};
 
 use memtrace_insight::rules::{FrameFacts, is_cache_name, is_changed_by_eval};
@@ -161,6 +161,11 @@ impl NewTexts for Redactor {
             Definition::Cycle { address, seq, file: _, text } => {
                 Definition::Cycle { address, seq, file: "", text: &self.texts.name(text) }.encode(out);
             }
+            Definition::Holder { address, seq, path } => {
+                let end = if path.ends_with(GRAPH_HOLDER) { GRAPH_HOLDER } else { "" };
+                let path = self.texts.name(path.strip_suffix(end).unwrap_or(path)) + end;
+                Definition::Holder { address, seq, path: &path }.encode(out);
+            }
             Definition::Module { id, path, build_id } => {
                 let new = self.texts.path(path);
                 // The build id of the program's own code would identify it.
@@ -179,6 +184,7 @@ impl NewTexts for Redactor {
             Definition::Stack { .. }
             | Definition::Pool { .. }
             | Definition::NativeFrame { .. }
+            | Definition::HolderScan { .. }
             | Definition::Rank { .. } => {
                 definition.encode(out);
             }
@@ -189,6 +195,19 @@ impl NewTexts for Redactor {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn paths_of_holders_keep_their_structure() {
+        let mut redactor = Redactor::new([3; KEY_BYTES]);
+        let path = "__main__.acme_trainer.log['alice'][37] (frame acme_step): loss (its autograd graph)";
+        let mut out = Vec::new();
+        redactor.definition(&Definition::Holder { address: 1, seq: 2, path }, &mut out);
+        let text = String::from_utf8_lossy(&out);
+        assert!(!text.contains("acme") && !text.contains("alice"), "{text}");
+        for part in ["__main__.", "['", "'][37] (frame ", "): ", " (its autograd graph)"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+    }
 
     #[test]
     fn rules_say_the_same_about_a_redacted_frame() {

@@ -20,6 +20,8 @@ use crate::observers::tensors::{TensorLayout, TorchSymbols};
 
 /// At most this many nodes are visited in one search.
 const MAX_NODES: usize = 1 << 16;
+/// The nodes of one search take at most this many bytes.
+const MAX_BYTES: usize = 1 << 26;
 /// A node with more bytes or more edges is skipped.
 const MAX_NODE_BYTES: usize = 1 << 14;
 const MAX_EDGES: usize = 1 << 12;
@@ -54,6 +56,15 @@ struct Start {
 struct GraphNode {
     tensor: u32,
     words: Vec<usize>,
+}
+
+/// The memory that graphs hold.
+#[derive(Default)]
+pub(super) struct SavedStorages {
+    /// Where a storage begins, and the number of the first tensor whose graph holds it.
+    pub(super) found: Vec<(u64, u32)>,
+    /// Whether nodes were left out.
+    pub(super) is_partial: bool,
 }
 
 /// The graphs of the tensors that a search has found.
@@ -92,12 +103,14 @@ impl<'a> Graphs<'a> {
         node != 0 && node.is_multiple_of(WORD) && self.memory.size(node, OWN_ADDRESS * WORD) == Some(node)
     }
 
-    /// The memory that the graphs hold: where a storage begins, and the number of the first tensor whose graph holds it.
-    pub(super) fn saved_storages(&self, cpu: bool) -> Vec<(u64, u32)> {
-        let nodes = self.nodes();
+    /// The memory that the graphs hold.
+    pub(super) fn saved_storages(&self, cpu: bool) -> SavedStorages {
+        let (nodes, is_partial) = self.nodes();
         let mut sizes = nodes.iter().filter_map(|node| self.size_of_base(node));
-        let Some(base) = sizes.next().filter(|base| sizes.all(|size| size == *base)) else { return Vec::new() };
         let (mut found, mut seen) = (Vec::new(), HashSet::new());
+        let Some(base) = sizes.next().filter(|base| sizes.all(|size| size == *base)) else {
+            return SavedStorages { found, is_partial };
+        };
         for node in &nodes {
             for at in base..node.words.len().saturating_sub(END_WORDS) {
                 if let Some(address) = self.saved_at(node, at, cpu)
@@ -107,32 +120,38 @@ impl<'a> Graphs<'a> {
                 }
             }
         }
-        found
+        SavedStorages { found, is_partial }
     }
 
-    /// All nodes, each with the first tensor whose graph it belongs to.
-    fn nodes(&self) -> Vec<GraphNode> {
-        let (mut nodes, mut seen, mut left) = (Vec::new(), HashSet::new(), MAX_NODES);
+    /// All nodes, each with the first tensor whose graph it belongs to, and whether some were left out because there are
+    /// too many.
+    fn nodes(&self) -> (Vec<GraphNode>, bool) {
+        let (mut nodes, mut seen, mut left) = (Vec::new(), HashSet::new(), MAX_BYTES);
         for start in &self.starts {
             let mut waiting = vec![start.node];
             while let Some(node) = waiting.pop() {
-                if !seen.insert(node) || left == 0 {
+                if seen.len() >= MAX_NODES || left < MAX_NODE_BYTES {
+                    return (nodes, true);
+                }
+                if !seen.insert(node) {
                     continue;
                 }
-                left -= 1;
                 let Some(words) = self.words(node) else { continue };
+                left -= words.len() * WORD;
                 let Some(edges) = self.edges(&words) else { continue };
                 waiting.extend(edges);
                 nodes.push(GraphNode { tensor: start.tensor, words });
             }
         }
-        nodes
+        (nodes, false)
     }
 
     /// The words of a node.
     fn words(&self, node: usize) -> Option<Vec<usize>> {
         let control = self.memory.size(node, CONTROL_BLOCK * WORD)?;
         let begin = if control == node.wrapping_sub(CONTROL_BYTES) { control } else { node };
+        // The allocator keeps the size before the memory.
+        self.memory.size(begin, 0_usize.wrapping_sub(WORD))?;
         // SAFETY: a node is allocated alone, or right after its control block. Its self-reference has confirmed that it
         // is one.
         let allocated = unsafe { libc::malloc_usable_size(std::ptr::with_exposed_provenance_mut(begin)) };

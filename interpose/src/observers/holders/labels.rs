@@ -8,11 +8,10 @@ use super::search::{variable_names, variables_of};
 use crate::cpython::api::PyObjectPtr;
 use crate::cpython::gil::{GilToken, class_name, type_of};
 
-/// Keys are cut to this many characters.
+/// Keys and names are cut to this many characters.
 const MAX_KEY_CHARS: usize = 60;
 /// Fields of CPython's own classes that hold objects, which C code stores.
-const FIELDS: [&std::ffi::CStr; 8] =
-    [c"__self__", c"__func__", c"__wrapped__", c"func", c"args", c"keywords", c"gi_frame", c"cr_frame"];
+const FIELDS: [&std::ffi::CStr; 6] = [c"__self__", c"__func__", c"__wrapped__", c"func", c"args", c"keywords"];
 
 /// What an object is to the one that refers to it.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -28,6 +27,14 @@ pub(super) enum Role {
 pub(super) struct Label {
     pub(super) text: String,
     pub(super) role: Role,
+}
+
+/// A name or a key, shortened visibly if it is long.
+fn cut(text: &str) -> String {
+    match text.char_indices().nth(MAX_KEY_CHARS) {
+        Some((end, _)) => text.get(..end).unwrap_or_default().to_owned() + "...",
+        None => text.to_owned(),
+    }
 }
 
 fn text(text: String) -> Label {
@@ -71,19 +78,24 @@ impl<'a> Labels<'a> {
                 _ => Vec::new(),
             };
             for (index, item) in gil.elements(parent).enumerate() {
-                let name = names.get(index).and_then(|name| gil.str(*name));
-                add(item, &|| text(name.map_or_else(|| format!("[{index}]"), |name| format!(" (closure): {name}"))));
+                let label = |name: &PyObjectPtr| format!(" (closure): {}", self.name(*name));
+                add(item, &|| text(names.get(index).map_or_else(|| format!("[{index}]"), label)));
             }
         } else if gil.is_named(parent, "set") || gil.is_named(parent, "frozenset") {
             children.iter().for_each(|child| add(*child, &|| text("{*}".to_owned())));
         } else if gil.class(c"_collections", c"deque").is_some_and(|class| gil.is_instance(parent, class)) {
-            let mut items = Vec::new();
-            gil.references(parent, &mut items);
             // SAFETY: the object is alive.
             let class = unsafe { type_of(parent) };
-            let items = items.into_iter().filter(|item| *item != class);
-            items.enumerate().for_each(|(index, item)| add(item, &|| text(format!("[{index}]"))));
-        } else if gil.is_builtin(parent, "cell") {
+            let mut index = 0;
+            gil.visit_references(parent, &mut |item| {
+                if item != class {
+                    add(item, &|| text(format!("[{index}]")));
+                    index += 1;
+                }
+                true
+            });
+        } else if gil.is_builtin(parent, "cell") || gil.is_builtin(parent, "traceback") {
+            // A traceback refers to its frame and to the next traceback. The frame's variables name the frame.
             children.iter().for_each(|child| add(*child, &|| text(String::new())));
         } else if gil.is_type(parent) {
             children.iter().for_each(|child| add(*child, &|| Label { text: String::new(), role: Role::Attributes }));
@@ -97,9 +109,7 @@ impl<'a> Labels<'a> {
                 && let Some((code, variables)) = variables_of(gil, frames, memory, parent)
             {
                 for (name, value) in variables {
-                    add(value, &|| {
-                        text(format!(" (frame {}): {}", self.code_name(code), gil.str(name).unwrap_or("?")))
-                    });
+                    add(value, &|| text(format!(" (frame {}): {}", self.code_name(code), self.name(name))));
                 }
             }
         } else if gil.is_function(parent) {
@@ -121,33 +131,38 @@ impl<'a> Labels<'a> {
     }
 
     fn key(&self, key: PyObjectPtr, role: Role) -> String {
-        let cut = |text: &str| text.chars().take(MAX_KEY_CHARS).collect::<String>();
         match (self.gil.str(key), role) {
             (Some(name), Role::Attributes) => format!(".{}", cut(name)),
             (Some(name), _) => format!("['{}']", cut(name)),
-            (None, _) if self.gil.is_builtin(key, "int") => format!("[{}]", self.gil.as_int(key)),
+            (None, _) if self.gil.is_builtin(key, "int") => {
+                self.gil.int_value(key).map_or_else(|| "[*]".to_owned(), |key| format!("[{key}]"))
+            }
             (None, _) => "[*]".to_owned(),
         }
     }
 
+    /// The text of a name.
+    pub(super) fn name(&self, name: PyObjectPtr) -> String {
+        self.gil.str(name).map_or_else(|| "?".to_owned(), cut)
+    }
+
     /// The name of a code object.
     pub(super) fn code_name(&self, code: PyObjectPtr) -> String {
-        // Reads an attribute of CPython's own type, which runs no code of the program.
-        let name = self.gil.attribute(code, c"co_name");
-        name.and_then(|name| self.gil.str(name.object).map(str::to_owned)).unwrap_or_else(|| "?".to_owned())
+        // Reads a field of CPython's own type, which runs no code of the program and calls no audit hook.
+        self.gil.attribute(code, c"co_name").map_or_else(|| "?".to_owned(), |name| self.name(name.object))
     }
 
     /// The names of a function's free variables, in the order of its cells.
     fn free_variables(&self, function: PyObjectPtr) -> Vec<PyObjectPtr> {
-        let (Some(frames), Some(code)) = (&self.frames, self.gil.attribute(function, c"__code__")) else {
+        let (Some(frames), Some(parts)) = (&self.frames, self.gil.function_parts(function)) else { return Vec::new() };
+        if parts.code.is_null() || parts.closure.is_null() {
             return Vec::new();
-        };
-        let Some(cells) = self.gil.attribute(function, c"__closure__") else { return Vec::new() };
-        let names = variable_names(self.gil, frames, code.object);
+        }
+        let names = variable_names(self.gil, frames, parts.code);
         // Free variables are the last ones.
         names
             .len()
-            .checked_sub(self.gil.tuple_len(cells.object))
+            .checked_sub(self.gil.tuple_len(parts.closure))
             .map_or(Vec::new(), |first| names.into_iter().skip(first).collect())
     }
 
@@ -157,15 +172,17 @@ impl<'a> Labels<'a> {
         children: &[PyObjectPtr],
         add: &mut dyn FnMut(PyObjectPtr, &dyn Fn() -> Label),
     ) {
-        // Reads attributes of CPython's own type, which run no code of the program.
-        let is = |name, child: PyObjectPtr| self.gil.attribute(function, name).is_some_and(|of| of.object == child);
+        let Some(parts) = self.gil.function_parts(function) else { return };
         for child in children {
-            if is(c"__closure__", *child) {
+            if *child == parts.closure {
                 add(*child, &|| Label { text: String::new(), role: Role::Closure(function) });
-            } else if is(c"__defaults__", *child) {
+            } else if *child == parts.defaults {
                 add(*child, &|| text(".__defaults__".to_owned()));
-            } else if is(c"__kwdefaults__", *child) {
+            } else if *child == parts.keyword_defaults {
                 add(*child, &|| text(".__kwdefaults__".to_owned()));
+            } else if *child == parts.globals {
+                // Of a module that is not in `sys.modules`.
+                add(*child, &|| Label { text: ".__globals__".to_owned(), role: Role::Attributes });
             } else if self.gil.is_dict(*child) {
                 add(*child, &|| Label { text: String::new(), role: Role::Attributes });
             }
@@ -179,7 +196,7 @@ impl<'a> Labels<'a> {
         add: &mut dyn FnMut(PyObjectPtr, &dyn Fn() -> Label),
     ) {
         let gil = self.gil;
-        let mut named = |name: &str, value: PyObjectPtr| add(value, &|| text(format!(".{name}")));
+        let mut named = |name: &str, value: PyObjectPtr| add(value, &|| text(format!(".{}", cut(name))));
         for class in gil.classes_of(object) {
             let Some(dict) = gil.class_dict(class) else { continue };
             for (name, _) in gil.entries(dict).filter(|(_, member)| gil.is_member(*member)) {

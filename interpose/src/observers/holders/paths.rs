@@ -1,6 +1,9 @@
 //! The paths of the tensors' memory.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::rc::Rc;
+
+use memtrace_trace::definition::GRAPH_HOLDER;
 
 use super::graph::Graphs;
 use super::labels::{Labels, Role};
@@ -12,8 +15,6 @@ use crate::observers::tensors::{TensorLayout, TensorStorage, TorchSymbols};
 const MAX_STORAGES: usize = 1 << 16;
 /// After this many tensors that do not confirm the layout, the search gives up.
 const MAX_MISSES: u32 = 256;
-/// What follows the path of a tensor whose autograd graph holds the memory.
-const GRAPH: &str = " (its autograd graph)";
 /// Paths are cut to this many characters.
 const MAX_PATH_CHARS: usize = 400;
 
@@ -83,7 +84,12 @@ impl TensorReader<'_> {
         }
         held.extend(gradients);
         let of_graphs = graphs.map(|graphs| graphs.saved_storages(self.cpu)).unwrap_or_default();
-        held.extend(of_graphs.into_iter().map(|(address, node)| HeldStorage { address, node, suffix: GRAPH }));
+        *dropped += u64::from(of_graphs.is_partial);
+        held.extend(of_graphs.found.into_iter().map(|(address, node)| HeldStorage {
+            address,
+            node,
+            suffix: GRAPH_HOLDER,
+        }));
         held.retain(|held| seen.insert(held.address));
         *dropped += held.len().saturating_sub(MAX_STORAGES) as u64;
         held.truncate(MAX_STORAGES);
@@ -112,11 +118,12 @@ fn shortened(path: &str) -> String {
 }
 
 /// The texts of the paths to these nodes.
-fn path_texts(found: &Search, nodes: impl Iterator<Item = u32>, labels: &mut Labels<'_>) -> HashMap<u32, String> {
+fn path_texts(found: &Search, nodes: impl Iterator<Item = u32>, labels: &mut Labels<'_>) -> HashMap<u32, Rc<str>> {
     let node = |at: u32| found.nodes.get(at as usize).copied();
     // The nodes on all paths, by the node that refers to them. Nodes precede those that they refer to.
     let mut children: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
-    let (mut needed, mut texts, mut roles) = (HashSet::new(), HashMap::new(), HashMap::new());
+    let (mut needed, mut roles) = (HashSet::new(), HashMap::new());
+    let mut texts: HashMap<u32, Rc<str>> = HashMap::new();
     for mut at in nodes {
         while needed.insert(at) {
             match node(at).map(|node| node.parent) {
@@ -126,7 +133,7 @@ fn path_texts(found: &Search, nodes: impl Iterator<Item = u32>, labels: &mut Lab
                 }
                 Some(Parent::Root(root)) => {
                     let (text, role) = root_text(root, labels);
-                    texts.insert(at, text);
+                    texts.insert(at, text.into());
                     roles.insert(at, role);
                 }
                 None => {}
@@ -136,11 +143,15 @@ fn path_texts(found: &Search, nodes: impl Iterator<Item = u32>, labels: &mut Lab
     for (parent, children) in children {
         let Some(Node { object, .. }) = node(parent) else { continue };
         let role = roles.get(&parent).copied().unwrap_or(Role::Plain);
-        let start = texts.get(&parent).cloned().unwrap_or_default();
+        let start = texts.get(&parent).cloned().unwrap_or_else(|| "".into());
         let objects: Vec<PyObjectPtr> = children.iter().filter_map(|at| Some(node(*at)?.object)).collect();
         for (at, label) in children.iter().zip(labels.of(object, role, &objects)) {
-            texts.insert(*at, joined(&start, &label.text));
-            roles.insert(*at, label.role);
+            // The rest of a path that will be cut takes no memory: a linked list may have a million elements.
+            let is_long = start.chars().nth(MAX_PATH_CHARS).is_some();
+            texts.insert(*at, if is_long { Rc::clone(&start) } else { joined(&start, &label.text).into() });
+            if label.role != Role::Plain {
+                roles.insert(*at, label.role);
+            }
         }
     }
     texts
@@ -148,11 +159,8 @@ fn path_texts(found: &Search, nodes: impl Iterator<Item = u32>, labels: &mut Lab
 
 fn root_text(root: Root, labels: &Labels<'_>) -> (String, Role) {
     match root {
-        Root::Module(name) => (labels.gil.str(name).unwrap_or("?").to_owned(), Role::Attributes),
-        Root::Local { code, name } => {
-            let name = labels.gil.str(name).unwrap_or("?");
-            (format!("frame {}: {name}", labels.code_name(code)), Role::Plain)
-        }
+        Root::Module(name) => (labels.name(name), Role::Attributes),
+        Root::Local { code, name } => (format!("frame {}: {}", labels.code_name(code), labels.name(name)), Role::Plain),
         Root::Traceback => (String::new(), Role::Plain),
     }
 }

@@ -30,6 +30,9 @@ use crate::torch::running_nodes;
 const TOPIC: &str = "python.holders";
 /// The optimizer step before which the first search runs. Each later one runs after half as many steps again.
 const FIRST_STEP: u32 = 3;
+/// A program without an optimizer is first searched after this many freed blocks, later after this many times as many.
+const FIRST_FREES: u32 = 16;
+const FREES_GROW: u32 = 8;
 /// How many failed allocations are followed by a search each. After those, each search needs twice as many failures.
 const ALL_FAILURES: u32 = 8;
 
@@ -48,9 +51,9 @@ pub(crate) const OBSERVER: Observer = Observer {
     }),
     // New frames come early and for as long as the program does something new.
     new_frame: Some(|_, _| with_holders(Holders::request_install)),
-    watched: Some(|_, cause| {
+    watched: Some(|watch, cause| {
         with_holders(|holders| match cause {
-            Cause::Frees => holders.request(RUNNING),
+            Cause::Frees => holders.blocks_freed(watch.frees()),
             Cause::OutOfMemory => holders.allocation_failed(),
             Cause::Backward => {}
         })
@@ -93,6 +96,8 @@ struct Holders {
     occasions: AtomicU8,
     steps: AtomicU32,
     next_step: AtomicU32,
+    /// The number of freed blocks from which on the next search may run.
+    next_frees: AtomicU32,
     failures: AtomicU32,
     is_searching: AtomicBool,
     state: UnsafeCell<State>,
@@ -120,6 +125,7 @@ impl Holders {
             occasions: AtomicU8::new(0),
             steps: AtomicU32::new(0),
             next_step: AtomicU32::new(FIRST_STEP),
+            next_frees: AtomicU32::new(FIRST_FREES),
             failures: AtomicU32::new(0),
             is_searching: AtomicBool::new(false),
             state: UnsafeCell::new(State::default()),
@@ -131,6 +137,15 @@ impl Holders {
         let step = self.steps.fetch_add(1, Ordering::Relaxed) + 1;
         if step >= self.next_step.load(Ordering::Relaxed) {
             self.next_step.store(step.saturating_add(step / 2).max(step + 1), Ordering::Relaxed);
+            self.request(RUNNING);
+        }
+    }
+
+    /// Searches after some numbers of freed blocks, which the scan for names chooses. It scans more often than a search
+    /// may run.
+    fn blocks_freed(&self, frees: u32) {
+        if frees >= self.next_frees.load(Ordering::Relaxed) {
+            self.next_frees.store(frees.saturating_mul(FREES_GROW), Ordering::Relaxed);
             self.request(RUNNING);
         }
     }
@@ -224,14 +239,15 @@ impl State {
         let Some(_gc_paused) = gil.pause_gc() else { return Err("the garbage collector cannot be paused") };
         let seq = process.segment.header().next_seq.0.load(Ordering::Relaxed).saturating_sub(1);
         let frames = process.python().and_then(|python| python.frame_locals());
-        let found = search(gil, frames, torch.tensor_class);
+        let mut labels = Labels::new(gil, frames);
+        let found = search(gil, frames, labels.memory.as_ref(), torch.tensor_class);
         let mut tensors = TensorReader {
             torch,
             layout: &mut self.layout,
             cpu: records_cpu(process),
             reads_graphs: !running_nodes::is_any(),
         };
-        let paths = tensors.paths(&found, &mut Labels::new(gil, frames))?;
+        let paths = tensors.paths(&found, &mut labels)?;
         let facts = ScanFacts { seq, occasion, objects: found.nodes.len() as u64, is_partial: found.is_partial };
         self.reported.write(process, &paths, &facts);
         Ok(())

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use memtrace_stackwalk::{CheckedMemory, FrameLocals};
 
 use crate::cpython::api::PyObjectPtr;
-use crate::cpython::gil::{GilToken, PyOwned, type_of};
+use crate::cpython::gil::{GilToken, type_of};
 
 /// At most this many objects are visited. Their table takes 50 bytes each.
 const MAX_OBJECTS: usize = 1 << 20;
@@ -66,7 +66,12 @@ struct Searcher<'a> {
 }
 
 /// Searches everything that the program's variables hold.
-pub(super) fn search(gil: GilToken<'_>, frames: Option<FrameLocals<'_>>, tensor_class: PyObjectPtr) -> Search {
+pub(super) fn search(
+    gil: GilToken<'_>,
+    frames: Option<FrameLocals<'_>>,
+    memory: Option<&CheckedMemory>,
+    tensor_class: PyObjectPtr,
+) -> Search {
     let mut searcher = Searcher {
         gil,
         tensor_class,
@@ -96,8 +101,8 @@ pub(super) fn search(gil: GilToken<'_>, frames: Option<FrameLocals<'_>>, tensor_
     }
     // Global and local variables are on one level of the search.
     searcher.expand_next();
-    if let Some(frames) = frames {
-        searcher.add_frames(frames);
+    if let (Some(frames), Some(memory)) = (frames, memory) {
+        searcher.add_frames(frames, memory);
     }
     searcher.add_tracebacks();
     searcher.run();
@@ -171,10 +176,10 @@ impl Searcher<'_> {
         *self.classes.entry(class).or_insert_with(|| gil.is_instance(object, tensor_class))
     }
 
-    fn add_frames(&mut self, frames: FrameLocals<'_>) {
+    fn add_frames(&mut self, frames: FrameLocals<'_>, memory: &CheckedMemory) {
         for thread in self.gil.thread_states() {
             // SAFETY: the interpreter has just listed this thread state, and this thread holds the GIL.
-            for frame in unsafe { frames.of_thread(thread) } {
+            for frame in unsafe { frames.of_thread(thread, memory) } {
                 // SAFETY: the frame is part of that thread's chain, which does not change meanwhile.
                 let Some(code) = (unsafe { frames.code_of(frame) }) else { continue };
                 let code = std::ptr::with_exposed_provenance_mut(code);
@@ -190,18 +195,21 @@ impl Searcher<'_> {
         let gil = self.gil;
         for traceback in gil.tracebacks() {
             // The program may store anything in `sys.last_traceback`.
-            let is_traceback = |object: &PyOwned<'_>| gil.is_builtin(object.object, "traceback");
-            let mut next = Some(traceback).filter(is_traceback);
+            let is_traceback = |object: &PyObjectPtr| gil.is_builtin(*object, "traceback");
+            let mut next = Some(traceback.object).filter(is_traceback);
             for _ in 0..MAX_TRACEBACK {
                 let Some(traceback) = next.take() else { break };
-                // Reads attributes of CPython's own type, which run no code of the program.
-                if let Some(frame) = gil.attribute(traceback.object, c"tb_frame")
-                    && gil.is_frame(frame.object)
-                    && !self.seen.contains(&frame.object.addr())
-                {
-                    self.add_root(frame.object, Root::Traceback);
+                // A traceback references its frame and the next traceback. Reading the attribute `tb_frame` would call
+                // the program's audit hooks.
+                let mut references = Vec::new();
+                gil.references(traceback, &mut references, MAX_TRACEBACK);
+                for reference in references {
+                    if gil.is_frame(reference) && !self.seen.contains(&reference.addr()) {
+                        self.add_root(reference, Root::Traceback);
+                    } else if is_traceback(&reference) {
+                        next = Some(reference);
+                    }
                 }
-                next = gil.attribute(traceback.object, c"tb_next").filter(is_traceback);
             }
         }
     }
@@ -238,11 +246,12 @@ impl Searcher<'_> {
         let mut keys = HashSet::new();
         if is_dict {
             // Values hold what belongs to their keys, such as a parameter's optimizer state.
-            keys.extend(gil.entries(object).map(|(key, _)| key).filter(|key| gil.has_references(*key)));
+            let all = gil.entries(object).map(|(key, _)| key).filter(|key| gil.has_references(*key));
+            keys.extend(all.take(MAX_OBJECTS));
         }
         let mut references = std::mem::take(&mut self.references);
         references.clear();
-        gil.references(object, &mut references);
+        self.found.is_partial |= !gil.references(object, &mut references, MAX_OBJECTS);
         // SAFETY: the object is alive.
         let class = unsafe { type_of(object) };
         let is_frame = gil.is_frame(object);

@@ -54,29 +54,31 @@ impl<'a> FrameLocals<'a> {
         matches!(self.code.bytecode, Bytecode::Bytes { .. })
     }
 
-    /// The frames of a thread that run Python code, outermost first.
+    /// The frames of a thread that run Python code, outermost first. The chain is read with checks: until Python 3.12 it
+    /// begins on the thread's stack, which is gone if the thread was canceled.
     ///
     /// # Safety
     ///
     /// `thread` is a live thread state, and the calling thread holds the GIL.
-    pub unsafe fn of_thread(&self, thread: usize) -> Vec<usize> {
-        // SAFETY: the caller guarantees a live thread state. No thread runs Python code while this one holds the GIL.
-        let mut frame = unsafe { self.python.leaf(thread) };
+    pub unsafe fn of_thread(&self, thread: usize, memory: &CheckedMemory) -> Vec<usize> {
+        let mut frame = self.python.leaf_of(thread, memory).unwrap_or(0);
         let mut frames = Vec::new();
         for _ in 0..MAX_FRAMES {
-            if frame == 0 {
-                break;
+            let Some(previous) = memory.size(frame, self.frame.previous).filter(|_| frame != 0) else { break };
+            if !self.is_shim(frame, memory) && self.has_code(frame, memory) {
+                frames.push(frame);
             }
-            // SAFETY: a frame of the chain leads to another one of it.
-            unsafe {
-                if self.code_of(frame).is_some() {
-                    frames.push(frame);
-                }
-                frame = load(frame + self.frame.previous);
-            }
+            frame = previous;
         }
         frames.reverse();
         frames
+    }
+
+    /// Whether a frame is a mark of C code.
+    fn is_shim(&self, frame: usize, memory: &CheckedMemory) -> bool {
+        let Some(owner) = self.frame.owner else { return false };
+        let mut byte = [0];
+        !memory.read(frame + owner.offset, &mut byte) || byte >= [owner.first_shim]
     }
 
     /// The code object of a frame. `None` for a mark of C code.

@@ -147,14 +147,14 @@ impl Python {
             .then(|| FrameLocals::new(self, &layout.frame, &layout.code, self.types.code))
     }
 
-    /// The innermost frame of a thread, 0 if it runs no Python code.
-    ///
-    /// # Safety
-    ///
-    /// `thread` is a live thread state whose chain of frames does not change meanwhile, and the layout is verified.
-    pub(super) unsafe fn leaf(&self, thread: usize) -> usize {
-        // SAFETY: the caller guarantees the thread state and the verified layout.
-        unsafe { self.frames.leaf(thread) }
+    /// The innermost frame of any thread, 0 if it runs no Python code. `None` if it cannot be read.
+    pub(super) fn leaf_of(&self, thread: usize, memory: &CheckedMemory) -> Option<usize> {
+        let layout = &self.frames.layout().thread;
+        let frame = memory.size(thread, layout.frame)?;
+        match layout.cframe_current {
+            Some(current) if frame != 0 => memory.size(frame, current),
+            _ => Some(frame),
+        }
     }
 
     /// The address range of the interpreter's evaluation function.
