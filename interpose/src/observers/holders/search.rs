@@ -178,8 +178,7 @@ impl Searcher<'_> {
 
     fn add_frames(&mut self, frames: FrameLocals<'_>, memory: &CheckedMemory) {
         for thread in self.gil.thread_states() {
-            // SAFETY: the interpreter has just listed this thread state, and this thread holds the GIL.
-            for frame in unsafe { frames.of_thread(thread, memory) } {
+            for frame in frames.of_thread(thread, memory) {
                 // SAFETY: the frame is part of that thread's chain, which does not change meanwhile.
                 let Some(code) = (unsafe { frames.code_of(frame) }) else { continue };
                 let code = std::ptr::with_exposed_provenance_mut(code);
@@ -258,7 +257,11 @@ impl Searcher<'_> {
         let first = self.found.nodes.len();
         for reference in &references {
             if keys.contains(reference) {
-                self.keys.push((parent, *reference));
+                if self.keys.len() < MAX_OBJECTS {
+                    self.keys.push((parent, *reference));
+                } else {
+                    self.found.is_partial = true;
+                }
             // An object does not hold its class for the program, nor a frame its caller.
             } else if *reference != class && !(is_frame && gil.is_frame(*reference)) {
                 self.add(*reference, parent);

@@ -4,9 +4,8 @@
 
 use std::ptr::with_exposed_provenance;
 
-use super::layout::{Bytecode, CodeLayout, FrameLayout, OB_TYPE};
+use super::layout::{Bytecode, CodeLayout, FrameLayout, Layout, OB_TYPE};
 use super::memory::CheckedMemory;
-use super::process::Python;
 
 /// At most this many frames of one thread are listed.
 const MAX_FRAMES: usize = 1000;
@@ -26,7 +25,7 @@ const NAMES_BEFORE_FILENAME: usize = 16;
 /// Reads frames in the verified layout of this interpreter.
 #[derive(Clone, Copy)]
 pub struct FrameLocals<'a> {
-    python: &'a Python,
+    layout: &'a Layout,
     frame: &'a FrameLayout,
     code: &'a CodeLayout,
     code_type: usize,
@@ -45,9 +44,9 @@ unsafe fn load(address: usize) -> usize {
 }
 
 impl<'a> FrameLocals<'a> {
-    /// `python` is verified.
-    pub(super) fn new(python: &'a Python, frame: &'a FrameLayout, code: &'a CodeLayout, code_type: usize) -> Self {
-        FrameLocals { python, frame, code, code_type }
+    /// The layout is verified.
+    pub(super) fn new(layout: &'a Layout, code_type: usize) -> Self {
+        FrameLocals { layout, frame: &layout.frame, code: &layout.code, code_type }
     }
 
     fn has_frame_objects_only(&self) -> bool {
@@ -56,12 +55,9 @@ impl<'a> FrameLocals<'a> {
 
     /// The frames of a thread that run Python code, outermost first. The chain is read with checks: until Python 3.12 it
     /// begins on the thread's stack, which is gone if the thread was canceled.
-    ///
-    /// # Safety
-    ///
-    /// `thread` is a live thread state, and the calling thread holds the GIL.
-    pub unsafe fn of_thread(&self, thread: usize, memory: &CheckedMemory) -> Vec<usize> {
-        let mut frame = self.python.leaf_of(thread, memory).unwrap_or(0);
+    /// `thread` is a thread state, and the calling thread holds the GIL.
+    pub fn of_thread(&self, thread: usize, memory: &CheckedMemory) -> Vec<usize> {
+        let mut frame = self.leaf(thread, memory).unwrap_or(0);
         let mut frames = Vec::new();
         for _ in 0..MAX_FRAMES {
             let Some(previous) = memory.size(frame, self.frame.previous).filter(|_| frame != 0) else { break };
@@ -72,6 +68,16 @@ impl<'a> FrameLocals<'a> {
         }
         frames.reverse();
         frames
+    }
+
+    /// The innermost frame of a thread, 0 if it runs no Python code. `None` if it cannot be read.
+    fn leaf(&self, thread: usize, memory: &CheckedMemory) -> Option<usize> {
+        let thread_layout = &self.layout.thread;
+        let frame = memory.size(thread, thread_layout.frame)?;
+        match thread_layout.cframe_current {
+            Some(current) if frame != 0 => memory.size(frame, current),
+            _ => Some(frame),
+        }
     }
 
     /// Whether a frame is a mark of C code.

@@ -142,19 +142,7 @@ impl Python {
 
     /// Access to the local variables of frames. `None` if frames cannot be read.
     pub fn frame_locals(&self) -> Option<FrameLocals<'_>> {
-        let layout = self.frames.layout();
-        (self.state.load(Acquire) == VERIFIED)
-            .then(|| FrameLocals::new(self, &layout.frame, &layout.code, self.types.code))
-    }
-
-    /// The innermost frame of any thread, 0 if it runs no Python code. `None` if it cannot be read.
-    pub(super) fn leaf_of(&self, thread: usize, memory: &CheckedMemory) -> Option<usize> {
-        let layout = &self.frames.layout().thread;
-        let frame = memory.size(thread, layout.frame)?;
-        match layout.cframe_current {
-            Some(current) if frame != 0 => memory.size(frame, current),
-            _ => Some(frame),
-        }
+        (self.state.load(Acquire) == VERIFIED).then(|| FrameLocals::new(self.frames.layout(), self.types.code))
     }
 
     /// The address range of the interpreter's evaluation function.
