@@ -11,11 +11,11 @@
 //!
 //! Nodes written in Python, lists of saved tensors and saved tensors with hooks are skipped.
 
-use std::collections::HashSet;
 use std::ffi::{CStr, c_void};
 
 use memtrace_stackwalk::CheckedMemory;
 
+use super::maps::Set;
 use crate::observers::tensors::{TensorLayout, TorchSymbols};
 
 /// At most this many nodes are visited in one search.
@@ -74,14 +74,14 @@ pub(super) struct Graphs<'a> {
     memory: CheckedMemory,
     starts: Vec<Start>,
     /// The implementations of the tensors.
-    implementations: HashSet<usize>,
+    implementations: Set<usize>,
 }
 
 impl<'a> Graphs<'a> {
     /// `None` if memory cannot be read with checks.
     pub(super) fn new(torch: &'a TorchSymbols, layout: TensorLayout) -> Option<Graphs<'a>> {
         let memory = CheckedMemory::open().ok()?;
-        Some(Graphs { torch, layout, memory, starts: Vec::new(), implementations: HashSet::new() })
+        Some(Graphs { torch, layout, memory, starts: Vec::new(), implementations: Set::default() })
     }
 
     /// Adds a tensor.
@@ -107,7 +107,7 @@ impl<'a> Graphs<'a> {
     pub(super) fn saved_storages(&self, cpu: bool) -> SavedStorages {
         let (nodes, is_partial) = self.nodes();
         let mut sizes = nodes.iter().filter_map(|node| self.size_of_base(node));
-        let (mut found, mut seen) = (Vec::new(), HashSet::new());
+        let (mut found, mut seen) = (Vec::new(), Set::default());
         let Some(base) = sizes.next().filter(|base| sizes.all(|size| size == *base)) else {
             return SavedStorages { found, is_partial };
         };
@@ -126,7 +126,7 @@ impl<'a> Graphs<'a> {
     /// All nodes, each with the first tensor whose graph it belongs to, and whether some were left out because there are
     /// too many.
     fn nodes(&self) -> (Vec<GraphNode>, bool) {
-        let (mut nodes, mut seen, mut left) = (Vec::new(), HashSet::new(), MAX_BYTES);
+        let (mut nodes, mut seen, mut left) = (Vec::new(), Set::default(), MAX_BYTES);
         for start in &self.starts {
             let mut waiting = vec![start.node];
             while let Some(node) = waiting.pop() {

@@ -1,9 +1,8 @@
 //! How one object refers to another, as text. Runs no Python code.
 
-use std::collections::HashMap;
-
 use memtrace_stackwalk::{CheckedMemory, FrameLocals};
 
+use super::maps::Map;
 use super::search::{variable_names, variables_of};
 use crate::cpython::api::PyObjectPtr;
 use crate::cpython::gil::{GilToken, class_name, type_of};
@@ -47,18 +46,18 @@ pub(super) struct Labels<'a> {
     pub(super) frames: Option<FrameLocals<'a>>,
     pub(super) memory: Option<CheckedMemory>,
     /// The names of the attributes that instances of a class share, by the address of the class.
-    shared_names: HashMap<usize, Vec<PyObjectPtr>>,
+    shared_names: Map<usize, Vec<PyObjectPtr>>,
 }
 
 impl<'a> Labels<'a> {
     pub(super) fn new(gil: GilToken<'a>, frames: Option<FrameLocals<'a>>) -> Labels<'a> {
-        Labels { gil, frames, memory: CheckedMemory::open().ok(), shared_names: HashMap::new() }
+        Labels { gil, frames, memory: CheckedMemory::open().ok(), shared_names: Map::default() }
     }
 
     /// The labels of those objects that `parent`, which has this role, refers to.
     pub(super) fn of(&mut self, parent: PyObjectPtr, role: Role, children: &[PyObjectPtr]) -> Vec<Label> {
-        let mut known: HashMap<usize, Label> = HashMap::new();
-        let requested: HashMap<usize, ()> = children.iter().map(|child| (child.addr(), ())).collect();
+        let mut known: Map<usize, Label> = Map::default();
+        let requested: Map<usize, ()> = children.iter().map(|child| (child.addr(), ())).collect();
         let mut add = |child: PyObjectPtr, label: &dyn Fn() -> Label| {
             if requested.contains_key(&child.addr()) {
                 known.entry(child.addr()).or_insert_with(label);

@@ -5,6 +5,7 @@
 //! - [`labels`]: how one object refers to another, read only for the paths that lead to tensors.
 //! - [`graph`]: the memory that autograd graphs hold.
 //! - [`paths`]: the paths of the tensors' memory.
+//! - [`maps`]: maps that need no system call.
 //! - [`reported`]: which paths are new.
 //!
 //! Constraints: a search runs no Python code and keeps no object. It creates no object that outlives it, and changes a
@@ -16,6 +17,7 @@
 
 mod graph;
 mod labels;
+mod maps;
 mod paths;
 mod reported;
 pub(crate) mod requests;

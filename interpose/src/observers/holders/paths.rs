@@ -1,12 +1,13 @@
 //! The paths of the tensors' memory.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use memtrace_trace::definition::GRAPH_HOLDER;
 
 use super::graph::Graphs;
 use super::labels::{Labels, Role};
+use super::maps::{Map, Set};
 use super::search::{Node, Parent, Root, Search};
 use crate::cpython::api::PyObjectPtr;
 use crate::observers::tensors::{TensorLayout, TensorStorage, TorchSymbols};
@@ -61,7 +62,7 @@ impl TensorReader<'_> {
     fn storages(&mut self, found: &Search, dropped: &mut u64) -> Result<Vec<HeldStorage>, &'static str> {
         let Some(layout) = self.layout(found)? else { return Ok(Vec::new()) };
         let mut graphs = if self.reads_graphs { Graphs::new(self.torch, layout) } else { None };
-        let (mut seen, mut held, mut gradients) = (HashSet::new(), Vec::new(), Vec::new());
+        let (mut seen, mut held, mut gradients) = (Set::default(), Vec::new(), Vec::new());
         for node in &found.tensors {
             let Some(Node { object, .. }) = found.nodes.get(*node as usize) else { continue };
             // SAFETY: the search has reached this live tensor, and this thread holds the GIL.
@@ -118,12 +119,12 @@ fn shortened(path: &str) -> String {
 }
 
 /// The texts of the paths to these nodes.
-fn path_texts(found: &Search, nodes: impl Iterator<Item = u32>, labels: &mut Labels<'_>) -> HashMap<u32, Rc<str>> {
+fn path_texts(found: &Search, nodes: impl Iterator<Item = u32>, labels: &mut Labels<'_>) -> Map<u32, Rc<str>> {
     let node = |at: u32| found.nodes.get(at as usize).copied();
     // The nodes on all paths, by the node that refers to them. Nodes precede those that they refer to.
     let mut children: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
-    let (mut needed, mut roles) = (HashSet::new(), HashMap::new());
-    let mut texts: HashMap<u32, Rc<str>> = HashMap::new();
+    let (mut needed, mut roles) = (Set::default(), Map::default());
+    let mut texts: Map<u32, Rc<str>> = Map::default();
     for mut at in nodes {
         while needed.insert(at) {
             match node(at).map(|node| node.parent) {

@@ -1,11 +1,11 @@
 //! The paths that were reported. A path is reported again only for other memory or if it has changed.
 
-use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, DefaultHasher};
 
 use memtrace_trace::counters::Counter;
 use memtrace_trace::definition::{Definition, ScanOccasion};
 
+use super::maps::Map;
 use super::paths::Paths;
 use crate::recording::emit::truncate;
 use crate::recording::guard::Guard;
@@ -16,7 +16,7 @@ use crate::recording::process::Process;
 pub(super) struct Reported {
     /// A hash of the path and the number that the address had
     /// ([`Watch::free_count_at`](crate::recording::watch::Watch::free_count_at)), by address.
-    paths: HashMap<u64, (u64, u16), BuildHasherDefault<DefaultHasher>>,
+    paths: Map<u64, (u64, u16)>,
 }
 
 /// What one search says of itself.

@@ -1,9 +1,8 @@
 //! The breadth-first search over the references of the program's objects.
 
-use std::collections::{HashMap, HashSet};
-
 use memtrace_stackwalk::{CheckedMemory, FrameLocals};
 
+use super::maps::{Map, Set};
 use crate::cpython::api::PyObjectPtr;
 use crate::cpython::gil::{GilToken, type_of};
 
@@ -52,9 +51,9 @@ pub(super) struct Search {
 struct Searcher<'a> {
     gil: GilToken<'a>,
     tensor_class: PyObjectPtr,
-    seen: HashSet<usize>,
+    seen: Set<usize>,
     /// Whether a class is a class of tensors, by its address.
-    classes: HashMap<usize, bool>,
+    classes: Map<usize, bool>,
     found: Search,
     /// How many of the nodes have been expanded.
     expanded: usize,
@@ -75,8 +74,8 @@ pub(super) fn search(
     let mut searcher = Searcher {
         gil,
         tensor_class,
-        seen: HashSet::new(),
-        classes: HashMap::new(),
+        seen: Set::default(),
+        classes: Map::default(),
         found: Search { nodes: Vec::new(), tensors: Vec::new(), is_partial: false },
         expanded: 0,
         references: Vec::new(),
@@ -242,7 +241,7 @@ impl Searcher<'_> {
             return;
         }
         let is_dict = gil.is_dict(object);
-        let mut keys = HashSet::new();
+        let mut keys = Set::default();
         if is_dict {
             // Values hold what belongs to their keys, such as a parameter's optimizer state.
             let all = gil.entries(object).map(|(key, _)| key).filter(|key| gil.has_references(*key));
