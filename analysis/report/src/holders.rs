@@ -22,15 +22,20 @@ impl TextReport {
     /// Adds what holds the largest tensors, at most `limit`. Nothing without `--holders`.
     pub(crate) fn holders(&mut self, device: &DeviceSummary, limit: usize) {
         let Some(holders) = device.holders.as_ref().filter(|holders| !holders.largest.is_empty()) else { return };
-        self.list(&format!("Held by Python objects {}", occasion_text(&holders.scan)));
-        for holder in holders.largest.iter().take(limit) {
+        let held = size_text(holders.held_bytes);
+        self.list(&format!("Held by Python objects {} (% of the {held} held)", occasion_text(&holders.scan)));
+        // What is less than a percent is in the section of holders only.
+        let is_shown =
+            |holder: &&HolderSummary| limit == usize::MAX || holder.bytes.saturating_mul(100) >= holders.held_bytes;
+        let shown: Vec<&HolderSummary> = holders.largest.iter().filter(is_shown).take(limit).collect();
+        for holder in &shown {
             let tensors = match holder.tensors {
                 1 => String::new(),
                 tensors => format!(" ({} tensors)", count_text(tensors)),
             };
             self.row(holder.bytes, holders.held_bytes, &format!("{}{tensors}", holder.path));
         }
-        let left_out = holders.left_out + holders.largest.len().saturating_sub(limit) as u64;
+        let left_out = holders.left_out + (holders.largest.len() - shown.len()) as u64;
         if left_out > 0 {
             self.line(format!("    {} more: memtrace report RUN --section holders", count_text(left_out)));
         }

@@ -144,7 +144,8 @@ impl Holders {
         }
         let of_device = || self.by_site.iter().filter(|(site, _)| site.0 == issue.device);
         let of_graphs = of_device().flat_map(|(_, scan)| &scan.held).filter(|held| held.path.ends_with(GRAPH_HOLDER));
-        let mut held: Vec<&Held> = if issue.rule.id == RuleId::Leak { Vec::new() } else { of_graphs.collect() };
+        let is_of_graph = matches!(issue.rule.id, RuleId::GraphKept | RuleId::GraphRetained);
+        let mut held: Vec<&Held> = if is_of_graph { of_graphs.collect() } else { Vec::new() };
         if held.is_empty() {
             let place = issue.place.filter(|_| issue.sites.is_empty());
             let sites: Vec<(StackId, ContextId)> = issue.sites.iter().copied().chain(place).collect();
