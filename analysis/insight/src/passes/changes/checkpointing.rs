@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use memtrace_trace::ids::ContextId;
 
 use super::calls::{Call, Members};
-use super::recorded::Recorded;
+use super::recorded::{BlockEvent, Recorded};
 use super::span::{Key, Span, after, at, before};
 use crate::passes::category::Category;
 use crate::passes::lifetimes::BlockLifetime;
@@ -150,7 +150,8 @@ pub(super) fn checkpoint(recorded: &Recorded<'_>, members: &Members, calls: &[Ca
 }
 
 /// Keeps the inputs of a call until its backward pass ends, for the repeated forward pass. A block from before the call
-/// is an input if the call frees it, or if it is freed right after the call, where a new value replaces it.
+/// is an input if the call frees it, or if it is freed right after the call, where a new value replaces it and no code
+/// around the call has read it.
 fn keep_inputs(recorded: &Recorded<'_>, members: &Members, call: &Call, roles: &[Role], spans: &mut [Span]) {
     let start = recorded.events[call.events.start].seq;
     let saved = call.blocks.iter().zip(roles).filter(|(_, role)| matches!(role, Role::Saved | Role::KeptAndSaved));
@@ -161,13 +162,30 @@ fn keep_inputs(recorded: &Recorded<'_>, members: &Members, call: &Call, roles: &
     let is_own =
         |block: &&BlockLifetime| recorded.is_freed_by_node(block) && members.get(block.freed_context) == call.member;
     let end = saved.filter(is_own).map(|block| block.freed).max().map_or(Key::MAX, at);
-    let later = recorded.events[call.events.end..].iter().take_while(|event| !event.allocates);
-    for event in recorded.events[call.events.clone()].iter().chain(later).filter(|event| !event.allocates) {
+    let is_input = |event: &&BlockEvent| {
         let block = &recorded.blocks[event.block as usize];
         let is_computed = block.phase == Phase::Forward && is_repeated(recorded, block);
-        if block.allocated < start && is_computed && !recorded.contexts().is_node(event.context) {
-            spans[event.block as usize].last_until(end);
-        }
+        !event.allocates && block.allocated < start && is_computed && !recorded.contexts().is_node(event.context)
+    };
+    let inside = recorded.events[call.events.clone()].iter().filter(is_input);
+    let later = recorded.events[call.events.end..].iter().take_while(|event| !event.allocates).filter(is_input);
+    let replaced: Vec<&BlockEvent> = later.collect();
+    // Of several values that are replaced, those that the code around the call has read are no inputs.
+    let around = members.calls.get(call.member as usize - 1).and_then(|id| recorded.definitions.nn_calls.get(id));
+    let is_read_around = |event: &&BlockEvent| {
+        let block = &recorded.blocks[event.block as usize];
+        let before = &recorded.events[recorded.first_event_after(block.allocated)..call.events.start];
+        before.iter().any(|other| {
+            let result = &recorded.blocks[other.block as usize];
+            other.allocates
+                && around.is_some_and(|call| call.caller == other.context)
+                && result.requested() == block.requested()
+        })
+    };
+    let unread: Vec<&BlockEvent> = replaced.iter().copied().filter(|event| !is_read_around(event)).collect();
+    let replaced = if unread.is_empty() { replaced } else { unread };
+    for event in inside.chain(replaced) {
+        spans[event.block as usize].last_until(end);
     }
 }
 

@@ -33,6 +33,8 @@ const NEAR_EVENTS: usize = 16;
 pub(super) struct Logits {
     /// Their indices, in order.
     blocks: Vec<u32>,
+    /// The indices of what the nodes that read their gradients allocate for themselves.
+    temporaries: Vec<u32>,
     /// The stack of the largest one that the loss itself allocates.
     pub(super) loss: StackId,
 }
@@ -56,7 +58,12 @@ impl Logits {
         // count, and of these those of the modules that compute logits and loss.
         let homes = homes(recorded, in_loss, is_logits);
         let is_logits = |block: &BlockLifetime| is_logits(block) && homes.contains(&home(recorded, block));
-        let mut found = Vec::new();
+        let is_temporary = |block: &BlockLifetime| {
+            block.category == Category::Temporary
+                && !recorded.is_weight_size(block.requested())
+                && homes.contains(&home(recorded, block))
+        };
+        let (mut found, mut temporaries) = (Vec::new(), Vec::new());
         let (mut forward, mut backward) = (0..0, 0..0);
         for (index, block) in recorded.blocks.iter().enumerate() {
             if in_loss(&block) && is_logits(block) {
@@ -76,16 +83,18 @@ impl Logits {
             };
             if is_near && is_logits(block) {
                 found.push(index as u32);
+            } else if block.phase == Phase::Backward && is_near && is_temporary(block) {
+                temporaries.push(index as u32);
             }
         }
         found.sort_unstable();
         found.dedup();
-        Some(Logits { blocks: found, loss: largest.stack })
+        Some(Logits { blocks: found, temporaries, loss: largest.stack })
     }
 
     /// Splits them into chunks.
     pub(super) fn split(&self, recorded: &Recorded<'_>, spans: &mut Vec<Span>) {
-        for index in &self.blocks {
+        for index in self.blocks.iter().chain(&self.temporaries) {
             spans[*index as usize].requested = spans[*index as usize].requested.div_ceil(CHUNKS);
         }
         // Each backward pass has a gradient of the weight.
