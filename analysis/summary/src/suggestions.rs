@@ -22,6 +22,8 @@ use memtrace_replay::Names;
 
 /// A combination is reported if it lowers the peak by at least one in this many parts more than its best part.
 const WORTH_COMBINING: u64 = 10;
+/// A run that would leave less than one in this many parts of the memory is not said to fit.
+const CLOSE: u64 = 20;
 /// The maximum number of changes that are combined.
 const MAX_COMBINED: usize = 3;
 /// The number of changes to which others are added.
@@ -95,7 +97,8 @@ pub(crate) fn suggestions(query: &SuggestionQuery<'_>, progress: &mut dyn FnMut(
     let evidence = figures_text(state);
     let fits = |outcome: &Outcome| match (scope, outcome.fits) {
         (_, false) => Some(false),
-        (SuggestionScope::Run, true) => limit.map(|_| true),
+        // Where little is left, what the allocator cannot use of its segments decides, and the replay is not that exact.
+        (SuggestionScope::Run, true) => limit.filter(|limit| outcome.reserved <= limit - limit / CLOSE).map(|_| true),
         // What follows an iteration is known if the program only repeats it.
         (SuggestionScope::Iteration, true) => (!has_backward).then_some(true),
         (SuggestionScope::UntilError, true) => None,
