@@ -127,7 +127,7 @@ pub(crate) fn step_estimate(
     let estimate = match rest {
         Some(rest) => Some(from_earlier_iteration(oom, rest)),
         None if oom.phase == Phase::Optimizer => from_optimizer(analysis, oom, table),
-        None if oom.phase == Phase::Forward => from_modules(oom, &missing()),
+        None if oom.phase == Phase::Forward => from_modules(oom, &missing(), available),
         None => None,
     };
     estimate.map(|estimate| StepEstimate {
@@ -207,8 +207,9 @@ fn from_optimizer(analysis: &DeviceAnalysis, oom: &Oom, table: &StackTable) -> O
     })
 }
 
-/// The modules that the forward pass had not called.
-fn from_modules(oom: &Oom, missing: &MissingModules) -> Option<StepEstimate> {
+/// The modules that the forward pass had not called. A lower bound that the allocator could have had explains nothing, so it
+/// is left out.
+fn from_modules(oom: &Oom, missing: &MissingModules, available: Option<u64>) -> Option<StepEstimate> {
     let allocated = oom.in_use.usage.allocated;
     let shown = allocated.saturating_add(oom.requested);
     let needed = missing.siblings.as_ref().map(|siblings| {
@@ -218,6 +219,7 @@ fn from_modules(oom: &Oom, missing: &MissingModules) -> Option<StepEstimate> {
         siblings.peak.map_or(at_end, |peak| peak.max(at_end))
     });
     let needed = needed.filter(|needed| needed.saturating_sub(shown) >= shown / MIN_GAIN);
+    let needed = needed.filter(|needed| available.is_none_or(|available| *needed > available));
     let mut parts: Vec<StepPart> = Vec::new();
     if let Some(siblings) = missing.siblings.as_ref().filter(|_| needed.is_some()) {
         parts.extend(parts_of(siblings, oom));

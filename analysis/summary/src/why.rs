@@ -4,7 +4,8 @@
 use crate::locations::Locations;
 use crate::step_estimate::StepEstimate;
 use crate::summary::{
-    BlockingAllocation, DeviceSummary, GrowthAfterFirstStep, ReplayedSetting, ReservedSummary, WhatIfSummary,
+    BlockingAllocation, DeviceSummary, GrowthAfterFirstStep, OomSummary, ReplayedSetting, ReservedSummary,
+    WhatIfSummary,
 };
 use crate::units::size_text;
 use memtrace_input::EventSource;
@@ -38,6 +39,9 @@ const SMALL: u64 = 64 << 20;
 const MANY_EVENTS: u64 = 4_000_000;
 /// Less memory of CUDA contexts and other processes than this is not worth a remark, in bytes.
 const MANY_OTHERS: u64 = 2 << 30;
+/// If the rest of a step is unknown, the pieces of the free memory explain an error only if they are at least one in this
+/// many parts of what the allocator could have had.
+const MANY_PIECES: u64 = 8;
 /// If more than this was free beside a failed request, CUDA did not refuse it. In bytes.
 const CUDA_KEEPS: u64 = 64 << 20;
 
@@ -150,7 +154,7 @@ pub(crate) fn no_issue_remark(devices: &[DeviceSummary]) -> Option<String> {
     let are_many = others >= MANY_OTHERS && device.total_bytes.is_some_and(|total| others >= total / 10);
     let text = if oom.refused_by_pytorch {
         format!("{what} {verb} not fit within PyTorch's limit")
-    } else if oom.reserved_but_unallocated_bytes.saturating_add(free) >= oom.requested_bytes {
+    } else if is_in_pieces(device, &oom, free) {
         "the memory that is free is in pieces too small for the request".to_owned()
     } else if are_many {
         format!("{what} {verb} not fit beside CUDA contexts and other processes ({})", size_text(others))
@@ -158,6 +162,23 @@ pub(crate) fn no_issue_remark(devices: &[DeviceSummary]) -> Option<String> {
         format!("{what} {verb} not fit")
     };
     Some(format!("No leak or misuse found: {text}."))
+}
+
+/// Whether the pieces of the free memory are the reason of an error. Together they suffice for the request, and the rest of
+/// the step fits. If that is unknown, they are much of what the allocator could have had.
+fn is_in_pieces(device: &DeviceSummary, oom: &OomSummary, free: u64) -> bool {
+    let settings = device.what_if.iter().flat_map(|what_if| &what_if.settings);
+    let step_fits: Vec<bool> = settings.filter_map(|setting| setting.step_fits).collect();
+    let needed = oom.step_estimate.as_ref().and_then(|estimate| estimate.needed_bytes);
+    let pieces = oom.reserved_but_unallocated_bytes.saturating_add(free);
+    are_pieces_to_blame(oom.in_use.totals.allocated_bytes, pieces, oom.requested_bytes, needed, &step_fits)
+}
+
+/// `step_fits`: by replayed allocator setting, whether the whole step fits, where it is known.
+fn are_pieces_to_blame(allocated: u64, pieces: u64, requested: u64, needed: Option<u64>, step_fits: &[bool]) -> bool {
+    let available = allocated.saturating_add(pieces);
+    let suffices = pieces >= requested && needed.is_none_or(|needed| needed <= available);
+    suffices && (step_fits.contains(&true) || step_fits.is_empty() && pieces >= available / MANY_PIECES)
 }
 
 pub(crate) fn reserved_summary(reserved: &Reserved, locations: &Locations<'_>, names: &Names) -> ReservedSummary {
@@ -240,4 +261,24 @@ pub(crate) fn growth_after_first_step(analysis: &DeviceAnalysis) -> Option<Growt
         later_steps_peak_bytes: later,
         optimizer_state_bytes: state,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn free_pieces_explain_an_error_only_if_the_step_fits_without_them() {
+        let cases = [
+            ("pieces smaller than the request", 90, 5, None, &[][..], false),
+            ("few pieces, and nothing is known of the rest", 90, 10, None, &[], false),
+            ("many pieces", 80, 20, None, &[], true),
+            ("few pieces, and the step fits with another setting", 90, 10, Some(98), &[true, false], true),
+            ("the step does not fit with any setting", 80, 20, None, &[false], false),
+            ("the step needs more than there is", 80, 20, Some(120), &[], false),
+        ];
+        for (what, allocated, pieces, needed, step_fits, expected) in cases {
+            assert_eq!(are_pieces_to_blame(allocated, pieces, 8, needed, step_fits), expected, "{what}");
+        }
+    }
 }
