@@ -6,7 +6,7 @@
 //! activations differ by at most a twentieth. The first of three or more can differ, because it can compute what the
 //! others share.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use memtrace_trace::definition::TensorKind;
 use memtrace_trace::file::{Definitions, NnCall, NnName};
@@ -96,8 +96,9 @@ impl MissingModules {
             }
             add_uncalled(definitions, path, repeated.as_deref(), &mut uncalled);
         }
+        let mut uncalled = by_object(uncalled);
         let order = |child: &NnName| definitions.nn_names.iter().position(|name| name.name == child.name);
-        uncalled.sort_by_cached_key(|child| order(child));
+        uncalled.sort_by_cached_key(|child| (order(child), child.object));
         uncalled.dedup_by_key(|child| &child.name);
         found.uncalled = uncalled.iter().map(|child| (child.name.to_string(), child.class.to_string())).collect();
         found
@@ -216,9 +217,8 @@ fn add_uncalled<'a>(definitions: &'a Definitions, path: &str, repeated: Option<&
     let is_called = |object: u64| definitions.nn_calls.values().any(|call| call.object == object);
     for child in children(definitions, path).unwrap_or_default() {
         let inside = |name: &str| name.strip_prefix(&*child.name).is_some_and(|rest| rest.starts_with('.'));
-        let has_parameters =
-            || definitions.tensor_names.iter().any(|one| one.kind == TensorKind::Parameter && inside(&one.name));
-        if is_called(child.object) || !has_parameters() {
+        let is_done = || is_called(child.object) || shares_parameters(definitions, child);
+        if !has_parameters(definitions, &child.name) || is_done() {
             continue;
         }
         if definitions.nn_names.iter().any(|one| inside(&one.name) && is_called(one.object)) {
@@ -228,6 +228,37 @@ fn add_uncalled<'a>(definitions: &'a Definitions, path: &str, repeated: Option<&
             uncalled.push(child);
         }
     }
+}
+
+/// Each module once. A module below two roots, one of which contains the other, has two paths. The path from the outer
+/// root is longer.
+fn by_object(names: Vec<&NnName>) -> Vec<&NnName> {
+    let mut paths: BTreeMap<u64, &NnName> = BTreeMap::new();
+    for name in names {
+        let path = paths.entry(name.object).or_insert(name);
+        if name.name.len() > path.name.len() {
+            *path = name;
+        }
+    }
+    paths.into_values().collect()
+}
+
+/// Whether a parameter is named below this path.
+fn has_parameters(definitions: &Definitions, path: &str) -> bool {
+    let inside = |name: &str| name.strip_prefix(path).is_some_and(|rest| rest.starts_with('.'));
+    definitions.tensor_names.iter().any(|one| one.kind == TensorKind::Parameter && inside(&one.name))
+}
+
+/// Whether another module works with the parameters of this one (tied weights). A parameter that two modules share has
+/// the name of the first. So a module was called that has no parameters under its own path, unlike this one of the same
+/// class.
+fn shares_parameters(definitions: &Definitions, child: &NnName) -> bool {
+    let called = definitions.nn_calls.values().filter(|call| call.class == child.class && call.object != child.object);
+    let is_without = |object: u64| {
+        let mut paths = definitions.nn_names.iter().filter(|name| name.object == object).peekable();
+        paths.peek().is_some() && paths.all(|name| !has_parameters(definitions, &name.name))
+    };
+    called.map(|call| call.object).collect::<BTreeSet<u64>>().into_iter().any(is_without)
 }
 
 #[cfg(test)]
@@ -297,6 +328,49 @@ mod tests {
         // The fourth block began at 80 MiB. Two more of 10 MiB follow, and the last needs 7 MiB more while it runs.
         assert_eq!(siblings.peak.map(|bytes| bytes >> 20), Some(80 + 2 * 10 + 17));
         assert_eq!(found.uncalled, [("head".to_owned(), "Linear".to_owned())]);
+    }
+
+    #[test]
+    fn modules_with_two_paths_or_tied_parameters_are_counted_once() {
+        let name =
+            |object: u64, class: &str, path: &str| NnName { object, seq: 9, class: class.into(), name: path.into() };
+        let parameter = |address: u64, path: &str| TensorName {
+            address,
+            seq: 9,
+            kind: TensorKind::Parameter,
+            name: path.into(),
+            shape: "float32[2]".into(),
+        };
+        let call = |object: u64, class: &str| NnCall { caller: ContextId(1), object, class: class.into() };
+        // `shared` and `encoder.embed` have one weight. The wrapped model is a root as well.
+        let mut definitions = Definitions {
+            nn_names: vec![
+                name(1, "Wrapper", ""),
+                name(2, "Model", "base"),
+                name(3, "Embedding", "base.shared"),
+                name(4, "Encoder", "base.encoder"),
+                name(5, "Embedding", "base.encoder.embed"),
+                name(6, "Linear", "base.head"),
+                name(6, "Linear", "head"),
+            ],
+            tensor_names: vec![
+                parameter(512, "base.shared.weight"),
+                parameter(1024, "base.head.weight"),
+                parameter(1024, "head.weight"),
+            ],
+            ..Definitions::default()
+        };
+        definitions.nn_calls.insert(ContextId(5), call(5, "Embedding"));
+        assert!(shares_parameters(&definitions, &definitions.nn_names[2]));
+        let uncalled = |definitions: &Definitions| {
+            let mut uncalled = Vec::new();
+            add_uncalled(definitions, "", None, &mut uncalled);
+            by_object(uncalled).into_iter().map(|child| child.name.to_string()).collect::<Vec<String>>()
+        };
+        assert_eq!(uncalled(&definitions), ["base.head"]);
+        // Its own weight: `shared` is another module, and still to come.
+        definitions.tensor_names.push(parameter(2048, "base.encoder.embed.weight"));
+        assert_eq!(uncalled(&definitions), ["base.shared", "base.head"]);
     }
 
     #[test]
