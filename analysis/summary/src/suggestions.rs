@@ -13,17 +13,21 @@ use memtrace_input::load::Process;
 use memtrace_insight::passes::changes::{
     BatchChange, Changes, FailedRequest, OptimizerChange, Outcome, Plan, Recorded,
 };
+use memtrace_insight::passes::diagnostics::GrowingSource;
 use memtrace_insight::passes::{
     Analysis, BlockLifetimes, Category, Composition, DeviceAnalysis, EarlierIteration, Phase, RestOfStep, StackTable,
     StepRows,
 };
-use memtrace_insight::rules::{RuleId, SuggestionRule, WORTH_DOING, suggestion_rule};
+use memtrace_insight::rules::{Meaning, RuleId, SuggestionRule, WORTH_DOING, suggestion_rule};
 use memtrace_replay::Names;
 
 /// A combination is reported if it lowers the peak by at least one in this many parts more than its best part.
 const WORTH_COMBINING: u64 = 10;
 /// A run that would leave less than one in this many parts of the memory is not said to fit.
 const CLOSE: u64 = 20;
+/// If growth until an error is at least one in this many parts of what was allocated, the growth is what fills the memory.
+/// Other changes only delay the error.
+const DOMINATES: u64 = 4;
 /// The maximum number of changes that are combined.
 const MAX_COMBINED: usize = 3;
 /// The number of changes to which others are added.
@@ -87,7 +91,10 @@ pub(crate) fn suggestions(query: &SuggestionQuery<'_>, progress: &mut dyn FnMut(
     let has_backward = device.table.total().phases[Phase::Backward as usize].allocations > 0;
     let phase = if is_continued { changes.peak_phase().unwrap_or(phase) } else { phase };
     let texts = Texts { query, changes: &changes, has_backward, phase };
-    let plans: Vec<Plan> = changes.plans().into_iter().filter(|plan| texts.applies(plan)).collect();
+    let is_filled = oom.is_some() && growth(query).saturating_mul(DOMINATES) >= at_error;
+    let addresses_growth = |plan: &Plan| plan.results_on_cpu || plan.no_grad;
+    let may_help = |plan: &Plan| texts.applies(plan) && (!is_filled || addresses_growth(plan));
+    let plans: Vec<Plan> = changes.plans().into_iter().filter(may_help).collect();
     let outcomes = replay_all(&changes, &plans, progress);
     let is_worth = |outcome: &Outcome| peak.saturating_sub(outcome.peak) >= (peak / WORTH_DOING).max(1);
     let replayed = plans.into_iter().zip(outcomes).filter_map(|(plan, outcome)| Some((plan, outcome?)));
@@ -125,6 +132,20 @@ pub(crate) fn suggestions(query: &SuggestionQuery<'_>, progress: &mut dyn FnMut(
         })
     };
     combined.iter().chain(&found).filter_map(summary).collect()
+}
+
+/// The bytes that had grown until the end of the run, from turn to turn of the program's loop or from call to call within
+/// the last step.
+fn growth(query: &SuggestionQuery<'_>) -> u64 {
+    let growing = &query.device.signals.growing;
+    let by_optimizer = |g: &GrowingSource| {
+        let meaning = query.table.facts(g.stack).rule.map(|rule| rule.meaning);
+        matches!(meaning, Some(Meaning::OptimizerStep | Meaning::OptimizerState))
+    };
+    let turns = growing.grown();
+    let by_turns: u64 = turns.iter().filter(|g| g.reaches_end && !by_optimizer(g)).map(|g| g.bytes).sum();
+    let by_calls: u64 = growing.grown_at_oom().iter().map(|g| g.bytes).sum();
+    by_turns.max(by_calls)
 }
 
 /// Replays all plans, on several threads.
