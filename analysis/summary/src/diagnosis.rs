@@ -127,11 +127,15 @@ impl DeviceIssues<'_> {
         let mut lines: Vec<_> = graph.iter().map(|g| self.builder.locations.innermost(g.stack)).collect();
         lines.sort_unstable();
         lines.dedup();
-        // A backward pass that freed more than stayed did consume its graph. What stayed are results.
+        // A backward pass that freed more than stayed did consume its graph. What stayed are results: outputs and hidden
+        // states that the program has detached, or keeps without their graph.
         let run: u64 = graph.iter().filter(|g| g.bits & Mark::NODE_RAN != 0).map(|g| g.slope).sum();
         let consumed = signals.graphs.total_consumed / u64::from(self.analysis.table.steps().max(1));
         let bytes = graph.iter().map(|g| g.bytes).sum();
-        let whole = graph.iter().all(|g| g.bits & Mark::NODE_RAN == 0) || run >= consumed;
+        let ran = || graph.iter().filter(|g| g.bits & Mark::NODE_RAN != 0);
+        let blocks_run = ran().map(|g| g.blocks).sum();
+        let turns = ran().map(|g| u64::from(g.turns)).max().unwrap_or(0);
+        let whole = turns == 0 || run >= consumed && signals.graphs.are_most(blocks_run, turns);
         // Graphs that were freed together are evidence as well.
         let was_freed_together = signals.graphs.found().iter().any(|(kind, _)| *kind == GraphIssue::Kept);
         let kept = !graph.is_empty() && (lines.len() >= 2 && whole || was_freed_together) && self.matters(bytes);

@@ -302,10 +302,7 @@ impl UnconsumedGraphs {
         }
         let calls = distinct(&mut freed.iter().filter(|f| f.site == site).map(|f| u64::from(f.call)));
         if issue == GraphIssue::Retained {
-            let per_backward = self.total_consumed_blocks as f64 / f64::from(self.backward_passes.max(1));
-            if (of_site as f64) < calls as f64 * (LEFT_PER_FREED as f64 * per_backward)
-                || of_site < calls * LEFT_PER_CALL
-            {
+            if !self.are_most(of_site as u64, calls as u64) || of_site < calls * LEFT_PER_CALL {
                 return;
             }
         }
@@ -350,6 +347,13 @@ impl UnconsumedGraphs {
             }
             None => self.report(issue, &graph),
         }
+    }
+
+    /// Whether so many blocks of so many calls, through which backward passes ran, are most blocks of their graphs. Else
+    /// they are results that the program keeps: backward passes freed the rest.
+    pub fn are_most(&self, blocks: u64, calls: u64) -> bool {
+        let per_backward = self.total_consumed_blocks as f64 / f64::from(self.backward_passes.max(1));
+        blocks as f64 >= calls as f64 * (LEFT_PER_FREED as f64 * per_backward)
     }
 
     fn report(&mut self, issue: GraphIssue, graph: &UnconsumedGraph) {
