@@ -37,7 +37,7 @@ pub use outputs::{HeldBlocks, HeldOutputs};
 pub use turns::LoopTurn;
 pub use workspaces::CublasWorkspaces;
 
-use super::category::{BlockAllocation, LifetimeEnd};
+use super::category::{BlockAllocation, LifetimeEnd, Proof};
 use super::phase::{EventClassification, Phase, ProgramPosition};
 use super::stacks::StackFacts;
 use crate::rules::Meaning;
@@ -149,7 +149,7 @@ impl Signals {
         }
         let recorded = e.flags.contains(Flags::GRAD_KNOWN) && e.flags.contains(Flags::GRAD_ENABLED);
         // A workspace belongs to no graph and to no step.
-        if crate::rules::is_workspace_size(block.requested) && classification.meaning() != Some(Meaning::Load) {
+        if may_be_workspace(block) && classification.meaning() != Some(Meaning::Load) {
             return Mark { bits: Mark::WORKSPACE, call: self.calls, site };
         }
         let mut bits = 0;
@@ -292,5 +292,48 @@ impl Signals {
         self.checkpoints.finish();
         self.deferred.finish(|id| allocator.block(id).stream, ticks);
         self.marks = Vec::new();
+    }
+}
+
+/// Whether a block is as large as a cuBLAS workspace and nothing shows that it is something else. Where the model
+/// computes, a workspace has a proof: any code that multiplies matrices, or may do so, gives one.
+fn may_be_workspace(block: &BlockAllocation) -> bool {
+    let is_something_else = match block.phase {
+        Phase::Data => true,
+        Phase::Forward | Phase::Backward | Phase::Eval | Phase::Recompute => matches!(
+            block.proof,
+            Proof::None
+                | Proof::ParameterSized
+                | Proof::AccumulatesGradient
+                | Proof::WeightCast
+                | Proof::Named(_)
+                | Proof::NamedCache
+        ),
+        Phase::Load | Phase::Optimizer | Phase::Other => false,
+    };
+    crate::rules::is_workspace_size(block.requested) && !is_something_else
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_result_as_large_as_a_workspace_is_a_result() {
+        let cases = [
+            (Phase::Eval, Proof::None, 32 << 20, false),
+            (Phase::Forward, Proof::None, 32 << 20, false),
+            (Phase::Backward, Proof::AccumulatesGradient, 32 << 20, false),
+            (Phase::Data, Proof::None, 32 << 20, false),
+            // Code that multiplies matrices, or that may do so.
+            (Phase::Forward, Proof::WorkspaceSized, 32 << 20, true),
+            (Phase::Eval, Proof::MaybeWorkspace, 32 << 20, true),
+            (Phase::Other, Proof::None, 32 << 20, true),
+            (Phase::Forward, Proof::WorkspaceSized, 31 << 20, false),
+        ];
+        for (phase, proof, requested, expected) in cases {
+            let block = BlockAllocation { phase, proof, requested, ..BlockAllocation::for_tests(1) };
+            assert_eq!(may_be_workspace(&block), expected, "{phase:?} {proof:?} {requested}");
+        }
     }
 }
