@@ -4,7 +4,7 @@
 use memtrace_insight::rules::NO_CUSTOM_CATEGORY;
 use memtrace_summary::{
     DeviceSummary, FrameSummary, MemoryState, OomSummary, ProcessSummary, ReservedSummary, Summary, WhatIfSummary,
-    count_text, process_name, size_text, when,
+    count_text, process_name, size_text, when, when_peaked,
 };
 
 use crate::fit::location_in;
@@ -156,7 +156,7 @@ impl TextReport {
             return self.line("  nothing was allocated".to_owned());
         };
         let location = peak.allocated_at.as_ref().map_or("", |stack| stack.location.as_str());
-        let when = when(peak.step, peak.phase);
+        let when = when_peaked(peak);
         self.labelled("Peak", &format!("{} {when}", size_text(peak.totals.allocated_bytes)));
         self.labelled_list("Allocated at", location);
         let reserved = device.reserved.as_ref().filter(|_| device.explained_oom.is_none());

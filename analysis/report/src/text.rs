@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use memtrace_input::load::SNAPSHOT_TOPIC;
 use memtrace_summary::{
     DeviceSummary, MemoryState, NativeObjectSummary, OomSummary, OwnerSummary, ProcessSummary, Summary, count_text,
-    device_name, process_name, size_text, when,
+    device_name, process_name, size_text, when, when_peaked,
 };
 
 use crate::parts::{has_phases, outside, request};
@@ -62,7 +62,7 @@ impl TextReport {
         ]);
         for process in processes.iter().take(LISTED_PROCESSES) {
             for device in process.devices.iter().take(4) {
-                let mut at = device.peak.as_ref().map(|peak| when(peak.step, peak.phase)).unwrap_or_default();
+                let mut at = device.peak.as_ref().map(|peak| when_peaked(peak)).unwrap_or_default();
                 if let Some(oom) = device.explained_oom.and_then(|at| device.ooms.get(at)) {
                     let failed = format!("out of memory {}", when(oom.in_use.step, oom.in_use.phase));
                     at = format!("{at}; {failed}").trim_start_matches("; ").to_owned();
@@ -119,7 +119,7 @@ impl TextReport {
             self.largest_allocations(&oom.in_use, LARGEST);
             self.holders(device, HOLDERS);
         } else if let Some(peak) = &device.peak {
-            let verdict = format!("peak {} {}", size_text(peak.totals.allocated_bytes), when(peak.step, peak.phase));
+            let verdict = format!("peak {} {}", size_text(peak.totals.allocated_bytes), when_peaked(peak));
             self.title(&title, &verdict, Style::bold);
             self.labelled_list("Allocated at", peak.allocated_at.as_ref().map_or("", |stack| stack.location.as_str()));
             self.unallocated(device, peak);

@@ -236,6 +236,14 @@ pub fn when(step: Option<u32>, phase: Phase) -> String {
     }
 }
 
+/// The step and the phase of a peak. The peak of an optimizer that steps inside the backward pass is part of that pass:
+/// the activations that it still needs are allocated.
+pub fn when_peaked(peak: &MemoryState) -> String {
+    let in_backward = peak.allocated_at.as_ref().is_some_and(|stack| stack.node.is_some());
+    let inside = if peak.phase == Phase::Optimizer && in_backward { " inside the backward pass" } else { "" };
+    format!("{}{inside}", when(peak.step, peak.phase))
+}
+
 fn signal_name(signal: i32) -> String {
     let name = match signal {
         1 => "SIGHUP",

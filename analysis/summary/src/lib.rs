@@ -35,7 +35,7 @@ mod tensors;
 mod units;
 mod why;
 
-pub use build::{SummaryOptions, is_snapshot, summarize, summarize_with, when};
+pub use build::{SummaryOptions, is_snapshot, summarize, summarize_with, when, when_peaked};
 pub use check::{Baseline, CHECK_VERSION, CheckOptions, CheckReport, CheckResult, Tolerance, check};
 pub use compare::{diff, line_what};
 pub use device_names::{device_name, device_text, process_name};
