@@ -62,7 +62,7 @@ impl TextReport {
         ]);
         for process in processes.iter().take(LISTED_PROCESSES) {
             for device in process.devices.iter().take(4) {
-                let mut at = device.peak.as_ref().map(|peak| when_peaked(peak)).unwrap_or_default();
+                let mut at = device.peak.as_ref().map(when_peaked).unwrap_or_default();
                 if let Some(oom) = device.explained_oom.and_then(|at| device.ooms.get(at)) {
                     let failed = format!("out of memory {}", when(oom.in_use.step, oom.in_use.phase));
                     at = format!("{at}; {failed}").trim_start_matches("; ").to_owned();

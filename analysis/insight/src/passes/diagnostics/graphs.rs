@@ -301,10 +301,10 @@ impl UnconsumedGraphs {
             return;
         }
         let calls = distinct(&mut freed.iter().filter(|f| f.site == site).map(|f| u64::from(f.call)));
-        if issue == GraphIssue::Retained {
-            if !self.are_most(of_site as u64, calls as u64) || of_site < calls * LEFT_PER_CALL {
-                return;
-            }
+        if issue == GraphIssue::Retained
+            && (!self.are_most(of_site as u64, calls as u64) || of_site < calls * LEFT_PER_CALL)
+        {
+            return;
         }
         let is_unused = issue == GraphIssue::Unused;
         let steps = distinct(&mut freed.iter().map(|f| f.step.map_or(0, |s| u64::from(s) + 1)));

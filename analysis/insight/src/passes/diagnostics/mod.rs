@@ -332,7 +332,8 @@ mod tests {
             (Phase::Forward, Proof::WorkspaceSized, 31 << 20, false),
         ];
         for (phase, proof, requested, expected) in cases {
-            let block = BlockAllocation { phase, proof, requested, ..BlockAllocation::for_tests(1) };
+            let mut block = BlockAllocation::for_tests(1);
+            (block.phase, block.proof, block.requested) = (phase, proof, requested);
             assert_eq!(may_be_workspace(&block), expected, "{phase:?} {proof:?} {requested}");
         }
     }
