@@ -121,6 +121,8 @@ fn the_library_imports_little() {
         "_ITM_registerTMCloneTable",
         "__cxa_finalize",
         "__gmon_start__",
+        // That of the allocator which the program uses. Bound before any code runs, like all imports.
+        "malloc_usable_size",
         // Weak, for a program without DT_DEBUG.
         "_r_debug",
         // A variable, which the loader binds before any code runs.
