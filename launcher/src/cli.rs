@@ -429,7 +429,7 @@ pub(crate) struct Run {
     /// collection.
     #[arg(long)]
     pub(crate) cycles: bool,
-    /// Record which Python objects hold the tensors, as paths such as __main__.history[37]; this adds an atexit function
+    /// Record which Python objects hold the tensors, as paths such as __main__.trainer.state; this adds an atexit function
     ///
     /// memtrace walks over the program's objects after some steps, after an out-of-memory error and before the
     /// interpreter ends. It runs none of the program's code.
