@@ -243,22 +243,29 @@ fn by_object(names: Vec<&NnName>) -> Vec<&NnName> {
     paths.into_values().collect()
 }
 
-/// Whether a parameter is named below this path.
-fn has_parameters(definitions: &Definitions, path: &str) -> bool {
-    let inside = |name: &str| name.strip_prefix(path).is_some_and(|rest| rest.starts_with('.'));
-    definitions.tensor_names.iter().any(|one| one.kind == TensorKind::Parameter && inside(&one.name))
+/// The addresses of the parameters that are named below this path.
+fn parameters<'a>(definitions: &'a Definitions, path: &'a str) -> impl Iterator<Item = u64> + 'a {
+    let inside = move |name: &str| name.strip_prefix(path).is_some_and(|rest| rest.starts_with('.'));
+    let named = definitions.tensor_names.iter().filter(move |one| one.kind == TensorKind::Parameter);
+    named.filter(move |one| inside(&one.name)).map(|one| one.address)
 }
 
-/// Whether another module works with the parameters of this one (tied weights). A parameter that two modules share has
-/// the name of the first. So a module was called that has no parameters under its own path, unlike this one of the same
-/// class.
+fn has_parameters(definitions: &Definitions, path: &str) -> bool {
+    parameters(definitions, path).next().is_some()
+}
+
+/// Whether a module that was called works with the parameters of this one of the same class (tied weights). A root gives a
+/// parameter that two modules share the name of the first. So the called one has no parameters under its own paths, or
+/// another root names the same address for it.
 fn shares_parameters(definitions: &Definitions, child: &NnName) -> bool {
+    let own: BTreeSet<u64> = parameters(definitions, &child.name).collect();
     let called = definitions.nn_calls.values().filter(|call| call.class == child.class && call.object != child.object);
-    let is_without = |object: u64| {
-        let mut paths = definitions.nn_names.iter().filter(|name| name.object == object).peekable();
-        paths.peek().is_some() && paths.all(|name| !has_parameters(definitions, &name.name))
+    let shares = |object: u64| {
+        let paths = || definitions.nn_names.iter().filter(|name| name.object == object).map(|name| &*name.name);
+        let is_without = paths().next().is_some() && paths().all(|path| !has_parameters(definitions, path));
+        is_without || paths().any(|path| parameters(definitions, path).any(|address| own.contains(&address)))
     };
-    called.map(|call| call.object).collect::<BTreeSet<u64>>().into_iter().any(is_without)
+    called.map(|call| call.object).collect::<BTreeSet<u64>>().into_iter().any(shares)
 }
 
 #[cfg(test)]
@@ -368,6 +375,12 @@ mod tests {
             by_object(uncalled).into_iter().map(|child| child.name.to_string()).collect::<Vec<String>>()
         };
         assert_eq!(uncalled(&definitions), ["base.head"]);
+        // The encoder is a root of its own, which names the same address.
+        definitions.nn_names.push(name(5, "Embedding", "embed"));
+        definitions.tensor_names.push(parameter(512, "embed.weight"));
+        assert_eq!(uncalled(&definitions), ["base.head"]);
+        definitions.tensor_names.pop();
+        definitions.nn_names.pop();
         // Its own weight: `shared` is another module, and still to come.
         definitions.tensor_names.push(parameter(2048, "base.encoder.embed.weight"));
         assert_eq!(uncalled(&definitions), ["base.shared", "base.head"]);
