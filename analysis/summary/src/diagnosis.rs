@@ -27,6 +27,8 @@ const MIN_FRAGMENTATION: (u64, u64) = (16 << 20, 4);
 const STEADY_LEAK: (u64, u64, u32) = (512 << 10, 16 << 10, 8);
 /// A forecast of more turns than this is of no use.
 const LONGEST_FORECAST: u64 = 100_000_000;
+/// A graph through which backward passes ran usually has at least this many blocks in each step.
+const MIN_GRAPH_BLOCKS: u64 = 3;
 /// The maximum number of lines listed for one issue.
 const LOCATIONS: usize = 3;
 
@@ -316,14 +318,24 @@ impl DeviceIssues<'_> {
                 self.builder.line(input.stack, input.context)
             ));
         }
+        let turns = graph.iter().map(|g| u64::from(g.turns)).max().unwrap_or(0);
+        let has_inputs = !read.is_empty();
         let (place, fix) = if run {
-            evidence.push(
-                "a backward pass ran through them and kept them: retain_graph=True (or create_graph=True)".to_owned(),
-            );
-            (
-                (!backward.is_none()).then_some((backward, ContextId::NONE)),
-                "detach() what one step passes to the next, and remove retain_graph=True".to_owned(),
-            )
+            // So few blocks of a step, without an input, can also be results that the program keeps without their graph.
+            let may_be_results = blocks < MIN_GRAPH_BLOCKS * turns && !has_inputs;
+            let (why, fix) = match may_be_results {
+                true => (
+                    "a backward pass ran through them: retain_graph=True kept them, or the program keeps the results themselves",
+                    "detach() what one step passes to the next, and remove retain_graph=True; if the program keeps detached results, move \
+                     them to the CPU",
+                ),
+                false => (
+                    "a backward pass ran through them and kept them: retain_graph=True (or create_graph=True)",
+                    "detach() what one step passes to the next, and remove retain_graph=True",
+                ),
+            };
+            evidence.push(why.to_owned());
+            ((!backward.is_none()).then_some((backward, ContextId::NONE)), fix.to_owned())
         } else {
             evidence.push("no backward pass ran through them".to_owned());
             (
