@@ -145,11 +145,14 @@ fn path_texts(found: &Search, nodes: impl Iterator<Item = u32>, labels: &mut Lab
         let Some(Node { object, .. }) = node(parent) else { continue };
         let role = roles.get(&parent).copied().unwrap_or(Role::Plain);
         let start = texts.get(&parent).cloned().unwrap_or_else(|| "".into());
+        if start.chars().nth(MAX_PATH_CHARS).is_some() {
+            // The rest of a path that will be cut takes no time and no memory: a linked list may have a million elements.
+            texts.extend(children.iter().map(|at| (*at, Rc::clone(&start))));
+            continue;
+        }
         let objects: Vec<PyObjectPtr> = children.iter().filter_map(|at| Some(node(*at)?.object)).collect();
         for (at, label) in children.iter().zip(labels.of(object, role, &objects)) {
-            // The rest of a path that will be cut takes no memory: a linked list may have a million elements.
-            let is_long = start.chars().nth(MAX_PATH_CHARS).is_some();
-            texts.insert(*at, if is_long { Rc::clone(&start) } else { joined(&start, &label.text).into() });
+            texts.insert(*at, joined(&start, &label.text).into());
             if label.role != Role::Plain {
                 roles.insert(*at, label.role);
             }
