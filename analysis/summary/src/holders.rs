@@ -1,7 +1,7 @@
 //! Which Python objects hold the tensors (`--holders`): for issues, and for the largest live tensors.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 
 use memtrace_input::Process;
@@ -21,6 +21,12 @@ const MAX_SCANS: usize = 1 << 8;
 const MAX_LIVE: usize = 1 << 16;
 /// The maximum number of holders listed for one issue.
 const HOLDERS_OF_ISSUE: usize = 3;
+/// The dictionaries of an `nn.Module` with its parts.
+const MODULE_TABLES: [&str; 3] = ["._modules", "._parameters", "._buffers"];
+/// Up to this many different names in paths that are otherwise the same get a line each.
+const NAMED_KEYS: usize = 4;
+/// What holds less than this share of an issue's memory is not listed: the variables of the present step.
+const MIN_SHARE: u64 = 20;
 /// The maximum number of holders listed for one device.
 const HOLDERS_OF_DEVICE: usize = 32;
 
@@ -158,7 +164,10 @@ impl Holders {
             };
             held.extend(of_device().filter(is_meant).flat_map(|(_, scan)| &scan.held));
         }
-        grouped(&held, HOLDERS_OF_ISSUE).0
+        let bytes: u64 = held.iter().map(|held| held.block.size).sum();
+        let mut holders = grouped(&held, HOLDERS_OF_ISSUE).0;
+        holders.retain(|holder| holder.bytes.saturating_mul(MIN_SHARE) >= bytes);
+        holders
     }
 
     /// The line that names the option, for an issue that it would explain.
@@ -219,23 +228,46 @@ impl Group<'_> {
 /// Writes `model._modules['0']._parameters['weight']` as `model.0.weight`, the name that PyTorch uses.
 fn without_module_tables(path: &str) -> String {
     let mut text = path.to_owned();
-    for table in ["._modules[", "._parameters[", "._buffers["] {
-        while let Some(at) = text.find(table) {
-            let rest = text.get(at + table.len()..).unwrap_or_default();
+    for table in MODULE_TABLES {
+        while let Some(at) = text.find(&format!("{table}[")) {
+            let rest = text.get(at + table.len() + 1..).unwrap_or_default();
             let Some(end) = rest.find(']') else { break };
             let key = rest.get(..end).unwrap_or_default().trim_matches('\'').to_owned();
-            text.replace_range(at..at + table.len() + end + 1, &format!(".{key}"));
+            text.replace_range(at..at + table.len() + 1 + end + 1, &format!(".{key}"));
         }
     }
     text
 }
 
+/// The keys of a path that are names, not numbers and not the names of modules.
+fn named_keys<'a>(parts: &[(&'a str, bool)]) -> Vec<&'a str> {
+    let is_named = |before: &str, key: &str| {
+        key.starts_with('\'') && key.contains(char::is_alphabetic) && !MODULE_TABLES.iter().any(|t| before.ends_with(t))
+    };
+    let pairs = parts.windows(2).filter_map(|pair| if let [before, key] = pair { Some((before, key)) } else { None });
+    pairs.filter(|(before, key)| key.1 && !before.1 && is_named(before.0, key.0)).map(|(_, key)| key.0).collect()
+}
+
 /// The holders by bytes in descending order, at most `limit`, and how many more there are.
 fn grouped(held: &[&Held], limit: usize) -> (Vec<HolderSummary>, u64) {
-    let mut groups: BTreeMap<Vec<Option<&str>>, Group<'_>> = BTreeMap::new();
+    let pattern = |parts: &[(&'_ str, bool)]| -> Vec<Option<String>> {
+        parts.iter().map(|(text, is_key)| (!is_key).then(|| (*text).to_owned())).collect()
+    };
+    // A few names are worth a line each: the entries of a log. Many are data: the layers of a model.
+    let mut named: BTreeMap<Vec<Option<String>>, BTreeSet<Vec<&str>>> = BTreeMap::new();
     for held in held {
         let parts = parts(&held.path);
-        let key = parts.iter().map(|(text, is_key)| (!is_key).then_some(*text)).collect();
+        let names = named.entry(pattern(&parts)).or_default();
+        if names.len() <= NAMED_KEYS {
+            names.insert(named_keys(&parts));
+        }
+    }
+    let mut groups: BTreeMap<(Vec<Option<String>>, Vec<&str>), Group<'_>> = BTreeMap::new();
+    for held in held {
+        let parts = parts(&held.path);
+        let pattern = pattern(&parts);
+        let are_few = named.get(&pattern).is_some_and(|names| names.len() <= NAMED_KEYS);
+        let key = (pattern, if are_few { named_keys(&parts) } else { Vec::new() });
         let group = groups.entry(key).or_insert_with(|| Group {
             parts: parts.iter().map(|(text, is_key)| (Some(*text), *is_key)).collect(),
             tensors: 0,
@@ -275,8 +307,11 @@ mod tests {
         let log = texts(&["__main__.trainer.state.log['loss'][0]", "__main__.trainer.state.log['loss'][1]"]);
         assert_eq!(log, [("__main__.trainer.state.log['loss'][*]".into(), 2, 1024)]);
         assert_eq!(texts(&["frame validate: preds[3]"]), [("frame validate: preds[3]".into(), 1, 512)]);
-        let keys = texts(&["m.cache['a[0]']", "m.cache['b]']"]);
-        assert_eq!(keys, [("m.cache[*]".into(), 2, 1024)]);
+        let keys = texts(&["m.cache['a[0]'][1]", "m.cache['b]'][1]", "m.cache['b]'][2]"]);
+        assert_eq!(keys, [("m.cache['b]'][*]".into(), 2, 1024), ("m.cache['a[0]'][1]".into(), 1, 512)]);
+        let many: Vec<String> = (0..=NAMED_KEYS).map(|at| format!("m.cache['layer{at}']")).collect();
+        let many: Vec<&str> = many.iter().map(String::as_str).collect();
+        assert_eq!(texts(&many), [("m.cache[*]".into(), 5, 5 * 512)]);
     }
 
     #[test]
