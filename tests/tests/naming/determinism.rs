@@ -103,16 +103,6 @@ fn ranks(kind: &str) -> TracedProgram {
 }
 
 #[test]
-fn models_created_later() {
-    check(named("second_model"), RUNS);
-}
-
-#[test]
-fn out_of_memory() {
-    check(named("oom"), RUNS);
-}
-
-#[test]
 fn ranks_of_fsdp() {
     check(ranks("fsdp"), RUNS);
 }

@@ -165,15 +165,6 @@ fn fragmentation_is_diagnosed_and_its_fix_works() {
     assert!(pages.contains("fragmentation.py:16 bytes_of") && pages.contains("fits"), "{pages}");
 }
 
-/// Activation checkpointing of equal layers is suggested where a forward ran out of memory. Up to that call, the same
-/// program with checkpointing needs at most the predicted bytes, and at most one layer less. In the first forward nothing
-/// shows yet whether the program trains: the report names both suggestions.
-#[test]
-fn checkpointing_is_suggested_in_the_first_forward() {
-    let words = "of Layer); torch.no_grad(), if this is not training";
-    checkpointing_saves(&["large"], "checkpoint-or-no-grad", words);
-}
-
 #[track_caller]
 fn checkpointing_saves(batches: &[&str], action: &str, words: &str) {
     let of = |saving| {
@@ -285,6 +276,15 @@ mod exhaustive {
     #[test]
     fn the_predicted_peak_of_a_fused_step_is_measured() {
         measure_peak("step", "fused-step");
+    }
+
+    /// Activation checkpointing of equal layers is suggested where a forward ran out of memory. Up to that call, the same
+    /// program with checkpointing needs at most the predicted bytes, and at most one layer less. In the first forward nothing
+    /// shows yet whether the program trains: the report names both suggestions.
+    #[test]
+    fn checkpointing_is_suggested_in_the_first_forward() {
+        let words = "of Layer); torch.no_grad(), if this is not training";
+        checkpointing_saves(&["large"], "checkpoint-or-no-grad", words);
     }
 
     /// As [`checkpointing_is_suggested_in_the_first_forward`], in a later step.

@@ -31,11 +31,6 @@ fn of_a_large_optimizer_state() {
     are_right("wide", &["eight-bit-moments"]);
 }
 
-#[test]
-fn of_an_evaluation_on_large_images() {
-    are_right("validation", &["smaller-evaluation-batch"]);
-}
-
 mod exhaustive {
     use std::sync::Mutex;
     use std::sync::atomic::{AtomicUsize, Ordering};
@@ -55,6 +50,11 @@ mod exhaustive {
     #[test]
     fn of_a_large_vocabulary() {
         are_right("vocabulary", &["chunked-cross-entropy", "smaller-batches"]);
+    }
+
+    #[test]
+    fn of_an_evaluation_on_large_images() {
+        are_right("validation", &["smaller-evaluation-batch"]);
     }
 
     #[test]
