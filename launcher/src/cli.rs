@@ -41,6 +41,10 @@ pub(crate) enum Command {
     Run(Run),
     /// Print the report of a run
     Report(Report),
+    /// Open the HTML report of a run in the browser
+    ///
+    /// Without a browser or a display, the command prints the path of the page.
+    Open(Open),
     /// Export a run to the format of another tool
     Export(Export),
     /// Print the GPU memory that each source line allocated and freed
@@ -74,9 +78,13 @@ pub(crate) enum Command {
 /// The options of `memtrace report`.
 #[derive(Args, Debug)]
 pub(crate) struct Report {
-    /// A run folder, a .mtr file or a PyTorch memory snapshot (.pickle, .pkl, .json, each also .gz)
+    /// A run folder, a .mtr file or a PyTorch memory snapshot (.pickle, .pkl, .json, each also .gz) [default: the newest
+    /// run folder in the current folder]
     #[arg(value_name = "RUN")]
-    pub(crate) run: PathBuf,
+    pub(crate) run: Option<PathBuf>,
+    /// Print evidence, replay details, and what each phase allocated and freed
+    #[arg(short, long, conflicts_with = "json")]
+    pub(crate) verbose: bool,
     /// Print the complete summary as JSON, in bytes and nanoseconds (analysis/schema/summary.schema.json)
     #[arg(long)]
     pub(crate) json: bool,
@@ -86,6 +94,15 @@ pub(crate) struct Report {
     /// Divide the memory into your own categories, by the rules of this JSON file (docs/how-to/custom-categories.md)
     #[arg(long, value_name = "FILE")]
     pub(crate) categories: Option<PathBuf>,
+}
+
+/// The options of `memtrace open`.
+#[derive(Args, Debug)]
+#[command(after_help = "The browser is $BROWSER, or else what xdg-open selects.")]
+pub(crate) struct Open {
+    /// A run folder [default: the newest run folder in the current folder]
+    #[arg(value_name = "RUN")]
+    pub(crate) run: Option<PathBuf>,
 }
 
 /// The sections of a report, each with its description, as values for clap.
@@ -442,6 +459,9 @@ pub(crate) struct Run {
     /// Print only errors and warnings
     #[arg(short, long)]
     pub(crate) quiet: bool,
+    /// Print evidence, replay details, and what each phase allocated and freed
+    #[arg(short, long, conflicts_with = "quiet")]
+    pub(crate) verbose: bool,
     /// Write no snapshot, only the trace and the summary
     #[arg(long)]
     pub(crate) no_snapshot: bool,

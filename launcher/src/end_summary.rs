@@ -19,6 +19,8 @@ const MAX_PRINTED_PROBLEMS: usize = 8;
 pub(crate) struct SummaryOptions {
     /// Print only errors and warnings.
     pub(crate) quiet: bool,
+    /// Print evidence, replay details and churn too.
+    pub(crate) verbose: bool,
     /// Write no snapshots.
     pub(crate) no_snapshot: bool,
     /// The rules of the user's own categories.
@@ -52,11 +54,11 @@ fn analyze(folder: &RunFolder, options: &SummaryOptions) -> anyhow::Result<()> {
     let mut line = ProgressLine::new(!options.quiet && std::io::stderr().is_terminal());
     let written = finish_run(folder, &finish_options, &mut |progress| line.show(&progress));
     line.clear();
-    print(&written?, options.quiet);
+    print(&written?, options);
     Ok(())
 }
 
-fn print(written: &FinishedRun, quiet: bool) {
+fn print(written: &FinishedRun, options: &SummaryOptions) {
     for problem in written.problems.iter().take(MAX_PRINTED_PROBLEMS) {
         message::warning(&format!("{}: {}", problem.path.display(), problem.text));
     }
@@ -64,10 +66,10 @@ fn print(written: &FinishedRun, quiet: bool) {
         let more = written.problems.len() - MAX_PRINTED_PROBLEMS;
         message::warning(&format!("{more} more problems are listed in summary.json"));
     }
-    if quiet {
+    if options.quiet {
         return;
     }
-    let text = written.summary.to_text(&layout(std::io::stderr().is_terminal()));
+    let text = written.summary.to_text(&layout(&std::io::stderr(), options.verbose));
     // A closed stderr is not an error.
     let _ = write!(std::io::stderr().lock(), "{text}");
 }

@@ -20,7 +20,7 @@ use crate::html::html_report;
 use crate::style::{TextOptions, ToText};
 
 /// The file name of the HTML report.
-const HTML_REPORT: &str = "report.html";
+pub const HTML_REPORT: &str = "report.html";
 
 /// What to write.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]

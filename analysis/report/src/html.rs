@@ -59,7 +59,7 @@ pub fn html_report(
         let process = processes.iter().find(|process| describes(one, process));
         charts.push(process.map(|process| draw(process, device, progress)).transpose()?.unwrap_or_default());
     }
-    let layout = TextOptions { width: WIDTH, color: true };
+    let layout = TextOptions { width: WIDTH, color: true, blocks: true, ..TextOptions::default() };
     let text = summary.to_text(&layout);
     let (headline, report) = text.split_once('\n').unwrap_or((&text, ""));
     let more = summary.processes.len() - shown.len();

@@ -24,13 +24,15 @@ mod parts;
 mod redacted_run;
 mod sections;
 mod statistics;
+mod step_table;
 mod style;
 mod table;
 mod text;
 mod text_report;
+mod verdict;
 
 pub use check_text::{check_text, github_annotations};
-pub use finish::{FinishOptions, FinishedRun, finish_run};
+pub use finish::{FinishOptions, FinishedRun, HTML_REPORT, finish_run};
 pub use html::html_report;
 pub use lines_text::lines_html;
 pub use redacted_run::{can_redact, redact_run};

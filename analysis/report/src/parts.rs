@@ -14,6 +14,7 @@ use crate::holders::holder_text;
 use crate::style::Style;
 use crate::table::{Align, Table};
 use crate::text_report::{ISSUE_LABEL_WIDTH, ROW_TEXT, TextReport};
+use crate::verdict::short_text;
 
 /// The maximum number of named ranges listed, and the maximum width of their names in columns.
 const LISTED_LABELS: usize = 8;
@@ -32,11 +33,6 @@ pub(crate) const NOT_COMPILED: &str = "outside compiled regions";
 const LONGEST_NAME: usize = 48;
 /// The maximum width of a data type and shape in columns.
 const LONGEST_SHAPE: usize = 32;
-/// The sizes that PyTorch's allocator requests from CUDA at least, for small blocks and for others, in bytes.
-const SMALL_SEGMENT: u64 = 2 << 20;
-const LARGE_SEGMENT: u64 = 20 << 20;
-/// The largest block that comes from small segments, in bytes.
-const LARGEST_SMALL_BLOCK: u64 = 1 << 20;
 /// The maximum number of suggestions listed, besides that about allocator settings.
 const SUGGESTIONS: usize = 5;
 /// The minimum widths of a suggestion's text and of its peak, in columns.
@@ -109,14 +105,13 @@ impl TextReport {
         let sum = |value: fn(&CategoryAmount) -> u64| small.iter().map(value).sum();
         let other = CategoryAmount { category: Category::Unknown, bytes: sum(|a| a.bytes), blocks: sum(|a| a.blocks) };
         amounts.extend((other.bytes > 0).then_some(other));
-        if !amounts.is_empty() {
-            self.list(&format!("In use by category (% of the {} allocated)", size_text(whole)));
-        }
+        let label = amounts.iter().map(|amount| columns(amount.category.plural())).max().unwrap_or(0);
         for amount in amounts {
             let needed = state_needed.filter(|_| amount.category == Category::OptimizerState);
             let needed = needed.map(|bytes| format!(" ({} needed in all)", size_text(bytes))).unwrap_or_default();
-            let text = format!("{}{}{needed}", amount.category.plural(), in_blocks(amount.blocks));
-            self.row(amount.bytes, whole, &text);
+            let note = format!("{}{needed}", in_blocks(amount.blocks));
+            let name = amount.category.plural();
+            self.bar(label, (amount.category, name), (amount.bytes, whole), note.trim_start());
         }
         self.custom_categories(state);
         self.compile_contexts(state);
@@ -179,14 +174,19 @@ impl TextReport {
             let text = format!("{} (sum of each owner's peak): {}", size_text(total), parts.join(", "));
             self.labelled_list("Outside PyTorch", &text);
         }
+        self.imported(device);
+        if let Some(before) = device.in_use_before_bytes.filter(|bytes| *bytes > 0) {
+            let text = format!("{} (CUDA context, other processes)", size_text(before));
+            self.labelled("In use before the program started", &text);
+        }
+    }
+
+    /// Adds the memory of other processes.
+    pub(crate) fn imported(&mut self, device: &DeviceSummary) {
         let imported: u64 = device.imported.iter().map(|owner| owner.peak_bytes).sum();
         if imported > 0 {
             let text = format!("{} of other processes (CUDA IPC), counted there", size_text(imported));
             self.labelled("Imported", &text);
-        }
-        if let Some(before) = device.in_use_before_bytes.filter(|bytes| *bytes > 0) {
-            let text = format!("{} (CUDA context, other processes)", size_text(before));
-            self.labelled("In use before the program started", &text);
         }
     }
 
@@ -257,6 +257,7 @@ impl TextReport {
             }
             let location = issue.stack.as_ref().map_or("", |stack| stack.location.as_str());
             let evidence = issue.evidence.iter().map(|evidence| ("Evidence", evidence.as_str()));
+            let evidence = evidence.take(if self.verbose { usize::MAX } else { 0 });
             let saves = issue.saves_bytes.map(|bytes| format!(" (lowers the peak by {})", size_text(bytes)));
             let fix = format!("{}{}", issue.fix, saves.unwrap_or_default());
             self.labelled_at(4, ISSUE_LABEL_WIDTH, "Location", location, wrap_list);
@@ -285,16 +286,7 @@ impl TextReport {
                 self.labelled("Limit", &text);
             }
             (Some(free), false) => {
-                let small = oom.requested_bytes <= LARGEST_SMALL_BLOCK;
-                let segment = if small { SMALL_SEGMENT } else { LARGE_SEGMENT };
-                let short = match oom.short_bytes {
-                    Some(bytes) => format!(" ({} less than requested)", size_text(bytes)),
-                    None if free < segment => {
-                        format!(" (for a tensor of this size, PyTorch requests {} from CUDA)", size_text(segment))
-                    }
-                    None => String::new(),
-                };
-                self.labelled("Free on the device", &format!("{}{short}", size_text(free)));
+                self.labelled("Free on the device", &format!("{}{}", size_text(free), short_text(oom, free)));
             }
             (None, _) => {}
         }
@@ -342,7 +334,7 @@ impl TextReport {
     pub(crate) fn largest_allocations(&mut self, state: &MemoryState, count: usize) {
         let rows = allocation_rows(&state.largest_allocations);
         if !rows.is_empty() {
-            self.list("Largest allocations (% of allocated)");
+            self.list("Largest allocations");
         }
         for row in rows.iter().take(count) {
             let custom = row.custom_category.map(|name| format!(" [{name}]")).unwrap_or_default();
@@ -373,7 +365,7 @@ impl TextReport {
         let groups = state.module_groups.iter().filter(|group| group.bytes >= whole / SMALL_MODULE).take(MODULES);
         for (at, group) in groups.enumerate() {
             if at == 0 {
-                self.list("By module (% of allocated)");
+                self.list("By module");
             }
             self.row(group.bytes, whole, &module_text(group));
         }
@@ -382,42 +374,51 @@ impl TextReport {
     pub(crate) fn growth_after_first_step(&mut self, device: &DeviceSummary) {
         let Some(growth) = &device.growth_after_first_step else { return };
         let text = format!(
-            "{}: step 0 peaks at {}, later steps at {}; the optimizer allocated {} of state at the end of step 0",
+            "Why later steps peak {} higher than step 0 ({} instead of {}): the optimizer allocated {} of state at the end \
+             of step 0.",
             size_text(growth.later_steps_peak_bytes.saturating_sub(growth.first_step_peak_bytes)),
-            size_text(growth.first_step_peak_bytes),
             size_text(growth.later_steps_peak_bytes),
+            size_text(growth.first_step_peak_bytes),
             size_text(growth.optimizer_state_bytes)
         );
-        self.labelled("Growth after the first step", &text);
+        let lines = wrap_words(&text, self.width);
+        self.lines.extend(lines);
     }
 
     /// Adds the suggestions: changes to the program, each with the peak that it leads to. An allocator setting comes first
     /// if the interrupted step fits with it, else last. Without an indent they have a heading of the whole report, else
     /// one of the device's section.
     pub(crate) fn suggestions(&mut self, device: &DeviceSummary, heading: &str, indent: usize) {
-        let setting = device.what_if.as_ref().and_then(|what_if| settings_text(device, what_if));
+        let setting = device.what_if.as_ref().and_then(|what_if| settings_text(device, what_if, self.verbose));
         if setting.is_none() && device.suggestions.is_empty() {
             return;
         }
         if indent == 0 {
             self.blank();
-            self.heading(heading);
+        }
+        let (first, last) = match setting {
+            Some((true, text)) => (Some(text), None),
+            Some((false, text)) => (None, Some(text)),
+            None => (None, None),
+        };
+        if device.suggestions.is_empty() {
+            let heading = self.style.bold(heading);
+            self.lines.push(format!("{:indent$}{heading}", ""));
+            first.iter().for_each(|text| self.item(indent + 2, text));
         } else {
-            self.list(heading);
+            self.suggested_changes(device, (heading, indent), first.as_deref());
         }
-        if let Some((true, text)) = &setting {
-            self.item(indent + 2, text);
-        }
-        if !device.suggestions.is_empty() {
-            self.suggested_changes(device, indent + 2);
-        }
-        if let Some((false, text)) = &setting {
-            self.item(indent + 2, text);
-        }
+        last.iter().for_each(|text| self.item(indent + 2, text));
     }
 
     /// Adds the changes to the program: what to try, the peak after it, and after an error whether the run fits.
-    fn suggested_changes(&mut self, device: &DeviceSummary, indent: usize) {
+    fn suggested_changes(
+        &mut self,
+        device: &DeviceSummary,
+        (heading, head_indent): (&str, usize),
+        first: Option<&str>,
+    ) {
+        let indent = head_indent + 2;
         let failed = device.explained_oom.is_some();
         // The device's memory is not the limit: other libraries, other processes and PyTorch's own limit take a part.
         let fits_head = if failed { "  fits?  " } else { "" };
@@ -426,8 +427,11 @@ impl TextReport {
         let right = peak_head.len().max(PEAK_WIDTH);
         let tail = 2 + right + fits_head.len();
         let left = self.width.saturating_sub(indent + tail).max(NARROWEST_CHANGE);
-        let head = format!("{:indent$}{:<left$}  {peak_head:>right$}{fits_head}", "", "What to try");
-        self.lines.push(self.style.dim(&cut(head.trim_end(), self.width)));
+        let gap = " ".repeat((left + 2).saturating_sub(columns(heading)));
+        let columns_head = self.style.dim(&format!("{gap}  {peak_head:>right$}{}", fits_head.trim_end()));
+        let heading = self.style.bold(heading);
+        self.lines.push(format!("{:head_indent$}{heading}{columns_head}", ""));
+        first.into_iter().for_each(|text| self.item(indent, text));
         for suggestion in device.suggestions.iter().take(SUGGESTIONS) {
             let bound = if suggestion.at_most { "<= " } else { "" };
             let peak = format!("{bound}{}", size_text(suggestion.peak_after_bytes));
@@ -701,15 +705,19 @@ pub(crate) fn blocking_text(blocking: &BlockingAllocation) -> String {
 }
 
 /// What allocator settings would have done, and whether one of them is a fix.
-fn settings_text(device: &DeviceSummary, what_if: &WhatIfSummary) -> Option<(bool, String)> {
+fn settings_text(device: &DeviceSummary, what_if: &WhatIfSummary, verbose: bool) -> Option<(bool, String)> {
     if what_if.mismatch.is_some() || what_if.settings.is_empty() {
         return None;
     }
-    let replay = format!(
-        "allocator replay; it matches {} recorded blocks and {} segment events",
-        count_text(what_if.matched_blocks),
-        count_text(what_if.matched_segment_events)
-    );
+    let replay = if verbose {
+        format!(
+            "allocator replay; it matches {} recorded blocks and {} segment events",
+            count_text(what_if.matched_blocks),
+            count_text(what_if.matched_segment_events)
+        )
+    } else {
+        "allocator replay".to_owned()
+    };
     if device.explained_oom.is_some() {
         return settings_after_error(device, what_if, &replay);
     }

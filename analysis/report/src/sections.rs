@@ -114,7 +114,7 @@ impl Section {
 
     /// The section's text for one process, without the line about the run.
     pub(crate) fn of_process(&self, process: &ProcessSummary, name: Option<&str>, options: &TextOptions) -> String {
-        let mut report = TextReport::new(options);
+        let mut report = TextReport::new(&TextOptions { verbose: true, ..*options });
         report.section(self, process, name);
         report.text()
     }
@@ -122,7 +122,7 @@ impl Section {
 
 /// One section of the report as text.
 pub fn section_text(summary: &Summary, section: &Section, options: &TextOptions) -> String {
-    let mut report = TextReport::new(options);
+    let mut report = TextReport::new(&TextOptions { verbose: true, ..*options });
     report.head(summary);
     for process in &summary.processes {
         let name = (summary.processes.len() > 1).then(|| process_name(process));

@@ -1,6 +1,7 @@
 //! How text looks: its width and its colors.
 
 use memtrace_input::printable;
+use memtrace_insight::passes::Category;
 
 /// Layout options for text.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -9,11 +10,15 @@ pub struct TextOptions {
     pub width: usize,
     /// Whether to use ANSI colors.
     pub color: bool,
+    /// Whether to draw bars with block characters, instead of `#`.
+    pub blocks: bool,
+    /// Whether to print evidence, replay details and churn too.
+    pub verbose: bool,
 }
 
 impl Default for TextOptions {
     fn default() -> TextOptions {
-        TextOptions { width: 100, color: false }
+        TextOptions { width: 100, color: false, blocks: false, verbose: false }
     }
 }
 
@@ -49,10 +54,44 @@ impl Style {
         self.paint("1;31", text)
     }
 
+    pub(crate) fn good(self, text: &str) -> String {
+        self.paint("1;32", text)
+    }
+
+    pub(crate) fn warning(self, text: &str) -> String {
+        self.paint("1;33", text)
+    }
+
+    /// Paints a bar in the color of its category.
+    pub(crate) fn bar(self, category: Category, text: &str) -> String {
+        let code = match category {
+            Category::Activation => "34",
+            Category::Parameter => "32",
+            Category::Gradient => "33",
+            Category::OptimizerState => "35",
+            Category::Input => "36",
+            _ => "37",
+        };
+        self.paint(code, text)
+    }
+
     /// The line, safe for a terminal and for the log of a CI job. It keeps only the control sequences that
     /// [`Self::paint`] makes.
     pub(crate) fn printable(self, line: &str) -> String {
-        const OWN: [&str; 4] = ["\x1b[0m", "\x1b[1m", "\x1b[2m", "\x1b[1;31m"];
+        const OWN: [&str; 12] = [
+            "\x1b[0m",
+            "\x1b[1m",
+            "\x1b[2m",
+            "\x1b[1;31m",
+            "\x1b[1;32m",
+            "\x1b[1;33m",
+            "\x1b[32m",
+            "\x1b[33m",
+            "\x1b[34m",
+            "\x1b[35m",
+            "\x1b[36m",
+            "\x1b[37m",
+        ];
         printable::styled_line(line, if self.color { &OWN } else { &[] })
     }
 }

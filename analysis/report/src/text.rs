@@ -1,21 +1,23 @@
-//! The end-of-run summary, with the most important result first. All figures come from the [`Summary`]; unknown figures
+//! The end-of-run summary, with the verdict first. All figures come from the [`Summary`]; unknown figures
 //! are omitted.
 //!
 //! The order is that in which a reader asks: what happened, where the memory is, what is wrong, what would help, and
-//! then the phases in detail. A fact has its label in a column at the left. A list has its heading on a line of its own.
+//! then one step in time order.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use memtrace_input::load::SNAPSHOT_TOPIC;
 use memtrace_summary::{
-    DeviceSummary, MemoryState, NativeObjectSummary, OomSummary, OwnerSummary, ProcessSummary, Summary, count_text,
-    device_name, process_name, size_text, when, when_peaked,
+    DeviceSummary, NativeObjectSummary, OwnerSummary, ProcessSummary, Summary, count_text, device_name, duration_text,
+    process_name, size_text, when, when_peaked,
 };
 
-use crate::parts::{has_phases, outside, request};
-use crate::style::{Style, TextOptions, ToText};
+use crate::fit::{wrap_list, wrap_words};
+use crate::parts::{has_phases, outside, run_title};
+use crate::style::{TextOptions, ToText};
 use crate::table::{Align, Table};
 use crate::text_report::TextReport;
+use crate::verdict::explained_oom;
 
 /// The maximum number of processes listed.
 const LISTED_PROCESSES: usize = 12;
@@ -34,15 +36,15 @@ impl ToText for Summary {
     /// The end-of-run summary.
     fn to_text(&self, options: &TextOptions) -> String {
         let mut report = TextReport::new(options);
-        report.head(self);
         let several = self.processes.len() > 1;
+        let name = self.processes.first().filter(|_| several).map(process_name);
+        report.verdict(self, name.as_deref());
         if several {
             report.blank();
             report.processes(&self.processes);
         }
-        match self.processes.first() {
-            Some(process) => report.process(process, several.then(|| process_name(process)).as_deref()),
-            None => report.line("no GPU memory was allocated, and no CPU tensors were recorded".to_owned()),
+        if let Some(process) = self.processes.first() {
+            report.process(process, name.as_deref());
         }
         report.foot(self);
         report.text()
@@ -83,69 +85,61 @@ impl TextReport {
         self.lines.extend(table.lines(0, self.width, self.style));
     }
 
-    /// Adds a process: where its memory is, its issues, what would lower its peaks, and its phases.
+    /// Adds a process: where its memory is, its issues, what would lower its peaks, and one step.
     fn process(&mut self, process: &ProcessSummary, name: Option<&str>) {
         let devices = || process.devices.iter().take(DEVICES);
-        for device in devices() {
+        for (at, device) in devices().enumerate() {
             self.blank();
-            self.device(device, name);
+            self.device(device, (at > 0 || process.devices.len() > 1).then_some(name));
         }
         if process.devices.len() > DEVICES {
             self.line(format!("  {} more devices: see summary.json", process.devices.len() - DEVICES));
         }
         self.pinned_host_memory(&process.pinned_host_memory);
-        self.issues(&process.issues, ISSUES, None, process.no_issue_remark.as_deref());
+        self.issues(&process.issues, ISSUES, None, None);
         let several = process.devices.len() > 1;
-        let with_device = |heading: &str, preposition: &str, device: &DeviceSummary| {
-            if several { format!("{heading} {preposition} {}", device_name(device)) } else { heading.to_owned() }
-        };
+        let device_of = |device: &DeviceSummary| several.then(|| device_name(device));
         for device in devices() {
-            self.suggestions(device, &with_device("Suggestions", "for", device), 0);
+            let heading = device_of(device).map(|name| format!("What to try for {name}"));
+            self.suggestions(device, heading.as_deref().unwrap_or("What to try"), 0);
         }
-        for device in devices().filter(|device| has_phases(device)) {
+        for device in devices() {
+            self.one_step(device, device_of(device).as_deref());
+            self.growth_after_first_step(device);
+        }
+        let churn = devices().filter(|device| has_phases(device)).take(if self.verbose { DEVICES } else { 0 });
+        for device in churn {
             self.blank();
-            self.heading(&with_device("Memory by phase", "on", device));
+            let on = device_of(device).map(|name| format!(" on {name}")).unwrap_or_default();
+            self.heading(&format!("Memory by phase{on}"));
             self.phases(device);
         }
     }
 
-    fn device(&mut self, device: &DeviceSummary, process: Option<&str>) {
-        let title = self.device_title(device, process);
-        if let Some(oom) = device.explained_oom.and_then(|at| device.ooms.get(at)) {
-            self.title(&title, &oom_verdict(device, oom), Style::alarm);
-            self.labelled_list("Requested at", &oom.requested_at.location);
-            self.oom_facts(device, oom);
+    /// Adds where the memory of a device is. `title`: the device needs a title, with the process if there are several.
+    fn device(&mut self, device: &DeviceSummary, title: Option<Option<&str>>) {
+        if let Some(process) = title {
+            let title = self.device_title(device, process);
+            self.heading(&title);
+        }
+        if let Some(oom) = explained_oom(device) {
+            self.totals(device, &oom.in_use, Some(oom));
             self.categories(&oom.in_use, true, oom.optimizer_state_needed_bytes);
             self.largest_allocations(&oom.in_use, LARGEST);
             self.holders(device, HOLDERS);
+            if let Some(estimate) = &oom.step_estimate {
+                self.labelled_at(0, 0, "Still to come", &estimate.text(), wrap_words);
+            }
         } else if let Some(peak) = &device.peak {
-            let verdict = format!("peak {} {}", size_text(peak.totals.allocated_bytes), when_peaked(peak));
-            self.title(&title, &verdict, Style::bold);
-            self.labelled_list("Allocated at", peak.allocated_at.as_ref().map_or("", |stack| stack.location.as_str()));
-            self.unallocated(device, peak);
-            self.outside(device);
+            self.totals(device, peak, None);
             self.categories(peak, true, None);
             self.modules(peak);
             self.largest_allocations(peak, LARGEST);
+            let location = peak.allocated_at.as_ref().map_or("", |stack| stack.location.as_str());
+            self.labelled_at(2, 0, "The peak was reached at", location, wrap_list);
             self.holders(device, HOLDERS);
-        } else {
-            return self.heading(&title);
         }
-        self.growth_after_first_step(device);
-    }
-
-    /// Adds the reserved memory that is not allocated.
-    fn unallocated(&mut self, device: &DeviceSummary, state: &MemoryState) {
-        let (reserved, highest) = (state.totals.reserved_bytes, device.highest.reserved_bytes);
-        let unallocated = reserved.saturating_sub(state.totals.allocated_bytes);
-        if unallocated == 0 && highest <= reserved {
-            return;
-        }
-        let mut text = format!("{} of {} reserved", size_text(unallocated), size_text(reserved));
-        if highest > reserved {
-            text.push_str(&format!("; peak of reserved memory {}", size_text(highest)));
-        }
-        self.labelled("Reserved but unallocated", &text);
+        self.imported(device);
     }
 
     fn pinned_host_memory(&mut self, owners: &[OwnerSummary]) {
@@ -190,8 +184,14 @@ impl TextReport {
         if self.lines.len() == before + 1 {
             self.lines.truncate(before);
         }
+        self.blank();
+        let run = &summary.run;
+        let mut facts = vec![run_title(summary)];
+        facts.extend(run.duration_ns.map(duration_text));
+        facts.push(format!("{} events", count_text(run.events)));
+        facts.push(format!("{} lost", count_text(summary.lost_events())));
+        self.footer("Recorded", &facts.join(", "));
         if !summary.files.is_empty() {
-            self.blank();
             let mut names = summary.files.clone();
             if let Some(pickle) = names.iter_mut().find(|name| name.ends_with(".pickle")) {
                 pickle.push_str(" (for pytorch.org/memory_viz)");
@@ -203,8 +203,8 @@ impl TextReport {
             }
             let folder = summary.run.path.trim_end_matches('/');
             self.footer("Files", &format!("{folder}/  {}", names.join("  ")));
-            self.footer("Next command", &format!("memtrace report {folder}"));
-            self.footer("Labels", "explained in docs/reading-the-report.md");
+            self.footer("Details", &format!("memtrace open {folder}   lines: memtrace lines {folder}"));
+            self.footer("Guide", "docs/reading-the-report.md");
         }
     }
 
@@ -222,27 +222,16 @@ impl TextReport {
     }
 
     fn footer(&mut self, label: &str, text: &str) {
-        let text = format!("{label:<12}  {text}");
+        let text = format!("{label:<8}  {text}");
         // Paths are meant to be copied, so the line is not cut.
         self.lines.push(text);
     }
 }
 
-/// The verdict about an out-of-memory error: `out of memory: requested 785 MiB at step 1, forward`.
-fn oom_verdict(device: &DeviceSummary, oom: &OomSummary) -> String {
-    let times = match (device.oom_count, device.explained_oom) {
-        (1, _) => String::new(),
-        (n, Some(0)) => format!(" (the first of {} OOMs)", count_text(n)),
-        (n, _) => format!(" (the last of {} OOMs)", count_text(n)),
-    };
-    let continued = if oom.fatal == Some(false) { " (the program continued)" } else { "" };
-    let when = when(oom.in_use.step, oom.in_use.phase);
-    format!("out of memory{continued}: requested {} {when}{times}", request(oom))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::style::Style;
     use memtrace_summary::{HolderSummary, IssueSummary, OomForecastSummary, StackSummary};
 
     #[test]
@@ -266,7 +255,8 @@ mod tests {
             help: None,
         };
         let process = ProcessSummary { issues: vec![issue; ISSUES + 2], ..ProcessSummary::default() };
-        let text = Summary { processes: vec![process], ..Summary::default() }.to_text(&TextOptions::default());
+        let text = Summary { processes: vec![process], ..Summary::default() }
+            .to_text(&TextOptions { verbose: true, ..TextOptions::default() });
         let expected =
             "  leak: 12.0 MiB more with each step, 120 MiB in 10 steps; out of memory in about 310 steps (90 s)
     at this rate
@@ -282,7 +272,7 @@ mod tests {
     #[test]
     fn labels_stand_beside_their_text_or_above_it() {
         let lines = |width: usize| {
-            let mut report = TextReport::new(&TextOptions { width, color: false });
+            let mut report = TextReport::new(&TextOptions { width, ..TextOptions::default() });
             report.labelled("Free on the device", "550 MiB");
             report.labelled("In use before the program started", "520 MiB");
             report.labelled("Losses", "");

@@ -1,5 +1,6 @@
 //! A report in plain text while it is written: headings, labelled facts and lists, wrapped to the width.
 
+use memtrace_insight::passes::Category;
 use memtrace_summary::{share_text, size_text};
 
 use crate::fit::{columns, cut, wrap_list, wrap_words};
@@ -11,6 +12,10 @@ const LABEL_WIDTH: usize = 24;
 pub(crate) const ISSUE_LABEL_WIDTH: usize = 8;
 /// The column in which the text of a list's row begins: after bytes and percentage.
 pub(crate) const ROW_TEXT: usize = 21;
+/// The narrowest text of a row.
+const NARROWEST_ROW: usize = 16;
+/// The maximum length of a bar in columns.
+const WIDEST_BAR: usize = 24;
 /// If less than this remains beside a label, the text stands below it.
 const NARROWEST_TEXT: usize = 40;
 
@@ -19,11 +24,19 @@ pub(crate) struct TextReport {
     pub(crate) lines: Vec<String>,
     pub(crate) width: usize,
     pub(crate) style: Style,
+    pub(crate) blocks: bool,
+    pub(crate) verbose: bool,
 }
 
 impl TextReport {
     pub(crate) fn new(options: &TextOptions) -> TextReport {
-        TextReport { lines: Vec::new(), width: options.width.max(40), style: Style { color: options.color } }
+        TextReport {
+            lines: Vec::new(),
+            width: options.width.max(40),
+            style: Style { color: options.color },
+            blocks: options.blocks,
+            verbose: options.verbose,
+        }
     }
 
     pub(crate) fn text(&self) -> String {
@@ -42,17 +55,6 @@ impl TextReport {
 
     pub(crate) fn blank(&mut self) {
         self.lines.push(String::new());
-    }
-
-    /// Adds a device's title and its verdict, on one line if they fit.
-    pub(crate) fn title(&mut self, title: &str, verdict: &str, paint: fn(Style, &str) -> String) {
-        if columns(title) + 4 + columns(verdict) <= self.width {
-            self.lines.push(format!("{}    {}", self.style.bold(title), paint(self.style, verdict)));
-        } else {
-            self.heading(title);
-            let lines = wrap_words(verdict, self.width.saturating_sub(2));
-            self.lines.extend(lines.iter().map(|line| format!("  {}", paint(self.style, line))));
-        }
     }
 
     /// Adds a labelled fact. Text that does not fit continues below its beginning. An empty text adds nothing.
@@ -100,8 +102,35 @@ impl TextReport {
 
     /// Adds a row of a list: bytes, their share of `whole`, and what they are.
     pub(crate) fn row(&mut self, bytes: u64, whole: u64, text: &str) {
-        let text = format!("    {:>8}  {:>5}  {text}", size_text(bytes), share_text(bytes, whole));
-        self.line(text.trim_end().to_owned());
+        let mut head = format!("    {:>8}  {:>5}  ", size_text(bytes), share_text(bytes, whole));
+        for line in wrap_words(text, self.width.saturating_sub(ROW_TEXT).max(NARROWEST_ROW)) {
+            self.line(format!("{head}{line}").trim_end().to_owned());
+            head = " ".repeat(ROW_TEXT);
+        }
+    }
+
+    /// Adds a bar: a category, its bytes and their share of `whole`. `label`: the width of the longest label.
+    pub(crate) fn bar(
+        &mut self,
+        label: usize,
+        (category, text): (Category, &str),
+        (bytes, whole): (u64, u64),
+        note: &str,
+    ) {
+        let full = (self.width / 4).clamp(8, WIDEST_BAR);
+        let length = (bytes as u128 * full as u128).div_ceil(whole.max(1) as u128).min(full as u128) as usize;
+        let drawn = if self.blocks { "█" } else { "#" }.repeat(length);
+        let bar = self.style.bar(category, &drawn);
+        let figures = format!("{:>8}  {:>5}", size_text(bytes), share_text(bytes, whole));
+        let pad = " ".repeat(full - length);
+        let gap = " ".repeat(label.saturating_sub(columns(text)));
+        let line = format!("  {text}{gap}  {bar}{pad}  {figures}");
+        let used = 2 + label + 2 + full + 2 + columns(&figures);
+        if !note.is_empty() && used + 2 + columns(note) <= self.width {
+            self.lines.push(format!("{line}  {note}"));
+        } else {
+            self.lines.push(line);
+        }
     }
 
     /// Adds an item of a list of sentences.

@@ -17,7 +17,7 @@ use crate::step_estimate::{StepEstimate, step_estimate};
 use crate::suggestions::{SuggestionQuery, suggestions};
 use crate::summary::{
     AllocationGroup, CategoryAmount, CategoryRuleSummary, CompileContextAmount, CustomCategoryAmount, DeviceSummary,
-    EVENTS_OF_UNRECORDED_PROCESSES, IssueSummary, KeptAllocation, KeptCategory, LabelSummary, MemoryState,
+    EVENTS_OF_UNRECORDED_PROCESSES, IssueSummary, KeptAllocation, KeptCategory, LabelSummary, Levels, MemoryState,
     ModuleGroupSummary, ModuleSummary, NativeObjectSummary, NotRecordedSummary, NoticeSummary, OomForecastSummary,
     OomSummary, OwnerBytes, OwnerSummary, PhaseAmount, PhaseRuleSummary, PhaseSummary, ProcessSummary,
     RepeatedModulesSummary, RunSummary, SUMMARY_VERSION, StepPhase, StepSummary, SuggestionSummary, Summary, Totals,
@@ -408,6 +408,7 @@ impl Context<'_> {
         let what_if = found.and_then(|found| found.what_if.as_ref());
         let estimate = explained.and_then(|oom| self.step_estimate(analysis, oom, found));
         let definition = u32::try_from(analysis.device).ok().and_then(|d| self.definitions.devices.get(&d));
+        let interrupted = explained.and_then(|oom| oom.position.step);
         let (later, later_steps_count) = analysis.table.later();
         let kept_steps = analysis.table.kept();
         DeviceSummary {
@@ -442,6 +443,7 @@ impl Context<'_> {
             later_steps_count,
             later_steps_micro_batches: later.micro_batches,
             freed_at_exit_bytes: analysis.table.freed_at_exit(),
+            typical_step: analysis.table.typical(interrupted).and_then(|rows| self.step(rows)),
             by_step: kept_steps.iter().filter_map(|rows| self.step(rows)).collect(),
             labels: analysis.labels.rows().iter().map(|row| self.label(row)).collect(),
             labels_left_out: analysis.labels.left_out(),
@@ -744,6 +746,7 @@ impl Context<'_> {
             frees: row.frees,
             freed_bytes: row.freed,
             net_bytes: row.net(),
+            start_bytes: row.start,
             peak_bytes: row.peak,
             after_bytes: row.after,
             kept: kept
@@ -797,9 +800,16 @@ impl Context<'_> {
                     allocated_bytes: row.allocated,
                     freed_bytes: row.freed,
                     net_bytes: row.net(),
+                    start_bytes: row.start,
                     peak_bytes: row.peak,
+                    end_bytes: row.after,
                 })
                 .collect(),
+            passes: rows.joined(&[Phase::Forward, Phase::Backward, Phase::Recompute]).map(|row| Levels {
+                start_bytes: row.start,
+                peak_bytes: row.peak,
+                end_bytes: row.after,
+            }),
         })
     }
 

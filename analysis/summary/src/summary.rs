@@ -17,7 +17,7 @@ use memtrace_insight::passes::{Category, Phase};
 use memtrace_insight::rules::{CategoryRuleId, PhaseRuleId, RuleId};
 
 /// The version of the structure: major.minor.
-pub const SUMMARY_VERSION: &str = "2.0";
+pub const SUMMARY_VERSION: &str = "2.1";
 
 /// The report of a run. A field whose name ends in `_bytes` is in bytes. A field whose name ends in `_ns` is in
 /// nanoseconds; points in time count from the Unix epoch.
@@ -313,6 +313,11 @@ pub struct DeviceSummary {
     /// The bytes of blocks that were freed after the last allocation while no Python frame was running: the teardown of
     /// the process. No phase counts them.
     pub freed_at_exit_bytes: u64,
+    /// A step after the first that stands for most: it has the phases that most of these steps have, and the median of
+    /// their peaks. Steps that an error interrupted do not count. Absent if there is none. A long run is judged by an even
+    /// sample of its steps.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub typical_step: Option<StepSummary>,
     /// Single steps: the first ones, the last ones and the one with the peak.
     pub by_step: Vec<StepSummary>,
     /// The named ranges of the program (`record_function` and NVTX), by name, in the order of their first use.
@@ -738,6 +743,9 @@ pub struct PhaseSummary {
     pub freed_bytes: u64,
     /// The change of allocated bytes: `allocated_bytes` minus `freed_bytes`.
     pub net_bytes: i64,
+    /// The number of allocated bytes of the device before the phase. Of several steps, before the first.
+    #[serde(default)]
+    pub start_bytes: u64,
     /// The highest number of allocated bytes of the device during the phase.
     pub peak_bytes: u64,
     /// The number of allocated bytes of the device at the end of the phase.
@@ -821,6 +829,21 @@ pub struct StepSummary {
     pub micro_batches: u64,
     /// The phases of the step, in the order in which they occur.
     pub phases: Vec<StepPhase>,
+    /// The allocated bytes before, during and after the forward and backward passes of all micro-batches together.
+    /// Absent without such a pass.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub passes: Option<Levels>,
+}
+
+/// The allocated bytes of a device before, during and after a part of a step.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+pub struct Levels {
+    /// The allocated bytes before the part.
+    pub start_bytes: u64,
+    /// The highest number of allocated bytes during the part.
+    pub peak_bytes: u64,
+    /// The allocated bytes after the last allocation or free of the part.
+    pub end_bytes: u64,
 }
 
 /// One phase of one step.
@@ -836,8 +859,14 @@ pub struct StepPhase {
     pub freed_bytes: u64,
     /// The change of allocated bytes: `allocated_bytes` minus `freed_bytes`.
     pub net_bytes: i64,
+    /// The number of allocated bytes of the device before the phase.
+    #[serde(default)]
+    pub start_bytes: u64,
     /// The highest number of allocated bytes of the device during the phase.
     pub peak_bytes: u64,
+    /// The number of allocated bytes of the device after the last allocation or free of the phase.
+    #[serde(default)]
+    pub end_bytes: u64,
 }
 
 /// An out-of-memory error: a request for memory that failed.

@@ -107,12 +107,15 @@ fn nothing_printed_controls_a_terminal_or_a_ci_service() {
     let run = run(&EVIL);
     // In narrow reports, a wrapped line can begin anywhere in a name.
     for width in [40, 63, 80, 100, 200] {
-        for (command, text) in printed(&run, &TextOptions { width, color: false }) {
+        for (command, text) in printed(&run, &TextOptions { width, ..TextOptions::default() }) {
             assert_printable(&command, &text);
             assert_no_command(&command, &text);
         }
-        for (command, text) in printed(&run, &TextOptions { width, color: true }) {
-            let own = ["\x1b[0m", "\x1b[1m", "\x1b[2m", "\x1b[1;31m"];
+        for (command, text) in
+            printed(&run, &TextOptions { width, color: true, verbose: true, ..TextOptions::default() })
+        {
+            let own = ["0", "1", "2", "1;31", "1;32", "1;33", "32", "33", "34", "35", "36", "37"]
+                .map(|code| format!("\x1b[{code}m"));
             assert_printable(&command, &own.iter().fold(text, |text, own| text.replace(own, "")));
         }
     }

@@ -50,7 +50,7 @@ fn the_report_matches_its_golden_file() {
     // The end-of-run summary comes first.
     let text = page.split_once("</h1>").unwrap().1;
     assert!(text.trim_start().starts_with("<pre id=\"report\">"), "{text}");
-    assert!(text.contains("out of memory: requested 4.00 MiB"), "{text}");
+    assert!(text.contains("Tried to allocate 4.00 MiB"), "{text}");
 }
 
 #[test]

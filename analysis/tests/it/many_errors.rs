@@ -40,6 +40,6 @@ fn the_report_explains_the_error_that_ended_the_program() {
         assert_eq!(oom.in_use.by_category.iter().map(|c| c.bytes).sum::<u64>(), (explained + 1) * MIB);
         assert_eq!(oom.short_bytes, Some((197 + explained) * MIB));
         let page = summary.to_text(&TextOptions::default());
-        assert_eq!(page.contains(" OOMs)"), errors > 1, "{page}");
+        assert_eq!(page.contains(" errors)"), errors > 1, "{page}");
     }
 }

@@ -34,6 +34,6 @@ pub(crate) fn diff(options: &Diff) -> anyhow::Result<()> {
             "select another rank or device, or leave out --rank and --device"
         ));
     }
-    let text = if options.json { report.to_json() } else { report.to_text(&layout(std::io::stdout().is_terminal())) };
+    let text = if options.json { report.to_json() } else { report.to_text(&layout(&std::io::stdout(), false)) };
     super::write_output(&text, None)
 }

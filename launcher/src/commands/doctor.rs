@@ -1,7 +1,5 @@
 //! `memtrace doctor`: checks what can be recorded on this machine and in this program.
 
-use std::io::IsTerminal;
-
 use memtrace_analysis::printable;
 
 use crate::cli::Doctor;
@@ -28,7 +26,7 @@ pub(crate) fn doctor(options: &Doctor) -> u8 {
     let text = if options.json {
         printable::json(serde_json::to_string_pretty(&report).unwrap_or_default() + "\n")
     } else {
-        doctor::to_text(&report, layout(std::io::stdout().is_terminal()).color)
+        doctor::to_text(&report, layout(&std::io::stdout(), false).color)
     };
     if let Err(e) = super::print(text.as_bytes()) {
         message::error(&format!("cannot write to stdout: {e}"), None);

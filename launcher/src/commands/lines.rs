@@ -3,7 +3,7 @@
 use std::io::IsTerminal;
 
 use anyhow::bail;
-use memtrace_analysis::{LinesOptions, ToText, lines as read_lines};
+use memtrace_analysis::{LinesOptions, TextOptions, ToText, lines as read_lines};
 
 use super::selection::Selected;
 use crate::cli::Lines;
@@ -46,7 +46,8 @@ pub(crate) fn lines(options: &Lines) -> anyhow::Result<()> {
     } else if options.html {
         memtrace_analysis::lines_html(&report)
     } else {
-        report.to_text(&layout(options.output.is_none() && std::io::stdout().is_terminal()))
+        let layout = if options.output.is_none() { layout(&std::io::stdout(), false) } else { TextOptions::default() };
+        report.to_text(&layout)
     };
     super::write_output(&text, options.output.as_deref())
 }

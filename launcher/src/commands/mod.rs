@@ -7,17 +7,20 @@ pub(crate) mod doctor;
 pub(crate) mod export;
 pub(crate) mod lines;
 pub(crate) mod manual;
+pub(crate) mod open;
 pub(crate) mod redact;
 pub(crate) mod report;
 pub(crate) mod run;
 mod selection;
 
 use std::io::{self, IsTerminal, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use memtrace_analysis::load::MANIFEST_FILE;
 use memtrace_analysis::{Progress, Run, open_run_with_progress};
 
+use crate::message::WithHelp;
 use crate::terminal::ProgressLine;
 use crate::{message, sandbox};
 
@@ -50,6 +53,33 @@ pub(crate) fn exit_code(result: anyhow::Result<()>) -> u8 {
             BAD_INPUT
         }
     }
+}
+
+/// The run that a RUN argument names, or else the newest run folder in the current folder.
+///
+/// # Errors
+///
+/// If there is none.
+fn run_or_newest(run: Option<&Path>) -> anyhow::Result<PathBuf> {
+    if let Some(run) = run {
+        return Ok(run.to_owned());
+    }
+    newest_run(Path::new(".")).ok_or_else(|| {
+        WithHelp::new(
+            "no run folder is in the current folder",
+            "pass a run folder, a .mtr file or a PyTorch snapshot, or record one: memtrace -- COMMAND",
+        )
+        .into()
+    })
+}
+
+/// The run folder that was begun last: the one with the newest manifest. Of equal ones, the last by name.
+fn newest_run(folder: &Path) -> Option<PathBuf> {
+    let folders = std::fs::read_dir(folder).ok()?.filter_map(|entry| entry.ok().map(|entry| entry.path()));
+    let begun = |path: &Path| path.join(MANIFEST_FILE).metadata().ok()?.modified().ok();
+    let runs = folders.filter_map(|path| Some((begun(&path)?, path)));
+    let (_, path) = runs.max()?;
+    Some(path.strip_prefix(folder).map(Path::to_owned).unwrap_or(path))
 }
 
 /// Opens the run that a RUN argument names. Shows a progress line when that takes long, and prints problems with its

@@ -10,7 +10,7 @@ use crate::terminal::{ProgressLine, layout};
 /// Prints the report. Fails when the run cannot be read.
 pub(crate) fn report(options: &Report) -> anyhow::Result<()> {
     let rules = super::categories::read(options.categories.as_deref())?;
-    let run = super::open(&options.run)?;
+    let run = super::open(&super::run_or_newest(options.run.as_deref())?)?;
     let mut line = ProgressLine::new(std::io::stderr().is_terminal());
     let section = options.section.as_deref().and_then(Section::named);
     let replaying = if section.is_some_and(Section::replays) { Replaying::Always } else { Replaying::WhenUseful };
@@ -20,7 +20,7 @@ pub(crate) fn report(options: &Report) -> anyhow::Result<()> {
         });
     line.clear();
     let summary = summary?;
-    let layout = layout(std::io::stdout().is_terminal());
+    let layout = layout(&std::io::stdout(), options.verbose);
     let text = match section {
         _ if options.json => summary.to_json() + "\n",
         Some(section) => memtrace_analysis::section_text(&summary, section, &layout),

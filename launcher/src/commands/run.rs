@@ -1,5 +1,6 @@
 //! `memtrace run`: runs a command and records it, from the command line to the end-of-run summary.
 
+use std::io::IsTerminal;
 use std::sync::Arc;
 
 use anyhow::Context;
@@ -87,6 +88,10 @@ fn start(run: &Run) -> Result<u8, Refusal> {
     // others are recorded nevertheless.
     let watch = ProcessWatch::start(CommandEnvironment { library: library.path.clone(), filters }).ok();
 
+    if !run.quiet && std::io::stderr().is_terminal() {
+        // One line, which stays: the program may draw its own progress.
+        message::status(&format!("recording to {}", path.display()));
+    }
     let child = match Child::spawn(&run.command, state) {
         Ok(child) => child,
         Err(e) => {
@@ -123,8 +128,8 @@ fn start(run: &Run) -> Result<u8, Refusal> {
     }
     summary.problems.iter().for_each(Problem::print);
     if summary.processes > 0 {
-        let (quiet, no_snapshot) = (run.quiet, run.no_snapshot);
-        end_summary::finish(&folder, SummaryOptions { quiet, no_snapshot, custom_rules });
+        let Run { quiet, verbose, no_snapshot, .. } = *run;
+        end_summary::finish(&folder, SummaryOptions { quiet, verbose, no_snapshot, custom_rules });
     } else if !run.quiet {
         let command: Vec<_> = run.command.iter().map(|a| a.to_string_lossy()).collect();
         let command: String = command.join(" ").chars().take(MAX_COMMAND).collect();

@@ -1,7 +1,7 @@
 //! What each phase of each step allocated, freed and kept, and its peak.
 //!
-//! A long run has many steps. The first steps, the last steps and the step with the peak are kept row by row. All
-//! others count only in the sums.
+//! A long run has many steps. The first steps, the last steps, the step with the peak and a sample of all steps are kept
+//! row by row. All others count only in the sums.
 //!
 //! Some frees are tied to a phase only by their position. These are frees while no Python frame runs, and frees of
 //! older blocks by user code. They are held back until the next allocation. If none follows, the program was ending,
@@ -16,6 +16,8 @@ use super::phase::Phase;
 
 /// The number of first and of last steps that are kept row by row.
 const KEPT_STEPS: usize = 16;
+/// The maximum number of steps in the sample of all steps.
+const SAMPLED_STEPS: usize = 64;
 
 /// One phase of one step, or of many steps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -28,6 +30,8 @@ pub struct PhaseRow {
     pub frees: u64,
     /// The number of bytes freed.
     pub freed: u64,
+    /// Allocated bytes before the first event of the phase.
+    pub start: u64,
     /// The highest number of allocated bytes during the phase.
     pub peak: u64,
     /// Allocated bytes after the last event of the phase.
@@ -36,6 +40,8 @@ pub struct PhaseRow {
     pub steps: u32,
     /// Where the phase is in the order of its step: the number of its first allocation or else of its first free.
     began: u64,
+    /// The number of its last event.
+    ended: u64,
 }
 
 impl PhaseRow {
@@ -53,6 +59,10 @@ impl PhaseRow {
         if other.is_empty() {
             return;
         }
+        if self.is_empty() {
+            self.start = other.start;
+        }
+        self.ended = self.ended.max(other.ended);
         self.allocations += other.allocations;
         self.allocated += other.allocated;
         self.frees += other.frees;
@@ -131,12 +141,70 @@ impl StepRows {
         self.order.all().iter().map(|&phase| (phase, &self.phases[phase as usize]))
     }
 
+    /// These phases of the step as one. `None` if they allocated and freed nothing.
+    pub fn joined(&self, phases: &[Phase]) -> Option<PhaseRow> {
+        let mut rows: Vec<PhaseRow> = phases.iter().map(|phase| self.phases[*phase as usize]).collect();
+        rows.retain(|row| !row.is_empty());
+        let start = rows.iter().min_by_key(|row| row.began)?.start;
+        rows.sort_by_key(|row| row.ended);
+        let mut joined = PhaseRow { start, steps: 1, ..PhaseRow::default() };
+        for row in rows {
+            joined.absorb(&PhaseRow { steps: 0, ..row });
+        }
+        Some(PhaseRow { start, ..joined })
+    }
+
+    /// The phases that allocated something, as a set.
+    fn allocating(&self) -> u32 {
+        let of = |(at, row): (usize, &PhaseRow)| u32::from(row.allocations > 0) << at;
+        self.phases.iter().enumerate().map(of).sum()
+    }
+
     fn absorb(&mut self, other: &StepRows) {
         for (sum, row) in self.phases.iter_mut().zip(&other.phases) {
             sum.absorb(row);
         }
         self.order.merge(&other.order);
         self.micro_batches += other.micro_batches;
+    }
+}
+
+/// An even sample of the steps: all of them, or every second, fourth, eighth...
+#[derive(Clone, Debug, Default)]
+struct Sample {
+    steps: Vec<StepRows>,
+    /// The number of halvings.
+    halvings: u32,
+    seen: u32,
+}
+
+impl Sample {
+    fn add(&mut self, rows: &StepRows) {
+        if self.seen.trailing_zeros() >= self.halvings {
+            if self.steps.len() == SAMPLED_STEPS {
+                let mut at = 0;
+                self.steps.retain(|_| {
+                    at += 1;
+                    at % 2 == 1
+                });
+                self.halvings += 1;
+            }
+            if self.seen.trailing_zeros() >= self.halvings {
+                self.steps.push(*rows);
+            }
+        }
+        self.seen += 1;
+    }
+
+    /// The step with the median peak among the steps that have the most common phases. Of equal steps, the first.
+    fn typical(&self, except: Option<u32>) -> Option<&StepRows> {
+        let steps = || self.steps.iter().filter(|rows| rows.step != except);
+        let count = |phases: u32| steps().filter(|rows| rows.allocating() == phases).count();
+        let common = steps().map(StepRows::allocating).rev().max_by_key(|phases| count(*phases))?;
+        let mut like: Vec<&StepRows> = steps().filter(|rows| rows.allocating() == common).collect();
+        like.sort_by_key(|rows| rows.peak());
+        let median = like.get((like.len() - 1) / 2)?.peak();
+        steps().find(|rows| rows.allocating() == common && rows.peak() == median)
     }
 }
 
@@ -148,6 +216,7 @@ pub struct PhaseTable {
     first: Vec<StepRows>,
     last: VecDeque<StepRows>,
     highest: Option<StepRows>,
+    sample: Sample,
     later: StepRows,
     total: StepRows,
     steps: u32,
@@ -163,10 +232,15 @@ impl PhaseTable {
     #[inline]
     pub fn alloc(&mut self, step: Option<u32>, phase: Phase, ticks: u64, bytes: u64, level: u64) {
         self.settle_pending_frees();
+        let before = self.level;
         let (row, number) = self.row(step, phase, ticks);
         if row.allocations == 0 {
             row.began = number;
         }
+        if row.is_empty() {
+            row.start = before;
+        }
+        row.ended = number;
         row.allocations += 1;
         row.allocated += bytes;
         row.peak = row.peak.max(level);
@@ -181,7 +255,9 @@ impl PhaseTable {
         let (row, number) = self.row(step, phase, ticks);
         if row.is_empty() {
             row.began = number;
+            row.start = before;
         }
+        row.ended = number;
         row.frees += 1;
         row.freed += bytes;
         // A phase that only frees has its peak at its beginning.
@@ -194,6 +270,9 @@ impl PhaseTable {
     pub fn free_maybe_teardown(&mut self, phase: Phase, bytes: u64, level: u64) {
         self.has_pending_frees = true;
         let row = &mut self.pending_frees[phase as usize];
+        if row.is_empty() {
+            row.start = self.level;
+        }
         row.frees += 1;
         row.freed += bytes;
         row.peak = row.peak.max(self.level);
@@ -224,6 +303,9 @@ impl PhaseTable {
             if row.is_empty() {
                 row.began = self.events;
             }
+            if !pending.is_empty() {
+                row.ended = self.events;
+            }
             row.absorb(&std::mem::take(pending));
         }
     }
@@ -253,6 +335,7 @@ impl PhaseTable {
         self.steps = self.steps.max(step + 1);
         if step > 0 {
             self.later.absorb(&rows);
+            self.sample.add(&rows);
         }
         if self.highest.as_ref().is_none_or(|h| rows.peak() > h.peak()) {
             self.highest = Some(rows);
@@ -317,6 +400,12 @@ impl PhaseTable {
     /// The sum of the steps after the first, and their number. Peaks are maxima; levels are those of the last step.
     pub fn later(&self) -> (&StepRows, u32) {
         (&self.later, self.steps.saturating_sub(1))
+    }
+
+    /// A step after the first that stands for most: it has the phases that most of these steps have, and the median of
+    /// their peaks. A long run is judged by an even sample of its steps. `except`: the step that an error interrupted.
+    pub fn typical(&self, except: Option<u32>) -> Option<&StepRows> {
+        self.sample.typical(except)
     }
 
     /// The sum of everything.
@@ -393,6 +482,38 @@ mod tests {
         assert_eq!(names(later), "data eval forward backward optimizer load other");
         let steps = |phase: Phase| later.phases[phase as usize].steps;
         assert_eq!((count, steps(Phase::Forward), steps(Phase::Eval), steps(Phase::Data)), (4, 4, 1, 2));
+    }
+
+    #[test]
+    fn the_typical_step_is_one_of_the_common_kind() {
+        let mut table = PhaseTable::default();
+        for step in 0..1000 {
+            let extra = u64::from(step) % 5;
+            if step % 10 == 9 {
+                table.alloc(Some(step), Phase::Eval, 2, 500, 500);
+                table.free(Some(step), Phase::Eval, 2, 500, 0);
+            }
+            table.alloc(Some(step), Phase::Forward, 2, 50 + extra, 50 + extra);
+            table.alloc(Some(step), Phase::Backward, 3, 10, 60 + extra);
+            table.free(Some(step), Phase::Backward, 3, 60 + extra, 0);
+        }
+        table.finish();
+        assert!(table.sample.steps.len() > SAMPLED_STEPS / 2 && table.sample.steps.len() <= SAMPLED_STEPS);
+        let typical = table.typical(None).unwrap();
+        assert_eq!((typical.peak(), names(typical)), (62, "forward backward".to_owned()));
+        let row = |phase: Phase| typical.phases[phase as usize];
+        let levels = |row: PhaseRow| (row.start, row.peak, row.after);
+        assert_eq!((levels(row(Phase::Forward)), levels(row(Phase::Backward))), ((0, 52, 52), (52, 62, 0)));
+        assert_eq!(levels(typical.joined(&[Phase::Backward, Phase::Forward]).unwrap()), (0, 62, 0));
+        assert_eq!(typical.joined(&[Phase::Eval]), None);
+        let mut short = PhaseTable::default();
+        for step in 0..3 {
+            short.alloc(Some(step), Phase::Forward, 2, 50, 50);
+            short.free(Some(step), Phase::Forward, 3, 50, 0);
+        }
+        short.finish();
+        let step = |except: Option<u32>| short.typical(except).and_then(|rows| rows.step);
+        assert_eq!((step(None), step(Some(1)), step(Some(2))), (Some(1), Some(2), Some(1)));
     }
 
     #[test]
