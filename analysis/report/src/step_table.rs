@@ -69,7 +69,7 @@ fn step_rows(table: &mut Table, step: &StepSummary, explanations: &[PhaseSummary
             Some(levels) => {
                 let all = PASSES.map(explanation).join(", ");
                 let name = format!("{} x forward + backward", count_text(step.micro_batches));
-                table.row(cells(&name, levels, &net_changes(&all)));
+                table.row(cells(&name, levels, &changes(&all)));
             }
             None if joined && PASSES.contains(&row.phase) => {}
             None => table.row(cells(row.phase.name(), levels(row), &changes(&explanation(row.phase)))),
@@ -126,13 +126,9 @@ fn cells(name: &str, levels: Levels, changes: &str) -> Vec<String> {
     ]
 }
 
-/// The parts of an explanation with their signs: `+ activations 1.00 GiB, - gradients 64.2 MiB`.
+/// The parts of an explanation with their signs: `+ activations 1.00 GiB, - gradients 64.2 MiB`, without what one part
+/// adds and another takes away.
 fn changes(explanation: &str) -> String {
-    signed(explanation).iter().map(|(sign, text)| format!("{sign} {text}")).collect::<Vec<_>>().join(", ")
-}
-
-/// The same without what one part adds and another takes away.
-fn net_changes(explanation: &str) -> String {
     let parts = signed(explanation);
     let is_cancelled = |(sign, text): &(char, String)| parts.iter().any(|(other, same)| other != sign && same == text);
     let left = parts.iter().filter(|part| !is_cancelled(part));
