@@ -1,15 +1,17 @@
 //! What the terminal shows: a progress line on stderr, and the layout of text reports.
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use memtrace_analysis::{Progress, TextOptions, printable};
 
 /// Work that takes less time than this shows no progress.
 const PROGRESS_DELAY: Duration = Duration::from_secs(1);
-/// The minimum time between two updates of the progress line.
-const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
+/// The maximum number of updates of the progress line.
+const DRAWS_PER_SECOND: u8 = 10;
+const TEMPLATE: &str = "memtrace: {msg} [{bar:24}] {percent} %, {eta} left";
 
 /// The limits of a report's width on a terminal, in columns.
 const NARROWEST: u16 = 60;
@@ -39,37 +41,43 @@ fn is_utf8() -> bool {
     })
 }
 
-/// A progress line that is overwritten in place.
+/// A progress line that is overwritten in place: what is done, a bar, and the time left.
 #[derive(Debug)]
 pub(crate) struct ProgressLine {
     is_enabled: bool,
     began: Instant,
-    shown: Option<Instant>,
+    bar: Option<ProgressBar>,
 }
 
 impl ProgressLine {
     /// Creates a line that shows nothing yet. Without `is_enabled` it never shows anything.
     pub(crate) fn new(is_enabled: bool) -> ProgressLine {
-        ProgressLine { is_enabled, began: Instant::now(), shown: None }
+        ProgressLine { is_enabled, began: Instant::now(), bar: None }
     }
 
     /// Shows the progress of the work.
     pub(crate) fn show(&mut self, progress: &Progress<'_>) {
-        if !self.is_enabled
-            || self.began.elapsed() < PROGRESS_DELAY
-            || self.shown.is_some_and(|at| at.elapsed() < PROGRESS_INTERVAL)
-        {
+        if !self.is_enabled || self.began.elapsed() < PROGRESS_DELAY {
             return;
         }
-        self.shown = Some(Instant::now());
-        let percent = progress.done.saturating_mul(100).checked_div(progress.total).unwrap_or(0);
-        let _ = write!(std::io::stderr(), "\r\x1b[Kmemtrace: {} {percent} %", printable::line(progress.what));
+        let bar = self.bar.get_or_insert_with(|| {
+            let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(DRAWS_PER_SECOND));
+            // A wrong template would be a defect: the default one shows less.
+            bar.with_style(ProgressStyle::with_template(TEMPLATE).unwrap_or_else(|_| ProgressStyle::default_bar()))
+        });
+        let what = printable::line(progress.what);
+        if bar.message() != what {
+            bar.set_message(what.into_owned());
+            bar.reset_eta();
+        }
+        bar.set_length(progress.total);
+        bar.set_position(progress.done);
     }
 
     /// Erases the line.
     pub(crate) fn clear(&mut self) {
-        if self.shown.take().is_some() {
-            let _ = write!(std::io::stderr(), "\r\x1b[K");
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
         }
     }
 }
