@@ -10,6 +10,9 @@ use unicode_width::UnicodeWidthChar;
 /// short.
 const COLUMN_BYTES: usize = 16;
 
+/// The maximum number of lines into which a text without spaces is broken, before it is cut.
+const MAX_BREAKS: usize = 4;
+
 /// The number of columns that a text takes.
 pub(crate) fn columns(text: &str) -> usize {
     if text.is_ascii() { text.len() } else { text.chars().map(char_columns).sum() }
@@ -83,14 +86,29 @@ fn wrap<'a>(pieces: impl Iterator<Item = &'a str>, width: usize) -> Vec<String> 
     let (mut line, mut used) = (String::new(), 0);
     for piece in pieces {
         if used > 0 && used + columns(piece.trim_end()) > width {
-            lines.push(cut(std::mem::take(&mut line).trim_end(), width));
+            broken(std::mem::take(&mut line).trim_end(), width, &mut lines);
             used = 0;
         }
         line.push_str(piece);
         used += columns(piece);
     }
-    lines.push(cut(line.trim_end(), width));
+    broken(line.trim_end(), width, &mut lines);
     lines
+}
+
+/// Adds a text without a place to wrap. If it is wider than a line, it is broken anywhere; only a text of many lines is
+/// cut.
+fn broken(text: &str, width: usize, lines: &mut Vec<String>) {
+    let mut left = text;
+    for _ in 0..MAX_BREAKS {
+        if fits(left, width) {
+            break;
+        }
+        let piece = beginning(left, width.max(1));
+        left = &left[piece.len()..];
+        lines.extend((!piece.is_empty()).then(|| piece.to_owned()));
+    }
+    lines.push(cut(left, width));
 }
 
 /// Cuts text to at most `width` columns. A cut text ends with an ellipsis.
@@ -114,6 +132,14 @@ pub(crate) fn cut_middle(text: &str, width: usize) -> String {
 /// cut.
 pub(crate) fn location_in(location: &str, width: usize) -> String {
     short_location(location, width).unwrap_or_else(|| cut_middle(&without_functions(location), width.max(8)))
+}
+
+/// Shortens a location to lines of `width` columns: without folders and functions if it takes more than one line.
+pub(crate) fn wrap_location(location: &str, width: usize) -> Vec<String> {
+    match short_location(location, width) {
+        Some(text) => vec![text],
+        None => wrap_list(&without_functions(location), width.max(8)),
+    }
 }
 
 /// Shortens a location to at most `width` columns. It drops folders first, then functions, so that the program's own
@@ -191,10 +217,13 @@ mod tests {
         assert_eq!(cut_middle("abcde\u{301}f", 3), "a…f", "no mark without its letter");
         assert_eq!(wrap_words("模型 训练", 8), ["模型", "训练"]);
         let marks = "\u{301}".repeat(1 << 20);
-        for text in [cut(&marks, 20), cut_middle(&marks, 20), location_in(&marks, 20), wrap_words(&marks, 20).join("")]
-        {
+        for text in [cut(&marks, 20), cut_middle(&marks, 20), location_in(&marks, 20)] {
             assert!(text.len() < 20 * COLUMN_BYTES + "…".len(), "{}", text.len());
         }
+        let wrapped = wrap_words(&marks, 20);
+        assert!(wrapped.len() <= MAX_BREAKS + 1 && wrapped.join("").len() < (MAX_BREAKS + 1) * 20 * COLUMN_BYTES + 3);
+        let long = "expandable_segments:True,max_split_size_mb:128";
+        assert_eq!(wrap_words(long, 20), ["expandable_segments:", "True,max_split_size_", "mb:128"]);
         for width in 0..14 {
             for text in [cut(path, width), cut_middle(path, width)] {
                 assert!(columns(&text) <= width.max(1), "{width}: {text}");

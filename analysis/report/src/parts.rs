@@ -9,7 +9,7 @@ use memtrace_summary::{
     estimated_duration_text, is_snapshot, signed_size_text, size_text,
 };
 
-use crate::fit::{columns, cut, cut_middle, location_in, short_location, wrap_list, wrap_words};
+use crate::fit::{columns, cut, cut_middle, short_location, wrap_list, wrap_location, wrap_words};
 use crate::holders::holder_text;
 use crate::style::Style;
 use crate::table::{Align, Table};
@@ -30,7 +30,7 @@ const COMPILE_CONTEXTS: usize = 8;
 /// What stands for the blocks that no compiled region allocated.
 pub(crate) const NOT_COMPILED: &str = "outside compiled regions";
 /// The maximum width of a tensor name in columns.
-const LONGEST_NAME: usize = 48;
+const LONGEST_NAME: usize = 96;
 /// The maximum width of a data type and shape in columns.
 const LONGEST_SHAPE: usize = 32;
 /// The maximum number of suggestions listed, besides that about allocator settings.
@@ -353,8 +353,9 @@ impl TextReport {
             text.extend(beside.iter().map(|location| format!("  {location}")));
             self.row(row.bytes, state.totals.allocated_bytes, &text);
             if beside.is_none() {
-                let location = location_in(row.location, self.width.saturating_sub(ROW_TEXT));
-                self.line(format!("{:ROW_TEXT$}{location}", ""));
+                for line in wrap_location(row.location, self.width.saturating_sub(ROW_TEXT)) {
+                    self.lines.push(format!("{:ROW_TEXT$}{line}", ""));
+                }
             }
         }
     }

@@ -190,7 +190,9 @@ impl TextReport {
         facts.extend(run.duration_ns.map(duration_text));
         facts.push(format!("{} events", count_text(run.events)));
         facts.push(format!("{} lost", count_text(summary.lost_events())));
-        self.footer("Recorded", &facts.join(", "));
+        for (at, line) in wrap_words(&facts.join(", "), self.width.saturating_sub(10)).iter().enumerate() {
+            self.footer(if at == 0 { "Recorded" } else { "" }, line);
+        }
         if !summary.files.is_empty() {
             let mut names = summary.files.clone();
             if let Some(pickle) = names.iter_mut().find(|name| name.ends_with(".pickle")) {
