@@ -271,7 +271,7 @@ words! {
     SegmentFree "segment_free", SegmentMap "segment_map", SegmentUnmap "segment_unmap", Oom "oom",
     Snapshot "snapshot",
     Load "load", Data "data", Forward "forward", Backward "backward", Recompute "recompute", Optimizer "optimizer",
-    Eval "eval", Unknown "unknown",
+    Eval "eval", Generate "generate", Rollout "rollout", Unknown "unknown",
     Name "name", Filename "filename", Line "line",
     Device "device", Address "address", TotalSize "total_size", AllocatedSize "allocated_size",
     ActiveSize "active_size", RequestedSize "requested_size", SegmentType "segment_type",

@@ -386,6 +386,17 @@ impl TextReport {
         self.lines.extend(lines);
     }
 
+    pub(crate) fn larger_inputs(&mut self, device: &DeviceSummary) {
+        let Some(inputs) = &device.larger_inputs else { return };
+        let text = format!(
+            "{} in step {}, {} in the median step",
+            size_text(inputs.input_bytes),
+            inputs.step,
+            size_text(inputs.median_input_bytes)
+        );
+        self.labelled("Inputs", &text);
+    }
+
     /// Adds the suggestions: changes to the program, each with the peak that it leads to. An allocator setting comes first
     /// if the interrupted step fits with it, else last. Without an indent they have a heading of the whole report, else
     /// one of the device's section.

@@ -139,6 +139,7 @@ impl TextReport {
             self.labelled_at(2, 0, "The peak was reached at", location, wrap_list);
             self.holders(device, HOLDERS);
         }
+        self.larger_inputs(device);
         self.imported(device);
     }
 

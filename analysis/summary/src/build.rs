@@ -24,8 +24,8 @@ use crate::summary::{
 };
 use crate::tensors::{name_pattern, requested_for};
 use crate::why::{
-    Replaying, growth_after_first_step, limit_at, memory_limit, no_issue_remark, oom_queries, oom_to_explain,
-    refused_by_pytorch, reserved_summary, what_if_summary,
+    Replaying, growth_after_first_step, larger_inputs, limit_at, memory_limit, no_issue_remark, oom_queries,
+    oom_to_explain, refused_by_pytorch, reserved_summary, what_if_summary,
 };
 use memtrace_input::error::Result;
 use memtrace_input::load::{Exit, Process, Run, SNAPSHOT_END_REASON};
@@ -429,6 +429,9 @@ impl Context<'_> {
             end: (analysis.peak.seq > 0).then(|| self.memory_state(&analysis.end, false)),
             reserved: found.map(|found| reserved_summary(&found.reserved, &self.locations, self.names)),
             growth_after_first_step: growth_after_first_step(analysis),
+            larger_inputs: explained
+                .map_or(analysis.peak.position.and_then(|position| position.step), |oom| oom.position.step)
+                .and_then(|step| larger_inputs(analysis, step)),
             suggestions: Vec::new(),
             what_if: what_if.map(|what_if| what_if_summary(what_if, refused, estimate.as_ref())),
             steps: analysis.table.steps(),

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use memtrace_trace::file::{Frame, Label};
 use memtrace_trace::ids::{ContextId, StackId};
 
 use crate::locations::Locations;
@@ -18,7 +19,10 @@ use memtrace_insight::passes::{
     Analysis, BlockLifetimes, Category, Composition, DeviceAnalysis, EarlierIteration, Phase, RestOfStep, StackTable,
     StepRows,
 };
-use memtrace_insight::rules::{Meaning, RuleId, SuggestionRule, WORTH_DOING, suggestion_rule};
+use memtrace_insight::rules::{
+    Meaning, RuleId, SuggestionRule, WORTH_DOING, is_dropout, label_rule, names_evaluation, names_training,
+    suggestion_rule,
+};
 use memtrace_replay::Names;
 
 /// A combination is reported if it lowers the peak by at least one in this many parts more than its best part.
@@ -90,7 +94,8 @@ pub(crate) fn suggestions(query: &SuggestionQuery<'_>, progress: &mut dyn FnMut(
     }
     let has_backward = device.table.total().phases[Phase::Backward as usize].allocations > 0;
     let phase = if is_continued { changes.peak_phase().unwrap_or(phase) } else { phase };
-    let texts = Texts { query, changes: &changes, has_backward, phase };
+    let trains = will_train(query.process, oom.map_or(StackId::NONE, |oom| oom.requested_at.0));
+    let texts = Texts { query, changes: &changes, has_backward, trains, phase };
     let is_filled = oom.is_some() && growth(query).saturating_mul(DOMINATES) >= at_error;
     let addresses_growth = |plan: &Plan| plan.results_on_cpu || plan.no_grad;
     let may_help = |plan: &Plan| texts.applies(plan) && (!is_filled || addresses_growth(plan));
@@ -132,6 +137,22 @@ pub(crate) fn suggestions(query: &SuggestionQuery<'_>, progress: &mut dyn FnMut(
         })
     };
     combined.iter().chain(&found).filter_map(summary).collect()
+}
+
+/// Whether the program trains, although no backward pass has run: it has cleared gradients, dropout is active, or the
+/// innermost function around `failed` that is named after one of the two trains rather than evaluates.
+fn will_train(process: &Process, failed: StackId) -> bool {
+    let definitions = process.definitions();
+    let frames = || definitions.walk(failed).filter_map(|(_, frame)| frame).filter(|frame| !frame.native);
+    let evaluates = |frame: &Frame| names_evaluation(&frame.filename, &frame.name);
+    let named = frames().find(|frame| evaluates(frame) || names_training(&frame.name));
+    match named {
+        Some(frame) => !evaluates(frame),
+        None => {
+            let is_of_optimizer = |label: &Label| label_rule(label).is_some_and(|rule| rule.meaning != Meaning::Data);
+            definitions.labels.values().any(is_of_optimizer) || definitions.frames.iter().any(is_dropout)
+        }
+    }
 }
 
 /// The bytes that had grown until the end of the run, from turn to turn of the program's loop or from call to call within
@@ -215,6 +236,8 @@ struct Texts<'a> {
     query: &'a SuggestionQuery<'a>,
     changes: &'a Changes<'a>,
     has_backward: bool,
+    /// Whether a forward pass without a backward pass belongs to a training.
+    trains: bool,
     phase: Phase,
 }
 
@@ -224,9 +247,11 @@ impl Texts<'_> {
         match plan.batch {
             _ if plan.load_on_cpu => self.phase == Phase::Load,
             Some(BatchChange::Evaluation) => {
-                self.changes.ends_in_evaluation() || self.phase == Phase::Eval && self.has_backward
+                self.changes.ends_in_evaluation() || self.phase.is_forward_only() && self.has_backward
             }
-            Some(BatchChange::Half) => self.has_backward || matches!(self.phase, Phase::Forward | Phase::Eval),
+            Some(BatchChange::Half) => {
+                self.has_backward || self.phase == Phase::Forward || self.phase.is_forward_only()
+            }
             _ => true,
         }
     }
@@ -278,6 +303,9 @@ impl Texts<'_> {
             )
         };
         let mut action = rule.action.to_owned();
+        if rule.id == RuleId::CheckpointOrNoGrad && self.trains {
+            action = suggestion_rule(RuleId::CheckpointLayers).map_or(action, |rule| rule.action.to_owned());
+        }
         if action.contains("{layers}") {
             action = action.replace("{layers}", &self.modules(&self.changes.checkpointed(&plan.checkpoint)));
         }
@@ -294,6 +322,12 @@ impl Texts<'_> {
             let (count, twice) = (count.to_string(), (2 * u32::from(count)).to_string());
             action = action.replace("{count}", &count).replace("{twice}", &twice);
         }
+        let evaluation = match self.phase {
+            Phase::Generate => "generation",
+            Phase::Rollout => "rollouts",
+            _ => "evaluations",
+        };
+        let action = action.replace("{evaluation}", evaluation);
         action.replace("{optimizer}", self.changes.optimizer_name().as_deref().unwrap_or("the optimizer"))
     }
 

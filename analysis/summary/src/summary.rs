@@ -287,6 +287,10 @@ pub struct DeviceSummary {
     /// than half of the growth.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub growth_after_first_step: Option<GrowthAfterFirstStep>,
+    /// The inputs of the step with the peak, or of the step that the explained out-of-memory error ended. Absent unless
+    /// they are clearly larger than those of other steps.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub larger_inputs: Option<LargerInputs>,
     /// Changes that would lower the peak, or the memory in use at the explained out-of-memory error, lowest new peak
     /// first. A combination comes before its parts.
     pub suggestions: Vec<SuggestionSummary>,
@@ -607,6 +611,17 @@ pub struct GrowthAfterFirstStep {
     pub later_steps_peak_bytes: u64,
     /// The bytes of the optimizer state that was allocated in the first step.
     pub optimizer_state_bytes: u64,
+}
+
+/// The inputs of a step beside those of the others. A recording has sizes of inputs, and no shapes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+pub struct LargerInputs {
+    /// The step.
+    pub step: u32,
+    /// The requested bytes of the inputs that the step allocated.
+    pub input_bytes: u64,
+    /// The median of the other steps that allocated inputs.
+    pub median_input_bytes: u64,
 }
 
 /// The part of a program that the figures of a suggestion cover.

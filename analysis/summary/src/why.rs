@@ -4,15 +4,15 @@
 use crate::locations::Locations;
 use crate::step_estimate::StepEstimate;
 use crate::summary::{
-    BlockingAllocation, DeviceSummary, GrowthAfterFirstStep, OomSummary, ReplayedSetting, ReservedSummary,
-    WhatIfSummary,
+    BlockingAllocation, DeviceSummary, GrowthAfterFirstStep, LargerInputs, OomSummary, ReplayedSetting,
+    ReservedSummary, WhatIfSummary,
 };
 use crate::units::size_text;
 use memtrace_input::EventSource;
 use memtrace_input::load::Process;
 use memtrace_insight::passes::{
-    Analysis, Category, DeviceAnalysis, InterruptedStep, Oom, OomQuery, Outcome, Phase, Reserved, RunPart, WhatIf,
-    WhatIfQuery,
+    Analysis, Category, ComparedInputs, DeviceAnalysis, InterruptedStep, Oom, OomQuery, Outcome, Phase, Reserved,
+    RunPart, WhatIf, WhatIfQuery,
 };
 use memtrace_replay::{AllocatorSettings, Names};
 
@@ -29,6 +29,8 @@ pub enum Replaying {
 
 /// Growth after the first step is reported if it exceeds one in this many parts of the first step's peak.
 const SMALL_GROWTH: u64 = 100;
+/// Inputs that exceed the median by at least one in this many parts are reported.
+const LARGER_INPUTS: u64 = 4;
 /// Reserved memory at the peak is explained if at least one in this many parts is not in use.
 const WORTH_EXPLAINING: u64 = 20;
 /// The allocator's policy is replayed if at least one in this many parts is not in use.
@@ -260,6 +262,16 @@ pub(crate) fn growth_after_first_step(analysis: &DeviceAnalysis) -> Option<Growt
         first_step_peak_bytes: first,
         later_steps_peak_bytes: later,
         optimizer_state_bytes: state,
+    })
+}
+
+/// The inputs of this step, if they are clearly larger than the median of the other steps.
+pub(crate) fn larger_inputs(analysis: &DeviceAnalysis, step: u32) -> Option<LargerInputs> {
+    let ComparedInputs { bytes, median } = analysis.step_inputs.compare(step)?;
+    (bytes >= median + median / LARGER_INPUTS).then_some(LargerInputs {
+        step,
+        input_bytes: bytes,
+        median_input_bytes: median,
     })
 }
 

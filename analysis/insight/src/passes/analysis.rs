@@ -23,6 +23,7 @@ use super::phase_table::PhaseTable;
 use super::reserved::Reserved;
 use super::rest_of_step::StepStarts;
 use super::statistics::Statistics;
+use super::step_inputs::StepInputs;
 use crate::rules::CustomRules;
 use memtrace_input::{CompileContexts, EventSource, LostEvents, Recording, TraceIndex};
 use memtrace_replay::{Allocator, Change, MemoryLocation, Names, Owner, OwnerUsage, Peak, Replay, Usage};
@@ -51,6 +52,8 @@ pub struct DeviceAnalysis {
     pub labels: LabelTable,
     /// What grew after the first step.
     pub growth: Growth,
+    /// What each step loads.
+    pub step_inputs: StepInputs,
     /// The out-of-memory errors.
     pub ooms: OomLog,
     /// Which rules decided phases.
@@ -240,6 +243,7 @@ impl DeviceAnalysis {
             table: PhaseTable::default(),
             labels: LabelTable::new(definitions),
             growth: Growth::default(),
+            step_inputs: StepInputs::default(),
             ooms: OomLog::default(),
             phase_rules: PhaseRuleUses::default(),
             category_rules: CategoryRuleUses::default(),
@@ -353,6 +357,7 @@ impl DeviceAnalysis {
         let category = classification.category;
         self.signals.freed(&block, event, tracker.stacks().facts(e.stack), &end);
         let phase = *phase;
+        self.step_inputs.classified(&block, category);
         self.labels.free(block.seq, block.size, usage.allocated);
         // After a pending free, later frees by user code count as frees of older blocks, until the next allocation.
         let older = block.position.step != now.step || !self.pending_frees.is_empty();
@@ -529,6 +534,7 @@ impl DeviceAnalysis {
             self.report_lifetime_end(&block, &classification, tracked, observer, None);
             let category = classification.category;
             self.growth.lifetime_ended(&block, category, now, None);
+            self.step_inputs.classified(&block, category);
             self.add_to_peak(&block, category, tracked);
         }
         for free in std::mem::take(&mut self.pending_frees) {

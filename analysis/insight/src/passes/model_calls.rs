@@ -11,9 +11,12 @@
 use std::collections::{HashMap, HashSet};
 
 use memtrace_trace::event::{Action, Event, Flags};
-use memtrace_trace::ids::{StackId, ThreadId};
+use memtrace_trace::file::Definitions;
+use memtrace_trace::ids::{FrameId, StackId, ThreadId};
 
+use super::forward_only::{ForwardOnlyCalls, ForwardOnlyFinder};
 use super::stacks::{StackFacts, StackTable};
+use crate::rules::{ForwardOnlyUse, is_loss};
 
 /// The number of calls without a backward pass after which a place in the program does not train. The first forward pass
 /// of a training can end with an error, before its backward pass.
@@ -95,6 +98,8 @@ pub struct ModelCalls {
     may_train: HashSet<StackId>,
     /// `seq` of the last event that is part of a training step.
     last_training: u64,
+    /// What calls without gradients are for.
+    forward_only: ForwardOnlyCalls,
 }
 
 impl Default for ModelCalls {
@@ -106,6 +111,7 @@ impl Default for ModelCalls {
             untrained: HashSet::new(),
             may_train: HashSet::new(),
             last_training: u64::MAX,
+            forward_only: ForwardOnlyCalls::default(),
         }
     }
 }
@@ -145,6 +151,21 @@ impl ModelCalls {
         !self.untrained.is_empty() && self.untrained.contains(&place)
     }
 
+    /// What the calls without gradients at this place are for.
+    pub(super) fn use_of(&self, place: StackId) -> ForwardOnlyUse {
+        self.forward_only.use_of(place)
+    }
+
+    /// Whether each training step makes a call without gradients at this place, such as a teacher's.
+    pub(super) fn is_in_each_step(&self, place: StackId) -> bool {
+        self.forward_only.is_in_each_step(place)
+    }
+
+    /// Of a recording without training, only what the calls are for.
+    pub(super) fn without_training(self) -> ModelCalls {
+        ModelCalls { forward_only: self.forward_only, ..ModelCalls::default() }
+    }
+
     /// Whether a backward pass may use the results of the calls at this place after the end of the recording.
     pub(super) fn may_train(&self, place: StackId) -> bool {
         self.may_train.contains(&place)
@@ -170,13 +191,26 @@ pub(super) struct CallFinder {
     /// By place without a backward pass: the number of calls with gradients, and `seq` of the last event.
     without_backward: HashMap<StackId, (u32, u64)>,
     last_training: u64,
+    forward_only: ForwardOnlyFinder,
+    /// Whether the latest event is part of a backward pass.
+    in_backward: bool,
+    /// By frame: whether it is a loss.
+    losses: Vec<bool>,
 }
 
 impl CallFinder {
+    /// Takes the definitions of a recording.
+    pub(super) fn new(definitions: &Definitions) -> CallFinder {
+        CallFinder { losses: definitions.frames.iter().map(is_loss).collect(), ..CallFinder::default() }
+    }
+
     /// Takes an event of a backward pass.
     #[inline]
     pub(super) fn observe_backward(&mut self, seq: u64) {
         self.last_training = seq;
+        if !std::mem::replace(&mut self.in_backward, true) {
+            self.forward_only.backward_began();
+        }
     }
 
     /// Takes an allocation, a free or an out-of-memory error outside backward passes.
@@ -189,20 +223,36 @@ impl CallFinder {
         if !self.open.is_part(e, facts) {
             return;
         }
+        self.in_backward = false;
         if let Some(ended) = self.open.end_before(e, facts) {
             self.ended(&ended, table);
             self.seqs.0 = e.seq;
+            self.forward_only.begins(self.open.place);
         }
         self.seqs.1 = e.seq;
         self.open.observe_mode(e, table.python(e.stack));
-        if e.action == Action::Alloc && self.open.maybe_recorded.is_some() {
-            self.with_gradients = Some((self.with_gradients.map_or(e.seq, |(first, _)| first), e.seq));
+        if e.action != Action::Alloc {
+            return;
         }
+        if self.open.maybe_recorded.is_some() {
+            self.with_gradients = Some((self.with_gradients.map_or(e.seq, |(first, _)| first), e.seq));
+        } else if self.is_loss(facts.frame) {
+            self.forward_only.computes_loss();
+        } else {
+            self.forward_only.allocated(e.stack, e.context, e.size);
+        }
+    }
+
+    fn is_loss(&self, frame: FrameId) -> bool {
+        self.losses.get(frame.index()).is_some_and(|is_loss| *is_loss)
     }
 
     /// Takes a call that has ended.
     fn ended(&mut self, call: &OpenCall, table: &StackTable) {
         let (first, last) = self.seqs;
+        if !call.place.is_none() {
+            self.forward_only.ended(call.place, !call.has_gradients);
+        }
         let Some(with_gradients) = self.with_gradients.take().filter(|_| !call.place.is_none()) else { return };
         if !call.has_gradients {
             self.casts.push(with_gradients);
@@ -219,12 +269,20 @@ impl CallFinder {
         }
     }
 
-    /// Ends the recording. `last_step_end`: `seq` of the end of the last step.
-    pub(super) fn finish(mut self, table: &StackTable, last_step_end: u64) -> ModelCalls {
+    /// Ends the recording. `last_step_end`: `seq` of the end of the last step. `has_loaders`: most steps begin with a call
+    /// of a data loader.
+    pub(super) fn finish(
+        mut self,
+        definitions: &Definitions,
+        table: &StackTable,
+        last_step_end: u64,
+        has_loaders: bool,
+    ) -> ModelCalls {
         let last =
             OpenCall { has_gradients: self.open.has_gradients || self.open.maybe_recorded.is_some(), ..self.open };
         self.ended(&last, table);
-        let CallFinder { late, casts, mut last_training, .. } = self;
+        let CallFinder { late, casts, mut last_training, forward_only, .. } = self;
+        let forward_only = forward_only.finish(definitions, has_loaders);
         last_training = last_training.max(last_step_end);
         let (mut untrained, mut may_train) = (HashSet::new(), HashSet::new());
         for (place, (count, last)) in self.without_backward {
@@ -235,6 +293,6 @@ impl CallFinder {
                 last_training = last_training.max(last);
             }
         }
-        ModelCalls { late, casts, untrained, may_train, last_training }
+        ModelCalls { late, casts, untrained, may_train, last_training, forward_only }
     }
 }

@@ -6,7 +6,8 @@
 //! loading. Between forward and backward they belong to the forward pass (the loss). Before a step's forward pass they
 //! load data.
 //!
-//! An evaluation is the outermost call of a module in which autograd does not record. Code without gradients inside a
+//! An evaluation is the outermost call of a module in which autograd does not record. Generation and rollouts are
+//! evaluations to the position in the program; only their name differs ([`super::forward_only`]). Code without gradients inside a
 //! forward pass with gradients (a rotary embedding) belongs to that forward pass ([`super::model_calls`]). Some code does
 //! not move the position: clearing gradients, an evaluation between forward and backward (a teacher), and an optimizer
 //! inside a backward pass.
@@ -36,7 +37,7 @@ use memtrace_trace::ids::{FrameId, StackId, ThreadId};
 use super::model_calls::{ModelCalls, OpenCall, SearchPosition};
 use super::stacks::{StackFacts, StackTable};
 use super::steps::{FirstPass, LabelRules, StepEnds, first_pass};
-use crate::rules::{LabelRule, Meaning, PhaseRuleId};
+use crate::rules::{ForwardOnlyUse, LabelRule, Meaning, PhaseRuleId};
 use memtrace_input::Recording;
 
 /// What the program is doing.
@@ -55,8 +56,12 @@ pub enum Phase {
     Recompute,
     /// The optimizer, including clipping and clearing gradients.
     Optimizer,
-    /// Forward passes that no backward pass follows: evaluation, generation, rollouts, teachers.
+    /// Forward passes that no backward pass follows and that are neither of the next two: evaluation, teachers.
     Eval,
+    /// Generation: a model that computes one token after the other.
+    Generate,
+    /// The collection of experience for reinforcement learning, between parts of the training.
+    Rollout,
     /// Anything else.
     #[default]
     Other,
@@ -64,7 +69,7 @@ pub enum Phase {
 
 impl Phase {
     /// All phases, in the order in which reports list them.
-    pub const ALL: [Phase; 8] = [
+    pub const ALL: [Phase; 10] = [
         Phase::Load,
         Phase::Data,
         Phase::Forward,
@@ -72,6 +77,8 @@ impl Phase {
         Phase::Recompute,
         Phase::Optimizer,
         Phase::Eval,
+        Phase::Generate,
+        Phase::Rollout,
         Phase::Other,
     ];
 
@@ -85,8 +92,16 @@ impl Phase {
             Phase::Recompute => "recompute",
             Phase::Optimizer => "optimizer",
             Phase::Eval => "eval",
+            Phase::Generate => "generate",
+            Phase::Rollout => "rollout",
             Phase::Other => "other",
         }
+    }
+
+    /// Whether models compute what no backward pass follows: an evaluation, generation or a rollout.
+    #[inline]
+    pub const fn is_forward_only(self) -> bool {
+        matches!(self, Phase::Eval | Phase::Generate | Phase::Rollout)
     }
 }
 
@@ -184,6 +199,8 @@ pub struct PhaseTracker {
     eval_records: bool,
     /// Whether an evaluation follows the latest part of a forward pass.
     eval_in_forward: bool,
+    /// The place of the latest call of an evaluation, and its phase: `Eval`, `Generate` or `Rollout`.
+    forward_only: (StackId, Phase),
     /// The stacks of user code that loads batches between steps: those of the whole recording if the first pass found
     /// them, else those so far.
     data_stacks: HashSet<StackId>,
@@ -277,6 +294,7 @@ impl PhaseTracker {
             model_ran: false,
             eval_records: false,
             eval_in_forward: false,
+            forward_only: (StackId::NONE, Phase::Eval),
             data_stacks: HashSet::new(),
             knows_batches: false,
             after_optimizer: false,
@@ -341,6 +359,7 @@ impl PhaseTracker {
             self.open_call.observe(e, facts, self.table.python(e.stack), records_later);
             grad_off |= self.calls.is_cast(e.seq, &mut self.call_search);
         }
+        let place = facts.outermost_module;
         let classification = self.classify(e, facts, in_engine, grad_off);
         if e.flags.contains(Flags::PREEXISTING) {
             // The event only states that the block existed before the recording. Without evidence of its own, its phase
@@ -369,7 +388,27 @@ impl PhaseTracker {
             self.advance(e, &classification);
         }
         self.last = classification;
-        classification
+        if classification.phase == Phase::Eval { self.with_use(classification, place) } else { classification }
+    }
+
+    /// The classification of an event of an evaluation, with the phase that the call at `place` shows, or outside calls
+    /// the latest call before.
+    #[inline]
+    fn with_use(&mut self, eval: EventClassification, place: StackId) -> EventClassification {
+        if !place.is_none() && place != self.forward_only.0 {
+            let phase = match self.calls.use_of(place) {
+                ForwardOnlyUse::Evaluation => Phase::Eval,
+                ForwardOnlyUse::Generation => Phase::Generate,
+                ForwardOnlyUse::Rollout => Phase::Rollout,
+            };
+            self.forward_only = (place, phase);
+        }
+        let rule = match self.forward_only.1 {
+            Phase::Generate => PhaseRuleId::GenerateTokens,
+            Phase::Rollout => PhaseRuleId::RolloutForTraining,
+            _ => return eval,
+        };
+        EventClassification { phase: self.forward_only.1, rule, ..eval }
     }
 
     /// Takes the start or the end of a range that the program or PyTorch has named.

@@ -353,8 +353,12 @@ impl PhaseTable {
     /// Ends the recording. If nothing was computed after the last step (only a barrier or a report ran), that work
     /// began no step. It counts as phase "other" of the last step.
     pub fn finish(&mut self) {
-        let computes = [Phase::Forward, Phase::Backward, Phase::Optimizer, Phase::Eval, Phase::Recompute];
-        let computed = computes.iter().any(|phase| !self.current.phases[*phase as usize].is_empty());
+        let computes = |phase: &&Phase| {
+            phase.is_forward_only()
+                || matches!(phase, Phase::Forward | Phase::Backward | Phase::Optimizer | Phase::Recompute)
+        };
+        let mut computing = Phase::ALL.iter().filter(computes);
+        let computed = computing.any(|phase| !self.current.phases[*phase as usize].is_empty());
         if computed || self.current.step.is_none_or(|step| step == 0) {
             self.close_step();
             return;

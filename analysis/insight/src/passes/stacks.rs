@@ -192,6 +192,15 @@ impl StackTable {
         self.has_nodes
     }
 
+    /// Whether anything shows training: autograd nodes, a call of the autograd engine, an optimizer, or clearing
+    /// gradients.
+    pub fn may_train(&self) -> bool {
+        let trains = |meaning: Meaning| {
+            matches!(meaning, Meaning::OptimizerStep | Meaning::OptimizerState | Meaning::ZeroGrad | Meaning::Engine)
+        };
+        self.has_nodes || self.stacks.iter().any(|f| f.rule.is_some_and(|r| trains(r.meaning)))
+    }
+
     /// Whether any stack has this meaning.
     pub fn any(&self, meaning: Meaning) -> bool {
         self.stacks.iter().any(|f| f.rule.is_some_and(|r| r.meaning == meaning))

@@ -18,8 +18,8 @@
 //!   has its state already: its first call there keeps no block, although the first call of another place with the same
 //!   class did. If exactly one place qualifies, both places are one optimizer.
 //!
-//! [`super::phase`] decides where the next step begins. This pass streams the recording once if it has such ranges,
-//! else not at all. It also finds which calls of models train ([`super::model_calls`]).
+//! [`super::phase`] decides where the next step begins. This pass streams the recording once if it has such ranges, or
+//! if nothing trains. It also finds which calls of models train ([`super::model_calls`]).
 
 use std::collections::{HashMap, HashSet};
 
@@ -29,7 +29,7 @@ use memtrace_trace::ids::{StackId, ThreadId};
 
 use super::model_calls::{CallFinder, ModelCalls};
 use super::stacks::StackTable;
-use crate::rules::{LabelRule, Meaning, label_rule};
+use crate::rules::{ForwardOnlyUse, LabelRule, Meaning, label_rule};
 use memtrace_input::Recording;
 
 /// The maximum number of distinct optimizers in a step, and of places that clear gradients.
@@ -85,13 +85,15 @@ pub(super) struct FirstPass {
     pub(super) knows_batches: bool,
 }
 
-/// Streams a recording once if it has ranges of an optimizer's step.
+/// Streams a recording once if it has ranges of an optimizer's step, or no training at all.
 pub(super) fn first_pass(recording: &dyn Recording, table: &StackTable, rules: &LabelRules) -> FirstPass {
-    if !rules.any(Meaning::OptimizerStep) {
+    let has_ranges = rules.any(Meaning::OptimizerStep);
+    if !has_ranges && table.may_train() {
         return FirstPass::default();
     }
+    let definitions = recording.definitions();
     let mut finder = Finder { rules: rules.clone(), has_nodes: table.has_nodes(), ..Finder::default() };
-    let mut calls = CallFinder::default();
+    let mut calls = CallFinder::new(definitions);
     recording.stream(&mut |events| {
         for e in events {
             if e.source == Source::Label {
@@ -115,7 +117,11 @@ pub(super) fn first_pass(recording: &dyn Recording, table: &StackTable, rules: &
     });
     finder.finish();
     // A backward pass that is replayed as a CUDA graph is not recorded, but the optimizer's call after it is.
-    let calls = calls.finish(table, finder.ends.last().copied().unwrap_or(0));
+    let last_end = finder.ends.last().copied().unwrap_or(0);
+    let calls = calls.finish(definitions, table, last_end, finder.has_loaders());
+    if !has_ranges {
+        return FirstPass { calls: calls.without_training(), ..FirstPass::default() };
+    }
     let (knows_batches, batches) = finder.batches(table, &calls);
     FirstPass { ends: finder.into_ends(), calls, batches, knows_batches }
 }
@@ -148,13 +154,15 @@ struct Cleared {
     calls: u64,
 }
 
-/// Whether a step has ended and the model has not been called since.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+/// Whether a step, or a call without gradients, has ended and the model has not been called since.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 enum Between {
     #[default]
     No,
     AfterOptimizer,
     AfterLoader,
+    /// After a call of a model without gradients at this place.
+    AfterCall(StackId),
 }
 
 /// A place that calls an optimizer.
@@ -206,13 +214,12 @@ struct Finder {
     /// The thread that last called a model. It also calls `backward()`.
     main_thread: ThreadId,
     between: Between,
-    /// The stacks of user code that has allocated since the step ended, with whether the data loader came before.
-    maybe_batch: Vec<(StackId, bool)>,
+    /// The stacks of user code that has allocated since the step ended, with what came before.
+    maybe_batch: Vec<(StackId, Between)>,
     /// The places of the first calls of a model after a step.
     called: HashSet<StackId>,
-    /// Such a place, the stack of user code that has allocated between the step and this call, and whether the data
-    /// loader came before.
-    loads: HashSet<(StackId, StackId, bool)>,
+    /// The place of a call, the stack of user code that has allocated before it, and what came before that.
+    loads: HashSet<(StackId, StackId, Between)>,
 }
 
 impl Finder {
@@ -280,12 +287,15 @@ impl Finder {
             if self.between != Between::No {
                 self.model_called(facts.outermost_module);
             }
+            if e.flags.contains(Flags::GRAD_KNOWN) && !e.flags.contains(Flags::GRAD_ENABLED) {
+                self.between = Between::AfterCall(facts.outermost_module);
+            }
         } else if self.between != Between::No && facts.rule.is_none() {
             let loads = e.action == Action::Alloc
                 && e.flags.contains(Flags::GRAD_KNOWN.with(Flags::GRAD_ENABLED))
                 && e.thread == self.main_thread
                 && !table.is_without_python(e.stack);
-            let allocation = (table.python(e.stack), self.between == Between::AfterLoader);
+            let allocation = (table.python(e.stack), self.between);
             if loads && self.maybe_batch.len() < MAX_SITES && !self.maybe_batch.contains(&allocation) {
                 self.maybe_batch.push(allocation);
             }
@@ -305,15 +315,15 @@ impl Finder {
         }
     }
 
-    /// Takes the first call of a model after a step.
+    /// Takes the first call of a model after a step or after a call without gradients.
     fn model_called(&mut self, place: StackId) {
-        self.between = Between::No;
-        for (stack, after_loader) in self.maybe_batch.drain(..) {
+        let after = std::mem::take(&mut self.between);
+        for (stack, before) in self.maybe_batch.drain(..) {
             if self.loads.len() < MAX_LOADS {
-                self.loads.insert((place, stack, after_loader));
+                self.loads.insert((place, stack, before));
             }
         }
-        if self.called.len() < MAX_SITES {
+        if !matches!(after, Between::AfterCall(_)) && self.called.len() < MAX_SITES {
             self.called.insert(place);
         }
     }
@@ -454,9 +464,23 @@ impl Finder {
         let trains = |place: StackId| table.is_trained(place) || calls.may_train(place);
         // Where steps begin with a data loader, what comes before it is not the batch.
         let has_loaders = self.has_loaders();
-        let of_training =
-            self.loads.iter().filter(|(place, _, after_loader)| trains(*place) && (*after_loader || !has_loaders));
-        let batches = of_training.map(|(_, stack, _)| *stack).collect();
+        let follows_step = |after: Between| match after {
+            Between::AfterLoader => true,
+            Between::AfterOptimizer => !has_loaders,
+            Between::No | Between::AfterCall(_) => false,
+        };
+        let of_training = self.loads.iter().filter(|(place, _, after)| trains(*place) && follows_step(*after));
+        let mut batches: HashSet<StackId> = of_training.map(|(_, stack, _)| *stack).collect();
+        // Where each step follows a rollout, its batch is what is loaded after that.
+        if batches.is_empty() {
+            let follows_rollout = |after: Between| match after {
+                Between::AfterCall(place) => calls.use_of(place) == ForwardOnlyUse::Rollout,
+                _ => false,
+            };
+            let is_step = |place: StackId| trains(place) || calls.is_in_each_step(place);
+            let sampled = self.loads.iter().filter(|(place, _, after)| is_step(*place) && follows_rollout(*after));
+            batches = sampled.map(|(_, stack, _)| *stack).collect();
+        }
         (self.called.iter().any(|place| trains(*place)), batches)
     }
 

@@ -258,6 +258,11 @@ rule_ids! {
     EvalOutsideModel = "eval-outside-model",
     /// A module call with gradients whose results no backward pass uses.
     EvalWithoutBackward = "eval-without-backward",
+    /// A call without gradients of a function named after generation, or in which a cache grows with each call.
+    GenerateTokens = "generate-tokens",
+    /// A call without gradients of a function named after rollouts, or of modules that the program trains between such
+    /// calls.
+    RolloutForTraining = "rollout-for-training",
     /// User code without gradients, after a backward pass.
     OptimizerNoGradAfterBackward = "optimizer-no-grad-after-backward",
     /// User code without gradients, in the optimizer phase.

@@ -26,7 +26,9 @@ pub use custom::{
     CustomCategory, CustomField, CustomRule, CustomRules, CustomRulesError, MAX_CUSTOM_RULES, NO_CUSTOM_CATEGORY,
 };
 pub use diagnostics::{DIAGNOSTICS, DiagnosticRule};
-pub use evaluation::{is_changed_by_eval, names_evaluation, names_training};
+pub use evaluation::{
+    ForwardOnlyUse, is_changed_by_eval, is_dropout, is_loss, names_evaluation, names_forward_only, names_training,
+};
 pub use facts::FrameFacts;
 pub use ids::{CategoryRuleId, PhaseRuleId, RuleId, UnknownRule};
 pub use libraries::{LibraryRule, library_name};

@@ -11,7 +11,8 @@ pub struct SuggestionRule {
     /// The stable id in reports.
     pub id: RuleId,
     /// What to do, in the program's terms. `{layers}` stands for modules, `{place}` for a line of the program, `{count}`
-    /// and `{twice}` for the number of micro-batches in a step and its double, `{optimizer}` for the optimizer.
+    /// and `{twice}` for the number of micro-batches in a step and its double, `{optimizer}` for the optimizer,
+    /// `{evaluation}` for evaluations, generation or rollouts.
     pub action: &'static str,
     /// When it is considered.
     pub condition: &'static str,
@@ -40,7 +41,8 @@ static SUGGESTIONS: &[SuggestionRule] = &[
         action: "activation checkpointing (torch.utils.checkpoint) of {layers}; torch.no_grad(), if this is not \
                  training",
         condition: "The run has no backward pass. At least two modules of one class hold at least a twentieth of the \
-                    peak.",
+                    peak. The second part is left out if the program has cleared gradients, if dropout is active, or if the \
+                    innermost function with such a name is named after training.",
         method: "Blocks of such a module are freed when the code after them has run, except its result.",
         at_most: true,
     },
@@ -119,9 +121,9 @@ static SUGGESTIONS: &[SuggestionRule] = &[
     },
     SuggestionRule {
         id: RuleId::SmallerEvaluationBatch,
-        action: "half the batch in evaluations",
-        condition: "The peak is in an evaluation of a training run, and no blocks of a training step are allocated.",
-        method: "What the evaluation computes halves, but not the results that it keeps.",
+        action: "half the batch in {evaluation}",
+        condition: "The peak is in an evaluation, in generation or in a rollout of a training run, and no blocks of a training step are allocated.",
+        method: "What it computes halves, but not the results that it keeps.",
         at_most: false,
     },
     SuggestionRule {

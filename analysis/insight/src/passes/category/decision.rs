@@ -62,7 +62,9 @@ impl Categorizer {
             }
             Phase::Data => is(Category::Input, CategoryRuleId::InputDataPhase),
             Phase::Load => self.loading(tracker, block, end),
-            Phase::Forward | Phase::Recompute | Phase::Eval => self.forward(tracker, block, end),
+            Phase::Forward | Phase::Recompute | Phase::Eval | Phase::Generate | Phase::Rollout => {
+                self.forward(tracker, block, end)
+            }
             Phase::Backward => self.backward(tracker, block, end),
             Phase::Optimizer => self.optimizer(tracker, block, end),
             Phase::Other => self.other(block, end),
@@ -268,7 +270,7 @@ impl Categorizer {
         if block.phase == Phase::Forward && is_plain && outlives() {
             return Some(is(Category::KeptTensor, CategoryRuleId::KeptTensorOutsideModel));
         }
-        if block.phase != Phase::Eval || !block.proof.is_open() || block.in_recorded_eval {
+        if !block.phase.is_forward_only() || !block.proof.is_open() || block.in_recorded_eval {
             return None;
         }
         // Without gradients, nothing but the program holds a result of an earlier call. What a training step computes

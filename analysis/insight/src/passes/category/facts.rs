@@ -161,8 +161,8 @@ impl DefinitionFacts {
             Some(Meaning::GradientWork) => return Proof::GradientWork,
             _ => {}
         }
-        let computes =
-            matches!(classification.phase, Phase::Forward | Phase::Backward | Phase::Eval | Phase::Recompute);
+        let phase = classification.phase;
+        let computes = phase.is_forward_only() || matches!(phase, Phase::Forward | Phase::Backward | Phase::Recompute);
         let (accumulates, by_node) = self.nodes.get(e.context.index()).copied().unwrap_or_default();
         let by_node = if classification.phase == Phase::Backward { by_node } else { UsesCublas::Unknown };
         let uses_cublas = if by_node == UsesCublas::Unknown { stack.uses_cublas } else { by_node };

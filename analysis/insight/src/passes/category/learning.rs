@@ -191,10 +191,12 @@ impl Learned {
                 *self.allocated_at_load.entry(requested).or_default() += 1;
                 self.load_frames.insert(caller);
             }
-            (Phase::Eval | Phase::Forward, Proof::None) if tracker.is_inference() && self.in_model => {
+            (Phase::Eval | Phase::Generate | Phase::Rollout | Phase::Forward, Proof::None)
+                if tracker.is_inference() && self.in_model =>
+            {
                 self.count_growth(e.stack, requested);
             }
-            (Phase::Eval, Proof::None)
+            (Phase::Eval | Phase::Generate | Phase::Rollout, Proof::None)
                 if !tracker.is_inference() && tracker.stacks().facts(e.stack).outermost_compute.is_none() =>
             {
                 self.count_growth(e.stack, requested);

@@ -102,7 +102,7 @@ impl Categorizer {
         let in_model = !tracker.stacks().facts(e.stack).outermost_compute.is_none()
             && !matches!(classification.phase, Phase::Backward | Phase::Recompute);
         // Of a program that trains, only the calls in evaluations count.
-        let counts = tracker.is_inference() || classification.phase == Phase::Eval;
+        let counts = tracker.is_inference() || classification.phase.is_forward_only();
         self.learned.count_model_calls(in_model, counts);
         let name = names.and_then(|names| names.of_allocation(e.seq));
         if let Some(name) = name.filter(|name| name.kind == TensorKind::Parameter) {

@@ -53,7 +53,7 @@ impl Scores {
         // By call: the size of softmax results. One line can compute a softmax and its product with the values, so the
         // largest size counts.
         let mut softmax: BTreeMap<ContextId, u64> = BTreeMap::new();
-        let computes = |phase| matches!(phase, Phase::Forward | Phase::Eval | Phase::Recompute);
+        let computes = |phase: Phase| phase.is_forward_only() || matches!(phase, Phase::Forward | Phase::Recompute);
         for block in recorded.blocks.iter().filter(|b| computes(b.phase) && softmax_stacks.contains(&b.stack)) {
             let call = attention_call(recorded, block.context);
             let is_attention = products.contains(&call) || has_attention_frame(recorded, block.stack);
@@ -146,7 +146,7 @@ fn by_class(recorded: &Recorded<'_>) -> Vec<(ContextId, u64, StackId)> {
     };
     // By call: its largest own block, and the largest block of the modules that it calls.
     let mut sizes: BTreeMap<ContextId, ((u64, StackId), u64)> = BTreeMap::new();
-    let computes = |phase| matches!(phase, Phase::Forward | Phase::Eval);
+    let computes = |phase: Phase| phase.is_forward_only() || phase == Phase::Forward;
     let computed = |block: &&BlockLifetime| {
         computes(block.phase) && matches!(block.category, Category::Activation | Category::Temporary)
     };

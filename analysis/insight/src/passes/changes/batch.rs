@@ -44,7 +44,7 @@ pub(super) enum Batches {
 pub(super) fn depends_on_batch(recorded: &Recorded<'_>, block: &BlockLifetime, is_training: bool) -> bool {
     let in_model = match block.phase {
         Phase::Forward | Phase::Backward | Phase::Recompute => true,
-        Phase::Eval => !is_training,
+        Phase::Eval | Phase::Generate | Phase::Rollout => !is_training,
         Phase::Data | Phase::Other => block.step != BEFORE_STEPS,
         // The first batch, if the program makes it before the first step. Data that stays is no batch.
         Phase::Load => block.category == Category::Input && recorded.is_freed(block),
@@ -225,7 +225,7 @@ pub(super) fn kept_places(recorded: &Recorded<'_>) -> HashSet<(StackId, ContextI
     let mut latest: HashMap<(StackId, ContextId), (u32, u32)> = HashMap::new();
     let mut kept = HashSet::new();
     let (mut iteration, mut first, mut is_outside) = (0, None, false);
-    for block in recorded.blocks.iter().filter(|block| block.phase == Phase::Eval) {
+    for block in recorded.blocks.iter().filter(|block| block.phase.is_forward_only()) {
         let place = (block.stack, block.context);
         if block.context.is_none() {
             iteration += u32::from(!is_outside);
@@ -253,7 +253,7 @@ pub(super) fn halve_evaluation(recorded: &Recorded<'_>, spans: &mut [Span]) {
     for span in spans {
         let block = &recorded.blocks[span.block as usize];
         let computed = matches!(block.category, Category::Activation | Category::Temporary | Category::Input);
-        if (block.phase == Phase::Eval || is_interrupted(block))
+        if (block.phase.is_forward_only() || is_interrupted(block))
             && computed
             && !kept.contains(&(block.stack, block.context))
         {

@@ -83,7 +83,7 @@ pub(super) fn calls(recorded: &Recorded<'_>, members: &Members) -> Vec<Call> {
 /// The calls of all members in forward passes with gradients, those of evaluations included, in order.
 pub(super) fn calls_with_gradients(recorded: &Recorded<'_>, members: &Members) -> Vec<Call> {
     calls_in(recorded, members, |block| {
-        block.phase == Phase::Forward || block.phase == Phase::Eval && !block.is_without_gradients
+        block.phase == Phase::Forward || block.phase.is_forward_only() && !block.is_without_gradients
     })
 }
 

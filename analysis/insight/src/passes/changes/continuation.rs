@@ -184,7 +184,9 @@ impl Rest {
     /// Adds the forward and backward pass of `step` once more.
     fn repeat(&mut self, blocks: &[BlockLifetime], step: u32, until: u32, is_node: impl Fn(ContextId) -> bool) {
         let is_part = |block: &BlockLifetime| {
-            block.step == step && !matches!(block.phase, Phase::Load | Phase::Eval | Phase::Optimizer)
+            block.step == step
+                && !block.phase.is_forward_only()
+                && !matches!(block.phase, Phase::Load | Phase::Optimizer)
         };
         let in_backward = |block: &BlockLifetime| is_part(block) && block.phase == Phase::Backward;
         let ends = blocks.iter().flat_map(|block| {

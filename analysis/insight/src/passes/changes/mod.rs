@@ -347,7 +347,7 @@ impl<'a> Changes<'a> {
         let changes_eval = plan.attention || matches!(plan.batch, Some(BatchChange::Half | BatchChange::Evaluation));
         let is_unchanged = |phase: &&Phase| match phase {
             Phase::Load => !plan.bfloat16 && !plan.load_on_cpu,
-            Phase::Eval => !changes_eval && !plan.results_on_cpu && !changes_state,
+            Phase::Eval | Phase::Generate | Phase::Rollout => !changes_eval && !plan.results_on_cpu && !changes_state,
             Phase::Optimizer => !changes_state,
             _ => false,
         };

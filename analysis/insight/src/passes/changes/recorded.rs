@@ -215,7 +215,7 @@ fn requested_block(failed: &FailedRequest, seq: u32, blocks: &[BlockLifetime]) -
     let is_weight_size =
         || blocks.iter().any(|b| b.category == Category::Parameter && b.requested().abs_diff(failed.requested) < 512);
     let category = match failed.phase {
-        Phase::Forward | Phase::Recompute | Phase::Eval => Category::Activation,
+        Phase::Forward | Phase::Recompute | Phase::Eval | Phase::Generate | Phase::Rollout => Category::Activation,
         Phase::Backward if is_weight_size() => Category::Gradient,
         Phase::Backward => Category::AutogradDetail,
         Phase::Optimizer if is_weight_size() => Category::OptimizerState,

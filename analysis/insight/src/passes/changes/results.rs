@@ -30,7 +30,7 @@ impl Results {
     pub(super) fn find(recorded: &Recorded<'_>, outermost: &[Call], is_training: bool) -> Results {
         let kept = kept_places(recorded);
         let is_result = |block: &BlockLifetime| {
-            block.phase == Phase::Eval && matches!(block.category, Category::Activation | Category::Temporary)
+            block.phase.is_forward_only() && matches!(block.category, Category::Activation | Category::Temporary)
         };
         let of_graphs = graph_blocks(recorded, outermost);
         let mut places: HashMap<Place, Vec<u32>> = HashMap::new();

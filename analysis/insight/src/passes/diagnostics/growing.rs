@@ -253,7 +253,7 @@ impl GrowthSampler {
         source.last_seq = block.seq;
         source.context = block.context;
         source.bits = mark.bits;
-        source.is_forward = matches!(block.phase, Phase::Data | Phase::Forward | Phase::Eval);
+        source.is_forward = block.phase.is_forward_only() || matches!(block.phase, Phase::Data | Phase::Forward);
         source.volumes.add(turn, block.requested);
     }
 
@@ -291,7 +291,7 @@ impl GrowthSampler {
                     self.calls.clear();
                     self.sample_turn(block);
                 }
-                let computes = is_call && matches!(block.phase, Phase::Eval | Phase::Forward);
+                let computes = is_call && (block.phase.is_forward_only() || block.phase == Phase::Forward);
                 if computes && !mark.is(Mark::GRAPH) && self.calls.takes_next() {
                     let sample = Sample { turn: self.calls.seen, ..self.sample(block) };
                     self.calls.push(sample);

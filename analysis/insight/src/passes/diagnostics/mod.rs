@@ -128,10 +128,8 @@ impl Signals {
         if block.phase == Phase::Optimizer {
             self.buckets.at_step();
         }
-        self.computed += u64::from(matches!(
-            block.phase,
-            Phase::Forward | Phase::Backward | Phase::Eval | Phase::Optimizer | Phase::Recompute
-        ));
+        let computes = matches!(block.phase, Phase::Forward | Phase::Backward | Phase::Optimizer | Phase::Recompute);
+        self.computed += u64::from(computes || block.phase.is_forward_only());
     }
 
     #[inline]
@@ -300,15 +298,17 @@ impl Signals {
 fn may_be_workspace(block: &BlockAllocation) -> bool {
     let is_something_else = match block.phase {
         Phase::Data => true,
-        Phase::Forward | Phase::Backward | Phase::Eval | Phase::Recompute => matches!(
-            block.proof,
-            Proof::None
-                | Proof::ParameterSized
-                | Proof::AccumulatesGradient
-                | Proof::WeightCast
-                | Proof::Named(_)
-                | Proof::NamedCache
-        ),
+        Phase::Forward | Phase::Backward | Phase::Recompute | Phase::Eval | Phase::Generate | Phase::Rollout => {
+            matches!(
+                block.proof,
+                Proof::None
+                    | Proof::ParameterSized
+                    | Proof::AccumulatesGradient
+                    | Proof::WeightCast
+                    | Proof::Named(_)
+                    | Proof::NamedCache
+            )
+        }
         Phase::Load | Phase::Optimizer | Phase::Other => false,
     };
     crate::rules::is_workspace_size(block.requested) && !is_something_else

@@ -1,0 +1,104 @@
+//! The bytes of the batch that each step loads.
+//!
+//! A recording has the sizes of inputs, and no shapes: PyTorch's allocator does not know them. The sizes tell which batch
+//! was larger than others.
+
+use super::category::{BlockAllocation, Category};
+use super::phase::Phase;
+
+/// The first steps whose inputs are known, eight bytes each. Of a program with more steps, nothing is reported.
+const MAX_STEPS: usize = 1 << 16;
+/// A median needs at least this many other steps.
+const MIN_OTHERS: usize = 3;
+
+/// The inputs of a step beside those of the others.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ComparedInputs {
+    /// The requested bytes of the inputs that the step allocated.
+    pub bytes: u64,
+    /// The median of the other steps.
+    pub median: u64,
+}
+
+/// Collects the inputs of each step of one device.
+#[derive(Clone, Debug, Default)]
+pub struct StepInputs {
+    by_step: Vec<u64>,
+    /// There are more steps, or inputs on other streams. Code that uses another stream loads batches in advance.
+    is_unknown: bool,
+}
+
+impl StepInputs {
+    /// Takes a block whose category is known.
+    #[inline]
+    pub(super) fn classified(&mut self, block: &BlockAllocation, category: Category) {
+        if category != Category::Input || !matches!(block.phase, Phase::Data | Phase::Forward) {
+            return;
+        }
+        let Some(step) = block.position.step else { return };
+        let step = step as usize;
+        if step >= MAX_STEPS || block.stream != 0 {
+            self.is_unknown = true;
+            return;
+        }
+        if self.by_step.len() <= step {
+            self.by_step.resize(step + 1, 0);
+        }
+        self.by_step[step] += block.requested;
+    }
+
+    /// The inputs of a step beside those of the others. `None` if too few steps have inputs.
+    pub fn compare(&self, step: u32) -> Option<ComparedInputs> {
+        let step = step as usize;
+        let bytes = *self.by_step.get(step).filter(|bytes| **bytes > 0 && !self.is_unknown)?;
+        // The program can load the first batch before the first step, and its last step can be incomplete.
+        let others = self.by_step.iter().enumerate().filter(|(at, bytes)| *at != step && **bytes > 0);
+        let mut others: Vec<u64> = others.map(|(_, bytes)| *bytes).collect();
+        if others.len() < MIN_OTHERS {
+            return None;
+        }
+        others.sort_unstable();
+        Some(ComparedInputs { bytes, median: others[others.len() / 2] })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn block(phase: Phase, step: usize, requested: u64) -> BlockAllocation {
+        let mut block = BlockAllocation::for_tests(1);
+        (block.phase, block.position.step, block.requested) = (phase, Some(step as u32), requested);
+        block
+    }
+
+    /// Loads batches of these sizes, one in each step.
+    fn load(sizes: &[u64]) -> StepInputs {
+        let mut inputs = StepInputs::default();
+        for (step, requested) in sizes.iter().enumerate() {
+            inputs.classified(&block(Phase::Data, step, *requested), Category::Input);
+            inputs.classified(&block(Phase::Data, step, *requested), Category::Activation);
+            inputs.classified(&block(Phase::Eval, step, *requested), Category::Input);
+        }
+        inputs
+    }
+
+    #[test]
+    fn a_step_is_compared_with_the_median_of_the_others() {
+        let inputs = load(&[10, 12, 90, 11, 13, 0]);
+        assert_eq!(inputs.compare(2), Some(ComparedInputs { bytes: 90, median: 12 }));
+        assert_eq!(inputs.compare(0), Some(ComparedInputs { bytes: 10, median: 13 }));
+        assert_eq!((inputs.compare(5), inputs.compare(9)), (None, None), "steps without inputs");
+        assert_eq!(load(&[10, 90, 10]).compare(1), None, "too few steps");
+    }
+
+    #[test]
+    fn inputs_that_are_loaded_in_advance_belong_to_no_step() {
+        let mut inputs = load(&[10, 10, 10, 90, 10]);
+        assert!(inputs.compare(3).is_some());
+        let mut ahead = block(Phase::Data, 3, 10);
+        ahead.stream = 7;
+        inputs.classified(&ahead, Category::Input);
+        assert_eq!(inputs.compare(3), None);
+    }
+}
