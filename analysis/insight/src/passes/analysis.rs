@@ -308,6 +308,7 @@ impl DeviceAnalysis {
         let Tracked { tracker, names, .. } = tracked;
         let now = *tracker.now();
         self.step_starts.observe(now.step, e.seq);
+        self.step_inputs.allocated(&now);
         let oom_count = self.ooms.count() as u32;
         let block = self.categorizer.allocated(tracker, e, allocator.block(id), classification, *names, oom_count);
         match self.allocations.get_mut(id.index()) {

@@ -4,7 +4,7 @@
 //! was larger than others.
 
 use super::category::{BlockAllocation, Category};
-use super::phase::Phase;
+use super::phase::{Phase, ProgramPosition};
 
 /// The first steps whose inputs are known, eight bytes each. Of a program with more steps, nothing is reported.
 const MAX_STEPS: usize = 1 << 16;
@@ -24,11 +24,22 @@ pub struct ComparedInputs {
 #[derive(Clone, Debug, Default)]
 pub struct StepInputs {
     by_step: Vec<u64>,
+    /// By step: how many optimizer steps there had been when it began.
+    began: Vec<u32>,
     /// There are more steps, or inputs on other streams. Code that uses another stream loads batches in advance.
     is_unknown: bool,
 }
 
 impl StepInputs {
+    /// Takes the position of an allocation.
+    #[inline]
+    pub(super) fn allocated(&mut self, now: &ProgramPosition) {
+        let Some(step) = now.step else { return };
+        if self.began.len() <= step as usize && self.began.len() < MAX_STEPS {
+            self.began.resize((step as usize + 1).min(MAX_STEPS), now.optimizer_steps);
+        }
+    }
+
     /// Takes a block whose category is known.
     #[inline]
     pub(super) fn classified(&mut self, block: &BlockAllocation, category: Category) {
@@ -37,6 +48,10 @@ impl StepInputs {
         }
         let Some(step) = block.position.step else { return };
         let step = step as usize;
+        // What follows the optimizer are batches of an evaluation.
+        if self.began.get(step).is_some_and(|began| block.position.optimizer_steps > *began) {
+            return;
+        }
         if step >= MAX_STEPS || block.stream != 0 {
             self.is_unknown = true;
             return;
@@ -76,9 +91,14 @@ mod tests {
     fn load(sizes: &[u64]) -> StepInputs {
         let mut inputs = StepInputs::default();
         for (step, requested) in sizes.iter().enumerate() {
-            inputs.classified(&block(Phase::Data, step, *requested), Category::Input);
+            let batch = block(Phase::Data, step, *requested);
+            inputs.allocated(&batch.position);
+            inputs.classified(&batch, Category::Input);
             inputs.classified(&block(Phase::Data, step, *requested), Category::Activation);
             inputs.classified(&block(Phase::Eval, step, *requested), Category::Input);
+            let mut of_evaluation = block(Phase::Data, step, *requested);
+            of_evaluation.position.optimizer_steps += 1;
+            inputs.classified(&of_evaluation, Category::Input);
         }
         inputs
     }

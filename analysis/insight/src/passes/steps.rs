@@ -473,13 +473,19 @@ impl Finder {
         let mut batches: HashSet<StackId> = of_training.map(|(_, stack, _)| *stack).collect();
         // Where each step follows a rollout, its batch is what is loaded after that.
         if batches.is_empty() {
-            let follows_rollout = |after: Between| match after {
-                Between::AfterCall(place) => calls.use_of(place) == ForwardOnlyUse::Rollout,
-                _ => false,
-            };
+            let is_rollout = |place: StackId| calls.use_of(place) == ForwardOnlyUse::Rollout;
+            let after_rollout: Vec<(StackId, StackId)> = self
+                .loads
+                .iter()
+                .filter(|(_, _, after)| matches!(after, Between::AfterCall(place) if is_rollout(*place)))
+                .map(|(place, stack, _)| (*place, *stack))
+                .collect();
+            // What comes between two calls of the rollout is a part of it.
+            let of_rollout: HashSet<StackId> =
+                after_rollout.iter().filter(|(place, _)| is_rollout(*place)).map(|(_, stack)| *stack).collect();
             let is_step = |place: StackId| trains(place) || calls.is_in_each_step(place);
-            let sampled = self.loads.iter().filter(|(place, _, after)| is_step(*place) && follows_rollout(*after));
-            batches = sampled.map(|(_, stack, _)| *stack).collect();
+            let sampled = after_rollout.iter().filter(|(place, stack)| is_step(*place) && !of_rollout.contains(stack));
+            batches = sampled.map(|(_, stack)| *stack).collect();
         }
         (self.called.iter().any(|place| trains(*place)), batches)
     }
