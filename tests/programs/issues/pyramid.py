@@ -13,12 +13,13 @@ class Pyramid(nn.Module):
 
     def forward(self, images):
         x = F.relu(self.stem(images))
-        maps = []
+        maps, scores = [], []
         for level in self.levels:
             x = F.relu(level(x))
             maps.append(F.interpolate(x, size=images.shape[-2:]))  # issue here
+            scores.append(maps[-1].mean())
             x = F.max_pool2d(x, 2)
-        return maps
+        return maps, sum(scores)
 
 
 class Trainer:
@@ -27,8 +28,7 @@ class Trainer:
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.01, momentum=0.9)
 
     def step(self, images):
-        self.maps = self.net(images)
-        loss = sum(one.mean() for one in self.maps)
+        self.maps, loss = self.net(images)
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()

@@ -458,7 +458,7 @@ impl DeviceAnalysis {
             let end = LifetimeEnd { now, is_truncated: true, free: None };
             let allocated = allocator.allocated().filter_map(|(id, _)| self.allocations.get(id.index()));
             self.categorizer.examine_allocated(&tracked.tracker, allocated, &end);
-            self.signals.out_of_memory(e);
+            self.signals.out_of_memory(e, now);
             self.blocks_in_use(allocator, tracked, e, classification.phase)
         } else {
             Composition::default()

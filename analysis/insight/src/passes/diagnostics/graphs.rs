@@ -166,8 +166,7 @@ impl UnconsumedGraphs {
     #[inline]
     pub(super) fn freed(&mut self, free: &GraphFree<'_>) {
         let GraphFree { block, mark, freed_by, phase, is_inside_call, is_truncated, now } = *free;
-        self.is_interrupted &= self.backward_passes == now.backward_passes;
-        self.backward_passes = now.backward_passes;
+        self.advance(now);
         let call = self.calls.entry(mark.call).or_default();
         call.allocated = call.allocated.saturating_sub(1);
         if call.allocated == 0 {
@@ -200,6 +199,7 @@ impl UnconsumedGraphs {
     }
 
     pub(super) fn still_allocated(&mut self, block: &BlockAllocation, mark: Mark, now: &ProgramPosition) {
+        self.advance(now);
         self.unwound.push(freed_block(block, mark, StackId::NONE, now));
     }
 
@@ -279,8 +279,15 @@ impl UnconsumedGraphs {
     }
 
     /// Takes an out-of-memory error.
-    pub(super) fn out_of_memory(&mut self) {
+    pub(super) fn out_of_memory(&mut self, now: &ProgramPosition) {
+        self.advance(now);
         self.is_interrupted = true;
+    }
+
+    #[inline]
+    fn advance(&mut self, now: &ProgramPosition) {
+        self.is_interrupted &= self.backward_passes == now.backward_passes;
+        self.backward_passes = now.backward_passes;
     }
 
     /// Adds a graph whose blocks are `freed`, unless they are too few.
@@ -512,6 +519,31 @@ mod tests {
         p.free(&caches, Phase::Forward);
         p.call(6, 1);
         assert_eq!(p.found(), []);
+    }
+
+    /// Backward passes that retain their graphs free nothing until the third step finds no memory.
+    #[test]
+    fn retained_graphs_of_two_steps_at_an_error() {
+        let run = |passes_after_error: u32| {
+            let mut p = Program::default();
+            let mut graphs = Vec::new();
+            for call in 1..=3 {
+                let mut blocks = p.call(call, 5);
+                blocks.iter_mut().for_each(|(block, _)| block.position.step = Some(call));
+                graphs.extend(blocks);
+                p.backward_passes += u32::from(call < 3);
+            }
+            let now = p.position();
+            p.graphs.out_of_memory(&now);
+            p.backward_passes += passes_after_error;
+            let now = p.position();
+            for (block, mark) in &graphs {
+                p.graphs.still_allocated(block, Mark { bits: mark.bits | Mark::NODE_RAN, ..*mark }, &now);
+            }
+            p.found()
+        };
+        assert_eq!(run(0), [(GraphIssue::Kept, 1, 10)]);
+        assert_eq!(run(1), [], "the variables of the last two steps can still hold them");
     }
 
     /// What is known of calls is forgotten when nothing is left of them.

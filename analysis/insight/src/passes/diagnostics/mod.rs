@@ -233,9 +233,9 @@ impl Signals {
     }
 
     /// Takes an out-of-memory error.
-    pub fn out_of_memory(&mut self, e: &Event) {
+    pub fn out_of_memory(&mut self, e: &Event, now: &ProgramPosition) {
         self.growing.out_of_memory(e.stack, e.size);
-        self.graphs.out_of_memory();
+        self.graphs.out_of_memory(now);
     }
 
     /// Takes an out-of-memory error in a forward pass. `allocated`: the blocks that are in use.
