@@ -338,6 +338,63 @@ def data_without_gradients():
                 x = nn.functional.avg_pool1d(batch(16, 128), 2)
 
 
+def collected():
+    """Reinforcement learning: states are collected with the policy before each part of the training, and stored."""
+    policy, target = net(), net()
+    o = torch.optim.Adam(policy.parameters())
+    states = torch.zeros(8, 16, 64, device=device)
+    for _ in range(3):
+        state = batch()
+        for i in range(8):
+            with torch.no_grad():
+                action = policy(state)
+            state = batch() + action.mean()
+            states[i].copy_(state)
+        for i in range(4):
+            with turn():
+                x = states[i : i + 4].flatten(0, 1).clone()
+                with torch.no_grad():
+                    expected = target(x)
+                (policy(x) - expected).square().mean().backward()
+                o.step()
+                o.zero_grad()
+
+
+class Cached(nn.Module):
+    """A layer that reads what all its earlier inputs left in its cache."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.key, self.value, self.last = (nn.Linear(64, 64) for _ in range(4))
+        self.cache = None
+
+    def forward(self, x, keep=False):
+        x = self.first(x)
+        key, value = self.key(x), self.value(x)
+        if self.cache is not None:
+            key = torch.cat([self.cache[0], key], dim=1)
+            value = torch.cat([self.cache[1], value], dim=1)
+        self.cache = (key, value) if keep else None
+        return self.last(nn.functional.scaled_dot_product_attention(x, key, value))
+
+
+def tokens():
+    """A training, and then sequences of tokens one by one, after their prompts."""
+    model = Cached().to(device)
+    o = torch.optim.Adam(model.parameters())
+    for _ in range(4):
+        with turn():
+            model(batch().unflatten(0, (2, 8))).square().mean().backward()
+            o.step()
+            o.zero_grad()
+    with torch.no_grad():
+        for _ in range(2):
+            model.cache = None
+            x = model(batch().unflatten(0, (2, 8)), keep=True)[:, -1:]
+            for _ in range(6):
+                x = model(x.clone(), keep=True)
+
+
 torch.empty(64, device=device)
 globals()[sys.argv[1]]()
 print(json.dumps({"turns": turns}))

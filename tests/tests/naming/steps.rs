@@ -205,6 +205,24 @@ fn evaluations_with_gradients() {
 }
 
 #[test]
+fn experience_is_collected_before_each_part_of_the_training() {
+    let observed = check("collected", "2.11.0");
+    let summary = &observed.summary;
+    assert!(row(&summary["before_first_step"], "rollout").is_some(), "{}", summary["before_first_step"]);
+    let rollout = row(&summary["later_steps"], "rollout").expect("rollouts");
+    assert_eq!((&rollout["steps"], &summary["later_steps_count"]), (&Value::from(2), &Value::from(11)));
+    assert_eq!(observed.phases[5], [Data, Eval, Forward, Backward, Optimizer], "the target is an evaluation");
+}
+
+#[test]
+fn tokens_are_generated_after_the_training() {
+    let observed = check("tokens", "2.11.0");
+    let later = &observed.summary["later_steps"];
+    assert_eq!(row(later, "generate").expect("generation")["steps"], 1, "{later}");
+    assert!(row(later, "eval").is_none(), "{later}");
+}
+
+#[test]
 fn batches_made_without_gradients() {
     let observed = check("data_without_gradients", "2.11.0");
     assert_eq!(observed.phases[2], [Forward, Backward, Optimizer, Other]);
