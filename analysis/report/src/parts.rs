@@ -113,6 +113,16 @@ impl TextReport {
             let name = amount.category.plural();
             self.bar(label, (amount.category, name), (amount.bytes, whole), note.trim_start());
         }
+        if let Some(cache) = &state.growing_kv_cache {
+            let text = format!(
+                "{}{} that grow by {} with each call of the model: {} times that",
+                size_text(cache.bytes),
+                in_blocks(cache.blocks),
+                size_text(cache.growth_bytes),
+                count_text(cache.bytes / cache.growth_bytes.max(1))
+            );
+            self.labelled("KV cache", &text);
+        }
         self.custom_categories(state);
         self.compile_contexts(state);
     }

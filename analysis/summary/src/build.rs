@@ -17,10 +17,11 @@ use crate::step_estimate::{StepEstimate, step_estimate};
 use crate::suggestions::{SuggestionQuery, suggestions};
 use crate::summary::{
     AllocationGroup, CategoryAmount, CategoryRuleSummary, CompileContextAmount, CustomCategoryAmount, DeviceSummary,
-    EVENTS_OF_UNRECORDED_PROCESSES, IssueSummary, KeptAllocation, KeptCategory, LabelSummary, Levels, MemoryState,
-    ModuleGroupSummary, ModuleSummary, NativeObjectSummary, NotRecordedSummary, NoticeSummary, OomForecastSummary,
-    OomSummary, OwnerBytes, OwnerSummary, PhaseAmount, PhaseRuleSummary, PhaseSummary, ProcessSummary,
-    RepeatedModulesSummary, RunSummary, SUMMARY_VERSION, StepPhase, StepSummary, SuggestionSummary, Summary, Totals,
+    EVENTS_OF_UNRECORDED_PROCESSES, GrowingKvCache, IssueSummary, KeptAllocation, KeptCategory, LabelSummary, Levels,
+    MemoryState, ModuleGroupSummary, ModuleSummary, NativeObjectSummary, NotRecordedSummary, NoticeSummary,
+    OomForecastSummary, OomSummary, OwnerBytes, OwnerSummary, PhaseAmount, PhaseRuleSummary, PhaseSummary,
+    ProcessSummary, RepeatedModulesSummary, RunSummary, SUMMARY_VERSION, StepPhase, StepSummary, SuggestionSummary,
+    Summary, Totals,
 };
 use crate::tensors::{name_pattern, requested_for};
 use crate::why::{
@@ -282,6 +283,7 @@ fn process_summary(
     let oom_of = |device: &DeviceAnalysis| Some((device.device, oom_to_explain(device, process)?.seq));
     let explained_ooms = analysis.devices.iter().filter_map(oom_of).collect();
     let context = Context {
+        cache_growth: &analysis.cache_growth,
         process,
         definitions: process.definitions(),
         locations: Locations::new(process.definitions(), process.directory()),
@@ -394,6 +396,7 @@ struct Context<'a> {
     names: &'a Names,
     custom: Option<CustomCategorizer<'a>>,
     holders: Holders,
+    cache_growth: &'a BTreeMap<StackId, u64>,
 }
 
 impl Context<'_> {
@@ -598,6 +601,18 @@ impl Context<'_> {
         peak
     }
 
+    /// The blocks of a KV cache that grow with each call.
+    fn growing_kv_cache(&self, composition: &Composition) -> Option<GrowingKvCache> {
+        let mut cache = GrowingKvCache::default();
+        for (origin, amount) in composition.origins().filter(|(origin, _)| origin.category == Category::KvCache) {
+            let Some(growth) = self.cache_growth.get(&origin.stack) else { continue };
+            cache.blocks += amount.blocks;
+            cache.bytes += amount.bytes;
+            cache.growth_bytes += growth.saturating_mul(amount.blocks);
+        }
+        (cache.growth_bytes > 0).then_some(cache)
+    }
+
     fn memory_state(&self, composition: &Composition, is_peak: bool) -> MemoryState {
         let (stack, node) = composition.allocated_at;
         let whole = composition.usage.allocated.max(1);
@@ -611,6 +626,7 @@ impl Context<'_> {
             by_category: by_category(composition.by_category()),
             by_custom_category: self.by_custom_category(composition),
             by_compile_context: self.by_compile_context(composition),
+            growing_kv_cache: self.growing_kv_cache(composition),
             by_phase: Phase::ALL
                 .iter()
                 .zip(composition.by_phase())

@@ -395,6 +395,9 @@ pub struct MemoryState {
     /// Absent without compile contexts, which only snapshots of PyTorch have.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub by_compile_context: Vec<CompileContextAmount>,
+    /// The part of a KV cache that grows with each call of the model. Absent without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub growing_kv_cache: Option<GrowingKvCache>,
     /// The allocated blocks, by the phase that allocated them. The sum is that of `by_category`.
     pub by_phase: Vec<PhaseAmount>,
     /// The largest groups of allocated blocks, by bytes in descending order. The blocks of a group have the same call
@@ -611,6 +614,18 @@ pub struct GrowthAfterFirstStep {
     pub later_steps_peak_bytes: u64,
     /// The bytes of the optimizer state that was allocated in the first step.
     pub optimizer_state_bytes: u64,
+}
+
+/// The part of a KV cache that grows by the same size with each call of the model. A recording has sizes, and no shapes: it
+/// does not show for how many sequences.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+pub struct GrowingKvCache {
+    /// The number of blocks.
+    pub blocks: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// By how many bytes they grow together with each call of the model that adds a token.
+    pub growth_bytes: u64,
 }
 
 /// The inputs of a step beside those of the others. A recording has sizes of inputs, and no shapes.

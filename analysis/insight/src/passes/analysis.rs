@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use memtrace_trace::definition::TensorKind;
 use memtrace_trace::event::{Action, Event, Source};
 use memtrace_trace::file::Definitions;
-use memtrace_trace::ids::FrameId;
+use memtrace_trace::ids::{FrameId, StackId};
 
 use super::category::{
     BlockAllocation, BlockClassification, Categorizer, Category, CategoryRuleUses, LifetimeEnd, Proof,
@@ -139,6 +139,8 @@ pub struct Analysis {
     pub owners: BTreeMap<(MemoryLocation, Owner), OwnerUsage>,
     /// The sum over all owners, by location.
     pub locations: BTreeMap<MemoryLocation, OwnerUsage>,
+    /// By stack: by how many requested bytes a block of it grows with each call that adds a token to a cache.
+    pub cache_growth: BTreeMap<StackId, u64>,
     /// CUDA calls that failed.
     pub failed_calls: u64,
     /// CUDA frees of memory whose allocation was not recorded.
@@ -224,6 +226,7 @@ impl Analysis {
                 .keys()
                 .map(|(location, _)| (*location, physical.total(*location)))
                 .collect(),
+            cache_growth: tracked.tracker.cache_growth().clone(),
             failed_calls: physical.failed_calls(),
             unmatched_cuda_frees: physical.unmatched_frees(),
             lost,

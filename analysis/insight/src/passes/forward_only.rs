@@ -41,12 +41,19 @@ pub(super) struct ForwardOnlyCalls {
     uses: HashMap<StackId, ForwardOnlyUse>,
     /// The places that most training steps call once.
     in_each_step: HashSet<StackId>,
+    /// By stack: by how many bytes its block grows with each call that adds a token.
+    cache_growth: BTreeMap<StackId, u64>,
 }
 
 impl ForwardOnlyCalls {
     /// What the calls at this place are for.
     pub(super) fn use_of(&self, place: StackId) -> ForwardOnlyUse {
         self.uses.get(&place).copied().unwrap_or(ForwardOnlyUse::Evaluation)
+    }
+
+    /// By stack: by how many requested bytes a block of it grows with each call that adds a token to a cache.
+    pub(super) fn cache_growth(&self) -> &BTreeMap<StackId, u64> {
+        &self.cache_growth
     }
 
     /// Whether most training steps call this place once.
@@ -104,6 +111,7 @@ pub(super) struct ForwardOnlyFinder {
     /// Places that follow each other, without training in between. `NONE` stands for training.
     followers: HashSet<(StackId, StackId)>,
     growth: HashMap<StackId, Growth, AddressBuildHasher>,
+    cache_growth: BTreeMap<StackId, u64>,
     open: OpenPlace,
     /// The place of the latest call since the training; `NONE` without one.
     latest: StackId,
@@ -148,6 +156,9 @@ impl ForwardOnlyFinder {
             true => 1,
             false => 0,
         };
+        if times == SAME_GROWTH {
+            self.cache_growth.insert(stack, by);
+        }
         open.steady_stacks += u32::from(growth.size == requested);
         open.growing_stacks += u32::from(times >= SAME_GROWTH);
         open.growing_blocks += u32::from(times >= SAME_GROWTH);
@@ -238,7 +249,7 @@ impl ForwardOnlyFinder {
         let in_each_step: HashSet<StackId> =
             self.places.iter().filter(|(_, place)| is_in_each_step(place)).map(|(id, _)| *id).collect();
         self.join(&mut uses, &in_each_step);
-        ForwardOnlyCalls { uses, in_each_step }
+        ForwardOnlyCalls { uses, in_each_step, cache_growth: self.cache_growth }
     }
 
     /// Gives places without facts of their own the use of their neighbors: what always follows a rollout (the value of

@@ -8,7 +8,7 @@
 //! [`OpenCall`] follows one call as events stream. [`ModelCalls`] has what only later events show. It comes from the first
 //! pass over the recording, which [`super::steps`] makes.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use memtrace_trace::event::{Action, Event, Flags};
 use memtrace_trace::file::Definitions;
@@ -154,6 +154,11 @@ impl ModelCalls {
     /// What the calls without gradients at this place are for.
     pub(super) fn use_of(&self, place: StackId) -> ForwardOnlyUse {
         self.forward_only.use_of(place)
+    }
+
+    /// By stack: by how many requested bytes a block of it grows with each call that adds a token to a cache.
+    pub(super) fn cache_growth(&self) -> &BTreeMap<StackId, u64> {
+        self.forward_only.cache_growth()
     }
 
     /// Whether each training step makes a call without gradients at this place, such as a teacher's.

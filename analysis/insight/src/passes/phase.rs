@@ -29,7 +29,7 @@
 //! Some optimizers (SGD with momentum) allocate in their first step only. Such an optimizer is assumed to step after as
 //! many backward passes as the first time.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
 use memtrace_trace::event::{Action, Event, Flags};
 use memtrace_trace::ids::{FrameId, StackId, ThreadId};
@@ -337,6 +337,11 @@ impl PhaseTracker {
     /// How many steps have ended according to profiler ranges; 0 in a recording without them.
     pub fn ended_steps(&self) -> u32 {
         u32::try_from(self.ends.all().len()).unwrap_or(u32::MAX)
+    }
+
+    /// By stack: by how many requested bytes a block of it grows with each call that adds a token to a cache.
+    pub fn cache_growth(&self) -> &BTreeMap<StackId, u64> {
+        self.calls.cache_growth()
     }
 
     /// The facts about stacks.
