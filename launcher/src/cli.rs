@@ -581,7 +581,7 @@ mod tests {
         assert_eq!(parse("--no-such-option -- x").unwrap_err(), 125);
         assert_eq!(parse("--stacks wrong -- x").unwrap_err(), 125);
         assert_eq!(parse("").unwrap_err(), 125);
-        assert_eq!(parse("report").unwrap_err(), 2);
+        assert_eq!(parse("lines").unwrap_err(), 2);
         assert_eq!(parse("--help").unwrap_err(), 0);
         assert_eq!(parse("-V").unwrap_err(), 0);
         assert_eq!(parse("diff a").unwrap_err(), 2);

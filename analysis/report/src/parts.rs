@@ -14,7 +14,6 @@ use crate::holders::holder_text;
 use crate::style::Style;
 use crate::table::{Align, Table};
 use crate::text_report::{ISSUE_LABEL_WIDTH, ROW_TEXT, TextReport};
-use crate::verdict::short_text;
 
 /// The maximum number of named ranges listed, and the maximum width of their names in columns.
 const LISTED_LABELS: usize = 8;
@@ -33,6 +32,11 @@ pub(crate) const NOT_COMPILED: &str = "outside compiled regions";
 const LONGEST_NAME: usize = 96;
 /// The maximum width of a data type and shape in columns.
 const LONGEST_SHAPE: usize = 32;
+/// The sizes that PyTorch's allocator requests from CUDA at least, for small blocks and for others, in bytes.
+const SMALL_SEGMENT: u64 = 2 << 20;
+const LARGE_SEGMENT: u64 = 20 << 20;
+/// The largest block that comes from small segments, in bytes.
+const LARGEST_SMALL_BLOCK: u64 = 1 << 20;
 /// The maximum number of suggestions listed, besides that about allocator settings.
 const SUGGESTIONS: usize = 5;
 /// The minimum widths of a suggestion's text and of its peak, in columns.
@@ -709,6 +713,19 @@ fn forecast_text(forecast: &OomForecastSummary) -> String {
         ns => format!(" ({})", estimated_duration_text(ns)),
     };
     format!("; out of memory in about {after}{time} at this rate")
+}
+
+/// How much the free memory is short of the request: `, 474 MiB short`.
+pub(crate) fn short_text(oom: &OomSummary, free: u64) -> String {
+    let small = oom.requested_bytes <= LARGEST_SMALL_BLOCK;
+    let segment = if small { SMALL_SEGMENT } else { LARGE_SEGMENT };
+    match oom.short_bytes {
+        Some(bytes) => format!(", {} short", size_text(bytes)),
+        None if free < segment => {
+            format!(" (for a tensor of this size, PyTorch requests {} from CUDA)", size_text(segment))
+        }
+        None => String::new(),
+    }
 }
 
 pub(crate) fn blocking_text(blocking: &BlockingAllocation) -> String {

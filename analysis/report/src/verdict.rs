@@ -6,15 +6,9 @@ use memtrace_summary::{
 };
 
 use crate::fit::{columns, wrap_words};
-use crate::parts::request;
+use crate::parts::{outside, request, short_text};
 use crate::style::Style;
 use crate::text_report::TextReport;
-
-/// The sizes that PyTorch's allocator requests from CUDA at least, for small blocks and for others, in bytes.
-const SMALL_SEGMENT: u64 = 2 << 20;
-const LARGE_SEGMENT: u64 = 20 << 20;
-/// The largest block that comes from small segments, in bytes.
-const LARGEST_SMALL_BLOCK: u64 = 1 << 20;
 
 /// How a run went. The mark stands before the verdict.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -243,19 +237,6 @@ fn lack(oom: &OomSummary) -> String {
     }
 }
 
-/// How much the free memory is short of the request: `, 474 MiB short`.
-pub(crate) fn short_text(oom: &OomSummary, free: u64) -> String {
-    let small = oom.requested_bytes <= LARGEST_SMALL_BLOCK;
-    let segment = if small { SMALL_SEGMENT } else { LARGE_SEGMENT };
-    match oom.short_bytes {
-        Some(bytes) => format!(", {} short", size_text(bytes)),
-        None if free < segment => {
-            format!(" (for a tensor of this size, PyTorch requests {} from CUDA)", size_text(segment))
-        }
-        None => String::new(),
-    }
-}
-
 /// What the replayed allocator settings say about fragmentation.
 fn fragmentation(oom: &OomSummary, what_if: &WhatIfSummary) -> String {
     let settings = &what_if.settings;
@@ -301,7 +282,7 @@ fn outside_at(device: &DeviceSummary, oom: &OomSummary) -> Option<String> {
 
 /// The memory outside the caching allocator: what was in use before the program, and each owner's peak.
 fn outside_at_peak(device: &DeviceSummary) -> Option<String> {
-    let owners = crate::parts::outside(device);
+    let owners = outside(device);
     let before = device.in_use_before_bytes.unwrap_or(0);
     let total: u64 = owners.iter().map(|(_, bytes)| bytes).sum::<u64>() + before;
     let mut parts: Vec<String> =

@@ -219,7 +219,7 @@ fn a_failed_request_of_the_optimizer_is_named() {
         let page = String::from_utf8_lossy(&run.output.stderr);
         // The report wraps lines, so they are joined.
         let flat: Vec<&str> = page.split_whitespace().collect();
-        assert!(flat.join(" ").contains(&format!(": requested 16.0 MiB for {name} ")), "{page}");
+        assert!(flat.join(" ").contains(&format!("Tried to allocate 16.0 MiB for {name};")), "{page}");
         // Names that share a pattern are summarized under the pattern.
         assert!(page.contains("  Adam.exp_avg of *.weight") && page.contains("oom_train.py:"), "{page}");
         names.push(name);
