@@ -47,6 +47,7 @@ CHANGE_OF_RULE = {
 # What `CHANGES.optimizer` does with the optimizers of torch.optim.
 STEP = ("single-tensor-step", "fused-step", "optimizer-in-backward")
 ADAM = (*STEP, "eight-bit-moments")
+SGD = (*STEP, "eight-bit-moments")
 # What `CHANGES.around_forward` does.
 FORWARD = ("offload-activations", "autocast")
 # The number of chunks of a chunked cross-entropy, if the suggestion has no number.
@@ -60,9 +61,12 @@ def cannot(why):
     sys.exit(CANNOT)
 
 
-class Adam8bit(torch.optim.Optimizer):
-    """Allocates what bitsandbytes' Adam8bit allocates: per moment one byte an element and a float32 per 256 elements,
-    float32 moments for tensors of fewer than 4096 elements. Its kernel needs no temporaries, as the update here."""
+class EightBit(torch.optim.Optimizer):
+    """Allocates what bitsandbytes' 8-bit optimizers allocate: per moment one byte an element and a float32 per 256
+    elements, float32 moments for tensors of fewer than 4096 elements. Its kernel needs no temporaries, as the update
+    here."""
+
+    moments = ("state1",)
 
     def __init__(self, params, lr=1e-3, **_):
         super().__init__(params, {"lr": lr})
@@ -76,11 +80,21 @@ class Adam8bit(torch.optim.Optimizer):
                 state = self.state[p]
                 if not state:
                     small = p.numel() < 4096
-                    for name in ("state1", "state2"):
+                    for name in self.moments:
                         state[name] = torch.zeros_like(p, dtype=torch.float32 if small else torch.uint8)
                         if not small:
                             state[f"absmax_{name}"] = torch.zeros(-(-p.numel() // 256), device=p.device)
                 p.add_(p.grad, alpha=-group["lr"])
+
+
+class Adam8bit(EightBit):
+    """`bitsandbytes.optim.Adam8bit` and `AdamW8bit`."""
+
+    moments = ("state1", "state2")
+
+
+class SGD8bit(EightBit):
+    """`bitsandbytes.optim.SGD8bit`."""
 
 
 class InBackward:
@@ -137,14 +151,15 @@ class Changes:
         if "fused-step" in self:
             options["fused"] = True
         if "eight-bit-moments" in self:
-            kind = Adam8bit
+            kind = SGD8bit if kind is torch.optim.SGD else Adam8bit
         params = [p for p in model.parameters() if p.requires_grad]
         if "optimizer-in-backward" in self:
             return InBackward(functools.partial(kind, **options), params)
         return kind(params, **options)
 
-    def checkpoint(self, pattern, *models):
-        """Checkpoints the modules that the suggestion names; those of `pattern` if it names none."""
+    def checkpoint(self, pattern, *models, **named_models):
+        """Checkpoints the modules that the suggestion names; those of `pattern` if it names none. `named_models`: models
+        by the name that the report has for them."""
         if "checkpoint-layers" not in self:
             return
         # The path pattern, the number of modules and their class.
@@ -155,8 +170,8 @@ class Changes:
         for pattern, count, name in named or [(pattern, None, None)]:
             found = [
                 module
-                for model in models
-                for path, module in model.named_modules()
+                for prefix, model in [("", model) for model in models] + list(named_models.items())
+                for path, module in model.named_modules(prefix=prefix)
                 if (not pattern or matches(path, pattern)) and name in (None, type(module).__name__)
             ]
             # At an error not all of them have run.

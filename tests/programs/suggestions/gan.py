@@ -24,7 +24,7 @@ def discriminator():
 
 
 netG, netD = generator().cuda().to(CHANGES.dtype), discriminator().cuda().to(CHANGES.dtype)
-CHANGES.checkpoint("*", netG, netD)
+CHANGES.checkpoint("net?", netG=netG, netD=netD)
 optimizerG = CHANGES.optimizer(torch.optim.Adam, netG, lr=2e-4, betas=(0.5, 0.999))
 optimizerD = CHANGES.optimizer(torch.optim.Adam, netD, lr=2e-4, betas=(0.5, 0.999))
 criterion = nn.BCEWithLogitsLoss()

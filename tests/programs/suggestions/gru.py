@@ -5,7 +5,7 @@ from torch import nn
 from torch.nn import functional as F
 
 torch.backends.cudnn.enabled = False
-CHANGES = changes.parse("smaller-batches", "single-tensor-step", "fused-step", "eight-bit-moments", "bfloat16-model", *changes.FORWARD)
+CHANGES = changes.parse("checkpoint-layers", "smaller-batches", "single-tensor-step", "fused-step", "eight-bit-moments", "bfloat16-model", *changes.FORWARD)
 FRAMES, BANDS, WIDTH, SYMBOLS = 400, 80, 512, 64
 
 
@@ -29,6 +29,7 @@ class Recognizer(nn.Module):
 
 
 model = Recognizer().cuda().to(CHANGES.dtype)
+CHANGES.checkpoint("cells.*", model)
 optimizer = CHANGES.optimizer(torch.optim.Adam, model, lr=3e-4)
 batch, accumulate = CHANGES.batches(96)
 for step in range(2):

@@ -3,8 +3,7 @@ import changes
 import torch
 import torch.nn as nn
 
-CHANGES = changes.parse("checkpoint-layers", "smaller-batches", "single-tensor-step", "fused-step", "bfloat16-model", "optimizer-in-backward",
-                        *changes.FORWARD)
+CHANGES = changes.parse("checkpoint-layers", "smaller-batches", "bfloat16-model", *changes.SGD, *changes.FORWARD)
 
 
 def make_features():

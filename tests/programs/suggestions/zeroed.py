@@ -3,8 +3,7 @@ import changes
 import torch
 import torch.nn as nn
 
-CHANGES = changes.parse("set-to-none", "smaller-batches", "checkpoint-layers", "bfloat16-model", "single-tensor-step", "fused-step",
-                        "eight-bit-moments", *changes.FORWARD)
+CHANGES = changes.parse("set-to-none", "smaller-batches", "checkpoint-layers", "bfloat16-model", *changes.ADAM, *changes.FORWARD)
 
 
 class Encoder(nn.Module):

@@ -54,10 +54,21 @@ impl Scores {
         // largest size counts.
         let mut softmax: BTreeMap<ContextId, u64> = BTreeMap::new();
         let computes = |phase: Phase| phase.is_forward_only() || matches!(phase, Phase::Forward | Phase::Recompute);
-        for block in recorded.blocks.iter().filter(|b| computes(b.phase) && softmax_stacks.contains(&b.stack)) {
+        // By call: the sizes of products so far. The softmax of a router is no softmax of a product.
+        let mut multiplied: BTreeMap<ContextId, BTreeSet<u64>> = BTreeMap::new();
+        for block in recorded.blocks.iter().filter(|b| computes(b.phase)) {
             let call = attention_call(recorded, block.context);
-            let is_attention = products.contains(&call) || has_attention_frame(recorded, block.stack);
-            if call.is_none() || fused.contains(&call) || !is_attention {
+            if products.contains(&block.stack) {
+                multiplied.entry(call).or_default().insert(block.requested());
+            }
+            if call.is_none() || fused.contains(&call) || !softmax_stacks.contains(&block.stack) {
+                continue;
+            }
+            let is_of_product = || {
+                let sizes = multiplied.get(&call).into_iter().flatten();
+                sizes.into_iter().any(|size| same_elements(*size, block.requested()))
+            };
+            if !is_of_product() && !has_attention_frame(recorded, block.stack) {
                 continue;
             }
             let size = softmax.entry(call).or_default();
@@ -196,10 +207,11 @@ fn softmax_stacks(recorded: &Recorded<'_>) -> HashSet<StackId> {
     stacks
 }
 
-/// The calls that made an autograd node of a product of matrices.
-fn products(recorded: &Recorded<'_>) -> HashSet<ContextId> {
-    let nodes = recorded.definitions.contexts.iter().filter(|c| &*c.node == "BmmBackward0");
-    nodes.map(|c| attention_call(recorded, c.module)).filter(|call| !call.is_none()).collect()
+/// The stacks that made an autograd node of a product of matrices.
+fn products(recorded: &Recorded<'_>) -> HashSet<StackId> {
+    let is_product = |node: &str| node == "BmmBackward0" || node == "BaddbmmBackward0";
+    let nodes = recorded.definitions.contexts.iter().filter(|c| is_product(&c.node));
+    nodes.map(|c| c.forward).filter(|stack| !stack.is_none()).collect()
 }
 
 /// The calls that use `scaled_dot_product_attention` already. Where no fused kernel can serve them, PyTorch allocates

@@ -23,6 +23,8 @@ const QUERY: ContextId = ContextId(8);
 /// The stack of `torch.nn.functional.softmax`, and that of `cross_entropy`.
 const SOFTMAX: StackId = StackId(1);
 const LOSS: StackId = StackId(2);
+/// The stack of a product of matrices.
+const PRODUCT: StackId = StackId(12);
 /// The stack of an optimizer's step.
 const STEP: StackId = StackId(3);
 /// A stack of `torch.load`.
@@ -40,7 +42,7 @@ fn definitions() -> Definitions {
             Context::default(),
             Context::default(),
             Context::default(),
-            node("BmmBackward0", FIRST),
+            Context { forward: PRODUCT, ..node("BmmBackward0", FIRST) },
             node("BmmBackward0", SECOND),
             node("AccumulateGrad", ContextId::NONE),
             Context::default(),
@@ -88,6 +90,7 @@ fn definitions() -> Definitions {
         push(called, "forward", "inner.py", 1)
     });
     assert_eq!(inner, INNER_LINES);
+    assert_eq!(push(StackId::NONE, "forward", "attention.py", 1), PRODUCT);
     definitions
 }
 
@@ -356,6 +359,7 @@ fn an_optimizer_in_the_backward_pass_never_has_all_gradients() {
 fn scores_vanish_from_both_passes() {
     let mut program = Program::default();
     let scores = program.activation(80, FIRST);
+    program.blocks[scores].stack = PRODUCT;
     let softmax = program.activation(80, FIRST);
     program.blocks[softmax].stack = SOFTMAX;
     program.free(scores, FIRST);
@@ -369,6 +373,24 @@ fn scores_vanish_from_both_passes() {
     }
     assert_eq!(program.peak(&Plan::default()), 80 + 80 + 20 + 8 + 80);
     assert_eq!(program.peak(&Plan { attention: true, ..Plan::default() }), 8);
+}
+
+/// A mixture of experts multiplies with the softmax of its router.
+#[test]
+fn a_softmax_of_no_product_has_no_scores() {
+    let mut program = Program::default();
+    let gates = program.activation(80, FIRST);
+    let softmax = program.activation(80, FIRST);
+    program.blocks[softmax].stack = SOFTMAX;
+    program.free(gates, FIRST);
+    let slots = program.activation(80, FIRST);
+    program.blocks[slots].stack = PRODUCT;
+    program.passes = 1;
+    for block in [slots, softmax] {
+        program.free(block, NODE_OF_FIRST);
+    }
+    let peak = program.peak(&Plan::default());
+    assert_eq!(program.peak(&Plan { attention: true, ..Plan::default() }), peak);
 }
 
 #[test]
