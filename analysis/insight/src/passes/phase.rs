@@ -409,9 +409,11 @@ impl PhaseTracker {
             self.forward_only = (place, phase);
         }
         let rule = match self.forward_only.1 {
+            // The rule shows that such a free may be the program's teardown.
+            _ if eval.rule == PhaseRuleId::FreeByPosition => eval.rule,
             Phase::Generate => PhaseRuleId::GenerateTokens,
             Phase::Rollout => PhaseRuleId::RolloutForTraining,
-            _ => return eval,
+            _ => eval.rule,
         };
         EventClassification { phase: self.forward_only.1, rule, ..eval }
     }

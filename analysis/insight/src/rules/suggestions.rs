@@ -59,7 +59,8 @@ static SUGGESTIONS: &[SuggestionRule] = &[
         id: RuleId::ScaledDotProductAttention,
         action: "F.scaled_dot_product_attention instead of softmax(QK^T)V at {place}",
         condition: "In the call of a module that computes attention, a softmax and at least one other block of its \
-                    size are allocated. The program does not keep them, and the module looks up no bias in an embedding.",
+                    size are allocated. The softmax follows a product of matrices of its size, or its code is \
+                    named after attention. The program does not keep them, and the module looks up no bias in an embedding.",
         method: "The blocks of the score matrix's size vanish from the call and from its backward pass, in all data \
                  types.",
         at_most: false,

@@ -54,10 +54,15 @@ impl Scores {
         // largest size counts.
         let mut softmax: BTreeMap<ContextId, u64> = BTreeMap::new();
         let computes = |phase: Phase| phase.is_forward_only() || matches!(phase, Phase::Forward | Phase::Recompute);
-        // By call: the sizes of products so far. The softmax of a router is no softmax of a product.
+        // By call: the sizes of products since the latest backward pass. The softmax of a router is no softmax of a
+        // product: what it multiplies comes after it.
         let mut multiplied: BTreeMap<ContextId, BTreeSet<u64>> = BTreeMap::new();
+        let mut passes = 0;
         for block in recorded.blocks.iter().filter(|b| computes(b.phase)) {
             let call = attention_call(recorded, block.context);
+            if std::mem::replace(&mut passes, block.backward_passes) != block.backward_passes {
+                multiplied.clear();
+            }
             if products.contains(&block.stack) {
                 multiplied.entry(call).or_default().insert(block.requested());
             }

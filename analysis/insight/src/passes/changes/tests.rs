@@ -379,15 +379,17 @@ fn scores_vanish_from_both_passes() {
 #[test]
 fn a_softmax_of_no_product_has_no_scores() {
     let mut program = Program::default();
-    let gates = program.activation(80, FIRST);
-    let softmax = program.activation(80, FIRST);
-    program.blocks[softmax].stack = SOFTMAX;
-    program.free(gates, FIRST);
-    let slots = program.activation(80, FIRST);
-    program.blocks[slots].stack = PRODUCT;
-    program.passes = 1;
-    for block in [slots, softmax] {
-        program.free(block, NODE_OF_FIRST);
+    for pass in 0..2 {
+        let gates = program.activation(80, FIRST);
+        let softmax = program.activation(80, FIRST);
+        program.blocks[softmax].stack = SOFTMAX;
+        program.free(gates, FIRST);
+        let slots = program.activation(80, FIRST);
+        program.blocks[slots].stack = PRODUCT;
+        program.passes = pass + 1;
+        for block in [slots, softmax] {
+            program.free(block, NODE_OF_FIRST);
+        }
     }
     let peak = program.peak(&Plan::default());
     assert_eq!(program.peak(&Plan { attention: true, ..Plan::default() }), peak);
