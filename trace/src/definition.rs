@@ -93,6 +93,9 @@ impl ScanOccasion {
     }
 }
 
+/// The topic of the notice that the program has an optimizer.
+pub const TRAINING_TOPIC: &str = "torch.training";
+
 /// The end of the path of a [`Definition::Holder`] whose memory the autograd graph of a tensor holds.
 pub const GRAPH_HOLDER: &str = " (its autograd graph)";
 

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use memtrace_trace::definition::TRAINING_TOPIC;
 use memtrace_trace::file::{Frame, Label};
 use memtrace_trace::ids::{ContextId, StackId};
 
@@ -139,7 +140,7 @@ pub(crate) fn suggestions(query: &SuggestionQuery<'_>, progress: &mut dyn FnMut(
     combined.iter().chain(&found).filter_map(summary).collect()
 }
 
-/// Whether the program trains, although no backward pass has run: it has cleared gradients, dropout is active, or the
+/// Whether the program trains, although no backward pass has run: it has an optimizer, dropout is active, or the
 /// innermost function around `failed` that is named after one of the two trains rather than evaluates.
 fn will_train(process: &Process, failed: StackId) -> bool {
     let definitions = process.definitions();
@@ -150,7 +151,9 @@ fn will_train(process: &Process, failed: StackId) -> bool {
         Some(frame) => !evaluates(frame),
         None => {
             let is_of_optimizer = |label: &Label| label_rule(label).is_some_and(|rule| rule.meaning != Meaning::Data);
-            definitions.labels.values().any(is_of_optimizer) || definitions.frames.iter().any(is_dropout)
+            definitions.notices.iter().any(|notice| &*notice.topic == TRAINING_TOPIC)
+                || definitions.labels.values().any(is_of_optimizer)
+                || definitions.frames.iter().any(is_dropout)
         }
     }
 }

@@ -8,7 +8,7 @@ use memtrace_analysis::load::TraceRecording;
 use memtrace_analysis::model::{Names, Recording};
 use memtrace_tests::snapshots::{pickle, vizcheck};
 use memtrace_tests::traced_program::{Run, TracedProgram, events, root};
-use memtrace_trace::definition::{NoticeStatus, TensorKind};
+use memtrace_trace::definition::{NoticeStatus, TRAINING_TOPIC, TensorKind};
 use memtrace_trace::event::{Action, Event, Source};
 use memtrace_trace::file::{Definitions, Reader};
 use serde_json::Value;
@@ -310,7 +310,7 @@ fn the_program_is_unchanged_and_names_can_be_disabled() {
     assert_eq!(off, ([0; 3], all), "the same events, no names and no calls of modules");
     let topics =
         |run: &Run| -> Vec<String> { run.trace().definitions().notices.iter().map(|n| n.topic.to_string()).collect() };
-    for topic in ["torch.names", "torch.modules"] {
+    for topic in ["torch.names", "torch.modules", TRAINING_TOPIC] {
         assert!(topics(&with).iter().any(|t| t == topic) && !topics(&without).iter().any(|t| t == topic), "{topic}");
     }
 }

@@ -41,7 +41,7 @@ static SUGGESTIONS: &[SuggestionRule] = &[
         action: "activation checkpointing (torch.utils.checkpoint) of {layers}; torch.no_grad(), if this is not \
                  training",
         condition: "The run has no backward pass. At least two modules of one class hold at least a twentieth of the \
-                    peak. The second part is left out if the program has cleared gradients, if dropout is active, or if the \
+                    peak. The second part is left out if the program has an optimizer, if dropout is active, or if the \
                     innermost function with such a name is named after training.",
         method: "Blocks of such a module are freed when the code after them has run, except its result.",
         at_most: true,

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use memtrace_stackwalk::CheckedMemory;
 use memtrace_trace::counters::Counter;
+use memtrace_trace::definition::{NoticeStatus, TRAINING_TOPIC};
 use memtrace_trace::options::Cpu;
 
 use super::address_hash::{BuildAddressHasher, Parameters};
@@ -50,6 +51,8 @@ pub(super) struct ScanState {
     schedule: Schedule,
     compared_calls: usize,
     postponed: u32,
+    /// Whether the recording says that the program has an optimizer.
+    has_optimizer: bool,
     objects: KnownObjects,
     tensors: TensorNames,
 }
@@ -135,6 +138,13 @@ impl ScanState {
             let found = ListedObjects::find(gil, module, optimizer)?;
             self.schedule.heap_scan_done(events, request.is_training);
             self.objects.modules = found.modules.iter().map(|module| module.addr()).collect();
+            if !self.has_optimizer
+                && !found.optimizers.is_empty()
+                && let Some(mut guard) = Guard::enter()
+            {
+                guard.notice(TRAINING_TOPIC, NoticeStatus::Remark, "the program has an optimizer");
+                self.has_optimizer = true;
+            }
             listed = Some(found);
         }
         let seq = event_count(process).saturating_sub(1);
