@@ -16,7 +16,7 @@ use memtrace_insight::rules::CustomRules;
 use memtrace_output::{SOURCES_FILE, SnapshotOptions, SourceAccess, SourceHashes, snapshot};
 use memtrace_summary::{Progress, Summary, SummaryOptions, summarize_with};
 
-use crate::html::html_report;
+use crate::html::{HtmlOptions, html_report};
 use crate::style::{TextOptions, ToText};
 
 /// The file name of the HTML report.
@@ -114,7 +114,9 @@ pub fn finish_run(
         }
     }
     let processes: Vec<&Process> = run.processes().iter().collect();
-    let result = write_whole(folder, HTML_REPORT, |file| html_report(&summary, &processes, None, file, progress));
+    let html_options = HtmlOptions { device: None, sources: SourceAccess::AllNamed };
+    let result =
+        write_whole(folder, HTML_REPORT, |file| html_report(&summary, &processes, &html_options, file, progress));
     if !written.note(folder, HTML_REPORT, result) {
         summary.files.retain(|file| file != HTML_REPORT);
         summary.problems.extend(written.problems.last().map(|p| format!("{}: {}", p.path.display(), p.text)));

@@ -1,45 +1,47 @@
-//! The report as an HTML page that loads nothing. The page shows the end-of-run summary first, then pictures of each device,
-//! then every section in full.
+//! The HTML report: one page without network access. It contains the summary, every block of the run with its lifetime,
+//! and a script that draws them (`web/`).
 //!
-//! Its text is that of the end-of-run summary and of the sections, so HTML, terminal and JSON always agree.
+//! Everything that a program can name is data: compressed, encoded as base64, and set as text by the script. Where
+//! scripts do not run, the page shows the end-of-run summary.
 
-use std::io::Write;
+use std::io::{self, Write};
 
-use maud::{Markup, PreEscaped, html};
+use flate2::Compression;
+use flate2::write::ZlibEncoder;
 use memtrace_input::error::{Error, Result};
 use memtrace_input::load::Process;
-use memtrace_output::{CHART_STYLES, DeviceCharts, Selection, Window, device_charts};
-use memtrace_summary::{ProcessSummary, Progress, Summary, count_text, device_text, process_name, size_text};
+use memtrace_output::{PageDataOptions, Selection, SourceAccess, Window, page_data};
+use memtrace_summary::{ProcessSummary, Progress, Summary, is_library, process_name};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
 
-use crate::markup::{Text, page};
+use crate::base64::{Base64Writer, base64};
+use crate::markup::Text;
 use crate::parts::run_title;
-use crate::sections::{SECTIONS, Section};
 use crate::style::{TextOptions, ToText};
 
-/// The maximum number of processes shown in full, in the order of the summary.
+/// The built script and style sheet. `scripts/web --check` proves that they are current.
+const SCRIPT: &str = include_str!("../../../web/dist/report.js");
+const STYLE: &str = include_str!("../../../web/dist/report.css");
+
+/// The maximum number of processes shown, in the order of the summary.
 const SHOWN: usize = 8;
-/// The width of the text in columns.
-const WIDTH: usize = 132;
-/// The order of the sections, and which of them are open.
-const ORDER: [(&str, bool); SECTIONS.len()] = [
-    ("oom", true),
-    ("issues", true),
-    ("peak", true),
-    ("phases", true),
-    ("holders", true),
-    ("fragmentation", true),
-    ("outside-pytorch", false),
-    ("memory", false),
-    ("rules", false),
-];
+/// A page of at most this many events has every block. A larger one has the largest blocks, up to [`MAX_BLOCKS`].
+const COMPLETE_EVENTS: u64 = 2_000_000;
+const MAX_BLOCKS: u64 = 1_000_000;
+/// The width of the text for browsers without scripts, in columns.
+const WIDTH: usize = 100;
 
-const STYLE: &str = ":root { color-scheme: light; } body { font: 14px system-ui, sans-serif; margin: 20px; color: #222; background: #fff; } \
-    h1 { font: bold 16px ui-monospace, monospace; white-space: pre-wrap; } h2 { font-size: 17px; margin: 28px 0 8px; } h3 { font-size: 14px; } \
-    summary { font-size: 15px; font-weight: bold; cursor: pointer; margin: 12px 0 4px; } nav a { margin-right: 14px; } \
-    pre { font: 13px/1.35 ui-monospace, monospace; overflow-x: auto; margin: 6px 0; } .dim { color: #666; } \
-    .bold { font-weight: bold; } .alarm { color: #b00020; font-weight: bold; } td, th { padding: 1px 8px; font-weight: normal; text-align: left; }";
+/// What the page shows.
+#[derive(Clone, Debug)]
+pub struct HtmlOptions {
+    /// Only this device; -1 is the CPU.
+    pub device: Option<i16>,
+    /// The source files that may be quoted.
+    pub sources: SourceAccess,
+}
 
-/// Writes the page about `processes` of the run that `summary` describes. `device` limits it to one device.
+/// Writes the page about `processes` of the run that `summary` describes.
 ///
 /// # Errors
 ///
@@ -47,81 +49,103 @@ const STYLE: &str = ":root { color-scheme: light; } body { font: 14px system-ui,
 pub fn html_report(
     summary: &Summary,
     processes: &[&Process],
-    device: Option<i16>,
+    options: &HtmlOptions,
     mut out: impl Write,
     progress: &mut dyn FnMut(Progress<'_>),
 ) -> Result<()> {
-    let (summary, left_out) = restrict(summary, processes, device);
-    let several = summary.processes.len() > 1;
-    let shown = &summary.processes[..summary.processes.len().min(SHOWN)];
-    let mut charts = Vec::new();
-    for one in shown {
-        let process = processes.iter().find(|process| describes(one, process));
-        charts.push(process.map(|process| draw(process, device, progress)).transpose()?.unwrap_or_default());
+    let (summary, left_out) = restrict(summary, processes, options.device);
+    let shown: Vec<&Process> = summary
+        .processes
+        .iter()
+        .take(SHOWN)
+        .filter_map(|one| processes.iter().find(|process| describes(one, process)).copied())
+        .collect();
+    if let Some(device) = options.device {
+        let selection = Selection { device: Some(device), ..Selection::default() };
+        shown.iter().try_for_each(|process| Window::of(process, &selection, &mut |_| {}).map(drop))?;
     }
-    let layout = TextOptions { width: WIDTH, color: true, blocks: true, ..TextOptions::default() };
-    let text = summary.to_text(&layout);
-    let (headline, report) = text.split_once('\n').unwrap_or((&text, ""));
-    let more = summary.processes.len() - shown.len();
-    let body = html! {
-        h1 { (marked(headline)) } "\n"
-        @if left_out {
-            p.dim { "only " (Text(selection_text(&summary, device))) " of this run" } "\n"
-        }
-        pre #report { (marked(report)) } "\n"
-        @if several {
-            nav { @for (i, one) in shown.iter().enumerate() { a href={ "#p" (i) } { (process_name(one)) } } } "\n"
-        }
-        @for (i, (one, charts)) in shown.iter().zip(&charts).enumerate() {
-            section id={ "p" (i) } { "\n"
-                @for chart in charts { (device_markup(one, chart)) }
-                @let name = several.then(|| process_name(one));
-                @for (section, open) in ORDER.iter().filter_map(|(name, open)| Some((Section::named(name)?, *open))) {
-                    @if section.has_content(one) {
-                        (section_markup(section, open, &section.of_process(one, name.as_deref(), &layout)))
-                    }
+    let cannot = || Error::io("cannot write the page");
+    write_head(&summary, &mut out).map_err(cannot())?;
+    let page = json!({
+        "title": run_title(&summary),
+        "only": left_out.then(|| selection_text(&summary, options.device)),
+        "processes_left_out": summary.processes.len() - shown.len(),
+        "memtrace_version": env!("CARGO_PKG_VERSION"),
+    });
+    write_summary(&summary, &page, &mut out).map_err(cannot())?;
+    let events: u64 = shown.iter().map(|process| process.recording().event_count()).sum();
+    for (number, process) in shown.into_iter().enumerate() {
+        let total = process.recording().event_count();
+        let share = |most: u64| (u128::from(most) * u128::from(total) / u128::from(events.max(1))) as u64;
+        let marks = marks(&summary, process);
+        let data = PageDataOptions {
+            device: options.device,
+            max_blocks: (events > COMPLETE_EVENTS).then(|| share(MAX_BLOCKS)),
+            marks: &marks,
+            is_library: &|frame| is_library(&frame.filename),
+            sources: options.sources.clone(),
+        };
+        write!(out, "<script type=\"application/octet-stream\" id=\"process-{number}\">").map_err(cannot())?;
+        let what = "writing the HTML report";
+        let encoded = page_data(process, &data, Base64Writer::new(&mut out), &mut |done| {
+            progress(Progress { what, done, total })
+        })?;
+        encoded.finish().map_err(cannot())?;
+        out.write_all(b"</script>\n").map_err(cannot())?;
+    }
+    write!(out, "<script>{SCRIPT}</script>\n</body></html>\n").and_then(|()| out.flush()).map_err(cannot())
+}
+
+/// The value of a policy that allows exactly this inline text.
+fn hash(text: &str) -> String {
+    format!("'sha256-{}'", base64(&Sha256::digest(text.as_bytes())))
+}
+
+/// Writes everything before the data: the policy, the style sheet, and the text for browsers without scripts.
+fn write_head(summary: &Summary, out: &mut impl Write) -> io::Result<()> {
+    let title = format!("memtrace: {}", run_title(summary));
+    let text = summary.to_text(&TextOptions { width: WIDTH, ..TextOptions::default() });
+    let head = maud::html! {
+        (maud::DOCTYPE) "\n"
+        (maud::PreEscaped("<html lang=\"en\"><head>"))
+        meta charset="utf-8"; "\n"
+        meta name="viewport" content="width=device-width, initial-scale=1"; "\n"
+        meta http-equiv="Content-Security-Policy" content={
+            "default-src 'none'; script-src " (maud::PreEscaped(hash(SCRIPT))) "; style-src " (maud::PreEscaped(hash(STYLE)))
+            "; base-uri 'none'; form-action 'none'"
+        }; "\n"
+        title { (Text(&title)) } "\n"
+        style { (maud::PreEscaped(STYLE)) }
+        (maud::PreEscaped("</head><body>\n"))
+        div #app {
+            noscript {
+                pre #report {
+                    @for line in text.lines() { (Text(line)) "\n" }
                 }
-            } "\n"
-        }
-        @if more > 0 {
-            p {
-                (count_text(more as u64))
-                " more processes, with lower peaks: memtrace export --to html shows one with --rank or --pid"
-            } "\n"
-        }
-    };
-    let title = format!("memtrace: {}", run_title(&summary));
-    let page = page(&title, &[&[STYLE][..], &CHART_STYLES].concat().join(" "), &body).into_string();
-    out.write_all(page.as_bytes()).and_then(|()| out.flush()).map_err(Error::io("cannot write the page"))
-}
-
-/// The charts of a device of a process.
-fn device_markup(process: &ProcessSummary, charts: &DeviceCharts) -> Markup {
-    html! {
-        h2 { (device_text(process.rank, process.pid, charts.device)) } "\n"
-        (PreEscaped(&charts.timeline))
-        h3 { "In use at the peak, by call stack" } "\n"
-        (PreEscaped(&charts.flame))
-    }
-}
-
-/// A section whose text can be folded away.
-fn section_markup(section: &Section, open: bool, text: &str) -> Markup {
-    html! {
-        details open[open] {
-            summary title=(section.description) { (section.title) }
-            pre { (marked(text.trim_start_matches('\n'))) }
+            }
         } "\n"
-    }
+    };
+    out.write_all(head.into_string().as_bytes())
 }
 
-/// Draws the pictures of a process.
-fn draw(process: &Process, device: Option<i16>, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Vec<DeviceCharts>> {
-    let what = "drawing the report";
-    let total = process.recording().event_count();
-    let mut on_progress = |done| progress(Progress { what, done, total });
-    let window = Window::of(process, &Selection { device, ..Selection::default() }, &mut on_progress)?;
-    Ok(device_charts(process, &window, &size_text, &mut on_progress))
+/// Writes the summary and what the page says about itself.
+fn write_summary(summary: &Summary, page: &Value, out: &mut impl Write) -> io::Result<()> {
+    out.write_all(b"<script type=\"application/octet-stream\" id=\"summary\">")?;
+    let mut compressed = ZlibEncoder::new(Base64Writer::new(&mut *out), Compression::default());
+    write!(compressed, "{{\"page\":{page},\"summary\":{}}}", summary.to_json())?;
+    compressed.finish()?.finish()?;
+    out.write_all(b"</script>\n")
+}
+
+/// The events of a process at which the page must know the totals: peaks and out-of-memory errors.
+fn marks(summary: &Summary, process: &Process) -> Vec<u64> {
+    let devices = summary.processes.iter().filter(|one| describes(one, process)).flat_map(|one| &one.devices);
+    devices
+        .flat_map(|device| {
+            let states = device.ooms.iter().map(|oom| &oom.in_use).chain(&device.peak);
+            states.map(|state| state.seq)
+        })
+        .collect()
 }
 
 /// Whether a summary describes this process.
@@ -149,48 +173,20 @@ fn selection_text(summary: &Summary, device: Option<i16>) -> String {
     names.join(", ")
 }
 
-/// Converts colored text to HTML: ANSI sequences become spans.
-fn marked(text: &str) -> Markup {
-    html! {
-        @for (i, line) in text.lines().enumerate() {
-            @if i > 0 { "\n" }
-            @for (class, piece) in colored_pieces(line) {
-                @match class {
-                    Some(class) => span class=(class) { (Text(piece)) },
-                    None => (Text(piece)),
-                }
-            }
-        }
-    }
-}
-
-/// The pieces of a line between its ANSI sequences, each with the class of the sequence before it.
-fn colored_pieces(line: &str) -> impl Iterator<Item = (Option<&'static str>, &str)> {
-    line.split('\x1b').enumerate().map(|(i, piece)| match piece.split_once('m').filter(|_| i > 0) {
-        Some(("[1", rest)) => (Some("bold"), rest),
-        Some(("[2", rest)) => (Some("dim"), rest),
-        Some(("[1;31", rest)) => (Some("alarm"), rest),
-        Some((_, rest)) => (None, rest),
-        None => (None, piece),
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn every_section_is_in_the_order() {
-        for section in SECTIONS {
-            assert!(ORDER.iter().any(|(name, _)| *name == section.name), "{}", section.name);
+    fn nothing_in_the_script_ends_its_element() {
+        for text in [SCRIPT, STYLE] {
+            assert!(!text.contains("</") && !text.contains("<!--"), "an inline script ends at its end tag");
         }
     }
 
     #[test]
-    fn marks_are_closed_and_text_is_text() {
-        assert_eq!(
-            marked("\x1b[1;31mOOM\x1b[0m a<b \x1b[2mx\ny").into_string(),
-            "<span class=\"alarm\">OOM</span> a&lt;b <span class=\"dim\">x</span>\ny"
-        );
+    fn a_hash_is_that_of_the_browsers() {
+        // The value that Chromium prints for an inline script with this text.
+        assert_eq!(hash("alert(1)"), "'sha256-bhHHL3z2vDgxUt0W3dWQOrprscmda2Y5pLsLg4GF+pI='");
     }
 }

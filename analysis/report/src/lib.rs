@@ -12,6 +12,7 @@
 //! # Ok::<(), memtrace_input::Error>(())
 //! ```
 
+mod base64;
 mod check_text;
 mod diff_text;
 mod finish;
@@ -33,7 +34,7 @@ mod verdict;
 
 pub use check_text::{check_text, github_annotations};
 pub use finish::{FinishOptions, FinishedRun, HTML_REPORT, finish_run};
-pub use html::html_report;
+pub use html::{HtmlOptions, html_report};
 pub use lines_text::lines_html;
 pub use redacted_run::{can_redact, redact_run};
 pub use sections::{SECTIONS, Section, section_text};

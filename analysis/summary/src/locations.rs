@@ -126,7 +126,7 @@ pub(crate) fn frame_summary(frame: &Frame) -> FrameSummary {
 }
 
 /// Whether a file belongs to an installed package or to Python itself.
-pub(crate) fn is_library(filename: &str) -> bool {
+pub fn is_library(filename: &str) -> bool {
     ["site-packages/", "dist-packages/", "/lib/python3", "/lib64/python3"].iter().any(|part| filename.contains(part))
         || filename.starts_with('<')
         || is_inductor_file(filename)

@@ -11,7 +11,7 @@ use memtrace_analysis::export::{
 };
 use memtrace_analysis::report::{count_text, size_text};
 use memtrace_analysis::rules::CustomRules;
-use memtrace_analysis::{Process, Progress, Run, RunFolder, SummaryOptions, html_report, summarize_with};
+use memtrace_analysis::{HtmlOptions, Process, Progress, Run, RunFolder, SummaryOptions, html_report, summarize_with};
 
 use super::selection::Selected;
 use crate::cli::{self, Export, ExportFormat};
@@ -144,8 +144,8 @@ fn html(run: &Run, options: &Export, summary_options: &SummaryOptions<'_>) -> an
     let mut line = ProgressLine::new(std::io::stderr().is_terminal());
     let summary = summarize_with(run, summary_options, &mut |progress| line.show(&progress))?;
     let mut page = Vec::new();
-    let drawn =
-        html_report(&summary, &processes, options.window.device, &mut page, &mut |progress| line.show(&progress));
+    let html_options = HtmlOptions { device: options.window.device, sources: SourceAccess::of(run, false) };
+    let drawn = html_report(&summary, &processes, &html_options, &mut page, &mut |progress| line.show(&progress));
     line.clear();
     drawn?;
     let cannot = || format!("cannot write {}", path.display());

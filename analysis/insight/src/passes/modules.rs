@@ -30,7 +30,7 @@ impl ModulePaths {
     /// holds. The names `blocks.0.fc.weight`, `blocks.0.fc.weight.grad` and `Adam.exp_avg of blocks.0.fc.weight` all
     /// belong to `blocks.0.fc`.
     pub fn number(&mut self, named: &AllocationNames) -> Option<u32> {
-        let path = path_of(named.kind, named.names.first()?)?;
+        let path = module_path_of(named)?;
         if let Some(number) = self.numbers.get(path) {
             return Some(*number);
         }
@@ -39,6 +39,11 @@ impl ModulePaths {
         self.numbers.insert(path.into(), number);
         Some(number)
     }
+}
+
+/// The path of the module that holds the named tensor, as in [`ModulePaths::number`].
+pub fn module_path_of(named: &AllocationNames) -> Option<&str> {
+    path_of(named.kind, named.names.first()?)
 }
 
 fn path_of(kind: TensorKind, name: &str) -> Option<&str> {

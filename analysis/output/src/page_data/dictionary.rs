@@ -1,0 +1,219 @@
+//! What the blocks of a page refer to: strings, frames, stacks, allocation sites and tensor names. It grows with distinct
+//! stacks and names, never with events.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use memtrace_trace::file::{Definitions, Frame};
+use memtrace_trace::ids::{ContextId, FrameId, StackId};
+use serde_json::{Value, json};
+
+use crate::flame_graph::attributed_stack;
+use crate::sources::SourceFiles;
+use memtrace_input::{AddressBuildHasher, printable};
+use memtrace_insight::passes::{BlockAllocation, BlockClassification, module_path_of};
+use memtrace_replay::Names;
+
+/// What distinguishes allocation sites: stack, autograd node, module call, category, phase.
+type SiteKey = (StackId, ContextId, ContextId, u8, u8);
+
+/// The maximum number of source files in a page.
+const MAX_SOURCES: usize = 64;
+/// How many lines before and after a line in a stack are quoted.
+const NEAR: usize = 8;
+/// The maximum length of a quoted line in characters.
+const MAX_LINE: usize = 400;
+/// Flags of a frame.
+const NATIVE: u8 = 1;
+const LIBRARY: u8 = 2;
+
+/// Collects what blocks refer to, and numbers it.
+pub(super) struct Dictionary<'a> {
+    definitions: &'a Definitions,
+    names: &'a Names,
+    is_library: &'a dyn Fn(&Frame) -> bool,
+    strings: HashMap<Box<str>, usize>,
+    all_strings: Vec<Box<str>>,
+    /// By frame: its number and its row.
+    frames: HashMap<FrameId, usize, AddressBuildHasher>,
+    frame_rows: Vec<Value>,
+    /// The program's own lines in stacks: by the number of the file's name, the name and the lines.
+    own_lines: BTreeMap<usize, (Box<str>, BTreeSet<u32>)>,
+    /// Nodes of the prefix tree of stacks: the caller's node plus one, and the frame. 0 is the empty stack.
+    nodes: Vec<(usize, usize)>,
+    children: HashMap<(usize, usize), usize>,
+    stacks: HashMap<StackId, usize, AddressBuildHasher>,
+    sites: HashMap<SiteKey, usize, AddressBuildHasher>,
+    site_rows: Vec<[usize; 5]>,
+    /// By call or node: the module's path plus one, 0 without one.
+    modules: HashMap<ContextId, usize, AddressBuildHasher>,
+    tensors: HashMap<(Box<str>, Box<str>), usize>,
+    tensor_rows: Vec<[usize; 3]>,
+}
+
+impl<'a> Dictionary<'a> {
+    pub(super) fn new(
+        definitions: &'a Definitions,
+        names: &'a Names,
+        is_library: &'a dyn Fn(&Frame) -> bool,
+    ) -> Dictionary<'a> {
+        Dictionary {
+            definitions,
+            names,
+            is_library,
+            strings: HashMap::new(),
+            all_strings: Vec::new(),
+            frames: HashMap::default(),
+            frame_rows: Vec::new(),
+            own_lines: BTreeMap::new(),
+            nodes: Vec::new(),
+            children: HashMap::new(),
+            stacks: HashMap::default(),
+            sites: HashMap::default(),
+            site_rows: Vec::new(),
+            modules: HashMap::default(),
+            tensors: HashMap::new(),
+            tensor_rows: Vec::new(),
+        }
+    }
+
+    /// The number of a text, made printable.
+    fn string(&mut self, text: &str) -> usize {
+        let text = printable::line(text);
+        match self.strings.get(&*text) {
+            Some(number) => *number,
+            None => {
+                let number = self.all_strings.len();
+                self.all_strings.push((&*text).into());
+                self.strings.insert((&*text).into(), number);
+                number
+            }
+        }
+    }
+
+    fn frame(&mut self, id: FrameId) -> Option<usize> {
+        if let Some(number) = self.frames.get(&id) {
+            return Some(*number);
+        }
+        let frame = self.definitions.frame(id)?;
+        let flags = if frame.native { NATIVE } else { 0 } | if (self.is_library)(frame) { LIBRARY } else { 0 };
+        let (name, file, line) = (self.string(&frame.name), self.string(&frame.filename), frame.line);
+        if flags == 0 {
+            self.own_lines.entry(file).or_insert_with(|| (frame.filename.clone(), BTreeSet::new())).1.insert(line);
+        }
+        let number = self.frame_rows.len();
+        self.frame_rows.push(json!([name, file, line, flags]));
+        self.frames.insert(id, number);
+        Some(number)
+    }
+
+    /// The node of a stack plus one; 0 without known frames.
+    fn stack(&mut self, stack: StackId) -> usize {
+        let mut below: Vec<(StackId, FrameId)> = Vec::new();
+        let mut at = 0;
+        let definitions = self.definitions;
+        for (id, frame) in definitions.walk_ids(stack) {
+            if below.last().is_none_or(|(last, _)| *last != id)
+                && let Some(node) = self.stacks.get(&id)
+            {
+                at = *node;
+                break;
+            }
+            below.push((id, frame));
+        }
+        while let Some((id, frame)) = below.pop() {
+            if let Some(frame) = self.frame(frame) {
+                let next = self.nodes.len();
+                let node = *self.children.entry((at, frame)).or_insert(next);
+                if node == next {
+                    self.nodes.push((at, frame));
+                }
+                at = node + 1;
+            }
+            // Frames that were inlined into one share its stack; the innermost is the last.
+            if below.last().is_none_or(|(next, _)| *next != id) {
+                self.stacks.insert(id, at);
+            }
+        }
+        at
+    }
+
+    fn module(&mut self, context: ContextId, seq: u64) -> usize {
+        if let Some(module) = self.modules.get(&context) {
+            return *module;
+        }
+        let module = self.names.module_path(context, seq).map_or(0, |path| 1 + self.string(&path));
+        self.modules.insert(context, module);
+        module
+    }
+
+    /// The number of the site that allocated a block.
+    pub(super) fn site(&mut self, block: &BlockAllocation, classification: &BlockClassification) -> usize {
+        let category = classification.category;
+        let key = (block.stack, block.context, block.event_context, category as u8, block.phase as u8);
+        if let Some(site) = self.sites.get(&key) {
+            return *site;
+        }
+        let stack = self.stack(attributed_stack(self.definitions, block.stack, block.context));
+        let node = self.definitions.context(block.context).map(|context| context.node.clone());
+        let node = node.map_or(0, |node| 1 + self.string(&node));
+        let module = self.module(block.event_context, block.seq);
+        let site = self.site_rows.len();
+        self.site_rows.push([stack, node, module, category as usize, block.phase as usize]);
+        self.sites.insert(key, site);
+        site
+    }
+
+    /// The number of the tensors in a block plus one; 0 if none is known.
+    pub(super) fn tensor(&mut self, seq: u64) -> usize {
+        let Some(named) = self.names.of_allocation(seq) else { return 0 };
+        let key = (named.text().into_boxed_str(), named.shape.clone());
+        if let Some(tensor) = self.tensors.get(&key) {
+            return *tensor;
+        }
+        let module = module_path_of(named).map(str::to_owned).map_or(0, |path| 1 + self.string(&path));
+        let row = [self.string(&key.0), self.string(&key.1), module];
+        self.tensor_rows.push(row);
+        self.tensors.insert(key, self.tensor_rows.len());
+        self.tensor_rows.len()
+    }
+
+    /// The program's own source lines near those that allocate: by file, ranges of lines with the first line's number.
+    pub(super) fn sources(&self, files: &mut SourceFiles) -> Value {
+        let mut quoted = Vec::new();
+        for (number, (file, lines)) in self.own_lines.iter().take(MAX_SOURCES) {
+            let Ok(text) = files.lines(file) else { continue };
+            let mut ranges: Vec<(usize, usize)> = Vec::new();
+            for line in lines {
+                let line = *line as usize;
+                let (from, to) = (line.saturating_sub(NEAR).max(1), (line + NEAR).min(text.len()));
+                match ranges.last_mut() {
+                    Some((_, end)) if from <= *end + 1 => *end = to.max(*end),
+                    _ if from <= to => ranges.push((from, to)),
+                    _ => {}
+                }
+            }
+            let lines = |(from, to): &(usize, usize)| {
+                let lines = text.get(from - 1..*to).unwrap_or_default();
+                let cut = |line: &String| printable::line(line).chars().take(MAX_LINE).collect::<String>();
+                json!([from, lines.iter().map(cut).collect::<Vec<_>>()])
+            };
+            quoted.push(json!([number, ranges.iter().map(lines).collect::<Vec<_>>()]));
+        }
+        quoted.into()
+    }
+
+    /// The tables as JSON. `web/src/data/model.ts` has their types.
+    pub(super) fn json(&self) -> Value {
+        let column = |at: usize| self.site_rows.iter().map(|row| row[at]).collect::<Vec<_>>();
+        json!({
+            "strings": self.all_strings,
+            "frames": self.frame_rows,
+            "callers": self.nodes.iter().map(|(caller, _)| caller).collect::<Vec<_>>(),
+            "calls": self.nodes.iter().map(|(_, frame)| frame).collect::<Vec<_>>(),
+            "sites": {
+                "stack": column(0), "node": column(1), "module": column(2), "category": column(3), "phase": column(4),
+            },
+            "tensors": self.tensor_rows,
+        })
+    }
+}

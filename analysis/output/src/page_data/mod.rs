@@ -1,0 +1,573 @@
+//! The data of the HTML report: every block with its lifetime, from which the page draws any view at any point in time.
+//!
+//! The data is written while the recording streams, so memory grows with blocks in use and distinct stacks, not with
+//! events. A recording with few enough events is complete. Of a longer one, the page lists the largest blocks one by one
+//! and adds up the rest at points that [`selection`] chooses. Then all totals are still exact.
+
+mod dictionary;
+mod encode;
+mod selection;
+
+use std::io::Write;
+
+use memtrace_trace::clock::Calibration;
+use memtrace_trace::event::{Action, Event, Source};
+use memtrace_trace::file::Frame;
+use memtrace_trace::ids::FrameId;
+use serde_json::{Value, json};
+
+use crate::sources::{SourceAccess, SourceFiles};
+use memtrace_input::EventSource;
+use memtrace_input::error::{Error, Result};
+use memtrace_input::load::Process;
+use memtrace_insight::passes::{
+    Analysis, BlockAllocation, BlockClassification, BlockObserver, Category, Phase, ProgramPosition,
+};
+use memtrace_replay::{MemoryLocation, Names, Replay, Usage};
+
+use dictionary::Dictionary;
+use encode::{Column, Records, Tag};
+use selection::{DeviceSelection, Listed, Point};
+
+/// The number of rows of a record.
+const ROWS: u64 = 1 << 14;
+/// The maximum number of changes of a line that the page draws. Later changes are counted only.
+const MAX_CHANGES: u64 = 1 << 19;
+/// In a recording that is not complete, phases shorter than this part of it are not drawn.
+const SHORTEST_PHASE: u64 = 1 << 16;
+const CATEGORIES: usize = Category::ALL.len();
+
+/// What to write.
+#[derive(Clone)]
+#[expect(missing_debug_implementations, reason = "a closure has none")]
+pub struct PageDataOptions<'a> {
+    /// Only this device; -1 is the CPU.
+    pub device: Option<i16>,
+    /// The maximum number of blocks of each device to list one by one. `None` lists all.
+    pub max_blocks: Option<u64>,
+    /// Events, by `seq`, at which the totals must be known.
+    pub marks: &'a [u64],
+    /// Whether a frame belongs to an installed package or to Python itself.
+    pub is_library: &'a dyn Fn(&Frame) -> bool,
+    /// The source files that may be quoted.
+    pub sources: SourceAccess,
+}
+
+/// Writes the data of one process. `progress` receives the number of events read so far.
+///
+/// # Errors
+///
+/// The errors of `out`.
+pub fn page_data<W: Write>(
+    process: &Process,
+    options: &PageDataOptions<'_>,
+    out: W,
+    progress: &mut dyn FnMut(u64),
+) -> Result<W> {
+    let recording = process.recording();
+    let selected = options.max_blocks.map(|most| selection::select(process, most, options.marks, progress));
+    let names = Names::of(recording);
+    let sources = process.trace_index().sources.iter();
+    let sources = sources.filter(|(device, _)| options.device.is_none_or(|only| only == **device));
+    let calibration = recording.calibration();
+    let begin_ns = process.trace_index().tick_range.map_or(0, |(first, _)| calibration.epoch_ns(first));
+    let clock = Clock { calibration, begin_ns };
+    let mut devices: Vec<DeviceData> =
+        sources.map(|(device, source)| DeviceData::new(*device, *source, clock)).collect();
+    if let Some(mut selected) = selected {
+        for device in &mut devices {
+            device.rest = Some(Rest::new(selected.remove(&device.device).unwrap_or_default()));
+        }
+    }
+    let shortest_phase = options.max_blocks.map_or(0, |_| recording.event_count() / SHORTEST_PHASE);
+    let mut writer = PageWriter {
+        records: Records::new(out),
+        dictionary: Dictionary::new(process.definitions(), &names, options.is_library),
+        devices,
+        phases: PhaseChanges { shortest: shortest_phase, ..PhaseChanges::default() },
+    };
+    Analysis::with_observer(recording, process.trace_index(), &names, &mut writer, progress);
+    writer.finish(begin_ns, &mut SourceFiles::of(process, &options.sources)).map_err(Error::io("cannot write the page"))
+}
+
+/// Times of a page, in microseconds since its first event.
+#[derive(Clone, Copy)]
+struct Clock {
+    calibration: Calibration,
+    begin_ns: u64,
+}
+
+impl Clock {
+    fn us(&self, ticks: u64) -> u64 {
+        self.calibration.epoch_ns(ticks).saturating_sub(self.begin_ns) / 1000
+    }
+}
+
+/// A sequence that never decreases, as differences.
+#[derive(Debug, Default)]
+struct Rising {
+    last: u64,
+    column: Column,
+}
+
+impl Rising {
+    #[inline]
+    fn next(&mut self, value: u64) -> u64 {
+        let delta = value.saturating_sub(self.last);
+        self.last = self.last.max(value);
+        delta
+    }
+
+    #[inline]
+    fn put(&mut self, value: u64) {
+        let delta = self.next(value);
+        self.column.put(delta);
+    }
+}
+
+/// Blocks in columns.
+#[derive(Debug, Default)]
+struct BlockColumns {
+    rows: u64,
+    all: u64,
+    /// `seq` of the free. Empty for blocks that were allocated at the end.
+    end: Rising,
+    /// The lifetime in events. For blocks that were allocated at the end, `seq` of the allocation.
+    lifetime: Column,
+    size: Column,
+    site: Column,
+    address: Column,
+    tensor: Column,
+    /// By site: the last address.
+    last_address: Vec<u64>,
+}
+
+impl BlockColumns {
+    /// Adds a block that was freed at `end`.
+    fn put_freed(&mut self, end: u64, site: usize, tensor: usize, block: &BlockAllocation) {
+        self.end.put(end);
+        self.lifetime.put(end.saturating_sub(block.seq));
+        self.put(site, tensor, block);
+    }
+
+    /// Adds a block that was allocated at the end. Their allocations have no order.
+    fn put_live(&mut self, site: usize, tensor: usize, block: &BlockAllocation) {
+        self.lifetime.put(block.seq);
+        self.put(site, tensor, block);
+    }
+
+    fn put(&mut self, site: usize, tensor: usize, block: &BlockAllocation) {
+        self.size.put(block.size);
+        self.site.put(site as u64);
+        if self.last_address.len() <= site {
+            self.last_address.resize(site + 1, 0);
+        }
+        // The allocator gives addresses in multiples of 512.
+        let change = block.addr.wrapping_sub(self.last_address[site]) as i64;
+        self.last_address[site] = block.addr;
+        let (value, is_unaligned) = if change & 511 == 0 { (change >> 9, 0) } else { (change, 1) };
+        self.address.put(encode::zigzag(value) << 1 | is_unaligned);
+        self.tensor.put(tensor as u64);
+        (self.rows, self.all) = (self.rows + 1, self.all + 1);
+    }
+
+    fn write<W: Write>(&mut self, records: &mut Records<W>, tag: Tag, device: u64) {
+        if self.rows > 0 {
+            let columns = &mut [
+                &mut self.end.column,
+                &mut self.lifetime,
+                &mut self.size,
+                &mut self.site,
+                &mut self.address,
+                &mut self.tensor,
+            ];
+            records.columns(tag, &[device, self.rows], columns);
+            self.rows = 0;
+        }
+    }
+}
+
+/// A value after each of its changes.
+#[derive(Debug, Default)]
+struct Changes {
+    rows: u64,
+    all: u64,
+    value: u64,
+    seq: Rising,
+    change: Column,
+}
+
+impl Changes {
+    #[inline]
+    fn put(&mut self, seq: u64, value: u64) {
+        if value == self.value {
+            return;
+        }
+        self.all += 1;
+        if self.all <= MAX_CHANGES {
+            self.seq.put(seq);
+            self.change.put_signed(value.wrapping_sub(self.value) as i64);
+            self.rows += 1;
+        }
+        self.value = value;
+    }
+
+    fn write<W: Write>(&mut self, records: &mut Records<W>, tag: Tag, device: u64) {
+        if self.rows > 0 {
+            records.columns(tag, &[device, self.rows], &mut [&mut self.seq.column, &mut self.change]);
+            self.rows = 0;
+        }
+    }
+}
+
+/// The blocks that the page does not list, added up at its points.
+struct Rest {
+    listed: Listed,
+    points: Vec<Point>,
+    /// By point: the change of bytes by category since the point before, and of the number of blocks.
+    changes: Vec<[i64; CATEGORIES]>,
+    counts: Vec<i64>,
+    /// The first point that is not before the latest event.
+    at: usize,
+    blocks: u64,
+    bytes: u64,
+    largest: u64,
+}
+
+impl Rest {
+    fn new(selection: DeviceSelection) -> Rest {
+        let DeviceSelection { listed, points } = selection;
+        let (changes, counts) = (vec![[0; CATEGORIES]; points.len() + 1], vec![0; points.len() + 1]);
+        Rest { listed, points, changes, counts, at: 0, blocks: 0, bytes: 0, largest: 0 }
+    }
+
+    /// Adds a block that is freed at `end`, or never. Ends come in order.
+    fn add(&mut self, block: &BlockAllocation, category: Category, end: Option<u64>) {
+        self.blocks += 1;
+        self.bytes += block.size;
+        self.largest = self.largest.max(block.size);
+        let to = match end {
+            Some(end) => {
+                while self.points.get(self.at).is_some_and(|point| point.seq < end) {
+                    self.at += 1;
+                }
+                self.at
+            }
+            None => self.points.len(),
+        };
+        let from = self.points.partition_point(|point| point.seq < block.seq);
+        if from < to {
+            let category = category as usize;
+            self.changes[from][category] += block.size as i64;
+            self.changes[to][category] -= block.size as i64;
+            self.counts[from] += 1;
+            self.counts[to] -= 1;
+        }
+    }
+
+    fn write<W: Write>(&self, records: &mut Records<W>, device: u64, clock: &Clock) {
+        let (mut seq, mut time) = (Rising::default(), Rising::default());
+        let (mut allocated, mut count) = (Column::default(), Column::default());
+        let mut before = 0;
+        for (point, change) in self.points.iter().zip(&self.counts) {
+            seq.put(point.seq);
+            time.put(clock.us(point.ticks));
+            allocated.put_signed(point.allocated.wrapping_sub(before) as i64);
+            before = point.allocated;
+            count.put_signed(*change);
+        }
+        let mut columns: Vec<Column> = Vec::with_capacity(CATEGORIES);
+        for category in 0..CATEGORIES {
+            let mut column = Column::default();
+            self.changes.iter().take(self.points.len()).for_each(|change| column.put_signed(change[category]));
+            columns.push(column);
+        }
+        let mut all = vec![&mut seq.column, &mut time.column, &mut allocated, &mut count];
+        all.extend(columns.iter_mut());
+        records.columns(Tag::Points, &[device, self.points.len() as u64, CATEGORIES as u64], &mut all);
+    }
+}
+
+/// One device.
+struct DeviceData {
+    device: i16,
+    source: EventSource,
+    clock: Clock,
+    /// All allocations and frees. Not written if there is a rest.
+    events: Rising,
+    times: Rising,
+    event_rows: u64,
+    all_events: u64,
+    freed: BlockColumns,
+    live: BlockColumns,
+    reserved: Changes,
+    physical: Changes,
+    segment_seq: Rising,
+    segments: [Column; 5],
+    segment_rows: u64,
+    all_segments: u64,
+    last_segment: u64,
+    rest: Option<Rest>,
+    /// The allocated bytes by the observed blocks, and how often the allocator's own figure differed.
+    bytes: u64,
+    mismatches: u64,
+}
+
+impl DeviceData {
+    fn new(device: i16, source: EventSource, clock: Clock) -> DeviceData {
+        DeviceData {
+            device,
+            source,
+            clock,
+            events: Rising::default(),
+            times: Rising::default(),
+            event_rows: 0,
+            all_events: 0,
+            freed: BlockColumns::default(),
+            live: BlockColumns::default(),
+            reserved: Changes::default(),
+            physical: Changes::default(),
+            segment_seq: Rising::default(),
+            segments: Default::default(),
+            segment_rows: 0,
+            all_segments: 0,
+            last_segment: 0,
+            rest: None,
+            bytes: 0,
+            mismatches: 0,
+        }
+    }
+
+    #[inline]
+    fn event(&mut self, seq: u64, ticks: u64, is_free: bool) {
+        self.all_events += 1;
+        if self.rest.is_none() {
+            let delta = self.events.next(seq);
+            self.events.column.put(delta << 1 | u64::from(is_free));
+            self.times.put(self.clock.us(ticks));
+            self.event_rows += 1;
+        }
+    }
+
+    fn write_events<W: Write>(&mut self, records: &mut Records<W>, number: u64) {
+        if self.event_rows > 0 {
+            let columns = &mut [&mut self.events.column, &mut self.times.column];
+            records.columns(Tag::Events, &[number, self.event_rows], columns);
+            self.event_rows = 0;
+        }
+    }
+
+    /// Takes the segment of a segment event.
+    fn segment(&mut self, e: &Event) {
+        let kind = match e.action {
+            Action::SegmentAlloc => 0,
+            Action::SegmentFree => 1,
+            Action::SegmentMap => 2,
+            Action::SegmentUnmap => 3,
+            _ => return,
+        };
+        self.all_segments += 1;
+        if self.all_segments > MAX_CHANGES {
+            return;
+        }
+        let change = e.addr.wrapping_sub(self.last_segment) as i64;
+        self.last_segment = e.addr;
+        self.segment_seq.put(e.seq);
+        let [kinds, addresses, sizes, pools, streams] = &mut self.segments;
+        kinds.put(kind);
+        addresses.put_signed(change);
+        sizes.put(e.size);
+        pools.put(e.pool.into());
+        streams.put(e.stream);
+        self.segment_rows += 1;
+    }
+
+    fn write_segments<W: Write>(&mut self, records: &mut Records<W>, number: u64) {
+        if self.segment_rows > 0 {
+            let [kinds, addresses, sizes, pools, streams] = &mut self.segments;
+            let columns = &mut [&mut self.segment_seq.column, kinds, addresses, sizes, pools, streams];
+            records.columns(Tag::Segments, &[number, self.segment_rows], columns);
+            self.segment_rows = 0;
+        }
+    }
+
+    fn json(&self) -> Value {
+        let rest = self
+            .rest
+            .as_ref()
+            .map(|rest| json!({ "blocks": rest.blocks, "bytes": rest.bytes, "largest": rest.largest }));
+        json!({
+            "device": self.device,
+            "source": self.source.name(),
+            "events": self.all_events,
+            "blocks": self.freed.all + self.live.all,
+            "rest": rest,
+            "segments_left_out": self.all_segments.saturating_sub(MAX_CHANGES),
+            "reserved_left_out": self.reserved.all.saturating_sub(MAX_CHANGES),
+            "physical_left_out": self.physical.all.saturating_sub(MAX_CHANGES),
+            "mismatches": self.mismatches,
+        })
+    }
+}
+
+/// Where phases and steps begin.
+#[derive(Debug, Default)]
+struct PhaseChanges {
+    shortest: u64,
+    rows: u64,
+    seq: Rising,
+    phases: Column,
+    steps: Column,
+    now: Option<(Phase, Option<u32>)>,
+}
+
+impl PhaseChanges {
+    #[inline]
+    fn put(&mut self, seq: u64, now: &ProgramPosition) {
+        let now = (now.phase, now.step);
+        if self.now == Some(now) || (self.now.is_some() && seq < self.seq.last + self.shortest) {
+            return;
+        }
+        self.now = Some(now);
+        self.seq.put(seq);
+        self.phases.put(now.0 as u64);
+        self.steps.put(now.1.map_or(0, |step| u64::from(step) + 1));
+        self.rows += 1;
+    }
+
+    fn write<W: Write>(&mut self, records: &mut Records<W>) {
+        if self.rows > 0 {
+            let columns = &mut [&mut self.seq.column, &mut self.phases, &mut self.steps];
+            records.columns(Tag::Phases, &[self.rows], columns);
+            self.rows = 0;
+        }
+    }
+}
+
+struct PageWriter<'a, W: Write> {
+    records: Records<W>,
+    dictionary: Dictionary<'a>,
+    devices: Vec<DeviceData>,
+    phases: PhaseChanges,
+}
+
+impl<W: Write> PageWriter<'_, W> {
+    /// Writes what is left, and the tables.
+    fn finish(mut self, begin_ns: u64, sources: &mut SourceFiles) -> std::io::Result<W> {
+        for (number, device) in self.devices.iter_mut().enumerate() {
+            let number = number as u64;
+            device.write_events(&mut self.records, number);
+            device.freed.write(&mut self.records, Tag::Freed, number);
+            device.live.write(&mut self.records, Tag::Live, number);
+            device.write_segments(&mut self.records, number);
+            device.reserved.write(&mut self.records, Tag::Reserved, number);
+            device.physical.write(&mut self.records, Tag::Physical, number);
+            if let Some(rest) = &device.rest {
+                rest.write(&mut self.records, number, &device.clock);
+            }
+        }
+        self.phases.write(&mut self.records);
+        let categories: Vec<Value> =
+            Category::ALL.iter().map(|one| json!({ "name": one.name(), "plural": one.plural() })).collect();
+        let tables = json!({
+            "begin_ns": begin_ns.to_string(),
+            "categories": categories,
+            "phases": Phase::ALL.map(Phase::name),
+            "shortest_phase": self.phases.shortest,
+            "devices": self.devices.iter().map(DeviceData::json).collect::<Vec<_>>(),
+            "sources": self.dictionary.sources(sources),
+            "tables": self.dictionary.json(),
+        });
+        self.records.bytes(Tag::Json, tables.to_string().as_bytes());
+        self.records.finish()
+    }
+}
+
+impl<W: Write> BlockObserver for PageWriter<'_, W> {
+    fn allocated(&mut self, device: i16, block: &BlockAllocation, usage: &Usage) {
+        let Some((number, data)) = self.devices.iter_mut().enumerate().find(|(_, one)| one.device == device) else {
+            return;
+        };
+        data.event(block.seq, block.ticks, false);
+        data.bytes += block.size;
+        if data.bytes != usage.allocated {
+            data.mismatches += 1;
+        }
+        if data.event_rows >= ROWS {
+            data.write_events(&mut self.records, number as u64);
+        }
+    }
+
+    fn lifetime_ended(
+        &mut self,
+        device: i16,
+        block: &BlockAllocation,
+        classification: &BlockClassification,
+        _: FrameId,
+        free: Option<&Event>,
+    ) {
+        let Some((number, data)) = self.devices.iter_mut().enumerate().find(|(_, one)| one.device == device) else {
+            return;
+        };
+        if let Some(free) = free {
+            data.event(free.seq, free.ticks, true);
+            data.bytes = data.bytes.saturating_sub(block.size);
+        }
+        let lifetime = free.map_or(u64::MAX, |free| free.seq.saturating_sub(block.seq));
+        if let Some(rest) = data.rest.as_mut().filter(|rest| !rest.listed.has(block.size, lifetime)) {
+            rest.add(block, classification.category, free.map(|free| free.seq));
+            return;
+        }
+        let site = self.dictionary.site(block, classification);
+        let tensor = self.dictionary.tensor(block.seq);
+        match free {
+            Some(free) => data.freed.put_freed(free.seq, site, tensor, block),
+            None => data.live.put_live(site, tensor, block),
+        }
+        if data.freed.rows >= ROWS {
+            data.freed.write(&mut self.records, Tag::Freed, number as u64);
+        }
+        if data.live.rows >= ROWS {
+            data.live.write(&mut self.records, Tag::Live, number as u64);
+        }
+    }
+
+    fn event_processed(&mut self, replay: &Replay, e: &Event, now: &ProgramPosition) {
+        match e.source {
+            Source::Torch => {
+                if let Some((number, data)) =
+                    self.devices.iter_mut().enumerate().find(|(_, one)| one.device == e.device)
+                {
+                    data.segment(e);
+                    if let Some(replayed) = replay.devices().iter().find(|one| one.device == e.device) {
+                        data.reserved.put(e.seq, replayed.allocator.usage().reserved);
+                    }
+                    if data.segment_rows >= ROWS {
+                        data.write_segments(&mut self.records, number as u64);
+                    }
+                    if data.reserved.rows >= ROWS {
+                        data.reserved.write(&mut self.records, Tag::Reserved, number as u64);
+                    }
+                }
+            }
+            Source::Driver | Source::Runtime => {
+                if let Some((number, data)) =
+                    self.devices.iter_mut().enumerate().find(|(_, one)| one.device == e.device)
+                {
+                    let total = replay.physical().total(MemoryLocation::Device(data.device)).current;
+                    data.physical.put(e.seq, total);
+                    if data.physical.rows >= ROWS {
+                        data.physical.write(&mut self.records, Tag::Physical, number as u64);
+                    }
+                }
+            }
+            _ => {}
+        }
+        if matches!(e.action, Action::Alloc | Action::FreeRequested) {
+            self.phases.put(e.seq, now);
+            if self.phases.rows >= ROWS {
+                self.phases.write(&mut self.records);
+            }
+        }
+    }
+}

@@ -1,0 +1,82 @@
+/** Positions of points on the horizontal axis: allocation order, steps or time. */
+
+import { type Device, upperBound } from './model';
+import * as format from '../format';
+
+export type AxisKind = 'order' | 'steps' | 'time';
+
+export interface Axis {
+  kind: AxisKind;
+  /** By point: its position. Never decreases. */
+  position: Float64Array;
+  begin: number;
+  end: number;
+  label: (value: number, step: number) => string;
+  title: string;
+}
+
+/** Where a step begins, as a point. Step -1 is what comes before the first one. */
+export interface StepRange {
+  step: number;
+  from: number;
+  /** The point after its last. */
+  to: number;
+}
+
+/** The steps of a device in order. */
+export function stepRanges(device: Device): StepRange[] {
+  const { phaseSeq, stepOf } = device.process;
+  const ranges: StepRange[] = [];
+  for (let i = 0; i < phaseSeq.length; i++) {
+    const from = Math.min(device.points, upperBound(device.pointSeq, (phaseSeq[i] as number) - 1));
+    const last = ranges.at(-1);
+    if (last && last.step === (stepOf[i] as number)) continue;
+    if (last) last.to = from;
+    ranges.push({ step: stepOf[i] as number, from: ranges.length === 0 ? 0 : from, to: device.points });
+  }
+  return ranges.filter(range => range.from < range.to);
+}
+
+export function axisOf(device: Device, kind: AxisKind): Axis {
+  const n = device.points;
+  if (kind === 'time') {
+    const position = device.pointTime;
+    return {
+      kind,
+      position,
+      begin: position[0] ?? 0,
+      end: Math.max((position[n - 1] ?? 0) * (1 + 1e-9), (position[0] ?? 0) + 1),
+      label: (value, step) => (step >= 1e6 ? `${format.axisLabel(value / 1e6, step / 1e6)} s` : `${format.axisLabel(value / 1e3, step / 1e3)} ms`),
+      title: 'time since the first event',
+    };
+  }
+  if (kind === 'steps') {
+    const ranges = stepRanges(device);
+    if (ranges.some(range => range.step >= 0)) {
+      const position = new Float64Array(n);
+      for (const range of ranges) {
+        const length = range.to - range.from;
+        for (let point = range.from; point < range.to; point++) position[point] = range.step + (point - range.from) / length;
+      }
+      const last = ranges.at(-1)?.step ?? 0;
+      return {
+        kind,
+        position,
+        begin: ranges[0]?.step ?? 0,
+        end: last + 1,
+        label: value => (value < 0 ? 'before step 0' : Number.isInteger(value) ? `step ${value}` : ''),
+        title: 'steps, each in allocation order',
+      };
+    }
+  }
+  const complete = !device.info.rest;
+  const position = complete ? Float64Array.from({ length: n }, (_, point) => point) : device.pointSeq;
+  return {
+    kind: 'order',
+    position,
+    begin: position[0] ?? 0,
+    end: complete ? Math.max(n, 1) : (position[n - 1] ?? 0) + 1,
+    label: value => format.count(value),
+    title: complete ? 'allocations and frees, in order' : 'events of the recording, in order',
+  };
+}

@@ -1,0 +1,474 @@
+/** The run as the page has it: for each device, every block with its lifetime, and points at which totals are known. */
+
+import { Reader, records } from './decode';
+
+export interface DeviceInfo {
+  device: number;
+  source: string;
+  events: number;
+  blocks: number;
+  rest: { blocks: number; bytes: number; largest: number } | null;
+  segments_left_out: number;
+  reserved_left_out: number;
+  physical_left_out: number;
+  mismatches: number;
+}
+
+interface Tables {
+  strings: string[];
+  /** Name, file, line, flags. */
+  frames: [number, number, number, number][];
+  /** By stack: the caller's stack plus one, 0 for an outermost frame. */
+  callers: number[];
+  /** By stack: its innermost frame. */
+  calls: number[];
+  /** Numbers of stacks, nodes and modules are plus one; 0 is none. */
+  sites: { stack: number[]; node: number[]; module: number[]; category: number[]; phase: number[] };
+  /** Name, shape, module plus one. */
+  tensors: [number, number, number][];
+}
+
+interface Json {
+  begin_ns: string;
+  categories: { name: string; plural: string }[];
+  phases: string[];
+  shortest_phase: number;
+  devices: DeviceInfo[];
+  sources: [number, [number, string[]][]][];
+  tables: Tables;
+}
+
+export interface Frame {
+  name: string;
+  file: string;
+  line: number;
+  native: boolean;
+  library: boolean;
+}
+
+/** A value after each of its changes. */
+export interface Changes {
+  seq: Float64Array;
+  value: Float64Array;
+}
+
+export interface Segments {
+  seq: Float64Array;
+  /** 0 to 3: alloc, free, map, unmap. */
+  kind: Uint8Array;
+  address: Float64Array;
+  size: Float64Array;
+  pool: Float64Array;
+  stream: Float64Array;
+}
+
+/** An array that grows. */
+class Growing {
+  private values = new Float64Array(1 << 12);
+  length = 0;
+  push(value: number): void {
+    if (this.length === this.values.length) {
+      const larger = new Float64Array(2 * this.length);
+      larger.set(this.values);
+      this.values = larger;
+    }
+    this.values[this.length++] = value;
+  }
+  get last(): number {
+    return this.length === 0 ? 0 : (this.values[this.length - 1] as number);
+  }
+  at(index: number): number {
+    return this.values[index] as number;
+  }
+  done(): Float64Array {
+    return this.values.subarray(0, this.length);
+  }
+}
+
+/** The first index whose value is above `value`, in a rising array. */
+export function upperBound(values: Float64Array, value: number): number {
+  let low = 0;
+  let high = values.length;
+  while (low < high) {
+    const middle = (low + high) >>> 1;
+    if ((values[middle] as number) <= value) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
+/** One device of one process. */
+export class Device {
+  /** By block: its allocation, its free (`Infinity` if it was allocated at the end), and the rest. */
+  allocSeq!: Float64Array;
+  freeSeq!: Float64Array;
+  size!: Float64Array;
+  site!: Float64Array;
+  address!: Float64Array;
+  tensor!: Float64Array;
+  /** Allocations and frees of the listed blocks in order: the block, or its complement for a free. */
+  eventBlock!: Int32Array;
+  /** The points: event number, time in microseconds, allocated bytes, and the number of listed events up to it. */
+  pointSeq!: Float64Array;
+  pointTime!: Float64Array;
+  total!: Float64Array;
+  upto!: Int32Array;
+  /** By point: bytes of the blocks that are not listed, by category; and their number. */
+  rest: Float64Array[] = [];
+  restCount: Float64Array | null = null;
+  segments!: Segments;
+  reserved!: Changes;
+  physical!: Changes;
+  /** The point of the peak. */
+  peak = 0;
+
+  constructor(
+    readonly process: Process,
+    readonly info: DeviceInfo,
+  ) {}
+
+  get points(): number {
+    return this.pointSeq.length;
+  }
+
+  /** The last point that is not after an event; 0 if there is none. */
+  pointOf(seq: number): number {
+    return Math.max(0, upperBound(this.pointSeq, seq) - 1);
+  }
+
+  /** The listed blocks that are allocated at a point. */
+  live(point: number): number[] {
+    const seq = this.pointSeq[point] ?? -1;
+    const { allocSeq, freeSeq } = this;
+    const found: number[] = [];
+    for (let block = 0; block < allocSeq.length; block++) {
+      if ((allocSeq[block] as number) <= seq && seq < (freeSeq[block] as number)) found.push(block);
+    }
+    return found;
+  }
+
+  /** The time of an event in microseconds: exact if the event is a point, else of the point before. */
+  timeOf(seq: number): number {
+    return this.pointTime[this.pointOf(seq)] ?? 0;
+  }
+}
+
+/** One process. */
+export class Process {
+  devices: Device[] = [];
+  categories: { name: string; plural: string }[] = [];
+  phases: string[] = [];
+  beginNs = 0n;
+  shortestPhase = 0;
+  /** Where phases and steps begin; step -1 is before the first. */
+  phaseSeq!: Float64Array;
+  phaseOf!: Float64Array;
+  stepOf!: Float64Array;
+  private json!: Json;
+  private sourceLines = new Map<number, [number, string[]][]>();
+  private ownLine = new Map<number, number>();
+
+  constructor(bytes: Uint8Array) {
+    this.read(bytes);
+  }
+
+  private read(bytes: Uint8Array): void {
+    const parts: Part[] = [];
+    const part = (number: number): Part => (parts[number] ??= new Part());
+    const [phaseSeq, phase, step] = [new Growing(), new Growing(), new Growing()];
+    for (const [tag, reader] of records(bytes)) {
+      if (tag === 'J') {
+        this.json = JSON.parse(new TextDecoder().decode(bytes.subarray(reader.at, reader.end))) as Json;
+      } else if (tag === 'H') {
+        const rows = reader.next();
+        for (let i = 0; i < rows; i++) phaseSeq.push(phaseSeq.last + reader.next());
+        for (let i = 0; i < rows; i++) phase.push(reader.next());
+        for (let i = 0; i < rows; i++) step.push(reader.next() - 1);
+      } else {
+        part(reader.next()).read(tag, reader);
+      }
+    }
+    [this.phaseSeq, this.phaseOf, this.stepOf] = [phaseSeq.done(), phase.done(), step.done()];
+    this.categories = this.json.categories;
+    this.phases = this.json.phases;
+    this.beginNs = BigInt(this.json.begin_ns);
+    this.shortestPhase = this.json.shortest_phase;
+    this.devices = this.json.devices.map((info, number) => part(number).device(new Device(this, info)));
+    for (const [file, ranges] of this.json.sources) this.sourceLines.set(file, ranges);
+  }
+
+  string(number: number): string {
+    return this.json.tables.strings[number] ?? '';
+  }
+
+  /** The value of an optional reference, where 0 is none. */
+  private optional(number: number): string | null {
+    return number === 0 ? null : this.string(number - 1);
+  }
+
+  get sites(): number {
+    return this.json.tables.sites.stack.length;
+  }
+
+  category(site: number): number {
+    return this.json.tables.sites.category[site] as number;
+  }
+
+  phase(site: number): number {
+    return this.json.tables.sites.phase[site] as number;
+  }
+
+  /** The stack of a site plus one; 0 without a known frame. */
+  stack(site: number): number {
+    return this.json.tables.sites.stack[site] as number;
+  }
+
+  node(site: number): string | null {
+    return this.optional(this.json.tables.sites.node[site] as number);
+  }
+
+  tensor(number: number): { name: string; shape: string; module: string | null } | null {
+    const row = this.json.tables.tensors[number - 1];
+    return row ? { name: this.string(row[0]), shape: this.string(row[1]), module: this.optional(row[2]) } : null;
+  }
+
+  /** The module of a block: the one that holds its parameter, else the one whose call allocated it. */
+  module(device: Device, block: number): string | null {
+    const tensor = this.json.tables.tensors[(device.tensor[block] as number) - 1];
+    const held = tensor ? this.optional(tensor[2]) : null;
+    return held ?? this.optional(this.json.tables.sites.module[device.site[block] as number] as number);
+  }
+
+  frame(number: number): Frame {
+    const [name, file, line, flags] = this.json.tables.frames[number] as [number, number, number, number];
+    return { name: this.string(name), file: this.string(file), line, native: (flags & 1) > 0, library: (flags & 2) > 0 };
+  }
+
+  /** The numbers of the frames of a stack, innermost first. */
+  frames(stack: number): number[] {
+    const found: number[] = [];
+    for (let at = stack; at > 0; at = this.json.tables.callers[at - 1] as number) {
+      found.push(this.json.tables.calls[at - 1] as number);
+    }
+    return found;
+  }
+
+  /** The frame that represents a stack: the program's own innermost one, else the innermost; -1 without frames. */
+  own(stack: number): number {
+    let found = this.ownLine.get(stack);
+    if (found === undefined) {
+      const frames = this.frames(stack);
+      const flags = (frame: number) => (this.json.tables.frames[frame] as number[])[3] as number;
+      found = frames.find(frame => flags(frame) === 0) ?? frames.find(frame => (flags(frame) & 1) === 0) ?? frames[0] ?? -1;
+      this.ownLine.set(stack, found);
+    }
+    return found;
+  }
+
+  /** `model.py:88 forward`; empty without frames. */
+  location(stack: number): string {
+    const own = this.own(stack);
+    return own < 0 ? '' : frameText(this.frame(own));
+  }
+
+  /** The quoted lines of the program's own files: file, first line of each range, lines. */
+  get sources(): [string, [number, string[]][]][] {
+    return [...this.sourceLines].map(([file, ranges]) => [this.string(file), ranges]);
+  }
+
+  /** The quoted line of a file without surrounding white space. */
+  sourceLine(file: string, line: number): string | null {
+    for (const [number, ranges] of this.sourceLines) {
+      if (this.string(number) !== file) continue;
+      for (const [from, lines] of ranges) {
+        if (line >= from && line < from + lines.length) return (lines[line - from] as string).trim();
+      }
+    }
+    return null;
+  }
+}
+
+/** The last two components of a path. */
+export function shortFile(file: string): string {
+  return file.split('/').slice(-2).join('/');
+}
+
+export function frameText(frame: Frame): string {
+  const file = frame.library ? shortFile(frame.file) : (frame.file.split('/').at(-1) ?? frame.file);
+  const name = frame.name === '<module>' ? '' : ` ${frame.name}`;
+  return frame.line > 0 ? `${file}:${frame.line}${name}` : `${file}${name}`;
+}
+
+/** The records of one device while they are read. */
+class Part {
+  private columns = new Map<string, Growing>();
+  private addresses: number[] = [];
+  private liveAddresses: number[] = [];
+  private categories: Growing[] = [];
+
+  private column(name: string): Growing {
+    let column = this.columns.get(name);
+    if (!column) this.columns.set(name, (column = new Growing()));
+    return column;
+  }
+
+  read(tag: string, reader: Reader): void {
+    const rows = reader.next();
+    const each = (put: () => void) => {
+      for (let i = 0; i < rows; i++) put();
+    };
+    const rising = (name: string) => {
+      const column = this.column(name);
+      each(() => column.push(column.last + reader.next()));
+    };
+    const summed = (name: string) => {
+      const column = this.column(name);
+      each(() => column.push(column.last + reader.signed()));
+    };
+    const plain = (name: string) => {
+      const column = this.column(name);
+      each(() => column.push(reader.next()));
+    };
+    switch (tag) {
+      case 'E': {
+        const [seq, time] = [this.column('seq'), this.column('time')];
+        each(() => seq.push(seq.last + Math.floor(reader.next() / 2)));
+        each(() => time.push(time.last + reader.next()));
+        break;
+      }
+      case 'B':
+      case 'L': {
+        const is_live = tag === 'L';
+        if (!is_live) rising('free');
+        plain(is_live ? 'live.alloc' : 'lifetime');
+        const prefix = is_live ? 'live.' : '';
+        plain(`${prefix}size`);
+        plain(`${prefix}site`);
+        const sites = this.column(`${prefix}site`);
+        const address = this.column(`${prefix}address`);
+        const before = is_live ? this.liveAddresses : this.addresses;
+        const from = sites.length - rows;
+        for (let i = 0; i < rows; i++) {
+          const value = reader.next();
+          const zigzag = Math.floor(value / 2);
+          const change = zigzag % 2 === 0 ? zigzag / 2 : -(zigzag + 1) / 2;
+          const site = sites.at(from + i);
+          before[site] = (before[site] ?? 0) + (value % 2 === 0 ? change * 512 : change);
+          address.push(before[site]);
+        }
+        plain(`${prefix}tensor`);
+        break;
+      }
+      case 'P': {
+        const categories = reader.next();
+        rising('seq');
+        rising('time');
+        summed('total');
+        summed('rest');
+        for (let category = 0; category < categories; category++) {
+          const column = (this.categories[category] ??= new Growing());
+          each(() => column.push(column.last + reader.signed()));
+        }
+        break;
+      }
+      case 'S':
+        rising('segment.seq');
+        plain('segment.kind');
+        summed('segment.address');
+        plain('segment.size');
+        plain('segment.pool');
+        plain('segment.stream');
+        break;
+      case 'R':
+      case 'U': {
+        const name = tag === 'R' ? 'reserved' : 'physical';
+        rising(`${name}.seq`);
+        summed(`${name}.value`);
+        break;
+      }
+    }
+  }
+
+  device(device: Device): Device {
+    const get = (name: string) => this.column(name).done();
+    const joined = (name: string) => {
+      const [freed, live] = [get(name), get(`live.${name}`)];
+      const all = new Float64Array(freed.length + live.length);
+      all.set(freed);
+      all.set(live, freed.length);
+      return all;
+    };
+    const [free, lifetime, live] = [get('free'), get('lifetime'), get('live.alloc')];
+    const blocks = free.length + live.length;
+    device.freeSeq = new Float64Array(blocks).fill(Infinity);
+    device.allocSeq = new Float64Array(blocks);
+    for (let i = 0; i < free.length; i++) {
+      device.freeSeq[i] = free[i] as number;
+      device.allocSeq[i] = (free[i] as number) - (lifetime[i] as number);
+    }
+    device.allocSeq.set(live, free.length);
+    for (const name of ['size', 'site', 'address', 'tensor'] as const) device[name] = joined(name);
+    device.pointSeq = get('seq');
+    device.pointTime = get('time');
+    this.order(device, free);
+    if (device.info.rest) {
+      device.total = get('total');
+      device.restCount = get('rest');
+      device.rest = this.categories.map(category => category.done());
+    } else {
+      device.total = sums(device);
+    }
+    for (let point = 1; point < device.points; point++) {
+      if ((device.total[point] as number) > (device.total[device.peak] as number)) device.peak = point;
+    }
+    device.segments = {
+      seq: get('segment.seq'),
+      kind: Uint8Array.from(get('segment.kind')),
+      address: get('segment.address'),
+      size: get('segment.size'),
+      pool: get('segment.pool'),
+      stream: get('segment.stream'),
+    };
+    device.reserved = { seq: get('reserved.seq'), value: get('reserved.value') };
+    device.physical = { seq: get('physical.seq'), value: get('physical.value') };
+    this.columns.clear();
+    return device;
+  }
+
+  /** Orders the allocations and frees of the listed blocks, and finds how many of them are up to each point. */
+  private order(device: Device, free: Float64Array): void {
+    const blocks = device.allocSeq.length;
+    // Event number and block in one number, which sorts fast. It is exact below 2^53.
+    const scale = 2 ** Math.ceil(Math.log2(Math.max(blocks, 2)));
+    const allocs = new Float64Array(blocks);
+    for (let block = 0; block < blocks; block++) allocs[block] = (device.allocSeq[block] as number) * scale + block;
+    allocs.sort();
+    const order = new Int32Array(blocks + free.length);
+    const upto = new Int32Array(device.points);
+    let [alloc, freed, point, n] = [0, 0, 0, 0];
+    while (alloc < blocks || freed < free.length) {
+      const allocSeq = alloc < blocks ? Math.floor((allocs[alloc] as number) / scale) : Infinity;
+      const freeSeq = freed < free.length ? (free[freed] as number) : Infinity;
+      const seq = Math.min(allocSeq, freeSeq);
+      while (point < device.points && (device.pointSeq[point] as number) < seq) upto[point++] = n;
+      order[n++] = freeSeq <= allocSeq ? ~freed++ : (allocs[alloc++] as number) % scale;
+    }
+    while (point < device.points) upto[point++] = n;
+    device.eventBlock = order;
+    device.upto = upto;
+  }
+}
+
+/** The allocated bytes at each point, if all blocks are listed. */
+function sums(device: Device): Float64Array {
+  const total = new Float64Array(device.points);
+  let [sum, event] = [0, 0];
+  for (let point = 0; point < device.points; point++) {
+    for (; event < (device.upto[point] as number); event++) {
+      const block = device.eventBlock[event] as number;
+      sum += block >= 0 ? (device.size[block] as number) : -(device.size[~block] as number);
+    }
+    total[point] = sum;
+  }
+  return total;
+}

@@ -1,0 +1,36 @@
+/** What the reader has chosen, and who is told when it changes. */
+
+import type { Division } from './series';
+import type { AxisKind } from './axis';
+import type { Device } from './model';
+
+export interface Choice {
+  device: Device;
+  /** The point whose live allocations are shown. */
+  point: number;
+  /** The point to compare with; -1 without one. */
+  base: number;
+  division: Division;
+  axis: AxisKind;
+  /** What to search for in tables and pictures. */
+  search: string;
+}
+
+export class State {
+  private listeners: ((changed: Partial<Choice>) => void)[] = [];
+  constructor(private choice: Choice) {}
+
+  get now(): Readonly<Choice> {
+    return this.choice;
+  }
+
+  set(changed: Partial<Choice>): void {
+    this.choice = { ...this.choice, ...changed };
+    for (const listener of this.listeners) listener(changed);
+  }
+
+  /** Calls `listener` after each change. */
+  listen(listener: (changed: Partial<Choice>) => void): void {
+    this.listeners.push(listener);
+  }
+}

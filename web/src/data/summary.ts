@@ -1,0 +1,164 @@
+/** The parts of summary.json that the page shows. `analysis/schema/summary.schema.json` describes all of them. */
+
+export interface FrameSummary {
+  name: string;
+  filename: string;
+  line: number;
+  native?: boolean;
+}
+
+export interface StackSummary {
+  location: string;
+  node?: string;
+  frames: FrameSummary[];
+}
+
+export interface Totals {
+  allocated_bytes: number;
+  active_bytes: number;
+  reserved_bytes: number;
+  requested_bytes: number;
+}
+
+export interface AllocationGroup {
+  bytes: number;
+  blocks: number;
+  share: number;
+  category: string;
+  phase: string;
+  stack: StackSummary;
+  tensor_name?: string;
+  tensor_shape?: string;
+  tensor_name_pattern?: string;
+  common_tensor_shape?: string;
+}
+
+export interface MemoryState {
+  time_ns: number;
+  seq: number;
+  step?: number;
+  phase: string;
+  allocated_at?: StackSummary;
+  totals: Totals;
+  by_category: { category: string; bytes: number; blocks: number }[];
+  largest_allocations: AllocationGroup[];
+  module_groups?: { pattern: string; class?: string; modules: number; is_own: boolean; bytes: number }[];
+}
+
+export interface OomSummary {
+  requested_bytes: number;
+  requested_at: StackSummary;
+  in_use: MemoryState;
+  device_free_bytes?: number;
+  reserved_but_unallocated_bytes: number;
+  largest_free_bytes: number;
+  outside_pytorch_bytes: number;
+  contexts_and_other_processes_bytes?: number;
+  refused_by_pytorch: boolean;
+  short_bytes?: number;
+  requested_for?: string;
+}
+
+export interface SuggestionSummary {
+  rule: string;
+  action: string;
+  peak_after_bytes: number;
+  saves_bytes: number;
+  fits?: boolean;
+  scope: string;
+  at_most?: boolean;
+  evidence: string;
+  method: string;
+}
+
+export interface OwnerSummary {
+  owner: string;
+  object?: string;
+  end_bytes: number;
+  peak_bytes: number;
+  allocations: number;
+}
+
+export interface DeviceSummary {
+  device: number;
+  name?: string;
+  total_bytes?: number;
+  in_use_before_bytes?: number;
+  source: string;
+  highest: Totals;
+  peak?: MemoryState;
+  end?: MemoryState;
+  reserved?: {
+    allocated_bytes: number;
+    releasable_bytes: number;
+    blocked_bytes: number;
+    largest_free_bytes: number;
+    segments: number;
+    blocked_segments: number;
+  };
+  suggestions: SuggestionSummary[];
+  steps: number;
+  oom_count: number;
+  ooms: OomSummary[];
+  explained_oom?: number;
+  owners: OwnerSummary[];
+}
+
+export interface IssueSummary {
+  rule: string;
+  device: number;
+  bytes: number;
+  headline: string;
+  evidence: string[];
+  stack?: StackSummary;
+  fix: string;
+  saves_bytes?: number;
+  held_by?: { path: string; tensors: number; bytes: number }[];
+  help?: string;
+}
+
+export interface ProcessSummary {
+  pid: number;
+  rank?: number;
+  argv: string[];
+  events: number;
+  devices: DeviceSummary[];
+  issues: IssueSummary[];
+  no_issue_remark?: string;
+  losses: Record<string, number>;
+  notices: { topic: string; text: string; status: string }[];
+}
+
+export interface Summary {
+  run: { path: string; command: string[]; outcome: string; duration_ns?: number; events: number; unrecorded_processes: number };
+  processes: ProcessSummary[];
+  losses: Record<string, number>;
+  problems: string[];
+  not_recorded: { is_loss: boolean; text: string }[];
+}
+
+/** What the page says about itself. */
+export interface PageInfo {
+  title: string;
+  only: string | null;
+  processes_left_out: number;
+  memtrace_version: string;
+}
+
+export function processName(process: ProcessSummary): string {
+  return process.rank === undefined ? `pid ${process.pid}` : `rank ${process.rank}`;
+}
+
+export function deviceName(device: number): string {
+  return device < 0 ? 'CPU tensors' : `GPU ${device}`;
+}
+
+/** The out-of-memory error that the report explains. */
+export function explainedOom(device: DeviceSummary): OomSummary | undefined {
+  return device.explained_oom === undefined ? undefined : device.ooms[device.explained_oom];
+}
+
+/** `in backward of step 1`. */
+export function whenText(state: MemoryState): string {
+  return state.step === undefined ? `in ${state.phase}` : `in ${state.phase} of step ${state.step}`;
+}

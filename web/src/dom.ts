@@ -1,0 +1,50 @@
+/** Makes elements. Text of the recorded program becomes text nodes, never markup. */
+
+type Child = Node | string | number | null | undefined | false;
+type Attributes = Record<string, string | number | boolean | null | undefined | ((event: never) => void)>;
+
+/** An element with attributes (`onclick` and similar are listeners) and children. */
+export function el<K extends keyof HTMLElementTagNameMap>(
+  tag: K,
+  attributes: Attributes = {},
+  ...children: (Child | Child[])[]
+): HTMLElementTagNameMap[K] {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (typeof value === 'function') element.addEventListener(name.slice(2), value as EventListener);
+    else if (value === true) element.setAttribute(name, '');
+    else if (value !== null && value !== undefined && value !== false) element.setAttribute(name, String(value));
+  }
+  append(element, children.flat());
+  return element;
+}
+
+export function append(element: Element, children: Child[]): void {
+  for (const child of children) {
+    if (child !== null && child !== undefined && child !== false) {
+      element.append(typeof child === 'number' ? String(child) : child);
+    }
+  }
+}
+
+export function replace(element: Element, ...children: (Child | Child[])[]): void {
+  element.replaceChildren();
+  append(element, children.flat());
+}
+
+/** A group of options of which one is chosen. */
+export function choice(
+  label: string,
+  options: readonly (readonly [string, string])[],
+  chosen: string,
+  onchange: (value: string) => void,
+): HTMLElement {
+  const select = el('select', { 'aria-label': label, onchange: () => onchange(select.value) });
+  for (const [value, text] of options) select.append(el('option', { value, selected: value === chosen }, text));
+  return el('label', { class: 'choice' }, el('span', {}, label), select);
+}
+
+export function checkbox(label: string, checked: boolean, onchange: (checked: boolean) => void): HTMLElement {
+  const input = el('input', { type: 'checkbox', checked, onchange: () => onchange(input.checked) });
+  return el('label', { class: 'choice' }, input, el('span', {}, label));
+}

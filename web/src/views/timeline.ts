@@ -1,0 +1,679 @@
+/** The timeline: allocated bytes in series over allocation order, steps or time. Every drawn value existed. */
+
+import { type Axis, axisOf, stepRanges } from '../data/axis';
+import { Extremes } from '../data/extremes';
+import { type Changes, type Device, upperBound } from '../data/model';
+import { SeriesSet } from '../data/series';
+import type { State } from '../data/state';
+import type { DeviceSummary } from '../data/summary';
+import { choice, el, replace } from '../dom';
+import * as format from '../format';
+import { color, onThemeChange, rgb } from '../theme';
+
+const LEFT = 62;
+const RIGHT = 12;
+const TOP = 22;
+/** Rows of bands and the axis below the plot, in CSS pixels. */
+const BAND = 16;
+const BOTTOM = 2 * BAND + 34;
+const HEIGHT = 380;
+/** How far a key moves or zooms. */
+const KEY_STEP = 0.1;
+
+interface Mark {
+  point: number;
+  text: string;
+  kind: 'peak' | 'oom' | 'found';
+}
+
+export class Timeline {
+  readonly element: HTMLElement;
+  private canvas = el('canvas', {
+    tabindex: 0,
+    role: 'application',
+    'aria-label': 'Timeline of allocated memory. Arrow keys move the cursor, plus and minus zoom, Enter shows the live allocations, P goes to the peak.',
+  });
+  private readout = el('div', { class: 'readout', role: 'status', 'aria-live': 'polite' });
+  private legend = el('div', { class: 'legend' });
+  private note = el('p', { class: 'note' });
+  private axis!: Axis;
+  private set!: SeriesSet;
+  private extremes!: Extremes;
+  private marks: Mark[] = [];
+  /** The visible part of the axis. */
+  private from = 0;
+  private to = 1;
+  private hover = -1;
+  private drag: { x: number; from: number; to: number; brush: boolean; moved: boolean } | null = null;
+  private touches = new Map<number, number>();
+  private lines = new Set(['reserved', 'used']);
+  private pending = false;
+  /** How long the latest frame took to draw, in milliseconds. For the benchmark. */
+  drawMs = 0;
+
+  constructor(
+    private state: State,
+    private summaryOf: (device: Device) => DeviceSummary | undefined,
+  ) {
+    const { now } = state;
+    const reset = el('button', { type: 'button', onclick: () => this.zoomTo(this.axis.begin, this.axis.end) }, 'Whole run');
+    const toPeak = el('button', { type: 'button', onclick: () => state.set({ point: this.device.peak }) }, 'Peak');
+    const search = el('input', {
+      type: 'search',
+      placeholder: 'step, event number, or text',
+      'aria-label': 'Search the timeline: a step, an event number, or a name',
+      onkeydown: (event: KeyboardEvent) => event.key === 'Enter' && this.search(search.value),
+    });
+    this.element = el(
+      'section',
+      { class: 'card w12', id: 'timeline', 'aria-label': 'Timeline' },
+      el(
+        'div',
+        { class: 'controls' },
+        el('h2', {}, 'Allocated memory'),
+        choice('Stacked by', [['category', 'category'], ['phase', 'phase'], ['module', 'module'], ['line', 'line of the program']], now.division, value =>
+          state.set({ division: value as never }),
+        ),
+        choice('over', [['order', 'allocation order'], ['steps', 'steps'], ['time', 'time']], now.axis, value => state.set({ axis: value as never })),
+        search,
+        toPeak,
+        reset,
+      ),
+      this.canvas,
+      this.readout,
+      this.legend,
+      this.note,
+    );
+    this.rebuild();
+    state.listen(changed => {
+      if (changed.device || changed.division || changed.axis) this.rebuild(changed.axis === undefined && !changed.device);
+      if (changed.point !== undefined) this.showPoint(changed.point);
+      this.draw();
+    });
+    onThemeChange(() => this.draw());
+    this.listen();
+    new ResizeObserver(() => this.draw()).observe(this.canvas);
+  }
+
+  private get device(): Device {
+    return this.state.now.device;
+  }
+
+  private rebuild(keepsZoom = false): void {
+    const { device } = this;
+    this.axis = axisOf(device, this.state.now.axis);
+    if (!this.set || this.set.device !== device || this.set.division !== this.state.now.division) {
+      this.set = new SeriesSet(device, this.state.now.division);
+    }
+    if (!this.extremes || this.extremes.values !== device.total) this.extremes = new Extremes(device.total);
+    if (!keepsZoom) [this.from, this.to] = [this.axis.begin, this.axis.end];
+    const summary = this.summaryOf(device);
+    this.marks = device.points > 0 ? [{ point: device.peak, text: `peak ${format.size(device.total[device.peak] as number)}`, kind: 'peak' }] : [];
+    for (const oom of summary?.ooms ?? []) {
+      this.marks.push({ point: device.pointOf(oom.in_use.seq), text: `out of memory: requested ${format.size(oom.requested_bytes)}`, kind: 'oom' });
+    }
+    const { rest, mismatches } = device.info;
+    replace(
+      this.note,
+      'Solid: at least this much was allocated throughout a column. Paler: at most, divided as at that highest point. ',
+      rest
+        ? `The ${format.count(device.info.blocks)} largest blocks are listed singly; ${format.number(rest.blocks, 'smaller or shorter-lived block')} ` +
+            `(at most ${format.size(rest.largest)} each) are added up at ${format.count(device.points)} points. Totals are exact at these points. `
+        : '',
+      device.process.shortestPhase > 1 ? `Phases of fewer than ${format.count(device.process.shortestPhase)} events are not drawn. ` : '',
+      mismatches > 0 ? `At ${format.number(mismatches, 'event')}, the allocator's own total differs: the recording lacks frees. ` : '',
+    );
+    this.hover = -1;
+    this.read();
+  }
+
+  // ---- coordinates
+
+  private width(): number {
+    return Math.max(1, this.canvas.clientWidth - LEFT - RIGHT);
+  }
+
+  private x(position: number): number {
+    return LEFT + ((position - this.from) / (this.to - this.from)) * this.width();
+  }
+
+  private positionAt(x: number): number {
+    return this.from + ((x - LEFT) / this.width()) * (this.to - this.from);
+  }
+
+  /** The point whose state holds at a position; -1 before the first. */
+  private pointAt(position: number): number {
+    return upperBound(this.axis.position, position) - 1;
+  }
+
+  /** The points of a pixel column, as from and to; the state before it if no event is in it. */
+  private column(x: number, width: number): [number, number] {
+    const low = this.positionAt(x);
+    const high = this.positionAt(x + width);
+    const from = upperBound(this.axis.position, low - Number.EPSILON * Math.abs(low));
+    const to = upperBound(this.axis.position, high - Number.EPSILON * Math.abs(high));
+    // The state at the start of the column also counts.
+    return [Math.max(0, Math.min(from, to - 1, this.device.points - 1)), Math.max(to, 0)];
+  }
+
+  private zoomTo(from: number, to: number): void {
+    const { begin, end } = this.axis;
+    const least = Math.min(end - begin, this.state.now.axis === 'order' && !this.device.info.rest ? 8 : (end - begin) / 1e7);
+    const length = Math.max(least, Math.min(to - from, end - begin));
+    const start = Math.max(begin, Math.min((from + to - length) / 2, end - length));
+    [this.from, this.to] = [start, start + length];
+    this.draw();
+  }
+
+  /** Makes a point visible. */
+  private showPoint(point: number): void {
+    const position = this.axis.position[point] ?? 0;
+    if (position < this.from || position > this.to) {
+      const half = (this.to - this.from) / 2;
+      this.zoomTo(position - half, position + half);
+    }
+  }
+
+  /** Moves to what the reader searches: a step, an event number, or the first block that matches a text. */
+  search(text: string): void {
+    const trimmed = text.trim();
+    if (trimmed === '') return;
+    const { device } = this;
+    const step = /^step\s+(\d+)$/i.exec(trimmed);
+    const digits = trimmed.replace(/,/g, '');
+    if (step) {
+      const range = stepRanges(device).find(one => one.step === Number(step[1]));
+      if (!range) return this.say(`The run has no step ${step[1]}.`);
+      const position = (point: number) => this.axis.position[Math.min(point, device.points - 1)] ?? 0;
+      const [low, high] = [position(range.from), position(range.to)];
+      this.zoomTo(low - (high - low) * 0.05, high + (high - low) * 0.05);
+      const point = this.extremes.highest(range.from, range.to);
+      this.state.set({ point });
+      return this.say(`Step ${step[1]} peaks at ${format.size(device.total[point] as number)}.`);
+    }
+    if (/^\d+$/.test(digits)) {
+      this.state.set({ point: device.pointOf(Number(digits)) });
+      return this.say('');
+    }
+    this.state.set({ search: trimmed });
+    document.getElementById('allocations')?.scrollIntoView({ behavior: 'smooth' });
+  }
+
+  private say(text: string): void {
+    if (text !== '') replace(this.readout, text);
+  }
+
+  // ---- input
+
+  private listen(): void {
+    const { canvas } = this;
+    const at = (event: PointerEvent | WheelEvent) => event.clientX - canvas.getBoundingClientRect().left;
+    canvas.addEventListener(
+      'wheel',
+      event => {
+        if (event.ctrlKey || event.metaKey || Math.abs(event.deltaY) >= Math.abs(event.deltaX)) {
+          event.preventDefault();
+          const center = this.positionAt(Math.max(LEFT, at(event)));
+          const factor = Math.exp(Math.max(-1, Math.min(1, event.deltaY / 300)));
+          this.zoomTo(center - (center - this.from) * factor, center + (this.to - center) * factor);
+        } else {
+          event.preventDefault();
+          this.pan((event.deltaX / this.width()) * (this.to - this.from));
+        }
+      },
+      { passive: false },
+    );
+    canvas.addEventListener('pointerdown', event => {
+      if (event.button !== 0) return;
+      this.touches.set(event.pointerId, at(event));
+      canvas.setPointerCapture(event.pointerId);
+      // A mouse brushes; with Alt, and below the plot, it pans. A finger pans, two zoom.
+      const y = event.clientY - canvas.getBoundingClientRect().top;
+      const brush = event.pointerType === 'mouse' && !event.altKey && y < HEIGHT - BOTTOM;
+      this.drag = { x: at(event), from: this.from, to: this.to, brush, moved: false };
+    });
+    canvas.addEventListener('pointermove', event => {
+      const x = at(event);
+      if (this.touches.has(event.pointerId)) {
+        const before = [...this.touches.values()];
+        this.touches.set(event.pointerId, x);
+        const after = [...this.touches.values()];
+        if (after.length === 2) return this.pinch(before as [number, number], after as [number, number]);
+      }
+      if (this.drag && Math.abs(x - this.drag.x) > 3) this.drag.moved = true;
+      if (this.drag?.moved && !this.drag.brush) {
+        const shift = ((this.drag.x - x) / this.width()) * (this.drag.to - this.drag.from);
+        return this.zoomTo(this.drag.from + shift, this.drag.to + shift);
+      }
+      this.moveTo(x);
+    });
+    canvas.addEventListener('pointerup', event => {
+      const x = at(event);
+      this.touches.delete(event.pointerId);
+      const { drag } = this;
+      this.drag = null;
+      if (!drag) return;
+      if (drag.moved && drag.brush) {
+        const [low, high] = [this.positionAt(Math.min(drag.x, x)), this.positionAt(Math.max(drag.x, x))];
+        this.zoomTo(low, high);
+      } else if (!drag.moved) {
+        this.moveTo(x);
+        this.choose(event.shiftKey);
+      }
+      this.draw();
+    });
+    canvas.addEventListener('pointercancel', event => {
+      this.touches.delete(event.pointerId);
+      this.drag = null;
+      this.draw();
+    });
+    canvas.addEventListener('pointerleave', () => {
+      this.hover = -1;
+      this.read();
+      this.draw();
+    });
+    canvas.addEventListener('dblclick', () => this.zoomTo(this.axis.begin, this.axis.end));
+    canvas.addEventListener('keydown', event => this.key(event));
+  }
+
+  private pinch(before: [number, number], after: [number, number]): void {
+    const [a, b] = [this.positionAt(before[0]), this.positionAt(before[1])];
+    const scale = (b - a) / Math.max(1, Math.abs(after[1] - after[0])) / Math.sign(after[1] - after[0] || 1);
+    const from = a - (after[0] - LEFT) * scale;
+    if (this.drag) this.drag.moved = true;
+    this.zoomTo(from, from + this.width() * scale);
+  }
+
+  private pan(by: number): void {
+    this.zoomTo(this.from + by, this.to + by);
+  }
+
+  private moveTo(x: number): void {
+    const inside = Math.max(LEFT, Math.min(x, LEFT + this.width() - 0.01));
+    const [from, to] = this.column(inside, 1);
+    this.hover = to > from ? this.extremes.highest(from, to) : Math.max(0, this.pointAt(this.positionAt(inside)));
+    this.read();
+    this.draw();
+  }
+
+  /** Shows the live allocations at the cursor, or compares with them. */
+  private choose(asBase: boolean): void {
+    if (this.hover < 0) return;
+    if (asBase) this.state.set({ base: this.hover });
+    else this.state.set({ point: this.hover });
+  }
+
+  private key(event: KeyboardEvent): void {
+    const length = this.to - this.from;
+    const center = (this.from + this.to) / 2;
+    const from = this.hover >= 0 ? this.hover : this.state.now.point;
+    const move = (by: number) => {
+      this.hover = Math.max(0, Math.min(this.device.points - 1, from + by));
+      this.showPoint(this.hover);
+      this.read();
+    };
+    const far = Math.max(1, Math.round(this.visiblePoints() * KEY_STEP));
+    if (event.key === 'ArrowLeft') move(event.shiftKey ? -far : -1);
+    else if (event.key === 'ArrowRight') move(event.shiftKey ? far : 1);
+    else if (event.key === 'PageUp') this.pan(-length / 2);
+    else if (event.key === 'PageDown') this.pan(length / 2);
+    else if (event.key === '+' || event.key === '=') this.zoomTo(center - length / 4, center + length / 4);
+    else if (event.key === '-') this.zoomTo(center - length, center + length);
+    else if (event.key === 'Home') this.zoomTo(this.axis.begin, this.axis.end);
+    else if (event.key === 'p' || event.key === 'P') this.state.set({ point: this.device.peak });
+    else if (event.key === 'Enter' || event.key === ' ') this.choose(event.shiftKey);
+    else return;
+    event.preventDefault();
+    this.draw();
+  }
+
+  private visiblePoints(): number {
+    return Math.max(1, upperBound(this.axis.position, this.to) - upperBound(this.axis.position, this.from));
+  }
+
+  // ---- text
+
+  /** The phase and step at a point: `backward of step 3`. */
+  positionText(point: number): string {
+    const { process } = this.device;
+    const at = upperBound(process.phaseSeq, this.device.pointSeq[point] ?? 0) - 1;
+    if (at < 0) return '';
+    const [phase, step] = [process.phases[process.phaseOf[at] as number] ?? '', process.stepOf[at] as number];
+    return step < 0 ? phase : `${phase} of step ${step}`;
+  }
+
+  private read(): void {
+    const { device } = this;
+    const point = this.hover >= 0 ? this.hover : Math.min(this.state.now.point, device.points - 1);
+    if (point < 0) return replace(this.readout, 'No memory was allocated.');
+    const values = this.set.values(point);
+    const seq = device.pointSeq[point] as number;
+    const facts = [
+      `event ${format.count(seq)}`,
+      this.positionText(point),
+      `${format.duration(device.pointTime[point] as number)} after the first event`,
+    ];
+    const reserved = valueAt(device.reserved, seq);
+    replace(
+      this.readout,
+      el('b', {}, format.size(device.total[point] as number)),
+      ` allocated${reserved > 0 ? `, ${format.size(reserved)} reserved` : ''} \u00b7 ${facts.filter(text => text !== '').join(' \u00b7 ')}`,
+      this.hover < 0 ? ' (selected)' : '',
+    );
+    const rows = this.set.series.map((series, i) => ({ series, bytes: values[i] as number }));
+    replace(
+      this.legend,
+      rows.reverse().map(({ series, bytes }) => {
+        const swatch = el('i', { class: 'swatch' });
+        swatch.style.background = `var(--${series.color})`;
+        return el(
+          'button',
+          { type: 'button', class: bytes > 0 ? '' : 'zero', onclick: () => this.state.set({ search: series.label }) },
+          swatch,
+          el('span', {}, series.label),
+          el('b', {}, format.size(bytes)),
+        );
+      }),
+      this.line('reserved', 'reserved'),
+      this.line('used', 'device used by the process'),
+      this.line('capacity', 'capacity'),
+    );
+  }
+
+  private line(name: string, label: string): HTMLElement | null {
+    const { device } = this;
+    const capacity = this.summaryOf(device)?.total_bytes;
+    if (name === 'reserved' && device.reserved.seq.length === 0) return null;
+    if (name === 'used' && device.physical.seq.length === 0) return null;
+    if (name === 'capacity' && capacity === undefined) return null;
+    const pressed = this.lines.has(name);
+    const swatch = el('i', { class: `line ${name}` });
+    return el(
+      'button',
+      {
+        type: 'button',
+        'aria-pressed': pressed ? 'true' : 'false',
+        class: pressed ? '' : 'zero',
+        onclick: () => {
+          if (pressed) this.lines.delete(name);
+          else this.lines.add(name);
+          this.read();
+          this.draw();
+        },
+      },
+      swatch,
+      el('span', {}, label),
+      name === 'capacity' ? el('b', {}, format.size(capacity as number)) : null,
+    );
+  }
+
+  // ---- drawing
+
+  draw(): void {
+    if (this.pending) return;
+    this.pending = true;
+    requestAnimationFrame(() => {
+      this.pending = false;
+      const start = performance.now();
+      this.paint();
+      this.drawMs = performance.now() - start;
+    });
+  }
+
+  private paint(): void {
+    const { canvas, device } = this;
+    const ratio = Math.min(2, window.devicePixelRatio || 1);
+    const [width, height] = [canvas.clientWidth, HEIGHT];
+    if (width === 0) return;
+    if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
+      canvas.width = Math.round(width * ratio);
+      canvas.height = Math.round(height * ratio);
+    }
+    const context = canvas.getContext('2d') as CanvasRenderingContext2D;
+    context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    context.clearRect(0, 0, width, height);
+    context.font = '12px system-ui, sans-serif';
+    if (device.points === 0) return;
+    const plot = { left: LEFT, top: TOP, width: this.width(), height: height - TOP - BOTTOM };
+    const most = this.highestValue();
+    const [unitName, unit] = format.byteUnit(most);
+    const step = format.labelStep(most / unit, 5) * unit;
+    const ceiling = Math.ceil((most * 1.02) / step) * step;
+    const y = (bytes: number) => plot.top + plot.height * (1 - bytes / ceiling);
+    const [ink, mute, grid] = [color('ink'), color('mute'), color('line')];
+    for (let value = 0; value <= ceiling + step / 2; value += step) {
+      context.fillStyle = grid;
+      context.fillRect(plot.left, Math.round(y(value)), plot.width, 1);
+      context.fillStyle = mute;
+      context.textAlign = 'right';
+      context.fillText(format.axisLabel(value / unit, step / unit), plot.left - 8, y(value) + 4);
+    }
+    context.textAlign = 'left';
+    context.fillText(unitName, 8, 14);
+    this.paintAreas(context, ratio, plot, ceiling);
+    this.paintLines(context, plot, y, ceiling);
+    this.paintBands(context, plot);
+    this.paintAxis(context, plot, mute, grid);
+    this.paintMarks(context, plot, ink);
+  }
+
+  /** The highest value of the visible part, with the lines that are shown. */
+  private highestValue(): number {
+    const { device } = this;
+    const [from, to] = this.column(LEFT, this.width());
+    let most = to > from ? (device.total[this.extremes.highest(from, to)] as number) : 0;
+    const seqs: [number, number] = [device.pointSeq[from] ?? 0, device.pointSeq[Math.max(from, to - 1)] ?? 0];
+    if (this.lines.has('reserved')) most = Math.max(most, highestOf(device.reserved, seqs));
+    if (this.lines.has('used')) most = Math.max(most, highestOf(device.physical, seqs));
+    if (this.lines.has('capacity')) most = Math.max(most, this.summaryOf(device)?.total_bytes ?? 0);
+    return Math.max(most, 1);
+  }
+
+  private paintAreas(
+    context: CanvasRenderingContext2D,
+    ratio: number,
+    plot: { left: number; top: number; width: number; height: number },
+    ceiling: number,
+  ): void {
+    const { device, set, extremes } = this;
+    const columns = Math.max(1, Math.round(plot.width * ratio));
+    const rows = Math.max(1, Math.round(plot.height * ratio));
+    const image = context.createImageData(columns, rows);
+    const pixels = new Uint32Array(image.data.buffer);
+    const background = rgb(color('card'));
+    const solid = set.series.map(series => packed(rgb(color(series.color))));
+    const pale = set.series.map(series => packed(mixed(rgb(color(series.color)), background, 0.5)));
+    const gap = packed(background);
+    const values = new Float64Array(set.series.length);
+    let [lastPoint, lastLow] = [-1, -1];
+    for (let column = 0; column < columns; column++) {
+      const [from, to] = this.column(LEFT + column / ratio, 1 / ratio);
+      if (to <= from) continue;
+      const high = extremes.highest(from, to);
+      const low = device.total[extremes.lowest(from, to)] as number;
+      if (high === lastPoint && low === lastLow && column > 0) {
+        for (let row = 0, at = column; row < rows; row++, at += columns) pixels[at] = pixels[at - 1] as number;
+        continue;
+      }
+      [lastPoint, lastLow] = [high, low];
+      set.at(high, values);
+      const lowRow = rows - Math.round((low / ceiling) * rows);
+      let bytes = 0;
+      let bottom = rows;
+      for (let series = 0; series < values.length; series++) {
+        bytes += values[series] as number;
+        const top = Math.max(0, rows - Math.round((bytes / ceiling) * rows));
+        const [dark, light] = [solid[series] as number, pale[series] as number];
+        for (let row = top, at = top * columns + column; row < bottom; row++, at += columns) {
+          pixels[at] = row >= lowRow ? dark : light;
+        }
+        // A line of the background between series helps those who do not see the colors.
+        if (bottom - top > 3 && series > 0 && bottom < rows) pixels[(bottom - 1) * columns + column] = gap;
+        bottom = Math.min(bottom, top);
+      }
+    }
+    context.putImageData(image, Math.round(plot.left * ratio), Math.round(plot.top * ratio));
+  }
+
+  private paintLines(
+    context: CanvasRenderingContext2D,
+    plot: { left: number; top: number; width: number; height: number },
+    y: (bytes: number) => number,
+    ceiling: number,
+  ): void {
+    const { device } = this;
+    const stroke = (changes: Changes, style: string, dash: number[]) => {
+      if (changes.seq.length === 0) return;
+      context.strokeStyle = style;
+      context.setLineDash(dash);
+      context.lineWidth = 1.5;
+      context.beginPath();
+      let before = -1;
+      for (let column = 0; column <= plot.width; column++) {
+        const [from, to] = this.column(LEFT + column, 1);
+        const seqs: [number, number] = [device.pointSeq[from] ?? 0, device.pointSeq[Math.max(from, to - 1)] ?? 0];
+        // The highest value of the column: no peak is lost.
+        const value = Math.min(ceiling, highestOf(changes, seqs));
+        if (before < 0) context.moveTo(plot.left + column, y(value));
+        else if (value !== before) {
+          context.lineTo(plot.left + column, y(before));
+          context.lineTo(plot.left + column, y(value));
+        }
+        before = value;
+      }
+      context.lineTo(plot.left + plot.width, y(before));
+      context.stroke();
+      context.setLineDash([]);
+      context.lineWidth = 1;
+    };
+    if (this.lines.has('reserved')) stroke(device.reserved, color('ink'), []);
+    if (this.lines.has('used')) stroke(device.physical, color('mute'), [5, 3]);
+    const capacity = this.summaryOf(device)?.total_bytes;
+    if (this.lines.has('capacity') && capacity !== undefined) {
+      context.fillStyle = color('bad');
+      context.fillRect(plot.left, Math.round(y(capacity)), plot.width, 2);
+    }
+  }
+
+  private paintBands(context: CanvasRenderingContext2D, plot: { left: number; top: number; width: number; height: number }): void {
+    const { device } = this;
+    const { process } = device;
+    if (process.phaseSeq.length === 0) return;
+    const top = plot.top + plot.height + 6;
+    const at = (x: number) => upperBound(process.phaseSeq, device.pointSeq[Math.max(0, this.pointAt(this.positionAt(x)))] ?? 0) - 1;
+    const runs = (valueOf: (change: number) => number, put: (value: number, from: number, to: number) => void) => {
+      let [value, from] = [Number.NaN, 0];
+      for (let column = 0; column <= plot.width; column++) {
+        const change = at(LEFT + column + 0.5);
+        const next = column === Math.floor(plot.width) || change < 0 ? Number.NaN : valueOf(change);
+        if (next === value) continue;
+        if (!Number.isNaN(value)) put(value, plot.left + from, plot.left + column);
+        [value, from] = [next, column];
+      }
+    };
+    const ink = color('ink');
+    runs(
+      change => process.phaseOf[change] as number,
+      (phase, from, to) => {
+        const name = process.phases[phase] ?? 'other';
+        context.fillStyle = color(`phase-${name}`);
+        context.fillRect(from, top, Math.max(1, to - from - 0.5), BAND - 4);
+        if (to - from > context.measureText(name).width + 6) {
+          context.fillStyle = color('on-band');
+          context.textAlign = 'center';
+          context.fillText(name, (from + to) / 2, top + BAND - 6);
+        }
+      },
+    );
+    runs(
+      change => process.stepOf[change] as number,
+      (step, from, to) => {
+        context.fillStyle = color('line');
+        context.fillRect(from, top + BAND, Math.max(1, to - from - 1), BAND - 2);
+        const label = step < 0 ? 'before step 0' : [`step ${step}`, `${step}`].find(text => context.measureText(text).width + 6 < to - from);
+        if (label && context.measureText(label).width + 6 < to - from) {
+          context.fillStyle = ink;
+          context.textAlign = 'center';
+          context.fillText(label, (from + to) / 2, top + 2 * BAND - 5);
+        }
+      },
+    );
+  }
+
+  private paintAxis(context: CanvasRenderingContext2D, plot: { left: number; top: number; width: number; height: number }, mute: string, grid: string): void {
+    const y = plot.top + plot.height + 2 * BAND + 10;
+    let step = format.labelStep(this.to - this.from, Math.max(2, plot.width / 110));
+    if (this.axis.kind !== 'time') step = Math.max(1, Math.round(step));
+    context.textAlign = 'center';
+    for (let value = Math.ceil(this.from / step) * step; value <= this.to; value += step) {
+      const x = this.x(value);
+      context.fillStyle = grid;
+      context.fillRect(x, plot.top + plot.height, 1, 4);
+      context.fillStyle = mute;
+      const text = this.axis.label(value, step);
+      const half = context.measureText(text).width / 2;
+      context.fillText(text, Math.max(plot.left + half - 20, Math.min(x, plot.left + plot.width - half)), y + 8);
+    }
+    context.textAlign = 'right';
+    if (plot.width > 500) context.fillText(this.axis.title, plot.left + plot.width, y + 22);
+  }
+
+  private paintMarks(context: CanvasRenderingContext2D, plot: { left: number; top: number; width: number; height: number }, ink: string): void {
+    const { axis, state } = this;
+    const vertical = (point: number, style: string, dash: number[], text: string, row: number) => {
+      const x = this.x(axis.position[point] ?? 0);
+      if (x < plot.left - 1 || x > plot.left + plot.width + 1) return;
+      context.strokeStyle = style;
+      context.setLineDash(dash);
+      context.beginPath();
+      context.moveTo(x, plot.top - 4);
+      context.lineTo(x, plot.top + plot.height);
+      context.stroke();
+      context.setLineDash([]);
+      if (text === '') return;
+      context.fillStyle = style;
+      const wide = context.measureText(text).width;
+      context.textAlign = x + wide + 8 > plot.left + plot.width ? 'right' : 'left';
+      context.fillText(text, x + (context.textAlign === 'right' ? -5 : 5), plot.top - 8 + row);
+    };
+    for (const mark of this.marks) {
+      vertical(mark.point, mark.kind === 'oom' ? color('bad') : ink, [4, 3], mark.text, mark.kind === 'oom' ? 0 : 0);
+    }
+    const { point, base } = state.now;
+    vertical(point, color('accent'), [], '', 0);
+    if (base >= 0) vertical(base, color('accent'), [2, 2], 'compared with', 12);
+    if (this.hover >= 0) vertical(this.hover, color('mute'), [1, 2], '', 0);
+    if (this.drag?.brush && this.drag.moved && this.hover >= 0) {
+      const x = this.x(axis.position[this.hover] ?? 0);
+      context.fillStyle = color('accent');
+      context.globalAlpha = 0.18;
+      context.fillRect(Math.min(x, this.drag.x), plot.top, Math.abs(x - this.drag.x), plot.height);
+      context.globalAlpha = 1;
+    }
+  }
+}
+
+/** The value that holds at an event. */
+export function valueAt(changes: Changes, seq: number): number {
+  const at = upperBound(changes.seq, seq) - 1;
+  return at < 0 ? 0 : (changes.value[at] as number);
+}
+
+const trees = new WeakMap<Float64Array, Extremes>();
+
+/** The highest value between two events. */
+function highestOf(changes: Changes, [from, to]: [number, number]): number {
+  if (changes.seq.length === 0) return 0;
+  let tree = trees.get(changes.value);
+  if (!tree) trees.set(changes.value, (tree = new Extremes(changes.value)));
+  const [low, high] = [Math.max(0, upperBound(changes.seq, from) - 1), upperBound(changes.seq, to)];
+  return high > low ? (changes.value[tree.highest(low, high)] as number) : valueAt(changes, to);
+}
+
+function packed([red, green, blue]: [number, number, number]): number {
+  return ((255 << 24) | (blue << 16) | (green << 8) | red) >>> 0;
+}
+
+function mixed(a: [number, number, number], b: [number, number, number], share: number): [number, number, number] {
+  return [0, 1, 2].map(i => Math.round((a[i] as number) * share + (b[i] as number) * (1 - share))) as [number, number, number];
+}
