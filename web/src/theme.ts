@@ -22,8 +22,9 @@ export function color(name: string): string {
   return value;
 }
 
-/** The parts of a color `#rrggbb`. */
+/** The parts of a color `#rrggbb`, or `#rgb` as the build shortens it. */
 export function rgb(value: string): [number, number, number] {
+  if (value.length === 4) return rgb(`#${[...value.slice(1)].map(digit => digit + digit).join('')}`);
   const bits = Number.parseInt(value.slice(1), 16);
   return [(bits >> 16) & 255, (bits >> 8) & 255, bits & 255];
 }

@@ -50,13 +50,18 @@ export function verdict(summary: Summary): HTMLElement {
   if (oom) {
     const at = oom.in_use.step === undefined ? oom.in_use.phase : `step ${oom.in_use.step}, ${oom.in_use.phase}`;
     const free = oom.device_free_bytes === undefined ? '' : `; ${format.size(oom.device_free_bytes)} free`;
+    // PyTorch requests whole segments: 20 MiB for blocks up to 10 MiB, 2 MiB for those up to 1 MiB.
+    const segment = oom.requested_bytes <= 1 << 20 ? 2 << 20 : 20 << 20;
+    const fits = oom.device_free_bytes !== undefined && oom.requested_bytes <= oom.device_free_bytes && oom.device_free_bytes < segment;
+    const asked = fits && device.source === 'torch' ? `, and PyTorch requests ${format.size(segment)} from CUDA for it` : '';
+    const limit = oom.refused_by_pytorch ? ', and PyTorch\u2019s own limit refused it' : '';
     const short = oom.short_bytes === undefined ? '' : `, ${format.size(oom.short_bytes)} short`;
     return el(
       'section',
       { class: 'card w12 verdict', id: 'verdict' },
       el('strong', { class: 'bad' }, `\u2717 CUDA out of memory on ${where}${capacity === undefined ? '' : ` (${format.size(capacity)})`}`),
       el('span', {}, `${at}${oom.requested_at.location ? `, ${oom.requested_at.location}` : ''}`),
-      el('span', { class: 'wide-line' }, `Tried to allocate ${format.size(oom.requested_bytes)}${free}${short}. ${process.no_issue_remark ? format.capital(process.no_issue_remark) : issuesText(summary)}`),
+      el('span', { class: 'wide-line' }, `Tried to allocate ${format.size(oom.requested_bytes)}${free}${short}${asked}${limit}. ${process.no_issue_remark ? format.capital(process.no_issue_remark) : issuesText(summary)}`),
     );
   }
   const { peak } = device;
@@ -74,13 +79,14 @@ export function verdict(summary: Summary): HTMLElement {
 
 /** What is missing from the recording, if anything is. */
 export function losses(summary: Summary): HTMLElement | null {
+  const isLoss = Object.values(summary.losses).some(count => count > 0) || summary.problems.length > 0 || summary.not_recorded.some(one => one.is_loss);
   const lines = [
     ...Object.entries(summary.losses).map(([name, count]) => `${name.replaceAll('_', ' ')}: ${format.count(count)}`),
     ...summary.problems,
     ...summary.not_recorded.map(one => one.text),
   ];
   if (lines.length === 0) return null;
-  return el('section', { class: 'card w12 losses', id: 'losses' }, el('h2', {}, 'The recording is incomplete'), el('ul', {}, lines.map(line => el('li', {}, line))));
+  return el('section', { class: `card w12 ${isLoss ? 'losses' : ''}`, id: 'losses' }, el('h2', {}, isLoss ? 'The recording is incomplete' : 'Not recorded'), el('ul', {}, lines.map(line => el('li', {}, line))));
 }
 
 function card(title: string, figure: string, more: string): HTMLElement {
@@ -109,7 +115,7 @@ export function figures(device: DeviceSummary): HTMLElement[] {
     card(
       'Capacity',
       device.total_bytes === undefined ? 'unknown' : format.size(device.total_bytes),
-      [device.name, device.in_use_before_bytes === undefined ? '' : `${format.size(device.in_use_before_bytes)} in use before the program started`].filter(text => text).join('; '),
+      [device.name, !device.in_use_before_bytes ? '' : `${format.size(device.in_use_before_bytes)} in use before the program started`].filter(text => text).join('; '),
     ),
   ];
   return cards;

@@ -12,7 +12,7 @@ import { color, onThemeChange, rgb } from '../theme';
 
 const LEFT = 62;
 const RIGHT = 12;
-const TOP = 22;
+const TOP = 34;
 /** Rows of bands and the axis below the plot, in CSS pixels. */
 const BAND = 16;
 const BOTTOM = 2 * BAND + 34;
@@ -36,7 +36,7 @@ export class Timeline {
   private readout = el('div', { class: 'readout', role: 'status', 'aria-live': 'polite' });
   private legend = el('div', { class: 'legend' });
   private note = el('p', { class: 'note' });
-  private axis!: Axis;
+  axis!: Axis;
   private set!: SeriesSet;
   private extremes!: Extremes;
   private marks: Mark[] = [];
@@ -48,8 +48,11 @@ export class Timeline {
   private touches = new Map<number, number>();
   private lines = new Set(['reserved', 'used']);
   private pending = false;
-  /** How long the latest frame took to draw, in milliseconds. For the benchmark. */
+  /** How long the latest frame took to draw, in milliseconds, and where it drew. For tests and the benchmark. */
   drawMs = 0;
+  frames = 0;
+  image: ImageData | null = null;
+  geometry = { left: 0, top: 0, width: 0, height: 0, ceiling: 1, from: 0, to: 1, ratio: 1 };
 
   constructor(
     private state: State,
@@ -112,6 +115,8 @@ export class Timeline {
     for (const oom of summary?.ooms ?? []) {
       this.marks.push({ point: device.pointOf(oom.in_use.seq), text: `out of memory: requested ${format.size(oom.requested_bytes)}`, kind: 'oom' });
     }
+    const capacity = summary?.total_bytes;
+    if (capacity !== undefined && (device.total[device.peak] ?? 0) > capacity / 2) this.lines.add('capacity');
     const { rest, mismatches } = device.info;
     replace(
       this.note,
@@ -156,7 +161,7 @@ export class Timeline {
     return [Math.max(0, Math.min(from, to - 1, this.device.points - 1)), Math.max(to, 0)];
   }
 
-  private zoomTo(from: number, to: number): void {
+  zoomTo(from: number, to: number): void {
     const { begin, end } = this.axis;
     const least = Math.min(end - begin, this.state.now.axis === 'order' && !this.device.info.rest ? 8 : (end - begin) / 1e7);
     const length = Math.max(least, Math.min(to - from, end - begin));
@@ -417,6 +422,7 @@ export class Timeline {
       const start = performance.now();
       this.paint();
       this.drawMs = performance.now() - start;
+      this.frames += 1;
     });
   }
 
@@ -440,17 +446,20 @@ export class Timeline {
     const step = format.labelStep(most / unit, 5) * unit;
     const ceiling = Math.ceil((most * 1.02) / step) * step;
     const y = (bytes: number) => plot.top + plot.height * (1 - bytes / ceiling);
+    this.geometry = { ...plot, ceiling, from: this.from, to: this.to, ratio };
     const [ink, mute, grid] = [color('ink'), color('mute'), color('line')];
+    this.paintAreas(context, ratio, plot, ceiling);
     for (let value = 0; value <= ceiling + step / 2; value += step) {
+      context.globalCompositeOperation = 'destination-over';
       context.fillStyle = grid;
       context.fillRect(plot.left, Math.round(y(value)), plot.width, 1);
+      context.globalCompositeOperation = 'source-over';
       context.fillStyle = mute;
       context.textAlign = 'right';
       context.fillText(format.axisLabel(value / unit, step / unit), plot.left - 8, y(value) + 4);
     }
     context.textAlign = 'left';
-    context.fillText(unitName, 8, 14);
-    this.paintAreas(context, ratio, plot, ceiling);
+    context.fillText(unitName, 8, plot.top - 12);
     this.paintLines(context, plot, y, ceiling);
     this.paintBands(context, plot);
     this.paintAxis(context, plot, mute, grid);
@@ -512,6 +521,7 @@ export class Timeline {
         bottom = Math.min(bottom, top);
       }
     }
+    this.image = image;
     context.putImageData(image, Math.round(plot.left * ratio), Math.round(plot.top * ratio));
   }
 
@@ -634,14 +644,14 @@ export class Timeline {
       context.fillStyle = style;
       const wide = context.measureText(text).width;
       context.textAlign = x + wide + 8 > plot.left + plot.width ? 'right' : 'left';
-      context.fillText(text, x + (context.textAlign === 'right' ? -5 : 5), plot.top - 8 + row);
+      context.fillText(text, x + (context.textAlign === 'right' ? -5 : 5), plot.top - 8 - row);
     };
     for (const mark of this.marks) {
-      vertical(mark.point, mark.kind === 'oom' ? color('bad') : ink, [4, 3], mark.text, mark.kind === 'oom' ? 0 : 0);
+      vertical(mark.point, mark.kind === 'oom' ? color('bad') : ink, [4, 3], mark.text, mark.kind === 'oom' ? 13 : 0);
     }
     const { point, base } = state.now;
     vertical(point, color('accent'), [], '', 0);
-    if (base >= 0) vertical(base, color('accent'), [2, 2], 'compared with', 12);
+    if (base >= 0) vertical(base, color('accent'), [2, 2], 'compared with', 0);
     if (this.hover >= 0) vertical(this.hover, color('mute'), [1, 2], '', 0);
     if (this.drag?.brush && this.drag.moved && this.hover >= 0) {
       const x = this.x(axis.position[this.hover] ?? 0);

@@ -1,0 +1,356 @@
+#!/usr/bin/env node
+// Drives an HTML report in headless Chromium: every view, pointer and keyboard, search, zoom, both themes, a phone's width. Compares
+// what the page has with summary.json. Exit 0: all of it is right. 1: something is not. 2: the check could not run.
+import { existsSync, mkdirSync, readFileSync } from 'node:fs';
+import { join, resolve } from 'node:path';
+import { pathToFileURL } from 'node:url';
+import { parseArgs } from 'node:util';
+import { chromium } from 'playwright-core';
+
+const USAGE = `usage: node report.mjs PAGE [options]
+  --summary FILE    the run's summary.json; without it, the page is compared with the summary inside it
+  --headline TEXT   what the command in the header must contain
+  --out DIR         where to put pictures of the page
+  --chromium PATH   (default: $CHROMIUM, then /usr/bin/chromium)`;
+
+function fail(message) {
+  console.error(message);
+  process.exit(2);
+}
+
+let args;
+try {
+  args = parseArgs({
+    allowPositionals: true,
+    options: {
+      summary: { type: 'string' },
+      headline: { type: 'string' },
+      out: { type: 'string' },
+      chromium: { type: 'string', default: process.env.CHROMIUM ?? '/usr/bin/chromium' },
+    },
+  });
+} catch (e) {
+  fail(`${e.message}\n${USAGE}`);
+}
+const opt = args.values;
+if (args.positionals.length !== 1) fail(USAGE);
+const file = resolve(args.positionals[0]);
+for (const needed of [file, opt.chromium, ...(opt.summary ? [opt.summary] : [])]) if (!existsSync(needed)) fail(`no such file: ${needed}`);
+if (opt.out) mkdirSync(opt.out, { recursive: true });
+
+const errors = [];
+const note = (kind, message) => errors.push({ where: 'page', kind, message: message.slice(0, 600) });
+let checks = 0;
+const check = (kind, condition, message) => {
+  checks += 1;
+  if (!condition) note(kind, message);
+};
+const equal = (kind, found, expected) => check(kind, JSON.stringify(found) === JSON.stringify(expected), `${JSON.stringify(found)} instead of ${JSON.stringify(expected)}`);
+
+/** Runs inside the page: the figures of every device that the page has, by its own data. */
+function figures() {
+  const { state, summary, timeline } = window.memtraceReport;
+  const before = { ...state.now };
+  const found = [];
+  const select = [...document.querySelectorAll('label.choice')].find(label => label.textContent.startsWith('Device'))?.querySelector('select');
+  const count = select ? select.options.length : 1;
+  for (let at = 0; at < count; at++) {
+    if (select) {
+      select.value = String(at);
+      select.dispatchEvent(new Event('change'));
+    }
+    const { device } = state.now;
+    const categories = point => {
+      state.set({ division: 'category', point });
+      const values = timeline.set.values(point);
+      const all = {};
+      timeline.set.series.forEach((series, i) => values[i] !== 0 && (all[series.color.replace('category-', '')] = values[i]));
+      return all;
+    };
+    const process = summary.processes.find(one => one.devices.some(two => two.device === device.info.device && one.pid === summary.processes[at]?.pid)) ?? summary.processes[0];
+    const described = process.devices.find(one => one.device === device.info.device);
+    const pointAt = seq => device.pointOf(seq);
+    const liveBytes = point => device.live(point).reduce((sum, block) => sum + device.size[block], 0);
+    const restBytes = point => device.rest.reduce((sum, bytes) => sum + bytes[point], 0);
+    const state_ = one => one && { seq: one.seq, point: pointAt(one.seq), allocated: one.totals.allocated_bytes, reserved: one.totals.reserved_bytes };
+    const states = [described.peak, described.end, ...described.ooms.map(oom => oom.in_use)].map(state_).filter(one => one);
+    found.push({
+      name: `${process.pid} ${device.info.device}`,
+      source: device.info.source,
+      mismatches: device.info.mismatches,
+      complete: !device.info.rest,
+      peak: device.total[device.peak],
+      peakSeq: device.pointSeq[device.peak],
+      expectedPeakSeq: described.peak?.seq,
+      categories: categories(device.peak),
+      expectedCategories: Object.fromEntries((described.peak?.by_category ?? []).filter(one => one.bytes > 0).map(one => [one.category, one.bytes])),
+      states: states.map(one => ({
+        ...one,
+        found: device.total[one.point],
+        listed: liveBytes(one.point) + restBytes(one.point),
+        foundReserved: device.reserved.seq.length === 0 ? null : (() => {
+          let value = 0;
+          for (let i = 0; i < device.reserved.seq.length && device.reserved.seq[i] <= one.seq; i++) value = device.reserved.value[i];
+          return value;
+        })(),
+      })),
+      highest: described.highest.allocated_bytes,
+    });
+  }
+  if (select) {
+    select.value = '0';
+    select.dispatchEvent(new Event('change'));
+  }
+  state.set({ division: before.division, point: before.point });
+  return found;
+}
+
+/**
+ * Runs inside the page: columns that hide the highest point in them, or show more than any point has, both counted by brute force. A point
+ * at the border of two columns may be in either.
+ */
+function wrongColumns() {
+  const { timeline, state } = window.memtraceReport;
+  const { device } = state.now;
+  const { ceiling, from, to } = timeline.geometry;
+  const { position } = timeline.axis;
+  const { width: columns, height: rows, data } = timeline.image;
+  const columnOf = point => ((position[point] - from) / (to - from)) * columns;
+  const highest = new Float64Array(columns).fill(-1);
+  let now = 0;
+  let point = 0;
+  for (let column = 0; column < columns; column++) {
+    highest[column] = now;
+    for (; point < device.points && columnOf(point) < column + 1; point++) {
+      now = device.total[point];
+      highest[column] = Math.max(columnOf(point) < 0 ? 0 : highest[column], now);
+    }
+  }
+  const heights = Array.from({ length: columns }, (_, column) => {
+    let row = 0;
+    while (row < rows && data[(row * columns + column) * 4 + 3] === 0) row += 1;
+    return rows - row;
+  });
+  const height = value => Math.round((value / ceiling) * rows);
+  let wrong = 0;
+  for (let column = 1; column + 1 < columns; column++) {
+    const near = [column - 1, column, column + 1];
+    const shown = Math.max(...near.map(at => heights[at]));
+    const most = Math.max(...near.map(at => highest[at]));
+    if (shown < height(highest[column]) || heights[column] > height(most)) wrong += 1;
+  }
+  return { wrong, columns };
+}
+
+const browser = await chromium.launch({ executablePath: opt.chromium, args: ['--no-sandbox'] });
+const page = await browser.newPage({ viewport: { width: 1400, height: 900 }, colorScheme: 'light' });
+const url = pathToFileURL(file).href;
+page.on('console', m => ['error', 'warning'].includes(m.type()) && note('console', m.text()));
+page.on('pageerror', e => note('script', e.message));
+page.on('dialog', d => {
+  note('dialog', d.message());
+  d.dismiss();
+});
+page.on('request', r => r.url() !== url && note('request', r.url()));
+const start = Date.now();
+let loadMs = 0;
+let devices = [];
+try {
+  await page.goto(url);
+  await page.waitForFunction(() => window.memtraceReport || document.querySelector('main .card p'), null, { timeout: 60_000 });
+  loadMs = Date.now() - start;
+  const isEmpty = await page.evaluate(() => !window.memtraceReport);
+  check('title', (await page.title()).startsWith('memtrace: '), await page.title());
+  if (opt.headline) check('headline', (await page.textContent('header code')).includes(opt.headline), await page.textContent('header code'));
+  const verdict = await page.textContent('#verdict');
+  check('verdict', verdict.length > 8, verdict);
+  if (!isEmpty) {
+    devices = await page.evaluate(figures);
+    for (const one of devices) {
+      if (one.mismatches > 0) continue;
+      equal(`${one.name}: peak`, one.peak, one.highest);
+      equal(`${one.name}: event of the peak`, one.peakSeq, one.expectedPeakSeq);
+      equal(`${one.name}: categories at the peak`, Object.entries(one.categories).sort(), Object.entries(one.expectedCategories).sort());
+      for (const state of one.states) {
+        equal(`${one.name}: allocated at event ${state.seq}`, state.found, state.allocated);
+        equal(`${one.name}: live blocks at event ${state.seq}`, state.listed, state.allocated);
+        if (state.foundReserved !== null) equal(`${one.name}: reserved at event ${state.seq}`, state.foundReserved, state.reserved);
+      }
+    }
+    if (opt.summary) {
+      const summary = JSON.parse(readFileSync(opt.summary, 'utf8'));
+      const peaks = run => run.processes.map(one => one.devices.map(two => [two.peak?.seq, two.peak?.totals, two.peak?.by_category, two.ooms.map(oom => oom.in_use.totals)]));
+      equal('summary.json', peaks(await page.evaluate(() => window.memtraceReport.summary)), peaks(summary));
+    }
+    await drive();
+  }
+} catch (e) {
+  note('harness', e.stack ?? e.message);
+}
+await browser.close();
+const ok = errors.length === 0;
+console.log(JSON.stringify({ ok, checks, load: { ms: loadMs }, devices: devices.length, errors }, null, 2));
+process.exitCode = ok ? 0 : 1;
+
+async function picture(name, fullPage = true) {
+  if (opt.out) await page.screenshot({ path: join(opt.out, `${name}.png`), fullPage });
+}
+
+/** Waits until the page has drawn. */
+async function drawn() {
+  await page.evaluate(() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done))));
+}
+
+async function drive() {
+  const point = () => page.evaluate(() => window.memtraceReport.state.now.point);
+  const range = () => page.evaluate(() => [window.memtraceReport.timeline.geometry.from, window.memtraceReport.timeline.geometry.to]);
+  const canvas = page.locator('#timeline canvas');
+  await canvas.scrollIntoViewIfNeeded();
+  await drawn();
+  await picture('light');
+  for (const [division, axis] of [['category', 'order'], ['phase', 'steps'], ['module', 'time'], ['line', 'order']]) {
+    await page.locator('#timeline select').nth(0).selectOption(division);
+    await page.locator('#timeline select').nth(1).selectOption(axis);
+    await drawn();
+    const { wrong, columns } = await page.evaluate(wrongColumns);
+    equal(`columns of ${division} over ${axis} that lack their highest point, of ${columns}`, wrong, 0);
+    const sum = await page.evaluate(() => {
+      const { timeline, state } = window.memtraceReport;
+      return timeline.set.values(state.now.point).reduce((a, b) => a + b, 0) - state.now.device.total[state.now.point];
+    });
+    equal(`the sum of the series by ${division}`, sum, 0);
+  }
+  await page.locator('#timeline select').nth(0).selectOption('category');
+  await page.locator('#timeline select').nth(1).selectOption('order');
+  const points = await page.evaluate(() => window.memtraceReport.state.now.device.points);
+  const at = async share => {
+    await page.evaluate(() => document.querySelector('#timeline').scrollIntoView({ block: 'center', behavior: 'instant' }));
+    const box = await canvas.boundingBox();
+    return [box.x + 70 + (box.width - 90) * share, box.y + 150];
+  };
+  // The pointer reads, a click shows the live allocations, Shift and a click compares.
+  await page.mouse.move(...(await at(0.3)));
+  await drawn();
+  const readout = await page.locator('#timeline .readout').textContent();
+  check('cursor', /^[\d.]+ ?[KMGT]?i?B? allocated|^0 allocated/.test(readout), readout);
+  await page.mouse.click(...(await at(0.4)));
+  await drawn();
+  const chosen = await point();
+  const bytes = await page.evaluate(p => window.memtraceReport.state.now.device.total[p], chosen);
+  const shown = await page.evaluate(() => document.querySelector('#allocations .note b').textContent);
+  const text = await page.evaluate(value => {
+    let unit = 0;
+    const units = ['B', 'KiB', 'MiB', 'GiB', 'TiB'];
+    let v = value;
+    while (v >= 999.5) { v /= 1024; unit += 1; }
+    return value === 0 ? '0' : unit === 0 ? `${value} B` : `${v >= 99.95 ? v.toFixed(0) : v >= 9.995 ? v.toFixed(1) : v.toFixed(2)} ${units[unit]}`;
+  }, bytes);
+  check('click', shown.startsWith(`${text} at event`), `${shown} for ${text}`);
+  await page.keyboard.down('Shift');
+  await page.mouse.click(...(await at(0.8)));
+  await page.keyboard.up('Shift');
+  await drawn();
+  check('comparison', (await page.textContent('#allocations h2')) === 'Changes between two points', 'Shift and click');
+  await page.locator('#allocations').getByRole('button', { name: 'End the comparison' }).click();
+  // Wheel, brush, keys.
+  const all = await range();
+  if (points > 40) {
+    await page.mouse.move(...(await at(0.5)));
+    await page.mouse.wheel(0, -300);
+    await drawn();
+    const zoomed = await range();
+    check('wheel', zoomed[1] - zoomed[0] < all[1] - all[0], `${zoomed} of ${all}`);
+    const { wrong } = await page.evaluate(wrongColumns);
+    equal('columns that lack their highest point after the zoom', wrong, 0);
+    await page.mouse.dblclick(...(await at(0.5)));
+    await drawn();
+    equal('double click', await range(), all);
+    await page.mouse.move(...(await at(0.2)));
+    await page.mouse.down();
+    await page.mouse.move(...(await at(0.5)), { steps: 4 });
+    await page.mouse.up();
+    await drawn();
+    const brushed = await range();
+    check('brush', brushed[1] - brushed[0] < 0.4 * (all[1] - all[0]), `${brushed} of ${all}`);
+    await page.getByRole('button', { name: 'Whole run' }).click();
+    await drawn();
+    equal('whole run', await range(), all);
+    await canvas.focus();
+    await page.keyboard.press('+');
+    await drawn();
+    check('key', (await range())[1] - (await range())[0] < all[1] - all[0], 'plus');
+    await page.keyboard.press('Home');
+  }
+  await canvas.focus();
+  await page.keyboard.press('p');
+  await drawn();
+  equal('key p', await point(), await page.evaluate(() => window.memtraceReport.state.now.device.peak));
+  // The table: sorting, searching, single blocks, a stack.
+  const rows = () => page.locator('#allocations tbody tr').count();
+  const grouped = await rows();
+  await page.locator('#allocations thead button').nth(1).click();
+  const sorted = await page.locator('#allocations th').nth(1).getAttribute('aria-sort');
+  check('sorting', sorted !== 'none', String(sorted));
+  await page.locator('#allocations').getByLabel('Group blocks').uncheck();
+  check('single blocks', (await rows()) >= grouped, `${await rows()} of ${grouped}`);
+  await page.locator('#allocations').getByLabel('Search').fill('no such text anywhere');
+  await drawn();
+  equal('search without a match', await rows(), 0);
+  await page.locator('#allocations').getByLabel('Search').fill('');
+  await drawn();
+  check('search', (await rows()) >= grouped, 'cleared');
+  const stack = page.locator('#allocations details.stack').first();
+  if ((await stack.count()) > 0) {
+    await stack.locator('summary').click();
+    check('stack', (await stack.locator('li').count()) > 0, 'no frames');
+  }
+  // Icicle graph and memory map.
+  await page.getByRole('tab', { name: 'Flame graph' }).click();
+  await drawn();
+  const parts = await page.locator('.flame button').count();
+  check('flame graph', parts > 0, 'nothing is drawn');
+  if (parts > 2) {
+    await page.locator('.flame button').nth(2).click();
+    await drawn();
+    check('zoom of the flame graph', (await page.locator('.flame button').count()) > 0, 'nothing is left');
+    await page.locator('.flame button').first().click();
+  }
+  await page.locator('.flame').scrollIntoViewIfNeeded();
+  await picture('flame');
+  await page.getByRole('tab', { name: 'Memory map' }).click();
+  await drawn();
+  const map = await page.evaluate(() => {
+    const canvas = document.querySelector('#allocations canvas');
+    const { device } = window.memtraceReport.state.now;
+    if (canvas.hidden) return device.segments.seq.length === 0 ? 1 : 0;
+    const data = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+    return data.reduce((sum, value, i) => sum + (i % 4 === 3 && value > 0 ? 1 : 0), 0);
+  });
+  check('memory map', map > 0, 'nothing is drawn');
+  await picture('map');
+  await page.getByRole('tab', { name: 'Table' }).click();
+  // Other devices.
+  const ranks = page.locator('.rank');
+  for (let i = 0; i < (await ranks.count()); i++) {
+    await ranks.nth(i).click();
+    await drawn();
+    equal('columns of another device that lack their highest point', (await page.evaluate(wrongColumns)).wrong, 0);
+  }
+  // Both themes, a phone, and paper.
+  const ground = () => page.evaluate(() => getComputedStyle(document.body).backgroundColor);
+  const light = await ground();
+  await page.locator('.theme').click();
+  check('theme', (await ground()) !== light, light);
+  await drawn();
+  await picture('dark');
+  await page.setViewportSize({ width: 390, height: 800 });
+  await drawn();
+  const wide = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
+  check('phone', wide <= 0, `${wide} pixels wider than the window`);
+  await picture('phone');
+  await page.setViewportSize({ width: 2560, height: 1400 });
+  await drawn();
+  await picture('wall', false);
+  await page.emulateMedia({ media: 'print' });
+  check('paper', await page.locator('#verdict').isVisible(), 'no verdict');
+}
