@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 
 use crate::showcase::{PLAIN, Words};
 use memtrace_analysis::export::{
-    FlameFormat, FlameWeight, SnapshotOptions, TimelineFormat, Window, blocks_csv, flame_graph, perfetto, snapshot,
-    tables, timeline,
+    FlameFormat, FlameWeight, SnapshotOptions, SourceAccess, TimelineFormat, Window, blocks_csv, flame_graph, perfetto,
+    snapshot, tables, timeline,
 };
 use memtrace_analysis::load::Run;
 use memtrace_analysis::{
-    CheckOptions, DiffOptions, LinesOptions, Process, SECTIONS, TextOptions, ToText, Tolerance, check, check_text,
-    diff, github_annotations, html_report, lines, lines_html, printable, section_text, summarize,
+    CheckOptions, DiffOptions, HtmlOptions, LinesOptions, Process, SECTIONS, TextOptions, ToText, Tolerance, check,
+    check_text, diff, github_annotations, html_report, lines, lines_html, printable, section_text, summarize,
 };
 use serde_json::Value;
 
@@ -252,7 +252,11 @@ fn pages_have_no_markup_of_the_program() {
     let run = run(&EVIL);
     let summary = summarize(&run, &mut |_| {}).unwrap();
     let mut report = Vec::new();
-    html_report(&summary, &run.processes().iter().collect::<Vec<_>>(), None, &mut report, &mut |_| {}).unwrap();
+    let options = HtmlOptions { device: None, sources: SourceAccess::Nothing };
+    html_report(&summary, &run.processes().iter().collect::<Vec<_>>(), &options, &mut report, &mut |_| {}).unwrap();
+    // What the page has besides is data of its script, and the script itself.
+    let report = String::from_utf8(report).unwrap();
+    let report = report.split_once("<script").unwrap().0.to_owned().into_bytes();
     let table = lines(&run, &LinesOptions { top: 99, ..LinesOptions::default() }, &mut |_| {}).unwrap();
     let picture = exported(&run, |p, out| timeline(p, &Window::WHOLE, 0, TimelineFormat::Html, out, &mut |_| {}));
     for (what, page) in [("report", report), ("lines", lines_html(&table).into_bytes()), ("timeline", picture)] {

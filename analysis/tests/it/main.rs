@@ -21,6 +21,7 @@ mod modules_at_peak;
 mod native_objects;
 mod native_stacks;
 mod odd_snapshots;
+mod page_data;
 mod reading;
 mod redact;
 mod replay;
