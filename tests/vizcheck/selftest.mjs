@@ -59,37 +59,3 @@ test('a free that never completes breaks the state view', () => {
   assert.equal(r.status, 1);
   assert.match(messages(r), /free_requested/);
 });
-
-function checkPage(body, options = []) {
-  const file = join(dir, 'page.html');
-  writeFileSync(file, `<!DOCTYPE html><html><head><title>memtrace: x</title></head><body>${body}</body></html>`);
-  const run = spawnSync('node', [join(here, 'page.mjs'), file, ...options], { encoding: 'utf8' });
-  assert.notEqual(run.status, 2, run.stderr);
-  return { status: run.status, ...JSON.parse(run.stdout) };
-}
-const BOX = '<g><title>f</title><rect width="9" height="9"/></g>';
-const SVG = `<svg viewBox="0 0 10 10" width="50" height="50"><path d="M0 0L1 0L1 1Z"/>${BOX}</svg>`;
-const SOUND = `<h1>memtrace: x</h1><pre id="answer">peak</pre>${SVG}`;
-
-test('a sound page is fine', () => {
-  const r = checkPage(SOUND);
-  assert.equal(r.status, 0, messages(r));
-  assert.equal(r.rects, 1);
-});
-
-test('a page that lacks or does something is not', () => {
-  for (const [body, kind] of [
-    [SOUND.replace(BOX, ''), 'pictures'],
-    [SOUND.replace('<title>f</title>', ''), 'pictures'],
-    [SOUND.replace('width="9"', 'width="900"'), 'pictures'],
-    [SOUND.replace('memtrace: x</h1>', '</h1>'), 'headline'],
-    [`${SOUND}<script>alert(1)</script>`, 'dialog'],
-    [`${SOUND}<script>console.error('x')</script>`, 'console'],
-    [`${SOUND}<img src="http://127.0.0.1:9/x.png">`, 'request'],
-    [`${SOUND}<div style="width:3000px">x</div>`, 'layout'],
-  ]) {
-    const r = checkPage(body);
-    assert.equal(r.status, 1, body);
-    assert.ok(r.errors.some(e => e.kind === kind), `${body}: ${JSON.stringify(r.errors)}`);
-  }
-});

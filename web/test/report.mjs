@@ -302,6 +302,7 @@ async function drive() {
   const stack = page.locator('#allocations details.stack').first();
   if ((await stack.count()) > 0) {
     await stack.locator('summary').click();
+    await stack.locator('li').first().waitFor({ timeout: 5000 }).catch(() => {});
     check('stack', (await stack.locator('li').count()) > 0, 'no frames');
   }
   // Icicle graph and memory map.

@@ -123,7 +123,8 @@ fn totals_are_exact_when_only_some_blocks_are_listed() {
                 let data = data_of(process, Some(most), &[middle]);
                 for (device, (blocks, levels)) in &truth {
                     let DeviceData { blocks: listed, points, events, .. } = &data.devices[device];
-                    assert!(events.is_empty() && listed.len() as u64 <= most, "{} of {most}", listed.len());
+                    let chosen = listed.iter().filter(|block| block.free.is_some() && !is_live(block, middle));
+                    assert!(events.is_empty() && chosen.count() as u64 <= most);
                     assert!(listed.iter().all(|b| blocks.contains(&(b.alloc, b.free, b.size, b.address))));
                     // Every point is a state that existed, and its parts are exact.
                     let levels: BTreeMap<u64, u64> = levels.iter().map(|(seq, bytes, _)| (*seq, *bytes)).collect();
@@ -148,6 +149,9 @@ fn totals_are_exact_when_only_some_blocks_are_listed() {
                     let most_bytes = *levels.values().max().unwrap();
                     let peak = *levels.iter().find(|(_, bytes)| **bytes == most_bytes).unwrap().0;
                     let marked = levels.range(..=middle).next_back();
+                    let at_mark = points.iter().find(|(seq, ..)| marked.is_some_and(|(marked, _)| seq == marked));
+                    assert!(at_mark.is_none_or(|(_, _, count, _)| *count == 0), "all blocks are listed at a mark");
+                    assert_eq!(points.last().map(|(_, _, count, _)| *count), Some(0), "and at the end");
                     assert!(seqs.contains(&peak) && seqs.contains(levels.last_key_value().unwrap().0));
                     assert!(marked.is_none_or(|(seq, _)| seqs.contains(seq)));
                 }

@@ -122,8 +122,9 @@ export class Timeline {
       this.note,
       'Solid: at least this much was allocated throughout a column. Paler: at most, divided as at that highest point. ',
       rest
-        ? `The ${format.count(device.info.blocks)} largest blocks are listed singly; ${format.number(rest.blocks, 'smaller or shorter-lived block')} ` +
-            `(at most ${format.size(rest.largest)} each) are added up at ${format.count(device.points)} points. Totals are exact at these points. `
+        ? `${format.number(device.info.blocks, 'block')} are listed singly: all at the peak, at errors and at the end, and the largest others. ` +
+            `${format.number(rest.blocks, 'smaller or shorter-lived block')} (at most ${format.size(rest.largest)} each) are added up at ` +
+            `${format.count(device.points)} points: the highest, lowest and last event of each range of events. Totals are exact there. `
         : '',
       device.process.shortestPhase > 1 ? `Phases of fewer than ${format.count(device.process.shortestPhase)} events are not drawn. ` : '',
       mismatches > 0 ? `At ${format.number(mismatches, 'event')}, the allocator's own total differs: the recording lacks frees. ` : '',

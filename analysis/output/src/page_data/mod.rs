@@ -43,9 +43,9 @@ const CATEGORIES: usize = Category::ALL.len();
 pub struct PageDataOptions<'a> {
     /// Only this device; -1 is the CPU.
     pub device: Option<i16>,
-    /// The maximum number of blocks of each device to list one by one. `None` lists all.
+    /// The maximum number of blocks of each device to list one by one, besides those at the marks and at the end. `None` lists all.
     pub max_blocks: Option<u64>,
-    /// Events, by `seq`, at which the totals must be known.
+    /// Events, by `seq`, at which all blocks are listed.
     pub marks: &'a [u64],
     /// Whether a frame belongs to an installed package or to Python itself.
     pub is_library: &'a dyn Fn(&Frame) -> bool,
@@ -76,7 +76,7 @@ pub fn page_data<W: Write>(
         sources.map(|(device, source)| DeviceData::new(*device, *source, clock)).collect();
     if let Some(mut selected) = selected {
         for device in &mut devices {
-            device.rest = Some(Rest::new(selected.remove(&device.device).unwrap_or_default()));
+            device.rest = Some(Rest::new(selected.remove(&device.device).unwrap_or_default(), options.marks));
         }
     }
     let shortest_phase = options.max_blocks.map_or(0, |_| recording.event_count() / SHORTEST_PHASE);
@@ -223,6 +223,8 @@ impl Changes {
 /// The blocks that the page does not list, added up at its points.
 struct Rest {
     listed: Listed,
+    /// Events at which all blocks are listed, in order.
+    marks: Vec<u64>,
     points: Vec<Point>,
     /// By point: the change of bytes by category since the point before, and of the number of blocks.
     changes: Vec<[i64; CATEGORIES]>,
@@ -235,26 +237,29 @@ struct Rest {
 }
 
 impl Rest {
-    fn new(selection: DeviceSelection) -> Rest {
+    fn new(selection: DeviceSelection, marks: &[u64]) -> Rest {
+        let mut marks = marks.to_vec();
+        marks.sort_unstable();
         let DeviceSelection { listed, points } = selection;
         let (changes, counts) = (vec![[0; CATEGORIES]; points.len() + 1], vec![0; points.len() + 1]);
-        Rest { listed, points, changes, counts, at: 0, blocks: 0, bytes: 0, largest: 0 }
+        Rest { listed, marks, points, changes, counts, at: 0, blocks: 0, bytes: 0, largest: 0 }
     }
 
-    /// Adds a block that is freed at `end`, or never. Ends come in order.
-    fn add(&mut self, block: &BlockAllocation, category: Category, end: Option<u64>) {
+    /// Whether the page lists a block that is freed at `end`.
+    fn is_listed(&self, block: &BlockAllocation, end: u64) -> bool {
+        let at_mark = self.marks.get(self.marks.partition_point(|mark| *mark < block.seq));
+        at_mark.is_some_and(|mark| *mark < end) || self.listed.has(block.size, end.saturating_sub(block.seq))
+    }
+
+    /// Adds a block that is freed at `end`. Ends come in order.
+    fn add(&mut self, block: &BlockAllocation, category: Category, end: u64) {
         self.blocks += 1;
         self.bytes += block.size;
         self.largest = self.largest.max(block.size);
-        let to = match end {
-            Some(end) => {
-                while self.points.get(self.at).is_some_and(|point| point.seq < end) {
-                    self.at += 1;
-                }
-                self.at
-            }
-            None => self.points.len(),
-        };
+        while self.points.get(self.at).is_some_and(|point| point.seq < end) {
+            self.at += 1;
+        }
+        let to = self.at;
         let from = self.points.partition_point(|point| point.seq < block.seq);
         if from < to {
             let category = category as usize;
@@ -513,9 +518,10 @@ impl<W: Write> BlockObserver for PageWriter<'_, W> {
             data.event(free.seq, free.ticks, true);
             data.bytes = data.bytes.saturating_sub(block.size);
         }
-        let lifetime = free.map_or(u64::MAX, |free| free.seq.saturating_sub(block.seq));
-        if let Some(rest) = data.rest.as_mut().filter(|rest| !rest.listed.has(block.size, lifetime)) {
-            rest.add(block, classification.category, free.map(|free| free.seq));
+        if let (Some(rest), Some(free)) = (&mut data.rest, free)
+            && !rest.is_listed(block, free.seq)
+        {
+            rest.add(block, classification.category, free.seq);
             return;
         }
         let site = self.dictionary.site(block, classification);

@@ -1,44 +1,41 @@
 //! Decides, for a recording with too many blocks for a page, which blocks the page lists one by one, and at which points
 //! it has totals.
 //!
-//! The page lists the largest blocks. Of the smallest size that it lists, it lists the blocks with the longest lifetimes.
-//! The other blocks are added up at each point. A point is the highest, the lowest or the last event of a range of events,
+//! The page lists all blocks that were allocated at the marks (the peak, errors) and at the end, and the largest others. Of the
+//! smallest size that it lists, it lists the blocks with the longest lifetimes. The other blocks are added up at each point. A point is the highest, the lowest or the last event of a range of events,
 //! so no peak and no end is lost, and each point is a state that existed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
+use memtrace_input::AddressBuildHasher;
 use memtrace_input::load::Process;
 use memtrace_replay::{Change, Replay};
 
-/// Classes of sizes: 32 for each power of two.
-const SIZE_CLASSES: usize = 64 * 32;
-/// Classes of lifetimes: one for each power of two.
-const LIFETIME_CLASSES: usize = 65;
 /// The number of ranges of events that have points.
 const RANGES: u64 = 10_000;
 
-/// The class of a size. A larger size never has a lower class.
-fn size_class(size: u64) -> usize {
-    let bits = u64::BITS - size.leading_zeros();
-    let digits = if bits > 5 { (size >> (bits - 6)) & 31 } else { size & 31 };
-    (bits as usize).saturating_sub(1) * 32 + digits as usize
+/// The class of a number: 32 for each power of two. A larger number never has a lower class.
+fn class(number: u64) -> u32 {
+    let bits = u64::BITS - number.leading_zeros();
+    let digits = if bits > 5 { (number >> (bits - 6)) & 31 } else { number & 31 };
+    bits.saturating_sub(1) * 32 + digits as u32
 }
 
-fn lifetime_class(events: u64) -> usize {
-    (u64::BITS - events.leading_zeros()) as usize
-}
-
-/// Which blocks of a device the page lists.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+/// Which blocks of a device the page lists, besides those at the marks and at the end.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub(super) struct Listed {
-    size_class: usize,
-    lifetime_class: usize,
+    size_class: u32,
+    lifetime_class: u32,
 }
 
 impl Listed {
+    fn of(size: u64, lifetime: u64) -> Listed {
+        Listed { size_class: class(size), lifetime_class: class(lifetime) }
+    }
+
     /// Whether the page lists a block of this size and lifetime, in events.
     pub(super) fn has(&self, size: u64, lifetime: u64) -> bool {
-        (size_class(size), lifetime_class(lifetime)) >= (self.size_class, self.lifetime_class)
+        Listed::of(size, lifetime) >= *self
     }
 }
 
@@ -60,7 +57,7 @@ pub(super) struct DeviceSelection {
 
 /// The blocks of one device by class, and the points of its current range.
 struct Device {
-    counts: Vec<u32>,
+    counts: HashMap<Listed, u64, AddressBuildHasher>,
     points: Vec<Point>,
     range: u64,
     low: Point,
@@ -71,7 +68,7 @@ struct Device {
 impl Device {
     fn new() -> Device {
         Device {
-            counts: vec![0; SIZE_CLASSES * LIFETIME_CLASSES],
+            counts: HashMap::default(),
             points: Vec::new(),
             range: u64::MAX,
             low: Point::default(),
@@ -81,8 +78,7 @@ impl Device {
     }
 
     fn add_block(&mut self, size: u64, lifetime: u64) {
-        let count = &mut self.counts[size_class(size) * LIFETIME_CLASSES + lifetime_class(lifetime)];
-        *count = count.saturating_add(1);
+        *self.counts.entry(Listed::of(size, lifetime)).or_default() += 1;
     }
 
     /// Takes the state after an event of the range with this number.
@@ -117,18 +113,18 @@ impl Device {
 
     fn finish(mut self, most: u64) -> DeviceSelection {
         self.close();
-        let mut listed = Listed { size_class: SIZE_CLASSES, lifetime_class: 0 };
-        let mut all = 0u64;
-        'classes: for size_class in (0..SIZE_CLASSES).rev() {
-            for lifetime_class in (0..LIFETIME_CLASSES).rev() {
-                all += u64::from(self.counts[size_class * LIFETIME_CLASSES + lifetime_class]);
-                if all > most {
-                    break 'classes;
-                }
-                listed = Listed { size_class, lifetime_class };
+        let mut classes: Vec<(Listed, u64)> = self.counts.into_iter().collect();
+        classes.sort_unstable_by(|a, b| b.cmp(a));
+        let mut listed = Listed { size_class: u32::MAX, lifetime_class: 0 };
+        let mut all = 0;
+        for (class, count) in classes {
+            all += count;
+            if all > most {
+                return DeviceSelection { listed, points: self.points };
             }
+            listed = class;
         }
-        DeviceSelection { listed, points: self.points }
+        DeviceSelection { listed: Listed::default(), points: self.points }
     }
 }
 
@@ -174,11 +170,6 @@ pub(super) fn select(
         done += events.len() as u64;
         progress(done);
     });
-    for (slot, (_, device)) in devices.iter_mut().enumerate() {
-        for (_, block) in replay.devices()[slot].allocator.allocated() {
-            device.add_block(block.size, u64::MAX);
-        }
-    }
     devices.into_iter().map(|(ordinal, device)| (ordinal, device.finish(most))).collect()
 }
 
@@ -192,10 +183,9 @@ mod tests {
             (0..64).chain((6..63).flat_map(|bit| [(1 << bit) - 1, 1 << bit, 3 << (bit - 1)])).collect();
         let mut sorted = sizes.clone();
         sorted.sort_unstable();
-        let classes: Vec<usize> = sorted.iter().map(|size| size_class(*size)).collect();
+        let classes: Vec<u32> = sorted.iter().map(|size| class(*size)).collect();
         assert!(classes.is_sorted(), "{sorted:?} {classes:?}");
-        assert!(size_class(u64::MAX) < SIZE_CLASSES);
-        assert!(lifetime_class(u64::MAX) < LIFETIME_CLASSES);
+        assert!(class(u64::MAX) > class(1 << 63));
     }
 
     #[test]
