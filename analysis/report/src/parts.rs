@@ -119,13 +119,13 @@ impl TextReport {
         }
         if let Some(cache) = &state.growing_kv_cache {
             let text = format!(
-                "{}{} that grow by {} with each call of the model: {} times that",
+                "{} with each call of the model: {}{} are {} times that",
+                size_text(cache.growth_bytes),
                 size_text(cache.bytes),
                 in_blocks(cache.blocks),
-                size_text(cache.growth_bytes),
                 count_text(cache.bytes / cache.growth_bytes.max(1))
             );
-            self.labelled("KV cache", &text);
+            self.labelled_at(2, 0, "The KV cache grows by", &text, wrap_words);
         }
         self.custom_categories(state);
         self.compile_contexts(state);
@@ -402,13 +402,9 @@ impl TextReport {
 
     pub(crate) fn larger_inputs(&mut self, device: &DeviceSummary) {
         let Some(inputs) = &device.larger_inputs else { return };
-        let text = format!(
-            "{} in step {}, {} in the median step",
-            size_text(inputs.input_bytes),
-            inputs.step,
-            size_text(inputs.median_input_bytes)
-        );
-        self.labelled("Inputs", &text);
+        let text =
+            format!("{}; the median step has {}", size_text(inputs.input_bytes), size_text(inputs.median_input_bytes));
+        self.labelled_at(2, 0, &format!("Step {} has larger inputs", inputs.step), &text, wrap_words);
     }
 
     /// Adds the suggestions: changes to the program, each with the peak that it leads to. An allocator setting comes first
