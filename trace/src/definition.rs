@@ -236,6 +236,8 @@ pub enum Definition<'a> {
         /// For example `__main__.history[37]` or `frame validate: preds`. Ends with [`GRAPH_HOLDER`] if the autograd
         /// graph of the tensor at the path holds the memory. Empty if no path holds the memory any more.
         path: &'a str,
+        /// Data type and shape of the tensor at the path, for example `int64[8, 1900]`. Empty if unknown.
+        shape: &'a str,
     },
     /// A loaded object.
     Module {
@@ -416,10 +418,11 @@ impl<'a> Definition<'a> {
                 put_varint(out, is_partial.into());
                 kind::HOLDER_SCAN
             }
-            Definition::Holder { address, seq, path } => {
+            Definition::Holder { address, seq, path, shape } => {
                 put_varint(out, address);
                 put_varint(out, seq);
                 put_str(out, path);
+                put_str(out, shape);
                 kind::HOLDER
             }
             Definition::Module { id, path, build_id } => {
@@ -559,7 +562,13 @@ impl<'a> Definition<'a> {
                 objects: c.varint()?,
                 is_partial: c.varint()? != 0,
             },
-            kind::HOLDER => Definition::Holder { address: c.varint()?, seq: c.varint()?, path: c.str()? },
+            kind::HOLDER => Definition::Holder {
+                address: c.varint()?,
+                seq: c.varint()?,
+                path: c.str()?,
+                // Not all files of version 1.2 have a shape.
+                shape: if c.is_empty() { "" } else { c.str()? },
+            },
             kind::RANK => Definition::Rank { rank: c.varint32()?, size: c.varint32()? },
             kind::NOTICE => Definition::Notice {
                 topic: c.str()?,

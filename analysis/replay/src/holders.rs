@@ -30,6 +30,8 @@ pub struct HolderChange {
     pub address: u64,
     /// The path. Empty if none holds the memory at the address any more.
     pub path: Box<str>,
+    /// Data type and shape of the tensor at the path. Empty if unknown.
+    pub shape: Box<str>,
     /// The block at the address. `None` if the recording has no such block.
     pub block: Option<HeldBlock>,
 }
@@ -49,8 +51,8 @@ pub fn holder_changes(recording: &dyn Recording) -> Vec<HolderChange> {
                 seq: block.seq,
                 size: block.size,
             });
-            let path = holder.path.clone();
-            all.push(HolderChange { scan: holder.seq, address: holder.address, path, block });
+            let (path, shape) = (holder.path.clone(), holder.shape.clone());
+            all.push(HolderChange { scan: holder.seq, address: holder.address, path, shape, block });
         },
     );
     all

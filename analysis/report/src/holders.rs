@@ -6,7 +6,7 @@ use crate::text_report::TextReport;
 
 /// One holder: `__main__.history[*] (37 tensors, 37.0 MiB)`.
 pub(crate) fn holder_text(holder: &HolderSummary) -> String {
-    let HolderSummary { path, tensors, bytes } = holder;
+    let HolderSummary { path, tensors, bytes, .. } = holder;
     format!("{path} ({} tensor{}, {})", count_text(*tensors), if *tensors == 1 { "" } else { "s" }, size_text(*bytes))
 }
 
@@ -33,7 +33,8 @@ impl TextReport {
                 1 => String::new(),
                 tensors => format!(" ({} tensors)", count_text(tensors)),
             };
-            self.row(holder.bytes, holders.held_bytes, &format!("{}{tensors}", holder.path));
+            let shape = holder.shape.as_ref().map(|shape| format!("  {shape}")).unwrap_or_default();
+            self.row(holder.bytes, holders.held_bytes, &format!("{}{tensors}{shape}", holder.path));
         }
         let left_out = holders.left_out + (holders.largest.len() - shown.len()) as u64;
         if left_out > 0 {

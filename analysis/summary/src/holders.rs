@@ -34,6 +34,7 @@ const HOLDERS_OF_DEVICE: usize = 32;
 #[derive(Clone)]
 struct Held {
     path: Rc<str>,
+    shape: Rc<str>,
     block: HeldBlock,
 }
 
@@ -98,7 +99,10 @@ impl Holders {
             while let Some(change) = changes.next_if(|change| change.scan <= facts.seq) {
                 match change.block.filter(|_| !change.path.is_empty()) {
                     Some(block) if live.len() < MAX_LIVE || live.contains_key(&change.address) => {
-                        live.insert(change.address, Held { path: change.path.into(), block });
+                        live.insert(
+                            change.address,
+                            Held { path: change.path.into(), shape: change.shape.into(), block },
+                        );
                     }
                     _ => _ = live.remove(&change.address),
                 }
@@ -213,6 +217,8 @@ struct Group<'a> {
     parts: Vec<(Option<&'a str>, bool)>,
     tensors: u64,
     bytes: u64,
+    /// The data type and shape of all of them; `None` if they differ.
+    shape: Option<&'a str>,
 }
 
 impl Group<'_> {
@@ -272,16 +278,23 @@ fn grouped(held: &[&Held], limit: usize) -> (Vec<HolderSummary>, u64) {
             parts: parts.iter().map(|(text, is_key)| (Some(*text), *is_key)).collect(),
             tensors: 0,
             bytes: 0,
+            shape: Some(&*held.shape),
         });
         for (known, (text, _)) in group.parts.iter_mut().zip(&parts) {
             known.0 = known.0.filter(|known| known == text);
         }
+        group.shape = group.shape.filter(|shape| **shape == *held.shape);
         group.tensors += 1;
         group.bytes += held.block.size;
     }
     let mut all: Vec<HolderSummary> = groups
         .values()
-        .map(|group| HolderSummary { path: group.text(), tensors: group.tensors, bytes: group.bytes })
+        .map(|group| HolderSummary {
+            path: group.text(),
+            tensors: group.tensors,
+            bytes: group.bytes,
+            shape: group.shape.filter(|shape| !shape.is_empty()).map(str::to_owned),
+        })
         .collect();
     all.sort_by(|a, b| (Reverse(a.bytes), &a.path).cmp(&(Reverse(b.bytes), &b.path)));
     let left_out = all.len().saturating_sub(limit) as u64;
@@ -295,7 +308,8 @@ mod tests {
 
     fn texts(paths: &[&str]) -> Vec<(String, u64, u64)> {
         let block = HeldBlock { device: 0, stack: StackId(1), context: ContextId::NONE, seq: 1, size: 512 };
-        let held: Vec<Held> = paths.iter().map(|path| Held { path: (*path).into(), block }).collect();
+        let held = paths.iter().map(|path| Held { path: (*path).into(), shape: "".into(), block });
+        let held: Vec<Held> = held.collect();
         let all = grouped(&held.iter().collect::<Vec<_>>(), 2).0;
         all.into_iter().map(|holder| (holder.path, holder.tensors, holder.bytes)).collect()
     }
@@ -312,6 +326,17 @@ mod tests {
         let many: Vec<String> = (0..=NAMED_KEYS).map(|at| format!("m.cache['layer{at}']")).collect();
         let many: Vec<&str> = many.iter().map(String::as_str).collect();
         assert_eq!(texts(&many), [("m.cache[*]".into(), 5, 5 * 512)]);
+    }
+
+    #[test]
+    fn tensors_of_one_shape_have_a_shape() {
+        let block = HeldBlock { device: 0, stack: StackId(1), context: ContextId::NONE, seq: 1, size: 512 };
+        let held = |path: &str, shape: &str| Held { path: path.into(), shape: shape.into(), block };
+        let all =
+            [held("m.a[0]", "int64[2]"), held("m.a[1]", "int64[2]"), held("m.b[0]", "int64[2]"), held("m.b[1]", "")];
+        let found = grouped(&all.iter().collect::<Vec<_>>(), 2).0;
+        let shapes: Vec<_> = found.iter().map(|holder| (&*holder.path, holder.shape.as_deref())).collect();
+        assert_eq!(shapes, [("m.a[*]", Some("int64[2]")), ("m.b[*]", None)]);
     }
 
     #[test]

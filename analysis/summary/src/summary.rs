@@ -194,6 +194,9 @@ pub struct HolderSummary {
     pub tensors: u64,
     /// Their size in bytes.
     pub bytes: u64,
+    /// The data type and shape of the tensors, for example `int64[8, 1900]`. Absent if they differ or are unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shape: Option<String>,
 }
 
 /// What held the tensors of a device (`--holders`), at the scan after the explained out-of-memory error, or else at the

@@ -94,6 +94,7 @@ fn local_variables_at_an_out_of_memory_error() {
     let (largest, tensors) = paths[0];
     assert_eq!(largest, "frame validate: preds[*]", "{paths:?}");
     assert!(tensors > 10 && holders.largest[0].bytes == tensors * 16 * MIB, "{holders:#?}");
+    assert_eq!(holders.largest[0].shape.as_deref(), Some("float32[4096, 1024]"));
     assert!(paths.contains(&("frame main: baseline", 1)), "{paths:?}");
     assert!(paths.contains(&("__main__.model.*", 2)), "{paths:?}");
     let text = std::fs::read_to_string(run.path().join("summary.txt")).expect("summary.txt");

@@ -120,6 +120,8 @@ pub struct Holder {
     pub seq: u64,
     /// The path. Empty if none holds the memory any more.
     pub path: Box<str>,
+    /// Data type and shape of the tensor at the path. Empty if unknown.
+    pub shape: Box<str>,
 }
 
 /// One examination of the program's objects for what holds tensors.
@@ -365,9 +367,9 @@ impl Definitions {
                 self.cycles.push(Cycle { address, seq, file: file.into(), text: text.into() });
                 Ok(())
             }
-            Definition::Holder { address, seq, path } => {
-                bounds.hold::<Holder>(&[path])?;
-                self.holders.push(Holder { address, seq, path: path.into() });
+            Definition::Holder { address, seq, path, shape } => {
+                bounds.hold::<Holder>(&[path, shape])?;
+                self.holders.push(Holder { address, seq, path: path.into(), shape: shape.into() });
                 Ok(())
             }
             Definition::HolderScan { seq, occasion, objects, is_partial } => {
@@ -694,7 +696,7 @@ mod tests {
             &|id| Definition::NnName { object: 1, seq: id.into(), class: "", name: "" },
             &|_| Definition::TensorName { address: 1, seq: 1, kind: TensorKind::Other, name: long, shape: "" },
             &|_| Definition::Cycle { address: 1, seq: 1, file: "", text: "" },
-            &|_| Definition::Holder { address: 1, seq: 1, path: "" },
+            &|_| Definition::Holder { address: 1, seq: 1, path: "", shape: "" },
             &|_| Definition::HolderScan { seq: 1, occasion: ScanOccasion::End, objects: 1, is_partial: false },
             &|id| Definition::Label { id, origin: LabelOrigin::Nvtx, text: "" },
             &|id| Definition::FrameOrigin { frame: at(1), position: id, name: "", filename: "", line: 1 },

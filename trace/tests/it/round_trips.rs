@@ -54,7 +54,7 @@ impl Owned {
                 Definition::Label { id: *id, origin, text: s }
             }
             14 => Definition::Cycle { address: *x, seq: *y, file: s, text: t },
-            15 => Definition::Holder { address: *x, seq: *y, path: s },
+            15 => Definition::Holder { address: *x, seq: *y, path: s, shape: s },
             16 => {
                 let occasion = [ScanOccasion::Running, ScanOccasion::OutOfMemory, ScanOccasion::End][*a as usize % 3];
                 Definition::HolderScan { seq: *x, occasion, objects: *y, is_partial: b % 2 == 1 }
@@ -251,8 +251,8 @@ proptest! {
                     let expected = Cycle { address, seq, file: file.into(), text: text.into() };
                     prop_assert!(all.cycles.contains(&expected));
                 }
-                Definition::Holder { address, seq, path } => {
-                    let expected = Holder { address, seq, path: path.into() };
+                Definition::Holder { address, seq, path, shape } => {
+                    let expected = Holder { address, seq, path: path.into(), shape: shape.into() };
                     prop_assert!(all.holders.contains(&expected));
                 }
                 Definition::HolderScan { seq, occasion, objects, is_partial } => {

@@ -161,10 +161,10 @@ impl NewTexts for Redactor {
             Definition::Cycle { address, seq, file: _, text } => {
                 Definition::Cycle { address, seq, file: "", text: &self.texts.name(text) }.encode(out);
             }
-            Definition::Holder { address, seq, path } => {
+            Definition::Holder { address, seq, path, shape } => {
                 let end = if path.ends_with(GRAPH_HOLDER) { GRAPH_HOLDER } else { "" };
                 let path = self.texts.name(path.strip_suffix(end).unwrap_or(path)) + end;
-                Definition::Holder { address, seq, path: &path }.encode(out);
+                Definition::Holder { address, seq, path: &path, shape }.encode(out);
             }
             Definition::Module { id, path, build_id } => {
                 let new = self.texts.path(path);
@@ -201,7 +201,7 @@ mod tests {
         let mut redactor = Redactor::new([3; KEY_BYTES]);
         let path = "__main__.acme_trainer.log['alice'][37] (frame acme_step): loss (its autograd graph)";
         let mut out = Vec::new();
-        redactor.definition(&Definition::Holder { address: 1, seq: 2, path }, &mut out);
+        redactor.definition(&Definition::Holder { address: 1, seq: 2, path, shape: "" }, &mut out);
         let text = String::from_utf8_lossy(&out);
         assert!(!text.contains("acme") && !text.contains("alice"), "{text}");
         for part in ["__main__.", "['", "'][37] (frame ", "): ", " (its autograd graph)"] {

@@ -1,6 +1,8 @@
 //! The paths of the tensors' memory.
 
 use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::ptr::null_mut;
 use std::rc::Rc;
 
 use memtrace_trace::definition::GRAPH_HOLDER;
@@ -10,7 +12,7 @@ use super::labels::{Labels, Role};
 use super::maps::{Map, Set};
 use super::search::{Node, Parent, Root, Search};
 use crate::cpython::api::PyObjectPtr;
-use crate::observers::tensors::{TensorLayout, TensorStorage, TorchSymbols};
+use crate::observers::tensors::{TensorLayout, TensorMemory, TensorStorage, TorchSymbols};
 
 /// At most this many storages get a path in one search.
 const MAX_STORAGES: usize = 1 << 16;
@@ -24,11 +26,22 @@ struct HeldStorage {
     address: u64,
     node: u32,
     suffix: &'static str,
+    /// The tensor at the path; null if it is not the one with this memory.
+    implementation: *mut c_void,
 }
 
-/// The paths that one search has found: where a storage begins, and its path.
+/// A tensor that a path leads to.
+pub(super) struct HeldTensor {
+    /// Where its storage begins.
+    pub(super) address: u64,
+    pub(super) path: String,
+    /// Data type and shape; empty if unknown.
+    pub(super) shape: String,
+}
+
+/// The paths that one search has found.
 pub(super) struct Paths {
-    pub(super) of_storages: Vec<(u64, String)>,
+    pub(super) of_storages: Vec<HeldTensor>,
     /// How many storages were left out.
     pub(super) dropped: u64,
 }
@@ -69,7 +82,8 @@ impl TensorReader<'_> {
             let TensorStorage::Memory(memory) = (unsafe { self.torch.storage_of(&layout, *object, self.cpu) }) else {
                 continue;
             };
-            held.push(HeldStorage { address: memory.address, node: *node, suffix: "" });
+            let TensorMemory { address, implementation } = memory;
+            held.push(HeldStorage { address, node: *node, suffix: "", implementation });
             if let Some(graphs) = &mut graphs {
                 // SAFETY: this is the plain implementation of a live tensor.
                 unsafe { graphs.add(*node, memory.implementation) };
@@ -80,7 +94,12 @@ impl TensorReader<'_> {
             // SAFETY: this is the plain implementation of a live tensor, and no autograd node runs.
             let gradient = unsafe { self.torch.gradient(&layout, memory.implementation, self.cpu) };
             if let Some((TensorStorage::Memory(memory), _)) = gradient {
-                gradients.push(HeldStorage { address: memory.address, node: *node, suffix: ".grad" });
+                gradients.push(HeldStorage {
+                    address: memory.address,
+                    node: *node,
+                    suffix: ".grad",
+                    implementation: memory.implementation,
+                });
             }
         }
         held.extend(gradients);
@@ -90,6 +109,7 @@ impl TensorReader<'_> {
             address,
             node,
             suffix: GRAPH_HOLDER,
+            implementation: null_mut(),
         }));
         held.retain(|held| seen.insert(held.address));
         *dropped += held.len().saturating_sub(MAX_STORAGES) as u64;
@@ -102,11 +122,18 @@ impl TensorReader<'_> {
         let mut dropped = 0;
         let held = self.storages(found, &mut dropped)?;
         let texts = path_texts(found, held.iter().map(|held| held.node), labels);
+        let (torch, layout) = (self.torch, *self.layout);
+        let shape = |implementation: *mut c_void| match layout {
+            // SAFETY: this is the plain implementation of a tensor that the search has reached and that is still alive,
+            // because this thread has held the GIL since.
+            Some(layout) if !implementation.is_null() => unsafe { torch.shape(&layout, implementation) },
+            _ => String::new(),
+        };
         let of_storages = held
             .into_iter()
             .filter_map(|held| {
-                let path = texts.get(&held.node)?;
-                Some((held.address, shortened(path) + held.suffix))
+                let path = shortened(texts.get(&held.node)?) + held.suffix;
+                Some(HeldTensor { address: held.address, path, shape: shape(held.implementation) })
             })
             .collect();
         Ok(Paths { of_storages, dropped })

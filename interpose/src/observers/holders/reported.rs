@@ -6,7 +6,7 @@ use memtrace_trace::counters::Counter;
 use memtrace_trace::definition::{Definition, ScanOccasion};
 
 use super::maps::Map;
-use super::paths::Paths;
+use super::paths::{HeldTensor, Paths};
 use crate::recording::emit::truncate;
 use crate::recording::guard::Guard;
 use crate::recording::process::Process;
@@ -14,7 +14,7 @@ use crate::recording::process::Process;
 /// The paths of the last search.
 #[derive(Default)]
 pub(super) struct Reported {
-    /// A hash of the path and the number that the address had
+    /// A hash of path and shape, and the number that the address had
     /// ([`Watch::free_count_at`](crate::recording::watch::Watch::free_count_at)), by address.
     paths: Map<u64, (u64, u16)>,
 }
@@ -32,18 +32,18 @@ impl Reported {
     pub(super) fn write(&mut self, process: &Process, found: &Paths, facts: &ScanFacts) {
         let Some(mut guard) = Guard::enter() else { return };
         let before = std::mem::take(&mut self.paths);
-        for (address, path) in &found.of_storages {
-            let key = (hash(path), process.watch.free_count_at(*address));
+        for HeldTensor { address, path, shape } in &found.of_storages {
+            let key = (hash(&(path, shape)), process.watch.free_count_at(*address));
             self.paths.insert(*address, key);
             if before.get(address) != Some(&key) {
-                let path = truncate(process, path);
-                guard.define(&Definition::Holder { address: *address, seq: facts.seq, path });
+                let (path, shape) = (truncate(process, path), truncate(process, shape));
+                guard.define(&Definition::Holder { address: *address, seq: facts.seq, path, shape });
             }
         }
         let mut gone: Vec<u64> = before.into_keys().filter(|address| !self.paths.contains_key(address)).collect();
         gone.sort_unstable();
         for address in gone {
-            guard.define(&Definition::Holder { address, seq: facts.seq, path: "" });
+            guard.define(&Definition::Holder { address, seq: facts.seq, path: "", shape: "" });
         }
         process.count(Counter::HoldersNotShown, found.dropped + u64::from(facts.is_partial));
         let ScanFacts { seq, occasion, objects, is_partial } = *facts;
@@ -51,7 +51,7 @@ impl Reported {
     }
 }
 
-fn hash(text: &str) -> u64 {
+fn hash(texts: &(&String, &String)) -> u64 {
     use std::hash::BuildHasher as _;
-    BuildHasherDefault::<DefaultHasher>::default().hash_one(text)
+    BuildHasherDefault::<DefaultHasher>::default().hash_one(texts)
 }
