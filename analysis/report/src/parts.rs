@@ -4,8 +4,8 @@ use memtrace_insight::passes::{Category, Phase};
 use memtrace_insight::rules::NO_CUSTOM_CATEGORY;
 use memtrace_summary::{
     AllocationGroup, BlockingAllocation, CategoryAmount, CompileContextAmount, CustomCategoryAmount, DeviceSummary,
-    IssueSummary, LabelSummary, MemoryState, ModuleGroupSummary, OomForecastSummary, OomSummary, PhaseSummary,
-    SuggestionScope, Summary, WhatIfSummary, count_text, device_name, duration_text, estimate_text,
+    HolderSummary, IssueSummary, LabelSummary, MemoryState, ModuleGroupSummary, OomForecastSummary, OomSummary,
+    PhaseSummary, SuggestionScope, Summary, WhatIfSummary, count_text, device_name, duration_text, estimate_text,
     estimated_duration_text, is_snapshot, signed_size_text, size_text,
 };
 
@@ -402,8 +402,10 @@ impl TextReport {
 
     pub(crate) fn larger_inputs(&mut self, device: &DeviceSummary) {
         let Some(inputs) = &device.larger_inputs else { return };
-        let text =
-            format!("{}; the median step has {}", size_text(inputs.input_bytes), size_text(inputs.median_input_bytes));
+        let (bytes, median) = (size_text(inputs.input_bytes), size_text(inputs.median_input_bytes));
+        let held = |held: &HolderSummary| format!(", {} {}", held.path, held.shape.as_deref().unwrap_or_default());
+        let held: String = inputs.held.iter().map(held).collect();
+        let text = format!("{bytes}{}; the median step has {median}", held.trim_end());
         self.labelled_at(2, 0, &format!("Step {} has larger inputs", inputs.step), &text, wrap_words);
     }
 

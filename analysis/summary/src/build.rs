@@ -17,11 +17,11 @@ use crate::step_estimate::{StepEstimate, step_estimate};
 use crate::suggestions::{SuggestionQuery, suggestions};
 use crate::summary::{
     AllocationGroup, CategoryAmount, CategoryRuleSummary, CompileContextAmount, CustomCategoryAmount, DeviceSummary,
-    EVENTS_OF_UNRECORDED_PROCESSES, GrowingKvCache, IssueSummary, KeptAllocation, KeptCategory, LabelSummary, Levels,
-    MemoryState, ModuleGroupSummary, ModuleSummary, NativeObjectSummary, NotRecordedSummary, NoticeSummary,
-    OomForecastSummary, OomSummary, OwnerBytes, OwnerSummary, PhaseAmount, PhaseRuleSummary, PhaseSummary,
-    ProcessSummary, RepeatedModulesSummary, RunSummary, SUMMARY_VERSION, StepPhase, StepSummary, SuggestionSummary,
-    Summary, Totals,
+    EVENTS_OF_UNRECORDED_PROCESSES, GrowingKvCache, IssueSummary, KeptAllocation, KeptCategory, LabelSummary,
+    LargerInputs, Levels, MemoryState, ModuleGroupSummary, ModuleSummary, NativeObjectSummary, NotRecordedSummary,
+    NoticeSummary, OomForecastSummary, OomSummary, OwnerBytes, OwnerSummary, PhaseAmount, PhaseRuleSummary,
+    PhaseSummary, ProcessSummary, RepeatedModulesSummary, RunSummary, SUMMARY_VERSION, StepPhase, StepSummary,
+    SuggestionSummary, Summary, Totals,
 };
 use crate::tensors::{name_pattern, requested_for};
 use crate::why::{
@@ -434,7 +434,11 @@ impl Context<'_> {
             growth_after_first_step: growth_after_first_step(analysis),
             larger_inputs: explained
                 .map_or(analysis.peak.position.and_then(|position| position.step), |oom| oom.position.step)
-                .and_then(|step| larger_inputs(analysis, step)),
+                .and_then(|step| larger_inputs(analysis, step))
+                .map(|inputs| LargerInputs {
+                    held: self.holders.of_blocks(analysis.device, analysis.step_inputs.of_step(inputs.step)),
+                    ..inputs
+                }),
             suggestions: Vec::new(),
             what_if: what_if.map(|what_if| what_if_summary(what_if, refused, estimate.as_ref())),
             steps: analysis.table.steps(),

@@ -180,6 +180,13 @@ impl Holders {
             .then(|| "record with memtrace --holders to see which Python object holds them".to_owned())
     }
 
+    /// What held these blocks at the scan that [`Self::of_device`] is about. `allocated`: `seq` of their allocations.
+    pub(crate) fn of_blocks(&self, device: i16, allocated: &[u64]) -> Vec<HolderSummary> {
+        let held = self.by_device.get(&device).into_iter().flat_map(|scan| &scan.held);
+        let meant = held.filter(|held| held.block.device == device && allocated.contains(&held.block.seq));
+        grouped(&meant.collect::<Vec<_>>(), HOLDERS_OF_ISSUE).0
+    }
+
     /// What held the most memory of a device.
     pub(crate) fn of_device(&self, device: i16) -> Option<HoldersSummary> {
         let scan = self.by_device.get(&device)?;

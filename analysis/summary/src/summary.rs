@@ -632,7 +632,7 @@ pub struct GrowingKvCache {
 }
 
 /// The inputs of a step beside those of the others. A recording has sizes of inputs, and no shapes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
 pub struct LargerInputs {
     /// The step.
     pub step: u32,
@@ -640,6 +640,9 @@ pub struct LargerInputs {
     pub input_bytes: u64,
     /// The median of the other steps that allocated inputs.
     pub median_input_bytes: u64,
+    /// With `--holders`: the Python paths that held the inputs at the error, with their data types and shapes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub held: Vec<HolderSummary>,
 }
 
 /// The part of a program that the figures of a suggestion cover.

@@ -272,6 +272,7 @@ pub(crate) fn larger_inputs(analysis: &DeviceAnalysis, step: u32) -> Option<Larg
         step,
         input_bytes: bytes,
         median_input_bytes: median,
+        held: Vec::new(),
     })
 }
 

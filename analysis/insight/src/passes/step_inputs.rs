@@ -1,7 +1,7 @@
 //! The bytes of the batch that each step loads.
 //!
 //! A recording has the sizes of inputs, and no shapes: PyTorch's allocator does not know them. The sizes tell which batch
-//! was larger than others.
+//! was larger than others. Only `--holders` reads shapes.
 
 use super::category::{BlockAllocation, Category};
 use super::phase::{Phase, ProgramPosition};
@@ -10,6 +10,8 @@ use super::phase::{Phase, ProgramPosition};
 const MAX_STEPS: usize = 1 << 16;
 /// A median needs at least this many other steps.
 const MIN_OTHERS: usize = 3;
+/// At most this many inputs of the latest step are known one by one.
+const MAX_INPUTS: usize = 64;
 
 /// The inputs of a step beside those of the others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,6 +28,8 @@ pub struct StepInputs {
     by_step: Vec<u64>,
     /// By step: how many optimizer steps there had been when it began.
     began: Vec<u32>,
+    /// The latest step with inputs, and `seq` of each of them.
+    latest: (usize, Vec<u64>),
     /// There are more steps, or inputs on other streams. Code that uses another stream loads batches in advance.
     is_unknown: bool,
 }
@@ -60,6 +64,17 @@ impl StepInputs {
             self.by_step.resize(step + 1, 0);
         }
         self.by_step[step] += block.requested;
+        if step > self.latest.0 {
+            self.latest = (step, Vec::new());
+        }
+        if step == self.latest.0 && self.latest.1.len() < MAX_INPUTS {
+            self.latest.1.push(block.seq);
+        }
+    }
+
+    /// `seq` of each input of a step. Empty for a step that is not the latest one.
+    pub fn of_step(&self, step: u32) -> &[u64] {
+        if step as usize == self.latest.0 { &self.latest.1 } else { &[] }
     }
 
     /// The inputs of a step beside those of the others. `None` if too few steps have inputs.
@@ -110,6 +125,7 @@ mod tests {
         assert_eq!(inputs.compare(0), Some(ComparedInputs { bytes: 10, median: 13 }));
         assert_eq!((inputs.compare(5), inputs.compare(9)), (None, None), "steps without inputs");
         assert_eq!(load(&[10, 90, 10]).compare(1), None, "too few steps");
+        assert_eq!((inputs.of_step(5).len(), inputs.of_step(2).len()), (1, 0), "one by one in the latest step");
     }
 
     #[test]
