@@ -254,7 +254,12 @@ mod tests {
                 ..OomForecastSummary::default()
             }),
             files: Vec::new(),
-            held_by: vec![HolderSummary { path: "__main__.history[*]".into(), tensors: 10, bytes: 120 << 20 }],
+            held_by: vec![HolderSummary {
+                path: "__main__.history[*]".into(),
+                tensors: 10,
+                bytes: 120 << 20,
+                shape: None,
+            }],
             help: None,
         };
         let process = ProcessSummary { issues: vec![issue; ISSUES + 2], ..ProcessSummary::default() };
