@@ -118,13 +118,8 @@ impl TextReport {
             self.bar(label, (amount.category, name), (amount.bytes, whole), note.trim_start());
         }
         if let Some(cache) = &state.growing_kv_cache {
-            let text = format!(
-                "{} with each call of the model: {}{} are {} times that",
-                size_text(cache.growth_bytes),
-                size_text(cache.bytes),
-                in_blocks(cache.blocks),
-                count_text(cache.bytes / cache.growth_bytes.max(1))
-            );
+            let (growth, bytes) = (size_text(cache.growth_bytes), size_text(cache.bytes));
+            let text = format!("{growth} with each call of the model: {bytes}{} so far", in_blocks(cache.blocks));
             self.labelled_at(2, 0, "The KV cache grows by", &text, wrap_words);
         }
         self.custom_categories(state);

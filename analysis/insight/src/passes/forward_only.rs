@@ -3,7 +3,7 @@
 //! A place is a call stack up to a model's call. The innermost function of it that is named after one of the three
 //! decides. Without such a function, these facts do:
 //!
-//! - Generation: from one call of the place to the next, the sizes of at least two blocks grow by the same number of
+//! - Generation: from one call of a module at the place to the next, the sizes of at least two blocks grow by the same number of
 //!   bytes, [`SAME_GROWTH`] times in a row, while the sizes of others stay. This is a cache to which each call adds a
 //!   token.
 //! - Rollouts: several calls of trained modules come before the first backward pass, calls come between later ones, and
@@ -23,7 +23,7 @@ use crate::rules::{ForwardOnlyUse, names_forward_only};
 use memtrace_input::AddressBuildHasher;
 
 /// A cache has grown so often in a row by the same number of bytes.
-const SAME_GROWTH: u32 = 3;
+const SAME_GROWTH: u32 = 2;
 /// Keys and values.
 const GROWING_BLOCKS: u32 = 2;
 /// At least one in this many of the stacks that allocate in a call that adds a token has a size that stays.
@@ -110,7 +110,8 @@ pub(super) struct ForwardOnlyFinder {
     places: BTreeMap<StackId, Place>,
     /// Places that follow each other, without training in between. `NONE` stands for training.
     followers: HashSet<(StackId, StackId)>,
-    growth: HashMap<StackId, Growth, AddressBuildHasher>,
+    /// By stack and module: a program can call the layers of its model at one line.
+    growth: HashMap<u64, Growth, AddressBuildHasher>,
     cache_growth: BTreeMap<StackId, u64>,
     open: OpenPlace,
     /// The place of the latest call since the training; `NONE` without one.
@@ -145,16 +146,17 @@ impl ForwardOnlyFinder {
             }
         }
         let first = Growth { call: open.number, size: requested, by: 0, times: 0 };
-        let growth = self.growth.entry(stack).or_insert(first);
+        let key = u64::from(stack.0) << 32 | u64::from(context.0);
+        let growth = self.growth.entry(key).or_insert(first);
         if growth.call == open.number {
             open.growing_blocks += u32::from(growth.times >= SAME_GROWTH);
             return;
         }
         let by = requested.saturating_sub(growth.size);
-        let times = match growth.call + 1 == open.number && by > 0 {
-            true if by == growth.by => growth.times + 1,
-            true => 1,
-            false => 0,
+        let times = match by {
+            0 => 0,
+            by if by == growth.by => growth.times + 1,
+            _ => 1,
         };
         if times == SAME_GROWTH {
             self.cache_growth.insert(stack, by);
@@ -333,7 +335,7 @@ mod tests {
 
     /// The uses of the places that `main`, `other` and so on call, of a program of one letter per call. `m`, `o`, `e`, `c`,
     /// `g` and `t`: calls of the trained model by these functions. `f`: `main` calls a frozen model. `+`: `main` calls a
-    /// model whose cache grows by a token. `T`: a training call and its backward pass. `l`: a loss.
+    /// model whose cache grows by a token. `=`: `main` calls two layers with such caches at one line. `T`: a training call and its backward pass. `l`: a loss.
     fn uses(program: &str, has_loaders: bool) -> Vec<ForwardOnlyUse> {
         let place = |caller: usize| StackId(2 * caller as u32 + 2);
         let mut finder = ForwardOnlyFinder::default();
@@ -349,18 +351,24 @@ mod tests {
                     finder.computes_loss();
                     continue;
                 }
-                'm' | 'f' | '+' => 0,
+                'm' | 'f' | '+' | '=' => 0,
                 other => CALLERS.iter().position(|name| name.starts_with(other)).unwrap(),
             };
             let at = place(at);
-            finder.begins(at);
-            let module = if letter == 'f' { FROZEN } else { MODEL };
-            finder.allocated(StackId(50), module, 4096);
-            tokens += u64::from(letter == '+');
-            finder.allocated(StackId(51), module, 512 * tokens);
-            finder.allocated(StackId(51), module, 512 * tokens);
-            finder.ended(at, true);
-            finder.begins(StackId::NONE);
+            tokens += u64::from(matches!(letter, '+' | '='));
+            let modules: &[ContextId] = match letter {
+                'f' => &[FROZEN],
+                '=' => &[MODEL, FROZEN],
+                _ => &[MODEL],
+            };
+            for module in modules {
+                finder.begins(at);
+                finder.allocated(StackId(50), *module, 4096);
+                finder.allocated(StackId(51), *module, 512 * tokens);
+                finder.allocated(StackId(51), *module, 512 * tokens);
+                finder.ended(at, true);
+                finder.begins(StackId::NONE);
+            }
         }
         let calls = finder.finish(&definitions(), has_loaders);
         (0..CALLERS.len()).map(|caller| calls.use_of(place(caller))).collect()
@@ -405,8 +413,9 @@ mod tests {
     #[test]
     fn a_cache_that_grows_by_the_same_size_shows_generation() {
         assert_eq!(uses("+++++", false)[0], Generation);
+        assert_eq!(uses("===", false)[0], Generation);
         assert_eq!(uses("o+++++o+++++", false)[..2], [Generation, Generation], "with its prompt");
-        assert_eq!(uses("+++", false)[0], Evaluation, "too few calls");
+        assert_eq!(uses("++", false)[0], Evaluation, "too few calls");
         assert_eq!(uses("mmmmmm", false)[0], Evaluation, "nothing grows");
     }
 }
