@@ -105,7 +105,8 @@ pub(crate) fn suggestions(query: &SuggestionQuery<'_>, progress: &mut dyn FnMut(
     let is_worth = |outcome: &Outcome| peak.saturating_sub(outcome.peak) >= (peak / WORTH_DOING).max(1);
     let replayed = plans.into_iter().zip(outcomes).filter_map(|(plan, outcome)| Some((plan, outcome?)));
     let mut found: Vec<(Plan, Outcome)> = replayed.filter(|(_, outcome)| is_worth(outcome)).collect();
-    found.sort_by_key(|(_, outcome)| outcome.peak);
+    // Adapters train something else than the program does, so they come last.
+    found.sort_by_key(|(plan, outcome)| (plan.freeze, outcome.peak));
     let combined = combine(&changes, &found);
     let evidence = figures_text(state);
     let fits = |outcome: &Outcome| match (scope, outcome.fits) {
@@ -248,7 +249,7 @@ impl Texts<'_> {
     /// Whether the condition of a plan's rule holds, beside what the replay shows.
     fn applies(&self, plan: &Plan) -> bool {
         match plan.batch {
-            _ if plan.load_on_cpu => self.phase == Phase::Load,
+            _ if plan.load_on_cpu || plan.convert_first => self.phase == Phase::Load,
             Some(BatchChange::Evaluation) => {
                 self.changes.ends_in_evaluation() || self.phase.is_forward_only() && self.has_backward
             }
@@ -271,6 +272,7 @@ impl Texts<'_> {
         add(plan.no_grad, RuleId::NoGrad);
         add(plan.results_on_cpu, RuleId::ResultsToCpu);
         add(plan.load_on_cpu, RuleId::LoadToCpu);
+        add(plan.convert_first, RuleId::FinalDataType);
         let checkpoint = if self.has_backward { RuleId::CheckpointLayers } else { RuleId::CheckpointOrNoGrad };
         add(!plan.checkpoint.is_empty(), checkpoint);
         add(plan.offload, RuleId::OffloadActivations);
@@ -291,6 +293,8 @@ impl Texts<'_> {
             None => {}
         }
         add(plan.bfloat16, RuleId::Bfloat16Model);
+        add(plan.autocast, RuleId::Autocast);
+        add(plan.freeze, RuleId::Adapters);
         ids.into_iter().filter_map(suggestion_rule).collect()
     }
 
@@ -317,6 +321,7 @@ impl Texts<'_> {
                 RuleId::ChunkedCrossEntropy => self.changes.loss(),
                 RuleId::ResultsToCpu => self.changes.results(),
                 RuleId::LoadToCpu => self.changes.load(),
+                RuleId::FinalDataType => self.changes.conversion(),
                 _ => self.changes.softmax(),
             };
             action = action.replace("{place}", &place(stack));

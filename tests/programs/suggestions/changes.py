@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 # The change that each rule's suggestion stands for. A rule that gets another id needs another line here, and nothing else.
 CHANGE_OF_RULE = {
+    "adapters": "adapters",
     "autocast": "autocast",
     "bfloat16-model": "bfloat16-model",
     "checkpoint-layers": "checkpoint-layers",
@@ -27,6 +28,7 @@ CHANGE_OF_RULE = {
     "chunked-loss": "chunked-cross-entropy",
     "clear-gradients": "set-to-none",
     "eight-bit-moments": "eight-bit-moments",
+    "final-data-type": "final-data-type",
     "fused-optimizer": "fused-step",
     "fused-step": "fused-step",
     "gradients-in-buckets": "gradients-in-buckets",

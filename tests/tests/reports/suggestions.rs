@@ -31,6 +31,10 @@ fn of_a_large_optimizer_state() {
     are_right("wide", &["eight-bit-moments"]);
 }
 
+#[test]
+fn of_a_model_that_is_converted_after_it_was_built() {
+    are_right("halved", &["final-data-type"]);
+}
 mod exhaustive {
     use std::sync::Mutex;
     use std::sync::atomic::{AtomicUsize, Ordering};
@@ -44,7 +48,17 @@ mod exhaustive {
 
     #[test]
     fn of_a_decoder() {
-        are_right("decoder", &["checkpoint-layers", "smaller-batches", "scaled-dot-product-attention"]);
+        are_right("decoder", &["checkpoint-layers", "smaller-batches", "scaled-dot-product-attention", "autocast"]);
+    }
+
+    #[test]
+    fn of_a_training_in_float32() {
+        are_right("autoencoder", &["autocast"]);
+    }
+
+    #[test]
+    fn of_fine_tuning_all_parameters() {
+        are_right("finetune", &["adapters", "eight-bit-moments"]);
     }
 
     #[test]

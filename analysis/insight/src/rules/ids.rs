@@ -105,6 +105,8 @@ rule_ids! {
     ResultsToCpu = "results-to-cpu",
     /// Suggests loading to the CPU.
     LoadToCpu = "load-to-cpu",
+    /// Suggests to make parameters in their final data type.
+    FinalDataType = "final-data-type",
     /// Suggests half the batch in evaluations.
     SmallerEvaluationBatch = "smaller-evaluation-batch",
     /// Suggests attention without score matrices.
@@ -125,6 +127,10 @@ rule_ids! {
     EightBitMoments = "eight-bit-moments",
     /// Suggests parameters in bfloat16.
     Bfloat16Model = "bfloat16-model",
+    /// Suggests to freeze the parameters and to train adapters.
+    Adapters = "adapters",
+    /// Suggests autocast in bfloat16.
+    Autocast = "autocast",
     /// Suggests several changes together.
     CombinedChanges = "combined-changes",
 }

@@ -2,6 +2,7 @@
 //! [`PhaseRuleId`], [`CategoryRuleId`]), and every decision keeps the id. A rule states what a frame, a node or a
 //! library means. The passes combine the rules.
 
+mod autocast;
 mod candidate_settings;
 mod categories;
 mod custom;
@@ -17,6 +18,10 @@ mod phases;
 mod suggestions;
 mod workspaces;
 
+pub use autocast::{
+    AutocastType, autocast_type, autocast_type_of_class, casts_logits, is_cross_entropy, makes_other_types,
+    makes_views, promotes, saves_no_operand,
+};
 pub use candidate_settings::{CandidateSetting, candidate_settings};
 pub use categories::{
     CategoryRule, FrameMemory, captures_graph, category_rule, ends_autocast, is_attention, is_cache_name,

@@ -121,6 +121,14 @@ static SUGGESTIONS: &[SuggestionRule] = &[
         at_most: false,
     },
     SuggestionRule {
+        id: RuleId::FinalDataType,
+        action: "make the parameters in the data type to which {place} converts them: dtype= of from_pretrained(), or \
+                 torch.set_default_dtype() before the model is built",
+        condition: "The peak is in loading, and a conversion of the model replaces parameters by smaller ones.",
+        method: "The smaller parameters exist from the start. Those that they replace vanish.",
+        at_most: false,
+    },
+    SuggestionRule {
         id: RuleId::SmallerEvaluationBatch,
         action: "half the batch in {evaluation}",
         condition: "The peak is in an evaluation, in generation or in a rollout of a training run, and no blocks of a training step are allocated.",
@@ -176,6 +184,27 @@ static SUGGESTIONS: &[SuggestionRule] = &[
         condition: "All parameters are float32. They, gradients, optimizer state and workspaces are all but a \
                     twentieth of the peak.",
         method: "Parameters, gradients, optimizer state and the temporaries of the optimizer's step halve.",
+        at_most: false,
+    },
+    SuggestionRule {
+        id: RuleId::Adapters,
+        action: "for fine-tuning: freeze the model and give it small adapters (LoRA, peft)",
+        condition: "Each step has one backward pass. Parameters, gradients and optimizer state are at least half of the \
+                    peak.",
+        method: "Gradients, optimizer state and the temporaries of the optimizer's step vanish. Activations stay. The \
+                 adapters themselves, a few hundredths of the parameters, are left out.",
+        at_most: false,
+    },
+    SuggestionRule {
+        id: RuleId::Autocast,
+        action: "torch.autocast(\"cuda\", dtype=torch.bfloat16) around the forward pass and the loss",
+        condition: "All parameters are float32 and get gradients. The operations that allocate nearly all values are \
+                    known, and values of unknown types change the new peak by at most a twentieth. The workspaces of \
+                    libraries are at most a tenth of the peak.",
+        method: "Results of operations that autocast runs in bfloat16 halve, and those that take the type of their inputs \
+                 with them. An operation in the other type works on a copy of its input, which the backward pass needs \
+                 instead of the input. Copies of weights stay until autocast ends, and until the backward pass has used \
+                 them.",
         at_most: false,
     },
     SuggestionRule {

@@ -8,6 +8,7 @@
 //! blocks are added. Else the new peak is that of the recorded part.
 
 mod attention;
+mod autocast;
 mod batch;
 mod calls;
 mod checkpointing;
@@ -37,8 +38,10 @@ use super::lifetimes::{BlockLifetime, NEVER};
 use super::phase::Phase;
 use crate::rules::OptimizerRule;
 use attention::Scores;
+use autocast::{Autocast, Width};
 use batch::Batches;
 use calls::{Call, Members};
+use loading::Converted;
 use loss::Logits;
 use results::Results;
 use span::Span;
@@ -82,6 +85,8 @@ pub struct Plan {
     pub results_on_cpu: bool,
     /// Tensors are loaded to the CPU.
     pub load_on_cpu: bool,
+    /// Parameters are made in the data type to which the program converts them.
+    pub convert_first: bool,
     /// Activation checkpointing of the modules of these classes; empty without it.
     pub checkpoint: BTreeSet<Box<str>>,
     /// Saved tensors are kept in host memory.
@@ -92,6 +97,10 @@ pub struct Plan {
     pub bucket_views: bool,
     /// Parameters, gradients and optimizer state in bfloat16.
     pub bfloat16: bool,
+    /// Forward pass and loss under autocast in bfloat16.
+    pub autocast: bool,
+    /// All parameters are frozen, and small adapters are trained.
+    pub freeze: bool,
     /// The optimizer.
     pub optimizer: Option<OptimizerChange>,
     /// The batch.
@@ -107,6 +116,14 @@ impl Plan {
             // Both take the same activations away.
             || !self.checkpoint.is_empty() && other.offload
             || self.offload && !other.checkpoint.is_empty()
+            // A loaded tensor can be a parameter that is converted.
+            || self.load_on_cpu && other.convert_first
+            || self.convert_first && other.load_on_cpu
+            // Only for a training that starts from a trained model.
+            || self.freeze != other.freeze
+            // What these do is not known of values in two types.
+            || self.autocast && other.changes_forward()
+            || self.changes_forward() && other.autocast
             // A batch over which gradients are accumulated needs them until its last part.
             || self.accumulates() && other.steps_early()
             || self.steps_early() && other.accumulates();
@@ -116,15 +133,28 @@ impl Plan {
             no_grad: self.no_grad || other.no_grad,
             results_on_cpu: self.results_on_cpu || other.results_on_cpu,
             load_on_cpu: self.load_on_cpu || other.load_on_cpu,
+            convert_first: self.convert_first || other.convert_first,
             checkpoint: self.checkpoint.union(&other.checkpoint).cloned().collect(),
             offload: self.offload || other.offload,
             clear_gradients: self.clear_gradients || other.clear_gradients,
             bucket_views: self.bucket_views || other.bucket_views,
             bfloat16: self.bfloat16 || other.bfloat16,
+            autocast: self.autocast || other.autocast,
+            freeze: self.freeze || other.freeze,
             optimizer: self.optimizer.or(other.optimizer),
             batch: self.batch.or(other.batch),
         };
         (!clashes && more != *self).then_some(more)
+    }
+
+    fn changes_forward(&self) -> bool {
+        self.attention
+            || self.chunked_loss
+            || self.no_grad
+            || !self.checkpoint.is_empty()
+            || self.offload
+            || self.bfloat16
+            || self.steps_early()
     }
 
     fn accumulates(&self) -> bool {
@@ -156,8 +186,11 @@ pub struct Changes<'a> {
     unused_graphs: Vec<Call>,
     results: Results,
     loaded: Vec<u32>,
+    converted: Vec<Converted>,
     batches: Batches,
     optimizer: Option<&'static OptimizerRule>,
+    /// What autocast changes, if the recording shows that.
+    autocast: Option<Autocast>,
     /// The recorded peak, and the highest sum of the recorded blocks as the allocator's policy places them.
     peak: u64,
     placed: u64,
@@ -186,6 +219,13 @@ const WORTH_ANOTHER_CLASS: u64 = 20;
 const SAME_PEAK: u64 = 33;
 /// `bfloat16` is computed where blocks of unknown data types are at most one in this many parts of the peak.
 const SMALL_UNKNOWN: u64 = 20;
+/// Autocast is computed where values of unknown operations, and parameters without gradients, are at most one in this many
+/// parts of the peak.
+const SMALL_UNTYPED: u64 = 33;
+/// Autocast is computed where the workspaces of libraries are at most one in this many parts of the peak.
+const SMALL_WORKSPACES: u64 = 10;
+/// The peak under autocast is announced if it depends on unknown types by at most one in this many parts.
+const SMALL_DIFFERENCE: u64 = 20;
 
 impl<'a> Changes<'a> {
     /// Takes the recorded blocks. `peak`: the allocated bytes at the point in time to improve. `limit`: the bytes that
@@ -196,7 +236,7 @@ impl<'a> Changes<'a> {
         let placed = span::place(&spans, &recorded.lifetimes.stream_pools, &recorded.settings, u64::MAX).allocated;
         let batches = batch::batches(&recorded);
         let outermost = evaluation::outermost_calls(&recorded);
-        Changes {
+        let mut changes = Changes {
             scores: Scores::find(&recorded, peak),
             logits: Logits::find(&recorded, peak),
             results: if recorded.ends_in_unused_graph {
@@ -206,8 +246,10 @@ impl<'a> Changes<'a> {
             },
             unused_graphs: evaluation::unused_graphs(&recorded, outermost),
             loaded: loading::loaded(&recorded),
+            converted: loading::converted(&recorded),
             batches,
             optimizer: optimizer::optimizer(&recorded),
+            autocast: None,
             peak,
             placed,
             summed,
@@ -215,7 +257,69 @@ impl<'a> Changes<'a> {
             elsewhere,
             limit,
             recorded,
+        };
+        if changes.is_in_float32() {
+            changes.autocast = Autocast::find(&changes.recorded, peak / SMALL_UNTYPED);
         }
+        changes
+    }
+
+    /// Whether the recording is a training in float32, without operations that autocast changes in other ways.
+    fn is_in_float32(&self) -> bool {
+        let recorded = &self.recorded;
+        let is_other =
+            |block: &BlockLifetime| block.category == Category::AutocastCache || block.phase == Phase::Recompute;
+        self.batches != Batches::Inference
+            && !self.is_sharded()
+            && recorded.until == NEVER
+            && self.is_float32(TensorKind::Parameter)
+            && !recorded.blocks.iter().any(is_other)
+            && self.workspace_bytes() <= self.peak / SMALL_WORKSPACES
+            && self.frozen_bytes() <= self.peak / SMALL_UNTYPED
+    }
+
+    /// Whether parameters are shards of FullyShardedDataParallel, which gathers them for each module.
+    fn is_sharded(&self) -> bool {
+        let is_sharded = |class: &str| class.starts_with("FSDP") || class == "FullyShardedDataParallel";
+        self.recorded.definitions.nn_calls.values().any(|call| is_sharded(&call.class))
+    }
+
+    /// The bytes of libraries' workspaces at the peak. Those for another data type can be larger or smaller.
+    fn workspace_bytes(&self) -> u64 {
+        let workspaces = self.recorded.blocks.iter().filter(|block| block.category == Category::Workspace);
+        workspaces.filter(|block| block.includes(self.peak_seq)).map(|block| block.size()).sum()
+    }
+
+    /// The bytes of parameters for which no backward pass computes a gradient of their size. Autocast makes copies of
+    /// them that the recording does not show.
+    fn frozen_bytes(&self) -> u64 {
+        let mut sizes: BTreeMap<u64, i64> = BTreeMap::new();
+        let blocks = &self.recorded.blocks;
+        for block in blocks.iter().filter(|b| b.category == Category::Parameter && b.includes(self.peak_seq)) {
+            *sizes.entry(block.requested()).or_default() += 1;
+        }
+        let parameters = sizes.clone();
+        // In one pass each parameter has at most one gradient.
+        let mut of_pass: BTreeMap<(u16, u64), i64> = BTreeMap::new();
+        for block in blocks.iter().filter(|block| autocast::is_weight_gradient(&self.recorded, block)) {
+            *of_pass.entry((block.backward_passes, block.requested())).or_default() += 1;
+        }
+        for ((_, size), count) in of_pass {
+            if let Some(left) = sizes.get_mut(&size) {
+                *left = (*left).min(parameters[&size] - count);
+            }
+        }
+        sizes.into_iter().map(|(size, left)| size * left.max(0) as u64).sum()
+    }
+
+    /// Whether values whose types the recording does not show change the peak under autocast only a little.
+    fn is_sure(&self, plan: &Plan) -> bool {
+        if !plan.autocast {
+            return true;
+        }
+        let peak = |assumed| span::peak(&self.apply_assuming(plan, assumed), &self.recorded.settings).0;
+        let (low, high) = (peak(Width::Half), peak(Width::Full));
+        high.abs_diff(low) <= high / SMALL_DIFFERENCE
     }
 
     /// Whether the recorded blocks add up to the recorded peak. If not, blocks are missing, and no change is computed.
@@ -263,6 +367,9 @@ impl<'a> Changes<'a> {
         if !self.loaded.is_empty() {
             add(Plan { load_on_cpu: true, ..Plan::default() });
         }
+        if !self.converted.is_empty() {
+            add(Plan { convert_first: true, ..Plan::default() });
+        }
         if is_training {
             if !self.peak_is_in_training_step() && !self.ends_in_evaluation() {
                 add(Plan { batch: Some(BatchChange::Evaluation), ..Plan::default() });
@@ -292,6 +399,13 @@ impl<'a> Changes<'a> {
         if self.is_float32(TensorKind::Parameter) && self.unknown_types() <= self.peak / SMALL_UNKNOWN {
             add(Plan { bfloat16: true, ..Plan::default() });
         }
+        let (training, with_parameters) = optimizer::trained_bytes(&self.recorded, self.peak_seq);
+        if self.batches == Batches::One && !self.is_sharded() && training > 0 && with_parameters >= self.summed / 2 {
+            add(Plan { freeze: true, ..Plan::default() });
+        }
+        if self.autocast.is_some() {
+            add(Plan { autocast: true, ..Plan::default() });
+        }
         plans
     }
 
@@ -313,7 +427,7 @@ impl<'a> Changes<'a> {
         let recorded = &self.recorded;
         let (summed, _) = span::peak(&spans, &recorded.settings);
         let floor = self.floor(plan);
-        if summed.max(floor) >= self.summed {
+        if summed.max(floor) >= self.summed || !self.is_sure(plan) {
             return None;
         }
         let placed = span::place(&spans, &recorded.lifetimes.stream_pools, &recorded.settings, u64::MAX);
@@ -343,10 +457,11 @@ impl<'a> Changes<'a> {
         if self.recorded.lifetimes.is_whole {
             return 0;
         }
-        let changes_state = plan.bfloat16 || plan.optimizer.is_some() || plan.clear_gradients || plan.bucket_views;
+        let changes_state =
+            plan.freeze || plan.bfloat16 || plan.optimizer.is_some() || plan.clear_gradients || plan.bucket_views;
         let changes_eval = plan.attention || matches!(plan.batch, Some(BatchChange::Half | BatchChange::Evaluation));
         let is_unchanged = |phase: &&Phase| match phase {
-            Phase::Load => !plan.bfloat16 && !plan.load_on_cpu,
+            Phase::Load => !plan.bfloat16 && !plan.load_on_cpu && !plan.convert_first,
             Phase::Eval | Phase::Generate | Phase::Rollout => !changes_eval && !plan.results_on_cpu && !changes_state,
             Phase::Optimizer => !changes_state,
             _ => false,
@@ -356,6 +471,11 @@ impl<'a> Changes<'a> {
     }
 
     fn apply(&self, plan: &Plan) -> Vec<Span> {
+        self.apply_assuming(plan, Width::Full)
+    }
+
+    /// Applies a plan. `assumed`: the type under autocast of values of which the recording does not show it.
+    fn apply_assuming(&self, plan: &Plan, assumed: Width) -> Vec<Span> {
         let recorded = &self.recorded;
         let mut spans = recorded.spans();
         if plan.no_grad {
@@ -367,8 +487,14 @@ impl<'a> Changes<'a> {
         if plan.load_on_cpu {
             self.loaded.iter().for_each(|index| spans[*index as usize].vanish());
         }
+        if plan.convert_first {
+            loading::convert_first(&self.converted, &mut spans);
+        }
         if plan.clear_gradients {
             optimizer::clear_gradients(recorded, &mut spans);
+        }
+        if let (true, Some(autocast)) = (plan.autocast, &self.autocast) {
+            autocast.apply(recorded, assumed, &mut spans);
         }
         if let (true, Some(scores)) = (plan.attention, &self.scores) {
             scores.remove(recorded, &mut spans);
@@ -386,6 +512,9 @@ impl<'a> Changes<'a> {
         }
         if plan.bucket_views {
             optimizer::gradients_in_buckets(recorded, &mut spans);
+        }
+        if plan.freeze {
+            optimizer::freeze(recorded, &mut spans);
         }
         if plan.bfloat16 {
             self.halve_state(&mut spans);
@@ -559,6 +688,12 @@ impl<'a> Changes<'a> {
     pub fn load(&self) -> Option<StackId> {
         let loaded = self.loaded.iter().map(|index| &self.recorded.blocks[*index as usize]);
         loaded.max_by_key(|block| block.size()).map(|block| block.stack)
+    }
+
+    /// The stack that converts the largest parameter to a smaller data type.
+    pub fn conversion(&self) -> Option<StackId> {
+        let converted = self.converted.iter().map(|converted| &self.recorded.blocks[converted.to as usize]);
+        converted.max_by_key(|block| block.size()).map(|block| block.stack)
     }
 
     /// The stack of the loss whose logits could be computed in chunks.

@@ -113,6 +113,33 @@ pub(super) fn step_in_backward(recorded: &Recorded<'_>, spans: &mut Vec<Span>) {
     fuse(recorded, spans);
 }
 
+/// Whether the block exists only because parameters are trained: a gradient, optimizer state, or a temporary for them.
+fn is_for_training(recorded: &Recorded<'_>, block: &BlockLifetime) -> bool {
+    match block.category {
+        Category::Gradient => !recorded.is_freed_by_node(block),
+        Category::OptimizerState | Category::CommunicationBucket => true,
+        Category::Temporary if block.phase == Phase::Optimizer => true,
+        _ => recorded.is_passing_weight_gradient(block),
+    }
+}
+
+/// Leaves out what the training of parameters needs.
+pub(super) fn freeze(recorded: &Recorded<'_>, spans: &mut [Span]) {
+    for span in spans.iter_mut() {
+        if is_for_training(recorded, &recorded.blocks[span.block as usize]) {
+            span.vanish();
+        }
+    }
+}
+
+/// The bytes that the training of parameters needs at the event `seq`, and those with the parameters.
+pub(super) fn trained_bytes(recorded: &Recorded<'_>, seq: u32) -> (u64, u64) {
+    let at_peak = || recorded.blocks.iter().filter(|block| block.includes(seq));
+    let training = at_peak().filter(|block| is_for_training(recorded, block)).map(|block| block.size()).sum();
+    let parameters = at_peak().filter(|block| block.category == Category::Parameter).map(|block| block.size());
+    (training, training + parameters.sum::<u64>())
+}
+
 /// Whether the program works on all gradients together before the step, such as clipping their norm.
 pub(super) fn works_on_gradients(recorded: &Recorded<'_>) -> bool {
     let is_work = |b: &BlockLifetime| {

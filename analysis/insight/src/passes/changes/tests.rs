@@ -30,6 +30,9 @@ const STEP: StackId = StackId(3);
 /// A stack of `torch.load`.
 const LOAD: StackId = StackId(4);
 
+/// A stack whose innermost frame is `torch.nn.Module`'s.
+const MODULE: StackId = StackId(5);
+
 /// `NET`'s code at two lines, and the code of a module that each of them calls.
 const NET_LINES: [StackId; 2] = [StackId(6), StackId(7)];
 const INNER_LINES: [StackId; 2] = [StackId(9), StackId(11)];
@@ -513,6 +516,36 @@ fn what_is_loaded_and_copied_vanishes() {
     assert_eq!(program.peak(&Plan::default()), 300);
     // The third is used as it is.
     assert_eq!(program.peak(&Plan { load_on_cpu: true, ..Plan::default() }), 200);
+}
+
+#[test]
+fn parameters_in_their_final_type_are_not_converted() {
+    let mut program = Program::default();
+    let load = |program: &mut Program, mib: u64, stack: StackId| {
+        let weight = program.alloc(mib, Phase::Load, Category::Parameter, ContextId::NONE);
+        program.blocks[weight].step = crate::passes::lifetimes::BEFORE_STEPS;
+        program.blocks[weight].stack = stack;
+        weight
+    };
+    let weights = [load(&mut program, 40, LOAD), load(&mut program, 40, LOAD)];
+    for weight in weights {
+        load(&mut program, 20, MODULE);
+        program.free(weight, ContextId::NONE);
+    }
+    // Code of the program replaces a tensor by a smaller one.
+    let other = load(&mut program, 8, LOAD);
+    load(&mut program, 4, LOAD);
+    program.free(other, ContextId::NONE);
+    assert_eq!(program.peak(&Plan::default()), 80 + 20);
+    assert_eq!(program.peak(&Plan { convert_first: true, ..Plan::default() }), 2 * 20 + 8 + 4);
+}
+
+#[test]
+fn frozen_parameters_have_neither_gradients_nor_state() {
+    let mut program = one_step();
+    program.alloc(80, Phase::Optimizer, Category::OptimizerState, ContextId::NONE);
+    assert_eq!(program.peak(&Plan::default()), 40 + 100 + 40);
+    assert_eq!(program.peak(&Plan { freeze: true, ..Plan::default() }), 40 + 100);
 }
 
 #[test]
