@@ -52,6 +52,8 @@ ADAM = (*STEP, "eight-bit-moments")
 SGD = (*STEP, "eight-bit-moments")
 # What `CHANGES.around_forward` does.
 FORWARD = ("offload-activations", "autocast")
+# The rank of adapters.
+RANK = 8
 # The number of chunks of a chunked cross-entropy, if the suggestion has no number.
 CHUNKS = 8
 # The status of a program that cannot make a change.
@@ -118,6 +120,19 @@ class InBackward:
         pass
 
 
+class Adapted(torch.nn.Module):
+    """A frozen linear layer with a product of two small matrices beside it, as LoRA has them."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base, like = base, {"device": base.weight.device, "dtype": base.weight.dtype}
+        self.down = torch.nn.Linear(base.in_features, RANK, bias=False, **like)
+        self.up = torch.nn.Linear(RANK, base.out_features, bias=False, **like)
+
+    def forward(self, x):
+        return self.base(x) + self.up(self.down(x)) * (1 / RANK)
+
+
 class Changes:
     """The changes that were asked for: `"no-grad" in CHANGES`."""
 
@@ -181,6 +196,16 @@ class Changes:
                 cannot(f"{len(found)} modules match {pattern}, not {count}: {self.action}")
             for module in found:
                 module.forward = checkpointed(module.forward)
+
+    def adapt(self, model):
+        """Freezes the model and gives each linear layer an adapter."""
+        if "adapters" not in self:
+            return
+        model.requires_grad_(False)
+        for module in list(model.modules()):
+            for name, child in list(module.named_children()):
+                if isinstance(child, torch.nn.Linear):
+                    setattr(module, name, Adapted(child))
 
     def cross_entropy(self, head, hidden, targets):
         """The mean cross-entropy of `head(hidden)`, whole or in chunks."""

@@ -10,7 +10,7 @@ import torch.multiprocessing as mp
 import torch.nn as nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-CHANGES = changes.parse("gradients-in-buckets", "smaller-batches", "checkpoint-layers", "single-tensor-step", "fused-step", "eight-bit-moments",
+CHANGES = changes.parse("gradients-in-buckets", "adapters", "smaller-batches", "checkpoint-layers", "single-tensor-step", "fused-step", "eight-bit-moments",
                         "bfloat16-model", *changes.FORWARD)
 
 
@@ -28,6 +28,7 @@ def train(rank, size, port):
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", rank=rank, world_size=size)
     model = nn.Sequential(nn.Embedding(8000, 768), *(Layer(768) for _ in range(10)), nn.Linear(768, 100)).cuda(rank).to(CHANGES.dtype)
+    CHANGES.adapt(model)
     ddp = DDP(model, device_ids=[rank], gradient_as_bucket_view="gradients-in-buckets" in CHANGES)
     CHANGES.checkpoint("[1-9]*", ddp)
     optimizer = CHANGES.optimizer(torch.optim.AdamW, ddp, lr=1e-4)

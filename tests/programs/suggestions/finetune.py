@@ -1,26 +1,11 @@
 """Fine-tunes all parameters of a language model on short texts, so that optimizer state and gradients fill the memory."""
-import math
-
 import changes
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
 CHANGES = changes.parse("adapters", "smaller-batches", "bfloat16-model", "checkpoint-layers", *changes.ADAM, *changes.FORWARD)
-WIDTH, DEPTH, VOCABULARY, RANK = 768, 10, 12000, 8
-
-
-class Adapted(nn.Module):
-    """A frozen linear layer with a product of two small trained matrices beside it, as in LoRA."""
-
-    def __init__(self, base):
-        super().__init__()
-        self.base = base
-        self.down = nn.Linear(base.in_features, RANK, bias=False, device="cuda")
-        self.up = nn.Linear(RANK, base.out_features, bias=False, device="cuda")
-
-    def forward(self, x):
-        return self.base(x) + self.up(self.down(x)) / math.sqrt(RANK)
+WIDTH, DEPTH, VOCABULARY = 768, 10, 12000
 
 
 class Layer(nn.Module):
@@ -54,18 +39,9 @@ class Model(nn.Module):
         return self.head(self.norm(x))
 
 
-def adapt(model):
-    model.requires_grad_(False)
-    for layer in model.layers:
-        for name, child in list(layer.named_children()):
-            if isinstance(child, nn.Linear):
-                setattr(layer, name, Adapted(child))
-
-
 with torch.device("cuda"):
     model = Model().to(CHANGES.dtype)
-if "adapters" in CHANGES:
-    adapt(model)
+CHANGES.adapt(model)
 CHANGES.checkpoint("layers.*", model)
 optimizer = CHANGES.optimizer(torch.optim.AdamW, model, lr=2e-5)
 batch, accumulate = CHANGES.batches(4)

@@ -3,7 +3,7 @@ import changes
 import torch
 import torch.nn as nn
 
-CHANGES = changes.parse("checkpoint-layers", "smaller-batches", "bfloat16-model", *changes.ADAM, *changes.FORWARD)
+CHANGES = changes.parse("checkpoint-layers", "adapters", "smaller-batches", "bfloat16-model", *changes.ADAM, *changes.FORWARD)
 
 
 class Residual(nn.Module):
@@ -16,6 +16,7 @@ class Residual(nn.Module):
 
 
 net = nn.Sequential(nn.Linear(128, 768), *(Residual(768) for _ in range(24)), nn.Linear(768, 10)).cuda().to(CHANGES.dtype)
+CHANGES.adapt(net)
 CHANGES.checkpoint("[1-9]*", net)
 optimizer = CHANGES.optimizer(torch.optim.AdamW, net, lr=1e-3, amsgrad=True)
 rows, accumulate = CHANGES.batches(1024)

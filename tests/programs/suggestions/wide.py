@@ -4,7 +4,7 @@ import changes
 import torch
 import torch.nn as nn
 
-CHANGES = changes.parse("bfloat16-model", "smaller-batches", "checkpoint-layers", *changes.ADAM, *changes.FORWARD)
+CHANGES = changes.parse("bfloat16-model", "adapters", "smaller-batches", "checkpoint-layers", *changes.ADAM, *changes.FORWARD)
 
 
 class Recommender(nn.Module):
@@ -21,6 +21,7 @@ class Recommender(nn.Module):
 def main():
     with torch.device("cuda"):
         model = Recommender().to(CHANGES.dtype)
+    CHANGES.adapt(model)
     CHANGES.checkpoint("tower.?", model)
     optimizer = CHANGES.optimizer(torch.optim.Adam, model, lr=1e-3)
     loss_function = nn.BCEWithLogitsLoss()

@@ -190,7 +190,7 @@ static SUGGESTIONS: &[SuggestionRule] = &[
         id: RuleId::Adapters,
         action: "for fine-tuning: freeze the model and give it small adapters (LoRA, peft)",
         condition: "Each step has one backward pass. Parameters, gradients and optimizer state are at least half of the \
-                    peak.",
+                    peak, and nearly all gradients are those of linear layers and embeddings.",
         method: "Gradients, optimizer state and the temporaries of the optimizer's step vanish. Activations stay. The \
                  adapters themselves, a few hundredths of the parameters, are left out.",
         at_most: false,

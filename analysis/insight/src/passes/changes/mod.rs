@@ -400,7 +400,8 @@ impl<'a> Changes<'a> {
             add(Plan { bfloat16: true, ..Plan::default() });
         }
         let (training, with_parameters) = optimizer::trained_bytes(&self.recorded, self.peak_seq);
-        if self.batches == Batches::One && !self.is_sharded() && training > 0 && with_parameters >= self.summed / 2 {
+        let is_filled = training > 0 && with_parameters >= self.summed / 2;
+        if is_filled && self.batches == Batches::One && !self.is_sharded() && optimizer::is_adaptable(&self.recorded) {
             add(Plan { freeze: true, ..Plan::default() });
         }
         if self.autocast.is_some() {

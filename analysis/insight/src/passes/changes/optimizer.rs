@@ -123,6 +123,26 @@ fn is_for_training(recorded: &Recorded<'_>, block: &BlockLifetime) -> bool {
     }
 }
 
+/// Gradients of other parameters than those of linear layers and embeddings are at most one in this many parts of all, where
+/// adapters are computed.
+const OTHER_GRADIENTS: u64 = 20;
+/// The nodes that compute gradients of linear layers and embeddings.
+const ADAPTABLE: &[&str] = &["AddmmBackward", "MmBackward", "LinearBackward", "EmbeddingBackward"];
+
+/// Whether nearly all gradients are those of linear layers and embeddings. With adapters beside all linear layers, the
+/// backward pass needs the same activations. Where other layers hold the parameters, it needs fewer.
+pub(super) fn is_adaptable(recorded: &Recorded<'_>) -> bool {
+    let (mut adaptable, mut all) = (0, 0);
+    for block in recorded.blocks.iter().filter(|block| block.phase == Phase::Backward) {
+        if block.category == Category::Gradient || recorded.is_passing_weight_gradient(block) {
+            let node = recorded.definitions.contexts.get(block.context.index()).map_or("", |node| &*node.node);
+            all += block.size();
+            adaptable += if ADAPTABLE.iter().any(|known| node.starts_with(known)) { block.size() } else { 0 };
+        }
+    }
+    all - adaptable <= all / OTHER_GRADIENTS
+}
+
 /// Leaves out what the training of parameters needs.
 pub(super) fn freeze(recorded: &Recorded<'_>, spans: &mut [Span]) {
     for span in spans.iter_mut() {
