@@ -97,7 +97,18 @@ impl Logits {
         for index in self.blocks.iter().chain(&self.temporaries) {
             spans[*index as usize].requested = spans[*index as usize].requested.div_ceil(CHUNKS);
         }
-        // Each backward pass has a gradient of the weight.
+        for pass in self.backward_passes(recorded) {
+            add_weight_gradients(recorded, pass, spans);
+        }
+    }
+
+    /// The indices of the gradients of the output layer's weight. The chunks' backward passes are checkpointed.
+    pub(super) fn weight_gradients(&self, recorded: &Recorded<'_>) -> HashSet<u32> {
+        self.backward_passes(recorded).filter_map(|pass| weight_gradient(recorded, pass)).collect()
+    }
+
+    /// The blocks of each backward pass, which has a gradient of the weight.
+    fn backward_passes<'a>(&'a self, recorded: &'a Recorded<'_>) -> impl Iterator<Item = &'a [u32]> {
         let of_pass = |a: &u32, b: &u32| {
             let pass = |index: u32| {
                 let block = &recorded.blocks[index as usize];
@@ -105,26 +116,27 @@ impl Logits {
             };
             pass(*a) == pass(*b)
         };
-        for pass in self.blocks.chunk_by(of_pass) {
-            if recorded.blocks[pass[0] as usize].phase == Phase::Backward {
-                add_weight_gradients(recorded, pass, spans);
-            }
-        }
+        let is_backward = |pass: &&[u32]| recorded.blocks[pass[0] as usize].phase == Phase::Backward;
+        self.blocks.chunk_by(of_pass).filter(is_backward)
     }
 }
 
-fn add_weight_gradients(recorded: &Recorded<'_>, pass: &[u32], spans: &mut Vec<Span>) {
-    let first = recorded.blocks[pass[0] as usize].allocated;
+/// The gradient of the output layer's weight that follows the gradients of the logits `pass`.
+fn weight_gradient(recorded: &Recorded<'_>, pass: &[u32]) -> Option<u32> {
     let last = recorded.blocks[pass[pass.len() - 1] as usize].allocated;
     let later = recorded.events[recorded.first_event_after(last)..].iter().take(NEAR_EVENTS);
     let mut allocated = later.filter(|event| event.allocates).map(|event| event.block);
     let sizes: HashSet<u64> =
         recorded.blocks.iter().filter(|b| b.category == Category::Parameter).map(|b| b.requested()).collect();
-    let weight = allocated.find(|index| {
+    allocated.find(|index| {
         let block = &recorded.blocks[*index as usize];
         sizes.contains(&block.requested()) && block.size() >= recorded.blocks[pass[0] as usize].size() / 64
-    });
-    let Some(weight) = weight else { return };
+    })
+}
+
+fn add_weight_gradients(recorded: &Recorded<'_>, pass: &[u32], spans: &mut Vec<Span>) {
+    let first = recorded.blocks[pass[0] as usize].allocated;
+    let Some(weight) = weight_gradient(recorded, pass) else { return };
     let until: Key = pass.iter().map(|index| spans[*index as usize].end).max().unwrap_or(0);
     // From the second chunk on the sum exists, and beside it the chunk's own gradient. Adding them makes a new sum when
     // the logits are freed.

@@ -509,7 +509,9 @@ impl<'a> Changes<'a> {
             checkpointing::checkpoint(recorded, &members, &calls, &mut spans);
         }
         if plan.offload {
-            offload::offload(recorded, &mut spans);
+            let logits = self.logits.as_ref().filter(|_| plan.chunked_loss);
+            let recomputed = logits.map(|logits| logits.weight_gradients(recorded)).unwrap_or_default();
+            offload::offload(recorded, &recomputed, &mut spans);
         }
         if plan.bucket_views {
             optimizer::gradients_in_buckets(recorded, &mut spans);

@@ -4,6 +4,8 @@
 //! ([`super::reads`]). Each node of the backward pass copies what it needs back when it begins, the weights of linear
 //! layers and convolutions too, which are saved tensors like others.
 
+use std::collections::HashSet;
+
 use super::calls::Call;
 use super::evaluation::outermost_calls;
 use super::reads::read_until;
@@ -31,8 +33,9 @@ fn node(recorded: &Recorded<'_>, index: usize) -> (usize, usize) {
     (first, last - 1)
 }
 
-/// Moves what the forward passes save to the host.
-pub(super) fn offload(recorded: &Recorded<'_>, spans: &mut Vec<Span>) {
+/// Moves what the forward passes save to the host. `recomputed`: the gradients of weights that checkpointed code computes.
+/// What the backward pass computes again for them is saved on the device.
+pub(super) fn offload(recorded: &Recorded<'_>, recomputed: &HashSet<u32>, spans: &mut Vec<Span>) {
     let mut reads: Vec<Option<Key>> = vec![None; recorded.blocks.len()];
     let calls: Vec<Call> = outermost_calls(recorded);
     for call in &calls {
@@ -55,15 +58,16 @@ pub(super) fn offload(recorded: &Recorded<'_>, spans: &mut Vec<Span>) {
             }
         }
     }
-    copy_weights(recorded, spans);
+    copy_weights(recorded, recomputed, spans);
 }
 
 /// Adds the copies of weights, which exist while a node computes the gradient of its weight.
-fn copy_weights(recorded: &Recorded<'_>, spans: &mut Vec<Span>) {
+fn copy_weights(recorded: &Recorded<'_>, recomputed: &HashSet<u32>, spans: &mut Vec<Span>) {
     for (index, event) in recorded.events.iter().enumerate().filter(|(_, event)| event.allocates) {
         let block = &recorded.blocks[event.block as usize];
         let name = recorded.definitions.contexts.get(event.context.index()).map_or("", |context| &*context.node);
         if block.phase == Phase::Backward
+            && !recomputed.contains(&event.block)
             && recorded.is_weight_size(block.requested())
             && WITH_WEIGHT.iter().any(|with| name.starts_with(with))
         {
