@@ -11,10 +11,8 @@
 //! ```
 
 mod background;
-mod charts;
 mod csv;
 mod flame_graph;
-mod flame_svg;
 mod frames;
 mod metadata;
 mod page_data;
@@ -39,5 +37,4 @@ pub use tables::{TABLES, tables};
 pub use timeline::{TimelineFormat, timeline};
 pub use window::{LeftOut, Selection, Window, run_start_ns};
 
-pub use charts::{CHART_STYLES, DeviceCharts, device_charts};
 pub use sources::{NoSource, SOURCES_FILE, SourceAccess, SourceFiles, SourceHashes};

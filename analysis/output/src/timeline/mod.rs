@@ -11,7 +11,7 @@
 mod axes;
 mod canvas;
 pub(super) mod curve;
-pub(super) mod html;
+mod html;
 mod image;
 mod json;
 
@@ -96,7 +96,7 @@ pub fn timeline(
 }
 
 /// Formats a title: `GPU 0, rank 3`.
-pub(super) fn title(process: &Process, device: i16) -> String {
+fn title(process: &Process, device: i16) -> String {
     let device_name = if device < 0 { "CPU tensors".to_owned() } else { format!("GPU {device}") };
     match process.rank() {
         Some(rank) => format!("{device_name}, rank {rank}"),
