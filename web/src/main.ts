@@ -75,7 +75,7 @@ async function main(): Promise<void> {
   if (!data) throw new Error('the page has no summary');
   const { page, summary } = JSON.parse(new TextDecoder().decode(data)) as { page: PageInfo; summary: Summary };
   const head = header(summary, page);
-  const body = el('main', {}, explain.verdict(summary), explain.losses(summary));
+  const body = el('main', {}, explain.verdict(page.verdict), explain.losses(summary));
   replace(app, head, body);
 
   const entries: Entry[] = [];
@@ -123,7 +123,7 @@ async function main(): Promise<void> {
       rest,
       explain.issues(entry.process, entry.device),
       explain.suggestions(entry.summary),
-      explain.oneStep(entry.device, state),
+      explain.oneStep(entry.summary, entry.device, state),
       explain.largest(entry.summary, entry.device, state),
       explain.modules(entry.summary),
       linesView(entry.device, state),

@@ -31,6 +31,8 @@ const COMPLETE_EVENTS: u64 = 2_000_000;
 const MAX_BLOCKS: u64 = 1_000_000;
 /// The width of the text for browsers without scripts, in columns.
 const WIDTH: usize = 100;
+/// A width at which no line is wrapped.
+const UNLIMITED: usize = 1 << 16;
 
 /// What the page shows.
 #[derive(Clone, Debug)]
@@ -68,6 +70,7 @@ pub fn html_report(
     write_head(&summary, &mut out).map_err(cannot())?;
     let page = json!({
         "title": run_title(&summary),
+        "verdict": verdict(&summary),
         "only": left_out.then(|| selection_text(&summary, options.device)),
         "processes_left_out": summary.processes.len() - shown.len(),
         "memtrace_version": env!("CARGO_PKG_VERSION"),
@@ -94,6 +97,15 @@ pub fn html_report(
         out.write_all(b"</script>\n").map_err(cannot())?;
     }
     write!(out, "<script>{SCRIPT}</script>\n</body></html>\n").and_then(|()| out.flush()).map_err(cannot())
+}
+
+/// The lines of the verdict, in the words of the terminal. A line that begins with a mark (`+`, `!` or `x`) is one of its
+/// statements, the lines after it explain it.
+fn verdict(summary: &Summary) -> Vec<String> {
+    let text = summary.to_text(&TextOptions { width: UNLIMITED, ..TextOptions::default() });
+    let is_marked = |line: &&str| ["+ ", "! ", "x "].iter().any(|mark| line.starts_with(mark));
+    let lines = text.lines().skip_while(|line| !is_marked(line));
+    lines.take_while(|line| is_marked(line) || line.starts_with("  ")).map(str::to_owned).collect()
 }
 
 /// The value of a policy that allows exactly this inline text.
@@ -176,12 +188,20 @@ fn selection_text(summary: &Summary, device: Option<i16>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use memtrace_insight::passes::{Category, Phase};
 
     #[test]
     fn nothing_in_the_script_ends_its_element() {
         for text in [SCRIPT, STYLE] {
             assert!(!text.contains("</") && !text.contains("<!--"), "an inline script ends at its end tag");
         }
+    }
+
+    #[test]
+    fn every_category_and_phase_has_a_color() {
+        let names = Category::ALL.iter().map(|one| format!("--category-{}:", one.name()));
+        let names = names.chain(Phase::ALL.iter().map(|one| format!("--phase-{}:", one.name())));
+        names.for_each(|name| assert!(STYLE.contains(&name), "{name}"));
     }
 
     #[test]

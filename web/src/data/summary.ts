@@ -79,6 +79,19 @@ export interface OwnerSummary {
   allocations: number;
 }
 
+export interface Levels {
+  start_bytes: number;
+  peak_bytes: number;
+  end_bytes: number;
+}
+
+export interface StepSummary {
+  step: number;
+  micro_batches: number;
+  phases: ({ phase: string } & Levels)[];
+  passes?: Levels;
+}
+
 export interface DeviceSummary {
   device: number;
   name?: string;
@@ -98,6 +111,12 @@ export interface DeviceSummary {
   };
   suggestions: SuggestionSummary[];
   steps: number;
+  later_steps_count: number;
+  first_step: { phase: string; explanation: string }[];
+  later_steps: { phase: string; explanation: string; steps: number; peak_bytes: number }[];
+  before_first_step: ({ phase: string; explanation: string; start_bytes: number; peak_bytes: number; after_bytes: number })[];
+  typical_step?: StepSummary;
+  by_step: StepSummary[];
   oom_count: number;
   ooms: OomSummary[];
   explained_oom?: number;
@@ -140,6 +159,8 @@ export interface Summary {
 /** What the page says about itself. */
 export interface PageInfo {
   title: string;
+  /** The lines of the verdict, in the words of the terminal. */
+  verdict: string[];
   only: string | null;
   processes_left_out: number;
   memtrace_version: string;

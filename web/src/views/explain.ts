@@ -1,17 +1,17 @@
 /** What the run means: verdict, figures, issues, suggestions, one step, largest allocations. From summary.json. */
 
 import { stepRanges } from '../data/axis';
-import { type Device, upperBound } from '../data/model';
-import { SeriesSet } from '../data/series';
+import type { Device } from '../data/model';
 import type { State } from '../data/state';
 import {
   type DeviceSummary,
   type IssueSummary,
+  type Levels,
   type OomSummary,
   type ProcessSummary,
   type StackSummary,
+  type StepSummary,
   type Summary,
-  deviceName,
   explainedOom,
   whenText,
 } from '../data/summary';
@@ -19,61 +19,16 @@ import { el } from '../dom';
 import * as format from '../format';
 import { swatch } from './swatch';
 
-/** The device of a process that the report is about: the first with an explained error, else the first. */
-function mainDevice(summary: Summary): { process: ProcessSummary; device: DeviceSummary } | null {
-  for (const process of summary.processes) {
-    const device = process.devices.find(one => explainedOom(one)) ?? process.devices[0];
-    if (device) return { process, device };
-  }
-  return null;
-}
-
-function whereText(summary: Summary, process: ProcessSummary, device: DeviceSummary): string {
-  const rank = summary.processes.length > 1 ? `${process.rank === undefined ? `pid ${process.pid}` : `rank ${process.rank}`}, ` : '';
-  return `${rank}${deviceName(device.device)}`;
-}
-
-function issuesText(summary: Summary): string {
-  const issues = summary.processes.reduce((sum, process) => sum + process.issues.length, 0);
-  return issues > 0 ? `${format.number(issues, 'issue')} found.` : 'No leaks or misuse found.';
-}
-
-/** The verdict: how the run ended, and what it used. */
-export function verdict(summary: Summary): HTMLElement {
-  const main = mainDevice(summary);
-  const { outcome } = summary.run;
-  if (!main) return el('section', { class: 'card w12 verdict', id: 'verdict' }, el('strong', {}, format.capital(outcome)), el('span', {}, 'No memory was recorded.'));
-  const { process, device } = main;
-  const where = whereText(summary, process, device);
-  const oom = explainedOom(device);
-  const capacity = device.total_bytes;
-  if (oom) {
-    const at = oom.in_use.step === undefined ? oom.in_use.phase : `step ${oom.in_use.step}, ${oom.in_use.phase}`;
-    const free = oom.device_free_bytes === undefined ? '' : `; ${format.size(oom.device_free_bytes)} free`;
-    // PyTorch requests whole segments: 20 MiB for blocks up to 10 MiB, 2 MiB for those up to 1 MiB.
-    const segment = oom.requested_bytes <= 1 << 20 ? 2 << 20 : 20 << 20;
-    const fits = oom.device_free_bytes !== undefined && oom.requested_bytes <= oom.device_free_bytes && oom.device_free_bytes < segment;
-    const asked = fits && device.source === 'torch' ? `, and PyTorch requests ${format.size(segment)} from CUDA for it` : '';
-    const limit = oom.refused_by_pytorch ? ', and PyTorch\u2019s own limit refused it' : '';
-    const short = oom.short_bytes === undefined ? '' : `, ${format.size(oom.short_bytes)} short`;
-    return el(
-      'section',
-      { class: 'card w12 verdict', id: 'verdict' },
-      el('strong', { class: 'bad' }, `\u2717 CUDA out of memory on ${where}${capacity === undefined ? '' : ` (${format.size(capacity)})`}`),
-      el('span', {}, `${at}${oom.requested_at.location ? `, ${oom.requested_at.location}` : ''}`),
-      el('span', { class: 'wide-line' }, `Tried to allocate ${format.size(oom.requested_bytes)}${free}${short}${asked}${limit}. ${process.no_issue_remark ? format.capital(process.no_issue_remark) : issuesText(summary)}`),
-    );
-  }
-  const { peak } = device;
-  const finished = outcome === 'finished';
-  const figures = peak
-    ? `Peak ${format.size(peak.totals.allocated_bytes)}${capacity === undefined ? '' : ` of ${format.size(capacity)} (${format.share(peak.totals.allocated_bytes, capacity)})`} on ${where}, ${whenText(peak)}. `
-    : '';
+/** The verdict: how the run ended, and what it used, in the words of the terminal. A mark says how good that is. */
+export function verdict(lines: string[]): HTMLElement {
+  const marks: Record<string, [string, string]> = { '+': ['ok', '\u2713'], '!': ['warn', '!'], x: ['bad', '\u2717'] };
   return el(
     'section',
     { class: 'card w12 verdict', id: 'verdict' },
-    el('strong', { class: finished ? 'ok' : 'bad' }, `${finished ? '\u2713' : '\u2717'} ${format.capital(outcome)}`),
-    el('span', {}, figures + issuesText(summary)),
+    lines.map(line => {
+      const mark = marks[line[0] ?? ''];
+      return mark && line[1] === ' ' ? el('strong', { class: mark[0] }, `${mark[1]} ${line.slice(2)}`) : el('p', {}, line.trim());
+    }),
   );
 }
 
@@ -297,82 +252,45 @@ export function modules(device: DeviceSummary): HTMLElement | null {
   );
 }
 
-interface StepPart {
-  name: string;
-  from: number;
-  to: number;
-  times: number;
-}
+/** The phases of a micro-batch. */
+const PASSES = ['forward', 'backward', 'recompute'];
 
-/** The phases of a step in order. Micro-batches are one part: `4 x forward + backward`. */
-function stepParts(device: Device, from: number, to: number): StepPart[] {
-  const { process } = device;
-  const runs: StepPart[] = [];
-  let at = upperBound(process.phaseSeq, device.pointSeq[from] as number) - 1;
-  for (let point = from; point < to; ) {
-    const next = process.phaseSeq[at + 1];
-    const end = next === undefined ? to : Math.min(to, upperBound(device.pointSeq, next - 1));
-    const name = process.phases[process.phaseOf[Math.max(0, at)] as number] ?? 'other';
-    const last = runs.at(-1);
-    if (end > point) {
-      if (last && last.name === name) last.to = end;
-      else runs.push({ name, from: point, to: end, times: 1 });
-    }
-    point = Math.max(point, end);
-    at += 1;
-  }
-  const parts: StepPart[] = [];
-  for (let i = 0; i < runs.length; ) {
-    const [a, b] = [runs[i] as StepPart, runs[i + 1]];
-    let times = 1;
-    while (b && runs[i + 2 * times]?.name === a.name && runs[i + 2 * times + 1]?.name === b.name) times += 1;
-    if (b && times > 1) {
-      const last = runs[i + 2 * times - 1] as StepPart;
-      parts.push({ name: `${times} \u00d7 ${a.name} + ${b.name}`, from: a.from, to: last.to, times });
-      i += 2 * times;
-    } else {
-      parts.push(a);
-      i += 1;
-    }
-  }
-  return parts;
-}
-
-/** One representative step: the one with the median peak of those after the first. */
-export function oneStep(device: Device, state: State): HTMLElement | null {
-  if (device.info.rest) return null;
-  const all = stepRanges(device).filter(range => range.step >= 0);
-  if (all.length === 0) return null;
-  const peakOf = (range: { from: number; to: number }) => {
-    let best = range.from;
-    for (let point = range.from; point < range.to; point++) if ((device.total[point] as number) > (device.total[best] as number)) best = point;
-    return best;
+/** One step in time order, as in the terminal: the typical one, else the first. */
+export function oneStep(device: DeviceSummary, model: Device, state: State): HTMLElement | null {
+  const step: StepSummary | undefined = device.typical_step ?? device.by_step[0];
+  if (!step) return null;
+  const explanations = device.typical_step ? device.later_steps : device.first_step;
+  const explanation = (phase: string) => explanations.find(row => row.phase === phase)?.explanation ?? '';
+  const range = stepRanges(model).find(one => one.step === step.step);
+  /** The highest point of a phase of the step, for the link into the timeline. */
+  const peakOf = (bytes: number): number => {
+    for (let point = range?.from ?? 0; point < (range?.to ?? 0); point++) if (model.total[point] === bytes) return point;
+    return -1;
   };
-  // The first step differs, and what follows the last one belongs to it.
-  const steady = all.length > 2 ? all.slice(1, -1) : all.slice(-1);
-  const sorted = steady.map(range => ({ range, peak: peakOf(range) })).sort((a, b) => (device.total[a.peak] as number) - (device.total[b.peak] as number) || a.range.step - b.range.step);
-  const { range } = sorted[Math.floor((sorted.length - 1) / 2)] as { range: (typeof all)[0]; peak: number };
-  const set = new SeriesSet(device, 'category');
-  const rows = stepParts(device, range.from, range.to).slice(0, 12).map(part => {
-    const before = set.values(Math.max(0, part.from - 1));
-    const start = part.from === 0 ? 0 : (device.total[part.from - 1] as number);
-    const peak = peakOf(part);
-    const end = device.total[part.to - 1] as number;
-    const after = set.values(part.to - 1);
-    const changes = set.series.map((series, i) => ({ label: series.label, bytes: (after[i] as number) - (part.from === 0 ? 0 : (before[i] as number)) }));
-    const most = changes.filter(one => Math.abs(one.bytes) >= Math.max(1, (device.total[peak] as number) / 100)).sort((a, b) => Math.abs(b.bytes) - Math.abs(a.bytes));
+  const row = (name: string, levels: Levels, text: string) => {
+    const point = peakOf(levels.peak_bytes);
     return el(
       'tr',
       {},
-      el('td', {}, el('button', { type: 'button', class: 'link', onclick: () => state.set({ point: peak }) }, part.name)),
-      [start, device.total[peak] as number, end].map(bytes => el('td', { class: 'n' }, format.size(bytes))),
-      el('td', { class: 'wide' }, most.slice(0, 3).map(one => `${one.bytes > 0 ? '+' : '\u2212'} ${one.label} ${format.size(Math.abs(one.bytes))}`).join(', ')),
+      el('td', {}, point < 0 ? name : el('button', { type: 'button', class: 'link', onclick: () => state.set({ point }) }, name)),
+      [levels.start_bytes, levels.peak_bytes, levels.end_bytes].map(bytes => el('td', { class: 'n' }, format.size(bytes))),
+      el('td', { class: 'wide' }, text),
     );
+  };
+  const joined = step.micro_batches > 1 ? step.passes : undefined;
+  let shown = false;
+  const rows = step.phases.flatMap(one => {
+    if (!joined || !PASSES.includes(one.phase)) return [row(one.phase, one, explanation(one.phase))];
+    if (shown) return [];
+    shown = true;
+    return [row(`${format.count(step.micro_batches)} \u00d7 forward + backward`, joined, PASSES.map(explanation).filter(text => text !== '').join(', '))];
   });
+  const listed = step.phases.map(one => one.phase);
+  const rare = device.typical_step ? device.later_steps.filter(one => !listed.includes(one.phase)) : [];
   return el(
     'section',
     { class: 'card w5', id: 'step' },
-    el('h2', {}, `One step: ${range.step} of 0 to ${all.at(-1)?.step}${steady.length > 1 ? ', the median by peak' : ''}`),
+    el('h2', {}, device.typical_step && device.later_steps_count > 1 ? `One step (${step.step} of ${format.count(device.steps)})` : `Step ${step.step}`),
     el(
       'div',
       { class: 'scroll' },
@@ -383,5 +301,6 @@ export function oneStep(device: Device, state: State): HTMLElement | null {
         el('tbody', {}, rows),
       ),
     ),
+    rare.length > 0 ? el('p', { class: 'note' }, `Only in some steps: ${rare.map(one => `${one.phase} (in ${one.steps} of ${device.later_steps_count} steps, peak ${format.size(one.peak_bytes)})`).join(', ')}.`) : null,
   );
 }

@@ -84,7 +84,7 @@ pub fn page_data<W: Write>(
         records: Records::new(out),
         dictionary: Dictionary::new(process.definitions(), &names, options.is_library),
         devices,
-        phases: PhaseChanges { shortest: shortest_phase, ..PhaseChanges::default() },
+        phases: PhaseChanges::new(shortest_phase),
     };
     Analysis::with_observer(recording, process.trace_index(), &names, &mut writer, progress);
     writer.finish(begin_ns, &mut SourceFiles::of(process, &options.sources)).map_err(Error::io("cannot write the page"))
@@ -416,7 +416,7 @@ impl DeviceData {
 }
 
 /// Where phases and steps begin.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct PhaseChanges {
     shortest: u64,
     rows: u64,
@@ -424,12 +424,20 @@ struct PhaseChanges {
     phases: Column,
     steps: Column,
     now: Option<(Phase, Option<u32>)>,
+    /// What the latest blocks of an evaluation are: of an evaluation, generation or a rollout.
+    forward_only: Phase,
 }
 
 impl PhaseChanges {
+    fn new(shortest: u64) -> PhaseChanges {
+        let (seq, phases, steps) = (Rising::default(), Column::default(), Column::default());
+        PhaseChanges { shortest, rows: 0, seq, phases, steps, now: None, forward_only: Phase::Eval }
+    }
+
     #[inline]
     fn put(&mut self, seq: u64, now: &ProgramPosition) {
-        let now = (now.phase, now.step);
+        let phase = if now.phase == Phase::Eval { self.forward_only } else { now.phase };
+        let now = (phase, now.step);
         if self.now == Some(now) || (self.now.is_some() && seq < self.seq.last + self.shortest) {
             return;
         }
@@ -493,6 +501,9 @@ impl<W: Write> BlockObserver for PageWriter<'_, W> {
         let Some((number, data)) = self.devices.iter_mut().enumerate().find(|(_, one)| one.device == device) else {
             return;
         };
+        if block.phase.is_forward_only() {
+            self.phases.forward_only = block.phase;
+        }
         data.event(block.seq, block.ticks, false);
         data.bytes += block.size;
         if data.bytes != usage.allocated {
