@@ -75,7 +75,9 @@ async function main(): Promise<void> {
   if (!data) throw new Error('the page has no summary');
   const { page, summary } = JSON.parse(new TextDecoder().decode(data)) as { page: PageInfo; summary: Summary };
   const head = header(summary, page);
-  const body = el('main', {}, explain.verdict(page.verdict), explain.losses(summary));
+  const losses = explain.losses(summary);
+  // What makes the figures wrong comes first, other remarks last.
+  const body = el('main', {}, explain.verdict(page.verdict), losses?.isLoss ? losses.element : null);
   replace(app, head, body);
 
   const entries: Entry[] = [];
@@ -141,7 +143,7 @@ async function main(): Promise<void> {
     })),
     state,
   );
-  body.append(...[devices ? el('div', { class: 'w12' }, devices) : null, top, timeline.element, allocations.element, ranks, rest].filter(part => part !== null));
+  body.append(...[devices ? el('div', { class: 'w12' }, devices) : null, top, timeline.element, allocations.element, ranks, rest, losses?.isLoss === false ? losses.element : null].filter(part => part !== null));
   state.listen(changed => changed.device && show());
   show();
   timeline.draw();

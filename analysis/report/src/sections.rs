@@ -93,31 +93,6 @@ impl Section {
     pub fn replays(&self) -> bool {
         self.name == "fragmentation"
     }
-
-    /// Whether the section has content for a process.
-    pub(crate) fn has_content(&self, process: &ProcessSummary) -> bool {
-        let any = |has: fn(&DeviceSummary) -> bool| process.devices.iter().any(has);
-        match self.name {
-            "oom" => any(|device| device.oom_count > 0),
-            "peak" => any(|device| device.peak.is_some()),
-            "phases" => any(has_phases),
-            "fragmentation" => any(|device| device.reserved.is_some()),
-            "memory" => any(|device| !device.statistics.is_empty()),
-            "outside-pytorch" => {
-                any(|device| device.owners.iter().any(|owner| owner.object.is_some() && owner.peak_bytes > 0))
-            }
-            "holders" => any(|device| device.holders.is_some()),
-            "rules" => any(|device| !device.phase_rules.is_empty()),
-            _ => true,
-        }
-    }
-
-    /// The section's text for one process, without the line about the run.
-    pub(crate) fn of_process(&self, process: &ProcessSummary, name: Option<&str>, options: &TextOptions) -> String {
-        let mut report = TextReport::new(&TextOptions { verbose: true, ..*options });
-        report.section(self, process, name);
-        report.text()
-    }
 }
 
 /// One section of the report as text.

@@ -33,7 +33,7 @@ export function verdict(lines: string[]): HTMLElement {
 }
 
 /** What is missing from the recording, if anything is. */
-export function losses(summary: Summary): HTMLElement | null {
+export function losses(summary: Summary): { element: HTMLElement; isLoss: boolean } | null {
   const isLoss = Object.values(summary.losses).some(count => count > 0) || summary.problems.length > 0 || summary.not_recorded.some(one => one.is_loss);
   const lines = [
     ...Object.entries(summary.losses).map(([name, count]) => `${name.replaceAll('_', ' ')}: ${format.count(count)}`),
@@ -41,7 +41,8 @@ export function losses(summary: Summary): HTMLElement | null {
     ...summary.not_recorded.map(one => one.text),
   ];
   if (lines.length === 0) return null;
-  return el('section', { class: `card w12 ${isLoss ? 'losses' : ''}`, id: 'losses' }, el('h2', {}, isLoss ? 'The recording is incomplete' : 'Not recorded'), el('ul', {}, lines.map(line => el('li', {}, line))));
+  const element = el('section', { class: `card w12 ${isLoss ? 'losses' : ''}`, id: 'losses' }, el('h2', {}, isLoss ? 'The recording is incomplete' : 'Not recorded'), el('ul', {}, lines.map(line => el('li', {}, line))));
+  return { element, isLoss };
 }
 
 function card(title: string, figure: string, more: string): HTMLElement {
@@ -252,6 +253,16 @@ export function modules(device: DeviceSummary): HTMLElement | null {
   );
 }
 
+/** What a phase changed: `+ activations 7.6 GiB, - gradients 1.5 GiB`. What it allocates and frees again cancels out. */
+function changesText(explanation: string): string {
+  const parts = explanation
+    .split(', ')
+    .filter(part => part !== '')
+    .map(part => (part.includes(' freed ') ? { sign: '\u2212', text: part.replace(' freed ', ' ') } : { sign: '+', text: part }));
+  const left = parts.filter(part => !parts.some(other => other.sign !== part.sign && other.text === part.text));
+  return left.map(part => `${part.sign} ${part.text}`).join(', ');
+}
+
 /** The phases of a micro-batch. */
 const PASSES = ['forward', 'backward', 'recompute'];
 
@@ -274,7 +285,7 @@ export function oneStep(device: DeviceSummary, model: Device, state: State): HTM
       {},
       el('td', {}, point < 0 ? name : el('button', { type: 'button', class: 'link', onclick: () => state.set({ point }) }, name)),
       [levels.start_bytes, levels.peak_bytes, levels.end_bytes].map(bytes => el('td', { class: 'n' }, format.size(bytes))),
-      el('td', { class: 'wide' }, text),
+      el('td', { class: 'wide' }, changesText(text)),
     );
   };
   const joined = step.micro_batches > 1 ? step.passes : undefined;
