@@ -8,7 +8,7 @@ use memtrace_summary::{
 };
 
 use crate::fit::location_in;
-use crate::parts::{blocking_text, has_phases, request};
+use crate::parts::{blocking_text, request};
 use crate::style::TextOptions;
 use crate::table::{Align, Table};
 use crate::text_report::TextReport;
