@@ -49,6 +49,10 @@ const FUNCTIONS: [&str; 4] = ["einsum", "tensordot", "cdist", "chain_matmul"];
 /// library other than cuBLAS.
 const MODULES: [&str; 5] =
     ["Linear", "Bilinear", "MultiheadAttention", "TransformerEncoderLayer", "TransformerDecoderLayer"];
+/// Convolutions multiply matrices where cuDNN cannot serve them or is switched off.
+const CONVOLUTIONS: &str = "/conv.py";
+/// Autograd nodes of operations that multiply matrices only without another library.
+const MAYBE_NODES: [&str; 1] = ["ConvolutionBackward"];
 /// Autograd nodes whose backward multiplies matrices, without the number at the end.
 const NODES: [&str; 12] = [
     "AddbmmBackward",
@@ -72,6 +76,8 @@ pub fn frame_uses_cublas(frame: &Frame) -> UsesCublas {
         known(NN_FUNCTIONS.contains(&&*frame.name))
     } else if frame.filename.ends_with("torch/functional.py") {
         if FUNCTIONS.contains(&&*frame.name) { UsesCublas::Yes } else { UsesCublas::Unknown }
+    } else if frame.filename.contains("torch/nn/modules/") && frame.filename.ends_with(CONVOLUTIONS) {
+        UsesCublas::Unknown
     } else if frame.filename.contains("torch/nn/modules/") {
         // Python before 3.11 has no qualified names. Such a frame shows only the file.
         let class = frame.qualname.split('.').next().unwrap_or_default();
@@ -87,6 +93,8 @@ pub fn node_uses_cublas(node: &str) -> UsesCublas {
     let operator = node.trim_end_matches(|c: char| c.is_ascii_digit());
     if NODES.contains(&operator) || operator.starts_with("Linalg") {
         UsesCublas::Yes
+    } else if MAYBE_NODES.contains(&operator) {
+        UsesCublas::Unknown
     } else if operator.len() < node.len() || node == "AccumulateGrad" {
         UsesCublas::No
     } else {
@@ -106,14 +114,16 @@ mod tests {
             frame_uses_cublas(&Frame { filename, name: name.into(), qualname: qualname.into(), ..Frame::default() })
         };
         assert_eq!(uses("torch/nn/modules/linear.py", "forward"), UsesCublas::Yes);
-        assert_eq!(uses("torch/nn/modules/conv.py", "Conv2d._conv_forward"), UsesCublas::No);
+        assert_eq!(uses("torch/nn/modules/conv.py", "Conv2d._conv_forward"), UsesCublas::Unknown);
+        assert_eq!(uses("torch/nn/modules/batchnorm.py", "BatchNorm2d.forward"), UsesCublas::No);
         assert_eq!(uses("torch/nn/modules/activation.py", "MultiheadAttention.forward"), UsesCublas::Yes);
         assert_eq!(uses("torch/nn/modules/activation.py", "GELU.forward"), UsesCublas::No);
         assert_eq!(uses("torch/nn/functional.py", "batch_norm"), UsesCublas::No);
         assert_eq!(uses("torch/functional.py", "einsum"), UsesCublas::Yes);
         assert_eq!(uses("model.py", "Block.forward"), UsesCublas::Unknown);
         assert_eq!(node_uses_cublas("AddmmBackward0"), UsesCublas::Yes);
-        assert_eq!(node_uses_cublas("ConvolutionBackward0"), UsesCublas::No);
+        assert_eq!(node_uses_cublas("ConvolutionBackward0"), UsesCublas::Unknown);
+        assert_eq!(node_uses_cublas("GeluBackward0"), UsesCublas::No);
         assert_eq!(node_uses_cublas("MyFunctionBackward"), UsesCublas::Unknown);
     }
 }

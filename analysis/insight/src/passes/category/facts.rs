@@ -234,11 +234,16 @@ fn stack_proofs(definitions: &Definitions) -> Vec<StackProof> {
     }
     // What a stack has made nodes of is known exactly.
     let made = |context: &&Context| !context.node.is_empty() && !context.forward.is_none();
+    let uses = |context: &Context| node_uses_cublas(&context.node);
+    let unsure = definitions.contexts.iter().filter(made).filter(|context| uses(context) == UsesCublas::Unknown);
+    let unsure: HashSet<StackId> = unsure.map(|context| context.forward).collect();
     for context in definitions.contexts.iter().filter(made) {
         let Some(stack) = stacks.get_mut(context.forward.index()) else { continue };
-        match node_uses_cublas(&context.node) {
+        match uses(context) {
             UsesCublas::Yes => stack.uses_cublas = UsesCublas::Yes,
-            UsesCublas::No if stack.uses_cublas == UsesCublas::Unknown => stack.uses_cublas = UsesCublas::No,
+            UsesCublas::No if stack.uses_cublas == UsesCublas::Unknown && !unsure.contains(&context.forward) => {
+                stack.uses_cublas = UsesCublas::No;
+            }
             _ => {}
         }
     }
