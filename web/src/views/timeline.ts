@@ -631,6 +631,7 @@ export class Timeline {
 
   private paintMarks(context: CanvasRenderingContext2D, plot: { left: number; top: number; width: number; height: number }, ink: string): void {
     const { axis, state } = this;
+    const taken: { row: number; start: number; end: number }[] = [];
     const vertical = (point: number, style: string, dash: number[], text: string, row: number) => {
       const x = this.x(axis.position[point] ?? 0);
       if (x < plot.left - 1 || x > plot.left + plot.width + 1) return;
@@ -645,6 +646,10 @@ export class Timeline {
       context.fillStyle = style;
       const wide = context.measureText(text).width;
       context.textAlign = x + wide + 8 > plot.left + plot.width ? 'right' : 'left';
+      const start = context.textAlign === 'right' ? x - 5 - wide : x + 5;
+      // Of marks whose texts would overlap, the first has its text.
+      if (taken.some(one => one.row === row && start < one.end + 6 && one.start < start + wide + 6)) return;
+      taken.push({ row, start, end: start + wide });
       context.fillText(text, x + (context.textAlign === 'right' ? -5 : 5), plot.top - 8 - row);
     };
     for (const mark of this.marks) {
