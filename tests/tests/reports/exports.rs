@@ -310,7 +310,7 @@ fn the_command_writes_every_format_and_counts_the_omitted_events() {
     let (code, stderr) = export(&["html", "--device", "0"]);
     assert_eq!(code, Some(0), "{stderr}");
     let page = std::fs::read_to_string(folder.path().join("report.html")).unwrap();
-    assert!(page.contains("<title>memtrace: run.pickle</title>") && page.contains("<svg class=\"flame\""), "{stderr}");
+    assert!(page.contains("<title>memtrace: run.pickle</title>") && page.contains("id=\"process-0\""), "{stderr}");
     let (code, stderr) = export(&["snapshot", "-o", "part.pickle", "--time", "0-1000s", "--of", "peak"]);
     assert!(code == Some(2) && stderr.contains("--of applies only to flame graphs"), "{stderr}");
     let (code, stderr) = export(&["snapshot", "-o", "part.pickle", "--time", "0-1000s"]);
