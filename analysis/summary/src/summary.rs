@@ -321,7 +321,7 @@ pub struct DeviceSummary {
     /// the process. No phase counts them.
     pub freed_at_exit_bytes: u64,
     /// A step after the first that stands for most: it has the phases that most of these steps have, and the median of
-    /// their peaks. Steps that an error interrupted do not count. Absent if there is none. A long run is judged by an even
+    /// their peaks. Steps that an error interrupted do not count. Absent if there is none. A long run is represented by an even
     /// sample of its steps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub typical_step: Option<StepSummary>,

@@ -407,7 +407,7 @@ impl PhaseTable {
     }
 
     /// A step after the first that stands for most: it has the phases that most of these steps have, and the median of
-    /// their peaks. A long run is judged by an even sample of its steps. `except`: the step that an error interrupted.
+    /// their peaks. A long run is represented by an even sample of its steps. `except`: the step that an error interrupted.
     pub fn typical(&self, except: Option<u32>) -> Option<&StepRows> {
         self.sample.typical(except)
     }
