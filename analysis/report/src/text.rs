@@ -191,6 +191,11 @@ impl TextReport {
         facts.extend(run.duration_ns.map(duration_text));
         facts.push(format!("{} events", count_text(run.events)));
         facts.push(format!("{} lost", count_text(summary.lost_events())));
+        match run.unrecorded_processes {
+            0 => {}
+            1 => facts.push("1 process not recorded".to_owned()),
+            count => facts.push(format!("{} processes not recorded", count_text(count))),
+        }
         for (at, line) in wrap_words(&facts.join(", "), self.width.saturating_sub(10)).iter().enumerate() {
             self.footer(if at == 0 { "Recorded" } else { "" }, line);
         }

@@ -201,8 +201,11 @@ fn owner(device: &DeviceSummary, name: Option<&str>) -> String {
 }
 
 fn end_mark(summary: &Summary) -> Mark {
+    let is_incomplete = summary.losses.values().any(|count| *count > 0) || summary.run.unrecorded_processes > 0;
     match summary.run.exit.success() {
         Some(false) => Mark::Failed,
+        None if !is_snapshot(&summary.processes) => Mark::Warning,
+        _ if is_incomplete => Mark::Warning,
         _ => Mark::Good,
     }
 }

@@ -87,7 +87,7 @@ fn a_container_that_is_killed_as_a_whole_leaves_a_readable_run() {
     assert!(trace.end().is_none() && trace.damage().is_none());
     assert_equal(&calls_of(trace, &all_events(trace)), &scenario.ledgers()[&(scenario.pid as u32)]);
     let report = scenario.report();
-    assert!(report.contains("the recording was cut off"), "{report}");
+    assert!(report.contains("recording was cut off"), "{report}");
 }
 
 /// The launcher, the analysis at the end, and the program with its ring stay below a small limit.

@@ -555,7 +555,7 @@ fn check_cell(program: &Path, cell: (Fault, Place, Recorded), steps: u64) {
     check(&scenario, cell, died, published);
     let report = scenario.report();
     if fault == KillLauncher {
-        assert!(report.contains("the recording was cut off"), "{report}");
+        assert!(report.contains("recording was cut off"), "{report}");
     }
     scenario.assert_nothing_is_left();
 }
