@@ -6,6 +6,9 @@
 
 use std::io::{self, Write};
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use base64::write::EncoderWriter;
 use flate2::Compression;
 use flate2::write::ZlibEncoder;
 use memtrace_input::error::{Error, Result};
@@ -15,10 +18,10 @@ use memtrace_summary::{ProcessSummary, Progress, Summary, is_library, process_na
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use crate::base64::{Base64Writer, base64};
 use crate::markup::Text;
 use crate::parts::run_title;
 use crate::style::{TextOptions, ToText};
+use crate::verdict::verdict_lines;
 
 /// The built script and style sheet. `scripts/web --check` proves that they are current.
 const SCRIPT: &str = include_str!("../../../web/dist/report.js");
@@ -31,8 +34,6 @@ const COMPLETE_EVENTS: u64 = 2_000_000;
 const MAX_BLOCKS: u64 = 1_000_000;
 /// The width of the text for browsers without scripts, in columns.
 const WIDTH: usize = 100;
-/// A width at which no line is wrapped.
-const UNLIMITED: usize = 1 << 16;
 
 /// What the page shows.
 #[derive(Clone, Debug)]
@@ -70,7 +71,7 @@ pub fn html_report(
     write_head(&summary, &mut out).map_err(cannot())?;
     let page = json!({
         "title": run_title(&summary),
-        "verdict": verdict(&summary),
+        "verdict": verdict_lines(&summary),
         "only": left_out.then(|| selection_text(&summary, options.device)),
         "processes_left_out": summary.processes.len() - shown.len(),
         "memtrace_version": env!("CARGO_PKG_VERSION"),
@@ -90,27 +91,19 @@ pub fn html_report(
         };
         write!(out, "<script type=\"application/octet-stream\" id=\"process-{number}\">").map_err(cannot())?;
         let what = "writing the HTML report";
-        let encoded = page_data(process, &data, Base64Writer::new(&mut out), &mut |done| {
+        let mut encoded = page_data(process, &data, EncoderWriter::new(&mut out, &STANDARD), &mut |done| {
             progress(Progress { what, done, total })
         })?;
         encoded.finish().map_err(cannot())?;
+        drop(encoded);
         out.write_all(b"</script>\n").map_err(cannot())?;
     }
     write!(out, "<script>{SCRIPT}</script>\n</body></html>\n").and_then(|()| out.flush()).map_err(cannot())
 }
 
-/// The lines of the verdict, in the words of the terminal. A line that begins with a mark (`+`, `!` or `x`) is one of its
-/// statements, the lines after it explain it.
-fn verdict(summary: &Summary) -> Vec<String> {
-    let text = summary.to_text(&TextOptions { width: UNLIMITED, ..TextOptions::default() });
-    let is_marked = |line: &&str| ["+ ", "! ", "x "].iter().any(|mark| line.starts_with(mark));
-    let lines = text.lines().skip_while(|line| !is_marked(line));
-    lines.take_while(|line| is_marked(line) || line.starts_with("  ")).map(str::to_owned).collect()
-}
-
 /// The value of a policy that allows exactly this inline text.
 fn hash(text: &str) -> String {
-    format!("'sha256-{}'", base64(&Sha256::digest(text.as_bytes())))
+    format!("'sha256-{}'", STANDARD.encode(Sha256::digest(text.as_bytes())))
 }
 
 /// Writes everything before the data: the policy, the style sheet, and the text for browsers without scripts.
@@ -143,7 +136,7 @@ fn write_head(summary: &Summary, out: &mut impl Write) -> io::Result<()> {
 /// Writes the summary and what the page says about itself.
 fn write_summary(summary: &Summary, page: &Value, out: &mut impl Write) -> io::Result<()> {
     out.write_all(b"<script type=\"application/octet-stream\" id=\"summary\">")?;
-    let mut compressed = ZlibEncoder::new(Base64Writer::new(&mut *out), Compression::default());
+    let mut compressed = ZlibEncoder::new(EncoderWriter::new(&mut *out, &STANDARD), Compression::default());
     write!(compressed, "{{\"page\":{page},\"summary\":{}}}", summary.to_json())?;
     compressed.finish()?.finish()?;
     out.write_all(b"</script>\n")

@@ -12,7 +12,6 @@
 //! # Ok::<(), memtrace_input::Error>(())
 //! ```
 
-mod base64;
 mod check_text;
 mod diff_text;
 mod finish;

@@ -58,11 +58,7 @@ impl TextReport {
         facts.push(format!("{} events", count_text(run.events)));
         let other_losses = if summary.has_other_losses() { " (see Losses)" } else { "" };
         facts.push(format!("{} lost{other_losses}", count_text(summary.lost_events())));
-        match run.unrecorded_processes {
-            0 => {}
-            1 => facts.push("1 process not recorded".to_owned()),
-            count => facts.push(format!("{} processes not recorded", count_text(count))),
-        }
+        facts.extend(not_recorded(summary));
         let facts = facts.join(", ");
         let title = format!("memtrace: {}", run_title(summary));
         let failed = run.exit.success() == Some(false);
@@ -173,12 +169,7 @@ impl TextReport {
     pub(crate) fn outside(&mut self, device: &DeviceSummary) {
         let owners = outside(device);
         let total: u64 = owners.iter().map(|(_, bytes)| bytes).sum();
-        let mut parts: Vec<String> =
-            owners.iter().take(4).map(|(name, bytes)| format!("{name} {}", size_text(*bytes))).collect();
-        if owners.len() > 4 {
-            let rest = owners.iter().skip(4).map(|(_, bytes)| bytes).sum();
-            parts.push(format!("{} others {}", owners.len() - 4, size_text(rest)));
-        }
+        let parts = largest_owners(&owners, 4);
         if total > 0 && device.source.starts_with("torch") {
             let text = format!("{} (sum of each owner's peak): {}", size_text(total), parts.join(", "));
             self.labelled_list("Outside PyTorch", &text);
@@ -668,6 +659,26 @@ pub(crate) fn outside(device: &DeviceSummary) -> Vec<(&str, u64)> {
     }
     owners.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
     owners
+}
+
+/// The `count` largest owners as text, and the sum of the others.
+pub(crate) fn largest_owners(owners: &[(&str, u64)], count: usize) -> Vec<String> {
+    let (largest, others) = owners.split_at(owners.len().min(count));
+    let mut parts: Vec<String> = largest.iter().map(|(name, bytes)| format!("{name} {}", size_text(*bytes))).collect();
+    if !others.is_empty() {
+        let rest = others.iter().map(|(_, bytes)| bytes).sum();
+        parts.push(format!("{} others {}", others.len(), size_text(rest)));
+    }
+    parts
+}
+
+/// How many processes were not recorded: `1 process not recorded`. `None` if all were.
+pub(crate) fn not_recorded(summary: &Summary) -> Option<String> {
+    match summary.run.unrecorded_processes {
+        0 => None,
+        1 => Some("1 process not recorded".to_owned()),
+        count => Some(format!("{} processes not recorded", count_text(count))),
+    }
 }
 
 /// Formats a module or a group of modules: `blocks.* (12 of Block)`.

@@ -13,11 +13,11 @@ use memtrace_summary::{
 };
 
 use crate::fit::{wrap_list, wrap_words};
-use crate::parts::{has_phases, outside, run_title};
+use crate::parts::{has_phases, not_recorded, outside, run_title};
 use crate::style::{TextOptions, ToText};
 use crate::table::{Align, Table};
 use crate::text_report::TextReport;
-use crate::verdict::explained_oom;
+use crate::verdict::{explained_oom, worst_process};
 
 /// The maximum number of processes listed.
 const LISTED_PROCESSES: usize = 12;
@@ -37,7 +37,7 @@ impl ToText for Summary {
     fn to_text(&self, options: &TextOptions) -> String {
         let mut report = TextReport::new(options);
         let several = self.processes.len() > 1;
-        let name = self.processes.first().filter(|_| several).map(process_name);
+        let name = worst_process(self);
         report.verdict(self, name.as_deref());
         if several {
             report.blank();
@@ -88,16 +88,20 @@ impl TextReport {
     /// Adds a process: where its memory is, its issues, what would lower its peaks, and one step.
     fn process(&mut self, process: &ProcessSummary, name: Option<&str>) {
         let devices = || process.devices.iter().take(DEVICES);
-        for (at, device) in devices().enumerate() {
+        let several = process.devices.len() > 1;
+        for device in devices() {
             self.blank();
-            self.device(device, (at > 0 || process.devices.len() > 1).then_some(name));
+            if several {
+                let title = self.device_title(device, name);
+                self.heading(&title);
+            }
+            self.device(device);
         }
         if process.devices.len() > DEVICES {
             self.line(format!("  {} more devices: see summary.json", process.devices.len() - DEVICES));
         }
         self.pinned_host_memory(&process.pinned_host_memory);
         self.issues(&process.issues, ISSUES, None, None);
-        let several = process.devices.len() > 1;
         let device_of = |device: &DeviceSummary| several.then(|| device_name(device));
         for device in devices() {
             let heading = device_of(device).map(|name| format!("What to try for {name}"));
@@ -116,12 +120,8 @@ impl TextReport {
         }
     }
 
-    /// Adds where the memory of a device is. `title`: the device needs a title, with the process if there are several.
-    fn device(&mut self, device: &DeviceSummary, title: Option<Option<&str>>) {
-        if let Some(process) = title {
-            let title = self.device_title(device, process);
-            self.heading(&title);
-        }
+    /// Adds where the memory of a device is.
+    fn device(&mut self, device: &DeviceSummary) {
         if let Some(oom) = explained_oom(device) {
             self.totals(device, &oom.in_use, Some(oom));
             self.categories(&oom.in_use, true, oom.optimizer_state_needed_bytes);
@@ -191,11 +191,7 @@ impl TextReport {
         facts.extend(run.duration_ns.map(duration_text));
         facts.push(format!("{} events", count_text(run.events)));
         facts.push(format!("{} lost", count_text(summary.lost_events())));
-        match run.unrecorded_processes {
-            0 => {}
-            1 => facts.push("1 process not recorded".to_owned()),
-            count => facts.push(format!("{} processes not recorded", count_text(count))),
-        }
+        facts.extend(not_recorded(summary));
         for (at, line) in wrap_words(&facts.join(", "), self.width.saturating_sub(10)).iter().enumerate() {
             self.footer(if at == 0 { "Recorded" } else { "" }, line);
         }

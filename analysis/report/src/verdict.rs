@@ -2,12 +2,12 @@
 
 use memtrace_summary::{
     DeviceSummary, MemoryState, OomSummary, ProcessSummary, Summary, WhatIfSummary, count_text, device_name,
-    is_snapshot, share_text, size_text, when, when_peaked,
+    is_snapshot, process_name, share_text, size_text, when, when_peaked,
 };
 
 use crate::fit::{columns, wrap_words};
-use crate::parts::{outside, request, short_text};
-use crate::style::Style;
+use crate::parts::{largest_owners, not_recorded, outside, request, short_text};
+use crate::style::{Style, TextOptions};
 use crate::text_report::TextReport;
 
 /// How a run went. The mark stands before the verdict.
@@ -34,6 +34,21 @@ impl Mark {
             Mark::Failed => Style::alarm,
         }
     }
+}
+
+/// A width at which no line is wrapped.
+const UNLIMITED: usize = 1 << 16;
+
+/// The lines of the verdict without wrapping. A statement begins with a mark (`+`, `!` or `x`); the lines after it explain it.
+pub(crate) fn verdict_lines(summary: &Summary) -> Vec<String> {
+    let mut report = TextReport::new(&TextOptions { width: UNLIMITED, ..TextOptions::default() });
+    report.verdict(summary, worst_process(summary).as_deref());
+    report.text().lines().map(str::to_owned).collect()
+}
+
+/// The name of the worst process, if there are several.
+pub(crate) fn worst_process(summary: &Summary) -> Option<String> {
+    summary.processes.first().filter(|_| summary.processes.len() > 1).map(process_name)
 }
 
 impl TextReport {
@@ -144,11 +159,7 @@ impl TextReport {
         if summary.has_other_losses() {
             missing.push("parts of the recording are missing (see Losses)".to_owned());
         }
-        match summary.run.unrecorded_processes {
-            0 => {}
-            1 => missing.push("1 process not recorded".to_owned()),
-            count => missing.push(format!("{} processes not recorded", count_text(count))),
-        }
+        missing.extend(not_recorded(summary));
         if !missing.is_empty() {
             self.marked(Mark::Warning, &format!("Incomplete: {}.", missing.join(", ")));
         }
@@ -246,18 +257,17 @@ fn fragmentation(oom: &OomSummary, what_if: &WhatIfSummary) -> String {
     if what_if.mismatch.is_some() || settings.is_empty() || oom.reserved_but_unallocated_bytes == 0 {
         return String::new();
     }
-    let with = |setting: &str| format!("with {setting}");
     if let Some(setting) = settings.iter().find(|setting| setting.step_fits == Some(true)) {
-        return format!("Fragmentation: {}, the request and the rest of the step fit.", with(&setting.setting));
+        return format!("Fragmentation: with {}, the request and the rest of the step fit.", setting.setting);
     }
     if let Some(setting) = settings.iter().find(|setting| setting.fits == Some(true)) {
         return match setting.step_short_bytes {
             Some(short) => format!(
-                "Not only fragmentation: {}, the request fits, and the rest of the step is {} short.",
-                with(&setting.setting),
+                "Not only fragmentation: with {}, the request fits, and the rest of the step is {} short.",
+                setting.setting,
                 size_text(short)
             ),
-            None => format!("Fragmentation: {}, the request fits.", with(&setting.setting)),
+            None => format!("Fragmentation: with {}, the request fits.", setting.setting),
         };
     }
     match settings.iter().all(|setting| setting.fits == Some(false)) {
@@ -288,12 +298,7 @@ fn outside_at_peak(device: &DeviceSummary) -> Option<String> {
     let owners = outside(device);
     let before = device.in_use_before_bytes.unwrap_or(0);
     let total: u64 = owners.iter().map(|(_, bytes)| bytes).sum::<u64>() + before;
-    let mut parts: Vec<String> =
-        owners.iter().take(3).map(|(name, bytes)| format!("{name} {}", size_text(*bytes))).collect();
-    if owners.len() > 3 {
-        let rest = owners.iter().skip(3).map(|(_, bytes)| bytes).sum();
-        parts.push(format!("{} others {}", owners.len() - 3, size_text(rest)));
-    }
+    let mut parts = largest_owners(&owners, 3);
     if before > 0 {
         parts.push(format!("before the program started {}", size_text(before)));
     }

@@ -1,4 +1,4 @@
-/** What the reader has chosen, and who is told when it changes. */
+/** What the reader has chosen, and the listeners that are called when it changes. */
 
 import type { Division } from './series';
 import type { AxisKind } from './axis';

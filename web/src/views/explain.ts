@@ -15,7 +15,7 @@ import {
   explainedOom,
   whenText,
 } from '../data/summary';
-import { el } from '../dom';
+import { el, scrollTable } from '../dom';
 import * as format from '../format';
 import { swatch } from './swatch';
 
@@ -122,26 +122,16 @@ export function suggestions(device: DeviceSummary): HTMLElement | null {
     'section',
     { class: 'card w7', id: 'suggestions' },
     el('h2', {}, 'What to try'),
-    el(
-      'div',
-      { class: 'scroll' },
-      el(
-        'table',
-        {},
-        el('thead', {}, el('tr', {}, el('th', {}, 'Change'), el('th', { class: 'n' }, 'Peak after'), el('th', { class: 'n wide' }, 'Saves'), el('th', {}, capacity))),
+    scrollTable(
+      [['Change'], ['Peak after', 'n'], ['Saves', 'n wide'], [capacity]],
+      device.suggestions.map(one =>
         el(
-          'tbody',
+          'tr',
           {},
-          device.suggestions.map(one =>
-            el(
-              'tr',
-              {},
-              el('td', {}, el('details', {}, el('summary', {}, one.action), el('p', { class: 'note' }, `${one.evidence} ${one.method}`))),
-              el('td', { class: 'n' }, `${one.at_most ? 'at most ' : ''}${format.size(one.peak_after_bytes)}`),
-              el('td', { class: 'n wide' }, format.size(one.saves_bytes)),
-              el('td', {}, fits(one.fits)),
-            ),
-          ),
+          el('td', {}, el('details', {}, el('summary', {}, one.action), el('p', { class: 'note' }, `${one.evidence} ${one.method}`))),
+          el('td', { class: 'n' }, `${one.at_most ? 'at most ' : ''}${format.size(one.peak_after_bytes)}`),
+          el('td', { class: 'n wide' }, format.size(one.saves_bytes)),
+          el('td', {}, fits(one.fits)),
         ),
       ),
     ),
@@ -180,35 +170,25 @@ export function largest(device: DeviceSummary, model: Device | undefined, state:
         ),
       ),
     ),
-    el(
-      'div',
-      { class: 'scroll' },
-      el(
-        'table',
-        {},
-        el('thead', {}, el('tr', {}, el('th', { class: 'n' }, 'Size'), el('th', { class: 'n' }, 'Share'), el('th', {}, 'Largest allocations'), el('th', { class: 'wide' }, 'Allocated at'))),
-        el(
-          'tbody',
+    scrollTable(
+      [['Size', 'n'], ['Share', 'n'], ['Largest allocations'], ['Allocated at', 'wide']],
+      memory.largest_allocations.slice(0, 10).map(one => {
+        const name = one.tensor_name_pattern ?? one.tensor_name;
+        const shape = one.tensor_name_pattern ? one.common_tensor_shape : one.tensor_shape;
+        return el(
+          'tr',
           {},
-          memory.largest_allocations.slice(0, 10).map(one => {
-            const name = one.tensor_name_pattern ?? one.tensor_name;
-            const shape = one.tensor_name_pattern ? one.common_tensor_shape : one.tensor_shape;
-            return el(
-              'tr',
-              {},
-              el('td', { class: 'n' }, format.size(one.bytes)),
-              el('td', { class: 'n' }, format.share(one.bytes, total)),
-              el(
-                'td',
-                {},
-                swatch(`category-${one.category}`, `${plural(one.category)}${one.blocks === 1 ? '' : ` in ${format.count(one.blocks)} blocks`}`),
-                name ? el('div', {}, `${name}${shape ? `  ${shape}` : ''}`) : null,
-              ),
-              el('td', { class: 'wide' }, location(one.stack, model)),
-            );
-          }),
-        ),
-      ),
+          el('td', { class: 'n' }, format.size(one.bytes)),
+          el('td', { class: 'n' }, format.share(one.bytes, total)),
+          el(
+            'td',
+            {},
+            swatch(`category-${one.category}`, `${plural(one.category)}${one.blocks === 1 ? '' : ` in ${format.count(one.blocks)} blocks`}`),
+            name ? el('div', {}, `${name}${shape ? `  ${shape}` : ''}`) : null,
+          ),
+          el('td', { class: 'wide' }, location(one.stack, model)),
+        );
+      }),
     ),
   );
 }
@@ -228,25 +208,15 @@ export function modules(device: DeviceSummary): HTMLElement | null {
     'section',
     { class: 'card w5', id: 'modules' },
     el('h2', {}, 'By module'),
-    el(
-      'div',
-      { class: 'scroll' },
-      el(
-        'table',
-        {},
-        el('thead', {}, el('tr', {}, el('th', { class: 'n' }, 'Size'), el('th', { class: 'n' }, 'Share'), el('th', {}, 'Module'))),
+    scrollTable(
+      [['Size', 'n'], ['Share', 'n'], ['Module']],
+      groups.map(one =>
         el(
-          'tbody',
+          'tr',
           {},
-          groups.map(one =>
-            el(
-              'tr',
-              {},
-              el('td', { class: 'n' }, format.size(one.bytes)),
-              el('td', { class: 'n' }, format.share(one.bytes, total)),
-              el('td', {}, el('code', {}, one.pattern || one.class || 'model'), one.modules > 1 ? ` (${one.modules} of ${one.class ?? 'one class'})` : one.class ? ` (${one.class})` : '', one.is_own ? ', itself' : ''),
-            ),
-          ),
+          el('td', { class: 'n' }, format.size(one.bytes)),
+          el('td', { class: 'n' }, format.share(one.bytes, total)),
+          el('td', {}, el('code', {}, one.pattern || one.class || 'model'), one.modules > 1 ? ` (${one.modules} of ${one.class ?? 'one class'})` : one.class ? ` (${one.class})` : '', one.is_own ? ', itself' : ''),
         ),
       ),
     ),
@@ -302,15 +272,9 @@ export function oneStep(device: DeviceSummary, model: Device, state: State): HTM
     'section',
     { class: 'card w5', id: 'step' },
     el('h2', {}, device.typical_step && device.later_steps_count > 1 ? `One step (${step.step} of ${format.count(device.steps)})` : `Step ${step.step}`),
-    el(
-      'div',
-      { class: 'scroll' },
-      el(
-        'table',
-        {},
-        el('thead', {}, el('tr', {}, el('th', {}, 'Phase'), ['Start', 'Peak', 'End'].map(title => el('th', { class: 'n' }, title)), el('th', { class: 'wide' }, 'What changed'))),
-        el('tbody', {}, rows),
-      ),
+    scrollTable(
+      [['Phase'], ['Start', 'n'], ['Peak', 'n'], ['End', 'n'], ['What changed', 'wide']],
+      rows,
     ),
     rare.length > 0 ? el('p', { class: 'note' }, `Only in some steps: ${rare.map(one => `${one.phase} (in ${one.steps} of ${device.later_steps_count} steps, peak ${format.size(one.peak_bytes)})`).join(', ')}.`) : null,
   );

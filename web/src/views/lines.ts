@@ -2,7 +2,7 @@
 
 import type { Device } from '../data/model';
 import type { State } from '../data/state';
-import { el } from '../dom';
+import { el, scrollTable } from '../dom';
 import * as format from '../format';
 
 interface Figures {
@@ -105,15 +105,10 @@ export function linesView(device: Device, state: State): HTMLElement | null {
         'details',
         { open: at === 0, class: 'file' },
         el('summary', {}, el('code', {}, file), ` ${format.size(peakOf(lines))} at the peak`, ranges ? '' : ' (the source is not in the page)'),
-        el(
-          'div',
-          { class: 'scroll' },
-          el(
-            'table',
-            { class: 'code-table' },
-            el('thead', {}, el('tr', {}, el('th', { class: 'n' }, 'At the peak'), el('th', { class: 'n wide' }, 'Allocated in all'), el('th', { class: 'n wide' }, 'Blocks'), el('th', { class: 'n' }, 'Line'), el('th', {}, 'Source'))),
-            el('tbody', {}, rows),
-          ),
+        scrollTable(
+          [['At the peak', 'n'], ['Allocated in all', 'n wide'], ['Blocks', 'n wide'], ['Line', 'n'], ['Source']],
+          rows,
+          { class: 'code-table' },
         ),
       );
     }),

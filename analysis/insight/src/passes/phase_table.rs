@@ -147,11 +147,9 @@ impl StepRows {
         rows.retain(|row| !row.is_empty());
         let start = rows.iter().min_by_key(|row| row.began)?.start;
         rows.sort_by_key(|row| row.ended);
-        let mut joined = PhaseRow { start, steps: 1, ..PhaseRow::default() };
-        for row in rows {
-            joined.absorb(&PhaseRow { steps: 0, ..row });
-        }
-        Some(PhaseRow { start, ..joined })
+        let mut joined = PhaseRow::default();
+        rows.iter().for_each(|row| joined.absorb(row));
+        Some(PhaseRow { start, steps: 1, ..joined })
     }
 
     /// The phases that allocated something, as a set.
@@ -180,20 +178,23 @@ struct Sample {
 
 impl Sample {
     fn add(&mut self, rows: &StepRows) {
-        if self.seen.trailing_zeros() >= self.halvings {
-            if self.steps.len() == SAMPLED_STEPS {
-                let mut at = 0;
-                self.steps.retain(|_| {
-                    at += 1;
-                    at % 2 == 1
-                });
-                self.halvings += 1;
-            }
-            if self.seen.trailing_zeros() >= self.halvings {
-                self.steps.push(*rows);
-            }
+        if self.is_due() && self.steps.len() == SAMPLED_STEPS {
+            let mut at = 0;
+            self.steps.retain(|_| {
+                at += 1;
+                at % 2 == 1
+            });
+            self.halvings += 1;
+        }
+        if self.is_due() {
+            self.steps.push(*rows);
         }
         self.seen += 1;
+    }
+
+    /// Whether the next step belongs to the sample.
+    fn is_due(&self) -> bool {
+        self.seen.trailing_zeros() >= self.halvings
     }
 
     /// The step with the median peak among the steps that have the most common phases. Of equal steps, the first.

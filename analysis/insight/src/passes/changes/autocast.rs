@@ -182,9 +182,10 @@ pub(super) struct Autocast {
 impl Autocast {
     /// `None` if the results of unknown operations add up to more than `most_unknown` bytes.
     pub(super) fn find(recorded: &Recorded<'_>, most_unknown: u64) -> Option<Autocast> {
-        let full = Cast::find(recorded, Full);
+        let places = Places::of(recorded);
+        let full = Cast::find(recorded, &places, Full);
         let is_known = unknown_bytes(recorded, &full) <= most_unknown;
-        is_known.then(|| Autocast { half: Cast::find(recorded, Half), full })
+        is_known.then(|| Autocast { half: Cast::find(recorded, &places, Half), full })
     }
 
     /// Changes the spans of the recorded blocks.
@@ -238,13 +239,12 @@ struct Cast {
 
 impl Cast {
     /// Finds the types of all values. Where the recording does not show the type of a value, it is `assumed`.
-    fn find(recorded: &Recorded<'_>, assumed: Width) -> Cast {
-        let places = Places::of(recorded);
+    fn find(recorded: &Recorded<'_>, places: &Places, assumed: Width) -> Cast {
         let mut cast = Cast::default();
         let contexts = recorded.contexts();
         let mut pass = Pass {
             recorded,
-            places: &places,
+            places,
             assumed,
             values: Vec::new(),
             widths: vec![None; recorded.blocks.len()],
@@ -774,7 +774,7 @@ mod tests {
     fn an_operation_in_the_other_type_saves_a_copy_of_its_input() {
         let program = normalized();
         program.with(&NODES, |recorded| {
-            let cast = Cast::find(recorded, Full);
+            let cast = Cast::find(recorded, &Places::of(recorded), Full);
             assert_eq!(cast.halved, [1, 3], "the linear layers");
             let mut copies: Vec<(u32, u64)> = cast.copies.iter().map(|c| (c.block, c.requested / MIB)).collect();
             copies.sort_unstable();
@@ -795,7 +795,7 @@ mod tests {
         let program = normalized();
         program.with(&NODES, |recorded| {
             let mut spans = recorded.spans();
-            Cast::find(recorded, Full).apply(recorded, &mut spans);
+            Cast::find(recorded, &Places::of(recorded), Full).apply(recorded, &mut spans);
             let of = |block: u32| {
                 let all = spans.iter().filter(|span| span.block == block && span.exists());
                 let mut all: Vec<(Key, u64)> = all.map(|span| (span.start, span.requested / MIB)).collect();
@@ -813,7 +813,9 @@ mod tests {
     #[test]
     fn unknown_operations_are_counted() {
         let program = normalized();
-        program.with(&NODES, |recorded| assert_eq!(unknown_bytes(recorded, &Cast::find(recorded, Full)), 0));
+        program.with(&NODES, |recorded| {
+            assert_eq!(unknown_bytes(recorded, &Cast::find(recorded, &Places::of(recorded), Full)), 0)
+        });
         let nodes = ["AddmmBackward0", "FusedNormBackward", "AddmmBackward0"];
         // The result, and after it the gradient of the input.
         program.with(&nodes, |recorded| {
@@ -846,7 +848,7 @@ mod tests {
             let settings = AllocatorSettings::default();
             let recorded = Recorded::new(&lifetimes, &definitions, &table, settings, None, None);
             assert_eq!(recorded.until, NEVER);
-            Cast::find(&recorded, assumed).halved
+            Cast::find(&recorded, &Places::of(&recorded), assumed).halved
         };
         assert_eq!(halved(Full, true), [1]);
         assert_eq!(halved(Half, true), [1, 2]);
