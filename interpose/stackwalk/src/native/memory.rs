@@ -135,25 +135,56 @@ impl StackMemory {
 
 /// Asks the C library for the bounds, once a thread. For the main thread it reads /proc/self/maps and includes space
 /// for growth.
+///
+/// The C library takes the thread's own lock, and for the main thread the allocator's. A signal handler that jumped out
+/// would leave them locked, so signals wait until the query has ended.
 #[cold]
 fn query_bounds(stack: &Cell<(usize, usize)>) -> (usize, usize) {
-    let mut found = (usize::MAX, usize::MAX);
-    // SAFETY: `pthread_attr_t` is plain data, for which zeros are valid.
-    let mut attributes: libc::pthread_attr_t = unsafe { std::mem::zeroed() };
-    // SAFETY: the handle is the calling thread's own, and the attributes are destroyed below.
-    if unsafe { libc::pthread_getattr_np(libc::pthread_self(), &mut attributes) } == 0 {
-        let (mut address, mut size) = (std::ptr::null_mut(), 0);
-        // SAFETY: the call has just initialized the attributes.
-        unsafe {
-            if libc::pthread_attr_getstack(&attributes, &mut address, &mut size) == 0 {
-                let end = address.expose_provenance().saturating_add(size);
-                found = (address.expose_provenance().max(end.saturating_sub(MAX_STACK_BYTES)), end);
+    const UNKNOWN: (usize, usize) = (usize::MAX, usize::MAX);
+    // Whatever happens during the query, it is not made again.
+    stack.set(UNKNOWN);
+    with_signals_blocked(|| {
+        let mut found = UNKNOWN;
+        // SAFETY: `pthread_attr_t` is plain data, for which zeros are valid.
+        let mut attributes: libc::pthread_attr_t = unsafe { std::mem::zeroed() };
+        // SAFETY: the handle is the calling thread's own, and the attributes are destroyed below.
+        if unsafe { libc::pthread_getattr_np(libc::pthread_self(), &mut attributes) } == 0 {
+            let (mut address, mut size) = (std::ptr::null_mut(), 0);
+            // SAFETY: the call has just initialized the attributes.
+            unsafe {
+                if libc::pthread_attr_getstack(&attributes, &mut address, &mut size) == 0 {
+                    let end = address.expose_provenance().saturating_add(size);
+                    found = (address.expose_provenance().max(end.saturating_sub(MAX_STACK_BYTES)), end);
+                }
+                libc::pthread_attr_destroy(&mut attributes);
             }
-            libc::pthread_attr_destroy(&mut attributes);
         }
+        // Set while signals are blocked: the handler of one that waits may jump.
+        stack.set(found);
+        found
+    })
+}
+
+/// Calls `ask` while the calling thread gets no signal but those of its own faults.
+fn with_signals_blocked<T>(ask: impl FnOnce() -> T) -> T {
+    const OF_FAULTS: [libc::c_int; 6] =
+        [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];
+    // SAFETY: signal sets are plain data, for which zeros are valid.
+    let (mut blocked, mut before): (libc::sigset_t, libc::sigset_t) = unsafe { std::mem::zeroed() };
+    // SAFETY: both sets are valid for the calls. Without an error, `before` is what the thread had.
+    let is_blocked = unsafe {
+        libc::sigfillset(&mut blocked);
+        for signal in OF_FAULTS {
+            libc::sigdelset(&mut blocked, signal);
+        }
+        libc::pthread_sigmask(libc::SIG_BLOCK, &blocked, &mut before) == 0
+    };
+    let result = ask();
+    if is_blocked {
+        // SAFETY: the set is the one that the call above returned.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut()) };
     }
-    stack.set(found);
-    found
+    result
 }
 
 #[cfg(test)]
