@@ -24,8 +24,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for process in run.processes() {
         let start = Instant::now();
         let out = std::env::temp_dir().join(format!("analyse-{}.pickle", process.pid()));
-        let file = std::fs::File::create(&out)?;
-        let report = snapshot(process, file, &SnapshotOptions::default(), &mut |_| {})?;
+        let mut file = std::fs::File::create(&out)?;
+        let report = snapshot(process, &mut file, &SnapshotOptions::default(), &mut |_| {})?;
         eprintln!("snapshot   {:>7.1} ms   {} bytes", start.elapsed().as_secs_f64() * 1e3, report.bytes);
     }
     print!("{}", summary.to_text(&TextOptions::default()));

@@ -31,7 +31,7 @@ pub fn blocks_csv(
     process: &Process,
     window: &Window,
     custom_rules: Option<&CustomRules>,
-    out: impl Write,
+    out: &mut dyn Write,
     progress: &mut dyn FnMut(u64),
 ) -> Result<()> {
     let recording = process.recording();

@@ -62,7 +62,7 @@ pub fn flame_graph(
     window: &Window,
     of: FlameWeight,
     format: FlameFormat,
-    out: impl Write,
+    out: &mut dyn Write,
     progress: &mut dyn FnMut(u64),
 ) -> Result<()> {
     let recording = process.recording();

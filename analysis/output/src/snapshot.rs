@@ -64,7 +64,7 @@ pub struct SnapshotReport {
 /// The errors of `out`.
 pub fn snapshot(
     process: &Process,
-    out: impl Write + Send,
+    out: &mut (dyn Write + Send),
     options: &SnapshotOptions,
     progress: &mut dyn FnMut(u64),
 ) -> Result<SnapshotReport> {

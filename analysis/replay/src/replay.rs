@@ -60,6 +60,9 @@ pub struct Replay {
     effects: Vec<Effect>,
 }
 
+/// What receives each change.
+type Sink<'s> = &'s mut dyn FnMut(&Replay, usize, &Event, Change);
+
 impl Replay {
     /// Takes the devices of a trace index, or only the one in `only`.
     pub fn new(trace_index: &TraceIndex, only: Option<i16>) -> Replay {
@@ -87,11 +90,15 @@ impl Replay {
     /// that caused it. For a change that follows from a CUDA call, that event has the block's address and size.
     #[inline]
     pub fn apply(&mut self, e: &Event, mut sink: impl FnMut(&Replay, usize, &Event, Change)) {
+        self.apply_to(e, &mut sink);
+    }
+
+    fn apply_to(&mut self, e: &Event, sink: Sink<'_>) {
         if e.source.is_torch() {
             let Some((device, source)) = EventSource::of(e) else { return };
             let Some(slot) = self.slot(device).filter(|slot| self.devices[*slot].source == source) else { return };
             if source != EventSource::Torch {
-                self.apply_block_event(slot, e, &mut sink);
+                self.apply_block_event(slot, e, sink);
                 return;
             }
             if e.action == Action::SegmentAlloc {
@@ -108,7 +115,7 @@ impl Replay {
         effects.clear();
         effects.extend_from_slice(self.physical.apply(e));
         for effect in &effects {
-            self.apply_effect(e, *effect, &mut sink);
+            self.apply_effect(e, *effect, sink);
         }
         self.effects = effects;
         // Without events of PyTorch's tracker, its failed call is the error that it raises, because it does not retry
@@ -135,7 +142,7 @@ impl Replay {
         }
     }
 
-    fn apply_effect(&mut self, e: &Event, effect: Effect, sink: &mut impl FnMut(&Replay, usize, &Event, Change)) {
+    fn apply_effect(&mut self, e: &Event, effect: Effect, sink: Sink<'_>) {
         let (Effect::Allocated(addr, allocation)
         | Effect::Freed(addr, allocation)
         | Effect::FreeUndone(addr, allocation)) = effect;
@@ -180,7 +187,7 @@ impl Replay {
     }
 
     /// Takes one event of a source that reports only blocks. A free is a single event, requested or completed.
-    fn apply_block_event(&mut self, slot: usize, e: &Event, sink: &mut impl FnMut(&Replay, usize, &Event, Change)) {
+    fn apply_block_event(&mut self, slot: usize, e: &Event, sink: Sink<'_>) {
         match e.action {
             Action::Alloc => self.alloc_own_segment(slot, e, sink),
             Action::FreeRequested | Action::FreeCompleted => self.free_own_segment(slot, e, sink),
@@ -195,12 +202,12 @@ impl Replay {
         }
     }
 
-    fn alloc_own_segment(&mut self, slot: usize, e: &Event, sink: &mut impl FnMut(&Replay, usize, &Event, Change)) {
+    fn alloc_own_segment(&mut self, slot: usize, e: &Event, sink: Sink<'_>) {
         let id = self.devices[slot].allocator.alloc_own_segment(e);
         sink(self, slot, e, Change::Alloc(id));
     }
 
-    fn free_own_segment(&mut self, slot: usize, e: &Event, sink: &mut impl FnMut(&Replay, usize, &Event, Change)) {
+    fn free_own_segment(&mut self, slot: usize, e: &Event, sink: Sink<'_>) {
         let Some(id) = self.devices[slot].allocator.free_requested(e.addr) else { return };
         sink(self, slot, e, Change::FreeRequested(id));
         if let Some((id, block)) = self.devices[slot].allocator.free_completed(e.addr) {

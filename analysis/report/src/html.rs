@@ -53,7 +53,7 @@ pub fn html_report(
     summary: &Summary,
     processes: &[&Process],
     options: &HtmlOptions,
-    mut out: impl Write,
+    out: &mut dyn Write,
     progress: &mut dyn FnMut(Progress<'_>),
 ) -> Result<()> {
     let (summary, left_out) = restrict(summary, processes, options.device);
@@ -68,7 +68,7 @@ pub fn html_report(
         shown.iter().try_for_each(|process| Window::of(process, &selection, &mut |_| {}).map(drop))?;
     }
     let cannot = || Error::io("cannot write the page");
-    write_head(&summary, &mut out).map_err(cannot())?;
+    write_head(&summary, out).map_err(cannot())?;
     let page = json!({
         "title": run_title(&summary),
         "verdict": verdict_lines(&summary),
@@ -76,7 +76,7 @@ pub fn html_report(
         "processes_left_out": summary.processes.len() - shown.len(),
         "memtrace_version": env!("CARGO_PKG_VERSION"),
     });
-    write_summary(&summary, &page, &mut out).map_err(cannot())?;
+    write_summary(&summary, &page, out).map_err(cannot())?;
     let events: u64 = shown.iter().map(|process| process.recording().event_count()).sum();
     for (number, process) in shown.into_iter().enumerate() {
         let total = process.recording().event_count();
@@ -91,11 +91,10 @@ pub fn html_report(
         };
         write!(out, "<script type=\"application/octet-stream\" id=\"process-{number}\">").map_err(cannot())?;
         let what = "writing the HTML report";
-        let mut encoded = page_data(process, &data, EncoderWriter::new(&mut out, &STANDARD), &mut |done| {
-            progress(Progress { what, done, total })
-        })?;
-        encoded.finish().map_err(cannot())?;
-        drop(encoded);
+        let mut encoder = EncoderWriter::new(&mut *out, &STANDARD);
+        page_data(process, &data, &mut encoder, &mut |done| progress(Progress { what, done, total }))?;
+        encoder.finish().map_err(cannot())?;
+        drop(encoder);
         out.write_all(b"</script>\n").map_err(cannot())?;
     }
     write!(out, "<script>{SCRIPT}</script>\n</body></html>\n").and_then(|()| out.flush()).map_err(cannot())
@@ -107,7 +106,7 @@ fn hash(text: &str) -> String {
 }
 
 /// Writes everything before the data: the policy, the style sheet, and the text for browsers without scripts.
-fn write_head(summary: &Summary, out: &mut impl Write) -> io::Result<()> {
+fn write_head(summary: &Summary, out: &mut dyn Write) -> io::Result<()> {
     let title = format!("memtrace: {}", run_title(summary));
     let text = summary.to_text(&TextOptions { width: WIDTH, ..TextOptions::default() });
     let head = maud::html! {
@@ -134,7 +133,7 @@ fn write_head(summary: &Summary, out: &mut impl Write) -> io::Result<()> {
 }
 
 /// Writes the summary and what the page says about itself.
-fn write_summary(summary: &Summary, page: &Value, out: &mut impl Write) -> io::Result<()> {
+fn write_summary(summary: &Summary, page: &Value, out: &mut dyn Write) -> io::Result<()> {
     out.write_all(b"<script type=\"application/octet-stream\" id=\"summary\">")?;
     let mut compressed = ZlibEncoder::new(EncoderWriter::new(&mut *out, &STANDARD), Compression::default());
     write!(compressed, "{{\"page\":{page},\"summary\":{}}}", summary.to_json())?;

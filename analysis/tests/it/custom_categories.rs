@@ -162,7 +162,7 @@ fn tables_and_snapshots_have_the_category_of_each_block() {
     let path = folder.path().join("a.pickle");
     let write = |custom_rules| {
         let options = SnapshotOptions { custom_rules, ..SnapshotOptions::default() };
-        snapshot(process, std::fs::File::create(&path).unwrap(), &options, &mut |_| {}).unwrap();
+        snapshot(process, &mut std::fs::File::create(&path).unwrap(), &options, &mut |_| {}).unwrap();
         std::fs::read(&path).unwrap()
     };
     let has = |bytes: &[u8], text: &str| bytes.windows(text.len()).any(|window| window == text.as_bytes());

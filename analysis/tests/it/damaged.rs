@@ -45,7 +45,7 @@ fn read(folder: &Path, bytes: &[u8]) -> Option<Outcome> {
     assert_eq!(count("bytes_skipped"), damage.bytes_skipped);
     let text = summary.to_text(&TextOptions::default());
     assert!(!text.is_empty() && !summary.to_json().is_empty());
-    let report = snapshot(process, io::sink(), &SnapshotOptions::default(), &mut |_| {}).unwrap();
+    let report = snapshot(process, &mut io::sink(), &SnapshotOptions::default(), &mut |_| {}).unwrap();
     assert!(report.bytes > 0);
     let is_reported = lost.blocks > 0 || damage.bytes_skipped > 0 || damage.unknown_frames > 0;
     assert!(!is_reported || !process_summary.losses.is_empty(), "what is missing is in the summary");

@@ -108,7 +108,9 @@ fn timeline_picture() {
 #[test]
 fn parquet_rows() {
     let process = process();
-    let files = tables(&process, "run", &Window::WHOLE, None, [const { Vec::new() }; 4], &mut |_| {}).unwrap();
+    let mut files = [const { Vec::new() }; 4];
+    let outputs = files.each_mut().map(|file| file as &mut (dyn std::io::Write + Send));
+    tables(&process, "run", &Window::WHOLE, None, outputs, &mut |_| {}).unwrap();
     let mut all = String::new();
     for (table, bytes) in TABLES.iter().zip(files) {
         let mut file = tempfile::tempfile().unwrap();

@@ -277,6 +277,8 @@ fn binary_files_keep_the_names() {
         assert!(bytes.windows(HOSTILE.len()).any(|part| part == HOSTILE.as_bytes()), "{what}");
     }
     let process = &run.processes()[0];
-    let files = tables(process, "run", &Window::WHOLE, None, [const { Vec::new() }; 4], &mut |_| {}).unwrap();
+    let mut files = [const { Vec::new() }; 4];
+    let outputs = files.each_mut().map(|file| file as &mut (dyn std::io::Write + Send));
+    tables(process, "run", &Window::WHOLE, None, outputs, &mut |_| {}).unwrap();
     assert!(files.iter().all(|file: &Vec<u8>| file.starts_with(b"PAR1") && file.ends_with(b"PAR1")));
 }

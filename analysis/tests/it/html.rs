@@ -40,7 +40,8 @@ fn summary_of(page: &str) -> Value {
 fn data_of(process: &Process, max_blocks: Option<u64>, marks: &[u64]) -> crate::page_data::PageData {
     let options =
         PageDataOptions { device: None, max_blocks, marks, is_library: &|_| false, sources: SourceAccess::Nothing };
-    let bytes = page_data(process, &options, Vec::new(), &mut |_| {}).unwrap();
+    let mut bytes = Vec::new();
+    page_data(process, &options, &mut bytes, &mut |_| {}).unwrap();
     let mut plain = Vec::new();
     std::io::Read::read_to_end(&mut flate2::read::ZlibDecoder::new(&bytes[..]), &mut plain).unwrap();
     decode(&plain)

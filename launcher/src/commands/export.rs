@@ -214,14 +214,16 @@ fn parquet(run: &Run, options: &Export, rules: Option<&CustomRules>) -> anyhow::
         }
         let mut files = new.iter_mut().map(|new| new.file().try_clone()).collect::<Result<Vec<_>, _>>()?.into_iter();
         let mut next = || files.next().map(BufWriter::new).context("each table has a file");
-        let files = [next()?, next()?, next()?, next()?];
+        let mut files = [next()?, next()?, next()?, next()?];
         let mut line = ProgressLine::new(std::io::stderr().is_terminal());
         let (what, total) = ("writing the tables", process.recording().event_count());
-        let written = tables(process, &run_name, &part.window, rules, files, &mut |done| {
+        let outputs = files.each_mut().map(|file| file as &mut (dyn Write + Send));
+        let written = tables(process, &run_name, &part.window, rules, outputs, &mut |done| {
             line.show(&Progress { what, done, total })
         });
         line.clear();
-        for mut file in written? {
+        written?;
+        for mut file in files {
             file.flush().with_context(|| format!("cannot write into {}", folder.display()))?;
         }
         for new in new {

@@ -13,8 +13,8 @@ fn the_same_file_comes_out(name: &str) {
     let process = Process::new(Path::new("7.mtr"), Box::new(load(name)), &Manifest::default());
     let folder = tempfile::tempdir().unwrap();
     let ours = folder.path().join("7.pickle");
-    let file = std::fs::File::create(&ours).unwrap();
-    let report = snapshot(&process, file, &SnapshotOptions::default(), &mut |_| {}).unwrap();
+    let mut file = std::fs::File::create(&ours).unwrap();
+    let report = snapshot(&process, &mut file, &SnapshotOptions::default(), &mut |_| {}).unwrap();
     assert_eq!(report.bytes, std::fs::metadata(&ours).unwrap().len());
     let output = Command::new("python3").arg(golden("compare.py")).arg(&ours).arg(&path).output().unwrap();
     assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));

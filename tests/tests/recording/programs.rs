@@ -45,7 +45,7 @@ fn assert_same_export(recorded: &Recorded) -> String {
     let process = Process::new(Path::new("1.mtr"), Box::new(recording), &Manifest::default());
     let ours = recorded.run.dir.path().join("ours.pickle");
     let options = SnapshotOptions { sources: SourceAccess::AllNamed, ..SnapshotOptions::default() };
-    snapshot(&process, std::fs::File::create(&ours).unwrap(), &options, &mut |_| {}).unwrap();
+    snapshot(&process, &mut std::fs::File::create(&ours).unwrap(), &options, &mut |_| {}).unwrap();
     let compare = root().join("tests/golden/snapshots/compare.py");
     let output = Command::new("python3").arg(compare).arg(&ours).arg(recorded.oracle.path()).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

@@ -52,7 +52,7 @@ fn read_back(process: &Process, selections: &[Selection]) -> Vec<(Window, Value)
         let window = Window::of(process, selection, &mut |_| {}).unwrap_or_else(|e| panic!("{selection:?}: {e}"));
         let path = folder.path().join(format!("{i}.pickle"));
         let options = SnapshotOptions { window: window.clone(), ..SnapshotOptions::default() };
-        snapshot(process, std::fs::File::create(&path).unwrap(), &options, &mut |_| {}).unwrap();
+        snapshot(process, &mut std::fs::File::create(&path).unwrap(), &options, &mut |_| {}).unwrap();
         command.arg(path);
         windows.push(window);
     }

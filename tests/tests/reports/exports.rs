@@ -225,9 +225,10 @@ fn flame_graphs_add_up_to_the_summary() {
 fn read_tables(processes: &[(&str, Process, Window)]) -> Value {
     let folder = tempfile::tempdir().unwrap();
     for (name, process, window) in processes {
-        let files =
+        let mut files =
             TABLES.map(|table| std::fs::File::create(folder.path().join(format!("{table}-{name}.parquet"))).unwrap());
-        tables(process, name, window, None, files, &mut |_| {}).unwrap();
+        let outputs = files.each_mut().map(|file| file as &mut (dyn std::io::Write + Send));
+        tables(process, name, window, None, outputs, &mut |_| {}).unwrap();
     }
     let packages = packages(&["duckdb==2.0.0", "polars==2.1.0", "polars-runtime-32==2.1.0"]);
     let mut command = Command::new(root().join("scripts/sim"));
@@ -283,8 +284,8 @@ fn several_runs_share_a_table_and_an_empty_table_has_its_columns() {
 #[test]
 fn the_command_writes_every_format_and_counts_the_omitted_events() {
     let folder = tempfile::tempdir().unwrap();
-    let file = std::fs::File::create(folder.path().join("run.pickle")).unwrap();
-    snapshot(&process(load("resnet_leak.json")), file, &SnapshotOptions::default(), &mut |_| {}).unwrap();
+    let mut file = std::fs::File::create(folder.path().join("run.pickle")).unwrap();
+    snapshot(&process(load("resnet_leak.json")), &mut file, &SnapshotOptions::default(), &mut |_| {}).unwrap();
     let export = |arguments: &[&str]| {
         let mut command = Command::new(memtrace());
         command.current_dir(folder.path()).args(["export", "run.pickle", "--to"]).args(arguments);

@@ -161,7 +161,7 @@ impl Analysis {
         recording: &dyn Recording,
         trace_index: &TraceIndex,
         names: &Names,
-        observer: &mut impl BlockObserver,
+        observer: &mut dyn BlockObserver,
         progress: &mut dyn FnMut(u64),
     ) -> Analysis {
         Analysis::with_options(recording, trace_index, names, &AnalysisOptions::default(), observer, progress)
@@ -173,7 +173,7 @@ impl Analysis {
         trace_index: &TraceIndex,
         names: &Names,
         options: &AnalysisOptions<'_>,
-        observer: &mut impl BlockObserver,
+        observer: &mut dyn BlockObserver,
         progress: &mut dyn FnMut(u64),
     ) -> Analysis {
         let definitions = recording.definitions();
@@ -269,7 +269,7 @@ impl DeviceAnalysis {
         replay: &Replay,
         slot: usize,
         tracked: &mut Tracked<'_>,
-        observer: &mut impl BlockObserver,
+        observer: &mut dyn BlockObserver,
         e: &Event,
         change: Change,
     ) {
@@ -303,7 +303,7 @@ impl DeviceAnalysis {
         &mut self,
         allocator: &Allocator,
         tracked: &Tracked<'_>,
-        observer: &mut impl BlockObserver,
+        observer: &mut dyn BlockObserver,
         event: &BlockEvent<'_>,
     ) {
         let BlockEvent { e, id, classification } = *event;
@@ -345,7 +345,7 @@ impl DeviceAnalysis {
         &mut self,
         usage: &Usage,
         tracked: &Tracked<'_>,
-        observer: &mut impl BlockObserver,
+        observer: &mut dyn BlockObserver,
         event: &BlockEvent<'_>,
     ) {
         let BlockEvent { e, id, classification: EventClassification { phase, .. } } = *event;
@@ -425,7 +425,7 @@ impl DeviceAnalysis {
         block: &BlockAllocation,
         classification: &BlockClassification,
         tracked: &Tracked<'_>,
-        observer: &mut impl BlockObserver,
+        observer: &mut dyn BlockObserver,
         free: Option<&Event>,
     ) {
         if let Some(custom) = &tracked.custom {
@@ -503,13 +503,7 @@ impl DeviceAnalysis {
     }
 
     /// `last`: the time and number of the recording's last event.
-    fn finish(
-        &mut self,
-        allocator: &Allocator,
-        tracked: &Tracked<'_>,
-        last: &Event,
-        observer: &mut impl BlockObserver,
-    ) {
+    fn finish(&mut self, allocator: &Allocator, tracked: &Tracked<'_>, last: &Event, observer: &mut dyn BlockObserver) {
         let tracker = &tracked.tracker;
         let now = tracker.now();
         let end = LifetimeEnd { now, is_truncated: true, free: None };

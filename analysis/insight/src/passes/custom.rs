@@ -254,7 +254,7 @@ impl<'a> CustomCategorizer<'a> {
 fn texts_match(rules: &CustomRules, field: CustomField, texts: &[&str]) -> Bits {
     let mut bits = vec![0u64; rules.rules().len().div_ceil(64)];
     for (at, rule) in rules.rules().iter().enumerate() {
-        let is_match = |expression: &regex::Regex| texts.iter().any(|text| expression.is_match(text));
+        let is_match = |expression: &regex_lite::Regex| texts.iter().any(|text| expression.is_match(text));
         if rule.expression(field).is_none_or(is_match) {
             bits[at / 64] |= 1 << (at % 64);
         }

@@ -58,12 +58,12 @@ pub struct PageDataOptions<'a> {
 /// # Errors
 ///
 /// The errors of `out`.
-pub fn page_data<W: Write>(
+pub fn page_data(
     process: &Process,
     options: &PageDataOptions<'_>,
-    out: W,
+    out: &mut dyn Write,
     progress: &mut dyn FnMut(u64),
-) -> Result<W> {
+) -> Result<()> {
     let recording = process.recording();
     let selected = options.max_blocks.map(|most| selection::select(process, most, options.marks, progress));
     let names = Names::of(recording);
@@ -466,7 +466,7 @@ struct PageWriter<'a, W: Write> {
 
 impl<W: Write> PageWriter<'_, W> {
     /// Writes what is left, and the tables.
-    fn finish(mut self, begin_ns: u64, sources: &mut SourceFiles) -> std::io::Result<W> {
+    fn finish(mut self, begin_ns: u64, sources: &mut SourceFiles) -> std::io::Result<()> {
         for (number, device) in self.devices.iter_mut().enumerate() {
             let number = number as u64;
             device.write_events(&mut self.records, number);
@@ -492,7 +492,7 @@ impl<W: Write> PageWriter<'_, W> {
             "tables": self.dictionary.json(),
         });
         self.records.bytes(Tag::Json, tables.to_string().as_bytes());
-        self.records.finish()
+        self.records.finish().map(drop)
     }
 }
 

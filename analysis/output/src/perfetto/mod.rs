@@ -43,7 +43,7 @@ const MAX_OPEN_RANGES: usize = 1024;
 /// # Errors
 ///
 /// The errors of `out`.
-pub fn perfetto(process: &Process, window: &Window, out: impl Write, progress: &mut dyn FnMut(u64)) -> Result<()> {
+pub fn perfetto(process: &Process, window: &Window, out: &mut dyn Write, progress: &mut dyn FnMut(u64)) -> Result<()> {
     let recording = process.recording();
     let names = Names::of(recording);
     let mut writer = TraceWriter::new(process, window, &names, BufWriter::new(out));

@@ -53,9 +53,9 @@ impl Redactor {
     /// # Errors
     ///
     /// If the file cannot be read or is no trace, and the errors of `out`.
-    pub fn trace(&mut self, path: &Path, out: &mut impl Write) -> Result<()> {
+    pub fn trace(&mut self, path: &Path, mut out: &mut dyn Write) -> Result<()> {
         let file = untrusted::open(path).map_err(Error::io(format!("cannot open {}", path.display())))?;
-        rewrite(&file, out, self).map_err(|cause| Error::Trace { path: path.to_owned(), cause })
+        rewrite(&file, &mut out, self).map_err(|cause| Error::Trace { path: path.to_owned(), cause })
     }
 
     /// The text of a redacted `run.json`.

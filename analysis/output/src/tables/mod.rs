@@ -113,19 +113,19 @@ const PHASES: &Columns = &[
 /// # Errors
 ///
 /// The errors of the outputs.
-pub fn tables<W: Write + Send>(
+pub fn tables(
     process: &Process,
     run: &str,
     window: &Window,
     custom_rules: Option<&CustomRules>,
-    [events, blocks, stacks, phases]: [W; 4],
+    [events, blocks, stacks, phases]: [&mut (dyn Write + Send); 4],
     progress: &mut dyn FnMut(u64),
-) -> Result<[W; 4]> {
+) -> Result<()> {
     let names = Names::of(process.recording());
     let process_columns =
         ProcessColumns { run, rank: process.rank().map(|rank| rank as i32), pid: process.pid() as i32 };
     let mut used_stacks = vec![false; process.definitions().stacks.len()];
-    let write = || -> parquet::errors::Result<[W; 4]> {
+    let mut write = || -> parquet::errors::Result<()> {
         let mut events = Table::new("events", EVENTS, events)?;
         let rows = put_events(process, window, &process_columns, &mut events, &mut used_stacks, progress)?;
         let mut blocks = BlockRows {
@@ -144,7 +144,7 @@ pub fn tables<W: Write + Send>(
         if let Some(e) = blocks.error {
             return Err(e);
         }
-        let blocks = blocks.table.finish()?;
+        blocks.table.finish()?;
         let mut stacks = Table::new("stacks", STACKS, stacks)?;
         put_stacks(process.definitions(), &process_columns, &used_stacks, &mut stacks)?;
         let mut phases = Table::new("phases", PHASES, phases)?;
@@ -165,7 +165,10 @@ pub fn tables<W: Write + Send>(
                 Field::Int64(row.peak),
             ])?;
         }
-        Ok([events.finish()?, blocks, stacks.finish()?, phases.finish()?])
+        events.finish()?;
+        stacks.finish()?;
+        phases.finish()?;
+        Ok(())
     };
     write().map_err(|e| Error::io("cannot write the tables")(std::io::Error::other(e)))
 }
@@ -206,11 +209,11 @@ fn node(definitions: &Definitions, context: ContextId) -> &str {
     definitions.context(context).map_or("", |context| &*context.node)
 }
 
-fn put_events<W: Write + Send>(
+fn put_events(
     process: &Process,
     window: &Window,
     process_columns: &ProcessColumns<'_>,
-    table: &mut Table<W>,
+    table: &mut Table<'_>,
     used_stacks: &mut [bool],
     progress: &mut dyn FnMut(u64),
 ) -> parquet::errors::Result<PhaseRows> {
@@ -290,8 +293,8 @@ fn put_events<W: Write + Send>(
     error.map_or(Ok(rows), Err)
 }
 
-struct BlockRows<'a, W: Write + Send> {
-    table: Table<W>,
+struct BlockRows<'a, 'out> {
+    table: Table<'out>,
     definitions: &'a Definitions,
     names: &'a Names,
     custom: Option<CustomCategorizer<'a>>,
@@ -303,7 +306,7 @@ struct BlockRows<'a, W: Write + Send> {
     error: Option<parquet::errors::ParquetError>,
 }
 
-impl<W: Write + Send> BlockObserver for BlockRows<'_, W> {
+impl BlockObserver for BlockRows<'_, '_> {
     fn allocated(&mut self, _: i16, _: &BlockAllocation, _: &Usage) {}
 
     fn lifetime_ended(
@@ -346,11 +349,11 @@ impl<W: Write + Send> BlockObserver for BlockRows<'_, W> {
     }
 }
 
-fn put_stacks<W: Write + Send>(
+fn put_stacks(
     definitions: &Definitions,
     process_columns: &ProcessColumns<'_>,
     used_stacks: &[bool],
-    table: &mut Table<W>,
+    table: &mut Table<'_>,
 ) -> parquet::errors::Result<()> {
     for (stack, _) in used_stacks.iter().enumerate().filter(|(_, is_used)| **is_used) {
         let frames = definitions.walk(StackId(stack as u32)).filter_map(|(_, frame)| frame);

@@ -45,17 +45,17 @@ enum Column {
 pub(super) type Columns = [(&'static str, Field<'static>)];
 
 /// The writer of one file.
-pub(super) struct Table<W: Write + Send> {
-    writer: SerializedFileWriter<W>,
+pub(super) struct Table<'a> {
+    writer: SerializedFileWriter<&'a mut (dyn Write + Send)>,
     columns: Vec<Column>,
     rows: usize,
     /// Equal texts share their bytes.
     texts: HashMap<Box<str>, ByteArray>,
 }
 
-impl<W: Write + Send> Table<W> {
+impl<'a> Table<'a> {
     /// Begins a file without rows.
-    pub(super) fn new(name: &str, columns: &Columns, out: W) -> Result<Table<W>> {
+    pub(super) fn new(name: &str, columns: &Columns, out: &'a mut (dyn Write + Send)) -> Result<Table<'a>> {
         let column_definitions: Vec<String> = columns
             .iter()
             .map(|(name, field)| match field {
@@ -122,12 +122,12 @@ impl<W: Write + Send> Table<W> {
         if self.rows >= ROWS_PER_GROUP { self.flush() } else { Ok(()) }
     }
 
-    /// Ends the file and returns the output.
-    pub(super) fn finish(mut self) -> Result<W> {
+    /// Ends the file.
+    pub(super) fn finish(mut self) -> Result<()> {
         if self.rows > 0 {
             self.flush()?;
         }
-        self.writer.into_inner()
+        self.writer.into_inner().map(drop)
     }
 
     fn flush(&mut self) -> Result<()> {

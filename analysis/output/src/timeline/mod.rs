@@ -74,7 +74,7 @@ pub fn timeline(
     window: &Window,
     device: i16,
     format: TimelineFormat,
-    out: impl Write,
+    out: &mut dyn Write,
     progress: &mut dyn FnMut(u64),
 ) -> Result<()> {
     let recording = process.recording();
