@@ -382,13 +382,13 @@ pub(crate) struct Completions {
 pub(crate) enum ExportFormat {
     /// A PyTorch snapshot pickle, for pytorch.org/memory_viz
     Snapshot,
-    /// The report as one HTML page with memory over time and a flame graph of the peak; it loads nothing from the
-    /// network
+    /// The report as one interactive HTML page that loads nothing from the network; with --steps, --time or
+    /// --max-events its timeline shows that part first
     Html,
     /// The summary (summary.json)
     Json,
     /// Bytes by category over time, as PyTorch's export_memory_timeline writes them; the extension of FILE selects the
-    /// format: .html, .png, .json, .raw.json, .raw.json.gz
+    /// format: .html (the page of --to html), .svg, .json, .raw.json, .raw.json.gz
     Timeline,
     /// A table of all blocks: time, size, stack, category
     Csv,

@@ -15,6 +15,8 @@ import { ranksView } from './views/ranks';
 import { Timeline } from './views/timeline';
 
 interface Entry {
+  /** The first and the last event that the timeline shows first. */
+  window: [number, number] | null;
   name: string;
   device: Device;
   process: ProcessSummary;
@@ -26,6 +28,7 @@ const app = document.getElementById('app') as HTMLElement;
 /** Everything that the page shows, for tests and the benchmark. */
 interface Exposed {
   summary: Summary;
+  page: PageInfo;
   state: State;
   timeline: Timeline | null;
   readyMs: number;
@@ -91,7 +94,7 @@ async function main(): Promise<void> {
       const device = process.devices.find(candidate => candidate.info.device === one.device);
       if (device && device.points > 0) {
         const name = summary.processes.length > 1 ? `${processName(described)}, ${deviceName(one.device)}` : deviceName(one.device);
-        entries.push({ name, device, process: described, summary: one });
+        entries.push({ name, device, process: described, summary: one, window: page.windows[number] ?? null });
       }
     }
   }
@@ -102,6 +105,7 @@ async function main(): Promise<void> {
     return;
   }
   const pointOf = (entry: Entry) => {
+    if (entry.window) return entry.device.highest(...entry.window);
     const oom = explainedOom(entry.summary);
     return oom ? entry.device.pointOf(oom.in_use.seq) : entry.device.peak;
   };
@@ -120,6 +124,7 @@ async function main(): Promise<void> {
       : null;
   const show = () => {
     const entry = entryOf(state.now.device);
+    if (entry.window) timeline.showEvents(...entry.window);
     replace(top, explain.figures(entry.summary));
     replace(
       rest,
@@ -147,7 +152,7 @@ async function main(): Promise<void> {
   state.listen(changed => changed.device && show());
   show();
   timeline.draw();
-  window.memtraceReport = { summary, state, timeline, readyMs: performance.now() };
+  window.memtraceReport = { summary, page, state, timeline, readyMs: performance.now() };
 }
 
 main().catch((error: unknown) => {

@@ -9,6 +9,7 @@ import { chromium } from 'playwright-core';
 
 const USAGE = `usage: node report.mjs PAGE [options]
   --summary FILE    the run's summary.json; without it, the page is compared with the summary inside it
+  --window          the page must begin with a part of the run
   --headline TEXT   what the command in the header must contain
   --out DIR         where to put pictures of the page
   --chromium PATH   (default: $CHROMIUM, then /usr/bin/chromium)`;
@@ -24,6 +25,7 @@ try {
     allowPositionals: true,
     options: {
       summary: { type: 'string' },
+      window: { type: 'boolean', default: false },
       headline: { type: 'string' },
       out: { type: 'string' },
       chromium: { type: 'string', default: process.env.CHROMIUM ?? '/usr/bin/chromium' },
@@ -46,6 +48,27 @@ const check = (kind, condition, message) => {
   if (!condition) note(kind, message);
 };
 const equal = (kind, found, expected) => check(kind, JSON.stringify(found) === JSON.stringify(expected), `${JSON.stringify(found)} instead of ${JSON.stringify(expected)}`);
+
+/** Runs inside the page, before anything is clicked: what the timeline shows, and what it should show, of a page with a window. */
+function shownFirst() {
+  const { state, timeline, page } = window.memtraceReport;
+  if (!page.windows[0]) return null;
+  const { device, point } = state.now;
+  const [first, last] = page.windows[0];
+  const within = [...device.pointSeq].map((seq, at) => [seq, at]).filter(([seq]) => seq >= first && seq <= last).map(([, at]) => at);
+  const { position, begin, end } = timeline.axis;
+  const [low, high] = [position[within[0]], position[within.at(-1)]];
+  const margin = (high - low) * 0.05;
+  return {
+    from: timeline.geometry.from,
+    to: timeline.geometry.to,
+    expectedFrom: Math.max(begin, Math.min(low - margin, end - (high - low) * 1.1)),
+    expectedTo: Math.min(end, Math.max(high + margin, begin + (high - low) * 1.1)),
+    all: end - begin,
+    cursor: device.total[point],
+    highest: Math.max(...within.map(at => device.total[at])),
+  };
+}
 
 /** Runs inside the page: the figures of every device that the page has, by its own data. */
 function figures() {
@@ -165,6 +188,13 @@ try {
   const verdict = await page.textContent('#verdict');
   check('verdict', verdict.length > 8, verdict);
   if (!isEmpty) {
+    const shown = await page.evaluate(shownFirst);
+    if (opt.window) check('window', shown !== null, 'the page begins with the whole run');
+    if (shown) {
+      check('window: range', Math.abs(shown.from - shown.expectedFrom) <= 1 && Math.abs(shown.to - shown.expectedTo) <= 1, JSON.stringify(shown));
+      equal('window: cursor', shown.cursor, shown.highest);
+      check('window: part', shown.expectedTo - shown.expectedFrom < shown.all, JSON.stringify(shown));
+    }
     devices = await page.evaluate(figures);
     for (const one of devices) {
       if (one.mismatches > 0) continue;

@@ -119,6 +119,11 @@ impl Window {
         Window { first, last, min_size, ..Window::WHOLE }
     }
 
+    /// `seq` of its first and of its last event, which need not exist. `None` if it has no bounds.
+    pub fn bounds(&self) -> Option<(u64, u64)> {
+        (self.first > 0 || self.last < u64::MAX).then_some((self.first, self.last))
+    }
+
     /// What it does not show.
     pub fn left_out(&self) -> &LeftOut {
         &self.left_out

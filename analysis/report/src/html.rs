@@ -42,6 +42,8 @@ pub struct HtmlOptions {
     pub device: Option<i16>,
     /// The source files that may be quoted.
     pub sources: SourceAccess,
+    /// For each process, the part of the recording that the timeline shows first. Without windows, the whole run.
+    pub windows: Vec<Window>,
 }
 
 /// Writes the page about `processes` of the run that `summary` describes.
@@ -67,12 +69,17 @@ pub fn html_report(
         let selection = Selection { device: Some(device), ..Selection::default() };
         shown.iter().try_for_each(|process| Window::of(process, &selection, &mut |_| {}).map(drop))?;
     }
+    let window_of = |shown: &&Process| {
+        let place = processes.iter().position(|process| std::ptr::eq(*process, *shown))?;
+        options.windows.get(place)?.bounds()
+    };
     let cannot = || Error::io("cannot write the page");
     write_head(&summary, out).map_err(cannot())?;
     let page = json!({
         "title": run_title(&summary),
         "verdict": verdict_lines(&summary),
         "only": left_out.then(|| selection_text(&summary, options.device)),
+        "windows": shown.iter().map(window_of).collect::<Vec<_>>(),
         "processes_left_out": summary.processes.len() - shown.len(),
         "memtrace_version": env!("CARGO_PKG_VERSION"),
     });

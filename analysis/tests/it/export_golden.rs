@@ -2,7 +2,6 @@
 //!
 //! `UPDATE_GOLDEN=1 cargo test -p memtrace-analysis --test it export_golden` rewrites the golden files.
 
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::{Read, Write as _};
 
@@ -73,36 +72,8 @@ fn timeline_numbers() {
 }
 
 #[test]
-fn timeline_page() {
-    crate::golden::assert_matches("export.timeline.html", &String::from_utf8(drawn(TimelineFormat::Html)).unwrap());
-}
-
-/// The picture as letters: the color of each point of a grid.
-#[test]
 fn timeline_picture() {
-    let mut reader = png::Decoder::new(std::io::Cursor::new(drawn(TimelineFormat::Png))).read_info().unwrap();
-    let mut pixels = vec![0; reader.output_buffer_size().unwrap()];
-    let info = reader.next_frame(&mut pixels).unwrap();
-    let (width, height) = (info.width as usize, info.height as usize);
-    let mut letters: BTreeMap<[u8; 3], char> = BTreeMap::from([([255; 3], ' ')]);
-    let mut picture = format!("{width} x {height}\n");
-    for y in (0..height).step_by(18) {
-        let mut line = String::new();
-        for x in (0..width).step_by(9) {
-            let at = 3 * (y * width + x);
-            let colour = [pixels[at], pixels[at + 1], pixels[at + 2]];
-            // The letters of text are shades of gray.
-            let is_text = colour[0] == colour[1] && colour[1] == colour[2] && colour != [255; 3];
-            let next = char::from(b'A' + (letters.len() - 1) as u8);
-            line.push(if is_text { '.' } else { *letters.entry(colour).or_insert(next) });
-        }
-        picture.push_str(line.trim_end());
-        picture.push('\n');
-    }
-    for (colour, letter) in letters.iter().filter(|(_, letter)| **letter != ' ') {
-        let _ = writeln!(picture, "{letter} #{:02x}{:02x}{:02x}", colour[0], colour[1], colour[2]);
-    }
-    crate::golden::assert_matches("export.timeline.png.txt", &picture);
+    crate::golden::assert_matches("export.timeline.svg", &String::from_utf8(drawn(TimelineFormat::Svg)).unwrap());
 }
 
 #[test]

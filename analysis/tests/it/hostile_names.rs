@@ -252,13 +252,13 @@ fn pages_have_no_markup_of_the_program() {
     let run = run(&EVIL);
     let summary = summarize(&run, &mut |_| {}).unwrap();
     let mut report = Vec::new();
-    let options = HtmlOptions { device: None, sources: SourceAccess::Nothing };
+    let options = HtmlOptions { device: None, sources: SourceAccess::Nothing, windows: Vec::new() };
     html_report(&summary, &run.processes().iter().collect::<Vec<_>>(), &options, &mut report, &mut |_| {}).unwrap();
     // What the page has besides is data of its script, and the script itself.
     let report = String::from_utf8(report).unwrap();
     let report = report.split_once("<script").unwrap().0.to_owned().into_bytes();
     let table = lines(&run, &LinesOptions { top: 99, ..LinesOptions::default() }, &mut |_| {}).unwrap();
-    let picture = exported(&run, |p, out| timeline(p, &Window::WHOLE, 0, TimelineFormat::Html, out, &mut |_| {}));
+    let picture = exported(&run, |p, out| timeline(p, &Window::WHOLE, 0, TimelineFormat::Svg, out, &mut |_| {}));
     for (what, page) in [("report", report), ("lines", lines_html(&table).into_bytes()), ("timeline", picture)] {
         let page = String::from_utf8(page).unwrap();
         assert_printable(what, &page);

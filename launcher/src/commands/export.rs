@@ -65,15 +65,15 @@ pub(crate) fn export(options: &Export) -> anyhow::Result<()> {
             })
         }
         ExportFormat::Timeline => {
-            let format = match &options.output {
-                None => TimelineFormat::Html,
-                Some(path) => TimelineFormat::of(path).with_context(|| {
-                    WithHelp::new(
-                        format!("cannot write {}: the extension names no timeline format", path.display()),
-                        "use the extension .html, .png, .json, .raw.json or .raw.json.gz",
-                    )
-                })?,
+            let Some(path) = options.output.as_ref().filter(|path| path.extension() != Some("html".as_ref())) else {
+                return html(&run, options, &summary_options, "timeline.html");
             };
+            let format = TimelineFormat::of(path).with_context(|| {
+                WithHelp::new(
+                    format!("cannot write {}: the extension names no timeline format", path.display()),
+                    "use the extension .html, .svg, .json, .raw.json or .raw.json.gz",
+                )
+            })?;
             files(&run, options, ".html", None, &|part, file, path| {
                 let device = device(part.process, options.window.device)?;
                 write(part.process, "writing the timeline", path, file, |out, progress| {
@@ -108,7 +108,7 @@ pub(crate) fn export(options: &Export) -> anyhow::Result<()> {
             })
         }
         ExportFormat::Parquet => parquet(&run, options, rules.as_deref()),
-        ExportFormat::Html => html(&run, options, &summary_options),
+        ExportFormat::Html => html(&run, options, &summary_options, "report.html"),
         ExportFormat::Json => {
             let whole = !options.window.is_limited() && options.window.device.is_none();
             ensure!(
@@ -124,27 +124,23 @@ pub(crate) fn export(options: &Export) -> anyhow::Result<()> {
     }
 }
 
-/// Writes one HTML report about the run, or about the selected processes.
-fn html(run: &Run, options: &Export, summary_options: &SummaryOptions<'_>) -> anyhow::Result<()> {
+/// Writes one page about the run, or about the selected processes. Its timeline shows the window first. `name` is the
+/// file's name without -o.
+fn html(run: &Run, options: &Export, summary_options: &SummaryOptions<'_>, name: &str) -> anyhow::Result<()> {
     ensure!(
-        !options.window.is_limited(),
-        WithHelp::new(
-            "--to html exports the report of whole processes",
-            "leave out --steps, --time, --min-size and --max-events"
-        )
+        options.window.min_size.is_none(),
+        WithHelp::new("the page shows blocks of every size", "leave out --min-size")
     );
     let processes: Vec<&Process> = choose(run, options)?.into_iter().map(|(process, _)| process).collect();
-    if let Some(device) = options.window.device {
-        // Check this before the file exists. Every selected process must have the device.
-        let selection = Selection { device: Some(device), ..Selection::default() };
-        processes.iter().try_for_each(|process| Window::of(process, &selection, &mut |_| {}).map(drop))?;
-    }
-    let path = options.output.clone().unwrap_or_else(|| PathBuf::from("report.html"));
+    // Check this before the file exists. Every selected process must have the device and the window.
+    let window_of = |process: &&Process| part(run, process, &options.window).map(|part| part.window);
+    let windows = processes.iter().map(window_of).collect::<anyhow::Result<Vec<Window>>>()?;
+    let path = options.output.clone().unwrap_or_else(|| PathBuf::from(name));
     ensure_not_input(&path, run.processes())?;
     let mut line = ProgressLine::new(std::io::stderr().is_terminal());
     let summary = summarize_with(run, summary_options, &mut |progress| line.show(&progress))?;
     let mut page = Vec::new();
-    let html_options = HtmlOptions { device: options.window.device, sources: SourceAccess::of(run, false) };
+    let html_options = HtmlOptions { device: options.window.device, sources: SourceAccess::of(run, false), windows };
     let drawn = html_report(&summary, &processes, &html_options, &mut page, &mut |progress| line.show(&progress));
     line.clear();
     drawn?;
@@ -154,7 +150,7 @@ fn html(run: &Run, options: &Export, summary_options: &SummaryOptions<'_>) -> an
         None => {
             // A symbolic link with this name is not followed. `RunFolder` guarantees that.
             let here = RunFolder::open(Path::new(".")).with_context(cannot)?;
-            let mut new = here.create_atomic("report.html").with_context(cannot)?;
+            let mut new = here.create_atomic(name).with_context(cannot)?;
             new.file().write_all(&page).with_context(cannot)?;
             new.commit().with_context(cannot)?;
         }

@@ -110,8 +110,8 @@ fn timeline_has_the_peak(run: &Path, output: &str) {
     assert_eq!(json.0.len(), json.1.len());
     assert!(json.0.is_sorted_by(|a, b| a < b));
     assert_eq!(json.1.last().unwrap()[1..], now);
-    let page = String::from_utf8(write(TimelineFormat::Html)).unwrap();
-    assert!(page.contains("<svg ") && page.contains("memory, ") && page.contains(">peak "));
+    let picture = String::from_utf8(write(TimelineFormat::Svg)).unwrap();
+    assert!(picture.starts_with("<svg ") && picture.contains("memory, ") && picture.contains(">peak "));
 }
 
 #[test]

@@ -298,7 +298,6 @@ fn the_command_writes_every_format_and_counts_the_omitted_events() {
         ("folded", "run.folded"),
         ("parquet", "phases-run.parquet"),
         ("csv", "run.csv"),
-        ("timeline", "run.html"),
     ] {
         let (code, stderr) = export(&[format, "--max-events", "1000", "--min-size", "1MiB"]);
         assert_eq!(code, Some(0), "{format}: {stderr}");
@@ -312,6 +311,16 @@ fn the_command_writes_every_format_and_counts_the_omitted_events() {
     assert_eq!(code, Some(0), "{stderr}");
     let page = std::fs::read_to_string(folder.path().join("report.html")).unwrap();
     assert!(page.contains("<title>memtrace: run.pickle</title>") && page.contains("id=\"process-0\""), "{stderr}");
+    // scripts/web --test opens such a page.
+    let page = |part: &[&str]| {
+        let (code, stderr) = export(&[&["timeline"], part].concat());
+        assert_eq!(code, Some(0), "{stderr}");
+        std::fs::read_to_string(folder.path().join("timeline.html")).unwrap()
+    };
+    assert_ne!(page(&["--max-events", "1000"]), page(&[]), "a page knows which part it shows first");
+    let (code, stderr) = export(&["timeline", "-o", "run.svg", "--max-events", "1000", "--min-size", "1MiB"]);
+    assert!(code == Some(0) && stderr.contains("smaller blocks ("), "{stderr}");
+    assert!(std::fs::read_to_string(folder.path().join("run.svg")).unwrap().starts_with("<svg "));
     let (code, stderr) = export(&["snapshot", "-o", "part.pickle", "--time", "0-1000s", "--of", "peak"]);
     assert!(code == Some(2) && stderr.contains("--of applies only to flame graphs"), "{stderr}");
     let (code, stderr) = export(&["snapshot", "-o", "part.pickle", "--time", "0-1000s"]);
@@ -321,7 +330,12 @@ fn the_command_writes_every_format_and_counts_the_omitted_events() {
         (&["perfetto", "--device", "3"], "error: run.pickle has no events of device 3\nhelp: its devices are 0\n"),
         (&["csv", "--time", "5000s-"], "its events span "),
         (&["json", "--max-events", "5"], "--to json exports the summary of the whole run"),
-        (&["html", "-o", "x", "--steps", "0"], "--to html exports the report of whole processes"),
+        (&["html", "-o", "x", "--steps", "500"], "has no events in step 500\nhelp: its "),
+        (
+            &["timeline", "-o", "x.html", "--min-size", "1MiB"],
+            "the page shows blocks of every size\nhelp: leave out --min-size",
+        ),
+        (&["timeline", "-o", "x.png"], "use the extension .html, .svg, .json, .raw.json or .raw.json.gz"),
         (
             &["html", "-o", "x", "--device", "3"],
             "error: run.pickle has no events of device 3\nhelp: its devices are 0\n",

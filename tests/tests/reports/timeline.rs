@@ -31,47 +31,45 @@ fn exported(run: &Run, device: i16, format: TimelineFormat) -> Vec<u8> {
     out
 }
 
-/// A decoded picture.
+/// The areas of a picture, at each corner of their outlines from left to right.
 struct Picture {
-    width: usize,
-    height: usize,
-    pixels: Vec<[u8; 3]>,
+    /// The left and the right edge of the plot.
+    left: f64,
+    right: f64,
+    /// The corners: the position from the left edge, and the height by color.
+    corners: Vec<(f64, BTreeMap<u32, f64>)>,
 }
 
 impl Picture {
     fn read(file: &[u8]) -> Picture {
-        let mut reader = png::Decoder::new(std::io::Cursor::new(file)).read_info().unwrap();
-        let mut bytes = vec![0; reader.output_buffer_size().unwrap()];
-        let info = reader.next_frame(&mut bytes).unwrap();
-        assert_eq!((info.color_type, info.bit_depth), (png::ColorType::Rgb, png::BitDepth::Eight));
-        let pixels = bytes[..info.buffer_size()].as_chunks::<3>().0.to_vec();
-        Picture { width: info.width as usize, height: info.height as usize, pixels }
-    }
-
-    fn at(&self, x: usize, y: usize) -> u32 {
-        let [r, g, b] = self.pixels[y * self.width + x];
-        u32::from_be_bytes([0, r, g, b])
-    }
-
-    /// The longest run of pixels in the axes' color along a line of pixels: its start and its length.
-    fn axis(&self, along: usize, at: impl Fn(usize) -> (usize, usize)) -> (usize, usize) {
-        let mut best = (0, 0);
-        let mut since = None;
-        for i in 0..=along {
-            let is = i < along && {
-                let (x, y) = at(i);
-                self.at(x, y) == 0x444444
-            };
-            match (is, since) {
-                (true, None) => since = Some(i),
-                (false, Some(from)) => {
-                    best = if i - from > best.1 { (from, i - from) } else { best };
-                    since = None;
-                }
-                _ => {}
+        let text = std::str::from_utf8(file).unwrap();
+        let number = |text: &str| text.parse::<f64>().unwrap();
+        // The horizontal axis is the one line of the axes' class whose ends have the same height.
+        let attribute = |line: &str, name: &str| {
+            let (_, rest) = line.split_once(&format!(" {name}=\"")).unwrap();
+            number(rest.split_once('"').unwrap().0)
+        };
+        let axes = text.split("<line class=\"axis\"").skip(1).map(|rest| rest.split_once("/>").unwrap().0);
+        let horizontal = axes.filter(|line| attribute(line, "y1") == attribute(line, "y2"));
+        let [axis] = horizontal.collect::<Vec<_>>()[..] else { panic!("not one horizontal axis") };
+        let mut corners: Vec<(f64, BTreeMap<u32, f64>)> = Vec::new();
+        for area in text.split("<path fill=\"#").skip(1) {
+            let color = u32::from_str_radix(&area[..6], 16).unwrap();
+            let outline = area.split_once(" d=\"M").unwrap().1.split_once("Z\"").unwrap().0;
+            let outline: Vec<(f64, f64)> = outline
+                .split('L')
+                .map(|corner| corner.split_once(' ').map(|(x, y)| (number(x), number(y))).unwrap())
+                .collect();
+            // The upper edge from the left to the right, then the lower one back.
+            let (over, under) = outline.split_at(outline.len() / 2);
+            corners.resize_with(over.len(), Default::default);
+            for (corner, (over, under)) in corners.iter_mut().zip(over.iter().zip(under.iter().rev())) {
+                assert_eq!(over.0, under.0);
+                corner.0 = over.0 - attribute(axis, "x1");
+                corner.1.insert(color, under.1 - over.1);
             }
         }
-        best
+        Picture { left: attribute(axis, "x1"), right: attribute(axis, "x2"), corners }
     }
 }
 
@@ -80,60 +78,58 @@ impl Picture {
 #[track_caller]
 fn picture_is_right(run: &Run, device: i16) {
     let (times, sizes): Json = serde_json::from_slice(&exported(run, device, TimelineFormat::Json)).unwrap();
-    let picture = Picture::read(&exported(run, device, TimelineFormat::Png));
-    // The plot is right of the longest vertical line in the axes' color and above the longest horizontal one.
-    let vertical = |x| picture.axis(picture.height, move |y| (x, y));
-    let horizontal = |y| picture.axis(picture.width, move |x| (x, y));
-    let left = (0..picture.width).max_by_key(|&x| vertical(x).1).unwrap();
-    let bottom = (0..picture.height).max_by_key(|&y| horizontal(y).1).unwrap();
-    let top = vertical(left).0;
-    let wide = horizontal(bottom).1 - 1;
-    assert!(wide > 800 && bottom - top > 400, "a plot of {wide} by {} pixels", bottom - top);
+    let picture = Picture::read(&exported(run, device, TimelineFormat::Svg));
+    let wide = (picture.right - picture.left) as usize;
+    assert!(wide > 700 && picture.corners.len() > 200, "a plot of {wide} columns, {} corners", picture.corners.len());
     let total = |bytes: &[i64; 9]| bytes.iter().sum::<i64>();
-    let heights = |x: usize| {
-        let mut found: BTreeMap<u32, i64> = BTreeMap::new();
-        for y in top..bottom {
-            *found.entry(picture.at(left + 1 + x, y)).or_default() += 1;
-        }
-        found
-    };
-    // Compute the bytes per pixel from all columns together.
     let (begin, end) = (times[0], *times.last().unwrap());
     let span = (end - begin) as f64;
-    let column = |time: u64| (((time - begin) as f64 / span * wide as f64) as usize).min(wide - 1);
+    let column = |at: f64| (at.max(0.0) as usize).min(wide - 1);
+    let of_time = |time: u64| column((time - begin) as f64 / span * wide as f64);
     let mut expected: Vec<[i64; 9]> = Vec::new();
     let mut near: Vec<bool> = vec![false; wide];
     let mut now = [0; 9];
     for (time, bytes) in times.iter().zip(&sizes) {
-        let at = column(*time);
+        let at = of_time(*time);
         expected.resize_with(expected.len().max(at + 1), || now);
         if total(bytes) > total(&expected[at]) {
             expected[at] = *bytes;
         }
         // Rounding to a microsecond may move a change into the neighboring column.
-        for edge in [column(time.saturating_sub(1).max(begin)), column((time + 1).min(end))] {
+        for edge in [of_time(time.saturating_sub(1).max(begin)), of_time((time + 1).min(end))] {
             near[edge] |= edge != at;
             near[at] |= edge != at;
         }
         now = *bytes;
     }
-    let known = |found: &BTreeMap<u32, i64>| -> i64 {
-        COLOURS.iter().chain(&OTHERS).map(|colour| found.get(colour).copied().unwrap_or(0)).sum()
-    };
+    let height = |areas: &BTreeMap<u32, f64>| areas.values().sum::<f64>();
+    let mut drawn: Vec<BTreeMap<u32, f64>> = Vec::new();
+    let mut now = BTreeMap::new();
+    for (x, areas) in &picture.corners {
+        let at = column(*x);
+        drawn.resize_with(drawn.len().max(at + 1), || now.clone());
+        if height(areas) > height(&drawn[at]) {
+            drawn[at] = areas.clone();
+        }
+        // Positions have one decimal.
+        for edge in [column(x - 0.1), column(x + 0.1)] {
+            near[edge] |= edge != at;
+            near[at] |= edge != at;
+        }
+        now = areas.clone();
+    }
+    // The highest column has the scale.
     let highest = (0..wide).max_by_key(|&x| total(&expected[x])).unwrap();
-    // The dashes that mark the peak hide the column of the peak, so its neighbors give the scale.
-    let scale_from = (0..wide).filter(|&x| x != highest && !near[x]).max_by_key(|&x| total(&expected[x])).unwrap();
-    let scale = known(&heights(scale_from)) as f64 / total(&expected[scale_from]) as f64;
+    let scale = height(&drawn[highest]) / total(&expected[highest]) as f64;
     let mut checked = [0; 8];
-    for x in (0..wide).filter(|&x| x != highest && !near[x]) {
-        let found = heights(x);
+    for x in (0..wide).filter(|&x| !near[x]) {
         for (category, bytes) in expected[x][1..].iter().enumerate() {
-            let colours: &[u32] = COLOURS.get(category..=category).unwrap_or(&OTHERS);
-            let pixels: i64 = colours.iter().map(|colour| found.get(colour).copied().unwrap_or(0)).sum();
+            let colors: &[u32] = COLOURS.get(category..=category).unwrap_or(&OTHERS);
+            let shown: f64 = colors.iter().filter_map(|color| drawn[x].get(color)).sum();
             let right = *bytes as f64 * scale;
-            // Rounding affects the lower and the upper edge; the last category consists of several areas.
-            let slack = if category == 7 { 4.0 } else { 2.0 };
-            assert!((pixels as f64 - right).abs() <= slack, "column {x}, category {category}: {pixels} for {right}");
+            // Heights have one decimal; the last category consists of several areas.
+            let slack = if category == 7 { 1.0 } else { 0.25 };
+            assert!((shown - right).abs() <= slack, "column {x}, category {category}: {shown} for {right}");
             checked[category] += usize::from(right > 3.0);
         }
     }

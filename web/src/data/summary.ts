@@ -162,6 +162,8 @@ export interface PageInfo {
   /** The lines of the verdict, in the words of the terminal. */
   verdict: string[];
   only: string | null;
+  /** For each process, the first and the last event that the timeline shows first; `null` for the whole run. */
+  windows: ([number, number] | null)[];
   processes_left_out: number;
   memtrace_version: string;
 }

@@ -171,6 +171,14 @@ export class Timeline {
     this.draw();
   }
 
+  /** Shows a range of events, with a margin. */
+  showEvents(first: number, last: number): void {
+    const { device } = this;
+    const position = (event: number) => this.axis.position[device.pointOf(event)] ?? 0;
+    const [low, high] = [position(first), position(last)];
+    this.zoomTo(low - (high - low) * 0.05, high + (high - low) * 0.05);
+  }
+
   /** Makes a point visible. */
   private showPoint(point: number): void {
     const position = this.axis.position[point] ?? 0;

@@ -1,4 +1,4 @@
-//! Bytes by category over time: the files of PyTorch's deprecated `export_memory_timeline`, and images.
+//! Bytes by category over time: the files of PyTorch's deprecated `export_memory_timeline`, and a picture.
 //!
 //! The curve is built in one pass. The recording is divided into slices with equal numbers of events. Each slice keeps
 //! its peak, so no peak is lost even with few points. If there are at most as many events as points, every slice has
@@ -9,11 +9,9 @@
 //! and dropped if it moves.
 
 mod axes;
-mod canvas;
 pub(super) mod curve;
-mod html;
-mod image;
 mod json;
+mod svg;
 
 use std::io::Write;
 use std::path::Path;
@@ -35,10 +33,8 @@ pub enum TimelineFormat {
     RawJson,
     /// `RawJson`, compressed with gzip.
     RawJsonGz,
-    /// An HTML page with a chart.
-    Html,
-    /// A PNG image.
-    Png,
+    /// An SVG picture.
+    Svg,
 }
 
 impl TimelineFormat {
@@ -49,8 +45,7 @@ impl TimelineFormat {
             (".raw.json.gz", TimelineFormat::RawJsonGz),
             (".raw.json", TimelineFormat::RawJson),
             (".json", TimelineFormat::Json),
-            (".html", TimelineFormat::Html),
-            (".png", TimelineFormat::Png),
+            (".svg", TimelineFormat::Svg),
         ];
         formats.into_iter().find(|(ending, _)| name.ends_with(ending)).map(|(_, format)| format)
     }
@@ -58,8 +53,8 @@ impl TimelineFormat {
     /// The maximum number of points.
     pub(super) const fn points(self) -> u64 {
         match self {
-            TimelineFormat::Json | TimelineFormat::RawJson | TimelineFormat::RawJsonGz | TimelineFormat::Png => 100_000,
-            TimelineFormat::Html => 2_000,
+            TimelineFormat::Json | TimelineFormat::RawJson | TimelineFormat::RawJsonGz => 100_000,
+            TimelineFormat::Svg => 2_000,
         }
     }
 }
@@ -89,8 +84,7 @@ pub fn timeline(
             let mut compressed = flate2::write::GzEncoder::new(out, flate2::Compression::default());
             json::write_raw(&curve, &mut compressed).and_then(|()| compressed.finish().map(drop))
         }
-        TimelineFormat::Html => html::write(&curve, &title(process, device), out),
-        TimelineFormat::Png => image::write(&curve, &title(process, device), out),
+        TimelineFormat::Svg => svg::write(&curve, &title(process, device), out),
     };
     written.map_err(Error::io("cannot write the timeline"))
 }

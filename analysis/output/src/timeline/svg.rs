@@ -1,4 +1,4 @@
-//! The timeline as an HTML page: areas by category over time, as an SVG drawing. The page loads nothing.
+//! The timeline as an SVG picture: areas by category over time, for tickets, chats and documents. It loads nothing.
 
 use std::fmt::Write as _;
 use std::io::{self, Write};
@@ -7,50 +7,48 @@ use super::axes::{Scales, shown_categories};
 use super::curve::{Curve, Point};
 use memtrace_input::printable;
 
-/// The size of the chart and the margins of the plot, in CSS pixels.
+/// The size of the picture and the margins of the plot, in CSS pixels. The legend stands on the right.
 const WIDTH: f64 = 1200.0;
 const HEIGHT: f64 = 560.0;
 const LEFT: f64 = 90.0;
-const RIGHT: f64 = 30.0;
+const RIGHT: f64 = 310.0;
 const TOP: f64 = 50.0;
 const BOTTOM: f64 = 60.0;
 
-/// The style of the chart's parts.
-pub(crate) const STYLE: &str = "svg { max-width: 100%; height: auto; } svg text { font: 13px system-ui, sans-serif; fill: #222; } \
+/// The height of one line of the legend, in CSS pixels.
+const LEGEND_LINE: f64 = 22.0;
+
+const STYLE: &str = "text { font: 13px system-ui, sans-serif; fill: #222; } .title { font-weight: bold; } \
     .grid { stroke: #ddd; } .axis { stroke: #444; } .peak { stroke: #000; stroke-dasharray: 5 4; } .end { text-anchor: end; } \
     .mid { text-anchor: middle; }";
 
-/// Writes a page with the chart.
-pub(super) fn write(curve: &Curve, title: &str, mut out: impl Write) -> io::Result<()> {
-    let title = printable::html(title);
-    write!(
-        out,
-        "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>Memory timeline, {title}</title>\n\
-         <style>body {{ font: 14px system-ui, sans-serif; margin: 20px; }} {STYLE}</style></head>\n\
-         <body>{}</body></html>\n",
-        svg(curve, &title)
-    )?;
+/// Writes the picture.
+pub(super) fn write(curve: &Curve, title: &str, out: &mut dyn Write) -> io::Result<()> {
+    out.write_all(svg(curve, &printable::html(title)).as_bytes())?;
     out.flush()
 }
 
-/// The chart and its legend, for a page with [`STYLE`]. `title` must be escaped already.
-pub(crate) fn svg(curve: &Curve, title: &str) -> String {
+/// `title` must be escaped already.
+fn svg(curve: &Curve, title: &str) -> String {
     let points = &curve.points[..];
+    let head = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" width=\"{WIDTH}\" height=\"{HEIGHT}\" role=\"img\">\n\
+         <title>Allocated memory by category, {title}</title>\n<style>{STYLE}</style>\n\
+         <rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"#fff\"/>\n\
+         <text class=\"title\" x=\"{LEFT}\" y=\"18\">Allocated memory by category, {title}</text>\n"
+    );
     let Some(scales) = Scales::of(curve) else {
-        return format!("<p>{title}: no memory was allocated.</p>");
+        return format!("{head}<text x=\"{LEFT}\" y=\"{TOP}\">no memory was allocated</text>\n</svg>\n");
     };
     let (wide, high) = (WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM);
     let ceiling = scales.ceiling();
     let x = |time_ns: u64| LEFT + wide * scales.across(time_ns);
     let y = |bytes: f64| TOP + high * (1.0 - bytes / ceiling);
-    let mut svg = String::new();
+    let mut svg = head;
     // Writing to a string cannot fail.
     let mut put = |args: std::fmt::Arguments<'_>| {
         let _ = svg.write_fmt(args);
     };
-    put(format_args!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" width=\"{WIDTH}\" height=\"{HEIGHT}\" role=\"img\">\n"
-    ));
     let bottom = HEIGHT - BOTTOM;
     for (up, text) in scales.byte_labels() {
         let at = y(up * ceiling);
@@ -91,28 +89,31 @@ pub(crate) fn svg(curve: &Curve, title: &str) -> String {
         scales.peak(),
     ));
     put(format_args!(
-        "<text x=\"{LEFT}\" y=\"18\" style=\"font-weight:bold\">Allocated memory by category, {title}</text>\n"
-    ));
-    put(format_args!(
         "<text class=\"mid\" x=\"{middle}\" y=\"{}\">time, {}</text>\n",
         HEIGHT - 18.0,
         scales.time_unit.1
     ));
     let center = TOP + high / 2.0;
     put(format_args!(
-        "<text class=\"mid\" transform=\"translate(22 {center}) rotate(-90)\">memory, {}</text>\n</svg>\n",
+        "<text class=\"mid\" transform=\"translate(22 {center}) rotate(-90)\">memory, {}</text>\n",
         scales.byte_unit.1
     ));
     // The legend, from the top of the stack down, with each category's bytes at the peak.
-    put(format_args!("<table><tr><th></th><th></th><th>at the peak</th></tr>\n"));
-    for (category, color) in shown.iter().rev() {
+    let (from, to) = (WIDTH - RIGHT + 20.0, WIDTH - 20.0);
+    put(format_args!("<text class=\"end\" x=\"{to}\" y=\"{}\">at the peak</text>\n", TOP - 6.0));
+    for (place, (category, color)) in shown.iter().rev().enumerate() {
+        let at = TOP + place as f64 * LEGEND_LINE;
         put(format_args!(
-            "<tr><td style=\"background:#{color:06x};width:1.2em\"></td><td>{}</td><td style=\"text-align:right\">{}</td></tr>\n",
+            "<rect x=\"{from}\" y=\"{at}\" width=\"14\" height=\"14\" fill=\"#{color:06x}\"/>\
+             <text x=\"{}\" y=\"{}\">{}</text><text class=\"end\" x=\"{to}\" y=\"{}\">{}</text>\n",
+            from + 22.0,
+            at + 12.0,
             category.plural(),
+            at + 12.0,
             scales.at_peak(*category)
         ));
     }
-    put(format_args!("</table>\n"));
+    put(format_args!("</svg>\n"));
     svg
 }
 
