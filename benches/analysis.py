@@ -69,14 +69,14 @@ def measure(command):
     return {"s": seconds, "cpu_s": usage.ru_utime + usage.ru_stime, "mib": sum(seen.values()) / 1024}
 
 
-def synthetic(events):
-    folder = KEPT / f"synthetic-{events}"
+def synthetic(events, *seed):
+    folder = KEPT / "-".join(["synthetic", str(events), *seed])
     if not folder.exists():
         frame.say(f"making {events:,} events")
         subprocess.run(["cargo", "build", "--release", "--quiet", "--manifest-path", frame.ROOT / "Cargo.toml", "-p", "memtrace-analysis",
                         "--example", "synthetic_run"], check=True)
         program = pathlib.Path(frame.MEMTRACE).parent / "examples" / "synthetic_run"
-        subprocess.run([program, folder, str(events)], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([program, folder, str(events), *seed], check=True, stdout=subprocess.DEVNULL)
     return folder
 
 

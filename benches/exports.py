@@ -34,7 +34,7 @@ TABLE = "Medians; each of ours measured whole, start included; a ratio is memtra
 def export(trace, name, options):
     """Seconds and memory of one export, and the number of bytes that it wrote."""
     target = name.split(",")[0]
-    out = frame.SCRATCH / {"timeline": "out.html", "parquet": "tables"}.get(target, "out")
+    out = frame.SCRATCH / {"timeline": "out.svg", "parquet": "tables"}.get(target, "out")
     found = analysis.measure([frame.MEMTRACE, "export", "--to", target, "-o", out, *options, trace])
     found["bytes"] = sum(file.stat().st_size for file in (out.iterdir() if out.is_dir() else [out]))
     shutil.rmtree(out) if out.is_dir() else out.unlink()

@@ -1,12 +1,13 @@
 //! Writes a trace of a synthetic training run, for benchmarks of everything that reads traces:
 //!
 //! ```text
-//! cargo run --release -p memtrace-analysis --example synthetic_run -- FOLDER EVENTS
+//! cargo run --release -p memtrace-analysis --example synthetic_run -- FOLDER EVENTS [SEED]
 //! ```
 //!
 //! It has one process, one device and a loop of forward (activations kept), backward (activations freed, gradients
 //! kept) and optimizer (state in the first step). A few thousand blocks are in use at a time, and calls come from a few
-//! thousand stacks.
+//! thousand stacks. All steps are alike, so the trace and what is made of it compress unusually well. With a SEED, sizes
+//! and numbers of temporary blocks are random, and no step is like another.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -20,6 +21,20 @@ use memtrace_trace::ids::{ContextId, FrameId, StackId, ThreadId};
 const LAYERS: u32 = 1000;
 const BLOCK: u64 = 2 << 20;
 const SEGMENT: u64 = 20 << 20;
+
+/// Random numbers of a seed: SplitMix64. Without a seed, all are zero.
+struct Random(Option<u64>);
+
+impl Random {
+    fn below(&mut self, limit: u64) -> u64 {
+        let Some(state) = &mut self.0 else { return 0 };
+        *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = *state;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % limit
+    }
+}
 
 struct Run<W: Write> {
     writer: Writer<W>,
@@ -95,6 +110,7 @@ fn main() {
     let mut args = std::env::args().skip(1);
     let folder = args.next().expect("FOLDER EVENTS");
     let events: u64 = args.next().and_then(|n| n.parse().ok()).expect("FOLDER EVENTS");
+    let mut random = Random(args.next().map(|seed| seed.parse().expect("a number as SEED")));
     std::fs::create_dir_all(&folder).expect("folder");
     let file = std::io::BufWriter::new(std::fs::File::create(format!("{folder}/4242.mtr")).expect("file"));
     let mut writer = Writer::new(file, r#"{"pid":4242,"argv":["python","train.py"]}"#).expect("header");
@@ -140,15 +156,19 @@ fn main() {
     while run.seq < events {
         let mut activations = Vec::new();
         for layer in 0..LAYERS {
-            activations.push(run.alloc(size(layer), 10 + layer, 0));
-            let temporary = run.alloc(1 << 20, 10 + layer, 0);
-            run.free(temporary, 1 << 20, 10 + layer, 0);
+            let kept = size(layer) - 512 * random.below(3000);
+            activations.push((run.alloc(kept, 10 + layer, 0), kept));
+            for _ in 0..=random.below(3) {
+                let bytes = (1 << 20) - 512 * random.below(2000);
+                let temporary = run.alloc(bytes, 10 + layer, 0);
+                run.free(temporary, bytes, 10 + layer, 0);
+            }
         }
         let mut gradients = Vec::new();
         for layer in (0..LAYERS).rev() {
             gradients.push((layer, run.alloc(size(layer), 0, 1 + layer)));
-            if let Some(addr) = activations.pop() {
-                run.free(addr, size(layer), 0, 1 + layer);
+            if let Some((addr, bytes)) = activations.pop() {
+                run.free(addr, bytes, 0, 1 + layer);
             }
         }
         for layer in 0..LAYERS {
@@ -156,8 +176,9 @@ fn main() {
                 run.alloc(size(layer), 3, 0);
                 run.alloc(size(layer), 3, 0);
             }
-            let temporary = run.alloc(size(layer), 3, 0);
-            run.free(temporary, size(layer), 3, 0);
+            let bytes = size(layer) - 512 * random.below(3000);
+            let temporary = run.alloc(bytes, 3, 0);
+            run.free(temporary, bytes, 3, 0);
         }
         for (layer, addr) in gradients {
             run.free(addr, size(layer), 3, 0);
