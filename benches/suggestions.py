@@ -8,6 +8,7 @@ with so little memory that they fail; there the run with the change shows whethe
     suggestions.py [PROGRAM...]    SUGGESTIONS_PROGRAMS="PROGRAM ..." does the same under scripts/bench
 """
 
+import functools
 import json
 import os
 import re
@@ -39,10 +40,20 @@ def programs(gpus):
     return found
 
 
+@functools.cache
+def packages(name):
+    """The folder with the packages that a program names, for PYTHONPATH; None if it names none."""
+    needed = re.search(r"^# packages: (.*)$", (PROGRAMS / f"{name}.py").read_text(), re.MULTILINE)
+    command = [frame.ROOT / "scripts" / "packages", *(needed[1].split() if needed else ())]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() if needed else None
+
+
 def run(name, *arguments, limit=None, prefix=()):
     """Runs a program, optionally with `limit` bytes of device memory. Returns the finished process."""
     # Two simulated devices are there for the programs of two ranks.
     env = dict(os.environ, SIMCUDA_DEVICES="2", OMP_NUM_THREADS="1")
+    if packages(name):
+        env["PYTHONPATH"] = packages(name)
     if limit and frame.GPU:
         arguments = (*arguments, "--limit", str(limit))
     elif limit:

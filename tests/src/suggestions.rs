@@ -9,7 +9,7 @@ use std::process::Output;
 
 use serde_json::Value;
 
-use crate::traced_program::{Run, TracedProgram, on_gpu, root};
+use crate::traced_program::{Run, TracedProgram, on_gpu, packages, root};
 
 /// The exit status of a program that cannot make a change.
 const CANNOT: i32 = 3;
@@ -97,6 +97,14 @@ pub fn programs() -> Vec<(String, Vec<u64>)> {
     found
 }
 
+/// The packages that a program names in its line `# packages:`.
+fn packages_of(name: &str) -> Option<String> {
+    let path = root().join(format!("tests/programs/suggestions/{name}.py"));
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let line = text.lines().find_map(|line| line.strip_prefix("# packages: "))?;
+    Some(packages(&line.split_whitespace().collect::<Vec<&str>>()))
+}
+
 fn program(name: &str, arguments: &[String], limit: Option<u64>) -> TracedProgram {
     let mut arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let bytes = limit.map(|limit| limit.to_string()).unwrap_or_default();
@@ -108,6 +116,10 @@ fn program(name: &str, arguments: &[String], limit: Option<u64>) -> TracedProgra
         .option("--no-snapshot")
         .env("SIMCUDA_DEVICES", "2")
         .env("OMP_NUM_THREADS", "1");
+    let traced = match packages_of(name) {
+        Some(folder) => traced.env("PYTHONPATH", &folder),
+        None => traced,
+    };
     if limit.is_some() { traced.env("SIMCUDA_MEMORY", &bytes) } else { traced }
 }
 

@@ -271,6 +271,7 @@ impl Texts<'_> {
         add(plan.chunked_loss, RuleId::ChunkedCrossEntropy);
         add(plan.no_grad, RuleId::NoGrad);
         add(plan.results_on_cpu, RuleId::ResultsToCpu);
+        add(plan.no_cache, RuleId::NoKvCache);
         add(plan.load_on_cpu, RuleId::LoadToCpu);
         add(plan.convert_first, RuleId::FinalDataType);
         let checkpoint = if self.has_backward { RuleId::CheckpointLayers } else { RuleId::CheckpointOrNoGrad };

@@ -36,6 +36,7 @@ CHANGE_OF_RULE = {
     "load-to-cpu": "load-to-cpu",
     "more-micro-batches": "smaller-batches",
     "no-grad": "no-grad",
+    "no-kv-cache": "no-kv-cache",
     "offload-activations": "offload-activations",
     "optimizer-in-backward": "optimizer-in-backward",
     "results-to-cpu": "predictions-to-cpu",

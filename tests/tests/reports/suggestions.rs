@@ -76,6 +76,16 @@ mod exhaustive {
         are_right("evaluation", &["no-grad"]);
     }
 
+    #[test]
+    fn of_a_cache_that_an_evaluation_fills() {
+        are_right("scoring", &["no-kv-cache"]);
+    }
+
+    #[test]
+    fn of_a_cache_that_a_training_fills() {
+        are_right("pretrain", &["no-kv-cache", "checkpoint-layers"]);
+    }
+
     /// All programs, also with memory limits under which they run out of memory.
     #[test]
     fn of_all_programs() {

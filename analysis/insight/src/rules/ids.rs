@@ -103,6 +103,8 @@ rule_ids! {
     NoGrad = "no-grad",
     /// Suggests results of an evaluation on the CPU.
     ResultsToCpu = "results-to-cpu",
+    /// Suggests forward passes without a key-value cache.
+    NoKvCache = "no-kv-cache",
     /// Suggests loading to the CPU.
     LoadToCpu = "load-to-cpu",
     /// Suggests to make parameters in their final data type.

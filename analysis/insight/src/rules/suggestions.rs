@@ -114,6 +114,15 @@ static SUGGESTIONS: &[SuggestionRule] = &[
         at_most: false,
     },
     SuggestionRule {
+        id: RuleId::NoKvCache,
+        action: "use_cache=False for the forward passes outside generate(): no pass reads the keys and values that they \
+                 cache",
+        condition: "Caches of transformers keep the keys and values of layers after the layer's call. Outside generate() no \
+                    later call joins them with new ones, and the graph does not save them.",
+        method: "These keys and values are freed when the call of their layer returns.",
+        at_most: false,
+    },
+    SuggestionRule {
         id: RuleId::LoadToCpu,
         action: "load to the CPU at {place}: map_location=\"cpu\"",
         condition: "The peak is in loading, and torch.load or safetensors allocate tensors that are freed later.",

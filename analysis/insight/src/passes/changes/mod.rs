@@ -14,6 +14,7 @@ mod calls;
 mod checkpointing;
 mod continuation;
 mod evaluation;
+mod kv_cache;
 mod loading;
 mod loss;
 mod offload;
@@ -83,6 +84,8 @@ pub struct Plan {
     pub no_grad: bool,
     /// Results that an evaluation keeps are moved to the CPU.
     pub results_on_cpu: bool,
+    /// Forward passes that generate nothing keep no keys and values.
+    pub no_cache: bool,
     /// Tensors are loaded to the CPU.
     pub load_on_cpu: bool,
     /// Parameters are made in the data type to which the program converts them.
@@ -132,6 +135,7 @@ impl Plan {
             chunked_loss: self.chunked_loss || other.chunked_loss,
             no_grad: self.no_grad || other.no_grad,
             results_on_cpu: self.results_on_cpu || other.results_on_cpu,
+            no_cache: self.no_cache || other.no_cache,
             load_on_cpu: self.load_on_cpu || other.load_on_cpu,
             convert_first: self.convert_first || other.convert_first,
             checkpoint: self.checkpoint.union(&other.checkpoint).cloned().collect(),
@@ -151,6 +155,7 @@ impl Plan {
         self.attention
             || self.chunked_loss
             || self.no_grad
+            || self.no_cache
             || !self.checkpoint.is_empty()
             || self.offload
             || self.bfloat16
@@ -185,6 +190,8 @@ pub struct Changes<'a> {
     logits: Option<Logits>,
     unused_graphs: Vec<Call>,
     results: Results,
+    /// Keys and values that nothing reads, each with the last event that needs it without a cache.
+    unread_cache: Vec<(u32, u32)>,
     loaded: Vec<u32>,
     converted: Vec<Converted>,
     batches: Batches,
@@ -245,6 +252,7 @@ impl<'a> Changes<'a> {
                 Results::find(&recorded, &outermost, batches != Batches::Inference)
             },
             unused_graphs: evaluation::unused_graphs(&recorded, outermost),
+            unread_cache: kv_cache::unread(&recorded),
             loaded: loading::loaded(&recorded),
             converted: loading::converted(&recorded),
             batches,
@@ -364,6 +372,9 @@ impl<'a> Changes<'a> {
         if !self.results.is_empty() {
             add(Plan { results_on_cpu: true, ..Plan::default() });
         }
+        if !self.unread_cache.is_empty() {
+            add(Plan { no_cache: true, ..Plan::default() });
+        }
         if !self.loaded.is_empty() {
             add(Plan { load_on_cpu: true, ..Plan::default() });
         }
@@ -463,6 +474,7 @@ impl<'a> Changes<'a> {
         let changes_eval = plan.attention || matches!(plan.batch, Some(BatchChange::Half | BatchChange::Evaluation));
         let is_unchanged = |phase: &&Phase| match phase {
             Phase::Load => !plan.bfloat16 && !plan.load_on_cpu && !plan.convert_first,
+            Phase::Eval if plan.no_cache => false,
             Phase::Eval | Phase::Generate | Phase::Rollout => !changes_eval && !plan.results_on_cpu && !changes_state,
             Phase::Optimizer => !changes_state,
             _ => false,
@@ -484,6 +496,14 @@ impl<'a> Changes<'a> {
         }
         if plan.results_on_cpu {
             self.results.remove(&mut spans);
+        }
+        if plan.no_cache {
+            kv_cache::without_cache(&self.unread_cache, &mut spans);
+        } else if !plan.checkpoint.is_empty() {
+            // A recomputation would fill the cache again, so models that are checkpointed fill none in training.
+            let of_training = |(index, _): &&(u32, u32)| recorded.blocks[*index as usize].phase == Phase::Forward;
+            let filled: Vec<(u32, u32)> = self.unread_cache.iter().filter(of_training).copied().collect();
+            kv_cache::without_cache(&filled, &mut spans);
         }
         if plan.load_on_cpu {
             self.loaded.iter().for_each(|index| spans[*index as usize].vanish());

@@ -37,6 +37,14 @@ const MODULE: StackId = StackId(5);
 const NET_LINES: [StackId; 2] = [StackId(6), StackId(7)];
 const INNER_LINES: [StackId; 2] = [StackId(9), StackId(11)];
 
+/// The stacks that put keys and values into a cache of transformers: in a forward pass, and in generation.
+const KEYS: StackId = StackId(13);
+const GENERATED_KEYS: StackId = StackId(15);
+/// Other stacks that have to do with caches: a change of one, a copy of one, and keys that are repeated for several heads.
+const CROP: StackId = StackId(16);
+const COPY: StackId = StackId(17);
+const REPEAT: StackId = StackId(18);
+
 fn definitions() -> Definitions {
     let node = |name: &str, module| Context { node: name.into(), module, ..Context::default() };
     let mut definitions = Definitions {
@@ -94,6 +102,13 @@ fn definitions() -> Definitions {
     });
     assert_eq!(inner, INNER_LINES);
     assert_eq!(push(StackId::NONE, "forward", "attention.py", 1), PRODUCT);
+    let caches = "/lib/transformers/cache_utils.py";
+    assert_eq!(push(StackId::NONE, "update", caches, 1), KEYS);
+    let generate = push(StackId::NONE, "generate", "/lib/transformers/generation/utils.py", 1);
+    assert_eq!(push(generate, "DynamicLayer.update", caches, 1), GENERATED_KEYS);
+    assert_eq!(push(StackId::NONE, "crop", caches, 2), CROP);
+    assert_eq!(push(StackId::NONE, "deepcopy", "/lib/copy.py", 1), COPY);
+    assert_eq!(push(StackId::NONE, "repeat_kv", "/lib/transformers/integrations/sdpa_attention.py", 1), REPEAT);
     definitions
 }
 
@@ -656,4 +671,130 @@ fn offloaded_tensors_come_back_for_the_node_that_needs_them() {
     assert_eq!(program.peak(&Plan::default()), 420);
     // In the forward pass one operation's argument and result, in the backward pass what one node saved.
     assert_eq!(program.peak(&Plan { offload: true, ..Plan::default() }), 220);
+}
+
+/// A forward pass of two layers that puts 20 MiB into a cache in each, and the cache's blocks.
+fn cached_forward(program: &mut Program, phase: Phase, keys: StackId) -> Vec<usize> {
+    let mut cache = Vec::new();
+    for layer in [FIRST, SECOND] {
+        let entry = program.alloc(20, phase, Category::KvCache, layer);
+        program.blocks[entry].stack = keys;
+        program.blocks[entry].is_without_gradients = true;
+        cache.push(entry);
+        let temporary = program.alloc(30, phase, Category::Temporary, layer);
+        program.free(temporary, layer);
+    }
+    program.alloc(5, phase, Category::Activation, NET);
+    cache
+}
+
+fn without_cache() -> Plan {
+    Plan { no_cache: true, ..Plan::default() }
+}
+
+#[test]
+fn keys_and_values_that_nothing_reads_end_with_their_layer() {
+    let mut program = Program::default();
+    for _ in 0..3 {
+        // The new outputs replace the old ones when they are there.
+        let earlier: Vec<usize> = (0..program.blocks.len()).filter(|i| program.blocks[*i].freed == NEVER).collect();
+        cached_forward(&mut program, Phase::Eval, KEYS);
+        earlier.into_iter().for_each(|block| program.free(block, ContextId::NONE));
+    }
+    assert_eq!(program.peak(&Plan::default()), 45 + 40 + 30);
+    assert_eq!(program.peak(&without_cache()), 5 + 20 + 30);
+}
+
+#[test]
+fn caches_that_something_reads_stay() {
+    type Reading = fn(&mut Program);
+    let append: Reading = |program| {
+        let entry = program.alloc(21, Phase::Eval, Category::KvCache, FIRST);
+        program.blocks[entry].stack = KEYS;
+        program.free(0, FIRST);
+    };
+    let generate: Reading = |program| {
+        let entry = program.alloc(21, Phase::Generate, Category::KvCache, FIRST);
+        program.blocks[entry].stack = GENERATED_KEYS;
+        program.free(0, FIRST);
+    };
+    let continue_twice: Reading = |program| {
+        for _ in 0..2 {
+            let cache = cached_forward(program, Phase::Eval, KEYS);
+            cache.into_iter().for_each(|block| program.free(block, ContextId::NONE));
+        }
+    };
+    let crop: Reading = |program| {
+        let entry = program.alloc(10, Phase::Eval, Category::KvCache, ContextId::NONE);
+        program.blocks[entry].stack = CROP;
+    };
+    let copy: Reading = |program| {
+        let entry = program.alloc(20, Phase::Eval, Category::Unknown, ContextId::NONE);
+        program.blocks[entry].stack = COPY;
+    };
+    for (name, read) in
+        [("append", append), ("generate", generate), ("twice", continue_twice), ("crop", crop), ("copy", copy)]
+    {
+        let mut program = Program::default();
+        cached_forward(&mut program, Phase::Eval, KEYS);
+        read(&mut program);
+        assert_eq!(program.peak(&without_cache()), program.peak(&Plan::default()), "{name}");
+    }
+    let mut program = Program::default();
+    cached_forward(&mut program, Phase::Generate, KEYS);
+    cached_forward(&mut program, Phase::Eval, GENERATED_KEYS);
+    assert_eq!(program.peak(&without_cache()), program.peak(&Plan::default()), "generation");
+}
+
+/// In training the graph can need keys and values as well as the cache does.
+#[test]
+fn keys_and_values_that_the_graph_saves_stay() {
+    // What the layer allocates beside them, and whether they are freed before the backward pass.
+    for (beside, ends_early, is_unread) in [
+        (None, false, false),
+        (None, true, true),
+        (Some((REPEAT, 1)), false, true),
+        (Some((PRODUCT, 2)), false, false),
+        (Some((PRODUCT, 3)), false, true),
+    ] {
+        let mut program = Program::default();
+        let mut saved = Vec::new();
+        for layer in [FIRST, SECOND] {
+            let entry = program.activation(20, layer);
+            program.blocks[entry].stack = KEYS;
+            let (stack, count) = beside.unwrap_or((StackId::NONE, 1));
+            for _ in 0..count {
+                let repeated = program.activation(40, layer);
+                program.blocks[repeated].stack = stack;
+                saved.push(repeated);
+            }
+        }
+        let count = saved.len() as u64;
+        let entries: Vec<usize> = (0..program.blocks.len()).filter(|i| program.blocks[*i].stack == KEYS).collect();
+        if ends_early {
+            entries.iter().for_each(|entry| program.free(*entry, ContextId::NONE));
+        }
+        program.passes = 1;
+        saved.into_iter().rev().for_each(|block| program.free(block, NODE_OF_FIRST));
+        if !ends_early {
+            entries.iter().for_each(|entry| program.free(*entry, ContextId::NONE));
+        }
+        assert_eq!(program.peak(&Plan::default()), 40 + 40 * count, "{beside:?}");
+        let expected = if is_unread { 20 + 40 * count } else { 40 + 40 * count };
+        assert_eq!(program.peak(&without_cache()), expected, "{beside:?} {ends_early}");
+    }
+}
+
+#[test]
+fn keys_and_values_that_a_node_frees_stay() {
+    let mut program = Program::default();
+    for layer in [FIRST, SECOND] {
+        let entry = program.activation(20, layer);
+        program.blocks[entry].stack = KEYS;
+        program.activation(30, layer);
+    }
+    program.passes = 1;
+    program.free(2, NODE_OF_SECOND);
+    program.free(0, NODE_OF_FIRST);
+    assert_eq!(program.peak(&without_cache()), program.peak(&Plan::default()));
 }
