@@ -249,7 +249,7 @@ impl Texts<'_> {
     /// Whether the condition of a plan's rule holds, beside what the replay shows.
     fn applies(&self, plan: &Plan) -> bool {
         match plan.batch {
-            _ if plan.load_on_cpu || plan.convert_first => self.phase == Phase::Load,
+            _ if plan.load_on_cpu || plan.build_on_meta || plan.convert_first => self.phase == Phase::Load,
             Some(BatchChange::Evaluation) => {
                 self.changes.ends_in_evaluation() || self.phase.is_forward_only() && self.has_backward
             }
@@ -273,6 +273,7 @@ impl Texts<'_> {
         add(plan.results_on_cpu, RuleId::ResultsToCpu);
         add(plan.no_cache, RuleId::NoKvCache);
         add(plan.load_on_cpu, RuleId::LoadToCpu);
+        add(plan.build_on_meta, RuleId::BuildOnMeta);
         add(plan.convert_first, RuleId::FinalDataType);
         let checkpoint = if self.has_backward { RuleId::CheckpointLayers } else { RuleId::CheckpointOrNoGrad };
         add(!plan.checkpoint.is_empty(), checkpoint);
@@ -322,6 +323,7 @@ impl Texts<'_> {
                 RuleId::ChunkedCrossEntropy => self.changes.loss(),
                 RuleId::ResultsToCpu => self.changes.results(),
                 RuleId::LoadToCpu => self.changes.load(),
+                RuleId::BuildOnMeta => self.changes.replacement(),
                 RuleId::FinalDataType => self.changes.conversion(),
                 _ => self.changes.softmax(),
             };

@@ -24,6 +24,7 @@ CHANGE_OF_RULE = {
     "bfloat16-model": "bfloat16-model",
     "checkpoint-layers": "checkpoint-layers",
     "checkpoint-or-no-grad": "checkpoint-layers",
+    "build-on-meta": "build-on-meta",
     "chunked-cross-entropy": "chunked-cross-entropy",
     "chunked-loss": "chunked-cross-entropy",
     "clear-gradients": "set-to-none",

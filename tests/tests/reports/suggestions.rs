@@ -35,6 +35,12 @@ fn of_a_large_optimizer_state() {
 fn of_a_model_that_is_converted_after_it_was_built() {
     are_right("halved", &["final-data-type"]);
 }
+
+#[test]
+fn of_a_model_whose_parameters_are_replaced() {
+    are_right("assigned", &["build-on-meta"]);
+}
+
 mod exhaustive {
     use std::sync::Mutex;
     use std::sync::atomic::{AtomicUsize, Ordering};

@@ -107,6 +107,8 @@ rule_ids! {
     NoKvCache = "no-kv-cache",
     /// Suggests loading to the CPU.
     LoadToCpu = "load-to-cpu",
+    /// Suggests to build the model on the meta device.
+    BuildOnMeta = "build-on-meta",
     /// Suggests to make parameters in their final data type.
     FinalDataType = "final-data-type",
     /// Suggests half the batch in evaluations.

@@ -130,6 +130,16 @@ static SUGGESTIONS: &[SuggestionRule] = &[
         at_most: false,
     },
     SuggestionRule {
+        id: RuleId::BuildOnMeta,
+        action: "build the model of {place} on the meta device: with torch.device(\"meta\"). Loaded tensors replace its \
+                 parameters",
+        condition: "The peak is in loading. Tensors that torch.load or safetensors allocate become parameters, as \
+                    load_state_dict(assign=True) makes them. The blocks that are freed together for them have the same \
+                    sizes.",
+        method: "The freed blocks vanish.",
+        at_most: false,
+    },
+    SuggestionRule {
         id: RuleId::FinalDataType,
         action: "make the parameters in the data type to which {place} converts them: dtype= of from_pretrained(), or \
                  torch.set_default_dtype() before the model is built",

@@ -88,6 +88,8 @@ pub struct Plan {
     pub no_cache: bool,
     /// Tensors are loaded to the CPU.
     pub load_on_cpu: bool,
+    /// The model is built on the meta device, because loaded tensors replace its parameters.
+    pub build_on_meta: bool,
     /// Parameters are made in the data type to which the program converts them.
     pub convert_first: bool,
     /// Activation checkpointing of the modules of these classes; empty without it.
@@ -122,6 +124,9 @@ impl Plan {
             // A loaded tensor can be a parameter that is converted.
             || self.load_on_cpu && other.convert_first
             || self.convert_first && other.load_on_cpu
+            // A parameter that is replaced can be one that is converted.
+            || self.build_on_meta && other.convert_first
+            || self.convert_first && other.build_on_meta
             // Only for a training that starts from a trained model.
             || self.freeze != other.freeze
             // What these do is not known of values in two types.
@@ -137,6 +142,7 @@ impl Plan {
             results_on_cpu: self.results_on_cpu || other.results_on_cpu,
             no_cache: self.no_cache || other.no_cache,
             load_on_cpu: self.load_on_cpu || other.load_on_cpu,
+            build_on_meta: self.build_on_meta || other.build_on_meta,
             convert_first: self.convert_first || other.convert_first,
             checkpoint: self.checkpoint.union(&other.checkpoint).cloned().collect(),
             offload: self.offload || other.offload,
@@ -193,6 +199,7 @@ pub struct Changes<'a> {
     /// Keys and values that nothing reads, each with the last event that needs it without a cache.
     unread_cache: Vec<(u32, u32)>,
     loaded: Vec<u32>,
+    replaced: Vec<u32>,
     converted: Vec<Converted>,
     batches: Batches,
     optimizer: Option<&'static OptimizerRule>,
@@ -254,6 +261,7 @@ impl<'a> Changes<'a> {
             unused_graphs: evaluation::unused_graphs(&recorded, outermost),
             unread_cache: kv_cache::unread(&recorded),
             loaded: loading::loaded(&recorded),
+            replaced: loading::replaced(&recorded),
             converted: loading::converted(&recorded),
             batches,
             optimizer: optimizer::optimizer(&recorded),
@@ -378,6 +386,9 @@ impl<'a> Changes<'a> {
         if !self.loaded.is_empty() {
             add(Plan { load_on_cpu: true, ..Plan::default() });
         }
+        if !self.replaced.is_empty() {
+            add(Plan { build_on_meta: true, ..Plan::default() });
+        }
         if !self.converted.is_empty() {
             add(Plan { convert_first: true, ..Plan::default() });
         }
@@ -473,7 +484,7 @@ impl<'a> Changes<'a> {
             plan.freeze || plan.bfloat16 || plan.optimizer.is_some() || plan.clear_gradients || plan.bucket_views;
         let changes_eval = plan.attention || matches!(plan.batch, Some(BatchChange::Half | BatchChange::Evaluation));
         let is_unchanged = |phase: &&Phase| match phase {
-            Phase::Load => !plan.bfloat16 && !plan.load_on_cpu && !plan.convert_first,
+            Phase::Load => !plan.bfloat16 && !plan.load_on_cpu && !plan.build_on_meta && !plan.convert_first,
             Phase::Eval if plan.no_cache => false,
             Phase::Eval | Phase::Generate | Phase::Rollout => !changes_eval && !plan.results_on_cpu && !changes_state,
             Phase::Optimizer => !changes_state,
@@ -507,6 +518,9 @@ impl<'a> Changes<'a> {
         }
         if plan.load_on_cpu {
             self.loaded.iter().for_each(|index| spans[*index as usize].vanish());
+        }
+        if plan.build_on_meta {
+            self.replaced.iter().for_each(|index| spans[*index as usize].vanish());
         }
         if plan.convert_first {
             loading::convert_first(&self.converted, &mut spans);
@@ -711,6 +725,12 @@ impl<'a> Changes<'a> {
     pub fn load(&self) -> Option<StackId> {
         let loaded = self.loaded.iter().map(|index| &self.recorded.blocks[*index as usize]);
         loaded.max_by_key(|block| block.size()).map(|block| block.stack)
+    }
+
+    /// The stack of the largest parameter that a loaded tensor replaces.
+    pub fn replacement(&self) -> Option<StackId> {
+        let replaced = self.replaced.iter().map(|index| &self.recorded.blocks[*index as usize]);
+        replaced.max_by_key(|block| block.size()).map(|block| block.stack)
     }
 
     /// The stack that converts the largest parameter to a smaller data type.

@@ -534,6 +534,37 @@ fn what_is_loaded_and_copied_vanishes() {
 }
 
 #[test]
+fn parameters_that_loaded_ones_replace_vanish() {
+    // By case: the sizes that are loaded, and whether the loaded tensors are freed while loading goes on.
+    for (sizes, is_freed, is_replaced) in [
+        (vec![30, 50], false, true),
+        (vec![30], false, false),
+        (vec![30, 40], false, false),
+        (vec![30, 50], true, false),
+    ] {
+        let mut program = Program::default();
+        let load = |program: &mut Program, mib: u64, category: Category, stack: StackId| {
+            let weight = program.alloc(mib, Phase::Load, category, ContextId::NONE);
+            program.blocks[weight].step = crate::passes::lifetimes::BEFORE_STEPS;
+            program.blocks[weight].stack = stack;
+            weight
+        };
+        let built = [30, 50].map(|mib| load(&mut program, mib, Category::Unknown, MODULE));
+        let loaded: u64 = sizes.iter().sum();
+        let loaded_blocks: Vec<usize> =
+            sizes.into_iter().map(|mib| load(&mut program, mib, Category::Parameter, LOAD)).collect();
+        built.into_iter().for_each(|weight| program.free(weight, ContextId::NONE));
+        if is_freed {
+            loaded_blocks.into_iter().for_each(|block| program.free(block, ContextId::NONE));
+            load(&mut program, 1, Category::Parameter, MODULE);
+        }
+        let plan = Plan { build_on_meta: true, ..Plan::default() };
+        assert_eq!(program.peak(&Plan::default()), 80 + loaded);
+        assert_eq!(program.peak(&plan), if is_replaced { loaded } else { 80 + loaded }, "{loaded} {is_freed}");
+    }
+}
+
+#[test]
 fn parameters_in_their_final_type_are_not_converted() {
     let mut program = Program::default();
     let load = |program: &mut Program, mib: u64, stack: StackId| {
