@@ -249,6 +249,10 @@ pub(crate) struct Diff {
     /// Print the complete comparison as JSON, in bytes (analysis/schema/diff.schema.json)
     #[arg(long)]
     pub(crate) json: bool,
+    /// Write an interactive page that loads nothing from the network into FILE, whose name ends in .html [default:
+    /// diff.html]
+    #[arg(long, value_name = "FILE", num_args = 0..=1, conflicts_with = "json")]
+    pub(crate) html: Option<Option<PathBuf>>,
 }
 
 /// The options of `memtrace check`.

@@ -2,8 +2,8 @@
 
 use memtrace_insight::rules::NO_CUSTOM_CATEGORY;
 use memtrace_summary::{
-    Change, DevicePair, DiffReport, DiffResult, DiffRun, count_text, device_text, line_what, signed_size_text,
-    size_text,
+    Change, DevicePair, DiffReport, DiffResult, DiffRun, UnpairedDevice, count_text, device_text, line_what,
+    signed_size_text, size_text,
 };
 
 use crate::fit::{columns, location_in, wrap_words};
@@ -24,17 +24,13 @@ impl ToText for DiffReport {
         let mut report = TextReport::new(options);
         report.line(format!("memtrace diff    A: {}    B: {}", name(&self.a), name(&self.b)));
         let many = self.pairs.len() > 1;
-        for pair in self.pairs.iter().take(PAIRS) {
-            let headline = format!("{}{}", title(pair), pair.headline);
+        for headline in headlines(self) {
             for (i, line) in wrap_words(&headline, report.width.saturating_sub(2)).iter().enumerate() {
                 report.heading(&format!("{}{line}", if i == 0 { "" } else { "  " }));
             }
         }
         if self.pairs.len() > PAIRS {
             report.line(format!("{} more devices with smaller differences: see --json", self.pairs.len() - PAIRS));
-        }
-        if self.pairs.is_empty() {
-            report.heading("no device is in both runs");
         }
         if let Some(pair) = self.pairs.first() {
             if many && pair.result != DiffResult::Same {
@@ -43,24 +39,54 @@ impl ToText for DiffReport {
             }
             report.pair(pair);
         }
-        for one in self.unpaired.iter().take(PAIRS) {
-            let whose = device_text(one.rank, one.pid, one.device);
-            report.note(&format!("only in {}: {whose}, peak {}", one.run.to_uppercase(), size_text(one.peak_bytes)));
-        }
-        if self.unpaired.len() > PAIRS {
-            report.note(&format!("{} more devices are in one run only", self.unpaired.len() - PAIRS));
-        }
-        self.notes.iter().for_each(|note| report.note(note));
+        remarks(self).iter().for_each(|remark| report.note(remark));
         report.text()
     }
 }
 
-fn name(run: &DiffRun) -> String {
+/// The result of each device that is in both runs, most important first.
+pub(crate) fn headlines(report: &DiffReport) -> Vec<String> {
+    if report.pairs.is_empty() {
+        return vec!["no device is in both runs".to_owned()];
+    }
+    report.pairs.iter().take(PAIRS).map(|pair| format!("{}{}", title(pair), pair.headline)).collect()
+}
+
+/// What is in one run only, and the limits of the comparison.
+pub(crate) fn remarks(report: &DiffReport) -> Vec<String> {
+    let only = |one: &UnpairedDevice| {
+        let whose = device_text(one.rank, one.pid, one.device);
+        format!("only in {}: {whose}, peak {}", one.run.to_uppercase(), size_text(one.peak_bytes))
+    };
+    let mut remarks: Vec<String> = report.unpaired.iter().take(PAIRS).map(only).collect();
+    if report.unpaired.len() > PAIRS {
+        remarks.push(format!("{} more devices are in one run only", report.unpaired.len() - PAIRS));
+    }
+    remarks.extend(report.notes.iter().cloned());
+    remarks
+}
+
+/// How the lines with another number in B were matched. `None` if there are none.
+pub(crate) fn moved_lines(pair: &DevicePair) -> Option<String> {
+    let (moved, text) = (pair.moved_lines, pair.moved_lines_by_text);
+    let rest = if text == moved {
+        "by the text of both sources".to_owned()
+    } else {
+        format!(
+            "{} by the text of both sources, the others by what they call and their position in the function",
+            count_text(text)
+        )
+    };
+    (moved > 0).then(|| format!("{} lines have another number in B and were matched: {rest}", count_text(moved)))
+}
+
+pub(crate) fn name(run: &DiffRun) -> String {
     let step = run.step.map(|step| format!(", step {step}")).unwrap_or_default();
     format!("{}{step}", run.path)
 }
 
-fn title(pair: &DevicePair) -> String {
+/// The device of a pair: `rank 0, GPU 0: `.
+pub(crate) fn title(pair: &DevicePair) -> String {
     let (a, b) = (&pair.a, &pair.b);
     let whose = match (a.rank, b.rank) {
         (Some(rank), Some(other)) if rank == other => format!("rank {rank}, "),
@@ -123,18 +149,9 @@ impl TextReport {
             )
         });
         self.changes("Module", pair, modules.collect());
-        if pair.moved_lines > 0 {
+        if let Some(remark) = moved_lines(pair) {
             self.blank();
-            let (moved, text) = (pair.moved_lines, pair.moved_lines_by_text);
-            let rest = if text == moved {
-                "by the text of both sources".to_owned()
-            } else {
-                format!(
-                    "{} by the text of both sources, the others by what they call and their position in the function",
-                    count_text(text)
-                )
-            };
-            self.note(&format!("{} lines have another number in B and were matched: {rest}", count_text(moved)));
+            self.note(&remark);
         }
     }
 

@@ -1,39 +1,20 @@
 //! The HTML report: one page without network access. It contains the summary, every block of the run with its lifetime,
 //! and a script that draws them (`web/`).
 //!
-//! Everything that a program can name is data: compressed, encoded as base64, and set as text by the script. Where
-//! scripts do not run, the page shows the end-of-run summary.
+//! Where scripts do not run, the page shows the end-of-run summary.
 
-use std::io::{self, Write};
+use std::io::Write;
 
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
-use base64::write::EncoderWriter;
-use flate2::Compression;
-use flate2::write::ZlibEncoder;
-use memtrace_input::error::{Error, Result};
+use memtrace_input::error::Result;
 use memtrace_input::load::Process;
-use memtrace_output::{PageDataOptions, Selection, SourceAccess, Window, page_data};
-use memtrace_summary::{ProcessSummary, Progress, Summary, is_library, process_name};
-use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
+use memtrace_output::{Selection, SourceAccess, Window};
+use memtrace_summary::{ProcessSummary, Progress, Summary, process_name};
+use serde_json::json;
 
-use crate::markup::Text;
+use crate::page::{MAX_PROCESSES, PageProcess, TEXT_WIDTH, cannot, write_end, write_head, write_json, write_processes};
 use crate::parts::run_title;
 use crate::style::{TextOptions, ToText};
 use crate::verdict::verdict_lines;
-
-/// The built script and style sheet. `scripts/web --check` proves that they are current.
-const SCRIPT: &str = include_str!("../../../web/dist/report.js");
-const STYLE: &str = include_str!("../../../web/dist/report.css");
-
-/// The maximum number of processes shown, in the order of the summary.
-const SHOWN: usize = 8;
-/// A page of at most this many events has every block. A larger one has the largest blocks, up to [`MAX_BLOCKS`].
-const COMPLETE_EVENTS: u64 = 2_000_000;
-const MAX_BLOCKS: u64 = 1_000_000;
-/// The width of the text for browsers without scripts, in columns.
-const WIDTH: usize = 100;
 
 /// What the page shows.
 #[derive(Clone, Debug)]
@@ -62,7 +43,7 @@ pub fn html_report(
     let shown: Vec<&Process> = summary
         .processes
         .iter()
-        .take(SHOWN)
+        .take(MAX_PROCESSES)
         .filter_map(|one| processes.iter().find(|process| describes(one, process)).copied())
         .collect();
     if let Some(device) = options.device {
@@ -73,8 +54,8 @@ pub fn html_report(
         let place = processes.iter().position(|process| std::ptr::eq(*process, *shown))?;
         options.windows.get(place)?.bounds()
     };
-    let cannot = || Error::io("cannot write the page");
-    write_head(&summary, out).map_err(cannot())?;
+    let text = summary.to_text(&TextOptions { width: TEXT_WIDTH, ..TextOptions::default() });
+    write_head(&format!("memtrace: {}", run_title(&summary)), &text, out).map_err(cannot())?;
     let page = json!({
         "title": run_title(&summary),
         "verdict": verdict_lines(&summary),
@@ -83,73 +64,15 @@ pub fn html_report(
         "processes_left_out": summary.processes.len() - shown.len(),
         "memtrace_version": env!("CARGO_PKG_VERSION"),
     });
-    write_summary(&summary, &page, out).map_err(cannot())?;
-    let events: u64 = shown.iter().map(|process| process.recording().event_count()).sum();
-    for (number, process) in shown.into_iter().enumerate() {
-        let total = process.recording().event_count();
-        let share = |most: u64| (u128::from(most) * u128::from(total) / u128::from(events.max(1))) as u64;
-        let marks = marks(&summary, process);
-        let data = PageDataOptions {
-            device: options.device,
-            max_blocks: (events > COMPLETE_EVENTS).then(|| share(MAX_BLOCKS)),
-            marks: &marks,
-            is_library: &|frame| is_library(&frame.filename),
-            sources: options.sources.clone(),
-        };
-        write!(out, "<script type=\"application/octet-stream\" id=\"process-{number}\">").map_err(cannot())?;
-        let what = "writing the HTML report";
-        let mut encoder = EncoderWriter::new(&mut *out, &STANDARD);
-        page_data(process, &data, &mut encoder, &mut |done| progress(Progress { what, done, total }))?;
-        encoder.finish().map_err(cannot())?;
-        drop(encoder);
-        out.write_all(b"</script>\n").map_err(cannot())?;
-    }
-    write!(out, "<script>{SCRIPT}</script>\n</body></html>\n").and_then(|()| out.flush()).map_err(cannot())
-}
-
-/// The value of a policy that allows exactly this inline text.
-fn hash(text: &str) -> String {
-    format!("'sha256-{}'", STANDARD.encode(Sha256::digest(text.as_bytes())))
-}
-
-/// Writes everything before the data: the policy, the style sheet, and the text for browsers without scripts.
-fn write_head(summary: &Summary, out: &mut dyn Write) -> io::Result<()> {
-    let title = format!("memtrace: {}", run_title(summary));
-    let text = summary.to_text(&TextOptions { width: WIDTH, ..TextOptions::default() });
-    let head = maud::html! {
-        (maud::DOCTYPE) "\n"
-        (maud::PreEscaped("<html lang=\"en\"><head>"))
-        meta charset="utf-8"; "\n"
-        meta name="viewport" content="width=device-width, initial-scale=1"; "\n"
-        meta http-equiv="Content-Security-Policy" content={
-            "default-src 'none'; script-src " (maud::PreEscaped(hash(SCRIPT))) "; style-src " (maud::PreEscaped(hash(STYLE)))
-            "; base-uri 'none'; form-action 'none'"
-        }; "\n"
-        title { (Text(&title)) } "\n"
-        style { (maud::PreEscaped(STYLE)) }
-        (maud::PreEscaped("</head><body>\n"))
-        div #app {
-            noscript {
-                pre #report {
-                    @for line in text.lines() { (Text(line)) "\n" }
-                }
-            }
-        } "\n"
-    };
-    out.write_all(head.into_string().as_bytes())
-}
-
-/// Writes the summary and what the page says about itself.
-fn write_summary(summary: &Summary, page: &Value, out: &mut dyn Write) -> io::Result<()> {
-    out.write_all(b"<script type=\"application/octet-stream\" id=\"summary\">")?;
-    let mut compressed = ZlibEncoder::new(EncoderWriter::new(&mut *out, &STANDARD), Compression::default());
-    write!(compressed, "{{\"page\":{page},\"summary\":{}}}", summary.to_json())?;
-    compressed.finish()?.finish()?;
-    out.write_all(b"</script>\n")
+    write_json("summary", &[("page", page.to_string()), ("summary", summary.to_json())], out).map_err(cannot())?;
+    let of = |process| PageProcess { process, marks: marks(&summary, process), sources: options.sources.clone() };
+    let processes: Vec<PageProcess<'_>> = shown.into_iter().map(of).collect();
+    write_processes(&processes, options.device, out, progress)?;
+    write_end(out).map_err(cannot())
 }
 
 /// The events of a process at which the page must know the totals: peaks and out-of-memory errors.
-fn marks(summary: &Summary, process: &Process) -> Vec<u64> {
+pub(crate) fn marks(summary: &Summary, process: &Process) -> Vec<u64> {
     let devices = summary.processes.iter().filter(|one| describes(one, process)).flat_map(|one| &one.devices);
     devices
         .flat_map(|device| {
@@ -160,12 +83,12 @@ fn marks(summary: &Summary, process: &Process) -> Vec<u64> {
 }
 
 /// Whether a summary describes this process.
-fn describes(summary: &ProcessSummary, process: &Process) -> bool {
+pub(crate) fn describes(summary: &ProcessSummary, process: &Process) -> bool {
     process.path().file_name().is_some_and(|name| name.to_string_lossy() == summary.trace)
 }
 
 /// The summary of these processes and of this device alone, and whether anything was left out.
-fn restrict(summary: &Summary, processes: &[&Process], device: Option<i16>) -> (Summary, bool) {
+pub(crate) fn restrict(summary: &Summary, processes: &[&Process], device: Option<i16>) -> (Summary, bool) {
     let mut narrow = summary.clone();
     narrow.processes.retain(|one| processes.iter().any(|process| describes(one, process)));
     for process in &mut narrow.processes {
@@ -179,33 +102,7 @@ fn restrict(summary: &Summary, processes: &[&Process], device: Option<i16>) -> (
 
 /// Formats processes and device: `rank 3, GPU 0`.
 fn selection_text(summary: &Summary, device: Option<i16>) -> String {
-    let mut names: Vec<String> = summary.processes.iter().take(SHOWN).map(process_name).collect();
+    let mut names: Vec<String> = summary.processes.iter().take(MAX_PROCESSES).map(process_name).collect();
     names.extend(device.map(|device| if device < 0 { "CPU tensors".to_owned() } else { format!("GPU {device}") }));
     names.join(", ")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use memtrace_insight::passes::{Category, Phase};
-
-    #[test]
-    fn nothing_in_the_script_ends_its_element() {
-        for text in [SCRIPT, STYLE] {
-            assert!(!text.contains("</") && !text.contains("<!--"), "an inline script ends at its end tag");
-        }
-    }
-
-    #[test]
-    fn every_category_and_phase_has_a_color() {
-        let names = Category::ALL.iter().map(|one| format!("--category-{}:", one.name()));
-        let names = names.chain(Phase::ALL.iter().map(|one| format!("--phase-{}:", one.name())));
-        names.for_each(|name| assert!(STYLE.contains(&name), "{name}"));
-    }
-
-    #[test]
-    fn a_hash_is_that_of_the_browsers() {
-        // The value that Chromium prints for an inline script with this text.
-        assert_eq!(hash("alert(1)"), "'sha256-bhHHL3z2vDgxUt0W3dWQOrprscmda2Y5pLsLg4GF+pI='");
-    }
 }

@@ -13,6 +13,7 @@
 //! ```
 
 mod check_text;
+mod diff_html;
 mod diff_text;
 mod finish;
 mod fit;
@@ -20,6 +21,7 @@ mod holders;
 mod html;
 mod lines_text;
 mod markup;
+mod page;
 mod parts;
 mod redacted_run;
 mod sections;
@@ -32,6 +34,7 @@ mod text_report;
 mod verdict;
 
 pub use check_text::{check_text, github_annotations};
+pub use diff_html::{DiffPageRun, diff_html};
 pub use finish::{FinishOptions, FinishedRun, HTML_REPORT, finish_run};
 pub use html::{HtmlOptions, html_report};
 pub use lines_text::lines_html;

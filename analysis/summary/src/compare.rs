@@ -239,7 +239,9 @@ impl<'a> DevicePeak<'a> {
         DiffPeak {
             pid: process.pid(),
             rank: process.rank(),
+            trace: process.path().file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default(),
             device: self.analysis.device,
+            seq: self.peak.seq,
             step: self.peak.position.and_then(|position| position.step),
             phase: self.peak.phase,
             location: locations.stack(self.peak.allocated_at.0, self.peak.allocated_at.1).location,

@@ -16,7 +16,7 @@ use memtrace_insight::passes::{Category, Phase};
 use memtrace_insight::rules::CustomRules;
 
 /// The version of the structure: major.minor.
-pub const DIFF_VERSION: &str = "2.0";
+pub const DIFF_VERSION: &str = "2.1";
 
 /// The selection of what to compare.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -142,8 +142,12 @@ pub struct DiffPeak {
     /// The rank in a distributed job. Absent outside a distributed job.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rank: Option<u32>,
+    /// The file name of the process's trace or snapshot.
+    pub trace: String,
     /// The device ordinal; -1 is the CPU.
     pub device: i16,
+    /// The number of the event that reached the peak.
+    pub seq: u64,
     /// The step of the peak, counted from 0. Absent before the first step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step: Option<u32>,

@@ -10,8 +10,9 @@ use memtrace_analysis::export::{
 };
 use memtrace_analysis::load::Run;
 use memtrace_analysis::{
-    CheckOptions, DiffOptions, HtmlOptions, LinesOptions, Process, SECTIONS, TextOptions, ToText, Tolerance, check,
-    check_text, diff, github_annotations, html_report, lines, lines_html, printable, section_text, summarize,
+    CheckOptions, DiffOptions, DiffPageRun, HtmlOptions, LinesOptions, Process, SECTIONS, TextOptions, ToText,
+    Tolerance, check, check_text, diff, diff_html, github_annotations, html_report, lines, lines_html, printable,
+    section_text, summarize,
 };
 use serde_json::Value;
 
@@ -257,9 +258,18 @@ fn pages_have_no_markup_of_the_program() {
     // What the page has besides is data of its script, and the script itself.
     let report = String::from_utf8(report).unwrap();
     let report = report.split_once("<script").unwrap().0.to_owned().into_bytes();
+    let plain = self::run(&PLAIN);
+    let comparison = diff(&plain, &run, &DiffOptions::default(), &mut |_| {});
+    let plain_summary = summarize(&plain, &mut |_| {}).unwrap();
+    let [a, b] = [(&plain, &plain_summary), (&run, &summary)].map(|(run, summary)| DiffPageRun { run, summary });
+    let mut changes = Vec::new();
+    diff_html(&comparison, (a, b), None, &mut changes, &mut |_| {}).unwrap();
+    let changes = String::from_utf8(changes).unwrap().split_once("<script").unwrap().0.to_owned().into_bytes();
     let table = lines(&run, &LinesOptions { top: 99, ..LinesOptions::default() }, &mut |_| {}).unwrap();
     let picture = exported(&run, |p, out| timeline(p, &Window::WHOLE, 0, TimelineFormat::Svg, out, &mut |_| {}));
-    for (what, page) in [("report", report), ("lines", lines_html(&table).into_bytes()), ("timeline", picture)] {
+    for (what, page) in
+        [("report", report), ("comparison", changes), ("lines", lines_html(&table).into_bytes()), ("timeline", picture)]
+    {
         let page = String::from_utf8(page).unwrap();
         assert_printable(what, &page);
         assert!(!page.contains("<script") && !page.contains("\"'>"), "{what}: {page}");

@@ -8,7 +8,9 @@ use crate::showcase::{PLAIN, Words};
 use memtrace_analysis::export::{PageDataOptions, SourceAccess, page_data};
 use memtrace_analysis::load::Run;
 use memtrace_analysis::model::{Change, Replay};
-use memtrace_analysis::{HtmlOptions, Process, html_report, open_run, summarize};
+use memtrace_analysis::{
+    DiffOptions, DiffPageRun, DiffReport, HtmlOptions, Process, diff, diff_html, html_report, open_run, summarize,
+};
 use serde_json::Value;
 
 fn page(run: &Run, processes: &[&Process], device: Option<i16>) -> memtrace_analysis::Result<String> {
@@ -173,6 +175,76 @@ fn the_policy_allows_the_script_and_the_styles_and_nothing_else() {
     assert!(!markup.contains("src=") && !markup.contains("href=") && !markup.contains("url("), "{markup}");
     // Browsers without scripts show the end-of-run summary.
     assert!(markup.contains("<noscript><pre id=\"report\">") && markup.contains("out of memory"), "{markup}");
+}
+
+/// The comparison of two runs, or of two steps of one, and its page.
+fn comparison(a: &Run, b: &Run, steps: Option<(u32, u32)>) -> (DiffReport, String) {
+    let options = DiffOptions { steps, ..DiffOptions::default() };
+    let report = diff(a, b, &options, &mut |_| {});
+    let summaries = [a, b].map(|run| summarize(run, &mut |_| {}).unwrap());
+    let pages = (DiffPageRun { run: a, summary: &summaries[0] }, DiffPageRun { run: b, summary: &summaries[1] });
+    let mut page = Vec::new();
+    diff_html(&report, pages, None, &mut page, &mut |_| {}).unwrap();
+    (report, String::from_utf8(page).unwrap())
+}
+
+#[test]
+fn the_page_of_a_comparison_has_both_runs() {
+    let (a, b) = (crate::training::run(2, false), crate::training::run(3, false));
+    let (report, page) = comparison(&a, &b, None);
+    let found = elements(&page);
+    assert_eq!(found.keys().collect::<Vec<_>>(), ["comparison", "process-0", "process-1"]);
+    let inside: Value = serde_json::from_slice(&found["comparison"]).unwrap();
+    assert_eq!(inside["diff"], serde_json::from_str::<Value>(&report.to_json()).unwrap());
+    assert_eq!(inside["page"]["processes"], serde_json::json!([[0, 1]]));
+    assert!(inside["page"]["verdict"][0].as_str().unwrap().ends_with(&report.pairs[0].headline), "{inside:#}");
+    for (number, run, peak) in [(0, &a, &report.pairs[0].a), (1, &b, &report.pairs[0].b)] {
+        let data = decode(&found[&format!("process-{number}")]);
+        let process = &run.processes()[0];
+        assert_eq!(data.devices[&0].events, data_of(process, None, &[]).devices[&0].events);
+        // The compared peak is a state of the timeline.
+        let blocks = &data.devices[&i64::from(peak.device)].blocks;
+        let live: u64 = blocks.iter().filter(|block| is_live(block, peak.seq)).map(|block| block.size).sum();
+        assert_eq!(live, peak.totals.allocated_bytes);
+    }
+    // The policy is that of the report. Browsers without scripts show the comparison as text.
+    let policy =
+        |page: &str| page.split_once("Content-Security-Policy").unwrap().1.split_once('>').unwrap().0.to_owned();
+    assert_eq!(policy(&page), policy(&whole(&a)));
+    let markup = markup(&page);
+    assert!(markup.contains("<noscript><pre id=\"report\">memtrace diff") && !markup.contains("href="), "{markup}");
+}
+
+#[test]
+fn the_page_of_two_steps_of_a_run_has_the_run_once() {
+    let run = crate::training::run(3, false);
+    let (report, page) = comparison(&run, &run, Some((0, 2)));
+    let found = elements(&page);
+    assert_eq!(found.keys().collect::<Vec<_>>(), ["comparison", "process-0"]);
+    let inside: Value = serde_json::from_slice(&found["comparison"]).unwrap();
+    assert_eq!(inside["page"]["processes"], serde_json::json!([[0, 0]]));
+    assert!(report.pairs[0].a.seq < report.pairs[0].b.seq, "{report:#?}");
+}
+
+/// The devices with the largest differences have their timelines; a page with all of many ranks would be too large.
+#[test]
+fn the_page_of_many_processes_has_the_timelines_of_some() {
+    let (a, b) = (crate::showcase::run(&PLAIN, 0..6), crate::showcase::run(&PLAIN, 0..6));
+    let (report, page) = comparison(&a, &b, None);
+    let found = elements(&page);
+    assert_eq!(found.len(), 1 + 8, "{:?}", found.keys());
+    let inside: Value = serde_json::from_slice(&found["comparison"]).unwrap();
+    let numbers = inside["page"]["processes"].as_array().unwrap();
+    assert_eq!(numbers.len(), report.pairs.len());
+    for (pair, numbers) in report.pairs.iter().zip(numbers).filter(|(_, numbers)| !numbers.is_null()) {
+        for (side, peak) in [&pair.a, &pair.b].into_iter().enumerate() {
+            let data = decode(&found[&format!("process-{}", numbers[side])]);
+            let blocks = &data.devices[&i64::from(peak.device)].blocks;
+            let live: u64 = blocks.iter().filter(|block| is_live(block, peak.seq)).map(|block| block.size).sum();
+            assert_eq!(live, peak.totals.allocated_bytes);
+        }
+    }
+    assert!(numbers.iter().filter(|one| !one.is_null()).count() >= 4, "{numbers:?}");
 }
 
 #[test]

@@ -1,17 +1,34 @@
 //! `memtrace diff`: shows why one run has a higher peak than another.
 
 use std::io::IsTerminal;
+use std::path::Path;
 
-use anyhow::bail;
-use memtrace_analysis::{DiffOptions, ToText, diff as compare};
+use anyhow::{bail, ensure};
+use memtrace_analysis::{
+    DiffOptions, DiffPageRun, DiffReport, Run, Summary, SummaryOptions, ToText, diff as compare, diff_html,
+    summarize_with,
+};
 
 use super::selection::{Selected, ensure_step};
 use crate::cli::Diff;
 use crate::message::WithHelp;
 use crate::terminal::{ProgressLine, layout};
 
-/// Prints the comparison. Fails when a run cannot be read or the two have nothing to compare.
+/// The page that `--html` writes by default.
+const DIFF_PAGE: &str = "diff.html";
+
+/// Prints the comparison, or writes its page. Fails when a run cannot be read or the two have nothing to compare.
 pub(crate) fn diff(options: &Diff) -> anyhow::Result<()> {
+    if let Some(Some(page)) = &options.html {
+        // A run after --html would be its FILE, and be overwritten.
+        ensure!(
+            page.extension().is_some_and(|extension| extension == "html"),
+            WithHelp::new(
+                format!("cannot write {}: the name of a page ends in .html", page.display()),
+                "name the runs first: memtrace diff A B --html FILE"
+            )
+        );
+    }
     let custom_rules = super::categories::read(options.categories.as_deref())?;
     let a = super::open(&options.a)?;
     let b = options.b.as_deref().map(super::open).transpose()?;
@@ -22,7 +39,7 @@ pub(crate) fn diff(options: &Diff) -> anyhow::Result<()> {
         _ => None,
     };
     let (rank, device, sources) = (options.rank, options.device, options.sources);
-    let diff_options = DiffOptions { steps, rank, device, sources, custom_rules };
+    let diff_options = DiffOptions { steps, rank, device, sources, custom_rules: custom_rules.clone() };
     let mut line = ProgressLine::new(std::io::stderr().is_terminal());
     let report = compare(&a, b.as_ref().unwrap_or(&a), &diff_options, &mut |progress| line.show(&progress));
     line.clear();
@@ -34,6 +51,39 @@ pub(crate) fn diff(options: &Diff) -> anyhow::Result<()> {
             "select another rank or device, or leave out --rank and --device"
         ));
     }
+    if let Some(page) = &options.html {
+        let summary_options = SummaryOptions { custom_rules: custom_rules.as_deref(), ..SummaryOptions::default() };
+        return write_page(&report, &a, b.as_ref(), &summary_options, device, page.as_deref());
+    }
     let text = if options.json { report.to_json() } else { report.to_text(&layout(&std::io::stdout(), false)) };
     super::write_output(&text, None)
+}
+
+/// Writes the page of a comparison. Without run `b`, it is about two steps of run `a`.
+fn write_page(
+    report: &DiffReport,
+    a: &Run,
+    b: Option<&Run>,
+    summary_options: &SummaryOptions<'_>,
+    device: Option<i16>,
+    output: Option<&Path>,
+) -> anyhow::Result<()> {
+    super::ensure_not_input(
+        output.unwrap_or(Path::new(DIFF_PAGE)),
+        a.processes().iter().chain(b.into_iter().flat_map(Run::processes)),
+    )?;
+    let mut line = ProgressLine::new(std::io::stderr().is_terminal());
+    let mut page = Vec::new();
+    let drawn = (|| {
+        let mut summary_of = |run: &Run| -> memtrace_analysis::Result<Summary> {
+            summarize_with(run, summary_options, &mut |progress| line.show(&progress))
+        };
+        let summaries = (summary_of(a)?, b.map(&mut summary_of).transpose()?);
+        let page_a = DiffPageRun { run: a, summary: &summaries.0 };
+        let page_b = b.zip(summaries.1.as_ref()).map_or(page_a, |(run, summary)| DiffPageRun { run, summary });
+        diff_html(report, (page_a, page_b), device, &mut page, &mut |progress| line.show(&progress))
+    })();
+    line.clear();
+    drawn?;
+    super::write_page(&page, output, DIFF_PAGE)
 }

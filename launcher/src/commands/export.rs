@@ -136,7 +136,7 @@ fn html(run: &Run, options: &Export, summary_options: &SummaryOptions<'_>, name:
     let window_of = |process: &&Process| part(run, process, &options.window).map(|part| part.window);
     let windows = processes.iter().map(window_of).collect::<anyhow::Result<Vec<Window>>>()?;
     let path = options.output.clone().unwrap_or_else(|| PathBuf::from(name));
-    ensure_not_input(&path, run.processes())?;
+    super::ensure_not_input(&path, run.processes())?;
     let mut line = ProgressLine::new(std::io::stderr().is_terminal());
     let summary = summarize_with(run, summary_options, &mut |progress| line.show(&progress))?;
     let mut page = Vec::new();
@@ -144,33 +144,7 @@ fn html(run: &Run, options: &Export, summary_options: &SummaryOptions<'_>, name:
     let drawn = html_report(&summary, &processes, &html_options, &mut page, &mut |progress| line.show(&progress));
     line.clear();
     drawn?;
-    let cannot = || format!("cannot write {}", path.display());
-    match &options.output {
-        Some(path) => std::fs::write(path, page).with_context(cannot)?,
-        None => {
-            // A symbolic link with this name is not followed. `RunFolder` guarantees that.
-            let here = RunFolder::open(Path::new(".")).with_context(cannot)?;
-            let mut new = here.create_atomic(name).with_context(cannot)?;
-            new.file().write_all(&page).with_context(cannot)?;
-            new.commit().with_context(cannot)?;
-        }
-    }
-    message::status(&format!("wrote {}", path.display()));
-    Ok(())
-}
-
-/// Fails when the output file is one of the files that are being exported.
-fn ensure_not_input<'a>(path: &Path, read: impl IntoIterator<Item = &'a Process>) -> anyhow::Result<()> {
-    let is_input =
-        |process: &Process| path.canonicalize().is_ok_and(|p| process.path().canonicalize().is_ok_and(|q| p == q));
-    ensure!(
-        !read.into_iter().any(is_input),
-        WithHelp::new(
-            format!("cannot write {}: it is the file that is being exported", path.display()),
-            "name another file with -o"
-        )
-    );
-    Ok(())
+    super::write_page(&page, options.output.as_deref(), name)
 }
 
 /// The part of one process that is exported.
@@ -252,7 +226,7 @@ fn files(
     }
     for (process, name) in chosen {
         let path = options.output.clone().unwrap_or_else(|| PathBuf::from(format!("{name}{extension}")));
-        ensure_not_input(&path, [process])?;
+        super::ensure_not_input(&path, [process])?;
         // Check this before the file exists, because the window may be empty.
         let part = part(run, process, &options.window)?;
         let cannot = || format!("cannot create {}", path.display());

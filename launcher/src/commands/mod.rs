@@ -16,9 +16,9 @@ mod selection;
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use memtrace_analysis::load::MANIFEST_FILE;
-use memtrace_analysis::{Progress, Run, open_run_with_progress};
+use memtrace_analysis::{Process, Progress, Run, RunFolder, open_run_with_progress};
 
 use crate::message::WithHelp;
 use crate::terminal::ProgressLine;
@@ -101,6 +101,37 @@ fn write_output(text: &str, output: Option<&Path>) -> anyhow::Result<()> {
         Some(path) => std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display())),
         None => print(text.as_bytes()).context("cannot write to stdout"),
     }
+}
+
+/// Writes a page into a file. Without one, into a file `name` in the current folder.
+fn write_page(page: &[u8], output: Option<&Path>, name: &str) -> anyhow::Result<()> {
+    let path = output.unwrap_or(Path::new(name));
+    let cannot = || format!("cannot write {}", path.display());
+    if output.is_some() {
+        std::fs::write(path, page).with_context(cannot)?;
+    } else {
+        // A symbolic link with this name is not followed. `RunFolder` guarantees that.
+        let here = RunFolder::open(Path::new(".")).with_context(cannot)?;
+        let mut new = here.create_atomic(name).with_context(cannot)?;
+        new.file().write_all(page).with_context(cannot)?;
+        new.commit().with_context(cannot)?;
+    }
+    message::status(&format!("wrote {}", path.display()));
+    Ok(())
+}
+
+/// Fails when the output file is one of the files that are read.
+fn ensure_not_input<'a>(path: &Path, read: impl IntoIterator<Item = &'a Process>) -> anyhow::Result<()> {
+    let is_input =
+        |process: &Process| path.canonicalize().is_ok_and(|p| process.path().canonicalize().is_ok_and(|q| p == q));
+    ensure!(
+        !read.into_iter().any(is_input),
+        WithHelp::new(
+            format!("cannot write {}: it is the file that is being read", path.display()),
+            "name another file"
+        )
+    );
+    Ok(())
 }
 
 /// Prints on stdout. A closed pipe (`| head`) is not an error.

@@ -97,6 +97,36 @@ fn every_command_refuses_a_selection_that_is_not_in_the_run() {
     assert!(!out.exists(), "nothing is written where nothing matches");
 }
 
+#[test]
+fn diff_writes_its_page_and_never_over_a_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let golden = golden();
+    let diff = |arguments: &[&str]| {
+        let ended = output(Command::new(memtrace()).arg("diff").args(arguments).current_dir(folder.path()));
+        (ended.status.code(), stderr(&ended))
+    };
+    let golden = golden.to_str().unwrap();
+    for (arguments, file) in [
+        (&[golden, golden, "--html"][..], "diff.html"),
+        (&[golden, golden, "--html", "of runs.html"], "of runs.html"),
+        (&[golden, "--steps", "0", "2", "--html", "of steps.html"], "of steps.html"),
+    ] {
+        assert_eq!(diff(arguments), (Some(0), format!("wrote {file}\n")));
+        let page = std::fs::read_to_string(folder.path().join(file)).unwrap();
+        assert!(page.contains("id=\"comparison\"") && page.ends_with("</body></html>\n"), "{file}");
+    }
+    // Without a FILE, a run after --html is no run but the FILE.
+    let copy = folder.path().join("run.pickle.gz");
+    std::fs::copy(golden, &copy).unwrap();
+    let (code, stderr) = diff(&["--html", "run.pickle.gz", golden, "--steps", "0", "2"]);
+    assert_eq!(code, Some(2), "{stderr}");
+    assert!(
+        stderr.starts_with("error: cannot write run.pickle.gz: the name of a page ends in .html\nhelp: "),
+        "{stderr}"
+    );
+    assert_eq!(std::fs::read(&copy).unwrap(), std::fs::read(golden).unwrap(), "the run is as it was");
+}
+
 /// A file that needs more than its budget is refused with an error and a help line.
 #[test]
 fn a_file_that_needs_too_much_memory_is_refused() {

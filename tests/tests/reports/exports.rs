@@ -342,7 +342,7 @@ fn the_command_writes_every_format_and_counts_the_omitted_events() {
         ),
         (&["html", "-o", "x", "--rank", "3"], "error: run.pickle has no process of rank 3\nhelp: its processes are "),
         (&["html", "-o", "x", "--of", "peak"], "--of applies only to flame graphs"),
-        (&["html", "-o", "run.pickle"], "cannot write run.pickle: it is the file that is being exported"),
+        (&["html", "-o", "run.pickle"], "cannot write run.pickle: it is the file that is being read"),
         (&["csv", "--min-size", "much"], "expected a size"),
     ] {
         let (code, stderr) = export(arguments);

@@ -4,6 +4,12 @@ import type { Device } from './model';
 
 export type Division = 'category' | 'phase' | 'module' | 'line';
 
+/** Blocks in a color of their own; all others have another. */
+export interface Highlight {
+  label: string;
+  has: (device: Device, block: number) => boolean;
+}
+
 /** The number of series with a color of their own; smaller ones are added up. */
 const MOST = 11;
 /** The number of events between two stored states. */
@@ -45,8 +51,12 @@ export function modulePattern(path: string): string {
 }
 
 /** The group of each block, and the names of the groups. */
-function groups(device: Device, division: Division): [Int32Array, string[]] {
+function groups(device: Device, division: Division, highlight: Highlight | null): [Int32Array, string[]] {
   const { process, site } = device;
+  if (highlight) {
+    const group = Int32Array.from(site, (_, block) => (highlight.has(device, block) ? 0 : 1));
+    return [group, [highlight.label, 'other allocations']];
+  }
   const numbers = new Map<string, number>();
   const names: string[] = [];
   const numberOf = (name: string) => {
@@ -108,13 +118,15 @@ export class SeriesSet {
   constructor(
     readonly device: Device,
     readonly division: Division,
+    readonly highlight: Highlight | null = null,
   ) {
-    const [group, names] = groups(device, division);
+    const [group, names] = groups(device, division, highlight);
     const most = highest(device, group, names.length);
-    const isFixed = division === 'category' || division === 'phase';
+    const byCategory = division === 'category' && !highlight;
+    const isFixed = byCategory || division === 'phase' || highlight !== null;
     const { process } = device;
     let chosen = names.map((_, number) => number);
-    if (division === 'category' && device.info.rest) {
+    if (byCategory && device.info.rest) {
       device.rest.forEach((bytes, category) => {
         const number = names.indexOf(process.categories[category]?.name ?? '');
         if (number >= 0) most[number] = (most[number] as number) + bytes.reduce((a, b) => Math.max(a, b), 0);
@@ -132,8 +144,8 @@ export class SeriesSet {
       const name = names[number] as string;
       const plural = process.categories.find(category => category.name === name)?.plural;
       this.series.push({
-        label: division === 'category' ? (plural ?? name) : name,
-        color: isFixed ? `${division}-${name}` : `series-${this.series.length}`,
+        label: byCategory ? (plural ?? name) : name,
+        color: highlight ? (number === 0 ? 'highlight' : 'series-muted') : isFixed ? `${division}-${name}` : `series-${this.series.length}`,
         most: most[number] as number,
       });
     }
@@ -143,7 +155,7 @@ export class SeriesSet {
       this.series.push({ label: `${left} other ${noun}${left === 1 ? '' : 's'}`, color: 'series-other', most: 0 });
     }
     const other = Math.max(0, this.series.length - 1);
-    if (device.info.rest && division !== 'category') {
+    if (device.info.rest && !byCategory) {
       this.restSeries = this.series.length;
       this.series.push({ label: 'allocations not listed singly', color: 'series-rest', most: 0 });
     }

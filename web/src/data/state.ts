@@ -1,6 +1,6 @@
 /** What the reader has chosen, and the listeners that are called when it changes. */
 
-import type { Division } from './series';
+import type { Division, Highlight } from './series';
 import type { AxisKind } from './axis';
 import type { Device } from './model';
 
@@ -12,6 +12,8 @@ export interface Choice {
   base: number;
   division: Division;
   axis: AxisKind;
+  /** The blocks that the timeline colors instead of the division; `null` without any. */
+  highlight: Highlight | null;
   /** What to search for in tables and pictures. */
   search: string;
 }

@@ -138,6 +138,8 @@ export interface IssueSummary {
 
 export interface ProcessSummary {
   pid: number;
+  /** The file name of its trace. */
+  trace: string;
   rank?: number;
   argv: string[];
   events: number;

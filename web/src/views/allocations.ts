@@ -44,6 +44,8 @@ export class Allocations {
   constructor(
     private state: State,
     private positionText: (point: number) => string,
+    /** The name of the run, on a page about several. */
+    private runName: () => string = () => '',
   ) {
     this.table = new SortableTable<Row>(this.columns(), 'Live allocations');
     const colorOf = (category: string) => `category-${category}`;
@@ -128,7 +130,7 @@ export class Allocations {
       const added = live.filter(block => !old.has(block));
       const gone = before.filter(block => !now.has(block));
       rows = [...this.rows(added.filter(matches), 1), ...this.rows(gone.filter(matches), -1)];
-      replace(this.title, 'Changes between two points');
+      replace(this.title, `Changes between two points${this.ofRun()}`);
       const [low, high] = [device.total[base] as number, device.total[point] as number];
       replace(
         this.about,
@@ -141,7 +143,7 @@ export class Allocations {
     } else {
       const found = words.length > 0 ? live.filter(matches) : live;
       rows = this.rows(found, 0);
-      replace(this.title, 'Live allocations');
+      replace(this.title, `Live allocations${this.ofRun()}`);
       const total = device.total[point] ?? 0;
       const rest = device.restCount ? (device.restCount[point] ?? 0) : 0;
       replace(
@@ -169,6 +171,11 @@ export class Allocations {
       ),
     );
     for (const [name, view] of Object.entries(this.views)) view.hidden = name !== this.view;
+  }
+
+  private ofRun(): string {
+    const name = this.runName();
+    return name === '' ? '' : ` of ${name}`;
   }
 
   private choose(view: string): void {

@@ -32,8 +32,8 @@ export function verdict(lines: string[]): HTMLElement {
   );
 }
 
-/** What is missing from the recording, if anything is. */
-export function losses(summary: Summary): { element: HTMLElement; isLoss: boolean } | null {
+/** What is missing from the recording, if anything is. `name` distinguishes the runs of a page. */
+export function losses(summary: Summary, name?: string): { element: HTMLElement; isLoss: boolean } | null {
   const isLoss = Object.values(summary.losses).some(count => count > 0) || summary.problems.length > 0 || summary.not_recorded.some(one => one.is_loss);
   const lines = [
     ...Object.entries(summary.losses).map(([name, count]) => `${name.replaceAll('_', ' ')}: ${format.count(count)}`),
@@ -41,11 +41,12 @@ export function losses(summary: Summary): { element: HTMLElement; isLoss: boolea
     ...summary.not_recorded.map(one => one.text),
   ];
   if (lines.length === 0) return null;
-  const element = el('section', { class: `card w12 ${isLoss ? 'losses' : ''}`, id: 'losses' }, el('h2', {}, isLoss ? 'The recording is incomplete' : 'Not recorded'), el('ul', {}, lines.map(line => el('li', {}, line))));
+  const element = el('section', { class: `card w12 listing ${isLoss ? 'losses' : ''}`, id: name ? `losses-${name}` : 'losses' }, el('h2', {}, `${isLoss ? 'The recording is incomplete' : 'Not recorded'}${name ? ` (${name})` : ''}`), el('ul', {}, lines.map(line => el('li', {}, line))));
   return { element, isLoss };
 }
 
-function card(title: string, figure: string, more: string): HTMLElement {
+/** One figure. */
+export function card(title: string, figure: string, more: string): HTMLElement {
   return el('section', { class: 'card w3 figure' }, el('h2', {}, title), el('b', {}, figure), el('span', {}, more));
 }
 

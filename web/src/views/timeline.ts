@@ -1,9 +1,9 @@
 /** The timeline: allocated bytes in series over allocation order, steps or time. Every drawn value existed. */
 
-import { type Axis, axisOf, stepRanges } from '../data/axis';
+import { type Axis, type AxisKind, axisOf, stepRanges } from '../data/axis';
 import { Extremes } from '../data/extremes';
 import { type Changes, type Device, upperBound } from '../data/model';
-import { SeriesSet } from '../data/series';
+import { type Division, SeriesSet } from '../data/series';
 import type { State } from '../data/state';
 import type { DeviceSummary } from '../data/summary';
 import { choice, el, replace } from '../dom';
@@ -17,6 +17,8 @@ const TOP = 34;
 const BAND = 16;
 const BOTTOM = 2 * BAND + 34;
 const HEIGHT = 380;
+/** The height of one of several timelines. */
+const HEIGHT_IN_GROUP = 270;
 /** How far a key moves or zooms. */
 const KEY_STEP = 0.1;
 
@@ -26,13 +28,45 @@ interface Mark {
   kind: 'peak' | 'oom' | 'found';
 }
 
+/** What distinguishes one of several timelines of a page. */
+export interface TimelineInGroup {
+  id: string;
+  title: string;
+  group: TimelineGroup;
+  /** The event whose state is compared, instead of the peak. */
+  compared: () => number;
+}
+
+/** Timelines of several devices on the same scale. */
+export class TimelineGroup {
+  readonly timelines: Timeline[] = [];
+  /** Whether a zoom applies to all. */
+  zoomsTogether = true;
+
+  /** The range of the axis in which any of them has points. */
+  extent(kind: AxisKind): [number, number] {
+    const axes = this.timelines.map(one => one.axis).filter(axis => axis.kind === kind);
+    return [Math.min(...axes.map(axis => axis.begin)), Math.max(...axes.map(axis => axis.end))];
+  }
+
+  highestValue(): number {
+    return Math.max(...this.timelines.map(one => one.highestValue()));
+  }
+
+  /** Shows a range of the axis in all timelines that have this axis. */
+  show(kind: AxisKind, range: [number, number]): void {
+    this.timelines.filter(one => one.axis.kind === kind).forEach(one => one.show(range));
+  }
+
+  draw(): void {
+    this.timelines.forEach(one => one.draw());
+  }
+}
+
 export class Timeline {
   readonly element: HTMLElement;
-  private canvas = el('canvas', {
-    tabindex: 0,
-    role: 'application',
-    'aria-label': 'Timeline of allocated memory. Arrow keys move the cursor, plus and minus zoom, Enter shows the live allocations, P goes to the peak.',
-  });
+  private canvas = el('canvas', { tabindex: 0, role: 'application' });
+  private height: number;
   private readout = el('div', { class: 'readout', role: 'status', 'aria-live': 'polite' });
   private legend = el('div', { class: 'legend' });
   private note = el('p', { class: 'note' });
@@ -57,10 +91,17 @@ export class Timeline {
   constructor(
     private state: State,
     private summaryOf: (device: Device) => DeviceSummary | undefined,
+    private one?: TimelineInGroup,
   ) {
     const { now } = state;
-    const reset = el('button', { type: 'button', onclick: () => this.zoomTo(this.axis.begin, this.axis.end) }, 'Whole run');
-    const toPeak = el('button', { type: 'button', onclick: () => state.set({ point: this.device.peak }) }, 'Peak');
+    this.height = one ? HEIGHT_IN_GROUP : HEIGHT;
+    this.canvas.style.height = `${this.height}px`;
+    this.canvas.setAttribute(
+      'aria-label',
+      `Timeline of allocated memory${one ? ` of ${one.title}` : ''}. Arrow keys move the cursor, plus and minus zoom, Enter shows the live allocations, P goes to the peak.`,
+    );
+    const reset = el('button', { type: 'button', onclick: () => this.zoomTo(...this.extent()) }, 'Whole run');
+    const toPeak = el('button', { type: 'button', onclick: () => state.set({ point: this.peak() }) }, 'Peak');
     const search = el('input', {
       type: 'search',
       placeholder: 'step, event number, or text',
@@ -69,15 +110,13 @@ export class Timeline {
     });
     this.element = el(
       'section',
-      { class: 'card w12', id: 'timeline', 'aria-label': 'Timeline' },
+      { class: 'card w12 timeline', id: one?.id ?? 'timeline', 'aria-label': one ? `Timeline of ${one.title}` : 'Timeline' },
       el(
         'div',
         { class: 'controls' },
-        el('h2', {}, 'Allocated memory'),
-        choice('Stacked by', [['category', 'category'], ['phase', 'phase'], ['module', 'module'], ['line', 'line of the program']], now.division, value =>
-          state.set({ division: value as never }),
-        ),
-        choice('over', [['order', 'allocation order'], ['steps', 'steps'], ['time', 'time']], now.axis, value => state.set({ axis: value as never })),
+        el('h2', {}, one?.title ?? 'Allocated memory'),
+        one ? null : divisionChoice(now.division, division => state.set({ division })),
+        one ? null : axisChoice(now.axis, axis => state.set({ axis })),
         search,
         toPeak,
         reset,
@@ -87,9 +126,11 @@ export class Timeline {
       this.legend,
       this.note,
     );
+    one?.group.timelines.push(this);
     this.rebuild();
     state.listen(changed => {
-      if (changed.device || changed.division || changed.axis) this.rebuild(changed.axis === undefined && !changed.device);
+      const isNew = changed.axis !== undefined || changed.device !== undefined;
+      if (isNew || changed.division || changed.highlight !== undefined) this.rebuild(!isNew);
       if (changed.point !== undefined) this.showPoint(changed.point);
       this.draw();
     });
@@ -102,16 +143,31 @@ export class Timeline {
     return this.state.now.device;
   }
 
+  /** The range of the axis that can be shown. */
+  private extent(): [number, number] {
+    return this.one ? this.one.group.extent(this.axis.kind) : [this.axis.begin, this.axis.end];
+  }
+
+  /** The point of the peak, or of the state that is compared instead. */
+  private peak(): number {
+    return this.one ? this.device.pointOf(this.one.compared()) : this.device.peak;
+  }
+
   private rebuild(keepsZoom = false): void {
     const { device } = this;
+    const { division, highlight } = this.state.now;
     this.axis = axisOf(device, this.state.now.axis);
-    if (!this.set || this.set.device !== device || this.set.division !== this.state.now.division) {
-      this.set = new SeriesSet(device, this.state.now.division);
+    if (!this.set || this.set.device !== device || this.set.division !== division || this.set.highlight !== highlight) {
+      this.set = new SeriesSet(device, division, highlight);
     }
     if (!this.extremes || this.extremes.values !== device.total) this.extremes = new Extremes(device.total);
-    if (!keepsZoom) [this.from, this.to] = [this.axis.begin, this.axis.end];
+    if (!keepsZoom) [this.from, this.to] = this.extent();
     const summary = this.summaryOf(device);
     this.marks = device.points > 0 ? [{ point: device.peak, text: `peak ${format.size(device.total[device.peak] as number)}`, kind: 'peak' }] : [];
+    const compared = this.peak();
+    if (device.points > 0 && compared !== device.peak) {
+      this.marks.unshift({ point: compared, text: `compared: ${format.size(device.total[compared] as number)}`, kind: 'found' });
+    }
     for (const oom of summary?.ooms ?? []) {
       this.marks.push({ point: device.pointOf(oom.in_use.seq), text: `out of memory: requested ${format.size(oom.requested_bytes)}`, kind: 'oom' });
     }
@@ -163,11 +219,19 @@ export class Timeline {
   }
 
   zoomTo(from: number, to: number): void {
-    const { begin, end } = this.axis;
+    const [begin, end] = this.extent();
     const least = Math.min(end - begin, this.state.now.axis === 'order' && !this.device.info.rest ? 8 : (end - begin) / 1e7);
     const length = Math.max(least, Math.min(to - from, end - begin));
     const start = Math.max(begin, Math.min((from + to - length) / 2, end - length));
-    [this.from, this.to] = [start, start + length];
+    const group = this.one?.group;
+    if (group?.zoomsTogether) group.show(this.axis.kind, [start, start + length]);
+    else [this.from, this.to] = [start, start + length];
+    this.redraw();
+  }
+
+  /** Shows a range of the axis. */
+  show([from, to]: [number, number]): void {
+    [this.from, this.to] = [from, to];
     this.draw();
   }
 
@@ -177,6 +241,12 @@ export class Timeline {
     const position = (event: number) => this.axis.position[device.pointOf(event)] ?? 0;
     const [low, high] = [position(first), position(last)];
     this.zoomTo(low - (high - low) * 0.05, high + (high - low) * 0.05);
+  }
+
+  /** Draws this timeline, and those that have the same vertical scale. */
+  private redraw(): void {
+    if (this.one) this.one.group.draw();
+    else this.draw();
   }
 
   /** Makes a point visible. */
@@ -243,7 +313,7 @@ export class Timeline {
       canvas.setPointerCapture(event.pointerId);
       // A mouse brushes; with Alt, and below the plot, it pans. A finger pans, two zoom.
       const y = event.clientY - canvas.getBoundingClientRect().top;
-      const brush = event.pointerType === 'mouse' && !event.altKey && y < HEIGHT - BOTTOM;
+      const brush = event.pointerType === 'mouse' && !event.altKey && y < this.height - BOTTOM;
       this.drag = { x: at(event), from: this.from, to: this.to, brush, moved: false };
     });
     canvas.addEventListener('pointermove', event => {
@@ -286,7 +356,7 @@ export class Timeline {
       this.read();
       this.draw();
     });
-    canvas.addEventListener('dblclick', () => this.zoomTo(this.axis.begin, this.axis.end));
+    canvas.addEventListener('dblclick', () => this.zoomTo(...this.extent()));
     canvas.addEventListener('keydown', event => this.key(event));
   }
 
@@ -333,8 +403,8 @@ export class Timeline {
     else if (event.key === 'PageDown') this.pan(length / 2);
     else if (event.key === '+' || event.key === '=') this.zoomTo(center - length / 4, center + length / 4);
     else if (event.key === '-') this.zoomTo(center - length, center + length);
-    else if (event.key === 'Home') this.zoomTo(this.axis.begin, this.axis.end);
-    else if (event.key === 'p' || event.key === 'P') this.state.set({ point: this.device.peak });
+    else if (event.key === 'Home') this.zoomTo(...this.extent());
+    else if (event.key === 'p' || event.key === 'P') this.state.set({ point: this.peak() });
     else if (event.key === 'Enter' || event.key === ' ') this.choose(event.shiftKey);
     else return;
     event.preventDefault();
@@ -412,7 +482,7 @@ export class Timeline {
           if (pressed) this.lines.delete(name);
           else this.lines.add(name);
           this.read();
-          this.draw();
+          this.redraw();
         },
       },
       swatch,
@@ -438,7 +508,7 @@ export class Timeline {
   private paint(): void {
     const { canvas, device } = this;
     const ratio = Math.min(2, window.devicePixelRatio || 1);
-    const [width, height] = [canvas.clientWidth, HEIGHT];
+    const [width, height] = [canvas.clientWidth, this.height];
     if (width === 0) return;
     if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
       canvas.width = Math.round(width * ratio);
@@ -450,7 +520,7 @@ export class Timeline {
     context.font = '12px system-ui, sans-serif';
     if (device.points === 0) return;
     const plot = { left: LEFT, top: TOP, width: this.width(), height: height - TOP - BOTTOM };
-    const most = this.highestValue();
+    const most = this.one ? this.one.group.highestValue() : this.highestValue();
     const [unitName, unit] = format.byteUnit(most);
     const step = format.labelStep(most / unit, 5) * unit;
     const ceiling = Math.ceil((most * 1.02) / step) * step;
@@ -476,7 +546,7 @@ export class Timeline {
   }
 
   /** The highest value of the visible part, with the lines that are shown. */
-  private highestValue(): number {
+  highestValue(): number {
     const { device } = this;
     const [from, to] = this.column(LEFT, this.width());
     let most = to > from ? (device.total[this.extremes.highest(from, to)] as number) : 0;
@@ -504,7 +574,8 @@ export class Timeline {
     const gap = packed(background);
     const values = new Float64Array(set.series.length);
     let [lastPoint, lastLow] = [-1, -1];
-    for (let column = 0; column < columns; column++) {
+    const end = this.endOf(plot) * ratio;
+    for (let column = 0; column < Math.min(columns, end); column++) {
       const [from, to] = this.column(LEFT + column / ratio, 1 / ratio);
       if (to <= from) continue;
       const high = extremes.highest(from, to);
@@ -534,6 +605,11 @@ export class Timeline {
     context.putImageData(image, Math.round(plot.left * ratio), Math.round(plot.top * ratio));
   }
 
+  /** Where the run ends in the plot, in CSS pixels from its left. Other timelines of the group can be longer. */
+  private endOf(plot: { width: number }): number {
+    return this.one ? Math.max(0, Math.min(plot.width, this.x(this.axis.end) - LEFT)) : plot.width;
+  }
+
   private paintLines(
     context: CanvasRenderingContext2D,
     plot: { left: number; top: number; width: number; height: number },
@@ -548,7 +624,8 @@ export class Timeline {
       context.lineWidth = 1.5;
       context.beginPath();
       let before = -1;
-      for (let column = 0; column <= plot.width; column++) {
+      const end = this.endOf(plot);
+      for (let column = 0; column <= end; column++) {
         const [from, to] = this.column(LEFT + column, 1);
         const seqs: [number, number] = [device.pointSeq[from] ?? 0, device.pointSeq[Math.max(from, to - 1)] ?? 0];
         // The highest value of the column: no peak is lost.
@@ -560,7 +637,7 @@ export class Timeline {
         }
         before = value;
       }
-      context.lineTo(plot.left + plot.width, y(before));
+      context.lineTo(plot.left + end, y(before));
       context.stroke();
       context.setLineDash([]);
       context.lineWidth = 1;
@@ -582,9 +659,10 @@ export class Timeline {
     const at = (x: number) => upperBound(process.phaseSeq, device.pointSeq[Math.max(0, this.pointAt(this.positionAt(x)))] ?? 0) - 1;
     const runs = (valueOf: (change: number) => number, put: (value: number, from: number, to: number) => void) => {
       let [value, from] = [Number.NaN, 0];
-      for (let column = 0; column <= plot.width; column++) {
+      const end = Math.floor(this.endOf(plot));
+      for (let column = 0; column <= end; column++) {
         const change = at(LEFT + column + 0.5);
-        const next = column === Math.floor(plot.width) || change < 0 ? Number.NaN : valueOf(change);
+        const next = column === end || change < 0 ? Number.NaN : valueOf(change);
         if (next === value) continue;
         if (!Number.isNaN(value)) put(value, plot.left + from, plot.left + column);
         [value, from] = [next, column];
@@ -675,6 +753,17 @@ export class Timeline {
       context.globalAlpha = 1;
     }
   }
+}
+
+/** By what the areas are divided. */
+export function divisionChoice(chosen: Division, onchange: (division: Division) => void): HTMLElement {
+  const divisions = [['category', 'category'], ['phase', 'phase'], ['module', 'module'], ['line', 'line of the program']] as const;
+  return choice('Stacked by', divisions, chosen, value => onchange(value as Division));
+}
+
+/** The horizontal axis. */
+export function axisChoice(chosen: AxisKind, onchange: (axis: AxisKind) => void): HTMLElement {
+  return choice('over', [['order', 'allocation order'], ['steps', 'steps'], ['time', 'time']], chosen, value => onchange(value as AxisKind));
 }
 
 /** The value that holds at an event. */

@@ -1,0 +1,139 @@
+/** The report of a run. */
+
+import { dataOf } from '../data/decode';
+import { type Device, Process } from '../data/model';
+import { State } from '../data/state';
+import { type DeviceSummary, type PageInfo, type ProcessSummary, type Summary, deviceName, explainedOom, processName } from '../data/summary';
+import { choice, el, replace } from '../dom';
+import * as format from '../format';
+import { Allocations } from '../views/allocations';
+import * as explain from '../views/explain';
+import { type Part, fillNav, header } from '../views/header';
+import { linesView } from '../views/lines';
+import { ranksView } from '../views/ranks';
+import { Timeline } from '../views/timeline';
+
+interface Entry {
+  /** The first and the last event that the timeline shows first. */
+  window: [number, number] | null;
+  name: string;
+  device: Device;
+  process: ProcessSummary;
+  summary: DeviceSummary;
+}
+
+/** Everything that the page shows, for tests and the benchmark. */
+interface Exposed {
+  summary: Summary;
+  page: PageInfo;
+  state: State;
+  timeline: Timeline | null;
+  readyMs: number;
+}
+
+declare global {
+  interface Window {
+    memtraceReport?: Exposed;
+  }
+}
+
+function facts(summary: Summary, page: PageInfo): string[] {
+  const { run } = summary;
+  return [
+    run.duration_ns === undefined ? '' : format.duration(run.duration_ns / 1000),
+    `${format.count(run.events)} events`,
+    page.only ? `only ${page.only}` : '',
+    page.processes_left_out > 0 ? `${format.number(page.processes_left_out, 'process')} not shown: memtrace export --to html --rank` : '',
+  ];
+}
+
+const PARTS: Part[] = [
+  ['timeline', 'Timeline'],
+  ['allocations', 'Allocations'],
+  ['issues', 'Issues'],
+  ['suggestions', 'What to try'],
+  ['largest', 'Peak'],
+  ['lines', 'Lines'],
+  ['ranks', 'Ranks'],
+];
+
+/** Shows the report whose data the page has in its elements; `data` is the summary. */
+export async function reportPage(app: HTMLElement, data: Uint8Array): Promise<void> {
+  const { page, summary } = JSON.parse(new TextDecoder().decode(data)) as { page: PageInfo; summary: Summary };
+  const head = header('memtrace', page.title, facts(summary, page));
+  const losses = explain.losses(summary);
+  // What makes the figures wrong comes first, other remarks last.
+  const body = el('main', {}, explain.verdict(page.verdict), losses?.isLoss ? losses.element : null);
+  replace(app, head, body);
+
+  const entries: Entry[] = [];
+  for (let number = 0; ; number++) {
+    const bytes = await dataOf(`process-${number}`);
+    if (!bytes) break;
+    const process = new Process(bytes);
+    const described = summary.processes[number];
+    if (!described) break;
+    for (const one of described.devices) {
+      const device = process.devices.find(candidate => candidate.info.device === one.device);
+      if (device && device.points > 0) {
+        const name = summary.processes.length > 1 ? `${processName(described)}, ${deviceName(one.device)}` : deviceName(one.device);
+        entries.push({ name, device, process: described, summary: one, window: page.windows[number] ?? null });
+      }
+    }
+  }
+  const first = entries[0];
+  if (!first) {
+    body.append(el('section', { class: 'card w12' }, el('p', {}, 'The recording has no allocations.')));
+    fillNav(head, PARTS);
+    return;
+  }
+  const pointOf = (entry: Entry) => {
+    if (entry.window) return entry.device.highest(...entry.window);
+    const oom = explainedOom(entry.summary);
+    return oom ? entry.device.pointOf(oom.in_use.seq) : entry.device.peak;
+  };
+  const state = new State({ device: first.device, point: pointOf(first), base: -1, division: 'category', axis: 'order', highlight: null, search: '' });
+  const entryOf = (device: Device) => entries.find(entry => entry.device === device) ?? first;
+  const timeline = new Timeline(state, device => entryOf(device).summary);
+  const allocations = new Allocations(state, point => timeline.positionText(point));
+  const top = el('div', { class: 'parts' });
+  const rest = el('div', { class: 'parts' });
+  const devices =
+    entries.length > 1
+      ? choice('Device', entries.map((entry, at) => [String(at), entry.name] as const), '0', value => {
+          const entry = entries[Number(value)] ?? first;
+          state.set({ device: entry.device, point: pointOf(entry), base: -1 });
+        })
+      : null;
+  const show = () => {
+    const entry = entryOf(state.now.device);
+    if (entry.window) timeline.showEvents(...entry.window);
+    replace(top, explain.figures(entry.summary));
+    replace(
+      rest,
+      explain.issues(entry.process, entry.device),
+      explain.suggestions(entry.summary),
+      explain.oneStep(entry.summary, entry.device, state),
+      explain.largest(entry.summary, entry.device, state),
+      explain.modules(entry.summary),
+      linesView(entry.device, state),
+    );
+    const select = devices?.querySelector('select');
+    if (select) select.value = String(entries.indexOf(entry));
+    fillNav(head, PARTS);
+  };
+  const ranks = ranksView(
+    entries.map(entry => ({
+      name: entry.name,
+      device: entry.device,
+      issues: entry.process.issues.filter(issue => issue.device === entry.summary.device).length,
+      failed: explainedOom(entry.summary) !== undefined,
+    })),
+    state,
+  );
+  body.append(...[devices ? el('div', { class: 'w12' }, devices) : null, top, timeline.element, allocations.element, ranks, rest, losses?.isLoss === false ? losses.element : null].filter(part => part !== null));
+  state.listen(changed => changed.device && show());
+  show();
+  timeline.draw();
+  window.memtraceReport = { summary, page, state, timeline, readyMs: performance.now() };
+}
