@@ -128,7 +128,7 @@ async function comparePair(pair) {
 /** Chooses the first rows of a table: both timelines then color exactly the row's bytes at their compared points. */
 async function chooseRows(tab, rows) {
   const buttons = page.locator('#changes tbody button[data-row]');
-  for (let at = 0; at < Math.min(await buttons.count(), 12); at++) {
+  for (let at = 0; at < Math.min(await buttons.count(), 30); at++) {
     await buttons.nth(at).click();
     await drawn();
     equal(`${tab}: the row is marked`, await buttons.nth(at).getAttribute('aria-pressed'), 'true');
@@ -155,13 +155,17 @@ async function drive() {
   const canvas = page.locator('#timeline-a canvas');
   await drawn();
   await picture('light');
+  const atFirst = await geometry();
+  equal('vertical scale at first', atFirst[0].ceiling, atFirst[1].ceiling);
+  if (await page.evaluate(() => window.memtraceComparison.group.zoomsTogether)) equal('horizontal scale at first', [atFirst[0].from, atFirst[0].to], [atFirst[1].from, atFirst[1].to]);
   for (const [division, axis] of [['phase', 'steps'], ['module', 'time'], ['line', 'order'], ['category', 'order']]) {
     await page.getByLabel('Stacked by').selectOption(division);
     await page.getByLabel('over', { exact: true }).selectOption(axis);
     await drawn();
     const [a, b] = await geometry();
     equal(`vertical scale of both timelines, ${division} over ${axis}`, a.ceiling, b.ceiling);
-    if (await page.evaluate(() => window.memtraceComparison.group.zoomsTogether)) equal(`horizontal scale, ${division} over ${axis}`, [a.from, a.to], [b.from, b.to]);
+    const kinds = await page.evaluate(() => window.memtraceComparison.timelines.map(timeline => timeline.axis.kind));
+    if (kinds[0] === kinds[1]) equal(`horizontal scale, ${division} over ${axis}`, [a.from, a.to], [b.from, b.to]);
     const highest = await page.evaluate(() => Math.max(...window.memtraceComparison.states.map(({ now }) => now.device.total[now.device.peak])));
     check('the peaks are below the top', highest <= a.ceiling, `${highest} of ${a.ceiling}`);
     const sums = await page.evaluate(() => {
@@ -170,6 +174,28 @@ async function drive() {
     });
     equal(`the sums of the series by ${division}`, sums, [0, 0]);
   }
+  // Every column has its highest point, and nothing is drawn after the end of the shorter run.
+  const wrong = await page.evaluate(() => window.memtraceComparison.timelines.map((timeline, side) => {
+    const { device } = window.memtraceComparison.states[side].now;
+    const { from, to, ceiling } = timeline.geometry;
+    const { width: columns, height: rows, data } = timeline.image;
+    const columnOf = point => ((timeline.axis.position[point] - from) / (to - from)) * columns;
+    const heightOf = column => {
+      let row = 0;
+      while (row < rows && data[(row * columns + column) * 4 + 3] === 0) row += 1;
+      return rows - row;
+    };
+    const end = ((timeline.axis.end - from) / (to - from)) * columns;
+    let count = 0;
+    for (let point = 0; point < device.points; point++) {
+      const column = Math.floor(columnOf(point));
+      const near = [column - 1, column, column + 1].filter(at => at >= 0 && at < columns);
+      if (Math.max(...near.map(heightOf)) < Math.round((device.total[point] / ceiling) * rows)) count += 1;
+    }
+    for (let column = Math.ceil(end) + 1; column < columns; column++) if (heightOf(column) > 0) count += 1;
+    return count;
+  }));
+  equal('points that are not drawn, and columns after the end', wrong, [0, 0]);
   // Zoom by keys, together and alone.
   await page.getByLabel('Zoom together').check();
   await canvas.focus();

@@ -42,7 +42,7 @@ test('figures are formatted as in the terminal', () => {
 });
 
 test('modules of one kind are one group', () => {
-  const paths = ['blocks.3.attn.qkv', 'head', 'stages.0.blocks.7.norm', 'GPT/Linear', ''];
+  const paths = ['blocks.3.attn.qkv', 'head', 'stages.0.blocks.7.norm', '/GPT', '/'];
   assert.deepEqual(paths.map(modulePattern), ['blocks.*', 'head', 'stages.*', 'GPT', 'the model itself']);
 });
 

@@ -79,8 +79,7 @@ pub fn diff_html(
     let members = [("page", page.to_string()), ("diff", report.to_json()), ("a", summary_of(a)), ("b", summary_of(b))];
     write_json("comparison", &members, out).map_err(cannot())?;
     let of = |Shown { run, process, peaks }| {
-        let mut marks = marks(run.summary, process);
-        marks.extend(peaks);
+        let marks = peaks.into_iter().chain(marks(run.summary, process)).collect();
         PageProcess { process, marks, sources: SourceAccess::of(run.run, false) }
     };
     let processes: Vec<PageProcess<'_>> = shown.into_iter().map(of).collect();

@@ -71,15 +71,16 @@ pub fn html_report(
     write_end(out).map_err(cannot())
 }
 
-/// The events of a process at which the page must know the totals: peaks and out-of-memory errors.
+/// The events of a process at which the page must know the totals: peaks, then out-of-memory errors.
 pub(crate) fn marks(summary: &Summary, process: &Process) -> Vec<u64> {
     let devices = summary.processes.iter().filter(|one| describes(one, process)).flat_map(|one| &one.devices);
-    devices
-        .flat_map(|device| {
-            let states = device.ooms.iter().map(|oom| &oom.in_use).chain(&device.peak);
-            states.map(|state| state.seq)
-        })
-        .collect()
+    let (mut peaks, mut errors) = (Vec::new(), Vec::new());
+    for device in devices {
+        peaks.extend(device.peak.as_ref().map(|state| state.seq));
+        errors.extend(device.ooms.iter().map(|oom| oom.in_use.seq));
+    }
+    peaks.extend(errors);
+    peaks
 }
 
 /// Whether a summary describes this process.

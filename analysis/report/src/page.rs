@@ -32,7 +32,7 @@ pub(crate) const TEXT_WIDTH: usize = 100;
 /// A process whose data a page has.
 pub(crate) struct PageProcess<'a> {
     pub(crate) process: &'a Process,
-    /// The events, by `seq`, at which all blocks are listed.
+    /// The events, by `seq`, at which all blocks are listed. Modules have the paths that they had at the first.
     pub(crate) marks: Vec<u64>,
     /// The source files that may be quoted.
     pub(crate) sources: SourceAccess,
@@ -95,6 +95,7 @@ pub(crate) fn write_processes(
             device,
             max_blocks: (events > COMPLETE_EVENTS).then(|| share(MAX_BLOCKS)),
             marks,
+            modules_at: marks.first().copied().unwrap_or(0),
             is_library: &|frame| is_library(&frame.filename),
             sources: sources.clone(),
         };

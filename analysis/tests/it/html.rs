@@ -40,8 +40,14 @@ fn summary_of(page: &str) -> Value {
 }
 
 fn data_of(process: &Process, max_blocks: Option<u64>, marks: &[u64]) -> crate::page_data::PageData {
-    let options =
-        PageDataOptions { device: None, max_blocks, marks, is_library: &|_| false, sources: SourceAccess::Nothing };
+    let options = PageDataOptions {
+        device: None,
+        max_blocks,
+        marks,
+        modules_at: 0,
+        is_library: &|_| false,
+        sources: SourceAccess::Nothing,
+    };
     let mut bytes = Vec::new();
     page_data(process, &options, &mut bytes, &mut |_| {}).unwrap();
     let mut plain = Vec::new();
@@ -213,6 +219,38 @@ fn the_page_of_a_comparison_has_both_runs() {
     assert_eq!(policy(&page), policy(&whole(&a)));
     let markup = markup(&page);
     assert!(markup.contains("<noscript><pre id=\"report\">memtrace diff") && !markup.contains("href="), "{markup}");
+}
+
+/// A page that colors a module's blocks colors exactly the bytes that the comparison names.
+#[test]
+fn blocks_are_in_the_modules_of_the_comparison() {
+    let mut modules = BTreeSet::new();
+    for run in runs().into_iter().chain([crate::modules_at_peak::run()]) {
+        let (report, page) = comparison(&run, &run, None);
+        let found = elements(&page);
+        let inside: Value = serde_json::from_slice(&found["comparison"]).unwrap();
+        for (pair, numbers) in report.pairs.iter().zip(inside["page"]["processes"].as_array().unwrap()) {
+            let data = decode(&found[&format!("process-{}", numbers[0])]);
+            let mut bytes: BTreeMap<Option<String>, u64> = BTreeMap::new();
+            for block in &data.devices[&i64::from(pair.a.device)].blocks {
+                let text = block.module.checked_sub(1).map(|number| {
+                    let text = data.json["tables"]["strings"][number as usize].as_str().unwrap();
+                    // A slash and a class: a model itself.
+                    if text.starts_with('/') { String::new() } else { text.to_owned() }
+                });
+                if is_live(block, pair.a.seq) {
+                    *bytes.entry(text).or_default() += block.size;
+                }
+            }
+            let rows = pair.by_module.iter().filter(|row| row.change.a_bytes > 0);
+            let expected: BTreeMap<_, _> = rows.map(|row| (row.path.clone(), row.change.a_bytes)).collect();
+            if !expected.is_empty() {
+                assert_eq!(bytes, expected);
+            }
+            modules.extend(expected.into_keys().flatten());
+        }
+    }
+    assert!(["", "blocks.0", "blocks.0.fc"].iter().all(|path| modules.contains(*path)), "{modules:?}");
 }
 
 #[test]

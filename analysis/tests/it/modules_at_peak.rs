@@ -104,6 +104,11 @@ fn trained(checkpointed: bool) -> (Program, Vec<ContextId>) {
     (p, calls)
 }
 
+/// A run of this program.
+pub(crate) fn run() -> Run {
+    Run::from_processes("run".as_ref(), Default::default(), vec![trained(false).0.process()])
+}
+
 fn analysed(p: Program) -> (DeviceSummary, String) {
     let run = Run::from_processes("run".as_ref(), Default::default(), vec![p.process()]);
     let summary = summarize(&run, &mut |_| {}).unwrap();

@@ -14,6 +14,8 @@ pub(crate) struct Listed {
     pub(crate) size: u64,
     pub(crate) address: u64,
     pub(crate) category: u64,
+    /// The number of the module's text plus one; 0 without a module.
+    pub(crate) module: u64,
 }
 
 /// One device.
@@ -114,7 +116,8 @@ pub(crate) fn decode(bytes: &[u8]) -> PageData {
     let mut parts: BTreeMap<u64, DeviceData> = BTreeMap::new();
     let mut last: BTreeMap<(u64, u8), u64> = BTreeMap::new();
     let mut addresses: BTreeMap<(u64, u8, u64), u64> = BTreeMap::new();
-    let mut sites: Vec<(u64, usize, u64)> = Vec::new();
+    // Device, block, site, tensor.
+    let mut sites: Vec<(u64, usize, u64, u64)> = Vec::new();
     let (mut phases, mut phase_seq) = (Vec::new(), 0);
     let mut json = Value::Null;
     let mut reserved_value: BTreeMap<u64, u64> = BTreeMap::new();
@@ -148,6 +151,7 @@ pub(crate) fn decode(bytes: &[u8]) -> PageData {
             b'B' | b'L' => {
                 let frees = (*tag == b'B').then(|| rising(last, numbers.column(rows)));
                 let (lifetimes, sizes, site) = (numbers.column(rows), numbers.column(rows), numbers.column(rows));
+                let first = device.blocks.len();
                 for i in 0..rows {
                     let value = numbers.next();
                     let change = signed(value >> 1) * if value & 1 == 0 { 512 } else { 1 };
@@ -155,10 +159,17 @@ pub(crate) fn decode(bytes: &[u8]) -> PageData {
                     *address = address.wrapping_add_signed(change);
                     let free = frees.as_ref().map(|frees| frees[i]);
                     let alloc = free.map_or(lifetimes[i], |free| free - lifetimes[i]);
-                    sites.push((number, device.blocks.len(), site[i]));
-                    device.blocks.push(Listed { alloc, free, size: sizes[i], address: *address, category: 0 });
+                    device.blocks.push(Listed {
+                        alloc,
+                        free,
+                        size: sizes[i],
+                        address: *address,
+                        category: 0,
+                        module: 0,
+                    });
                 }
-                numbers.column(rows);
+                let tensors = numbers.column(rows);
+                sites.extend((0..rows).map(|i| (number, first + i, site[i], tensors[i])));
             }
             b'P' => {
                 let categories = numbers.next() as usize;
@@ -187,9 +198,12 @@ pub(crate) fn decode(bytes: &[u8]) -> PageData {
         }
         assert!(numbers.0.is_empty(), "a record {} is read to its end", char::from(*tag));
     }
-    for (number, block, site) in sites {
-        parts.get_mut(&number).unwrap().blocks[block].category =
-            json["tables"]["sites"]["category"][site as usize].as_u64().unwrap();
+    let tables = &json["tables"];
+    for (number, block, site, tensor) in sites {
+        let block = &mut parts.get_mut(&number).unwrap().blocks[block];
+        block.category = tables["sites"]["category"][site as usize].as_u64().unwrap();
+        let held = if tensor == 0 { 0 } else { tables["tensors"][tensor as usize - 1][2].as_u64().unwrap() };
+        block.module = if held > 0 { held } else { tables["sites"]["module"][site as usize].as_u64().unwrap() };
     }
     let ordinals = json["devices"].as_array().unwrap().iter().map(|device| device["device"].as_i64().unwrap());
     let devices = ordinals.enumerate().map(|(i, ordinal)| (ordinal, parts.remove(&(i as u64)).unwrap_or_default()));

@@ -242,7 +242,7 @@ export class Process {
     return row ? { name: this.string(row[0]), shape: this.string(row[1]), module: this.optional(row[2]) } : null;
   }
 
-  /** The module of a block: the one that holds its parameter, else the one whose call allocated it. */
+  /** The module of a block, as in the summary: its path, or `/` and the class of a model itself. */
   module(device: Device, block: number): string | null {
     const tensor = this.json.tables.tensors[(device.tensor[block] as number) - 1];
     const held = tensor ? this.optional(tensor[2]) : null;
@@ -296,6 +296,11 @@ export class Process {
     }
     return null;
   }
+}
+
+/** The name of a module: its path, or the class of a model itself. */
+export function moduleText(module: string): string {
+  return module.startsWith('/') ? module.slice(1) || 'the model itself' : module;
 }
 
 /** The last two components of a path. */

@@ -1,6 +1,6 @@
 /** Divides a device's memory into series (by category, phase, module or line), exact at every point. */
 
-import type { Device } from './model';
+import { type Device, moduleText } from './model';
 
 export type Division = 'category' | 'phase' | 'module' | 'line';
 
@@ -42,12 +42,13 @@ export interface OneSeries {
   most: number;
 }
 
-/** The path of a module with numbers replaced: `blocks.*`; modules inside it belong to it. */
+/** The name of a module with numbers replaced: `blocks.*`; modules inside it belong to it. */
 export function modulePattern(path: string): string {
-  const parts = path.split('/')[0]?.split('.') ?? [];
+  if (path.startsWith('/')) return moduleText(path);
+  const parts = path.split('.');
   const at = parts.findIndex(part => /^\d+$/.test(part));
   if (at >= 0) return [...parts.slice(0, at), '*'].join('.');
-  return parts[0] || 'the model itself';
+  return parts[0] ?? path;
 }
 
 /** The group of each block, and the names of the groups. */

@@ -51,7 +51,7 @@ const MARKS = { same: 'ok', redistributed: '', grew: 'warn', shrank: 'ok' };
 /** Shows the comparison whose data the page has in its elements; `data` is the comparison itself. */
 export async function comparisonPage(app: HTMLElement, data: Uint8Array): Promise<void> {
   const { page, diff, a, b } = JSON.parse(new TextDecoder().decode(data)) as { page: ComparisonInfo; diff: DiffReport; a: Summary; b: Summary };
-  const head = header('memtrace diff', page.title, SIDES.map((side, at) => `${side}: ${page.names[at]}`));
+  const head = header('memtrace diff', '', SIDES.map((side, at) => `${side}: ${page.names[at]}`));
   const verdict = el(
     'section',
     { class: 'card w12 verdict', id: 'verdict' },
@@ -186,12 +186,13 @@ class View {
         divisionChoice('category', division => states.forEach(state => state.set({ division }))),
         axisChoice(states[0]?.now.axis ?? 'order', axis => {
           states.forEach(state => state.set({ axis }));
-          this.group.show(axis, this.group.extent(axis));
+          this.showAll();
         }),
         together,
       ),
       this.selection,
     );
+    this.showAll();
     if (comparesSteps) {
       // Two steps are compared side by side; one step of both runs at the same place.
       if (steps[0] !== steps[1]) {
@@ -205,6 +206,11 @@ class View {
     }
     this.choose(null);
     this.group.draw();
+  }
+
+  /** Shows both runs as a whole. A run without steps has another axis than one with steps. */
+  private showAll(): void {
+    for (const kind of new Set(this.timelines.map(one => one.axis.kind))) this.group.show(kind, this.group.extent(kind));
   }
 
   /** Colors the blocks of a row in both timelines. */
@@ -235,7 +241,7 @@ class View {
     return [
       el('span', { class: 'labeled' }, square, el('b', {}, row.label)),
       el('span', {}, `at the peaks: A ${format.size(a_bytes)}, B ${format.size(b_bytes)}`),
-      ...(isAll ? [] : [el('span', { class: 'warn' }, `of which the timelines color A ${format.size(colored[0] ?? 0)}, B ${format.size(colored[1] ?? 0)}`)]),
+      ...(isAll ? [] : [el('span', { class: 'warn' }, `the timelines color A ${format.size(colored[0] ?? 0)}, B ${format.size(colored[1] ?? 0)}`)]),
       el('button', { type: 'button', onclick: () => this.choose(null) }, 'Show all'),
     ];
   }

@@ -1,7 +1,7 @@
 /** The live allocations at a point, or the differences between two points: table, icicle graph, memory map. */
 
 import type { Device } from '../data/model';
-import { shortFile } from '../data/model';
+import { moduleText, shortFile } from '../data/model';
 import type { State } from '../data/state';
 import { checkbox, el, replace } from '../dom';
 import * as format from '../format';
@@ -92,7 +92,7 @@ export class Allocations {
       text = [
         tensor?.name,
         tensor?.shape,
-        process.module(device, block),
+        moduleText(process.module(device, block) ?? ''),
         category?.plural,
         process.phases[process.phase(site)],
         process.node(site),
@@ -218,6 +218,7 @@ export class Allocations {
     const { process } = device;
     const site = (row: Row) => device.site[row.block] as number;
     const category = (row: Row) => process.categories[process.category(site(row))];
+    const module = (row: Row) => moduleText(process.module(device, row.block) ?? '');
     const location = (row: Row) => {
       const text = process.location(process.stack(site(row)));
       const node = process.node(site(row));
@@ -243,7 +244,7 @@ export class Allocations {
         cell: row => swatch(`category-${category(row)?.name ?? 'unknown'}`, category(row)?.plural ?? ''),
       },
       { title: 'Tensor', key: row => row.names, cell: row => row.names },
-      { title: 'Module', wide: true, key: row => process.module(device, row.block) ?? '', cell: row => process.module(device, row.block) ?? '' },
+      { title: 'Module', wide: true, key: module, cell: module },
       { title: 'Allocated at', key: location, cell: row => this.stack(row, location(row)) },
       { title: 'Phase', wide: true, key: row => process.phases[process.phase(site(row))] ?? '', cell: row => process.phases[process.phase(site(row))] ?? '' },
     );

@@ -8,6 +8,8 @@ import * as format from '../format';
 import { swatch } from './swatch';
 import { type Column, SortableTable } from './table';
 
+/** The number of rows that a table shows at first. */
+const ROWS = 30;
 const WITHOUT_EVENT = 'without a recorded event';
 const NO_CUSTOM_CATEGORY = 'none of the rules';
 
@@ -49,7 +51,7 @@ export class Changes {
   private chosen: ChangeRow | null = null;
 
   constructor(private onchoose: (row: ChangeRow | null) => void) {
-    this.table = new SortableTable<ChangeRow>(this.columns([]), 'Changes');
+    this.table = new SortableTable<ChangeRow>(this.columns([]), 'Changes', ROWS);
     this.noise = checkbox('Also changes within noise', false, all => {
       this.withNoise = all;
       this.show();
@@ -208,7 +210,7 @@ function divisionsOf(pair: DevicePair, devices: Devices): Division[] {
       rows: pair.by_module.map(row => ({
         change: row,
         label: row.path === undefined ? 'in no module' : row.path || 'the model itself',
-        ...of((_, device) => block => (device.process.module(device, block) ?? undefined) === row.path),
+        ...of((_, device) => block => isModule(device.process.module(device, block), row.path)),
       })),
     },
   ];
@@ -224,6 +226,12 @@ function bySite(test: (device: Device, site: number, side: Side) => boolean): Be
       return known[site] === 1;
     };
   };
+}
+
+/** Whether a module of the data is the one of a path; an empty path is a model itself. */
+function isModule(module: string | null, path: string | undefined): boolean {
+  if (module === null || path === undefined) return module === null && path === undefined;
+  return path === '' ? module.startsWith('/') : module === path;
 }
 
 function categoryOf(device: Device, site: number): string | undefined {

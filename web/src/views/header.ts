@@ -11,8 +11,8 @@ export function header(name: string, title: string, facts: string[]): HTMLElemen
     'header',
     {},
     el('b', {}, name),
-    el('code', { class: 'command', title }, title),
-    facts.filter(text => text !== '').map(text => el('span', { class: 'tag' }, text)),
+    title === '' ? null : el('code', { class: 'command', title }, title),
+    facts.filter(text => text !== '').map(text => el('span', { class: 'tag', title: text }, text)),
     el('nav', { 'aria-label': 'Parts of the page' }),
     el('button', { type: 'button', class: 'theme', 'aria-label': 'Switch between light and dark', title: 'Light or dark', onclick: toggleTheme }, '\u25d0'),
   );

@@ -19,15 +19,17 @@ export class SortableTable<Row> {
   readonly element: HTMLElement;
   private head = el('tr', {});
   private body = el('tbody', {});
-  private more = el('button', { type: 'button', onclick: () => this.show(this.shown + 10 * PAGE) });
+  private more = el('button', { type: 'button', onclick: () => this.show(this.shown + 10 * this.page) });
   private rows: Row[] = [];
-  private shown = PAGE;
+  private shown = 0;
   private by = 0;
   private reversed = false;
 
   constructor(
     private columns: Column<Row>[],
     label: string,
+    /** The number of rows that it shows at first. */
+    private page = PAGE,
   ) {
     const table = el('table', { 'aria-label': label }, el('thead', {}, this.head), this.body);
     this.element = el('div', { class: 'scroll' }, table, this.more);
@@ -62,7 +64,7 @@ export class SortableTable<Row> {
         );
       }),
     );
-    this.show(PAGE);
+    this.show(this.page);
   }
 
   private show(count: number): void {

@@ -7,9 +7,7 @@ use memtrace_trace::event::{Action, Event, Source};
 use memtrace_trace::file::Definitions;
 use memtrace_trace::ids::{FrameId, StackId};
 
-use super::category::{
-    BlockAllocation, BlockClassification, Categorizer, Category, CategoryRuleUses, LifetimeEnd, Proof,
-};
+use super::category::{BlockAllocation, BlockClassification, Categorizer, Category, CategoryRuleUses, LifetimeEnd};
 use super::composition::{Amount, Composition, ModuleKey, Origin};
 use super::custom::CustomCategorizer;
 use super::diagnostics::{BlockEvent, Signals};
@@ -403,12 +401,7 @@ impl DeviceAnalysis {
         };
         to.add(origin, block.size, block.seq);
         let call = tracked.tracker.stacks().contexts().module(block.event_context);
-        let named = || {
-            tracked
-                .names
-                .filter(|_| matches!(block.proof, Proof::Named(_) | Proof::NamedCache))?
-                .of_allocation(block.seq)
-        };
+        let named = || tracked.names.filter(|_| block.proof.is_named())?.of_allocation(block.seq);
         let module = match named() {
             Some(named) => paths.number(named).map(ModuleKey::Path),
             None => (!call.is_none()).then_some(ModuleKey::Call(call)),

@@ -46,7 +46,7 @@ pub use lines::{BlockKind, DeviceLines, FunctionUse, LineUse, Lines, NamedBlocks
 pub use missing_modules::{MissingModules, MissingSiblings};
 pub use model_calls::ModelCalls;
 pub use module_groups::{ModuleLine, RepeatedModule, RepeatedModules};
-pub use modules::{ModuleMemory, ModulePaths, ModuleTree, module_path_of};
+pub use modules::{BlockModule, BlockModules, ModuleMemory, ModulePaths, ModuleSource, ModuleTree, module_path_of};
 pub use oom::{Oom, OomLog};
 pub use oom_report::{OomQuery, OomReport};
 pub use phase::{EventClassification, Phase, PhaseTracker, ProgramPosition};

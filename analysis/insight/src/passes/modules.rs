@@ -9,8 +9,9 @@ use std::collections::HashMap;
 
 use memtrace_trace::definition::TensorKind;
 use memtrace_trace::file::Definitions;
+use memtrace_trace::ids::ContextId;
 
-use super::category::Category;
+use super::category::{BlockAllocation, Category};
 use super::composition::{Composition, ModuleKey};
 use super::module_groups::{AlikeModules, ModuleLine, RepeatedModules};
 use super::module_memory::{Amounts, NodeMemory, add_up};
@@ -52,6 +53,78 @@ fn path_of(kind: TensorKind, name: &str) -> Option<&str> {
     let (module, parameter) = of.rsplit_once('.').unwrap_or(("", of));
     // An optimizer numbers the parameters that belong to no module.
     (!parameter.starts_with("params[")).then_some(module)
+}
+
+/// Whether blocks of a category can belong to a module. A workspace belongs to the process, not to the module that
+/// first needed it.
+fn in_modules(category: Category) -> bool {
+    category != Category::Workspace
+}
+
+/// The modules of single blocks, by the same rules as in [`ModuleTree`].
+#[derive(Debug)]
+pub struct BlockModules<'a> {
+    table: ModuleTable,
+    names: &'a Names,
+    contexts: Contexts,
+}
+
+/// A module of [`BlockModules`].
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct BlockModule {
+    /// The path; empty for a root.
+    pub path: String,
+    /// The class; empty if it is unknown.
+    pub class: String,
+}
+
+/// How the module of a block is known.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum ModuleSource {
+    /// By the tensor that the block holds.
+    Tensor,
+    /// By the call that allocated the block, or whose autograd node did. This is the call's context.
+    Call(ContextId),
+    /// The block belongs to no module.
+    None,
+}
+
+impl<'a> BlockModules<'a> {
+    /// The modules of a recording. Their paths are those of about `at_seq`.
+    pub fn of(definitions: &Definitions, names: &'a Names, at_seq: u64) -> BlockModules<'a> {
+        let table = ModuleTable::of(definitions, names, at_seq);
+        BlockModules { table, names, contexts: Contexts::of(definitions) }
+    }
+
+    /// How the module of a block is known.
+    pub fn source(&self, block: &BlockAllocation, category: Category) -> ModuleSource {
+        if !in_modules(category) {
+            ModuleSource::None
+        } else if block.proof.is_named() && self.names.of_allocation(block.seq).is_some() {
+            ModuleSource::Tensor
+        } else {
+            match self.contexts.module(block.event_context) {
+                ContextId::NONE => ModuleSource::None,
+                call => ModuleSource::Call(call),
+            }
+        }
+    }
+
+    /// The module of a call.
+    pub fn called(&self, call: ContextId) -> Option<BlockModule> {
+        self.table.called(call).map(|module| self.module(module))
+    }
+
+    /// The module that holds a named tensor.
+    pub fn holder(&mut self, named: &AllocationNames) -> Option<BlockModule> {
+        let module = self.table.owner(module_path_of(named)?);
+        Some(self.module(module))
+    }
+
+    fn module(&self, module: usize) -> BlockModule {
+        let class = self.table.modules()[module].class.to_string();
+        BlockModule { path: self.table.components(module).join("."), class }
+    }
 }
 
 /// One module and its memory.
@@ -105,8 +178,7 @@ impl ModuleTree {
     ) -> ModuleTree {
         let mut table = ModuleTable::of(definitions, names, composition.seq);
         let mut memory: Vec<NodeMemory> = Vec::new();
-        // A workspace belongs to the process, not to the module that first needed it.
-        let of_modules = composition.modules().filter(|(_, category, _)| *category != Category::Workspace);
+        let of_modules = composition.modules().filter(|(_, category, _)| in_modules(*category));
         let mut parts: Vec<_> = of_modules.collect();
         parts.sort_unstable_by_key(|(module, category, _)| (*module, *category));
         for (key, category, part) in parts {

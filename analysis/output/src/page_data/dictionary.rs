@@ -10,11 +10,11 @@ use serde_json::{Value, json};
 use crate::flame_graph::attributed_stack;
 use crate::sources::SourceFiles;
 use memtrace_input::{AddressBuildHasher, printable};
-use memtrace_insight::passes::{BlockAllocation, BlockClassification, module_path_of};
+use memtrace_insight::passes::{BlockAllocation, BlockClassification, BlockModule, BlockModules, ModuleSource};
 use memtrace_replay::Names;
 
-/// What distinguishes allocation sites: stack, autograd node, module call, category, phase.
-type SiteKey = (StackId, ContextId, ContextId, u8, u8);
+/// What distinguishes allocation sites: stack, autograd node, call of the module if that decides, category, phase.
+type SiteKey = (StackId, ContextId, Option<ContextId>, u8, u8);
 
 /// The maximum number of source files in a page.
 const MAX_SOURCES: usize = 64;
@@ -44,9 +44,11 @@ pub(super) struct Dictionary<'a> {
     stacks: HashMap<StackId, usize, AddressBuildHasher>,
     sites: HashMap<SiteKey, usize, AddressBuildHasher>,
     site_rows: Vec<[usize; 5]>,
-    /// By call or node: the module's path plus one, 0 without one.
-    modules: HashMap<ContextId, usize, AddressBuildHasher>,
-    tensors: HashMap<(Box<str>, Box<str>), usize>,
+    modules: BlockModules<'a>,
+    /// By call: the module plus one, 0 without one.
+    called: HashMap<ContextId, usize, AddressBuildHasher>,
+    /// By name, shape, and whether the name decides the module.
+    tensors: HashMap<(Box<str>, Box<str>, bool), usize>,
     tensor_rows: Vec<[usize; 3]>,
 }
 
@@ -54,6 +56,7 @@ impl<'a> Dictionary<'a> {
     pub(super) fn new(
         definitions: &'a Definitions,
         names: &'a Names,
+        modules: BlockModules<'a>,
         is_library: &'a dyn Fn(&Frame) -> bool,
     ) -> Dictionary<'a> {
         Dictionary {
@@ -70,7 +73,8 @@ impl<'a> Dictionary<'a> {
             stacks: HashMap::default(),
             sites: HashMap::default(),
             site_rows: Vec::new(),
-            modules: HashMap::default(),
+            modules,
+            called: HashMap::default(),
             tensors: HashMap::new(),
             tensor_rows: Vec::new(),
         }
@@ -137,40 +141,53 @@ impl<'a> Dictionary<'a> {
         at
     }
 
-    fn module(&mut self, context: ContextId, seq: u64) -> usize {
-        if let Some(module) = self.modules.get(&context) {
-            return *module;
-        }
-        let module = self.names.module_path(context, seq).map_or(0, |path| 1 + self.string(&path));
-        self.modules.insert(context, module);
-        module
+    /// The number of a module's text plus one: its path, or `/` and the class of a model itself. 0 without a module.
+    fn module(&mut self, module: Option<BlockModule>) -> usize {
+        let text = module.map(|one| if one.path.is_empty() { format!("/{}", one.class) } else { one.path });
+        text.map_or(0, |text| 1 + self.string(&text))
     }
 
     /// The number of the site that allocated a block.
     pub(super) fn site(&mut self, block: &BlockAllocation, classification: &BlockClassification) -> usize {
         let category = classification.category;
-        let key = (block.stack, block.context, block.event_context, category as u8, block.phase as u8);
+        let call = match self.modules.source(block, category) {
+            ModuleSource::Call(call) => Some(call),
+            ModuleSource::Tensor | ModuleSource::None => None,
+        };
+        let key = (block.stack, block.context, call, category as u8, block.phase as u8);
         if let Some(site) = self.sites.get(&key) {
             return *site;
         }
         let stack = self.stack(attributed_stack(self.definitions, block.stack, block.context));
         let node = self.definitions.context(block.context).map(|context| context.node.clone());
         let node = node.map_or(0, |node| 1 + self.string(&node));
-        let module = self.module(block.event_context, block.seq);
+        let module = call.map_or(0, |call| self.called(call));
         let site = self.site_rows.len();
         self.site_rows.push([stack, node, module, category as usize, block.phase as usize]);
         self.sites.insert(key, site);
         site
     }
 
+    fn called(&mut self, call: ContextId) -> usize {
+        if let Some(module) = self.called.get(&call) {
+            return *module;
+        }
+        let module = self.modules.called(call);
+        let module = self.module(module);
+        self.called.insert(call, module);
+        module
+    }
+
     /// The number of the tensors in a block plus one; 0 if none is known.
-    pub(super) fn tensor(&mut self, seq: u64) -> usize {
-        let Some(named) = self.names.of_allocation(seq) else { return 0 };
-        let key = (named.text().into_boxed_str(), named.shape.clone());
+    pub(super) fn tensor(&mut self, block: &BlockAllocation, classification: &BlockClassification) -> usize {
+        let Some(named) = self.names.of_allocation(block.seq) else { return 0 };
+        let decides = self.modules.source(block, classification.category) == ModuleSource::Tensor;
+        let key = (named.text().into_boxed_str(), named.shape.clone(), decides);
         if let Some(tensor) = self.tensors.get(&key) {
             return *tensor;
         }
-        let module = module_path_of(named).map(str::to_owned).map_or(0, |path| 1 + self.string(&path));
+        let module = if decides { self.modules.holder(named) } else { None };
+        let module = self.module(module);
         let row = [self.string(&key.0), self.string(&key.1), module];
         self.tensor_rows.push(row);
         self.tensors.insert(key, self.tensor_rows.len());

@@ -21,7 +21,7 @@ use memtrace_input::EventSource;
 use memtrace_input::error::{Error, Result};
 use memtrace_input::load::Process;
 use memtrace_insight::passes::{
-    Analysis, BlockAllocation, BlockClassification, BlockObserver, Category, Phase, ProgramPosition,
+    Analysis, BlockAllocation, BlockClassification, BlockModules, BlockObserver, Category, Phase, ProgramPosition,
 };
 use memtrace_replay::{MemoryLocation, Names, Replay, Usage};
 
@@ -47,6 +47,9 @@ pub struct PageDataOptions<'a> {
     pub max_blocks: Option<u64>,
     /// Events, by `seq`, at which all blocks are listed.
     pub marks: &'a [u64],
+    /// Modules have the paths that they had at about this event. The blocks of the summary's peak are in the same modules
+    /// as in the summary if this is its `seq`.
+    pub modules_at: u64,
     /// Whether a frame belongs to an installed package or to Python itself.
     pub is_library: &'a dyn Fn(&Frame) -> bool,
     /// The source files that may be quoted.
@@ -80,9 +83,10 @@ pub fn page_data(
         }
     }
     let shortest_phase = options.max_blocks.map_or(0, |_| recording.event_count() / SHORTEST_PHASE);
+    let modules = BlockModules::of(process.definitions(), &names, options.modules_at);
     let mut writer = PageWriter {
         records: Records::new(out),
-        dictionary: Dictionary::new(process.definitions(), &names, options.is_library),
+        dictionary: Dictionary::new(process.definitions(), &names, modules, options.is_library),
         devices,
         phases: PhaseChanges::new(shortest_phase),
     };
@@ -536,7 +540,7 @@ impl<W: Write> BlockObserver for PageWriter<'_, W> {
             return;
         }
         let site = self.dictionary.site(block, classification);
-        let tensor = self.dictionary.tensor(block.seq);
+        let tensor = self.dictionary.tensor(block, classification);
         match free {
             Some(free) => data.freed.put_freed(free.seq, site, tensor, block),
             None => data.live.put_live(site, tensor, block),

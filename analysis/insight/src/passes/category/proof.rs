@@ -59,6 +59,11 @@ impl Proof {
         matches!(self, Proof::MaybeWorkspace | Proof::MaybeLtWorkspace)
     }
 
+    /// Whether the name of a tensor decides which module the block belongs to.
+    pub fn is_named(self) -> bool {
+        matches!(self, Proof::Named(_) | Proof::NamedCache)
+    }
+
     /// Whether nothing is proven about a block that is no workspace.
     pub(super) fn is_open(self) -> bool {
         self == Proof::None || self.may_be_workspace()
