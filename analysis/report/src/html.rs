@@ -31,7 +31,7 @@ pub struct HtmlOptions {
 ///
 /// # Errors
 ///
-/// The errors of `out`. [`Error::EmptyWindow`] if a process has no events of the device.
+/// The errors of `out`. [`memtrace_input::error::Error::EmptyWindow`] if a process has no events of the device.
 pub fn html_report(
     summary: &Summary,
     processes: &[&Process],
