@@ -3,21 +3,15 @@
 // keys, both themes, a phone's width, paper. Compares what is on the screen with the JSON of `memtrace diff`. Exit 0: all of it is right.
 // 1: something is not. 2: the check could not run.
 import { existsSync, mkdirSync, readFileSync } from 'node:fs';
-import { join, resolve } from 'node:path';
-import { pathToFileURL } from 'node:url';
+import { resolve } from 'node:path';
 import { parseArgs } from 'node:util';
-import { chromium } from 'playwright-core';
 import { bundled } from './bundle.mjs';
+import { fail, harness } from './harness.mjs';
 
 const USAGE = `usage: node comparison.mjs PAGE [options]
   --diff FILE       the output of memtrace diff --json; without it, the page is compared with the comparison inside it
   --out DIR         where to put pictures of the page
   --chromium PATH   (default: $CHROMIUM, then /usr/bin/chromium)`;
-
-function fail(message) {
-  console.error(message);
-  process.exit(2);
-}
 
 let args;
 try {
@@ -35,21 +29,7 @@ for (const needed of [file, opt.chromium, ...(opt.diff ? [opt.diff] : [])]) if (
 if (opt.out) mkdirSync(opt.out, { recursive: true });
 const format = await bundled('format.ts');
 
-const errors = [];
-const note = (kind, message) => errors.push({ where: 'page', kind, message: message.slice(0, 600) });
-let checks = 0;
-const check = (kind, condition, message) => {
-  checks += 1;
-  if (!condition) note(kind, message);
-};
-const equal = (kind, found, expected) => check(kind, JSON.stringify(found) === JSON.stringify(expected), `${JSON.stringify(found)} instead of ${JSON.stringify(expected)}`);
-
-const browser = await chromium.launch({ executablePath: opt.chromium, args: ['--no-sandbox'] });
-const page = await browser.newPage({ viewport: { width: 1400, height: 1000 }, colorScheme: 'light' });
-const url = pathToFileURL(file).href;
-page.on('console', m => (m.type() === 'error' || m.type() === 'warning') && note('console', m.text()));
-page.on('pageerror', e => note('uncaught', e.message));
-page.on('request', r => r.url() !== url && note('request', r.url()));
+const { page, url, note, check, equal, picture, drawn, everywhere, end } = await harness({ file, executable: opt.chromium, out: opt.out, height: 1000 });
 let loadMs = 0;
 try {
   const start = Date.now();
@@ -72,19 +52,7 @@ try {
 } catch (e) {
   note('harness', e.stack ?? e.message);
 }
-await browser.close();
-const ok = errors.length === 0;
-console.log(JSON.stringify({ ok, checks, load: { ms: loadMs }, errors }, null, 2));
-process.exitCode = ok ? 0 : 1;
-
-async function picture(name, fullPage = true) {
-  if (opt.out) await page.screenshot({ path: join(opt.out, `${name}.png`), fullPage });
-}
-
-/** Waits until the page has drawn. */
-async function drawn() {
-  await page.evaluate(() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done))));
-}
+await end({ load: { ms: loadMs } });
 
 /** What is on the screen of one device that is in both runs. */
 async function comparePair(pair) {
@@ -251,21 +219,5 @@ async function drive() {
     await picture('selected');
   }
   await page.locator('#changes').getByLabel('Also changes within noise').uncheck();
-  // Both themes, a phone, a wall, and paper.
-  const ground = () => page.evaluate(() => getComputedStyle(document.body).backgroundColor);
-  const light = await ground();
-  await page.locator('.theme').click();
-  check('theme', (await ground()) !== light, light);
-  await drawn();
-  await picture('dark');
-  await page.setViewportSize({ width: 390, height: 800 });
-  await drawn();
-  const wide = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
-  check('phone', wide <= 0, `${wide} pixels wider than the window`);
-  await picture('phone');
-  await page.setViewportSize({ width: 2560, height: 1400 });
-  await drawn();
-  await picture('wall', false);
-  await page.emulateMedia({ media: 'print' });
-  check('paper', await page.locator('#verdict').isVisible(), 'no verdict');
+  await everywhere();
 }

@@ -2,10 +2,9 @@
 // Drives an HTML report in headless Chromium: every view, pointer and keyboard, search, zoom, both themes, a phone's width. Compares
 // what the page has with summary.json. Exit 0: all of it is right. 1: something is not. 2: the check could not run.
 import { existsSync, mkdirSync, readFileSync } from 'node:fs';
-import { join, resolve } from 'node:path';
-import { pathToFileURL } from 'node:url';
+import { resolve } from 'node:path';
 import { parseArgs } from 'node:util';
-import { chromium } from 'playwright-core';
+import { fail, harness } from './harness.mjs';
 
 const USAGE = `usage: node report.mjs PAGE [options]
   --summary FILE    the run's summary.json; without it, the page is compared with the summary inside it
@@ -13,11 +12,6 @@ const USAGE = `usage: node report.mjs PAGE [options]
   --headline TEXT   what the command in the header must contain
   --out DIR         where to put pictures of the page
   --chromium PATH   (default: $CHROMIUM, then /usr/bin/chromium)`;
-
-function fail(message) {
-  console.error(message);
-  process.exit(2);
-}
 
 let args;
 try {
@@ -39,15 +33,6 @@ if (args.positionals.length !== 1) fail(USAGE);
 const file = resolve(args.positionals[0]);
 for (const needed of [file, opt.chromium, ...(opt.summary ? [opt.summary] : [])]) if (!existsSync(needed)) fail(`no such file: ${needed}`);
 if (opt.out) mkdirSync(opt.out, { recursive: true });
-
-const errors = [];
-const note = (kind, message) => errors.push({ where: 'page', kind, message: message.slice(0, 600) });
-let checks = 0;
-const check = (kind, condition, message) => {
-  checks += 1;
-  if (!condition) note(kind, message);
-};
-const equal = (kind, found, expected) => check(kind, JSON.stringify(found) === JSON.stringify(expected), `${JSON.stringify(found)} instead of ${JSON.stringify(expected)}`);
 
 /** Runs inside the page, before anything is clicked: what the timeline shows, and what it should show, of a page with a window. */
 function shownFirst() {
@@ -165,16 +150,7 @@ function wrongColumns() {
   return { wrong, columns };
 }
 
-const browser = await chromium.launch({ executablePath: opt.chromium, args: ['--no-sandbox'] });
-const page = await browser.newPage({ viewport: { width: 1400, height: 900 }, colorScheme: 'light' });
-const url = pathToFileURL(file).href;
-page.on('console', m => ['error', 'warning'].includes(m.type()) && note('console', m.text()));
-page.on('pageerror', e => note('script', e.message));
-page.on('dialog', d => {
-  note('dialog', d.message());
-  d.dismiss();
-});
-page.on('request', r => r.url() !== url && note('request', r.url()));
+const { page, url, note, check, equal, picture, drawn, everywhere, end } = await harness({ file, executable: opt.chromium, out: opt.out, height: 900 });
 const start = Date.now();
 let loadMs = 0;
 let devices = [];
@@ -217,19 +193,7 @@ try {
 } catch (e) {
   note('harness', e.stack ?? e.message);
 }
-await browser.close();
-const ok = errors.length === 0;
-console.log(JSON.stringify({ ok, checks, load: { ms: loadMs }, devices: devices.length, errors }, null, 2));
-process.exitCode = ok ? 0 : 1;
-
-async function picture(name, fullPage = true) {
-  if (opt.out) await page.screenshot({ path: join(opt.out, `${name}.png`), fullPage });
-}
-
-/** Waits until the page has drawn. */
-async function drawn() {
-  await page.evaluate(() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done))));
-}
+await end({ load: { ms: loadMs }, devices: devices.length });
 
 async function drive() {
   const point = () => page.evaluate(() => window.memtraceReport.state.now.point);
@@ -367,21 +331,5 @@ async function drive() {
     await drawn();
     equal('columns of another device that lack their highest point', (await page.evaluate(wrongColumns)).wrong, 0);
   }
-  // Both themes, a phone, and paper.
-  const ground = () => page.evaluate(() => getComputedStyle(document.body).backgroundColor);
-  const light = await ground();
-  await page.locator('.theme').click();
-  check('theme', (await ground()) !== light, light);
-  await drawn();
-  await picture('dark');
-  await page.setViewportSize({ width: 390, height: 800 });
-  await drawn();
-  const wide = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
-  check('phone', wide <= 0, `${wide} pixels wider than the window`);
-  await picture('phone');
-  await page.setViewportSize({ width: 2560, height: 1400 });
-  await drawn();
-  await picture('wall', false);
-  await page.emulateMedia({ media: 'print' });
-  check('paper', await page.locator('#verdict').isVisible(), 'no verdict');
+  await everywhere();
 }

@@ -11,7 +11,7 @@ use memtrace_summary::{DiffPeak, DiffReport, Progress, Summary};
 use serde_json::json;
 
 use crate::diff_text::{headlines, moved_lines, name, remarks, title};
-use crate::html::{marks, restrict};
+use crate::html::{is_trace, marks, restrict};
 use crate::page::{MAX_PROCESSES, PageProcess, TEXT_WIDTH, cannot, write_end, write_head, write_json, write_processes};
 use crate::style::{TextOptions, ToText};
 
@@ -89,13 +89,11 @@ pub fn diff_html(
 
 /// The number of the data of a peak's process. `None` if the page has no place for it.
 fn number<'a>(shown: &mut Vec<Shown<'a>>, run: DiffPageRun<'a>, peak: &DiffPeak) -> Option<usize> {
-    let is_trace =
-        |process: &Process| process.path().file_name().is_some_and(|file| file.to_string_lossy() == peak.trace);
-    let same = |one: &Shown<'_>| std::ptr::eq(one.run.run, run.run) && is_trace(one.process);
+    let same = |one: &Shown<'_>| std::ptr::eq(one.run.run, run.run) && is_trace(one.process, &peak.trace);
     let number = match shown.iter().position(same) {
         Some(number) => number,
         None if shown.len() < MAX_PROCESSES => {
-            let process = run.run.processes().iter().find(|process| is_trace(process))?;
+            let process = run.run.processes().iter().find(|process| is_trace(process, &peak.trace))?;
             shown.push(Shown { run, process, peaks: Vec::new() });
             shown.len() - 1
         }

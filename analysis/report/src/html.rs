@@ -84,8 +84,13 @@ pub(crate) fn marks(summary: &Summary, process: &Process) -> Vec<u64> {
 }
 
 /// Whether a summary describes this process.
-pub(crate) fn describes(summary: &ProcessSummary, process: &Process) -> bool {
-    process.path().file_name().is_some_and(|name| name.to_string_lossy() == summary.trace)
+fn describes(summary: &ProcessSummary, process: &Process) -> bool {
+    is_trace(process, &summary.trace)
+}
+
+/// Whether this is the name of the process's trace.
+pub(crate) fn is_trace(process: &Process, name: &str) -> bool {
+    process.path().file_name().is_some_and(|file| file.to_string_lossy() == name)
 }
 
 /// The summary of these processes and of this device alone, and whether anything was left out.

@@ -136,16 +136,6 @@ export class Device {
     return Math.max(0, upperBound(this.pointSeq, seq) - 1);
   }
 
-  /** The point with the most allocated bytes from one event to another; the first of several. */
-  highest(first: number, last: number): number {
-    const end = this.pointOf(last);
-    let best = this.pointOf(first);
-    for (let point = best + 1; point <= end; point++) {
-      if ((this.total[point] as number) > (this.total[best] as number)) best = point;
-    }
-    return best;
-  }
-
   /** The listed blocks that are allocated at a point. */
   live(point: number): number[] {
     const seq = this.pointSeq[point] ?? -1;

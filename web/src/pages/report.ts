@@ -1,6 +1,7 @@
 /** The report of a run. */
 
 import { dataOf } from '../data/decode';
+import { Extremes } from '../data/extremes';
 import { type Device, Process } from '../data/model';
 import { State } from '../data/state';
 import { type DeviceSummary, type PageInfo, type ProcessSummary, type Summary, deviceName, explainedOom, processName } from '../data/summary';
@@ -88,7 +89,8 @@ export async function reportPage(app: HTMLElement, data: Uint8Array): Promise<vo
     return;
   }
   const pointOf = (entry: Entry) => {
-    if (entry.window) return entry.device.highest(...entry.window);
+    const { device, window } = entry;
+    if (window) return new Extremes(device.total).highest(device.pointOf(window[0]), device.pointOf(window[1]) + 1);
     const oom = explainedOom(entry.summary);
     return oom ? entry.device.pointOf(oom.in_use.seq) : entry.device.peak;
   };

@@ -235,11 +235,15 @@ export class Timeline {
     this.draw();
   }
 
-  /** Shows a range of events, with a margin. */
+  /** Shows a range of events. */
   showEvents(first: number, last: number): void {
-    const { device } = this;
-    const position = (event: number) => this.axis.position[device.pointOf(event)] ?? 0;
-    const [low, high] = [position(first), position(last)];
+    this.showPoints(this.device.pointOf(first), this.device.pointOf(last));
+  }
+
+  /** Shows a range of points, with a margin. */
+  private showPoints(from: number, to: number): void {
+    const position = (point: number) => this.axis.position[Math.min(point, this.device.points - 1)] ?? 0;
+    const [low, high] = [position(from), position(to)];
     this.zoomTo(low - (high - low) * 0.05, high + (high - low) * 0.05);
   }
 
@@ -268,9 +272,7 @@ export class Timeline {
     if (step) {
       const range = stepRanges(device).find(one => one.step === Number(step[1]));
       if (!range) return this.say(`The run has no step ${step[1]}.`);
-      const position = (point: number) => this.axis.position[Math.min(point, device.points - 1)] ?? 0;
-      const [low, high] = [position(range.from), position(range.to)];
-      this.zoomTo(low - (high - low) * 0.05, high + (high - low) * 0.05);
+      this.showPoints(range.from, range.to);
       const point = this.extremes.highest(range.from, range.to);
       this.state.set({ point });
       return this.say(`Step ${step[1]} peaks at ${format.size(device.total[point] as number)}.`);

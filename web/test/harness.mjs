@@ -1,0 +1,69 @@
+/** What the drivers of the pages share: checks, a page in headless Chromium whose errors count, and the last checks of every page. */
+import { join } from 'node:path';
+import { pathToFileURL } from 'node:url';
+import { chromium } from 'playwright-core';
+
+/** Ends the program: the check could not run. */
+export function fail(message) {
+  console.error(message);
+  process.exit(2);
+}
+
+/** Opens a browser for the page `file`. Pictures go to the folder `out`, if there is one. */
+export async function harness({ file, executable, out, height }) {
+  const errors = [];
+  const note = (kind, message) => errors.push({ where: 'page', kind, message: message.slice(0, 600) });
+  let checks = 0;
+  const check = (kind, condition, message) => {
+    checks += 1;
+    if (!condition) note(kind, message);
+  };
+  const equal = (kind, found, expected) => check(kind, JSON.stringify(found) === JSON.stringify(expected), `${JSON.stringify(found)} instead of ${JSON.stringify(expected)}`);
+
+  const browser = await chromium.launch({ executablePath: executable, args: ['--no-sandbox'] });
+  const page = await browser.newPage({ viewport: { width: 1400, height }, colorScheme: 'light' });
+  const url = pathToFileURL(file).href;
+  page.on('console', m => ['error', 'warning'].includes(m.type()) && note('console', m.text()));
+  page.on('pageerror', e => note('script', e.message));
+  page.on('dialog', d => {
+    note('dialog', d.message());
+    d.dismiss();
+  });
+  page.on('request', r => r.url() !== url && note('request', r.url()));
+
+  const picture = async (name, fullPage = true) => {
+    if (out) await page.screenshot({ path: join(out, `${name}.png`), fullPage });
+  };
+
+  /** Waits until the page has drawn. */
+  const drawn = () => page.evaluate(() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done))));
+
+  /** Both themes, a phone, a wall, and paper. */
+  const everywhere = async () => {
+    const ground = () => page.evaluate(() => getComputedStyle(document.body).backgroundColor);
+    const light = await ground();
+    await page.locator('.theme').click();
+    check('theme', (await ground()) !== light, light);
+    await drawn();
+    await picture('dark');
+    await page.setViewportSize({ width: 390, height: 800 });
+    await drawn();
+    const wide = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
+    check('phone', wide <= 0, `${wide} pixels wider than the window`);
+    await picture('phone');
+    await page.setViewportSize({ width: 2560, height: 1400 });
+    await drawn();
+    await picture('wall', false);
+    await page.emulateMedia({ media: 'print' });
+    check('paper', await page.locator('#verdict').isVisible(), 'no verdict');
+  };
+
+  /** Closes the browser, prints the result with what else there is to say, and sets the exit status. */
+  const end = async more => {
+    await browser.close();
+    console.log(JSON.stringify({ ok: errors.length === 0, checks, ...more, errors }, null, 2));
+    process.exitCode = errors.length === 0 ? 0 : 1;
+  };
+
+  return { page, url, note, check, equal, picture, drawn, everywhere, end };
+}
