@@ -96,8 +96,7 @@ unsafe extern "C" fn memtrace_trace_file(buffer: *mut c_char, size: usize) -> us
     let _errno = RestoreErrno::new();
     let path = Process::if_started().and_then(|process| {
         let header = process.segment.header();
-        let (pid, image) =
-            (header.trace_pid.load(Ordering::Relaxed), header.trace_image.load(Ordering::Relaxed));
+        let (pid, image) = (header.trace_pid.load(Ordering::Relaxed), header.trace_image.load(Ordering::Relaxed));
         let name = if image == 0 { format!("{pid}.mtr") } else { format!("{pid}.{image}.mtr") };
         Some(process.options.folder.as_ref()?.join(name))
     });

@@ -200,7 +200,7 @@ def lines(
                     allocations=figures["allocations"],
                     frees=figures["frees"],
                     backward_bytes=figures["backward_bytes"],
-                    statistics=figures.get("statistics") or {},
+                    statistics=row.get("statistics") or {},
                 )
             )
     return sorted(found, key=lambda row: row.line)

@@ -212,7 +212,11 @@ impl LabelTable {
             return;
         }
         let is_it = |open: &Open| match (e.addr, e.size) {
-            (0, 0) => open.origin == LabelOrigin::Nvtx && open.number == 0 && (open.thread, open.domain) == (e.thread, e.stream),
+            (0, 0) => {
+                open.origin == LabelOrigin::Nvtx
+                    && open.number == 0
+                    && (open.thread, open.domain) == (e.thread, e.stream)
+            }
             (0, number) => open.number == number,
             (label, _) => open.label == label && open.thread == e.thread,
         };
