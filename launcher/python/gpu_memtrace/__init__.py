@@ -12,26 +12,43 @@ from typing import Iterator
 from gpu_memtrace import _recording
 from gpu_memtrace._annotate import annotate
 from gpu_memtrace._figures import DeviceMemory, LineFigures, Memory, current, lines, peak, snapshot
+from gpu_memtrace._line_profiler import (
+    LineProfiler,
+    clear_global_line_profiler,
+    profile,
+    profile_every,
+    set_target_gpu,
+)
 from gpu_memtrace._recording import NotRecordedError, RecordingError, run_folder
+from gpu_memtrace._tensors import DeviceTensors, TensorReport, TensorRow, tensors
 
 __version__ = "0.1.0"
 
 __all__ = [
     "DeviceMemory",
+    "DeviceTensors",
     "LineFigures",
+    "LineProfiler",
     "Memory",
     "NotRecordedError",
     "RecordingError",
+    "TensorReport",
+    "TensorRow",
     "annotate",
+    "clear_global_line_profiler",
     "current",
     "is_recording",
     "lines",
     "pause",
     "paused",
     "peak",
+    "profile",
+    "profile_every",
     "resume",
     "run_folder",
+    "set_target_gpu",
     "snapshot",
+    "tensors",
 ]
 
 

@@ -102,7 +102,7 @@ def _driven(inner: Any, name: str) -> Generator[Any, Any, Any]:
                 if thrown is not None:
                     error, thrown = thrown, None
                     item = inner.throw(error)
-                elif sent is None:
+                elif sent is None and not hasattr(inner, "send"):
                     item = next(inner)
                 else:
                     item = inner.send(sent)

@@ -8,7 +8,7 @@ import os
 import types
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Union, cast
 
 from gpu_memtrace import _recording
 
@@ -163,8 +163,35 @@ def lines(
     """
     code = code_of(function)
     trace = _recording.flushed_trace()
+    report = None if trace is None else _lines_report(trace, code, device, within, statistics)
+    return [] if report is None else _figures_of(report, code)
+
+
+def lines_by_device(
+    function: Function, devices: Optional[Sequence[int]], within: Optional[str]
+) -> Dict[int, List[LineFigures]]:
+    """:func:`lines` with statistics for each of these devices. None: for each device of the recording."""
+    code = code_of(function)
+    trace = _recording.flushed_trace()
     if trace is None:
-        return []
+        return {}
+    found: Dict[int, List[LineFigures]] = {}
+    if devices is None:
+        first = _lines_report(trace, code, None, within, True)
+        if first is None:
+            return {}
+        found[first["device"]] = _figures_of(first, code)
+        devices = [other["device"] for other in first["other_devices"]]
+    for device in devices:
+        report = _lines_report(trace, code, device, within, True)
+        found[device] = [] if report is None else _figures_of(report, code)
+    return dict(sorted(found.items()))
+
+
+def _lines_report(
+    trace: Path, code: types.CodeType, device: Optional[int], within: Optional[str], statistics: bool
+) -> Optional[Dict[str, Any]]:
+    """The JSON of `memtrace lines`. None if the code has neither allocated nor freed memory there."""
     options: List[object] = ["--function", code.co_name, "--file", code.co_filename, "--top", 1 << 20, "--json"]
     if device is not None:
         options += ["--device", device]
@@ -173,11 +200,14 @@ def lines(
     if statistics:
         options.append("--statistics")
     try:
-        report = _recording.run_binary_json("lines", trace, *options)
+        return cast("Dict[str, Any]", _recording.run_binary_json("lines", trace, *options))
     except _recording.RecordingError as error:
         if "no memory was allocated or freed" in str(error):
-            return []
+            return None
         raise
+
+
+def _figures_of(report: Dict[str, Any], code: types.CodeType) -> List[LineFigures]:
     found: List[LineFigures] = []
     for listed in report["functions"]:
         if listed["filename"] != code.co_filename or listed["first_line"] not in (0, code.co_firstlineno):

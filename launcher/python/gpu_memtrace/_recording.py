@@ -6,6 +6,7 @@ The functions exist only in a process that memtrace has started. Everywhere else
 from __future__ import annotations
 
 import ctypes
+import importlib
 import json
 import os
 import shutil
@@ -112,15 +113,12 @@ def binary() -> str:
     explicit = os.environ.get("MEMTRACE_BIN")
     if explicit:
         return explicit
+    # A wheel has this module and the program. A checkout may have neither.
     try:
-        from gpu_memtrace._binary import find_binary
-    except ImportError:
+        find_binary: Callable[[], "str | os.PathLike[str]"] = importlib.import_module("gpu_memtrace._binary").find_binary
+        return os.fspath(find_binary())
+    except (ImportError, FileNotFoundError):
         pass
-    else:
-        try:
-            return os.fspath(find_binary())
-        except FileNotFoundError:
-            pass
     found = shutil.which("memtrace")
     if found is None:
         raise RecordingError("the program memtrace is not on PATH; add its folder to PATH, or set MEMTRACE_BIN to its path")
