@@ -50,10 +50,10 @@ int main(int argc, char **argv) {
     errno = 77;
     assert(is_recording() == 1);
     // Nothing has been recorded.
-    assert(flush(60000) == 1 && trace_file(path, sizeof path) == 0 && path[0] == '?');
+    assert(flush(60000) == 1 && trace_file(path, sizeof path) == 0 && path[0] == 0);
     size_t length = run_folder(folder, sizeof folder);
     assert(length > 0 && length == strlen(folder));
-    assert(run_folder(path, length) == length && path[0] == '?');
+    assert(run_folder(path, length) == length && path[0] == 0);
     pause_recording();
     assert(is_recording() == 0 && annotation_start("paused") == 0);
     resume_recording();
