@@ -195,6 +195,13 @@ pub(crate) struct Lines {
     /// Show this process
     #[arg(long, value_name = "N")]
     pub(crate) pid: Option<u32>,
+    /// Count only what happened while the program had a range of this name open (record_function, NVTX,
+    /// gpu_memtrace.annotate)
+    #[arg(long, value_name = "NAME")]
+    pub(crate) range: Option<String>,
+    /// Add the figures of torch.cuda.memory_stats to the JSON of each line
+    #[arg(long, requires = "json")]
+    pub(crate) statistics: bool,
     /// Show this device; -1 is the CPU [default: the device with the highest peak]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(crate) device: Option<i16>,

@@ -24,6 +24,8 @@ pub(crate) fn lines(options: &Lines) -> anyhow::Result<()> {
         device: options.device,
         sources: options.sources,
         custom_rules,
+        range: options.range.clone(),
+        statistics: options.statistics,
     };
     let mut line = ProgressLine::new(std::io::stderr().is_terminal());
     let report = read_lines(&run, &lines_options, &mut |progress| line.show(&progress));
@@ -35,8 +37,9 @@ pub(crate) fn lines(options: &Lines) -> anyhow::Result<()> {
             (None, Some(file)) => format!("the file {file}"),
             (None, None) => "a function of the program".to_owned(),
         };
+        let range = options.range.as_ref().map_or_else(String::new, |range| format!(" in ranges of the name {range}"));
         bail!(WithHelp::new(
-            format!("no memory was allocated or freed in {place} in {}", options.run.display()),
+            format!("no memory was allocated or freed in {place}{range} in {}", options.run.display()),
             "run `memtrace lines` without --function and --file to list all functions; the run must have been recorded \
              without --stacks none"
         ));
