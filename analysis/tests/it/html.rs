@@ -325,7 +325,7 @@ fn every_device_and_process_is_in_the_page() {
     let run = crate::showcase::run(&PLAIN, 0..2);
     let page = whole(&run);
     let elements = elements(&page);
-    assert_eq!(elements.keys().collect::<Vec<_>>(), ["process-0", "process-1", "summary"]);
+    assert_eq!(elements.keys().collect::<Vec<_>>(), ["process-0", "process-1", "rank-totals", "summary"]);
     let summary = summary_of(&page);
     assert_eq!(summary["page"]["only"], Value::Null);
     for number in 0..2 {

@@ -62,6 +62,13 @@ const PARTS: Part[] = [
   ['ranks', 'Ranks'],
 ];
 
+/** Two columns of cards, or one if the other is empty. */
+function columns(left: (HTMLElement | null)[], right: (HTMLElement | null)[]): HTMLElement[] {
+  const [wide, narrow] = [left, right].map(cards => cards.filter(card => card !== null)) as [HTMLElement[], HTMLElement[]];
+  if (wide.length === 0 || narrow.length === 0) return [el('div', { class: 'column w12' }, ...wide, ...narrow)];
+  return [el('div', { class: 'column w7' }, wide), el('div', { class: 'column w5' }, narrow)];
+}
+
 /** Shows the report whose data the page has in its elements; `data` is the summary. */
 export async function reportPage(app: HTMLElement, data: Uint8Array): Promise<void> {
   const { page, summary } = JSON.parse(new TextDecoder().decode(data)) as { page: PageInfo; summary: Summary };
@@ -123,18 +130,24 @@ export async function reportPage(app: HTMLElement, data: Uint8Array): Promise<vo
     replace(
       rest,
       explain.issues(entry.process, entry.device),
-      explain.suggestions(entry.summary),
-      explain.oneStep(entry.summary, entry.device, state),
-      explain.largest(entry.summary, entry.device, state),
-      explain.modules(entry.summary),
-      details.customCategories(entry.summary, text => {
-        state.set({ search: text });
-        document.getElementById('allocations')?.scrollIntoView({ behavior: 'smooth' });
-      }),
-      details.compileContexts(entry.summary),
-      details.remarks(entry.process, entry.summary),
-      details.holders(entry.summary),
-      details.reserved(entry.summary),
+      ...columns(
+        [
+          explain.suggestions(entry.summary),
+          explain.largest(entry.summary, entry.device, state),
+          details.remarks(entry.process, entry.summary),
+          details.reserved(entry.summary),
+        ],
+        [
+          explain.oneStep(entry.summary, entry.device, state),
+          explain.modules(entry.summary),
+          details.customCategories(entry.summary, text => {
+            state.set({ search: text });
+            document.getElementById('allocations')?.scrollIntoView({ behavior: 'smooth' });
+          }),
+          details.compileContexts(entry.summary),
+          details.holders(entry.summary),
+        ],
+      ),
       details.namedRanges(entry.summary, entry.device, name => {
         if (state.now.division === 'rank') state.set({ division: 'category' });
         timeline.lanes.search(name);

@@ -113,7 +113,7 @@ export class Timeline {
     const toPeak = el('button', { type: 'button', onclick: () => this.select(this.peak()) }, 'Peak');
     const search = el('input', {
       type: 'search',
-      placeholder: 'step, range, event number, or text',
+      placeholder: 'step, range, event or text',
       'aria-label': 'Search the timeline: a step, a named range, an event number, or a name',
       onkeydown: (event: KeyboardEvent) => event.key === 'Enter' && this.search(search.value),
     });
