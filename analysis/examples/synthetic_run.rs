@@ -6,19 +6,21 @@
 //!
 //! It has one process, one device and a loop of forward (activations kept), backward (activations freed, gradients
 //! kept) and optimizer (state in the first step). A few thousand blocks are in use at a time, and calls come from a few
-//! thousand stacks. All steps are alike, so the trace and what is made of it compress unusually well. With a SEED, sizes
+//! thousand stacks. Each step is a named range, with ranges for its parts inside. All steps are alike, so the trace and what is made of it compress unusually well. With a SEED, sizes
 //! and numbers of temporary blocks are random, and no step is like another.
 
 use std::collections::BTreeMap;
 use std::io::Write;
 
 use memtrace_trace::clock::ClockPoint;
-use memtrace_trace::definition::Definition;
+use memtrace_trace::definition::{Definition, LabelOrigin};
 use memtrace_trace::event::{Action, Event, Flags, Source};
 use memtrace_trace::file::{End, Writer};
 use memtrace_trace::ids::{ContextId, FrameId, StackId, ThreadId};
 
 const LAYERS: u32 = 1000;
+/// The labels of the parts of a step.
+const PARTS: [u32; 3] = [1, 2, 3];
 const BLOCK: u64 = 2 << 20;
 const SEGMENT: u64 = 20 << 20;
 
@@ -69,6 +71,22 @@ impl<W: Write> Run<W> {
             thread: ThreadId(1 + u32::from(context > 0)),
             ..Event::EMPTY
         };
+        self.writer.event(&event).expect("write");
+    }
+
+    /// Names a range.
+    fn label(&mut self, id: u32, text: &str) {
+        let mut bytes = Vec::new();
+        Definition::Label { id, origin: LabelOrigin::RecordFunction, text }.encode(&mut bytes);
+        self.writer.definition(&bytes).expect("definition");
+    }
+
+    /// The start or the end of a named range.
+    fn range(&mut self, action: Action, label: u32) {
+        self.seq += 1;
+        let (source, thread) = (Source::Label, ThreadId(1));
+        let event =
+            Event { seq: self.seq, ticks: self.seq * 2000, action, addr: label.into(), source, thread, ..Event::EMPTY };
         self.writer.event(&event).expect("write");
     }
 
@@ -152,8 +170,16 @@ fn main() {
     for layer in 0..LAYERS {
         run.alloc(size(layer), 4, 0);
     }
+    for (id, text) in PARTS.into_iter().zip(["forward pass", "backward pass", "optimizer step"]) {
+        run.label(id, text);
+    }
+    let [forward, backward, optimizer] = PARTS;
     let mut step = 0;
     while run.seq < events {
+        let own = PARTS.len() as u32 + 1 + step;
+        run.label(own, &format!("step {step}"));
+        run.range(Action::RangeStart, own);
+        run.range(Action::RangeStart, forward);
         let mut activations = Vec::new();
         for layer in 0..LAYERS {
             let kept = size(layer) - 512 * random.below(3000);
@@ -164,6 +190,8 @@ fn main() {
                 run.free(temporary, bytes, 10 + layer, 0);
             }
         }
+        run.range(Action::RangeEnd, forward);
+        run.range(Action::RangeStart, backward);
         let mut gradients = Vec::new();
         for layer in (0..LAYERS).rev() {
             gradients.push((layer, run.alloc(size(layer), 0, 1 + layer)));
@@ -171,6 +199,8 @@ fn main() {
                 run.free(addr, bytes, 0, 1 + layer);
             }
         }
+        run.range(Action::RangeEnd, backward);
+        run.range(Action::RangeStart, optimizer);
         for layer in 0..LAYERS {
             if step == 0 {
                 run.alloc(size(layer), 3, 0);
@@ -183,6 +213,8 @@ fn main() {
         for (layer, addr) in gradients {
             run.free(addr, size(layer), 3, 0);
         }
+        run.range(Action::RangeEnd, optimizer);
+        run.range(Action::RangeEnd, own);
         step += 1;
     }
     let last = run.seq * 2000;

@@ -31,6 +31,8 @@ interface Exposed {
   page: PageInfo;
   state: State;
   timeline: Timeline | null;
+  /** The devices that the page shows, with the traces of their processes. */
+  devices: { device: Device; trace: string }[];
   readyMs: number;
 }
 
@@ -173,5 +175,6 @@ export async function reportPage(app: HTMLElement, data: Uint8Array): Promise<vo
   state.listen(changed => changed.device && show());
   show();
   timeline.draw();
-  window.memtraceReport = { summary, page, state, timeline, readyMs: performance.now() };
+  const shown = entries.map(({ device, process }) => ({ device, trace: process.trace }));
+  window.memtraceReport = { summary, page, state, timeline, devices: shown, readyMs: performance.now() };
 }

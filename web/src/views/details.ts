@@ -346,7 +346,7 @@ export function namedRanges(device: DeviceSummary, model: Device, find: (name: s
       shown.map(({ label, at }) => {
         // Names that differ in a number share a row.
         const name = label.name.endsWith('*') ? label.name.slice(0, -1) : label.name;
-        const title = model.process.ranges.count > 0 ? el('button', { type: 'button', class: 'link', onclick: () => find(name) }, label.name) : label.name;
+        const title = label.name === '' ? '(no name)' : model.process.ranges.count > 0 ? el('button', { type: 'button', class: 'link', onclick: () => find(name) }, label.name) : label.name;
         return el(
           'tr',
           {},

@@ -94,7 +94,7 @@ export class Lanes {
     const thread = ranges.threads[ranges.lane[range] as number];
     const levels = ranges.of(device.process.devices.indexOf(device));
     return {
-      name: ranges.name(range),
+      name: ranges.name(range) || '(no name)',
       about: [RANGE_KINDS[ranges.kind[range] as number], thread ? `thread ${thread}` : '', format.duration((ranges.ended[range] as number) - (ranges.began[range] as number))]
         .filter(text => text)
         .join(', '),

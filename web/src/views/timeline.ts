@@ -146,6 +146,7 @@ export class Timeline {
       const select = changed.division && this.element.querySelector('select');
       if (select && !one) select.value = state.now.division;
       if (changed.point !== undefined) this.showPoint(this.selected);
+      this.read();
       this.draw();
     });
     onThemeChange(() => this.draw());
