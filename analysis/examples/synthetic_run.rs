@@ -1,13 +1,14 @@
 //! Writes a trace of a synthetic training run, for benchmarks of everything that reads traces:
 //!
 //! ```text
-//! cargo run --release -p memtrace-analysis --example synthetic_run -- FOLDER EVENTS [SEED]
+//! cargo run --release -p memtrace-analysis --example synthetic_run -- FOLDER EVENTS [SEED...]
 //! ```
 //!
 //! It has one process, one device and a loop of forward (activations kept), backward (activations freed, gradients
 //! kept) and optimizer (state in the first step). A few thousand blocks are in use at a time, and calls come from a few
 //! thousand stacks. Each step is a named range, with ranges for its parts inside. All steps are alike, so the trace and what is made of it compress unusually well. With a SEED, sizes
-//! and numbers of temporary blocks are random, and no step is like another.
+//! and numbers of temporary blocks are random, and no step is like another. With several, each is that of a rank, and the
+//! ranks run at the same time.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -128,10 +129,23 @@ fn main() {
     let mut args = std::env::args().skip(1);
     let folder = args.next().expect("FOLDER EVENTS");
     let events: u64 = args.next().and_then(|n| n.parse().ok()).expect("FOLDER EVENTS");
-    let mut random = Random(args.next().map(|seed| seed.parse().expect("a number as SEED")));
+    let seeds: Vec<u64> = args.map(|seed| seed.parse().expect("a number as SEED")).collect();
     std::fs::create_dir_all(&folder).expect("folder");
-    let file = std::io::BufWriter::new(std::fs::File::create(format!("{folder}/4242.mtr")).expect("file"));
-    let mut writer = Writer::new(file, r#"{"pid":4242,"argv":["python","train.py"]}"#).expect("header");
+    if seeds.len() < 2 {
+        return write(&folder, events, None, Random(seeds.first().copied()));
+    }
+    for (rank, seed) in (0..).zip(&seeds) {
+        write(&folder, events, Some((rank, seeds.len())), Random(Some(*seed)));
+    }
+}
+
+/// Writes a process: of several ranks, this one of so many.
+fn write(folder: &str, events: u64, rank: Option<(u32, usize)>, mut random: Random) {
+    let pid = 4242 + rank.map_or(0, |(rank, _)| rank);
+    let file = std::io::BufWriter::new(std::fs::File::create(format!("{folder}/{pid}.mtr")).expect("file"));
+    let env = rank.map(|(rank, size)| format!(r#","env":{{"RANK":"{rank}","WORLD_SIZE":"{size}"}}"#));
+    let info = format!(r#"{{"pid":{pid},"argv":["python","train.py"]{}}}"#, env.unwrap_or_default());
+    let mut writer = Writer::new(file, &info).expect("header");
     let mut define = |definition: Definition<'_>| {
         let mut bytes = Vec::new();
         definition.encode(&mut bytes);

@@ -186,10 +186,10 @@ let loadMs = 0;
 let devices = [];
 try {
   await page.goto(url);
-  await page.waitForFunction(() => window.memtraceReport || document.querySelector('main .card p'), null, { timeout: 60_000 });
+  await page.waitForFunction(() => window.memtraceReport || document.querySelector('main .empty'), null, { timeout: 60_000 });
   loadMs = Date.now() - start;
   const isEmpty = await page.evaluate(() => !window.memtraceReport);
-  check('title', (await page.title()).startsWith('memtrace: '), await page.title());
+  check('title', (await page.title()).startsWith('memtrace:'), await page.title());
   if (opt.headline) check('headline', (await page.textContent('header code')).includes(opt.headline), await page.textContent('header code'));
   const verdict = await page.textContent('#verdict');
   check('verdict', verdict.length > 8, verdict);

@@ -97,7 +97,7 @@ export async function reportPage(app: HTMLElement, data: Uint8Array): Promise<vo
   }
   const first = entries[0];
   if (!first) {
-    body.append(el('section', { class: 'card w12' }, el('p', {}, 'The recording has no allocations.')));
+    body.append(el('section', { class: 'card w12 empty' }, el('p', {}, 'The recording has no allocations.')));
     fillNav(head, PARTS);
     return;
   }
