@@ -6,6 +6,7 @@ use std::io::Write;
 
 use memtrace_input::error::Result;
 use memtrace_input::load::{Process, Run};
+use memtrace_insight::rules::CustomRules;
 use memtrace_output::SourceAccess;
 use memtrace_summary::{DiffPeak, DiffReport, Progress, Summary};
 use serde_json::json;
@@ -22,6 +23,8 @@ pub struct DiffPageRun<'a> {
     pub run: &'a Run,
     /// The run's summary.
     pub summary: &'a Summary,
+    /// The rules of the user's own categories, if the summary was made with them.
+    pub custom_rules: Option<&'a CustomRules>,
 }
 
 /// A process whose data the page has.
@@ -80,7 +83,8 @@ pub fn diff_html(
     write_json("comparison", &members, out).map_err(cannot())?;
     let of = |Shown { run, process, peaks }| {
         let marks = peaks.into_iter().chain(marks(run.summary, process)).collect();
-        PageProcess { process, marks, sources: SourceAccess::of(run.run, false) }
+        let sources = SourceAccess::of(run.run, false);
+        PageProcess { process, marks, sources, custom_rules: run.custom_rules }
     };
     let processes: Vec<PageProcess<'_>> = shown.into_iter().map(of).collect();
     write_processes(&processes, device, out, progress)?;

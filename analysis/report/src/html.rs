@@ -7,24 +7,30 @@ use std::io::Write;
 
 use memtrace_input::error::Result;
 use memtrace_input::load::Process;
+use memtrace_insight::rules::CustomRules;
 use memtrace_output::{Selection, SourceAccess, Window};
 use memtrace_summary::{ProcessSummary, Progress, Summary, process_name};
 use serde_json::json;
 
-use crate::page::{MAX_PROCESSES, PageProcess, TEXT_WIDTH, cannot, write_end, write_head, write_json, write_processes};
+use crate::page::{
+    MAX_PROCESSES, PageProcess, TEXT_WIDTH, cannot, write_end, write_head, write_json, write_processes,
+    write_rank_totals,
+};
 use crate::parts::run_title;
 use crate::style::{TextOptions, ToText};
 use crate::verdict::verdict_lines;
 
 /// What the page shows.
 #[derive(Clone, Debug)]
-pub struct HtmlOptions {
+pub struct HtmlOptions<'a> {
     /// Only this device; -1 is the CPU.
     pub device: Option<i16>,
     /// The source files that may be quoted.
     pub sources: SourceAccess,
     /// For each process, the part of the recording that the timeline shows first. Without windows, the whole run.
     pub windows: Vec<Window>,
+    /// The rules of the user's own categories, if the summary was made with them.
+    pub custom_rules: Option<&'a CustomRules>,
 }
 
 /// Writes the page about `processes` of the run that `summary` describes.
@@ -35,7 +41,7 @@ pub struct HtmlOptions {
 pub fn html_report(
     summary: &Summary,
     processes: &[&Process],
-    options: &HtmlOptions,
+    options: &HtmlOptions<'_>,
     out: &mut dyn Write,
     progress: &mut dyn FnMut(Progress<'_>),
 ) -> Result<()> {
@@ -65,9 +71,15 @@ pub fn html_report(
         "memtrace_version": env!("CARGO_PKG_VERSION"),
     });
     write_json("summary", &[("page", page.to_string()), ("summary", summary.to_json())], out).map_err(cannot())?;
-    let of = |process| PageProcess { process, marks: marks(&summary, process), sources: options.sources.clone() };
+    let of = |process| PageProcess {
+        process,
+        marks: marks(&summary, process),
+        sources: options.sources.clone(),
+        custom_rules: options.custom_rules,
+    };
     let processes: Vec<PageProcess<'_>> = shown.into_iter().map(of).collect();
     write_processes(&processes, options.device, out, progress)?;
+    write_rank_totals(&processes, options.device, out, progress)?;
     write_end(out).map_err(cannot())
 }
 

@@ -11,7 +11,8 @@ use flate2::Compression;
 use flate2::write::ZlibEncoder;
 use memtrace_input::error::{Error, Result};
 use memtrace_input::load::Process;
-use memtrace_output::{PageDataOptions, SourceAccess, page_data};
+use memtrace_insight::rules::CustomRules;
+use memtrace_output::{PageDataOptions, RankSeries, SourceAccess, page_data, rank_totals};
 use memtrace_summary::{Progress, is_library};
 use sha2::{Digest, Sha256};
 
@@ -36,6 +37,8 @@ pub(crate) struct PageProcess<'a> {
     pub(crate) marks: Vec<u64>,
     /// The source files that may be quoted.
     pub(crate) sources: SourceAccess,
+    /// The rules that give the blocks their custom categories.
+    pub(crate) custom_rules: Option<&'a CustomRules>,
 }
 
 /// The value of a policy that allows exactly this inline text.
@@ -80,6 +83,41 @@ pub(crate) fn write_json(id: &str, members: &[(&str, String)], out: &mut dyn Wri
     out.write_all(b"</script>\n")
 }
 
+fn event_count(processes: &[PageProcess<'_>]) -> u64 {
+    processes.iter().map(|one| one.process.recording().event_count()).sum()
+}
+
+/// Writes the sum of several devices' allocated bytes: those of all GPUs, or without any those of CPU tensors. Nothing for
+/// a single device.
+pub(crate) fn write_rank_totals(
+    processes: &[PageProcess<'_>],
+    device: Option<i16>,
+    out: &mut dyn Write,
+    progress: &mut dyn FnMut(Progress<'_>),
+) -> Result<()> {
+    let shown: Vec<&Process> = processes.iter().map(|one| one.process).collect();
+    let devices = |(number, process): (usize, &&Process)| {
+        let devices = process.trace_index().sources.keys().filter(|one| device.is_none_or(|device| device == **one));
+        devices.map(|device| RankSeries { process: number, device: *device }).collect::<Vec<_>>()
+    };
+    let mut series: Vec<RankSeries> = shown.iter().enumerate().flat_map(devices).collect();
+    if series.iter().any(|one| one.device >= 0) {
+        series.retain(|one| one.device >= 0);
+    }
+    if series.len() < 2 {
+        return Ok(());
+    }
+    let total = event_count(processes);
+    write!(out, "<script type=\"application/octet-stream\" id=\"rank-totals\">").map_err(cannot())?;
+    let what = "adding up the ranks";
+    let mut encoder = EncoderWriter::new(&mut *out, &STANDARD);
+    let mut on_progress = |done| progress(Progress { what, done, total });
+    rank_totals(&shown, &series, total <= COMPLETE_EVENTS, &mut encoder, &mut on_progress)?;
+    encoder.finish().map_err(cannot())?;
+    drop(encoder);
+    out.write_all(b"</script>\n").map_err(cannot())
+}
+
 /// Writes the data of processes, numbered from 0.
 pub(crate) fn write_processes(
     processes: &[PageProcess<'_>],
@@ -87,8 +125,8 @@ pub(crate) fn write_processes(
     out: &mut dyn Write,
     progress: &mut dyn FnMut(Progress<'_>),
 ) -> Result<()> {
-    let events: u64 = processes.iter().map(|one| one.process.recording().event_count()).sum();
-    for (number, PageProcess { process, marks, sources }) in processes.iter().enumerate() {
+    let events = event_count(processes);
+    for (number, PageProcess { process, marks, sources, custom_rules }) in processes.iter().enumerate() {
         let total = process.recording().event_count();
         let share = |most: u64| (u128::from(most) * u128::from(total) / u128::from(events.max(1))) as u64;
         let data = PageDataOptions {
@@ -98,6 +136,7 @@ pub(crate) fn write_processes(
             modules_at: marks.first().copied().unwrap_or(0),
             is_library: &|frame| is_library(&frame.filename),
             sources: sources.clone(),
+            custom_rules: *custom_rules,
         };
         write!(out, "<script type=\"application/octet-stream\" id=\"process-{number}\">").map_err(cannot())?;
         let what = "writing the HTML page";

@@ -16,7 +16,7 @@ use serde_json::Value;
 fn page(run: &Run, processes: &[&Process], device: Option<i16>) -> memtrace_analysis::Result<String> {
     let summary = summarize(run, &mut |_| {}).unwrap();
     let mut out = Vec::new();
-    let options = HtmlOptions { device, sources: SourceAccess::Nothing, windows: Vec::new() };
+    let options = HtmlOptions { device, sources: SourceAccess::Nothing, windows: Vec::new(), custom_rules: None };
     html_report(&summary, processes, &options, &mut out, &mut |_| {})?;
     Ok(String::from_utf8(out).unwrap())
 }
@@ -47,6 +47,7 @@ fn data_of(process: &Process, max_blocks: Option<u64>, marks: &[u64]) -> crate::
         modules_at: 0,
         is_library: &|_| false,
         sources: SourceAccess::Nothing,
+        custom_rules: None,
     };
     let mut bytes = Vec::new();
     page_data(process, &options, &mut bytes, &mut |_| {}).unwrap();
@@ -188,7 +189,10 @@ fn comparison(a: &Run, b: &Run, steps: Option<(u32, u32)>) -> (DiffReport, Strin
     let options = DiffOptions { steps, ..DiffOptions::default() };
     let report = diff(a, b, &options, &mut |_| {});
     let summaries = [a, b].map(|run| summarize(run, &mut |_| {}).unwrap());
-    let pages = (DiffPageRun { run: a, summary: &summaries[0] }, DiffPageRun { run: b, summary: &summaries[1] });
+    let pages = (
+        DiffPageRun { run: a, summary: &summaries[0], custom_rules: None },
+        DiffPageRun { run: b, summary: &summaries[1], custom_rules: None },
+    );
     let mut page = Vec::new();
     diff_html(&report, pages, None, &mut page, &mut |_| {}).unwrap();
     (report, String::from_utf8(page).unwrap())
@@ -321,7 +325,7 @@ fn every_device_and_process_is_in_the_page() {
     let run = crate::showcase::run(&PLAIN, 0..2);
     let page = whole(&run);
     let elements = elements(&page);
-    assert_eq!(elements.keys().collect::<Vec<_>>(), ["process-0", "process-1", "summary"]);
+    assert_eq!(elements.keys().collect::<Vec<_>>(), ["process-0", "process-1", "rank-totals", "summary"]);
     let summary = summary_of(&page);
     assert_eq!(summary["page"]["only"], Value::Null);
     for number in 0..2 {

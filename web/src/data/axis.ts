@@ -13,6 +13,8 @@ export interface Axis {
   end: number;
   label: (value: number, step: number) => string;
   title: string;
+  /** Where an event is between the points, from its number and its time in microseconds. */
+  at: (seq: number, us: number) => number;
 }
 
 /** Where a step begins, as a point. Step -1 is what comes before the first one. */
@@ -48,6 +50,7 @@ export function axisOf(device: Device, kind: AxisKind): Axis {
       end: Math.max((position[n - 1] ?? 0) * (1 + 1e-9), (position[0] ?? 0) + 1),
       label: (value, step) => (step >= 1e6 ? `${format.axisLabel(value / 1e6, step / 1e6)} s` : `${format.axisLabel(value / 1e3, step / 1e3)} ms`),
       title: 'time since the first event',
+      at: (_, us) => us,
     };
   }
   if (kind === 'steps') {
@@ -66,6 +69,7 @@ export function axisOf(device: Device, kind: AxisKind): Axis {
         end: last + 1,
         label: value => (value < 0 ? 'before step 0' : Number.isInteger(value) ? `step ${value}` : ''),
         title: 'steps, each in allocation order',
+        at: seq => position[upperBound(device.pointSeq, seq)] ?? last + 1,
       };
     }
   }
@@ -78,5 +82,6 @@ export function axisOf(device: Device, kind: AxisKind): Axis {
     end: complete ? Math.max(n, 1) : (position[n - 1] ?? 0) + 1,
     label: value => format.count(value),
     title: complete ? 'allocations and frees, in order' : 'events of the recording, in order',
+    at: complete ? seq => upperBound(device.pointSeq, seq) : seq => seq,
   };
 }

@@ -3,12 +3,14 @@
 import { type Axis, type AxisKind, axisOf, stepRanges } from '../data/axis';
 import { Extremes } from '../data/extremes';
 import { type Changes, type Device, upperBound } from '../data/model';
-import { type Division, SeriesSet } from '../data/series';
+import type { RankTotals } from '../data/rank_totals';
+import { type Division, type PointSeries, SeriesSet } from '../data/series';
 import type { State } from '../data/state';
 import type { DeviceSummary } from '../data/summary';
 import { choice, el, replace } from '../dom';
 import * as format from '../format';
 import { color, onThemeChange, rgb } from '../theme';
+import { Lanes } from './lanes';
 
 const LEFT = 62;
 const RIGHT = 12;
@@ -66,12 +68,12 @@ export class TimelineGroup {
 export class Timeline {
   readonly element: HTMLElement;
   private canvas = el('canvas', { tabindex: 0, role: 'application' });
-  private height: number;
   private readout = el('div', { class: 'readout', role: 'status', 'aria-live': 'polite' });
   private legend = el('div', { class: 'legend' });
   private note = el('p', { class: 'note' });
   axis!: Axis;
-  private set!: SeriesSet;
+  private set!: PointSeries;
+  readonly lanes: Lanes;
   private extremes!: Extremes;
   private marks: Mark[] = [];
   /** The visible part of the axis. */
@@ -92,20 +94,27 @@ export class Timeline {
     private state: State,
     private summaryOf: (device: Device) => DeviceSummary | undefined,
     private one?: TimelineInGroup,
+    /** The sum over ranks, if the page has several. */
+    private sum: RankTotals | null = null,
+    divisions: readonly (readonly [Division, string])[] = DIVISIONS,
   ) {
     const { now } = state;
-    this.height = one ? HEIGHT_IN_GROUP : HEIGHT;
-    this.canvas.style.height = `${this.height}px`;
+    this.lanes = new Lanes({
+      zoomTo: (from, to) => this.zoomTo(from, to),
+      show: range => this.showRange(range),
+      compare: range => this.compareRange(range),
+      draw: () => this.draw(),
+    });
     this.canvas.setAttribute(
       'aria-label',
-      `Timeline of allocated memory${one ? ` of ${one.title}` : ''}. Arrow keys move the cursor, plus and minus zoom, Enter shows the live allocations, P goes to the peak.`,
+      `Timeline of allocated memory${one ? ` of ${one.title}` : ''}. Arrow keys move the cursor, plus and minus zoom, Enter shows the live allocations, P goes to the peak, brackets select the previous and the next named range.`,
     );
     const reset = el('button', { type: 'button', onclick: () => this.zoomTo(...this.extent()) }, 'Whole run');
-    const toPeak = el('button', { type: 'button', onclick: () => state.set({ point: this.peak() }) }, 'Peak');
+    const toPeak = el('button', { type: 'button', onclick: () => this.select(this.peak()) }, 'Peak');
     const search = el('input', {
       type: 'search',
-      placeholder: 'step, event number, or text',
-      'aria-label': 'Search the timeline: a step, an event number, or a name',
+      placeholder: 'step, range, event or text',
+      'aria-label': 'Search the timeline: a step, a named range, an event number, or a name',
       onkeydown: (event: KeyboardEvent) => event.key === 'Enter' && this.search(search.value),
     });
     this.element = el(
@@ -115,7 +124,7 @@ export class Timeline {
         'div',
         { class: 'controls' },
         el('h2', {}, one?.title ?? 'Allocated memory'),
-        one ? null : divisionChoice(now.division, division => state.set({ division })),
+        one ? null : divisionChoice(now.division, division => state.set({ division }), divisions),
         one ? null : axisChoice(now.axis, axis => state.set({ axis })),
         search,
         toPeak,
@@ -123,15 +132,21 @@ export class Timeline {
       ),
       this.canvas,
       this.readout,
+      this.lanes.element,
       this.legend,
       this.note,
+      this.lanes.note,
     );
     one?.group.timelines.push(this);
     this.rebuild();
     state.listen(changed => {
-      const isNew = changed.axis !== undefined || changed.device !== undefined;
+      // The sum over ranks stays the same when another of them is chosen.
+      const isNew = changed.axis !== undefined || (changed.device !== undefined && !this.summed) || this.summed !== (this.set.device === this.sum);
       if (isNew || changed.division || changed.highlight !== undefined) this.rebuild(!isNew);
-      if (changed.point !== undefined) this.showPoint(changed.point);
+      const select = changed.division && this.element.querySelector('select');
+      if (select && !one) select.value = state.now.division;
+      if (changed.point !== undefined) this.showPoint(this.selected);
+      this.read();
       this.draw();
     });
     onThemeChange(() => this.draw());
@@ -139,8 +154,41 @@ export class Timeline {
     new ResizeObserver(() => this.draw()).observe(this.canvas);
   }
 
+  /** Whether the sum over ranks is drawn. */
+  private get summed(): boolean {
+    return this.sum !== null && this.state.now.division === 'rank';
+  }
+
+  /** The device that is drawn: the chosen one, or the sum over ranks. */
   private get device(): Device {
-    return this.state.now.device;
+    return this.sum && this.summed ? this.sum : this.state.now.device;
+  }
+
+  /** The drawn point of the chosen state. */
+  private get selected(): number {
+    const { device, point } = this.state.now;
+    return this.sum && this.summed ? this.sum.pointAt({ device, point }) : point;
+  }
+
+  /** Shows the live allocations at a drawn point. Of the sum, those of the chosen rank. */
+  private select(point: number, rank = this.state.now.device): void {
+    if (!this.sum || !this.summed) return this.state.set({ point });
+    const place = this.sum.place(point, rank);
+    this.state.set(place.device === this.state.now.device ? { point: place.point } : { ...place, base: -1 });
+  }
+
+  /** The summary of the drawn device; the sum has none. */
+  private get summary(): DeviceSummary | undefined {
+    return this.summed ? undefined : this.summaryOf(this.device);
+  }
+
+  private get height(): number {
+    return (this.one ? HEIGHT_IN_GROUP : HEIGHT) + this.lanes.height;
+  }
+
+  /** The height of what is below the plot. */
+  private get bottom(): number {
+    return BOTTOM + this.lanes.height;
   }
 
   /** The range of the axis that can be shown. */
@@ -158,11 +206,14 @@ export class Timeline {
     const { division, highlight } = this.state.now;
     this.axis = axisOf(device, this.state.now.axis);
     if (!this.set || this.set.device !== device || this.set.division !== division || this.set.highlight !== highlight) {
-      this.set = new SeriesSet(device, division, highlight);
+      this.set = this.sum && device === this.sum ? this.sum : new SeriesSet(device, division, highlight);
     }
+    // The clocks of ranks differ in where they begin, so the sum has no lanes.
+    this.lanes.set(this.summed ? null : device, this.axis);
+    this.canvas.style.height = `${this.height}px`;
     if (!this.extremes || this.extremes.values !== device.total) this.extremes = new Extremes(device.total);
     if (!keepsZoom) [this.from, this.to] = this.extent();
-    const summary = this.summaryOf(device);
+    const { summary } = this;
     this.marks = device.points > 0 ? [{ point: device.peak, text: `peak ${format.size(device.total[device.peak] as number)}`, kind: 'peak' }] : [];
     const compared = this.peak();
     if (device.points > 0 && compared !== device.peak) {
@@ -171,13 +222,15 @@ export class Timeline {
     for (const oom of summary?.ooms ?? []) {
       this.marks.push({ point: device.pointOf(oom.in_use.seq), text: `out of memory: requested ${format.size(oom.requested_bytes)}`, kind: 'oom' });
     }
+    if (this.sum && this.summed) this.marks.push(...this.errorsOfRanks(this.sum));
     const capacity = summary?.total_bytes;
     if (capacity !== undefined && (device.total[device.peak] ?? 0) > capacity / 2) this.lines.add('capacity');
     const { rest, mismatches } = device.info;
     replace(
       this.note,
       'Solid: at least this much was allocated throughout a column. Paler: at most, divided as at that highest point. ',
-      rest
+      this.summed ? this.sumNote() : '',
+      rest && !this.summed
         ? `${format.number(device.info.blocks, 'block')} are listed singly: all at the peak, at errors and at the end, and the largest others. ` +
             `${format.number(rest.blocks, 'smaller or shorter-lived block')} (at most ${format.size(rest.largest)} each) are added up at ` +
             `${format.count(device.points)} points: the highest, lowest and last event of each range of events. Totals are exact there. `
@@ -187,6 +240,24 @@ export class Timeline {
     );
     this.hover = -1;
     this.read();
+  }
+
+  /** The errors of all ranks, on the timeline of the sum. */
+  private errorsOfRanks(sum: RankTotals): Mark[] {
+    return sum.devices.flatMap((device, rank) =>
+      (this.summaryOf(device)?.ooms ?? []).map(oom => ({
+        point: sum.pointAt({ device, point: device.pointOf(oom.in_use.seq) }),
+        text: `${sum.series[rank]?.label} out of memory: requested ${format.size(oom.requested_bytes)}`,
+        kind: 'oom' as const,
+      })),
+    );
+  }
+
+  private sumNote(): string {
+    const { sum } = this;
+    if (!sum) return '';
+    const points = sum.info.rest ? `${format.count(sum.points)} of ${format.number(sum.info.events, 'allocation and free')}: the highest, lowest and last of each range` : 'each allocation and free of any of them';
+    return `The sum of ${format.number(sum.devices.length, 'rank')} or devices at ${points}, in the order of the wall clock. `;
   }
 
   // ---- coordinates
@@ -247,6 +318,12 @@ export class Timeline {
     this.zoomTo(low - (high - low) * 0.05, high + (high - low) * 0.05);
   }
 
+  /** The first highest point of `from` to `to` of the drawn device, or of a rank where the sum is drawn. */
+  private highestOf(device: Device, from: number, to: number): number {
+    const extremes = device === this.device ? this.extremes : new Extremes(device.total);
+    return extremes.highest(from, Math.min(to + 1, device.points));
+  }
+
   /** Draws this timeline, and those that have the same vertical scale. */
   private redraw(): void {
     if (this.one) this.one.group.draw();
@@ -262,18 +339,39 @@ export class Timeline {
     }
   }
 
-  /** Moves to what the reader searches: a step, an event number, or the first block that matches a text. */
+  /** Selects the highest point of a named range, and makes the range visible. */
+  private showRange(range: number): void {
+    const [low, high] = this.lanes.extent(range);
+    if (low < this.from || high > this.to) {
+      const length = Math.max(this.to - this.from, (high - low) * 1.1);
+      this.zoomTo((low + high - length) / 2, (low + high + length) / 2);
+    }
+    const { from, to } = this.device.process.ranges;
+    const { device } = this;
+    this.state.set({ point: this.highestOf(device, device.pointOf(from[range] as number), device.pointOf(to[range] as number)) });
+  }
+
+  private compareRange(range: number): void {
+    const { from, to } = this.device.process.ranges;
+    this.state.set({ base: this.device.pointOf(from[range] as number), point: this.device.pointOf(to[range] as number) });
+    document.getElementById('allocations')?.scrollIntoView({ behavior: 'smooth' });
+  }
+
+  /** Moves to what the reader searches: a range with this name, a step, an event number, or the first block that matches a text. */
   search(text: string): void {
     const trimmed = text.trim();
     if (trimmed === '') return;
-    const { device } = this;
+    // Of the sum, the steps and events of the chosen rank.
+    const { device } = this.state.now;
     const step = /^step\s+(\d+)$/i.exec(trimmed);
     const digits = trimmed.replace(/,/g, '');
+    if (!/^\d+$/.test(digits) && this.lanes.search(trimmed)) return;
     if (step) {
       const range = stepRanges(device).find(one => one.step === Number(step[1]));
       if (!range) return this.say(`The run has no step ${step[1]}.`);
-      this.showPoints(range.from, range.to);
-      const point = this.extremes.highest(range.from, range.to);
+      const drawn = (point: number) => (this.sum && this.summed ? this.sum.pointAt({ device, point }) : point);
+      this.showPoints(drawn(range.from), drawn(Math.min(range.to, device.points - 1)));
+      const point = this.highestOf(device, range.from, Math.max(range.from, range.to - 1));
       this.state.set({ point });
       return this.say(`Step ${step[1]} peaks at ${format.size(device.total[point] as number)}.`);
     }
@@ -315,7 +413,7 @@ export class Timeline {
       canvas.setPointerCapture(event.pointerId);
       // A mouse brushes; with Alt, and below the plot, it pans. A finger pans, two zoom.
       const y = event.clientY - canvas.getBoundingClientRect().top;
-      const brush = event.pointerType === 'mouse' && !event.altKey && y < this.height - BOTTOM;
+      const brush = event.pointerType === 'mouse' && !event.altKey && y < this.height - this.bottom;
       this.drag = { x: at(event), from: this.from, to: this.to, brush, moved: false };
     });
     canvas.addEventListener('pointermove', event => {
@@ -331,10 +429,11 @@ export class Timeline {
         const shift = ((this.drag.x - x) / this.width()) * (this.drag.to - this.drag.from);
         return this.zoomTo(this.drag.from + shift, this.drag.to + shift);
       }
-      this.moveTo(x);
+      this.moveTo(x, event.clientY - canvas.getBoundingClientRect().top);
     });
     canvas.addEventListener('pointerup', event => {
       const x = at(event);
+      const y = event.clientY - canvas.getBoundingClientRect().top;
       this.touches.delete(event.pointerId);
       const { drag } = this;
       this.drag = null;
@@ -343,8 +442,9 @@ export class Timeline {
         const [low, high] = [this.positionAt(Math.min(drag.x, x)), this.positionAt(Math.max(drag.x, x))];
         this.zoomTo(low, high);
       } else if (!drag.moved) {
-        this.moveTo(x);
-        this.choose(event.shiftKey);
+        this.moveTo(x, y);
+        if (this.lanes.hover >= 0) this.lanes.select(this.lanes.hover);
+        else this.choose(event.shiftKey, y);
       }
       this.draw();
     });
@@ -354,7 +454,7 @@ export class Timeline {
       this.draw();
     });
     canvas.addEventListener('pointerleave', () => {
-      this.hover = -1;
+      [this.hover, this.lanes.hover] = [-1, -1];
       this.read();
       this.draw();
     });
@@ -374,7 +474,8 @@ export class Timeline {
     this.zoomTo(this.from + by, this.to + by);
   }
 
-  private moveTo(x: number): void {
+  private moveTo(x: number, y: number): void {
+    this.lanes.hover = this.lanes.at(y - this.lanesTop, this.positionAt(x), (3 * (this.to - this.from)) / this.width());
     const inside = Math.max(LEFT, Math.min(x, LEFT + this.width() - 0.01));
     const [from, to] = this.column(inside, 1);
     this.hover = to > from ? this.extremes.highest(from, to) : Math.max(0, this.pointAt(this.positionAt(inside)));
@@ -382,17 +483,33 @@ export class Timeline {
     this.draw();
   }
 
-  /** Shows the live allocations at the cursor, or compares with them. */
-  private choose(asBase: boolean): void {
+  /** The distance of the lanes from the top. */
+  private get lanesTop(): number {
+    return this.height - this.bottom + 2 * BAND + 4;
+  }
+
+  /** Shows the live allocations at the cursor, or compares with them. In the sum, of the rank at this height. */
+  private choose(asBase: boolean, y = -1): void {
     if (this.hover < 0) return;
-    if (asBase) this.state.set({ base: this.hover });
-    else this.state.set({ point: this.hover });
+    if (!this.sum || !this.summed) return this.state.set(asBase ? { base: this.hover } : { point: this.hover });
+    const { device } = this.state.now;
+    if (asBase) return this.state.set({ base: this.sum.place(this.hover, device).point });
+    this.select(this.hover, this.rankAt(this.sum, y) ?? device);
+  }
+
+  /** The rank whose area is at this height; `null` above and below all. */
+  private rankAt(sum: RankTotals, y: number): Device | null {
+    const { top, height, ceiling } = this.geometry;
+    let left = (1 - (y - top) / height) * ceiling;
+    if (y < top || y > top + height) return null;
+    const rank = sum.values(this.hover).findIndex(bytes => (left -= bytes) < 0);
+    return sum.devices[rank] ?? null;
   }
 
   private key(event: KeyboardEvent): void {
     const length = this.to - this.from;
     const center = (this.from + this.to) / 2;
-    const from = this.hover >= 0 ? this.hover : this.state.now.point;
+    const from = this.hover >= 0 ? this.hover : this.selected;
     const move = (by: number) => {
       this.hover = Math.max(0, Math.min(this.device.points - 1, from + by));
       this.showPoint(this.hover);
@@ -406,7 +523,9 @@ export class Timeline {
     else if (event.key === '+' || event.key === '=') this.zoomTo(center - length / 4, center + length / 4);
     else if (event.key === '-') this.zoomTo(center - length, center + length);
     else if (event.key === 'Home') this.zoomTo(...this.extent());
-    else if (event.key === 'p' || event.key === 'P') this.state.set({ point: this.peak() });
+    else if (event.key === 'p' || event.key === 'P') this.select(this.peak());
+    else if (event.key === '[' || event.key === ']') this.lanes.move(event.key === ']' ? 1 : -1);
+    else if (event.key === 'Escape' && this.lanes.selected >= 0) this.lanes.select(-1);
     else if (event.key === 'Enter' || event.key === ' ') this.choose(event.shiftKey);
     else return;
     event.preventDefault();
@@ -430,12 +549,13 @@ export class Timeline {
 
   private read(): void {
     const { device } = this;
-    const point = this.hover >= 0 ? this.hover : Math.min(this.state.now.point, device.points - 1);
+    if (this.lanes.hover >= 0) return replace(this.readout, ...this.lanes.text(this.lanes.hover));
+    const point = this.hover >= 0 ? this.hover : Math.min(this.selected, device.points - 1);
     if (point < 0) return replace(this.readout, 'No memory was allocated.');
     const values = this.set.values(point);
     const seq = device.pointSeq[point] as number;
     const facts = [
-      `event ${format.count(seq)}`,
+      this.summed ? `event ${format.count(seq)} of all ranks` : `event ${format.count(seq)}`,
       this.positionText(point),
       `${format.duration(device.pointTime[point] as number)} after the first event`,
     ];
@@ -454,7 +574,7 @@ export class Timeline {
         swatch.style.background = `var(--${series.color})`;
         return el(
           'button',
-          { type: 'button', class: bytes > 0 ? '' : 'zero', onclick: () => this.state.set({ search: series.label }) },
+          { type: 'button', class: bytes > 0 ? '' : 'zero', onclick: () => this.chooseSeries(series.label, point) },
           swatch,
           el('span', {}, series.label),
           el('b', {}, format.size(bytes)),
@@ -466,9 +586,16 @@ export class Timeline {
     );
   }
 
+  /** Searches the live allocations for a series. Of the sum, shows those of a rank. */
+  private chooseSeries(label: string, point: number): void {
+    const rank = this.summed ? this.sum?.series.findIndex(one => one.label === label) : undefined;
+    if (rank === undefined) this.state.set({ search: label });
+    else this.select(point, this.sum?.devices[rank]);
+  }
+
   private line(name: string, label: string): HTMLElement | null {
     const { device } = this;
-    const capacity = this.summaryOf(device)?.total_bytes;
+    const capacity = this.summary?.total_bytes;
     if (name === 'reserved' && device.reserved.seq.length === 0) return null;
     if (name === 'used' && device.physical.seq.length === 0) return null;
     if (name === 'capacity' && capacity === undefined) return null;
@@ -521,7 +648,7 @@ export class Timeline {
     context.clearRect(0, 0, width, height);
     context.font = '12px system-ui, sans-serif';
     if (device.points === 0) return;
-    const plot = { left: LEFT, top: TOP, width: this.width(), height: height - TOP - BOTTOM };
+    const plot = { left: LEFT, top: TOP, width: this.width(), height: height - TOP - this.bottom };
     const most = this.one ? this.one.group.highestValue() : this.highestValue();
     const [unitName, unit] = format.byteUnit(most);
     const step = format.labelStep(most / unit, 5) * unit;
@@ -543,6 +670,7 @@ export class Timeline {
     context.fillText(unitName, 8, plot.top - 12);
     this.paintLines(context, plot, y, ceiling);
     this.paintBands(context, plot);
+    this.lanes.paint(context, plot, this.lanesTop, position => this.x(position));
     this.paintAxis(context, plot, mute, grid);
     this.paintMarks(context, plot, ink);
   }
@@ -555,7 +683,7 @@ export class Timeline {
     const seqs: [number, number] = [device.pointSeq[from] ?? 0, device.pointSeq[Math.max(from, to - 1)] ?? 0];
     if (this.lines.has('reserved')) most = Math.max(most, highestOf(device.reserved, seqs));
     if (this.lines.has('used')) most = Math.max(most, highestOf(device.physical, seqs));
-    if (this.lines.has('capacity')) most = Math.max(most, this.summaryOf(device)?.total_bytes ?? 0);
+    if (this.lines.has('capacity')) most = Math.max(most, this.summary?.total_bytes ?? 0);
     return Math.max(most, 1);
   }
 
@@ -646,7 +774,7 @@ export class Timeline {
     };
     if (this.lines.has('reserved')) stroke(device.reserved, color('ink'), []);
     if (this.lines.has('used')) stroke(device.physical, color('mute'), [5, 3]);
-    const capacity = this.summaryOf(device)?.total_bytes;
+    const capacity = this.summary?.total_bytes;
     if (this.lines.has('capacity') && capacity !== undefined) {
       context.fillStyle = color('bad');
       context.fillRect(plot.left, Math.round(y(capacity)), plot.width, 2);
@@ -700,7 +828,7 @@ export class Timeline {
   }
 
   private paintAxis(context: CanvasRenderingContext2D, plot: { left: number; top: number; width: number; height: number }, mute: string, grid: string): void {
-    const y = plot.top + plot.height + 2 * BAND + 10;
+    const y = plot.top + plot.height + 2 * BAND + 10 + this.lanes.height;
     let step = format.labelStep(this.to - this.from, Math.max(2, plot.width / 110));
     if (this.axis.kind !== 'time') step = Math.max(1, Math.round(step));
     context.textAlign = 'center';
@@ -743,9 +871,17 @@ export class Timeline {
     for (const mark of this.marks) {
       vertical(mark.point, mark.kind === 'oom' ? color('bad') : ink, [4, 3], mark.text, mark.kind === 'oom' ? 13 : 0);
     }
-    const { point, base } = state.now;
-    vertical(point, color('accent'), [], '', 0);
-    if (base >= 0) vertical(base, color('accent'), [2, 2], 'compared with', 0);
+    const { device, base } = state.now;
+    const drawn = (point: number) => (this.sum && this.summed ? this.sum.pointAt({ device, point }) : point);
+    if (this.lanes.selected >= 0) {
+      const [low, high] = this.lanes.extent(this.lanes.selected).map(position => Math.max(plot.left, Math.min(this.x(position), plot.left + plot.width))) as [number, number];
+      context.fillStyle = color('accent');
+      context.globalAlpha = 0.12;
+      context.fillRect(low, plot.top, Math.max(1, high - low), plot.height);
+      context.globalAlpha = 1;
+    }
+    vertical(this.selected, color('accent'), [], '', 0);
+    if (base >= 0) vertical(drawn(base), color('accent'), [2, 2], 'compared with', 0);
     if (this.hover >= 0) vertical(this.hover, color('mute'), [1, 2], '', 0);
     if (this.drag?.brush && this.drag.moved && this.hover >= 0) {
       const x = this.x(axis.position[this.hover] ?? 0);
@@ -757,9 +893,11 @@ export class Timeline {
   }
 }
 
+/** The ways to divide the areas of any run. */
+export const DIVISIONS: readonly (readonly [Division, string])[] = [['category', 'category'], ['phase', 'phase'], ['module', 'module'], ['line', 'line of the program']];
+
 /** By what the areas are divided. */
-export function divisionChoice(chosen: Division, onchange: (division: Division) => void): HTMLElement {
-  const divisions = [['category', 'category'], ['phase', 'phase'], ['module', 'module'], ['line', 'line of the program']] as const;
+export function divisionChoice(chosen: Division, onchange: (division: Division) => void, divisions = DIVISIONS): HTMLElement {
   return choice('Stacked by', divisions, chosen, value => onchange(value as Division));
 }
 

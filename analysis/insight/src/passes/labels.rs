@@ -225,7 +225,7 @@ impl LabelTable {
         let index = self.open.iter().rposition(is_it).or_else(|| self.open.iter().rposition(elsewhere));
         if let Some(index) = index {
             let open = self.open.remove(index);
-            self.close(open, e.ticks);
+            self.close(open, e.seq, e.ticks);
         }
     }
 
@@ -255,7 +255,8 @@ impl LabelTable {
         });
     }
 
-    fn close(&mut self, open: Open, ticks: u64) {
+    /// Ends a range at an event.
+    fn close(&mut self, open: Open, seq: u64, ticks: u64) {
         if open.inner {
             return;
         }
@@ -270,17 +271,9 @@ impl LabelTable {
         row.after = self.level;
         row.ticks += ticks.saturating_sub(open.ticks);
         // Another open range of the same row measures from here on.
-        let (totals, level, seq) = (now, self.level, open.seq);
+        let (totals, level) = (now, self.level);
         if let Some(next) = self.open.iter_mut().find(|other| other.row == open.row) {
-            *next = Open {
-                inner: false,
-                before: totals,
-                peak: level,
-                own_freed: 0,
-                seq: seq.max(next.seq),
-                ticks,
-                ..next.clone()
-            };
+            *next = Open { inner: false, before: totals, peak: level, own_freed: 0, seq, ticks, ..next.clone() };
         }
     }
 
@@ -291,7 +284,7 @@ impl LabelTable {
         }
         while let Some(open) = self.open.pop() {
             let outer = self.open.iter().any(|other| other.row == open.row);
-            self.close(Open { inner: open.inner || outer, ..open }, ticks);
+            self.close(Open { inner: open.inner || outer, ..open }, u64::MAX, ticks);
         }
         self.rows.retain(|row| row.times > 0);
     }
@@ -327,6 +320,21 @@ mod tests {
 
     const START: Action = Action::RangeStart;
     const END: Action = Action::RangeEnd;
+
+    /// What is allocated in the part that two ranges of one name share counts for the range that ends first.
+    #[test]
+    fn an_overlapping_range_of_the_same_name_measures_from_the_end_of_the_first() {
+        let mut table = LabelTable::new(&definitions(&[("pass", LabelOrigin::RecordFunction)]));
+        table.observe(&event(START, 1, 1, 1));
+        table.observe(&event(START, 2, 1, 2));
+        table.alloc(100, 100); // 3
+        table.observe(&event(END, 4, 1, 1));
+        table.free(3, 100, 0);
+        table.alloc(40, 40); // 6
+        table.observe(&event(END, 7, 1, 2));
+        let row = &table.rows()[0];
+        assert_eq!((row.times, row.allocated, row.freed, row.kept), (2, 140, 100, 140));
+    }
 
     #[test]
     fn ranges_measure_what_happens_inside() {

@@ -4,8 +4,10 @@
 //! events. A recording with few enough events is complete. Of a longer one, the page lists the largest blocks one by one
 //! and adds up the rest at points that [`selection`] chooses. Then all totals are still exact.
 
+mod annotations;
 mod dictionary;
 mod encode;
+mod rank_totals;
 mod selection;
 
 use std::io::Write;
@@ -23,8 +25,12 @@ use memtrace_input::load::Process;
 use memtrace_insight::passes::{
     Analysis, BlockAllocation, BlockClassification, BlockModules, BlockObserver, Category, Phase, ProgramPosition,
 };
+use memtrace_insight::rules::CustomRules;
 use memtrace_replay::{MemoryLocation, Names, Replay, Usage};
 
+pub use rank_totals::{RankSeries, rank_totals};
+
+use annotations::Annotations;
 use dictionary::Dictionary;
 use encode::{Column, Records, Tag};
 use selection::{DeviceSelection, Listed, Point};
@@ -54,6 +60,8 @@ pub struct PageDataOptions<'a> {
     pub is_library: &'a dyn Fn(&Frame) -> bool,
     /// The source files that may be quoted.
     pub sources: SourceAccess,
+    /// The rules that give the blocks their custom categories.
+    pub custom_rules: Option<&'a CustomRules>,
 }
 
 /// Writes the data of one process. `progress` receives the number of events read so far.
@@ -86,7 +94,9 @@ pub fn page_data(
     let modules = BlockModules::of(process.definitions(), &names, options.modules_at);
     let mut writer = PageWriter {
         records: Records::new(out),
-        dictionary: Dictionary::new(process.definitions(), &names, modules, options.is_library),
+        dictionary: Dictionary::new(process.definitions(), &names, modules, options.is_library, options.custom_rules),
+        annotations: Annotations::new(process.definitions(), devices.len()),
+        clock,
         devices,
         phases: PhaseChanges::new(shortest_phase),
     };
@@ -464,6 +474,8 @@ impl PhaseChanges {
 struct PageWriter<'a, W: Write> {
     records: Records<W>,
     dictionary: Dictionary<'a>,
+    annotations: Annotations<'a>,
+    clock: Clock,
     devices: Vec<DeviceData>,
     phases: PhaseChanges,
 }
@@ -484,6 +496,7 @@ impl<W: Write> PageWriter<'_, W> {
             }
         }
         self.phases.write(&mut self.records);
+        let ranges = self.annotations.write(&mut self.records, &mut self.dictionary, &self.clock);
         let categories: Vec<Value> =
             Category::ALL.iter().map(|one| json!({ "name": one.name(), "plural": one.plural() })).collect();
         let tables = json!({
@@ -491,6 +504,7 @@ impl<W: Write> PageWriter<'_, W> {
             "categories": categories,
             "phases": Phase::ALL.map(Phase::name),
             "shortest_phase": self.phases.shortest,
+            "ranges": ranges,
             "devices": self.devices.iter().map(DeviceData::json).collect::<Vec<_>>(),
             "sources": self.dictionary.sources(sources),
             "tables": self.dictionary.json(),
@@ -510,6 +524,7 @@ impl<W: Write> BlockObserver for PageWriter<'_, W> {
         }
         data.event(block.seq, block.ticks, false);
         data.bytes += block.size;
+        self.annotations.level(number, data.bytes);
         if data.bytes != usage.allocated {
             data.mismatches += 1;
         }
@@ -532,6 +547,7 @@ impl<W: Write> BlockObserver for PageWriter<'_, W> {
         if let Some(free) = free {
             data.event(free.seq, free.ticks, true);
             data.bytes = data.bytes.saturating_sub(block.size);
+            self.annotations.level(number, data.bytes);
         }
         if let (Some(rest), Some(free)) = (&mut data.rest, free)
             && !rest.is_listed(block, free.seq)
@@ -554,7 +570,9 @@ impl<W: Write> BlockObserver for PageWriter<'_, W> {
     }
 
     fn event_processed(&mut self, replay: &Replay, e: &Event, now: &ProgramPosition) {
+        self.annotations.event(e);
         match e.source {
+            Source::Label => self.annotations.observe(e),
             Source::Torch => {
                 if let Some((number, data)) =
                     self.devices.iter_mut().enumerate().find(|(_, one)| one.device == e.device)
