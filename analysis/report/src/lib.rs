@@ -37,7 +37,7 @@ mod verdict;
 pub use check_text::{check_text, github_annotations};
 pub use diff_html::{DiffPageRun, diff_html};
 pub use finish::{FinishOptions, FinishedRun, HTML_REPORT, finish_run};
-pub use html::{HtmlOptions, html_report};
+pub use html::{HtmlOptions, PageWindow, html_report, html_window, served_policy};
 pub use lines_html::lines_html;
 pub use redacted_run::{can_redact, redact_run};
 pub use sections::{SECTIONS, Section, section_text};

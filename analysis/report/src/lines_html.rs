@@ -10,7 +10,7 @@ use memtrace_summary::{LinesReport, device_text};
 use serde_json::json;
 
 use crate::lines_text::{LEGEND, notes};
-use crate::page::{TEXT_WIDTH, cannot, write_end, write_head, write_json};
+use crate::page::{Loads, TEXT_WIDTH, cannot, write_end, write_head, write_json};
 use crate::parts::NOT_COMPILED;
 use crate::style::{TextOptions, ToText};
 
@@ -21,7 +21,7 @@ use crate::style::{TextOptions, ToText};
 /// The errors of `out`.
 pub fn lines_html(report: &LinesReport, out: &mut dyn Write) -> Result<()> {
     let text = report.to_text(&TextOptions { width: TEXT_WIDTH, ..TextOptions::default() });
-    write_head(&format!("memtrace lines {}", report.run), &text, out).map_err(cannot())?;
+    write_head(&format!("memtrace lines {}", report.run), &text, Loads::Nothing, out).map_err(cannot())?;
     let page = json!({
         "device": device_text(report.rank, report.pid, report.device),
         "legend": LEGEND,

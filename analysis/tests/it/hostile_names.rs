@@ -253,7 +253,7 @@ fn pages_have_no_markup_of_the_program() {
     let run = run(&EVIL);
     let summary = summarize(&run, &mut |_| {}).unwrap();
     let mut report = Vec::new();
-    let options = HtmlOptions { device: None, sources: SourceAccess::Nothing, windows: Vec::new() };
+    let options = HtmlOptions { device: None, sources: SourceAccess::Nothing, windows: Vec::new(), is_served: false };
     html_report(&summary, &run.processes().iter().collect::<Vec<_>>(), &options, &mut report, &mut |_| {}).unwrap();
     // What the page has besides is data of its script, and the script itself.
     let report = String::from_utf8(report).unwrap();

@@ -16,7 +16,7 @@ use serde_json::Value;
 fn page(run: &Run, processes: &[&Process], device: Option<i16>) -> memtrace_analysis::Result<String> {
     let summary = summarize(run, &mut |_| {}).unwrap();
     let mut out = Vec::new();
-    let options = HtmlOptions { device, sources: SourceAccess::Nothing, windows: Vec::new() };
+    let options = HtmlOptions { device, sources: SourceAccess::Nothing, windows: Vec::new(), is_served: false };
     html_report(&summary, processes, &options, &mut out, &mut |_| {})?;
     Ok(String::from_utf8(out).unwrap())
 }
@@ -40,10 +40,21 @@ fn summary_of(page: &str) -> Value {
 }
 
 fn data_of(process: &Process, max_blocks: Option<u64>, marks: &[u64]) -> crate::page_data::PageData {
+    data_in(process, max_blocks, marks, None)
+}
+
+/// The data of a part of the recording.
+fn data_in(
+    process: &Process,
+    max_blocks: Option<u64>,
+    marks: &[u64],
+    window: Option<(u64, u64)>,
+) -> crate::page_data::PageData {
     let options = PageDataOptions {
         device: None,
         max_blocks,
         marks,
+        window,
         modules_at: 0,
         is_library: &|_| false,
         sources: SourceAccess::Nothing,
@@ -168,6 +179,94 @@ fn totals_are_exact_when_only_some_blocks_are_listed() {
     }
 }
 
+/// The windows of a recording that the tests read: parts, one event, the end, nothing before the first event, the whole.
+fn windows(levels: &[(u64, u64, u64)]) -> Vec<(u64, u64)> {
+    let at = |part: usize| levels[part * (levels.len() - 1) / 10].0;
+    let all = [
+        (at(2), at(4)),
+        (at(5), at(5)),
+        (at(9), u64::MAX),
+        (0, at(1)),
+        (at(3) + 1, at(7).saturating_sub(1)),
+        (0, u64::MAX),
+    ];
+    all.into_iter().filter(|(first, last)| first <= last).collect()
+}
+
+#[test]
+fn a_window_has_every_block_and_every_change_in_it() {
+    for run in runs() {
+        for process in run.processes() {
+            let whole = data_of(process, None, &[]);
+            for (device, (blocks, levels)) in &truth(process) {
+                for (first, last) in windows(levels) {
+                    let data = data_in(process, None, &[], Some((first, last)));
+                    let DeviceData { events, blocks: found, reserved, .. } = &data.devices[device];
+                    let is_in = |alloc: u64, free: Option<u64>| alloc <= last && free.is_none_or(|free| free >= first);
+                    let expected: BTreeSet<_> = blocks.iter().copied().filter(|b| is_in(b.0, b.1)).collect();
+                    let blocks: BTreeSet<_> = found.iter().map(|b| (b.alloc, b.free, b.size, b.address)).collect();
+                    assert_eq!(blocks, expected, "{first} to {last}");
+                    // The state before the window is its first point.
+                    let before = levels.iter().filter(|(seq, ..)| *seq < first).next_back();
+                    let inside = levels.iter().filter(|(seq, ..)| (first..=last).contains(seq));
+                    let points: Vec<_> = before.into_iter().chain(inside).collect();
+                    assert_eq!(*events, points.iter().map(|(seq, ..)| *seq).collect::<Vec<_>>());
+                    for (seq, allocated, bytes) in points {
+                        let live = found.iter().filter(|block| is_live(block, *seq));
+                        assert_eq!(live.map(|block| block.size).sum::<u64>(), *allocated, "at {seq}");
+                        let at = reserved.partition_point(|(changed, _)| changed <= seq);
+                        let found = at.checked_sub(1).map_or(0, |at| reserved[at].1);
+                        let is_known = !whole.devices[device].reserved.is_empty();
+                        assert!(!is_known || found == *bytes, "reserved at {seq}");
+                    }
+                    // Categories, phases and steps are those of the whole recording.
+                    let category = |all: &[Listed]| -> BTreeMap<(u64, u64), u64> {
+                        all.iter().map(|block| ((block.alloc, block.address), block.category)).collect()
+                    };
+                    let of_whole = category(&whole.devices[device].blocks);
+                    assert!(category(found).iter().all(|(block, category)| of_whole[block] == *category));
+                    let phase = |phases: &[(u64, u64, u64)], seq: u64| {
+                        phases[..phases.partition_point(|(begin, ..)| *begin <= seq)].last().map(|one| (one.1, one.2))
+                    };
+                    for (seq, ..) in levels.iter().filter(|(seq, ..)| (first..=last).contains(seq)) {
+                        assert_eq!(phase(&data.phases, *seq), phase(&whole.phases, *seq), "phase at {seq}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn totals_of_a_window_are_exact_when_only_some_blocks_are_listed() {
+    for run in runs() {
+        for process in run.processes() {
+            for (device, (_, levels)) in &truth(process) {
+                for ((first, last), most) in windows(levels).into_iter().flat_map(|window| [(window, 0), (window, 7)]) {
+                    let data = data_in(process, Some(most), &[first, last], Some((first, last)));
+                    let points = &data.devices[device].points;
+                    let of: BTreeMap<u64, u64> = levels.iter().map(|(seq, bytes, _)| (*seq, *bytes)).collect();
+                    for (seq, total, _, rest) in points {
+                        assert_eq!(of[seq], *total);
+                        let live = data.devices[device].blocks.iter().filter(|block| is_live(block, *seq));
+                        let live: u64 = live.map(|block| block.size).sum();
+                        assert_eq!(live + rest.iter().sum::<i64>() as u64, *total, "at {seq} of {first} to {last}");
+                    }
+                    // The state before the window, then states in it, among them the highest and the last.
+                    let seqs: Vec<u64> = points.iter().map(|(seq, ..)| *seq).collect();
+                    let before = of.range(..first).next_back().map(|(seq, _)| *seq);
+                    assert_eq!(seqs.first().filter(|seq| **seq < first).copied(), before);
+                    let inside: Vec<(u64, u64)> = of.range(first..=last).map(|(seq, bytes)| (*seq, *bytes)).collect();
+                    let highest = inside.iter().map(|(_, bytes)| *bytes).max();
+                    let found = points.iter().filter(|(seq, ..)| *seq >= first).map(|(_, bytes, ..)| *bytes).max();
+                    assert_eq!(found, highest, "{first} to {last}");
+                    assert!(inside.last().is_none_or(|(seq, _)| seqs.last() == Some(seq)));
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn the_policy_allows_the_script_and_the_styles_and_nothing_else() {
     let page = whole(&crate::training::run(2, true));
@@ -179,6 +278,9 @@ fn the_policy_allows_the_script_and_the_styles_and_nothing_else() {
     assert!(!policy.contains("unsafe") && !policy.contains("http"));
     let markup = markup(&page);
     assert!(!markup.contains("src=") && !markup.contains("href=") && !markup.contains("url("), "{markup}");
+    // A page from a server may ask this server for more.
+    let served = memtrace_analysis::served_policy();
+    assert_eq!(served.replace("; connect-src 'self'", ""), policy);
     // Browsers without scripts show the end-of-run summary.
     assert!(markup.contains("<noscript><pre id=\"report\">") && markup.contains("out of memory"), "{markup}");
 }
