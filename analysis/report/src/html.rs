@@ -12,8 +12,8 @@ use memtrace_summary::{ProcessSummary, Progress, Summary, process_name};
 use serde_json::json;
 
 use crate::page::{
-    Loads, MAX_PROCESSES, PageProcess, TEXT_WIDTH, cannot, policy, write_end, write_head, write_json, write_processes,
-    write_window,
+    COMPLETE_WINDOW, Loads, MAX_PROCESSES, PageProcess, TEXT_WIDTH, cannot, policy, write_end, write_head, write_json,
+    write_processes, write_window,
 };
 use crate::parts::run_title;
 use crate::style::{TextOptions, ToText};
@@ -81,7 +81,7 @@ pub fn html_report(
         "only": left_out.then(|| selection_text(&summary, options.device)),
         "windows": shown.iter().map(window_of).collect::<Vec<_>>(),
         "processes_left_out": summary.processes.len() - shown.len(),
-        "is_served": options.is_served,
+        "complete_window": options.is_served.then_some(COMPLETE_WINDOW),
         "memtrace_version": env!("CARGO_PKG_VERSION"),
     });
     write_json("summary", &[("page", page.to_string()), ("summary", summary.to_json())], out).map_err(cannot())?;

@@ -27,7 +27,7 @@ pub(crate) const MAX_PROCESSES: usize = 8;
 const COMPLETE_EVENTS: u64 = 2_000_000;
 const MAX_BLOCKS: u64 = 1_000_000;
 /// A window of at most this many events has every block. A larger one has points and its largest blocks.
-const COMPLETE_WINDOW: u64 = 1_000_000;
+pub(crate) const COMPLETE_WINDOW: u64 = 1_000_000;
 const MAX_WINDOW_BLOCKS: u64 = 500_000;
 /// The width of the text for browsers without scripts, in columns.
 pub(crate) const TEXT_WIDTH: usize = 100;

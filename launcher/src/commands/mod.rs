@@ -12,6 +12,7 @@ pub(crate) mod redact;
 pub(crate) mod report;
 pub(crate) mod run;
 mod selection;
+mod serve;
 
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};

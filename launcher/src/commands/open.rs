@@ -1,5 +1,6 @@
-//! `memtrace open`: shows the HTML report of a run in the browser.
+//! `memtrace open`: shows the HTML report of a run in the browser, from its file or from a server ([`super::serve`]).
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -9,10 +10,18 @@ use memtrace_analysis::HTML_REPORT;
 use crate::cli::Open;
 use crate::message::WithHelp;
 
+/// Opens the page of a run, or serves it. Returns the exit code.
+pub(crate) fn open(options: &Open) -> u8 {
+    let run = super::run_or_newest(options.run.as_deref());
+    match run {
+        Ok(run) if options.serve => super::serve::serve(&run, options.port),
+        run => super::exit_code(run.and_then(|run| open_file(&run))),
+    }
+}
+
 /// Opens the page, or prints its path where there is no browser. Fails if the run has no page.
-pub(crate) fn open(options: &Open) -> anyhow::Result<()> {
-    let run = super::run_or_newest(options.run.as_deref())?;
-    let page = if run.is_file() { run.clone() } else { run.join(HTML_REPORT) };
+fn open_file(run: &Path) -> anyhow::Result<()> {
+    let page = if run.is_file() { run.to_owned() } else { run.join(HTML_REPORT) };
     let is_page = page.extension().is_some_and(|extension| extension == "html") && page.is_file();
     let run = run.display();
     ensure!(
@@ -23,10 +32,15 @@ pub(crate) fn open(options: &Open) -> anyhow::Result<()> {
         )
     );
     let page = std::path::absolute(&page).unwrap_or(page);
-    if !browser().is_some_and(|browser| starts(&browser, &page)) {
+    if !show(page.as_os_str()) {
         super::print(format!("{}\n", page.display()).as_bytes())?;
     }
     Ok(())
+}
+
+/// Shows a page, a path or a URL, in the browser. Returns whether there is one.
+pub(super) fn show(page: &OsStr) -> bool {
+    browser().is_some_and(|browser| starts(&browser, page))
 }
 
 /// The program that shows a page; `None` where there is no display for one.
@@ -39,7 +53,7 @@ fn browser() -> Option<PathBuf> {
 }
 
 /// Starts the program with the page. It may outlive memtrace.
-fn starts(browser: &Path, page: &Path) -> bool {
+fn starts(browser: &Path, page: &OsStr) -> bool {
     let mut command = Command::new(browser);
     command.arg(page).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     command.spawn().is_ok()

@@ -1,6 +1,7 @@
 /** The report of a run. */
 
 import { dataOf } from '../data/decode';
+import { Details } from '../data/details';
 import { Extremes } from '../data/extremes';
 import { type Device, Process } from '../data/model';
 import { State } from '../data/state';
@@ -68,10 +69,12 @@ export async function reportPage(app: HTMLElement, data: Uint8Array): Promise<vo
   replace(app, head, body);
 
   const entries: Entry[] = [];
+  const processes: Process[] = [];
   for (let number = 0; ; number++) {
     const bytes = await dataOf(`process-${number}`);
     if (!bytes) break;
     const process = new Process(bytes);
+    processes.push(process);
     const described = summary.processes[number];
     if (!described) break;
     for (const one of described.devices) {
@@ -95,8 +98,9 @@ export async function reportPage(app: HTMLElement, data: Uint8Array): Promise<vo
     return oom ? entry.device.pointOf(oom.in_use.seq) : entry.device.peak;
   };
   const state = new State({ device: first.device, point: pointOf(first), base: -1, division: 'category', axis: 'order', highlight: null, search: '' });
-  const entryOf = (device: Device) => entries.find(entry => entry.device === device) ?? first;
-  const timeline = new Timeline(state, device => entryOf(device).summary);
+  const entryOf = (device: Device) => entries.find(entry => entry.device === device.whole) ?? first;
+  const details = page.complete_window === null ? null : new Details(page.complete_window, process => processes.indexOf(process));
+  const timeline = new Timeline(state, device => entryOf(device).summary, { details });
   const allocations = new Allocations(state, point => timeline.positionText(point));
   const top = el('div', { class: 'parts' });
   const rest = el('div', { class: 'parts' });
@@ -107,8 +111,11 @@ export async function reportPage(app: HTMLElement, data: Uint8Array): Promise<vo
           state.set({ device: entry.device, point: pointOf(entry), base: -1 });
         })
       : null;
+  let shown: Entry | null = null;
   const show = () => {
     const entry = entryOf(state.now.device);
+    if (entry === shown) return;
+    shown = entry;
     if (entry.window) timeline.showEvents(...entry.window);
     replace(top, explain.figures(entry.summary));
     replace(

@@ -136,7 +136,7 @@ export function linesView(device: Device, state: State): HTMLElement | null {
           class: 'link',
           'aria-label': `Live allocations of line ${line}`,
           onclick: () => {
-            state.set({ point: device.peak, search: `${name}:${line} ` });
+            state.set({ device, point: device.peak, search: `${name}:${line} ` });
             document.getElementById('allocations')?.scrollIntoView({ behavior: 'smooth' });
           },
         },
