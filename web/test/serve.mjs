@@ -363,7 +363,7 @@ async function largeWindow() {
 
 /** Errors of the server are shown once, in words, and the reader can try again. */
 async function errors() {
-  const other = await page.context().newPage();
+  const other = await page.context().browser().newPage();
   await other.goto(url);
   await other.waitForFunction(() => window.memtraceReport);
   let asked = 0;

@@ -265,15 +265,31 @@ fn bad_ports_and_bad_runs_are_errors_with_help() {
 }
 
 #[test]
-fn the_chosen_port_is_taken_and_the_browser_gets_the_url() {
+fn the_chosen_port_is_taken_and_the_browser_gets_the_url_in_a_private_file() {
     let folder = tempfile::tempdir().unwrap();
     let (browser, url) = (folder.path().join("browser"), folder.path().join("url"));
-    std::fs::write(&browser, format!("#!/bin/sh\necho \"$1\" > {0}.part && mv {0}.part {0}\n", url.display())).unwrap();
+    std::fs::write(
+        &browser,
+        format!(
+            "#!/bin/sh\n(stat -c '%a' \"$1\"; echo \"$1\"; cat \"$1\") > {0}.part && mv {0}.part {0}\n",
+            url.display()
+        ),
+    )
+    .unwrap();
     std::fs::set_permissions(&browser, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     let free = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
-    let server = Server::of(command().args(["--port", &free.to_string()]).env("BROWSER", &browser));
+    let server = Server::of(
+        command().args(["--port", &free.to_string()]).env("BROWSER", &browser).env("XDG_RUNTIME_DIR", folder.path()),
+    );
     assert_eq!(server.port, free);
     wait_for(|| url.exists());
-    let expected = format!("http://127.0.0.1:{free}/{}/\n", server.token);
-    assert_eq!(std::fs::read_to_string(&url).unwrap(), expected);
+    let seen = std::fs::read_to_string(&url).unwrap();
+    let [mode, file, page] = seen.lines().collect::<Vec<_>>()[..] else { panic!("{seen}") };
+    assert_eq!((mode, Path::new(file).parent()), ("600", Some(folder.path())));
+    assert!(page.contains(&format!("content=\"0; url=http://127.0.0.1:{free}/{}/\"", server.token)), "{page}");
+    assert!(!file.contains(&server.token));
+    server.running.signal(libc::SIGINT);
+    let file = file.to_owned();
+    assert_eq!(server.exit_code(), Some(0));
+    assert!(!Path::new(&file).exists(), "the file is removed");
 }

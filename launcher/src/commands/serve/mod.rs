@@ -8,10 +8,12 @@ mod access;
 mod answers;
 mod worker;
 
-use std::io::{self, IsTerminal};
+use std::fs::OpenOptions;
+use std::io::{self, IsTerminal, Write};
 use std::net::{Ipv4Addr, SocketAddrV4, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::Path;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::Builder;
 
@@ -78,10 +80,40 @@ fn until_end(run: &Path, listener: TcpListener, page: Vec<u8>, analysis: Analysi
         Builder::new().name(format!("answers-{number}")).spawn(answer_all).context("cannot start a thread")?;
     }
     super::print(format!("Serving {} at {url} ; press Ctrl-C to stop\n", run.display()).as_bytes())?;
-    super::open::show(url.as_ref());
+    // Others can see the command line of the browser, so the URL is in a file that only this user can read.
+    let page = Redirect::to(&url);
+    match &page {
+        Ok(page) => _ = super::open::show(page.0.as_os_str()),
+        Err(e) => message::warning(&format!("cannot open the browser: {e}")),
+    }
     wait_for_end(&signals);
     site.end();
     Ok(())
+}
+
+/// A file that leads a browser to a URL. Only this user can read it. It is removed with this value.
+#[derive(Debug)]
+struct Redirect(PathBuf);
+
+impl Redirect {
+    fn to(url: &str) -> io::Result<Redirect> {
+        let folder = std::env::var_os("XDG_RUNTIME_DIR").filter(|folder| !folder.is_empty()).map(PathBuf::from);
+        let folder = folder.filter(|folder| folder.is_dir()).unwrap_or_else(std::env::temp_dir);
+        let path = folder.join(format!("memtrace-{}.html", Token::random()?.text()));
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
+        let redirect = Redirect(path);
+        writeln!(
+            file,
+            "<!DOCTYPE html><meta http-equiv=\"refresh\" content=\"0; url={url}\"><a href=\"{url}\">memtrace</a>"
+        )?;
+        Ok(redirect)
+    }
+}
+
+impl Drop for Redirect {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
 }
 
 /// Waits for a signal, or until the terminal or the pipe at stdin closes.
