@@ -207,7 +207,7 @@ fn a_window_has_every_block_and_every_change_in_it() {
                     let blocks: BTreeSet<_> = found.iter().map(|b| (b.alloc, b.free, b.size, b.address)).collect();
                     assert_eq!(blocks, expected, "{first} to {last}");
                     // The state before the window is its first point.
-                    let before = levels.iter().filter(|(seq, ..)| *seq < first).next_back();
+                    let before = levels.iter().rfind(|(seq, ..)| *seq < first);
                     let inside = levels.iter().filter(|(seq, ..)| (first..=last).contains(seq));
                     let points: Vec<_> = before.into_iter().chain(inside).collect();
                     assert_eq!(*events, points.iter().map(|(seq, ..)| *seq).collect::<Vec<_>>());

@@ -1,5 +1,6 @@
 //! The subcommands, one small file each.
 
+mod browser;
 pub(crate) mod categories;
 pub(crate) mod check;
 pub(crate) mod diff;

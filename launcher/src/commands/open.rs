@@ -1,8 +1,6 @@
 //! `memtrace open`: shows the HTML report of a run in the browser, from its file or from a server ([`super::serve`]).
 
-use std::ffi::OsStr;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::Path;
 
 use anyhow::ensure;
 use memtrace_analysis::HTML_REPORT;
@@ -32,29 +30,8 @@ fn open_file(run: &Path) -> anyhow::Result<()> {
         )
     );
     let page = std::path::absolute(&page).unwrap_or(page);
-    if !show(page.as_os_str()) {
+    if !super::browser::show(&page) {
         super::print(format!("{}\n", page.display()).as_bytes())?;
     }
     Ok(())
-}
-
-/// Shows a page, a path or a URL, in the browser. Returns whether there is one.
-pub(super) fn show(page: &OsStr) -> bool {
-    browser().is_some_and(|browser| starts(&browser, page))
-}
-
-/// The program that shows a page; `None` where there is no display for one.
-fn browser() -> Option<PathBuf> {
-    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
-    let has_display = set("DISPLAY").is_some() || set("WAYLAND_DISPLAY").is_some();
-    // $BROWSER can be a list. A browser in it may need no display.
-    let first = set("BROWSER").and_then(|list| std::env::split_paths(&list).next());
-    first.or_else(|| has_display.then(|| PathBuf::from("xdg-open")))
-}
-
-/// Starts the program with the page. It may outlive memtrace.
-fn starts(browser: &Path, page: &OsStr) -> bool {
-    let mut command = Command::new(browser);
-    command.arg(page).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    command.spawn().is_ok()
 }

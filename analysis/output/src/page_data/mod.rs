@@ -6,6 +6,7 @@
 
 mod dictionary;
 mod encode;
+mod part;
 mod selection;
 
 use std::io::Write;
@@ -27,6 +28,7 @@ use memtrace_replay::{MemoryLocation, Names, Replay, Usage};
 
 use dictionary::Dictionary;
 use encode::{Column, Records, Tag};
+use part::{Part, Place};
 use selection::{DeviceSelection, Listed, Point};
 
 /// The number of rows of a record.
@@ -98,46 +100,6 @@ pub fn page_data(
     };
     Analysis::with_observer(recording, process.trace_index(), &names, &mut writer, progress);
     writer.finish(begin_ns, &mut SourceFiles::of(process, &options.sources)).map_err(Error::io("cannot write the page"))
-}
-
-/// The part of a recording that the data is about: its first and its last event, by `seq`.
-#[derive(Clone, Copy, Debug)]
-struct Part {
-    first: u64,
-    last: u64,
-}
-
-/// Where an event is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Place {
-    Before,
-    Inside,
-    After,
-}
-
-impl Part {
-    const WHOLE: Part = Part { first: 0, last: u64::MAX };
-
-    #[inline]
-    fn place(&self, seq: u64) -> Place {
-        if seq < self.first {
-            Place::Before
-        } else if seq > self.last {
-            Place::After
-        } else {
-            Place::Inside
-        }
-    }
-
-    /// The maximum number of its events.
-    fn length(&self) -> u64 {
-        self.last.saturating_sub(self.first).saturating_add(1)
-    }
-
-    /// Whether a block was allocated during the part. `end` is the event that freed it.
-    fn has_block(&self, allocated: u64, end: Option<u64>) -> bool {
-        allocated <= self.last && end.is_none_or(|end| end >= self.first)
-    }
 }
 
 /// Times of a page, in microseconds since its first event.

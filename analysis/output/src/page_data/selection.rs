@@ -11,7 +11,7 @@ use memtrace_input::AddressBuildHasher;
 use memtrace_input::load::Process;
 use memtrace_replay::{Change, Replay};
 
-use super::{Part, Place};
+use super::part::{Part, Place};
 
 /// The number of ranges of events that have points.
 const RANGES: u64 = 10_000;

@@ -9,7 +9,7 @@ mod answers;
 mod worker;
 
 use std::fs::OpenOptions;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::net::{Ipv4Addr, SocketAddrV4, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
@@ -70,6 +70,13 @@ fn until_end(run: &Path, listener: TcpListener, page: Vec<u8>, analysis: Analysi
     let port = listener.local_addr().context("cannot find out the port")?.port();
     let token = Token::random().context("cannot make a token")?;
     let url = format!("http://127.0.0.1:{port}/{}/", token.text());
+    // Others can see the command line of the browser, so the URL is in a file that only this user can read. The browser
+    // starts before signals are blocked, because it inherits that. Its first request waits for the server.
+    let redirect = Redirect::to(&url);
+    match &redirect {
+        Ok(redirect) => _ = super::browser::show(&redirect.0),
+        Err(e) => message::warning(&format!("cannot open the browser: {e}")),
+    }
     // The threads that start from here on inherit the signal mask.
     let signals = EndSignals::block().context("cannot block signals")?;
     let server = Server::from_listener(listener, None).map_err(|e| anyhow!("cannot start the server: {e}"))?;
@@ -80,12 +87,6 @@ fn until_end(run: &Path, listener: TcpListener, page: Vec<u8>, analysis: Analysi
         Builder::new().name(format!("answers-{number}")).spawn(answer_all).context("cannot start a thread")?;
     }
     super::print(format!("Serving {} at {url} ; press Ctrl-C to stop\n", run.display()).as_bytes())?;
-    // Others can see the command line of the browser, so the URL is in a file that only this user can read.
-    let page = Redirect::to(&url);
-    match &page {
-        Ok(page) => _ = super::open::show(page.0.as_os_str()),
-        Err(e) => message::warning(&format!("cannot open the browser: {e}")),
-    }
     wait_for_end(&signals);
     site.end();
     Ok(())
@@ -140,9 +141,4 @@ fn is_closed(stdin: BorrowedFd<'_>) -> bool {
     let mut fds = [PollFd::from_borrowed_fd(stdin, PollFlags::empty())];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     poll(&mut fds, Some(&now)).is_err() || !fds[0].revents().is_empty()
-}
-
-/// Whether progress is shown.
-fn shows_progress() -> bool {
-    io::stderr().is_terminal()
 }
