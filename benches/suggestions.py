@@ -9,6 +9,7 @@ with so little memory that they fail; there the run with the change shows whethe
 """
 
 import functools
+import importlib.util
 import json
 import os
 import re
@@ -42,10 +43,15 @@ def programs(gpus):
 
 @functools.cache
 def packages(name):
-    """The folder with the packages that a program names, for PYTHONPATH; None if it names none."""
+    """The folder with the packages that a program names, for PYTHONPATH.
+
+    None if it names none, or if this Python has them. With --gpu any version will do: a machine with a GPU may have no network.
+    """
     needed = re.search(r"^# packages: (.*)$", (PROGRAMS / f"{name}.py").read_text(), re.MULTILINE)
-    command = [frame.ROOT / "scripts" / "packages", *(needed[1].split() if needed else ())]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() if needed else None
+    needed = needed[1].split() if needed else []
+    if not needed or frame.GPU and importlib.util.find_spec(needed[0].partition("==")[0]):
+        return None
+    return subprocess.run([frame.ROOT / "scripts" / "packages", *needed], capture_output=True, text=True, check=True).stdout.strip()
 
 
 def run(name, *arguments, limit=None, prefix=()):

@@ -9,7 +9,8 @@
 //! input needs a gradient. A node of the backward pass computes in the type of its operation. The gradient is then cast
 //! to the type of the input.
 //!
-//! Where the recording does not show a type, both are replayed. No peak is announced if they differ.
+//! Where the recording does not show a type, both are replayed. No peak is announced if they differ. The workspaces of
+//! cuDNN and cuBLAS for another type can be larger, smaller or missing: one replay has them as recorded, the other none.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -232,6 +233,10 @@ struct Cast {
     saved: HashMap<u32, Key>,
     /// Blocks of unknown operations.
     unknown: Vec<u32>,
+    /// Workspaces: blocks that an operation in bfloat16 allocates and frees before the next allocation.
+    workspaces: Vec<u32>,
+    /// Whether workspaces for bfloat16 are assumed to be missing.
+    drops_workspaces: bool,
     /// By node: the requested sizes of its inputs and their types; and the type of its result.
     inputs: HashMap<ContextId, Vec<(u64, Width)>>,
     results: HashMap<ContextId, Width>,
@@ -240,7 +245,7 @@ struct Cast {
 impl Cast {
     /// Finds the types of all values. Where the recording does not show the type of a value, it is `assumed`.
     fn find(recorded: &Recorded<'_>, places: &Places, assumed: Width) -> Cast {
-        let mut cast = Cast::default();
+        let mut cast = Cast { drops_workspaces: assumed == Half, ..Cast::default() };
         let contexts = recorded.contexts();
         let mut pass = Pass {
             recorded,
@@ -300,6 +305,9 @@ impl Cast {
         for index in &self.halved {
             spans[*index as usize].requested = spans[*index as usize].requested.div_ceil(2);
         }
+        for index in self.workspaces.iter().filter(|_| self.drops_workspaces) {
+            spans[*index as usize].vanish();
+        }
         let mut added = Vec::new();
         let mut latest = Half;
         for (index, block) in recorded.blocks.iter().enumerate() {
@@ -321,8 +329,12 @@ impl Cast {
             match autocast_type(name) {
                 // Cast to the type of the parameter when the node is done.
                 AutocastType::Lower if is_weight => added.push(Span { end: passes, requested: half, ..*span }),
-                // Partial sums are in float32 anyway.
-                AutocastType::Lower if block.freed_context == block.context => {}
+                // Partial sums are in float32 anyway. Others are workspaces.
+                AutocastType::Lower if block.freed_context == block.context => {
+                    if self.drops_workspaces {
+                        span.vanish();
+                    }
+                }
                 AutocastType::Lower => {
                     latest = input();
                     match latest {
@@ -377,6 +389,12 @@ impl Pass<'_, '_> {
         &self.recorded.blocks[index as usize]
     }
 
+    /// Whether a block is freed before the next one is allocated, and not by a node.
+    fn is_transient(&self, index: u32) -> bool {
+        let next = self.recorded.blocks.get(index as usize + 1).map_or(u32::MAX, |next| next.allocated);
+        self.block(index).freed < next && !self.recorded.is_freed_by_node(self.block(index))
+    }
+
     /// The latest values at the time of a block, that are still allocated then.
     fn latest(&self, until: usize, seq: u32) -> impl Iterator<Item = Value> {
         let latest = self.values[..until].iter().rev().take(LATEST_VALUES);
@@ -412,6 +430,13 @@ impl Pass<'_, '_> {
         let without_nodes = Place { types: vec![of_class(&first.context)], ..Place::default() };
         let at = (self.recorded.table.python(first.stack), first.context);
         let place = self.places.places.get(&at).unwrap_or(&without_nodes);
+        // An operation allocates its result before its workspace.
+        let begins = blocks[0];
+        let is_workspace =
+            |index: &u32| *index != begins && place.has(AutocastType::Lower) && self.is_transient(*index);
+        let (workspaces, blocks): (Vec<u32>, Vec<u32>) = blocks.iter().partition(|index| is_workspace(index));
+        let blocks = &blocks[..];
+        cast.workspaces.extend(workspaces);
         let largest = blocks.iter().map(|index| self.block(*index).requested()).max().unwrap_or(0);
         let is_other_type = |index: u32| {
             let size = self.block(index).requested();
@@ -807,6 +832,33 @@ mod tests {
             assert_eq!(of(6), [100, 50]);
             // A copy of the weight in the forward pass, then its gradient in both types.
             assert_eq!(of(5), [5, 5, 10]);
+        });
+    }
+
+    #[test]
+    fn workspaces_for_bfloat16_are_unknown() {
+        let mut program = Program::default();
+        program.alloc(100, Phase::Data, Category::Input, 0, 0);
+        let result = program.result(100, 1);
+        let workspace = program.result(300, 1);
+        program.free(workspace, 0);
+        program.passes = 1;
+        let of_result = program.alloc(100, Phase::Backward, Category::AutogradDetail, 0, 2);
+        program.free(result, 0);
+        let in_backward = program.alloc(200, Phase::Backward, Category::AutogradDetail, 0, 1);
+        program.free(in_backward, 1);
+        program.alloc(10, Phase::Backward, Category::Gradient, 0, 1);
+        program.free(of_result, 1);
+        program.with(&["ConvolutionBackward0", "ReluBackward0"], |recorded| {
+            let sizes = |assumed| {
+                let mut spans = recorded.spans();
+                let cast = Cast::find(recorded, &Places::of(recorded), assumed);
+                assert_eq!(cast.halved, [result as u32], "the workspace is no result");
+                cast.apply(recorded, &mut spans);
+                let of = |block: usize| if spans[block].exists() { spans[block].requested / MIB } else { 0 };
+                [of(workspace), of(in_backward)]
+            };
+            assert_eq!((sizes(Full), sizes(Half)), ([300, 200], [0, 0]));
         });
     }
 
