@@ -99,6 +99,14 @@ impl EndSignals {
     }
 }
 
+/// Makes this process ignore what a terminal sends to all of its processes: its parent decides when it ends.
+pub(crate) fn leave_end_to_parent() {
+    for signal in [libc::SIGINT, libc::SIGHUP] {
+        // SAFETY: `SIG_IGN` installs no handler.
+        unsafe { libc::signal(signal, libc::SIG_IGN) };
+    }
+}
+
 impl AsFd for EndSignals {
     /// The descriptor becomes readable when a signal arrives.
     fn as_fd(&self) -> BorrowedFd<'_> {

@@ -9,7 +9,8 @@ use memtrace_analysis::export::{PageDataOptions, SourceAccess, page_data};
 use memtrace_analysis::load::Run;
 use memtrace_analysis::model::{Change, Replay};
 use memtrace_analysis::{
-    DiffOptions, DiffPageRun, DiffReport, HtmlOptions, Process, diff, diff_html, html_report, open_run, summarize,
+    DiffOptions, DiffPageRun, DiffReport, HtmlOptions, PageWindow, Process, diff, diff_html, html_report, html_window,
+    open_run, summarize,
 };
 use serde_json::Value;
 
@@ -36,7 +37,11 @@ fn markup(page: &str) -> String {
 }
 
 fn summary_of(page: &str) -> Value {
-    serde_json::from_slice(&elements(page)["summary"]).unwrap()
+    summary_of_elements(&elements(page))
+}
+
+fn summary_of_elements(elements: &BTreeMap<String, Vec<u8>>) -> Value {
+    serde_json::from_slice(&elements["summary"]).unwrap()
 }
 
 fn data_of(process: &Process, max_blocks: Option<u64>, marks: &[u64]) -> crate::page_data::PageData {
@@ -265,6 +270,48 @@ fn totals_of_a_window_are_exact_when_only_some_blocks_are_listed() {
             }
         }
     }
+}
+
+#[test]
+fn windows_of_a_served_page_are_those_of_its_processes() {
+    let run = crate::showcase::run(&PLAIN, 0..3);
+    let summary = summarize(&run, &mut |_| {}).unwrap();
+    let processes: Vec<&Process> = run.processes().iter().collect();
+    let options = HtmlOptions { device: None, sources: SourceAccess::Nothing, windows: Vec::new(), is_served: true };
+    let mut page = Vec::new();
+    html_report(&summary, &processes, &options, &mut page, &mut |_| {}).unwrap();
+    let found = elements(&String::from_utf8(page).unwrap());
+    assert!(summary_of_elements(&found)["page"]["complete_window"].as_u64() > Some(0));
+    assert_eq!(summary_of(&whole(&run))["page"]["complete_window"], Value::Null, "a file loads nothing");
+    let window = |window: PageWindow| {
+        let mut bytes = Vec::new();
+        let is_there = html_window(&summary, &processes, &options, window, &mut bytes, &mut |_| {}).unwrap();
+        assert_eq!(is_there, !bytes.is_empty());
+        let mut plain = Vec::new();
+        std::io::Read::read_to_end(&mut flate2::read::ZlibDecoder::new(&bytes[..]), &mut plain).ok()?;
+        is_there.then(|| decode(&plain))
+    };
+    for process in 0..3 {
+        let of_page = decode(&found[&format!("process-{process}")]);
+        for (device, expected) in &of_page.devices {
+            let device = i16::try_from(*device).unwrap();
+            let all = PageWindow { process, device, first: 0, last: u64::MAX - 1 };
+            let data = window(all).expect("a device of the page");
+            assert_eq!(data.devices.keys().collect::<Vec<_>>(), [&i64::from(device)], "no other device");
+            // The window is too large for all blocks: its points are exact.
+            let points = &data.devices[&i64::from(device)].points;
+            assert!(points.len() == expected.events.len() && data.devices[&i64::from(device)].events.is_empty());
+            let last = *expected.events.last().unwrap();
+            let complete = window(PageWindow { last, ..all }).unwrap();
+            let complete = &complete.devices[&i64::from(device)];
+            assert_eq!(complete.events, expected.events);
+            let blocks = |all: &[Listed]| all.iter().map(|b| (b.alloc, b.free, b.size)).collect::<BTreeSet<_>>();
+            assert_eq!(blocks(&complete.blocks), blocks(&expected.blocks));
+        }
+    }
+    assert!(window(PageWindow { process: 3, device: 0, first: 0, last: 9 }).is_none());
+    assert!(window(PageWindow { process: 0, device: 99, first: 0, last: 9 }).is_none());
+    assert!(window(PageWindow { process: 0, device: 0, first: 9, last: 8 }).is_none());
 }
 
 #[test]

@@ -202,6 +202,28 @@ fn signals_end_the_server_with_success() {
 }
 
 #[test]
+fn ctrl_c_reaches_the_server_only_and_nohup_is_respected() {
+    let server = Server::start();
+    for signal in [libc::SIGINT, libc::SIGHUP] {
+        crate::launcher_support::kill(children(server.running.pid())[0], signal);
+        assert_eq!(server.get("window?process=0&device=0&from=1&to=9").status, 200, "the server decides when it ends");
+    }
+    let mut ignoring = command();
+    let ignore = || {
+        // SAFETY: `signal` is async-signal-safe, so it may run between fork and exec. `SIG_IGN` installs no handler.
+        unsafe { libc::signal(libc::SIGHUP, libc::SIG_IGN) };
+        Ok(())
+    };
+    // SAFETY: the closure only calls `signal`, which is async-signal-safe. It allocates nothing.
+    unsafe { std::os::unix::process::CommandExt::pre_exec(&mut ignoring, ignore) };
+    let server = Server::of(&mut ignoring);
+    server.running.signal(libc::SIGHUP);
+    assert_eq!(server.get("").status, 200);
+    server.running.signal(libc::SIGINT);
+    assert_eq!(server.exit_code(), Some(0));
+}
+
+#[test]
 fn the_end_of_stdin_ends_the_server() {
     let mut server = Server::of(command().stdin(Stdio::piped()));
     assert_eq!(server.get("").status, 200);

@@ -12,6 +12,7 @@ use memtrace_analysis::{HtmlOptions, PageWindow, Process, SummaryOptions, html_r
 
 use crate::message;
 use crate::sandbox::Worker;
+use crate::signals::leave_end_to_parent;
 use crate::terminal::ProgressLine;
 
 /// The largest message that is read, in bytes. A page of 10 M events has 30 MB.
@@ -87,7 +88,11 @@ impl Analysis {
         let (ours, theirs) = UnixStream::pair().context("cannot make a pair of sockets")?;
         let run: PathBuf = run.to_owned();
         // The worker has a copy of the server's side too. It ends by the signal that follows the server's end.
-        let work = move || super::super::exit_code(answer_windows(&run, theirs));
+        let work = move || {
+            // Ctrl-C must not end it before the server, which would report that.
+            leave_end_to_parent();
+            super::super::exit_code(answer_windows(&run, theirs))
+        };
         let worker = Worker::start(work).map_err(|(_, e)| anyhow!(e).context("cannot start the worker process"))?;
         Ok(Analysis { stream: ours, worker: Some(worker), failure: String::new() })
     }
