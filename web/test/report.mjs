@@ -231,6 +231,10 @@ async function drive() {
     const box = await canvas.boundingBox();
     return [box.x + 70 + (box.width - 90) * share, box.y + 150];
   };
+  // A page from a file says how to load what it lacks.
+  const isIncomplete = await page.evaluate(() => window.memtraceReport.state.now.device.info.rest !== null);
+  const about = await page.textContent('#timeline > .note:last-child');
+  equal('how to load all events', about.includes('memtrace open RUN --serve'), isIncomplete);
   // The pointer reads, a click shows the live allocations, Shift and a click compares.
   await page.mouse.move(...(await at(0.3)));
   await drawn();

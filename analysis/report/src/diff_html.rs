@@ -13,7 +13,9 @@ use serde_json::json;
 
 use crate::diff_text::{headlines, moved_lines, name, remarks, title};
 use crate::html::{is_trace, marks, restrict};
-use crate::page::{MAX_PROCESSES, PageProcess, TEXT_WIDTH, cannot, write_end, write_head, write_json, write_processes};
+use crate::page::{
+    Loads, MAX_PROCESSES, PageProcess, TEXT_WIDTH, cannot, write_end, write_head, write_json, write_processes,
+};
 use crate::style::{TextOptions, ToText};
 
 /// A run of the page.
@@ -64,7 +66,7 @@ pub fn diff_html(
     let text = report.to_text(&TextOptions { width: TEXT_WIDTH, ..TextOptions::default() });
     let [name_a, name_b] = [&report.a, &report.b].map(name);
     let page_title = format!("{name_a} and {name_b}");
-    write_head(&format!("memtrace: {page_title}"), &text, out).map_err(cannot())?;
+    write_head(&format!("memtrace: {page_title}"), &text, Loads::Nothing, out).map_err(cannot())?;
     let page = json!({
         "title": page_title,
         "names": [name_a, name_b],

@@ -119,6 +119,7 @@ pub fn finish_run(
         sources: SourceAccess::AllNamed,
         windows: Vec::new(),
         custom_rules: options.custom_rules.as_deref(),
+        is_served: false,
     };
     let result =
         write_whole(folder, HTML_REPORT, |file| html_report(&summary, &processes, &html_options, file, progress));

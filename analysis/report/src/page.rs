@@ -27,6 +27,9 @@ pub(crate) const MAX_PROCESSES: usize = 8;
 /// A page of at most this many events has every block. A larger one has the largest blocks, up to [`MAX_BLOCKS`].
 const COMPLETE_EVENTS: u64 = 2_000_000;
 const MAX_BLOCKS: u64 = 1_000_000;
+/// A window of at most this many events has every block. A larger one has points and its largest blocks.
+pub(crate) const COMPLETE_WINDOW: u64 = 1_000_000;
+const MAX_WINDOW_BLOCKS: u64 = 500_000;
 /// The width of the text for browsers without scripts, in columns.
 pub(crate) const TEXT_WIDTH: usize = 100;
 
@@ -46,17 +49,32 @@ fn hash(text: &str) -> String {
     format!("'sha256-{}'", STANDARD.encode(Sha256::digest(text.as_bytes())))
 }
 
+/// What a page may load.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Loads {
+    Nothing,
+    /// Data from the server that it came from.
+    OwnServer,
+}
+
+/// The content security policy of a page.
+pub(crate) fn policy(loads: Loads) -> String {
+    let connect = match loads {
+        Loads::Nothing => "",
+        Loads::OwnServer => "; connect-src 'self'",
+    };
+    let (script, style) = (hash(SCRIPT), hash(STYLE));
+    format!("default-src 'none'; script-src {script}; style-src {style}{connect}; base-uri 'none'; form-action 'none'")
+}
+
 /// Writes everything before the data: the policy, the style sheet, and the text for browsers without scripts.
-pub(crate) fn write_head(title: &str, text: &str, out: &mut dyn Write) -> io::Result<()> {
+pub(crate) fn write_head(title: &str, text: &str, loads: Loads, out: &mut dyn Write) -> io::Result<()> {
     let head = maud::html! {
         (maud::DOCTYPE) "\n"
         (maud::PreEscaped("<html lang=\"en\"><head>"))
         meta charset="utf-8"; "\n"
         meta name="viewport" content="width=device-width, initial-scale=1"; "\n"
-        meta http-equiv="Content-Security-Policy" content={
-            "default-src 'none'; script-src " (maud::PreEscaped(hash(SCRIPT))) "; style-src " (maud::PreEscaped(hash(STYLE)))
-            "; base-uri 'none'; form-action 'none'"
-        }; "\n"
+        meta http-equiv="Content-Security-Policy" content=(maud::PreEscaped(policy(loads))); "\n"
         title { (Text(title)) } "\n"
         style { (maud::PreEscaped(STYLE)) }
         (maud::PreEscaped("</head><body>\n"))
@@ -133,6 +151,7 @@ pub(crate) fn write_processes(
             device,
             max_blocks: (events > COMPLETE_EVENTS).then(|| share(MAX_BLOCKS)),
             marks,
+            window: None,
             modules_at: marks.first().copied().unwrap_or(0),
             is_library: &|frame| is_library(&frame.filename),
             sources: sources.clone(),
@@ -147,6 +166,27 @@ pub(crate) fn write_processes(
         out.write_all(b"</script>\n").map_err(cannot())?;
     }
     Ok(())
+}
+
+/// Writes the data of a part of a process: the events of a device from `first` to `last`, by `seq`.
+pub(crate) fn write_window(
+    PageProcess { process, marks, sources }: &PageProcess<'_>,
+    device: i16,
+    (first, last): (u64, u64),
+    out: &mut dyn Write,
+    progress: &mut dyn FnMut(Progress<'_>),
+) -> Result<()> {
+    let total = process.recording().event_count();
+    let data = PageDataOptions {
+        device: Some(device),
+        max_blocks: (last.saturating_sub(first) >= COMPLETE_WINDOW).then_some(MAX_WINDOW_BLOCKS),
+        marks,
+        window: Some((first, last)),
+        modules_at: marks.first().copied().unwrap_or(0),
+        is_library: &|frame| is_library(&frame.filename),
+        sources: sources.clone(),
+    };
+    page_data(process, &data, out, &mut |done| progress(Progress { what: "reading a window", done, total }))
 }
 
 /// Writes the script and the end of the page.

@@ -145,6 +145,7 @@ fn html(run: &Run, options: &Export, summary_options: &SummaryOptions<'_>, name:
         sources: SourceAccess::of(run, false),
         windows,
         custom_rules: summary_options.custom_rules,
+        is_served: false,
     };
     let drawn = html_report(&summary, &processes, &html_options, &mut page, &mut |progress| line.show(&progress));
     line.clear();

@@ -3,7 +3,7 @@
 use std::io::IsTerminal;
 
 use anyhow::bail;
-use memtrace_analysis::{LinesOptions, TextOptions, ToText, lines as read_lines};
+use memtrace_analysis::{LinesOptions, TextOptions, ToText, lines as read_lines, lines_html};
 
 use super::selection::Selected;
 use crate::cli::Lines;
@@ -45,12 +45,14 @@ pub(crate) fn lines(options: &Lines) -> anyhow::Result<()> {
         ));
     };
     let text = if options.json {
-        report.to_json()
+        report.to_json().into_bytes()
     } else if options.html {
-        memtrace_analysis::lines_html(&report)
+        let mut page = Vec::new();
+        lines_html(&report, &mut page)?;
+        page
     } else {
         let layout = if options.output.is_none() { layout(&std::io::stdout(), false) } else { TextOptions::default() };
-        report.to_text(&layout)
+        report.to_text(&layout).into_bytes()
     };
     super::write_output(&text, options.output.as_deref())
 }

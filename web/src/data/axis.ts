@@ -39,7 +39,32 @@ export function stepRanges(device: Device): StepRange[] {
   return ranges.filter(range => range.from < range.to);
 }
 
+/** The position of an event on the axis of a device. Events between two points are spread evenly. */
+function positionOf(device: Device, axis: Axis, seq: number): number {
+  const at = upperBound(device.pointSeq, seq) - 1;
+  const [before, after] = [device.pointSeq[at] ?? seq, device.pointSeq[at + 1] ?? seq];
+  const [from, to] = [axis.position[at] ?? axis.begin, axis.position[at + 1] ?? axis.position[at] ?? axis.begin];
+  return after > before ? from + ((to - from) * (seq - before)) / (after - before) : from;
+}
+
+const axes = new WeakMap<Device, Map<AxisKind, Axis>>();
+
 export function axisOf(device: Device, kind: AxisKind): Axis {
+  let known = axes.get(device);
+  if (!known) axes.set(device, (known = new Map()));
+  let axis = known.get(kind);
+  if (!axis) known.set(kind, (axis = newAxis(device, kind)));
+  return axis;
+}
+
+function newAxis(device: Device, kind: AxisKind): Axis {
+  if (device.whole !== device) {
+    // A part is drawn where the whole recording has it.
+    const whole = axisOf(device.whole, kind);
+    if (whole.kind === 'order') return { ...whole, position: device.pointSeq };
+    if (whole.kind === 'time') return { ...whole, position: device.pointTime };
+    return { ...whole, position: device.pointSeq.map(seq => positionOf(device.whole, whole, seq)) };
+  }
   const n = device.points;
   if (kind === 'time') {
     const position = device.pointTime;

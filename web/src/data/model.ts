@@ -125,6 +125,9 @@ export class Device {
   physical!: Changes;
   /** The point of the peak. */
   peak = 0;
+  /** The device of the whole recording, and the first and the last event if this is a part of it. */
+  whole: Device = this;
+  window: [number, number] | null = null;
 
   constructor(
     readonly process: Process,
@@ -138,6 +141,11 @@ export class Device {
   /** The last point that is not after an event; 0 if there is none. */
   pointOf(seq: number): number {
     return Math.max(0, upperBound(this.pointSeq, seq) - 1);
+  }
+
+  /** Whether it has the state at an event. */
+  covers(seq: number): boolean {
+    return !this.window || (this.window[0] <= seq && seq <= this.window[1]);
   }
 
   /** The listed blocks that are allocated at a point. */

@@ -276,6 +276,8 @@ export interface PageInfo {
   /** For each process, the first and the last event that the timeline shows first; `null` for the whole run. */
   windows: ([number, number] | null)[];
   processes_left_out: number;
+  /** If a server has sent the page: the largest number of events of which it sends all blocks. */
+  complete_window: number | null;
   memtrace_version: string;
 }
 

@@ -7,6 +7,7 @@ import { RankTotals } from '../data/rank_totals';
 import type { Division } from '../data/series';
 import { State } from '../data/state';
 import { type DeviceSummary, type PageInfo, type ProcessSummary, type Summary, deviceName, explainedOom, processName } from '../data/summary';
+import { WindowLoader } from '../data/window_loader';
 import { choice, el, replace } from '../dom';
 import * as format from '../format';
 import { Allocations } from '../views/allocations';
@@ -82,10 +83,12 @@ export async function reportPage(app: HTMLElement, data: Uint8Array): Promise<vo
   replace(app, head, body);
 
   const entries: Entry[] = [];
+  const processes: Process[] = [];
   for (let number = 0; ; number++) {
     const bytes = await dataOf(`process-${number}`);
     if (!bytes) break;
     const process = new Process(bytes);
+    processes.push(process);
     const described = summary.processes[number];
     if (!described) break;
     for (const one of described.devices) {
@@ -109,14 +112,15 @@ export async function reportPage(app: HTMLElement, data: Uint8Array): Promise<vo
     return oom ? entry.device.pointOf(oom.in_use.seq) : entry.device.peak;
   };
   const state = new State({ device: first.device, point: pointOf(first), base: -1, division: 'category', axis: 'order', highlight: null, search: '' });
-  const entryOf = (device: Device) => entries.find(entry => entry.device === device) ?? first;
+  const entryOf = (device: Device) => entries.find(entry => entry.device === device.whole) ?? first;
+  const loader = page.complete_window === null ? null : new WindowLoader(page.complete_window, process => processes.indexOf(process));
   const sums = await dataOf('rank-totals');
   const deviceOf = (process: number, device: number) => entries.find(entry => entry.process === summary.processes[process] && entry.summary.device === device);
   const totals = sums ? RankTotals.of(sums, deviceOf) : null;
   const divisions: (readonly [Division, string])[] = [...DIVISIONS];
   if (entries.some(entry => entry.device.process.customCategories.length > 0)) divisions.push(['custom', 'custom category']);
   if (totals && totals.devices.length > 1) divisions.push(['rank', summary.processes.length === 1 ? 'device' : summary.processes.every(one => one.rank !== undefined) ? 'rank' : 'process']);
-  const timeline = new Timeline(state, device => entryOf(device).summary, undefined, totals, divisions);
+  const timeline = new Timeline(state, device => entryOf(device).summary, { loader, sum: totals, divisions });
   const allocations = new Allocations(state, point => timeline.positionText(point));
   const top = el('div', { class: 'parts' });
   const rest = el('div', { class: 'parts' });
@@ -127,8 +131,11 @@ export async function reportPage(app: HTMLElement, data: Uint8Array): Promise<vo
           state.set({ device: entry.device, point: pointOf(entry), base: -1 });
         })
       : null;
+  let shown: Entry | null = null;
   const show = () => {
     const entry = entryOf(state.now.device);
+    if (entry === shown) return;
+    shown = entry;
     if (entry.window) timeline.showEvents(...entry.window);
     replace(top, explain.figures(entry.summary));
     replace(
@@ -177,6 +184,6 @@ export async function reportPage(app: HTMLElement, data: Uint8Array): Promise<vo
   state.listen(changed => changed.device && show());
   show();
   timeline.draw();
-  const shown = entries.map(({ device, process }) => ({ device, trace: process.trace }));
-  window.memtraceReport = { summary, page, state, timeline, devices: shown, readyMs: performance.now() };
+  const listed = entries.map(({ device, process }) => ({ device, trace: process.trace }));
+  window.memtraceReport = { summary, page, state, timeline, devices: listed, readyMs: performance.now() };
 }

@@ -221,7 +221,8 @@ export function largest(device: DeviceSummary, model: Device | undefined, state:
 
 /** Shows the live allocations at an event, with a search. */
 function show(state: State, seq: number, search: string): void {
-  state.set({ point: state.now.device.pointOf(seq), search });
+  const device = state.now.device.whole;
+  state.set({ device, point: device.pointOf(seq), search });
   document.getElementById('allocations')?.scrollIntoView({ behavior: 'smooth' });
 }
 
@@ -279,7 +280,7 @@ export function oneStep(device: DeviceSummary, model: Device, state: State): HTM
     return el(
       'tr',
       {},
-      el('td', {}, point < 0 ? name : el('button', { type: 'button', class: 'link', onclick: () => state.set({ point }) }, name)),
+      el('td', {}, point < 0 ? name : el('button', { type: 'button', class: 'link', onclick: () => state.set({ device: model, point }) }, name)),
       [levels.start_bytes, levels.peak_bytes, levels.end_bytes].map(bytes => el('td', { class: 'n' }, format.size(bytes))),
       el('td', { class: 'wide' }, changesText(text)),
     );
