@@ -1,4 +1,4 @@
-// The views of a report that only some runs have: lanes of named ranges, stacking by rank and by custom category, and the cards about
+// The views of a report that only some runs have: tracks of named ranges, stacking by rank and by custom category, and the cards about
 // single figures. Figures are compared with summary.json and with the table of blocks.
 import { readFileSync } from 'node:fs';
 
@@ -56,7 +56,7 @@ function sumsOf(files) {
 /** Drives these views. `tools` are those of report.mjs. */
 export async function driveViews(page, summary, { expect, blocks }, { check, equal, drawn, wrongColumns, picture }) {
   await cards(page, summary, expect, { check, equal, drawn });
-  await lanes(page, summary, expect, { check, equal, drawn, picture });
+  await tracks(page, summary, expect, { check, equal, drawn, picture });
   await custom(page, expect, { check, equal, drawn });
   await ranks(page, expect, blocks, { check, equal, drawn, wrongColumns, picture });
   await sizes(page, { check, equal, drawn });
@@ -98,7 +98,7 @@ async function cards(page, summary, expect, { check, equal, drawn }) {
   equal('figures without a name', await page.evaluate(() => document.querySelectorAll('[data-field=""]').length), 0);
 }
 
-async function lanes(page, summary, expect, { check, equal, drawn, picture }) {
+async function tracks(page, summary, expect, { check, equal, drawn, picture }) {
   await page.locator('#timeline select').nth(0).selectOption('category');
   await page.locator('#timeline select').nth(1).selectOption('order');
   await page.locator('#timeline').getByRole('button', { name: 'Whole run' }).click();
@@ -120,8 +120,8 @@ async function lanes(page, summary, expect, { check, equal, drawn, picture }) {
         name: ranges.name(range),
         levels: [levels.start[range], levels.peak[range], levels.end[range]],
         expected: [start, Math.max(start, ...inside), end],
-        lane: ranges.lane[range],
-        extent: timeline.lanes.extent(range),
+        track: ranges.track[range],
+        extent: timeline.tracks.extent(range),
         isComplete: !device.info.rest,
       };
     });
@@ -149,9 +149,9 @@ async function lanes(page, summary, expect, { check, equal, drawn, picture }) {
     const [x, y] = await page.evaluate(at => {
       const { timeline } = window.memtraceReport;
       const { from, to, left, width } = timeline.geometry;
-      const [low, high] = timeline.lanes.extent(at);
+      const [low, high] = timeline.tracks.extent(at);
       const middle = (Math.max(low, from) + Math.min(high, to)) / 2;
-      return [left + ((middle - from) / (to - from)) * width, timeline.lanesTop + 6 + 16 * timeline.lanes.ranges.lane[at] + 7];
+      return [left + ((middle - from) / (to - from)) * width, timeline.tracksTop + 6 + 16 * timeline.tracks.ranges.track[at] + 7];
     }, range);
     return [box.x + x, box.y + y];
   };
@@ -163,22 +163,22 @@ async function lanes(page, summary, expect, { check, equal, drawn, picture }) {
   check('range under the pointer', readout.startsWith(text) && readout.includes(`${sizeText(start)} before, peak ${sizeText(peak)}, ${sizeText(end)} after`), `${readout} for ${text}`);
   await page.mouse.click(...(await place(widest)));
   await drawn();
-  const selected = () => page.evaluate(() => window.memtraceReport.timeline.lanes.selected);
+  const selected = () => page.evaluate(() => window.memtraceReport.timeline.tracks.selected);
   equal('selected range', await selected(), widest);
   const facts = page.locator('#timeline .range');
   check('facts of the range', (await facts.textContent()).startsWith(`Range ${text}`), await facts.textContent());
   const point = await page.evaluate(() => window.memtraceReport.state.now.device.total[window.memtraceReport.state.now.point]);
   if (all[widest].isComplete) equal('the selected point is the peak of the range', point, peak);
   await picture('range', false);
-  // A drawn lane has more than the background.
+  // A drawn track has more than the background.
   const ink = await page.evaluate(() => {
     const { timeline } = window.memtraceReport;
     const canvas = document.querySelector('#timeline canvas');
     const { ratio, left, width } = timeline.geometry;
-    const data = canvas.getContext('2d').getImageData(left * ratio, (timeline.lanesTop + 6) * ratio, width * ratio, timeline.lanes.ranges.threads.length * 16 * ratio).data;
+    const data = canvas.getContext('2d').getImageData(left * ratio, (timeline.tracksTop + 6) * ratio, width * ratio, timeline.tracks.ranges.threads.length * 16 * ratio).data;
     return data.reduce((sum, value, at) => sum + (at % 4 === 3 && value > 0 ? 1 : 0), 0);
   });
-  check('drawn lanes', ink > 0, 'nothing is drawn');
+  check('drawn tracks', ink > 0, 'nothing is drawn');
   // Buttons and keys.
   await facts.getByRole('button', { name: 'Zoom to it' }).click();
   await drawn();

@@ -29,7 +29,7 @@ pub(crate) struct Range {
     /// Microseconds since the first event.
     pub(crate) began: u64,
     pub(crate) ended: u64,
-    pub(crate) lane: u64,
+    pub(crate) track: u64,
     pub(crate) name: String,
     pub(crate) kind: u64,
     /// By device: allocated bytes at the start, at the highest point, and at the end.
@@ -146,7 +146,7 @@ fn decode_ranges(numbers: &mut Numbers<'_>) -> Vec<(Range, u64)> {
     let from = rising(&mut 0, numbers.column(rows));
     let length = numbers.column(rows);
     let began = rising(&mut 0, numbers.column(rows));
-    let (duration, lane, name) = (numbers.column(rows), numbers.column(rows), numbers.column(rows));
+    let (duration, track, name) = (numbers.column(rows), numbers.column(rows), numbers.column(rows));
     let mut levels = vec![Vec::new(); rows];
     for _ in 0..devices {
         let (start, peak, end) = (numbers.column(rows), numbers.column(rows), numbers.column(rows));
@@ -160,7 +160,7 @@ fn decode_ranges(numbers: &mut Numbers<'_>) -> Vec<(Range, u64)> {
             to: from[row] + length[row],
             began: began[row],
             ended: began[row] + duration[row],
-            lane: lane[row],
+            track: track[row],
             name: String::new(),
             kind: name[row] & 3,
             levels,

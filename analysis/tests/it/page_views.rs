@@ -85,7 +85,7 @@ fn program_with_ranges(seed: u64, turns: u64) -> (Program, Vec<Range>) {
                     to: 0,
                     began: now,
                     ended: 0,
-                    lane: 3 * thread as u64 + open[thread].len() as u64,
+                    track: 3 * thread as u64 + open[thread].len() as u64,
                     name: name.to_owned(),
                     kind,
                     levels: vec![[bytes, bytes, 0]],
@@ -127,27 +127,27 @@ fn program_with_ranges(seed: u64, turns: u64) -> (Program, Vec<Range>) {
 }
 
 #[test]
-fn ranges_have_their_times_lanes_and_levels() {
-    let mut lanes = std::collections::BTreeSet::new();
+fn ranges_have_their_times_tracks_and_levels() {
+    let mut tracks = std::collections::BTreeSet::new();
     for seed in 0..40 {
         let (program, mut expected) = program_with_ranges(seed, 300);
         let process = program.process();
         let data = data_of(&process, None);
         // A thread's rows are neighbors. The threads are in the order in which their first ranges end.
-        let threads: Vec<&str> = (data.json["ranges"]["lanes"].as_array().unwrap().iter())
+        let threads: Vec<&str> = (data.json["ranges"]["tracks"].as_array().unwrap().iter())
             .map(|name| data.json["tables"]["strings"][name.as_u64().unwrap() as usize].as_str().unwrap())
             .collect();
         let first = threads[0];
         let rows = |thread: &str| threads.iter().filter(|one| **one == thread).count() as u64;
         for one in &mut expected {
-            let (thread, row) = (if one.lane < 3 { "main" } else { "other" }, one.lane % 3);
-            one.lane = if thread == first { row } else { rows(first) + row };
+            let (thread, row) = (if one.track < 3 { "main" } else { "other" }, one.track % 3);
+            one.track = if thread == first { row } else { rows(first) + row };
         }
         assert_eq!(data.ranges, expected, "seed {seed}");
         assert_eq!(data.json["ranges"]["left_out"], 0);
-        lanes.insert(threads.len());
+        tracks.insert(threads.len());
     }
-    assert!(lanes.contains(&6), "{lanes:?}");
+    assert!(tracks.contains(&6), "{tracks:?}");
 }
 
 /// The peak and the end of each name are those of the summary, which another pass computes.
@@ -190,7 +190,7 @@ fn a_long_run_has_the_longest_ranges() {
     let data = data_of(&p.process(), None);
     assert_eq!(data.ranges.len(), MOST);
     assert_eq!(data.json["ranges"]["left_out"], epochs + epochs * steps - MOST as u64);
-    let count = |wanted: &dyn Fn(&Range) -> bool| data.ranges.iter().filter(|range| wanted(range)).count() as u64;
+    let count = |is_meant: &dyn Fn(&Range) -> bool| data.ranges.iter().filter(|range| is_meant(range)).count() as u64;
     assert_eq!(count(&|range| range.name == "epoch"), epochs);
     let longer = |range: &Range| range.name == "step" && range.to - range.from > 3;
     assert_eq!(count(&longer), epochs * steps / 4);

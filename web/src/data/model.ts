@@ -36,7 +36,7 @@ interface Json {
   categories: { name: string; plural: string }[];
   phases: string[];
   shortest_phase: number;
-  ranges: { lanes: number[]; left_out: number } | null;
+  ranges: { tracks: number[]; left_out: number } | null;
   devices: DeviceInfo[];
   sources: [number, [number, string[]][]][];
   tables: Tables;
@@ -211,7 +211,7 @@ export class Process {
     this.beginNs = BigInt(this.json.begin_ns);
     this.shortestPhase = this.json.shortest_phase;
     this.devices = this.json.devices.map((info, number) => part(number).device(new Device(this, info)));
-    this.ranges.threads = (this.json.ranges?.lanes ?? []).map(name => this.string(name));
+    this.ranges.threads = (this.json.ranges?.tracks ?? []).map(name => this.string(name));
     this.ranges.leftOut = this.json.ranges?.left_out ?? 0;
     for (const [file, ranges] of this.json.sources) this.sourceLines.set(file, ranges);
   }

@@ -20,13 +20,13 @@ export class Ranges {
   /** Times of the start and of the end in microseconds since the first event. */
   began = new Float64Array(0);
   ended = new Float64Array(0);
-  lane = new Uint8Array(0);
+  track = new Uint8Array(0);
   kind = new Uint8Array(0);
   /** Numbers of strings. */
   private names = new Float64Array(0);
   /** By device, in the order of the process. */
   private levels: RangeLevels[] = [];
-  /** By lane: its thread. */
+  /** By track: its thread. */
   threads: string[] = [];
   leftOut = 0;
 
@@ -77,7 +77,7 @@ export class Ranges {
     this.to = added(this.from, () => reader.next());
     this.began = rising();
     this.ended = added(this.began, () => reader.next());
-    this.lane = Uint8Array.from({ length: rows }, () => reader.next());
+    this.track = Uint8Array.from({ length: rows }, () => reader.next());
     const names = column(() => reader.next());
     this.names = names.map(value => Math.floor(value / 4));
     this.kind = Uint8Array.from(names, value => value % 4);

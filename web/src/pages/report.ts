@@ -161,7 +161,7 @@ export async function reportPage(app: HTMLElement, data: Uint8Array): Promise<vo
       ),
       details.namedRanges(entry.summary, entry.device, name => {
         if (state.now.division === 'rank') state.set({ division: 'category' });
-        timeline.lanes.search(name);
+        timeline.tracks.search(name);
         timeline.element.scrollIntoView({ behavior: 'smooth' });
       }),
       details.phases(entry.summary),

@@ -369,7 +369,7 @@ export function phases(device: DeviceSummary): HTMLElement | null {
   const parts: [string, string, PhaseSummary[]][] = [
     ['before the first step', 'before_first_step', device.before_first_step],
     ['step 0', 'first_step', device.first_step],
-    [later === 1 ? 'step 1' : `steps 1-${later}, mean of each phase`, 'later_steps', device.later_steps],
+    [later === 1 ? 'step 1' : `steps 1-${later}: per-step mean; peak is the maximum`, 'later_steps', device.later_steps],
   ];
   if (parts.every(([, , rows]) => rows.length === 0)) return null;
   const per = (row: PhaseSummary, value: number, isMean: boolean) => Math.trunc(value / (isMean ? Math.max(1, row.steps) : 1));

@@ -11,7 +11,7 @@ import type { WindowLoader } from '../data/window_loader';
 import { choice, el, replace } from '../dom';
 import * as format from '../format';
 import { color, onThemeChange, rgb } from '../theme';
-import { Lanes } from './lanes';
+import { RangeTracks } from './range_tracks';
 
 const LEFT = 62;
 const RIGHT = 12;
@@ -91,7 +91,7 @@ export class Timeline {
   private note = el('p', { class: 'note' });
   axis!: Axis;
   private set!: PointSeries;
-  readonly lanes: Lanes;
+  readonly tracks: RangeTracks;
   private extremes!: Extremes;
   private marks: Mark[] = [];
   /** The visible part of the axis. */
@@ -130,7 +130,7 @@ export class Timeline {
     this.loader = alone?.loader ?? null;
     this.sum = alone?.sum ?? null;
     const { one } = this;
-    this.lanes = new Lanes({
+    this.tracks = new RangeTracks({
       zoomTo: (from, to) => this.zoomTo(from, to),
       show: range => this.showRange(range),
       compare: range => this.compareRange(range),
@@ -164,10 +164,10 @@ export class Timeline {
       this.canvas,
       this.readout,
       this.loading,
-      this.lanes.element,
+      this.tracks.element,
       this.legend,
       this.note,
-      this.lanes.note,
+      this.tracks.note,
     );
     one?.group.timelines.push(this);
     this.rebuild();
@@ -226,12 +226,12 @@ export class Timeline {
   }
 
   private get height(): number {
-    return (this.one ? HEIGHT_IN_GROUP : HEIGHT) + this.lanes.height;
+    return (this.one ? HEIGHT_IN_GROUP : HEIGHT) + this.tracks.height;
   }
 
   /** The height of what is below the plot. */
   private get bottom(): number {
-    return BOTTOM + this.lanes.height;
+    return BOTTOM + this.tracks.height;
   }
 
   /** The range of the axis that can be shown. */
@@ -257,8 +257,8 @@ export class Timeline {
       this.failed = false;
     }
     this.use(device);
-    // The clocks of ranks differ in where they begin, so the sum has no lanes.
-    this.lanes.set(this.summed ? null : device, this.axis);
+    // The clocks of ranks differ in where they begin, so the sum has no tracks.
+    this.tracks.set(this.summed ? null : device, this.axis);
     this.canvas.style.height = `${this.height}px`;
     if (!keepsZoom) [this.from, this.to] = this.extent();
     const { summary } = this;
@@ -503,7 +503,7 @@ export class Timeline {
 
   /** Selects the highest point of a named range, and makes the range visible. */
   private showRange(range: number): void {
-    const [low, high] = this.lanes.extent(range);
+    const [low, high] = this.tracks.extent(range);
     if (low < this.from || high > this.to) {
       const length = Math.max(this.to - this.from, (high - low) * 1.1);
       this.zoomTo((low + high - length) / 2, (low + high + length) / 2);
@@ -529,7 +529,7 @@ export class Timeline {
     const device = this.state.now.device.whole;
     const step = /^step\s+(\d+)$/i.exec(trimmed);
     const digits = trimmed.replace(/,/g, '');
-    if (!/^\d+$/.test(digits) && this.lanes.search(trimmed)) return;
+    if (!/^\d+$/.test(digits) && this.tracks.search(trimmed)) return;
     if (step) {
       const range = stepRanges(device).find(one => one.step === Number(step[1]));
       if (!range) return this.say(`The run has no step ${step[1]}.`);
@@ -608,7 +608,7 @@ export class Timeline {
         this.zoomTo(low, high);
       } else if (!drag.moved) {
         this.moveTo(x, y);
-        if (this.lanes.hover >= 0) this.lanes.select(this.lanes.hover);
+        if (this.tracks.hover >= 0) this.tracks.select(this.tracks.hover);
         else this.choose(event.shiftKey, y);
       }
       this.draw();
@@ -619,7 +619,7 @@ export class Timeline {
       this.draw();
     });
     canvas.addEventListener('pointerleave', () => {
-      [this.hover, this.lanes.hover] = [-1, -1];
+      [this.hover, this.tracks.hover] = [-1, -1];
       this.read();
       this.draw();
     });
@@ -640,7 +640,7 @@ export class Timeline {
   }
 
   private moveTo(x: number, y: number): void {
-    this.lanes.hover = this.lanes.at(y - this.lanesTop, this.positionAt(x), (3 * (this.to - this.from)) / this.width());
+    this.tracks.hover = this.tracks.at(y - this.tracksTop, this.positionAt(x), (3 * (this.to - this.from)) / this.width());
     const inside = Math.max(LEFT, Math.min(x, LEFT + this.width() - 0.01));
     const [from, to] = this.column(inside, 1);
     this.hover = to > from ? this.extremes.highest(from, to) : Math.max(0, this.pointAt(this.positionAt(inside)));
@@ -648,8 +648,8 @@ export class Timeline {
     this.draw();
   }
 
-  /** The distance of the lanes from the top. */
-  private get lanesTop(): number {
+  /** The distance of the tracks from the top. */
+  private get tracksTop(): number {
     return this.height - this.bottom + 2 * BAND + 4;
   }
 
@@ -711,8 +711,8 @@ export class Timeline {
     else if (event.key === '-') this.zoomTo(center - length, center + length);
     else if (event.key === 'Home') this.zoomTo(...this.extent());
     else if (event.key === 'p' || event.key === 'P') this.toPeak();
-    else if (event.key === '[' || event.key === ']') this.lanes.move(event.key === ']' ? 1 : -1);
-    else if (event.key === 'Escape' && this.lanes.selected >= 0) this.lanes.select(-1);
+    else if (event.key === '[' || event.key === ']') this.tracks.move(event.key === ']' ? 1 : -1);
+    else if (event.key === 'Escape' && this.tracks.selected >= 0) this.tracks.select(-1);
     else if (event.key === 'Enter' || event.key === ' ') this.choose(event.shiftKey);
     else return;
     event.preventDefault();
@@ -736,7 +736,7 @@ export class Timeline {
 
   private read(): void {
     const { device } = this;
-    if (this.lanes.hover >= 0) return replace(this.readout, ...this.lanes.text(this.lanes.hover));
+    if (this.tracks.hover >= 0) return replace(this.readout, ...this.tracks.text(this.tracks.hover));
     const point = this.hover >= 0 ? this.hover : Math.min(this.drawnPoint(this.state.now.point), device.points - 1);
     if (point < 0) return replace(this.readout, 'No memory was allocated.');
     const values = this.set.values(point);
@@ -857,7 +857,7 @@ export class Timeline {
     context.fillText(unitName, 8, plot.top - 12);
     this.paintLines(context, plot, y, ceiling);
     this.paintBands(context, plot);
-    this.lanes.paint(context, plot, this.lanesTop, position => this.x(position));
+    this.tracks.paint(context, plot, this.tracksTop, position => this.x(position));
     this.paintAxis(context, plot, mute, grid);
     this.paintMarks(context, plot, ink);
   }
@@ -1015,7 +1015,7 @@ export class Timeline {
   }
 
   private paintAxis(context: CanvasRenderingContext2D, plot: { left: number; top: number; width: number; height: number }, mute: string, grid: string): void {
-    const y = plot.top + plot.height + 2 * BAND + 10 + this.lanes.height;
+    const y = plot.top + plot.height + 2 * BAND + 10 + this.tracks.height;
     let step = format.labelStep(this.to - this.from, Math.max(2, plot.width / 110));
     if (this.axis.kind !== 'time') step = Math.max(1, Math.round(step));
     context.textAlign = 'center';
@@ -1059,8 +1059,8 @@ export class Timeline {
       vertical(mark.position, mark.kind === 'oom' ? color('bad') : ink, [4, 3], mark.text, mark.kind === 'oom' ? 13 : 0);
     }
     const { point, base } = state.now;
-    if (this.lanes.selected >= 0) {
-      const [low, high] = this.lanes.extent(this.lanes.selected).map(position => Math.max(plot.left, Math.min(this.x(position), plot.left + plot.width))) as [number, number];
+    if (this.tracks.selected >= 0) {
+      const [low, high] = this.tracks.extent(this.tracks.selected).map(position => Math.max(plot.left, Math.min(this.x(position), plot.left + plot.width))) as [number, number];
       context.fillStyle = color('accent');
       context.globalAlpha = 0.12;
       context.fillRect(low, plot.top, Math.max(1, high - low), plot.height);

@@ -1,8 +1,8 @@
-//! The ranges that the program names, for the lanes below the timeline: when each began and ended, and each device's
+//! The ranges that the program names, for the tracks below the timeline: when each began and ended, and each device's
 //! allocated bytes then and at the highest point between.
 //!
 //! A page has at most [`MAX_RANGES`] ranges: the longest. A range is at least as long as those inside it, so no range is
-//! left out whose inner ranges are in the page. Of the rows of ranges, a page has at most [`MAX_LANES`], the outermost.
+//! left out whose inner ranges are in the page. Of the rows of ranges, a page has at most [`MAX_TRACKS`], the outermost.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -20,7 +20,7 @@ use super::{Clock, Rising};
 use crate::named_ranges::{NamedRange, NamedRanges};
 
 const MAX_RANGES: usize = 1 << 14;
-const MAX_LANES: usize = 8;
+const MAX_TRACKS: usize = 8;
 
 /// The allocated bytes of a device around a range.
 #[derive(Clone, Copy, Debug, Default)]
@@ -140,9 +140,9 @@ impl<'a> Annotations<'a> {
         let open = std::mem::replace(&mut self.open, NamedRanges::new(self.definitions));
         open.finish().into_iter().for_each(|range| self.end(range, self.last));
         self.keep_longest();
-        let lanes = self.lanes();
+        let tracks = self.tracks();
         let before = self.ended.len();
-        self.ended.retain(|one| lanes.contains_key(&(one.thread, one.row)));
+        self.ended.retain(|one| tracks.contains_key(&(one.thread, one.row)));
         self.left_out += (before - self.ended.len()) as u64;
         if self.ended.is_empty() {
             return None;
@@ -152,12 +152,12 @@ impl<'a> Annotations<'a> {
         let mut columns: [Column; 4] = Default::default();
         let mut levels: Vec<Column> = vec![Column::default(); 3 * self.now.len()];
         for one in &self.ended {
-            let [length, duration, lane, name] = &mut columns;
+            let [length, duration, track, name] = &mut columns;
             from.put(one.from.0);
             length.put(one.to.0.saturating_sub(one.from.0));
             began.put(clock.us(one.from.1));
             duration.put(clock.us(one.to.1).saturating_sub(clock.us(one.from.1)));
-            lane.put(lanes[&(one.thread, one.row)] as u64);
+            track.put(tracks[&(one.thread, one.row)] as u64);
             name.put((dictionary.string(&one.label.text) as u64) << 2 | kind(one.label));
             for (device, one) in one.levels.iter().enumerate() {
                 levels[3 * device].put(one.start);
@@ -165,27 +165,27 @@ impl<'a> Annotations<'a> {
                 levels[3 * device + 2].put_signed(one.end.wrapping_sub(one.start) as i64);
             }
         }
-        let [length, duration, lane, name] = &mut columns;
-        let mut all = vec![&mut from.column, length, &mut began.column, duration, lane, name];
+        let [length, duration, track, name] = &mut columns;
+        let mut all = vec![&mut from.column, length, &mut began.column, duration, track, name];
         all.extend(levels.iter_mut());
         records.columns(Tag::Ranges, &[self.ended.len() as u64, self.now.len() as u64], &mut all);
-        let mut rows: Vec<(usize, ThreadId)> = lanes.iter().map(|((thread, _), lane)| (*lane, *thread)).collect();
+        let mut rows: Vec<(usize, ThreadId)> = tracks.iter().map(|((thread, _), track)| (*track, *thread)).collect();
         rows.sort_unstable();
         let name = |thread| self.definitions.thread(thread).map_or_else(String::new, |thread| thread.name.to_string());
-        let lanes: Vec<usize> = rows.into_iter().map(|(_, thread)| dictionary.string(&name(thread))).collect();
-        Some(json!({ "lanes": lanes, "left_out": self.left_out }))
+        let tracks: Vec<usize> = rows.into_iter().map(|(_, thread)| dictionary.string(&name(thread))).collect();
+        Some(json!({ "tracks": tracks, "left_out": self.left_out }))
     }
 
-    /// The lane of each row of each thread: the outermost rows, those of one thread together.
-    fn lanes(&self) -> HashMap<(ThreadId, u32), usize> {
+    /// The track of each row of each thread: the outermost rows, those of one thread together.
+    fn tracks(&self) -> HashMap<(ThreadId, u32), usize> {
         let place = |thread: ThreadId| self.threads.iter().position(|one| *one == thread).unwrap_or(usize::MAX);
         let mut rows: Vec<(u32, usize, ThreadId)> =
             self.ended.iter().map(|one| (one.row, place(one.thread), one.thread)).collect();
         rows.sort_unstable();
         rows.dedup();
-        rows.truncate(MAX_LANES);
+        rows.truncate(MAX_TRACKS);
         rows.sort_unstable_by_key(|(row, place, _)| (*place, *row));
-        rows.into_iter().enumerate().map(|(lane, (row, _, thread))| ((thread, row), lane)).collect()
+        rows.into_iter().enumerate().map(|(track, (row, _, thread))| ((thread, row), track)).collect()
     }
 }
 

@@ -1,4 +1,4 @@
-/** The ranges that the program names, in lanes below the timeline: an outer range above those inside it. */
+/** The ranges that the program names, in tracks below the timeline: an outer range above those inside it. */
 
 import type { Axis } from '../data/axis';
 import type { Device } from '../data/model';
@@ -7,15 +7,15 @@ import { el, replace } from '../dom';
 import * as format from '../format';
 import { color } from '../theme';
 
-/** The height of a lane in CSS pixels. */
-export const LANE = 16;
+/** The height of a track in CSS pixels. */
+export const TRACK = 16;
 /** The number of colors of ranges. */
 const COLORS = 6;
-/** The space between the lanes and what is above them. */
+/** The space between the tracks and what is above them. */
 const GAP = 6;
 
 /** What the timeline does with ranges. */
-export interface LanesHost {
+export interface RangeTracksHost {
   /** Shows a range of the axis. */
   zoomTo(from: number, to: number): void;
   /** Selects the highest point of a range, and makes the range visible. */
@@ -25,7 +25,7 @@ export interface LanesHost {
   draw(): void;
 }
 
-export class Lanes {
+export class RangeTracks {
   /** The selected range, with buttons. */
   readonly element = el('div', { class: 'selection range', role: 'status' });
   readonly note = el('p', { class: 'note' });
@@ -40,7 +40,7 @@ export class Lanes {
   private foundAt = -1;
   private searched = '';
 
-  constructor(private host: LanesHost) {
+  constructor(private host: RangeTracksHost) {
     this.element.hidden = true;
   }
 
@@ -55,16 +55,16 @@ export class Lanes {
     replace(
       this.note,
       ranges && ranges.leftOut > 0
-        ? `Named ranges: the ${format.number(ranges.count, 'longest one')} of the outermost lanes. ${format.number(ranges.leftOut, 'other')} ${ranges.leftOut === 1 ? 'is' : 'are'} left out.`
+        ? `Named ranges: the ${format.number(ranges.count, 'longest one')} of the outermost tracks. ${format.number(ranges.leftOut, 'other')} ${ranges.leftOut === 1 ? 'is' : 'are'} left out.`
         : '',
     );
     this.note.hidden = !ranges || ranges.leftOut === 0;
     this.read();
   }
 
-  /** How much space the lanes take. */
+  /** How much space the tracks take. */
   get height(): number {
-    return this.ranges ? this.ranges.threads.length * LANE + GAP : 0;
+    return this.ranges ? this.ranges.threads.length * TRACK + GAP : 0;
   }
 
   /** The part of the axis that a range covers. */
@@ -72,14 +72,14 @@ export class Lanes {
     return [this.low[range] as number, this.high[range] as number];
   }
 
-  /** The range at a place: the distance from the top of the lanes, and a part of the axis. -1 without one. */
+  /** The range at a place: the distance from the top of the tracks, and a part of the axis. -1 without one. */
   at(y: number, position: number, tolerance: number): number {
     const { ranges } = this;
-    const lane = Math.floor((y - GAP) / LANE);
-    if (!ranges || lane < 0 || lane >= ranges.threads.length) return -1;
+    const track = Math.floor((y - GAP) / TRACK);
+    if (!ranges || track < 0 || track >= ranges.threads.length) return -1;
     let [best, distance] = [-1, tolerance];
     for (let range = 0; range < ranges.count && (this.low[range] as number) <= position + tolerance; range++) {
-      if (ranges.lane[range] !== lane) continue;
+      if (ranges.track[range] !== track) continue;
       const [low, high] = this.extent(range);
       const far = Math.max(low - position, position - high, 0);
       // Of two ranges that meet here, the later one.
@@ -91,7 +91,7 @@ export class Lanes {
   /** `step 3: record_function, 12.3 ms`, with the allocated bytes. */
   private figures(range: number): { name: string; about: string; start: number; peak: number; end: number } {
     const [ranges, device] = [this.ranges as Ranges, this.device as Device];
-    const thread = ranges.threads[ranges.lane[range] as number];
+    const thread = ranges.threads[ranges.track[range] as number];
     const levels = ranges.of(device.process.devices.indexOf(device));
     return {
       name: ranges.name(range) || '(no name)',
@@ -156,7 +156,7 @@ export class Lanes {
     );
   }
 
-  /** Draws the lanes below `top`. `x` places a part of the axis. */
+  /** Draws the tracks below `top`. `x` places a part of the axis. */
   paint(context: CanvasRenderingContext2D, plot: { left: number; width: number }, top: number, x: (position: number) => number): void {
     const { ranges } = this;
     if (!ranges) return;
@@ -164,22 +164,22 @@ export class Lanes {
     const drawnTo = new Float64Array(ranges.threads.length).fill(-1);
     const colors = Array.from({ length: COLORS }, (_, number) => color(`range-${number}`));
     const put = (range: number) => {
-      const lane = ranges.lane[range] as number;
+      const track = ranges.track[range] as number;
       const from = Math.max(plot.left, x(this.low[range] as number));
       const to = Math.min(right, Math.max(x(this.high[range] as number) - 0.5, from + 1));
       if (to <= plot.left || from >= right) return;
       const marked = range === this.selected || range === this.hover;
       // Of ranges that share a pixel, the first is drawn.
-      if (!marked && to <= (drawnTo[lane] as number)) return;
-      drawnTo[lane] = Math.max(drawnTo[lane] as number, Math.ceil(to));
-      const y = top + GAP + lane * LANE;
+      if (!marked && to <= (drawnTo[track] as number)) return;
+      drawnTo[track] = Math.max(drawnTo[track] as number, Math.ceil(to));
+      const y = top + GAP + track * TRACK;
       const name = ranges.name(range);
       context.fillStyle = colors[hash(name) % COLORS] as string;
-      context.fillRect(from, y, to - from, LANE - 2);
+      context.fillRect(from, y, to - from, TRACK - 2);
       if (marked) {
         context.strokeStyle = color(range === this.selected ? 'accent' : 'ink');
         context.lineWidth = 2;
-        context.strokeRect(from, y, to - from, LANE - 2);
+        context.strokeRect(from, y, to - from, TRACK - 2);
         context.lineWidth = 1;
       }
       if (to - from < 14) return;
@@ -187,7 +187,7 @@ export class Lanes {
       if (text === '') return;
       context.fillStyle = color('on-band');
       context.textAlign = 'center';
-      context.fillText(text, (from + to) / 2, y + LANE - 5);
+      context.fillText(text, (from + to) / 2, y + TRACK - 5);
     };
     for (let range = 0; range < ranges.count; range++) put(range);
     for (const range of [this.hover, this.selected]) if (range >= 0) put(range);
