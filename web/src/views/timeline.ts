@@ -195,6 +195,7 @@ export class Timeline {
     if (this.shown?.whole !== device) {
       this.windows = [];
       this.series.clear();
+      if (this.failed) replace(this.loading);
       this.failed = false;
     }
     this.use(device);
@@ -284,7 +285,10 @@ export class Timeline {
 
   /** Whether the recording has events in the visible part that are not drawn, and too few points to fill it. */
   private lacksEvents(first: number, last: number): boolean {
-    return this.shown.info.rest !== null && this.visiblePoints() < this.width() && last - first >= this.visiblePoints();
+    const { info, window } = this.shown;
+    // The points of a window do not come closer by loading nearly the same window again.
+    if (info.rest === null || (window && 2 * (last - first) > window[1] - window[0])) return false;
+    return this.visiblePoints() < this.width() && last - first >= this.visiblePoints();
   }
 
   /** Loads the visible events and some around them. One request at a time. */
@@ -430,7 +434,7 @@ export class Timeline {
       this.use(device);
       this.showPoints(range.from, range.to);
       const point = extremesOf(device.total).highest(range.from, range.to);
-      this.state.set({ device, point });
+      this.select(device.pointSeq[point] as number);
       return this.say(`Step ${step[1]} peaks at ${format.size(device.total[point] as number)}.`);
     }
     if (/^\d+$/.test(digits)) {
