@@ -254,6 +254,7 @@ export class Timeline {
     if (this.shown !== undefined && this.whole !== device) {
       this.windows = [];
       this.series.clear();
+      if (this.failed) replace(this.loading);
       this.failed = false;
     }
     this.use(device);
@@ -348,7 +349,10 @@ export class Timeline {
 
   /** Whether the recording has events in the visible part that are not drawn, and too few points to fill it. */
   private lacksEvents(first: number, last: number): boolean {
-    return this.shown.info.rest !== null && this.visiblePoints() < this.width() && last - first >= this.visiblePoints();
+    const { info, window } = this.shown;
+    // The points of a window do not come closer by loading nearly the same window again.
+    if (info.rest === null || (window && 2 * (last - first) > window[1] - window[0])) return false;
+    return this.visiblePoints() < this.width() && last - first >= this.visiblePoints();
   }
 
   /** Loads the visible events and some around them. One request at a time. */
@@ -537,7 +541,7 @@ export class Timeline {
       const drawn = (point: number) => (this.sum && this.summed ? this.sum.pointAt({ device, point: Math.min(point, device.points - 1) }) : point);
       this.showPoints(drawn(range.from), drawn(range.to));
       const point = extremesOf(device.total).highest(range.from, range.to);
-      this.state.set({ device, point });
+      this.select(device.pointSeq[point] as number);
       return this.say(`Step ${step[1]} peaks at ${format.size(device.total[point] as number)}.`);
     }
     if (/^\d+$/.test(digits)) {
