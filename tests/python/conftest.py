@@ -48,7 +48,7 @@ Run = Callable[..., Recorded]
 
 
 def environment(**changes: str) -> Dict[str, str]:
-    result = dict(os.environ, PYTHONPATH=str(PACKAGE), MEMTRACE_BIN=memtrace(), **changes)
+    result = {**os.environ, "PYTHONPATH": str(PACKAGE), "MEMTRACE_BIN": memtrace(), **changes}
     # The caches of the tests are those of the environment, and not those of one run.
     result["PYTHONDONTWRITEBYTECODE"] = "1"
     return result
