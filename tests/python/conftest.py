@@ -55,7 +55,7 @@ def environment(**changes: str) -> Dict[str, str]:
 
 
 def finished(command: List[str], env: Dict[str, str], folder: Path) -> Recorded:
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, cwd=folder.parent)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, cwd=folder.parent)
     return Recorded(folder, done.returncode, done.stdout, done.stderr)
 
 
