@@ -48,14 +48,14 @@ Run = Callable[..., Recorded]
 
 
 def environment(**changes: str) -> Dict[str, str]:
-    result = dict(os.environ, PYTHONPATH=str(PACKAGE), MEMTRACE_BIN=memtrace(), **changes)
+    result = {**os.environ, "PYTHONPATH": str(PACKAGE), "MEMTRACE_BIN": memtrace(), **changes}
     # The caches of the tests are those of the environment, and not those of one run.
     result["PYTHONDONTWRITEBYTECODE"] = "1"
     return result
 
 
 def finished(command: List[str], env: Dict[str, str], folder: Path) -> Recorded:
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, cwd=folder.parent)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, cwd=folder.parent)
     return Recorded(folder, done.returncode, done.stdout, done.stderr)
 
 

@@ -81,6 +81,19 @@ def test_an_ended_launcher_is_not_waited_for(tmp_path: Path) -> None:
     assert output.read_text() == "done\n"
 
 
+def test_the_program_is_found_on_path(record: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "memtrace").symlink_to(memtrace())
+    found = record("binary.py", MEMTRACE_BIN="", PATH=f"{folder}:/usr/bin:/bin")
+    assert found.stdout == f"{1 << 20}\n"
+
+
+def test_the_missing_program_is_named(record: Run) -> None:
+    missing = record("binary.py", MEMTRACE_BIN="", PATH="/nonexistent")
+    assert missing.stdout.startswith("the program memtrace is not on PATH; ") and "MEMTRACE_BIN" in missing.stdout
+
+
 def other_pythons() -> List[str]:
     root = os.environ.get("PYENV_ROOT", os.path.expanduser("~/.pyenv"))
     return sorted(path for minor in range(9, 15) for path in glob.glob(f"{root}/versions/3.{minor}.*/bin/python"))

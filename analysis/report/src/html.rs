@@ -121,7 +121,12 @@ pub fn html_window(
     if !has_device || !process.trace_index().sources.contains_key(&device) || first > last {
         return Ok(false);
     }
-    let of = PageProcess { process, marks: marks(&summary, process), sources: options.sources.clone() };
+    let of = PageProcess {
+        process,
+        marks: marks(&summary, process),
+        sources: options.sources.clone(),
+        custom_rules: options.custom_rules,
+    };
     write_window(&of, device, (first, last), out, progress).map(|()| true)
 }
 

@@ -170,7 +170,7 @@ pub(crate) fn write_processes(
 
 /// Writes the data of a part of a process: the events of a device from `first` to `last`, by `seq`.
 pub(crate) fn write_window(
-    PageProcess { process, marks, sources }: &PageProcess<'_>,
+    PageProcess { process, marks, sources, custom_rules }: &PageProcess<'_>,
     device: i16,
     (first, last): (u64, u64),
     out: &mut dyn Write,
@@ -185,6 +185,7 @@ pub(crate) fn write_window(
         modules_at: marks.first().copied().unwrap_or(0),
         is_library: &|frame| is_library(&frame.filename),
         sources: sources.clone(),
+        custom_rules: *custom_rules,
     };
     page_data(process, &data, out, &mut |done| progress(Progress { what: "reading a window", done, total }))
 }

@@ -17,8 +17,13 @@ use serde_json::Value;
 fn page(run: &Run, processes: &[&Process], device: Option<i16>) -> memtrace_analysis::Result<String> {
     let summary = summarize(run, &mut |_| {}).unwrap();
     let mut out = Vec::new();
-    let options =
-        HtmlOptions { device, sources: SourceAccess::Nothing, windows: Vec::new(), custom_rules: None, is_served: false };
+    let options = HtmlOptions {
+        device,
+        sources: SourceAccess::Nothing,
+        windows: Vec::new(),
+        custom_rules: None,
+        is_served: false,
+    };
     html_report(&summary, processes, &options, &mut out, &mut |_| {})?;
     Ok(String::from_utf8(out).unwrap())
 }

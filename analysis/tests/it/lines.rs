@@ -40,6 +40,25 @@ fn figures_match_the_program() {
 }
 
 #[test]
+fn statistics_agree_with_the_figures() {
+    let report = report(&LinesOptions { statistics: true, ..options() });
+    let rows: Vec<_> = report.functions.iter().flat_map(|f| &f.lines).filter(|row| row.figures.is_some()).collect();
+    assert!(rows.len() > 5);
+    for row in rows {
+        let figures = row.figures.expect("filtered");
+        let statistics = |key: &str| row.statistics[key];
+        assert_eq!(statistics("allocated_bytes.all.allocated"), figures.allocated_bytes, "line {}", row.line);
+        assert_eq!(statistics("allocated_bytes.all.freed"), figures.freed_bytes);
+        assert_eq!(statistics("allocation.all.allocated"), figures.allocations);
+        assert_eq!(statistics("allocation.all.freed"), figures.frees);
+        assert_eq!(statistics("active_bytes.all.peak"), figures.active_peak_bytes);
+        assert_eq!(statistics("reserved_bytes.all.peak"), figures.reserved_peak_bytes);
+    }
+    let without = LinesOptions { range: Some("no such range".into()), ..options() };
+    assert_eq!(lines(&crate::training::run(1, false), &without, &mut |_| {}), None);
+}
+
+#[test]
 fn functions_and_files_are_selected_by_the_ends_of_their_names() {
     let by = |function: Option<&str>, file: Option<&str>| {
         let options = LinesOptions { function: function.map(Into::into), file: file.map(Into::into), ..options() };

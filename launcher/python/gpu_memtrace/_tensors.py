@@ -199,8 +199,8 @@ def report_of(names: Dict[int, str]) -> TensorReport:
             for (of, address, size), description in descriptions.items()
             if of == device and _Block(address, size) in blocks[device]
         }
-        rows, unseen = _gpu_rows(by_device.pop(f"cuda:{device}", []), blocks[device], described)
-        for block in sorted(unseen, key=lambda block: -block.size):
+        rows, without_tensor = _gpu_rows(by_device.pop(f"cuda:{device}", []), blocks[device], described)
+        for block in sorted(without_tensor, key=lambda block: -block.size):
             found = described.get(block.address, _Description("a block without a tensor", None, None))
             rows.append(
                 TensorRow(
@@ -401,8 +401,8 @@ def _described(table: Path, picture: Path) -> Dict[Tuple[int, int, int], _Descri
                 continue
             device, address, size = int(row["device"]), int(row["address"]), int(row["size"])
             what = row["name"] or _category(row["category"], row["node"])
-            place = lines.get((device, address)) or row["frame"] or None
-            found[device, address, size] = _Description(what, row["category"], place)
+            allocated_at = lines.get((device, address)) or row["frame"] or None
+            found[device, address, size] = _Description(what, row["category"], allocated_at)
     return found
 
 
