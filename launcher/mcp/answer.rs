@@ -6,7 +6,7 @@
 use std::cell::RefCell;
 
 use memtrace_analysis::report::{share_text, signed_size_text, size_text};
-use rmcp::model::CallToolResult;
+use rmcp::model::{CallToolResult, ContentBlock};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -169,20 +169,17 @@ pub(crate) fn fit<T: Serialize>(
         let content = build(&shape);
         let left_out = shape.left_out();
         let everything = (!left_out.is_empty()).then(|| everything.to_owned());
-        let answer = serde_json::to_value(Answer { content, left_out, everything })
-            .map_err(|e| ToolError::new(format!("cannot write the answer: {e}"), "report this"))?;
-        // The result has this text, too: older clients read no structured content.
-        let result = CallToolResult::structured(answer);
-        if text_size(&result) <= MAX_ANSWER {
+        let answer = Answer { content, left_out, everything };
+        let fail = |e| ToolError::new(format!("cannot write the answer: {e}"), "report this");
+        // Older clients read only the text. In the text the fields are in their order; `Value` sorts them by name.
+        let text = serde_json::to_string(&answer).map_err(fail)?;
+        if text.len() <= MAX_ANSWER {
+            let mut result = CallToolResult::success(vec![ContentBlock::text(text)]);
+            result.structured_content = Some(serde_json::to_value(&answer).map_err(fail)?);
             return Ok(result);
         }
     }
     Err(ToolError::new("the answer is too large", format!("select a rank or a device, or run: {everything}")))
-}
-
-/// The size of the text of a result, in bytes.
-fn text_size(result: &CallToolResult) -> usize {
-    result.content.iter().filter_map(|block| block.as_text()).map(|text| text.text.len()).sum()
 }
 
 #[cfg(test)]
@@ -198,7 +195,7 @@ mod tests {
         let all: Vec<String> = (0..count).map(|i| format!("{i}{}", "x".repeat(length))).collect();
         let build = |shape: &Shape| Names { names: shape.page("names", &all, |name| shape.text(name)) };
         let result = fit(selection, "memtrace report r --json", build).unwrap();
-        assert!(text_size(&result) <= MAX_ANSWER);
+        assert!(result.content[0].as_text().unwrap().text.len() <= MAX_ANSWER);
         result.structured_content.unwrap()
     }
 

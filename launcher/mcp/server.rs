@@ -232,7 +232,11 @@ impl<R> Input<R> {
 }
 
 impl<R: AsyncRead + Unpin> AsyncRead for Input<R> {
-    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, to: &mut ReadBuf<'_>) -> Poll<std::io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        to: &mut ReadBuf<'_>,
+    ) -> Poll<std::io::Result<()>> {
         let (before, space) = (to.filled().len(), to.remaining());
         let result = Pin::new(&mut self.input).poll_read(context, to);
         let is_end = match &result {

@@ -53,7 +53,8 @@ mod tests {
 
     #[test]
     fn messages_of_memtrace_become_errors() {
-        let error = ToolError::from_messages("warning: x\nerror: cannot read a: no\nhelp: pass a run\n", "exit status 2");
+        let error =
+            ToolError::from_messages("warning: x\nerror: cannot read a: no\nhelp: pass a run\n", "exit status 2");
         assert_eq!(error, ToolError::new("cannot read a: no", "pass a run"));
         let error = ToolError::from_messages("memtrace: error: no\n", "exit status 2");
         assert_eq!((error.text.as_str(), error.help), ("no", None));

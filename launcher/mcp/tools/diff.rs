@@ -191,9 +191,8 @@ fn pair_row(pair: &Pair, shape: &Shape) -> PairRow {
         noise: Size::of(pair.noise_bytes),
         a: peak_row(&pair.a, shape),
         b: peak_row(&pair.b, shape),
-        by_category: shape.first("by_category", &categories, |c| {
-            change(&c.category, (c.a_bytes, c.b_bytes, c.difference_bytes))
-        }),
+        by_category: shape
+            .first("by_category", &categories, |c| change(&c.category, (c.a_bytes, c.b_bytes, c.difference_bytes))),
         by_phase: shape.first("by_phase", &phases, |p| change(&p.phase, (p.a_bytes, p.b_bytes, p.difference_bytes))),
         by_line: shape.page("by_line", &lines, |line| line_row(line, shape)),
         by_module: shape.first("by_module", &modules, |module| {

@@ -158,14 +158,7 @@ pub(crate) async fn call(memtrace: &Memtrace, arguments: Arguments) -> Result<Ca
     })
 }
 
-fn content(
-    process: &Process,
-    device: &Device,
-    index: usize,
-    oom: &Oom,
-    frames: usize,
-    shape: &Shape,
-) -> ErrorContent {
+fn content(process: &Process, device: &Device, index: usize, oom: &Oom, frames: usize, shape: &Shape) -> ErrorContent {
     let is_explained = device.explained_oom == Some(index);
     // The replay is about the explained error.
     let settings = device.what_if.as_ref().filter(|_| is_explained).map(|what_if| what_if.settings.as_slice());
@@ -198,9 +191,8 @@ fn content(
         }),
         allocator_settings: shape.first("allocator_settings", settings.unwrap_or_default(), |setting| row(setting)),
         remark: process.no_issue_remark.as_deref().map(|remark| shape.text(remark)),
-        issues: shape.first("issues", &process.issues, |issue| {
-            shape.text(&format!("{}: {}", issue.rule, issue.headline))
-        }),
+        issues: shape
+            .first("issues", &process.issues, |issue| shape.text(&format!("{}: {}", issue.rule, issue.headline))),
     }
 }
 

@@ -7,9 +7,9 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
+use rmcp::RoleServer;
 use rmcp::model::{CallToolResult, ProgressNotificationParam};
 use rmcp::service::RequestContext;
-use rmcp::RoleServer;
 use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -139,11 +139,7 @@ pub(crate) fn call(arguments: Arguments) -> Result<CallToolResult, ToolError> {
     fit((limit, offset), &format!("ls {}", folder.display()), |shape| Content {
         folder: shape.path(&folder.display().to_string()),
         count: rows.len(),
-        runs: shape
-            .page("runs", &rows, |row| row.as_ref().map(|row| row.shown(shape)))
-            .into_iter()
-            .flatten()
-            .collect(),
+        runs: shape.page("runs", &rows, |row| row.as_ref().map(|row| row.shown(shape))).into_iter().flatten().collect(),
     })
 }
 

@@ -88,9 +88,12 @@ impl Held {
             reserved: Size::of(state.totals.reserved_bytes),
             requested: Size::of(state.totals.requested_bytes),
             active: (state.totals.active_bytes != all).then(|| Size::of(state.totals.active_bytes)),
-            by_category: shape
-                .first("by_category", &state.by_category, |c| part(c.category.clone(), c.bytes, c.blocks)),
-            by_phase: shape.first("by_phase", &state.by_phase, |p| part(p.phase.clone(), p.bytes, p.blocks)),
+            by_category: shape.first("by_category", &largest_first(&state.by_category, |c| c.bytes), |c| {
+                part(c.category.clone(), c.bytes, c.blocks)
+            }),
+            by_phase: shape.first("by_phase", &largest_first(&state.by_phase, |p| p.bytes), |p| {
+                part(p.phase.clone(), p.bytes, p.blocks)
+            }),
             by_module: shape.first("by_module", &state.module_groups, |group| {
                 let class = group.class.as_ref().map(|class| format!(" ({class})")).unwrap_or_default();
                 part(format!("{}{class}", group.pattern), group.bytes, group.modules)
@@ -98,6 +101,13 @@ impl Held {
             largest: shape.page("largest", &state.largest_allocations, |group| allocation(group, all, frames, shape)),
         }
     }
+}
+
+/// Rows by size in descending order.
+pub(super) fn largest_first<T>(rows: &[T], bytes: impl Fn(&T) -> u64) -> Vec<&T> {
+    let mut rows: Vec<&T> = rows.iter().collect();
+    rows.sort_by_key(|row| std::cmp::Reverse(bytes(row)));
+    rows
 }
 
 fn allocation(group: &AllocationGroup, all: u64, frames: usize, shape: &Shape) -> Allocation {

@@ -8,12 +8,13 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::selection::{DeviceId, Selection};
+use super::state::largest_first;
 use crate::answer::{Shape, Size, fit, percent};
 use crate::command::Memtrace;
-use crate::summary::{Device, Process, Step, Summary};
+use crate::summary::{CategoryAmount, Device, Process, Step, Summary};
 use crate::tool_error::ToolError;
 
-/// The name of a category, and its size at the peak.
+/// The number of categories that are named for each device.
 const TOP_CATEGORIES: usize = 4;
 /// The number of issues that are named for each process.
 const TOP_ISSUES: usize = 3;
@@ -122,8 +123,8 @@ pub(crate) async fn call(memtrace: &Memtrace, arguments: Arguments) -> Result<Ca
 
 fn row(process: &Process, device: &Device, shape: &Shape) -> DeviceRow {
     let peak = device.peak.as_ref();
-    let categories = peak.map(|peak| peak.by_category.as_slice()).unwrap_or_default();
-    let category = |amount: &crate::summary::CategoryAmount| format!("{} {}", amount.category, size(amount.bytes));
+    let categories = largest_first(peak.map_or(&[], |peak| &peak.by_category), |category| category.bytes);
+    let category = |amount: &&CategoryAmount| format!("{} {}", amount.category, size(amount.bytes));
     DeviceRow {
         id: DeviceId::of(process, device),
         peak: Size::of(device.peak_bytes()),
