@@ -46,16 +46,19 @@ class Runs:
         self.leak = self.record("leak", "python", TRAIN)
         self.larger = self.record("larger", "python", TRAIN, "--hidden", "4096")
         self.oom = self.record("oom", "python", TRAIN, "--oom", exit_status=1)
-        self.ranks = self.record("ranks", "python", HERE.parent / "programs/distributed/train.py", "ddp", "--spawn", "2")
+        ranks = HERE.parent / "programs/distributed/train.py"
+        self.ranks = self.record("ranks", "python", ranks, "ddp", "--spawn", "2", SIMCUDA_DEVICES="2")
         generated = folder / "generated"
         generated.mkdir()
         self.wide = self.record("wide", "python", HERE / "wide.py", generated, str(FUNCTIONS))
         (folder / "text.txt").write_text("no run\n")
         (folder / "empty").mkdir()
 
-    def record(self, name, *command, exit_status=0):
+    def record(self, name, *command, exit_status=0, **environment):
         path = self.folder / name
-        recorded = subprocess.run([MEMTRACE, "-q", "-o", path, "--", *command], capture_output=True, text=True)
+        environment = os.environ | environment
+        arguments = [MEMTRACE, "-q", "-o", path, "--", *command]
+        recorded = subprocess.run(arguments, env=environment, capture_output=True, text=True)
         assert recorded.returncode == exit_status, f"{command}: {recorded.returncode}\n{recorded.stderr}"
         return path
 
@@ -530,13 +533,13 @@ async def one_run_at_a_time(runs):
 
 async def progress_is_reported(runs):
     async with server(runs.folder, "--allow-run") as s:
-        heard = []
+        reported = []
 
         async def progress(progress, total, message):
-            heard.append((progress, message))
+            reported.append((progress, message))
 
         await s.session.call_tool("run", {"command": ["sleep", "12"]}, progress_callback=progress)
-        assert len(heard) >= 2 and heard[0][0] < heard[1][0] and "running" in heard[0][1], heard
+        assert len(reported) >= 2 and reported[0][0] < reported[1][0] and "running" in reported[0][1], reported
 
 
 async def a_cancelled_run_ends(runs):
