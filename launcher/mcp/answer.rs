@@ -52,6 +52,8 @@ pub(crate) fn percent(part: u64, whole: u64) -> String {
 /// How much an answer may hold, and what was left out of it.
 #[derive(Debug)]
 pub(crate) struct Shape {
+    /// The number of items that the call requests.
+    requested: usize,
     limit: usize,
     offset: usize,
     text_length: usize,
@@ -80,7 +82,14 @@ impl Shape {
     pub(crate) fn first<T, U>(&self, name: &str, items: &[T], show: impl FnMut(&T) -> U) -> Vec<U> {
         let shown: Vec<U> = items.iter().take(self.limit).map(show).collect();
         if shown.len() < items.len() {
-            self.note(format!("`{name}` has {} of {}", shown.len(), items.len()));
+            let (some, all) = (shown.len(), items.len());
+            // A smaller shape than the requested one has no room for more.
+            let how = if self.limit == self.requested && all <= MAX_LIMIT {
+                format!(": call again with limit={all}")
+            } else {
+                String::new()
+            };
+            self.note(format!("`{name}` has {some} of {all}{how}"));
         }
         shown
     }
@@ -165,7 +174,8 @@ pub(crate) fn fit<T: Serialize>(
     let limits = std::iter::successors(Some(first), |limit| (*limit > 1).then_some(limit / 2));
     let last = TEXT_LENGTHS.into_iter().skip(1).flat_map(|length| [(3, length), (1, length)]);
     for (limit, text_length) in limits.map(|limit| (limit, TEXT_LENGTHS[0])).chain(last) {
-        let shape = Shape { limit, offset: offset.unwrap_or(0), text_length, left_out: RefCell::default() };
+        let (offset, left_out) = (offset.unwrap_or(0), RefCell::default());
+        let shape = Shape { requested: first, limit, offset, text_length, left_out };
         let content = build(&shape);
         let left_out = shape.left_out();
         let everything = (!left_out.is_empty()).then(|| everything.to_owned());
@@ -226,7 +236,7 @@ mod tests {
 
     #[test]
     fn texts_are_cut_between_characters() {
-        let shape = Shape { limit: 1, offset: 0, text_length: 3, left_out: RefCell::default() };
+        let shape = Shape { requested: 1, limit: 1, offset: 0, text_length: 3, left_out: RefCell::default() };
         assert_eq!((shape.text("äöü"), shape.text("äöüß")), ("äöü".to_owned(), "äöü...".to_owned()));
         assert_eq!((shape.path("äöü"), shape.path("äöüß")), ("äöü".to_owned(), "...öüß".to_owned()));
     }

@@ -138,6 +138,16 @@ impl Memtrace {
     }
 }
 
+/// A word of a command line for a shell.
+pub(crate) fn shell_word(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-+=/:,@%".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
+}
+
 /// How a process ended, as text.
 pub(crate) fn ending(status: ExitStatus) -> String {
     let WaitStatus { code, signal } = WaitStatus::from_wait_status(status.into_raw());
@@ -172,6 +182,12 @@ mod tests {
         std::fs::write(folder.path().join("1.mtr"), "ab").unwrap();
         assert_ne!(with_file, RunState::of(folder.path()).unwrap());
         RunState::of(&folder.path().join("none")).unwrap_err();
+    }
+
+    #[test]
+    fn words_are_quoted_for_a_shell() {
+        assert_eq!((shell_word("a/b-1.mtr"), shell_word("a b")), ("a/b-1.mtr".to_owned(), "'a b'".to_owned()));
+        assert_eq!((shell_word("it's"), shell_word("")), (r"'it'\''s'".to_owned(), "''".to_owned()));
     }
 
     #[test]

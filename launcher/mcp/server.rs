@@ -54,49 +54,29 @@ impl Server {
         name: &str,
         arguments: JsonObject,
         context: &RequestContext<RoleServer>,
-    ) -> Option<Result<CallToolResult, ToolError>> {
+    ) -> Result<Option<CallToolResult>, ToolError> {
         let memtrace = &self.memtrace;
-        Some(match name {
-            "runs" => match parse(arguments) {
-                Ok(arguments) => tokio::task::spawn_blocking(|| runs::call(arguments))
-                    .await
-                    .unwrap_or_else(|e| Err(ToolError::new(format!("the call failed: {e}"), "report this"))),
-                Err(e) => Err(e),
-            },
-            "summary" => match parse(arguments) {
-                Ok(arguments) => summary::call(memtrace, arguments).await,
-                Err(e) => Err(e),
-            },
-            "peak" => match parse(arguments) {
-                Ok(arguments) => peak::call(memtrace, arguments).await,
-                Err(e) => Err(e),
-            },
-            "out_of_memory" => match parse(arguments) {
-                Ok(arguments) => out_of_memory::call(memtrace, arguments).await,
-                Err(e) => Err(e),
-            },
-            "diagnostics" => match parse(arguments) {
-                Ok(arguments) => diagnostics::call(memtrace, arguments).await,
-                Err(e) => Err(e),
-            },
-            "lines" => match parse(arguments) {
-                Ok(arguments) => lines::call(memtrace, arguments).await,
-                Err(e) => Err(e),
-            },
-            "diff" => match parse(arguments) {
-                Ok(arguments) => diff::call(memtrace, arguments).await,
-                Err(e) => Err(e),
-            },
-            RUN if !self.allow_run => Err(ToolError::new(
-                "this server only reads runs",
-                "run `memtrace -- COMMAND` in a shell, or start the server with `memtrace mcp --allow-run`",
-            )),
-            RUN => match parse(arguments) {
-                Ok(arguments) => run::call(memtrace, &self.running, arguments, context).await,
-                Err(e) => Err(e),
-            },
-            _ => return None,
-        })
+        Ok(Some(match name {
+            "runs" => {
+                let arguments = parse(arguments)?;
+                let result = tokio::task::spawn_blocking(|| runs::call(arguments)).await;
+                result.map_err(|e| ToolError::new(format!("the call failed: {e}"), "report this"))??
+            }
+            "summary" => summary::call(memtrace, parse(arguments)?).await?,
+            "peak" => peak::call(memtrace, parse(arguments)?).await?,
+            "out_of_memory" => out_of_memory::call(memtrace, parse(arguments)?).await?,
+            "diagnostics" => diagnostics::call(memtrace, parse(arguments)?).await?,
+            "lines" => lines::call(memtrace, parse(arguments)?).await?,
+            "diff" => diff::call(memtrace, parse(arguments)?).await?,
+            RUN if self.allow_run => run::call(memtrace, &self.running, parse(arguments)?, context).await?,
+            RUN => {
+                return Err(ToolError::new(
+                    "this server only reads runs",
+                    "run `memtrace -- COMMAND` in a shell, or start the server with `memtrace mcp --allow-run`",
+                ));
+            }
+            _ => return Ok(None),
+        }))
     }
 }
 
@@ -123,12 +103,14 @@ impl ServerHandler for Server {
         let name = request.name.to_string();
         let result = tokio::select! {
             result = self.call(&name, request.arguments.unwrap_or_default(), &context) => result,
-            () = context.ct.cancelled() => Some(Err(ToolError::new("the call was cancelled", "call again"))),
-            () = self.running.over() => Some(Err(ToolError::new("the client left", "call again"))),
+            // Nobody reads these answers. The processes of the call end, because it is dropped.
+            () = context.ct.cancelled() => Err(ToolError::new("the call was cancelled", "call again")),
+            () = self.running.over() => Err(ToolError::new("the client left", "call again")),
         };
         match result {
-            Some(result) => Ok(result.unwrap_or_else(ToolError::into_result).into()),
-            None => Err(ErrorData::invalid_params(format!("there is no tool {name}"), None)),
+            Ok(Some(result)) => Ok(result.into()),
+            Ok(None) => Err(ErrorData::invalid_params(format!("there is no tool {name}"), None)),
+            Err(error) => Ok(error.into_result().into()),
         }
     }
 }

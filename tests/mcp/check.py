@@ -221,8 +221,10 @@ async def the_peak_is_that_of_the_report(runs):
         kept = f"{TRAIN}:{line_of(TRAIN, '# The leak.')} step"
         assert any(row["at"] == kept and "stack" not in row for row in peak["largest"]), peak["largest"]
         stacks = await s.answer("peak", run="leak", frames=2, limit=100)
-        (leak,) = [row for row in stacks["peak"]["largest"] if row["at"] == kept]
-        assert leak["stack"][0] == kept and leak["stack"][-1].startswith("... "), leak
+        kept_rows = [row for row in stacks["peak"]["largest"] if row["at"] == kept]
+        assert all(row["stack"][0] == kept and len(row["stack"]) == 2 for row in kept_rows), kept_rows
+        shown = {row["at"]: row["stack"] for row in (await s.answer("peak", run="leak", frames=1, limit=100))["peak"]["largest"]}
+        assert shown[kept] == [kept, "... 1 more"], shown[kept]
 
 
 async def lists_can_be_paged_through(runs):
@@ -273,9 +275,9 @@ async def issues_cite_the_line(runs):
 
 async def lines_have_the_figures_of_the_table(runs):
     async with server(runs.folder) as s:
-        answer = await s.answer("lines", run="leak", function="step")
+        answer = await s.answer("lines", run="leak", function="step", file=str(TRAIN), limit=50)
         (function,) = answer["functions"]
-        (expected,) = memtrace("lines", "--json", "--function", "step", runs.leak)["functions"]
+        (expected,) = memtrace("lines", "--json", "--function", "step", "--file", TRAIN, runs.leak)["functions"]
         lines = {f"{TRAIN}:{row['line']}": row for row in expected["lines"] if row.get("figures")}
         assert [row["at"] for row in function["lines"]] == list(lines)
         for row in function["lines"]:
@@ -358,7 +360,7 @@ async def answers_about_large_runs_are_small(runs):
     many = runs.folder / "many"
     shutil.copytree(runs.wide, many)
     (trace,) = many.glob("*.mtr")
-    for number in range(200):
+    for number in range(60):
         shutil.copy(trace, many / f"{number + 100000}.mtr")
     async with server(runs.folder) as s:
         # `answer` checks the bound.
@@ -368,7 +370,7 @@ async def answers_about_large_runs_are_small(runs):
                 if tool in ("peak", "lines"):
                     assert answer["left_out"] and answer["everything"].startswith("memtrace "), (run, tool)
         rows = (await s.answer("summary", run="many", limit=1))["left_out"]
-        assert any("of 201" in text for text in rows), rows
+        assert any("of 61" in text for text in rows), rows
         await s.answer("diff", a="leak", b="wide", limit=200)
         await s.answer("out_of_memory", run="many", limit=200)
         # All functions can be reached: those of the program, its modules and `wide.py` itself.
@@ -471,9 +473,9 @@ async def a_command_is_recorded(runs):
         tools = {tool.name: tool for tool in (await s.session.list_tools()).tools}
         assert list(tools) == [*READING, "run"] and tools["run"].annotations.destructive_hint
         answer = await s.answer("run", command=["python", str(TRAIN), "--oom"], folder="new/by-agent")
-        assert answer["exit"] == "exit status 1" and not answer["timed_out"]
-        assert answer["stdout_tail"] == "trained\n" and "out of memory" in answer["stderr_tail"]
-        assert answer["run"]["out_of_memory_errors"] == 1 and answer["run"]["run"] == "new/by-agent"
+        assert answer["exit"] == "exit status 1" and not answer["timed_out"], answer
+        assert answer["stdout_tail"] == "trained\n" and "out of memory" in answer["stderr_tail"], answer
+        assert answer["run"]["out_of_memory_errors"] == 1 and answer["run"]["run"] == "new/by-agent", answer
         diagnostics = await s.answer("diagnostics", run=answer["run"]["run"])
         assert diagnostics["issues"][0]["rule"] == "leak"
         # The folder is not empty any more.
@@ -625,7 +627,10 @@ def main():
                 if isinstance(e, KeyboardInterrupt):
                     raise
                 failed += 1
-                traceback.print_exc()
+                # The client wraps what a test raises.
+                while isinstance(e, BaseExceptionGroup):
+                    e = e.exceptions[0]
+                traceback.print_exception(e)
                 print(f"FAIL {test.__name__}", flush=True)
             else:
                 passed += 1

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::place::Place;
 use super::selection::Selection;
 use crate::answer::{Shape, Size, fit};
-use crate::command::Memtrace;
+use crate::command::{Memtrace, shell_word};
 use crate::summary::{Device, Issue, Process, Suggestion};
 use crate::tool_error::ToolError;
 
@@ -125,7 +125,7 @@ pub(crate) async fn call(memtrace: &Memtrace, arguments: Arguments) -> Result<Ca
         .flat_map(|(process, device)| device.suggestions.iter().map(|suggestion| (*process, *device, suggestion)))
         .collect();
     let remarks: Vec<&String> = processes.iter().filter_map(|process| process.no_issue_remark.as_ref()).collect();
-    let everything = format!("memtrace report {} --json", run.display());
+    let everything = format!("memtrace report {} --json", shell_word(&run.to_string_lossy()));
     fit((limit, offset), &everything, |shape| Content {
         issues: shape.page("issues", &issues, |(process, issue)| issue_row(process, issue, shape)),
         suggestions: shape.page("suggestions", &suggestions, |(process, device, suggestion)| {

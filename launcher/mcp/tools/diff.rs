@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::place::frame_text;
 use super::selection::OtherDevice;
 use crate::answer::{Shape, Size, fit};
-use crate::command::Memtrace;
+use crate::command::{Memtrace, shell_word};
 use crate::summary::{Diff, DiffPeak, DiffRun, LineChange, Pair};
 use crate::tool_error::ToolError;
 
@@ -142,7 +142,7 @@ pub(crate) async fn call(memtrace: &Memtrace, arguments: Arguments) -> Result<Ca
     let options: Vec<&str> = options.iter().map(String::as_str).collect();
     let paths: Vec<_> = std::iter::once(&a).chain(&b).map(|path| path.as_os_str()).collect();
     let (diff, warnings): (Diff, _) = memtrace.json(&options, &paths).await?;
-    let shown: Vec<String> = paths.iter().map(|path| path.to_string_lossy().into_owned()).collect();
+    let shown: Vec<String> = paths.iter().map(|path| shell_word(&path.to_string_lossy())).collect();
     let everything = format!("memtrace {} {}", options.join(" "), shown.join(" "));
     let notes: Vec<String> = diff.notes.iter().cloned().chain(warnings).collect();
     fit((limit, offset), &everything, |shape| {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::selection::OtherDevice;
 use crate::answer::{DEFAULT_LIMIT, Shape, Size, fit};
-use crate::command::Memtrace;
+use crate::command::{Memtrace, shell_word};
 use crate::summary::{Function, Line, LineFigures, Lines};
 use crate::tool_error::ToolError;
 
@@ -113,7 +113,7 @@ pub(crate) async fn call(memtrace: &Memtrace, arguments: Arguments) -> Result<Ca
     options.extend(device.map(|device| format!("--device={device}")));
     let options: Vec<&str> = options.iter().map(String::as_str).collect();
     let (lines, warnings): (Lines, _) = memtrace.json(&options, &[run.as_os_str()]).await?;
-    let everything = format!("memtrace lines {} --json --top 1000", run.display());
+    let everything = format!("memtrace lines {} --json --top 1000", shell_word(&run.to_string_lossy()));
     let notes: Vec<String> = lines.notes.iter().cloned().chain(warnings).collect();
     fit((limit, offset), &everything, |shape| {
         let functions = shape.page("functions", &lines.functions, |function| function_row(function, shape));

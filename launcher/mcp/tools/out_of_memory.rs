@@ -10,7 +10,7 @@ use super::place::Place;
 use super::selection::{DeviceId, OtherDevice, Selection};
 use super::state::Held;
 use crate::answer::{Shape, Size, fit};
-use crate::command::Memtrace;
+use crate::command::{Memtrace, shell_word};
 use crate::summary::{Device, Oom, Process, Setting};
 use crate::tool_error::ToolError;
 
@@ -149,7 +149,7 @@ pub(crate) async fn call(memtrace: &Memtrace, arguments: Arguments) -> Result<Ca
             Some((*process, *device, index, oom))
         }
     };
-    let everything = format!("memtrace report {} --json", run.display());
+    let everything = format!("memtrace report {} --json", shell_word(&run.to_string_lossy()));
     fit((limit, offset), &everything, |shape| Content {
         outcome: shape.text(&summary.run.outcome),
         out_of_memory_errors: devices.iter().map(|(_, device)| device.oom_count).sum(),

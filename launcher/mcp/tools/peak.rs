@@ -10,7 +10,7 @@ use super::place::Place;
 use super::selection::{DeviceId, OtherDevice, Selection};
 use super::state::Held;
 use crate::answer::{Size, fit};
-use crate::command::Memtrace;
+use crate::command::{Memtrace, shell_word};
 use crate::summary::Stack;
 use crate::tool_error::ToolError;
 
@@ -84,7 +84,7 @@ pub(crate) async fn call(memtrace: &Memtrace, arguments: Arguments) -> Result<Ca
     let Some(((process, device), others)) = devices.split_first() else {
         return Err(ToolError::new("no device is selected", "leave out rank, pid and device"));
     };
-    let everything = format!("memtrace report {} --json", run.display());
+    let everything = format!("memtrace report {} --json", shell_word(&run.to_string_lossy()));
     fit((limit, offset), &everything, |shape| Content {
         id: DeviceId::of(process, device),
         peak: device.peak.as_ref().map(|peak| Held::of(peak, frames, shape)),

@@ -117,14 +117,19 @@ pub(crate) async fn call(
     if command.first().is_none_or(String::is_empty) {
         return Err(ToolError::new("the command is empty", "pass the program and its arguments as a list"));
     }
-    let Ok(turn) = Arc::clone(&running.one).try_lock_owned() else {
-        return Err(ToolError::new("another run is in progress", "wait for its answer, or cancel it"));
-    };
-    let limit = timeout_seconds.map_or(TIME_LIMIT.0, Duration::from_secs).min(TIME_LIMIT.1);
     let folder = match folder {
         Some(folder) => below_working_folder(folder)?,
         None => default_folder(&command),
     };
+    // Its run would be taken for that of the command.
+    if folder.read_dir().is_ok_and(|mut entries| entries.next().is_some()) {
+        let text = format!("cannot use {} as the run folder: it is not empty", folder.display());
+        return Err(ToolError::new(text, "choose another folder, or leave out folder"));
+    }
+    let Ok(turn) = Arc::clone(&running.one).try_lock_owned() else {
+        return Err(ToolError::new("another run is in progress", "wait for its answer, or cancel it"));
+    };
+    let limit = timeout_seconds.map_or(TIME_LIMIT.0, Duration::from_secs).min(TIME_LIMIT.1);
 
     let mut recording = memtrace.command();
     recording.arg("run").arg("--quiet").arg("-o").arg(&folder);

@@ -11,6 +11,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::answer::{DEFAULT_LIMIT, MAX_LIMIT, Shape, Size, fit};
+use crate::command::shell_word;
 use crate::summary::Summary;
 use crate::tool_error::ToolError;
 
@@ -136,7 +137,7 @@ pub(crate) fn call(arguments: Arguments) -> Result<CallToolResult, ToolError> {
             (first..last).contains(&i).then(|| RunRow::read(path)).flatten()
         })
         .collect();
-    fit((limit, offset), &format!("ls {}", folder.display()), |shape| Content {
+    fit((limit, offset), &format!("ls {}", shell_word(&folder.to_string_lossy())), |shape| Content {
         folder: shape.path(&folder.display().to_string()),
         count: rows.len(),
         runs: shape.page("runs", &rows, |row| row.as_ref().map(|row| row.shown(shape))).into_iter().flatten().collect(),

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::selection::{DeviceId, Selection};
 use super::state::largest_first;
 use crate::answer::{Shape, Size, fit, percent};
-use crate::command::Memtrace;
+use crate::command::{Memtrace, shell_word};
 use crate::summary::{CategoryAmount, Device, Process, Step, Summary};
 use crate::tool_error::ToolError;
 
@@ -100,7 +100,7 @@ pub(crate) async fn call(memtrace: &Memtrace, arguments: Arguments) -> Result<Ca
     let selection = Selection { rank, pid, device: None };
     let processes = selection.processes(&run, &summary)?;
     let devices = selection.devices(&run, &summary)?;
-    let everything = format!("memtrace report {} --json", run.display());
+    let everything = format!("memtrace report {} --json", shell_word(&run.to_string_lossy()));
     fit((limit, offset), &everything, |shape| Content {
         run: shape.path(&run.display().to_string()),
         command: shape.text(&summary.run.command.join(" ")),
