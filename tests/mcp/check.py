@@ -14,7 +14,7 @@ import tempfile
 import time
 import traceback
 
-from mcp import ClientSession, MCPError, StdioServerParameters, stdio_client
+from mcp import Client, ClientSession, MCPError, StdioServerParameters, stdio_client
 
 HERE = pathlib.Path(__file__).resolve().parent
 MEMTRACE = pathlib.Path(os.environ["MEMTRACE_BIN"])
@@ -170,6 +170,19 @@ async def a_session_begins(runs):
             assert tool.annotations.read_only_hint and tool.description and tool.output_schema, tool
             undocumented = [name for name, value in tool.input_schema["properties"].items() if not value.get("description")]
             assert not undocumented, (tool.name, undocumented)
+
+
+async def both_protocols_give_the_same_answers(runs):
+    parameters = StdioServerParameters(command=str(MEMTRACE), args=["mcp"], cwd=runs.folder, env=dict(os.environ))
+    async with server(runs.folder) as s, Client(stdio_client(parameters)) as stateless:
+        # The session protocol begins with `initialize`. The later one has no sessions.
+        versions = (s.session.initialized.protocol_version, stateless.protocol_version)
+        assert versions[0] < "2026" <= versions[1], versions
+        assert [tool.name for tool in (await stateless.list_tools()).tools] == READING
+        for tool, arguments in [("summary", {"run": "leak"}), ("peak", {"run": "ranks", "rank": 1})]:
+            result = await stateless.call_tool(tool, arguments)
+            assert result.structured_content == await s.answer(tool, **arguments)
+        assert (await stateless.call_tool("peak", {"run": "nowhere"})).is_error
 
 
 async def runs_are_listed_newest_first(runs):
@@ -582,6 +595,7 @@ async def a_run_does_not_outlive_its_client(runs):
 
 TESTS = [
     a_session_begins,
+    both_protocols_give_the_same_answers,
     runs_are_listed_newest_first,
     the_summary_is_that_of_the_report,
     the_peak_is_that_of_the_report,
