@@ -25,6 +25,7 @@ use std::time::Duration;
 use clap::Parser;
 use rmcp::ServiceExt;
 use rmcp::transport::io::stdio_pipes;
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::command::Memtrace;
 use crate::server::{Input, Server};
@@ -74,10 +75,15 @@ async fn serve(memtrace: Memtrace, allow_run: bool) -> Result<(), String> {
         Err(rmcp::service::ServerInitializeError::ConnectionClosed(_)) => return Ok(()),
         Err(e) => return Err(format!("cannot begin a session: {e}")),
     };
-    let result = service.waiting().await;
+    let mut terminated = signal(SignalKind::terminate()).map_err(|e| format!("cannot wait for signals: {e}"))?;
+    let result = tokio::select! {
+        result = service.waiting() => result.map(|_| ()),
+        // Clients send it to servers that do not end at once.
+        _ = terminated.recv() => Ok(()),
+    };
     // Nobody reads the answers any more. What still runs is ended, and writes its trace.
     running.end(END_OF_RUNS).await;
-    result.map(|_| ()).map_err(|e| format!("the session ended: {e}"))
+    result.map_err(|e| format!("the session ended: {e}"))
 }
 
 /// The `memtrace` binary that was installed with this program, or else the name to search for on PATH.

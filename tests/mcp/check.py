@@ -579,13 +579,15 @@ async def a_run_does_not_outlive_its_client(runs):
     def state(folder):
         return json.loads((runs.folder / folder / "run.json").read_text())["state"]
 
-    for folder, leave in [
-        ("left", lambda raw: raw.process.stdin.close()),
-        ("killed", lambda raw: raw.process.send_signal(signal.SIGKILL)),
+    stubborn = ["bash", "-c", "trap '' TERM; while :; do sleep 876543; done"]
+    for folder, command, leave in [
+        ("left", stubborn, lambda raw: raw.process.stdin.close()),
+        ("terminated", stubborn, lambda raw: raw.process.send_signal(signal.SIGTERM)),
+        ("killed", ["sleep", "876543"], lambda raw: raw.process.send_signal(signal.SIGKILL)),
     ]:
         raw = Raw(runs.folder, "--allow-run")
         raw.initialize()
-        raw.call(2, "run", command=["sleep", "876543"], folder=folder)
+        raw.call(2, "run", command=command, folder=folder)
         wait_for(lambda: processes_with("876543"), "the command")
         leave(raw)
         raw.process.wait(HANG)
