@@ -68,6 +68,11 @@ pub(crate) enum Command {
     /// Each failed check has a reason and a fix. With COMMAND, memtrace records the command as `memtrace run` does and
     /// checks the recording.
     Doctor(Doctor),
+    /// Serve runs to agents over the Model Context Protocol (MCP), on stdin and stdout
+    ///
+    /// An MCP client starts this command and calls its tools: runs, summary, peak, out_of_memory, diagnostics, lines and
+    /// diff. See docs/how-to/agents.md.
+    Mcp(Mcp),
     /// Write the manual pages
     Man(Man),
     /// Print a completion script for a shell
@@ -376,6 +381,16 @@ pub(crate) struct Doctor {
     /// The command to record, and its arguments
     #[arg(value_name = "COMMAND", trailing_var_arg = true)]
     pub(crate) command: Vec<OsString>,
+}
+
+/// The options of `memtrace mcp`.
+#[derive(Args, Debug)]
+#[command(after_help = "The server is the program memtrace-mcp, beside memtrace or on PATH.\n\
+    Exit status: 0 if the client closed stdin, 2 for bad usage or if the server cannot be started.")]
+pub(crate) struct Mcp {
+    /// Offer a tool that runs commands under memtrace: the agent can then run any program as this user
+    #[arg(long)]
+    pub(crate) allow_run: bool,
 }
 
 /// The options of `memtrace man`.

@@ -8,6 +8,7 @@ pub(crate) mod doctor;
 pub(crate) mod export;
 pub(crate) mod lines;
 pub(crate) mod manual;
+pub(crate) mod mcp;
 pub(crate) mod open;
 pub(crate) mod redact;
 pub(crate) mod report;
