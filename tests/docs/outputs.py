@@ -20,8 +20,8 @@ at its end continues it. The lines after it are its output, stdout and stderr to
 `[..]` for any part of a line. Commands of one page run one after another in a new folder, which has copies of examples/ and
 scripts/sim; memtrace is on PATH. A comment `<!-- run: COMMAND -->` runs a command that the page does not show.
 
-Every figure with a unit (GiB, MiB, KiB, %, blocks) in the text must stand in the output of one of the page's commands, in the part
-that the page leaves out as well.
+Every figure with a unit (GiB, MiB, KiB, %, blocks) in the text must stand in one of the page's commands or in its output, which
+includes the part of the output that the page leaves out.
 
   MEMTRACE_BIN   the memtrace to run (default: release/memtrace of the target folder)
 """
@@ -132,6 +132,8 @@ def check_page(path, text, update=False, runner=run):
             for command, expected in steps(piece.group("block")):
                 output = runner("\n".join(command), folder)
                 outputs.append(output)
+                # A size in a command (SIMCUDA_MEMORY=12G) is a figure that the text may repeat.
+                outputs.append(re.sub(r"(\d)([KMGT])(?:iB)?\b", r"\1 \2iB", " ".join(command)))
                 lines = output.rstrip("\n").split("\n") if output.strip() else []
                 difference = first_difference(expected, lines)
                 if difference is not None:
@@ -156,6 +158,7 @@ def self_test():
     cases = [
         (good, True),
         (good.replace("$ a\n", "$ a \\\n    b\n"), True),
+        (good.replace("$ a\n", "$ A=12G a\n").replace("Peak", "Of 12 GiB,"), True),
         (good.replace("...\n", ""), False),
         (good.replace("$ a\npeak 13.7", "$ a\npeak 13.8"), False),
         (good.replace("Peak 13.7", "Peak 13.8"), False),
