@@ -119,15 +119,18 @@ def content(path, files):
 
 
 def on_config(config):
-    nav, section = [{"Home": "README.md"}], None
+    nav, section, listed = [{"Home": "README.md"}], None, set()
     for line in (ROOT / "docs/README.md").read_text().splitlines():
         if line.startswith("## "):
             section = []
             nav.append({line[3:]: section})
         for name, link in re.findall(r"\[([^\]]+)\]\(([^)#]+)\)", line):
             page = page_of(target("docs/README.md", link)[0])
-            if page.endswith(".md"):
-                (nav if section is None else section).append({name.replace("`", ""): page})
+            # The introduction names pages in lower case before the lists do.
+            if page.endswith(".md") and page not in listed and line.startswith(("- ", "  ")):
+                listed.add(page)
+                name = name.replace("`", "")
+                (nav if section is None else section).append({name if "." in name else name[0].upper() + name[1:]: page})
     config.nav = nav
     return config
 
