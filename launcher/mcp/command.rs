@@ -37,8 +37,11 @@ const MAX_FILES: usize = 10_000;
 pub(crate) struct Memtrace {
     binary: PathBuf,
     analyses: Semaphore,
-    kept: Mutex<VecDeque<(RunState, Arc<OnceCell<Arc<Summary>>>)>>,
+    kept: Mutex<VecDeque<(RunState, Arc<PendingSummary>)>>,
 }
+
+/// A summary, or the analysis that makes it.
+type PendingSummary = OnceCell<Arc<Summary>>;
 
 /// A run as its files were when it was read.
 #[derive(PartialEq, Eq, Debug, Clone)]

@@ -51,6 +51,12 @@ class Runs:
         generated = folder / "generated"
         generated.mkdir()
         self.wide = self.record("wide", "python", HERE / "wide.py", generated, str(FUNCTIONS))
+        # Below another folder, so that the tool `runs` does not list it.
+        self.many = folder / "large" / "many"
+        shutil.copytree(self.wide, self.many)
+        (trace,) = self.many.glob("*.mtr")
+        for number in range(60):
+            shutil.copy(trace, self.many / f"{number + 100000}.mtr")
         (folder / "text.txt").write_text("no run\n")
         (folder / "empty").mkdir()
 
@@ -370,22 +376,17 @@ async def bad_input_is_an_error_with_help(runs):
 
 
 async def answers_about_large_runs_are_small(runs):
-    many = runs.folder / "many"
-    shutil.copytree(runs.wide, many)
-    (trace,) = many.glob("*.mtr")
-    for number in range(60):
-        shutil.copy(trace, many / f"{number + 100000}.mtr")
     async with server(runs.folder) as s:
         # `answer` checks the bound.
-        for run in ("wide", "many"):
+        for run in ("wide", "large/many"):
             for tool in ("summary", "peak", "diagnostics", "lines"):
                 answer = await s.answer(tool, run=run, limit=200, **({"frames": 50} if tool == "peak" else {}))
                 if tool in ("peak", "lines"):
                     assert answer["left_out"] and answer["everything"].startswith("memtrace "), (run, tool)
-        rows = (await s.answer("summary", run="many", limit=1))["left_out"]
+        rows = (await s.answer("summary", run="large/many", limit=1))["left_out"]
         assert any("of 61" in text for text in rows), rows
         await s.answer("diff", a="leak", b="wide", limit=200)
-        await s.answer("out_of_memory", run="many", limit=200)
+        await s.answer("out_of_memory", run="large/many", limit=200)
         # All functions can be reached: those of the program, its modules and `wide.py` itself.
         found, offset = set(), 0
         while True:
@@ -448,7 +449,7 @@ async def garbage_on_stdin_is_survived(runs):
 async def a_client_that_leaves_ends_the_server(runs):
     raw = Raw(runs.folder)
     raw.initialize()
-    path = str(runs.folder / "many")
+    path = str(runs.many)
     for number in range(8):
         raw.call(number + 2, "lines", run=path, function=f"function_{number}")
     wait_for(lambda: len(processes_with(path)) > 0, "an analysis")

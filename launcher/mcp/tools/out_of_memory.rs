@@ -189,7 +189,7 @@ fn content(process: &Process, device: &Device, index: usize, oom: &Oom, frames: 
                 shape.text(&format!("{}{}", part.text, size.unwrap_or_default()))
             }),
         }),
-        allocator_settings: shape.first("allocator_settings", settings.unwrap_or_default(), |setting| row(setting)),
+        allocator_settings: shape.first("allocator_settings", settings.unwrap_or_default(), row),
         remark: process.no_issue_remark.as_deref().map(|remark| shape.text(remark)),
         issues: shape
             .first("issues", &process.issues, |issue| shape.text(&format!("{}: {}", issue.rule, issue.headline))),
