@@ -35,6 +35,7 @@ fn data_of(process: &Process, custom_rules: Option<&CustomRules>) -> PageData {
         device: None,
         max_blocks: None,
         marks: &[],
+        window: None,
         modules_at: 0,
         is_library: &|_| false,
         sources: SourceAccess::Nothing,
