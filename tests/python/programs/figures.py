@@ -58,7 +58,7 @@ def allocate() -> None:
         time.sleep(0.001)
 
 
-thread = threading.Thread(target=allocate)
+thread = threading.Thread(target=allocate, daemon=True)
 thread.start()
 for i in range(20):
     kept = torch.empty((i + 1) << 12, device="cuda:0")

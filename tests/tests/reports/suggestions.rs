@@ -83,6 +83,11 @@ mod exhaustive {
     }
 
     #[test]
+    fn of_an_evaluation_whose_last_graph_stays() {
+        are_right("layers", &["no-grad", "half-the-batch"]);
+    }
+
+    #[test]
     fn of_a_cache_that_an_evaluation_fills() {
         are_right("scoring", &["no-kv-cache"]);
     }

@@ -15,8 +15,7 @@ use memtrace_trace::ids::ThreadId;
 use serde_json::{Value, json};
 
 use super::dictionary::Dictionary;
-use super::encode::{Column, Records, Tag};
-use super::{Clock, Rising};
+use super::encode::{Clock, Column, Records, Rising, Tag};
 use crate::named_ranges::{NamedRange, NamedRanges};
 
 const MAX_RANGES: usize = 1 << 14;

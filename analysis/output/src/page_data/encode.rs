@@ -8,9 +8,13 @@ use std::io::{self, Write};
 
 use flate2::Compression;
 use flate2::write::ZlibEncoder;
+use memtrace_trace::clock::Calibration;
 
 /// Fast, and a tenth larger than the default level.
 const LEVEL: u32 = 4;
+
+/// The number of rows of a record.
+pub(super) const ROWS: u64 = 1 << 14;
 
 /// What a record contains.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -103,6 +107,41 @@ impl<W: Write> Records<W> {
             Some(error) => Err(error),
             None => self.out.finish(),
         }
+    }
+}
+
+/// Times of a page, in microseconds since its first event.
+#[derive(Clone, Copy)]
+pub(super) struct Clock {
+    pub(super) calibration: Calibration,
+    pub(super) begin_ns: u64,
+}
+
+impl Clock {
+    pub(super) fn us(&self, ticks: u64) -> u64 {
+        self.calibration.epoch_ns(ticks).saturating_sub(self.begin_ns) / 1000
+    }
+}
+
+/// A sequence that never decreases, as differences.
+#[derive(Debug, Default)]
+pub(super) struct Rising {
+    pub(super) last: u64,
+    pub(super) column: Column,
+}
+
+impl Rising {
+    #[inline]
+    pub(super) fn next(&mut self, value: u64) -> u64 {
+        let delta = value.saturating_sub(self.last);
+        self.last = self.last.max(value);
+        delta
+    }
+
+    #[inline]
+    pub(super) fn put(&mut self, value: u64) {
+        let delta = self.next(value);
+        self.column.put(delta);
     }
 }
 

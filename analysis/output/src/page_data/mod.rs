@@ -13,7 +13,6 @@ mod selection;
 
 use std::io::Write;
 
-use memtrace_trace::clock::Calibration;
 use memtrace_trace::event::{Action, Event, Source};
 use memtrace_trace::file::Frame;
 use memtrace_trace::ids::FrameId;
@@ -33,12 +32,10 @@ pub use rank_totals::{RankSeries, rank_totals};
 
 use annotations::Annotations;
 use dictionary::Dictionary;
-use encode::{Column, Records, Tag};
+use encode::{Clock, Column, ROWS, Records, Rising, Tag};
 use part::{Part, Place};
 use selection::{DeviceSelection, Listed, Point};
 
-/// The number of rows of a record.
-const ROWS: u64 = 1 << 14;
 /// The maximum number of changes of a line that the page draws. Later changes are counted only.
 const MAX_CHANGES: u64 = 1 << 19;
 /// In a recording that is not complete, phases shorter than this part of it are not drawn.
@@ -110,41 +107,6 @@ pub fn page_data(
     };
     Analysis::with_observer(recording, process.trace_index(), &names, &mut writer, progress);
     writer.finish(begin_ns, &mut SourceFiles::of(process, &options.sources)).map_err(Error::io("cannot write the page"))
-}
-
-/// Times of a page, in microseconds since its first event.
-#[derive(Clone, Copy)]
-struct Clock {
-    calibration: Calibration,
-    begin_ns: u64,
-}
-
-impl Clock {
-    fn us(&self, ticks: u64) -> u64 {
-        self.calibration.epoch_ns(ticks).saturating_sub(self.begin_ns) / 1000
-    }
-}
-
-/// A sequence that never decreases, as differences.
-#[derive(Debug, Default)]
-struct Rising {
-    last: u64,
-    column: Column,
-}
-
-impl Rising {
-    #[inline]
-    fn next(&mut self, value: u64) -> u64 {
-        let delta = value.saturating_sub(self.last);
-        self.last = self.last.max(value);
-        delta
-    }
-
-    #[inline]
-    fn put(&mut self, value: u64) {
-        let delta = self.next(value);
-        self.column.put(delta);
-    }
 }
 
 /// Blocks in columns.

@@ -11,8 +11,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use serde_json::json;
 
-use super::encode::{Column, Records, Tag};
-use super::{ROWS, Rising};
+use super::encode::{Column, ROWS, Records, Rising, Tag};
 use memtrace_input::error::{Error, Result};
 use memtrace_input::load::Process;
 use memtrace_replay::{Change, Replay};

@@ -6,7 +6,7 @@
 use std::collections::{BTreeSet, HashSet};
 
 use super::calls::{Call, Members, calls_with_gradients};
-use super::reads::read_until;
+use super::reads::{is_read_by, read_until};
 use super::recorded::Recorded;
 use super::span::{Span, after};
 use crate::passes::category::Category;
@@ -23,9 +23,10 @@ fn is_result(block: &BlockLifetime) -> bool {
 }
 
 /// Those of the [`outermost_calls`] that build a graph which no backward pass uses. A graph that stays up to the end of
-/// the recording is one of them only if the recording ends in an evaluation.
+/// the recording is one of them only if the recording ends in an evaluation: other graphs of a recording without any
+/// backward pass were freed unused.
 pub(super) fn unused_graphs(recorded: &Recorded<'_>, mut calls: Vec<Call>) -> Vec<Call> {
-    calls.retain(|call| {
+    let is_unused = |call: &Call, ends_in_evaluation: bool| {
         let end = call.end(recorded);
         let kept = || {
             let blocks = call.blocks.iter().map(|index| &recorded.blocks[*index as usize]);
@@ -33,10 +34,14 @@ pub(super) fn unused_graphs(recorded: &Recorded<'_>, mut calls: Vec<Call>) -> Ve
         };
         let is_unused = |block: &BlockLifetime| match recorded.is_freed(block) {
             true => !recorded.is_freed_by_node(block),
-            false => recorded.ends_in_unused_graph,
+            false => ends_in_evaluation,
         };
         kept().count() >= GRAPH_BLOCKS && kept().all(is_unused)
-    });
+    };
+    let has_backward = || recorded.events.iter().any(|event| recorded.contexts().is_node(event.context));
+    let ends_in_evaluation =
+        recorded.ends_in_unused_graph || !has_backward() && calls.iter().any(|call| is_unused(call, false));
+    calls.retain(|call| is_unused(call, ends_in_evaluation));
     calls
 }
 
@@ -57,12 +62,24 @@ pub(super) fn graph_blocks(recorded: &Recorded<'_>, outermost: &[Call]) -> HashS
     outermost.iter().flat_map(inner).collect()
 }
 
+/// Inputs of a call are at most so many inputs before it.
+const INPUTS: usize = 16;
+
 /// Frees the blocks of these calls as without gradients.
 pub(super) fn without_gradients(recorded: &Recorded<'_>, unused: &[Call], spans: &mut [Span]) {
+    let is_input = |index: &u32| recorded.blocks[*index as usize].category == Category::Input;
+    let inputs: Vec<u32> = (0..recorded.blocks.len() as u32).filter(is_input).collect();
     for call in unused {
         let end = call.end(recorded);
+        free_inputs(recorded, call, &inputs, spans);
         let outlives = |index: &&u32| recorded.blocks[**index as usize].freed > end;
-        let results: Vec<u32> = call.blocks.iter().rev().filter(outlives).take(RESULTS).copied().collect();
+        let mut results: Vec<u32> = call.blocks.iter().rev().filter(outlives).take(RESULTS).copied().collect();
+        let block = |index: u32| &recorded.blocks[index as usize];
+        if let [last, before] = results[..]
+            && is_read_by(recorded, block(before), block(last))
+        {
+            results.pop();
+        }
         for (index, read) in call.blocks.iter().zip(read_until(recorded, call)) {
             let block = &recorded.blocks[*index as usize];
             if is_result(block) && block.freed > end && !results.contains(index) {
@@ -70,6 +87,28 @@ pub(super) fn without_gradients(recorded: &Recorded<'_>, unused: &[Call], spans:
                 let is_cast = block.category == Category::AutocastCache;
                 spans[*index as usize].end_by(if is_cast { after(end) } else { read });
             }
+        }
+    }
+}
+
+/// Frees the inputs that only the graph of a call kept: those that were freed with it. The next input replaces them.
+fn free_inputs(recorded: &Recorded<'_>, call: &Call, inputs: &[u32], spans: &mut [Span]) {
+    let block = |index: u32| &recorded.blocks[index as usize];
+    let Some(first) = call.blocks.first() else { return };
+    let end = call.end(recorded);
+    let own = call.blocks.iter().map(|index| block(*index)).filter(|own| is_result(own) && own.freed > end);
+    let Some((since, until)) = own.map(|own| own.freed).fold(None, |range: Option<(u32, u32)>, freed| {
+        Some(range.map_or((freed, freed), |(since, until)| (since.min(freed), until.max(freed))))
+    }) else {
+        return;
+    };
+    let (before, later) = inputs.split_at(inputs.partition_point(|input| input < first));
+    let Some(next) = later.iter().map(|input| block(*input).allocated).find(|allocated| *allocated > end) else {
+        return;
+    };
+    for input in before.iter().rev().take(INPUTS) {
+        if recorded.is_freed(block(*input)) && (since..=until).contains(&block(*input).freed) {
+            spans[*input as usize].end_by(after(next));
         }
     }
 }

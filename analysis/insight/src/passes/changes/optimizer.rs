@@ -210,11 +210,13 @@ pub(super) fn clear_gradients(recorded: &Recorded<'_>, spans: &mut [Span]) {
     }
 }
 
-/// Makes gradients views of DistributedDataParallel's buckets.
+/// Makes gradients views of DistributedDataParallel's buckets. A node still allocates a gradient, which is then copied
+/// into the bucket. Gradients that no node allocates are views already.
 pub(super) fn gradients_in_buckets(recorded: &Recorded<'_>, spans: &mut [Span]) {
     for span in spans.iter_mut() {
-        if recorded.blocks[span.block as usize].category == Category::Gradient {
-            span.vanish();
+        let block = &recorded.blocks[span.block as usize];
+        if block.category == Category::Gradient && recorded.contexts().is_node(block.context) {
+            span.end_by(passing_end(recorded, block).max(span.start + 1));
         }
     }
 }

@@ -69,6 +69,14 @@ fn lines(recorded: &Recorded<'_>, stack: StackId) -> Vec<FrameId> {
     lines
 }
 
+/// Whether one line calls the modules that allocate both blocks, as a loop over layers does: the second reads the first.
+pub(super) fn is_read_by(recorded: &Recorded<'_>, value: &BlockLifetime, reader: &BlockLifetime) -> bool {
+    let (value, reader) = (Place::of(recorded, value), Place::of(recorded, reader));
+    let shared = value.shared(&reader);
+    let line = |place: &Place| shared.checked_sub(1).and_then(|depth| place.line(depth));
+    shared < value.calls.len() && shared < reader.calls.len() && line(&value).is_some_and(|l| line(&reader) == Some(l))
+}
+
 /// For each block of a call, in order: when it would be freed without gradients. The call's last blocks end with it.
 pub(super) fn read_until(recorded: &Recorded<'_>, call: &Call) -> Vec<Key> {
     let blocks: Vec<&BlockLifetime> = call.blocks.iter().map(|index| &recorded.blocks[*index as usize]).collect();

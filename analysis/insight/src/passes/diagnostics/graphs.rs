@@ -21,7 +21,8 @@ use memtrace_input::AddressBuildHasher;
 const MIN_BLOCKS: usize = 3;
 const MIN_STACKS: usize = 2;
 /// Graphs of this many calls that are freed together had been collected. At the end one more is required, because the
-/// current graph is freed with them.
+/// current graph is freed with them, or a variable holds the latest one. After an out-of-memory error, those that a
+/// backward pass followed suffice: they are not current.
 const MIN_CALLS: usize = 3;
 
 /// A backward pass that retains its graph frees nothing of it. So at least this many blocks must be left for each block
@@ -318,7 +319,9 @@ impl UnconsumedGraphs {
         // At most one step is in progress. So of two steps whose backward passes ran, one had no more use for its graph.
         // At a regular end, the variables of the last two steps can still hold them.
         let is_left = at_end && self.is_interrupted && issue == GraphIssue::Retained && steps >= MIN_STEPS_LEFT;
-        let issue = if calls >= MIN_CALLS + usize::from(at_end) || is_left { GraphIssue::Kept } else { issue };
+        let is_past = self.is_interrupted && freed.iter().all(|f| f.backward_since);
+        let issue =
+            if calls >= MIN_CALLS + usize::from(at_end && !is_past) || is_left { GraphIssue::Kept } else { issue };
         if at_end && issue != GraphIssue::Kept {
             return;
         }
@@ -544,6 +547,28 @@ mod tests {
         };
         assert_eq!(run(0), [(GraphIssue::Kept, 1, 10)]);
         assert_eq!(run(1), [], "the variables of the last two steps can still hold them");
+    }
+
+    /// Validation losses are stored after each step, until a training step finds no memory.
+    #[test]
+    fn graphs_of_evaluations_that_were_stored_before_an_error() {
+        let run = |evaluations: u32| {
+            let mut p = Program::default();
+            let mut stored = Vec::new();
+            for call in 0..evaluations {
+                let blocks = p.call(2 * call, 5);
+                p.free(&blocks, Phase::Backward);
+                stored.extend(p.call(2 * call + 1, 5));
+            }
+            stored.extend(p.call(2 * evaluations, 2));
+            let now = p.position();
+            p.graphs.out_of_memory(&now);
+            stored.iter().for_each(|(block, mark)| p.graphs.still_allocated(block, *mark, &now));
+            p.found()
+        };
+        // A backward pass followed all but the latest.
+        assert_eq!(run(4), [(GraphIssue::Kept, 1, 15)]);
+        assert_eq!(run(3), []);
     }
 
     /// What is known of calls is forgotten when nothing is left of them.
