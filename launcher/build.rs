@@ -13,6 +13,10 @@ const NAME: &str = "libmemtrace_interpose.so";
 const PROFILE: &str = "library";
 
 fn main() {
+    if let Some(error) = unsupported_target() {
+        println!("cargo::error={error}");
+        return;
+    }
     println!("cargo::rerun-if-env-changed=MEMTRACE_EMBED_LIBRARY");
     let library = match env::var_os("MEMTRACE_EMBED_LIBRARY") {
         Some(path) => PathBuf::from(path),
@@ -22,6 +26,15 @@ fn main() {
     let content = fs::read(&library).unwrap_or_else(|e| panic!("cannot read {}: {e}", library.display()));
     println!("cargo::rustc-env=MEMTRACE_EMBEDDED_LIBRARY={}", library.display());
     println!("cargo::rustc-env=MEMTRACE_EMBEDDED_HASH={:016x}", fnv1a(&content));
+}
+
+/// The error for a target whose programs memtrace cannot record.
+fn unsupported_target() -> Option<String> {
+    let of = |part: &str| env::var(format!("CARGO_CFG_TARGET_{part}")).unwrap_or_default();
+    let is_supported = of("OS") == "linux" && of("ARCH") == "x86_64" && of("ENV") == "gnu";
+    let target = env::var("TARGET").unwrap_or_default();
+    let help = "build it on Linux on x86-64 with glibc, not on Alpine, macOS or ARM";
+    (!is_supported).then(|| format!("memtrace cannot record programs of {target}; {help}"))
 }
 
 fn build() -> PathBuf {

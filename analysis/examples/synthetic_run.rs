@@ -1,24 +1,27 @@
 //! Writes a trace of a synthetic training run, for benchmarks of everything that reads traces:
 //!
 //! ```text
-//! cargo run --release -p memtrace-analysis --example synthetic_run -- FOLDER EVENTS [SEED]
+//! cargo run --release -p memtrace-analysis --example synthetic_run -- FOLDER EVENTS [SEED...]
 //! ```
 //!
 //! It has one process, one device and a loop of forward (activations kept), backward (activations freed, gradients
 //! kept) and optimizer (state in the first step). A few thousand blocks are in use at a time, and calls come from a few
-//! thousand stacks. All steps are alike, so the trace and what is made of it compress unusually well. With a SEED, sizes
-//! and numbers of temporary blocks are random, and no step is like another.
+//! thousand stacks. Each step is a named range, with ranges for its parts inside. All steps are alike, so the trace and what is made of it compress unusually well. With a SEED, sizes
+//! and numbers of temporary blocks are random, and no step is like another. With several, each is that of a rank, and the
+//! ranks run at the same time.
 
 use std::collections::BTreeMap;
 use std::io::Write;
 
 use memtrace_trace::clock::ClockPoint;
-use memtrace_trace::definition::Definition;
+use memtrace_trace::definition::{Definition, LabelOrigin};
 use memtrace_trace::event::{Action, Event, Flags, Source};
 use memtrace_trace::file::{End, Writer};
 use memtrace_trace::ids::{ContextId, FrameId, StackId, ThreadId};
 
 const LAYERS: u32 = 1000;
+/// The labels of the parts of a step.
+const PARTS: [u32; 3] = [1, 2, 3];
 const BLOCK: u64 = 2 << 20;
 const SEGMENT: u64 = 20 << 20;
 
@@ -72,6 +75,22 @@ impl<W: Write> Run<W> {
         self.writer.event(&event).expect("write");
     }
 
+    /// Names a range.
+    fn label(&mut self, id: u32, text: &str) {
+        let mut bytes = Vec::new();
+        Definition::Label { id, origin: LabelOrigin::RecordFunction, text }.encode(&mut bytes);
+        self.writer.definition(&bytes).expect("definition");
+    }
+
+    /// The start or the end of a named range.
+    fn range(&mut self, action: Action, label: u32) {
+        self.seq += 1;
+        let (source, thread) = (Source::Label, ThreadId(1));
+        let event =
+            Event { seq: self.seq, ticks: self.seq * 2000, action, addr: label.into(), source, thread, ..Event::EMPTY };
+        self.writer.event(&event).expect("write");
+    }
+
     /// First fit: a block takes the front of a free range.
     fn alloc(&mut self, size: u64, stack: u32, context: u32) -> u64 {
         if self.free.is_empty() {
@@ -110,10 +129,23 @@ fn main() {
     let mut args = std::env::args().skip(1);
     let folder = args.next().expect("FOLDER EVENTS");
     let events: u64 = args.next().and_then(|n| n.parse().ok()).expect("FOLDER EVENTS");
-    let mut random = Random(args.next().map(|seed| seed.parse().expect("a number as SEED")));
+    let seeds: Vec<u64> = args.map(|seed| seed.parse().expect("a number as SEED")).collect();
     std::fs::create_dir_all(&folder).expect("folder");
-    let file = std::io::BufWriter::new(std::fs::File::create(format!("{folder}/4242.mtr")).expect("file"));
-    let mut writer = Writer::new(file, r#"{"pid":4242,"argv":["python","train.py"]}"#).expect("header");
+    if seeds.len() < 2 {
+        return write(&folder, events, None, Random(seeds.first().copied()));
+    }
+    for (rank, seed) in (0..).zip(&seeds) {
+        write(&folder, events, Some((rank, seeds.len())), Random(Some(*seed)));
+    }
+}
+
+/// Writes a process: of several ranks, this one of so many.
+fn write(folder: &str, events: u64, rank: Option<(u32, usize)>, mut random: Random) {
+    let pid = 4242 + rank.map_or(0, |(rank, _)| rank);
+    let file = std::io::BufWriter::new(std::fs::File::create(format!("{folder}/{pid}.mtr")).expect("file"));
+    let env = rank.map(|(rank, size)| format!(r#","env":{{"RANK":"{rank}","WORLD_SIZE":"{size}"}}"#));
+    let info = format!(r#"{{"pid":{pid},"argv":["python","train.py"]{}}}"#, env.unwrap_or_default());
+    let mut writer = Writer::new(file, &info).expect("header");
     let mut define = |definition: Definition<'_>| {
         let mut bytes = Vec::new();
         definition.encode(&mut bytes);
@@ -152,8 +184,16 @@ fn main() {
     for layer in 0..LAYERS {
         run.alloc(size(layer), 4, 0);
     }
+    for (id, text) in PARTS.into_iter().zip(["forward pass", "backward pass", "optimizer step"]) {
+        run.label(id, text);
+    }
+    let [forward, backward, optimizer] = PARTS;
     let mut step = 0;
     while run.seq < events {
+        let own = PARTS.len() as u32 + 1 + step;
+        run.label(own, &format!("step {step}"));
+        run.range(Action::RangeStart, own);
+        run.range(Action::RangeStart, forward);
         let mut activations = Vec::new();
         for layer in 0..LAYERS {
             let kept = size(layer) - 512 * random.below(3000);
@@ -164,6 +204,8 @@ fn main() {
                 run.free(temporary, bytes, 10 + layer, 0);
             }
         }
+        run.range(Action::RangeEnd, forward);
+        run.range(Action::RangeStart, backward);
         let mut gradients = Vec::new();
         for layer in (0..LAYERS).rev() {
             gradients.push((layer, run.alloc(size(layer), 0, 1 + layer)));
@@ -171,6 +213,8 @@ fn main() {
                 run.free(addr, bytes, 0, 1 + layer);
             }
         }
+        run.range(Action::RangeEnd, backward);
+        run.range(Action::RangeStart, optimizer);
         for layer in 0..LAYERS {
             if step == 0 {
                 run.alloc(size(layer), 3, 0);
@@ -183,6 +227,8 @@ fn main() {
         for (layer, addr) in gradients {
             run.free(addr, size(layer), 3, 0);
         }
+        run.range(Action::RangeEnd, optimizer);
+        run.range(Action::RangeEnd, own);
         step += 1;
     }
     let last = run.seq * 2000;

@@ -28,9 +28,9 @@ pub use memtrace_input::{
 pub use memtrace_insight::{passes, rules};
 pub use memtrace_output as export;
 pub use memtrace_report::{
-    DiffPageRun, FinishOptions, FinishedRun, HTML_REPORT, HtmlOptions, SECTIONS, Section, TextOptions, ToText,
-    can_redact, check_text, diff_html, finish_run, github_annotations, html_report, lines_html, redact_run,
-    section_text,
+    DiffPageRun, FinishOptions, FinishedRun, HTML_REPORT, HtmlOptions, PageWindow, SECTIONS, Section, TextOptions,
+    ToText, can_redact, check_text, diff_html, finish_run, github_annotations, html_report, html_window, lines_html,
+    redact_run, section_text, served_policy,
 };
 pub use memtrace_summary::{
     Baseline, CheckOptions, CheckReport, DiffOptions, DiffReport, LinesOptions, LinesReport, Progress, Replaying,

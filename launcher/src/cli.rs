@@ -103,11 +103,21 @@ pub(crate) struct Report {
 
 /// The options of `memtrace open`.
 #[derive(Args, Debug)]
-#[command(after_help = "The browser is $BROWSER, or else what xdg-open selects.")]
+#[command(
+    after_help = "The browser is $BROWSER, or else what xdg-open selects. A server answers only on this machine, and only those who \
+    have its URL."
+)]
 pub(crate) struct Open {
-    /// A run folder [default: the newest run folder in the current folder]
+    /// A run folder; with --serve, also a .mtr file or a PyTorch memory snapshot [default: the newest run folder in the
+    /// current folder]
     #[arg(value_name = "RUN")]
     pub(crate) run: Option<PathBuf>,
+    /// Serve the page to this machine until Ctrl-C: where one zooms in, it loads all events and blocks of a long recording
+    #[arg(long)]
+    pub(crate) serve: bool,
+    /// The port of the server on 127.0.0.1 [default: a free one]
+    #[arg(long, value_name = "N", requires = "serve", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) port: Option<u16>,
 }
 
 /// The sections of a report, each with its description, as values for clap.
@@ -200,6 +210,13 @@ pub(crate) struct Lines {
     /// Show this process
     #[arg(long, value_name = "N")]
     pub(crate) pid: Option<u32>,
+    /// Count only what happened while the program had a range of this name open (record_function, NVTX,
+    /// gpu_memtrace.annotate)
+    #[arg(long, value_name = "NAME")]
+    pub(crate) range: Option<String>,
+    /// Add the figures of torch.cuda.memory_stats to the JSON of each line
+    #[arg(long, requires = "json")]
+    pub(crate) statistics: bool,
     /// Show this device; -1 is the CPU [default: the device with the highest peak]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(crate) device: Option<i16>,

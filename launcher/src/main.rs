@@ -52,7 +52,7 @@ fn run() -> u8 {
     match cli.command {
         cli::Command::Run(run) => commands::run::run(&run),
         cli::Command::Report(options) => commands::sandboxed(|| commands::report::report(&options)),
-        cli::Command::Open(options) => commands::exit_code(commands::open::open(&options)),
+        cli::Command::Open(options) => commands::open::open(&options),
         cli::Command::Export(options) => commands::sandboxed(|| commands::export::export(&options)),
         cli::Command::Lines(options) => commands::sandboxed(|| commands::lines::lines(&options)),
         cli::Command::Diff(options) => commands::sandboxed(|| commands::diff::diff(&options)),

@@ -10,8 +10,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use anyhow::anyhow;
 use rustix::process::{
-    Pid, Resource, Rlimit, Signal, WaitOptions, getpid, getppid, getrlimit, set_parent_process_death_signal, setrlimit,
-    waitpid,
+    Pid, Resource, Rlimit, Signal, WaitOptions, getpid, getppid, getrlimit, kill_process,
+    set_parent_process_death_signal, setrlimit, waitpid,
 };
 
 use crate::message::WithHelp;
@@ -25,20 +25,50 @@ const PANIC_EXIT_CODE: u8 = 101;
 ///
 /// The error says what ended the child early. Without a child process, `work` runs in this process.
 pub(crate) fn run(work: impl FnOnce() -> u8) -> anyhow::Result<u8> {
-    let memory = memory_limit();
-    let parent = getpid();
-    // SAFETY: `fork` takes no arguments and accesses no memory of ours.
-    match unsafe { libc::fork() } {
+    match Worker::start(work) {
+        Ok(worker) => worker.wait(),
         // No process could be created, so run the work here.
-        -1 => Ok(work()),
-        0 => {
-            restrict(memory, parent);
-            let code = catch_unwind(AssertUnwindSafe(work)).unwrap_or(PANIC_EXIT_CODE);
-            // SAFETY: `_exit` takes an integer and does not return. The exit handlers of the copied parent must not run
-            // here, and all output is already written.
-            unsafe { libc::_exit(code.into()) }
+        Err((work, _)) => Ok(work()),
+    }
+}
+
+/// A child process that works while this process does something else.
+#[derive(Debug)]
+pub(crate) struct Worker {
+    pid: Pid,
+    memory: u64,
+}
+
+impl Worker {
+    /// Starts `work` in a child process. The error has the work and the reason. This process must have no other threads.
+    pub(crate) fn start<W: FnOnce() -> u8>(work: W) -> Result<Worker, (W, std::io::Error)> {
+        let memory = memory_limit();
+        let parent = getpid();
+        // SAFETY: `fork` takes no arguments and accesses no memory of ours.
+        match unsafe { libc::fork() } {
+            0 => {
+                restrict(memory, parent);
+                let code = catch_unwind(AssertUnwindSafe(work)).unwrap_or(PANIC_EXIT_CODE);
+                // SAFETY: `_exit` takes an integer and does not return. The exit handlers of the copied parent must not
+                // run here, and all output is already written.
+                unsafe { libc::_exit(code.into()) }
+            }
+            child => match Pid::from_raw(child).filter(|_| child > 0) {
+                Some(pid) => Ok(Worker { pid, memory }),
+                None => Err((work, std::io::Error::last_os_error())),
+            },
         }
-        child => wait(child, memory),
+    }
+
+    /// Waits for the end of the work and returns its exit code. The error says what ended the child early.
+    pub(crate) fn wait(self) -> anyhow::Result<u8> {
+        wait(self.pid, self.memory)
+    }
+
+    /// Ends the child.
+    pub(crate) fn kill(self) {
+        let _ = kill_process(self.pid, Signal::KILL);
+        let _ = self.wait();
     }
 }
 
@@ -72,8 +102,8 @@ fn restrict(memory: u64, parent: Pid) {
     let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
 }
 
-fn wait(child: libc::pid_t, memory: u64) -> anyhow::Result<u8> {
-    let status = match rustix::io::retry_on_intr(|| waitpid(Pid::from_raw(child), WaitOptions::empty())) {
+fn wait(child: Pid, memory: u64) -> anyhow::Result<u8> {
+    let status = match rustix::io::retry_on_intr(|| waitpid(Some(child), WaitOptions::empty())) {
         Ok(Some((_, status))) => status,
         Ok(None) => return Err(anyhow!("cannot wait for the worker process")),
         Err(e) => return Err(anyhow!("cannot wait for the worker process: {}", std::io::Error::from(e))),

@@ -12,7 +12,7 @@
 
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use rustix::fs::{OFlags, fcntl_setfl};
 
@@ -65,6 +65,52 @@ fn blockable() -> libc::sigset_t {
             libc::sigdelset(set.as_mut_ptr(), signal);
         }
         set.assume_init()
+    }
+}
+
+/// Signals that end this process in its own time: blocked, and readable from a descriptor.
+#[derive(Debug)]
+pub(crate) struct EndSignals(OwnedFd);
+
+impl EndSignals {
+    /// Blocks Ctrl-C, SIGTERM and the end of the terminal, except those that the parent made this process ignore. Threads
+    /// that start later inherit the mask.
+    pub(crate) fn block() -> io::Result<EndSignals> {
+        let mut set = MaybeUninit::<libc::sigset_t>::uninit();
+        // SAFETY: `sigemptyset` initializes the set before its use. `action` is valid for writes, and zero-initialized, so it is
+        // a valid `sigaction` even if the call fails. All signal numbers are constants of libc. `signalfd` returns a new
+        // descriptor that nothing else owns.
+        unsafe {
+            libc::sigemptyset(set.as_mut_ptr());
+            for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+                let mut action = MaybeUninit::<libc::sigaction>::zeroed();
+                libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr());
+                if action.assume_init().sa_sigaction != libc::SIG_IGN {
+                    libc::sigaddset(set.as_mut_ptr(), signal);
+                }
+            }
+            let error = libc::pthread_sigmask(libc::SIG_BLOCK, set.as_ptr(), std::ptr::null_mut());
+            if error != 0 {
+                return Err(io::Error::from_raw_os_error(error));
+            }
+            let fd = libc::signalfd(-1, set.as_ptr(), libc::SFD_CLOEXEC);
+            if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(EndSignals(OwnedFd::from_raw_fd(fd))) }
+        }
+    }
+}
+
+/// Makes this process ignore what a terminal sends to all of its processes: its parent decides when it ends.
+pub(crate) fn leave_end_to_parent() {
+    for signal in [libc::SIGINT, libc::SIGHUP] {
+        // SAFETY: `SIG_IGN` installs no handler.
+        unsafe { libc::signal(signal, libc::SIG_IGN) };
+    }
+}
+
+impl AsFd for EndSignals {
+    /// The descriptor becomes readable when a signal arrives.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 

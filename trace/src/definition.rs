@@ -100,21 +100,40 @@ pub const TRAINING_TOPIC: &str = "torch.training";
 pub const GRAPH_HOLDER: &str = " (its autograd graph)";
 
 /// The API with which a program named a range.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 #[repr(u8)]
 pub enum LabelOrigin {
     /// `torch.profiler.record_function`, which PyTorch itself uses too. Also stands for APIs of a newer build.
+    #[default]
     RecordFunction = 0,
     /// NVTX.
     Nvtx = 1,
+    /// `gpu_memtrace.annotate`.
+    Annotation = 2,
 }
 
 impl LabelOrigin {
     const fn from_wire(number: u64) -> LabelOrigin {
         match number {
             1 => LabelOrigin::Nvtx,
+            2 => LabelOrigin::Annotation,
             _ => LabelOrigin::RecordFunction,
         }
+    }
+
+    /// The name of the API in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            LabelOrigin::RecordFunction => "record_function",
+            LabelOrigin::Nvtx => "nvtx",
+            LabelOrigin::Annotation => "annotate",
+        }
+    }
+
+    /// Whether the end of a range has its label. Otherwise the start with the same number, or the innermost one of the
+    /// thread, has it.
+    pub const fn end_has_label(self) -> bool {
+        matches!(self, LabelOrigin::RecordFunction)
     }
 }
 

@@ -1,9 +1,10 @@
-/** Builds the page from its data: the report of a run, or the comparison of two. */
+/** Builds the page from its data: the report of a run, the comparison of two, or the line table of a device. */
 
 import './style.css';
 import { dataOf } from './data/decode';
 import { el, replace } from './dom';
 import { comparisonPage } from './pages/comparison';
+import { linesPage } from './pages/lines';
 import { reportPage } from './pages/report';
 
 const app = document.getElementById('app') as HTMLElement;
@@ -11,6 +12,8 @@ const app = document.getElementById('app') as HTMLElement;
 async function main(): Promise<void> {
   const comparison = await dataOf('comparison');
   if (comparison) return comparisonPage(app, comparison);
+  const lines = await dataOf('line-table');
+  if (lines) return linesPage(app, lines);
   const summary = await dataOf('summary');
   if (!summary) throw new Error('the page has no summary');
   return reportPage(app, summary);

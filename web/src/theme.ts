@@ -47,3 +47,10 @@ use(preference.matches);
 preference.addEventListener('change', () => {
   if (!chosen) use(preference.matches);
 });
+
+// Paper is white.
+let onScreen = 'light';
+matchMedia('print').addEventListener('change', ({ matches }) => {
+  if (matches) onScreen = document.documentElement.dataset['theme'] ?? 'light';
+  use(!matches && onScreen === 'dark');
+});

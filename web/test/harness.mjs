@@ -9,8 +9,11 @@ export function fail(message) {
   process.exit(2);
 }
 
-/** Opens a browser for the page `file`. Pictures go to the folder `out`, if there is one. */
-export async function harness({ file, executable, out, height }) {
+/**
+ * Opens a browser for the page `file`, or for the one that a server has at `address`. Pictures go to the folder `out`, if there is one.
+ * `mayRequest` tells whether the page may load a URL.
+ */
+export async function harness({ file, address, executable, out, height, mayRequest = () => false }) {
   const errors = [];
   const note = (kind, message) => errors.push({ where: 'page', kind, message: message.slice(0, 600) });
   let checks = 0;
@@ -22,14 +25,14 @@ export async function harness({ file, executable, out, height }) {
 
   const browser = await chromium.launch({ executablePath: executable, args: ['--no-sandbox'] });
   const page = await browser.newPage({ viewport: { width: 1400, height }, colorScheme: 'light' });
-  const url = pathToFileURL(file).href;
+  const url = address ?? pathToFileURL(file).href;
   page.on('console', m => ['error', 'warning'].includes(m.type()) && note('console', m.text()));
   page.on('pageerror', e => note('script', e.message));
   page.on('dialog', d => {
     note('dialog', d.message());
     d.dismiss();
   });
-  page.on('request', r => r.url() !== url && note('request', r.url()));
+  page.on('request', r => r.url() !== url && !mayRequest(r.url()) && note('request', r.url()));
 
   const picture = async (name, fullPage = true) => {
     if (out) await page.screenshot({ path: join(out, `${name}.png`), fullPage });

@@ -5,9 +5,12 @@ import { existsSync, mkdirSync, readFileSync } from 'node:fs';
 import { resolve } from 'node:path';
 import { parseArgs } from 'node:util';
 import { fail, harness } from './harness.mjs';
+import { VIEWS, driveViews } from './views.mjs';
 
 const USAGE = `usage: node report.mjs PAGE [options]
   --summary FILE    the run's summary.json; without it, the page is compared with the summary inside it
+  --expect LIST     what the page must have: ${VIEWS.join(', ')}, or the ends of fields of the summary such as larger_inputs.input_bytes
+  --blocks FILE     for each process, the table of its blocks (--to csv), with which the sum over ranks is compared
   --window          the page must begin with a part of the run
   --headline TEXT   what the command in the header must contain
   --out DIR         where to put pictures of the page
@@ -19,6 +22,8 @@ try {
     allowPositionals: true,
     options: {
       summary: { type: 'string' },
+      expect: { type: 'string', default: '' },
+      blocks: { type: 'string', multiple: true, default: [] },
       window: { type: 'boolean', default: false },
       headline: { type: 'string' },
       out: { type: 'string' },
@@ -31,7 +36,7 @@ try {
 const opt = args.values;
 if (args.positionals.length !== 1) fail(USAGE);
 const file = resolve(args.positionals[0]);
-for (const needed of [file, opt.chromium, ...(opt.summary ? [opt.summary] : [])]) if (!existsSync(needed)) fail(`no such file: ${needed}`);
+for (const needed of [file, opt.chromium, ...(opt.summary ? [opt.summary] : []), ...opt.blocks]) if (!existsSync(needed)) fail(`no such file: ${needed}`);
 if (opt.out) mkdirSync(opt.out, { recursive: true });
 
 /** Runs inside the page, before anything is clicked: what the timeline shows, and what it should show, of a page with a window. */
@@ -75,7 +80,8 @@ function figures() {
       timeline.set.series.forEach((series, i) => values[i] !== 0 && (all[series.color.replace('category-', '')] = values[i]));
       return all;
     };
-    const process = summary.processes.find(one => one.devices.some(two => two.device === device.info.device && one.pid === summary.processes[at]?.pid)) ?? summary.processes[0];
+    const { trace } = window.memtraceReport.devices.find(one => one.device === device);
+    const process = summary.processes.find(one => one.trace === trace);
     const described = process.devices.find(one => one.device === device.info.device);
     const pointAt = seq => device.pointOf(seq);
     const liveBytes = point => device.live(point).reduce((sum, block) => sum + device.size[block], 0);
@@ -119,7 +125,7 @@ function figures() {
  */
 function wrongColumns() {
   const { timeline, state } = window.memtraceReport;
-  const { device } = state.now;
+  const device = state.now.division === 'rank' ? timeline.device : state.now.device;
   const { ceiling, from, to } = timeline.geometry;
   const { position } = timeline.axis;
   const { width: columns, height: rows, data } = timeline.image;
@@ -156,10 +162,10 @@ let loadMs = 0;
 let devices = [];
 try {
   await page.goto(url);
-  await page.waitForFunction(() => window.memtraceReport || document.querySelector('main .card p'), null, { timeout: 60_000 });
+  await page.waitForFunction(() => window.memtraceReport || document.querySelector('main .empty'), null, { timeout: 60_000 });
   loadMs = Date.now() - start;
   const isEmpty = await page.evaluate(() => !window.memtraceReport);
-  check('title', (await page.title()).startsWith('memtrace: '), await page.title());
+  check('title', (await page.title()).startsWith('memtrace:'), await page.title());
   if (opt.headline) check('headline', (await page.textContent('header code')).includes(opt.headline), await page.textContent('header code'));
   const verdict = await page.textContent('#verdict');
   check('verdict', verdict.length > 8, verdict);
@@ -189,6 +195,9 @@ try {
       equal('summary.json', peaks(await page.evaluate(() => window.memtraceReport.summary)), peaks(summary));
     }
     await drive();
+    const all = opt.summary ? JSON.parse(readFileSync(opt.summary, 'utf8')) : await page.evaluate(() => window.memtraceReport.summary);
+    const expect = opt.expect.split(',').filter(one => one !== '');
+    await driveViews(page, all, { expect, blocks: opt.blocks }, { check, equal, drawn, wrongColumns, picture });
   }
 } catch (e) {
   note('harness', e.stack ?? e.message);
@@ -222,6 +231,10 @@ async function drive() {
     const box = await canvas.boundingBox();
     return [box.x + 70 + (box.width - 90) * share, box.y + 150];
   };
+  // A page from a file says how to load what it lacks.
+  const isIncomplete = await page.evaluate(() => window.memtraceReport.state.now.device.info.rest !== null);
+  const about = await page.textContent('#timeline > .note:last-child');
+  equal('how to load all events', about.includes('memtrace open RUN --serve'), isIncomplete);
   // The pointer reads, a click shows the live allocations, Shift and a click compares.
   await page.mouse.move(...(await at(0.3)));
   await drawn();
@@ -332,4 +345,6 @@ async function drive() {
     equal('columns of another device that lack their highest point', (await page.evaluate(wrongColumns)).wrong, 0);
   }
   await everywhere();
+  await page.emulateMedia({ media: 'screen' });
+  await page.setViewportSize({ width: 1400, height: 900 });
 }

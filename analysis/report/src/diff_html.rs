@@ -6,13 +6,16 @@ use std::io::Write;
 
 use memtrace_input::error::Result;
 use memtrace_input::load::{Process, Run};
+use memtrace_insight::rules::CustomRules;
 use memtrace_output::SourceAccess;
 use memtrace_summary::{DiffPeak, DiffReport, Progress, Summary};
 use serde_json::json;
 
 use crate::diff_text::{headlines, moved_lines, name, remarks, title};
 use crate::html::{is_trace, marks, restrict};
-use crate::page::{MAX_PROCESSES, PageProcess, TEXT_WIDTH, cannot, write_end, write_head, write_json, write_processes};
+use crate::page::{
+    Loads, MAX_PROCESSES, PageProcess, TEXT_WIDTH, cannot, write_end, write_head, write_json, write_processes,
+};
 use crate::style::{TextOptions, ToText};
 
 /// A run of the page.
@@ -22,6 +25,8 @@ pub struct DiffPageRun<'a> {
     pub run: &'a Run,
     /// The run's summary.
     pub summary: &'a Summary,
+    /// The rules of the user's own categories, if the summary was made with them.
+    pub custom_rules: Option<&'a CustomRules>,
 }
 
 /// A process whose data the page has.
@@ -61,7 +66,7 @@ pub fn diff_html(
     let text = report.to_text(&TextOptions { width: TEXT_WIDTH, ..TextOptions::default() });
     let [name_a, name_b] = [&report.a, &report.b].map(name);
     let page_title = format!("{name_a} and {name_b}");
-    write_head(&format!("memtrace: {page_title}"), &text, out).map_err(cannot())?;
+    write_head(&format!("memtrace: {page_title}"), &text, Loads::Nothing, out).map_err(cannot())?;
     let page = json!({
         "title": page_title,
         "names": [name_a, name_b],
@@ -80,7 +85,8 @@ pub fn diff_html(
     write_json("comparison", &members, out).map_err(cannot())?;
     let of = |Shown { run, process, peaks }| {
         let marks = peaks.into_iter().chain(marks(run.summary, process)).collect();
-        PageProcess { process, marks, sources: SourceAccess::of(run.run, false) }
+        let sources = SourceAccess::of(run.run, false);
+        PageProcess { process, marks, sources, custom_rules: run.custom_rules }
     };
     let processes: Vec<PageProcess<'_>> = shown.into_iter().map(of).collect();
     write_processes(&processes, device, out, progress)?;

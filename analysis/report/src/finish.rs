@@ -114,7 +114,13 @@ pub fn finish_run(
         }
     }
     let processes: Vec<&Process> = run.processes().iter().collect();
-    let html_options = HtmlOptions { device: None, sources: SourceAccess::AllNamed, windows: Vec::new() };
+    let html_options = HtmlOptions {
+        device: None,
+        sources: SourceAccess::AllNamed,
+        windows: Vec::new(),
+        custom_rules: options.custom_rules.as_deref(),
+        is_served: false,
+    };
     let result =
         write_whole(folder, HTML_REPORT, |file| html_report(&summary, &processes, &html_options, file, progress));
     if !written.note(folder, HTML_REPORT, result) {

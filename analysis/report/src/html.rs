@@ -7,24 +7,45 @@ use std::io::Write;
 
 use memtrace_input::error::Result;
 use memtrace_input::load::Process;
+use memtrace_insight::rules::CustomRules;
 use memtrace_output::{Selection, SourceAccess, Window};
 use memtrace_summary::{ProcessSummary, Progress, Summary, process_name};
 use serde_json::json;
 
-use crate::page::{MAX_PROCESSES, PageProcess, TEXT_WIDTH, cannot, write_end, write_head, write_json, write_processes};
+use crate::page::{
+    COMPLETE_WINDOW, Loads, MAX_PROCESSES, PageProcess, TEXT_WIDTH, cannot, policy, write_end, write_head, write_json,
+    write_processes, write_rank_totals, write_window,
+};
 use crate::parts::run_title;
 use crate::style::{TextOptions, ToText};
 use crate::verdict::verdict_lines;
 
 /// What the page shows.
 #[derive(Clone, Debug)]
-pub struct HtmlOptions {
+pub struct HtmlOptions<'a> {
     /// Only this device; -1 is the CPU.
     pub device: Option<i16>,
     /// The source files that may be quoted.
     pub sources: SourceAccess,
     /// For each process, the part of the recording that the timeline shows first. Without windows, the whole run.
     pub windows: Vec<Window>,
+    /// The rules of the user's own categories, if the summary was made with them.
+    pub custom_rules: Option<&'a CustomRules>,
+    /// Whether the page may load more from the server that it came from: [`html_window`].
+    pub is_served: bool,
+}
+
+/// A part of a process that a served page asks for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PageWindow {
+    /// The number of the process on the page.
+    pub process: usize,
+    /// The device; -1 is the CPU.
+    pub device: i16,
+    /// The first event, by `seq`.
+    pub first: u64,
+    /// The last event, by `seq`.
+    pub last: u64,
 }
 
 /// Writes the page about `processes` of the run that `summary` describes.
@@ -35,17 +56,12 @@ pub struct HtmlOptions {
 pub fn html_report(
     summary: &Summary,
     processes: &[&Process],
-    options: &HtmlOptions,
+    options: &HtmlOptions<'_>,
     out: &mut dyn Write,
     progress: &mut dyn FnMut(Progress<'_>),
 ) -> Result<()> {
     let (summary, left_out) = restrict(summary, processes, options.device);
-    let shown: Vec<&Process> = summary
-        .processes
-        .iter()
-        .take(MAX_PROCESSES)
-        .filter_map(|one| processes.iter().find(|process| describes(one, process)).copied())
-        .collect();
+    let shown = shown_processes(&summary, processes);
     if let Some(device) = options.device {
         let selection = Selection { device: Some(device), ..Selection::default() };
         shown.iter().try_for_each(|process| Window::of(process, &selection, &mut |_| {}).map(drop))?;
@@ -55,20 +71,74 @@ pub fn html_report(
         options.windows.get(place)?.bounds()
     };
     let text = summary.to_text(&TextOptions { width: TEXT_WIDTH, ..TextOptions::default() });
-    write_head(&format!("memtrace: {}", run_title(&summary)), &text, out).map_err(cannot())?;
+    write_head(
+        &format!("memtrace: {}", run_title(&summary)),
+        &text,
+        if options.is_served { Loads::OwnServer } else { Loads::Nothing },
+        out,
+    )
+    .map_err(cannot())?;
     let page = json!({
         "title": run_title(&summary),
         "verdict": verdict_lines(&summary),
         "only": left_out.then(|| selection_text(&summary, options.device)),
         "windows": shown.iter().map(window_of).collect::<Vec<_>>(),
         "processes_left_out": summary.processes.len() - shown.len(),
+        "complete_window": options.is_served.then_some(COMPLETE_WINDOW),
         "memtrace_version": env!("CARGO_PKG_VERSION"),
     });
     write_json("summary", &[("page", page.to_string()), ("summary", summary.to_json())], out).map_err(cannot())?;
-    let of = |process| PageProcess { process, marks: marks(&summary, process), sources: options.sources.clone() };
+    let of = |process| PageProcess {
+        process,
+        marks: marks(&summary, process),
+        sources: options.sources.clone(),
+        custom_rules: options.custom_rules,
+    };
     let processes: Vec<PageProcess<'_>> = shown.into_iter().map(of).collect();
     write_processes(&processes, options.device, out, progress)?;
+    write_rank_totals(&processes, options.device, out, progress)?;
     write_end(out).map_err(cannot())
+}
+
+/// Writes the data of a window of the page that [`html_report`] writes with the same arguments. `false` if the page has no
+/// such process or device, or the window is empty.
+///
+/// # Errors
+///
+/// The errors of `out`.
+pub fn html_window(
+    summary: &Summary,
+    processes: &[&Process],
+    options: &HtmlOptions,
+    window: PageWindow,
+    out: &mut dyn Write,
+    progress: &mut dyn FnMut(Progress<'_>),
+) -> Result<bool> {
+    let (summary, _) = restrict(summary, processes, options.device);
+    let PageWindow { process, device, first, last } = window;
+    let Some(process) = shown_processes(&summary, processes).get(process).copied() else { return Ok(false) };
+    let has_device = options.device.is_none_or(|only| only == device);
+    if !has_device || !process.trace_index().sources.contains_key(&device) || first > last {
+        return Ok(false);
+    }
+    let of = PageProcess {
+        process,
+        marks: marks(&summary, process),
+        sources: options.sources.clone(),
+        custom_rules: options.custom_rules,
+    };
+    write_window(&of, device, (first, last), out, progress).map(|()| true)
+}
+
+/// The content security policy of a served page, for the header of the answer.
+pub fn served_policy() -> String {
+    policy(Loads::OwnServer)
+}
+
+/// The processes that the page shows, in its order.
+fn shown_processes<'a>(summary: &Summary, processes: &[&'a Process]) -> Vec<&'a Process> {
+    let of = |one| processes.iter().find(|process| describes(one, process)).copied();
+    summary.processes.iter().take(MAX_PROCESSES).filter_map(of).collect()
 }
 
 /// The events of a process at which the page must know the totals: peaks, then out-of-memory errors.

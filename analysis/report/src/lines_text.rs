@@ -1,14 +1,12 @@
-//! The line table as text and as a self-contained HTML page.
+//! The line table as text.
 
-use maud::{Markup, html};
 use memtrace_insight::rules::NO_CUSTOM_CATEGORY;
 use memtrace_summary::{
     CompileContextAmount, CustomCategoryAmount, FunctionLines, LineFigures, LineRow, LinesReport, count_text,
     device_text, signed_size_text, size_text,
 };
 
-use crate::fit::{cut, cut_middle, wrap_words};
-use crate::markup::{Text, page};
+use crate::fit::{cut_middle, wrap_words};
 use crate::parts::NOT_COMPILED;
 use crate::style::{TextOptions, ToText};
 use crate::table::{Align, Table};
@@ -16,11 +14,9 @@ use crate::text_report::TextReport;
 
 /// The maximum width of the code column, if the report is not narrower.
 const WIDEST: usize = 160;
-/// The maximum width of a text on the page, in columns.
-const LONGEST_TEXT: usize = 2000;
 
 /// The legend of the figures.
-const LEGEND: [&str; 3] = [
+pub(crate) const LEGEND: [&str; 3] = [
     "A line is current from an event (an allocation or a free) in it, or in a function that it calls, to the next event. The peaks are \
      the maxima of active and reserved bytes in that time.",
     "Times: how often the line was seen to begin; it ran at least that often. Net: bytes allocated minus bytes freed. A line without \
@@ -85,7 +81,7 @@ fn report_title(report: &LinesReport) -> String {
     )
 }
 
-fn notes(report: &LinesReport) -> Vec<String> {
+pub(crate) fn notes(report: &LinesReport) -> Vec<String> {
     let mut notes = report.notes.clone();
     if report.functions_left_out > 0 {
         let count = count_text(report.functions_left_out);
@@ -102,52 +98,6 @@ fn notes(report: &LinesReport) -> Vec<String> {
         notes.push(format!("other devices, with --rank, --pid or --device: {}", names.join(", ")));
     }
     notes
-}
-
-/// The table as an HTML page that loads nothing.
-pub fn lines_html(report: &LinesReport) -> String {
-    let headline = shown(&report_title(report));
-    let body = html! {
-        h1 { (headline) } "\n"
-        @for legend in LEGEND { p.dim { (legend) } "\n" }
-        @for function in &report.functions {
-            @let kinds = kinds_of(function);
-            h2 { (shown(&title(function))) } "\n"
-            table {
-                tr {
-                    @for name in &COLUMNS[..FIGURES] { th { (name) } }
-                    @for kind in &kinds { th { (kind.heading) } }
-                    @for name in &COLUMNS[FIGURES..] { th { (name) } }
-                } "\n"
-                @for line in &function.lines { (row(line, report, &kinds)) "\n" }
-            } "\n"
-        }
-        @for note in notes(report) { p { (shown(&note)) } "\n" }
-    };
-    page(&report_title(report), STYLE, &body).into_string()
-}
-
-/// A row of the table, with bars for the peaks.
-fn row(line: &LineRow, report: &LinesReport, kinds: &[&Kind]) -> Markup {
-    let bar = |bytes: u64, most: u64| {
-        let share = format!("{:.1}", bytes as f64 * 100.0 / most.max(1) as f64);
-        html! { td.bar style={ "background-size:" (share) "% 100%" } { (size_text(bytes)) } }
-    };
-    html! {
-        tr {
-            @match &line.figures {
-                Some(figures) => {
-                    (bar(figures.active_peak_bytes, report.active_peak_bytes))
-                    (bar(figures.reserved_peak_bytes, report.reserved_peak_bytes))
-                    @for cell in &cells(Some(figures))[2..] { td { (cell) } }
-                }
-                None => @for _ in cells(None) { td {} },
-            }
-            @for kind in kinds { td.left { (shown(&(kind.text)(line))) } }
-            td.dim { (line.line) }
-            td.code { (shown(line.text.as_deref().unwrap_or_default())) }
-        }
-    }
 }
 
 /// A column that says what the blocks of a line are.
@@ -189,17 +139,6 @@ static KINDS: [Kind; 3] = [
 const LONGEST_NAME: usize = 32;
 /// The maximum number of kinds of blocks shown of one line.
 const LISTED_KINDS: usize = 3;
-/// The number of columns with figures.
-const FIGURES: usize = 7;
-/// The columns of the page's tables, without those of [`KINDS`].
-const COLUMNS: [&str; 9] =
-    ["Active peak", "Reserved peak", "Net", "Allocated", "Blocks", "Times", "Backward", "Line", "Code"];
-
-const STYLE: &str = "body{font:14px system-ui,sans-serif;margin:20px}h1{font-size:18px}h2{font-size:15px;margin-top:28px}\
-table{border-collapse:collapse}td,th{padding:1px 10px;text-align:right;white-space:nowrap}th{color:#666;font-weight:normal}\
-.dim{color:#666;margin:2px 0}.left{text-align:left}.code{text-align:left;white-space:pre;font-family:monospace}\
-.bar{background:linear-gradient(#bcd2f2,#bcd2f2) no-repeat left}tr:hover{background:#f4f4f4}";
-
 fn title(function: &FunctionLines) -> String {
     let location = match function.first_line {
         0 => function.filename.clone(),
@@ -244,42 +183,4 @@ fn kind_text(all: impl Iterator<Item = (Option<String>, u64)>, rest: &str) -> St
         names.push(format!("{more} more"));
     }
     names.join(", ")
-}
-
-/// Text for the page, cut to a length that a browser shows.
-fn shown(text: &str) -> Text<String> {
-    Text(cut(text, LONGEST_TEXT))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn texts_of_the_program_are_escaped() {
-        let report = |hostile: &str| LinesReport {
-            run: hostile.to_owned(),
-            functions: vec![FunctionLines {
-                function: hostile.to_owned(),
-                filename: hostile.to_owned(),
-                lines: vec![LineRow { text: Some(hostile.to_owned()), ..LineRow::default() }],
-                ..FunctionLines::default()
-            }],
-            notes: vec![hostile.to_owned()],
-            ..LinesReport::default()
-        };
-        let (page, plain) = (lines_html(&report("</td><script>\x1b[2J\u{202e}")), lines_html(&report("x")));
-        assert!(!page.contains(['\x1b', '\u{202e}']), "{page}");
-        assert_eq!(page.matches('<').count(), plain.matches('<').count(), "no tag more than with plain text: {page}");
-        // In the title, the headline, the function's name and its file, the line and the note.
-        assert_eq!(page.matches("&lt;/td&gt;&lt;script&gt;\u{fffd}[2J\u{fffd}").count(), 6, "{page}");
-    }
-
-    #[test]
-    fn a_long_text_is_cut() {
-        let line = LineRow { text: Some("x".repeat(1 << 20)), ..LineRow::default() };
-        let function = FunctionLines { lines: vec![line], ..FunctionLines::default() };
-        let page = lines_html(&LinesReport { functions: vec![function], ..LinesReport::default() });
-        assert!(page.contains("x…</td>") && page.len() < 10_000, "{}", page.len());
-    }
 }

@@ -1,6 +1,6 @@
-//! What the HTML pages share: the frame of a page, and text of the recorded program in it.
+//! Text of the recorded program in HTML pages.
 
-use maud::{DOCTYPE, Markup, PreEscaped, Render, html};
+use maud::Render;
 use memtrace_input::printable;
 
 /// Text that can come from the recorded program. maud escapes markup. It lets control characters and characters that
@@ -13,25 +13,10 @@ impl<T: AsRef<str>> Render for Text<T> {
     }
 }
 
-/// A page with a title, a style sheet and a body. Its policy lets the browser load nothing.
-pub(crate) fn page(title: &str, style: &str, body: &Markup) -> Markup {
-    html! {
-        (DOCTYPE) "\n"
-        html lang="en" {
-            head {
-                meta charset="utf-8"; "\n"
-                meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'"; "\n"
-                title { (Text(title)) } "\n"
-                style { (PreEscaped(style)) }
-            }
-            body { "\n" (body) }
-        } "\n"
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use maud::html;
 
     #[test]
     fn text_is_neither_markup_nor_control() {
@@ -41,8 +26,5 @@ mod tests {
             html! { p title=(Text(hostile)) { (Text(hostile)) } }.0,
             format!("<p title=\"{shown}\">{shown}</p>")
         );
-        let page = page(hostile, "p{}", &html! { p { "x" } }).0;
-        assert!(page.contains(&format!("<title>{shown}</title>")), "{page}");
-        assert!(page.ends_with("<style>p{}</style></head><body>\n<p>x</p></body></html>\n"), "{page}");
     }
 }

@@ -626,7 +626,8 @@ fn named_ranges(device: &DeviceSummary, table: &mut Table) {
         return;
     }
     own.sort_by_key(|label| std::cmp::Reverse(label.allocated_bytes));
-    table.caption("named ranges (record_function, NVTX): mean per range; peak is the maximum".to_owned());
+    let annotate = if own.iter().any(|label| label.api == "annotate") { ", annotate" } else { "" };
+    table.caption(format!("named ranges (record_function, NVTX{annotate}): mean per range; peak is the maximum"));
     for label in own.iter().take(LISTED_LABELS) {
         let per = |bytes: u64| size_text(bytes / label.times.max(1));
         let net = (label.allocated_bytes as i64 - label.freed_bytes as i64) / label.times.max(1) as i64;

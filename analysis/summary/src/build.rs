@@ -840,7 +840,7 @@ impl Context<'_> {
         let since = |ticks: u64| self.calibration.epoch_ns(ticks);
         LabelSummary {
             name: row.name.to_string(),
-            api: if row.nvtx { "nvtx" } else { "record_function" }.to_owned(),
+            api: row.origin.name().to_owned(),
             rule: row.rule,
             times: row.times,
             allocations: row.allocations,

@@ -18,7 +18,9 @@ use crate::summary::{CompileContextAmount, CustomCategoryAmount};
 use memtrace_input::load::{Process, Run, SNAPSHOT_TOPIC};
 use memtrace_input::printable;
 use memtrace_input::{CompileContexts, EventSource};
-use memtrace_insight::passes::{Amount, BlockKind, CustomCategorizer, DeviceLines, FunctionUse, LineUse, Lines};
+use memtrace_insight::passes::{
+    Amount, BlockKind, CustomCategorizer, DeviceLines, FunctionUse, LineUse, Lines, LinesScope,
+};
 use memtrace_insight::rules::CustomRules;
 use memtrace_output::{NoSource, SourceAccess, SourceFiles};
 use memtrace_replay::Names;
@@ -52,6 +54,10 @@ pub struct LinesOptions {
     pub sources: bool,
     /// The rules of the user's own categories.
     pub custom_rules: Option<Arc<CustomRules>>,
+    /// Counts only what happened while the program had a range of this name open.
+    pub range: Option<String>,
+    /// Whether lines have the figures of `torch.cuda.memory_stats`.
+    pub statistics: bool,
 }
 
 /// The line table of one device of one process. A field whose name ends in `_bytes` is in bytes.
@@ -145,6 +151,11 @@ pub struct LineRow {
     /// PyTorch have.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub compile_contexts: Vec<CompileContextAmount>,
+    /// The values that `torch.cuda.memory_stats` has at the line, by its keys such as `active_bytes.all.peak`: `peak` while
+    /// the line was current, `allocated` and `freed` by the line, `current` after its last event. Absent without
+    /// `--statistics`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub statistics: BTreeMap<String, u64>,
 }
 
 /// The largest tensor with a name that a line allocated.
@@ -245,7 +256,9 @@ pub fn lines(run: &Run, options: &LinesOptions, progress: &mut dyn FnMut(Progres
         let mut on_progress = |done| progress(Progress { what: "reading lines", done, total });
         let names = Names::of(process.recording());
         let custom = rules.map(|rules| CustomCategorizer::new(rules, process.definitions(), &names));
-        let found = Lines::of(process.recording(), process.trace_index(), &names, custom.as_ref(), &mut on_progress);
+        let scope = LinesScope { range: options.range.as_deref(), statistics: options.statistics };
+        let (recording, index) = (process.recording(), process.trace_index());
+        let found = Lines::of(recording, index, &names, custom.as_ref(), scope, &mut on_progress);
         undecoded = undecoded.saturating_add(found.lost.events);
         drop(custom);
         let names = Rc::new(names);
@@ -394,6 +407,7 @@ fn split_by_definition(function: FunctionUse, sources: &mut SourceFiles) -> Vec<
                 lines: vec![(line, line_use)],
                 kinds: function.kinds.clone(),
                 named: function.named.clone(),
+                statistics: function.statistics.clone(),
             }),
         }
     }
@@ -422,7 +436,16 @@ fn rows(function: FunctionUse, sources: &mut SourceFiles, kinds: &Kinds<'_>) -> 
             let (custom_categories, compile_contexts) =
                 (kinds.custom(&function, line), kinds.compiled(&function, line));
             let largest_tensor = kinds.tensor(&function, line);
-            lines.push(LineRow { line, text, figures, largest_tensor, custom_categories, compile_contexts });
+            let statistics = function.statistics.get(&line).map(crate::statistics::of_line).unwrap_or_default();
+            lines.push(LineRow {
+                line,
+                text,
+                figures,
+                largest_tensor,
+                custom_categories,
+                compile_contexts,
+                statistics,
+            });
         }
     };
     match text {

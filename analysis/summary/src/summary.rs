@@ -800,7 +800,7 @@ pub struct PhaseSummary {
 pub struct LabelSummary {
     /// The name of the ranges. A trailing `*` stands for the number in which several names differ.
     pub name: String,
-    /// The API that the program used: `record_function` or `nvtx`.
+    /// The API that the program used: `record_function`, `nvtx` or `annotate` (`gpu_memtrace.annotate`).
     pub api: String,
     /// The rule that identifies the ranges as PyTorch's own. Absent for ranges of the program.
     #[serde(skip_serializing_if = "Option::is_none")]

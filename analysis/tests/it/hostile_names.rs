@@ -253,7 +253,13 @@ fn pages_have_no_markup_of_the_program() {
     let run = run(&EVIL);
     let summary = summarize(&run, &mut |_| {}).unwrap();
     let mut report = Vec::new();
-    let options = HtmlOptions { device: None, sources: SourceAccess::Nothing, windows: Vec::new() };
+    let options = HtmlOptions {
+        device: None,
+        sources: SourceAccess::Nothing,
+        windows: Vec::new(),
+        custom_rules: None,
+        is_served: false,
+    };
     html_report(&summary, &run.processes().iter().collect::<Vec<_>>(), &options, &mut report, &mut |_| {}).unwrap();
     // What the page has besides is data of its script, and the script itself.
     let report = String::from_utf8(report).unwrap();
@@ -261,15 +267,20 @@ fn pages_have_no_markup_of_the_program() {
     let plain = self::run(&PLAIN);
     let comparison = diff(&plain, &run, &DiffOptions::default(), &mut |_| {});
     let plain_summary = summarize(&plain, &mut |_| {}).unwrap();
-    let [a, b] = [(&plain, &plain_summary), (&run, &summary)].map(|(run, summary)| DiffPageRun { run, summary });
+    let [a, b] = [(&plain, &plain_summary), (&run, &summary)].map(|(run, summary)| DiffPageRun {
+        run,
+        summary,
+        custom_rules: None,
+    });
     let mut changes = Vec::new();
     diff_html(&comparison, (a, b), None, &mut changes, &mut |_| {}).unwrap();
     let changes = String::from_utf8(changes).unwrap().split_once("<script").unwrap().0.to_owned().into_bytes();
     let table = lines(&run, &LinesOptions { top: 99, ..LinesOptions::default() }, &mut |_| {}).unwrap();
+    let mut line_page = Vec::new();
+    lines_html(&table, &mut line_page).unwrap();
+    let line_page = String::from_utf8(line_page).unwrap().split_once("<script").unwrap().0.to_owned().into_bytes();
     let picture = exported(&run, |p, out| timeline(p, &Window::WHOLE, 0, TimelineFormat::Svg, out, &mut |_| {}));
-    for (what, page) in
-        [("report", report), ("comparison", changes), ("lines", lines_html(&table).into_bytes()), ("timeline", picture)]
-    {
+    for (what, page) in [("report", report), ("comparison", changes), ("lines", line_page), ("timeline", picture)] {
         let page = String::from_utf8(page).unwrap();
         assert_printable(what, &page);
         assert!(!page.contains("<script") && !page.contains("\"'>"), "{what}: {page}");

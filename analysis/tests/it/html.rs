@@ -9,14 +9,21 @@ use memtrace_analysis::export::{PageDataOptions, SourceAccess, page_data};
 use memtrace_analysis::load::Run;
 use memtrace_analysis::model::{Change, Replay};
 use memtrace_analysis::{
-    DiffOptions, DiffPageRun, DiffReport, HtmlOptions, Process, diff, diff_html, html_report, open_run, summarize,
+    DiffOptions, DiffPageRun, DiffReport, HtmlOptions, PageWindow, Process, diff, diff_html, html_report, html_window,
+    open_run, summarize,
 };
 use serde_json::Value;
 
 fn page(run: &Run, processes: &[&Process], device: Option<i16>) -> memtrace_analysis::Result<String> {
     let summary = summarize(run, &mut |_| {}).unwrap();
     let mut out = Vec::new();
-    let options = HtmlOptions { device, sources: SourceAccess::Nothing, windows: Vec::new() };
+    let options = HtmlOptions {
+        device,
+        sources: SourceAccess::Nothing,
+        windows: Vec::new(),
+        custom_rules: None,
+        is_served: false,
+    };
     html_report(&summary, processes, &options, &mut out, &mut |_| {})?;
     Ok(String::from_utf8(out).unwrap())
 }
@@ -36,17 +43,33 @@ fn markup(page: &str) -> String {
 }
 
 fn summary_of(page: &str) -> Value {
-    serde_json::from_slice(&elements(page)["summary"]).unwrap()
+    summary_of_elements(&elements(page))
+}
+
+fn summary_of_elements(elements: &BTreeMap<String, Vec<u8>>) -> Value {
+    serde_json::from_slice(&elements["summary"]).unwrap()
 }
 
 fn data_of(process: &Process, max_blocks: Option<u64>, marks: &[u64]) -> crate::page_data::PageData {
+    data_in(process, max_blocks, marks, None)
+}
+
+/// The data of a part of the recording.
+fn data_in(
+    process: &Process,
+    max_blocks: Option<u64>,
+    marks: &[u64],
+    window: Option<(u64, u64)>,
+) -> crate::page_data::PageData {
     let options = PageDataOptions {
         device: None,
         max_blocks,
         marks,
+        window,
         modules_at: 0,
         is_library: &|_| false,
         sources: SourceAccess::Nothing,
+        custom_rules: None,
     };
     let mut bytes = Vec::new();
     page_data(process, &options, &mut bytes, &mut |_| {}).unwrap();
@@ -168,6 +191,142 @@ fn totals_are_exact_when_only_some_blocks_are_listed() {
     }
 }
 
+/// The windows of a recording that the tests read: parts, one event, the end, nothing before the first event, the whole.
+fn windows(levels: &[(u64, u64, u64)]) -> Vec<(u64, u64)> {
+    let at = |part: usize| levels[part * (levels.len() - 1) / 10].0;
+    let all = [
+        (at(2), at(4)),
+        (at(5), at(5)),
+        (at(9), u64::MAX),
+        (0, at(1)),
+        (at(3) + 1, at(7).saturating_sub(1)),
+        (0, u64::MAX),
+    ];
+    all.into_iter().filter(|(first, last)| first <= last).collect()
+}
+
+#[test]
+fn a_window_has_every_block_and_every_change_in_it() {
+    for run in runs() {
+        for process in run.processes() {
+            let whole = data_of(process, None, &[]);
+            for (device, (blocks, levels)) in &truth(process) {
+                for (first, last) in windows(levels) {
+                    let data = data_in(process, None, &[], Some((first, last)));
+                    let DeviceData { events, blocks: found, reserved, .. } = &data.devices[device];
+                    let is_in = |alloc: u64, free: Option<u64>| alloc <= last && free.is_none_or(|free| free >= first);
+                    let expected: BTreeSet<_> = blocks.iter().copied().filter(|b| is_in(b.0, b.1)).collect();
+                    let blocks: BTreeSet<_> = found.iter().map(|b| (b.alloc, b.free, b.size, b.address)).collect();
+                    assert_eq!(blocks, expected, "{first} to {last}");
+                    // The state before the window is its first point.
+                    let before = levels.iter().rfind(|(seq, ..)| *seq < first);
+                    let inside = levels.iter().filter(|(seq, ..)| (first..=last).contains(seq));
+                    let points: Vec<_> = before.into_iter().chain(inside).collect();
+                    assert_eq!(*events, points.iter().map(|(seq, ..)| *seq).collect::<Vec<_>>());
+                    for (seq, allocated, bytes) in points {
+                        let live = found.iter().filter(|block| is_live(block, *seq));
+                        assert_eq!(live.map(|block| block.size).sum::<u64>(), *allocated, "at {seq}");
+                        let at = reserved.partition_point(|(changed, _)| changed <= seq);
+                        let found = at.checked_sub(1).map_or(0, |at| reserved[at].1);
+                        let is_known = !whole.devices[device].reserved.is_empty();
+                        assert!(!is_known || found == *bytes, "reserved at {seq}");
+                    }
+                    // Categories, phases and steps are those of the whole recording.
+                    let category = |all: &[Listed]| -> BTreeMap<(u64, u64), u64> {
+                        all.iter().map(|block| ((block.alloc, block.address), block.category)).collect()
+                    };
+                    let of_whole = category(&whole.devices[device].blocks);
+                    assert!(category(found).iter().all(|(block, category)| of_whole[block] == *category));
+                    let phase = |phases: &[(u64, u64, u64)], seq: u64| {
+                        phases[..phases.partition_point(|(begin, ..)| *begin <= seq)].last().map(|one| (one.1, one.2))
+                    };
+                    for (seq, ..) in levels.iter().filter(|(seq, ..)| (first..=last).contains(seq)) {
+                        assert_eq!(phase(&data.phases, *seq), phase(&whole.phases, *seq), "phase at {seq}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn totals_of_a_window_are_exact_when_only_some_blocks_are_listed() {
+    for run in runs() {
+        for process in run.processes() {
+            for (device, (_, levels)) in &truth(process) {
+                for ((first, last), most) in windows(levels).into_iter().flat_map(|window| [(window, 0), (window, 7)]) {
+                    let data = data_in(process, Some(most), &[first, last], Some((first, last)));
+                    let points = &data.devices[device].points;
+                    let of: BTreeMap<u64, u64> = levels.iter().map(|(seq, bytes, _)| (*seq, *bytes)).collect();
+                    for (seq, total, _, rest) in points {
+                        assert_eq!(of[seq], *total);
+                        let live = data.devices[device].blocks.iter().filter(|block| is_live(block, *seq));
+                        let live: u64 = live.map(|block| block.size).sum();
+                        assert_eq!(live + rest.iter().sum::<i64>() as u64, *total, "at {seq} of {first} to {last}");
+                    }
+                    // The state before the window, then states in it, among them the highest and the last.
+                    let seqs: Vec<u64> = points.iter().map(|(seq, ..)| *seq).collect();
+                    let before = of.range(..first).next_back().map(|(seq, _)| *seq);
+                    assert_eq!(seqs.first().filter(|seq| **seq < first).copied(), before);
+                    let inside: Vec<(u64, u64)> = of.range(first..=last).map(|(seq, bytes)| (*seq, *bytes)).collect();
+                    let highest = inside.iter().map(|(_, bytes)| *bytes).max();
+                    let found = points.iter().filter(|(seq, ..)| *seq >= first).map(|(_, bytes, ..)| *bytes).max();
+                    assert_eq!(found, highest, "{first} to {last}");
+                    assert!(inside.last().is_none_or(|(seq, _)| seqs.last() == Some(seq)));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn windows_of_a_served_page_are_those_of_its_processes() {
+    let run = crate::showcase::run(&PLAIN, 0..3);
+    let summary = summarize(&run, &mut |_| {}).unwrap();
+    let processes: Vec<&Process> = run.processes().iter().collect();
+    let options = HtmlOptions {
+        device: None,
+        sources: SourceAccess::Nothing,
+        windows: Vec::new(),
+        custom_rules: None,
+        is_served: true,
+    };
+    let mut page = Vec::new();
+    html_report(&summary, &processes, &options, &mut page, &mut |_| {}).unwrap();
+    let found = elements(&String::from_utf8(page).unwrap());
+    assert!(summary_of_elements(&found)["page"]["complete_window"].as_u64() > Some(0));
+    assert_eq!(summary_of(&whole(&run))["page"]["complete_window"], Value::Null, "a file loads nothing");
+    let window = |window: PageWindow| {
+        let mut bytes = Vec::new();
+        let is_there = html_window(&summary, &processes, &options, window, &mut bytes, &mut |_| {}).unwrap();
+        assert_eq!(is_there, !bytes.is_empty());
+        let mut plain = Vec::new();
+        std::io::Read::read_to_end(&mut flate2::read::ZlibDecoder::new(&bytes[..]), &mut plain).ok()?;
+        is_there.then(|| decode(&plain))
+    };
+    for process in 0..3 {
+        let of_page = decode(&found[&format!("process-{process}")]);
+        for (device, expected) in &of_page.devices {
+            let device = i16::try_from(*device).unwrap();
+            let all = PageWindow { process, device, first: 0, last: u64::MAX - 1 };
+            let data = window(all).expect("a device of the page");
+            assert_eq!(data.devices.keys().collect::<Vec<_>>(), [&i64::from(device)], "no other device");
+            // The window is too large for all blocks: its points are exact.
+            let points = &data.devices[&i64::from(device)].points;
+            assert!(points.len() == expected.events.len() && data.devices[&i64::from(device)].events.is_empty());
+            let last = *expected.events.last().unwrap();
+            let complete = window(PageWindow { last, ..all }).unwrap();
+            let complete = &complete.devices[&i64::from(device)];
+            assert_eq!(complete.events, expected.events);
+            let blocks = |all: &[Listed]| all.iter().map(|b| (b.alloc, b.free, b.size)).collect::<BTreeSet<_>>();
+            assert_eq!(blocks(&complete.blocks), blocks(&expected.blocks));
+        }
+    }
+    assert!(window(PageWindow { process: 3, device: 0, first: 0, last: 9 }).is_none());
+    assert!(window(PageWindow { process: 0, device: 99, first: 0, last: 9 }).is_none());
+    assert!(window(PageWindow { process: 0, device: 0, first: 9, last: 8 }).is_none());
+}
+
 #[test]
 fn the_policy_allows_the_script_and_the_styles_and_nothing_else() {
     let page = whole(&crate::training::run(2, true));
@@ -179,6 +338,9 @@ fn the_policy_allows_the_script_and_the_styles_and_nothing_else() {
     assert!(!policy.contains("unsafe") && !policy.contains("http"));
     let markup = markup(&page);
     assert!(!markup.contains("src=") && !markup.contains("href=") && !markup.contains("url("), "{markup}");
+    // A page from a server may ask this server for more.
+    let served = memtrace_analysis::served_policy();
+    assert_eq!(served.replace("; connect-src 'self'", ""), policy);
     // Browsers without scripts show the end-of-run summary.
     assert!(markup.contains("<noscript><pre id=\"report\">") && markup.contains("out of memory"), "{markup}");
 }
@@ -188,7 +350,10 @@ fn comparison(a: &Run, b: &Run, steps: Option<(u32, u32)>) -> (DiffReport, Strin
     let options = DiffOptions { steps, ..DiffOptions::default() };
     let report = diff(a, b, &options, &mut |_| {});
     let summaries = [a, b].map(|run| summarize(run, &mut |_| {}).unwrap());
-    let pages = (DiffPageRun { run: a, summary: &summaries[0] }, DiffPageRun { run: b, summary: &summaries[1] });
+    let pages = (
+        DiffPageRun { run: a, summary: &summaries[0], custom_rules: None },
+        DiffPageRun { run: b, summary: &summaries[1], custom_rules: None },
+    );
     let mut page = Vec::new();
     diff_html(&report, pages, None, &mut page, &mut |_| {}).unwrap();
     (report, String::from_utf8(page).unwrap())
@@ -321,7 +486,7 @@ fn every_device_and_process_is_in_the_page() {
     let run = crate::showcase::run(&PLAIN, 0..2);
     let page = whole(&run);
     let elements = elements(&page);
-    assert_eq!(elements.keys().collect::<Vec<_>>(), ["process-0", "process-1", "summary"]);
+    assert_eq!(elements.keys().collect::<Vec<_>>(), ["process-0", "process-1", "rank-totals", "summary"]);
     let summary = summary_of(&page);
     assert_eq!(summary["page"]["only"], Value::Null);
     for number in 0..2 {

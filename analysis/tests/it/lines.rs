@@ -1,4 +1,4 @@
-//! The line table of a hand-made training program: figures computed by hand, golden text, HTML and JSON, the schema.
+//! The line table of a hand-made training program: figures computed by hand, golden text and JSON, the page, the schema.
 //!
 //! `UPDATE_GOLDEN=1 cargo test -p memtrace-analysis --test it lines` rewrites the golden files and the schema.
 
@@ -40,6 +40,25 @@ fn figures_match_the_program() {
 }
 
 #[test]
+fn statistics_agree_with_the_figures() {
+    let report = report(&LinesOptions { statistics: true, ..options() });
+    let rows: Vec<_> = report.functions.iter().flat_map(|f| &f.lines).filter(|row| row.figures.is_some()).collect();
+    assert!(rows.len() > 5);
+    for row in rows {
+        let figures = row.figures.expect("filtered");
+        let statistics = |key: &str| row.statistics[key];
+        assert_eq!(statistics("allocated_bytes.all.allocated"), figures.allocated_bytes, "line {}", row.line);
+        assert_eq!(statistics("allocated_bytes.all.freed"), figures.freed_bytes);
+        assert_eq!(statistics("allocation.all.allocated"), figures.allocations);
+        assert_eq!(statistics("allocation.all.freed"), figures.frees);
+        assert_eq!(statistics("active_bytes.all.peak"), figures.active_peak_bytes);
+        assert_eq!(statistics("reserved_bytes.all.peak"), figures.reserved_peak_bytes);
+    }
+    let without = LinesOptions { range: Some("no such range".into()), ..options() };
+    assert_eq!(lines(&crate::training::run(1, false), &without, &mut |_| {}), None);
+}
+
+#[test]
 fn functions_and_files_are_selected_by_the_ends_of_their_names() {
     let by = |function: Option<&str>, file: Option<&str>| {
         let options = LinesOptions { function: function.map(Into::into), file: file.map(Into::into), ..options() };
@@ -53,10 +72,27 @@ fn functions_and_files_are_selected_by_the_ends_of_their_names() {
 }
 
 #[test]
-fn text_page_and_json_are_golden() {
+fn the_page_has_the_table_as_json_and_the_policy_of_the_other_pages() {
+    let report = report(&options());
+    let mut page = Vec::new();
+    memtrace_analysis::lines_html(&report, &mut page).unwrap();
+    let page = String::from_utf8(page).unwrap();
+    let found = crate::page_data::elements(&page);
+    assert_eq!(found.keys().collect::<Vec<_>>(), ["line-table"]);
+    let inside: serde_json::Value = serde_json::from_slice(&found["line-table"]).unwrap();
+    assert_eq!(inside["lines"], serde_json::from_str::<serde_json::Value>(&report.to_json()).unwrap());
+    let policy = page.split_once("Content-Security-Policy\" content=\"").unwrap().1.split_once('"').unwrap().0;
+    assert!(policy.starts_with("default-src 'none'; script-src 'sha256-"), "{policy}");
+    assert!(!policy.contains("unsafe") && !policy.contains("http"), "{policy}");
+    // Browsers without scripts show the table as text.
+    let text = page.split_once("<noscript><pre id=\"report\">").unwrap().1.split_once("</pre>").unwrap().0;
+    assert!(text.contains("forward") && text.contains("Active peak"), "{text}");
+}
+
+#[test]
+fn text_and_json_are_golden() {
     let report = report(&LinesOptions { file: Some("train.py".into()), ..options() });
     crate::golden::assert_matches("lines.txt", &report.to_text(&TextOptions::default()));
-    crate::golden::assert_matches("lines.html", &memtrace_analysis::lines_html(&report));
     crate::golden::assert_matches("lines.json", &report.to_json());
     let schema = LinesReport::json_schema();
     crate::golden::assert_matches("../../schema/lines.schema.json", &schema);

@@ -22,6 +22,7 @@ mod native_objects;
 mod native_stacks;
 mod odd_snapshots;
 mod page_data;
+mod page_views;
 mod reading;
 mod redact;
 mod replay;

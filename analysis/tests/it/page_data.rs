@@ -16,6 +16,33 @@ pub(crate) struct Listed {
     pub(crate) category: u64,
     /// The number of the module's text plus one; 0 without a module.
     pub(crate) module: u64,
+    /// The number of the custom category plus one; 0 if no rule matches.
+    pub(crate) custom: u64,
+}
+
+/// A named range.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Range {
+    /// `seq` of the start and of the end.
+    pub(crate) from: u64,
+    pub(crate) to: u64,
+    /// Microseconds since the first event.
+    pub(crate) began: u64,
+    pub(crate) ended: u64,
+    pub(crate) track: u64,
+    pub(crate) name: String,
+    pub(crate) kind: u64,
+    /// By device: allocated bytes at the start, at the highest point, and at the end.
+    pub(crate) levels: Vec<[u64; 3]>,
+}
+
+/// The sum over ranks.
+pub(crate) struct Totals {
+    /// The series of each change, if the page has all.
+    pub(crate) order: Vec<u64>,
+    /// Otherwise, by point: the number of changes before it, its time in microseconds, and the bytes by series.
+    pub(crate) points: Vec<(u64, u64, Vec<u64>)>,
+    pub(crate) json: Value,
 }
 
 /// One device.
@@ -36,6 +63,7 @@ pub(crate) struct PageData {
     pub(crate) devices: BTreeMap<i64, DeviceData>,
     /// (`seq`, phase, step plus one)
     pub(crate) phases: Vec<(u64, u64, u64)>,
+    pub(crate) ranges: Vec<Range>,
     pub(crate) json: Value,
 }
 
@@ -112,6 +140,66 @@ fn summed(differences: Vec<u64>) -> Vec<i64> {
         .collect()
 }
 
+/// The ranges, and the numbers of their names.
+fn decode_ranges(numbers: &mut Numbers<'_>) -> Vec<(Range, u64)> {
+    let (rows, devices) = (numbers.next() as usize, numbers.next() as usize);
+    let from = rising(&mut 0, numbers.column(rows));
+    let length = numbers.column(rows);
+    let began = rising(&mut 0, numbers.column(rows));
+    let (duration, track, name) = (numbers.column(rows), numbers.column(rows), numbers.column(rows));
+    let mut levels = vec![Vec::new(); rows];
+    for _ in 0..devices {
+        let (start, peak, end) = (numbers.column(rows), numbers.column(rows), numbers.column(rows));
+        for (row, levels) in levels.iter_mut().enumerate() {
+            levels.push([start[row], start[row] + peak[row], start[row].wrapping_add_signed(signed(end[row]))]);
+        }
+    }
+    let range = |(row, levels): (usize, Vec<[u64; 3]>)| {
+        let range = Range {
+            from: from[row],
+            to: from[row] + length[row],
+            began: began[row],
+            ended: began[row] + duration[row],
+            track: track[row],
+            name: String::new(),
+            kind: name[row] & 3,
+            levels,
+        };
+        (range, name[row] >> 2)
+    };
+    assert!(numbers.0.is_empty() && rows > 0, "the record is read to its end");
+    levels.into_iter().enumerate().map(range).collect()
+}
+
+/// Decodes the element `rank-totals`.
+pub(crate) fn decode_totals(bytes: &[u8]) -> Totals {
+    let mut totals = Totals { order: Vec::new(), points: Vec::new(), json: Value::Null };
+    let mut all = Numbers(bytes);
+    while let Some((tag, rest)) = all.0.split_first() {
+        all.0 = rest;
+        let length = all.next() as usize;
+        let (record, rest) = all.0.split_at(length);
+        all.0 = rest;
+        let mut numbers = Numbers(record);
+        match tag {
+            b'J' => totals.json = serde_json::from_slice(record).unwrap(),
+            b'O' => {
+                let rows = numbers.next() as usize;
+                totals.order.extend(numbers.column(rows));
+            }
+            b'T' => {
+                let (rows, series) = (numbers.next() as usize, numbers.next() as usize);
+                let (number, time) = (rising(&mut 0, numbers.column(rows)), rising(&mut 0, numbers.column(rows)));
+                let parts: Vec<Vec<i64>> = (0..series).map(|_| summed(numbers.column(rows))).collect();
+                let point = |row: usize| (number[row], time[row], parts.iter().map(|part| part[row] as u64).collect());
+                totals.points = (0..rows).map(point).collect();
+            }
+            other => panic!("a record {}", char::from(*other)),
+        }
+    }
+    totals
+}
+
 pub(crate) fn decode(bytes: &[u8]) -> PageData {
     let mut parts: BTreeMap<u64, DeviceData> = BTreeMap::new();
     let mut last: BTreeMap<(u64, u8), u64> = BTreeMap::new();
@@ -119,7 +207,7 @@ pub(crate) fn decode(bytes: &[u8]) -> PageData {
     // Device, block, site, tensor.
     let mut sites: Vec<(u64, usize, u64, u64)> = Vec::new();
     let (mut phases, mut phase_seq) = (Vec::new(), 0);
-    let mut json = Value::Null;
+    let (mut json, mut ranges) = (Value::Null, Vec::new());
     let mut reserved_value: BTreeMap<u64, u64> = BTreeMap::new();
     let mut all = Numbers(bytes);
     while let Some((tag, rest)) = all.0.split_first() {
@@ -132,6 +220,10 @@ pub(crate) fn decode(bytes: &[u8]) -> PageData {
             continue;
         }
         let mut numbers = Numbers(record);
+        if *tag == b'A' {
+            ranges = decode_ranges(&mut numbers);
+            continue;
+        }
         if *tag == b'H' {
             let rows = numbers.next() as usize;
             let seq = rising(&mut phase_seq, numbers.column(rows));
@@ -166,6 +258,7 @@ pub(crate) fn decode(bytes: &[u8]) -> PageData {
                         address: *address,
                         category: 0,
                         module: 0,
+                        custom: 0,
                     });
                 }
                 let tensors = numbers.column(rows);
@@ -202,10 +295,13 @@ pub(crate) fn decode(bytes: &[u8]) -> PageData {
     for (number, block, site, tensor) in sites {
         let block = &mut parts.get_mut(&number).unwrap().blocks[block];
         block.category = tables["sites"]["category"][site as usize].as_u64().unwrap();
+        block.custom = tables["sites"]["custom"][site as usize].as_u64().unwrap();
         let held = if tensor == 0 { 0 } else { tables["tensors"][tensor as usize - 1][2].as_u64().unwrap() };
         block.module = if held > 0 { held } else { tables["sites"]["module"][site as usize].as_u64().unwrap() };
     }
     let ordinals = json["devices"].as_array().unwrap().iter().map(|device| device["device"].as_i64().unwrap());
     let devices = ordinals.enumerate().map(|(i, ordinal)| (ordinal, parts.remove(&(i as u64)).unwrap_or_default()));
-    PageData { devices: devices.collect(), phases, json }
+    let text = |number: u64| tables["strings"][number as usize].as_str().unwrap().to_owned();
+    let ranges = ranges.into_iter().map(|(range, name)| Range { name: text(name), ..range }).collect();
+    PageData { devices: devices.collect(), phases, ranges, json: json.clone() }
 }

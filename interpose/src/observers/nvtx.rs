@@ -11,7 +11,7 @@
 //! handles, whose values mean nothing to the program, are not null.
 
 use std::ffi::{c_char, c_int, c_void};
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use memtrace_trace::counters::Counter;
 use memtrace_trace::definition::{LabelOrigin, NoticeStatus};
@@ -66,8 +66,6 @@ struct NameTable<const N: usize> {
 
 static DOMAINS: NameTable<256> = NameTable::new();
 static STRINGS: NameTable<{ 1 << 14 }> = NameTable::new();
-/// Counts the ranges that do not nest, to number them.
-static LAST_RANGE_NUMBER: AtomicU64 = AtomicU64::new(0);
 
 impl<const N: usize> NameTable<N> {
     const fn new() -> NameTable<N> {
@@ -219,10 +217,6 @@ fn record_end(key: RangeKey) {
     }
 }
 
-fn next_number() -> u64 {
-    LAST_RANGE_NUMBER.fetch_add(1, Ordering::Relaxed) + 1
-}
-
 /// The three forms in which a message arrives. `$push` appends the message to `text`.
 macro_rules! messages {
     ($($encoding:ident $argument:ty, $push:ident;)*) => { $(
@@ -239,7 +233,7 @@ macro_rules! messages {
 
             /// Implements `nvtxRangeStart*`. Returns the range's number.
             pub(super) unsafe extern "C" fn start(message: *const $argument) -> u64 {
-                let key = RangeKey { number: next_number(), ..RangeKey::default() };
+                let key = RangeKey { number: labels::next_range_number(), ..RangeKey::default() };
                 let mut text = NameBuffer::new();
                 // SAFETY: NVTX's caller guarantees a valid message of this form.
                 unsafe { text.$push(message) };
@@ -283,7 +277,7 @@ unsafe extern "C" fn domain_mark(domain: *const c_void, attributes: *const Event
 
 unsafe extern "C" fn domain_start(domain: *const c_void, attributes: *const EventAttributes) -> u64 {
     let (mut text, domain) = NameBuffer::in_domain(domain);
-    let key = RangeKey { domain, number: next_number() };
+    let key = RangeKey { domain, number: labels::next_range_number() };
     // SAFETY: NVTX's caller guarantees valid attributes.
     unsafe { text.push_message(attributes) };
     text.record(START, key);

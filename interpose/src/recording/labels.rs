@@ -1,7 +1,8 @@
-//! Ranges that the program names (`record_function`, NVTX): a label for each name, an event for each start and end. A
+//! Ranges that the program names (`record_function`, NVTX, `annotate`): a label for each name, an event for each start and end. A
 //! name without a label is counted.
 
 use std::borrow::Cow;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use memtrace_trace::counters::Counter;
 use memtrace_trace::definition::{Definition, LabelOrigin};
@@ -21,6 +22,14 @@ pub(crate) struct RangeKey {
     pub(crate) domain: u32,
     /// The number of a range that does not nest, 0 for ranges that do.
     pub(crate) number: u64,
+}
+
+/// How many ranges that do not nest have a number.
+static LAST_RANGE_NUMBER: AtomicU64 = AtomicU64::new(0);
+
+/// A number for a range that does not nest. No other range of the process has it.
+pub(crate) fn next_range_number() -> u64 {
+    LAST_RANGE_NUMBER.fetch_add(1, Ordering::Relaxed) + 1
 }
 
 /// Further facts about the start or end of a range.

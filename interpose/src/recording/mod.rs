@@ -3,6 +3,7 @@
 //! Constraint: knows no feature. A feature keeps its state in a [`slot::Slot`] and gets calls through the table of
 //! [`observer`]s.
 
+mod annotation;
 mod announce;
 mod bounded_wait;
 mod cancellation;
@@ -10,6 +11,7 @@ pub(crate) mod connect;
 pub(crate) mod device_use;
 pub(crate) mod emit;
 pub(crate) mod errno;
+mod flush;
 pub(crate) mod guard;
 mod heap;
 mod label_ids;

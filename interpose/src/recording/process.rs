@@ -130,6 +130,11 @@ impl Process {
         as_process(CURRENT.load(Ordering::Acquire)).filter(|p| p.alive.load(Ordering::Relaxed) != 0)
     }
 
+    /// Whether memtrace did not start this process. False before the first event has shown that.
+    pub(crate) fn is_never_recorded() -> bool {
+        std::ptr::eq(CURRENT.load(Ordering::Relaxed), not_traced())
+    }
+
     /// Counts an event that is not recorded because the launcher cannot be reached, or because another thread has not
     /// started the recording in time. The recording includes this count once it starts.
     #[cold]

@@ -68,7 +68,7 @@ pub(crate) fn check(options: &Check) -> anyhow::Result<bool> {
     if options.github {
         let here = std::env::current_dir().unwrap_or_default();
         let root = std::env::var_os("GITHUB_WORKSPACE").filter(|root| !root.is_empty()).map_or(here, Into::into);
-        super::write_output(&memtrace_analysis::github_annotations(&report, &root.to_string_lossy()), None)?;
+        super::write_output(memtrace_analysis::github_annotations(&report, &root.to_string_lossy()), None)?;
     }
     Ok(report.passed)
 }

@@ -79,8 +79,10 @@ fn write_page(
             summarize_with(run, summary_options, &mut |progress| line.show(&progress))
         };
         let summaries = (summary_of(a)?, b.map(&mut summary_of).transpose()?);
-        let page_a = DiffPageRun { run: a, summary: &summaries.0 };
-        let page_b = b.zip(summaries.1.as_ref()).map_or(page_a, |(run, summary)| DiffPageRun { run, summary });
+        let custom_rules = summary_options.custom_rules;
+        let page_a = DiffPageRun { run: a, summary: &summaries.0, custom_rules };
+        let page_b =
+            b.zip(summaries.1.as_ref()).map_or(page_a, |(run, summary)| DiffPageRun { run, summary, custom_rules });
         diff_html(report, (page_a, page_b), device, &mut page, &mut |progress| line.show(&progress))
     })();
     line.clear();

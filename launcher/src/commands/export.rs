@@ -140,7 +140,13 @@ fn html(run: &Run, options: &Export, summary_options: &SummaryOptions<'_>, name:
     let mut line = ProgressLine::new(std::io::stderr().is_terminal());
     let summary = summarize_with(run, summary_options, &mut |progress| line.show(&progress))?;
     let mut page = Vec::new();
-    let html_options = HtmlOptions { device: options.window.device, sources: SourceAccess::of(run, false), windows };
+    let html_options = HtmlOptions {
+        device: options.window.device,
+        sources: SourceAccess::of(run, false),
+        windows,
+        custom_rules: summary_options.custom_rules,
+        is_served: false,
+    };
     let drawn = html_report(&summary, &processes, &html_options, &mut page, &mut |progress| line.show(&progress));
     line.clear();
     drawn?;

@@ -3,7 +3,7 @@
 use std::io::IsTerminal;
 
 use anyhow::bail;
-use memtrace_analysis::{LinesOptions, TextOptions, ToText, lines as read_lines};
+use memtrace_analysis::{LinesOptions, TextOptions, ToText, lines as read_lines, lines_html};
 
 use super::selection::Selected;
 use crate::cli::Lines;
@@ -24,6 +24,8 @@ pub(crate) fn lines(options: &Lines) -> anyhow::Result<()> {
         device: options.device,
         sources: options.sources,
         custom_rules,
+        range: options.range.clone(),
+        statistics: options.statistics,
     };
     let mut line = ProgressLine::new(std::io::stderr().is_terminal());
     let report = read_lines(&run, &lines_options, &mut |progress| line.show(&progress));
@@ -35,19 +37,22 @@ pub(crate) fn lines(options: &Lines) -> anyhow::Result<()> {
             (None, Some(file)) => format!("the file {file}"),
             (None, None) => "a function of the program".to_owned(),
         };
+        let range = options.range.as_ref().map_or_else(String::new, |range| format!(" in ranges of the name {range}"));
         bail!(WithHelp::new(
-            format!("no memory was allocated or freed in {place} in {}", options.run.display()),
+            format!("no memory was allocated or freed in {place}{range} in {}", options.run.display()),
             "run `memtrace lines` without --function and --file to list all functions; the run must have been recorded \
              without --stacks none"
         ));
     };
     let text = if options.json {
-        report.to_json()
+        report.to_json().into_bytes()
     } else if options.html {
-        memtrace_analysis::lines_html(&report)
+        let mut page = Vec::new();
+        lines_html(&report, &mut page)?;
+        page
     } else {
         let layout = if options.output.is_none() { layout(&std::io::stdout(), false) } else { TextOptions::default() };
-        report.to_text(&layout)
+        report.to_text(&layout).into_bytes()
     };
     super::write_output(&text, options.output.as_deref())
 }

@@ -1,5 +1,6 @@
 //! The subcommands, one small file each.
 
+mod browser;
 pub(crate) mod categories;
 pub(crate) mod check;
 pub(crate) mod diff;
@@ -13,6 +14,7 @@ pub(crate) mod redact;
 pub(crate) mod report;
 pub(crate) mod run;
 mod selection;
+mod serve;
 
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -97,10 +99,10 @@ fn open(path: &Path) -> memtrace_analysis::Result<Run> {
 }
 
 /// Writes a text into a file, or prints it on stdout.
-fn write_output(text: &str, output: Option<&Path>) -> anyhow::Result<()> {
+fn write_output(text: impl AsRef<[u8]>, output: Option<&Path>) -> anyhow::Result<()> {
     match output {
         Some(path) => std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display())),
-        None => print(text.as_bytes()).context("cannot write to stdout"),
+        None => print(text.as_ref()).context("cannot write to stdout"),
     }
 }
 

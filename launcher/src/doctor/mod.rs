@@ -12,6 +12,7 @@ mod ipc;
 mod kernel;
 mod layers;
 mod limits;
+mod own_command;
 mod preload;
 mod probe;
 mod program;
@@ -66,6 +67,7 @@ pub(crate) fn run_checks(options: &Doctor) -> anyhow::Result<DoctorReport> {
         limits::open_files(),
         storage::storage(&here),
         clock::clock(),
+        own_command::own_command(),
         preload::library(&scratch.path().join("library")),
         preload::others(),
     ];

@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -287,6 +288,8 @@ impl DrainLoop {
         if let Some(pidfd) = &peer.pidfd {
             self.epoll.add(pidfd.as_fd(), id).map_err(|_| RefusalReason::NoDescriptors)?;
         }
+        segment.header().trace_pid.store(pid, Ordering::Relaxed);
+        segment.header().trace_image.store(generation, Ordering::Relaxed);
         handshake::send_fd(socket.as_fd(), fd.as_fd()).map_err(|_| RefusalReason::ProcessEnded)?;
         let file = if generation == 0 { format!("{pid}.mtr") } else { format!("{pid}.{generation}.mtr") };
         self.generations.insert(pid, generation + 1);

@@ -80,9 +80,13 @@ impl Merge {
     }
 
     /// The smallest number that was neither released nor given up.
-    #[cfg(test)]
-    fn next(&self) -> u64 {
+    pub(crate) fn next(&self) -> u64 {
         self.next
+    }
+
+    /// The number after the last event that was inserted.
+    pub(crate) fn end(&self) -> u64 {
+        self.next + self.window.len() as u64
     }
 
     /// Whether an event with this number can be inserted without giving up other numbers.

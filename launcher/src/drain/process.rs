@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use memtrace_trace::clock::ClockPoint;
@@ -23,12 +23,14 @@ use super::limits::Limits;
 use super::merge::Merge;
 use super::rings::{Intake, Rings};
 use super::threads::Threads;
-use super::writer::{BATCH_EVENTS, Batch, FileKey, Queue};
+use super::writer::{BATCH_EVENTS, Batch, FileKey, FileProgress, Queue};
 use crate::host;
 use crate::proc::ProcessDir;
 
 /// The longest time an event waits in memory before it is flushed to the file.
 const FLUSH_INTERVAL: Duration = Duration::from_millis(250);
+/// The shortest interval between two flushes that the traced process requests. It bounds how much of the file they take.
+const REQUESTED_FLUSH_INTERVAL: Duration = Duration::from_millis(5);
 /// The interval between clock points while the process records events.
 const CLOCK_INTERVAL: Duration = Duration::from_secs(1);
 /// The interval between counter snapshots while the process records events.
@@ -195,8 +197,9 @@ pub(super) struct Process {
     threads: Threads,
     merge: Merge,
     out: Output,
-    /// Set by the writer when the file cannot be written. The traced process then stops producing events.
-    write_failed: Arc<AtomicBool>,
+    /// Updated by the writer. When the file cannot be written, the traced process stops producing events.
+    progress: Arc<FileProgress>,
+    flush_requests: FlushRequests,
     /// The result of the last pass over the rings.
     last_pass: PassResult,
     final_passes: Option<FinalPasses>,
@@ -226,7 +229,7 @@ impl Process {
             // The manifest goes without the info object. The trace file still contains all of it.
             info = Value::Null;
         }
-        let write_failed = queue.open(key, file.clone(), text);
+        let progress = queue.open(key, file.clone(), text);
         let mut out = Output {
             key,
             batch: Batch { clock: Some(ClockPoint::read()), ..Batch::default() },
@@ -255,7 +258,8 @@ impl Process {
             threads: Threads::default(),
             merge: Merge::default(),
             out,
-            write_failed,
+            progress,
+            flush_requests: FlushRequests::default(),
             last_pass: PassResult::default(),
             final_passes: None,
             flushed_at: now,
@@ -300,14 +304,18 @@ impl Process {
 
     /// Makes one pass over the rings.
     fn pass(&mut self, now: Duration, queue: &Queue) {
-        if self.write_failed.load(Ordering::Acquire) {
+        if self.progress.failed.load(Ordering::Acquire) {
             self.close();
         }
+        let requested = self.segment.header().flushes_requested.0.load(Ordering::Acquire);
         let Process { segment, dir, rings, threads, merge, out, .. } = self;
         let result = PassResult::default();
         let mut pass = PassIntake { dir, threads, merge, out, queue, now, result };
         rings.drain(segment, &mut pass);
         self.last_pass = pass.result;
+        if !self.last_pass.stopped_early && self.last_pass.out_of_place.is_none() {
+            self.flush_requests.taken(requested, merge.end());
+        }
         let Some(final_passes) = &mut self.final_passes else { return };
         final_passes.allowance = final_passes.allowance.saturating_sub(self.last_pass.activity.slots);
         match self.last_pass {
@@ -325,19 +333,22 @@ impl Process {
     }
 
     /// Runs the periodic work: releases overdue events, then flushes the batch with thread names, clock points and
-    /// counters.
+    /// counters. A flush that the traced process has requested happens as soon as its events are in the batch.
     pub(super) fn tick(&mut self, now: Duration, queue: &Queue) {
         let Process { segment, dir, threads, merge, out, .. } = self;
         merge.tick(now, &mut |e| out.event(e, queue));
-        if now.saturating_sub(self.flushed_at) < FLUSH_INTERVAL || (out.batch.is_empty() && !out.unflushed) {
+        let since = now.saturating_sub(self.flushed_at);
+        let request = if since < REQUESTED_FLUSH_INTERVAL { None } else { self.flush_requests.ready(merge.next()) };
+        if request.is_none() && (since < FLUSH_INTERVAL || (out.batch.is_empty() && !out.unflushed)) {
             return;
         }
+        out.batch.request = request;
         threads.refresh(dir, now, false, &mut |d| out.launcher_definition(d, queue));
-        if now.saturating_sub(self.clock_at) >= CLOCK_INTERVAL {
+        if request.is_some() || now.saturating_sub(self.clock_at) >= CLOCK_INTERVAL {
             out.batch.clock = Some(ClockPoint::read());
             self.clock_at = now;
         }
-        if now.saturating_sub(self.counters_at) >= COUNTERS_INTERVAL {
+        if request.is_some() || now.saturating_sub(self.counters_at) >= COUNTERS_INTERVAL {
             out.batch.counters = Some(Box::new(read_counters(segment)));
             self.counters_at = now;
         }
@@ -349,9 +360,12 @@ impl Process {
 
     /// Publishes the total number of slots that the drain loop has taken from all processes.
     ///
-    /// A thread that waits for space in its ring reads this number. As long as it rises, waiting makes sense.
+    /// A thread that waits for space in its ring reads this number. As long as it rises, waiting makes sense. Also
+    /// publishes which requested flushes have reached the file.
     pub(super) fn publish_progress(&self, taken: u64) {
-        self.segment.header().taken.0.store(taken, Ordering::Relaxed);
+        let header = self.segment.header();
+        header.taken.0.store(taken, Ordering::Relaxed);
+        header.flushes_done.store(self.progress.served.load(Ordering::Acquire), Ordering::Release);
     }
 
     /// Marks the segment as closed, so that the process stops to write events.
@@ -459,6 +473,31 @@ struct FinalPasses {
     count: u32,
 }
 
+/// The flushes that the traced process has requested. One is served at a time: the newest request includes earlier ones.
+#[derive(Default, Debug)]
+struct FlushRequests {
+    /// The number of the last request whose events were taken from the rings.
+    taken: u64,
+    /// The request to serve next, and the number of the event before which all events belong to it.
+    waiting: Option<(u64, u64)>,
+}
+
+impl FlushRequests {
+    /// Reports a complete pass over the rings. Before it, `requested` was the newest request. `end` is the number after
+    /// the last event that the pass has found.
+    fn taken(&mut self, requested: u64, end: u64) {
+        if requested > self.taken && self.waiting.is_none() {
+            self.taken = requested;
+            self.waiting = Some((requested, end));
+        }
+    }
+
+    /// The request whose events have all been released, now that `next` is the number of the next event to release.
+    fn ready(&mut self, next: u64) -> Option<u64> {
+        self.waiting.take_if(|(_, end)| next >= *end).map(|(request, _)| request)
+    }
+}
+
 /// The result of one pass over the rings.
 #[derive(Clone, Copy, Default, Debug)]
 struct PassResult {
@@ -527,4 +566,24 @@ fn read_counters(segment: &Segment) -> CounterValues {
         *value = counter.load(Ordering::Relaxed);
     }
     values
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_is_served_when_its_events_are_released() {
+        let mut requests = FlushRequests::default();
+        requests.taken(0, 10);
+        assert_eq!(requests.ready(10), None, "nothing was requested");
+        requests.taken(1, 10);
+        assert_eq!(requests.ready(9), None, "event 9 has not arrived");
+        // A later request waits, because events 10 to 19 are not released yet.
+        requests.taken(2, 20);
+        assert_eq!(requests.ready(10), Some(1));
+        assert_eq!(requests.ready(30), None);
+        requests.taken(2, 20);
+        assert_eq!((requests.ready(19), requests.ready(20), requests.ready(20)), (None, Some(2), None));
+    }
 }

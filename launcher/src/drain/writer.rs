@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -43,6 +43,17 @@ pub(crate) struct Batch {
     pub(crate) counters: Option<Box<CounterValues>>,
     /// Whether all data so far must reach the file now.
     pub(crate) flush: bool,
+    /// The number of the traced process's request that this flush serves, if there is one.
+    pub(crate) request: Option<u64>,
+}
+
+/// What the writer thread reports about a file.
+#[derive(Debug, Default)]
+pub(crate) struct FileProgress {
+    /// Whether the file cannot be written.
+    pub(crate) failed: AtomicBool,
+    /// The number of the last request ([`Batch::request`]) whose events are in the file.
+    pub(crate) served: AtomicU64,
 }
 
 impl Batch {
@@ -63,7 +74,7 @@ fn as_events(bytes: usize) -> usize {
 }
 
 enum Job {
-    Open { key: FileKey, name: String, info: String, failed: Arc<AtomicBool> },
+    Open { key: FileKey, name: String, info: String, progress: Arc<FileProgress> },
     Write { key: FileKey, batch: Batch },
     Finish { key: FileKey, end: End },
 }
@@ -90,12 +101,12 @@ impl Queue {
         }
     }
 
-    /// Starts a file. The returned flag becomes true when the file cannot be written.
-    pub(crate) fn open(&self, key: FileKey, name: String, info: String) -> Arc<AtomicBool> {
-        let failed = Arc::new(AtomicBool::new(false));
+    /// Starts a file. The writer thread updates the returned progress.
+    pub(crate) fn open(&self, key: FileKey, name: String, info: String) -> Arc<FileProgress> {
+        let progress = Arc::new(FileProgress::default());
         self.queued.fetch_add(as_events(info.len()), Ordering::AcqRel);
-        self.send(Job::Open { key, name, info, failed: Arc::clone(&failed) });
-        failed
+        self.send(Job::Open { key, name, info, progress: Arc::clone(&progress) });
+        progress
     }
 
     /// Sends a batch and leaves an empty one in its place.
@@ -133,9 +144,9 @@ pub(crate) fn start(folder: Arc<RunFolder>) -> anyhow::Result<(Queue, JoinHandle
         let mut files = Files { folder, reserve, open: HashMap::new(), truncated: Vec::new(), done: Vec::new() };
         for job in inbox {
             match job {
-                Job::Open { key, name, info, failed } => {
+                Job::Open { key, name, info, progress } => {
                     let size = as_events(info.len());
-                    files.start(key, name, info, failed);
+                    files.start(key, name, info, progress);
                     queued.fetch_sub(size, Ordering::AcqRel);
                 }
                 Job::Write { key, mut batch } => {
@@ -163,7 +174,7 @@ struct OpenFile {
     writer: Option<Writer<TraceFile>>,
     /// The info object of a file whose beginning could not be written.
     unwritten_info: Option<String>,
-    failed: Arc<AtomicBool>,
+    progress: Arc<FileProgress>,
     /// The number of events that were to be written.
     given: u64,
     /// The most recent counters that arrived after writing had failed.
@@ -181,9 +192,9 @@ struct Files {
 }
 
 impl Files {
-    fn start(&mut self, key: FileKey, name: String, info: String, failed: Arc<AtomicBool>) {
+    fn start(&mut self, key: FileKey, name: String, info: String, progress: Arc<FileProgress>) {
         let written = Written { file: name, bytes: 0, unwritten: 0, error: None };
-        let mut file = OpenFile { writer: None, unwritten_info: None, failed, given: 0, counters: None, written };
+        let mut file = OpenFile { writer: None, unwritten_info: None, progress, given: 0, counters: None, written };
         match begin(&self.folder, &file.written.file, &info) {
             Ok(writer) => file.writer = Some(writer),
             Err(e) => {
@@ -198,12 +209,17 @@ impl Files {
         let Some(file) = self.open.get_mut(&key) else { return };
         file.given += batch.events.len() as u64;
         match &mut file.writer {
-            Some(writer) => {
-                if let Err(e) = append(writer, batch) {
+            Some(writer) => match append(writer, batch) {
+                Ok(()) => {
+                    if let Some(request) = batch.request {
+                        file.progress.served.store(request, Ordering::Release);
+                    }
+                }
+                Err(e) => {
                     file.fail(e.to_string());
                     file.counters = batch.counters.take();
                 }
-            }
+            },
             None => file.counters = batch.counters.take().or(file.counters.take()),
         }
     }
@@ -250,7 +266,7 @@ impl Files {
 
 impl OpenFile {
     fn fail(&mut self, error: String) {
-        self.failed.store(true, Ordering::Release);
+        self.progress.failed.store(true, Ordering::Release);
         self.written.error = Some(error);
         self.writer = None;
     }

@@ -205,6 +205,19 @@ fn helped(words: &[&str]) -> Vec<String> {
 
 /// Every command has a manual page. troff reads it without a warning, and it has every option of `--help`.
 #[test]
+fn every_package_has_the_version_of_the_program() {
+    let printed = String::from_utf8(output(Command::new(memtrace()).arg("--version")).stdout).unwrap();
+    let version = printed.trim().strip_prefix("memtrace ").unwrap_or_else(|| panic!("{printed}"));
+    for (file, line) in [
+        ("launcher/python/gpu_memtrace/__init__.py", format!("__version__ = \"{version}\"")),
+        ("packaging/conda/recipe.yaml", format!("  version: {version}")),
+    ] {
+        let text = std::fs::read_to_string(memtrace_tests::traced_program::root().join(file)).unwrap();
+        assert!(text.lines().any(|l| l == line), "{file} lacks the line {line}");
+    }
+}
+
+#[test]
 fn every_command_has_a_manual_page() {
     let folder = tempfile::tempdir().unwrap();
     let made = output(Command::new(memtrace()).args(["man", "-o"]).arg(folder.path()));

@@ -325,6 +325,34 @@ fn doctor_works_without_home_and_path() {
     assert!(Path::new(library).is_absolute(), "{library}");
 }
 
+#[test]
+fn another_memtrace_on_path_is_reported() {
+    let folder = tempfile::tempdir().unwrap();
+    let other = folder.path().join("memtrace");
+    std::fs::copy("/bin/true", &other).unwrap();
+    let path = |first: &Path| format!("{}:{SHORT_PATH}", first.display());
+    let name = "Command memtrace";
+    let this = memtrace().canonicalize().unwrap();
+
+    let report = DoctorReport::of(&doctor::<&str>(&[]).env("PATH", path(folder.path())).output().unwrap());
+    let check = report.machine(name);
+    assert_eq!(check["status"], "note", "{check}");
+    let detail = check["detail"].as_str().unwrap();
+    assert!(detail.contains(other.to_str().unwrap()) && detail.contains(this.to_str().unwrap()), "{detail}");
+    assert!(check["fix"].as_str().unwrap().contains(this.to_str().unwrap()), "{check}");
+    // The text report for people has both lines.
+    let text = doctor_as_text(&path(folder.path()));
+    assert!(text.contains(&format!("{name}     note on PATH it is another program")), "{text}");
+
+    let report = DoctorReport::of(&doctor::<&str>(&[]).env("PATH", path(this.parent().unwrap())).output().unwrap());
+    assert_eq!(report.machine(name)["status"], "ok", "{}", report.machine(name));
+}
+
+fn doctor_as_text(path: &str) -> String {
+    let output = Command::new(memtrace()).arg("doctor").env("PATH", path).output().unwrap();
+    String::from_utf8(output.stdout).unwrap()
+}
+
 /// Makes a system call fail with EPERM in a child, as a sandbox does.
 fn forbid(command: &mut Command, call: libc::c_long) {
     let filter = move || {

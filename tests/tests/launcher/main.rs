@@ -10,6 +10,10 @@ mod inputs;
 mod launcher_support;
 #[path = "../../../analysis/tests/native_objects/mod.rs"]
 mod native_objects;
+#[path = "../../../analysis/tests/it/page_data.rs"]
+#[allow(dead_code, reason = "every test binary uses its part")]
+mod page_data;
+mod serve;
 mod signals;
 mod symbols;
 mod transparency;

@@ -7,6 +7,7 @@ mod compile;
 mod cpu;
 mod distributed;
 mod exhaustive;
+mod functions;
 mod golden_snapshots;
 mod programs;
 mod pytorch_snapshots;

@@ -49,6 +49,14 @@ pub struct SegmentHeader {
     pub rings_used: Padded<AtomicU32>,
     /// The lock of the common ring.
     pub common_lock: Padded<Owner>,
+    /// How many times the traced process has asked for its events to be written.
+    pub flushes_requested: Padded<AtomicU64>,
+    /// The number of the last such request whose events are in the trace file.
+    pub flushes_done: AtomicU64,
+    /// The process's id in the launcher's pid namespace, as the trace file's name has it.
+    pub trace_pid: AtomicU32,
+    /// The number of the process image in the trace file's name; 0 for the first one, whose name has no number.
+    pub trace_image: AtomicU32,
 }
 
 /// The header of one ring.
@@ -90,7 +98,7 @@ const _: () = assert!(RING_SLOTS.is_power_of_two());
 const _: () = assert!(size_of::<Slot>() == 64);
 
 /// Increment this if the meaning of a slot, a counter or a definition changes without a change of sizes.
-const REVISION: u64 = 3;
+const REVISION: u64 = 4;
 
 /// Identifies a build. Launcher and library must have the same value.
 pub const BUILD: u64 = {

@@ -50,7 +50,8 @@ impl Owned {
                 Definition::TensorName { address: *x, seq: *y, kind: TENSOR_KINDS[*a as usize % 5], name: s, shape: t }
             }
             13 => {
-                let origin = [LabelOrigin::RecordFunction, LabelOrigin::Nvtx][*a as usize % 2];
+                let origins = [LabelOrigin::RecordFunction, LabelOrigin::Nvtx, LabelOrigin::Annotation];
+                let origin = origins[*a as usize % origins.len()];
                 Definition::Label { id: *id, origin, text: s }
             }
             14 => Definition::Cycle { address: *x, seq: *y, file: s, text: t },

@@ -13,6 +13,8 @@ export interface Axis {
   end: number;
   label: (value: number, step: number) => string;
   title: string;
+  /** Where an event is between the points, from its number and its time in microseconds. */
+  at: (seq: number, us: number) => number;
 }
 
 /** Where a step begins, as a point. Step -1 is what comes before the first one. */
@@ -37,7 +39,32 @@ export function stepRanges(device: Device): StepRange[] {
   return ranges.filter(range => range.from < range.to);
 }
 
+/** The position of an event on the axis of a device. Events between two points are spread evenly. */
+function positionOf(device: Device, axis: Axis, seq: number): number {
+  const at = upperBound(device.pointSeq, seq) - 1;
+  const [before, after] = [device.pointSeq[at] ?? seq, device.pointSeq[at + 1] ?? seq];
+  const [from, to] = [axis.position[at] ?? axis.begin, axis.position[at + 1] ?? axis.position[at] ?? axis.begin];
+  return after > before ? from + ((to - from) * (seq - before)) / (after - before) : from;
+}
+
+const axes = new WeakMap<Device, Map<AxisKind, Axis>>();
+
 export function axisOf(device: Device, kind: AxisKind): Axis {
+  let known = axes.get(device);
+  if (!known) axes.set(device, (known = new Map()));
+  let axis = known.get(kind);
+  if (!axis) known.set(kind, (axis = newAxis(device, kind)));
+  return axis;
+}
+
+function newAxis(device: Device, kind: AxisKind): Axis {
+  if (device.whole !== device) {
+    // A part is drawn where the whole recording has it.
+    const whole = axisOf(device.whole, kind);
+    if (whole.kind === 'order') return { ...whole, position: device.pointSeq };
+    if (whole.kind === 'time') return { ...whole, position: device.pointTime };
+    return { ...whole, position: device.pointSeq.map(seq => positionOf(device.whole, whole, seq)) };
+  }
   const n = device.points;
   if (kind === 'time') {
     const position = device.pointTime;
@@ -48,6 +75,7 @@ export function axisOf(device: Device, kind: AxisKind): Axis {
       end: Math.max((position[n - 1] ?? 0) * (1 + 1e-9), (position[0] ?? 0) + 1),
       label: (value, step) => (step >= 1e6 ? `${format.axisLabel(value / 1e6, step / 1e6)} s` : `${format.axisLabel(value / 1e3, step / 1e3)} ms`),
       title: 'time since the first event',
+      at: (_, us) => us,
     };
   }
   if (kind === 'steps') {
@@ -66,6 +94,7 @@ export function axisOf(device: Device, kind: AxisKind): Axis {
         end: last + 1,
         label: value => (value < 0 ? 'before step 0' : Number.isInteger(value) ? `step ${value}` : ''),
         title: 'steps, each in allocation order',
+        at: seq => position[upperBound(device.pointSeq, seq)] ?? last + 1,
       };
     }
   }
@@ -78,5 +107,6 @@ export function axisOf(device: Device, kind: AxisKind): Axis {
     end: complete ? Math.max(n, 1) : (position[n - 1] ?? 0) + 1,
     label: value => format.count(value),
     title: complete ? 'allocations and frees, in order' : 'events of the recording, in order',
+    at: complete ? seq => upperBound(device.pointSeq, seq) : seq => seq,
   };
 }

@@ -9,6 +9,11 @@ export async function dataOf(id: string): Promise<Uint8Array | null> {
   element.remove();
   const bytes = new Uint8Array(text.length);
   for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
+  return inflated(bytes);
+}
+
+/** Decompressed data. */
+export async function inflated(bytes: BlobPart): Promise<Uint8Array> {
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream('deflate'));
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }

@@ -1,6 +1,7 @@
 /** The run as the page has it: for each device, every block with its lifetime, and points at which totals are known. */
 
 import { Reader, records } from './decode';
+import { Ranges } from './ranges';
 
 export interface DeviceInfo {
   device: number;
@@ -23,7 +24,9 @@ interface Tables {
   /** By stack: its innermost frame. */
   calls: number[];
   /** Numbers of stacks, nodes and modules are plus one; 0 is none. */
-  sites: { stack: number[]; node: number[]; module: number[]; category: number[]; phase: number[] };
+  sites: { stack: number[]; node: number[]; module: number[]; category: number[]; phase: number[]; custom: number[] };
+  /** By custom category: its name. */
+  custom_categories: number[];
   /** Name, shape, module plus one. */
   tensors: [number, number, number][];
 }
@@ -33,6 +36,7 @@ interface Json {
   categories: { name: string; plural: string }[];
   phases: string[];
   shortest_phase: number;
+  ranges: { tracks: number[]; left_out: number } | null;
   devices: DeviceInfo[];
   sources: [number, [number, string[]][]][];
   tables: Tables;
@@ -121,6 +125,9 @@ export class Device {
   physical!: Changes;
   /** The point of the peak. */
   peak = 0;
+  /** The device of the whole recording, and the first and the last event if this is a part of it. */
+  whole: Device = this;
+  window: [number, number] | null = null;
 
   constructor(
     readonly process: Process,
@@ -134,6 +141,11 @@ export class Device {
   /** The last point that is not after an event; 0 if there is none. */
   pointOf(seq: number): number {
     return Math.max(0, upperBound(this.pointSeq, seq) - 1);
+  }
+
+  /** Whether it has the state at an event. */
+  covers(seq: number): boolean {
+    return !this.window || (this.window[0] <= seq && seq <= this.window[1]);
   }
 
   /** The listed blocks that are allocated at a point. */
@@ -161,15 +173,18 @@ export class Process {
   beginNs = 0n;
   shortestPhase = 0;
   /** Where phases and steps begin; step -1 is before the first. */
-  phaseSeq!: Float64Array;
-  phaseOf!: Float64Array;
-  stepOf!: Float64Array;
+  phaseSeq: Float64Array = new Float64Array(0);
+  phaseOf: Float64Array = new Float64Array(0);
+  stepOf: Float64Array = new Float64Array(0);
+  /** The ranges that the program names. */
+  readonly ranges = new Ranges(number => this.string(number));
   private json!: Json;
   private sourceLines = new Map<number, [number, string[]][]>();
   private ownLine = new Map<number, number>();
 
-  constructor(bytes: Uint8Array) {
-    this.read(bytes);
+  /** Without data, it is a process without blocks. */
+  constructor(bytes?: Uint8Array) {
+    if (bytes) this.read(bytes);
   }
 
   private read(bytes: Uint8Array): void {
@@ -184,6 +199,8 @@ export class Process {
         for (let i = 0; i < rows; i++) phaseSeq.push(phaseSeq.last + reader.next());
         for (let i = 0; i < rows; i++) phase.push(reader.next());
         for (let i = 0; i < rows; i++) step.push(reader.next() - 1);
+      } else if (tag === 'A') {
+        this.ranges.read(reader);
       } else {
         part(reader.next()).read(tag, reader);
       }
@@ -194,6 +211,8 @@ export class Process {
     this.beginNs = BigInt(this.json.begin_ns);
     this.shortestPhase = this.json.shortest_phase;
     this.devices = this.json.devices.map((info, number) => part(number).device(new Device(this, info)));
+    this.ranges.threads = (this.json.ranges?.tracks ?? []).map(name => this.string(name));
+    this.ranges.leftOut = this.json.ranges?.left_out ?? 0;
     for (const [file, ranges] of this.json.sources) this.sourceLines.set(file, ranges);
   }
 
@@ -216,6 +235,17 @@ export class Process {
 
   phase(site: number): number {
     return this.json.tables.sites.phase[site] as number;
+  }
+
+  /** The names of the custom categories; empty if the run was analyzed without. */
+  get customCategories(): string[] {
+    return this.json.tables.custom_categories.map(name => this.string(name));
+  }
+
+  /** The custom category of a site; `null` if no rule matches. */
+  custom(site: number): string | null {
+    const number = this.json.tables.sites.custom[site] as number;
+    return number === 0 ? null : this.string(this.json.tables.custom_categories[number - 1] as number);
   }
 
   /** The stack of a site plus one; 0 without a known frame. */

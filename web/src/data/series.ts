@@ -2,7 +2,10 @@
 
 import { type Device, moduleText } from './model';
 
-export type Division = 'category' | 'phase' | 'module' | 'line';
+export type Division = 'category' | 'phase' | 'module' | 'line' | 'custom' | 'rank';
+
+/** What stands for the blocks that no rule of the user's own categories matches. */
+export const NO_CUSTOM_CATEGORY = 'none of the rules';
 
 /** Blocks in a color of their own; all others have another. */
 export interface Highlight {
@@ -40,6 +43,18 @@ export interface OneSeries {
   color: string;
   /** The highest number of bytes. */
   most: number;
+}
+
+/** A device's memory at each point, in series. */
+export interface PointSeries {
+  readonly device: Device;
+  readonly division: Division;
+  readonly highlight: Highlight | null;
+  readonly series: OneSeries[];
+  /** Writes the bytes of each series at a point to `out`. */
+  at(point: number, out: Float64Array): void;
+  /** The bytes of each series at a point. */
+  values(point: number): Float64Array;
 }
 
 /** The name of a module with numbers replaced: `blocks.*`; modules inside it belong to it. */
@@ -91,7 +106,9 @@ function groups(device: Device, division: Division, highlight: Highlight | null)
             ? (process.phases[process.phase(at)] ?? 'other')
             : division === 'line'
               ? process.location(process.stack(at)) || 'no stack'
-              : moduleName(device, block),
+              : division === 'custom'
+                ? (process.custom(at) ?? NO_CUSTOM_CATEGORY)
+                : moduleName(device, block),
       );
     }
     group[block] = bySite[at] as number;
@@ -104,7 +121,7 @@ function moduleName(device: Device, block: number): string {
   return module === null ? 'no module' : modulePattern(module);
 }
 
-export class SeriesSet {
+export class SeriesSet implements PointSeries {
   readonly series: OneSeries[] = [];
   /** By block: its series. */
   readonly of: Uint8Array;
@@ -124,6 +141,7 @@ export class SeriesSet {
     const [group, names] = groups(device, division, highlight);
     const most = highest(device, group, names.length);
     const byCategory = division === 'category' && !highlight;
+    const isUnmatched = (name: string) => division === 'custom' && name === NO_CUSTOM_CATEGORY;
     const isFixed = byCategory || division === 'phase' || highlight !== null;
     const { process } = device;
     let chosen = names.map((_, number) => number);
@@ -146,14 +164,14 @@ export class SeriesSet {
       const plural = process.categories.find(category => category.name === name)?.plural;
       this.series.push({
         label: byCategory ? (plural ?? name) : name,
-        color: highlight ? (number === 0 ? 'highlight' : 'series-muted') : isFixed ? `${division}-${name}` : `series-${this.series.length}`,
+        color: highlight ? (number === 0 ? 'highlight' : 'series-muted') : isFixed ? `${division}-${name}` : isUnmatched(name) ? 'series-muted' : `series-${this.series.length}`,
         most: most[number] as number,
       });
     }
     const left = names.filter((_, number) => (seriesOf[number] as number) < 0 && (most[number] as number) > 0).length;
     if (left > 0) {
-      const noun = division === 'module' ? 'module' : 'line';
-      this.series.push({ label: `${left} other ${noun}${left === 1 ? '' : 's'}`, color: 'series-other', most: 0 });
+      const [noun, nouns] = { module: ['module', 'modules'], custom: ['category', 'categories'] }[division as string] ?? ['line', 'lines'];
+      this.series.push({ label: `${left} other ${left === 1 ? noun : nouns}`, color: 'series-other', most: 0 });
     }
     const other = Math.max(0, this.series.length - 1);
     if (device.info.rest && !byCategory) {

@@ -26,7 +26,10 @@ export class State {
     return this.choice;
   }
 
-  set(changed: Partial<Choice>): void {
+  set(changes: Partial<Choice>): void {
+    // Points of one device mean nothing to another.
+    const isOther = changes.device !== undefined && changes.device !== this.choice.device && changes.base === undefined;
+    const changed = isOther ? { ...changes, base: -1 } : changes;
     this.choice = { ...this.choice, ...changed };
     for (const listener of this.listeners) listener(changed);
   }

@@ -20,7 +20,30 @@ export interface Totals {
   requested_bytes: number;
 }
 
+/** Blocks with one custom category; without a name, those that no rule matches. */
+export interface CustomAmount {
+  custom_category?: string;
+  bytes: number;
+  blocks: number;
+}
+
+/** Blocks of one compiled region of `torch.compile`; without a name, those outside all. */
+export interface ContextAmount {
+  compile_context?: string;
+  bytes: number;
+  blocks: number;
+}
+
+/** Tensors that Python paths of one pattern hold. */
+export interface Holder {
+  path: string;
+  tensors: number;
+  bytes: number;
+  shape?: string;
+}
+
 export interface AllocationGroup {
+  custom_category?: string;
   bytes: number;
   blocks: number;
   share: number;
@@ -41,6 +64,9 @@ export interface MemoryState {
   allocated_at?: StackSummary;
   totals: Totals;
   by_category: { category: string; bytes: number; blocks: number }[];
+  by_custom_category?: CustomAmount[];
+  by_compile_context?: ContextAmount[];
+  growing_kv_cache?: { blocks: number; bytes: number; growth_bytes: number };
   largest_allocations: AllocationGroup[];
   module_groups?: { pattern: string; class?: string; modules: number; is_own: boolean; bytes: number }[];
 }
@@ -53,10 +79,88 @@ export interface OomSummary {
   reserved_but_unallocated_bytes: number;
   largest_free_bytes: number;
   outside_pytorch_bytes: number;
+  outside_pytorch: { owner: string; bytes: number }[];
   contexts_and_other_processes_bytes?: number;
   refused_by_pytorch: boolean;
   short_bytes?: number;
   requested_for?: string;
+  as_large_as?: string;
+  optimizer_state_needed_bytes?: number;
+  step_estimate?: {
+    needed_bytes?: number;
+    at_least?: boolean;
+    needed_with_foreach_bytes?: number;
+    available_bytes?: number;
+    basis: string;
+    still_to_come: { text: string; bytes?: number }[];
+  };
+  fatal?: boolean;
+}
+
+/** The division of reserved memory. */
+export interface ReservedSummary {
+  allocated_bytes: number;
+  rounding_bytes: number;
+  pending_free_bytes: number;
+  releasable_bytes: number;
+  blocked_bytes: number;
+  largest_free_bytes: number;
+  segments: number;
+  blocked_segments: number;
+  blocked_by: {
+    segments: number;
+    segment_bytes: number;
+    blocks: number;
+    block_bytes: number;
+    free_bytes: number;
+    allocated_at: StackSummary;
+    tensor_name?: string;
+  }[];
+}
+
+/** Other settings of PyTorch's allocator. */
+export interface WhatIfSummary {
+  matched_blocks: number;
+  matched_segment_events: number;
+  mismatch?: string;
+  limit_bytes?: number;
+  reserved_peak_bytes: number;
+  settings: {
+    setting: string;
+    fits?: boolean;
+    fails_earlier: boolean;
+    reserved_peak_bytes: number;
+    step_fits?: boolean;
+    step_short_bytes?: number;
+  }[];
+}
+
+/** What happened inside the ranges of one name. */
+export interface LabelSummary {
+  name: string;
+  api: string;
+  rule?: string;
+  times: number;
+  allocations: number;
+  allocated_bytes: number;
+  frees: number;
+  freed_bytes: number;
+  kept_bytes: number;
+  peak_bytes: number;
+  after_bytes: number;
+  duration_ns: number;
+}
+
+export interface PhaseSummary {
+  phase: string;
+  explanation: string;
+  steps: number;
+  allocated_bytes: number;
+  freed_bytes: number;
+  net_bytes: number;
+  start_bytes: number;
+  peak_bytes: number;
+  after_bytes: number;
 }
 
 export interface SuggestionSummary {
@@ -101,26 +205,27 @@ export interface DeviceSummary {
   highest: Totals;
   peak?: MemoryState;
   end?: MemoryState;
-  reserved?: {
-    allocated_bytes: number;
-    releasable_bytes: number;
-    blocked_bytes: number;
-    largest_free_bytes: number;
-    segments: number;
-    blocked_segments: number;
-  };
+  reserved?: ReservedSummary;
+  growth_after_first_step?: { first_step_peak_bytes: number; later_steps_peak_bytes: number; optimizer_state_bytes: number };
+  larger_inputs?: { step: number; input_bytes: number; median_input_bytes: number; held?: Holder[] };
+  what_if?: WhatIfSummary;
+  statistics: Record<string, number>;
   suggestions: SuggestionSummary[];
   steps: number;
   later_steps_count: number;
-  first_step: { phase: string; explanation: string }[];
-  later_steps: { phase: string; explanation: string; steps: number; peak_bytes: number }[];
-  before_first_step: ({ phase: string; explanation: string; start_bytes: number; peak_bytes: number; after_bytes: number })[];
+  first_step: PhaseSummary[];
+  later_steps: PhaseSummary[];
+  before_first_step: PhaseSummary[];
+  labels: LabelSummary[];
+  labels_left_out: number;
   typical_step?: StepSummary;
   by_step: StepSummary[];
   oom_count: number;
   ooms: OomSummary[];
   explained_oom?: number;
   owners: OwnerSummary[];
+  imported: OwnerSummary[];
+  holders?: { scan: { occasion: string; objects: number; is_partial: boolean }; held_bytes: number; largest: Holder[]; left_out: number };
 }
 
 export interface IssueSummary {
@@ -132,7 +237,9 @@ export interface IssueSummary {
   stack?: StackSummary;
   fix: string;
   saves_bytes?: number;
-  held_by?: { path: string; tensors: number; bytes: number }[];
+  forecast?: { turn: string; turns: number; duration_ns: number; free_bytes: number; growth_bytes: number };
+  files: string[];
+  held_by?: Holder[];
   help?: string;
 }
 
@@ -146,6 +253,7 @@ export interface ProcessSummary {
   devices: DeviceSummary[];
   issues: IssueSummary[];
   no_issue_remark?: string;
+  pinned_host_memory: OwnerSummary[];
   losses: Record<string, number>;
   notices: { topic: string; text: string; status: string }[];
 }
@@ -155,6 +263,7 @@ export interface Summary {
   processes: ProcessSummary[];
   losses: Record<string, number>;
   problems: string[];
+  native_objects: { path: string; addresses: number; addresses_with_function: number; notes: string[] }[];
   not_recorded: { is_loss: boolean; text: string }[];
 }
 
@@ -167,6 +276,8 @@ export interface PageInfo {
   /** For each process, the first and the last event that the timeline shows first; `null` for the whole run. */
   windows: ([number, number] | null)[];
   processes_left_out: number;
+  /** If a server has sent the page: the largest number of events of which it sends all blocks. */
+  complete_window: number | null;
   memtrace_version: string;
 }
 

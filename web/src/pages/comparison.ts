@@ -13,7 +13,7 @@ import { Allocations } from '../views/allocations';
 import { type ChangeRow, Changes, type Side } from '../views/changes';
 import * as explain from '../views/explain';
 import { type Part, fillNav, header } from '../views/header';
-import { Timeline, TimelineGroup, axisChoice, divisionChoice } from '../views/timeline';
+import { DIVISIONS, Timeline, TimelineGroup, axisChoice, divisionChoice } from '../views/timeline';
 
 /** Everything that the page shows, for tests. */
 interface Exposed {
@@ -176,6 +176,8 @@ class View {
     const together = checkbox('Zoom together', true, isOn => {
       this.group.zoomsTogether = isOn;
     });
+    const hasRules = entries.some(({ device }) => device.process.customCategories.length > 0);
+    const divisions = hasRules ? ([...DIVISIONS, ['custom', 'custom category']] as const) : DIVISIONS;
     this.controls = el(
       'section',
       { class: 'card w12', 'aria-label': 'Timelines' },
@@ -183,7 +185,7 @@ class View {
         'div',
         { class: 'controls' },
         el('h2', {}, 'Allocated memory of both runs, on the same scale'),
-        divisionChoice('category', division => states.forEach(state => state.set({ division }))),
+        divisionChoice('category', division => states.forEach(state => state.set({ division })), divisions),
         axisChoice(states[0]?.now.axis ?? 'order', axis => {
           states.forEach(state => state.set({ axis }));
           this.showAll();

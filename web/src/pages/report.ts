@@ -3,16 +3,20 @@
 import { dataOf } from '../data/decode';
 import { Extremes } from '../data/extremes';
 import { type Device, Process } from '../data/model';
+import { RankTotals } from '../data/rank_totals';
+import type { Division } from '../data/series';
 import { State } from '../data/state';
 import { type DeviceSummary, type PageInfo, type ProcessSummary, type Summary, deviceName, explainedOom, processName } from '../data/summary';
+import { WindowLoader } from '../data/window_loader';
 import { choice, el, replace } from '../dom';
 import * as format from '../format';
 import { Allocations } from '../views/allocations';
+import * as details from '../views/details';
 import * as explain from '../views/explain';
 import { type Part, fillNav, header } from '../views/header';
 import { linesView } from '../views/lines';
 import { ranksView } from '../views/ranks';
-import { Timeline } from '../views/timeline';
+import { DIVISIONS, Timeline } from '../views/timeline';
 
 interface Entry {
   /** The first and the last event that the timeline shows first. */
@@ -29,6 +33,8 @@ interface Exposed {
   page: PageInfo;
   state: State;
   timeline: Timeline | null;
+  /** The devices that the page shows, with the traces of their processes. */
+  devices: { device: Device; trace: string }[];
   readyMs: number;
 }
 
@@ -54,9 +60,18 @@ const PARTS: Part[] = [
   ['issues', 'Issues'],
   ['suggestions', 'What to try'],
   ['largest', 'Peak'],
+  ['holders', 'Holders'],
+  ['ranges', 'Ranges'],
   ['lines', 'Lines'],
   ['ranks', 'Ranks'],
 ];
+
+/** Two columns of cards, or one if the other is empty. */
+function columns(left: (HTMLElement | null)[], right: (HTMLElement | null)[]): HTMLElement[] {
+  const [wide, narrow] = [left, right].map(cards => cards.filter(card => card !== null)) as [HTMLElement[], HTMLElement[]];
+  if (wide.length === 0 || narrow.length === 0) return [el('div', { class: 'column w12' }, ...wide, ...narrow)];
+  return [el('div', { class: 'column w7' }, wide), el('div', { class: 'column w5' }, narrow)];
+}
 
 /** Shows the report whose data the page has in its elements; `data` is the summary. */
 export async function reportPage(app: HTMLElement, data: Uint8Array): Promise<void> {
@@ -68,10 +83,12 @@ export async function reportPage(app: HTMLElement, data: Uint8Array): Promise<vo
   replace(app, head, body);
 
   const entries: Entry[] = [];
+  const processes: Process[] = [];
   for (let number = 0; ; number++) {
     const bytes = await dataOf(`process-${number}`);
     if (!bytes) break;
     const process = new Process(bytes);
+    processes.push(process);
     const described = summary.processes[number];
     if (!described) break;
     for (const one of described.devices) {
@@ -84,7 +101,7 @@ export async function reportPage(app: HTMLElement, data: Uint8Array): Promise<vo
   }
   const first = entries[0];
   if (!first) {
-    body.append(el('section', { class: 'card w12' }, el('p', {}, 'The recording has no allocations.')));
+    body.append(el('section', { class: 'card w12 empty' }, el('p', {}, 'The recording has no allocations.')));
     fillNav(head, PARTS);
     return;
   }
@@ -95,8 +112,15 @@ export async function reportPage(app: HTMLElement, data: Uint8Array): Promise<vo
     return oom ? entry.device.pointOf(oom.in_use.seq) : entry.device.peak;
   };
   const state = new State({ device: first.device, point: pointOf(first), base: -1, division: 'category', axis: 'order', highlight: null, search: '' });
-  const entryOf = (device: Device) => entries.find(entry => entry.device === device) ?? first;
-  const timeline = new Timeline(state, device => entryOf(device).summary);
+  const entryOf = (device: Device) => entries.find(entry => entry.device === device.whole) ?? first;
+  const loader = page.complete_window === null ? null : new WindowLoader(page.complete_window, process => processes.indexOf(process));
+  const sums = await dataOf('rank-totals');
+  const deviceOf = (process: number, device: number) => entries.find(entry => entry.process === summary.processes[process] && entry.summary.device === device);
+  const totals = sums ? RankTotals.of(sums, deviceOf) : null;
+  const divisions: (readonly [Division, string])[] = [...DIVISIONS];
+  if (entries.some(entry => entry.device.process.customCategories.length > 0)) divisions.push(['custom', 'custom category']);
+  if (totals && totals.devices.length > 1) divisions.push(['rank', summary.processes.length === 1 ? 'device' : summary.processes.every(one => one.rank !== undefined) ? 'rank' : 'process']);
+  const timeline = new Timeline(state, device => entryOf(device).summary, { loader, sum: totals, divisions });
   const allocations = new Allocations(state, point => timeline.positionText(point));
   const top = el('div', { class: 'parts' });
   const rest = el('div', { class: 'parts' });
@@ -107,17 +131,40 @@ export async function reportPage(app: HTMLElement, data: Uint8Array): Promise<vo
           state.set({ device: entry.device, point: pointOf(entry), base: -1 });
         })
       : null;
+  let shown: Entry | null = null;
   const show = () => {
     const entry = entryOf(state.now.device);
+    if (entry === shown) return;
+    shown = entry;
     if (entry.window) timeline.showEvents(...entry.window);
     replace(top, explain.figures(entry.summary));
     replace(
       rest,
       explain.issues(entry.process, entry.device),
-      explain.suggestions(entry.summary),
-      explain.oneStep(entry.summary, entry.device, state),
-      explain.largest(entry.summary, entry.device, state),
-      explain.modules(entry.summary),
+      ...columns(
+        [
+          explain.suggestions(entry.summary),
+          explain.largest(entry.summary, entry.device, state),
+          details.remarks(entry.process, entry.summary),
+          details.reserved(entry.summary),
+        ],
+        [
+          explain.oneStep(entry.summary, entry.device, state),
+          explain.modules(entry.summary),
+          details.customCategories(entry.summary, text => {
+            state.set({ search: text });
+            document.getElementById('allocations')?.scrollIntoView({ behavior: 'smooth' });
+          }),
+          details.compileContexts(entry.summary),
+          details.holders(entry.summary),
+        ],
+      ),
+      details.namedRanges(entry.summary, entry.device, name => {
+        if (state.now.division === 'rank') state.set({ division: 'category' });
+        timeline.tracks.search(name);
+        timeline.element.scrollIntoView({ behavior: 'smooth' });
+      }),
+      details.phases(entry.summary),
       linesView(entry.device, state),
     );
     const select = devices?.querySelector('select');
@@ -133,9 +180,10 @@ export async function reportPage(app: HTMLElement, data: Uint8Array): Promise<vo
     })),
     state,
   );
-  body.append(...[devices ? el('div', { class: 'w12' }, devices) : null, top, timeline.element, allocations.element, ranks, rest, losses?.isLoss === false ? losses.element : null].filter(part => part !== null));
+  body.append(...[devices ? el('div', { class: 'w12' }, devices) : null, top, timeline.element, allocations.element, ranks, details.processes(summary), rest, losses?.isLoss === false ? losses.element : null].filter(part => part !== null));
   state.listen(changed => changed.device && show());
   show();
   timeline.draw();
-  window.memtraceReport = { summary, page, state, timeline, readyMs: performance.now() };
+  const listed = entries.map(({ device, process }) => ({ device, trace: process.trace }));
+  window.memtraceReport = { summary, page, state, timeline, devices: listed, readyMs: performance.now() };
 }

@@ -2,6 +2,7 @@
 
 import type { Device } from '../data/model';
 import { moduleText, shortFile } from '../data/model';
+import { NO_CUSTOM_CATEGORY } from '../data/series';
 import type { State } from '../data/state';
 import { checkbox, el, replace } from '../dom';
 import * as format from '../format';
@@ -94,6 +95,7 @@ export class Allocations {
         tensor?.shape,
         moduleText(process.module(device, block) ?? ''),
         category?.plural,
+        process.customCategories.length > 0 ? (process.custom(site) ?? NO_CUSTOM_CATEGORY) : '',
         process.phases[process.phase(site)],
         process.node(site),
         ...stack.map(frame => `${shortFile(frame.file)}:${frame.line} ${frame.name}`),
@@ -192,7 +194,7 @@ export class Allocations {
     const { process } = device;
     for (const block of blocks) {
       const site = device.site[block] as number;
-      const key = `${process.category(site)} ${process.own(process.stack(site))} ${process.node(site) ?? ''}`;
+      const key = `${process.category(site)} ${process.custom(site) ?? ''} ${process.own(process.stack(site))} ${process.node(site) ?? ''}`;
       const bytes = device.size[block] as number;
       let row = groups.get(key);
       if (!row) groups.set(key, (row = { block, blocks: 0, bytes: 0, change, names: '', largest: 0, all: new Set() }));
@@ -224,6 +226,7 @@ export class Allocations {
       const node = process.node(site(row));
       return node ? `${node} of ${text}` : text;
     };
+    const custom = (row: Row) => process.custom(site(row)) ?? NO_CUSTOM_CATEGORY;
     const total = Math.max(1, device.total[point] ?? 1);
     const now = device.pointTime[point] ?? 0;
     const age = (row: Row) => now - device.timeOf(device.allocSeq[row.block] as number);
@@ -243,6 +246,7 @@ export class Allocations {
         key: row => category(row)?.plural ?? '',
         cell: row => swatch(`category-${category(row)?.name ?? 'unknown'}`, category(row)?.plural ?? ''),
       },
+      ...(process.customCategories.length > 0 ? [{ title: 'Custom category', key: custom, cell: custom }] : []),
       { title: 'Tensor', key: row => row.names, cell: row => row.names },
       { title: 'Module', wide: true, key: module, cell: module },
       { title: 'Allocated at', key: location, cell: row => this.stack(row, location(row)) },

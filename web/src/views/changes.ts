@@ -2,6 +2,7 @@
 
 import type { Change, DevicePair, LineChange, StackChange } from '../data/diff';
 import type { Device } from '../data/model';
+import { NO_CUSTOM_CATEGORY } from '../data/series';
 import type { FrameSummary } from '../data/summary';
 import { checkbox, el, replace } from '../dom';
 import * as format from '../format';
@@ -11,7 +12,6 @@ import { type Column, SortableTable } from './table';
 /** The number of rows that a table shows at first. */
 const ROWS = 30;
 const WITHOUT_EVENT = 'without a recorded event';
-const NO_CUSTOM_CATEGORY = 'none of the rules';
 
 /** Run A or run B. */
 export type Side = 0 | 1;

@@ -17,7 +17,18 @@ import {
 } from '../data/summary';
 import { el, scrollTable } from '../dom';
 import * as format from '../format';
+import { bytes, holderText } from './details';
 import { swatch } from './swatch';
+
+/** When the device's memory would be full, as in the terminal. */
+function forecastText(forecast: IssueSummary['forecast']): string {
+  if (!forecast) return '';
+  const { turns, duration_ns } = forecast;
+  const turn = forecast.turn.replaceAll('_', ' ');
+  if (turns === 0) return `; out of memory within the next ${turn} at this rate`;
+  const time = duration_ns === 0 ? '' : ` (${format.estimatedDuration(duration_ns)})`;
+  return `; out of memory in about ${turns === 1 ? `one ${turn}` : `${format.estimate(turns)} ${turn}s`}${time} at this rate`;
+}
 
 /** The verdict: how the run ended, and what it used, in the words of the terminal. A mark says how good that is. */
 export function verdict(lines: string[]): HTMLElement {
@@ -35,10 +46,17 @@ export function verdict(lines: string[]): HTMLElement {
 /** What is missing from the recording, if anything is. `name` distinguishes the runs of a page. */
 export function losses(summary: Summary, name?: string): { element: HTMLElement; isLoss: boolean } | null {
   const isLoss = Object.values(summary.losses).some(count => count > 0) || summary.problems.length > 0 || summary.not_recorded.some(one => one.is_loss);
+  const without = summary.native_objects
+    .map(one => ({ one, missing: one.addresses - one.addresses_with_function }))
+    .filter(({ one, missing }) => missing > 0 && one.notes.length > 0)
+    .sort((a, b) => b.missing - a.missing);
+  const notices = summary.processes.flatMap(process => process.notices);
   const lines = [
     ...Object.entries(summary.losses).map(([name, count]) => `${name.replaceAll('_', ' ')}: ${format.count(count)}`),
     ...summary.problems,
     ...summary.not_recorded.map(one => one.text),
+    ...without.slice(0, 2).map(({ one, missing }) => `missing symbols: ${format.count(missing)} of ${format.count(one.addresses)} addresses in ${one.path.split('/').at(-1)}: ${one.notes[0]}`),
+    ...new Set(notices.filter(one => (one.topic === 'python' && one.status === 'off') || one.topic === 'snapshot').map(one => one.text)),
   ];
   if (lines.length === 0) return null;
   const element = el('section', { class: `card w12 listing ${isLoss ? 'losses' : ''}`, id: name ? `losses-${name}` : 'losses' }, el('h2', {}, `${isLoss ? 'The recording is incomplete' : 'Not recorded'}${name ? ` (${name})` : ''}`), el('ul', {}, lines.map(line => el('li', {}, line))));
@@ -85,29 +103,36 @@ function location(stack: StackSummary, device: Device | undefined): HTMLElement 
   return el('div', {}, el('code', {}, stack.location || 'no stack'), source ? el('pre', { class: 'source' }, source) : null);
 }
 
-function issue(one: IssueSummary, device: Device | undefined): HTMLElement {
+function issue(one: IssueSummary, device: Device | undefined, field: string): HTMLElement {
   return el(
     'article',
     { class: 'issue' },
-    el('h3', {}, el('code', {}, one.rule), ` ${one.headline}`),
+    el('h3', {}, el('code', {}, one.rule), ` ${one.headline}${forecastText(one.forecast)}`),
     el(
       'dl',
       {},
       one.stack ? [el('dt', {}, 'Location'), el('dd', {}, location(one.stack, device))] : [],
       one.evidence.flatMap(text => [el('dt', {}, 'Evidence'), el('dd', {}, text)]),
-      (one.held_by ?? []).flatMap(held => [el('dt', {}, 'Held by'), el('dd', {}, el('code', {}, held.path), ` ${format.size(held.bytes)}`)]),
+      (one.held_by ?? []).flatMap((held, at) => [el('dt', {}, 'Held by'), el('dd', {}, holderText(`${field}.held_by.${at}`, held), ' ', bytes(`${field}.held_by.${at}.bytes`, held.bytes))]),
       el('dt', {}, 'Fix'),
       el('dd', {}, one.fix),
-      one.saves_bytes === undefined ? [] : [el('dt', {}, 'Lowers the peak by'), el('dd', {}, format.size(one.saves_bytes))],
+      one.saves_bytes === undefined ? [] : [el('dt', {}, 'Lowers the peak by'), el('dd', {}, bytes(`${field}.saves_bytes`, one.saves_bytes))],
+      one.files.length === 0 ? [] : [el('dt', {}, 'Files'), el('dd', {}, one.files.join(', '))],
       one.help === undefined ? [] : [el('dt', {}, 'More'), el('dd', {}, one.help)],
     ),
   );
 }
 
 export function issues(process: ProcessSummary, device: Device | undefined): HTMLElement | null {
-  const shown = process.issues.filter(one => !device || one.device === device.info.device);
-  if (shown.length === 0) return null;
-  return el('section', { class: 'card w12', id: 'issues' }, el('h2', {}, 'Issues'), shown.map(one => issue(one, device)));
+  const shown = process.issues.map((one, at) => ({ one, at })).filter(({ one }) => !device || one.device === device.info.device);
+  if (shown.length === 0 && process.no_issue_remark === undefined) return null;
+  return el(
+    'section',
+    { class: 'card w12', id: 'issues' },
+    el('h2', {}, 'Issues'),
+    shown.length === 0 ? el('p', {}, process.no_issue_remark) : null,
+    shown.map(({ one, at }) => issue(one, device, `process.issues.${at}`)),
+  );
 }
 
 function fits(fits: boolean | undefined): HTMLElement {
@@ -184,7 +209,7 @@ export function largest(device: DeviceSummary, model: Device | undefined, state:
           el(
             'td',
             {},
-            swatch(`category-${one.category}`, `${plural(one.category)}${one.blocks === 1 ? '' : ` in ${format.count(one.blocks)} blocks`}`),
+            swatch(`category-${one.category}`, `${plural(one.category)}${one.blocks === 1 ? '' : ` in ${format.count(one.blocks)} blocks`}${one.custom_category ? ` [${one.custom_category}]` : ''}`),
             name ? el('div', {}, `${name}${shape ? `  ${shape}` : ''}`) : null,
           ),
           el('td', { class: 'wide' }, location(one.stack, model)),
@@ -196,7 +221,8 @@ export function largest(device: DeviceSummary, model: Device | undefined, state:
 
 /** Shows the live allocations at an event, with a search. */
 function show(state: State, seq: number, search: string): void {
-  state.set({ point: state.now.device.pointOf(seq), search });
+  const device = state.now.device.whole;
+  state.set({ device, point: device.pointOf(seq), search });
   document.getElementById('allocations')?.scrollIntoView({ behavior: 'smooth' });
 }
 
@@ -254,7 +280,7 @@ export function oneStep(device: DeviceSummary, model: Device, state: State): HTM
     return el(
       'tr',
       {},
-      el('td', {}, point < 0 ? name : el('button', { type: 'button', class: 'link', onclick: () => state.set({ point }) }, name)),
+      el('td', {}, point < 0 ? name : el('button', { type: 'button', class: 'link', onclick: () => state.set({ device: model, point }) }, name)),
       [levels.start_bytes, levels.peak_bytes, levels.end_bytes].map(bytes => el('td', { class: 'n' }, format.size(bytes))),
       el('td', { class: 'wide' }, changesText(text)),
     );

@@ -41,6 +41,69 @@ export function lineFigures(device: Device): Map<string, Map<number, Figures>> {
   return files;
 }
 
+/** A column of figures beside the source. */
+export interface SourceColumn<Row> {
+  /** Its title and its class. */
+  head: readonly [title: string, className: string];
+  text: (row: Row) => string;
+  /** The length of the bar behind the text: 0 to 1. */
+  share?: (row: Row) => number;
+}
+
+/** The source of a file or a function with figures at its lines, which can be folded. */
+export class SourceTable<Row extends { line: number; figures?: unknown }> {
+  readonly element: HTMLDetailsElement;
+  private rows: [Row, HTMLElement][] = [];
+
+  constructor(
+    title: (Node | string)[],
+    columns: SourceColumn<Row>[],
+    lines: readonly Row[],
+    text: (row: Row) => string,
+    isOpen: boolean,
+    /** What is shown as the number of a line with figures. */
+    number: (row: Row) => Node | string = row => String(row.line),
+  ) {
+    const shown: HTMLElement[] = [];
+    const hasSource = lines.some(line => text(line) !== '');
+    lines.forEach((line, at) => {
+      const before = lines[at - 1];
+      if (hasSource && before && before.line + 1 < line.line) shown.push(el('tr', { class: 'gap' }, el('td', { colspan: columns.length + 2 }, '\u22ef')));
+      const cells = columns.map(column => {
+        const cell = el('td', { class: `${column.head[1]}${column.share ? ' share' : ''}` }, column.text(line));
+        if (column.share) cell.style.backgroundSize = `${100 * column.share(line)}% 100%`;
+        return cell;
+      });
+      const row = el(
+        'tr',
+        { class: line.figures ? 'has' : '' },
+        cells,
+        el('td', { class: 'n' }, line.figures ? number(line) : String(line.line)),
+        el('td', { class: 'source' }, el('pre', {}, text(line))),
+      );
+      this.rows.push([line, row]);
+      shown.push(row);
+    });
+    this.element = el(
+      'details',
+      { open: isOpen, class: 'file' },
+      el('summary', {}, title),
+      scrollTable([...columns.map(column => column.head), ['Line', 'n'], ['Source']], shown, { class: 'code-table' }),
+    );
+  }
+
+  /** Marks lines, and returns their number. */
+  mark(isMarked: ((row: Row) => boolean) | null): number {
+    let marked = 0;
+    for (const [line, row] of this.rows) {
+      const has = isMarked?.(line) ?? false;
+      row.classList.toggle('selected', has);
+      if (has) marked += 1;
+    }
+    return marked;
+  }
+}
+
 export function linesView(device: Device, state: State): HTMLElement | null {
   const files = lineFigures(device);
   if (files.size === 0) return null;
@@ -48,37 +111,38 @@ export function linesView(device: Device, state: State): HTMLElement | null {
   const peakOf = (lines: Map<number, Figures>) => [...lines.values()].reduce((sum, one) => sum + one.peak, 0);
   const sorted = [...files].sort((a, b) => peakOf(b[1]) - peakOf(a[1]) || (a[0] < b[0] ? -1 : 1));
   const most = Math.max(1, ...sorted.flatMap(([, lines]) => [...lines.values()].map(one => one.peak)));
-  const row = (file: string, line: number, text: string | null, figures: Figures | undefined) => {
-    const peak = el('td', { class: 'n share' }, figures ? format.size(figures.peak) : '');
-    if (figures) peak.style.backgroundSize = `${(100 * figures.peak) / most}% 100%`;
+  interface Line {
+    line: number;
+    text: string;
+    figures?: Figures | undefined;
+  }
+  const columns: SourceColumn<Line>[] = [
+    { head: ['At the peak', 'n'], text: ({ figures }) => (figures ? format.size(figures.peak) : ''), share: ({ figures }) => (figures?.peak ?? 0) / most },
+    { head: ['Allocated in all', 'n wide'], text: ({ figures }) => (figures ? format.size(figures.allocated) : '') },
+    { head: ['Blocks', 'n wide'], text: ({ figures }) => (figures ? format.count(figures.blocks) : '') },
+  ];
+  const fileTable = (file: string, figures: Map<number, Figures>, isOpen: boolean) => {
+    const ranges = sources.get(file);
     const name = file.split('/').at(-1) ?? file;
-    return el(
-      'tr',
-      { class: figures ? 'has' : '' },
-      peak,
-      el('td', { class: 'n wide' }, figures ? format.size(figures.allocated) : ''),
-      el('td', { class: 'n wide' }, figures ? format.count(figures.blocks) : ''),
+    const lines: Line[] = ranges
+      ? ranges.flatMap(([from, texts]) => texts.map((text, n) => ({ line: from + n, text, figures: figures.get(from + n) })))
+      : [...figures].sort((a, b) => a[0] - b[0]).map(([line, of]) => ({ line, text: '', figures: of }));
+    const title = [el('code', {}, file), ` ${format.size(peakOf(figures))} at the peak`, ranges ? '' : ' (the source is not in the page)'];
+    const number = ({ line }: Line) =>
       el(
-        'td',
-        { class: 'n' },
-        figures
-          ? el(
-              'button',
-              {
-                type: 'button',
-                class: 'link',
-                'aria-label': `Live allocations of line ${line}`,
-                onclick: () => {
-                  state.set({ point: device.peak, search: `${name}:${line} ` });
-                  document.getElementById('allocations')?.scrollIntoView({ behavior: 'smooth' });
-                },
-              },
-              String(line),
-            )
-          : String(line),
-      ),
-      el('td', { class: 'source' }, el('pre', {}, text ?? '')),
-    );
+        'button',
+        {
+          type: 'button',
+          class: 'link',
+          'aria-label': `Live allocations of line ${line}`,
+          onclick: () => {
+            state.set({ device, point: device.peak, search: `${name}:${line} ` });
+            document.getElementById('allocations')?.scrollIntoView({ behavior: 'smooth' });
+          },
+        },
+        String(line),
+      );
+    return new SourceTable(title, columns, lines, line => line.text, isOpen, number).element;
   };
   return el(
     'section',
@@ -90,27 +154,6 @@ export function linesView(device: Device, state: State): HTMLElement | null {
       'Each block counts at the innermost line of the program\u2019s own code in its stack. Blocks of the backward pass count at the forward line.',
       device.info.rest ? ' Only blocks that are listed singly count.' : '',
     ),
-    sorted.slice(0, 20).map(([file, lines], at) => {
-      const ranges = sources.get(file);
-      const rows: HTMLElement[] = [];
-      if (ranges) {
-        ranges.forEach(([from, texts], i) => {
-          if (i > 0) rows.push(el('tr', { class: 'gap' }, el('td', { colspan: 5 }, '\u22ef')));
-          texts.forEach((text, n) => rows.push(row(file, from + n, text, lines.get(from + n))));
-        });
-      } else {
-        [...lines].sort((a, b) => a[0] - b[0]).forEach(([line, figures]) => rows.push(row(file, line, null, figures)));
-      }
-      return el(
-        'details',
-        { open: at === 0, class: 'file' },
-        el('summary', {}, el('code', {}, file), ` ${format.size(peakOf(lines))} at the peak`, ranges ? '' : ' (the source is not in the page)'),
-        scrollTable(
-          [['At the peak', 'n'], ['Allocated in all', 'n wide'], ['Blocks', 'n wide'], ['Line', 'n'], ['Source']],
-          rows,
-          { class: 'code-table' },
-        ),
-      );
-    }),
+    sorted.slice(0, 20).map(([file, figures], at) => fileTable(file, figures, at === 0)),
   );
 }

@@ -3,12 +3,15 @@
 import { type Axis, type AxisKind, axisOf, stepRanges } from '../data/axis';
 import { Extremes } from '../data/extremes';
 import { type Changes, type Device, upperBound } from '../data/model';
-import { type Division, SeriesSet } from '../data/series';
+import type { Place, RankTotals } from '../data/rank_totals';
+import { type Division, type PointSeries, SeriesSet } from '../data/series';
 import type { State } from '../data/state';
 import type { DeviceSummary } from '../data/summary';
+import type { WindowLoader } from '../data/window_loader';
 import { choice, el, replace } from '../dom';
 import * as format from '../format';
 import { color, onThemeChange, rgb } from '../theme';
+import { RangeTracks } from './range_tracks';
 
 const LEFT = 62;
 const RIGHT = 12;
@@ -23,9 +26,26 @@ const HEIGHT_IN_GROUP = 270;
 const KEY_STEP = 0.1;
 
 interface Mark {
-  point: number;
+  position: number;
   text: string;
   kind: 'peak' | 'oom' | 'found';
+}
+
+/** The number of windows that are kept. */
+const MOST_WINDOWS = 4;
+/** How long the visible part must stay as it is before its events are loaded, in milliseconds. */
+const DELAY = 250;
+/** At least so many events are loaded before and after the visible ones. */
+const MARGIN = 100_000;
+
+/** What distinguishes the only timeline of a page. */
+export interface TimelineAlone {
+  /** Where to get what the page lacks; `null` if it came from a file. */
+  loader: WindowLoader | null;
+  /** The sum over ranks, if the page has several. */
+  sum: RankTotals | null;
+  /** What the areas can be. */
+  divisions: readonly (readonly [Division, string])[];
 }
 
 /** What distinguishes one of several timelines of a page. */
@@ -66,12 +86,12 @@ export class TimelineGroup {
 export class Timeline {
   readonly element: HTMLElement;
   private canvas = el('canvas', { tabindex: 0, role: 'application' });
-  private height: number;
   private readout = el('div', { class: 'readout', role: 'status', 'aria-live': 'polite' });
   private legend = el('div', { class: 'legend' });
   private note = el('p', { class: 'note' });
   axis!: Axis;
-  private set!: SeriesSet;
+  private set!: PointSeries;
+  readonly tracks: RangeTracks;
   private extremes!: Extremes;
   private marks: Mark[] = [];
   /** The visible part of the axis. */
@@ -86,26 +106,46 @@ export class Timeline {
   drawMs = 0;
   frames = 0;
   image: ImageData | null = null;
+  /** The device of the visible part, or the whole one. */
+  private shown!: Device;
+  private series = new Map<Device, PointSeries>();
+  private loader: WindowLoader | null;
+  private windows: Device[] = [];
+  private loading = el('p', { class: 'note', role: 'status' });
+  private timer = 0;
+  private isLoading = false;
+  private failed = false;
+  private sum: RankTotals | null;
+  private one: TimelineInGroup | undefined;
   geometry = { left: 0, top: 0, width: 0, height: 0, ceiling: 1, from: 0, to: 1, ratio: 1 };
 
   constructor(
     private state: State,
     private summaryOf: (device: Device) => DeviceSummary | undefined,
-    private one?: TimelineInGroup,
+    of: TimelineAlone | TimelineInGroup,
   ) {
     const { now } = state;
-    this.height = one ? HEIGHT_IN_GROUP : HEIGHT;
-    this.canvas.style.height = `${this.height}px`;
+    this.one = 'group' in of ? of : undefined;
+    const alone = 'loader' in of ? of : null;
+    this.loader = alone?.loader ?? null;
+    this.sum = alone?.sum ?? null;
+    const { one } = this;
+    this.tracks = new RangeTracks({
+      zoomTo: (from, to) => this.zoomTo(from, to),
+      show: range => this.showRange(range),
+      compare: range => this.compareRange(range),
+      draw: () => this.draw(),
+    });
     this.canvas.setAttribute(
       'aria-label',
-      `Timeline of allocated memory${one ? ` of ${one.title}` : ''}. Arrow keys move the cursor, plus and minus zoom, Enter shows the live allocations, P goes to the peak.`,
+      `Timeline of allocated memory${one ? ` of ${one.title}` : ''}. Arrow keys move the cursor, plus and minus zoom, Enter shows the live allocations, P goes to the peak, brackets select the previous and the next named range.`,
     );
     const reset = el('button', { type: 'button', onclick: () => this.zoomTo(...this.extent()) }, 'Whole run');
-    const toPeak = el('button', { type: 'button', onclick: () => state.set({ point: this.peak() }) }, 'Peak');
+    const toPeak = el('button', { type: 'button', onclick: () => this.toPeak() }, 'Peak');
     const search = el('input', {
       type: 'search',
-      placeholder: 'step, event number, or text',
-      'aria-label': 'Search the timeline: a step, an event number, or a name',
+      placeholder: 'step, range, event or text',
+      'aria-label': 'Search the timeline: a step, a named range, an event number, or a name',
       onkeydown: (event: KeyboardEvent) => event.key === 'Enter' && this.search(search.value),
     });
     this.element = el(
@@ -115,7 +155,7 @@ export class Timeline {
         'div',
         { class: 'controls' },
         el('h2', {}, one?.title ?? 'Allocated memory'),
-        one ? null : divisionChoice(now.division, division => state.set({ division })),
+        one ? null : divisionChoice(now.division, division => state.set({ division }), alone?.divisions),
         one ? null : axisChoice(now.axis, axis => state.set({ axis })),
         search,
         toPeak,
@@ -123,15 +163,22 @@ export class Timeline {
       ),
       this.canvas,
       this.readout,
+      this.loading,
+      this.tracks.element,
       this.legend,
       this.note,
+      this.tracks.note,
     );
     one?.group.timelines.push(this);
     this.rebuild();
     state.listen(changed => {
-      const isNew = changed.axis !== undefined || changed.device !== undefined;
+      // The sum over ranks stays the same when another of them is chosen.
+      const isNew = changed.axis !== undefined || this.chosen !== this.whole;
       if (isNew || changed.division || changed.highlight !== undefined) this.rebuild(!isNew);
+      const select = changed.division && this.element.querySelector('select');
+      if (select && !one) select.value = state.now.division;
       if (changed.point !== undefined) this.showPoint(changed.point);
+      this.read();
       this.draw();
     });
     onThemeChange(() => this.draw());
@@ -139,8 +186,52 @@ export class Timeline {
     new ResizeObserver(() => this.draw()).observe(this.canvas);
   }
 
+  /** Whether the sum over ranks is drawn. */
+  private get summed(): boolean {
+    return this.sum !== null && this.state.now.division === 'rank';
+  }
+
+  /** The device that is drawn: the chosen one, or the sum over ranks. */
   private get device(): Device {
-    return this.state.now.device;
+    return this.shown;
+  }
+
+  /** The whole device that is drawn, or of which a window is drawn; or the sum over ranks. */
+  private get whole(): Device {
+    return this.shown.whole;
+  }
+
+  /** What is to be drawn: the chosen device, or the sum over ranks. */
+  private get chosen(): Device {
+    return this.sum && this.summed ? this.sum : this.state.now.device.whole;
+  }
+
+  /** A point of the selected device, as one of the whole device. */
+  private placeOf(point: number): Place {
+    const { device } = this.state.now;
+    const { whole } = device;
+    return { device: whole, point: device === whole ? point : whole.pointOf(device.pointSeq[point] ?? 0) };
+  }
+
+  /** Shows the live allocations of a rank at a drawn point of the sum. */
+  private selectInSum(sum: RankTotals, point: number, rank: Device): void {
+    const place = sum.place(point, rank);
+    const { device } = this.state.now;
+    this.state.set(place.device === device.whole ? { ...place, ...this.baseIn(place.device) } : { ...place, base: -1 });
+  }
+
+  /** The summary of the drawn device; the sum has none. */
+  private get summary(): DeviceSummary | undefined {
+    return this.summed ? undefined : this.summaryOf(this.device);
+  }
+
+  private get height(): number {
+    return (this.one ? HEIGHT_IN_GROUP : HEIGHT) + this.tracks.height;
+  }
+
+  /** The height of what is below the plot. */
+  private get bottom(): number {
+    return BOTTOM + this.tracks.height;
   }
 
   /** The range of the axis that can be shown. */
@@ -150,43 +241,194 @@ export class Timeline {
 
   /** The point of the peak, or of the state that is compared instead. */
   private peak(): number {
-    return this.one ? this.device.pointOf(this.one.compared()) : this.device.peak;
+    return this.one ? this.whole.pointOf(this.one.compared()) : this.whole.peak;
+  }
+
+  private toPeak(): void {
+    if (this.sum && this.summed) return this.selectInSum(this.sum, this.peak(), this.state.now.device.whole);
+    this.state.set({ device: this.whole, point: this.peak() });
   }
 
   private rebuild(keepsZoom = false): void {
-    const { device } = this;
-    const { division, highlight } = this.state.now;
-    this.axis = axisOf(device, this.state.now.axis);
-    if (!this.set || this.set.device !== device || this.set.division !== division || this.set.highlight !== highlight) {
-      this.set = new SeriesSet(device, division, highlight);
+    const device = this.chosen;
+    if (this.shown !== undefined && this.whole !== device) {
+      this.windows = [];
+      this.series.clear();
+      if (this.failed) replace(this.loading);
+      this.failed = false;
     }
-    if (!this.extremes || this.extremes.values !== device.total) this.extremes = new Extremes(device.total);
+    this.use(device);
+    // The clocks of ranks differ in where they begin, so the sum has no tracks.
+    this.tracks.set(this.summed ? null : device, this.axis);
+    this.canvas.style.height = `${this.height}px`;
     if (!keepsZoom) [this.from, this.to] = this.extent();
-    const summary = this.summaryOf(device);
-    this.marks = device.points > 0 ? [{ point: device.peak, text: `peak ${format.size(device.total[device.peak] as number)}`, kind: 'peak' }] : [];
+    const { summary } = this;
+    const position = (point: number) => this.axis.position[point] ?? 0;
+    this.marks = device.points > 0 ? [{ position: position(device.peak), text: `peak ${format.size(device.total[device.peak] as number)}`, kind: 'peak' }] : [];
     const compared = this.peak();
     if (device.points > 0 && compared !== device.peak) {
-      this.marks.unshift({ point: compared, text: `compared: ${format.size(device.total[compared] as number)}`, kind: 'found' });
+      this.marks.unshift({ position: position(compared), text: `compared: ${format.size(device.total[compared] as number)}`, kind: 'found' });
     }
     for (const oom of summary?.ooms ?? []) {
-      this.marks.push({ point: device.pointOf(oom.in_use.seq), text: `out of memory: requested ${format.size(oom.requested_bytes)}`, kind: 'oom' });
+      this.marks.push({ position: position(device.pointOf(oom.in_use.seq)), text: `out of memory: requested ${format.size(oom.requested_bytes)}`, kind: 'oom' });
     }
+    if (this.sum && this.summed) this.marks.push(...this.errorsOfRanks(this.sum));
     const capacity = summary?.total_bytes;
     if (capacity !== undefined && (device.total[device.peak] ?? 0) > capacity / 2) this.lines.add('capacity');
+    this.hover = -1;
+    this.chooseDevice();
+    this.describe();
+    this.read();
+  }
+
+  /** Draws a device: the whole one or a window. */
+  private use(device: Device): void {
+    const { division, highlight, axis } = this.state.now;
+    let set: PointSeries | undefined = device === this.sum ? this.sum : this.series.get(device);
+    if (!set || (set !== this.sum && (set.division !== division || set.highlight !== highlight))) this.series.set(device, (set = new SeriesSet(device, division, highlight)));
+    this.shown = device;
+    this.set = set;
+    this.axis = axisOf(device, axis);
+    this.extremes = extremesOf(device.total);
+  }
+
+  /** Says what is drawn. */
+  private describe(): void {
+    const { device } = this;
     const { rest, mismatches } = device.info;
+    const listed = device.window ? 'the largest of them' : 'all at the peak, at errors and at the end, and the largest others';
     replace(
       this.note,
+      device.window ? `Events ${rangeText(...device.window)}, loaded from the recording${rest ? '' : ', with all blocks'}. ` : '',
       'Solid: at least this much was allocated throughout a column. Paler: at most, divided as at that highest point. ',
-      rest
-        ? `${format.number(device.info.blocks, 'block')} are listed singly: all at the peak, at errors and at the end, and the largest others. ` +
+      this.summed ? this.sumNote() : '',
+      rest && !this.summed
+        ? `${format.number(device.info.blocks, 'block')} are listed singly: ${listed}. ` +
             `${format.number(rest.blocks, 'smaller or shorter-lived block')} (at most ${format.size(rest.largest)} each) are added up at ` +
             `${format.count(device.points)} points: the highest, lowest and last event of each range of events. Totals are exact there. `
+        : '',
+      rest && !this.one
+        ? this.loader
+          ? 'Zoom in to load all events and blocks of a part. '
+          : ['To load all events and blocks of a part, serve the page: ', el('code', {}, 'memtrace open RUN --serve'), '. ']
         : '',
       device.process.shortestPhase > 1 ? `Phases of fewer than ${format.count(device.process.shortestPhase)} events are not drawn. ` : '',
       mismatches > 0 ? `At ${format.number(mismatches, 'event')}, the allocator's own total differs: the recording lacks frees. ` : '',
     );
-    this.hover = -1;
-    this.read();
+  }
+
+  // ---- the events of a window
+
+  /** The events around the visible part, by the points of the whole recording. */
+  private visibleEvents(): [number, number] {
+    const { whole } = this;
+    const { position } = whole === this.shown ? this.axis : axisOf(whole, this.state.now.axis);
+    const at = (point: number) => whole.pointSeq[Math.max(0, Math.min(point, whole.points - 1))] ?? 0;
+    return [at(upperBound(position, this.from) - 1), at(upperBound(position, this.to))];
+  }
+
+  /** Draws the loaded window that has the visible part, if there is one, and plans to load it if there is none. */
+  private chooseDevice(): void {
+    const { loader, whole } = this;
+    if (!loader || this.summed || !whole.info.rest) return;
+    const [first, last] = this.visibleEvents();
+    const length = ({ window }: Device) => (window ? window[1] - window[0] : Infinity);
+    const found = this.windows.filter(one => one.covers(first) && one.covers(last));
+    found.sort((a, b) => Number(a.info.rest !== null) - Number(b.info.rest !== null) || length(a) - length(b));
+    const device = found[0] ?? whole;
+    if (device !== this.shown) {
+      const seq = this.hover >= 0 ? this.shown.pointSeq[this.hover] : undefined;
+      this.use(device);
+      this.hover = seq === undefined ? -1 : device.pointOf(seq);
+      this.describe();
+      this.read();
+    }
+    clearTimeout(this.timer);
+    if (this.lacksEvents(first, last) && !this.failed) this.timer = window.setTimeout(() => void this.load(loader), DELAY);
+  }
+
+  /** Whether the recording has events in the visible part that are not drawn, and too few points to fill it. */
+  private lacksEvents(first: number, last: number): boolean {
+    const { info, window } = this.shown;
+    // The points of a window do not come closer by loading nearly the same window again.
+    if (info.rest === null || (window && 2 * (last - first) > window[1] - window[0])) return false;
+    return this.visiblePoints() < this.width() && last - first >= this.visiblePoints();
+  }
+
+  /** Loads the visible events and some around them. One request at a time. */
+  private async load(loader: WindowLoader): Promise<void> {
+    const { whole } = this;
+    const [first, last] = this.visibleEvents();
+    if (this.isLoading || !this.lacksEvents(first, last)) return;
+    // As much around them as comes with all blocks.
+    const most = Math.max(0, Math.floor((loader.completeEvents - 1 - (last - first)) / 2));
+    const margin = Math.min(Math.max(MARGIN, Math.ceil((last - first) / 2)), most);
+    const range = [Math.max(0, first - margin), last + margin] as const;
+    this.isLoading = true;
+    replace(this.loading, `Loading events ${rangeText(first, last)}`);
+    try {
+      const device = await loader.load(whole, ...range);
+      replace(this.loading);
+      if (whole === this.whole) this.addWindow(device);
+    } catch (error) {
+      // One message, until the reader tries again.
+      this.failed = true;
+      const again = () => {
+        this.failed = false;
+        replace(this.loading);
+        this.chooseDevice();
+      };
+      replace(this.loading, el('span', { class: 'bad' }, error instanceof Error ? error.message : String(error)), ' ', el('button', { type: 'button', onclick: again }, 'Try again'));
+    } finally {
+      this.isLoading = false;
+    }
+    // The reader can have moved on meanwhile.
+    this.chooseDevice();
+    this.draw();
+  }
+
+  private addWindow(device: Device): void {
+    this.windows.push(device);
+    if (this.windows.length > MOST_WINDOWS) this.series.delete(this.windows.shift() as Device);
+    // The selected state is shown with all of its blocks.
+    const { now } = this.state;
+    const [point, base] = [now.point, now.base].map(at => now.device.pointSeq[at] ?? -1) as [number, number];
+    const isBetter = now.device.whole === device.whole && now.device.info.rest !== null && device.covers(point);
+    if (isBetter && (now.base < 0 || device.covers(base))) {
+      this.state.set({ device, point: device.pointOf(point), base: now.base < 0 ? -1 : device.pointOf(base) });
+    }
+  }
+
+  /** The point of the drawn device at which a point of the selected one is. */
+  private drawnPoint(point: number): number {
+    const { device } = this.state.now;
+    if (this.sum && this.summed) return this.sum.pointAt(this.placeOf(point));
+    return device === this.shown ? point : this.shown.pointOf(device.pointSeq[point] ?? 0);
+  }
+
+  /** The position of a point of the selected device, which can be outside the drawn window. */
+  private positionOfPoint(point: number): number {
+    const { device, axis } = this.state.now;
+    if (this.summed) return this.axis.position[this.drawnPoint(point)] ?? 0;
+    return (device === this.shown ? this.axis : axisOf(device, axis)).position[point] ?? 0;
+  }
+
+  /** The errors of all ranks, on the timeline of the sum. */
+  private errorsOfRanks(sum: RankTotals): Mark[] {
+    return sum.devices.flatMap((device, rank) =>
+      (this.summaryOf(device)?.ooms ?? []).map(oom => ({
+        position: this.axis.position[sum.pointAt({ device, point: device.pointOf(oom.in_use.seq) })] ?? 0,
+        text: `${sum.series[rank]?.label} out of memory: requested ${format.size(oom.requested_bytes)}`,
+        kind: 'oom' as const,
+      })),
+    );
+  }
+
+  private sumNote(): string {
+    const { sum } = this;
+    if (!sum) return '';
+    const points = sum.info.rest ? `${format.count(sum.points)} of ${format.number(sum.info.events, 'allocation and free')}: the highest, lowest and last of each range` : 'each allocation and free of any of them';
+    return `The sum of ${format.number(sum.devices.length, 'rank')} or devices at ${points}, in the order of the wall clock. `;
   }
 
   // ---- coordinates
@@ -220,12 +462,13 @@ export class Timeline {
 
   zoomTo(from: number, to: number): void {
     const [begin, end] = this.extent();
-    const least = Math.min(end - begin, this.state.now.axis === 'order' && !this.device.info.rest ? 8 : (end - begin) / 1e7);
+    const least = Math.min(end - begin, this.axis.kind === 'order' && !this.device.info.rest ? 8 : (end - begin) / 1e7);
     const length = Math.max(least, Math.min(to - from, end - begin));
     const start = Math.max(begin, Math.min((from + to - length) / 2, end - length));
     const group = this.one?.group;
     if (group?.zoomsTogether) group.show(this.axis.kind, [start, start + length]);
     else [this.from, this.to] = [start, start + length];
+    this.chooseDevice();
     this.redraw();
   }
 
@@ -255,30 +498,54 @@ export class Timeline {
 
   /** Makes a point visible. */
   private showPoint(point: number): void {
-    const position = this.axis.position[point] ?? 0;
+    const position = this.positionOfPoint(point);
     if (position < this.from || position > this.to) {
       const half = (this.to - this.from) / 2;
       this.zoomTo(position - half, position + half);
     }
   }
 
-  /** Moves to what the reader searches: a step, an event number, or the first block that matches a text. */
+  /** Selects the highest point of a named range, and makes the range visible. */
+  private showRange(range: number): void {
+    const [low, high] = this.tracks.extent(range);
+    if (low < this.from || high > this.to) {
+      const length = Math.max(this.to - this.from, (high - low) * 1.1);
+      this.zoomTo((low + high - length) / 2, (low + high + length) / 2);
+    }
+    const device = this.whole;
+    const { from, to } = device.process.ranges;
+    const [first, last] = [device.pointOf(from[range] as number), device.pointOf(to[range] as number)];
+    this.state.set({ device, point: extremesOf(device.total).highest(first, last + 1), base: -1 });
+  }
+
+  private compareRange(range: number): void {
+    const device = this.whole;
+    const { from, to } = device.process.ranges;
+    this.state.set({ device, base: device.pointOf(from[range] as number), point: device.pointOf(to[range] as number) });
+    document.getElementById('allocations')?.scrollIntoView({ behavior: 'smooth' });
+  }
+
+  /** Moves to what the reader searches: a range with this name, a step, an event number, or the first block that matches a text. */
   search(text: string): void {
     const trimmed = text.trim();
     if (trimmed === '') return;
-    const { device } = this;
+    // Of the sum, the steps and events of the chosen rank.
+    const device = this.state.now.device.whole;
     const step = /^step\s+(\d+)$/i.exec(trimmed);
     const digits = trimmed.replace(/,/g, '');
+    if (!/^\d+$/.test(digits) && this.tracks.search(trimmed)) return;
     if (step) {
       const range = stepRanges(device).find(one => one.step === Number(step[1]));
       if (!range) return this.say(`The run has no step ${step[1]}.`);
-      this.showPoints(range.from, range.to);
-      const point = this.extremes.highest(range.from, range.to);
-      this.state.set({ point });
+      if (!this.summed) this.use(device);
+      const drawn = (point: number) => (this.sum && this.summed ? this.sum.pointAt({ device, point: Math.min(point, device.points - 1) }) : point);
+      this.showPoints(drawn(range.from), drawn(range.to));
+      const point = extremesOf(device.total).highest(range.from, range.to);
+      this.select(device.pointSeq[point] as number);
       return this.say(`Step ${step[1]} peaks at ${format.size(device.total[point] as number)}.`);
     }
     if (/^\d+$/.test(digits)) {
-      this.state.set({ point: device.pointOf(Number(digits)) });
+      this.select(Number(digits));
       return this.say('');
     }
     this.state.set({ search: trimmed });
@@ -315,7 +582,7 @@ export class Timeline {
       canvas.setPointerCapture(event.pointerId);
       // A mouse brushes; with Alt, and below the plot, it pans. A finger pans, two zoom.
       const y = event.clientY - canvas.getBoundingClientRect().top;
-      const brush = event.pointerType === 'mouse' && !event.altKey && y < this.height - BOTTOM;
+      const brush = event.pointerType === 'mouse' && !event.altKey && y < this.height - this.bottom;
       this.drag = { x: at(event), from: this.from, to: this.to, brush, moved: false };
     });
     canvas.addEventListener('pointermove', event => {
@@ -331,10 +598,11 @@ export class Timeline {
         const shift = ((this.drag.x - x) / this.width()) * (this.drag.to - this.drag.from);
         return this.zoomTo(this.drag.from + shift, this.drag.to + shift);
       }
-      this.moveTo(x);
+      this.moveTo(x, event.clientY - canvas.getBoundingClientRect().top);
     });
     canvas.addEventListener('pointerup', event => {
       const x = at(event);
+      const y = event.clientY - canvas.getBoundingClientRect().top;
       this.touches.delete(event.pointerId);
       const { drag } = this;
       this.drag = null;
@@ -343,8 +611,9 @@ export class Timeline {
         const [low, high] = [this.positionAt(Math.min(drag.x, x)), this.positionAt(Math.max(drag.x, x))];
         this.zoomTo(low, high);
       } else if (!drag.moved) {
-        this.moveTo(x);
-        this.choose(event.shiftKey);
+        this.moveTo(x, y);
+        if (this.tracks.hover >= 0) this.tracks.select(this.tracks.hover);
+        else this.choose(event.shiftKey, y);
       }
       this.draw();
     });
@@ -354,7 +623,7 @@ export class Timeline {
       this.draw();
     });
     canvas.addEventListener('pointerleave', () => {
-      this.hover = -1;
+      [this.hover, this.tracks.hover] = [-1, -1];
       this.read();
       this.draw();
     });
@@ -374,7 +643,8 @@ export class Timeline {
     this.zoomTo(this.from + by, this.to + by);
   }
 
-  private moveTo(x: number): void {
+  private moveTo(x: number, y: number): void {
+    this.tracks.hover = this.tracks.at(y - this.tracksTop, this.positionAt(x), (3 * (this.to - this.from)) / this.width());
     const inside = Math.max(LEFT, Math.min(x, LEFT + this.width() - 0.01));
     const [from, to] = this.column(inside, 1);
     this.hover = to > from ? this.extremes.highest(from, to) : Math.max(0, this.pointAt(this.positionAt(inside)));
@@ -382,20 +652,58 @@ export class Timeline {
     this.draw();
   }
 
-  /** Shows the live allocations at the cursor, or compares with them. */
-  private choose(asBase: boolean): void {
+  /** The distance of the tracks from the top. */
+  private get tracksTop(): number {
+    return this.height - this.bottom + 2 * BAND + 4;
+  }
+
+  /** Shows the live allocations at the cursor, or compares with them. In the sum, of the rank at this height. */
+  private choose(asBase: boolean, y = -1): void {
     if (this.hover < 0) return;
-    if (asBase) this.state.set({ base: this.hover });
-    else this.state.set({ point: this.hover });
+    if (this.sum && this.summed) {
+      const { device } = this.state.now;
+      if (asBase) return this.state.set({ ...this.placeOf(this.state.now.point), base: this.sum.place(this.hover, device.whole).point });
+      return this.selectInSum(this.sum, this.hover, this.rankAt(this.sum, y) ?? device.whole);
+    }
+    const { device, point } = this.state.now;
+    const seq = this.shown.pointSeq[this.hover] as number;
+    if (!asBase) return this.state.set({ device: this.shown, point: this.hover, ...(this.shown === device ? {} : this.baseIn(this.shown)) });
+    const selected = device.pointSeq[point] ?? 0;
+    // Both points must be of one device.
+    const common = device === this.shown ? device : [this.shown, device].find(one => one.covers(selected) && one.covers(seq)) ?? this.whole;
+    this.state.set({ device: common, point: common.pointOf(selected), base: common.pointOf(seq) });
+  }
+
+  /** The rank whose area is at this height; `null` above and below all. */
+  private rankAt(sum: RankTotals, y: number): Device | null {
+    const { top, height, ceiling } = this.geometry;
+    let left = (1 - (y - top) / height) * ceiling;
+    if (y < top || y > top + height) return null;
+    const rank = sum.values(this.hover).findIndex(bytes => (left -= bytes) < 0);
+    return sum.devices[rank] ?? null;
+  }
+
+  /** The point to compare with, in a device; none if the device does not have it. */
+  private baseIn(device: Device): { base: number } {
+    const { now } = this.state;
+    const seq = now.device.pointSeq[now.base] ?? -1;
+    return { base: now.base >= 0 && device.covers(seq) ? device.pointOf(seq) : -1 };
+  }
+
+  /** Selects the state at an event of the chosen rank, with the most details that are loaded. */
+  private select(seq: number): void {
+    const device = this.windows.find(one => one.covers(seq) && !one.info.rest) ?? this.state.now.device.whole;
+    this.state.set({ device, point: device.pointOf(seq) });
   }
 
   private key(event: KeyboardEvent): void {
     const length = this.to - this.from;
     const center = (this.from + this.to) / 2;
-    const from = this.hover >= 0 ? this.hover : this.state.now.point;
+    const from = this.hover >= 0 ? this.hover : this.drawnPoint(this.state.now.point);
     const move = (by: number) => {
       this.hover = Math.max(0, Math.min(this.device.points - 1, from + by));
-      this.showPoint(this.hover);
+      const position = this.axis.position[this.hover] ?? 0;
+      if (position < this.from || position > this.to) this.pan(position - center);
       this.read();
     };
     const far = Math.max(1, Math.round(this.visiblePoints() * KEY_STEP));
@@ -406,7 +714,9 @@ export class Timeline {
     else if (event.key === '+' || event.key === '=') this.zoomTo(center - length / 4, center + length / 4);
     else if (event.key === '-') this.zoomTo(center - length, center + length);
     else if (event.key === 'Home') this.zoomTo(...this.extent());
-    else if (event.key === 'p' || event.key === 'P') this.state.set({ point: this.peak() });
+    else if (event.key === 'p' || event.key === 'P') this.toPeak();
+    else if (event.key === '[' || event.key === ']') this.tracks.move(event.key === ']' ? 1 : -1);
+    else if (event.key === 'Escape' && this.tracks.selected >= 0) this.tracks.select(-1);
     else if (event.key === 'Enter' || event.key === ' ') this.choose(event.shiftKey);
     else return;
     event.preventDefault();
@@ -420,9 +730,9 @@ export class Timeline {
   // ---- text
 
   /** The phase and step at a point: `backward of step 3`. */
-  positionText(point: number): string {
-    const { process } = this.device;
-    const at = upperBound(process.phaseSeq, this.device.pointSeq[point] ?? 0) - 1;
+  positionText(point: number, device = this.state.now.device): string {
+    const { process } = device;
+    const at = upperBound(process.phaseSeq, device.pointSeq[point] ?? 0) - 1;
     if (at < 0) return '';
     const [phase, step] = [process.phases[process.phaseOf[at] as number] ?? '', process.stepOf[at] as number];
     return step < 0 ? phase : `${phase} of step ${step}`;
@@ -430,13 +740,14 @@ export class Timeline {
 
   private read(): void {
     const { device } = this;
-    const point = this.hover >= 0 ? this.hover : Math.min(this.state.now.point, device.points - 1);
+    if (this.tracks.hover >= 0) return replace(this.readout, ...this.tracks.text(this.tracks.hover));
+    const point = this.hover >= 0 ? this.hover : Math.min(this.drawnPoint(this.state.now.point), device.points - 1);
     if (point < 0) return replace(this.readout, 'No memory was allocated.');
     const values = this.set.values(point);
     const seq = device.pointSeq[point] as number;
     const facts = [
-      `event ${format.count(seq)}`,
-      this.positionText(point),
+      this.summed ? `event ${format.count(seq)} of all ranks` : `event ${format.count(seq)}`,
+      this.positionText(point, device),
       `${format.duration(device.pointTime[point] as number)} after the first event`,
     ];
     const reserved = valueAt(device.reserved, seq);
@@ -454,7 +765,7 @@ export class Timeline {
         swatch.style.background = `var(--${series.color})`;
         return el(
           'button',
-          { type: 'button', class: bytes > 0 ? '' : 'zero', onclick: () => this.state.set({ search: series.label }) },
+          { type: 'button', class: bytes > 0 ? '' : 'zero', onclick: () => this.chooseSeries(series.label, point) },
           swatch,
           el('span', {}, series.label),
           el('b', {}, format.size(bytes)),
@@ -466,9 +777,16 @@ export class Timeline {
     );
   }
 
+  /** Searches the live allocations for a series. Of the sum, shows those of a rank. */
+  private chooseSeries(label: string, point: number): void {
+    if (!this.sum || !this.summed) return this.state.set({ search: label });
+    const rank = this.sum.devices[this.sum.series.findIndex(one => one.label === label)];
+    if (rank) this.selectInSum(this.sum, point, rank);
+  }
+
   private line(name: string, label: string): HTMLElement | null {
     const { device } = this;
-    const capacity = this.summaryOf(device)?.total_bytes;
+    const capacity = this.summary?.total_bytes;
     if (name === 'reserved' && device.reserved.seq.length === 0) return null;
     if (name === 'used' && device.physical.seq.length === 0) return null;
     if (name === 'capacity' && capacity === undefined) return null;
@@ -521,7 +839,7 @@ export class Timeline {
     context.clearRect(0, 0, width, height);
     context.font = '12px system-ui, sans-serif';
     if (device.points === 0) return;
-    const plot = { left: LEFT, top: TOP, width: this.width(), height: height - TOP - BOTTOM };
+    const plot = { left: LEFT, top: TOP, width: this.width(), height: height - TOP - this.bottom };
     const most = this.one ? this.one.group.highestValue() : this.highestValue();
     const [unitName, unit] = format.byteUnit(most);
     const step = format.labelStep(most / unit, 5) * unit;
@@ -543,6 +861,7 @@ export class Timeline {
     context.fillText(unitName, 8, plot.top - 12);
     this.paintLines(context, plot, y, ceiling);
     this.paintBands(context, plot);
+    this.tracks.paint(context, plot, this.tracksTop, position => this.x(position));
     this.paintAxis(context, plot, mute, grid);
     this.paintMarks(context, plot, ink);
   }
@@ -555,7 +874,7 @@ export class Timeline {
     const seqs: [number, number] = [device.pointSeq[from] ?? 0, device.pointSeq[Math.max(from, to - 1)] ?? 0];
     if (this.lines.has('reserved')) most = Math.max(most, highestOf(device.reserved, seqs));
     if (this.lines.has('used')) most = Math.max(most, highestOf(device.physical, seqs));
-    if (this.lines.has('capacity')) most = Math.max(most, this.summaryOf(device)?.total_bytes ?? 0);
+    if (this.lines.has('capacity')) most = Math.max(most, this.summary?.total_bytes ?? 0);
     return Math.max(most, 1);
   }
 
@@ -646,7 +965,7 @@ export class Timeline {
     };
     if (this.lines.has('reserved')) stroke(device.reserved, color('ink'), []);
     if (this.lines.has('used')) stroke(device.physical, color('mute'), [5, 3]);
-    const capacity = this.summaryOf(device)?.total_bytes;
+    const capacity = this.summary?.total_bytes;
     if (this.lines.has('capacity') && capacity !== undefined) {
       context.fillStyle = color('bad');
       context.fillRect(plot.left, Math.round(y(capacity)), plot.width, 2);
@@ -700,7 +1019,7 @@ export class Timeline {
   }
 
   private paintAxis(context: CanvasRenderingContext2D, plot: { left: number; top: number; width: number; height: number }, mute: string, grid: string): void {
-    const y = plot.top + plot.height + 2 * BAND + 10;
+    const y = plot.top + plot.height + 2 * BAND + 10 + this.tracks.height;
     let step = format.labelStep(this.to - this.from, Math.max(2, plot.width / 110));
     if (this.axis.kind !== 'time') step = Math.max(1, Math.round(step));
     context.textAlign = 'center';
@@ -720,8 +1039,8 @@ export class Timeline {
   private paintMarks(context: CanvasRenderingContext2D, plot: { left: number; top: number; width: number; height: number }, ink: string): void {
     const { axis, state } = this;
     const taken: { row: number; start: number; end: number }[] = [];
-    const vertical = (point: number, style: string, dash: number[], text: string, row: number) => {
-      const x = this.x(axis.position[point] ?? 0);
+    const vertical = (position: number, style: string, dash: number[], text: string, row: number) => {
+      const x = this.x(position);
       if (x < plot.left - 1 || x > plot.left + plot.width + 1) return;
       context.strokeStyle = style;
       context.setLineDash(dash);
@@ -741,12 +1060,19 @@ export class Timeline {
       context.fillText(text, x + (context.textAlign === 'right' ? -5 : 5), plot.top - 8 - row);
     };
     for (const mark of this.marks) {
-      vertical(mark.point, mark.kind === 'oom' ? color('bad') : ink, [4, 3], mark.text, mark.kind === 'oom' ? 13 : 0);
+      vertical(mark.position, mark.kind === 'oom' ? color('bad') : ink, [4, 3], mark.text, mark.kind === 'oom' ? 13 : 0);
     }
     const { point, base } = state.now;
-    vertical(point, color('accent'), [], '', 0);
-    if (base >= 0) vertical(base, color('accent'), [2, 2], 'compared with', 0);
-    if (this.hover >= 0) vertical(this.hover, color('mute'), [1, 2], '', 0);
+    if (this.tracks.selected >= 0) {
+      const [low, high] = this.tracks.extent(this.tracks.selected).map(position => Math.max(plot.left, Math.min(this.x(position), plot.left + plot.width))) as [number, number];
+      context.fillStyle = color('accent');
+      context.globalAlpha = 0.12;
+      context.fillRect(low, plot.top, Math.max(1, high - low), plot.height);
+      context.globalAlpha = 1;
+    }
+    vertical(this.positionOfPoint(point), color('accent'), [], '', 0);
+    if (base >= 0) vertical(this.positionOfPoint(base), color('accent'), [2, 2], 'compared with', 0);
+    if (this.hover >= 0) vertical(axis.position[this.hover] ?? 0, color('mute'), [1, 2], '', 0);
     if (this.drag?.brush && this.drag.moved && this.hover >= 0) {
       const x = this.x(axis.position[this.hover] ?? 0);
       context.fillStyle = color('accent');
@@ -757,9 +1083,11 @@ export class Timeline {
   }
 }
 
+/** The ways to divide the areas of any run. */
+export const DIVISIONS: readonly (readonly [Division, string])[] = [['category', 'category'], ['phase', 'phase'], ['module', 'module'], ['line', 'line of the program']];
+
 /** By what the areas are divided. */
-export function divisionChoice(chosen: Division, onchange: (division: Division) => void): HTMLElement {
-  const divisions = [['category', 'category'], ['phase', 'phase'], ['module', 'module'], ['line', 'line of the program']] as const;
+export function divisionChoice(chosen: Division, onchange: (division: Division) => void, divisions = DIVISIONS): HTMLElement {
   return choice('Stacked by', divisions, chosen, value => onchange(value as Division));
 }
 
@@ -774,13 +1102,23 @@ export function valueAt(changes: Changes, seq: number): number {
   return at < 0 ? 0 : (changes.value[at] as number);
 }
 
+/** `1,200,000 to 1,400,000`. */
+function rangeText(first: number, last: number): string {
+  return `${format.count(first)} to ${format.count(last)}`;
+}
+
 const trees = new WeakMap<Float64Array, Extremes>();
+
+function extremesOf(values: Float64Array): Extremes {
+  let tree = trees.get(values);
+  if (!tree) trees.set(values, (tree = new Extremes(values)));
+  return tree;
+}
 
 /** The highest value between two events. */
 function highestOf(changes: Changes, [from, to]: [number, number]): number {
   if (changes.seq.length === 0) return 0;
-  let tree = trees.get(changes.value);
-  if (!tree) trees.set(changes.value, (tree = new Extremes(changes.value)));
+  const tree = extremesOf(changes.value);
   const [low, high] = [Math.max(0, upperBound(changes.seq, from) - 1), upperBound(changes.seq, to)];
   return high > low ? (changes.value[tree.highest(low, high)] as number) : valueAt(changes, to);
 }

@@ -1,4 +1,5 @@
-//! What happened inside the ranges that the program named (`record_function`, NVTX), with one row per name.
+//! What happened inside the ranges that the program named (`record_function`, NVTX, `gpu_memtrace.annotate`), with one
+//! row per name.
 //!
 //! A range is a time range. It covers all changes to the device's memory between its start and its end, on any thread,
 //! because a backward pass runs on autograd's threads. Names that differ only in a trailing number (`ProfilerStep#3`,
@@ -25,8 +26,8 @@ const MAX_OPEN: usize = 1024;
 pub struct LabelRow {
     /// The name. A trailing `*` stands for the number if several names share the row: `ProfilerStep#*`, `step_*`.
     pub name: Box<str>,
-    /// Whether the range came from NVTX.
-    pub nvtx: bool,
+    /// The API that named the range.
+    pub origin: LabelOrigin,
     /// The rule that identifies it as one of PyTorch's own ranges.
     pub rule: Option<PhaseRuleId>,
     /// The number of times that a range was entered.
@@ -64,7 +65,7 @@ struct Totals {
 #[derive(Clone, Debug)]
 struct Open {
     label: u64,
-    nvtx: bool,
+    origin: LabelOrigin,
     thread: ThreadId,
     domain: u64,
     number: u64,
@@ -82,8 +83,8 @@ struct Open {
 /// Builds the rows while a recording streams. Events must come in the order of `seq`.
 #[derive(Clone, Debug, Default)]
 pub struct LabelTable {
-    /// By label: its row, and whether it comes from NVTX.
-    labels: HashMap<u64, (usize, bool)>,
+    /// By label: its row, and the API that named it.
+    labels: HashMap<u64, (usize, LabelOrigin)>,
     rows: Vec<LabelRow>,
     left_out: u64,
     open: Vec<Open>,
@@ -93,7 +94,8 @@ pub struct LabelTable {
     highest: u64,
 }
 
-/// Finds the label of a range event. The end of an NVTX range does not carry its label; the matching start does.
+/// Finds the label of a range event. The end of some ranges does not have its label ([`LabelOrigin::end_has_label`]); the
+/// matching start does.
 #[derive(Clone, Debug)]
 pub struct RangeNames<'a> {
     labels: &'a BTreeMap<u32, Label>,
@@ -112,7 +114,7 @@ impl<'a> RangeNames<'a> {
         let label = |id: u64| self.labels.get(&u32::try_from(id).ok()?);
         if e.addr != 0 {
             let label = label(e.addr)?;
-            if e.action == Action::RangeStart && label.origin == LabelOrigin::Nvtx && self.open.len() < MAX_OPEN {
+            if e.action == Action::RangeStart && !label.origin.end_has_label() && self.open.len() < MAX_OPEN {
                 self.open.push(*e);
             } else if e.action == Action::RangeEnd
                 && let Some(index) = self.open.iter().rposition(|open| open.addr == e.addr && open.thread == e.thread)
@@ -139,18 +141,18 @@ impl LabelTable {
     /// Takes the labels of a recording.
     pub fn new(definitions: &Definitions) -> LabelTable {
         let mut table = LabelTable::default();
-        let mut places: HashMap<(bool, String), usize> = HashMap::new();
+        let mut places: HashMap<(LabelOrigin, String), usize> = HashMap::new();
         for (id, label) in &definitions.labels {
-            let nvtx = label.origin == LabelOrigin::Nvtx;
+            let origin = label.origin;
             let name = folded(&label.text);
             let has_room = places.len() < MAX_ROWS;
-            let row = match places.get(&(nvtx, name.clone())) {
+            let row = match places.get(&(origin, name.clone())) {
                 Some(row) => *row,
                 None if has_room => {
                     let rule = label_rule(label).map(|rule| rule.id);
                     let row = places.len();
-                    table.rows.push(LabelRow { name: name.as_str().into(), nvtx, rule, ..LabelRow::default() });
-                    places.insert((nvtx, name), row);
+                    table.rows.push(LabelRow { name: name.as_str().into(), origin, rule, ..LabelRow::default() });
+                    places.insert((origin, name), row);
                     row
                 }
                 None => {
@@ -158,7 +160,7 @@ impl LabelTable {
                     continue;
                 }
             };
-            table.labels.insert((*id).into(), (row, nvtx));
+            table.labels.insert((*id).into(), (row, origin));
         }
         // A row of a single label carries that label's full name.
         let mut alone: Vec<Option<&str>> = vec![None; table.rows.len()];
@@ -210,7 +212,11 @@ impl LabelTable {
             return;
         }
         let is_it = |open: &Open| match (e.addr, e.size) {
-            (0, 0) => open.nvtx && open.number == 0 && (open.thread, open.domain) == (e.thread, e.stream),
+            (0, 0) => {
+                open.origin == LabelOrigin::Nvtx
+                    && open.number == 0
+                    && (open.thread, open.domain) == (e.thread, e.stream)
+            }
             (0, number) => open.number == number,
             (label, _) => open.label == label && open.thread == e.thread,
         };
@@ -219,12 +225,12 @@ impl LabelTable {
         let index = self.open.iter().rposition(is_it).or_else(|| self.open.iter().rposition(elsewhere));
         if let Some(index) = index {
             let open = self.open.remove(index);
-            self.close(open, e.ticks);
+            self.close(open, e.seq, e.ticks);
         }
     }
 
     fn start(&mut self, e: &Event) {
-        let Some((row, nvtx)) = self.labels.get(&e.addr).copied() else { return };
+        let Some((row, origin)) = self.labels.get(&e.addr).copied() else { return };
         let entry = &mut self.rows[row];
         if entry.times == 0 {
             entry.started = e.ticks;
@@ -235,7 +241,7 @@ impl LabelTable {
         }
         self.open.push(Open {
             label: e.addr,
-            nvtx,
+            origin,
             thread: e.thread,
             domain: e.stream,
             number: e.size,
@@ -249,7 +255,8 @@ impl LabelTable {
         });
     }
 
-    fn close(&mut self, open: Open, ticks: u64) {
+    /// Ends a range at an event.
+    fn close(&mut self, open: Open, seq: u64, ticks: u64) {
         if open.inner {
             return;
         }
@@ -264,17 +271,9 @@ impl LabelTable {
         row.after = self.level;
         row.ticks += ticks.saturating_sub(open.ticks);
         // Another open range of the same row measures from here on.
-        let (totals, level, seq) = (now, self.level, open.seq);
+        let (totals, level) = (now, self.level);
         if let Some(next) = self.open.iter_mut().find(|other| other.row == open.row) {
-            *next = Open {
-                inner: false,
-                before: totals,
-                peak: level,
-                own_freed: 0,
-                seq: seq.max(next.seq),
-                ticks,
-                ..next.clone()
-            };
+            *next = Open { inner: false, before: totals, peak: level, own_freed: 0, seq, ticks, ..next.clone() };
         }
     }
 
@@ -285,7 +284,7 @@ impl LabelTable {
         }
         while let Some(open) = self.open.pop() {
             let outer = self.open.iter().any(|other| other.row == open.row);
-            self.close(Open { inner: open.inner || outer, ..open }, ticks);
+            self.close(Open { inner: open.inner || outer, ..open }, u64::MAX, ticks);
         }
         self.rows.retain(|row| row.times > 0);
     }
@@ -322,6 +321,21 @@ mod tests {
     const START: Action = Action::RangeStart;
     const END: Action = Action::RangeEnd;
 
+    /// What is allocated in the part that two ranges of one name share counts for the range that ends first.
+    #[test]
+    fn an_overlapping_range_of_the_same_name_measures_from_the_end_of_the_first() {
+        let mut table = LabelTable::new(&definitions(&[("pass", LabelOrigin::RecordFunction)]));
+        table.observe(&event(START, 1, 1, 1));
+        table.observe(&event(START, 2, 1, 2));
+        table.alloc(100, 100); // 3
+        table.observe(&event(END, 4, 1, 1));
+        table.free(3, 100, 0);
+        table.alloc(40, 40); // 6
+        table.observe(&event(END, 7, 1, 2));
+        let row = &table.rows()[0];
+        assert_eq!((row.times, row.allocated, row.freed, row.kept), (2, 140, 100, 140));
+    }
+
     #[test]
     fn ranges_measure_what_happens_inside() {
         let mut table =
@@ -342,7 +356,7 @@ mod tests {
         assert_eq!((outer.times, outer.allocations, outer.allocated, outer.frees, outer.freed), (1, 2, 57, 2, 150));
         assert_eq!((outer.kept, outer.peak, outer.after, outer.ticks), (7, 157, 7, 80));
         assert_eq!((inner.allocated, inner.freed, inner.kept, inner.peak, inner.after), (7, 50, 7, 157, 107));
-        assert!(inner.nvtx && !outer.nvtx);
+        assert_eq!((inner.origin, outer.origin), (LabelOrigin::Nvtx, LabelOrigin::RecordFunction));
     }
 
     #[test]

@@ -13,16 +13,18 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use memtrace_trace::event::{Event, Flags};
+use memtrace_trace::event::{Action, Event, Flags, Source};
 use memtrace_trace::file::Definitions;
 use memtrace_trace::ids::{FrameId, StackId, ThreadId};
 
 use super::composition::Amount;
 use super::custom::CustomCategorizer;
+use super::labels::RangeNames;
 use super::stacks::StackTable;
+use super::statistics::{Stat, Statistics, Stats};
 use crate::rules::CustomCategory;
 use memtrace_input::{CompileContextId, LostEvents, Recording, TraceIndex};
-use memtrace_replay::{Change, Names, Replay, Usage};
+use memtrace_replay::{Allocator, Change, Names, Replay, Usage};
 
 /// The size of the cache for [`Entries::common`], in entries.
 const CACHE_SIZE: usize = 4096;
@@ -91,6 +93,111 @@ pub struct FunctionUse {
     pub kinds: BTreeMap<(u32, BlockKind), Amount>,
     /// By line number: its blocks with tensor names.
     pub named: BTreeMap<u32, NamedBlocks>,
+    /// By line number: the figures of `torch.cuda.memory_stats`. Empty unless requested.
+    pub statistics: BTreeMap<u32, LineStatistics>,
+}
+
+/// The parts of a recording from which lines are computed, and the figures.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LinesScope<'a> {
+    /// Only what happens while the program has a range of this name open, on any thread.
+    pub range: Option<&'a str>,
+    /// Whether lines have [`LineStatistics`].
+    pub statistics: bool,
+}
+
+/// The figures of `torch.cuda.memory_stats` while a line was current: `current` after its last event, `peak`, and the
+/// increases and decreases.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct LineStatistics {
+    /// All pools, the pool of large blocks, and the pool of small blocks.
+    pub pools: [Stats; 3],
+    /// The `seq` of the last event.
+    last: u64,
+}
+
+impl LineStatistics {
+    fn absorb(&mut self, other: &LineStatistics) {
+        let is_later = other.last >= self.last;
+        self.last = self.last.max(other.last);
+        for (sum, more) in self.pools.iter_mut().flatten().zip(other.pools.iter().flatten()) {
+            *sum = Stat {
+                current: if is_later { more.current } else { sum.current },
+                peak: sum.peak.max(more.peak),
+                allocated: sum.allocated.saturating_add(more.allocated),
+                freed: sum.freed.saturating_add(more.freed),
+            };
+        }
+    }
+
+    /// What changed from `before` to `now`.
+    fn between(before: &[Stats; 3], now: &[Stats; 3], seq: u64) -> LineStatistics {
+        let mut pools = *now;
+        for (stat, before) in pools.iter_mut().flatten().zip(before.iter().flatten()) {
+            *stat = Stat {
+                current: stat.current,
+                peak: stat.current.max(before.current),
+                allocated: stat.allocated.saturating_sub(before.allocated),
+                freed: stat.freed.saturating_sub(before.freed),
+            };
+        }
+        LineStatistics { pools, last: seq }
+    }
+}
+
+/// The statistics of a device by stack.
+#[derive(Clone, Debug, Default)]
+struct StackStatistics {
+    device: Statistics,
+    before: [Stats; 3],
+    stacks: HashMap<StackId, LineStatistics>,
+    /// The last requested free: its address, and the stacks that it counts for. Its completion counts for them too.
+    freed: Option<(u64, [StackId; 2])>,
+}
+
+impl StackStatistics {
+    /// Takes an event that counts for these stacks.
+    fn observe(&mut self, allocator: &Allocator, e: &Event, change: &Change, stacks: [StackId; 2], counts: bool) {
+        self.device.observe(allocator, e, change);
+        let now = [self.device.all, self.device.large, self.device.small];
+        let before = std::mem::replace(&mut self.before, now);
+        let stacks = match change {
+            Change::FreeCompleted(..) => match self.freed.take() {
+                Some((addr, stacks)) if addr == e.addr => stacks,
+                _ => return,
+            },
+            _ => stacks,
+        };
+        self.freed = (e.action == Action::FreeRequested).then_some((e.addr, stacks));
+        if !counts || e.flags.contains(Flags::PREEXISTING) {
+            return;
+        }
+        let changed = LineStatistics::between(&before, &now, e.seq);
+        let [own, caller] = stacks;
+        for stack in [own, if caller == own { StackId::NONE } else { caller }] {
+            if !stack.is_none() {
+                self.stacks.entry(stack).or_default().absorb(&changed);
+            }
+        }
+    }
+}
+
+/// Counts the open ranges of one name.
+struct OpenRanges<'a> {
+    name: &'a str,
+    names: RangeNames<'a>,
+    open: u64,
+}
+
+impl OpenRanges<'_> {
+    fn observe(&mut self, e: &Event) {
+        if self.names.label(e).is_some_and(|label| &*label.text == self.name) {
+            self.open = match e.action {
+                Action::RangeStart => self.open + 1,
+                _ => self.open.saturating_sub(1),
+            };
+        }
+    }
 }
 
 /// What a block is besides.
@@ -141,6 +248,7 @@ pub struct DeviceLines {
     kinds: HashMap<StackId, BTreeMap<BlockKind, Amount>>,
     /// By stack: its blocks with tensor names.
     named: HashMap<StackId, NamedBlocks>,
+    statistics: Option<Box<StackStatistics>>,
     entries: Entries,
     before: Usage,
 }
@@ -224,12 +332,13 @@ pub struct Lines {
 
 impl Lines {
     /// Streams a recording once. `names` are those of its tensors, and `custom` divides what lines allocated into custom
-    /// categories. `progress` receives the number of events read so far.
+    /// categories. `scope` selects events and figures. `progress` receives the number of events read so far.
     pub fn of(
         recording: &dyn Recording,
         trace_index: &TraceIndex,
         names: &Names,
         custom: Option<&CustomCategorizer<'_>>,
+        scope: LinesScope<'_>,
         progress: &mut dyn FnMut(u64),
     ) -> Lines {
         let definitions = recording.definitions();
@@ -240,8 +349,10 @@ impl Lines {
             device,
             stacks: vec![LineUse::default(); stacks],
             entries: Entries { at: vec![0; stacks], ..Entries::default() },
+            statistics: scope.statistics.then(Box::default),
             ..DeviceLines::default()
         };
+        let mut ranges = scope.range.map(|name| OpenRanges { name, names: RangeNames::new(definitions), open: 0 });
         let mut devices: Vec<DeviceLines> = replay.devices().iter().map(|d| new(d.device)).collect();
         let mut engine = Engine::default();
         let compile_contexts = recording.compile_contexts();
@@ -249,16 +360,25 @@ impl Lines {
         let mut done = 0;
         let lost = recording.stream(&mut |events| {
             for e in events {
+                if let Some(ranges) = ranges.as_mut().filter(|_| e.source == Source::Label) {
+                    ranges.observe(e);
+                }
+                let counts = ranges.as_ref().is_none_or(|ranges| ranges.open > 0);
                 replay.apply(e, |replay, slot, e, change| {
                     let Some(device) = devices.get_mut(slot) else { return };
-                    let usage = replay.devices()[slot].allocator.usage();
+                    let allocator = &replay.devices()[slot].allocator;
+                    let usage = allocator.usage();
+                    let is_completion = matches!(change, Change::FreeCompleted(..));
+                    let caller = if is_completion { StackId::NONE } else { engine.caller(&table, e) };
+                    if let Some(statistics) = &mut device.statistics {
+                        statistics.observe(allocator, e, &change, [e.stack, caller], counts);
+                    }
                     // The code that completes a free did not request it. PyTorch's snapshots give a completion the
                     // stack of the allocation.
-                    if matches!(change, Change::FreeCompleted(..)) {
+                    if is_completion || !counts {
                         device.before = *usage;
                         return;
                     }
-                    let caller = engine.caller(&table, e);
                     let kind = (has_kinds && matches!(change, Change::Alloc(_))).then(|| {
                         let rule = custom.map(|custom| custom.rule_of_allocation(e.stack, e.context, e.seq));
                         let category = custom.zip(rule).map(|(custom, rule)| custom.category(rule));
@@ -405,7 +525,8 @@ impl DeviceLines {
                 let Some(number) = of.get(frame.index()).copied().flatten() else { continue };
                 let line = definitions.frame(frame).map_or(0, |f| f.line);
                 let entered = if stack == id { *entered } else { 0 };
-                let also = (self.kinds.get(&id), self.named.get(&id));
+                let statistics = self.statistics.as_ref().and_then(|statistics| statistics.stacks.get(&id));
+                let also = (self.kinds.get(&id), self.named.get(&id), statistics);
                 functions[number].add(id, line, line_use, also, entered);
             }
         }
@@ -428,7 +549,11 @@ impl FunctionBuilder {
         stack: StackId,
         line: u32,
         line_use: &LineUse,
-        (kinds, named): (Option<&BTreeMap<BlockKind, Amount>>, Option<&NamedBlocks>),
+        (kinds, named, statistics): (
+            Option<&BTreeMap<BlockKind, Amount>>,
+            Option<&NamedBlocks>,
+            Option<&LineStatistics>,
+        ),
         entered: i64,
     ) {
         let is_known = self.function.first_line > 0;
@@ -441,6 +566,9 @@ impl FunctionBuilder {
             sum.absorb(line_use);
             if let Some(named) = named {
                 self.function.named.entry(line).or_default().join(named);
+            }
+            if let Some(statistics) = statistics {
+                self.function.statistics.entry(line).or_default().absorb(statistics);
             }
             for (kind, amount) in kinds.into_iter().flatten() {
                 let sum = self.function.kinds.entry((line, *kind)).or_default();

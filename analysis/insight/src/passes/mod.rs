@@ -42,7 +42,7 @@ pub use growth::{Growth, GrowthSource, KeptMemory, RunPart};
 pub use issue::{Issue, OomForecast, sort_issues};
 pub use labels::{LabelRow, LabelTable, RangeNames};
 pub use lifetimes::{BEFORE_STEPS, BlockLifetime, BlockLifetimes, LifetimeCollector, NEVER, StepWindow};
-pub use lines::{BlockKind, DeviceLines, FunctionUse, LineUse, Lines, NamedBlocks};
+pub use lines::{BlockKind, DeviceLines, FunctionUse, LineStatistics, LineUse, Lines, LinesScope, NamedBlocks};
 pub use missing_modules::{MissingModules, MissingSiblings};
 pub use model_calls::ModelCalls;
 pub use module_groups::{ModuleLine, RepeatedModule, RepeatedModules};

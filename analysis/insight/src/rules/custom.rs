@@ -54,6 +54,11 @@ impl CustomCategory {
     pub const FIRST: CustomCategory = CustomCategory(0);
     /// No rule matches, or there are no rules. No other category is larger.
     pub const NONE: CustomCategory = CustomCategory(u16::MAX);
+
+    /// The place in [`CustomRules::categories`]; `None` for [`Self::NONE`].
+    pub fn number(self) -> Option<usize> {
+        (self != CustomCategory::NONE).then_some(self.0.into())
+    }
 }
 
 impl Default for CustomCategory {

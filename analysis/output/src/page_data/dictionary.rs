@@ -10,11 +10,15 @@ use serde_json::{Value, json};
 use crate::flame_graph::attributed_stack;
 use crate::sources::SourceFiles;
 use memtrace_input::{AddressBuildHasher, printable};
-use memtrace_insight::passes::{BlockAllocation, BlockClassification, BlockModule, BlockModules, ModuleSource};
+use memtrace_insight::passes::{
+    BlockAllocation, BlockClassification, BlockModule, BlockModules, CustomCategorizer, ModuleSource,
+};
+use memtrace_insight::rules::{CustomCategory, CustomRules};
 use memtrace_replay::Names;
 
-/// What distinguishes allocation sites: stack, autograd node, call of the module if that decides, category, phase.
-type SiteKey = (StackId, ContextId, Option<ContextId>, u8, u8);
+/// What distinguishes allocation sites: stack, autograd node, call of the module if that decides, category, phase, custom
+/// category.
+type SiteKey = (StackId, ContextId, Option<ContextId>, u8, u8, CustomCategory);
 
 /// The maximum number of source files in a page.
 const MAX_SOURCES: usize = 64;
@@ -43,7 +47,10 @@ pub(super) struct Dictionary<'a> {
     children: HashMap<(usize, usize), usize>,
     stacks: HashMap<StackId, usize, AddressBuildHasher>,
     sites: HashMap<SiteKey, usize, AddressBuildHasher>,
-    site_rows: Vec<[usize; 5]>,
+    site_rows: Vec<[usize; 6]>,
+    /// By custom category: the number of its name.
+    custom_names: Vec<usize>,
+    custom: Option<CustomCategorizer<'a>>,
     modules: BlockModules<'a>,
     /// By call: the module plus one, 0 without one.
     called: HashMap<ContextId, usize, AddressBuildHasher>,
@@ -58,8 +65,9 @@ impl<'a> Dictionary<'a> {
         names: &'a Names,
         modules: BlockModules<'a>,
         is_library: &'a dyn Fn(&Frame) -> bool,
+        custom_rules: Option<&'a CustomRules>,
     ) -> Dictionary<'a> {
-        Dictionary {
+        let mut dictionary = Dictionary {
             definitions,
             names,
             is_library,
@@ -73,15 +81,22 @@ impl<'a> Dictionary<'a> {
             stacks: HashMap::default(),
             sites: HashMap::default(),
             site_rows: Vec::new(),
+            custom_names: Vec::new(),
+            custom: custom_rules.map(|rules| CustomCategorizer::new(rules, definitions, names)),
             modules,
             called: HashMap::default(),
             tensors: HashMap::new(),
             tensor_rows: Vec::new(),
+        };
+        for (_, name) in custom_rules.iter().flat_map(|rules| rules.categories()) {
+            let name = dictionary.string(name);
+            dictionary.custom_names.push(name);
         }
+        dictionary
     }
 
     /// The number of a text, made printable.
-    fn string(&mut self, text: &str) -> usize {
+    pub(super) fn string(&mut self, text: &str) -> usize {
         let text = printable::line(text);
         match self.strings.get(&*text) {
             Some(number) => *number,
@@ -154,7 +169,8 @@ impl<'a> Dictionary<'a> {
             ModuleSource::Call(call) => Some(call),
             ModuleSource::Tensor | ModuleSource::None => None,
         };
-        let key = (block.stack, block.context, call, category as u8, block.phase as u8);
+        let custom = self.custom.as_ref().map(|custom| custom.category_of(block)).unwrap_or_default();
+        let key = (block.stack, block.context, call, category as u8, block.phase as u8, custom);
         if let Some(site) = self.sites.get(&key) {
             return *site;
         }
@@ -163,7 +179,8 @@ impl<'a> Dictionary<'a> {
         let node = node.map_or(0, |node| 1 + self.string(&node));
         let module = call.map_or(0, |call| self.called(call));
         let site = self.site_rows.len();
-        self.site_rows.push([stack, node, module, category as usize, block.phase as usize]);
+        let custom = custom.number().map_or(0, |number| 1 + number);
+        self.site_rows.push([stack, node, module, category as usize, block.phase as usize, custom]);
         self.sites.insert(key, site);
         site
     }
@@ -229,7 +246,10 @@ impl<'a> Dictionary<'a> {
             "calls": self.nodes.iter().map(|(_, frame)| frame).collect::<Vec<_>>(),
             "sites": {
                 "stack": column(0), "node": column(1), "module": column(2), "category": column(3), "phase": column(4),
+                // The number of the custom category plus one; 0 if no rule matches.
+                "custom": column(5),
             },
+            "custom_categories": self.custom_names,
             "tensors": self.tensor_rows,
         })
     }

@@ -32,6 +32,12 @@ pub(super) enum Tag {
     Physical = b'U',
     /// Where phases and steps begin.
     Phases = b'H',
+    /// The ranges that the program names.
+    Ranges = b'A',
+    /// Of several processes: whose allocation or free comes next.
+    Order = b'O',
+    /// The allocated bytes of several processes at the same points.
+    Sums = b'T',
     /// Everything else, as JSON. The last record.
     Json = b'J',
 }

@@ -4,8 +4,11 @@
 //! events. A recording with few enough events is complete. Of a longer one, the page lists the largest blocks one by one
 //! and adds up the rest at points that [`selection`] chooses. Then all totals are still exact.
 
+mod annotations;
 mod dictionary;
 mod encode;
+mod part;
+mod rank_totals;
 mod selection;
 
 use std::io::Write;
@@ -23,10 +26,15 @@ use memtrace_input::load::Process;
 use memtrace_insight::passes::{
     Analysis, BlockAllocation, BlockClassification, BlockModules, BlockObserver, Category, Phase, ProgramPosition,
 };
+use memtrace_insight::rules::CustomRules;
 use memtrace_replay::{MemoryLocation, Names, Replay, Usage};
 
+pub use rank_totals::{RankSeries, rank_totals};
+
+use annotations::Annotations;
 use dictionary::Dictionary;
 use encode::{Column, Records, Tag};
+use part::{Part, Place};
 use selection::{DeviceSelection, Listed, Point};
 
 /// The number of rows of a record.
@@ -47,6 +55,9 @@ pub struct PageDataOptions<'a> {
     pub max_blocks: Option<u64>,
     /// Events, by `seq`, at which all blocks are listed.
     pub marks: &'a [u64],
+    /// Only this part: its first and its last event, by `seq`. Of each device, the data then has the state before the
+    /// first event, the events of the part, and the blocks that were allocated during it.
+    pub window: Option<(u64, u64)>,
     /// Modules have the paths that they had at about this event. The blocks of the summary's peak are in the same modules
     /// as in the summary if this is its `seq`.
     pub modules_at: u64,
@@ -54,6 +65,8 @@ pub struct PageDataOptions<'a> {
     pub is_library: &'a dyn Fn(&Frame) -> bool,
     /// The source files that may be quoted.
     pub sources: SourceAccess,
+    /// The rules that give the blocks their custom categories.
+    pub custom_rules: Option<&'a CustomRules>,
 }
 
 /// Writes the data of one process. `progress` receives the number of events read so far.
@@ -68,7 +81,9 @@ pub fn page_data(
     progress: &mut dyn FnMut(u64),
 ) -> Result<()> {
     let recording = process.recording();
-    let selected = options.max_blocks.map(|most| selection::select(process, most, options.marks, progress));
+    let part = options.window.map_or(Part::WHOLE, |(first, last)| Part { first, last });
+    let marks: Vec<u64> = options.marks.iter().copied().filter(|mark| part.place(*mark) == Place::Inside).collect();
+    let selected = options.max_blocks.map(|most| selection::select(process, most, &marks, part, progress));
     let names = Names::of(recording);
     let sources = process.trace_index().sources.iter();
     let sources = sources.filter(|(device, _)| options.device.is_none_or(|only| only == **device));
@@ -76,19 +91,22 @@ pub fn page_data(
     let begin_ns = process.trace_index().tick_range.map_or(0, |(first, _)| calibration.epoch_ns(first));
     let clock = Clock { calibration, begin_ns };
     let mut devices: Vec<DeviceData> =
-        sources.map(|(device, source)| DeviceData::new(*device, *source, clock)).collect();
+        sources.map(|(device, source)| DeviceData::new(*device, *source, clock, part)).collect();
     if let Some(mut selected) = selected {
         for device in &mut devices {
-            device.rest = Some(Rest::new(selected.remove(&device.device).unwrap_or_default(), options.marks));
+            device.rest = Some(Rest::new(selected.remove(&device.device).unwrap_or_default(), &marks));
         }
     }
-    let shortest_phase = options.max_blocks.map_or(0, |_| recording.event_count() / SHORTEST_PHASE);
+    let events = recording.event_count();
+    let shortest_phase = options.max_blocks.map_or(0, |_| events.min(part.length()) / SHORTEST_PHASE);
     let modules = BlockModules::of(process.definitions(), &names, options.modules_at);
     let mut writer = PageWriter {
         records: Records::new(out),
-        dictionary: Dictionary::new(process.definitions(), &names, modules, options.is_library),
+        dictionary: Dictionary::new(process.definitions(), &names, modules, options.is_library, options.custom_rules),
+        annotations: Annotations::new(process.definitions(), devices.len()),
+        clock,
         devices,
-        phases: PhaseChanges::new(shortest_phase),
+        phases: PhaseChanges::new(part, shortest_phase, events / SHORTEST_PHASE),
     };
     Analysis::with_observer(recording, process.trace_index(), &names, &mut writer, progress);
     writer.finish(begin_ns, &mut SourceFiles::of(process, &options.sources)).map_err(Error::io("cannot write the page"))
@@ -191,29 +209,65 @@ impl BlockColumns {
     }
 }
 
-/// A value after each of its changes.
-#[derive(Debug, Default)]
+/// A value after each of its changes in the part, and before them its value at the last allocation or free before the part.
+#[derive(Debug)]
 struct Changes {
+    part: Part,
     rows: u64,
     all: u64,
     value: u64,
+    /// Before the part: the value at the last allocation or free, and after the last change since.
+    before: [Option<(u64, u64)>; 2],
+    written: u64,
     seq: Rising,
     change: Column,
 }
 
 impl Changes {
+    fn new(part: Part) -> Changes {
+        let (seq, change) = (Rising::default(), Column::default());
+        Changes { part, rows: 0, all: 0, value: 0, before: [None; 2], written: 0, seq, change }
+    }
+
     #[inline]
     fn put(&mut self, seq: u64, value: u64) {
         if value == self.value {
             return;
         }
+        self.value = value;
+        match self.part.place(seq) {
+            Place::Before => self.before[1] = Some((seq, value)),
+            Place::Inside => {
+                self.end_before();
+                self.add(seq, value);
+            }
+            Place::After => {}
+        }
+    }
+
+    /// Keeps the value at an allocation or a free before the part.
+    #[inline]
+    fn keep(&mut self, seq: u64) {
+        self.before = [Some((seq, self.value)), None];
+    }
+
+    /// Adds the values before the part.
+    fn end_before(&mut self) {
+        for (seq, value) in std::mem::take(&mut self.before).into_iter().flatten() {
+            if value != self.written {
+                self.add(seq, value);
+            }
+        }
+    }
+
+    fn add(&mut self, seq: u64, value: u64) {
         self.all += 1;
         if self.all <= MAX_CHANGES {
             self.seq.put(seq);
-            self.change.put_signed(value.wrapping_sub(self.value) as i64);
+            self.change.put_signed(value.wrapping_sub(self.written) as i64);
+            self.written = value;
             self.rows += 1;
         }
-        self.value = value;
     }
 
     fn write<W: Write>(&mut self, records: &mut Records<W>, tag: Tag, device: u64) {
@@ -302,6 +356,9 @@ struct DeviceData {
     device: i16,
     source: EventSource,
     clock: Clock,
+    part: Part,
+    /// The last allocation or free before the part.
+    before: Option<(u64, u64, bool)>,
     /// All allocations and frees. Not written if there is a rest.
     events: Rising,
     times: Rising,
@@ -323,19 +380,21 @@ struct DeviceData {
 }
 
 impl DeviceData {
-    fn new(device: i16, source: EventSource, clock: Clock) -> DeviceData {
+    fn new(device: i16, source: EventSource, clock: Clock, part: Part) -> DeviceData {
         DeviceData {
             device,
             source,
             clock,
+            part,
+            before: None,
             events: Rising::default(),
             times: Rising::default(),
             event_rows: 0,
             all_events: 0,
             freed: BlockColumns::default(),
             live: BlockColumns::default(),
-            reserved: Changes::default(),
-            physical: Changes::default(),
+            reserved: Changes::new(part),
+            physical: Changes::new(part),
             segment_seq: Rising::default(),
             segments: Default::default(),
             segment_rows: 0,
@@ -349,6 +408,28 @@ impl DeviceData {
 
     #[inline]
     fn event(&mut self, seq: u64, ticks: u64, is_free: bool) {
+        match self.part.place(seq) {
+            Place::Before => {
+                self.before = Some((seq, ticks, is_free));
+                self.reserved.keep(seq);
+                self.physical.keep(seq);
+            }
+            Place::Inside => {
+                self.end_before();
+                self.add_event(seq, ticks, is_free);
+            }
+            Place::After => {}
+        }
+    }
+
+    /// Adds the last event before the part.
+    fn end_before(&mut self) {
+        if let Some((seq, ticks, is_free)) = self.before.take() {
+            self.add_event(seq, ticks, is_free);
+        }
+    }
+
+    fn add_event(&mut self, seq: u64, ticks: u64, is_free: bool) {
         self.all_events += 1;
         if self.rest.is_none() {
             let delta = self.events.next(seq);
@@ -375,6 +456,10 @@ impl DeviceData {
             Action::SegmentUnmap => 3,
             _ => return,
         };
+        // The segments of the part are those of the allocations and frees before and in it.
+        if self.part.place(e.seq) == Place::After {
+            return;
+        }
         self.all_segments += 1;
         if self.all_segments > MAX_CHANGES {
             return;
@@ -422,7 +507,10 @@ impl DeviceData {
 /// Where phases and steps begin.
 #[derive(Debug)]
 struct PhaseChanges {
+    part: Part,
+    /// Shorter phases are not written, in the part and outside it.
     shortest: u64,
+    shortest_outside: u64,
     rows: u64,
     seq: Rising,
     phases: Column,
@@ -433,16 +521,30 @@ struct PhaseChanges {
 }
 
 impl PhaseChanges {
-    fn new(shortest: u64) -> PhaseChanges {
+    fn new(part: Part, shortest: u64, shortest_outside: u64) -> PhaseChanges {
         let (seq, phases, steps) = (Rising::default(), Column::default(), Column::default());
-        PhaseChanges { shortest, rows: 0, seq, phases, steps, now: None, forward_only: Phase::Eval }
+        PhaseChanges {
+            part,
+            shortest,
+            shortest_outside,
+            rows: 0,
+            seq,
+            phases,
+            steps,
+            now: None,
+            forward_only: Phase::Eval,
+        }
     }
 
     #[inline]
     fn put(&mut self, seq: u64, now: &ProgramPosition) {
         let phase = if now.phase == Phase::Eval { self.forward_only } else { now.phase };
         let now = (phase, now.step);
-        if self.now == Some(now) || (self.now.is_some() && seq < self.seq.last + self.shortest) {
+        let shortest = match self.part.place(seq) {
+            Place::Inside => self.shortest,
+            Place::Before | Place::After => self.shortest_outside,
+        };
+        if self.now == Some(now) || (self.now.is_some() && seq < self.seq.last + shortest) {
             return;
         }
         self.now = Some(now);
@@ -464,6 +566,8 @@ impl PhaseChanges {
 struct PageWriter<'a, W: Write> {
     records: Records<W>,
     dictionary: Dictionary<'a>,
+    annotations: Annotations<'a>,
+    clock: Clock,
     devices: Vec<DeviceData>,
     phases: PhaseChanges,
 }
@@ -473,6 +577,9 @@ impl<W: Write> PageWriter<'_, W> {
     fn finish(mut self, begin_ns: u64, sources: &mut SourceFiles) -> std::io::Result<()> {
         for (number, device) in self.devices.iter_mut().enumerate() {
             let number = number as u64;
+            device.end_before();
+            device.reserved.end_before();
+            device.physical.end_before();
             device.write_events(&mut self.records, number);
             device.freed.write(&mut self.records, Tag::Freed, number);
             device.live.write(&mut self.records, Tag::Live, number);
@@ -484,6 +591,7 @@ impl<W: Write> PageWriter<'_, W> {
             }
         }
         self.phases.write(&mut self.records);
+        let ranges = self.annotations.write(&mut self.records, &mut self.dictionary, &self.clock);
         let categories: Vec<Value> =
             Category::ALL.iter().map(|one| json!({ "name": one.name(), "plural": one.plural() })).collect();
         let tables = json!({
@@ -491,6 +599,7 @@ impl<W: Write> PageWriter<'_, W> {
             "categories": categories,
             "phases": Phase::ALL.map(Phase::name),
             "shortest_phase": self.phases.shortest,
+            "ranges": ranges,
             "devices": self.devices.iter().map(DeviceData::json).collect::<Vec<_>>(),
             "sources": self.dictionary.sources(sources),
             "tables": self.dictionary.json(),
@@ -510,7 +619,8 @@ impl<W: Write> BlockObserver for PageWriter<'_, W> {
         }
         data.event(block.seq, block.ticks, false);
         data.bytes += block.size;
-        if data.bytes != usage.allocated {
+        self.annotations.level(number, data.bytes);
+        if data.bytes != usage.allocated && data.part.place(block.seq) == Place::Inside {
             data.mismatches += 1;
         }
         if data.event_rows >= ROWS {
@@ -532,6 +642,10 @@ impl<W: Write> BlockObserver for PageWriter<'_, W> {
         if let Some(free) = free {
             data.event(free.seq, free.ticks, true);
             data.bytes = data.bytes.saturating_sub(block.size);
+            self.annotations.level(number, data.bytes);
+        }
+        if !data.part.has_block(block.seq, free.map(|free| free.seq)) {
+            return;
         }
         if let (Some(rest), Some(free)) = (&mut data.rest, free)
             && !rest.is_listed(block, free.seq)
@@ -554,7 +668,9 @@ impl<W: Write> BlockObserver for PageWriter<'_, W> {
     }
 
     fn event_processed(&mut self, replay: &Replay, e: &Event, now: &ProgramPosition) {
+        self.annotations.event(e);
         match e.source {
+            Source::Label => self.annotations.observe(e),
             Source::Torch => {
                 if let Some((number, data)) =
                     self.devices.iter_mut().enumerate().find(|(_, one)| one.device == e.device)

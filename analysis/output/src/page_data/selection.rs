@@ -11,6 +11,8 @@ use memtrace_input::AddressBuildHasher;
 use memtrace_input::load::Process;
 use memtrace_replay::{Change, Replay};
 
+use super::part::{Part, Place};
+
 /// The number of ranges of events that have points.
 const RANGES: u64 = 10_000;
 
@@ -58,6 +60,8 @@ pub(super) struct DeviceSelection {
 /// The blocks of one device by class, and the points of its current range.
 struct Device {
     counts: HashMap<Listed, u64, AddressBuildHasher>,
+    /// The last state before the part.
+    before: Option<Point>,
     points: Vec<Point>,
     range: u64,
     low: Point,
@@ -69,6 +73,7 @@ impl Device {
     fn new() -> Device {
         Device {
             counts: HashMap::default(),
+            before: None,
             points: Vec::new(),
             range: u64::MAX,
             low: Point::default(),
@@ -84,6 +89,7 @@ impl Device {
     /// Takes the state after an event of the range with this number.
     fn advance(&mut self, range: u64, point: Point) {
         if range != self.range {
+            self.points.extend(self.before.take());
             self.close();
             self.range = range;
             (self.low, self.high) = (point, point);
@@ -112,6 +118,7 @@ impl Device {
     }
 
     fn finish(mut self, most: u64) -> DeviceSelection {
+        self.points.extend(self.before.take());
         self.close();
         let mut classes: Vec<(Listed, u64)> = self.counts.into_iter().collect();
         classes.sort_unstable_by(|a, b| b.cmp(a));
@@ -128,16 +135,17 @@ impl Device {
     }
 }
 
-/// Selects at most `most` blocks of each device. `marks` are events, by `seq`, that need a point of their own. Streams
-/// the recording once.
+/// Selects at most `most` blocks of each device in a part of the recording. `marks` are events, by `seq`, that need a point
+/// of their own. Streams the recording once.
 pub(super) fn select(
     process: &Process,
     most: u64,
     marks: &[u64],
+    part: Part,
     progress: &mut dyn FnMut(u64),
 ) -> BTreeMap<i16, DeviceSelection> {
     let recording = process.recording();
-    let width = recording.event_count().div_ceil(RANGES).max(1);
+    let width = recording.event_count().min(part.length()).div_ceil(RANGES).max(1);
     let mut marks: Vec<u64> = marks.to_vec();
     marks.sort_unstable();
     marks.dedup();
@@ -159,12 +167,19 @@ pub(super) fn select(
                     Change::Alloc(_) => {}
                     Change::FreeRequested(id) => {
                         let block = allocator.block(id);
-                        device.add_block(block.size, e.seq.saturating_sub(block.seq));
+                        if part.has_block(block.seq, Some(e.seq)) {
+                            device.add_block(block.size, e.seq.saturating_sub(block.seq));
+                        }
                     }
                     _ => return,
                 }
                 let allocated = allocator.usage().allocated;
-                device.advance(range, Point { seq: e.seq, ticks: e.ticks, allocated });
+                let point = Point { seq: e.seq, ticks: e.ticks, allocated };
+                match part.place(e.seq) {
+                    Place::Before => device.before = Some(point),
+                    Place::Inside => device.advance(range, point),
+                    Place::After => {}
+                }
             });
         }
         done += events.len() as u64;

@@ -9,7 +9,7 @@
 mod packets;
 mod proto;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::io::{BufWriter, Write};
 
 use memtrace_trace::clock::Calibration;
@@ -18,13 +18,14 @@ use memtrace_trace::file::Definitions;
 use memtrace_trace::ids::{ContextId, FrameId, StackId, ThreadId};
 
 use super::flame_graph::{attributed_stack, device_name};
+use super::named_ranges::{NamedRange, NamedRanges, Rows};
 use super::timeline::curve::CurveBuilder;
 use super::window::Window;
 use memtrace_input::AddressBuildHasher;
 use memtrace_input::error::{Error, Result};
 use memtrace_input::load::Process;
 use memtrace_insight::passes::{
-    Analysis, BlockAllocation, BlockClassification, BlockObserver, Category, Phase, ProgramPosition, RangeNames,
+    Analysis, BlockAllocation, BlockClassification, BlockObserver, Category, Phase, ProgramPosition,
 };
 use memtrace_replay::{Names, Replay, Usage};
 
@@ -35,8 +36,6 @@ use proto::{ProcessDescriptor, TrackDescriptor};
 const MAX_CURVE_POINTS: u64 = 1 << 15;
 /// The maximum number of frames in a slice's stack.
 const MAX_STACK_FRAMES: usize = 32;
-/// The maximum number of named ranges that are open at once.
-const MAX_OPEN_RANGES: usize = 1024;
 
 /// Writes a window of one process as a Perfetto trace. `progress` receives the number of events read so far.
 ///
@@ -49,26 +48,6 @@ pub fn perfetto(process: &Process, window: &Window, out: &mut dyn Write, progres
     let mut writer = TraceWriter::new(process, window, &names, BufWriter::new(out));
     Analysis::with_observer(recording, process.trace_index(), &names, &mut writer, progress);
     writer.finish().map_err(Error::io("cannot write the Perfetto trace"))
-}
-
-/// The rows of a group of tracks. A slice takes the lowest free row.
-#[derive(Default)]
-struct Rows {
-    next: u32,
-    free_rows: BTreeSet<u32>,
-}
-
-impl Rows {
-    fn take(&mut self) -> u32 {
-        self.free_rows.pop_first().unwrap_or_else(|| {
-            self.next += 1;
-            self.next - 1
-        })
-    }
-
-    fn free(&mut self, row: u32) {
-        self.free_rows.insert(row);
-    }
 }
 
 /// The tracks of one device.
@@ -89,14 +68,6 @@ struct TimeRange<T> {
     from: u64,
 }
 
-/// A named range that has started.
-struct OpenRange<'a> {
-    event: Event,
-    text: &'a str,
-    from: u64,
-    row: u32,
-}
-
 struct TraceWriter<'a, W: Write> {
     packets: PacketWriter<W>,
     window: &'a Window,
@@ -109,9 +80,8 @@ struct TraceWriter<'a, W: Write> {
     phases: Track,
     step: Option<TimeRange<u32>>,
     phase: Option<TimeRange<Phase>>,
-    ranges: RangeNames<'a>,
-    open: Vec<OpenRange<'a>>,
-    range_rows: HashMap<ThreadId, Rows>,
+    /// With the time of the start in nanoseconds.
+    ranges: NamedRanges<'a, u64>,
     range_tracks: HashMap<(ThreadId, u32), Track>,
     stacks: HashMap<(StackId, ContextId), Box<str>, AddressBuildHasher>,
     /// The times of the window's first and last event, in nanoseconds.
@@ -176,9 +146,7 @@ impl<'a, W: Write> TraceWriter<'a, W> {
             phases,
             step: None,
             phase: None,
-            ranges: RangeNames::new(process.definitions()),
-            open: Vec::new(),
-            range_rows: HashMap::new(),
+            ranges: NamedRanges::new(process.definitions()),
             range_tracks: HashMap::new(),
             stacks: HashMap::default(),
             first_ns: None,
@@ -211,34 +179,8 @@ impl<'a, W: Write> TraceWriter<'a, W> {
         }
     }
 
-    fn add_label(&mut self, e: &Event, at: u64) {
-        let Some(label) = self.ranges.label(e) else { return };
-        if e.action == Action::RangeStart {
-            if self.open.len() < MAX_OPEN_RANGES {
-                let row = self.range_rows.entry(e.thread).or_default().take();
-                self.open.push(OpenRange { event: *e, text: &label.text, from: at, row });
-            }
-            return;
-        }
-        let matches = |open: &OpenRange<'_>| match (e.addr, e.size) {
-            (0, 0) => open.event.size == 0 && (open.event.thread, open.event.stream) == (e.thread, e.stream),
-            (0, number) => open.event.size == number,
-            (label, _) => open.event.addr == label && open.event.thread == e.thread,
-        };
-        // A `record_function` range can end on another thread, when a future completes.
-        let is_on_other_thread = |open: &OpenRange<'_>| e.addr != 0 && open.event.addr == e.addr;
-        let index = self.open.iter().rposition(matches).or_else(|| self.open.iter().rposition(is_on_other_thread));
-        if let Some(index) = index {
-            let open = self.open.remove(index);
-            self.put_range(&open, at);
-        }
-    }
-
-    fn put_range(&mut self, open: &OpenRange<'_>, to: u64) {
-        let thread = open.event.thread;
-        if let Some(rows) = self.range_rows.get_mut(&thread) {
-            rows.free(open.row);
-        }
+    fn put_range(&mut self, open: &NamedRange<'a, u64>, to: u64) {
+        let thread = open.thread();
         if self.first_ns.is_none() {
             return;
         }
@@ -252,8 +194,8 @@ impl<'a, W: Write> TraceWriter<'a, W> {
                 track
             }
         };
-        let range = self.clipped(open.from, to);
-        self.packets.slice(track, range, "range", open.text, &[]);
+        let range = self.clipped(open.kept, to);
+        self.packets.slice(track, range, "range", &open.label.text, &[]);
     }
 
     /// A stack as text, innermost frame first.
@@ -270,7 +212,8 @@ impl<'a, W: Write> TraceWriter<'a, W> {
         let ended = self.last_ns;
         self.put_step(ended);
         self.put_phase(ended);
-        for open in std::mem::take(&mut self.open) {
+        let ranges = std::mem::replace(&mut self.ranges, NamedRanges::new(self.definitions));
+        for open in ranges.finish() {
             self.put_range(&open, ended);
         }
         for (device, device_tracks) in self.devices {
@@ -385,7 +328,9 @@ impl<W: Write> BlockObserver for TraceWriter<'_, W> {
             self.step = now.step.map(|what| TimeRange { what, from: at });
         }
         if e.source == Source::Label {
-            self.add_label(e, at);
+            if let Some(range) = self.ranges.observe(e, || at) {
+                self.put_range(&range, at);
+            }
             return;
         }
         if !self.window.contains(e.seq) {

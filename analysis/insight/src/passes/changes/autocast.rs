@@ -330,11 +330,8 @@ impl Cast {
                 // Cast to the type of the parameter when the node is done.
                 AutocastType::Lower if is_weight => added.push(Span { end: passes, requested: half, ..*span }),
                 // Partial sums are in float32 anyway. Others are workspaces.
-                AutocastType::Lower if block.freed_context == block.context => {
-                    if self.drops_workspaces {
-                        span.vanish();
-                    }
-                }
+                AutocastType::Lower if block.freed_context == block.context && self.drops_workspaces => span.vanish(),
+                AutocastType::Lower if block.freed_context == block.context => {}
                 AutocastType::Lower => {
                     latest = input();
                     match latest {

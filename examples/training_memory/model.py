@@ -1,0 +1,5 @@
+"""The model alone."""
+
+from mlp import make_model
+
+model = make_model()
