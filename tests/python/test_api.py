@@ -91,7 +91,7 @@ def test_the_program_is_found_on_path(record: Run, tmp_path: Path) -> None:
 
 def test_the_missing_program_is_named(record: Run) -> None:
     missing = record("binary.py", MEMTRACE_BIN="", PATH="/nonexistent")
-    assert missing.stdout.startswith("the program memtrace is not on PATH; ") and "MEMTRACE_BIN" in missing.stdout
+    assert missing.stdout.startswith("cannot find the binary memtrace of ") and "MEMTRACE_BIN" in missing.stdout
 
 
 def other_pythons() -> List[str]:

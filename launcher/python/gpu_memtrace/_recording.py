@@ -117,7 +117,7 @@ def binary() -> str:
         # A checkout of the repository has no program beside the package.
         found = shutil.which("memtrace")
         if found is None:
-            raise RecordingError(f"{error}; {error.help}") from None
+            raise RecordingError(f"{error}; {error.help}, or set MEMTRACE_BIN to its path") from None
         return found
 
 
