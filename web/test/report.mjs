@@ -233,7 +233,7 @@ async function drive() {
   };
   // A page from a file says how to load what it lacks.
   const isIncomplete = await page.evaluate(() => window.memtraceReport.state.now.device.info.rest !== null);
-  const about = await page.textContent('#timeline > .note:last-child');
+  const about = (await page.locator('#timeline > .note').allTextContents()).join(' ');
   equal('how to load all events', about.includes('memtrace open RUN --serve'), isIncomplete);
   // The pointer reads, a click shows the live allocations, Shift and a click compares.
   await page.mouse.move(...(await at(0.3)));

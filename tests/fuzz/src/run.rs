@@ -46,6 +46,6 @@ pub fn analyse(folder: &Path) {
     serde_json::to_string(&summary).expect("a summary is JSON");
     for process in run.processes() {
         let options = SnapshotOptions { sources: SourceAccess::of(&run, false), ..SnapshotOptions::default() };
-        let _ = snapshot(process, io::sink(), &options, &mut |_| {});
+        let _ = snapshot(process, &mut io::sink(), &options, &mut |_| {});
     }
 }

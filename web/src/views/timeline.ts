@@ -533,10 +533,10 @@ export class Timeline {
     const device = this.state.now.device.whole;
     const step = /^step\s+(\d+)$/i.exec(trimmed);
     const digits = trimmed.replace(/,/g, '');
-    if (!/^\d+$/.test(digits) && this.tracks.search(trimmed)) return;
+    if (!step && !/^\d+$/.test(digits) && this.tracks.search(trimmed)) return;
     if (step) {
       const range = stepRanges(device).find(one => one.step === Number(step[1]));
-      if (!range) return this.say(`The run has no step ${step[1]}.`);
+      if (!range) return this.tracks.search(trimmed) ? undefined : this.say(`The run has no step ${step[1]}.`);
       if (!this.summed) this.use(device);
       const drawn = (point: number) => (this.sum && this.summed ? this.sum.pointAt({ device, point: Math.min(point, device.points - 1) }) : point);
       this.showPoints(drawn(range.from), drawn(range.to));
