@@ -31,5 +31,5 @@ fuzz_target!(|data: &[u8]| {
     folder.put("b.pickle", &out);
     let again = open_run(folder.path().join("b.pickle")).expect("our own snapshot");
     assert!(again.problems().is_empty());
-    snapshot(&again.processes()[0], io::sink(), &SnapshotOptions::default(), &mut |_| {}).expect("memory");
+    snapshot(&again.processes()[0], &mut io::sink(), &SnapshotOptions::default(), &mut |_| {}).expect("memory");
 });
