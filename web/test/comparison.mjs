@@ -2,40 +2,22 @@
 // Drives the page of a comparison in headless Chromium: the verdict, every table, the colors of a chosen row in both timelines, zoom,
 // keys, both themes, a phone's width, paper. Compares what is on the screen with the JSON of `memtrace diff`. Exit 0: all of it is right.
 // 1: something is not. 2: the check could not run.
-import { existsSync, mkdirSync, readFileSync } from 'node:fs';
-import { resolve } from 'node:path';
-import { parseArgs } from 'node:util';
+import { readFileSync } from 'node:fs';
 import { bundled } from './bundle.mjs';
-import { fail, harness } from './harness.mjs';
+import { commandLine, harness } from './harness.mjs';
 
 const USAGE = `usage: node comparison.mjs PAGE [options]
   --diff FILE       the output of memtrace diff --json; without it, the page is compared with the comparison inside it
   --out DIR         where to put pictures of the page
   --chromium PATH   (default: $CHROMIUM, then /usr/bin/chromium)`;
 
-let args;
-try {
-  args = parseArgs({
-    allowPositionals: true,
-    options: { diff: { type: 'string' }, out: { type: 'string' }, chromium: { type: 'string', default: process.env.CHROMIUM ?? '/usr/bin/chromium' } },
-  });
-} catch (e) {
-  fail(`${e.message}\n${USAGE}`);
-}
-const opt = args.values;
-if (args.positionals.length !== 1) fail(USAGE);
-const file = resolve(args.positionals[0]);
-for (const needed of [file, opt.chromium, ...(opt.diff ? [opt.diff] : [])]) if (!existsSync(needed)) fail(`no such file: ${needed}`);
-if (opt.out) mkdirSync(opt.out, { recursive: true });
+const { path: file, opt } = commandLine(USAGE, { diff: { type: 'string' } }, { files: ['diff'] });
 const format = await bundled('format.ts');
 
-const { page, url, note, check, equal, picture, drawn, everywhere, end } = await harness({ file, executable: opt.chromium, out: opt.out, height: 1000 });
+const { page, open, note, check, equal, picture, drawn, everywhere, end } = await harness({ file, executable: opt.chromium, out: opt.out, height: 1000 });
 let loadMs = 0;
 try {
-  const start = Date.now();
-  await page.goto(url);
-  await page.waitForFunction(() => document.querySelector('#verdict') && (window.memtraceComparison || document.querySelector('#remarks')) || document.querySelector('main strong.bad'), null, { timeout: 60_000 });
-  loadMs = Date.now() - start;
+  loadMs = await open(() => document.querySelector('#verdict') && (window.memtraceComparison || document.querySelector('#remarks')) || document.querySelector('main strong.bad'));
   const inside = await page.evaluate(() => window.memtraceComparison?.diff ?? null);
   const diff = opt.diff ? JSON.parse(readFileSync(opt.diff, 'utf8')) : inside;
   if (opt.diff && inside) equal('comparison', inside, diff);

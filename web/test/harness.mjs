@@ -1,12 +1,36 @@
 /** What the drivers of the pages share: checks, a page in headless Chromium whose errors count, and the last checks of every page. */
+import { existsSync, mkdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { pathToFileURL } from 'node:url';
+import { parseArgs } from 'node:util';
 import { chromium } from 'playwright-core';
 
 /** Ends the program: the check could not run. */
 export function fail(message) {
   console.error(message);
   process.exit(2);
+}
+
+/**
+ * Parses the command line of a driver: one path and `options`, beside --out and --chromium. The `required` options must be there. The
+ * path and the files that the options named in `files` have must exist.
+ */
+export function commandLine(usage, options, { required = [], files = [] } = {}) {
+  let args;
+  try {
+    args = parseArgs({
+      allowPositionals: true,
+      options: { ...options, out: { type: 'string' }, chromium: { type: 'string', default: process.env.CHROMIUM ?? '/usr/bin/chromium' } },
+    });
+  } catch (e) {
+    fail(`${e.message}\n${usage}`);
+  }
+  const { values: opt, positionals } = args;
+  if (positionals.length !== 1 || required.some(name => opt[name] === undefined)) fail(usage);
+  const [path] = positionals;
+  for (const needed of [path, opt.chromium, ...files.flatMap(name => opt[name] ?? [])]) if (!existsSync(needed)) fail(`no such file: ${needed}`);
+  if (opt.out) mkdirSync(opt.out, { recursive: true });
+  return { path, opt };
 }
 
 /**
@@ -33,6 +57,14 @@ export async function harness({ file, address, executable, out, height, mayReque
     d.dismiss();
   });
   page.on('request', r => r.url() !== url && !mayRequest(r.url()) && note('request', r.url()));
+
+  /** Loads the page and waits until `isReady` is true in it. Returns how long that took, in milliseconds. */
+  const open = async isReady => {
+    const start = Date.now();
+    await page.goto(url);
+    await page.waitForFunction(isReady, null, { timeout: 60_000 });
+    return Date.now() - start;
+  };
 
   const picture = async (name, fullPage = true) => {
     if (out) await page.screenshot({ path: join(out, `${name}.png`), fullPage });
@@ -68,5 +100,5 @@ export async function harness({ file, address, executable, out, height, mayReque
     process.exitCode = errors.length === 0 ? 0 : 1;
   };
 
-  return { page, url, note, check, equal, picture, drawn, everywhere, end };
+  return { page, open, note, check, equal, picture, drawn, everywhere, end };
 }

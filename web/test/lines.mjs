@@ -2,41 +2,23 @@
 // Drives the page of a line table in headless Chromium: every figure, sorting, search, keys, both themes, a phone's width, paper.
 // Compares what is on the screen with the JSON of `memtrace lines`. Exit 0: all of it is right. 1: something is not. 2: the check could
 // not run.
-import { existsSync, mkdirSync, readFileSync } from 'node:fs';
-import { resolve } from 'node:path';
-import { parseArgs } from 'node:util';
+import { readFileSync } from 'node:fs';
 import { bundled } from './bundle.mjs';
-import { fail, harness } from './harness.mjs';
+import { commandLine, harness } from './harness.mjs';
 
 const USAGE = `usage: node lines.mjs PAGE --lines FILE [options]
   --lines FILE      the output of memtrace lines --json with the same options
   --out DIR         where to put pictures of the page
   --chromium PATH   (default: $CHROMIUM, then /usr/bin/chromium)`;
 
-let args;
-try {
-  args = parseArgs({
-    allowPositionals: true,
-    options: { lines: { type: 'string' }, out: { type: 'string' }, chromium: { type: 'string', default: process.env.CHROMIUM ?? '/usr/bin/chromium' } },
-  });
-} catch (e) {
-  fail(`${e.message}\n${USAGE}`);
-}
-const opt = args.values;
-if (args.positionals.length !== 1 || !opt.lines) fail(USAGE);
-const file = resolve(args.positionals[0]);
-for (const needed of [file, opt.chromium, opt.lines]) if (!existsSync(needed)) fail(`no such file: ${needed}`);
-if (opt.out) mkdirSync(opt.out, { recursive: true });
+const { path: file, opt } = commandLine(USAGE, { lines: { type: 'string' } }, { required: ['lines'], files: ['lines'] });
 const format = await bundled('format.ts');
 const report = JSON.parse(readFileSync(opt.lines, 'utf8'));
 
-const { page, url, note, check, equal, picture, drawn, everywhere, end } = await harness({ file, executable: opt.chromium, out: opt.out, height: 1000 });
+const { page, open, note, check, equal, picture, drawn, everywhere, end } = await harness({ file, executable: opt.chromium, out: opt.out, height: 1000 });
 let loadMs = 0;
 try {
-  const start = Date.now();
-  await page.goto(url);
-  await page.waitForFunction(() => window.memtraceLines || document.querySelector('main strong.bad'), null, { timeout: 60_000 });
-  loadMs = Date.now() - start;
+  loadMs = await open(() => window.memtraceLines || document.querySelector('main strong.bad'));
   equal('the data', await page.evaluate(() => window.memtraceLines?.report ?? null), report);
   await figures();
   await functions();

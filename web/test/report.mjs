@@ -1,10 +1,8 @@
 #!/usr/bin/env node
 // Drives an HTML report in headless Chromium: every view, pointer and keyboard, search, zoom, both themes, a phone's width. Compares
 // what the page has with summary.json. Exit 0: all of it is right. 1: something is not. 2: the check could not run.
-import { existsSync, mkdirSync, readFileSync } from 'node:fs';
-import { resolve } from 'node:path';
-import { parseArgs } from 'node:util';
-import { fail, harness } from './harness.mjs';
+import { readFileSync } from 'node:fs';
+import { commandLine, harness } from './harness.mjs';
 import { VIEWS, driveViews } from './views.mjs';
 
 const USAGE = `usage: node report.mjs PAGE [options]
@@ -16,28 +14,13 @@ const USAGE = `usage: node report.mjs PAGE [options]
   --out DIR         where to put pictures of the page
   --chromium PATH   (default: $CHROMIUM, then /usr/bin/chromium)`;
 
-let args;
-try {
-  args = parseArgs({
-    allowPositionals: true,
-    options: {
-      summary: { type: 'string' },
-      expect: { type: 'string', default: '' },
-      blocks: { type: 'string', multiple: true, default: [] },
-      window: { type: 'boolean', default: false },
-      headline: { type: 'string' },
-      out: { type: 'string' },
-      chromium: { type: 'string', default: process.env.CHROMIUM ?? '/usr/bin/chromium' },
-    },
-  });
-} catch (e) {
-  fail(`${e.message}\n${USAGE}`);
-}
-const opt = args.values;
-if (args.positionals.length !== 1) fail(USAGE);
-const file = resolve(args.positionals[0]);
-for (const needed of [file, opt.chromium, ...(opt.summary ? [opt.summary] : []), ...opt.blocks]) if (!existsSync(needed)) fail(`no such file: ${needed}`);
-if (opt.out) mkdirSync(opt.out, { recursive: true });
+const { path: file, opt } = commandLine(USAGE, {
+  summary: { type: 'string' },
+  expect: { type: 'string', default: '' },
+  blocks: { type: 'string', multiple: true, default: [] },
+  window: { type: 'boolean', default: false },
+  headline: { type: 'string' },
+}, { files: ['summary', 'blocks'] });
 
 /** Runs inside the page, before anything is clicked: what the timeline shows, and what it should show, of a page with a window. */
 function shownFirst() {
@@ -156,14 +139,11 @@ function wrongColumns() {
   return { wrong, columns };
 }
 
-const { page, url, note, check, equal, picture, drawn, everywhere, end } = await harness({ file, executable: opt.chromium, out: opt.out, height: 900 });
-const start = Date.now();
+const { page, open, note, check, equal, picture, drawn, everywhere, end } = await harness({ file, executable: opt.chromium, out: opt.out, height: 900 });
 let loadMs = 0;
 let devices = [];
 try {
-  await page.goto(url);
-  await page.waitForFunction(() => window.memtraceReport || document.querySelector('main .empty'), null, { timeout: 60_000 });
-  loadMs = Date.now() - start;
+  loadMs = await open(() => window.memtraceReport || document.querySelector('main .empty'));
   const isEmpty = await page.evaluate(() => !window.memtraceReport);
   check('title', (await page.title()).startsWith('memtrace:'), await page.title());
   if (opt.headline) check('headline', (await page.textContent('header code')).includes(opt.headline), await page.textContent('header code'));

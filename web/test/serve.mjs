@@ -4,13 +4,12 @@
 // not. 2: the check could not run.
 import { execFileSync, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync } from 'node:fs';
+import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { parseArgs } from 'node:util';
 import { inflateSync } from 'node:zlib';
 import { bundled } from './bundle.mjs';
-import { fail, harness } from './harness.mjs';
+import { commandLine, fail, harness } from './harness.mjs';
 
 const USAGE = `usage: node serve.mjs RUN --memtrace PATH [options]
   RUN               a recording with so many events that the page lacks some blocks, and with steps
@@ -19,25 +18,7 @@ const USAGE = `usage: node serve.mjs RUN --memtrace PATH [options]
   --out DIR         where to put pictures of the page
   --chromium PATH   (default: $CHROMIUM, then /usr/bin/chromium)`;
 
-let args;
-try {
-  args = parseArgs({
-    allowPositionals: true,
-    options: {
-      memtrace: { type: 'string' },
-      step: { type: 'string', default: '86' },
-      out: { type: 'string' },
-      chromium: { type: 'string', default: process.env.CHROMIUM ?? '/usr/bin/chromium' },
-    },
-  });
-} catch (e) {
-  fail(`${e.message}\n${USAGE}`);
-}
-const opt = args.values;
-if (args.positionals.length !== 1 || !opt.memtrace) fail(USAGE);
-const [run] = args.positionals;
-for (const needed of [run, opt.memtrace, opt.chromium]) if (!existsSync(needed)) fail(`no such file: ${needed}`);
-if (opt.out) mkdirSync(opt.out, { recursive: true });
+const { path: run, opt } = commandLine(USAGE, { memtrace: { type: 'string' }, step: { type: 'string', default: '86' } }, { required: ['memtrace'], files: ['memtrace'] });
 /** How long the analysis of a window may take, in milliseconds. */
 const WAIT = 240_000;
 const format = await bundled('format.ts');
@@ -53,7 +34,7 @@ let inFlight = 0;
 let mostInFlight = 0;
 const windows = [];
 const isWindow = url => url.startsWith(`${address}window?`);
-const { page, url, note, check, equal, picture, drawn, everywhere, end } = await harness({ address, executable: opt.chromium, out: opt.out, height: 1000, mayRequest: isWindow });
+const { page, open, note, check, equal, picture, drawn, everywhere, end } = await harness({ address, executable: opt.chromium, out: opt.out, height: 1000, mayRequest: isWindow });
 page.on('request', request => {
   if (!isWindow(request.url())) return;
   const { searchParams } = new URL(request.url());
@@ -64,10 +45,7 @@ page.on('request', request => {
 for (const event of ['requestfinished', 'requestfailed']) page.on(event, request => isWindow(request.url()) && (inFlight -= 1));
 let loadMs = 0;
 try {
-  const start = Date.now();
-  await page.goto(url);
-  await page.waitForFunction(() => window.memtraceReport || document.querySelector('main strong.bad'), null, { timeout: 60_000 });
-  loadMs = Date.now() - start;
+  loadMs = await open(() => window.memtraceReport || document.querySelector('main strong.bad'));
   await before();
   await loaded();
   await axes();
@@ -319,14 +297,21 @@ async function selection() {
 /** Somewhere else: the whole run is drawn until its events have come. One request at a time. */
 async function elsewhere() {
   const count = windows.length;
+  // The first window is being read until the reader has moved on.
+  let answer;
+  const moved = new Promise(done => (answer = done));
+  await page.route(url => isWindow(url.href), async route => {
+    await moved;
+    await route.continue();
+  }, { times: 1 });
   await searchFor('step 20');
   equal('the whole run is drawn meanwhile', (await now()).window, null);
   await page.waitForFunction(() => window.memtraceReport.timeline.loading.textContent !== '', null, { timeout: WAIT });
-  // The reader moves on while the first window is being read.
   await searchFor('step 150');
   await page.waitForTimeout(600);
   await searchFor('step 60');
   await page.waitForTimeout(600);
+  answer();
   await waitForDetails();
   const { window } = await now();
   const range = await page.evaluate(() => {
@@ -364,7 +349,7 @@ async function largeWindow() {
 /** Errors of the server are shown once, in words, and the reader can try again. */
 async function errors() {
   const other = await page.context().browser().newPage();
-  await other.goto(url);
+  await other.goto(address);
   await other.waitForFunction(() => window.memtraceReport);
   let asked = 0;
   await other.route('**/window?*', route => {

@@ -101,7 +101,17 @@ fn base64(text: &str) -> Vec<u8> {
 
 struct Numbers<'a>(&'a [u8]);
 
-impl Numbers<'_> {
+impl<'a> Numbers<'a> {
+    /// The next record: its tag and its content.
+    fn record(&mut self) -> Option<(u8, &'a [u8])> {
+        let (tag, rest) = self.0.split_first()?;
+        self.0 = rest;
+        let length = self.next() as usize;
+        let (record, rest) = self.0.split_at(length);
+        self.0 = rest;
+        Some((*tag, record))
+    }
+
     fn next(&mut self) -> u64 {
         let (mut value, mut shift) = (0, 0);
         loop {
@@ -175,11 +185,7 @@ fn decode_ranges(numbers: &mut Numbers<'_>) -> Vec<(Range, u64)> {
 pub(crate) fn decode_totals(bytes: &[u8]) -> Totals {
     let mut totals = Totals { order: Vec::new(), points: Vec::new(), json: Value::Null };
     let mut all = Numbers(bytes);
-    while let Some((tag, rest)) = all.0.split_first() {
-        all.0 = rest;
-        let length = all.next() as usize;
-        let (record, rest) = all.0.split_at(length);
-        all.0 = rest;
+    while let Some((tag, record)) = all.record() {
         let mut numbers = Numbers(record);
         match tag {
             b'J' => totals.json = serde_json::from_slice(record).unwrap(),
@@ -194,7 +200,7 @@ pub(crate) fn decode_totals(bytes: &[u8]) -> Totals {
                 let point = |row: usize| (number[row], time[row], parts.iter().map(|part| part[row] as u64).collect());
                 totals.points = (0..rows).map(point).collect();
             }
-            other => panic!("a record {}", char::from(*other)),
+            other => panic!("a record {}", char::from(other)),
         }
     }
     totals
@@ -210,21 +216,17 @@ pub(crate) fn decode(bytes: &[u8]) -> PageData {
     let (mut json, mut ranges) = (Value::Null, Vec::new());
     let mut reserved_value: BTreeMap<u64, u64> = BTreeMap::new();
     let mut all = Numbers(bytes);
-    while let Some((tag, rest)) = all.0.split_first() {
-        all.0 = rest;
-        let length = all.next() as usize;
-        let (record, rest) = all.0.split_at(length);
-        all.0 = rest;
-        if *tag == b'J' {
+    while let Some((tag, record)) = all.record() {
+        if tag == b'J' {
             json = serde_json::from_slice(record).unwrap();
             continue;
         }
         let mut numbers = Numbers(record);
-        if *tag == b'A' {
+        if tag == b'A' {
             ranges = decode_ranges(&mut numbers);
             continue;
         }
-        if *tag == b'H' {
+        if tag == b'H' {
             let rows = numbers.next() as usize;
             let seq = rising(&mut phase_seq, numbers.column(rows));
             let (phase, step) = (numbers.column(rows), numbers.column(rows));
@@ -233,7 +235,7 @@ pub(crate) fn decode(bytes: &[u8]) -> PageData {
         }
         let (number, rows) = (numbers.next(), numbers.next() as usize);
         let device = parts.entry(number).or_default();
-        let last = last.entry((number, *tag)).or_default();
+        let last = last.entry((number, tag)).or_default();
         match tag {
             b'E' => {
                 let seqs = numbers.column(rows).into_iter().map(|value| value >> 1).collect();
@@ -241,13 +243,13 @@ pub(crate) fn decode(bytes: &[u8]) -> PageData {
                 numbers.column(rows);
             }
             b'B' | b'L' => {
-                let frees = (*tag == b'B').then(|| rising(last, numbers.column(rows)));
+                let frees = (tag == b'B').then(|| rising(last, numbers.column(rows)));
                 let (lifetimes, sizes, site) = (numbers.column(rows), numbers.column(rows), numbers.column(rows));
                 let first = device.blocks.len();
                 for i in 0..rows {
                     let value = numbers.next();
                     let change = signed(value >> 1) * if value & 1 == 0 { 512 } else { 1 };
-                    let address = addresses.entry((number, *tag, site[i])).or_default();
+                    let address = addresses.entry((number, tag, site[i])).or_default();
                     *address = address.wrapping_add_signed(change);
                     let free = frees.as_ref().map(|frees| frees[i]);
                     let alloc = free.map_or(lifetimes[i], |free| free - lifetimes[i]);
@@ -287,9 +289,9 @@ pub(crate) fn decode(bytes: &[u8]) -> PageData {
                 }
             }
             b'U' => (0..2).for_each(|_| drop(numbers.column(rows))),
-            other => panic!("a record {}", char::from(*other)),
+            other => panic!("a record {}", char::from(other)),
         }
-        assert!(numbers.0.is_empty(), "a record {} is read to its end", char::from(*tag));
+        assert!(numbers.0.is_empty(), "a record {} is read to its end", char::from(tag));
     }
     let tables = &json["tables"];
     for (number, block, site, tensor) in sites {

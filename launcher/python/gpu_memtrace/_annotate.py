@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from typing import Any, AsyncGenerator, Callable, Coroutine, Generator, List, Optional, Type, TypeVar, cast
+from typing import Any, AsyncGenerator, Callable, Coroutine, Generator, List, Optional, TypeVar, cast
 
 from gpu_memtrace import _recording
 
@@ -33,12 +33,7 @@ class annotate:
             self._open.append(library.annotation_start(self._encoded))
         return self
 
-    def __exit__(
-        self,
-        error_type: Optional[Type[BaseException]],
-        error: Optional[BaseException],
-        traceback: Optional[types.TracebackType],
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         library = _recording.library
         if library is not None and self._open:
             library.annotation_end(self._open.pop())

@@ -27,7 +27,6 @@ from typing import (
     Sequence,
     TextIO,
     Tuple,
-    Type,
     TypeVar,
     Union,
     cast,
@@ -249,12 +248,7 @@ class LineProfiler:
         self.enable()
         return self
 
-    def __exit__(
-        self,
-        error_type: Optional[Type[BaseException]],
-        error: Optional[BaseException],
-        traceback: Optional[types.TracebackType],
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.disable()
 
     def display(

@@ -83,6 +83,12 @@ export class TimelineGroup {
   }
 }
 
+/** What the points of the sum over ranks are. */
+function sumNote(sum: RankTotals): string {
+  const points = sum.info.rest ? `${format.count(sum.points)} of ${format.number(sum.info.events, 'allocation and free')}: the highest, lowest and last of each range` : 'each allocation and free of any of them';
+  return `The sum of ${format.number(sum.devices.length, 'rank')} or devices at ${points}, in the order of the wall clock. `;
+}
+
 export class Timeline {
   readonly element: HTMLElement;
   private canvas = el('canvas', { tabindex: 0, role: 'application' });
@@ -115,7 +121,7 @@ export class Timeline {
   private timer = 0;
   private isLoading = false;
   private failed = false;
-  private sum: RankTotals | null;
+  private ranks: RankTotals | null;
   private one: TimelineInGroup | undefined;
   geometry = { left: 0, top: 0, width: 0, height: 0, ceiling: 1, from: 0, to: 1, ratio: 1 };
 
@@ -128,7 +134,7 @@ export class Timeline {
     this.one = 'group' in of ? of : undefined;
     const alone = 'loader' in of ? of : null;
     this.loader = alone?.loader ?? null;
-    this.sum = alone?.sum ?? null;
+    this.ranks = alone?.sum ?? null;
     const { one } = this;
     this.tracks = new RangeTracks({
       zoomTo: (from, to) => this.zoomTo(from, to),
@@ -186,9 +192,9 @@ export class Timeline {
     new ResizeObserver(() => this.draw()).observe(this.canvas);
   }
 
-  /** Whether the sum over ranks is drawn. */
-  private get summed(): boolean {
-    return this.sum !== null && this.state.now.division === 'rank';
+  /** The sum over ranks, if it is to be drawn. */
+  private get sum(): RankTotals | null {
+    return this.state.now.division === 'rank' ? this.ranks : null;
   }
 
   /** The device that is drawn: the chosen one, or the sum over ranks. */
@@ -203,7 +209,7 @@ export class Timeline {
 
   /** What is to be drawn: the chosen device, or the sum over ranks. */
   private get chosen(): Device {
-    return this.sum && this.summed ? this.sum : this.state.now.device.whole;
+    return this.sum ?? this.state.now.device.whole;
   }
 
   /** A point of the selected device, as one of the whole device. */
@@ -222,7 +228,7 @@ export class Timeline {
 
   /** The summary of the drawn device; the sum has none. */
   private get summary(): DeviceSummary | undefined {
-    return this.summed ? undefined : this.summaryOf(this.device);
+    return this.sum ? undefined : this.summaryOf(this.device);
   }
 
   private get height(): number {
@@ -245,7 +251,7 @@ export class Timeline {
   }
 
   private toPeak(): void {
-    if (this.sum && this.summed) return this.selectInSum(this.sum, this.peak(), this.state.now.device.whole);
+    if (this.sum) return this.selectInSum(this.sum, this.peak(), this.state.now.device.whole);
     this.state.set({ device: this.whole, point: this.peak() });
   }
 
@@ -259,7 +265,7 @@ export class Timeline {
     }
     this.use(device);
     // The clocks of ranks differ in where they begin, so the sum has no tracks.
-    this.tracks.set(this.summed ? null : device, this.axis);
+    this.tracks.set(this.sum ? null : device, this.axis);
     this.canvas.style.height = `${this.height}px`;
     if (!keepsZoom) [this.from, this.to] = this.extent();
     const { summary } = this;
@@ -272,7 +278,7 @@ export class Timeline {
     for (const oom of summary?.ooms ?? []) {
       this.marks.push({ position: position(device.pointOf(oom.in_use.seq)), text: `out of memory: requested ${format.size(oom.requested_bytes)}`, kind: 'oom' });
     }
-    if (this.sum && this.summed) this.marks.push(...this.errorsOfRanks(this.sum));
+    if (this.sum) this.marks.push(...this.errorsOfRanks(this.sum));
     const capacity = summary?.total_bytes;
     if (capacity !== undefined && (device.total[device.peak] ?? 0) > capacity / 2) this.lines.add('capacity');
     this.hover = -1;
@@ -301,8 +307,8 @@ export class Timeline {
       this.note,
       device.window ? `Events ${rangeText(...device.window)}, loaded from the recording${rest ? '' : ', with all blocks'}. ` : '',
       'Solid: at least this much was allocated throughout a column. Paler: at most, divided as at that highest point. ',
-      this.summed ? this.sumNote() : '',
-      rest && !this.summed
+      this.sum ? sumNote(this.sum) : '',
+      rest && !this.sum
         ? `${format.number(device.info.blocks, 'block')} are listed singly: ${listed}. ` +
             `${format.number(rest.blocks, 'smaller or shorter-lived block')} (at most ${format.size(rest.largest)} each) are added up at ` +
             `${format.count(device.points)} points: the highest, lowest and last event of each range of events. Totals are exact there. `
@@ -330,7 +336,7 @@ export class Timeline {
   /** Draws the loaded window that has the visible part, if there is one, and plans to load it if there is none. */
   private chooseDevice(): void {
     const { loader, whole } = this;
-    if (!loader || this.summed || !whole.info.rest) return;
+    if (!loader || this.sum || !whole.info.rest) return;
     const [first, last] = this.visibleEvents();
     const length = ({ window }: Device) => (window ? window[1] - window[0] : Infinity);
     const found = this.windows.filter(one => one.covers(first) && one.covers(last));
@@ -402,14 +408,14 @@ export class Timeline {
   /** The point of the drawn device at which a point of the selected one is. */
   private drawnPoint(point: number): number {
     const { device } = this.state.now;
-    if (this.sum && this.summed) return this.sum.pointAt(this.placeOf(point));
+    if (this.sum) return this.sum.pointAt(this.placeOf(point));
     return device === this.shown ? point : this.shown.pointOf(device.pointSeq[point] ?? 0);
   }
 
   /** The position of a point of the selected device, which can be outside the drawn window. */
   private positionOfPoint(point: number): number {
     const { device, axis } = this.state.now;
-    if (this.summed) return this.axis.position[this.drawnPoint(point)] ?? 0;
+    if (this.sum) return this.axis.position[this.drawnPoint(point)] ?? 0;
     return (device === this.shown ? this.axis : axisOf(device, axis)).position[point] ?? 0;
   }
 
@@ -422,13 +428,6 @@ export class Timeline {
         kind: 'oom' as const,
       })),
     );
-  }
-
-  private sumNote(): string {
-    const { sum } = this;
-    if (!sum) return '';
-    const points = sum.info.rest ? `${format.count(sum.points)} of ${format.number(sum.info.events, 'allocation and free')}: the highest, lowest and last of each range` : 'each allocation and free of any of them';
-    return `The sum of ${format.number(sum.devices.length, 'rank')} or devices at ${points}, in the order of the wall clock. `;
   }
 
   // ---- coordinates
@@ -533,18 +532,22 @@ export class Timeline {
     const device = this.state.now.device.whole;
     const step = /^step\s+(\d+)$/i.exec(trimmed);
     const digits = trimmed.replace(/,/g, '');
-    if (!step && !/^\d+$/.test(digits) && this.tracks.search(trimmed)) return;
-    if (step) {
-      const range = stepRanges(device).find(one => one.step === Number(step[1]));
-      if (!range) return this.tracks.search(trimmed) ? undefined : this.say(`The run has no step ${step[1]}.`);
-      if (!this.summed) this.use(device);
-      const drawn = (point: number) => (this.sum && this.summed ? this.sum.pointAt({ device, point: Math.min(point, device.points - 1) }) : point);
+    const isEvent = /^\d+$/.test(digits);
+    // Programs name their ranges like steps, too: then both are shown.
+    const isNamed = !isEvent && this.tracks.search(trimmed);
+    const range = step && stepRanges(device).find(one => one.step === Number(step[1]));
+    if (range) {
+      const { sum } = this;
+      if (!sum) this.use(device);
+      const drawn = (point: number) => (sum ? sum.pointAt({ device, point: Math.min(point, device.points - 1) }) : point);
       this.showPoints(drawn(range.from), drawn(range.to));
       const point = extremesOf(device.total).highest(range.from, range.to);
       this.select(device.pointSeq[point] as number);
-      return this.say(`Step ${step[1]} peaks at ${format.size(device.total[point] as number)}.`);
+      return this.say(`Step ${range.step} peaks at ${format.size(device.total[point] as number)}.`);
     }
-    if (/^\d+$/.test(digits)) {
+    if (isNamed) return;
+    if (step) return this.say(`The run has no step ${step[1]}.`);
+    if (isEvent) {
       this.select(Number(digits));
       return this.say('');
     }
@@ -660,7 +663,7 @@ export class Timeline {
   /** Shows the live allocations at the cursor, or compares with them. In the sum, of the rank at this height. */
   private choose(asBase: boolean, y = -1): void {
     if (this.hover < 0) return;
-    if (this.sum && this.summed) {
+    if (this.sum) {
       const { device } = this.state.now;
       if (asBase) return this.state.set({ ...this.placeOf(this.state.now.point), base: this.sum.place(this.hover, device.whole).point });
       return this.selectInSum(this.sum, this.hover, this.rankAt(this.sum, y) ?? device.whole);
@@ -746,7 +749,7 @@ export class Timeline {
     const values = this.set.values(point);
     const seq = device.pointSeq[point] as number;
     const facts = [
-      this.summed ? `event ${format.count(seq)} of all ranks` : `event ${format.count(seq)}`,
+      this.sum ? `event ${format.count(seq)} of all ranks` : `event ${format.count(seq)}`,
       this.positionText(point, device),
       `${format.duration(device.pointTime[point] as number)} after the first event`,
     ];
@@ -779,7 +782,7 @@ export class Timeline {
 
   /** Searches the live allocations for a series. Of the sum, shows those of a rank. */
   private chooseSeries(label: string, point: number): void {
-    if (!this.sum || !this.summed) return this.state.set({ search: label });
+    if (!this.sum) return this.state.set({ search: label });
     const rank = this.sum.devices[this.sum.series.findIndex(one => one.label === label)];
     if (rank) this.selectInSum(this.sum, point, rank);
   }

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from types import TracebackType
-from typing import Any, Dict, List, Optional, Set, Tuple, Type
+from typing import Any, Dict, List, Set, Tuple
 
 
 class Courtesy:
@@ -66,12 +65,7 @@ class Courtesy:
         self.yield_memory()
         return self
 
-    def __exit__(
-        self,
-        error_type: Optional[Type[BaseException]],
-        error: Optional[BaseException],
-        traceback: Optional[TracebackType],
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.restore()
 
 
