@@ -97,17 +97,14 @@ fn free_inputs(recorded: &Recorded<'_>, call: &Call, inputs: &[u32], spans: &mut
     let Some(first) = call.blocks.first() else { return };
     let end = call.end(recorded);
     let own = call.blocks.iter().map(|index| block(*index)).filter(|own| is_result(own) && own.freed > end);
-    let Some((since, until)) = own.map(|own| own.freed).fold(None, |range: Option<(u32, u32)>, freed| {
-        Some(range.map_or((freed, freed), |(since, until)| (since.min(freed), until.max(freed))))
-    }) else {
-        return;
-    };
+    let frees: Vec<u32> = own.map(|own| own.freed).collect();
+    let (Some(since), Some(until)) = (frees.iter().min(), frees.iter().max()) else { return };
     let (before, later) = inputs.split_at(inputs.partition_point(|input| input < first));
     let Some(next) = later.iter().map(|input| block(*input).allocated).find(|allocated| *allocated > end) else {
         return;
     };
     for input in before.iter().rev().take(INPUTS) {
-        if recorded.is_freed(block(*input)) && (since..=until).contains(&block(*input).freed) {
+        if recorded.is_freed(block(*input)) && (*since..=*until).contains(&block(*input).freed) {
             spans[*input as usize].end_by(after(next));
         }
     }
