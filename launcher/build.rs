@@ -1,16 +1,16 @@
-//! Builds the preloaded library (`memtrace-interpose`) and lets the launcher embed it, so that both always come from
-//! one build.
+//! Builds the preloaded library (`memtrace-interpose`) and the simulated CUDA (`simulate`), and lets the launcher embed
+//! them, so that all always come from one build.
 //!
 //! Cargo cannot depend on a cdylib. This script therefore runs a second cargo with its own target directory.
-//! `MEMTRACE_EMBED_LIBRARY` names a library that was built elsewhere instead.
+//! `MEMTRACE_EMBED_LIBRARY` names a library, and `MEMTRACE_EMBED_SIMCUDA` a folder, that were built elsewhere instead.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
 const NAME: &str = "libmemtrace_interpose.so";
-/// The profile of the library build, from the workspace's manifest.
-const PROFILE: &str = "library";
+/// The parts of the simulated CUDA.
+const SIMCUDA: [&str; 3] = ["driver", "runtime", "libs"];
 
 fn main() {
     if let Some(error) = unsupported_target() {
@@ -18,14 +18,25 @@ fn main() {
         return;
     }
     println!("cargo::rerun-if-env-changed=MEMTRACE_EMBED_LIBRARY");
+    println!("cargo::rerun-if-env-changed=MEMTRACE_EMBED_SIMCUDA");
     let library = match env::var_os("MEMTRACE_EMBED_LIBRARY") {
         Some(path) => PathBuf::from(path),
-        None => build(),
+        None => build(&["memtrace-interpose"], "library", &["interpose", "trace/src", "trace/Cargo.toml"]).join(NAME),
     };
     println!("cargo::rerun-if-changed={}", library.display());
     let content = fs::read(&library).unwrap_or_else(|e| panic!("cannot read {}: {e}", library.display()));
     println!("cargo::rustc-env=MEMTRACE_EMBEDDED_LIBRARY={}", library.display());
     println!("cargo::rustc-env=MEMTRACE_EMBEDDED_HASH={:016x}", fnv1a(&content));
+    let simcuda = match env::var_os("MEMTRACE_EMBED_SIMCUDA") {
+        Some(folder) => PathBuf::from(folder),
+        None => build(&SIMCUDA.map(|part| format!("simcuda-{part}")), "release", &["simulate"]),
+    };
+    for part in SIMCUDA {
+        let core = simcuda.join(format!("libsimcuda_{part}.so"));
+        assert!(core.exists(), "{} is missing", core.display());
+        println!("cargo::rerun-if-changed={}", core.display());
+        println!("cargo::rustc-env=MEMTRACE_EMBEDDED_SIMCUDA_{}={}", part.to_uppercase(), core.display());
+    }
 }
 
 /// The error for a target whose programs memtrace cannot record.
@@ -37,25 +48,28 @@ fn unsupported_target() -> Option<String> {
     (!is_supported).then(|| format!("memtrace cannot record programs of {target}; {help}"))
 }
 
-fn build() -> PathBuf {
+/// Builds shared libraries with a cargo of their own, and returns their folder. `sources` are what they are made of.
+fn build(packages: &[impl AsRef<str>], profile: &str, sources: &[&str]) -> PathBuf {
     let var = |name: &str| env::var(name).unwrap_or_else(|_| panic!("cargo sets {name}"));
     // Read the variable at run time, not at compile time: checkouts may share a target directory.
     let root = Path::new(&var("CARGO_MANIFEST_DIR")).join("..");
-    for changed in ["interpose", "trace/src", "trace/Cargo.toml", "Cargo.toml", "Cargo.lock"] {
+    for changed in sources.iter().chain(&["Cargo.toml", "Cargo.lock"]) {
         println!("cargo::rerun-if-changed={}", root.join(changed).display());
     }
-    let manifest = root.join("interpose/Cargo.toml");
-    assert!(manifest.exists(), "{} is missing: build memtrace from its repository", manifest.display());
+    let manifest = root.join("Cargo.toml");
+    let first = root.join(sources[0]);
+    assert!(first.exists(), "{} is missing: build memtrace from its repository", first.display());
     let target_dir = PathBuf::from(var("OUT_DIR")).join("interpose");
     let (host, target) = (var("HOST"), var("TARGET"));
 
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.args(["build", "--profile", PROFILE, "--package", "memtrace-interpose", "--manifest-path"]).arg(manifest);
+    cargo.args(["build", "--profile", profile, "--manifest-path"]).arg(manifest);
+    cargo.args(packages.iter().flat_map(|package| ["--package", package.as_ref()]));
     cargo.arg("--target-dir").arg(&target_dir);
-    // The library gets debug information when the launcher does: `--profile profiling`, `--profile dev`.
+    // The libraries get debug information when the launcher does: `--profile profiling`, `--profile dev`.
     if var("DEBUG") != "false" {
         for setting in ["debug=\"line-tables-only\"", "strip=false"] {
-            cargo.args(["--config", &format!("profile.{PROFILE}.{setting}")]);
+            cargo.args(["--config", &format!("profile.{profile}.{setting}")]);
         }
     }
     let mut out = target_dir.clone();
@@ -63,8 +77,8 @@ fn build() -> PathBuf {
         cargo.args(["--target", &target]);
         out.push(&target);
     }
-    // The library is the same for every build of the launcher. Flags of the outer build (clippy's wrapper, coverage,
-    // loom) must not reach it.
+    // The libraries are the same for every build of the launcher. Flags of the outer build (clippy's wrapper, coverage,
+    // loom) must not reach them.
     for name in [
         "CARGO_ENCODED_RUSTFLAGS",
         "RUSTFLAGS",
@@ -76,8 +90,8 @@ fn build() -> PathBuf {
         cargo.env_remove(name);
     }
     let status = cargo.status().unwrap_or_else(|e| panic!("cannot run cargo: {e}"));
-    assert!(status.success(), "the preloaded library does not build; see above");
-    out.join(PROFILE).join(NAME)
+    assert!(status.success(), "a library that memtrace embeds does not build; see above");
+    out.join(profile)
 }
 
 fn fnv1a(bytes: &[u8]) -> u64 {

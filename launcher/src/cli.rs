@@ -10,7 +10,11 @@ use memtrace_analysis::rules::DIAGNOSTICS;
 use memtrace_analysis::{SECTIONS, Tolerance};
 use memtrace_trace::options;
 
-use crate::option_values::{category_limit, size, step_range, time_limit, time_range, tolerance};
+use crate::option_values::{
+    Bounds, Values, bounds, category_limit, gpu_memory, positive, size, step_range, time_limit, time_range, tolerance,
+    values,
+};
+use crate::simulation::Gpu;
 
 /// Record what fills the GPU memory of a program
 ///
@@ -39,6 +43,11 @@ pub(crate) enum Command {
     /// The command runs unmodified. Its output, its exit status and its signals stay the same. When it ends, memtrace
     /// prints a report on stderr and writes the run folder.
     Run(Run),
+    /// Run a command over a simulated GPU: its exact GPU memory, on a machine without a GPU
+    ///
+    /// PyTorch's real allocator runs over a simulated CUDA. Kernels do not run, so that values are zeros or old bytes. The
+    /// report, the files and the exit status are those of a run.
+    DryRun(DryRun),
     /// Print the report of a run
     Report(Report),
     /// Open the HTML report of a run in the browser
@@ -78,6 +87,40 @@ pub(crate) enum Command {
     /// Print a completion script for a shell
     Completions(Completions),
     // A new subcommand is a variant here and a small file in `commands`.
+}
+
+/// The options of `memtrace dry-run`.
+#[derive(Args, Debug)]
+#[command(
+    override_usage = "memtrace dry-run [--gpu NAME | --memory SIZE] [--gpus N] [OPTIONS] -- COMMAND [ARGS]...\n       memtrace dry-run --list-gpus"
+)]
+pub(crate) struct DryRun {
+    /// The GPU to simulate, such as a100-40gb or rtx-4090 [default: h100-sxm]
+    #[arg(long, value_name = "NAME", value_parser = Gpu::named)]
+    pub(crate) gpu: Option<Gpu>,
+    /// Print the GPUs that --gpu knows, and end
+    #[arg(long, exclusive = true)]
+    pub(crate) list_gpus: bool,
+    /// The memory of each GPU that a program can use, with its context (24GiB, 80GB)
+    #[arg(long, value_name = "SIZE", value_parser = gpu_memory)]
+    pub(crate) memory: Option<u64>,
+    /// The number of GPUs
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub(crate) gpus: u32,
+    /// Run the command once for each value, in the place of {VAR} in its arguments, and print a table
+    #[arg(long, value_name = "VAR=8,16,32", value_parser = values, conflicts_with = "max")]
+    pub(crate) vary: Option<Values>,
+    /// Search the largest value of {VAR} that fits, by bisection
+    #[arg(long, value_name = "VAR=1:512", value_parser = bounds)]
+    pub(crate) max: Option<Bounds>,
+    /// Run this many values at a time
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "vary", value_parser = positive)]
+    pub(crate) jobs: usize,
+    /// Print the tries of --vary or --max as JSON, in bytes
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) run: Run,
 }
 
 /// The options of `memtrace report`.

@@ -166,6 +166,10 @@ fn remove_unused(base: &Path, age: Duration) {
         let is_unlocked = flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok();
         let unused = file.metadata().and_then(|meta| meta.modified()).ok().and_then(|m| m.elapsed().ok());
         if is_unlocked && unused.is_some_and(|unused| unused > age) && std::fs::remove_file(&path).is_ok() {
+            let made = std::fs::read_dir(&dir).into_iter().flatten().flatten();
+            made.filter(|e| e.file_name().as_bytes().starts_with(b"simulated")).for_each(|e| {
+                std::fs::remove_dir_all(e.path()).ok();
+            });
             // This fails when the folder contains other files. They stay.
             std::fs::remove_dir(&dir).ok();
         }

@@ -33,6 +33,7 @@ mod sanitizer;
 mod session;
 mod signal_probe;
 mod signals;
+mod simulation;
 mod stack;
 mod terminal;
 mod unrecordable;
@@ -50,7 +51,8 @@ fn run() -> u8 {
         Err(error) => return error.print(),
     };
     match cli.command {
-        cli::Command::Run(run) => commands::run::run(&run),
+        cli::Command::Run(run) => commands::run::run(&run, None),
+        cli::Command::DryRun(options) => commands::dry_run::dry_run(&options),
         cli::Command::Report(options) => commands::sandboxed(|| commands::report::report(&options)),
         cli::Command::Open(options) => commands::open::open(&options),
         cli::Command::Export(options) => commands::sandboxed(|| commands::export::export(&options)),

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::{self, Write};
 
-use memtrace_analysis::load::MANIFEST_FILE;
+use memtrace_analysis::load::{MANIFEST_FILE, SimulatedGpus};
 use memtrace_analysis::{RunFolder, printable};
 use memtrace_trace::counters::{Counter, CounterValues};
 use memtrace_trace::unrecorded::Unrecorded;
@@ -66,6 +66,9 @@ pub(crate) struct Manifest {
     unlisted: u64,
     /// The number of programs that ended before they were checked.
     unchecked: u64,
+    /// The GPUs of a dry run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    simulated: Option<SimulatedGpus>,
     /// How the processes of the command were found. Absent until the run ends.
     #[serde(skip_serializing_if = "Option::is_none")]
     discovery: Option<Discovery>,
@@ -230,8 +233,8 @@ pub(crate) struct Summary {
 impl Manifest {
     /// The manifest of a run that is about to begin.
     ///
-    /// `start_ns` is in nanoseconds since the Unix epoch.
-    pub(crate) fn begin(command: &[OsString], start_ns: u64) -> Manifest {
+    /// `start_ns` is in nanoseconds since the Unix epoch. `simulated` are the GPUs of a dry run.
+    pub(crate) fn begin(command: &[OsString], start_ns: u64, simulated: Option<SimulatedGpus>) -> Manifest {
         Manifest {
             version: VERSION,
             memtrace: env!("CARGO_PKG_VERSION"),
@@ -252,6 +255,7 @@ impl Manifest {
             unrecordable: Vec::new(),
             unlisted: 0,
             unchecked: 0,
+            simulated,
             discovery: None,
         }
     }

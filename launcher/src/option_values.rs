@@ -28,6 +28,62 @@ pub(crate) fn size(text: &str) -> Result<u64, String> {
     size.filter(|size| *size < MAX_SIZE).ok_or_else(|| EXPECTED.to_owned())
 }
 
+/// The values of a placeholder: `bs=8,16,32`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Values {
+    pub(crate) name: String,
+    pub(crate) values: Vec<u64>,
+}
+
+/// The range of a placeholder: `bs=1:512`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Bounds {
+    pub(crate) name: String,
+    pub(crate) low: u64,
+    pub(crate) high: u64,
+}
+
+/// The name of a placeholder, and what follows the equals sign.
+fn placeholder(text: &str) -> Option<(String, &str)> {
+    let (name, rest) = text.split_once('=')?;
+    let is_name = !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
+    is_name.then(|| (name.to_owned(), rest))
+}
+
+/// Parses the values of a placeholder: `NAME=N,N,...`. Each value counts once.
+pub(crate) fn values(text: &str) -> Result<Values, String> {
+    let parse = || {
+        let (name, rest) = placeholder(text)?;
+        let mut values = rest.split(',').map(|n| n.trim().parse().ok()).collect::<Option<Vec<u64>>>()?;
+        values.sort_unstable();
+        values.dedup();
+        Some(Values { name, values })
+    };
+    parse().ok_or_else(|| "expected a name and whole numbers, such as bs=8,16,32".to_owned())
+}
+
+/// Parses the range of a placeholder: `NAME=LOW:HIGH`.
+pub(crate) fn bounds(text: &str) -> Result<Bounds, String> {
+    let parse = || {
+        let (name, rest) = placeholder(text)?;
+        let (low, high) = rest.split_once(':')?;
+        let (low, high) = (low.trim().parse().ok()?, high.trim().parse().ok()?);
+        (low <= high).then_some(Bounds { name, low, high })
+    };
+    parse().ok_or_else(|| "expected a name and a range of whole numbers, such as bs=1:512".to_owned())
+}
+
+/// Parses a whole number of at least 1.
+pub(crate) fn positive(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|n| *n > 0).ok_or_else(|| "expected a whole number of at least 1".to_owned())
+}
+
+/// Parses the memory of a GPU in bytes: at least 64 MiB, at most 16 TiB.
+pub(crate) fn gpu_memory(text: &str) -> Result<u64, String> {
+    const RANGE: std::ops::RangeInclusive<u64> = 64 << 20..=16 << 40;
+    size(text).and_then(|bytes| RANGE.contains(&bytes).then_some(bytes).ok_or("expected 64MiB to 16TiB".to_owned()))
+}
+
 /// Parses a tolerance: a share in percent, or a size.
 pub(crate) fn tolerance(text: &str) -> Result<Tolerance, String> {
     match text.strip_suffix('%').map(|share| share.trim().parse::<f64>()) {

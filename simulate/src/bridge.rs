@@ -32,6 +32,8 @@ pub struct Bridge {
     pub physical_devices: extern "C" fn() -> u32,
     /// The capacity and usage of a device in bytes, by its physical ordinal.
     pub memory_of: extern "C" fn(u32, Out<u64>, Out<u64>),
+    /// The name of the devices, which lives as long as the driver.
+    pub name: extern "C" fn() -> *const c_char,
     /// Counts a call of a stub. Takes its name as a C string.
     pub stub: unsafe extern "C" fn(*const c_char),
 }

@@ -1,6 +1,7 @@
 //! The settings, all from the environment. They are read once, when the driver is first used.
 
 use crate::fault::Faults;
+use std::ffi::CString;
 
 /// One MiB in bytes.
 pub const MIB: u64 = 1 << 20;
@@ -12,6 +13,19 @@ pub enum Log {
     Quiet,
     /// Peaks, launches and the stubs that were called, at the end of the process.
     Summary,
+}
+
+/// What distinguishes one model of GPU from another, besides its memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Model {
+    /// The device's name (`SIMCUDA_NAME`).
+    pub name: CString,
+    /// The compute capability times ten (`SIMCUDA_SM`).
+    pub sm: u32,
+    /// The number of multiprocessors (`SIMCUDA_MULTIPROCESSORS`).
+    pub multiprocessors: u32,
+    /// The size of the L2 cache in bytes (`SIMCUDA_L2`).
+    pub l2_bytes: u64,
 }
 
 /// The settings. README.md lists them in a table.
@@ -27,8 +41,8 @@ pub struct Config {
     pub context_bytes: u64,
     /// The virtual time of one launch in nanoseconds (`SIMCUDA_KERNEL_US`).
     pub kernel_ns: u64,
-    /// The compute capability times ten (`SIMCUDA_SM`).
-    pub sm: u32,
+    /// The model of all devices.
+    pub model: Model,
     /// The version that `cuDriverGetVersion` reports (`SIMCUDA_DRIVER_VERSION`).
     pub driver_version: i32,
     /// How much is printed on stderr (`SIMCUDA_LOG`).
@@ -92,7 +106,14 @@ impl Config {
             memory_bytes: size("SIMCUDA_MEMORY", 8192 * MIB),
             context_bytes: size("SIMCUDA_CONTEXT", 0),
             kernel_ns: (number("SIMCUDA_KERNEL_US", 0.0) * 1000.0) as u64,
-            sm: number("SIMCUDA_SM", 90.0) as u32,
+            model: Model {
+                name: read(lookup("SIMCUDA_NAME"), "SIMCUDA_NAME", c"Simulated CUDA device".to_owned(), |t| {
+                    CString::new(t).ok()
+                }),
+                sm: number("SIMCUDA_SM", 90.0) as u32,
+                multiprocessors: number("SIMCUDA_MULTIPROCESSORS", 132.0) as u32,
+                l2_bytes: size("SIMCUDA_L2", 50 * MIB),
+            },
             driver_version: number("SIMCUDA_DRIVER_VERSION", 13000.0) as i32,
             log: if number("SIMCUDA_LOG", 0.0) >= 1.0 { Log::Summary } else { Log::Quiet },
             ledger: lookup("SIMCUDA_LEDGER").filter(|p| !p.is_empty()),
@@ -126,7 +147,7 @@ mod tests {
     #[test]
     fn defaults_and_bad_values() {
         let config = Config::parse(|_| None);
-        assert_eq!((config.memory_bytes, config.sm, config.visible.len()), (8 << 30, 90, 1));
+        assert_eq!((config.memory_bytes, config.model.sm, config.visible.len()), (8 << 30, 90, 1));
         let config = Config::parse(|name| (name == "SIMCUDA_MEMORY").then(|| "much".to_string()));
         assert_eq!(config.memory_bytes, 8 << 30);
     }

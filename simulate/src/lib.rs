@@ -26,4 +26,5 @@ pub mod out;
 pub mod pool;
 pub mod ranges;
 pub mod stream;
+pub mod stub;
 pub mod vmm;

@@ -54,6 +54,13 @@ pub(crate) fn worst_process(summary: &Summary) -> Option<String> {
 impl TextReport {
     /// Adds the verdict of the run. `name` is the name of the worst process, if there are several.
     pub(crate) fn verdict(&mut self, summary: &Summary, name: Option<&str>) {
+        if let Some(simulated) = &summary.run.simulated {
+            let gpus =
+                if simulated.count == 1 { String::new() } else { format!("{} x ", count_text(simulated.count.into())) };
+            let (gpu, memory) = (&simulated.gpu, size_text(simulated.memory_bytes));
+            let text = format!("Dry run on {gpus}{gpu} ({memory}), simulated: no GPU was used, no kernel ran.");
+            self.lines.extend(wrap_words(&text, self.width));
+        }
         let process = summary.processes.first();
         let device = process.and_then(|process| process.devices.first());
         match (process, device) {

@@ -136,6 +136,7 @@ pub fn summarize_with(
         duration_ns: started_ns.zip(ended_ns).map(|(start, end)| end.saturating_sub(start)),
         events: processes.iter().map(|p| p.events).sum(),
         unrecorded_processes: manifest.unrecorded_processes(),
+        simulated: manifest.simulated.clone(),
     };
     let not_recorded = manifest.not_recorded().into_iter();
     Ok(Summary {

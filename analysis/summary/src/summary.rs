@@ -10,14 +10,14 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::step_estimate::StepEstimate;
-use memtrace_input::load::{Exit, UnrecordableProcess};
+use memtrace_input::load::{Exit, SimulatedGpus, UnrecordableProcess};
 use memtrace_input::printable;
 use memtrace_insight::passes::diagnostics::LoopTurn;
 use memtrace_insight::passes::{Category, Phase};
 use memtrace_insight::rules::{CategoryRuleId, PhaseRuleId, RuleId};
 
 /// The version of the structure: major.minor.
-pub const SUMMARY_VERSION: &str = "2.1";
+pub const SUMMARY_VERSION: &str = "2.2";
 
 /// The report of a run. A field whose name ends in `_bytes` is in bytes. A field whose name ends in `_ns` is in
 /// nanoseconds; points in time count from the Unix epoch.
@@ -98,6 +98,9 @@ pub struct RunSummary {
     pub events: u64,
     /// The number of processes that used CUDA, or requested to be recorded, and were not, as far as it is known.
     pub unrecorded_processes: u64,
+    /// The simulated GPUs of a dry run. Absent where the program ran on real ones.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub simulated: Option<SimulatedGpus>,
 }
 
 /// A process that recorded events.

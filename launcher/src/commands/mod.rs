@@ -5,6 +5,7 @@ pub(crate) mod categories;
 pub(crate) mod check;
 pub(crate) mod diff;
 pub(crate) mod doctor;
+pub(crate) mod dry_run;
 pub(crate) mod export;
 pub(crate) mod lines;
 pub(crate) mod manual;

@@ -22,15 +22,18 @@ use crate::preflight::{self, NOT_EXECUTABLE, NOT_FOUND, Refusal};
 use crate::process_watch::{CommandEnvironment, ProcessWatch};
 use crate::signal_probe::SignalProbe;
 use crate::signals::Signals;
+use crate::simulation::Simulation;
 use crate::{folder, gpu, host, library, message, session};
 
 /// The maximum length of the command line in the end-of-run summary, in characters.
 const MAX_COMMAND: usize = 120;
 
 /// Runs the command and returns the exit code: the command's own, or one of memtrace's when it could not be started.
-pub(crate) fn run(run: &Run) -> u8 {
+///
+/// With a simulation, the command runs over it instead of over this machine's GPUs.
+pub(crate) fn run(run: &Run, simulation: Option<&Simulation>) -> u8 {
     message::use_prefix();
-    match start(run) {
+    match start(run, simulation) {
         Ok(code) => code,
         Err(refusal) => {
             message::error(&refusal.message, refusal.help.as_deref());
@@ -39,7 +42,7 @@ pub(crate) fn run(run: &Run) -> u8 {
     }
 }
 
-fn start(run: &Run) -> Result<u8, Refusal> {
+fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
     let state = InheritedState::capture_and_adjust();
     let (program, arguments) = run.command.split_first().context("no command given")?;
     let checked = preflight::check(program, arguments)?;
@@ -55,15 +58,25 @@ fn start(run: &Run) -> Result<u8, Refusal> {
             path.display()
         ));
     }
-    let mut manifest = Manifest::begin(&run.command, start_ns);
+    let mut manifest = Manifest::begin(&run.command, start_ns, simulation.map(Simulation::description));
     manifest
         .write(&folder)
         .with_context(|| WithHelp::new(format!("cannot write into {}", path.display()), CHOOSE_ANOTHER))?;
 
     let library = library::library(path)?;
+    if let (Some(simulation), Some(folder)) = (simulation, library.path.parent()) {
+        for (name, value) in simulation.environment(&run.command, folder, path)? {
+            // SAFETY: no other thread of this process runs, as below.
+            unsafe { std::env::set_var(name, value) };
+        }
+    }
     let token = session::token()?;
     let listener = session::listen(&token)?;
-    let cpu = if run.cpu == Cpu::Auto && gpu::is_usable() { options::Cpu::Never } else { run.cpu.into() };
+    let cpu = if run.cpu == Cpu::Auto && (simulation.is_some() || gpu::is_usable()) {
+        options::Cpu::Never
+    } else {
+        run.cpu.into()
+    };
     let filters = std::fs::read_to_string("/proc/self/status").map_or(0, |status| options::filters_in(&status));
     let (stacks, names) = (run.stacks.into(), !run.no_names);
     let absolute = std::path::absolute(path).context("cannot determine the absolute path of the run folder")?;
@@ -112,6 +125,9 @@ fn start(run: &Run) -> Result<u8, Refusal> {
     drop(probe);
     let outcome = drain.finish();
     child.collect();
+    if simulation.is_some() {
+        Simulation::remove_caches(path);
+    }
     // From here on, Ctrl-C ends the launcher instead of the command.
     signals.unblock(&state);
 

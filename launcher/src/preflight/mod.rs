@@ -11,7 +11,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use elf::Kind;
 use refusal::refuse;
@@ -35,6 +35,11 @@ const MAX_FIRST_LINE: usize = 256;
 pub(crate) struct Checked {
     /// Whether AddressSanitizer's runtime is a shared library that the program loads.
     pub(crate) needs_asan: bool,
+}
+
+/// The file that execvp would execute for a command. `None` if there is none.
+pub(crate) fn resolve_program(command: &OsStr) -> Option<PathBuf> {
+    resolve::resolve(command).ok()
 }
 
 /// Finds the program that would be executed and checks that it can be recorded.

@@ -1,6 +1,6 @@
 //! Reads which functions an installed PyTorch imports from NVIDIA's libraries, and where it searches for them.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use object::elf;
 use object::read::elf::{Dyn, ElfFile64, FileHeader, Sym};
 use object::{Endianness, StringTable};
@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 
 /// One library to link.
 #[derive(Debug, Default)]
-pub(crate) struct Library {
+pub struct Library {
     /// The soname, such as `libcublas.so.13`.
-    pub(crate) soname: String,
+    pub soname: String,
     /// The names by symbol version. "" for names without a version.
     pub(crate) versions: BTreeMap<String, BTreeSet<String>>,
 }
@@ -24,9 +24,19 @@ impl Library {
         Library { soname: soname.to_string(), versions }
     }
 
+    /// A library without symbol versions, from which nothing is imported yet.
+    pub(crate) fn unversioned(soname: &str) -> Self {
+        Library { soname: soname.to_string(), versions: BTreeMap::new() }
+    }
+
     /// The soname without `lib` and version: `cublas`.
     pub(crate) fn key(&self) -> &str {
         key(&self.soname)
+    }
+
+    /// The versions that importers ask for, without that of unversioned names.
+    pub(crate) fn version_names(&self) -> impl Iterator<Item = &str> {
+        self.versions.keys().map(String::as_str).filter(|version| !version.is_empty())
     }
 
     /// All names of all versions.
@@ -42,13 +52,13 @@ fn key(soname: &str) -> &str {
 
 /// The imports of one PyTorch.
 #[derive(Debug)]
-pub(crate) struct Imports {
+pub struct Imports {
     /// The libraries, without the driver.
-    pub(crate) libraries: Vec<Library>,
-    /// A folder that every one of its libraries searches.
-    pub(crate) install_to: PathBuf,
+    pub libraries: Vec<Library>,
+    /// A folder that every one of its libraries searches. `None` when there is none, as with libraries of the system.
+    pub install_to: Option<PathBuf>,
     /// The CUDA version: 1000 * major + 10 * minor.
-    pub(crate) cuda_version: u32,
+    pub cuda_version: u32,
 }
 
 /// The imports of one ELF file.
@@ -83,7 +93,7 @@ impl Imports {
     /// Reads the libraries of an installed PyTorch. `folder` is its `torch` folder.
     ///
     /// Fails when this is not the CUDA build of PyTorch or a library cannot be read.
-    pub(crate) fn of_torch(folder: &Path) -> Result<Self> {
+    pub fn of_torch(folder: &Path) -> Result<Self> {
         let lib = folder.join("lib");
         let mut files: Vec<PathBuf> = fs::read_dir(&lib)
             .with_context(|| format!("{} is no PyTorch: no folder lib", folder.display()))?
@@ -125,9 +135,7 @@ impl Imports {
                 library.versions.entry(String::new()).or_default().insert(name);
             }
         }
-        let Some(install_to) = search.unwrap_or_default().into_iter().max_by_key(|folder| preference(folder)) else {
-            bail!("{} looks for CUDA in no folder of its own: is it the CUDA build?", lib.display());
-        };
+        let install_to = search.unwrap_or_default().into_iter().max_by_key(|folder| preference(folder));
         Ok(Imports { libraries: libraries.into_values().collect(), install_to, cuda_version: cuda_version(folder)? })
     }
 }
@@ -158,7 +166,9 @@ fn cuda_version(folder: &Path) -> Result<u32> {
 }
 
 fn needs(path: &Path) -> Result<Needs> {
-    let data = fs::read(path)?;
+    let file = fs::File::open(path)?;
+    // SAFETY: the libraries of an installed PyTorch are not changed while it is about to be used.
+    let data = unsafe { memmap2::Mmap::map(&file)? };
     let mut needs = Needs::default();
     // Skip scripts and other files that are not ELF.
     let Ok(file) = ElfFile64::<Endianness>::parse(&*data) else { return Ok(needs) };

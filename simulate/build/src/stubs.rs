@@ -1,24 +1,22 @@
-//! Generates the C text that is linked with the archives: stubs, the driver's table of names, the runtime's version.
+//! Generates stubs: machine code for functions that nobody wrote.
 //!
 //! A stub returns 0 and is counted. That suffices for most functions. But a function that returns a size or creates an
 //! object must write its output, or the program reads garbage.
+//!
+//! A stub passes a record to `simcuda_stub` of its library (`simulate/src/stub.rs` reads it) and keeps all argument
+//! registers: the number of outputs, for each its kind and argument, then the name and a NUL.
 
-use std::fmt::Write as _;
-
-/// What a stub writes: the argument's number (from 0), and the type of the 0, or a new handle.
+/// What a stub writes: the argument's number (from 0, floating-point arguments are not counted), and the type of the 0,
+/// or a new handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Output {
     /// `*(int *)argument = 0`
-    Int(usize),
+    Int(u8),
     /// `*(size_t *)argument = 0`
-    Size(usize),
+    Size(u8),
     /// `*(void **)argument = a handle`
-    Handle(usize),
+    Handle(u8),
 }
-
-/// The maximum number of integer arguments before an output. Floating-point arguments use other registers and are not
-/// counted.
-const ARGUMENTS: usize = 20;
 
 use Output::{Handle, Int, Size};
 
@@ -91,46 +89,54 @@ fn outputs(name: &str) -> &'static [Output] {
     OUTPUTS.iter().find(|(pattern, _)| matches(pattern, name)).map_or(&[], |(_, outputs)| outputs)
 }
 
-/// The C text of the stubs. It needs `simcuda_stub`, and `simcuda_handle` where a stub creates a handle.
-pub(crate) fn stubs<'a>(names: impl Iterator<Item = &'a String>) -> String {
-    let mut text = String::from("#include <stddef.h>\nvoid simcuda_stub(const char *);\nvoid *simcuda_handle(void);\n");
-    for name in names {
-        let outputs = outputs(name);
-        let arguments = if outputs.is_empty() {
-            "void".to_string()
-        } else {
-            (0..ARGUMENTS).map(|i| format!("void *a{i}")).collect::<Vec<_>>().join(", ")
-        };
-        let _ = write!(text, "long {name}({arguments}) {{ simcuda_stub(\"{name}\");");
-        for output in outputs {
-            let _ = match output {
-                Output::Int(i) => write!(text, " if (a{i}) *(int *)a{i} = 0;"),
-                Output::Size(i) => write!(text, " if (a{i}) *(size_t *)a{i} = 0;"),
-                Output::Handle(i) => write!(text, " if (a{i}) *(void **)a{i} = simcuda_handle();"),
-            };
+impl Output {
+    /// The kind and the argument, as in a record.
+    fn encoded(self) -> [u8; 2] {
+        match self {
+            Int(argument) => [0, argument],
+            Size(argument) => [1, argument],
+            Handle(argument) => [2, argument],
         }
-        text.push_str(" return 0; }\n");
     }
-    text
 }
 
-/// The C text of the table that `cuGetProcAddress` searches.
-pub(crate) fn entries<'a>(names: impl Iterator<Item = &'a String> + Clone) -> String {
-    let mut text = String::from("#include <stddef.h>\n");
-    for name in names.clone() {
-        let _ = writeln!(text, "void {name}(void);");
-    }
-    text.push_str("const struct { const char *name; void (*address)(void); } simcuda_entries[] = {\n");
-    for name in names.clone() {
-        let _ = writeln!(text, "  {{\"{name}\", {name}}},");
-    }
-    let _ = writeln!(text, "}};\nconst size_t simcuda_entry_count = {};", names.count());
-    text
+/// A stub in the code of a library.
+pub(crate) struct Stub<'a> {
+    /// Its name.
+    pub(crate) name: &'a str,
+    /// Its address.
+    pub(crate) address: u64,
+    /// The size of its code in bytes.
+    pub(crate) size: u64,
 }
 
-/// The C text of the runtime's version.
-pub(crate) fn runtime_version(version: u32) -> String {
-    format!("const int simcuda_cudart_version = {version};\n")
+/// The size of the code of a stub in bytes, with padding.
+const SIZE: usize = 16;
+
+/// The code of stubs and their records, for an address, and the stubs. `target` is the address of `simcuda_stub`.
+pub(crate) fn assemble<'a>(names: &[&'a str], address: u64, target: u64) -> (Vec<u8>, Vec<Stub<'a>>) {
+    let mut code = Vec::new();
+    let mut records = Vec::new();
+    let mut stubs = Vec::new();
+    for (number, name) in names.iter().enumerate() {
+        let start = number * SIZE;
+        let record = names.len() * SIZE + records.len();
+        // lea rax, [rip + record]
+        code.extend([0x48, 0x8d, 0x05]);
+        code.extend(((record - (start + 7)) as i32).to_le_bytes());
+        // jmp target
+        code.push(0xe9);
+        code.extend((target.wrapping_sub(address + start as u64 + 12) as i32).to_le_bytes());
+        code.resize(start + SIZE, 0xcc);
+        let outputs = outputs(name);
+        records.push(outputs.len() as u8);
+        records.extend(outputs.iter().flat_map(|output| output.encoded()));
+        records.extend(name.as_bytes());
+        records.push(0);
+        stubs.push(Stub { name, address: address + start as u64, size: SIZE as u64 });
+    }
+    code.extend(records);
+    (code, stubs)
 }
 
 #[cfg(test)]
@@ -147,10 +153,12 @@ mod tests {
     }
 
     #[test]
-    fn a_stub_writes_its_outputs() {
-        let names = ["cublasSgemm_v2".to_string(), "cusparseSpSV_createDescr".to_string()];
-        let text = stubs(names.iter());
-        assert!(text.contains("long cublasSgemm_v2(void) { simcuda_stub(\"cublasSgemm_v2\"); return 0; }"));
-        assert!(text.contains("if (a0) *(void **)a0 = simcuda_handle(); return 0; }"));
+    fn code_and_records() {
+        let (code, stubs) = assemble(&["cublasSgemm_v2", "cusparseSpSV_createDescr"], 0x5000, 0x1000);
+        assert_eq!(stubs.iter().map(|stub| stub.address).collect::<Vec<_>>(), [0x5000, 0x5010]);
+        assert_eq!(code[..3], [0x48, 0x8d, 0x05]);
+        assert_eq!(code[3..7], 25i32.to_le_bytes(), "from the end of lea to the first record");
+        assert_eq!(code[24..28], (0x1000 - 0x501c_i32).to_le_bytes());
+        assert_eq!(code[32..], *b"\0cublasSgemm_v2\0\x01\x02\0cusparseSpSV_createDescr\0");
     }
 }

@@ -19,6 +19,7 @@ static BRIDGE: Bridge = Bridge {
     size_at,
     physical_devices,
     memory_of,
+    name,
     stub,
 };
 
@@ -78,6 +79,10 @@ extern "C" fn memory_of(physical: u32, total: Out<u64>, used: Out<u64>) {
     let device = m.devices.iter().find(|d| d.physical == physical);
     total.put(m.config.memory_bytes);
     used.put(device.map_or(0, |d| d.used()));
+}
+
+extern "C" fn name() -> *const c_char {
+    machine().config.model.name.as_ptr()
 }
 
 unsafe extern "C" fn stub(name: *const c_char) {

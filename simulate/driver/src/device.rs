@@ -1,7 +1,7 @@
 //! Initialization, devices, errors.
 
 use crate::state::{code, machine};
-use simcuda::attributes::{NAME, attribute};
+use simcuda::attributes::attribute;
 use simcuda::error::{Error, Result, describe};
 use simcuda::out::Out;
 use std::ffi::{CStr, c_char, c_int, c_uint};
@@ -53,7 +53,7 @@ unsafe fn put_text(buffer: *mut c_char, length: c_int, text: &CStr) {
 unsafe extern "C" fn cuDeviceGetName(name: *mut c_char, length: c_int, device: c_int) -> c_int {
     code(ordinal_of(device).map(|_| {
         // SAFETY: by CUDA's contract the buffer has `length` bytes.
-        unsafe { put_text(name, length, NAME) }
+        unsafe { put_text(name, length, &machine().config.model.name) }
     }))
 }
 
@@ -106,7 +106,7 @@ unsafe extern "C" fn cuDeviceGetByPCIBusId(device: Out<c_int>, text: *const c_ch
 extern "C" fn cuDeviceGetAttribute(value: Out<c_int>, attribute_code: c_int, device: c_int) -> c_int {
     code(ordinal_of(device).map(|d| {
         let m = machine();
-        let number = attribute(attribute_code, m.devices[d].physical, m.config.sm);
+        let number = attribute(attribute_code, m.devices[d].physical, &m.config.model);
         value.put(number)
     }))
 }
@@ -114,7 +114,7 @@ extern "C" fn cuDeviceGetAttribute(value: Out<c_int>, attribute_code: c_int, dev
 #[unsafe(no_mangle)]
 extern "C" fn cuDeviceComputeCapability(major: Out<c_int>, minor: Out<c_int>, device: c_int) -> c_int {
     code(ordinal_of(device).map(|_| {
-        let sm = machine().config.sm;
+        let sm = machine().config.model.sm;
         major.put((sm / 10) as c_int);
         minor.put((sm % 10) as c_int);
     }))

@@ -1,26 +1,13 @@
 //! `cuGetProcAddress`: finds functions by their base name.
 //!
-//! Like the real driver, it searches this library's own table and never uses the dynamic linker. It therefore does not
-//! find the definitions of a preloaded library under the same name. `simcuda-build` generates the table from the
-//! symbols in the archive and links it in.
+//! Like the real driver, it searches this library's own functions and never uses the dynamic linker. It therefore does
+//! not find the definitions of a preloaded library under the same name.
 
+use crate::own_functions::own_functions;
 use crate::state::machine;
 use simcuda::error::Error;
 use simcuda::out::Out;
 use std::ffi::{CStr, c_char, c_int, c_void};
-
-/// One entry of the table.
-#[repr(C)]
-struct Entry {
-    name: *const c_char,
-    address: *mut c_void,
-}
-
-unsafe extern "C" {
-    /// The table, unsorted, with `simcuda_entry_count` entries.
-    static simcuda_entries: [Entry; 0];
-    static simcuda_entry_count: usize;
-}
 
 const PER_THREAD_DEFAULT_STREAM: u64 = 2;
 const FOUND: c_int = 0;
@@ -44,12 +31,7 @@ fn since(symbol: &str) -> c_int {
 }
 
 fn own(symbol: &str) -> Option<*mut c_void> {
-    // SAFETY: `simcuda-build` links in a constant table with exactly that many entries, which live as long as the
-    // library.
-    let table = unsafe { std::slice::from_raw_parts(simcuda_entries.as_ptr(), simcuda_entry_count) };
-    // SAFETY: the names in the table are string literals, which are NUL-terminated and live forever.
-    let line = table.iter().find(|e| unsafe { CStr::from_ptr(e.name) }.to_bytes() == symbol.as_bytes())?;
-    Some(line.address)
+    own_functions().get(symbol).map(|address| *address as *mut c_void)
 }
 
 /// The newest variant of `name` up to a CUDA version. With the flag, the variant with a per-thread default stream comes

@@ -2,8 +2,8 @@
 //!
 //! Each part of the interface has one module. A function decodes its arguments, does its work on the machine under the
 //! one lock ([`state`]), and returns CUDA's number. Allocations and frees go through [`state::recorded`], which counts
-//! them for failures on demand and writes the ledger. `simcuda-build` reads the exported functions from the built
-//! archive and makes the table that [`entry`] searches. Nothing has to be listed by hand.
+//! them for failures on demand and writes the ledger. [`entry`] finds functions in the library's own symbol table, so
+//! nothing has to be listed by hand.
 //!
 //! Safety, for all exported functions: the caller keeps CUDA's contract. Results are written through
 //! [`simcuda::out::Out`], the only place that relies on it for out-pointers. A function that dereferences other
@@ -19,6 +19,7 @@ mod graph;
 mod ipc;
 mod memory;
 mod module;
+mod own_functions;
 mod pool;
 mod refused;
 mod state;

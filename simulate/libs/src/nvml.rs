@@ -131,11 +131,10 @@ unsafe extern "C" fn nvmlDeviceGetUUID(device: u64, buffer: *mut c_char, length:
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetName(device: u64, buffer: *mut c_char, length: c_uint) -> c_int {
-    if physical(device).is_none() {
-        return INVALID_ARGUMENT;
-    }
-    // SAFETY: by NVML's contract the buffer has `length` bytes.
-    unsafe { put_text(buffer, length, &simcuda::attributes::NAME.to_string_lossy()) }
+    let Some(bridge) = physical(device).and_then(|_| bridge()) else { return INVALID_ARGUMENT };
+    // SAFETY: the driver's name is a NUL-terminated string that lives as long as the driver. By NVML's contract the
+    // buffer has `length` bytes.
+    unsafe { put_text(buffer, length, &CStr::from_ptr((bridge.name)()).to_string_lossy()) }
 }
 
 /// `nvmlMemory_t`: total, free, used.

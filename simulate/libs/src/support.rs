@@ -3,7 +3,8 @@
 
 use simcuda::bridge::{Bridge, ID};
 use simcuda::out::Out;
-use std::ffi::{c_char, c_int, c_void};
+use simcuda::stub::Call;
+use std::ffi::{c_int, c_void};
 use std::mem::transmute;
 use std::ptr;
 use std::sync::OnceLock;
@@ -55,19 +56,15 @@ pub(crate) fn launch(stream: u64) {
     }
 }
 
-/// Counts a call of a generated stub. The stub passes its name.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn simcuda_stub(name: *const c_char) {
-    if let Some(bridge) = bridge() {
-        // SAFETY: the generated stubs pass string literals, which are NUL-terminated and live forever.
-        unsafe { (bridge.stub)(name) };
-    }
-}
+simcuda::stub_entry!(stub_called_in_library);
 
-/// Creates a handle for the generated stubs of functions that create an object.
-#[unsafe(no_mangle)]
-extern "C" fn simcuda_handle() -> *mut c_void {
-    Box::into_raw(Box::<Handle>::default()).cast()
+/// Counts a call of a generated stub and writes its outputs.
+fn stub_called_in_library(call: Call) {
+    if let Some(bridge) = bridge() {
+        // SAFETY: the name is a NUL-terminated string that lives forever.
+        unsafe { (bridge.stub)(call.name().as_ptr()) };
+    }
+    call.write_outputs(|| Box::into_raw(Box::<Handle>::default()).cast());
 }
 
 /// Declares functions that create or destroy a handle. Their other arguments are ignored.

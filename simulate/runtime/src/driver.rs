@@ -7,6 +7,8 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::mem::transmute;
 use std::ptr;
 use std::sync::OnceLock;
+use std::sync::atomic::AtomicI32;
+use std::sync::atomic::Ordering::Relaxed;
 
 type GetProcAddress = unsafe extern "C" fn(*const c_char, Out<*mut c_void>, c_int, u64, Out<c_int>) -> c_int;
 type HostFunction = Option<unsafe extern "C" fn(*mut c_void)>;
@@ -15,15 +17,14 @@ type StreamCallback = Option<unsafe extern "C" fn(u64, c_int, *mut c_void)>;
 /// `CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`
 const PER_THREAD: u64 = 2;
 
-unsafe extern "C" {
-    /// The CUDA version of this library: 1000 * major + 10 * minor.
-    pub(crate) static simcuda_cudart_version: c_int;
-}
+/// The CUDA version of this library: 1000 * major + 10 * minor. The file's copy of it is overwritten for each PyTorch.
+#[unsafe(no_mangle)]
+#[allow(non_upper_case_globals)]
+static simcuda_cudart_version: AtomicI32 = AtomicI32::new(13000);
 
 /// The CUDA version of this library: 1000 * major + 10 * minor.
 pub(crate) fn version() -> c_int {
-    // SAFETY: `simcuda-build` links in a constant of this name and type, which is never written.
-    unsafe { simcuda_cudart_version }
+    simcuda_cudart_version.load(Relaxed)
 }
 
 fn die(what: &str) -> ! {

@@ -4,6 +4,7 @@ use crate::driver::driver;
 use crate::state::call;
 use simcuda::abi::{Dim3, FuncAttributes, RuntimeLaunchConfig};
 use simcuda::out::Out;
+use simcuda::stub::Call;
 use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -223,9 +224,11 @@ unsafe extern "C" fn cudaMemcpyFromSymbol(to: u64, name: u64, size: usize, offse
     call(|d| unsafe { (d.memcpy)(to, symbol(name) + offset as u64, size) })
 }
 
-/// Counts a call of a generated stub. The stub passes its name.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn simcuda_stub(name: *const c_char) {
-    // SAFETY: the generated stubs pass string literals, which are NUL-terminated and live forever.
-    unsafe { (driver().bridge.stub)(name) };
+simcuda::stub_entry!(stub_called_in_runtime);
+
+/// Counts a call of a generated stub. No stub of the runtime creates an object.
+fn stub_called_in_runtime(call: Call) {
+    // SAFETY: the name is a NUL-terminated string that lives forever.
+    unsafe { (driver().bridge.stub)(call.name().as_ptr()) };
+    call.write_outputs(std::ptr::null_mut);
 }

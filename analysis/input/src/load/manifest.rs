@@ -110,6 +110,17 @@ impl UnrecordableProcess {
     }
 }
 
+/// The simulated GPUs of a dry run (`memtrace dry-run`). Kernels did not run; the figures are those of allocations.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct SimulatedGpus {
+    /// The name of the GPU's model.
+    pub gpu: String,
+    /// The memory of each GPU that a program can use, with its context, in bytes.
+    pub memory_bytes: u64,
+    /// The number of GPUs.
+    pub count: u32,
+}
+
 /// The content of `run.json`.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
@@ -150,6 +161,9 @@ pub struct Manifest {
     pub unlisted: u64,
     /// The number of programs that ended before the launcher could check whether they can be recorded.
     pub unchecked: u64,
+    /// The simulated GPUs of a dry run. Absent where the program ran on real ones.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub simulated: Option<SimulatedGpus>,
     /// Other fields that the launcher wrote. They are kept but not interpreted.
     #[serde(flatten)]
     pub extra: BTreeMap<String, serde_json::Value>,

@@ -10,7 +10,9 @@ mod snapshot;
 mod unrecorded;
 
 pub use crate::recording::{LostEvents, MemoryRecording, Recording};
-pub use manifest::{Exit, MANIFEST_FILE, Manifest, ManifestProcess, NotRecorded, RunState, UnrecordableProcess};
+pub use manifest::{
+    Exit, MANIFEST_FILE, Manifest, ManifestProcess, NotRecorded, RunState, SimulatedGpus, UnrecordableProcess,
+};
 pub use problem::Problem;
 pub use process::{Process, ProcessInfo};
 pub use recording::TraceRecording;

@@ -1,0 +1,55 @@
+//! `memtrace dry-run`: runs a command over a simulated GPU, once or with several values of a placeholder.
+
+mod tries;
+
+use std::io::Write;
+
+use anyhow::Context;
+
+use crate::cli::DryRun;
+use crate::simulation::{Gpu, Simulation};
+
+/// Runs the command, and returns the exit code of [`super::run::run`]. With `--vary` and `--max`, 1 if there is no answer.
+pub(crate) fn dry_run(options: &DryRun) -> u8 {
+    if options.list_gpus {
+        return super::exit_code(list_gpus());
+    }
+    let simulation = simulation(options);
+    let tried = match (&options.vary, &options.max) {
+        (Some(values), _) => tries::vary(options, &simulation, values),
+        (None, Some(bounds)) => tries::max(options, &simulation, bounds),
+        (None, None) => return super::run::run(&options.run, Some(&simulation)),
+    };
+    match tried {
+        Ok(is_answered) => u8::from(!is_answered),
+        Err(error) => super::exit_code(Err(error)),
+    }
+}
+
+fn simulation(options: &DryRun) -> Simulation {
+    let gpu = match (&options.gpu, options.memory) {
+        (Some(gpu), None) => gpu.clone(),
+        (Some(gpu), Some(memory_bytes)) => Gpu { memory_bytes, ..gpu.clone() },
+        (None, Some(memory_bytes)) => Gpu::of_memory(memory_bytes),
+        (None, None) => Gpu::default_model(),
+    };
+    Simulation { gpu, count: options.gpus }
+}
+
+/// Prints a table of the GPUs that can be simulated.
+fn list_gpus() -> anyhow::Result<()> {
+    let mut table =
+        format!("{:<12} {:<28} {:>10} {:>8} {:>4} {:>12}\n", "--gpu", "name", "memory", "compute", "SMs", "context");
+    for gpu in Gpu::all() {
+        let memory = format!("{:.2} GiB", gpu.memory_bytes as f64 / f64::from(1 << 30));
+        let compute = format!("{}.{}", gpu.compute_capability / 10, gpu.compute_capability % 10);
+        let assumed = if gpu.is_context_assumed { "~" } else { "" };
+        let context = format!("{assumed}{} MiB", gpu.context_bytes >> 20);
+        table += &format!(
+            "{:<12} {:<28} {memory:>10} {compute:>8} {:>4} {context:>12}\n",
+            gpu.id, gpu.name, gpu.multiprocessors
+        );
+    }
+    table += "~ assumed: not measured on this model\n";
+    std::io::stdout().write_all(table.as_bytes()).context("cannot write to stdout")
+}
