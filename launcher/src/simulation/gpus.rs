@@ -24,7 +24,7 @@ pub(crate) struct Gpu {
     pub(crate) l2_cache_bytes: u64,
     /// The memory that a CUDA context takes, in bytes.
     pub(crate) context_bytes: u64,
-    /// Whether `context_bytes` was not measured on this model.
+    /// Whether nobody's measurement of this model's `context_bytes` was found, so that it is that of an H200.
     #[serde(default)]
     pub(crate) is_context_assumed: bool,
 }

@@ -50,6 +50,6 @@ fn list_gpus() -> anyhow::Result<()> {
             gpu.id, gpu.name, gpu.multiprocessors
         );
     }
-    table += "~ assumed: not measured on this model\n";
+    table += "~ assumed: that of an H200\n";
     std::io::stdout().write_all(table.as_bytes()).context("cannot write to stdout")
 }
