@@ -46,13 +46,15 @@ def convolutions():
     seen = set()
     for name, (build, shape, batch) in models.items():
         calls = []
-        with torch.device("meta"):
-            model = build().eval()
+        model = build().eval().to("meta")
         for module in model.modules():
             if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)):
                 module.register_forward_hook(lambda m, i, o: calls.append((m, tuple(i[0].shape))))
-        with torch.no_grad():
-            model(torch.empty(batch, *shape, device="meta"))
+        try:
+            with torch.no_grad():
+                model(torch.empty(batch, *shape, device="meta"))
+        except NotImplementedError as error:
+            print(f"{name}: only the {len(calls)} convolutions before {error}", file=sys.stderr)
         for (module, inputs), scale, dtype, channels_last in itertools.product(calls, (1, 4), (torch.float32, torch.float16), (False, True)):
             inputs = (inputs[0] * scale, *inputs[1:])
             key = (inputs, tuple(module.weight.shape), module.stride, module.padding, module.dilation, module.groups,
@@ -118,9 +120,13 @@ def main():
     free, total = torch.cuda.mem_get_info()
     result = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "cudnn": torch.backends.cudnn.version(),
               "total_bytes": total, "used_by_context_bytes": total - free,
-              "recurrent": list(measure_recurrent()), "convolutions": list(measure_convolutions())}
-    with open(sys.argv[1], "w") as file:
-        json.dump(result, file)
+              "recurrent": [], "convolutions": []}
+    for part, rows in (("recurrent", measure_recurrent()), ("convolutions", measure_convolutions())):
+        try:
+            result[part].extend(rows)
+        finally:
+            with open(sys.argv[1], "w") as file:
+                json.dump(result, file)
     print(len(result["recurrent"]), "recurrent,", len(result["convolutions"]), "convolutions")
 
 
