@@ -30,7 +30,7 @@ pub use memtrace_output as export;
 pub use memtrace_report::{
     DiffPageRun, FinishOptions, FinishedRun, HTML_REPORT, HtmlOptions, PageWindow, SECTIONS, Section, TextOptions,
     ToText, can_redact, check_text, diff_html, finish_run, github_annotations, html_report, html_window, lines_html,
-    redact_run, section_text, served_policy,
+    range_text, redact_run, section_text, served_policy,
 };
 pub use memtrace_summary::{
     Baseline, CheckOptions, CheckReport, DiffOptions, DiffReport, LinesOptions, LinesReport, Progress, Replaying,

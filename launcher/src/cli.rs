@@ -139,6 +139,10 @@ pub(crate) struct Report {
     /// Print one section in full
     #[arg(long, value_name = "NAME", value_parser = section_names(), conflicts_with = "json")]
     pub(crate) section: Option<String>,
+    /// Print only the peak while the program had a range of this name open (record_function, NVTX,
+    /// gpu_memtrace.annotate); with --json, add it to the summary
+    #[arg(long, value_name = "NAME", conflicts_with = "section")]
+    pub(crate) range: Option<String>,
     /// Divide the memory into your own categories, by the rules of this JSON file (docs/how-to/custom-categories.md)
     #[arg(long, value_name = "FILE")]
     pub(crate) categories: Option<PathBuf>,

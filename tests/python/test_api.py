@@ -23,6 +23,10 @@ def test_figures_are_those_of_pytorch(record: Run, tmp_path: Path) -> None:
     assert len(summary["processes"]) == 1 and summary["unrecordable"] == [] and summary["losses"] == {}
 
 
+def test_peaks_within_ranges_are_those_of_pytorch(record: Run) -> None:
+    assert record("peak_within.py", SIMCUDA_DEVICES="2").summary()["losses"] == {}
+
+
 def test_ranges_have_what_happened_inside(record: Run) -> None:
     result = record("ranges.py")
     labels = result.labels()

@@ -40,5 +40,5 @@ pub use finish::{FinishOptions, FinishedRun, HTML_REPORT, finish_run};
 pub use html::{HtmlOptions, PageWindow, html_report, html_window, served_policy};
 pub use lines_html::lines_html;
 pub use redacted_run::{can_redact, redact_run};
-pub use sections::{SECTIONS, Section, section_text};
+pub use sections::{SECTIONS, Section, range_text, section_text};
 pub use style::{TextOptions, ToText};

@@ -3,8 +3,8 @@
 
 use memtrace_insight::rules::NO_CUSTOM_CATEGORY;
 use memtrace_summary::{
-    DeviceSummary, FrameSummary, MemoryState, OomSummary, ProcessSummary, ReservedSummary, Summary, WhatIfSummary,
-    count_text, process_name, size_text, when, when_peaked,
+    DeviceSummary, FrameSummary, MemoryState, OomSummary, ProcessSummary, RangeSummary, ReservedSummary, Summary,
+    WhatIfSummary, count_text, process_name, size_text, when, when_peaked,
 };
 
 use crate::fit::location_in;
@@ -106,7 +106,43 @@ pub fn section_text(summary: &Summary, section: &Section, options: &TextOptions)
     report.text()
 }
 
+/// The peak in the ranges of one name (`--range NAME`) as text.
+pub fn range_text(summary: &Summary, options: &TextOptions) -> String {
+    let mut report = TextReport::new(options);
+    for process in &summary.processes {
+        let name = (summary.processes.len() > 1).then(|| process_name(process));
+        for device in &process.devices {
+            let Some(range) = &device.range else { continue };
+            if !report.lines.is_empty() {
+                report.blank();
+            }
+            let title = report.device_title(device, name.as_deref());
+            report.heading(&title);
+            report.range(range);
+        }
+    }
+    report.text()
+}
+
 impl TextReport {
+    fn range(&mut self, range: &RangeSummary) {
+        let RangeSummary { start_bytes, end_bytes, peak } = range;
+        let location = peak.allocated_at.as_ref().map_or("", |stack| stack.location.as_str());
+        let above = peak.totals.allocated_bytes.saturating_sub(*start_bytes);
+        let text = format!(
+            "{}, {} more than at the start; at the end {}",
+            size_text(peak.totals.allocated_bytes),
+            size_text(above),
+            size_text(*end_bytes)
+        );
+        self.labelled("Peak", &text);
+        // At the start, no allocation of the range has reached the peak.
+        self.labelled_list("Allocated at", if above > 0 { location } else { "" });
+        self.categories(peak, false, None);
+        self.modules(peak);
+        self.largest_allocations(peak, LARGEST);
+    }
+
     fn section(&mut self, section: &Section, process: &ProcessSummary, name: Option<&str>) {
         if section.name == "issues" {
             let remark = process.no_issue_remark.as_deref();

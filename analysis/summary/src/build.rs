@@ -20,8 +20,8 @@ use crate::summary::{
     EVENTS_OF_UNRECORDED_PROCESSES, GrowingKvCache, IssueSummary, KeptAllocation, KeptCategory, LabelSummary,
     LargerInputs, Levels, MemoryState, ModuleGroupSummary, ModuleSummary, NativeObjectSummary, NotRecordedSummary,
     NoticeSummary, OomForecastSummary, OomSummary, OwnerBytes, OwnerSummary, PhaseAmount, PhaseRuleSummary,
-    PhaseSummary, ProcessSummary, RepeatedModulesSummary, RunSummary, SUMMARY_VERSION, StepPhase, StepSummary,
-    SuggestionSummary, Summary, Totals,
+    PhaseSummary, ProcessSummary, RangeSummary, RepeatedModulesSummary, RunSummary, SUMMARY_VERSION, StepPhase,
+    StepSummary, SuggestionSummary, Summary, Totals,
 };
 use crate::tensors::{name_pattern, requested_for};
 use crate::why::{
@@ -57,6 +57,8 @@ pub struct SummaryOptions<'a> {
     pub replaying: Replaying,
     /// The rules of the user's own categories.
     pub custom_rules: Option<&'a CustomRules>,
+    /// Also summarizes the ranges of this name.
+    pub range: Option<&'a str>,
 }
 
 /// Reads every process of a run once and summarizes the run.
@@ -85,7 +87,7 @@ pub fn summarize_with(
             process.recording(),
             process.trace_index(),
             &names,
-            &AnalysisOptions { custom_rules, ..AnalysisOptions::default() },
+            &AnalysisOptions { custom_rules, range: options.range, ..AnalysisOptions::default() },
             &mut lifetimes,
             &mut on_progress,
         );
@@ -429,7 +431,7 @@ impl Context<'_> {
                 EventSource::Torch => crate::statistics::by_key(&analysis.statistics, analysis.ooms.count()),
                 _ => BTreeMap::new(),
             },
-            peak: (analysis.peak.seq > 0).then(|| self.peak(analysis)),
+            peak: (analysis.peak.seq > 0).then(|| self.peak(analysis, &analysis.peak)),
             end: (analysis.peak.seq > 0).then(|| self.memory_state(&analysis.end, false)),
             reserved: found.map(|found| reserved_summary(&found.reserved, &self.locations, self.names)),
             growth_after_first_step: growth_after_first_step(analysis),
@@ -458,6 +460,11 @@ impl Context<'_> {
             by_step: kept_steps.iter().filter_map(|rows| self.step(rows)).collect(),
             labels: analysis.labels.rows().iter().map(|row| self.label(row)).collect(),
             labels_left_out: analysis.labels.left_out(),
+            range: analysis.range.as_ref().map(|range| RangeSummary {
+                start_bytes: range.start,
+                end_bytes: range.end,
+                peak: self.peak(analysis, &range.peak),
+            }),
             oom_count: analysis.ooms.count(),
             ooms: analysis.ooms.all().map(|oom| self.oom(analysis, oom, found)).collect(),
             explained_oom: explained.and_then(|oom| analysis.ooms.all().position(|one| one.seq == oom.seq)),
@@ -559,9 +566,10 @@ impl Context<'_> {
     }
 
     /// The peak, with the figures by module that only the peak has.
-    fn peak(&self, analysis: &DeviceAnalysis) -> MemoryState {
-        let mut peak = self.memory_state(&analysis.peak, true);
-        let tree = self.modules(analysis, &analysis.peak);
+    /// A peak with its modules. `composition`: what was allocated then.
+    fn peak(&self, analysis: &DeviceAnalysis, composition: &Composition) -> MemoryState {
+        let mut peak = self.memory_state(composition, true);
+        let tree = self.modules(analysis, composition);
         let smallest = peak.totals.allocated_bytes / SMALLEST_MODULE;
         let large = tree.modules.iter().filter(|module| module.bytes() > smallest).take(MODULES);
         let sum = |amounts: &[Amount]| amounts.iter().map(|amount| amount.bytes).sum();

@@ -127,7 +127,11 @@ fn analyze_run<'a>(
             process.recording(),
             process.trace_index(),
             &names,
-            &AnalysisOptions { step_peaks: steps, custom_rules: options.custom_rules.as_deref() },
+            &AnalysisOptions {
+                step_peaks: steps,
+                custom_rules: options.custom_rules.as_deref(),
+                ..AnalysisOptions::default()
+            },
             &mut (),
             &mut on_progress,
         );

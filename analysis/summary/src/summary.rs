@@ -334,6 +334,10 @@ pub struct DeviceSummary {
     pub labels: Vec<LabelSummary>,
     /// The number of further ranges that `labels` leaves out.
     pub labels_left_out: u64,
+    /// The ranges of the name that was requested (`memtrace report --range NAME`). Absent without this option, or if the
+    /// program had no range of this name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub range: Option<RangeSummary>,
     /// The number of out-of-memory errors.
     pub oom_count: u64,
     /// The first 16 out-of-memory errors, and the last one.
@@ -796,6 +800,17 @@ pub struct PhaseSummary {
     pub freed_of_other_phases: Vec<CategoryAmount>,
     /// The explanation of `net_bytes` as text. Empty if there is none.
     pub explanation: String,
+}
+
+/// The memory of a device in all ranges of the requested name, on all threads.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
+pub struct RangeSummary {
+    /// Allocated bytes at the start of the first range.
+    pub start_bytes: u64,
+    /// Allocated bytes at the end of the last range, or at the end of the recording if a range is still open.
+    pub end_bytes: u64,
+    /// The memory state when the most bytes were allocated inside. Blocks that were allocated before the range count.
+    pub peak: MemoryState,
 }
 
 /// The allocations and frees inside the ranges of one name (`torch.profiler.record_function` or NVTX), on all threads.

@@ -94,29 +94,70 @@ class LineFigures:
 Function = Union[Callable[..., Any], types.CodeType]
 
 
+def _device_memory(number: int, state: Optional[Dict[str, Any]]) -> DeviceMemory:
+    """One of the memory states of summary.json."""
+    if state is None:
+        return DeviceMemory(number)
+    totals = state["totals"]
+    return DeviceMemory(
+        device=number,
+        allocated_bytes=totals["allocated_bytes"],
+        reserved_bytes=totals["reserved_bytes"],
+        active_bytes=totals["active_bytes"],
+        requested_bytes=totals["requested_bytes"],
+        by_category={row["category"]: row["bytes"] for row in state["by_category"] if row["bytes"]},
+    )
+
+
 def _memory(state_name: str) -> Memory:
     trace = _recording.flushed_trace()
     if trace is None:
         return Memory({})
     summary = _recording.run_binary_json("report", trace, "--json")
-    devices: Dict[int, DeviceMemory] = {}
+    devices = [device for process in summary["processes"] for device in process["devices"]]
+    return Memory({d["device"]: _device_memory(d["device"], d.get(state_name)) for d in devices})
+
+
+@dataclass(frozen=True)
+class RangeMemory:
+    """The memory of one device in the ranges of one name."""
+
+    #: Allocated bytes at the start of the first range, and at the end of the last one or now.
+    start_bytes: int
+    end_bytes: int
+    peak: DeviceMemory
+
+
+@dataclass(frozen=True)
+class RangeReport:
+    """What the recording so far has of the ranges of one name."""
+
+    devices: Mapping[int, RangeMemory]
+    #: What the recording lacks, by the names of summary.json.
+    losses: Mapping[str, int]
+
+
+def range_report(name: str) -> RangeReport:
+    """Reads the ranges of a name. A range that is still open ends now."""
+    trace = _recording.flushed_trace()
+    if trace is None:
+        return RangeReport({}, {})
+    summary = _recording.run_binary_json("report", trace, "--json", "--range", name)
+    devices: Dict[int, RangeMemory] = {}
     for process in summary["processes"]:
         for device in process["devices"]:
-            state = device.get(state_name)
-            number = int(device["device"])
-            if state is None:
-                devices[number] = DeviceMemory(number)
-                continue
-            totals = state["totals"]
-            devices[number] = DeviceMemory(
-                device=number,
-                allocated_bytes=totals["allocated_bytes"],
-                reserved_bytes=totals["reserved_bytes"],
-                active_bytes=totals["active_bytes"],
-                requested_bytes=totals["requested_bytes"],
-                by_category={row["category"]: row["bytes"] for row in state["by_category"] if row["bytes"]},
-            )
-    return Memory(devices)
+            found = device.get("range")
+            if found is not None:
+                number = int(device["device"])
+                peak = _device_memory(number, found["peak"])
+                devices[number] = RangeMemory(found["start_bytes"], found["end_bytes"], peak)
+    return RangeReport(devices, summary["losses"])
+
+
+def range_text(name: str) -> str:
+    """The peak in the ranges of a name as text: by category, by module and the largest allocations."""
+    trace = _recording.flushed_trace()
+    return "" if trace is None else _recording.run_binary("report", trace, "--range", name).decode(errors="replace")
 
 
 def current() -> Memory:
@@ -124,9 +165,15 @@ def current() -> Memory:
     return _memory("end")
 
 
-def peak() -> Memory:
-    """The memory of this process at the highest allocated bytes of each device so far."""
-    return _memory("peak")
+def peak(*, within: Optional[str] = None) -> Memory:
+    """The memory of this process at the highest allocated bytes of each device so far.
+
+    ``within`` looks only at the time in which a range of :func:`annotate` with this name was open. Blocks from before
+    the range count. A device that was not recorded then is left out.
+    """
+    if within is None:
+        return _memory("peak")
+    return Memory({number: memory.peak for number, memory in range_report(within).devices.items()})
 
 
 def snapshot(path: Union[str, "os.PathLike[str]"]) -> Path:

@@ -2,9 +2,11 @@
 
 use std::io::IsTerminal;
 
-use memtrace_analysis::{Replaying, Section, SummaryOptions, ToText, summarize_with};
+use anyhow::ensure;
+use memtrace_analysis::{Replaying, Section, SummaryOptions, ToText, range_text, summarize_with};
 
 use crate::cli::Report;
+use crate::message::WithHelp;
 use crate::terminal::{ProgressLine, layout};
 
 /// Prints the report. Fails when the run cannot be read.
@@ -14,17 +16,27 @@ pub(crate) fn report(options: &Report) -> anyhow::Result<()> {
     let mut line = ProgressLine::new(std::io::stderr().is_terminal());
     let section = options.section.as_deref().and_then(Section::named);
     let replaying = if section.is_some_and(Section::replays) { Replaying::Always } else { Replaying::WhenUseful };
-    let summary =
-        summarize_with(&run, &SummaryOptions { replaying, custom_rules: rules.as_deref() }, &mut |progress| {
-            line.show(&progress)
-        });
+    let range = options.range.as_deref();
+    let summary_options = SummaryOptions { replaying, custom_rules: rules.as_deref(), range };
+    let summary = summarize_with(&run, &summary_options, &mut |progress| line.show(&progress));
     line.clear();
     let summary = summary?;
     let layout = layout(&std::io::stdout(), options.verbose);
-    let text = match section {
+    let text = match (section, range) {
         _ if options.json => summary.to_json() + "\n",
-        Some(section) => memtrace_analysis::section_text(&summary, section, &layout),
-        None => summary.to_text(&layout),
+        (Some(section), _) => memtrace_analysis::section_text(&summary, section, &layout),
+        (None, Some(range)) => {
+            let text = range_text(&summary, &layout);
+            ensure!(
+                !text.is_empty(),
+                WithHelp::new(
+                    format!("{} has no range named {range} on a device", run.path().display()),
+                    "run `memtrace report --json`: `labels` lists the ranges"
+                )
+            );
+            text
+        }
+        (None, None) => summary.to_text(&layout),
     };
     super::write_output(&text, None)
 }

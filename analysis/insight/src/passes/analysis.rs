@@ -12,7 +12,7 @@ use super::composition::{Amount, Composition, ModuleKey, Origin};
 use super::custom::CustomCategorizer;
 use super::diagnostics::{BlockEvent, Signals};
 use super::growth::Growth;
-use super::labels::LabelTable;
+use super::labels::{LabelTable, OpenRanges};
 use super::modules::ModulePaths;
 use super::oom::{Oom, OomLog};
 use super::phase::{EventClassification, Phase, PhaseTracker, ProgramPosition};
@@ -42,6 +42,8 @@ pub struct DeviceAnalysis {
     pub end: Composition,
     /// The blocks that were allocated at the peaks of the requested steps. Empty for a step that never came.
     pub step_peaks: Vec<(u32, Composition)>,
+    /// What happened while a range of the requested name was open. Absent without one.
+    pub range: Option<RangeMemory>,
     /// The highest totals, each at its own point in time.
     pub peaks: Peak,
     /// What each phase did.
@@ -68,12 +70,25 @@ pub struct DeviceAnalysis {
     pub signals: Signals,
     /// The paths of the modules that the compositions here refer to.
     pub module_paths: ModulePaths,
+    /// Whether a range of the requested name is open.
+    in_range: bool,
     last_ticks: u64,
     /// By block id: the allocation of the block. Valid for allocated blocks.
     allocations: Vec<BlockAllocation>,
     pending_frees: Vec<PendingFree>,
     step_starts: StepStarts,
     categorizer: Categorizer,
+}
+
+/// The memory of a device in all ranges of one name.
+#[derive(Clone, Debug, Default)]
+pub struct RangeMemory {
+    /// The allocated bytes at the start of the first range.
+    pub start: u64,
+    /// The allocated bytes at the end of the last range, or at the end of the recording if a range is still open.
+    pub end: u64,
+    /// The blocks that were allocated when the most bytes were allocated inside. Blocks from before count.
+    pub peak: Composition,
 }
 
 /// The program's position, the tensor names and the user's rules.
@@ -89,6 +104,8 @@ struct Tracked<'a> {
 pub struct AnalysisOptions<'a> {
     /// Also records, for each of these steps, the blocks that were allocated at the step's peak.
     pub step_peaks: &'a [u32],
+    /// Also records what happened while a range of this name was open.
+    pub range: Option<&'a str>,
     /// Also divides the blocks into the custom categories of these rules.
     pub custom_rules: Option<&'a CustomRules>,
 }
@@ -189,6 +206,7 @@ impl Analysis {
             ..DeviceAnalysis::new(device, source, categorizer.clone(), definitions)
         };
         let mut devices: Vec<DeviceAnalysis> = replay.devices().iter().map(|d| new(d.device, d.source)).collect();
+        let mut ranges = options.range.map(|name| OpenRanges::new(name, definitions));
         let (mut done, mut last_seq) = (0, 0);
         let lost = recording.stream(&mut |events| {
             for e in events {
@@ -196,6 +214,18 @@ impl Analysis {
                 if e.source == Source::Label {
                     tracked.tracker.observe_label(e);
                     devices.iter_mut().for_each(|device| device.labels.observe(e));
+                    if let Some(ranges) = &mut ranges {
+                        let was_open = ranges.is_open();
+                        ranges.observe(e);
+                        for (slot, device) in devices.iter_mut().enumerate() {
+                            let usage = *replay.devices()[slot].allocator.usage();
+                            match (was_open, ranges.is_open()) {
+                                (false, true) => device.range_started(e, *tracked.tracker.now(), usage),
+                                (true, false) => device.range_ended(&usage),
+                                _ => {}
+                            }
+                        }
+                    }
                     observer.event_processed(&replay, e, tracked.tracker.now());
                     continue;
                 }
@@ -240,6 +270,8 @@ impl DeviceAnalysis {
             peak: Composition::default(),
             end: Composition::default(),
             step_peaks: Vec::new(),
+            range: None,
+            in_range: false,
             peaks: Peak::default(),
             table: PhaseTable::default(),
             labels: LabelTable::new(definitions),
@@ -336,6 +368,29 @@ impl DeviceAnalysis {
                 peak.restart(e, now, phase, *usage);
             }
         }
+        if let Some(range) = self.range.as_mut().filter(|_| self.in_range)
+            && usage.allocated > range.peak.usage.allocated
+        {
+            range.peak.restart(e, now, phase, *usage);
+        }
+    }
+
+    /// A range of the requested name starts, and no other one is open. `e`: its event. `usage`: the totals then.
+    fn range_started(&mut self, e: &Event, now: ProgramPosition, usage: Usage) {
+        self.in_range = true;
+        let first = self.range.is_none();
+        let range = self.range.get_or_insert_with(|| RangeMemory { start: usage.allocated, ..RangeMemory::default() });
+        if first || usage.allocated > range.peak.usage.allocated {
+            range.peak.restart(e, now, now.phase, usage);
+        }
+    }
+
+    /// No range of the requested name is open any more. `usage`: the totals then.
+    fn range_ended(&mut self, usage: &Usage) {
+        self.in_range = false;
+        if let Some(range) = &mut self.range {
+            range.end = usage.allocated;
+        }
     }
 
     #[inline]
@@ -377,7 +432,8 @@ impl DeviceAnalysis {
     #[inline]
     fn add_to_peak(&mut self, block: &BlockAllocation, category: Category, tracked: &Tracked<'_>) {
         let step_peaks = self.step_peaks.iter_mut().map(|(_, peak)| peak);
-        for peak in std::iter::once(&mut self.peak).chain(step_peaks).filter(|peak| peak.includes(block.seq)) {
+        let others = step_peaks.chain(self.range.as_mut().map(|range| &mut range.peak));
+        for peak in std::iter::once(&mut self.peak).chain(others).filter(|peak| peak.includes(block.seq)) {
             Self::add(peak, &mut self.module_paths, block, category, tracked);
         }
     }
@@ -502,6 +558,9 @@ impl DeviceAnalysis {
         let end = LifetimeEnd { now, is_truncated: true, free: None };
         let allocated = allocator.allocated().filter_map(|(id, _)| self.allocations.get(id.index()));
         self.categorizer.examine_allocated(tracker, allocated, &end);
+        if self.in_range {
+            self.range_ended(allocator.usage());
+        }
         self.peaks = *allocator.peak();
         self.anomalies = *allocator.anomalies();
         self.table.finish();

@@ -130,6 +130,36 @@ impl<'a> RangeNames<'a> {
     }
 }
 
+/// Counts the open ranges of one name.
+#[derive(Clone, Debug)]
+pub(super) struct OpenRanges<'a> {
+    name: &'a str,
+    names: RangeNames<'a>,
+    open: u64,
+}
+
+impl<'a> OpenRanges<'a> {
+    /// Takes the name and the labels of a recording.
+    pub(super) fn new(name: &'a str, definitions: &'a Definitions) -> OpenRanges<'a> {
+        OpenRanges { name, names: RangeNames::new(definitions), open: 0 }
+    }
+
+    /// Takes the start or the end of any range.
+    pub(super) fn observe(&mut self, e: &Event) {
+        if self.names.label(e).is_some_and(|label| &*label.text == self.name) {
+            self.open = match e.action {
+                Action::RangeStart => self.open + 1,
+                _ => self.open.saturating_sub(1),
+            };
+        }
+    }
+
+    /// Whether a range of the name is open.
+    pub(super) fn is_open(&self) -> bool {
+        self.open > 0
+    }
+}
+
 /// The name with its trailing number replaced by `*`. A name without such a number, or that is only a number, stays
 /// unchanged.
 pub(crate) fn folded(text: &str) -> String {

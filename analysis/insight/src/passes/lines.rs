@@ -19,7 +19,7 @@ use memtrace_trace::ids::{FrameId, StackId, ThreadId};
 
 use super::composition::Amount;
 use super::custom::CustomCategorizer;
-use super::labels::RangeNames;
+use super::labels::OpenRanges;
 use super::stacks::StackTable;
 use super::statistics::{Stat, Statistics, Stats};
 use crate::rules::CustomCategory;
@@ -182,24 +182,6 @@ impl StackStatistics {
     }
 }
 
-/// Counts the open ranges of one name.
-struct OpenRanges<'a> {
-    name: &'a str,
-    names: RangeNames<'a>,
-    open: u64,
-}
-
-impl OpenRanges<'_> {
-    fn observe(&mut self, e: &Event) {
-        if self.names.label(e).is_some_and(|label| &*label.text == self.name) {
-            self.open = match e.action {
-                Action::RangeStart => self.open + 1,
-                _ => self.open.saturating_sub(1),
-            };
-        }
-    }
-}
-
 /// What a block is besides.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct BlockKind {
@@ -352,7 +334,7 @@ impl Lines {
             statistics: scope.statistics.then(Box::default),
             ..DeviceLines::default()
         };
-        let mut ranges = scope.range.map(|name| OpenRanges { name, names: RangeNames::new(definitions), open: 0 });
+        let mut ranges = scope.range.map(|name| OpenRanges::new(name, definitions));
         let mut devices: Vec<DeviceLines> = replay.devices().iter().map(|d| new(d.device)).collect();
         let mut engine = Engine::default();
         let compile_contexts = recording.compile_contexts();
@@ -363,7 +345,7 @@ impl Lines {
                 if let Some(ranges) = ranges.as_mut().filter(|_| e.source == Source::Label) {
                     ranges.observe(e);
                 }
-                let counts = ranges.as_ref().is_none_or(|ranges| ranges.open > 0);
+                let counts = ranges.as_ref().is_none_or(OpenRanges::is_open);
                 replay.apply(e, |replay, slot, e, change| {
                     let Some(device) = devices.get_mut(slot) else { return };
                     let allocator = &replay.devices()[slot].allocator;

@@ -32,7 +32,7 @@ mod step_inputs;
 mod steps;
 mod what_if;
 
-pub use analysis::{Analysis, AnalysisOptions, BlockObserver, DeviceAnalysis};
+pub use analysis::{Analysis, AnalysisOptions, BlockObserver, DeviceAnalysis, RangeMemory};
 pub use category::{
     BlockAllocation, BlockClassification, Categorizer, Category, CategoryRuleUse, CategoryRuleUses, LifetimeEnd, Proof,
 };
