@@ -432,7 +432,7 @@ pub(crate) struct Doctor {
 
 /// The options of `memtrace mcp`.
 #[derive(Args, Debug)]
-#[command(after_help = "The server is the program memtrace-mcp, beside memtrace or on PATH.\n\
+#[command(after_help = "The wheel has the server. cargo builds it with --features mcp.\n\
     Exit status: 0 if the client closed stdin, 2 for bad usage or if the server cannot be started.")]
 pub(crate) struct Mcp {
     /// Offer a tool that runs commands under memtrace: the agent can then run any program as this user

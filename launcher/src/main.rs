@@ -22,6 +22,8 @@ mod host;
 mod inherited;
 mod library;
 mod manifest;
+#[cfg(feature = "mcp")]
+mod mcp;
 mod message;
 mod option_values;
 mod preflight;

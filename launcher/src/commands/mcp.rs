@@ -1,36 +1,31 @@
-//! `memtrace mcp`: executes the server of the Model Context Protocol.
+//! `memtrace mcp`: serves runs to agents over the Model Context Protocol.
 //!
-//! The server is a program of its own (`launcher/mcp`), so that only those who want it build its runtime.
-
-use std::io;
-use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
-use std::process::Command;
-
-use anyhow::Context;
+//! The server is built with the feature `mcp`. Without it the build is shorter, and this command is an error.
 
 use crate::cli::Mcp;
-use crate::message::WithHelp;
 
-/// The name of the server's program.
-const SERVER: &str = "memtrace-mcp";
-
-/// Replaces this process by the server. Returns only if that fails.
+/// Serves one client until it closes stdin.
+#[cfg(feature = "mcp")]
 pub(crate) fn mcp(options: &Mcp) -> anyhow::Result<()> {
-    let own = std::env::current_exe().ok();
-    let beside = own.as_ref().map(|own| own.with_file_name(SERVER)).filter(|path| path.is_file());
-    let mut server = Command::new(beside.unwrap_or_else(|| PathBuf::from(SERVER)));
-    if options.allow_run {
-        server.arg("--allow-run");
-    }
-    if let Some(own) = own {
-        server.arg("--memtrace").arg(own);
-    }
-    let error = server.exec();
-    let help = "install it beside memtrace: cargo install --path launcher --features mcp";
-    let text = format!("cannot execute {}", server.get_program().to_string_lossy());
-    match error.kind() {
-        io::ErrorKind::NotFound => Err(WithHelp::new(format!("{text}: it is not installed"), help).into()),
-        _ => Err(error).with_context(|| WithHelp::new(text, help)),
+    crate::mcp::serve(options.allow_run)
+}
+
+/// Says how to get a memtrace with the server.
+#[cfg(not(feature = "mcp"))]
+pub(crate) fn mcp(_options: &Mcp) -> anyhow::Result<()> {
+    let help = "install the wheel gpu-memtrace, or build memtrace with the server: cargo install --locked --path launcher --features mcp";
+    Err(crate::message::WithHelp::new("this memtrace was built without the server for agents", help).into())
+}
+
+#[cfg(all(test, not(feature = "mcp")))]
+mod tests {
+    use super::*;
+    use crate::message::help_of;
+
+    #[test]
+    fn a_build_without_the_server_names_the_feature() {
+        let error = mcp(&Mcp { allow_run: false }).unwrap_err();
+        assert_eq!(error.to_string(), "this memtrace was built without the server for agents");
+        assert!(help_of(&error).unwrap().ends_with("--features mcp"));
     }
 }

@@ -128,9 +128,6 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
     if simulation.is_some() {
         Simulation::remove_caches(path);
     }
-    // From here on, Ctrl-C ends the launcher instead of the command.
-    signals.unblock(&state);
-
     let outcome = outcome.unwrap_or_else(|e| {
         message::report(&e);
         Outcome::default()
@@ -142,6 +139,8 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
     if let Err(e) = manifest.write(&folder) {
         message::error(&format!("cannot write {}: {e}", path.join("run.json").display()), None);
     }
+    // From here on, Ctrl-C ends the launcher instead of the command. The manifest says that the run has ended.
+    signals.unblock(&state);
     summary.problems.iter().for_each(Problem::print);
     if summary.processes > 0 {
         let Run { quiet, verbose, no_snapshot, .. } = *run;

@@ -4,8 +4,8 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::place::Place;
-use crate::answer::{Shape, Size, percent};
-use crate::summary::{AllocationGroup, State};
+use crate::mcp::answer::{Shape, Size, percent};
+use crate::mcp::summary::{AllocationGroup, State};
 
 /// Part of the allocated memory.
 #[derive(Serialize, JsonSchema, Debug)]

@@ -8,10 +8,10 @@ use serde::{Deserialize, Serialize};
 
 use super::place::Place;
 use super::selection::Selection;
-use crate::answer::{Shape, Size, fit};
-use crate::command::{Memtrace, shell_word};
-use crate::summary::{Device, Issue, Process, Suggestion};
-use crate::tool_error::ToolError;
+use crate::mcp::answer::{Shape, Size, fit};
+use crate::mcp::command::{Memtrace, shell_word};
+use crate::mcp::summary::{Device, Issue, Process, Suggestion};
+use crate::mcp::tool_error::ToolError;
 
 #[derive(Deserialize, JsonSchema, Debug)]
 #[serde(deny_unknown_fields)]

@@ -5,9 +5,9 @@ use std::path::Path;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::answer::Size;
-use crate::summary::{Device, Process, Summary};
-use crate::tool_error::ToolError;
+use crate::mcp::answer::Size;
+use crate::mcp::summary::{Device, Process, Summary};
+use crate::mcp::tool_error::ToolError;
 
 /// The number of processes that an error lists.
 const LISTED: usize = 16;

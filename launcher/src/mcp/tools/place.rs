@@ -3,8 +3,8 @@
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::answer::Shape;
-use crate::summary::{Frame, Stack};
+use crate::mcp::answer::Shape;
+use crate::mcp::summary::{Frame, Stack};
 
 /// A place in source code.
 #[derive(Serialize, JsonSchema, Debug, PartialEq)]

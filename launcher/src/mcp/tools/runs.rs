@@ -10,10 +10,10 @@ use rmcp::model::CallToolResult;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::answer::{DEFAULT_LIMIT, MAX_LIMIT, Shape, Size, fit};
-use crate::command::shell_word;
-use crate::summary::Summary;
-use crate::tool_error::ToolError;
+use crate::mcp::answer::{DEFAULT_LIMIT, MAX_LIMIT, Shape, Size, fit};
+use crate::mcp::command::shell_word;
+use crate::mcp::summary::Summary;
+use crate::mcp::tool_error::ToolError;
 
 /// The summary that `memtrace run` writes into the run folder.
 const SUMMARY_FILE: &str = "summary.json";

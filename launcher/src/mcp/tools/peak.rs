@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize};
 use super::place::Place;
 use super::selection::{DeviceId, OtherDevice, Selection};
 use super::state::Held;
-use crate::answer::{Size, fit};
-use crate::command::{Memtrace, shell_word};
-use crate::summary::Stack;
-use crate::tool_error::ToolError;
+use crate::mcp::answer::{Size, fit};
+use crate::mcp::command::{Memtrace, shell_word};
+use crate::mcp::summary::Stack;
+use crate::mcp::tool_error::ToolError;
 
 /// The number of frames of a stack that a call may request.
 const MAX_FRAMES: usize = 50;

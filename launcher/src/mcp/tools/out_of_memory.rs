@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize};
 use super::place::Place;
 use super::selection::{DeviceId, OtherDevice, Selection};
 use super::state::Held;
-use crate::answer::{Shape, Size, fit};
-use crate::command::{Memtrace, shell_word};
-use crate::summary::{Device, Oom, Process, Setting};
-use crate::tool_error::ToolError;
+use crate::mcp::answer::{Shape, Size, fit};
+use crate::mcp::command::{Memtrace, shell_word};
+use crate::mcp::summary::{Device, Oom, Process, Setting};
+use crate::mcp::tool_error::ToolError;
 
 /// The number of frames of the failed request by default, and at most.
 const FRAMES: (usize, usize) = (8, 50);

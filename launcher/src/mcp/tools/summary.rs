@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize};
 
 use super::selection::{DeviceId, Selection};
 use super::state::largest_first;
-use crate::answer::{Shape, Size, fit, percent};
-use crate::command::{Memtrace, shell_word};
-use crate::summary::{CategoryAmount, Device, Process, Step, Summary};
-use crate::tool_error::ToolError;
+use crate::mcp::answer::{Shape, Size, fit, percent};
+use crate::mcp::command::{Memtrace, shell_word};
+use crate::mcp::summary::{CategoryAmount, Device, Process, Step, Summary};
+use crate::mcp::tool_error::ToolError;
 
 /// The number of categories that are named for each device.
 const TOP_CATEGORIES: usize = 4;

@@ -16,8 +16,8 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::process::Command;
 use tokio::sync::{OnceCell, Semaphore};
 
-use crate::summary::Summary;
-use crate::tool_error::ToolError;
+use crate::mcp::summary::Summary;
+use crate::mcp::tool_error::ToolError;
 
 /// The number of analyses at the same time. Each uses two cores.
 const ANALYSES: usize = 2;
@@ -81,7 +81,7 @@ impl Memtrace {
     /// The error of a binary that cannot be executed.
     pub(crate) fn cannot_execute(&self, e: &std::io::Error) -> ToolError {
         let text = format!("cannot execute {}: {e}", self.binary.display());
-        ToolError::new(text, "install memtrace, and start this server with `memtrace mcp`")
+        ToolError::new(text, "install memtrace again, and start the server again")
     }
 
     /// The summary of a run. Calls for the same run share one analysis.
@@ -135,7 +135,7 @@ impl Memtrace {
         }
         let value = serde_json::from_slice(&json.0).map_err(|e| {
             let text = format!("cannot read the JSON of {} {name}: {e}", self.binary.display());
-            ToolError::new(text, "memtrace and memtrace-mcp must be of the same version: install both again")
+            ToolError::new(text, "start the server again: memtrace was updated while it ran")
         })?;
         Ok((value, messages.lines().filter_map(|line| line.strip_prefix("warning: ")).map(str::to_owned).collect()))
     }

@@ -10,7 +10,7 @@ use rmcp::model::{CallToolResult, ContentBlock};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::tool_error::ToolError;
+use crate::mcp::tool_error::ToolError;
 
 /// The maximum size of an answer as JSON, in bytes: about 6000 tokens.
 pub(crate) const MAX_ANSWER: usize = 16 << 10;

@@ -16,10 +16,10 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::io::{AsyncRead, ReadBuf};
 
-use crate::answer::Answer;
-use crate::command::Memtrace;
-use crate::tool_error::ToolError;
-use crate::tools::{diagnostics, diff, lines, out_of_memory, peak, run, runs, summary};
+use crate::mcp::answer::Answer;
+use crate::mcp::command::Memtrace;
+use crate::mcp::tool_error::ToolError;
+use crate::mcp::tools::{diagnostics, diff, lines, out_of_memory, peak, run, runs, summary};
 
 /// What an agent reads first.
 const INSTRUCTIONS: &str = "memtrace records every GPU memory allocation of a program. Start with `runs`, then `summary` \

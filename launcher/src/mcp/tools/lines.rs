@@ -7,10 +7,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::selection::OtherDevice;
-use crate::answer::{DEFAULT_LIMIT, Shape, Size, fit};
-use crate::command::{Memtrace, shell_word};
-use crate::summary::{Function, Line, LineFigures, Lines};
-use crate::tool_error::ToolError;
+use crate::mcp::answer::{DEFAULT_LIMIT, Shape, Size, fit};
+use crate::mcp::command::{Memtrace, shell_word};
+use crate::mcp::summary::{Function, Line, LineFigures, Lines};
+use crate::mcp::tool_error::ToolError;
 
 /// The number of functions that a call may page through.
 const MAX_FUNCTIONS: usize = 1000;

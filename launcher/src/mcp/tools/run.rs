@@ -17,9 +17,9 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::sync::{Mutex, watch};
 
 use super::runs::RunRow;
-use crate::answer::{Shape, fit};
-use crate::command::{Memtrace, ending};
-use crate::tool_error::ToolError;
+use crate::mcp::answer::{Shape, fit};
+use crate::mcp::command::{Memtrace, ending};
+use crate::mcp::tool_error::ToolError;
 
 /// How long a command may run by default, and at most.
 const TIME_LIMIT: (Duration, Duration) = (Duration::from_secs(600), Duration::from_secs(24 * 3600));

@@ -1,0 +1,138 @@
+"""Builds and installs memtrace from its sources in the ways that docs/how-to/install.md names, and runs what was installed.
+
+The sources are the files of this checkout that git tracks, as they are now, in a new repository with one commit. Each way builds the
+release from them, by commands that a user types. The builds share a target folder, which is removed at the end.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+from environments import (
+    PEAK,
+    PROGRAM,
+    ROOT,
+    Environment,
+    each_command_records_a_program,
+    each_command_serves_an_agent,
+    has_one_error,
+    run,
+    served,
+    with_simulated_cuda,
+)
+
+# As scripts/wheel has it.
+MATURIN = "maturin==1.16.0"
+# How long one build may take. It only detects a hang.
+BUILD = 3000
+
+
+def build_environment(sources):
+    """The environment of a user who builds: nothing of this test, of an activated environment, or of another build."""
+    dropped = re.compile(r"(MEMTRACE|PYTHON|VIRTUAL_ENV|RUSTFLAGS|CARGO_(BUILD|ENCODED|INCREMENTAL|PROFILE|TARGET)|MATURIN)")
+    kept = {name: value for name, value in os.environ.items() if not dropped.match(name)}
+    # All builds share what they build of other crates, and what cargo has downloaded; not its copies of repositories.
+    home = sources.parent / "cargo"
+    if not home.exists():
+        home.mkdir()
+        users = Path(os.environ.get("CARGO_HOME") or Path.home() / ".cargo")
+        for entry in users.iterdir() if users.exists() else ():
+            if entry.name != "git":
+                (home / entry.name).symlink_to(entry)
+    return {**kept, "CARGO_HOME": str(home), "CARGO_TARGET_DIR": str(sources.parent / "target")}
+
+
+def repository(scratch):
+    """A new repository with the tracked files of this checkout, in one commit."""
+    folder = scratch / "repository"
+    folder.mkdir()
+    git = ["git", "-c", "safe.directory=*", "-C"]
+    names = subprocess.run([*git, ROOT, "ls-files", "-z"], stdout=subprocess.PIPE, check=True).stdout.split(b"\0")
+    present = b"\0".join(name for name in names if name and (ROOT / os.fsdecode(name)).is_file())
+    packed = subprocess.run(["tar", "-C", ROOT, "-c", "--null", "-T", "-"], input=present, stdout=subprocess.PIPE, check=True).stdout
+    subprocess.run(["tar", "-C", folder, "-x"], input=packed, check=True)
+    run(["git", "-C", folder, "init", "--quiet"], os.environ)
+    run(["git", "-C", folder, "add", "--all", "--force"], os.environ)
+    run([*git, folder, "-c", "user.name=test", "-c", "user.email=test@localhost", "commit", "--quiet", "-m", "Sources"], os.environ)
+    return folder
+
+
+def works_in(env):
+    """Runs what the package that was installed into an environment must do."""
+    version = re.search(r'^version = "(.+)"$', (ROOT / "Cargo.toml").read_text(), re.MULTILINE).group(1)
+    for command in env.commands():
+        assert env.shell([*command, "--version"]).stdout == "memtrace %s\n" % version, command
+    each_command_records_a_program(env)
+    each_command_serves_an_agent(env)
+
+
+def pip_installs_from_the_repository(python, sources, scratch):
+    env = Environment(python, scratch)
+    env.pip("install", "git+file://%s" % sources, environment=build_environment(sources), cwd=scratch, timeout=BUILD)
+    works_in(env)
+
+
+def pip_installs_the_source_distribution(python, sources, scratch):
+    """The source distribution has every file of the repository, and builds outside of one."""
+    env = Environment(python, scratch)
+    env.pip("install", MATURIN, environment=build_environment(sources))
+    run([env.bin / "maturin", "sdist", "--out", scratch / "dist"], build_environment(sources), cwd=sources)
+    (archive,) = (scratch / "dist").iterdir()
+    with tarfile.open(archive) as tar:
+        members = {name.partition("/")[2] for name in tar.getnames()}
+    tracked = set(run(["git", "-C", sources, "ls-files"], os.environ).stdout.splitlines())
+    missing = {name for name in tracked - members if not name.startswith(".")}
+    assert not missing and members - tracked <= {"PKG-INFO"}, (missing, members - tracked)
+    env.pip("uninstall", "--yes", "maturin")
+    env.pip("wheel", "--no-deps", "--wheel-dir", scratch / "wheels", archive, environment=build_environment(sources), cwd=scratch, timeout=BUILD)
+    (wheel,) = (scratch / "wheels").iterdir()
+    env.pip("install", "--no-index", wheel)
+    works_in(env)
+
+
+def cargo_installs(sources, scratch, *options):
+    """Installs the program without Python. Returns its path."""
+    words = ["cargo", "install", "--locked", "--quiet", "--git", "file://%s" % sources, "--root", scratch / "root", "memtrace", *options]
+    # rustup takes the version of Rust from the current folder.
+    run(words, build_environment(sources), cwd=sources, timeout=BUILD)
+    (program,) = (scratch / "root/bin").iterdir()
+    assert program.name == "memtrace", program
+    assert run([program, "-o", scratch / "seven", "--", "sh", "-c", "exit 7"], expected=7).stdout == ""
+    environment = with_simulated_cuda(build_environment(sources))
+    run([program, "--quiet", "-o", scratch / "run", "--", sys.executable, PROGRAM], environment)
+    return program
+
+
+def cargo_installs_from_the_repository(_python, sources, scratch):
+    program = cargo_installs(sources, scratch)
+    has_one_error(run([program, "mcp"], expected=2), "was built without the server for agents", "--features mcp")
+
+
+def cargo_installs_with_the_server(_python, sources, scratch):
+    program = cargo_installs(sources, scratch, "--features", "mcp")
+    _, answer = served([program, "mcp"], os.environ, scratch, ("summary", {"run": "run"}))
+    assert [device["peak"]["bytes"] for device in answer["devices"]] == [PEAK], answer
+
+
+TESTS = [
+    pip_installs_from_the_repository,
+    pip_installs_the_source_distribution,
+    cargo_installs_from_the_repository,
+    cargo_installs_with_the_server,
+]
+
+
+def run_tests(results, python, pattern):
+    """Runs the tests whose names contain a text."""
+    chosen = [function for function in TESTS if pattern in function.__name__]
+    if not chosen:
+        return
+    with tempfile.TemporaryDirectory(prefix="memtrace-sources-") as shared:
+        sources = repository(Path(shared))
+        for function in chosen:
+            with tempfile.TemporaryDirectory(prefix="memtrace-sources-") as scratch:
+                results.test(function.__name__, function, python, sources, Path(scratch))
