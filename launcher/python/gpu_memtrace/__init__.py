@@ -7,7 +7,7 @@ figures while it runs. Without memtrace, ``annotate``, ``pause`` and ``resume`` 
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Iterator
+from typing import Any, Iterator
 
 from gpu_memtrace import _recording
 from gpu_memtrace._annotate import annotate
@@ -39,6 +39,7 @@ __all__ = [
     "current",
     "is_recording",
     "lines",
+    "load_ipython_extension",
     "pause",
     "paused",
     "peak",
@@ -56,6 +57,13 @@ def is_recording() -> bool:
     """Whether memtrace records this process now. False also while the recording is paused."""
     library = _recording.library
     return library is not None and bool(library.is_recording())
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Gives IPython the magics ``%memtrace`` and ``%%memtrace``: ``%load_ext gpu_memtrace`` calls this."""
+    from gpu_memtrace import _notebook
+
+    _notebook.load_ipython_extension(shell)
 
 
 def pause() -> None:

@@ -6,6 +6,7 @@ pub(crate) mod check;
 pub(crate) mod diff;
 pub(crate) mod doctor;
 pub(crate) mod export;
+pub(crate) mod kernel;
 pub(crate) mod lines;
 pub(crate) mod manual;
 pub(crate) mod mcp;

@@ -14,10 +14,8 @@ pub(crate) fn report(options: &Report) -> anyhow::Result<()> {
     let mut line = ProgressLine::new(std::io::stderr().is_terminal());
     let section = options.section.as_deref().and_then(Section::named);
     let replaying = if section.is_some_and(Section::replays) { Replaying::Always } else { Replaying::WhenUseful };
-    let summary =
-        summarize_with(&run, &SummaryOptions { replaying, custom_rules: rules.as_deref() }, &mut |progress| {
-            line.show(&progress)
-        });
+    let summary_options = SummaryOptions { replaying, custom_rules: rules.as_deref(), is_recording: options.so_far };
+    let summary = summarize_with(&run, &summary_options, &mut |progress| line.show(&progress));
     line.clear();
     let summary = summary?;
     let layout = layout(&std::io::stdout(), options.verbose);

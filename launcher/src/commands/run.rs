@@ -1,6 +1,7 @@
 //! `memtrace run`: runs a command and records it, from the command line to the end-of-run summary.
 
 use std::io::IsTerminal;
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context;
@@ -14,7 +15,7 @@ use crate::cli::{Cpu, Run};
 use crate::drain::Outcome;
 use crate::drain::drain_loop::Drain;
 use crate::end_summary::{self, SummaryOptions};
-use crate::folder::CHOOSE_ANOTHER;
+use crate::folder::{CHOOSE_ANOTHER, Place};
 use crate::inherited::InheritedState;
 use crate::manifest::{Manifest, Problem};
 use crate::message::WithHelp;
@@ -46,7 +47,11 @@ fn start(run: &Run) -> Result<u8, Refusal> {
     preflight::check_system()?;
     let custom_rules = super::categories::read(run.categories.as_deref())?;
     let start_ns = host::epoch_ns();
-    let created = folder::create(run.output.as_deref(), &run.command, &host::stamp(start_ns))?;
+    let place = match (&run.output, &run.runs) {
+        (Some(path), _) => Place::At(path),
+        (None, parent) => Place::In(parent.as_deref().unwrap_or(Path::new(""))),
+    };
+    let created = folder::create(place, &run.command, &host::stamp(start_ns))?;
     let folder = Arc::new(created.folder);
     let path = folder.path();
     if created.is_open_to_others {
