@@ -20,6 +20,7 @@ mod folder;
 mod gpu;
 mod host;
 mod inherited;
+mod kernel_parent;
 mod library;
 mod manifest;
 mod message;

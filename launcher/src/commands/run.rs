@@ -17,6 +17,7 @@ use crate::drain::drain_loop::Drain;
 use crate::end_summary::{self, SummaryOptions};
 use crate::folder::{CHOOSE_ANOTHER, Place};
 use crate::inherited::InheritedState;
+use crate::kernel_parent::ParentWatch;
 use crate::manifest::{Manifest, Problem};
 use crate::message::WithHelp;
 use crate::preflight::{self, NOT_EXECUTABLE, NOT_FOUND, Refusal};
@@ -113,8 +114,9 @@ fn start(run: &Run) -> Result<u8, Refusal> {
         }
     };
     manifest.set_started(child.pid() as u32);
+    let parent = ParentWatch::start();
     let status = signals.forward_until_exit(&child, probe.as_ref());
-    drop(probe);
+    drop((probe, parent));
     let outcome = drain.finish();
     child.collect();
     // From here on, Ctrl-C ends the launcher instead of the command.
