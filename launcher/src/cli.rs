@@ -590,6 +590,9 @@ pub(crate) struct Run {
     /// Write no snapshot, only the trace and the summary
     #[arg(long)]
     pub(crate) no_snapshot: bool,
+    /// End with the command, and write the reports afterwards, in the background; prints nothing about them
+    #[arg(long)]
+    pub(crate) reports_in_background: bool,
     /// The command to record, and its arguments
     #[arg(value_name = "COMMAND", required = true, trailing_var_arg = true)]
     pub(crate) command: Vec<OsString>,

@@ -4,11 +4,12 @@
 //! memtrace the kernel's parent is the launcher, so the launcher watches in its place. `JPY_PARENT_PID` names the parent.
 
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
+use std::thread::JoinHandle;
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, getppid, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Signal, getpid, getppid, kill_process, pidfd_open};
 
 /// The variable with the pid of the program that started a kernel.
 const VARIABLE: &str = "JPY_PARENT_PID";
@@ -16,7 +17,8 @@ const VARIABLE: &str = "JPY_PARENT_PID";
 /// Watches the parent until it is dropped.
 #[derive(Debug)]
 pub(crate) struct ParentWatch {
-    _is_watching: Arc<()>,
+    stop: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
 }
 
 impl ParentWatch {
@@ -30,22 +32,30 @@ impl ParentWatch {
         if getppid() != Some(named) {
             return None;
         }
-        let is_watching = Arc::new(());
-        let weak = Arc::downgrade(&is_watching);
-        std::thread::Builder::new().name("parent watch".into()).spawn(move || wait_for_end(&parent, &weak)).ok()?;
-        Some(ParentWatch { _is_watching: is_watching })
+        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).ok()?);
+        let stopped = Arc::clone(&stop);
+        let watch = move || wait_for_end(&parent, &stopped);
+        let thread = std::thread::Builder::new().name("parent watch".into()).spawn(watch).ok()?;
+        Some(ParentWatch { stop, thread: Some(thread) })
     }
 }
 
-fn wait_for_end(parent: &OwnedFd, is_watching: &Weak<()>) {
-    loop {
-        match poll(&mut [PollFd::new(parent, PollFlags::IN)], None) {
-            Ok(_) => break,
-            Err(Errno::INTR) => {}
-            Err(_) => return,
+impl Drop for ParentWatch {
+    fn drop(&mut self) {
+        // If the write fails, the thread still waits, and must not be waited for.
+        if rustix::io::write(&*self.stop, &1u64.to_ne_bytes()).is_ok()
+            && let Some(thread) = self.thread.take()
+        {
+            let _ = thread.join();
         }
     }
-    if is_watching.strong_count() > 0 {
-        let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::TERM);
+}
+
+fn wait_for_end(parent: &OwnedFd, stopped: &OwnedFd) {
+    let mut files = [PollFd::new(parent, PollFlags::IN), PollFd::new(stopped, PollFlags::IN)];
+    while poll(&mut files, None) == Err(Errno::INTR) {}
+    let [parent, stopped] = files;
+    if !parent.revents().is_empty() && stopped.revents().is_empty() {
+        let _ = kill_process(getpid(), Signal::TERM);
     }
 }

@@ -30,8 +30,8 @@ KERNEL_HELP = (
 TERMINAL_HELP = "start it with memtrace: memtrace -- ipython"
 #: How many functions a page has without -f.
 _TOP = 20
-#: The heights of the frames in a notebook.
-_LINES_HEIGHT, _REPORT_HEIGHT = "420px", "720px"
+#: The heights of the frames in a notebook, in pixels. That of a line table depends on its rows.
+_REPORT_HEIGHT, _LINES_HEIGHTS, _ROW_HEIGHT = 720, (240, 560), 26
 
 _SHORT = "f:c:Drg:qT:t"
 _LONG = ("function=", "column=", "no_default_columns", "return-profiler", "gpu=", "quiet", "dump-profile=", "timeline")
@@ -130,14 +130,14 @@ class Page:
 
     title: str
     html: str
-    height: str
+    height: int
     is_open: bool = True
 
     def frame(self) -> str:
         """The page inside another page. Its scripts cannot reach the notebook."""
         frame = (
             f'<iframe class="memtrace" title="{escape(self.title)}" sandbox="allow-scripts" srcdoc="{escape(self.html)}" '
-            f'style="width: 100%; height: {self.height}; border: 0; resize: vertical; overflow: auto"></iframe>'
+            f'style="width: 100%; height: {self.height}px; border: 0; resize: vertical; overflow: auto"></iframe>'
         )
         if self.is_open:
             return frame
@@ -269,7 +269,7 @@ class Magics:
             return CellReport(self._not_recorded())
         trace = _recording.flushed_trace()
         if trace is None:
-            return CellReport(f"memtrace records this process. {_nothing()}")
+            return CellReport(f"memtrace records this process. No GPU memory has been allocated yet{_without_torch()}")
         text = _recording.run_binary("report", trace, "--so-far").decode(errors="replace")
         return CellReport(text, [Page("Report", _report_page(trace), _REPORT_HEIGHT)])
 
@@ -278,18 +278,20 @@ class Magics:
             return CellReport(self._not_recorded())
         trace = _recording.flushed_trace()
         if trace is None:
-            return CellReport(_nothing())
+            return CellReport(f"No GPU memory has been allocated yet{_without_torch()}")
         range_name = cast(str, profiler.range_name)
         found = _lines(trace, range_name, options.gpu, profiler.codes, callers)
         if not found:
             what = " or ".join(profiler.codes.values()) or "this cell"
-            return CellReport(f"No memory was allocated or freed in {what}")
+            return CellReport(f"No memory was allocated or freed in {what}{_without_torch()}")
         pages = []
         texts = []
-        for device, (_, selection) in found.items():
+        for device, (report, selection) in found.items():
             title = f"Lines on {'the CPU' if device < 0 else f'GPU {device}'}"
             page = _recording.run_binary(*selection, "--html").decode()
-            pages.append(Page(title, page, _LINES_HEIGHT))
+            rows = sum(len(function["lines"]) + 2 for function in report["functions"])
+            lowest, highest = _LINES_HEIGHTS
+            pages.append(Page(title, page, max(lowest, min(highest, lowest + (rows - 4) * _ROW_HEIGHT))))
             texts.append(_recording.run_binary(*selection).decode(errors="replace"))
         tables = None
         if profiler.codes:
@@ -321,11 +323,11 @@ def _callers() -> FrozenSet[Tuple[str, str]]:
     return frozenset(found)
 
 
-def _nothing() -> str:
-    text = "No GPU memory has been allocated yet"
-    if "torch" not in sys.modules and importlib.util.find_spec("torch") is None:
-        text += f"; PyTorch is not installed in {sys.prefix}"
-    return text
+def _without_torch() -> str:
+    """A likely reason for a recording without memory."""
+    if "torch" in sys.modules or importlib.util.find_spec("torch") is not None:
+        return ""
+    return f"; PyTorch is not installed in {sys.prefix}"
 
 
 #: The report of `memtrace lines --json`, and the arguments that select the same lines.
@@ -431,6 +433,8 @@ def load_ipython_extension(shell: Any) -> None:
 
     memtrace.__doc__ = _HELP
     memtrace.needs_local_scope = True  # type: ignore[attr-defined]
+    # A statement stays as it is: {} and $ are not variables to insert.
+    _ipython("IPython.core.magic").no_var_expand(memtrace)
     for name in ("memtrace", "mlrun"):
         shell.register_magic_function(memtrace, magic_kind="line_cell", magic_name=name)
     if _recording.library is None:

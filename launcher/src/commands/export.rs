@@ -143,7 +143,8 @@ fn html(run: &Run, options: &Export, summary_options: &SummaryOptions<'_>, name:
     let mut page = Vec::new();
     let html_options = HtmlOptions {
         device: options.window.device,
-        sources: SourceAccess::of(run, false),
+        // The process that records asks for its own files.
+        sources: SourceAccess::of(run, options.so_far),
         windows,
         custom_rules: summary_options.custom_rules,
         is_served: false,

@@ -53,7 +53,8 @@ def install(request):
         warnings.append("%s has no gpu_memtrace: the kernel is recorded, and has no %%memtrace" % sys.executable)
     if folder not in KernelSpecManager().kernel_dirs:
         warnings.append("%s is not in the search path of %s's Jupyter (JUPYTER_PATH)" % (folder, sys.executable))
-    spec["argv"] = [request["memtrace"], "run", "--quiet", *request["options"], "--", sys.executable, *arguments]
+    # Jupyter kills what has not ended a few seconds after its request.
+    spec["argv"] = [request["memtrace"], "run", "--quiet", "--reports-in-background", *request["options"], "--", sys.executable, *arguments]
     spec["display_name"] = request["display_name"] or "Python %d.%d (memtrace)" % sys.version_info[:2]
     spec["metadata"] = {**spec.get("metadata", {}), "memtrace": {"version": request["version"]}}
     # Jupyter installs a folder. Its name is not that of the kernel.

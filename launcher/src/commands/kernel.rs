@@ -70,7 +70,10 @@ fn request(action: &str, location: &KernelLocation, name: &str) -> serde_json::V
 
 /// The options of `memtrace run`, after a check that it accepts them.
 fn run_options(options: &[String]) -> anyhow::Result<&[String]> {
-    let line = ["memtrace", "run"].into_iter().chain(options.iter().map(String::as_str)).chain(["--", "python"]);
+    let line = ["memtrace", "run", "--quiet", "--reports-in-background"]
+        .into_iter()
+        .chain(options.iter().map(String::as_str))
+        .chain(["--", "python"]);
     let parsed = Cli::try_parse_from(line).map_err(|error| {
         let text = error.to_string();
         let text = text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned();

@@ -136,7 +136,12 @@ fn start(run: &Run) -> Result<u8, Refusal> {
     summary.problems.iter().for_each(Problem::print);
     if summary.processes > 0 {
         let Run { quiet, verbose, no_snapshot, .. } = *run;
-        end_summary::finish(&folder, SummaryOptions { quiet, verbose, no_snapshot, custom_rules });
+        let options = SummaryOptions { quiet, verbose, no_snapshot, custom_rules };
+        if run.reports_in_background {
+            end_summary::finish_in_background(&folder, options);
+        } else {
+            end_summary::finish(&folder, options);
+        }
     } else if !run.quiet {
         let command: Vec<_> = run.command.iter().map(|a| a.to_string_lossy()).collect();
         let command: String = command.join(" ").chars().take(MAX_COMMAND).collect();
