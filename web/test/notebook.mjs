@@ -33,8 +33,8 @@ try {
 }
 await end({ load: { ms: loadMs } });
 
-/** One frame: its page is ready and visible, its scripts are confined, and its figures are the expected ones. */
-async function frameOf(element, wanted) {
+/** One frame: its page is ready and visible, its scripts cannot reach the notebook, and its figures are the expected ones. */
+async function frameOf(element, expectation) {
   await element.scrollIntoViewIfNeeded();
   const frame = await (await element.elementHandle()).contentFrame();
   await frame.waitForFunction(() => window.memtraceLines || window.memtraceReport || document.querySelector('main strong.bad'), null, { timeout: 60_000 });
@@ -51,13 +51,13 @@ async function frameOf(element, wanted) {
   const wide = await frame.evaluate(() => document.documentElement.scrollWidth - innerWidth);
   check(`${title}: width`, wide <= 0, `${wide} pixels wider than its frame`);
   const isLines = await frame.evaluate(() => window.memtraceLines !== undefined);
-  if (wanted) equal(`${title}: kind`, isLines, wanted.lines !== null);
-  await (isLines ? lineTable(frame, title, wanted?.lines) : report(frame, title));
+  if (expectation) equal(`${title}: kind`, isLines, expectation.lines !== null);
+  await (isLines ? lineTable(frame, title, expectation?.lines) : report(frame, title));
 }
 
-async function lineTable(frame, title, wanted) {
+async function lineTable(frame, title, expectation) {
   const data = await frame.evaluate(() => window.memtraceLines.report);
-  if (wanted) equal(`${title}: the data`, data, wanted);
+  if (expectation) equal(`${title}: the data`, data, expectation);
   check(`${title}: functions`, data.functions.length > 0, 'none');
   check(`${title}: sources`, data.functions.every(one => one.has_source), JSON.stringify(data.functions.map(one => [one.filename, one.has_source])));
   // The lines come first: they are what the cell asked for.
