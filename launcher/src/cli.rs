@@ -82,6 +82,10 @@ pub(crate) enum Command {
     /// An MCP client starts this command and calls its tools: runs, summary, peak, out_of_memory, diagnostics, lines and
     /// diff. See docs/how-to/agents.md.
     Mcp(Mcp),
+    /// Install or remove a Jupyter kernel that memtrace records
+    ///
+    /// The kernel of a Python whose notebooks are recorded, with %memtrace. See docs/how-to/notebooks.md.
+    Kernel(Kernel),
     /// Write the manual pages
     Man(Man),
     /// Print a completion script for a shell
@@ -143,6 +147,9 @@ pub(crate) struct Report {
     /// gpu_memtrace.annotate); with --json, add it to the summary
     #[arg(long, value_name = "NAME", conflicts_with = "section")]
     pub(crate) range: Option<String>,
+    /// The recording goes on, and all events up to now are in it
+    #[arg(long, hide = true)]
+    pub(crate) so_far: bool,
     /// Divide the memory into your own categories, by the rules of this JSON file (docs/how-to/custom-categories.md)
     #[arg(long, value_name = "FILE")]
     pub(crate) categories: Option<PathBuf>,
@@ -198,6 +205,9 @@ pub(crate) struct Export {
     /// was made with them; use this only for recordings that you trust
     #[arg(long)]
     pub(crate) sources: bool,
+    /// The recording goes on, and all events up to now are in it
+    #[arg(long, hide = true)]
+    pub(crate) so_far: bool,
     /// Give blocks your own categories, by the rules of this JSON file (docs/how-to/custom-categories.md): snapshot,
     /// html, json, csv, parquet
     #[arg(long, value_name = "FILE")]
@@ -216,6 +226,10 @@ pub(crate) struct Window {
     /// Export only these steps, counted from 0: N, A-B or A- (from A on)
     #[arg(long, value_name = "A-B", value_parser = step_range)]
     pub(crate) steps: Option<(u32, u32)>,
+    /// Export only from the first start to the last end of ranges of this name (record_function, NVTX,
+    /// gpu_memtrace.annotate)
+    #[arg(long, value_name = "NAME")]
+    pub(crate) range: Option<String>,
     /// Export only this time range since the first recorded event of the run: A-B or A-, in seconds or with a unit
     /// (1.5s-2s, 250ms-, 1m30s-, 10us-20us, ns)
     #[arg(long, value_name = "A-B", value_parser = time_range)]
@@ -231,7 +245,11 @@ pub(crate) struct Window {
 impl Window {
     /// Whether the window has any limit besides the device.
     pub(crate) fn is_limited(&self) -> bool {
-        self.steps.is_some() || self.time.is_some() || self.min_size.is_some() || self.max_events.is_some()
+        self.steps.is_some()
+            || self.range.is_some()
+            || self.time.is_some()
+            || self.min_size.is_some()
+            || self.max_events.is_some()
     }
 }
 
@@ -241,13 +259,13 @@ pub(crate) struct Lines {
     /// A run folder, a .mtr file or a PyTorch memory snapshot (.pickle, .pkl, .json, each also .gz)
     #[arg(value_name = "RUN")]
     pub(crate) run: PathBuf,
-    /// Show this function: its name, its qualified name or the end of it, e.g. Block.forward [default: the functions of
-    /// the program with the highest peaks]
+    /// Show this function: its name, its qualified name or the end of it, e.g. Block.forward; may be repeated [default:
+    /// the functions of the program with the highest peaks]
     #[arg(long, value_name = "NAME")]
-    pub(crate) function: Option<String>,
-    /// Show the functions of this file: its path or the end of it
+    pub(crate) function: Vec<String>,
+    /// Show the functions of this file: its path or the end of it; may be repeated
     #[arg(long, value_name = "PATH")]
-    pub(crate) file: Option<String>,
+    pub(crate) file: Vec<String>,
     /// Show at most N functions, those with the highest peaks
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub(crate) top: usize,
@@ -440,6 +458,74 @@ pub(crate) struct Mcp {
     pub(crate) allow_run: bool,
 }
 
+/// The commands of `memtrace kernel`.
+#[derive(Args, Debug)]
+#[command(after_help = "Exit status: 0 for success, 2 for bad usage or if the kernel cannot be installed or removed.")]
+pub(crate) struct Kernel {
+    #[command(subcommand)]
+    pub(crate) command: KernelCommand,
+}
+
+/// What `memtrace kernel` does.
+#[derive(Subcommand, Debug)]
+pub(crate) enum KernelCommand {
+    /// Install a Jupyter kernel that memtrace records
+    ///
+    /// Each start of the kernel makes a run folder beside the notebook. A kernel of the same name is replaced if memtrace has
+    /// installed it.
+    #[command(override_usage = "memtrace kernel install [OPTIONS] [-- RUN_OPTIONS...]")]
+    Install(KernelInstall),
+    /// Remove a kernel that memtrace has installed
+    Remove(KernelRemove),
+}
+
+/// Where a kernel is installed.
+#[derive(Args, Debug)]
+#[group(multiple = false)]
+pub(crate) struct KernelLocation {
+    /// In the home folder of this user (the default of `install`)
+    #[arg(long)]
+    pub(crate) user: bool,
+    /// In DIR/share/jupyter
+    #[arg(long, value_name = "DIR")]
+    pub(crate) prefix: Option<PathBuf>,
+    /// In the environment of the Python
+    #[arg(long)]
+    pub(crate) sys_prefix: bool,
+}
+
+/// The options of `memtrace kernel install`.
+#[derive(Args, Debug)]
+pub(crate) struct KernelInstall {
+    #[command(flatten)]
+    pub(crate) location: KernelLocation,
+    /// The name of the kernel for programs (jupyter nbconvert --ExecutePreprocessor.kernel_name=NAME)
+    #[arg(long, value_name = "NAME", default_value = "memtrace")]
+    pub(crate) name: String,
+    /// The name of the kernel for people [default: Python X.Y (memtrace)]
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) display_name: Option<String>,
+    /// The Python of the kernel, which needs ipykernel [default: the first python on PATH]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) python: Option<PathBuf>,
+    /// Options of `memtrace run` for this kernel, such as --runs DIR
+    #[arg(value_name = "RUN_OPTIONS", last = true)]
+    pub(crate) options: Vec<String>,
+}
+
+/// The options of `memtrace kernel remove`.
+#[derive(Args, Debug)]
+pub(crate) struct KernelRemove {
+    #[command(flatten)]
+    pub(crate) location: KernelLocation,
+    /// The name of the kernel
+    #[arg(long, value_name = "NAME", default_value = "memtrace")]
+    pub(crate) name: String,
+    /// A Python that has Jupyter's packages [default: the first python on PATH]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) python: Option<PathBuf>,
+}
+
 /// The options of `memtrace man`.
 #[derive(Args, Debug)]
 #[command(after_help = "`memtrace man | man -l -` shows memtrace(1).")]
@@ -465,7 +551,7 @@ pub(crate) struct Completions {
 pub(crate) enum ExportFormat {
     /// A PyTorch snapshot pickle, for pytorch.org/memory_viz
     Snapshot,
-    /// The report as one interactive HTML page that loads nothing from the network; with --steps, --time or
+    /// The report as one interactive HTML page that loads nothing from the network; with --steps, --range, --time or
     /// --max-events its timeline shows that part first
     Html,
     /// The summary (summary.json)
@@ -514,6 +600,9 @@ pub(crate) struct Run {
     /// Write the recording into this folder, which must be new or empty [default: memtrace-PROGRAM-TIME]
     #[arg(short, long, value_name = "DIR")]
     pub(crate) output: Option<PathBuf>,
+    /// Make the run folder memtrace-PROGRAM-TIME in this folder [default: the current folder]
+    #[arg(long, value_name = "DIR", conflicts_with = "output")]
+    pub(crate) runs: Option<PathBuf>,
     /// Which call stacks to record
     #[arg(long, value_enum, default_value_t = Stacks::Python)]
     pub(crate) stacks: Stacks,
@@ -548,6 +637,9 @@ pub(crate) struct Run {
     /// Write no snapshot, only the trace and the summary
     #[arg(long)]
     pub(crate) no_snapshot: bool,
+    /// End with the command, and write the reports afterwards, in the background; prints nothing about them
+    #[arg(long)]
+    pub(crate) reports_in_background: bool,
     /// The command to record, and its arguments
     #[arg(value_name = "COMMAND", required = true, trailing_var_arg = true)]
     pub(crate) command: Vec<OsString>,

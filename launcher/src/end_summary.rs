@@ -1,7 +1,9 @@
 //! The end-of-run summary: analyzes the run after the command has ended, with a progress line on a terminal, and prints
 //! the report on stderr.
 
+use std::fs::File;
 use std::io::{IsTerminal, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use memtrace_analysis::rules::CustomRules;
@@ -40,6 +42,29 @@ pub(crate) fn finish(folder: &RunFolder, options: SummaryOptions) {
     };
     if let Err(e) = sandbox::run(analysis) {
         report_failure(folder, e);
+    }
+}
+
+/// [`finish`] in a process of its own session, so that neither the caller of memtrace waits for it nor a signal to
+/// memtrace's process group ends it. This process must have no other threads.
+pub(crate) fn finish_in_background(folder: &RunFolder, options: SummaryOptions) {
+    // SAFETY: `fork` takes no arguments and accesses no memory of ours.
+    match unsafe { libc::fork() } {
+        0 => {
+            let _ = rustix::process::setsid();
+            // Whoever reads the output of the command waits for its end, and not for that of the reports.
+            if let Ok(null) = File::options().read(true).write(true).open("/dev/null") {
+                let _ = rustix::stdio::dup2_stdin(&null);
+                let _ = rustix::stdio::dup2_stdout(&null);
+                let _ = rustix::stdio::dup2_stderr(&null);
+            }
+            let _ = catch_unwind(AssertUnwindSafe(|| finish(folder, options)));
+            // SAFETY: `_exit` takes an integer and does not return. The exit handlers of the copied parent must not run
+            // here.
+            unsafe { libc::_exit(0) }
+        }
+        child if child < 0 => finish(folder, options),
+        _ => {}
     }
 }
 

@@ -4,12 +4,12 @@
 //! user with write access could replace files. An existing folder of this user is closed to other users when the run
 //! begins. A folder of another user is refused, because its owner could open it again.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::DirBuilder;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, bail, ensure};
 use memtrace_analysis::RunFolder;
@@ -30,28 +30,43 @@ pub(crate) struct CreatedFolder {
     pub(crate) is_open_to_others: bool,
 }
 
-/// Creates the run folder.
+/// Where to create the run folder.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Place<'a> {
+    /// Exactly here. The folder must be new or empty.
+    At(&'a Path),
+    /// In this folder, named after the program and the time.
+    In(&'a Path),
+}
+
+/// Creates the run folder. `stamp` is the time in its name.
 ///
-/// `requested` must be new or empty. Without it, the folder goes into the current directory, named after the program
-/// and `stamp`. Fails when the folder cannot be created or is not empty, writable and owned by this user.
-pub(crate) fn create(requested: Option<&Path>, command: &[OsString], stamp: &str) -> anyhow::Result<CreatedFolder> {
+/// Fails when the folder cannot be created or is not empty, writable and owned by this user.
+pub(crate) fn create(place: Place<'_>, command: &[OsString], stamp: &str) -> anyhow::Result<CreatedFolder> {
     let cannot_create = |path: &Path| WithHelp::new(format!("cannot create {}", path.display()), CHOOSE_ANOTHER);
     let mut builder = DirBuilder::new();
     builder.mode(0o700);
-    if let Some(path) = requested {
-        if let Some(parent) = path.parent().filter(|p| !p.as_os_str().is_empty()) {
-            std::fs::create_dir_all(parent).with_context(|| cannot_create(parent))?;
+    let create_parent = |parent: &Path| {
+        if parent.as_os_str().is_empty() { Ok(()) } else { std::fs::create_dir_all(parent) }
+            .with_context(|| cannot_create(parent))
+    };
+    let parent = match place {
+        Place::At(path) => {
+            path.parent().map_or(Ok(()), create_parent)?;
+            match builder.create(path) {
+                Ok(()) => {}
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(e) => return Err(e).with_context(|| cannot_create(path)),
+            }
+            return claim(path);
         }
-        match builder.create(path) {
-            Ok(()) => {}
-            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
-            Err(e) => return Err(e).with_context(|| cannot_create(path)),
-        }
-        return claim(path);
-    }
-    let name = format!("memtrace-{}-{stamp}", program_name(command));
+        Place::In(parent) => parent,
+    };
+    create_parent(parent)?;
+    let session = std::env::var_os(NOTEBOOK);
+    let name = format!("memtrace-{}-{stamp}", program_name(command, session.as_deref()));
     for suffix in 1..1000 {
-        let path = PathBuf::from(if suffix == 1 { name.clone() } else { format!("{name}-{suffix}") });
+        let path = parent.join(if suffix == 1 { name.clone() } else { format!("{name}-{suffix}") });
         match builder.create(&path) {
             Ok(()) => return claim(&path),
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
@@ -92,15 +107,21 @@ fn claim(path: &Path) -> anyhow::Result<CreatedFolder> {
     Ok(CreatedFolder { folder, is_open_to_others })
 }
 
-/// A short name for the program. If an interpreter runs a script or module, its name.
-fn program_name(command: &[OsString]) -> String {
-    let stem = |a: &OsString| Path::new(a).file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
-    let first = command.first().map(stem).unwrap_or_default();
+/// The variable in which Jupyter gives a kernel the path of its notebook.
+const NOTEBOOK: &str = "JPY_SESSION_NAME";
+/// The module of a kernel.
+const KERNEL: &str = "ipykernel_launcher";
+
+/// A short name for the program. If an interpreter runs a script or module, its name; for a kernel, that of its notebook.
+fn program_name(command: &[OsString], notebook: Option<&OsStr>) -> String {
+    let stem = |a: &OsStr| Path::new(a).file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
+    let first = command.first().map(|first| stem(first)).unwrap_or_default();
     let arguments = command.get(1..).unwrap_or_default();
     let module = arguments.iter().position(|a| a == "-m").filter(|_| first.starts_with("python"));
     let script = arguments.iter().find(|a| Path::new(a).extension().is_some_and(|e| e == "py"));
     let name = match (script, module.and_then(|i| arguments.get(i + 1))) {
         (Some(script), _) => stem(script),
+        (None, Some(module)) if module == KERNEL => notebook.map_or("notebook".to_owned(), stem),
         (None, Some(module)) => module.to_string_lossy().into_owned(),
         (None, None) => first,
     };
@@ -121,7 +142,7 @@ mod tests {
     }
 
     fn name(line: &str) -> String {
-        program_name(&line.split_whitespace().map(OsString::from).collect::<Vec<_>>())
+        program_name(&line.split_whitespace().map(OsString::from).collect::<Vec<_>>(), None)
     }
 
     #[test]
@@ -134,23 +155,27 @@ mod tests {
         assert_eq!(name("./a b"), "a");
         assert_eq!(name("/bin/.. x"), "run");
         assert_eq!(name("ä/ü"), "_");
+        assert_eq!(name("/opt/bin/python3 -m ipykernel_launcher -f k.json"), "notebook");
+        let kernel = ["python", "-m", KERNEL].map(OsString::from);
+        assert_eq!(program_name(&kernel, Some("/home/a/lab 1/train gpt.ipynb".as_ref())), "train_gpt");
+        assert_eq!(program_name(&["train".into()], Some("a.ipynb".as_ref())), "train");
     }
 
     #[test]
     fn a_folder_must_be_new_or_empty() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a/b");
-        let created = create(Some(&path), &[], "").unwrap();
+        let created = create(Place::At(&path), &[], "").unwrap();
         assert_eq!((created.folder.path(), created.is_open_to_others), (&*path, false));
         assert_eq!(mode(&path), 0o700);
         // An existing folder is closed to other users.
         created.folder.remove(MANIFEST_FILE).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o777)).unwrap();
-        assert!(!create(Some(&path), &[], "").unwrap().is_open_to_others);
+        assert!(!create(Place::At(&path), &[], "").unwrap().is_open_to_others);
         assert_eq!((mode(&path), mode(&path.join(MANIFEST_FILE))), (0o700, 0o600));
-        let error = create(Some(&path), &[], "").unwrap_err().to_string();
+        let error = create(Place::At(&path), &[], "").unwrap_err().to_string();
         assert!(error.contains("not empty"), "{error}");
-        let error = create(Some(&path.join("run.json")), &[], "").unwrap_err();
+        let error = create(Place::At(&path.join("run.json")), &[], "").unwrap_err();
         assert_eq!(help_of(&error).as_deref(), Some(CHOOSE_ANOTHER), "{error:#}");
     }
 }

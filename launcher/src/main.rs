@@ -20,6 +20,7 @@ mod folder;
 mod gpu;
 mod host;
 mod inherited;
+mod kernel_parent;
 mod library;
 mod manifest;
 #[cfg(feature = "mcp")]
@@ -64,6 +65,7 @@ fn run() -> u8 {
         cli::Command::Redact(options) => commands::sandboxed(|| commands::redact::redact(&options)),
         cli::Command::Doctor(options) => commands::doctor::doctor(&options),
         cli::Command::Mcp(options) => commands::exit_code(commands::mcp::mcp(&options)),
+        cli::Command::Kernel(options) => commands::exit_code(commands::kernel::kernel(&options)),
         cli::Command::Man(options) => commands::exit_code(commands::manual::man(&options)),
         cli::Command::Completions(options) => commands::exit_code(commands::manual::completions(&options)),
     }

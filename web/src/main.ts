@@ -7,6 +7,9 @@ import { comparisonPage } from './pages/comparison';
 import { linesPage } from './pages/lines';
 import { reportPage } from './pages/report';
 
+// The output of a notebook's cell. There is little room, and the lines of the cell come first.
+if (window.parent !== window) document.documentElement.classList.add('embedded');
+
 const app = document.getElementById('app') as HTMLElement;
 
 async function main(): Promise<void> {

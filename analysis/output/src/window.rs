@@ -1,5 +1,5 @@
-//! Selects the part of a process's recording that an export shows: steps, a time range, the newest events, one device,
-//! blocks of some size.
+//! Selects the part of a process's recording that an export shows: steps, a named range, a time range, the newest events,
+//! one device, blocks of some size.
 //!
 //! Every export takes a [`Window`], and a window is a consistent view. Blocks allocated before its start are there.
 //! Blocks freed after its end are still allocated at its end. Blocks below the minimum size do not occur. Categories,
@@ -7,13 +7,13 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use memtrace_trace::event::{Event, Flags};
+use memtrace_trace::event::{Action, Event, Flags, Source};
 use memtrace_trace::ids::{ContextId, FrameId, StackId};
 
 use memtrace_input::EventSource;
 use memtrace_input::error::{Error, Result};
 use memtrace_input::load::{Process, Run};
-use memtrace_insight::passes::{Analysis, BlockAllocation, BlockClassification, BlockObserver};
+use memtrace_insight::passes::{Analysis, BlockAllocation, BlockClassification, BlockObserver, RangeNames};
 use memtrace_replay::{Allocator, Block, BlockState, Change, Names, Replay, Segment, Usage};
 
 /// What to select. The default selects everything.
@@ -22,6 +22,8 @@ pub struct Selection {
     /// From the first block of the first of these steps to the event before the first block after the last of these
     /// steps.
     pub steps: Option<(u32, u32)>,
+    /// From the first start of a range with this name (`record_function`, NVTX, `annotate`) to the last end of one.
+    pub range: Option<String>,
     /// Start and end in nanoseconds since 1970, both inclusive.
     pub epoch_ns: Option<(u64, u64)>,
     /// Blocks smaller than this many bytes are left out.
@@ -35,9 +37,9 @@ pub struct Selection {
 /// What a window does not show of its devices.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct LeftOut {
-    /// Events before its steps or its time range.
+    /// Events before its steps, its named range or its time range.
     pub before: u64,
-    /// Events inside its steps or time range that are older than the newest ones requested.
+    /// Events inside its steps and ranges that are older than the newest ones requested.
     pub older: u64,
     /// Events after it.
     pub after: u64,
@@ -99,6 +101,9 @@ impl Window {
         let mut window = Window { min_size: selection.min_size, device: selection.device, ..Window::WHOLE };
         if let Some(steps) = selection.steps {
             window.narrow_to_steps(process, steps, progress)?;
+        }
+        if let Some(name) = &selection.range {
+            window.narrow_to_range(process, name, progress)?;
         }
         if let Some(time) = selection.epoch_ns {
             window.narrow_to_time(process, time, progress)?;
@@ -255,6 +260,37 @@ impl Window {
             return Err(empty_window(process, &format!("has no events in {range}"), has));
         };
         (self.first, self.last) = (self.first.max(first), self.last.min(last));
+        Ok(())
+    }
+
+    fn narrow_to_range(&mut self, process: &Process, name: &str, progress: &mut dyn FnMut(u64)) -> Result<()> {
+        let mut names = RangeNames::new(process.definitions());
+        let (mut first, mut last, mut open, mut done) = (None, 0, 0u64, 0);
+        process.recording().stream(&mut |events| {
+            for e in events.iter().filter(|e| e.source == Source::Label) {
+                if names.label(e).is_none_or(|label| &*label.text != name) {
+                    continue;
+                }
+                if e.action == Action::RangeStart {
+                    first = first.or(Some(e.seq));
+                    open += 1;
+                } else {
+                    last = e.seq;
+                    open = open.saturating_sub(1);
+                }
+            }
+            done += events.len() as u64;
+            progress(done);
+        });
+        let Some(first) = first else {
+            let has = "the report lists its named ranges".to_owned();
+            return Err(empty_window(process, &format!("has no range {name}"), has));
+        };
+        let last = if open > 0 { u64::MAX } else { last };
+        (self.first, self.last) = (self.first.max(first), self.last.min(last));
+        if self.first > self.last {
+            return Err(empty_window(process, &format!("has no range {name} in these steps"), String::new()));
+        }
         Ok(())
     }
 

@@ -59,6 +59,9 @@ pub struct SummaryOptions<'a> {
     pub custom_rules: Option<&'a CustomRules>,
     /// Also summarizes the ranges of this name.
     pub range: Option<&'a str>,
+    /// Whether the caller knows that the recording goes on, and that all events up to now are in it. That it has no end
+    /// is then no problem.
+    pub is_recording: bool,
 }
 
 /// Reads every process of a run once and summarizes the run.
@@ -127,13 +130,14 @@ pub fn summarize_with(
     let ended_ns = claimed(manifest.ended_ns).or_else(|| recorded().map(|(_, last)| last).max());
     let unusable = run.problems().iter().map(|p| format!("{}: {}", p.path.display(), p.text));
     let without_end = without_end(&processes).or_else(|| manifest.without_end().map(str::to_owned));
+    let without_end = without_end.filter(|_| !options.is_recording);
     let problems = without_end.into_iter().chain(unusable).collect();
     let summary = RunSummary {
         path: run.path().display().to_string(),
         memtrace_version: (!manifest.memtrace.is_empty()).then(|| manifest.memtrace.clone()),
         command,
         exit,
-        outcome: outcome(exit, &processes),
+        outcome: outcome(exit, &processes, options.is_recording),
         started_ns,
         duration_ns: started_ns.zip(ended_ns).map(|(start, end)| end.saturating_sub(start)),
         events: processes.iter().map(|p| p.events).sum(),
@@ -197,7 +201,7 @@ fn severity(process: &ProcessSummary) -> (bool, u64) {
     (has_oom, highest_peak)
 }
 
-fn outcome(exit: Exit, processes: &[ProcessSummary]) -> String {
+fn outcome(exit: Exit, processes: &[ProcessSummary], is_recording: bool) -> String {
     // As far as the recording shows, an error ended the process if the process did nothing after it.
     let first_oom = processes
         .iter()
@@ -210,6 +214,7 @@ fn outcome(exit: Exit, processes: &[ProcessSummary]) -> String {
         (Some(0), None) => "finished".to_owned(),
         (Some(code), None) => format!("exit status {code}"),
         (None, None) if is_snapshot(processes) => "a snapshot".to_owned(),
+        (None, None) if is_recording => "the recording so far".to_owned(),
         (None, None) if processes.iter().any(|p| p.recording_end_reason.is_none()) => {
             "the recording was cut off".to_owned()
         }

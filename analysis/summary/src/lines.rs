@@ -37,10 +37,10 @@ const AROUND: u32 = 1;
 /// The selection of the lines to show.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct LinesOptions {
-    /// A function: its name, its qualified name or the end of it (`Block.forward`).
-    pub function: Option<String>,
-    /// A file: its path or the end of it.
-    pub file: Option<String>,
+    /// Functions: the name of each, its qualified name or the end of it (`Block.forward`). Empty: any function.
+    pub functions: Vec<String>,
+    /// Files: the path of each or the end of it. Empty: any file.
+    pub files: Vec<String>,
     /// The maximum number of functions. Those with the highest peaks are chosen.
     pub top: usize,
     /// Shows only the process of this rank.
@@ -290,10 +290,11 @@ fn matching_functions(process: &Process, device: &DeviceLines, options: &LinesOp
     let definitions = process.definitions();
     let is_selected = |id| {
         let Some(frame) = definitions.frame(id) else { return false };
-        let function =
-            options.function.as_deref().is_none_or(|name| matches_name(&frame.qualname, name) || &*frame.name == name);
-        let file = options.file.as_deref().is_none_or(|file| ends_in(&frame.filename, file));
-        let own = options.function.is_some() || options.file.is_some() || !is_library(&frame.filename);
+        let (functions, files) = (&options.functions, &options.files);
+        let is_named = |name: &String| matches_name(&frame.qualname, name) || &*frame.name == name;
+        let function = functions.is_empty() || functions.iter().any(is_named);
+        let file = files.is_empty() || files.iter().any(|file| ends_in(&frame.filename, file));
+        let own = !functions.is_empty() || !files.is_empty() || !is_library(&frame.filename);
         function && file && own
     };
     device.functions(definitions, &is_selected)

@@ -60,13 +60,16 @@ fn statistics_agree_with_the_figures() {
 
 #[test]
 fn functions_and_files_are_selected_by_the_ends_of_their_names() {
+    let list = |names: Option<&str>| names.iter().flat_map(|names| names.split('|')).map(Into::into).collect();
     let by = |function: Option<&str>, file: Option<&str>| {
-        let options = LinesOptions { function: function.map(Into::into), file: file.map(Into::into), ..options() };
+        let options = LinesOptions { functions: list(function), files: list(file), ..options() };
         lines(&crate::training::run(1, false), &options, &mut |_| {}).map(|r| r.functions.len())
     };
     assert_eq!(by(Some("forward"), None), Some(2));
     assert_eq!(by(Some("forward"), Some("modules/linear.py")), Some(1));
     assert_eq!(by(None, Some("model.py")), Some(1));
+    assert_eq!(by(Some("forward|step"), None), Some(3));
+    assert_eq!(by(Some("nothing|forward"), Some("nothing.py|model.py")), Some(1));
     assert_eq!(by(Some("nothing"), None), None);
     assert_eq!(by(None, Some("odel.py")), None);
 }
@@ -91,7 +94,7 @@ fn the_page_has_the_table_as_json_and_the_policy_of_the_other_pages() {
 
 #[test]
 fn text_and_json_are_golden() {
-    let report = report(&LinesOptions { file: Some("train.py".into()), ..options() });
+    let report = report(&LinesOptions { files: vec!["train.py".into()], ..options() });
     crate::golden::assert_matches("lines.txt", &report.to_text(&TextOptions::default()));
     crate::golden::assert_matches("lines.json", &report.to_json());
     let schema = LinesReport::json_schema();

@@ -46,6 +46,7 @@ __all__ = [
     "current",
     "is_recording",
     "lines",
+    "load_ipython_extension",
     "pause",
     "paused",
     "peak",
@@ -79,6 +80,13 @@ def __getattr__(name: str) -> Any:
     value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     globals()[name] = value
     return value
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Gives IPython the magics ``%memtrace`` and ``%%memtrace``: ``%load_ext gpu_memtrace`` calls this."""
+    from gpu_memtrace import _notebook
+
+    _notebook.load_ipython_extension(shell)
 
 
 def __dir__() -> List[str]:

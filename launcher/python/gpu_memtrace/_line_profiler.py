@@ -216,6 +216,20 @@ class LineProfiler:
         """Whether the profiler counts what happens now."""
         return self._range is not None
 
+    @property
+    def codes(self) -> Dict[types.CodeType, str]:
+        """The functions that it profiles, with their names."""
+        return self._codes
+
+    @property
+    def range_name(self) -> Optional[str]:
+        """The name of the ranges in which it counts. None before it was enabled."""
+        return self._range_name
+
+    def name_range(self, name: str) -> None:
+        """Names the ranges in which it counts. No other range of the program may have this name."""
+        self._range_name = name
+
     def add_function(self, function: Callable[..., Any]) -> None:
         """Adds a function, a method, or the function inside a decorated one."""
         code = code_of(function)

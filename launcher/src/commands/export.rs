@@ -48,7 +48,8 @@ pub(crate) fn export(options: &Export) -> anyhow::Result<()> {
             "use it with --to snapshot, html, json, csv or parquet, or leave it out"
         )
     );
-    let summary_options = SummaryOptions { custom_rules: rules.as_deref(), ..SummaryOptions::default() };
+    let summary_options =
+        SummaryOptions { custom_rules: rules.as_deref(), is_recording: options.so_far, ..SummaryOptions::default() };
     match options.to {
         ExportFormat::Snapshot => {
             let sources = SourceAccess::of(&run, options.sources);
@@ -115,7 +116,7 @@ pub(crate) fn export(options: &Export) -> anyhow::Result<()> {
                 whole && options.rank.is_none() && options.pid.is_none(),
                 WithHelp::new(
                     "--to json exports the summary of the whole run",
-                    "leave out --rank, --pid, --device, --steps, --time, --min-size and --max-events"
+                    "leave out --rank, --pid, --device, --steps, --range, --time, --min-size and --max-events"
                 )
             );
             let text = summarize_with(&run, &summary_options, &mut |_| {})?.to_json() + "\n";
@@ -142,7 +143,8 @@ fn html(run: &Run, options: &Export, summary_options: &SummaryOptions<'_>, name:
     let mut page = Vec::new();
     let html_options = HtmlOptions {
         device: options.window.device,
-        sources: SourceAccess::of(run, false),
+        // The process that records asks for its own files.
+        sources: SourceAccess::of(run, options.so_far),
         windows,
         custom_rules: summary_options.custom_rules,
         is_served: false,
@@ -262,6 +264,7 @@ fn part<'a>(run: &Run, process: &'a Process, requested: &cli::Window) -> anyhow:
     let began = run_start_ns(run).unwrap_or(0);
     let selection = Selection {
         steps: requested.steps,
+        range: requested.range.clone(),
         epoch_ns: requested.time.map(|(from, to)| (began.saturating_add(from), began.saturating_add(to))),
         min_size: requested.min_size.unwrap_or(0),
         max_events: requested.max_events,

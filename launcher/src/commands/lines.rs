@@ -16,8 +16,8 @@ pub(crate) fn lines(options: &Lines) -> anyhow::Result<()> {
     let run = super::open(&options.run)?;
     Selected { rank: options.rank, pid: options.pid, device: options.device }.ensure_in(&run)?;
     let lines_options = LinesOptions {
-        function: options.function.clone(),
-        file: options.file.clone(),
+        functions: options.function.clone(),
+        files: options.file.clone(),
         top: options.top,
         rank: options.rank,
         pid: options.pid,
@@ -31,11 +31,12 @@ pub(crate) fn lines(options: &Lines) -> anyhow::Result<()> {
     let report = read_lines(&run, &lines_options, &mut |progress| line.show(&progress));
     line.clear();
     let Some(report) = report else {
-        let place = match (&options.function, &options.file) {
-            (Some(function), Some(file)) => format!("the function {function} of the file {file}"),
-            (Some(function), None) => format!("the function {function}"),
-            (None, Some(file)) => format!("the file {file}"),
-            (None, None) => "a function of the program".to_owned(),
+        let (functions, files) = (options.function.join(" or "), options.file.join(" or "));
+        let place = match (&*functions, &*files) {
+            ("", "") => "a function of the program".to_owned(),
+            ("", files) => format!("the file {files}"),
+            (functions, "") => format!("the function {functions}"),
+            (functions, files) => format!("the function {functions} of the file {files}"),
         };
         let range = options.range.as_ref().map_or_else(String::new, |range| format!(" in ranges of the name {range}"));
         bail!(WithHelp::new(

@@ -22,7 +22,7 @@ pub(crate) fn redact(options: &Redact) -> anyhow::Result<()> {
             "record the program with memtrace -- COMMAND, and redact the run folder"
         )
     );
-    let out = folder::create(Some(&options.output), &[], "")?.folder;
+    let out = folder::create(folder::Place::At(&options.output), &[], "")?.folder;
     let name = options.output.file_name().map_or("redacted".into(), |name| name.to_string_lossy().into_owned());
     let finish_options =
         FinishOptions { no_snapshot: options.no_snapshot, shown_path: Some(name), ..FinishOptions::default() };

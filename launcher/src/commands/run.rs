@@ -1,6 +1,7 @@
 //! `memtrace run`: runs a command and records it, from the command line to the end-of-run summary.
 
 use std::io::IsTerminal;
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context;
@@ -14,8 +15,9 @@ use crate::cli::{Cpu, Run};
 use crate::drain::Outcome;
 use crate::drain::drain_loop::Drain;
 use crate::end_summary::{self, SummaryOptions};
-use crate::folder::CHOOSE_ANOTHER;
+use crate::folder::{CHOOSE_ANOTHER, Place};
 use crate::inherited::InheritedState;
+use crate::kernel_parent::ParentWatch;
 use crate::manifest::{Manifest, Problem};
 use crate::message::WithHelp;
 use crate::preflight::{self, NOT_EXECUTABLE, NOT_FOUND, Refusal};
@@ -49,7 +51,11 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
     preflight::check_system()?;
     let custom_rules = super::categories::read(run.categories.as_deref())?;
     let start_ns = host::epoch_ns();
-    let created = folder::create(run.output.as_deref(), &run.command, &host::stamp(start_ns))?;
+    let place = match (&run.output, &run.runs) {
+        (Some(path), _) => Place::At(path),
+        (None, parent) => Place::In(parent.as_deref().unwrap_or(Path::new(""))),
+    };
+    let created = folder::create(place, &run.command, &host::stamp(start_ns))?;
     let folder = Arc::new(created.folder);
     let path = folder.path();
     if created.is_open_to_others {
@@ -121,8 +127,9 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
         }
     };
     manifest.set_started(child.pid() as u32);
+    let parent = ParentWatch::start();
     let status = signals.forward_until_exit(&child, probe.as_ref());
-    drop(probe);
+    drop((probe, parent));
     let outcome = drain.finish();
     child.collect();
     if simulation.is_some() {
@@ -144,7 +151,12 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
     summary.problems.iter().for_each(Problem::print);
     if summary.processes > 0 {
         let Run { quiet, verbose, no_snapshot, .. } = *run;
-        end_summary::finish(&folder, SummaryOptions { quiet, verbose, no_snapshot, custom_rules });
+        let options = SummaryOptions { quiet, verbose, no_snapshot, custom_rules };
+        if run.reports_in_background {
+            end_summary::finish_in_background(&folder, options);
+        } else {
+            end_summary::finish(&folder, options);
+        }
     } else if !run.quiet {
         let command: Vec<_> = run.command.iter().map(|a| a.to_string_lossy()).collect();
         let command: String = command.join(" ").chars().take(MAX_COMMAND).collect();

@@ -21,5 +21,12 @@ export function header(name: string, title: string, facts: string[]): HTMLElemen
 /** Links to those of the parts that the page has. */
 export function fillNav(head: HTMLElement, parts: readonly Part[]): void {
   const found = parts.filter(([id]) => document.getElementById(id));
-  replace(head.querySelector('nav') as Element, found.map(([id, name]) => el('a', { href: `#${id}` }, name)));
+  replace(head.querySelector('nav') as Element, found.map(([id, name]) => el('a', { href: `#${id}`, onclick: event => scrollInFrame(event, id) }, name)));
+}
+
+/** In the frame of a notebook, the addresses of links begin with that of the notebook. So the page scrolls itself. */
+function scrollInFrame(event: Event, id: string): void {
+  if (location.protocol !== 'about:') return;
+  event.preventDefault();
+  document.getElementById(id)?.scrollIntoView({ behavior: 'smooth' });
 }
