@@ -2,8 +2,8 @@
 """Dry runs against the truth: peaks without a GPU beside those of a GPU, and beside MemTracker and accelerate's estimate.
 
 tests/programs/dry_run has the programs, and programs.toml what is known of them. With --gpu the programs run on this
-machine's GPUs, twelve of them again with 70 % of the memory that they reserved. Without it they run in dry runs, and the
-tables compare them with the figures of a GPU in docs/dev/dry-run/h200/dry-run.json.
+machine's GPUs, some of them again with 70 % of the memory that they reserved. Without it they run in dry runs, and the
+tables compare them with the figures of a GPU in docs/dev/dry-run/*/dry-run.json (`scripts/bench --gpu -o docs/dev/dry-run/h200 dry-run`).
 
     DRY_RUN_PROGRAMS="PROGRAM ..."   only these
     DRY_RUN_REAL=FILE...             other figures of a GPU; of a program that is in several files, the last counts
@@ -12,8 +12,10 @@ tables compare them with the figures of a GPU in docs/dev/dry-run/h200/dry-run.j
     DRY_RUN_ALONE=1                  without MemTracker and accelerate
 """
 
+import functools
 import json
 import os
+import pathlib
 import re
 import shlex
 import shutil
@@ -28,7 +30,7 @@ import frame
 
 PROGRAMS = frame.ROOT / "tests" / "programs" / "dry_run"
 CHILD = frame.HERE / "dry_run_child.py"
-REAL = [frame.ROOT / "docs" / "dev" / "dry-run" / "h200" / "dry-run.json"]
+REAL = sorted((frame.ROOT / "docs" / "dev" / "dry-run").glob("*/dry-run.json"))
 # The programs of --quick.
 FEW = ["point_cloud", "ppo"]
 # A program that does not end is stopped after this time.
@@ -40,6 +42,7 @@ MIB = 1 << 20
 GOAL = {False: 1, True: 3}
 
 
+@functools.cache
 def packages():
     """The folder with the packages that the programs need, for PYTHONPATH; None with --gpu: a machine with a GPU may have no network."""
     if frame.GPU:
@@ -55,7 +58,10 @@ def run(name, about, *options, gpu=None, memory=None, prefix=()):
     env = dict(os.environ, TORCHINDUCTOR_CACHE_DIR=str(folder / "inductor"), TRITON_CACHE_DIR=str(folder / "triton"), HF_HUB_OFFLINE="1")
     # Python compiles the files of large libraries only once.
     env.pop("PYTHONDONTWRITEBYTECODE", None)
-    env["PYTHONPATH"] = os.environ.get("DRY_RUN_PACKAGES", "")
+    # The names of this folder's files are no modules of the programs.
+    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path != str(frame.HERE)]
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [packages(), *paths]))
+    env["PATH"] = os.pathsep.join([os.path.dirname(frame.MEMTRACE), env["PATH"]])
     gpus = about.get("gpus", 1)
     if gpu is not None:
         env["CUDA_VISIBLE_DEVICES"] = str(gpu)
@@ -141,7 +147,7 @@ def on_gpus(programs):
     single = [name for name, about in programs.items() if about.get("gpus", 1) == 1]
     # The programs are independent of each other, and four of them fit into the memory of one GPU. Their times are not compared.
     with ThreadPoolExecutor(4 * gpus) as pool:
-        found = list(pool.map(lambda one: measure_real(one[1], programs[one[1]], one[0] % gpus), enumerate(single)))
+        found = list(pool.map(lambda number, name: measure_real(name, programs[name], number % gpus), range(len(single)), single))
     found += [measure_real(name, about, None) for name, about in programs.items() if 1 < about.get("gpus", 1) <= gpus]
     skipped = [name for name, about in programs.items() if about.get("gpus", 1) > gpus]
     if skipped:
@@ -154,8 +160,8 @@ def on_gpus(programs):
 
 def real_figures():
     """The figures of a GPU by table and program."""
-    files = os.environ.get("DRY_RUN_REAL", "").split() or [file for file in REAL if file.exists()]
-    rows = [row for file in files for row in json.loads(open(file, encoding="utf-8").read())["rows"]]
+    files = os.environ.get("DRY_RUN_REAL", "").split() or REAL
+    rows = [row for file in files for row in json.loads(pathlib.Path(file).read_text())["rows"]]
     return {(row["table"], row["program"]): row for row in rows}
 
 
@@ -214,7 +220,8 @@ def compare(name, about, real):
         rows.append({"table": "Out of memory", "program": name, "limit_MiB": limit // MIB,
                      "line_on_a_GPU": theirs.get("line"), "requested_on_a_GPU": requested(theirs), "line_in_a_dry_run": ours.get("line"),
                      "requested_in_a_dry_run": requested(ours), "error_in_a_dry_run": ours.get("type", "none"),
-                     "same_line": yes(theirs.get("line") == ours.get("line")) if theirs else None})
+                     "same_line": yes(theirs.get("line") == ours.get("line")) if theirs else None,
+                     "same_innermost_line": yes(theirs.get("innermost") == ours.get("innermost")) if theirs else None})
     return rows
 
 
@@ -246,7 +253,7 @@ def in_dry_runs(programs):
 
     real = real_figures()
     if not real:
-        frame.say("no figures of a GPU: docs/dev/dry-run/h200/dry-run.json is missing")
+        frame.say("no figures of a GPU: docs/dev/dry-run has none")
     # One after another: the times are compared.
     rows = [row for name, about in programs.items() for row in compare(name, about, real)]
     rows = overview(rows) + sorted(rows, key=lambda row: ["Peaks", "Beside other tools", "Out of memory"].index(row["table"]))
@@ -257,8 +264,11 @@ def in_dry_runs(programs):
 def main():
     chosen = sys.argv[1:] or os.environ.get("DRY_RUN_PROGRAMS", "").split() or (FEW if frame.QUICK else [])
     programs = tomllib.loads((PROGRAMS / "programs.toml").read_text())
+    if unmatched := programs.keys() ^ {path.stem for path in PROGRAMS.glob("*.py")}:
+        sys.exit(f"only in the folder, or only in programs.toml: {', '.join(sorted(unmatched))}")
+    if unknown := set(chosen) - programs.keys():
+        sys.exit(f"no program {', '.join(sorted(unknown))}")
     programs = {name: about for name, about in programs.items() if not chosen or name in chosen}
-    os.environ["DRY_RUN_PACKAGES"] = packages() or ""
     (on_gpus if frame.GPU else in_dry_runs)(programs)
 
 

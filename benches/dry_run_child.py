@@ -46,9 +46,11 @@ def limit_memory(limit):
 
 
 def failure(error, program):
-    """The exception, and the line of the program's own file that was executing."""
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if os.path.realpath(frame.filename) == program]
-    return {"type": type(error).__name__, "message": str(error), "line": lines[-1] if lines else None,
+    """The exception, the line of the program's own file that was executing, and the innermost line of any file."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if os.path.realpath(frame.filename) == program]
+    innermost = f"{frames[-1].filename.rpartition('-packages/')[2]}:{frames[-1].lineno}" if frames else None
+    return {"type": type(error).__name__, "message": str(error)[:400], "line": lines[-1] if lines else None, "innermost": innermost,
             "traceback": "".join(traceback.format_exception(error))[-8000:]}
 
 
