@@ -7,8 +7,8 @@ tables compare them with the figures of a GPU in docs/dev/dry-run/*/dry-run.json
 
     DRY_RUN_PROGRAMS="PROGRAM ..."   only these
     DRY_RUN_REAL=FILE...             other figures of a GPU; of a program that is in several files, the last counts
-    DRY_RUN="memtrace dry-run --gpu h200 --"   the command of a dry run. Without it the programs run over the simulated CUDA
-    DRY_RUN_LIMITED="memtrace dry-run --memory {memory} --"   the same for a device of so many bytes
+    DRY_RUN="memtrace dry-run --gpu h200 --gpus {gpus} --"   the command of a dry run. Without it the programs run over the simulated CUDA
+    DRY_RUN_LIMITED="memtrace dry-run --memory {memory} --"  the same for devices of so many bytes
     DRY_RUN_ALONE=1                  without MemTracker and accelerate
 """
 
@@ -19,9 +19,11 @@ import pathlib
 import re
 import shlex
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
@@ -53,8 +55,7 @@ def packages():
 
 def run(name, about, *options, gpu=None, memory=None, prefix=()):
     """Runs a program in a folder of its own. Returns the results of its ranks and the seconds that all of it took."""
-    folder = frame.SCRATCH / "-".join([name, *options]).replace("/", "_")
-    folder.mkdir()
+    folder = pathlib.Path(tempfile.mkdtemp(prefix=f"{name}-", dir=frame.SCRATCH))
     env = dict(os.environ, TORCHINDUCTOR_CACHE_DIR=str(folder / "inductor"), TRITON_CACHE_DIR=str(folder / "triton"), HF_HUB_OFFLINE="1")
     # Python compiles the files of large libraries only once.
     env.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -66,17 +67,23 @@ def run(name, about, *options, gpu=None, memory=None, prefix=()):
     if gpu is not None:
         env["CUDA_VISIBLE_DEVICES"] = str(gpu)
     if not frame.GPU:
-        env |= {"OMP_NUM_THREADS": "1", "SIMCUDA_DEVICES": str(gpus), "SIMCUDA_MEMORY": str(memory)}
+        env["OMP_NUM_THREADS"] = "1"
+    if not frame.GPU and not prefix:
+        env |= {"SIMCUDA_DEVICES": str(gpus), "SIMCUDA_MEMORY": str(memory)}
         # Triton reads the name of the GPU from the driver.
         env["TRITON_LIBCUDA_PATH"] = os.environ.get("SIMCUDA_LIB", "")
-    python = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", gpus] if gpus > 1 else [sys.executable]
+    python = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", gpus] if gpus > 1 else [sys.executable]
     words = [*prefix, *python, CHILD, "--result", folder / "%r.json", *options, PROGRAMS / f"{name}.py"]
     start = time.monotonic()
+    with open(folder / "stderr", "w", encoding="utf-8") as stderr:
+        process = subprocess.Popen(list(map(str, words)), env=env, cwd=folder, stdout=subprocess.DEVNULL, stderr=stderr, start_new_session=True)
     try:
-        done = subprocess.run(list(map(str, words)), env=env, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-                              errors="replace", timeout=SECONDS, check=False)
-        lost = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+        status = process.wait(SECONDS)
+        lost = ((folder / "stderr").read_text(errors="replace").strip().splitlines() or [f"status {status}"])[-1]
     except subprocess.TimeoutExpired:
+        # The ranks of a program are children of torchrun.
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
         lost = f"stopped after {SECONDS} s"
     seconds = time.monotonic() - start
     ranks = []
@@ -170,9 +177,9 @@ def error(measured, real):
     return 100 * (measured - real) / real if measured is not None and real else None
 
 
-def command(variable, memory):
+def command(variable, about, memory):
     """The command of a dry run, as words."""
-    return [word.replace("{memory}", str(memory)) for word in shlex.split(os.environ.get(variable, ""))]
+    return [word.replace("{memory}", str(memory)).replace("{gpus}", str(about.get("gpus", 1))) for word in shlex.split(os.environ.get(variable, ""))]
 
 
 def estimate(result, mode):
@@ -189,7 +196,7 @@ def compare(name, about, real):
     """The rows of a program."""
     known = real.get(("Peaks on a GPU", label(name, 0, about)), {})
     memory = known.get("total") or 141 << 30
-    ranks, seconds = run(name, about, memory=memory, prefix=command("DRY_RUN", memory))
+    ranks, seconds = run(name, about, memory=memory, prefix=command("DRY_RUN", about, memory))
     rows = []
     for rank, result in enumerate(ranks):
         row = real.get(("Peaks on a GPU", label(name, rank, about)), {})
@@ -215,7 +222,7 @@ def compare(name, about, real):
     expected = real.get(("Out of memory on a GPU", name))
     if about.get("limited") and (expected or first["dry_reserved_MiB"]):
         limit = expected["limit"] if expected else limit_of(first["dry_reserved_MiB"] * MIB)
-        (result, ), _ = run(name, about, memory=limit, prefix=command("DRY_RUN_LIMITED", limit))
+        (result, ), _ = run(name, about, memory=limit, prefix=command("DRY_RUN_LIMITED", about, limit))
         ours, theirs = result.get("failure") or {}, (expected or {}).get("failure") or {}
         rows.append({"table": "Out of memory", "program": name, "limit_MiB": limit // MIB,
                      "line_on_a_GPU": theirs.get("line"), "requested_on_a_GPU": requested(theirs), "line_in_a_dry_run": ours.get("line"),

@@ -1,4 +1,4 @@
-"""Distributed data parallel training of a Transformer encoder: torchrun --nproc-per-node 2 ddp_transformer.py."""
+"""Distributed data parallel training of a Transformer encoder: torchrun --standalone --nproc-per-node 2 ddp_transformer.py."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""A Llama sharded over the devices with FSDP2 and mixed precision: torchrun --nproc-per-node 2 fsdp2_llama.py."""
+"""A Llama sharded over the devices with FSDP2 and mixed precision: torchrun --standalone --nproc-per-node 2 fsdp2_llama.py."""
 
 import os
 
