@@ -12,6 +12,7 @@ tables compare them with the figures of a GPU in docs/dev/dry-run/*/dry-run.json
     DRY_RUN_ALONE=1                  without MemTracker and accelerate
 """
 
+import contextlib
 import functools
 import json
 import os
@@ -81,8 +82,12 @@ def run(name, about, *options, gpu=None, memory=None, prefix=()):
         status = process.wait(SECONDS)
         lost = ((folder / "stderr").read_text(errors="replace").strip().splitlines() or [f"status {status}"])[-1]
     except subprocess.TimeoutExpired:
-        # The ranks of a program are children of torchrun.
-        os.killpg(process.pid, signal.SIGKILL)
+        # The ranks of a program have sessions of their own. torchrun ends them.
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(45)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         lost = f"stopped after {SECONDS} s"
     seconds = time.monotonic() - start
