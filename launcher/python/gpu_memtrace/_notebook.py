@@ -20,7 +20,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple, cast
 
-from gpu_memtrace import _recording
+from gpu_memtrace import _library, _recording
 from gpu_memtrace._figures import code_of
 from gpu_memtrace._line_profiler import DEFAULT_COLUMNS, LineProfiler, LineTables, check_columns
 
