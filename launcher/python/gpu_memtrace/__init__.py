@@ -2,25 +2,32 @@
 
 A program that memtrace records can import this package to name its parts, to pause the recording, and to read its own
 figures while it runs. Without memtrace, ``annotate``, ``pause`` and ``resume`` do nothing.
+
+The modules of the package are imported when one of their names is first used, so that an import costs a program nothing.
 """
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import Iterator
+from gpu_memtrace import _library
 
-from gpu_memtrace import _recording
-from gpu_memtrace._annotate import annotate
-from gpu_memtrace._figures import DeviceMemory, LineFigures, Memory, current, lines, peak, snapshot
-from gpu_memtrace._line_profiler import (
-    LineProfiler,
-    clear_global_line_profiler,
-    profile,
-    profile_every,
-    set_target_gpu,
-)
-from gpu_memtrace._recording import NotRecordedError, RecordingError, run_folder
-from gpu_memtrace._tensors import DeviceTensors, TensorReport, TensorRow, tensors
+# Type checkers take it for typing.TYPE_CHECKING, without the import.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, List
+
+    from gpu_memtrace._annotate import annotate
+    from gpu_memtrace._figures import DeviceMemory, LineFigures, Memory, current, lines, peak, snapshot
+    from gpu_memtrace._library import NotRecordedError, RecordingError
+    from gpu_memtrace._line_profiler import (
+        LineProfiler,
+        clear_global_line_profiler,
+        profile,
+        profile_every,
+        set_target_gpu,
+    )
+    from gpu_memtrace._pause import is_recording, pause, paused, resume
+    from gpu_memtrace._recording import run_folder
+    from gpu_memtrace._tensors import DeviceTensors, TensorReport, TensorRow, tensors
 
 __version__ = "0.1.0"
 
@@ -51,33 +58,28 @@ __all__ = [
     "tensors",
 ]
 
-
-def is_recording() -> bool:
-    """Whether memtrace records this process now. False also while the recording is paused."""
-    library = _recording.library
-    return library is not None and bool(library.is_recording())
-
-
-def pause() -> None:
-    """Pauses the recording of this process. The report counts what happens until :func:`resume` as not recorded."""
-    if _recording.library is not None:
-        _recording.library.pause()
-
-
-def resume() -> None:
-    """Resumes the recording after :func:`pause`."""
-    if _recording.library is not None:
-        _recording.library.resume()
+#: The modules of the names.
+_NAMES = {
+    "_annotate": ("annotate",),
+    "_figures": ("DeviceMemory", "LineFigures", "Memory", "current", "lines", "peak", "snapshot"),
+    "_library": ("NotRecordedError", "RecordingError"),
+    "_line_profiler": ("LineProfiler", "clear_global_line_profiler", "profile", "profile_every", "set_target_gpu"),
+    "_pause": ("is_recording", "pause", "paused", "resume"),
+    "_recording": ("run_folder",),
+    "_tensors": ("DeviceTensors", "TensorReport", "TensorRow", "tensors"),
+}
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
 
-@contextmanager
-def paused() -> Iterator[None]:
-    """Pauses the recording in a ``with`` block. A block inside a paused part leaves the recording paused."""
-    if not is_recording():
-        yield
-        return
-    pause()
-    try:
-        yield
-    finally:
-        resume()
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> List[str]:
+    return sorted({*globals(), *__all__})

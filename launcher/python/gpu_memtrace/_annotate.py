@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import types
-from typing import Any, AsyncGenerator, Callable, Coroutine, Generator, List, Optional, TypeVar, cast
 
-from gpu_memtrace import _recording
+from gpu_memtrace import _library
 
-F = TypeVar("F", bound=Callable[..., Any])
+# Type checkers take it for typing.TYPE_CHECKING, without the import.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, AsyncGenerator, Callable, Generator, List, Optional, TypeVar
+
+    F = TypeVar("F", bound=Callable[..., Any])
 
 
 class annotate:
@@ -28,19 +30,24 @@ class annotate:
         self._open: List[int] = []
 
     def __enter__(self) -> "annotate":
-        library = _recording.library
+        library = _library.library
         if library is not None:
             self._open.append(library.annotation_start(self._encoded))
         return self
 
     def __exit__(self, *error: object) -> None:
-        library = _recording.library
+        library = _library.library
         if library is not None and self._open:
             library.annotation_end(self._open.pop())
 
     def __call__(self, function: F) -> F:
-        if _recording.library is None:
+        if _library.library is None:
             return function
+        # Imported in a recorded process only: a name without memtrace stays cheap.
+        import functools
+        import inspect
+        from typing import cast
+
         name = self.name
         if inspect.isasyncgenfunction(function):
 
@@ -63,28 +70,28 @@ class annotate:
                     else:
                         step = inner.asend(sent)
 
-            return cast(F, async_generator)
+            return cast("F", async_generator)
         if inspect.iscoroutinefunction(function):
 
             @functools.wraps(function)
             async def coroutine(*args: Any, **kwargs: Any) -> Any:
                 return await _awaited(function(*args, **kwargs), name)
 
-            return cast(F, coroutine)
+            return cast("F", coroutine)
         if inspect.isgeneratorfunction(function):
 
             @functools.wraps(function)
             def generator(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
                 return (yield from _driven(function(*args, **kwargs), name))
 
-            return cast(F, generator)
+            return cast("F", generator)
 
         @functools.wraps(function)
         def plain(*args: Any, **kwargs: Any) -> Any:
             with annotate(name):
                 return function(*args, **kwargs)
 
-        return cast(F, plain)
+        return cast("F", plain)
 
 
 def _driven(inner: Any, name: str) -> Generator[Any, Any, Any]:
@@ -113,10 +120,10 @@ def _driven(inner: Any, name: str) -> Generator[Any, Any, Any]:
             thrown = raised
 
 
-def _awaited(awaitable: Any, name: str) -> Coroutine[Any, Any, Any]:
+def _awaited(awaitable: Any, name: str) -> Any:
     """An awaitable whose body runs in ranges."""
     iterator = awaitable if hasattr(awaitable, "send") else awaitable.__await__()
-    return cast("Coroutine[Any, Any, Any]", _driven_coroutine(iterator, name))
+    return _driven_coroutine(iterator, name)
 
 
 @types.coroutine

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Union, cast
 
-from gpu_memtrace import _recording
+from gpu_memtrace import _library, _recording
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def snapshot(path: Union[str, "os.PathLike[str]"]) -> Path:
     """Writes the recording so far as a snapshot for https://pytorch.org/memory_viz. Returns the path."""
     trace = _recording.flushed_trace()
     if trace is None:
-        raise _recording.RecordingError("nothing has been allocated yet")
+        raise _library.RecordingError("nothing has been allocated yet")
     target = Path(path)
     _recording.run_binary("export", trace, "--to", "snapshot", "--output", target)
     return target
@@ -201,7 +201,7 @@ def _lines_report(
         options.append("--statistics")
     try:
         return cast("Dict[str, Any]", _recording.run_binary_json("lines", trace, *options))
-    except _recording.RecordingError as error:
+    except _library.RecordingError as error:
         if "no memory was allocated or freed" in str(error):
             return None
         raise

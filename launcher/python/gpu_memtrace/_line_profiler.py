@@ -33,7 +33,7 @@ from typing import (
     overload,
 )
 
-from gpu_memtrace import _figures, _recording
+from gpu_memtrace import _figures, _library
 from gpu_memtrace._annotate import annotate
 from gpu_memtrace._figures import Function, LineFigures, code_of
 from gpu_memtrace._sizes import size_text
@@ -260,8 +260,8 @@ class LineProfiler:
         if func is not None:
             code = code_of(func)
             codes = {code: self._codes.get(code) or code.co_name}
-        if _recording.library is None:
-            remark = f"No line figures: memtrace does not record this process; {_recording.LAUNCH_HELP}"
+        if _library.library is None:
+            remark = f"No line figures: memtrace does not record this process; {_library.LAUNCH_HELP}"
             return LineTables([], [remark] if codes else [])
         tables: List[FunctionTable] = []
         remarks: List[str] = []
@@ -418,5 +418,5 @@ def _print(function: Callable[..., Any], columns: Tuple[str, ...]) -> None:
     # A profiler must not end the program that it profiles.
     try:
         global_profiler.print_stats(function, columns)
-    except (_recording.RecordingError, OSError, ValueError) as error:
+    except (_library.RecordingError, OSError, ValueError) as error:
         print(f"gpu_memtrace: cannot print the lines of {function!r}: {error}", file=sys.stderr)

@@ -1,7 +1,4 @@
-"""The recording of this process: memtrace's functions in it, and the part of its trace that is on disk.
-
-The functions exist only in a process that memtrace has started. Everywhere else, this module does nothing.
-"""
+"""The recording of this process: its run folder, and the part of its trace that is on disk."""
 
 from __future__ import annotations
 
@@ -14,64 +11,14 @@ from pathlib import Path
 from typing import Any, Callable, Optional
 
 from gpu_memtrace._binary import BinaryNotFoundError, find_binary
+from gpu_memtrace._library import RecordingError, required
 
-LAUNCH_HELP = "start the program with memtrace: memtrace -- python train.py"
 #: How long a call waits for the launcher to write the trace, in milliseconds.
 FLUSH_TIMEOUT_MS = 30_000
 
 _FLUSHED, _NO_EVENTS, _TIMED_OUT, _ENDED = range(4)
 #: Variables of the session, besides those whose names begin with MEMTRACE_.
 _SESSION_VARIABLES = ("LD_PRELOAD", "NVTX_INJECTION64_PATH")
-
-
-class NotRecordedError(RuntimeError):
-    """A function needs a recording, and memtrace does not record this process."""
-
-
-class RecordingError(RuntimeError):
-    """The recording of this process cannot be read."""
-
-
-class Library:
-    """The functions that the preloaded library exports."""
-
-    def __init__(self, functions: ctypes.CDLL) -> None:
-        def function(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
-            found = functions[name]
-            found.restype = result
-            found.argtypes = list(arguments)
-            return found
-
-        string = (ctypes.c_char_p, ctypes.c_size_t)
-        self.pause = function("memtrace_pause", None)
-        self.resume = function("memtrace_resume", None)
-        self.is_recording = function("memtrace_is_recording", ctypes.c_int)
-        self.annotation_start = function("memtrace_annotation_start", ctypes.c_uint64, ctypes.c_char_p)
-        self.annotation_end = function("memtrace_annotation_end", None, ctypes.c_uint64)
-        self.flush = function("memtrace_flush", ctypes.c_int, ctypes.c_uint32)
-        self.run_folder = function("memtrace_run_folder", ctypes.c_size_t, *string)
-        self.trace_file = function("memtrace_trace_file", ctypes.c_size_t, *string)
-
-
-def _load() -> Optional[Library]:
-    # A process without the variable has no session, even if another library has functions of these names.
-    if "MEMTRACE_SESSION" not in os.environ:
-        return None
-    try:
-        return Library(ctypes.CDLL(None))
-    except (AttributeError, OSError):
-        return None
-
-
-#: None where memtrace does not record.
-library: Optional[Library] = _load()
-
-
-def required() -> Library:
-    """The functions of the recording. Raises :class:`NotRecordedError` where there is none."""
-    if library is None:
-        raise NotRecordedError(f"memtrace does not record this process; {LAUNCH_HELP}")
-    return library
 
 
 def _path(function: Callable[..., Any]) -> Optional[Path]:

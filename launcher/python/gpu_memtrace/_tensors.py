@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
-from gpu_memtrace import _recording
+from gpu_memtrace import _library, _recording
 from gpu_memtrace._sizes import size_text
 
 #: How often the blocks are read again because another thread has allocated or freed memory meanwhile.
@@ -369,8 +369,8 @@ def _descriptions(has_blocks: bool) -> Tuple[Dict[Tuple[int, int, int], _Descrip
     """What the recording knows about allocated blocks, by device, address and size."""
     if not has_blocks:
         return {}, []
-    if _recording.library is None:
-        help_text = f"memtrace does not record this process: blocks without a tensor have no lines; {_recording.LAUNCH_HELP}"
+    if _library.library is None:
+        help_text = f"memtrace does not record this process: blocks without a tensor have no lines; {_library.LAUNCH_HELP}"
         return {}, [help_text]
     try:
         trace = _recording.flushed_trace()
@@ -381,7 +381,7 @@ def _descriptions(has_blocks: bool) -> Tuple[Dict[Tuple[int, int, int], _Descrip
             _recording.run_binary("export", trace, "--to", "csv", "--output", table)
             _recording.run_binary("export", trace, "--to", "snapshot", "--output", picture)
             return _described(table, picture), []
-    except (_recording.RecordingError, OSError) as error:
+    except (_library.RecordingError, OSError) as error:
         return {}, [f"the recording cannot be read: {error}"]
 
 

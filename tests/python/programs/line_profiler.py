@@ -120,5 +120,7 @@ print("end of the program", flush=True)
 if "exception" in sys.argv:
     raise RuntimeError("on purpose")
 if "interrupt" in sys.argv:
+    # A shell starts background jobs with the signal ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(60)

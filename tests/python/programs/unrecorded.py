@@ -3,14 +3,14 @@
 import sys
 
 import gpu_memtrace
-from gpu_memtrace import _recording
+from gpu_memtrace import _library
 
 
 def function() -> int:
     return 7
 
 
-assert not gpu_memtrace.is_recording() and _recording.library is None
+assert not gpu_memtrace.is_recording() and _library.library is None
 gpu_memtrace.pause()
 gpu_memtrace.resume()
 with gpu_memtrace.paused(), gpu_memtrace.annotate("name"):
