@@ -27,6 +27,7 @@ from environments import (
 
 # As scripts/wheel has it.
 MATURIN = "maturin==1.16.0"
+RATTLER_BUILD = "py-rattler-build==0.73.0"
 # How long one build may take. It only detects a hang.
 BUILD = 3000
 
@@ -118,11 +119,25 @@ def cargo_installs_with_the_server(_python, sources, scratch):
     assert [device["peak"]["bytes"] for device in answer["devices"]] == [PEAK], answer
 
 
+def conda_builds_the_recipe(python, sources, scratch):
+    """The recipe builds and passes its own tests: the import, the dependencies, and three commands."""
+    env = Environment(python, scratch)
+    env.pip("install", MATURIN, RATTLER_BUILD, environment=build_environment(sources))
+    words = [env.python, ROOT / "tests/wheel/conda.py", sources, scratch]
+    name, *files = run(words, build_environment(sources), cwd=sources, timeout=BUILD).stdout.splitlines()
+    version = re.search(r'^version = "(.+)"$', (ROOT / "Cargo.toml").read_text(), re.MULTILINE).group(1)
+    assert name == "gpu-memtrace %s with 2 tests" % version, name
+    assert {"bin/memtrace", "bin/gpu-memtrace"} <= set(files), files
+    others = [file for file in files if not re.match(r"bin/(gpu-)?memtrace$|lib/python[0-9.]+/site-packages/gpu_memtrace", file)]
+    assert not others, others
+
+
 TESTS = [
     pip_installs_from_the_repository,
     pip_installs_the_source_distribution,
     cargo_installs_from_the_repository,
     cargo_installs_with_the_server,
+    conda_builds_the_recipe,
 ]
 
 
