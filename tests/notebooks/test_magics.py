@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import shutil
@@ -49,6 +50,14 @@ def test_every_option(execute: Execute) -> None:
     (grow,) = lines(run, "--range", "In [3]", "--function", "grow")["functions"]
     assert grow["has_source"] and grow["lines"][0]["text"] == "def grow(count=1):"
     assert {row["text"].strip(): row["figures"] for row in grow["lines"] if "figures" in row} == found["grow"]
+    # The range is a window of exports: the blocks of the cell, and those that were allocated before it.
+    table = executed.folder / "blocks.csv"
+    subprocess.run([memtrace(), "export", run, "--to", "csv", "--range", "In [3]", "-o", table], check=True, capture_output=True)
+    with table.open(newline="") as file:
+        assert sorted(int(row["size"]) for row in csv.DictReader(file)) == [2 << 20, *[4 << 20] * 3]
+    command = [memtrace(), "export", run, "--to", "csv", "--range", "In [99]", "-o", table]
+    unknown = subprocess.run(command, capture_output=True, text=True)
+    assert unknown.returncode == 2 and "has no range In [99]" in unknown.stderr, unknown
     # The table of the report names the cells.
     ranges = {label["name"] for label in executed.summary()["processes"][0]["devices"][0]["labels"]}
     assert {"In [3]", "In [5]"} <= ranges, ranges

@@ -4,6 +4,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
+use memtrace_tests::traced_program::TracedProgram;
+
 use crate::launcher_support::*;
 
 /// Runs memtrace with these arguments. Returns the exit status and stderr.
@@ -168,6 +170,41 @@ fn the_default_folder_is_named_after_the_script_and_new() {
         assert_eq!(mode & 0o777, 0o700, "only the owner may read a run");
         assert_eq!(manifest(&folder.path().join(run))["exit"]["code"], 0);
     }
+}
+
+#[test]
+fn run_folders_can_be_in_one_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let runs = folder.path().join("all/runs");
+    for _ in 0..2 {
+        let mut command = Command::new(memtrace());
+        command.current_dir(&folder).arg("--runs").arg("all/runs").args(["--", "sh", "-c", "exit 3"]);
+        assert_eq!(output(&mut command).status.code(), Some(3));
+    }
+    let names: Vec<_> =
+        std::fs::read_dir(&runs).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    assert!(names.len() == 2 && names.iter().all(|name| name.starts_with("memtrace-sh-")), "{names:?}");
+    let (code, message) = run(&["--runs", "a", "-o", "b", "--", "true"]);
+    assert!(code == 125 && message.contains("cannot be used with"), "{code}: {message}");
+}
+
+/// The launcher ends with the command. The reports follow, and each of them is complete when it appears.
+#[test]
+fn reports_can_be_written_in_the_background() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run");
+    let program = ["python", "-c", "import torch; kept = torch.zeros(1 << 20, device='cuda')"];
+    let memtrace = memtrace();
+    let start = [memtrace.to_str().unwrap(), "--reports-in-background", "-o", path.to_str().unwrap(), "--"];
+    let output = TracedProgram::command(&[&start[..], &program].concat()).over_simcuda().run_alone();
+    assert!(output.status.success() && output.stderr.is_empty(), "{}", stderr(&output));
+    assert_eq!(manifest(&path)["state"], "ended");
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(120);
+    while !path.join("summary.json").exists() {
+        assert!(std::time::Instant::now() < until, "no reports");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    assert!(path.join("report.html").exists() && path.join("summary.txt").exists());
 }
 
 #[test]
