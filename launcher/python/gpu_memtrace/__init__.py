@@ -82,7 +82,6 @@ def __getattr__(name: str) -> Any:
     return value
 
 
-<<<<<<< HEAD
 def load_ipython_extension(shell: Any) -> None:
     """Gives IPython the magics ``%memtrace`` and ``%%memtrace``: ``%load_ext gpu_memtrace`` calls this."""
     from gpu_memtrace import _notebook
@@ -90,7 +89,5 @@ def load_ipython_extension(shell: Any) -> None:
     _notebook.load_ipython_extension(shell)
 
 
-=======
->>>>>>> refs/helpers/pc
 def __dir__() -> List[str]:
     return sorted({*globals(), *__all__})
