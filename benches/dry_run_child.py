@@ -45,11 +45,16 @@ def limit_memory(limit):
         torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.get_device_properties(device).total_memory, device)
 
 
+def short(path, program):
+    """A path without the folder of installed packages or of the programs."""
+    return path.rpartition("-packages/")[2].removeprefix(os.path.dirname(program) + "/")
+
+
 def failure(error, program):
     """The exception, the line of the program's own file that was executing, and the innermost line of any file."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if os.path.realpath(frame.filename) == program]
-    innermost = f"{frames[-1].filename.rpartition('-packages/')[2]}:{frames[-1].lineno}" if frames else None
+    innermost = f"{short(frames[-1].filename, program)}:{frames[-1].lineno}" if frames else None
     return {"type": type(error).__name__, "message": str(error)[:400], "line": lines[-1] if lines else None, "innermost": innermost,
             "traceback": "".join(traceback.format_exception(error))[-8000:]}
 

@@ -51,15 +51,15 @@ impl Gpu {
     /// A message that names the nearest models, if there is none.
     pub(crate) fn named(text: &str) -> Result<Gpu, String> {
         let plain = |name: &str| name.to_lowercase().replace(['-', '_', ' '], "").replacen("nvidia", "", 1);
-        let wanted = plain(text);
+        let requested = plain(text);
         let names = |gpu: &'static Gpu| gpu.aliases.iter().chain([&gpu.id, &gpu.name]).map(move |name| (name, gpu));
-        if let Some((_, gpu)) = Gpu::all().iter().flat_map(names).find(|(name, _)| plain(name) == wanted) {
+        if let Some((_, gpu)) = Gpu::all().iter().flat_map(names).find(|(name, _)| plain(name) == requested) {
             return Ok(gpu.clone());
         }
         let mut near: Vec<(f64, &str)> = Gpu::all()
             .iter()
             .flat_map(names)
-            .map(|(name, gpu)| (strsim::jaro_winkler(&plain(name), &wanted), &*gpu.id))
+            .map(|(name, gpu)| (strsim::jaro_winkler(&plain(name), &requested), &*gpu.id))
             .collect();
         near.sort_by(|a, b| b.0.total_cmp(&a.0));
         let mut nearest: Vec<&str> = Vec::new();
