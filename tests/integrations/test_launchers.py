@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+from typing import List
+
 import pytest
 from conftest import PROGRAMS, Workplace
 
@@ -12,13 +15,20 @@ LAUNCHERS = {
     "accelerate": ["accelerate", "launch", "--multi_gpu", "--num_processes", "2"],
     "deepspeed": ["deepspeed", "--num_gpus", "2"],
 }
+PORT_OPTIONS = {"torchrun": "--master-port", "accelerate": "--main_process_port", "deepspeed": "--master_port"}
+
+
+def launcher(name: str) -> List[str]:
+    """The command, with a free port: each launcher has 29500 as its default, which another job of this machine may use."""
+    with socket.socket() as free:
+        free.bind(("", 0))
+        return [*LAUNCHERS[name], PORT_OPTIONS[name], str(free.getsockname()[1])]
 
 
 @pytest.mark.parametrize("name", LAUNCHERS)
 def test_the_rank_that_runs_out_of_memory(workplace: Workplace, name: str) -> None:
-    command = [*LAUNCHERS[name], PROGRAM]
-    alone = workplace.run(*command, fails=True, SIMCUDA_DEVICES="2")
-    result = workplace.record(*command, fails=True, SIMCUDA_DEVICES="2")
+    alone = workplace.run(*launcher(name), PROGRAM, fails=True, SIMCUDA_DEVICES="2")
+    result = workplace.record(*launcher(name), PROGRAM, fails=True, SIMCUDA_DEVICES="2")
     assert result.returncode == alone.returncode == 1
     assert "x CUDA out of memory on rank 1, GPU 1" in result.stderr
     assert "oom_in_rank_1.py:14" in result.stderr
@@ -54,7 +64,7 @@ def test_a_worker_that_uses_the_package(workplace: Workplace) -> None:
         "assert peak[int(os.environ['LOCAL_RANK'])].allocated_bytes == (rank + 1) << 20 == torch.cuda.max_memory_allocated()\n"
         "assert len(peak) == 1 and gpu_memtrace.is_recording()\n"
     )
-    workplace.record(*LAUNCHERS["torchrun"], program, SIMCUDA_DEVICES="2")
+    workplace.record(*launcher("torchrun"), program, SIMCUDA_DEVICES="2")
     assert sorted(process["rank"] for process in workplace.summary()["processes"]) == [0, 1]
 
 
