@@ -4,6 +4,7 @@ mod categories;
 mod command_line;
 mod doctor;
 mod drain;
+mod dry_run;
 mod faults;
 mod inputs;
 #[path = "../launcher_support/mod.rs"]

@@ -1,0 +1,115 @@
+//! `memtrace dry-run`: a simulated GPU for an unmodified program.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use memtrace_tests::traced_program::{python, root};
+use serde_json::Value;
+
+use crate::launcher_support::*;
+
+/// A dry run of `tests/programs/launcher/dry_run.py`, in a folder.
+fn dry_run(folder: &Path, options: &[&str], argument: &str) -> Output {
+    let program = root().join("tests/programs/launcher/dry_run.py");
+    let mut command = Command::new(memtrace());
+    command.current_dir(folder).arg("dry-run").args(options).arg("--").arg(python()).arg(program).arg(argument);
+    output(&mut command)
+}
+
+fn json(bytes: &[u8]) -> Value {
+    serde_json::from_slice(bytes).unwrap_or_else(|e| panic!("{e}: {}", String::from_utf8_lossy(bytes)))
+}
+
+#[test]
+fn the_report_is_that_of_a_gpu_which_is_not_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = dry_run(folder.path(), &["--gpu", "T4", "-o", "run"], "4");
+    let report = stderr(&output);
+    assert!(output.status.success(), "{report}");
+    assert!(report.starts_with("Dry run on Tesla T4 (14.6 GiB), simulated: no GPU was used, no kernel ran.\n+ Finished"), "{report}");
+    let theirs = json(&output.stdout);
+    assert_eq!(theirs["name"], "Tesla T4");
+    let runtimes = theirs["runtimes"].as_array().unwrap();
+    assert!(!runtimes.is_empty() && runtimes.iter().all(|r| r.as_str().unwrap().contains("/simulated-")), "{theirs}");
+
+    let run = folder.path().join("run");
+    let summary = json(&std::fs::read(run.join("summary.json")).unwrap());
+    assert_eq!(summary["run"]["simulated"], serde_json::json!({"gpu": "Tesla T4", "memory_bytes": 15_637_086_208_u64, "count": 1}));
+    let device = &summary["processes"][0]["devices"][0];
+    assert_eq!(device["highest"]["allocated_bytes"], theirs["peak"]);
+    assert_eq!(device["total_bytes"], 15_637_086_208_u64);
+    assert!(!run.join(".simulated-caches").exists());
+}
+
+#[test]
+fn values_are_tried_and_the_largest_that_fits_is_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let tries = |options: &[&str]| {
+        let output = dry_run(folder.path(), &[&["--memory", "512MiB", "--json"], options].concat(), "{bs}");
+        (output.status.code().unwrap(), json(&output.stdout))
+    };
+    let (code, varied) = tries(&["--vary", "bs=64,1", "-o", "varied"]);
+    assert_eq!(code, 0, "{varied}");
+    let results: Vec<(u64, &Value)> =
+        varied["tries"].as_array().unwrap().iter().map(|one| (one["value"].as_u64().unwrap(), &one["result"])).collect();
+    assert_eq!(results[0], (1, &Value::from("fits")));
+    assert_eq!(results[1].0, 64);
+    let oom = &results[1].1["out_of_memory"];
+    assert!(oom["requested_bytes"].as_u64() > Some(0) && oom["location"].as_str().unwrap().contains("dry_run.py:"), "{oom}");
+
+    let (code, searched) = tries(&["--max", "bs=1:16", "-o", "searched"]);
+    assert_eq!(code, 0, "{searched}");
+    let largest = searched["largest"].as_u64().unwrap();
+    let result_of = |value: u64| {
+        let tries = searched["tries"].as_array().unwrap();
+        tries.iter().find(|one| one["value"] == value).unwrap_or_else(|| panic!("no try of {value}: {searched}"))["result"].clone()
+    };
+    assert_eq!(result_of(largest), "fits");
+    assert!(result_of(largest + 1)["out_of_memory"].is_object(), "{searched}");
+}
+
+#[test]
+fn a_program_error_ends_the_tries() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = dry_run(folder.path(), &["--vary", "bs=2,3", "-o", "tries"], "x{bs}");
+    assert_eq!(output.status.code(), Some(1));
+    let text = stderr(&output);
+    assert!(text.contains("the program failed with bs=2") && text.contains("invalid literal for int()"), "{text}");
+    assert!(String::from_utf8_lossy(&output.stdout).contains("the program failed with exit code 1"));
+    assert!(!folder.path().join("tries/bs-3").exists());
+}
+
+#[test]
+fn bad_input_is_reported() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |options: &[&str]| {
+        let output = output(Command::new(memtrace()).current_dir(&folder).arg("dry-run").args(options));
+        (output.status.code().unwrap(), stderr(&output))
+    };
+    let (code, message) = run(&["--gpu", "a100-41gb", "--", "true"]);
+    assert_eq!(code, 2);
+    assert!(message.contains("the nearest are a100-40gb"), "{message}");
+    let (code, message) = run(&["--vary", "bs=1,2", "--", "true", "{batch}"]);
+    assert_eq!(code, 2);
+    assert!(message.contains("error: the command has no {bs}") && message.contains("help: "), "{message}");
+    for options in [["--memory", "1MiB"], ["--max", "bs=9:1"], ["--vary", "bs=a"], ["--gpus", "0"]] {
+        let (code, message) = run(&[&options[..], &["--", "true"]].concat());
+        assert_eq!(code, 2, "{message}");
+        assert!(message.contains("--help"), "{message}");
+    }
+}
+
+#[test]
+fn a_pytorch_without_cuda_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let torch = folder.path().join("packages/torch");
+    std::fs::create_dir_all(torch.join("lib")).unwrap();
+    std::fs::write(torch.join("__init__.py"), "").unwrap();
+    std::fs::write(torch.join("version.py"), "__version__ = '2.11.0+cpu'\ncuda = None\n").unwrap();
+    let mut command = Command::new(memtrace());
+    command.current_dir(&folder).env("PYTHONPATH", folder.path().join("packages"));
+    let output = output(command.args(["dry-run", "-o", "run", "--", python(), "-c", "pass"]));
+    let message = stderr(&output);
+    assert_eq!(output.status.code(), Some(125), "{message}");
+    assert!(message.contains("cannot simulate CUDA for the PyTorch in") && message.contains("help: install a PyTorch with CUDA"), "{message}");
+}
