@@ -570,8 +570,7 @@ impl Context<'_> {
         ModuleTree::of(composition, &analysis.module_paths, self.definitions, self.names, self.table.contexts())
     }
 
-    /// The peak, with the figures by module that only the peak has.
-    /// A peak with its modules. `composition`: what was allocated then.
+    /// A peak, with the figures by module that only peaks have. `composition`: what was allocated then.
     fn peak(&self, analysis: &DeviceAnalysis, composition: &Composition) -> MemoryState {
         let mut peak = self.memory_state(composition, true);
         let tree = self.modules(analysis, composition);
