@@ -26,7 +26,10 @@ fn the_report_is_that_of_a_gpu_which_is_not_there() {
     let output = dry_run(folder.path(), &["--gpu", "T4", "-o", "run"], "4");
     let report = stderr(&output);
     assert!(output.status.success(), "{report}");
-    assert!(report.starts_with("Dry run on Tesla T4 (14.6 GiB), simulated: no GPU was used, no kernel ran.\n+ Finished"), "{report}");
+    assert!(
+        report.starts_with("Dry run on Tesla T4 (14.6 GiB), simulated: no GPU was used, no kernel ran.\n+ Finished"),
+        "{report}"
+    );
     let theirs = json(&output.stdout);
     assert_eq!(theirs["name"], "Tesla T4");
     let runtimes = theirs["runtimes"].as_array().unwrap();
@@ -34,7 +37,10 @@ fn the_report_is_that_of_a_gpu_which_is_not_there() {
 
     let run = folder.path().join("run");
     let summary = json(&std::fs::read(run.join("summary.json")).unwrap());
-    assert_eq!(summary["run"]["simulated"], serde_json::json!({"gpu": "Tesla T4", "memory_bytes": 15_637_086_208_u64, "count": 1}));
+    assert_eq!(
+        summary["run"]["simulated"],
+        serde_json::json!({"gpu": "Tesla T4", "memory_bytes": 15_637_086_208_u64, "count": 1})
+    );
     let device = &summary["processes"][0]["devices"][0];
     assert_eq!(device["highest"]["allocated_bytes"], theirs["peak"]);
     assert_eq!(device["total_bytes"], 15_637_086_208_u64);
@@ -50,12 +56,19 @@ fn values_are_tried_and_the_largest_that_fits_is_found() {
     };
     let (code, varied) = tries(&["--vary", "bs=64,1", "-o", "varied"]);
     assert_eq!(code, 0, "{varied}");
-    let results: Vec<(u64, &Value)> =
-        varied["tries"].as_array().unwrap().iter().map(|one| (one["value"].as_u64().unwrap(), &one["result"])).collect();
+    let results: Vec<(u64, &Value)> = varied["tries"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| (one["value"].as_u64().unwrap(), &one["result"]))
+        .collect();
     assert_eq!(results[0], (1, &Value::from("fits")));
     assert_eq!(results[1].0, 64);
     let oom = &results[1].1["out_of_memory"];
-    assert!(oom["requested_bytes"].as_u64() > Some(0) && oom["location"].as_str().unwrap().contains("dry_run.py:"), "{oom}");
+    assert!(
+        oom["requested_bytes"].as_u64() > Some(0) && oom["location"].as_str().unwrap().contains("dry_run.py:"),
+        "{oom}"
+    );
 
     let (code, searched) = tries(&["--max", "bs=1:16", "-o", "searched"]);
     assert_eq!(code, 0, "{searched}");
@@ -111,5 +124,9 @@ fn a_pytorch_without_cuda_is_refused() {
     let output = output(command.args(["dry-run", "-o", "run", "--", python(), "-c", "pass"]));
     let message = stderr(&output);
     assert_eq!(output.status.code(), Some(125), "{message}");
-    assert!(message.contains("cannot simulate CUDA for the PyTorch in") && message.contains("help: install a PyTorch with CUDA"), "{message}");
+    assert!(
+        message.contains("cannot simulate CUDA for the PyTorch in")
+            && message.contains("help: install a PyTorch with CUDA"),
+        "{message}"
+    );
 }
