@@ -443,7 +443,7 @@ mod tests {
 
     #[test]
     fn what_is_missing_is_named_where_nothing_was_recorded() {
-        let mut manifest = Manifest::begin(&["a".into()], 1);
+        let mut manifest = Manifest::begin(&["a".into()], 1, None);
         manifest.set_unrecordable(None, Vec::new());
         assert_eq!(manifest.reason_for_nothing(), "no process that memtrace can record allocated GPU memory");
         let complete = Watched { discovery: Discovery::KernelReports, ..Watched::default() };
@@ -474,7 +474,7 @@ mod tests {
     fn a_manifest_can_be_read() {
         let dir = tempfile::tempdir().unwrap();
         let folder = RunFolder::open(dir.path()).unwrap();
-        let mut manifest = Manifest::begin(&["a".into(), "b c".into()], 1_000_000_000);
+        let mut manifest = Manifest::begin(&["a".into(), "b c".into()], 1_000_000_000, None);
         manifest.write(&folder).unwrap();
         let read = || serde_json::from_slice::<Value>(&std::fs::read(dir.path().join("run.json")).unwrap()).unwrap();
         assert_eq!(read()["state"], "running");
