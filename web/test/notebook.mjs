@@ -49,9 +49,10 @@ async function frameOf(element, expectation) {
     }
   });
   equal(`${title}: access to the notebook`, reach, 'SecurityError');
-  const wide = await frame.evaluate(() => document.documentElement.scrollWidth - innerWidth);
-  check(`${title}: width`, wide <= 0, `${wide} pixels wider than its frame`);
   const isLines = await frame.evaluate(() => window.memtraceLines !== undefined);
+  // The timeline of a report takes its width when it is drawn next, which may be later.
+  const wide = await frame.evaluate(() => document.documentElement.scrollWidth - innerWidth);
+  if (isLines) check(`${title}: width`, wide <= 0, `${wide} pixels wider than its frame`);
   if (expectation) equal(`${title}: kind`, isLines, expectation.lines !== null);
   await (isLines ? lineTable(frame, title, expectation?.lines) : report(frame, title));
 }
