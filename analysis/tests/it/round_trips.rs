@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use memtrace_analysis::RunFolder;
-use memtrace_analysis::load::{Exit, MANIFEST_FILE, Manifest, ManifestProcess, RunState, SimulatedGpus, UnrecordableProcess};
+use memtrace_analysis::load::{
+    Exit, MANIFEST_FILE, Manifest, ManifestProcess, RunState, SimulatedGpus, UnrecordableProcess,
+};
 use memtrace_analysis::symbols::{SYMBOLS_FILE, Symbols};
 use memtrace_trace::file::{Definitions, Module, NativeFrame};
 use memtrace_trace::ids::{FrameId, ModuleId};
@@ -46,7 +48,11 @@ fn manifest() -> impl Strategy<Value = Manifest> {
             unrecordable: vec![UnrecordableProcess { pid: 9, program: note.clone(), ..UnrecordableProcess::default() }],
             unlisted: 4,
             unchecked: 5,
-            simulated: (note.len() % 2 == 1).then(|| SimulatedGpus { gpu: note.clone(), memory_bytes: 80 << 30, count: 2 }),
+            simulated: (note.len() % 2 == 1).then(|| SimulatedGpus {
+                gpu: note.clone(),
+                memory_bytes: 80 << 30,
+                count: 2,
+            }),
             extra: BTreeMap::from([("note".to_owned(), json!({ "text": note }))]),
         },
     )
