@@ -229,14 +229,18 @@ async def runs_are_listed_newest_first(runs):
 async def the_summary_is_that_of_the_report(runs):
     async with server(runs.folder) as s:
         for run in (runs.leak, runs.oom):
-            answer, (process, device) = await s.answer("summary", run=run.name), only_device(memtrace("report", "--json", run))
+            answer, report = await s.answer("summary", run=run.name), memtrace("report", "--json", run)
+            process, device = only_device(report)
             (row,) = answer["devices"]
             assert row["peak"]["bytes"] == device["peak"]["totals"]["allocated_bytes"]
             assert row["reserved_peak"]["bytes"] == device["highest"]["reserved_bytes"]
             assert (row["pid"], row["steps"]) == (process["pid"], device["steps"])
             assert row["out_of_memory_errors"] == device["oom_count"] == (run == runs.oom)
             assert answer["issues"] == len(process["issues"]) and answer["suggestions"] == len(device["suggestions"])
-            assert "left_out" not in answer and "incomplete" not in answer, answer
+            # On a busy machine a short program may end before memtrace could check whether it can be recorded.
+            lacking = [f"{name}: {count}" for name, count in report["losses"].items() if count]
+            lacking += [part["text"] for part in report["not_recorded"]] + report["problems"]
+            assert "left_out" not in answer and answer.get("incomplete", []) == lacking, (answer, lacking)
         text = subprocess.run([MEMTRACE, "report", runs.leak], capture_output=True, text=True).stdout
         assert (await s.answer("summary", run="leak"))["devices"][0]["peak"]["text"] in text
 
