@@ -11,8 +11,10 @@ use crate::launcher_support::*;
 /// A dry run of `tests/programs/launcher/dry_run.py`, in a folder.
 fn dry_run(folder: &Path, options: &[&str], argument: &str) -> Output {
     let program = root().join("tests/programs/launcher/dry_run.py");
-    let mut command = Command::new(memtrace());
-    command.current_dir(folder).arg("dry-run").args(options).arg("--").arg(python()).arg(program).arg(argument);
+    // For the Python of the test environment.
+    let mut command = Command::new(root().join("scripts/sim"));
+    command.current_dir(folder).arg(memtrace()).arg("dry-run").args(options);
+    command.arg("--").arg(python()).arg(program).arg(argument);
     output(&mut command)
 }
 
@@ -70,7 +72,7 @@ fn values_are_tried_and_the_largest_that_fits_is_found() {
         "{oom}"
     );
 
-    let (code, searched) = tries(&["--max", "bs=1:16", "-o", "searched"]);
+    let (code, searched) = tries(&["--max", "bs=1:20", "-o", "searched"]);
     assert_eq!(code, 0, "{searched}");
     let largest = searched["largest"].as_u64().unwrap();
     let result_of = |value: u64| {
