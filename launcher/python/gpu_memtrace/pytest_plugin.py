@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Dict, Generator, List, Mapping, Optional,
 
 import pytest
 
-from gpu_memtrace import _recording
+from gpu_memtrace import _library, _recording
 from gpu_memtrace._annotate import annotate
 from gpu_memtrace._sizes import parse_size, size_text
 
@@ -55,7 +55,7 @@ def pytest_load_initial_conftests(early_config: Any) -> Generator[None, Any, Non
 def _restart_recorded(early_config: Any) -> None:
     """With --memtrace, replaces this process by one that memtrace records."""
     options = early_config.known_args_namespace
-    if not getattr(options, "memtrace", False) or _recording.library is not None:
+    if not getattr(options, "memtrace", False) or _library.library is not None:
         return
     if "PYTEST_XDIST_WORKER" in os.environ:
         return
@@ -69,7 +69,7 @@ def _restart_recorded(early_config: Any) -> None:
         )
     try:
         command = [_recording.binary(), "run", "--quiet"]
-    except _recording.RecordingError as error:
+    except _library.RecordingError as error:
         raise pytest.UsageError(f"--memtrace: {error}") from None
     if options.memtrace_output:
         command += ["--output", str(options.memtrace_output)]
@@ -172,7 +172,7 @@ class _Plugin:
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_call(self, item: Any) -> Generator[None, Any, None]:
         limits = _Limits.of(item)
-        if _recording.library is None:
+        if _library.library is None:
             if limits is not None:
                 setattr(item, _UNCHECKED, True)
             yield
@@ -206,7 +206,7 @@ class _Plugin:
             terminalreporter.section("memtrace")
             tests = "1 test" if len(self._unchecked) == 1 else f"{len(self._unchecked)} tests"
             terminalreporter.line(f"The limits of {tests} were not checked: run pytest --memtrace")
-        elif _recording.library is not None and terminalreporter.config.getoption("memtrace"):
+        elif _library.library is not None and terminalreporter.config.getoption("memtrace"):
             terminalreporter.section("memtrace")
             folder = os.path.relpath(_recording.run_folder())
             terminalreporter.line(f"The recording is in {folder}: memtrace report {folder}, or memtrace open {folder}")
@@ -233,5 +233,5 @@ def _failure(limits: _Limits, name: str) -> Optional[str]:
         if not exceeded:
             return None
         return "\n".join(exceeded) + "\n\n" + range_text(name).rstrip()
-    except _recording.RecordingError as error:
+    except _library.RecordingError as error:
         return f"memtrace cannot read the recording, so the limits were not checked: {error}"

@@ -6,7 +6,7 @@ import itertools
 import warnings
 from typing import Dict, Optional
 
-from gpu_memtrace import _figures, _recording
+from gpu_memtrace import _figures, _library
 from gpu_memtrace._annotate import annotate
 
 _GIB = float(1 << 30)
@@ -58,7 +58,7 @@ class PeakMeter:
     def start(self) -> None:
         """Starts a part. A part that has not stopped ends here, without metrics."""
         self.cancel()
-        if _recording.library is not None:
+        if _library.library is not None:
             self._range = annotate(f"{self.name} {next(_numbers)}")
             self._range.__enter__()
 
@@ -76,6 +76,6 @@ class PeakMeter:
         self.cancel()
         try:
             return metrics(within=name, device=self.device, prefix=self.prefix)
-        except (_recording.RecordingError, OSError, ValueError) as error:
+        except (_library.RecordingError, OSError, ValueError) as error:
             warnings.warn(f"memtrace cannot read the peak of {name}: {error}", RuntimeWarning, stacklevel=2)
             return {}
