@@ -201,10 +201,12 @@ struct Place {
 }
 
 impl Place {
-    /// The first pages after the end of the file and after an address, still empty.
+    /// The first page after the end of the file and after an address, still empty. Its offset is its address, because
+    /// programs look for the program headers at the offset that the ELF header in memory has.
     fn after(data: &mut Vec<u8>, address: u64) -> Self {
-        data.resize(data.len().next_multiple_of(PAGE as usize), 0);
-        Place { offset: data.len() as u64, address: address.next_multiple_of(PAGE), bytes: 0 }
+        let at = address.max(data.len() as u64).next_multiple_of(PAGE);
+        data.resize(at as usize, 0);
+        Place { offset: at, address: at, bytes: 0 }
     }
 
     fn segment(self, kind: u32, flags: u32) -> Segment {
