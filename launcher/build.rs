@@ -29,7 +29,7 @@ fn main() {
     println!("cargo::rustc-env=MEMTRACE_EMBEDDED_HASH={:016x}", fnv1a(&content));
     let simcuda = match env::var_os("MEMTRACE_EMBED_SIMCUDA") {
         Some(folder) => PathBuf::from(folder),
-        None => build(&SIMCUDA.map(|part| format!("simcuda-{part}")), "release", &["simulate"]),
+        None => build(&SIMCUDA.map(|part| format!("simcuda-{part}")), "simulate", &["simulate"]),
     };
     for part in SIMCUDA {
         let core = simcuda.join(format!("libsimcuda_{part}.so"));

@@ -1,7 +1,7 @@
 //! Reads a core: a shared library with the functions of a part of CUDA, as cargo built it.
 
 use anyhow::{Context, Result, ensure};
-use object::elf::{self, Dyn64, FileHeader64, ProgramHeader64, Sym64, Vernaux, Verneed};
+use object::elf::{self, Dyn64, FileHeader64, ProgramHeader64, SectionHeader64, Sym64, Vernaux, Verneed};
 use object::{LittleEndian as LE, pod};
 use std::collections::BTreeMap;
 
@@ -9,6 +9,7 @@ pub(crate) type Header = FileHeader64<LE>;
 pub(crate) type Segment = ProgramHeader64<LE>;
 pub(crate) type Entry = Dyn64<LE>;
 pub(crate) type Symbol = Sym64<LE>;
+pub(crate) type SectionHeader = SectionHeader64<LE>;
 
 /// A shared library and its dynamic tables.
 #[derive(Clone, Debug)]
@@ -25,6 +26,10 @@ pub(crate) struct Core {
     pub(crate) versions: Vec<u16>,
     /// The strings of the dynamic tables.
     pub(crate) strings: Vec<u8>,
+    /// The section headers. Symbols name sections by their number.
+    pub(crate) sections: Vec<SectionHeader>,
+    /// The names of the sections.
+    pub(crate) section_names: Vec<u8>,
 }
 
 impl Core {
@@ -41,7 +46,13 @@ impl Core {
         let (offset, bytes) = (dynamic.p_offset.get(LE) as usize, dynamic.p_filesz.get(LE) as usize);
         let mut dynamic = table::<Entry>(&data, offset, bytes / size_of::<Entry>())?.to_vec();
         dynamic.truncate(dynamic.iter().position(|e| e.d_tag.get(LE) == 0).unwrap_or(dynamic.len()));
-        let mut core = Core { data, segments, dynamic, symbols: Vec::new(), versions: Vec::new(), strings: Vec::new() };
+        let (offset, count) = (header.e_shoff.get(LE) as usize, header.e_shnum.get(LE) as usize);
+        let sections = table::<SectionHeader>(&data, offset, count)?.to_vec();
+        let names = sections.get(usize::from(header.e_shstrndx.get(LE))).context("no names of sections")?;
+        let (offset, bytes) = (names.sh_offset.get(LE) as usize, names.sh_size.get(LE) as usize);
+        let section_names = table::<u8>(&data, offset, bytes)?.to_vec();
+        let (symbols, versions, strings) = (Vec::new(), Vec::new(), Vec::new());
+        let mut core = Core { data, segments, dynamic, symbols, versions, strings, sections, section_names };
         let at = |tag: u32| {
             core.value(tag).and_then(|address| core.offset(address)).with_context(|| format!("no table {tag:#x}"))
         };

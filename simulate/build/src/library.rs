@@ -10,16 +10,14 @@
 //! Symbols keep their numbers, because the core's relocations use them. The hash table is therefore `DT_HASH`, which
 //! needs no order of the symbols. A symbol that the library does not export is not in it.
 
-use crate::core::{Core, Entry, Header, Segment, Symbol};
+use crate::core::{Core, Entry, Header, SectionHeader, Segment, Symbol};
 use crate::imports::Library;
 use crate::stubs;
 use anyhow::{Context, Result, ensure};
-use object::elf::{self, SectionHeader64, Verdaux, Verdef};
+use object::elf::{self, Verdaux, Verdef};
 use object::pod::{bytes_of, bytes_of_slice, from_bytes_mut};
 use object::{LittleEndian as LE, U16, U32, U64};
 use std::collections::BTreeSet;
-
-type SectionHeader = SectionHeader64<LE>;
 
 const PAGE: u64 = 4096;
 /// The function of each core that the stubs jump to.
@@ -29,12 +27,16 @@ const ADDED_SEGMENTS: usize = 2;
 /// A symbol of the hash table that stands for none.
 const NO_SYMBOL: u32 = 0;
 
-/// The numbers of sections that others name.
-mod section {
-    pub(super) const CODE: u16 = 1;
-    pub(super) const STRINGS: u16 = 2;
-    pub(super) const SYMBOLS: u16 = 3;
-}
+/// The types of sections that are replaced, or that describe replaced ones.
+const REPLACED_SECTIONS: [u32; 7] = [
+    elf::SHT_DYNSYM,
+    elf::SHT_DYNAMIC,
+    elf::SHT_HASH,
+    elf::SHT_GNU_HASH,
+    elf::SHT_GNU_VERSYM,
+    elf::SHT_GNU_VERDEF,
+    elf::SHT_GNU_VERNEED,
+];
 
 /// Makes the file of `library` from a core. It exports the core's functions that `is_own` selects. `variables` are 32-bit
 /// variables of the core and their values.
@@ -73,13 +75,10 @@ pub(crate) fn make(
     let mut symbols = core.symbols.clone();
     let mut indexes = core.versions.clone();
     let mut names: Vec<&str> = Vec::new();
-    for (symbol, index) in symbols.iter_mut().zip(&mut indexes) {
+    for (symbol, index) in symbols.iter().zip(&mut indexes) {
         let name = core.name(symbol);
         let is_defined = symbol.st_shndx.get(LE) != elf::SHN_UNDEF;
         let is_exported = is_defined && own.contains(name);
-        if is_defined {
-            symbol.st_shndx = U16::new(LE, section::CODE);
-        }
         if is_exported {
             *index = versions.index(name);
         }
@@ -90,7 +89,7 @@ pub(crate) fn make(
             st_name: U32::new(LE, tables.string(stub.name)),
             st_info: elf::STB_GLOBAL << 4 | elf::STT_FUNC,
             st_other: elf::STV_DEFAULT,
-            st_shndx: U16::new(LE, section::CODE),
+            st_shndx: U16::new(LE, core.sections.len() as u16),
             st_value: U64::new(LE, stub.address),
             st_size: U64::new(LE, stub.size),
         });
@@ -98,19 +97,6 @@ pub(crate) fn make(
         names.push(stub.name);
     }
     let [soname, beside] = [&library.soname, "$ORIGIN"].map(|text| tables.string(text));
-    const SECTIONS: [(&str, u32); 9] = [
-        ("", elf::SHT_NULL),
-        (".text", elf::SHT_PROGBITS),
-        (".dynstr", elf::SHT_STRTAB),
-        (".dynsym", elf::SHT_DYNSYM),
-        (".gnu.version", elf::SHT_GNU_VERSYM),
-        (".gnu.version_d", elf::SHT_GNU_VERDEF),
-        (".gnu.version_r", elf::SHT_GNU_VERNEED),
-        (".hash", elf::SHT_HASH),
-        (".dynamic", elf::SHT_DYNAMIC),
-    ];
-    let section_names = SECTIONS.map(|(name, _)| tables.string(name));
-
     let strings = tables.put(&tables.strings.clone());
     let symbols = tables.put(bytes_of_slice(&symbols));
     let versym = tables.put(&indexes.iter().flat_map(|index| index.to_le_bytes()).collect::<Vec<u8>>());
@@ -153,42 +139,70 @@ pub(crate) fn make(
 
     let (address, bytes, needed_count) = core.needed_versions()?;
     let needed = Place { offset: core.offset(address).unwrap_or(0) as u64, address, bytes };
-    let none = Place { offset: 0, address: 0, bytes: 0 };
-    let (of_strings, of_symbols) = (u32::from(section::STRINGS), u32::from(section::SYMBOLS));
-    let places = [
-        (none, 0, 0, 0),
-        (code, 0, 0, 0),
-        (strings, 0, 0, 0),
-        (symbols, of_strings, 1, size_of::<Symbol>()),
-        (versym, of_symbols, 0, size_of::<u16>()),
-        (verdef, of_strings, versions.count as u32, 0),
-        (needed, of_strings, needed_count, 0),
-        (hash, of_symbols, 0, size_of::<u32>()),
-        (dynamic, of_strings, 0, size_of::<Entry>()),
+    // Added behind the core's sections, which keep their numbers.
+    let first = core.sections.len() as u32;
+    let (of_strings, of_symbols) = (first + 1, first + 2);
+    let added = [
+        (".stubs", elf::SHT_PROGBITS, code, 0, 0, 0),
+        (".dynstr", elf::SHT_STRTAB, strings, 0, 0, 0),
+        (".dynsym", elf::SHT_DYNSYM, symbols, of_strings, 1, size_of::<Symbol>()),
+        (".gnu.version", elf::SHT_GNU_VERSYM, versym, of_symbols, 0, size_of::<u16>()),
+        (".gnu.version_d", elf::SHT_GNU_VERDEF, verdef, of_strings, versions.count as u32, 0),
+        (".gnu.version_r", elf::SHT_GNU_VERNEED, needed, of_strings, needed_count, 0),
+        (".hash", elf::SHT_HASH, hash, of_symbols, 0, size_of::<u32>()),
+        (".dynamic", elf::SHT_DYNAMIC, dynamic, of_strings, 0, size_of::<Entry>()),
     ];
-    data.resize(data.len().next_multiple_of(8), 0);
-    let section_headers = data.len() as u64;
-    for (number, (place, link, info, entry)) in places.into_iter().enumerate() {
-        data.extend(bytes_of(&SectionHeader {
-            sh_name: U32::new(LE, section_names[number]),
-            sh_type: U32::new(LE, SECTIONS[number].1),
-            sh_flags: U64::new(LE, if number == 0 { 0 } else { u64::from(elf::SHF_ALLOC) }),
+    let mut sections = core.sections.clone();
+    let is_replaced = |section: &&mut SectionHeader| {
+        let (kind, flags) = (section.sh_type.get(LE), section.sh_flags.get(LE));
+        // Of the string tables, the loaded one is that of the dynamic section.
+        REPLACED_SECTIONS.contains(&kind) || kind == elf::SHT_STRTAB && flags & u64::from(elf::SHF_ALLOC) != 0
+    };
+    for section in sections.iter_mut().filter(is_replaced) {
+        section.sh_type = U32::new(LE, elf::SHT_PROGBITS);
+        section.sh_link = U32::new(LE, 0);
+        section.sh_info = U32::new(LE, 0);
+        section.sh_entsize = U64::new(LE, 0);
+        section.sh_name = U32::new(LE, 0);
+    }
+    for section in sections.iter_mut().filter(|section| section.sh_type.get(LE) == elf::SHT_RELA) {
+        section.sh_link = U32::new(LE, of_symbols);
+    }
+    let mut section_names = core.section_names.clone();
+    let mut add = |name: &str, kind: u32, flags: u32, place: Place, link: u32, info: u32, entry: usize| {
+        sections.push(SectionHeader {
+            sh_name: U32::new(LE, section_names.len() as u32),
+            sh_type: U32::new(LE, kind),
+            sh_flags: U64::new(LE, u64::from(flags)),
             sh_addr: U64::new(LE, place.address),
             sh_offset: U64::new(LE, place.offset),
             sh_size: U64::new(LE, place.bytes),
             sh_link: U32::new(LE, link),
             sh_info: U32::new(LE, info),
-            sh_addralign: U64::new(LE, u64::from(number != 0)),
+            sh_addralign: U64::new(LE, 1),
             sh_entsize: U64::new(LE, entry as u64),
-        }));
+        });
+        section_names.extend(name.as_bytes());
+        section_names.push(0);
+    };
+    for (name, kind, place, link, info, entry) in added {
+        let flags = if kind == elf::SHT_PROGBITS { elf::SHF_ALLOC | elf::SHF_EXECINSTR } else { elf::SHF_ALLOC };
+        add(name, kind, flags, place, link, info, entry);
     }
+    add(".shstrtab", elf::SHT_STRTAB, 0, Place { offset: data.len() as u64, address: 0, bytes: 0 }, 0, 0, 0);
+    let names = sections.len() - 1;
+    sections[names].sh_size = U64::new(LE, section_names.len() as u64);
+    data.extend(&section_names);
+    data.resize(data.len().next_multiple_of(8), 0);
+    let section_headers = data.len() as u64;
+    data.extend(bytes_of_slice(&sections));
     let (header, _) = from_bytes_mut::<Header>(&mut data).ok().context("not an ELF file")?;
     header.e_phoff = U64::new(LE, start.offset);
     header.e_phnum = U16::new(LE, segments.len() as u16);
     header.e_shoff = U64::new(LE, section_headers);
     header.e_shentsize = U16::new(LE, size_of::<SectionHeader>() as u16);
-    header.e_shnum = U16::new(LE, SECTIONS.len() as u16);
-    header.e_shstrndx = U16::new(LE, section::STRINGS);
+    header.e_shnum = U16::new(LE, sections.len() as u16);
+    header.e_shstrndx = U16::new(LE, names as u16);
     Ok(data)
 }
 

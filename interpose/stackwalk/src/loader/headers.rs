@@ -10,7 +10,9 @@ use super::reading::Reading;
 use super::symbols::Tables;
 
 /// The first tables of an object, and its program headers, are closer to its start than this many bytes.
-const MAX_HEADER_OFFSET: usize = 64 << 10;
+const MAX_HEADER_OFFSET: usize = 1 << 30;
+/// The first of an object's tables follows its file header within this distance.
+const MAX_FIRST_TABLE_OFFSET: usize = 64 << 10;
 
 impl Reading {
     /// The object that contains `address`, if `matches` returns `true` for its program headers and bias. `None` if
@@ -69,7 +71,7 @@ impl LoadedObject {
     /// there. It is recognized by its tables, the first of which follows the file header closely.
     fn likely_start(&self, reading: &Reading) -> Option<usize> {
         let tables = Tables::of(reading, self)?;
-        (tables.lowest_address().checked_sub(self.bias)? < MAX_HEADER_OFFSET).then_some(self.bias)
+        (tables.lowest_address().checked_sub(self.bias)? < MAX_FIRST_TABLE_OFFSET).then_some(self.bias)
     }
 }
 
