@@ -66,8 +66,8 @@ fn build(packages: &[impl AsRef<str>], profile: &str, sources: &[&str]) -> PathB
     cargo.args(["build", "--profile", profile, "--manifest-path"]).arg(manifest);
     cargo.args(packages.iter().flat_map(|package| ["--package", package.as_ref()]));
     cargo.arg("--target-dir").arg(&target_dir);
-    // The libraries get debug information when the launcher does: `--profile profiling`, `--profile dev`.
-    if var("DEBUG") != "false" {
+    // The preloaded library gets debug information when the launcher does: `--profile profiling`, `--profile dev`.
+    if profile == "library" && var("DEBUG") != "false" {
         for setting in ["debug=\"line-tables-only\"", "strip=false"] {
             cargo.args(["--config", &format!("profile.{profile}.{setting}")]);
         }
