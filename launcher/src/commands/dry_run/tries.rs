@@ -185,8 +185,8 @@ impl<'a> Tries<'a> {
         if let Some(gpu) = &self.options.gpu {
             command.args(["--gpu", &gpu.id]);
         }
-        if self.options.memory.is_some() || self.options.gpu.is_none() {
-            command.args(["--memory", &simulation.gpu.memory_bytes.to_string()]);
+        if let Some(memory) = self.options.memory {
+            command.args(["--memory", &memory.to_string()]);
         }
         command.arg("-o").arg(&run).arg("--");
         let text = value.to_string();
