@@ -59,7 +59,7 @@ impl Simulation {
         run_folder: &Path,
     ) -> anyhow::Result<Vec<(OsString, OsString)>> {
         let cores = Cores::new(DRIVER.to_vec(), RUNTIME.to_vec(), LIBS.to_vec())?;
-        let (libraries, name) = match torch::of_command(command)? {
+        let (libraries, name) = match torch::of_command(command) {
             Some(folder) => {
                 let imports = Imports::of_torch(&folder).with_context(|| {
                     WithHelp::new(

@@ -19,11 +19,11 @@ const INTERPRETERS: [&str; 2] = ["python", "python3"];
 const MAX_SCRIPTS: usize = 5;
 
 /// The folder of the PyTorch that the command's interpreter finds, or else that of PATH's Python. `None` if there is none.
-pub(super) fn of_command(command: &[OsString]) -> anyhow::Result<Option<PathBuf>> {
+pub(super) fn of_command(command: &[OsString]) -> Option<PathBuf> {
     let own =
         command.first().and_then(|program| preflight::resolve_program(program)).and_then(|path| interpreter(&path, 0));
     let others = INTERPRETERS.iter().filter_map(|name| preflight::resolve_program(OsStr::new(name)));
-    Ok(own.into_iter().chain(others).find_map(|python| ask(&python)))
+    own.into_iter().chain(others).find_map(|python| ask(&python))
 }
 
 /// The Python that executes a program: itself, or the one that its first line names.

@@ -5,6 +5,7 @@ mod tries;
 use std::io::Write;
 
 use anyhow::Context;
+use memtrace_analysis::report::size_text;
 
 use crate::cli::DryRun;
 use crate::simulation::{Gpu, Simulation};
@@ -41,7 +42,7 @@ fn list_gpus() -> anyhow::Result<()> {
     let mut table =
         format!("{:<12} {:<28} {:>10} {:>8} {:>4} {:>12}\n", "--gpu", "name", "memory", "compute", "SMs", "context");
     for gpu in Gpu::all() {
-        let memory = format!("{:.2} GiB", gpu.memory_bytes as f64 / f64::from(1 << 30));
+        let memory = size_text(gpu.memory_bytes);
         let compute = format!("{}.{}", gpu.compute_capability / 10, gpu.compute_capability % 10);
         let assumed = if gpu.is_context_assumed { "~" } else { "" };
         let context = format!("{assumed}{} MiB", gpu.context_bytes >> 20);

@@ -80,8 +80,7 @@ pub(super) fn vary(options: &DryRun, simulation: &Simulation, values: &Values) -
             scope.spawn(|| {
                 while let Some(value) = values.values.get(next.fetch_add(1, Relaxed)) {
                     let result = tries.run(&values.name, *value);
-                    let is_end = !matches!(&result, Ok(one) if !matches!(one.result, Outcome::ProgramFailed(_)));
-                    if is_end {
+                    if result.as_ref().map_or(true, Try::has_failed) {
                         next.store(values.values.len(), Relaxed);
                     }
                     let mut results = results.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -94,7 +93,7 @@ pub(super) fn vary(options: &DryRun, simulation: &Simulation, values: &Values) -
     let mut results = results.into_iter().collect::<anyhow::Result<Vec<Try>>>()?;
     results.sort_by_key(|one| one.value);
     tries.print(&values.name, &results, None)?;
-    Ok(results.iter().all(|one| !matches!(one.result, Outcome::ProgramFailed(_))))
+    Ok(!results.iter().any(Try::has_failed))
 }
 
 /// Searches the largest value that fits by bisection, and prints the tries and the answer. Whether one fits.
@@ -210,7 +209,7 @@ impl<'a> Tries<'a> {
         if !self.options.run.quiet && std::io::stderr().is_terminal() {
             message::status(&format!("{name}={value}: {}", one.text()));
         }
-        if one.result == Outcome::ProgramFailed(code) {
+        if one.has_failed() {
             self.show_end_of(&output, name, value);
         }
         Ok(one)
@@ -294,6 +293,11 @@ impl<'a> Tries<'a> {
 }
 
 impl Try {
+    /// Whether the program failed for another reason than memory.
+    fn has_failed(&self) -> bool {
+        matches!(self.result, Outcome::ProgramFailed(_))
+    }
+
     /// What the value led to, in a few words.
     fn text(&self) -> String {
         match &self.result {
