@@ -93,6 +93,10 @@ pub(crate) enum Command {
     // A new subcommand is a variant here and a small file in `commands`.
 }
 
+/// The options of a run that the tries of a dry run do not have.
+const NOT_FOR_TRIES: [&str; 8] =
+    ["stacks", "cpu", "no_names", "cycles", "holders", "categories", "verbose", "reports_in_background"];
+
 /// The options of `memtrace dry-run`.
 #[derive(Args, Debug)]
 #[command(
@@ -112,16 +116,16 @@ pub(crate) struct DryRun {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) gpus: u32,
     /// Run the command once for each value, in the place of {VAR} in its arguments, and print a table
-    #[arg(long, value_name = "VAR=8,16,32", value_parser = values, conflicts_with = "max")]
+    #[arg(long, value_name = "VAR=8,16,32", value_parser = values, group = "tries", conflicts_with_all = NOT_FOR_TRIES)]
     pub(crate) vary: Option<Values>,
     /// Search the largest value of {VAR} that fits, by bisection
-    #[arg(long, value_name = "VAR=1:512", value_parser = bounds)]
+    #[arg(long, value_name = "VAR=1:512", value_parser = bounds, group = "tries", conflicts_with_all = NOT_FOR_TRIES)]
     pub(crate) max: Option<Bounds>,
     /// Run this many values at a time
     #[arg(long, value_name = "N", default_value_t = 1, requires = "vary", value_parser = positive)]
     pub(crate) jobs: usize,
     /// Print the tries of --vary or --max as JSON, in bytes
-    #[arg(long)]
+    #[arg(long, requires = "tries")]
     pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) run: Run,

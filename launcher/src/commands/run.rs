@@ -44,6 +44,14 @@ pub(crate) fn run(run: &Run, simulation: Option<&Simulation>) -> u8 {
     }
 }
 
+/// Where the options put the run folder.
+pub(super) fn place(run: &Run) -> Place<'_> {
+    match (&run.output, &run.runs) {
+        (Some(path), _) => Place::At(path),
+        (None, parent) => Place::In(parent.as_deref().unwrap_or(Path::new(""))),
+    }
+}
+
 fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
     let state = InheritedState::capture_and_adjust();
     let (program, arguments) = run.command.split_first().context("no command given")?;
@@ -51,11 +59,7 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
     preflight::check_system()?;
     let custom_rules = super::categories::read(run.categories.as_deref())?;
     let start_ns = host::epoch_ns();
-    let place = match (&run.output, &run.runs) {
-        (Some(path), _) => Place::At(path),
-        (None, parent) => Place::In(parent.as_deref().unwrap_or(Path::new(""))),
-    };
-    let created = folder::create(place, &run.command, &host::stamp(start_ns))?;
+    let created = folder::create(place(run), &run.command, &host::stamp(start_ns))?;
     let folder = Arc::new(created.folder);
     let path = folder.path();
     if created.is_open_to_others {

@@ -1,5 +1,6 @@
 //! `memtrace dry-run`: a simulated GPU for an unmodified program.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -95,6 +96,11 @@ fn a_program_error_ends_the_tries() {
     assert!(text.contains("the program failed with bs=2") && text.contains("invalid literal for int()"), "{text}");
     assert!(String::from_utf8_lossy(&output.stdout).contains("the program failed with exit code 1"));
     assert!(!folder.path().join("tries/bs-3").exists());
+    // The folder has the program's output, and a second search does not mix with the first.
+    assert_eq!(std::fs::metadata(folder.path().join("tries")).unwrap().permissions().mode() & 0o777, 0o700);
+    let again = dry_run(folder.path(), &["--vary", "bs=2", "-o", "tries"], "{bs}");
+    assert_eq!(again.status.code(), Some(2));
+    assert!(stderr(&again).contains("not empty"), "{}", stderr(&again));
 }
 
 #[test]
@@ -110,6 +116,11 @@ fn bad_input_is_reported() {
     let (code, message) = run(&["--vary", "bs=1,2", "--", "true", "{batch}"]);
     assert_eq!(code, 2);
     assert!(message.contains("error: the command has no {bs}") && message.contains("help: "), "{message}");
+    for options in [&["--json"][..], &["--vary", "bs=1", "--holders"], &["--vary", "bs=1", "--max", "bs=1:2"]] {
+        let (code, message) = run(&[options, &["--", "true", "{bs}"]].concat());
+        assert_eq!(code, 2, "{message}");
+        assert!(message.contains("Usage:"), "{message}");
+    }
     for options in [["--memory", "1MiB"], ["--max", "bs=9:1"], ["--vary", "bs=a"], ["--gpus", "0"]] {
         let (code, message) = run(&[&options[..], &["--", "true"]].concat());
         assert_eq!(code, 2, "{message}");

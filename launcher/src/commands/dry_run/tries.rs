@@ -10,14 +10,17 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use anyhow::{Context, ensure};
+use memtrace_analysis::load::MANIFEST_FILE;
 use memtrace_analysis::report::size_text;
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::cli::DryRun;
+use crate::commands::run;
 use crate::message::{self, WithHelp};
 use crate::option_values::{Bounds, Values};
 use crate::simulation::Simulation;
+use crate::{folder, host};
 
 /// The width of the bars in the table.
 const BAR: usize = 24;
@@ -164,12 +167,11 @@ impl<'a> Tries<'a> {
                 )
             )
         );
-        let stamp = crate::host::stamp(crate::host::epoch_ns());
-        let folder = options.run.output.clone().unwrap_or_else(|| format!("memtrace-dry-run-{stamp}").into());
-        std::fs::create_dir_all(&folder).with_context(|| {
-            WithHelp::new(format!("cannot create {}", folder.display()), crate::folder::CHOOSE_ANOTHER)
-        })?;
-        Ok(Tries { options, simulation, folder })
+        let stamp = host::stamp(host::epoch_ns());
+        let folder = folder::create(run::place(&options.run), &options.run.command, &stamp)?.folder;
+        // Each try has a run folder of its own in this one, which is none.
+        folder.remove(MANIFEST_FILE).context("cannot remove the manifest of the folder of tries")?;
+        Ok(Tries { options, simulation, folder: folder.path().to_owned() })
     }
 
     /// Runs the command with a value, and reads what it led to.
