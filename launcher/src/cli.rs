@@ -457,7 +457,7 @@ pub(crate) struct Doctor {
 #[command(after_help = "The wheel has the server. cargo builds it with --features mcp.\n\
     Exit status: 0 if the client closed stdin, 2 for bad usage or if the server cannot be started.")]
 pub(crate) struct Mcp {
-    /// Offer a tool that runs commands under memtrace: the agent can then run any program as this user
+    /// Offer tools that run commands under memtrace: the agent can then run any program as this user
     #[arg(long)]
     pub(crate) allow_run: bool,
 }

@@ -62,6 +62,17 @@ def test_the_example_of_the_page(workplace: Workplace) -> None:
     assert failure in workplace.run(workplace.environment["MEMTRACE_BIN"], "-q", "-o", "own", "--", *command, fails=True).stdout
 
 
+def test_a_dry_run_holds_the_limits(workplace: Workplace) -> None:
+    workplace.write(blocks("pytest.md", "python"))
+    command = [python(), *PYTEST, "test_model.py", "-m", "memtrace", "--memtrace-output", "run"]
+    result = workplace.run(*command, "--memtrace-dry-run", "a100-40gb", fails=True)
+    assert outcomes(result.stdout) == {"failed": 1, "passed": 2}
+    assert "growth 64.0 MiB > max_growth 40.0 MiB on GPU 0" in result.stdout and "NVIDIA A100" in result.stdout
+    assert workplace.summary()["run"]["simulated"]["gpu"].startswith("NVIDIA A100")
+    wrong = workplace.run(*command, "--memtrace-dry-run", "a100-41gb", fails=True)
+    assert "the nearest are a100-40gb" in wrong.stderr
+
+
 def test_peaks_are_those_of_pytorch(workplace: Workplace) -> None:
     """A limit of the peak that PyTorch measures passes. One byte less fails."""
     output = run(

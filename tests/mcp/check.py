@@ -486,15 +486,17 @@ async def a_client_that_leaves_ends_the_server(runs):
 
 async def a_reading_server_runs_nothing(runs):
     async with server(runs.folder) as s:
-        error, help_line = await s.error("run", command=["touch", "proof"])
-        assert error == "this server only reads runs" and "--allow-run" in help_line
+        for tool in ("run", "dry_run"):
+            error, help_line = await s.error(tool, command=["touch", "proof"])
+            assert error == "this server only reads runs" and "--allow-run" in help_line
     assert not (runs.folder / "proof").exists()
 
 
 async def a_command_is_recorded(runs):
     async with server(runs.folder, "--allow-run") as s:
         tools = {tool.name: tool for tool in (await s.session.list_tools()).tools}
-        assert list(tools) == [*READING, "run"] and tools["run"].annotations.destructive_hint
+        assert list(tools) == [*READING, "run", "dry_run"]
+        assert tools["run"].annotations.destructive_hint and tools["dry_run"].annotations.destructive_hint
         answer = await s.answer("run", command=["python", str(TRAIN), "--oom"], folder="new/by-agent")
         assert answer["exit"] == "exit status 1" and not answer["timed_out"], answer
         assert answer["stdout_tail"] == "trained\n" and "out of memory" in answer["stderr_tail"], answer
@@ -506,6 +508,19 @@ async def a_command_is_recorded(runs):
         assert "it is not empty" in error, error
         default = await s.answer("run", command=["python", "-c", "print('x')"])
         assert default["run"]["run"].startswith("memtrace-python-"), default
+
+
+async def a_dry_run_is_recorded(runs):
+    async with server(runs.folder, "--allow-run") as s:
+        answer = await s.answer("dry_run", command=["python", str(TRAIN)], gpu="t4", folder="dry")
+        assert answer["exit"] == "exit status 0" and answer["run"]["simulated_gpu"] == "Tesla T4", answer
+        summary = await s.answer("summary", run="dry")
+        assert summary["simulated_gpu"] == "Tesla T4" and summary["devices"][0]["steps"] == 8, summary
+        assert "simulated_gpu" not in await s.answer("summary", run="leak")
+        answer = await s.answer("dry_run", command=["python", str(TRAIN)], memory="1GiB", gpus=2, folder="small")
+        assert answer["exit"] == "exit status 0", answer
+        error, help_line = await s.error("dry_run", command=["true"], gpu="t5")
+        assert "t5" in error and "t4" in error + help_line, (error, help_line)
 
 
 async def commands_that_cannot_run_are_errors(runs):
@@ -629,6 +644,7 @@ TESTS = [
     a_client_that_leaves_ends_the_server,
     a_reading_server_runs_nothing,
     a_command_is_recorded,
+    a_dry_run_is_recorded,
     commands_that_cannot_run_are_errors,
     output_is_bounded,
     a_command_ends_at_the_time_limit,

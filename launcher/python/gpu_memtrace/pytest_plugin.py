@@ -1,7 +1,7 @@
 """A plugin of pytest: limits for the GPU memory of a test.
 
 ``@pytest.mark.memtrace(max_peak="2GiB")`` limits the peak while the test function runs. The limits hold in a process that
-memtrace records: ``pytest --memtrace``, or ``memtrace -- pytest``. Elsewhere the tests run without limits, and the summary
+memtrace records: ``pytest --memtrace``, or ``memtrace -- pytest``. ``pytest --memtrace-dry-run a100-40gb`` needs no GPU. Elsewhere the tests run without limits, and the summary
 of pytest says so.
 """
 
@@ -37,7 +37,12 @@ _UNCHECKED = "memtrace_limits_unchecked"
 def pytest_addoption(parser: Any) -> None:
     group = parser.getgroup("memtrace", "GPU memory (memtrace)")
     group.addoption("--memtrace", action="store_true", help="Record the tests with memtrace, and check their limits")
-    group.addoption("--memtrace-output", metavar="DIR", help="The run folder of --memtrace, which must be new or empty")
+    group.addoption(
+        "--memtrace-dry-run",
+        metavar="GPU",
+        help="Record the tests over this simulated GPU, such as a100-40gb: none is needed, and no kernel computes",
+    )
+    group.addoption("--memtrace-output", metavar="DIR", help="The run folder, which must be new or empty")
 
 
 def pytest_configure(config: Any) -> None:
@@ -53,9 +58,9 @@ def pytest_load_initial_conftests(early_config: Any) -> Generator[None, Any, Non
 
 
 def _restart_recorded(early_config: Any) -> None:
-    """With --memtrace, replaces this process by one that memtrace records."""
+    """With --memtrace or --memtrace-dry-run, replaces this process by one that memtrace records."""
     options = early_config.known_args_namespace
-    if not getattr(options, "memtrace", False) or _library.library is not None:
+    if not _is_to_be_recorded(options) or _library.library is not None:
         return
     if "PYTEST_XDIST_WORKER" in os.environ:
         return
@@ -64,13 +69,15 @@ def _restart_recorded(early_config: Any) -> None:
     arguments = list(early_config.invocation_params.args)
     if [str(argument) for argument in arguments] != sys.argv[1:]:
         raise pytest.UsageError(
-            "--memtrace cannot restart this program, because it called pytest.main(); "
+            "memtrace cannot restart this program, because it called pytest.main(); "
             "start it with memtrace: memtrace -- python PROGRAM"
         )
     try:
-        command = [_recording.binary(), "run", "--quiet"]
+        binary = _recording.binary()
     except _library.RecordingError as error:
         raise pytest.UsageError(f"--memtrace: {error}") from None
+    gpu = options.memtrace_dry_run
+    command = [binary, *(["run"] if gpu is None else ["dry-run", f"--gpu={gpu}"]), "--quiet"]
     if options.memtrace_output:
         command += ["--output", str(options.memtrace_output)]
     command += ["--", *_this_command()]
@@ -79,6 +86,11 @@ def _restart_recorded(early_config: Any) -> None:
     # Python ignores it, and the new program would inherit that.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     os.execv(command[0], command)
+
+
+def _is_to_be_recorded(options: Any) -> bool:
+    """Whether the options ask for a recording. Without the plugin's options, such as in a plugin's own test, they do not."""
+    return getattr(options, "memtrace", False) or getattr(options, "memtrace_dry_run", None) is not None
 
 
 def _this_command() -> List[str]:
@@ -206,7 +218,7 @@ class _Plugin:
             terminalreporter.section("memtrace")
             tests = "1 test" if len(self._unchecked) == 1 else f"{len(self._unchecked)} tests"
             terminalreporter.line(f"The limits of {tests} were not checked: run pytest --memtrace")
-        elif _library.library is not None and terminalreporter.config.getoption("memtrace"):
+        elif _library.library is not None and _is_to_be_recorded(terminalreporter.config.option):
             terminalreporter.section("memtrace")
             folder = os.path.relpath(_recording.run_folder())
             terminalreporter.line(f"The recording is in {folder}: memtrace report {folder}, or memtrace open {folder}")

@@ -18,8 +18,8 @@ use tokio::io::{AsyncRead, ReadBuf};
 
 use crate::mcp::answer::Answer;
 use crate::mcp::command::Memtrace;
-use crate::mcp::tool_error::ToolError;
-use crate::mcp::tools::{diagnostics, diff, lines, out_of_memory, peak, run, runs, summary};
+use crate::mcp::tool_error::{INPUT_SCHEMA, ToolError};
+use crate::mcp::tools::{diagnostics, diff, dry_run, lines, out_of_memory, peak, run, runs, summary};
 
 /// What an agent reads first.
 const INSTRUCTIONS: &str = "memtrace records every GPU memory allocation of a program. Start with `runs`, then `summary` \
@@ -27,8 +27,9 @@ const INSTRUCTIONS: &str = "memtrace records every GPU memory allocation of a pr
     changes with the peak after them; `peak` has what filled the memory; `lines` has the memory of each source line; \
     `diff` says what made one peak higher than another. Sizes are in bytes and as text. Places are FILE:LINE. Answers are \
     at most 16 KiB; `left_out` says what is missing and how to get it.";
-/// The tool that only `--allow-run` adds.
+/// The tools that only `--allow-run` adds, because they execute commands.
 const RUN: &str = "run";
+const DRY_RUN: &str = "dry_run";
 
 /// A server for one client.
 #[derive(Clone, Debug)]
@@ -69,10 +70,12 @@ impl Server {
             "lines" => lines::call(memtrace, parse(arguments)?).await?,
             "diff" => diff::call(memtrace, parse(arguments)?).await?,
             RUN if self.allow_run => run::call(memtrace, &self.running, parse(arguments)?, context).await?,
-            RUN => {
+            DRY_RUN if self.allow_run => dry_run::call(memtrace, &self.running, parse(arguments)?, context).await?,
+            RUN | DRY_RUN => {
                 return Err(ToolError::new(
                     "this server only reads runs",
-                    "run `memtrace -- COMMAND` in a shell, or start the server with `memtrace mcp --allow-run`",
+                    "run `memtrace -- COMMAND` or `memtrace dry-run -- COMMAND` in a shell, or start the server with \
+                     `memtrace mcp --allow-run`",
                 ));
             }
             _ => return Ok(None),
@@ -117,9 +120,8 @@ impl ServerHandler for Server {
 
 /// The arguments of a call.
 fn parse<T: DeserializeOwned>(arguments: JsonObject) -> Result<T, ToolError> {
-    serde_json::from_value(Value::Object(arguments)).map_err(|e| {
-        ToolError::new(format!("the arguments are invalid: {e}"), "the input schema of the tool lists its arguments")
-    })
+    serde_json::from_value(Value::Object(arguments))
+        .map_err(|e| ToolError::new(format!("the arguments are invalid: {e}"), INPUT_SCHEMA))
 }
 
 /// The tools of a server.
@@ -167,15 +169,21 @@ fn tools(allow_run: bool) -> Result<Vec<Tool>, ErrorData> {
     ];
     if allow_run {
         let annotations = ToolAnnotations::new().read_only(false).destructive(true).idempotent(false).open_world(true);
-        tools.push(
+        let executing = [
             tool::<run::Arguments, run::Content>(
                 RUN,
                 "Record a command",
                 "Run a command under memtrace and record its GPU memory. Returns the run, the exit status and the end of \
                  the output.",
-            )?
-            .with_annotations(annotations),
-        );
+            )?,
+            tool::<dry_run::Arguments, run::Content>(
+                DRY_RUN,
+                "Record a command over a simulated GPU",
+                "Run a command of PyTorch over a simulated GPU, on a machine without one, to know whether it fits: its \
+                 allocations are those of a GPU, and no kernel computes. Returns what `run` returns.",
+            )?,
+        ];
+        tools.extend(executing.map(|tool| tool.with_annotations(annotations.clone())));
     }
     Ok(tools)
 }
@@ -240,8 +248,7 @@ mod tests {
     #[test]
     fn only_allowed_servers_run_commands() {
         let names = |allow_run| tools(allow_run).unwrap().into_iter().map(|tool| tool.name).collect::<Vec<_>>();
-        assert!(!names(false).contains(&RUN.into()));
-        assert_eq!(names(true).len(), names(false).len() + 1);
+        assert_eq!(names(true), [names(false), vec![RUN.into(), DRY_RUN.into()]].concat());
         let reading = tools(false).unwrap();
         assert!(reading.iter().all(|tool| tool.annotations.as_ref().unwrap().read_only_hint == Some(true)));
     }

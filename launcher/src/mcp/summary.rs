@@ -24,6 +24,12 @@ pub(crate) struct RunPart {
     pub(crate) exit: Exit,
     pub(crate) outcome: String,
     pub(crate) duration_ns: Option<u64>,
+    pub(crate) simulated: Option<SimulatedGpus>,
+}
+
+#[derive(Deserialize, Debug)]
+pub(crate) struct SimulatedGpus {
+    pub(crate) gpu: String,
 }
 
 #[derive(Deserialize, Debug)]

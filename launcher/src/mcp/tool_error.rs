@@ -4,6 +4,8 @@ use rmcp::model::{CallToolResult, ContentBlock};
 
 /// The maximum length of each line, in characters.
 const MAX_LINE: usize = 1000;
+/// The help for invalid arguments.
+pub(crate) const INPUT_SCHEMA: &str = "the input schema of the tool lists its arguments";
 
 /// A call that failed.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -26,7 +28,10 @@ impl ToolError {
             Some(line) => format!("memtrace failed ({ending}): {line}"),
             None => format!("memtrace failed ({ending})"),
         });
-        ToolError { text, help: after("help: ") }
+        // The command line refused a value that the client chose.
+        let is_usage = lines().any(|line| line.starts_with("For more information, try"));
+        let help = after("help: ").or_else(|| is_usage.then(|| INPUT_SCHEMA.to_owned()));
+        ToolError { text, help }
     }
 
     /// The answer to the call.
@@ -60,6 +65,9 @@ mod tests {
         assert_eq!((error.text.as_str(), error.help), ("no", None));
         let error = ToolError::from_messages("thread 'main' panicked\n\n", "exit status 101");
         assert_eq!(error.text, "memtrace failed (exit status 101): thread 'main' panicked");
+        let usage = "error: invalid value 't5'\n\nFor more information, try '--help'.\n";
+        let error = ToolError::from_messages(usage, "exit status 2");
+        assert_eq!(error, ToolError::new("invalid value 't5'", INPUT_SCHEMA));
         assert_eq!(ToolError::from_messages("", "signal 9").text, "memtrace failed (signal 9)");
     }
 

@@ -4,6 +4,7 @@
 
 pub(crate) mod diagnostics;
 pub(crate) mod diff;
+pub(crate) mod dry_run;
 pub(crate) mod lines;
 pub(crate) mod out_of_memory;
 pub(crate) mod peak;

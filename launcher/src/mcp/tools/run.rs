@@ -1,4 +1,4 @@
-//! The tool `run`: records a command. Only with `--allow-run`.
+//! The tool `run`: records a command. Only with `--allow-run`. `dry_run` records through [`record`] too.
 //!
 //! The command runs in a task of its own. It ends with the command, at the time limit, or when nobody waits for it any
 //! more. Then the command gets SIGTERM, so that memtrace writes what it recorded, and later its processes get SIGKILL.
@@ -67,6 +67,17 @@ pub(crate) struct Content {
     stderr_tail: String,
 }
 
+/// A command to record.
+#[derive(Debug)]
+pub(super) struct Request {
+    /// The subcommand of memtrace that records, with its options.
+    pub(super) recorder: Vec<String>,
+    /// The command and its arguments.
+    pub(super) command: Vec<String>,
+    pub(super) timeout_seconds: Option<u64>,
+    pub(super) folder: Option<PathBuf>,
+}
+
 /// The runs in progress: at most one, because runs would share the GPU.
 #[derive(Clone, Debug)]
 pub(crate) struct Running {
@@ -114,6 +125,20 @@ pub(crate) async fn call(
     context: &RequestContext<RoleServer>,
 ) -> Result<CallToolResult, ToolError> {
     let Arguments { command, timeout_seconds, folder, holders, cycles } = arguments;
+    let options = [("--holders", holders), ("--cycles", cycles)];
+    let options = options.into_iter().filter(|(_, is_set)| is_set.unwrap_or(false)).map(|(name, _)| name.to_owned());
+    let recorder = std::iter::once("run".to_owned()).chain(options).collect();
+    record(memtrace, running, Request { recorder, command, timeout_seconds, folder }, context).await
+}
+
+/// Records a command, and answers with its run.
+pub(super) async fn record(
+    memtrace: &Memtrace,
+    running: &Running,
+    request: Request,
+    context: &RequestContext<RoleServer>,
+) -> Result<CallToolResult, ToolError> {
+    let Request { recorder, command, timeout_seconds, folder } = request;
     if command.first().is_none_or(String::is_empty) {
         return Err(ToolError::new("the command is empty", "pass the program and its arguments as a list"));
     }
@@ -132,10 +157,7 @@ pub(crate) async fn call(
     let limit = timeout_seconds.map_or(TIME_LIMIT.0, Duration::from_secs).min(TIME_LIMIT.1);
 
     let mut recording = memtrace.command();
-    recording.arg("run").arg("--quiet").arg("-o").arg(&folder);
-    recording.args(holders.unwrap_or(false).then_some("--holders"));
-    recording.args(cycles.unwrap_or(false).then_some("--cycles"));
-    recording.arg("--").args(&command);
+    recording.args(recorder).arg("--quiet").arg("-o").arg(&folder).arg("--").args(&command);
     // SAFETY: the function makes one system call, and allocates nothing. It runs between fork and exec.
     unsafe {
         // If this process is killed, memtrace still ends the command and writes the run.
@@ -148,7 +170,7 @@ pub(crate) async fn call(
     let (waits, nobody_waits) = watch::channel(());
     let task = tokio::spawn(async move {
         let _turn = turn;
-        record(child, limit, nobody_waits).await
+        wait(child, limit, nobody_waits).await
     });
     let progress = report_progress(context);
     tokio::pin!(task, progress);
@@ -192,7 +214,7 @@ async fn report_progress(context: &RequestContext<RoleServer>) {
 }
 
 /// Waits for a command, and ends it at the time limit or when nobody waits for it.
-async fn record(
+async fn wait(
     mut child: tokio::process::Child,
     limit: Duration,
     mut nobody_waits: watch::Receiver<()>,

@@ -54,6 +54,9 @@ pub(super) struct RunRow {
     started: Option<String>,
     /// How it ended. `running` also if memtrace was killed.
     outcome: String,
+    /// The GPU that a dry run simulated. Absent where the command ran on a real one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    simulated_gpu: Option<String>,
     /// The number of processes that recorded events.
     processes: usize,
     /// The highest peak of a device of a process. Absent until the run has a summary.
@@ -90,6 +93,7 @@ impl RunRow {
             command: manifest.command.join(" "),
             started: manifest.started_ns.map(utc),
             outcome: summary.as_ref().map_or(ended, |summary| summary.run.outcome.clone()),
+            simulated_gpu: manifest.simulated.map(|simulated| simulated.gpu),
             processes: summary.as_ref().map_or(manifest.processes.len(), |summary| summary.processes.len()),
             highest_peak: summary.as_ref().and(devices().map(|device| device.peak_bytes()).max().map(Size::of)),
             out_of_memory_errors: summary.as_ref().map(|_| devices().map(|device| device.oom_count).sum()),

@@ -46,6 +46,9 @@ pub(crate) struct Content {
     /// The exit status or the signal of the command. Absent if it is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     exit: Option<String>,
+    /// The GPU that a dry run simulated: no kernel ran, and allocations are those of that GPU. Absent for a real one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    simulated_gpu: Option<String>,
     /// How long it took. Absent if it is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     duration: Option<String>,
@@ -106,6 +109,7 @@ pub(crate) async fn call(memtrace: &Memtrace, arguments: Arguments) -> Result<Ca
         command: shape.text(&summary.run.command.join(" ")),
         outcome: shape.text(&summary.run.outcome),
         exit: summary.run.exit.text(),
+        simulated_gpu: summary.run.simulated.as_ref().map(|simulated| simulated.gpu.clone()),
         duration: summary.run.duration_ns.map(duration_text),
         memtrace_version: summary.run.memtrace_version.clone(),
         devices: shape.page("devices", &devices, |(process, device)| row(process, device, shape)),
