@@ -96,13 +96,13 @@ def pip_installs_the_source_distribution(python, sources, scratch):
 
 
 def cargo_installs(sources, scratch, *options):
-    """Installs the program without Python. Returns its path."""
+    """Installs the programs without Python. Returns the path of `memtrace`."""
     words = ["cargo", "install", "--locked", "--quiet", "--git", "file://%s" % sources, "--root", scratch / "root", "memtrace", *options]
     # rustup takes the version of Rust from the current folder.
     run(words, build_environment(sources), cwd=sources, timeout=BUILD)
-    (program,) = (scratch / "root/bin").iterdir()
-    assert program.name == "memtrace", program
-    assert run([program, "-o", scratch / "seven", "--", "sh", "-c", "exit 7"], expected=7).stdout == ""
+    other, program = sorted((scratch / "root/bin").iterdir())
+    assert (other.name, program.name) == ("gpu-memtrace", "memtrace"), (other, program)
+    assert run([other, "-o", scratch / "seven", "--", "sh", "-c", "exit 7"], expected=7).stdout == ""
     environment = with_simulated_cuda(build_environment(sources))
     run([program, "--quiet", "-o", scratch / "run", "--", sys.executable, PROGRAM], environment)
     return program
