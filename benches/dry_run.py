@@ -17,6 +17,7 @@ import functools
 import json
 import os
 import pathlib
+import queue
 import re
 import shlex
 import shutil
@@ -143,7 +144,7 @@ def measure_real(name, about, gpu):
         else:
             # The ranks of a program are on devices of their own, so that each result has one device.
             device = result["devices"][-1]
-            row |= {key: device[key] for key in ("allocated", "reserved", "retries", "total")}
+            row |= {key: device[key] for key in ("allocated", "reserved", "outside", "retries", "total")}
         rows.append(row)
     if about.get("limited") and "failure" not in rows[0]:
         limit = limit_of(rows[0]["reserved"])
@@ -157,15 +158,27 @@ def on_gpus(programs):
 
     gpus = torch.cuda.device_count()
     single = [name for name, about in programs.items() if about.get("gpus", 1) == 1]
-    # The programs are independent of each other, and four of them fit into the memory of one GPU. Their times are not compared.
-    with ThreadPoolExecutor(4 * gpus) as pool:
-        found = list(pool.map(lambda number, name: measure_real(name, programs[name], number % gpus), range(len(single)), single))
+    # One program at a time on each GPU: what is in use on it outside PyTorch is then the program's.
+    free = queue.SimpleQueue()
+    for gpu in range(gpus):
+        free.put(gpu)
+
+    def measured(name):
+        gpu = free.get()
+        try:
+            return measure_real(name, programs[name], gpu)
+        finally:
+            free.put(gpu)
+
+    with ThreadPoolExecutor(gpus) as pool:
+        found = list(pool.map(measured, single))
     found += [measure_real(name, about, None) for name, about in programs.items() if 1 < about.get("gpus", 1) <= gpus]
     skipped = [name for name, about in programs.items() if about.get("gpus", 1) > gpus]
     if skipped:
         frame.say(f"skipped, too few GPUs: {', '.join(skipped)}")
     rows = [row for rows in found for row in rows]
-    frame.done("dry-run", rows, about="What PyTorch allocated and reserved at most on a GPU, in bytes.", **frame.conditions(torch))
+    frame.done("dry-run", rows, about="What PyTorch allocated and reserved at most on a GPU, and what was in use outside PyTorch at the end "
+               "(context, kernels, libraries), in bytes.", **frame.conditions(torch))
 
 
 # ---- in dry runs

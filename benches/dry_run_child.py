@@ -60,7 +60,7 @@ def failure(error, program):
 
 
 def devices():
-    """PyTorch's peaks of each device that the program used."""
+    """PyTorch's peaks of each device that the program used, and what it holds outside PyTorch if no other process is on the device."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return []
@@ -68,9 +68,10 @@ def devices():
     for device in range(torch.cuda.device_count()):
         statistics = torch.cuda.memory_stats(device)
         if statistics.get("allocation.all.allocated"):
+            free, total = torch.cuda.mem_get_info(device)
             found.append({"device": device, "allocated": torch.cuda.max_memory_allocated(device), "reserved": torch.cuda.max_memory_reserved(device),
                           "retries": statistics["num_alloc_retries"], "ooms": statistics["num_ooms"],
-                          "total": torch.cuda.get_device_properties(device).total_memory})
+                          "outside": total - free - torch.cuda.memory_reserved(device), "total": total})
     return found
 
 
