@@ -25,6 +25,7 @@ pub mod memory;
 pub mod out;
 pub mod pool;
 pub mod ranges;
+pub mod shared;
 pub mod stream;
 pub mod stub;
 pub mod vmm;

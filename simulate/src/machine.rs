@@ -12,6 +12,7 @@ use crate::ipc::MemHandle;
 use crate::ledger::Ledger;
 use crate::memory::{Freed, Kind, Memory, charge};
 use crate::pool::Pool;
+use crate::shared::SharedUsage;
 use crate::stream::Streams;
 use crate::vmm::{Mapping, Physical, Vmm};
 use std::collections::{BTreeMap, HashMap};
@@ -84,8 +85,9 @@ pub struct Machine {
 impl Machine {
     /// Creates a machine from its settings.
     pub fn new(mut config: Config) -> Self {
-        let devices: Vec<Device> =
-            config.visible.iter().map(|&physical| Device::new(physical, config.memory_bytes)).collect();
+        let shared = config.shared.clone().map(SharedUsage::new);
+        let device = |physical| Device::new(physical, config.memory_bytes, shared.clone());
+        let devices: Vec<Device> = config.visible.iter().copied().map(device).collect();
         let mut handles = Handles::default();
         let pools = (0..devices.len()).map(|d| (Self::default_pool(d), Pool::new(d))).collect();
         Machine {
@@ -110,6 +112,15 @@ impl Machine {
     /// The device with this ordinal. Fails with `InvalidDevice` when there is none.
     pub fn device(&mut self, ordinal: usize) -> Result<&mut Device> {
         self.devices.get_mut(ordinal).ok_or(Error::InvalidDevice)
+    }
+
+    /// The processes that use a device, and the bytes that each uses, by its physical ordinal. Hidden devices are known
+    /// only where processes share them.
+    pub fn processes(&self, physical: u32) -> Vec<(u32, u64)> {
+        let visible = self.devices.iter().find(|device| device.physical == physical);
+        let hidden =
+            || Device::new(physical, self.config.memory_bytes, self.config.shared.clone().map(SharedUsage::new));
+        visible.map_or_else(|| hidden().processes(), Device::processes)
     }
 
     /// Creates the device's primary context if it does not exist, and charges its memory to the device.

@@ -3,7 +3,7 @@
 
 use crate::module::launch;
 use crate::state::{current_device, machine, monotonic_ns, nest};
-use simcuda::bridge::{Bridge, ID};
+use simcuda::bridge::{Bridge, ID, Processes};
 use simcuda::error::Error;
 use simcuda::out::Out;
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -18,7 +18,8 @@ static BRIDGE: Bridge = Bridge {
     symbol,
     size_at,
     physical_devices,
-    memory_of,
+    device_bytes,
+    processes,
     name,
     stub,
 };
@@ -74,11 +75,12 @@ extern "C" fn physical_devices() -> u32 {
     machine().config.physical
 }
 
-extern "C" fn memory_of(physical: u32, total: Out<u64>, used: Out<u64>) {
-    let m = machine();
-    let device = m.devices.iter().find(|d| d.physical == physical);
-    total.put(m.config.memory_bytes);
-    used.put(device.map_or(0, |d| d.used()));
+extern "C" fn device_bytes() -> u64 {
+    machine().config.memory_bytes
+}
+
+extern "C" fn processes(physical: u32, out: Out<Processes>) {
+    out.put(Processes::new(&machine().processes(physical)));
 }
 
 extern "C" fn name() -> *const c_char {

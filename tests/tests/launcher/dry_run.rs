@@ -11,11 +11,15 @@ use crate::launcher_support::*;
 
 /// A dry run of `tests/programs/launcher/dry_run.py`, in a folder.
 fn dry_run(folder: &Path, options: &[&str], argument: &str) -> Output {
-    let program = root().join("tests/programs/launcher/dry_run.py");
+    dry_run_of("dry_run.py", folder, options, &[argument])
+}
+
+/// A dry run of a program of `tests/programs/launcher`, in a folder.
+fn dry_run_of(program: &str, folder: &Path, options: &[&str], arguments: &[&str]) -> Output {
     // For the Python of the test environment.
     let mut command = Command::new(root().join("scripts/sim"));
     command.current_dir(folder).arg(memtrace()).arg("dry-run").args(options);
-    command.arg("--").arg(python()).arg(program).arg(argument);
+    command.arg("--").arg(python()).arg(root().join("tests/programs/launcher").join(program)).args(arguments);
     output(&mut command)
 }
 
@@ -50,7 +54,19 @@ fn the_report_is_that_of_a_gpu_which_is_not_there() {
     let device = &summary["processes"][0]["devices"][0];
     assert_eq!(device["highest"]["allocated_bytes"], theirs["peak"]);
     assert_eq!(device["total_bytes"], 15_637_086_208_u64);
-    assert!(!run.join(".simulated-caches").exists());
+    assert!(!run.join(".simulated").exists());
+}
+
+#[test]
+fn processes_share_the_memory_of_a_gpu() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = dry_run_of("dry_run_processes.py", folder.path(), &["--gpu", "t4", "-o", "run"], &[]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let free: Vec<u64> = serde_json::from_value(json(&output.stdout)["free_bytes"].clone()).unwrap();
+    let context_bytes = 15_637_086_208 - free[0];
+    assert!(context_bytes > 0);
+    assert_eq!(free[1], free[0] - context_bytes - (1 << 30), "another context, and what the process allocated");
+    assert_eq!(free[2], free[0], "a killed process uses nothing");
 }
 
 #[test]
