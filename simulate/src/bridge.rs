@@ -50,6 +50,9 @@ pub struct Bridge {
     pub nest: extern "C" fn(bool),
     /// Adds one unit of work to a stream.
     pub launch: extern "C" fn(u64) -> i32,
+    /// Copies bytes as work of a stream. Takes the destination, the source, the size and the stream. The caller guarantees that
+    /// both ranges can be accessed.
+    pub copy: unsafe extern "C" fn(u64, u64, usize, u64) -> i32,
     /// The storage of a `__device__` variable. Takes its host address and its size in bytes.
     pub symbol: extern "C" fn(u64, u64) -> u64,
     /// The size in bytes of the allocation that begins at an address, or 0.

@@ -42,7 +42,7 @@ pub struct Config {
     pub visible: Vec<u32>,
     /// The capacity of each device in bytes (`SIMCUDA_MEMORY`).
     pub memory_bytes: u64,
-    /// The file through which processes share that capacity (`SIMCUDA_SHARED`). Without it, each process has all of it.
+    /// The folder through which processes share that capacity (`SIMCUDA_SHARED`). Without it, each process has all of it.
     pub shared: Option<PathBuf>,
     /// The device memory that a context takes, in bytes (`SIMCUDA_CONTEXT`).
     pub context_bytes: u64,

@@ -15,6 +15,7 @@ pub mod config;
 pub mod context;
 pub mod device;
 pub mod error;
+pub mod exchange;
 pub mod fault;
 pub mod graph;
 pub mod handle;

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// A process, distinguished from later ones with the same id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,8 +79,12 @@ pub struct SharedUsage {
 }
 
 impl SharedUsage {
-    /// The use that processes share through the file at `path`. The file is created when it is first needed.
-    pub fn new(path: PathBuf) -> Self {
+    /// The use that processes share through a file in a folder. The file is created when it is first needed.
+    pub fn new(folder: &Path) -> Self {
+        Self::in_file(folder.join("usage"))
+    }
+
+    fn in_file(path: PathBuf) -> Self {
         let pid = std::process::id();
         SharedUsage { path, process: Process::of(pid), determined_by: pid }
     }
@@ -146,7 +150,7 @@ impl SharedUsage {
     /// Changes the record of this process. `change` gets all records, and the index of that of this process.
     fn change<T>(&mut self, change: impl FnOnce(&mut [Record], usize) -> T) -> io::Result<T> {
         if self.determined_by != std::process::id() {
-            *self = SharedUsage::new(std::mem::take(&mut self.path));
+            *self = SharedUsage::in_file(std::mem::take(&mut self.path));
         }
         let (file, mut records) = self.lock()?;
         let own = match records.iter().position(|record| record.process == self.process) {
@@ -212,7 +216,7 @@ mod tests {
     fn usage(name: &str) -> SharedUsage {
         let path = std::env::temp_dir().join(format!("simcuda-{name}-{}", std::process::id()));
         fs::remove_file(&path).ok();
-        SharedUsage::new(path)
+        SharedUsage::in_file(path)
     }
 
     #[test]

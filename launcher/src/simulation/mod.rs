@@ -25,8 +25,8 @@ const LIBS: &[u8] = include_bytes!(env!("MEMTRACE_EMBEDDED_SIMCUDA_LIBS"));
 
 /// The folder in the run folder for files that are only needed during the run.
 const SCRATCH: &str = ".simulated";
-/// The file in it through which the processes of the run share the memory of each GPU.
-const SHARED: &str = "shared-usage";
+/// The folder in it through which the processes of the run share the memory of each GPU and exchange messages.
+const SHARED: &str = "shared";
 /// The variables that name caches of compiled code.
 const CACHE_VARIABLES: [&str; 4] =
     ["TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "TORCH_EXTENSIONS_DIR"];
@@ -87,12 +87,13 @@ impl Simulation {
         }
         let gpu = &self.gpu;
         let scratch = std::path::absolute(run_folder)?.join(SCRATCH);
-        std::fs::create_dir(&scratch).with_context(|| format!("cannot create {}", scratch.display()))?;
+        let shared = scratch.join(SHARED);
+        std::fs::create_dir_all(&shared).with_context(|| format!("cannot create {}", shared.display()))?;
         let settings = [
             ("LD_PRELOAD", preload),
             ("SIMCUDA_DEVICES", self.count.to_string().into()),
             ("SIMCUDA_MEMORY", gpu.memory_bytes.to_string().into()),
-            ("SIMCUDA_SHARED", scratch.join(SHARED).into_os_string()),
+            ("SIMCUDA_SHARED", shared.into_os_string()),
             ("SIMCUDA_NAME", gpu.name.clone().into()),
             ("SIMCUDA_SM", gpu.compute_capability.to_string().into()),
             ("SIMCUDA_MULTIPROCESSORS", gpu.multiprocessors.to_string().into()),

@@ -1,6 +1,7 @@
 //! `cuGetExportTable`: returns the private table to the other simulated libraries, and "not supported" for every other
 //! table.
 
+use crate::copy::copy;
 use crate::module::launch;
 use crate::state::{current_device, machine, monotonic_ns, nest};
 use simcuda::bridge::{Bridge, ID, Processes};
@@ -15,6 +16,7 @@ static BRIDGE: Bridge = Bridge {
     strikes,
     nest: nest_call,
     launch: launch_on,
+    copy: copy_on,
     symbol,
     size_at,
     physical_devices,
@@ -26,6 +28,11 @@ static BRIDGE: Bridge = Bridge {
 
 extern "C" fn launch_on(stream: u64) -> c_int {
     launch(stream)
+}
+
+unsafe extern "C" fn copy_on(to: u64, from: u64, size: usize, stream: u64) -> c_int {
+    // SAFETY: the caller guarantees that both ranges can be accessed.
+    unsafe { copy(to, from, size, stream) }
 }
 
 extern "C" fn ledger_on() -> bool {

@@ -69,6 +69,38 @@ fn processes_share_the_memory_of_a_gpu() {
     assert_eq!(free[2], free[0], "a killed process uses nothing");
 }
 
+/// Runs a model on a mesh of so many ranks with tensor parallelism and FSDP2. Each rank gets the same share of it.
+fn run_node(ranks: u64) {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = Command::new(root().join("scripts/sim"));
+    let count = ranks.to_string();
+    command.current_dir(folder.path()).arg(memtrace()).args(["dry-run", "--gpu", "t4", "--gpus", &count, "--quiet"]);
+    command.args(["--", python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", &count]);
+    let output = output(command.arg(root().join("tests/programs/launcher/dry_run_node.py")));
+    assert!(output.status.success(), "{}", stderr(&output));
+    let results: Vec<Value> =
+        String::from_utf8_lossy(&output.stdout).lines().map(|line| json(line.as_bytes())).collect();
+    assert_eq!(results.len() as u64, ranks, "{results:?}");
+    let (whole, sharded) = (results[0]["whole"].as_u64().unwrap(), results[0]["sharded"].as_u64().unwrap());
+    // A part of the parameters, of their gradients and of their state, and one block that is gathered.
+    assert!(whole / ranks < sharded && sharded < whole / ranks + whole / 4, "{sharded} of {whole}");
+    for result in &results {
+        assert_eq!((&result["sharded"], &result["can_access_peers"]), (&sharded.into(), &true.into()), "{result}");
+    }
+}
+
+#[test]
+fn ranks_exchange_messages_and_share_a_model() {
+    run_node(4);
+}
+
+mod exhaustive {
+    #[test]
+    fn eight_ranks_share_a_model() {
+        super::run_node(8);
+    }
+}
+
 #[test]
 fn values_are_tried_and_the_largest_that_fits_is_found() {
     let folder = tempfile::tempdir().unwrap();
