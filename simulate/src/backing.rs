@@ -7,6 +7,7 @@
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
+use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileExt;
 use std::ptr;
@@ -51,6 +52,26 @@ impl Extent {
                 self.offset as i64,
                 self.size as i64,
             );
+        }
+    }
+
+    /// The parts of `[from, until)` to which something was written, as offsets in the extent. All else is zeros.
+    pub fn written(&self, from: u64, until: u64) -> Vec<Range<u64>> {
+        let seek = |offset: u64, whence| {
+            // SAFETY: the `Arc` keeps the descriptor open. The call moves only the file's position, which nothing uses.
+            let found = unsafe { libc::lseek(self.descriptor(), offset as i64, whence) };
+            // There is no data behind the last, but a hole at the end of the file.
+            if found < 0 { u64::MAX } else { found as u64 }
+        };
+        let (mut at, end) = (self.offset + from, self.offset + until.min(self.size));
+        let mut parts = Vec::new();
+        loop {
+            let data = seek(at, libc::SEEK_DATA);
+            if data >= end {
+                return parts;
+            }
+            at = seek(data, libc::SEEK_HOLE).min(end);
+            parts.push(data - self.offset..at - self.offset);
         }
     }
 
@@ -259,6 +280,21 @@ mod tests {
         assert_eq!(read(b + 4096), 0);
         unmap(a, extent.size);
         unmap(b, extent.size);
+    }
+
+    #[test]
+    fn written_parts_are_whole_pages() {
+        let mut backing = Backing::default();
+        backing.extent(PAGE).unwrap();
+        let extent = backing.extent(100 * PAGE).unwrap();
+        let base = map(&extent, PAGE).unwrap();
+        assert_eq!(extent.written(0, extent.size), []);
+        write(base + 3 * PAGE + 8, 1);
+        write(base + 4 * PAGE, 1);
+        write(base + 99 * PAGE, 1);
+        assert_eq!(extent.written(0, extent.size), [3 * PAGE..5 * PAGE, 99 * PAGE..100 * PAGE]);
+        assert_eq!(extent.written(4 * PAGE + 1, 100 * PAGE), [4 * PAGE + 1..5 * PAGE, 99 * PAGE..100 * PAGE]);
+        unmap(base, extent.size);
     }
 
     #[test]

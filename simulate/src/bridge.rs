@@ -8,6 +8,32 @@ use std::ffi::c_char;
 /// The identifier of the table.
 pub const ID: [u8; 16] = *b"simcuda-bridge-1";
 
+/// The processes that use a device.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Processes {
+    count: usize,
+    /// The id of each process, and its bytes. Entries beyond `count` are 0.
+    entries: [[u64; 2]; Processes::MAX],
+}
+
+impl Processes {
+    /// The maximum number of processes. Others are left out.
+    const MAX: usize = 256;
+
+    /// The list of these process ids and bytes.
+    pub fn new(processes: &[(u32, u64)]) -> Self {
+        let mut entries = [[0; 2]; Self::MAX];
+        entries.iter_mut().zip(processes).for_each(|(to, (pid, bytes))| *to = [u64::from(*pid), *bytes]);
+        Processes { count: processes.len().min(Self::MAX), entries }
+    }
+
+    /// The id of each process, and its bytes.
+    pub fn entries(&self) -> &[[u64; 2]] {
+        &self.entries[..self.count]
+    }
+}
+
 /// The table. One build produces the library that requests it and the library that provides it.
 #[repr(C)]
 pub struct Bridge {
@@ -24,14 +50,19 @@ pub struct Bridge {
     pub nest: extern "C" fn(bool),
     /// Adds one unit of work to a stream.
     pub launch: extern "C" fn(u64) -> i32,
+    /// Copies bytes as work of a stream. Takes the destination, the source, the size and the stream. The caller guarantees that
+    /// both ranges can be accessed.
+    pub copy: unsafe extern "C" fn(u64, u64, usize, u64) -> i32,
     /// The storage of a `__device__` variable. Takes its host address and its size in bytes.
     pub symbol: extern "C" fn(u64, u64) -> u64,
     /// The size in bytes of the allocation that begins at an address, or 0.
     pub size_at: extern "C" fn(u64) -> u64,
     /// The number of devices on the host, including hidden ones.
     pub physical_devices: extern "C" fn() -> u32,
-    /// The capacity and usage of a device in bytes, by its physical ordinal.
-    pub memory_of: extern "C" fn(u32, Out<u64>, Out<u64>),
+    /// The capacity of each device in bytes.
+    pub device_bytes: extern "C" fn() -> u64,
+    /// The processes that use a device, by its physical ordinal.
+    pub processes: extern "C" fn(u32, Out<Processes>),
     /// The name of the devices, which lives as long as the driver.
     pub name: extern "C" fn() -> *const c_char,
     /// Counts a call of a stub. Takes its name as a C string.

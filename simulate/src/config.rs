@@ -1,10 +1,15 @@
 //! The settings, all from the environment. They are read once, when the driver is first used.
 
+use crate::device::uuid_text;
 use crate::fault::Faults;
 use std::ffi::CString;
+use std::path::PathBuf;
 
 /// One MiB in bytes.
 pub const MIB: u64 = 1 << 20;
+
+/// The maximum number of devices on the host.
+pub const MAX_DEVICES: usize = 64;
 
 /// How much is printed on stderr.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -31,12 +36,14 @@ pub struct Model {
 /// The settings. README.md lists them in a table.
 #[derive(Debug)]
 pub struct Config {
-    /// The number of devices on the host (`SIMCUDA_DEVICES`), at most 64.
+    /// The number of devices on the host (`SIMCUDA_DEVICES`), at most [`MAX_DEVICES`].
     pub physical: u32,
     /// The physical ordinals of the visible devices (`SIMCUDA_DEVICES` filtered by `CUDA_VISIBLE_DEVICES`).
     pub visible: Vec<u32>,
     /// The capacity of each device in bytes (`SIMCUDA_MEMORY`).
     pub memory_bytes: u64,
+    /// The folder through which processes share that capacity (`SIMCUDA_SHARED`). Without it, each process has all of it.
+    pub shared: Option<PathBuf>,
     /// The device memory that a context takes, in bytes (`SIMCUDA_CONTEXT`).
     pub context_bytes: u64,
     /// The virtual time of one launch in nanoseconds (`SIMCUDA_KERNEL_US`).
@@ -71,14 +78,24 @@ pub fn parse_size(text: &str) -> Option<u64> {
 
 /// The physical ordinals that `CUDA_VISIBLE_DEVICES` selects from `count` devices.
 ///
-/// The list ends at the first entry that names no device, as in the real driver.
+/// An entry is an ordinal, or a UUID or its unique beginning. The list ends at the first entry that names no device, as
+/// in the real driver.
 fn visible(count: u32, list: Option<&str>) -> Vec<u32> {
+    let device = |entry: &str| match entry.parse::<u32>() {
+        Ok(ordinal) => Some(ordinal).filter(|&n| n < count),
+        Err(_) => by_uuid(count, entry),
+    };
     match list {
         None => (0..count).collect(),
-        Some(list) => {
-            list.split(',').map_while(|entry| entry.trim().parse::<u32>().ok().filter(|&n| n < count)).collect()
-        }
+        Some(list) => list.split(',').map_while(|entry| device(entry.trim())).collect(),
     }
+}
+
+/// The device whose UUID begins so, if it is the only one.
+fn by_uuid(count: u32, beginning: &str) -> Option<u32> {
+    let mut found =
+        (0..count).filter(|&ordinal| beginning.starts_with("GPU-") && uuid_text(ordinal).starts_with(beginning));
+    found.next().filter(|_| found.next().is_none())
 }
 
 impl Config {
@@ -99,11 +116,12 @@ impl Config {
         }
         let size = |name, default| read(lookup(name), name, default, parse_size);
         let number = |name, default: f64| read(lookup(name), name, default, |t| t.trim().parse().ok());
-        let physical = (number("SIMCUDA_DEVICES", 1.0) as u32).min(64);
+        let physical = (number("SIMCUDA_DEVICES", 1.0) as u32).min(MAX_DEVICES as u32);
         Config {
             physical,
             visible: visible(physical, lookup("CUDA_VISIBLE_DEVICES").as_deref()),
             memory_bytes: size("SIMCUDA_MEMORY", 8192 * MIB),
+            shared: lookup("SIMCUDA_SHARED").filter(|path| !path.is_empty()).map(PathBuf::from),
             context_bytes: size("SIMCUDA_CONTEXT", 0),
             kernel_ns: (number("SIMCUDA_KERNEL_US", 0.0) * 1000.0) as u64,
             model: Model {
@@ -142,6 +160,15 @@ mod tests {
         assert_eq!(visible(4, Some("0,-1,2")), [0]);
         assert_eq!(visible(4, Some("")), [] as [u32; 0]);
         assert_eq!(visible(2, Some("1,7,0")), [1]);
+    }
+
+    #[test]
+    fn uuids_select_visible_devices() {
+        let (first, second) = (uuid_text(0), uuid_text(1));
+        assert_eq!(visible(2, Some(&format!("{second},{first}"))), [1, 0]);
+        assert_eq!(visible(1, Some(&first[..8])), [0], "the only one that begins so");
+        assert_eq!(visible(2, Some(&first[..8])), [] as [u32; 0], "both begin so");
+        assert_eq!(visible(2, Some("GPU-0")), [] as [u32; 0]);
     }
 
     #[test]

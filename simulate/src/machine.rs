@@ -1,7 +1,7 @@
 //! The simulated machine: one value that owns all state. The driver keeps it behind one lock.
 
 use crate::array::Shape;
-use crate::backing;
+use crate::backing::{self, Extent};
 use crate::config::{Config, MIB};
 use crate::context::Contexts;
 use crate::device::Device;
@@ -12,9 +12,11 @@ use crate::ipc::MemHandle;
 use crate::ledger::Ledger;
 use crate::memory::{Freed, Kind, Memory, charge};
 use crate::pool::Pool;
+use crate::shared::SharedUsage;
 use crate::stream::Streams;
 use crate::vmm::{Mapping, Physical, Vmm};
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 
 /// The granularity of sizes for physical memory and address ranges, in bytes.
 pub const GRANULARITY: u64 = 2 * MIB;
@@ -84,8 +86,9 @@ pub struct Machine {
 impl Machine {
     /// Creates a machine from its settings.
     pub fn new(mut config: Config) -> Self {
-        let devices: Vec<Device> =
-            config.visible.iter().map(|&physical| Device::new(physical, config.memory_bytes)).collect();
+        let shared = config.shared.as_deref().map(SharedUsage::new);
+        let device = |physical| Device::new(physical, config.memory_bytes, shared.clone());
+        let devices: Vec<Device> = config.visible.iter().copied().map(device).collect();
         let mut handles = Handles::default();
         let pools = (0..devices.len()).map(|d| (Self::default_pool(d), Pool::new(d))).collect();
         Machine {
@@ -110,6 +113,15 @@ impl Machine {
     /// The device with this ordinal. Fails with `InvalidDevice` when there is none.
     pub fn device(&mut self, ordinal: usize) -> Result<&mut Device> {
         self.devices.get_mut(ordinal).ok_or(Error::InvalidDevice)
+    }
+
+    /// The processes that use a device, and the bytes that each uses, by its physical ordinal. Hidden devices are known
+    /// only where processes share them.
+    pub fn processes(&self, physical: u32) -> Vec<(u32, u64)> {
+        let visible = self.devices.iter().find(|device| device.physical == physical);
+        let hidden =
+            || Device::new(physical, self.config.memory_bytes, self.config.shared.as_deref().map(SharedUsage::new));
+        visible.map_or_else(|| hidden().processes(), Device::processes)
     }
 
     /// Creates the device's primary context if it does not exist, and charges its memory to the device.
@@ -244,10 +256,39 @@ impl Machine {
         Some(Pointee { base, size, device: allocation.device, kind: allocation.kind })
     }
 
-    /// Whether a range lies in one piece of device memory that a memory file backs. Its pages can then be zeroed by
-    /// dropping them.
+    /// The parts of `[base, base + size)` to which something was written, as addresses. All else is zeros, and its pages
+    /// are not committed. `None` if a part of it is not device memory.
+    pub fn written(&self, base: u64, size: u64) -> Option<Vec<Range<u64>>> {
+        let end = base.checked_add(size)?;
+        let (mut at, mut parts) = (base, Vec::new());
+        while at < end {
+            let (extent, start, until) = self.extent_at(at)?;
+            let until = until.min(end);
+            let written = extent.written(at.wrapping_sub(start), until.wrapping_sub(start));
+            parts.extend(written.into_iter().map(|part| start.wrapping_add(part.start)..start.wrapping_add(part.end)));
+            at = until;
+        }
+        Some(parts)
+    }
+
+    /// Whether a range is device memory. Its pages can then be zeroed by dropping them.
     pub fn is_droppable(&self, base: u64, size: u64) -> bool {
-        self.memory.is_file_backed(base, size) || self.vmm.all_mapped(base, size)
+        let Some(end) = base.checked_add(size) else { return false };
+        let mut at = base;
+        while at < end {
+            match self.extent_at(at) {
+                Some((_, _, until)) => at = until,
+                None => return false,
+            }
+        }
+        true
+    }
+
+    /// The extent behind an address of device memory, the address at which the extent begins, and the address up to which
+    /// it is mapped.
+    fn extent_at(&self, address: u64) -> Option<(&Extent, u64, u64)> {
+        let own = self.memory.extent_at(address).map(|(extent, base)| (extent, base, base + extent.size));
+        own.or_else(|| self.vmm.extent_at(address))
     }
 
     /// The address of a `__device__` variable on a device. The first use allocates its storage.
@@ -404,7 +445,7 @@ impl Machine {
     }
 
     /// Registers physical memory that another process exported as a file, and returns its handle.
-    pub fn import_physical(&mut self, extent: backing::Extent, ordinal: usize) -> u64 {
+    pub fn import_physical(&mut self, extent: Extent, ordinal: usize) -> u64 {
         let handle = self.handles.deal(HandleKind::Physical);
         // The properties of pinned memory (1) at a location of type device (1).
         self.vmm.create(handle, extent, ordinal, 0, [1, 1 | (ordinal as u64) << 32, 0, 0]);

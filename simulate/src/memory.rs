@@ -160,9 +160,10 @@ impl Memory {
         if shareable { self.backing.shareable(size) } else { self.backing.extent(size) }.map_err(no_memory)
     }
 
-    /// Whether `[base, base + size)` is device memory of one allocation that is mapped from a memory file.
-    pub fn is_file_backed(&self, base: u64, size: u64) -> bool {
-        self.ranges.find(base).is_some_and(|f| f.value.extent.is_some() && size <= f.size - (base - f.base))
+    /// The extent behind the device memory at an address, and the address at which the extent begins.
+    pub fn extent_at(&self, address: u64) -> Option<(&Extent, u64)> {
+        let found = self.ranges.find(address)?;
+        Some((found.value.extent.as_ref()?, found.base))
     }
 }
 

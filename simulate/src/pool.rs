@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn a_pool_grows_by_large_steps_then_by_small_ones() {
-        let mut device = Device::new(0, 33 * MIB);
+        let mut device = Device::new(0, 33 * MIB, None);
         let mut pool = Pool::new(0);
         pool.take(1, &mut device).unwrap();
         assert_eq!(device.used(), 32 * MIB);
@@ -125,7 +125,7 @@ mod tests {
         /// The reserved memory equals the memory taken from the device, and it always covers the memory in use.
         #[test]
         fn reserved_memory_equals_the_memory_taken_from_the_device(steps in prop::collection::vec((any::<bool>(), 1..80u64), 1..100), threshold in 0..200u64) {
-            let mut device = Device::new(0, 256 * MIB);
+            let mut device = Device::new(0, 256 * MIB, None);
             let mut pool = Pool::new(0);
             pool.threshold = threshold * MIB;
             let mut live: Vec<u64> = Vec::new();

@@ -112,6 +112,13 @@ impl Vmm {
         Some((found.base, found.size, device))
     }
 
+    /// The extent that is mapped at an address, the address at which it would begin, and the end of the mapping.
+    pub fn extent_at(&self, address: u64) -> Option<(&Extent, u64, u64)> {
+        let found = self.mappings.find(address)?;
+        let physical = self.physical.get(&found.value.handle)?;
+        Some((&physical.extent, found.base.wrapping_sub(found.value.offset), found.base + found.size))
+    }
+
     /// Whether memory is mapped anywhere in `[base, base + size)`.
     pub fn any_mapped(&self, base: u64, size: u64) -> bool {
         self.mappings.overlapping(base, base.saturating_add(size)).next().is_some()

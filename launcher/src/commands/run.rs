@@ -137,7 +137,7 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
     let outcome = drain.finish();
     child.collect();
     if simulation.is_some() {
-        Simulation::remove_caches(path);
+        Simulation::remove_scratch(path);
     }
     let outcome = outcome.unwrap_or_else(|e| {
         message::report(&e);

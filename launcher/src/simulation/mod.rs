@@ -23,8 +23,10 @@ const DRIVER: &[u8] = include_bytes!(env!("MEMTRACE_EMBEDDED_SIMCUDA_DRIVER"));
 const RUNTIME: &[u8] = include_bytes!(env!("MEMTRACE_EMBEDDED_SIMCUDA_RUNTIME"));
 const LIBS: &[u8] = include_bytes!(env!("MEMTRACE_EMBEDDED_SIMCUDA_LIBS"));
 
-/// The folder in the run folder for what compilers make.
-const CACHES: &str = ".simulated-caches";
+/// The folder in the run folder for files that are only needed during the run.
+const SCRATCH: &str = ".simulated";
+/// The folder in it through which the processes of the run share the memory of each GPU and exchange messages.
+const SHARED: &str = "shared";
 /// The variables that name caches of compiled code.
 const CACHE_VARIABLES: [&str; 4] =
     ["TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "TORCH_EXTENSIONS_DIR"];
@@ -84,11 +86,14 @@ impl Simulation {
             preload.push(folder.join(soname));
         }
         let gpu = &self.gpu;
-        let caches = std::path::absolute(run_folder)?.join(CACHES);
+        let scratch = std::path::absolute(run_folder)?.join(SCRATCH);
+        let shared = scratch.join(SHARED);
+        std::fs::create_dir_all(&shared).with_context(|| format!("cannot create {}", shared.display()))?;
         let settings = [
             ("LD_PRELOAD", preload),
             ("SIMCUDA_DEVICES", self.count.to_string().into()),
             ("SIMCUDA_MEMORY", gpu.memory_bytes.to_string().into()),
+            ("SIMCUDA_SHARED", shared.into_os_string()),
             ("SIMCUDA_NAME", gpu.name.clone().into()),
             ("SIMCUDA_SM", gpu.compute_capability.to_string().into()),
             ("SIMCUDA_MULTIPROCESSORS", gpu.multiprocessors.to_string().into()),
@@ -97,14 +102,14 @@ impl Simulation {
             // Triton looks for the driver's file with ldconfig, which knows no preloaded library.
             ("TRITON_LIBCUDA_PATH", folder.into_os_string()),
         ];
-        let caches = CACHE_VARIABLES.map(|name| (name, caches.join(name.to_lowercase()).into_os_string()));
+        let caches = CACHE_VARIABLES.map(|name| (name, scratch.join(name.to_lowercase()).into_os_string()));
         Ok(settings.into_iter().chain(caches).map(|(name, value)| (name.into(), value)).collect())
     }
 
-    /// Removes what compilers made during the run.
-    pub(crate) fn remove_caches(run_folder: &Path) {
+    /// Removes what compilers made during the run, and the file that processes share.
+    pub(crate) fn remove_scratch(run_folder: &Path) {
         // A process of the command that still runs may write into it. The folder then stays.
-        std::fs::remove_dir_all(run_folder.join(CACHES)).ok();
+        std::fs::remove_dir_all(run_folder.join(SCRATCH)).ok();
     }
 }
 

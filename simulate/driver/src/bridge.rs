@@ -1,9 +1,10 @@
 //! `cuGetExportTable`: returns the private table to the other simulated libraries, and "not supported" for every other
 //! table.
 
+use crate::copy::copy;
 use crate::module::launch;
 use crate::state::{current_device, machine, monotonic_ns, nest};
-use simcuda::bridge::{Bridge, ID};
+use simcuda::bridge::{Bridge, ID, Processes};
 use simcuda::error::Error;
 use simcuda::out::Out;
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -15,16 +16,23 @@ static BRIDGE: Bridge = Bridge {
     strikes,
     nest: nest_call,
     launch: launch_on,
+    copy: copy_on,
     symbol,
     size_at,
     physical_devices,
-    memory_of,
+    device_bytes,
+    processes,
     name,
     stub,
 };
 
 extern "C" fn launch_on(stream: u64) -> c_int {
     launch(stream)
+}
+
+unsafe extern "C" fn copy_on(to: u64, from: u64, size: usize, stream: u64) -> c_int {
+    // SAFETY: the caller guarantees that both ranges can be accessed.
+    unsafe { copy(to, from, size, stream) }
 }
 
 extern "C" fn ledger_on() -> bool {
@@ -74,11 +82,12 @@ extern "C" fn physical_devices() -> u32 {
     machine().config.physical
 }
 
-extern "C" fn memory_of(physical: u32, total: Out<u64>, used: Out<u64>) {
-    let m = machine();
-    let device = m.devices.iter().find(|d| d.physical == physical);
-    total.put(m.config.memory_bytes);
-    used.put(device.map_or(0, |d| d.used()));
+extern "C" fn device_bytes() -> u64 {
+    machine().config.memory_bytes
+}
+
+extern "C" fn processes(physical: u32, out: Out<Processes>) {
+    out.put(Processes::new(&machine().processes(physical)));
 }
 
 extern "C" fn name() -> *const c_char {

@@ -2,6 +2,7 @@
 
 use crate::state::{code, machine};
 use simcuda::attributes::attribute;
+use simcuda::device::uuid;
 use simcuda::error::{Error, Result, describe};
 use simcuda::out::Out;
 use std::ffi::{CStr, c_char, c_int, c_uint};
@@ -67,9 +68,7 @@ extern "C" fn cuDeviceTotalMem_v2(bytes: Out<usize>, device: c_int) -> c_int {
 
 fn uuid_of(device: c_int) -> Result<[u8; 16]> {
     let d = ordinal_of(device)?;
-    let mut uuid = *b"simcuda\0\0\0\0\0\0\0\0\0";
-    uuid[15] = machine().devices[d].physical as u8;
-    Ok(uuid)
+    Ok(uuid(machine().devices[d].physical))
 }
 
 #[unsafe(no_mangle)]

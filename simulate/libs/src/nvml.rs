@@ -1,9 +1,11 @@
-//! NVML (`libnvidia-ml.so.1`): the devices, and their memory as far as this process uses it.
+//! NVML (`libnvidia-ml.so.1`): the devices, their memory, and the processes that use it.
 //!
 //! As in the real library, `CUDA_VISIBLE_DEVICES` hides no device here. PyTorch asks NVML for the processes on a device
 //! when it is out of memory, and for the NVLink fabric.
 
 use crate::support::bridge;
+use simcuda::bridge::Processes;
+use simcuda::device::uuid_text;
 use simcuda::out::Out;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
@@ -25,12 +27,17 @@ fn physical(handle: u64) -> Option<u32> {
     (ordinal < device_count()?).then_some(ordinal)
 }
 
+/// The processes that use a device.
+fn processes(handle: u64) -> Option<Processes> {
+    let mut processes = Processes::new(&[]);
+    (bridge()?.processes)(physical(handle)?, Out::from(&mut processes));
+    Some(processes)
+}
+
 /// The capacity and usage of a device, in bytes.
 fn memory(handle: u64) -> Option<(u64, u64)> {
-    let (mut total, mut used) = (0, 0);
-    let ordinal = physical(handle)?;
-    (bridge()?.memory_of)(ordinal, Out::from(&mut total), Out::from(&mut used));
-    Some((total, used))
+    let used = processes(handle)?.entries().iter().map(|[_, bytes]| bytes).sum();
+    Some(((bridge()?.device_bytes)(), used))
 }
 
 #[unsafe(no_mangle)]
@@ -109,16 +116,11 @@ unsafe extern "C" fn nvmlDeviceGetHandleByPciBusId_v2(id: *const c_char, out: Ou
     put_device(out, bus.and_then(|bus| bus.checked_sub(1)))
 }
 
-/// The UUID that the driver reports, as text: "simcuda", zeros, and the physical ordinal.
-fn uuid(ordinal: u32) -> String {
-    format!("GPU-73696d63-7564-6100-0000-0000000000{ordinal:02x}")
-}
-
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetHandleByUUID(text: *const c_char, out: Out<u64>) -> c_int {
     // SAFETY: by NVML's contract `text` is a NUL-terminated string.
     let text = unsafe { CStr::from_ptr(text) }.to_string_lossy();
-    let found = (0..device_count().unwrap_or(0)).find(|&n| uuid(n) == text);
+    let found = (0..device_count().unwrap_or(0)).find(|&n| uuid_text(n) == text);
     put_device(out, found)
 }
 
@@ -126,7 +128,7 @@ unsafe extern "C" fn nvmlDeviceGetHandleByUUID(text: *const c_char, out: Out<u64
 unsafe extern "C" fn nvmlDeviceGetUUID(device: u64, buffer: *mut c_char, length: c_uint) -> c_int {
     let Some(ordinal) = physical(device) else { return INVALID_ARGUMENT };
     // SAFETY: by NVML's contract the buffer has `length` bytes.
-    unsafe { put_text(buffer, length, &uuid(ordinal)) }
+    unsafe { put_text(buffer, length, &uuid_text(ordinal)) }
 }
 
 #[unsafe(no_mangle)]
@@ -141,7 +143,7 @@ unsafe extern "C" fn nvmlDeviceGetName(device: u64, buffer: *mut c_char, length:
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetMemoryInfo(device: u64, out: Out<[u64; 3]>) -> c_int {
     let Some((total, used)) = memory(device) else { return INVALID_ARGUMENT };
-    out.put([total, total - used, used]);
+    out.put([total, total.saturating_sub(used), used]);
     SUCCESS
 }
 
@@ -150,27 +152,28 @@ extern "C" fn nvmlDeviceGetMemoryInfo(device: u64, out: Out<[u64; 3]>) -> c_int 
 extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: u64, out: Out<[u64; 5]>) -> c_int {
     let Some((total, used)) = memory(device) else { return INVALID_ARGUMENT };
     let version = out.cast().get().unwrap_or(0);
-    out.put([version, total, 0, total - used, used]);
+    out.put([version, total, 0, total.saturating_sub(used), used]);
     SUCCESS
 }
 
-/// Reports this process, the only one that is known here, if it uses the device.
+/// Lists the processes that use a device.
 ///
 /// An entry has the pid, the bytes, and the instance numbers that later versions of the structure add. `words` is its
 /// length in 64-bit words.
 fn put_processes(device: u64, count: Out<c_uint>, out: Out<u64>, words: usize) -> c_int {
-    let Some((_, used)) = memory(device) else { return INVALID_ARGUMENT };
-    let here = c_uint::from(used > 0);
-    let room = count.get().unwrap_or(0);
-    count.put(here);
-    if room < here {
+    let Some(processes) = processes(device) else { return INVALID_ARGUMENT };
+    let processes = processes.entries();
+    let room = count.get().unwrap_or(0) as usize;
+    count.put(processes.len() as c_uint);
+    if room < processes.len() {
         return INSUFFICIENT_SIZE;
     }
-    if here > 0 {
-        out.put(u64::from(std::process::id()));
-        out.nth(1).put(used);
+    for (index, &[pid, used]) in processes.iter().enumerate() {
+        let at = index * words;
+        out.nth(at).put(pid);
+        out.nth(at + 1).put(used);
         for word in 2..words {
-            out.nth(word).put(u64::MAX);
+            out.nth(at + word).put(u64::MAX);
         }
     }
     SUCCESS

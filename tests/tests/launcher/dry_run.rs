@@ -11,11 +11,15 @@ use crate::launcher_support::*;
 
 /// A dry run of `tests/programs/launcher/dry_run.py`, in a folder.
 fn dry_run(folder: &Path, options: &[&str], argument: &str) -> Output {
-    let program = root().join("tests/programs/launcher/dry_run.py");
+    dry_run_of("dry_run.py", folder, options, &[argument])
+}
+
+/// A dry run of a program of `tests/programs/launcher`, in a folder.
+fn dry_run_of(program: &str, folder: &Path, options: &[&str], arguments: &[&str]) -> Output {
     // For the Python of the test environment.
     let mut command = Command::new(root().join("scripts/sim"));
     command.current_dir(folder).arg(memtrace()).arg("dry-run").args(options);
-    command.arg("--").arg(python()).arg(program).arg(argument);
+    command.arg("--").arg(python()).arg(root().join("tests/programs/launcher").join(program)).args(arguments);
     output(&mut command)
 }
 
@@ -50,7 +54,51 @@ fn the_report_is_that_of_a_gpu_which_is_not_there() {
     let device = &summary["processes"][0]["devices"][0];
     assert_eq!(device["highest"]["allocated_bytes"], theirs["peak"]);
     assert_eq!(device["total_bytes"], 15_637_086_208_u64);
-    assert!(!run.join(".simulated-caches").exists());
+    assert!(!run.join(".simulated").exists());
+}
+
+#[test]
+fn processes_share_the_memory_of_a_gpu() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = dry_run_of("dry_run_processes.py", folder.path(), &["--gpu", "t4", "-o", "run"], &[]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let free: Vec<u64> = serde_json::from_value(json(&output.stdout)["free_bytes"].clone()).unwrap();
+    let context_bytes = 15_637_086_208 - free[0];
+    assert!(context_bytes > 0);
+    assert_eq!(free[1], free[0] - context_bytes - (1 << 30), "another context, and what the process allocated");
+    assert_eq!(free[2], free[0], "a killed process uses nothing");
+}
+
+/// Runs a model on a mesh of so many ranks with tensor parallelism and FSDP2. Each rank gets the same share of it.
+fn run_node(ranks: u64) {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = Command::new(root().join("scripts/sim"));
+    let count = ranks.to_string();
+    command.current_dir(folder.path()).arg(memtrace()).args(["dry-run", "--gpu", "t4", "--gpus", &count, "--quiet"]);
+    command.args(["--", python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", &count]);
+    let output = output(command.arg(root().join("tests/programs/launcher/dry_run_node.py")));
+    assert!(output.status.success(), "{}", stderr(&output));
+    let results: Vec<Value> =
+        String::from_utf8_lossy(&output.stdout).lines().map(|line| json(line.as_bytes())).collect();
+    assert_eq!(results.len() as u64, ranks, "{results:?}");
+    let (whole, sharded) = (results[0]["whole"].as_u64().unwrap(), results[0]["sharded"].as_u64().unwrap());
+    // A part of the parameters, of their gradients and of their state, and one block that is gathered.
+    assert!(whole / ranks < sharded && sharded < whole / ranks + whole / 4, "{sharded} of {whole}");
+    for result in &results {
+        assert_eq!((&result["sharded"], &result["can_access_peers"]), (&sharded.into(), &true.into()), "{result}");
+    }
+}
+
+#[test]
+fn ranks_exchange_messages_and_share_a_model() {
+    run_node(4);
+}
+
+mod exhaustive {
+    #[test]
+    fn eight_ranks_share_a_model() {
+        super::run_node(8);
+    }
 }
 
 #[test]
