@@ -152,6 +152,31 @@ fn a_program_error_ends_the_tries() {
 }
 
 #[test]
+fn extensions_of_other_packages_find_what_they_import() {
+    let folder = tempfile::tempdir().unwrap();
+    let package = folder.path().join("site-packages/package");
+    std::fs::create_dir_all(&package).unwrap();
+    let (runtime, versions) = (folder.path().join("libcudart.so.13"), folder.path().join("versions.map"));
+    std::fs::write(&versions, "libcudart.so.13 { global: cuda*; };").unwrap();
+    let shared = ["-shared", "-fPIC"];
+    let script = format!("-Wl,--version-script={}", versions.display());
+    compile(
+        "dry_run_extension.c",
+        &runtime,
+        &[&shared[..], &["-DRUNTIME", "-Wl,-soname,libcudart.so.13", &script]].concat(),
+    );
+    let extension = package.join("extension.so");
+    compile("dry_run_extension.c", &extension, &[&shared[..], &[runtime.to_str().unwrap()]].concat());
+    std::fs::remove_file(&runtime).unwrap();
+
+    let mut command = Command::new(root().join("scripts/sim"));
+    command.current_dir(&folder).env("PYTHONPATH", folder.path().join("site-packages")).arg(memtrace());
+    let program = format!("import ctypes; print(ctypes.CDLL('{}').call())", extension.display());
+    let output = output(command.args(["dry-run", "-o", "run", "--", python(), "-c", &program]));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "0\n", "{}", stderr(&output));
+}
+
+#[test]
 fn bad_input_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let run = |options: &[&str]| {
