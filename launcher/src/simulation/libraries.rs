@@ -3,6 +3,7 @@
 
 use std::ffi::OsString;
 use std::fs::File;
+use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -21,6 +22,8 @@ const LIBS: &[u8] = include_bytes!(env!("MEMTRACE_EMBEDDED_SIMCUDA_LIBS"));
 /// The file that lists the sonames of the libraries beside it, one a line. It is written last, and its modification time is
 /// that of the last use.
 const LIST: &str = "list";
+/// The names under which compilers and older versions of Triton look for libraries, and what they stand for.
+const ALIASES: [(&str, &str); 1] = [("libcuda.so", "libcuda.so.1")];
 /// The age after which unused libraries of an earlier state are removed.
 const MAX_UNUSED: Duration = Duration::from_secs(24 * 3600);
 
@@ -124,6 +127,10 @@ fn write(folder: &Path, libraries: &[(String, Vec<u8>)]) -> anyhow::Result<()> {
     std::fs::create_dir_all(folder)?;
     for (soname, content) in libraries {
         replace(folder, soname, content)?;
+    }
+    for (name, soname) in ALIASES {
+        let made = std::os::unix::fs::symlink(soname, folder.join(name));
+        made.or_else(|error| if error.kind() == ErrorKind::AlreadyExists { Ok(()) } else { Err(error) })?;
     }
     let sonames: Vec<&str> = libraries.iter().map(|(soname, _)| soname.as_str()).collect();
     replace(folder, LIST, sonames.join("\n").as_bytes())

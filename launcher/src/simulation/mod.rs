@@ -21,6 +21,8 @@ use libraries::Libraries;
 const SCRATCH: &str = ".simulated";
 /// The folder in it through which the processes of the run share the memory of each GPU and exchange messages.
 const SHARED: &str = "shared";
+/// The file in that folder which the first process that uses CUDA creates (`simulate/src/shared.rs`).
+const USAGE: &str = "usage";
 /// The variables that name caches of compiled code.
 const CACHE_VARIABLES: [&str; 4] =
     ["TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "TORCH_EXTENSIONS_DIR"];
@@ -81,9 +83,12 @@ impl Simulation {
         Ok(settings.into_iter().chain(caches).map(|(name, value)| (name.into(), value)).collect())
     }
 
-    /// Removes what compilers made during the run, and the file that processes share.
-    pub(crate) fn remove_scratch(run_folder: &Path) {
+    /// Removes what was only needed during the run. Returns whether any process used CUDA.
+    pub(crate) fn finish(run_folder: &Path) -> bool {
+        let scratch = run_folder.join(SCRATCH);
+        let used = scratch.join(SHARED).join(USAGE).exists();
         // A process of the command that still runs may write into it. The folder then stays.
-        std::fs::remove_dir_all(run_folder.join(SCRATCH)).ok();
+        std::fs::remove_dir_all(scratch).ok();
+        used
     }
 }

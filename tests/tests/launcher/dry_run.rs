@@ -202,6 +202,39 @@ fn bad_input_is_reported() {
 }
 
 #[test]
+fn a_program_that_uses_no_gpu_is_told_apart() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |name: &str, program: &str| {
+        let mut command = Command::new(root().join("scripts/sim"));
+        command.current_dir(&folder).arg(memtrace()).args(["dry-run", "-o", name, "--", python(), "-c", program]);
+        stderr(&output(&mut command))
+    };
+    let unused = run("cpu", "import torch; torch.zeros(1000).sum()");
+    assert!(
+        unused.contains("warning: no process of the command used CUDA\nmemtrace: help: move the model"),
+        "{unused}"
+    );
+    let used = run("context", "import torch; torch.cuda.mem_get_info()");
+    assert!(used.contains("nothing recorded") && !used.contains("warning: "), "{used}");
+}
+
+#[test]
+fn a_program_into_which_nothing_can_be_preloaded_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("static");
+    compile("process_state.c", &program, &["-static"]);
+    let output =
+        output(Command::new(memtrace()).current_dir(&folder).args(["dry-run", "-o", "run", "--"]).arg(program));
+    let message = stderr(&output);
+    assert_eq!(output.status.code(), Some(125), "{message}");
+    assert!(
+        message.contains("it is statically linked") && message.contains("help: run a dynamically linked"),
+        "{message}"
+    );
+    assert!(!folder.path().join("run").exists());
+}
+
+#[test]
 fn a_pytorch_without_cuda_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let torch = folder.path().join("packages/torch");
