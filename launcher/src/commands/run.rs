@@ -29,6 +29,9 @@ use crate::{folder, gpu, host, library, message, session};
 
 /// The maximum length of the command line in the end-of-run summary, in characters.
 const MAX_COMMAND: usize = 120;
+/// The help for a dry run in which nothing used CUDA.
+const USE_CUDA: &str = "move the model and its inputs to the GPU, such as model.to(\"cuda\"), and run it with a PyTorch that \
+    `python -c 'import torch'` finds";
 
 /// Runs the command and returns the exit code: the command's own, or one of memtrace's when it could not be started.
 ///
@@ -136,9 +139,7 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
     drop((probe, parent));
     let outcome = drain.finish();
     child.collect();
-    if simulation.is_some() {
-        Simulation::remove_scratch(path);
-    }
+    let is_simulation_unused = simulation.is_some() && !Simulation::finish(path);
     let outcome = outcome.unwrap_or_else(|e| {
         message::report(&e);
         Outcome::default()
@@ -167,6 +168,10 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
         let reason = manifest.reason_for_nothing();
         message::status(&format!("{command}    {}    nothing recorded: {reason}", summary.ending));
         manifest.notes_for_nothing().iter().for_each(Problem::print);
+        if is_simulation_unused {
+            message::warning("no process of the command used CUDA");
+            message::help(USE_CUDA);
+        }
     }
     Ok(child::exit_code(status))
 }

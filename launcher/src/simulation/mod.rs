@@ -5,28 +5,24 @@
 //! compilers make during a dry run stays in a folder of the run, which is removed when the run ends.
 
 mod gpus;
+mod libraries;
 mod torch;
 
 use std::ffi::OsString;
-use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use anyhow::Context;
 use memtrace_analysis::load::SimulatedGpus;
-use simcuda_build::{Cores, Imports, libraries_of, plain_libraries};
 
 pub(crate) use gpus::Gpu;
-
-use crate::message::WithHelp;
-
-const DRIVER: &[u8] = include_bytes!(env!("MEMTRACE_EMBEDDED_SIMCUDA_DRIVER"));
-const RUNTIME: &[u8] = include_bytes!(env!("MEMTRACE_EMBEDDED_SIMCUDA_RUNTIME"));
-const LIBS: &[u8] = include_bytes!(env!("MEMTRACE_EMBEDDED_SIMCUDA_LIBS"));
+use libraries::Libraries;
 
 /// The folder in the run folder for files that are only needed during the run.
 const SCRATCH: &str = ".simulated";
 /// The folder in it through which the processes of the run share the memory of each GPU and exchange messages.
 const SHARED: &str = "shared";
+/// The file in that folder which the first process that uses CUDA creates (`simulate/src/shared.rs`).
+const USAGE: &str = "usage";
 /// The variables that name caches of compiled code.
 const CACHE_VARIABLES: [&str; 4] =
     ["TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "TORCH_EXTENSIONS_DIR"];
@@ -60,30 +56,11 @@ impl Simulation {
         library_folder: &Path,
         run_folder: &Path,
     ) -> anyhow::Result<Vec<(OsString, OsString)>> {
-        let cores = Cores::new(DRIVER.to_vec(), RUNTIME.to_vec(), LIBS.to_vec())?;
-        let (libraries, name) = match torch::of_command(command) {
-            Some(folder) => {
-                let imports = Imports::of_torch(&folder).with_context(|| {
-                    WithHelp::new(
-                        format!("cannot simulate CUDA for the PyTorch in {}", folder.display()),
-                        "install a PyTorch with CUDA: pip install torch",
-                    )
-                })?;
-                (libraries_of(&cores, &imports)?, format!("simulated-{:016x}", fnv1a(folder.as_os_str().as_bytes())))
-            }
-            None => (plain_libraries(&cores)?, "simulated".to_owned()),
-        };
-        let folder = library_folder.join(name);
-        write(&folder, &libraries).with_context(|| {
-            WithHelp::new(
-                format!("cannot write the simulated CUDA libraries into {}", folder.display()),
-                "free some space there, or set XDG_CACHE_HOME to another folder",
-            )
-        })?;
+        let libraries = Libraries::for_command(command, library_folder)?;
         let mut preload = std::env::var_os("LD_PRELOAD").unwrap_or_default();
-        for (soname, _) in &libraries {
+        for path in libraries.paths() {
             preload.push(":");
-            preload.push(folder.join(soname));
+            preload.push(path);
         }
         let gpu = &self.gpu;
         let scratch = std::path::absolute(run_folder)?.join(SCRATCH);
@@ -100,36 +77,18 @@ impl Simulation {
             ("SIMCUDA_L2", gpu.l2_cache_bytes.to_string().into()),
             ("SIMCUDA_CONTEXT", gpu.context_bytes.to_string().into()),
             // Triton looks for the driver's file with ldconfig, which knows no preloaded library.
-            ("TRITON_LIBCUDA_PATH", folder.into_os_string()),
+            ("TRITON_LIBCUDA_PATH", libraries.folder.into_os_string()),
         ];
         let caches = CACHE_VARIABLES.map(|name| (name, scratch.join(name.to_lowercase()).into_os_string()));
         Ok(settings.into_iter().chain(caches).map(|(name, value)| (name.into(), value)).collect())
     }
 
-    /// Removes what compilers made during the run, and the file that processes share.
-    pub(crate) fn remove_scratch(run_folder: &Path) {
+    /// Removes what was only needed during the run. Returns whether any process used CUDA.
+    pub(crate) fn finish(run_folder: &Path) -> bool {
+        let scratch = run_folder.join(SCRATCH);
+        let used = scratch.join(SHARED).join(USAGE).exists();
         // A process of the command that still runs may write into it. The folder then stays.
-        std::fs::remove_dir_all(run_folder.join(SCRATCH)).ok();
+        std::fs::remove_dir_all(scratch).ok();
+        used
     }
-}
-
-/// Writes the libraries that are missing or differ. Each file is written under a temporary name and then renamed, so a
-/// running program keeps the old one.
-fn write(folder: &Path, libraries: &[(String, Vec<u8>)]) -> anyhow::Result<()> {
-    std::fs::create_dir_all(folder)?;
-    for (soname, content) in libraries {
-        let path = folder.join(soname);
-        if std::fs::read(&path).is_ok_and(|existing| existing == *content) {
-            continue;
-        }
-        let partial = folder.join(format!(".{soname}.{}", crate::session::token()?));
-        std::fs::write(&partial, content).and_then(|()| std::fs::rename(&partial, &path)).inspect_err(|_| {
-            std::fs::remove_file(&partial).ok();
-        })?;
-    }
-    Ok(())
-}
-
-fn fnv1a(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, b| (hash ^ u64::from(*b)).wrapping_mul(0x0000_0100_0000_01b3))
 }

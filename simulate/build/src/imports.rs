@@ -1,10 +1,12 @@
-//! Reads which functions an installed PyTorch imports from NVIDIA's libraries, and where it searches for them.
+//! Reads which functions an installed PyTorch and other packages import from NVIDIA's libraries, and where PyTorch searches
+//! for them.
 
-use anyhow::{Context, Result};
-use object::elf;
+use anyhow::{Context, Result, ensure};
+use object::elf::{self, Sym64};
 use object::read::elf::{Dyn, ElfFile64, FileHeader, Sym};
 use object::{Endianness, StringTable};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -39,6 +41,17 @@ impl Library {
         self.versions.keys().map(String::as_str).filter(|version| !version.is_empty())
     }
 
+    /// Adds the names of a library that it lacks.
+    fn add(&mut self, other: Library) {
+        let own: BTreeSet<String> = self.names().cloned().collect();
+        for (version, names) in other.versions {
+            let missing: Vec<String> = names.into_iter().filter(|name| !own.contains(name)).collect();
+            if !missing.is_empty() {
+                self.versions.entry(version).or_default().extend(missing);
+            }
+        }
+    }
+
     /// All names of all versions.
     pub(crate) fn names(&self) -> impl Iterator<Item = &String> {
         self.versions.values().flatten()
@@ -53,10 +66,12 @@ fn key(soname: &str) -> &str {
 /// The imports of one PyTorch.
 #[derive(Debug)]
 pub struct Imports {
-    /// The libraries, without the driver.
+    /// The libraries.
     pub libraries: Vec<Library>,
     /// A folder that every one of its libraries searches. `None` when there is none, as with libraries of the system.
     pub install_to: Option<PathBuf>,
+    /// The folders that any of its libraries searches.
+    searched: BTreeSet<PathBuf>,
     /// The CUDA version: 1000 * major + 10 * minor.
     pub cuda_version: u32,
 }
@@ -71,22 +86,55 @@ struct Needs {
 }
 
 const DRIVER: &str = "libcuda.so.1";
+/// The beginnings of the names of NVIDIA's libraries, apart from the driver.
+const NVIDIA: [&str; 19] = [
+    "cublas",
+    "cudart",
+    "cudnn",
+    "cudss",
+    "cufft",
+    "cufile",
+    "cupti",
+    "curand",
+    "cusolver",
+    "cusparse",
+    "cutensor",
+    "nccl",
+    "npp",
+    "nvJitLink",
+    "nvToolsExt",
+    "nvidia-ml",
+    "nvjpeg",
+    "nvrtc",
+    "nvshmem",
+];
+/// The folder in which the wheels of NVIDIA install their libraries, beside the package of PyTorch.
+const WHEELS: &str = "nvidia";
+/// The folders of libraries that a Linux distribution, a container of NVIDIA or CUDA's installer use.
+const SYSTEM_FOLDERS: [&str; 4] = ["/usr/local/cuda/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib"];
 
-/// Whether a soname is one of NVIDIA's libraries, apart from the driver.
+/// Whether a soname is one of NVIDIA's libraries, apart from the driver. A package that brings its own copy of a library
+/// gives it another name, such as `libcudart.faf08d9a.so.13`.
 fn is_nvidia(soname: &str) -> bool {
-    ["libcu", "libnv", "libnccl"].iter().any(|p| soname.starts_with(p)) && soname != DRIVER
+    let key = key(soname);
+    soname.starts_with("lib") && !key.contains('.') && NVIDIA.iter().any(|beginning| key.starts_with(beginning))
 }
 
 /// The library of a name without a version, found by the name's prefix.
 fn by_prefix(name: &str) -> Option<&'static str> {
-    const PREFIXES: [(&str, &str); 5] = [
+    const PREFIXES: [(&str, &str); 7] = [
         ("cusparseLt", "cusparseLt"),
         ("nccl", "nccl"),
         ("cuFile", "cufile"),
+        ("cutensor", "cutensor"),
+        ("nvjpeg", "nvjpeg"),
         ("nvshmem", "nvshmem_host"),
         ("nvtx", "nvToolsExt"),
     ];
-    PREFIXES.iter().find(|(prefix, _)| name.starts_with(prefix)).map(|(_, key)| *key)
+    PREFIXES.iter().find(|(prefix, _)| name.starts_with(prefix)).map(|(_, key)| *key).or_else(|| {
+        let is_driver = name.strip_prefix("cu").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_uppercase()));
+        is_driver.then_some("cuda")
+    })
 }
 
 impl Imports {
@@ -95,55 +143,133 @@ impl Imports {
     /// Fails when this is not the CUDA build of PyTorch or a library cannot be read.
     pub fn of_torch(folder: &Path) -> Result<Self> {
         let lib = folder.join("lib");
-        let mut files: Vec<PathBuf> = fs::read_dir(&lib)
-            .with_context(|| format!("{} is no PyTorch: no folder lib", folder.display()))?
-            .filter_map(|entry| Some(entry.ok()?.path()))
-            .filter(|path| path.is_file() && path.to_string_lossy().contains(".so"))
-            .collect();
-        files.sort();
-        let own: BTreeSet<String> =
-            files.iter().filter_map(|p| Some(p.file_name()?.to_string_lossy().into_owned())).collect();
-        let mut libraries: BTreeMap<String, Library> = BTreeMap::new();
-        let mut search: Option<Vec<PathBuf>> = None;
-        let mut unversioned = Vec::new();
-        for path in &files {
-            let needs = needs(path).with_context(|| format!("reading {}", path.display()))?;
-            let nvidia: Vec<&String> = needs.sonames.iter().filter(|s| is_nvidia(s) && !own.contains(*s)).collect();
-            if nvidia.is_empty() {
+        ensure!(lib.is_dir(), "{} is no PyTorch: no folder lib", folder.display());
+        let mut found = Found::default();
+        let (mut search, mut searched): (Option<Vec<PathBuf>>, _) = (None, BTreeSet::new());
+        for path in shared_libraries(&lib, |_| false) {
+            let needs = needs(&path).with_context(|| format!("reading {}", path.display()))?;
+            let folders: Vec<PathBuf> = needs.search.iter().filter_map(|entry| below(entry, &lib)).collect();
+            let origin = lib.to_string_lossy();
+            searched.extend(needs.search.iter().map(|entry| PathBuf::from(entry.replace("$ORIGIN", &origin))));
+            if !found.add(needs, |soname| !lib.join(soname).exists()) {
                 continue;
             }
-            for soname in nvidia {
-                let library = libraries.entry(soname.clone()).or_default();
-                library.soname.clone_from(soname);
-            }
-            let folders = needs.search.iter().filter_map(|entry| below(entry, &lib)).collect();
             search = Some(match search {
                 None => folders,
                 Some(before) => before.into_iter().filter(|f| folders.contains(f)).collect(),
             });
-            for (soname, version, name) in needs.symbols {
-                match libraries.get_mut(&soname) {
-                    Some(library) => drop(library.versions.entry(version).or_default().insert(name)),
-                    None if soname.is_empty() => unversioned.push(name),
-                    None => {}
+        }
+        let libraries = found.libraries();
+        let install_to = search.unwrap_or_default().into_iter().max_by_key(|folder| preference(folder));
+        Ok(Imports { libraries, install_to, searched, cuda_version: cuda_version(folder)? })
+    }
+
+    /// Adds what other packages import, from the shared libraries below some folders of packages. Files that cannot be read
+    /// are left out, as the program may not use them.
+    pub fn add_packages(&mut self, folders: &[PathBuf]) {
+        let mut found = Found::default();
+        for folder in folders {
+            for path in shared_libraries(folder, |name| name == WHEELS || name == "torch") {
+                if let Ok(needs) = needs(&path) {
+                    found.add(needs, |_| true);
                 }
             }
         }
-        for name in unversioned {
+        for library in found.libraries() {
+            match self.libraries.iter_mut().find(|own| own.key() == library.key()) {
+                Some(own) if own.soname == library.soname => own.add(library),
+                // For another version of CUDA. Some packages bring a library for each.
+                Some(_) => {}
+                None => self.libraries.push(library),
+            }
+        }
+    }
+
+    /// Adds what NVIDIA's own runtime exports, where it is installed: extensions that a program compiles can import others than
+    /// PyTorch does. It stays with the runtime, because PyTorch loads the other libraries too, which call each other by names
+    /// that are not part of their interface.
+    pub fn add_exports_of_runtime(&mut self) {
+        let system = SYSTEM_FOLDERS.map(PathBuf::from);
+        for library in self.libraries.iter_mut().filter(|library| library.key() == "cudart") {
+            let mut paths = self.searched.iter().chain(&system).map(|folder| folder.join(&library.soname));
+            if let Some(exports) = paths.find_map(|path| exports(&path, &library.soname).ok()) {
+                library.add(exports);
+            }
+        }
+    }
+}
+
+/// What the shared libraries read so far import.
+#[derive(Default)]
+struct Found {
+    libraries: BTreeMap<String, Library>,
+    unversioned: Vec<String>,
+}
+
+impl Found {
+    /// Adds the imports of a file from those of NVIDIA's libraries that `is_external` selects. Returns whether there are any
+    /// besides those from the driver.
+    fn add(&mut self, needs: Needs, is_external: impl Fn(&str) -> bool) -> bool {
+        let wanted = |soname: &&String| (is_nvidia(soname) || *soname == DRIVER) && is_external(soname);
+        let sonames: Vec<&String> = needs.sonames.iter().filter(wanted).collect();
+        if sonames.is_empty() {
+            return false;
+        }
+        for soname in &sonames {
+            self.libraries.entry((*soname).clone()).or_insert_with(|| Library::unversioned(soname));
+        }
+        for (soname, version, name) in needs.symbols {
+            match self.libraries.get_mut(&soname) {
+                Some(library) => drop(library.versions.entry(version).or_default().insert(name)),
+                None if soname.is_empty() => self.unversioned.push(name),
+                None => {}
+            }
+        }
+        sonames.iter().any(|soname| *soname != DRIVER)
+    }
+
+    /// The libraries, with the names without a version in those to which they belong.
+    fn libraries(mut self) -> Vec<Library> {
+        for name in self.unversioned {
             let Some(key) = by_prefix(&name) else { continue };
-            if let Some(library) = libraries.values_mut().find(|l| l.key() == key) {
+            if let Some(library) = self.libraries.values_mut().find(|library| library.key() == key) {
                 library.versions.entry(String::new()).or_default().insert(name);
             }
         }
-        let install_to = search.unwrap_or_default().into_iter().max_by_key(|folder| preference(folder));
-        Ok(Imports { libraries: libraries.into_values().collect(), install_to, cuda_version: cuda_version(folder)? })
+        self.libraries.into_values().collect()
     }
+}
+
+/// The shared libraries in a folder and in the folders below it, apart from those that `is_left_out` names, in a fixed
+/// order.
+fn shared_libraries(folder: &Path, is_left_out: impl Fn(&OsStr) -> bool) -> Vec<PathBuf> {
+    let (mut files, mut folders) = (Vec::new(), vec![folder.to_owned()]);
+    while let Some(folder) = folders.pop() {
+        // A folder that cannot be read has no libraries for the program either.
+        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            match entry.file_type() {
+                Ok(kind) if kind.is_dir() && !is_left_out(&name) => folders.push(entry.path()),
+                Ok(kind) if !kind.is_dir() && is_shared_library(&name) => files.push(entry.path()),
+                _ => {}
+            }
+        }
+    }
+    files.sort();
+    files
+}
+
+/// Whether a file name ends with `.so` or with `.so` and a version.
+fn is_shared_library(name: &OsStr) -> bool {
+    let name = name.to_string_lossy();
+    name.ends_with(".so")
+        || name.rsplit_once(".so.").is_some_and(|(_, version)| version.starts_with(|c: char| c.is_ascii_digit()))
 }
 
 /// The folder of a run-path entry, if the entry points into one of the nvidia wheels.
 fn below(entry: &str, lib: &Path) -> Option<PathBuf> {
     let rest = entry.strip_prefix("$ORIGIN/../../nvidia/")?;
-    Some(lib.parent()?.parent()?.join("nvidia").join(rest))
+    Some(lib.parent()?.parent()?.join(WHEELS).join(rest))
 }
 
 /// The order of folders: those of cudart come first (`nvidia/cu13/lib`, `nvidia/cuda_runtime/lib`).
@@ -191,20 +317,45 @@ fn needs(path: &Path) -> Result<Needs> {
             }
         }
     }
-    let versions = file.elf_header().sections(endian, &*data)?.versions(endian, &*data)?;
+    needs.symbols = symbols(&file, |symbol| symbol.is_undefined(endian))?;
+    Ok(needs)
+}
+
+/// The functions that the library at a path exports.
+fn exports(path: &Path, soname: &str) -> Result<Library> {
+    let file = fs::File::open(path)?;
+    // SAFETY: an installed library is not changed while it is about to be used.
+    let data = unsafe { memmap2::Mmap::map(&file)? };
+    let file = ElfFile64::<Endianness>::parse(&*data)?;
+    let endian = file.endian();
+    let mut library = Library::unversioned(soname);
+    for (_, version, name) in
+        symbols(&file, |symbol| symbol.is_definition(endian) && symbol.st_type() == elf::STT_FUNC)?
+    {
+        library.versions.entry(version).or_default().insert(name);
+    }
+    Ok(library)
+}
+
+/// The dynamic symbols of a file that `is_wanted` selects: the library from which they are imported or "", the version or
+/// "", and the name.
+fn symbols(
+    file: &ElfFile64<'_, Endianness>,
+    is_wanted: impl Fn(&Sym64<Endianness>) -> bool,
+) -> Result<Vec<(String, String, String)>> {
+    let (endian, data) = (file.endian(), file.data());
+    let versions = file.elf_header().sections(endian, data)?.versions(endian, data)?;
     let table = file.elf_dynamic_symbol_table();
-    for (index, symbol) in table.enumerate() {
-        if !symbol.is_undefined(endian) {
-            continue;
-        }
-        let name = String::from_utf8_lossy(table.symbol_name(endian, symbol)?).into_owned();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let mut symbols = Vec::new();
+    for (index, symbol) in table.enumerate().filter(|(_, symbol)| is_wanted(symbol)) {
         let version = match &versions {
             Some(versions) => versions.version(versions.version_index(endian, index)).ok().flatten(),
             None => None,
         };
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let soname = version.and_then(|v| v.file()).map(text).unwrap_or_default();
-        needs.symbols.push((soname, version.map(|v| text(v.name())).unwrap_or_default(), name));
+        let version = version.map(|v| text(v.name())).unwrap_or_default();
+        symbols.push((soname, version, text(table.symbol_name(endian, symbol)?)));
     }
-    Ok(needs)
+    Ok(symbols)
 }

@@ -53,8 +53,10 @@ impl Cores {
 ///
 /// Fails when the cores lack what `simcuda-build` needs.
 pub fn libraries_of(cores: &Cores, imports: &Imports) -> Result<Vec<(String, Vec<u8>)>> {
-    let driver = [Library::unversioned("libcuda.so.1"), Library::unversioned("libnvidia-ml.so.1")];
-    driver.iter().chain(&imports.libraries).map(|library| cores.library(library, imports.cuda_version)).collect()
+    let always = ["libcuda.so.1", "libnvidia-ml.so.1"].map(Library::unversioned);
+    let is_missing = |library: &&Library| imports.libraries.iter().all(|own| own.soname != library.soname);
+    let libraries = always.iter().filter(is_missing).chain(&imports.libraries);
+    libraries.map(|library| cores.library(library, imports.cuda_version)).collect()
 }
 
 /// The libraries for programs without PyTorch: driver, NVML, and the runtimes of CUDA 12.8 and 13.0.

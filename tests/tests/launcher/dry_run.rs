@@ -152,6 +152,31 @@ fn a_program_error_ends_the_tries() {
 }
 
 #[test]
+fn extensions_of_other_packages_find_what_they_import() {
+    let folder = tempfile::tempdir().unwrap();
+    let package = folder.path().join("site-packages/package");
+    std::fs::create_dir_all(&package).unwrap();
+    let (runtime, versions) = (folder.path().join("libcudart.so.13"), folder.path().join("versions.map"));
+    std::fs::write(&versions, "libcudart.so.13 { global: cuda*; };").unwrap();
+    let shared = ["-shared", "-fPIC"];
+    let script = format!("-Wl,--version-script={}", versions.display());
+    compile(
+        "dry_run_extension.c",
+        &runtime,
+        &[&shared[..], &["-DRUNTIME", "-Wl,-soname,libcudart.so.13", &script]].concat(),
+    );
+    let extension = package.join("extension.so");
+    compile("dry_run_extension.c", &extension, &[&shared[..], &[runtime.to_str().unwrap()]].concat());
+    std::fs::remove_file(&runtime).unwrap();
+
+    let mut command = Command::new(root().join("scripts/sim"));
+    command.current_dir(&folder).env("PYTHONPATH", folder.path().join("site-packages")).arg(memtrace());
+    let program = format!("import ctypes; print(ctypes.CDLL('{}').call())", extension.display());
+    let output = output(command.args(["dry-run", "-o", "run", "--", python(), "-c", &program]));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "0\n", "{}", stderr(&output));
+}
+
+#[test]
 fn bad_input_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let run = |options: &[&str]| {
@@ -174,6 +199,39 @@ fn bad_input_is_reported() {
         assert_eq!(code, 2, "{message}");
         assert!(message.contains("--help"), "{message}");
     }
+}
+
+#[test]
+fn a_program_that_uses_no_gpu_is_told_apart() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |name: &str, program: &str| {
+        let mut command = Command::new(root().join("scripts/sim"));
+        command.current_dir(&folder).arg(memtrace()).args(["dry-run", "-o", name, "--", python(), "-c", program]);
+        stderr(&output(&mut command))
+    };
+    let unused = run("cpu", "import torch; torch.zeros(1000).sum()");
+    assert!(
+        unused.contains("warning: no process of the command used CUDA\nmemtrace: help: move the model"),
+        "{unused}"
+    );
+    let used = run("context", "import torch; torch.cuda.mem_get_info()");
+    assert!(used.contains("nothing recorded") && !used.contains("warning: "), "{used}");
+}
+
+#[test]
+fn a_program_into_which_nothing_can_be_preloaded_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("static");
+    compile("process_state.c", &program, &["-static"]);
+    let output =
+        output(Command::new(memtrace()).current_dir(&folder).args(["dry-run", "-o", "run", "--"]).arg(program));
+    let message = stderr(&output);
+    assert_eq!(output.status.code(), Some(125), "{message}");
+    assert!(
+        message.contains("it is statically linked") && message.contains("help: run a dynamically linked"),
+        "{message}"
+    );
+    assert!(!folder.path().join("run").exists());
 }
 
 #[test]
