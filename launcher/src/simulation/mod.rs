@@ -1,21 +1,24 @@
 //! Runs a command over the simulated CUDA instead of a GPU: `memtrace dry-run`.
 //!
 //! The simulated libraries are made for the PyTorch of the command (`simcuda-build`) and preloaded. Their sonames are
-//! those of NVIDIA's libraries, so the dynamic linker takes them for what PyTorch needs, and nothing is installed. What
+//! those of NVIDIA's libraries, so the dynamic linker takes them for what PyTorch needs, and nothing is installed. Python
+//! modules stand in for the values that kernels would have computed (`values`). What
 //! compilers make during a dry run stays in a folder of the run, which is removed when the run ends.
 
 mod gpus;
 mod torch;
+mod values;
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use anyhow::Context;
-use memtrace_analysis::load::SimulatedGpus;
+use memtrace_analysis::load::{SimulatedGpus, ValueException};
 use simcuda_build::{Cores, Imports, libraries_of, plain_libraries};
 
 pub(crate) use gpus::Gpu;
+pub(crate) use values::Nonzero;
 
 use crate::message::WithHelp;
 
@@ -25,6 +28,8 @@ const LIBS: &[u8] = include_bytes!(env!("MEMTRACE_EMBEDDED_SIMCUDA_LIBS"));
 
 /// The folder in the run folder for what compilers make.
 const CACHES: &str = ".simulated-caches";
+/// The folder of the Python modules, beside the libraries.
+const PYTHON: &str = "python";
 /// The variables that name caches of compiled code.
 const CACHE_VARIABLES: [&str; 4] =
     ["TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "TORCH_EXTENSIONS_DIR"];
@@ -36,12 +41,21 @@ pub(crate) struct Simulation {
     pub(crate) gpu: Gpu,
     /// The number of GPUs.
     pub(crate) count: u32,
+    /// What comparisons of values that nothing computed select.
+    pub(crate) nonzero: Nonzero,
+    /// The number of optimizer steps after which the program ends.
+    pub(crate) steps: Option<u32>,
 }
 
 impl Simulation {
     /// What reports say of the machine.
     pub(crate) fn description(&self) -> SimulatedGpus {
-        SimulatedGpus { gpu: self.gpu.name.clone(), memory_bytes: self.gpu.memory_bytes, count: self.count }
+        SimulatedGpus {
+            gpu: self.gpu.name.clone(),
+            memory_bytes: self.gpu.memory_bytes,
+            count: self.count,
+            exception: None,
+        }
     }
 
     /// Makes the libraries for the command, and returns the variables to add to its environment.
@@ -72,7 +86,8 @@ impl Simulation {
             None => (plain_libraries(&cores)?, "simulated".to_owned()),
         };
         let folder = library_folder.join(name);
-        write(&folder, &libraries).with_context(|| {
+        let modules = values::MODULES.map(|(name, text)| (format!("{PYTHON}/{name}"), text.as_bytes().to_vec()));
+        write(&folder, libraries.iter().chain(&modules)).with_context(|| {
             WithHelp::new(
                 format!("cannot write the simulated CUDA libraries into {}", folder.display()),
                 "free some space there, or set XDG_CACHE_HOME to another folder",
@@ -84,6 +99,7 @@ impl Simulation {
             preload.push(folder.join(soname));
         }
         let gpu = &self.gpu;
+        let values = values::environment(&folder.join(PYTHON), run_folder, self.nonzero, self.steps)?;
         let caches = std::path::absolute(run_folder)?.join(CACHES);
         let settings = [
             ("LD_PRELOAD", preload),
@@ -98,7 +114,12 @@ impl Simulation {
             ("TRITON_LIBCUDA_PATH", folder.into_os_string()),
         ];
         let caches = CACHE_VARIABLES.map(|name| (name, caches.join(name.to_lowercase()).into_os_string()));
-        Ok(settings.into_iter().chain(caches).map(|(name, value)| (name.into(), value)).collect())
+        Ok(settings.into_iter().chain(caches).chain(values).map(|(name, value)| (name.into(), value)).collect())
+    }
+
+    /// Takes the exception that ended the program after it had read values that nothing computed.
+    pub(crate) fn take_exception(run_folder: &Path) -> Option<ValueException> {
+        values::take_exception(run_folder)
     }
 
     /// Removes what compilers made during the run.
@@ -108,16 +129,17 @@ impl Simulation {
     }
 }
 
-/// Writes the libraries that are missing or differ. Each file is written under a temporary name and then renamed, so a
+/// Writes the files that are missing or differ. Each file is written under a temporary name and then renamed, so a
 /// running program keeps the old one.
-fn write(folder: &Path, libraries: &[(String, Vec<u8>)]) -> anyhow::Result<()> {
-    std::fs::create_dir_all(folder)?;
-    for (soname, content) in libraries {
-        let path = folder.join(soname);
+fn write<'a>(folder: &Path, files: impl Iterator<Item = &'a (String, Vec<u8>)>) -> anyhow::Result<()> {
+    for (name, content) in files {
+        let path = folder.join(name);
         if std::fs::read(&path).is_ok_and(|existing| existing == *content) {
             continue;
         }
-        let partial = folder.join(format!(".{soname}.{}", crate::session::token()?));
+        let parent = path.parent().context("a file has a folder")?;
+        std::fs::create_dir_all(parent)?;
+        let partial = parent.join(format!(".{}", crate::session::token()?));
         std::fs::write(&partial, content).and_then(|()| std::fs::rename(&partial, &path)).inspect_err(|_| {
             std::fs::remove_file(&partial).ok();
         })?;
