@@ -139,7 +139,9 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
     drop((probe, parent));
     let outcome = drain.finish();
     child.collect();
-    let is_simulation_unused = simulation.is_some() && !Simulation::finish(path);
+    let simulated = simulation.map(|_| Simulation::finish(path));
+    let is_simulation_unused = simulated.as_ref().is_some_and(|simulated| !simulated.used_cuda);
+    manifest.set_exception(simulated.and_then(|simulated| simulated.exception));
     let outcome = outcome.unwrap_or_else(|e| {
         message::report(&e);
         Outcome::default()

@@ -13,6 +13,7 @@ use anyhow::Context;
 use simcuda_build::{Cores, Imports, libraries_of, plain_libraries};
 
 use super::torch::{self, PyTorch};
+use super::values;
 use crate::message::WithHelp;
 
 const DRIVER: &[u8] = include_bytes!(env!("MEMTRACE_EMBEDDED_SIMCUDA_DRIVER"));
@@ -122,24 +123,29 @@ fn remove_unused(parent: &Path, beginning: &str) {
     }
 }
 
-/// Writes the libraries, and then their list.
+/// Writes the libraries and the Python modules, and then the list.
 fn write(folder: &Path, libraries: &[(String, Vec<u8>)]) -> anyhow::Result<()> {
     std::fs::create_dir_all(folder)?;
     for (soname, content) in libraries {
-        replace(folder, soname, content)?;
+        replace(&folder.join(soname), content)?;
+    }
+    for (name, text) in values::MODULES {
+        let path = folder.join(values::FOLDER).join(name);
+        std::fs::create_dir_all(path.parent().unwrap_or(folder))?;
+        replace(&path, text.as_bytes())?;
     }
     for (name, soname) in ALIASES {
         let made = std::os::unix::fs::symlink(soname, folder.join(name));
         made.or_else(|error| if error.kind() == ErrorKind::AlreadyExists { Ok(()) } else { Err(error) })?;
     }
     let sonames: Vec<&str> = libraries.iter().map(|(soname, _)| soname.as_str()).collect();
-    replace(folder, LIST, sonames.join("\n").as_bytes())
+    replace(&folder.join(LIST), sonames.join("\n").as_bytes())
 }
 
 /// Writes a file under a temporary name and then renames it, so a running program keeps the old one.
-fn replace(folder: &Path, name: &str, content: &[u8]) -> anyhow::Result<()> {
-    let partial = folder.join(format!(".{name}.{}", crate::session::token()?));
-    let renamed = std::fs::write(&partial, content).and_then(|()| std::fs::rename(&partial, folder.join(name)));
+fn replace(path: &Path, content: &[u8]) -> anyhow::Result<()> {
+    let partial = path.with_file_name(format!(".{}", crate::session::token()?));
+    let renamed = std::fs::write(&partial, content).and_then(|()| std::fs::rename(&partial, path));
     renamed.inspect_err(|_| {
         std::fs::remove_file(&partial).ok();
     })?;

@@ -1,20 +1,24 @@
 //! Runs a command over the simulated CUDA instead of a GPU: `memtrace dry-run`.
 //!
 //! The simulated libraries are made for the PyTorch of the command (`simcuda-build`) and preloaded. Their sonames are
-//! those of NVIDIA's libraries, so the dynamic linker takes them for what PyTorch needs, and nothing is installed. What
-//! compilers make during a dry run stays in a folder of the run, which is removed when the run ends.
+//! those of NVIDIA's libraries, so the dynamic linker takes them for what PyTorch needs, and nothing is installed. Python
+//! modules stand in for the values that kernels would have computed (`values`). What compilers make during a dry run stays
+//! in a folder of the run, which is removed when the run ends.
 
 mod gpus;
 mod libraries;
 mod torch;
+mod values;
 
 use std::ffi::OsString;
 use std::path::Path;
 
 use anyhow::Context;
-use memtrace_analysis::load::SimulatedGpus;
+use memtrace_analysis::load::{SimulatedGpus, ValueException};
 
 pub(crate) use gpus::Gpu;
+pub(crate) use values::Nonzero;
+
 use libraries::Libraries;
 
 /// The folder in the run folder for files that are only needed during the run.
@@ -34,12 +38,30 @@ pub(crate) struct Simulation {
     pub(crate) gpu: Gpu,
     /// The number of GPUs.
     pub(crate) count: u32,
+    /// What comparisons of values that nothing computed select.
+    pub(crate) nonzero: Nonzero,
+    /// The number of optimizer steps after which the program ends.
+    pub(crate) steps: Option<u32>,
+}
+
+/// What is known of a dry run that ended.
+#[derive(Debug)]
+pub(crate) struct Finished {
+    /// Whether any process used CUDA.
+    pub(crate) used_cuda: bool,
+    /// The exception that ended the program after it had read values that nothing computed.
+    pub(crate) exception: Option<ValueException>,
 }
 
 impl Simulation {
     /// What reports say of the machine.
     pub(crate) fn description(&self) -> SimulatedGpus {
-        SimulatedGpus { gpu: self.gpu.name.clone(), memory_bytes: self.gpu.memory_bytes, count: self.count }
+        SimulatedGpus {
+            gpu: self.gpu.name.clone(),
+            memory_bytes: self.gpu.memory_bytes,
+            count: self.count,
+            exception: None,
+        }
     }
 
     /// Makes the libraries for the command, and returns the variables to add to its environment.
@@ -66,6 +88,7 @@ impl Simulation {
         let scratch = std::path::absolute(run_folder)?.join(SCRATCH);
         let shared = scratch.join(SHARED);
         std::fs::create_dir_all(&shared).with_context(|| format!("cannot create {}", shared.display()))?;
+        let values = values::environment(&libraries.folder, &scratch, self.nonzero, self.steps)?;
         let settings = [
             ("LD_PRELOAD", preload),
             ("SIMCUDA_DEVICES", self.count.to_string().into()),
@@ -80,15 +103,16 @@ impl Simulation {
             ("TRITON_LIBCUDA_PATH", libraries.folder.into_os_string()),
         ];
         let caches = CACHE_VARIABLES.map(|name| (name, scratch.join(name.to_lowercase()).into_os_string()));
-        Ok(settings.into_iter().chain(caches).map(|(name, value)| (name.into(), value)).collect())
+        Ok(settings.into_iter().chain(caches).chain(values).map(|(name, value)| (name.into(), value)).collect())
     }
 
-    /// Removes what was only needed during the run. Returns whether any process used CUDA.
-    pub(crate) fn finish(run_folder: &Path) -> bool {
+    /// Reads what the processes left, and removes what was only needed during the run.
+    pub(crate) fn finish(run_folder: &Path) -> Finished {
         let scratch = run_folder.join(SCRATCH);
-        let used = scratch.join(SHARED).join(USAGE).exists();
+        let used_cuda = scratch.join(SHARED).join(USAGE).exists();
+        let exception = values::exception(&scratch);
         // A process of the command that still runs may write into it. The folder then stays.
         std::fs::remove_dir_all(scratch).ok();
-        used
+        Finished { used_cuda, exception }
     }
 }

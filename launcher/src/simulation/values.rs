@@ -1,0 +1,78 @@
+//! The Python modules that stand in for values which kernels would have computed (`simulate/python`).
+//!
+//! They are embedded, written beside the simulated libraries, and found through `PYTHONPATH`: Python imports
+//! `sitecustomize` when it starts.
+
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+
+use clap::ValueEnum;
+use memtrace_analysis::load::ValueException;
+
+/// The folder where processes write the exception that ended them, in that of files that are only needed during the run.
+const EXCEPTIONS: &str = "exceptions";
+/// The folder of the modules, in that of the simulated libraries.
+pub(super) const FOLDER: &str = "python";
+/// The path in that folder and the text of each module.
+pub(super) const MODULES: [(&str, &str); 6] = [
+    ("sitecustomize.py", include_str!("../../../simulate/python/sitecustomize.py")),
+    ("simcuda/__init__.py", include_str!("../../../simulate/python/simcuda/__init__.py")),
+    ("simcuda/exceptions.py", include_str!("../../../simulate/python/simcuda/exceptions.py")),
+    ("simcuda/operators.py", include_str!("../../../simulate/python/simcuda/operators.py")),
+    ("simcuda/steps.py", include_str!("../../../simulate/python/simcuda/steps.py")),
+    ("simcuda/values.py", include_str!("../../../simulate/python/simcuda/values.py")),
+];
+
+/// The share of a tensor's elements for which a comparison of values that nothing computed is true.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum Nonzero {
+    /// All elements: the most that a mask can select
+    Full,
+    /// Every second one, and the others for the opposite comparison
+    #[default]
+    Half,
+    /// None
+    Zero,
+}
+
+impl Nonzero {
+    /// The name on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Nonzero::Full => "full",
+            Nonzero::Half => "half",
+            Nonzero::Zero => "zero",
+        }
+    }
+}
+
+/// The variables of a run. `libraries` is the folder of the simulated libraries, `scratch` that of files that are only
+/// needed during the run.
+pub(super) fn environment(
+    libraries: &Path,
+    scratch: &Path,
+    nonzero: Nonzero,
+    steps: Option<u32>,
+) -> std::io::Result<Vec<(&'static str, OsString)>> {
+    let exceptions = scratch.join(EXCEPTIONS);
+    std::fs::create_dir_all(&exceptions)?;
+    let mut path = libraries.join(FOLDER).into_os_string();
+    if let Some(own) = std::env::var_os("PYTHONPATH").filter(|own| !own.is_empty()) {
+        path.push(OsStr::new(":"));
+        path.push(own);
+    }
+    let mut variables = vec![
+        ("PYTHONPATH", path),
+        ("SIMCUDA_NONZERO", nonzero.name().into()),
+        ("SIMCUDA_EXCEPTIONS", exceptions.into_os_string()),
+    ];
+    variables.extend(steps.map(|steps| ("SIMCUDA_STEPS", steps.to_string().into())));
+    Ok(variables)
+}
+
+/// The exception that ended a process of the run, of several the one of the process that wrote it first.
+pub(super) fn exception(scratch: &Path) -> Option<ValueException> {
+    let written = std::fs::read_dir(scratch.join(EXCEPTIONS)).into_iter().flatten().flatten();
+    let first = written.min_by_key(|entry| (entry.metadata().and_then(|m| m.modified()).ok(), entry.file_name()));
+    serde_json::from_slice(&std::fs::read(first?.path()).ok()?).ok()
+}
