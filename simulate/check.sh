@@ -89,7 +89,9 @@ for SIM_TORCH in "${versions[@]}"; do
     check SIMCUDA_MEMORY=80G PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True many_handles
     check recorder
     check sharing
-    check SIMCUDA_DEVICES=2 SIMCUDA_SHARED="$(mktemp -d -p "$scratch")" capacity
+    for backend in "" expandable_segments:True; do
+        check PYTORCH_CUDA_ALLOC_CONF="$backend" SIMCUDA_DEVICES=2 SIMCUDA_SHARED="$(mktemp -d -p "$scratch")" capacity
+    done
     check killed
     check SIMCUDA_FAIL=cuMemAlloc_v2:3,cudaHostAlloc:1 faults
     if cc -shared -fPIC -o "$scratch/tracer.so" "$here/programs/tracer.c" -ldl; then

@@ -15,7 +15,8 @@ def gib(count):
 
 
 def free_gib():
-    return torch.cuda.mem_get_info()[0] / GIB
+    # Expandable segments grow by 20 MiB.
+    return round(torch.cuda.mem_get_info()[0] / GIB, 1)
 
 
 def runs_out(count):
@@ -63,7 +64,7 @@ def main():
     # Nothing has waited for the process yet.
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     assert free_gib() == 3, free_gib()
-    more = gib(3)
+    more = gib(2)
     process.wait()
     del more
     torch.cuda.empty_cache()
