@@ -20,6 +20,7 @@ static BRIDGE: Bridge = Bridge {
     physical_devices,
     memory_of,
     name,
+    attribute,
     stub,
 };
 
@@ -83,6 +84,10 @@ extern "C" fn memory_of(physical: u32, total: Out<u64>, used: Out<u64>) {
 
 extern "C" fn name() -> *const c_char {
     machine().config.model.name.as_ptr()
+}
+
+extern "C" fn attribute(code: c_int) -> c_int {
+    simcuda::attributes::attribute(code, 0, &machine().config.model)
 }
 
 unsafe extern "C" fn stub(name: *const c_char) {
