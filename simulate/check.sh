@@ -75,10 +75,10 @@ for SIM_TORCH in "${versions[@]}"; do
         check PYTORCH_CUDA_ALLOC_CONF="$backend" SIMCUDA_LEDGER="$scratch/torch.%p" ledger
     done
     # `selection` comes first, `linear_algebra` alone: fresh memory is zero, and both depend on values.
-    check CUDNN=1 modules selection convolutions encoder autocast attention embedding fourier
+    check CUDNN=1 modules selection convolutions recurrent encoder autocast attention embedding fourier
     check modules linear_algebra
     check CUDNN=1 SIMCUDA_CUDNN_WORKSPACE=32M modules convolutions
-    check CUDNN=0 modules convolutions lstm
+    check CUDNN=0 modules convolutions recurrent
     check CUDNN=0 SIMCUDA_SM=80 modules attention
     check graph
     check loader

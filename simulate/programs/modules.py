@@ -44,10 +44,20 @@ def attention():
     return model, forward
 
 
-def lstm():
-    model = nn.LSTM(64, 128, 2, batch_first=True).cuda()
+def recurrent():
+    common = {"num_layers": 2, "dropout": 0.2, "batch_first": True}
+    projected = {} if not torch.backends.cudnn.enabled else {"proj_size": 32}
+    model = nn.ModuleList([nn.LSTM(64, 128, **common, **projected), nn.GRU(64, 128, bidirectional=True, **common), nn.RNN(64, 256, bias=False)]).cuda()
     x = torch.randn(8, 20, 64, device="cuda")
-    return model, lambda: model(x)[0].sum()
+    packed = nn.utils.rnn.pack_padded_sequence(x, torch.arange(20, 4, -2), batch_first=True)
+
+    def forward():
+        outputs = [layer(x)[0] for layer in model] + [layer(packed)[0].data for layer in model]
+        assert outputs[0].shape == (8, 20, projected.get("proj_size", 128)) and outputs[1].shape == (8, 20, 256), [y.shape for y in outputs]
+        assert outputs[3].shape[0] == sum(range(20, 4, -2))
+        return sum(y.sum() for y in outputs)
+
+    return model, forward
 
 
 def embedding():
@@ -95,7 +105,7 @@ def linear_algebra():
 
 KINDS = {
     "convolutions": convolutions, "encoder": encoder, "autocast": lambda: encoder(torch.bfloat16),
-    "attention": attention, "lstm": lstm, "embedding": embedding, "selection": selection, "fourier": fourier,
+    "attention": attention, "recurrent": recurrent, "embedding": embedding, "selection": selection, "fourier": fourier,
     "linear_algebra": linear_algebra,
 }
 for kind in sys.argv[1:]:

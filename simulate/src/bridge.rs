@@ -65,6 +65,8 @@ pub struct Bridge {
     pub processes: extern "C" fn(u32, Out<Processes>),
     /// The name of the devices, which lives as long as the driver.
     pub name: extern "C" fn() -> *const c_char,
+    /// An attribute of the devices, by its `CUdevice_attribute`.
+    pub attribute: extern "C" fn(i32) -> i32,
     /// Counts a call of a stub. Takes its name as a C string.
     pub stub: unsafe extern "C" fn(*const c_char),
 }

@@ -13,6 +13,7 @@ pub mod backing;
 pub mod bridge;
 pub mod config;
 pub mod context;
+pub mod cudnn;
 pub mod device;
 pub mod error;
 pub mod exchange;

@@ -26,8 +26,6 @@ use Output::{Handle, Int, Size};
 /// anything.
 const OUTPUTS: &[(&str, &[Output])] = &[
     ("cudnnGetCTCLossWorkspaceSize_v8", &[Size(5)]),
-    ("cudnnGetRNNTempSpaceSizes", &[Size(4), Size(5)]),
-    ("cudnnGetRNNWeightSpaceSize", &[Size(2)]),
     ("cusolverDn?geqrf_bufferSize", &[Int(5)]),
     ("cusolverDn?gesvd_bufferSize", &[Int(3)]),
     ("cusolverDn?gesvdaStridedBatched_bufferSize", &[Int(16)]),

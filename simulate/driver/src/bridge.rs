@@ -23,6 +23,7 @@ static BRIDGE: Bridge = Bridge {
     device_bytes,
     processes,
     name,
+    attribute,
     stub,
 };
 
@@ -92,6 +93,10 @@ extern "C" fn processes(physical: u32, out: Out<Processes>) {
 
 extern "C" fn name() -> *const c_char {
     machine().config.model.name.as_ptr()
+}
+
+extern "C" fn attribute(code: c_int) -> c_int {
+    simcuda::attributes::attribute(code, 0, &machine().config.model)
 }
 
 unsafe extern "C" fn stub(name: *const c_char) {

@@ -2,6 +2,9 @@
 //!
 //! `SIMCUDA_CUDNN_WORKSPACE` is the workspace that every convolution requests, in bytes. The default is 0.
 
+mod recurrent;
+mod tensor;
+
 use crate::support::{Handle, create, handles, launch};
 use simcuda::out::Out;
 use std::ffi::{c_char, c_int, c_void};
@@ -9,19 +12,17 @@ use std::sync::OnceLock;
 
 /// `CUDNN_STATUS_BAD_PARAM`
 const INVALID: c_int = 2000;
+/// `CUDNN_STATUS_NOT_SUPPORTED`
+const NOT_SUPPORTED: c_int = 3000;
 
 handles! {
     cudnnCreate / cudnnDestroy;
     cudnnCreateActivationDescriptor / cudnnDestroyActivationDescriptor;
     cudnnCreateCTCLossDescriptor / cudnnDestroyCTCLossDescriptor;
     cudnnCreateConvolutionDescriptor / cudnnDestroyConvolutionDescriptor;
-    cudnnCreateDropoutDescriptor / cudnnDestroyDropoutDescriptor;
     cudnnCreateFilterDescriptor / cudnnDestroyFilterDescriptor;
     cudnnCreatePoolingDescriptor / cudnnDestroyPoolingDescriptor;
-    cudnnCreateRNNDataDescriptor / cudnnDestroyRNNDataDescriptor;
-    cudnnCreateRNNDescriptor / cudnnDestroyRNNDescriptor;
     cudnnCreateSpatialTransformerDescriptor / cudnnDestroySpatialTransformerDescriptor;
-    cudnnCreateTensorDescriptor / cudnnDestroyTensorDescriptor;
 }
 
 /// The simulated version, 9.19.0: major, minor, patch level.
@@ -75,12 +76,6 @@ extern "C" fn cudnnGetLastErrorString(text: Out<c_char>, length: usize) {
     if length > 0 {
         text.put(0);
     }
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cudnnDropoutGetStatesSize(_handle: *const Handle, size: Out<usize>) -> c_int {
-    size.put(1 << 20);
-    0
 }
 
 /// Declares functions that return a size through their last argument.

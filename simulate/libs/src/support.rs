@@ -83,3 +83,20 @@ macro_rules! handles {
     )*};
 }
 pub(crate) use handles;
+
+/// Declares functions that create or destroy an object of a type.
+macro_rules! objects {
+    ($($create:ident / $destroy:ident: $type:ty;)*) => {$(
+        #[unsafe(no_mangle)]
+        extern "C" fn $create(out: simcuda::out::Out<Box<$type>>) -> std::ffi::c_int {
+            out.put(Box::default());
+            0
+        }
+
+        #[unsafe(no_mangle)]
+        extern "C" fn $destroy(_object: Option<Box<$type>>) -> std::ffi::c_int {
+            0
+        }
+    )*};
+}
+pub(crate) use objects;
