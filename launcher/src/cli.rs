@@ -14,7 +14,7 @@ use crate::option_values::{
     Bounds, Values, bounds, category_limit, gpu_memory, positive, size, step_range, time_limit, time_range, tolerance,
     values,
 };
-use crate::simulation::Gpu;
+use crate::simulation::{Gpu, Nonzero};
 
 /// Record what fills the GPU memory of a program
 ///
@@ -45,7 +45,8 @@ pub(crate) enum Command {
     Run(Run),
     /// Run a command over a simulated GPU: its exact GPU memory, on a machine without a GPU
     ///
-    /// PyTorch's real allocator runs over a simulated CUDA. Kernels do not run, so that values are zeros or old bytes. The
+    /// PyTorch's real allocator runs over a simulated CUDA. Kernels do not run: integers are computed on the host, other
+    /// values are assumed. The
     /// report, the files and the exit status are those of a run.
     DryRun(DryRun),
     /// Print the report of a run
@@ -115,6 +116,12 @@ pub(crate) struct DryRun {
     /// The number of GPUs
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) gpus: u32,
+    /// What `x > 0` and other comparisons of values that no kernel computed are true for, and so what masks and nonzero select
+    #[arg(long, value_name = "SHARE", value_enum, default_value_t)]
+    pub(crate) nonzero: Nonzero,
+    /// End the program after this many steps of its optimizers
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) steps: Option<u32>,
     /// Run the command once for each value, in the place of {VAR} in its arguments, and print a table
     #[arg(long, value_name = "VAR=8,16,32", value_parser = values, group = "tries", conflicts_with_all = NOT_FOR_TRIES)]
     pub(crate) vary: Option<Values>,

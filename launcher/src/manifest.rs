@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::{self, Write};
 
-use memtrace_analysis::load::{MANIFEST_FILE, SimulatedGpus};
+use memtrace_analysis::load::{MANIFEST_FILE, SimulatedGpus, ValueException};
 use memtrace_analysis::{RunFolder, printable};
 use memtrace_trace::counters::{Counter, CounterValues};
 use memtrace_trace::unrecorded::Unrecorded;
@@ -257,6 +257,13 @@ impl Manifest {
             unchecked: 0,
             simulated,
             discovery: None,
+        }
+    }
+
+    /// Stores the exception that ended the program of a dry run.
+    pub(crate) fn set_exception(&mut self, exception: Option<ValueException>) {
+        if let Some(simulated) = &mut self.simulated {
+            simulated.exception = exception;
         }
     }
 

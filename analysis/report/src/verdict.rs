@@ -76,6 +76,9 @@ impl TextReport {
                 self.marked(end_mark(summary), &text);
             }
         }
+        if let Some(exception) = summary.run.simulated.as_ref().and_then(|simulated| simulated.exception.as_ref()) {
+            self.marked(Mark::Failed, &exception.text());
+        }
         self.missing_parts(summary);
     }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use memtrace_analysis::RunFolder;
 use memtrace_analysis::load::{
-    Exit, MANIFEST_FILE, Manifest, ManifestProcess, RunState, SimulatedGpus, UnrecordableProcess,
+    Exit, MANIFEST_FILE, Manifest, ManifestProcess, RunState, SimulatedGpus, UnrecordableProcess, ValueException,
 };
 use memtrace_analysis::symbols::{SYMBOLS_FILE, Symbols};
 use memtrace_trace::file::{Definitions, Module, NativeFrame};
@@ -52,6 +52,11 @@ fn manifest() -> impl Strategy<Value = Manifest> {
                 gpu: note.clone(),
                 memory_bytes: 80 << 30,
                 count: 2,
+                exception: (note.len() % 4 == 1).then(|| ValueException {
+                    exception: note.clone(),
+                    location: "train.py:3".to_owned(),
+                    read_location: note.clone(),
+                }),
             }),
             extra: BTreeMap::from([("note".to_owned(), json!({ "text": note }))]),
         },

@@ -139,6 +139,9 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
     drop((probe, parent));
     let outcome = drain.finish();
     child.collect();
+    if simulation.is_some() {
+        manifest.set_exception(Simulation::exception(path));
+    }
     let is_simulation_unused = simulation.is_some() && !Simulation::finish(path);
     let outcome = outcome.unwrap_or_else(|e| {
         message::report(&e);

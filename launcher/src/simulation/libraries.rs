@@ -13,6 +13,7 @@ use anyhow::Context;
 use simcuda_build::{Cores, Imports, libraries_of, plain_libraries};
 
 use super::torch::{self, PyTorch};
+use super::values;
 use crate::message::WithHelp;
 
 const DRIVER: &[u8] = include_bytes!(env!("MEMTRACE_EMBEDDED_SIMCUDA_DRIVER"));
@@ -24,6 +25,8 @@ const LIBS: &[u8] = include_bytes!(env!("MEMTRACE_EMBEDDED_SIMCUDA_LIBS"));
 const LIST: &str = "list";
 /// The names under which compilers and older versions of Triton look for libraries, and what they stand for.
 const ALIASES: [(&str, &str); 1] = [("libcuda.so", "libcuda.so.1")];
+/// The folder of the Python modules, beside the libraries.
+const MODULES: &str = "python";
 /// The age after which unused libraries of an earlier state are removed.
 const MAX_UNUSED: Duration = Duration::from_secs(24 * 3600);
 
@@ -59,6 +62,11 @@ impl Libraries {
             )
         })?;
         Ok(Libraries { folder, sonames: libraries.into_iter().map(|(soname, _)| soname).collect() })
+    }
+
+    /// The folder of the Python modules beside them.
+    pub(super) fn modules(&self) -> PathBuf {
+        self.folder.join(MODULES)
     }
 
     /// The paths of the libraries.
@@ -122,25 +130,29 @@ fn remove_unused(parent: &Path, beginning: &str) {
     }
 }
 
-/// Writes the libraries, and then their list.
+/// Writes the libraries and the Python modules, and then the list of the libraries.
 fn write(folder: &Path, libraries: &[(String, Vec<u8>)]) -> anyhow::Result<()> {
     std::fs::create_dir_all(folder)?;
     for (soname, content) in libraries {
-        replace(folder, soname, content)?;
+        replace(&folder.join(soname), content)?;
+    }
+    for (name, text) in values::MODULES {
+        let path = folder.join(MODULES).join(name);
+        std::fs::create_dir_all(path.parent().unwrap_or(folder))?;
+        replace(&path, text.as_bytes())?;
     }
     for (name, soname) in ALIASES {
         let made = std::os::unix::fs::symlink(soname, folder.join(name));
         made.or_else(|error| if error.kind() == ErrorKind::AlreadyExists { Ok(()) } else { Err(error) })?;
     }
     let sonames: Vec<&str> = libraries.iter().map(|(soname, _)| soname.as_str()).collect();
-    replace(folder, LIST, sonames.join("\n").as_bytes())
+    replace(&folder.join(LIST), sonames.join("\n").as_bytes())
 }
 
 /// Writes a file under a temporary name and then renames it, so a running program keeps the old one.
-fn replace(folder: &Path, name: &str, content: &[u8]) -> anyhow::Result<()> {
-    let partial = folder.join(format!(".{name}.{}", crate::session::token()?));
-    let renamed = std::fs::write(&partial, content).and_then(|()| std::fs::rename(&partial, folder.join(name)));
-    renamed.inspect_err(|_| {
+fn replace(path: &Path, content: &[u8]) -> anyhow::Result<()> {
+    let partial = path.with_file_name(format!(".{}", crate::session::token()?));
+    std::fs::write(&partial, content).and_then(|()| std::fs::rename(&partial, path)).inspect_err(|_| {
         std::fs::remove_file(&partial).ok();
     })?;
     Ok(())

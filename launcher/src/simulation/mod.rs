@@ -1,21 +1,24 @@
 //! Runs a command over the simulated CUDA instead of a GPU: `memtrace dry-run`.
 //!
 //! The simulated libraries are made for the PyTorch of the command (`simcuda-build`) and preloaded. Their sonames are
-//! those of NVIDIA's libraries, so the dynamic linker takes them for what PyTorch needs, and nothing is installed. What
+//! those of NVIDIA's libraries, so the dynamic linker takes them for what PyTorch needs, and nothing is installed. Python
+//! modules stand in for the values that kernels would have computed (`values`). What
 //! compilers make during a dry run stays in a folder of the run, which is removed when the run ends.
 
 mod gpus;
 mod libraries;
 mod torch;
+mod values;
 
 use std::ffi::OsString;
 use std::path::Path;
 
 use anyhow::Context;
-use memtrace_analysis::load::SimulatedGpus;
+use memtrace_analysis::load::{SimulatedGpus, ValueException};
 
 pub(crate) use gpus::Gpu;
 use libraries::Libraries;
+pub(crate) use values::Nonzero;
 
 /// The folder in the run folder for files that are only needed during the run.
 const SCRATCH: &str = ".simulated";
@@ -34,12 +37,21 @@ pub(crate) struct Simulation {
     pub(crate) gpu: Gpu,
     /// The number of GPUs.
     pub(crate) count: u32,
+    /// What comparisons of values that nothing computed select.
+    pub(crate) nonzero: Nonzero,
+    /// The number of optimizer steps after which the program ends.
+    pub(crate) steps: Option<u32>,
 }
 
 impl Simulation {
     /// What reports say of the machine.
     pub(crate) fn description(&self) -> SimulatedGpus {
-        SimulatedGpus { gpu: self.gpu.name.clone(), memory_bytes: self.gpu.memory_bytes, count: self.count }
+        SimulatedGpus {
+            gpu: self.gpu.name.clone(),
+            memory_bytes: self.gpu.memory_bytes,
+            count: self.count,
+            exception: None,
+        }
     }
 
     /// Makes the libraries for the command, and returns the variables to add to its environment.
@@ -66,6 +78,7 @@ impl Simulation {
         let scratch = std::path::absolute(run_folder)?.join(SCRATCH);
         let shared = scratch.join(SHARED);
         std::fs::create_dir_all(&shared).with_context(|| format!("cannot create {}", shared.display()))?;
+        let values = values::environment(&libraries.modules(), &scratch, self.nonzero, self.steps)?;
         let settings = [
             ("LD_PRELOAD", preload),
             ("SIMCUDA_DEVICES", self.count.to_string().into()),
@@ -80,7 +93,12 @@ impl Simulation {
             ("TRITON_LIBCUDA_PATH", libraries.folder.into_os_string()),
         ];
         let caches = CACHE_VARIABLES.map(|name| (name, scratch.join(name.to_lowercase()).into_os_string()));
-        Ok(settings.into_iter().chain(caches).map(|(name, value)| (name.into(), value)).collect())
+        Ok(settings.into_iter().chain(caches).chain(values).map(|(name, value)| (name.into(), value)).collect())
+    }
+
+    /// The exception that ended the program after it had read values that nothing computed.
+    pub(crate) fn exception(run_folder: &Path) -> Option<ValueException> {
+        values::exception(&run_folder.join(SCRATCH))
     }
 
     /// Removes what was only needed during the run. Returns whether any process used CUDA.

@@ -119,6 +119,30 @@ pub struct SimulatedGpus {
     pub memory_bytes: u64,
     /// The number of GPUs.
     pub count: u32,
+    /// The exception that ended the program, where a value that no kernel computed can be its reason. Absent otherwise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exception: Option<ValueException>,
+}
+
+/// A Python exception, other than an out-of-memory error, that ended a program after it had read values of a GPU.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct ValueException {
+    /// The name of the exception's class.
+    pub exception: String,
+    /// The innermost line outside of PyTorch, as FILE:LINE.
+    pub location: String,
+    /// The last line that read a value, as FILE:LINE.
+    pub read_location: String,
+}
+
+impl ValueException {
+    /// A sentence that says what ended the program, and why a dry run can be the reason.
+    pub fn text(&self) -> String {
+        let Self { exception, location, read_location } = self;
+        format!(
+            "{exception} at {location}. A dry run computes no values; the program last read some at {read_location}."
+        )
+    }
 }
 
 /// The content of `run.json`.

@@ -34,7 +34,7 @@ fn simulation(options: &DryRun) -> Simulation {
         (None, Some(memory_bytes)) => Gpu::of_memory(memory_bytes),
         (None, None) => Gpu::default_model(),
     };
-    Simulation { gpu, count: options.gpus }
+    Simulation { gpu, count: options.gpus, nonzero: options.nonzero, steps: options.steps }
 }
 
 /// Prints a table of the GPUs that can be simulated.

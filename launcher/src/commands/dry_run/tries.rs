@@ -10,7 +10,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use anyhow::{Context, ensure};
-use memtrace_analysis::load::MANIFEST_FILE;
+use memtrace_analysis::load::{MANIFEST_FILE, ValueException};
 use memtrace_analysis::report::size_text;
 use serde::Serialize;
 use serde_json::Value;
@@ -183,6 +183,10 @@ impl<'a> Tries<'a> {
         let placeholder = format!("{{{name}}}");
         let mut command = Command::new(std::env::current_exe().context("cannot find memtrace itself")?);
         command.args(["dry-run", "--quiet", "--no-snapshot", "--gpus", &simulation.count.to_string()]);
+        command.args(["--nonzero", simulation.nonzero.name()]);
+        if let Some(steps) = simulation.steps {
+            command.args(["--steps", &steps.to_string()]);
+        }
         if let Some(gpu) = &self.options.gpu {
             command.args(["--gpu", &gpu.id]);
         }
@@ -213,6 +217,9 @@ impl<'a> Tries<'a> {
         }
         if one.has_failed() {
             self.show_end_of(&output, name, value);
+            if let Some(exception) = summary.as_ref().and_then(exception) {
+                message::status(&exception.text());
+            }
         }
         Ok(one)
     }
@@ -349,6 +356,11 @@ fn worst_device(summary: &Value, context_bytes: u64) -> Option<Figures> {
         }
     });
     figures.min_by_key(|figures| (figures.free_bytes, std::cmp::Reverse(figures.allocated_bytes)))
+}
+
+/// The exception in a summary that a value can be the reason of.
+fn exception(summary: &Value) -> Option<ValueException> {
+    serde_json::from_value(summary.pointer("/run/simulated/exception")?.clone()).ok()
 }
 
 /// The out-of-memory error that a summary explains.

@@ -1,0 +1,75 @@
+//! The Python modules that stand in for values which kernels would have computed (`simulate/python`).
+//!
+//! They are embedded, written beside the simulated libraries, and found through `PYTHONPATH`: Python imports
+//! `sitecustomize` when it starts.
+
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+
+use clap::ValueEnum;
+use memtrace_analysis::load::ValueException;
+
+/// The folder among the files of a run where processes write the exception that ended them.
+const EXCEPTIONS: &str = "exceptions";
+/// The name and the text of each module.
+pub(super) const MODULES: [(&str, &str); 6] = [
+    ("sitecustomize.py", include_str!("../../../simulate/python/sitecustomize.py")),
+    ("simcuda/__init__.py", include_str!("../../../simulate/python/simcuda/__init__.py")),
+    ("simcuda/exceptions.py", include_str!("../../../simulate/python/simcuda/exceptions.py")),
+    ("simcuda/operators.py", include_str!("../../../simulate/python/simcuda/operators.py")),
+    ("simcuda/steps.py", include_str!("../../../simulate/python/simcuda/steps.py")),
+    ("simcuda/values.py", include_str!("../../../simulate/python/simcuda/values.py")),
+];
+
+/// The share of a tensor's elements for which a comparison of values that nothing computed is true.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum Nonzero {
+    /// All elements: the most that a mask can select
+    Full,
+    /// Every second one, and the others for the opposite comparison
+    #[default]
+    Half,
+    /// None
+    Zero,
+}
+
+impl Nonzero {
+    /// The name on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Nonzero::Full => "full",
+            Nonzero::Half => "half",
+            Nonzero::Zero => "zero",
+        }
+    }
+}
+
+/// The variables of a run whose modules are in `folder`. The folder for exceptions is created in `scratch`.
+pub(super) fn environment(
+    folder: &Path,
+    scratch: &Path,
+    nonzero: Nonzero,
+    steps: Option<u32>,
+) -> std::io::Result<Vec<(&'static str, OsString)>> {
+    let exceptions = scratch.join(EXCEPTIONS);
+    std::fs::create_dir_all(&exceptions)?;
+    let mut path = folder.as_os_str().to_owned();
+    if let Some(own) = std::env::var_os("PYTHONPATH").filter(|own| !own.is_empty()) {
+        path.push(OsStr::new(":"));
+        path.push(own);
+    }
+    let mut variables = vec![
+        ("PYTHONPATH", path),
+        ("SIMCUDA_NONZERO", nonzero.name().into()),
+        ("SIMCUDA_EXCEPTIONS", exceptions.into_os_string()),
+    ];
+    variables.extend(steps.map(|steps| ("SIMCUDA_STEPS", steps.to_string().into())));
+    Ok(variables)
+}
+
+/// The exception that ended a process of the run, of several the one of the process that wrote it first.
+pub(super) fn exception(scratch: &Path) -> Option<ValueException> {
+    let written = std::fs::read_dir(scratch.join(EXCEPTIONS)).into_iter().flatten().flatten();
+    let first = written.min_by_key(|entry| (entry.metadata().and_then(|m| m.modified()).ok(), entry.file_name()));
+    first.and_then(|entry| serde_json::from_slice(&std::fs::read(entry.path()).ok()?).ok())
+}

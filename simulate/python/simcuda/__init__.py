@@ -1,0 +1,37 @@
+"""What a dry run adds to PyTorch, in the process of the program: the values that kernels would have computed, as far as
+the size of allocations and the course of a program depend on them.
+
+`operators` computes integers and booleans on the host and declares what depends on floating-point numbers; `values` knows
+which numbers are true; `exceptions` notes what a program died of; `steps` ends it after some optimizer steps.
+"""
+
+import os
+
+
+def after_torch():
+    """PyTorch was imported. The operators follow when the process first uses CUDA."""
+    import torch
+
+    from . import exceptions, steps
+
+    exceptions.install(os.environ.get("SIMCUDA_EXCEPTIONS"))
+    steps.install(int(os.environ.get("SIMCUDA_STEPS", "0")))
+    torch.cuda._lazy_call(install_operators)
+
+
+def install_operators():
+    from . import operators
+
+    operators.install()
+
+
+def after_torchvision():
+    """torchvision was imported, and with it its operators."""
+    import torch
+
+    def install():
+        from . import operators
+
+        operators.install_torchvision()
+
+    torch.cuda._lazy_call(install)

@@ -1,0 +1,78 @@
+"""Python runs this module when it starts, because a dry run puts this folder first on PYTHONPATH.
+
+It imports the module of this name that it hides, if there is one, and waits for PyTorch. It never imports PyTorch itself: a
+program without it pays for this file alone.
+"""
+
+import importlib.abc
+import importlib.util
+import os
+import sys
+
+FOLDER = os.path.dirname(os.path.abspath(__file__))
+
+
+class AfterImport(importlib.abc.MetaPathFinder):
+    """Calls a function of the package `simcuda` once the module that it is named after was imported."""
+
+    AWAITED = ("torch", "torchvision")
+
+    def find_spec(self, name, path=None, target=None):
+        if name not in self.AWAITED:
+            return None
+        for finder in sys.meta_path:
+            spec = None if finder is self else finder.find_spec(name, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    spec.loader = Loader(spec.loader)
+                return spec
+        return None
+
+
+class Loader(importlib.abc.Loader):
+    """A module's own loader, and what follows the import."""
+
+    def __init__(self, own):
+        self.own = own
+
+    def __getattr__(self, name):
+        return getattr(self.own, name)
+
+    def create_module(self, spec):
+        return self.own.create_module(spec)
+
+    def exec_module(self, module):
+        module.__loader__ = module.__spec__.loader = self.own
+        self.own.exec_module(module)
+        try:
+            simcuda = load_package()
+            getattr(simcuda, f"after_{module.__name__}")()
+        except Exception as error:  # The program must run without it, too.
+            print(f"memtrace: values are not simulated: {error}", file=sys.stderr)
+
+
+def load_package():
+    """The package `simcuda` beside this file, which is not on `sys.path`."""
+    if "simcuda" not in sys.modules:
+        folder = os.path.join(FOLDER, "simcuda")
+        spec = importlib.util.spec_from_file_location("simcuda", os.path.join(folder, "__init__.py"), submodule_search_locations=[folder])
+        module = sys.modules["simcuda"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return sys.modules["simcuda"]
+
+
+def run_hidden():
+    """Runs the `sitecustomize` that the program would have had."""
+    own = sys.modules.pop(__name__, None)
+    try:
+        spec = importlib.util.find_spec("sitecustomize")
+        if spec is not None:
+            module = sys.modules["sitecustomize"] = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+    finally:
+        sys.modules.setdefault(__name__, own)
+
+
+sys.path[:] = [path for path in sys.path if os.path.abspath(path or ".") != FOLDER]
+sys.meta_path.insert(0, AfterImport())
+run_hidden()
