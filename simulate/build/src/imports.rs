@@ -210,8 +210,8 @@ impl Found {
     /// Adds the imports of a file from those of NVIDIA's libraries that `is_external` selects. Returns whether there are any
     /// besides those from the driver.
     fn add(&mut self, needs: Needs, is_external: impl Fn(&str) -> bool) -> bool {
-        let wanted = |soname: &&String| (is_nvidia(soname) || *soname == DRIVER) && is_external(soname);
-        let sonames: Vec<&String> = needs.sonames.iter().filter(wanted).collect();
+        let is_imported = |soname: &&String| (is_nvidia(soname) || *soname == DRIVER) && is_external(soname);
+        let sonames: Vec<&String> = needs.sonames.iter().filter(is_imported).collect();
         if sonames.is_empty() {
             return false;
         }
@@ -337,18 +337,18 @@ fn exports(path: &Path, soname: &str) -> Result<Library> {
     Ok(library)
 }
 
-/// The dynamic symbols of a file that `is_wanted` selects: the library from which they are imported or "", the version or
+/// The dynamic symbols of a file that `is_selected` selects: the library from which they are imported or "", the version or
 /// "", and the name.
 fn symbols(
     file: &ElfFile64<'_, Endianness>,
-    is_wanted: impl Fn(&Sym64<Endianness>) -> bool,
+    is_selected: impl Fn(&Sym64<Endianness>) -> bool,
 ) -> Result<Vec<(String, String, String)>> {
     let (endian, data) = (file.endian(), file.data());
     let versions = file.elf_header().sections(endian, data)?.versions(endian, data)?;
     let table = file.elf_dynamic_symbol_table();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let mut symbols = Vec::new();
-    for (index, symbol) in table.enumerate().filter(|(_, symbol)| is_wanted(symbol)) {
+    for (index, symbol) in table.enumerate().filter(|(_, symbol)| is_selected(symbol)) {
         let version = match &versions {
             Some(versions) => versions.version(versions.version_index(endian, index)).ok().flatten(),
             None => None,

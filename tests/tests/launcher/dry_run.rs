@@ -202,7 +202,7 @@ fn bad_input_is_reported() {
 }
 
 #[test]
-fn a_program_that_uses_no_gpu_is_told_apart() {
+fn a_dry_run_in_which_nothing_uses_cuda_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let run = |name: &str, program: &str| {
         let mut command = Command::new(root().join("scripts/sim"));
