@@ -13,8 +13,8 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The longest wait for a message. A rank can compile for that long before it takes part.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// The longest wait for a message: PyTorch's own limit for NCCL (`default_pg_nccl_timeout`).
+const PATIENCE: Duration = Duration::from_secs(600);
 /// The time between two looks for a message.
 const PAUSE: Duration = Duration::from_micros(200);
 

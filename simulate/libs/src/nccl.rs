@@ -1,6 +1,6 @@
 //! NCCL. Ranks exchange small data: sizes, flags, pickled objects, which programs depend on. For large data, and for
-//! reductions, every rank is assumed to have the same data, because kernels do not run anyway: a collective copies this
-//! rank's own data, and no rank waits for another.
+//! reductions of floating-point numbers, every rank is assumed to have the same data, because kernels do not run anyway: a
+//! collective copies this rank's own data, and no rank waits for another.
 
 use crate::support::bridge;
 use simcuda::exchange::Exchange;
@@ -241,18 +241,62 @@ unsafe fn content(from: *const u8, bytes: usize) -> Vec<u8> {
     if from.is_null() { Vec::new() } else { unsafe { slice::from_raw_parts(from, bytes) }.to_vec() }
 }
 
+/// The integers of a buffer. `None` for floating-point numbers.
+fn integers(bytes: &[u8], kind: c_int) -> Option<Vec<i128>> {
+    let element = |bytes: &[u8]| {
+        let bits = bytes.iter().rfold(0, |bits: u64, byte| bits << 8 | u64::from(*byte));
+        match kind {
+            0 => i128::from(bits as i8),
+            2 => i128::from(bits as i32),
+            4 => i128::from(bits as i64),
+            _ => i128::from(bits),
+        }
+    };
+    (0..=5).contains(&kind).then(|| bytes.chunks_exact(element_bytes(kind)).map(element).collect())
+}
+
+/// The result of an `ncclRedOp_t` over the parts of all ranks. `None` for floating-point numbers, and for operations that the
+/// program defined.
+fn reduce(parts: &[Vec<u8>], kind: c_int, operation: c_int) -> Option<Vec<u8>> {
+    let combine = |a: i128, b: i128| match operation {
+        0 | 4 => Some(a.wrapping_add(b)),
+        1 => Some(a.wrapping_mul(b)),
+        2 => Some(a.max(b)),
+        3 => Some(a.min(b)),
+        _ => None,
+    };
+    let mut parts = parts.iter().map(|part| integers(part, kind));
+    let mut result = parts.next()??;
+    let mut count = 1;
+    for part in parts {
+        result = result.into_iter().zip(part?).map(|(a, b)| combine(a, b)).collect::<Option<_>>()?;
+        count += 1;
+    }
+    let divisor = if operation == 4 { count } else { 1 };
+    let size = element_bytes(kind);
+    Some(result.into_iter().flat_map(|value| (value / divisor).to_le_bytes().into_iter().take(size)).collect())
+}
+
+/// Exchanges integers, and single elements: a barrier of PyTorch is a reduction of one.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ncclAllReduce(
     from: *const u8,
     to: *mut u8,
     count: usize,
     kind: c_int,
-    _operation: c_int,
-    _communicator: Option<&Communicator>,
+    operation: c_int,
+    communicator: Option<&Communicator>,
     stream: u64,
 ) -> c_int {
+    let bytes = count * element_bytes(kind);
+    let is_exchanged = count == 1 || (0..=5).contains(&kind);
     // SAFETY: by NCCL's contract the program passes buffers of `count` elements that it may access.
-    unsafe { copy(from, to, count * element_bytes(kind), stream) }
+    unsafe {
+        let exchange = communicator.filter(|_| is_exchanged).and_then(|c| c.exchange(bytes));
+        let parts = exchange.and_then(|exchange| exchange.all_gather(&content(from, bytes)));
+        let result = parts.and_then(|parts| reduce(&parts, kind, operation)).filter(|result| result.len() == bytes);
+        copy(result.as_ref().map_or(from, |result| result.as_ptr()), to, bytes, stream)
+    }
 }
 
 #[unsafe(no_mangle)]

@@ -5,6 +5,7 @@ Each rank prints its peak of allocated memory and that of the same model without
 
 import json
 import os
+import time
 
 import torch
 import torch.distributed as dist
@@ -47,13 +48,22 @@ def parallel_model(ranks):
 
 
 def check_exchange(rank, ranks):
-    """Ranks get what the others sent."""
+    """Ranks get what the others sent, and wait for each other."""
     names = [None] * ranks
     dist.all_gather_object(names, f"rank {rank}")
     assert names == [f"rank {r}" for r in range(ranks)], names
-    value = torch.tensor([rank]).cuda()
-    dist.broadcast(value, src=1)
-    assert value.item() == 1, value
+    box = [{"from": rank}]
+    dist.broadcast_object_list(box, src=1)
+    assert box == [{"from": 1}], box
+    flags = torch.tensor([rank, 1]).cuda()
+    dist.all_reduce(flags)
+    assert flags.tolist() == [ranks * (ranks - 1) // 2, ranks], flags
+    marker = "written-by-rank-0"
+    if rank == 0:
+        time.sleep(0.5)
+        open(marker, "w").close()
+    dist.barrier()
+    assert os.path.exists(marker), "the barrier waits"
     sent, received = torch.arange(rank * 10, rank * 10 + ranks).cuda(), torch.zeros(ranks, dtype=torch.int64).cuda()
     dist.all_to_all_single(received, sent)
     assert received.tolist() == [r * 10 + rank for r in range(ranks)], received
