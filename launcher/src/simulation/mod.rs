@@ -28,8 +28,8 @@ const LIBS: &[u8] = include_bytes!(env!("MEMTRACE_EMBEDDED_SIMCUDA_LIBS"));
 
 /// The folder in the run folder for what compilers make.
 const CACHES: &str = ".simulated-caches";
-/// The folder of the Python modules, beside the libraries.
-const PYTHON: &str = "python";
+/// The folder of the Python modules, beside the libraries. Reports take what is below such a folder for a library.
+const PYTHON: &str = "site-packages";
 /// The variables that name caches of compiled code.
 const CACHE_VARIABLES: [&str; 4] =
     ["TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "TORCH_EXTENSIONS_DIR"];

@@ -139,7 +139,9 @@ impl ValueException {
     /// A sentence that says what ended the program, and why a dry run can be the reason.
     pub fn text(&self) -> String {
         let Self { exception, location, read_location } = self;
-        format!("{exception} at {location}. A dry run computes no values; the program last read some at {read_location}.")
+        format!(
+            "{exception} at {location}. A dry run computes no values; the program last read some at {read_location}."
+        )
     }
 }
 
