@@ -11,8 +11,8 @@ use memtrace_analysis::load::ValueException;
 
 /// The folder where processes write the exception that ended them, in that of files that are only needed during the run.
 const EXCEPTIONS: &str = "exceptions";
-/// The folder of the modules, in that of the simulated libraries.
-pub(super) const FOLDER: &str = "python";
+/// The folder of the modules, in that of the simulated libraries. Reports take what is below such a folder for a library.
+pub(super) const FOLDER: &str = "site-packages";
 /// The path in that folder and the text of each module.
 pub(super) const MODULES: [(&str, &str); 6] = [
     ("sitecustomize.py", include_str!("../../../simulate/python/sitecustomize.py")),
