@@ -86,6 +86,7 @@ for SIM_TORCH in "${versions[@]}"; do
     check SIMCUDA_DEVICES=2 ddp
     check SIMCUDA_KERNEL_US=1000 sync
     check SIMCUDA_MEMORY=80G big
+    check SIMCUDA_MEMORY=140G workspaces
     check SIMCUDA_MEMORY=80G PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True many_handles
     check recorder
     check sharing

@@ -1,11 +1,14 @@
-//! cuDNN: handles, versions, workspace sizes, one algorithm for every operation, and the backend (graph) interface.
+//! cuDNN: handles, versions, and one algorithm for every operation of the old interface, which PyTorch uses for
+//! convolutions only with `TORCH_CUDNN_V8_API_DISABLED=1`.
 //!
-//! `SIMCUDA_CUDNN_WORKSPACE` is the workspace that every convolution requests, in bytes. The default is 0.
+//! `SIMCUDA_CUDNN_WORKSPACE` is the workspace that every convolution requests, in bytes. Without it, convolutions of the
+//! old interface request nothing, and those of the backend interface what was measured.
 
+mod backend;
 mod recurrent;
 mod tensor;
 
-use crate::support::{Handle, create, handles, launch};
+use crate::support::{Handle, handles};
 use simcuda::out::Out;
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::OnceLock;
@@ -28,12 +31,15 @@ handles! {
 /// The simulated version, 9.19.0: major, minor, patch level.
 const VERSION: [c_int; 3] = [9, 19, 0];
 
+/// The workspace that every convolution requests in bytes, if it is set.
+fn fixed_workspace() -> Option<u64> {
+    static BYTES: OnceLock<Option<u64>> = OnceLock::new();
+    *BYTES.get_or_init(|| simcuda::config::parse_size(&std::env::var("SIMCUDA_CUDNN_WORKSPACE").ok()?))
+}
+
+/// The workspace that a convolution of the old interface requests in bytes.
 fn workspace() -> usize {
-    static BYTES: OnceLock<usize> = OnceLock::new();
-    *BYTES.get_or_init(|| {
-        let text = std::env::var("SIMCUDA_CUDNN_WORKSPACE").unwrap_or_default();
-        simcuda::config::parse_size(&text).unwrap_or(0) as usize
-    })
+    fixed_workspace().unwrap_or(0) as usize
 }
 
 #[unsafe(no_mangle)]
@@ -136,91 +142,4 @@ algorithms! {
     cudnnFindConvolutionForwardAlgorithmEx(_h, _a, _x, _b, _y, _c, _d, _z);
     cudnnFindConvolutionBackwardDataAlgorithmEx(_h, _a, _x, _b, _y, _c, _d, _z);
     cudnnFindConvolutionBackwardFilterAlgorithmEx(_h, _a, _x, _b, _y, _c, _d, _z);
-}
-
-// The backend interface. The heuristics offer one engine configuration, without notes or knobs. Every requested number
-// is 0, except the plan's workspace.
-
-#[unsafe(no_mangle)]
-extern "C" fn cudnnBackendCreateDescriptor(_kind: c_int, out: Out<Box<Handle>>) -> c_int {
-    create(out)
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cudnnBackendDestroyDescriptor(_descriptor: Option<Box<Handle>>) -> c_int {
-    0
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cudnnBackendExecute(handle: Option<&Handle>, _plan: *const c_void, _pack: *const c_void) -> c_int {
-    launch(handle.map_or(0, |h| h.stream));
-    0
-}
-
-/// `cudnnBackendAttributeName_t`
-mod name {
-    pub(super) const ENGINECFG_KNOB_CHOICES: i32 = 302;
-    pub(super) const EXECUTION_PLAN_WORKSPACE_SIZE: i32 = 402;
-    pub(super) const OPERATIONGRAPH_ENGINE_GLOBAL_COUNT: i32 = 802;
-    pub(super) const ENGINE_KNOB_INFO: i32 = 1302;
-    pub(super) const ENGINE_NUMERICAL_NOTE: i32 = 1303;
-    pub(super) const ENGINE_BEHAVIOR_NOTE: i32 = 1305;
-}
-
-/// `cudnnBackendAttributeType_t`
-mod kind {
-    pub(super) const HANDLE: i32 = 0;
-    pub(super) const BOOLEAN: i32 = 2;
-    pub(super) const INT64: i32 = 3;
-    pub(super) const DOUBLE: i32 = 5;
-    pub(super) const VOID_PTR: i32 = 6;
-    pub(super) const BACKEND_DESCRIPTOR: i32 = 15;
-    pub(super) const CHAR: i32 = 24;
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cudnnBackendGetAttribute(
-    _descriptor: *const c_void,
-    attribute: c_int,
-    type_: c_int,
-    requested: i64,
-    count: Out<i64>,
-    out: Out<u8>,
-) -> c_int {
-    let room = !out.is_null() && requested > 0;
-    let number = match attribute {
-        name::EXECUTION_PLAN_WORKSPACE_SIZE => workspace() as i64,
-        name::OPERATIONGRAPH_ENGINE_GLOBAL_COUNT => 1,
-        _ => 0,
-    };
-    let elements = match (attribute, type_) {
-        (
-            name::ENGINE_KNOB_INFO
-            | name::ENGINE_NUMERICAL_NOTE
-            | name::ENGINE_BEHAVIOR_NOTE
-            | name::ENGINECFG_KNOB_CHOICES,
-            _,
-        ) => 0,
-        // The caller's own descriptors stay unchanged.
-        (_, kind::BACKEND_DESCRIPTOR) => 1,
-        (_, kind::CHAR) => {
-            let text = b"{}\0";
-            if room && requested as usize >= text.len() {
-                out.cast().put(*text);
-            }
-            text.len() as i64
-        }
-        (_, type_) => {
-            if room {
-                match type_ {
-                    kind::HANDLE | kind::INT64 | kind::DOUBLE | kind::VOID_PTR => out.cast().put(number),
-                    kind::BOOLEAN => out.put(0),
-                    _ => out.cast::<i32>().put(0),
-                }
-            }
-            1
-        }
-    };
-    count.put(elements);
-    0
 }

@@ -4,6 +4,7 @@
 //! caching allocator. These sizes are no part of cuDNN's documentation. The models here are derived from measurements on
 //! a GPU with compute capability 9.0 (`simulate/measurements`), and their tests compare them with all of these.
 
+pub mod convolution;
 pub mod recurrent;
 
 #[cfg(test)]
