@@ -52,7 +52,8 @@ def short(path, program):
 
 def failure(error, program):
     """The exception, the line of the program's own file that was executing, and the innermost line of any file."""
-    frames = traceback.extract_tb(error.__traceback__)
+    # The modules of a dry run that stand in for kernels are no part of what the program calls.
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/site-packages/simcuda/" not in frame.filename]
     lines = [frame.lineno for frame in frames if os.path.realpath(frame.filename) == program]
     innermost = f"{short(frames[-1].filename, program)}:{frames[-1].lineno}" if frames else None
     return {"type": type(error).__name__, "message": str(error)[:400], "line": lines[-1] if lines else None, "innermost": innermost,

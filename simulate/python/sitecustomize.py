@@ -17,16 +17,20 @@ class AfterImport(importlib.abc.MetaPathFinder):
 
     AWAITED = ("torch", "torchvision")
 
+    def __init__(self):
+        self.is_searching = False
+
     def find_spec(self, name, path=None, target=None):
-        if name not in self.AWAITED:
+        if name not in self.AWAITED or self.is_searching:
             return None
-        for finder in sys.meta_path:
-            spec = None if finder is self else finder.find_spec(name, path, target)
-            if spec is not None:
-                if spec.loader is not None:
-                    spec.loader = Loader(spec.loader)
-                return spec
-        return None
+        self.is_searching = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self.is_searching = False
+        if spec is not None and spec.loader is not None:
+            spec.loader = Loader(spec.loader)
+        return spec
 
 
 class Loader(importlib.abc.Loader):
@@ -44,11 +48,8 @@ class Loader(importlib.abc.Loader):
     def exec_module(self, module):
         module.__loader__ = module.__spec__.loader = self.own
         self.own.exec_module(module)
-        try:
-            simcuda = load_package()
-            getattr(simcuda, f"after_{module.__name__}")()
-        except Exception as error:  # The program must run without it, too.
-            print(f"memtrace: values are not simulated: {error}", file=sys.stderr)
+        simcuda = load_package()
+        simcuda.attempt(getattr(simcuda, f"after_{module.__name__}"))
 
 
 def load_package():

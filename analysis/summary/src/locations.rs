@@ -51,7 +51,7 @@ impl<'a> Locations<'a> {
     /// `libnccl.so.2 ncclMalloc [native]`. Empty if nothing is known.
     fn location(&self, stack: StackId) -> String {
         let frames = || self.definitions.walk(stack).filter_map(|(_, frame)| frame);
-        let mut python = frames().filter(|frame| !frame.native && !explained(frame)).peekable();
+        let mut python = frames().filter(|frame| !frame.native && !is_skipped(frame)).peekable();
         let Some(innermost) = python.peek().copied() else {
             let responsible = frames().find(|frame| alloc_fn_rule(frame).is_none()).or(frames().next());
             return responsible.map(|frame| self.native(frame)).unwrap_or_default();
@@ -71,7 +71,7 @@ impl<'a> Locations<'a> {
             let ids = self.definitions.walk_ids(stack);
             ids.filter_map(|(_, id)| self.definitions.frame(id).map(|frame| (id, frame)))
         };
-        let python = || frames().filter(|(_, frame)| !frame.native && !explained(frame));
+        let python = || frames().filter(|(_, frame)| !frame.native && !is_skipped(frame));
         let own = python().find(|(_, frame)| !is_library(&frame.filename)).or_else(|| python().next());
         let native = || frames().find(|(_, frame)| alloc_fn_rule(frame).is_none()).or_else(|| frames().next());
         own.or_else(native).map(|(id, _)| id)
@@ -114,6 +114,16 @@ impl<'a> Locations<'a> {
 /// Whether a generated line has a known source line. The user wrote that source line, so it is shown instead.
 fn explained(frame: &Frame) -> bool {
     !frame.inlined_into.is_none() && is_inductor_file(&frame.filename)
+}
+
+/// Whether a frame is of the modules that stand in for kernels in a dry run (`simulate/python`). Their caller is shown instead.
+fn stands_in_for_kernel(frame: &Frame) -> bool {
+    frame.filename.contains("/site-packages/simcuda/")
+}
+
+/// Whether locations do not name a Python frame.
+fn is_skipped(frame: &Frame) -> bool {
+    explained(frame) || stands_in_for_kernel(frame)
 }
 
 pub(crate) fn frame_summary(frame: &Frame) -> FrameSummary {

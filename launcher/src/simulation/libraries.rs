@@ -25,8 +25,8 @@ const LIBS: &[u8] = include_bytes!(env!("MEMTRACE_EMBEDDED_SIMCUDA_LIBS"));
 const LIST: &str = "list";
 /// The names under which compilers and older versions of Triton look for libraries, and what they stand for.
 const ALIASES: [(&str, &str); 1] = [("libcuda.so", "libcuda.so.1")];
-/// The folder of the Python modules, beside the libraries.
-const MODULES: &str = "python";
+/// The folder of the Python modules, beside the libraries. Reports take what is below such a folder for a library.
+const MODULES: &str = "site-packages";
 /// The age after which unused libraries of an earlier state are removed.
 const MAX_UNUSED: Duration = Duration::from_secs(24 * 3600);
 

@@ -6,6 +6,7 @@ which numbers are true; `exceptions` notes what a program died of; `steps` ends 
 """
 
 import os
+import sys
 
 
 def after_torch():
@@ -19,19 +20,30 @@ def after_torch():
     torch.cuda._lazy_call(install_operators)
 
 
-def install_operators():
-    from . import operators
-
-    operators.install()
-
-
 def after_torchvision():
     """torchvision was imported, and with it its operators."""
     import torch
 
-    def install():
-        from . import operators
+    torch.cuda._lazy_call(install_torchvision_operators)
 
-        operators.install_torchvision()
 
-    torch.cuda._lazy_call(install)
+def install_operators():
+    """The process uses CUDA."""
+    from . import operators
+
+    attempt(operators.install)
+
+
+def install_torchvision_operators():
+    """The process uses CUDA and torchvision."""
+    from . import operators
+
+    attempt(operators.install_torchvision)
+
+
+def attempt(function):
+    """Calls a function whose failure must not end the program."""
+    try:
+        function()
+    except Exception as error:
+        print(f"memtrace: values are not simulated: {error}", file=sys.stderr)

@@ -11,7 +11,7 @@ always does, and then writes values into the result:
   numbers are equal. A check of all elements passes. Choices among candidates (`topk`, `argmax`, `multinomial`) spread evenly over them.
 
 Operators that allocate by values (`nonzero`, `unique`, `coalesce`) are replaced, because their own kernels would read a size that
-nothing computed. What cannot be computed is left as it is. No error of this module reaches the program.
+nothing computed. What cannot be computed is left as it is, and errors of such attempts do not reach the program.
 """
 
 import math
@@ -22,7 +22,7 @@ import torch
 from torch._C import DispatchKey, _dispatch_has_kernel_for_dispatch_key, _dispatch_keyset_full_after
 
 from . import exceptions
-from .values import MAX_INTEGERS, UNKNOWN, counted, declared_storages, is_number, is_small, is_true, mark, on_host, unknown_like
+from .values import MAX_REDUCED, UNKNOWN, counted, declared_storages, is_number, is_small, is_true, mark, on_host, unknown_like
 
 aten = torch.ops.aten
 
@@ -38,7 +38,7 @@ COMPUTED = """
     sum prod any max min amax amin cumsum cumprod count_nonzero mean median nanmedian
     cat index _index_put_impl_ index_select index_add index_copy index_fill gather scatter scatter_add scatter_reduce
     masked_fill masked_scatter where take put flip roll tril triu
-    fill zero arange range random bernoulli randperm eye linspace
+    fill arange range random bernoulli randperm eye linspace
     _amp_update_scale bincount histc repeat_interleave searchsorted bucketize nonzero_static
 """.split()
 COMPARISONS = "eq ne lt le gt ge".split()
@@ -47,13 +47,13 @@ CHOICES = "argmax argmin max min topk sort argsort kthvalue median nanmedian mod
 # Operators whose results have sizes that depend on values.
 SIZED = "nonzero _unique2 unique_dim unique_consecutive unique_dim_consecutive".split()
 # Operators that do not read the tensor that they write.
-OVERWRITING = {f"aten::{name}" for name in ("fill_", "zero_", "random_", "bernoulli_")}
+OVERWRITING = {f"aten::{name}" for name in ("fill_", "random_", "bernoulli_")}
 
 FULL, HALF, ZERO = "full", "half", "zero"
 policy = os.environ.get("SIMCUDA_NONZERO", HALF)
 
 # PyTorch's calls of these pass a number as a tensor on the device, which has no form in Python.
-UNREACHABLE = {f"aten::pow.Tensor_Tensor{form}" for form in ("", "_out")}
+UNREACHABLE = {"aten::pow.Tensor_Tensor", "aten::pow.Tensor_Tensor_out"}
 
 # The registrations, which end with these objects, and the qualified names of their overloads.
 libraries = []
@@ -121,6 +121,7 @@ class Kernel:
     def __init__(self, overload):
         arguments = overload._schema.arguments
         self.overload = overload
+        self.handle = torch._C._dispatch_find_schema_or_throw(overload._schema.name, overload._schema.overload_name)
         self.names = [argument.name for argument in arguments]
         written = [argument for argument in arguments if argument.alias_info is not None and argument.alias_info.is_write]
         overwrites = overload._schema.name in OVERWRITING
@@ -133,7 +134,9 @@ class Kernel:
             args = with_tensors(args, self.tensors)
         key = (keyset & BACKENDS).highestPriorityTypeId()
         if self.serves(key) and not torch._C._len_torch_dispatch_stack():
-            return self.run(keyset, args, kwargs)
+            # The program's default device is not that of this module's tensors.
+            with torch._C.DisableTorchFunction():
+                return self.run(keyset, args, kwargs)
         return self.original(keyset, args, kwargs)
 
     def serves(self, key):
@@ -142,7 +145,7 @@ class Kernel:
 
     def original(self, keyset, args, kwargs):
         """Calls PyTorch's kernel."""
-        return self.overload.redispatch(keyset & BELOW, *args, **kwargs)
+        return self.handle.redispatch_boxed(keyset & BELOW, *args, **kwargs)
 
     def run(self, keyset, args, kwargs):
         """The result on a device."""
@@ -162,13 +165,14 @@ class Computed(Kernel):
         result = self.original(keyset, args, kwargs)
         results = tensors_in(result, [])
         try:
-            values = self.values(results, {**arguments, **updated})
+            values = self.values(results, {**arguments, **updated}) or [None] * len(results)
+            for tensor, value in zip(results, values):
+                if value is not None:
+                    write(tensor, value)
+                mark(tensor, value is not None)
         except Exception:  # For example an invalid index, which a GPU reports later or not at all.
-            values = None
-        for tensor, value in zip(results, values or [None] * len(results)):
-            if value is not None:
-                write(tensor, value)
-            mark(tensor, value is not None)
+            for tensor in results:
+                mark(tensor, False)
         self.pass_on_declared(results, arguments)
         return result
 
@@ -192,7 +196,7 @@ class Computed(Kernel):
             return None
         if all(is_true(one) and is_small(one) for one in inputs):
             return self.on_host(arguments, on_host)
-        if all(map(is_number, results)) or not all(one.numel() <= MAX_INTEGERS for one in inputs):
+        if all(map(is_number, results)) or any(one.numel() > MAX_REDUCED for one in inputs):
             return None
         values = self.declared(results, arguments)
         return [None if is_number(tensor) else value for tensor, value in zip(results, values)]
@@ -277,7 +281,7 @@ def is_same(first, second):
             and first.stride() == second.stride() and first.dtype == second.dtype)
 
 
-class Copy(Computed):
+class Copy(Kernel):
     """`copy_`, to, from and on a device."""
 
     def run(self, keyset, args, kwargs):
@@ -332,9 +336,11 @@ class Sized(Kernel):
         exceptions.note_read()
         arguments = self.arguments(args, kwargs)
         tensor = arguments["self"]
-        is_known = is_true(tensor) and is_small(tensor)
-        arguments["self"] = on_host(tensor) if is_known else self.stand_in(tensor, arguments)
-        values = self.overload(**arguments)
+        try:
+            is_known = is_true(tensor) and is_small(tensor)
+            values = self.overload(**{**arguments, "self": on_host(tensor) if is_known else self.stand_in(tensor, arguments)})
+        except Exception:  # Invalid arguments, which PyTorch's kernel reports.
+            return self.original(keyset, args, kwargs)
         if self.overload._schema.name == "aten::nonzero":
             # PyTorch fills one row per dimension, and returns its transpose.
             return to_device(values.t().contiguous(), tensor).t()
@@ -369,10 +375,8 @@ class Coalesce(Kernel):
             return self.original(keyset, args, kwargs)
         exceptions.note_read()
         # What PyTorch's kernel allocates: the flat indices, their order, the place of each distinct one, and the temporary of a sort.
-        flat = torch.empty(tensor._nnz(), dtype=torch.int64, device=elements.device)
-        order, places = torch.empty_like(flat), torch.empty_like(flat)
-        temporary = torch.empty(2 * flat.numel(), dtype=torch.int64, device=elements.device)
-        del temporary
+        flat, *others = [torch.empty(tensor._nnz(), dtype=torch.int64, device=elements.device) for _ in range(3)]
+        torch.empty(2 * flat.numel(), dtype=torch.int64, device=elements.device)
         # One number per position, as in PyTorch's kernel.
         strides = torch.tensor([math.prod(tensor.shape[axis + 1:tensor.sparse_dim()]) for axis in range(tensor.sparse_dim())])
         positions_on_host = torch.unique((on_host(indices) * strides[:, None]).sum(0))
@@ -391,14 +395,14 @@ class Suppression(Kernel):
     """Non-maximum suppression (`torchvision::nms`) keeps the share of the policy."""
 
     def run(self, keyset, args, kwargs):
+        exceptions.note_read()
+        # This checks the arguments and keeps nothing, but allocates all else.
+        self.original(keyset, args, kwargs)
         boxes, scores, *others = args
         if all(is_true(one) and is_small(one) for one in (boxes, scores)):
             kept = self.overload(on_host(boxes), on_host(scores), *others, **kwargs)
         else:
             kept = selected(boxes.size(0))
-        exceptions.note_read()
-        # PyTorch's kernel keeps nothing, but allocates all else.
-        self.original(keyset, args, kwargs)
         return to_device(kept, boxes)
 
 
@@ -410,11 +414,17 @@ def register(namespace, operators, kernel):
         packet = getattr(getattr(torch.ops, namespace), name, None)
         for overload in [getattr(packet, one) for one in packet.overloads()] if packet else []:
             qualified = overload.name()
-            if qualified in registered or not torch._C._dispatch_has_kernel(qualified) or _dispatch_has_kernel_for_dispatch_key(qualified, "BackendSelect"):
-                continue
-            if qualified == "aten::copy_" or any(_dispatch_has_kernel_for_dispatch_key(qualified, key) for key in ("CUDA", "SparseCUDA")):
+            if qualified not in registered and is_replaceable(qualified):
                 registered.add(qualified)
                 library.impl(qualified.removeprefix(f"{namespace}::"), kernel(overload), "BackendSelect", with_keyset=True)
+
+
+def is_replaceable(qualified):
+    """Whether an overload has a kernel for CUDA and none where those of this module go."""
+    if not torch._C._dispatch_has_kernel(qualified) or _dispatch_has_kernel_for_dispatch_key(qualified, "BackendSelect"):
+        return False
+    # `copy_` has one kernel for all backends.
+    return qualified == "aten::copy_" or any(_dispatch_has_kernel_for_dispatch_key(qualified, key) for key in ("CUDA", "SparseCUDA"))
 
 
 def chooses(overload):
@@ -424,7 +434,7 @@ def chooses(overload):
 
 def with_updates(operators):
     """The operators and those that do the same in place."""
-    return [form for name in operators for form in (name, f"{name}_")]
+    return [*operators, *(f"{name}_" for name in operators)]
 
 
 def install():

@@ -14,9 +14,12 @@ from torch.multiprocessing.reductions import StorageWeakRef
 # What a floating-point number counts as that no kernel computed: finite, and no error as a loss, a norm, a divisor or the argument
 # of a logarithm.
 UNKNOWN = 1.0
-# The largest tensors whose values are computed, in elements.
-MAX_INTEGERS = 1 << 26
+# The largest tensors whose values are computed, in elements: more than routing, anchors and tokens have, and less than what
+# compilers clear to flush a cache, thousands of times.
+MAX_INTEGERS = 1 << 22
 MAX_NUMBERS = 1 << 16
+# The largest tensors that are reduced, in elements.
+MAX_REDUCED = 1 << 26
 
 
 class Storages:
@@ -86,10 +89,10 @@ def on_host(tensor):
 
 
 def unknown_like(tensor):
-    """A host tensor of this shape and type whose elements are UNKNOWN. It has one element in memory."""
+    """A host tensor of this shape and type whose elements are UNKNOWN, with one element in memory."""
     return torch.full((), UNKNOWN, dtype=tensor.dtype, device="cpu").expand(tensor.shape)
 
 
 def counted(tensor):
-    """The values that the program would get: those on the device if they are true, else UNKNOWN."""
-    return on_host(tensor) if is_true(tensor) else unknown_like(tensor)
+    """What the values count as: those on the device if they are true and computed, else UNKNOWN."""
+    return on_host(tensor) if is_true(tensor) and is_small(tensor) else unknown_like(tensor)

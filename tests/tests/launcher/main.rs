@@ -5,6 +5,7 @@ mod command_line;
 mod doctor;
 mod drain;
 mod dry_run;
+mod dry_run_values;
 mod faults;
 mod inputs;
 #[path = "../launcher_support/mod.rs"]

@@ -1,0 +1,145 @@
+//! `memtrace dry-run`: what depends on values, which no kernel computes.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use memtrace_tests::traced_program::{python, root};
+use serde_json::{Value, json};
+
+use crate::launcher_support::*;
+
+/// A dry run of a part of `tests/programs/launcher/dry_run_values.py`, in a folder.
+fn dry_run(folder: &Path, options: &[&str], part: &str) -> Output {
+    let program = root().join("tests/programs/launcher/dry_run_values.py");
+    // For the Python of the test environment.
+    let mut command = Command::new(root().join("scripts/sim"));
+    command.current_dir(folder).env("PYTHONPATH", folder.join("modules"));
+    command.arg(memtrace()).args(["dry-run", "--gpu", "h200", "-o", "run"]).args(options);
+    command.arg("--").arg(python()).arg(program).arg(part);
+    output(&mut command)
+}
+
+/// What the part prints.
+fn printed(options: &[&str], part: &str) -> Value {
+    let folder = tempfile::tempdir().unwrap();
+    let output = dry_run(folder.path(), options, part);
+    assert!(output.status.success(), "{}", stderr(&output));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// The exit code, the report and the summary of a part.
+fn ended(part: &str) -> (Option<i32>, String, Value) {
+    let folder = tempfile::tempdir().unwrap();
+    let output = dry_run(folder.path(), &[], part);
+    let summary = std::fs::read(folder.path().join("run/summary.json")).unwrap();
+    // Lines of the report are wrapped.
+    let report = stderr(&output).split_whitespace().collect::<Vec<_>>().join(" ");
+    (output.status.code(), report, serde_json::from_slice(&summary).unwrap())
+}
+
+#[test]
+fn integers_are_those_of_a_gpu() {
+    let expected = json!({
+        "where": [0, -1, -2, 3, -4, -5, 6, -7, 0, 9],
+        "nonzero": [7, 8, 9],
+        "unique": [[0, 1, 2], [4, 3, 3]],
+        "repeated": [0, 2, 2],
+        "bincount": [4, 4, 2],
+        "sorted": [1, 2, 3],
+        "one_hot": [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
+        "coalesced": [[0, 2]],
+    });
+    assert_eq!(printed(&[], "integers"), expected);
+}
+
+#[test]
+fn the_policy_decides_what_masks_select() {
+    let of = |policy: &str| printed(&["--nonzero", policy], "masks");
+    let expected = |count: u64, unique: u64| json!({"masked": count, "others": count, "where": count, "unique": unique, "is_finite": true, "is_nan": false});
+    assert_eq!(of("half"), expected(500, 500));
+    assert_eq!(of("full"), expected(1000, 1000));
+    assert_eq!(of("zero"), expected(0, 1));
+}
+
+#[test]
+fn numbers_are_those_of_the_host_or_one() {
+    let expected =
+        json!({"loss": 1.0, "list": [1.0], "copied": [2.5, 0.5], "filled": 7.5, "rounds": 0, "sampled": [4]});
+    assert_eq!(printed(&[], "numbers"), expected);
+}
+
+#[test]
+fn gradscaler_skips_no_step() {
+    assert_eq!(printed(&[], "scaler"), json!({"steps": 3, "scale": 65536.0}));
+}
+
+#[test]
+fn sampling_ends_after_the_tokens_that_were_asked_for() {
+    assert_eq!(printed(&[], "sampling"), json!({"length": 64, "is_valid": true}));
+}
+
+#[test]
+fn each_expert_gets_as_many_tokens() {
+    assert_eq!(printed(&[], "routing"), json!({"tokens": [24, 24, 24, 24, 24, 24, 24, 24]}));
+}
+
+#[test]
+fn non_maximum_suppression_keeps_the_policys_share() {
+    assert_eq!(printed(&[], "suppression"), json!({"kept": 50, "highest": 98}));
+}
+
+#[test]
+fn memory_of_the_device_takes_no_memory_of_the_host() {
+    let figures = printed(&[], "memory");
+    assert!(figures["device"].as_u64() > Some(70_000_000_000), "{figures}");
+    assert!(figures["host"].as_u64() < Some(256), "MiB: {figures}");
+}
+
+#[test]
+fn a_program_that_fails_over_a_value_is_reported_with_its_lines() {
+    let (code, report, summary) = ended("value_error");
+    assert_eq!(code, Some(1));
+    let exception = &summary["run"]["simulated"]["exception"];
+    assert_eq!(exception["exception"], "IndexError", "{summary}");
+    let program = std::fs::read_to_string(root().join("tests/programs/launcher/dry_run_values.py")).unwrap();
+    let line = |text: &str| 1 + program.lines().position(|line| line.contains(text)).unwrap();
+    let (died, read) = (line("return {\"found\": [\"a\"][index]}"), line(".sum().item() * 10)"));
+    assert!(
+        report.contains(&format!(
+            "dry_run_values.py:{died}. A dry run computes no values; the program last read some at"
+        )) && report.contains(&format!("dry_run_values.py:{read}.")),
+        "{report}"
+    );
+    assert!(!report.contains("simcuda/"), "{report}");
+}
+
+#[test]
+fn other_errors_are_not_explained_by_values() {
+    for (part, error) in [("early_error", "before any value"), ("out_of_memory", "CUDA out of memory")] {
+        let (code, report, summary) = ended(part);
+        assert_eq!(code, Some(1));
+        assert!(report.contains(error) && !report.contains("computes no values"), "{report}");
+        assert!(summary["run"]["simulated"]["exception"].is_null(), "{summary}");
+    }
+}
+
+#[test]
+fn a_program_ends_after_the_steps_of_each_optimizer() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = dry_run(folder.path(), &["--steps", "3"], "endless");
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    // It ends in the third step, before the line is printed.
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "0\n1\n");
+}
+
+#[test]
+fn the_programs_own_sitecustomize_runs_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let modules = folder.path().join("modules");
+    std::fs::create_dir(&modules).unwrap();
+    std::fs::write(modules.join("sitecustomize.py"), "import builtins\nbuiltins.is_customized = True\n").unwrap();
+    let output = dry_run(folder.path(), &[], "environment");
+    assert!(output.status.success(), "{}", stderr(&output));
+    let printed: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(printed, json!({"is_customized": true, "loss": 1.0, "foreign_paths": []}));
+}
