@@ -116,10 +116,10 @@ pub(crate) struct DryRun {
     /// The number of GPUs
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) gpus: u32,
-    /// What `x > 0` and other comparisons of values that no kernel computed are true for, and so what masks and nonzero select
+    /// What `x > 0`, of values that no kernel computed, is true for, and so what masks and nonzero select
     #[arg(long, value_name = "SHARE", value_enum, default_value_t)]
     pub(crate) nonzero: Nonzero,
-    /// End the program after this many steps of its optimizers
+    /// End the program, and its child processes, after this many steps of each optimizer
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) steps: Option<u32>,
     /// Run the command once for each value, in the place of {VAR} in its arguments, and print a table

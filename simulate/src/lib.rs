@@ -27,6 +27,7 @@ pub mod memory;
 pub mod out;
 pub mod pool;
 pub mod ranges;
+pub mod reduction;
 pub mod shared;
 pub mod stream;
 pub mod stub;

@@ -4,6 +4,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
+use memtrace_tests::programs::linked_with;
 use memtrace_tests::traced_program::{python, root};
 use serde_json::Value;
 
@@ -174,6 +175,20 @@ fn extensions_of_other_packages_find_what_they_import() {
     let program = format!("import ctypes; print(ctypes.CDLL('{}').call())", extension.display());
     let output = output(command.args(["dry-run", "-o", "run", "--", python(), "-c", &program]));
     assert_eq!(String::from_utf8_lossy(&output.stdout), "0\n", "{}", stderr(&output));
+}
+
+#[test]
+fn a_program_without_python_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("program");
+    let options = linked_with("libcudart.so.13");
+    compile("dry_run.c", &program, &options.iter().map(String::as_str).collect::<Vec<_>>());
+    let mut command = Command::new(memtrace());
+    command.current_dir(&folder).env("PATH", "").args(["dry-run", "--gpu", "t4", "-o", "run", "--"]).arg(program);
+    let output = output(&mut command);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "15637086208\n", "{}", stderr(&output));
+    let summary = json(&std::fs::read(folder.path().join("run/summary.json")).unwrap());
+    assert_eq!(summary["processes"][0]["devices"][0]["total_bytes"], 15_637_086_208_u64);
 }
 
 #[test]
