@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::{self, Write};
 
-use memtrace_analysis::load::{MANIFEST_FILE, SimulatedGpus};
+use memtrace_analysis::load::{EstimatedWorkspaces, MANIFEST_FILE, SimulatedGpus};
 use memtrace_analysis::{RunFolder, printable};
 use memtrace_trace::counters::{Counter, CounterValues};
 use memtrace_trace::unrecorded::Unrecorded;
@@ -263,6 +263,13 @@ impl Manifest {
     /// Stores the command's process id after its start.
     pub(crate) fn set_started(&mut self, pid: u32) {
         self.pid = Some(pid);
+    }
+
+    /// Stores what a dry run knows of cuDNN's workspaces.
+    pub(crate) fn set_workspaces(&mut self, workspaces: Option<EstimatedWorkspaces>) {
+        if let Some(simulated) = &mut self.simulated {
+            simulated.workspaces = workspaces;
+        }
     }
 
     /// Stores the processes that could not be recorded: those that were found from outside, and those that reported

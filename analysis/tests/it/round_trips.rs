@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use memtrace_analysis::RunFolder;
 use memtrace_analysis::load::{
-    Exit, MANIFEST_FILE, Manifest, ManifestProcess, RunState, SimulatedGpus, UnrecordableProcess,
+    EstimatedWorkspaces, Exit, MANIFEST_FILE, Manifest, ManifestProcess, RunState, SimulatedGpus, UnrecordableProcess,
 };
 use memtrace_analysis::symbols::{SYMBOLS_FILE, Symbols};
 use memtrace_trace::file::{Definitions, Module, NativeFrame};
@@ -52,6 +52,12 @@ fn manifest() -> impl Strategy<Value = Manifest> {
                 gpu: note.clone(),
                 memory_bytes: 80 << 30,
                 count: 2,
+                workspaces: (note.len() % 4 == 1).then(|| EstimatedWorkspaces {
+                    convolutions: 9,
+                    estimated: 2,
+                    above_bytes: 5 << 20,
+                    below_bytes: 0,
+                }),
             }),
             extra: BTreeMap::from([("note".to_owned(), json!({ "text": note }))]),
         },

@@ -137,6 +137,7 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
     let outcome = drain.finish();
     child.collect();
     if simulation.is_some() {
+        manifest.set_workspaces(Simulation::take_workspaces(path));
         Simulation::remove_caches(path);
     }
     let outcome = outcome.unwrap_or_else(|e| {

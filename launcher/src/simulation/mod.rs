@@ -8,11 +8,12 @@ mod gpus;
 mod torch;
 
 use std::ffi::OsString;
+use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use anyhow::Context;
-use memtrace_analysis::load::SimulatedGpus;
+use memtrace_analysis::load::{EstimatedWorkspaces, SimulatedGpus};
 use simcuda_build::{Cores, Imports, libraries_of, plain_libraries};
 
 pub(crate) use gpus::Gpu;
@@ -25,6 +26,8 @@ const LIBS: &[u8] = include_bytes!(env!("MEMTRACE_EMBEDDED_SIMCUDA_LIBS"));
 
 /// The folder in the run folder for what compilers make.
 const CACHES: &str = ".simulated-caches";
+/// The folder in the run folder in which each process writes what is known of cuDNN's workspaces.
+const WORKSPACES: &str = ".simulated-workspaces";
 /// The variables that name caches of compiled code.
 const CACHE_VARIABLES: [&str; 4] =
     ["TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "TORCH_EXTENSIONS_DIR"];
@@ -41,7 +44,8 @@ pub(crate) struct Simulation {
 impl Simulation {
     /// What reports say of the machine.
     pub(crate) fn description(&self) -> SimulatedGpus {
-        SimulatedGpus { gpu: self.gpu.name.clone(), memory_bytes: self.gpu.memory_bytes, count: self.count }
+        let gpu = &self.gpu;
+        SimulatedGpus { gpu: gpu.name.clone(), memory_bytes: gpu.memory_bytes, count: self.count, workspaces: None }
     }
 
     /// Makes the libraries for the command, and returns the variables to add to its environment.
@@ -84,7 +88,9 @@ impl Simulation {
             preload.push(folder.join(soname));
         }
         let gpu = &self.gpu;
-        let caches = std::path::absolute(run_folder)?.join(CACHES);
+        let run_folder = std::path::absolute(run_folder)?;
+        let (caches, workspaces) = (run_folder.join(CACHES), run_folder.join(WORKSPACES));
+        std::fs::create_dir(&workspaces).with_context(|| format!("cannot create {}", workspaces.display()))?;
         let settings = [
             ("LD_PRELOAD", preload),
             ("SIMCUDA_DEVICES", self.count.to_string().into()),
@@ -94,6 +100,7 @@ impl Simulation {
             ("SIMCUDA_MULTIPROCESSORS", gpu.multiprocessors.to_string().into()),
             ("SIMCUDA_L2", gpu.l2_cache_bytes.to_string().into()),
             ("SIMCUDA_CONTEXT", gpu.context_bytes.to_string().into()),
+            ("SIMCUDA_ESTIMATES", workspaces.join("%p").into_os_string()),
             // Triton looks for the driver's file with ldconfig, which knows no preloaded library.
             ("TRITON_LIBCUDA_PATH", folder.into_os_string()),
         ];
@@ -101,11 +108,33 @@ impl Simulation {
         Ok(settings.into_iter().chain(caches).map(|(name, value)| (name.into(), value)).collect())
     }
 
+    /// Reads and removes what the processes wrote of cuDNN's workspaces. `None` if they used no convolutions of cuDNN.
+    pub(crate) fn take_workspaces(run_folder: &Path) -> Option<EstimatedWorkspaces> {
+        let folder = run_folder.join(WORKSPACES);
+        let files = std::fs::read_dir(&folder).into_iter().flatten().flatten();
+        let files = files.filter(|file| file.file_type().is_ok_and(|kind| kind.is_file()));
+        let all = files.filter_map(|file| workspaces_of_process(&file.path())).reduce(|mut all, process| {
+            all.add(&process);
+            all
+        });
+        // A process of the command that still runs may write into it. The folder then stays.
+        std::fs::remove_dir_all(&folder).ok();
+        all
+    }
+
     /// Removes what compilers made during the run.
     pub(crate) fn remove_caches(run_folder: &Path) {
         // A process of the command that still runs may write into it. The folder then stays.
         std::fs::remove_dir_all(run_folder.join(CACHES)).ok();
     }
+}
+
+/// What one process wrote of cuDNN's workspaces. `None` if it is incomplete, because the process ended while it wrote.
+fn workspaces_of_process(file: &Path) -> Option<EstimatedWorkspaces> {
+    /// The most that is read, in bytes: the simulated cuDNN writes less.
+    const MOST: u64 = 4096;
+    let file = std::fs::File::open(file).ok()?;
+    serde_json::from_reader(file.take(MOST)).ok()
 }
 
 /// Writes the libraries that are missing or differ. Each file is written under a temporary name and then renamed, so a

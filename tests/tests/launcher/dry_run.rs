@@ -11,7 +11,12 @@ use crate::launcher_support::*;
 
 /// A dry run of `tests/programs/launcher/dry_run.py`, in a folder.
 fn dry_run(folder: &Path, options: &[&str], argument: &str) -> Output {
-    let program = root().join("tests/programs/launcher/dry_run.py");
+    dry_run_of("dry_run.py", folder, options, argument)
+}
+
+/// A dry run of a program of `tests/programs/launcher`, in a folder.
+fn dry_run_of(program: &str, folder: &Path, options: &[&str], argument: &str) -> Output {
+    let program = root().join("tests/programs/launcher").join(program);
     // For the Python of the test environment.
     let mut command = Command::new(root().join("scripts/sim"));
     command.current_dir(folder).arg(memtrace()).arg("dry-run").args(options);
@@ -51,6 +56,27 @@ fn the_report_is_that_of_a_gpu_which_is_not_there() {
     assert_eq!(device["highest"]["allocated_bytes"], theirs["peak"]);
     assert_eq!(device["total_bytes"], 15_637_086_208_u64);
     assert!(!run.join(".simulated-caches").exists());
+}
+
+#[test]
+fn the_report_says_how_far_estimated_workspaces_of_cudnn_can_move_the_peak() {
+    let folder = tempfile::tempdir().unwrap();
+    let workspaces = |images: &str| {
+        let output = dry_run_of("convolution.py", folder.path(), &["--gpu", "h100", "-o", images], images);
+        let summary = json(&std::fs::read(folder.path().join(images).join("summary.json")).unwrap());
+        assert!(!folder.path().join(images).join(".simulated-workspaces").exists());
+        (stderr(&output), summary["run"]["simulated"]["workspaces"].clone())
+    };
+    let sentence = "convolutions are estimates: on a GPU,";
+    // This convolution was measured for 16 images.
+    let (report, measured) = workspaces("16");
+    assert!(!report.contains(sentence), "{report}");
+    assert_eq!(measured, serde_json::json!({"convolutions": 3, "estimated": 0, "above_bytes": 0, "below_bytes": 0}));
+    let (report, estimated) = workspaces("24");
+    let report = report.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(report.contains(&format!("cuDNN workspaces of 3 of 3 {sentence} the peak can be")), "{report}");
+    assert_eq!((&estimated["convolutions"], &estimated["estimated"]), (&Value::from(3), &Value::from(3)));
+    assert!(estimated["above_bytes"].as_u64() > Some(1 << 20), "{estimated}");
 }
 
 #[test]

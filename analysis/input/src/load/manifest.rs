@@ -119,6 +119,34 @@ pub struct SimulatedGpus {
     pub memory_bytes: u64,
     /// The number of GPUs.
     pub count: u32,
+    /// The workspaces of cuDNN. Absent if the program used no convolutions of cuDNN.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workspaces: Option<EstimatedWorkspaces>,
+}
+
+/// What a dry run knows of the workspaces that cuDNN requests for convolutions. They were measured on a GPU, or are
+/// estimated from similar convolutions that were.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct EstimatedWorkspaces {
+    /// The number of different convolutions and backward passes, of the process with the most.
+    pub convolutions: u64,
+    /// How many of them are estimated.
+    pub estimated: u64,
+    /// By how many bytes a peak of allocated memory can be higher on a GPU, because a workspace is larger.
+    pub above_bytes: u64,
+    /// By how many bytes a peak of allocated memory can be lower on a GPU, because a workspace is smaller.
+    pub below_bytes: u64,
+}
+
+impl EstimatedWorkspaces {
+    /// Adds what another process knows. The ranges are those of one process, since each has its own peak.
+    pub fn add(&mut self, other: &EstimatedWorkspaces) {
+        if other.convolutions > self.convolutions {
+            (self.convolutions, self.estimated) = (other.convolutions, other.estimated);
+        }
+        self.above_bytes = self.above_bytes.max(other.above_bytes);
+        self.below_bytes = self.below_bytes.max(other.below_bytes);
+    }
 }
 
 /// The content of `run.json`.

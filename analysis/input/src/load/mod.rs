@@ -11,7 +11,8 @@ mod unrecorded;
 
 pub use crate::recording::{LostEvents, MemoryRecording, Recording};
 pub use manifest::{
-    Exit, MANIFEST_FILE, Manifest, ManifestProcess, NotRecorded, RunState, SimulatedGpus, UnrecordableProcess,
+    EstimatedWorkspaces, Exit, MANIFEST_FILE, Manifest, ManifestProcess, NotRecorded, RunState, SimulatedGpus,
+    UnrecordableProcess,
 };
 pub use problem::Problem;
 pub use process::{Process, ProcessInfo};
