@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::{self, Write};
 
-use memtrace_analysis::load::{MANIFEST_FILE, SimulatedGpus, ValueException};
+use memtrace_analysis::load::{EstimatedWorkspaces, MANIFEST_FILE, SimulatedGpus, ValueException};
 use memtrace_analysis::{RunFolder, printable};
 use memtrace_trace::counters::{Counter, CounterValues};
 use memtrace_trace::unrecorded::Unrecorded;
@@ -260,10 +260,10 @@ impl Manifest {
         }
     }
 
-    /// Stores the exception that ended the program of a dry run.
-    pub(crate) fn set_exception(&mut self, exception: Option<ValueException>) {
+    /// Stores what is known of a dry run that ended: the exception that ended the program, and cuDNN's workspaces.
+    pub(crate) fn set_simulated(&mut self, exception: Option<ValueException>, workspaces: Option<EstimatedWorkspaces>) {
         if let Some(simulated) = &mut self.simulated {
-            simulated.exception = exception;
+            (simulated.exception, simulated.workspaces) = (exception, workspaces);
         }
     }
 

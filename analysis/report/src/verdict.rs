@@ -1,5 +1,6 @@
 //! The verdict: what happened to the worst device of a run, and the facts that explain it.
 
+use memtrace_input::load::EstimatedWorkspaces;
 use memtrace_summary::{
     DeviceSummary, MemoryState, OomSummary, ProcessSummary, Summary, WhatIfSummary, count_text, device_name,
     is_snapshot, process_name, share_text, size_text, when, when_peaked,
@@ -51,6 +52,22 @@ pub(crate) fn worst_process(summary: &Summary) -> Option<String> {
     summary.processes.first().filter(|_| summary.processes.len() > 1).map(process_name)
 }
 
+/// Ranges below this size in bytes are not worth a sentence.
+const SMALL_RANGE: u64 = 1 << 20;
+
+/// How far the peak of a dry run can be off, because workspaces of cuDNN are estimated. `None` if it hardly can.
+fn estimated_workspaces(workspaces: &EstimatedWorkspaces) -> Option<String> {
+    let side = |bytes: u64, word: &str| (bytes >= SMALL_RANGE).then(|| format!("{} {word}", size_text(bytes)));
+    let sides = [side(workspaces.below_bytes, "lower"), side(workspaces.above_bytes, "higher")];
+    let range = sides.into_iter().flatten().collect::<Vec<_>>().join(" or ");
+    let (estimated, all) = (count_text(workspaces.estimated), count_text(workspaces.convolutions));
+    (!range.is_empty()).then(|| {
+        format!(
+            "cuDNN workspaces of {estimated} of {all} convolutions are estimates: on a GPU, the peak can be {range}."
+        )
+    })
+}
+
 impl TextReport {
     /// Adds the verdict of the run. `name` is the name of the worst process, if there are several.
     pub(crate) fn verdict(&mut self, summary: &Summary, name: Option<&str>) {
@@ -60,6 +77,9 @@ impl TextReport {
             let (gpu, memory) = (&simulated.gpu, size_text(simulated.memory_bytes));
             let text = format!("Dry run on {gpus}{gpu} ({memory}), simulated: no GPU was used, no kernel ran.");
             self.lines.extend(wrap_words(&text, self.width));
+            if let Some(text) = simulated.workspaces.as_ref().and_then(estimated_workspaces) {
+                self.lines.extend(wrap_words(&text, self.width));
+            }
         }
         let process = summary.processes.first();
         let device = process.and_then(|process| process.devices.first());

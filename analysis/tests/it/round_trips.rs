@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use memtrace_analysis::RunFolder;
 use memtrace_analysis::load::{
-    Exit, MANIFEST_FILE, Manifest, ManifestProcess, RunState, SimulatedGpus, UnrecordableProcess, ValueException,
+    EstimatedWorkspaces, Exit, MANIFEST_FILE, Manifest, ManifestProcess, RunState, SimulatedGpus, UnrecordableProcess,
+    ValueException,
 };
 use memtrace_analysis::symbols::{SYMBOLS_FILE, Symbols};
 use memtrace_trace::file::{Definitions, Module, NativeFrame};
@@ -56,6 +57,12 @@ fn manifest() -> impl Strategy<Value = Manifest> {
                     exception: note.clone(),
                     location: "train.py:3".to_owned(),
                     read_location: note.clone(),
+                }),
+                workspaces: (note.len() % 4 == 1).then(|| EstimatedWorkspaces {
+                    convolutions: 9,
+                    estimated: 2,
+                    above_bytes: 5 << 20,
+                    below_bytes: 0,
                 }),
             }),
             extra: BTreeMap::from([("note".to_owned(), json!({ "text": note }))]),

@@ -141,7 +141,9 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
     child.collect();
     let simulated = simulation.map(|_| Simulation::finish(path));
     let is_simulation_unused = simulated.as_ref().is_some_and(|simulated| !simulated.used_cuda);
-    manifest.set_exception(simulated.and_then(|simulated| simulated.exception));
+    if let Some(simulated) = simulated {
+        manifest.set_simulated(simulated.exception, simulated.workspaces);
+    }
     let outcome = outcome.unwrap_or_else(|e| {
         message::report(&e);
         Outcome::default()

@@ -11,10 +11,11 @@ mod torch;
 mod values;
 
 use std::ffi::OsString;
+use std::io::Read;
 use std::path::Path;
 
 use anyhow::Context;
-use memtrace_analysis::load::{SimulatedGpus, ValueException};
+use memtrace_analysis::load::{EstimatedWorkspaces, SimulatedGpus, ValueException};
 
 pub(crate) use gpus::Gpu;
 pub(crate) use values::Nonzero;
@@ -27,6 +28,8 @@ const SCRATCH: &str = ".simulated";
 const SHARED: &str = "shared";
 /// The file in that folder which the first process that uses CUDA creates (`simulate/src/shared.rs`).
 const USAGE: &str = "usage";
+/// The folder in [`SCRATCH`] in which each process writes what is known of cuDNN's workspaces.
+const WORKSPACES: &str = "workspaces";
 /// The variables that name caches of compiled code.
 const CACHE_VARIABLES: [&str; 4] =
     ["TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "TORCH_EXTENSIONS_DIR"];
@@ -51,6 +54,8 @@ pub(crate) struct Finished {
     pub(crate) used_cuda: bool,
     /// The exception that ended the program after it had read values that nothing computed.
     pub(crate) exception: Option<ValueException>,
+    /// What is known of cuDNN's workspaces. `None` if the program used no convolutions of cuDNN.
+    pub(crate) workspaces: Option<EstimatedWorkspaces>,
 }
 
 impl Simulation {
@@ -61,6 +66,7 @@ impl Simulation {
             memory_bytes: self.gpu.memory_bytes,
             count: self.count,
             exception: None,
+            workspaces: None,
         }
     }
 
@@ -86,8 +92,10 @@ impl Simulation {
         }
         let gpu = &self.gpu;
         let scratch = std::path::absolute(run_folder)?.join(SCRATCH);
-        let shared = scratch.join(SHARED);
-        std::fs::create_dir_all(&shared).with_context(|| format!("cannot create {}", shared.display()))?;
+        let (shared, workspaces) = (scratch.join(SHARED), scratch.join(WORKSPACES));
+        for folder in [&shared, &workspaces] {
+            std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+        }
         let values = values::environment(&libraries.folder, &scratch, self.nonzero, self.steps)?;
         let settings = [
             ("LD_PRELOAD", preload),
@@ -99,6 +107,7 @@ impl Simulation {
             ("SIMCUDA_MULTIPROCESSORS", gpu.multiprocessors.to_string().into()),
             ("SIMCUDA_L2", gpu.l2_cache_bytes.to_string().into()),
             ("SIMCUDA_CONTEXT", gpu.context_bytes.to_string().into()),
+            ("SIMCUDA_ESTIMATES", workspaces.join("%p").into_os_string()),
             // Triton looks for the driver's file with ldconfig, which knows no preloaded library.
             ("TRITON_LIBCUDA_PATH", libraries.folder.into_os_string()),
         ];
@@ -111,8 +120,27 @@ impl Simulation {
         let scratch = run_folder.join(SCRATCH);
         let used_cuda = scratch.join(SHARED).join(USAGE).exists();
         let exception = values::exception(&scratch);
+        let workspaces = workspaces_of_all(&scratch.join(WORKSPACES));
         // A process of the command that still runs may write into it. The folder then stays.
         std::fs::remove_dir_all(scratch).ok();
-        Finished { used_cuda, exception }
+        Finished { used_cuda, exception, workspaces }
     }
+}
+
+/// What the processes wrote of cuDNN's workspaces. `None` if they used no convolutions of cuDNN.
+fn workspaces_of_all(folder: &Path) -> Option<EstimatedWorkspaces> {
+    let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let files = files.filter(|file| file.file_type().is_ok_and(|kind| kind.is_file()));
+    files.filter_map(|file| workspaces_of_process(&file.path())).reduce(|mut all, process| {
+        all.add(&process);
+        all
+    })
+}
+
+/// What one process wrote of cuDNN's workspaces. `None` if it is incomplete, because the process ended while it wrote.
+fn workspaces_of_process(file: &Path) -> Option<EstimatedWorkspaces> {
+    /// The most that is read, in bytes: the simulated cuDNN writes less.
+    const MOST: u64 = 4096;
+    let file = std::fs::File::open(file).ok()?;
+    serde_json::from_reader(file.take(MOST)).ok()
 }

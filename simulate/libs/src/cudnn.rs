@@ -5,6 +5,7 @@
 //! old interface request nothing, and those of the backend interface what was measured.
 
 mod backend;
+mod estimates;
 mod recurrent;
 mod tensor;
 

@@ -103,6 +103,27 @@ mod exhaustive {
 }
 
 #[test]
+fn the_report_says_how_far_estimated_workspaces_of_cudnn_can_move_the_peak() {
+    let folder = tempfile::tempdir().unwrap();
+    let workspaces = |images: &str| {
+        let output = dry_run_of("convolution.py", folder.path(), &["--gpu", "h100", "-o", images], &[images]);
+        let summary = json(&std::fs::read(folder.path().join(images).join("summary.json")).unwrap());
+        assert!(!folder.path().join(images).join(".simulated").exists());
+        (stderr(&output), summary["run"]["simulated"]["workspaces"].clone())
+    };
+    let sentence = "convolutions are estimates: on a GPU,";
+    // This convolution was measured for 16 images.
+    let (report, measured) = workspaces("16");
+    assert!(!report.contains(sentence), "{report}");
+    assert_eq!(measured, serde_json::json!({"convolutions": 3, "estimated": 0, "above_bytes": 0, "below_bytes": 0}));
+    let (report, estimated) = workspaces("24");
+    let report = report.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(report.contains(&format!("cuDNN workspaces of 3 of 3 {sentence} the peak can be")), "{report}");
+    assert_eq!((&estimated["convolutions"], &estimated["estimated"]), (&Value::from(3), &Value::from(3)));
+    assert!(estimated["above_bytes"].as_u64() > Some(1 << 20), "{estimated}");
+}
+
+#[test]
 fn values_are_tried_and_the_largest_that_fits_is_found() {
     let folder = tempfile::tempdir().unwrap();
     let tries = |options: &[&str]| {

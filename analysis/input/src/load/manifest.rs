@@ -122,6 +122,9 @@ pub struct SimulatedGpus {
     /// The exception that ended the program, where a value that no kernel computed can be its reason. Absent otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exception: Option<ValueException>,
+    /// The workspaces of cuDNN. Absent if the program used no convolutions of cuDNN.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workspaces: Option<EstimatedWorkspaces>,
 }
 
 /// A Python exception, other than an out-of-memory error, that ended a program after it had read values of a GPU.
@@ -142,6 +145,31 @@ impl ValueException {
         format!(
             "{exception} at {location}. A dry run computes no values; the program last read some at {read_location}."
         )
+    }
+}
+
+/// What a dry run knows of the workspaces that cuDNN requests for convolutions. They were measured on a GPU, or are
+/// estimated from similar convolutions that were.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct EstimatedWorkspaces {
+    /// The number of different convolutions and backward passes, of the process with the most.
+    pub convolutions: u64,
+    /// How many of them are estimated.
+    pub estimated: u64,
+    /// By how many bytes a peak of allocated memory can be higher on a GPU, because a workspace is larger.
+    pub above_bytes: u64,
+    /// By how many bytes a peak of allocated memory can be lower on a GPU, because a workspace is smaller.
+    pub below_bytes: u64,
+}
+
+impl EstimatedWorkspaces {
+    /// Adds what another process knows. The ranges are those of one process, since each has its own peak.
+    pub fn add(&mut self, other: &EstimatedWorkspaces) {
+        if other.convolutions > self.convolutions {
+            (self.convolutions, self.estimated) = (other.convolutions, other.estimated);
+        }
+        self.above_bytes = self.above_bytes.max(other.above_bytes);
+        self.below_bytes = self.below_bytes.max(other.below_bytes);
     }
 }
 

@@ -11,8 +11,8 @@ mod unrecorded;
 
 pub use crate::recording::{LostEvents, MemoryRecording, Recording};
 pub use manifest::{
-    Exit, MANIFEST_FILE, Manifest, ManifestProcess, NotRecorded, RunState, SimulatedGpus, UnrecordableProcess,
-    ValueException,
+    EstimatedWorkspaces, Exit, MANIFEST_FILE, Manifest, ManifestProcess, NotRecorded, RunState, SimulatedGpus,
+    UnrecordableProcess, ValueException,
 };
 pub use problem::Problem;
 pub use process::{Process, ProcessInfo};

@@ -6,7 +6,7 @@
 //! and one without a workspace, for programs for whose memory the first is too large. Every other number that a program
 //! requests is 0.
 
-use super::{INVALID, fixed_workspace};
+use super::{INVALID, estimates, fixed_workspace};
 use crate::support::{Handle, launch};
 use simcuda::cudnn::convolution::{Convolution, Operation};
 use simcuda::out::Out;
@@ -123,7 +123,11 @@ impl Descriptor {
             (None, _) => 0,
             (_, Some(bytes)) => bytes,
             (Some(_), None) if self.frugal => 0,
-            (Some(convolution), None) => convolution.workspace().bytes,
+            (Some(convolution), None) => {
+                let workspace = convolution.workspace();
+                estimates::note(convolution, &workspace);
+                workspace.bytes
+            }
         }
     }
 
