@@ -58,7 +58,7 @@ fn manifest() -> impl Strategy<Value = Manifest> {
                     location: "train.py:3".to_owned(),
                     read_location: note.clone(),
                 }),
-                workspaces: (note.len() % 4 == 1).then(|| EstimatedWorkspaces {
+                workspaces: (note.len() % 4 == 1).then_some(EstimatedWorkspaces {
                     convolutions: 9,
                     estimated: 2,
                     above_bytes: 5 << 20,

@@ -103,7 +103,7 @@ mod exhaustive {
 }
 
 #[test]
-fn the_report_says_how_far_estimated_workspaces_of_cudnn_can_move_the_peak() {
+fn the_range_of_estimated_workspaces_of_cudnn_is_in_the_report() {
     let folder = tempfile::tempdir().unwrap();
     let workspaces = |images: &str| {
         let output = dry_run_of("convolution.py", folder.path(), &["--gpu", "h100", "-o", images], &[images]);

@@ -112,22 +112,24 @@ extern "C" fn cudnnSetRNNDescriptor_v8(
     _flags: u32,
 ) -> c_int {
     let Some(descriptor) = descriptor else { return INVALID };
-    let read = || {
-        Some(Layers {
-            cell: cell(mode)?,
-            persistent: algorithm != 0,
-            layers: size(layers)?,
-            directions: if direction == 0 { 1 } else { 2 },
-            input: size(input)?,
-            hidden: size(hidden)?,
-            projection: size(projection).filter(|_| projection != hidden),
-            dropout: dropout.is_some_and(|dropout| dropout.probability > 0.0),
-            data_type,
-            element_bytes: element_bytes(data_type)?,
-        })
+    let (Some(cell), Some(layers), Some(input), Some(hidden), Some(element_bytes)) =
+        (cell(mode), size(layers), size(input), size(hidden), element_bytes(data_type))
+    else {
+        return NOT_SUPPORTED;
     };
-    descriptor.layers = read();
-    if descriptor.layers.is_some() { 0 } else { NOT_SUPPORTED }
+    descriptor.layers = Some(Layers {
+        cell,
+        persistent: algorithm != 0,
+        layers,
+        directions: if direction == 0 { 1 } else { 2 },
+        input,
+        hidden,
+        projection: size(projection).filter(|projection| *projection != hidden),
+        dropout: dropout.is_some_and(|dropout| dropout.probability > 0.0),
+        data_type,
+        element_bytes,
+    });
+    0
 }
 
 #[unsafe(no_mangle)]
