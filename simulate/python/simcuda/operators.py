@@ -388,7 +388,7 @@ class Coalesce(Kernel):
         else:
             positions = torch.empty((tensor.sparse_dim(), count), dtype=torch.int64, device=elements.device)
         write(positions, distinct)
-        return torch._sparse_coo_tensor_unsafe(positions, results, tensor.shape, is_coalesced=True)
+        return aten._sparse_coo_tensor_unsafe(positions, results, tensor.shape, is_coalesced=True)
 
 
 class Suppression(Kernel):
