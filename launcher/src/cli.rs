@@ -46,8 +46,7 @@ pub(crate) enum Command {
     /// Run a command over a simulated GPU: its exact GPU memory, on a machine without a GPU
     ///
     /// PyTorch's real allocator runs over a simulated CUDA. Kernels do not run: integers are computed on the host, other
-    /// values are assumed. The
-    /// report, the files and the exit status are those of a run.
+    /// values are assumed. The report, the files and the exit status are those of a run.
     DryRun(DryRun),
     /// Print the report of a run
     Report(Report),

@@ -1,8 +1,8 @@
 """A plugin of pytest: limits for the GPU memory of a test.
 
 ``@pytest.mark.memtrace(max_peak="2GiB")`` limits the peak while the test function runs. The limits hold in a process that
-memtrace records: ``pytest --memtrace``, or ``memtrace -- pytest``. ``pytest --memtrace-dry-run a100-40gb`` needs no GPU. Elsewhere the tests run without limits, and the summary
-of pytest says so.
+memtrace records: ``pytest --memtrace``, or ``memtrace -- pytest``. ``pytest --memtrace-dry-run a100-40gb`` needs no GPU.
+Elsewhere the tests run without limits, and the summary of pytest says so.
 """
 
 from __future__ import annotations
