@@ -94,6 +94,11 @@ for SIM_TORCH in "${versions[@]}"; do
         check PYTORCH_CUDA_ALLOC_CONF="$backend" SIMCUDA_DEVICES=2 SIMCUDA_SHARED="$(mktemp -d -p "$scratch")" capacity
     done
     check killed
+    # SIMCUDA_SHARED: another process sees the same usage.
+    for mode in LAZY EAGER; do
+        check CUDA_MODULE_LOADING=$mode SIMCUDA_LIBRARY_MEMORY=1 SIMCUDA_CONTEXT=500M SIMCUDA_RESERVED=600M \
+            SIMCUDA_PROCESSES=4242:/usr/bin/other:1G SIMCUDA_SHARED="$(mktemp -d -p "$scratch")" library_memory
+    done
     check SIMCUDA_FAIL=cuMemAlloc_v2:3,cudaHostAlloc:1 faults
     if cc -shared -fPIC -o "$scratch/tracer.so" "$here/programs/tracer.c" -ldl; then
         check traced "$scratch/tracer.so"

@@ -67,6 +67,15 @@ pub struct Bridge {
     pub name: extern "C" fn() -> *const c_char,
     /// An attribute of the devices, by its `CUdevice_attribute`.
     pub attribute: extern "C" fn(i32) -> i32,
+    /// Whether kernels and libraries take device memory as on a GPU.
+    pub library_memory: extern "C" fn() -> bool,
+    /// Loads kernels onto the current device, by their number in [`crate::library_memory::Kernels`]. Returns a `CUresult`.
+    pub load: extern "C" fn(u32) -> i32,
+    /// Writes the path of the program of a process that is no part of the simulation, with a NUL, into a buffer of so many bytes.
+    /// Returns whether it knows the process.
+    pub other_process_name: unsafe extern "C" fn(u32, *mut c_char, usize) -> bool,
+    /// The memory of each device that only NVML reports, in bytes.
+    pub reserved_bytes: extern "C" fn() -> u64,
     /// Counts a call of a stub. Takes its name as a C string.
     pub stub: unsafe extern "C" fn(*const c_char),
 }

@@ -46,6 +46,15 @@ pub struct Config {
     pub shared: Option<PathBuf>,
     /// The device memory that a context takes, in bytes (`SIMCUDA_CONTEXT`).
     pub context_bytes: u64,
+    /// Whether kernels and libraries take device memory as on a GPU (`SIMCUDA_LIBRARY_MEMORY`).
+    pub library_memory: bool,
+    /// Whether modules are loaded with the context, not at the first use of a kernel (`CUDA_MODULE_LOADING`).
+    pub eager_loading: bool,
+    /// Processes of others that use the devices (`SIMCUDA_PROCESSES`).
+    pub other_processes: Vec<OtherProcess>,
+    /// The memory of each device that the driver and the firmware keep for themselves, in bytes (`SIMCUDA_RESERVED`). Only NVML reports
+    /// it, in addition to the capacity.
+    pub reserved_bytes: u64,
     /// The virtual time of one launch in nanoseconds (`SIMCUDA_KERNEL_US`).
     pub kernel_ns: u64,
     /// The model of all devices.
@@ -58,6 +67,39 @@ pub struct Config {
     pub ledger: Option<String>,
     /// The allocations that fail on demand (`SIMCUDA_FAIL`).
     pub faults: Faults,
+}
+
+/// A process that uses a device, and is no part of the simulation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OtherProcess {
+    /// Its process id.
+    pub pid: u32,
+    /// The path of its program, as NVML reports it.
+    pub name: String,
+    /// What it uses, in bytes.
+    pub bytes: u64,
+    /// The physical ordinal of the device.
+    pub device: u32,
+}
+
+impl OtherProcess {
+    /// Parses `PID:NAME:SIZE` or `PID:NAME:SIZE@DEVICE`. `None` if the text is something else.
+    fn parse(text: &str) -> Option<Self> {
+        let (pid, rest) = text.trim().split_once(':')?;
+        let (name, rest) = rest.rsplit_once(':')?;
+        let (size, device) = rest.split_once('@').unwrap_or((rest, "0"));
+        Some(OtherProcess {
+            pid: pid.parse().ok()?,
+            name: name.to_owned(),
+            bytes: parse_size(size)?,
+            device: device.parse().ok()?,
+        })
+    }
+
+    /// Parses several, with commas in between.
+    fn parse_list(text: &str) -> Option<Vec<Self>> {
+        text.split(',').map(Self::parse).collect()
+    }
 }
 
 /// Parses a size such as `8G`, `512MiB`, `1.5g` or `4096`, in bytes. `None` when the text is not a size.
@@ -123,6 +165,15 @@ impl Config {
             memory_bytes: size("SIMCUDA_MEMORY", 8192 * MIB),
             shared: lookup("SIMCUDA_SHARED").filter(|path| !path.is_empty()).map(PathBuf::from),
             context_bytes: size("SIMCUDA_CONTEXT", 0),
+            library_memory: number("SIMCUDA_LIBRARY_MEMORY", 0.0) != 0.0,
+            eager_loading: lookup("CUDA_MODULE_LOADING").as_deref() == Some("EAGER"),
+            other_processes: read(
+                lookup("SIMCUDA_PROCESSES"),
+                "SIMCUDA_PROCESSES",
+                Vec::new(),
+                OtherProcess::parse_list,
+            ),
+            reserved_bytes: size("SIMCUDA_RESERVED", 0),
             kernel_ns: (number("SIMCUDA_KERNEL_US", 0.0) * 1000.0) as u64,
             model: Model {
                 name: read(lookup("SIMCUDA_NAME"), "SIMCUDA_NAME", c"Simulated CUDA device".to_owned(), |t| {
@@ -169,6 +220,14 @@ mod tests {
         assert_eq!(visible(1, Some(&first[..8])), [0], "the only one that begins so");
         assert_eq!(visible(2, Some(&first[..8])), [] as [u32; 0], "both begin so");
         assert_eq!(visible(2, Some("GPU-0")), [] as [u32; 0]);
+    }
+
+    #[test]
+    fn other_processes() {
+        let process = |name: &str, device| OtherProcess { pid: 7, name: name.to_owned(), bytes: 2 << 30, device };
+        assert_eq!(OtherProcess::parse_list("7:/usr/bin/python:2G"), Some(vec![process("/usr/bin/python", 0)]));
+        assert_eq!(OtherProcess::parse_list("7:a:b:2G@1,7:x:2G"), Some(vec![process("a:b", 1), process("x", 0)]));
+        assert_eq!(OtherProcess::parse_list("7:2G"), None);
     }
 
     #[test]

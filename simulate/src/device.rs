@@ -1,5 +1,7 @@
 //! One device: its capacity and the memory in use.
 
+use crate::backing::round_up;
+use crate::config::{MIB, OtherProcess};
 use crate::error::{Error, Result};
 use crate::shared::SharedUsage;
 
@@ -16,6 +18,11 @@ pub fn uuid_text(physical: u32) -> String {
     format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
 }
 
+/// The bytes of the pages of 2 MiB that small allocations of so many bytes fill.
+fn pages(small: u64) -> u64 {
+    round_up(small, 2 * MIB)
+}
+
 /// The exact accounting of a device's memory, in bytes.
 #[derive(Clone, Debug)]
 pub struct Device {
@@ -25,6 +32,10 @@ pub struct Device {
     used: u64,
     peak: u64,
     shared: Option<SharedUsage>,
+    /// Processes that are no part of the simulation: their ids and bytes.
+    others: Vec<(u32, u64)>,
+    /// The bytes of small allocations, where these share pages.
+    small: Option<u64>,
     /// Whether the primary context exists.
     pub primary_active: bool,
     /// When all work issued to the device so far is done, in nanoseconds of virtual time.
@@ -34,7 +45,21 @@ pub struct Device {
 impl Device {
     /// Creates a device with `total` bytes, of which this process uses none. With `shared`, other processes can use some.
     pub fn new(physical: u32, total: u64, shared: Option<SharedUsage>) -> Self {
-        Device { physical, total, used: 0, peak: 0, shared, primary_active: false, busy_until: 0 }
+        let (others, small) = (Vec::new(), None);
+        Device { physical, total, used: 0, peak: 0, shared, others, small, primary_active: false, busy_until: 0 }
+    }
+
+    /// Adds the processes of others that use this device.
+    pub fn with_others(mut self, processes: &[OtherProcess]) -> Self {
+        let own = processes.iter().filter(|process| process.device == self.physical);
+        self.others = own.map(|process| (process.pid, process.bytes)).collect();
+        self
+    }
+
+    /// Makes small allocations share pages of 2 MiB, as the real driver does, if `shares`.
+    pub fn with_shared_pages(mut self, shares: bool) -> Self {
+        self.small = shares.then_some(0);
+        self
     }
 
     /// The capacity in bytes.
@@ -55,7 +80,8 @@ impl Device {
     /// The processes that use the device, and the bytes that each uses. Only this one if the device is not shared.
     pub fn processes(&self) -> Vec<(u32, u64)> {
         let shared = self.shared.as_ref().and_then(|shared| shared.of_device(self.physical).ok());
-        shared.unwrap_or_else(|| if self.used > 0 { vec![(std::process::id(), self.used)] } else { Vec::new() })
+        let own = || if self.used > 0 { vec![(std::process::id(), self.used)] } else { Vec::new() };
+        shared.unwrap_or_else(own).into_iter().chain(self.others.iter().copied()).collect()
     }
 
     /// The free bytes.
@@ -65,12 +91,37 @@ impl Device {
 
     /// Takes `bytes`. Fails and takes nothing when not enough is free.
     pub fn take(&mut self, bytes: u64) -> Result<()> {
-        let shared = self.shared.as_mut().and_then(|shared| shared.take(self.physical, bytes, self.total).ok());
+        let capacity = self.total.saturating_sub(self.others.iter().map(|(_, bytes)| bytes).sum());
+        let shared = self.shared.as_mut().and_then(|shared| shared.take(self.physical, bytes, capacity).ok());
         // Without a file, as when the folder of the run was removed, the process has the device for itself.
-        shared.unwrap_or(if bytes > self.total - self.used { Err(Error::OutOfMemory) } else { Ok(()) })?;
+        shared.unwrap_or(if bytes > capacity.saturating_sub(self.used) { Err(Error::OutOfMemory) } else { Ok(()) })?;
         self.used += bytes;
         self.peak = self.peak.max(self.used);
         Ok(())
+    }
+
+    /// Takes the bytes of one allocation, of which small ones may share pages. Fails and takes nothing when not enough is free.
+    pub fn take_block(&mut self, bytes: u64) -> Result<()> {
+        match self.small {
+            Some(small) if bytes <= MIB => {
+                self.take(pages(small + bytes) - pages(small))?;
+                self.small = Some(small + bytes);
+                Ok(())
+            }
+            _ => self.take(bytes),
+        }
+    }
+
+    /// Returns the bytes of an allocation that were taken by [`Self::take_block`].
+    pub fn give_block(&mut self, bytes: u64) {
+        match self.small {
+            Some(small) if bytes <= MIB => {
+                let rest = small.saturating_sub(bytes);
+                self.give(pages(small) - pages(rest));
+                self.small = Some(rest);
+            }
+            _ => self.give(bytes),
+        }
     }
 
     /// Returns bytes that were taken.
@@ -98,6 +149,32 @@ mod tests {
         device.give(70);
         assert_eq!((device.used(), device.peak()), (30, 100));
         assert_eq!(device.take(u64::MAX), Err(Error::OutOfMemory));
+    }
+
+    #[test]
+    fn others_use_capacity() {
+        let others = [(7, 30, 0), (8, 50, 1)];
+        let others = others.map(|(pid, bytes, device)| OtherProcess { pid, name: String::new(), bytes, device });
+        let mut device = Device::new(0, 100, None).with_others(&others);
+        assert_eq!((device.free(), device.used()), (70, 0));
+        assert_eq!(device.take(71), Err(Error::OutOfMemory));
+        assert_eq!(device.take(70), Ok(()));
+        assert_eq!(device.processes(), [(std::process::id(), 70), (7, 30)]);
+    }
+
+    #[test]
+    fn small_allocations_share_pages() {
+        let mut device = Device::new(0, 100 * MIB, None).with_shared_pages(true);
+        for _ in 0..3 {
+            assert_eq!(device.take_block(MIB), Ok(()));
+        }
+        assert_eq!(device.take_block(2 * MIB), Ok(()));
+        assert_eq!(device.used(), 6 * MIB);
+        device.give_block(MIB);
+        assert_eq!(device.used(), 4 * MIB);
+        let mut plain = Device::new(0, 100 * MIB, None);
+        assert_eq!(plain.take_block(512), Ok(()));
+        assert_eq!(plain.used(), 512);
     }
 
     #[test]

@@ -22,6 +22,8 @@ pub mod graph;
 pub mod handle;
 pub mod ipc;
 pub mod ledger;
+pub mod library_memory;
+pub mod loading;
 pub mod machine;
 pub mod memory;
 pub mod out;

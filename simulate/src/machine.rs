@@ -10,6 +10,8 @@ use crate::graph::{Capture, Graphs};
 use crate::handle::{Handles, Kind as HandleKind, fixed};
 use crate::ipc::MemHandle;
 use crate::ledger::Ledger;
+use crate::library_memory::Kernels;
+use crate::loading::Loading;
 use crate::memory::{Freed, Kind, Memory, charge};
 use crate::pool::Pool;
 use crate::shared::SharedUsage;
@@ -67,6 +69,8 @@ pub struct Machine {
     pub contexts: Contexts,
     /// Captures and graphs.
     pub graphs: Graphs,
+    /// The kernels and modules on the devices.
+    pub loading: Loading,
     /// The ledger of all allocations and frees.
     pub ledger: Ledger,
     /// Issues handles.
@@ -87,7 +91,11 @@ impl Machine {
     /// Creates a machine from its settings.
     pub fn new(mut config: Config) -> Self {
         let shared = config.shared.as_deref().map(SharedUsage::new);
-        let device = |physical| Device::new(physical, config.memory_bytes, shared.clone());
+        let device = |physical| {
+            Device::new(physical, config.memory_bytes, shared.clone())
+                .with_others(&config.other_processes)
+                .with_shared_pages(config.library_memory)
+        };
         let devices: Vec<Device> = config.visible.iter().copied().map(device).collect();
         let mut handles = Handles::default();
         let pools = (0..devices.len()).map(|d| (Self::default_pool(d), Pool::new(d))).collect();
@@ -95,6 +103,7 @@ impl Machine {
             streams: Streams::new(devices.len(), &mut handles),
             contexts: Contexts::default(),
             graphs: Graphs::default(),
+            loading: Loading::default(),
             ledger: Ledger::new(config.ledger.take()),
             stubs: BTreeMap::new(),
             launches: 0,
@@ -121,7 +130,25 @@ impl Machine {
         let visible = self.devices.iter().find(|device| device.physical == physical);
         let hidden =
             || Device::new(physical, self.config.memory_bytes, self.config.shared.as_deref().map(SharedUsage::new));
-        visible.map_or_else(|| hidden().processes(), Device::processes)
+        let others = &self.config.other_processes;
+        visible.map_or_else(|| hidden().with_others(others).processes(), Device::processes)
+    }
+
+    /// The path of the program of a process that is no part of the simulation. `None` for other processes.
+    pub fn other_process_name(&self, pid: u32) -> Option<&str> {
+        self.config.other_processes.iter().find(|process| process.pid == pid).map(|process| &*process.name)
+    }
+
+    /// Loads kernels onto a device if they are not there yet, where these take memory.
+    pub fn load(&mut self, ordinal: usize, kernels: Kernels) -> Result<()> {
+        let device = self.devices.get_mut(ordinal).ok_or(Error::InvalidDevice)?;
+        self.loading.load(&self.config, (ordinal, device), kernels)
+    }
+
+    /// Loads the kernels of a module onto a device if they are not there yet.
+    pub fn load_module(&mut self, ordinal: usize, module: u64) -> Result<()> {
+        let device = self.devices.get_mut(ordinal).ok_or(Error::InvalidDevice)?;
+        self.loading.load_module((ordinal, device), module)
     }
 
     /// Creates the device's primary context if it does not exist, and charges its memory to the device.
@@ -158,10 +185,10 @@ impl Machine {
             return Err(Error::InvalidValue);
         }
         let cost = charge(size);
-        self.device(ordinal)?.take(cost)?;
+        self.device(ordinal)?.take_block(cost)?;
         let allocated = self.memory.allocate(size, ordinal, Kind::Device, cost);
         if allocated.is_err() {
-            self.device(ordinal)?.give(cost);
+            self.device(ordinal)?.give_block(cost);
         }
         allocated
     }
@@ -231,7 +258,7 @@ impl Machine {
                     pool.give(freed.charged);
                 }
             }
-            _ => device.give(freed.charged),
+            _ => device.give_block(freed.charged),
         }
         Ok(Some(freed))
     }
@@ -325,7 +352,7 @@ impl Machine {
     pub fn create_array(&mut self, ordinal: usize, shape: Shape) -> Result<(u64, u64)> {
         let bytes = shape.bytes()?;
         let charged = charge(bytes);
-        self.device(ordinal)?.take(charged)?;
+        self.device(ordinal)?.take_block(charged)?;
         let handle = self.handles.deal(HandleKind::Array);
         self.arrays.insert(handle, Array { device: ordinal, bytes, charged });
         Ok((handle, bytes))
@@ -334,7 +361,7 @@ impl Machine {
     /// Destroys an array. Returns its device ordinal and its size in bytes.
     pub fn destroy_array(&mut self, handle: u64) -> Result<(usize, u64)> {
         let array = self.arrays.remove(&handle).ok_or(Error::InvalidHandle)?;
-        self.device(array.device)?.give(array.charged);
+        self.device(array.device)?.give_block(array.charged);
         Ok((array.device, array.bytes))
     }
 
@@ -533,6 +560,9 @@ impl Machine {
     /// Returns whether the caller must do the work now.
     pub fn launch(&mut self, stream: u64, current: usize, now: u64) -> Result<bool> {
         self.launches += 1;
+        let ordinal = self.streams.get_mut(stream, current)?.device;
+        let device = self.devices.get_mut(ordinal).ok_or(Error::InvalidDevice)?;
+        self.loading.resize_local_memory(&self.config, (ordinal, device))?;
         if let Some(capture) = self.capture_of(stream, current)? {
             self.graphs.add_node(capture.id);
             return Ok(false);

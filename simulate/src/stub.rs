@@ -50,7 +50,8 @@ impl Call {
     }
 }
 
-/// Defines `simcuda_stub`, to which the stubs of a library jump, and which calls `$called(Call)`. A stub returns 0.
+/// Defines `simcuda_stub`, to which the stubs of a library jump, and which calls `$called(Call)`. A stub returns the status that
+/// this returns, of type `c_int`.
 #[macro_export]
 macro_rules! stub_entry {
     ($called:path) => {
@@ -62,9 +63,10 @@ macro_rules! stub_entry {
             record: *const u8,
             registers: *const $crate::out::Out<u8>,
             stack: *const $crate::out::Out<u8>,
-        ) {
+        ) -> usize {
             // SAFETY: the caller is `simcuda_stub`, which passes exactly these.
-            $called(unsafe { $crate::stub::Call::new(record, registers, stack) });
+            let status: std::ffi::c_int = $called(unsafe { $crate::stub::Call::new(record, registers, stack) });
+            status as usize
         }
 
         /// The entry of the stubs: the record is in `rax`, the arguments are where the program put them.
@@ -83,7 +85,6 @@ macro_rules! stub_entry {
                 "mov rsi, rsp",
                 "lea rdx, [rsp + 64]",
                 "call {called}",
-                "xor eax, eax",
                 "add rsp, 56",
                 "ret",
                 called = sym stub_called,

@@ -107,6 +107,8 @@ impl Simulation {
             ("SIMCUDA_MULTIPROCESSORS", gpu.multiprocessors.to_string().into()),
             ("SIMCUDA_L2", gpu.l2_cache_bytes.to_string().into()),
             ("SIMCUDA_CONTEXT", gpu.context_bytes.to_string().into()),
+            // Of a GPU that is only a size, all is the program's.
+            ("SIMCUDA_LIBRARY_MEMORY", u32::from(gpu.context_bytes > 0).to_string().into()),
             ("SIMCUDA_ESTIMATES", workspaces.join("%p").into_os_string()),
             // Triton looks for the driver's file with ldconfig, which knows no preloaded library.
             ("TRITON_LIBCUDA_PATH", libraries.folder.into_os_string()),

@@ -3,9 +3,10 @@
 
 use crate::copy::copy;
 use crate::module::launch;
-use crate::state::{current_device, machine, monotonic_ns, nest};
+use crate::state::{code, current_device, machine, monotonic_ns, nest};
 use simcuda::bridge::{Bridge, ID, Processes};
 use simcuda::error::Error;
+use simcuda::library_memory::Kernels;
 use simcuda::out::Out;
 use std::ffi::{CStr, c_char, c_int, c_void};
 
@@ -24,6 +25,10 @@ static BRIDGE: Bridge = Bridge {
     processes,
     name,
     attribute,
+    library_memory,
+    load,
+    other_process_name,
+    reserved_bytes,
     stub,
 };
 
@@ -97,6 +102,35 @@ extern "C" fn name() -> *const c_char {
 
 extern "C" fn attribute(code: c_int) -> c_int {
     simcuda::attributes::attribute(code, 0, &machine().config.model)
+}
+
+extern "C" fn library_memory() -> bool {
+    machine().config.library_memory
+}
+
+extern "C" fn load(number: u32) -> c_int {
+    let Some(kernels) = Kernels::from_number(number) else { return Error::InvalidValue.code() };
+    let device = current_device();
+    code(machine().load(device, kernels))
+}
+
+unsafe extern "C" fn other_process_name(pid: u32, buffer: *mut c_char, length: usize) -> bool {
+    let machine = machine();
+    let Some(name) = machine.other_process_name(pid) else { return false };
+    let kept = name.len().min(length.saturating_sub(1));
+    if length > 0 {
+        // SAFETY: the other simulated libraries are the only callers. Their buffer has `length` bytes, and `kept` and the NUL
+        // are at most as many.
+        unsafe {
+            buffer.copy_from_nonoverlapping(name.as_ptr().cast(), kept);
+            buffer.add(kept).write(0);
+        }
+    }
+    true
+}
+
+extern "C" fn reserved_bytes() -> u64 {
+    machine().config.reserved_bytes
 }
 
 unsafe extern "C" fn stub(name: *const c_char) {

@@ -9,6 +9,9 @@ use simcuda::error::{Error, Result};
 use simcuda::out::Out;
 use std::ffi::{c_int, c_uint, c_void};
 
+/// `CU_LIMIT_STACK_SIZE`
+const STACK_SIZE: c_int = 0;
+
 fn entry(context: u64) -> Result<Current> {
     let m = machine();
     let device = m.contexts.device(context, m.devices.len())?;
@@ -149,13 +152,18 @@ extern "C" fn cuCtxDisablePeerAccess(_peer: u64) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cuCtxGetLimit(value: Out<usize>, _limit: c_int) -> c_int {
-    value.put(1 << 20);
+extern "C" fn cuCtxGetLimit(value: Out<usize>, limit: c_int) -> c_int {
+    let device = current_device();
+    value.put(if limit == STACK_SIZE { machine().loading.stack_bytes(device) as usize } else { 1 << 20 });
     0
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cuCtxSetLimit(_limit: c_int, _value: usize) -> c_int {
+extern "C" fn cuCtxSetLimit(limit: c_int, value: usize) -> c_int {
+    let device = current_device();
+    if limit == STACK_SIZE {
+        machine().loading.set_stack_bytes(device, value as u64);
+    }
     0
 }
 

@@ -3,46 +3,73 @@
 use crate::state::{code, current_device, machine, now_ns};
 use simcuda::abi::DriverLaunchConfig;
 use simcuda::handle::Kind;
+use simcuda::library_memory::image_bytes;
 use simcuda::out::Out;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
 /// The size in bytes of each `__device__` variable in a loaded module.
 const GLOBAL_BYTES: u64 = 1 << 20;
 
-fn load(module: Out<u64>) -> c_int {
-    let handle = machine().handles.deal(Kind::Module);
+/// Loads an image and gives out its handle. `loads_now` if its kernels are loaded onto the current device with eager loading.
+///
+/// # Safety
+/// See [`image_bytes`].
+unsafe fn load(module: Out<u64>, image: *const c_void, loads_now: bool) -> c_int {
+    // SAFETY: the caller guarantees it.
+    let bytes = unsafe { image_bytes(image.cast()) };
+    let device = current_device();
+    let machine = &mut *machine();
+    let handle = machine.handles.deal(Kind::Module);
+    machine.loading.register(&machine.config, handle, bytes);
     module.put(handle);
-    0
+    if loads_now && machine.config.eager_loading { code(machine.load_module(device, handle)) } else { 0 }
+}
+
+/// Gives out a function of a module, which loads the kernels of the module onto the current device.
+fn use_module(function: Out<u64>, module: u64) -> c_int {
+    let device = current_device();
+    function.put(module);
+    code(machine().load_module(device, module))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cuModuleLoad(module: Out<u64>, _path: *const c_char) -> c_int {
-    load(module)
+    // SAFETY: null is allowed.
+    unsafe { load(module, std::ptr::null(), true) }
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cuModuleLoadData(module: Out<u64>, _image: *const c_void) -> c_int {
-    load(module)
+unsafe extern "C" fn cuModuleLoadData(module: Out<u64>, image: *const c_void) -> c_int {
+    // SAFETY: by CUDA's contract it is an image.
+    unsafe { load(module, image, true) }
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cuModuleLoadDataEx(
+unsafe extern "C" fn cuModuleLoadDataEx(
     module: Out<u64>,
-    _image: *const c_void,
+    image: *const c_void,
     _count: c_uint,
     _options: *const c_void,
     _values: *const c_void,
 ) -> c_int {
-    load(module)
+    // SAFETY: by CUDA's contract it is an image.
+    unsafe { load(module, image, true) }
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cuLibraryLoadData(library: Out<u64>, _code: *const c_void) -> c_int {
-    load(library)
+unsafe extern "C" fn cuLibraryLoadData(library: Out<u64>, code: *const c_void) -> c_int {
+    // SAFETY: by CUDA's contract it is an image.
+    unsafe { load(library, code, false) }
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cuLibraryUnload(_library: u64) -> c_int {
+extern "C" fn cuLibraryUnload(library: u64) -> c_int {
+    unload(library)
+}
+
+fn unload(module: u64) -> c_int {
+    let machine = &mut *machine();
+    machine.loading.unload_module(&mut machine.devices, module);
     0
 }
 
@@ -54,19 +81,17 @@ extern "C" fn cuLibraryGetKernel(kernel: Out<u64>, library: u64, _name: *const c
 
 #[unsafe(no_mangle)]
 extern "C" fn cuKernelGetFunction(function: Out<u64>, kernel: u64) -> c_int {
-    function.put(kernel);
-    0
+    use_module(function, kernel)
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cuModuleUnload(_module: u64) -> c_int {
-    0
+extern "C" fn cuModuleUnload(module: u64) -> c_int {
+    unload(module)
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cuModuleGetFunction(function: Out<u64>, module: u64, _name: *const c_char) -> c_int {
-    function.put(module);
-    0
+    use_module(function, module)
 }
 
 #[unsafe(no_mangle)]
@@ -80,7 +105,8 @@ extern "C" fn cuModuleGetGlobal_v2(address: Out<u64>, size: Out<usize>, module: 
 
 #[unsafe(no_mangle)]
 extern "C" fn cuModuleGetLoadingMode(mode: Out<c_int>) -> c_int {
-    mode.put(2);
+    // 1: eager, 2: lazy.
+    mode.put(if machine().config.eager_loading { 1 } else { 2 });
     0
 }
 

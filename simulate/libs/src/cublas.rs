@@ -1,14 +1,42 @@
 //! cuBLAS and cuBLASLt: handles, their stream, and one matrix-multiplication algorithm without a workspace.
 
-use crate::support::{Handle, handles};
+use crate::device_memory::LinearMemory;
+use crate::support::{CUBLAS_ALLOC_FAILED, Handle, handles, takes_memory};
+use simcuda::library_memory::CUBLAS_HANDLE_BYTES;
 use simcuda::out::Out;
 use std::ffi::{c_int, c_void};
 
 /// `CUBLAS_STATUS_NOT_INITIALIZED`
 const INVALID: c_int = 1;
 
+/// The object to which a `cublasHandle_t` points.
+#[derive(Default)]
+#[repr(C)]
+struct Library {
+    /// What PyTorch passes to cuBLASLt, too.
+    handle: Handle,
+    /// What the handle allocates for itself.
+    memory: Vec<LinearMemory>,
+}
+
+/// Creates a handle. As in the real library, it allocates device memory.
+#[unsafe(no_mangle)]
+extern "C" fn cublasCreate_v2(out: Out<Box<Library>>) -> c_int {
+    let sizes = if takes_memory() { &CUBLAS_HANDLE_BYTES[..] } else { &[] };
+    let Some(memory) = sizes.iter().map(|bytes| LinearMemory::allocate(*bytes)).collect() else {
+        return CUBLAS_ALLOC_FAILED;
+    };
+    out.put(Box::new(Library { handle: Handle::default(), memory }));
+    0
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cublasDestroy_v2(handle: Option<Box<Library>>) -> c_int {
+    drop(handle);
+    0
+}
+
 handles! {
-    cublasCreate_v2 / cublasDestroy_v2;
     cublasLtCreate / cublasLtDestroy;
     cublasLtMatmulDescCreate / cublasLtMatmulDescDestroy;
     cublasLtMatrixLayoutCreate / cublasLtMatrixLayoutDestroy;
@@ -16,32 +44,32 @@ handles! {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cublasSetStream_v2(handle: Option<&mut Handle>, stream: u64) -> c_int {
-    let Some(handle) = handle else { return INVALID };
-    handle.stream = stream;
+extern "C" fn cublasSetStream_v2(library: Option<&mut Library>, stream: u64) -> c_int {
+    let Some(library) = library else { return INVALID };
+    library.handle.stream = stream;
     0
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cublasGetStream_v2(handle: Option<&Handle>, stream: Out<u64>) -> c_int {
-    stream.put(handle.map_or(0, |h| h.stream));
+extern "C" fn cublasGetStream_v2(library: Option<&Library>, stream: Out<u64>) -> c_int {
+    stream.put(library.map_or(0, |library| library.handle.stream));
     0
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cublasGetVersion_v2(_handle: *const Handle, version: Out<c_int>) -> c_int {
+extern "C" fn cublasGetVersion_v2(_handle: *const Library, version: Out<c_int>) -> c_int {
     version.put(130_100);
     0
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cublasGetMathMode(_handle: *const Handle, mode: Out<c_int>) -> c_int {
+extern "C" fn cublasGetMathMode(_handle: *const Library, mode: Out<c_int>) -> c_int {
     mode.put(0);
     0
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cublasGetPointerMode_v2(_handle: *const Handle, mode: Out<c_int>) -> c_int {
+extern "C" fn cublasGetPointerMode_v2(_handle: *const Library, mode: Out<c_int>) -> c_int {
     mode.put(0);
     0
 }

@@ -1,8 +1,13 @@
 //! cuFFT: plans without a workspace.
 
+use crate::support::load;
+use simcuda::library_memory::Kernels;
 use simcuda::out::Out;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicI32, Ordering};
+
+/// `CUFFT_ALLOC_FAILED`
+const ALLOC_FAILED: c_int = 2;
 
 #[unsafe(no_mangle)]
 extern "C" fn cufftCreate(plan: Out<c_int>) -> c_int {
@@ -29,6 +34,9 @@ extern "C" fn cufftXtMakePlanMany(
     work_size: Out<usize>,
     _execution_type: c_int,
 ) -> c_int {
+    if !load(Kernels::Cufft) {
+        return ALLOC_FAILED;
+    }
     work_size.put(0);
     0
 }

@@ -13,6 +13,7 @@ mod cublas;
 mod cudnn;
 mod cufft;
 mod cupti;
+mod device_memory;
 mod nccl;
 mod nvml;
 mod nvrtc;

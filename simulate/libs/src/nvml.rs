@@ -34,10 +34,30 @@ fn processes(handle: u64) -> Option<Processes> {
     Some(processes)
 }
 
-/// The capacity and usage of a device, in bytes.
-fn memory(handle: u64) -> Option<(u64, u64)> {
-    let used = processes(handle)?.entries().iter().map(|[_, bytes]| bytes).sum();
-    Some(((bridge()?.device_bytes)(), used))
+/// The memory of a device, in bytes.
+struct Memory {
+    /// What programs can use.
+    usable: u64,
+    /// What the driver and the firmware keep, in addition.
+    reserved: u64,
+    /// What processes use.
+    used: u64,
+}
+
+impl Memory {
+    fn of(handle: u64) -> Option<Self> {
+        let used = processes(handle)?.entries().iter().map(|[_, bytes]| bytes).sum();
+        let bridge = bridge()?;
+        Some(Memory { usable: (bridge.device_bytes)(), reserved: (bridge.reserved_bytes)(), used })
+    }
+
+    fn total(&self) -> u64 {
+        self.usable + self.reserved
+    }
+
+    fn free(&self) -> u64 {
+        self.usable.saturating_sub(self.used)
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -90,6 +110,12 @@ unsafe extern "C" fn nvmlSystemGetDriverVersion(buffer: *mut c_char, length: c_u
 }
 
 #[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlSystemGetNVMLVersion(buffer: *mut c_char, length: c_uint) -> c_int {
+    // SAFETY: by NVML's contract the buffer has `length` bytes.
+    unsafe { put_text(buffer, length, "13.580.0") }
+}
+
+#[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetCount_v2(count: Out<c_uint>) -> c_int {
     count.put(device_count().unwrap_or(0));
     SUCCESS
@@ -139,20 +165,20 @@ unsafe extern "C" fn nvmlDeviceGetName(device: u64, buffer: *mut c_char, length:
     unsafe { put_text(buffer, length, &CStr::from_ptr((bridge.name)()).to_string_lossy()) }
 }
 
-/// `nvmlMemory_t`: total, free, used.
+/// `nvmlMemory_t`: total, free, used, which includes what is reserved.
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetMemoryInfo(device: u64, out: Out<[u64; 3]>) -> c_int {
-    let Some((total, used)) = memory(device) else { return INVALID_ARGUMENT };
-    out.put([total, total.saturating_sub(used), used]);
+    let Some(memory) = Memory::of(device) else { return INVALID_ARGUMENT };
+    out.put([memory.total(), memory.free(), memory.total() - memory.free()]);
     SUCCESS
 }
 
 /// `nvmlMemory_v2_t`: version, total, reserved, free, used.
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: u64, out: Out<[u64; 5]>) -> c_int {
-    let Some((total, used)) = memory(device) else { return INVALID_ARGUMENT };
+    let Some(memory) = Memory::of(device) else { return INVALID_ARGUMENT };
     let version = out.cast().get().unwrap_or(0);
-    out.put([version, total, 0, total.saturating_sub(used), used]);
+    out.put([version, memory.total(), memory.reserved, memory.free(), memory.used]);
     SUCCESS
 }
 
@@ -192,6 +218,86 @@ extern "C" fn nvmlDeviceGetComputeRunningProcesses_v2(device: u64, count: Out<c_
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(device: u64, count: Out<c_uint>, out: Out<u64>) -> c_int {
     put_processes(device, count, out, 3)
+}
+
+/// Processes that draw, or use MPS: there are none.
+fn no_processes(device: u64, count: Out<c_uint>) -> c_int {
+    if physical(device).is_none() {
+        return INVALID_ARGUMENT;
+    }
+    count.put(0);
+    SUCCESS
+}
+
+macro_rules! processes_of_no_kind {
+    ($($name:ident)*) => {$(
+        #[unsafe(no_mangle)]
+        extern "C" fn $name(device: u64, count: Out<c_uint>, _processes: *mut c_void) -> c_int {
+            no_processes(device, count)
+        }
+    )*};
+}
+
+processes_of_no_kind! {
+    nvmlDeviceGetGraphicsRunningProcesses nvmlDeviceGetGraphicsRunningProcesses_v2 nvmlDeviceGetGraphicsRunningProcesses_v3
+    nvmlDeviceGetMPSComputeRunningProcesses nvmlDeviceGetMPSComputeRunningProcesses_v2
+    nvmlDeviceGetMPSComputeRunningProcesses_v3
+}
+
+/// The path of the program of a process, as far as it fits. Programs of other users are known by their settings.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlSystemGetProcessName(pid: c_uint, buffer: *mut c_char, length: c_uint) -> c_int {
+    let Some(bridge) = bridge() else { return DRIVER_NOT_LOADED };
+    // SAFETY: by NVML's contract the buffer has `length` bytes.
+    if unsafe { (bridge.other_process_name)(pid, buffer, length as usize) } {
+        return SUCCESS;
+    }
+    let Ok(command) = std::fs::read(format!("/proc/{pid}/cmdline")) else { return NOT_FOUND };
+    let name = String::from_utf8_lossy(command.split(|byte| *byte == 0).next().unwrap_or_default());
+    let room = (length as usize).saturating_sub(1);
+    let kept = name.char_indices().map(|(at, c)| at + c.len_utf8()).take_while(|end| *end <= room).last().unwrap_or(0);
+    // SAFETY: by NVML's contract the buffer has `length` bytes.
+    unsafe { put_text(buffer, length, &name[..kept]) }
+}
+
+/// `nvmlPciInfo_t`: the old bus id, domain, bus, device, device id, subsystem id, bus id.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct PciInfo {
+    old_bus_id: [u8; 16],
+    numbers: [u32; 5],
+    bus_id: [u8; 32],
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetPciInfo_v3(device: u64, out: Out<PciInfo>) -> c_int {
+    fn text<const N: usize>(text: &str) -> [u8; N] {
+        let mut bytes = [0; N];
+        bytes.iter_mut().zip(text.bytes()).for_each(|(to, from)| *to = from);
+        bytes
+    }
+    let Some(ordinal) = physical(device) else { return INVALID_ARGUMENT };
+    let bus = ordinal + 1;
+    // The device and subsystem ids of an H100.
+    out.put(PciInfo {
+        old_bus_id: text(&format!("0000:{bus:02X}:00.0")),
+        numbers: [0, bus, 0, 0x2330_10de, 0x16c1_10de],
+        bus_id: text(&format!("00000000:{bus:02X}:00.0")),
+    });
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetIndex(device: u64, index: Out<c_uint>) -> c_int {
+    let Some(ordinal) = physical(device) else { return INVALID_ARGUMENT };
+    index.put(ordinal);
+    SUCCESS
+}
+
+/// No device is divided.
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetMigMode(_device: u64, _current: *mut c_uint, _pending: *mut c_uint) -> c_int {
+    NOT_SUPPORTED
 }
 
 /// There is no fabric. The state keeps the caller's value, which is "not supported".

@@ -2,12 +2,16 @@
 //! generated stubs.
 
 use simcuda::bridge::{Bridge, ID};
+use simcuda::library_memory::Kernels;
 use simcuda::out::Out;
 use simcuda::stub::Call;
-use std::ffi::{c_int, c_void};
+use std::ffi::{CStr, CString, c_int, c_void};
 use std::mem::transmute;
 use std::ptr;
 use std::sync::OnceLock;
+
+/// The file of the driver.
+const DRIVER: &str = "libcuda.so.1";
 
 /// An opaque handle. It stores what the program sets, and has space for fields that a library of another version may
 /// read.
@@ -26,6 +30,26 @@ pub(crate) fn create(out: Out<Box<Handle>>) -> c_int {
     0
 }
 
+/// The simulated driver, or null: that beside this library, if there is one. A process that loads the simulated NVML by its path
+/// needs no other setting.
+fn driver() -> *mut c_void {
+    let open = |path: &CStr| {
+        // SAFETY: the path is a NUL-terminated string, and the initializers of the simulated driver can run at any time.
+        unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) }
+    };
+    // SAFETY: `dladdr` accepts any address, and `found` is valid for writes. The name that it gives is a NUL-terminated string
+    // that lives as long as this library.
+    let own = unsafe {
+        let mut found: libc::Dl_info = std::mem::zeroed();
+        let is_known =
+            libc::dladdr(driver as fn() -> *mut c_void as *const c_void, &mut found) != 0 && !found.dli_fname.is_null();
+        if is_known { CStr::from_ptr(found.dli_fname).to_string_lossy() } else { "".into() }
+    };
+    let beside = own.rsplit_once('/').and_then(|(folder, _)| CString::new(format!("{folder}/{DRIVER}")).ok());
+    let found = beside.map_or(ptr::null_mut(), |path| open(&path));
+    if found.is_null() { open(c"libcuda.so.1") } else { found }
+}
+
 /// The driver's private table. `None` without the simulated driver.
 pub(crate) fn bridge() -> Option<&'static Bridge> {
     static BRIDGE: OnceLock<Option<&'static Bridge>> = OnceLock::new();
@@ -34,7 +58,7 @@ pub(crate) fn bridge() -> Option<&'static Bridge> {
         // SAFETY: both names are NUL-terminated strings, and the results are checked for null. The driver's function of
         // that name has that type. Its table lives as long as the driver, which is never unloaded.
         unsafe {
-            let library = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL);
+            let library = driver();
             if library.is_null() {
                 return None;
             }
@@ -56,15 +80,42 @@ pub(crate) fn launch(stream: u64) {
     }
 }
 
+/// Whether the libraries take device memory for themselves, as on a GPU.
+pub(crate) fn takes_memory() -> bool {
+    bridge().is_some_and(|bridge| (bridge.library_memory)())
+}
+
+/// Loads kernels onto the current device if they are not there yet. Returns whether the device has the memory.
+pub(crate) fn load(kernels: Kernels) -> bool {
+    bridge().is_none_or(|bridge| (bridge.load)(kernels as u32) == 0)
+}
+
 simcuda::stub_entry!(stub_called_in_library);
 
-/// Counts a call of a generated stub and writes its outputs.
-fn stub_called_in_library(call: Call) {
+/// `CUBLAS_STATUS_ALLOC_FAILED`
+pub(crate) const CUBLAS_ALLOC_FAILED: c_int = 3;
+/// `CUSOLVER_STATUS_ALLOC_FAILED`
+const CUSOLVER_ALLOC_FAILED: c_int = 2;
+/// `CUDNN_STATUS_ALLOC_FAILED`
+pub(crate) const CUDNN_ALLOC_FAILED: c_int = 4003;
+
+/// Counts a call of a generated stub and writes its outputs. Fails if the kernels that it would launch find no memory.
+fn stub_called_in_library(call: Call) -> c_int {
     if let Some(bridge) = bridge() {
         // SAFETY: the name is a NUL-terminated string that lives forever.
         unsafe { (bridge.stub)(call.name().as_ptr()) };
     }
+    if let Some(kernels) = Kernels::of_function(&call.name().to_string_lossy()).filter(|_| takes_memory())
+        && !load(kernels)
+    {
+        return match kernels {
+            Kernels::Cusolver => CUSOLVER_ALLOC_FAILED,
+            Kernels::CudnnRecurrent => CUDNN_ALLOC_FAILED,
+            _ => CUBLAS_ALLOC_FAILED,
+        };
+    }
     call.write_outputs(|| Box::into_raw(Box::<Handle>::default()).cast());
+    0
 }
 
 /// Declares functions that create or destroy a handle. Their other arguments are ignored.

@@ -111,14 +111,13 @@ extern "C" fn cudaDeviceGetStreamPriorityRange(least: Out<c_int>, greatest: Out<
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cudaDeviceGetLimit(value: Out<usize>, _limit: c_int) -> c_int {
-    value.put(1 << 20);
-    0
+extern "C" fn cudaDeviceGetLimit(value: Out<usize>, limit: c_int) -> c_int {
+    call(|d| (d.ctx_get_limit)(value, limit))
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cudaDeviceSetLimit(_limit: c_int, _value: usize) -> c_int {
-    0
+extern "C" fn cudaDeviceSetLimit(limit: c_int, value: usize) -> c_int {
+    call(|d| (d.ctx_set_limit)(limit, value))
 }
 
 #[unsafe(no_mangle)]

@@ -93,6 +93,8 @@ functions! {
         ctx_get_current = c"cuCtxGetCurrent", 0, (Out<u64>);
         ctx_set_current = c"cuCtxSetCurrent", 0, (u64);
         ctx_get_device = c"cuCtxGetDevice", 0, (Out<c_int>);
+        ctx_get_limit = c"cuCtxGetLimit", 0, (Out<usize>, c_int);
+        ctx_set_limit = c"cuCtxSetLimit", 0, (c_int, usize);
         ctx_synchronize = c"cuCtxSynchronize", 0, ();
         ctx_get_stream_priority_range = c"cuCtxGetStreamPriorityRange", 0, (Out<c_int>, Out<c_int>);
         mem_get_info = c"cuMemGetInfo", 0, (Out<usize>, Out<usize>);

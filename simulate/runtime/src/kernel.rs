@@ -1,6 +1,7 @@
 //! The functions that nvcc's code calls: registration, launches, symbols. Kernels are counted and never run.
 
 use crate::driver::driver;
+use crate::objects;
 use crate::state::call;
 use simcuda::abi::{Dim3, FuncAttributes, RuntimeLaunchConfig};
 use simcuda::out::Out;
@@ -30,13 +31,17 @@ thread_local! {
     };
 }
 
-fn launch(stream: u64) -> c_int {
-    call(|d| (d.bridge.launch)(stream))
+fn launch(function: *const c_void, stream: u64) -> c_int {
+    call(|d| match objects::load_of(d, function) {
+        0 => (d.bridge.launch)(stream),
+        code => code,
+    })
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn __cudaRegisterFatBinary(_image: *const c_void) -> *const c_void {
+extern "C" fn __cudaRegisterFatBinary(image: *const c_void) -> *const c_void {
     static HANDLE: u64 = 0;
+    objects::register(image);
     (&raw const HANDLE).cast()
 }
 
@@ -96,48 +101,48 @@ extern "C" fn __cudaGetKernel(kernel: Out<*const c_void>, function: *const c_voi
 
 #[unsafe(no_mangle)]
 extern "C" fn __cudaLaunchKernel(
-    _kernel: *const c_void,
+    kernel: *const c_void,
     _grid: Dim3,
     _block: Dim3,
     _arguments: *const c_void,
     _shared: usize,
     stream: u64,
 ) -> c_int {
-    launch(stream)
+    launch(kernel, stream)
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cudaLaunchKernel(
-    _function: *const c_void,
+    function: *const c_void,
     _grid: Dim3,
     _block: Dim3,
     _arguments: *const c_void,
     _shared: usize,
     stream: u64,
 ) -> c_int {
-    launch(stream)
+    launch(function, stream)
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cudaLaunchCooperativeKernel(
-    _function: *const c_void,
+    function: *const c_void,
     _grid: Dim3,
     _block: Dim3,
     _arguments: *const c_void,
     _shared: usize,
     stream: u64,
 ) -> c_int {
-    launch(stream)
+    launch(function, stream)
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaLaunchKernelExC(
     config: *const RuntimeLaunchConfig,
-    _function: *const c_void,
+    function: *const c_void,
     _arguments: *const c_void,
 ) -> c_int {
     // SAFETY: by CUDA's contract the caller passes null or a pointer to a structure of that type.
-    launch(unsafe { config.as_ref() }.map_or(0, |c| c.stream))
+    launch(function, unsafe { config.as_ref() }.map_or(0, |c| c.stream))
 }
 
 #[unsafe(no_mangle)]
@@ -227,8 +232,9 @@ unsafe extern "C" fn cudaMemcpyFromSymbol(to: u64, name: u64, size: usize, offse
 simcuda::stub_entry!(stub_called_in_runtime);
 
 /// Counts a call of a generated stub. No stub of the runtime creates an object.
-fn stub_called_in_runtime(call: Call) {
+fn stub_called_in_runtime(call: Call) -> c_int {
     // SAFETY: the name is a NUL-terminated string that lives forever.
     unsafe { (driver().bridge.stub)(call.name().as_ptr()) };
     call.write_outputs(std::ptr::null_mut);
+    0
 }

@@ -19,6 +19,7 @@ mod graph;
 mod ipc;
 mod kernel;
 mod memory;
+mod objects;
 mod pool;
 mod state;
 mod stream;

@@ -2,6 +2,7 @@
 //! lines.
 
 use crate::driver::{Driver, driver};
+use crate::objects;
 use simcuda::error::Error;
 use simcuda::ledger::{Call, Layer};
 use simcuda::out::Out;
@@ -41,7 +42,10 @@ pub(crate) fn make_current(d: &Driver, device: c_int) -> Result<(), c_int> {
     let mut context = 0;
     match (d.primary_ctx_retain)(Out::from(&mut context), device) {
         0 => match (d.ctx_set_current)(context) {
-            0 => Ok(()),
+            0 => match objects::load_registered(d) {
+                0 => Ok(()),
+                code => Err(code),
+            },
             code => Err(code),
         },
         code => Err(code),

@@ -32,6 +32,14 @@ fn pytorch_stream_ordered_allocator() {
     assert!(compare(program) > 100);
 }
 
+/// cuBLAS allocates by calls of the driver that are nested in none of the runtime.
+#[test]
+fn libraries_that_allocate_for_themselves() {
+    let calls = |setting| compare(TracedProgram::python("torch/mlp.py", &[]).env("SIMCUDA_LIBRARY_MEMORY", setting));
+    // Three blocks for the handle of each of two threads.
+    assert_eq!(calls("1") - calls("0"), 6);
+}
+
 #[test]
 fn pytorch_out_of_memory() {
     assert!(compare(TracedProgram::python("torch/oom_retry.py", &[]).env("SIMCUDA_MEMORY", "8G")) > 30);

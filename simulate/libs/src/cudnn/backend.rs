@@ -7,8 +7,9 @@
 //! requests is 0.
 
 use super::{INVALID, estimates, fixed_workspace};
-use crate::support::{Handle, launch};
+use crate::support::{CUDNN_ALLOC_FAILED, Handle, launch, load};
 use simcuda::cudnn::convolution::{Convolution, Operation};
+use simcuda::library_memory::Kernels;
 use simcuda::out::Out;
 use std::ffi::{c_int, c_void};
 use std::slice;
@@ -174,6 +175,9 @@ extern "C" fn cudnnBackendFinalize(descriptor: Option<&mut Descriptor>) -> c_int
 
 #[unsafe(no_mangle)]
 extern "C" fn cudnnBackendExecute(handle: Option<&Handle>, _plan: *const c_void, _pack: *const c_void) -> c_int {
+    if !load(Kernels::Cudnn) {
+        return CUDNN_ALLOC_FAILED;
+    }
     launch(handle.map_or(0, |h| h.stream));
     0
 }

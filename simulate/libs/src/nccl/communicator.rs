@@ -1,7 +1,10 @@
 //! Communicators: their ranks, and the connection between them.
 
 use super::INVALID;
+use crate::device_memory::MappedMemory;
+use crate::support::{load, takes_memory};
 use simcuda::exchange::Exchange;
+use simcuda::library_memory::{Kernels, NCCL_BUFFER_BYTES, nccl_buffers};
 use simcuda::out::Out;
 use std::ffi::{c_char, c_int, c_void};
 use std::fs::File;
@@ -25,13 +28,24 @@ pub(super) struct Communicator {
     splits: AtomicU64,
     /// `None` where the ranks share no folder.
     exchange: Option<Exchange>,
+    /// What the communicator allocates for itself.
+    buffers: Vec<MappedMemory>,
 }
 
 impl Communicator {
     fn new(id: UniqueId, rank: u32, size: u32) -> Self {
         let folder = std::env::var_os("SIMCUDA_SHARED").filter(|path| !path.is_empty()).map(PathBuf::from);
         let exchange = folder.map(|folder| Exchange::new(folder, &id.bytes, rank, size));
-        Communicator { size, rank, id, splits: AtomicU64::new(0), exchange }
+        Communicator { size, rank, id, splits: AtomicU64::new(0), exchange, buffers: Vec::new() }
+    }
+
+    /// Allocates the buffers of the communicator. `None` if the device has too little memory.
+    fn with_buffers(mut self) -> Option<Self> {
+        if takes_memory() {
+            let count = nccl_buffers(self.rank, self.size);
+            self.buffers = (0..count).map(|_| MappedMemory::allocate(NCCL_BUFFER_BYTES)).collect::<Option<_>>()?;
+        }
+        load(Kernels::Nccl).then_some(self)
     }
 
     /// The connection to the other ranks, if parts of so many bytes are exchanged.
@@ -88,6 +102,8 @@ impl UniqueId {
     }
 }
 
+/// `ncclUnhandledCudaError`, as for a device without enough memory.
+const UNHANDLED_CUDA_ERROR: c_int = 1;
 /// `NCCL_SPLIT_NOCOLOR`
 const NO_COLOR: c_int = -1;
 
@@ -115,7 +131,8 @@ extern "C" fn ncclGetUniqueId(id: Out<UniqueId>) -> c_int {
 
 fn make(out: Out<Box<Communicator>>, size: c_int, id: UniqueId, rank: c_int) -> c_int {
     let (Ok(size), Ok(rank)) = (u32::try_from(size), u32::try_from(rank)) else { return INVALID };
-    out.put(Box::new(Communicator::new(id, rank, size)));
+    let Some(communicator) = Communicator::new(id, rank, size).with_buffers() else { return UNHANDLED_CUDA_ERROR };
+    out.put(Box::new(communicator));
     0
 }
 
@@ -159,6 +176,7 @@ extern "C" fn ncclCommSplit(
     let Some(parent) = parent else { return INVALID };
     let part = parent.split(color, key);
     if color != NO_COLOR {
+        let Some(part) = part.with_buffers() else { return UNHANDLED_CUDA_ERROR };
         out.put(Box::new(part));
     }
     0
@@ -171,8 +189,9 @@ extern "C" fn ncclCommInitAll(out: Out<Box<Communicator>>, size: c_int, _devices
     for rank in 0..size {
         // The one thread that calls for all ranks must not wait for itself.
         let rank = rank as u32;
-        out.nth(rank as usize)
-            .put(Box::new(Communicator { exchange: None, ..Communicator::new(id, rank, size as u32) }));
+        let communicator = Communicator { exchange: None, ..Communicator::new(id, rank, size as u32) };
+        let Some(communicator) = communicator.with_buffers() else { return UNHANDLED_CUDA_ERROR };
+        out.nth(rank as usize).put(Box::new(communicator));
     }
     0
 }

@@ -1,0 +1,244 @@
+//! What CUDA and its libraries take of a device beyond what programs allocate: the one place for these figures.
+//!
+//! Sources, all with PyTorch 2.11 and CUDA 13.0:
+//!
+//! - H100: `measurements/outside_pytorch.py` (docs/dev/dry-run-libraries.md), and the peaks of docs/dev/dry-run/h100.
+//! - H200: the used memory after each library's first use, with lazy and with eager loading of modules, and the calls
+//!   of the driver that a tracer saw.
+//!
+//! The driver takes memory for kernels when the first kernel of a module is used (lazy loading, the default), or when the
+//! module is loaded (`CUDA_MODULE_LOADING=EAGER`). No call allocates it, so only the used memory of the device shows it.
+//! What libraries allocate by calls of the driver, they allocate by the same calls here.
+
+use crate::config::MIB;
+
+/// Kernels that take device memory at their first use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum Kernels {
+    /// Of PyTorch itself (`libtorch_cuda.so`).
+    Torch,
+    /// Of any other object that launches kernels through the runtime.
+    Other,
+    /// Of cuBLAS.
+    Cublas,
+    /// Convolutions and attention of cuDNN.
+    Cudnn,
+    /// Recurrent layers of cuDNN.
+    CudnnRecurrent,
+    /// Of cuFFT.
+    Cufft,
+    /// Of cuSOLVER.
+    Cusolver,
+    /// Of NCCL.
+    Nccl,
+}
+
+impl Kernels {
+    const ALL: [Kernels; 8] = [
+        Kernels::Torch,
+        Kernels::Other,
+        Kernels::Cublas,
+        Kernels::Cudnn,
+        Kernels::CudnnRecurrent,
+        Kernels::Cufft,
+        Kernels::Cusolver,
+        Kernels::Nccl,
+    ];
+
+    /// The kernels with this number, as in [`crate::bridge::Bridge::load`].
+    pub fn from_number(number: u32) -> Option<Self> {
+        Self::ALL.get(number as usize).copied()
+    }
+
+    /// The kernels that an object with this path launches through the runtime.
+    pub fn of_object(path: &str) -> Self {
+        if path.rsplit('/').next().is_some_and(|name| name.starts_with("libtorch_cuda")) {
+            Kernels::Torch
+        } else {
+            Kernels::Other
+        }
+    }
+
+    /// The kernels that a function of a library launches. `None` if it launches none.
+    pub fn of_function(name: &str) -> Option<Self> {
+        let computes = |words: &[&str]| words.iter().any(|word| name.contains(word));
+        match name {
+            _ if name.starts_with("cublas") => {
+                computes(&["gemm", "Gemm", "Matmul", "gemv", "trsm", "getr", "geqrf", "dot", "Dot"])
+                    .then_some(Kernels::Cublas)
+            }
+            _ if name.starts_with("cusolverDn") => {
+                let prepares = computes(&["bufferSize", "Create", "Destroy", "Set", "Get"]);
+                (!prepares).then_some(Kernels::Cusolver)
+            }
+            _ => name.starts_with("cudnnRNN").then_some(Kernels::CudnnRecurrent),
+        }
+    }
+
+    /// The device memory that the kernels take at their first use with lazy loading, in bytes.
+    pub fn lazy_bytes(self) -> u64 {
+        match self {
+            // H200: from 520 to 612 MiB with the first `add_`.
+            Kernels::Torch => 92 * MIB,
+            // H100: the first kernel of an object.
+            Kernels::Other => 2 * MIB,
+            // H100: 66 MiB with the first product, which are a handle's 64 MiB and its page of small blocks.
+            Kernels::Cublas => 0,
+            // H100: the first convolution; H200: the same, and 10 MiB with attention.
+            Kernels::Cudnn => 8 * MIB,
+            // H100: the first LSTM.
+            Kernels::CudnnRecurrent => 2 * MIB,
+            // H100 and H200: the first transform.
+            Kernels::Cufft => 8 * MIB,
+            // H100 and H200: the first singular value decomposition.
+            Kernels::Cusolver => 96 * MIB,
+            // H200: 492 MiB with the first communicator of one rank and its first collective, of which 390 MiB are buffers.
+            Kernels::Nccl => 102 * MIB,
+        }
+    }
+
+    /// The device memory that the kernels take with `CUDA_MODULE_LOADING=EAGER`, in bytes: those of PyTorch with the context,
+    /// those of libraries at their first use.
+    pub fn eager_bytes(self) -> u64 {
+        match self {
+            // H200: 1,250 MiB after the initialization, instead of 518.
+            Kernels::Torch => 732 * MIB,
+            // H200: from 1,316 to 1,892 MiB with the first product, of which 96 are PyTorch's and 66 a handle's.
+            Kernels::Cublas => 414 * MIB,
+            // H200: from 1,892 to 2,134 MiB with the first convolution.
+            Kernels::Cudnn => 242 * MIB,
+            // H200: from 2,288 to 2,494 MiB with the first singular value decomposition.
+            Kernels::Cusolver => 206 * MIB,
+            // H200: 490 MiB, of which 390 MiB are buffers.
+            Kernels::Nccl => 100 * MIB,
+            Kernels::Other | Kernels::CudnnRecurrent | Kernels::Cufft => self.lazy_bytes(),
+        }
+    }
+}
+
+/// What a handle of cuBLAS allocates by `cuMemAlloc`, in bytes (H200). PyTorch makes one for each thread that multiplies matrices,
+/// so training has two: its backward pass runs in a thread of its own.
+pub const CUBLAS_HANDLE_BYTES: [u64; 3] = [64 * MIB, 128 << 10, 1 << 10];
+
+/// The buffers of a communicator of NCCL, each of [`NCCL_BUFFER_BYTES`], by `cuMemCreate`.
+///
+/// One rank was traced on an H200. Of two ranks on two H100, the used memory of the devices is known: 656 MiB more than without NCCL on the
+/// device of rank 0, and 368 MiB on that of rank 1. The share of the kernels is assumed to be that of one rank, and more ranks to take
+/// as much as two.
+pub fn nccl_buffers(rank: u32, size: u32) -> u64 {
+    match (size, rank) {
+        (0 | 1, _) => 195,
+        (_, 0) => 277,
+        _ => 133,
+    }
+}
+
+/// The size of a buffer of NCCL in bytes.
+pub const NCCL_BUFFER_BYTES: u64 = 2 * MIB;
+
+/// The stack of a thread before a program sets a limit, in bytes. The memory for it is part of the context.
+pub const DEFAULT_STACK_BYTES: u64 = 1024;
+
+/// The local memory that a larger stack takes for all threads that a device can hold, in bytes. With 16 KiB on an H200, the used memory
+/// grew by 3,960 MiB, which is exactly this.
+pub fn local_memory_bytes(stack_bytes: u64, multiprocessors: u32, threads_of_multiprocessor: u32) -> u64 {
+    let threads = u64::from(multiprocessors) * u64::from(threads_of_multiprocessor);
+    stack_bytes.saturating_sub(DEFAULT_STACK_BYTES).saturating_mul(threads)
+}
+
+/// The size in bytes of a module's image: an ELF file, or NVIDIA's container of several. 0 for other images, as text.
+///
+/// # Safety
+/// `image` is null or an image as `cuModuleLoadData` takes it: text with a NUL, or one of these with its whole header.
+pub unsafe fn image_bytes(image: *const u8) -> u64 {
+    /// Reads a little-endian number of `N` bytes.
+    ///
+    /// # Safety
+    /// The bytes can be read.
+    unsafe fn number<const N: usize>(image: *const u8, offset: usize) -> u64 {
+        // SAFETY: the caller guarantees that the bytes can be read.
+        let bytes = unsafe { image.add(offset).cast::<[u8; N]>().read() };
+        bytes.iter().rfold(0, |number, byte| number << 8 | u64::from(*byte))
+    }
+    /// Whether an image begins so. Reads no byte after one that differs, which can be the last of a text.
+    ///
+    /// # Safety
+    /// `image` is text with a NUL, or longer than `beginning`.
+    unsafe fn begins(image: *const u8, beginning: &[u8]) -> bool {
+        // SAFETY: the caller guarantees that the next byte can be read after one that is not NUL.
+        beginning.iter().enumerate().all(|(n, byte)| unsafe { *image.add(n) } == *byte)
+    }
+    if image.is_null() {
+        return 0;
+    }
+    // SAFETY: an image that begins like one of these has its whole header, and others are text with a NUL.
+    unsafe {
+        if begins(image, b"\x7fELF") {
+            let end =
+                |offset, size, count| number::<8>(image, offset) + number::<2>(image, size) * number::<2>(image, count);
+            end(40, 58, 60).max(end(32, 54, 56))
+        } else if begins(image, &0xba55_ed50_u32.to_le_bytes()) {
+            number::<2>(image, 6) + number::<8>(image, 8)
+        } else {
+            0
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_kernels_are_their_places() {
+        for (number, kernels) in Kernels::ALL.into_iter().enumerate() {
+            assert_eq!(Kernels::from_number(number as u32), Some(kernels));
+            assert_eq!(kernels as usize, number);
+            assert!(
+                kernels.eager_bytes() + 4 * MIB >= kernels.lazy_bytes(),
+                "eager loading loads what lazy loading does"
+            );
+        }
+        assert_eq!(Kernels::from_number(Kernels::ALL.len() as u32), None);
+    }
+
+    #[test]
+    fn kernels_of_functions_and_objects() {
+        assert_eq!(Kernels::of_function("cublasGemmEx"), Some(Kernels::Cublas));
+        assert_eq!(Kernels::of_function("cublasSgemm_v2"), Some(Kernels::Cublas));
+        assert_eq!(Kernels::of_function("cublasLtMatmul"), Some(Kernels::Cublas));
+        assert_eq!(Kernels::of_function("cublasSetWorkspace_v2"), None);
+        assert_eq!(Kernels::of_function("cusolverDnSgesvd"), Some(Kernels::Cusolver));
+        assert_eq!(Kernels::of_function("cusolverDnSgesvd_bufferSize"), None);
+        assert_eq!(Kernels::of_object("/venv/torch/lib/libtorch_cuda.so"), Kernels::Torch);
+        assert_eq!(Kernels::of_object("/venv/torchvision/_C.so"), Kernels::Other);
+    }
+
+    #[test]
+    fn local_memory_of_an_h200() {
+        assert_eq!(local_memory_bytes(16 << 10, 132, 2048), 3960 * MIB);
+        assert_eq!(local_memory_bytes(512, 132, 2048), 0);
+    }
+
+    #[test]
+    fn sizes_of_images() {
+        let mut elf = [0u8; 64];
+        elf[..4].copy_from_slice(b"\x7fELF");
+        elf[40..48].copy_from_slice(&5000u64.to_le_bytes());
+        elf[58..60].copy_from_slice(&64u16.to_le_bytes());
+        elf[60..62].copy_from_slice(&10u16.to_le_bytes());
+        let mut container = [0u8; 16];
+        container[..4].copy_from_slice(&0xba55_ed50_u32.to_le_bytes());
+        container[6..8].copy_from_slice(&16u16.to_le_bytes());
+        container[8..].copy_from_slice(&777u64.to_le_bytes());
+        // SAFETY: each is an image with its whole header, or a text with a NUL.
+        unsafe {
+            assert_eq!(image_bytes(elf.as_ptr()), 5640);
+            assert_eq!(image_bytes(container.as_ptr()), 793);
+            assert_eq!(image_bytes(c".version 8.0".as_ptr().cast()), 0);
+            assert_eq!(image_bytes(c"".as_ptr().cast()), 0);
+            assert_eq!(image_bytes(std::ptr::null()), 0);
+        }
+    }
+}
