@@ -149,6 +149,7 @@ pub fn summarize_with(
         version: SUMMARY_VERSION.to_owned(),
         run: summary,
         processes,
+        launch: None,
         losses,
         native_objects: run.native_objects().iter().map(native_object).collect(),
         problems,

@@ -22,6 +22,7 @@ mod diagnosis;
 mod diff;
 mod explain;
 mod holders;
+mod launch;
 mod lines;
 mod locations;
 mod matched_lines;
@@ -42,6 +43,10 @@ pub use device_names::{device_name, device_text, process_name};
 pub use diff::{
     CategoryChange, Change, CustomCategoryChange, DIFF_VERSION, DevicePair, DiffOptions, DiffPeak, DiffReport,
     DiffResult, DiffRun, LineChange, ModuleChange, PhaseChange, StackChange, UnpairedDevice,
+};
+pub use launch::{
+    HelperSummary, ImbalanceSummary, IssueProcessSummary, LaunchIssueSummary, LaunchSummary, RankComparison,
+    RankPhasePeak, RankSummary, SharedMemorySummary,
 };
 pub use lines::{
     FunctionLines, LINES_VERSION, LineFigures, LineRow, LineTensor, LinesOptions, LinesReport, OtherDevice, lines,

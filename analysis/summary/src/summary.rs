@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use crate::launch::LaunchSummary;
 use crate::step_estimate::StepEstimate;
 use memtrace_input::load::{Exit, SimulatedGpus, UnrecordableProcess};
 use memtrace_input::printable;
@@ -17,7 +18,7 @@ use memtrace_insight::passes::{Category, Phase};
 use memtrace_insight::rules::{CategoryRuleId, PhaseRuleId, RuleId};
 
 /// The version of the structure: major.minor.
-pub const SUMMARY_VERSION: &str = "2.2";
+pub const SUMMARY_VERSION: &str = "2.3";
 
 /// The report of a run. A field whose name ends in `_bytes` is in bytes. A field whose name ends in `_ns` is in
 /// nanoseconds; points in time count from the Unix epoch.
@@ -30,6 +31,10 @@ pub struct Summary {
     /// The processes that recorded events. Processes with out-of-memory errors come first, then those with the highest
     /// peak of allocated bytes.
     pub processes: Vec<ProcessSummary>,
+    /// All processes of the launch beside each other. Absent if only one process recorded events and it is no rank of a
+    /// job of several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub launch: Option<LaunchSummary>,
     /// The counts of everything that the recording lacks, by name, summed over all processes. Empty if nothing is
     /// missing.
     pub losses: BTreeMap<String, u64>,

@@ -4,6 +4,7 @@ mod manifest;
 mod problem;
 mod process;
 mod process_names;
+mod rank;
 mod recording;
 mod run;
 mod snapshot;
@@ -16,6 +17,7 @@ pub use manifest::{
 };
 pub use problem::Problem;
 pub use process::{Process, ProcessInfo};
+pub use rank::{RankSource, RankVariables};
 pub use recording::TraceRecording;
 pub use run::open_folder;
 pub use run::{Run, open_run, open_run_with_progress};

@@ -9,6 +9,7 @@ use memtrace_trace::file::Definitions;
 use serde::Deserialize;
 
 use super::manifest::{Exit, Manifest, ManifestIndex};
+use super::rank::{RankSource, RankVariables};
 use crate::recording::Recording;
 use crate::trace_index::TraceIndex;
 
@@ -112,26 +113,36 @@ impl Process {
         self.exit
     }
 
-    /// The rank in a distributed job: the one reported to PyTorch, else the value of `RANK`, `SLURM_PROCID`,
-    /// `OMPI_COMM_WORLD_RANK` or `PMI_RANK`.
+    /// The rank in a distributed job, and what it was read from: PyTorch, else the environment ([`RankVariables`]).
+    pub fn rank_and_source(&self) -> Option<(u32, RankSource)> {
+        let reported = self.definitions().rank.map(|(rank, _)| (rank, RankSource::Torch));
+        reported.or_else(|| RankVariables::of(&self.info.env)?.rank_and_source())
+    }
+
+    /// The rank of [`Self::rank_and_source`].
     pub fn rank(&self) -> Option<u32> {
-        let reported = self.definitions().rank.map(|(rank, _)| rank);
-        reported.or_else(|| self.env_number(&["RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"]))
+        self.rank_and_source().map(|(rank, _)| rank)
     }
 
     /// The rank on its host; `None` if unknown.
     pub fn local_rank(&self) -> Option<u32> {
-        self.env_number(&["LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK"])
+        RankVariables::of(&self.info.env)?.local_rank
     }
 
     /// The number of ranks of the job; `None` if unknown.
     pub fn world_size(&self) -> Option<u32> {
         let reported = self.definitions().rank.map(|(_, size)| size);
-        reported.or_else(|| self.env_number(&["WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE"]))
+        reported.or_else(|| RankVariables::of(&self.info.env)?.world_size)
     }
 
-    fn env_number(&self, names: &[&str]) -> Option<u32> {
-        names.iter().find_map(|name| self.info.env.get(*name)?.parse().ok())
+    /// The number of ranks on its host; `None` if unknown.
+    pub fn local_world_size(&self) -> Option<u32> {
+        RankVariables::of(&self.info.env)?.local_world_size
+    }
+
+    /// The number of its host in the job; `None` if unknown.
+    pub fn node_rank(&self) -> Option<u32> {
+        RankVariables::of(&self.info.env)?.node_rank
     }
 
     /// The events and their definitions.
