@@ -14,6 +14,7 @@ pub mod bridge;
 pub mod config;
 pub mod context;
 pub mod cudnn;
+pub mod cufft;
 pub mod device;
 pub mod error;
 pub mod exchange;

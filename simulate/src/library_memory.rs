@@ -2,9 +2,9 @@
 //!
 //! Sources, all with PyTorch 2.11 and CUDA 13.0:
 //!
-//! - H100: `measurements/outside_pytorch.py` (docs/dev/dry-run-libraries.md), and the peaks of docs/dev/dry-run/h100.
-//! - H200: the used memory after each library's first use, with lazy and with eager loading of modules, and the calls
-//!   of the driver that a tracer saw.
+//! - H100: `measurements/outside_pytorch.jsonl`, and what a tracer saw of the same sequence. Figures without a name are from there.
+//! - H100, programs: the used memory at the end of programs (docs/dev/dry-run/h100).
+//! - H200: the used memory after each library's first use. It agrees, unless a comment says something else.
 //!
 //! The driver takes memory for kernels when the first kernel of a module is used (lazy loading, the default), or when the
 //! module is loaded (`CUDA_MODULE_LOADING=EAGER`). No call allocates it, so only the used memory of the device shows it.
@@ -22,10 +22,16 @@ pub enum Kernels {
     Other,
     /// Of cuBLAS.
     Cublas,
-    /// Convolutions and attention of cuDNN.
-    Cudnn,
-    /// Recurrent layers of cuDNN.
+    /// Forward passes of convolutions of cuDNN.
+    CudnnForward,
+    /// Attention of cuDNN.
+    CudnnAttention,
+    /// Backward passes of convolutions of cuDNN.
+    CudnnBackward,
+    /// Forward passes of recurrent layers of cuDNN.
     CudnnRecurrent,
+    /// Backward passes of recurrent layers of cuDNN.
+    CudnnRecurrentBackward,
     /// Of cuFFT.
     Cufft,
     /// Of cuSOLVER.
@@ -35,12 +41,15 @@ pub enum Kernels {
 }
 
 impl Kernels {
-    const ALL: [Kernels; 8] = [
+    const ALL: [Kernels; 11] = [
         Kernels::Torch,
         Kernels::Other,
         Kernels::Cublas,
-        Kernels::Cudnn,
+        Kernels::CudnnForward,
+        Kernels::CudnnAttention,
+        Kernels::CudnnBackward,
         Kernels::CudnnRecurrent,
+        Kernels::CudnnRecurrentBackward,
         Kernels::Cufft,
         Kernels::Cusolver,
         Kernels::Nccl,
@@ -72,29 +81,46 @@ impl Kernels {
                 let prepares = computes(&["bufferSize", "Create", "Destroy", "Set", "Get"]);
                 (!prepares).then_some(Kernels::Cusolver)
             }
+            _ if name.starts_with("cudnnRNNBackward") => Some(Kernels::CudnnRecurrentBackward),
             _ => name.starts_with("cudnnRNN").then_some(Kernels::CudnnRecurrent),
         }
+    }
+
+    /// Whether these kernels share their memory with others: of several that are used, only those that take most count. The kernels of
+    /// cuDNN do: whichever of convolution, attention and LSTM came first, the others then took 2 MiB at most.
+    pub fn shares_with(self, other: Kernels) -> bool {
+        self == other || self.is_cudnn() && other.is_cudnn()
+    }
+
+    fn is_cudnn(self) -> bool {
+        matches!(
+            self,
+            Kernels::CudnnForward
+                | Kernels::CudnnAttention
+                | Kernels::CudnnBackward
+                | Kernels::CudnnRecurrent
+                | Kernels::CudnnRecurrentBackward
+        )
     }
 
     /// The device memory that the kernels take at their first use with lazy loading, in bytes.
     pub fn lazy_bytes(self) -> u64 {
         match self {
-            // H200: from 520 to 612 MiB with the first `add_`.
+            // 27 of 34 operators took 92 MiB as the first one, the others 2 MiB and the next of the 27 then 90.
             Kernels::Torch => 92 * MIB,
-            // H100: the first kernel of an object.
+            // The least that a first kernel took.
             Kernels::Other => 2 * MIB,
-            // H100: 66 MiB with the first product, which are a handle's 64 MiB and its page of small blocks.
+            // What the first product takes is a handle's.
             Kernels::Cublas => 0,
-            // H100: the first convolution; H200: the same, and 10 MiB with attention.
-            Kernels::Cudnn => 8 * MIB,
-            // H100: the first LSTM.
-            Kernels::CudnnRecurrent => 2 * MIB,
-            // H100 and H200: the first transform.
+            Kernels::CudnnForward | Kernels::CudnnRecurrent => 10 * MIB,
+            // With the backward passes. Programs with an LSTM or a GRU: as much.
+            Kernels::CudnnAttention | Kernels::CudnnRecurrentBackward => 18 * MIB,
+            Kernels::CudnnBackward => 20 * MIB,
             Kernels::Cufft => 8 * MIB,
-            // H100 and H200: the first singular value decomposition.
-            Kernels::Cusolver => 96 * MIB,
-            // H200: 492 MiB with the first communicator of one rank and its first collective, of which 390 MiB are buffers.
-            Kernels::Nccl => 102 * MIB,
+            // What the first decomposition takes is a handle's.
+            Kernels::Cusolver => 0,
+            // 494 MiB with the first communicator of one rank, of which 388 MiB are buffers.
+            Kernels::Nccl => 106 * MIB,
         }
     }
 
@@ -102,46 +128,57 @@ impl Kernels {
     /// those of libraries at their first use.
     pub fn eager_bytes(self) -> u64 {
         match self {
-            // H200: 1,250 MiB after the initialization, instead of 518.
+            // 1,258.8 MiB after the initialization, instead of 526.8.
             Kernels::Torch => 732 * MIB,
-            // H200: from 1,316 to 1,892 MiB with the first product, of which 96 are PyTorch's and 66 a handle's.
-            Kernels::Cublas => 414 * MIB,
-            // H200: from 1,892 to 2,134 MiB with the first convolution.
-            Kernels::Cudnn => 242 * MIB,
-            // H200: from 2,288 to 2,494 MiB with the first singular value decomposition.
-            Kernels::Cusolver => 206 * MIB,
+            // 482 MiB with the first product, of which 66 are a handle's. Products of other types then took 92 more in all.
+            Kernels::Cublas => 416 * MIB,
+            // H200: 242 MiB.
+            Kernels::CudnnForward | Kernels::CudnnAttention | Kernels::CudnnBackward => 204 * MIB,
+            // 104 MiB more than those of convolutions.
+            Kernels::CudnnRecurrent | Kernels::CudnnRecurrentBackward => 308 * MIB,
+            // 206 MiB with the first decomposition, of which 96 MiB are a handle's.
+            Kernels::Cusolver => 110 * MIB,
             // H200: 490 MiB, of which 390 MiB are buffers.
             Kernels::Nccl => 100 * MIB,
-            Kernels::Other | Kernels::CudnnRecurrent | Kernels::Cufft => self.lazy_bytes(),
+            Kernels::Other | Kernels::Cufft => self.lazy_bytes(),
         }
     }
 }
 
-/// What a handle of cuBLAS allocates by `cuMemAlloc`, in bytes (H200). PyTorch makes one for each thread that multiplies matrices,
+/// What a handle of cuBLAS allocates by `cuMemAlloc`, in bytes. PyTorch makes one for each thread that multiplies matrices,
 /// so training has two: its backward pass runs in a thread of its own.
 pub const CUBLAS_HANDLE_BYTES: [u64; 3] = [64 * MIB, 128 << 10, 1 << 10];
 
+/// What a handle of cuSOLVER allocates by `cuMemAlloc`, in bytes, beside the handle of cuBLAS that it makes.
+pub const CUSOLVER_HANDLE_BYTES: u64 = 32 * MIB;
+
+/// The share of a stream in the memory that streams take, in bytes. PyTorch makes 128 streams with the first that a program asks for,
+/// which took 70 MiB.
+pub const STREAM_BYTES: u64 = 70 * MIB / 128;
+
 /// The buffers of a communicator of NCCL, each of [`NCCL_BUFFER_BYTES`], by `cuMemCreate`.
 ///
-/// One rank was traced on an H200. Of two ranks on two H100, the used memory of the devices is known: 656 MiB more than without NCCL on the
-/// device of rank 0, and 368 MiB on that of rank 1. The share of the kernels is assumed to be that of one rank, and more ranks to take
-/// as much as two.
+/// One rank made 194 on an H100, 195 on an H200. Of two ranks, only the used memory at the end of programs is known: 288 MiB more on the
+/// device of rank 0 than on that of rank 1. Their kernels are assumed to take what those of one rank do, and more ranks as much as two.
 pub fn nccl_buffers(rank: u32, size: u32) -> u64 {
     match (size, rank) {
-        (0 | 1, _) => 195,
-        (_, 0) => 277,
-        _ => 133,
+        (0 | 1, _) => 194,
+        (_, 0) => 240,
+        _ => 96,
     }
 }
 
 /// The size of a buffer of NCCL in bytes.
 pub const NCCL_BUFFER_BYTES: u64 = 2 * MIB;
 
+/// What of the memory of a process NVML attributes to no process, in bytes.
+pub const UNATTRIBUTED_BYTES: u64 = 9_240_576;
+
 /// The stack of a thread before a program sets a limit, in bytes. The memory for it is part of the context.
 pub const DEFAULT_STACK_BYTES: u64 = 1024;
 
-/// The local memory that a larger stack takes for all threads that a device can hold, in bytes. With 16 KiB on an H200, the used memory
-/// grew by 3,960 MiB, which is exactly this.
+/// The local memory that a larger stack takes for all threads that a device can hold, in bytes. With 4 KiB on an H100, the used memory
+/// grew by 792 MiB, with 16 KiB by 3,960 MiB: exactly this. Limits of the heap and of `printf` took nothing.
 pub fn local_memory_bytes(stack_bytes: u64, multiprocessors: u32, threads_of_multiprocessor: u32) -> u64 {
     let threads = u64::from(multiprocessors) * u64::from(threads_of_multiprocessor);
     stack_bytes.saturating_sub(DEFAULT_STACK_BYTES).saturating_mul(threads)
@@ -209,6 +246,8 @@ mod tests {
         assert_eq!(Kernels::of_function("cublasSgemm_v2"), Some(Kernels::Cublas));
         assert_eq!(Kernels::of_function("cublasLtMatmul"), Some(Kernels::Cublas));
         assert_eq!(Kernels::of_function("cublasSetWorkspace_v2"), None);
+        assert_eq!(Kernels::of_function("cudnnRNNForward"), Some(Kernels::CudnnRecurrent));
+        assert_eq!(Kernels::of_function("cudnnRNNBackwardWeights_v8"), Some(Kernels::CudnnRecurrentBackward));
         assert_eq!(Kernels::of_function("cusolverDnSgesvd"), Some(Kernels::Cusolver));
         assert_eq!(Kernels::of_function("cusolverDnSgesvd_bufferSize"), None);
         assert_eq!(Kernels::of_object("/venv/torch/lib/libtorch_cuda.so"), Kernels::Torch);

@@ -6,7 +6,7 @@ use crate::attributes::attribute;
 use crate::config::Config;
 use crate::device::Device;
 use crate::error::Result;
-use crate::library_memory::{DEFAULT_STACK_BYTES, Kernels, local_memory_bytes};
+use crate::library_memory::{DEFAULT_STACK_BYTES, Kernels, STREAM_BYTES, local_memory_bytes};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// `CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR`
@@ -19,11 +19,19 @@ struct Module {
     devices: Vec<usize>,
 }
 
+/// The streams of a device: how many exist, and how many existed at most.
+#[derive(Debug, Default)]
+struct Streams {
+    existing: u64,
+    most: u64,
+}
+
 /// What is loaded on the devices of the process. Devices are ordinals.
 #[derive(Debug, Default)]
 pub struct Loading {
     kernels: HashSet<(usize, Kernels)>,
     modules: HashMap<u64, Module>,
+    streams: BTreeMap<usize, Streams>,
     /// The stack of a thread, in bytes, as the program set it.
     stack_bytes: BTreeMap<usize, u64>,
     /// The local memory of the threads beyond that of the default stack, in bytes.
@@ -41,9 +49,35 @@ impl Loading {
         if !config.library_memory || self.kernels.contains(&(ordinal, kernels)) {
             return Ok(());
         }
-        device.take(if config.eager_loading { kernels.eager_bytes() } else { kernels.lazy_bytes() })?;
+        let bytes = |kernels: Kernels| if config.eager_loading { kernels.eager_bytes() } else { kernels.lazy_bytes() };
+        let on_device = self.kernels.iter().filter(|(device, _)| *device == ordinal).map(|(_, loaded)| *loaded);
+        let shared = on_device.filter(|loaded| kernels.shares_with(*loaded)).map(bytes).max().unwrap_or(0);
+        device.take(bytes(kernels).saturating_sub(shared))?;
         self.kernels.insert((ordinal, kernels));
         Ok(())
+    }
+
+    /// Counts a stream that is made on a device.
+    ///
+    /// # Errors
+    ///
+    /// If the device has too little memory.
+    pub fn add_stream(&mut self, config: &Config, device: (usize, &mut Device)) -> Result<()> {
+        let (ordinal, device) = device;
+        let streams = self.streams.entry(ordinal).or_default();
+        // The driver keeps the memory of streams that are destroyed, for others.
+        if config.library_memory && streams.existing == streams.most {
+            device.take_block(STREAM_BYTES)?;
+            streams.most += 1;
+        }
+        streams.existing += 1;
+        Ok(())
+    }
+
+    /// Counts a stream of a device that is destroyed.
+    pub fn remove_stream(&mut self, ordinal: usize) {
+        let streams = self.streams.entry(ordinal).or_default();
+        streams.existing = streams.existing.saturating_sub(1);
     }
 
     /// Registers a module with an image of so many bytes.
@@ -125,12 +159,34 @@ mod tests {
 
     #[test]
     fn kernels_are_loaded_once() {
-        for (setting, bytes) in [("0", 0), ("1", 8 * MIB), ("2", 242 * MIB)] {
+        for (setting, bytes) in [("0", 0), ("1", 8 * MIB), ("2", 8 * MIB)] {
             let (config, mut loading, mut device) = parts(setting);
             for _ in 0..2 {
-                loading.load(&config, (0, &mut device), Kernels::Cudnn).unwrap();
+                loading.load(&config, (0, &mut device), Kernels::Cufft).unwrap();
             }
             assert_eq!(device.used(), bytes, "{setting}");
+        }
+    }
+
+    #[test]
+    fn kernels_of_cudnn_share_memory() {
+        let (config, mut loading, mut device) = parts("1");
+        let passes = [(Kernels::CudnnForward, 10), (Kernels::CudnnBackward, 20), (Kernels::CudnnAttention, 20)];
+        for (kernels, mib) in passes {
+            loading.load(&config, (0, &mut device), kernels).unwrap();
+            assert_eq!(device.used(), mib * MIB, "{kernels:?}");
+        }
+    }
+
+    #[test]
+    fn streams_take_memory_that_others_use_again() {
+        let (config, mut loading, mut device) = parts("1");
+        for round in 0..2 {
+            for _ in 0..128 {
+                loading.add_stream(&config, (0, &mut device)).unwrap();
+            }
+            assert_eq!(device.used(), 70 * MIB, "{round}");
+            (0..128).for_each(|_| loading.remove_stream(0));
         }
     }
 
@@ -138,9 +194,9 @@ mod tests {
     fn kernels_for_which_there_is_no_memory_are_not_loaded() {
         let (config, mut loading, _) = parts("1");
         let mut small = Device::new(0, MIB, None);
-        assert_eq!(loading.load(&config, (0, &mut small), Kernels::Cudnn), Err(Error::OutOfMemory));
+        assert_eq!(loading.load(&config, (0, &mut small), Kernels::Cufft), Err(Error::OutOfMemory));
         let mut large = Device::new(0, 9 * MIB, None);
-        loading.load(&config, (0, &mut large), Kernels::Cudnn).unwrap();
+        loading.load(&config, (0, &mut large), Kernels::Cufft).unwrap();
         assert_eq!(large.used(), 8 * MIB);
     }
 

@@ -145,6 +145,21 @@ impl Machine {
         self.loading.load(&self.config, (ordinal, device), kernels)
     }
 
+    /// Creates a stream and returns its handle.
+    pub fn create_stream(&mut self, ordinal: usize, flags: u32, priority: i32) -> Result<u64> {
+        let device = self.devices.get_mut(ordinal).ok_or(Error::InvalidDevice)?;
+        self.loading.add_stream(&self.config, (ordinal, device))?;
+        Ok(self.streams.create(ordinal, flags, priority, &mut self.handles))
+    }
+
+    /// Destroys a stream. Default streams cannot be destroyed.
+    pub fn destroy_stream(&mut self, handle: u64) -> Result<()> {
+        let ordinal = self.streams.get(handle, 0)?.device;
+        self.streams.destroy(handle)?;
+        self.loading.remove_stream(ordinal);
+        Ok(())
+    }
+
     /// Loads the kernels of a module onto a device if they are not there yet.
     pub fn load_module(&mut self, ordinal: usize, module: u64) -> Result<()> {
         let device = self.devices.get_mut(ordinal).ok_or(Error::InvalidDevice)?;

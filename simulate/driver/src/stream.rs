@@ -8,10 +8,7 @@ use std::ffi::{c_int, c_uint, c_void};
 #[unsafe(no_mangle)]
 extern "C" fn cuStreamCreateWithPriority(out: Out<u64>, flags: c_uint, priority: c_int) -> c_int {
     let device = current_device();
-    let m = &mut *machine();
-    let handle = m.streams.create(device, flags, priority, &mut m.handles);
-    out.put(handle);
-    0
+    code(machine().create_stream(device, flags, priority).map(|handle| out.put(handle)))
 }
 
 #[unsafe(no_mangle)]
@@ -21,7 +18,7 @@ extern "C" fn cuStreamCreate(out: Out<u64>, flags: c_uint) -> c_int {
 
 #[unsafe(no_mangle)]
 extern "C" fn cuStreamDestroy_v2(stream: u64) -> c_int {
-    code(machine().streams.destroy(stream))
+    code(machine().destroy_stream(stream))
 }
 
 fn busy_until(stream: u64) -> Result<u64, Error> {

@@ -3,9 +3,10 @@
 //! As in the real library, `CUDA_VISIBLE_DEVICES` hides no device here. PyTorch asks NVML for the processes on a device
 //! when it is out of memory, and for the NVLink fabric.
 
-use crate::support::bridge;
+use crate::support::{bridge, takes_memory};
 use simcuda::bridge::Processes;
 use simcuda::device::uuid_text;
+use simcuda::library_memory::UNATTRIBUTED_BYTES;
 use simcuda::out::Out;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
@@ -182,6 +183,12 @@ extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: u64, out: Out<[u64; 5]>) -> c_i
     SUCCESS
 }
 
+/// Whether a process is part of the simulation.
+fn is_simulated(pid: u64) -> bool {
+    // SAFETY: the buffer has no bytes, so nothing is written.
+    !bridge().is_some_and(|bridge| unsafe { (bridge.other_process_name)(pid as u32, std::ptr::null_mut(), 0) })
+}
+
 /// Lists the processes that use a device.
 ///
 /// An entry has the pid, the bytes, and the instance numbers that later versions of the structure add. `words` is its
@@ -195,6 +202,8 @@ fn put_processes(device: u64, count: Out<c_uint>, out: Out<u64>, words: usize) -
         return INSUFFICIENT_SIZE;
     }
     for (index, &[pid, used]) in processes.iter().enumerate() {
+        // The real NVML attributes a part of what a process uses to none.
+        let used = if is_simulated(pid) && takes_memory() { used.saturating_sub(UNATTRIBUTED_BYTES) } else { used };
         let at = index * words;
         out.nth(at).put(pid);
         out.nth(at + 1).put(used);

@@ -95,7 +95,7 @@ simcuda::stub_entry!(stub_called_in_library);
 /// `CUBLAS_STATUS_ALLOC_FAILED`
 pub(crate) const CUBLAS_ALLOC_FAILED: c_int = 3;
 /// `CUSOLVER_STATUS_ALLOC_FAILED`
-const CUSOLVER_ALLOC_FAILED: c_int = 2;
+pub(crate) const CUSOLVER_ALLOC_FAILED: c_int = 2;
 /// `CUDNN_STATUS_ALLOC_FAILED`
 pub(crate) const CUDNN_ALLOC_FAILED: c_int = 4003;
 
@@ -110,7 +110,7 @@ fn stub_called_in_library(call: Call) -> c_int {
     {
         return match kernels {
             Kernels::Cusolver => CUSOLVER_ALLOC_FAILED,
-            Kernels::CudnnRecurrent => CUDNN_ALLOC_FAILED,
+            Kernels::CudnnRecurrent | Kernels::CudnnRecurrentBackward => CUDNN_ALLOC_FAILED,
             _ => CUBLAS_ALLOC_FAILED,
         };
     }

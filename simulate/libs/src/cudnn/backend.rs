@@ -174,8 +174,14 @@ extern "C" fn cudnnBackendFinalize(descriptor: Option<&mut Descriptor>) -> c_int
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cudnnBackendExecute(handle: Option<&Handle>, _plan: *const c_void, _pack: *const c_void) -> c_int {
-    if !load(Kernels::Cudnn) {
+extern "C" fn cudnnBackendExecute(handle: Option<&Handle>, plan: Option<&Descriptor>, _pack: *const c_void) -> c_int {
+    // PyTorch makes plans for convolutions and attention.
+    let kernels = match plan.and_then(|plan| plan.convolution.as_ref()).map(|convolution| convolution.operation) {
+        Some(Operation::Forward) => Kernels::CudnnForward,
+        Some(Operation::BackwardData | Operation::BackwardFilter) => Kernels::CudnnBackward,
+        None => Kernels::CudnnAttention,
+    };
+    if !load(kernels) {
         return CUDNN_ALLOC_FAILED;
     }
     launch(handle.map_or(0, |h| h.stream));
