@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use crate::device_memory::DeviceMemorySummary;
 use crate::step_estimate::StepEstimate;
 use memtrace_input::load::{Exit, SimulatedGpus, UnrecordableProcess};
 use memtrace_input::printable;
@@ -17,7 +18,7 @@ use memtrace_insight::passes::{Category, Phase};
 use memtrace_insight::rules::{CategoryRuleId, PhaseRuleId, RuleId};
 
 /// The version of the structure: major.minor.
-pub const SUMMARY_VERSION: &str = "2.2";
+pub const SUMMARY_VERSION: &str = "2.3";
 
 /// The report of a run. A field whose name ends in `_bytes` is in bytes. A field whose name ends in `_ns` is in
 /// nanoseconds; points in time count from the Unix epoch.
@@ -351,6 +352,10 @@ pub struct DeviceSummary {
     /// The device memory of other processes that this process opened (CUDA IPC), by the library that opened it. No
     /// other figure includes it: it counts for the process that allocated it.
     pub imported: Vec<OwnerSummary>,
+    /// The whole memory of the device, as `nvidia-smi` shows it, and what uses it. Absent if the recording has no
+    /// readings of it, as PyTorch's snapshots and traces before 1.4.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device_memory: Option<DeviceMemorySummary>,
     /// The Python paths that held the largest tensors. Absent without `--holders`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub holders: Option<HoldersSummary>,
