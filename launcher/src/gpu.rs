@@ -50,11 +50,16 @@ pub(crate) fn is_usable() -> bool {
     matches!(query(), DriverState::Devices(devices) if !devices.is_empty())
 }
 
+/// Whether this machine has an NVIDIA driver. Loads nothing.
+pub(crate) fn has_driver() -> bool {
+    ["/dev/nvidiactl", "/proc/driver/nvidia/version"].iter().any(|path| Path::new(path).exists())
+}
+
 /// Asks the driver which devices a program can use here.
 ///
 /// Must be called while this process has one thread.
 pub(crate) fn query() -> DriverState {
-    if !["/dev/nvidiactl", "/proc/driver/nvidia/version"].iter().any(|p| Path::new(p).exists()) {
+    if !has_driver() {
         return DriverState::NoDriver;
     }
     // The driver follows the same rule: an empty or negative first entry hides every device.

@@ -12,6 +12,7 @@
 mod child;
 mod cli;
 mod commands;
+mod device_samples;
 mod doctor;
 mod drain;
 mod end_summary;

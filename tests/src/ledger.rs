@@ -104,8 +104,8 @@ pub fn calls_of(reader: &Reader, events: &[Event]) -> Calls {
     }
     let mut calls = Calls::new();
     for e in events {
-        // Reports of a memory pool about itself are not calls.
-        let is_report = matches!(e.action, Action::Retract | Action::Totals);
+        // Reports of a memory pool about itself and readings of a device are not calls.
+        let is_report = matches!(e.action, Action::Retract | Action::Totals | Action::DeviceUsage);
         if matches!(e.source, Source::Driver | Source::Runtime) && !is_report {
             let tid = reader.definitions().thread(e.thread).expect("a thread").tid;
             let result = failed.get(&e.seq).copied().unwrap_or(e.result.into());
@@ -119,7 +119,7 @@ pub fn calls_of(reader: &Reader, events: &[Event]) -> Calls {
 /// device instead of the memory's device. An array is known by a handle, which has no device.
 fn is_on_device(api: Api) -> bool {
     match api.memory_kind() {
-        None | Some(MemoryKind::Host | MemoryKind::Registered) => false,
+        None | Some(MemoryKind::Host | MemoryKind::Registered | MemoryKind::Driver) => false,
         Some(MemoryKind::Address) => matches!(api, Api::cuMemMap | Api::cuMemUnmap),
         Some(MemoryKind::Array) => !api.frees(),
         Some(MemoryKind::Pool) => api.source() == Some(Source::Driver),

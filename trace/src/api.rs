@@ -31,6 +31,8 @@ pub enum MemoryKind {
     Address,
     /// Memory of another process, opened in this one. It has no memory of its own.
     Imported,
+    /// Memory that the driver takes for itself: contexts, modules, kernels. No call says how much.
+    Driver,
 }
 
 macro_rules! apis {
@@ -121,6 +123,13 @@ apis! {
     29 cuMemPoolTrimTo Driver Pool frees;
     30 cuMemImportFromShareableHandle Driver Imported allocates;
     31 cuMemRetainAllocationHandle Driver Address allocates;
+    32 cuDevicePrimaryCtxRetain Driver Driver allocates;
+    33 cuModuleLoad Driver Driver allocates;
+    34 cuModuleLoadData Driver Driver allocates;
+    35 cuModuleLoadDataEx Driver Driver allocates;
+    36 cuModuleLoadFatBinary Driver Driver allocates;
+    37 cuLibraryLoadData Driver Driver allocates;
+    38 cuLibraryLoadFromFile Driver Driver allocates;
     64 cudaMalloc Runtime Device allocates;
     65 cudaMallocPitch Runtime Device allocates;
     66 cudaMalloc3D Runtime Device allocates;

@@ -57,6 +57,45 @@ pub enum Action {
     /// number. With a `size` of 0 it is the innermost nested NVTX range of its thread in the domain `stream` (0 is the
     /// default domain).
     RangeEnd = 23,
+    /// The driver was asked how much of the device's memory is in use (`cuMemGetInfo`). Since 1.4.
+    ///
+    /// `addr` is the free bytes and `size` the total bytes of the whole device, other processes included. `stream` is
+    /// the occasion ([`UsageOccasion`]). `api` and `module` are those of the call that was the occasion, if any. The
+    /// effects of that call are included, and its own event precedes this one.
+    DeviceUsage = 24,
+}
+
+/// Why the driver was asked for the device's memory in use ([`Action::DeviceUsage`]).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[repr(u8)]
+pub enum UsageOccasion {
+    /// Any other occasion, including those of a newer build.
+    Other = 0,
+    /// A context was created on the device. The reading may precede the recording; its event does not.
+    ContextCreated = 1,
+    /// A module or library with kernels was loaded.
+    CodeLoaded = 2,
+    /// This process has allocated more of the device's memory than at any reading before.
+    Allocated = 3,
+    /// An allocation failed because no memory was left.
+    OutOfMemory = 4,
+    /// memtrace has scanned the program's objects for tensor names: at the ends of backward passes and optimizer steps,
+    /// ever more rarely.
+    Scan = 5,
+}
+
+impl UsageOccasion {
+    /// The occasion with this wire number ([`Event::stream`]). A number of a newer build is [`Self::Other`].
+    pub const fn from_wire(number: u64) -> UsageOccasion {
+        match number {
+            1 => UsageOccasion::ContextCreated,
+            2 => UsageOccasion::CodeLoaded,
+            3 => UsageOccasion::Allocated,
+            4 => UsageOccasion::OutOfMemory,
+            5 => UsageOccasion::Scan,
+            _ => UsageOccasion::Other,
+        }
+    }
 }
 
 impl Action {
@@ -81,6 +120,7 @@ impl Action {
             21 => Action::Unreserve,
             22 => Action::RangeStart,
             23 => Action::RangeEnd,
+            24 => Action::DeviceUsage,
             _ => return None,
         })
     }
@@ -106,6 +146,7 @@ impl Action {
             Action::Unreserve => "unreserve",
             Action::RangeStart => "range_start",
             Action::RangeEnd => "range_end",
+            Action::DeviceUsage => "device_usage",
         }
     }
 }
@@ -364,7 +405,7 @@ mod tests {
 
     fn any_event() -> impl Strategy<Value = Event> {
         let numbers = (any::<[u64; 5]>(), any::<[u32; 4]>(), any::<i16>(), any::<[u16; 2]>(), any::<i32>());
-        (numbers, 0u8..6, 0u8..24).prop_filter_map("a known action", |((w, i, device, n, result), source, action)| {
+        (numbers, 0u8..6, 0u8..25).prop_filter_map("a known action", |((w, i, device, n, result), source, action)| {
             let source = Source::from_wire(source)?;
             let torch = source.is_torch();
             Some(Event {

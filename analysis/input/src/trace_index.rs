@@ -49,7 +49,13 @@ impl EventSource {
             Source::Driver | Source::Runtime => {
                 let device_memory = !matches!(
                     e.api.memory_kind(),
-                    Some(MemoryKind::Host | MemoryKind::Registered | MemoryKind::Address | MemoryKind::Imported)
+                    Some(
+                        MemoryKind::Host
+                            | MemoryKind::Registered
+                            | MemoryKind::Address
+                            | MemoryKind::Imported
+                            | MemoryKind::Driver
+                    )
                 );
                 let obtained = e.action == Action::Alloc && e.result == 0;
                 (obtained && device_memory && e.device >= 0).then_some((e.device, EventSource::CudaCalls))

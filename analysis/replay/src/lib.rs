@@ -22,6 +22,7 @@
 mod allocator;
 mod contexts;
 mod cycles;
+mod driver_pages;
 mod holders;
 mod locate;
 mod names;
@@ -34,6 +35,6 @@ pub use contexts::Contexts;
 pub use cycles::{ReferenceCycle, reference_cycles};
 pub use holders::{HeldBlock, HolderChange, holder_changes};
 pub use names::{AllocationNames, Names};
-pub use physical::{Effect, MemoryLocation, Owner, OwnerUsage, PhysicalAllocation, PhysicalMemory};
+pub use physical::{DeviceAllocations, Effect, MemoryLocation, Owner, OwnerUsage, PhysicalAllocation, PhysicalMemory};
 pub use policy::{AllocatedBlock, AllocatorSettings, LimitedDevice, Policy, PolicyDevice};
 pub use replay::{Change, DeviceReplay, Replay};

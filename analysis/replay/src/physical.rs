@@ -12,6 +12,8 @@ use memtrace_trace::ids::ModuleId;
 
 use memtrace_input::AddressMap;
 
+use super::driver_pages::DriverPages;
+
 /// The maximum number of frees that can still be retracted. A retraction follows its free on the same thread, with at
 /// most a few events of other threads in between.
 const MAX_UNDOABLE_FREES: usize = 256;
@@ -114,6 +116,31 @@ pub enum Effect {
     FreeUndone(u64, PhysicalAllocation),
 }
 
+/// What a process has allocated on a device at one point in time, in bytes.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct DeviceAllocations {
+    /// By owner. Memory of pools counts as far as it is in use.
+    pub by_owner: Vec<(Owner, u64)>,
+    /// Memory of stream-ordered pools that is not in use.
+    pub unused_pools: u64,
+    /// The bytes that the driver's pages have beyond the allocations in them.
+    pub rounding: u64,
+    /// The part of `by_owner` that is managed memory, which may be on the host.
+    pub managed: u64,
+    /// Memory of other processes that this process has opened. It is not part of `by_owner`.
+    pub imported: u64,
+    /// Page-locked host memory. It is not part of `by_owner`.
+    pub pinned_host: u64,
+}
+
+impl DeviceAllocations {
+    /// The bytes of the device that these allocations take, managed memory excluded.
+    pub fn device_bytes(&self) -> u64 {
+        let allocated: u64 = self.by_owner.iter().map(|(_, bytes)| bytes).sum();
+        allocated.saturating_sub(self.managed).saturating_add(self.unused_pools).saturating_add(self.rounding)
+    }
+}
+
 /// The memory of this process, by location and owner.
 #[derive(Clone, Debug, Default)]
 pub struct PhysicalMemory {
@@ -129,6 +156,8 @@ pub struct PhysicalMemory {
     pool_reserved: BTreeMap<u64, (i16, u64)>,
     /// By device: the bytes of pools in use.
     pool_used: BTreeMap<i16, u64>,
+    /// By device: the driver's pages.
+    pages: BTreeMap<i16, DriverPages>,
     failed_calls: u64,
     unmatched_frees: u64,
     effects: Vec<Effect>,
@@ -164,6 +193,22 @@ impl PhysicalMemory {
     pub fn unused_pool_bytes(&self, device: i16) -> u64 {
         let reserved: u64 = self.pool_reserved.values().filter(|(d, _)| *d == device).map(|(_, bytes)| bytes).sum();
         reserved.saturating_sub(self.pool_used.get(&device).copied().unwrap_or(0))
+    }
+
+    /// What this process has allocated on a device.
+    pub fn device_allocations(&self, device: i16) -> DeviceAllocations {
+        let location = MemoryLocation::Device(device);
+        let by_owner = self.usage_by_owner.range((location, Owner::CachingAllocator)..);
+        let by_owner = by_owner.take_while(|((one, _), _)| *one == location).filter(|(_, usage)| usage.current > 0);
+        let pages = self.pages.get(&device).copied().unwrap_or_default();
+        DeviceAllocations {
+            by_owner: by_owner.map(|((_, owner), usage)| (*owner, usage.current)).collect(),
+            unused_pools: self.unused_pool_bytes(device),
+            rounding: pages.rounding(),
+            managed: pages.managed(),
+            imported: self.total(MemoryLocation::Imported(device)).current,
+            pinned_host: self.total(MemoryLocation::Host).current,
+        }
     }
 
     /// The allocation at an address; `None` if there is none.
@@ -389,6 +434,9 @@ impl PhysicalMemory {
         ] {
             counts.add(allocation.size, allocations);
         }
+        if let MemoryLocation::Device(device) = location {
+            self.pages.entry(device).or_default().add(allocation.kind, allocation.size);
+        }
         if allocation.kind == MemoryKind::Pool {
             *self.pool_used.entry(allocation.device).or_default() += allocation.size;
         }
@@ -401,6 +449,9 @@ impl PhysicalMemory {
             self.totals.entry(location).or_default(),
         ] {
             counts.subtract(allocation.size);
+        }
+        if let MemoryLocation::Device(device) = location {
+            self.pages.entry(device).or_default().subtract(allocation.kind, allocation.size);
         }
         if allocation.kind == MemoryKind::Pool {
             let pooled = self.pool_used.entry(allocation.device).or_default();

@@ -13,6 +13,7 @@
 //! ```
 
 mod check_text;
+mod device;
 mod diff_html;
 mod diff_text;
 mod finish;

@@ -69,6 +69,12 @@ pub static SECTIONS: &[Section] = &[
         add: TextReport::outside_section,
     },
     Section {
+        name: "device",
+        title: "Device memory",
+        description: "what nvidia-smi shows: PyTorch, libraries, CUDA context, kernels, other processes",
+        add: TextReport::device_section,
+    },
+    Section {
         name: "rules",
         title: "Rules",
         description: "which rules decided phases and categories, with evidence",

@@ -140,6 +140,7 @@ impl TextReport {
             self.holders(device, HOLDERS);
         }
         self.larger_inputs(device);
+        self.device_in_short(device);
         self.imported(device);
     }
 

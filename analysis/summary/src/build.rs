@@ -8,6 +8,7 @@ use memtrace_trace::definition::TensorKind;
 use memtrace_trace::file::Definitions;
 use memtrace_trace::ids::{ContextId, StackId};
 
+use crate::device_memory::{DeviceInputs, DeviceMemorySummary, device_memory};
 use crate::diagnosis::IssueBuilder;
 use crate::explain::{explain, state_needed};
 use crate::holders::Holders;
@@ -29,7 +30,7 @@ use crate::why::{
     oom_to_explain, refused_by_pytorch, reserved_summary, what_if_summary,
 };
 use memtrace_input::error::Result;
-use memtrace_input::load::{Exit, Process, Run, SNAPSHOT_END_REASON};
+use memtrace_input::load::{DeviceSamples, Exit, Process, Run, SNAPSHOT_END_REASON};
 use memtrace_input::symbols::ObjectReport;
 use memtrace_input::{CompileContextId, EventSource};
 use memtrace_insight::passes::{
@@ -76,6 +77,7 @@ pub fn summarize_with(
     progress: &mut dyn FnMut(Progress<'_>),
 ) -> Result<Summary> {
     let mut processes = Vec::new();
+    let machine = Machine::of(run);
     for process in run.processes() {
         let what = match process.rank() {
             Some(rank) => format!("reading rank {rank}"),
@@ -101,7 +103,7 @@ pub fn summarize_with(
         let found = OomReport::of(process.recording(), process.trace_index(), oom_queries, &mut on_progress);
         let what = "replaying changes";
         let mut on_progress = |done, total| progress(Progress { what, done, total });
-        let results = Results { analysis: &analysis, lifetimes: &lifetimes, ooms: &found };
+        let results = Results { analysis: &analysis, lifetimes: &lifetimes, ooms: &found, machine: &machine };
         processes.push(process_summary(process, &results, &names, custom_rules, &mut on_progress));
     }
     processes.sort_by_key(|p| (std::cmp::Reverse(severity(p)), p.rank, p.pid));
@@ -277,6 +279,7 @@ struct Results<'a> {
     analysis: &'a Analysis,
     lifetimes: &'a [BlockLifetimes],
     ooms: &'a [OomReport],
+    machine: &'a Machine<'a>,
 }
 
 fn process_summary(
@@ -286,7 +289,7 @@ fn process_summary(
     custom_rules: Option<&CustomRules>,
     progress: &mut dyn FnMut(u64, u64),
 ) -> ProcessSummary {
-    let Results { analysis, lifetimes, ooms } = *results;
+    let Results { analysis, lifetimes, ooms, machine } = *results;
     let info = process.info();
     let table = StackTable::new(process.definitions());
     let oom_of = |device: &DeviceAnalysis| Some((device.device, oom_to_explain(device, process)?.seq));
@@ -301,6 +304,7 @@ fn process_summary(
         names,
         custom: custom_rules.map(|rules| CustomCategorizer::new(rules, process.definitions(), names)),
         holders: Holders::of(process, &explained_ooms),
+        machine,
     };
     let found = |device| ooms.iter().find(|found| found.device == device);
     let mut devices: Vec<DeviceSummary> =
@@ -406,6 +410,28 @@ struct Context<'a> {
     custom: Option<CustomCategorizer<'a>>,
     holders: Holders,
     cache_growth: &'a BTreeMap<StackId, u64>,
+    machine: &'a Machine<'a>,
+}
+
+/// What is known of the run's devices and processes as a whole.
+struct Machine<'a> {
+    samples: &'a DeviceSamples,
+    /// Names of the run's processes, by pid.
+    processes: BTreeMap<u32, String>,
+}
+
+impl<'a> Machine<'a> {
+    fn of(run: &'a Run) -> Machine<'a> {
+        let named = run.processes().iter().zip(run.process_names());
+        let name = |process: &Process, name: String| match process.rank() {
+            Some(_) => name,
+            None => format!("process {name}"),
+        };
+        Machine {
+            samples: run.device_samples(),
+            processes: named.map(|(process, text)| (process.pid(), name(process, text))).collect(),
+        }
+    }
 }
 
 impl Context<'_> {
@@ -476,6 +502,7 @@ impl Context<'_> {
             explained_oom: explained.and_then(|oom| analysis.ooms.all().position(|one| one.seq == oom.seq)),
             owners: self.owners(process_analysis, MemoryLocation::Device(analysis.device)),
             imported: self.owners(process_analysis, MemoryLocation::Imported(analysis.device)),
+            device_memory: self.device_memory(process_analysis, analysis.device),
             holders: self.holders.of_device(analysis.device),
             phase_rules: analysis
                 .phase_rules
@@ -926,6 +953,22 @@ impl Context<'_> {
         };
         let available = oom.device_free.filter(|_| !refused_by_pytorch(oom)).map(|_| limit_at(oom, analysis));
         step_estimate(analysis, oom, &self.table, rest, missing, available)
+    }
+
+    /// The whole memory of a device. `None` without readings.
+    fn device_memory(&self, analysis: &Analysis, device: i16) -> Option<DeviceMemorySummary> {
+        let memory = analysis.device_memory.get(&device)?;
+        let definition = self.definitions.devices.get(&u32::try_from(device).ok()?);
+        let inputs = DeviceInputs {
+            pid: self.process.pid(),
+            definitions: self.definitions,
+            calibration: self.calibration,
+            samples: self.machine.samples,
+            processes: &self.machine.processes,
+            pci: definition.map_or("", |definition| &definition.pci),
+            started_ns: times(self.process).map_or(0, |(first, _)| first),
+        };
+        Some(device_memory(memory, &inputs))
     }
 
     /// The owners of memory outside the caching allocator, most bytes first.

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use crate::device_memory::DeviceMemorySummary;
 use crate::launch::LaunchSummary;
 use crate::step_estimate::StepEstimate;
 use memtrace_input::load::{Exit, SimulatedGpus, UnrecordableProcess};
@@ -356,6 +357,10 @@ pub struct DeviceSummary {
     /// The device memory of other processes that this process opened (CUDA IPC), by the library that opened it. No
     /// other figure includes it: it counts for the process that allocated it.
     pub imported: Vec<OwnerSummary>,
+    /// The whole memory of the device, as `nvidia-smi` shows it, and what uses it. Absent if the recording has no
+    /// readings of it, as PyTorch's snapshots and traces before 1.4.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device_memory: Option<DeviceMemorySummary>,
     /// The Python paths that held the largest tensors. Absent without `--holders`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub holders: Option<HoldersSummary>,

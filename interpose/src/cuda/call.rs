@@ -17,7 +17,7 @@ use super::driver::driver_symbol;
 use super::hook::{Hook, MAX_RUNTIME_HOOKS};
 use super::location::{self, current_device};
 use super::memory::CallMemory;
-use super::{device, entry, pools};
+use super::{device, entry, pools, usage};
 use crate::linker::mapped_object::{MAX_MODULES, MappedObject, containing, module_index};
 use crate::linker::original;
 use crate::recording::guard::Guard;
@@ -29,6 +29,8 @@ use crate::torch::{libraries, tracker};
 
 /// `CUDA_ERROR_UNKNOWN` and `cudaErrorUnknown`: the result of a call whose original cannot be found.
 pub(super) const ERROR_UNKNOWN: i32 = 999;
+/// `CUDA_ERROR_OUT_OF_MEMORY` and `cudaErrorMemoryAllocation`.
+const OUT_OF_MEMORY: i32 = 2;
 
 /// A call in progress.
 pub(super) struct Call {
@@ -151,6 +153,8 @@ impl Call {
         let totals = pools::changed_totals(pool, location);
         let Some(mut guard) = Guard::enter() else { return };
         let device = location::ordinal(totals.map_or(location, |t| t.location), current_device);
+        let growth = totals.map_or(0, |t| t.growth);
+        device::count_allocated(&mut guard, device, growth);
         if let Some(totals) = totals {
             let flags = if with_thread_local(|t| t.runtime_depth.get()) > 0 { Flags::NESTED } else { Flags::default() };
             let module = self.module(&mut guard);
@@ -167,7 +171,17 @@ impl Call {
                 ..Event::EMPTY
             });
         }
-        device::count_allocated(&mut guard, device, totals.map_or(0, |t| t.growth));
+        if growth > 0 {
+            let module = self.module(&mut guard);
+            usage::allocated(&mut guard, device, growth, self.hook.api, module);
+        }
+    }
+
+    /// Takes a reading of the memory in use if the call has loaded code.
+    pub(super) fn record_load(&self, result: i32) {
+        if result == 0 {
+            usage::code_loaded(self.hook.api, |guard| self.module(guard));
+        }
     }
 
     /// Cancels the recorded release `seq`, because its call failed.
@@ -203,12 +217,13 @@ impl Call {
             _ => location::ordinal(memory.location, current_device),
         };
         // An allocation from a pool takes device memory only when the pool grows.
-        if action == Action::Alloc && device >= 0 && !self.hook.is_pool() {
-            let counts = result == 0 && !has_nested;
-            device::count_allocated(&mut guard, device, if counts { memory.size } else { 0 });
+        let is_on_device = action == Action::Alloc && device >= 0;
+        let growth = if result == 0 && !has_nested { memory.size } else { 0 };
+        if is_on_device && !self.hook.is_pool() {
+            device::count_allocated(&mut guard, device, growth);
         }
         let (stack, context) = guard.stack_and_context();
-        guard.emit(Event {
+        let seq = guard.emit(Event {
             addr: memory.addr,
             size: memory.size,
             stream: memory.stream,
@@ -222,7 +237,14 @@ impl Call {
             result,
             module,
             ..Event::EMPTY
-        })
+        });
+        // The reading follows the event whose memory it includes.
+        if is_on_device && result == OUT_OF_MEMORY && !has_nested {
+            usage::out_of_memory(&mut guard, device, self.hook.api, module);
+        } else if is_on_device && growth > 0 && !self.hook.is_pool() {
+            usage::allocated(&mut guard, device, growth, self.hook.api, module);
+        }
+        seq
     }
 }
 

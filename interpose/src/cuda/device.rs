@@ -7,6 +7,7 @@ use memtrace_trace::definition::Definition;
 
 use super::driver::call_driver;
 use super::location::current_device;
+use super::usage::{self, MAX_DEVICES};
 use crate::linker::original::OriginalFunction;
 use crate::recording::device_use;
 use crate::recording::guard::Guard;
@@ -14,13 +15,14 @@ use crate::recording::observer::Observer;
 use crate::recording::slot::Slot;
 
 /// The devices' part of a recording.
-pub(crate) const OBSERVER: Observer = Observer::with_state(|_, _| DESCRIBED.set(AtomicU64::new(0)));
+pub(crate) const OBSERVER: Observer = Observer::with_state(|_, _| {
+    DESCRIBED.set(AtomicU64::new(0));
+    usage::start();
+});
 
 /// The devices that the recording has described, one bit each.
 static DESCRIBED: Slot<AtomicU64> = Slot::new();
 
-/// How many devices fit into a bitmap of one word.
-const MAX_DEVICES: usize = 64;
 /// Bytes that were allocated on each device before it was described.
 static ALLOCATED_BEFORE: [AtomicU64; MAX_DEVICES] = [const { AtomicU64::new(0) }; MAX_DEVICES];
 
@@ -48,11 +50,10 @@ fn describe(guard: &mut Guard, ordinal: i16, allocated: u64) {
     static NAME: OriginalFunction = OriginalFunction::new();
     static TOTAL: OriginalFunction = OriginalFunction::new();
     static BUS: OriginalFunction = OriginalFunction::new();
-    static INFO: OriginalFunction = OriginalFunction::new();
     let mut device: c_int = 0;
     let mut name = [0 as c_char; 256];
     let mut bus = [0 as c_char; 32];
-    let (mut total, mut free, mut all) = (0usize, 0usize, 0usize);
+    let mut total = 0usize;
     // SAFETY: the signatures are those of cuda.h, and the lengths passed are those of the buffers. None of the
     // functions changes anything, and the context exists, because it is the thread's current one.
     unsafe {
@@ -68,17 +69,15 @@ fn describe(guard: &mut Guard, ordinal: i16, allocated: u64) {
         call_driver(&BUS, c"cuDeviceGetPCIBusId", |f: unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int| {
             f(bus.as_mut_ptr(), bus.len() as c_int - 1, device)
         });
-        call_driver(&INFO, c"cuMemGetInfo_v2", |f: unsafe extern "C" fn(*mut usize, *mut usize) -> c_int| {
-            f(&mut free, &mut all)
-        });
     }
+    let (free, all) = usage::memory_info().unwrap_or_default();
     // SAFETY: both buffers are zeroed, and the driver writes at most all bytes but the last, so each ends with a NUL.
     let (name, bus) = unsafe { (CStr::from_ptr(name.as_ptr()), CStr::from_ptr(bus.as_ptr())) };
     guard.define(&Definition::Device {
         ordinal: u32::from(ordinal.unsigned_abs()),
         name: &name.to_string_lossy(),
         total: total as u64,
-        used_before: (all.saturating_sub(free) as u64).saturating_sub(allocated),
+        used_before: all.saturating_sub(free).saturating_sub(allocated),
         pci: &bus.to_string_lossy(),
     });
 }

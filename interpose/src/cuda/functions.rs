@@ -5,7 +5,7 @@
 
 #![allow(non_snake_case)]
 
-use std::ffi::c_void;
+use std::ffi::{c_char, c_void};
 
 use memtrace_trace::api::Api;
 use memtrace_trace::event::Action;
@@ -16,6 +16,7 @@ use super::entry::entry;
 use super::hook::Hook;
 use super::location;
 use super::memory::{AllocationProperties, CallMemory, location_of};
+use super::usage;
 use crate::linker::original::OriginalFunction;
 
 /// `CUipcMemHandle`, `cudaIpcMemHandle_t`: 64 opaque bytes, by value.
@@ -226,6 +227,19 @@ macro_rules! hooks {
         }
         result
     }};
+    (@creates $call:ident $action:ident [$($arg:ident),*] { $context:ident: $out:expr, $ordinal:ident: $device:expr } $original:block) => {{
+        let is_new = usage::lacks_primary_context($device);
+        let (result, _) = $call.run(|| $original);
+        if result == 0 && is_new {
+            usage::context_created($device, read($out));
+        }
+        result
+    }};
+    (@loads $call:ident $action:ident [$($arg:ident),*] { } $original:block) => {{
+        let (result, _) = $call.run(|| $original);
+        $call.record_load(result);
+        result
+    }};
     (@trims $call:ident $action:ident [$($arg:ident),*] { $field:ident: $pool:expr } $original:block) => {{
         let (result, _) = $call.run(|| $original);
         $call.record_pool_size($pool, 0);
@@ -287,6 +301,21 @@ hooks! {
     }
     cuMemRetainAllocationHandle(out: *mut u64, addr: u64) allocates Alloc { addr: read(out) }
     cuMemPoolTrimTo(pool: u64, keep: usize) trims Totals { addr: pool }
+    cuDevicePrimaryCtxRetain(out: *mut u64, device: i32) creates DeviceUsage { context: out, device: device }
+    cuModuleLoad(out: *mut u64, file: *const c_char) loads DeviceUsage { }
+    cuModuleLoadData(out: *mut u64, image: *const c_void) loads DeviceUsage { }
+    cuModuleLoadDataEx(
+        out: *mut u64, image: *const c_void, count: u32, options: *mut i32, values: *mut *mut c_void
+    ) loads DeviceUsage { }
+    cuModuleLoadFatBinary(out: *mut u64, image: *const c_void) loads DeviceUsage { }
+    cuLibraryLoadData(
+        out: *mut u64, code: *const c_void, jit_options: *mut i32, jit_values: *mut *mut c_void, jit_count: u32,
+        options: *mut i32, values: *mut *mut c_void, count: u32
+    ) loads DeviceUsage { }
+    cuLibraryLoadFromFile(
+        out: *mut u64, file: *const c_char, jit_options: *mut i32, jit_values: *mut *mut c_void, jit_count: u32,
+        options: *mut i32, values: *mut *mut c_void, count: u32
+    ) loads DeviceUsage { }
     cudaMalloc(out: *mut u64, size: usize) allocates Alloc { addr: read(out), size: size }
     cudaMallocPitch(out: *mut u64, pitch: *mut usize, width: usize, height: usize) allocates Alloc {
         addr: read(out), size: pitched_bytes(read(pitch), width, height, 1)

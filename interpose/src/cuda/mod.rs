@@ -12,3 +12,4 @@ mod lookup;
 mod memory;
 mod pools;
 mod registry;
+pub(crate) mod usage;

@@ -20,6 +20,8 @@ registry! {
     cuMemHostAlloc cuMemAllocHost_v2 cuMemHostRegister_v2 cuMemHostUnregister cuMemFreeHost
     cuArrayCreate_v2 cuArray3DCreate_v2 cuArrayDestroy cuMipmappedArrayCreate cuMipmappedArrayDestroy
     cuIpcOpenMemHandle_v2 cuIpcCloseMemHandle cuMemImportFromShareableHandle cuMemRetainAllocationHandle cuMemPoolTrimTo
+    cuDevicePrimaryCtxRetain cuModuleLoad cuModuleLoadData cuModuleLoadDataEx cuModuleLoadFatBinary
+    cuLibraryLoadData cuLibraryLoadFromFile
     cudaMalloc cudaMallocPitch cudaMalloc3D cudaMallocManaged
     cudaMallocAsync cudaMallocAsync_ptsz cudaMallocFromPoolAsync cudaMallocFromPoolAsync_ptsz
     cudaFreeAsync cudaFreeAsync_ptsz cudaFree

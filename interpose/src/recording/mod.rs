@@ -21,7 +21,7 @@ pub(crate) mod module_calls;
 mod modules;
 pub(crate) mod observer;
 mod pause;
-mod paused;
+pub(crate) mod paused;
 pub(crate) mod process;
 pub(crate) mod rank;
 mod seccomp;

@@ -7,7 +7,7 @@ static PAUSED: AtomicBool = AtomicBool::new(false);
 
 /// Whether recording is paused or has ended.
 #[inline(always)]
-pub(super) fn is_paused() -> bool {
+pub(crate) fn is_paused() -> bool {
     PAUSED.load(Ordering::Relaxed)
 }
 

@@ -12,6 +12,7 @@ use memtrace_trace::unrecorded::Unrecorded;
 
 use crate::child::{self, Child};
 use crate::cli::{Cpu, Run};
+use crate::device_samples::Sampler;
 use crate::drain::Outcome;
 use crate::drain::drain_loop::Drain;
 use crate::end_summary::{self, SummaryOptions};
@@ -113,6 +114,8 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
     // Without this thread, processes that cannot be recorded are reported only if the library is loaded there. All
     // others are recorded nevertheless.
     let watch = ProcessWatch::start(CommandEnvironment { library: library.path.clone(), filters }).ok();
+    // A dry run uses no GPU of this machine.
+    let sampler = if simulation.is_none() { Sampler::start(Arc::clone(&folder)) } else { None };
 
     if !run.quiet && std::io::stderr().is_terminal() {
         // One line, which stays: the program may draw its own progress.
@@ -123,6 +126,7 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
         Err(e) => {
             // This is rare after the preflight checks. Nothing was recorded, so the folder is removed.
             drop((drain.finish(), watch.map(|watch| watch.finish(std::iter::empty()))));
+            sampler.into_iter().for_each(Sampler::finish);
             std::fs::remove_dir_all(path).ok();
             let code = if e.kind() == std::io::ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE };
             let message = format!("cannot execute {}: {e}", program.to_string_lossy());
@@ -137,6 +141,7 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
     let parent = ParentWatch::start();
     let status = signals.forward_until_exit(&child, probe.as_ref());
     drop((probe, parent));
+    sampler.into_iter().for_each(Sampler::finish);
     let outcome = drain.finish();
     child.collect();
     let simulated = simulation.map(|_| Simulation::finish(path));

@@ -1,5 +1,6 @@
 //! Turns paths into streams of events: run folders, their manifests, and the recordings of single processes.
 
+mod device_samples;
 mod manifest;
 mod problem;
 mod process;
@@ -11,6 +12,10 @@ mod snapshot;
 mod unrecorded;
 
 pub use crate::recording::{LostEvents, MemoryRecording, Recording};
+pub use device_samples::{
+    DEVICE_SAMPLES_FILE, DEVICE_SAMPLES_VERSION, DeviceSample, DeviceSamples, DeviceSamplesLine, MAX_DEVICE_SAMPLES_BYTES,
+    SampledDevice, SampledProcess,
+};
 pub use manifest::{
     EstimatedWorkspaces, Exit, MANIFEST_FILE, Manifest, ManifestProcess, NotRecorded, RunState, SimulatedGpus,
     UnrecordableProcess, ValueException,

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use memtrace_trace::file::Budget;
 
+use super::device_samples::{DEVICE_SAMPLES_FILE, DeviceSamples};
 use super::manifest::{MANIFEST_FILE, Manifest, ManifestIndex};
 use super::problem::Problem;
 use super::process::Process;
@@ -29,6 +30,7 @@ pub struct Run {
     processes: Vec<Process>,
     problems: Vec<Problem>,
     native: NativeCode,
+    device_samples: DeviceSamples,
 }
 
 /// The symbols of the native code in stacks, and how complete they are.
@@ -43,7 +45,19 @@ struct NativeCode {
 impl Run {
     /// Makes a run from processes in memory.
     pub fn from_processes(path: &Path, manifest: Manifest, processes: Vec<Process>) -> Run {
-        Run { path: path.to_owned(), manifest, processes, problems: Vec::new(), native: NativeCode::default() }
+        Run {
+            path: path.to_owned(),
+            manifest,
+            processes,
+            problems: Vec::new(),
+            native: NativeCode::default(),
+            device_samples: DeviceSamples::default(),
+        }
+    }
+
+    /// The same run with these samples of its devices.
+    pub fn with_device_samples(self, device_samples: DeviceSamples) -> Run {
+        Run { device_samples, ..self }
     }
 
     /// The path that was opened: a run folder, a trace or a snapshot.
@@ -64,6 +78,11 @@ impl Run {
     /// A unique name for each of [`Self::processes`]: `rank3`, or the process id.
     pub fn process_names(&self) -> Vec<String> {
         process_names(&self.processes)
+    }
+
+    /// The samples of the devices' memory; empty without any.
+    pub fn device_samples(&self) -> &DeviceSamples {
+        &self.device_samples
     }
 
     /// Files that could not be used.
@@ -117,7 +136,8 @@ pub fn open_run_with_progress(path: impl AsRef<Path>, progress: &mut dyn FnMut(u
     let recordings = std::slice::from_mut(&mut recording);
     let native = symbolize(folder.as_ref(), &manifest, recordings, &budget, &mut problems);
     let process = Process::new(path, Box::new(recording), &manifest);
-    Ok(Run { path: path.to_owned(), manifest, processes: vec![process], problems, native })
+    let device_samples = folder.map(|folder| device_samples(&folder, &budget, &mut problems)).unwrap_or_default();
+    Ok(Run { path: path.to_owned(), manifest, processes: vec![process], problems, native, device_samples })
 }
 
 /// Whether to read a file as a trace: by its first bytes, else by its extension. Other files are read as snapshots,
@@ -181,7 +201,16 @@ pub fn open_folder(folder: &RunFolder) -> Result<Run> {
         return Err(Error::NoReadableTrace { path: path.to_owned(), count: traces.len(), example });
     }
     processes.sort_by_key(|p| (p.rank().unwrap_or(u32::MAX), p.pid()));
-    Ok(Run { path: path.to_owned(), manifest, processes, problems, native })
+    let device_samples = device_samples(folder, &budget, &mut problems);
+    Ok(Run { path: path.to_owned(), manifest, processes, problems, native, device_samples })
+}
+
+/// The samples of a folder. A file that cannot be read is a problem.
+fn device_samples(folder: &RunFolder, budget: &Budget, problems: &mut Vec<Problem>) -> DeviceSamples {
+    DeviceSamples::read_within(folder, budget).unwrap_or_else(|e| {
+        problems.push(Problem { path: folder.path().join(DEVICE_SAMPLES_FILE), text: e.to_string() });
+        DeviceSamples::default()
+    })
 }
 
 /// The problem of a trace that needs more memory or work than the budget has. Its reader leaves the rest out.

@@ -10,6 +10,7 @@ use memtrace_trace::ids::{FrameId, StackId};
 use super::category::{BlockAllocation, BlockClassification, Categorizer, Category, CategoryRuleUses, LifetimeEnd};
 use super::composition::{Amount, Composition, ModuleKey, Origin};
 use super::custom::CustomCategorizer;
+use super::device_memory::{DeviceMemories, DeviceMemory};
 use super::diagnostics::{BlockEvent, Signals};
 use super::growth::Growth;
 use super::labels::{LabelTable, OpenRanges};
@@ -152,6 +153,8 @@ pub struct Analysis {
     pub devices: Vec<DeviceAnalysis>,
     /// What each owner held of each device's memory and of page-locked host memory.
     pub owners: BTreeMap<(MemoryLocation, Owner), OwnerUsage>,
+    /// By device: its whole memory. Without a device whose memory in use was never read.
+    pub device_memory: BTreeMap<i16, DeviceMemory>,
     /// The sum over all owners, by location.
     pub locations: BTreeMap<MemoryLocation, OwnerUsage>,
     /// By stack: by how many requested bytes a block of it grows with each call that adds a token to a cache.
@@ -208,6 +211,7 @@ impl Analysis {
         let mut devices: Vec<DeviceAnalysis> = replay.devices().iter().map(|d| new(d.device, d.source)).collect();
         let mut ranges = options.range.map(|name| OpenRanges::new(name, definitions));
         let (mut done, mut last_seq) = (0, 0);
+        let mut memories = DeviceMemories::default();
         let lost = recording.stream(&mut |events| {
             for e in events {
                 last_seq = e.seq;
@@ -232,7 +236,11 @@ impl Analysis {
                 replay.apply(e, |replay, slot, e, change| {
                     let Some(device) = devices.get_mut(slot) else { return };
                     device.observe(replay, slot, &mut tracked, observer, e, change);
+                    if device.peak.seq == e.seq && matches!(change, Change::Alloc(_)) {
+                        memories.allocated_peak(replay, e);
+                    }
                 });
+                memories.observe(&replay, e);
                 observer.event_processed(&replay, e, tracked.tracker.now());
             }
             done += events.len() as u64;
@@ -245,9 +253,12 @@ impl Analysis {
             device.finish(&replay.devices()[slot].allocator, &tracked, &last, observer);
             device.table.at_least(tracked.tracker.ended_steps());
         }
+        let last = Event { seq: last_seq, ticks: ended, ..Event::EMPTY };
+        let device_memory = memories.finish(&replay, &last);
         let physical = replay.physical();
         Analysis {
             devices,
+            device_memory,
             owners: physical.usage_by_owner().clone(),
             locations: physical
                 .usage_by_owner()

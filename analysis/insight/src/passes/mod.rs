@@ -6,6 +6,7 @@ mod category;
 pub mod changes;
 mod composition;
 mod custom;
+mod device_memory;
 pub mod diagnostics;
 mod forward_only;
 mod growth;
@@ -38,6 +39,7 @@ pub use category::{
 };
 pub use composition::{Amount, Composition, ModuleKey, Origin};
 pub use custom::{CustomCategorizer, DecidingRule};
+pub use device_memory::{DeviceMemory, DeviceMemoryState};
 pub use growth::{Growth, GrowthSource, KeptMemory, RunPart};
 pub use issue::{Issue, OomForecast, sort_issues};
 pub use labels::{LabelRow, LabelTable, RangeNames};

@@ -14,6 +14,7 @@ use super::schedule::{Scan, cause};
 use super::step_sites::StepSites;
 use crate::cpython::api;
 use crate::cpython::gil::GilToken;
+use crate::cuda::usage;
 use crate::recording::errno::RestoreErrno;
 use crate::recording::guard::Guard;
 use crate::recording::observer::Observer;
@@ -183,7 +184,10 @@ impl Names {
                 watch.report_at_frees(watch.frees().saturating_add(FIRST_FREES));
             }
             Ok(Scan::Nothing) => {}
-            Ok(_) => watch.report_at_frees(watch.frees().saturating_mul(FREES_GROW).max(FIRST_FREES)),
+            Ok(_) => {
+                watch.report_at_frees(watch.frees().saturating_mul(FREES_GROW).max(FIRST_FREES));
+                usage::scanned();
+            }
             Err(reason) => {
                 if let Some(mut guard) = Guard::enter() {
                     guard.notice(TOPIC, NoticeStatus::Off, &format!("no names of tensors and modules: {reason}"));

@@ -1,0 +1,157 @@
+//! The whole memory of a device: what this process has allocated, and what is in use beyond that.
+//!
+//! The recording has readings of the memory in use on the device. What exceeds this process's allocations at a reading is
+//! memory of the driver (contexts, kernels) and of other processes. Between readings, this part counts as unchanged.
+
+use std::collections::BTreeMap;
+
+use memtrace_trace::event::{Action, Event, UsageOccasion};
+
+use memtrace_replay::{DeviceAllocations, Replay};
+
+/// The maximum number of points of [`DeviceMemory::over_time`]. Beyond it, every second point is dropped.
+const MAX_POINTS: usize = 256;
+
+/// The memory in use on a device at one point in time, in bytes.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct DeviceMemoryState {
+    /// `seq` of the event that led to it.
+    pub seq: u64,
+    /// The time, in clock ticks.
+    pub ticks: u64,
+    /// The bytes in use, of all processes.
+    pub used: u64,
+    /// Whether `used` was read at this event. Otherwise it is the latest reading and the allocations and frees since.
+    pub is_reading: bool,
+    /// The part of `used` that this process has not allocated, at the latest reading.
+    pub beyond_allocations: u64,
+    /// What this process had allocated.
+    pub allocations: DeviceAllocations,
+    /// The bytes of blocks that PyTorch's caching allocator had handed out.
+    pub blocks: u64,
+}
+
+/// What the readings of one device show.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct DeviceMemory {
+    /// The total bytes of the device, as the driver reports them.
+    pub total: u64,
+    /// The bytes in use when this process's context had just been created, and the time. `None` without this reading.
+    pub context: Option<u64>,
+    /// The part of the first reading that this process had not allocated.
+    pub first_beyond_allocations: u64,
+    /// The number of readings.
+    pub readings: u64,
+    /// When the most memory was in use.
+    pub peak: DeviceMemoryState,
+    /// At the peak of allocated bytes. `None` if it came before the first reading.
+    pub allocated_peak: Option<DeviceMemoryState>,
+    /// At the end of the recording.
+    pub end: DeviceMemoryState,
+    /// The states at readings, in the order of time.
+    pub over_time: Vec<DeviceMemoryState>,
+    /// Of all readings, `over_time` has every `stride`th.
+    stride: u64,
+    beyond_allocations: u64,
+}
+
+/// The devices of one process.
+#[derive(Clone, Debug, Default)]
+pub(super) struct DeviceMemories {
+    devices: BTreeMap<i16, DeviceMemory>,
+}
+
+impl DeviceMemories {
+    /// Takes an event that was replayed.
+    #[inline]
+    pub(super) fn observe(&mut self, replay: &Replay, e: &Event) {
+        if e.action == Action::DeviceUsage {
+            self.read(replay, e);
+        } else if !e.source.is_torch() && !self.devices.is_empty() {
+            // A driver's or runtime's event can change what is allocated.
+            self.changed(replay, e);
+        }
+    }
+
+    #[cold]
+    fn read(&mut self, replay: &Replay, e: &Event) {
+        let device = self.devices.entry(e.device).or_default();
+        let used = e.size.saturating_sub(e.addr);
+        device.total = e.size;
+        if UsageOccasion::from_wire(e.stream) == UsageOccasion::ContextCreated {
+            device.context.get_or_insert(used);
+            return;
+        }
+        let mut state = state(replay, e, 0);
+        let own = state.allocations.device_bytes();
+        device.beyond_allocations = used.saturating_sub(own);
+        (state.used, state.is_reading, state.beyond_allocations) = (used, true, device.beyond_allocations);
+        if device.readings == 0 {
+            (device.first_beyond_allocations, device.stride) = (device.beyond_allocations, 1);
+        }
+        if device.readings.is_multiple_of(device.stride) {
+            device.over_time.push(state.clone());
+        }
+        if device.over_time.len() > MAX_POINTS {
+            let mut place = 0;
+            device.over_time.retain(|_| {
+                place += 1;
+                place % 2 == 1
+            });
+            device.stride *= 2;
+        }
+        device.readings += 1;
+        if state.used > device.peak.used {
+            device.peak = state;
+        }
+    }
+
+    fn changed(&mut self, replay: &Replay, e: &Event) {
+        let Some(device) = self.devices.get_mut(&e.device).filter(|device| device.readings > 0) else { return };
+        let physical = replay.physical();
+        let location = memtrace_replay::MemoryLocation::Device(e.device);
+        // Allocations can be summed up without a list of their owners, so most events need no list.
+        let at_least = physical.total(location).current.saturating_add(device.beyond_allocations);
+        if at_least.saturating_add(physical.unused_pool_bytes(e.device)) <= device.peak.used {
+            return;
+        }
+        let state = state(replay, e, device.beyond_allocations);
+        if state.used > device.peak.used {
+            device.peak = state;
+        }
+    }
+
+    /// Takes the event that led to a new peak of allocated bytes on its device.
+    #[cold]
+    pub(super) fn allocated_peak(&mut self, replay: &Replay, e: &Event) {
+        if let Some(device) = self.devices.get_mut(&e.device).filter(|device| device.readings > 0) {
+            device.allocated_peak = Some(state(replay, e, device.beyond_allocations));
+        }
+    }
+
+    /// The results. `last`: the time and number of the recording's last event.
+    pub(super) fn finish(mut self, replay: &Replay, last: &Event) -> BTreeMap<i16, DeviceMemory> {
+        self.devices.retain(|_, device| device.readings > 0);
+        for (ordinal, device) in &mut self.devices {
+            device.end = state(replay, &Event { device: *ordinal, ..*last }, device.beyond_allocations);
+        }
+        self.devices
+    }
+}
+
+/// The state after an event, with `beyond_allocations` bytes that this process has not allocated.
+fn state(replay: &Replay, e: &Event, beyond_allocations: u64) -> DeviceMemoryState {
+    let allocations = replay.physical().device_allocations(e.device);
+    let of_device = replay.devices().iter().find(|device| device.device == e.device);
+    DeviceMemoryState {
+        seq: e.seq,
+        ticks: e.ticks,
+        used: allocations.device_bytes().saturating_add(beyond_allocations),
+        is_reading: false,
+        beyond_allocations,
+        blocks: of_device
+            .filter(|device| device.source != memtrace_input::EventSource::CudaCalls)
+            .map_or(0, |device| device.allocator.usage().allocated),
+        allocations,
+    }
+}

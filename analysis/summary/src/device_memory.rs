@@ -1,0 +1,353 @@
+//! The whole memory of a device, as `nvidia-smi` shows it, divided by what uses it.
+//!
+//! Readings of the driver show the memory in use. The recording knows what this process has allocated, and NVML's samples
+//! show other processes. The rest is the driver's own memory of this process.
+
+use std::collections::BTreeMap;
+
+use memtrace_input::load::{DeviceSample, DeviceSamples, SampledDevice};
+use memtrace_insight::passes::{DeviceMemory, DeviceMemoryState};
+use memtrace_insight::rules::library_name;
+use memtrace_replay::Owner;
+use memtrace_trace::clock::Calibration;
+use memtrace_trace::file::Definitions;
+use schemars::JsonSchema;
+use serde::Serialize;
+
+/// The memory in use on a device, of all processes, and what uses it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
+pub struct DeviceMemorySummary {
+    /// The total bytes of the device that programs can use.
+    pub total_bytes: u64,
+    /// When the most memory was in use.
+    pub at_peak: DeviceBreakdown,
+    /// At the peak of allocated bytes of PyTorch's caching allocator. Absent if it came before the first reading.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub at_allocated_peak: Option<DeviceBreakdown>,
+    /// At the end of the recording.
+    pub at_end: DeviceBreakdown,
+    /// The number of readings of the memory in use.
+    pub readings: u64,
+    /// The memory in use at readings, in the order of time: at most 256.
+    pub over_time: Vec<DeviceMemoryPoint>,
+    /// How other processes were separated from this one.
+    pub other_processes: OtherProcesses,
+    /// The highest figure of this process that NVML's samples show, in bytes, for comparison. The samples are a second
+    /// apart. Absent without one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nvml_process_peak_bytes: Option<u64>,
+}
+
+/// How other processes on the device were separated.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum OtherProcesses {
+    /// By NVML's figures. No other process has changed its memory between samples.
+    Steady,
+    /// By NVML's figures, which are up to a second old: other processes have changed their memory.
+    Changing,
+    /// NVML lists processes but not this one, as in a container. The processes of the first sample count as others.
+    OtherPids,
+    /// Not at all: there are no samples of NVML from before the process used the device.
+    Unknown,
+}
+
+/// The memory in use on a device at one point in time. The bytes of the parts add up to `used_bytes`.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+pub struct DeviceBreakdown {
+    /// The time, in nanoseconds since the Unix epoch.
+    pub time_ns: u64,
+    /// The event number.
+    pub seq: u64,
+    /// The bytes in use, as `nvidia-smi` shows them: those of all processes and of the driver.
+    pub used_bytes: u64,
+    /// Whether the driver was asked at this event. Otherwise `used_bytes` is the latest reading and what this process
+    /// has allocated and freed since.
+    pub is_reading: bool,
+    /// What uses the memory, most bytes first. `unattributed` comes last and is always present.
+    pub parts: Vec<DevicePart>,
+    /// Beside them: page-locked host memory of this process, in bytes.
+    pub pinned_host_bytes: u64,
+    /// Beside them: memory of other processes that this process has opened (CUDA IPC), in bytes. It counts for the
+    /// process that allocated it.
+    pub imported_bytes: u64,
+    /// Beside them: managed memory of this process, in bytes. What of it is on the device counts as `unattributed` or
+    /// as kernels.
+    pub managed_bytes: u64,
+}
+
+/// A part of the memory in use.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
+pub struct DevicePart {
+    /// The kind of memory.
+    pub kind: DevicePartKind,
+    /// The name in reports, for example `NCCL`.
+    pub name: String,
+    /// The bytes.
+    pub bytes: u64,
+    /// The process id, for another process.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+}
+
+/// A kind of memory on a device.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum DevicePartKind {
+    /// Blocks that PyTorch's caching allocator has handed out, rounded as it rounds.
+    PytorchAllocated,
+    /// Memory that PyTorch's caching allocator holds and has not handed out.
+    PytorchCached,
+    /// Memory that another library has allocated from CUDA.
+    Library,
+    /// Memory of stream-ordered pools that is not in use.
+    UnusedPools,
+    /// What the driver's pages have beyond the allocations in them.
+    Rounding,
+    /// The CUDA context of this process, measured at its creation.
+    Context,
+    /// Memory that the driver has taken since without an allocation call: kernels and modules, local memory, CUDA graphs.
+    Kernels,
+    /// Another process.
+    OtherProcess,
+    /// What was in use before this process and belongs to no process that NVML lists.
+    BeforeProcess,
+    /// The CUDA context of this process, other processes and the driver, which cannot be separated.
+    ContextAndOtherProcesses,
+    /// What cannot be attributed.
+    Unattributed,
+}
+
+/// The memory in use at one point in time.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
+pub struct DeviceMemoryPoint {
+    /// The time, in nanoseconds since the Unix epoch.
+    pub time_ns: u64,
+    /// The event number.
+    pub seq: u64,
+    /// The bytes in use, of all processes.
+    pub used_bytes: u64,
+    /// The part that PyTorch's caching allocator holds.
+    pub pytorch_reserved_bytes: u64,
+    /// The part that other libraries of this process have allocated, with unused pools and rounding.
+    pub libraries_bytes: u64,
+    /// The rest: context, kernels and other processes.
+    pub beyond_allocations_bytes: u64,
+}
+
+/// The inputs for one device of one process.
+pub(crate) struct DeviceInputs<'a> {
+    pub(crate) pid: u32,
+    pub(crate) definitions: &'a Definitions,
+    pub(crate) calibration: Calibration,
+    pub(crate) samples: &'a DeviceSamples,
+    /// Names of the other processes of this run, by pid.
+    pub(crate) processes: &'a BTreeMap<u32, String>,
+    /// The PCI bus id of the device.
+    pub(crate) pci: &'a str,
+    /// The time of the process's first event, in nanoseconds since the Unix epoch.
+    pub(crate) started_ns: u64,
+}
+
+/// Divides the memory of a device.
+pub(crate) fn device_memory(memory: &DeviceMemory, inputs: &DeviceInputs<'_>) -> DeviceMemorySummary {
+    let others = Others::of(inputs);
+    let breakdown = |state: &DeviceMemoryState| breakdown(state, memory, inputs, others.as_ref());
+    let point = |state: &DeviceMemoryState| {
+        let reserved = bytes_of_allocator(state);
+        DeviceMemoryPoint {
+            time_ns: inputs.calibration.epoch_ns(state.ticks),
+            seq: state.seq,
+            used_bytes: state.used,
+            pytorch_reserved_bytes: reserved,
+            libraries_bytes: state.used.saturating_sub(state.beyond_allocations).saturating_sub(reserved),
+            beyond_allocations_bytes: state.beyond_allocations,
+        }
+    };
+    let device = inputs.samples.device(inputs.pci);
+    let own = device.into_iter().flat_map(|device| &device.samples).filter_map(|sample| bytes_of(sample, inputs.pid));
+    DeviceMemorySummary {
+        total_bytes: memory.total,
+        at_peak: breakdown(&memory.peak),
+        at_allocated_peak: memory.allocated_peak.as_ref().filter(|state| state.blocks > 0).map(breakdown),
+        at_end: breakdown(&memory.end),
+        readings: memory.readings,
+        over_time: memory.over_time.iter().map(point).collect(),
+        other_processes: others.as_ref().map_or(OtherProcesses::Unknown, |others| others.separation),
+        nvml_process_peak_bytes: own.max().filter(|bytes| *bytes > 0),
+    }
+}
+
+fn bytes_of_allocator(state: &DeviceMemoryState) -> u64 {
+    let owners = state.allocations.by_owner.iter();
+    owners.filter(|(owner, _)| *owner == Owner::CachingAllocator).map(|(_, bytes)| bytes).sum()
+}
+
+fn bytes_of(sample: &DeviceSample, pid: u32) -> Option<u64> {
+    sample.processes.iter().find(|process| process.pid == pid)?.bytes
+}
+
+/// The other processes on a device, by the samples of NVML.
+struct Others<'a> {
+    device: &'a SampledDevice,
+    /// The pids that count as others. `None`: all but this process's own.
+    only: Option<Vec<u32>>,
+    own: u32,
+    /// What was in use before this process and belongs to no listed process.
+    before: u64,
+    separation: OtherProcesses,
+}
+
+impl<'a> Others<'a> {
+    /// `None` if no sample is older than the process's use of the device.
+    fn of(inputs: &DeviceInputs<'a>) -> Option<Others<'a>> {
+        let device = inputs.samples.device(inputs.pci)?;
+        let first = device.samples.first()?;
+        if first.time_ns > inputs.started_ns || bytes_of(first, inputs.pid).is_some() {
+            return None;
+        }
+        let is_listed = device.samples.iter().any(|sample| sample.processes.iter().any(|p| p.pid == inputs.pid));
+        let lists_others = device.samples.iter().any(|sample| !sample.processes.is_empty());
+        let only = (!is_listed && lists_others).then(|| first.processes.iter().map(|process| process.pid).collect());
+        let listed: u64 = first.processes.iter().filter_map(|process| process.bytes).sum();
+        let mut others = Others {
+            device,
+            only,
+            own: inputs.pid,
+            before: first.used_bytes.saturating_sub(listed),
+            separation: OtherProcesses::Steady,
+        };
+        let at_first = others.at_sample(first);
+        others.separation = if others.only.is_some() {
+            OtherProcesses::OtherPids
+        } else if device.samples.iter().any(|sample| others.at_sample(sample) != at_first) {
+            OtherProcesses::Changing
+        } else {
+            OtherProcesses::Steady
+        };
+        Some(others)
+    }
+
+    /// The other processes in a sample, and their bytes.
+    fn at_sample(&self, sample: &DeviceSample) -> Vec<(u32, u64)> {
+        let is_other = |pid: u32| pid != self.own && self.only.as_ref().is_none_or(|only| only.contains(&pid));
+        let processes = sample.processes.iter().filter(|process| is_other(process.pid));
+        processes.map(|process| (process.pid, process.bytes.unwrap_or(0))).collect()
+    }
+
+    /// The other processes at a time: those of the latest sample before it.
+    fn at(&self, time_ns: u64) -> Vec<(u32, u64)> {
+        let samples = &self.device.samples;
+        let after = samples.partition_point(|sample| sample.time_ns <= time_ns);
+        samples.get(after.saturating_sub(1)).map(|sample| self.at_sample(sample)).unwrap_or_default()
+    }
+}
+
+fn breakdown(
+    state: &DeviceMemoryState,
+    memory: &DeviceMemory,
+    inputs: &DeviceInputs<'_>,
+    others: Option<&Others<'_>>,
+) -> DeviceBreakdown {
+    let time_ns = inputs.calibration.epoch_ns(state.ticks);
+    let mut parts = Parts::default();
+    let reserved = bytes_of_allocator(state);
+    // Without events of its blocks, PyTorch's memory is known by its segments only.
+    let blocks = state.blocks.min(reserved);
+    parts.add(DevicePartKind::PytorchAllocated, "PyTorch allocated", blocks);
+    let held = if blocks > 0 { "PyTorch cached" } else { "PyTorch's caching allocator" };
+    parts.add(DevicePartKind::PytorchCached, held, reserved - blocks);
+    let mut managed = state.allocations.managed;
+    for (owner, bytes) in &state.allocations.by_owner {
+        if let Owner::Module(id) = owner {
+            // Managed memory may be on the host, so it is no part.
+            let on_host = managed.min(*bytes);
+            managed -= on_host;
+            parts.add(
+                DevicePartKind::Library,
+                library_name(inputs.definitions.module(*id).unwrap_or_default()),
+                bytes - on_host,
+            );
+        }
+    }
+    parts.add(DevicePartKind::UnusedPools, "unused memory of stream-ordered pools", state.allocations.unused_pools);
+    parts.add(DevicePartKind::Rounding, "rounding to the driver's pages", state.allocations.rounding);
+    // What this process has not allocated: each part takes at most what is left.
+    let mut left = state.beyond_allocations;
+    let mut take = |bytes: u64| {
+        let taken = bytes.min(left);
+        left -= taken;
+        taken
+    };
+    let at_creation = memory.context.unwrap_or(memory.first_beyond_allocations);
+    let context_name = match memory.context {
+        Some(_) => "CUDA context",
+        None => "CUDA context with code loaded before the first allocation",
+    };
+    match others {
+        Some(others) => {
+            for (pid, bytes) in others.at(time_ns) {
+                let name = match inputs.processes.get(&pid).map(String::as_str) {
+                    Some(name) => format!("{name} of this run"),
+                    None if others.only.is_some() => "a process".to_owned(),
+                    None => inputs.samples.process_name(pid).unwrap_or("a process").to_owned(),
+                };
+                parts.add_process(&name, pid, take(bytes));
+            }
+            let first = memory.over_time.first().map_or(time_ns, |first| inputs.calibration.epoch_ns(first.ticks));
+            let others_then: u64 = others.at(first).iter().map(|(_, bytes)| bytes).sum();
+            let before = take(others.before);
+            parts.add(DevicePartKind::BeforeProcess, "in use before by no listed process", before);
+            let context = at_creation.saturating_sub(others_then).saturating_sub(others.before);
+            parts.add(DevicePartKind::Context, context_name, take(context));
+            parts.add(DevicePartKind::Kernels, "kernels and other memory of the driver", take(u64::MAX));
+        }
+        None => {
+            let name = format!("{context_name} and other processes");
+            parts.add(DevicePartKind::ContextAndOtherProcesses, &name, take(at_creation));
+        }
+    }
+    let attributed: u64 = parts.0.iter().map(|part| part.bytes).sum();
+    let mut parts = parts.0;
+    parts.sort_by(|a, b| b.bytes.cmp(&a.bytes).then(a.kind.cmp(&b.kind)).then_with(|| a.name.cmp(&b.name)));
+    let unattributed = state.used.saturating_sub(attributed);
+    parts.push(DevicePart {
+        kind: DevicePartKind::Unattributed,
+        name: "unattributed".to_owned(),
+        bytes: unattributed,
+        pid: None,
+    });
+    DeviceBreakdown {
+        time_ns,
+        seq: state.seq,
+        used_bytes: attributed + unattributed,
+        is_reading: state.is_reading,
+        parts,
+        pinned_host_bytes: state.allocations.pinned_host,
+        imported_bytes: state.allocations.imported,
+        managed_bytes: state.allocations.managed,
+    }
+}
+
+#[derive(Default)]
+struct Parts(Vec<DevicePart>);
+
+impl Parts {
+    /// Adds bytes to the part of this name. No bytes make no part.
+    fn add(&mut self, kind: DevicePartKind, name: &str, bytes: u64) {
+        if bytes == 0 {
+            return;
+        }
+        match self.0.iter_mut().find(|part| part.kind == kind && part.name == name) {
+            Some(part) => part.bytes += bytes,
+            None => self.0.push(DevicePart { kind, name: name.to_owned(), bytes, pid: None }),
+        }
+    }
+
+    fn add_process(&mut self, name: &str, pid: u32, bytes: u64) {
+        if bytes > 0 {
+            let kind = DevicePartKind::OtherProcess;
+            self.0.push(DevicePart { kind, name: name.to_owned(), bytes, pid: Some(pid) });
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! Readings of how much of a device's memory is in use, by this process, other processes and the driver itself.
+//!
+//! The driver takes memory for contexts, modules and kernels, and no call says how much. A reading after each call that
+//! makes it take memory, and at few other points in time, shows it: what has grown beyond the recorded allocations.
+//!
+//! A reading is one `cuMemGetInfo`. When it is taken depends on what the program does, never on time:
+//! - when the program creates the primary context of a device, and when it loads code;
+//! - when it has allocated [`GROWTH_BYTES`] or [`GROWTH_SHARE`] beyond the highest reading;
+//! - when an allocation fails for lack of memory, ever more rarely;
+//! - when memtrace has scanned for tensor names.
+
+use std::ffi::{CStr, c_int};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use memtrace_trace::api::Api;
+use memtrace_trace::event::{Action, Event, Source, UsageOccasion};
+use memtrace_trace::ids::ModuleId;
+
+use super::driver::call_driver;
+use super::location::current_device;
+use crate::linker::original::OriginalFunction;
+use crate::recording::guard::Guard;
+use crate::recording::paused::is_paused;
+use crate::recording::process::Process;
+use crate::recording::slot::Slot;
+
+/// How many devices have readings.
+pub(super) const MAX_DEVICES: usize = 64;
+/// A reading is due when the memory in use may have grown by this many bytes beyond the highest reading, or by this part
+/// of it, whichever is more. So their number grows with the logarithm of the memory.
+const GROWTH_BYTES: u64 = 32 << 20;
+const GROWTH_SHARE: u64 = 100;
+/// A program that frees and allocates the same memory again causes readings that find nothing new. Each one doubles the
+/// distance to the next, at most this often.
+const MAX_DOUBLINGS: u32 = 4;
+/// All of the first failed allocations cause readings, then those whose number is a power of two.
+const FIRST_FAILURES: u32 = 16;
+
+/// The readings of one device in one recording.
+#[derive(Default)]
+struct DeviceReadings {
+    /// Bytes that were allocated since the last reading.
+    allocated: AtomicU64,
+    /// How many bytes may be allocated until the next reading is due. 0 before the first one.
+    allowance: AtomicU64,
+    /// The most bytes in use at a reading.
+    highest: AtomicU64,
+    /// How often the distance to the next reading was doubled.
+    doublings: AtomicU32,
+    failures: AtomicU32,
+}
+
+static READINGS: Slot<[DeviceReadings; MAX_DEVICES]> = Slot::new();
+
+/// By device, what `cuMemGetInfo` returned when the primary context had just been created: free bytes, total bytes. 0
+/// before.
+static AT_CREATION: [[AtomicU64; 2]; MAX_DEVICES] = [const { [const { AtomicU64::new(0) }; 2] }; MAX_DEVICES];
+
+/// Forgets the readings, because a recording starts.
+pub(super) fn start() {
+    READINGS.set(std::array::from_fn(|_| DeviceReadings::default()));
+}
+
+/// The call that was the occasion of a reading.
+#[derive(Clone, Copy)]
+pub(super) struct Cause {
+    pub(super) occasion: UsageOccasion,
+    pub(super) api: Api,
+    pub(super) module: ModuleId,
+}
+
+fn readings(device: i16) -> Option<&'static DeviceReadings> {
+    READINGS.get()?.get(usize::try_from(device).ok()?)
+}
+
+/// Counts bytes that this process has allocated on a device, after their event, and takes a reading if one is due.
+#[inline]
+pub(super) fn allocated(guard: &mut Guard, device: i16, bytes: u64, api: Api, module: ModuleId) {
+    let Some(readings) = readings(device) else { return };
+    let allocated = readings.allocated.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
+    if allocated > readings.allowance.load(Ordering::Relaxed) {
+        read(guard, device, Cause { occasion: UsageOccasion::Allocated, api, module });
+    }
+}
+
+/// Takes a reading after an allocation has failed for lack of memory.
+#[cold]
+pub(super) fn out_of_memory(guard: &mut Guard, device: i16, api: Api, module: ModuleId) {
+    let Some(readings) = readings(device) else { return };
+    let failures = readings.failures.fetch_add(1, Ordering::Relaxed);
+    if failures < FIRST_FAILURES || failures.is_power_of_two() {
+        read(guard, device, Cause { occasion: UsageOccasion::OutOfMemory, api, module });
+    }
+}
+
+/// Takes a reading of the calling thread's device if this process records events of it.
+#[cold]
+pub(super) fn code_loaded(api: Api, module: impl FnOnce(&mut Guard) -> ModuleId) {
+    read_if_recorded(|guard| Cause { occasion: UsageOccasion::CodeLoaded, api, module: module(guard) });
+}
+
+/// Takes a reading of the calling thread's device after a scan of the program's objects.
+pub(crate) fn scanned() {
+    read_if_recorded(|_| Cause { occasion: UsageOccasion::Scan, api: Api::NONE, module: ModuleId::NONE });
+}
+
+/// Takes a reading if there is one of this device already. So a program that does not allocate is not recorded.
+fn read_if_recorded(cause: impl FnOnce(&mut Guard) -> Cause) {
+    if is_paused() || Process::if_started().is_none() {
+        return;
+    }
+    let device = current_device();
+    if readings(device).is_none_or(|readings| readings.allowance.load(Ordering::Relaxed) == 0) {
+        return;
+    }
+    if let Some(mut guard) = Guard::enter() {
+        let cause = cause(&mut guard);
+        read(&mut guard, device, cause);
+    }
+}
+
+/// Takes a reading and writes its event. The first one of a device also writes that of its context's creation.
+#[cold]
+fn read(guard: &mut Guard, device: i16, cause: Cause) {
+    let Some((readings, index)) = readings(device).zip(usize::try_from(device).ok()) else { return };
+    // The driver answers for the current device only.
+    if current_device() != device {
+        return;
+    }
+    let Some((free, total)) = memory_info() else { return };
+    let used = total.saturating_sub(free);
+    let is_first = readings.allowance.load(Ordering::Relaxed) == 0;
+    let highest = readings.highest.fetch_max(used, Ordering::Relaxed);
+    let doublings = if used > highest {
+        readings.doublings.store(0, Ordering::Relaxed);
+        0
+    } else {
+        let before = readings.doublings.load(Ordering::Relaxed);
+        let doublings = if cause.occasion == UsageOccasion::Allocated { before + 1 } else { before };
+        readings.doublings.store(doublings.min(MAX_DOUBLINGS), Ordering::Relaxed);
+        doublings.min(MAX_DOUBLINGS)
+    };
+    let highest = highest.max(used);
+    let distance = GROWTH_BYTES.max(highest / GROWTH_SHARE) << doublings;
+    readings.allowance.store(highest - used + distance, Ordering::Relaxed);
+    readings.allocated.store(0, Ordering::Relaxed);
+    let event = |cause: Cause, free, total| Event {
+        addr: free,
+        size: total,
+        stream: cause.occasion as u64,
+        source: Source::Driver,
+        action: Action::DeviceUsage,
+        device,
+        api: cause.api,
+        module: cause.module,
+        ..Event::EMPTY
+    };
+    if is_first
+        && let Some([free, total]) = AT_CREATION.get(index).map(|words| words.each_ref().map(load))
+        && total != 0
+    {
+        let api = Api::cuDevicePrimaryCtxRetain;
+        let cause = Cause { occasion: UsageOccasion::ContextCreated, api, module: ModuleId::NONE };
+        guard.emit(event(cause, free, total));
+    }
+    guard.emit(event(cause, free, total));
+}
+
+fn load(word: &AtomicU64) -> u64 {
+    word.load(Ordering::Relaxed)
+}
+
+/// Whether the device has no primary context yet. `false` if the driver does not answer.
+pub(super) fn lacks_primary_context(device: c_int) -> bool {
+    static GET_STATE: OriginalFunction = OriginalFunction::new();
+    let (mut flags, mut is_active) = (0u32, 1);
+    // SAFETY: cuda.h declares `CUresult cuDevicePrimaryCtxGetState(CUdevice, unsigned int *, int *)`. Both are writable.
+    let result = unsafe {
+        call_driver(
+            &GET_STATE,
+            c"cuDevicePrimaryCtxGetState",
+            |get: unsafe extern "C" fn(c_int, *mut u32, *mut c_int) -> c_int| get(device, &mut flags, &mut is_active),
+        )
+    };
+    result == Some(0) && is_active == 0
+}
+
+/// Reads the memory in use after the primary context of a device was created. The event is written once something is
+/// allocated there.
+pub(super) fn context_created(device: c_int, context: u64) {
+    static PUSH: OriginalFunction = OriginalFunction::new();
+    static POP: OriginalFunction = OriginalFunction::new();
+    let Some([free, total]) = usize::try_from(device).ok().and_then(|index| AT_CREATION.get(index)) else { return };
+    // The new context is not current yet, and the driver answers for the current one only.
+    // SAFETY: cuda.h declares `CUresult cuCtxPushCurrent_v2(CUcontext)`. The driver has just returned this context.
+    let pushed = unsafe {
+        call_driver(&PUSH, c"cuCtxPushCurrent_v2", |push: unsafe extern "C" fn(u64) -> c_int| push(context))
+    };
+    if pushed != Some(0) {
+        return;
+    }
+    if let Some((free_bytes, total_bytes)) = memory_info() {
+        free.store(free_bytes, Ordering::Relaxed);
+        total.store(total_bytes, Ordering::Relaxed);
+    }
+    let mut popped = 0u64;
+    // SAFETY: cuda.h declares `CUresult cuCtxPopCurrent_v2(CUcontext *)`. It removes what was pushed above, so the
+    // thread's current context is the program's again.
+    unsafe {
+        call_driver(&POP, c"cuCtxPopCurrent_v2", |pop: unsafe extern "C" fn(*mut u64) -> c_int| pop(&mut popped));
+    }
+}
+
+/// The free and the total bytes of the calling thread's current device. `None` if the driver does not answer.
+///
+/// The thread is in the relaxed capture mode meanwhile. So the call cannot invalidate a capture of a CUDA graph.
+pub(super) fn memory_info() -> Option<(u64, u64)> {
+    static INFO: OriginalFunction = OriginalFunction::new();
+    /// `CU_STREAM_CAPTURE_MODE_RELAXED` of cuda.h.
+    const RELAXED: c_int = 2;
+    let mut mode = RELAXED;
+    let is_relaxed = exchange_capture_mode(&mut mode);
+    let (mut free, mut total) = (0usize, 0usize);
+    let name: &CStr = c"cuMemGetInfo_v2";
+    // SAFETY: cuda.h declares `CUresult cuMemGetInfo_v2(size_t *, size_t *)`. Both are writable.
+    let result = unsafe {
+        call_driver(&INFO, name, |info: unsafe extern "C" fn(*mut usize, *mut usize) -> c_int| {
+            info(&mut free, &mut total)
+        })
+    };
+    if is_relaxed {
+        exchange_capture_mode(&mut mode);
+    }
+    (result == Some(0)).then_some((free as u64, total as u64))
+}
+
+/// Exchanges the calling thread's capture mode with `mode`. Returns whether the driver did.
+fn exchange_capture_mode(mode: &mut c_int) -> bool {
+    static EXCHANGE: OriginalFunction = OriginalFunction::new();
+    // SAFETY: cuda.h declares `CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *)`, and `mode` is
+    // writable.
+    let result = unsafe {
+        call_driver(
+            &EXCHANGE,
+            c"cuThreadExchangeStreamCaptureMode",
+            |exchange: unsafe extern "C" fn(*mut c_int) -> c_int| exchange(mode),
+        )
+    };
+    result == Some(0)
+}

@@ -1,0 +1,105 @@
+//! NVML, loaded at run time.
+
+use std::path::Path;
+
+use memtrace_analysis::load::SampledProcess;
+use nvml_wrapper::enums::device::UsedGpuMemory;
+use nvml_wrapper::struct_wrappers::device::ProcessInfo;
+
+use super::{SampleSource, SampledDevice};
+
+/// The name of NVML's library. The driver installs it. `libnvidia-ml.so` can be a stub of the CUDA toolkit.
+const LIBRARY: &str = "libnvidia-ml.so.1";
+/// The longest name of a program, in bytes.
+const MAX_NAME: usize = 256;
+
+/// The loaded library.
+pub(super) struct Nvml(nvml_wrapper::Nvml);
+
+impl Nvml {
+    /// Loads the library, by default the driver's. `None` if there is none or it does not work.
+    pub(super) fn load(library: Option<&Path>) -> Option<Nvml> {
+        let library = library.unwrap_or(Path::new(LIBRARY)).as_os_str();
+        nvml_wrapper::Nvml::builder().lib_path(library).init().ok().map(Nvml)
+    }
+
+    fn device(&self, index: u32) -> Option<nvml_wrapper::Device<'_>> {
+        self.0.device_by_index(index).ok()
+    }
+}
+
+impl SampleSource for Nvml {
+    fn driver(&self) -> String {
+        self.0.sys_driver_version().unwrap_or_default()
+    }
+
+    fn devices(&self) -> Vec<SampledDevice> {
+        let describe = |index| {
+            let device = self.device(index)?;
+            // Without the sum of memory there is no sample either.
+            let memory = device.memory_info().ok()?;
+            Some(SampledDevice {
+                index,
+                pci: device.pci_info().ok()?.bus_id,
+                name: device.name().unwrap_or_default(),
+                total_bytes: memory.total,
+                reserved_bytes: memory.reserved,
+            })
+        };
+        (0..self.0.device_count().unwrap_or(0)).filter_map(describe).collect()
+    }
+
+    fn sample(&self, device: u32) -> Option<(u64, Vec<SampledProcess>)> {
+        let device = self.device(device)?;
+        let used_bytes = device.memory_info().ok()?.used;
+        let lists = [
+            device.running_compute_processes(),
+            device.running_graphics_processes(),
+            device.mps_running_compute_processes(),
+        ];
+        Some((used_bytes, merged(lists.into_iter().flatten().flatten())))
+    }
+
+    fn process_name(&self, pid: u32) -> String {
+        self.0.sys_process_name(pid, MAX_NAME).unwrap_or_default()
+    }
+}
+
+/// The processes by pid. One that is in several lists counts once.
+fn merged(listed: impl Iterator<Item = ProcessInfo>) -> Vec<SampledProcess> {
+    let mut processes: Vec<SampledProcess> = listed
+        .map(|process| SampledProcess {
+            pid: process.pid,
+            bytes: match process.used_gpu_memory {
+                UsedGpuMemory::Used(bytes) => Some(bytes),
+                UsedGpuMemory::Unavailable => None,
+            },
+        })
+        .collect();
+    processes.sort_by_key(|process| (process.pid, std::cmp::Reverse(process.bytes)));
+    processes.dedup_by_key(|process| process.pid);
+    processes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_counts_once() {
+        let process = |pid, used_gpu_memory| ProcessInfo {
+            pid,
+            used_gpu_memory,
+            gpu_instance_id: None,
+            compute_instance_id: None,
+        };
+        let listed = [
+            process(9, UsedGpuMemory::Used(5)),
+            process(7, UsedGpuMemory::Unavailable),
+            process(9, UsedGpuMemory::Unavailable),
+        ];
+        let expected =
+            [SampledProcess { pid: 7, bytes: None }, SampledProcess { pid: 9, bytes: Some(5) }];
+        assert_eq!(merged(listed.into_iter()), expected);
+    }
+}
