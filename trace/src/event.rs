@@ -57,6 +57,12 @@ pub enum Action {
     /// number. With a `size` of 0 it is the innermost nested NVTX range of its thread in the domain `stream` (0 is the
     /// default domain).
     RangeEnd = 23,
+    /// A call about a CUDA graph; [`Event::api`] says which. `addr` is the graph after the end of a capture, otherwise
+    /// the executable graph, and 0 at the begin of a capture.
+    ///
+    /// `stream` is the captured stream; at an instantiation it is the graph. `size` is the number of nodes after the
+    /// end of a capture. At an instantiation or an upload it is the device memory that the call took, in bytes.
+    Graph = 25,
 }
 
 impl Action {
@@ -81,6 +87,7 @@ impl Action {
             21 => Action::Unreserve,
             22 => Action::RangeStart,
             23 => Action::RangeEnd,
+            25 => Action::Graph,
             _ => return None,
         })
     }
@@ -106,6 +113,7 @@ impl Action {
             Action::Unreserve => "unreserve",
             Action::RangeStart => "range_start",
             Action::RangeEnd => "range_end",
+            Action::Graph => "graph",
         }
     }
 }
@@ -364,7 +372,7 @@ mod tests {
 
     fn any_event() -> impl Strategy<Value = Event> {
         let numbers = (any::<[u64; 5]>(), any::<[u32; 4]>(), any::<i16>(), any::<[u16; 2]>(), any::<i32>());
-        (numbers, 0u8..6, 0u8..24).prop_filter_map("a known action", |((w, i, device, n, result), source, action)| {
+        (numbers, 0u8..6, 0u8..26).prop_filter_map("a known action", |((w, i, device, n, result), source, action)| {
             let source = Source::from_wire(source)?;
             let torch = source.is_torch();
             Some(Event {

@@ -24,6 +24,7 @@ mod contexts;
 mod cycles;
 mod holders;
 mod locate;
+mod mapped_segments;
 mod names;
 mod physical;
 mod policy;
@@ -33,6 +34,7 @@ pub use allocator::{Allocator, Anomalies, Block, BlockId, BlockState, Peak, Segm
 pub use contexts::Contexts;
 pub use cycles::{ReferenceCycle, reference_cycles};
 pub use holders::{HeldBlock, HolderChange, holder_changes};
+pub use mapped_segments::UnmappedBytes;
 pub use names::{AllocationNames, Names};
 pub use physical::{Effect, MemoryLocation, Owner, OwnerUsage, PhysicalAllocation, PhysicalMemory};
 pub use policy::{AllocatedBlock, AllocatorSettings, LimitedDevice, Policy, PolicyDevice};

@@ -17,6 +17,7 @@
 mod build;
 mod check;
 mod compare;
+mod cuda_graphs;
 mod device_names;
 mod diagnosis;
 mod diff;
@@ -38,6 +39,7 @@ mod why;
 pub use build::{SummaryOptions, is_snapshot, summarize, summarize_with, when, when_peaked};
 pub use check::{Baseline, CHECK_VERSION, CheckOptions, CheckReport, CheckResult, Tolerance, check};
 pub use compare::{diff, line_what};
+pub use cuda_graphs::{CudaGraphSummary, CudaGraphsSummary, MemoryPoolSummary};
 pub use device_names::{device_name, device_text, process_name};
 pub use diff::{
     CategoryChange, Change, CustomCategoryChange, DIFF_VERSION, DevicePair, DiffOptions, DiffPeak, DiffReport,

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use crate::cuda_graphs::CudaGraphsSummary;
 use crate::step_estimate::StepEstimate;
 use memtrace_input::load::{Exit, SimulatedGpus, UnrecordableProcess};
 use memtrace_input::printable;
@@ -17,7 +18,7 @@ use memtrace_insight::passes::{Category, Phase};
 use memtrace_insight::rules::{CategoryRuleId, PhaseRuleId, RuleId};
 
 /// The version of the structure: major.minor.
-pub const SUMMARY_VERSION: &str = "2.2";
+pub const SUMMARY_VERSION: &str = "2.3";
 
 /// The report of a run. A field whose name ends in `_bytes` is in bytes. A field whose name ends in `_ns` is in
 /// nanoseconds; points in time count from the Unix epoch.
@@ -351,6 +352,12 @@ pub struct DeviceSummary {
     /// The device memory of other processes that this process opened (CUDA IPC), by the library that opened it. No
     /// other figure includes it: it counts for the process that allocated it.
     pub imported: Vec<OwnerSummary>,
+    /// The memory of PyTorch's segments that a library had unmapped. Absent if it unmapped none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unmapped_segments: Option<UnmappedSegmentsSummary>,
+    /// The CUDA graphs and the private memory pools. Absent without any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cuda_graphs: Option<CudaGraphsSummary>,
     /// The Python paths that held the largest tensors. Absent without `--holders`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub holders: Option<HoldersSummary>,
@@ -362,6 +369,20 @@ pub struct DeviceSummary {
     /// decided. The last entry has the blocks that no rule matches. Absent without a file.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub custom_category_rules: Vec<CustomCategoryAmount>,
+}
+
+/// Segments of PyTorch's caching allocator whose memory a library unmapped, and may have mapped again: a model that was
+/// paused or put to sleep. Such segments count as reserved, and their blocks as allocated, but the device has the memory.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+pub struct UnmappedSegmentsSummary {
+    /// The highest number of bytes without device memory at one time.
+    pub peak_bytes: u64,
+    /// The bytes without device memory at the end.
+    pub end_bytes: u64,
+    /// How often all segments had device memory and then some had none.
+    pub times: u64,
+    /// The libraries that unmapped the memory.
+    pub unmapped_by: Vec<String>,
 }
 
 /// The totals of a device at one point in time, as `torch.cuda.memory_stats` counts them.
@@ -548,6 +569,10 @@ pub struct AllocationGroup {
     /// The custom category of the blocks. Absent without `--categories FILE`, and if no rule matches.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub custom_category: Option<String>,
+    /// The private memory pool of the blocks, as PyTorch's `MempoolId_t`, for example `(0, 1)`. Only for the categories
+    /// `memory_pool` and `graph_pool`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_pool: Option<String>,
     /// The compiled region of `torch.compile` that allocated the blocks. Absent without one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compile_context: Option<String>,

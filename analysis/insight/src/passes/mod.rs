@@ -5,6 +5,7 @@ mod analysis;
 mod category;
 pub mod changes;
 mod composition;
+mod cuda_graphs;
 mod custom;
 pub mod diagnostics;
 mod forward_only;
@@ -37,6 +38,7 @@ pub use category::{
     BlockAllocation, BlockClassification, Categorizer, Category, CategoryRuleUse, CategoryRuleUses, LifetimeEnd, Proof,
 };
 pub use composition::{Amount, Composition, ModuleKey, Origin};
+pub use cuda_graphs::{CudaGraph, CudaGraphs, PrivatePool};
 pub use custom::{CustomCategorizer, DecidingRule};
 pub use growth::{Growth, GrowthSource, KeptMemory, RunPart};
 pub use issue::{Issue, OomForecast, sort_issues};
