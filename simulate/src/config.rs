@@ -44,6 +44,8 @@ pub struct Config {
     pub memory_bytes: u64,
     /// The folder through which processes share that capacity (`SIMCUDA_SHARED`). Without it, each process has all of it.
     pub shared: Option<PathBuf>,
+    /// The device memory that an executable graph takes for each of its nodes, in bytes (`SIMCUDA_GRAPH_NODE`).
+    pub graph_node_bytes: u64,
     /// The device memory that a context takes, in bytes (`SIMCUDA_CONTEXT`).
     pub context_bytes: u64,
     /// Whether kernels and libraries take device memory as on a GPU (`SIMCUDA_LIBRARY_MEMORY`).
@@ -174,6 +176,7 @@ impl Config {
                 OtherProcess::parse_list,
             ),
             reserved_bytes: size("SIMCUDA_RESERVED", 0),
+            graph_node_bytes: size("SIMCUDA_GRAPH_NODE", 0),
             kernel_ns: (number("SIMCUDA_KERNEL_US", 0.0) * 1000.0) as u64,
             model: Model {
                 name: read(lookup("SIMCUDA_NAME"), "SIMCUDA_NAME", c"Simulated CUDA device".to_owned(), |t| {

@@ -11,6 +11,17 @@ pub struct Graph {
     pub nodes: u64,
 }
 
+/// An instantiated graph.
+#[derive(Clone, Copy, Debug)]
+pub struct Instance {
+    /// Its graph.
+    pub graph: Graph,
+    /// The ordinal of its device.
+    pub ordinal: usize,
+    /// The device memory that it takes, in bytes.
+    pub bytes: u64,
+}
+
 /// A running capture.
 #[derive(Clone, Copy, Debug)]
 pub struct Capture {
@@ -27,7 +38,7 @@ pub struct Capture {
 pub struct Graphs {
     captures: HashMap<u64, Capture>,
     graphs: HashMap<u64, Graph>,
-    instances: HashMap<u64, Graph>,
+    instances: HashMap<u64, Instance>,
 }
 
 impl Graphs {
@@ -69,16 +80,15 @@ impl Graphs {
         self.graphs.get(&handle).copied().ok_or(Error::InvalidValue)
     }
 
-    /// Instantiates a graph and returns the handle of the instance.
-    pub fn instantiate(&mut self, graph: u64, handles: &mut Handles) -> Result<u64> {
-        let graph = self.graph(graph)?;
-        let instance = handles.deal(Kind::GraphExec);
-        self.instances.insert(instance, graph);
-        Ok(instance)
+    /// Adds an instantiated graph and returns the handle of the instance.
+    pub fn add_instance(&mut self, instance: Instance, handles: &mut Handles) -> u64 {
+        let handle = handles.deal(Kind::GraphExec);
+        self.instances.insert(handle, instance);
+        handle
     }
 
     /// The instance with this handle.
-    pub fn instance(&self, handle: u64) -> Result<Graph> {
+    pub fn instance(&self, handle: u64) -> Result<Instance> {
         self.instances.get(&handle).copied().ok_or(Error::InvalidValue)
     }
 
@@ -87,8 +97,8 @@ impl Graphs {
         self.graphs.remove(&handle).map(drop).ok_or(Error::InvalidValue)
     }
 
-    /// Destroys an instance.
-    pub fn destroy_instance(&mut self, handle: u64) -> Result<()> {
-        self.instances.remove(&handle).map(drop).ok_or(Error::InvalidValue)
+    /// Removes an instance and returns it.
+    pub fn remove_instance(&mut self, handle: u64) -> Result<Instance> {
+        self.instances.remove(&handle).ok_or(Error::InvalidValue)
     }
 }

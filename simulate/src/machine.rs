@@ -6,7 +6,7 @@ use crate::config::{Config, MIB};
 use crate::context::Contexts;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::graph::{Capture, Graphs};
+use crate::graph::{Capture, Graphs, Instance};
 use crate::handle::{Handles, Kind as HandleKind, fixed};
 use crate::ipc::MemHandle;
 use crate::ledger::Ledger;
@@ -189,6 +189,21 @@ impl Machine {
         let ordinal = self.contexts.destroy(handle)?;
         let bytes = self.config.context_bytes;
         self.device(ordinal)?.give(bytes);
+        Ok(())
+    }
+
+    /// Instantiates a graph, charges its memory to the device, and returns the handle of the instance.
+    pub fn instantiate_graph(&mut self, handle: u64, ordinal: usize) -> Result<u64> {
+        let graph = self.graphs.graph(handle)?;
+        let bytes = graph.nodes.saturating_mul(self.config.graph_node_bytes);
+        self.device(ordinal)?.take(bytes)?;
+        Ok(self.graphs.add_instance(Instance { graph, ordinal, bytes }, &mut self.handles))
+    }
+
+    /// Destroys an instance that [`Self::instantiate_graph`] made.
+    pub fn destroy_graph_instance(&mut self, handle: u64) -> Result<()> {
+        let instance = self.graphs.remove_instance(handle)?;
+        self.device(instance.ordinal)?.give(instance.bytes);
         Ok(())
     }
 

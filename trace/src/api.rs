@@ -63,12 +63,13 @@ macro_rules! apis {
                 }
             }
 
-            /// The kind of memory that the function concerns. `None` for an unknown function.
+            /// The kind of memory that the function concerns. `None` for functions about CUDA graphs and for an unknown
+            /// function.
             ///
             /// A free states the kind that its usual counterpart allocates. The address decides what was really freed.
             pub const fn memory_kind(self) -> Option<MemoryKind> {
                 match self.0 {
-                    $($number => Some(MemoryKind::$memory),)*
+                    $($number => apis!(@kind $memory),)*
                     _ => None,
                 }
             }
@@ -82,11 +83,41 @@ macro_rules! apis {
             }
         }
     };
+    (@kind None) => { None };
+    (@kind $memory:ident) => { Some(MemoryKind::$memory) };
     (@frees allocates) => { false };
+    (@frees captures) => { false };
     (@frees frees) => { true };
 }
 
+/// What a call does with a CUDA graph.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum GraphCall {
+    /// Starts to capture a stream.
+    BeginCapture,
+    /// Ends a capture. The result is a graph.
+    EndCapture,
+    /// Makes an executable graph.
+    Instantiate,
+    /// Copies an executable graph to the device before its first launch.
+    Upload,
+    /// Destroys an executable graph.
+    Destroy,
+}
+
 impl Api {
+    /// What the function does with a CUDA graph. `None` if it concerns none.
+    pub const fn graph_call(self) -> Option<GraphCall> {
+        match self.0 {
+            48..=51 => Some(GraphCall::BeginCapture),
+            52 | 53 => Some(GraphCall::EndCapture),
+            54..=57 => Some(GraphCall::Instantiate),
+            58 | 59 => Some(GraphCall::Upload),
+            60 => Some(GraphCall::Destroy),
+            _ => None,
+        }
+    }
+
     /// The value for events that are no CUDA calls.
     pub const NONE: Api = Api(0);
 }
@@ -130,6 +161,19 @@ apis! {
     36 cuModuleLoadFatBinary Driver Driver allocates;
     37 cuLibraryLoadData Driver Driver allocates;
     38 cuLibraryLoadFromFile Driver Driver allocates;
+    48 cuStreamBeginCapture_v2 Driver None captures;
+    49 cuStreamBeginCapture_v2_ptsz Driver None captures;
+    50 cuStreamBeginCaptureToGraph Driver None captures;
+    51 cuStreamBeginCaptureToGraph_ptsz Driver None captures;
+    52 cuStreamEndCapture Driver None captures;
+    53 cuStreamEndCapture_ptsz Driver None captures;
+    54 cuGraphInstantiate_v2 Driver None captures;
+    55 cuGraphInstantiateWithFlags Driver None captures;
+    56 cuGraphInstantiateWithParams Driver None captures;
+    57 cuGraphInstantiateWithParams_ptsz Driver None captures;
+    58 cuGraphUpload Driver None captures;
+    59 cuGraphUpload_ptsz Driver None captures;
+    60 cuGraphExecDestroy Driver None captures;
     64 cudaMalloc Runtime Device allocates;
     65 cudaMallocPitch Runtime Device allocates;
     66 cudaMalloc3D Runtime Device allocates;

@@ -63,6 +63,12 @@ pub enum Action {
     /// the occasion ([`UsageOccasion`]). `api` and `module` are those of the call that was the occasion, if any. The
     /// effects of that call are included, and its own event precedes this one.
     DeviceUsage = 24,
+    /// A call about a CUDA graph; [`Event::api`] says which. `addr` is the graph after the end of a capture, otherwise
+    /// the executable graph, and 0 at the begin of a capture.
+    ///
+    /// `stream` is the captured stream; at an instantiation it is the graph. `size` is the number of nodes after the
+    /// end of a capture. At an instantiation or an upload it is the device memory that the call took, in bytes.
+    Graph = 25,
 }
 
 /// Why the driver was asked for the device's memory in use ([`Action::DeviceUsage`]).
@@ -121,6 +127,7 @@ impl Action {
             22 => Action::RangeStart,
             23 => Action::RangeEnd,
             24 => Action::DeviceUsage,
+            25 => Action::Graph,
             _ => return None,
         })
     }
@@ -147,6 +154,7 @@ impl Action {
             Action::RangeStart => "range_start",
             Action::RangeEnd => "range_end",
             Action::DeviceUsage => "device_usage",
+            Action::Graph => "graph",
         }
     }
 }
@@ -405,7 +413,7 @@ mod tests {
 
     fn any_event() -> impl Strategy<Value = Event> {
         let numbers = (any::<[u64; 5]>(), any::<[u32; 4]>(), any::<i16>(), any::<[u16; 2]>(), any::<i32>());
-        (numbers, 0u8..6, 0u8..25).prop_filter_map("a known action", |((w, i, device, n, result), source, action)| {
+        (numbers, 0u8..6, 0u8..26).prop_filter_map("a known action", |((w, i, device, n, result), source, action)| {
             let source = Source::from_wire(source)?;
             let torch = source.is_torch();
             Some(Event {

@@ -25,6 +25,7 @@ mod cycles;
 mod driver_pages;
 mod holders;
 mod locate;
+mod mapped_segments;
 mod names;
 mod physical;
 mod policy;
@@ -34,6 +35,7 @@ pub use allocator::{Allocator, Anomalies, Block, BlockId, BlockState, Peak, Segm
 pub use contexts::Contexts;
 pub use cycles::{ReferenceCycle, reference_cycles};
 pub use holders::{HeldBlock, HolderChange, holder_changes};
+pub use mapped_segments::UnmappedBytes;
 pub use names::{AllocationNames, Names};
 pub use physical::{DeviceAllocations, Effect, MemoryLocation, Owner, OwnerUsage, PhysicalAllocation, PhysicalMemory};
 pub use policy::{AllocatedBlock, AllocatorSettings, LimitedDevice, Policy, PolicyDevice};

@@ -4,12 +4,13 @@
 //! Memory behind VMM handles counts from its creation until it is both released and unmapped, as the driver keeps it. A
 //! failed call counts nothing. A free that is later found to have failed is undone.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use memtrace_trace::api::{Api, MemoryKind};
 use memtrace_trace::event::{Action, Event, Flags, Source};
 use memtrace_trace::ids::ModuleId;
 
+use super::mapped_segments::{MappedSegments, UnmappedBytes};
 use memtrace_input::AddressMap;
 
 use super::driver_pages::DriverPages;
@@ -149,6 +150,9 @@ pub struct PhysicalMemory {
     /// By address: how often memory of another process was opened there.
     open_imports: HashMap<u64, u32>,
     mappings: BTreeMap<u64, (u64, u64)>,
+    /// The reserved address ranges, by their start.
+    reservations: BTreeSet<u64>,
+    mapped_segments: MappedSegments,
     recent_frees: VecDeque<(u64, u64, PhysicalAllocation)>,
     usage_by_owner: BTreeMap<(MemoryLocation, Owner), OwnerUsage>,
     totals: BTreeMap<MemoryLocation, OwnerUsage>,
@@ -226,24 +230,56 @@ impl PhysicalMemory {
         self.unmatched_frees
     }
 
-    /// Assigns the memory at this address to PyTorch's caching allocator, which reported it as a segment. The caller of
-    /// CUDA can be another object.
-    pub fn assign_to_allocator(&mut self, addr: u64) {
-        let Some(allocation) =
-            self.allocations.get_mut(&addr).filter(|allocation| allocation.owner != Owner::CachingAllocator)
-        else {
+    /// The bytes of segments of PyTorch's caching allocator that had no device memory, by device.
+    pub fn unmapped_segments(&self) -> &BTreeMap<i16, UnmappedBytes> {
+        self.mapped_segments.unmapped()
+    }
+
+    /// Assigns the memory of a segment to PyTorch's caching allocator, which reported it. The caller of CUDA can be
+    /// another object, and the memory can be mapped.
+    pub fn assign_to_allocator(&mut self, segment: &Event) {
+        let Event { addr, size, device, .. } = *segment;
+        if let Some(allocation) = self.allocations.get_mut(&addr) {
+            let before = *allocation;
+            allocation.owner = Owner::CachingAllocator;
+            self.owner_changed(&before);
             return;
-        };
-        let before = std::mem::replace(&mut allocation.owner, Owner::CachingAllocator);
-        let (location, size) = (allocation.location(), allocation.size);
-        self.usage_by_owner.entry((location, before)).or_default().undo_add(size);
-        self.usage_by_owner.entry((location, Owner::CachingAllocator)).or_default().add(size, 1);
+        }
+        let mapped: Vec<u64> =
+            self.mappings.range(addr..addr.saturating_add(size)).map(|(_, (_, handle))| *handle).collect();
+        if !mapped.is_empty() {
+            self.mapped_segments.insert(addr, size, device);
+            mapped.into_iter().for_each(|handle| self.assign_handle_to_allocator(handle));
+        }
+    }
+
+    /// Takes the end of a segment that PyTorch's caching allocator reported.
+    pub fn segment_freed(&mut self, addr: u64) {
+        self.mapped_segments.remove(addr);
+    }
+
+    fn assign_handle_to_allocator(&mut self, handle: u64) {
+        if let Some(handle) = self.handles.get_mut(&handle) {
+            let before = handle.allocation;
+            handle.allocation.owner = Owner::CachingAllocator;
+            self.owner_changed(&before);
+        }
+    }
+
+    /// Moves the bytes of an allocation from its owner to PyTorch's caching allocator.
+    fn owner_changed(&mut self, before: &PhysicalAllocation) {
+        if before.owner != Owner::CachingAllocator {
+            let (location, size) = (before.location(), before.size);
+            self.usage_by_owner.entry((location, before.owner)).or_default().undo_add(size);
+            self.usage_by_owner.entry((location, Owner::CachingAllocator)).or_default().add(size, 1);
+        }
     }
 
     /// Takes one event and returns its effects. Only driver and runtime events have effects.
     pub fn apply(&mut self, e: &Event) -> &[Effect] {
         self.effects.clear();
-        if e.source.is_torch() {
+        // A call about a CUDA graph has no address of memory.
+        if e.source.is_torch() || e.action == Action::Graph {
             return &[];
         }
         if e.action == Action::Retract {
@@ -262,6 +298,12 @@ impl PhysicalMemory {
             Action::FreeRequested | Action::FreeCompleted | Action::SegmentFree => self.record_free(e),
             Action::Map => self.record_map(e),
             Action::Unmap => self.record_unmap(e),
+            Action::Reserve => {
+                self.reservations.insert(e.addr);
+            }
+            Action::Unreserve => {
+                self.reservations.remove(&e.addr);
+            }
             _ => {}
         }
         &self.effects
@@ -286,6 +328,10 @@ impl PhysicalMemory {
                 }
                 return;
             }
+        }
+        // A library that replaces `cudaMalloc` has mapped memory there. Its handle already counts.
+        if e.source == Source::Runtime && kind == MemoryKind::Device && self.reservations.contains(&e.addr) {
+            return;
         }
         let host = matches!(kind, MemoryKind::Host | MemoryKind::Registered);
         let allocation =
@@ -376,7 +422,7 @@ impl PhysicalMemory {
                 }
             }
             // The runtime's free was recorded before the driver call nested in it, and has already released it.
-            None if e.flags.contains(Flags::NESTED) => {}
+            None if e.flags.contains(Flags::NESTED) || self.reservations.contains(&e.addr) => {}
             None => self.unmatched_frees += 1,
         }
     }
@@ -401,15 +447,18 @@ impl PhysicalMemory {
             }
         }
         self.mappings.insert(e.addr, (e.size, e.stream));
+        if self.mapped_segments.mapped(e.addr, e.size) {
+            self.assign_handle_to_allocator(e.stream);
+        }
     }
 
     fn record_unmap(&mut self, e: &Event) {
         let end = e.addr.saturating_add(e.size.max(1));
         let starts: Vec<u64> = self.mappings.range(e.addr..end).map(|(start, _)| *start).collect();
         for start in starts {
-            if let Some((_, id)) = self.mappings.remove(&start)
-                && let Some(handle) = self.handles.get_mut(&id)
-            {
+            let Some((size, id)) = self.mappings.remove(&start) else { continue };
+            self.mapped_segments.unmapped_by(start, size, e.module);
+            if let Some(handle) = self.handles.get_mut(&id) {
                 handle.mappings = handle.mappings.saturating_sub(1);
                 self.drop_unused_handle(id);
             }

@@ -101,8 +101,10 @@ impl Replay {
                 self.apply_block_event(slot, e, sink);
                 return;
             }
-            if e.action == Action::SegmentAlloc {
-                self.physical.assign_to_allocator(e.addr);
+            match e.action {
+                Action::SegmentAlloc => self.physical.assign_to_allocator(e),
+                Action::SegmentFree => self.physical.segment_freed(e.addr),
+                _ => {}
             }
             let change = self.devices[slot].allocator.apply_torch(e);
             if change != Change::None {

@@ -13,6 +13,7 @@
 //! ```
 
 mod check_text;
+mod cuda_graphs;
 mod device;
 mod diff_html;
 mod diff_text;

@@ -338,7 +338,8 @@ impl TextReport {
         }
         for row in rows.iter().take(count) {
             let custom = row.custom_category.map(|name| format!(" [{name}]")).unwrap_or_default();
-            let mut text = format!("{}{}{custom}", row.category.plural(), in_blocks(row.blocks));
+            let pool = row.memory_pool.map(|id| format!(" {id}")).unwrap_or_default();
+            let mut text = format!("{}{pool}{}{custom}", row.category.plural(), in_blocks(row.blocks));
             let (name, shape) = match (row.tensor_name_pattern, row.tensor_name) {
                 (Some(pattern), _) => (pattern.to_owned(), row.common_tensor_shape),
                 (None, Some(name)) if row.blocks > 1 => (format!("{name}, ..."), None),
@@ -486,6 +487,7 @@ struct AllocationRow<'a> {
     blocks: u64,
     category: Category,
     custom_category: Option<&'a str>,
+    memory_pool: Option<&'a str>,
     location: &'a str,
     tensor_name: Option<&'a str>,
     tensor_name_pattern: Option<&'a str>,
@@ -502,7 +504,9 @@ fn allocation_rows(groups: &[AllocationGroup]) -> Vec<AllocationRow<'_>> {
         let pattern = group.tensor_name_pattern.as_deref();
         let custom_category = group.custom_category.as_deref();
         let is_same = |row: &&mut AllocationRow<'_>| {
-            let kinds = (row.category, row.custom_category) == (group.category, custom_category);
+            let memory_pool = group.memory_pool.as_deref();
+            let kinds =
+                (row.category, row.custom_category, row.memory_pool) == (group.category, custom_category, memory_pool);
             row.native && native && kinds && row.location == group.stack.location
         };
         match rows.iter_mut().find(is_same) {
@@ -521,6 +525,7 @@ fn allocation_rows(groups: &[AllocationGroup]) -> Vec<AllocationRow<'_>> {
                 blocks: group.blocks,
                 category: group.category,
                 custom_category,
+                memory_pool: group.memory_pool.as_deref(),
                 location: &group.stack.location,
                 tensor_name: group.tensor_name.as_deref(),
                 tensor_name_pattern: pattern,

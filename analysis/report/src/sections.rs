@@ -75,6 +75,12 @@ pub static SECTIONS: &[Section] = &[
         add: TextReport::device_section,
     },
     Section {
+        name: "graphs",
+        title: "CUDA graphs",
+        description: "what each CUDA graph capture cost, and the private memory pools",
+        add: TextReport::cuda_graphs_section,
+    },
+    Section {
         name: "rules",
         title: "Rules",
         description: "which rules decided phases and categories, with evidence",

@@ -139,6 +139,8 @@ impl TextReport {
             self.labelled_at(2, 0, "The peak was reached at", location, wrap_list);
             self.holders(device, HOLDERS);
         }
+        self.unmapped_segments(device);
+        self.cuda_graphs(device);
         self.larger_inputs(device);
         self.device_in_short(device);
         self.imported(device);

@@ -8,6 +8,7 @@ use memtrace_trace::definition::TensorKind;
 use memtrace_trace::file::Definitions;
 use memtrace_trace::ids::{ContextId, StackId};
 
+use crate::cuda_graphs::{OutputNames, cuda_graphs, pool_text};
 use crate::device_memory::{DeviceInputs, DeviceMemorySummary, device_memory};
 use crate::diagnosis::IssueBuilder;
 use crate::explain::{explain, state_needed};
@@ -22,7 +23,7 @@ use crate::summary::{
     LargerInputs, Levels, MemoryState, ModuleGroupSummary, ModuleSummary, NativeObjectSummary, NotRecordedSummary,
     NoticeSummary, OomForecastSummary, OomSummary, OwnerBytes, OwnerSummary, PhaseAmount, PhaseRuleSummary,
     PhaseSummary, ProcessSummary, RangeSummary, RepeatedModulesSummary, RunSummary, SUMMARY_VERSION, StepPhase,
-    StepSummary, SuggestionSummary, Summary, Totals,
+    StepSummary, SuggestionSummary, Summary, Totals, UnmappedSegmentsSummary,
 };
 use crate::tensors::{name_pattern, requested_for};
 use crate::why::{
@@ -305,6 +306,7 @@ fn process_summary(
         custom: custom_rules.map(|rules| CustomCategorizer::new(rules, process.definitions(), names)),
         holders: Holders::of(process, &explained_ooms),
         machine,
+        outputs: OutputNames::of(&analysis.cuda_graphs, names, process.recording()),
     };
     let found = |device| ooms.iter().find(|found| found.device == device);
     let mut devices: Vec<DeviceSummary> =
@@ -409,6 +411,7 @@ struct Context<'a> {
     names: &'a Names,
     custom: Option<CustomCategorizer<'a>>,
     holders: Holders,
+    outputs: OutputNames,
     cache_growth: &'a BTreeMap<StackId, u64>,
     machine: &'a Machine<'a>,
 }
@@ -503,6 +506,8 @@ impl Context<'_> {
             owners: self.owners(process_analysis, MemoryLocation::Device(analysis.device)),
             imported: self.owners(process_analysis, MemoryLocation::Imported(analysis.device)),
             device_memory: self.device_memory(process_analysis, analysis.device),
+            unmapped_segments: self.unmapped_segments(process_analysis, analysis.device),
+            cuda_graphs: cuda_graphs(analysis.device, &process_analysis.cuda_graphs, &self.locations, &self.outputs),
             holders: self.holders.of_device(analysis.device),
             phase_rules: analysis
                 .phase_rules
@@ -690,6 +695,7 @@ impl Context<'_> {
                         share: amount.bytes as f64 / whole as f64,
                         category: origin.category,
                         custom_category: self.custom_name(origin.custom),
+                        memory_pool: pool_text(self.definitions, origin.pool),
                         compile_context: self.compile_context(origin.compile_context),
                         phase: origin.phase,
                         stack: self.locations.stack(origin.stack, origin.context),
@@ -986,6 +992,18 @@ impl Context<'_> {
         }
         all.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.owner.cmp(&b.owner)));
         all
+    }
+
+    fn unmapped_segments(&self, analysis: &Analysis, device: i16) -> Option<UnmappedSegmentsSummary> {
+        let unmapped = analysis.unmapped_segments.get(&device)?;
+        let objects = unmapped.modules.iter().map(|id| self.definitions.module(*id).unwrap_or_default());
+        let libraries: BTreeSet<&str> = objects.map(library_name).collect();
+        Some(UnmappedSegmentsSummary {
+            peak_bytes: unmapped.peak,
+            end_bytes: unmapped.current,
+            times: unmapped.times,
+            unmapped_by: libraries.into_iter().map(str::to_owned).collect(),
+        })
     }
 
     /// The owners of memory at one location, most bytes first.

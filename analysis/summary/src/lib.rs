@@ -17,6 +17,7 @@
 mod build;
 mod check;
 mod compare;
+mod cuda_graphs;
 mod device_memory;
 mod device_names;
 mod diagnosis;
@@ -40,6 +41,7 @@ mod why;
 pub use build::{SummaryOptions, is_snapshot, summarize, summarize_with, when, when_peaked};
 pub use check::{Baseline, CHECK_VERSION, CheckOptions, CheckReport, CheckResult, Tolerance, check};
 pub use compare::{diff, line_what};
+pub use cuda_graphs::{CudaGraphSummary, CudaGraphsSummary, MemoryPoolSummary};
 pub use device_memory::{
     DeviceBreakdown, DeviceMemoryPoint, DeviceMemorySummary, DevicePart, DevicePartKind, OtherProcesses,
 };

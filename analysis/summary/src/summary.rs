@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use crate::cuda_graphs::CudaGraphsSummary;
 use crate::device_memory::DeviceMemorySummary;
 use crate::launch::LaunchSummary;
 use crate::step_estimate::StepEstimate;
@@ -361,6 +362,12 @@ pub struct DeviceSummary {
     /// readings of it, as PyTorch's snapshots and traces before 1.4.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device_memory: Option<DeviceMemorySummary>,
+    /// The memory of PyTorch's segments that a library had unmapped. Absent if it unmapped none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unmapped_segments: Option<UnmappedSegmentsSummary>,
+    /// The CUDA graphs and the private memory pools. Absent without any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cuda_graphs: Option<CudaGraphsSummary>,
     /// The Python paths that held the largest tensors. Absent without `--holders`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub holders: Option<HoldersSummary>,
@@ -372,6 +379,20 @@ pub struct DeviceSummary {
     /// decided. The last entry has the blocks that no rule matches. Absent without a file.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub custom_category_rules: Vec<CustomCategoryAmount>,
+}
+
+/// Segments of PyTorch's caching allocator whose memory a library unmapped, and may have mapped again: a model that was
+/// paused or put to sleep. Such segments count as reserved, and their blocks as allocated, but the device has the memory.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+pub struct UnmappedSegmentsSummary {
+    /// The highest number of bytes without device memory at one time.
+    pub peak_bytes: u64,
+    /// The bytes without device memory at the end.
+    pub end_bytes: u64,
+    /// How often all segments had device memory and then some had none.
+    pub times: u64,
+    /// The libraries that unmapped the memory.
+    pub unmapped_by: Vec<String>,
 }
 
 /// The totals of a device at one point in time, as `torch.cuda.memory_stats` counts them.
@@ -558,6 +579,10 @@ pub struct AllocationGroup {
     /// The custom category of the blocks. Absent without `--categories FILE`, and if no rule matches.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub custom_category: Option<String>,
+    /// The private memory pool of the blocks, as PyTorch's `MempoolId_t`, for example `(0, 1)`. Only for the categories
+    /// `memory_pool` and `graph_pool`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_pool: Option<String>,
     /// The compiled region of `torch.compile` that allocated the blocks. Absent without one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compile_context: Option<String>,

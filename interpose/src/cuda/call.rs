@@ -148,6 +148,11 @@ impl Call {
         self.record(action, memory, 0, false)
     }
 
+    /// Records a call about a CUDA graph. `memory` names the graph and the stream.
+    pub(super) fn record_graph(&self, action: Action, result: i32, memory: impl FnOnce() -> CallMemory) {
+        self.record(action, memory(), result, false);
+    }
+
     /// Records how much memory a pool holds, if that has changed. `location` is the device if this call names it.
     pub(super) fn record_pool_size(&self, pool: u64, location: u64) {
         let totals = pools::changed_totals(pool, location);

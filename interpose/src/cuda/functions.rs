@@ -13,6 +13,7 @@ use memtrace_trace::event::Action;
 use super::call::{Call, ERROR_UNKNOWN};
 use super::driver::driver_function;
 use super::entry::entry;
+use super::graphs;
 use super::hook::Hook;
 use super::location;
 use super::memory::{AllocationProperties, CallMemory, location_of};
@@ -100,6 +101,7 @@ impl<T> Argument for *const T {}
 impl Argument for usize {}
 impl Argument for u64 {}
 impl Argument for u32 {}
+impl Argument for i32 {}
 impl Argument for Extent {}
 impl Argument for IpcHandle {}
 
@@ -240,6 +242,31 @@ macro_rules! hooks {
         $call.record_load(result);
         result
     }};
+    (@captures $call:ident $action:ident [$($arg:ident),*] { $($field:ident: $value:expr),* } $original:block) => {{
+        let (result, _) = $call.run(|| $original);
+        hooks!(@graph $call $action result [$($arg),*] { $($field: $value),* });
+        result
+    }};
+    (@instantiates $call:ident $action:ident [$($arg:ident),*] { $($field:ident: $value:expr),* } $original:block) => {{
+        let before = graphs::free_bytes();
+        let (result, _) = $call.run(|| $original);
+        hooks!(@graph $call $action result [$($arg),*] { size: graphs::bytes_taken(before), $($field: $value),* });
+        result
+    }};
+    (@destroys $call:ident $action:ident [$($arg:ident),*] { $($field:ident: $value:expr),* } $original:block) => {{
+        // Recorded before the call, after which another graph may have the same handle.
+        hooks!(@graph $call $action 0 [] { $($field: $value),* });
+        $call.run(|| $original).0
+    }};
+    (@graph $call:ident $action:ident $result:tt [$($arg:ident),*] { $($field:ident: $value:expr),* }) => {
+        $call.record_graph(Action::$action, $result, || {
+            $(
+                #[allow(unused_variables, reason = "not every argument is recorded")]
+                let $arg = if $result == 0 { $arg } else { $arg.after_failure() };
+            )*
+            CallMemory { $($field: $value as u64,)* ..CallMemory::default() }
+        })
+    };
     (@trims $call:ident $action:ident [$($arg:ident),*] { $field:ident: $pool:expr } $original:block) => {{
         let (result, _) = $call.run(|| $original);
         $call.record_pool_size($pool, 0);
@@ -316,6 +343,35 @@ hooks! {
         out: *mut u64, file: *const c_char, jit_options: *mut i32, jit_values: *mut *mut c_void, jit_count: u32,
         options: *mut i32, values: *mut *mut c_void, count: u32
     ) loads DeviceUsage { }
+    cuStreamBeginCapture_v2(stream: u64, mode: i32) captures Graph { stream: stream }
+    cuStreamBeginCapture_v2_ptsz(stream: u64, mode: i32) captures Graph { stream: stream }
+    cuStreamBeginCaptureToGraph(
+        stream: u64, graph: u64, dependencies: *const u64, edges: *const c_void, count: usize, mode: i32
+    ) captures Graph { stream: stream }
+    cuStreamBeginCaptureToGraph_ptsz(
+        stream: u64, graph: u64, dependencies: *const u64, edges: *const c_void, count: usize, mode: i32
+    ) captures Graph { stream: stream }
+    cuStreamEndCapture(stream: u64, out: *mut u64) captures Graph {
+        addr: read(out), size: graphs::node_count(read(out)), stream: stream
+    }
+    cuStreamEndCapture_ptsz(stream: u64, out: *mut u64) captures Graph {
+        addr: read(out), size: graphs::node_count(read(out)), stream: stream
+    }
+    cuGraphInstantiate_v2(
+        out: *mut u64, graph: u64, error_node: *mut u64, log: *mut i8, log_size: usize
+    ) instantiates Graph { addr: read(out), stream: graph }
+    cuGraphInstantiateWithFlags(out: *mut u64, graph: u64, flags: u64) instantiates Graph {
+        addr: read(out), stream: graph
+    }
+    cuGraphInstantiateWithParams(out: *mut u64, graph: u64, params: *mut c_void) instantiates Graph {
+        addr: read(out), stream: graph
+    }
+    cuGraphInstantiateWithParams_ptsz(out: *mut u64, graph: u64, params: *mut c_void) instantiates Graph {
+        addr: read(out), stream: graph
+    }
+    cuGraphUpload(executable: u64, stream: u64) instantiates Graph { addr: executable }
+    cuGraphUpload_ptsz(executable: u64, stream: u64) instantiates Graph { addr: executable }
+    cuGraphExecDestroy(executable: u64) destroys Graph { addr: executable }
     cudaMalloc(out: *mut u64, size: usize) allocates Alloc { addr: read(out), size: size }
     cudaMallocPitch(out: *mut u64, pitch: *mut usize, width: usize, height: usize) allocates Alloc {
         addr: read(out), size: pitched_bytes(read(pitch), width, height, 1)

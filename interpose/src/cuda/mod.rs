@@ -6,6 +6,7 @@ pub(crate) mod device;
 mod driver;
 mod entry;
 mod functions;
+mod graphs;
 mod hook;
 mod location;
 mod lookup;

@@ -22,6 +22,10 @@ registry! {
     cuIpcOpenMemHandle_v2 cuIpcCloseMemHandle cuMemImportFromShareableHandle cuMemRetainAllocationHandle cuMemPoolTrimTo
     cuDevicePrimaryCtxRetain cuModuleLoad cuModuleLoadData cuModuleLoadDataEx cuModuleLoadFatBinary
     cuLibraryLoadData cuLibraryLoadFromFile
+    cuStreamBeginCapture_v2 cuStreamBeginCapture_v2_ptsz cuStreamBeginCaptureToGraph cuStreamBeginCaptureToGraph_ptsz
+    cuStreamEndCapture cuStreamEndCapture_ptsz
+    cuGraphInstantiate_v2 cuGraphInstantiateWithFlags cuGraphInstantiateWithParams cuGraphInstantiateWithParams_ptsz
+    cuGraphUpload cuGraphUpload_ptsz cuGraphExecDestroy
     cudaMalloc cudaMallocPitch cudaMalloc3D cudaMallocManaged
     cudaMallocAsync cudaMallocAsync_ptsz cudaMallocFromPoolAsync cudaMallocFromPoolAsync_ptsz
     cudaFreeAsync cudaFreeAsync_ptsz cudaFree
@@ -46,6 +50,15 @@ pub(super) fn by_entry_point(name: &[u8], version: i32, per_thread_stream: bool)
         | b"cuArray3DCreate" => since(3020, "_v2")?,
         b"cuMemHostRegister" => since(6050, "_v2")?,
         b"cuIpcOpenMemHandle" => since(11000, "_v2")?,
+        b"cuStreamBeginCapture" => since(10010, if per_thread_stream { "_v2_ptsz" } else { "_v2" })?,
+        // From CUDA 12 on, the header gives this name to another function.
+        b"cuGraphInstantiate" if version >= 12000 => "WithFlags",
+        b"cuGraphInstantiate" => since(11000, "_v2")?,
+        b"cuStreamBeginCaptureToGraph" | b"cuStreamEndCapture" | b"cuGraphInstantiateWithParams" | b"cuGraphUpload"
+            if per_thread_stream =>
+        {
+            "_ptsz"
+        }
         b"cuMemAllocAsync" | b"cuMemAllocFromPoolAsync" | b"cuMemFreeAsync" if per_thread_stream => "_ptsz",
         _ => "",
     };
@@ -79,6 +92,12 @@ mod tests {
         assert_eq!(symbol("cuMemAllocAsync", 12000, true), Some("cuMemAllocAsync_ptsz"));
         assert_eq!(symbol("cuMemCreate", 12000, true), Some("cuMemCreate"));
         assert_eq!(symbol("cudaMalloc", 12000, false), None);
+        assert_eq!(symbol("cuStreamBeginCapture", 12000, true), Some("cuStreamBeginCapture_v2_ptsz"));
+        assert_eq!(symbol("cuStreamBeginCapture", 10000, false), None);
+        assert_eq!(symbol("cuStreamEndCapture", 10000, true), Some("cuStreamEndCapture_ptsz"));
+        assert_eq!(symbol("cuGraphInstantiate", 11040, false), Some("cuGraphInstantiate_v2"));
+        assert_eq!(symbol("cuGraphInstantiate", 12000, false), Some("cuGraphInstantiateWithFlags"));
+        assert_eq!(symbol("cuGraphInstantiate", 10000, false), None);
         assert_eq!(symbol("cuMemAlloc_v2", 12000, false), Some("cuMemAlloc_v2"));
     }
 }

@@ -108,8 +108,7 @@ extern "C" fn cuGraphCreate(graph: Out<u64>, _flags: c_uint) -> c_int {
 
 #[unsafe(no_mangle)]
 extern "C" fn cuGraphInstantiateWithFlags(out: Out<u64>, graph: u64, _flags: u64) -> c_int {
-    let m = &mut *machine();
-    let made = m.graphs.instantiate(graph, &mut m.handles);
+    let made = machine().instantiate_graph(graph, current_device());
     code(made.map(|handle| out.put(handle)))
 }
 
@@ -117,8 +116,8 @@ extern "C" fn cuGraphInstantiateWithFlags(out: Out<u64>, graph: u64, _flags: u64
 extern "C" fn cuGraphLaunch(instance: u64, stream: u64) -> c_int {
     let m = &mut *machine();
     let (current, now) = (current_device(), now_ns());
-    let launched = m.graphs.instance(instance).and_then(|graph| {
-        for _ in 0..graph.nodes {
+    let launched = m.graphs.instance(instance).and_then(|instance| {
+        for _ in 0..instance.graph.nodes {
             m.launch(stream, current, now)?;
         }
         Ok(())
@@ -138,7 +137,7 @@ extern "C" fn cuGraphDestroy(graph: u64) -> c_int {
 
 #[unsafe(no_mangle)]
 extern "C" fn cuGraphExecDestroy(instance: u64) -> c_int {
-    code(machine().graphs.destroy_instance(instance))
+    code(machine().destroy_graph_instance(instance))
 }
 
 #[unsafe(no_mangle)]

@@ -5,6 +5,7 @@ mod allocator_policy;
 mod allocators;
 mod compile;
 mod cpu;
+mod cuda_graphs;
 mod distributed;
 mod exhaustive;
 mod functions;

@@ -9,6 +9,7 @@ use memtrace_trace::ids::{FrameId, StackId};
 
 use super::category::{BlockAllocation, BlockClassification, Categorizer, Category, CategoryRuleUses, LifetimeEnd};
 use super::composition::{Amount, Composition, ModuleKey, Origin};
+use super::cuda_graphs::CudaGraphs;
 use super::custom::CustomCategorizer;
 use super::device_memory::{DeviceMemories, DeviceMemory};
 use super::diagnostics::{BlockEvent, Signals};
@@ -25,7 +26,9 @@ use super::statistics::Statistics;
 use super::step_inputs::StepInputs;
 use crate::rules::CustomRules;
 use memtrace_input::{CompileContexts, EventSource, LostEvents, Recording, TraceIndex};
-use memtrace_replay::{Allocator, Change, MemoryLocation, Names, Owner, OwnerUsage, Peak, Replay, Usage};
+use memtrace_replay::{
+    Allocator, Change, MemoryLocation, Names, Owner, OwnerUsage, Peak, Replay, UnmappedBytes, Usage,
+};
 
 /// The maximum number of origins to report that block segments at an out-of-memory error.
 const MAX_BLOCKERS: usize = 10;
@@ -159,6 +162,10 @@ pub struct Analysis {
     pub locations: BTreeMap<MemoryLocation, OwnerUsage>,
     /// By stack: by how many requested bytes a block of it grows with each call that adds a token to a cache.
     pub cache_growth: BTreeMap<StackId, u64>,
+    /// The CUDA graphs, and the private pools of PyTorch's allocator.
+    pub cuda_graphs: CudaGraphs,
+    /// By device: how much of the segments of PyTorch's allocator had no device memory.
+    pub unmapped_segments: BTreeMap<i16, UnmappedBytes>,
     /// CUDA calls that failed.
     pub failed_calls: u64,
     /// CUDA frees of memory whose allocation was not recorded.
@@ -210,6 +217,7 @@ impl Analysis {
         };
         let mut devices: Vec<DeviceAnalysis> = replay.devices().iter().map(|d| new(d.device, d.source)).collect();
         let mut ranges = options.range.map(|name| OpenRanges::new(name, definitions));
+        let mut cuda_graphs = CudaGraphs::default();
         let (mut done, mut last_seq) = (0, 0);
         let mut memories = DeviceMemories::default();
         let lost = recording.stream(&mut |events| {
@@ -217,6 +225,7 @@ impl Analysis {
                 last_seq = e.seq;
                 if e.source == Source::Label {
                     tracked.tracker.observe_label(e);
+                    cuda_graphs.observe_range(e);
                     devices.iter_mut().for_each(|device| device.labels.observe(e));
                     if let Some(ranges) = &mut ranges {
                         let was_open = ranges.is_open();
@@ -232,6 +241,11 @@ impl Analysis {
                     }
                     observer.event_processed(&replay, e, tracked.tracker.now());
                     continue;
+                }
+                if let Some(pool) = cuda_graphs.observe(e)
+                    && let Some(device) = devices.iter_mut().find(|device| device.device == e.device)
+                {
+                    device.categorizer.captured_into(pool);
                 }
                 replay.apply(e, |replay, slot, e, change| {
                     let Some(device) = devices.get_mut(slot) else { return };
@@ -266,6 +280,8 @@ impl Analysis {
                 .map(|(location, _)| (*location, physical.total(*location)))
                 .collect(),
             cache_growth: tracked.tracker.cache_growth().clone(),
+            cuda_graphs,
+            unmapped_segments: physical.unmapped_segments().clone(),
             failed_calls: physical.failed_calls(),
             unmatched_cuda_frees: physical.unmatched_frees(),
             lost,
@@ -464,6 +480,7 @@ impl DeviceAnalysis {
             phase: block.phase,
             category,
             custom,
+            pool: if matches!(category, Category::GraphPool | Category::MemoryPool) { block.pool } else { 0 },
             compile_context: tracked.compile_contexts.of(block.seq),
         };
         to.add(origin, block.size, block.seq);

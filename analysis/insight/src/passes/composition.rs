@@ -46,6 +46,8 @@ pub struct Origin {
     pub category: Category,
     /// Their custom category; [`CustomCategory::NONE`] without rules.
     pub custom: CustomCategory,
+    /// The private pool of memory of such pools ([`Category::GraphPool`], [`Category::MemoryPool`]), otherwise 0.
+    pub pool: u16,
     /// The compiled region of `torch.compile` that allocated them.
     pub compile_context: CompileContextId,
 }

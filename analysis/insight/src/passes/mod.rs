@@ -5,6 +5,7 @@ mod analysis;
 mod category;
 pub mod changes;
 mod composition;
+mod cuda_graphs;
 mod custom;
 mod device_memory;
 pub mod diagnostics;
@@ -38,6 +39,7 @@ pub use category::{
     BlockAllocation, BlockClassification, Categorizer, Category, CategoryRuleUse, CategoryRuleUses, LifetimeEnd, Proof,
 };
 pub use composition::{Amount, Composition, ModuleKey, Origin};
+pub use cuda_graphs::{CudaGraph, CudaGraphs, PrivatePool};
 pub use custom::{CustomCategorizer, DecidingRule};
 pub use device_memory::{DeviceMemory, DeviceMemoryState};
 pub use growth::{Growth, GrowthSource, KeptMemory, RunPart};

@@ -161,6 +161,11 @@ impl Categorizer {
         }
     }
 
+    /// Takes a private pool into which a CUDA graph was captured.
+    pub fn captured_into(&mut self, pool: u16) {
+        self.learned.graph_pools.insert(pool);
+    }
+
     /// Takes a request that failed.
     pub fn out_of_memory(&mut self) {
         self.learned.out_of_memory = true;
