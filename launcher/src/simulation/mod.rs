@@ -117,11 +117,13 @@ impl Simulation {
         Ok(settings.into_iter().chain(caches).chain(values).map(|(name, value)| (name.into(), value)).collect())
     }
 
-    /// Reads what the processes left, and removes what was only needed during the run.
-    pub(crate) fn finish(run_folder: &Path) -> Finished {
+    /// Reads what the processes left, and removes what was only needed during the run. `has_failed`: whether the command
+    /// ended with another status than 0.
+    pub(crate) fn finish(run_folder: &Path, has_failed: bool) -> Finished {
         let scratch = run_folder.join(SCRATCH);
         let used_cuda = scratch.join(SHARED).join(USAGE).exists();
-        let exception = values::exception(&scratch);
+        // A program that ends well went on after the exit that it requested.
+        let exception = values::exception(&scratch).filter(|found| has_failed || found.exception != values::EXIT);
         let workspaces = workspaces_of_all(&scratch.join(WORKSPACES));
         // A process of the command that still runs may write into it. The folder then stays.
         std::fs::remove_dir_all(scratch).ok();
