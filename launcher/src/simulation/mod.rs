@@ -112,6 +112,10 @@ impl Simulation {
             ("SIMCUDA_ESTIMATES", workspaces.join("%p").into_os_string()),
             // Triton looks for the driver's file with ldconfig, which knows no preloaded library.
             ("TRITON_LIBCUDA_PATH", libraries.folder.into_os_string()),
+            // After a minute without a compilation inductor stops its workers, and forks new ones for the next one. A worker
+            // that is forked while the thread that ends the old ones holds a lock never starts, and the program waits for it
+            // at its exit. On a machine that computes slowly, a minute passes within a compilation.
+            ("TORCHINDUCTOR_QUIESCE_ASYNC_COMPILE_POOL", "0".into()),
         ];
         let caches = CACHE_VARIABLES.map(|name| (name, scratch.join(name.to_lowercase()).into_os_string()));
         Ok(settings.into_iter().chain(caches).chain(values).map(|(name, value)| (name.into(), value)).collect())

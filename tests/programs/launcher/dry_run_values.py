@@ -93,12 +93,13 @@ def environment():
             "foreign_paths": [path for path in sys.path if "simulated" in path]}
 
 
-def caches():
-    """Where compiled code goes."""
+def compilers():
+    """Where compiled code goes, and whether inductor stops its workers and forks new ones later."""
+    from torch._inductor import config
     from torch._inductor.runtime.cache_dir_utils import cache_dir, triton_cache_dir
     from torch.utils.cpp_extension import _get_build_directory
-    return {"inductor": cache_dir(), "triton": triton_cache_dir(0), "extensions": _get_build_directory("extension", False),
-            "driver": os.environ["CUDA_CACHE_PATH"]}
+    folders = [cache_dir(), triton_cache_dir(0), _get_build_directory("extension", False), os.environ["CUDA_CACHE_PATH"]]
+    return {"folders": folders, "forks_workers_again": config.quiesce_async_compile_pool}
 
 
 def memory():

@@ -97,12 +97,12 @@ fn memory_of_the_device_takes_no_memory_of_the_host() {
 
 #[test]
 fn compilers_leave_nothing_in_the_users_caches() {
-    let folders = printed(&[], "caches");
-    let folders = folders.as_object().unwrap();
+    let printed = printed(&[], "compilers");
+    let folders = printed["folders"].as_array().unwrap();
     assert_eq!(folders.len(), 4);
-    for (name, folder) in folders {
-        assert!(folder.as_str().unwrap().contains("/run/.simulated/"), "{name}: {folder}");
-    }
+    assert!(folders.iter().all(|folder| folder.as_str().unwrap().contains("/run/.simulated/")), "{printed}");
+    // Workers that inductor forks again can hang (docs/dev/dry-run.md).
+    assert_eq!(printed["forks_workers_again"], false);
 }
 
 #[test]
