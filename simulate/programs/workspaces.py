@@ -1,5 +1,6 @@
 """Measured convolutions request over the simulated CUDA what they requested on a GPU, in all three passes."""
 
+import ctypes
 import gzip
 import json
 import pathlib
@@ -33,7 +34,23 @@ def measured_again(row):
     return [forward] + [extra(lambda mask=mask: torch.ops.aten.convolution_backward(y, x, w, None, *arguments, mask))[0] for mask in masks]
 
 
+def check_heuristics():
+    """A program gets as many engine configurations as it requests: PyTorch 2.15 requests one, and takes each for filled in."""
+    cudnn = ctypes.CDLL(f"libcudnn.so.{torch.backends.cudnn.version() // 10000}")
+    heuristics_kind, configuration_kind, results, descriptor_kind = 4, 3, 202, 15
+    heuristics, configuration, count = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int64()
+    assert cudnn.cudnnBackendCreateDescriptor(heuristics_kind, ctypes.byref(heuristics)) == 0
+    assert cudnn.cudnnBackendCreateDescriptor(configuration_kind, ctypes.byref(configuration)) == 0
+    found = []
+    for requested, array in ((0, None), (1, ctypes.byref(configuration))):
+        assert cudnn.cudnnBackendGetAttribute(heuristics, results, descriptor_kind, ctypes.c_int64(requested), ctypes.byref(count), array) == 0
+        found.append(count.value)
+    assert found[0] > 1 and found[1] == 1, found
+
+
 def main():
+    torch.cuda.init()
+    check_heuristics()
     passes = different = 0
     for figures in ROWS["rows"][::EVERY]:
         row = dict(zip(ROWS["columns"], figures))

@@ -1,15 +1,17 @@
 //! Messages between the ranks of one launch, as files in a folder that they share.
 //!
 //! Every rank counts the operations of a communicator, so the ranks agree on the name of each message. A message is renamed
-//! into place, so a rank reads all of it or nothing. A rank that waits in vain goes on without the others, because a dry run
-//! of some ranks is worth more than one that hangs.
+//! into place, so a rank reads all of it or nothing. Every rank also writes which process it is: a rank that waits for one
+//! whose process has ended stops at once, and the program gets NCCL's error. A rank that waits in vain for a process that
+//! runs goes on without the others, because a dry run of some ranks is worth more than one that hangs.
 
+use crate::shared::Process;
 use std::collections::HashMap;
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -17,6 +19,8 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(600);
 /// The time between two looks for a message.
 const PAUSE: Duration = Duration::from_micros(200);
+/// The time between two looks whether the rank that is waited for has ended.
+const CHECK: Duration = Duration::from_millis(100);
 
 /// The connection of one rank to the others of its communicator.
 #[derive(Debug)]
@@ -37,13 +41,15 @@ pub struct Exchange {
     own: Mutex<Vec<PathBuf>>,
     /// Whether a message did not come. This rank then waits for no other.
     is_alone: AtomicBool,
+    /// The rank whose process ended before it sent a message that this rank waits for.
+    lost: OnceLock<u32>,
 }
 
 impl Exchange {
     /// The connection of `rank` to the `size` ranks whose communicator has this id. The folder exists.
     pub fn new(folder: PathBuf, id: &[u8], rank: u32, size: u32) -> Self {
         let name = id.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
-        Exchange {
+        let exchange = Exchange {
             folder,
             name,
             rank,
@@ -54,14 +60,23 @@ impl Exchange {
             received: Mutex::default(),
             own: Mutex::default(),
             is_alone: AtomicBool::new(false),
-        }
+            lost: OnceLock::new(),
+        };
+        // Without it, the others wait as long for this rank as for one that runs.
+        exchange.write(&presence(rank), this_process().as_bytes()).ok();
+        exchange
+    }
+
+    /// The rank whose process ended before it sent a message that this rank waited for.
+    pub fn lost(&self) -> Option<u32> {
+        self.lost.get().copied()
     }
 
     /// The parts of all ranks, in their order. `None` if one did not come.
     pub fn all_gather(&self, part: &[u8]) -> Option<Vec<Vec<u8>>> {
         let round = self.rounds.fetch_add(1, Ordering::Relaxed);
         self.publish(format!("{round}.{}", self.rank), part).ok()?;
-        let parts = (0..self.size).map(|rank| self.wait_for(&format!("{round}.{rank}"))).collect();
+        let parts = (0..self.size).map(|rank| self.wait_for(rank, &format!("{round}.{rank}"))).collect();
         // Each rank is in this round, so each has read the messages of earlier ones.
         let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
         let last = own.len().saturating_sub(1);
@@ -73,7 +88,7 @@ impl Exchange {
     pub fn broadcast(&self, root: u32, data: &[u8]) -> Option<Vec<u8>> {
         let round = self.rounds.fetch_add(1, Ordering::Relaxed);
         if root != self.rank {
-            return self.wait_for(&format!("{round}.{root}"));
+            return self.wait_for(root, &format!("{round}.{root}"));
         }
         self.publish(format!("{round}.{root}"), data).ok()?;
         Some(data.to_vec())
@@ -92,7 +107,7 @@ impl Exchange {
     /// The data that a rank sends to this one. `None` if it did not come.
     pub fn receive(&self, from: u32) -> Option<Vec<u8>> {
         let name = format!("{from}-{}.{}", self.rank, next(&self.received, from));
-        let data = self.wait_for(&name)?;
+        let data = self.wait_for(from, &name)?;
         fs::remove_file(self.path(&name)).ok();
         Some(data)
     }
@@ -114,9 +129,11 @@ impl Exchange {
         Ok(path)
     }
 
-    fn wait_for(&self, name: &str) -> Option<Vec<u8>> {
+    /// The message with this name, which `rank` sends.
+    fn wait_for(&self, rank: u32, name: &str) -> Option<Vec<u8>> {
         let path = self.path(name);
         let start = Instant::now();
+        let mut checked = start;
         loop {
             match fs::read(&path) {
                 Ok(data) => return Some(data),
@@ -125,10 +142,44 @@ impl Exchange {
             }
             if start.elapsed() > self.patience {
                 self.is_alone.store(true, Ordering::Relaxed);
+            } else if checked.elapsed() > CHECK {
+                checked = Instant::now();
+                if self.has_ended(rank) {
+                    // It can have sent the message before it ended, which the next attempt to read it finds.
+                    self.is_alone.store(true, Ordering::Relaxed);
+                    if !path.exists() {
+                        self.lost.set(rank).ok();
+                    }
+                }
             }
             thread::sleep(PAUSE);
         }
     }
+
+    /// Whether the process of a rank is known and has ended.
+    fn has_ended(&self, rank: u32) -> bool {
+        let Ok(text) = fs::read_to_string(self.path(&presence(rank))) else { return false };
+        let words: Vec<&str> = text.split(' ').collect();
+        let [pid, started, other] = words[..] else { return false };
+        let (Ok(pid), Ok(started)) = (pid.parse(), started.parse()) else { return false };
+        other == namespace() && !Process { pid, started }.is_alive()
+    }
+}
+
+/// The name of the message in which a rank writes its process.
+fn presence(rank: u32) -> String {
+    format!("process.{rank}")
+}
+
+/// This process: its id, when it started, and the namespace of its id.
+fn this_process() -> String {
+    let process = Process::of(std::process::id());
+    format!("{} {} {}", process.pid, process.started, namespace())
+}
+
+/// The namespace of process ids. A process of another one cannot be looked up. Empty where /proc does not say.
+fn namespace() -> String {
+    fs::read_link("/proc/self/ns/pid").map(|link| link.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
 /// The number of the next message to or from a rank.
@@ -190,6 +241,26 @@ mod tests {
             ranks.map(|from| [(); 2].map(|()| exchange.receive(from).unwrap()))
         });
         assert_eq!(results, [[[[0, 0], [0, 1]], [[1, 0], [1, 1]]]; 2]);
+    }
+
+    #[test]
+    fn a_rank_stops_to_wait_for_one_whose_process_has_ended() {
+        let results = ranks("ended", 2, |exchange| {
+            if exchange.rank == 1 {
+                return (None, None);
+            }
+            let mut child = std::process::Command::new("true").spawn().unwrap();
+            let ended = Process::of(child.id());
+            child.wait().unwrap();
+            let text = format!("{} {} {}", ended.pid, ended.started, namespace());
+            exchange.write(&presence(1), text.as_bytes()).unwrap();
+            // A message that came before the end is read.
+            exchange.write("1-0.1", b"last").unwrap();
+            let last = exchange.receive(1);
+            assert_eq!((exchange.receive(1), exchange.all_gather(&[1])), (None, None));
+            (last, exchange.lost())
+        });
+        assert_eq!(results[0], (Some(b"last".to_vec()), Some(1)));
     }
 
     #[test]

@@ -13,18 +13,18 @@ use std::path::{Path, PathBuf};
 
 /// A process, distinguished from later ones with the same id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Process {
-    pid: u32,
+pub(crate) struct Process {
+    pub(crate) pid: u32,
     /// When it started, in clock ticks since the machine did. 0 where /proc does not say.
-    started: u64,
+    pub(crate) started: u64,
 }
 
 impl Process {
-    fn of(pid: u32) -> Self {
+    pub(crate) fn of(pid: u32) -> Self {
         Process { pid, started: started(pid).unwrap_or(0) }
     }
 
-    fn is_alive(self) -> bool {
+    pub(crate) fn is_alive(self) -> bool {
         started(self.pid) == Some(self.started)
     }
 }

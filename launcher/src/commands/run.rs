@@ -144,7 +144,7 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
     sampler.into_iter().for_each(Sampler::finish);
     let outcome = drain.finish();
     child.collect();
-    let simulated = simulation.map(|_| Simulation::finish(path));
+    let simulated = simulation.map(|_| Simulation::finish(path, child::exit_code(status) != 0));
     let is_simulation_unused = simulated.as_ref().is_some_and(|simulated| !simulated.used_cuda);
     if let Some(simulated) = simulated {
         manifest.set_simulated(simulated.exception, simulated.workspaces);

@@ -112,16 +112,22 @@ impl Simulation {
             ("SIMCUDA_ESTIMATES", workspaces.join("%p").into_os_string()),
             // Triton looks for the driver's file with ldconfig, which knows no preloaded library.
             ("TRITON_LIBCUDA_PATH", libraries.folder.into_os_string()),
+            // After a minute without a compilation inductor stops its workers, and forks new ones for the next one. A worker
+            // that is forked while the thread that ends the old ones holds a lock never starts, and the program waits for it
+            // at its exit. On a machine that computes slowly, a minute passes within a compilation.
+            ("TORCHINDUCTOR_QUIESCE_ASYNC_COMPILE_POOL", "0".into()),
         ];
         let caches = CACHE_VARIABLES.map(|name| (name, scratch.join(name.to_lowercase()).into_os_string()));
         Ok(settings.into_iter().chain(caches).chain(values).map(|(name, value)| (name.into(), value)).collect())
     }
 
-    /// Reads what the processes left, and removes what was only needed during the run.
-    pub(crate) fn finish(run_folder: &Path) -> Finished {
+    /// Reads what the processes left, and removes what was only needed during the run. `has_failed`: whether the command
+    /// ended with another status than 0.
+    pub(crate) fn finish(run_folder: &Path, has_failed: bool) -> Finished {
         let scratch = run_folder.join(SCRATCH);
         let used_cuda = scratch.join(SHARED).join(USAGE).exists();
-        let exception = values::exception(&scratch);
+        // A program that ends well went on after the exit that it requested.
+        let exception = values::exception(&scratch).filter(|found| has_failed || found.exception != values::EXIT);
         let workspaces = workspaces_of_all(&scratch.join(WORKSPACES));
         // A process of the command that still runs may write into it. The folder then stays.
         std::fs::remove_dir_all(scratch).ok();

@@ -9,6 +9,8 @@ use std::path::Path;
 use clap::ValueEnum;
 use memtrace_analysis::load::ValueException;
 
+/// The name under which `simcuda/exceptions.py` writes a call of `sys.exit` with the status of a failure.
+pub(super) const EXIT: &str = "SystemExit";
 /// The folder where processes write the exception that ended them, in that of files that are only needed during the run.
 const EXCEPTIONS: &str = "exceptions";
 /// The folder of the modules, in that of the simulated libraries. Reports take what is below such a folder for a library.

@@ -1,16 +1,24 @@
-"""What the program died of, where that may be a value that a dry run does not compute."""
+"""What the program died of, where that may be a value that a dry run does not compute: an exception, or an exit with a status
+that means a failure.
+"""
 
 import atexit
+import functools
 import json
 import os
 import sys
+from multiprocessing import process
 
 import torch
 
 OWN = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
+# It ends processes by the same functions as programs do, after it has printed their exceptions.
+MULTIPROCESSING = os.path.dirname(process.__file__) + os.sep
 
 # The last line that read a value of a device, as (file, line).
 last_read = None
+# The line that called sys.exit with the status of a failure, as (file, line).
+failing_exit = None
 
 
 def is_own(file):
@@ -18,14 +26,18 @@ def is_own(file):
     return file.startswith(OWN) or file.startswith("<frozen ")
 
 
-def note_read():
-    """Notes the line of the program that reads a value of a device."""
-    global last_read
+def line_of_program():
+    """The line outside of PyTorch that is being executed, as (file, line), or None."""
     frame = sys._getframe(1)
     while frame is not None and is_own(frame.f_code.co_filename):
         frame = frame.f_back
-    if frame is not None:
-        last_read = (frame.f_code.co_filename, frame.f_lineno)
+    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+
+
+def note_read():
+    """Notes the line of the program that reads a value of a device."""
+    global last_read
+    last_read = line_of_program() or last_read
 
 
 def last_exception():
@@ -52,21 +64,69 @@ def place_of(error):
     return place
 
 
-def write(folder):
-    """Writes what ended the program into a file of a folder, unless no value can be the reason."""
-    error = last_exception()
-    if not isinstance(error, Exception) or last_read is None or is_out_of_memory(error):
-        return
-    place = place_of(error)
-    if place is None:
-        return
-    name = type(error).__name__
+def has_run_out_of_memory():
+    """Whether an allocation on a device failed in this process, also if the program handled the error."""
+    try:
+        return any(torch.cuda.memory_stats(device).get("num_ooms", 0) for device in range(torch.cuda.device_count()))
+    except Exception:
+        return False
+
+
+def write(folder, name, place):
+    """Writes into a file of a folder what ended the program, and where."""
     text = json.dumps({"exception": name, "location": "%s:%d" % place, "read_location": "%s:%d" % last_read})
     with open(os.path.join(folder, f"{os.getpid()}.json"), "w", encoding="utf-8") as file:
         file.write(text)
 
 
+def write_at_end(folder):
+    """Writes what ended the program into a file of a folder, unless no value can be the reason."""
+    error = last_exception()
+    if last_read is None:
+        return
+    if isinstance(error, Exception):
+        place = place_of(error)
+        if place is not None and not is_out_of_memory(error):
+            write(folder, type(error).__name__, place)
+    elif failing_exit is not None and not has_run_out_of_memory():
+        write(folder, "SystemExit", failing_exit)
+
+
+def is_failure(status):
+    """Whether a status for sys.exit means that the program failed."""
+    return status is not None and status != 0
+
+
+def failing_line(status):
+    """The line of the program that ends it with a status of a failure, or None."""
+    place = line_of_program() if is_failure(status) else None
+    return None if place is None or place[0].startswith(MULTIPROCESSING) else place
+
+
+def note_exits(folder):
+    """Notes the lines that call sys.exit and os._exit with the status of a failure."""
+    own_exit, own_immediate_exit = sys.exit, os._exit
+
+    @functools.wraps(own_exit)
+    def exit(status=None, /):
+        global failing_exit
+        failing_exit = failing_line(status)
+        own_exit(status)
+
+    @functools.wraps(own_immediate_exit)
+    def _exit(status):
+        place = failing_line(status)
+        try:
+            if place is not None and last_read is not None and not has_run_out_of_memory():
+                write(folder, "os._exit", place)
+        finally:
+            own_immediate_exit(status)
+
+    sys.exit, os._exit = exit, _exit
+
+
 def install(folder):
     """Writes at the end of the process into a folder, if there is one."""
     if folder:
-        atexit.register(write, folder)
+        atexit.register(write_at_end, folder)
+        note_exits(folder)

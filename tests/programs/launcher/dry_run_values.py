@@ -2,6 +2,7 @@
 
 import builtins
 import json
+import os
 import resource
 import sys
 
@@ -92,6 +93,15 @@ def environment():
             "foreign_paths": [path for path in sys.path if "simulated" in path]}
 
 
+def compilers():
+    """Where compiled code goes, and whether inductor stops its workers and forks new ones later."""
+    from torch._inductor import config
+    from torch._inductor.runtime.cache_dir_utils import cache_dir, triton_cache_dir
+    from torch.utils.cpp_extension import _get_build_directory
+    folders = [cache_dir(), triton_cache_dir(0), _get_build_directory("extension", False), os.environ["CUDA_CACHE_PATH"]]
+    return {"folders": folders, "forks_workers_again": config.quiesce_async_compile_pool}
+
+
 def memory():
     """The host memory in MiB that 70 GB on the device take."""
     before = peak()
@@ -110,6 +120,30 @@ def peak():
 def value_error():
     index = int(torch.randn(4, device=DEVICE).sum().item() * 10)
     return {"found": ["a"][index]}
+
+
+def value_exit():
+    if torch.randn(4, device=DEVICE).sum().item() > 0.5:
+        sys.exit("the loss is too large")
+
+
+def value_immediate_exit():
+    if torch.randn(4, device=DEVICE).sum().item() > 0.5:
+        os._exit(3)
+
+
+def early_exit():
+    torch.randn(4, device=DEVICE)
+    sys.exit(3)
+
+
+def out_of_memory_exit():
+    torch.randn(4, device=DEVICE).sum().item()
+    try:
+        torch.empty(1 << 50, device=DEVICE)
+    except torch.cuda.OutOfMemoryError:
+        print("too large for this GPU: CUDA out of memory", file=sys.stderr)
+    sys.exit(3)
 
 
 def early_error():

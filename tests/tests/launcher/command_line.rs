@@ -108,9 +108,11 @@ fn a_setuid_program_is_refused() {
             .find(|p: &std::path::PathBuf| p.exists())
             .unwrap()
     };
-    let (code, message) = run(&["--", program.to_str().unwrap(), "state"]);
-    assert_eq!(code, 125, "{message}");
-    assert!(message.contains("setuid"), "{message}");
+    for command in [&["--"][..], &["dry-run", "--"]] {
+        let (code, message) = run(&[command, &[program.to_str().unwrap(), "state"]].concat());
+        assert_eq!(code, 125, "{message}");
+        assert!(message.contains("setuid") && message.contains("help: "), "{message}");
+    }
 }
 
 #[test]

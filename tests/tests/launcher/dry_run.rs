@@ -95,6 +95,15 @@ fn ranks_exchange_messages_and_share_a_model() {
     run_node(4);
 }
 
+#[test]
+fn a_rank_that_waits_for_one_that_left_gets_an_error_of_nccl() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = dry_run_of("dry_run_lost_rank.py", folder.path(), &["--gpus", "2", "--quiet", "-o", "run"], &[]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(text.contains("remote process exited") && text.contains("the process of rank 1 has ended"), "{text}");
+}
+
 mod exhaustive {
     #[test]
     fn eight_ranks_share_a_model() {
@@ -130,7 +139,7 @@ fn values_are_tried_and_the_largest_that_fits_is_found() {
         let output = dry_run(folder.path(), &[&["--memory", "512MiB", "--json"], options].concat(), "{bs}");
         (output.status.code().unwrap(), json(&output.stdout))
     };
-    let (code, varied) = tries(&["--vary", "bs=64,1", "-o", "varied"]);
+    let (code, varied) = tries(&["--vary", "bs=64,1", "--jobs", "2", "-o", "varied"]);
     assert_eq!(code, 0, "{varied}");
     let results: Vec<(u64, &Value)> = varied["tries"]
         .as_array()
@@ -154,7 +163,21 @@ fn values_are_tried_and_the_largest_that_fits_is_found() {
         tries.iter().find(|one| one["value"] == value).unwrap_or_else(|| panic!("no try of {value}: {searched}"))["result"].clone()
     };
     assert_eq!(result_of(largest), "fits");
-    assert!(result_of(largest + 1)["out_of_memory"].is_object(), "{searched}");
+    let oom = result_of(largest + 1)["out_of_memory"].clone();
+    assert!(oom.is_object(), "{searched}");
+
+    // The table has the answer, its margin, and what the next value dies of.
+    let range = format!("bs={largest}:{}", largest + 1);
+    let output = dry_run(folder.path(), &["--memory", "512MiB", "--max", &range, "-o", "printed"], "{bs}");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let answer = text.split_once(&format!("The largest that fits: bs={largest}, with ")).expect(&text).1;
+    let (margin, rest) = answer.split_once(" to spare\n").expect(&text);
+    assert!(margin.ends_with("iB"), "{text}");
+    let location = oom["location"].as_str().unwrap();
+    assert!(rest.starts_with(&format!("bs={} would run out of memory in ", largest + 1)), "{text}");
+    assert!(rest.contains(location), "{text}");
+    let bar = |value: u64| text.lines().find(|line| line.trim_start().starts_with(&format!("{value} "))).unwrap();
+    assert!(bar(largest).contains('#') && bar(largest).contains("fits, peak in "), "{text}");
 }
 
 #[test]
@@ -166,6 +189,11 @@ fn a_program_error_ends_the_tries() {
     assert!(text.contains("the program failed with bs=2") && text.contains("invalid literal for int()"), "{text}");
     assert!(String::from_utf8_lossy(&output.stdout).contains("the program failed with exit code 1"));
     assert!(!folder.path().join("tries/bs-3").exists());
+    let output = dry_run(folder.path(), &["--max", "bs=2:3", "--json", "-o", "searched"], "x{bs}");
+    assert_eq!(output.status.code(), Some(1));
+    let report = json(&output.stdout);
+    assert_eq!(report["tries"].as_array().unwrap().len(), 1, "{report}");
+    assert_eq!((&report["tries"][0]["result"]["program_failed"], &report["largest"]), (&1.into(), &Value::Null));
     // The folder has the program's output, and a second search does not mix with the first.
     assert_eq!(std::fs::metadata(folder.path().join("tries")).unwrap().permissions().mode() & 0o777, 0o700);
     let again = dry_run(folder.path(), &["--vary", "bs=2", "-o", "tries"], "{bs}");

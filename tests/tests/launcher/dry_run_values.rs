@@ -96,6 +96,16 @@ fn memory_of_the_device_takes_no_memory_of_the_host() {
 }
 
 #[test]
+fn compilers_leave_nothing_in_the_users_caches() {
+    let printed = printed(&[], "compilers");
+    let folders = printed["folders"].as_array().unwrap();
+    assert_eq!(folders.len(), 4);
+    assert!(folders.iter().all(|folder| folder.as_str().unwrap().contains("/run/.simulated/")), "{printed}");
+    // Workers that inductor forks again can hang (docs/dev/dry-run.md).
+    assert_eq!(printed["forks_workers_again"], false);
+}
+
+#[test]
 fn a_program_that_fails_over_a_value_is_reported_with_its_lines() {
     let (code, report, summary) = ended("value_error");
     assert_eq!(code, Some(1));
@@ -111,6 +121,32 @@ fn a_program_that_fails_over_a_value_is_reported_with_its_lines() {
         "{report}"
     );
     assert!(!report.contains("simcuda/"), "{report}");
+}
+
+#[test]
+fn a_program_that_leaves_over_a_value_is_reported_with_its_lines() {
+    let program = std::fs::read_to_string(root().join("tests/programs/launcher/dry_run_values.py")).unwrap();
+    let line = |text: &str| 1 + program.lines().position(|line| line.contains(text)).unwrap();
+    let ends = [
+        ("value_exit", 1, "SystemExit", "sys.exit(\"the loss is too large\")"),
+        ("value_immediate_exit", 3, "os._exit", "os._exit(3)"),
+    ];
+    for (part, status, name, text) in ends {
+        let (code, report, summary) = ended(part);
+        assert_eq!(code, Some(status), "{report}");
+        let place = format!("dry_run_values.py:{}", line(text));
+        assert!(report.contains(&format!("{place}. A dry run computes no values")), "{report}");
+        let exception = &summary["run"]["simulated"]["exception"];
+        assert_eq!(exception["exception"], name, "{summary}");
+        let read = format!("dry_run_values.py:{}", line(text) - 1);
+        assert!(exception["read_location"].as_str().unwrap().ends_with(&read), "{summary}");
+    }
+    // Nothing was read, or the program leaves over an out-of-memory error.
+    for part in ["early_exit", "out_of_memory_exit"] {
+        let (code, _, summary) = ended(part);
+        assert_eq!(code, Some(3));
+        assert!(summary["run"]["simulated"]["exception"].is_null(), "{summary}");
+    }
 }
 
 #[test]

@@ -228,7 +228,8 @@ unsafe extern "C" fn cudnnBackendSetAttribute(
     0
 }
 
-/// Tells descriptors of the caller what they are about: those that another one gives out. Returns their number.
+/// Tells descriptors of the caller what they are about: those that another one gives out. Returns their number, or how many
+/// there are if none is requested. A program takes the number for that of the descriptors that are filled in.
 ///
 /// # Safety
 /// `out` is null or valid for `requested` descriptors, which are null or objects of this module other than `descriptor`.
@@ -242,7 +243,7 @@ unsafe fn give_out(descriptor: &Descriptor, attribute: c_int, requested: i64, ou
             other.frugal = n > 0;
         }
     }
-    available
+    if requested > 0 { available.min(requested) } else { available }
 }
 
 #[unsafe(no_mangle)]

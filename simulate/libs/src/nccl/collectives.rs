@@ -24,8 +24,9 @@ unsafe extern "C" fn ncclAllReduce(
         let exchange = communicator.filter(|_| is_exchanged).and_then(|c| c.exchange(bytes));
         let parts = exchange.and_then(|exchange| exchange.all_gather(&content(from, bytes)));
         let result = parts.and_then(|parts| reduce(&parts, kind, operation)).filter(|result| result.len() == bytes);
-        copy(result.as_ref().map_or(from, |result| result.as_ptr()), to, bytes, stream)
+        copy(result.as_ref().map_or(from, |result| result.as_ptr()), to, bytes, stream);
     }
+    communicator.map_or(0, Communicator::status)
 }
 
 #[unsafe(no_mangle)]
@@ -60,8 +61,9 @@ unsafe extern "C" fn ncclBroadcast(
     unsafe {
         let own = || content(from, bytes);
         let data = communicator.and_then(|c| c.exchange(bytes)?.broadcast(root as u32, &own()));
-        copy(data.filter(|data| data.len() == bytes).as_ref().map_or(from, |data| data.as_ptr()), to, bytes, stream)
+        copy(data.filter(|data| data.len() == bytes).as_ref().map_or(from, |data| data.as_ptr()), to, bytes, stream);
     }
+    communicator.map_or(0, Communicator::status)
 }
 
 /// `ncclBroadcast` in place.
@@ -99,7 +101,7 @@ unsafe extern "C" fn ncclAllGather(
             copy(part.map_or(from, |part| part.as_ptr()), to.add(rank * bytes), bytes, stream);
         }
     }
-    0
+    communicator.status()
 }
 
 #[unsafe(no_mangle)]

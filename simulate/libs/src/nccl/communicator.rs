@@ -6,15 +6,21 @@ use crate::support::{load, takes_memory};
 use simcuda::exchange::Exchange;
 use simcuda::library_memory::{Kernels, NCCL_BUFFER_BYTES, nccl_buffers};
 use simcuda::out::Out;
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{CString, c_char, c_int, c_void};
 use std::fs::File;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::Read;
 use std::path::PathBuf;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The maximum size of the part of a rank that is exchanged, in bytes.
 const EXCHANGED_BYTES: usize = 256 << 10;
+
+/// `ncclRemoteError`
+const REMOTE_ERROR: c_int = 6;
+/// The text about the first error. PyTorch asks for it without a communicator.
+static LAST_ERROR: OnceLock<CString> = OnceLock::new();
 
 /// The object to which an `ncclComm_t` points.
 #[derive(Debug)]
@@ -51,6 +57,13 @@ impl Communicator {
     /// The connection to the other ranks, if parts of so many bytes are exchanged.
     pub(super) fn exchange(&self, bytes: usize) -> Option<&Exchange> {
         self.exchange.as_ref().filter(|_| self.size > 1 && bytes <= EXCHANGED_BYTES)
+    }
+
+    /// The status of a function that waited for other ranks.
+    pub(super) fn status(&self) -> c_int {
+        let Some(rank) = self.exchange.as_ref().and_then(Exchange::lost) else { return 0 };
+        LAST_ERROR.get_or_init(|| CString::new(format!("the process of rank {rank} has ended")).unwrap_or_default());
+        REMOTE_ERROR
     }
 
     /// The communicator of the ranks with the same color, in the order of their keys. Without an exchange its size is not
@@ -108,13 +121,15 @@ const UNHANDLED_CUDA_ERROR: c_int = 1;
 const NO_COLOR: c_int = -1;
 
 #[unsafe(no_mangle)]
-extern "C" fn ncclGetErrorString(_status: c_int) -> *const c_char {
-    c"simulated NCCL status".as_ptr()
+extern "C" fn ncclGetErrorString(status: c_int) -> *const c_char {
+    // NCCL's own text.
+    let remote = c"remote process exited or there was a network error";
+    if status == REMOTE_ERROR { remote.as_ptr() } else { c"simulated NCCL status".as_ptr() }
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn ncclGetLastError(_communicator: Option<&Communicator>) -> *const c_char {
-    c"".as_ptr()
+    LAST_ERROR.get().map_or(c"".as_ptr(), |text| text.as_ptr())
 }
 
 #[unsafe(no_mangle)]
@@ -179,7 +194,7 @@ extern "C" fn ncclCommSplit(
         let Some(part) = part.with_buffers() else { return UNHANDLED_CUDA_ERROR };
         out.put(Box::new(part));
     }
-    0
+    parent.status()
 }
 
 /// One process uses several devices, and each communicator is a rank of its own.

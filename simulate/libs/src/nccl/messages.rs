@@ -19,13 +19,15 @@ struct Receive {
 impl Receive {
     /// # Safety
     /// The communicator exists, and `to` is valid for writes of `bytes` bytes.
-    unsafe fn run(&self) {
+    unsafe fn run(&self) -> c_int {
         // SAFETY: the caller guarantees that the communicator exists.
-        let exchange = unsafe { (*self.communicator).exchange(self.bytes) };
+        let communicator = unsafe { &*self.communicator };
+        let exchange = communicator.exchange(self.bytes);
         let data =
             exchange.and_then(|exchange| exchange.receive(self.from_rank)).filter(|data| data.len() == self.bytes);
         // SAFETY: the caller guarantees that `to` is valid, and the data has as many bytes.
         unsafe { copy(data.as_ref().map_or(std::ptr::null(), |data| data.as_ptr()), self.to, self.bytes, self.stream) };
+        communicator.status()
     }
 }
 
@@ -51,11 +53,8 @@ pub(super) extern "C" fn ncclGroupEnd() -> c_int {
         groups.depth = groups.depth.saturating_sub(1);
         if groups.depth == 0 { std::mem::take(&mut groups.receives) } else { Vec::new() }
     });
-    for receive in receives {
-        // SAFETY: by NCCL's contract the communicators and buffers of a group exist until its end.
-        unsafe { receive.run() };
-    }
-    0
+    // SAFETY: by NCCL's contract the communicators and buffers of a group exist until its end.
+    receives.iter().fold(0, |status, receive| status.max(unsafe { receive.run() }))
 }
 
 #[unsafe(no_mangle)]
@@ -95,9 +94,6 @@ pub(super) unsafe extern "C" fn ncclRecv(
         groups.receives.push(receive);
         None
     });
-    if let Some(receive) = now {
-        // SAFETY: by NCCL's contract the communicator exists, and `to` has `count` elements that the program may write.
-        unsafe { receive.run() };
-    }
-    0
+    // SAFETY: by NCCL's contract the communicator exists, and `to` has `count` elements that the program may write.
+    now.map_or(0, |receive| unsafe { receive.run() })
 }
