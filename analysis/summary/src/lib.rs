@@ -23,6 +23,7 @@ mod diagnosis;
 mod diff;
 mod explain;
 mod holders;
+mod job;
 mod launch;
 mod lines;
 mod locations;
@@ -51,6 +52,10 @@ pub use diff::{
 pub use launch::{
     HelperSummary, ImbalanceSummary, IssueProcessSummary, LaunchIssueSummary, LaunchSummary, RankComparison,
     RankPhasePeak, RankSummary, SharedMemorySummary,
+};
+pub use job::{
+    FoundRun, HostClock, JOB_VERSION, JobDevice, JobImbalance, JobOptions, JobPhasePeak, JobProcess, JobRank, JobReport,
+    JobRun, JobComparison, RunOrigin, find_runs, is_run_folder, job_report, rank_rows, rank_rows_of_run,
 };
 pub use lines::{
     FunctionLines, LINES_VERSION, LineFigures, LineRow, LineTensor, LinesOptions, LinesReport, OtherDevice, lines,
