@@ -87,9 +87,7 @@ fn names(name: &str, host: &str, pid: u32) -> impl Iterator<Item = String> {
     let own = format!("{name}-{}-{pid}", file_name_part(host));
     let short = name.to_owned();
     let numbered = move |name: String, i: u32| if i == 1 { name } else { format!("{name}-{i}") };
-    (1..=SHORT)
-        .map(move |i| numbered(short.clone(), i))
-        .chain((1..=LONG).map(move |i| numbered(own.clone(), i)))
+    (1..=SHORT).map(move |i| numbered(short.clone(), i)).chain((1..=LONG).map(move |i| numbered(own.clone(), i)))
 }
 
 /// The text with only those characters that need no quotes anywhere, at most 48.

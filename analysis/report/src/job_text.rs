@@ -66,7 +66,8 @@ fn verdict(report: &JobReport) -> Vec<String> {
     let ooms = report.ranks.iter().filter(|rank| rank.oom_count > 0).count();
     let mut lines = Vec::new();
     if ooms > 0 {
-        let others = if ooms > 1 { format!(" and on {} more", number_text(ooms as u64 - 1, "rank")) } else { String::new() };
+        let others =
+            if ooms > 1 { format!(" and on {} more", number_text(ooms as u64 - 1, "rank")) } else { String::new() };
         lines.push(format!("x CUDA out of memory on rank {}, {}, {}{others}", first.rank, device(first), host(first)));
     }
     lines.extend(report.imbalance.map(|imbalance| imbalance_text(report, &imbalance)));
@@ -107,9 +108,12 @@ fn shown_ranks(report: &JobReport, all: bool) -> Vec<&JobRank> {
 }
 
 fn table(ranks: &[&JobRank]) -> Table {
-    let peak = |rank: &JobRank, phase: Phase| rank.phases.iter().find(|row| row.phase == phase).map(|row| row.peak_bytes);
-    let phases: Vec<Phase> =
-        Phase::ALL.into_iter().filter(|phase| ranks.iter().any(|rank| peak(rank, *phase).is_some_and(|p| p > 0))).collect();
+    let peak =
+        |rank: &JobRank, phase: Phase| rank.phases.iter().find(|row| row.phase == phase).map(|row| row.peak_bytes);
+    let phases: Vec<Phase> = Phase::ALL
+        .into_iter()
+        .filter(|phase| ranks.iter().any(|rank| peak(rank, *phase).is_some_and(|p| p > 0)))
+        .collect();
     let titles: Vec<String> = phases.iter().map(|phase| capitalized(phase.name())).collect();
     let mut head = vec![("Rank", Align::Right), ("Peak", Align::Right), ("Reserved", Align::Right)];
     head.extend(titles.iter().map(|title| (title.as_str(), Align::Right)));

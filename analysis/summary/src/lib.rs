@@ -54,8 +54,8 @@ pub use launch::{
     RankPhasePeak, RankSummary, SharedMemorySummary,
 };
 pub use job::{
-    FoundRun, HostClock, JOB_VERSION, JobDevice, JobImbalance, JobOptions, JobPhasePeak, JobProcess, JobRank, JobReport,
-    JobRun, JobComparison, RunOrigin, find_runs, is_run_folder, job_report, rank_rows, rank_rows_of_run,
+    FoundRun, HostClock, JOB_VERSION, JobComparison, JobDevice, JobImbalance, JobOptions, JobPhasePeak, JobProcess,
+    JobRank, JobReport, JobRun, RunOrigin, find_runs, is_run_folder, job_report, rank_rows, rank_rows_of_run,
 };
 pub use lines::{
     FunctionLines, LINES_VERSION, LineFigures, LineRow, LineTensor, LinesOptions, LinesReport, OtherDevice, lines,

@@ -8,7 +8,8 @@ use std::io::{Read, Write as _};
 use crate::showcase::PLAIN;
 use memtrace_analysis::Process;
 use memtrace_analysis::export::{
-    FlameFormat, FlameWeight, TABLES, TableLayout, TimelineFormat, Window, blocks_csv, flame_graph, perfetto, tables, timeline,
+    FlameFormat, FlameWeight, TABLES, TableLayout, TimelineFormat, Window, blocks_csv, flame_graph, perfetto, tables,
+    timeline,
 };
 use parquet::file::reader::{FileReader, SerializedFileReader};
 

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use crate::showcase::{PLAIN, Words};
 use memtrace_analysis::export::{
-    FlameFormat, FlameWeight, SnapshotOptions, SourceAccess, TimelineFormat, Window, blocks_csv, flame_graph, perfetto,
-    TableLayout, snapshot, tables, timeline,
+    FlameFormat, FlameWeight, SnapshotOptions, SourceAccess, TableLayout, TimelineFormat, Window, blocks_csv,
+    flame_graph, perfetto, snapshot, tables, timeline,
 };
 use memtrace_analysis::load::Run;
 use memtrace_analysis::{

@@ -115,8 +115,7 @@ fn ranks_of_all_hosts_are_one_table() {
     assert_eq!(names, ["memtrace-train@a", "memtrace-train@b", "other"]);
     let ranks: Vec<_> = report.ranks.iter().map(|rank| (rank.rank, rank.peak_bytes / MIB, rank.device)).collect();
     assert_eq!(ranks, [(1, 300, 1), (3, 200, 1), (0, 100, 0)]);
-    let phases: Vec<_> =
-        report.ranks[0].phases.iter().map(|row| (row.phase.name(), row.peak_bytes / MIB)).collect();
+    let phases: Vec<_> = report.ranks[0].phases.iter().map(|row| (row.phase.name(), row.peak_bytes / MIB)).collect();
     assert_eq!(phases, [("load", 75), ("forward", 300), ("backward", 150)]);
     assert_eq!((report.world_size, report.missing_ranks_count, &*report.missing_ranks), (Some(4), 1, &[2][..]));
     let imbalance = report.imbalance.unwrap();
@@ -124,9 +123,15 @@ fn ranks_of_all_hosts_are_one_table() {
     assert_eq!((imbalance.max_bytes / MIB, imbalance.median_bytes / MIB), (300, 200));
     // Of two ranks on a host, the steps begin with the earlier and end with the later one.
     let [clock] = &report.clocks[..] else { panic!("{:?}", report.clocks) };
-    assert_eq!((clock.host.as_str(), clock.common_steps, clock.later_ns, clock.differs_at_least_ns), ("node1", 2, 0, 0));
+    assert_eq!(
+        (clock.host.as_str(), clock.common_steps, clock.later_ns, clock.differs_at_least_ns),
+        ("node1", 2, 0, 0)
+    );
     let text = report.to_text(&TextOptions::default());
-    assert!(text.starts_with("memtrace report    job 71 (SLURM_JOB_ID)    3 ranks of 4 on 2 hosts, 3 runs\n"), "{text}");
+    assert!(
+        text.starts_with("memtrace report    job 71 (SLURM_JOB_ID)    3 ranks of 4 on 2 hosts, 3 runs\n"),
+        "{text}"
+    );
     assert!(text.contains("rank 1, node1, has the highest peak: 300 MiB, 100 MiB (50 %) above the median\n"), "{text}");
     assert!(text.contains("note: 1 rank without a recording: 2\n"), "{text}");
     let schema = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("schema/job.schema.json")).unwrap();

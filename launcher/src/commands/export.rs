@@ -7,8 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail, ensure};
 use memtrace_analysis::export::{
     FlameFormat, FlameWeight, LeftOut, Selection, SnapshotOptions, SourceAccess, TABLES, TableLayout, TimelineFormat,
-    Window,
-    blocks_csv, flame_graph, perfetto, run_start_ns, snapshot, tables, timeline,
+    Window, blocks_csv, flame_graph, perfetto, run_start_ns, snapshot, tables, timeline,
 };
 use memtrace_analysis::report::{count_text, size_text};
 use memtrace_analysis::rules::CustomRules;

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use memtrace_analysis::export::{
-    FlameFormat, FlameWeight, Selection, SnapshotOptions, TABLES, TableLayout, Window, flame_graph, perfetto, snapshot, tables,
+    FlameFormat, FlameWeight, Selection, SnapshotOptions, TABLES, TableLayout, Window, flame_graph, perfetto, snapshot,
+    tables,
 };
 use memtrace_analysis::load::{Manifest, MemoryRecording, Process};
 use memtrace_analysis::{Run, summarize};

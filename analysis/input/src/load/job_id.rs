@@ -84,7 +84,8 @@ impl JobId {
         if let Some(id) = value("PMIX_NAMESPACE").or_else(|| value("OMPI_MCA_ess_base_jobid")) {
             return job(JobIdSource::Mpi, id);
         }
-        if let Some(id) = value("RAY_JOB_ID") {
+        // Ray starts workers before they have a job.
+        if let Some(id) = value("RAY_JOB_ID").filter(|id| *id != "ffffffff") {
             return job(JobIdSource::Ray, id);
         }
         let address = value("MASTER_ADDR")?;
@@ -126,6 +127,7 @@ mod tests {
         assert_eq!(job(None, &slurm[..4]), text("71 (SLURM_JOB_ID)"));
         assert_eq!(job(Some("mine"), &slurm), text("mine (--job)"));
         assert_eq!(job(Some(""), &[("PMIX_NAMESPACE", "prte-1@1")]), text("prte-1@1 (mpirun)"));
+        assert_eq!(job(None, &[("RAY_JOB_ID", "ffffffff")]), None);
         assert_eq!(job(None, &[("RAY_JOB_ID", "01000000")]), text("01000000 (RAY_JOB_ID)"));
     }
 }

@@ -4,6 +4,7 @@
 
 mod partition;
 mod ranks;
+mod reader;
 mod writer;
 
 use std::collections::BTreeMap;

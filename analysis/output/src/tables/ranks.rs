@@ -7,9 +7,8 @@ use std::path::Path;
 
 use memtrace_input::error::{Error, Result};
 use memtrace_insight::passes::Phase;
-use parquet::file::reader::{FileReader, SerializedFileReader};
-use parquet::record::{Field as Value, Row};
 
+use super::reader::ReadTable;
 use super::writer::{Columns, Field, Table};
 
 /// The name of the table, and of its folder.
@@ -152,29 +151,15 @@ pub fn write_ranks(rows: &[RankRow], out: &mut (dyn Write + Send)) -> Result<()>
 ///
 /// If the file is not a Parquet file, or is damaged.
 pub fn read_ranks(path: &Path, file: File, run: &str) -> Result<Vec<RankRow>> {
-    let fail = |e: parquet::errors::ParquetError| {
-        Error::io(format!("cannot read {}", path.display()))(std::io::Error::other(e))
-    };
-    let reader = SerializedFileReader::new(file).map_err(fail)?;
-    let rows = reader.get_row_iter(None).map_err(fail)?;
-    rows.map(|row| row.map(|row| rank_row(&row, run)).map_err(fail)).collect()
+    let rows = ReadTable::of(file).map(|table| (0..table.rows).map(|at| rank_row(&table, at, run)).collect());
+    rows.map_err(|e| Error::io(format!("cannot read {}", path.display()))(std::io::Error::other(e)))
 }
 
-fn rank_row(row: &Row, run: &str) -> RankRow {
-    let values: std::collections::HashMap<&str, &Value> =
-        row.get_column_iter().map(|(name, value)| (name.as_str(), value)).collect();
-    let text = |name: &str| match values.get(name) {
-        Some(Value::Str(text)) => text.clone(),
-        _ => String::new(),
-    };
-    let long = |name: &str| match values.get(name) {
-        Some(Value::Long(value)) => u64::try_from(*value).ok(),
-        _ => None,
-    };
-    let int = |name: &str| match values.get(name) {
-        Some(Value::Int(value)) => Some(*value),
-        _ => None,
-    };
+fn rank_row(table: &ReadTable, at: usize, run: &str) -> RankRow {
+    let text = |name: &str| table.text(name, at);
+    let long = |name: &str| table.number(name, at).and_then(|number| u64::try_from(number).ok());
+    let int = |name: &str| table.number(name, at).and_then(|number| i32::try_from(number).ok());
+    let unsigned = |name: &str| int(name).map(i32::cast_unsigned);
     let mut phase_peaks = [None; Phase::ALL.len()];
     for (peak, (name, _)) in phase_peaks.iter_mut().zip(COLUMNS.iter().skip(FIXED)) {
         *peak = long(name);
@@ -183,10 +168,10 @@ fn rank_row(row: &Row, run: &str) -> RankRow {
         run: run.to_owned(),
         job: text("job"),
         job_source: text("job_source"),
-        rank: int("rank").map(i32::cast_unsigned),
-        is_rank_process: matches!(values.get("is_rank_process"), Some(Value::Bool(true))),
-        world_size: int("world_size").map(i32::cast_unsigned),
-        pid: int("pid").map(i32::cast_unsigned).unwrap_or_default(),
+        rank: unsigned("rank"),
+        is_rank_process: table.number("is_rank_process", at) == Some(1),
+        world_size: unsigned("world_size"),
+        pid: unsigned("pid").unwrap_or_default(),
         host: text("host"),
         trace: text("trace"),
         device: int("device").and_then(|device| i16::try_from(device).ok()).unwrap_or_default(),

@@ -80,11 +80,7 @@ mod tests {
         let found: Vec<_> = found.iter().map(|clock| (clock.host.as_str(), figures(clock))).collect();
         assert_eq!(
             found,
-            [
-                ("ahead", (2, 240, 240, 250, 150)),
-                ("behind", (1, -400, -400, -400, 300)),
-                ("close", (2, 20, 20, 30, 0)),
-            ]
+            [("ahead", (2, 240, 240, 250, 150)), ("behind", (1, -400, -400, -400, 300)), ("close", (2, 20, 20, 30, 0)),]
         );
         assert!(clocks("unknown", &hosts).is_empty());
     }

@@ -164,10 +164,7 @@ impl Member {
     /// The job of a row: its own, else that of another process of the run, else the run itself.
     pub(super) fn job_of(&self, row: &MemberRow) -> JobId {
         let any = || self.rows.iter().find_map(|row| row.job.clone());
-        row.job
-            .clone()
-            .or_else(any)
-            .unwrap_or_else(|| JobId { source: JobIdSource::Run, id: self.run.name.clone() })
+        row.job.clone().or_else(any).unwrap_or_else(|| JobId { source: JobIdSource::Run, id: self.run.name.clone() })
     }
 }
 
@@ -219,7 +216,10 @@ fn rows(member: Member) -> Vec<RankRow> {
 }
 
 /// Reads the runs on all processors. The order is that of `runs`.
-pub(super) fn read_summaries(runs: &[FoundRun], progress: &mut dyn FnMut(Progress<'_>)) -> Vec<std::result::Result<Member, Box<Member>>> {
+pub(super) fn read_summaries(
+    runs: &[FoundRun],
+    progress: &mut dyn FnMut(Progress<'_>),
+) -> Vec<std::result::Result<Member, Box<Member>>> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from).clamp(1, 16);
     let next = std::sync::atomic::AtomicUsize::new(0);
     let (sender, receiver) = std::sync::mpsc::channel();

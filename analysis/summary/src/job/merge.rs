@@ -40,11 +40,7 @@ pub struct JobOptions {
 /// # Errors
 ///
 /// If the folder has no run, or several jobs and none is chosen.
-pub fn job_report(
-    folder: &Path,
-    options: &JobOptions,
-    progress: &mut dyn FnMut(Progress<'_>),
-) -> Result<JobReport> {
+pub fn job_report(folder: &Path, options: &JobOptions, progress: &mut dyn FnMut(Progress<'_>)) -> Result<JobReport> {
     let mut notices = Vec::new();
     let members = if folder.join(RANKS_TABLE).is_dir() {
         members_of_tables(&folder.join(RANKS_TABLE), &mut notices)?
@@ -177,12 +173,17 @@ fn add_runs(report: &mut JobReport, job: &Job<'_>, notices: &mut Vec<String>) {
     let analyzed: Vec<&str> =
         report.runs.iter().filter(|run| run.origin == RunOrigin::Traces).map(|run| run.name.as_str()).collect();
     if !analyzed.is_empty() {
-        notices.push(format!("{} without a summary.json: read from their traces ({})", number_text(analyzed.len() as u64, "run"), names(&analyzed)));
+        notices.push(format!(
+            "{} without a summary.json: read from their traces ({})",
+            number_text(analyzed.len() as u64, "run"),
+            names(&analyzed)
+        ));
     }
     let running: Vec<&str> = report.runs.iter().filter(|run| run.is_running).map(|run| run.name.as_str()).collect();
     if !running.is_empty() {
         let what = number_text(running.len() as u64, "run");
-        notices.push(format!("{what} without an end: memtrace was killed, or is still recording ({})", names(&running)));
+        notices
+            .push(format!("{what} without an end: memtrace was killed, or is still recording ({})", names(&running)));
     }
     let mut versions: BTreeMap<&str, u64> = BTreeMap::new();
     for run in report.runs.iter().filter(|run| !run.memtrace_version.is_empty()) {
@@ -190,7 +191,10 @@ fn add_runs(report: &mut JobReport, job: &Job<'_>, notices: &mut Vec<String>) {
     }
     if versions.len() > 1 {
         let each = versions.iter().map(|(version, runs)| format!("{version} ({})", number_text(*runs, "run")));
-        notices.push(format!("the runs were recorded by different versions of memtrace: {}", each.collect::<Vec<_>>().join(", ")));
+        notices.push(format!(
+            "the runs were recorded by different versions of memtrace: {}",
+            each.collect::<Vec<_>>().join(", ")
+        ));
     }
 }
 
@@ -250,7 +254,11 @@ fn job_rank(rank: u32, rows: &[&MemberRow]) -> Option<JobRank> {
         phases: phases.filter_map(|(phase, peak)| peak.map(|peak_bytes| JobPhasePeak { phase, peak_bytes })).collect(),
         oom_count: row.ooms,
         other_devices: others
-            .map(|row| JobDevice { device: row.device, peak_bytes: row.peak_allocated, reserved_bytes: row.peak_reserved })
+            .map(|row| JobDevice {
+                device: row.device,
+                peak_bytes: row.peak_allocated,
+                reserved_bytes: row.peak_reserved,
+            })
             .collect(),
         exit: Exit { code: row.exit.code, signal: row.exit.signal },
         events: row.events,
@@ -292,7 +300,8 @@ fn add_missing_ranks(report: &mut JobReport, job: &Job<'_>, notices: &mut Vec<St
 }
 
 fn imbalance(ranks: &[JobRank]) -> Option<JobImbalance> {
-    let mut by_peak: Vec<(u64, Reverse<u32>)> = ranks.iter().map(|rank| (rank.peak_bytes, Reverse(rank.rank))).collect();
+    let mut by_peak: Vec<(u64, Reverse<u32>)> =
+        ranks.iter().map(|rank| (rank.peak_bytes, Reverse(rank.rank))).collect();
     by_peak.sort_unstable();
     let (best, worst) = (*by_peak.first()?, *by_peak.last().filter(|_| by_peak.len() > 1)?);
     let median = *by_peak.get((by_peak.len() - 1) / 2)?;
