@@ -49,13 +49,13 @@ pub use diff::{
     CategoryChange, Change, CustomCategoryChange, DIFF_VERSION, DevicePair, DiffOptions, DiffPeak, DiffReport,
     DiffResult, DiffRun, LineChange, ModuleChange, PhaseChange, StackChange, UnpairedDevice,
 };
-pub use launch::{
-    HelperSummary, ImbalanceSummary, IssueProcessSummary, LaunchIssueSummary, LaunchSummary, RankComparison,
-    RankPhasePeak, RankSummary, SharedMemorySummary,
-};
 pub use job::{
     FoundRun, HostClock, JOB_VERSION, JobComparison, JobDevice, JobImbalance, JobOptions, JobPhasePeak, JobProcess,
     JobRank, JobReport, JobRun, RunOrigin, find_runs, is_run_folder, job_report, rank_rows, rank_rows_of_run,
+};
+pub use launch::{
+    HelperSummary, ImbalanceSummary, IssueProcessSummary, LaunchIssueSummary, LaunchSummary, RankComparison,
+    RankPhasePeak, RankSummary, SharedMemorySummary,
 };
 pub use lines::{
     FunctionLines, LINES_VERSION, LineFigures, LineRow, LineTensor, LinesOptions, LinesReport, OtherDevice, lines,
