@@ -140,10 +140,16 @@ pub(crate) struct DryRun {
 /// The options of `memtrace report`.
 #[derive(Args, Debug)]
 pub(crate) struct Report {
-    /// A run folder, a .mtr file or a PyTorch memory snapshot (.pickle, .pkl, .json, each also .gz) [default: the newest
-    /// run folder in the current folder]
+    /// A run folder, a .mtr file or a PyTorch memory snapshot (.pickle, .pkl, .json, each also .gz), or a folder with the
+    /// runs of a job on several hosts [default: the newest run folder in the current folder]
     #[arg(value_name = "RUN")]
     pub(crate) run: Option<PathBuf>,
+    /// Print the table of all ranks and phases, of a run or of a job on several hosts
+    #[arg(long)]
+    pub(crate) ranks: bool,
+    /// Merge the runs of this job, if the folder has several
+    #[arg(long, value_name = "ID")]
+    pub(crate) job: Option<String>,
     /// Print evidence, replay details, and what each phase allocated and freed
     #[arg(short, long, conflicts_with = "json")]
     pub(crate) verbose: bool,
@@ -202,6 +208,9 @@ pub(crate) struct Export {
     /// report.html; json: stdout]
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
+    /// Write parquet tables in folders by run and rank (TABLE/run=NAME/rank=N), of one run or of all runs in the folder RUN
+    #[arg(long)]
+    pub(crate) partition: bool,
     /// Export only the process of this rank
     #[arg(long, value_name = "N", conflicts_with = "pid")]
     pub(crate) rank: Option<u32>,
@@ -613,6 +622,10 @@ pub(crate) struct Run {
     /// Make the run folder memtrace-PROGRAM-TIME in this folder [default: the current folder]
     #[arg(long, value_name = "DIR", conflicts_with = "output")]
     pub(crate) runs: Option<PathBuf>,
+    /// The id of the distributed job, whose runs on all hosts `memtrace report DIR` merges [default: $MEMTRACE_JOB, or the id
+    /// of Slurm, torchrun, mpirun or Ray]
+    #[arg(long, value_name = "ID")]
+    pub(crate) job: Option<String>,
     /// Which call stacks to record
     #[arg(long, value_enum, default_value_t = Stacks::Python)]
     pub(crate) stacks: Stacks,

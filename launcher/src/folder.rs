@@ -15,6 +15,7 @@ use anyhow::{Context, bail, ensure};
 use memtrace_analysis::RunFolder;
 use memtrace_analysis::load::MANIFEST_FILE;
 
+use crate::host;
 use crate::message::WithHelp;
 
 /// The mode bits of users other than the owner.
@@ -65,8 +66,8 @@ pub(crate) fn create(place: Place<'_>, command: &[OsString], stamp: &str) -> any
     create_parent(parent)?;
     let session = std::env::var_os(NOTEBOOK);
     let name = format!("memtrace-{}-{stamp}", program_name(command, session.as_deref()));
-    for suffix in 1..1000 {
-        let path = parent.join(if suffix == 1 { name.clone() } else { format!("{name}-{suffix}") });
+    for name in names(&name, &host::name(), std::process::id()) {
+        let path = parent.join(name);
         match builder.create(&path) {
             Ok(()) => return claim(&path),
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
@@ -74,6 +75,24 @@ pub(crate) fn create(place: Place<'_>, command: &[OsString], stamp: &str) -> any
         }
     }
     bail!(WithHelp::new(format!("cannot create {name}: too many folders have this name"), CHOOSE_ANOTHER))
+}
+
+/// The names to try, in order. `mkdir` is atomic, also on network file systems, so each name has one owner.
+///
+/// The ranks of a job can begin in one shared folder in the same second. After a few short names, a name has the host
+/// and the process id, so that a thousand launchers need a dozen calls each.
+fn names(name: &str, host: &str, pid: u32) -> impl Iterator<Item = String> {
+    const SHORT: u32 = 9;
+    const LONG: u32 = 1000;
+    let own = format!("{name}-{}-{pid}", file_name_part(host));
+    let short = name.to_owned();
+    let numbered = move |name: String, i: u32| if i == 1 { name } else { format!("{name}-{i}") };
+    (1..=SHORT).map(move |i| numbered(short.clone(), i)).chain((1..=LONG).map(move |i| numbered(own.clone(), i)))
+}
+
+/// The text with only those characters that need no quotes anywhere, at most 48.
+fn file_name_part(text: &str) -> String {
+    text.chars().map(|c| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' }).take(48).collect()
 }
 
 /// Opens the folder and makes sure that it is empty, writable, owned by this user and closed to others.
@@ -125,8 +144,7 @@ fn program_name(command: &[OsString], notebook: Option<&OsStr>) -> String {
         (None, Some(module)) => module.to_string_lossy().into_owned(),
         (None, None) => first,
     };
-    let name: String =
-        name.chars().map(|c| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' }).take(48).collect();
+    let name = file_name_part(&name);
     let name = name.trim_start_matches(['.', '-']);
     if name.is_empty() { "run".to_owned() } else { name.to_owned() }
 }
@@ -159,6 +177,31 @@ mod tests {
         let kernel = ["python", "-m", KERNEL].map(OsString::from);
         assert_eq!(program_name(&kernel, Some("/home/a/lab 1/train gpt.ipynb".as_ref())), "train_gpt");
         assert_eq!(program_name(&["train".into()], Some("a.ipynb".as_ref())), "train");
+    }
+
+    #[test]
+    fn launchers_that_begin_together_share_a_folder() {
+        let dir = tempfile::tempdir().unwrap();
+        let stamp = "20261124-110000";
+        let command = ["train".into()];
+        // Other hosts have taken the short names. Another container with this host name and process id took the next.
+        for name in names(&format!("memtrace-train-{stamp}"), &host::name(), std::process::id()).take(10) {
+            std::fs::create_dir(dir.path().join(name)).unwrap();
+        }
+        let paths: Vec<_> = std::thread::scope(|scope| {
+            let start = || {
+                let create = |_| create(Place::In(dir.path()), &command, stamp).unwrap().folder.path().to_owned();
+                (0..50).map(create).collect::<Vec<_>>()
+            };
+            let threads: Vec<_> = (0..4).map(|_| scope.spawn(start)).collect();
+            threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+        });
+        let distinct: std::collections::BTreeSet<_> = paths.iter().collect();
+        assert_eq!((paths.len(), distinct.len()), (200, 200));
+        assert!(paths.iter().all(|path| path.join(MANIFEST_FILE).exists()));
+        // On another host, a dozen calls are enough.
+        let name = |at| names("memtrace-train", "node/7", 42).nth(at).unwrap();
+        assert_eq!([name(0), name(8), name(9)], ["memtrace-train", "memtrace-train-9", "memtrace-train-node_7-42"]);
     }
 
     #[test]

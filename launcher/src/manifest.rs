@@ -41,6 +41,9 @@ pub(crate) struct Manifest {
     /// The host's name.
     host: String,
     machine: Host,
+    /// The id of the distributed job, if the user gave one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    job: Option<String>,
     /// `running` until the end. If nothing runs any more, `running` means that the launcher was killed.
     state: RunState,
     started: String,
@@ -242,6 +245,7 @@ impl Manifest {
             directory: std::env::current_dir().map(|d| d.to_string_lossy().into_owned()).unwrap_or_default(),
             host: host::name(),
             machine: Host::read(),
+            job: None,
             state: RunState::Running,
             started: host::rfc3339(start_ns),
             started_ns: start_ns,
@@ -265,6 +269,11 @@ impl Manifest {
         if let Some(simulated) = &mut self.simulated {
             (simulated.exception, simulated.workspaces) = (exception, workspaces);
         }
+    }
+
+    /// Stores the job's id that the user gave.
+    pub(crate) fn set_job(&mut self, job: Option<String>) {
+        self.job = job;
     }
 
     /// Stores the command's process id after its start.

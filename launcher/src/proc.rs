@@ -209,6 +209,9 @@ fn is_of_interest(name: &str) -> bool {
         "NODE_RANK",
         "MASTER_ADDR",
         "MASTER_PORT",
+        "PMIX_NAMESPACE",
+        "OMPI_MCA_ess_base_jobid",
+        "RAY_JOB_ID",
         "PYTHONHASHSEED",
     ];
     const PREFIXES: &[&str] = &[

@@ -64,6 +64,14 @@ pub enum Error {
         /// One of them, and what is wrong with it.
         example: String,
     },
+    /// A folder of runs from which no job can be merged.
+    #[error("{reason}")]
+    Job {
+        /// The folder, and what is wrong.
+        reason: String,
+        /// What to do.
+        help: String,
+    },
     /// An export window without any event.
     #[error("{reason}")]
     EmptyWindow {
@@ -107,7 +115,7 @@ impl Error {
             Error::Trace { cause: TraceError::TooNew { .. }, .. } => {
                 Some("use the memtrace version that recorded the trace, or a newer one")
             }
-            Error::Snapshot { help, .. } | Error::EmptyWindow { help, .. } => {
+            Error::Snapshot { help, .. } | Error::EmptyWindow { help, .. } | Error::Job { help, .. } => {
                 Some(help).filter(|help| !help.is_empty()).map(String::as_str)
             }
             _ => None,

@@ -34,7 +34,10 @@ pub use page_data::{PageDataOptions, RankSeries, page_data, rank_totals};
 pub use perfetto::perfetto;
 pub use redact::{KEY_BYTES, Redactor};
 pub use snapshot::{SnapshotOptions, SnapshotReport, snapshot};
-pub use tables::{TABLES, tables};
+pub use tables::{
+    RANKS_FILE, RANKS_TABLE, RankRow, RowExit, TABLES, TableLayout, partition_folder, read_ranks, tables,
+    unpartitioned_value, write_ranks,
+};
 pub use timeline::{TimelineFormat, timeline};
 pub use window::{LeftOut, Selection, Window, run_start_ns};
 

@@ -21,6 +21,7 @@ mod finish;
 mod fit;
 mod holders;
 mod html;
+mod job_text;
 mod lines_html;
 mod lines_text;
 mod markup;

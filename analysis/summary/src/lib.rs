@@ -24,6 +24,7 @@ mod diagnosis;
 mod diff;
 mod explain;
 mod holders;
+mod job;
 mod launch;
 mod lines;
 mod locations;
@@ -49,6 +50,10 @@ pub use device_names::{device_name, device_text, process_name};
 pub use diff::{
     CategoryChange, Change, CustomCategoryChange, DIFF_VERSION, DevicePair, DiffOptions, DiffPeak, DiffReport,
     DiffResult, DiffRun, LineChange, ModuleChange, PhaseChange, StackChange, UnpairedDevice,
+};
+pub use job::{
+    FoundRun, HostClock, JOB_VERSION, JobComparison, JobDevice, JobImbalance, JobOptions, JobPhasePeak, JobProcess,
+    JobRank, JobReport, JobRun, RunOrigin, find_runs, is_run_folder, job_report, rank_rows, rank_rows_of_run,
 };
 pub use launch::{
     HelperSummary, ImbalanceSummary, IssueProcessSummary, LaunchIssueSummary, LaunchSummary, RankComparison,

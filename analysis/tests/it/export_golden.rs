@@ -8,7 +8,8 @@ use std::io::{Read, Write as _};
 use crate::showcase::PLAIN;
 use memtrace_analysis::Process;
 use memtrace_analysis::export::{
-    FlameFormat, FlameWeight, TABLES, TimelineFormat, Window, blocks_csv, flame_graph, perfetto, tables, timeline,
+    FlameFormat, FlameWeight, TABLES, TableLayout, TimelineFormat, Window, blocks_csv, flame_graph, perfetto, tables,
+    timeline,
 };
 use parquet::file::reader::{FileReader, SerializedFileReader};
 
@@ -81,7 +82,7 @@ fn parquet_rows() {
     let process = process();
     let mut files = [const { Vec::new() }; 4];
     let outputs = files.each_mut().map(|file| file as &mut (dyn std::io::Write + Send));
-    tables(&process, "run", &Window::WHOLE, None, outputs, &mut |_| {}).unwrap();
+    tables(&process, "run", TableLayout::Whole, &Window::WHOLE, None, outputs, &mut |_| {}).unwrap();
     let mut all = String::new();
     for (table, bytes) in TABLES.iter().zip(files) {
         let mut file = tempfile::tempfile().unwrap();

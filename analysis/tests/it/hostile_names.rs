@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use crate::showcase::{PLAIN, Words};
 use memtrace_analysis::export::{
-    FlameFormat, FlameWeight, SnapshotOptions, SourceAccess, TimelineFormat, Window, blocks_csv, flame_graph, perfetto,
-    snapshot, tables, timeline,
+    FlameFormat, FlameWeight, SnapshotOptions, SourceAccess, TableLayout, TimelineFormat, Window, blocks_csv,
+    flame_graph, perfetto, snapshot, tables, timeline,
 };
 use memtrace_analysis::load::Run;
 use memtrace_analysis::{
@@ -300,6 +300,6 @@ fn binary_files_keep_the_names() {
     let process = &run.processes()[0];
     let mut files = [const { Vec::new() }; 4];
     let outputs = files.each_mut().map(|file| file as &mut (dyn std::io::Write + Send));
-    tables(process, "run", &Window::WHOLE, None, outputs, &mut |_| {}).unwrap();
+    tables(process, "run", TableLayout::Whole, &Window::WHOLE, None, outputs, &mut |_| {}).unwrap();
     assert!(files.iter().all(|file: &Vec<u8>| file.starts_with(b"PAR1") && file.ends_with(b"PAR1")));
 }

@@ -11,6 +11,7 @@ mod export_golden;
 mod golden;
 mod hostile_names;
 mod html;
+mod job;
 #[path = "../../../tests/src/json_schema.rs"]
 #[allow(unreachable_pub, reason = "a public module of another crate")]
 mod json_schema;

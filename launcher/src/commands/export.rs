@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
 use memtrace_analysis::export::{
-    FlameFormat, FlameWeight, LeftOut, Selection, SnapshotOptions, SourceAccess, TABLES, TimelineFormat, Window,
-    blocks_csv, flame_graph, perfetto, run_start_ns, snapshot, tables, timeline,
+    FlameFormat, FlameWeight, LeftOut, Selection, SnapshotOptions, SourceAccess, TABLES, TableLayout, TimelineFormat,
+    Window, blocks_csv, flame_graph, perfetto, run_start_ns, snapshot, tables, timeline,
 };
 use memtrace_analysis::report::{count_text, size_text};
 use memtrace_analysis::rules::CustomRules;
@@ -20,6 +20,18 @@ use crate::terminal::ProgressLine;
 
 /// Writes the requested files. Fails when the run cannot be read or a file cannot be written.
 pub(crate) fn export(options: &Export) -> anyhow::Result<()> {
+    if options.partition {
+        ensure!(
+            options.to == ExportFormat::Parquet,
+            WithHelp::new("--partition applies only to Parquet", "use it with --to parquet, or leave it out")
+        );
+        ensure!(
+            options.of.is_none() && !options.sources,
+            WithHelp::new("--of and --sources do not apply to Parquet", "leave them out")
+        );
+        let rules = super::categories::read(options.categories.as_deref())?;
+        return super::job::export(options, rules.as_deref());
+    }
     let run = super::open(&options.run)?;
     let is_flame = matches!(options.to, ExportFormat::Speedscope | ExportFormat::Folded);
     ensure!(
@@ -196,7 +208,7 @@ fn parquet(run: &Run, options: &Export, rules: Option<&CustomRules>) -> anyhow::
         let mut line = ProgressLine::new(std::io::stderr().is_terminal());
         let (what, total) = ("writing the tables", process.recording().event_count());
         let outputs = files.each_mut().map(|file| file as &mut (dyn Write + Send));
-        let written = tables(process, &run_name, &part.window, rules, outputs, &mut |done| {
+        let written = tables(process, &run_name, TableLayout::Whole, &part.window, rules, outputs, &mut |done| {
             line.show(&Progress { what, done, total })
         });
         line.clear();

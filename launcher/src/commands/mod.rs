@@ -7,6 +7,7 @@ pub(crate) mod diff;
 pub(crate) mod doctor;
 pub(crate) mod dry_run;
 pub(crate) mod export;
+mod job;
 pub(crate) mod kernel;
 pub(crate) mod lines;
 pub(crate) mod manual;

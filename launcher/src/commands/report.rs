@@ -5,14 +5,20 @@ use std::io::IsTerminal;
 use anyhow::ensure;
 use memtrace_analysis::{Replaying, Section, SummaryOptions, ToText, range_text, summarize_with};
 
+use super::job;
+
 use crate::cli::Report;
 use crate::message::WithHelp;
 use crate::terminal::{ProgressLine, layout};
 
 /// Prints the report. Fails when the run cannot be read.
 pub(crate) fn report(options: &Report) -> anyhow::Result<()> {
+    let path = super::run_or_newest(options.run.as_deref())?;
+    if options.ranks || options.job.is_some() || job::is_folder_of_runs(&path) {
+        return job::report(&path, options);
+    }
     let rules = super::categories::read(options.categories.as_deref())?;
-    let run = super::open(&super::run_or_newest(options.run.as_deref())?)?;
+    let run = super::open(&path)?;
     let mut line = ProgressLine::new(std::io::stderr().is_terminal());
     let section = options.section.as_deref().and_then(Section::named);
     let replaying = if section.is_some_and(Section::replays) { Replaying::Always } else { Replaying::WhenUseful };

@@ -34,6 +34,9 @@ const MAX_COMMAND: usize = 120;
 const USE_CUDA: &str = "move the model and its inputs to the GPU, such as model.to(\"cuda\"), and run it with a PyTorch that \
     `python -c 'import torch'` finds";
 
+/// The variable that names the job, for launchers that set variables more easily than options.
+const JOB: &str = "MEMTRACE_JOB";
+
 /// Runs the command and returns the exit code: the command's own, or one of memtrace's when it could not be started.
 ///
 /// With a simulation, the command runs over it instead of over this machine's GPUs.
@@ -73,6 +76,7 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
         ));
     }
     let mut manifest = Manifest::begin(&run.command, start_ns, simulation.map(Simulation::description));
+    manifest.set_job(run.job.clone().or_else(|| std::env::var(JOB).ok().filter(|id| !id.is_empty())));
     manifest
         .write(&folder)
         .with_context(|| WithHelp::new(format!("cannot write into {}", path.display()), CHOOSE_ANOTHER))?;

@@ -10,6 +10,7 @@ mod distributed;
 mod exhaustive;
 mod functions;
 mod golden_snapshots;
+mod hosts;
 mod programs;
 mod pytorch_snapshots;
 mod tools;

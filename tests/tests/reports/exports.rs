@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use memtrace_analysis::export::{
-    FlameFormat, FlameWeight, Selection, SnapshotOptions, TABLES, Window, flame_graph, perfetto, snapshot, tables,
+    FlameFormat, FlameWeight, Selection, SnapshotOptions, TABLES, TableLayout, Window, flame_graph, perfetto, snapshot,
+    tables,
 };
 use memtrace_analysis::load::{Manifest, MemoryRecording, Process};
 use memtrace_analysis::{Run, summarize};
@@ -228,7 +229,7 @@ fn read_tables(processes: &[(&str, Process, Window)]) -> Value {
         let mut files =
             TABLES.map(|table| std::fs::File::create(folder.path().join(format!("{table}-{name}.parquet"))).unwrap());
         let outputs = files.each_mut().map(|file| file as &mut (dyn std::io::Write + Send));
-        tables(process, name, window, None, outputs, &mut |_| {}).unwrap();
+        tables(process, name, TableLayout::Whole, window, None, outputs, &mut |_| {}).unwrap();
     }
     let packages = packages(&["duckdb==2.0.0", "polars==2.1.0", "polars-runtime-32==2.1.0"]);
     let mut command = Command::new(root().join("scripts/sim"));

@@ -187,6 +187,9 @@ pub struct Manifest {
     /// The host's name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
+    /// The job's id, if the user gave one (`--job`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub job: Option<String>,
     /// The process id of the command itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,

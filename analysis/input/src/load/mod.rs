@@ -1,6 +1,7 @@
 //! Turns paths into streams of events: run folders, their manifests, and the recordings of single processes.
 
 mod device_samples;
+mod job_id;
 mod manifest;
 mod problem;
 mod process;
@@ -16,6 +17,7 @@ pub use device_samples::{
     DEVICE_SAMPLES_FILE, DEVICE_SAMPLES_VERSION, DeviceSample, DeviceSamples, DeviceSamplesLine,
     MAX_DEVICE_SAMPLES_BYTES, SampledDevice, SampledProcess,
 };
+pub use job_id::{JobId, JobIdSource};
 pub use manifest::{
     EstimatedWorkspaces, Exit, MANIFEST_FILE, Manifest, ManifestProcess, NotRecorded, RunState, SimulatedGpus,
     UnrecordableProcess, ValueException,

@@ -2,6 +2,9 @@
 //! `docs/reference/parquet.md` describes every column. Each row has its run, rank and process, so the files of any number of
 //! ranks form one table.
 
+mod partition;
+mod ranks;
+mod reader;
 mod writer;
 
 use std::collections::BTreeMap;
@@ -24,6 +27,28 @@ use memtrace_insight::rules::CustomRules;
 use memtrace_replay::{Change, Names, Replay, Usage};
 
 use writer::{Columns, Field, Table};
+
+pub use partition::{partition_folder, unpartitioned_value};
+pub use ranks::{RANKS_FILE, RANKS_TABLE, RankRow, RowExit, read_ranks, write_ranks};
+
+/// Which columns a file has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum TableLayout {
+    /// All columns: a file of any name is a part of its table.
+    Whole,
+    /// All but `run` and `rank`, which are in the file's path ([`partition_folder`]).
+    Partitioned,
+}
+
+impl TableLayout {
+    /// The number of leading columns that a file leaves out.
+    const fn left_out(self) -> usize {
+        match self {
+            TableLayout::Whole => 0,
+            TableLayout::Partitioned => 2,
+        }
+    }
+}
 
 /// The tables, by the names of their files.
 pub const TABLES: [&str; 4] = ["events", "blocks", "stacks", "phases"];
@@ -108,7 +133,8 @@ const PHASES: &Columns = &[
 ];
 
 /// Writes the tables of one process in a window, in the order of [`TABLES`]. `run` is the value of the column `run`,
-/// and `custom_rules` give the blocks their custom categories. `progress` receives the number of events read so far; the events are read twice.
+/// and `custom_rules` give the blocks their custom categories. `progress` receives the number of events read so far; the
+/// events are read twice.
 ///
 /// # Errors
 ///
@@ -116,6 +142,7 @@ const PHASES: &Columns = &[
 pub fn tables(
     process: &Process,
     run: &str,
+    layout: TableLayout,
     window: &Window,
     custom_rules: Option<&CustomRules>,
     [events, blocks, stacks, phases]: [&mut (dyn Write + Send); 4],
@@ -125,11 +152,12 @@ pub fn tables(
     let process_columns =
         ProcessColumns { run, rank: process.rank().map(|rank| rank as i32), pid: process.pid() as i32 };
     let mut used_stacks = vec![false; process.definitions().stacks.len()];
+    let left_out = layout.left_out();
     let mut write = || -> parquet::errors::Result<()> {
-        let mut events = Table::new("events", EVENTS, events)?;
+        let mut events = Table::new("events", EVENTS, left_out, events)?;
         let rows = put_events(process, window, &process_columns, &mut events, &mut used_stacks, progress)?;
         let mut blocks = BlockRows {
-            table: Table::new("blocks", BLOCKS, blocks)?,
+            table: Table::new("blocks", BLOCKS, left_out, blocks)?,
             definitions: process.definitions(),
             names: &names,
             custom: custom_rules.map(|rules| CustomCategorizer::new(rules, process.definitions(), &names)),
@@ -145,9 +173,9 @@ pub fn tables(
             return Err(e);
         }
         blocks.table.finish()?;
-        let mut stacks = Table::new("stacks", STACKS, stacks)?;
+        let mut stacks = Table::new("stacks", STACKS, left_out, stacks)?;
         put_stacks(process.definitions(), &process_columns, &used_stacks, &mut stacks)?;
-        let mut phases = Table::new("phases", PHASES, phases)?;
+        let mut phases = Table::new("phases", PHASES, left_out, phases)?;
         for ((device, step, phase), row) in rows {
             phases.row(&[
                 Field::Text(process_columns.run),

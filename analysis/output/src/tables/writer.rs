@@ -49,13 +49,21 @@ pub(super) struct Table<'a> {
     writer: SerializedFileWriter<&'a mut (dyn Write + Send)>,
     columns: Vec<Column>,
     rows: usize,
+    /// The number of leading columns that the file leaves out, because its folder's path has them.
+    left_out: usize,
     /// Equal texts share their bytes.
     texts: HashMap<Box<str>, ByteArray>,
 }
 
 impl<'a> Table<'a> {
-    /// Begins a file without rows.
-    pub(super) fn new(name: &str, columns: &Columns, out: &'a mut (dyn Write + Send)) -> Result<Table<'a>> {
+    /// Begins a file without rows. The first `left_out` columns are not in the file.
+    pub(super) fn new(
+        name: &str,
+        columns: &Columns,
+        left_out: usize,
+        out: &'a mut (dyn Write + Send),
+    ) -> Result<Table<'a>> {
+        let columns = columns.get(left_out..).unwrap_or_default();
         let column_definitions: Vec<String> = columns
             .iter()
             .map(|(name, field)| match field {
@@ -82,12 +90,14 @@ impl<'a> Table<'a> {
             writer: SerializedFileWriter::new(out, schema, Arc::new(properties))?,
             columns: columns.iter().map(|(_, field)| new(field)).collect(),
             rows: 0,
+            left_out,
             texts: HashMap::new(),
         })
     }
 
-    /// Adds one row. Each column needs a field of its type.
+    /// Adds one row. Each column needs a field of its type, those that the file leaves out too.
     pub(super) fn row(&mut self, fields: &[Field<'_>]) -> Result<()> {
+        let fields = fields.get(self.left_out..).unwrap_or_default();
         debug_assert_eq!(fields.len(), self.columns.len());
         let texts = &mut self.texts;
         let mut shared = |text: &str| match texts.get(text) {

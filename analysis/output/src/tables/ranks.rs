@@ -1,0 +1,230 @@
+//! The table `ranks`: one row for each device of each process, with the peak of every phase. It is small, so that the
+//! table of a thousand ranks needs no events.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::Path;
+
+use memtrace_input::error::{Error, Result};
+use memtrace_insight::passes::Phase;
+
+use super::reader::ReadTable;
+use super::writer::{Columns, Field, Table};
+
+/// The name of the table, and of its folder.
+pub const RANKS_TABLE: &str = "ranks";
+/// The file name of the part of one run.
+pub const RANKS_FILE: &str = "ranks.parquet";
+/// The number of columns before those of the phases.
+const FIXED: usize = 19;
+
+/// How a process ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct RowExit {
+    /// The exit status, if it exited.
+    pub code: Option<i32>,
+    /// The signal that ended it.
+    pub signal: Option<i32>,
+}
+
+/// One device of one process.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct RankRow {
+    /// The name of the run.
+    pub run: String,
+    /// The job's id, and what gave it ([`memtrace_input::load::JobIdSource::text`]). Empty if it is unknown.
+    pub job: String,
+    /// What gave the job's id.
+    pub job_source: String,
+    /// The rank in the job.
+    pub rank: Option<u32>,
+    /// Whether the process is the rank's own, not a worker that inherited the rank.
+    pub is_rank_process: bool,
+    /// The number of ranks of the job.
+    pub world_size: Option<u32>,
+    /// The process id.
+    pub pid: u32,
+    /// The host's name. Empty if it is unknown.
+    pub host: String,
+    /// The file name of the trace.
+    pub trace: String,
+    /// The device's ordinal; -1 is the CPU.
+    pub device: i16,
+    /// The device's memory in bytes, if it is known.
+    pub device_bytes: Option<u64>,
+    /// The peak of allocated bytes.
+    pub peak_allocated: u64,
+    /// The peak of reserved bytes.
+    pub peak_reserved: u64,
+    /// The number of out-of-memory errors.
+    pub ooms: u64,
+    /// How the process ended.
+    pub exit: RowExit,
+    /// The number of recorded events of the process.
+    pub events: u64,
+    /// The number of events that are known to be missing from the process.
+    pub lost_events: u64,
+    /// The start of the run in nanoseconds since the Unix epoch, by its host's clock.
+    pub started_ns: Option<u64>,
+    /// The version of memtrace that recorded the run. Empty if it is unknown.
+    pub memtrace_version: String,
+    /// The peak of allocated bytes in each phase, in the order of [`Phase::ALL`]. `None` if the phase does not occur.
+    pub phase_peaks: [Option<u64>; Phase::ALL.len()],
+}
+
+/// The names of the columns before those of the phases, with their types. The run is in the path.
+const COLUMNS: &Columns = &[
+    ("job", Field::OptionalText("")),
+    ("job_source", Field::OptionalText("")),
+    ("rank", Field::OptionalInt32(None)),
+    ("is_rank_process", Field::Bool(false)),
+    ("world_size", Field::OptionalInt32(None)),
+    ("pid", Field::OptionalInt32(None)),
+    ("host", Field::OptionalText("")),
+    ("trace", Field::Text("")),
+    ("device", Field::OptionalInt32(None)),
+    ("device_bytes", Field::OptionalInt64(None)),
+    ("peak_allocated", Field::Int64(0)),
+    ("peak_reserved", Field::Int64(0)),
+    ("ooms", Field::Int64(0)),
+    ("exit_code", Field::OptionalInt32(None)),
+    ("exit_signal", Field::OptionalInt32(None)),
+    ("events", Field::Int64(0)),
+    ("lost_events", Field::Int64(0)),
+    ("started_ns", Field::OptionalInt64(None)),
+    ("memtrace", Field::OptionalText("")),
+    ("peak_load", Field::OptionalInt64(None)),
+    ("peak_data", Field::OptionalInt64(None)),
+    ("peak_forward", Field::OptionalInt64(None)),
+    ("peak_backward", Field::OptionalInt64(None)),
+    ("peak_recompute", Field::OptionalInt64(None)),
+    ("peak_optimizer", Field::OptionalInt64(None)),
+    ("peak_eval", Field::OptionalInt64(None)),
+    ("peak_generate", Field::OptionalInt64(None)),
+    ("peak_rollout", Field::OptionalInt64(None)),
+    ("peak_other", Field::OptionalInt64(None)),
+];
+
+/// Writes the part of the table that one run has.
+///
+/// # Errors
+///
+/// The errors of the output.
+pub fn write_ranks(rows: &[RankRow], out: &mut (dyn Write + Send)) -> Result<()> {
+    let mut write = || -> parquet::errors::Result<()> {
+        let mut table = Table::new(RANKS_TABLE, COLUMNS, 0, out)?;
+        let number = |value: Option<u32>| Field::OptionalInt32(value.map(|value| value as i32));
+        for row in rows {
+            let mut fields = vec![
+                Field::OptionalText(&row.job),
+                Field::OptionalText(&row.job_source),
+                number(row.rank),
+                Field::Bool(row.is_rank_process),
+                number(row.world_size),
+                number(Some(row.pid)),
+                Field::OptionalText(&row.host),
+                Field::Text(&row.trace),
+                Field::OptionalInt32(Some(row.device.into())),
+                Field::OptionalInt64(row.device_bytes),
+                Field::Int64(row.peak_allocated),
+                Field::Int64(row.peak_reserved),
+                Field::Int64(row.ooms),
+                Field::OptionalInt32(row.exit.code),
+                Field::OptionalInt32(row.exit.signal),
+                Field::Int64(row.events),
+                Field::Int64(row.lost_events),
+                Field::OptionalInt64(row.started_ns),
+                Field::OptionalText(&row.memtrace_version),
+            ];
+            fields.extend(row.phase_peaks.map(Field::OptionalInt64));
+            table.row(&fields)?;
+        }
+        table.finish()
+    };
+    write().map_err(|e| Error::io("cannot write the table of ranks")(std::io::Error::other(e)))
+}
+
+/// Reads the part of the table that one run has. `run` is the value of the partition. Columns that are missing or of
+/// another type are empty.
+///
+/// # Errors
+///
+/// If the file is not a Parquet file, or is damaged.
+pub fn read_ranks(path: &Path, file: File, run: &str) -> Result<Vec<RankRow>> {
+    let rows = ReadTable::of(file).map(|table| (0..table.rows).map(|at| rank_row(&table, at, run)).collect());
+    rows.map_err(|e| Error::io(format!("cannot read {}", path.display()))(std::io::Error::other(e)))
+}
+
+fn rank_row(table: &ReadTable, at: usize, run: &str) -> RankRow {
+    let text = |name: &str| table.text(name, at);
+    let long = |name: &str| table.number(name, at).and_then(|number| u64::try_from(number).ok());
+    let int = |name: &str| table.number(name, at).and_then(|number| i32::try_from(number).ok());
+    let unsigned = |name: &str| int(name).map(i32::cast_unsigned);
+    let mut phase_peaks = [None; Phase::ALL.len()];
+    for (peak, (name, _)) in phase_peaks.iter_mut().zip(COLUMNS.iter().skip(FIXED)) {
+        *peak = long(name);
+    }
+    RankRow {
+        run: run.to_owned(),
+        job: text("job"),
+        job_source: text("job_source"),
+        rank: unsigned("rank"),
+        is_rank_process: table.number("is_rank_process", at) == Some(1),
+        world_size: unsigned("world_size"),
+        pid: unsigned("pid").unwrap_or_default(),
+        host: text("host"),
+        trace: text("trace"),
+        device: int("device").and_then(|device| i16::try_from(device).ok()).unwrap_or_default(),
+        device_bytes: long("device_bytes"),
+        peak_allocated: long("peak_allocated").unwrap_or_default(),
+        peak_reserved: long("peak_reserved").unwrap_or_default(),
+        ooms: long("ooms").unwrap_or_default(),
+        exit: RowExit { code: int("exit_code"), signal: int("exit_signal") },
+        events: long("events").unwrap_or_default(),
+        lost_events: long("lost_events").unwrap_or_default(),
+        started_ns: long("started_ns"),
+        memtrace_version: text("memtrace"),
+        phase_peaks,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_read_as_they_were_written() {
+        let phases: Vec<String> = Phase::ALL.iter().map(|phase| format!("peak_{}", phase.name())).collect();
+        let columns: Vec<&str> = COLUMNS.iter().skip(FIXED).map(|(name, _)| *name).collect();
+        assert_eq!(columns, phases);
+        let full = RankRow {
+            run: "a".into(),
+            job: "71.0".into(),
+            job_source: "SLURM_JOB_ID".into(),
+            rank: Some(3),
+            is_rank_process: true,
+            world_size: Some(8),
+            pid: 42,
+            host: "node7".into(),
+            trace: "42.mtr".into(),
+            device: -1,
+            device_bytes: Some(80 << 30),
+            peak_allocated: 7 << 30,
+            peak_reserved: 8 << 30,
+            ooms: 2,
+            exit: RowExit { code: None, signal: Some(9) },
+            events: 1_000_000,
+            lost_events: 1,
+            started_ns: Some(1_790_000_000_000_000_000),
+            memtrace_version: "0.1.0".into(),
+            phase_peaks: std::array::from_fn(|i| (i % 3 > 0).then_some(i as u64)),
+        };
+        let rows = [full, RankRow { run: "a".into(), ..RankRow::default() }];
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        write_ranks(&rows, file.as_file_mut()).unwrap();
+        let read = read_ranks(file.path(), file.reopen().unwrap(), "a").unwrap();
+        assert_eq!(read, rows);
+        std::fs::write(file.path(), "PAR1 no").unwrap();
+        assert!(read_ranks(file.path(), file.reopen().unwrap(), "a").is_err());
+    }
+}

@@ -1,0 +1,249 @@
+//! One run of a job: the rows that it has in the table of ranks.
+
+use std::collections::{BTreeMap, HashMap};
+
+use memtrace_input::RunFolder;
+use memtrace_input::error::{Error, Result};
+use memtrace_input::load::{JobId, JobIdSource, Manifest, Run, RunState, open_folder};
+use memtrace_output::{RankRow, RowExit};
+use memtrace_trace::file::untrusted;
+
+use super::folders::FoundRun;
+use super::report::RunOrigin;
+use super::stored_summary::{StepTime, StoredProcess, StoredSummary};
+use crate::build::{SummaryOptions, summarize_with};
+use crate::progress::Progress;
+use crate::summary::lost_events_of;
+
+/// The file that a run's own launcher wrote.
+const SUMMARY_FILE: &str = "summary.json";
+/// The largest summary that is read, in bytes: that of tens of thousands of processes.
+const MAX_SUMMARY: u64 = 1 << 30;
+
+/// A run of a job.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub(super) struct Member {
+    pub(super) run: FoundRun,
+    pub(super) origin: RunOrigin,
+    pub(super) host: String,
+    pub(super) memtrace_version: String,
+    pub(super) is_running: bool,
+    pub(super) started_ns: Option<u64>,
+    pub(super) ended_ns: Option<u64>,
+    pub(super) rows: Vec<MemberRow>,
+    /// What could not be read, as sentences without a period.
+    pub(super) problems: Vec<String>,
+}
+
+/// A row, and what the table does not show of it.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub(super) struct MemberRow {
+    pub(super) row: RankRow,
+    pub(super) job: Option<JobId>,
+    pub(super) steps: Vec<StepTime>,
+}
+
+/// What the manifest, or the traces, say of a run beside its summary.
+#[derive(Default)]
+struct Facts {
+    job: Option<String>,
+    host: String,
+    environments: HashMap<u32, BTreeMap<String, String>>,
+}
+
+impl Member {
+    /// Reads a run from its `summary.json` and its manifest. `Err` has what can be said without its traces; they have
+    /// to be analyzed.
+    pub(super) fn of_summary(run: &FoundRun) -> std::result::Result<Member, Box<Member>> {
+        let mut member = Member { run: run.clone(), origin: RunOrigin::Traces, ..Member::default() };
+        let folder = match RunFolder::open(&run.path) {
+            Ok(folder) => folder,
+            Err(e) => {
+                member.problems.push(e.to_string());
+                return Err(Box::new(member));
+            }
+        };
+        let manifest = Manifest::read(&folder).unwrap_or_else(|e| {
+            member.problems.push(e.to_string());
+            None
+        });
+        let manifest = manifest.unwrap_or_default();
+        member.take_manifest(&manifest);
+        let stored = match folder.open_file(SUMMARY_FILE).and_then(|file| untrusted::read(&file, MAX_SUMMARY)) {
+            Ok(json) => StoredSummary::parse(&json),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Err(Box::new(member)),
+            Err(e) => Err(e.to_string()),
+        };
+        match stored {
+            // A run that goes on can have the summary of an earlier point in time.
+            Ok(stored) if !member.is_running => {
+                member.origin = RunOrigin::Summary;
+                member.take_summary(&stored, &Facts::of_manifest(&manifest));
+                Ok(member)
+            }
+            Ok(_) => Err(Box::new(member)),
+            Err(problem) => {
+                member.problems.push(format!("cannot use {SUMMARY_FILE}: {problem}"));
+                Err(Box::new(member))
+            }
+        }
+    }
+
+    /// Analyzes the traces of the run.
+    pub(super) fn analyze(&mut self, progress: &mut dyn FnMut(Progress<'_>)) -> Result<()> {
+        let cannot = || Error::io(format!("cannot open {}", self.run.path.display()));
+        let folder = RunFolder::open(&self.run.path).map_err(cannot())?;
+        self.take_run(&open_folder(&folder)?, progress)
+    }
+
+    fn take_run(&mut self, run: &Run, progress: &mut dyn FnMut(Progress<'_>)) -> Result<()> {
+        self.problems.extend(run.problems().iter().map(|problem| {
+            let name = problem.path.file_name().unwrap_or_default().to_string_lossy();
+            format!("{name}: {}", problem.text)
+        }));
+        let summary = summarize_with(run, &SummaryOptions::default(), progress)?;
+        let stored = StoredSummary::parse(summary.to_json().as_bytes());
+        let stored = stored.map_err(|e| Error::io("cannot read the analysis")(std::io::Error::other(e)))?;
+        let mut facts = Facts::of_manifest(run.manifest());
+        for process in run.processes() {
+            facts.environments.insert(process.pid(), process.info().env.clone());
+        }
+        self.origin = RunOrigin::Traces;
+        self.take_summary(&stored, &facts);
+        Ok(())
+    }
+
+    fn take_manifest(&mut self, manifest: &Manifest) {
+        self.host = manifest.host.clone().unwrap_or_default();
+        self.memtrace_version.clone_from(&manifest.memtrace);
+        self.is_running = manifest.state == Some(RunState::Running);
+        (self.started_ns, self.ended_ns) = (manifest.started_ns, manifest.ended_ns);
+    }
+
+    fn take_summary(&mut self, stored: &StoredSummary, facts: &Facts) {
+        if let Some(version) = &stored.run.memtrace_version {
+            self.memtrace_version.clone_from(version);
+        }
+        self.started_ns = self.started_ns.or(stored.run.started_ns);
+        self.rows.clear();
+        for process in &stored.processes {
+            let is_rank_process = owns_its_rank(process, &stored.processes);
+            let host = process.host.clone().filter(|host| !host.is_empty()).unwrap_or_else(|| facts.host.clone());
+            let empty = BTreeMap::new();
+            let env = facts.environments.get(&process.pid).unwrap_or(&empty);
+            let job = JobId::of_process(facts.job.as_deref(), env, &host);
+            let has_gpu = process.devices.iter().any(|device| device.device >= 0);
+            for device in process.devices.iter().filter(|device| device.device >= 0 || !has_gpu) {
+                let row = RankRow {
+                    run: self.run.name.clone(),
+                    job: job.as_ref().map(|job| job.id.clone()).unwrap_or_default(),
+                    job_source: job.as_ref().map(|job| job.source.text().to_owned()).unwrap_or_default(),
+                    rank: process.rank,
+                    is_rank_process,
+                    world_size: process.world_size,
+                    pid: process.pid,
+                    host: host.clone(),
+                    trace: process.trace.clone(),
+                    device: device.device,
+                    device_bytes: device.total_bytes,
+                    peak_allocated: device.highest.allocated_bytes,
+                    peak_reserved: device.highest.reserved_bytes,
+                    ooms: device.oom_count,
+                    exit: RowExit { code: process.exit.code, signal: process.exit.signal },
+                    events: process.events,
+                    lost_events: lost_events_of(&process.losses),
+                    started_ns: self.started_ns,
+                    memtrace_version: self.memtrace_version.clone(),
+                    phase_peaks: device.phase_peaks(),
+                };
+                self.rows.push(MemberRow { row, job: job.clone(), steps: device.by_step.clone() });
+            }
+        }
+    }
+
+    /// The job of a row: its own, else that of another process of the run, else the run itself.
+    pub(super) fn job_of(&self, row: &MemberRow) -> JobId {
+        let any = || self.rows.iter().find_map(|row| row.job.clone());
+        row.job.clone().or_else(any).unwrap_or_else(|| JobId { source: JobIdSource::Run, id: self.run.name.clone() })
+    }
+}
+
+impl Facts {
+    fn of_manifest(manifest: &Manifest) -> Facts {
+        let environments = manifest.processes.iter().rev().map(|process| (process.pid, process.env.clone())).collect();
+        Facts { job: manifest.job.clone(), host: manifest.host.clone().unwrap_or_default(), environments }
+    }
+}
+
+/// Whether a process is the rank's own. Workers inherit the rank as a variable. The launcher names the snapshot of the
+/// rank's own process `rankN.pickle`; without snapshots, it is the process that started the others.
+fn owns_its_rank(process: &StoredProcess, all: &[StoredProcess]) -> bool {
+    let Some(rank) = process.rank else { return false };
+    let claimants = || all.iter().filter(|other| other.rank == Some(rank));
+    let own = format!("rank{rank}.pickle");
+    if claimants().any(|other| other.snapshot.as_deref() == Some(&own)) {
+        return process.snapshot.as_deref() == Some(&own);
+    }
+    let is_started_by_another = process.ppid.is_some_and(|parent| claimants().any(|other| other.pid == parent));
+    !is_started_by_another
+}
+
+/// The rows of a run folder, for the table `ranks`: from its `summary.json`, else from its traces.
+///
+/// # Errors
+///
+/// If the run has no readable trace either.
+pub fn rank_rows(run: &FoundRun, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Vec<RankRow>> {
+    let member = Member::of_summary(run).or_else(|mut member| member.analyze(progress).map(|()| *member))?;
+    Ok(rows(member))
+}
+
+/// The rows of an open run, from its traces. `name` is the value of the column `run`.
+///
+/// # Errors
+///
+/// The errors of the analysis.
+pub fn rank_rows_of_run(name: &str, run: &Run, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Vec<RankRow>> {
+    let found = FoundRun { name: name.to_owned(), path: run.path().to_owned() };
+    let mut member = Member { run: found, ..Member::default() };
+    member.take_manifest(run.manifest());
+    member.take_run(run, progress)?;
+    Ok(rows(member))
+}
+
+fn rows(member: Member) -> Vec<RankRow> {
+    member.rows.into_iter().map(|member_row| member_row.row).collect()
+}
+
+/// Reads the runs on all processors. The order is that of `runs`.
+pub(super) fn read_summaries(
+    runs: &[FoundRun],
+    progress: &mut dyn FnMut(Progress<'_>),
+) -> Vec<std::result::Result<Member, Box<Member>>> {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).clamp(1, 16);
+    let next = std::sync::atomic::AtomicUsize::new(0);
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let mut members: Vec<Option<std::result::Result<Member, Box<Member>>>> = vec![None; runs.len()];
+    std::thread::scope(|scope| {
+        for _ in 0..threads.min(runs.len()) {
+            let (next, sender) = (&next, sender.clone());
+            scope.spawn(move || {
+                loop {
+                    let at = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                    let Some(run) = runs.get(at) else { return };
+                    if sender.send((at, Member::of_summary(run))).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        drop(sender);
+        for (done, (at, member)) in receiver.iter().enumerate() {
+            if let Some(slot) = members.get_mut(at) {
+                *slot = Some(member);
+            }
+            progress(Progress { what: "reading the runs", done: done as u64, total: runs.len() as u64 });
+        }
+    });
+    members.into_iter().flatten().collect()
+}
