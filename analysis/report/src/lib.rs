@@ -20,6 +20,7 @@ mod diff_text;
 mod finish;
 mod fit;
 mod holders;
+mod launch_text;
 mod html;
 mod lines_html;
 mod lines_text;

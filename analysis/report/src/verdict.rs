@@ -7,6 +7,7 @@ use memtrace_summary::{
 };
 
 use crate::fit::{columns, wrap_words};
+use crate::launch_text::launch_sentences;
 use crate::parts::{largest_owners, not_recorded, outside, request, short_text};
 use crate::style::{Style, TextOptions};
 use crate::text_report::TextReport;
@@ -98,6 +99,9 @@ impl TextReport {
         }
         if let Some(exception) = summary.run.simulated.as_ref().and_then(|simulated| simulated.exception.as_ref()) {
             self.marked(Mark::Failed, &exception.text());
+        }
+        if let Some(launch) = &summary.launch {
+            launch_sentences(launch).iter().for_each(|text| self.below(text));
         }
         self.missing_parts(summary);
     }

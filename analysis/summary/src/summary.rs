@@ -1084,11 +1084,22 @@ const LOST_EVENTS: [&str; 6] =
 /// The loss that counts the events of processes that could not be recorded, as far as these reported them.
 pub(crate) const EVENTS_OF_UNRECORDED_PROCESSES: &str = "events_of_unrecorded_processes";
 
+fn lost_events(losses: &BTreeMap<String, u64>) -> u64 {
+    let counts = LOST_EVENTS.iter().filter_map(|name| losses.get(*name));
+    counts.fold(0, |sum, count| sum.saturating_add(*count))
+}
+
+impl ProcessSummary {
+    /// The number of events of the process that are known to be missing.
+    pub fn lost_events(&self) -> u64 {
+        lost_events(&self.losses)
+    }
+}
+
 impl Summary {
     /// The number of events that are known to be missing.
     pub fn lost_events(&self) -> u64 {
-        let counts = LOST_EVENTS.iter().filter_map(|name| self.losses.get(*name));
-        counts.fold(0, |sum, count| sum.saturating_add(*count))
+        lost_events(&self.losses)
     }
 
     /// Whether something else than events is missing.
