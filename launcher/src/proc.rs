@@ -209,6 +209,8 @@ fn is_of_interest(name: &str) -> bool {
         "NODE_RANK",
         "MASTER_ADDR",
         "MASTER_PORT",
+        "MPI_LOCALRANKID",
+        "MPI_LOCALNRANKS",
         "PYTHONHASHSEED",
     ];
     const PREFIXES: &[&str] = &[

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use memtrace_input::load::Exit;
 use memtrace_insight::passes::Phase;
 use memtrace_summary::{
-    ImbalanceSummary, IssueSummary, LaunchSummary, RankComparison, RankSummary, SharedMemorySummary, Summary, line_what,
-    number_text, share_text, signal_name, signed_size_text, size_text,
+    ImbalanceSummary, IssueSummary, LaunchSummary, RankComparison, RankSummary, SharedMemorySummary, Summary,
+    line_what, number_text, share_text, signal_name, signed_size_text, size_text,
 };
 
 use crate::table::{Align, Table};
@@ -19,6 +19,8 @@ const WORST_RANKS: usize = 4;
 const COMPARED: usize = 3;
 /// The maximum number of ranks that a sentence names.
 const NAMED_RANKS: usize = 8;
+/// The end of the text about a rank that ran out of memory.
+const AFTER_OOM: &str = " after an out-of-memory error";
 /// The phases that have a column.
 const PHASES: [Phase; 4] = [Phase::Load, Phase::Forward, Phase::Backward, Phase::Optimizer];
 
@@ -50,13 +52,14 @@ fn end_text(rank: &RankSummary) -> String {
         Exit { code: Some(code), .. } => format!("exit status {code}"),
         _ => "end unknown".to_owned(),
     };
-    if rank.ended_by_oom == Some(true) { format!("{end} after an out-of-memory error") } else { end }
+    if rank.ended_by_oom == Some(true) { format!("{end}{AFTER_OOM}") } else { end }
 }
 
 /// The sentences about the ranks that the verdict adds.
 pub(crate) fn launch_sentences(launch: &LaunchSummary) -> Vec<String> {
     let mut sentences = Vec::new();
-    sentences.extend(launch.imbalance.filter(|_| launch.ranks.len() > 1).map(|imbalance| worst_text(launch, &imbalance)));
+    sentences
+        .extend(launch.imbalance.filter(|_| launch.ranks.len() > 1).map(|imbalance| worst_text(launch, &imbalance)));
     // Ranks that ended in the same way are named together.
     let mut ends: BTreeMap<String, Vec<u32>> = BTreeMap::new();
     for rank in &launch.ranks {
@@ -65,10 +68,19 @@ pub(crate) fn launch_sentences(launch: &LaunchSummary) -> Vec<String> {
     if ends.len() > 1 {
         let mut ends: Vec<(String, Vec<u32>)> = ends.into_iter().collect();
         ends.iter_mut().for_each(|(_, ranks)| ranks.sort_unstable());
-        // The rarest end comes first: it is usually the reason of the others.
-        ends.sort_by_key(|(end, ranks)| (end == "finished", ranks.len(), ranks.first().copied()));
+        // An out-of-memory error, then the rarest end: it is usually the reason of the others.
+        ends.sort_by_key(|(end, ranks)| {
+            (end == "finished", !end.ends_with(AFTER_OOM), ranks.len(), ranks.first().copied())
+        });
         let texts: Vec<String> = ends.iter().map(|(end, ranks)| format!("{} {end}", ranks_text(ranks))).collect();
         sentences.push(format!("The ranks ended differently: {}.", texts.join("; ")));
+    }
+    match &launch.issues[..] {
+        [] => {}
+        [only] => sentences.push(format!("1 issue in the launch: {}.", only.issue.rule)),
+        [first, ..] => {
+            sentences.push(format!("{} issues in the launch, first: {}.", launch.issues.len(), first.issue.rule));
+        }
     }
     match (launch.unrecorded_ranks_count, &launch.unrecorded_ranks[..]) {
         (0, _) => {}
@@ -77,7 +89,8 @@ pub(crate) fn launch_sentences(launch: &LaunchSummary) -> Vec<String> {
             sentences.push(format!("No recording: {} {verb} none, or used no GPU memory.", ranks_text(listed)));
         }
         (count, listed) => {
-            sentences.push(format!("No recording: {count} ranks have none, the first is {}.", ranks_text(&listed[..1])));
+            sentences
+                .push(format!("No recording: {count} ranks have none, the first is {}.", ranks_text(&listed[..1])));
         }
     }
     sentences
@@ -106,7 +119,12 @@ fn worst_text(launch: &LaunchSummary, imbalance: &ImbalanceSummary) -> String {
 fn table() -> Table {
     let mut head = vec![("Rank", Align::Left), ("GPU", Align::Right)];
     head.extend([("Load", Align::Right), ("Forward", Align::Right), ("Backward", Align::Right)]);
-    head.extend([("Optimizer", Align::Right), ("Peak", Align::Right), ("Reserved", Align::Right), ("OOM", Align::Left)]);
+    head.extend([
+        ("Optimizer", Align::Right),
+        ("Peak", Align::Right),
+        ("Reserved", Align::Right),
+        ("OOM", Align::Left),
+    ]);
     Table::new(&head)
 }
 
@@ -169,11 +187,12 @@ impl TextReport {
         }
         self.lines.extend(table.lines(0, self.width, self.style));
         self.helpers(launch);
-        self.imbalance(launch);
+        self.imbalance(launch, false);
     }
 
-    /// Adds why the imbalance costs memory, and what the worst rank has more than the median.
-    fn imbalance(&mut self, launch: &LaunchSummary) {
+    /// Adds why the imbalance costs memory, and what the worst rank has more than the median. `is_full`: the comparison
+    /// follows in full.
+    fn imbalance(&mut self, launch: &LaunchSummary, is_full: bool) {
         let Some(imbalance) = launch.imbalance.filter(ImbalanceSummary::matters) else { return };
         let cost = format!(
             "{} stay unused on the other ranks, because the batch has to fit rank {}",
@@ -181,7 +200,7 @@ impl TextReport {
             imbalance.worst_rank
         );
         self.labelled("Imbalance", &cost);
-        let Some(comparison) = &launch.worst_against_median else { return };
+        let Some(comparison) = launch.worst_against_median.as_ref().filter(|_| !is_full) else { return };
         for (label, text) in comparison_texts(comparison, COMPARED) {
             self.labelled(&label, &text);
         }
@@ -210,7 +229,8 @@ impl TextReport {
 
     /// Adds the issues that concern several processes.
     pub(crate) fn launch_issues(&mut self, launch: Option<&LaunchSummary>, count: usize) {
-        let issues: Vec<IssueSummary> = launch.iter().flat_map(|one| &one.issues).map(|one| one.issue.clone()).collect();
+        let issues: Vec<IssueSummary> =
+            launch.iter().flat_map(|one| &one.issues).map(|one| one.issue.clone()).collect();
         self.issues(&issues, count, Some("the launch"), None);
     }
 
@@ -230,7 +250,7 @@ impl TextReport {
         self.blank();
         self.helpers(launch);
         launch_sentences(launch).iter().for_each(|text| self.labelled("Ranks", text));
-        self.imbalance(launch);
+        self.imbalance(launch, true);
         if let Some(comparison) = &launch.worst_against_median {
             self.blank();
             let (worst, median) = (name(comparison.worst.rank), name(comparison.median.rank));
@@ -256,15 +276,15 @@ impl TextReport {
         self.heading("Memory of other processes (CUDA IPC)");
         for one in shared {
             let importer = process(one.importer_rank, one.importer_pid);
-            let exporter = one.exporter_pid.map_or_else(
-                || "a process that was not recorded".to_owned(),
-                |pid| process(one.exporter_rank, pid),
-            );
+            let exporter = one
+                .exporter_pid
+                .map_or_else(|| "a process that was not recorded".to_owned(), |pid| process(one.exporter_rank, pid));
             let kept = match one.kept_after_free_bytes {
                 0 => String::new(),
                 bytes => format!("; {} of it after {exporter} had freed it", size_text(bytes)),
             };
-            let at_peak = one.at_exporter_peak_bytes.map(|bytes| format!("{} at the peak of {exporter}, ", size_text(bytes)));
+            let at_peak =
+                one.at_exporter_peak_bytes.map(|bytes| format!("{} at the peak of {exporter}, ", size_text(bytes)));
             let text = format!(
                 "{importer} opened up to {} of {exporter} ({}{} at the end, {}){kept}",
                 size_text(one.peak_bytes),

@@ -160,8 +160,9 @@ impl TextReport {
         let of = device.total_bytes.filter(|_| device.device >= 0).map(of).unwrap_or_default();
         let when = device.peak.as_ref().map(when_peaked).unwrap_or_default();
         let issues = issues_text(process);
+        let in_launch = summary.launch.as_ref().is_some_and(|launch| !launch.issues.is_empty());
         let mark = match end_mark(summary) {
-            Mark::Good if !issues.is_empty() => Mark::Warning,
+            Mark::Good if !issues.is_empty() || in_launch => Mark::Warning,
             mark => mark,
         };
         let text = format!(
@@ -171,7 +172,7 @@ impl TextReport {
             owner(device, name)
         );
         self.marked(mark, &format!("{}.", text.trim_end()));
-        if issues.is_empty() && is_examined(summary, device) {
+        if issues.is_empty() && !in_launch && is_examined(summary, device) {
             self.below("No leaks or misuse found.");
         }
         self.below_if(&issues);

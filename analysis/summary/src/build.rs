@@ -38,9 +38,10 @@ use memtrace_input::load::{DeviceSamples, Exit, Process, Run, SNAPSHOT_END_REASO
 use memtrace_input::symbols::ObjectReport;
 use memtrace_input::{CompileContextId, EventSource};
 use memtrace_insight::passes::{
-    Amount, Analysis, AnalysisOptions, BlockAllocation, BlockClassification, BlockLifetimes, BlockObserver, Category, Composition, CustomCategorizer, DeviceAnalysis, DeviceUses,
-    LabelRow, LifetimeCollector, MissingModules, ModuleTree, Oom, OomReport, Origin, Phase, PhaseRow, ProgramPosition, RestOfStep,
-    RunPart, StackTable, StepRows, sort_issues,
+    Amount, Analysis, AnalysisOptions, BlockAllocation, BlockClassification, BlockLifetimes, BlockObserver, Category,
+    Composition, CustomCategorizer, DeviceAnalysis, DeviceUses, LabelRow, LifetimeCollector, MissingModules,
+    ModuleTree, Oom, OomReport, Origin, Phase, PhaseRow, ProgramPosition, RestOfStep, RunPart, StackTable, StepRows,
+    sort_issues,
 };
 use memtrace_insight::rules::{CustomCategory, CustomRules, library_name};
 use memtrace_replay::{MemoryLocation, Names, Owner, Replay, Usage, reference_cycles};

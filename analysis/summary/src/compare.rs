@@ -115,7 +115,8 @@ fn analyze_run<'a>(
 ) -> Vec<AnalyzedProcess<'a>> {
     let sources = SourceAccess::of(run, options.sources);
     let what = format!("reading {}", run.path().file_name().unwrap_or_default().to_string_lossy());
-    let selected = run.processes().iter().filter(|process| options.rank.is_none_or(|rank| process.rank() == Some(rank)));
+    let selected =
+        run.processes().iter().filter(|process| options.rank.is_none_or(|rank| process.rank() == Some(rank)));
     selected.map(|process| analyze_process(process, steps, options, &sources, &what, progress)).collect()
 }
 

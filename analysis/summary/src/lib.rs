@@ -30,6 +30,7 @@ mod locations;
 mod matched_lines;
 mod progress;
 mod rank_table;
+mod shared_memory;
 mod source;
 mod statistics;
 mod step_estimate;

@@ -9,7 +9,8 @@ use crate::compare::diff_processes;
 use crate::launch::{HelperSummary, LaunchSummary, RankComparison, RankPhasePeak, RankSummary};
 use crate::locations::Locations;
 use crate::progress::Progress;
-use crate::stray_contexts::{GpuUse, LaunchProcess, launch_issues};
+use crate::shared_memory::{SharingProcess, shared_memory};
+use crate::stray_contexts::{GpuUse, Gpus, LaunchProcess, launch_issues};
 use crate::summary::{DeviceSummary, PhaseSummary, ProcessSummary};
 use memtrace_input::load::{Process, Run, SNAPSHOT_END_REASON};
 use memtrace_insight::passes::{Analysis, DeviceUses, Phase};
@@ -104,6 +105,18 @@ pub(crate) fn launch_summary(
         })
         .collect();
     launch.issues = launch_issues(&processes);
+    let gpus = Gpus::of(&processes);
+    let sharing = run.processes().iter().zip(&processes).zip(summaries).map(|((process, launched), summary)| {
+        let peak = |device: &DeviceSummary| Some((device.device, device.peak.as_ref()?.time_ns));
+        SharingProcess {
+            process,
+            rank: launched.rank,
+            gpus: launched.uses.iter().map(|one| (one.device, gpus.identity(one).to_owned())).collect(),
+            peaks_ns: summary.devices.iter().filter_map(peak).collect(),
+            has_imports: launched.uses.iter().any(|one| one.has_imports),
+        }
+    });
+    launch.shared_memory = shared_memory(&sharing.collect::<Vec<_>>());
     launch.without_rank = without_rank;
     if let Some(imbalance) = launch.imbalance.filter(|imbalance| imbalance.matters()) {
         let rank = |rank: u32| {
@@ -234,10 +247,20 @@ fn expected_ranks(run: &Run) -> Vec<Range<u32>> {
         let end = end.filter(|end| process.world_size().is_none_or(|size| *end <= size));
         of_hosts.extend(first.zip(end));
     }
-    let covers = |range: &(u32, u32)| recorded.range(..range.0).next().is_none() && recorded.range(range.1..).next().is_none();
+    // A launcher can start one memtrace for each rank. The other ranks then have runs of their own.
+    if recorded.len() < 2 {
+        return Vec::new();
+    }
+    let covers =
+        |range: &(u32, u32)| recorded.range(..range.0).next().is_none() && recorded.range(range.1..).next().is_none();
     match of_hosts.iter().next() {
         Some(only) if of_hosts.len() == 1 && covers(only) => vec![only.0..only.1],
-        _ => recorded.first().zip(recorded.last()).map(|(first, last)| *first..last.saturating_add(1)).into_iter().collect(),
+        _ => recorded
+            .first()
+            .zip(recorded.last())
+            .map(|(first, last)| *first..last.saturating_add(1))
+            .into_iter()
+            .collect(),
     }
 }
 

@@ -45,18 +45,18 @@ pub(crate) struct LaunchProcess<'a> {
 }
 
 /// Identifies GPUs across processes, by PCI bus id where one process recorded it.
-struct Gpus<'a> {
+pub(crate) struct Gpus<'a> {
     by_index: BTreeMap<&'a str, &'a str>,
 }
 
 impl<'a> Gpus<'a> {
-    fn of(processes: &'a [LaunchProcess<'a>]) -> Gpus<'a> {
+    pub(crate) fn of(processes: &'a [LaunchProcess<'a>]) -> Gpus<'a> {
         let uses = processes.iter().flat_map(|process| process.uses);
         let known = uses.filter_map(|one| Some((one.index.as_str(), one.pci_bus_id.as_deref()?)));
         Gpus { by_index: known.collect() }
     }
 
-    fn identity(&self, one: &'a GpuUse) -> &'a str {
+    pub(crate) fn identity(&self, one: &'a GpuUse) -> &'a str {
         let index = one.index.as_str();
         one.pci_bus_id.as_deref().unwrap_or_else(|| self.by_index.get(index).copied().unwrap_or(index))
     }
@@ -196,8 +196,16 @@ mod tests {
         let issues = launch_issues(&all);
         let [found] = &issues[..] else { panic!("{issues:?}") };
         assert_eq!((found.issue.rule, found.issue.bytes), (RuleId::StrayContext, 5));
-        assert_eq!(found.processes.iter().map(|one| (one.rank, one.bytes)).collect::<Vec<_>>(), [(Some(2), 3), (Some(1), 2)]);
-        assert!(found.issue.headline.starts_with("2 processes hold 5 B and a CUDA context each on GPU 0, the GPU of rank 0"));
+        assert_eq!(
+            found.processes.iter().map(|one| (one.rank, one.bytes)).collect::<Vec<_>>(),
+            [(Some(2), 3), (Some(1), 2)]
+        );
+        assert!(
+            found
+                .issue
+                .headline
+                .starts_with("2 processes hold 5 B and a CUDA context each on GPU 0, the GPU of rank 0")
+        );
     }
 
     #[test]

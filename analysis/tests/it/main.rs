@@ -14,6 +14,7 @@ mod html;
 #[path = "../../../tests/src/json_schema.rs"]
 #[allow(unreachable_pub, reason = "a public module of another crate")]
 mod json_schema;
+mod launch;
 mod lines;
 mod many_errors;
 mod modules_at_peak;

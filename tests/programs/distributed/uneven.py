@@ -1,6 +1,6 @@
 """Ranks of DDP with batches of different sizes: rank R gets R + 1 times the batch of rank 0.
 
-uneven.py [--stray] [--worker]     --stray: each rank allocates on GPU 0 before it selects its own
+uneven.py [--stray]     --stray: each rank allocates on GPU 0 before it selects its own
 """
 
 import os
