@@ -212,6 +212,8 @@ fn is_of_interest(name: &str) -> bool {
         "PMIX_NAMESPACE",
         "OMPI_MCA_ess_base_jobid",
         "RAY_JOB_ID",
+        "MPI_LOCALRANKID",
+        "MPI_LOCALNRANKS",
         "PYTHONHASHSEED",
     ];
     const PREFIXES: &[&str] = &[

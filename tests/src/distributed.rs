@@ -21,7 +21,12 @@ pub enum Start {
 
 /// `tests/programs/distributed/train.py` with two ranks, one device each.
 pub fn two_ranks(start: Start, arguments: &[&str]) -> TracedProgram {
-    let program = root().join("tests/programs/distributed/train.py");
+    program("train.py", start, arguments)
+}
+
+/// A program of `tests/programs/distributed` with two ranks, one device each.
+pub fn program(name: &str, start: Start, arguments: &[&str]) -> TracedProgram {
+    let program = root().join("tests/programs/distributed").join(name);
     let program = program.to_str().expect("a path in UTF-8");
     let mut command = vec![python()];
     match start {

@@ -167,6 +167,9 @@ pub(crate) fn is_trace(process: &Process, name: &str) -> bool {
 pub(crate) fn restrict(summary: &Summary, processes: &[&Process], device: Option<i16>) -> (Summary, bool) {
     let mut narrow = summary.clone();
     narrow.processes.retain(|one| processes.iter().any(|process| describes(one, process)));
+    if narrow.processes.len() < summary.processes.len() {
+        narrow.launch = None;
+    }
     for process in &mut narrow.processes {
         process.devices.retain(|one| device.is_none_or(|device| one.device == device));
         process.issues.retain(|issue| device.is_none_or(|device| issue.device == device));

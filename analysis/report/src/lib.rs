@@ -22,6 +22,7 @@ mod fit;
 mod holders;
 mod html;
 mod job_text;
+mod launch_text;
 mod lines_html;
 mod lines_text;
 mod markup;

@@ -92,6 +92,12 @@ pub static SECTIONS: &[Section] = &[
         description: "which Python objects hold the largest tensors (memtrace --holders)",
         add: TextReport::holders_section,
     },
+    Section {
+        name: "ranks",
+        title: "Ranks",
+        description: "all ranks of the launch, how they differ, stray contexts and shared memory",
+        add: |_, _| {},
+    },
     Section { name: "issues", title: "Issues", description: "issues, with evidence and fix", add: |_, _| {} },
 ];
 
@@ -111,9 +117,16 @@ impl Section {
 pub fn section_text(summary: &Summary, section: &Section, options: &TextOptions) -> String {
     let mut report = TextReport::new(&TextOptions { verbose: true, ..*options });
     report.head(summary);
+    if section.name == "ranks" {
+        report.ranks_section(summary);
+        return report.text();
+    }
     for process in &summary.processes {
         let name = (summary.processes.len() > 1).then(|| process_name(process));
         report.section(section, process, name.as_deref());
+    }
+    if section.name == "issues" {
+        report.launch_issues(summary.launch.as_ref(), usize::MAX);
     }
     report.text()
 }

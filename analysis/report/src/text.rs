@@ -39,13 +39,18 @@ impl ToText for Summary {
         let several = self.processes.len() > 1;
         let name = worst_process(self);
         report.verdict(self, name.as_deref());
-        if several {
-            report.blank();
-            report.processes(&self.processes);
+        match &self.launch {
+            Some(launch) if launch.ranks.len() > 1 => report.launch(launch),
+            _ if several => {
+                report.blank();
+                report.processes(&self.processes);
+            }
+            _ => {}
         }
         if let Some(process) = self.processes.first() {
             report.process(process, name.as_deref());
         }
+        report.launch_issues(self.launch.as_ref(), ISSUES);
         report.foot(self);
         report.text()
     }

@@ -7,6 +7,7 @@ use memtrace_summary::{
 };
 
 use crate::fit::{columns, wrap_words};
+use crate::launch_text::launch_sentences;
 use crate::parts::{largest_owners, not_recorded, outside, request, short_text};
 use crate::style::{Style, TextOptions};
 use crate::text_report::TextReport;
@@ -99,6 +100,9 @@ impl TextReport {
         if let Some(exception) = summary.run.simulated.as_ref().and_then(|simulated| simulated.exception.as_ref()) {
             self.marked(Mark::Failed, &exception.text());
         }
+        if let Some(launch) = &summary.launch {
+            launch_sentences(launch).iter().for_each(|text| self.below(text));
+        }
         self.missing_parts(summary);
     }
 
@@ -156,8 +160,9 @@ impl TextReport {
         let of = device.total_bytes.filter(|_| device.device >= 0).map(of).unwrap_or_default();
         let when = device.peak.as_ref().map(when_peaked).unwrap_or_default();
         let issues = issues_text(process);
+        let in_launch = summary.launch.as_ref().is_some_and(|launch| !launch.issues.is_empty());
         let mark = match end_mark(summary) {
-            Mark::Good if !issues.is_empty() => Mark::Warning,
+            Mark::Good if !issues.is_empty() || in_launch => Mark::Warning,
             mark => mark,
         };
         let text = format!(
@@ -167,7 +172,7 @@ impl TextReport {
             owner(device, name)
         );
         self.marked(mark, &format!("{}.", text.trim_end()));
-        if issues.is_empty() && is_examined(summary, device) {
+        if issues.is_empty() && !in_launch && is_examined(summary, device) {
             self.below("No leaks or misuse found.");
         }
         self.below_if(&issues);

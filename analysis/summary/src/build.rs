@@ -5,8 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use memtrace_trace::clock::{Calibration, MAX_EPOCH_NS};
 use memtrace_trace::counters::Counter;
 use memtrace_trace::definition::TensorKind;
+use memtrace_trace::event::Event;
 use memtrace_trace::file::Definitions;
-use memtrace_trace::ids::{ContextId, StackId};
+use memtrace_trace::ids::{ContextId, FrameId, StackId};
 
 use crate::cuda_graphs::{OutputNames, cuda_graphs, pool_text};
 use crate::device_memory::{DeviceInputs, DeviceMemorySummary, device_memory};
@@ -15,6 +16,7 @@ use crate::explain::{explain, state_needed};
 use crate::holders::Holders;
 use crate::locations::{Locations, frame_summary};
 use crate::progress::Progress;
+use crate::rank_table::{ProcessUses, launch_summary};
 use crate::step_estimate::{StepEstimate, step_estimate};
 use crate::suggestions::{SuggestionQuery, suggestions};
 use crate::summary::{
@@ -23,9 +25,10 @@ use crate::summary::{
     LargerInputs, Levels, MemoryState, ModuleGroupSummary, ModuleSummary, NativeObjectSummary, NotRecordedSummary,
     NoticeSummary, OomForecastSummary, OomSummary, OwnerBytes, OwnerSummary, PhaseAmount, PhaseRuleSummary,
     PhaseSummary, ProcessSummary, RangeSummary, RepeatedModulesSummary, RunSummary, SUMMARY_VERSION, StepPhase,
-    StepSummary, SuggestionSummary, Summary, Totals, UnmappedSegmentsSummary,
+    StepSummary, SuggestionSummary, Summary, UnmappedSegmentsSummary,
 };
 use crate::tensors::{name_pattern, requested_for};
+use crate::totals::totals;
 use crate::why::{
     Replaying, growth_after_first_step, larger_inputs, limit_at, memory_limit, no_issue_remark, oom_queries,
     oom_to_explain, refused_by_pytorch, reserved_summary, what_if_summary,
@@ -35,12 +38,13 @@ use memtrace_input::load::{DeviceSamples, Exit, Process, Run, SNAPSHOT_END_REASO
 use memtrace_input::symbols::ObjectReport;
 use memtrace_input::{CompileContextId, EventSource};
 use memtrace_insight::passes::{
-    Amount, Analysis, AnalysisOptions, BlockLifetimes, Category, Composition, CustomCategorizer, DeviceAnalysis,
-    LabelRow, LifetimeCollector, MissingModules, ModuleTree, Oom, OomReport, Origin, Phase, PhaseRow, RestOfStep,
-    RunPart, StackTable, StepRows, sort_issues,
+    Amount, Analysis, AnalysisOptions, BlockAllocation, BlockClassification, BlockLifetimes, BlockObserver, Category,
+    Composition, CustomCategorizer, DeviceAnalysis, DeviceUses, LabelRow, LifetimeCollector, MissingModules,
+    ModuleTree, Oom, OomReport, Origin, Phase, PhaseRow, ProgramPosition, RestOfStep, RunPart, StackTable, StepRows,
+    sort_issues,
 };
 use memtrace_insight::rules::{CustomCategory, CustomRules, library_name};
-use memtrace_replay::{MemoryLocation, Names, Owner, Usage, reference_cycles};
+use memtrace_replay::{MemoryLocation, Names, Owner, Replay, Usage, reference_cycles};
 
 /// The maximum number of allocation groups listed for one point in time.
 const LARGEST_ALLOCATIONS: usize = 20;
@@ -79,6 +83,7 @@ pub fn summarize_with(
 ) -> Result<Summary> {
     let mut processes = Vec::new();
     let machine = Machine::of(run);
+    let mut device_uses = Vec::new();
     for process in run.processes() {
         let what = match process.rank() {
             Some(rank) => format!("reading rank {rank}"),
@@ -88,16 +93,17 @@ pub fn summarize_with(
         let mut on_progress = |done| progress(Progress { what: &what, done, total });
         let names = Names::of(process.recording());
         let custom_rules = options.custom_rules;
-        let mut lifetimes = LifetimeCollector::default();
+        let mut observers = Observers::default();
         let analysis = Analysis::with_options(
             process.recording(),
             process.trace_index(),
             &names,
             &AnalysisOptions { custom_rules, range: options.range, ..AnalysisOptions::default() },
-            &mut lifetimes,
+            &mut observers,
             &mut on_progress,
         );
-        let lifetimes = lifetimes.finish();
+        let lifetimes = observers.lifetimes.finish();
+        device_uses.push(ProcessUses::of(process, &observers.uses, &analysis));
         let oom_queries = oom_queries(process, &analysis, options.replaying);
         let what = "replaying the allocator";
         let mut on_progress = |done| progress(Progress { what, done, total });
@@ -107,6 +113,7 @@ pub fn summarize_with(
         let results = Results { analysis: &analysis, lifetimes: &lifetimes, ooms: &found, machine: &machine };
         processes.push(process_summary(process, &results, &names, custom_rules, &mut on_progress));
     }
+    let launch = launch_summary(run, &processes, &device_uses, progress);
     processes.sort_by_key(|p| (std::cmp::Reverse(severity(p)), p.rank, p.pid));
     let manifest = run.manifest();
     let mut losses: BTreeMap<String, u64> = manifest.losses.clone();
@@ -152,7 +159,7 @@ pub fn summarize_with(
         version: SUMMARY_VERSION.to_owned(),
         run: summary,
         processes,
-        launch: None,
+        launch,
         losses,
         native_objects: run.native_objects().iter().map(native_object).collect(),
         problems,
@@ -160,6 +167,38 @@ pub fn summarize_with(
         not_recorded: not_recorded.map(|one| NotRecordedSummary { is_loss: one.is_loss, text: one.text }).collect(),
         files: Vec::new(),
     })
+}
+
+/// What observes the events of a process besides its analysis.
+#[derive(Default)]
+struct Observers {
+    lifetimes: LifetimeCollector,
+    uses: DeviceUses,
+}
+
+impl BlockObserver for Observers {
+    #[inline]
+    fn allocated(&mut self, device: i16, block: &BlockAllocation, usage: &Usage) {
+        self.lifetimes.allocated(device, block, usage);
+    }
+
+    #[inline]
+    fn lifetime_ended(
+        &mut self,
+        device: i16,
+        block: &BlockAllocation,
+        classification: &BlockClassification,
+        evidence: FrameId,
+        free: Option<&Event>,
+    ) {
+        self.lifetimes.lifetime_ended(device, block, classification, evidence, free);
+    }
+
+    #[inline]
+    fn event_processed(&mut self, replay: &Replay, e: &Event, now: &ProgramPosition) {
+        self.lifetimes.event_processed(replay, e, now);
+        self.uses.observe(e);
+    }
 }
 
 fn native_object(object: &ObjectReport) -> NativeObjectSummary {
@@ -257,7 +296,8 @@ pub fn when_peaked(peak: &MemoryState) -> String {
     format!("{}{inside}", when(peak.step, peak.phase))
 }
 
-fn signal_name(signal: i32) -> String {
+/// The name of a signal, for example `SIGKILL`.
+pub fn signal_name(signal: i32) -> String {
     let name = match signal {
         1 => "SIGHUP",
         2 => "SIGINT",
@@ -1033,13 +1073,4 @@ impl Context<'_> {
 fn by_category(amounts: [Amount; Category::ALL.len()]) -> Vec<CategoryAmount> {
     let present = Category::ALL.iter().zip(amounts).filter(|(_, amount)| amount.blocks > 0);
     present.map(|(&category, a)| CategoryAmount { category, bytes: a.bytes, blocks: a.blocks }).collect()
-}
-
-pub(crate) fn totals(usage: &Usage) -> Totals {
-    Totals {
-        allocated_bytes: usage.allocated,
-        active_bytes: usage.active,
-        reserved_bytes: usage.reserved,
-        requested_bytes: usage.requested,
-    }
 }

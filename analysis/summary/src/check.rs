@@ -12,6 +12,7 @@ use crate::build::{is_snapshot, when};
 use crate::compare::line_text;
 use crate::device_names::{device_name, process_name};
 use crate::diff::{DevicePair, DiffReport};
+use crate::launch::LaunchIssueSummary;
 use crate::locations::is_library;
 use crate::summary::{DeviceSummary, ProcessSummary, StackSummary, Summary, schema_text};
 use crate::units::{count_text, signed_size_text, size_text};
@@ -218,8 +219,9 @@ pub fn check(
     let mut results = Vec::new();
     let mut notes = Vec::new();
     incomplete(summary, &all, options, &mut results, &mut notes);
+    let launch_issues = summary.launch.as_ref().map_or(&[][..], |launch| &launch.issues);
     for one in &all {
-        limits(one, options, &mut results);
+        limits(one, launch_issues, options, &mut results);
     }
     let is_rule = |name: &str| name == ANY || DIAGNOSTICS.iter().any(|rule| rule.id.as_str() == name);
     if options.no_issues.iter().any(|name| !is_rule(name)) {
@@ -354,7 +356,12 @@ fn comparison(value: u64, allowed: u64) -> &'static str {
     if value > allowed { ">" } else { "<=" }
 }
 
-fn limits(one: &CheckedDevice<'_>, options: &CheckOptions, results: &mut Vec<CheckResult>) {
+fn limits(
+    one: &CheckedDevice<'_>,
+    launch_issues: &[LaunchIssueSummary],
+    options: &CheckOptions,
+    results: &mut Vec<CheckResult>,
+) {
     let highest = &one.device.highest;
     for (limit, what, value, allowed) in [
         ("max-peak", "peak", highest.allocated_bytes, options.max_peak),
@@ -408,7 +415,9 @@ fn limits(one: &CheckedDevice<'_>, options: &CheckOptions, results: &mut Vec<Che
         results.push(CheckResult { passed: count == 0, file, line, ..one.result("no-oom", None, None, text) });
     }
     for rule in &options.no_issues {
-        let of_device = one.process.issues.iter().filter(|issue| issue.device == one.device.device);
+        let (pid, device) = (one.process.pid, one.device.device);
+        let of_launch = launch_issues.iter().filter(|issue| issue.concerns(pid, device)).map(|issue| &issue.issue);
+        let of_device = one.process.issues.iter().filter(|issue| issue.device == device).chain(of_launch);
         let matching: Vec<_> = of_device.filter(|issue| rule == ANY || issue.rule.as_str() == rule).collect();
         for issue in &matching {
             let location = issue.stack.as_ref().map_or_else(String::new, |stack| format!(", {}", stack.location));

@@ -7,7 +7,6 @@ use std::hash::Hash;
 use memtrace_trace::counters::Counter;
 use memtrace_trace::ids::{FrameId, StackId};
 
-use crate::build::totals;
 use crate::diff::{
     CategoryChange, Change, CustomCategoryChange, DIFF_VERSION, DevicePair, DiffOptions, DiffPeak, DiffReport,
     DiffResult, DiffRun, LineChange, ModuleChange, PhaseChange, StackChange, UnpairedDevice,
@@ -15,6 +14,7 @@ use crate::diff::{
 use crate::locations::{Locations, frame_summary};
 use crate::matched_lines::{Line, MatchedLines, Version};
 use crate::progress::Progress;
+use crate::totals::totals;
 use crate::units::{signed_size_text, size_text};
 use memtrace_input::load::{Process, Run, SNAPSHOT_END_REASON};
 use memtrace_insight::passes::{Analysis, AnalysisOptions, Category, Composition, DeviceAnalysis, ModuleTree, Phase};
@@ -113,31 +113,51 @@ fn analyze_run<'a>(
     options: &DiffOptions,
     progress: &mut dyn FnMut(Progress<'_>),
 ) -> Vec<AnalyzedProcess<'a>> {
-    let mut all = Vec::new();
     let sources = SourceAccess::of(run, options.sources);
-    for process in run.processes() {
-        if options.rank.is_some_and(|rank| process.rank() != Some(rank)) {
-            continue;
-        }
-        let total = process.recording().event_count();
-        let what = format!("reading {}", run.path().file_name().unwrap_or_default().to_string_lossy());
-        let mut on_progress = |done| progress(Progress { what: &what, done, total });
-        let names = Names::of(process.recording());
-        let analysis = Analysis::with_options(
-            process.recording(),
-            process.trace_index(),
-            &names,
-            &AnalysisOptions {
-                step_peaks: steps,
-                custom_rules: options.custom_rules.as_deref(),
-                ..AnalysisOptions::default()
-            },
-            &mut (),
-            &mut on_progress,
-        );
-        all.push(AnalyzedProcess { process, names, analysis, sources: sources.clone() });
-    }
-    all
+    let what = format!("reading {}", run.path().file_name().unwrap_or_default().to_string_lossy());
+    let selected =
+        run.processes().iter().filter(|process| options.rank.is_none_or(|rank| process.rank() == Some(rank)));
+    selected.map(|process| analyze_process(process, steps, options, &sources, &what, progress)).collect()
+}
+
+fn analyze_process<'a>(
+    process: &'a Process,
+    steps: &[u32],
+    options: &DiffOptions,
+    sources: &SourceAccess,
+    what: &str,
+    progress: &mut dyn FnMut(Progress<'_>),
+) -> AnalyzedProcess<'a> {
+    let total = process.recording().event_count();
+    let mut on_progress = |done| progress(Progress { what, done, total });
+    let names = Names::of(process.recording());
+    let custom_rules = options.custom_rules.as_deref();
+    let analysis = Analysis::with_options(
+        process.recording(),
+        process.trace_index(),
+        &names,
+        &AnalysisOptions { step_peaks: steps, custom_rules, ..AnalysisOptions::default() },
+        &mut (),
+        &mut on_progress,
+    );
+    AnalyzedProcess { process, names, analysis, sources: sources.clone() }
+}
+
+/// Compares the peaks of two processes of a run, each on one of its devices. `None` if one of them has no peak there.
+pub(crate) fn diff_processes(
+    run: &Run,
+    processes: [(&Process, i16); 2],
+    progress: &mut dyn FnMut(Progress<'_>),
+) -> Option<DevicePair> {
+    let options = DiffOptions::default();
+    let sources = SourceAccess::of(run, options.sources);
+    let mut analyze = |process| analyze_process(process, &[], &options, &sources, "comparing ranks", progress);
+    let [a, b] = processes.map(|(process, _)| analyze(process));
+    let peak = |analyzed, device| {
+        let options = DiffOptions { device: Some(device), ..DiffOptions::default() };
+        device_peaks(analyzed, None, &options).into_iter().next()
+    };
+    Some(pair(&peak(&a, processes[0].1)?, &peak(&b, processes[1].1)?, None))
 }
 
 /// Pairs processes by rank. Processes with the same rank, or without one, are paired in order.

@@ -63,8 +63,8 @@ pub struct RankSummary {
     pub pid: u32,
     /// The file name of the trace.
     pub trace: String,
-    /// The rank's own device: the one with an out-of-memory error, else the one with the highest peak. -1 is the CPU.
-    /// Absent if the rank allocated nothing.
+    /// The rank's own device: the one with its local rank, else the one with most allocations in forward and backward
+    /// passes, else the one with the highest peak. -1 is the CPU. Absent if the rank allocated nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<i16>,
     /// The PCI bus id of that device. Absent if it is unknown.
@@ -162,7 +162,8 @@ pub struct RankComparison {
     pub difference_bytes: i64,
     /// The allocated blocks by category, largest difference first. The differences add up to `difference_bytes`.
     pub by_category: Vec<CategoryChange>,
-    /// The allocated blocks by line and category, largest difference first. Lines without a difference are left out.
+    /// The allocated blocks by line and category, largest difference first: the first 20. Lines without a difference
+    /// are left out.
     pub by_line: Vec<LineChange>,
 }
 
@@ -269,6 +270,13 @@ impl LaunchSummary {
     /// The row of a rank; the first if several hosts have it.
     pub fn rank(&self, rank: u32) -> Option<&RankSummary> {
         self.ranks.iter().find(|row| row.rank == rank)
+    }
+}
+
+impl LaunchIssueSummary {
+    /// Whether the issue is about this process and this device of it.
+    pub fn concerns(&self, pid: u32, device: i16) -> bool {
+        self.processes.iter().any(|process| process.pid == pid && process.device == device)
     }
 }
 

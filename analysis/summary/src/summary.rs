@@ -1090,6 +1090,13 @@ pub(crate) fn lost_events_of(losses: &BTreeMap<String, u64>) -> u64 {
     counts.fold(0, |sum, count| sum.saturating_add(*count))
 }
 
+impl ProcessSummary {
+    /// The number of events of the process that are known to be missing.
+    pub fn lost_events(&self) -> u64 {
+        lost_events_of(&self.losses)
+    }
+}
+
 impl Summary {
     /// The number of events that are known to be missing.
     pub fn lost_events(&self) -> u64 {

@@ -11,7 +11,7 @@ use memtrace_trace::file::End;
 /// it.
 const PEAK: u64 = 41 * MIB;
 
-fn nothing() -> CheckOptions {
+pub(crate) fn nothing() -> CheckOptions {
     CheckOptions {
         max_peak: None,
         max_reserved: None,

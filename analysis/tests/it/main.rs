@@ -15,6 +15,7 @@ mod job;
 #[path = "../../../tests/src/json_schema.rs"]
 #[allow(unreachable_pub, reason = "a public module of another crate")]
 mod json_schema;
+mod launch;
 mod lines;
 mod many_errors;
 mod modules_at_peak;

@@ -19,6 +19,8 @@ struct Side {
     oracle: Oracle,
     /// Its calls in the ledger.
     calls: Vec<Call>,
+    /// The memory that it opened, from the launch in `summary.json`.
+    opened: Vec<Value>,
 }
 
 impl Side {
@@ -60,10 +62,12 @@ fn run(traced: TracedProgram) -> BTreeMap<&'static str, Side> {
         ledger::assert_equal(&ledger::ours(&trace), &ledgers[&pid]);
         assert_eq!(trace.counter(Counter::EventsDropped), 0);
         let mut processes = summary["processes"].as_array().expect("processes").iter();
+        let opened = summary["launch"]["shared_memory"].as_array().expect("shared memory").iter();
+        let opened = opened.filter(|one| one["importer_pid"] == pid).cloned().collect();
         let summary = processes.find(|p| p["pid"] == pid).expect("the process").clone();
         let losses = summary["losses"].as_object().expect("losses");
         assert!(losses.values().all(|count| count == 0), "{losses:?}");
-        (role, Side { summary, oracle, calls: ledgers[&pid].values().flatten().cloned().collect() })
+        (role, Side { summary, oracle, calls: ledgers[&pid].values().flatten().cloned().collect(), opened })
     };
     ["sender", "receiver"].map(side).into()
 }
@@ -80,6 +84,15 @@ fn assert_counted_once(sides: &BTreeMap<&str, Side>, imported: u64) {
     }
     assert_eq!((sender.peak(0, "imported"), sender.peak(1, "imported")), (0, 0));
     assert_eq!((receiver.peak(0, "imported"), receiver.peak(1, "imported")), (imported, 0), "{}", receiver.summary);
+    // The launch names the owner. Nothing is open at the end, and nothing was freed before it was closed.
+    assert_eq!(sender.opened, [Value::Null; 0]);
+    let [opened] = &receiver.opened[..] else { panic!("{:?}", receiver.opened) };
+    assert_eq!(
+        (&opened["exporter_pid"], &opened["peak_bytes"]),
+        (&sender.summary["pid"], &imported.into()),
+        "{opened}"
+    );
+    assert_eq!((&opened["end_bytes"], &opened["kept_after_free_bytes"]), (&0.into(), &0.into()), "{opened}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Several ranks: each has its own trace, equal to PyTorch's recorder, and its rank, in whatever way it is started. A
 //! rank that runs out of memory is reported as the cause of the job's end.
 
-use memtrace_tests::distributed::{Ranks, Start, compare, run, two_ranks};
+use memtrace_tests::distributed::{Ranks, Start, compare, program, run, two_ranks};
 use serde_json::{Value, json};
 
 fn summary(ranks: &Ranks) -> Value {
@@ -72,10 +72,54 @@ fn the_rank_that_ran_out_of_memory_is_named() {
     let summary = summary(&ranks);
     let outcome = summary["run"]["outcome"].as_str().unwrap();
     assert!(outcome.starts_with("ended by an out-of-memory error in rank 1"), "{outcome}");
+    let text = std::fs::read_to_string(ranks.run.path().join("summary.txt")).unwrap();
+    let ends =
+        "The ranks ended differently: rank 1 exit status 1 after an out-of-memory error; rank 0 killed by SIGTERM.";
+    let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(words(&text).contains(ends), "{text}");
+    let launch = &summary["launch"];
+    assert_eq!((&launch["ranks"][0]["rank"], &launch["ranks"][0]["ended_by_oom"]), (&json!(1), &json!(true)));
     let fatal =
         |p: &Value| p["devices"][0]["ooms"].as_array().map(|ooms| ooms.iter().map(|o| o["fatal"].clone()).collect());
     let processes = summary["processes"].as_array().unwrap();
     let ooms: Vec<(Value, Option<Vec<Value>>)> = processes.iter().map(|p| (p["rank"].clone(), fatal(p))).collect();
     assert_eq!(ooms[0], (json!(1), Some(vec![json!(true)])), "{ooms:?}");
     assert_eq!(ooms[1].1.as_deref().unwrap_or_default(), [Value::Null; 0], "{ooms:?}");
+}
+
+/// The table of ranks equals each rank's own statistics, and names the rank, the phase, the line and the processes that are
+/// to blame.
+#[test]
+fn uneven_ranks_are_compared() {
+    let ranks = run(program("uneven.py", Start::Torchrun, &["--stray"]));
+    ranks.run.assert_ended_well();
+    let launch = &summary(&ranks)["launch"];
+    let rows = launch["ranks"].as_array().unwrap();
+    assert_eq!(rows.iter().map(|row| row["rank"].clone()).collect::<Vec<_>>(), [1, 0]);
+    for row in rows {
+        let rank = row["rank"].as_u64().unwrap();
+        let (entry, _, oracle) = &ranks.ranks[&(rank as u32)];
+        let statistics = &oracle.as_ref().expect("a snapshot").snapshot["statistics"][rank as usize];
+        assert_eq!(row["peak_bytes"], statistics["allocated_bytes.all.peak"], "{row}");
+        assert_eq!(row["reserved_bytes"], statistics["reserved_bytes.all.peak"], "{row}");
+        assert_eq!((&row["pid"], &row["device"], &row["local_rank"]), (&entry["pid"], &json!(rank), &json!(rank)));
+        let phases = row["phases"].as_array().unwrap();
+        let highest = phases.iter().max_by_key(|phase| phase["peak_bytes"].as_u64()).unwrap();
+        assert_eq!((&highest["peak_bytes"], &highest["phase"]), (&row["peak_bytes"], &row["peak_phase"]), "{row}");
+    }
+    let imbalance = &launch["imbalance"];
+    let difference = rows[0]["peak_bytes"].as_u64().unwrap() - rows[1]["peak_bytes"].as_u64().unwrap();
+    assert_eq!(imbalance["difference_bytes"], difference);
+    assert_eq!((&imbalance["worst_rank"], &imbalance["median_rank"]), (&json!(1), &json!(0)));
+    let comparison = &launch["worst_against_median"];
+    let categories = comparison["by_category"].as_array().unwrap();
+    assert_eq!(categories[0]["category"], "activation", "{comparison}");
+    let sum: i64 = categories.iter().map(|row| row["difference_bytes"].as_i64().unwrap()).sum();
+    assert_eq!(sum, difference as i64);
+    assert!(comparison["by_line"][0]["location"].as_str().unwrap().contains("ranks.py:41 forward"), "{comparison}");
+    let issues = launch["issues"].as_array().unwrap();
+    let [issue] = &issues[..] else { panic!("{issues:#?}") };
+    assert_eq!((&issue["rule"], &issue["processes"][0]["rank"]), (&json!("stray-context"), &json!(1)));
+    assert_eq!(issue["bytes"], 20 << 20, "the segment of a block of 3 MiB");
+    assert!(issue["processes"][0]["location"].as_str().unwrap().ends_with("uneven.py:18 main"), "{issue}");
 }

@@ -56,7 +56,8 @@ impl Program {
         let issues_of = |folder: &Path| {
             let summary = summarize(&open_run(folder).unwrap(), &mut |_| {}).unwrap();
             assert!(summary.losses.is_empty(), "{}: {:?}", self.name, summary.losses);
-            summary.processes.into_iter().flat_map(|p| p.issues).collect()
+            let of_launch = summary.launch.into_iter().flat_map(|launch| launch.issues).map(|one| one.issue);
+            summary.processes.into_iter().flat_map(|p| p.issues).chain(of_launch).collect()
         };
         if let Some(folder) = std::env::var_os("MEMTRACE_TEST_ISSUES") {
             return issues_of(&Path::new(&folder).join(self.name.trim_end_matches(".py")));

@@ -258,9 +258,30 @@ export interface ProcessSummary {
   notices: { topic: string; text: string; status: string }[];
 }
 
+/** One rank of a launch. */
+export interface RankSummary {
+  rank: number;
+  host?: string;
+  device?: number;
+  peak_bytes: number;
+  reserved_bytes: number;
+  phases: { phase: string; peak_bytes: number }[];
+  oom_count: number;
+}
+
+/** The processes of a launch beside each other. */
+export interface LaunchSummary {
+  hosts: string[];
+  ranks: RankSummary[];
+  imbalance?: { worst_rank: number; median_rank: number; unused_bytes: number };
+  worst_against_median?: { by_line: { location: string; category?: string; difference_bytes: number }[] };
+  issues: IssueSummary[];
+}
+
 export interface Summary {
   run: { path: string; command: string[]; outcome: string; duration_ns?: number; events: number; unrecorded_processes: number };
   processes: ProcessSummary[];
+  launch?: LaunchSummary;
   losses: Record<string, number>;
   problems: string[];
   native_objects: { path: string; addresses: number; addresses_with_function: number; notes: string[] }[];

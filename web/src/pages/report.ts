@@ -14,6 +14,7 @@ import { Allocations } from '../views/allocations';
 import * as details from '../views/details';
 import * as explain from '../views/explain';
 import { type Part, fillNav, header } from '../views/header';
+import { launchView } from '../views/launch';
 import { linesView } from '../views/lines';
 import { ranksView } from '../views/ranks';
 import { DIVISIONS, Timeline } from '../views/timeline';
@@ -63,6 +64,7 @@ const PARTS: Part[] = [
   ['holders', 'Holders'],
   ['ranges', 'Ranges'],
   ['lines', 'Lines'],
+  ['launch', 'Launch'],
   ['ranks', 'Ranks'],
 ];
 
@@ -180,7 +182,7 @@ export async function reportPage(app: HTMLElement, data: Uint8Array): Promise<vo
     })),
     state,
   );
-  body.append(...[devices ? el('div', { class: 'w12' }, devices) : null, top, timeline.element, allocations.element, ranks, details.processes(summary), rest, losses?.isLoss === false ? losses.element : null].filter(part => part !== null));
+  body.append(...[devices ? el('div', { class: 'w12' }, devices) : null, top, timeline.element, allocations.element, launchView(summary.launch), ranks, details.processes(summary), rest, losses?.isLoss === false ? losses.element : null].filter(part => part !== null));
   state.listen(changed => changed.device && show());
   show();
   timeline.draw();

@@ -159,8 +159,27 @@ pub static OUTPUTS_KEPT: DiagnosticRule = DiagnosticRule {
              forward pass reads and that autograd does not save looks the same.",
 };
 
+/// A process holds memory on a GPU that is another rank's.
+pub static STRAY_CONTEXT: DiagnosticRule = DiagnosticRule {
+    id: RuleId::StrayContext,
+    evidence: "A process of one rank allocates on a GPU that is another rank's own, besides the GPU of its own rank. A \
+               rank's own GPU is the one with its local rank, else the one on which it computes most. GPUs are \
+               compared by PCI bus id, else by CUDA_VISIBLE_DEVICES. Memory of another process that the program opens \
+               on purpose (CUDA IPC) does not count.",
+    limits: "The bytes are those that the process allocated. Its CUDA context takes several hundred MiB besides. The \
+             rule misses a context without an allocation. Ranks that share a GPU on purpose have the same own GPU and \
+             are not reported.",
+};
+
+/// A DataLoader worker holds memory on a GPU.
+pub static WORKER_CONTEXT: DiagnosticRule = DiagnosticRule {
+    id: RuleId::WorkerContext,
+    evidence: "The first allocation of a process on a GPU comes from the worker loop of torch.utils.data.",
+    limits: "The bytes are those that the worker allocated. Its CUDA context takes several hundred MiB besides.",
+};
+
 /// All rules.
-pub static DIAGNOSTICS: [&DiagnosticRule; 15] = [
+pub static DIAGNOSTICS: [&DiagnosticRule; 17] = [
     &LEAK,
     &GRAPH_KEPT,
     &GRAPH_RETAINED,
@@ -176,4 +195,6 @@ pub static DIAGNOSTICS: [&DiagnosticRule; 15] = [
     &OPTIMIZER_STATE_DOES_NOT_FIT,
     &DEFERRED_FREES,
     &OUTPUTS_KEPT,
+    &STRAY_CONTEXT,
+    &WORKER_CONTEXT,
 ];

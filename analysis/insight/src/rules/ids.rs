@@ -87,6 +87,10 @@ rule_ids! {
     DeferredFrees = "deferred-frees",
     /// Results of a forward pass stay allocated through the next forward pass.
     OutputsKept = "outputs-kept",
+    /// A process holds memory on a GPU that is another rank's.
+    StrayContext = "stray-context",
+    /// A DataLoader worker holds memory on a GPU.
+    WorkerContext = "worker-context",
     /// Suggests activation checkpointing.
     CheckpointLayers = "checkpoint-layers",
     /// Suggests activation checkpointing, or no gradients, for a run without a backward pass.

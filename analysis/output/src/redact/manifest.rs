@@ -24,7 +24,7 @@ const OURS: [&str; 13] = [
 /// Objects whose keys are names that memtrace gives.
 const COUNTS: [&str; 3] = ["counters", "losses", "refused"];
 /// Variables that say which rank a process is, and how PyTorch's allocator is set. Their values have no names.
-const VARIABLES: [&str; 18] = [
+const VARIABLES: [&str; 27] = [
     "RANK",
     "LOCAL_RANK",
     "WORLD_SIZE",
@@ -34,11 +34,20 @@ const VARIABLES: [&str; 18] = [
     "SLURM_PROCID",
     "SLURM_LOCALID",
     "SLURM_NTASKS",
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_NODEID",
     "OMPI_COMM_WORLD_RANK",
     "OMPI_COMM_WORLD_LOCAL_RANK",
     "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
     "PMI_RANK",
+    "PMI_SIZE",
     "PMIX_RANK",
+    "MPI_LOCALRANKID",
+    "MPI_LOCALNRANKS",
+    "JAX_PROCESS_ID",
+    "JAX_NUM_PROCESSES",
+    "CUDA_VISIBLE_DEVICES",
     "PYTORCH_CUDA_ALLOC_CONF",
     "PYTORCH_ALLOC_CONF",
     "PYTORCH_NO_CUDA_MEMORY_CACHING",

@@ -1,0 +1,91 @@
+//! Where a process first used each GPU. A first use comes with a CUDA context, which takes memory of the device.
+
+use std::collections::BTreeMap;
+
+use memtrace_trace::api::MemoryKind;
+use memtrace_trace::event::{Action, Event};
+use memtrace_trace::ids::{ContextId, StackId};
+
+/// The first use of a device by a process.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DeviceUse {
+    /// The number of the event.
+    pub seq: u64,
+    /// The stack of the call.
+    pub stack: StackId,
+    /// The autograd node or module call in which it was made.
+    pub context: ContextId,
+}
+
+/// The first use of each device, and the devices on which the process opened memory of others.
+#[derive(Clone, Debug, Default)]
+pub struct DeviceUses {
+    first: BTreeMap<i16, DeviceUse>,
+    imports: BTreeMap<i16, u64>,
+    /// The devices of `first` below 64, one bit each: most events are on a device that is known.
+    known: u64,
+}
+
+impl DeviceUses {
+    /// Takes one event.
+    #[inline]
+    pub fn observe(&mut self, e: &Event) {
+        let bit = 1u64.checked_shl(u32::from(e.device.unsigned_abs())).unwrap_or(0);
+        if e.device >= 0 && (self.known & bit == 0 || e.api.memory_kind() == Some(MemoryKind::Imported)) {
+            self.observe_first(e, bit);
+        }
+    }
+
+    #[cold]
+    fn observe_first(&mut self, e: &Event, bit: u64) {
+        let takes_memory = matches!(
+            e.action,
+            Action::Alloc | Action::SegmentAlloc | Action::Map | Action::SegmentMap | Action::Totals
+        );
+        if !takes_memory || !e.source.is_torch() && e.result != 0 {
+            return;
+        }
+        if !e.source.is_torch() && e.api.memory_kind() == Some(MemoryKind::Imported) {
+            *self.imports.entry(e.device).or_default() += 1;
+        }
+        self.known |= bit;
+        self.first.entry(e.device).or_insert(DeviceUse { seq: e.seq, stack: e.stack, context: e.context });
+    }
+
+    /// The first use of each device, by ordinal.
+    pub fn first(&self) -> &BTreeMap<i16, DeviceUse> {
+        &self.first
+    }
+
+    /// Whether the process opened memory of another process on this device (CUDA IPC), which needs a context there.
+    pub fn has_imports(&self, device: i16) -> bool {
+        self.imports.contains_key(&device)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use memtrace_trace::api::Api;
+    use memtrace_trace::event::Source;
+
+    #[test]
+    fn the_first_successful_use_of_each_device_counts() {
+        let driver = Event { source: Source::Driver, api: Api::cuMemAlloc_v2, ..Event::EMPTY };
+        let mut uses = DeviceUses::default();
+        let events = [
+            Event { device: 1, result: 2, ..driver },
+            Event { device: -1, api: Api::cuMemHostAlloc, ..driver },
+            Event { device: 1, stack: StackId(7), ..driver },
+            Event { device: 1, stack: StackId(8), ..driver },
+            Event { device: 70, stack: StackId(9), ..driver },
+            Event { device: 1, api: Api::cuIpcOpenMemHandle_v2, ..driver },
+        ];
+        for (seq, e) in (1..).zip(events) {
+            uses.observe(&Event { seq, ..e });
+        }
+        let found: Vec<_> = uses.first().iter().map(|(device, first)| (*device, first.seq, first.stack.0)).collect();
+        assert_eq!(found, [(1, 3, 7), (70, 5, 9)]);
+        assert!(uses.has_imports(1) && !uses.has_imports(70));
+    }
+}

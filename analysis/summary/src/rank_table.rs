@@ -1,0 +1,364 @@
+//! Builds the launch of a summary: which process is which rank, whose worker or helper the others are, and how the ranks
+//! differ.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+use crate::compare::diff_processes;
+use crate::launch::{HelperSummary, LaunchSummary, RankComparison, RankPhasePeak, RankSummary};
+use crate::locations::Locations;
+use crate::progress::Progress;
+use crate::shared_memory::{SharingProcess, shared_memory};
+use crate::stray_contexts::{GpuUse, Gpus, LaunchProcess, launch_issues};
+use crate::summary::{DeviceSummary, PhaseSummary, ProcessSummary};
+use memtrace_input::load::{Process, Run, SNAPSHOT_END_REASON};
+use memtrace_insight::passes::{Analysis, DeviceUses, Phase};
+use memtrace_replay::MemoryLocation;
+
+/// The maximum number of lines in the comparison of two ranks.
+const COMPARED_LINES: usize = 20;
+
+/// The GPUs that a process used.
+#[derive(Debug)]
+pub(crate) struct ProcessUses {
+    uses: Vec<GpuUse>,
+}
+
+impl ProcessUses {
+    /// Describes the first use of each GPU, with the most bytes that the process allocated there.
+    pub(crate) fn of(process: &Process, uses: &DeviceUses, analysis: &Analysis) -> ProcessUses {
+        let locations = Locations::new(process.definitions(), process.directory());
+        let visible = process.info().env.get("CUDA_VISIBLE_DEVICES").map(|list| list.split(',').collect::<Vec<_>>());
+        let uses = uses.first().iter().map(|(&device, first)| {
+            let ordinal = usize::from(device.unsigned_abs());
+            let described = process.definitions().devices.get(&u32::from(device.unsigned_abs()));
+            let visible = visible.as_ref().and_then(|list| list.get(ordinal));
+            let physical = analysis.locations.get(&MemoryLocation::Device(device)).map_or(0, |usage| usage.peak);
+            let of_torch = analysis.devices.iter().find(|one| one.device == device).map_or(0, |one| one.peaks.reserved);
+            let frames = || process.definitions().walk(first.stack).filter_map(|(_, frame)| frame);
+            GpuUse {
+                device,
+                pci_bus_id: described.map(|device| device.pci.to_string()).filter(|pci| !pci.is_empty()),
+                index: visible.map_or_else(|| ordinal.to_string(), |one| one.trim().to_owned()),
+                bytes: physical.max(of_torch),
+                first_allocated_at: locations.stack(first.stack, first.context),
+                is_by_data_loader: frames().any(|frame| frame.filename.ends_with("torch/utils/data/_utils/worker.py")),
+                has_imports: uses.has_imports(device),
+            }
+        });
+        ProcessUses { uses: uses.collect() }
+    }
+
+    fn pci_bus_id(&self, device: i16) -> Option<String> {
+        self.uses.iter().find(|one| one.device == device)?.pci_bus_id.clone()
+    }
+}
+
+/// The processes of one launch beside each other. `summaries` and `uses` are those of the run's processes, in its order.
+/// `None` if only one process recorded events and it is no rank of a job of several, and for snapshots.
+pub(crate) fn launch_summary(
+    run: &Run,
+    summaries: &[ProcessSummary],
+    uses: &[ProcessUses],
+    progress: &mut dyn FnMut(Progress<'_>),
+) -> Option<LaunchSummary> {
+    let world_size = run.processes().iter().filter_map(Process::world_size).max();
+    let is_snapshot = |one: &ProcessSummary| one.recording_end_reason.as_deref() == Some(SNAPSHOT_END_REASON);
+    if summaries.iter().any(is_snapshot) || summaries.len() < 2 && world_size.is_none_or(|size| size < 2) {
+        return None;
+    }
+    let roles = Roles::of(run);
+    let mut ranks = Vec::new();
+    let mut without_rank = Vec::new();
+    for (at, (process, summary)) in run.processes().iter().zip(summaries).enumerate() {
+        match roles.of_process.get(at) {
+            Some(Role::Rank(rank)) => {
+                let pci = |device| uses.get(at).and_then(|uses| uses.pci_bus_id(device));
+                let mut row = rank_row(*rank, process, summary, &pci);
+                row.helpers = roles.members(at).map(|at| helper(&summaries[at])).collect();
+                row.other_attempts = roles.attempts(*rank).map(|at| summaries[at].pid).collect();
+                row.helpers.sort_by_key(|helper| helper.pid);
+                row.other_attempts.sort_unstable();
+                ranks.push(row);
+            }
+            Some(Role::WithoutRank) => without_rank.push(helper(summary)),
+            _ => {}
+        }
+    }
+    without_rank.sort_by_key(|helper| helper.pid);
+    let mut launch = LaunchSummary::of_ranks(ranks, world_size, &expected_ranks(run));
+    let processes: Vec<LaunchProcess<'_>> = summaries
+        .iter()
+        .zip(uses)
+        .enumerate()
+        .map(|(at, (summary, uses))| {
+            let rank = roles.rank_of(at);
+            let row = launch.ranks.iter().find(|row| Some(row.rank) == rank);
+            LaunchProcess {
+                pid: summary.pid,
+                rank,
+                is_rank: matches!(roles.of_process.get(at), Some(Role::Rank(_))),
+                own_device: row.filter(|row| row.pid == summary.pid).and_then(|row| row.device),
+                uses: &uses.uses,
+            }
+        })
+        .collect();
+    launch.issues = launch_issues(&processes);
+    let gpus = Gpus::of(&processes);
+    let sharing = run.processes().iter().zip(&processes).zip(summaries).map(|((process, launched), summary)| {
+        let peak = |device: &DeviceSummary| Some((device.device, device.peak.as_ref()?.time_ns));
+        SharingProcess {
+            process,
+            rank: launched.rank,
+            gpus: launched.uses.iter().map(|one| (one.device, gpus.identity(one).to_owned())).collect(),
+            peaks_ns: summary.devices.iter().filter_map(peak).collect(),
+            has_imports: launched.uses.iter().any(|one| one.has_imports),
+        }
+    });
+    launch.shared_memory = shared_memory(&sharing.collect::<Vec<_>>());
+    launch.without_rank = without_rank;
+    if let Some(imbalance) = launch.imbalance.filter(|imbalance| imbalance.matters()) {
+        let rank = |rank: u32| {
+            let row = launch.rank(rank)?;
+            let at = summaries.iter().position(|one| one.pid == row.pid && one.trace == row.trace)?;
+            Some((run.processes().get(at)?, row.device?))
+        };
+        launch.worst_against_median = rank(imbalance.median_rank)
+            .zip(rank(imbalance.worst_rank))
+            .and_then(|(median, worst)| comparison(run, [median, worst], progress));
+    }
+    Some(launch)
+}
+
+/// What a process is in the launch.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Role {
+    /// It is this rank.
+    Rank(u32),
+    /// It had this rank before or after the process that stands for it.
+    OtherAttempt(u32),
+    /// It is a worker or helper of the process at this place.
+    Helper(usize),
+    /// It belongs to no rank.
+    WithoutRank,
+}
+
+/// The roles of the processes of a run, in its order.
+struct Roles {
+    of_process: Vec<Role>,
+    helpers: BTreeMap<usize, Vec<usize>>,
+    attempts: BTreeMap<u32, Vec<usize>>,
+}
+
+impl Roles {
+    fn of(run: &Run) -> Roles {
+        let processes = run.processes();
+        let names = run.process_names();
+        let by_pid: BTreeMap<u32, usize> = processes.iter().enumerate().map(|(at, one)| (one.pid(), at)).collect();
+        let mut by_rank: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
+        for (at, process) in processes.iter().enumerate() {
+            if let Some(rank) = process.rank() {
+                by_rank.entry(rank).or_default().push(at);
+            }
+        }
+        let mut of_process = vec![Role::WithoutRank; processes.len()];
+        for (rank, all) in &by_rank {
+            let pids: BTreeSet<u32> = all.iter().map(|at| processes[*at].pid()).collect();
+            let is_started_by_other =
+                |at: usize| processes[at].info().ppid.is_some_and(|parent| pids.contains(&parent));
+            let named = all.iter().copied().find(|at| names[*at] == format!("rank{rank}"));
+            let reported = |at: &usize| processes[*at].definitions().rank.is_some();
+            // After a restart, several processes own the rank: the one that recorded most stands for it.
+            let starters = all.iter().copied().filter(|at| !is_started_by_other(*at));
+            let most = starters.max_by_key(|at| {
+                (reported(at), processes[*at].recording().event_count(), Reverse(processes[*at].pid()))
+            });
+            let Some(main) = named.or(most) else { continue };
+            for &at in all {
+                of_process[at] = match at {
+                    _ if at == main => Role::Rank(*rank),
+                    _ if named.is_none() && !is_started_by_other(at) => Role::OtherAttempt(*rank),
+                    _ => Role::Helper(main),
+                };
+            }
+        }
+        for (at, process) in processes.iter().enumerate() {
+            if process.rank().is_some() {
+                continue;
+            }
+            // A child of a rank that does not inherit its variables.
+            let mut parent = process.info().ppid;
+            for _ in 0..processes.len() {
+                let Some(above) = parent.and_then(|pid| by_pid.get(&pid)).copied() else { break };
+                match of_process[above] {
+                    Role::Rank(_) => of_process[at] = Role::Helper(above),
+                    Role::Helper(main) => of_process[at] = Role::Helper(main),
+                    Role::OtherAttempt(_) | Role::WithoutRank => {
+                        parent = processes[above].info().ppid;
+                        continue;
+                    }
+                }
+                break;
+            }
+        }
+        let (mut helpers, mut attempts): (BTreeMap<_, Vec<_>>, BTreeMap<_, Vec<_>>) = Default::default();
+        for (at, role) in of_process.iter().enumerate() {
+            match role {
+                Role::Helper(main) => helpers.entry(*main).or_default().push(at),
+                Role::OtherAttempt(rank) => attempts.entry(*rank).or_default().push(at),
+                _ => {}
+            }
+        }
+        Roles { of_process, helpers, attempts }
+    }
+
+    fn members(&self, main: usize) -> impl Iterator<Item = usize> + '_ {
+        self.helpers.get(&main).into_iter().flatten().copied()
+    }
+
+    fn attempts(&self, rank: u32) -> impl Iterator<Item = usize> + '_ {
+        self.attempts.get(&rank).into_iter().flatten().copied()
+    }
+
+    /// The rank to which a process belongs.
+    fn rank_of(&self, at: usize) -> Option<u32> {
+        match self.of_process.get(at)? {
+            Role::Rank(rank) | Role::OtherAttempt(rank) => Some(*rank),
+            Role::Helper(main) => match self.of_process.get(*main)? {
+                Role::Rank(rank) => Some(*rank),
+                _ => None,
+            },
+            Role::WithoutRank => None,
+        }
+    }
+}
+
+/// The ranks that should have recorded something on this host. A launcher that reports the number of ranks on the host
+/// numbers them without gaps. Without this number, only gaps between recorded ranks are known.
+fn expected_ranks(run: &Run) -> Vec<Range<u32>> {
+    let mut of_hosts: BTreeSet<(u32, u32)> = BTreeSet::new();
+    let mut recorded: BTreeSet<u32> = BTreeSet::new();
+    for process in run.processes() {
+        let Some(rank) = process.rank() else { continue };
+        recorded.insert(rank);
+        let first = process.local_rank().and_then(|local| rank.checked_sub(local));
+        let end = first.zip(process.local_world_size()).and_then(|(first, count)| first.checked_add(count));
+        let end = end.filter(|end| process.world_size().is_none_or(|size| *end <= size));
+        of_hosts.extend(first.zip(end));
+    }
+    // A launcher can start one memtrace for each rank. The other ranks then have runs of their own.
+    if recorded.len() < 2 {
+        return Vec::new();
+    }
+    let covers =
+        |range: &(u32, u32)| recorded.range(..range.0).next().is_none() && recorded.range(range.1..).next().is_none();
+    match of_hosts.iter().next() {
+        Some(only) if of_hosts.len() == 1 && covers(only) => vec![only.0..only.1],
+        _ => recorded
+            .first()
+            .zip(recorded.last())
+            .map(|(first, last)| *first..last.saturating_add(1))
+            .into_iter()
+            .collect(),
+    }
+}
+
+fn helper(summary: &ProcessSummary) -> HelperSummary {
+    let of_gpus = summary.devices.iter().filter(|device| device.device >= 0);
+    let peak = |device: &DeviceSummary| {
+        let outside = device.owners.iter().map(|owner| owner.peak_bytes).sum();
+        device.highest.reserved_bytes.max(device.highest.allocated_bytes).max(outside)
+    };
+    HelperSummary { pid: summary.pid, peak_bytes: of_gpus.map(peak).sum() }
+}
+
+fn all_phases(device: &DeviceSummary) -> impl Iterator<Item = &PhaseSummary> {
+    device.before_first_step.iter().chain(&device.first_step).chain(&device.later_steps)
+}
+
+/// The rank's own device.
+fn own_device(summary: &ProcessSummary, local_rank: Option<u32>) -> Option<&DeviceSummary> {
+    let computed = |device: &DeviceSummary| -> u64 {
+        let passes = all_phases(device).filter(|row| matches!(row.phase, Phase::Forward | Phase::Backward));
+        passes.map(|row| row.allocations).sum()
+    };
+    let is_local = |device: &DeviceSummary| u32::try_from(device.device).ok() == local_rank && local_rank.is_some();
+    let gpus = summary.devices.iter().filter(|device| device.device >= 0);
+    let own = gpus.max_by_key(|device| {
+        (is_local(device), computed(device), device.highest.allocated_bytes, Reverse(device.device))
+    });
+    own.or(summary.devices.first())
+}
+
+fn rank_row(
+    rank: u32,
+    process: &Process,
+    summary: &ProcessSummary,
+    pci_bus_id: &dyn Fn(i16) -> Option<String>,
+) -> RankSummary {
+    let local_rank = process.local_rank();
+    let own = own_device(summary, local_rank);
+    let mut row = RankSummary {
+        rank,
+        rank_source: process.rank_and_source().map(|(_, source)| source).unwrap_or_default(),
+        local_rank,
+        node_rank: process.node_rank(),
+        host: summary.host.clone(),
+        pid: summary.pid,
+        trace: summary.trace.clone(),
+        oom_count: summary.devices.iter().map(|device| device.oom_count).sum(),
+        exit: summary.exit,
+        events: summary.events,
+        lost_events: summary.lost_events(),
+        ..RankSummary::default()
+    };
+    let ooms = || summary.devices.iter().flat_map(|device| &device.ooms);
+    row.ended_by_oom = match () {
+        () if ooms().any(|oom| oom.fatal == Some(true)) => Some(true),
+        () if ooms().any(|oom| oom.fatal.is_none()) => None,
+        () => Some(false),
+    };
+    let Some(device) = own else { return row };
+    let owner = |owner: &crate::summary::OwnerSummary| owner.object.as_ref().map_or(0, |_| owner.peak_bytes);
+    let mut phases: BTreeMap<Phase, u64> = BTreeMap::new();
+    for phase in all_phases(device) {
+        let peak = phases.entry(phase.phase).or_default();
+        *peak = phase.peak_bytes.max(*peak);
+    }
+    row.device = Some(device.device);
+    row.pci_bus_id = pci_bus_id(device.device);
+    row.total_bytes = device.total_bytes;
+    row.peak_bytes = device.highest.allocated_bytes;
+    row.reserved_bytes = device.highest.reserved_bytes;
+    row.outside_pytorch_bytes = device.owners.iter().map(owner).sum();
+    row.phases = Phase::ALL
+        .into_iter()
+        .filter_map(|phase| Some(RankPhasePeak { phase, peak_bytes: *phases.get(&phase)? }))
+        .collect();
+    row.peak_phase = device.peak.as_ref().map(|peak| peak.phase).unwrap_or_default();
+    row.peak_step = device.peak.as_ref().and_then(|peak| peak.step);
+    row.steps = device.steps;
+    row
+}
+
+/// What the second of two ranks has more than the first.
+fn comparison(
+    run: &Run,
+    processes: [(&Process, i16); 2],
+    progress: &mut dyn FnMut(Progress<'_>),
+) -> Option<RankComparison> {
+    let mut pair = diff_processes(run, processes, progress)?;
+    pair.by_category.retain(|row| row.change.difference_bytes != 0);
+    pair.by_line.retain(|row| row.change.difference_bytes != 0);
+    pair.by_category.sort_by_key(|row| Reverse(row.change.difference_bytes.unsigned_abs()));
+    pair.by_line.sort_by_key(|row| Reverse(row.change.difference_bytes.unsigned_abs()));
+    pair.by_line.truncate(COMPARED_LINES);
+    Some(RankComparison {
+        median: pair.a,
+        worst: pair.b,
+        difference_bytes: pair.difference_bytes,
+        by_category: pair.by_category,
+        by_line: pair.by_line,
+    })
+}
