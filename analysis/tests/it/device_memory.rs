@@ -2,11 +2,9 @@
 
 use std::path::Path;
 
-use memtrace_analysis::load::{
-    DeviceSamples, DeviceSamplesLine, Manifest, MemoryRecording, Process, SampledProcess,
-};
+use memtrace_analysis::load::{DeviceSamples, DeviceSamplesLine, Manifest, MemoryRecording, Process, SampledProcess};
 use memtrace_analysis::report::{
-    DeviceBreakdown, DeviceMemorySummary, DevicePartKind, OtherProcesses, TextOptions, section_text, Section,
+    DeviceBreakdown, DeviceMemorySummary, DevicePartKind, OtherProcesses, Section, TextOptions, section_text,
 };
 use memtrace_analysis::{Run, Summary, summarize};
 use memtrace_trace::api::Api;
@@ -91,7 +89,8 @@ fn summary(samples: Vec<DeviceSamplesLine>) -> Summary {
 #[track_caller]
 fn memory(summary: &Summary) -> &DeviceMemorySummary {
     let memory = summary.processes[0].devices[0].device_memory.as_ref().expect("the memory of the device");
-    for state in [Some(&memory.at_peak), memory.at_allocated_peak.as_ref(), Some(&memory.at_end)].into_iter().flatten() {
+    for state in [Some(&memory.at_peak), memory.at_allocated_peak.as_ref(), Some(&memory.at_end)].into_iter().flatten()
+    {
         let sum: u64 = state.parts.iter().map(|part| part.bytes).sum();
         assert_eq!(sum, state.used_bytes, "{state:?}");
         assert_eq!(state.parts.last().map(|part| part.kind), Some(DevicePartKind::Unattributed));

@@ -204,9 +204,8 @@ pub(super) fn context_created(device: c_int, context: u64) {
     let Some([free, total]) = usize::try_from(device).ok().and_then(|index| AT_CREATION.get(index)) else { return };
     // The new context is not current yet, and the driver answers for the current one only.
     // SAFETY: cuda.h declares `CUresult cuCtxPushCurrent_v2(CUcontext)`. The driver has just returned this context.
-    let pushed = unsafe {
-        call_driver(&PUSH, c"cuCtxPushCurrent_v2", |push: unsafe extern "C" fn(u64) -> c_int| push(context))
-    };
+    let pushed =
+        unsafe { call_driver(&PUSH, c"cuCtxPushCurrent_v2", |push: unsafe extern "C" fn(u64) -> c_int| push(context)) };
     if pushed != Some(0) {
         return;
     }

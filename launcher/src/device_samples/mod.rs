@@ -129,7 +129,13 @@ mod tests {
 
         fn devices(&self) -> Vec<SampledDevice> {
             let pci = "00000000:17:00.0".to_owned();
-            vec![SampledDevice { index: 3, pci, name: "H200".to_owned(), total_bytes: 1 << 40, reserved_bytes: 615 << 20 }]
+            vec![SampledDevice {
+                index: 3,
+                pci,
+                name: "H200".to_owned(),
+                total_bytes: 1 << 40,
+                reserved_bytes: 615 << 20,
+            }]
         }
 
         fn sample(&self, device: u32) -> Option<(u64, Vec<SampledProcess>)> {

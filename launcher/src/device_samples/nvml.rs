@@ -98,8 +98,7 @@ mod tests {
             process(7, UsedGpuMemory::Unavailable),
             process(9, UsedGpuMemory::Unavailable),
         ];
-        let expected =
-            [SampledProcess { pid: 7, bytes: None }, SampledProcess { pid: 9, bytes: Some(5) }];
+        let expected = [SampledProcess { pid: 7, bytes: None }, SampledProcess { pid: 9, bytes: Some(5) }];
         assert_eq!(merged(listed.into_iter()), expected);
     }
 }

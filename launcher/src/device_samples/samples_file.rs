@@ -28,7 +28,12 @@ pub(super) struct SamplesFile {
 
 impl SamplesFile {
     /// Creates the file and writes what does not change.
-    pub(super) fn create(folder: &RunFolder, driver: &str, devices: &[SampledDevice], time_ns: u64) -> io::Result<Self> {
+    pub(super) fn create(
+        folder: &RunFolder,
+        driver: &str,
+        devices: &[SampledDevice],
+        time_ns: u64,
+    ) -> io::Result<Self> {
         let mut file = SamplesFile {
             file: folder.create(DEVICE_SAMPLES_FILE)?,
             bytes: 0,

@@ -24,9 +24,8 @@ fn run(with_nvml: bool) -> (Value, Value, String) {
         .env("SIMCUDA_SHARED", &shared);
     if with_nvml {
         let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), Into::into);
-        program = program
-            .env("MEMTRACE_NVML_LIBRARY", target.join("simcuda/lib/libnvidia-ml.so.1"))
-            .env("RUN_FOLDER", &path);
+        program =
+            program.env("MEMTRACE_NVML_LIBRARY", target.join("simcuda/lib/libnvidia-ml.so.1")).env("RUN_FOLDER", &path);
     }
     let output = program.prepare(Some(&path)).output().expect("the launcher starts");
     assert!(output.status.success(), "{output:?}");

@@ -117,7 +117,11 @@ fn every_way_to_a_driver_function_is_recorded() {
     let program = programs.program("cuda/driver.c", "program", &["-DBY_POINTER"]);
     for how in ["dlsym", "entry", "entry-v1", "runtime", "runtime-version"] {
         let (_, trace) = compare(&[program.as_os_str(), how.as_ref()], same);
-        assert_eq!(seen(&trace, Source::Driver), all(Source::Driver, &["IpcOpen", "_ptsz", "FatBinary", "FromFile"]), "{how}");
+        assert_eq!(
+            seen(&trace, Source::Driver),
+            all(Source::Driver, &["IpcOpen", "_ptsz", "FatBinary", "FromFile"]),
+            "{how}"
+        );
         assert_eq!(callers(&trace), only(Source::Driver, "program"), "{how}");
     }
 }

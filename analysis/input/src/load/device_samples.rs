@@ -131,9 +131,9 @@ impl DeviceSamples {
         let text = String::from_utf8_lossy(&text);
         let lines: Vec<DeviceSamplesLine> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
         match lines.first() {
-            Some(DeviceSamplesLine::Start { version, .. }) if *version > DEVICE_SAMPLES_VERSION => {
-                Err(std::io::Error::other(format!("its version is {version}, and {DEVICE_SAMPLES_VERSION} is supported")))
-            }
+            Some(DeviceSamplesLine::Start { version, .. }) if *version > DEVICE_SAMPLES_VERSION => Err(
+                std::io::Error::other(format!("its version is {version}, and {DEVICE_SAMPLES_VERSION} is supported")),
+            ),
             _ => Ok(DeviceSamples::of(lines)),
         }
     }
@@ -225,8 +225,11 @@ mod tests {
         assert_eq!(read.device("0000:17:00.0").unwrap().samples[0].processes[0].bytes, Some(7));
         assert!(read.device("0001:17:00.0").is_none() && read.device("").is_none());
         assert_eq!((read.process_name(9), read.process_name(8)), (Some("python3"), None));
-        std::fs::write(path.path().join(DEVICE_SAMPLES_FILE), "{\"kind\":\"start\",\"version\":2,\"driver\":\"\",\"time_ns\":1}")
-            .unwrap();
+        std::fs::write(
+            path.path().join(DEVICE_SAMPLES_FILE),
+            "{\"kind\":\"start\",\"version\":2,\"driver\":\"\",\"time_ns\":1}",
+        )
+        .unwrap();
         let error = DeviceSamples::read_within(&folder, &Budget::default()).unwrap_err().to_string();
         assert_eq!(error, "its version is 2, and 1 is supported");
     }

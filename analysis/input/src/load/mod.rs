@@ -12,8 +12,8 @@ mod unrecorded;
 
 pub use crate::recording::{LostEvents, MemoryRecording, Recording};
 pub use device_samples::{
-    DEVICE_SAMPLES_FILE, DEVICE_SAMPLES_VERSION, DeviceSample, DeviceSamples, DeviceSamplesLine, MAX_DEVICE_SAMPLES_BYTES,
-    SampledDevice, SampledProcess,
+    DEVICE_SAMPLES_FILE, DEVICE_SAMPLES_VERSION, DeviceSample, DeviceSamples, DeviceSamplesLine,
+    MAX_DEVICE_SAMPLES_BYTES, SampledDevice, SampledProcess,
 };
 pub use manifest::{
     EstimatedWorkspaces, Exit, MANIFEST_FILE, Manifest, ManifestProcess, NotRecorded, RunState, SimulatedGpus,
