@@ -5,6 +5,7 @@ mod compile_contexts;
 mod cuda_calls;
 mod custom_categories;
 mod damaged;
+mod device_memory;
 mod diff;
 mod export_golden;
 #[path = "../golden/mod.rs"]

@@ -50,6 +50,33 @@ struct DeviceReadings {
     failures: AtomicU32,
 }
 
+impl DeviceReadings {
+    /// Counts allocated bytes. Returns whether a reading is due.
+    #[inline]
+    fn count(&self, bytes: u64) -> bool {
+        let allocated = self.allocated.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
+        allocated > self.allowance.load(Ordering::Relaxed)
+    }
+
+    /// Takes the result of a reading, of which `is_due` says that allocations made it due. Returns whether it is the
+    /// first one.
+    fn take(&self, used: u64, is_due: bool) -> bool {
+        let is_first = self.allowance.load(Ordering::Relaxed) == 0;
+        let before = self.highest.fetch_max(used, Ordering::Relaxed);
+        let doublings = match self.doublings.load(Ordering::Relaxed) {
+            _ if used > before => 0,
+            doublings if is_due => (doublings + 1).min(MAX_DOUBLINGS),
+            doublings => doublings,
+        };
+        self.doublings.store(doublings, Ordering::Relaxed);
+        let highest = before.max(used);
+        let distance = GROWTH_BYTES.max(highest / GROWTH_SHARE) << doublings;
+        self.allowance.store(highest - used + distance, Ordering::Relaxed);
+        self.allocated.store(0, Ordering::Relaxed);
+        is_first
+    }
+}
+
 static READINGS: Slot<[DeviceReadings; MAX_DEVICES]> = Slot::new();
 
 /// By device, what `cuMemGetInfo` returned when the primary context had just been created: free bytes, total bytes. 0
@@ -77,8 +104,7 @@ fn readings(device: i16) -> Option<&'static DeviceReadings> {
 #[inline]
 pub(super) fn allocated(guard: &mut Guard, device: i16, bytes: u64, api: Api, module: ModuleId) {
     let Some(readings) = readings(device) else { return };
-    let allocated = readings.allocated.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
-    if allocated > readings.allowance.load(Ordering::Relaxed) {
+    if readings.count(bytes) {
         read(guard, device, Cause { occasion: UsageOccasion::Allocated, api, module });
     }
 }
@@ -128,22 +154,7 @@ fn read(guard: &mut Guard, device: i16, cause: Cause) {
         return;
     }
     let Some((free, total)) = memory_info() else { return };
-    let used = total.saturating_sub(free);
-    let is_first = readings.allowance.load(Ordering::Relaxed) == 0;
-    let highest = readings.highest.fetch_max(used, Ordering::Relaxed);
-    let doublings = if used > highest {
-        readings.doublings.store(0, Ordering::Relaxed);
-        0
-    } else {
-        let before = readings.doublings.load(Ordering::Relaxed);
-        let doublings = if cause.occasion == UsageOccasion::Allocated { before + 1 } else { before };
-        readings.doublings.store(doublings.min(MAX_DOUBLINGS), Ordering::Relaxed);
-        doublings.min(MAX_DOUBLINGS)
-    };
-    let highest = highest.max(used);
-    let distance = GROWTH_BYTES.max(highest / GROWTH_SHARE) << doublings;
-    readings.allowance.store(highest - used + distance, Ordering::Relaxed);
-    readings.allocated.store(0, Ordering::Relaxed);
+    let is_first = readings.take(total.saturating_sub(free), cause.occasion == UsageOccasion::Allocated);
     let event = |cause: Cause, free, total| Event {
         addr: free,
         size: total,
@@ -246,4 +257,48 @@ fn exchange_capture_mode(mode: &mut c_int) -> bool {
         )
     };
     result == Some(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    /// Allocates and frees as `changes` say, in bytes. Returns the bytes in use at each reading that was due.
+    fn readings_of(readings: &DeviceReadings, used: &mut u64, changes: impl Iterator<Item = i64>) -> Vec<u64> {
+        let mut found = Vec::new();
+        for change in changes {
+            *used = used.saturating_add_signed(change);
+            if change > 0 && readings.count(change.unsigned_abs()) {
+                readings.take(*used, true);
+                found.push(*used);
+            }
+        }
+        found
+    }
+
+    #[test]
+    fn the_number_of_readings_grows_with_the_logarithm_of_the_memory() {
+        let (readings, mut used) = (DeviceReadings::default(), 500 * MIB);
+        let page = 2 * MIB as i64;
+        let found = readings_of(&readings, &mut used, std::iter::repeat_n(page, 141 << 9));
+        assert_eq!(found.first(), Some(&(502 * MIB)), "the first allocation is read");
+        assert!((300..600).contains(&found.len()), "{}", found.len());
+        // The last reading is within a hundredth of the most that was in use.
+        assert!(used - found.last().unwrap() <= used / GROWTH_SHARE + 2 * MIB);
+    }
+
+    #[test]
+    fn memory_that_comes_and_goes_is_read_rarely() {
+        let (readings, mut used) = (DeviceReadings::default(), 500 * MIB);
+        let block = 64 * MIB as i64;
+        let turns = (0..3200).map(|turn| if turn % 2 == 0 { block } else { -block });
+        let found = readings_of(&readings, &mut used, turns);
+        // 1,600 allocations of 64 MiB: at the end a reading in 512 MiB.
+        assert!((100..300).contains(&found.len()), "{}", found.len());
+        // Growth is then noticed after as much, and the distance is short again.
+        let found = readings_of(&readings, &mut used, std::iter::repeat_n(block, 20));
+        assert!(found.len() >= 10 && found[0] <= (500 + 640) * MIB, "{found:?}");
+    }
 }

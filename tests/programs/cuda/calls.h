@@ -82,6 +82,10 @@ typedef struct { int type, handles, location_type, location_id; void *security; 
     X(cuInit, , (unsigned)) \
     X(cuDevicePrimaryCtxRetain, , (address *, int)) \
     X(cuCtxSetCurrent, , (address)) \
+    X(cuModuleLoad, , (address *, const char *)) \
+    X(cuModuleLoadData, , (address *, const void *)) \
+    X(cuModuleLoadDataEx, , (address *, const void *, unsigned, void *, void *)) \
+    X(cuLibraryLoadData, , (address *, const void *, void *, void *, unsigned, void *, void *, unsigned)) \
     X(cuDeviceGetDefaultMemPool, , (address *, int))
 
 #define TEXT_(name) #name

@@ -162,6 +162,15 @@ static void odd(void) {
     DO(cuMemFree, a);
 }
 
+// Loads code. The images are empty, which the simulated CUDA accepts.
+static void code(void) {
+    address loaded;
+    MUST(cuModuleLoad, &loaded, "none.cubin");
+    MUST(cuModuleLoadData, &loaded, NULL);
+    MUST(cuModuleLoadDataEx, &loaded, NULL, 0, NULL, NULL);
+    MUST(cuLibraryLoadData, &loaded, NULL, NULL, NULL, 0, NULL, NULL, 0);
+}
+
 int main(int argc, char **argv) {
     address context;
     (void)argc, (void)argv;
@@ -173,6 +182,7 @@ int main(int argc, char **argv) {
     MUST(cuDevicePrimaryCtxRetain, &context, 0);
     MUST(cuCtxSetCurrent, context);
     plain();
+    code();
     ordered();
     virtual();
     host();

@@ -86,7 +86,7 @@ fn definition() -> impl Strategy<Value = Owned> {
 fn event() -> impl Strategy<Value = Event> {
     let word = prop_oneof![0u64..8, any::<u64>().prop_map(|v| v >> 1)];
     let words = prop::collection::vec(word, 5);
-    (words, any::<[u32; 5]>(), any::<i16>(), any::<[u16; 2]>(), any::<i32>(), 0u8..6, 0u8..24).prop_filter_map(
+    (words, any::<[u32; 5]>(), any::<i16>(), any::<[u16; 2]>(), any::<i32>(), 0u8..6, 0u8..25).prop_filter_map(
         "a known action",
         |(w, i, device, n, result, source, action)| {
             let source = Source::from_wire(source)?;

@@ -225,6 +225,7 @@ export interface DeviceSummary {
   explained_oom?: number;
   owners: OwnerSummary[];
   imported: OwnerSummary[];
+  device_memory?: { at_peak: { used_bytes: number; parts: { name: string; bytes: number; pid?: number }[] } };
   holders?: { scan: { occasion: string; objects: number; is_partial: boolean }; held_bytes: number; largest: Holder[]; left_out: number };
 }
 

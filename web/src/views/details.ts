@@ -101,6 +101,15 @@ export function remarks(process: ProcessSummary, device: DeviceSummary): HTMLEle
   if (owners.length > 0) {
     rows.push(['Outside PyTorch', [...joined(owners.map(({ owner, at }) => [`${owner.owner} `, bytes(`owners.${at}.peak_bytes`, owner.peak_bytes)])), ' (peak of each owner)']]);
   }
+  const used = device.device_memory?.at_peak;
+  if (used && !oom) {
+    const parts = used.parts.map((part, at) => ({ part, at })).filter(({ part }) => part.bytes > 0);
+    const text = parts.map(({ part, at }): Part[] => [
+      `${part.name}${part.pid === undefined ? '' : ` (process ${part.pid})`} `,
+      bytes(`device_memory.at_peak.parts.${at}.bytes`, part.bytes),
+    ]);
+    rows.push(['As nvidia-smi shows it', [bytes('device_memory.at_peak.used_bytes', used.used_bytes), ' at most: ', ...joined(text)]]);
+  }
   const imported = device.imported.map((owner, at) => ({ owner, at })).filter(({ owner }) => owner.peak_bytes > 0);
   if (imported.length > 0) {
     rows.push(['Imported', [...joined(imported.map(({ owner, at }) => [`${owner.owner} `, bytes(`imported.${at}.peak_bytes`, owner.peak_bytes)])), ' of other processes (CUDA IPC), counted there']]);

@@ -125,7 +125,12 @@ impl DeviceMemories {
     #[cold]
     pub(super) fn allocated_peak(&mut self, replay: &Replay, e: &Event) {
         if let Some(device) = self.devices.get_mut(&e.device).filter(|device| device.readings > 0) {
-            device.allocated_peak = Some(state(replay, e, device.beyond_allocations));
+            let state = state(replay, e, device.beyond_allocations);
+            // While the memory in use stays at its peak, the state with the most blocks says more.
+            if state.used == device.peak.used && state.blocks > device.peak.blocks {
+                device.peak = state.clone();
+            }
+            device.allocated_peak = Some(state);
         }
     }
 
