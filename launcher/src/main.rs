@@ -40,6 +40,7 @@ mod simulation;
 mod stack;
 mod terminal;
 mod unrecordable;
+mod xla;
 
 use std::process::ExitCode;
 

@@ -25,6 +25,8 @@ pub struct Section {
     add: fn(&mut TextReport, &DeviceSummary),
 }
 
+/// The section about the run as a whole, not about a device.
+const XLA: &str = "xla";
 /// The maximum number of allocations listed.
 const LARGEST: usize = 12;
 /// The maximum number of allocations listed that block segments.
@@ -80,6 +82,12 @@ pub static SECTIONS: &[Section] = &[
         description: "which Python objects hold the largest tensors (memtrace --holders)",
         add: TextReport::holders_section,
     },
+    Section {
+        name: XLA,
+        title: "Programs that XLA compiled",
+        description: "what each program that XLA compiled needs, by source line (memtrace --xla-dump)",
+        add: |_, _| {},
+    },
     Section { name: "issues", title: "Issues", description: "issues, with evidence and fix", add: |_, _| {} },
 ];
 
@@ -99,6 +107,11 @@ impl Section {
 pub fn section_text(summary: &Summary, section: &Section, options: &TextOptions) -> String {
     let mut report = TextReport::new(&TextOptions { verbose: true, ..*options });
     report.head(summary);
+    if section.name == XLA {
+        report.blank();
+        report.xla_section(summary);
+        return report.text();
+    }
     for process in &summary.processes {
         let name = (summary.processes.len() > 1).then(|| process_name(process));
         report.section(section, process, name.as_deref());

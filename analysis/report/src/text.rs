@@ -46,6 +46,7 @@ impl ToText for Summary {
         if let Some(process) = self.processes.first() {
             report.process(process, name.as_deref());
         }
+        report.xla(self);
         report.foot(self);
         report.text()
     }
@@ -140,6 +141,7 @@ impl TextReport {
             self.holders(device, HOLDERS);
         }
         self.larger_inputs(device);
+        self.pools(device);
         self.imported(device);
     }
 
