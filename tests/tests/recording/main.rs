@@ -10,6 +10,7 @@ mod distributed;
 mod exhaustive;
 mod functions;
 mod golden_snapshots;
+mod preloads;
 mod programs;
 mod pytorch_snapshots;
 mod tools;

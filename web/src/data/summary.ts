@@ -196,6 +196,30 @@ export interface StepSummary {
   passes?: Levels;
 }
 
+/** One CUDA graph. */
+export interface CudaGraph {
+  index: number;
+  is_captured: boolean;
+  location: string;
+  label?: string;
+  pool?: string;
+  pool_growth_bytes: number;
+  kept_bytes: number;
+  nodes: number;
+  instantiated_bytes: number;
+  first_dimension?: number;
+  is_destroyed: boolean;
+}
+
+/** A private memory pool. */
+export interface MemoryPool {
+  id: string;
+  is_cuda_graph_pool: boolean;
+  captures: number;
+  peak_reserved_bytes: number;
+  peak_allocated_bytes: number;
+}
+
 export interface DeviceSummary {
   device: number;
   name?: string;
@@ -225,6 +249,8 @@ export interface DeviceSummary {
   explained_oom?: number;
   owners: OwnerSummary[];
   imported: OwnerSummary[];
+  unmapped_segments?: { peak_bytes: number; end_bytes: number; times: number; unmapped_by: string[] };
+  cuda_graphs?: { count: number; graphs: CudaGraph[]; pools: MemoryPool[] };
   holders?: { scan: { occasion: string; objects: number; is_partial: boolean }; held_bytes: number; largest: Holder[]; left_out: number };
 }
 

@@ -13,6 +13,7 @@ import * as format from '../format';
 import { Allocations } from '../views/allocations';
 import * as details from '../views/details';
 import * as explain from '../views/explain';
+import * as graphs from '../views/graphs';
 import { type Part, fillNav, header } from '../views/header';
 import { linesView } from '../views/lines';
 import { ranksView } from '../views/ranks';
@@ -159,6 +160,7 @@ export async function reportPage(app: HTMLElement, data: Uint8Array): Promise<vo
           details.holders(entry.summary),
         ],
       ),
+      graphs.cudaGraphs(entry.summary),
       details.namedRanges(entry.summary, entry.device, name => {
         if (state.now.division === 'rank') state.set({ division: 'category' });
         timeline.tracks.search(name);
