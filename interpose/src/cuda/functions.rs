@@ -184,7 +184,7 @@ macro_rules! hooks {
 
                 /// The hook.
                 pub(in crate::cuda) static HOOK: Hook =
-                    Hook::new(Api::$name, concat!(stringify!($name), "\0"), $name::own);
+                    Hook::new(Api::$name, concat!(stringify!($name), "\0"), $name::own, $name);
 
                 entry!($name => body);
 

@@ -221,9 +221,11 @@ fn stub(name: &[u8]) -> Option<usize> {
     if name == b"dlclose" {
         return Some(dlclose as *const () as usize);
     }
-    proc_address_entry(name)
-        .map(|(entry, _)| entry as usize)
-        .or_else(|| registry::by_symbol(name).map(|h| h.entry as usize))
+    match name {
+        b"cuGetProcAddress" => Some(cuGetProcAddress as *const () as usize),
+        b"cuGetProcAddress_v2" => Some(cuGetProcAddress_v2 as *const () as usize),
+        _ => registry::by_symbol(name).map(|hook| hook.exported as usize),
+    }
 }
 
 /// Our `cuGetProcAddress` of this exported name, and the storage for its original.

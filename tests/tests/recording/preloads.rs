@@ -79,10 +79,13 @@ fn a_library_that_limits_memory_limits_it_in_any_order() {
                 .env("PYTORCH_CUDA_ALLOC_CONF", settings);
             let run = unnoticed(&traced);
             let printed = String::from_utf8_lossy(&run.output.stdout).into_owned();
-            assert!(printed.contains("total 268435456\nfailed after 8\n"), "{settings}: {printed}");
-            let expected = ("PyTorch's caching allocator".to_owned(), 256 * MIB, 0);
+            // Expandable segments grow by 20 MiB at a time.
+            let failed = if settings.ends_with("True") { "failed after 7" } else { "failed after 8" };
+            assert!(printed.contains(&format!("total 268435456\n{failed}\n")), "{settings}: {printed}");
             let [(owner, peak, _)] = &owners(&run)[..] else { panic!("{settings}: {:?}", owners(&run)) };
-            assert_eq!((owner, *peak), (&expected.0, expected.1), "{settings}");
+            assert_eq!(owner, "PyTorch's caching allocator", "{settings}");
+            let is_full = if settings.ends_with("True") { 7 * 32 * MIB..=256 * MIB } else { 256 * MIB..=256 * MIB };
+            assert!(is_full.contains(peak), "{settings}: {peak}");
             assert_eq!(summary(&run)["losses"], json!({}), "{settings}");
             assert_eq!(summary(&run)["devices"][0]["oom_count"], 1, "{settings}");
         }
