@@ -121,6 +121,12 @@ impl TracedProgram {
         self
     }
 
+    /// Starts the command through another one, whose last argument it becomes.
+    pub fn through<S: AsRef<OsStr>>(mut self, words: &[S]) -> TracedProgram {
+        self.command.splice(..0, words.iter().map(|word| word.as_ref().to_owned()));
+        self
+    }
+
     /// Adds a command line option of memtrace.
     pub fn option(mut self, option: impl AsRef<OsStr>) -> TracedProgram {
         self.options.push(option.as_ref().to_owned());

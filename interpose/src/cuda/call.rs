@@ -297,9 +297,17 @@ fn driver_original(hook: &'static Hook) -> *mut c_void {
 /// It was preloaded, or the program has loaded it with `RTLD_GLOBAL`.
 fn other_interposer(hook: &Hook) -> Option<*mut c_void> {
     let preloaded = original::next_at_startup(hook.symbol).map(|next| next.address);
-    let found = preloaded.map_or_else(|| hook.next.get(), std::ptr::with_exposed_provenance_mut);
-    let object = containing(found.addr())?;
-    (!is_cuda_library(object.file_name())).then_some(found)
+    not_of_cuda(preloaded.map_or_else(|| hook.next.get(), std::ptr::with_exposed_provenance_mut))
+}
+
+/// The function of this name in a preloaded library that is searched after us. `None` if that is CUDA's own.
+pub(super) fn preloaded_function(symbol: &CStr) -> Option<*mut c_void> {
+    not_of_cuda(std::ptr::with_exposed_provenance_mut(original::next_at_startup(symbol)?.address))
+}
+
+fn not_of_cuda(function: *mut c_void) -> Option<*mut c_void> {
+    let object = containing(function.addr())?;
+    (!is_cuda_library(object.file_name())).then_some(function)
 }
 
 /// Whether this file is the CUDA driver or the CUDA runtime.

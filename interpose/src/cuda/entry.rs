@@ -2,6 +2,9 @@
 //!
 //! An exported CUDA function is a stub. It stores its return address in a thread-local word
 //! ([`crate::recording::thread_local`]) and jumps to the body, with the stack and all argument registers unchanged.
+//!
+//! The address of an exported function is that of the first library that exports its name, which may be another
+//! preloaded one. So each stub has a second, hidden name, which is always its own.
 
 use crate::recording::thread_local::{ThreadLocal, with_thread_local};
 
@@ -14,7 +17,7 @@ pub(super) fn caller() -> usize {
     with_thread_local(|t| t.caller.get())
 }
 
-/// Defines an exported stub `$name` that jumps to `$body`.
+/// Defines an exported stub `$name` that jumps to `$body`, and the function `$name::own` at the stub's own address.
 macro_rules! entry {
     ($name:ident => $body:path) => {
         /// The exported stub.
@@ -23,6 +26,9 @@ macro_rules! entry {
         #[allow(non_snake_case)]
         pub(in crate::cuda) unsafe extern "C" fn $name() {
             std::arch::naked_asm!(
+                concat!(".globl memtrace_own_", stringify!($name)),
+                concat!(".hidden memtrace_own_", stringify!($name)),
+                concat!("memtrace_own_", stringify!($name), ":"),
                 "mov r11, qword ptr [rip + memtrace_thread@GOTTPOFF]",
                 "mov rax, qword ptr [rsp]",
                 "mov qword ptr fs:[r11 + {caller}], rax",
@@ -30,6 +36,15 @@ macro_rules! entry {
                 caller = const $crate::cuda::entry::CALLER_OFFSET,
                 body = sym $body,
             )
+        }
+
+        /// The stub under its hidden name.
+        #[allow(non_snake_case)]
+        pub(in crate::cuda) mod $name {
+            unsafe extern "C" {
+                #[link_name = concat!("memtrace_own_", stringify!($name))]
+                pub(in crate::cuda) fn own();
+            }
         }
     };
 }

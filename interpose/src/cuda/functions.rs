@@ -185,7 +185,7 @@ macro_rules! hooks {
 
                 /// The hook.
                 pub(in crate::cuda) static HOOK: Hook =
-                    Hook::new(Api::$name, concat!(stringify!($name), "\0"), $name);
+                    Hook::new(Api::$name, concat!(stringify!($name), "\0"), $name::own, $name);
 
                 entry!($name => body);
 

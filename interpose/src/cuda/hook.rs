@@ -10,8 +10,11 @@ use crate::linker::original::OriginalFunction;
 pub(super) struct Hook {
     pub(super) api: Api,
     pub(super) symbol: &'static CStr,
-    /// The exported stub.
+    /// The stub.
     pub(super) entry: unsafe extern "C" fn(),
+    /// The function of this name as the loader resolves it: the stub, or the function of a library that is preloaded
+    /// before this one.
+    pub(super) exported: unsafe extern "C" fn(),
     /// The original function. For the runtime, the one that `dlsym` returned first; `call::runtime_original` looks for
     /// others.
     pub(super) original: OriginalFunction,
@@ -21,12 +24,17 @@ pub(super) struct Hook {
 
 impl Hook {
     /// The hook of a function. `symbol` is its name, followed by a NUL.
-    pub(super) const fn new(api: Api, symbol: &'static str, entry: unsafe extern "C" fn()) -> Hook {
+    pub(super) const fn new(
+        api: Api,
+        symbol: &'static str,
+        entry: unsafe extern "C" fn(),
+        exported: unsafe extern "C" fn(),
+    ) -> Hook {
         let symbol = match CStr::from_bytes_with_nul(symbol.as_bytes()) {
             Ok(symbol) => symbol,
             Err(_) => c"",
         };
-        Hook { api, symbol, entry, original: OriginalFunction::new(), next: OriginalFunction::new() }
+        Hook { api, symbol, entry, exported, original: OriginalFunction::new(), next: OriginalFunction::new() }
     }
 
     /// Whether the function belongs to the CUDA runtime (`cuda...`), not to the driver (`cu...`).

@@ -12,7 +12,7 @@ use memtrace_stackwalk::loader::{LoadedObject, ObjectListMark, Reading, SymbolNa
 use memtrace_trace::counters::Counter;
 
 use super::call;
-use super::driver::{driver_function, driver_symbol};
+use super::driver::driver_symbol;
 use super::entry::entry;
 use super::hook::Hook;
 use super::registry;
@@ -158,7 +158,8 @@ fn hooked_address(symbol: &CStr, lookup_original: impl Fn() -> *mut c_void) -> *
         if original.get().is_null() {
             original.set(found);
         }
-        return entry;
+        // Another preloaded library has a function of this name, which calls the known one.
+        return if original.get() == found { entry } else { found };
     }
     let Some(hook) = registry::by_symbol(symbol.to_bytes()) else { return USE_ORIGINAL };
     let entry = hook.entry as *mut c_void;
@@ -220,16 +221,18 @@ fn stub(name: &[u8]) -> Option<usize> {
     if name == b"dlclose" {
         return Some(dlclose as *const () as usize);
     }
-    proc_address_entry(name)
-        .map(|(entry, _)| entry as usize)
-        .or_else(|| registry::by_symbol(name).map(|h| h.entry as usize))
+    match name {
+        b"cuGetProcAddress" => Some(cuGetProcAddress as *const () as usize),
+        b"cuGetProcAddress_v2" => Some(cuGetProcAddress_v2 as *const () as usize),
+        _ => registry::by_symbol(name).map(|hook| hook.exported as usize),
+    }
 }
 
 /// Our `cuGetProcAddress` of this exported name, and the storage for its original.
 fn proc_address_entry(name: &[u8]) -> Option<(*mut c_void, &'static OriginalFunction)> {
     match name {
-        b"cuGetProcAddress" => Some((cuGetProcAddress as *mut c_void, &GET_PROC_ADDRESS)),
-        b"cuGetProcAddress_v2" => Some((cuGetProcAddress_v2 as *mut c_void, &GET_PROC_ADDRESS_V2)),
+        b"cuGetProcAddress" => Some((cuGetProcAddress::own as *mut c_void, &GET_PROC_ADDRESS)),
+        b"cuGetProcAddress_v2" => Some((cuGetProcAddress_v2::own as *mut c_void, &GET_PROC_ADDRESS_V2)),
         _ => None,
     }
 }
@@ -239,6 +242,11 @@ static GET_PROC_ADDRESS_V2: OriginalFunction = OriginalFunction::new();
 
 entry!(cuGetProcAddress => get_proc_address);
 entry!(cuGetProcAddress_v2 => get_proc_address_v2);
+
+/// The function that a program linked with this name would call without us. Null if there is none.
+fn proc_address_original(cache: &'static OriginalFunction, name: &CStr) -> *mut c_void {
+    cache.get_or_find(|| call::preloaded_function(name).unwrap_or_else(|| driver_symbol(name)))
+}
 
 /// `CUDA_ERROR_NOT_FOUND` of cuda.h.
 const ERROR_NOT_FOUND: c_int = 500;
@@ -252,7 +260,7 @@ unsafe extern "C-unwind" fn get_proc_address(
     version: c_int,
     flags: u64,
 ) -> c_int {
-    let original = driver_function(&GET_PROC_ADDRESS, c"cuGetProcAddress");
+    let original = proc_address_original(&GET_PROC_ADDRESS, c"cuGetProcAddress");
     if original.is_null() {
         return ERROR_NOT_FOUND;
     }
@@ -276,7 +284,7 @@ unsafe extern "C-unwind" fn get_proc_address_v2(
     flags: u64,
     status: *mut c_int,
 ) -> c_int {
-    let original = driver_function(&GET_PROC_ADDRESS_V2, c"cuGetProcAddress_v2");
+    let original = proc_address_original(&GET_PROC_ADDRESS_V2, c"cuGetProcAddress_v2");
     if original.is_null() {
         return ERROR_NOT_FOUND;
     }
@@ -308,11 +316,12 @@ unsafe fn hook_entry_point(name: *const c_char, out: *mut *mut c_void, version: 
     }
     if symbol.to_bytes() == b"cuGetProcAddress" {
         let (entry, original) = if version >= 12000 {
-            (cuGetProcAddress_v2 as *mut c_void, &GET_PROC_ADDRESS_V2)
+            (cuGetProcAddress_v2::own as *mut c_void, &GET_PROC_ADDRESS_V2)
         } else {
-            (cuGetProcAddress as *mut c_void, &GET_PROC_ADDRESS)
+            (cuGetProcAddress::own as *mut c_void, &GET_PROC_ADDRESS)
         };
-        if original.get().is_null() {
+        // Another library's `cuGetProcAddress` can return our entry for its own name.
+        if found != entry && original.get().is_null() {
             original.set(found);
         }
         if original.get() == found {
@@ -324,6 +333,10 @@ unsafe fn hook_entry_point(name: *const c_char, out: *mut *mut c_void, version: 
     let Some(hook) = registry::by_entry_point(symbol.to_bytes(), version, flags & PER_THREAD_STREAM != 0) else {
         return;
     };
+    // Another library's `cuGetProcAddress` returns its own functions, whose names resolve to our entries.
+    if found == hook.entry as *mut c_void {
+        return;
+    }
     if newer_interface(symbol, found) || !set_original(hook, found) {
         if let Some(process) = Process::if_started() {
             process.count(Counter::UnwrappedEntryPoints, 1);

@@ -52,7 +52,7 @@ graphed = torch.cuda.make_graphed_callables(layer, (torch.zeros(16, 512, device=
 graphed(torch.zeros(16, 512, device="cuda", requires_grad=True)).sum().backward()
 pool = torch.cuda.MemPool()
 with torch.cuda.use_mem_pool(pool):
-    inside = torch.zeros(5 << 20, device="cuda")
+    inside = torch.zeros(40 << 20, device="cuda")
 for graph, _ in kept:
     graph.replay()
 torch.cuda.synchronize()

@@ -11,6 +11,7 @@ mod exhaustive;
 mod functions;
 mod golden_snapshots;
 mod hosts;
+mod preloads;
 mod programs;
 mod pytorch_snapshots;
 mod tools;

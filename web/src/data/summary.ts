@@ -196,6 +196,30 @@ export interface StepSummary {
   passes?: Levels;
 }
 
+/** One CUDA graph. */
+export interface CudaGraph {
+  index: number;
+  is_captured: boolean;
+  location: string;
+  label?: string;
+  pool?: string;
+  pool_growth_bytes: number;
+  kept_bytes: number;
+  nodes: number;
+  instantiated_bytes: number;
+  first_dimension?: number;
+  is_destroyed: boolean;
+}
+
+/** A private memory pool. */
+export interface MemoryPool {
+  id: string;
+  is_cuda_graph_pool: boolean;
+  captures: number;
+  peak_reserved_bytes: number;
+  peak_allocated_bytes: number;
+}
+
 export interface DeviceSummary {
   device: number;
   name?: string;
@@ -227,6 +251,8 @@ export interface DeviceSummary {
   imported: OwnerSummary[];
   device_memory?: { at_peak: { used_bytes: number; parts: { name: string; bytes: number; pid?: number }[] } };
   pools?: PoolSummary[];
+  unmapped_segments?: { peak_bytes: number; end_bytes: number; times: number; unmapped_by: string[] };
+  cuda_graphs?: { count: number; graphs: CudaGraph[]; pools: MemoryPool[] };
   holders?: { scan: { occasion: string; objects: number; is_partial: boolean }; held_bytes: number; largest: Holder[]; left_out: number };
 }
 

@@ -13,6 +13,7 @@ import * as format from '../format';
 import { Allocations } from '../views/allocations';
 import * as details from '../views/details';
 import * as explain from '../views/explain';
+import * as graphs from '../views/graphs';
 import { type Part, fillNav, header } from '../views/header';
 import { launchView } from '../views/launch';
 import { linesView } from '../views/lines';
@@ -165,6 +166,7 @@ export async function reportPage(app: HTMLElement, data: Uint8Array): Promise<vo
           pools(entry.summary),
         ],
       ),
+      graphs.cudaGraphs(entry.summary),
       details.namedRanges(entry.summary, entry.device, name => {
         if (state.now.division === 'rank') state.set({ division: 'category' });
         timeline.tracks.search(name);

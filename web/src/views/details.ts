@@ -114,6 +114,11 @@ export function remarks(process: ProcessSummary, device: DeviceSummary): HTMLEle
   if (imported.length > 0) {
     rows.push(['Imported', [...joined(imported.map(({ owner, at }) => [`${owner.owner} `, bytes(`imported.${at}.peak_bytes`, owner.peak_bytes)])), ' of other processes (CUDA IPC), counted there']]);
   }
+  const unmapped = device.unmapped_segments;
+  if (unmapped) {
+    const field = 'unmapped_segments';
+    rows.push(['Paused', ['up to ', bytes(`${field}.peak_bytes`, unmapped.peak_bytes), ' of the reserved memory was unmapped (', unmapped.unmapped_by.join(', '), ')']]);
+  }
   const pinned = process.pinned_host_memory.map((owner, at) => ({ owner, at }));
   if (pinned.reduce((sum, { owner }) => sum + owner.peak_bytes, 0) >= 2 ** 20) {
     const parts = pinned.slice(0, 3).map(({ owner, at }): Part[] => [`${owner.owner} `, bytes(`process.pinned_host_memory.${at}.peak_bytes`, owner.peak_bytes)]);
