@@ -4,13 +4,15 @@
 //! and `simcuda-libs` export the `cu*` and `cuda*` symbols. Kernels never run. Memory has an address, a size and, where
 //! data was copied to it, contents. Streams have a virtual timeline, and every allocation is accounted for exactly.
 //!
-//! Unsafe code is in [`backing`], which maps host memory, and in [`out`], which writes through C's out-pointers.
+//! Unsafe code is in [`backing`], which maps host memory, in [`checkpoint`], which maps a page that processes share, and in
+//! [`out`], which writes through C's out-pointers.
 
 pub mod abi;
 pub mod array;
 pub mod attributes;
 pub mod backing;
 pub mod bridge;
+pub mod checkpoint;
 pub mod config;
 pub mod context;
 pub mod cudnn;

@@ -2,6 +2,7 @@
 
 use crate::array::Shape;
 use crate::backing::{self, Extent};
+use crate::checkpoint::Gate;
 use crate::config::{Config, MIB};
 use crate::context::Contexts;
 use crate::device::Device;
@@ -71,6 +72,8 @@ pub struct Machine {
     pub graphs: Graphs,
     /// The kernels and modules on the devices.
     pub loading: Loading,
+    /// Where the calls of this process wait while it is suspended. `None` where processes share no folder.
+    pub gate: Option<Gate>,
     /// The ledger of all allocations and frees.
     pub ledger: Ledger,
     /// Issues handles.
@@ -104,6 +107,7 @@ impl Machine {
             contexts: Contexts::default(),
             graphs: Graphs::default(),
             loading: Loading::default(),
+            gate: config.shared.as_deref().and_then(Gate::new),
             ledger: Ledger::new(config.ledger.take()),
             stubs: BTreeMap::new(),
             launches: 0,

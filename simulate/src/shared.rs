@@ -11,6 +11,9 @@ use std::io::{self, Read};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+/// The name of the file in the folder.
+const FILE_NAME: &str = "usage";
+
 /// A process, distinguished from later ones with the same id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Process {
@@ -30,7 +33,7 @@ impl Process {
 }
 
 /// When a process started, in clock ticks. `None` if it has ended, also if its parent has not waited for it yet.
-fn started(pid: u32) -> Option<u64> {
+pub(crate) fn started(pid: u32) -> Option<u64> {
     // proc_pid_stat(5). The name of the program, in parentheses, can contain anything.
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
@@ -81,12 +84,27 @@ pub struct SharedUsage {
 impl SharedUsage {
     /// The use that processes share through a file in a folder. The file is created when it is first needed.
     pub fn new(folder: &Path) -> Self {
-        Self::in_file(folder.join("usage"))
+        Self::in_file(folder.join(FILE_NAME))
+    }
+
+    /// The use of another process, as this one changes it.
+    pub fn of_process(folder: &Path, pid: u32) -> Self {
+        let path = folder.join(FILE_NAME);
+        SharedUsage { path, process: Process::of(pid), determined_by: std::process::id() }
     }
 
     fn in_file(path: PathBuf) -> Self {
         let pid = std::process::id();
         SharedUsage { path, process: Process::of(pid), determined_by: pid }
+    }
+
+    /// Takes all memory from the process. Returns the bytes that it used on each device.
+    ///
+    /// # Errors
+    ///
+    /// Those of the file.
+    pub fn take_away(&mut self) -> io::Result<[u64; MAX_DEVICES]> {
+        self.change(|records, own| std::mem::replace(&mut records[own].used, [0; MAX_DEVICES]))
     }
 
     /// Takes bytes of a device for this process, of which all processes together take `capacity` bytes at most.

@@ -4,6 +4,7 @@
 use crate::memory::release;
 use crate::state::{Purpose, code, current_device, machine, recorded, required_device};
 use simcuda::abi::IpcHandle;
+use simcuda::checkpoint::Obstacle;
 use simcuda::error::Error;
 use simcuda::ipc::MemHandle;
 use simcuda::ledger::Call;
@@ -12,7 +13,11 @@ use std::ffi::{c_int, c_uint};
 
 #[unsafe(no_mangle)]
 extern "C" fn cuIpcGetMemHandle(out: Out<IpcHandle>, address: u64) -> c_int {
-    let shared = machine().share(address);
+    let machine = machine();
+    let shared = machine.share(address);
+    if let (Ok(_), Some(gate)) = (&shared, &machine.gate) {
+        gate.add(Obstacle::Ipc);
+    }
     code(shared.map(|handle| out.put(IpcHandle { bytes: handle.encode() })))
 }
 
@@ -32,6 +37,7 @@ extern "C" fn cuIpcOpenMemHandle_v2(out: Out<u64>, handle: IpcHandle, flags: c_u
         }
         let handle = MemHandle::decode(&handle.bytes)?;
         let base = m.open_import(&handle, required_device()?)?;
+        m.gate.iter().for_each(|gate| gate.add(Obstacle::Ipc));
         call.addr = Some(base);
         call.size = Some(handle.size);
         out.put(base);

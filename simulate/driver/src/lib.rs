@@ -11,6 +11,7 @@
 
 mod array;
 mod bridge;
+mod checkpoint;
 mod context;
 mod copy;
 mod device;

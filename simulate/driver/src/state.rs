@@ -5,6 +5,8 @@ use simcuda::error::{Error, Result, code_of};
 use simcuda::ledger::{Call, Layer};
 use simcuda::machine::Machine;
 use std::cell::Cell;
+use std::ops::{Deref, DerefMut};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
@@ -17,9 +19,46 @@ static MACHINE: LazyLock<Mutex<Machine>> = LazyLock::new(|| {
     Mutex::new(machine)
 });
 
-/// The machine, locked.
-pub(crate) fn machine() -> MutexGuard<'static, Machine> {
-    MACHINE.lock().unwrap_or_else(PoisonError::into_inner)
+/// The machine, locked for one call.
+pub(crate) struct Locked(MutexGuard<'static, Machine>);
+
+impl Deref for Locked {
+    type Target = Machine;
+
+    fn deref(&self) -> &Machine {
+        &self.0
+    }
+}
+
+impl DerefMut for Locked {
+    fn deref_mut(&mut self) -> &mut Machine {
+        &mut self.0
+    }
+}
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        if let Some(gate) = &self.0.gate {
+            let now = CLOCK.load(Ordering::Relaxed);
+            gate.leave(self.0.devices.iter().any(|device| device.busy_until > now));
+        }
+    }
+}
+
+/// The machine, locked. Waits while another process has suspended this one.
+pub(crate) fn machine() -> Locked {
+    let mut machine = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(gate) = &mut machine.gate {
+        gate.enter();
+    }
+    Locked(machine)
+}
+
+/// The settings that the checkpoint functions need: the folder that processes share, and the capacity of each device. They
+/// are for other processes, so they do not wait for this one.
+pub(crate) fn shared_devices() -> Option<(PathBuf, u64)> {
+    let machine = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
+    Some((machine.config.shared.clone()?, machine.config.memory_bytes))
 }
 
 extern "C" fn summary() {
@@ -155,7 +194,7 @@ pub(crate) fn recorded(
     mut call: Call,
     work: impl FnOnce(&mut Machine, &mut Call) -> Result<()>,
 ) -> i32 {
-    let machine = &mut *machine();
+    let machine: &mut Machine = &mut machine();
     let struck = purpose == Purpose::Take && machine.config.faults.strikes(call.api, true);
     let result = if struck { Err(Error::OutOfMemory) } else { work(machine, &mut call) };
     let code = code(result);
