@@ -116,7 +116,8 @@ impl Gate {
     pub fn new(folder: &Path) -> Option<Gate> {
         let pid = std::process::id();
         let mut options = File::options();
-        let file = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(path(folder, pid)).ok()?;
+        let file =
+            options.read(true).write(true).create(true).truncate(false).mode(0o600).open(path(folder, pid)).ok()?;
         let page = Page::map(&file).ok()?;
         // The file may be that of an earlier process with this id.
         let words = page.words();
