@@ -23,7 +23,7 @@
 
 pub use memtrace_input::{
     AtomicFile, Error, Process, Result, Run, RunFolder, error, load, open_run, open_run_with_progress, printable,
-    symbols,
+    symbols, xla,
 };
 pub use memtrace_insight::{passes, rules};
 pub use memtrace_output as export;

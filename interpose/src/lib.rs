@@ -32,6 +32,7 @@ static OBSERVERS: ObserverTable = ObserverTable(&[
     observers::names::requests::OBSERVER,
     observers::cycles::callback::OBSERVER,
     observers::holders::requests::OBSERVER,
+    observers::pools::OBSERVER,
 ]);
 
 // The symbol through which `recording::observer` reads the table.

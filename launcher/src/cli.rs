@@ -94,8 +94,18 @@ pub(crate) enum Command {
 }
 
 /// The options of a run that the tries of a dry run do not have.
-const NOT_FOR_TRIES: [&str; 8] =
-    ["stacks", "cpu", "no_names", "cycles", "holders", "categories", "verbose", "reports_in_background"];
+const NOT_FOR_TRIES: [&str; 10] = [
+    "stacks",
+    "cpu",
+    "no_names",
+    "cycles",
+    "holders",
+    "pools",
+    "xla_dump",
+    "categories",
+    "verbose",
+    "reports_in_background",
+];
 
 /// The options of `memtrace dry-run`.
 #[derive(Args, Debug)]
@@ -647,6 +657,12 @@ pub(crate) struct Run {
     /// interpreter ends. It runs none of the program's code.
     #[arg(long)]
     pub(crate) holders: bool,
+    /// What to do about the memory pools of JAX and CuPy (docs/how-to/jax-and-cupy.md)
+    #[arg(long, value_enum, default_value_t = Pools::Keep)]
+    pub(crate) pools: Pools,
+    /// Let XLA write the buffer assignment of each program that it compiles into the run folder; this sets XLA_FLAGS
+    #[arg(long)]
+    pub(crate) xla_dump: bool,
     /// Divide the memory of the report and the snapshot into your own categories, by the rules of this JSON file
     /// (docs/how-to/custom-categories.md)
     #[arg(long, value_name = "FILE")]
@@ -681,6 +697,19 @@ pub(crate) enum Stacks {
     None,
 }
 
+/// The values of `--pools`.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Debug)]
+pub(crate) enum Pools {
+    /// Nothing: the report has what the pools took from CUDA
+    Keep,
+    /// Read how much of them is in use when the program ends; this adds an atexit function
+    Read,
+    /// Switch them off, so that each buffer is an allocation with a call stack: CUDA's stream-ordered allocator serves
+    /// JAX (this sets XLA_PYTHON_CLIENT_ALLOCATOR=cuda_async and XLA_PYTHON_CLIENT_PREALLOCATE=false) and CuPy (this
+    /// calls cupy.cuda.set_allocator); reads the figures too
+    Off,
+}
+
 /// The values of `--cpu`.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Debug)]
 pub(crate) enum Cpu {
@@ -699,6 +728,16 @@ impl From<Stacks> for options::Stacks {
             Stacks::Native => options::Stacks::Native,
             Stacks::Both => options::Stacks::Both,
             Stacks::None => options::Stacks::None,
+        }
+    }
+}
+
+impl From<Pools> for options::Pools {
+    fn from(pools: Pools) -> options::Pools {
+        match pools {
+            Pools::Keep => options::Pools::Keep,
+            Pools::Read => options::Pools::Read,
+            Pools::Off => options::Pools::Off,
         }
     }
 }

@@ -41,6 +41,7 @@ mod simulation;
 mod stack;
 mod terminal;
 mod unrecordable;
+mod xla;
 
 use std::process::ExitCode;
 

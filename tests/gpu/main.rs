@@ -142,6 +142,40 @@ fn cupy() -> Value {
     json!({ "by_module": modules, "printed": smi })
 }
 
+/// The pools that the report has, beside what the libraries print.
+fn pool(program: &str, options: &[&str], library: &str) -> (Value, Value, Value) {
+    let run = options.iter().fold(TracedProgram::python(program, &[]), |traced, option| traced.option(option)).run();
+    run.assert_ended_well();
+    let summary = summary(&run);
+    let pools = summary["processes"][0]["devices"][0]["pools"].as_array().cloned().unwrap_or_default();
+    let pool = pools.into_iter().find(|pool| pool["library"] == library);
+    (pool.unwrap_or_else(|| panic!("no pool of {library}")), printed(&run), summary["xla"].clone())
+}
+
+fn jax_pool() -> Value {
+    let (read, printed, xla) = pool("gpu/jax_program.py", &["--pools", "read", "--xla-dump"], "JAX");
+    assert_eq!(read["used_peak_bytes"], printed["stats"]["peak_bytes_in_use"], "{read} {printed}");
+    assert_eq!(read["taken_peak_bytes"], printed["stats"]["peak_pool_bytes"], "{read} {printed}");
+    assert_eq!((&read["allocation"], read.get("preallocated_bytes")), (&json!("on_demand"), None));
+    let programs = xla["programs"].as_array().cloned().unwrap_or_default();
+    assert!(programs.iter().any(|program| program["is_for_gpu"] == true), "{xla}");
+    assert!(programs.iter().all(|program| program["is_total_confirmed"] == true), "{xla}");
+    assert_eq!((&xla["unknown_lines"], &xla["mismatched_programs"]), (&json!(0), &json!(0)));
+    let (off, printed, _) = pool("gpu/jax_program.py", &["--pools", "off"], "JAX");
+    assert_eq!(off["allocation"], "each_buffer");
+    assert_eq!(off["taken_peak_bytes"], printed["stats"]["peak_bytes_in_use"], "{off} {printed}");
+    json!({ "read": read, "off": off, "printed": printed, "programs": programs.len() })
+}
+
+fn cupy_pool() -> Value {
+    let (read, printed, _) = pool("gpu/cupy_program.py", &["--pools", "read"], "CuPy");
+    assert_eq!((&read["used_end_bytes"], &read["pool_end_bytes"]), (&printed["used"], &printed["pool"]), "{read}");
+    assert_eq!(read["allocation"], "on_demand");
+    let (off, printed, _) = pool("gpu/cupy_program.py", &["--pools", "off"], "CuPy");
+    assert_eq!(off["allocation"], "each_buffer");
+    json!({ "read": read, "off": off, "printed": printed })
+}
+
 /// Records native stacks, and compares memtrace's stacks with those of libgcc's unwinder while the program runs.
 fn native(program: &str, args: &[&str], stacks: &str) -> Value {
     let check = UnwindCheck::new();
@@ -381,6 +415,8 @@ fn main() {
         ("hidden: cuBLAS and NCCL", Box::new(hidden)),
         ("JAX", Box::new(jax)),
         ("CuPy", Box::new(cupy)),
+        ("JAX: pool, compiled programs", Box::new(jax_pool)),
+        ("CuPy: pool", Box::new(cupy_pool)),
         ("native stacks: ResNet-50", Box::new(|| native("torch/resnet50.py", &["4"], "both"))),
         ("native stacks: GPT-2", Box::new(|| native("torch/gpt2.py", &[], "native"))),
         ("native stacks: cuBLAS and NCCL", Box::new(|| native("gpu/hidden.py", &[], "native"))),

@@ -33,6 +33,18 @@ pub enum Stacks {
     None,
 }
 
+/// What happens to the memory pools of JAX and CuPy.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Pools {
+    /// Nothing.
+    #[default]
+    Keep,
+    /// Their figures are read when the interpreter ends.
+    Read,
+    /// They are switched off.
+    Off,
+}
+
 /// All options of the library.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Options {
@@ -51,6 +63,8 @@ pub struct Options {
     pub cycles: bool,
     /// Whether the program's objects are searched for what holds tensors.
     pub holders: bool,
+    /// What happens to the memory pools of JAX and CuPy.
+    pub pools: Pools,
     /// The number of seccomp filters under which the launcher runs.
     pub filters: u32,
 }
@@ -72,6 +86,7 @@ macro_rules! names {
 }
 
 names!(Cpu { Auto = "auto", Always = "always", Never = "never" });
+names!(Pools { Keep = "keep", Read = "read", Off = "off" });
 names!(Stacks { Python = "python", Native = "native", Both = "both", None = "none" });
 
 impl Options {
@@ -84,7 +99,11 @@ impl Options {
         let folder = self.folder.as_ref().map_or(String::new(), |path| format!(";folder={}", hex(path)));
         let cycles = if self.cycles { ";cycles=on" } else { "" };
         let holders = if self.holders { ";holders=on" } else { "" };
-        format!("{};cpu={cpu};stacks={stacks};filters={}{names}{cycles}{holders}{folder}", self.token, self.filters)
+        let pools = if self.pools == Pools::Keep { String::new() } else { format!(";pools={}", self.pools.name()) };
+        format!(
+            "{};cpu={cpu};stacks={stacks};filters={}{names}{cycles}{holders}{pools}{folder}",
+            self.token, self.filters
+        )
     }
 
     /// Parses the result of [`Self::encode`]. `None` without a valid token. Unknown keys and values are ignored:
@@ -100,6 +119,7 @@ impl Options {
             folder: None,
             cycles: false,
             holders: false,
+            pools: Pools::default(),
             filters: 0,
         };
         for (key, value) in parts.filter_map(|p| p.split_once('=')) {
@@ -111,6 +131,7 @@ impl Options {
                 "folder" => options.folder = path(value),
                 "cycles" => options.cycles = value == "on",
                 "holders" => options.holders = value == "on",
+                "pools" => options.pools = Pools::parse(value).unwrap_or_default(),
                 _ => {}
             }
         }
@@ -151,7 +172,8 @@ mod tests {
             let (cpu, stacks) = (Cpu::Never, Stacks::Both);
             let (folder, cycles) = (names.then(|| PathBuf::from("/runs; of/ü=1")), names);
             let token = "0123abcd".into();
-            let options = Options { token, cpu, stacks, names, folder, cycles, holders: !names, filters: 3 };
+            let pools = if names { Pools::Off } else { Pools::Read };
+            let options = Options { token, cpu, stacks, names, folder, cycles, holders: !names, pools, filters: 3 };
             assert_eq!(Options::parse(&options.encode()), Some(options));
         }
         assert_eq!(Options::parse(""), None);

@@ -29,6 +29,14 @@ impl RunFolder {
         Ok(RunFolder { path: path.to_owned(), dir })
     }
 
+    /// Opens a folder in this one. Fails for links.
+    pub fn subfolder(&self, name: impl AsRef<Path>) -> io::Result<RunFolder> {
+        let name = entry_name(name.as_ref())?;
+        let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let dir = rustix::fs::openat(&self.dir, name, flags, Mode::empty())?;
+        Ok(RunFolder { path: self.path.join(name), dir })
+    }
+
     /// The path by which it was opened, for messages.
     pub fn path(&self) -> &Path {
         &self.path

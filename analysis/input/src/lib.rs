@@ -21,9 +21,11 @@ pub mod error;
 mod folder;
 mod json_file;
 pub mod load;
+pub mod pool_figures;
 mod recording;
 pub mod symbols;
 mod trace_index;
+pub mod xla;
 
 pub use address_map::{AddressBuildHasher, AddressHasher, AddressMap};
 pub use compile_contexts::{CompileContextId, CompileContexts};

@@ -61,8 +61,11 @@ pub struct OwnerUsage {
     pub peak: u64,
     /// The number of allocations.
     pub allocations: u64,
-    /// The value of `peak` before the last allocation.
+    /// The size of the largest allocation, in bytes.
+    pub largest: u64,
+    /// The values of `peak` and `largest` before the last allocation.
     peak_before: u64,
+    largest_before: u64,
 }
 
 impl OwnerUsage {
@@ -71,6 +74,8 @@ impl OwnerUsage {
         self.peak_before = self.peak;
         self.peak = self.peak.max(self.current);
         self.allocations += allocations;
+        self.largest_before = self.largest;
+        self.largest = self.largest.max(size);
     }
 
     fn subtract(&mut self, size: u64) {
@@ -84,6 +89,9 @@ impl OwnerUsage {
         }
         self.subtract(size);
         self.allocations = self.allocations.saturating_sub(1);
+        if self.largest == size {
+            self.largest = self.largest_before;
+        }
     }
 }
 

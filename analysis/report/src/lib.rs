@@ -28,6 +28,7 @@ mod lines_text;
 mod markup;
 mod page;
 mod parts;
+mod pools;
 mod redacted_run;
 mod sections;
 mod statistics;
@@ -37,6 +38,7 @@ mod table;
 mod text;
 mod text_report;
 mod verdict;
+mod xla;
 
 pub use check_text::{check_text, github_annotations};
 pub use diff_html::{DiffPageRun, diff_html};

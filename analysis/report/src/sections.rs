@@ -25,6 +25,8 @@ pub struct Section {
     add: fn(&mut TextReport, &DeviceSummary),
 }
 
+/// The section about the run as a whole, not about a device.
+const XLA: &str = "xla";
 /// The maximum number of allocations listed.
 const LARGEST: usize = 12;
 /// The maximum number of allocations listed that block segments.
@@ -98,6 +100,12 @@ pub static SECTIONS: &[Section] = &[
         description: "all ranks of the launch, how they differ, stray contexts and shared memory",
         add: |_, _| {},
     },
+    Section {
+        name: XLA,
+        title: "Programs that XLA compiled",
+        description: "what each program that XLA compiled needs, by source line (memtrace --xla-dump)",
+        add: |_, _| {},
+    },
     Section { name: "issues", title: "Issues", description: "issues, with evidence and fix", add: |_, _| {} },
 ];
 
@@ -119,6 +127,11 @@ pub fn section_text(summary: &Summary, section: &Section, options: &TextOptions)
     report.head(summary);
     if section.name == "ranks" {
         report.ranks_section(summary);
+        return report.text();
+    }
+    if section.name == XLA {
+        report.blank();
+        report.xla_section(summary);
         return report.text();
     }
     for process in &summary.processes {

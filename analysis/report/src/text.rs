@@ -51,6 +51,7 @@ impl ToText for Summary {
             report.process(process, name.as_deref());
         }
         report.launch_issues(self.launch.as_ref(), ISSUES);
+        report.xla(self);
         report.foot(self);
         report.text()
     }
@@ -148,6 +149,7 @@ impl TextReport {
         self.cuda_graphs(device);
         self.larger_inputs(device);
         self.device_in_short(device);
+        self.pools(device);
         self.imported(device);
     }
 

@@ -9,6 +9,7 @@ use memtrace_summary::{
 use crate::fit::{columns, wrap_words};
 use crate::launch_text::launch_sentences;
 use crate::parts::{largest_owners, not_recorded, outside, request, short_text};
+use crate::pools::preallocated_text;
 use crate::style::{Style, TextOptions};
 use crate::text_report::TextReport;
 
@@ -86,7 +87,10 @@ impl TextReport {
         let device = process.and_then(|process| process.devices.first());
         match (process, device) {
             (Some(process), Some(device)) => match explained_oom(device) {
-                Some(oom) => self.oom_verdict(process, device, oom, name),
+                Some(oom) => {
+                    self.oom_verdict(process, device, oom, name);
+                    self.below_if(&preallocated_text(device).unwrap_or_default());
+                }
                 None => self.end_verdict(summary, process, device, name),
             },
             _ => {
@@ -172,6 +176,7 @@ impl TextReport {
             owner(device, name)
         );
         self.marked(mark, &format!("{}.", text.trim_end()));
+        self.below_if(&preallocated_text(device).unwrap_or_default());
         if issues.is_empty() && !in_launch && is_examined(summary, device) {
             self.below("No leaks or misuse found.");
         }

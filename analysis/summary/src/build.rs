@@ -15,6 +15,7 @@ use crate::diagnosis::IssueBuilder;
 use crate::explain::{explain, state_needed};
 use crate::holders::Holders;
 use crate::locations::{Locations, frame_summary};
+use crate::pools::add_pools;
 use crate::progress::Progress;
 use crate::rank_table::{ProcessUses, launch_summary};
 use crate::step_estimate::{StepEstimate, step_estimate};
@@ -33,9 +34,12 @@ use crate::why::{
     Replaying, growth_after_first_step, larger_inputs, limit_at, memory_limit, no_issue_remark, oom_queries,
     oom_to_explain, refused_by_pytorch, reserved_summary, what_if_summary,
 };
+use crate::xla_programs::xla_summary;
 use memtrace_input::error::Result;
 use memtrace_input::load::{DeviceSamples, Exit, Process, Run, SNAPSHOT_END_REASON};
+use memtrace_input::pool_figures::read_pool_figures;
 use memtrace_input::symbols::ObjectReport;
+use memtrace_input::xla::{XlaDump, read_xla_dump};
 use memtrace_input::{CompileContextId, EventSource};
 use memtrace_insight::passes::{
     Amount, Analysis, AnalysisOptions, BlockAllocation, BlockClassification, BlockLifetimes, BlockObserver, Category,
@@ -84,6 +88,7 @@ pub fn summarize_with(
     let mut processes = Vec::new();
     let machine = Machine::of(run);
     let mut device_uses = Vec::new();
+    let mut pool_problems = Vec::new();
     for process in run.processes() {
         let what = match process.rank() {
             Some(rank) => format!("reading rank {rank}"),
@@ -111,7 +116,13 @@ pub fn summarize_with(
         let what = "replaying changes";
         let mut on_progress = |done, total| progress(Progress { what, done, total });
         let results = Results { analysis: &analysis, lifetimes: &lifetimes, ooms: &found, machine: &machine };
-        processes.push(process_summary(process, &results, &names, custom_rules, &mut on_progress));
+        let mut summary = process_summary(process, &results, &names, custom_rules, &mut on_progress);
+        let figures = read_pool_figures(run.path(), process.pid()).unwrap_or_else(|problem| {
+            pool_problems.push(problem);
+            None
+        });
+        add_pools(process, &analysis, &figures.unwrap_or_default(), &mut summary.devices);
+        processes.push(summary);
     }
     let launch = launch_summary(run, &processes, &device_uses, progress);
     processes.sort_by_key(|p| (std::cmp::Reverse(severity(p)), p.rank, p.pid));
@@ -141,7 +152,14 @@ pub fn summarize_with(
     let unusable = run.problems().iter().map(|p| format!("{}: {}", p.path.display(), p.text));
     let without_end = without_end(&processes).or_else(|| manifest.without_end().map(str::to_owned));
     let without_end = without_end.filter(|_| !options.is_recording);
-    let problems = without_end.into_iter().chain(unusable).collect();
+    let dump = read_xla_dump(run.path());
+    let problems = without_end
+        .into_iter()
+        .chain(unusable)
+        .chain(dump.iter().flat_map(dump_problems))
+        .chain(pool_problems)
+        .collect();
+    let directory = run.processes().iter().find_map(Process::directory);
     let summary = RunSummary {
         path: run.path().display().to_string(),
         memtrace_version: (!manifest.memtrace.is_empty()).then(|| manifest.memtrace.clone()),
@@ -166,7 +184,14 @@ pub fn summarize_with(
         unrecordable: manifest.unrecordable.clone(),
         not_recorded: not_recorded.map(|one| NotRecordedSummary { is_loss: one.is_loss, text: one.text }).collect(),
         files: Vec::new(),
+        xla: dump.as_ref().map(|dump| xla_summary(dump, directory)),
     })
+}
+
+/// The problems of XLA's dump.
+fn dump_problems(dump: &XlaDump) -> impl Iterator<Item = String> {
+    let more = (dump.further_problems > 0).then(|| format!("cannot read {} more files in xla", dump.further_problems));
+    dump.problems.iter().cloned().chain(more)
 }
 
 /// What observes the events of a process besides its analysis.
@@ -544,6 +569,7 @@ impl Context<'_> {
             ooms: analysis.ooms.all().map(|oom| self.oom(analysis, oom, found)).collect(),
             explained_oom: explained.and_then(|oom| analysis.ooms.all().position(|one| one.seq == oom.seq)),
             owners: self.owners(process_analysis, MemoryLocation::Device(analysis.device)),
+            pools: Vec::new(),
             imported: self.owners(process_analysis, MemoryLocation::Imported(analysis.device)),
             device_memory: self.device_memory(process_analysis, analysis.device),
             unmapped_segments: self.unmapped_segments(process_analysis, analysis.device),

@@ -29,6 +29,7 @@ mod launch;
 mod lines;
 mod locations;
 mod matched_lines;
+mod pools;
 mod progress;
 mod rank_table;
 mod shared_memory;
@@ -42,6 +43,8 @@ mod tensors;
 mod totals;
 mod units;
 mod why;
+mod xla;
+mod xla_programs;
 
 pub use build::{SummaryOptions, is_snapshot, signal_name, summarize, summarize_with, when, when_peaked};
 pub use check::{Baseline, CHECK_VERSION, CheckOptions, CheckReport, CheckResult, Tolerance, check};
@@ -67,6 +70,7 @@ pub use lines::{
     FunctionLines, LINES_VERSION, LineFigures, LineRow, LineTensor, LinesOptions, LinesReport, OtherDevice, lines,
 };
 pub use locations::is_library;
+pub use pools::{PoolAllocation, PoolSummary};
 pub use progress::Progress;
 pub use statistics::{COLUMNS, POOLS};
 pub use step_estimate::{StepEstimate, StepEstimateBasis, StepPart};
@@ -76,3 +80,4 @@ pub use units::{
     signed_size_text, size_text,
 };
 pub use why::Replaying;
+pub use xla::{XlaKindBytes, XlaLineSummary, XlaPeakSummary, XlaProgramSummary, XlaSummary};

@@ -101,14 +101,19 @@ impl<'a> Locations<'a> {
 
     /// The path relative to the program's folder, else its last two components.
     pub(crate) fn short<'f>(&self, filename: &'f str) -> &'f str {
-        if let Some(rest) = self.directory.as_deref().and_then(|d| filename.strip_prefix(d))
-            && !is_library(filename)
-        {
-            return rest;
-        }
-        let cut = filename.rmatch_indices('/').nth(1).map(|(at, _)| at + 1).unwrap_or(0);
-        &filename[cut..]
+        short_path(self.directory.as_deref(), filename)
     }
+}
+
+/// The path relative to `directory`, which ends with a slash, else its last two components.
+pub(crate) fn short_path<'f>(directory: Option<&str>, filename: &'f str) -> &'f str {
+    if let Some(rest) = directory.and_then(|d| filename.strip_prefix(d))
+        && !is_library(filename)
+    {
+        return rest;
+    }
+    let cut = filename.rmatch_indices('/').nth(1).map(|(at, _)| at + 1).unwrap_or(0);
+    &filename[cut..]
 }
 
 /// Whether a generated line has a known source line. The user wrote that source line, so it is shown instead.

@@ -12,7 +12,9 @@ use serde::Serialize;
 use crate::cuda_graphs::CudaGraphsSummary;
 use crate::device_memory::DeviceMemorySummary;
 use crate::launch::LaunchSummary;
+use crate::pools::PoolSummary;
 use crate::step_estimate::StepEstimate;
+use crate::xla::XlaSummary;
 use memtrace_input::load::{Exit, SimulatedGpus, UnrecordableProcess};
 use memtrace_input::printable;
 use memtrace_insight::passes::diagnostics::LoopTurn;
@@ -50,6 +52,9 @@ pub struct Summary {
     pub not_recorded: Vec<NotRecordedSummary>,
     /// The names of the files that the report wrote into the run folder.
     pub files: Vec<String>,
+    /// What XLA wrote about the programs that it compiled. Absent unless the run was recorded with `--xla-dump`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub xla: Option<XlaSummary>,
 }
 
 /// Something that is not in the recording.
@@ -355,6 +360,9 @@ pub struct DeviceSummary {
     pub explained_oom: Option<usize>,
     /// The device memory of this process, by the library that allocated it from CUDA, by peak in descending order.
     pub owners: Vec<OwnerSummary>,
+    /// The memory pools of JAX and CuPy. Absent if neither allocated memory.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub pools: Vec<PoolSummary>,
     /// The device memory of other processes that this process opened (CUDA IPC), by the library that opened it. No
     /// other figure includes it: it counts for the process that allocated it.
     pub imported: Vec<OwnerSummary>,

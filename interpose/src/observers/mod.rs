@@ -5,4 +5,5 @@ pub(crate) mod holders;
 pub(crate) mod inductor_lines;
 pub(crate) mod names;
 mod nvtx;
+pub(crate) mod pools;
 mod tensors;

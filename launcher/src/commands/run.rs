@@ -26,7 +26,7 @@ use crate::process_watch::{CommandEnvironment, ProcessWatch};
 use crate::signal_probe::SignalProbe;
 use crate::signals::Signals;
 use crate::simulation::Simulation;
-use crate::{folder, gpu, host, library, message, session};
+use crate::{folder, gpu, host, library, message, session, xla};
 
 /// The maximum length of the command line in the end-of-run summary, in characters.
 const MAX_COMMAND: usize = 120;
@@ -98,6 +98,12 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
     let filters = std::fs::read_to_string("/proc/self/status").map_or(0, |status| options::filters_in(&status));
     let (stacks, names) = (run.stacks.into(), !run.no_names);
     let absolute = std::path::absolute(path).context("cannot determine the absolute path of the run folder")?;
+    // A run that does not start leaves no folder.
+    let variables = xla::environment(run, &absolute).inspect_err(|_| drop(std::fs::remove_dir_all(path)))?;
+    for (name, value) in variables {
+        // SAFETY: no other thread of this process runs, as below.
+        unsafe { std::env::set_var(name, value) };
+    }
     let options = Options {
         token,
         cpu,
@@ -106,6 +112,7 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
         folder: Some(absolute),
         cycles: run.cycles,
         holders: run.holders,
+        pools: run.pools.into(),
         filters,
     };
     // SAFETY: no other thread of this process runs. The checks before start none, and with a small stack limit the first

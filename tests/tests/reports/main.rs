@@ -9,6 +9,7 @@ mod export_windows;
 mod exports;
 mod golden_summaries;
 mod lines;
+mod pools;
 #[path = "../../../analysis/tests/showcase/mod.rs"]
 mod showcase;
 mod suggestions;

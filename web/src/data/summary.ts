@@ -226,7 +226,39 @@ export interface DeviceSummary {
   owners: OwnerSummary[];
   imported: OwnerSummary[];
   device_memory?: { at_peak: { used_bytes: number; parts: { name: string; bytes: number; pid?: number }[] } };
+  pools?: PoolSummary[];
   holders?: { scan: { occasion: string; objects: number; is_partial: boolean }; held_bytes: number; largest: Holder[]; left_out: number };
+}
+
+/** The memory pool of a library on one device. */
+export interface PoolSummary {
+  library: string;
+  allocation: 'preallocated' | 'on_demand' | 'each_buffer' | 'unknown';
+  taken_peak_bytes: number;
+  allocations: number;
+  preallocated_bytes?: number;
+  used_peak_bytes?: number;
+  used_end_bytes?: number;
+}
+
+export type XlaKind = 'argument' | 'donated_argument' | 'output' | 'temporary' | 'constant' | 'thread_local' | 'other';
+
+/** Live buffers of one purpose and source line. */
+export interface XlaLine {
+  kind?: XlaKind;
+  location: string;
+  operation: string;
+  bytes: number;
+}
+
+/** A program that XLA compiled. */
+export interface XlaProgram {
+  module: number;
+  name: string;
+  is_for_gpu: boolean;
+  total_bytes: number;
+  by_kind: { kind: XlaKind; bytes: number }[];
+  peak?: { live_bytes: number; lines: XlaLine[] };
 }
 
 export interface IssueSummary {
@@ -287,6 +319,7 @@ export interface Summary {
   problems: string[];
   native_objects: { path: string; addresses: number; addresses_with_function: number; notes: string[] }[];
   not_recorded: { is_loss: boolean; text: string }[];
+  xla?: { program_count: number; programs: XlaProgram[]; mismatched_programs: number };
 }
 
 /** What the page says about itself. */

@@ -16,6 +16,7 @@ import * as explain from '../views/explain';
 import { type Part, fillNav, header } from '../views/header';
 import { launchView } from '../views/launch';
 import { linesView } from '../views/lines';
+import { pools, xla } from '../views/pools';
 import { ranksView } from '../views/ranks';
 import { DIVISIONS, Timeline } from '../views/timeline';
 
@@ -62,6 +63,8 @@ const PARTS: Part[] = [
   ['suggestions', 'What to try'],
   ['largest', 'Peak'],
   ['holders', 'Holders'],
+  ['pools', 'Pools'],
+  ['xla', 'XLA'],
   ['ranges', 'Ranges'],
   ['lines', 'Lines'],
   ['launch', 'Launch'],
@@ -159,6 +162,7 @@ export async function reportPage(app: HTMLElement, data: Uint8Array): Promise<vo
           }),
           details.compileContexts(entry.summary),
           details.holders(entry.summary),
+          pools(entry.summary),
         ],
       ),
       details.namedRanges(entry.summary, entry.device, name => {
@@ -167,6 +171,7 @@ export async function reportPage(app: HTMLElement, data: Uint8Array): Promise<vo
         timeline.element.scrollIntoView({ behavior: 'smooth' });
       }),
       details.phases(entry.summary),
+      xla(summary),
       linesView(entry.device, state),
     );
     const select = devices?.querySelector('select');
