@@ -99,14 +99,14 @@ fn a_wrong_sum_is_found() {
     assert!(!program.peak.as_ref().unwrap().is_sum_right);
 }
 
-/// Every cut and some thousand changed bytes: no panic, no endless loop, and sums never overflow.
+/// Cuts and changed bytes at 40 places of each file: no panic, no endless loop, and sums never overflow.
 #[test]
 fn damage_does_no_harm() {
     for ending in ["-buffer-assignment.txt", "-live-range.txt", "-memory-usage-report.txt", ".txt"] {
         let run = copy("jax-0.12-cpu");
         let path = run.path().join(format!("xla/{TRAIN_STEP}{ending}"));
         let whole = fs::read(&path).unwrap();
-        let step = (whole.len() / 150).max(1);
+        let step = (whole.len() / 40).max(1);
         for at in (0..whole.len()).step_by(step) {
             for damaged in
                 [whole[..at].to_vec(), changed(&whole, at, b'9'), changed(&whole, at, 0xff), changed(&whole, at, b'"')]

@@ -34,6 +34,7 @@ static LIBRARIES: &[LibraryRule] = &[
     rule("jax_cuda", "JAX"),
     rule("tensorflow", "TensorFlow"),
     rule("cupy", "CuPy"),
+    rule("cupy_backends", "CuPy"),
     rule("numba", "Numba"),
     rule("triton", "Triton"),
     rule("deep_ep", "DeepEP"),
@@ -70,6 +71,7 @@ mod tests {
     fn libraries_are_recognized_by_their_files() {
         assert_eq!(library_name("/x/nvidia/nccl/lib/libnccl.so.2"), "NCCL");
         assert_eq!(library_name("/x/site-packages/cupy/_core/core.cpython-312-x86_64-linux-gnu.so"), "CuPy");
+        assert_eq!(library_name("/x/cupy_backends/cuda/api/runtime.cpython-312-x86_64-linux-gnu.so"), "CuPy");
         assert_eq!(library_name("/x/torch/lib/libtorch_cuda.so"), "PyTorch, outside its caching allocator");
         assert_eq!(library_name("/home/me/a.out"), "a.out");
     }
