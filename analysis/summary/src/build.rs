@@ -15,7 +15,7 @@ use crate::diagnosis::IssueBuilder;
 use crate::explain::{explain, state_needed};
 use crate::holders::Holders;
 use crate::locations::{Locations, frame_summary};
-use crate::pools::add_pools;
+use crate::pool_query::add_pools;
 use crate::progress::Progress;
 use crate::rank_table::{ProcessUses, launch_summary};
 use crate::step_estimate::{StepEstimate, step_estimate};

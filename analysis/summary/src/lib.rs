@@ -29,6 +29,7 @@ mod launch;
 mod lines;
 mod locations;
 mod matched_lines;
+mod pool_query;
 mod pools;
 mod progress;
 mod rank_table;

@@ -6,6 +6,8 @@ def install(folder, is_off):
     import os
     import sys
 
+    own_pid = os.getpid()
+
     def imported(name):
         return sys.modules.get(name)
 
@@ -44,6 +46,9 @@ def install(folder, is_off):
         pools.append(figures)
 
     def at_exit():
+        # In a forked child, another thread may hold the libraries' locks for ever.
+        if os.getpid() != own_pid:
+            return
         pools, errors = [], []
         for read in (jax_pools, cupy_pools):
             try:
@@ -54,7 +59,7 @@ def install(folder, is_off):
             return
         try:
             text = json.dumps({"version": 1, "pools": pools, "errors": errors})
-            path = os.path.join(folder, ("pools-%d.json" % os.getpid()).encode())
+            path = os.path.join(folder, ("pools-%d.json" % own_pid).encode())
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             try:
                 os.write(descriptor, text.encode())

@@ -13,7 +13,7 @@ use memtrace_trace::file::Budget;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::instruction_name;
+use super::instruction::instruction_name;
 use super::lines::Lines;
 
 /// What an allocation of a compiled program is for.

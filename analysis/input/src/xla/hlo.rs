@@ -16,7 +16,7 @@ use std::io;
 use memtrace_trace::file::Budget;
 
 use super::assignment::{MAP_ENTRY_BYTES, leading_number};
-use super::instruction_name;
+use super::instruction::instruction_name;
 use super::lines::Lines;
 
 /// A Python frame that was running when JAX traced an instruction.

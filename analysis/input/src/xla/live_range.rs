@@ -10,7 +10,7 @@ use std::io;
 use memtrace_trace::file::Budget;
 
 use super::assignment::leading_number;
-use super::instruction_name;
+use super::instruction::instruction_name;
 use super::lines::Lines;
 
 /// A buffer that is live at the peak of a compiled program.

@@ -8,6 +8,7 @@
 //! - [`live_range`]: `*-live-range.txt`, the buffers that are live at the program's peak.
 //! - [`hlo`]: the program's text, which has the operation and the source lines of each instruction.
 //! - [`lines`]: reads lines of bounded length within the budget.
+//! - [`instruction`]: the names of instructions.
 //!
 //! XLA does not document these formats, and they change between versions. Lines that are not understood are counted.
 //! The sum of the allocations is compared with the total that XLA states in `*-memory-usage-report.txt`.
@@ -15,6 +16,7 @@
 mod assignment;
 mod dump;
 mod hlo;
+mod instruction;
 mod lines;
 mod live_range;
 
@@ -22,8 +24,3 @@ pub use assignment::{Allocation, BufferKind};
 pub use dump::{DETAILED_PROGRAMS, PeakBuffer, XLA_FOLDER, XlaDump, XlaModuleId, XlaPeak, XlaProgram, read_xla_dump};
 pub use hlo::SourceFrame;
 pub use live_range::LiveBuffer;
-
-/// The name of the instruction in `wrapped_add.4{0}`, without the index into a tuple.
-fn instruction_name(text: &str) -> &str {
-    text.split('{').next().unwrap_or(text).trim().trim_start_matches('%')
-}
