@@ -55,7 +55,15 @@ fn a_program_has_the_sums_that_xla_states() {
 #[test]
 fn a_program_of_a_gpu_is_read_too() {
     let dump = read_xla_dump(&golden("jax-0.11-h100")).unwrap();
-    let [program] = &dump.programs[..] else { panic!("{dump:?}") };
+    assert_eq!((dump.programs.len(), dump.problems.len()), (2, 0));
+    let step = train_step(&dump);
+    // `Total bytes: 9961556`, and `Stack trace breakdown for peak usage: 8 388 612 bytes`.
+    assert_eq!((step.total_bytes(), step.stated_bytes), (9_961_556, Some(9_961_556)));
+    let peak = step.peak.as_ref().unwrap();
+    assert_eq!(peak.buffers.iter().map(|buffer| buffer.live.size_bytes).sum::<u64>(), 8_388_612);
+    assert!(peak.is_sum_right && peak.buffers.iter().all(|buffer| buffer.kind.is_some()));
+    assert!(dump.programs.iter().all(|program| program.is_for_gpu && program.unknown_lines == 0));
+    let program = dump.programs.iter().find(|program| program.name == "jit_multiply").unwrap();
     assert_eq!((program.name.as_str(), program.module.0, program.is_for_gpu), ("jit_multiply", 27_144, true));
     assert_eq!((program.total_bytes(), program.stated_bytes), (33_554_436, Some(33_554_436)));
     let peak = program.peak.as_ref().unwrap();
