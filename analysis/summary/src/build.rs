@@ -188,6 +188,12 @@ pub fn summarize_with(
     })
 }
 
+/// The problems of XLA's dump.
+fn dump_problems(dump: &XlaDump) -> impl Iterator<Item = String> {
+    let more = (dump.further_problems > 0).then(|| format!("cannot read {} more files in xla", dump.further_problems));
+    dump.problems.iter().cloned().chain(more)
+}
+
 /// What observes the events of a process besides its analysis.
 #[derive(Default)]
 struct Observers {
