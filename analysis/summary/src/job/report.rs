@@ -200,8 +200,8 @@ pub struct HostClock {
     pub lowest_ns: i64,
     /// The highest of these differences.
     pub highest_ns: i64,
-    /// The least by which the clocks differ, if every step waits for all ranks: by the clocks, a step ended on one host
-    /// before it began on the other. 0 if the times are possible with equal clocks.
+    /// The least by which the clocks differ, if every step waits for all ranks: by the clocks, a step began on one host
+    /// after the second next one had begun on the other. 0 if the times are possible with equal clocks.
     pub differs_at_least_ns: u64,
 }
 

@@ -68,13 +68,12 @@ struct StoredPhase {
     peak_bytes: u64,
 }
 
-/// When a step began and how long it took, by the clock of its host.
+/// When a step began, by the clock of its host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct StepTime {
     pub(super) step: u32,
     pub(super) time_ns: u64,
-    pub(super) duration_ns: u64,
 }
 
 impl StoredSummary {
