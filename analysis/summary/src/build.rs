@@ -226,12 +226,6 @@ impl BlockObserver for Observers {
     }
 }
 
-/// The problems of XLA's dump.
-fn dump_problems(dump: &XlaDump) -> impl Iterator<Item = String> {
-    let more = (dump.further_problems > 0).then(|| format!("cannot read {} more files in xla", dump.further_problems));
-    dump.problems.iter().cloned().chain(more)
-}
-
 fn native_object(object: &ObjectReport) -> NativeObjectSummary {
     NativeObjectSummary {
         path: object.id.path.to_string(),
