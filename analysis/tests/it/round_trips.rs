@@ -47,6 +47,7 @@ fn manifest() -> impl Strategy<Value = Manifest> {
             state: note.is_empty().then_some(RunState::Ended),
             refused: BTreeMap::from([(note.clone(), 3)]),
             unrecordable: vec![UnrecordableProcess { pid: 9, program: note.clone(), ..UnrecordableProcess::default() }],
+            job: Some(note.clone()),
             unlisted: 4,
             unchecked: 5,
             simulated: (note.len() % 2 == 1).then(|| SimulatedGpus {

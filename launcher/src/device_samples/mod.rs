@@ -113,8 +113,8 @@ mod tests {
     use super::*;
     use std::cell::Cell;
 
-    use memtrace_analysis::Budget;
     use memtrace_analysis::load::{DEVICE_SAMPLES_FILE, DeviceSamples};
+    use memtrace_trace::file::Budget;
 
     /// A device that another process uses, and from the second sample on this run too.
     struct Simulated {
