@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use memtrace_trace::event::{Action, Event, Source};
-use memtrace_trace::options::{Cpu, Options, Stacks};
+use memtrace_trace::options::{Cpu, Options, Pools, Stacks};
 use memtrace_trace::shm::handshake::Hello;
 
 #[path = "../tests/small_trace/mod.rs"]
@@ -86,6 +86,7 @@ fn main() {
             folder: (!names).then(|| "/tmp/run".into()),
             cycles: !names,
             holders: names,
+            pools: if names { Pools::Read } else { Pools::Keep },
             filters: 2,
         };
         put("session", name, options.encode().as_bytes());

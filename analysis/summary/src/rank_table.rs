@@ -254,7 +254,7 @@ fn expected_ranks(run: &Run) -> Vec<Range<u32>> {
     let covers =
         |range: &(u32, u32)| recorded.range(..range.0).next().is_none() && recorded.range(range.1..).next().is_none();
     match of_hosts.iter().next() {
-        Some(only) if of_hosts.len() == 1 && covers(only) => vec![only.0..only.1],
+        Some(only) if of_hosts.len() == 1 && covers(only) => std::iter::once(only.0..only.1).collect(),
         _ => recorded
             .first()
             .zip(recorded.last())

@@ -206,10 +206,12 @@ fn names(all: &[&str]) -> String {
 }
 
 type RowsOfRank<'a> = BTreeMap<u32, Vec<&'a MemberRow>>;
+/// A process: the start of its run in nanoseconds since the Unix epoch, the run's name, and its pid.
+type ProcessKey<'a> = (Option<u64>, &'a str, u32);
 
 /// The rows of each rank's own process. Of several processes with a rank, the one of the run that started last counts.
 fn rank_processes<'a>(job: &Job<'a>, notices: &mut Vec<String>) -> RowsOfRank<'a> {
-    let mut claims: BTreeMap<u32, BTreeMap<(Option<u64>, &str, u32), Vec<&MemberRow>>> = BTreeMap::new();
+    let mut claims: BTreeMap<u32, BTreeMap<ProcessKey<'_>, Vec<&MemberRow>>> = BTreeMap::new();
     for (member, row) in &job.rows {
         if let Some(rank) = row.row.rank.filter(|_| row.row.is_rank_process) {
             let process = (member.started_ns, member.run.name.as_str(), row.row.pid);
