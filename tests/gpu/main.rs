@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use memtrace_tests::json_schema;
 use memtrace_tests::oracle::compare;
 use memtrace_tests::programs::ProgramFolder;
-use memtrace_tests::snapshots::{assert_peaks, pickle, record, summary, vizcheck};
+use memtrace_tests::snapshots::{assert_peaks, json, pickle, record, summary, vizcheck};
 use memtrace_tests::suggestions::{Changed, measure};
 use memtrace_tests::traced_program::{Run, TracedProgram, events, memtrace, root};
 use memtrace_tests::unwind_check::UnwindCheck;
@@ -146,7 +146,7 @@ fn cupy() -> Value {
 fn pool(program: &str, options: &[&str], library: &str) -> (Value, Value, Value) {
     let run = options.iter().fold(TracedProgram::python(program, &[]), |traced, option| traced.option(option)).run();
     run.assert_ended_well();
-    let summary = summary(&run);
+    let summary = json(&run.path().join("summary.json"));
     let pools = summary["processes"][0]["devices"][0]["pools"].as_array().cloned().unwrap_or_default();
     let pool = pools.into_iter().find(|pool| pool["library"] == library);
     (pool.unwrap_or_else(|| panic!("no pool of {library}")), printed(&run), summary["xla"].clone())

@@ -1,5 +1,6 @@
 """Allocates with PyTorch, beside stand-ins for CuPy and JAX. With XLA_FLAGS, it writes a dump as XLA does."""
 
+import atexit
 import os
 import shutil
 import sys
@@ -15,8 +16,9 @@ x = torch.empty(1 << 20, device="cuda")
 for _ in range(1000):
     pass
 if os.fork() == 0:
-    # A forked child ends as a program does, and asks the libraries nothing.
-    sys.exit()
+    # A forked child asks the libraries nothing when it ends.
+    atexit._run_exitfuncs()
+    os._exit(0)
 os.wait()
 for flag in os.environ.get("XLA_FLAGS", "").split():
     if flag.startswith("--xla_dump_to="):

@@ -1,7 +1,7 @@
 //! Memory pools of JAX and CuPy, and what XLA writes about compiled programs. Stand-ins for both libraries run here; the
 //! files of XLA are real ones. `scripts/gpu-check` has the real libraries.
 
-use memtrace_tests::snapshots::summary;
+use memtrace_tests::snapshots::json;
 use memtrace_tests::traced_program::{Run, TracedProgram, root};
 
 fn run(options: &[&str]) -> Run {
@@ -28,7 +28,7 @@ fn pools_are_left_alone_unless_asked() {
     let run = run(&[]);
     assert_eq!(printed(&run), "MemoryPool None None");
     assert!(figures(&run).is_empty());
-    assert!(summary(&run).get("xla").is_none());
+    assert!(json(&run.path().join("summary.json")).get("xla").is_none());
 }
 
 #[test]
@@ -56,7 +56,7 @@ fn pools_are_switched_off_on_request() {
 #[test]
 fn the_report_has_the_programs_that_xla_compiled() {
     let run = run(&["--xla-dump"]);
-    let summary = summary(&run);
+    let summary = json(&run.path().join("summary.json"));
     let program = &summary["xla"]["programs"][0];
     assert_eq!((program["name"].as_str(), program["total_bytes"].as_u64()), (Some("jit_train_step"), Some(6_815_796)));
     assert_eq!(program["is_total_confirmed"], true);
