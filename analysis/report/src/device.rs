@@ -96,7 +96,8 @@ impl TextReport {
             listed.iter().map(|part| format!("{} {}", part.name, size_text(part.bytes))).collect();
         if !rest.is_empty() {
             let bytes = rest.iter().map(|part| part.bytes).sum();
-            texts.push(format!("{} others {}", rest.len(), size_text(bytes)));
+            let others = if rest.len() == 1 { "other" } else { "others" };
+            texts.push(format!("{} {others} {}", rest.len(), size_text(bytes)));
         }
         let text = format!("{} at most: {}", size_text(state.used_bytes), texts.join(", "));
         self.labelled_list("As nvidia-smi shows it", &text);

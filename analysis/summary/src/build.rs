@@ -1038,7 +1038,7 @@ impl Context<'_> {
             samples: self.machine.samples,
             processes: &self.machine.processes,
             pci: definition.map_or("", |definition| &definition.pci),
-            started_ns: times(self.process).map_or(0, |(first, _)| first),
+            recorded_ns: times(self.process).unwrap_or_default(),
         };
         Some(device_memory(memory, &inputs))
     }

@@ -145,13 +145,13 @@ pub(crate) struct DeviceInputs<'a> {
     pub(crate) processes: &'a BTreeMap<u32, String>,
     /// The PCI bus id of the device.
     pub(crate) pci: &'a str,
-    /// The time of the process's first event, in nanoseconds since the Unix epoch.
-    pub(crate) started_ns: u64,
+    /// The times of the process's first and last event, in nanoseconds since the Unix epoch.
+    pub(crate) recorded_ns: (u64, u64),
 }
 
 /// Divides the memory of a device.
 pub(crate) fn device_memory(memory: &DeviceMemory, inputs: &DeviceInputs<'_>) -> DeviceMemorySummary {
-    let others = Others::of(inputs);
+    let others = Others::of(memory, inputs);
     let breakdown = |state: &DeviceMemoryState| breakdown(state, memory, inputs, others.as_ref());
     let point = |state: &DeviceMemoryState| {
         let reserved = bytes_of_allocator(state);
@@ -200,15 +200,21 @@ struct Others<'a> {
 
 impl<'a> Others<'a> {
     /// `None` if no sample is older than the process's use of the device.
-    fn of(inputs: &DeviceInputs<'a>) -> Option<Others<'a>> {
+    fn of(memory: &DeviceMemory, inputs: &DeviceInputs<'a>) -> Option<Others<'a>> {
         let device = inputs.samples.device(inputs.pci)?;
         let first = device.samples.first()?;
-        if first.time_ns > inputs.started_ns || bytes_of(first, inputs.pid).is_some() {
+        let (started_ns, ended_ns) = inputs.recorded_ns;
+        if first.time_ns > started_ns || bytes_of(first, inputs.pid).is_some() {
             return None;
         }
-        let is_listed = device.samples.iter().any(|sample| sample.processes.iter().any(|p| p.pid == inputs.pid));
-        let lists_others = device.samples.iter().any(|sample| !sample.processes.is_empty());
-        let only = (!is_listed && lists_others).then(|| first.processes.iter().map(|process| process.pid).collect());
+        // A process can end before any sample. Only a sample from while it used the device can lack it.
+        let first_reading = memory.over_time.first().map_or(u64::MAX, |first| inputs.calibration.epoch_ns(first.ticks));
+        let during = |sample: &&DeviceSample| (first_reading..=ended_ns).contains(&sample.time_ns);
+        let lacks_own = |sample: &DeviceSample| {
+            !sample.processes.is_empty() && sample.processes.iter().all(|process| process.pid != inputs.pid)
+        };
+        let is_unlisted = device.samples.iter().filter(during).any(lacks_own);
+        let only = is_unlisted.then(|| first.processes.iter().map(|process| process.pid).collect());
         let listed: u64 = first.processes.iter().filter_map(|process| process.bytes).sum();
         let mut others = Others {
             device,
@@ -220,7 +226,7 @@ impl<'a> Others<'a> {
         let at_first = others.at_sample(first);
         others.separation = if others.only.is_some() {
             OtherProcesses::OtherPids
-        } else if device.samples.iter().any(|sample| others.at_sample(sample) != at_first) {
+        } else if device.samples.iter().any(|s| s.time_ns <= ended_ns && others.at_sample(s) != at_first) {
             OtherProcesses::Changing
         } else {
             OtherProcesses::Steady

@@ -153,7 +153,7 @@ fn without_samples_of_nvml_other_processes_are_part_of_the_context() {
     let [pytorch, libraries] = [last.pytorch_reserved_bytes, last.libraries_bytes].map(|bytes| bytes / MIB);
     assert_eq!((pytorch, libraries, last.beyond_allocations_bytes / MIB), (40, 66, 392));
     let text = section_text(&summary, Section::named("device").unwrap(), &TextOptions::default());
-    assert!(text.contains("Most memory in use: 508 MiB of 1000 MiB (51 %), as nvidia-smi shows it"), "{text}");
+    assert!(text.contains("Most memory in use: 508 MiB of 0.98 GiB (51 %), as nvidia-smi shows it"), "{text}");
     assert!(text.contains("other processes are not separated"), "{text}");
 }
 
@@ -205,6 +205,19 @@ fn in_a_container_the_processes_of_the_first_sample_are_the_others() {
     assert_eq!(memory.other_processes, OtherProcesses::OtherPids);
     let found = parts(&memory.at_peak);
     assert!(found.contains(&("a process", 100 << 10)) && found.contains(&("CUDA context", 192 << 10)), "{found:?}");
+}
+
+#[test]
+fn a_process_that_ends_before_a_sample_lists_it_is_no_container_s() {
+    // The only other sample is from after the last event, at 17,000.
+    let mut samples = samples(None, 100 * MIB);
+    if let Some(DeviceSamplesLine::Sample { time_ns, .. }) = samples.last_mut() {
+        *time_ns = 20_000;
+    }
+    let summary = summary(samples);
+    let memory = memory(&summary);
+    assert_eq!(memory.other_processes, OtherProcesses::Steady);
+    assert!(parts(&memory.at_peak).contains(&("vllm", 100 << 10)));
 }
 
 #[test]
