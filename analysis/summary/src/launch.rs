@@ -336,7 +336,11 @@ mod tests {
     fn the_worst_rank_comes_first_and_the_median_is_a_rank() {
         let mut failed = rank(3, 5);
         failed.oom_count = 1;
-        let launch = LaunchSummary::of_ranks(vec![rank(0, 10), rank(1, 40), rank(2, 20), failed], Some(6), std::slice::from_ref(&(0..6)));
+        let launch = LaunchSummary::of_ranks(
+            vec![rank(0, 10), rank(1, 40), rank(2, 20), failed],
+            Some(6),
+            std::slice::from_ref(&(0..6)),
+        );
         assert_eq!(launch.ranks.iter().map(|rank| rank.rank).collect::<Vec<_>>(), [3, 1, 2, 0]);
         assert_eq!((launch.unrecorded_ranks_count, &launch.unrecorded_ranks[..]), (2, &[4, 5][..]));
         let imbalance = launch.imbalance.unwrap();
@@ -348,7 +352,11 @@ mod tests {
 
     #[test]
     fn a_job_may_claim_any_size() {
-        let launch = LaunchSummary::of_ranks(vec![rank(0, 10), rank(u32::MAX, 10)], Some(u32::MAX), std::slice::from_ref(&(0..u32::MAX)));
+        let launch = LaunchSummary::of_ranks(
+            vec![rank(0, 10), rank(u32::MAX, 10)],
+            Some(u32::MAX),
+            std::slice::from_ref(&(0..u32::MAX)),
+        );
         assert_eq!(launch.unrecorded_ranks_count, u64::from(u32::MAX) - 1);
         assert_eq!(launch.unrecorded_ranks.len(), LISTED_RANKS);
         assert!(!launch.imbalance.unwrap().matters());
