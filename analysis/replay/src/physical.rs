@@ -92,6 +92,10 @@ impl OwnerUsage {
         if self.largest == size {
             self.largest = self.largest_before;
         }
+        if self.allocations == 0 {
+            // All its allocations belong to others, so it never had memory.
+            (self.peak, self.largest) = (0, 0);
+        }
     }
 }
 
@@ -267,7 +271,8 @@ impl PhysicalMemory {
     }
 
     fn assign_handle_to_allocator(&mut self, handle: u64) {
-        if let Some(handle) = self.handles.get_mut(&handle) {
+        // Memory of other processes does not count for the allocator.
+        if let Some(handle) = self.handles.get_mut(&handle).filter(|h| h.allocation.kind == MemoryKind::Physical) {
             let before = handle.allocation;
             handle.allocation.owner = Owner::CachingAllocator;
             self.owner_changed(&before);
@@ -455,7 +460,8 @@ impl PhysicalMemory {
             }
         }
         self.mappings.insert(e.addr, (e.size, e.stream));
-        if self.mapped_segments.mapped(e.addr, e.size) {
+        // A library that stands before the driver can have created what PyTorch's allocator maps.
+        if self.mapped_segments.mapped(e.addr, e.size) || e.flags.contains(Flags::IN_ALLOCATOR) {
             self.assign_handle_to_allocator(e.stream);
         }
     }
