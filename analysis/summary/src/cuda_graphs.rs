@@ -12,7 +12,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::locations::{Locations, frame_summary};
-use crate::summary::FrameSummary;
+use crate::stack_summary::FrameSummary;
 
 /// The maximum number of graphs listed for one device.
 const GRAPHS: usize = 512;

@@ -10,7 +10,9 @@ use std::sync::Arc;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::summary::{FrameSummary, Totals, schema_text};
+use crate::memory_totals::Totals;
+use crate::schema_text::schema_text;
+use crate::stack_summary::FrameSummary;
 use memtrace_input::printable;
 use memtrace_insight::passes::{Category, Phase};
 use memtrace_insight::rules::CustomRules;

@@ -7,7 +7,8 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::diff::{CategoryChange, DiffPeak, LineChange};
-use crate::summary::{IssueSummary, StackSummary};
+use crate::issue_summary::IssueSummary;
+use crate::stack_summary::StackSummary;
 use memtrace_input::load::{Exit, RankSource};
 use memtrace_insight::passes::Phase;
 

@@ -4,7 +4,7 @@ use memtrace_trace::file::{Definitions, Frame};
 use memtrace_trace::generated::is_inductor_file;
 use memtrace_trace::ids::{ContextId, FrameId, StackId};
 
-use crate::summary::{FrameSummary, StackSummary};
+use crate::stack_summary::{FrameSummary, StackSummary};
 use memtrace_insight::rules::alloc_fn_rule;
 
 /// The maximum number of frames shown of one stack.

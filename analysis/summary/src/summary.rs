@@ -11,13 +11,16 @@ use serde::Serialize;
 
 use crate::cuda_graphs::CudaGraphsSummary;
 use crate::device_memory::DeviceMemorySummary;
+pub use crate::issue_summary::{HolderSummary, IssueSummary, OomForecastSummary};
 use crate::launch::LaunchSummary;
+pub use crate::memory_totals::Totals;
 use crate::pools::PoolSummary;
+pub(crate) use crate::schema_text::schema_text;
+pub use crate::stack_summary::{FrameSummary, StackSummary};
 use crate::step_estimate::StepEstimate;
 use crate::xla::XlaSummary;
 use memtrace_input::load::{Exit, SimulatedGpus, UnrecordableProcess};
 use memtrace_input::printable;
-use memtrace_insight::passes::diagnostics::LoopTurn;
 use memtrace_insight::passes::{Category, Phase};
 use memtrace_insight::rules::{CategoryRuleId, PhaseRuleId, RuleId};
 
@@ -163,57 +166,6 @@ pub struct ProcessSummary {
     pub notices: Vec<NoticeSummary>,
 }
 
-/// An issue: a diagnostic rule matched.
-#[derive(Clone, PartialEq, Debug, Serialize, JsonSchema)]
-pub struct IssueSummary {
-    /// The diagnostic rule that matched. docs/reference/diagnostics.md explains each rule.
-    pub rule: RuleId,
-    /// The device ordinal; -1 is the CPU.
-    pub device: i16,
-    /// The cost of the issue: the number of bytes that are held needlessly.
-    pub bytes: u64,
-    /// The issue in one line.
-    pub headline: String,
-    /// The measured facts on which the rule rests, one per entry.
-    pub evidence: Vec<String>,
-    /// The call stack of the line to change, or of the allocations that the issue is about. Absent if it is unknown.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub stack: Option<StackSummary>,
-    /// The suggested change to the program.
-    pub fix: String,
-    /// The number of bytes by which the fix would lower the peak. Absent if this run does not show it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub saves_bytes: Option<u64>,
-    /// When the device's memory would be full at the rate at which it filled. Absent if nothing grows, or if the
-    /// device's memory is unknown.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub forecast: Option<OomForecastSummary>,
-    /// The names of files in the run folder that show more, most informative first. For a reference cycle, these are
-    /// the pages with its objects (`--cycles`).
-    pub files: Vec<String>,
-    /// The Python paths that held these tensors (`--holders`), by bytes in descending order, when they held most. Absent
-    /// if none is known.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub held_by: Vec<HolderSummary>,
-    /// How to record more about this issue. Absent if there is nothing more to record.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub help: Option<String>,
-}
-
-/// Tensors that Python paths of one pattern hold.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
-pub struct HolderSummary {
-    /// The path, for example `__main__.history[*]`. `*` stands for keys and positions that differ.
-    pub path: String,
-    /// The number of tensors' storages.
-    pub tensors: u64,
-    /// Their size in bytes.
-    pub bytes: u64,
-    /// The data type and shape of the tensors, for example `int64[8, 1900]`. Absent if they differ or are unknown.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub shape: Option<String>,
-}
-
 /// What held the tensors of a device (`--holders`), at the scan after the explained out-of-memory error, or else at the
 /// last one with most of the memory.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
@@ -239,21 +191,6 @@ pub struct ScanSummary {
     pub objects: u64,
     /// Whether objects were left out because there are too many.
     pub is_partial: bool,
-}
-
-/// When a device's memory would be full at the rate at which it filled.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
-pub struct OomForecastSummary {
-    /// What one turn of the program's loop is.
-    pub turn: LoopTurn,
-    /// The number of turns until no memory is left.
-    pub turns: u64,
-    /// The duration of these turns in nanoseconds, as fast as the turns of this run. 0 if it is unknown.
-    pub duration_ns: u64,
-    /// The device memory that was free at the peaks of the last turns.
-    pub free_bytes: u64,
-    /// The growth per turn.
-    pub growth_bytes: u64,
 }
 
 /// A notice of the recorder.
@@ -361,7 +298,7 @@ pub struct DeviceSummary {
     /// The device memory of this process, by the library that allocated it from CUDA, by peak in descending order.
     pub owners: Vec<OwnerSummary>,
     /// The memory pools of JAX and CuPy. Absent if neither allocated memory.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pools: Vec<PoolSummary>,
     /// The device memory of other processes that this process opened (CUDA IPC), by the library that opened it. No
     /// other figure includes it: it counts for the process that allocated it.
@@ -401,19 +338,6 @@ pub struct UnmappedSegmentsSummary {
     pub times: u64,
     /// The libraries that unmapped the memory.
     pub unmapped_by: Vec<String>,
-}
-
-/// The totals of a device at one point in time, as `torch.cuda.memory_stats` counts them.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
-pub struct Totals {
-    /// The bytes of blocks in use by the program, rounded as the allocator rounds.
-    pub allocated_bytes: u64,
-    /// `allocated_bytes` and the bytes of freed blocks that streams still use.
-    pub active_bytes: u64,
-    /// The bytes of segments: the memory that the caching allocator holds from CUDA.
-    pub reserved_bytes: u64,
-    /// The bytes that the program requested for active blocks, without rounding.
-    pub requested_bytes: u64,
 }
 
 /// The memory of a device at one point in time, and the blocks that were allocated then.
@@ -785,33 +709,6 @@ pub struct ReplayedSetting {
     pub step_reserved_peak_bytes: Option<u64>,
 }
 
-/// A call stack.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
-pub struct StackSummary {
-    /// The line of the program's own code, and the innermost line if that is in a library, for example
-    /// `model.py:88 forward`. Empty if the stack is unknown.
-    pub location: String,
-    /// The autograd node that was running. Absent outside the backward pass.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub node: Option<String>,
-    /// The frames, innermost first. With `node`, these are the frames of the forward call that created the node.
-    pub frames: Vec<FrameSummary>,
-}
-
-/// A frame of a call stack, with the field names of PyTorch's snapshots.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
-pub struct FrameSummary {
-    /// The name of the function.
-    pub name: String,
-    /// The path of the source file. For native code without a known source file, the path of the object.
-    pub filename: String,
-    /// The line number; 0 if it is unknown.
-    pub line: u32,
-    /// Whether the frame is native code. Absent for Python frames.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub native: bool,
-}
-
 /// The allocations and frees of one phase.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
 pub struct PhaseSummary {
@@ -1077,13 +974,6 @@ pub struct CategoryRuleSummary {
     pub blocks: u64,
     /// The bytes of these blocks.
     pub bytes: u64,
-}
-
-/// A schema as text, exactly as its file stores it.
-pub(crate) fn schema_text(schema: &schemars::Schema) -> String {
-    let mut text = serde_json::to_string_pretty(schema).unwrap_or_default();
-    text.push('\n');
-    text
 }
 
 /// Losses that are events of the program which are missing from the traces.

@@ -129,7 +129,7 @@ impl Names {
                     // The folder of the run.
                     "path" if at.ends_with("run.path") => assert_eq!(b, "copy"),
                     // Whole names, whose number of words can differ.
-                    "filename" | "object" | "host" | "argv" | "command" => self.assert_one(a, b, at),
+                    "filename" | "object" | "host" | "hosts" | "argv" | "command" => self.assert_one(a, b, at),
                     // A notice has a path.
                     "text" if at.contains("notices") => {}
                     _ => self.assert_text(a, b, at),

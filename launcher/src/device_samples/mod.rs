@@ -6,6 +6,7 @@
 
 mod nvml;
 mod samples_file;
+mod source;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,9 +15,9 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use memtrace_analysis::RunFolder;
-use memtrace_analysis::load::SampledProcess;
 
 use self::samples_file::SamplesFile;
+use self::source::SampleSource;
 use crate::{gpu, host};
 
 /// The time between two samples.
@@ -25,28 +26,6 @@ const INTERVAL: Duration = Duration::from_secs(1);
 const LAST_SAMPLE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Names the library to load in the place of `libnvidia-ml.so.1`, also where there is no NVIDIA driver.
 const LIBRARY: &str = "MEMTRACE_NVML_LIBRARY";
-
-/// A device of this machine.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct SampledDevice {
-    pub(crate) index: u32,
-    pub(crate) pci: String,
-    pub(crate) name: String,
-    pub(crate) total_bytes: u64,
-    pub(crate) reserved_bytes: u64,
-}
-
-/// Where the samples come from.
-pub(crate) trait SampleSource {
-    /// The version of NVIDIA's driver.
-    fn driver(&self) -> String;
-    /// The devices.
-    fn devices(&self) -> Vec<SampledDevice>;
-    /// The bytes in use on a device, and its processes by pid. `None` if the device does not answer.
-    fn sample(&self, device: u32) -> Option<(u64, Vec<SampledProcess>)>;
-    /// The name of a process's program, empty if it is unknown.
-    fn process_name(&self, pid: u32) -> String;
-}
 
 /// The sampling thread. It ends with [`Sampler::finish`].
 #[derive(Debug)]
@@ -110,9 +89,11 @@ fn sample_until(source: &dyn SampleSource, folder: &RunFolder, stop: &Receiver<(
 
 #[cfg(test)]
 mod tests {
+    use super::source::SampledDevice;
     use super::*;
     use std::cell::Cell;
 
+    use memtrace_analysis::load::SampledProcess;
     use memtrace_analysis::load::{DEVICE_SAMPLES_FILE, DeviceSamples};
     use memtrace_trace::file::Budget;
 

@@ -6,7 +6,7 @@ use memtrace_analysis::load::SampledProcess;
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::struct_wrappers::device::ProcessInfo;
 
-use super::{SampleSource, SampledDevice};
+use super::source::{SampleSource, SampledDevice};
 
 /// The name of NVML's library. The driver installs it. `libnvidia-ml.so` can be a stub of the CUDA toolkit.
 const LIBRARY: &str = "libnvidia-ml.so.1";

@@ -9,7 +9,7 @@ use memtrace_analysis::load::{
 };
 use memtrace_analysis::{RunFolder, printable};
 
-use super::SampledDevice;
+use super::source::SampledDevice;
 
 /// The longest name of a process, in characters.
 const MAX_NAME: usize = 64;

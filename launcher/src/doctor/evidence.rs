@@ -76,8 +76,8 @@ impl EventCounts {
             self.with_node += u64::from(node.is_some());
             self.with_forward += u64::from(node.is_some_and(|n| !n.forward.is_none()));
         }
-        // Ranges that the program named are not allocations and have no stack.
-        if e.action == Action::Totals || e.source == Source::Label {
+        // Ranges that the program named and readings of a device are not allocations and have no stack.
+        if matches!(e.action, Action::Totals | Action::DeviceUsage) || e.source == Source::Label {
             return;
         }
         let kind = if e.stack.is_none() { 0 } else { kinds.get(e.stack.index()).copied().unwrap_or(UNDEFINED) };

@@ -1,0 +1,74 @@
+//! Issues in the results of the analysis.
+
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use crate::stack_summary::StackSummary;
+use memtrace_insight::passes::diagnostics::LoopTurn;
+use memtrace_insight::rules::RuleId;
+
+/// An issue: a diagnostic rule matched.
+#[derive(Clone, PartialEq, Debug, Serialize, JsonSchema)]
+pub struct IssueSummary {
+    /// The diagnostic rule that matched. docs/reference/diagnostics.md explains each rule.
+    pub rule: RuleId,
+    /// The device ordinal; -1 is the CPU.
+    pub device: i16,
+    /// The cost of the issue: the number of bytes that are held needlessly.
+    pub bytes: u64,
+    /// The issue in one line.
+    pub headline: String,
+    /// The measured facts on which the rule rests, one per entry.
+    pub evidence: Vec<String>,
+    /// The call stack of the line to change, or of the allocations that the issue is about. Absent if it is unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stack: Option<StackSummary>,
+    /// The suggested change to the program.
+    pub fix: String,
+    /// The number of bytes by which the fix would lower the peak. Absent if this run does not show it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub saves_bytes: Option<u64>,
+    /// When the device's memory would be full at the rate at which it filled. Absent if nothing grows, or if the
+    /// device's memory is unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub forecast: Option<OomForecastSummary>,
+    /// The names of files in the run folder that show more, most informative first. For a reference cycle, these are
+    /// the pages with its objects (`--cycles`).
+    pub files: Vec<String>,
+    /// The Python paths that held these tensors (`--holders`), by bytes in descending order, when they held most. Absent
+    /// if none is known.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub held_by: Vec<HolderSummary>,
+    /// How to record more about this issue. Absent if there is nothing more to record.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub help: Option<String>,
+}
+
+/// Tensors that Python paths of one pattern hold.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
+pub struct HolderSummary {
+    /// The path, for example `__main__.history[*]`. `*` stands for keys and positions that differ.
+    pub path: String,
+    /// The number of tensors' storages.
+    pub tensors: u64,
+    /// Their size in bytes.
+    pub bytes: u64,
+    /// The data type and shape of the tensors, for example `int64[8, 1900]`. Absent if they differ or are unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shape: Option<String>,
+}
+
+/// When a device's memory would be full at the rate at which it filled.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+pub struct OomForecastSummary {
+    /// What one turn of the program's loop is.
+    pub turn: LoopTurn,
+    /// The number of turns until no memory is left.
+    pub turns: u64,
+    /// The duration of these turns in nanoseconds, as fast as the turns of this run. 0 if it is unknown.
+    pub duration_ns: u64,
+    /// The device memory that was free at the peaks of the last turns.
+    pub free_bytes: u64,
+    /// The growth per turn.
+    pub growth_bytes: u64,
+}
