@@ -87,6 +87,7 @@ fn main() {
             cycles: !names,
             holders: names,
             pools: if names { Pools::Read } else { Pools::Keep },
+            device_usage: names,
             filters: 2,
         };
         put("session", name, options.encode().as_bytes());

@@ -645,6 +645,9 @@ pub(crate) struct Run {
     /// Do not read the program's objects: record no names of tensors and modules, and no module calls
     #[arg(long)]
     pub(crate) no_names: bool,
+    /// Do not ask the driver and NVML how much of the GPUs' memory is in use
+    #[arg(long)]
+    pub(crate) no_device_usage: bool,
     /// Write the objects of reference cycles that held tensors to cycle-N.html; this adds a function to gc.callbacks
     ///
     /// While the garbage collector runs, memtrace sets gc.DEBUG_SAVEALL. It reads what was found, and frees it in the same

@@ -65,6 +65,8 @@ pub struct Options {
     pub holders: bool,
     /// What happens to the memory pools of JAX and CuPy.
     pub pools: Pools,
+    /// Whether the driver is asked how much of a device's memory is in use.
+    pub device_usage: bool,
     /// The number of seccomp filters under which the launcher runs.
     pub filters: u32,
 }
@@ -100,8 +102,9 @@ impl Options {
         let cycles = if self.cycles { ";cycles=on" } else { "" };
         let holders = if self.holders { ";holders=on" } else { "" };
         let pools = if self.pools == Pools::Keep { String::new() } else { format!(";pools={}", self.pools.name()) };
+        let usage = if self.device_usage { "" } else { ";usage=off" };
         format!(
-            "{};cpu={cpu};stacks={stacks};filters={}{names}{cycles}{holders}{pools}{folder}",
+            "{};cpu={cpu};stacks={stacks};filters={}{names}{cycles}{holders}{pools}{usage}{folder}",
             self.token, self.filters
         )
     }
@@ -120,6 +123,7 @@ impl Options {
             cycles: false,
             holders: false,
             pools: Pools::default(),
+            device_usage: true,
             filters: 0,
         };
         for (key, value) in parts.filter_map(|p| p.split_once('=')) {
@@ -132,6 +136,7 @@ impl Options {
                 "cycles" => options.cycles = value == "on",
                 "holders" => options.holders = value == "on",
                 "pools" => options.pools = Pools::parse(value).unwrap_or_default(),
+                "usage" => options.device_usage = value != "off",
                 _ => {}
             }
         }
@@ -173,7 +178,18 @@ mod tests {
             let (folder, cycles) = (names.then(|| PathBuf::from("/runs; of/ü=1")), names);
             let token = "0123abcd".into();
             let pools = if names { Pools::Off } else { Pools::Read };
-            let options = Options { token, cpu, stacks, names, folder, cycles, holders: !names, pools, filters: 3 };
+            let options = Options {
+                token,
+                cpu,
+                stacks,
+                names,
+                folder,
+                cycles,
+                holders: !names,
+                pools,
+                device_usage: names,
+                filters: 3,
+            };
             assert_eq!(Options::parse(&options.encode()), Some(options));
         }
         assert_eq!(Options::parse(""), None);

@@ -148,6 +148,9 @@ fn read_if_recorded(cause: impl FnOnce(&mut Guard) -> Cause) {
 /// Takes a reading and writes its event. The first one of a device also writes that of its context's creation.
 #[cold]
 fn read(guard: &mut Guard, device: i16, cause: Cause) {
+    if !guard.process().options.device_usage {
+        return;
+    }
     let Some((readings, index)) = readings(device).zip(usize::try_from(device).ok()) else { return };
     // The driver answers for the current device only.
     if current_device() != device {

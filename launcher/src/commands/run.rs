@@ -113,6 +113,7 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
         cycles: run.cycles,
         holders: run.holders,
         pools: run.pools.into(),
+        device_usage: !run.no_device_usage,
         filters,
     };
     // SAFETY: no other thread of this process runs. The checks before start none, and with a small stack limit the first
@@ -126,7 +127,7 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
     // others are recorded nevertheless.
     let watch = ProcessWatch::start(CommandEnvironment { library: library.path.clone(), filters }).ok();
     // A dry run uses no GPU of this machine.
-    let sampler = if simulation.is_none() { Sampler::start(Arc::clone(&folder)) } else { None };
+    let sampler = if simulation.is_none() && !run.no_device_usage { Sampler::start(Arc::clone(&folder)) } else { None };
 
     if !run.quiet && std::io::stderr().is_terminal() {
         // One line, which stays: the program may draw its own progress.

@@ -171,6 +171,7 @@ fn connections(mut command: Command) -> usize {
         cycles: false,
         holders: false,
         pools: Pools::Keep,
+        device_usage: true,
         filters: 0,
     };
     let mut child = command.env("LD_PRELOAD", library()).env(ENV, options.encode()).spawn().unwrap();

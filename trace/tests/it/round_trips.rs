@@ -298,7 +298,7 @@ proptest! {
         let cpu = [Cpu::Auto, Cpu::Always, Cpu::Never][cpu];
         let stacks = [Stacks::Python, Stacks::Native, Stacks::Both, Stacks::None][stacks];
         let (cycles, folder) = (!names, folder.map(Into::into));
-        let options = Options { token, cpu, stacks, names, folder, cycles, holders: names, pools: Pools::Read, filters: generation };
+        let options = Options { token, cpu, stacks, names, folder, cycles, holders: names, pools: Pools::Read, device_usage: names, filters: generation };
         prop_assert_eq!(Options::parse(&options.encode()), Some(options));
     }
 }

@@ -64,7 +64,8 @@ impl Scenario {
         std::fs::create_dir(&tmp).unwrap();
         std::fs::create_dir(&mounted).unwrap();
         let run = if disk.is_some() { mounted.join("run") } else { folder.path().join("run") };
-        let traced = traced.option("--quiet").env("SIMCUDA_LEDGER", folder.path().join("ledger"));
+        let traced =
+            traced.option("--quiet").option("--no-device-usage").env("SIMCUDA_LEDGER", folder.path().join("ledger"));
         let traced = traced.env(SCENARIO, &name).env("TMPDIR", &tmp);
         let traced = traced.env("WALL_CLOCK_STEP", folder.path().join("wall-clock-step"));
         let mut command = traced.prepare(under_memtrace.then_some(run.as_path()));
