@@ -138,9 +138,8 @@ impl Kernels {
             Kernels::CudnnRecurrent | Kernels::CudnnRecurrentBackward => 308 * MIB,
             // 206 MiB with the first decomposition, of which 96 MiB are a handle's.
             Kernels::Cusolver => 110 * MIB,
-            // H200: 490 MiB, of which 390 MiB are buffers.
-            Kernels::Nccl => 100 * MIB,
-            Kernels::Other | Kernels::Cufft => self.lazy_bytes(),
+            // H200: 490 MiB with NCCL, of which 390 MiB are buffers: about what lazy loading takes.
+            Kernels::Nccl | Kernels::Other | Kernels::Cufft => self.lazy_bytes(),
         }
     }
 }

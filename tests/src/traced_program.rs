@@ -68,6 +68,9 @@ pub fn with_default_signals(command: &mut Command) {
     unsafe { command.pre_exec(reset) };
 }
 
+/// The option that leaves out readings of the memory in use on devices.
+const NO_DEVICE_USAGE: &str = "--no-device-usage";
+
 /// A program to run under memtrace.
 #[derive(Clone, Debug)]
 pub struct TracedProgram {
@@ -75,6 +78,7 @@ pub struct TracedProgram {
     env: Vec<(OsString, OsString)>,
     options: Vec<OsString>,
     sim: bool,
+    device_usage: bool,
 }
 
 /// A finished run.
@@ -91,13 +95,20 @@ impl TracedProgram {
     pub fn python(program: &str, args: &[&str]) -> TracedProgram {
         let mut command: Vec<OsString> = vec![python().into(), root().join("tests/programs").join(program).into()];
         command.extend(args.iter().map(Into::into));
-        TracedProgram { command, env: Vec::new(), options: Vec::new(), sim: true }
+        TracedProgram { command, env: Vec::new(), options: Vec::new(), sim: true, device_usage: true }
     }
 
     /// Any command.
     pub fn command<S: AsRef<OsStr>>(command: &[S]) -> TracedProgram {
         let command = command.iter().map(|s| s.as_ref().to_owned()).collect();
-        TracedProgram { command, env: Vec::new(), options: Vec::new(), sim: false }
+        TracedProgram { command, env: Vec::new(), options: Vec::new(), sim: false, device_usage: false }
+    }
+
+    /// Records readings of the memory in use on devices too. Programs that are not Python are recorded without them, so that their
+    /// events are the calls that they make.
+    pub fn with_device_usage(mut self) -> TracedProgram {
+        self.device_usage = true;
+        self
     }
 
     /// Runs the command through `scripts/sim`.
@@ -144,6 +155,9 @@ impl TracedProgram {
             words.push("-o".into());
             words.push(dir.into());
             words.extend(self.options.iter().cloned());
+            if !self.device_usage && !self.sim && !self.options.iter().any(|option| option == NO_DEVICE_USAGE) {
+                words.push(NO_DEVICE_USAGE.into());
+            }
             words.push("--".into());
         }
         words.extend(self.command.iter().cloned());

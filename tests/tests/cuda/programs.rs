@@ -22,7 +22,7 @@ const NONE: &[&str] = &[];
 fn compare(command: &[&OsStr], prepare: impl Fn(TracedProgram) -> TracedProgram) -> (Run, Reader) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("ledger");
-    let traced = prepare(with_simcuda(command));
+    let traced = prepare(with_simcuda(command).with_device_usage());
     let alone = traced.run_alone();
     let run = traced.env("SIMCUDA_LEDGER", &path).run();
     run.assert_ended_well();

@@ -188,7 +188,7 @@ fn doctor_checks_a_training_run() {
     };
     let has = |e: &Event, flags| e.flags.contains(flags);
     let blocks = |e: &Event| e.source == Source::Torch && e.action == Action::Alloc;
-    let is_counted = |e: &Event| e.action != Action::Totals && e.source != Source::Label;
+    let is_counted = |e: &Event| !matches!(e.action, Action::Totals | Action::DeviceUsage) && e.source != Source::Label;
     let backward = |e: &Event| e.source.is_torch() && has(e, Flags::IN_BACKWARD) && is_counted(e);
     let figures = [
         ("CUDA driver", number(&events, |e| e.source == Source::Driver)),
