@@ -160,9 +160,10 @@ impl Kernels {
             Kernels::CudnnRecurrent | Kernels::CudnnRecurrentBackward => 308 * MIB,
             // 206 MiB with the first decomposition, of which 96 MiB are a handle's.
             Kernels::Cusolver => 110 * MIB,
-            // H200: 490 MiB, of which 390 MiB are buffers.
-            Kernels::Nccl => 100 * MIB,
-            Kernels::Other | Kernels::Cufft | Kernels::NcclOtherRank | Kernels::NcclFirstRank => self.lazy_bytes(),
+            // The same; NCCL on an H200: 6 MiB less.
+            Kernels::Other | Kernels::Cufft | Kernels::Nccl | Kernels::NcclOtherRank | Kernels::NcclFirstRank => {
+                self.lazy_bytes()
+            }
         }
     }
 }
@@ -246,10 +247,7 @@ mod tests {
         for (number, kernels) in Kernels::ALL.into_iter().enumerate() {
             assert_eq!(Kernels::from_number(number as u32), Some(kernels));
             assert_eq!(kernels as usize, number);
-            assert!(
-                kernels.eager_bytes() + 4 * MIB >= kernels.lazy_bytes(),
-                "eager loading loads what lazy loading does"
-            );
+            assert!(kernels.eager_bytes() >= kernels.lazy_bytes(), "eager loading loads what lazy loading does");
         }
         assert_eq!(Kernels::from_number(Kernels::ALL.len() as u32), None);
     }
