@@ -4,7 +4,7 @@ use super::INVALID;
 use crate::device_memory::MappedMemory;
 use crate::support::{load, takes_memory};
 use simcuda::exchange::Exchange;
-use simcuda::library_memory::{Kernels, NCCL_BUFFER_BYTES, nccl_buffers};
+use simcuda::library_memory::{Kernels, NCCL_BUFFER_BYTES, NCCL_BUFFERS};
 use simcuda::out::Out;
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::fs::File;
@@ -48,10 +48,10 @@ impl Communicator {
     /// Allocates the buffers of the communicator. `None` if the device has too little memory.
     fn with_buffers(mut self) -> Option<Self> {
         if takes_memory() {
-            let count = nccl_buffers(self.rank, self.size);
-            self.buffers = (0..count).map(|_| MappedMemory::allocate(NCCL_BUFFER_BYTES)).collect::<Option<_>>()?;
+            self.buffers =
+                (0..NCCL_BUFFERS).map(|_| MappedMemory::allocate(NCCL_BUFFER_BYTES)).collect::<Option<_>>()?;
         }
-        load(Kernels::Nccl).then_some(self)
+        load(Kernels::of_rank(self.rank, self.size)).then_some(self)
     }
 
     /// The connection to the other ranks, if parts of so many bytes are exchanged.
