@@ -98,7 +98,7 @@ impl Case {
         std::fs::create_dir(&folder)?;
         let (run, counts, oracle) = (folder.join("run"), folder.join("callgrind"), folder.join("oracle"));
         let mut command = Command::new(&places.memtrace);
-        command.args(["--quiet", "--no-snapshot", "-o"]).arg(&run).args(self.options).arg("--");
+        command.args(["--quiet", "--no-snapshot", "--no-device-usage", "-o"]).arg(&run).args(self.options).arg("--");
         command.args(["valgrind", "--tool=callgrind", "--instr-atstart=no"]);
         command.args(["--dump-instr=yes", "--compress-strings=no", "--compress-pos=no"]);
         command.arg(format!("--callgrind-out-file={}", counts.display()));
