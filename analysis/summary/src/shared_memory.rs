@@ -1,5 +1,5 @@
-//! Finds who holds device memory of whom (CUDA IPC): matches what a process opened with what other processes of the launch
-//! had allocated.
+//! Finds device memory that one process allocated and another opened (CUDA IPC): matches what a process opened with
+//! what other processes of the launch had allocated.
 //!
 //! The driver reports the size of an opened allocation, but not its owner. A process is taken for the exporter if it alone
 //! had memory of exactly this size on this GPU when the memory was opened. Otherwise the exporter stays unknown. The pass

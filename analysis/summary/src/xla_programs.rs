@@ -56,7 +56,7 @@ fn peak_summary(peak: &XlaPeak, directory: Option<&Path>) -> XlaPeakSummary {
     for buffer in &peak.buffers {
         let name = if is_argument(buffer) { argument_name(&buffer.operation) } else { String::new() };
         let location = own_frame(&buffer.frames).map(|frame| location(frame, directory)).unwrap_or_default();
-        // What has no line is told apart by its operation.
+        // The operation distinguishes what has no line.
         let name = if name.is_empty() && location.is_empty() { buffer.operation.clone() } else { name };
         let line = lines.entry((buffer.kind, location, name)).or_default();
         line.bytes = line.bytes.saturating_add(buffer.live.size_bytes);
