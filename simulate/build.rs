@@ -47,4 +47,10 @@ fn pack_row<'a>(column: &dyn Fn(&str) -> &'a Value, records: &mut Vec<u8>) {
     for name in ["forward", "backward_input", "backward_weight"] {
         records.extend((number(name) as u32).to_le_bytes());
     }
+    let benchmarked = column("benchmarked").as_array();
+    records.push(u8::from(benchmarked.is_some()));
+    for bytes in benchmarked.into_iter().flatten() {
+        // Some have more than 4 GiB.
+        records.extend(&bytes.as_u64().expect("a number").to_le_bytes()[..5]);
+    }
 }

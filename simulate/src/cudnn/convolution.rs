@@ -6,6 +6,9 @@
 //! ones (`simulate/measurements/convolutions.py`). The workspace of a convolution is that of the most similar measured
 //! one, adapted to its sizes. A measured one gets what was measured. A test leaves out one model after another and
 //! states the error for the convolutions of the model that is left out.
+//!
+//! A framework that tries algorithms (`torch.backends.cudnn.benchmark`) allocates the largest workspace of those that it
+//! tries. That was measured for 3,635 of the convolutions.
 
 use super::element_bytes;
 use std::sync::OnceLock;
@@ -102,9 +105,14 @@ impl Convolution {
         })
     }
 
-    /// The workspace that cuDNN requests.
+    /// The workspace of the algorithm that cuDNN's heuristics choose.
     pub fn workspace(&self) -> Workspace {
-        estimate(self, measurements())
+        estimate(self, Measured::chosen, measurements())
+    }
+
+    /// The largest workspace of the algorithms that PyTorch tries with `torch.backends.cudnn.benchmark`.
+    pub fn benchmarked_workspace(&self) -> Workspace {
+        estimate(self, Measured::benchmarked, measurements().iter().filter(|row| row.benchmarked_bytes.is_some()))
     }
 }
 
@@ -184,10 +192,19 @@ struct Measured {
     convolution: Convolution,
     features: Features,
     bytes: u64,
+    /// The bytes of the largest workspace of the algorithms that PyTorch tries, where that was measured.
+    benchmarked_bytes: Option<u64>,
 }
 
+/// A workspace of a measured convolution: `None` as it was measured, else adapted to tensors of other sizes.
+type WorkspaceOf = fn(&Measured, Option<Tensors>) -> u64;
+
 /// The workspace of the most similar convolution, adapted to the sizes of this one. 0 if none is of its kind.
-fn estimate<'a>(convolution: &Convolution, measured: impl IntoIterator<Item = &'a Measured>) -> Workspace {
+fn estimate<'a>(
+    convolution: &Convolution,
+    workspace_of: WorkspaceOf,
+    measured: impl IntoIterator<Item = &'a Measured>,
+) -> Workspace {
     let features = Features::of(convolution);
     let Some(tensors) = convolution.tensors() else { return Workspace::default() };
     let same_kind = measured.into_iter().filter(|other| other.features.kind == features.kind);
@@ -195,10 +212,11 @@ fn estimate<'a>(convolution: &Convolution, measured: impl IntoIterator<Item = &'
     if let Some((_, same)) =
         similar.iter().find(|(distance, other)| *distance == 0.0 && other.convolution == *convolution)
     {
-        return Workspace { bytes: same.bytes, measured: true, range: [same.bytes; 2] };
+        let bytes = workspace_of(same, None);
+        return Workspace { bytes, measured: true, range: [bytes; 2] };
     }
     similar.sort_by(|(a, _), (b, _)| a.total_cmp(b));
-    let suggested = || similar.iter().take(SIMILAR).map(|(_, other)| other.adapted_to(tensors));
+    let suggested = || similar.iter().take(SIMILAR).map(|(_, other)| workspace_of(other, Some(tensors)));
     Workspace {
         bytes: suggested().next().unwrap_or(0),
         measured: false,
@@ -210,6 +228,19 @@ fn estimate<'a>(convolution: &Convolution, measured: impl IntoIterator<Item = &'
 const SMALL: u64 = 3000;
 
 impl Measured {
+    /// The workspace of the algorithm that the heuristics choose.
+    fn chosen(&self, tensors: Option<Tensors>) -> u64 {
+        tensors.map_or(self.bytes, |tensors| self.adapted_to(tensors))
+    }
+
+    /// The largest workspace of the algorithms that PyTorch tries, in proportion to all tensors: the largest are those of
+    /// Fourier transforms.
+    fn benchmarked(&self, tensors: Option<Tensors>) -> u64 {
+        let bytes = self.benchmarked_bytes.unwrap_or(0);
+        let Some((new, own)) = tensors.zip(self.convolution.tensors()) else { return bytes };
+        (bytes as f64 * new.sets()[0] as f64 / own.sets()[0].max(1) as f64) as u64
+    }
+
     /// The workspace for tensors of other sizes: copies of the same tensors, and partial sums in proportion to the
     /// filter, or to all tensors if that is less.
     fn adapted_to(&self, tensors: Tensors) -> u64 {
@@ -298,6 +329,12 @@ impl Records {
         for bytes in &mut workspaces {
             *bytes = self.number(4)?;
         }
+        let mut benchmarked = [None; 3];
+        if self.number(1)? != 0 {
+            for bytes in &mut benchmarked {
+                *bytes = Some(self.number(5)?);
+            }
+        }
         let mut index = 0;
         Some(operations.map(|operation| {
             let convolution = Convolution {
@@ -316,8 +353,10 @@ impl Records {
                 dilation,
                 padded: padding != [0; DIMENSIONS],
             };
+            let features = Features::of(&convolution);
+            let (bytes, benchmarked_bytes) = (workspaces[index], benchmarked[index]);
             index += 1;
-            Measured { features: Features::of(&convolution), convolution, bytes: workspaces[index - 1] }
+            Measured { features, convolution, bytes, benchmarked_bytes }
         }))
     }
 }
@@ -374,7 +413,11 @@ mod tests {
         let estimated = chosen.map(|index| {
             let others = all.iter().enumerate().filter(|(n, _)| source(*n) != source(index)).map(|(_, row)| row);
             let row = &all[index];
-            (row.bytes, estimate(&row.convolution, others), row.convolution.tensors().unwrap().sets()[0])
+            (
+                row.bytes,
+                estimate(&row.convolution, Measured::chosen, others),
+                row.convolution.tensors().unwrap().sets()[0],
+            )
         });
         estimated.collect()
     }
@@ -397,5 +440,28 @@ mod tests {
         };
         let inside = rows.iter().filter(within).count();
         assert!(inside * 10 >= rows.len() * 9, "{inside} of {} are in the range", rows.len());
+    }
+
+    #[test]
+    fn the_largest_workspace_of_a_model_with_benchmarks_is_estimated() {
+        let sources = measurements::rows("convolutions");
+        let model =
+            |index: usize| (sources[index / 3]["source"].as_str().unwrap(), sources[index / 3]["data_type"].as_str());
+        let all = super::measurements();
+        let benchmarked = || all.iter().enumerate().filter(|(_, row)| row.benchmarked_bytes.is_some());
+        assert!(benchmarked().count() > 10_000);
+        let mut largest: std::collections::BTreeMap<_, (u64, [u64; 2])> = Default::default();
+        for (index, row) in benchmarked().filter(|(index, _)| model(*index).0 != "random").step_by(2) {
+            let others = benchmarked().filter(|(n, _)| model(*n).0 != model(index).0).map(|(_, row)| row);
+            let found = estimate(&row.convolution, Measured::benchmarked, others);
+            let (bytes, range) = largest.entry(model(index)).or_default();
+            *bytes = row.benchmarked_bytes.unwrap().max(*bytes);
+            *range = [range[0].max(found.range[0]), range[1].max(found.range[1])];
+        }
+        let inside =
+            largest.values().filter(|(bytes, [low, high])| (low - low / 50..=high + high / 50).contains(bytes));
+        let inside = inside.count();
+        assert!(largest.len() > 30, "{}", largest.len());
+        assert!(inside * 10 >= largest.len() * 9, "{inside} of {}: {largest:?}", largest.len());
     }
 }

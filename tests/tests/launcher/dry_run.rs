@@ -17,11 +17,15 @@ fn dry_run(folder: &Path, options: &[&str], argument: &str) -> Output {
 
 /// A dry run of a program of `tests/programs/launcher`, in a folder.
 fn dry_run_of(program: &str, folder: &Path, options: &[&str], arguments: &[&str]) -> Output {
+    output(&mut dry_run_command(program, folder, options, arguments))
+}
+
+fn dry_run_command(program: &str, folder: &Path, options: &[&str], arguments: &[&str]) -> Command {
     // For the Python of the test environment.
     let mut command = Command::new(root().join("scripts/sim"));
     command.current_dir(folder).arg(memtrace()).arg("dry-run").args(options);
     command.arg("--").arg(python()).arg(root().join("tests/programs/launcher").join(program)).args(arguments);
-    output(&mut command)
+    command
 }
 
 fn json(bytes: &[u8]) -> Value {
@@ -105,31 +109,70 @@ fn a_rank_that_waits_for_one_that_left_gets_an_error_of_nccl() {
 }
 
 mod exhaustive {
+    use super::*;
+
     #[test]
     fn eight_ranks_share_a_model() {
-        super::run_node(8);
+        run_node(8);
+    }
+
+    /// The report has the peak that a release of PyTorch counts itself, and the workspaces that were measured.
+    #[track_caller]
+    fn check_release(torch: &str) {
+        let folder = tempfile::tempdir().unwrap();
+        let run = |program: &str, argument: &str| {
+            let mut command = dry_run_command(program, folder.path(), &["--gpu", "h100", "-o", program], &[argument]);
+            let output = output(command.env("SIM_TORCH", torch));
+            assert!(output.status.success(), "{torch}: {}", stderr(&output));
+            let summary = json(&std::fs::read(folder.path().join(program).join("summary.json")).unwrap());
+            (output.stdout, summary)
+        };
+        let (theirs, summary) = run("dry_run.py", "4");
+        let theirs = json(&theirs);
+        assert_eq!(summary["processes"][0]["devices"][0]["highest"]["allocated_bytes"], theirs["peak"], "{torch}");
+        let (_, summary) = run("convolution.py", "16");
+        assert_eq!(summary["run"]["simulated"]["workspaces"]["estimated"], 0, "{torch}");
+    }
+
+    #[test]
+    fn the_oldest_release_of_pytorch() {
+        check_release("2.4.1");
+    }
+
+    #[test]
+    fn a_release_of_pytorch_in_between() {
+        check_release("2.7.1");
+    }
+
+    #[test]
+    fn the_newest_release_of_pytorch() {
+        check_release("2.15.0");
     }
 }
 
 #[test]
 fn the_range_of_estimated_workspaces_of_cudnn_is_in_the_report() {
     let folder = tempfile::tempdir().unwrap();
-    let workspaces = |images: &str| {
-        let output = dry_run_of("convolution.py", folder.path(), &["--gpu", "h100", "-o", images], &[images]);
-        let summary = json(&std::fs::read(folder.path().join(images).join("summary.json")).unwrap());
-        assert!(!folder.path().join(images).join(".simulated").exists());
+    let workspaces = |arguments: &[&str]| {
+        let name = arguments.join("-");
+        let output = dry_run_of("convolution.py", folder.path(), &["--gpu", "h100", "-o", &name], arguments);
+        let summary = json(&std::fs::read(folder.path().join(&name).join("summary.json")).unwrap());
+        assert!(!folder.path().join(&name).join(".simulated").exists());
         (stderr(&output), summary["run"]["simulated"]["workspaces"].clone())
     };
     let sentence = "convolutions are estimates: on a GPU,";
     // This convolution was measured for 16 images.
-    let (report, measured) = workspaces("16");
+    let (report, measured) = workspaces(&["16"]);
     assert!(!report.contains(sentence), "{report}");
     assert_eq!(measured, serde_json::json!({"convolutions": 3, "estimated": 0, "above_bytes": 0, "below_bytes": 0}));
-    let (report, estimated) = workspaces("24");
+    let (report, estimated) = workspaces(&["24"]);
     let report = report.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(report.contains(&format!("cuDNN workspaces of 3 of 3 {sentence} the peak can be")), "{report}");
     assert_eq!((&estimated["convolutions"], &estimated["estimated"]), (&Value::from(3), &Value::from(3)));
     assert!(estimated["above_bytes"].as_u64() > Some(1 << 20), "{estimated}");
+    let (_, tried) = workspaces(&["24", "benchmark"]);
+    assert_eq!((&tried["convolutions"], &tried["estimated"]), (&Value::from(3), &Value::from(3)));
+    assert!(tried["above_bytes"].as_u64() > estimated["above_bytes"].as_u64(), "{tried}");
 }
 
 #[test]

@@ -62,7 +62,7 @@ struct Figures {
     total_bytes: u64,
     /// The phase of the peak.
     phase: String,
-    /// What no allocator had reserved at the peak of reserved memory.
+    /// What was free on the device at the most memory in use, by all libraries and processes.
     free_bytes: u64,
 }
 
@@ -346,13 +346,15 @@ fn worst_device(summary: &Value, context_bytes: u64) -> Option<Figures> {
     let figures = devices(summary).filter(|device| device["device"].as_i64() >= Some(0)).map(|device| {
         let number = |path: &str| device.pointer(path).and_then(Value::as_u64).unwrap_or(0);
         let (reserved_bytes, total_bytes) = (number("/highest/reserved_bytes"), number("/total_bytes"));
+        // Kernels and libraries take memory beside the context and what PyTorch reserved.
+        let used_bytes = number("/device_memory/at_peak/used_bytes").max(reserved_bytes + context_bytes);
         Figures {
             device: device["device"].as_i64().unwrap_or(0),
             allocated_bytes: number("/highest/allocated_bytes"),
             reserved_bytes,
             total_bytes,
             phase: device.pointer("/peak/phase").and_then(Value::as_str).unwrap_or("unknown").to_owned(),
-            free_bytes: total_bytes.saturating_sub(reserved_bytes + context_bytes),
+            free_bytes: total_bytes.saturating_sub(used_bytes),
         }
     });
     figures.min_by_key(|figures| (figures.free_bytes, std::cmp::Reverse(figures.allocated_bytes)))
@@ -381,6 +383,21 @@ fn out_of_memory(summary: &Value) -> Option<Outcome> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_free_is_beside_all_memory_in_use() {
+        let device = |used: Option<u64>| {
+            let memory = used.map(|used| serde_json::json!({"at_peak": {"used_bytes": used}}));
+            serde_json::json!({"processes": [{"devices": [{
+                "device": 0, "total_bytes": 1000, "highest": {"allocated_bytes": 500, "reserved_bytes": 600},
+                "device_memory": memory,
+            }]}]})
+        };
+        let free = |used| worst_device(&device(used), 100).unwrap().free_bytes;
+        assert_eq!(free(Some(850)), 150);
+        assert_eq!(free(Some(650)), 300, "the last reading is from before the peak");
+        assert_eq!(free(None), 300);
+    }
 
     fn largest(low: u64, high: u64, limit: u64) -> (Largest, usize) {
         let mut tries = 0;

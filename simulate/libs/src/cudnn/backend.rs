@@ -2,8 +2,7 @@
 //!
 //! Only convolutions are known. A descriptor that is made from others is about the same convolution as they are: an
 //! operation, the graph of the operation, the heuristics for the graph, an engine configuration, and at the end a plan.
-//! The heuristics offer two configurations, without notes or knobs: one with the workspace that a real cuDNN requests,
-//! and one without a workspace, for programs for whose memory the first is too large. Every other number that a program
+//! The heuristics offer a configuration of each [`Algorithm`], without notes or knobs. Every other number that a program
 //! requests is 0.
 
 use super::{INVALID, estimates, fixed_workspace};
@@ -73,6 +72,28 @@ struct Movement {
     paddings: Vec<i64>,
 }
 
+/// The algorithm of an engine configuration.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub(super) enum Algorithm {
+    /// The one that the heuristics of a real cuDNN name first.
+    #[default]
+    Chosen,
+    /// One without a workspace, for programs for whose memory the first one's is too large.
+    Frugal,
+    /// The one with the largest workspace of those that a program tries which looks for the fastest.
+    Tried,
+}
+
+/// In the order of the heuristics: a program that does not try all takes the first for which it has the memory.
+const ALGORITHMS: [Algorithm; 3] = [Algorithm::Chosen, Algorithm::Frugal, Algorithm::Tried];
+
+impl Algorithm {
+    /// The launches of one run. The clock of the simulation counts calls, so that the chosen one is the fastest.
+    fn launches(self) -> usize {
+        if self == Algorithm::Chosen { 1 } else { 16 }
+    }
+}
+
 /// The object to which a `cudnnBackendDescriptor_t` points.
 #[derive(Default)]
 struct Descriptor {
@@ -84,8 +105,8 @@ struct Descriptor {
     operands: (Option<Operation>, Movement, [Shape; 3]),
     /// What it is about. Not known before an operation is finalized.
     convolution: Option<Convolution>,
-    /// Whether it is the configuration without a workspace, or a plan for it.
-    frugal: bool,
+    /// Of a configuration or a plan.
+    algorithm: Algorithm,
 }
 
 /// The spatial figures of a list, with one for each missing dimension.
@@ -123,10 +144,13 @@ impl Descriptor {
         match (&self.convolution, fixed_workspace()) {
             (None, _) => 0,
             (_, Some(bytes)) => bytes,
-            (Some(_), None) if self.frugal => 0,
+            (Some(_), None) if self.algorithm == Algorithm::Frugal => 0,
             (Some(convolution), None) => {
-                let workspace = convolution.workspace();
-                estimates::note(convolution, &workspace);
+                let workspace = match self.algorithm {
+                    Algorithm::Tried => convolution.benchmarked_workspace(),
+                    _ => convolution.workspace(),
+                };
+                estimates::note(convolution, self.algorithm, &workspace);
                 workspace.bytes
             }
         }
@@ -148,7 +172,7 @@ impl Descriptor {
         }
         if other.convolution.is_some() {
             self.convolution.clone_from(&other.convolution);
-            self.frugal = other.frugal;
+            self.algorithm = other.algorithm;
         }
     }
 }
@@ -184,7 +208,9 @@ extern "C" fn cudnnBackendExecute(handle: Option<&Handle>, plan: Option<&Descrip
     if !load(kernels) {
         return CUDNN_ALLOC_FAILED;
     }
-    launch(handle.map_or(0, |h| h.stream));
+    for _ in 0..plan.map_or(1, |plan| plan.algorithm.launches()) {
+        launch(handle.map_or(0, |h| h.stream));
+    }
     0
 }
 
@@ -234,13 +260,14 @@ unsafe extern "C" fn cudnnBackendSetAttribute(
 /// # Safety
 /// `out` is null or valid for `requested` descriptors, which are null or objects of this module other than `descriptor`.
 unsafe fn give_out(descriptor: &Descriptor, attribute: c_int, requested: i64, out: Out<u8>) -> i64 {
-    let available = if attribute == name::ENGINEHEUR_RESULTS { 2 } else { 1 };
-    for n in 0..requested.clamp(0, available) as usize {
+    let algorithms = if attribute == name::ENGINEHEUR_RESULTS { &ALGORITHMS[..] } else { &ALGORITHMS[..1] };
+    let available = algorithms.len() as i64;
+    for (n, algorithm) in algorithms.iter().enumerate().take(requested.max(0) as usize) {
         let place: Out<*mut Descriptor> = out.cast().nth(n);
         // SAFETY: the caller guarantees that each is null or an object of this module that nobody else borrows.
         if let Some(other) = place.get().and_then(|other| unsafe { other.as_mut() }) {
             other.convolution.clone_from(&descriptor.convolution);
-            other.frugal = n > 0;
+            other.algorithm = *algorithm;
         }
     }
     if requested > 0 { available.min(requested) } else { available }

@@ -3,37 +3,52 @@
 //! `SIMCUDA_ESTIMATES` names a file, in which `%p` stands for the process id. It has one JSON object about this process,
 //! which is written anew with every convolution that the process did not use before.
 
+use super::backend::Algorithm;
 use simcuda::cudnn::convolution::{Convolution, Workspace};
 use std::sync::Mutex;
+
+/// A convolution whose workspace was requested.
+struct Requested {
+    convolution: Convolution,
+    /// With which algorithms.
+    algorithms: Vec<Algorithm>,
+    /// Whether a workspace was not measured.
+    is_estimated: bool,
+}
 
 /// The convolutions of this process, and what is known of their workspaces.
 struct Estimates {
     /// Each different one.
-    convolutions: Vec<Convolution>,
-    /// How many of them were not measured.
-    estimated: usize,
+    convolutions: Vec<Requested>,
     /// By how many bytes one workspace can be larger than it is estimated.
     above: u64,
     /// By how many bytes one workspace can be smaller than it is estimated.
     below: u64,
 }
 
-static ESTIMATES: Mutex<Estimates> =
-    Mutex::new(Estimates { convolutions: Vec::new(), estimated: 0, above: 0, below: 0 });
+static ESTIMATES: Mutex<Estimates> = Mutex::new(Estimates { convolutions: Vec::new(), above: 0, below: 0 });
 
 /// Adds a convolution of this process.
-pub(super) fn note(convolution: &Convolution, workspace: &Workspace) {
+pub(super) fn note(convolution: &Convolution, algorithm: Algorithm, workspace: &Workspace) {
     let Ok(path) = std::env::var("SIMCUDA_ESTIMATES") else { return };
     let Ok(mut estimates) = ESTIMATES.lock() else { return };
-    if estimates.convolutions.contains(convolution) {
+    let convolutions = &mut estimates.convolutions;
+    let index = convolutions.iter().position(|one| one.convolution == *convolution).unwrap_or_else(|| {
+        let convolution = convolution.clone();
+        convolutions.push(Requested { convolution, algorithms: Vec::new(), is_estimated: false });
+        convolutions.len() - 1
+    });
+    let one = &mut convolutions[index];
+    if one.algorithms.contains(&algorithm) {
         return;
     }
-    estimates.convolutions.push(convolution.clone());
+    one.algorithms.push(algorithm);
+    one.is_estimated |= !workspace.measured;
     let [low, high] = workspace.range;
-    estimates.estimated += usize::from(!workspace.measured);
     estimates.above = estimates.above.max(high.saturating_sub(workspace.bytes));
     estimates.below = estimates.below.max(workspace.bytes.saturating_sub(low));
-    let Estimates { convolutions, estimated, above, below } = &*estimates;
+    let Estimates { convolutions, above, below } = &*estimates;
+    let estimated = convolutions.iter().filter(|one| one.is_estimated).count();
     let text = format!(
         "{{\"convolutions\":{},\"estimated\":{estimated},\"above_bytes\":{above},\"below_bytes\":{below}}}\n",
         convolutions.len()

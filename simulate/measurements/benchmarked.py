@@ -1,0 +1,59 @@
+"""Measures on a GPU the workspaces of convolutions with `torch.backends.cudnn.benchmark`, for rows of `convolutions.py`.
+
+    python benchmarked.py CONVOLUTIONS.json SHARE SHARES SECONDS OUT.jsonl
+
+Each row of the result is one of CONVOLUTIONS.json and two lists with a number of bytes for each pass: what the first
+call requested at most, which tries the algorithms, and the second one. A process computes every SHARES-th row from SHARE
+on: most of the time is the CPU's, so that several processes can share a GPU while its memory is not scarce.
+"""
+
+import json
+import sys
+import time
+
+import torch
+from convolutions import extra
+
+
+def passes(row):
+    """The bytes of the first call and of the second, for each pass."""
+    data_type, channels_last, transposed, groups, size, weight, stride, padding, dilation = row[1:10]
+    layout = (torch.channels_last if len(size) == 4 else torch.channels_last_3d) if channels_last else torch.contiguous_format
+    options = {"device": "cuda", "dtype": getattr(torch, data_type)}
+    arguments = (stride, padding, dilation, bool(transposed), [0] * len(stride), groups)
+    x, w = (torch.zeros(shape, **options).to(memory_format=layout) for shape in (size, weight))
+
+    def forward():
+        return torch.ops.aten.convolution(x, w, None, *arguments)
+
+    first, y = extra(forward)
+    found = [(first, extra(forward)[0])]
+    for mask in ((True, False, False), (False, True, False)):
+
+        def backward(mask=mask):
+            return torch.ops.aten.convolution_backward(y, x, w, None, *arguments, mask)
+
+        # PyTorch tries only algorithms whose workspace fits into the free memory.
+        torch.cuda.empty_cache()
+        found.append((extra(backward)[0], extra(backward)[0]))
+    return list(zip(*found))
+
+
+def main():
+    share, shares, seconds = int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
+    torch.set_num_threads(1)
+    torch.backends.cudnn.benchmark = True
+    end = time.monotonic() + seconds
+    with open(sys.argv[1]) as file:
+        rows = json.load(file)["rows"][share::shares]
+    with open(sys.argv[5], "w") as out:
+        for row in rows:
+            if time.monotonic() > end:
+                break
+            out.write(json.dumps([*row, *passes(row)]) + "\n")
+            out.flush()
+            torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()
