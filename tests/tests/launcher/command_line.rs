@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
-use memtrace_tests::traced_program::TracedProgram;
+use memtrace_tests::traced_program::{TracedProgram, root};
 
 use crate::launcher_support::*;
 
