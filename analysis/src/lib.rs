@@ -29,8 +29,8 @@ pub use memtrace_insight::{passes, rules};
 pub use memtrace_output as export;
 pub use memtrace_report::{
     DiffPageRun, FinishOptions, FinishedRun, HTML_REPORT, HtmlOptions, PageWindow, SECTIONS, Section, TextOptions,
-    ToText, can_redact, check_text, diff_html, finish_run, github_annotations, html_report, html_window, lines_html,
-    range_text, redact_run, section_text, served_policy,
+    ToText, can_redact, check_text, diff_html, finish_run, github_annotations, html_report, html_window, job_html,
+    lines_html, range_text, redact_run, section_text, served_policy,
 };
 pub use memtrace_summary::{
     Baseline, CheckOptions, CheckReport, DiffOptions, DiffReport, FoundRun, JobOptions, JobReport, LinesOptions,

@@ -166,6 +166,9 @@ pub(crate) struct Report {
     /// Print the complete summary as JSON, in bytes and nanoseconds (analysis/schema/summary.schema.json)
     #[arg(long)]
     pub(crate) json: bool,
+    /// Write the table of all ranks into FILE, as a page that loads nothing from the network
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["json", "verbose"])]
+    pub(crate) html: Option<PathBuf>,
     /// Print one section in full
     #[arg(long, value_name = "NAME", value_parser = section_names(), conflicts_with = "json")]
     pub(crate) section: Option<String>,

@@ -1,9 +1,10 @@
-/** Builds the page from its data: the report of a run, the comparison of two, or the line table of a device. */
+/** Builds the page from its data: the report of a run, the comparison of two, the line table of a device, or the ranks of a job. */
 
 import './style.css';
 import { dataOf } from './data/decode';
 import { el, replace } from './dom';
 import { comparisonPage } from './pages/comparison';
+import { jobPage } from './pages/job';
 import { linesPage } from './pages/lines';
 import { reportPage } from './pages/report';
 
@@ -17,6 +18,8 @@ async function main(): Promise<void> {
   if (comparison) return comparisonPage(app, comparison);
   const lines = await dataOf('line-table');
   if (lines) return linesPage(app, lines);
+  const job = await dataOf('job');
+  if (job) return jobPage(app, job);
   const summary = await dataOf('summary');
   if (!summary) throw new Error('the page has no summary');
   return reportPage(app, summary);

@@ -62,6 +62,25 @@ export async function driveViews(page, summary, { expect, blocks }, { check, equ
   await sizes(page, { check, equal, drawn });
 }
 
+/** The figures that the card of the whole device has of one point in time. */
+function deviceParts({ device_memory: memory }, name) {
+  if (!memory || (name === 'at_end' && memory.at_end.used_bytes === memory.at_peak.used_bytes)) return [];
+  return memory[name].parts.map((_, at) => [`device_memory.${name}.parts.${at}.bytes`, true]);
+}
+
+/** The figures that the card of the launch has. */
+function launchFigures(launch) {
+  if (!launch || (launch.ranks.length < 2 && launch.issues.length === 0 && launch.shared_memory.length === 0)) return [];
+  const ranks = launch.ranks.length < 2 ? [] : launch.ranks.flatMap((rank, at) => {
+    const phases = rank.phases.map(({ phase }, i) => [phase, i]).filter(([phase]) => ['load', 'forward', 'backward', 'optimizer'].includes(phase));
+    return ['peak_bytes', 'reserved_bytes', ...phases.map(([, i]) => `phases.${i}.peak_bytes`)].map(field => [`/launch.ranks.${at}.${field}`, true]);
+  });
+  const { imbalance } = launch;
+  const matters = imbalance && imbalance.difference_bytes > 0 && imbalance.difference_bytes * 100 >= imbalance.max_bytes;
+  const shared = launch.shared_memory.map((_, at) => [`/launch.shared_memory.${at}.peak_bytes`, true]);
+  return [...ranks, ['/launch.imbalance.unused_bytes', matters], ...shared];
+}
+
 async function cards(page, summary, expect, { check, equal, drawn }) {
   const seen = new Set();
   const device = page.locator('label.choice', { hasText: 'Device' }).locator('select');
@@ -90,6 +109,9 @@ async function cards(page, summary, expect, { check, equal, drawn }) {
       ['growth_after_first_step.optimizer_state_bytes', described.growth_after_first_step],
       ['holders.held_bytes', described.holders?.largest.length],
       ['reserved.allocated_bytes', described.reserved],
+      ['device_memory.at_end.used_bytes', described.device_memory && described.device_memory.at_end.used_bytes !== described.device_memory.at_peak.used_bytes],
+      ...['at_peak', 'at_end'].flatMap(one => deviceParts(described, one)),
+      ...launchFigures(summary.launch),
     ];
     for (const [field, isThere] of needed) check(`card of ${field}`, Boolean(isThere) === found.some(one => one.field === field), isThere ? 'it is missing' : 'it is there');
   }

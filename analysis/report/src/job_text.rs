@@ -61,7 +61,7 @@ fn title(report: &JobReport) -> String {
 }
 
 /// What matters most: an out-of-memory error, else the rank with the highest peak.
-fn verdict(report: &JobReport) -> Vec<String> {
+pub(crate) fn verdict(report: &JobReport) -> Vec<String> {
     let Some(first) = report.ranks.first() else { return vec!["no rank recorded memory".to_owned()] };
     let ooms = report.ranks.iter().filter(|rank| rank.oom_count > 0).count();
     let mut lines = Vec::new();

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use memtrace_analysis::report::RunOrigin;
-use memtrace_analysis::{Error, JobOptions, JobReport, Result, TextOptions, ToText, find_runs, job_report};
+use memtrace_analysis::{Error, JobOptions, JobReport, Result, TextOptions, ToText, find_runs, job_html, job_report};
 use serde_json::{Value, json};
 
 const MIB: u64 = 1 << 20;
@@ -134,6 +134,11 @@ fn ranks_of_all_hosts_are_one_table() {
     );
     assert!(text.contains("rank 1, node1, has the highest peak: 300 MiB, 100 MiB (50 %) above the median\n"), "{text}");
     assert!(text.contains("note: 1 rank without a recording: 2\n"), "{text}");
+    let mut page = Vec::new();
+    job_html(&report, &mut page).unwrap();
+    let page = String::from_utf8(page).unwrap();
+    // The data for the script, and the report as text where scripts do not run.
+    assert!(page.contains("id=\"job\"") && page.contains("note: 1 rank without a recording: 2"), "{page}");
     let schema = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("schema/job.schema.json")).unwrap();
     let schema: Value = serde_json::from_str(&schema).unwrap();
     crate::json_schema::assert_valid(&schema, &serde_json::from_str(&report.to_json()).unwrap());

@@ -11,8 +11,8 @@ use memtrace_analysis::export::{
 use memtrace_analysis::report::number_text;
 use memtrace_analysis::rules::CustomRules;
 use memtrace_analysis::{
-    FoundRun, JobOptions, Process, Progress, RunFolder, ToText, find_runs, is_run_folder, job_report, rank_rows,
-    rank_rows_of_run,
+    FoundRun, JobOptions, Process, Progress, RunFolder, ToText, find_runs, is_run_folder, job_html, job_report,
+    rank_rows, rank_rows_of_run,
 };
 
 use crate::cli::{Export, Report};
@@ -48,6 +48,13 @@ pub(super) fn report(path: &Path, options: &Report) -> anyhow::Result<()> {
     let report = job_report(path, &job_options, &mut |progress| line.show(&progress));
     line.clear();
     let report = report?;
+    if let Some(output) = &options.html {
+        let mut page = Vec::new();
+        job_html(&report, &mut page)?;
+        super::write_output(&String::from_utf8(page)?, Some(output))?;
+        message::status(&format!("wrote {}", output.display()));
+        return Ok(());
+    }
     let text = if options.json {
         report.to_json()
     } else {

@@ -19,6 +19,13 @@ pub(crate) fn report(options: &Report) -> anyhow::Result<()> {
     }
     let rules = super::categories::read(options.categories.as_deref())?;
     let run = super::open(&path)?;
+    ensure!(
+        options.html.is_none(),
+        WithHelp::new(
+            format!("{} is one run, and --html is for the ranks of a job", path.display()),
+            "add --ranks, or run `memtrace open` or `memtrace export --to html` for the page of a run"
+        )
+    );
     let mut line = ProgressLine::new(std::io::stderr().is_terminal());
     let section = options.section.as_deref().and_then(Section::named);
     let replaying = if section.is_some_and(Section::replays) { Replaying::Always } else { Replaying::WhenUseful };

@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
-use memtrace_tests::traced_program::TracedProgram;
+use memtrace_tests::traced_program::{TracedProgram, root};
 
 use crate::launcher_support::*;
 
@@ -45,6 +45,11 @@ fn bad_usage_is_reported() {
         let (code, message) = run(words);
         assert_eq!(code, 2, "{words:?}: {message}");
     }
+    let snapshot = root().join("tests/golden/snapshots/oom.json");
+    let (code, message) = run(&["report", snapshot.to_str().unwrap(), "--html", "page.html"]);
+    assert_eq!(code, 2, "{message}");
+    assert_error_with_help(&message, "");
+    assert!(message.contains(" is one run, and --html is for the ranks of a job"), "{message}");
 }
 
 #[test]

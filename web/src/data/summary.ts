@@ -249,11 +249,50 @@ export interface DeviceSummary {
   explained_oom?: number;
   owners: OwnerSummary[];
   imported: OwnerSummary[];
-  device_memory?: { at_peak: { used_bytes: number; parts: { name: string; bytes: number; pid?: number }[] } };
+  device_memory?: DeviceMemory;
   pools?: PoolSummary[];
   unmapped_segments?: { peak_bytes: number; end_bytes: number; times: number; unmapped_by: string[] };
   cuda_graphs?: { count: number; graphs: CudaGraph[]; pools: MemoryPool[] };
   holders?: { scan: { occasion: string; objects: number; is_partial: boolean }; held_bytes: number; largest: Holder[]; left_out: number };
+}
+
+/** A part of the memory in use on a device. */
+export interface DevicePart {
+  kind: string;
+  name: string;
+  bytes: number;
+  pid?: number;
+}
+
+/** The memory in use on a device at one point in time. */
+export interface DeviceBreakdown {
+  time_ns: number;
+  seq: number;
+  used_bytes: number;
+  parts: DevicePart[];
+  pinned_host_bytes: number;
+  imported_bytes: number;
+  managed_bytes: number;
+}
+
+export interface DeviceMemoryPoint {
+  time_ns: number;
+  used_bytes: number;
+  pytorch_reserved_bytes: number;
+  libraries_bytes: number;
+  beyond_allocations_bytes: number;
+}
+
+/** The memory in use on a device, of all processes, and what uses it. */
+export interface DeviceMemory {
+  total_bytes: number;
+  at_peak: DeviceBreakdown;
+  at_allocated_peak?: DeviceBreakdown;
+  at_end: DeviceBreakdown;
+  readings: number;
+  over_time: DeviceMemoryPoint[];
+  other_processes: string;
+  nvml_process_peak_bytes?: number;
 }
 
 /** The memory pool of a library on one device. */
@@ -317,24 +356,51 @@ export interface ProcessSummary {
   notices: { topic: string; text: string; status: string }[];
 }
 
+/** A process that belongs to a rank, or to none. */
+export interface HelperSummary {
+  pid: number;
+  peak_bytes: number;
+}
+
 /** One rank of a launch. */
 export interface RankSummary {
   rank: number;
   host?: string;
+  pid: number;
   device?: number;
   peak_bytes: number;
   reserved_bytes: number;
   phases: { phase: string; peak_bytes: number }[];
   oom_count: number;
+  helpers: HelperSummary[];
+  other_attempts: number[];
+}
+
+/** Device memory of one process that another process opened (CUDA IPC). */
+export interface SharedMemorySummary {
+  importer_pid: number;
+  importer_rank?: number;
+  exporter_pid?: number;
+  exporter_rank?: number;
+  peak_bytes: number;
+  at_exporter_peak_bytes?: number;
+  end_bytes: number;
+  kept_after_free_bytes: number;
+  imports: number;
 }
 
 /** The processes of a launch beside each other. */
 export interface LaunchSummary {
   hosts: string[];
   ranks: RankSummary[];
-  imbalance?: { worst_rank: number; median_rank: number; unused_bytes: number };
-  worst_against_median?: { by_line: { location: string; category?: string; difference_bytes: number }[] };
+  imbalance?: { worst_rank: number; median_rank: number; best_rank: number; max_bytes: number; difference_bytes: number; unused_bytes: number };
+  worst_against_median?: {
+    by_category: { category?: string; difference_bytes: number }[];
+    by_line: { location: string; category?: string; difference_bytes: number }[];
+  };
   issues: IssueSummary[];
+  shared_memory: SharedMemorySummary[];
+  without_rank: HelperSummary[];
 }
 
 export interface Summary {

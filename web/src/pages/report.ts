@@ -12,6 +12,7 @@ import { choice, el, replace } from '../dom';
 import * as format from '../format';
 import { Allocations } from '../views/allocations';
 import * as details from '../views/details';
+import { deviceMemory } from '../views/device_memory';
 import * as explain from '../views/explain';
 import * as graphs from '../views/graphs';
 import { type Part, fillNav, header } from '../views/header';
@@ -65,6 +66,7 @@ const PARTS: Part[] = [
   ['largest', 'Peak'],
   ['holders', 'Holders'],
   ['pools', 'Pools'],
+  ['device', 'Device'],
   ['xla', 'XLA'],
   ['ranges', 'Ranges'],
   ['lines', 'Lines'],
@@ -166,6 +168,7 @@ export async function reportPage(app: HTMLElement, data: Uint8Array): Promise<vo
           pools(entry.summary),
         ],
       ),
+      deviceMemory(entry.summary),
       graphs.cudaGraphs(entry.summary),
       details.namedRanges(entry.summary, entry.device, name => {
         if (state.now.division === 'rank') state.set({ division: 'category' });
