@@ -30,7 +30,7 @@ impl ProcessUses {
     pub(crate) fn of(process: &Process, uses: &DeviceUses, analysis: &Analysis) -> ProcessUses {
         let locations = Locations::new(process.definitions(), process.directory());
         let visible = process.info().env.get("CUDA_VISIBLE_DEVICES").map(|list| list.split(',').collect::<Vec<_>>());
-        let uses = uses.first().iter().map(|(&device, first)| {
+        let described_uses = uses.first().into_iter().map(|(device, first)| {
             let ordinal = usize::from(device.unsigned_abs());
             let described = process.definitions().devices.get(&u32::from(device.unsigned_abs()));
             let visible = visible.as_ref().and_then(|list| list.get(ordinal));
@@ -47,7 +47,7 @@ impl ProcessUses {
                 has_imports: uses.has_imports(device),
             }
         });
-        ProcessUses { uses: uses.collect() }
+        ProcessUses { uses: described_uses.collect() }
     }
 
     fn pci_bus_id(&self, device: i16) -> Option<String> {

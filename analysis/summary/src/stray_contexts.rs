@@ -23,7 +23,7 @@ pub(crate) struct GpuUse {
     pub(crate) index: String,
     /// The highest number of bytes that the process allocated there.
     pub(crate) bytes: u64,
-    /// The stack of the first allocation.
+    /// The stack of the first allocation. Without one, that of the context's creation, if it was recorded.
     pub(crate) first_allocated_at: StackSummary,
     /// Whether a DataLoader worker's loop made the first allocation.
     pub(crate) is_by_data_loader: bool,
@@ -115,12 +115,13 @@ fn issue(rule: RuleId, owner: Option<u32>, mut uses: Vec<(&LaunchProcess<'_>, &G
     let (count, size) = (uses.len(), size_text(bytes));
     let what = if rule == RuleId::WorkerContext { "DataLoader worker" } else { "process" };
     let plural = if rule == RuleId::WorkerContext { "s" } else { "es" };
+    let held = if bytes == 0 { String::new() } else { format!("{size} and ") };
     let headline = match (uses.first(), count) {
         (Some((process, _)), 1) if rule == RuleId::StrayContext => {
-            format!("{} holds {size} and a CUDA context on {gpu}", name(process))
+            format!("{} holds {held}a CUDA context on {gpu}", name(process))
         }
-        (_, 1) => format!("1 {what} holds {size} and a CUDA context on {gpu}"),
-        _ => format!("{count} {what}{plural} hold {size} and a CUDA context each on {gpu}"),
+        (_, 1) => format!("1 {what} holds {held}a CUDA context on {gpu}"),
+        _ => format!("{count} {what}{plural} hold {held}a CUDA context each on {gpu}"),
     };
     let mut evidence: Vec<String> = uses
         .iter()
@@ -128,7 +129,10 @@ fn issue(rule: RuleId, owner: Option<u32>, mut uses: Vec<(&LaunchProcess<'_>, &G
         .map(|(process, one)| {
             let location = &one.first_allocated_at.location;
             let at = if location.is_empty() { String::new() } else { format!(", first at {location}") };
-            format!("{} allocated {} there{at}", name(process), size_text(one.bytes))
+            match one.bytes {
+                0 => format!("{} allocated nothing there{at}", name(process)),
+                bytes => format!("{} allocated {} there{at}", name(process), size_text(bytes)),
+            }
         })
         .collect();
     if count > NAMED {

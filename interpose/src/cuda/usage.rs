@@ -10,7 +10,7 @@
 //! - when memtrace has scanned for tensor names.
 
 use std::ffi::{CStr, c_int};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use memtrace_trace::api::Api;
 use memtrace_trace::event::{Action, Event, Source, UsageOccasion};
@@ -48,6 +48,8 @@ struct DeviceReadings {
     /// How often the distance to the next reading was doubled.
     doublings: AtomicU32,
     failures: AtomicU32,
+    /// Whether the event of the context's creation was written.
+    has_context_event: AtomicBool,
 }
 
 impl DeviceReadings {
@@ -145,20 +147,28 @@ fn read_if_recorded(cause: impl FnOnce(&mut Guard) -> Cause) {
     }
 }
 
-/// Takes a reading and writes its event. The first one of a device also writes that of its context's creation.
+/// Takes a reading and writes its event. The first one of a device also writes those of all contexts that were created
+/// before.
 #[cold]
 fn read(guard: &mut Guard, device: i16, cause: Cause) {
     if !guard.process().options.device_usage {
         return;
     }
-    let Some((readings, index)) = readings(device).zip(usize::try_from(device).ok()) else { return };
+    let Some(readings) = readings(device) else { return };
     // The driver answers for the current device only.
     if current_device() != device {
         return;
     }
     let Some((free, total)) = memory_info() else { return };
     let is_first = readings.take(total.saturating_sub(free), cause.occasion == UsageOccasion::Allocated);
-    let event = |cause: Cause, free, total| Event {
+    if is_first {
+        write_contexts(guard, None);
+    }
+    guard.emit(event(device, cause, free, total));
+}
+
+fn event(device: i16, cause: Cause, free: u64, total: u64) -> Event {
+    Event {
         addr: free,
         size: total,
         stream: cause.occasion as u64,
@@ -168,16 +178,24 @@ fn read(guard: &mut Guard, device: i16, cause: Cause) {
         api: cause.api,
         module: cause.module,
         ..Event::EMPTY
-    };
-    if is_first
-        && let Some([free, total]) = AT_CREATION.get(index).map(|words| words.each_ref().map(load))
-        && total != 0
-    {
+    }
+}
+
+/// Writes the event of each context that has none yet. `created` is the device whose context the calling thread has just
+/// created: its event gets the thread's stack.
+#[cold]
+fn write_contexts(guard: &mut Guard, created: Option<usize>) {
+    let Some(readings) = READINGS.get() else { return };
+    for (index, words) in AT_CREATION.iter().enumerate() {
+        let [free, total] = words.each_ref().map(load);
+        if total == 0 || readings[index].has_context_event.swap(true, Ordering::Relaxed) {
+            continue;
+        }
         let api = Api::cuDevicePrimaryCtxRetain;
         let cause = Cause { occasion: UsageOccasion::ContextCreated, api, module: ModuleId::NONE };
-        guard.emit(event(cause, free, total));
+        let (stack, context) = if created == Some(index) { guard.stack_and_context() } else { Default::default() };
+        guard.emit(Event { stack, context, ..event(index as i16, cause, free, total) });
     }
-    guard.emit(event(cause, free, total));
 }
 
 fn load(word: &AtomicU64) -> u64 {
@@ -199,12 +217,13 @@ pub(super) fn lacks_primary_context(device: c_int) -> bool {
     result == Some(0) && is_active == 0
 }
 
-/// Reads the memory in use after the primary context of a device was created. The event is written once something is
-/// allocated there.
+/// Reads the memory in use after the primary context of a device was created. The event is written at once if the process
+/// is recorded already, else when it first allocates, on any device: a program that does not allocate is not recorded.
 pub(super) fn context_created(device: c_int, context: u64) {
     static PUSH: OriginalFunction = OriginalFunction::new();
     static POP: OriginalFunction = OriginalFunction::new();
-    let Some([free, total]) = usize::try_from(device).ok().and_then(|index| AT_CREATION.get(index)) else { return };
+    let Some(index) = usize::try_from(device).ok().filter(|index| *index < MAX_DEVICES) else { return };
+    let [free, total] = &AT_CREATION[index];
     // The new context is not current yet, and the driver answers for the current one only.
     // SAFETY: cuda.h declares `CUresult cuCtxPushCurrent_v2(CUcontext)`. The driver has just returned this context.
     let pushed =
@@ -221,6 +240,12 @@ pub(super) fn context_created(device: c_int, context: u64) {
     // thread's current context is the program's again.
     unsafe {
         call_driver(&POP, c"cuCtxPopCurrent_v2", |pop: unsafe extern "C" fn(*mut u64) -> c_int| pop(&mut popped));
+    }
+    if is_paused() || Process::if_started().is_none() {
+        return;
+    }
+    if let Some(mut guard) = Guard::enter().filter(|guard| guard.process().options.device_usage) {
+        write_contexts(&mut guard, Some(index));
     }
 }
 

@@ -1,6 +1,7 @@
 """Ranks of DDP with batches of different sizes: rank R gets R + 1 times the batch of rank 0.
 
-uneven.py [--stray]     --stray: each rank allocates on GPU 0 before it selects its own
+uneven.py [--stray | --context]     --stray: each rank allocates on GPU 0 before it selects its own
+                                    --context: each rank creates a context on GPU 0 and allocates nothing there
 """
 
 import os
@@ -16,6 +17,8 @@ def main(options):
     rank = int(os.environ["LOCAL_RANK"])
     if "--stray" in options:
         stray = torch.zeros(3 << 20, dtype=torch.uint8).cuda()
+    if "--context" in options:
+        torch.cuda.synchronize(0)
     oracle = ranks.begin(rank, int(os.environ["WORLD_SIZE"]), None)
     model = torch.nn.parallel.DistributedDataParallel(ranks.network().cuda(rank), device_ids=[rank], init_sync=False)
     ranks.train(model, rank, batch=2048 * (rank + 1))

@@ -121,5 +121,16 @@ fn uneven_ranks_are_compared() {
     let [issue] = &issues[..] else { panic!("{issues:#?}") };
     assert_eq!((&issue["rule"], &issue["processes"][0]["rank"]), (&json!("stray-context"), &json!(1)));
     assert_eq!(issue["bytes"], 20 << 20, "the segment of a block of 3 MiB");
-    assert!(issue["processes"][0]["location"].as_str().unwrap().ends_with("uneven.py:18 main"), "{issue}");
+    assert!(issue["processes"][0]["location"].as_str().unwrap().ends_with("uneven.py:19 main"), "{issue}");
+}
+
+#[test]
+fn a_context_without_an_allocation_is_reported() {
+    let ranks = run(program("uneven.py", Start::Torchrun, &["--context"]).with_device_usage());
+    ranks.run.assert_ended_well();
+    let issues = &summary(&ranks)["launch"]["issues"];
+    let [issue] = &issues.as_array().unwrap()[..] else { panic!("{issues:#?}") };
+    assert_eq!((&issue["rule"], &issue["bytes"]), (&json!("stray-context"), &json!(0)));
+    assert_eq!(issue["processes"][0]["rank"], 1);
+    assert_eq!(issue["headline"], "rank 1 holds a CUDA context on GPU 0, the GPU of rank 0");
 }

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use memtrace_trace::api::MemoryKind;
-use memtrace_trace::event::{Action, Event};
+use memtrace_trace::api::{Api, MemoryKind};
+use memtrace_trace::event::{Action, Event, UsageOccasion};
 use memtrace_trace::ids::{ContextId, StackId};
 
 /// The first use of a device by a process.
@@ -20,7 +20,10 @@ pub struct DeviceUse {
 /// The first use of each device, and the devices on which the process opened memory of others.
 #[derive(Clone, Debug, Default)]
 pub struct DeviceUses {
+    /// The first allocations.
     first: BTreeMap<i16, DeviceUse>,
+    /// The creations of contexts.
+    contexts: BTreeMap<i16, DeviceUse>,
     imports: BTreeMap<i16, u64>,
     /// The devices of `first` below 64, one bit each: most events are on a device that is known.
     known: u64,
@@ -38,23 +41,31 @@ impl DeviceUses {
 
     #[cold]
     fn observe_first(&mut self, e: &Event, bit: u64) {
+        let one = DeviceUse { seq: e.seq, stack: e.stack, context: e.context };
+        if e.action == Action::DeviceUsage && UsageOccasion::from_wire(e.stream) == UsageOccasion::ContextCreated {
+            self.contexts.entry(e.device).or_insert(one);
+        }
         let takes_memory = matches!(
             e.action,
             Action::Alloc | Action::SegmentAlloc | Action::Map | Action::SegmentMap | Action::Totals
         );
-        if !takes_memory || !e.source.is_torch() && e.result != 0 {
+        // NCCL maps physical memory of other GPUs into its own context: that needs none on the other GPU.
+        let is_mapped_from_afar = !e.source.is_torch() && e.api == Api::cuMemImportFromShareableHandle;
+        if !takes_memory || is_mapped_from_afar || !e.source.is_torch() && e.result != 0 {
             return;
         }
         if !e.source.is_torch() && e.api.memory_kind() == Some(MemoryKind::Imported) {
             *self.imports.entry(e.device).or_default() += 1;
         }
         self.known |= bit;
-        self.first.entry(e.device).or_insert(DeviceUse { seq: e.seq, stack: e.stack, context: e.context });
+        self.first.entry(e.device).or_insert(one);
     }
 
-    /// The first use of each device, by ordinal.
-    pub fn first(&self) -> &BTreeMap<i16, DeviceUse> {
-        &self.first
+    /// The first use of each device, by ordinal: the first allocation, or the creation of a context if there is none.
+    pub fn first(&self) -> BTreeMap<i16, DeviceUse> {
+        let mut uses = self.contexts.clone();
+        uses.extend(&self.first);
+        uses
     }
 
     /// Whether the process opened memory of another process on this device (CUDA IPC), which needs a context there.
@@ -66,7 +77,6 @@ impl DeviceUses {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use memtrace_trace::api::Api;
     use memtrace_trace::event::Source;
 
     #[test]
@@ -80,6 +90,7 @@ mod tests {
             Event { device: 1, stack: StackId(8), ..driver },
             Event { device: 70, stack: StackId(9), ..driver },
             Event { device: 1, api: Api::cuIpcOpenMemHandle_v2, ..driver },
+            Event { device: 2, api: Api::cuMemImportFromShareableHandle, ..driver },
         ];
         for (seq, e) in (1..).zip(events) {
             uses.observe(&Event { seq, ..e });
@@ -87,5 +98,25 @@ mod tests {
         let found: Vec<_> = uses.first().iter().map(|(device, first)| (*device, first.seq, first.stack.0)).collect();
         assert_eq!(found, [(1, 3, 7), (70, 5, 9)]);
         assert!(uses.has_imports(1) && !uses.has_imports(70));
+    }
+
+    #[test]
+    fn a_context_without_an_allocation_is_a_use() {
+        let created = |device, stack| Event {
+            device,
+            stack: StackId(stack),
+            source: Source::Driver,
+            action: Action::DeviceUsage,
+            stream: UsageOccasion::ContextCreated as u64,
+            ..Event::EMPTY
+        };
+        let mut uses = DeviceUses::default();
+        uses.observe(&created(0, 5));
+        uses.observe(&created(1, 6));
+        let allocation = Event { source: Source::Driver, api: Api::cuMemAlloc_v2, device: 1, ..Event::EMPTY };
+        uses.observe(&Event { stack: StackId(7), ..allocation });
+        uses.observe(&Event { stream: UsageOccasion::Allocated as u64, ..created(2, 8) });
+        let found: Vec<_> = uses.first().into_iter().map(|(device, first)| (device, first.stack.0)).collect();
+        assert_eq!(found, [(0, 5), (1, 7)], "an allocation has the line of the program");
     }
 }
