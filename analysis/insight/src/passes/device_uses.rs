@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use memtrace_trace::api::{Api, MemoryKind};
+use memtrace_trace::api::MemoryKind;
 use memtrace_trace::event::{Action, Event, UsageOccasion};
 use memtrace_trace::ids::{ContextId, StackId};
 
@@ -49,9 +49,7 @@ impl DeviceUses {
             e.action,
             Action::Alloc | Action::SegmentAlloc | Action::Map | Action::SegmentMap | Action::Totals
         );
-        // NCCL maps physical memory of other GPUs into its own context: that needs none on the other GPU.
-        let is_mapped_from_afar = !e.source.is_torch() && e.api == Api::cuMemImportFromShareableHandle;
-        if !takes_memory || is_mapped_from_afar || !e.source.is_torch() && e.result != 0 {
+        if !takes_memory || !e.source.is_torch() && e.result != 0 {
             return;
         }
         if !e.source.is_torch() && e.api.memory_kind() == Some(MemoryKind::Imported) {
@@ -77,6 +75,7 @@ impl DeviceUses {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use memtrace_trace::api::Api;
     use memtrace_trace::event::Source;
 
     #[test]
@@ -90,7 +89,6 @@ mod tests {
             Event { device: 1, stack: StackId(8), ..driver },
             Event { device: 70, stack: StackId(9), ..driver },
             Event { device: 1, api: Api::cuIpcOpenMemHandle_v2, ..driver },
-            Event { device: 2, api: Api::cuMemImportFromShareableHandle, ..driver },
         ];
         for (seq, e) in (1..).zip(events) {
             uses.observe(&Event { seq, ..e });
