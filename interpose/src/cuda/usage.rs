@@ -186,9 +186,9 @@ fn event(device: i16, cause: Cause, free: u64, total: u64) -> Event {
 #[cold]
 fn write_contexts(guard: &mut Guard, created: Option<usize>) {
     let Some(readings) = READINGS.get() else { return };
-    for (index, words) in AT_CREATION.iter().enumerate() {
+    for (index, (words, readings)) in AT_CREATION.iter().zip(readings).enumerate() {
         let [free, total] = words.each_ref().map(load);
-        if total == 0 || readings[index].has_context_event.swap(true, Ordering::Relaxed) {
+        if total == 0 || readings.has_context_event.swap(true, Ordering::Relaxed) {
             continue;
         }
         let api = Api::cuDevicePrimaryCtxRetain;
@@ -222,8 +222,8 @@ pub(super) fn lacks_primary_context(device: c_int) -> bool {
 pub(super) fn context_created(device: c_int, context: u64) {
     static PUSH: OriginalFunction = OriginalFunction::new();
     static POP: OriginalFunction = OriginalFunction::new();
-    let Some(index) = usize::try_from(device).ok().filter(|index| *index < MAX_DEVICES) else { return };
-    let [free, total] = &AT_CREATION[index];
+    let Ok(index) = usize::try_from(device) else { return };
+    let Some([free, total]) = AT_CREATION.get(index) else { return };
     // The new context is not current yet, and the driver answers for the current one only.
     // SAFETY: cuda.h declares `CUresult cuCtxPushCurrent_v2(CUcontext)`. The driver has just returned this context.
     let pushed =
