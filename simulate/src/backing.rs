@@ -98,7 +98,11 @@ impl Extent {
         if note(size) != found {
             return Err(io::Error::other("not an exported extent"));
         }
-        Ok(Extent { file: Arc::new(file.into()), offset, size })
+        // Every copy of the descriptor shares one position, which other imports read. `written` moves the position of
+        // its file, so the extent opens the file again.
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let own = File::options().read(true).write(true).open(path)?;
+        Ok(Extent { file: Arc::new(own.into()), offset, size })
     }
 
     /// A part of another process's memory file, opened through `/proc`.
@@ -325,6 +329,25 @@ mod tests {
         assert!(Extent::import(File::open("/dev/null").unwrap().into()).is_err());
         unmap(a, extent.size);
         unmap(b, extent.size);
+    }
+
+    #[test]
+    fn a_descriptor_is_imported_again_after_the_extent_was_searched() {
+        let mut backing = Backing::default();
+        backing.extent(PAGE).unwrap();
+        let extent = backing.shareable(2 << 20).unwrap();
+        let base = map(&extent, PAGE).unwrap();
+        for page in [1, 3] {
+            write(base + page * PAGE, 3);
+        }
+        let exported = extent.export().unwrap();
+        for _ in 0..2 {
+            // As pidfd_getfd does, so that all share one position.
+            let imported = Extent::import(exported.try_clone().unwrap()).unwrap();
+            assert_eq!((imported.offset, imported.size), (extent.offset, extent.size));
+            assert_eq!(imported.written(0, imported.size), [PAGE..2 * PAGE, 3 * PAGE..4 * PAGE]);
+        }
+        unmap(base, extent.size);
     }
 
     #[test]

@@ -7,6 +7,7 @@ tensors.py [DEVICE]: the receiver's current device, which may differ from the te
 import gc
 import os
 import sys
+from multiprocessing.connection import wait
 
 import torch
 import torch.multiprocessing as mp
@@ -52,6 +53,9 @@ def main(device):
         # Two tensors in one small segment, and one in its own segment.
         tensors = [torch.full((size,), k, dtype=torch.uint8).cuda() for k, size in enumerate((4096, 8192, 24 << 20))]
         inbox.put(tensors)
+        # A receiver that ends answers nothing.
+        wait([outbox._reader, process.sentinel])
+        assert not outbox.empty(), process.exitcode
         assert outbox.get() == "seen"
         assert tensors[0].cpu().unique().tolist() == [9], "what the receiver wrote"
         del tensors
