@@ -3,7 +3,8 @@
     python benchmarked.py CONVOLUTIONS.json SHARE SHARES SECONDS OUT.jsonl
 
 Each row of the result is one of CONVOLUTIONS.json and two lists with a number of bytes for each pass: what the first
-call requested at most, which tries the algorithms, and the second one. A process computes every SHARES-th row from SHARE
+call requested at most, which tries the algorithms, and the second one: the columns `benchmarked` and `chosen` of
+`convolutions.json.gz`, which are null in rows that were not computed so. A process computes every SHARES-th row from SHARE
 on: most of the time is the CPU's, so that several processes can share a GPU while its memory is not scarce.
 """
 
@@ -12,30 +13,16 @@ import sys
 import time
 
 import torch
-from convolutions import extra
+from convolutions import extra, passes
 
 
-def passes(row):
+def measure(row):
     """The bytes of the first call and of the second, for each pass."""
-    data_type, channels_last, transposed, groups, size, weight, stride, padding, dilation = row[1:10]
-    layout = (torch.channels_last if len(size) == 4 else torch.channels_last_3d) if channels_last else torch.contiguous_format
-    options = {"device": "cuda", "dtype": getattr(torch, data_type)}
-    arguments = (stride, padding, dilation, bool(transposed), [0] * len(stride), groups)
-    x, w = (torch.zeros(shape, **options).to(memory_format=layout) for shape in (size, weight))
-
-    def forward():
-        return torch.ops.aten.convolution(x, w, None, *arguments)
-
-    first, y = extra(forward)
-    found = [(first, extra(forward)[0])]
-    for mask in ((True, False, False), (False, True, False)):
-
-        def backward(mask=mask):
-            return torch.ops.aten.convolution_backward(y, x, w, None, *arguments, mask)
-
+    found = []
+    for run in passes(row):
         # PyTorch tries only algorithms whose workspace fits into the free memory.
         torch.cuda.empty_cache()
-        found.append((extra(backward)[0], extra(backward)[0]))
+        found.append((extra(run), extra(run)))
     return list(zip(*found))
 
 
@@ -50,7 +37,7 @@ def main():
         for row in rows:
             if time.monotonic() > end:
                 break
-            out.write(json.dumps([*row, *passes(row)]) + "\n")
+            out.write(json.dumps([*row, *measure(row[1:10])]) + "\n")
             out.flush()
             torch.cuda.empty_cache()
 

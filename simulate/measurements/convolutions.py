@@ -95,24 +95,40 @@ def random_row(choose):
 
 
 def extra(call):
-    """The bytes that a call requested at most beyond those of its result, and the result."""
+    """The bytes that a call requested at most beyond those of its result."""
     torch.cuda.reset_peak_memory_stats()
     result = call()
     stats = torch.cuda.memory_stats()
-    return stats["requested_bytes.all.peak"] - stats["requested_bytes.all.current"], result
+    del result
+    return stats["requested_bytes.all.peak"] - stats["requested_bytes.all.current"]
 
 
-def measure(row):
-    """The bytes of the three passes, or None where the convolution does not exist or is not supported."""
+def passes(row):
+    """The three passes of a convolution, as functions without arguments: forward, and the gradients of the input and of the weight. The
+    forward pass comes first: the gradients need its result."""
     data_type, channels_last, transposed, groups, size, weight, stride, padding, dilation = row
     layout = (torch.channels_last if len(size) == 4 else torch.channels_last_3d) if channels_last else torch.contiguous_format
     options = {"device": "cuda", "dtype": getattr(torch, data_type)}
     arguments = (stride, padding, dilation, bool(transposed), [0] * len(stride), groups)
+    x, w = (torch.zeros(shape, **options).to(memory_format=layout) for shape in (size, weight))
+    outputs = []
+
+    def forward():
+        output = torch.ops.aten.convolution(x, w, None, *arguments)
+        # A later call must not free what an earlier one returned.
+        outputs.append(output)
+        return output
+
+    def backward(*mask):
+        return torch.ops.aten.convolution_backward(outputs[0], x, w, None, *arguments, mask)
+
+    return forward, lambda: backward(True, False, False), lambda: backward(False, True, False)
+
+
+def measure(row):
+    """The bytes of the three passes, or None where the convolution does not exist or is not supported."""
     try:
-        x, w = (torch.zeros(shape, **options).to(memory_format=layout) for shape in (size, weight))
-        forward, y = extra(lambda: torch.ops.aten.convolution(x, w, None, *arguments))
-        masks = ((True, False, False), (False, True, False))
-        return [forward] + [extra(lambda mask=mask: torch.ops.aten.convolution_backward(y, x, w, None, *arguments, mask))[0] for mask in masks]
+        return [extra(run) for run in passes(row)]
     except RuntimeError:
         return None
 

@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rules_agree_with_plans_from_which_none_was_made() {
+    fn the_rules_agree_with_plans_that_they_were_not_made_from() {
         let (all, wrong) = wrong("fourier-check.jsonl.gz");
         assert!(all > 400 && wrong.len() * 10 <= all, "{} of {all}: {wrong:#?}", wrong.len());
     }

@@ -42,7 +42,7 @@ impl ProcessUses {
                 pci_bus_id: described.map(|device| device.pci.to_string()).filter(|pci| !pci.is_empty()),
                 index: visible.map_or_else(|| ordinal.to_string(), |one| one.trim().to_owned()),
                 bytes: physical.max(of_torch),
-                first_allocated_at: locations.stack(first.stack, first.context),
+                first_used_at: locations.stack(first.stack, first.context),
                 is_by_data_loader: frames().any(|frame| frame.filename.ends_with("torch/utils/data/_utils/worker.py")),
                 has_imports: uses.has_imports(device),
             }

@@ -24,7 +24,7 @@ pub(crate) struct GpuUse {
     /// The highest number of bytes that the process allocated there.
     pub(crate) bytes: u64,
     /// The stack of the first allocation. Without one, that of the context's creation, if it was recorded.
-    pub(crate) first_allocated_at: StackSummary,
+    pub(crate) first_used_at: StackSummary,
     /// Whether a DataLoader worker's loop made the first allocation.
     pub(crate) is_by_data_loader: bool,
     /// Whether the process opened memory of another process there.
@@ -127,12 +127,13 @@ fn issue(rule: RuleId, owner: Option<u32>, mut uses: Vec<(&LaunchProcess<'_>, &G
         .iter()
         .take(NAMED)
         .map(|(process, one)| {
-            let location = &one.first_allocated_at.location;
-            let at = if location.is_empty() { String::new() } else { format!(", first at {location}") };
-            match one.bytes {
-                0 => format!("{} allocated nothing there{at}", name(process)),
-                bytes => format!("{} allocated {} there{at}", name(process), size_text(bytes)),
-            }
+            let location = &one.first_used_at.location;
+            let (allocated, what) = match one.bytes {
+                0 => ("nothing".to_owned(), "the context was created"),
+                bytes => (size_text(bytes), "first"),
+            };
+            let at = if location.is_empty() { String::new() } else { format!(", {what} at {location}") };
+            format!("{} allocated {allocated} there{at}", name(process))
         })
         .collect();
     if count > NAMED {
@@ -155,7 +156,7 @@ fn issue(rule: RuleId, owner: Option<u32>, mut uses: Vec<(&LaunchProcess<'_>, &G
             bytes,
             headline,
             evidence,
-            stack: uses.first().map(|(_, one)| one.first_allocated_at.clone()),
+            stack: uses.first().map(|(_, one)| one.first_used_at.clone()),
             fix: fix.to_owned(),
             saves_bytes: None,
             forecast: None,
@@ -170,7 +171,7 @@ fn issue(rule: RuleId, owner: Option<u32>, mut uses: Vec<(&LaunchProcess<'_>, &G
                 rank: process.rank,
                 device: one.device,
                 bytes: one.bytes,
-                location: one.first_allocated_at.location.clone(),
+                location: one.first_used_at.location.clone(),
             })
             .collect(),
     }

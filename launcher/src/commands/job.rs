@@ -51,7 +51,7 @@ pub(super) fn report(path: &Path, options: &Report) -> anyhow::Result<()> {
     if let Some(output) = &options.html {
         let mut page = Vec::new();
         job_html(&report, &mut page)?;
-        super::write_output(&String::from_utf8(page)?, Some(output))?;
+        super::write_output(&page, Some(output))?;
         message::status(&format!("wrote {}", output.display()));
         return Ok(());
     }

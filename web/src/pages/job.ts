@@ -6,6 +6,7 @@ import * as format from '../format';
 import { bytes } from '../views/details';
 import * as explain from '../views/explain';
 import { type Part, fillNav, header } from '../views/header';
+import { categoryName, phaseCells, rankMark } from '../views/rank_table';
 
 /** Everything that the page shows, for tests. */
 interface Exposed {
@@ -50,26 +51,15 @@ function ranks(job: JobReport): HTMLElement | null {
 }
 
 function row(job: JobReport, rank: JobRank, at: number, phases: string[]): HTMLElement {
-  const { imbalance } = job;
-  const names = [
-    [imbalance?.worst_rank, 'worst'],
-    [imbalance?.median_rank, 'median'],
-    [imbalance?.best_rank, 'best'],
-  ] as const;
-  const named = job.ranks.length > 2 ? names.find(([of]) => of === rank.rank) : undefined;
   const cell = (field: string, value: number | undefined) => el('td', { class: 'n' }, value === undefined ? '' : bytes(`ranks.${at}.${field}`, value));
-  const phase = (wanted: string) => {
-    const found = rank.phases.findIndex(one => one.phase === wanted);
-    return cell(`phases.${found}.peak_bytes`, rank.phases[found]?.peak_bytes);
-  };
   const others = rank.other_devices.length;
   return el(
     'tr',
     {},
-    el('td', {}, `${rank.rank}${named ? ` (${named[1]})` : ''}`),
+    el('td', {}, `${rank.rank}${rankMark(rank.rank, job)}`),
     cell('peak_bytes', rank.peak_bytes),
     cell('reserved_bytes', rank.reserved_bytes),
-    phases.map(phase),
+    phaseCells(rank, phases, cell),
     el('td', { class: 'n' }, rank.oom_count > 0 ? format.count(rank.oom_count) : ''),
     el('td', {}, `${rank.device < 0 ? 'CPU' : `GPU ${rank.device}`}${others > 0 ? ` and ${others} more` : ''}`),
     el('td', {}, rank.host === '' ? 'host unknown' : rank.host),
@@ -78,7 +68,6 @@ function row(job: JobReport, rank: JobRank, at: number, phases: string[]): HTMLE
 
 function difference({ worst_against_median: comparison }: JobReport): HTMLElement | null {
   if (!comparison) return null;
-  const what = (category: string | undefined) => category ?? 'without a recorded event';
   const largest = <T extends { difference_bytes: number }>(rows: T[]) =>
     rows.filter(one => one.difference_bytes !== 0).sort((a, b) => Math.abs(b.difference_bytes) - Math.abs(a.difference_bytes));
   const lines = largest(comparison.by_line);
@@ -87,8 +76,8 @@ function difference({ worst_against_median: comparison }: JobReport): HTMLElemen
     'section',
     { class: 'card w12', id: 'difference' },
     el('h2', {}, `Rank ${comparison.rank} beside rank ${comparison.than_rank}, the median, at their peaks`),
-    el('p', {}, `${format.signedSize(comparison.difference_bytes)}: ${largest(comparison.by_category).map(one => `${format.signedSize(one.difference_bytes)} ${what(one.category)}`).join(', ')}`),
-    el('ul', {}, lines.slice(0, LINES).map(one => el('li', {}, `${format.signedSize(one.difference_bytes)} ${what(one.category)} at ${one.location}`))),
+    el('p', {}, `${format.signedSize(comparison.difference_bytes)}: ${largest(comparison.by_category).map(one => `${format.signedSize(one.difference_bytes)} ${categoryName(one.category)}`).join(', ')}`),
+    el('ul', {}, lines.slice(0, LINES).map(one => el('li', {}, `${format.signedSize(one.difference_bytes)} ${categoryName(one.category)} at ${one.location}`))),
     more > 0 ? el('p', { class: 'note' }, `${format.number(more, 'more line')}: see memtrace report --json.`) : null,
   );
 }

@@ -11,7 +11,8 @@ import { type Column, SortableTable } from './table';
 
 /** The number of rows that a table shows at first. */
 const ROWS = 30;
-const WITHOUT_EVENT = 'without a recorded event';
+/** The name of what is in use without an event that allocated it. */
+export const WITHOUT_EVENT = 'without a recorded event';
 
 /** Run A or run B. */
 export type Side = 0 | 1;

@@ -7,6 +7,7 @@ import type { HelperSummary, LaunchSummary, RankSummary, SharedMemorySummary } f
 import { el, scrollTable } from '../dom';
 import * as format from '../format';
 import { bytes } from './details';
+import { categoryName, phaseCells, rankMark } from './rank_table';
 
 const PHASES = ['load', 'forward', 'backward', 'optimizer'] as const;
 /** The number of lines of the comparison that are listed. */
@@ -17,25 +18,15 @@ const HELPERS = 8;
 const COMPARED_SHARE = 100;
 
 function row(rank: RankSummary, at: number, launch: LaunchSummary): HTMLElement {
-  const { imbalance } = launch;
-  const named = [
-    [imbalance?.worst_rank, 'worst'],
-    [imbalance?.median_rank, 'median'],
-    [imbalance?.best_rank, 'best'],
-  ].find(([of]) => of === rank.rank);
   const host = launch.hosts.length > 1 && rank.host !== undefined ? ` ${rank.host}` : '';
   const device = rank.device === undefined ? '-' : rank.device < 0 ? 'CPU' : String(rank.device);
   const cell = (field: string, value: number | undefined) => el('td', { class: 'n' }, value === undefined ? '-' : bytes(`/launch.ranks.${at}.${field}`, value));
-  const phase = (wanted: string) => {
-    const found = rank.phases.findIndex(one => one.phase === wanted);
-    return cell(`phases.${found}.peak_bytes`, rank.phases[found]?.peak_bytes);
-  };
   return el(
     'tr',
     {},
-    el('td', {}, `${rank.rank}${host}${named && launch.ranks.length > 2 ? ` (${named[1]})` : ''}`),
+    el('td', {}, `${rank.rank}${host}${rankMark(rank.rank, launch)}`),
     el('td', { class: 'n' }, device),
-    PHASES.map(phase),
+    phaseCells(rank, PHASES, cell),
     cell('peak_bytes', rank.peak_bytes),
     cell('reserved_bytes', rank.reserved_bytes),
     el('td', { class: 'n' }, rank.oom_count > 0 ? format.count(rank.oom_count) : ''),
@@ -47,12 +38,11 @@ function imbalanceParts({ imbalance, worst_against_median: comparison }: LaunchS
   if (!imbalance || imbalance.difference_bytes === 0 || imbalance.difference_bytes * COMPARED_SHARE < imbalance.max_bytes) return [];
   const cost = el('p', {}, bytes('/launch.imbalance.unused_bytes', imbalance.unused_bytes), ` stay unused on the other ranks, because the batch has to fit rank ${imbalance.worst_rank}.`);
   if (!comparison) return [cost];
-  const what = (category: string | undefined) => category ?? 'without a recorded event';
-  const categories = comparison.by_category.map(one => `${format.signedSize(one.difference_bytes)} ${what(one.category)}`);
+  const categories = comparison.by_category.map(one => `${format.signedSize(one.difference_bytes)} ${categoryName(one.category)}`);
   return [
     cost,
     el('p', {}, `At its peak it has more than rank ${imbalance.median_rank}, the median: ${categories.join(', ')}.`),
-    el('ul', {}, comparison.by_line.slice(0, LINES).map(line => el('li', {}, `${format.signedSize(line.difference_bytes)} ${what(line.category)} at ${line.location}`))),
+    el('ul', {}, comparison.by_line.slice(0, LINES).map(line => el('li', {}, `${format.signedSize(line.difference_bytes)} ${categoryName(line.category)} at ${line.location}`))),
   ];
 }
 

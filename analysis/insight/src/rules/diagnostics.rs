@@ -159,16 +159,18 @@ pub static OUTPUTS_KEPT: DiagnosticRule = DiagnosticRule {
              forward pass reads and that autograd does not save looks the same.",
 };
 
-/// A process holds memory on a GPU that is another rank's.
+/// A process holds memory or a context on a GPU that is another rank's.
 pub static STRAY_CONTEXT: DiagnosticRule = DiagnosticRule {
     id: RuleId::StrayContext,
-    evidence: "A process of one rank allocates on a GPU that is another rank's own, besides the GPU of its own rank. A \
-               rank's own GPU is the one with its local rank, else the one on which it computes most. GPUs are \
-               compared by PCI bus id, else by CUDA_VISIBLE_DEVICES. Memory of another process that the program opens \
-               on purpose (CUDA IPC) does not count.",
-    limits: "The bytes are those that the process allocated. Its CUDA context takes several hundred MiB besides. The \
-             rule misses a context without an allocation. Ranks that share a GPU on purpose have the same own GPU and \
-             are not reported.",
+    evidence: "A process of one rank allocates or creates a CUDA context on a GPU that is another rank's own, besides \
+               the GPU of its own rank. A rank's own GPU is the one with its local rank, else the one on which it \
+               computes most. GPUs are compared by PCI bus id, else by CUDA_VISIBLE_DEVICES. Memory of another process \
+               that the program opens on purpose (CUDA IPC) does not count. NCCL opens memory of the other GPUs of a \
+               host so, and then a stray context there is not reported.",
+    limits: "The bytes are those that the process allocated. Its CUDA context takes several hundred MiB besides. A \
+             context without an allocation has a line only if the process had allocated on another GPU before. \
+             Contexts of `cuCtxCreate`, which PyTorch does not call, are not known. Ranks that share a GPU on purpose \
+             have the same own GPU and are not reported.",
 };
 
 /// A DataLoader worker holds memory on a GPU.
