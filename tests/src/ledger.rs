@@ -52,6 +52,9 @@ pub fn read_all(path: &Path) -> BTreeMap<u32, Calls> {
         let number = |key: &str| entry[key].as_u64().unwrap_or(0);
         let name = entry["api"].as_str().expect("an api").to_owned();
         let Some(api) = Api::ALL.iter().find(|a| a.symbol() == Some(&name)) else { continue };
+        if api.exports() {
+            continue; // The driver's layer of the ledger has no such calls.
+        }
         let result = entry["result"].as_i64().unwrap_or(0);
         let addr = if number("addr") != 0 { number("addr") } else { number("handle") };
         let frees = api.frees();
@@ -106,7 +109,7 @@ pub fn calls_of(reader: &Reader, events: &[Event]) -> Calls {
     for e in events {
         // Reports of a memory pool about itself and readings of a device are not calls. The ledger has no calls about graphs.
         let is_report = matches!(e.action, Action::Retract | Action::Totals | Action::DeviceUsage | Action::Graph);
-        if matches!(e.source, Source::Driver | Source::Runtime) && !is_report {
+        if matches!(e.source, Source::Driver | Source::Runtime) && !is_report && !e.api.exports() {
             let tid = reader.definitions().thread(e.thread).expect("a thread").tid;
             let result = failed.get(&e.seq).copied().unwrap_or(e.result.into());
             calls.entry(tid).or_default().push(call(e, result));

@@ -27,7 +27,8 @@ pub enum MemoryKind {
     Array,
     /// Physical memory behind a VMM handle.
     Physical,
-    /// A mapping of physical memory, or a reservation of addresses. It has no memory of its own.
+    /// A mapping of physical memory, a reservation of addresses, or a handle for another process. It has no memory of
+    /// its own.
     Address,
     /// Memory of another process, opened in this one. It has no memory of its own.
     Imported,
@@ -87,6 +88,7 @@ macro_rules! apis {
     (@kind $memory:ident) => { Some(MemoryKind::$memory) };
     (@frees allocates) => { false };
     (@frees captures) => { false };
+    (@frees exports) => { false };
     (@frees frees) => { true };
 }
 
@@ -116,6 +118,11 @@ impl Api {
             60 => Some(GraphCall::Destroy),
             _ => None,
         }
+    }
+
+    /// Whether the function makes a handle of memory for another process.
+    pub const fn exports(self) -> bool {
+        matches!(self, Api::cuIpcGetMemHandle | Api::cudaIpcGetMemHandle)
     }
 
     /// The value for events that are no CUDA calls.
@@ -161,6 +168,7 @@ apis! {
     36 cuModuleLoadFatBinary Driver Driver allocates;
     37 cuLibraryLoadData Driver Driver allocates;
     38 cuLibraryLoadFromFile Driver Driver allocates;
+    39 cuIpcGetMemHandle Driver Address exports;
     48 cuStreamBeginCapture_v2 Driver None captures;
     49 cuStreamBeginCapture_v2_ptsz Driver None captures;
     50 cuStreamBeginCaptureToGraph Driver None captures;
@@ -197,6 +205,7 @@ apis! {
     84 cudaFreeMipmappedArray Runtime Array frees;
     85 cudaIpcOpenMemHandle Runtime Imported allocates;
     86 cudaIpcCloseMemHandle Runtime Imported frees;
+    87 cudaIpcGetMemHandle Runtime Address exports;
 }
 
 #[cfg(test)]

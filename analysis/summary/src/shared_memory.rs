@@ -1,9 +1,11 @@
 //! Finds device memory that one process allocated and another opened (CUDA IPC): matches what a process opened with
 //! what other processes of the launch had allocated.
 //!
-//! The driver reports the size of an opened allocation, but not its owner. A process is taken for the exporter if it alone
-//! had memory of exactly this size on this GPU when the memory was opened. Otherwise the exporter stays unknown. The pass
-//! over the driver's events runs only if a process opened memory.
+//! The driver reports the size of an opened allocation, but not its owner. The events of an export and of an opening have
+//! a hash of the handle that passed between the two, and the process with the export of that handle is the exporter.
+//! Memory that was opened without such a handle (file descriptors, recordings before format 1.4) is matched by size: a
+//! process is taken for the exporter if it alone had memory of exactly this size on this GPU when the memory was opened.
+//! Otherwise the exporter stays unknown. The pass over the driver's events runs only if a process opened memory.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
@@ -36,12 +38,23 @@ pub(crate) struct SharingProcess<'a> {
 #[derive(Clone, Copy, Debug)]
 struct Import {
     kind: Kind,
+    /// The hash of the handle; 0 if none was recorded.
+    handle: u64,
     device: i16,
     opened_ns: u64,
     /// `u64::MAX` if it was never closed.
     closed_ns: u64,
     stack: StackId,
     context: ContextId,
+}
+
+/// An own allocation for which a process made a handle.
+#[derive(Clone, Copy, Debug)]
+struct Exported {
+    /// `None` if the allocation precedes the recording.
+    device: Option<i16>,
+    /// `u64::MAX` if it was never freed.
+    freed_ns: u64,
 }
 
 /// The driver memory of one process over time.
@@ -52,6 +65,9 @@ struct DriverMemory {
     own: BTreeMap<Kind, Vec<(u64, u64)>>,
     /// By kind: the ordinal in this process.
     devices: BTreeMap<Kind, i16>,
+    /// By the hash of the handle: the time of the export and the index in `exported`, by time.
+    exports: HashMap<u64, Vec<(u64, usize)>>,
+    exported: Vec<Exported>,
 }
 
 impl DriverMemory {
@@ -61,13 +77,30 @@ impl DriverMemory {
         let after = changes.partition_point(|(at, _)| *at <= ns);
         after.checked_sub(1).and_then(|at| changes.get(at)).map_or(0, |(_, count)| *count)
     }
+
+    /// The allocation that was last exported with this handle before `ns`. Clocks of two recordings differ by little,
+    /// so an export that seems later than its opening counts if there is no other.
+    fn export(&self, handle: u64, ns: u64) -> Option<Exported> {
+        let exports = self.exports.get(&handle)?;
+        let after = exports.partition_point(|(at, _)| *at <= ns);
+        let (_, exported) = exports.get(after.saturating_sub(1))?;
+        self.exported.get(*exported).copied()
+    }
+}
+
+/// An own allocation that is not freed yet.
+struct OwnAllocation {
+    kind: Kind,
+    device: i16,
+    /// Its index in [`DriverMemory::exported`], once it has a handle.
+    exported: Option<usize>,
 }
 
 /// Follows the driver's calls of one process.
 struct Follower<'a> {
     gpu: &'a dyn Fn(i16) -> Option<usize>,
     memory: DriverMemory,
-    own: HashMap<u64, Kind>,
+    own: BTreeMap<u64, OwnAllocation>,
     /// By address: the index of an open import, and how often it was opened.
     open: HashMap<u64, (usize, u32)>,
     /// Handles of imported physical memory, with the call that imported them.
@@ -85,11 +118,12 @@ impl Follower<'_> {
                 self.handles.insert(e.addr, (e.stack, e.context));
             }
             (Action::Alloc, Some(MemoryKind::Imported)) if !counted => {
-                self.open(e.addr, e.size, e.device, ns, (e.stack, e.context));
+                self.open(e, e.stream, ns, (e.stack, e.context));
             }
+            (Action::Alloc, Some(MemoryKind::Address)) if e.api.exports() => self.export(e.addr, e.stream, ns),
             (Action::Map, _) => {
                 if let Some(&from) = self.handles.get(&e.stream) {
-                    self.open(e.addr, e.size, e.device, ns, from);
+                    self.open(e, 0, ns, from);
                 }
             }
             (Action::FreeCompleted, Some(MemoryKind::Imported)) if !e.flags.contains(Flags::NESTED) => {
@@ -99,7 +133,7 @@ impl Follower<'_> {
             (Action::Alloc, Some(MemoryKind::Device | MemoryKind::Physical)) if !counted => {
                 let Some(gpu) = (self.gpu)(e.device) else { return };
                 let kind = (gpu, e.size);
-                self.own.insert(e.addr, kind);
+                self.own.insert(e.addr, OwnAllocation { kind, device: e.device, exported: None });
                 self.memory.devices.insert(kind, e.device);
                 self.change(kind, ns, 1);
             }
@@ -107,8 +141,11 @@ impl Follower<'_> {
                 if e.api.memory_kind() == Some(MemoryKind::Physical) {
                     self.handles.remove(&e.addr);
                 }
-                if let Some(kind) = self.own.remove(&e.addr) {
-                    self.change(kind, ns, -1);
+                if let Some(own) = self.own.remove(&e.addr) {
+                    self.change(own.kind, ns, -1);
+                    if let Some(exported) = own.exported.and_then(|at| self.memory.exported.get_mut(at)) {
+                        exported.freed_ns = ns;
+                    }
                 }
             }
             _ => {}
@@ -121,15 +158,29 @@ impl Follower<'_> {
         changes.push((ns, count.saturating_add_signed(by)));
     }
 
-    fn open(&mut self, addr: u64, size: u64, device: i16, ns: u64, (stack, context): (StackId, ContextId)) {
-        if let Some((_, times)) = self.open.get_mut(&addr) {
+    /// Takes the export of the allocation that contains `addr`.
+    fn export(&mut self, addr: u64, handle: u64, ns: u64) {
+        let next = self.memory.exported.len();
+        let below = self.own.range_mut(..=addr).next_back();
+        let own = below.filter(|(base, own)| addr - **base < own.kind.1).map(|(_, own)| own);
+        let device = own.as_ref().map(|own| own.device);
+        let at = own.map_or(next, |own| *own.exported.get_or_insert(next));
+        if at == next {
+            self.memory.exported.push(Exported { device, freed_ns: u64::MAX });
+        }
+        self.memory.exports.entry(handle).or_default().push((ns, at));
+    }
+
+    fn open(&mut self, e: &Event, handle: u64, ns: u64, (stack, context): (StackId, ContextId)) {
+        if let Some((_, times)) = self.open.get_mut(&e.addr) {
             *times += 1;
             return;
         }
+        let device = e.device;
         let Some(gpu) = (self.gpu)(device) else { return };
-        self.open.insert(addr, (self.memory.imports.len(), 1));
-        let kind = (gpu, size);
-        self.memory.imports.push(Import { kind, device, opened_ns: ns, closed_ns: u64::MAX, stack, context });
+        self.open.insert(e.addr, (self.memory.imports.len(), 1));
+        let kind = (gpu, e.size);
+        self.memory.imports.push(Import { kind, handle, device, opened_ns: ns, closed_ns: u64::MAX, stack, context });
     }
 
     fn close(&mut self, addr: u64, ns: u64) {
@@ -159,7 +210,7 @@ pub(crate) fn shared_memory(processes: &[SharingProcess<'_>]) -> Vec<SharedMemor
         let mut follower = Follower {
             gpu: &gpu,
             memory: DriverMemory::default(),
-            own: HashMap::new(),
+            own: BTreeMap::new(),
             open: HashMap::new(),
             handles: HashMap::new(),
         };
@@ -175,7 +226,7 @@ pub(crate) fn shared_memory(processes: &[SharingProcess<'_>]) -> Vec<SharedMemor
         // By exporter and device.
         let mut groups: BTreeMap<(Option<usize>, i16), Vec<&Import>> = BTreeMap::new();
         for import in &memory.imports {
-            let has = |other: &usize| *other != importer && memories[*other].live(import.kind, import.opened_ns) > 0;
+            let has = |other: &usize| *other != importer && is_exporter(&memories[*other], import);
             let mut exporters = (0..memories.len()).filter(has);
             let exporter = exporters.next().filter(|_| exporters.next().is_none());
             groups.entry((exporter, import.device)).or_default().push(import);
@@ -186,6 +237,14 @@ pub(crate) fn shared_memory(processes: &[SharingProcess<'_>]) -> Vec<SharedMemor
     }
     shared.sort_by_key(|one| (Reverse(one.peak_bytes), one.importer_pid, one.exporter_pid, one.importer_device));
     shared
+}
+
+/// Whether a process can be the exporter of memory: it made the handle, or there is none and it had memory of this size.
+fn is_exporter(memory: &DriverMemory, import: &Import) -> bool {
+    match import.handle {
+        0 => memory.live(import.kind, import.opened_ns) > 0,
+        handle => memory.export(handle, import.opened_ns).is_some(),
+    }
 }
 
 fn summary(
@@ -201,7 +260,7 @@ fn summary(
     let of_importer = &processes[importer];
     let of_exporter = exporter.map(|at| &processes[at]);
     let exporter_device =
-        exporter.and_then(|at| imports.first().and_then(|import| memories[at].devices.get(&import.kind).copied()));
+        exporter.and_then(|at| imports.first().and_then(|import| device_of_exporter(&memories[at], import)));
     let peak_ns = of_exporter.zip(exporter_device).and_then(|(one, device)| one.peaks_ns.get(&device).copied());
     let largest = imports.iter().max_by_key(|one| (one.kind.1, Reverse(one.opened_ns)));
     let locations = Locations::new(of_importer.process.definitions(), of_importer.process.directory());
@@ -221,13 +280,37 @@ fn summary(
     }
 }
 
-/// The most bytes that were open although the exporter had freed them: more allocations of a size were open than the
-/// exporter still had.
+/// The ordinal in the exporter of the device that has the memory. `None` if it is unknown.
+fn device_of_exporter(exporter: &DriverMemory, import: &Import) -> Option<i16> {
+    let exported = exporter.export(import.handle, import.opened_ns).and_then(|one| one.device);
+    exported.or_else(|| exporter.devices.get(&import.kind).copied())
+}
+
+/// The most bytes that were open although the exporter had freed them.
+///
+/// With a handle the allocation is known. Without one, more allocations of a size were open than the exporter still had.
 fn kept_after_free(exporter: &DriverMemory, imports: &[&Import]) -> u64 {
+    // The bytes that are kept from a time on: positive at the free, negative at the close.
+    let mut kept_changes: Vec<(u64, i64)> = Vec::new();
     let mut by_kind: BTreeMap<Kind, Vec<&Import>> = BTreeMap::new();
     for import in imports {
-        by_kind.entry(import.kind).or_default().push(import);
+        if let Some(exported) = exporter.export(import.handle, import.opened_ns) {
+            let from = exported.freed_ns.max(import.opened_ns);
+            if from < import.closed_ns && from != u64::MAX {
+                let bytes = i64::try_from(import.kind.1).unwrap_or(i64::MAX);
+                kept_changes.extend([(from, bytes), (import.closed_ns, -bytes)]);
+            }
+        } else {
+            by_kind.entry(import.kind).or_default().push(import);
+        }
     }
+    kept_changes.sort_unstable();
+    let mut kept_now = 0i64;
+    let kept_by_handle = kept_changes.iter().map(|(_, change)| {
+        kept_now = kept_now.saturating_add(*change);
+        kept_now.max(0).unsigned_abs()
+    });
+    let kept_by_handle = kept_by_handle.max().unwrap_or(0);
     let kept = |(kind, imports): (Kind, Vec<&Import>)| {
         let changes = exporter.own.get(&kind).into_iter().flatten();
         let most = changes.map(|(ns, live)| {
@@ -236,7 +319,7 @@ fn kept_after_free(exporter: &DriverMemory, imports: &[&Import]) -> u64 {
         });
         most.max().unwrap_or(0).saturating_mul(kind.1)
     };
-    by_kind.into_iter().map(kept).sum()
+    kept_by_handle + by_kind.into_iter().map(kept).sum::<u64>()
 }
 
 #[cfg(test)]
@@ -251,7 +334,7 @@ mod tests {
         let mut follower = Follower {
             gpu: &|device| usize::try_from(device).ok(),
             memory: DriverMemory::default(),
-            own: HashMap::new(),
+            own: BTreeMap::new(),
             open: HashMap::new(),
             handles: HashMap::new(),
         };
@@ -281,6 +364,30 @@ mod tests {
         assert_eq!(times, [(3, 7), (4, 8)]);
         // At 5, two of the exporter's allocations are open and one of them is freed.
         assert_eq!(kept_after_free(&exporter, &importer.imports.iter().collect::<Vec<_>>()), 64);
+    }
+
+    #[test]
+    fn a_handle_names_the_exporter_among_processes_with_memory_of_one_size() {
+        let with_handle = |api, action, addr, handle| Event { stream: handle, ..driver(api, action, addr, 0) };
+        let exporter = |handle: u64| {
+            follow(&[
+                (1, driver(Api::cuMemAlloc_v2, Action::Alloc, 0x1000, 64)),
+                // Of the two events of one export, the runtime's has an address inside the allocation.
+                (2, with_handle(Api::cuIpcGetMemHandle, Action::Alloc, 0x1000, handle)),
+                (2, with_handle(Api::cudaIpcGetMemHandle, Action::Alloc, 0x1020, handle)),
+                // Another allocation of this size is alive, so only the handle shows that the exported one is freed.
+                (4, driver(Api::cuMemAlloc_v2, Action::Alloc, 0x3000, 64)),
+                (5, driver(Api::cuMemFree_v2, Action::FreeCompleted, 0x1000, 0)),
+            ])
+        };
+        let (first, second) = (exporter(71), exporter(72));
+        let opened = Event { stream: 72, ..driver(Api::cuIpcOpenMemHandle_v2, Action::Alloc, 0x7000, 64) };
+        let importer = follow(&[(3, opened), (8, driver(Api::cuIpcCloseMemHandle, Action::FreeCompleted, 0x7000, 0))]);
+        let [import] = &importer.imports[..] else { panic!("{:?}", importer.imports) };
+        assert!(first.live(import.kind, 3) > 0 && second.live(import.kind, 3) > 0, "sizes are ambiguous");
+        assert_eq!([&first, &second].map(|one| is_exporter(one, import)), [false, true]);
+        assert_eq!(second.exported.len(), 1);
+        assert_eq!((device_of_exporter(&second, import), kept_after_free(&second, &[import])), (Some(0), 64));
     }
 
     #[test]

@@ -148,8 +148,8 @@ impl Call {
         self.record(action, memory, 0, false)
     }
 
-    /// Records a call about a CUDA graph. `memory` names the graph and the stream.
-    pub(super) fn record_graph(&self, action: Action, result: i32, memory: impl FnOnce() -> CallMemory) {
+    /// Records a call that takes no memory: about a CUDA graph, or about a handle for another process.
+    pub(super) fn record_without_memory(&self, action: Action, result: i32, memory: impl FnOnce() -> CallMemory) {
         self.record(action, memory(), result, false);
     }
 

@@ -15,15 +15,11 @@ use super::driver::driver_function;
 use super::entry::entry;
 use super::graphs;
 use super::hook::Hook;
+use super::ipc::{IpcHandle, hash_at};
 use super::location;
 use super::memory::{AllocationProperties, CallMemory, location_of};
 use super::usage;
 use crate::linker::original::OriginalFunction;
-
-/// `CUipcMemHandle`, `cudaIpcMemHandle_t`: 64 opaque bytes, by value.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(super) struct IpcHandle([u64; 8]);
 
 /// `cudaExtent`, by value.
 #[repr(C)]
@@ -242,6 +238,9 @@ macro_rules! hooks {
         $call.record_load(result);
         result
     }};
+    (@exports $call:ident $action:ident [$($arg:ident),*] { $($field:ident: $value:expr),* } $original:block) => {
+        hooks!(@captures $call $action [$($arg),*] { $($field: $value),* } $original)
+    };
     (@captures $call:ident $action:ident [$($arg:ident),*] { $($field:ident: $value:expr),* } $original:block) => {{
         let (result, _) = $call.run(|| $original);
         hooks!(@graph $call $action result [$($arg),*] { $($field: $value),* });
@@ -259,7 +258,7 @@ macro_rules! hooks {
         $call.run(|| $original).0
     }};
     (@graph $call:ident $action:ident $result:tt [$($arg:ident),*] { $($field:ident: $value:expr),* }) => {
-        $call.record_graph(Action::$action, $result, || {
+        $call.record_without_memory(Action::$action, $result, || {
             $(
                 #[allow(unused_variables, reason = "not every argument is recorded")]
                 let $arg = if $result == 0 { $arg } else { $arg.after_failure() };
@@ -320,9 +319,10 @@ hooks! {
     }
     cuMipmappedArrayDestroy(handle: u64) frees FreeCompleted { addr: handle }
     cuIpcOpenMemHandle_v2(out: *mut u64, handle: IpcHandle, flags: u32) allocates Alloc {
-        addr: read(out), size: imported_size(read(out))
+        addr: read(out), size: imported_size(read(out)), stream: handle.hash()
     }
     cuIpcCloseMemHandle(addr: u64) frees FreeCompleted { addr: addr }
+    cuIpcGetMemHandle(out: *mut IpcHandle, addr: u64) exports Alloc { addr: addr, stream: hash_at(out) }
     cuMemImportFromShareableHandle(out: *mut u64, shared: *mut c_void, kind: u32) allocates Alloc {
         addr: read(out), location: location::of_handle(read(out))
     }
@@ -410,7 +410,8 @@ hooks! {
     }
     cudaFreeMipmappedArray(handle: u64) frees FreeCompleted { addr: handle }
     cudaIpcOpenMemHandle(out: *mut u64, handle: IpcHandle, flags: u32) allocates Alloc {
-        addr: read(out), size: imported_size(read(out))
+        addr: read(out), size: imported_size(read(out)), stream: handle.hash()
     }
     cudaIpcCloseMemHandle(addr: u64) frees FreeCompleted { addr: addr }
+    cudaIpcGetMemHandle(out: *mut IpcHandle, addr: u64) exports Alloc { addr: addr, stream: hash_at(out) }
 }

@@ -8,6 +8,7 @@ mod entry;
 mod functions;
 mod graphs;
 mod hook;
+mod ipc;
 mod location;
 mod lookup;
 mod memory;

@@ -20,7 +20,7 @@ registry! {
     cuMemHostAlloc cuMemAllocHost_v2 cuMemHostRegister_v2 cuMemHostUnregister cuMemFreeHost
     cuArrayCreate_v2 cuArray3DCreate_v2 cuArrayDestroy cuMipmappedArrayCreate cuMipmappedArrayDestroy
     cuIpcOpenMemHandle_v2 cuIpcCloseMemHandle cuMemImportFromShareableHandle cuMemRetainAllocationHandle cuMemPoolTrimTo
-    cuDevicePrimaryCtxRetain cuModuleLoad cuModuleLoadData cuModuleLoadDataEx cuModuleLoadFatBinary
+    cuIpcGetMemHandle cuDevicePrimaryCtxRetain cuModuleLoad cuModuleLoadData cuModuleLoadDataEx cuModuleLoadFatBinary
     cuLibraryLoadData cuLibraryLoadFromFile
     cuStreamBeginCapture_v2 cuStreamBeginCapture_v2_ptsz cuStreamBeginCaptureToGraph cuStreamBeginCaptureToGraph_ptsz
     cuStreamEndCapture cuStreamEndCapture_ptsz
@@ -31,7 +31,7 @@ registry! {
     cudaFreeAsync cudaFreeAsync_ptsz cudaFree
     cudaMallocHost cudaHostAlloc cudaHostRegister cudaHostUnregister cudaFreeHost
     cudaMallocArray cudaMalloc3DArray cudaFreeArray cudaMallocMipmappedArray cudaFreeMipmappedArray
-    cudaIpcOpenMemHandle cudaIpcCloseMemHandle
+    cudaIpcOpenMemHandle cudaIpcCloseMemHandle cudaIpcGetMemHandle
 }
 
 /// The hook that exports this name.

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use memtrace_tests::ledger::{self, Call};
 use memtrace_tests::oracle::{Oracle, assert_equal};
+use memtrace_tests::programs::{ProgramFolder, linked_with, with_simcuda};
 use memtrace_tests::traced_program::TracedProgram;
 use memtrace_trace::counters::Counter;
 use serde_json::Value;
@@ -101,6 +102,27 @@ fn tensors_shared_by_ipc_handle_are_counted_once() {
     // Each of the two transfers has one small segment and one large one. Both small tensors are in one segment.
     assert_eq!(sides["receiver"].sizes("cudaIpcOpenMemHandle"), [2 << 20, 24 << 20, 2 << 20, 24 << 20]);
     assert_counted_once(&sides, 26 << 20);
+}
+
+#[test]
+fn handles_pair_processes_whose_memory_has_one_size() {
+    let programs = ProgramFolder::new();
+    let options = [linked_with("libcudart.so.12"), linked_with("libcuda.so.1")].concat();
+    let program = programs.program("cuda/ipc_pairs.c", "program", &options);
+    let run = with_simcuda(&[&program]).run();
+    run.assert_ended_well();
+    let numbers = |line: &str| line.split(' ').map(|pid| pid.parse::<u64>().expect("a pid")).collect::<Vec<_>>();
+    let mut expected: Vec<_> = String::from_utf8_lossy(&run.output.stdout).lines().map(numbers).collect();
+    let summary = std::fs::read_to_string(run.path().join("summary.json")).expect("summary.json");
+    let summary: Value = serde_json::from_str(&summary).expect("JSON");
+    let shared = summary["launch"]["shared_memory"].as_array().expect("shared memory").iter();
+    let pid = |one: &Value, key: &str| one[key].as_u64().expect("a pid");
+    let mut found: Vec<_> =
+        shared.clone().map(|one| vec![pid(one, "exporter_pid"), pid(one, "importer_pid")]).collect();
+    expected.sort();
+    found.sort();
+    assert_eq!((found.len(), found), (2, expected));
+    assert!(shared.into_iter().all(|one| one["peak_bytes"] == 5 << 20), "{summary}");
 }
 
 mod exhaustive {

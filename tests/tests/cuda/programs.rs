@@ -77,7 +77,7 @@ fn every_runtime_function(library: &str) {
     let program = programs.program("cuda/runtime.c", "program", &linked_with(library));
     let (_, trace) = compare(&[program.as_os_str()], same);
     // `ipc.rs` tests opening another process's memory.
-    assert_eq!(seen(&trace, Source::Runtime), all(Source::Runtime, &["IpcOpen"]));
+    assert_eq!(seen(&trace, Source::Runtime), all(Source::Runtime, &["IpcOpen", "IpcGet"]));
     assert_eq!(callers(&trace), only(Source::Runtime, "program"));
 }
 
@@ -97,7 +97,7 @@ fn a_runtime_found_by_dlopen_and_dlsym_is_recorded() {
     let program = programs.program("cuda/runtime.c", "program", &["-DBY_POINTER"]);
     for library in ["libcudart.so.12", "libcudart.so.13"] {
         let (_, trace) = compare(&[program.as_os_str(), library.as_ref()], same);
-        assert_eq!(seen(&trace, Source::Runtime), all(Source::Runtime, &["IpcOpen"]), "{library}");
+        assert_eq!(seen(&trace, Source::Runtime), all(Source::Runtime, &["IpcOpen", "IpcGet"]), "{library}");
         assert_eq!(callers(&trace), only(Source::Runtime, "program"));
     }
 }
@@ -109,7 +109,7 @@ fn every_function_of_the_driver_is_recorded() {
     let (_, trace) = compare(&[program.as_os_str()], same);
     assert_eq!(
         seen(&trace, Source::Driver),
-        all(Source::Driver, &["IpcOpen", "_ptsz", "FatBinary", "FromFile", "Capture", "Graph"])
+        all(Source::Driver, &["IpcOpen", "IpcGet", "_ptsz", "FatBinary", "FromFile", "Capture", "Graph"])
     );
     assert_eq!(callers(&trace), only(Source::Driver, "program"));
 }
@@ -122,7 +122,7 @@ fn every_way_to_a_driver_function_is_recorded() {
         let (_, trace) = compare(&[program.as_os_str(), how.as_ref()], same);
         assert_eq!(
             seen(&trace, Source::Driver),
-            all(Source::Driver, &["IpcOpen", "_ptsz", "FatBinary", "FromFile", "Capture", "Graph"]),
+            all(Source::Driver, &["IpcOpen", "IpcGet", "_ptsz", "FatBinary", "FromFile", "Capture", "Graph"]),
             "{how}"
         );
         assert_eq!(callers(&trace), only(Source::Driver, "program"), "{how}");
@@ -137,6 +137,7 @@ fn functions_of_the_per_thread_default_stream_are_recorded() {
         let (_, trace) = compare(&[program.as_os_str(), how.as_ref(), "per-thread".as_ref()], same);
         let ordinary = [
             "IpcOpen",
+            "IpcGet",
             "cuMemAllocAsync",
             "cuMemAllocFromPoolAsync",
             "cuMemFreeAsync",
