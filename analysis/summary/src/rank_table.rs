@@ -10,10 +10,11 @@ use crate::launch::{HelperSummary, LaunchSummary, RankComparison, RankPhasePeak,
 use crate::locations::Locations;
 use crate::progress::Progress;
 use crate::shared_memory::{SharingProcess, shared_memory};
-use crate::stray_contexts::{GpuUse, Gpus, LaunchProcess, launch_issues};
+use crate::stray_contexts::{GpuName, GpuUse, Gpus, LaunchProcess, launch_issues};
 use crate::summary::{DeviceSummary, PhaseSummary, ProcessSummary};
 use memtrace_input::load::{Process, Run, SNAPSHOT_END_REASON};
 use memtrace_insight::passes::{Analysis, DeviceUses, Phase};
+use memtrace_insight::rules::library_name;
 use memtrace_replay::MemoryLocation;
 
 /// The maximum number of lines in the comparison of two ranks.
@@ -23,6 +24,8 @@ const COMPARED_LINES: usize = 20;
 #[derive(Debug)]
 pub(crate) struct ProcessUses {
     uses: Vec<GpuUse>,
+    /// The GPUs on which it opened memory of another process, by ordinal.
+    imported: BTreeMap<i16, GpuName>,
 }
 
 impl ProcessUses {
@@ -30,28 +33,39 @@ impl ProcessUses {
     pub(crate) fn of(process: &Process, uses: &DeviceUses, analysis: &Analysis) -> ProcessUses {
         let locations = Locations::new(process.definitions(), process.directory());
         let visible = process.info().env.get("CUDA_VISIBLE_DEVICES").map(|list| list.split(',').collect::<Vec<_>>());
-        let described_uses = uses.first().into_iter().map(|(device, first)| {
+        let name = |device: i16| {
             let ordinal = usize::from(device.unsigned_abs());
             let described = process.definitions().devices.get(&u32::from(device.unsigned_abs()));
             let visible = visible.as_ref().and_then(|list| list.get(ordinal));
+            GpuName {
+                pci_bus_id: described.map(|device| device.pci.to_string()).filter(|pci| !pci.is_empty()),
+                index: visible.map_or_else(|| ordinal.to_string(), |one| one.trim().to_owned()),
+            }
+        };
+        let described_uses = uses.first().into_iter().map(|(device, first)| {
             let physical = analysis.locations.get(&MemoryLocation::Device(device)).map_or(0, |usage| usage.peak);
             let of_torch = analysis.devices.iter().find(|one| one.device == device).map_or(0, |one| one.peaks.reserved);
+            // NCCL opens memory of each GPU of the host that a rank exchanges data with, without a context there.
+            let is_deliberate =
+                |module| library_name(process.definitions().module(module).unwrap_or_default()) != "NCCL";
             let frames = || process.definitions().walk(first.stack).filter_map(|(_, frame)| frame);
             GpuUse {
                 device,
-                pci_bus_id: described.map(|device| device.pci.to_string()).filter(|pci| !pci.is_empty()),
-                index: visible.map_or_else(|| ordinal.to_string(), |one| one.trim().to_owned()),
+                name: name(device),
                 bytes: physical.max(of_torch),
                 first_used_at: locations.stack(first.stack, first.context),
                 is_by_data_loader: frames().any(|frame| frame.filename.ends_with("torch/utils/data/_utils/worker.py")),
-                has_imports: uses.has_imports(device),
+                has_imports: uses.importers(device).any(is_deliberate),
             }
         });
-        ProcessUses { uses: described_uses.collect() }
+        ProcessUses {
+            uses: described_uses.collect(),
+            imported: uses.imports().map(|device| (device, name(device))).collect(),
+        }
     }
 
     fn pci_bus_id(&self, device: i16) -> Option<String> {
-        self.uses.iter().find(|one| one.device == device)?.pci_bus_id.clone()
+        self.uses.iter().find(|one| one.device == device)?.name.pci_bus_id.clone()
     }
 }
 
@@ -106,14 +120,18 @@ pub(crate) fn launch_summary(
         .collect();
     launch.issues = launch_issues(&processes);
     let gpus = Gpus::of(&processes);
-    let sharing = run.processes().iter().zip(&processes).zip(summaries).map(|((process, launched), summary)| {
+    let sharing = run.processes().iter().zip(&processes).zip(uses).zip(summaries);
+    let sharing = sharing.map(|(((process, launched), uses), summary)| {
         let peak = |device: &DeviceSummary| Some((device.device, device.peak.as_ref()?.time_ns));
         SharingProcess {
             process,
             rank: launched.rank,
-            gpus: launched.uses.iter().map(|one| (one.device, gpus.identity(one).to_owned())).collect(),
+            gpus: (launched.uses.iter().map(|one| (one.device, &one.name)))
+                .chain(uses.imported.iter().map(|(device, name)| (*device, name)))
+                .map(|(device, name)| (device, gpus.identity(name).to_owned()))
+                .collect(),
             peaks_ns: summary.devices.iter().filter_map(peak).collect(),
-            has_imports: launched.uses.iter().any(|one| one.has_imports),
+            has_imports: !uses.imported.is_empty(),
         }
     });
     launch.shared_memory = shared_memory(&sharing.collect::<Vec<_>>());

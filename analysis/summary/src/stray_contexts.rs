@@ -12,22 +12,28 @@ use memtrace_insight::rules::RuleId;
 /// The maximum number of processes named in the evidence of an issue.
 const NAMED: usize = 8;
 
+/// How a process names a GPU.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct GpuName {
+    /// The PCI bus id; `None` if it was not recorded.
+    pub(crate) pci_bus_id: Option<String>,
+    /// The entry of `CUDA_VISIBLE_DEVICES`, else the ordinal.
+    pub(crate) index: String,
+}
+
 /// A GPU that a process used.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct GpuUse {
     /// The ordinal in the process.
     pub(crate) device: i16,
-    /// The PCI bus id; `None` if it was not recorded.
-    pub(crate) pci_bus_id: Option<String>,
-    /// The entry of `CUDA_VISIBLE_DEVICES`, else the ordinal.
-    pub(crate) index: String,
+    pub(crate) name: GpuName,
     /// The highest number of bytes that the process allocated there.
     pub(crate) bytes: u64,
     /// The stack of the first allocation. Without one, that of the context's creation, if it was recorded.
     pub(crate) first_used_at: StackSummary,
     /// Whether a DataLoader worker's loop made the first allocation.
     pub(crate) is_by_data_loader: bool,
-    /// Whether the process opened memory of another process there.
+    /// Whether the process, and not only NCCL in it, opened memory of another process there.
     pub(crate) has_imports: bool,
 }
 
@@ -52,13 +58,13 @@ pub(crate) struct Gpus<'a> {
 impl<'a> Gpus<'a> {
     pub(crate) fn of(processes: &'a [LaunchProcess<'a>]) -> Gpus<'a> {
         let uses = processes.iter().flat_map(|process| process.uses);
-        let known = uses.filter_map(|one| Some((one.index.as_str(), one.pci_bus_id.as_deref()?)));
+        let known = uses.filter_map(|one| Some((one.name.index.as_str(), one.name.pci_bus_id.as_deref()?)));
         Gpus { by_index: known.collect() }
     }
 
-    pub(crate) fn identity(&self, one: &'a GpuUse) -> &'a str {
-        let index = one.index.as_str();
-        one.pci_bus_id.as_deref().unwrap_or_else(|| self.by_index.get(index).copied().unwrap_or(index))
+    pub(crate) fn identity(&self, name: &'a GpuName) -> &'a str {
+        let index = name.index.as_str();
+        name.pci_bus_id.as_deref().unwrap_or_else(|| self.by_index.get(index).copied().unwrap_or(index))
     }
 }
 
@@ -71,7 +77,7 @@ pub(crate) fn launch_issues(processes: &[LaunchProcess<'_>]) -> Vec<LaunchIssueS
     for process in processes.iter().filter(|process| process.is_rank) {
         let own = process.uses.iter().find(|one| Some(one.device) == process.own_device);
         if let Some((rank, own)) = process.rank.zip(own) {
-            let gpu = gpus.identity(own);
+            let gpu = gpus.identity(&own.name);
             own_gpus.insert(rank, gpu);
             owners.entry(gpu).and_modify(|owner| *owner = rank.min(*owner)).or_insert(rank);
         }
@@ -80,7 +86,7 @@ pub(crate) fn launch_issues(processes: &[LaunchProcess<'_>]) -> Vec<LaunchIssueS
     for process in processes {
         let own = process.rank.and_then(|rank| own_gpus.get(&rank)).copied();
         for one in process.uses {
-            let gpu = gpus.identity(one);
+            let gpu = gpus.identity(&one.name);
             let is_of_other = owners.get(gpu).is_some_and(|owner| Some(*owner) != process.rank) && own.is_some();
             let rule = match () {
                 () if one.is_by_data_loader => RuleId::WorkerContext,
@@ -182,7 +188,8 @@ mod tests {
     use super::*;
 
     fn used(device: i16, index: &str, pci: Option<&str>, bytes: u64) -> GpuUse {
-        GpuUse { device, index: index.into(), pci_bus_id: pci.map(str::to_owned), bytes, ..GpuUse::default() }
+        let name = GpuName { index: index.into(), pci_bus_id: pci.map(str::to_owned) };
+        GpuUse { device, name, bytes, ..GpuUse::default() }
     }
 
     fn rank(rank: u32, own_device: i16, uses: &[GpuUse]) -> LaunchProcess<'_> {

@@ -1,10 +1,10 @@
 //! Where a process first used each GPU. A first use comes with a CUDA context, which takes memory of the device.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use memtrace_trace::api::MemoryKind;
+use memtrace_trace::api::{Api, MemoryKind};
 use memtrace_trace::event::{Action, Event, UsageOccasion};
-use memtrace_trace::ids::{ContextId, StackId};
+use memtrace_trace::ids::{ContextId, ModuleId, StackId};
 
 /// The first use of a device by a process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -24,7 +24,8 @@ pub struct DeviceUses {
     first: BTreeMap<i16, DeviceUse>,
     /// The creations of contexts.
     contexts: BTreeMap<i16, DeviceUse>,
-    imports: BTreeMap<i16, u64>,
+    /// The objects that opened memory of other processes on a device.
+    imports: BTreeSet<(i16, ModuleId)>,
     /// The devices of `first` below 64, one bit each: most events are on a device that is known.
     known: u64,
 }
@@ -45,15 +46,18 @@ impl DeviceUses {
         if e.action == Action::DeviceUsage && UsageOccasion::from_wire(e.stream) == UsageOccasion::ContextCreated {
             self.contexts.entry(e.device).or_insert(one);
         }
-        let takes_memory = matches!(
-            e.action,
-            Action::Alloc | Action::SegmentAlloc | Action::Map | Action::SegmentMap | Action::Totals
-        );
+        // `cuMemMap` maps memory that `cuMemCreate` allocated or that was imported. It needs no context on the device.
+        let takes_memory =
+            matches!(e.action, Action::Alloc | Action::SegmentAlloc | Action::SegmentMap | Action::Totals);
         if !takes_memory || !e.source.is_torch() && e.result != 0 {
             return;
         }
         if !e.source.is_torch() && e.api.memory_kind() == Some(MemoryKind::Imported) {
-            *self.imports.entry(e.device).or_default() += 1;
+            self.imports.insert((e.device, e.module));
+            // The memory is another process's, and mapping it needs no context on its device.
+            if e.api == Api::cuMemImportFromShareableHandle {
+                return;
+            }
         }
         self.known |= bit;
         self.first.entry(e.device).or_insert(one);
@@ -66,9 +70,14 @@ impl DeviceUses {
         uses
     }
 
-    /// Whether the process opened memory of another process on this device (CUDA IPC), which needs a context there.
-    pub fn has_imports(&self, device: i16) -> bool {
-        self.imports.contains_key(&device)
+    /// The devices on which the process opened memory of another process (CUDA IPC).
+    pub fn imports(&self) -> impl Iterator<Item = i16> {
+        self.imports.iter().map(|(device, _)| *device)
+    }
+
+    /// The objects that opened memory of another process on this device.
+    pub fn importers(&self, device: i16) -> impl Iterator<Item = ModuleId> {
+        self.imports.range((device, ModuleId(0))..=(device, ModuleId(u32::MAX))).map(|(_, module)| *module)
     }
 }
 
@@ -95,7 +104,17 @@ mod tests {
         }
         let found: Vec<_> = uses.first().iter().map(|(device, first)| (*device, first.seq, first.stack.0)).collect();
         assert_eq!(found, [(1, 3, 7), (70, 5, 9)]);
-        assert!(uses.has_imports(1) && !uses.has_imports(70));
+        assert_eq!((uses.importers(1).count(), uses.importers(70).count()), (1, 0));
+    }
+
+    #[test]
+    fn memory_of_another_process_is_mapped_without_a_context() {
+        let driver = Event { source: Source::Driver, device: 1, module: ModuleId(4), ..Event::EMPTY };
+        let mut uses = DeviceUses::default();
+        uses.observe(&Event { api: Api::cuMemImportFromShareableHandle, action: Action::Alloc, ..driver });
+        uses.observe(&Event { api: Api::cuMemMap, action: Action::Map, ..driver });
+        assert!(uses.first().is_empty());
+        assert_eq!(uses.importers(1).collect::<Vec<_>>(), [ModuleId(4)]);
     }
 
     #[test]

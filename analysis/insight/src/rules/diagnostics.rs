@@ -164,9 +164,9 @@ pub static STRAY_CONTEXT: DiagnosticRule = DiagnosticRule {
     id: RuleId::StrayContext,
     evidence: "A process of one rank allocates or creates a CUDA context on a GPU that is another rank's own, besides \
                the GPU of its own rank. A rank's own GPU is the one with its local rank, else the one on which it \
-               computes most. GPUs are compared by PCI bus id, else by CUDA_VISIBLE_DEVICES. Memory of another process \
-               that the program opens on purpose (CUDA IPC) does not count. NCCL opens memory of the other GPUs of a \
-               host so, and then a stray context there is not reported.",
+               computes most. GPUs are compared by PCI bus id, else by CUDA_VISIBLE_DEVICES. A GPU on which \
+               the program itself opens memory of another process (CUDA IPC) does not count. NCCL opens memory on the \
+               other GPUs of a host too, and needs no context there.",
     limits: "The bytes are those that the process allocated. Its CUDA context takes several hundred MiB besides. A \
              context without an allocation has a line only if the process had allocated on another GPU before. \
              Contexts of `cuCtxCreate`, which PyTorch does not call, are not known. Ranks that share a GPU on purpose \
