@@ -278,7 +278,7 @@ impl TextReport {
             let importer = process(one.importer_rank, one.importer_pid);
             let exporter = one
                 .exporter_pid
-                .map_or_else(|| "a process that was not recorded".to_owned(), |pid| process(one.exporter_rank, pid));
+                .map_or_else(|| "a process that is not known".to_owned(), |pid| process(one.exporter_rank, pid));
             let kept = match one.kept_after_free_bytes {
                 0 => String::new(),
                 bytes => format!("; {} of it after {exporter} had freed it", size_text(bytes)),

@@ -42,6 +42,9 @@ def run(rank, size, store, options):
     os.write(1, f"rank {rank} pid {os.getpid()}\n".encode())
     oracle.finish()
     dist.destroy_process_group()
+    # FSDP's last callback is freed by the thread of the backward pass. While Python ends, that would abort the process.
+    # This pass waits for it.
+    torch.ones((), device="cuda", requires_grad=True).backward()
 
 
 if __name__ == "__main__":

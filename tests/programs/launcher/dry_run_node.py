@@ -83,6 +83,9 @@ def main():
     # In one write, because the ranks share the output.
     os.write(1, (json.dumps(result) + "\n").encode())
     dist.destroy_process_group()
+    # FSDP's last callback is freed by the thread of the backward pass. While Python ends, that would abort the process.
+    # This pass waits for it.
+    torch.ones((), device="cuda", requires_grad=True).backward()
 
 
 if __name__ == "__main__":

@@ -29,6 +29,9 @@ def run(rank, size, store, kind):
     named.train(model, lambda: torch.empty(64, 512, device="cuda"), optimizer=optimizer, oracle=oracle)
     dist.barrier()
     dist.destroy_process_group()
+    # FSDP's last callback is freed by the thread of the backward pass. While Python ends, that would abort the process.
+    # This pass waits for it.
+    torch.ones((), device="cuda", requires_grad=True).backward()
 
 
 if __name__ == "__main__":

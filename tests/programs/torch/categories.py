@@ -512,6 +512,9 @@ def sharded():
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, parameters_as_bucket_view=True)
     train(model, optimizer, True)
     note_model(model)
+    # FSDP's last callback is freed by the thread of the backward pass. While Python ends, that would abort the process.
+    # This pass waits for it.
+    torch.ones((), device="cuda", requires_grad=True).backward()
     torch.distributed.destroy_process_group()
 
 

@@ -39,6 +39,9 @@ def run(rank, size, store, kind):
     if rank == 0:
         print("peak", torch.cuda.max_memory_allocated())
     dist.destroy_process_group()
+    # FSDP's last callback is freed by the thread of the backward pass. While Python ends, that would abort the process.
+    # This pass waits for it.
+    torch.ones((), device="cuda", requires_grad=True).backward()
 
 
 if __name__ == "__main__":

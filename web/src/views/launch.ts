@@ -72,7 +72,7 @@ function helperParts(launch: LaunchSummary): HTMLElement[] {
 
 function sharedItem(one: SharedMemorySummary, at: number): HTMLElement {
   const field = (name: string) => `/launch.shared_memory.${at}.${name}`;
-  const exporter = one.exporter_pid === undefined ? 'a process that was not recorded' : processName(one.exporter_rank, one.exporter_pid);
+  const exporter = one.exporter_pid === undefined ? 'a process that is not known' : processName(one.exporter_rank, one.exporter_pid);
   return el(
     'li',
     {},
