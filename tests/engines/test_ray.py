@@ -19,7 +19,7 @@ def test_actors_and_tasks_of_one_program(folder: Path, environment: Dict[str, st
     output = run(memtrace(), "--job", "gpt", "--runs", runs, "--", "python", PROGRAMS / "actors.py", environment=environment, SIMCUDA_DEVICES="3")
     measured = json.loads(output.splitlines()[0])
     found = report(runs)
-    assert (found["job"], found["world_size"], found["missing_ranks_count"]) == ("gpt", 2, 0)
+    assert (found["job"], found["world_size"], found["unrecorded_ranks_count"]) == ("gpt", 2, 0)
     ranks = {rank["rank"]: (rank["pid"], rank["peak_bytes"]) for rank in found["ranks"]}
     assert ranks == {own["rank"]: (own["pid"], own["peak"]) for own in measured if own["rank"] is not None}
     # The task belongs to no group.
@@ -43,7 +43,7 @@ def test_ray_train_on_two_hosts(folder: Path, environment: Dict[str, str]) -> No
     measured = [json.loads((own / f"{rank}.json").read_text()) for rank in range(2)]
     assert {each["host"] for each in measured} == {"host-a", "host-b"}
     found = report(own / "runs")
-    assert (found["job"], found["job_source"], found["world_size"], found["missing_ranks_count"]) == ("gpt", "--job", 2, 0)
+    assert (found["job"], found["job_source"], found["world_size"], found["unrecorded_ranks_count"]) == ("gpt", "--job", 2, 0)
     # Each launcher has written its report.
     assert [run["origin"] for run in found["runs"]] == ["summary", "summary"]
     ranks = {rank["rank"]: (rank["host"], rank["pid"], rank["peak_bytes"]) for rank in found["ranks"]}

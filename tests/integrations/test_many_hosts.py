@@ -116,5 +116,5 @@ def test_slurm(jobs: Jobs, name: str) -> None:
     ranks = {rank["rank"]: (rank["host"], rank["pid"], rank["peak_bytes"]) for rank in found["ranks"]}
     assert ranks == {own["rank"]: (own["host"], own["pid"], own["peaks"]["any"]) for own in measured}
     assert [own["host"] for own in measured] == ["host-a", "host-a", "host-b", "host-b"]
-    assert (found["job_source"], found["world_size"], found["missing_ranks_count"]) == ("SLURM_JOB_ID", 4, 0)
+    assert (found["job_source"], found["world_size"], found["unrecorded_ranks_count"]) == ("SLURM_JOB_ID", 4, 0)
     assert re.fullmatch(r"\d+\.0", found["job"]) and len(found["runs"]) == 2 * Jobs.TASKS[name]

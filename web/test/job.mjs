@@ -28,12 +28,17 @@ try {
 }
 await end({ load: { ms: loadMs } });
 
-/** Every cell of every rank, in the order of the JSON. */
+/** Every cell of every rank, in the order of the JSON, and every figure with its field. */
 async function ranks() {
   const shown = await page.locator('#ranks table').evaluateAll(tables =>
     tables.map(table => ({ heads: [...table.querySelectorAll('th')].map(one => one.textContent), rows: [...table.querySelectorAll('tbody tr')].map(row => [...row.cells].map(cell => cell.textContent)) })),
   );
   equal('tables of ranks', shown.length, job.ranks.length > 0 ? 1 : 0);
+  const figures = await page.locator('[data-field]').evaluateAll(all => all.map(one => [one.dataset.field, Number(one.dataset.value), one.textContent]));
+  for (const [field, value, text] of figures) {
+    const expected = field.split('.').reduce((part, name) => part?.[name], job);
+    check(`figure ${field}`, expected === value && text === format.size(value), `${value} as ${text} instead of ${expected}`);
+  }
   if (shown.length === 0) return;
   const [{ heads, rows }] = shown;
   equal('rows', rows.length, job.ranks.length);
@@ -44,24 +49,24 @@ async function ranks() {
     equal(`reserved bytes of rank ${rank.rank}`, cells.Reserved, format.size(rank.reserved_bytes));
     for (const { phase, peak_bytes } of rank.phases.filter(one => one.peak_bytes > 0)) equal(`${phase} of rank ${rank.rank}`, cells[format.capital(phase)], format.size(peak_bytes));
     equal(`errors of rank ${rank.rank}`, cells.OOM, rank.oom_count > 0 ? format.count(rank.oom_count) : '');
-    equal(`host of rank ${rank.rank}`, cells.Host, rank.host === '' ? 'host unknown' : rank.host);
+    equal(`GPU of rank ${rank.rank}`, Number.parseInt(cells.GPU, 10), rank.device);
+    if (job.hosts.length > 1) check(`host of rank ${rank.rank}`, cells.Rank.split(' ')[1] === rank.host, cells.Rank);
   });
 }
 
-/** The comparison, processes without a rank, and notes. */
+/** The comparison, processes that are no ranks, missing ranks, and notes. */
 async function others() {
-  const comparison = job.worst_against_median;
-  equal('comparisons', await page.locator('#difference').count(), comparison ? 1 : 0);
-  if (comparison) {
-    const lines = comparison.by_line.filter(one => one.difference_bytes !== 0);
-    const shown = await page.locator('#difference li').allTextContents();
-    equal('lines of the comparison', shown.length, Math.min(lines.length, 20));
-    const largest = Math.max(...lines.map(one => Math.abs(one.difference_bytes)));
-    check('largest difference first', shown.length === 0 || lines.some(one => Math.abs(one.difference_bytes) === largest && shown[0].startsWith(format.signedSize(one.difference_bytes))), shown[0]);
-  }
-  const peaks = await page.locator('#processes tbody tr td:first-child').allTextContents();
-  equal('processes without a rank', peaks, job.other_processes.map(one => format.size(one.peak_bytes)));
+  const { imbalance, worst_against_median: comparison } = job;
+  const matters = imbalance && imbalance.difference_bytes > 0 && imbalance.difference_bytes * 100 >= imbalance.max_bytes;
+  equal('imbalances', await page.locator('[data-field="imbalance.unused_bytes"]').count(), matters ? 1 : 0);
+  const lines = await page.locator('#ranks ul.lines li').allTextContents();
+  const expected = comparison?.by_line.slice(0, 8) ?? [];
+  equal('lines of the comparison', lines.length, expected.length);
+  expected.forEach((line, at) => check('line of the comparison', lines[at].startsWith(format.signedSize(line.difference_bytes)) && lines[at].endsWith(` at ${line.location}`), lines[at]));
+  const helpers = job.ranks.flatMap(rank => rank.helpers).concat(job.without_rank);
+  equal('processes that are no ranks', await page.locator('#ranks ul.helpers .num').count(), Math.min(helpers.length, 8));
+  const verdict = await page.textContent('#verdict');
+  check('missing ranks', job.unrecorded_ranks_count === 0 || verdict.includes('No recording: '), verdict);
   const notes = (await page.locator('#notes').count()) > 0 ? await page.textContent('#notes') : '';
   for (const text of job.notices) check('notice', notes.includes(text), text);
-  check('missing ranks', job.missing_ranks_count === 0 || notes.includes('without a recording'), notes);
 }

@@ -71,9 +71,10 @@ function deviceParts({ device_memory: memory }, name) {
 /** The figures that the card of the launch has. */
 function launchFigures(launch) {
   if (!launch || (launch.ranks.length < 2 && launch.issues.length === 0 && launch.shared_memory.length === 0)) return [];
+  const isShown = phase => launch.ranks.some(rank => rank.phases.some(one => one.phase === phase && one.peak_bytes > 0));
   const ranks = launch.ranks.length < 2 ? [] : launch.ranks.flatMap((rank, at) => {
-    const phases = rank.phases.map(({ phase }, i) => [phase, i]).filter(([phase]) => ['load', 'forward', 'backward', 'optimizer'].includes(phase));
-    return ['peak_bytes', 'reserved_bytes', ...phases.map(([, i]) => `phases.${i}.peak_bytes`)].map(field => [`/launch.ranks.${at}.${field}`, true]);
+    const phases = rank.phases.flatMap(({ phase }, i) => (isShown(phase) ? [`phases.${i}.peak_bytes`] : []));
+    return ['peak_bytes', 'reserved_bytes', ...phases].map(field => [`/launch.ranks.${at}.${field}`, true]);
   });
   const { imbalance } = launch;
   const matters = imbalance && imbalance.difference_bytes > 0 && imbalance.difference_bytes * 100 >= imbalance.max_bytes;

@@ -30,6 +30,7 @@ mod markup;
 mod page;
 mod parts;
 mod pools;
+mod rank_table_text;
 mod redacted_run;
 mod sections;
 mod statistics;

@@ -53,8 +53,13 @@ impl Table {
         self.rows.push(Row::Caption(text.into()));
     }
 
-    /// The lines, each indented by `indent` and at most `width` columns wide. The last column can take several lines.
-    pub(crate) fn lines(&self, indent: usize, width: usize, style: Style) -> Vec<String> {
+    /// The width without indentation, if nothing is cut or wrapped.
+    pub(crate) fn width(&self) -> usize {
+        let widths = self.widths();
+        widths.iter().sum::<usize>() + 2 * widths.len().saturating_sub(1)
+    }
+
+    fn widths(&self) -> Vec<usize> {
         let mut widths = vec![0; self.align.len()];
         for row in &self.rows {
             if let Row::Head(cells) | Row::Cells(cells) = row {
@@ -63,6 +68,12 @@ impl Table {
                 }
             }
         }
+        widths
+    }
+
+    /// The lines, each indented by `indent` and at most `width` columns wide. The last column can take several lines.
+    pub(crate) fn lines(&self, indent: usize, width: usize, style: Style) -> Vec<String> {
+        let widths = self.widths();
         let mut lines = Vec::new();
         for row in &self.rows {
             match row {

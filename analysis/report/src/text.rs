@@ -40,7 +40,7 @@ impl ToText for Summary {
         let name = worst_process(self);
         report.verdict(self, name.as_deref());
         match &self.launch {
-            Some(launch) if launch.ranks.len() > 1 => report.launch(launch),
+            Some(launch) if launch.table.ranks.len() > 1 => report.launch(launch),
             _ if several => {
                 report.blank();
                 report.processes(&self.processes);

@@ -9,6 +9,7 @@ use memtrace_trace::event::Event;
 use memtrace_trace::file::Definitions;
 use memtrace_trace::ids::{ContextId, FrameId, StackId};
 
+use crate::build_launch::{ProcessUses, launch_summary};
 use crate::cuda_graphs::{OutputNames, cuda_graphs, pool_text};
 use crate::device_memory::{DeviceInputs, DeviceMemorySummary, device_memory};
 use crate::diagnosis::IssueBuilder;
@@ -17,7 +18,6 @@ use crate::holders::Holders;
 use crate::locations::{Locations, frame_summary};
 use crate::pool_query::add_pools;
 use crate::progress::Progress;
-use crate::rank_table::{ProcessUses, launch_summary};
 use crate::step_estimate::{StepEstimate, step_estimate};
 use crate::suggestions::{SuggestionQuery, suggestions};
 use crate::summary::{

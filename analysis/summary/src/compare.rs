@@ -143,21 +143,23 @@ fn analyze_process<'a>(
     AnalyzedProcess { process, names, analysis, sources: sources.clone() }
 }
 
-/// Compares the peaks of two processes of a run, each on one of its devices. `None` if one of them has no peak there.
+/// Compares the peaks of two processes of one run or of two, each on one of its devices. `None` if one of them has no
+/// peak there.
 pub(crate) fn diff_processes(
-    run: &Run,
-    processes: [(&Process, i16); 2],
+    processes: [(&Run, &Process, i16); 2],
     progress: &mut dyn FnMut(Progress<'_>),
 ) -> Option<DevicePair> {
     let options = DiffOptions::default();
-    let sources = SourceAccess::of(run, options.sources);
-    let mut analyze = |process| analyze_process(process, &[], &options, &sources, "comparing ranks", progress);
-    let [a, b] = processes.map(|(process, _)| analyze(process));
+    let [a, b] = processes.map(|(run, process, _)| {
+        let sources = SourceAccess::of(run, options.sources);
+        analyze_process(process, &[], &options, &sources, "comparing ranks", progress)
+    });
     let peak = |analyzed, device| {
         let options = DiffOptions { device: Some(device), ..DiffOptions::default() };
         device_peaks(analyzed, None, &options).into_iter().next()
     };
-    Some(pair(&peak(&a, processes[0].1)?, &peak(&b, processes[1].1)?, None))
+    let [(.., of_a), (.., of_b)] = processes;
+    Some(pair(&peak(&a, of_a)?, &peak(&b, of_b)?, None))
 }
 
 /// Pairs processes by rank. Processes with the same rank, or without one, are paired in order.

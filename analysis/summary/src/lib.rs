@@ -15,6 +15,7 @@
 //! ```
 
 mod build;
+mod build_launch;
 mod check;
 mod compare;
 mod cuda_graphs;
@@ -64,19 +65,19 @@ pub use diff::{
     DiffResult, DiffRun, LineChange, ModuleChange, PhaseChange, StackChange, UnpairedDevice,
 };
 pub use job::{
-    FoundRun, HostClock, JOB_VERSION, JobComparison, JobDevice, JobImbalance, JobOptions, JobPhasePeak, JobProcess,
-    JobRank, JobReport, JobRun, RunOrigin, find_runs, is_run_folder, job_report, rank_rows, rank_rows_of_run,
+    FoundRun, HostClock, JOB_VERSION, JobOptions, JobReport, JobRun, RunOrigin, find_runs, is_run_folder, job_report,
+    rank_rows, rank_rows_of_run,
 };
-pub use launch::{
-    HelperSummary, ImbalanceSummary, IssueProcessSummary, LaunchIssueSummary, LaunchSummary, RankComparison,
-    RankPhasePeak, RankSummary, SharedMemorySummary,
-};
+pub use launch::{IssueProcessSummary, LaunchIssueSummary, LaunchSummary, SharedMemorySummary};
 pub use lines::{
     FunctionLines, LINES_VERSION, LineFigures, LineRow, LineTensor, LinesOptions, LinesReport, OtherDevice, lines,
 };
 pub use locations::is_library;
 pub use pools::{PoolAllocation, PoolSummary};
 pub use progress::Progress;
+pub use rank_table::{
+    HelperSummary, ImbalanceSummary, RankComparison, RankDevice, RankPhasePeak, RankSummary, RankTable,
+};
 pub use statistics::{COLUMNS, POOLS};
 pub use step_estimate::{StepEstimate, StepEstimateBasis, StepPart};
 pub use summary::*;

@@ -1,382 +1,358 @@
-//! Builds the launch of a summary: which process is which rank, whose worker or helper the others are, and how the ranks
-//! differ.
+//! The ranks of a launch or of a job beside each other: the part that `summary.json`'s `launch` and the report of a job
+//! have in common.
+//!
+//! The doc comments of these types are the descriptions in the JSON Schema.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Range;
 
-use crate::compare::diff_processes;
-use crate::launch::{HelperSummary, LaunchSummary, RankComparison, RankPhasePeak, RankSummary};
-use crate::locations::Locations;
-use crate::progress::Progress;
-use crate::shared_memory::{SharingProcess, shared_memory};
-use crate::stray_contexts::{GpuName, GpuUse, Gpus, LaunchProcess, launch_issues};
-use crate::summary::{DeviceSummary, PhaseSummary, ProcessSummary};
-use memtrace_input::load::{Process, Run, SNAPSHOT_END_REASON};
-use memtrace_insight::passes::{Analysis, DeviceUses, Phase};
-use memtrace_insight::rules::library_name;
-use memtrace_replay::MemoryLocation;
+use schemars::JsonSchema;
+use serde::Serialize;
 
+use crate::diff::{CategoryChange, DevicePair, DiffPeak, LineChange};
+use memtrace_input::load::{Exit, RankSource};
+use memtrace_insight::passes::Phase;
+
+/// The ranks of a launch or of a job, and how far they differ.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
+pub struct RankTable {
+    /// The number of ranks of the job, as its processes report it. Absent if it is unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub world_size: Option<u32>,
+    /// The names of the hosts, in alphabetical order.
+    pub hosts: Vec<String>,
+    /// The recorded ranks. Ranks with out-of-memory errors come first, then those with the highest peak of allocated
+    /// bytes.
+    pub ranks: Vec<RankSummary>,
+    /// How far the peaks of the ranks differ. Absent with fewer than two ranks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub imbalance: Option<ImbalanceSummary>,
+    /// What the rank with the highest peak has more than the median rank. Absent if their peaks differ by less than a
+    /// hundredth, and without their traces.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub worst_against_median: Option<RankComparison>,
+    /// The number of ranks that recorded nothing, as far as it is known. The ranks of other hosts count only in a
+    /// report about all hosts.
+    pub unrecorded_ranks_count: u64,
+    /// The first 64 of these ranks, in ascending order.
+    pub unrecorded_ranks: Vec<u32>,
+    /// The processes that belong to no rank, by run and process id: workers and helpers whose ancestors have no rank.
+    pub without_rank: Vec<HelperSummary>,
+}
+
+/// One rank.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
+pub struct RankSummary {
+    /// The rank.
+    pub rank: u32,
+    /// What the rank was read from. Absent if the recording is of a version that does not tell.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rank_source: Option<RankSource>,
+    /// The rank on its host. Absent if it is unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub local_rank: Option<u32>,
+    /// The number of the host in the job. Absent if it is unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node_rank: Option<u32>,
+    /// The host name. Absent if it is unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    /// The name of its run. Absent in the summary of one run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub run: Option<String>,
+    /// The process id on its host.
+    pub pid: u32,
+    /// The file name of the trace in its run folder.
+    pub trace: String,
+    /// The rank's own device: the one with its local rank, else the one with most allocations in forward and backward
+    /// passes, else the one with the highest peak. -1 is the CPU. Absent if the rank allocated nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device: Option<i16>,
+    /// The PCI bus id of that device. Absent if it is unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pci_bus_id: Option<String>,
+    /// The total memory of that device, in bytes. Absent if it is unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub total_bytes: Option<u64>,
+    /// The highest number of allocated bytes on that device.
+    pub peak_bytes: u64,
+    /// The highest number of reserved bytes on that device. It can belong to another point in time than `peak_bytes`.
+    pub reserved_bytes: u64,
+    /// The sum of the peaks of memory outside PyTorch's caching allocator on that device, by library. Absent if it is
+    /// unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub outside_pytorch_bytes: Option<u64>,
+    /// The highest number of allocated bytes in each phase, over all steps, in the order of `load`, `data`, `forward`
+    /// and so on.
+    pub phases: Vec<RankPhasePeak>,
+    /// The phase of the peak. Absent if it is unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peak_phase: Option<Phase>,
+    /// The step of the peak, counted from 0. Absent before the first step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peak_step: Option<u32>,
+    /// The number of steps. Absent if it is unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub steps: Option<u32>,
+    /// The number of out-of-memory errors of the process.
+    pub oom_count: u64,
+    /// Whether an out-of-memory error ended the process. Absent if it is unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ended_by_oom: Option<bool>,
+    /// The exit status or signal.
+    pub exit: Exit,
+    /// The number of recorded events.
+    pub events: u64,
+    /// The number of events that are known to be missing.
+    pub lost_events: u64,
+    /// The other devices on which the process allocated memory, by device.
+    pub other_devices: Vec<RankDevice>,
+    /// The DataLoader workers and helpers of the rank, by process id.
+    pub helpers: Vec<HelperSummary>,
+    /// The other processes of the run that had this rank, such as those before a restart, by process id. Their figures
+    /// are not included.
+    pub other_attempts: Vec<u32>,
+    /// The other runs of the job that have this rank, by name. Their figures are not included. The run that started last
+    /// counts. Absent in the summary of one run.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub other_runs: Vec<String>,
+}
+
+/// A device that is not the rank's own.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+pub struct RankDevice {
+    /// The device ordinal; -1 is the CPU.
+    pub device: i16,
+    /// The highest number of allocated bytes.
+    pub peak_bytes: u64,
+    /// The highest number of reserved bytes.
+    pub reserved_bytes: u64,
+}
+
+/// The highest number of allocated bytes of a rank in one phase.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+pub struct RankPhasePeak {
+    /// The phase.
+    pub phase: Phase,
+    /// The highest number of allocated bytes of the rank's own device during the phase.
+    pub peak_bytes: u64,
+}
+
+/// A recorded process that is no rank: a worker or helper.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+pub struct HelperSummary {
+    /// The process id.
+    pub pid: u32,
+    /// The name of its run. Absent in the summary of one run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub run: Option<String>,
+    /// The host name. Absent in the summary of one run, and if it is unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    /// The highest number of device bytes that the process allocated, summed over its GPUs.
+    pub peak_bytes: u64,
+}
+
+/// How far the peaks of the ranks differ.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+pub struct ImbalanceSummary {
+    /// The rank with the highest peak. Of equal ranks, the first.
+    pub worst_rank: u32,
+    /// The rank with the median peak. Of an even number of ranks, the lower one.
+    pub median_rank: u32,
+    /// The rank with the lowest peak. Of equal ranks, the first.
+    pub best_rank: u32,
+    /// The highest peak.
+    pub max_bytes: u64,
+    /// The median peak.
+    pub median_bytes: u64,
+    /// The lowest peak.
+    pub min_bytes: u64,
+    /// `max_bytes` minus `median_bytes`.
+    pub difference_bytes: u64,
+    /// The sum, over all ranks, of `max_bytes` minus the peak of the rank: the memory that other ranks do not need when
+    /// the batch fits the worst rank.
+    pub unused_bytes: u64,
+    /// The phase in which the worst rank exceeds the median rank by most. Absent if it exceeds it in none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub phase: Option<Phase>,
+}
+
+/// The peak of the rank with the highest peak beside that of the median rank. In the tables, A is the median rank and B
+/// is the worst rank.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
+pub struct RankComparison {
+    /// The peak of the median rank.
+    pub median: DiffPeak,
+    /// The peak of the worst rank.
+    pub worst: DiffPeak,
+    /// The peak of the worst rank minus that of the median rank.
+    pub difference_bytes: i64,
+    /// The allocated blocks by category, largest difference first. The differences add up to `difference_bytes`.
+    pub by_category: Vec<CategoryChange>,
+    /// The allocated blocks by line and category, largest difference first: the first 20. Lines without a difference
+    /// are left out.
+    pub by_line: Vec<LineChange>,
+}
+
+/// One hundredth: differences below it are not worth a comparison.
+const COMPARED_SHARE: u64 = 100;
+/// The maximum number of missing ranks that are listed.
+const LISTED_RANKS: usize = 64;
 /// The maximum number of lines in the comparison of two ranks.
 const COMPARED_LINES: usize = 20;
 
-/// The GPUs that a process used.
-#[derive(Debug)]
-pub(crate) struct ProcessUses {
-    uses: Vec<GpuUse>,
-    /// The GPUs on which it opened memory of another process, by ordinal.
-    imported: BTreeMap<i16, GpuName>,
+/// The most bytes that a process took from a device, from its peaks there and those of all owners.
+pub(crate) fn used_bytes(allocated: u64, reserved: u64, owners: impl Iterator<Item = u64>) -> u64 {
+    allocated.max(reserved).max(owners.fold(0, u64::saturating_add))
 }
 
-impl ProcessUses {
-    /// Describes the first use of each GPU, with the most bytes that the process allocated there.
-    pub(crate) fn of(process: &Process, uses: &DeviceUses, analysis: &Analysis) -> ProcessUses {
-        let locations = Locations::new(process.definitions(), process.directory());
-        let visible = process.info().env.get("CUDA_VISIBLE_DEVICES").map(|list| list.split(',').collect::<Vec<_>>());
-        let name = |device: i16| {
-            let ordinal = usize::from(device.unsigned_abs());
-            let described = process.definitions().devices.get(&u32::from(device.unsigned_abs()));
-            let visible = visible.as_ref().and_then(|list| list.get(ordinal));
-            GpuName {
-                pci_bus_id: described.map(|device| device.pci.to_string()).filter(|pci| !pci.is_empty()),
-                index: visible.map_or_else(|| ordinal.to_string(), |one| one.trim().to_owned()),
-            }
-        };
-        let described_uses = uses.first().into_iter().map(|(device, first)| {
-            let physical = analysis.locations.get(&MemoryLocation::Device(device)).map_or(0, |usage| usage.peak);
-            let of_torch = analysis.devices.iter().find(|one| one.device == device).map_or(0, |one| one.peaks.reserved);
-            // NCCL opens memory of each GPU of the host that a rank exchanges data with, without a context there.
-            let is_deliberate =
-                |module| library_name(process.definitions().module(module).unwrap_or_default()) != "NCCL";
-            let frames = || process.definitions().walk(first.stack).filter_map(|(_, frame)| frame);
-            GpuUse {
-                device,
-                name: name(device),
-                bytes: physical.max(of_torch),
-                first_used_at: locations.stack(first.stack, first.context),
-                is_by_data_loader: frames().any(|frame| frame.filename.ends_with("torch/utils/data/_utils/worker.py")),
-                has_imports: uses.importers(device).any(is_deliberate),
-            }
-        });
-        ProcessUses {
-            uses: described_uses.collect(),
-            imported: uses.imports().map(|device| (device, name(device))).collect(),
-        }
-    }
-
-    fn pci_bus_id(&self, device: i16) -> Option<String> {
-        self.uses.iter().find(|one| one.device == device)?.name.pci_bus_id.clone()
-    }
-}
-
-/// The processes of one launch beside each other. `summaries` and `uses` are those of the run's processes, in its order.
-/// `None` if only one process recorded events and it is no rank of a job of several, and for snapshots.
-pub(crate) fn launch_summary(
-    run: &Run,
-    summaries: &[ProcessSummary],
-    uses: &[ProcessUses],
-    progress: &mut dyn FnMut(Progress<'_>),
-) -> Option<LaunchSummary> {
-    let world_size = run.processes().iter().filter_map(Process::world_size).max();
-    let is_snapshot = |one: &ProcessSummary| one.recording_end_reason.as_deref() == Some(SNAPSHOT_END_REASON);
-    if summaries.iter().any(is_snapshot) || summaries.len() < 2 && world_size.is_none_or(|size| size < 2) {
-        return None;
-    }
-    let roles = Roles::of(run);
-    let mut ranks = Vec::new();
-    let mut without_rank = Vec::new();
-    for (at, (process, summary)) in run.processes().iter().zip(summaries).enumerate() {
-        match roles.of_process.get(at) {
-            Some(Role::Rank(rank)) => {
-                let pci = |device| uses.get(at).and_then(|uses| uses.pci_bus_id(device));
-                let mut row = rank_row(*rank, process, summary, &pci);
-                row.helpers = roles.members(at).map(|at| helper(&summaries[at])).collect();
-                row.other_attempts = roles.attempts(*rank).map(|at| summaries[at].pid).collect();
-                row.helpers.sort_by_key(|helper| helper.pid);
-                row.other_attempts.sort_unstable();
-                ranks.push(row);
-            }
-            Some(Role::WithoutRank) => without_rank.push(helper(summary)),
-            _ => {}
-        }
-    }
-    without_rank.sort_by_key(|helper| helper.pid);
-    let mut launch = LaunchSummary::of_ranks(ranks, world_size, &expected_ranks(run));
-    let processes: Vec<LaunchProcess<'_>> = summaries
-        .iter()
-        .zip(uses)
-        .enumerate()
-        .map(|(at, (summary, uses))| {
-            let rank = roles.rank_of(at);
-            let row = launch.ranks.iter().find(|row| Some(row.rank) == rank);
-            LaunchProcess {
-                pid: summary.pid,
-                rank,
-                is_rank: matches!(roles.of_process.get(at), Some(Role::Rank(_))),
-                own_device: row.filter(|row| row.pid == summary.pid).and_then(|row| row.device),
-                uses: &uses.uses,
-            }
-        })
-        .collect();
-    launch.issues = launch_issues(&processes);
-    let gpus = Gpus::of(&processes);
-    let sharing = run.processes().iter().zip(&processes).zip(uses).zip(summaries);
-    let sharing = sharing.map(|(((process, launched), uses), summary)| {
-        let peak = |device: &DeviceSummary| Some((device.device, device.peak.as_ref()?.time_ns));
-        SharingProcess {
-            process,
-            rank: launched.rank,
-            gpus: (launched.uses.iter().map(|one| (one.device, &one.name)))
-                .chain(uses.imported.iter().map(|(device, name)| (*device, name)))
-                .map(|(device, name)| (device, gpus.identity(name).to_owned()))
-                .collect(),
-            peaks_ns: summary.devices.iter().filter_map(peak).collect(),
-            has_imports: !uses.imported.is_empty(),
-        }
-    });
-    launch.shared_memory = shared_memory(&sharing.collect::<Vec<_>>());
-    launch.without_rank = without_rank;
-    if let Some(imbalance) = launch.imbalance.filter(|imbalance| imbalance.matters()) {
-        let rank = |rank: u32| {
-            let row = launch.rank(rank)?;
-            let at = summaries.iter().position(|one| one.pid == row.pid && one.trace == row.trace)?;
-            Some((run.processes().get(at)?, row.device?))
-        };
-        launch.worst_against_median = rank(imbalance.median_rank)
-            .zip(rank(imbalance.worst_rank))
-            .and_then(|(median, worst)| comparison(run, [median, worst], progress));
-    }
-    Some(launch)
-}
-
-/// What a process is in the launch.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Role {
-    /// It is this rank.
-    Rank(u32),
-    /// It had this rank before or after the process that stands for it.
-    OtherAttempt(u32),
-    /// It is a worker or helper of the process at this place.
-    Helper(usize),
-    /// It belongs to no rank.
-    WithoutRank,
-}
-
-/// The roles of the processes of a run, in its order.
-struct Roles {
-    of_process: Vec<Role>,
-    helpers: BTreeMap<usize, Vec<usize>>,
-    attempts: BTreeMap<u32, Vec<usize>>,
-}
-
-impl Roles {
-    fn of(run: &Run) -> Roles {
-        let processes = run.processes();
-        let names = run.process_names();
-        let by_pid: BTreeMap<u32, usize> = processes.iter().enumerate().map(|(at, one)| (one.pid(), at)).collect();
-        let mut by_rank: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
-        for (at, process) in processes.iter().enumerate() {
-            if let Some(rank) = process.rank() {
-                by_rank.entry(rank).or_default().push(at);
-            }
-        }
-        let mut of_process = vec![Role::WithoutRank; processes.len()];
-        for (rank, all) in &by_rank {
-            let pids: BTreeSet<u32> = all.iter().map(|at| processes[*at].pid()).collect();
-            let is_started_by_other =
-                |at: usize| processes[at].info().ppid.is_some_and(|parent| pids.contains(&parent));
-            let named = all.iter().copied().find(|at| names[*at] == format!("rank{rank}"));
-            let reported = |at: &usize| processes[*at].definitions().rank.is_some();
-            // After a restart, several processes own the rank: the one that recorded most stands for it.
-            let starters = all.iter().copied().filter(|at| !is_started_by_other(*at));
-            let most = starters.max_by_key(|at| {
-                (reported(at), processes[*at].recording().event_count(), Reverse(processes[*at].pid()))
-            });
-            let Some(main) = named.or(most) else { continue };
-            for &at in all {
-                of_process[at] = match at {
-                    _ if at == main => Role::Rank(*rank),
-                    _ if named.is_none() && !is_started_by_other(at) => Role::OtherAttempt(*rank),
-                    _ => Role::Helper(main),
-                };
-            }
-        }
-        for (at, process) in processes.iter().enumerate() {
-            if process.rank().is_some() {
-                continue;
-            }
-            // A child of a rank that does not inherit its variables.
-            let mut parent = process.info().ppid;
-            for _ in 0..processes.len() {
-                let Some(above) = parent.and_then(|pid| by_pid.get(&pid)).copied() else { break };
-                match of_process[above] {
-                    Role::Rank(_) => of_process[at] = Role::Helper(above),
-                    Role::Helper(main) => of_process[at] = Role::Helper(main),
-                    Role::OtherAttempt(_) | Role::WithoutRank => {
-                        parent = processes[above].info().ppid;
-                        continue;
-                    }
-                }
-                break;
-            }
-        }
-        let (mut helpers, mut attempts): (BTreeMap<_, Vec<_>>, BTreeMap<_, Vec<_>>) = Default::default();
-        for (at, role) in of_process.iter().enumerate() {
-            match role {
-                Role::Helper(main) => helpers.entry(*main).or_default().push(at),
-                Role::OtherAttempt(rank) => attempts.entry(*rank).or_default().push(at),
-                _ => {}
-            }
-        }
-        Roles { of_process, helpers, attempts }
-    }
-
-    fn members(&self, main: usize) -> impl Iterator<Item = usize> + '_ {
-        self.helpers.get(&main).into_iter().flatten().copied()
-    }
-
-    fn attempts(&self, rank: u32) -> impl Iterator<Item = usize> + '_ {
-        self.attempts.get(&rank).into_iter().flatten().copied()
-    }
-
-    /// The rank to which a process belongs.
-    fn rank_of(&self, at: usize) -> Option<u32> {
-        match self.of_process.get(at)? {
-            Role::Rank(rank) | Role::OtherAttempt(rank) => Some(*rank),
-            Role::Helper(main) => match self.of_process.get(*main)? {
-                Role::Rank(rank) => Some(*rank),
-                _ => None,
-            },
-            Role::WithoutRank => None,
-        }
-    }
-}
-
-/// The ranks that should have recorded something on this host. A launcher that reports the number of ranks on the host
-/// numbers them without gaps. Without this number, only gaps between recorded ranks are known.
-fn expected_ranks(run: &Run) -> Vec<Range<u32>> {
-    let mut of_hosts: BTreeSet<(u32, u32)> = BTreeSet::new();
-    let mut recorded: BTreeSet<u32> = BTreeSet::new();
-    for process in run.processes() {
-        let Some(rank) = process.rank() else { continue };
-        recorded.insert(rank);
-        let first = process.local_rank().and_then(|local| rank.checked_sub(local));
-        let end = first.zip(process.local_world_size()).and_then(|(first, count)| first.checked_add(count));
-        let end = end.filter(|end| process.world_size().is_none_or(|size| *end <= size));
-        of_hosts.extend(first.zip(end));
-    }
-    // A launcher can start one memtrace for each rank. The other ranks then have runs of their own.
-    if recorded.len() < 2 {
-        return Vec::new();
-    }
-    let covers =
-        |range: &(u32, u32)| recorded.range(..range.0).next().is_none() && recorded.range(range.1..).next().is_none();
-    match of_hosts.iter().next() {
-        Some(only) if of_hosts.len() == 1 && covers(only) => std::iter::once(only.0..only.1).collect(),
-        _ => recorded
-            .first()
-            .zip(recorded.last())
-            .map(|(first, last)| *first..last.saturating_add(1))
-            .into_iter()
-            .collect(),
-    }
-}
-
-fn helper(summary: &ProcessSummary) -> HelperSummary {
-    let of_gpus = summary.devices.iter().filter(|device| device.device >= 0);
-    let peak = |device: &DeviceSummary| {
-        let outside = device.owners.iter().map(|owner| owner.peak_bytes).sum();
-        device.highest.reserved_bytes.max(device.highest.allocated_bytes).max(outside)
-    };
-    HelperSummary { pid: summary.pid, peak_bytes: of_gpus.map(peak).sum() }
-}
-
-fn all_phases(device: &DeviceSummary) -> impl Iterator<Item = &PhaseSummary> {
-    device.before_first_step.iter().chain(&device.first_step).chain(&device.later_steps)
-}
-
-/// The rank's own device.
-fn own_device(summary: &ProcessSummary, local_rank: Option<u32>) -> Option<&DeviceSummary> {
-    let computed = |device: &DeviceSummary| -> u64 {
-        let passes = all_phases(device).filter(|row| matches!(row.phase, Phase::Forward | Phase::Backward));
-        passes.map(|row| row.allocations).sum()
-    };
-    let is_local = |device: &DeviceSummary| u32::try_from(device.device).ok() == local_rank && local_rank.is_some();
-    let gpus = summary.devices.iter().filter(|device| device.device >= 0);
-    let own = gpus.max_by_key(|device| {
-        (is_local(device), computed(device), device.highest.allocated_bytes, Reverse(device.device))
-    });
-    own.or(summary.devices.first())
-}
-
-fn rank_row(
-    rank: u32,
-    process: &Process,
-    summary: &ProcessSummary,
-    pci_bus_id: &dyn Fn(i16) -> Option<String>,
-) -> RankSummary {
-    let local_rank = process.local_rank();
-    let own = own_device(summary, local_rank);
-    let mut row = RankSummary {
-        rank,
-        rank_source: process.rank_and_source().map(|(_, source)| source).unwrap_or_default(),
-        local_rank,
-        node_rank: process.node_rank(),
-        host: summary.host.clone(),
-        pid: summary.pid,
-        trace: summary.trace.clone(),
-        oom_count: summary.devices.iter().map(|device| device.oom_count).sum(),
-        exit: summary.exit,
-        events: summary.events,
-        lost_events: summary.lost_events(),
-        ..RankSummary::default()
-    };
-    let ooms = || summary.devices.iter().flat_map(|device| &device.ooms);
-    row.ended_by_oom = match () {
-        () if ooms().any(|oom| oom.fatal == Some(true)) => Some(true),
-        () if ooms().any(|oom| oom.fatal.is_none()) => None,
-        () => Some(false),
-    };
-    let Some(device) = own else { return row };
-    let owner = |owner: &crate::summary::OwnerSummary| owner.object.as_ref().map_or(0, |_| owner.peak_bytes);
-    let mut phases: BTreeMap<Phase, u64> = BTreeMap::new();
-    for phase in all_phases(device) {
-        let peak = phases.entry(phase.phase).or_default();
-        *peak = phase.peak_bytes.max(*peak);
-    }
-    row.device = Some(device.device);
-    row.pci_bus_id = pci_bus_id(device.device);
-    row.total_bytes = device.total_bytes;
-    row.peak_bytes = device.highest.allocated_bytes;
-    row.reserved_bytes = device.highest.reserved_bytes;
-    row.outside_pytorch_bytes = device.owners.iter().map(owner).sum();
-    row.phases = Phase::ALL
-        .into_iter()
-        .filter_map(|phase| Some(RankPhasePeak { phase, peak_bytes: *phases.get(&phase)? }))
-        .collect();
-    row.peak_phase = device.peak.as_ref().map(|peak| peak.phase).unwrap_or_default();
-    row.peak_step = device.peak.as_ref().and_then(|peak| peak.step);
-    row.steps = device.steps;
-    row
-}
-
-/// What the second of two ranks has more than the first.
-fn comparison(
-    run: &Run,
-    processes: [(&Process, i16); 2],
-    progress: &mut dyn FnMut(Progress<'_>),
-) -> Option<RankComparison> {
-    let mut pair = diff_processes(run, processes, progress)?;
-    pair.by_category.retain(|row| row.change.difference_bytes != 0);
-    pair.by_line.retain(|row| row.change.difference_bytes != 0);
-    pair.by_category.sort_by_key(|row| Reverse(row.change.difference_bytes.unsigned_abs()));
-    pair.by_line.sort_by_key(|row| Reverse(row.change.difference_bytes.unsigned_abs()));
-    pair.by_line.truncate(COMPARED_LINES);
-    Some(RankComparison {
-        median: pair.a,
-        worst: pair.b,
-        difference_bytes: pair.difference_bytes,
-        by_category: pair.by_category,
-        by_line: pair.by_line,
+/// Whether an out-of-memory error ended the process, if it is known. `fatal`: whether each error did.
+pub(crate) fn ended_by_oom(fatal: impl Iterator<Item = Option<bool>>) -> Option<bool> {
+    fatal.fold(Some(false), |ended, fatal| match (ended, fatal) {
+        (Some(true), _) | (_, Some(true)) => Some(true),
+        (None, _) | (_, None) => None,
+        _ => Some(false),
     })
+}
+
+impl RankTable {
+    /// The table of these ranks, in any order: sorts them and computes the imbalance and the missing ranks. `expected`
+    /// are the ranks that should have recorded something: those of this host, or the whole job. The comparison and
+    /// `without_rank` stay empty.
+    pub fn of_ranks(
+        mut ranks: Vec<RankSummary>,
+        world_size: Option<u32>,
+        expected: &[std::ops::Range<u32>],
+    ) -> RankTable {
+        ranks.sort_by_key(|rank| (Reverse((rank.oom_count > 0, rank.peak_bytes)), rank.rank, rank.pid));
+        let mut hosts: Vec<String> = ranks.iter().filter_map(|rank| rank.host.clone()).collect();
+        hosts.sort();
+        hosts.dedup();
+        let mut recorded: Vec<u32> = ranks.iter().map(|rank| rank.rank).collect();
+        recorded.sort_unstable();
+        recorded.dedup();
+        // A job can claim any size, so only the listed ranks are enumerated.
+        let of_range = |range: &std::ops::Range<u32>| {
+            let (from, to) = [range.start, range.end].map(|end| recorded.partition_point(|rank| *rank < end)).into();
+            u64::from(range.end.saturating_sub(range.start)).saturating_sub(to.saturating_sub(from) as u64)
+        };
+        let missing = expected.iter().cloned().flatten().filter(|rank| recorded.binary_search(rank).is_err());
+        let unrecorded_ranks: Vec<u32> = missing.take(LISTED_RANKS).collect();
+        RankTable {
+            world_size,
+            hosts,
+            imbalance: ImbalanceSummary::of(&ranks),
+            unrecorded_ranks_count: expected.iter().map(of_range).fold(0, u64::saturating_add),
+            unrecorded_ranks,
+            ranks,
+            ..RankTable::default()
+        }
+    }
+
+    /// The row of a rank; the first if several hosts have it.
+    pub fn rank(&self, rank: u32) -> Option<&RankSummary> {
+        self.ranks.iter().find(|row| row.rank == rank)
+    }
+}
+
+impl RankComparison {
+    /// Takes the comparison of the median rank, A, with the worst rank, B.
+    pub(crate) fn of(mut pair: DevicePair) -> RankComparison {
+        pair.by_category.retain(|row| row.change.difference_bytes != 0);
+        pair.by_line.retain(|row| row.change.difference_bytes != 0);
+        pair.by_category.sort_by_key(|row| Reverse(row.change.difference_bytes.unsigned_abs()));
+        pair.by_line.sort_by_key(|row| Reverse(row.change.difference_bytes.unsigned_abs()));
+        pair.by_line.truncate(COMPARED_LINES);
+        RankComparison {
+            median: pair.a,
+            worst: pair.b,
+            difference_bytes: pair.difference_bytes,
+            by_category: pair.by_category,
+            by_line: pair.by_line,
+        }
+    }
+}
+
+impl RankSummary {
+    /// The highest number of allocated bytes in a phase; `None` if the rank had no such phase.
+    pub fn phase_peak(&self, phase: Phase) -> Option<u64> {
+        self.phases.iter().find(|row| row.phase == phase).map(|row| row.peak_bytes)
+    }
+}
+
+impl ImbalanceSummary {
+    /// The imbalance of these ranks; `None` if fewer than two allocated anything.
+    pub fn of(ranks: &[RankSummary]) -> Option<ImbalanceSummary> {
+        let mut ranks: Vec<&RankSummary> = ranks.iter().filter(|rank| rank.peak_bytes > 0).collect();
+        if ranks.len() < 2 {
+            return None;
+        }
+        ranks.sort_by_key(|rank| (rank.peak_bytes, rank.rank, rank.pid));
+        let max = ranks.last().map_or(0, |rank| rank.peak_bytes);
+        let worst = ranks.iter().find(|rank| rank.peak_bytes == max)?;
+        let (best, median) = (ranks.first()?, ranks.get((ranks.len() - 1) / 2)?);
+        let more = |phase: Phase| {
+            let (of_worst, of_median) = (worst.phase_peak(phase)?, median.phase_peak(phase)?);
+            of_worst.checked_sub(of_median).filter(|more| *more > 0)
+        };
+        let phases = Phase::ALL.into_iter().filter_map(|phase| Some((more(phase)?, phase)));
+        Some(ImbalanceSummary {
+            worst_rank: worst.rank,
+            median_rank: median.rank,
+            best_rank: best.rank,
+            max_bytes: max,
+            median_bytes: median.peak_bytes,
+            min_bytes: best.peak_bytes,
+            difference_bytes: max - median.peak_bytes,
+            unused_bytes: ranks.iter().fold(0, |sum: u64, rank| sum.saturating_add(max - rank.peak_bytes)),
+            // Of phases with equal differences, the first.
+            phase: phases.rev().max_by_key(|(more, _)| *more).map(|(_, phase)| phase),
+        })
+    }
+
+    /// Whether the difference of worst and median is worth a comparison: at least a hundredth of the highest peak.
+    pub fn matters(&self) -> bool {
+        self.difference_bytes > 0 && self.difference_bytes.saturating_mul(COMPARED_SHARE) >= self.max_bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rank(rank: u32, peak_bytes: u64) -> RankSummary {
+        let phases = vec![RankPhasePeak { phase: Phase::Backward, peak_bytes }];
+        RankSummary { rank, pid: 100 + rank, peak_bytes, phases, ..RankSummary::default() }
+    }
+
+    #[test]
+    fn the_worst_rank_comes_first_and_the_median_is_a_rank() {
+        let mut failed = rank(3, 5);
+        failed.oom_count = 1;
+        let launch = RankTable::of_ranks(
+            vec![rank(0, 10), rank(1, 40), rank(2, 20), failed],
+            Some(6),
+            std::slice::from_ref(&(0..6)),
+        );
+        assert_eq!(launch.ranks.iter().map(|rank| rank.rank).collect::<Vec<_>>(), [3, 1, 2, 0]);
+        assert_eq!((launch.unrecorded_ranks_count, &launch.unrecorded_ranks[..]), (2, &[4, 5][..]));
+        let imbalance = launch.imbalance.unwrap();
+        assert_eq!((imbalance.worst_rank, imbalance.median_rank, imbalance.best_rank), (1, 0, 3));
+        assert_eq!((imbalance.difference_bytes, imbalance.unused_bytes), (30, 30 + 20 + 35));
+        assert_eq!(imbalance.phase, Some(Phase::Backward));
+        assert!(imbalance.matters());
+    }
+
+    #[test]
+    fn a_job_may_claim_any_size() {
+        let launch = RankTable::of_ranks(
+            vec![rank(0, 10), rank(u32::MAX, 10)],
+            Some(u32::MAX),
+            std::slice::from_ref(&(0..u32::MAX)),
+        );
+        assert_eq!(launch.unrecorded_ranks_count, u64::from(u32::MAX) - 1);
+        assert_eq!(launch.unrecorded_ranks.len(), LISTED_RANKS);
+        assert!(!launch.imbalance.unwrap().matters());
+        assert_eq!(RankTable::of_ranks(Vec::new(), None, &[]), RankTable::default());
+    }
 }

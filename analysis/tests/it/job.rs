@@ -3,7 +3,8 @@
 
 use std::path::Path;
 
-use memtrace_analysis::report::RunOrigin;
+use memtrace_analysis::passes::Phase;
+use memtrace_analysis::report::{RankSummary, RunOrigin};
 use memtrace_analysis::{Error, JobOptions, JobReport, Result, TextOptions, ToText, find_runs, job_html, job_report};
 use serde_json::{Value, json};
 
@@ -113,12 +114,18 @@ fn ranks_of_all_hosts_are_one_table() {
     assert_eq!((report.job.as_str(), report.job_source.as_str()), ("71", "SLURM_JOB_ID"));
     let names: Vec<&str> = report.runs.iter().map(|run| run.name.as_str()).collect();
     assert_eq!(names, ["memtrace-train@a", "memtrace-train@b", "other"]);
-    let ranks: Vec<_> = report.ranks.iter().map(|rank| (rank.rank, rank.peak_bytes / MIB, rank.device)).collect();
+    let ranks: Vec<_> =
+        report.table.ranks.iter().map(|rank| (rank.rank, rank.peak_bytes / MIB, rank.device.unwrap())).collect();
     assert_eq!(ranks, [(1, 300, 1), (3, 200, 1), (0, 100, 0)]);
-    let phases: Vec<_> = report.ranks[0].phases.iter().map(|row| (row.phase.name(), row.peak_bytes / MIB)).collect();
+    let phases: Vec<_> =
+        report.table.ranks[0].phases.iter().map(|row| (row.phase.name(), row.peak_bytes / MIB)).collect();
     assert_eq!(phases, [("load", 75), ("forward", 300), ("backward", 150)]);
-    assert_eq!((report.world_size, report.missing_ranks_count, &*report.missing_ranks), (Some(4), 1, &[2][..]));
-    let imbalance = report.imbalance.unwrap();
+    assert_eq!((report.table.world_size, report.table.unrecorded_ranks_count), (Some(4), 1));
+    assert_eq!(
+        (&*report.table.unrecorded_ranks, &*report.table.hosts),
+        (&[2][..], &["node0".into(), "node1".into()][..])
+    );
+    let imbalance = report.table.imbalance.unwrap();
     assert_eq!((imbalance.worst_rank, imbalance.median_rank, imbalance.best_rank), (1, 3, 0));
     assert_eq!((imbalance.max_bytes / MIB, imbalance.median_bytes / MIB), (300, 200));
     // Of two ranks on a host, the steps begin with the earlier and end with the later one.
@@ -132,13 +139,15 @@ fn ranks_of_all_hosts_are_one_table() {
         text.starts_with("memtrace report    job 71 (SLURM_JOB_ID)    3 ranks of 4 on 2 hosts, 3 runs\n"),
         "{text}"
     );
-    assert!(text.contains("rank 1, node1, has the highest peak: 300 MiB, 100 MiB (50 %) above the median\n"), "{text}");
-    assert!(text.contains("note: 1 rank without a recording: 2\n"), "{text}");
+    let worst = "Worst of 3 ranks: rank 1 on node1, peak 300 MiB, 100 MiB (50 %) more than the median (rank 3), most of it in forward.";
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(words.contains(worst), "{text}");
+    assert!(text.contains("No recording: rank 2 has none, or used no GPU memory.\n"), "{text}");
     let mut page = Vec::new();
     job_html(&report, &mut page).unwrap();
     let page = String::from_utf8(page).unwrap();
     // The data for the script, and the report as text where scripts do not run.
-    assert!(page.contains("id=\"job\"") && page.contains("note: 1 rank without a recording: 2"), "{page}");
+    assert!(page.contains("id=\"job\"") && page.contains("No recording: rank 2 has none"), "{page}");
     let schema = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("schema/job.schema.json")).unwrap();
     let schema: Value = serde_json::from_str(&schema).unwrap();
     crate::json_schema::assert_valid(&schema, &serde_json::from_str(&report.to_json()).unwrap());
@@ -156,7 +165,7 @@ fn several_jobs_are_listed_and_one_can_be_chosen() {
     assert_error(folder.path(), None, "DIR has 2 jobs", &format!("choose one with --job: {jobs}"));
     assert_error(folder.path(), Some("7"), "DIR has no job 7", &format!("its jobs are {jobs}"));
     let report = report_of(folder.path(), Some("72")).unwrap();
-    assert_eq!((report.ranks.len(), report.runs.len()), (2, 2));
+    assert_eq!((report.table.ranks.len(), report.runs.len()), (2, 2));
 }
 
 #[test]
@@ -171,7 +180,7 @@ fn a_shared_address_is_one_job_only_at_one_time() {
     assert_error(folder.path(), None, "DIR has 2 jobs", &format!("choose one with --job: {jobs}"));
     std::fs::remove_dir_all(folder.path().join("later")).unwrap();
     let report = report_of(folder.path(), None).unwrap();
-    assert_eq!((report.job.as_str(), report.ranks.len()), ("node0:29500", 2));
+    assert_eq!((report.job.as_str(), report.table.ranks.len()), ("node0:29500", 2));
 }
 
 #[test]
@@ -188,9 +197,10 @@ fn what_limits_the_table_is_named() {
     std::fs::write(folder.path().join("newer/summary.json"), "{\"version\": \"3.0\"}").unwrap();
     std::fs::create_dir(folder.path().join("empty")).unwrap();
     let report = report_of(folder.path(), None).unwrap();
-    let ranks: Vec<_> = report.ranks.iter().map(|rank| (rank.rank, rank.run.as_str())).collect();
+    let ranks: Vec<_> = report.table.ranks.iter().map(|rank| (rank.rank, rank.run.as_deref().unwrap())).collect();
     assert_eq!(ranks, [(1, "one"), (0, "again")]);
-    assert_eq!((report.world_size, report.missing_ranks_count), (Some(8), 6));
+    assert_eq!((report.table.world_size, report.table.unrecorded_ranks_count), (Some(8), 6));
+    assert_eq!(report.table.ranks[1].other_runs, ["first"]);
     let notices: Vec<&str> = report.notices.iter().map(String::as_str).collect();
     let no_trace = |name: &str| {
         let path = folder.path().join(name);
@@ -223,6 +233,32 @@ fn folders_without_a_run_are_refused() {
     assert_eq!(find_runs(folder.path()).unwrap(), []);
 }
 
+/// Tables that memtrace wrote before the version 2.0 of the report of a job: hosts.py on four ranks, and a process without one.
+#[test]
+fn tables_of_an_older_version_are_read() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/ranks_of_job_1.0");
+    let report = report_of(&folder, None).unwrap();
+    assert_eq!((report.job.as_str(), report.job_source.as_str(), report.runs.len()), ("old", "--job", 3));
+    let figures = |rank: &RankSummary| (rank.rank, rank.peak_bytes, rank.phase_peak(Phase::Backward), rank.device);
+    let peaks: Vec<_> = report.table.ranks.iter().map(figures).collect();
+    let (worst, other) = ((253_043_200, 219_972_608), (236_265_984, 203_195_392));
+    let expected = |rank, (peak, backward)| (rank, peak, Some(backward), Some(rank as i16 % 2));
+    assert_eq!(peaks, [expected(3, worst), expected(0, other), expected(1, other), expected(2, other)]);
+    // What the tables lack is unknown, and absent from the JSON.
+    for rank in &report.table.ranks {
+        assert_eq!((rank.rank_source, rank.steps, rank.outside_pytorch_bytes), (None, None, None));
+        assert_eq!((rank.peak_phase, rank.ended_by_oom, rank.local_rank), (None, None, None));
+    }
+    let json: Value = serde_json::from_str(&report.to_json()).unwrap();
+    assert_eq!((json["ranks"][0].get("steps"), json["ranks"][0].get("rank_source")), (None, None));
+    let schema: Value = serde_json::from_str(&JobReport::json_schema()).unwrap();
+    crate::json_schema::assert_valid(&schema, &json);
+    let [alone] = &report.table.without_rank[..] else { panic!("{:?}", report.table.without_rank) };
+    assert_eq!((alone.pid, alone.peak_bytes, alone.run.as_deref()), (1243, 20 * MIB, Some("helper")));
+    let text = report.to_text(&TextOptions::default());
+    assert!(text.contains("Worst of 4 ranks: rank 3, peak 241 MiB"), "{text}");
+}
+
 /// A recorded run without a `summary.json` is analyzed, with the same result.
 #[test]
 fn traces_give_what_the_summary_gives() {
@@ -237,6 +273,6 @@ fn traces_give_what_the_summary_gives() {
     std::fs::write(run.join("summary.json"), summary.to_json()).unwrap();
     let read = report_of(folder.path(), None).unwrap();
     assert_eq!(read.runs[0].origin, RunOrigin::Summary);
-    assert_eq!((&read.ranks, &read.other_processes), (&analyzed.ranks, &analyzed.other_processes));
-    assert!(read.ranks.len() + read.other_processes.len() > 0, "{read:?}");
+    assert_eq!(read.table, analyzed.table);
+    assert!(read.table.ranks.len() + read.table.without_rank.len() > 0, "{read:?}");
 }

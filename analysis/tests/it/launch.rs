@@ -77,17 +77,17 @@ fn many_ranks_are_folded_and_the_worst_is_compared_with_the_median() {
     let ranks = (0..63).map(|at| rank(at, 64, if at == 17 { 20 * MIB } else { 0 }, 0, 0));
     let summary = summary_of(ranks.collect());
     let launch = launch(&summary);
-    assert_eq!((launch.ranks.len(), launch.ranks[0].rank, launch.world_size), (63, 17, Some(64)));
-    assert_eq!((launch.unrecorded_ranks_count, &launch.unrecorded_ranks[..]), (1, &[63][..]));
-    let imbalance = launch.imbalance.unwrap();
+    assert_eq!((launch.table.ranks.len(), launch.table.ranks[0].rank, launch.table.world_size), (63, 17, Some(64)));
+    assert_eq!((launch.table.unrecorded_ranks_count, &launch.table.unrecorded_ranks[..]), (1, &[63][..]));
+    let imbalance = launch.table.imbalance.unwrap();
     assert_eq!((imbalance.worst_rank, imbalance.max_bytes, imbalance.median_bytes), (17, 61 * MIB, 41 * MIB));
     assert_eq!((imbalance.difference_bytes, imbalance.unused_bytes), (20 * MIB, 62 * 20 * MIB));
-    let row = &launch.ranks[0];
+    let row = &launch.table.ranks[0];
     // Parameters, batch, gradients and both moments, and the temporary of the step.
-    assert_eq!((row.device, row.peak_bytes, row.peak_phase), (Some(17), 61 * MIB, Phase::Optimizer));
+    assert_eq!((row.device, row.peak_bytes, row.peak_phase), (Some(17), 61 * MIB, Some(Phase::Optimizer)));
     // Both parameters, the cache, and the first batch.
     assert_eq!(row.phase_peak(Phase::Load), Some(29 * MIB));
-    let comparison = launch.worst_against_median.as_ref().unwrap();
+    let comparison = launch.table.worst_against_median.as_ref().unwrap();
     assert_eq!((comparison.worst.rank, comparison.difference_bytes), (Some(17), 20 * MIB as i64));
     assert_eq!(comparison.by_category.iter().map(|row| row.change.difference_bytes).sum::<i64>(), 20 * MIB as i64);
     assert_eq!(comparison.by_line.len(), 1, "{:?}", comparison.by_line);
@@ -118,10 +118,10 @@ fn even_ranks_are_not_compared() {
     let summary = summary_of((0..4).map(|at| rank(at, 4, 0, 0, 0)).collect());
     let launch = launch(&summary);
     assert_eq!(
-        (launch.worst_against_median.as_ref(), launch.issues.len(), launch.unrecorded_ranks_count),
+        (launch.table.worst_against_median.as_ref(), launch.issues.len(), launch.table.unrecorded_ranks_count),
         (None, 0, 0)
     );
-    assert_eq!(launch.imbalance.map(|imbalance| imbalance.difference_bytes), Some(0));
+    assert_eq!(launch.table.imbalance.map(|imbalance| imbalance.difference_bytes), Some(0));
     let text = summary.to_text(&TextOptions::default());
     assert!(
         words(&text).contains("4 ranks, within 0 % of each other: the highest peak is 41.0 MiB on rank 0."),

@@ -67,6 +67,33 @@ fn assert_equals_pytorch(report: &Value, measured: &BTreeMap<u64, Value>) {
     }
 }
 
+/// The ranks without the names of their runs.
+fn without_runs(ranks: &Value) -> Vec<Value> {
+    let mut ranks = ranks.as_array().unwrap().clone();
+    for rank in &mut ranks {
+        rank.as_object_mut().unwrap().remove("run").unwrap();
+    }
+    ranks
+}
+
+/// The ranks of `launch` in the summaries of all runs, in the order of the merged report, with the names of their runs.
+fn ranks_of_launches(runs: &Path, merged: &Value) -> Value {
+    let mut found = Vec::new();
+    for run in merged["runs"].as_array().unwrap() {
+        let text = std::fs::read_to_string(runs.join(run["name"].as_str().unwrap()).join("summary.json")).unwrap();
+        let summary: Value = serde_json::from_str(&text).unwrap();
+        for rank in summary["launch"]["ranks"].as_array().unwrap() {
+            let mut rank = rank.clone();
+            rank["run"] = run["name"].clone();
+            found.push(rank);
+        }
+    }
+    let number = |rank: &Value| rank["rank"].as_u64();
+    let order: Vec<_> = merged["ranks"].as_array().unwrap().iter().map(number).collect();
+    found.sort_by_key(|rank| order.iter().position(|other| *other == number(rank)));
+    found.into()
+}
+
 #[test]
 fn torchrun_on_two_hosts_gives_one_report() {
     let folder = tempfile::tempdir().unwrap();
@@ -78,7 +105,8 @@ fn torchrun_on_two_hosts_gives_one_report() {
     let merged = report(&runs);
     assert_equals_pytorch(&merged, &measured);
     assert_eq!((&merged["job"], &merged["job_source"]), (&json!("job7"), &json!("TORCHELASTIC_RUN_ID")));
-    assert_eq!((&merged["world_size"], &merged["missing_ranks_count"]), (&json!(4), &json!(0)));
+    assert_eq!((&merged["world_size"], &merged["unrecorded_ranks_count"]), (&json!(4), &json!(0)));
+    assert_eq!(merged["ranks"], ranks_of_launches(&runs, &merged), "the ranks are those of each run's own launch");
     assert!(merged["runs"].as_array().unwrap().iter().all(|run| run["origin"] == "summary"), "{merged}");
     // Both hosts have one clock here, and each step waits for all ranks.
     let [clock] = &merged["clocks"].as_array().unwrap()[..] else { panic!("{merged}") };
@@ -86,13 +114,15 @@ fn torchrun_on_two_hosts_gives_one_report() {
     // The last rank keeps 8 MiB of each step; two steps had ended at its peak.
     let difference = &merged["worst_against_median"];
     let expected = measured[&3]["peaks"]["any"].as_i64().unwrap() - measured[&0]["peaks"]["any"].as_i64().unwrap();
-    assert_eq!((&difference["rank"], &difference["difference_bytes"]), (&json!(3), &json!(expected)));
+    assert_eq!((&difference["worst"]["rank"], &difference["difference_bytes"]), (&json!(3), &json!(expected)));
     let line = &difference["by_line"][0];
     let location = line["location"].as_str().unwrap();
     assert!(location.contains("hosts.py:") && line["difference_bytes"] == json!(16 << 20), "{line}");
     let text = Command::new(memtrace()).arg("report").arg(&runs).output().unwrap();
     let text = String::from_utf8(text.stdout).unwrap();
-    assert!(text.contains("rank 3, host-b, has the highest peak: 241 MiB, 16.0 MiB (7 %) above the median"), "{text}");
+    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let worst = "Worst of 4 ranks: rank 3 on host-b, peak 241 MiB, 16.0 MiB (7 %) more than the median (rank 1)";
+    assert!(text.contains(worst), "{text}");
 
     // Without summaries, the traces give the same. The disks of the hosts were gathered into two folders here.
     let gathered = folder.path().join("gathered");
@@ -109,6 +139,7 @@ fn torchrun_on_two_hosts_gives_one_report() {
     let names: Vec<&Value> = replayed["runs"].as_array().unwrap().iter().map(|run| &run["name"]).collect();
     assert_eq!(names, ["run@a", "run@b"]);
     assert_eq!(replayed["imbalance"], merged["imbalance"]);
+    assert_eq!(without_runs(&replayed["ranks"]), without_runs(&merged["ranks"]));
 
     // One host's folder is lost.
     let lost = merged["ranks"][0]["run"].as_str().unwrap();
@@ -116,7 +147,7 @@ fn torchrun_on_two_hosts_gives_one_report() {
     copy_runs(&runs, &partial);
     std::fs::remove_dir_all(partial.join(lost)).unwrap();
     let partial = report(&partial);
-    assert_eq!((&partial["missing_ranks"], partial["ranks"].as_array().unwrap().len()), (&json!([2, 3]), 2));
+    assert_eq!((&partial["unrecorded_ranks"], partial["ranks"].as_array().unwrap().len()), (&json!([2, 3]), 2));
 
     assert_tables(&runs, folder.path(), &measured);
 }
@@ -130,6 +161,7 @@ fn assert_tables(runs: &Path, folder: &Path, measured: &BTreeMap<u64, Value>) {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let from_tables = report(&tables);
     assert_equals_pytorch(&from_tables, measured);
+    assert_eq!(from_tables["ranks"], report(runs)["ranks"]);
     assert_eq!(from_tables["job"], "job7");
     let packages = packages(&["duckdb==2.0.0", "polars==2.1.0", "polars-runtime-32==2.1.0"]);
     let mut read = Command::new(root().join("scripts/sim"));

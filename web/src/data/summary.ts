@@ -1,5 +1,7 @@
 /** The parts of summary.json that the page shows. `analysis/schema/summary.schema.json` describes all of them. */
 
+import type { RankTable } from './ranks';
+
 export interface FrameSummary {
   name: string;
   filename: string;
@@ -356,26 +358,6 @@ export interface ProcessSummary {
   notices: { topic: string; text: string; status: string }[];
 }
 
-/** A process that belongs to a rank, or to none. */
-export interface HelperSummary {
-  pid: number;
-  peak_bytes: number;
-}
-
-/** One rank of a launch. */
-export interface RankSummary {
-  rank: number;
-  host?: string;
-  pid: number;
-  device?: number;
-  peak_bytes: number;
-  reserved_bytes: number;
-  phases: { phase: string; peak_bytes: number }[];
-  oom_count: number;
-  helpers: HelperSummary[];
-  other_attempts: number[];
-}
-
 /** Device memory of one process that another process opened (CUDA IPC). */
 export interface SharedMemorySummary {
   importer_pid: number;
@@ -390,17 +372,9 @@ export interface SharedMemorySummary {
 }
 
 /** The processes of a launch beside each other. */
-export interface LaunchSummary {
-  hosts: string[];
-  ranks: RankSummary[];
-  imbalance?: { worst_rank: number; median_rank: number; best_rank: number; max_bytes: number; difference_bytes: number; unused_bytes: number };
-  worst_against_median?: {
-    by_category: { category?: string; difference_bytes: number }[];
-    by_line: { location: string; category?: string; difference_bytes: number }[];
-  };
+export interface LaunchSummary extends RankTable {
   issues: IssueSummary[];
   shared_memory: SharedMemorySummary[];
-  without_rank: HelperSummary[];
 }
 
 export interface Summary {

@@ -26,6 +26,37 @@ pub enum RankSource {
     Jax,
 }
 
+impl RankSource {
+    /// All sources, in order of precedence.
+    pub const ALL: [RankSource; 7] = [
+        RankSource::Torch,
+        RankSource::Rank,
+        RankSource::Slurm,
+        RankSource::OpenMpi,
+        RankSource::Pmix,
+        RankSource::Pmi,
+        RankSource::Jax,
+    ];
+
+    /// The name in files, as in `summary.json`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            RankSource::Torch => "torch",
+            RankSource::Rank => "rank",
+            RankSource::Slurm => "slurm",
+            RankSource::OpenMpi => "open_mpi",
+            RankSource::Pmix => "pmix",
+            RankSource::Pmi => "pmi",
+            RankSource::Jax => "jax",
+        }
+    }
+
+    /// The source with this name.
+    pub fn named(name: &str) -> Option<RankSource> {
+        RankSource::ALL.into_iter().find(|source| source.name() == name)
+    }
+}
+
 /// The variables of one launcher. A list has the names that are tried in order.
 struct Launcher {
     source: RankSource,
@@ -148,6 +179,14 @@ mod tests {
         assert_eq!(found.rank_and_source(), Some((11, RankSource::Rank)));
         assert_eq!((found.local_rank, found.world_size, found.node_rank), (Some(3), Some(16), None));
         assert_eq!(found.local_world_size, Some(8));
+    }
+
+    #[test]
+    fn names_are_those_of_the_json() {
+        for source in RankSource::ALL {
+            assert_eq!(serde_json::to_value(source).unwrap(), source.name());
+            assert_eq!(RankSource::named(source.name()), Some(source));
+        }
     }
 
     #[test]

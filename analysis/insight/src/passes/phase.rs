@@ -98,6 +98,16 @@ impl Phase {
         }
     }
 
+    /// Whether the phase runs models, gradients or optimizers.
+    pub const fn computes(self) -> bool {
+        self.is_forward_only() || matches!(self, Phase::Forward | Phase::Backward | Phase::Optimizer | Phase::Recompute)
+    }
+
+    /// The phase with this name.
+    pub fn named(name: &str) -> Option<Phase> {
+        Phase::ALL.into_iter().find(|phase| phase.name() == name)
+    }
+
     /// Whether models compute what no backward pass follows: an evaluation, generation or a rollout.
     #[inline]
     pub const fn is_forward_only(self) -> bool {

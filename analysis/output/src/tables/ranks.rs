@@ -1,11 +1,12 @@
 //! The table `ranks`: one row for each device of each process, with the peak of every phase. It is small, so that the
-//! table of a thousand ranks needs no events.
+//! table of a thousand ranks needs no events. A file of an older version lacks some columns, which are unknown then.
 
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 
 use memtrace_input::error::{Error, Result};
+use memtrace_input::load::RankSource;
 use memtrace_insight::passes::Phase;
 
 use super::reader::ReadTable;
@@ -16,7 +17,7 @@ pub const RANKS_TABLE: &str = "ranks";
 /// The file name of the part of one run.
 pub const RANKS_FILE: &str = "ranks.parquet";
 /// The number of columns before those of the phases.
-const FIXED: usize = 19;
+const FIXED: usize = 31;
 
 /// How a process ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -38,8 +39,17 @@ pub struct RankRow {
     pub job_source: String,
     /// The rank in the job.
     pub rank: Option<u32>,
+    /// What the rank was read from, if it is known.
+    pub rank_source: Option<RankSource>,
+    /// The rank on its host, if it is known.
+    pub local_rank: Option<u32>,
+    /// The number of the host in the job, if it is known.
+    pub node_rank: Option<u32>,
     /// Whether the process is the rank's own, not a worker that inherited the rank.
     pub is_rank_process: bool,
+    /// The rank whose worker or helper the process is. `None` for the rank's own process, for another process that had
+    /// the rank, and for processes that belong to no rank.
+    pub helper_of: Option<u32>,
     /// The number of ranks of the job.
     pub world_size: Option<u32>,
     /// The process id.
@@ -48,16 +58,32 @@ pub struct RankRow {
     pub host: String,
     /// The file name of the trace.
     pub trace: String,
-    /// The device's ordinal; -1 is the CPU.
-    pub device: i16,
+    /// The device's ordinal; -1 is the CPU. `None` if the process, which is a rank, allocated nothing.
+    pub device: Option<i16>,
+    /// Whether the device is the rank's own, if it is known.
+    pub is_rank_device: Option<bool>,
+    /// The PCI bus id of the device. Empty if it is unknown.
+    pub pci_bus_id: String,
     /// The device's memory in bytes, if it is known.
     pub device_bytes: Option<u64>,
     /// The peak of allocated bytes.
     pub peak_allocated: u64,
     /// The peak of reserved bytes.
     pub peak_reserved: u64,
+    /// The sum of the peaks of memory outside PyTorch's caching allocator, if it is known.
+    pub outside_pytorch_bytes: Option<u64>,
+    /// The most bytes that the process took from the device, by all its libraries, if it is known.
+    pub peak_used: Option<u64>,
+    /// The phase of the peak of allocated bytes, if it is known.
+    pub peak_phase: Option<Phase>,
+    /// The step of that peak. `None` before the first step, and if it is unknown.
+    pub peak_step: Option<u32>,
+    /// The number of steps, if it is known.
+    pub steps: Option<u32>,
     /// The number of out-of-memory errors.
     pub ooms: u64,
+    /// Whether an out-of-memory error ended the process, if it is known.
+    pub ended_by_oom: Option<bool>,
     /// How the process ended.
     pub exit: RowExit,
     /// The number of recorded events of the process.
@@ -77,16 +103,28 @@ const COLUMNS: &Columns = &[
     ("job", Field::OptionalText("")),
     ("job_source", Field::OptionalText("")),
     ("rank", Field::OptionalInt32(None)),
+    ("rank_source", Field::OptionalText("")),
+    ("local_rank", Field::OptionalInt32(None)),
+    ("node_rank", Field::OptionalInt32(None)),
     ("is_rank_process", Field::Bool(false)),
+    ("helper_of", Field::OptionalInt32(None)),
     ("world_size", Field::OptionalInt32(None)),
     ("pid", Field::OptionalInt32(None)),
     ("host", Field::OptionalText("")),
     ("trace", Field::Text("")),
     ("device", Field::OptionalInt32(None)),
+    ("is_rank_device", Field::OptionalBool(None)),
+    ("pci_bus_id", Field::OptionalText("")),
     ("device_bytes", Field::OptionalInt64(None)),
     ("peak_allocated", Field::Int64(0)),
     ("peak_reserved", Field::Int64(0)),
+    ("outside_pytorch_bytes", Field::OptionalInt64(None)),
+    ("peak_used", Field::OptionalInt64(None)),
+    ("peak_phase", Field::OptionalText("")),
+    ("peak_step", Field::OptionalInt32(None)),
+    ("steps", Field::OptionalInt32(None)),
     ("ooms", Field::Int64(0)),
+    ("ended_by_oom", Field::OptionalBool(None)),
     ("exit_code", Field::OptionalInt32(None)),
     ("exit_signal", Field::OptionalInt32(None)),
     ("events", Field::Int64(0)),
@@ -119,16 +157,28 @@ pub fn write_ranks(rows: &[RankRow], out: &mut (dyn Write + Send)) -> Result<()>
                 Field::OptionalText(&row.job),
                 Field::OptionalText(&row.job_source),
                 number(row.rank),
+                Field::OptionalText(row.rank_source.map_or("", RankSource::name)),
+                number(row.local_rank),
+                number(row.node_rank),
                 Field::Bool(row.is_rank_process),
+                number(row.helper_of),
                 number(row.world_size),
                 number(Some(row.pid)),
                 Field::OptionalText(&row.host),
                 Field::Text(&row.trace),
-                Field::OptionalInt32(Some(row.device.into())),
+                Field::OptionalInt32(row.device.map(i32::from)),
+                Field::OptionalBool(row.is_rank_device),
+                Field::OptionalText(&row.pci_bus_id),
                 Field::OptionalInt64(row.device_bytes),
                 Field::Int64(row.peak_allocated),
                 Field::Int64(row.peak_reserved),
+                Field::OptionalInt64(row.outside_pytorch_bytes),
+                Field::OptionalInt64(row.peak_used),
+                Field::OptionalText(row.peak_phase.map_or("", Phase::name)),
+                number(row.peak_step),
+                number(row.steps),
                 Field::Int64(row.ooms),
+                Field::OptionalBool(row.ended_by_oom),
                 Field::OptionalInt32(row.exit.code),
                 Field::OptionalInt32(row.exit.signal),
                 Field::Int64(row.events),
@@ -160,6 +210,10 @@ fn rank_row(table: &ReadTable, at: usize, run: &str) -> RankRow {
     let long = |name: &str| table.number(name, at).and_then(|number| u64::try_from(number).ok());
     let int = |name: &str| table.number(name, at).and_then(|number| i32::try_from(number).ok());
     let unsigned = |name: &str| int(name).map(i32::cast_unsigned);
+    let flag = |name: &str| table.number(name, at).map(|number| number == 1);
+    let (rank, is_rank_process) = (unsigned("rank"), flag("is_rank_process").unwrap_or_default());
+    // Without the column, a process that is not the rank's own inherited its rank.
+    let inherited = rank.filter(|_| !is_rank_process);
     let mut phase_peaks = [None; Phase::ALL.len()];
     for (peak, (name, _)) in phase_peaks.iter_mut().zip(COLUMNS.iter().skip(FIXED)) {
         *peak = long(name);
@@ -168,16 +222,28 @@ fn rank_row(table: &ReadTable, at: usize, run: &str) -> RankRow {
         run: run.to_owned(),
         job: text("job"),
         job_source: text("job_source"),
-        rank: unsigned("rank"),
-        is_rank_process: table.number("is_rank_process", at) == Some(1),
+        rank,
+        rank_source: RankSource::named(&text("rank_source")),
+        local_rank: unsigned("local_rank"),
+        node_rank: unsigned("node_rank"),
+        is_rank_process,
+        helper_of: if table.has("helper_of") { unsigned("helper_of") } else { inherited },
         world_size: unsigned("world_size"),
         pid: unsigned("pid").unwrap_or_default(),
         host: text("host"),
         trace: text("trace"),
-        device: int("device").and_then(|device| i16::try_from(device).ok()).unwrap_or_default(),
+        device: int("device").and_then(|device| i16::try_from(device).ok()),
+        is_rank_device: flag("is_rank_device"),
+        pci_bus_id: text("pci_bus_id"),
         device_bytes: long("device_bytes"),
         peak_allocated: long("peak_allocated").unwrap_or_default(),
         peak_reserved: long("peak_reserved").unwrap_or_default(),
+        outside_pytorch_bytes: long("outside_pytorch_bytes"),
+        peak_used: long("peak_used"),
+        peak_phase: Phase::named(&text("peak_phase")),
+        peak_step: unsigned("peak_step"),
+        steps: unsigned("steps"),
+        ended_by_oom: flag("ended_by_oom"),
         ooms: long("ooms").unwrap_or_default(),
         exit: RowExit { code: int("exit_code"), signal: int("exit_signal") },
         events: long("events").unwrap_or_default(),
@@ -202,16 +268,28 @@ mod tests {
             job: "71.0".into(),
             job_source: "SLURM_JOB_ID".into(),
             rank: Some(3),
+            rank_source: Some(RankSource::Slurm),
+            local_rank: Some(1),
+            node_rank: Some(2),
             is_rank_process: true,
+            helper_of: Some(4),
             world_size: Some(8),
             pid: 42,
             host: "node7".into(),
             trace: "42.mtr".into(),
-            device: -1,
+            device: Some(-1),
+            is_rank_device: Some(false),
+            pci_bus_id: "0000:17:00.0".into(),
             device_bytes: Some(80 << 30),
             peak_allocated: 7 << 30,
             peak_reserved: 8 << 30,
+            outside_pytorch_bytes: Some(1 << 20),
+            peak_used: Some(9 << 30),
+            peak_phase: Some(Phase::Backward),
+            peak_step: Some(5),
+            steps: Some(6),
             ooms: 2,
+            ended_by_oom: Some(true),
             exit: RowExit { code: None, signal: Some(9) },
             events: 1_000_000,
             lost_events: 1,
@@ -226,5 +304,62 @@ mod tests {
         assert_eq!(read, rows);
         std::fs::write(file.path(), "PAR1 no").unwrap();
         assert!(read_ranks(file.path(), file.reopen().unwrap(), "a").is_err());
+    }
+
+    /// The columns of memtrace before the version 2.0 of the report of a job.
+    const OLD_COLUMNS: [&str; 19] = [
+        "job",
+        "job_source",
+        "rank",
+        "is_rank_process",
+        "world_size",
+        "pid",
+        "host",
+        "trace",
+        "device",
+        "device_bytes",
+        "peak_allocated",
+        "peak_reserved",
+        "ooms",
+        "exit_code",
+        "exit_signal",
+        "events",
+        "lost_events",
+        "started_ns",
+        "memtrace",
+    ];
+
+    #[test]
+    fn columns_that_an_older_file_lacks_are_unknown() {
+        let is_old =
+            |name: &str| OLD_COLUMNS.contains(&name) || name.starts_with("peak_") && Phase::named(&name[5..]).is_some();
+        let old: Vec<_> = COLUMNS.iter().copied().filter(|(name, _)| is_old(name)).collect();
+        assert_eq!(old.len(), OLD_COLUMNS.len() + Phase::ALL.len());
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        let mut table = Table::new(RANKS_TABLE, &old, 0, file.as_file_mut()).unwrap();
+        for is_rank_process in [true, false] {
+            let fields = old.iter().map(|(name, field)| match *name {
+                "rank" => Field::OptionalInt32(Some(3)),
+                "is_rank_process" => Field::Bool(is_rank_process),
+                "peak_allocated" => Field::Int64(7),
+                "peak_load" => Field::OptionalInt64(Some(5)),
+                _ => *field,
+            });
+            table.row(&fields.collect::<Vec<_>>()).unwrap();
+        }
+        table.finish().unwrap();
+        let read = read_ranks(file.path(), file.reopen().unwrap(), "a").unwrap();
+        let mut phase_peaks = [None; Phase::ALL.len()];
+        phase_peaks[Phase::Load as usize] = Some(5);
+        let own = RankRow {
+            run: "a".into(),
+            rank: Some(3),
+            is_rank_process: true,
+            peak_allocated: 7,
+            phase_peaks,
+            ..RankRow::default()
+        };
+        let worker = RankRow { is_rank_process: false, helper_of: Some(3), ..own.clone() };
+        assert_eq!(read, [own, worker]);
     }
 }

@@ -70,6 +70,11 @@ impl ReadTable {
         Ok(table)
     }
 
+    /// Whether the file has this column.
+    pub(super) fn has(&self, column: &str) -> bool {
+        self.columns.contains_key(column)
+    }
+
     /// The integer in a column, or 1 for true and 0 for false. `None` if it is null, or not there.
     pub(super) fn number(&self, column: &str, row: usize) -> Option<i64> {
         match self.columns.get(column)? {

@@ -25,6 +25,8 @@ pub(super) enum Field<'a> {
     OptionalInt32(Option<i32>),
     /// A boolean.
     Bool(bool),
+    /// A boolean, or null.
+    OptionalBool(Option<bool>),
     /// A text.
     Text(&'a str),
     /// A text; null if it is empty.
@@ -37,6 +39,7 @@ enum Column {
     OptionalInt64(Vec<i64>, Vec<i16>),
     OptionalInt32(Vec<i32>, Vec<i16>),
     Bool(Vec<bool>),
+    OptionalBool(Vec<bool>, Vec<i16>),
     Text(Vec<ByteArray>),
     OptionalText(Vec<ByteArray>, Vec<i16>),
 }
@@ -71,6 +74,7 @@ impl<'a> Table<'a> {
                 Field::OptionalInt64(_) => format!("optional int64 {name};"),
                 Field::OptionalInt32(_) => format!("optional int32 {name};"),
                 Field::Bool(_) => format!("required boolean {name};"),
+                Field::OptionalBool(_) => format!("optional boolean {name};"),
                 Field::Text(_) => format!("required binary {name} (STRING);"),
                 Field::OptionalText(_) => format!("optional binary {name} (STRING);"),
             })
@@ -83,6 +87,7 @@ impl<'a> Table<'a> {
             Field::OptionalInt64(_) => Column::OptionalInt64(Vec::new(), Vec::new()),
             Field::OptionalInt32(_) => Column::OptionalInt32(Vec::new(), Vec::new()),
             Field::Bool(_) => Column::Bool(Vec::new()),
+            Field::OptionalBool(_) => Column::OptionalBool(Vec::new(), Vec::new()),
             Field::Text(_) => Column::Text(Vec::new()),
             Field::OptionalText(_) => Column::OptionalText(Vec::new(), Vec::new()),
         };
@@ -120,6 +125,10 @@ impl<'a> Table<'a> {
                     levels.push(value.is_some().into());
                 }
                 (Column::Bool(values), Field::Bool(value)) => values.push(*value),
+                (Column::OptionalBool(values, levels), Field::OptionalBool(value)) => {
+                    values.extend(*value);
+                    levels.push(value.is_some().into());
+                }
                 (Column::Text(values), Field::Text(text)) => values.push(shared(text)),
                 (Column::OptionalText(values, levels), Field::OptionalText(text)) => {
                     values.extend((!text.is_empty()).then(|| shared(text)));
@@ -155,6 +164,10 @@ impl<'a> Table<'a> {
                     levels.clear();
                 }
                 Column::Bool(values) => _ = out.typed::<BoolType>().write_batch(values, None, None)?,
+                Column::OptionalBool(values, levels) => {
+                    out.typed::<BoolType>().write_batch(values, Some(levels), None)?;
+                    levels.clear();
+                }
                 Column::Text(values) => _ = out.typed::<ByteArrayType>().write_batch(values, None, None)?,
                 Column::OptionalText(values, levels) => {
                     out.typed::<ByteArrayType>().write_batch(values, Some(levels), None)?;
@@ -165,7 +178,7 @@ impl<'a> Table<'a> {
             match column {
                 Column::Int64(values) | Column::OptionalInt64(values, _) => values.clear(),
                 Column::OptionalInt32(values, _) => values.clear(),
-                Column::Bool(values) => values.clear(),
+                Column::Bool(values) | Column::OptionalBool(values, _) => values.clear(),
                 Column::Text(values) | Column::OptionalText(values, _) => values.clear(),
             }
         }

@@ -4,27 +4,10 @@ use std::path::Path;
 
 use memtrace_input::error::Result;
 use memtrace_input::load::open_run;
-use schemars::JsonSchema;
-use serde::Serialize;
 
-use crate::compare::diff;
-use crate::diff::{CategoryChange, DiffOptions, LineChange};
+use crate::compare::diff_processes;
 use crate::progress::Progress;
-
-/// What one rank has more than another at its peak. A difference is the value of `rank` minus the value of `than_rank`.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
-pub struct JobComparison {
-    /// The rank.
-    pub rank: u32,
-    /// The rank with which it is compared: A of the tables.
-    pub than_rank: u32,
-    /// The difference of the peaks of allocated bytes.
-    pub difference_bytes: i64,
-    /// The allocated blocks by category. The differences add up to `difference_bytes`.
-    pub by_category: Vec<CategoryChange>,
-    /// The allocated blocks by line and category, largest growth first. The differences add up to `difference_bytes`.
-    pub by_line: Vec<LineChange>,
-}
+use crate::rank_table::RankComparison;
 
 /// A rank, its trace and its device.
 pub(super) struct Compared<'a> {
@@ -34,20 +17,21 @@ pub(super) struct Compared<'a> {
 }
 
 /// Compares the peaks of two ranks. `None` if one of them has none on its device.
+///
+/// # Errors
+///
+/// If a trace cannot be read.
 pub(super) fn compare(
-    worst: &Compared<'_>,
     median: &Compared<'_>,
+    worst: &Compared<'_>,
     progress: &mut dyn FnMut(Progress<'_>),
-) -> Result<Option<JobComparison>> {
+) -> Result<Option<RankComparison>> {
     let (a, b) = (open_run(median.trace)?, open_run(worst.trace)?);
-    let report = diff(&a, &b, &DiffOptions::default(), progress);
-    let is_pair = |a: i16, b: i16| a == median.device && b == worst.device;
-    let pair = report.pairs.into_iter().find(|pair| is_pair(pair.a.device, pair.b.device));
-    Ok(pair.map(|pair| JobComparison {
-        rank: worst.rank,
-        than_rank: median.rank,
-        difference_bytes: pair.difference_bytes,
-        by_category: pair.by_category,
-        by_line: pair.by_line,
+    let (Some(of_a), Some(of_b)) = (a.processes().first(), b.processes().first()) else { return Ok(None) };
+    let pair = diff_processes([(&a, of_a, median.device), (&b, of_b, worst.device)], progress);
+    Ok(pair.map(|mut pair| {
+        // A trace alone can lack the variables that its manifest has.
+        (pair.a.rank, pair.b.rank) = (Some(median.rank), Some(worst.rank));
+        RankComparison::of(pair)
     }))
 }

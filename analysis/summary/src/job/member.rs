@@ -5,14 +5,16 @@ use std::collections::{BTreeMap, HashMap};
 use memtrace_input::RunFolder;
 use memtrace_input::error::{Error, Result};
 use memtrace_input::load::{JobId, JobIdSource, Manifest, Run, RunState, open_folder};
+use memtrace_insight::passes::Phase;
 use memtrace_output::{RankRow, RowExit};
 use memtrace_trace::file::untrusted;
 
 use super::folders::FoundRun;
 use super::report::RunOrigin;
-use super::stored_summary::{StepTime, StoredProcess, StoredSummary};
+use super::stored_summary::{StepTime, StoredDevice, StoredProcess, StoredRank, StoredSummary};
 use crate::build::{SummaryOptions, summarize_with};
 use crate::progress::Progress;
+use crate::rank_table::ended_by_oom;
 use crate::summary::lost_events_of;
 
 /// The file that a run's own launcher wrote.
@@ -127,28 +129,50 @@ impl Member {
         self.started_ns = self.started_ns.or(stored.run.started_ns);
         self.rows.clear();
         for process in &stored.processes {
-            let is_rank_process = owns_its_rank(process, &stored.processes);
+            let role = RoleInRun::of(process, stored);
             let host = process.host.clone().filter(|host| !host.is_empty()).unwrap_or_else(|| facts.host.clone());
             let empty = BTreeMap::new();
             let env = facts.environments.get(&process.pid).unwrap_or(&empty);
             let job = JobId::of_process(facts.job.as_deref(), env, &host);
             let has_gpu = process.devices.iter().any(|device| device.device >= 0);
-            for device in process.devices.iter().filter(|device| device.device >= 0 || !has_gpu) {
+            let devices = process.devices.iter().filter(|device| device.device >= 0 || !has_gpu);
+            let fatal = process.devices.iter().flat_map(|device| &device.ooms).map(|oom| oom.fatal);
+            let ended_by_oom = ended_by_oom(fatal);
+            // A rank that allocated nothing has a row too.
+            let nothing = StoredDevice::default();
+            let without = (role.is_rank_process && process.devices.is_empty()).then_some((None, &nothing));
+            for (ordinal, device) in devices.map(|device| (Some(device.device), device)).chain(without) {
+                let is_rank_device = role.rank.map(|own| own.device == ordinal);
+                let pci_bus_id =
+                    role.rank.filter(|_| is_rank_device == Some(true)).and_then(|own| own.pci_bus_id.clone());
+                let peak = device.peak.as_ref();
                 let row = RankRow {
                     run: self.run.name.clone(),
                     job: job.as_ref().map(|job| job.id.clone()).unwrap_or_default(),
                     job_source: job.as_ref().map(|job| job.source.text().to_owned()).unwrap_or_default(),
-                    rank: process.rank,
-                    is_rank_process,
+                    rank: process.rank.or(role.rank.map(|own| own.rank)),
+                    rank_source: role.rank.and_then(StoredRank::source),
+                    local_rank: role.rank.and_then(|own| own.local_rank),
+                    node_rank: role.rank.and_then(|own| own.node_rank),
+                    is_rank_process: role.is_rank_process,
+                    helper_of: role.helper_of,
                     world_size: process.world_size,
                     pid: process.pid,
                     host: host.clone(),
                     trace: process.trace.clone(),
-                    device: device.device,
+                    device: ordinal,
+                    is_rank_device,
+                    pci_bus_id: pci_bus_id.unwrap_or_default(),
                     device_bytes: device.total_bytes,
                     peak_allocated: device.highest.allocated_bytes,
                     peak_reserved: device.highest.reserved_bytes,
+                    outside_pytorch_bytes: Some(device.outside_pytorch_bytes()),
+                    peak_used: Some(device.used_bytes()),
+                    peak_phase: Some(peak.and_then(|peak| Phase::named(&peak.phase)).unwrap_or_default()),
+                    peak_step: peak.and_then(|peak| peak.step),
+                    steps: Some(device.steps),
                     ooms: device.oom_count,
+                    ended_by_oom,
                     exit: RowExit { code: process.exit.code, signal: process.exit.signal },
                     events: process.events,
                     lost_events: lost_events_of(&process.losses),
@@ -175,7 +199,26 @@ impl Facts {
     }
 }
 
-/// Whether a process is the rank's own. Workers inherit the rank as a variable. The launcher names the snapshot of the
+/// What a process is in its run.
+struct RoleInRun<'a> {
+    /// What the launch reports of the rank, if the process is one.
+    rank: Option<&'a StoredRank>,
+    is_rank_process: bool,
+    helper_of: Option<u32>,
+}
+
+impl RoleInRun<'_> {
+    fn of<'a>(process: &StoredProcess, stored: &'a StoredSummary) -> RoleInRun<'a> {
+        if let Some(launch) = &stored.launch {
+            let rank = launch.rank_of(process);
+            return RoleInRun { rank, is_rank_process: rank.is_some(), helper_of: launch.helper_of(process.pid) };
+        }
+        let is_rank_process = owns_its_rank(process, &stored.processes);
+        RoleInRun { rank: None, is_rank_process, helper_of: process.rank.filter(|_| !is_rank_process) }
+    }
+}
+
+/// Whether a process is the rank's own, in a summary without the launch. Workers inherit the rank as a variable. The launcher names the snapshot of the
 /// rank's own process `rankN.pickle`; without snapshots, it is the process that started the others.
 fn owns_its_rank(process: &StoredProcess, all: &[StoredProcess]) -> bool {
     let Some(rank) = process.rank else { return false };

@@ -8,14 +8,13 @@ mod comparison;
 mod folders;
 mod member;
 mod merge;
+mod notice;
 mod report;
 mod selection;
 mod stored_summary;
+mod table;
 
-pub use comparison::JobComparison;
 pub use folders::{FoundRun, find_runs, is_run_folder};
 pub use member::{rank_rows, rank_rows_of_run};
 pub use merge::{JobOptions, job_report};
-pub use report::{
-    HostClock, JOB_VERSION, JobDevice, JobImbalance, JobPhasePeak, JobProcess, JobRank, JobReport, JobRun, RunOrigin,
-};
+pub use report::{HostClock, JOB_VERSION, JobReport, JobRun, RunOrigin};
