@@ -105,7 +105,7 @@ class Job:
         self.report = report(self.runs)
 
     def reported_phases(self) -> Dict[tuple[int, str], int]:
-        """The peak of each phase of each rank, as the report has it. It has none of `other`, the time outside of all phases."""
+        """The peak of each phase of each rank, as the report has it."""
         return {(rank["rank"], row["phase"]): row["peak_bytes"] for rank in self.report["ranks"] for row in rank["phases"]}
 
 

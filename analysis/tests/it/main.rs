@@ -26,6 +26,7 @@ mod native_stacks;
 mod odd_snapshots;
 mod page_data;
 mod page_views;
+mod phase_rows;
 mod reading;
 mod redact;
 mod replay;

@@ -55,7 +55,33 @@ impl PhaseRow {
         self.allocated as i64 - self.freed as i64
     }
 
-    fn absorb(&mut self, other: &PhaseRow) {
+    /// Adds an allocation of `bytes` bytes. `before` and `level`: allocated bytes before and after it.
+    #[inline]
+    pub fn alloc(&mut self, bytes: u64, before: u64, level: u64) {
+        if self.is_empty() {
+            self.start = before;
+        }
+        self.allocations += 1;
+        self.allocated += bytes;
+        self.peak = self.peak.max(level);
+        self.after = level;
+    }
+
+    /// Adds a free of `bytes` bytes. `before` and `level`: allocated bytes before and after it.
+    #[inline]
+    pub fn free(&mut self, bytes: u64, before: u64, level: u64) {
+        if self.is_empty() {
+            self.start = before;
+        }
+        self.frees += 1;
+        self.freed += bytes;
+        // A phase that only frees has its peak at its beginning.
+        self.peak = self.peak.max(before);
+        self.after = level;
+    }
+
+    /// Adds a row of the same phase that follows this one.
+    pub fn absorb(&mut self, other: &PhaseRow) {
         if other.is_empty() {
             return;
         }
@@ -238,14 +264,8 @@ impl PhaseTable {
         if row.allocations == 0 {
             row.began = number;
         }
-        if row.is_empty() {
-            row.start = before;
-        }
         row.ended = number;
-        row.allocations += 1;
-        row.allocated += bytes;
-        row.peak = row.peak.max(level);
-        row.after = level;
+        row.alloc(bytes, before, level);
         self.level = level;
     }
 
@@ -256,28 +276,16 @@ impl PhaseTable {
         let (row, number) = self.row(step, phase, ticks);
         if row.is_empty() {
             row.began = number;
-            row.start = before;
         }
         row.ended = number;
-        row.frees += 1;
-        row.freed += bytes;
-        // A phase that only frees has its peak at its beginning.
-        row.peak = row.peak.max(before);
-        row.after = level;
+        row.free(bytes, before, level);
         self.level = level;
     }
 
     /// Takes a free that only its position ties to `phase`. It is held back until the next allocation.
     pub fn free_maybe_teardown(&mut self, phase: Phase, bytes: u64, level: u64) {
         self.has_pending_frees = true;
-        let row = &mut self.pending_frees[phase as usize];
-        if row.is_empty() {
-            row.start = self.level;
-        }
-        row.frees += 1;
-        row.freed += bytes;
-        row.peak = row.peak.max(self.level);
-        row.after = level;
+        self.pending_frees[phase as usize].free(bytes, self.level, level);
         self.level = level;
     }
 
@@ -354,11 +362,7 @@ impl PhaseTable {
     /// Ends the recording. If nothing was computed after the last step (only a barrier or a report ran), that work
     /// began no step. It counts as phase "other" of the last step.
     pub fn finish(&mut self) {
-        let computes = |phase: &&Phase| {
-            phase.is_forward_only()
-                || matches!(phase, Phase::Forward | Phase::Backward | Phase::Optimizer | Phase::Recompute)
-        };
-        let mut computing = Phase::ALL.iter().filter(computes);
+        let mut computing = Phase::ALL.iter().filter(|phase| phase.computes());
         let computed = computing.any(|phase| !self.current.phases[*phase as usize].is_empty());
         if computed || self.current.step.is_none_or(|step| step == 0) {
             self.close_step();

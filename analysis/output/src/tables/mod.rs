@@ -3,11 +3,11 @@
 //! ranks form one table.
 
 mod partition;
+mod phases;
 mod ranks;
 mod reader;
 mod writer;
 
-use std::collections::BTreeMap;
 use std::io::Write;
 
 use memtrace_trace::clock::Calibration;
@@ -21,11 +21,12 @@ use memtrace_input::CompileContexts;
 use memtrace_input::error::{Error, Result};
 use memtrace_input::load::Process;
 use memtrace_insight::passes::{
-    Analysis, BlockAllocation, BlockClassification, BlockObserver, CustomCategorizer, Phase, PhaseTracker,
+    Analysis, BlockAllocation, BlockClassification, BlockObserver, CustomCategorizer, PhaseTracker,
 };
 use memtrace_insight::rules::CustomRules;
 use memtrace_replay::{Change, Names, Replay, Usage};
 
+use phases::{PHASES, PhaseEvent, PhaseRows};
 use writer::{Columns, Field, Table};
 
 pub use partition::{partition_folder, unpartitioned_value};
@@ -116,22 +117,6 @@ const STACKS: &Columns = &[
     ("native", Field::Bool(false)),
 ];
 
-const PHASES: &Columns = &[
-    ("run", TEXT),
-    ("rank", OPTIONAL_INT32),
-    ("pid", OPTIONAL_INT32),
-    ("device", OPTIONAL_INT32),
-    ("step", OPTIONAL_INT32),
-    ("phase", TEXT),
-    ("began_ns", INT64),
-    ("ended_ns", INT64),
-    ("allocations", INT64),
-    ("allocated", INT64),
-    ("frees", INT64),
-    ("freed", INT64),
-    ("peak", INT64),
-];
-
 /// Writes the tables of one process in a window, in the order of [`TABLES`]. `run` is the value of the column `run`,
 /// and `custom_rules` give the blocks their custom categories. `progress` receives the number of events read so far; the
 /// events are read twice.
@@ -176,23 +161,7 @@ pub fn tables(
         let mut stacks = Table::new("stacks", STACKS, left_out, stacks)?;
         put_stacks(process.definitions(), &process_columns, &used_stacks, &mut stacks)?;
         let mut phases = Table::new("phases", PHASES, left_out, phases)?;
-        for ((device, step, phase), row) in rows {
-            phases.row(&[
-                Field::Text(process_columns.run),
-                Field::OptionalInt32(process_columns.rank),
-                Field::OptionalInt32(Some(process_columns.pid)),
-                Field::OptionalInt32(Some(device.into())),
-                Field::OptionalInt32(step.map(|step| step as i32)),
-                Field::Text(phase.name()),
-                Field::Int64(row.began_ns),
-                Field::Int64(row.ended_ns),
-                Field::Int64(row.allocations),
-                Field::Int64(row.allocated),
-                Field::Int64(row.frees),
-                Field::Int64(row.freed),
-                Field::Int64(row.peak),
-            ])?;
-        }
+        rows.write(&process_columns, &mut phases)?;
         events.finish()?;
         stacks.finish()?;
         phases.finish()?;
@@ -207,20 +176,6 @@ struct ProcessColumns<'a> {
     rank: Option<i32>,
     pid: i32,
 }
-
-/// One phase of one step.
-#[derive(Clone, Copy, Default)]
-struct PhaseRow {
-    began_ns: u64,
-    ended_ns: u64,
-    allocations: u64,
-    allocated: u64,
-    frees: u64,
-    freed: u64,
-    peak: u64,
-}
-
-type PhaseRows = BTreeMap<(i16, Option<u32>, Phase), PhaseRow>;
 
 /// The column with a stack's id. Marks the stack as used.
 fn stack_field(used_stacks: &mut [bool], stack: StackId) -> Field<'static> {
@@ -250,11 +205,19 @@ fn put_events(
     let compile_contexts = recording.compile_contexts();
     let mut tracker = PhaseTracker::of(recording);
     let mut replay = Replay::new(process.trace_index(), None);
-    let mut rows = PhaseRows::new();
+    let mut rows = PhaseRows::default();
     let mut error = None;
     let mut done = 0;
+    let mut is_whole = true;
     recording.stream(&mut |events| {
-        for e in events.iter().filter(|e| !window.is_past(e.seq)) {
+        for e in events {
+            if window.is_past(e.seq) {
+                is_whole = false;
+                // The next allocation shows whether the last frees are the program's teardown.
+                if !rows.is_pending() {
+                    continue;
+                }
+            }
             if e.source == Source::Label {
                 tracker.observe_label(e);
                 continue;
@@ -262,37 +225,35 @@ fn put_events(
             replay.apply(e, |replay, slot, e, change| {
                 let device_replay = &replay.devices()[slot];
                 let (allocator, device) = (&device_replay.allocator, device_replay.device);
-                let phase = match change {
-                    Change::Alloc(_) | Change::FreeRequested(_) | Change::Oom => Some(tracker.observe(e).phase),
+                let classification = match change {
+                    Change::Alloc(_) | Change::FreeRequested(_) | Change::Oom => Some(tracker.observe(e)),
                     _ => None,
                 };
-                let is_shown =
-                    window.has_device(device) && window.contains(e.seq) && window.shows_change(allocator, e, &change);
-                if !is_shown || error.is_some() {
-                    return;
-                }
                 let usage = *allocator.usage();
                 let at = calibration.epoch_ns(e.ticks);
                 let step = tracker.now().step;
+                let is_in_window = window.has_device(device) && window.contains(e.seq);
+                if let (Change::Alloc(id) | Change::FreeRequested(id), Some(classification)) =
+                    (&change, &classification)
+                {
+                    let bytes = allocator.block(*id).size;
+                    let is_shown = is_in_window && window.has_size(bytes);
+                    let (block, level) = (id.index(), usage.allocated);
+                    let event = PhaseEvent { block, bytes, level, time_ns: at, step, classification, is_shown };
+                    match change {
+                        Change::Alloc(_) => rows.allocated(device, &event),
+                        _ => rows.freed(device, &event),
+                    }
+                }
+                if !is_in_window || !window.shows_change(allocator, e, &change) || error.is_some() {
+                    return;
+                }
                 let (action, size) = match change {
                     Change::Alloc(id) => ("alloc", allocator.block(id).size),
                     Change::FreeRequested(id) => ("free_requested", allocator.block(id).size),
                     Change::FreeCompleted(_, block) => ("free_completed", block.size),
                     _ => (e.action.name(), e.size),
                 };
-                if let Some(phase) = phase {
-                    let new = PhaseRow { began_ns: at, peak: usage.allocated, ..PhaseRow::default() };
-                    let row = rows.entry((device, step, phase)).or_insert(new);
-                    row.ended_ns = at;
-                    row.peak = row.peak.max(usage.allocated);
-                    let (count, bytes) = match change {
-                        Change::Alloc(_) => (&mut row.allocations, &mut row.allocated),
-                        Change::FreeRequested(_) => (&mut row.frees, &mut row.freed),
-                        _ => (&mut 0, &mut 0),
-                    };
-                    *count += 1;
-                    *bytes += size;
-                }
                 let written = table.row(&[
                     Field::Text(process_columns.run),
                     Field::OptionalInt32(process_columns.rank),
@@ -307,7 +268,7 @@ fn put_events(
                     Field::Int64(usage.allocated),
                     Field::Int64(usage.reserved),
                     Field::OptionalInt32(step.map(|step| step as i32)),
-                    Field::OptionalText(phase.map_or("", Phase::name)),
+                    Field::OptionalText(classification.map_or("", |classification| classification.phase.name())),
                     stack_field(used_stacks, attributed_stack(definitions, e.stack, e.context)),
                     Field::OptionalText(node(definitions, e.context)),
                     Field::OptionalText(compile_contexts.text(compile_contexts.of(e.seq)).unwrap_or_default()),
@@ -318,6 +279,9 @@ fn put_events(
         done += events.len() as u64;
         progress(done);
     });
+    if is_whole {
+        rows.finish();
+    }
     error.map_or(Ok(rows), Err)
 }
 
