@@ -83,10 +83,12 @@ export function helperParts(table: RankTable, path: string): HTMLElement[] {
     ...table.without_rank.map((one, i) => of(one, `without_rank.${i}`, `pid ${one.pid}${one.host === undefined ? '' : ` on ${one.host}`}`)),
   ].sort((a, b) => b.one.peak_bytes - a.one.peak_bytes || a.one.pid - b.one.pid);
   const more = helpers.length - HELPERS;
+  const again = table.ranks.filter(rank => rank.other_runs !== undefined);
   const list = el('ul', { class: 'helpers' }, helpers.slice(0, HELPERS).map(({ one, field, name }) => el('li', {}, `${name}: `, bytes(field, one.peak_bytes))), more > 0 ? el('li', {}, `${format.count(more)} more`) : null);
   return [
     ...(helpers.length > 0 ? [el('h3', {}, 'Workers and helpers'), list] : []),
     ...table.ranks.filter(rank => rank.other_attempts.length > 0).map(rank => el('p', {}, `Restarted: rank ${rank.rank}; other processes: ${rank.other_attempts.join(', ')}`)),
-    ...table.ranks.flatMap(({ rank, other_runs }) => (other_runs === undefined ? [] : [el('p', {}, `Recorded again: rank ${rank}; other runs: ${other_runs.join(', ')}`)])),
+    ...again.slice(0, HELPERS).map(({ rank, other_runs }) => el('p', {}, `Recorded again: rank ${rank}; other runs: ${other_runs?.join(', ')}`)),
+    ...(again.length > HELPERS ? [el('p', {}, `${format.number(again.length - HELPERS, 'more rank')} recorded again`)] : []),
   ];
 }
