@@ -208,11 +208,12 @@ pub(crate) fn used_bytes(allocated: u64, reserved: u64, owners: impl Iterator<It
 
 /// Whether an out-of-memory error ended the process, if it is known. `fatal`: whether each error did.
 pub(crate) fn ended_by_oom(fatal: impl Iterator<Item = Option<bool>>) -> Option<bool> {
-    fatal.fold(Some(false), |ended, fatal| match (ended, fatal) {
-        (Some(true), _) | (_, Some(true)) => Some(true),
-        (None, _) | (_, None) => None,
-        _ => Some(false),
-    })
+    let (mut ended, mut is_known) = (false, true);
+    for fatal in fatal {
+        ended |= fatal == Some(true);
+        is_known &= fatal.is_some();
+    }
+    if ended { Some(true) } else { is_known.then_some(false) }
 }
 
 impl RankTable {

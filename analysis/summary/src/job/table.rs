@@ -91,7 +91,7 @@ fn add_other_processes(job: &Job<'_>, own: &mut RankProcesses<'_>) -> Vec<Helper
             pid,
             run: Some(run.to_owned()),
             host: host(first),
-            peak_bytes: on_gpus.map(|row| peak(row)).fold(0, u64::saturating_add),
+            peak_bytes: on_gpus.map(peak).fold(0, u64::saturating_add),
         };
         match first.helper_of.or(first.rank).and_then(|rank| own.get_mut(&rank)) {
             Some(process) if process.run == run => match first.helper_of {
