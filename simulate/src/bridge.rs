@@ -2,8 +2,9 @@
 //!
 //! They request it as NVIDIA's own libraries request their private tables: `cuGetExportTable` with an identifier.
 
+use crate::cupti::CallbackFunction;
 use crate::out::Out;
-use std::ffi::c_char;
+use std::ffi::{c_char, c_void};
 
 /// The identifier of the table.
 pub const ID: [u8; 16] = *b"simcuda-bridge-1";
@@ -78,4 +79,8 @@ pub struct Bridge {
     pub reserved_bytes: extern "C" fn() -> u64,
     /// Counts a call of a stub. Takes its name as a C string.
     pub stub: unsafe extern "C" fn(*const c_char),
+    /// Adds the one subscriber to calls of the driver, with its data, or removes it. Returns false if there is one already.
+    pub subscribe: extern "C" fn(Option<CallbackFunction>, *mut c_void) -> bool,
+    /// Switches the reports of driver calls to the subscriber on or off.
+    pub enable_callbacks: extern "C" fn(bool),
 }

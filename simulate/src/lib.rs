@@ -17,6 +17,7 @@ pub mod config;
 pub mod context;
 pub mod cudnn;
 pub mod cufft;
+pub mod cupti;
 pub mod device;
 pub mod error;
 pub mod exchange;

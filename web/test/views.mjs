@@ -3,7 +3,7 @@
 import { readFileSync } from 'node:fs';
 
 /** What `--expect` can name besides the fields of figures. */
-export const VIEWS = ['ranges', 'rank', 'custom'];
+export const VIEWS = ['ranges', 'rank', 'custom', 'pools'];
 
 /** Runs inside the page: the fields and texts of all figures of the shown device. */
 function figures() {
@@ -58,6 +58,7 @@ export async function driveViews(page, summary, { expect, blocks }, { check, equ
   await cards(page, summary, expect, { check, equal, drawn });
   await tracks(page, summary, expect, { check, equal, drawn, picture });
   await custom(page, expect, { check, equal, drawn });
+  await pools(page, expect, { check, equal, drawn });
   await ranks(page, expect, blocks, { check, equal, drawn, wrongColumns, picture });
   await sizes(page, { check, equal, drawn });
 }
@@ -295,6 +296,50 @@ async function custom(page, expect, { check, equal, drawn }) {
   check('search for a custom category', matching.length > 0 && matching.every(text => text === name), `${matching.slice(0, 5)} for ${name}`);
   await page.locator('#allocations').getByLabel('Search').fill('');
   await select.selectOption('category');
+  await drawn();
+}
+
+/** The ids of private memory pools in the list of live allocations, beside those of the summary's largest allocations. */
+async function pools(page, expect, { check, equal, drawn }) {
+  await page.locator('#timeline').getByRole('button', { name: 'Peak' }).click();
+  const grouping = page.locator('#allocations').getByLabel('Group blocks');
+  await grouping.check();
+  await drawn();
+  const found = await page.evaluate(() => {
+    const { state, summary, devices } = window.memtraceReport;
+    const { device } = state.now;
+    const { trace } = devices.find(one => one.device === device);
+    const { peak } = summary.processes.find(one => one.trace === trace).devices.find(one => one.device === device.info.device);
+    const plural = name => device.process.categories.find(one => one.name === name).plural;
+    const [blocks, expected] = [{}, {}];
+    for (const block of device.live(device.peak)) {
+      const text = device.process.categoryText(device.site[block]);
+      if (text.endsWith(')')) blocks[text] = (blocks[text] ?? 0) + device.size[block];
+    }
+    const groups = peak?.largest_allocations ?? [];
+    for (const one of groups.filter(one => one.memory_pool)) {
+      const text = `${plural(one.category)} ${one.memory_pool}`;
+      expected[text] = (expected[text] ?? 0) + one.bytes;
+    }
+    const sort = rows => Object.entries(rows).sort(([a], [b]) => (a < b ? -1 : 1));
+    // The summary lists the 20 largest groups, and a long recording only its largest blocks.
+    return { blocks: sort(blocks), expected: sort(expected), isComplete: groups.length < 20 && !device.info.rest };
+  });
+  if (expect.includes('pools')) check('memory pools', found.isComplete && found.expected.length > 1, JSON.stringify(found));
+  if (!found.isComplete || found.expected.length === 0) return;
+  equal('blocks by memory pool at the peak', found.blocks, found.expected);
+  const category = async () => {
+    const heads = await page.locator('#allocations th').allTextContents();
+    return page.locator(`#allocations tbody td:nth-child(${heads.findIndex(text => text.startsWith('Category')) + 1})`).allTextContents();
+  };
+  const cells = await category();
+  equal('cells of memory pools', [...new Set(cells.filter(text => text.endsWith(')')))].sort(), found.expected.map(([text]) => text));
+  const [text] = found.expected.at(-1);
+  await page.locator('#allocations').getByLabel('Search').fill(text);
+  await drawn();
+  const matching = await category();
+  check('search for a memory pool', matching.length > 0 && matching.every(one => one === text), `${matching.slice(0, 5)} for ${text}`);
+  await page.locator('#allocations').getByLabel('Search').fill('');
   await drawn();
 }
 

@@ -56,7 +56,7 @@ impl TextReport {
             self.labelled("NVML", &format!("at most {} for this process, in samples a second apart", size_text(bytes)));
         }
         match memory.other_processes {
-            OtherProcesses::Steady => {}
+            OtherProcesses::Steady | OtherProcesses::None => {}
             OtherProcesses::Changing => {
                 self.note("other processes on the device changed their memory; their figures are up to a second old");
             }

@@ -10,7 +10,7 @@ use memtrace_trace::file::Definitions;
 use memtrace_trace::ids::{ContextId, FrameId, StackId};
 
 use crate::build_launch::{ProcessUses, launch_summary};
-use crate::cuda_graphs::{OutputNames, cuda_graphs, pool_text};
+use crate::cuda_graphs::{OutputNames, cuda_graphs};
 use crate::device_memory::{DeviceInputs, DeviceMemorySummary, device_memory};
 use crate::diagnosis::IssueBuilder;
 use crate::explain::{explain, state_needed};
@@ -45,7 +45,7 @@ use memtrace_insight::passes::{
     Amount, Analysis, AnalysisOptions, BlockAllocation, BlockClassification, BlockLifetimes, BlockObserver, Category,
     Composition, CustomCategorizer, DeviceAnalysis, DeviceUses, LabelRow, LifetimeCollector, MissingModules,
     ModuleTree, Oom, OomReport, Origin, Phase, PhaseRow, ProgramPosition, RestOfStep, RunPart, StackTable, StepRows,
-    sort_issues,
+    private_pool_text, sort_issues,
 };
 use memtrace_insight::rules::{CustomCategory, CustomRules, library_name};
 use memtrace_replay::{MemoryLocation, Names, Owner, Replay, Usage, reference_cycles};
@@ -486,6 +486,8 @@ struct Machine<'a> {
     samples: &'a DeviceSamples,
     /// Names of the run's processes, by pid.
     processes: BTreeMap<u32, String>,
+    /// The PCI bus ids of devices that only one process can use: simulated devices of a dry run.
+    exclusive_devices: BTreeSet<&'a str>,
 }
 
 impl<'a> Machine<'a> {
@@ -498,8 +500,26 @@ impl<'a> Machine<'a> {
         Machine {
             samples: run.device_samples(),
             processes: named.map(|(process, text)| (process.pid(), name(process, text))).collect(),
+            exclusive_devices: exclusive_devices(run),
         }
     }
+}
+
+/// The PCI bus ids of the simulated devices that one process of a dry run uses. Only processes of the run can use them.
+fn exclusive_devices(run: &Run) -> BTreeSet<&str> {
+    let manifest = run.manifest();
+    let has_unrecorded = manifest.unlisted > 0 || manifest.unrecordable.iter().any(|process| process.uses_cuda);
+    if manifest.simulated.is_none() || has_unrecorded {
+        return BTreeSet::new();
+    }
+    let mut users: BTreeMap<&str, BTreeSet<u32>> = BTreeMap::new();
+    for process in run.processes() {
+        // A redacted run has no bus ids: then all devices count as one.
+        for device in process.definitions().devices.values() {
+            users.entry(&device.pci).or_default().insert(process.pid());
+        }
+    }
+    users.into_iter().filter(|(_, pids)| pids.len() == 1).map(|(pci, _)| pci).collect()
 }
 
 impl Context<'_> {
@@ -761,7 +781,7 @@ impl Context<'_> {
                         share: amount.bytes as f64 / whole as f64,
                         category: origin.category,
                         custom_category: self.custom_name(origin.custom),
-                        memory_pool: pool_text(self.definitions, origin.pool),
+                        memory_pool: private_pool_text(self.definitions, origin.pool),
                         compile_context: self.compile_context(origin.compile_context),
                         phase: origin.phase,
                         stack: self.locations.stack(origin.stack, origin.context),
@@ -1031,14 +1051,16 @@ impl Context<'_> {
     fn device_memory(&self, analysis: &Analysis, device: i16) -> Option<DeviceMemorySummary> {
         let memory = analysis.device_memory.get(&device)?;
         let definition = self.definitions.devices.get(&u32::try_from(device).ok()?);
+        let pci = definition.map_or("", |definition| &*definition.pci);
         let inputs = DeviceInputs {
             pid: self.process.pid(),
             definitions: self.definitions,
             calibration: self.calibration,
             samples: self.machine.samples,
             processes: &self.machine.processes,
-            pci: definition.map_or("", |definition| &definition.pci),
+            pci,
             recorded_ns: times(self.process).unwrap_or_default(),
+            is_only_process: self.machine.exclusive_devices.contains(pci),
         };
         Some(device_memory(memory, &inputs))
     }

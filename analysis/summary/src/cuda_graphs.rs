@@ -3,10 +3,9 @@
 use std::collections::{BTreeMap, HashMap};
 
 use memtrace_input::Recording;
-use memtrace_insight::passes::{CudaGraph, CudaGraphs};
+use memtrace_insight::passes::{CudaGraph, CudaGraphs, private_pool_text};
 use memtrace_insight::rules::is_graphs_own_pool;
 use memtrace_replay::{Names, holder_changes};
-use memtrace_trace::file::Definitions;
 use memtrace_trace::ids::ContextId;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -99,12 +98,6 @@ pub struct MemoryPoolSummary {
     pub end_allocated_bytes: u64,
 }
 
-/// The id of a private pool as text. `None` for the default pool and for an unknown one.
-pub(crate) fn pool_text(definitions: &Definitions, pool: u16) -> Option<String> {
-    let (first, second) = definitions.pools.get(&pool).filter(|_| pool != 0)?;
-    Some(format!("({first}, {second})"))
-}
-
 /// By `seq` of its allocation: the name, and the data type and shape, of the tensor in a block.
 #[derive(Debug, Default)]
 pub(crate) struct OutputNames(HashMap<u64, (String, String)>);
@@ -149,7 +142,7 @@ pub(crate) fn cuda_graphs(
         .iter()
         .filter(|((on, _), _)| *on == device)
         .map(|((_, id), pool)| MemoryPoolSummary {
-            id: pool_text(definitions, *id).unwrap_or_default(),
+            id: private_pool_text(definitions, *id).unwrap_or_default(),
             is_cuda_graph_pool: pool.captures > 0
                 || definitions.pools.get(id).is_some_and(|id| is_graphs_own_pool(*id)),
             captures: pool.captures,
@@ -196,7 +189,7 @@ fn summary_of(graph: &CudaGraph, locations: &Locations<'_>, names: &OutputNames)
         location: frame
             .map_or_else(|| locations.stack(graph.stack, ContextId::NONE).location, |frame| locations.frame(frame)),
         label: graph.label.and_then(|label| Some(definitions.labels.get(&label)?.text.to_string())),
-        pool: pool_text(definitions, graph.pool),
+        pool: private_pool_text(definitions, graph.pool),
         pool_growth_bytes: graph.growth,
         kept_bytes: graph.kept,
         peak_bytes: graph.peak,

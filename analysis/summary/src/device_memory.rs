@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use memtrace_input::load::{DeviceSample, DeviceSamples, SampledDevice};
+use memtrace_input::load::{DeviceSample, DeviceSamples};
 use memtrace_insight::passes::{DeviceMemory, DeviceMemoryState};
 use memtrace_insight::rules::library_name;
 use memtrace_replay::Owner;
@@ -48,6 +48,8 @@ pub enum OtherProcesses {
     Changing,
     /// NVML lists processes but not this one, as in a container. The processes of the first sample count as others.
     OtherPids,
+    /// There are none: it is the simulated device of a dry run, and no other process of the run uses it.
+    None,
     /// Not at all: there are no samples of NVML from before the process used the device.
     Unknown,
 }
@@ -147,6 +149,8 @@ pub(crate) struct DeviceInputs<'a> {
     pub(crate) pci: &'a str,
     /// The times of the process's first and last event, in nanoseconds since the Unix epoch.
     pub(crate) recorded_ns: (u64, u64),
+    /// Whether no other process can use the device.
+    pub(crate) is_only_process: bool,
 }
 
 /// Divides the memory of a device.
@@ -164,7 +168,8 @@ pub(crate) fn device_memory(memory: &DeviceMemory, inputs: &DeviceInputs<'_>) ->
             beyond_allocations_bytes: state.beyond_allocations,
         }
     };
-    let device = inputs.samples.device(inputs.pci);
+    // Samples are of the machine's devices, and this one can be simulated.
+    let device = inputs.samples.device(inputs.pci).filter(|_| !inputs.is_only_process);
     let own = device.into_iter().flat_map(|device| &device.samples).filter_map(|sample| bytes_of(sample, inputs.pid));
     DeviceMemorySummary {
         total_bytes: memory.total,
@@ -180,7 +185,12 @@ pub(crate) fn device_memory(memory: &DeviceMemory, inputs: &DeviceInputs<'_>) ->
 
 fn bytes_of_allocator(state: &DeviceMemoryState) -> u64 {
     let owners = state.allocations.by_owner.iter();
-    owners.filter(|(owner, _)| *owner == Owner::CachingAllocator).map(|(_, bytes)| bytes).sum()
+    sum(owners.filter(|(owner, _)| *owner == Owner::CachingAllocator).map(|(_, bytes)| *bytes))
+}
+
+/// The sum of figures that a file can claim to be anything.
+fn sum(bytes: impl Iterator<Item = u64>) -> u64 {
+    bytes.fold(0, u64::saturating_add)
 }
 
 fn bytes_of(sample: &DeviceSample, pid: u32) -> Option<u64> {
@@ -189,7 +199,8 @@ fn bytes_of(sample: &DeviceSample, pid: u32) -> Option<u64> {
 
 /// The other processes on a device, by the samples of NVML.
 struct Others<'a> {
-    device: &'a SampledDevice,
+    /// The samples. None if there can be no other process.
+    samples: &'a [DeviceSample],
     /// The pids that count as others. `None`: all but this process's own.
     only: Option<Vec<u32>>,
     own: u32,
@@ -199,8 +210,12 @@ struct Others<'a> {
 }
 
 impl<'a> Others<'a> {
-    /// `None` if no sample is older than the process's use of the device.
+    /// `None` if other processes are possible, and no sample is older than the process's use of the device.
     fn of(memory: &DeviceMemory, inputs: &DeviceInputs<'a>) -> Option<Others<'a>> {
+        if inputs.is_only_process {
+            let (own, separation) = (inputs.pid, OtherProcesses::None);
+            return Some(Others { samples: &[], only: None, own, before: 0, separation });
+        }
         let device = inputs.samples.device(inputs.pci)?;
         let first = device.samples.first()?;
         let (started_ns, ended_ns) = inputs.recorded_ns;
@@ -215,9 +230,9 @@ impl<'a> Others<'a> {
         };
         let is_unlisted = device.samples.iter().filter(during).any(lacks_own);
         let only = is_unlisted.then(|| first.processes.iter().map(|process| process.pid).collect());
-        let listed: u64 = first.processes.iter().filter_map(|process| process.bytes).sum();
+        let listed = sum(first.processes.iter().filter_map(|process| process.bytes));
         let mut others = Others {
-            device,
+            samples: &device.samples,
             only,
             own: inputs.pid,
             before: first.used_bytes.saturating_sub(listed),
@@ -243,9 +258,8 @@ impl<'a> Others<'a> {
 
     /// The other processes at a time: those of the latest sample before it.
     fn at(&self, time_ns: u64) -> Vec<(u32, u64)> {
-        let samples = &self.device.samples;
-        let after = samples.partition_point(|sample| sample.time_ns <= time_ns);
-        samples.get(after.saturating_sub(1)).map(|sample| self.at_sample(sample)).unwrap_or_default()
+        let after = self.samples.partition_point(|sample| sample.time_ns <= time_ns);
+        self.samples.get(after.saturating_sub(1)).map(|sample| self.at_sample(sample)).unwrap_or_default()
     }
 }
 
@@ -301,7 +315,7 @@ fn breakdown(
                 parts.add_process(&name, pid, take(bytes));
             }
             let first = memory.over_time.first().map_or(time_ns, |first| inputs.calibration.epoch_ns(first.ticks));
-            let others_then: u64 = others.at(first).iter().map(|(_, bytes)| bytes).sum();
+            let others_then = sum(others.at(first).iter().map(|(_, bytes)| *bytes));
             let before = take(others.before);
             parts.add(DevicePartKind::BeforeProcess, "in use before by no listed process", before);
             let context = at_creation.saturating_sub(others_then).saturating_sub(others.before);
@@ -313,7 +327,7 @@ fn breakdown(
             parts.add(DevicePartKind::ContextAndOtherProcesses, &name, take(at_creation));
         }
     }
-    let attributed: u64 = parts.0.iter().map(|part| part.bytes).sum();
+    let attributed = sum(parts.0.iter().map(|part| part.bytes));
     let mut parts = parts.0;
     parts.sort_by(|a, b| b.bytes.cmp(&a.bytes).then(a.kind.cmp(&b.kind)).then_with(|| a.name.cmp(&b.name)));
     let unattributed = state.used.saturating_sub(attributed);
@@ -326,7 +340,7 @@ fn breakdown(
     DeviceBreakdown {
         time_ns,
         seq: state.seq,
-        used_bytes: attributed + unattributed,
+        used_bytes: attributed.saturating_add(unattributed),
         is_reading: state.is_reading,
         parts,
         pinned_host_bytes: state.allocations.pinned_host,
@@ -345,7 +359,7 @@ impl Parts {
             return;
         }
         match self.0.iter_mut().find(|part| part.kind == kind && part.name == name) {
-            Some(part) => part.bytes += bytes,
+            Some(part) => part.bytes = part.bytes.saturating_add(bytes),
             None => self.0.push(DevicePart { kind, name: name.to_owned(), bytes, pid: None }),
         }
     }

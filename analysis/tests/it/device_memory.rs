@@ -2,7 +2,10 @@
 
 use std::path::Path;
 
-use memtrace_analysis::load::{DeviceSamples, DeviceSamplesLine, Manifest, MemoryRecording, Process, SampledProcess};
+use memtrace_analysis::load::{
+    DeviceSamples, DeviceSamplesLine, Manifest, MemoryRecording, Process, SampledProcess, SimulatedGpus,
+    UnrecordableProcess,
+};
 use memtrace_analysis::report::{
     DeviceBreakdown, DeviceMemorySummary, DevicePartKind, OtherProcesses, Section, TextOptions, section_text,
 };
@@ -68,7 +71,7 @@ fn events() -> Vec<Event> {
     events
 }
 
-fn run(events: Vec<Event>, samples: Vec<DeviceSamplesLine>) -> Run {
+fn process(events: Vec<Event>, pid: u32, manifest: &Manifest) -> Process {
     let module = Module { path: "/opt/lib/libcublas.so.13".into(), ..Module::default() };
     let device = Device { name: "H200".into(), total: TOTAL, used_before: 300 * MIB, pci: "0000:17:00.0".into() };
     let definitions = Definitions {
@@ -76,8 +79,13 @@ fn run(events: Vec<Event>, samples: Vec<DeviceSamplesLine>) -> Run {
         devices: [(0, device)].into(),
         ..Definitions::default()
     };
-    let recording = MemoryRecording { definitions, events, info: r#"{"pid":7}"#.into(), ..MemoryRecording::default() };
-    let process = Process::new(Path::new("7.mtr"), Box::new(recording), &Manifest::default());
+    let info = format!(r#"{{"pid":{pid}}}"#);
+    let recording = MemoryRecording { definitions, events, info, ..MemoryRecording::default() };
+    Process::new(Path::new(&format!("{pid}.mtr")), Box::new(recording), manifest)
+}
+
+fn run(events: Vec<Event>, samples: Vec<DeviceSamplesLine>) -> Run {
+    let process = process(events, 7, &Manifest::default());
     Run::from_processes(Path::new("run"), Manifest::default(), vec![process])
         .with_device_samples(DeviceSamples::of(samples))
 }
@@ -221,10 +229,58 @@ fn a_process_that_ends_before_a_sample_lists_it_is_no_container_s() {
 }
 
 #[test]
+fn samples_can_claim_more_than_fits_into_a_number() {
+    let mut samples = samples(Some(390 * MIB), 100 * MIB);
+    for sample in &mut samples {
+        if let DeviceSamplesLine::Sample { processes, .. } = sample {
+            processes.extend([4243, 4244].map(|pid| SampledProcess { pid, bytes: Some(u64::MAX) }));
+        }
+    }
+    let summary = summary(samples);
+    // Never more than the memory in use: `memory` compares the sums.
+    assert!(memory(&summary).at_peak.used_bytes <= TOTAL);
+}
+
+#[test]
 fn samples_that_begin_too_late_separate_nothing() {
     let mut late = samples(Some(390 * MIB), 100 * MIB);
     late.remove(2);
     assert_eq!(memory(&summary(late)).other_processes, OtherProcesses::Unknown);
+}
+
+#[test]
+fn a_simulated_device_of_one_process_has_no_other_processes() {
+    let simulated = |pids: &[u32], uses_cuda: bool| {
+        let unrecordable = UnrecordableProcess { uses_cuda, ..UnrecordableProcess::default() };
+        let manifest = Manifest {
+            simulated: Some(SimulatedGpus { count: 1, ..SimulatedGpus::default() }),
+            unrecordable: vec![unrecordable],
+            ..Manifest::default()
+        };
+        let processes = pids.iter().map(|pid| process(events(), *pid, &manifest)).collect();
+        // Samples are of the machine's GPUs, which a dry run does not use.
+        let run = Run::from_processes(Path::new("run"), manifest, processes)
+            .with_device_samples(DeviceSamples::of(samples(Some(390 * MIB), 100 * MIB)));
+        summarize(&run, &mut |_| {}).unwrap()
+    };
+    let summary = simulated(&[7], false);
+    let memory = memory(&summary);
+    assert_eq!(memory.other_processes, OtherProcesses::None);
+    let expected = [
+        ("CUDA context", 300 << 10),
+        ("kernels and other memory of the driver", 92 << 10),
+        ("cuBLAS", (74 << 10) + 129),
+        ("PyTorch cached", 22 << 10),
+        ("PyTorch allocated", 18 << 10),
+        ("rounding to the driver's pages", 2048 - 129),
+    ];
+    assert_eq!(parts(&memory.at_peak), expected);
+    let text = section_text(&summary, Section::named("device").unwrap(), &TextOptions::default());
+    assert!(!text.contains("other processes") && !text.contains("NVML"), "{text}");
+    for shared in [simulated(&[7, 8], false), simulated(&[7], true)] {
+        let memory = shared.processes[0].devices[0].device_memory.as_ref().unwrap();
+        assert_ne!(memory.other_processes, OtherProcesses::None);
+    }
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //! table.
 
 use crate::copy::copy;
+use crate::injection::{enable, subscribe};
 use crate::module::launch;
 use crate::state::{code, current_device, machine, monotonic_ns, nest};
 use simcuda::bridge::{Bridge, ID, Processes};
@@ -30,6 +31,8 @@ static BRIDGE: Bridge = Bridge {
     other_process_name,
     reserved_bytes,
     stub,
+    subscribe,
+    enable_callbacks: enable,
 };
 
 extern "C" fn launch_on(stream: u64) -> c_int {

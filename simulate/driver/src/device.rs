@@ -1,5 +1,6 @@
 //! Initialization, devices, errors.
 
+use crate::injection;
 use crate::state::{code, machine};
 use simcuda::attributes::attribute;
 use simcuda::device::uuid;
@@ -9,7 +10,11 @@ use std::ffi::{CStr, c_char, c_int, c_uint};
 
 #[unsafe(no_mangle)]
 extern "C" fn cuInit(_flags: c_uint) -> c_int {
-    code(if machine().devices.is_empty() { Err(Error::NoDevice) } else { Ok(()) })
+    if machine().devices.is_empty() {
+        return Error::NoDevice.code();
+    }
+    injection::load();
+    0
 }
 
 #[unsafe(no_mangle)]

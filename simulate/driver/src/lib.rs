@@ -17,6 +17,7 @@ mod copy;
 mod device;
 mod entry;
 mod graph;
+mod injection;
 mod ipc;
 mod memory;
 mod module;

@@ -1,5 +1,6 @@
 //! The machine behind its lock, and the current context of each thread.
 
+use crate::injection::reported;
 use simcuda::config::{Config, Log};
 use simcuda::error::{Error, Result, code_of};
 use simcuda::ledger::{Call, Layer};
@@ -189,11 +190,11 @@ pub(crate) enum Purpose {
 /// Serves an allocation or a free: fails it on demand or does the work, then writes the ledger line.
 ///
 /// `work` fills in the fields that are known only afterwards.
-pub(crate) fn recorded(
-    purpose: Purpose,
-    mut call: Call,
-    work: impl FnOnce(&mut Machine, &mut Call) -> Result<()>,
-) -> i32 {
+pub(crate) fn recorded(purpose: Purpose, call: Call, work: impl FnOnce(&mut Machine, &mut Call) -> Result<()>) -> i32 {
+    reported(call.api, || serve(purpose, call, work))
+}
+
+fn serve(purpose: Purpose, mut call: Call, work: impl FnOnce(&mut Machine, &mut Call) -> Result<()>) -> i32 {
     let machine: &mut Machine = &mut machine();
     let struck = purpose == Purpose::Take && machine.config.faults.strikes(call.api, true);
     let result = if struck { Err(Error::OutOfMemory) } else { work(machine, &mut call) };

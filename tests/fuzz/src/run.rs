@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 
 use memtrace_analysis::export::{SnapshotOptions, SourceAccess, snapshot};
-use memtrace_analysis::{ToText, TextOptions, open_run, summarize};
+use memtrace_analysis::{TextOptions, ToText, open_run, summarize};
 
 /// The process's temporary folder, created once.
 pub struct Folder(tempfile::TempDir);
@@ -23,9 +23,14 @@ impl Folder {
         self.0.path()
     }
 
-    /// Writes a file in the folder.
+    /// Writes a file in the folder, or in a folder below it, which it creates.
     pub fn put(&self, name: &str, bytes: &[u8]) {
-        fs::write(self.path().join(name), bytes).expect("room for a file");
+        let path = self.path().join(name);
+        if let Err(e) = fs::write(&path, bytes) {
+            assert_eq!(e.kind(), io::ErrorKind::NotFound, "room for a file");
+            fs::create_dir_all(path.parent().expect("a folder")).expect("room for a folder");
+            fs::write(&path, bytes).expect("room for a file");
+        }
     }
 }
 

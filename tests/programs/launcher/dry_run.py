@@ -1,4 +1,5 @@
-"""Two training steps with the batch size of the first argument. Prints PyTorch's peak and where the CUDA runtime comes from."""
+"""Two training steps with the batch size of the first argument. Prints PyTorch's figures, the memory in use as the driver reports
+it, and where the CUDA runtime comes from."""
 
 import json
 import sys
@@ -15,4 +16,6 @@ for _ in range(2):
     optimizer.step()
 with open("/proc/self/maps") as maps:
     runtimes = sorted({line.split()[-1] for line in maps if "/libcudart.so" in line})
-print(json.dumps({"name": torch.cuda.get_device_name(), "peak": torch.cuda.max_memory_allocated(), "runtimes": runtimes}))
+free, total = torch.cuda.mem_get_info()
+figures = {"peak": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.memory_reserved(), "used": total - free}
+print(json.dumps({"name": torch.cuda.get_device_name(), "runtimes": runtimes, **figures}))

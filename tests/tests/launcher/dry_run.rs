@@ -59,7 +59,28 @@ fn the_report_is_that_of_a_gpu_which_is_not_there() {
     let device = &summary["processes"][0]["devices"][0];
     assert_eq!(device["highest"]["allocated_bytes"], theirs["peak"]);
     assert_eq!(device["total_bytes"], 15_637_086_208_u64);
+    assert_every_byte_in_use_has_a_name(&device["device_memory"], &theirs);
     assert!(!run.join(".simulated").exists());
+}
+
+/// No process but this one uses the device, and the simulation knows what the context takes.
+#[track_caller]
+fn assert_every_byte_in_use_has_a_name(memory: &Value, theirs: &Value) {
+    let gpus = json(include_bytes!("../../../launcher/src/simulation/gpus.json"));
+    let t4 = gpus.as_array().unwrap().iter().find(|gpu| gpu["name"] == "Tesla T4").unwrap();
+    assert_eq!(memory["other_processes"], "none");
+    let end = &memory["at_end"];
+    let part = |kind: &str| -> u64 {
+        let parts = end["parts"].as_array().unwrap().iter().filter(|part| part["kind"] == kind);
+        parts.map(|part| part["bytes"].as_u64().unwrap()).sum()
+    };
+    assert_eq!(end["used_bytes"], theirs["used"], "{end}");
+    let expected = (&t4["context_bytes"], 0, 0);
+    assert_eq!((&part("context").into(), part("unattributed"), part("context_and_other_processes")), expected, "{end}");
+    let beside_pytorch = theirs["used"].as_u64().unwrap() - theirs["reserved"].as_u64().unwrap();
+    let named = part("context") + part("kernels") + part("library") + part("rounding");
+    assert_eq!(named, beside_pytorch, "{end}");
+    assert!(part("kernels") > 0, "{end}");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use memtrace_tests::programs::ProgramFolder;
 use memtrace_tests::snapshots::summary;
-use memtrace_tests::traced_program::{Run, TracedProgram, packages};
+use memtrace_tests::traced_program::{Run, TracedProgram, events, packages};
 use serde_json::{Value, json};
 
 const MIB: u64 = 1 << 20;
@@ -89,5 +89,65 @@ fn a_library_that_limits_memory_limits_it_in_any_order() {
             assert_eq!(summary(&run)["losses"], json!({}), "{settings}");
             assert_eq!(summary(&run)["devices"][0]["oom_count"], 1, "{settings}");
         }
+    }
+}
+
+/// The calls of the driver in a ledger, by name and with their results, as the injected library writes them.
+fn driver_calls(ledger: &Path) -> Vec<String> {
+    let text = std::fs::read_to_string(ledger).expect("the ledger");
+    let mut calls: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    calls.retain(|call| call["layer"] == "driver");
+    calls.sort_by_key(|call| call["seq"].as_u64());
+    calls.iter().map(|call| format!("{} {}", call["api"].as_str().expect("a name"), call["result"])).collect()
+}
+
+#[test]
+fn beside_an_injected_library_that_traces_calls_both_see_every_call() {
+    let programs = ProgramFolder::new();
+    let library = programs.library("hostile/injection.c", "injection.so", &["-fvisibility=hidden"]);
+    let (log, ledger) = (programs.path("injection.log"), programs.path("ledger.jsonl"));
+    for settings in ["expandable_segments:False", "expandable_segments:True"] {
+        let program = |is_injected: bool| {
+            let script = format!(r#"{CUDA_LIBRARIES}; exec "$@""#);
+            let python =
+                TracedProgram::python("device_memory/parts.py", &[]).through(&["sh", "-c", script.as_str(), "sh"]);
+            let python = python.env("PYTORCH_CUDA_ALLOC_CONF", settings).env("SIMCUDA_LEDGER", &ledger);
+            match is_injected {
+                true => python.env("CUDA_INJECTION64_PATH", &library).env("INJECTION_LOG", &log),
+                false => python,
+            }
+        };
+        // What the injected library wrote and the ledger has, which are removed.
+        let seen = || {
+            let text = std::fs::read_to_string(&log).expect("the log of the injected library");
+            let calls: Vec<String> =
+                text.lines().map(|line| line.rsplit_once(' ').expect("a call").0.to_owned()).collect();
+            assert_eq!(calls, driver_calls(&ledger), "{settings}");
+            [&log, &ledger].into_iter().for_each(|file| std::fs::remove_file(file).expect("a file"));
+            (calls, text)
+        };
+        let alone = program(true).run_alone();
+        assert!(alone.status.success(), "{}", String::from_utf8_lossy(&alone.stderr));
+        let (calls, text_alone) = seen();
+        let is_called = |name: &str| calls.contains(&format!("{name} 0"));
+        let allocation = if settings.ends_with("True") { "cuMemCreate" } else { "cuMemAlloc_v2" };
+        assert!(is_called(allocation) && is_called("cuMemHostAlloc"), "{settings}: {calls:?}");
+
+        let injected = program(true).run();
+        injected.assert_ended_well();
+        assert_eq!(injected.output.stdout, alone.stdout, "{settings}");
+        let (_, text) = seen();
+        assert_eq!(text, text_alone, "{settings}: the calls, and the memory in use after each");
+
+        let plain = program(false).run();
+        plain.assert_ended_well();
+        std::fs::remove_file(&ledger).expect("the ledger");
+        let recorded = |run: &Run| -> Vec<_> {
+            let events = events(&run.trace());
+            events.iter().map(|e| (e.source, e.action, e.api, e.size, e.device, e.flags)).collect()
+        };
+        assert_eq!(recorded(&injected), recorded(&plain), "{settings}");
+        assert_eq!(owners(&injected), owners(&plain), "{settings}");
+        assert_eq!(summary(&injected)["losses"], json!({}), "{settings}");
     }
 }

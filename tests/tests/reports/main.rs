@@ -10,6 +10,7 @@ mod exports;
 mod golden_summaries;
 mod lines;
 mod pools;
+mod redact;
 #[path = "../../../analysis/tests/showcase/mod.rs"]
 mod showcase;
 mod suggestions;

@@ -23,8 +23,8 @@ interface Tables {
   callers: number[];
   /** By stack: its innermost frame. */
   calls: number[];
-  /** Numbers of stacks, nodes and modules are plus one; 0 is none. */
-  sites: { stack: number[]; node: number[]; module: number[]; category: number[]; phase: number[]; custom: number[] };
+  /** Numbers of stacks, nodes, modules, custom categories and pools are plus one; 0 is none. */
+  sites: { stack: number[]; node: number[]; module: number[]; category: number[]; phase: number[]; custom: number[]; pool: number[] };
   /** By custom category: its name. */
   custom_categories: number[];
   /** Name, shape, module plus one. */
@@ -246,6 +246,13 @@ export class Process {
   custom(site: number): string | null {
     const number = this.json.tables.sites.custom[site] as number;
     return number === 0 ? null : this.string(this.json.tables.custom_categories[number - 1] as number);
+  }
+
+  /** The text of a site's category, with the id of the private pool: `memory pool (0, 1)`. */
+  categoryText(site: number): string {
+    const pool = this.optional(this.json.tables.sites.pool[site] as number);
+    const plural = this.categories[this.category(site)]?.plural ?? '';
+    return pool === null ? plural : `${plural} ${pool}`;
   }
 
   /** The stack of a site plus one; 0 without a known frame. */

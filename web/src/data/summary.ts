@@ -46,6 +46,8 @@ export interface Holder {
 
 export interface AllocationGroup {
   custom_category?: string;
+  /** The id of the private pool of the blocks. */
+  memory_pool?: string;
   bytes: number;
   blocks: number;
   share: number;

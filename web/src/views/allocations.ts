@@ -88,13 +88,12 @@ export class Allocations {
       const { process } = device;
       const site = device.site[block] as number;
       const tensor = process.tensor(device.tensor[block] as number);
-      const category = process.categories[process.category(site)];
       const stack = process.frames(process.stack(site)).map(number => process.frame(number));
       text = [
         tensor?.name,
         tensor?.shape,
         moduleText(process.module(device, block) ?? ''),
-        category?.plural,
+        process.categoryText(site),
         process.customCategories.length > 0 ? (process.custom(site) ?? NO_CUSTOM_CATEGORY) : '',
         process.phases[process.phase(site)],
         process.node(site),
@@ -112,8 +111,7 @@ export class Allocations {
     const { process } = device;
     const site = device.site[block] as number;
     const tensor = process.tensor(device.tensor[block] as number);
-    const category = process.categories[process.category(site)]?.plural ?? '';
-    const parts = [tensor?.name ?? category, tensor?.shape, format.size(device.size[block] as number), process.location(process.stack(site))];
+    const parts = [tensor?.name ?? process.categoryText(site), tensor?.shape, format.size(device.size[block] as number), process.location(process.stack(site))];
     return parts.filter(part => part).join(', ');
   }
 
@@ -194,7 +192,7 @@ export class Allocations {
     const { process } = device;
     for (const block of blocks) {
       const site = device.site[block] as number;
-      const key = `${process.category(site)} ${process.custom(site) ?? ''} ${process.own(process.stack(site))} ${process.node(site) ?? ''}`;
+      const key = `${process.categoryText(site)} ${process.custom(site) ?? ''} ${process.own(process.stack(site))} ${process.node(site) ?? ''}`;
       const bytes = device.size[block] as number;
       let row = groups.get(key);
       if (!row) groups.set(key, (row = { block, blocks: 0, bytes: 0, change, names: '', largest: 0, all: new Set() }));
@@ -243,8 +241,8 @@ export class Allocations {
     columns.push(
       {
         title: 'Category',
-        key: row => category(row)?.plural ?? '',
-        cell: row => swatch(`category-${category(row)?.name ?? 'unknown'}`, category(row)?.plural ?? ''),
+        key: row => process.categoryText(site(row)),
+        cell: row => swatch(`category-${category(row)?.name ?? 'unknown'}`, process.categoryText(site(row))),
       },
       ...(process.customCategories.length > 0 ? [{ title: 'Custom category', key: custom, cell: custom }] : []),
       { title: 'Tensor', key: row => row.names, cell: row => row.names },

@@ -209,7 +209,7 @@ export function largest(device: DeviceSummary, model: Device | undefined, state:
           el(
             'td',
             {},
-            swatch(`category-${one.category}`, `${plural(one.category)}${one.blocks === 1 ? '' : ` in ${format.count(one.blocks)} blocks`}${one.custom_category ? ` [${one.custom_category}]` : ''}`),
+            swatch(`category-${one.category}`, `${plural(one.category)}${one.memory_pool ? ` ${one.memory_pool}` : ''}${one.blocks === 1 ? '' : ` in ${format.count(one.blocks)} blocks`}${one.custom_category ? ` [${one.custom_category}]` : ''}`),
             name ? el('div', {}, `${name}${shape ? `  ${shape}` : ''}`) : null,
           ),
           el('td', { class: 'wide' }, location(one.stack, model)),

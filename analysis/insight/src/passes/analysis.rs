@@ -480,7 +480,7 @@ impl DeviceAnalysis {
             phase: block.phase,
             category,
             custom,
-            pool: if matches!(category, Category::GraphPool | Category::MemoryPool) { block.pool } else { 0 },
+            pool: block.private_pool(category),
             compile_context: tracked.compile_contexts.of(block.seq),
         };
         to.add(origin, block.size, block.seq);

@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, HashMap};
 use memtrace_input::AddressBuildHasher;
 use memtrace_trace::api::GraphCall;
 use memtrace_trace::event::{Action, Event, Source};
+use memtrace_trace::file::Definitions;
 use memtrace_trace::ids::{StackId, ThreadId};
 
 /// The maximum number of graphs with figures of their own. Later ones are only counted.
@@ -18,6 +19,13 @@ const MAX_GRAPHS: usize = 4096;
 const MAX_KEPT_BLOCKS: usize = 64;
 /// The maximum number of nested ranges of one process that are followed.
 const MAX_RANGES: usize = 1024;
+
+/// The id of a private pool as PyTorch prints its `MempoolId_t`, for example `(0, 1)`. `None` for the default pool and
+/// for an unknown one.
+pub fn private_pool_text(definitions: &Definitions, pool: u16) -> Option<String> {
+    let (first, second) = definitions.pools.get(&pool).filter(|_| pool != 0)?;
+    Some(format!("({first}, {second})"))
+}
 
 /// One captured or instantiated graph.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]

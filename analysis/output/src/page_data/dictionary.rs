@@ -11,14 +11,14 @@ use crate::flame_graph::attributed_stack;
 use crate::sources::SourceFiles;
 use memtrace_input::{AddressBuildHasher, printable};
 use memtrace_insight::passes::{
-    BlockAllocation, BlockClassification, BlockModule, BlockModules, CustomCategorizer, ModuleSource,
+    BlockAllocation, BlockClassification, BlockModule, BlockModules, CustomCategorizer, ModuleSource, private_pool_text,
 };
 use memtrace_insight::rules::{CustomCategory, CustomRules};
 use memtrace_replay::Names;
 
 /// What distinguishes allocation sites: stack, autograd node, call of the module if that decides, category, phase, custom
-/// category.
-type SiteKey = (StackId, ContextId, Option<ContextId>, u8, u8, CustomCategory);
+/// category, private pool if the category distinguishes pools.
+type SiteKey = (StackId, ContextId, Option<ContextId>, u8, u8, CustomCategory, u16);
 
 /// The maximum number of source files in a page.
 const MAX_SOURCES: usize = 64;
@@ -47,7 +47,7 @@ pub(super) struct Dictionary<'a> {
     children: HashMap<(usize, usize), usize>,
     stacks: HashMap<StackId, usize, AddressBuildHasher>,
     sites: HashMap<SiteKey, usize, AddressBuildHasher>,
-    site_rows: Vec<[usize; 6]>,
+    site_rows: Vec<[usize; 7]>,
     /// By custom category: the number of its name.
     custom_names: Vec<usize>,
     custom: Option<CustomCategorizer<'a>>,
@@ -170,7 +170,8 @@ impl<'a> Dictionary<'a> {
             ModuleSource::Tensor | ModuleSource::None => None,
         };
         let custom = self.custom.as_ref().map(|custom| custom.category_of(block)).unwrap_or_default();
-        let key = (block.stack, block.context, call, category as u8, block.phase as u8, custom);
+        let pool = block.private_pool(category);
+        let key = (block.stack, block.context, call, category as u8, block.phase as u8, custom, pool);
         if let Some(site) = self.sites.get(&key) {
             return *site;
         }
@@ -180,7 +181,8 @@ impl<'a> Dictionary<'a> {
         let module = call.map_or(0, |call| self.called(call));
         let site = self.site_rows.len();
         let custom = custom.number().map_or(0, |number| 1 + number);
-        self.site_rows.push([stack, node, module, category as usize, block.phase as usize, custom]);
+        let pool = private_pool_text(self.definitions, pool).map_or(0, |text| 1 + self.string(&text));
+        self.site_rows.push([stack, node, module, category as usize, block.phase as usize, custom, pool]);
         self.sites.insert(key, site);
         site
     }
@@ -248,6 +250,8 @@ impl<'a> Dictionary<'a> {
                 "stack": column(0), "node": column(1), "module": column(2), "category": column(3), "phase": column(4),
                 // The number of the custom category plus one; 0 if no rule matches.
                 "custom": column(5),
+                // The number of the private pool's id plus one; 0 without one.
+                "pool": column(6),
             },
             "custom_categories": self.custom_names,
             "tensors": self.tensor_rows,

@@ -170,6 +170,11 @@ pub struct BlockAllocation {
 }
 
 impl BlockAllocation {
+    /// The private pool of the block, if blocks of its category are distinguished by their pools; else 0.
+    pub fn private_pool(&self, category: Category) -> u16 {
+        if matches!(category, Category::GraphPool | Category::MemoryPool) { self.pool } else { 0 }
+    }
+
     /// A 512-byte block of step 0's forward pass without stack or proof. Only for tests, here and in the crates above.
     #[doc(hidden)]
     pub fn for_tests(seq: u64) -> BlockAllocation {
