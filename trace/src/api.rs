@@ -169,6 +169,10 @@ apis! {
     37 cuLibraryLoadData Driver Driver allocates;
     38 cuLibraryLoadFromFile Driver Driver allocates;
     39 cuIpcGetMemHandle Driver Address exports;
+    40 cuCtxCreate Driver Driver allocates;
+    41 cuCtxCreate_v2 Driver Driver allocates;
+    42 cuCtxCreate_v3 Driver Driver allocates;
+    43 cuCtxCreate_v4 Driver Driver allocates;
     48 cuStreamBeginCapture_v2 Driver None captures;
     49 cuStreamBeginCapture_v2_ptsz Driver None captures;
     50 cuStreamBeginCaptureToGraph Driver None captures;

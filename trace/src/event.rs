@@ -61,7 +61,7 @@ pub enum Action {
     ///
     /// `addr` is the free bytes and `size` the total bytes of the whole device, other processes included. `stream` is
     /// the occasion ([`UsageOccasion`]). `api` and `module` are those of the call that was the occasion, if any. The
-    /// effects of that call are included, and its own event precedes this one.
+    /// effects of that call are included, and its own event precedes this one, except before a context is created.
     DeviceUsage = 24,
     /// A call about a CUDA graph; [`Event::api`] says which. `addr` is the graph after the end of a capture, otherwise
     /// the executable graph, and 0 at the begin of a capture.
@@ -88,6 +88,8 @@ pub enum UsageOccasion {
     /// memtrace has scanned the program's objects for tensor names: at the ends of backward passes and optimizer steps,
     /// ever more rarely.
     Scan = 5,
+    /// A context is about to be created on the device, which has one already.
+    ContextRequested = 6,
 }
 
 impl UsageOccasion {
@@ -99,6 +101,7 @@ impl UsageOccasion {
             3 => UsageOccasion::Allocated,
             4 => UsageOccasion::OutOfMemory,
             5 => UsageOccasion::Scan,
+            6 => UsageOccasion::ContextRequested,
             _ => UsageOccasion::Other,
         }
     }

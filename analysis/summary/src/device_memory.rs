@@ -106,7 +106,7 @@ pub enum DevicePartKind {
     UnusedPools,
     /// What the driver's pages have beyond the allocations in them.
     Rounding,
-    /// The CUDA context of this process, measured at its creation.
+    /// The CUDA contexts of this process, measured at their creation.
     Context,
     /// Memory that the driver has taken since without an allocation call: kernels and modules, local memory, CUDA graphs.
     Kernels,
@@ -299,8 +299,9 @@ fn breakdown(
         left -= taken;
         taken
     };
-    let at_creation = memory.context.unwrap_or(memory.first_beyond_allocations);
+    let at_creation = memory.context.unwrap_or(memory.first_beyond_allocations).saturating_add(state.later_contexts);
     let context_name = match memory.context {
+        Some(_) if state.later_contexts > 0 => "CUDA contexts",
         Some(_) => "CUDA context",
         None => "CUDA context with code loaded before the first allocation",
     };

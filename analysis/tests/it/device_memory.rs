@@ -189,6 +189,25 @@ fn samples_of_nvml_separate_other_processes() {
 }
 
 #[test]
+fn a_later_context_is_apart_from_the_kernels_of_before() {
+    let mut events = events();
+    events.extend([
+        // 166 MiB of kernels were loaded meanwhile.
+        reading(18, UsageOccasion::ContextRequested, 600 * MIB),
+        reading(19, UsageOccasion::ContextCreated, 850 * MIB),
+    ]);
+    let summary = summarize(&run(events, samples(Some(390 * MIB), 100 * MIB)), &mut |_| {}).unwrap();
+    let memory = memory(&summary);
+    let end = parts(&memory.at_end);
+    assert!(end.contains(&("CUDA contexts", (192 + 250) << 10)), "{end:?}");
+    assert!(end.contains(&("kernels and other memory of the driver", (92 + 166) << 10)), "{end:?}");
+    assert_eq!(memory.at_peak.used_bytes, memory.at_end.used_bytes);
+    // Before it was created.
+    let then = parts(memory.at_allocated_peak.as_ref().unwrap());
+    assert!(then.contains(&("CUDA context", 192 << 10)), "{then:?}");
+}
+
+#[test]
 fn what_other_processes_take_later_is_not_this_process_s() {
     let summary = summary(samples(Some(390 * MIB), 150 * MIB));
     let memory = memory(&summary);

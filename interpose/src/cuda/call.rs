@@ -7,7 +7,7 @@ use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
 
 use memtrace_stackwalk::loader::{LoadedObject, Reading, symbol_of_object_and_dependencies};
-use memtrace_trace::api::MemoryKind;
+use memtrace_trace::api::{Api, MemoryKind};
 use memtrace_trace::clock;
 use memtrace_trace::counters::Counter;
 use memtrace_trace::event::{Action, Event, Flags, Source};
@@ -56,6 +56,11 @@ impl Call {
         let is_nested = !hook.is_runtime() && with_thread_local(|t| t.runtime_depth.get()) > 0;
         let in_allocator = is_allocator_call || is_nested && with_thread_local(|t| t.runtime_in_allocator.get());
         Call { hook, caller, module, in_allocator }
+    }
+
+    /// The function that is called.
+    pub(super) fn api(&self) -> Api {
+        self.hook.api
     }
 
     /// The original function. Null if there is none, which is counted.
@@ -287,7 +292,8 @@ fn is_allocator(caller: &MappedObject, module: Option<usize>) -> bool {
     }
 }
 
-fn driver_original(hook: &'static Hook) -> *mut c_void {
+/// The function that a driver hook calls. Null if there is none.
+pub(super) fn driver_original(hook: &'static Hook) -> *mut c_void {
     hook.original.get_or_find(|| other_interposer(hook).unwrap_or_else(|| driver_symbol(hook.symbol)))
 }
 

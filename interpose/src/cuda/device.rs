@@ -7,7 +7,8 @@ use memtrace_trace::definition::Definition;
 
 use super::driver::call_driver;
 use super::location::current_device;
-use super::usage::{self, MAX_DEVICES};
+use super::reading::{MAX_DEVICES, memory_info};
+use super::usage;
 use crate::linker::original::OriginalFunction;
 use crate::recording::device_use;
 use crate::recording::guard::Guard;
@@ -70,14 +71,14 @@ fn describe(guard: &mut Guard, ordinal: i16, allocated: u64) {
             f(bus.as_mut_ptr(), bus.len() as c_int - 1, device)
         });
     }
-    let (free, all) = usage::memory_info().unwrap_or_default();
+    let info = memory_info().unwrap_or_default();
     // SAFETY: both buffers are zeroed, and the driver writes at most all bytes but the last, so each ends with a NUL.
     let (name, bus) = unsafe { (CStr::from_ptr(name.as_ptr()), CStr::from_ptr(bus.as_ptr())) };
     guard.define(&Definition::Device {
         ordinal: u32::from(ordinal.unsigned_abs()),
         name: &name.to_string_lossy(),
         total: total as u64,
-        used_before: all.saturating_sub(free).saturating_sub(allocated),
+        used_before: info.total.saturating_sub(info.free).saturating_sub(allocated),
         pci: &bus.to_string_lossy(),
     });
 }

@@ -11,6 +11,7 @@ use memtrace_trace::api::Api;
 use memtrace_trace::event::Action;
 
 use super::call::{Call, ERROR_UNKNOWN};
+use super::contexts;
 use super::driver::driver_function;
 use super::entry::entry;
 use super::graphs;
@@ -18,7 +19,6 @@ use super::hook::Hook;
 use super::ipc::{IpcHandle, hash_at};
 use super::location;
 use super::memory::{AllocationProperties, CallMemory, location_of};
-use super::usage;
 use crate::linker::original::OriginalFunction;
 
 /// `cudaExtent`, by value.
@@ -225,11 +225,11 @@ macro_rules! hooks {
         }
         result
     }};
-    (@creates $call:ident $action:ident [$($arg:ident),*] { $context:ident: $out:expr, $ordinal:ident: $device:expr } $original:block) => {{
-        let is_new = usage::lacks_primary_context($device);
+    (@creates $call:ident $action:ident [$($arg:ident),*] { $creates:ident: $is_new:expr, $context:ident: $out:expr, $ordinal:ident: $device:expr } $original:block) => {{
+        let creation = $is_new.then(|| contexts::Creation::begin($call.api(), $device));
         let (result, _) = $call.run(|| $original);
-        if result == 0 && is_new {
-            usage::context_created($device, read($out));
+        if let Some(creation) = creation.filter(|_| result == 0) {
+            creation.end(read($out));
         }
         result
     }};
@@ -328,7 +328,17 @@ hooks! {
     }
     cuMemRetainAllocationHandle(out: *mut u64, addr: u64) allocates Alloc { addr: read(out) }
     cuMemPoolTrimTo(pool: u64, keep: usize) trims Totals { addr: pool }
-    cuDevicePrimaryCtxRetain(out: *mut u64, device: i32) creates DeviceUsage { context: out, device: device }
+    cuDevicePrimaryCtxRetain(out: *mut u64, device: i32) creates DeviceUsage {
+        is_new: contexts::lacks_primary(device), context: out, device: device
+    }
+    cuCtxCreate(out: *mut u64, flags: u32, device: i32) creates DeviceUsage { is_new: true, context: out, device: device }
+    cuCtxCreate_v2(out: *mut u64, flags: u32, device: i32) creates DeviceUsage { is_new: true, context: out, device: device }
+    cuCtxCreate_v3(out: *mut u64, affinity: *mut c_void, count: i32, flags: u32, device: i32) creates DeviceUsage {
+        is_new: true, context: out, device: device
+    }
+    cuCtxCreate_v4(out: *mut u64, parameters: *mut c_void, flags: u32, device: i32) creates DeviceUsage {
+        is_new: true, context: out, device: device
+    }
     cuModuleLoad(out: *mut u64, file: *const c_char) loads DeviceUsage { }
     cuModuleLoadData(out: *mut u64, image: *const c_void) loads DeviceUsage { }
     cuModuleLoadDataEx(

@@ -330,19 +330,27 @@ unsafe fn hook_entry_point(name: *const c_char, out: *mut *mut c_void, version: 
         }
         return;
     }
-    let Some(hook) = registry::by_entry_point(symbol.to_bytes(), version, flags & PER_THREAD_STREAM != 0) else {
-        return;
+    let interfaces = registry::interfaces(symbol.to_bytes());
+    let hook = if interfaces.is_empty() {
+        let by_version = registry::by_entry_point(symbol.to_bytes(), version, flags & PER_THREAD_STREAM != 0);
+        let Some(hook) = by_version else { return };
+        // Another library's `cuGetProcAddress` returns its own functions, whose names resolve to our entries.
+        if found == hook.entry as *mut c_void {
+            return;
+        }
+        Some(hook).filter(|_| !newer_interface(symbol, found))
+    } else {
+        if interfaces.iter().any(|hook| found == hook.entry as *mut c_void) {
+            return;
+        }
+        interfaces.iter().copied().find(|hook| call::driver_original(hook) == found)
     };
-    // Another library's `cuGetProcAddress` returns its own functions, whose names resolve to our entries.
-    if found == hook.entry as *mut c_void {
-        return;
-    }
-    if newer_interface(symbol, found) || !set_original(hook, found) {
+    let Some(hook) = hook.filter(|hook| set_original(hook, found)) else {
         if let Some(process) = Process::if_started() {
             process.count(Counter::UnwrappedEntryPoints, 1);
         }
         return;
-    }
+    };
     // SAFETY: the caller guarantees that the driver has written `out`, so it is writable. The stub has the signature of
     // the function it replaces.
     unsafe { *out = hook.entry as *mut c_void };

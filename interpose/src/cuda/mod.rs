@@ -2,6 +2,7 @@
 //! functions that look them up.
 
 mod call;
+mod contexts;
 pub(crate) mod device;
 mod driver;
 mod entry;
@@ -13,5 +14,6 @@ mod location;
 mod lookup;
 mod memory;
 mod pools;
+mod reading;
 mod registry;
 pub(crate) mod usage;

@@ -20,8 +20,8 @@ registry! {
     cuMemHostAlloc cuMemAllocHost_v2 cuMemHostRegister_v2 cuMemHostUnregister cuMemFreeHost
     cuArrayCreate_v2 cuArray3DCreate_v2 cuArrayDestroy cuMipmappedArrayCreate cuMipmappedArrayDestroy
     cuIpcOpenMemHandle_v2 cuIpcCloseMemHandle cuMemImportFromShareableHandle cuMemRetainAllocationHandle cuMemPoolTrimTo
-    cuIpcGetMemHandle cuDevicePrimaryCtxRetain cuModuleLoad cuModuleLoadData cuModuleLoadDataEx cuModuleLoadFatBinary
-    cuLibraryLoadData cuLibraryLoadFromFile
+    cuIpcGetMemHandle cuDevicePrimaryCtxRetain cuCtxCreate cuCtxCreate_v2 cuCtxCreate_v3 cuCtxCreate_v4
+    cuModuleLoad cuModuleLoadData cuModuleLoadDataEx cuModuleLoadFatBinary cuLibraryLoadData cuLibraryLoadFromFile
     cuStreamBeginCapture_v2 cuStreamBeginCapture_v2_ptsz cuStreamBeginCaptureToGraph cuStreamBeginCaptureToGraph_ptsz
     cuStreamEndCapture cuStreamEndCapture_ptsz
     cuGraphInstantiate_v2 cuGraphInstantiateWithFlags cuGraphInstantiateWithParams cuGraphInstantiateWithParams_ptsz
@@ -67,6 +67,18 @@ pub(super) fn by_entry_point(name: &[u8], version: i32, per_thread_stream: bool)
     })
 }
 
+/// The driver hooks that `cuGetProcAddress` may return for a name of which each interface has other arguments. Only the
+/// returned address says which one it is. Empty for all other names.
+pub(super) fn interfaces(name: &[u8]) -> &'static [&'static Hook] {
+    static CREATE_CONTEXT: [&Hook; 4] = [
+        &functions::cuCtxCreate_v4::HOOK,
+        &functions::cuCtxCreate_v3::HOOK,
+        &functions::cuCtxCreate_v2::HOOK,
+        &functions::cuCtxCreate::HOOK,
+    ];
+    if name == b"cuCtxCreate" { &CREATE_CONTEXT } else { &[] }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::hook::MAX_RUNTIME_HOOKS;
@@ -99,5 +111,12 @@ mod tests {
         assert_eq!(symbol("cuGraphInstantiate", 12000, false), Some("cuGraphInstantiateWithFlags"));
         assert_eq!(symbol("cuGraphInstantiate", 10000, false), None);
         assert_eq!(symbol("cuMemAlloc_v2", 12000, false), Some("cuMemAlloc_v2"));
+    }
+
+    #[test]
+    fn names_of_interfaces_with_other_arguments_have_all_their_hooks() {
+        let base = |hook: &&Hook| hook.symbol.to_bytes().starts_with(b"cuCtxCreate");
+        assert_eq!(interfaces(b"cuCtxCreate").len(), HOOKS.iter().copied().filter(base).count());
+        assert!(interfaces(b"cuMemAlloc").is_empty());
     }
 }

@@ -4,28 +4,25 @@
 //! makes it take memory, and at few other points in time, shows it: what has grown beyond the recorded allocations.
 //!
 //! A reading is one `cuMemGetInfo`. When it is taken depends on what the program does, never on time:
-//! - when the program creates the primary context of a device, and when it loads code;
+//! - when the program creates a context ([`super::contexts`]), and when it loads code;
 //! - when it has allocated [`GROWTH_BYTES`] or [`GROWTH_SHARE`] beyond the highest reading;
 //! - when an allocation fails for lack of memory, ever more rarely;
 //! - when memtrace has scanned for tensor names.
 
-use std::ffi::{CStr, c_int};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use memtrace_trace::api::Api;
-use memtrace_trace::event::{Action, Event, Source, UsageOccasion};
+use memtrace_trace::event::UsageOccasion;
 use memtrace_trace::ids::ModuleId;
 
-use super::driver::call_driver;
+use super::contexts;
 use super::location::current_device;
-use crate::linker::original::OriginalFunction;
+use super::reading::{Cause, MAX_DEVICES, event, memory_info};
 use crate::recording::guard::Guard;
 use crate::recording::paused::is_paused;
 use crate::recording::process::Process;
 use crate::recording::slot::Slot;
 
-/// How many devices have readings.
-pub(super) const MAX_DEVICES: usize = 64;
 /// A reading is due when the memory in use may have grown by this many bytes beyond the highest reading, or by this part
 /// of it, whichever is more. So their number grows with the logarithm of the memory.
 const GROWTH_BYTES: u64 = 32 << 20;
@@ -48,8 +45,6 @@ struct DeviceReadings {
     /// How often the distance to the next reading was doubled.
     doublings: AtomicU32,
     failures: AtomicU32,
-    /// Whether the event of the context's creation was written.
-    has_context_event: AtomicBool,
 }
 
 impl DeviceReadings {
@@ -81,21 +76,10 @@ impl DeviceReadings {
 
 static READINGS: Slot<[DeviceReadings; MAX_DEVICES]> = Slot::new();
 
-/// By device, what `cuMemGetInfo` returned when the primary context had just been created: free bytes, total bytes. 0
-/// before.
-static AT_CREATION: [[AtomicU64; 2]; MAX_DEVICES] = [const { [const { AtomicU64::new(0) }; 2] }; MAX_DEVICES];
-
 /// Forgets the readings, because a recording starts.
 pub(super) fn start() {
     READINGS.set(std::array::from_fn(|_| DeviceReadings::default()));
-}
-
-/// The call that was the occasion of a reading.
-#[derive(Clone, Copy)]
-pub(super) struct Cause {
-    pub(super) occasion: UsageOccasion,
-    pub(super) api: Api,
-    pub(super) module: ModuleId,
+    contexts::start();
 }
 
 fn readings(device: i16) -> Option<&'static DeviceReadings> {
@@ -159,132 +143,13 @@ fn read(guard: &mut Guard, device: i16, cause: Cause) {
     if current_device() != device {
         return;
     }
-    let Some((free, total)) = memory_info() else { return };
-    let is_first = readings.take(total.saturating_sub(free), cause.occasion == UsageOccasion::Allocated);
+    let Some(info) = memory_info() else { return };
+    let used = info.total.saturating_sub(info.free);
+    let is_first = readings.take(used, cause.occasion == UsageOccasion::Allocated);
     if is_first {
-        write_contexts(guard, None);
+        contexts::write_earlier(guard);
     }
-    guard.emit(event(device, cause, free, total));
-}
-
-fn event(device: i16, cause: Cause, free: u64, total: u64) -> Event {
-    Event {
-        addr: free,
-        size: total,
-        stream: cause.occasion as u64,
-        source: Source::Driver,
-        action: Action::DeviceUsage,
-        device,
-        api: cause.api,
-        module: cause.module,
-        ..Event::EMPTY
-    }
-}
-
-/// Writes the event of each context that has none yet. `created` is the device whose context the calling thread has just
-/// created: its event gets the thread's stack.
-#[cold]
-fn write_contexts(guard: &mut Guard, created: Option<usize>) {
-    let Some(readings) = READINGS.get() else { return };
-    for (index, (words, readings)) in AT_CREATION.iter().zip(readings).enumerate() {
-        let [free, total] = words.each_ref().map(load);
-        if total == 0 || readings.has_context_event.swap(true, Ordering::Relaxed) {
-            continue;
-        }
-        let api = Api::cuDevicePrimaryCtxRetain;
-        let cause = Cause { occasion: UsageOccasion::ContextCreated, api, module: ModuleId::NONE };
-        let (stack, context) = if created == Some(index) { guard.stack_and_context() } else { Default::default() };
-        guard.emit(Event { stack, context, ..event(index as i16, cause, free, total) });
-    }
-}
-
-fn load(word: &AtomicU64) -> u64 {
-    word.load(Ordering::Relaxed)
-}
-
-/// Whether the device has no primary context yet. `false` if the driver does not answer.
-pub(super) fn lacks_primary_context(device: c_int) -> bool {
-    static GET_STATE: OriginalFunction = OriginalFunction::new();
-    let (mut flags, mut is_active) = (0u32, 1);
-    // SAFETY: cuda.h declares `CUresult cuDevicePrimaryCtxGetState(CUdevice, unsigned int *, int *)`. Both are writable.
-    let result = unsafe {
-        call_driver(
-            &GET_STATE,
-            c"cuDevicePrimaryCtxGetState",
-            |get: unsafe extern "C" fn(c_int, *mut u32, *mut c_int) -> c_int| get(device, &mut flags, &mut is_active),
-        )
-    };
-    result == Some(0) && is_active == 0
-}
-
-/// Reads the memory in use after the primary context of a device was created. The event is written at once if the process
-/// is recorded already, else when it first allocates, on any device: a program that does not allocate is not recorded.
-pub(super) fn context_created(device: c_int, context: u64) {
-    static PUSH: OriginalFunction = OriginalFunction::new();
-    static POP: OriginalFunction = OriginalFunction::new();
-    let Ok(index) = usize::try_from(device) else { return };
-    let Some([free, total]) = AT_CREATION.get(index) else { return };
-    // The new context is not current yet, and the driver answers for the current one only.
-    // SAFETY: cuda.h declares `CUresult cuCtxPushCurrent_v2(CUcontext)`. The driver has just returned this context.
-    let pushed =
-        unsafe { call_driver(&PUSH, c"cuCtxPushCurrent_v2", |push: unsafe extern "C" fn(u64) -> c_int| push(context)) };
-    if pushed != Some(0) {
-        return;
-    }
-    if let Some((free_bytes, total_bytes)) = memory_info() {
-        free.store(free_bytes, Ordering::Relaxed);
-        total.store(total_bytes, Ordering::Relaxed);
-    }
-    let mut popped = 0u64;
-    // SAFETY: cuda.h declares `CUresult cuCtxPopCurrent_v2(CUcontext *)`. It removes what was pushed above, so the
-    // thread's current context is the program's again.
-    unsafe {
-        call_driver(&POP, c"cuCtxPopCurrent_v2", |pop: unsafe extern "C" fn(*mut u64) -> c_int| pop(&mut popped));
-    }
-    if is_paused() || Process::if_started().is_none() {
-        return;
-    }
-    if let Some(mut guard) = Guard::enter().filter(|guard| guard.process().options.device_usage) {
-        write_contexts(&mut guard, Some(index));
-    }
-}
-
-/// The free and the total bytes of the calling thread's current device. `None` if the driver does not answer.
-///
-/// The thread is in the relaxed capture mode meanwhile. So the call cannot invalidate a capture of a CUDA graph.
-pub(super) fn memory_info() -> Option<(u64, u64)> {
-    static INFO: OriginalFunction = OriginalFunction::new();
-    /// `CU_STREAM_CAPTURE_MODE_RELAXED` of cuda.h.
-    const RELAXED: c_int = 2;
-    let mut mode = RELAXED;
-    let is_relaxed = exchange_capture_mode(&mut mode);
-    let (mut free, mut total) = (0usize, 0usize);
-    let name: &CStr = c"cuMemGetInfo_v2";
-    // SAFETY: cuda.h declares `CUresult cuMemGetInfo_v2(size_t *, size_t *)`. Both are writable.
-    let result = unsafe {
-        call_driver(&INFO, name, |info: unsafe extern "C" fn(*mut usize, *mut usize) -> c_int| {
-            info(&mut free, &mut total)
-        })
-    };
-    if is_relaxed {
-        exchange_capture_mode(&mut mode);
-    }
-    (result == Some(0)).then_some((free as u64, total as u64))
-}
-
-/// Exchanges the calling thread's capture mode with `mode`. Returns whether the driver did.
-fn exchange_capture_mode(mode: &mut c_int) -> bool {
-    static EXCHANGE: OriginalFunction = OriginalFunction::new();
-    // SAFETY: cuda.h declares `CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *)`, and `mode` is
-    // writable.
-    let result = unsafe {
-        call_driver(
-            &EXCHANGE,
-            c"cuThreadExchangeStreamCaptureMode",
-            |exchange: unsafe extern "C" fn(*mut c_int) -> c_int| exchange(mode),
-        )
-    };
-    result == Some(0)
+    guard.emit(event(device, cause, info));
 }
 
 #[cfg(test)]

@@ -60,6 +60,12 @@ fn create(context: Out<u64>, device: c_int) -> c_int {
     }))
 }
 
+/// The interface of before CUDA 3.2, which programs get that look the name up without a version.
+#[unsafe(no_mangle)]
+extern "C" fn cuCtxCreate(context: Out<u64>, _flags: c_uint, device: c_int) -> c_int {
+    create(context, device)
+}
+
 #[unsafe(no_mangle)]
 extern "C" fn cuCtxCreate_v2(context: Out<u64>, _flags: c_uint, device: c_int) -> c_int {
     create(context, device)

@@ -1,5 +1,6 @@
 //! Every CUDA call of every kind of program is recorded as in the simulated CUDA's ledger, and no program notices it.
 
+mod contexts;
 mod device_memory;
 mod host;
 mod ipc;

@@ -25,6 +25,8 @@ pub struct DeviceMemoryState {
     pub is_reading: bool,
     /// The part of `used` that this process has not allocated, at the latest reading.
     pub beyond_allocations: u64,
+    /// The part of it that contexts took which were created after the first reading.
+    pub later_contexts: u64,
     /// What this process had allocated.
     pub allocations: DeviceAllocations,
     /// The bytes of blocks that PyTorch's caching allocator had handed out.
@@ -36,7 +38,8 @@ pub struct DeviceMemoryState {
 pub struct DeviceMemory {
     /// The total bytes of the device, as the driver reports them.
     pub total: u64,
-    /// The bytes in use when this process's context had just been created, and the time. `None` without this reading.
+    /// The bytes in use when this process's contexts of before the first reading had just been created. `None` without
+    /// this reading.
     pub context: Option<u64>,
     /// The part of the first reading that this process had not allocated.
     pub first_beyond_allocations: u64,
@@ -53,6 +56,7 @@ pub struct DeviceMemory {
     /// Of all readings, `over_time` has every `stride`th.
     stride: u64,
     beyond_allocations: u64,
+    later_contexts: u64,
 }
 
 /// The devices of one process.
@@ -78,14 +82,19 @@ impl DeviceMemories {
         let device = self.devices.entry(e.device).or_default();
         let used = e.size.saturating_sub(e.addr);
         device.total = e.size;
-        if UsageOccasion::from_wire(e.stream) == UsageOccasion::ContextCreated {
-            device.context.get_or_insert(used);
+        let is_context = UsageOccasion::from_wire(e.stream) == UsageOccasion::ContextCreated;
+        if is_context && device.readings == 0 {
+            device.context = Some(used);
             return;
         }
-        let mut state = state(replay, e, 0);
-        let own = state.allocations.device_bytes();
-        device.beyond_allocations = used.saturating_sub(own);
-        (state.used, state.is_reading, state.beyond_allocations) = (used, true, device.beyond_allocations);
+        let mut state = state(replay, e, device);
+        let beyond_allocations = used.saturating_sub(state.allocations.device_bytes());
+        if is_context {
+            device.later_contexts += beyond_allocations.saturating_sub(device.beyond_allocations);
+        }
+        device.beyond_allocations = beyond_allocations;
+        (state.used, state.is_reading) = (used, true);
+        (state.beyond_allocations, state.later_contexts) = (beyond_allocations, device.later_contexts);
         if device.readings == 0 {
             (device.first_beyond_allocations, device.stride) = (device.beyond_allocations, 1);
         }
@@ -115,7 +124,7 @@ impl DeviceMemories {
         if at_least.saturating_add(physical.unused_pool_bytes(e.device)) <= device.peak.used {
             return;
         }
-        let state = state(replay, e, device.beyond_allocations);
+        let state = state(replay, e, device);
         if state.used > device.peak.used {
             device.peak = state;
         }
@@ -125,7 +134,7 @@ impl DeviceMemories {
     #[cold]
     pub(super) fn allocated_peak(&mut self, replay: &Replay, e: &Event) {
         if let Some(device) = self.devices.get_mut(&e.device).filter(|device| device.readings > 0) {
-            let state = state(replay, e, device.beyond_allocations);
+            let state = state(replay, e, device);
             // While the memory in use stays at its peak, the state with the most blocks says more.
             if state.used == device.peak.used && state.blocks > device.peak.blocks {
                 device.peak = state.clone();
@@ -138,14 +147,15 @@ impl DeviceMemories {
     pub(super) fn finish(mut self, replay: &Replay, last: &Event) -> BTreeMap<i16, DeviceMemory> {
         self.devices.retain(|_, device| device.readings > 0);
         for (ordinal, device) in &mut self.devices {
-            device.end = state(replay, &Event { device: *ordinal, ..*last }, device.beyond_allocations);
+            device.end = state(replay, &Event { device: *ordinal, ..*last }, device);
         }
         self.devices
     }
 }
 
-/// The state after an event, with `beyond_allocations` bytes that this process has not allocated.
-fn state(replay: &Replay, e: &Event, beyond_allocations: u64) -> DeviceMemoryState {
+/// The state after an event, with what this process has not allocated as at the latest reading.
+fn state(replay: &Replay, e: &Event, device: &DeviceMemory) -> DeviceMemoryState {
+    let beyond_allocations = device.beyond_allocations;
     let allocations = replay.physical().device_allocations(e.device);
     let of_device = replay.devices().iter().find(|device| device.device == e.device);
     DeviceMemoryState {
@@ -154,6 +164,7 @@ fn state(replay: &Replay, e: &Event, beyond_allocations: u64) -> DeviceMemorySta
         used: allocations.device_bytes().saturating_add(beyond_allocations),
         is_reading: false,
         beyond_allocations,
+        later_contexts: device.later_contexts,
         blocks: of_device
             .filter(|device| device.source != memtrace_input::EventSource::CudaCalls)
             .map_or(0, |device| device.allocator.usage().allocated),

@@ -169,8 +169,7 @@ pub static STRAY_CONTEXT: DiagnosticRule = DiagnosticRule {
                other GPUs of a host too, and needs no context there.",
     limits: "The bytes are those that the process allocated. Its CUDA context takes several hundred MiB besides. A \
              context without an allocation has a line only if the process had allocated on another GPU before. \
-             Contexts of `cuCtxCreate`, which PyTorch does not call, are not known. Ranks that share a GPU on purpose \
-             have the same own GPU and are not reported.",
+             Ranks that share a GPU on purpose have the same own GPU and are not reported.",
 };
 
 /// A DataLoader worker holds memory on a GPU.
