@@ -2,7 +2,6 @@
 //! the launcher's tests.
 #![allow(dead_code, reason = "every test binary uses its part")]
 
-use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
@@ -12,27 +11,10 @@ use memtrace_trace::event::Event;
 use memtrace_trace::file::Reader;
 use serde_json::Value;
 
-/// The binary under test: `MEMTRACE_BIN`, or the one of this build's profile, which cargo builds first.
+/// The binary under test: `MEMTRACE_BIN`, or the release build that `scripts/test` makes.
 pub(crate) fn memtrace() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
-    BINARY.get_or_init(|| {
-        if let Some(path) = std::env::var_os("MEMTRACE_BIN") {
-            return path.into();
-        }
-        // The test's own path is .../target/<profile>/deps/<this test>.
-        let test = std::env::current_exe().unwrap();
-        let folder = test.ancestors().nth(2).unwrap();
-        let profile = folder.file_name().and_then(OsStr::to_str).unwrap();
-        let profile = if profile == "debug" { "dev" } else { profile };
-        let status = Command::new(env!("CARGO"))
-            .args(["build", "--quiet", "--package", "memtrace", "--profile", profile, "--target-dir"])
-            .arg(folder.parent().unwrap())
-            .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
-            .status()
-            .unwrap();
-        assert!(status.success(), "memtrace does not build");
-        folder.join("memtrace")
-    })
+    BINARY.get_or_init(memtrace_tests::traced_program::memtrace)
 }
 
 /// `memtrace --quiet -o FOLDER --`; the caller appends a command.
