@@ -286,9 +286,13 @@ impl TextReport {
                 self.labelled("Limit", &text);
             }
             (Some(free), false) => {
-                self.labelled("Free on the device", &format!("{}{}", size_text(free), short_text(oom, free)));
+                let label = if oom.held_back_bytes.is_some() { "Free within the limit" } else { "Free on the device" };
+                self.labelled(label, &format!("{}{}", size_text(free), short_text(oom, free)));
             }
             (None, _) => {}
+        }
+        if let Some(text) = limit_text(oom) {
+            self.labelled("Limit", &text);
         }
         if oom.reserved_but_unallocated_bytes > 0 {
             let is_small = oom.largest_free_bytes < oom.requested_bytes;
@@ -736,6 +740,18 @@ pub(crate) fn short_text(oom: &OomSummary, free: u64) -> String {
         }
         None => String::new(),
     }
+}
+
+/// What a limit on this process leaves and holds back. `None` without a limit.
+pub(crate) fn limit_text(oom: &OomSummary) -> Option<String> {
+    let held_back = oom.held_back_bytes?;
+    let held = oom.in_use.totals.reserved_bytes.saturating_add(oom.outside_pytorch_bytes);
+    let left = held.saturating_add(oom.device_free_bytes?);
+    Some(format!(
+        "a library (such as HAMi-core) leaves the allocations of this process {}; it holds back {} that the device has free",
+        size_text(left),
+        size_text(held_back)
+    ))
 }
 
 pub(crate) fn blocking_text(blocking: &BlockingAllocation) -> String {

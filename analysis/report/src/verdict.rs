@@ -8,7 +8,7 @@ use memtrace_summary::{
 
 use crate::fit::{columns, wrap_words};
 use crate::launch_text::launch_sentences;
-use crate::parts::{largest_owners, not_recorded, outside, request, short_text};
+use crate::parts::{largest_owners, limit_text, not_recorded, outside, request, short_text};
 use crate::pools::preallocated_text;
 use crate::style::{Style, TextOptions};
 use crate::text_report::TextReport;
@@ -286,7 +286,10 @@ fn lack(oom: &OomSummary) -> String {
             size_text(oom.in_use.totals.reserved_bytes),
             size_text(free)
         ),
-        (Some(free), false) => format!("{} free on the device{}.", size_text(free), short_text(oom, free)),
+        (Some(free), false) => match limit_text(oom) {
+            Some(limit) => format!("{} free within a limit{}: {limit}.", size_text(free), short_text(oom, free)),
+            None => format!("{} free on the device{}.", size_text(free), short_text(oom, free)),
+        },
         (None, _) => String::new(),
     }
 }

@@ -586,7 +586,7 @@ impl Context<'_> {
                 peak: self.peak(analysis, &range.peak),
             }),
             oom_count: analysis.ooms.count(),
-            ooms: analysis.ooms.all().map(|oom| self.oom(analysis, oom, found)).collect(),
+            ooms: analysis.ooms.all().map(|oom| self.oom((process_analysis, analysis), oom, found)).collect(),
             explained_oom: explained.and_then(|oom| analysis.ooms.all().position(|one| one.seq == oom.seq)),
             owners: self.owners(process_analysis, MemoryLocation::Device(analysis.device)),
             pools: Vec::new(),
@@ -987,7 +987,14 @@ impl Context<'_> {
         }
     }
 
-    fn oom(&self, analysis: &DeviceAnalysis, oom: &Oom, found: Option<&OomReport>) -> OomSummary {
+    fn oom(
+        &self,
+        (process_analysis, analysis): (&Analysis, &DeviceAnalysis),
+        oom: &Oom,
+        found: Option<&OomReport>,
+    ) -> OomSummary {
+        let held_back =
+            process_analysis.device_memory.get(&analysis.device).and_then(|memory| memory.held_back(oom.seq));
         let (stack, node): (StackId, ContextId) = oom.requested_at;
         let total = u32::try_from(analysis.device).ok().and_then(|d| self.definitions.devices.get(&d)).map(|d| d.total);
         let outside: u64 = oom.outside_pytorch.iter().map(|(_, bytes)| bytes).sum();
@@ -1009,10 +1016,10 @@ impl Context<'_> {
             largest_free_bytes: oom.reserved.largest_free,
             outside_pytorch_bytes: outside,
             outside_pytorch: self.outside_pytorch(&oom.outside_pytorch),
-            contexts_and_other_processes_bytes: total
-                .filter(|total| *total > 0)
-                .zip(oom.device_free)
-                .and_then(|(total, free)| total.checked_sub(free)?.checked_sub(known)),
+            contexts_and_other_processes_bytes: total.filter(|total| *total > 0).zip(oom.device_free).and_then(
+                |(total, free)| total.checked_sub(free)?.checked_sub(held_back.unwrap_or(0))?.checked_sub(known),
+            ),
+            held_back_bytes: held_back,
             refused_by_pytorch: refused,
             short_bytes: oom.device_free.and_then(|free| oom.requested.checked_sub(free)).filter(|short| *short > 0),
             requested_for: found.filter(|_| explained).and_then(|found| requested_for(oom, &found.in_use, self.names)),

@@ -887,10 +887,15 @@ pub struct OomSummary {
     /// CUDA, by bytes in descending order.
     pub outside_pytorch: Vec<OwnerBytes>,
     /// The other bytes in use on the device: CUDA contexts and other processes. With `device_free_bytes`,
-    /// `outside_pytorch_bytes` and the reserved bytes, they add up to the device's `total_bytes`. Absent if they are
-    /// unknown.
+    /// `held_back_bytes`, `outside_pytorch_bytes` and the reserved bytes, they add up to the device's `total_bytes`.
+    /// Absent if they are unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub contexts_and_other_processes_bytes: Option<u64>,
+    /// The free bytes of the device that a limit keeps from this process: what the driver has free, minus
+    /// `device_free_bytes`. A library that limits GPU memory, such as HAMi-core, shows the program a smaller device.
+    /// Absent without such a limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held_back_bytes: Option<u64>,
     /// Whether PyTorch's own limit (`torch.cuda.set_per_process_memory_fraction`) refused the request although CUDA had
     /// the memory.
     pub refused_by_pytorch: bool,

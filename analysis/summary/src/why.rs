@@ -158,6 +158,8 @@ pub(crate) fn no_issue_remark(devices: &[DeviceSummary]) -> Option<String> {
         format!("{what} {verb} not fit within PyTorch's limit")
     } else if is_in_pieces(device, &oom, free) {
         "the memory that is free is in pieces too small for the request".to_owned()
+    } else if oom.held_back_bytes.is_some() {
+        format!("{what} {verb} not fit within the limit that a library sets on this process")
     } else if are_many {
         format!("{what} {verb} not fit beside CUDA contexts and other processes ({})", size_text(others))
     } else {

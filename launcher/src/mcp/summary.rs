@@ -250,6 +250,7 @@ pub(crate) struct Oom {
     pub(crate) largest_free_bytes: u64,
     pub(crate) outside_pytorch_bytes: u64,
     pub(crate) contexts_and_other_processes_bytes: Option<u64>,
+    pub(crate) held_back_bytes: Option<u64>,
     pub(crate) refused_by_pytorch: bool,
     pub(crate) short_bytes: Option<u64>,
     pub(crate) requested_for: Option<String>,

@@ -9,6 +9,9 @@ use memtrace_tests::traced_program::{Run, TracedProgram, events, packages};
 use serde_json::{Value, json};
 
 const MIB: u64 = 1 << 20;
+/// The limit of `limiter.c`, and what a context takes here, in bytes.
+const LIMIT: u64 = 256 * MIB;
+const CONTEXT: u64 = 527 * MIB;
 const FIRST: &str = r#"export LD_PRELOAD="$0${LD_PRELOAD:+:$LD_PRELOAD}""#;
 const LAST: &str = r#"export LD_PRELOAD="${LD_PRELOAD:+$LD_PRELOAD:}$0""#;
 /// The folder of the CUDA libraries that PyTorch loads, for libraries that are loaded before it.
@@ -76,6 +79,7 @@ fn a_library_that_limits_memory_limits_it_in_any_order() {
         for order in [FIRST, LAST] {
             let traced = preloaded(order, &library, "limited.py", &[])
                 .env("LIMITER", &library)
+                .env("SIMCUDA_CONTEXT", CONTEXT.to_string())
                 .env("PYTORCH_CUDA_ALLOC_CONF", settings);
             let run = unnoticed(&traced);
             let printed = String::from_utf8_lossy(&run.output.stdout).into_owned();
@@ -87,7 +91,22 @@ fn a_library_that_limits_memory_limits_it_in_any_order() {
             let is_full = if settings.ends_with("True") { 7 * 32 * MIB..=256 * MIB } else { 256 * MIB..=256 * MIB };
             assert!(is_full.contains(peak), "{settings}: {peak}");
             assert_eq!(summary(&run)["losses"], json!({}), "{settings}");
-            assert_eq!(summary(&run)["devices"][0]["oom_count"], 1, "{settings}");
+            let device = &summary(&run)["devices"][0];
+            assert_eq!(device["oom_count"], 1, "{settings}");
+            // The whole device without the context and what the limit leaves. The limiter does not count the context.
+            let oom = &device["ooms"][0];
+            if settings.ends_with("True") && order == FIRST {
+                // The limiter refuses cuMemCreate before memtrace sees the call, so no reading shows the limit.
+                assert_eq!(oom["held_back_bytes"], Value::Null, "{oom}");
+                continue;
+            }
+            let total = device["total_bytes"].as_u64().expect("the device's memory");
+            let held_back = total - CONTEXT - LIMIT;
+            assert_eq!(oom["held_back_bytes"], held_back, "{settings}: {oom}");
+            assert_eq!(oom["contexts_and_other_processes_bytes"], CONTEXT, "{settings}: {oom}");
+            let text = std::fs::read_to_string(run.path().join("summary.txt")).expect("summary.txt");
+            let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+            assert!(text.contains("free within a limit") && text.contains("a library (such as HAMi-core)"), "{text}");
         }
     }
 }

@@ -85,6 +85,7 @@ export interface OomSummary {
   outside_pytorch_bytes: number;
   outside_pytorch: { owner: string; bytes: number }[];
   contexts_and_other_processes_bytes?: number;
+  held_back_bytes?: number;
   refused_by_pytorch: boolean;
   short_bytes?: number;
   requested_for?: string;

@@ -142,8 +142,11 @@ function oomFacts(device: DeviceSummary, oom: OomSummary): [string, Part[]][] {
     if (oom.refused_by_pytorch) {
       rows.push(['Limit', ["PyTorch's own limit (set_per_process_memory_fraction) refused the request at ", bytes(`${path}.in_use.totals.reserved_bytes`, oom.in_use.totals.reserved_bytes), ' reserved; CUDA had ', shown, ' free']]);
     } else {
-      rows.push(['Free on the device', [shown, ...(oom.short_bytes === undefined ? [] : [', ', bytes(`${path}.short_bytes`, oom.short_bytes), ' short'])]]);
+      rows.push([oom.held_back_bytes === undefined ? 'Free on the device' : 'Free within the limit', [shown, ...(oom.short_bytes === undefined ? [] : [', ', bytes(`${path}.short_bytes`, oom.short_bytes), ' short'])]]);
     }
+  }
+  if (oom.held_back_bytes !== undefined) {
+    rows.push(['Limit', ['a library (such as HAMi-core) holds back ', bytes(`${path}.held_back_bytes`, oom.held_back_bytes), ' that the device has free']]);
   }
   if (oom.reserved_but_unallocated_bytes > 0) {
     const { reserved } = device;

@@ -5,12 +5,18 @@
 
 use std::collections::BTreeMap;
 
-use memtrace_trace::event::{Action, Event, UsageOccasion};
+use memtrace_trace::event::{Action, Event, Source, UsageOccasion};
 
 use memtrace_replay::{DeviceAllocations, Replay};
 
 /// The maximum number of points of [`DeviceMemory::over_time`]. Beyond it, every second point is dropped.
 const MAX_POINTS: usize = 256;
+
+/// How many out-of-memory errors have their held-back bytes, besides the last one.
+const MAX_OOMS: usize = 16;
+/// A limit holds back at least this much, in bytes. Between the driver's answer to memtrace and the one to PyTorch,
+/// other processes can take less.
+const MIN_HELD_BACK: u64 = 32 << 20;
 
 /// The memory in use on a device at one point in time, in bytes.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -57,6 +63,38 @@ pub struct DeviceMemory {
     stride: u64,
     beyond_allocations: u64,
     later_contexts: u64,
+    /// Whether the latest reading followed an allocation that failed, and nothing was allocated since.
+    has_just_failed: bool,
+    held_back: Vec<HeldBack>,
+}
+
+/// Free memory of a device that a limit kept from this process at an out-of-memory error.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct HeldBack {
+    /// `seq` of the error's event.
+    seq: u64,
+    bytes: u64,
+}
+
+impl DeviceMemory {
+    /// The free bytes of the device that a limit kept from this process at the out-of-memory error with this `seq`.
+    /// `None` without a limit, or if it is unknown.
+    ///
+    /// The driver's own answer counts as free. What PyTorch got as free may come from a library that limits memory.
+    pub fn held_back(&self, seq: u64) -> Option<u64> {
+        self.held_back.iter().find(|one| one.seq == seq).map(|one| one.bytes)
+    }
+
+    /// Takes PyTorch's out-of-memory error. `free`: what the driver has free.
+    fn out_of_memory(&mut self, e: &Event, free: u64) {
+        let bytes = free.saturating_sub(e.addr);
+        // The driver has the memory that the request needs. Once a limit is known, older readings suffice.
+        let is_limit = self.has_just_failed && free >= e.size || !self.held_back.is_empty();
+        if is_limit && bytes >= MIN_HELD_BACK {
+            self.held_back.truncate(MAX_OOMS);
+            self.held_back.push(HeldBack { seq: e.seq, bytes });
+        }
+    }
 }
 
 /// The devices of one process.
@@ -71,6 +109,8 @@ impl DeviceMemories {
     pub(super) fn observe(&mut self, replay: &Replay, e: &Event) {
         if e.action == Action::DeviceUsage {
             self.read(replay, e);
+        } else if e.action == Action::Oom {
+            self.out_of_memory(replay, e);
         } else if !e.source.is_torch() && !self.devices.is_empty() {
             // A driver's or runtime's event can change what is allocated.
             self.changed(replay, e);
@@ -93,6 +133,7 @@ impl DeviceMemories {
             device.later_contexts += beyond_allocations.saturating_sub(device.beyond_allocations);
         }
         device.beyond_allocations = beyond_allocations;
+        device.has_just_failed = UsageOccasion::from_wire(e.stream) == UsageOccasion::OutOfMemory;
         (state.used, state.is_reading) = (used, true);
         (state.beyond_allocations, state.later_contexts) = (beyond_allocations, device.later_contexts);
         if device.readings == 0 {
@@ -115,8 +156,23 @@ impl DeviceMemories {
         }
     }
 
+    #[cold]
+    fn out_of_memory(&mut self, replay: &Replay, e: &Event) {
+        // Only PyTorch's own event has what PyTorch got as free.
+        if e.source != Source::Torch {
+            return;
+        }
+        if let Some(device) = self.devices.get_mut(&e.device).filter(|device| device.readings > 0) {
+            let free = device.total.saturating_sub(state(replay, e, device).used);
+            device.out_of_memory(e, free);
+        }
+    }
+
     fn changed(&mut self, replay: &Replay, e: &Event) {
         let Some(device) = self.devices.get_mut(&e.device).filter(|device| device.readings > 0) else { return };
+        if e.action == Action::Alloc && e.result == 0 {
+            device.has_just_failed = false;
+        }
         let physical = replay.physical();
         let location = memtrace_replay::MemoryLocation::Device(e.device);
         // Allocations can be summed up without a list of their owners, so most events need no list.

@@ -84,6 +84,9 @@ struct ErrorContent {
     /// CUDA contexts and other processes.
     #[serde(skip_serializing_if = "Option::is_none")]
     contexts_and_other_processes: Option<Size>,
+    /// Free memory of the device that a limit (a library such as HAMi-core) keeps from this process.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    held_back_by_a_limit: Option<Size>,
     /// Whether PyTorch's own limit (set_per_process_memory_fraction) refused the request.
     refused_by_pytorch: bool,
     /// The memory when the request failed.
@@ -178,6 +181,7 @@ fn content(process: &Process, device: &Device, index: usize, oom: &Oom, frames: 
         largest_free_block: Size::of(oom.largest_free_bytes),
         outside_pytorch: Size::of(oom.outside_pytorch_bytes),
         contexts_and_other_processes: oom.contexts_and_other_processes_bytes.map(Size::of),
+        held_back_by_a_limit: oom.held_back_bytes.map(Size::of),
         refused_by_pytorch: oom.refused_by_pytorch,
         in_use: Held::of(&oom.in_use, 0, shape),
         rest_of_step: oom.step_estimate.as_ref().map(|estimate| RestOfStep {
