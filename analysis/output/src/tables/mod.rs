@@ -2,6 +2,7 @@
 //! `docs/reference/parquet.md` describes every column. Each row has its run, rank and process, so the files of any number of
 //! ranks form one table.
 
+mod columns;
 mod partition;
 mod phases;
 mod ranks;
@@ -26,6 +27,7 @@ use memtrace_insight::passes::{
 use memtrace_insight::rules::CustomRules;
 use memtrace_replay::{Change, Names, Replay, Usage};
 
+use columns::{INT64, OPTIONAL_INT32, OPTIONAL_INT64, OPTIONAL_TEXT, ProcessColumns, TEXT};
 use phases::{PHASES, PhaseEvent, PhaseRows};
 use writer::{Columns, Field, Table};
 
@@ -53,12 +55,6 @@ impl TableLayout {
 
 /// The tables, by the names of their files.
 pub const TABLES: [&str; 4] = ["events", "blocks", "stacks", "phases"];
-
-const INT64: Field<'static> = Field::Int64(0);
-const OPTIONAL_INT64: Field<'static> = Field::OptionalInt64(None);
-const OPTIONAL_INT32: Field<'static> = Field::OptionalInt32(None);
-const TEXT: Field<'static> = Field::Text("");
-const OPTIONAL_TEXT: Field<'static> = Field::OptionalText("");
 
 const EVENTS: &Columns = &[
     ("run", TEXT),
@@ -168,13 +164,6 @@ pub fn tables(
         Ok(())
     };
     write().map_err(|e| Error::io("cannot write the tables")(std::io::Error::other(e)))
-}
-
-/// The columns that identify the process of a row.
-struct ProcessColumns<'a> {
-    run: &'a str,
-    rank: Option<i32>,
-    pid: i32,
 }
 
 /// The column with a stack's id. Marks the stack as used.

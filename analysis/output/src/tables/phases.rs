@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 
 use memtrace_insight::passes::{EventClassification, Phase, PhaseRow};
 
+use super::columns::{INT64, OPTIONAL_INT32, ProcessColumns, TEXT};
 use super::writer::{Columns, Field, Table};
-use super::{INT64, OPTIONAL_INT32, ProcessColumns, TEXT};
 
 pub(super) const PHASES: &Columns = &[
     ("run", TEXT),
