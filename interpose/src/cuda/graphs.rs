@@ -6,6 +6,7 @@
 use std::ffi::c_int;
 
 use super::driver::call_driver;
+use super::reading::memory_info_in_capture_mode;
 use crate::linker::original::OriginalFunction;
 use crate::recording::process::Process;
 
@@ -29,17 +30,9 @@ pub(super) fn node_count(graph: u64) -> u64 {
 /// The free memory of the current device in bytes. `None` if nothing records this process yet, or if the driver does
 /// not answer.
 pub(super) fn free_bytes() -> Option<u64> {
-    static GET_INFO: OriginalFunction = OriginalFunction::new();
     Process::if_started()?;
-    let (mut free, mut total) = (0usize, 0usize);
-    // SAFETY: cuda.h declares `CUresult cuMemGetInfo_v2(size_t *, size_t *)`, and both are writable. It changes nothing,
-    // and it is allowed while a stream is captured.
-    let result = unsafe {
-        call_driver(&GET_INFO, c"cuMemGetInfo_v2", |get: unsafe extern "C" fn(*mut usize, *mut usize) -> c_int| {
-            get(&mut free, &mut total)
-        })
-    };
-    (result == Some(0)).then_some(free as u64)
+    // `cuMemGetInfo` is allowed while a stream is captured.
+    memory_info_in_capture_mode().map(|info| info.free)
 }
 
 /// How many bytes of the device were taken since [`free_bytes`] returned `before`. 0 if that is unknown.

@@ -46,11 +46,20 @@ pub(super) struct MemoryInfo {
 ///
 /// The thread is in the relaxed capture mode meanwhile. So the call cannot invalidate a capture of a CUDA graph.
 pub(super) fn memory_info() -> Option<MemoryInfo> {
-    static INFO: OriginalFunction = OriginalFunction::new();
     /// `CU_STREAM_CAPTURE_MODE_RELAXED` of cuda.h.
     const RELAXED: c_int = 2;
     let mut mode = RELAXED;
     let is_relaxed = exchange_capture_mode(&mut mode);
+    let info = memory_info_in_capture_mode();
+    if is_relaxed {
+        exchange_capture_mode(&mut mode);
+    }
+    info
+}
+
+/// As [`memory_info`], in the capture mode that the thread has.
+pub(super) fn memory_info_in_capture_mode() -> Option<MemoryInfo> {
+    static INFO: OriginalFunction = OriginalFunction::new();
     let (mut free, mut total) = (0usize, 0usize);
     let name: &CStr = c"cuMemGetInfo_v2";
     // SAFETY: cuda.h declares `CUresult cuMemGetInfo_v2(size_t *, size_t *)`. Both are writable.
@@ -59,9 +68,6 @@ pub(super) fn memory_info() -> Option<MemoryInfo> {
             info(&mut free, &mut total)
         })
     };
-    if is_relaxed {
-        exchange_capture_mode(&mut mode);
-    }
     (result == Some(0)).then_some(MemoryInfo { free: free as u64, total: total as u64 })
 }
 
