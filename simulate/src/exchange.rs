@@ -253,6 +253,10 @@ mod tests {
             let ended = Process::of(child.id());
             child.wait().unwrap();
             let text = format!("{} {} {}", ended.pid, ended.started, namespace());
+            // Rank 1 writes its own process when it starts, which may be after rank 0.
+            while !exchange.path(&presence(1)).exists() {
+                thread::sleep(PAUSE);
+            }
             exchange.write(&presence(1), text.as_bytes()).unwrap();
             // A message that came before the end is read.
             exchange.write("1-0.1", b"last").unwrap();
