@@ -19,6 +19,7 @@ use super::registry;
 use crate::linker::deepbind::{self, ScanRules};
 use crate::linker::mapped_object::is_searched_before_us;
 use crate::linker::original::{self, OriginalFunction};
+use crate::recording::errno::RestoreErrno;
 use crate::recording::process::Process;
 use crate::torch::libraries;
 
@@ -89,7 +90,10 @@ extern "C-unwind" fn dlclose(handle: *mut c_void) -> c_int {
         return -1;
     }
     let before = ObjectListMark::now();
-    unloading();
+    {
+        let _errno = RestoreErrno::new();
+        unloading();
+    }
     // SAFETY: `original` is the `dlclose` that comes after ours, with this signature. It gets the program's argument,
     // and the library's destructors may unwind through this frame.
     let result = unsafe {

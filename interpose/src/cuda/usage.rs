@@ -6,10 +6,11 @@
 //! A reading is one `cuMemGetInfo`. When it is taken depends on what the program does, never on time:
 //! - when the program creates a context ([`super::contexts`]), and when it loads code;
 //! - when it has allocated [`GROWTH_BYTES`] or [`GROWTH_SHARE`] beyond the highest reading;
-//! - when an allocation fails for lack of memory, ever more rarely;
+//! - when an allocation fails for lack of memory, ever more rarely, and when PyTorch reports that without a failed call:
+//!   a library that limits memory has refused one;
 //! - when memtrace has scanned for tensor names.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use memtrace_trace::api::Api;
 use memtrace_trace::event::UsageOccasion;
@@ -22,6 +23,7 @@ use crate::recording::guard::Guard;
 use crate::recording::paused::is_paused;
 use crate::recording::process::Process;
 use crate::recording::slot::Slot;
+use crate::torch::tracker;
 
 /// A reading is due when the memory in use may have grown by this many bytes beyond the highest reading, or by this part
 /// of it, whichever is more. So their number grows with the logarithm of the memory.
@@ -45,6 +47,8 @@ struct DeviceReadings {
     /// How often the distance to the next reading was doubled.
     doublings: AtomicU32,
     failures: AtomicU32,
+    /// Whether an allocation has failed since PyTorch last reported that it is out of memory.
+    has_failed: AtomicBool,
 }
 
 impl DeviceReadings {
@@ -79,6 +83,7 @@ static READINGS: Slot<[DeviceReadings; MAX_DEVICES]> = Slot::new();
 /// Forgets the readings, because a recording starts.
 pub(super) fn start() {
     READINGS.set(std::array::from_fn(|_| DeviceReadings::default()));
+    tracker::before_out_of_memory(out_of_memory_in_pytorch);
     contexts::start();
 }
 
@@ -99,9 +104,24 @@ pub(super) fn allocated(guard: &mut Guard, device: i16, bytes: u64, api: Api, mo
 #[cold]
 pub(super) fn out_of_memory(guard: &mut Guard, device: i16, api: Api, module: ModuleId) {
     let Some(readings) = readings(device) else { return };
+    readings.has_failed.store(true, Ordering::Relaxed);
+    count_failure(guard, readings, device, Cause { occasion: UsageOccasion::OutOfMemory, api, module });
+}
+
+fn count_failure(guard: &mut Guard, readings: &DeviceReadings, device: i16, cause: Cause) {
     let failures = readings.failures.fetch_add(1, Ordering::Relaxed);
     if failures < FIRST_FAILURES || failures.is_power_of_two() {
-        read(guard, device, Cause { occasion: UsageOccasion::OutOfMemory, api, module });
+        read(guard, device, cause);
+    }
+}
+
+/// Takes a reading when PyTorch reports that it is out of memory, unless the call that failed has caused one.
+#[cold]
+fn out_of_memory_in_pytorch(guard: &mut Guard, device: i16) {
+    let Some(readings) = readings(device) else { return };
+    if !readings.has_failed.swap(false, Ordering::Relaxed) {
+        let cause = Cause { occasion: UsageOccasion::OutOfMemory, api: Api::NONE, module: ModuleId::NONE };
+        count_failure(guard, readings, device, cause);
     }
 }
 

@@ -18,6 +18,7 @@
 //! except one thread-local read. It blocks only while the ring is full ([`crate::recording::emit`]).
 
 use std::ffi::{CStr, c_void};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use memtrace_stackwalk::Lock;
@@ -398,10 +399,24 @@ unsafe extern "C-unwind" fn on_trace_entry(_functor: *const u64, entry: *const u
     }
     match action {
         Action::Alloc | Action::FreeRequested => guard.write_unpublished(event),
+        Action::Oom => {
+            if let Some(before) = BEFORE_OUT_OF_MEMORY.get() {
+                before(&mut guard, event.device);
+            }
+            guard.emit(event);
+        }
         _ => {
             guard.emit_inlined(event);
         }
     }
+}
+
+/// What is called before an out-of-memory error of a device is recorded.
+static BEFORE_OUT_OF_MEMORY: OnceLock<fn(&mut Guard, i16)> = OnceLock::new();
+
+/// Has `call` called before each out-of-memory error of PyTorch's allocator is recorded, under its lock.
+pub(crate) fn before_out_of_memory(call: fn(&mut Guard, i16)) {
+    let _ = BEFORE_OUT_OF_MEMORY.set(call);
 }
 
 /// Verifies the layout with the first entry. `None` if that fails; then the reporter replaces the tracker.

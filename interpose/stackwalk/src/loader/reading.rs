@@ -41,14 +41,18 @@ impl Reading {
     /// Begins to read. Never waits for a lock.
     pub fn begin() -> Reading {
         let is_unloading = unloads::begin_reading();
-        let mut checked = None;
+        let mut reading = Reading { checked: None, is_counted: true };
         if is_unloading {
-            wait_for_unmapping();
             if CHECKED_READS_PERMITTED.load(Ordering::Relaxed) {
-                checked = CheckedMemory::open().ok();
+                reading.checked = CheckedMemory::open().ok();
             }
+            // An unload waits only for those who may fault.
+            if reading.checked.is_some() {
+                reading.end();
+            }
+            wait_for_unmapping();
         }
-        Reading { checked, is_counted: true }
+        reading
     }
 
     /// Reads only objects that are never unloaded: those that were loaded before the program started. Makes no system
@@ -104,11 +108,18 @@ impl Reading {
     }
 }
 
-impl Drop for Reading {
-    fn drop(&mut self) {
-        if self.is_counted {
+impl Reading {
+    /// Lets `dlclose` go on.
+    fn end(&mut self) {
+        if std::mem::take(&mut self.is_counted) {
             unloads::end_reading();
         }
+    }
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 

@@ -162,6 +162,7 @@ fn reads_while_an_object_is_unloaded_do_not_fault() {
 
 #[test]
 fn objects_may_be_loaded_and_unloaded_meanwhile() {
+    permit_checked_reads();
     let is_done = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         for _ in 0..2 {

@@ -6,11 +6,12 @@
 //!
 //! Before the original runs, [`begin`] waits until no thread reads the loader's structures
 //! ([`Reading`](super::reading::Reading)). A read takes microseconds, takes no lock and calls no foreign code, so the
-//! wait is short. It is bounded, because a signal handler may have left a read by `siglongjmp`, or may have interrupted
-//! one and unload an object itself.
+//! wait is short, unless the reader's thread has lost its processor. It is bounded, because a signal handler may have
+//! left a read by `siglongjmp`, or may have interrupted one and unload an object itself, and because in a forked child
+//! the thread that was reading does not exist.
 //!
-//! Two cases are not detected. One is an object that the C library itself unloads (a character set converter). The
-//! other is generated code that is replaced by other code.
+//! Three cases are not detected: an object that the C library itself unloads (a character set converter), an object
+//! that a `dlopen` which fails had loaded (none of its code has run), and generated code that is replaced by other code.
 
 use std::sync::atomic::{
     AtomicU32,
@@ -25,6 +26,11 @@ static READERS: AtomicU32 = AtomicU32::new(0);
 /// How many times [`begin`] yields the processor while it waits for readers.
 const MAX_YIELDS: u32 = 1000;
 
+/// How many times [`begin`] then sleeps, and how long each time, in nanoseconds: 2 s in total. On a busy machine a
+/// reader may wait that long for a processor.
+const MAX_SLEEPS: u32 = 2000;
+const SLEEP_NANOSECONDS: i64 = 1_000_000;
+
 /// How many times objects were unloaded. `None` while one is being unloaded.
 #[inline]
 pub(crate) fn count() -> Option<u32> {
@@ -37,15 +43,29 @@ pub fn begin() {
     // A reader counts itself and then looks at `UNLOADING`. Both operations are sequentially consistent, so either this
     // function sees the reader or the reader sees that an object is being unloaded.
     UNLOADING.fetch_add(1, SeqCst);
-    for _ in 0..MAX_YIELDS {
-        if READERS.load(SeqCst) == 0 {
+    for wait in 0..MAX_YIELDS + MAX_SLEEPS {
+        let readers = READERS.load(SeqCst);
+        if readers == 0 {
             return;
         }
-        // SAFETY: `sched_yield` takes no arguments and has no preconditions.
-        unsafe { libc::sched_yield() };
+        if wait < MAX_YIELDS {
+            // SAFETY: `sched_yield` takes no arguments and has no preconditions.
+            unsafe { libc::sched_yield() };
+        } else {
+            sleep_while(readers);
+        }
     }
     // These readers never end. They are forgotten, so that the next unload does not wait for them.
     READERS.store(0, SeqCst);
+}
+
+/// Sleeps for [`SLEEP_NANOSECONDS`], or less if the number of readers changes before. Nobody wakes this thread.
+fn sleep_while(readers: u32) {
+    let limit = libc::timespec { tv_sec: 0, tv_nsec: SLEEP_NANOSECONDS };
+    let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
+    // A futex, which every program with threads uses, so that no seccomp filter forbids it.
+    // SAFETY: the futex word is a live atomic, and `limit` is a valid timespec.
+    unsafe { libc::syscall(libc::SYS_futex, READERS.as_ptr(), operation, readers, &raw const limit) };
 }
 
 /// Reports that `dlclose` has returned. `unloaded` says whether the loader has unloaded anything.
