@@ -47,7 +47,8 @@ static LIBRARIES: &[LibraryRule] = &[
     rule("libcuda.so", "CUDA driver"),
 ];
 
-/// The name of the library at this path: by rule, else the file name. `unknown caller` for an empty path.
+/// The name of the library at this path: by rule, else the Python package of an extension module whose own name begins
+/// with an underscore (`_C.abi3.so`), else the file name. `unknown caller` for an empty path.
 pub fn library_name(path: &str) -> &str {
     if path.is_empty() {
         return "unknown caller";
@@ -60,7 +61,17 @@ pub fn library_name(path: &str) -> &str {
                 || path.contains(&format!("{}/", rule.pattern))
                 || file.contains(rule.pattern)
         })
-        .map_or(file, |rule| rule.name)
+        .map(|rule| rule.name)
+        .or_else(|| package(path).filter(|_| file.starts_with('_')))
+        .unwrap_or(file)
+}
+
+/// The installed Python package that a file belongs to.
+fn package(path: &str) -> Option<&str> {
+    let inside = ["/site-packages/", "/dist-packages/"]
+        .iter()
+        .find_map(|folder| path.rsplit_once(folder).map(|(_, inside)| inside))?;
+    inside.split_once('/').map(|(package, _)| package)
 }
 
 #[cfg(test)]
@@ -74,5 +85,14 @@ mod tests {
         assert_eq!(library_name("/x/cupy_backends/cuda/api/runtime.cpython-312-x86_64-linux-gnu.so"), "CuPy");
         assert_eq!(library_name("/x/torch/lib/libtorch_cuda.so"), "PyTorch, outside its caching allocator");
         assert_eq!(library_name("/home/me/a.out"), "a.out");
+    }
+
+    #[test]
+    fn extension_modules_without_a_name_of_their_own_are_their_package() {
+        assert_eq!(library_name("/x/site-packages/kvcached/_C.cpython-311-x86_64-linux-gnu.so"), "kvcached");
+        assert_eq!(library_name("/usr/lib/python3/dist-packages/vmm/ops/_ops.abi3.so"), "vmm");
+        assert_eq!(library_name("/x/site-packages/vllm/cumem_allocator.abi3.so"), "cumem_allocator.abi3.so");
+        assert_eq!(library_name("/x/site-packages/_alone.abi3.so"), "_alone.abi3.so");
+        assert_eq!(library_name("/home/me/build/_C.so"), "_C.so");
     }
 }
