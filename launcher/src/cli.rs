@@ -72,6 +72,13 @@ pub(crate) enum Command {
     ///
     /// The copy is a run folder. Names of public packages, figures, shapes and times stay.
     Redact(Redact),
+    /// Give back all GPU memory of a running process and of those that it started
+    ///
+    /// The driver copies it to the host's memory. The processes go on until they call CUDA, and wait there for memtrace
+    /// resume. They need not be recorded.
+    Suspend(Suspend),
+    /// Bring back the GPU memory of suspended processes
+    Resume(Resume),
     /// Check whether this machine and program can be traced
     ///
     /// Each failed check has a reason and a fix. With COMMAND, memtrace records the command as `memtrace run` does and
@@ -447,6 +454,34 @@ pub(crate) struct Redact {
     /// Write no snapshot
     #[arg(long)]
     pub(crate) no_snapshot: bool,
+}
+
+/// The options of `memtrace suspend`.
+#[derive(Args, Debug)]
+#[command(after_help = "Exit status: 0 for success, 2 for bad usage or if nothing was suspended.\n\
+    Needs NVIDIA driver 570 or newer and as much free memory on the host. See docs/how-to/suspend.md.")]
+pub(crate) struct Suspend {
+    /// The id of a process; all processes that it started count too
+    #[arg(value_name = "PID", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) pid: u32,
+    /// How long to wait for the work on the GPU: in seconds or with a unit (90, 90s, 1m30s)
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = time_limit)]
+    pub(crate) timeout: Duration,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// The options of `memtrace resume`.
+#[derive(Args, Debug)]
+#[command(after_help = "Exit status: 0 for success, 2 for bad usage or if nothing was resumed.")]
+pub(crate) struct Resume {
+    /// The id that memtrace suspend was given
+    #[arg(value_name = "PID", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) pid: u32,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// The rules of the diagnostics, and `any`, as values for clap.

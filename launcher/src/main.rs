@@ -39,6 +39,7 @@ mod signal_probe;
 mod signals;
 mod simulation;
 mod stack;
+mod suspend;
 mod terminal;
 mod unrecordable;
 mod xla;
@@ -65,6 +66,8 @@ fn run() -> u8 {
         cli::Command::Diff(options) => commands::sandboxed(|| commands::diff::diff(&options)),
         cli::Command::Check(options) => commands::sandboxed_check(|| commands::check::check(&options)),
         cli::Command::Redact(options) => commands::sandboxed(|| commands::redact::redact(&options)),
+        cli::Command::Suspend(options) => commands::exit_code(commands::suspend::suspend(&options)),
+        cli::Command::Resume(options) => commands::exit_code(commands::suspend::resume(&options)),
         cli::Command::Doctor(options) => commands::doctor::doctor(&options),
         cli::Command::Mcp(options) => commands::exit_code(commands::mcp::mcp(&options)),
         cli::Command::Kernel(options) => commands::exit_code(commands::kernel::kernel(&options)),

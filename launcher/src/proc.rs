@@ -61,6 +61,13 @@ impl ProcessDir {
         Some(String::from_utf8_lossy(&name).trim_end_matches('\n').to_owned())
     }
 
+    /// The kernel's names of all threads. Empty without permission.
+    pub(crate) fn thread_names(&self) -> Vec<String> {
+        let threads = std::fs::read_dir(self.path.join("task")).into_iter().flatten().flatten();
+        let names = threads.filter_map(|thread| read_limited(&thread.path().join("comm"), 64).ok());
+        names.map(|name| String::from_utf8_lossy(&name).trim_end_matches('\n').to_owned()).collect()
+    }
+
     /// The fields of `/proc/PID/stat`.
     fn stat(&self) -> Option<Stat> {
         parse_stat(&self.read("stat", 4096)?)

@@ -18,6 +18,7 @@ pub(crate) mod report;
 pub(crate) mod run;
 mod selection;
 mod serve;
+pub(crate) mod suspend;
 
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};

@@ -67,6 +67,18 @@ impl Sampler {
     }
 }
 
+/// The bytes that these processes use on all devices, as NVML tells. `None` if it does not know.
+pub(crate) fn used_by(pids: &[u32]) -> Option<u64> {
+    let library = std::env::var_os(LIBRARY).filter(|path| !path.is_empty()).map(PathBuf::from);
+    if library.is_none() && !gpu::has_driver() {
+        return None;
+    }
+    let source = nvml::Nvml::load(library.as_deref())?;
+    let samples = source.devices().into_iter().filter_map(|device| source.sample(device.index));
+    let of_processes = samples.flat_map(|(_, processes)| processes).filter(|process| pids.contains(&process.pid));
+    of_processes.map(|process| process.bytes).sum()
+}
+
 /// Samples at once, then at each interval, and a last time when `stop` has a message.
 fn sample_until(source: &dyn SampleSource, folder: &RunFolder, stop: &Receiver<()>, interval: Duration) {
     let devices = source.devices();

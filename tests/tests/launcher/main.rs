@@ -17,5 +17,6 @@ mod native_objects;
 mod page_data;
 mod serve;
 mod signals;
+mod suspend;
 mod symbols;
 mod transparency;
