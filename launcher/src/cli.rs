@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use clap::builder::{PossibleValue, PossibleValuesParser};
 use clap::{ArgGroup, Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use memtrace_analysis::passes::ReleasePoint;
 use memtrace_analysis::rules::DIAGNOSTICS;
 use memtrace_analysis::{SECTIONS, Tolerance};
 use memtrace_trace::options;
 
 use crate::option_values::{
-    Bounds, Values, bounds, category_limit, gpu_memory, positive, size, step_range, time_limit, time_range, tolerance,
-    values,
+    Bounds, Values, bounds, category_limit, gpu_memory, positive, release_point, size, step_range, time_limit,
+    time_range, tolerance, values,
 };
 use crate::simulation::{Gpu, Nonzero};
 
@@ -172,6 +173,10 @@ pub(crate) struct Report {
     /// Print one section in full
     #[arg(long, value_name = "NAME", value_parser = section_names(), conflicts_with = "json")]
     pub(crate) section: Option<String>,
+    /// Add what stayed on the devices after POINT to the report: range:NAME (the end of ranges of this name), function:NAME
+    /// (the end of its calls) or line:FILE:LINE
+    #[arg(long, value_name = "POINT", value_parser = release_point)]
+    pub(crate) released_after: Option<ReleasePoint>,
     /// Print only the peak while the program had a range of this name open (record_function, NVTX,
     /// gpu_memtrace.annotate); with --json, add it to the summary
     #[arg(long, value_name = "NAME", conflicts_with = "section")]
@@ -378,7 +383,9 @@ pub(crate) struct Diff {
 #[derive(Args, Debug)]
 #[command(
     group = ArgGroup::new("limits").required(true).multiple(true)
-        .args(["max_peak", "max_reserved", "max_leak", "max_category", "no_oom", "no_issue", "baseline"]),
+        .args([
+            "max_peak", "max_reserved", "max_leak", "max_category", "released_after", "no_oom", "no_issue", "baseline",
+        ]),
     after_help = "Exit status: 0 if the run passes, 1 if it exceeds a limit or the recording is not sufficient to decide, 2 for bad \
     usage or unreadable input.\n\
     Sizes have binary units (20GiB, 512MiB), decimal units (20GB) or are numbers of bytes. Each limit applies to each device of each process."
@@ -400,6 +407,13 @@ pub(crate) struct Check {
     /// or one of --categories; may be repeated
     #[arg(long, value_name = "NAME=SIZE", value_parser = category_limit)]
     pub(crate) max_category: Vec<(String, u64)>,
+    /// Fail if the process still has more than --max on the device after POINT, CUDA context excluded: range:NAME (the end
+    /// of ranges of this name), function:NAME (the end of its calls) or line:FILE:LINE; the highest of all times counts
+    #[arg(long, value_name = "POINT", value_parser = release_point, requires = "max")]
+    pub(crate) released_after: Option<ReleasePoint>,
+    /// The bytes that may stay after --released-after
+    #[arg(long, value_name = "SIZE", value_parser = size, requires = "released_after")]
+    pub(crate) max: Option<u64>,
     /// Fail if an out-of-memory error occurred, even if the program caught it
     #[arg(long)]
     pub(crate) no_oom: bool,

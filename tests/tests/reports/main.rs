@@ -11,6 +11,7 @@ mod golden_summaries;
 mod lines;
 mod pools;
 mod redact;
+mod released;
 #[path = "../../../analysis/tests/showcase/mod.rs"]
 mod showcase;
 mod suggestions;
