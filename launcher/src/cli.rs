@@ -1,6 +1,7 @@
 //! The command line of the launcher, declared with clap.
 
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -95,7 +96,7 @@ pub(crate) enum Command {
 }
 
 /// The options of a run that the tries of a dry run do not have.
-const NOT_FOR_TRIES: [&str; 10] = [
+const NOT_FOR_TRIES: [&str; 11] = [
     "stacks",
     "cpu",
     "no_names",
@@ -103,6 +104,7 @@ const NOT_FOR_TRIES: [&str; 10] = [
     "holders",
     "pools",
     "xla_dump",
+    "metrics",
     "categories",
     "verbose",
     "reports_in_background",
@@ -683,6 +685,10 @@ pub(crate) struct Run {
     /// Let XLA write the buffer assignment of each program that it compiles into the run folder; this sets XLA_FLAGS
     #[arg(long)]
     pub(crate) xla_dump: bool,
+    /// Serve figures of the running processes for Prometheus at http://ADDR/metrics, such as 127.0.0.1:9400; port 0 takes a
+    /// free port (docs/how-to/metrics.md)
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) metrics: Option<SocketAddr>,
     /// Divide the memory of the report and the snapshot into your own categories, by the rules of this JSON file
     /// (docs/how-to/custom-categories.md)
     #[arg(long, value_name = "FILE")]

@@ -1,5 +1,5 @@
 //! Describes what grows in a program without steps: by the program's ranges, by the iterations of its loops, or by the
-//! allocations at the line that grows.
+//! blocks.
 
 use std::collections::BTreeMap;
 
@@ -81,10 +81,19 @@ fn bytes(growths: &[WindowGrowth]) -> u64 {
     growths.iter().map(|growth| growth.bytes).sum()
 }
 
-/// The turns of the largest growth: a range, else the outermost loop in the program's own code, else its allocations.
+/// The number of blocks that were kept; of growing blocks, how often one became larger.
+fn kept_blocks(growths: &[WindowGrowth]) -> u64 {
+    let count = |growth: &WindowGrowth| match growth.kind {
+        GrowthKind::Blocks => growth.blocks,
+        GrowthKind::Sizes => growth.rises as u64,
+    };
+    growths.iter().map(count).sum::<u64>().max(1)
+}
+
+/// The turns of the largest growth: a range, else the outermost loop in the program's own code, else its blocks.
 fn unit(growths: &[WindowGrowth], locations: &Locations<'_>) -> Unit {
     let Some(largest) = growths.iter().max_by_key(|growth| (growth.bytes, std::cmp::Reverse(growth.stack))) else {
-        return Unit { turn: LoopTurn::Allocation, name: None, count: 1, at: None };
+        return Unit { turn: LoopTurn::Block, name: None, count: 1, at: None };
     };
     match &largest.turns {
         Turns::Ranges(name, count) => {
@@ -97,7 +106,7 @@ fn unit(growths: &[WindowGrowth], locations: &Locations<'_>) -> Unit {
             });
             match own {
                 Some((at, count)) => Unit { turn: LoopTurn::Iteration, name: None, count, at: Some(at) },
-                None => Unit { turn: LoopTurn::Allocation, name: None, count: largest.allocations.max(1), at: None },
+                None => Unit { turn: LoopTurn::Block, name: None, count: kept_blocks(growths), at: None },
             }
         }
     }
@@ -110,11 +119,12 @@ fn describe(growths: &[WindowGrowth], unit: &Unit) -> Described {
     let (rises, windows) = growths.iter().map(|growth| (growth.rises, growth.windows)).max().unwrap_or_default();
     let grew = format!("in {rises} of {windows} windows of equally many allocations");
     let is_list = growths.iter().any(|growth| growth.kind == GrowthKind::Blocks);
+    let outlived = if unit.turn == LoopTurn::Block { "call" } else { turn };
     let (evidence, fix) = if is_list {
         (
             format!("{} blocks stay allocated; the least that was allocated grew {grew}", count_text(blocks)),
             format!(
-                "an object that outlives the {turn} (a list, a dict, an attribute) holds each block: store a number, a CPU copy, or \
+                "an object that outlives the {outlived} (a list, a dict, an attribute) holds each block: store a number, a CPU copy, or \
                  fewer tensors; give a cache a bound"
             ),
         )

@@ -18,3 +18,4 @@ mod suggestions;
 mod timeline;
 #[path = "../../../analysis/tests/training/mod.rs"]
 mod training;
+mod without_steps;

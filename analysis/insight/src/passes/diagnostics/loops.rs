@@ -9,7 +9,7 @@ use std::sync::Arc;
 use memtrace_trace::file::Definitions;
 use memtrace_trace::ids::{StackId, ThreadId};
 
-/// The maximum number of loops. Further ones are not counted.
+/// The maximum number of functions. Further ones are not counted.
 const MAX_LOOPS: usize = 4096;
 
 /// A function that one call stack calls: the stack of the caller, and the number of the function.
@@ -62,6 +62,8 @@ pub(super) struct LoopCounter {
     table: Arc<LoopTable>,
     /// By thread: the stack of its latest allocation.
     latest: Vec<(ThreadId, StackId)>,
+    /// By thread and function: the line of its latest allocation.
+    lines: HashMap<(ThreadId, LoopKey), u32>,
     counts: HashMap<LoopKey, u64>,
 }
 
@@ -75,28 +77,36 @@ impl LoopCounter {
         if stack.is_none() {
             return;
         }
-        let Some(index) = self.latest.iter().position(|(one, _)| *one == thread) else {
-            self.latest.push((thread, stack));
-            return;
+        let mut before = match self.latest.iter_mut().find(|(one, _)| *one == thread) {
+            Some((_, latest)) => std::mem::replace(latest, stack),
+            None => {
+                self.latest.push((thread, stack));
+                StackId::NONE
+            }
         };
-        let (mut before, mut now) = (std::mem::replace(&mut self.latest[index].1, stack), stack);
-        // Where the two stacks part, in the same function of the same caller.
-        let (mut last, mut next) = (StackId::NONE, StackId::NONE);
+        // What both stacks have in common has not changed its line.
+        let mut now = stack;
         while before != now {
             if before > now {
-                (last, before) = (before, self.table.caller(before));
+                before = self.table.caller(before);
             } else {
-                (next, now) = (now, self.table.caller(now));
+                self.moved(thread, now);
+                now = self.table.caller(now);
             }
         }
-        let function = self.table.function(next);
-        if last.is_none() || function == 0 || self.table.function(last) != function {
+    }
+
+    /// The function at the end of this stack has allocated, itself or by a call.
+    fn moved(&mut self, thread: ThreadId, stack: StackId) {
+        let (function, line) = (self.table.function(stack), self.table.line(stack));
+        if function == 0 {
             return;
         }
-        let key = (now, function);
-        if self.table.line(next) < self.table.line(last)
-            && (self.counts.len() < MAX_LOOPS || self.counts.contains_key(&key))
-        {
+        let key = (self.table.caller(stack), function);
+        if self.lines.len() >= MAX_LOOPS && !self.lines.contains_key(&(thread, key)) {
+            return;
+        }
+        if self.lines.insert((thread, key), line).is_some_and(|latest| line < latest) {
             *self.counts.entry(key).or_default() += 1;
         }
     }
@@ -159,6 +169,6 @@ mod tests {
         }
         let around = loops.around(StackId(4));
         let counts: Vec<_> = around.iter().map(|(at, key)| (at.0, loops.counts().get(key).copied())).collect();
-        assert_eq!(counts, [(2, Some(2)), (4, Some(3))], "the loop of main, and that in handle");
+        assert_eq!(counts, [(2, Some(2)), (4, Some(5))], "the loop of main, and the calls of handle");
     }
 }

@@ -19,8 +19,8 @@ pub enum LoopTurn {
     Range,
     /// An iteration of a loop, or a call of its function, in a program without steps.
     Iteration,
-    /// An allocation at the line that grows, in a program without steps.
-    Allocation,
+    /// A block of the line that grows, in a program without steps.
+    Block,
 }
 
 impl LoopTurn {
@@ -32,7 +32,7 @@ impl LoopTurn {
             LoopTurn::Request => "request",
             LoopTurn::Range => "range",
             LoopTurn::Iteration => "iteration",
-            LoopTurn::Allocation => "allocation",
+            LoopTurn::Block => "block",
         }
     }
 }

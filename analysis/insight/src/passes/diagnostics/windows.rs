@@ -43,7 +43,6 @@ struct Source {
     low_blocks: u32,
     blocks: u32,
     last_seq: u64,
-    allocations: u64,
     context: ContextId,
     ranges: RangeSetId,
 }
@@ -54,8 +53,6 @@ struct Low {
     stack: u32,
     bytes: u64,
     blocks: u32,
-    /// The number of its allocations up to the end of the window.
-    allocations: u64,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -96,8 +93,6 @@ pub struct WindowGrowth {
     pub rises: usize,
     /// The number of windows since the growth began.
     pub windows: usize,
-    /// The number of allocations of the source meanwhile.
-    pub allocations: u64,
     /// What the growth took in clock ticks.
     pub ticks: u64,
     /// `seq` of the latest allocation.
@@ -159,7 +154,6 @@ impl WindowSampler {
             let source = &mut self.sources[index];
             source.bytes += block.size;
             source.blocks += 1;
-            source.allocations += 1;
             (source.last_seq, source.context) = (block.seq, block.context);
             source.ranges = self.ranges.of(thread);
         }
@@ -194,8 +188,8 @@ impl WindowSampler {
         let mut low = Vec::new();
         for (stack, source) in self.sources.iter_mut().enumerate() {
             if source.low > 0 {
-                let Source { low: bytes, low_blocks: blocks, allocations, .. } = *source;
-                low.push(Low { stack: stack as u32, bytes, blocks, allocations });
+                let Source { low: bytes, low_blocks: blocks, .. } = *source;
+                low.push(Low { stack: stack as u32, bytes, blocks });
             }
             (source.low, source.low_blocks) = (source.bytes, source.blocks);
         }
@@ -242,9 +236,9 @@ impl WindowSampler {
 
     fn growth(&self, stack: StackId, series: &[(usize, Low)]) -> Option<WindowGrowth> {
         let count = self.windows.len();
-        let (mut bytes, mut blocks, mut allocations) = (vec![0u64; count], vec![0u64; count], vec![0u64; count]);
+        let (mut bytes, mut blocks) = (vec![0u64; count], vec![0u64; count]);
         for &(at, low) in series {
-            (bytes[at], blocks[at], allocations[at]) = (low.bytes, low.blocks.into(), low.allocations);
+            (bytes[at], blocks[at]) = (low.bytes, low.blocks.into());
         }
         // The end of the growth: the highest window; of equal ones, the last. The start: the lowest window before.
         let top = bytes.iter().enumerate().max_by_key(|(at, b)| (**b, *at))?.0;
@@ -287,7 +281,6 @@ impl WindowSampler {
             blocks: if kind == GrowthKind::Blocks { more } else { blocks[last] },
             rises: rises.len(),
             windows,
-            allocations: allocations[last].saturating_sub(allocations[first - 1]),
             ticks: self.windows[last].ticks.saturating_sub(self.windows[first - 1].ticks),
             last_seq: source.last_seq,
             turns: self.turns(stack, source.ranges, (first - 1, last)),
@@ -373,7 +366,7 @@ mod tests {
         for requests in [60, 200, 5000] {
             let [leak] = &grown(requests, |request| request + 1)[..] else { panic!("{requests} requests") };
             assert_eq!((leak.stack, leak.kind), (StackId(9), GrowthKind::Blocks));
-            assert_eq!((leak.bytes, leak.allocations), (leak.blocks * MIB, leak.blocks));
+            assert_eq!(leak.bytes, leak.blocks * MIB);
             assert!(leak.blocks * 10 > u64::from(requests) * 8, "{leak:?}");
         }
         let [leak] = &grown(1000, |request| request / 10)[..] else { panic!("each tenth request") };
