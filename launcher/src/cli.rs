@@ -1,18 +1,20 @@
 //! The command line of the launcher, declared with clap.
 
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::{PossibleValue, PossibleValuesParser};
 use clap::{ArgGroup, Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use memtrace_analysis::passes::ReleasePoint;
 use memtrace_analysis::rules::DIAGNOSTICS;
 use memtrace_analysis::{SECTIONS, Tolerance};
 use memtrace_trace::options;
 
 use crate::option_values::{
-    Bounds, Values, bounds, category_limit, gpu_memory, positive, size, step_range, time_limit, time_range, tolerance,
-    values,
+    Bounds, Values, bounds, category_limit, gpu_memory, positive, release_point, size, step_range, time_limit,
+    time_range, tolerance, values,
 };
 use crate::simulation::{Gpu, Nonzero};
 
@@ -101,7 +103,7 @@ pub(crate) enum Command {
 }
 
 /// The options of a run that the tries of a dry run do not have.
-const NOT_FOR_TRIES: [&str; 10] = [
+const NOT_FOR_TRIES: [&str; 11] = [
     "stacks",
     "cpu",
     "no_names",
@@ -109,6 +111,7 @@ const NOT_FOR_TRIES: [&str; 10] = [
     "holders",
     "pools",
     "xla_dump",
+    "metrics",
     "categories",
     "verbose",
     "reports_in_background",
@@ -179,6 +182,10 @@ pub(crate) struct Report {
     /// Print one section in full
     #[arg(long, value_name = "NAME", value_parser = section_names(), conflicts_with = "json")]
     pub(crate) section: Option<String>,
+    /// Add what stayed on the devices after POINT to the report: range:NAME (the end of ranges of this name), function:NAME
+    /// (the end of its calls) or line:FILE:LINE
+    #[arg(long, value_name = "POINT", value_parser = release_point)]
+    pub(crate) released_after: Option<ReleasePoint>,
     /// Print only the peak while the program had a range of this name open (record_function, NVTX,
     /// gpu_memtrace.annotate); with --json, add it to the summary
     #[arg(long, value_name = "NAME", conflicts_with = "section")]
@@ -385,7 +392,9 @@ pub(crate) struct Diff {
 #[derive(Args, Debug)]
 #[command(
     group = ArgGroup::new("limits").required(true).multiple(true)
-        .args(["max_peak", "max_reserved", "max_leak", "max_category", "no_oom", "no_issue", "baseline"]),
+        .args([
+            "max_peak", "max_reserved", "max_leak", "max_category", "released_after", "no_oom", "no_issue", "baseline",
+        ]),
     after_help = "Exit status: 0 if the run passes, 1 if it exceeds a limit or the recording is not sufficient to decide, 2 for bad \
     usage or unreadable input.\n\
     Sizes have binary units (20GiB, 512MiB), decimal units (20GB) or are numbers of bytes. Each limit applies to each device of each process."
@@ -407,6 +416,13 @@ pub(crate) struct Check {
     /// or one of --categories; may be repeated
     #[arg(long, value_name = "NAME=SIZE", value_parser = category_limit)]
     pub(crate) max_category: Vec<(String, u64)>,
+    /// Fail if the process still has more than --max on the device after POINT, CUDA context excluded: range:NAME (the end
+    /// of ranges of this name), function:NAME (the end of its calls) or line:FILE:LINE; the highest of all times counts
+    #[arg(long, value_name = "POINT", value_parser = release_point, requires = "max")]
+    pub(crate) released_after: Option<ReleasePoint>,
+    /// The bytes that may stay after --released-after
+    #[arg(long, value_name = "SIZE", value_parser = size, requires = "released_after")]
+    pub(crate) max: Option<u64>,
     /// Fail if an out-of-memory error occurred, even if the program caught it
     #[arg(long)]
     pub(crate) no_oom: bool,
@@ -704,6 +720,10 @@ pub(crate) struct Run {
     /// Let XLA write the buffer assignment of each program that it compiles into the run folder; this sets XLA_FLAGS
     #[arg(long)]
     pub(crate) xla_dump: bool,
+    /// Serve figures of the running processes for Prometheus at http://ADDR/metrics, such as 127.0.0.1:9400; port 0 takes a
+    /// free port (docs/how-to/metrics.md)
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) metrics: Option<SocketAddr>,
     /// Divide the memory of the report and the snapshot into your own categories, by the rules of this JSON file
     /// (docs/how-to/custom-categories.md)
     #[arg(long, value_name = "FILE")]

@@ -27,6 +27,7 @@ mod manifest;
 #[cfg(feature = "mcp")]
 mod mcp;
 mod message;
+mod metrics;
 mod option_values;
 mod preflight;
 mod proc;

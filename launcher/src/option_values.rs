@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use memtrace_analysis::Tolerance;
+use memtrace_analysis::passes::ReleasePoint;
 
 /// The maximum size in bytes (exclusive). Sums and differences of two sizes fit in 64 bits with a sign.
 const MAX_SIZE: u64 = 1 << 62;
@@ -100,6 +101,12 @@ pub(crate) fn category_limit(text: &str) -> Result<(String, u64), String> {
         return Err("expected a name before the =".to_owned());
     }
     Ok((name.trim().to_owned(), size(limit)?))
+}
+
+/// Parses a point at which a program releases memory.
+pub(crate) fn release_point(text: &str) -> Result<ReleasePoint, String> {
+    ReleasePoint::parse(text)
+        .ok_or_else(|| "expected range:NAME, function:NAME or line:FILE:LINE, such as range:sleep".to_owned())
 }
 
 /// Parses a time: a number of seconds, or numbers with units such as `250ms` and `1m30s`. The result is exact.

@@ -240,7 +240,7 @@ impl Replay {
 impl Allocator {
     /// Takes one event of PyTorch's tracker.
     #[inline]
-    fn apply_torch(&mut self, e: &Event) -> Change {
+    pub fn apply_torch(&mut self, e: &Event) -> Change {
         match e.action {
             Action::Alloc if e.flags.contains(Flags::PREEXISTING) => Change::Alloc(self.add_existing(e)),
             Action::Alloc => Change::Alloc(self.alloc(e)),

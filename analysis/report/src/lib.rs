@@ -32,6 +32,7 @@ mod parts;
 mod pools;
 mod rank_table_text;
 mod redacted_run;
+mod released;
 mod sections;
 mod statistics;
 mod step_table;

@@ -95,6 +95,12 @@ pub static SECTIONS: &[Section] = &[
         add: TextReport::holders_section,
     },
     Section {
+        name: "released",
+        title: "Memory after a release",
+        description: "what stayed after empty_cache, after ranges such as sleep or offload, and after --released-after",
+        add: TextReport::released_section,
+    },
+    Section {
         name: "ranks",
         title: "Ranks",
         description: "all ranks of the launch, how they differ, stray contexts and shared memory",
@@ -285,7 +291,7 @@ impl TextReport {
     }
 
     /// Adds the live blocks that keep segments from being returned.
-    fn blocked_by(&mut self, reserved: Option<&ReservedSummary>, count: usize) {
+    pub(crate) fn blocked_by(&mut self, reserved: Option<&ReservedSummary>, count: usize) {
         let Some(reserved) = reserved.filter(|reserved| !reserved.blocked_by.is_empty()) else { return };
         self.list("Segments blocked by");
         for blocking in reserved.blocked_by.iter().take(count) {

@@ -11,13 +11,14 @@ use memtrace_trace::ids::{ContextId, FrameId, StackId};
 
 use crate::build_launch::{ProcessUses, launch_summary};
 use crate::cuda_graphs::{OutputNames, cuda_graphs};
-use crate::device_memory::{DeviceInputs, DeviceMemorySummary, device_memory};
+use crate::device_memory::{DeviceInputs, DeviceMemorySummary, device_breakdown, device_memory};
 use crate::diagnosis::IssueBuilder;
 use crate::explain::{explain, state_needed};
 use crate::holders::Holders;
 use crate::locations::{Locations, frame_summary};
 use crate::pool_query::add_pools;
 use crate::progress::Progress;
+use crate::released::{release_points, released_parts};
 use crate::step_estimate::{StepEstimate, step_estimate};
 use crate::suggestions::{SuggestionQuery, suggestions};
 use crate::summary::{
@@ -25,8 +26,8 @@ use crate::summary::{
     EVENTS_OF_UNRECORDED_PROCESSES, GrowingKvCache, IssueSummary, KeptAllocation, KeptCategory, LabelSummary,
     LargerInputs, Levels, MemoryState, ModuleGroupSummary, ModuleSummary, NativeObjectSummary, NotRecordedSummary,
     NoticeSummary, OomForecastSummary, OomSummary, OwnerBytes, OwnerSummary, PhaseAmount, PhaseRuleSummary,
-    PhaseSummary, ProcessSummary, RangeSummary, RepeatedModulesSummary, RunSummary, SUMMARY_VERSION, StepPhase,
-    StepSummary, SuggestionSummary, Summary, UnmappedSegmentsSummary,
+    PhaseSummary, ProcessSummary, RangeSummary, ReleasedSummary, RepeatedModulesSummary, RunSummary, SUMMARY_VERSION,
+    StepPhase, StepSummary, SuggestionSummary, Summary, UnmappedSegmentsSummary,
 };
 use crate::tensors::{name_pattern, requested_for};
 use crate::totals::totals;
@@ -44,8 +45,8 @@ use memtrace_input::{CompileContextId, EventSource};
 use memtrace_insight::passes::{
     Amount, Analysis, AnalysisOptions, BlockAllocation, BlockClassification, BlockLifetimes, BlockObserver, Category,
     Composition, CustomCategorizer, DeviceAnalysis, DeviceUses, LabelRow, LifetimeCollector, MissingModules,
-    ModuleTree, Oom, OomReport, Origin, Phase, PhaseRow, ProgramPosition, RestOfStep, RunPart, StackTable, StepRows,
-    private_pool_text, sort_issues,
+    ModuleTree, Oom, OomReport, Origin, Phase, PhaseRow, ProgramPosition, ReleasePoint, RestOfStep, RunPart,
+    StackTable, StepRows, private_pool_text, sort_issues,
 };
 use memtrace_insight::rules::{CustomCategory, CustomRules, library_name};
 use memtrace_replay::{MemoryLocation, Names, Owner, Replay, Usage, reference_cycles};
@@ -69,6 +70,8 @@ pub struct SummaryOptions<'a> {
     pub custom_rules: Option<&'a CustomRules>,
     /// Also summarizes the ranges of this name.
     pub range: Option<&'a str>,
+    /// Also summarizes what stayed after this point.
+    pub released_after: Option<&'a ReleasePoint>,
     /// Whether the caller knows that the recording goes on, and that all events up to now are in it. That it has no end
     /// is then no problem.
     pub is_recording: bool,
@@ -98,12 +101,18 @@ pub fn summarize_with(
         let mut on_progress = |done| progress(Progress { what: &what, done, total });
         let names = Names::of(process.recording());
         let custom_rules = options.custom_rules;
+        let points = release_points(options.released_after.map_or(&[], std::slice::from_ref), process.definitions());
         let mut observers = Observers::default();
         let analysis = Analysis::with_options(
             process.recording(),
             process.trace_index(),
             &names,
-            &AnalysisOptions { custom_rules, range: options.range, ..AnalysisOptions::default() },
+            &AnalysisOptions {
+                custom_rules,
+                range: options.range,
+                released_after: &points,
+                ..AnalysisOptions::default()
+            },
             &mut observers,
             &mut on_progress,
         );
@@ -115,7 +124,8 @@ pub fn summarize_with(
         let found = OomReport::of(process.recording(), process.trace_index(), oom_queries, &mut on_progress);
         let what = "replaying changes";
         let mut on_progress = |done, total| progress(Progress { what, done, total });
-        let results = Results { analysis: &analysis, lifetimes: &lifetimes, ooms: &found, machine: &machine };
+        let results =
+            Results { analysis: &analysis, lifetimes: &lifetimes, ooms: &found, points: &points, machine: &machine };
         let mut summary = process_summary(process, &results, &names, custom_rules, &mut on_progress);
         let figures = read_pool_figures(run.path(), process.pid()).unwrap_or_else(|problem| {
             pool_problems.push(problem);
@@ -345,6 +355,7 @@ struct Results<'a> {
     analysis: &'a Analysis,
     lifetimes: &'a [BlockLifetimes],
     ooms: &'a [OomReport],
+    points: &'a [ReleasePoint],
     machine: &'a Machine<'a>,
 }
 
@@ -355,7 +366,7 @@ fn process_summary(
     custom_rules: Option<&CustomRules>,
     progress: &mut dyn FnMut(u64, u64),
 ) -> ProcessSummary {
-    let Results { analysis, lifetimes, ooms, machine } = *results;
+    let Results { analysis, lifetimes, ooms, points, machine } = *results;
     let info = process.info();
     let table = StackTable::new(process.definitions());
     let oom_of = |device: &DeviceAnalysis| Some((device.device, oom_to_explain(device, process)?.seq));
@@ -369,7 +380,8 @@ fn process_summary(
         table,
         names,
         custom: custom_rules.map(|rules| CustomCategorizer::new(rules, process.definitions(), names)),
-        holders: Holders::of(process, &explained_ooms),
+        holders: Holders::of(process, &explained_ooms, &released_at(analysis)),
+        points,
         machine,
         outputs: OutputNames::of(&analysis.cuda_graphs, names, process.recording()),
     };
@@ -405,6 +417,15 @@ fn process_summary(
         losses: losses(process, analysis),
         notices: notices(process),
     }
+}
+
+/// By device: after which events the program had released memory.
+fn released_at(analysis: &Analysis) -> BTreeSet<(i16, u64)> {
+    let reached = |device: &DeviceAnalysis| {
+        let ordinal = device.device;
+        device.released.iter().filter(|one| one.times > 0).map(move |one| (ordinal, one.kept.seq)).collect::<Vec<_>>()
+    };
+    analysis.devices.iter().flat_map(reached).collect()
 }
 
 /// The notices by topic. Threads write them to their own rings, so the order in the file depends on when each ring was
@@ -477,6 +498,7 @@ struct Context<'a> {
     custom: Option<CustomCategorizer<'a>>,
     holders: Holders,
     outputs: OutputNames,
+    points: &'a [ReleasePoint],
     cache_growth: &'a BTreeMap<StackId, u64>,
     machine: &'a Machine<'a>,
 }
@@ -585,6 +607,7 @@ impl Context<'_> {
                 end_bytes: range.end,
                 peak: self.peak(analysis, &range.peak),
             }),
+            released: self.released(process_analysis, analysis),
             oom_count: analysis.ooms.count(),
             ooms: analysis.ooms.all().map(|oom| self.oom((process_analysis, analysis), oom, found)).collect(),
             explained_oom: explained.and_then(|oom| analysis.ooms.all().position(|one| one.seq == oom.seq)),
@@ -621,6 +644,29 @@ impl Context<'_> {
                 .collect(),
             custom_category_rules: self.custom_category_rules(analysis),
         }
+    }
+
+    /// What stayed after each point that the program came to.
+    fn released(&self, process_analysis: &Analysis, analysis: &DeviceAnalysis) -> Vec<ReleasedSummary> {
+        let reached = self.points.iter().zip(&analysis.released).filter(|(_, released)| released.times > 0);
+        // The CPU and devices that the process does not use have nothing to release.
+        let reached = reached.filter(|_| analysis.source != EventSource::TorchCpu && analysis.peaks.reserved > 0);
+        reached
+            .map(|(point, released)| ReleasedSummary {
+                after: point.text(),
+                times: released.times,
+                start_bytes: released.start,
+                stayed_bytes: released.stayed,
+                parts: released_parts(released, analysis, self.definitions),
+                state: self.memory_state(&released.kept, false),
+                reserved: reserved_summary(&released.reserved, &self.locations, self.names),
+                held_by: self.holders.after(analysis.device, released.kept.seq),
+                device_memory: released.device.as_ref().and_then(|state| {
+                    let memory = process_analysis.device_memory.get(&analysis.device)?;
+                    Some(device_breakdown(state, memory, &self.device_inputs(analysis.device)?))
+                }),
+            })
+            .collect()
     }
 
     fn suggestions(
@@ -1057,9 +1103,13 @@ impl Context<'_> {
     /// The whole memory of a device. `None` without readings.
     fn device_memory(&self, analysis: &Analysis, device: i16) -> Option<DeviceMemorySummary> {
         let memory = analysis.device_memory.get(&device)?;
+        Some(device_memory(memory, &self.device_inputs(device)?))
+    }
+
+    fn device_inputs(&self, device: i16) -> Option<DeviceInputs<'_>> {
         let definition = self.definitions.devices.get(&u32::try_from(device).ok()?);
         let pci = definition.map_or("", |definition| &*definition.pci);
-        let inputs = DeviceInputs {
+        Some(DeviceInputs {
             pid: self.process.pid(),
             definitions: self.definitions,
             calibration: self.calibration,
@@ -1068,8 +1118,7 @@ impl Context<'_> {
             pci,
             recorded_ns: times(self.process).unwrap_or_default(),
             is_only_process: self.machine.exclusive_devices.contains(pci),
-        };
-        Some(device_memory(memory, &inputs))
+        })
     }
 
     /// The owners of memory outside the caching allocator, most bytes first.

@@ -14,10 +14,10 @@ use crate::device_names::{device_name, process_name};
 use crate::diff::{DevicePair, DiffReport};
 use crate::launch::LaunchIssueSummary;
 use crate::locations::is_library;
-use crate::summary::{DeviceSummary, ProcessSummary, StackSummary, Summary, schema_text};
+use crate::summary::{DeviceSummary, ProcessSummary, ReleasedSummary, StackSummary, Summary, schema_text};
 use crate::units::{count_text, signed_size_text, size_text};
 use memtrace_input::printable;
-use memtrace_insight::passes::{Category, Phase};
+use memtrace_insight::passes::{Category, Phase, ReleasePoint};
 use memtrace_insight::rules::{DIAGNOSTICS, RuleId};
 
 /// The version of the structure: major.minor.
@@ -67,6 +67,9 @@ pub struct CheckOptions {
     pub max_leak: Option<u64>,
     /// The maximum bytes at the peak, by category: a category's name in JSON, or the name of a custom category.
     pub max_categories: Vec<(String, u64)>,
+    /// A point at which the program releases memory, and the maximum bytes that this process may still have on the
+    /// device.
+    pub released_after: Option<(ReleasePoint, u64)>,
     /// Whether out-of-memory errors fail the check, caught or not.
     pub no_oom: bool,
     /// The diagnostic rules whose issues fail the check.
@@ -101,8 +104,8 @@ pub struct CheckReport {
 /// The result of one limit for one device.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
 pub struct CheckResult {
-    /// The name of the limit: `max-peak`, `max-reserved`, `max-leak`, `max-category`, `no-oom`, `no-issue`,
-    /// `baseline-peak` or `baseline-reserved`. `recording` stands for a gap of the recording.
+    /// The name of the limit: `max-peak`, `max-reserved`, `max-leak`, `max-category`, `released-after`, `no-oom`,
+    /// `no-issue`, `baseline-peak` or `baseline-reserved`. `recording` stands for a gap of the recording.
     pub limit: String,
     /// Whether the limit passed.
     pub passed: bool,
@@ -121,10 +124,10 @@ pub struct CheckResult {
     /// The device ordinal; -1 is the CPU. Absent if the result is not about one device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<i16>,
-    /// The step of the peak, counted from 0. Absent before the first step.
+    /// The step of the peak, or of the point after which memory stayed, counted from 0. Absent before the first step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step: Option<u32>,
-    /// The phase of the peak. Absent if the result is not about one device.
+    /// The phase of the peak or of that point. Absent if the result is not about one device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub phase: Option<Phase>,
     /// The path of the source file of the program's line that is responsible. Absent if no line is known.
@@ -223,6 +226,12 @@ pub fn check(
     for one in &all {
         limits(one, launch_issues, options, &mut results);
     }
+    if let Some((point, _)) = &options.released_after
+        && !results.iter().any(|result| result.limit == RELEASED_AFTER)
+    {
+        let text = format!("no device of the run came to {}", point.text());
+        results.push(CheckResult { limit: RELEASED_AFTER.into(), text, ..CheckResult::default() });
+    }
     let is_rule = |name: &str| name == ANY || DIAGNOSTICS.iter().any(|rule| rule.id.as_str() == name);
     if options.no_issues.iter().any(|name| !is_rule(name)) {
         results.push(CheckResult { limit: "no-issue".into(), text: "unknown rule".into(), ..CheckResult::default() });
@@ -248,6 +257,9 @@ pub fn check(
         notes,
     }
 }
+
+/// The name of the limit of what stays after memory was released.
+const RELEASED_AFTER: &str = "released-after";
 
 /// The name that stands for every rule.
 pub(crate) const ANY: &str = "any";
@@ -393,6 +405,12 @@ fn limits(
         );
         results.push(one.result("max-category", Some(value), Some(*allowed), text));
     }
+    if let Some((point, allowed)) = &options.released_after {
+        let point = point.text();
+        results.extend(
+            one.device.released.iter().find(|one| one.after == point).map(|found| stayed(one, found, *allowed)),
+        );
+    }
     if options.no_oom {
         let count = one.device.oom_count;
         let text = match one.device.ooms.first() {
@@ -437,6 +455,33 @@ fn limits(
             });
         }
     }
+}
+
+/// Checks what stayed after the program had released memory.
+fn stayed(one: &CheckedDevice<'_>, found: &ReleasedSummary, allowed: u64) -> CheckResult {
+    let mut facts = vec![one.name()];
+    if found.times > 1 {
+        facts.push(format!("most of {} times", count_text(found.times)));
+    }
+    facts.extend(found.parts.iter().map(|part| format!("{} {}", size_text(part.bytes), part.name)));
+    let largest = found.state.largest_allocations.first();
+    if let Some(largest) = largest {
+        let name = largest.tensor_name_pattern.as_ref().or(largest.tensor_name.as_ref());
+        let name = name.map_or_else(String::new, |name| format!("{name} "));
+        facts.push(format!("largest: {} {name}{}", size_text(largest.bytes), largest.stack.location));
+    }
+    facts.extend(found.held_by.first().map(|holder| format!("held by {}", holder.path)));
+    let text = format!(
+        "{} stayed after {} {} {} ({})",
+        size_text(found.stayed_bytes),
+        found.after,
+        comparison(found.stayed_bytes, allowed),
+        size_text(allowed),
+        facts.join(", ")
+    );
+    let (file, line) = own_line(largest.map(|largest| &largest.stack));
+    let result = one.result(RELEASED_AFTER, Some(found.stayed_bytes), Some(allowed), text);
+    CheckResult { file, line, step: found.state.step, phase: Some(found.state.phase), ..result }
 }
 
 /// Checks the growth per step.

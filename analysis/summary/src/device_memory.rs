@@ -183,6 +183,15 @@ pub(crate) fn device_memory(memory: &DeviceMemory, inputs: &DeviceInputs<'_>) ->
     }
 }
 
+/// Divides the memory of a device at one more point in time.
+pub(crate) fn device_breakdown(
+    state: &DeviceMemoryState,
+    memory: &DeviceMemory,
+    inputs: &DeviceInputs<'_>,
+) -> DeviceBreakdown {
+    breakdown(state, memory, inputs, Others::of(memory, inputs).as_ref())
+}
+
 fn bytes_of_allocator(state: &DeviceMemoryState) -> u64 {
     let owners = state.allocations.by_owner.iter();
     sum(owners.filter(|(owner, _)| *owner == Owner::CachingAllocator).map(|(_, bytes)| *bytes))

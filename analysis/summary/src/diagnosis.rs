@@ -8,6 +8,7 @@ use memtrace_trace::ids::{ContextId, StackId};
 use crate::explain::state_needed;
 use crate::locations::Locations;
 use crate::units::{count_text, number_text, share_text, size_text};
+use crate::window_leaks::{Described, WindowLeaks};
 use memtrace_input::EventSource;
 use memtrace_insight::passes::diagnostics::{
     EvaluationSign, GraphIssue, GrowingSource, GrowthKind, LoopTurn, Mark, UnconsumedGraph,
@@ -52,6 +53,7 @@ impl IssueBuilder<'_> {
         for device in &analysis.devices {
             let at = DeviceIssues { builder: self, analysis: device };
             let graphs = at.growing(&mut issues);
+            at.growing_without_steps(&mut issues);
             at.graphs(graphs, &mut issues);
             issues.extend(at.gradients());
             issues.extend(at.garbage());
@@ -175,6 +177,34 @@ impl DeviceIssues<'_> {
             issues.extend(self.grown_at_oom());
         }
         kept
+    }
+
+    /// Adds leaks of a program without steps.
+    fn growing_without_steps(&self, issues: &mut Vec<Issue>) {
+        let leaks = WindowLeaks::of(&self.analysis.signals.windows, self.builder.locations);
+        let first = issues.len();
+        for Described { bytes, headline, evidence, fix, sites, last_seq } in leaks.described(LOCATIONS) {
+            if self.matters(bytes) {
+                issues.push(Issue {
+                    headline,
+                    evidence,
+                    place: sites.first().copied(),
+                    sites,
+                    fix,
+                    saves: Some(bytes).filter(|_| self.at_peak(last_seq)),
+                    ..self.issue(&rules::LEAK, bytes)
+                });
+            }
+        }
+        // One forecast for all that grows.
+        if let Some(largest) = issues[first..].first_mut()
+            && self.analysis.ooms.count() == 0
+            && let Some(limit) = (self.builder.memory_limit)(self.analysis)
+            && let Some(forecast) = leaks.forecast(limit, LONGEST_FORECAST)
+        {
+            largest.evidence.push(forecast_evidence(&forecast));
+            largest.forecast = Some(forecast);
+        }
     }
 
     /// The leaks of each line, the largest first. Lines that grow alike belong together: keys and values, for example.

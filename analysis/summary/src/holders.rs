@@ -27,6 +27,8 @@ const MODULE_TABLES: [&str; 3] = ["._modules", "._parameters", "._buffers"];
 const NAMED_KEYS: usize = 4;
 /// What holds less than this share of an issue's memory is not listed: the variables of the present step.
 const MIN_SHARE: u64 = 20;
+/// The maximum number of holders listed for what stayed after memory was released.
+const HOLDERS_AFTER_RELEASE: usize = 8;
 /// The maximum number of holders listed for one device.
 const HOLDERS_OF_DEVICE: usize = 32;
 
@@ -75,12 +77,14 @@ pub(crate) struct Holders {
     by_site: HashMap<Site, Scan>,
     /// By device: the scan with the most held bytes, and the last one with at least half as many bytes as that.
     by_device: BTreeMap<i16, Scan>,
+    /// By device and event: what was held at the first scan after that event. Only what was allocated before it.
+    after: BTreeMap<(i16, u64), Vec<Held>>,
 }
 
 impl Holders {
     /// Reads the holders of a process. `ooms` gives the number of events at the explained out-of-memory error of each
-    /// device.
-    pub(crate) fn of(process: &Process, ooms: &BTreeMap<i16, u64>) -> Holders {
+    /// device. `after`: for [`Self::after`].
+    pub(crate) fn of(process: &Process, ooms: &BTreeMap<i16, u64>, after: &BTreeSet<(i16, u64)>) -> Holders {
         let definitions = process.definitions();
         let is_trace = process.path().extension().is_some_and(|extension| extension == "mtr");
         let has_python = || definitions.frames.iter().any(|frame| !frame.native && !frame.name.is_empty());
@@ -88,6 +92,7 @@ impl Holders {
             is_missing: is_trace && definitions.holder_scans.is_empty() && has_python(),
             by_site: HashMap::new(),
             by_device: BTreeMap::new(),
+            after: BTreeMap::new(),
         };
         let mut scans = definitions.holder_scans.clone();
         scans.sort_by_key(|scan| scan.seq);
@@ -108,6 +113,11 @@ impl Holders {
                 }
             }
             holders.add_scan(facts, &live, ooms);
+            for &(device, seq) in after.iter().filter(|(_, seq)| *seq <= facts.seq) {
+                let is_meant = |held: &&Held| held.block.device == device && held.block.seq <= seq;
+                let held = || live.values().filter(is_meant).cloned().collect();
+                holders.after.entry((device, seq)).or_insert_with(held);
+            }
         }
         holders
     }
@@ -185,6 +195,12 @@ impl Holders {
         let held = self.by_device.get(&device).into_iter().flat_map(|scan| &scan.held);
         let meant = held.filter(|held| held.block.device == device && allocated.contains(&held.block.seq));
         grouped(&meant.collect::<Vec<_>>(), HOLDERS_OF_ISSUE).0
+    }
+
+    /// What held the blocks that were allocated at this event of a device, at the next scan.
+    pub(crate) fn after(&self, device: i16, seq: u64) -> Vec<HolderSummary> {
+        let held = self.after.get(&(device, seq)).into_iter().flatten();
+        grouped(&held.collect::<Vec<_>>(), HOLDERS_AFTER_RELEASE).0
     }
 
     /// What held the most memory of a device.

@@ -36,6 +36,7 @@ mod pool_query;
 mod pools;
 mod progress;
 mod rank_table;
+mod released;
 mod schema_text;
 mod shared_memory;
 mod source;
@@ -49,6 +50,7 @@ mod tensors;
 mod totals;
 mod units;
 mod why;
+mod window_leaks;
 mod xla;
 mod xla_programs;
 
@@ -78,6 +80,7 @@ pub use progress::Progress;
 pub use rank_table::{
     HelperSummary, ImbalanceSummary, RankComparison, RankDevice, RankPhasePeak, RankSummary, RankTable,
 };
+pub use released::{ReleasedPart, ReleasedPartKind};
 pub use statistics::{COLUMNS, POOLS};
 pub use step_estimate::{StepEstimate, StepEstimateBasis, StepPart};
 pub use summary::*;

@@ -10,11 +10,12 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::cuda_graphs::CudaGraphsSummary;
-use crate::device_memory::DeviceMemorySummary;
+use crate::device_memory::{DeviceBreakdown, DeviceMemorySummary};
 pub use crate::issue_summary::{HolderSummary, IssueSummary, OomForecastSummary};
 use crate::launch::LaunchSummary;
 pub use crate::memory_totals::Totals;
 use crate::pools::PoolSummary;
+use crate::released::ReleasedPart;
 pub(crate) use crate::schema_text::schema_text;
 pub use crate::stack_summary::{FrameSummary, StackSummary};
 use crate::step_estimate::StepEstimate;
@@ -287,6 +288,10 @@ pub struct DeviceSummary {
     /// program had no range of this name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub range: Option<RangeSummary>,
+    /// What stayed on the device after the program had released memory: after the calls of `torch.cuda.empty_cache`, after
+    /// ranges with `sleep`, `offload` or `unload` in their names, and after the requested point (`--released-after`).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub released: Vec<ReleasedSummary>,
     /// The number of out-of-memory errors.
     pub oom_count: u64,
     /// The first 16 out-of-memory errors, and the last one.
@@ -751,6 +756,34 @@ pub struct RangeSummary {
     pub end_bytes: u64,
     /// The memory state when the most bytes were allocated inside. Blocks that were allocated before the range count.
     pub peak: MemoryState,
+}
+
+/// What stayed on a device after a point of the program. Of all times that the program came there, it is the one after
+/// which the most bytes stayed.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
+pub struct ReleasedSummary {
+    /// The point: `range:NAME`, `function:NAME` or `line:FILE:LINE`.
+    pub after: String,
+    /// How often the program came to the point.
+    pub times: u64,
+    /// The bytes that this process had on the device when the range or the call began, as `stayed_bytes` counts them.
+    pub start_bytes: u64,
+    /// The bytes that this process still had on the device: what it has allocated from CUDA. The CUDA context and kernels
+    /// do not count.
+    pub stayed_bytes: u64,
+    /// What these bytes are, most bytes first. The bytes of the parts add up to `stayed_bytes`.
+    pub parts: Vec<ReleasedPart>,
+    /// The blocks that were allocated.
+    pub state: MemoryState,
+    /// The division of the memory that PyTorch's allocator held outside private pools.
+    pub reserved: ReservedSummary,
+    /// The Python objects that held the blocks at the next scan (`memtrace --holders`), most bytes first. Blocks that were
+    /// freed before the scan are left out. Empty without scans.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub held_by: Vec<HolderSummary>,
+    /// The whole memory of the device, with the CUDA context. Absent without readings of the memory in use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device_memory: Option<DeviceBreakdown>,
 }
 
 /// The allocations and frees inside the ranges of one name (`torch.profiler.record_function` or NVTX), on all threads.

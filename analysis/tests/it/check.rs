@@ -17,6 +17,7 @@ pub(crate) fn nothing() -> CheckOptions {
         max_reserved: None,
         max_leak: None,
         max_categories: Vec::new(),
+        released_after: None,
         no_oom: false,
         no_issues: Vec::new(),
         tolerance: Tolerance::Share(0.01),

@@ -134,6 +134,7 @@ fn a_check_limits_categories() {
         max_reserved: None,
         max_leak: None,
         max_categories: categories.iter().map(|(name, limit)| ((*name).to_owned(), *limit)).collect(),
+        released_after: None,
         no_oom: false,
         no_issues: Vec::new(),
         tolerance: Tolerance::Share(0.0),

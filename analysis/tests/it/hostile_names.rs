@@ -80,6 +80,7 @@ fn limits() -> CheckOptions {
         max_reserved: Some(1),
         max_leak: None,
         max_categories: Vec::new(),
+        released_after: None,
         no_oom: true,
         no_issues: vec!["any".to_owned()],
         tolerance: Tolerance::Bytes(0),

@@ -32,7 +32,11 @@ pub(crate) fn check(options: &Check) -> anyhow::Result<bool> {
     // Limits on nothing would always hold.
     Selected { rank: options.rank, device: options.device, ..Selected::default() }.ensure_in(&run)?;
     let mut summary_of = |run: &Run| -> anyhow::Result<Summary> {
-        let summary_options = SummaryOptions { custom_rules: rules.as_deref(), ..SummaryOptions::default() };
+        let summary_options = SummaryOptions {
+            custom_rules: rules.as_deref(),
+            released_after: options.released_after.as_ref(),
+            ..SummaryOptions::default()
+        };
         let summary = summarize_with(run, &summary_options, &mut |progress| line.show(&progress));
         line.clear();
         Ok(summary?)
@@ -56,6 +60,7 @@ pub(crate) fn check(options: &Check) -> anyhow::Result<bool> {
         max_reserved: options.max_reserved,
         max_leak: options.max_leak,
         max_categories: options.max_category.clone(),
+        released_after: options.released_after.clone().zip(options.max),
         no_oom: options.no_oom,
         no_issues: options.no_issue.clone(),
         tolerance: options.tolerance,

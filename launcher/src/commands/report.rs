@@ -30,8 +30,10 @@ pub(crate) fn report(options: &Report) -> anyhow::Result<()> {
     let section = options.section.as_deref().and_then(Section::named);
     let replaying = if section.is_some_and(Section::replays) { Replaying::Always } else { Replaying::WhenUseful };
     let range = options.range.as_deref();
+    let released_after = options.released_after.as_ref();
+    let is_recording = options.so_far;
     let summary_options =
-        SummaryOptions { replaying, custom_rules: rules.as_deref(), range, is_recording: options.so_far };
+        SummaryOptions { replaying, custom_rules: rules.as_deref(), range, released_after, is_recording };
     let summary = summarize_with(&run, &summary_options, &mut |progress| line.show(&progress));
     line.clear();
     let summary = summary?;

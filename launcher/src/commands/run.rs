@@ -21,6 +21,7 @@ use crate::inherited::InheritedState;
 use crate::kernel_parent::ParentWatch;
 use crate::manifest::{Manifest, Problem};
 use crate::message::WithHelp;
+use crate::metrics::{Figures, MetricsListener, MetricsServer};
 use crate::preflight::{self, NOT_EXECUTABLE, NOT_FOUND, Refusal};
 use crate::process_watch::{CommandEnvironment, ProcessWatch};
 use crate::signal_probe::SignalProbe;
@@ -65,6 +66,7 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
     let checked = preflight::check(program, arguments)?;
     preflight::check_system()?;
     let custom_rules = super::categories::read(run.categories.as_deref())?;
+    let metrics = run.metrics.map(MetricsListener::bind).transpose()?;
     let start_ns = host::epoch_ns();
     let created = folder::create(place(run), &run.command, &host::stamp(start_ns))?;
     let folder = Arc::new(created.folder);
@@ -122,7 +124,10 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
     let signals = Signals::block().context("cannot block signals")?;
     // Without the signal probe, a signal to the whole group is passed on a second time. Recording is still worthwhile.
     let probe = SignalProbe::start().ok();
-    let drain = Drain::start(listener, Arc::clone(&folder))?;
+    let url = metrics.as_ref().map(MetricsListener::url);
+    let figures = metrics.as_ref().map(|_| Figures::default());
+    let drain = Drain::start(listener, Arc::clone(&folder), figures.clone())?;
+    let metrics = metrics.zip(figures).map(|(metrics, figures)| metrics.serve(figures)).transpose()?;
     // Without this thread, processes that cannot be recorded are reported only if the library is loaded there. All
     // others are recorded nevertheless.
     let watch = ProcessWatch::start(CommandEnvironment { library: library.path.clone(), filters }).ok();
@@ -132,6 +137,9 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
     if !run.quiet && std::io::stderr().is_terminal() {
         // One line, which stays: the program may draw its own progress.
         message::status(&format!("recording to {}", path.display()));
+    }
+    if let Some(url) = url.filter(|_| !run.quiet) {
+        message::status(&format!("metrics at {url}"));
     }
     let child = match Child::spawn(&run.command, state) {
         Ok(child) => child,
@@ -155,6 +163,7 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
     drop((probe, parent));
     sampler.into_iter().for_each(Sampler::finish);
     let outcome = drain.finish();
+    metrics.into_iter().for_each(MetricsServer::finish);
     child.collect();
     let simulated = simulation.map(|_| Simulation::finish(path, child::exit_code(status) != 0));
     let is_simulation_unused = simulated.as_ref().is_some_and(|simulated| !simulated.used_cuda);

@@ -30,6 +30,7 @@ use super::window_limit::WindowLimit;
 use super::writer::{self, FileKey, Queue};
 use super::{Outcome, Recorded, Written};
 use crate::epoll::{Epoll, EventFd};
+use crate::metrics::Figures;
 
 /// The longest pause between two passes over the rings while processes are attached.
 const MAX_PAUSE: Duration = Duration::from_millis(2);
@@ -64,8 +65,13 @@ type Drained = (Vec<Recorded>, Vec<(RefusalReason, u64)>);
 impl Drain {
     /// Starts the drain thread and the writer thread. `listener` accepts the connections of traced processes.
     ///
-    /// Fails when a descriptor or a thread cannot be created.
-    pub(crate) fn start(listener: UnixListener, folder: Arc<RunFolder>) -> anyhow::Result<Drain> {
+    /// With `figures`, the current figures of each process are kept there. Fails when a descriptor or a thread cannot be
+    /// created.
+    pub(crate) fn start(
+        listener: UnixListener,
+        folder: Arc<RunFolder>,
+        figures: Option<Figures>,
+    ) -> anyhow::Result<Drain> {
         listener.set_nonblocking(true).context("cannot prepare the socket")?;
         let epoll = Epoll::new().context("cannot create an epoll descriptor")?;
         let stop = EventFd::new().context("cannot create an event descriptor")?;
@@ -75,7 +81,7 @@ impl Drain {
             .context("cannot watch the socket")?;
         let stopped = stop.try_clone().context("cannot create an event descriptor")?;
         let (queue, writer) = writer::start(folder)?;
-        let drain_loop = DrainLoop::new(epoll, listener, stopped, queue);
+        let drain_loop = DrainLoop { figures, ..DrainLoop::new(epoll, listener, stopped, queue) };
         let drain = std::thread::Builder::new()
             .name("memtrace-drain".into())
             .spawn(move || drain_loop.run())
@@ -127,6 +133,7 @@ struct DrainLoop {
     generations: HashMap<u32, u32>,
     files: u32,
     limits: Limits,
+    figures: Option<Figures>,
     recorded: Vec<Recorded>,
     refused: Vec<(RefusalReason, u64)>,
 }
@@ -146,6 +153,7 @@ impl DrainLoop {
             generations: HashMap::new(),
             files: 0,
             limits: Limits::default(),
+            figures: None,
             recorded: Vec::new(),
             refused: Vec::new(),
         }
@@ -294,7 +302,9 @@ impl DrainLoop {
         let file = if generation == 0 { format!("{pid}.mtr") } else { format!("{pid}.{generation}.mtr") };
         self.generations.insert(pid, generation + 1);
         self.files += 1;
-        let process = Process::start(peer, segment, FileKey(self.files), file, &self.queue, now, &self.limits);
+        let figures = self.figures.as_ref();
+        let process =
+            Process::start(peer, segment, (FileKey(self.files), file), &self.queue, now, &self.limits, figures);
         self.processes.insert(id, process);
         Ok(())
     }

@@ -25,6 +25,7 @@ use super::rings::{Intake, Rings};
 use super::threads::Threads;
 use super::writer::{BATCH_EVENTS, Batch, FileKey, FileProgress, Queue};
 use crate::host;
+use crate::metrics::{Figures, ProcessFigures};
 use crate::proc::ProcessDir;
 
 /// The longest time an event waits in memory before it is flushed to the file.
@@ -84,6 +85,20 @@ struct Output {
     /// The rank and the world size that the process gave to PyTorch.
     rank: Option<(u32, u32)>,
     scratch: Vec<u8>,
+    figures: Option<LiveFigures>,
+}
+
+/// The current figures of a process. They end with this value.
+#[derive(Debug)]
+struct LiveFigures {
+    process: Arc<ProcessFigures>,
+    all: Figures,
+}
+
+impl Drop for LiveFigures {
+    fn drop(&mut self) {
+        self.all.end(&self.process);
+    }
 }
 
 impl Output {
@@ -97,7 +112,15 @@ impl Output {
 
     fn send(&mut self, queue: &Queue) {
         self.unflushed |= !self.batch.is_empty();
+        self.follow();
         queue.write(self.key, &mut self.batch);
+    }
+
+    /// Takes the events of the batch into the current figures.
+    fn follow(&self) {
+        if let Some(figures) = &self.figures {
+            figures.process.apply(&self.batch.events);
+        }
     }
 
     /// Checks a definition that came out of a ring and sends it on. Malformed and over-budget definitions are counted.
@@ -112,6 +135,9 @@ impl Output {
         if !self.has_table_space(&definition) {
             self.definitions_refused += 1;
             return;
+        }
+        if let Some(figures) = &self.figures {
+            figures.process.define(&definition);
         }
         if let Definition::Notice { topic, text, status } = definition
             && self.notices.len() < MAX_NOTICES
@@ -211,15 +237,16 @@ pub(super) struct Process {
 impl Process {
     /// Starts to record this process into a new file.
     ///
-    /// `now` is the awake time of the drain loop. `key` and `file` identify the trace file to the writer.
+    /// `now` is the awake time of the drain loop. `key` and `file` identify the trace file to the writer. With `figures`, the
+    /// current figures of the process are kept there.
     pub(super) fn start(
         peer: Peer,
         segment: Segment,
-        key: FileKey,
-        file: String,
+        (key, file): (FileKey, String),
         queue: &Queue,
         now: Duration,
         limits: &Limits,
+        figures: Option<&Figures>,
     ) -> Process {
         let Peer { pid, pidfd } = peer;
         let dir = ProcessDir::of(pid);
@@ -242,6 +269,7 @@ impl Process {
             notices: Vec::new(),
             rank: None,
             scratch: Vec::new(),
+            figures: figures.map(|figures| LiveFigures { process: figures.start(pid), all: figures.clone() }),
         };
         // Send the first clock point at once. The next point would replace it, and a short process would have only one.
         out.send(queue);
@@ -353,6 +381,7 @@ impl Process {
             self.counters_at = now;
         }
         out.batch.flush = true;
+        out.follow();
         queue.write(out.key, &mut out.batch);
         out.unflushed = false;
         self.flushed_at = now;

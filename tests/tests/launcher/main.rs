@@ -10,6 +10,7 @@ mod faults;
 mod inputs;
 #[path = "../launcher_support/mod.rs"]
 mod launcher_support;
+mod metrics;
 #[path = "../../../analysis/tests/native_objects/mod.rs"]
 mod native_objects;
 #[path = "../../../analysis/tests/it/page_data.rs"]

@@ -11,9 +11,11 @@ mod golden_summaries;
 mod lines;
 mod pools;
 mod redact;
+mod released;
 #[path = "../../../analysis/tests/showcase/mod.rs"]
 mod showcase;
 mod suggestions;
 mod timeline;
 #[path = "../../../analysis/tests/training/mod.rs"]
 mod training;
+mod without_steps;

@@ -1,6 +1,7 @@
 //! Analyzes one process in a single streaming pass: replay, phases, and every conclusion that depends on them.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use memtrace_trace::definition::TensorKind;
 use memtrace_trace::event::{Action, Event, Source};
@@ -12,7 +13,7 @@ use super::composition::{Amount, Composition, ModuleKey, Origin};
 use super::cuda_graphs::CudaGraphs;
 use super::custom::CustomCategorizer;
 use super::device_memory::{DeviceMemories, DeviceMemory};
-use super::diagnostics::{BlockEvent, Signals};
+use super::diagnostics::{BlockEvent, LoopTable, Signals, WindowSampler, range_rows};
 use super::growth::Growth;
 use super::labels::{LabelTable, OpenRanges};
 use super::modules::ModulePaths;
@@ -20,6 +21,7 @@ use super::oom::{Oom, OomLog};
 use super::phase::{EventClassification, Phase, PhaseTracker, ProgramPosition};
 use super::phase_rule_uses::PhaseRuleUses;
 use super::phase_table::PhaseTable;
+use super::released::{Passed, ReleasePoint, ReleasePoints, ReleasedMemory, device_bytes};
 use super::reserved::Reserved;
 use super::rest_of_step::StepStarts;
 use super::statistics::Statistics;
@@ -48,6 +50,8 @@ pub struct DeviceAnalysis {
     pub step_peaks: Vec<(u32, Composition)>,
     /// What happened while a range of the requested name was open. Absent without one.
     pub range: Option<RangeMemory>,
+    /// By requested point: what stayed after it.
+    pub released: Vec<ReleasedMemory>,
     /// The highest totals, each at its own point in time.
     pub peaks: Peak,
     /// What each phase did.
@@ -74,6 +78,8 @@ pub struct DeviceAnalysis {
     pub signals: Signals,
     /// The paths of the modules that the compositions here refer to.
     pub module_paths: ModulePaths,
+    /// By point: the bytes of this process on the device when its range or call began.
+    release_starts: Vec<u64>,
     /// Whether a range of the requested name is open.
     in_range: bool,
     last_ticks: u64,
@@ -110,6 +116,8 @@ pub struct AnalysisOptions<'a> {
     pub step_peaks: &'a [u32],
     /// Also records what happened while a range of this name was open.
     pub range: Option<&'a str>,
+    /// Also records what stayed after each of these points.
+    pub released_after: &'a [ReleasePoint],
     /// Also divides the blocks into the custom categories of these rules.
     pub custom_rules: Option<&'a CustomRules>,
 }
@@ -210,13 +218,17 @@ impl Analysis {
         let compile_contexts = recording.compile_contexts();
         let mut tracked = Tracked { tracker: PhaseTracker::of(recording), names, custom, compile_contexts };
         let is_inference = tracked.tracker.is_inference();
+        let (loops, rows) = (Arc::new(LoopTable::new(definitions)), Arc::new(range_rows(definitions)));
         let new = |device: i16, source| DeviceAnalysis {
             step_peaks: options.step_peaks.iter().map(|step| (*step, Composition::default())).collect(),
-            signals: Signals::new(is_inference),
+            signals: Signals::new(is_inference, WindowSampler::new(&loops, &rows)),
+            released: vec![ReleasedMemory::default(); options.released_after.len()],
+            release_starts: vec![0; options.released_after.len()],
             ..DeviceAnalysis::new(device, source, categorizer.clone(), definitions)
         };
         let mut devices: Vec<DeviceAnalysis> = replay.devices().iter().map(|d| new(d.device, d.source)).collect();
         let mut ranges = options.range.map(|name| OpenRanges::new(name, definitions));
+        let mut releases = ReleasePoints::new(options.released_after, definitions);
         let mut cuda_graphs = CudaGraphs::default();
         let (mut done, mut last_seq) = (0, 0);
         let mut memories = DeviceMemories::default();
@@ -226,7 +238,10 @@ impl Analysis {
                 if e.source == Source::Label {
                     tracked.tracker.observe_label(e);
                     cuda_graphs.observe_range(e);
-                    devices.iter_mut().for_each(|device| device.labels.observe(e));
+                    for device in &mut devices {
+                        device.labels.observe(e);
+                        device.signals.windows.observe_range(e);
+                    }
                     if let Some(ranges) = &mut ranges {
                         let was_open = ranges.is_open();
                         ranges.observe(e);
@@ -239,8 +254,19 @@ impl Analysis {
                             }
                         }
                     }
+                    let passed = releases.observe_range(e);
+                    if passed != Passed::default() {
+                        let now = *tracked.tracker.now();
+                        devices.iter_mut().for_each(|device| device.released(passed, (&replay, &memories), e, now));
+                    }
                     observer.event_processed(&replay, e, tracked.tracker.now());
                     continue;
+                }
+                let passed = releases.observe(e);
+                if passed != Passed::default() {
+                    // The state before this event counts.
+                    let (before, now) = (Event { seq: e.seq.saturating_sub(1), ..*e }, *tracked.tracker.now());
+                    devices.iter_mut().for_each(|device| device.released(passed, (&replay, &memories), &before, now));
                 }
                 if let Some(pool) = cuda_graphs.observe(e)
                     && let Some(device) = devices.iter_mut().find(|device| device.device == e.device)
@@ -261,9 +287,11 @@ impl Analysis {
             progress(done);
         });
         let ended = trace_index.tick_range.map_or(0, |(_, last)| last);
+        let calls_at_end = releases.finish();
         for (slot, device) in devices.iter_mut().enumerate() {
             device.labels.finish(ended);
             let last = Event { seq: last_seq, ticks: ended, action: Action::Snapshot, ..Event::EMPTY };
+            device.released(calls_at_end, (&replay, &memories), &last, *tracked.tracker.now());
             device.finish(&replay.devices()[slot].allocator, &tracked, &last, observer);
             device.table.at_least(tracked.tracker.ended_steps());
         }
@@ -298,6 +326,8 @@ impl DeviceAnalysis {
             end: Composition::default(),
             step_peaks: Vec::new(),
             range: None,
+            released: Vec::new(),
+            release_starts: Vec::new(),
             in_range: false,
             peaks: Peak::default(),
             table: PhaseTable::default(),
@@ -420,6 +450,29 @@ impl DeviceAnalysis {
         }
     }
 
+    /// The program begins a range or a call after which memory should be released, or has ended it. `e`: the last event
+    /// that counts.
+    #[cold]
+    fn released(
+        &mut self,
+        passed: Passed,
+        (replay, memories): (&Replay, &DeviceMemories),
+        e: &Event,
+        now: ProgramPosition,
+    ) {
+        let Some(device) = replay.devices().iter().find(|device| device.device == self.device) else { return };
+        let e = &Event { device: self.device, ..*e };
+        let is_in = |bits: u32, at: usize| bits >> at & 1 != 0;
+        for (at, (released, start)) in self.released.iter_mut().zip(&mut self.release_starts).enumerate() {
+            if is_in(passed.begun, at) {
+                *start = device_bytes(replay, device);
+            }
+            if is_in(passed.ended, at) {
+                released.reached(replay, device, (e, now), *start, memories.state_at(replay, e));
+            }
+        }
+    }
+
     #[inline]
     fn freed(
         &mut self,
@@ -459,7 +512,8 @@ impl DeviceAnalysis {
     #[inline]
     fn add_to_peak(&mut self, block: &BlockAllocation, category: Category, tracked: &Tracked<'_>) {
         let step_peaks = self.step_peaks.iter_mut().map(|(_, peak)| peak);
-        let others = step_peaks.chain(self.range.as_mut().map(|range| &mut range.peak));
+        let released = self.released.iter_mut().map(|released| &mut released.kept);
+        let others = step_peaks.chain(self.range.as_mut().map(|range| &mut range.peak)).chain(released);
         for peak in std::iter::once(&mut self.peak).chain(others).filter(|peak| peak.includes(block.seq)) {
             Self::add(peak, &mut self.module_paths, block, category, tracked);
         }

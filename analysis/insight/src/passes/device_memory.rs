@@ -199,6 +199,12 @@ impl DeviceMemories {
         }
     }
 
+    /// The state of the event's device after the events up to now. `None` before the first reading.
+    pub(super) fn state_at(&self, replay: &Replay, e: &Event) -> Option<DeviceMemoryState> {
+        let device = self.devices.get(&e.device).filter(|device| device.readings > 0)?;
+        Some(state(replay, e, device))
+    }
+
     /// The results. `last`: the time and number of the recording's last event.
     pub(super) fn finish(mut self, replay: &Replay, last: &Event) -> BTreeMap<i16, DeviceMemory> {
         self.devices.retain(|_, device| device.readings > 0);

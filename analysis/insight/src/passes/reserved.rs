@@ -60,9 +60,14 @@ pub struct Reserved {
 impl Reserved {
     /// Measures an allocator's current state. Lists at most `max_blockers` origins.
     pub fn of(allocator: &Allocator, max_blockers: usize) -> Reserved {
+        Reserved::of_pools(allocator, max_blockers, |_| true)
+    }
+
+    /// As [`Self::of`], for the segments of some private pools; 0 is the default pool.
+    pub fn of_pools(allocator: &Allocator, max_blockers: usize, is_included: impl Fn(u16) -> bool) -> Reserved {
         let mut reserved = Reserved::default();
         let mut by: HashMap<(StackId, ContextId), SegmentBlocker> = HashMap::new();
-        for segment in allocator.segments() {
+        for segment in allocator.segments().into_iter().filter(|segment| is_included(segment.pool)) {
             reserved.add(&segment, allocator.reservation_start(segment.addr), &mut by);
         }
         reserved.blocked_by = by.into_values().filter(|blocker| blocker.free > 0).collect();

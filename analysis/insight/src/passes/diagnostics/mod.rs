@@ -14,9 +14,12 @@ mod garbage;
 mod gradients;
 mod graphs;
 mod growing;
+mod loops;
 mod mark;
+mod open_ranges;
 mod outputs;
 mod turns;
+mod windows;
 mod workspaces;
 
 use memtrace_trace::event::{Event, Flags};
@@ -35,7 +38,11 @@ pub use growing::{GrowingSource, GrowthKind, GrowthRate, GrowthSampler};
 pub use mark::Mark;
 pub use outputs::{HeldBlocks, HeldOutputs};
 pub use turns::LoopTurn;
+pub use windows::{Turns, WindowGrowth, WindowSampler};
 pub use workspaces::CublasWorkspaces;
+
+pub(super) use loops::LoopTable;
+pub(super) use open_ranges::range_rows;
 
 use super::category::{BlockAllocation, LifetimeEnd, Proof};
 use super::phase::{EventClassification, Phase, ProgramPosition};
@@ -60,6 +67,8 @@ pub struct BlockEvent<'a> {
 pub struct Signals {
     /// What grows from step to step, or from request to request.
     pub growing: GrowthSampler,
+    /// What grows without steps.
+    pub windows: WindowSampler,
     /// Graphs that no backward pass consumed.
     pub graphs: UnconsumedGraphs,
     /// Evaluations with gradients that ran out of memory.
@@ -88,9 +97,9 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// `is_inference`: the program calls a model and never trains.
-    pub(in crate::passes) fn new(is_inference: bool) -> Signals {
-        Signals { growing: GrowthSampler::new(is_inference), ..Signals::default() }
+    /// `is_inference`: the program calls a model and never trains. `windows`: for growth without steps.
+    pub(in crate::passes) fn new(is_inference: bool, windows: WindowSampler) -> Signals {
+        Signals { growing: GrowthSampler::new(is_inference), windows, ..Signals::default() }
     }
 
     /// Takes an allocation.
@@ -113,6 +122,7 @@ impl Signals {
             self.workspaces.allocated(block, e.stream);
         } else {
             self.growing.allocated(block, mark, usage.allocated);
+            self.windows.allocated(block, e.thread, mark, usage.allocated);
         }
         self.checkpoints.allocated(block, mark, now.step);
         self.gradients.allocated(block, mark, usage.allocated);
@@ -186,6 +196,7 @@ impl Signals {
         } else {
             let by_program = !is_truncated && !e.stack.is_none() && !facts.native_only;
             self.growing.freed(block, !by_program);
+            self.windows.freed(block, mark);
         }
         if mark.is(Mark::GRAPH) {
             if matches!(classification.phase, Phase::Backward | Phase::Recompute) {

@@ -15,6 +15,12 @@ pub enum LoopTurn {
     ModelCall,
     /// A request: several calls of the model, the first of them with the largest input.
     Request,
+    /// A range that the program names, in a program without steps.
+    Range,
+    /// An iteration of a loop, or a call of its function, in a program without steps.
+    Iteration,
+    /// A block of the line that grows, in a program without steps.
+    Block,
 }
 
 impl LoopTurn {
@@ -24,6 +30,9 @@ impl LoopTurn {
             LoopTurn::Step => "step",
             LoopTurn::ModelCall => "model call",
             LoopTurn::Request => "request",
+            LoopTurn::Range => "range",
+            LoopTurn::Iteration => "iteration",
+            LoopTurn::Block => "block",
         }
     }
 }

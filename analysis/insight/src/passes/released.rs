@@ -1,0 +1,281 @@
+//! What stays on a device where a program has released memory: after `empty_cache`, after a model was offloaded, at the
+//! end of a trial.
+//!
+//! A [`ReleasePoint`] names such places: the ends of a named range, of the calls of a Python function, or of a line. Of all times that
+//! the program comes to a point, the one with the most memory counts, and of equal ones the last. A call ends with the next event of its thread whose
+//! stack does not contain it. The state before that event counts.
+
+use memtrace_trace::event::Event;
+use memtrace_trace::file::{Definitions, Frame};
+use memtrace_trace::ids::{StackId, ThreadId};
+
+use super::composition::{Amount, Composition};
+use super::device_memory::DeviceMemoryState;
+use super::labels::OpenRanges;
+use super::phase::ProgramPosition;
+use super::reserved::Reserved;
+use memtrace_replay::{DeviceAllocations, DeviceReplay, Replay};
+
+/// The maximum number of origins to report that block segments.
+const MAX_BLOCKERS: usize = 10;
+/// The maximum number of points. Each has one bit.
+const MAX_POINTS: usize = 32;
+
+/// A place in a program after which memory should have been released.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum ReleasePoint {
+    /// The end of the ranges of this name (`record_function`, NVTX).
+    Range(Box<str>),
+    /// The end of the calls of the Python functions of this name, which may be qualified: `empty_cache`, `Server.sleep`.
+    Function(Box<str>),
+    /// After this line of the files whose paths end so.
+    Line(Box<str>, u32),
+}
+
+impl ReleasePoint {
+    /// Reads `range:NAME`, `function:NAME` or `line:FILE:LINE`. `None` for anything else.
+    pub fn parse(text: &str) -> Option<ReleasePoint> {
+        let (kind, name) = text.split_once(':').filter(|(_, name)| !name.is_empty())?;
+        match kind {
+            "range" => Some(ReleasePoint::Range(name.into())),
+            "function" => Some(ReleasePoint::Function(name.into())),
+            "line" => {
+                let (file, line) = name.rsplit_once(':').filter(|(file, _)| !file.is_empty())?;
+                Some(ReleasePoint::Line(file.into(), line.parse().ok().filter(|line| *line > 0)?))
+            }
+            _ => None,
+        }
+    }
+
+    /// The text that [`Self::parse`] reads.
+    pub fn text(&self) -> String {
+        match self {
+            ReleasePoint::Range(name) => format!("range:{name}"),
+            ReleasePoint::Function(name) => format!("function:{name}"),
+            ReleasePoint::Line(file, line) => format!("line:{file}:{line}"),
+        }
+    }
+
+    fn is_frame(&self, frame: &Frame) -> bool {
+        match self {
+            ReleasePoint::Range(_) => false,
+            ReleasePoint::Function(name) => {
+                let is_end = |prefix: &str| prefix.is_empty() || prefix.ends_with('.');
+                !frame.native && frame.qualname.strip_suffix(&**name).is_some_and(is_end)
+            }
+            ReleasePoint::Line(file, line) => {
+                let is_end = |folder: &str| folder.is_empty() || folder.ends_with('/');
+                !frame.native && frame.line == *line && frame.filename.strip_suffix(&**file).is_some_and(is_end)
+            }
+        }
+    }
+}
+
+/// What stayed on one device after a point.
+#[derive(Clone, Debug, Default)]
+pub struct ReleasedMemory {
+    /// How often the program came to the point.
+    pub times: u64,
+    /// The bytes that this process had on the device when the range or the call began.
+    pub start: u64,
+    /// The bytes that this process still had on the device. The CUDA context does not count.
+    pub stayed: u64,
+    /// The blocks that were allocated then.
+    pub kept: Composition,
+    /// The memory that PyTorch's allocator held outside private pools.
+    pub reserved: Reserved,
+    /// The private pools: their reserved and their allocated bytes.
+    pub private_pools: Vec<(u16, u64, Amount)>,
+    /// What this process had allocated from CUDA.
+    pub allocations: DeviceAllocations,
+    /// The whole memory of the device. `None` without readings.
+    pub device: Option<DeviceMemoryState>,
+}
+
+impl ReleasedMemory {
+    /// The program came to the point. `e`: the last event before it.
+    #[cold]
+    pub(super) fn reached(
+        &mut self,
+        replay: &Replay,
+        device: &DeviceReplay,
+        (e, now): (&Event, ProgramPosition),
+        start: u64,
+        memory: Option<DeviceMemoryState>,
+    ) {
+        self.times += 1;
+        let bytes = device_bytes(replay, device);
+        // Of equal times the last one counts, because the program still holds more of it.
+        if bytes < self.stayed {
+            return;
+        }
+        let allocator = &device.allocator;
+        (self.start, self.stayed, self.device) = (start, bytes, memory);
+        self.kept.restart(e, now, now.phase, *allocator.usage());
+        self.allocations = replay.physical().device_allocations(device.device);
+        self.reserved = Reserved::of_pools(allocator, MAX_BLOCKERS, |pool| pool == 0);
+        self.private_pools.clear();
+        for segment in allocator.segments().iter().filter(|segment| segment.pool != 0) {
+            let index = self.private_pools.iter().position(|(pool, ..)| *pool == segment.pool);
+            let index = index.unwrap_or_else(|| {
+                self.private_pools.push((segment.pool, 0, Amount::default()));
+                self.private_pools.len() - 1
+            });
+            let (_, reserved, allocated) = &mut self.private_pools[index];
+            let has_memory = |block: &&memtrace_replay::Block| block.state != memtrace_replay::BlockState::Unmapped;
+            *reserved += segment.blocks.iter().filter(has_memory).map(|block| block.size).sum::<u64>();
+            for block in segment.blocks.iter().filter(|block| block.is_active()) {
+                allocated.add(block.size);
+            }
+        }
+    }
+}
+
+/// The bytes that this process has on a device. A recording without CUDA calls only has what PyTorch reserved.
+pub(super) fn device_bytes(replay: &Replay, device: &DeviceReplay) -> u64 {
+    match replay.physical().device_allocations(device.device).device_bytes() {
+        0 => device.allocator.usage().reserved,
+        bytes => bytes,
+    }
+}
+
+/// What an event means for the points: bits by the index of the point.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Passed {
+    /// The range or the call begins.
+    pub(super) begun: u32,
+    /// It has ended.
+    pub(super) ended: u32,
+}
+
+/// Finds the points in the stream of events.
+#[derive(Clone, Debug)]
+pub(super) struct ReleasePoints<'a> {
+    /// By point: the open ranges of its name.
+    ranges: Vec<Option<OpenRanges<'a>>>,
+    /// By stack: the points whose function or line is in it. Empty if none is.
+    of_stack: Vec<u32>,
+    /// By thread: the points whose function or line its latest event was in.
+    inside: Vec<(ThreadId, u32)>,
+}
+
+impl<'a> ReleasePoints<'a> {
+    /// Takes the points and the definitions of a recording. At most [`MAX_POINTS`] points count.
+    pub(super) fn new(points: &'a [ReleasePoint], definitions: &'a Definitions) -> ReleasePoints<'a> {
+        let points = points.get(..points.len().min(MAX_POINTS)).unwrap_or_default();
+        let of_frame = |frame: &Frame| {
+            let bits = points.iter().enumerate().filter(|(_, point)| point.is_frame(frame)).map(|(at, _)| 1 << at);
+            bits.fold(0, |all, bit: u32| all | bit)
+        };
+        let frames: Vec<u32> = definitions.frames.iter().map(of_frame).collect();
+        let mut of_stack = Vec::new();
+        if frames.iter().any(|bits| *bits != 0) {
+            // A parent has a smaller id than its child.
+            for (at, node) in definitions.stacks.iter().enumerate() {
+                let parent = if node.parent.index() < at { of_stack[node.parent.index()] } else { 0 };
+                of_stack.push(parent | frames.get(node.frame.index()).copied().unwrap_or(0));
+            }
+        }
+        let range = |point: &'a ReleasePoint| match point {
+            ReleasePoint::Range(name) => Some(OpenRanges::new(name, definitions)),
+            _ => None,
+        };
+        ReleasePoints { ranges: points.iter().map(range).collect(), of_stack, inside: Vec::new() }
+    }
+
+    /// Takes the start or the end of a range.
+    pub(super) fn observe_range(&mut self, e: &Event) -> Passed {
+        let mut passed = Passed::default();
+        for (at, ranges) in self.ranges.iter_mut().enumerate() {
+            let Some(ranges) = ranges else { continue };
+            let was_open = ranges.is_open();
+            ranges.observe(e);
+            match (was_open, ranges.is_open()) {
+                (false, true) => passed.begun |= 1 << at,
+                (true, false) => passed.ended |= 1 << at,
+                _ => {}
+            }
+        }
+        passed
+    }
+
+    /// Takes any other event, before it is replayed.
+    #[inline]
+    pub(super) fn observe(&mut self, e: &Event) -> Passed {
+        if self.of_stack.is_empty() || e.stack.is_none() { Passed::default() } else { self.moved(e.thread, e.stack) }
+    }
+
+    fn moved(&mut self, thread: ThreadId, stack: StackId) -> Passed {
+        let now = self.of_stack.get(stack.index()).copied().unwrap_or(0);
+        let Some(index) = self.inside.iter().position(|(one, _)| *one == thread) else {
+            if now != 0 {
+                self.inside.push((thread, now));
+            }
+            return Passed { begun: now, ended: 0 };
+        };
+        let before = std::mem::replace(&mut self.inside[index].1, now);
+        if now == 0 {
+            self.inside.swap_remove(index);
+        }
+        Passed { begun: now & !before, ended: before & !now }
+    }
+
+    /// The recording ends: the calls that no event followed have ended.
+    pub(super) fn finish(&mut self) -> Passed {
+        Passed { begun: 0, ended: self.inside.drain(..).fold(0, |all, (_, bits)| all | bits) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use memtrace_trace::file::StackNode;
+    use memtrace_trace::ids::FrameId;
+
+    fn frame(qualname: &str, filename: &str, line: u32) -> Frame {
+        let name = qualname.rsplit('.').next().unwrap_or_default();
+        Frame { name: name.into(), qualname: qualname.into(), filename: filename.into(), line, ..Frame::default() }
+    }
+
+    #[test]
+    fn points_are_read_and_written() {
+        for text in ["range:sleep: deep", "function:Server.sleep", "line:train.py:42"] {
+            assert_eq!(ReleasePoint::parse(text).expect(text).text(), text);
+        }
+        for text in ["sleep", "range:", "line:train.py", "line::4", "line:a.py:0", "module:x"] {
+            assert_eq!(ReleasePoint::parse(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_function_is_found_by_its_name_and_a_line_by_the_end_of_its_path() {
+        let is = |point: &str, frame: &Frame| ReleasePoint::parse(point).unwrap().is_frame(frame);
+        let sleep = frame("Server.sleep", "/home/me/serve.py", 7);
+        assert!(is("function:sleep", &sleep) && is("function:Server.sleep", &sleep) && is("line:serve.py:7", &sleep));
+        assert!(is("line:me/serve.py:7", &sleep) && is("line:/home/me/serve.py:7", &sleep));
+        for other in ["function:leep", "function:erver.sleep", "line:serve.py:8", "line:erve.py:7", "range:sleep"] {
+            assert!(!is(other, &sleep), "{other}");
+        }
+    }
+
+    /// The calls of `sleep` in which the events of a thread are, by their stacks: 2 and 3 are inside.
+    fn ended(stacks: &[(u32, u32)]) -> (Vec<u32>, u32) {
+        let node = |parent, frame| StackNode { parent: StackId(parent), frame: FrameId(frame) };
+        let definitions = Definitions {
+            frames: vec![Frame::default(), frame("main", "a.py", 1), frame("sleep", "a.py", 2)],
+            stacks: vec![StackNode::default(), node(0, 1), node(1, 2), node(2, 1)],
+            ..Definitions::default()
+        };
+        let points = [ReleasePoint::Function("sleep".into())];
+        let mut found = ReleasePoints::new(&points, &definitions);
+        let event =
+            |(thread, stack): &(u32, u32)| Event { thread: ThreadId(*thread), stack: StackId(*stack), ..Event::EMPTY };
+        (stacks.iter().map(|one| found.observe(&event(one)).ended).collect(), found.finish().ended)
+    }
+
+    #[test]
+    fn a_call_ends_with_the_next_event_of_its_thread_outside_it() {
+        assert_eq!(ended(&[(1, 1), (1, 2), (1, 3), (2, 1), (1, 1), (1, 1)]), (vec![0, 0, 0, 0, 1, 0], 0));
+        assert_eq!(ended(&[(1, 2), (1, 0), (1, 2)]), (vec![0, 0, 0], 1), "an event without a stack ends no call");
+    }
+}

@@ -1,0 +1,145 @@
+//! What stayed on a device where the program had released memory, divided by what holds it.
+
+use std::collections::BTreeSet;
+
+use memtrace_input::EventSource;
+use memtrace_insight::passes::{DeviceAnalysis, ReleasePoint, ReleasedMemory, private_pool_text};
+use memtrace_insight::rules::library_name;
+use memtrace_replay::Owner;
+use memtrace_trace::file::Definitions;
+use schemars::JsonSchema;
+use serde::Serialize;
+
+/// The function whose calls are always points.
+const EMPTY_CACHE: &str = "empty_cache";
+/// The ranges whose names have one of these words are points, too.
+const RELEASING: [&str; 3] = ["sleep", "offload", "unload"];
+/// The maximum number of points that nobody requested.
+const MAX_AUTOMATIC: usize = 8;
+
+/// A part of the memory that stayed on a device.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
+pub struct ReleasedPart {
+    /// The kind of memory.
+    pub kind: ReleasedPartKind,
+    /// The name in reports, for example `NCCL`.
+    pub name: String,
+    /// The bytes.
+    pub bytes: u64,
+}
+
+/// Why memory stayed on a device.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ReleasedPartKind {
+    /// Blocks in use by the program.
+    Allocated,
+    /// Free memory of PyTorch's allocator in segments with blocks in use, which cannot be released.
+    Blocked,
+    /// Unused segments of PyTorch's allocator, which `torch.cuda.empty_cache` releases.
+    Cached,
+    /// Blocks that the program freed and that streams still use.
+    PendingFree,
+    /// A private pool of PyTorch's allocator, such as that of a CUDA graph. It stays as long as the graph.
+    PrivatePool,
+    /// PyTorch's caching allocator, of which only the calls of CUDA are recorded.
+    CachingAllocator,
+    /// Memory that another library has allocated from CUDA.
+    Library,
+    /// Memory of stream-ordered pools that is not in use.
+    UnusedPools,
+    /// What the driver's pages have beyond the allocations in them.
+    Rounding,
+}
+
+/// The points of a recording: the requested ones first.
+pub(crate) fn release_points(requested: &[ReleasePoint], definitions: &Definitions) -> Vec<ReleasePoint> {
+    let is_releasing = |name: &str| {
+        let mut words = name.split(|c: char| !c.is_alphanumeric());
+        words.any(|word| RELEASING.iter().any(|releasing| word.eq_ignore_ascii_case(releasing)))
+    };
+    let ranges: BTreeSet<&str> =
+        definitions.labels.values().map(|label| &*label.text).filter(|name| is_releasing(name)).collect();
+    let automatic = [ReleasePoint::Function(EMPTY_CACHE.into())].into_iter();
+    let automatic = automatic.chain(ranges.into_iter().map(|name| ReleasePoint::Range(name.into())));
+    let mut points = requested.to_vec();
+    points.extend(automatic.filter(|point| !requested.contains(point)).take(MAX_AUTOMATIC));
+    points
+}
+
+/// Divides what stayed. The bytes of the parts add up to [`ReleasedMemory::stayed`]. Most bytes first.
+pub(crate) fn released_parts(
+    released: &ReleasedMemory,
+    device: &DeviceAnalysis,
+    definitions: &Definitions,
+) -> Vec<ReleasedPart> {
+    let mut parts: Vec<ReleasedPart> = Vec::new();
+    let mut add = |kind, name: &str, bytes: u64| match parts.iter_mut().find(|p| (p.kind, &*p.name) == (kind, name)) {
+        Some(part) => part.bytes += bytes,
+        None => parts.push(ReleasedPart { kind, name: name.to_owned(), bytes }),
+    };
+    let mut managed = released.allocations.managed;
+    let mut of_allocator = released.stayed;
+    for (owner, bytes) in &released.allocations.by_owner {
+        let Owner::Module(id) = owner else { continue };
+        // Managed memory may be on the host, so it is no part.
+        let on_device = bytes - managed.min(*bytes);
+        managed -= bytes - on_device;
+        of_allocator = of_allocator.saturating_sub(on_device);
+        add(ReleasedPartKind::Library, library_name(definitions.module(*id).unwrap_or_default()), on_device);
+    }
+    for (kind, name, bytes) in [
+        (ReleasedPartKind::UnusedPools, "unused memory of stream-ordered pools", released.allocations.unused_pools),
+        (ReleasedPartKind::Rounding, "rounding to the driver's pages", released.allocations.rounding),
+    ] {
+        of_allocator = of_allocator.saturating_sub(bytes);
+        add(kind, name, bytes);
+    }
+    if device.source == EventSource::Torch {
+        let reserved = &released.reserved;
+        let unmapped = (released.kept.usage.reserved).saturating_sub(of_allocator);
+        // What a library has unmapped is memory of pools first: those that it has made for that.
+        let mut left = unmapped;
+        let mut mapped = |bytes: u64| {
+            let taken = bytes.min(left);
+            left -= taken;
+            bytes - taken
+        };
+        for (pool, bytes, _) in &released.private_pools {
+            let id = private_pool_text(definitions, *pool).unwrap_or_else(|| "of unknown id".to_owned());
+            add(ReleasedPartKind::PrivatePool, &format!("private pool {id}"), mapped(*bytes));
+        }
+        for (kind, name, bytes) in [
+            (ReleasedPartKind::Allocated, "blocks in use", reserved.allocated),
+            (ReleasedPartKind::Blocked, "free in segments with blocks in use", reserved.blocked),
+            (ReleasedPartKind::Cached, "unused segments, which empty_cache releases", reserved.releasable),
+            (ReleasedPartKind::PendingFree, "freed blocks that streams still use", reserved.pending_free),
+        ] {
+            add(kind, name, mapped(bytes));
+        }
+    } else {
+        add(ReleasedPartKind::CachingAllocator, "PyTorch's caching allocator", of_allocator);
+    }
+    parts.retain(|part| part.bytes > 0);
+    parts.sort_by(|a, b| b.bytes.cmp(&a.bytes).then(a.kind.cmp(&b.kind)).then_with(|| a.name.cmp(&b.name)));
+    parts
+}
+
+#[cfg(test)]
+mod tests {
+    use memtrace_trace::definition::LabelOrigin;
+    use memtrace_trace::file::Label;
+
+    use super::*;
+
+    #[test]
+    fn ranges_that_are_named_after_a_release_are_points() {
+        let mut definitions = Definitions::default();
+        for (id, text) in (1..).zip(["forward", "engine.Sleep", "offload_weights", "sleepy", "offload_weights"]) {
+            definitions.labels.insert(id, Label { origin: LabelOrigin::Nvtx, text: text.into() });
+        }
+        let requested = [ReleasePoint::Range("trial".into()), ReleasePoint::Function("empty_cache".into())];
+        let points: Vec<String> = release_points(&requested, &definitions).iter().map(ReleasePoint::text).collect();
+        assert_eq!(points, ["range:trial", "function:empty_cache", "range:engine.Sleep", "range:offload_weights"]);
+    }
+}

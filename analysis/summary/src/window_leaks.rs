@@ -1,0 +1,157 @@
+//! Describes what grows in a program without steps: by the program's ranges, by the iterations of its loops, or by the
+//! blocks.
+
+use std::collections::BTreeMap;
+
+use memtrace_insight::passes::OomForecast;
+use memtrace_insight::passes::diagnostics::{GrowthKind, LoopTurn, Turns, WindowGrowth, WindowSampler};
+use memtrace_trace::ids::{ContextId, StackId};
+
+use crate::locations::{Locations, is_library};
+use crate::units::{count_text, size_text};
+
+/// What grows at one line.
+pub(crate) struct Described {
+    pub(crate) bytes: u64,
+    pub(crate) headline: String,
+    pub(crate) evidence: Vec<String>,
+    pub(crate) fix: String,
+    pub(crate) sites: Vec<(StackId, ContextId)>,
+    /// `seq` of the latest allocation.
+    pub(crate) last_seq: u64,
+}
+
+/// The turns by which one line grows.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Unit {
+    turn: LoopTurn,
+    /// The name of a range.
+    name: Option<String>,
+    count: u64,
+    /// The function with the loop.
+    at: Option<String>,
+}
+
+/// All that grows, by line.
+pub(crate) struct WindowLeaks {
+    lines: Vec<(String, Vec<WindowGrowth>, Unit)>,
+    last_peak: u64,
+}
+
+impl WindowLeaks {
+    pub(crate) fn of(windows: &WindowSampler, locations: &Locations<'_>) -> WindowLeaks {
+        let mut by_line: BTreeMap<String, Vec<WindowGrowth>> = BTreeMap::new();
+        for growth in windows.grown() {
+            by_line.entry(locations.stack(growth.stack, growth.context).location).or_default().push(growth);
+        }
+        let with_unit = |(line, growths): (String, Vec<WindowGrowth>)| {
+            let unit = unit(&growths, locations);
+            (line, growths, unit)
+        };
+        let mut lines: Vec<_> = by_line.into_iter().map(with_unit).collect();
+        // The order of the lines decides between equal ones.
+        lines.sort_by_key(|(_, growths, _)| std::cmp::Reverse(bytes(growths)));
+        WindowLeaks { lines, last_peak: windows.last_peak() }
+    }
+
+    /// The lines with the most bytes, at most so many.
+    pub(crate) fn described(&self, count: usize) -> impl Iterator<Item = Described> {
+        self.lines.iter().take(count).map(|(_, growths, unit)| describe(growths, unit))
+    }
+
+    /// When a device with `limit` bytes would be full. `None` if more than `longest` turns are left.
+    pub(crate) fn forecast(&self, limit: u64, longest: u64) -> Option<OomForecast> {
+        let (_, growths, unit) = self.lines.first()?;
+        let free = limit.checked_sub(self.last_peak)?;
+        // What the other lines need in the same time counts, too.
+        let ticks = growths.iter().map(|growth| growth.ticks).max()?;
+        let share = |growth: &WindowGrowth| {
+            let of_time = ticks as f64 / growth.ticks.max(1) as f64;
+            (growth.bytes as f64 * of_time) as u64
+        };
+        let all: u64 = self.lines.iter().flat_map(|(_, growths, _)| growths).map(share).sum();
+        let growth = (all / unit.count.max(1)).max(1);
+        let turns = free.checked_div(growth).filter(|turns| *turns <= longest)?;
+        let each = ticks as f64 / unit.count.max(1) as f64;
+        Some(OomForecast { turn: unit.turn, turns, free, growth, ticks: (turns as f64 * each) as u64 })
+    }
+}
+
+fn bytes(growths: &[WindowGrowth]) -> u64 {
+    growths.iter().map(|growth| growth.bytes).sum()
+}
+
+/// The number of blocks that were kept; of growing blocks, how often one became larger.
+fn kept_blocks(growths: &[WindowGrowth]) -> u64 {
+    let count = |growth: &WindowGrowth| match growth.kind {
+        GrowthKind::Blocks => growth.blocks,
+        GrowthKind::Sizes => growth.rises as u64,
+    };
+    growths.iter().map(count).sum::<u64>().max(1)
+}
+
+/// The turns of the largest growth: a range, else the outermost loop in the program's own code, else its blocks.
+fn unit(growths: &[WindowGrowth], locations: &Locations<'_>) -> Unit {
+    let Some(largest) = growths.iter().max_by_key(|growth| (growth.bytes, std::cmp::Reverse(growth.stack))) else {
+        return Unit { turn: LoopTurn::Block, name: None, count: 1, at: None };
+    };
+    match &largest.turns {
+        Turns::Ranges(name, count) => {
+            Unit { turn: LoopTurn::Range, name: Some(name.to_string()), count: *count, at: None }
+        }
+        Turns::Iterations(loops) => {
+            let own = loops.iter().find_map(|(stack, count)| {
+                let frame = locations.definitions().frame(locations.innermost(*stack))?;
+                (!is_library(&frame.filename)).then(|| (locations.frame(frame), *count))
+            });
+            match own {
+                Some((at, count)) => Unit { turn: LoopTurn::Iteration, name: None, count, at: Some(at) },
+                None => Unit { turn: LoopTurn::Block, name: None, count: kept_blocks(growths), at: None },
+            }
+        }
+    }
+}
+
+fn describe(growths: &[WindowGrowth], unit: &Unit) -> Described {
+    let bytes = bytes(growths);
+    let blocks: u64 = growths.iter().map(|growth| growth.blocks).sum();
+    let turn = unit.turn.name();
+    let (rises, windows) = growths.iter().map(|growth| (growth.rises, growth.windows)).max().unwrap_or_default();
+    let grew = format!("in {rises} of {windows} windows of equally many allocations");
+    let is_list = growths.iter().any(|growth| growth.kind == GrowthKind::Blocks);
+    let outlived = if unit.turn == LoopTurn::Block { "call" } else { turn };
+    let (evidence, fix) = if is_list {
+        (
+            format!("{} blocks stay allocated; the least that was allocated grew {grew}", count_text(blocks)),
+            format!(
+                "an object that outlives the {outlived} (a list, a dict, an attribute) holds each block: store a number, a CPU copy, or \
+                 fewer tensors; give a cache a bound"
+            ),
+        )
+    } else {
+        (
+            format!("each new block is larger than the block that it replaces; the smallest grew {grew}"),
+            "torch.cat with all earlier data has no bound: keep a window, write into a preallocated tensor, or move old data to the CPU"
+                .to_owned(),
+        )
+    };
+    let mut evidence = vec![evidence];
+    evidence.extend(unit.at.as_ref().map(|at| format!("an iteration: the program returns to an earlier line of {at}")));
+    let each = match &unit.name {
+        Some(name) => format!("{turn} {name}"),
+        None => turn.to_owned(),
+    };
+    Described {
+        bytes,
+        headline: format!(
+            "{} more with each {each}, {} in {} {turn}s",
+            size_text(bytes / unit.count.max(1)),
+            size_text(bytes),
+            count_text(unit.count)
+        ),
+        evidence,
+        fix,
+        sites: growths.iter().map(|growth| (growth.stack, growth.context)).collect(),
+        last_seq: growths.iter().map(|growth| growth.last_seq).max().unwrap_or(0),
+    }
+}

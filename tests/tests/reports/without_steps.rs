@@ -1,0 +1,81 @@
+//! Growth in programs that have neither training steps nor modules: requests of plain functions, simulations. Ranges of a
+//! reinforcement-learning loop.
+
+use std::collections::BTreeMap;
+
+use memtrace_analysis::report::{IssueSummary, LabelSummary};
+use memtrace_analysis::rules::RuleId;
+use memtrace_analysis::{open_run, summarize};
+use memtrace_tests::traced_program::{Run, TracedProgram};
+
+fn recorded(program: &str) -> Run {
+    let run = TracedProgram::python(program, &[]).option("--no-snapshot").run();
+    run.assert_ended_well();
+    run
+}
+
+/// All issues of a program of `tests/programs/issues`.
+fn issues(program: &str) -> Vec<IssueSummary> {
+    let run = recorded(&format!("issues/{program}"));
+    let summary = summarize(&open_run(run.path()).unwrap(), &mut |_| {}).unwrap();
+    summary.processes.into_iter().flat_map(|process| process.issues).collect()
+}
+
+/// The only issue, a leak: its headline, its location and the forecast in turns.
+fn leak(program: &str) -> (String, String, u64) {
+    let [issue] = &issues(program)[..] else { panic!("{program} has one issue") };
+    assert_eq!(issue.rule, RuleId::Leak);
+    let forecast = issue.forecast.as_ref().expect("the device's memory is known");
+    assert!(forecast.duration_ns > 0, "{forecast:?}");
+    assert_eq!(forecast.turns, forecast.free_bytes / forecast.growth_bytes);
+    (issue.headline.clone(), issue.stack.as_ref().unwrap().location.clone(), forecast.turns)
+}
+
+#[test]
+fn a_dict_that_grows_with_each_request_of_plain_functions_is_a_leak() {
+    let (headline, location, turns) = leak("index.py");
+    assert!(headline.starts_with("1.00 MiB more with each iteration, 11"), "{headline}");
+    assert!(location.ends_with("issues/index.py:15 handle"), "{location}");
+    assert!((7000..8192).contains(&turns), "8 GiB hold at most 8192 blocks of a mebibyte: {turns}");
+}
+
+#[test]
+fn growth_inside_named_ranges_counts_by_range() {
+    let (headline, location, _) = leak("endpoints.py");
+    // Each third of 150 requests is of this endpoint. 512 KiB stay each time.
+    assert!(headline.starts_with("512 KiB more with each range recommend, 2"), "{headline}");
+    assert!(location.ends_with("issues/endpoints.py:23 recommend"), "{location}");
+}
+
+#[test]
+fn a_tensor_that_is_replaced_by_a_longer_one_is_a_leak() {
+    let (headline, location, _) = leak("trail.py");
+    assert!(headline.starts_with("96.0 KiB more with each iteration, 1"), "{headline}");
+    assert!(location.ends_with("issues/trail.py:17"), "{location}");
+}
+
+#[test]
+fn full_caches_warm_ups_and_evaluations_are_no_leak() {
+    for program in ["keys.py", "waves.py", "dataset.py"] {
+        assert_eq!(issues(program), [], "{program}");
+    }
+}
+
+#[test]
+fn the_ranges_of_a_reinforcement_learning_loop_have_a_row_each() {
+    let run = recorded("steps/rollouts.py");
+    let printed = String::from_utf8_lossy(&run.output.stdout).into_owned();
+    let printed: BTreeMap<&str, u64> =
+        printed.lines().map(|line| line.split_once(' ').unwrap()).map(|(name, n)| (name, n.parse().unwrap())).collect();
+    let summary = summarize(&open_run(run.path()).unwrap(), &mut |_| {}).unwrap();
+    let labels = &summary.processes[0].devices[0].labels;
+    let row = |name: &str| -> &LabelSummary { labels.iter().find(|row| row.name == name).expect(name) };
+    for name in ["rollout", "train", "sync"] {
+        assert_eq!((row(name).times, row(name).peak_bytes), (6, printed[name]), "{name}");
+    }
+    assert_eq!(summary.processes[0].issues, [], "the batch is freed in each iteration");
+    let text = std::fs::read_to_string(run.path().join("summary.txt")).unwrap();
+    for name in ["  rollout ", "  train ", "  sync "] {
+        assert!(text.lines().any(|line| line.starts_with(name) && line.contains("6 times")), "{name}: {text}");
+    }
+}
