@@ -2,11 +2,12 @@
 //! reinforcement-learning loop.
 
 use std::collections::BTreeMap;
+use std::process::Command;
 
 use memtrace_analysis::report::{IssueSummary, LabelSummary};
 use memtrace_analysis::rules::RuleId;
 use memtrace_analysis::{open_run, summarize};
-use memtrace_tests::traced_program::{Run, TracedProgram};
+use memtrace_tests::traced_program::{Run, TracedProgram, memtrace};
 
 fn recorded(program: &str) -> Run {
     let run = TracedProgram::python(program, &[]).option("--no-snapshot").run();
@@ -74,8 +75,10 @@ fn the_ranges_of_a_reinforcement_learning_loop_have_a_row_each() {
         assert_eq!((row(name).times, row(name).peak_bytes), (6, printed[name]), "{name}");
     }
     assert_eq!(summary.processes[0].issues, [], "the batch is freed in each iteration");
-    let text = std::fs::read_to_string(run.path().join("summary.txt")).unwrap();
+    let report = Command::new(memtrace()).arg("report").arg(run.path()).args(["--section", "phases"]).output().unwrap();
+    let text = String::from_utf8_lossy(&report.stdout).into_owned();
     for name in ["  rollout ", "  train ", "  sync "] {
-        assert!(text.lines().any(|line| line.starts_with(name) && line.contains("6 times")), "{name}: {text}");
+        let is_row = |line: &str| line.trim_start().starts_with(name.trim_start()) && line.contains("6 times");
+        assert!(text.lines().any(is_row), "{name}: {text}");
     }
 }

@@ -29,7 +29,7 @@ const MIN_RISES: usize = 8;
 /// The number of blocks by which a list must have grown.
 const MIN_BLOCKS: u64 = 8;
 /// The growth must reach into the last one in this many parts of the windows since it began.
-const LAST_PART: usize = 5;
+const LAST_PART: usize = 8;
 /// Growth tapers off if less than one in this many parts of it lies in the second half of its windows.
 const TAPERED: u64 = 4;
 /// A loop has at least this many iterations, and a range is entered as often.
