@@ -12,6 +12,7 @@ use memtrace_analysis::rules::DIAGNOSTICS;
 use memtrace_analysis::{SECTIONS, Tolerance};
 use memtrace_trace::options;
 
+use crate::condition::{Condition, condition};
 use crate::option_values::{
     Bounds, Values, bounds, category_limit, gpu_memory, positive, release_point, size, step_range, time_limit,
     time_range, tolerance, values,
@@ -81,6 +82,16 @@ pub(crate) enum Command {
     Suspend(Suspend),
     /// Bring back the GPU memory of suspended processes
     Resume(Resume),
+    /// Show the GPU memory of running recordings in the terminal
+    ///
+    /// The view has bars by category and by owner, the largest stacks and tensors, and the growth. The traced processes
+    /// take no part: they get no signal and are not stopped.
+    Live(Live),
+    /// Write the state of a running recording into a file
+    ///
+    /// The traced process takes no part: it gets no signal and is not stopped. The file has all that it has published
+    /// before the command.
+    Snapshot(Snapshot),
     /// Check whether this machine and program can be traced
     ///
     /// Each failed check has a reason and a fix. With COMMAND, memtrace records the command as `memtrace run` does and
@@ -263,7 +274,7 @@ pub(crate) struct Export {
 }
 
 /// The window of a process's recording that an export shows. It includes the blocks that are allocated when it begins.
-#[derive(Args, Debug)]
+#[derive(Args, Default, Debug)]
 #[command(next_help_heading = "Window")]
 pub(crate) struct Window {
     /// Export only this device; -1 is the CPU [default: all; timeline: the only device]
@@ -498,6 +509,63 @@ pub(crate) struct Resume {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// The options of `memtrace live`.
+#[derive(Args, Debug)]
+#[command(
+    after_help = "Keys: q quits, tab shows the next process, d the next device, t tensors instead of stacks, s sorts by the next column, \
+    / searches.\n\
+    Exit status: 0 for success, 2 for bad usage or if the recording does not run."
+)]
+pub(crate) struct Live {
+    /// The id of a recorded process or of the memtrace that records it, or the run folder [default: all running
+    /// recordings of this user]
+    #[arg(value_name = "PID|RUN")]
+    pub(crate) target: Option<String>,
+    /// Print the figures once, as text
+    #[arg(long)]
+    pub(crate) once: bool,
+    /// Print them as JSON, in bytes and nanoseconds (analysis/schema/live.schema.json)
+    #[arg(long, requires = "once")]
+    pub(crate) json: bool,
+}
+
+/// The options of `memtrace snapshot`.
+#[derive(Args, Debug)]
+#[command(
+    after_help = "Exit status: 0 for success, 1 if the recording ended and no trigger had fired, 2 for bad usage, or if the recording does not \
+    run or a file cannot be written."
+)]
+pub(crate) struct Snapshot {
+    /// The id of a recorded process or of the memtrace that records it, the run folder, or a .mtr file in it [default:
+    /// the only running recording of this user]
+    #[arg(value_name = "PID|RUN")]
+    pub(crate) target: Option<String>,
+    /// The file to write; the ending of its name selects the format: .pickle, .html, .json, .txt (the report), .csv,
+    /// .svg, .pftrace, .speedscope.json, .folded [default: a .pickle file for each process in the current folder]
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+    /// Wait, and write a file after each out-of-memory error; FILE gets a number: now-1.pickle
+    #[arg(long, value_enum)]
+    pub(crate) on: Option<SnapshotOn>,
+    /// Wait, and write a file each time that this begins to hold on a device: allocated, reserved or used > SIZE or
+    /// SHARE% of the device's memory ('allocated > 60GiB', 'used > 90%')
+    #[arg(long, value_name = "CONDITION", value_parser = condition)]
+    pub(crate) when: Option<Condition>,
+    /// Wait, and write a file at this interval (30s, 10m, 1h)
+    #[arg(long, value_name = "TIME", value_parser = time_limit)]
+    pub(crate) every: Option<Duration>,
+    /// End after N files [default: when the recording ends]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) count: Option<u32>,
+}
+
+/// The values of `--on`.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Debug)]
+pub(crate) enum SnapshotOn {
+    /// An out-of-memory error, also one that the program catches
+    Oom,
 }
 
 /// The rules of the diagnostics, and `any`, as values for clap.

@@ -12,6 +12,8 @@
 mod child;
 mod cli;
 mod commands;
+mod condition;
+mod control;
 mod device_samples;
 mod doctor;
 mod drain;
@@ -33,6 +35,7 @@ mod preflight;
 mod proc;
 mod process_events;
 mod process_watch;
+mod running;
 mod sandbox;
 mod sanitizer;
 mod session;
@@ -69,6 +72,8 @@ fn run() -> u8 {
         cli::Command::Redact(options) => commands::sandboxed(|| commands::redact::redact(&options)),
         cli::Command::Suspend(options) => commands::exit_code(commands::suspend::suspend(&options)),
         cli::Command::Resume(options) => commands::exit_code(commands::suspend::resume(&options)),
+        cli::Command::Live(options) => commands::live::live(&options),
+        cli::Command::Snapshot(options) => commands::sandboxed_check(|| commands::snapshot::snapshot(&options)),
         cli::Command::Doctor(options) => commands::doctor::doctor(&options),
         cli::Command::Mcp(options) => commands::exit_code(commands::mcp::mcp(&options)),
         cli::Command::Kernel(options) => commands::exit_code(commands::kernel::kernel(&options)),

@@ -29,6 +29,7 @@ mod issue_summary;
 mod job;
 mod launch;
 mod lines;
+mod live;
 mod locations;
 mod matched_lines;
 mod memory_totals;
@@ -73,6 +74,10 @@ pub use job::{
 pub use launch::{IssueProcessSummary, LaunchIssueSummary, LaunchSummary, SharedMemorySummary};
 pub use lines::{
     FunctionLines, LINES_VERSION, LineFigures, LineRow, LineTensor, LinesOptions, LinesReport, OtherDevice, lines,
+};
+pub use live::{
+    LIVE_VERSION, LiveDevice, LiveGrowth, LiveProcess, LiveProcessReport, LiveRecording, LiveReport, LiveStack,
+    LiveTensor,
 };
 pub use locations::is_library;
 pub use pools::{PoolAllocation, PoolSummary};

@@ -18,6 +18,7 @@ mod job;
 mod json_schema;
 mod launch;
 mod lines;
+mod live;
 mod many_errors;
 mod modules_at_peak;
 #[path = "../native_objects/mod.rs"]

@@ -176,13 +176,29 @@ def peak(*, within: Optional[str] = None) -> Memory:
     return Memory({number: memory.peak for number, memory in range_report(within).devices.items()})
 
 
+#: The formats of :func:`snapshot` by the ending of the file's name.
+_FORMATS = {
+    ".html": "html",
+    ".json": "json",
+    ".csv": "csv",
+    ".svg": "timeline",
+    ".pftrace": "perfetto",
+    ".folded": "folded",
+}
+
+
 def snapshot(path: Union[str, "os.PathLike[str]"]) -> Path:
-    """Writes the recording so far as a snapshot for https://pytorch.org/memory_viz. Returns the path."""
+    """Writes the recording so far into a file. Returns the path.
+
+    The ending of its name selects the format: .html, .json (the summary), .csv, .svg, .pftrace, .folded. Other files are
+    snapshots for https://pytorch.org/memory_viz.
+    """
     trace = _recording.flushed_trace()
     if trace is None:
         raise _library.RecordingError("nothing has been allocated yet")
     target = Path(path)
-    _recording.run_binary("export", trace, "--to", "snapshot", "--output", target)
+    format = _FORMATS.get(target.suffix.lower(), "snapshot")
+    _recording.run_binary("export", trace, "--so-far", "--to", format, "--output", target)
     return target
 
 

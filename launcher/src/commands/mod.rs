@@ -10,6 +10,7 @@ pub(crate) mod export;
 mod job;
 pub(crate) mod kernel;
 pub(crate) mod lines;
+pub(crate) mod live;
 pub(crate) mod manual;
 pub(crate) mod mcp;
 pub(crate) mod open;
@@ -18,6 +19,7 @@ pub(crate) mod report;
 pub(crate) mod run;
 mod selection;
 mod serve;
+pub(crate) mod snapshot;
 pub(crate) mod suspend;
 
 use std::io::{self, IsTerminal, Write};

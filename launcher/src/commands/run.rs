@@ -90,7 +90,7 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
             unsafe { std::env::set_var(name, value) };
         }
     }
-    let token = session::token()?;
+    let token = session::name_of_run()?;
     let listener = session::listen(&token)?;
     let cpu = if run.cpu == Cpu::Auto && (simulation.is_some() || gpu::is_usable()) {
         options::Cpu::Never

@@ -17,6 +17,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags};
 
 use super::refusal::RefusalReason;
+use crate::control::Request;
 use crate::epoll::Epoll;
 
 /// A peer must send its complete hello message within this time.
@@ -106,6 +107,15 @@ struct PendingConnection {
     read: usize,
 }
 
+/// What a connection asks for.
+#[derive(Debug)]
+pub(super) enum Asked {
+    /// A traced process sent a valid hello message: it wants to be recorded.
+    Record(Client),
+    /// Another memtrace command asks about the recording.
+    Inquire(UnixStream, Request),
+}
+
 /// A connection that sent a valid hello message.
 #[derive(Debug)]
 pub(super) struct Client {
@@ -182,8 +192,8 @@ impl Acceptor {
         oldest.and_then(|token| self.pending.remove(&token)).is_some()
     }
 
-    /// Reads the hello message of a connection. `None` while the message is incomplete or when the token is unknown.
-    pub(super) fn read_hello(&mut self, token: u64) -> Option<Result<Client, RefusalReason>> {
+    /// Reads the first message of a connection. `None` while the message is incomplete or when the token is unknown.
+    pub(super) fn read_hello(&mut self, token: u64) -> Option<Result<Asked, RefusalReason>> {
         let connection = self.pending.get_mut(&token)?;
         // A plain read asks for no ancillary data, so the kernel drops any descriptors that were sent along.
         match connection.socket.read(connection.hello.get_mut(connection.read..)?) {
@@ -193,9 +203,10 @@ impl Acceptor {
                     return None;
                 }
                 let PendingConnection { socket, peer, hello, .. } = self.pending.remove(&token)?;
-                Some(match Hello::from_bytes(&hello) {
-                    Some(_) => Ok(Client { socket, peer }),
-                    None => Err(RefusalReason::OtherBuild),
+                Some(match (Hello::from_bytes(&hello), Request::from_bytes(&hello)) {
+                    (Some(_), _) => Ok(Asked::Record(Client { socket, peer })),
+                    (None, Some(request)) => Ok(Asked::Inquire(socket, request)),
+                    (None, None) => Err(RefusalReason::OtherBuild),
                 })
             }
             Err(e) if e.kind() == io::ErrorKind::WouldBlock || e.kind() == io::ErrorKind::Interrupted => None,
@@ -260,7 +271,8 @@ mod tests {
         valid.write_all(&hello[..3]).unwrap();
         assert!(acceptor.read_hello(99).is_none());
         valid.write_all(&hello[3..]).unwrap();
-        assert_eq!(acceptor.read_hello(99).unwrap().unwrap().peer.pid, std::process::id());
+        let Some(Ok(Asked::Record(client))) = acceptor.read_hello(99) else { panic!("no hello") };
+        assert_eq!(client.peer.pid, std::process::id());
         silent[1].write_all(&[7; size_of::<Hello>()]).unwrap();
         assert_eq!(acceptor.read_hello(2).unwrap().unwrap_err(), RefusalReason::OtherBuild);
         drop(silent);

@@ -10,7 +10,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::AsFd;
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
@@ -22,13 +22,15 @@ use memtrace_trace::shm::handshake;
 use memtrace_trace::shm::layout::RING_SLOTS;
 use memtrace_trace::shm::segment::Segment;
 
-use super::acceptor::{Acceptor, Client, refusal_reason};
+use super::acceptor::{Acceptor, Asked, Client, refusal_reason};
+use super::inquiries::Inquiries;
 use super::limits::Limits;
 use super::process::{Activity, Process};
 use super::refusal::RefusalReason;
 use super::window_limit::WindowLimit;
 use super::writer::{self, FileKey, Queue};
 use super::{Outcome, Recorded, Written};
+use crate::control::{Answer, RecordedProcess, Request};
 use crate::epoll::{Epoll, EventFd};
 use crate::metrics::Figures;
 
@@ -80,8 +82,11 @@ impl Drain {
             .and_then(|()| epoll.add(stop.as_fd(), STOP))
             .context("cannot watch the socket")?;
         let stopped = stop.try_clone().context("cannot create an event descriptor")?;
+        let path =
+            std::path::absolute(folder.path()).context("cannot determine the absolute path of the run folder")?;
         let (queue, writer) = writer::start(folder)?;
-        let drain_loop = DrainLoop { figures, ..DrainLoop::new(epoll, listener, stopped, queue) };
+        let address = path.to_string_lossy().into_owned();
+        let drain_loop = DrainLoop { figures, ..DrainLoop::new(epoll, listener, stopped, queue, address) };
         let drain = std::thread::Builder::new()
             .name("memtrace-drain".into())
             .spawn(move || drain_loop.run())
@@ -136,10 +141,13 @@ struct DrainLoop {
     figures: Option<Figures>,
     recorded: Vec<Recorded>,
     refused: Vec<(RefusalReason, u64)>,
+    /// The absolute path of the run folder, for other memtrace commands.
+    folder: String,
+    inquiries: Inquiries,
 }
 
 impl DrainLoop {
-    fn new(epoll: Epoll, listener: UnixListener, stop: EventFd, queue: Queue) -> DrainLoop {
+    fn new(epoll: Epoll, listener: UnixListener, stop: EventFd, queue: Queue, folder: String) -> DrainLoop {
         DrainLoop {
             epoll,
             acceptor: Acceptor::new(listener),
@@ -156,6 +164,8 @@ impl DrainLoop {
             figures: None,
             recorded: Vec::new(),
             refused: Vec::new(),
+            folder,
+            inquiries: Inquiries::default(),
         }
     }
 
@@ -164,7 +174,10 @@ impl DrainLoop {
         let mut stop_at: Option<Instant> = None;
         let mut ready = Vec::new();
         loop {
-            let polls = !self.processes.is_empty() || !self.acceptor.is_idle() || stop_at.is_some();
+            let polls = !self.processes.is_empty()
+                || !self.acceptor.is_idle()
+                || self.inquiries.is_waiting()
+                || stop_at.is_some();
             self.epoll.wait(polls.then_some(pause), &mut ready);
             let mut ended = Vec::new();
             for &token in &ready {
@@ -190,6 +203,7 @@ impl DrainLoop {
             for id in done {
                 self.finish(id, now, None);
             }
+            self.answer_inquiries();
             if let Some(at) = stop_at
                 && (self.processes.is_empty() && self.acceptor.is_idle() || Instant::now() >= at)
             {
@@ -261,7 +275,8 @@ impl DrainLoop {
 
     fn read_hello(&mut self, id: u64) {
         match self.acceptor.read_hello(id) {
-            Some(Ok(client)) => {
+            Some(Ok(Asked::Inquire(socket, request))) => self.inquire(socket, request),
+            Some(Ok(Asked::Record(client))) => {
                 if let Err(reason) = self.start_recording(client) {
                     self.refuse(reason, 1);
                 }
@@ -269,6 +284,32 @@ impl DrainLoop {
             Some(Err(reason)) => self.refuse(reason, 1),
             None => {}
         }
+    }
+
+    /// Takes a request of another memtrace command.
+    fn inquire(&mut self, socket: UnixStream, request: Request) {
+        // The other end may close the connection before it gets an answer.
+        self.epoll.remove(socket.as_fd());
+        let files = match request {
+            Request::Describe => Vec::new(),
+            Request::WriteOut => self.processes.values().map(|process| Arc::clone(process.progress())).collect(),
+        };
+        let number = self.inquiries.add(socket, files);
+        if request == Request::WriteOut {
+            self.processes.values_mut().for_each(|process| process.write_out(number));
+        }
+    }
+
+    fn answer_inquiries(&mut self) {
+        let DrainLoop { inquiries, processes, folder, .. } = self;
+        inquiries.answer(|| Answer {
+            pid: std::process::id(),
+            folder: folder.clone(),
+            processes: processes
+                .values()
+                .map(|process| RecordedProcess { pid: process.pid(), trace: process.file().to_owned() })
+                .collect(),
+        });
     }
 
     /// Sends a segment to a process whose hello was valid, and starts to record it.

@@ -12,6 +12,7 @@
 mod acceptor;
 pub(crate) mod drain_loop;
 mod exit_status;
+mod inquiries;
 mod limits;
 pub(crate) mod merge;
 mod process;

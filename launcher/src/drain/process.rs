@@ -226,6 +226,10 @@ pub(super) struct Process {
     /// Updated by the writer. When the file cannot be written, the traced process stops producing events.
     progress: Arc<FileProgress>,
     flush_requests: FlushRequests,
+    /// The number of the last inquiry, which the drain loop counts.
+    last_inquiry: u64,
+    /// The flushes for inquiries.
+    inquiries: FlushRequests,
     /// The result of the last pass over the rings.
     last_pass: PassResult,
     final_passes: Option<FinalPasses>,
@@ -288,6 +292,8 @@ impl Process {
             out,
             progress,
             flush_requests: FlushRequests::default(),
+            last_inquiry: 0,
+            inquiries: FlushRequests::default(),
             last_pass: PassResult::default(),
             final_passes: None,
             flushed_at: now,
@@ -299,6 +305,21 @@ impl Process {
     /// The process id in the launcher's pid namespace.
     pub(super) fn pid(&self) -> u32 {
         self.pid
+    }
+
+    /// The name of the trace file inside the run folder.
+    pub(super) fn file(&self) -> &str {
+        &self.file
+    }
+
+    /// What the writer has done for the trace file.
+    pub(super) fn progress(&self) -> &Arc<FileProgress> {
+        &self.progress
+    }
+
+    /// Writes out for inquiry `number` what the process has published until now.
+    pub(super) fn write_out(&mut self, number: u64) {
+        self.last_inquiry = number;
     }
 
     /// The descriptor that becomes readable when the process ends. `None` on kernels before 5.3.
@@ -343,6 +364,7 @@ impl Process {
         self.last_pass = pass.result;
         if !self.last_pass.stopped_early && self.last_pass.out_of_place.is_none() {
             self.flush_requests.taken(requested, merge.end());
+            self.inquiries.taken(self.last_inquiry, merge.end());
         }
         let Some(final_passes) = &mut self.final_passes else { return };
         final_passes.allowance = final_passes.allowance.saturating_sub(self.last_pass.activity.slots);
@@ -361,22 +383,26 @@ impl Process {
     }
 
     /// Runs the periodic work: releases overdue events, then flushes the batch with thread names, clock points and
-    /// counters. A flush that the traced process has requested happens as soon as its events are in the batch.
+    /// counters. A flush that the traced process or an inquiry has requested happens as soon as its events are in the
+    /// batch.
     pub(super) fn tick(&mut self, now: Duration, queue: &Queue) {
         let Process { segment, dir, threads, merge, out, .. } = self;
         merge.tick(now, &mut |e| out.event(e, queue));
         let since = now.saturating_sub(self.flushed_at);
-        let request = if since < REQUESTED_FLUSH_INTERVAL { None } else { self.flush_requests.ready(merge.next()) };
-        if request.is_none() && (since < FLUSH_INTERVAL || (out.batch.is_empty() && !out.unflushed)) {
+        let may_flush = since >= REQUESTED_FLUSH_INTERVAL;
+        let request = if may_flush { self.flush_requests.ready(merge.next()) } else { None };
+        let inquiry = if may_flush { self.inquiries.ready(merge.next()) } else { None };
+        let is_requested = request.is_some() || inquiry.is_some();
+        if !is_requested && (since < FLUSH_INTERVAL || (out.batch.is_empty() && !out.unflushed)) {
             return;
         }
-        out.batch.request = request;
+        (out.batch.request, out.batch.inquiry) = (request, inquiry);
         threads.refresh(dir, now, false, &mut |d| out.launcher_definition(d, queue));
-        if request.is_some() || now.saturating_sub(self.clock_at) >= CLOCK_INTERVAL {
+        if is_requested || now.saturating_sub(self.clock_at) >= CLOCK_INTERVAL {
             out.batch.clock = Some(ClockPoint::read());
             self.clock_at = now;
         }
-        if request.is_some() || now.saturating_sub(self.counters_at) >= COUNTERS_INTERVAL {
+        if is_requested || now.saturating_sub(self.counters_at) >= COUNTERS_INTERVAL {
             out.batch.counters = Some(Box::new(read_counters(segment)));
             self.counters_at = now;
         }
@@ -502,7 +528,7 @@ struct FinalPasses {
     count: u32,
 }
 
-/// The flushes that the traced process has requested. One is served at a time: the newest request includes earlier ones.
+/// The flushes that the traced process, or inquiries, have requested. One is served at a time: the newest request includes earlier ones.
 #[derive(Default, Debug)]
 struct FlushRequests {
     /// The number of the last request whose events were taken from the rings.

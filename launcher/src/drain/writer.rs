@@ -45,6 +45,8 @@ pub(crate) struct Batch {
     pub(crate) flush: bool,
     /// The number of the traced process's request that this flush serves, if there is one.
     pub(crate) request: Option<u64>,
+    /// The number of the inquiry that this flush serves, if there is one.
+    pub(crate) inquiry: Option<u64>,
 }
 
 /// What the writer thread reports about a file.
@@ -54,6 +56,15 @@ pub(crate) struct FileProgress {
     pub(crate) failed: AtomicBool,
     /// The number of the last request ([`Batch::request`]) whose events are in the file.
     pub(crate) served: AtomicU64,
+    /// The number of the last inquiry ([`Batch::inquiry`]) whose events are in the file.
+    pub(crate) written_out: AtomicU64,
+}
+
+impl FileProgress {
+    /// Whether the file has all that it will ever have of the events before this inquiry.
+    pub(crate) fn is_complete(&self, inquiry: u64) -> bool {
+        self.written_out.load(Ordering::Acquire) >= inquiry || self.failed.load(Ordering::Acquire)
+    }
 }
 
 impl Batch {
@@ -214,6 +225,9 @@ impl Files {
                     if let Some(request) = batch.request {
                         file.progress.served.store(request, Ordering::Release);
                     }
+                    if let Some(inquiry) = batch.inquiry {
+                        file.progress.written_out.store(inquiry, Ordering::Release);
+                    }
                 }
                 Err(e) => {
                     file.fail(e.to_string());
@@ -247,6 +261,7 @@ impl Files {
             };
             self.truncated.push((self.done.len(), trace));
         }
+        file.progress.written_out.store(u64::MAX, Ordering::Release);
         self.done.push(file.written);
     }
 

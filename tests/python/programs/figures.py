@@ -1,5 +1,6 @@
 """Compares the figures of the API with PyTorch's own, at several points in time."""
 
+import json
 import pickle
 import sys
 import threading
@@ -85,4 +86,11 @@ for segment in torch.cuda.memory_snapshot():
             theirs.add(address)
         address += block["size"]
 assert ours == theirs and ours
+
+# The ending selects the format.
+summary = json.loads(gpu_memtrace.snapshot(sys.argv[1] + ".json").read_text())
+totals = {d["device"]: d["end"]["totals"] for d in summary["processes"][0]["devices"]}
+assert {d: t["allocated_bytes"] for d, t in totals.items()} == {d: torch.cuda.memory_allocated(d) for d in range(2)}
+assert summary["problems"] == []
+assert gpu_memtrace.snapshot(sys.argv[1] + ".html").read_bytes().startswith(b"<!DOCTYPE html>")
 print("done")

@@ -77,6 +77,8 @@ pub struct Reader {
     blocks: Vec<BlockInfo>,
     damage: Damage,
     exceeded: Option<Exceeded>,
+    /// Where [`Self::follow`] goes on, as an offset in the file.
+    followed_to: u64,
 }
 
 impl Reader {
@@ -96,11 +98,28 @@ impl Reader {
     /// [`Self::of`] for one of several files that share a budget. The file's own size is added to it.
     pub fn within(path: &Path, file: File, budget: &Budget) -> Result<Reader> {
         let len = untrusted::check(&file).map_err(Error::io(format!("cannot read {}", path.display())))?.len();
-        let mut start = vec![0; FILE_HEADER.min(len as usize)];
         budget.add_file(&file).map_err(Error::io(format!("cannot read {}", path.display())))?;
+        let mut reader = Reader::unread(path, file, len)?;
+        reader.read_index(len, budget)?;
+        reader.damage.over_budget += reader.definitions.complete(budget);
+        Ok(reader)
+    }
+
+    /// Opens a trace that is still being written, to read its events while it grows: [`Self::follow`] reads the index.
+    /// Definitions are left out.
+    pub fn following(path: impl AsRef<Path>) -> Result<Reader> {
+        let path = path.as_ref();
+        let file = untrusted::open(path).map_err(Error::io(format!("cannot open {}", path.display())))?;
+        let len = untrusted::check(&file).map_err(Error::io(format!("cannot read {}", path.display())))?.len();
+        Reader::unread(path, file, len)
+    }
+
+    /// A reader of a file whose header is valid, and of which nothing else was read. `len` is the length of the file.
+    fn unread(path: &Path, file: File, len: u64) -> Result<Reader> {
+        let mut start = vec![0; FILE_HEADER.min(len as usize)];
         file.read_exact_at(&mut start, 0).map_err(Error::io(format!("cannot read {}", path.display())))?;
         let version = check_file_header(&start)?;
-        let mut reader = Reader {
+        Ok(Reader {
             path: path.to_owned(),
             file,
             version,
@@ -112,10 +131,42 @@ impl Reader {
             blocks: Vec::new(),
             damage: Damage::default(),
             exceeded: None,
-        };
-        reader.read_index(len, budget)?;
-        reader.damage.over_budget += reader.definitions.complete(budget);
-        Ok(reader)
+            followed_to: FILE_HEADER as u64,
+        })
+    }
+
+    /// Adds the blocks, the clock points and the end that were appended since the last call to the index. Returns the
+    /// number of new blocks. A frame that is not complete yet is left for the next call.
+    pub fn follow(&mut self) -> Result<usize> {
+        let cannot = || Error::io(format!("cannot read {}", self.path.display()));
+        let len = untrusted::check(&self.file).map_err(cannot())?.len();
+        let budget = Budget::of_file(&self.file).map_err(cannot())?;
+        let (mut bounds, before) = (Bounds::new(&budget), self.blocks.len());
+        while self.followed_to < len {
+            let at = self.followed_to;
+            let Some(header) = self.header_at(at, len)? else {
+                let next = self.resync(at + 1, len)?;
+                if next < len {
+                    self.damage.damaged_ranges += 1;
+                    self.damage.bytes_skipped += next - at;
+                    self.followed_to = next;
+                    continue;
+                }
+                break;
+            };
+            let end = at + FRAME_HEADER as u64 + u64::from(header.stored_len);
+            if end > len {
+                break;
+            }
+            if matches!(header.kind, Kind::Events | Kind::Clock | Kind::End)
+                && !self.read_frame(at, &header, &budget, &mut bounds)
+            {
+                self.damage.damaged_ranges += 1;
+                self.damage.bytes_skipped += end - at;
+            }
+            self.followed_to = end;
+        }
+        Ok(self.blocks.len() - before)
     }
 
     /// The path of the trace.

@@ -149,3 +149,29 @@ fn a_failed_write_is_reported_once_and_leaves_a_valid_trace() {
     assert_eq!(reader.event_count(), failed.unwrap() - 1);
     assert!(reader.damage().is_tail_truncated);
 }
+
+#[test]
+fn a_growing_file_is_followed_frame_by_frame() {
+    let whole = sample(9, 3);
+    // However the file grows, each event is read once, and none before its frame is complete.
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("1.mtr");
+    for step in [1, 7, whole.len()] {
+        std::fs::write(&path, &whole[..16]).unwrap();
+        let mut reader = Reader::following(&path).unwrap();
+        let mut seen = 0;
+        for len in (16..whole.len()).step_by(step).chain([whole.len()]) {
+            std::fs::write(&path, &whole[..len]).unwrap();
+            seen += reader.follow().unwrap();
+            assert_eq!(seen, reader.blocks().len());
+            assert_eq!(reader.end().is_some(), len == whole.len());
+        }
+        assert_eq!((seen, reader.follow().unwrap()), (3, 0));
+        assert!(reader.damage().is_none());
+        let mut read = Vec::new();
+        for block in reader.events() {
+            read.extend(block.unwrap().iter().map(|event| event.seq));
+        }
+        assert_eq!(read, (1..10).collect::<Vec<_>>());
+    }
+}

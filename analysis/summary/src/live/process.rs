@@ -1,0 +1,320 @@
+//! The state of one process that is being recorded.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use memtrace_input::error::{Error, Result};
+use memtrace_input::load::{Process, Run};
+use memtrace_input::{EventSource, open_run};
+use memtrace_insight::passes::{Analysis, Category, PhaseTracker, ProgramPosition};
+use memtrace_insight::rules::library_name;
+use memtrace_replay::{BlockState, Change, MemoryLocation, Names, Owner, Replay};
+use memtrace_trace::event::{Action, Event, Source};
+use memtrace_trace::file::Reader;
+use memtrace_trace::ids::{ContextId, StackId};
+
+use super::growth::Growth;
+use super::learned::Learned;
+use super::report::{LiveDevice, LiveGrowth, LiveProcessReport, LiveStack, LiveTensor};
+use crate::locations::Locations;
+use crate::summary::{CategoryAmount, OwnerBytes};
+use crate::totals::totals;
+
+/// The maximum number of stacks, and of tensors, in a report.
+const MAX_ROWS: usize = 100;
+/// The least time between two analyses, and how many times the duration of the last one.
+const MIN_PAUSE: Duration = Duration::from_secs(2);
+const PAUSE_FACTOR: u32 = 20;
+/// A slower growth than this, in bytes a minute, gives no forecast.
+const MIN_FORECAST_GROWTH: i64 = 1 << 20;
+
+/// The memory in use on a device when the driver was asked for it.
+#[derive(Clone, Copy, Debug)]
+struct Reading {
+    total: u64,
+    used: u64,
+    /// What this process had allocated then.
+    own: u64,
+}
+
+/// Follows the trace of one process while it is being written.
+#[derive(Debug)]
+pub struct LiveProcess {
+    path: PathBuf,
+    run: Run,
+    names: Names,
+    learned: Learned,
+    state: State,
+    /// Whether the recording has what the last analysis does not know, and when the next one may begin.
+    next_analysis: Instant,
+}
+
+/// What the events so far have made of the process.
+#[derive(Debug)]
+struct State {
+    reader: Reader,
+    /// The number of blocks of the trace that were read.
+    read: usize,
+    /// The number of stacks that the analysis knows.
+    known_stacks: usize,
+    replay: Replay,
+    tracker: PhaseTracker,
+    /// The position at the end of the analysis.
+    analyzed: ProgramPosition,
+    step: Option<u32>,
+    readings: BTreeMap<i16, Reading>,
+    /// By the index of the device in the replay.
+    growth: Vec<Growth>,
+    /// The allocated bytes before the current event, by the same index.
+    levels: Vec<u64>,
+    events: u64,
+    lost_events: u64,
+    oom_count: u64,
+    is_outdated: bool,
+}
+
+impl LiveProcess {
+    /// Reads a trace that is being written.
+    pub fn open(path: &Path) -> Result<LiveProcess> {
+        let began = Instant::now();
+        let run = open_run(path)?;
+        let process = only(&run, path)?;
+        let recording = process.recording();
+        let names = Names::of(recording);
+        let mut learned = Learned::default();
+        Analysis::with_observer(recording, process.trace_index(), &names, &mut learned, &mut |_| {});
+        let (replay, tracker) = (Replay::new(process.trace_index(), None), PhaseTracker::of(recording));
+        let mut state = State {
+            reader: Reader::following(path).map_err(|cause| Error::Trace { path: path.to_owned(), cause })?,
+            read: 0,
+            known_stacks: recording.definitions().stacks.len(),
+            growth: vec![Growth::default(); replay.devices().len()],
+            levels: vec![0; replay.devices().len()],
+            replay,
+            analyzed: *tracker.now(),
+            tracker,
+            step: None,
+            readings: BTreeMap::new(),
+            events: 0,
+            lost_events: 0,
+            oom_count: 0,
+            is_outdated: false,
+        };
+        state.advance(path)?;
+        state.analyzed = *state.tracker.now();
+        let next_analysis = Instant::now() + MIN_PAUSE.max(began.elapsed() * PAUSE_FACTOR);
+        Ok(LiveProcess { path: path.to_owned(), run, names, learned, state, next_analysis })
+    }
+
+    /// Reads what was appended to the trace. Analyzes all events again if that is needed, and if the last analysis was
+    /// long enough ago.
+    pub fn advance(&mut self) -> Result<()> {
+        self.state.advance(&self.path)?;
+        if self.state.is_outdated && Instant::now() >= self.next_analysis {
+            *self = LiveProcess::open(&self.path)?;
+        }
+        Ok(())
+    }
+
+    /// The number of out-of-memory errors so far.
+    pub fn oom_count(&self) -> u64 {
+        self.state.oom_count
+    }
+
+    /// The current figures.
+    pub fn report(&self) -> LiveProcessReport {
+        let mut report = LiveProcessReport {
+            trace: self.path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+            events: self.state.events,
+            lost_events: self.state.lost_events,
+            oom_count: self.state.oom_count,
+            step: self.state.step,
+            phase: self.state.tracker.now().phase,
+            ..LiveProcessReport::default()
+        };
+        if let Some(process) = self.run.processes().first() {
+            (report.pid, report.rank, report.world_size) = (process.pid(), process.rank(), process.world_size());
+            report.argv.clone_from(&process.info().argv);
+            let devices = 0..self.state.replay.devices().len();
+            report.devices = devices.map(|slot| self.device(process, slot)).collect();
+        }
+        report
+    }
+
+    fn device(&self, process: &Process, slot: usize) -> LiveDevice {
+        let State { replay, tracker, readings, growth, .. } = &self.state;
+        let device = &replay.devices()[slot];
+        let allocator = &device.allocator;
+        let (mut by_category, mut by_place, mut tensors) = (BTreeMap::new(), HashMap::new(), Vec::new());
+        for (_, block) in allocator.allocated().filter(|(_, block)| block.state == BlockState::Allocated) {
+            let place = (block.stack, tracker.stacks().contexts().node(block.context));
+            let category = self.learned.category(block.seq, place, &self.names);
+            add(by_category.entry(category).or_default(), block.size);
+            add(by_place.entry((place, category)).or_default(), block.size);
+            if let Some(names) = self.names.of_allocation(block.seq) {
+                tensors.push((block.size, block.seq, category, names));
+            }
+        }
+        tensors.sort_by_key(|(bytes, seq, ..)| (std::cmp::Reverse(*bytes), *seq));
+        let tensors = tensors.into_iter().take(MAX_ROWS).map(|(bytes, _, category, names)| LiveTensor {
+            name: names.text(),
+            shape: names.shape.to_string(),
+            category,
+            bytes,
+        });
+        let locations = Locations::new(process.definitions(), process.directory());
+        let definition =
+            u32::try_from(device.device).ok().and_then(|ordinal| process.definitions().devices.get(&ordinal));
+        let reading = readings.get(&device.device);
+        let total_bytes =
+            reading.map(|reading| reading.total).or(definition.map(|d| d.total).filter(|total| *total > 0));
+        let own = replay.physical().total(MemoryLocation::Device(device.device)).current;
+        // What others and the driver had in use at the reading, and what this process has now.
+        let used_bytes = reading.map(|reading| (reading.used + own).saturating_sub(reading.own));
+        let usage = allocator.usage();
+        let per_minute_bytes = growth[slot].per_minute(process.recording().calibration().ns_per_tick());
+        let cached = usage.reserved.saturating_sub(usage.allocated);
+        let free = total_bytes.zip(used_bytes).map(|(total, used)| total.saturating_sub(used) + cached);
+        let oom_in_ns = free.zip(per_minute_bytes.filter(|growth| *growth >= MIN_FORECAST_GROWTH));
+        LiveDevice {
+            device: device.device,
+            name: definition.map(|d| d.name.to_string()).filter(|name| !name.is_empty()),
+            total_bytes,
+            used_bytes,
+            totals: totals(usage),
+            highest: totals(allocator.peak()),
+            by_category: by_category
+                .into_iter()
+                .map(|(category, (bytes, blocks))| CategoryAmount { category, bytes, blocks })
+                .collect(),
+            by_owner: self.owners(process, device.device),
+            stacks: largest_stacks(&locations, by_place),
+            tensors: tensors.collect(),
+            growth: LiveGrowth {
+                per_step_bytes: growth[slot].per_step(),
+                per_minute_bytes,
+                oom_in_ns: oom_in_ns.map(|(free, growth)| (free as f64 / growth as f64 * 60e9) as u64),
+            },
+        }
+    }
+
+    /// The owners of a device's memory. Several objects of one library are one.
+    fn owners(&self, process: &Process, device: i16) -> Vec<OwnerBytes> {
+        let mut owners: BTreeMap<&str, u64> = BTreeMap::new();
+        for ((location, owner), usage) in self.state.replay.physical().usage_by_owner() {
+            if *location != MemoryLocation::Device(device) || usage.current == 0 {
+                continue;
+            }
+            let name = match owner {
+                Owner::CachingAllocator => "PyTorch's caching allocator",
+                Owner::Module(id) => library_name(process.definitions().module(*id).unwrap_or_default()),
+            };
+            *owners.entry(name).or_default() += usage.current;
+        }
+        let mut owners: Vec<OwnerBytes> =
+            owners.into_iter().map(|(owner, bytes)| OwnerBytes { owner: owner.to_owned(), bytes }).collect();
+        owners.sort_by_key(|owner| std::cmp::Reverse(owner.bytes));
+        owners
+    }
+}
+
+/// Bytes and the number of blocks.
+type Sum = (u64, u64);
+
+fn add(sum: &mut Sum, bytes: u64) {
+    *sum = (sum.0 + bytes, sum.1 + 1);
+}
+
+/// A stack and its autograd node.
+type Place = (StackId, ContextId);
+
+fn largest_stacks(locations: &Locations<'_>, by_place: HashMap<(Place, Category), Sum>) -> Vec<LiveStack> {
+    let mut places: Vec<((Place, Category), Sum)> = by_place.into_iter().collect();
+    places.sort_by_key(|(key, (bytes, _))| (std::cmp::Reverse(*bytes), *key));
+    let row = |(((stack, context), category), (bytes, blocks))| LiveStack {
+        location: locations.stack(stack, context).location,
+        category,
+        bytes,
+        blocks,
+    };
+    places.into_iter().take(MAX_ROWS).map(row).collect()
+}
+
+fn only<'a>(run: &'a Run, path: &Path) -> Result<&'a Process> {
+    run.processes().first().ok_or_else(|| Error::NoTraces { path: path.to_owned() })
+}
+
+impl State {
+    /// Reads the events that were appended to the trace.
+    fn advance(&mut self, path: &Path) -> Result<()> {
+        self.reader.follow().map_err(|cause| Error::Trace { path: path.to_owned(), cause })?;
+        let blocks = self.reader.blocks()[self.read..].to_vec();
+        self.read += blocks.len();
+        let mut events = Vec::new();
+        for block in &blocks {
+            match self.reader.decode(block, &mut events) {
+                Ok(()) => events.iter().for_each(|event| self.apply(event)),
+                Err(lost) => self.lost_events += u64::from(lost.events),
+            }
+        }
+        Ok(())
+    }
+
+    fn apply(&mut self, e: &Event) {
+        self.events += 1;
+        if e.source == Source::Label {
+            self.tracker.observe_label(e);
+            return;
+        }
+        self.is_outdated |= e.stack.index() >= self.known_stacks && !e.stack.is_none() || self.is_of_new_source(e);
+        let State { replay, tracker, growth, oom_count, .. } = self;
+        replay.apply(e, |replay, slot, e, change| {
+            if matches!(change, Change::Alloc(_) | Change::FreeRequested(_) | Change::Oom) {
+                tracker.observe(e);
+                *oom_count += u64::from(change == Change::Oom);
+            }
+            if let Some(growth) = growth.get_mut(slot) {
+                growth.changed(e.ticks, replay.devices()[slot].allocator.usage().allocated);
+            }
+        });
+        if e.action == Action::DeviceUsage {
+            let own = self.replay.physical().total(MemoryLocation::Device(e.device)).current;
+            let reading = Reading { total: e.size, used: e.size.saturating_sub(e.addr), own };
+            self.readings.insert(e.device, reading);
+        }
+        let step = self.step_now();
+        if step != self.step {
+            if let Some(step) = step {
+                for (growth, level) in self.growth.iter_mut().zip(&self.levels) {
+                    growth.step_began(step, e.ticks, *level);
+                }
+            }
+            self.step = step;
+        }
+        for (level, device) in self.levels.iter_mut().zip(self.replay.devices()) {
+            *level = device.allocator.usage().allocated;
+        }
+    }
+
+    /// Whether an event shows a device, or a better source of one, that the replay does not have.
+    fn is_of_new_source(&self, e: &Event) -> bool {
+        let Some((device, source)) = EventSource::of(e) else { return false };
+        let known = self.replay.devices().iter().find(|known| known.device == device);
+        let has_gpu = self.replay.devices().iter().any(|known| known.device >= 0);
+        known.map_or(device >= 0 || !has_gpu, |known| source > known.source)
+    }
+
+    /// The step of the program. The ranges that PyTorch marks show the steps up to the analysis; after it, the optimizer
+    /// steps are counted.
+    fn step_now(&self) -> Option<u32> {
+        let (now, analyzed) = (self.tracker.now(), &self.analyzed);
+        let step = now.step?;
+        if Some(step) != analyzed.step || analyzed.optimizer_steps == 0 {
+            return Some(step);
+        }
+        let more = u64::from(now.optimizer_steps.saturating_sub(analyzed.optimizer_steps));
+        let per_step = u64::from(analyzed.optimizer_steps).div_ceil(u64::from(step) + 1).max(1);
+        Some(step.saturating_add((more / per_step) as u32))
+    }
+}

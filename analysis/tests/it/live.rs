@@ -1,0 +1,44 @@
+//! The figures of a recording that goes on: whenever a trace was opened, its figures are those of the whole trace.
+
+use memtrace_analysis::report::{LiveProcess, LiveReport};
+use memtrace_analysis::{open_run, summarize};
+
+use crate::small_trace::trace;
+
+#[test]
+fn a_trace_that_grows_has_the_figures_of_the_whole_trace() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("7.mtr");
+    let whole = trace(3);
+    std::fs::write(&path, &whole).unwrap();
+    let expected = LiveProcess::open(&path).unwrap().report();
+    let run = open_run(&path).unwrap();
+    let summary = summarize(&run, &mut |_| {}).unwrap();
+    for (live, report) in expected.devices.iter().zip(&summary.processes[0].devices) {
+        let end = report.end.as_ref().unwrap();
+        assert_eq!((live.totals, live.highest), (end.totals, report.highest));
+        assert_eq!(live.by_category, end.by_category);
+    }
+    let mut opened = 0;
+    for begins in (0..whole.len()).step_by(50) {
+        std::fs::write(&path, &whole[..begins]).unwrap();
+        // A trace of which the definitions are not written yet has no devices.
+        let Ok(mut process) = LiveProcess::open(&path) else { continue };
+        opened += 1;
+        for len in (begins..whole.len()).step_by(71).chain([whole.len()]) {
+            std::fs::write(&path, &whole[..len]).unwrap();
+            process.advance().unwrap();
+        }
+        let report = process.report();
+        assert_eq!((report.events, report.lost_events), (expected.events, 0), "opened at byte {begins}");
+        for (live, expected) in report.devices.iter().zip(&expected.devices) {
+            assert_eq!((live.totals, live.highest), (expected.totals, expected.highest), "opened at byte {begins}");
+        }
+    }
+    assert!(opened > 3, "{opened}");
+}
+
+#[test]
+fn the_schema_file_matches_the_types() {
+    crate::golden::assert_matches("../../schema/live.schema.json", &LiveReport::json_schema());
+}
