@@ -41,7 +41,7 @@ def train(states, actions):
 
 
 def sync():
-    actor.load_state_dict(learner.state_dict())
+    actor.load_state_dict(copy.deepcopy(learner.state_dict()))
 
 
 for iteration in range(6):

@@ -7,6 +7,7 @@ use std::process::Command;
 use memtrace_analysis::report::{IssueSummary, LabelSummary};
 use memtrace_analysis::rules::RuleId;
 use memtrace_analysis::{open_run, summarize};
+use memtrace_tests::random_delays::run_with_random_delays;
 use memtrace_tests::traced_program::{Run, TracedProgram, memtrace};
 
 fn recorded(program: &str) -> Run {
@@ -17,7 +18,10 @@ fn recorded(program: &str) -> Run {
 
 /// All issues of a program of `tests/programs/issues`.
 fn issues(program: &str) -> Vec<IssueSummary> {
-    let run = recorded(&format!("issues/{program}"));
+    issues_of(&recorded(&format!("issues/{program}")))
+}
+
+fn issues_of(run: &Run) -> Vec<IssueSummary> {
     let summary = summarize(&open_run(run.path()).unwrap(), &mut |_| {}).unwrap();
     summary.processes.into_iter().flat_map(|process| process.issues).collect()
 }
@@ -53,6 +57,18 @@ fn a_tensor_that_is_replaced_by_a_longer_one_is_a_leak() {
     let (headline, location, _) = leak("trail.py");
     assert!(headline.starts_with("96.0 KiB more with each iteration, 1"), "{headline}");
     assert!(location.ends_with("issues/trail.py:17"), "{location}");
+}
+
+#[test]
+fn delays_change_nothing_but_the_time_until_the_memory_is_full() {
+    let texts = |run: &Run| {
+        run.assert_ended_well();
+        issues_of(run).into_iter().map(|issue| (issue.headline, issue.evidence)).collect::<Vec<_>>()
+    };
+    let program = TracedProgram::python("issues/endpoints.py", &[]).option("--no-snapshot");
+    let (delayed, stops) = run_with_random_delays(&program, 1);
+    assert!(stops > 3, "the run was delayed {stops} times");
+    assert_eq!(texts(&delayed), texts(&program.run()));
 }
 
 #[test]
