@@ -285,8 +285,9 @@ fn live_figures_are_those_of_pytorch_and_of_the_report() {
     let text = output(Command::new(memtrace()).args(["live", "--once"]).arg(&run));
     let text = String::from_utf8(text.stdout).unwrap();
     assert!(text.contains("GPU 0: allocated ") && text.contains("growth +4.00 MiB/step"), "{text}");
-    recorded.end();
+    let folder = recorded.end();
     assert!(fails(Command::new(memtrace()).args(["live", "--once"]).arg(&run)).contains("has ended"));
+    drop(folder);
 }
 
 #[test]
