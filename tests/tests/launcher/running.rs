@@ -1,9 +1,9 @@
 //! Commands that read a recording while it runs, from outside the traced process: `memtrace snapshot`.
 
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, ChildStderr, Command, Stdio};
 
 use memtrace_tests::json_schema;
 use memtrace_tests::traced_program::TracedProgram;
@@ -41,13 +41,19 @@ impl Recorded {
 
     /// The process id of the recorded program.
     fn pid(&self) -> u32 {
-        let traces = traces(&self.run());
-        traces[0].file_stem().unwrap().to_str().unwrap().parse().unwrap()
+        // The launcher creates the file after the process has begun.
+        wait_for(|| !traces(&self.run()).is_empty());
+        traces(&self.run())[0].file_stem().unwrap().to_str().unwrap().parse().unwrap()
     }
 
     /// Lets the program go on.
     fn go_on(&mut self) {
-        self.launcher.child.stdin.as_mut().unwrap().write_all(b"more\n").unwrap();
+        self.say("more");
+    }
+
+    /// Writes a line to the program.
+    fn say(&mut self, line: &str) {
+        self.launcher.child.stdin.as_mut().unwrap().write_all(format!("{line}\n").as_bytes()).unwrap();
     }
 
     /// Ends the program, and waits until the launcher has ended.
@@ -176,6 +182,65 @@ fn a_snapshot_has_what_pytorch_counts() {
     recorded.end();
 }
 
+/// A snapshot command that waits for its trigger.
+struct Waiting {
+    child: Child,
+    stderr: BufReader<ChildStderr>,
+}
+
+impl Waiting {
+    /// Returns when the command has read the figures for the first time.
+    fn start(arguments: &[&dyn AsRef<std::ffi::OsStr>]) -> Waiting {
+        let mut child = snapshot(arguments).stderr(Stdio::piped()).spawn().unwrap();
+        let mut waiting = Waiting { stderr: BufReader::new(child.stderr.take().unwrap()), child };
+        assert_eq!(waiting.line(), "waiting for the trigger");
+        waiting
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.stderr.read_line(&mut line).unwrap();
+        line.trim_end().to_owned()
+    }
+
+    fn exit_code(mut self) -> Option<i32> {
+        self.child.wait().unwrap().code()
+    }
+}
+
+#[test]
+fn a_condition_and_an_interval_write_numbered_files() {
+    let mut recorded = Recorded::producer(&["events=1000", "write", "say=ready", "wait"]);
+    assert_eq!(recorded.launcher.line(), "ready");
+    let at = |name: &str| recorded.folder.path().join(name);
+    let run = recorded.run();
+    succeeds(&mut snapshot(&[&run, &"--when", &"allocated > 1KiB", &"--count", &"1", &"-o", &at("high.json")]));
+    assert_eq!(json(&at("high-1.json"))["run"]["events"], 1000);
+    succeeds(&mut snapshot(&[&run, &"--every", &"1s", &"--count", &"2", &"-o", &at("now.json")]));
+    assert!(at("now-1.json").exists() && at("now-2.json").exists() && !at("now.json").exists());
+    let text = stderr(&output(&mut snapshot(&[&run, &"--when", &"allocated < 5"])));
+    assert!(text.contains("expected allocated, reserved or used"), "{text}");
+    // What never happens is no success.
+    let waiting = Waiting::start(&[&run, &"--when", &"allocated > 1TiB", &"-o", &at("never.json")]);
+    let folder = recorded.end();
+    assert_eq!(waiting.exit_code(), Some(1));
+    assert!(!folder.path().join("never-1.json").exists());
+}
+
+#[test]
+fn an_out_of_memory_error_writes_a_file() {
+    let mut recorded = Recorded::training();
+    recorded.launcher.line();
+    let out = recorded.folder.path().join("oom.json");
+    let mut waiting = Waiting::start(&[&recorded.run(), &"--on", &"oom", &"--count", &"1", &"-o", &out]);
+    recorded.say("oom");
+    assert_eq!(waiting.line(), format!("out-of-memory error in process {}", recorded.pid()));
+    assert_eq!(waiting.exit_code(), Some(0));
+    let device = json(&recorded.folder.path().join("oom-1.json"))["processes"][0]["devices"][0].clone();
+    assert_eq!((&device["oom_count"], &device["ooms"][0]["requested_bytes"]), (&1.into(), &(1u64 << 47).into()));
+    recorded.end();
+}
+
 /// The figures of `memtrace live --once --json`.
 fn figures(target: &dyn AsRef<std::ffi::OsStr>) -> Value {
     let output = output(Command::new(memtrace()).args(["live", "--once", "--json"]).arg(target));
@@ -220,8 +285,9 @@ fn live_figures_are_those_of_pytorch_and_of_the_report() {
     let text = output(Command::new(memtrace()).args(["live", "--once"]).arg(&run));
     let text = String::from_utf8(text.stdout).unwrap();
     assert!(text.contains("GPU 0: allocated ") && text.contains("growth +4.00 MiB/step"), "{text}");
-    recorded.end();
+    let folder = recorded.end();
     assert!(fails(Command::new(memtrace()).args(["live", "--once"]).arg(&run)).contains("has ended"));
+    drop(folder);
 }
 
 #[test]

@@ -53,8 +53,7 @@ pub struct LiveProcessReport {
     pub trace: String,
     /// The number of events so far.
     pub events: u64,
-    /// The number of events that could not be read. Absent if there is none.
-    #[serde(skip_serializing_if = "is_zero")]
+    /// The number of events that could not be read.
     pub lost_events: u64,
     /// The number of out-of-memory errors so far.
     pub oom_count: u64,
@@ -139,10 +138,6 @@ pub struct LiveTensor {
     pub category: Category,
     /// The bytes of its block.
     pub bytes: u64,
-}
-
-fn is_zero(count: &u64) -> bool {
-    *count == 0
 }
 
 impl LiveReport {

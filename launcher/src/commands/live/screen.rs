@@ -27,7 +27,7 @@ const CACHED: Color = Color::DarkGray;
 /// The rows of the legend of categories.
 const LEGEND_ROWS: usize = 3;
 /// The width of an entry of a legend, in columns.
-const ENTRY: usize = 26;
+const ENTRY: usize = 39;
 
 /// Draws the view.
 pub(super) fn draw(frame: &mut Frame<'_>, view: &View) {
@@ -285,24 +285,23 @@ mod tests {
         assert_eq!(lines[..3], expected);
         // 80 columns for 80 GiB.
         assert_eq!(lines[3], format!("{}{}", "█".repeat(44), "░".repeat(36)));
-        assert_eq!(lines[4], "■ 30.0 GiB activations 75  ■ 10.0 GiB parameters 25 % ■ 4.00 GiB reserved, una");
-        assert_eq!(lines[5], format!("{}{}", "█".repeat(45), "░".repeat(35)));
-        assert!(
-            lines[6].starts_with("■ 44.0 GiB PyTorch's cachi") && lines[6].contains("1.00 GiB NCCL 2 %"),
-            "{}",
-            lines[6]
-        );
-        assert_eq!(lines[7], "growth +1.00 MiB/step, +60.0 MiB/min; out of memory in 60 min at this rate");
-        assert_eq!(lines[8].trim(), "Bytes*   Blocks  Category              Allocated at");
-        assert_eq!(lines[9], " 30.0 GiB       50  activations           model.py:88 forward");
-        assert!(lines[10].ends_with("train.py:7 load\\u{1b}[2J") || !lines[10].contains('\u{1b}'), "{}", lines[10]);
+        assert_eq!(lines[4], format!("{:<39}{}", "■ 30.0 GiB activations 75 %", "■ 10.0 GiB parameters 25 %"));
+        assert_eq!(lines[5], "■ 4.00 GiB reserved, unallocated");
+        assert_eq!(lines[6], format!("{}{}", "█".repeat(45), "░".repeat(35)));
+        let owners = &lines[7];
+        assert!(owners.starts_with("■ 44.0 GiB PyTorch's caching allocator"), "{owners}");
+        assert!(owners.ends_with("■ 1.00 GiB NCCL 2 %"), "{owners}");
+        assert_eq!(lines[8], "growth +1.00 MiB/step, +60.0 MiB/min; out of memory in 60 min at this rate");
+        assert_eq!(lines[9].trim(), "Bytes*   Blocks  Category              Allocated at");
+        assert_eq!(lines[10], " 30.0 GiB       50  activations           model.py:88 forward");
+        assert!(lines[11].contains("train.py:7 load") && !lines[11].contains('\u{1b}'), "{}", lines[11]);
         assert_eq!(lines[23], "q quit  tab process  d device  t stacks/tensors  s sort  / search");
     }
 
     #[test]
     fn keys_select_sort_and_search() {
         let mut view = View::new(report());
-        let first_row = |view: &View| screen(view, 80, 24)[9].clone();
+        let first_row = |view: &View| screen(view, 80, 24)[10].clone();
         assert!(!press_all(&mut view, "s"));
         assert!(first_row(&view).contains("train.py:7"), "by blocks: {}", first_row(&view));
         press_all(&mut view, "sss/MODEL");

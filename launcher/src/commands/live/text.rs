@@ -1,7 +1,7 @@
 //! The figures of running recordings as text.
 
 use memtrace_analysis::report::{
-    LiveDevice, LiveGrowth, LiveProcessReport, LiveReport, count_text, estimated_duration_text, share_text,
+    LiveDevice, LiveGrowth, LiveProcessReport, LiveReport, LiveStack, count_text, estimated_duration_text, share_text,
     signed_size_text, size_text,
 };
 
@@ -27,11 +27,16 @@ pub(super) fn lines(report: &LiveReport) -> Vec<String> {
                     format!("      {:>9}  {category:<21} {place}", size_text(bytes))
                 };
                 let stacks = device.stacks.iter().take(STACKS);
-                lines.extend(stacks.map(|stack| row(stack.bytes, stack.category.plural(), &stack.location)));
+                lines.extend(stacks.map(|stack| row(stack.bytes, stack.category.plural(), place(stack))));
             }
         }
     }
     lines
+}
+
+/// Where a stack allocates.
+pub(super) fn place(stack: &LiveStack) -> &str {
+    if stack.location.is_empty() { "(unknown stack)" } else { &stack.location }
 }
 
 /// `rank 0 (pid 17)`, or `pid 17`.

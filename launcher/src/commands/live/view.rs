@@ -2,6 +2,8 @@
 
 use memtrace_analysis::report::{LiveDevice, LiveProcessReport, LiveReport, LiveStack, LiveTensor, size_text};
 
+use super::text::place;
+
 /// What the table lists.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Table {
@@ -112,7 +114,7 @@ impl View {
                     bytes: stack.bytes,
                     blocks: stack.blocks,
                     category: stack.category.plural(),
-                    place: if stack.location.is_empty() { "(unknown)".to_owned() } else { stack.location.clone() },
+                    place: place(stack).to_owned(),
                 };
                 device.stacks.iter().map(row).collect()
             }

@@ -75,7 +75,7 @@ fn watch(selected: Selected, options: &Snapshot, format: Format) -> anyhow::Resu
     let output = options.output.as_deref().unwrap_or(Path::new("snapshot.pickle"));
     let mut triggers = Triggers::new(options.on.is_some(), options.when, options.every, Instant::now());
     let mut watch = Watch::of(selected);
-    let mut written = 0;
+    let (mut written, mut is_waiting) = (0, false);
     loop {
         let report = match watch.refresh() {
             Ok(report) => report,
@@ -93,6 +93,9 @@ fn watch(selected: Selected, options: &Snapshot, format: Format) -> anyhow::Resu
             if Some(written) == options.count {
                 return Ok(true);
             }
+        }
+        if !std::mem::replace(&mut is_waiting, true) {
+            message::status("waiting for the trigger");
         }
         std::thread::sleep(REFRESH);
     }
