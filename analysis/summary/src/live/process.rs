@@ -124,9 +124,9 @@ impl LiveProcess {
     /// Reads what was appended to the trace. Analyzes all events again if the last analysis was long enough ago.
     pub fn advance(&mut self) -> Result<()> {
         self.state.advance(&self.path)?;
-        let has_news = self.state.is_outdated || self.state.events > self.analyzed_events;
+        let is_behind = self.state.is_outdated || self.state.events > self.analyzed_events;
         let next = if self.state.is_outdated { self.next_analysis } else { self.next_without_new_code };
-        if has_news && Instant::now() >= next {
+        if is_behind && Instant::now() >= next {
             *self = LiveProcess::open(&self.path)?;
         }
         Ok(())
