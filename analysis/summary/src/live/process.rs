@@ -132,11 +132,6 @@ impl LiveProcess {
         Ok(())
     }
 
-    /// The number of out-of-memory errors so far.
-    pub fn oom_count(&self) -> u64 {
-        self.state.oom_count
-    }
-
     /// The current figures.
     pub fn report(&self) -> LiveProcessReport {
         let mut report = LiveProcessReport {
