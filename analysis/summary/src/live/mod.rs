@@ -2,7 +2,7 @@
 //!
 //! A [`LiveProcess`] follows the trace of one process while the launcher writes it. It keeps the replayed state and goes
 //! on from the last block that it has read. What needs the whole recording (categories, phases, names) comes from an
-//! analysis of all events, which is repeated when the program runs code that the last one has not seen.
+//! analysis of all events, which is repeated: soon if the program runs code that the last one has not seen, else rarely.
 
 mod growth;
 mod learned;

@@ -23,9 +23,12 @@ use crate::totals::totals;
 
 /// The maximum number of stacks, and of tensors, in a report.
 const MAX_ROWS: usize = 100;
-/// The least time between two analyses, and how many times the duration of the last one.
+/// The least time between two analyses if the program has run new code, and how many times the duration of the last one.
 const MIN_PAUSE: Duration = Duration::from_secs(2);
 const PAUSE_FACTOR: u32 = 20;
+/// The same if it has not. Names of tensors can be read later than the blocks were allocated.
+const MIN_LONG_PAUSE: Duration = Duration::from_secs(30);
+const LONG_PAUSE_FACTOR: u32 = 50;
 /// A slower growth than this, in bytes a minute, gives no forecast.
 const MIN_FORECAST_GROWTH: i64 = 1 << 20;
 
@@ -46,8 +49,10 @@ pub struct LiveProcess {
     names: Names,
     learned: Learned,
     state: State,
-    /// Whether the recording has what the last analysis does not know, and when the next one may begin.
+    /// The number of events at the last analysis, and when the next one may begin: with and without new code.
+    analyzed_events: u64,
     next_analysis: Instant,
+    next_without_new_code: Instant,
 }
 
 /// What the events so far have made of the process.
@@ -103,23 +108,28 @@ impl LiveProcess {
         };
         state.advance(path)?;
         state.analyzed = *state.tracker.now();
-        let next_analysis = Instant::now() + MIN_PAUSE.max(began.elapsed() * PAUSE_FACTOR);
-        Ok(LiveProcess { path: path.to_owned(), run, names, learned, state, next_analysis })
+        let (now, took) = (Instant::now(), began.elapsed());
+        Ok(LiveProcess {
+            path: path.to_owned(),
+            run,
+            names,
+            learned,
+            analyzed_events: state.events,
+            state,
+            next_analysis: now + MIN_PAUSE.max(took * PAUSE_FACTOR),
+            next_without_new_code: now + MIN_LONG_PAUSE.max(took * LONG_PAUSE_FACTOR),
+        })
     }
 
-    /// Reads what was appended to the trace. Analyzes all events again if that is needed, and if the last analysis was
-    /// long enough ago.
+    /// Reads what was appended to the trace. Analyzes all events again if the last analysis was long enough ago.
     pub fn advance(&mut self) -> Result<()> {
         self.state.advance(&self.path)?;
-        if self.state.is_outdated && Instant::now() >= self.next_analysis {
+        let is_behind = self.state.is_outdated || self.state.events > self.analyzed_events;
+        let next = if self.state.is_outdated { self.next_analysis } else { self.next_without_new_code };
+        if is_behind && Instant::now() >= next {
             *self = LiveProcess::open(&self.path)?;
         }
         Ok(())
-    }
-
-    /// The number of out-of-memory errors so far.
-    pub fn oom_count(&self) -> u64 {
-        self.state.oom_count
     }
 
     /// The current figures.
