@@ -177,6 +177,11 @@ impl ProcessDir {
         std::fs::metadata(&self.path).is_ok_and(|meta| meta.uid() == uid.as_raw())
     }
 
+    /// Whether it belongs to another user, and this process is not root.
+    pub(crate) fn is_of_another_user(&self) -> bool {
+        !self.is_of_our_user() && !rustix::process::geteuid().is_root()
+    }
+
     /// The environment variables that describe a training process, with their values at its start.
     fn environment(&self) -> Map<String, Value> {
         let pairs = self.list("environ", ENVIRONMENT_LIMIT);

@@ -9,7 +9,6 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -21,6 +20,7 @@ use memtrace_trace::shm::handshake::peer_credentials;
 
 use crate::control::{Answer, Request};
 use crate::message::WithHelp;
+use crate::proc::ProcessDir;
 
 /// How long a launcher may take to write out, and to say which processes it records.
 const WRITE_OUT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -117,14 +117,14 @@ fn by_pid(pid: u32) -> anyhow::Result<Selected> {
             return Ok(Selected { recording, pid: Some(pid) });
         }
     }
-    let Ok(process) = std::fs::metadata(format!("/proc/{pid}")) else {
+    let process = ProcessDir::of(pid);
+    if !process.file("").exists() {
         bail!(WithHelp::new(
             format!("no process has the id {pid}"),
             "list the running recordings: memtrace live --once"
         ));
-    };
-    let us = rustix::process::geteuid().as_raw();
-    if us != 0 && process.uid() != us {
+    }
+    if process.is_of_another_user() {
         let message = format!("process {pid} belongs to another user");
         bail!(WithHelp::new(message, "run this command as the user who started the recording, or as root"));
     }

@@ -16,6 +16,7 @@ use crate::diagnosis::IssueBuilder;
 use crate::explain::{explain, state_needed};
 use crate::holders::Holders;
 use crate::locations::{Locations, frame_summary};
+use crate::owners::{by_owner, owner_name};
 use crate::pool_query::add_pools;
 use crate::progress::Progress;
 use crate::released::{release_points, released_parts};
@@ -1123,19 +1124,7 @@ impl Context<'_> {
 
     /// The owners of memory outside the caching allocator, most bytes first.
     fn outside_pytorch(&self, held: &[(Owner, u64)]) -> Vec<OwnerBytes> {
-        let mut all: Vec<OwnerBytes> = Vec::new();
-        for (owner, bytes) in held {
-            let name = match owner {
-                Owner::CachingAllocator => continue,
-                Owner::Module(id) => library_name(self.definitions.module(*id).unwrap_or_default()),
-            };
-            match all.iter_mut().find(|one| one.owner == name) {
-                Some(one) => one.bytes += bytes,
-                None => all.push(OwnerBytes { owner: name.to_owned(), bytes: *bytes }),
-            }
-        }
-        all.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.owner.cmp(&b.owner)));
-        all
+        by_owner(held.iter().copied().filter(|(owner, _)| *owner != Owner::CachingAllocator), self.definitions)
     }
 
     fn unmapped_segments(&self, analysis: &Analysis, device: i16) -> Option<UnmappedSegmentsSummary> {
@@ -1154,15 +1143,12 @@ impl Context<'_> {
     fn owners(&self, analysis: &Analysis, location: MemoryLocation) -> Vec<OwnerSummary> {
         let mut owners: Vec<OwnerSummary> = Vec::new();
         for ((_, owner), usage) in analysis.owners.iter().filter(|((l, _), usage)| *l == location && usage.peak > 0) {
-            let (name, object) = match owner {
-                Owner::CachingAllocator => ("PyTorch's caching allocator", None),
-                Owner::Module(id) => {
-                    let path = self.definitions.module(*id).unwrap_or_default();
-                    (library_name(path), Some(path.to_owned()))
-                }
+            let object = match owner {
+                Owner::CachingAllocator => None,
+                Owner::Module(id) => Some(self.definitions.module(*id).unwrap_or_default().to_owned()),
             };
             owners.push(OwnerSummary {
-                owner: name.to_owned(),
+                owner: owner_name(*owner, self.definitions).to_owned(),
                 object,
                 end_bytes: usage.current,
                 peak_bytes: usage.peak,

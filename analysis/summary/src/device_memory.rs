@@ -7,12 +7,13 @@ use std::collections::BTreeMap;
 
 use memtrace_input::load::{DeviceSample, DeviceSamples};
 use memtrace_insight::passes::{DeviceMemory, DeviceMemoryState};
-use memtrace_insight::rules::library_name;
 use memtrace_replay::Owner;
 use memtrace_trace::clock::Calibration;
 use memtrace_trace::file::Definitions;
 use schemars::JsonSchema;
 use serde::Serialize;
+
+use crate::owners::{ROUNDING, UNUSED_POOLS, library_bytes};
 
 /// The memory in use on a device, of all processes, and what uses it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
@@ -286,21 +287,11 @@ fn breakdown(
     parts.add(DevicePartKind::PytorchAllocated, "PyTorch allocated", blocks);
     let held = if blocks > 0 { "PyTorch cached" } else { "PyTorch's caching allocator" };
     parts.add(DevicePartKind::PytorchCached, held, reserved - blocks);
-    let mut managed = state.allocations.managed;
-    for (owner, bytes) in &state.allocations.by_owner {
-        if let Owner::Module(id) = owner {
-            // Managed memory may be on the host, so it is no part.
-            let on_host = managed.min(*bytes);
-            managed -= on_host;
-            parts.add(
-                DevicePartKind::Library,
-                library_name(inputs.definitions.module(*id).unwrap_or_default()),
-                bytes - on_host,
-            );
-        }
+    for (name, bytes) in library_bytes(&state.allocations, inputs.definitions) {
+        parts.add(DevicePartKind::Library, name, bytes);
     }
-    parts.add(DevicePartKind::UnusedPools, "unused memory of stream-ordered pools", state.allocations.unused_pools);
-    parts.add(DevicePartKind::Rounding, "rounding to the driver's pages", state.allocations.rounding);
+    parts.add(DevicePartKind::UnusedPools, UNUSED_POOLS, state.allocations.unused_pools);
+    parts.add(DevicePartKind::Rounding, ROUNDING, state.allocations.rounding);
     // What this process has not allocated: each part takes at most what is left.
     let mut left = state.beyond_allocations;
     let mut take = |bytes: u64| {

@@ -33,6 +33,7 @@ mod live;
 mod locations;
 mod matched_lines;
 mod memory_totals;
+mod owners;
 mod pool_query;
 mod pools;
 mod progress;

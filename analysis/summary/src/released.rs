@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 
 use memtrace_input::EventSource;
 use memtrace_insight::passes::{DeviceAnalysis, ReleasePoint, ReleasedMemory, private_pool_text};
-use memtrace_insight::rules::library_name;
-use memtrace_replay::Owner;
 use memtrace_trace::file::Definitions;
 use schemars::JsonSchema;
 use serde::Serialize;
+
+use crate::owners::{ROUNDING, UNUSED_POOLS, library_bytes};
 
 /// The function whose calls are always points.
 const EMPTY_CACHE: &str = "empty_cache";
@@ -78,20 +78,13 @@ pub(crate) fn released_parts(
         Some(part) => part.bytes += bytes,
         None => parts.push(ReleasedPart { kind, name: name.to_owned(), bytes }),
     };
-    let mut managed = released.allocations.managed;
     let mut of_allocator = released.stayed;
-    for (owner, bytes) in &released.allocations.by_owner {
-        let Owner::Module(id) = owner else { continue };
-        // Managed memory may be on the host, so it is no part.
-        let on_device = bytes - managed.min(*bytes);
-        managed -= bytes - on_device;
-        of_allocator = of_allocator.saturating_sub(on_device);
-        add(ReleasedPartKind::Library, library_name(definitions.module(*id).unwrap_or_default()), on_device);
-    }
-    for (kind, name, bytes) in [
-        (ReleasedPartKind::UnusedPools, "unused memory of stream-ordered pools", released.allocations.unused_pools),
-        (ReleasedPartKind::Rounding, "rounding to the driver's pages", released.allocations.rounding),
-    ] {
+    let libraries = library_bytes(&released.allocations, definitions);
+    let libraries = libraries.map(|(name, bytes)| (ReleasedPartKind::Library, name, bytes));
+    for (kind, name, bytes) in libraries.chain([
+        (ReleasedPartKind::UnusedPools, UNUSED_POOLS, released.allocations.unused_pools),
+        (ReleasedPartKind::Rounding, ROUNDING, released.allocations.rounding),
+    ]) {
         of_allocator = of_allocator.saturating_sub(bytes);
         add(kind, name, bytes);
     }

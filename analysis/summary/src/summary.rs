@@ -14,6 +14,7 @@ use crate::device_memory::{DeviceBreakdown, DeviceMemorySummary};
 pub use crate::issue_summary::{HolderSummary, IssueSummary, OomForecastSummary};
 use crate::launch::LaunchSummary;
 pub use crate::memory_totals::Totals;
+pub use crate::owners::OwnerBytes;
 use crate::pools::PoolSummary;
 use crate::released::ReleasedPart;
 pub(crate) use crate::schema_text::schema_text;
@@ -955,15 +956,6 @@ pub struct OomSummary {
     /// Whether the error ended the process. Absent if it is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fatal: Option<bool>,
-}
-
-/// Memory outside PyTorch's caching allocator.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
-pub struct OwnerBytes {
-    /// The library that allocated the memory from CUDA, for example `NCCL` or `cuBLAS`.
-    pub owner: String,
-    /// The bytes of the memory.
-    pub bytes: u64,
 }
 
 /// Memory that one library allocated from CUDA.

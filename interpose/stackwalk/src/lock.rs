@@ -51,7 +51,7 @@ impl Lock {
             if self.state.swap(CONTENDED, Acquire) == UNLOCKED {
                 return Some(Locked(self));
             }
-            self.wait();
+            wait_while(&self.state, CONTENDED, WAIT_NANOSECONDS);
         }
         self.is_abandoned.store(true, Relaxed);
         None
@@ -63,18 +63,20 @@ impl Lock {
         self.state.store(UNLOCKED, Release);
     }
 
-    fn wait(&self) {
-        let limit = libc::timespec { tv_sec: 0, tv_nsec: WAIT_NANOSECONDS };
-        let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
-        // SAFETY: the futex word is a live atomic, and `limit` is a valid timespec.
-        unsafe { libc::syscall(libc::SYS_futex, self.state.as_ptr(), operation, CONTENDED, &raw const limit) };
-    }
-
     fn wake_one(&self) {
         let operation = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
         // SAFETY: the futex word is a live atomic. This operation reads nothing else.
         unsafe { libc::syscall(libc::SYS_futex, self.state.as_ptr(), operation, 1) };
     }
+}
+
+/// Sleeps while the futex word has this value, until it is woken, and at most so many nanoseconds, which are less than a
+/// second.
+pub(crate) fn wait_while(word: &AtomicU32, value: u32, nanoseconds: i64) {
+    let limit = libc::timespec { tv_sec: 0, tv_nsec: nanoseconds };
+    let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
+    // SAFETY: the futex word is a live atomic, and `limit` is a valid timespec.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, value, &raw const limit) };
 }
 
 impl Drop for Locked<'_> {

@@ -47,15 +47,14 @@ pub(crate) fn suspend(options: &Suspend) -> anyhow::Result<()> {
     let took = began.elapsed();
     let freed = before.and_then(|before| Some(before.saturating_sub(device_samples::used_by(&pids)?)));
     let what = freed.map_or_else(String::new, |bytes| format!(": {} of GPU memory is free", size_text(bytes)));
-    report(options.json, options.pid, &pids, took, freed, &format!("suspended {}{what}", count(&pids)));
+    report(options.json, options.pid, &pids, took, freed, &format!("suspended {}{what}", count(&pids)))?;
     message::help(&format!("bring it back: memtrace resume {}", options.pid));
     Ok(())
 }
 
 /// Resumes the processes of a tree that are suspended, all of them or none.
 pub(crate) fn resume(options: &Resume) -> anyhow::Result<()> {
-    let (driver, members) = prepare(options.pid)?;
-    let mut members = members;
+    let (driver, mut members) = prepare(options.pid)?;
     members.retain(|member| member.state != ProcessState::Running);
     if members.is_empty() {
         bail!(WithHelp::new(
@@ -76,8 +75,7 @@ pub(crate) fn resume(options: &Resume) -> anyhow::Result<()> {
     let took = began.elapsed();
     let used = used_by(&pids);
     let what = used.map_or_else(String::new, |bytes| format!(": {} of GPU memory is back", size_text(bytes)));
-    report(options.json, options.pid, &pids, took, used, &format!("resumed {}{what}", count(&pids)));
-    Ok(())
+    report(options.json, options.pid, &pids, took, used, &format!("resumed {}{what}", count(&pids)))
 }
 
 /// The driver, and the processes of the tree that use CUDA.
@@ -86,7 +84,7 @@ fn prepare(pid: u32) -> anyhow::Result<(CudaDriver, Vec<Member>)> {
     if !process.exists() {
         bail!(WithHelp::new(format!("there is no process {pid}"), "nvidia-smi lists the processes that use a GPU"));
     }
-    if !process.is_of_our_user() && !rustix::process::geteuid().is_root() {
+    if process.is_of_another_user() {
         bail!(WithHelp::new(
             format!("process {} belongs to another user", name(pid)),
             "run memtrace as that user or as root"
@@ -161,15 +159,15 @@ fn state_text(state: ProcessState) -> &'static str {
 }
 
 /// Prints what was done.
-fn report(is_json: bool, pid: u32, pids: &[u32], took: Duration, bytes: Option<u64>, text: &str) {
-    if is_json {
-        println!(
-            "{}",
-            json!({ "pid": pid, "processes": pids, "seconds": took.as_secs_f64(), "gpu_memory_bytes": bytes })
-        );
-    } else {
-        println!("{text} ({:.2} s)", took.as_secs_f64());
-    }
+fn report(is_json: bool, pid: u32, pids: &[u32], took: Duration, bytes: Option<u64>, text: &str) -> anyhow::Result<()> {
+    let seconds = took.as_secs_f64();
+    let text = match is_json {
+        true => {
+            json!({ "pid": pid, "processes": pids, "seconds": seconds, "gpu_memory_bytes": bytes }).to_string() + "\n"
+        }
+        false => format!("{text} ({seconds:.2} s)\n"),
+    };
+    super::write_output(text, None)
 }
 
 /// The error of a transaction that failed: what failed, and in which state the processes are.

@@ -38,10 +38,7 @@ pub(crate) struct Sampler {
 impl Sampler {
     /// Starts to sample if this machine has an NVIDIA driver. `None` otherwise.
     pub(crate) fn start(folder: Arc<RunFolder>) -> Option<Sampler> {
-        let library = std::env::var_os(LIBRARY).filter(|path| !path.is_empty()).map(PathBuf::from);
-        if library.is_none() && !gpu::has_driver() {
-            return None;
-        }
+        let library = library()?;
         let (stop, stopped) = channel();
         let (end, ended) = channel();
         let thread = std::thread::Builder::new()
@@ -67,13 +64,15 @@ impl Sampler {
     }
 }
 
+/// The library that the environment names, in the place of the driver's. `None` if there is neither.
+fn library() -> Option<Option<PathBuf>> {
+    let named = std::env::var_os(LIBRARY).filter(|path| !path.is_empty()).map(PathBuf::from);
+    (named.is_some() || gpu::has_driver()).then_some(named)
+}
+
 /// The bytes that these processes use on all devices, as NVML tells. `None` if it does not know.
 pub(crate) fn used_by(pids: &[u32]) -> Option<u64> {
-    let library = std::env::var_os(LIBRARY).filter(|path| !path.is_empty()).map(PathBuf::from);
-    if library.is_none() && !gpu::has_driver() {
-        return None;
-    }
-    let source = nvml::Nvml::load(library.as_deref())?;
+    let source = nvml::Nvml::load(library()?.as_deref())?;
     let samples = source.devices().into_iter().filter_map(|device| source.sample(device.index));
     let of_processes = samples.flat_map(|(_, processes)| processes).filter(|process| pids.contains(&process.pid));
     of_processes.map(|process| process.bytes).sum()

@@ -37,7 +37,8 @@ pub(crate) fn obstacle(process: &ProcessDir) -> Option<&'static str> {
 
 /// Whether a process communicates over NCCL. Every process of PyTorch has loaded the library.
 fn has_nccl_communicator(threads: &[String], maps: &str, variables: &[String]) -> bool {
-    // PyTorch 2.5 and newer names the threads of a process group, NCCL its own if it is told to.
+    // PyTorch 2.5 and newer give the threads of a process group these names; NCCL its own, where
+    // `NCCL_SET_THREAD_NAME` is set.
     let has_thread = threads.iter().any(|name| name.starts_with("pt_nccl_") || name.starts_with("NCCL "));
     // The memory in which ranks of one host exchange data. NCCL removes its name at once.
     let has_memory = maps.lines().any(|line| line.contains("/dev/shm/nccl-"));

@@ -41,20 +41,26 @@ pub(crate) struct Failure {
 /// Does the steps. `progress` is called before each one, and returns whether to go on.
 struct Transaction<'a> {
     driver: &'a dyn CheckpointDriver,
+    /// Until when processes may take to be locked.
+    deadline: Instant,
     progress: &'a mut dyn FnMut(Step, u32) -> bool,
 }
 
 impl Transaction<'_> {
-    fn step(&mut self, step: Step, pid: u32, timeout: Duration) -> Result<(), Option<(u32, Step, CheckpointError)>> {
-        if !(self.progress)(step, pid) {
-            return Err(None);
+    /// Does the same step with each process.
+    fn each(&mut self, step: Step, pids: &[u32]) -> Result<(), Option<(u32, Step, CheckpointError)>> {
+        for pid in pids {
+            if !(self.progress)(step, *pid) {
+                return Err(None);
+            }
+            self.step(step, *pid).map_err(|error| Some((*pid, step, error)))?;
         }
-        self.do_step(step, pid, timeout).map_err(|error| Some((pid, step, error)))
+        Ok(())
     }
 
-    fn do_step(&self, step: Step, pid: u32, timeout: Duration) -> Result<(), CheckpointError> {
+    fn step(&self, step: Step, pid: u32) -> Result<(), CheckpointError> {
         match step {
-            Step::Lock => self.driver.lock(pid, timeout),
+            Step::Lock => self.driver.lock(pid, self.deadline.saturating_duration_since(Instant::now())),
             Step::Save => self.driver.save(pid),
             Step::Restore => self.driver.restore(pid),
             Step::Unlock => self.driver.unlock(pid),
@@ -62,7 +68,8 @@ impl Transaction<'_> {
     }
 
     /// Undoes steps, the last one first, each process as its state needs it.
-    fn undo(&self, pids: &[u32], target: ProcessState) -> Vec<(u32, Step, CheckpointError)> {
+    fn undo(&mut self, pids: &[u32], target: ProcessState) -> Vec<(u32, Step, CheckpointError)> {
+        self.deadline = Instant::now() + UNDO_TIMEOUT;
         let mut left = Vec::new();
         for pid in pids.iter().rev() {
             while let Ok(state) = self.driver.state(*pid) {
@@ -77,7 +84,7 @@ impl Transaction<'_> {
                     }
                     _ => break,
                 };
-                if let Err(error) = self.do_step(step, *pid, UNDO_TIMEOUT) {
+                if let Err(error) = self.step(step, *pid) {
                     left.push((*pid, step, error));
                     break;
                 }
@@ -87,7 +94,7 @@ impl Transaction<'_> {
     }
 }
 
-/// How long a process that was resumed may take to be locked again.
+/// How long the processes that were resumed may take to be locked again.
 const UNDO_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Suspends the processes, which run. `timeout` limits the wait for their work on the GPU, all of them together. After a
@@ -98,16 +105,10 @@ pub(crate) fn suspend(
     timeout: Duration,
     progress: &mut dyn FnMut(Step, u32) -> bool,
 ) -> Result<(), Failure> {
-    let mut transaction = Transaction { driver, progress };
-    let deadline = Instant::now() + timeout;
-    let mut all = || {
-        // All are locked before the first one is saved, so that none waits for memory of another that is gone.
-        for pid in pids {
-            transaction.step(Step::Lock, *pid, deadline.saturating_duration_since(Instant::now()))?;
-        }
-        pids.iter().try_for_each(|pid| transaction.step(Step::Save, *pid, timeout))
-    };
-    all().map_err(|cause| Failure { cause, left: transaction.undo(pids, ProcessState::Running) })
+    let mut transaction = Transaction { driver, deadline: Instant::now() + timeout, progress };
+    // All are locked before the first one is saved, so that none waits for memory of another that is gone.
+    let done = transaction.each(Step::Lock, pids).and_then(|()| transaction.each(Step::Save, pids));
+    done.map_err(|cause| Failure { cause, left: transaction.undo(pids, ProcessState::Running) })
 }
 
 /// Resumes the processes that are suspended, and lets those go on that are locked. After a failure all that were
@@ -121,12 +122,9 @@ pub(crate) fn resume(
     let suspended: Vec<u32> = pids.iter().copied().filter(|pid| is(pid, ProcessState::Suspended)).collect();
     let locked = pids.iter().copied().filter(|pid| is(pid, ProcessState::Locked));
     let locked: Vec<u32> = suspended.iter().copied().chain(locked).collect();
-    let mut transaction = Transaction { driver, progress };
-    let mut all = || {
-        suspended.iter().try_for_each(|pid| transaction.step(Step::Restore, *pid, Duration::ZERO))?;
-        locked.iter().try_for_each(|pid| transaction.step(Step::Unlock, *pid, Duration::ZERO))
-    };
-    all().map_err(|cause| Failure { cause, left: transaction.undo(&suspended, ProcessState::Suspended) })
+    let mut transaction = Transaction { driver, deadline: Instant::now(), progress };
+    let done = transaction.each(Step::Restore, &suspended).and_then(|()| transaction.each(Step::Unlock, &locked));
+    done.map_err(|cause| Failure { cause, left: transaction.undo(&suspended, ProcessState::Suspended) })
 }
 
 #[cfg(test)]

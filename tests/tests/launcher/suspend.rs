@@ -154,17 +154,14 @@ fn processes_and_drivers_that_do_not_fit_are_refused() {
     let tree = Tree::with([None, None, None]);
     assert_error(&tree.run(&["suspend"]), "uses CUDA");
     std::fs::write(tree.programs.path("0.init"), "100").expect("a failure");
-    let output = tree.run(&["suspend"]);
-    assert_eq!(output.status.code(), Some(2));
-    assert!(stderr(&output).contains("there is no GPU (CUDA error 100)"), "{}", stderr(&output));
+    let failed = tree.run(&["suspend"]);
+    assert_eq!(failed.status.code(), Some(2));
+    assert!(stderr(&failed).contains("there is no GPU (CUDA error 100)"), "{}", stderr(&failed));
     let old = ProgramFolder::new();
     old.library("process/bare.c", "libcuda.so.1", NONE);
     let pid = tree.root.id().to_string();
-    let on = |folder: &str, pid: &str| output_of(folder, pid);
-    assert_error(&on(&old.path("").display().to_string(), &pid), "the NVIDIA driver cannot suspend processes");
-    assert_error(&on("/nonexistent", "4194304"), "there is no process 4194304");
-}
-
-fn output_of(libraries: &str, pid: &str) -> Output {
-    output(Command::new(memtrace()).args(["suspend", pid]).env("LD_LIBRARY_PATH", libraries))
+    let suspend =
+        |pid: &str| output(Command::new(memtrace()).args(["suspend", pid]).env("LD_LIBRARY_PATH", old.path("")));
+    assert_error(&suspend(&pid), "the NVIDIA driver cannot suspend processes");
+    assert_error(&suspend("4194304"), "there is no process 4194304");
 }

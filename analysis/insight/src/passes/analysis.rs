@@ -468,7 +468,7 @@ impl DeviceAnalysis {
                 *start = device_bytes(replay, device);
             }
             if is_in(passed.ended, at) {
-                released.reached(replay, device, (e, now), *start, memories.state_at(replay, e));
+                released.reached(replay, device, (e, now), *start, || memories.state_at(replay, e));
             }
         }
     }

@@ -101,7 +101,7 @@ impl ReleasedMemory {
         device: &DeviceReplay,
         (e, now): (&Event, ProgramPosition),
         start: u64,
-        memory: Option<DeviceMemoryState>,
+        memory: impl FnOnce() -> Option<DeviceMemoryState>,
     ) {
         self.times += 1;
         let bytes = device_bytes(replay, device);
@@ -110,7 +110,7 @@ impl ReleasedMemory {
             return;
         }
         let allocator = &device.allocator;
-        (self.start, self.stayed, self.device) = (start, bytes, memory);
+        (self.start, self.stayed, self.device) = (start, bytes, memory());
         self.kept.restart(e, now, now.phase, *allocator.usage());
         self.allocations = replay.physical().device_allocations(device.device);
         self.reserved = Reserved::of_pools(allocator, MAX_BLOCKERS, |pool| pool == 0);

@@ -8,8 +8,7 @@ use memtrace_input::error::{Error, Result};
 use memtrace_input::load::{Process, Run};
 use memtrace_input::{EventSource, open_run};
 use memtrace_insight::passes::{Analysis, Category, PhaseTracker, ProgramPosition};
-use memtrace_insight::rules::library_name;
-use memtrace_replay::{BlockState, Change, MemoryLocation, Names, Owner, Replay};
+use memtrace_replay::{BlockState, Change, MemoryLocation, Names, Replay};
 use memtrace_trace::event::{Action, Event, Source};
 use memtrace_trace::file::Reader;
 use memtrace_trace::ids::{ContextId, StackId};
@@ -18,6 +17,7 @@ use super::growth::Growth;
 use super::learned::Learned;
 use super::report::{LiveDevice, LiveGrowth, LiveProcessReport, LiveStack, LiveTensor};
 use crate::locations::Locations;
+use crate::owners::by_owner;
 use crate::summary::{CategoryAmount, OwnerBytes};
 use crate::totals::totals;
 
@@ -209,23 +209,12 @@ impl LiveProcess {
         }
     }
 
-    /// The owners of a device's memory. Several objects of one library are one.
+    /// The owners of a device's memory.
     fn owners(&self, process: &Process, device: i16) -> Vec<OwnerBytes> {
-        let mut owners: BTreeMap<&str, u64> = BTreeMap::new();
-        for ((location, owner), usage) in self.state.replay.physical().usage_by_owner() {
-            if *location != MemoryLocation::Device(device) || usage.current == 0 {
-                continue;
-            }
-            let name = match owner {
-                Owner::CachingAllocator => "PyTorch's caching allocator",
-                Owner::Module(id) => library_name(process.definitions().module(*id).unwrap_or_default()),
-            };
-            *owners.entry(name).or_default() += usage.current;
-        }
-        let mut owners: Vec<OwnerBytes> =
-            owners.into_iter().map(|(owner, bytes)| OwnerBytes { owner: owner.to_owned(), bytes }).collect();
-        owners.sort_by_key(|owner| std::cmp::Reverse(owner.bytes));
-        owners
+        let here = MemoryLocation::Device(device);
+        let usage = self.state.replay.physical().usage_by_owner().iter();
+        let held = usage.filter(|((location, _), usage)| *location == here && usage.current > 0);
+        by_owner(held.map(|((_, owner), usage)| (*owner, usage.current)), process.definitions())
     }
 }
 

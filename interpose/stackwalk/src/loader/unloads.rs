@@ -18,6 +18,8 @@ use std::sync::atomic::{
     Ordering::{AcqRel, Acquire, Release, SeqCst},
 };
 
+use super::super::lock::wait_while;
+
 static UNLOADING: AtomicU32 = AtomicU32::new(0);
 static UNLOADS: AtomicU32 = AtomicU32::new(0);
 /// How many threads are reading.
@@ -52,20 +54,12 @@ pub fn begin() {
             // SAFETY: `sched_yield` takes no arguments and has no preconditions.
             unsafe { libc::sched_yield() };
         } else {
-            sleep_while(readers);
+            // Nobody wakes this thread. A futex, because every program with threads uses them: no seccomp filter forbids it.
+            wait_while(&READERS, readers, SLEEP_NANOSECONDS);
         }
     }
     // These readers never end. They are forgotten, so that the next unload does not wait for them.
     READERS.store(0, SeqCst);
-}
-
-/// Sleeps for [`SLEEP_NANOSECONDS`], or less if the number of readers changes before. Nobody wakes this thread.
-fn sleep_while(readers: u32) {
-    let limit = libc::timespec { tv_sec: 0, tv_nsec: SLEEP_NANOSECONDS };
-    let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
-    // A futex, which every program with threads uses, so that no seccomp filter forbids it.
-    // SAFETY: the futex word is a live atomic, and `limit` is a valid timespec.
-    unsafe { libc::syscall(libc::SYS_futex, READERS.as_ptr(), operation, readers, &raw const limit) };
 }
 
 /// Reports that `dlclose` has returned. `unloaded` says whether the loader has unloaded anything.
