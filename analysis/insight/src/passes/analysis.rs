@@ -21,7 +21,7 @@ use super::oom::{Oom, OomLog};
 use super::phase::{EventClassification, Phase, PhaseTracker, ProgramPosition};
 use super::phase_rule_uses::PhaseRuleUses;
 use super::phase_table::PhaseTable;
-use super::released::{Passed, ReleasePoint, ReleasePoints, ReleasedMemory, device_bytes};
+use super::released::{self, Passed, ReleasePoint, ReleasePoints, ReleasedMemory, device_bytes};
 use super::reserved::Reserved;
 use super::rest_of_step::StepStarts;
 use super::statistics::Statistics;
@@ -295,6 +295,11 @@ impl Analysis {
             device.finish(&replay.devices()[slot].allocator, &tracked, &last, observer);
             device.table.at_least(tracked.tracker.ended_steps());
         }
+        let mut reached = Vec::new();
+        for (slot, device) in devices.iter_mut().enumerate() {
+            reached.extend(device.released.iter_mut().filter(|one| one.times > 0).map(|one| (slot, one)));
+        }
+        released::divide(recording, trace_index, reached);
         let last = Event { seq: last_seq, ticks: ended, ..Event::EMPTY };
         let device_memory = memories.finish(&replay, &last);
         let physical = replay.physical();

@@ -5,7 +5,8 @@
 //! the program comes to a point, the one with the most memory counts, and of equal ones the last. A call ends with the next event of its thread whose
 //! stack does not contain it. The state before that event counts.
 
-use memtrace_trace::event::Event;
+use memtrace_input::{Recording, TraceIndex};
+use memtrace_trace::event::{Event, Source};
 use memtrace_trace::file::{Definitions, Frame};
 use memtrace_trace::ids::{StackId, ThreadId};
 
@@ -14,7 +15,7 @@ use super::device_memory::DeviceMemoryState;
 use super::labels::OpenRanges;
 use super::phase::ProgramPosition;
 use super::reserved::Reserved;
-use memtrace_replay::{DeviceAllocations, DeviceReplay, Replay};
+use memtrace_replay::{Allocator, DeviceAllocations, DeviceReplay, Replay};
 
 /// The maximum number of origins to report that block segments.
 const MAX_BLOCKERS: usize = 10;
@@ -109,12 +110,14 @@ impl ReleasedMemory {
         if bytes < self.stayed {
             return;
         }
-        let allocator = &device.allocator;
         (self.start, self.stayed, self.device) = (start, bytes, memory());
-        self.kept.restart(e, now, now.phase, *allocator.usage());
+        self.kept.restart(e, now, now.phase, *device.allocator.usage());
         self.allocations = replay.physical().device_allocations(device.device);
+    }
+
+    /// Divides the memory of the allocator, which is in the state after [`Self::kept`]'s event.
+    fn divide(&mut self, allocator: &Allocator) {
         self.reserved = Reserved::of_pools(allocator, MAX_BLOCKERS, |pool| pool == 0);
-        self.private_pools.clear();
         for segment in allocator.segments().iter().filter(|segment| segment.pool != 0) {
             let index = self.private_pools.iter().position(|(pool, ..)| *pool == segment.pool);
             let index = index.unwrap_or_else(|| {
@@ -129,6 +132,32 @@ impl ReleasedMemory {
             }
         }
     }
+}
+
+/// Divides what stayed, by the index of the device in the replay. A program can come to a point a million times, and a
+/// division visits all segments. So a second pass does it, once for each point.
+pub(super) fn divide(
+    recording: &dyn Recording,
+    trace_index: &TraceIndex,
+    mut released: Vec<(usize, &mut ReleasedMemory)>,
+) {
+    if released.is_empty() {
+        return;
+    }
+    released.sort_by_key(|(_, released)| released.kept.seq);
+    let mut waiting = released.into_iter().peekable();
+    let mut replay = Replay::new(trace_index, None);
+    recording.stream(&mut |events| {
+        for e in events {
+            while let Some((slot, released)) = waiting.next_if(|(_, released)| released.kept.seq < e.seq) {
+                released.divide(&replay.devices()[slot].allocator);
+            }
+            if waiting.peek().is_some() && e.source != Source::Label {
+                replay.apply(e, |_, _, _, _| {});
+            }
+        }
+    });
+    waiting.for_each(|(slot, released)| released.divide(&replay.devices()[slot].allocator));
 }
 
 /// The bytes that this process has on a device. A recording without CUDA calls only has what PyTorch reserved.
