@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use memtrace_trace::event::{Action, Event, Source};
-use memtrace_trace::options::{Cpu, Options, Pools, Stacks};
+use memtrace_trace::options::{Cpu, Limit, Options, Pools, Stacks};
 use memtrace_trace::shm::handshake::Hello;
 
 #[path = "../tests/small_trace/mod.rs"]
@@ -88,6 +88,7 @@ fn main() {
             holders: names,
             pools: if names { Pools::Read } else { Pools::Keep },
             device_usage: names,
+            limit: Limit { bytes: if names { 24 << 30 } else { 0 }, others: vec![("00000000:1B:00.0".into(), 5)] },
             filters: 2,
         };
         put("session", name, options.encode().as_bytes());

@@ -14,7 +14,7 @@ use memtrace_trace::options;
 
 use crate::condition::{Condition, condition};
 use crate::option_values::{
-    Bounds, Values, bounds, category_limit, gpu_memory, positive, release_point, size, step_range, time_limit,
+    Bounds, Values, bounds, category_limit, gpu_memory, limit, positive, release_point, size, step_range, time_limit,
     time_range, tolerance, values,
 };
 use crate::simulation::{Gpu, Nonzero};
@@ -788,6 +788,10 @@ pub(crate) struct Run {
     /// Let XLA write the buffer assignment of each program that it compiles into the run folder; this sets XLA_FLAGS
     #[arg(long)]
     pub(crate) xla_dump: bool,
+    /// Let the command and its child processes together see GPUs with this much memory: what does not fit fails as on a
+    /// smaller GPU (24GiB; docs/how-to/limit.md)
+    #[arg(long, value_name = "SIZE", value_parser = limit)]
+    pub(crate) limit: Option<u64>,
     /// Serve figures of the running processes for Prometheus at http://ADDR/metrics, such as 127.0.0.1:9400; port 0 takes a
     /// free port (docs/how-to/metrics.md)
     #[arg(long, value_name = "ADDR")]

@@ -72,6 +72,9 @@ pub(crate) struct Manifest {
     /// The GPUs of a dry run.
     #[serde(skip_serializing_if = "Option::is_none")]
     simulated: Option<SimulatedGpus>,
+    /// How much memory of each GPU the command saw, in bytes. Absent without a limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    limit_bytes: Option<u64>,
     /// How the processes of the command were found. Absent until the run ends.
     #[serde(skip_serializing_if = "Option::is_none")]
     discovery: Option<Discovery>,
@@ -260,6 +263,7 @@ impl Manifest {
             unlisted: 0,
             unchecked: 0,
             simulated,
+            limit_bytes: None,
             discovery: None,
         }
     }
@@ -269,6 +273,11 @@ impl Manifest {
         if let Some(simulated) = &mut self.simulated {
             (simulated.exception, simulated.workspaces) = (exception, workspaces);
         }
+    }
+
+    /// Stores how much memory of each GPU the command sees, in bytes.
+    pub(crate) fn set_limit(&mut self, bytes: Option<u64>) {
+        self.limit_bytes = bytes;
     }
 
     /// Stores the job's id that the user gave.

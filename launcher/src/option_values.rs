@@ -29,6 +29,11 @@ pub(crate) fn size(text: &str) -> Result<u64, String> {
     size.filter(|size| *size < MAX_SIZE).ok_or_else(|| EXPECTED.to_owned())
 }
 
+/// Parses a size of at least a byte.
+pub(crate) fn limit(text: &str) -> Result<u64, String> {
+    size(text)?.checked_sub(1).map(|less| less + 1).ok_or_else(|| "a limit of 0 bytes permits nothing".to_owned())
+}
+
 /// The values of a placeholder: `bs=8,16,32`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Values {

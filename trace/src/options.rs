@@ -45,6 +45,18 @@ pub enum Pools {
     Off,
 }
 
+/// The file in the run folder whose lock makes an allocation and the check of [`Limit`] one step.
+pub const LIMIT_LOCK_FILE: &str = "limit.lock";
+
+/// How much memory of each device the run sees.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Limit {
+    /// In bytes. 0 if there is no limit.
+    pub bytes: u64,
+    /// The bytes that other programs used when the run started, by the PCI address of the device. They do not count.
+    pub others: Vec<(String, u64)>,
+}
+
 /// All options of the library.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Options {
@@ -67,6 +79,8 @@ pub struct Options {
     pub pools: Pools,
     /// Whether the driver is asked how much of a device's memory is in use.
     pub device_usage: bool,
+    /// How much memory of each device the run sees.
+    pub limit: Limit,
     /// The number of seccomp filters under which the launcher runs.
     pub filters: u32,
 }
@@ -103,8 +117,11 @@ impl Options {
         let holders = if self.holders { ";holders=on" } else { "" };
         let pools = if self.pools == Pools::Keep { String::new() } else { format!(";pools={}", self.pools.name()) };
         let usage = if self.device_usage { "" } else { ";usage=off" };
+        let limit = if self.limit.bytes == 0 { String::new() } else { format!(";limit={}", self.limit.bytes) };
+        let other = |(pci, bytes): &(String, u64)| format!(";others={pci},{bytes}");
+        let others: String = self.limit.others.iter().map(other).collect();
         format!(
-            "{};cpu={cpu};stacks={stacks};filters={}{names}{cycles}{holders}{pools}{usage}{folder}",
+            "{};cpu={cpu};stacks={stacks};filters={}{names}{cycles}{holders}{pools}{usage}{limit}{others}{folder}",
             self.token, self.filters
         )
     }
@@ -124,6 +141,7 @@ impl Options {
             holders: false,
             pools: Pools::default(),
             device_usage: true,
+            limit: Limit::default(),
             filters: 0,
         };
         for (key, value) in parts.filter_map(|p| p.split_once('=')) {
@@ -136,12 +154,20 @@ impl Options {
                 "cycles" => options.cycles = value == "on",
                 "holders" => options.holders = value == "on",
                 "pools" => options.pools = Pools::parse(value).unwrap_or_default(),
+                "limit" => options.limit.bytes = value.parse().unwrap_or(0),
+                "others" => options.limit.others.extend(other(value)),
                 "usage" => options.device_usage = value != "off",
                 _ => {}
             }
         }
         Some(options)
     }
+}
+
+/// The PCI address of a device and the bytes in use there. `None` if it is malformed.
+fn other(value: &str) -> Option<(String, u64)> {
+    let (pci, bytes) = value.split_once(',')?;
+    Some((pci.to_owned(), bytes.parse().ok()?))
 }
 
 /// The path in these hexadecimal digits. `None` if it is empty or malformed.
@@ -173,6 +199,8 @@ mod tests {
 
     #[test]
     fn options_round_trip() {
+        let others = vec![("00000000:1B:00.0".to_owned(), 5), ("00000000:43:00.0".to_owned(), 1 << 40)];
+        let limit = || Limit { bytes: 24 << 30, others: others.clone() };
         for names in [false, true] {
             let (cpu, stacks) = (Cpu::Never, Stacks::Both);
             let (folder, cycles) = (names.then(|| PathBuf::from("/runs; of/ü=1")), names);
@@ -188,6 +216,7 @@ mod tests {
                 holders: !names,
                 pools,
                 device_usage: names,
+                limit: if names { limit() } else { Limit::default() },
                 filters: 3,
             };
             assert_eq!(Options::parse(&options.encode()), Some(options));

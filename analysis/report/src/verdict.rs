@@ -83,6 +83,10 @@ impl TextReport {
                 self.lines.extend(wrap_words(&text, self.width));
             }
         }
+        if let Some(limit) = summary.run.limit_bytes {
+            let text = format!("Limited to {} of each GPU (--limit); all processes together.", size_text(limit));
+            self.lines.extend(wrap_words(&text, self.width));
+        }
         let process = summary.processes.first();
         let device = process.and_then(|process| process.devices.first());
         match (process, device) {

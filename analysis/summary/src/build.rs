@@ -182,6 +182,7 @@ pub fn summarize_with(
         events: processes.iter().map(|p| p.events).sum(),
         unrecorded_processes: manifest.unrecorded_processes(),
         simulated: manifest.simulated.clone(),
+        limit_bytes: manifest.limit_bytes,
     };
     let not_recorded = manifest.not_recorded().into_iter();
     Ok(Summary {

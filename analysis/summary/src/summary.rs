@@ -118,6 +118,9 @@ pub struct RunSummary {
     /// The simulated GPUs of a dry run. Absent where the program ran on real ones.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub simulated: Option<SimulatedGpus>,
+    /// How much memory of each GPU the processes saw, in bytes (`memtrace run --limit`). Absent without a limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit_bytes: Option<u64>,
 }
 
 /// A process that recorded events.

@@ -49,6 +49,7 @@ fn manifest() -> impl Strategy<Value = Manifest> {
             unrecordable: vec![UnrecordableProcess { pid: 9, program: note.clone(), ..UnrecordableProcess::default() }],
             job: Some(note.clone()),
             unlisted: 4,
+            limit_bytes: note.is_empty().then_some(24 << 30),
             unchecked: 5,
             simulated: (note.len() % 2 == 1).then(|| SimulatedGpus {
                 gpu: note.clone(),

@@ -16,7 +16,7 @@ use memtrace_trace::ids::ModuleId;
 use super::driver::driver_symbol;
 use super::hook::{Hook, MAX_RUNTIME_HOOKS};
 use super::location::{self, current_device};
-use super::memory::CallMemory;
+use super::memory::{CallMemory, OUT_OF_MEMORY};
 use super::{device, entry, pools, usage};
 use crate::linker::mapped_object::{MAX_MODULES, MappedObject, containing, module_index};
 use crate::linker::original;
@@ -29,8 +29,6 @@ use crate::torch::{libraries, tracker};
 
 /// `CUDA_ERROR_UNKNOWN` and `cudaErrorUnknown`: the result of a call whose original cannot be found.
 pub(super) const ERROR_UNKNOWN: i32 = 999;
-/// `CUDA_ERROR_OUT_OF_MEMORY` and `cudaErrorMemoryAllocation`.
-const OUT_OF_MEMORY: i32 = 2;
 
 /// A call in progress.
 pub(super) struct Call {

@@ -14,8 +14,9 @@ use memtrace_trace::event::{Event, UsageOccasion};
 use memtrace_trace::ids::ModuleId;
 
 use super::driver::call_driver;
+use super::limit::visible_memory_info;
 use super::location::current_device;
-use super::reading::{Cause, MAX_DEVICES, MemoryInfo, event, memory_info};
+use super::reading::{Cause, MAX_DEVICES, MemoryInfo, event, in_context};
 use crate::linker::original::OriginalFunction;
 use crate::recording::guard::Guard;
 use crate::recording::paused::is_paused;
@@ -89,7 +90,7 @@ impl Creation {
     /// Starts before the call.
     pub(super) fn begin(api: Api, device: c_int) -> Creation {
         let has_context = c_int::from(current_device()) == device && device >= 0;
-        Creation { api, device, before: if has_context { memory_info() } else { None } }
+        Creation { api, device, before: if has_context { visible_memory_info() } else { None } }
     }
 
     /// Takes the context that the call has created.
@@ -150,22 +151,7 @@ pub(super) fn lacks_primary(device: c_int) -> bool {
 
 /// What the driver reports in a context that it has just returned, which may not be the calling thread's current one.
 fn memory_info_in(context: u64) -> Option<MemoryInfo> {
-    static PUSH: OriginalFunction = OriginalFunction::new();
-    static POP: OriginalFunction = OriginalFunction::new();
-    // SAFETY: cuda.h declares `CUresult cuCtxPushCurrent_v2(CUcontext)`. The driver has just returned this context.
-    let pushed =
-        unsafe { call_driver(&PUSH, c"cuCtxPushCurrent_v2", |push: unsafe extern "C" fn(u64) -> c_int| push(context)) };
-    if pushed != Some(0) {
-        return None;
-    }
-    let info = memory_info();
-    let mut popped = 0u64;
-    // SAFETY: cuda.h declares `CUresult cuCtxPopCurrent_v2(CUcontext *)`. It removes what was pushed above, so the
-    // thread's current context is the program's again.
-    unsafe {
-        call_driver(&POP, c"cuCtxPopCurrent_v2", |pop: unsafe extern "C" fn(*mut u64) -> c_int| pop(&mut popped));
-    }
-    info
+    in_context(context, visible_memory_info)
 }
 
 #[cfg(test)]

@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use memtrace_trace::definition::Definition;
 
 use super::driver::call_driver;
+use super::limit::{visible_memory_info, visible_total};
 use super::location::current_device;
-use super::reading::{MAX_DEVICES, memory_info};
+use super::reading::MAX_DEVICES;
 use super::usage;
 use crate::linker::original::OriginalFunction;
 use crate::recording::device_use;
@@ -71,13 +72,13 @@ fn describe(guard: &mut Guard, ordinal: i16, allocated: u64) {
             f(bus.as_mut_ptr(), bus.len() as c_int - 1, device)
         });
     }
-    let info = memory_info().unwrap_or_default();
+    let info = visible_memory_info().unwrap_or_default();
     // SAFETY: both buffers are zeroed, and the driver writes at most all bytes but the last, so each ends with a NUL.
     let (name, bus) = unsafe { (CStr::from_ptr(name.as_ptr()), CStr::from_ptr(bus.as_ptr())) };
     guard.define(&Definition::Device {
         ordinal: u32::from(ordinal.unsigned_abs()),
         name: &name.to_string_lossy(),
-        total: total as u64,
+        total: visible_total(total as u64),
         used_before: info.total.saturating_sub(info.free).saturating_sub(allocated),
         pci: &bus.to_string_lossy(),
     });

@@ -17,6 +17,7 @@ use super::entry::entry;
 use super::graphs;
 use super::hook::Hook;
 use super::ipc::{IpcHandle, hash_at};
+use super::limit::{self, Place};
 use super::location;
 use super::memory::{AllocationProperties, CallMemory, location_of};
 use crate::linker::original::OriginalFunction;
@@ -77,6 +78,16 @@ fn read<T: Copy + Default>(pointer: *const T) -> T {
     }
     // SAFETY: the original has just used the same pointer in the same way and reported success.
     unsafe { pointer.read_unaligned() }
+}
+
+/// Takes the address or the handle that the driver has written, because it is about to become invalid.
+fn take(out: *mut u64) -> u64 {
+    let taken = read(out);
+    if !out.is_null() {
+        // SAFETY: the original has just written the same pointer and reported success.
+        unsafe { out.write_unaligned(0) };
+    }
+    taken
 }
 
 /// An argument of a call that failed. The memory of an out-pointer was not written and may not be mapped, so the
@@ -173,7 +184,10 @@ fn imported_size(addr: u64) -> u64 {
 }
 
 macro_rules! hooks {
-    ($($name:ident($($arg:ident: $type:ty),*) $verb:ident $action:ident { $($field:ident: $value:expr),* })*) => {
+    ($(
+        $name:ident($($arg:ident: $type:ty),*) $verb:ident $action:ident { $($field:ident: $value:expr),* }
+        $(, within { $place:expr, $bytes:expr, undo: $undo:expr })?
+    )*) => {
         $(
             #[doc = concat!("`", stringify!($name), "`.")]
             pub(super) mod $name {
@@ -194,10 +208,10 @@ macro_rules! hooks {
                     type Signature = unsafe extern "C-unwind" fn($($type),*) -> i32;
                     // SAFETY: `original` is the function of this symbol, which has this signature in CUDA's headers.
                     let original = unsafe { std::mem::transmute::<*mut c_void, Signature>(original) };
-                    hooks!(@$verb call $action [$($arg),*] { $($field: $value),* } {
-                        // SAFETY: the program passes these arguments for this function.
-                        unsafe { original($($arg),*) }
-                    })
+                    // SAFETY: the program passes these arguments for this function.
+                    let original = || unsafe { original($($arg),*) };
+                    $(let original = || limit::allocate(|| $place, || $bytes as u64, original, || $undo);)?
+                    hooks!(@$verb call $action [$($arg),*] { $($field: $value),* } { original() })
                 }
             }
         )*
@@ -274,24 +288,38 @@ macro_rules! hooks {
 }
 
 hooks! {
-    cuMemAlloc_v2(out: *mut u64, size: usize) allocates Alloc { addr: read(out), size: size }
+    cuMemAlloc_v2(out: *mut u64, size: usize) allocates Alloc { addr: read(out), size: size }, within {
+        Place::Current, size, undo: limit::free(take(out))
+    }
     cuMemAllocPitch_v2(out: *mut u64, pitch: *mut usize, width: usize, height: usize, element: u32) allocates Alloc {
         addr: read(out), size: pitched_bytes(read(pitch), width, height, 1)
+    }, within {
+        Place::Current, pitched_bytes(0, width, height, 1), undo: limit::free(take(out))
     }
     cuMemAllocManaged(out: *mut u64, size: usize, flags: u32) allocates Alloc { addr: read(out), size: size }
-    cuMemAllocAsync(out: *mut u64, size: usize, stream: u64) allocates Alloc { addr: read(out), size: size, stream: stream }
-    cuMemAllocAsync_ptsz(out: *mut u64, size: usize, stream: u64) allocates Alloc { addr: read(out), size: size, stream: stream }
+    cuMemAllocAsync(out: *mut u64, size: usize, stream: u64) allocates Alloc { addr: read(out), size: size, stream: stream }, within {
+        Place::Pool { pool: 0, stream }, size, undo: limit::free_async(take(out), stream)
+    }
+    cuMemAllocAsync_ptsz(out: *mut u64, size: usize, stream: u64) allocates Alloc { addr: read(out), size: size, stream: stream }, within {
+        Place::Pool { pool: 0, stream }, size, undo: limit::free_async_ptsz(take(out), stream)
+    }
     cuMemAllocFromPoolAsync(out: *mut u64, size: usize, pool: *mut c_void, stream: u64) allocates Alloc {
         addr: read(out), size: size, stream: stream
+    }, within {
+        Place::Pool { pool: pool.addr() as u64, stream }, size, undo: limit::free_async(take(out), stream)
     }
     cuMemAllocFromPoolAsync_ptsz(out: *mut u64, size: usize, pool: *mut c_void, stream: u64) allocates Alloc {
         addr: read(out), size: size, stream: stream
+    }, within {
+        Place::Pool { pool: pool.addr() as u64, stream }, size, undo: limit::free_async_ptsz(take(out), stream)
     }
     cuMemFreeAsync(addr: u64, stream: u64) frees FreeCompleted { addr: addr, stream: stream }
     cuMemFreeAsync_ptsz(addr: u64, stream: u64) frees FreeCompleted { addr: addr, stream: stream }
     cuMemFree_v2(addr: u64) frees FreeCompleted { addr: addr }
     cuMemCreate(out: *mut u64, size: usize, properties: *const AllocationProperties, flags: u64) allocates Alloc {
         addr: read(out), size: size, location: location_of(properties)
+    }, within {
+        Place::Location(location_of(properties)), size, undo: limit::release(take(out))
     }
     cuMemRelease(handle: u64) frees FreeCompleted { addr: handle }
     cuMemMap(addr: u64, size: usize, offset: usize, handle: u64, flags: u64) allocates Map {
@@ -309,13 +337,19 @@ hooks! {
     cuMemFreeHost(addr: u64) frees FreeCompleted { addr: addr }
     cuArrayCreate_v2(out: *mut u64, descriptor: *const ArrayDescriptor) allocates Alloc {
         addr: read(out), size: array_2d_bytes(descriptor)
+    }, within {
+        Place::Current, array_2d_bytes(descriptor), undo: limit::destroy_array(take(out))
     }
     cuArray3DCreate_v2(out: *mut u64, descriptor: *const Array3dDescriptor) allocates Alloc {
         addr: read(out), size: array_3d_bytes(descriptor)
+    }, within {
+        Place::Current, array_3d_bytes(descriptor), undo: limit::destroy_array(take(out))
     }
     cuArrayDestroy(handle: u64) frees FreeCompleted { addr: handle }
     cuMipmappedArrayCreate(out: *mut u64, descriptor: *const Array3dDescriptor, levels: u32) allocates Alloc {
         addr: read(out), size: mipmap_bytes(array_3d_bytes(descriptor), levels, false)
+    }, within {
+        Place::Current, mipmap_bytes(array_3d_bytes(descriptor), levels, false), undo: limit::destroy_mipmapped_array(take(out))
     }
     cuMipmappedArrayDestroy(handle: u64) frees FreeCompleted { addr: handle }
     cuIpcOpenMemHandle_v2(out: *mut u64, handle: IpcHandle, flags: u32) allocates Alloc {
@@ -369,15 +403,23 @@ hooks! {
     }
     cuGraphInstantiate_v2(
         out: *mut u64, graph: u64, error_node: *mut u64, log: *mut i8, log_size: usize
-    ) instantiates Graph { addr: read(out), stream: graph }
+    ) instantiates Graph { addr: read(out), stream: graph }, within {
+        Place::Current, 0u64, undo: limit::destroy_graph(take(out))
+    }
     cuGraphInstantiateWithFlags(out: *mut u64, graph: u64, flags: u64) instantiates Graph {
         addr: read(out), stream: graph
+    }, within {
+        Place::Current, 0u64, undo: limit::destroy_graph(take(out))
     }
     cuGraphInstantiateWithParams(out: *mut u64, graph: u64, params: *mut c_void) instantiates Graph {
         addr: read(out), stream: graph
+    }, within {
+        Place::Current, 0u64, undo: limit::destroy_graph(take(out))
     }
     cuGraphInstantiateWithParams_ptsz(out: *mut u64, graph: u64, params: *mut c_void) instantiates Graph {
         addr: read(out), stream: graph
+    }, within {
+        Place::Current, 0u64, undo: limit::destroy_graph(take(out))
     }
     cuGraphUpload(executable: u64, stream: u64) instantiates Graph { addr: executable }
     cuGraphUpload_ptsz(executable: u64, stream: u64) instantiates Graph { addr: executable }

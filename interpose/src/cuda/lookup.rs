@@ -15,7 +15,7 @@ use super::call;
 use super::driver::driver_symbol;
 use super::entry::entry;
 use super::hook::Hook;
-use super::registry;
+use super::{registry, visible};
 use crate::linker::deepbind::{self, ScanRules};
 use crate::linker::mapped_object::is_searched_before_us;
 use crate::linker::original::{self, OriginalFunction};
@@ -151,10 +151,10 @@ fn hooked_address(symbol: &CStr, lookup_original: impl Fn() -> *mut c_void) -> *
     if HAS_NEW_INTERPOSER.load(Ordering::Relaxed) && HAS_NEW_INTERPOSER.swap(false, Ordering::Relaxed) {
         find_interposers();
     }
-    if !symbol.to_bytes().starts_with(b"cu") {
+    if !symbol.to_bytes().starts_with(b"cu") && !symbol.to_bytes().starts_with(b"nvml") {
         return USE_ORIGINAL;
     }
-    if let Some((entry, original)) = proc_address_entry(symbol.to_bytes()) {
+    if let Some((entry, original)) = unrecorded_entry(symbol.to_bytes()) {
         let found = lookup_original();
         if found.is_null() || found == entry {
             return found;
@@ -228,16 +228,19 @@ fn stub(name: &[u8]) -> Option<usize> {
     match name {
         b"cuGetProcAddress" => Some(cuGetProcAddress as *const () as usize),
         b"cuGetProcAddress_v2" => Some(cuGetProcAddress_v2 as *const () as usize),
-        _ => registry::by_symbol(name).map(|hook| hook.exported as usize),
+        _ => match visible::by_symbol(name) {
+            Some(answer) => Some(answer.exported as usize),
+            None => registry::by_symbol(name).map(|hook| hook.exported as usize),
+        },
     }
 }
 
-/// Our `cuGetProcAddress` of this exported name, and the storage for its original.
-fn proc_address_entry(name: &[u8]) -> Option<(*mut c_void, &'static OriginalFunction)> {
+/// Our function of this exported name that records nothing, and the storage for its original.
+fn unrecorded_entry(name: &[u8]) -> Option<(*mut c_void, &'static OriginalFunction)> {
     match name {
         b"cuGetProcAddress" => Some((cuGetProcAddress::own as *mut c_void, &GET_PROC_ADDRESS)),
         b"cuGetProcAddress_v2" => Some((cuGetProcAddress_v2::own as *mut c_void, &GET_PROC_ADDRESS_V2)),
-        _ => None,
+        _ => visible::by_symbol(name).map(|answer| (answer.own as *mut c_void, answer.original)),
     }
 }
 
@@ -325,13 +328,13 @@ unsafe fn hook_entry_point(name: *const c_char, out: *mut *mut c_void, version: 
             (cuGetProcAddress::own as *mut c_void, &GET_PROC_ADDRESS)
         };
         // Another library's `cuGetProcAddress` can return our entry for its own name.
-        if found != entry && original.get().is_null() {
-            original.set(found);
-        }
-        if original.get() == found {
-            // SAFETY: the caller guarantees that the driver has written `out`, so it is writable.
-            unsafe { *out = entry };
-        }
+        // SAFETY: the caller guarantees that the driver has written `out`.
+        unsafe { replace(out, found, entry, original) };
+        return;
+    }
+    if let Some(answer) = visible::by_entry_point(symbol.to_bytes(), version) {
+        // SAFETY: as above.
+        unsafe { replace(out, found, answer.own as *mut c_void, answer.original) };
         return;
     }
     let interfaces = registry::interfaces(symbol.to_bytes());
@@ -358,6 +361,21 @@ unsafe fn hook_entry_point(name: *const c_char, out: *mut *mut c_void, version: 
     // SAFETY: the caller guarantees that the driver has written `out`, so it is writable. The stub has the signature of
     // the function it replaces.
     unsafe { *out = hook.entry as *mut c_void };
+}
+
+/// Replaces the function `found` by ours, unless another one is known as its original.
+///
+/// # Safety
+///
+/// `out` is writable.
+unsafe fn replace(out: *mut *mut c_void, found: *mut c_void, entry: *mut c_void, original: &'static OriginalFunction) {
+    if found != entry && original.get().is_null() {
+        original.set(found);
+    }
+    if original.get() == found {
+        // SAFETY: the caller guarantees it.
+        unsafe { *out = entry };
+    }
 }
 
 /// Whether the driver returned an interface newer than those known here (`..._v3`). Its arguments may differ.

@@ -11,6 +11,10 @@ use super::driver::call_driver;
 use super::location::pointer_attribute;
 use crate::linker::original::OriginalFunction;
 
+/// `CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT` and `CU_MEMPOOL_ATTR_USED_MEM_CURRENT` of cuda.h.
+const RESERVED: c_int = 5;
+const USED: c_int = 7;
+
 /// The attributes of a pool. Sizes are in bytes.
 #[derive(Clone, Copy)]
 pub(super) struct PoolTotals {
@@ -38,9 +42,6 @@ pub(super) fn of_address(addr: u64) -> u64 {
 /// The pool's totals. `None` if its size has not changed since the last query, or the pool cannot be queried.
 /// `location` is 0 if the call does not name the device.
 pub(super) fn changed_totals(pool: u64, location: u64) -> Option<PoolTotals> {
-    /// `CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT` and `CU_MEMPOOL_ATTR_USED_MEM_CURRENT` of cuda.h.
-    const RESERVED: c_int = 5;
-    const USED: c_int = 7;
     if pool == 0 {
         return None;
     }
@@ -66,6 +67,66 @@ fn remember(pool: u64, location: u64, reserved: u64) -> Option<(u64, u64)> {
         }
     }
     None
+}
+
+/// The pool from which `cuMemAllocAsync` takes memory of this device. 0 if the driver has none.
+pub(super) fn of_device(device: i16) -> u64 {
+    static GET_POOL: OriginalFunction = OriginalFunction::new();
+    let mut pool = 0u64;
+    // SAFETY: cuda.h declares `CUresult cuDeviceGetMemPool(CUmemoryPool *, CUdevice)`, and `pool` is writable.
+    let result = unsafe {
+        call_driver(&GET_POOL, c"cuDeviceGetMemPool", |get: unsafe extern "C" fn(*mut u64, c_int) -> c_int| {
+            get(&mut pool, device.into())
+        })
+    };
+    if result == Some(0) { pool } else { 0 }
+}
+
+/// The bytes that a pool holds. 0 for none.
+pub(super) fn reserved_bytes(pool: u64) -> u64 {
+    if pool == 0 { 0 } else { attribute(pool, RESERVED).unwrap_or(0) }
+}
+
+/// The bytes that a pool holds and nobody uses.
+pub(super) fn unused_bytes(pool: u64) -> u64 {
+    let used = if pool == 0 { None } else { attribute(pool, USED) };
+    used.map_or(0, |used| reserved_bytes(pool).saturating_sub(used))
+}
+
+/// Gives back what a pool does not use, down to `keep` bytes.
+pub(super) fn trim(pool: u64, keep: u64) {
+    static TRIM: OriginalFunction = OriginalFunction::new();
+    if pool != 0 {
+        // SAFETY: cuda.h declares `CUresult cuMemPoolTrimTo(CUmemoryPool, size_t)`. The caller's pool exists.
+        unsafe {
+            call_driver(&TRIM, c"cuMemPoolTrimTo", |trim: unsafe extern "C" fn(u64, usize) -> c_int| {
+                trim(pool, keep as usize)
+            });
+        }
+    }
+}
+
+/// Waits for a stream, so that the memory that was released there is unused.
+pub(super) fn synchronize(stream: u64) {
+    static SYNCHRONIZE: OriginalFunction = OriginalFunction::new();
+    // SAFETY: cuda.h declares `CUresult cuStreamSynchronize(CUstream)`. The program uses this stream.
+    unsafe {
+        call_driver(&SYNCHRONIZE, c"cuStreamSynchronize", |wait: unsafe extern "C" fn(u64) -> c_int| wait(stream));
+    }
+}
+
+/// Whether a stream is being captured into a graph, or the driver cannot say it.
+pub(super) fn is_capturing(stream: u64) -> bool {
+    static IS_CAPTURING: OriginalFunction = OriginalFunction::new();
+    let mut status: c_int = 0;
+    // SAFETY: cuda.h declares `CUresult cuStreamIsCapturing(CUstream, CUstreamCaptureStatus *)`, and `status` is
+    // writable.
+    let result = unsafe {
+        call_driver(&IS_CAPTURING, c"cuStreamIsCapturing", |get: unsafe extern "C" fn(u64, *mut c_int) -> c_int| {
+            get(stream, &mut status)
+        })
+    };
+    result.is_some_and(|result| result != 0) || status != 0
 }
 
 fn attribute(pool: u64, which: c_int) -> Option<u64> {

@@ -7,6 +7,7 @@ use memtrace_trace::event::{Action, Event, Source, UsageOccasion};
 use memtrace_trace::ids::ModuleId;
 
 use super::driver::call_driver;
+use super::location::current_device;
 use crate::linker::original::OriginalFunction;
 
 /// How many devices have readings.
@@ -46,13 +47,64 @@ pub(super) struct MemoryInfo {
 ///
 /// The thread is in the relaxed capture mode meanwhile. So the call cannot invalidate a capture of a CUDA graph.
 pub(super) fn memory_info() -> Option<MemoryInfo> {
-    /// `CU_STREAM_CAPTURE_MODE_RELAXED` of cuda.h.
-    const RELAXED: c_int = 2;
-    let mut mode = RELAXED;
-    let is_relaxed = exchange_capture_mode(&mut mode);
-    let info = memory_info_in_capture_mode();
-    if is_relaxed {
-        exchange_capture_mode(&mut mode);
+    let _relaxed = RelaxedCapture::begin();
+    memory_info_in_capture_mode()
+}
+
+/// [`memory_info`] of any device on which this process has a context. `None` if it has none there.
+pub(super) fn device_memory(device: i16) -> Option<MemoryInfo> {
+    if current_device() == device {
+        return memory_info();
+    }
+    static GET_STATE: OriginalFunction = OriginalFunction::new();
+    static RETAIN: OriginalFunction = OriginalFunction::new();
+    static RELEASE: OriginalFunction = OriginalFunction::new();
+    let ordinal = c_int::from(device);
+    let (mut flags, mut is_active, mut context) = (0u32, 0, 0u64);
+    // SAFETY: cuda.h declares `CUresult cuDevicePrimaryCtxGetState(CUdevice, unsigned int *, int *)` and `CUresult
+    // cuDevicePrimaryCtxRetain(CUcontext *, CUdevice)`. All are writable. The context exists, so none is created.
+    let retained = unsafe {
+        call_driver(
+            &GET_STATE,
+            c"cuDevicePrimaryCtxGetState",
+            |get: unsafe extern "C" fn(c_int, *mut u32, *mut c_int) -> c_int| get(ordinal, &mut flags, &mut is_active),
+        );
+        if is_active == 0 {
+            return None;
+        }
+        call_driver(&RETAIN, c"cuDevicePrimaryCtxRetain", |retain: unsafe extern "C" fn(*mut u64, c_int) -> c_int| {
+            retain(&mut context, ordinal)
+        })
+    };
+    if retained != Some(0) {
+        return None;
+    }
+    let info = in_context(context, memory_info);
+    // SAFETY: cuda.h declares `CUresult cuDevicePrimaryCtxRelease_v2(CUdevice)`. It was retained above.
+    unsafe {
+        call_driver(&RELEASE, c"cuDevicePrimaryCtxRelease_v2", |release: unsafe extern "C" fn(c_int) -> c_int| {
+            release(ordinal)
+        });
+    }
+    info
+}
+
+/// What `read` returns with this context as the calling thread's current one.
+pub(super) fn in_context(context: u64, read: impl FnOnce() -> Option<MemoryInfo>) -> Option<MemoryInfo> {
+    static PUSH: OriginalFunction = OriginalFunction::new();
+    static POP: OriginalFunction = OriginalFunction::new();
+    // SAFETY: cuda.h declares `CUresult cuCtxPushCurrent_v2(CUcontext)`. The driver has just returned this context.
+    let pushed =
+        unsafe { call_driver(&PUSH, c"cuCtxPushCurrent_v2", |push: unsafe extern "C" fn(u64) -> c_int| push(context)) };
+    if pushed != Some(0) {
+        return None;
+    }
+    let info = read();
+    let mut popped = 0u64;
+    // SAFETY: cuda.h declares `CUresult cuCtxPopCurrent_v2(CUcontext *)`. It removes what was pushed above, so the
+    // thread's current context is the program's again.
+    unsafe {
+        call_driver(&POP, c"cuCtxPopCurrent_v2", |pop: unsafe extern "C" fn(*mut u64) -> c_int| pop(&mut popped));
     }
     info
 }
@@ -69,6 +121,30 @@ pub(super) fn memory_info_in_capture_mode() -> Option<MemoryInfo> {
         })
     };
     (result == Some(0)).then_some(MemoryInfo { free: free as u64, total: total as u64 })
+}
+
+/// While it lives, the thread is in the relaxed capture mode: no call of ours invalidates a capture of a CUDA graph.
+pub(super) struct RelaxedCapture {
+    /// The mode before. `None` if it could not be changed.
+    before: Option<c_int>,
+}
+
+impl RelaxedCapture {
+    /// Changes the mode.
+    pub(super) fn begin() -> RelaxedCapture {
+        /// `CU_STREAM_CAPTURE_MODE_RELAXED` of cuda.h.
+        const RELAXED: c_int = 2;
+        let mut mode = RELAXED;
+        RelaxedCapture { before: exchange_capture_mode(&mut mode).then_some(mode) }
+    }
+}
+
+impl Drop for RelaxedCapture {
+    fn drop(&mut self) {
+        if let Some(mut mode) = self.before {
+            exchange_capture_mode(&mut mode);
+        }
+    }
 }
 
 /// Exchanges the calling thread's capture mode with `mode`. Returns whether the driver did.

@@ -17,8 +17,9 @@ use memtrace_trace::event::UsageOccasion;
 use memtrace_trace::ids::ModuleId;
 
 use super::contexts;
+use super::limit::visible_memory_info;
 use super::location::current_device;
-use super::reading::{Cause, MAX_DEVICES, event, memory_info};
+use super::reading::{Cause, MAX_DEVICES, event};
 use crate::recording::guard::Guard;
 use crate::recording::paused::is_paused;
 use crate::recording::process::Process;
@@ -163,7 +164,7 @@ fn read(guard: &mut Guard, device: i16, cause: Cause) {
     if current_device() != device {
         return;
     }
-    let Some(info) = memory_info() else { return };
+    let Some(info) = visible_memory_info() else { return };
     let used = info.total.saturating_sub(info.free);
     let is_first = readings.take(used, cause.occasion == UsageOccasion::Allocated);
     if is_first {

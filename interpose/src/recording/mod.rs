@@ -24,6 +24,7 @@ mod pause;
 pub(crate) mod paused;
 pub(crate) mod process;
 pub(crate) mod rank;
+pub(crate) mod run_lock;
 mod seccomp;
 mod sink;
 pub(crate) mod slot;

@@ -41,7 +41,7 @@ pub(super) fn permits_links(launcher_filters: u32) -> bool {
 }
 
 /// Whether this process has a filter that does not apply to the launcher.
-fn has_later_filter(launcher_filters: u32) -> bool {
+pub(super) fn has_later_filter(launcher_filters: u32) -> bool {
     // Without /proc the number of filters is unknown.
     std::fs::read_to_string("/proc/self/status").is_ok_and(|status| options::filters_in(&status) > launcher_filters)
 }

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gpu_memtrace._annotate import annotate
     from gpu_memtrace._figures import DeviceMemory, LineFigures, Memory, current, lines, peak, snapshot
     from gpu_memtrace._library import NotRecordedError, RecordingError
+    from gpu_memtrace._limit import limit
     from gpu_memtrace._line_profiler import (
         LineProfiler,
         clear_global_line_profiler,
@@ -45,6 +46,7 @@ __all__ = [
     "clear_global_line_profiler",
     "current",
     "is_recording",
+    "limit",
     "lines",
     "load_ipython_extension",
     "pause",
@@ -64,6 +66,7 @@ _NAMES = {
     "_annotate": ("annotate",),
     "_figures": ("DeviceMemory", "LineFigures", "Memory", "current", "lines", "peak", "snapshot"),
     "_library": ("NotRecordedError", "RecordingError"),
+    "_limit": ("limit",),
     "_line_profiler": ("LineProfiler", "clear_global_line_profiler", "profile", "profile_every", "set_target_gpu"),
     "_pause": ("is_recording", "pause", "paused", "resume"),
     "_recording": ("run_folder",),

@@ -44,6 +44,7 @@ class Library:
         self.annotation_start = function("memtrace_annotation_start", ctypes.c_uint64, ctypes.c_char_p)
         self.annotation_end = function("memtrace_annotation_end", None, ctypes.c_uint64)
         self.flush = function("memtrace_flush", ctypes.c_int, ctypes.c_uint32)
+        self.set_limit = function("memtrace_set_limit", ctypes.c_uint64, ctypes.c_uint64)
         self.run_folder = function("memtrace_run_folder", ctypes.c_size_t, *string)
         self.trace_file = function("memtrace_trace_file", ctypes.c_size_t, *string)
 

@@ -1,6 +1,7 @@
 """A plugin of pytest: limits for the GPU memory of a test.
 
-``@pytest.mark.memtrace(max_peak="2GiB")`` limits the peak while the test function runs. The limits hold in a process that
+``@pytest.mark.memtrace(max_peak="2GiB")`` limits the peak while the test function runs, and ``limit="24GiB"`` lets it see
+GPUs with so much memory. The limits hold in a process that
 memtrace records: ``pytest --memtrace``, or ``memtrace -- pytest``. ``pytest --memtrace-dry-run a100-40gb`` needs no GPU.
 Elsewhere the tests run without limits, and the summary of pytest says so.
 """
@@ -11,12 +12,14 @@ import os
 import signal
 import sys
 import warnings
-from typing import TYPE_CHECKING, Any, Dict, Generator, List, Mapping, Optional, Set
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, ContextManager, Dict, Generator, List, Mapping, Optional, Set
 
 import pytest
 
 from gpu_memtrace import _library, _recording
 from gpu_memtrace._annotate import annotate
+from gpu_memtrace._limit import limit
 from gpu_memtrace._sizes import parse_size, size_text
 
 if TYPE_CHECKING:
@@ -26,9 +29,10 @@ if TYPE_CHECKING:
 _LONGEST_NAME = 1000
 _LIMITS = ("max_peak", "max_growth", "max_kept")
 _HELP = (
-    "memtrace(max_peak=None, max_growth=None, max_kept=None, device=None): limits the GPU memory of the test, such as "
+    "memtrace(max_peak=None, max_growth=None, max_kept=None, device=None, limit=None): limits the GPU memory of the test, such as "
     "max_peak='2GiB'. max_peak: allocated bytes, with what was allocated before; max_growth: the peak less what was "
-    "allocated before; max_kept: allocated bytes after the test less those before."
+    "allocated before; max_kept: allocated bytes after the test less those before; limit: the memory that "
+    "the test sees on each GPU, so that what does not fit fails as on a smaller one."
 )
 #: The attribute of a test's report if its limits were not checked. pytest-xdist sends it from a worker to the main process.
 _UNCHECKED = "memtrace_limits_unchecked"
@@ -106,27 +110,34 @@ def _this_command() -> List[str]:
 class _Limits:
     """The limits of one test."""
 
-    def __init__(self, bytes_by_name: Dict[str, int], device: Optional[int]) -> None:
+    def __init__(self, bytes_by_name: Dict[str, int], device: Optional[int], visible: Optional[int]) -> None:
         self.bytes_by_name = bytes_by_name
         self.device = device
+        #: The memory that the test sees on each GPU.
+        self.visible = visible
 
     @classmethod
     def of(cls, item: Any) -> Optional["_Limits"]:
         """The limits of a test. The nearest marker decides each: that of a function before that of its class."""
         limits: Dict[str, int] = {}
         device: Optional[int] = None
+        visible: Optional[int] = None
         for marker in item.iter_markers("memtrace"):
-            unknown = sorted(set(marker.kwargs) - {*_LIMITS, "device"})
+            unknown = sorted(set(marker.kwargs) - {*_LIMITS, "device", "limit"})
             if marker.args or unknown:
                 raise pytest.UsageError(f"{item.nodeid}: unknown argument of the marker memtrace; {_HELP}")
             try:
                 found = {name: parse_size(marker.kwargs[name]) for name in _LIMITS if marker.kwargs.get(name) is not None}
                 if device is None and marker.kwargs.get("device") is not None:
                     device = _device_number(marker.kwargs["device"])
+                if visible is None and marker.kwargs.get("limit") is not None:
+                    visible = parse_size(marker.kwargs["limit"])
+                    if visible < 1:
+                        raise ValueError("a limit of 0 bytes permits nothing")
             except (TypeError, ValueError) as error:
                 raise pytest.UsageError(f"{item.nodeid}: marker memtrace: {error}") from None
             limits = {**found, **limits}
-        return cls(limits, device) if limits else None
+        return cls(limits, device, visible) if limits or visible is not None else None
 
     def exceeded(self, devices: Mapping[int, RangeMemory]) -> List[str]:
         """What exceeds a limit, a line each."""
@@ -150,6 +161,11 @@ class _Limits:
                         f"{size_text(memory.start_bytes)} were allocated before the test"
                     )
         return lines
+
+
+def _seen(limits: Optional[_Limits]) -> ContextManager[None]:
+    """While it is entered, the test sees GPUs with the memory of its limit."""
+    return nullcontext() if limits is None or limits.visible is None else limit(limits.visible)
 
 
 def _device_number(device: Any) -> int:
@@ -190,9 +206,9 @@ class _Plugin:
             yield
             return
         name = self._name(item.nodeid)
-        with annotate(name):
+        with annotate(name), _seen(limits):
             outcome = yield
-        if limits is None:
+        if limits is None or not limits.bytes_by_name:
             return
         failure = _failure(limits, name)
         if failure is None:

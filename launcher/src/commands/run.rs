@@ -7,12 +7,12 @@ use std::sync::Arc;
 use anyhow::Context;
 use memtrace_analysis::RunFolder;
 use memtrace_analysis::load::unrecorded;
-use memtrace_trace::options::{self, Options};
+use memtrace_trace::options::{self, LIMIT_LOCK_FILE, Limit, Options};
 use memtrace_trace::unrecorded::Unrecorded;
 
 use crate::child::{self, Child};
 use crate::cli::{Cpu, Run};
-use crate::device_samples::Sampler;
+use crate::device_samples::{self, Sampler};
 use crate::drain::Outcome;
 use crate::drain::drain_loop::Drain;
 use crate::end_summary::{self, SummaryOptions};
@@ -79,6 +79,7 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
     }
     let mut manifest = Manifest::begin(&run.command, start_ns, simulation.map(Simulation::description));
     manifest.set_job(run.job.clone().or_else(|| std::env::var(JOB).ok().filter(|id| !id.is_empty())));
+    manifest.set_limit(run.limit);
     manifest
         .write(&folder)
         .with_context(|| WithHelp::new(format!("cannot write into {}", path.display()), CHOOSE_ANOTHER))?;
@@ -116,6 +117,7 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
         holders: run.holders,
         pools: run.pools.into(),
         device_usage: !run.no_device_usage,
+        limit: run.limit.map(|bytes| limit(bytes, simulation.is_some())).unwrap_or_default(),
         filters,
     };
     // SAFETY: no other thread of this process runs. The checks before start none, and with a small stack limit the first
@@ -176,6 +178,8 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
     });
     let recorded = outcome.recorded.iter().filter(|r| r.events > 0).map(|r| r.pid);
     let watched = watch.map(|watch| watch.finish(recorded));
+    // It exists if a process has allocated under a limit. One that stays is harmless.
+    let _ = folder.remove(LIMIT_LOCK_FILE);
     manifest.set_unrecordable(watched, take_reports(&folder));
     let summary = manifest.finish(status, outcome);
     if let Err(e) = manifest.write(&folder) {
@@ -204,6 +208,11 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
         }
     }
     Ok(child::exit_code(status))
+}
+
+/// The limit for the command. What other programs use now, on GPUs of this machine, does not count.
+fn limit(bytes: u64, is_simulated: bool) -> Limit {
+    Limit { bytes, others: if is_simulated { Vec::new() } else { device_samples::used_now() } }
 }
 
 /// Reads and removes the reports of processes that could not record.

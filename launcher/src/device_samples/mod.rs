@@ -17,11 +17,13 @@ use std::time::Duration;
 use memtrace_analysis::RunFolder;
 
 use self::samples_file::SamplesFile;
-use self::source::SampleSource;
+use self::source::{SampleSource, SampledDevice};
 use crate::{gpu, host};
 
 /// The time between two samples.
 const INTERVAL: Duration = Duration::from_secs(1);
+/// How long the start of a run with a limit waits for NVML.
+const FIRST_SAMPLE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the end of a run waits for the last sample.
 const LAST_SAMPLE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Names the library to load in the place of `libnvidia-ml.so.1`, also where there is no NVIDIA driver.
@@ -70,6 +72,23 @@ fn library() -> Option<Option<PathBuf>> {
     (named.is_some() || gpu::has_driver()).then_some(named)
 }
 
+/// The bytes that are in use on each device now, by its PCI address, without what the driver has reserved. Empty if NVML does
+/// not answer soon.
+pub(crate) fn used_now() -> Vec<(String, u64)> {
+    let Some(library) = library() else { return Vec::new() };
+    let (send, answer) = channel();
+    let read = move || {
+        let source = nvml::Nvml::load(library.as_deref())?;
+        let used = |device: SampledDevice| Some((device.pci, source.sample(device.index)?.0));
+        // NVML does not say what is used of a part of a GPU.
+        let is_whole = |device: &SampledDevice| !source.is_divided(device.index);
+        Some(source.devices().into_iter().filter(is_whole).filter_map(used).collect())
+    };
+    // The receiver is gone if nobody waited any longer.
+    let spawned = std::thread::Builder::new().spawn(move || drop(send.send(read().unwrap_or_default())));
+    spawned.map_or_else(|_| Vec::new(), |_| answer.recv_timeout(FIRST_SAMPLE_TIMEOUT).unwrap_or_default())
+}
+
 /// The bytes that these processes use on all devices, as NVML tells. `None` if it does not know.
 pub(crate) fn used_by(pids: &[u32]) -> Option<u64> {
     let source = nvml::Nvml::load(library()?.as_deref())?;
@@ -100,7 +119,6 @@ fn sample_until(source: &dyn SampleSource, folder: &RunFolder, stop: &Receiver<(
 
 #[cfg(test)]
 mod tests {
-    use super::source::SampledDevice;
     use super::*;
     use std::cell::Cell;
 

@@ -23,6 +23,11 @@ impl Nvml {
         nvml_wrapper::Nvml::builder().lib_path(library).init().ok().map(Nvml)
     }
 
+    /// Whether the device is divided into parts (MIG), of which programs use one each.
+    pub(super) fn is_divided(&self, device: u32) -> bool {
+        self.device(device).and_then(|device| device.mig_mode().ok()).is_some_and(|mode| mode.current != 0)
+    }
+
     fn device(&self, index: u32) -> Option<nvml_wrapper::Device<'_>> {
         self.0.device_by_index(index).ok()
     }

@@ -12,7 +12,7 @@ use std::process::{Command, Output};
 
 use memtrace_tests::programs::{ProgramFolder, linked_with, with_simcuda};
 use memtrace_tests::traced_program::{Run, TracedProgram, events};
-use memtrace_trace::options::{Cpu, ENV, Options, Pools, Stacks};
+use memtrace_trace::options::{Cpu, ENV, Limit, Options, Pools, Stacks};
 
 const NONE: &[&str] = &[];
 const LIBRARY: &str = "libmemtrace_interpose.so";
@@ -172,6 +172,7 @@ fn connections(mut command: Command) -> usize {
         holders: false,
         pools: Pools::Keep,
         device_usage: true,
+        limit: Limit::default(),
         filters: 0,
     };
     let mut child = command.env("LD_PRELOAD", library()).env(ENV, options.encode()).spawn().unwrap();

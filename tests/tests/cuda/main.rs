@@ -5,4 +5,5 @@ mod device_memory;
 mod host;
 mod ipc;
 mod ledger;
+mod limit;
 mod programs;

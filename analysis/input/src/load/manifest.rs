@@ -219,6 +219,9 @@ pub struct Manifest {
     /// The simulated GPUs of a dry run. Absent where the program ran on real ones.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub simulated: Option<SimulatedGpus>,
+    /// How much memory of each GPU the command saw, in bytes. Absent without a limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit_bytes: Option<u64>,
     /// Other fields that the launcher wrote. They are kept but not interpreted.
     #[serde(flatten)]
     pub extra: BTreeMap<String, serde_json::Value>,

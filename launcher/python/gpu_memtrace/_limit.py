@@ -1,0 +1,28 @@
+"""Less GPU memory for a part of the program."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Iterator, Union
+
+from gpu_memtrace import _library
+from gpu_memtrace._sizes import parse_size
+
+
+@contextmanager
+def limit(size: Union[int, str]) -> Iterator[None]:
+    """In a ``with`` block, this process sees GPUs with this much memory: a number of bytes, or such as ``"24GiB"``.
+
+    What does not fit fails as on a smaller GPU, with what other programs use on it. It holds for all threads. ``memtrace run
+    --limit`` limits a whole run. Raises :class:`~gpu_memtrace.NotRecordedError` in a process that memtrace does not record, and
+    :class:`ValueError` for what is no size.
+    """
+    number = parse_size(size)
+    if number < 1:
+        raise ValueError("a limit of 0 bytes permits nothing")
+    library = _library.required()
+    before = library.set_limit(number)
+    try:
+        yield
+    finally:
+        library.set_limit(before)
