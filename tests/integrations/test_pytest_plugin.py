@@ -298,3 +298,48 @@ def test_what_a_run_without_memtrace_imports(workplace: Workplace) -> None:
         "    assert not {'torch', 'numpy', 'gpu_memtrace.integrations'} & set(sys.modules)\n"
     )
     assert outcomes(workplace.run(python(), *PYTEST, "test_it.py").stdout) == {"passed": 1}
+
+
+def test_a_test_sees_a_smaller_gpu(workplace: Workplace) -> None:
+    output = run(
+        workplace,
+        """
+def room():
+    return torch.cuda.mem_get_info()
+
+@pytest.mark.memtrace(limit="1GiB")
+def test_smaller():
+    assert room()[1] == 1 << 30
+    torch.empty(512 << 20, dtype=torch.uint8, device="cuda")
+    with pytest.raises(torch.OutOfMemoryError, match="total capacity of 1024.00 MiB|total capacity of 1.00 GiB"):
+        torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+
+def test_as_before():
+    assert room()[1] == 8 << 30
+    torch.empty(2 << 30, dtype=torch.uint8, device="cuda")
+
+@pytest.mark.memtrace(limit="3GiB", max_peak="1GiB")
+def test_both():
+    torch.empty(2 << 30, dtype=torch.uint8, device="cuda")
+
+@pytest.mark.memtrace(limit="3GiB")
+class TestAll:
+    @pytest.mark.memtrace(limit="2GiB")
+    def test_nearest(self):
+        assert room()[1] == 2 << 30
+
+    def test_class(self):
+        assert room()[1] == 3 << 30
+
+@pytest.mark.memtrace(limit=0)
+def test_nothing():
+    pass
+""",
+        "-k",
+        "not nothing",
+    )
+    assert outcomes(output) == {"failed": 1, "passed": 4, "deselected": 1}, output
+    (verdict,) = verdicts(output)
+    assert verdict.startswith("peak 2.00 GiB > max_peak 1.00 GiB"), verdict
+    wrong = run(workplace, "@pytest.mark.memtrace(limit=0)\ndef test_nothing():\n    pass\n")
+    assert "a limit of 0 bytes permits nothing" in wrong

@@ -10,14 +10,14 @@ use std::ffi::{c_char, c_void};
 use memtrace_trace::api::Api;
 use memtrace_trace::event::Action;
 
-use super::call::{Call, ERROR_UNKNOWN};
+use super::call::{Call, ERROR_UNKNOWN, driver_original};
 use super::contexts;
 use super::driver::driver_function;
 use super::entry::entry;
 use super::graphs;
 use super::hook::Hook;
 use super::ipc::{IpcHandle, hash_at};
-use super::limit::{self, Place};
+use super::limited::{self, MemorySource};
 use super::location;
 use super::memory::{AllocationProperties, CallMemory, location_of};
 use crate::linker::original::OriginalFunction;
@@ -186,7 +186,7 @@ fn imported_size(addr: u64) -> u64 {
 macro_rules! hooks {
     ($(
         $name:ident($($arg:ident: $type:ty),*) $verb:ident $action:ident { $($field:ident: $value:expr),* }
-        $(, within { $place:expr, $bytes:expr, undo: $undo:expr })?
+        $(, within { $source:expr, $bytes:expr, undo: $undo:expr })?
     )*) => {
         $(
             #[doc = concat!("`", stringify!($name), "`.")]
@@ -210,7 +210,7 @@ macro_rules! hooks {
                     let original = unsafe { std::mem::transmute::<*mut c_void, Signature>(original) };
                     // SAFETY: the program passes these arguments for this function.
                     let original = || unsafe { original($($arg),*) };
-                    $(let original = || limit::allocate(|| $place, || $bytes as u64, original, || $undo);)?
+                    $(let original = || limited::allocate(|| $source, || $bytes as u64, original, || $undo);)?
                     hooks!(@$verb call $action [$($arg),*] { $($field: $value),* } { original() })
                 }
             }
@@ -287,31 +287,67 @@ macro_rules! hooks {
     }};
 }
 
+macro_rules! undoing {
+    ($($(#[$doc:meta])* $name:ident => $function:ident($($arg:ident: $type:ty),*);)*) => {
+        $(
+            $(#[$doc])*
+            fn $name($($arg: $type),*) {
+                let function = driver_original(&$function::HOOK);
+                if function.is_null() {
+                    return;
+                }
+                // SAFETY: this is the signature of the function in cuda.h. The driver has just returned what is released.
+                unsafe {
+                    let function: unsafe extern "C-unwind" fn($($type),*) -> i32 = std::mem::transmute(function);
+                    function($($arg),*);
+                }
+            }
+        )*
+    };
+}
+
+undoing! {
+    /// Undoes `cuMemAlloc`.
+    free => cuMemFree_v2(addr: u64);
+    /// Undoes `cuMemAllocAsync`.
+    free_async => cuMemFreeAsync(addr: u64, stream: u64);
+    /// Undoes `cuMemAllocAsync` of a thread with its own default stream.
+    free_async_ptsz => cuMemFreeAsync_ptsz(addr: u64, stream: u64);
+    /// Undoes `cuMemCreate`.
+    release => cuMemRelease(handle: u64);
+    /// Undoes `cuArrayCreate`.
+    destroy_array => cuArrayDestroy(handle: u64);
+    /// Undoes `cuMipmappedArrayCreate`.
+    destroy_mipmapped_array => cuMipmappedArrayDestroy(handle: u64);
+    /// Undoes `cuGraphInstantiate`.
+    destroy_graph => cuGraphExecDestroy(executable: u64);
+}
+
 hooks! {
     cuMemAlloc_v2(out: *mut u64, size: usize) allocates Alloc { addr: read(out), size: size }, within {
-        Place::Current, size, undo: limit::free(take(out))
+        MemorySource::Current, size, undo: free(take(out))
     }
     cuMemAllocPitch_v2(out: *mut u64, pitch: *mut usize, width: usize, height: usize, element: u32) allocates Alloc {
         addr: read(out), size: pitched_bytes(read(pitch), width, height, 1)
     }, within {
-        Place::Current, pitched_bytes(0, width, height, 1), undo: limit::free(take(out))
+        MemorySource::Current, pitched_bytes(0, width, height, 1), undo: free(take(out))
     }
     cuMemAllocManaged(out: *mut u64, size: usize, flags: u32) allocates Alloc { addr: read(out), size: size }
     cuMemAllocAsync(out: *mut u64, size: usize, stream: u64) allocates Alloc { addr: read(out), size: size, stream: stream }, within {
-        Place::Pool { pool: 0, stream }, size, undo: limit::free_async(take(out), stream)
+        MemorySource::Pool { pool: 0, stream }, size, undo: free_async(take(out), stream)
     }
     cuMemAllocAsync_ptsz(out: *mut u64, size: usize, stream: u64) allocates Alloc { addr: read(out), size: size, stream: stream }, within {
-        Place::Pool { pool: 0, stream }, size, undo: limit::free_async_ptsz(take(out), stream)
+        MemorySource::Pool { pool: 0, stream }, size, undo: free_async_ptsz(take(out), stream)
     }
     cuMemAllocFromPoolAsync(out: *mut u64, size: usize, pool: *mut c_void, stream: u64) allocates Alloc {
         addr: read(out), size: size, stream: stream
     }, within {
-        Place::Pool { pool: pool.addr() as u64, stream }, size, undo: limit::free_async(take(out), stream)
+        MemorySource::Pool { pool: pool.addr() as u64, stream }, size, undo: free_async(take(out), stream)
     }
     cuMemAllocFromPoolAsync_ptsz(out: *mut u64, size: usize, pool: *mut c_void, stream: u64) allocates Alloc {
         addr: read(out), size: size, stream: stream
     }, within {
-        Place::Pool { pool: pool.addr() as u64, stream }, size, undo: limit::free_async_ptsz(take(out), stream)
+        MemorySource::Pool { pool: pool.addr() as u64, stream }, size, undo: free_async_ptsz(take(out), stream)
     }
     cuMemFreeAsync(addr: u64, stream: u64) frees FreeCompleted { addr: addr, stream: stream }
     cuMemFreeAsync_ptsz(addr: u64, stream: u64) frees FreeCompleted { addr: addr, stream: stream }
@@ -319,7 +355,7 @@ hooks! {
     cuMemCreate(out: *mut u64, size: usize, properties: *const AllocationProperties, flags: u64) allocates Alloc {
         addr: read(out), size: size, location: location_of(properties)
     }, within {
-        Place::Location(location_of(properties)), size, undo: limit::release(take(out))
+        MemorySource::Location(location_of(properties)), size, undo: release(take(out))
     }
     cuMemRelease(handle: u64) frees FreeCompleted { addr: handle }
     cuMemMap(addr: u64, size: usize, offset: usize, handle: u64, flags: u64) allocates Map {
@@ -338,18 +374,18 @@ hooks! {
     cuArrayCreate_v2(out: *mut u64, descriptor: *const ArrayDescriptor) allocates Alloc {
         addr: read(out), size: array_2d_bytes(descriptor)
     }, within {
-        Place::Current, array_2d_bytes(descriptor), undo: limit::destroy_array(take(out))
+        MemorySource::Current, array_2d_bytes(descriptor), undo: destroy_array(take(out))
     }
     cuArray3DCreate_v2(out: *mut u64, descriptor: *const Array3dDescriptor) allocates Alloc {
         addr: read(out), size: array_3d_bytes(descriptor)
     }, within {
-        Place::Current, array_3d_bytes(descriptor), undo: limit::destroy_array(take(out))
+        MemorySource::Current, array_3d_bytes(descriptor), undo: destroy_array(take(out))
     }
     cuArrayDestroy(handle: u64) frees FreeCompleted { addr: handle }
     cuMipmappedArrayCreate(out: *mut u64, descriptor: *const Array3dDescriptor, levels: u32) allocates Alloc {
         addr: read(out), size: mipmap_bytes(array_3d_bytes(descriptor), levels, false)
     }, within {
-        Place::Current, mipmap_bytes(array_3d_bytes(descriptor), levels, false), undo: limit::destroy_mipmapped_array(take(out))
+        MemorySource::Current, mipmap_bytes(array_3d_bytes(descriptor), levels, false), undo: destroy_mipmapped_array(take(out))
     }
     cuMipmappedArrayDestroy(handle: u64) frees FreeCompleted { addr: handle }
     cuIpcOpenMemHandle_v2(out: *mut u64, handle: IpcHandle, flags: u32) allocates Alloc {
@@ -404,22 +440,22 @@ hooks! {
     cuGraphInstantiate_v2(
         out: *mut u64, graph: u64, error_node: *mut u64, log: *mut i8, log_size: usize
     ) instantiates Graph { addr: read(out), stream: graph }, within {
-        Place::Current, 0u64, undo: limit::destroy_graph(take(out))
+        MemorySource::Current, 0u64, undo: destroy_graph(take(out))
     }
     cuGraphInstantiateWithFlags(out: *mut u64, graph: u64, flags: u64) instantiates Graph {
         addr: read(out), stream: graph
     }, within {
-        Place::Current, 0u64, undo: limit::destroy_graph(take(out))
+        MemorySource::Current, 0u64, undo: destroy_graph(take(out))
     }
     cuGraphInstantiateWithParams(out: *mut u64, graph: u64, params: *mut c_void) instantiates Graph {
         addr: read(out), stream: graph
     }, within {
-        Place::Current, 0u64, undo: limit::destroy_graph(take(out))
+        MemorySource::Current, 0u64, undo: destroy_graph(take(out))
     }
     cuGraphInstantiateWithParams_ptsz(out: *mut u64, graph: u64, params: *mut c_void) instantiates Graph {
         addr: read(out), stream: graph
     }, within {
-        Place::Current, 0u64, undo: limit::destroy_graph(take(out))
+        MemorySource::Current, 0u64, undo: destroy_graph(take(out))
     }
     cuGraphUpload(executable: u64, stream: u64) instantiates Graph { addr: executable }
     cuGraphUpload_ptsz(executable: u64, stream: u64) instantiates Graph { addr: executable }

@@ -11,6 +11,7 @@ mod graphs;
 mod hook;
 mod ipc;
 mod limit;
+mod limited;
 mod location;
 mod lookup;
 mod memory;
