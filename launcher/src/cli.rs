@@ -13,6 +13,7 @@ use memtrace_analysis::{SECTIONS, Tolerance};
 use memtrace_trace::options;
 
 use crate::condition::{Condition, condition};
+use crate::device_samples::MEMORY_IN_USE;
 use crate::option_values::{
     Bounds, Values, bounds, category_limit, gpu_memory, limit, positive, release_point, size, step_range, time_limit,
     time_range, tolerance, values,
@@ -110,6 +111,9 @@ pub(crate) enum Command {
     Man(Man),
     /// Print a completion script for a shell
     Completions(Completions),
+    /// Print the memory in use on each GPU as NVML reports it
+    #[command(hide = true, name = MEMORY_IN_USE)]
+    MemoryInUse,
     // A new subcommand is a variant here and a small file in `commands`.
 }
 

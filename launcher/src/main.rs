@@ -77,6 +77,7 @@ fn run() -> u8 {
         cli::Command::Doctor(options) => commands::doctor::doctor(&options),
         cli::Command::Mcp(options) => commands::exit_code(commands::mcp::mcp(&options)),
         cli::Command::Kernel(options) => commands::exit_code(commands::kernel::kernel(&options)),
+        cli::Command::MemoryInUse => commands::exit_code(device_samples::print_used()),
         cli::Command::Man(options) => commands::exit_code(commands::manual::man(&options)),
         cli::Command::Completions(options) => commands::exit_code(commands::manual::completions(&options)),
     }

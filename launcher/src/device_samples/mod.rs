@@ -8,20 +8,27 @@ mod nvml;
 mod samples_file;
 mod source;
 
+use std::io::Read;
+use std::os::fd::AsFd;
 use std::path::PathBuf;
+use std::process::{ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use anyhow::Context;
 use memtrace_analysis::RunFolder;
 
 use self::samples_file::SamplesFile;
 use self::source::{SampleSource, SampledDevice};
+use crate::epoll::Epoll;
 use crate::{gpu, host};
 
 /// The time between two samples.
 const INTERVAL: Duration = Duration::from_secs(1);
+/// The command that [`print_used`] executes.
+pub(crate) const MEMORY_IN_USE: &str = "memory-in-use";
 /// How long the start of a run with a limit waits for NVML.
 const FIRST_SAMPLE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the end of a run waits for the last sample.
@@ -74,19 +81,49 @@ fn library() -> Option<Option<PathBuf>> {
 
 /// The bytes that are in use on each device now, by its PCI address, without what the driver has reserved. Empty if NVML does
 /// not answer soon.
+///
+/// Another process asks NVML: this one must not have a second thread before it has changed its environment.
 pub(crate) fn used_now() -> Vec<(String, u64)> {
-    let Some(library) = library() else { return Vec::new() };
-    let (send, answer) = channel();
-    let read = move || {
-        let source = nvml::Nvml::load(library.as_deref())?;
-        let used = |device: SampledDevice| Some((device.pci, source.sample(device.index)?.0));
-        // NVML does not say what is used of a part of a GPU.
-        let is_whole = |device: &SampledDevice| !source.is_divided(device.index);
-        Some(source.devices().into_iter().filter(is_whole).filter_map(used).collect())
-    };
-    // The receiver is gone if nobody waited any longer.
-    let spawned = std::thread::Builder::new().spawn(move || drop(send.send(read().unwrap_or_default())));
-    spawned.map_or_else(|_| Vec::new(), |_| answer.recv_timeout(FIRST_SAMPLE_TIMEOUT).unwrap_or_default())
+    if library().is_none() {
+        return Vec::new();
+    }
+    let mut command = Command::new("/proc/self/exe");
+    command.arg(MEMORY_IN_USE).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let Ok(mut child) = command.spawn() else { return Vec::new() };
+    let answer = child.stdout.take().and_then(|output| read_until(output, Instant::now() + FIRST_SAMPLE_TIMEOUT));
+    // It has ended, or its answer came too late.
+    let _ = child.kill();
+    let _ = child.wait();
+    answer.and_then(|answer| serde_json::from_slice(&answer).ok()).unwrap_or_default()
+}
+
+/// Prints the result of [`used_now`] as JSON. The other process of [`used_now`] runs this.
+pub(crate) fn print_used() -> anyhow::Result<()> {
+    let source = library().and_then(|library| nvml::Nvml::load(library.as_deref())).context("NVML cannot be loaded")?;
+    let used = |device: SampledDevice| Some((device.pci, source.sample(device.index)?.0));
+    // NVML does not say what is used of a part of a GPU.
+    let is_whole = |device: &SampledDevice| !source.is_divided(device.index);
+    let used: Vec<(String, u64)> = source.devices().into_iter().filter(is_whole).filter_map(used).collect();
+    println!("{}", serde_json::to_string(&used)?);
+    Ok(())
+}
+
+/// All output of a process. `None` if it is not complete at this time.
+fn read_until(mut output: ChildStdout, end: Instant) -> Option<Vec<u8>> {
+    let epoll = Epoll::new().ok()?;
+    epoll.add(output.as_fd(), 0).ok()?;
+    let (mut read, mut ready, mut buffer) = (Vec::new(), Vec::new(), [0; 4096]);
+    loop {
+        let left = end.checked_duration_since(Instant::now())?;
+        epoll.wait(Some(left), &mut ready);
+        if ready.is_empty() {
+            continue;
+        }
+        match output.read(&mut buffer).ok()? {
+            0 => return Some(read),
+            bytes => read.extend_from_slice(&buffer[..bytes]),
+        }
+    }
 }
 
 /// The bytes that these processes use on all devices, as NVML tells. `None` if it does not know.

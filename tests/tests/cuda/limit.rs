@@ -94,6 +94,12 @@ fn what_others_used_at_the_start_does_not_count() {
         .run();
     run.assert_ended_well();
     assert_eq!(stdout(&run.output), format!("{} chunks\n", (1024 - 100) / 16));
+    // Without an answer of NVML, all memory in use counts.
+    let unknown = over_shared(&[program.as_os_str(), "1".as_ref(), "16".as_ref()])
+        .env("MEMTRACE_NVML_LIBRARY", "/nonexistent/libnvidia-ml.so.1")
+        .option("--limit=4GiB")
+        .run();
+    assert_eq!(stdout(&unknown.output), format!("{} chunks\n", (4096 - 100 - 3100) / 16));
     drop(holder.stdin.take());
     assert!(holder.wait().expect("its end").success());
 }
