@@ -1,7 +1,7 @@
 //! Stream-ordered memory pools: how much device memory they reserve, and how much of it is in use.
 //!
-//! Only amounts are simulated, and every allocation has an address of its own. A pool grows in steps of 32 MiB, or 2
-//! MiB when the device has less than 32 MiB left. It keeps freed memory until it is trimmed, or until a synchronization
+//! Only amounts are simulated, and every allocation has an address of its own. A pool grows in steps of 32
+//! MiB, also when the device has less left: then it does not grow (driver 580, H200). It keeps freed memory until it is trimmed, or until a synchronization
 //! finds more reserved memory than the release threshold.
 
 use crate::backing::round_up;
@@ -10,7 +10,8 @@ use crate::device::Device;
 use crate::error::Result;
 
 const STEP: u64 = 32 * MIB;
-const SMALL_STEP: u64 = 2 * MIB;
+/// What a trim leaves is a multiple of this.
+const PAGE: u64 = 2 * MIB;
 
 /// One pool.
 #[derive(Clone, Debug)]
@@ -48,14 +49,8 @@ impl Pool {
     pub fn take(&mut self, bytes: u64, device: &mut Device) -> Result<()> {
         let need = self.used.saturating_add(bytes);
         if need > self.reserved {
-            let grow = |step| round_up(need, step) - self.reserved;
-            let grown = match device.take(grow(STEP)) {
-                Ok(()) => grow(STEP),
-                Err(_) => {
-                    device.take(grow(SMALL_STEP))?;
-                    grow(SMALL_STEP)
-                }
-            };
+            let grown = round_up(need, STEP) - self.reserved;
+            device.take(grown)?;
             self.reserved += grown;
             self.reserved_high = self.reserved_high.max(self.reserved);
         }
@@ -79,7 +74,7 @@ impl Pool {
 
     /// Returns unused memory to the device until only `keep` bytes are reserved.
     pub fn trim(&mut self, keep: u64, device: &mut Device) {
-        let want = round_up(self.used, SMALL_STEP).max(keep);
+        let want = round_up(self.used, PAGE).max(keep);
         if self.reserved > want {
             device.give(self.reserved - want);
             self.reserved = want;
@@ -108,12 +103,12 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_pool_grows_by_large_steps_then_by_small_ones() {
-        let mut device = Device::new(0, 33 * MIB, None);
+    fn a_pool_grows_by_whole_steps() {
+        let mut device = Device::new(0, 63 * MIB, None);
         let mut pool = Pool::new(0);
         pool.take(1, &mut device).unwrap();
         assert_eq!(device.used(), 32 * MIB);
-        assert!(pool.take(33 * MIB, &mut device).is_err(), "no room for two more MiB");
+        assert!(pool.take(32 * MIB, &mut device).is_err(), "31 MiB are no step");
         assert_eq!(device.used(), 32 * MIB);
         pool.give(1);
         assert_eq!(device.used(), 32 * MIB, "kept until somebody waits");
@@ -139,7 +134,7 @@ mod tests {
                     pool.give(bytes);
                     if n % 3 == 0 {
                         pool.synchronized(&mut device);
-                        prop_assert!(pool.usage().reserved <= pool.threshold.max(round_up(pool.usage().used, SMALL_STEP)));
+                        prop_assert!(pool.usage().reserved <= pool.threshold.max(round_up(pool.usage().used, PAGE)));
                     }
                 }
                 let usage = pool.usage();

@@ -90,12 +90,9 @@ fn allocate_within(
         needed == 0 || beyond_and_free(device).is_none_or(|(_, free)| needed <= free)
     };
     if !has_room() {
-        // As the driver does before it fails: pools give back what they do not use.
-        let _relaxed = RelaxedCapture::begin();
-        if let MemorySource::Pool { stream, .. } = source {
-            pools::synchronize(stream);
-        }
+        // As the driver does before it fails: the device's pool gives back what it does not use.
         if pool == 0 {
+            let _relaxed = RelaxedCapture::begin();
             pools::trim(pools::of_device(device), 0);
         }
         if !has_room() {

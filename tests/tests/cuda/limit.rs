@@ -30,8 +30,8 @@ fn every_way_to_allocate_ends_where_the_device_would() {
     let programs = ProgramFolder::new();
     let options = [linked_with("libcuda.so.1"), linked_with("libcudart.so.12")].concat();
     let program = programs.program("limit/paths.c", "paths", &options);
-    // Multiples of the step in which pools grow: of smaller ones, a pool on a full device grows by less than a step.
-    for (chunk, bytes) in [("64", 2048 * MIB), ("96", 3000 * MIB), ("32", 1027 * MIB)] {
+    // Chunks that divide the device, and such as do not.
+    for (chunk, bytes) in [("64", 2048 * MIB), ("37", 3000 * MIB), ("8", 1027 * MIB)] {
         let traced =
             || with_simcuda(&[program.as_os_str(), chunk.as_ref()]).env("SIMCUDA_CONTEXT", (300 * MIB).to_string());
         let run = same_as_on_a_smaller_device(traced, bytes);
@@ -106,36 +106,18 @@ fn what_others_used_at_the_start_does_not_count() {
 
 #[test]
 fn pytorch_runs_out_of_memory_as_on_a_smaller_device() {
-    for setting in ["", "expandable_segments:True"] {
+    for setting in ["", "expandable_segments:True", "backend:cudaMallocAsync"] {
         let program = || TracedProgram::python("limit/training.py", &[]).env("PYTORCH_CUDA_ALLOC_CONF", setting);
         let run = same_as_on_a_smaller_device(program, 3000 * MIB);
         let output = stdout(&run.output);
-        assert!(output.contains("total capacity of 2.93 GiB") && output.contains("full after"), "{setting}: {output}");
+        assert!(output.contains(": 2.93 GiB") || output.contains("total capacity of 2.93 GiB"), "{setting}: {output}");
+        assert!(output.contains("full after"), "{setting}: {output}");
         let report = std::process::Command::new(memtrace()).arg("report").arg(run.path()).output().expect("memtrace");
         let report = stdout(&report);
         assert!(report.contains("Limited to 2.93 GiB of each GPU (--limit)"), "{setting}: {report}");
         assert!(report.contains("CUDA out of memory on GPU 0 (2.93 GiB)"), "{setting}: {report}");
         assert_eq!(summary(&run)["devices"][0]["total_bytes"], 3000 * MIB, "{setting}");
     }
-}
-
-#[test]
-fn a_stream_ordered_pool_stays_within_the_limit() {
-    let program =
-        || TracedProgram::python("limit/training.py", &[]).env("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync");
-    let small = stdout(&program().env("SIMCUDA_MEMORY", (3000 * MIB).to_string()).run_alone());
-    let run = program().env("SIMCUDA_MEMORY", (60_000 * MIB).to_string()).option("--limit=3000MiB").run();
-    run.assert_ended_well();
-    let limited = stdout(&run.output);
-    // A pool grows in steps of 32 MiB. On a full device it takes the rest of a step, under a limit it does not.
-    let same = small.lines().zip(limited.lines()).take_while(|(one, other)| one == other).count();
-    assert!(same >= 8, "{small}{limited}");
-    let blocks = |output: &str| -> u64 {
-        let line = output.lines().find_map(|line| line.strip_prefix("full after ")).expect("a line");
-        line.split(' ').next().expect("a number").parse().expect("a number")
-    };
-    assert!((blocks(&small) - 1..=blocks(&small)).contains(&blocks(&limited)), "{small}{limited}");
-    assert_eq!(summary(&run)["devices"][0]["total_bytes"], 3000 * MIB);
 }
 
 #[test]
