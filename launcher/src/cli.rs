@@ -15,8 +15,8 @@ use memtrace_trace::options;
 use crate::condition::{Condition, condition};
 use crate::device_samples::MEMORY_IN_USE;
 use crate::option_values::{
-    Bounds, Values, bounds, category_limit, gpu_memory, limit, positive, release_point, size, step_range, time_limit,
-    time_range, tolerance, values,
+    Bounds, Values, bounds, category_limit, gpu_memory, limit, otlp_url, positive, release_point, size, step_range,
+    time_limit, time_range, tolerance, values,
 };
 use crate::simulation::{Gpu, Nonzero};
 
@@ -118,7 +118,7 @@ pub(crate) enum Command {
 }
 
 /// The options of a run that the tries of a dry run do not have.
-const NOT_FOR_TRIES: [&str; 11] = [
+const NOT_FOR_TRIES: [&str; 12] = [
     "stacks",
     "cpu",
     "no_names",
@@ -127,6 +127,7 @@ const NOT_FOR_TRIES: [&str; 11] = [
     "pools",
     "xla_dump",
     "metrics",
+    "otlp",
     "categories",
     "verbose",
     "reports_in_background",
@@ -800,6 +801,9 @@ pub(crate) struct Run {
     /// free port (docs/how-to/metrics.md)
     #[arg(long, value_name = "ADDR")]
     pub(crate) metrics: Option<SocketAddr>,
+    /// Push these figures to an OpenTelemetry collector every 10 s, over HTTP: http://127.0.0.1:4318 (docs/how-to/metrics.md)
+    #[arg(long, value_name = "URL", value_parser = otlp_url)]
+    pub(crate) otlp: Option<String>,
     /// Divide the memory of the report and the snapshot into your own categories, by the rules of this JSON file
     /// (docs/how-to/custom-categories.md)
     #[arg(long, value_name = "FILE")]

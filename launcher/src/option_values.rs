@@ -34,6 +34,24 @@ pub(crate) fn limit(text: &str) -> Result<u64, String> {
     size(text)?.checked_sub(1).map(|less| less + 1).ok_or_else(|| "a limit of 0 bytes permits nothing".to_owned())
 }
 
+/// Parses the URL of an OpenTelemetry collector. Without a path it is that of OTLP over HTTP, for metrics.
+pub(crate) fn otlp_url(text: &str) -> Result<String, String> {
+    let Some(rest) = text.strip_prefix("http://") else {
+        let is_secure = text.starts_with("https://");
+        let reason = if is_secure {
+            "https is not supported: run a collector on this host, which forwards it"
+        } else {
+            "expected a URL such as http://127.0.0.1:4318"
+        };
+        return Err(reason.to_owned());
+    };
+    let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+    if authority.is_empty() || text.contains(char::is_whitespace) {
+        return Err("expected a URL such as http://127.0.0.1:4318".to_owned());
+    }
+    Ok(if path.is_empty() { format!("http://{authority}/v1/metrics") } else { text.to_owned() })
+}
+
 /// The values of a placeholder: `bs=8,16,32`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Values {

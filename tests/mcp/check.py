@@ -1,18 +1,23 @@
-"""The tests of `memtrace mcp`: see tests/mcp/run. Each compares an answer with `memtrace report --json` and its relatives."""
+"""The tests of `memtrace mcp` and `--otlp`: see tests/mcp/run. Each compares an answer with `memtrace report --json` and its relatives."""
 
 import asyncio
 import contextlib
+import http.server
 import json
 import os
 import pathlib
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
+
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from mcp import Client, ClientSession, MCPError, StdioServerParameters, stdio_client
 
@@ -652,7 +657,96 @@ TESTS = [
     progress_is_reported,
     a_cancelled_run_ends,
     a_run_does_not_outlive_its_client,
+    figures_are_pushed_to_a_collector,
+    pushes_that_fail_are_reported,
 ]
+
+
+class Collector(http.server.BaseHTTPRequestHandler):
+    """Takes what OTLP's exporters send, over HTTP."""
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        assert self.headers["Content-Type"] == "application/x-protobuf"
+        self.server.received.append((self.path, ExportMetricsServiceRequest.FromString(body)))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *arguments):
+        pass
+
+
+def pushed(request):
+    """The points of a push, by the name of the metric: the attributes and the value."""
+    (resource,) = request.resource_metrics
+    points = {}
+    for metric in (metric for scope in resource.scope_metrics for metric in scope.metrics):
+        kind = metric.WhichOneof("data")
+        data = getattr(metric, kind)
+        assert kind == "gauge" or data.is_monotonic
+        values = [
+            ({a.key: a.value.string_value or a.value.int_value for a in point.attributes}, point.as_int)
+            for point in data.data_points
+        ]
+        points[metric.name] = (kind, metric.unit, values)
+    return points
+
+
+async def figures_are_pushed_to_a_collector(runs):
+    """`memtrace --otlp`: what a collector gets is what PyTorch counts."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Collector)
+    server.received = []
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    program = HERE.parent / "programs/launcher/served.py"
+    url = f"http://127.0.0.1:{server.server_port}"
+    command = [MEMTRACE, "--otlp", url, "--no-snapshot", "-q", "-o", runs.folder / "pushed", "--", "python", program]
+    environment = {**os.environ, "OTEL_METRIC_EXPORT_INTERVAL": "100", "OTEL_RESOURCE_ATTRIBUTES": "team=vision"}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment) as process:
+        allocated, reserved = map(int, process.stdout.readline().split())
+
+        def newest():
+            return pushed(server.received[-1][1]) if server.received else {}
+
+        def until(question):
+            started = time.monotonic()
+            while not question(newest()):
+                assert time.monotonic() - started < HANG, newest()
+                time.sleep(0.05)
+
+        until(lambda points: any(value == allocated for _, value in points.get("memtrace.allocated", (0, 0, []))[2]))
+        points = newest()
+        kind, unit, ((attributes, value),) = points["memtrace.reserved"]
+        assert (kind, unit, value) == ("gauge", "By", reserved)
+        assert attributes["device"] == 0 and attributes["pid"] > 1
+        assert points["memtrace.allocations"][0] == "sum"
+        owners = {attributes["owner"]: value for attributes, value in points["memtrace.device_memory"][2]}
+        assert owners["PyTorch"] == reserved
+        assert points["memtrace.processes"][2] == [({}, 1)]
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "out of memory\n"
+        until(lambda points: [value for _, value in points["memtrace.out_of_memory_errors"][2]] == [1])
+        _, stderr = process.communicate("\n")
+    assert process.returncode == 0 and not stderr, stderr
+    assert {path for path, _ in server.received} == {"/v1/metrics"}
+    resource = {a.key: a.value.string_value for a in server.received[-1][1].resource_metrics[0].resource.attributes}
+    assert resource["service.name"] == "memtrace" and resource["team"] == "vision" and resource["host.name"]
+    server.shutdown()
+
+
+async def pushes_that_fail_are_reported(runs):
+    """Nobody listens there. The command runs as without."""
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    command = [MEMTRACE, "--otlp", url, "-q", "-o", runs.folder / "unpushed", "--", "sh", "-c", "echo done; exit 3"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG)
+    assert (done.returncode, done.stdout) == (3, "done\n")
+    assert re.search(rf"warning: 1 of 1 pushes to {url}/v1/metrics failed: .*", done.stderr), done.stderr
+    for wrong in ["https://example.org", "localhost:4318", "http://", "http:// x"]:
+        done = subprocess.run([MEMTRACE, "--otlp", wrong, "--", "true"], capture_output=True, text=True, timeout=HANG)
+        assert done.returncode == 125 and "--otlp" in done.stderr, done.stderr
 
 
 def main():

@@ -21,7 +21,7 @@ use crate::inherited::InheritedState;
 use crate::kernel_parent::ParentWatch;
 use crate::manifest::{Manifest, Problem};
 use crate::message::WithHelp;
-use crate::metrics::{Figures, MetricsListener, MetricsServer};
+use crate::metrics::{Figures, MetricsListener, MetricsServer, Push, require_push};
 use crate::preflight::{self, NOT_EXECUTABLE, NOT_FOUND, Refusal};
 use crate::process_watch::{CommandEnvironment, ProcessWatch};
 use crate::signal_probe::SignalProbe;
@@ -66,6 +66,9 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
     let checked = preflight::check(program, arguments)?;
     preflight::check_system()?;
     let custom_rules = super::categories::read(run.categories.as_deref())?;
+    if run.otlp.is_some() {
+        require_push()?;
+    }
     let metrics = run.metrics.map(MetricsListener::bind).transpose()?;
     let start_ns = host::epoch_ns();
     let created = folder::create(place(run), &run.command, &host::stamp(start_ns))?;
@@ -127,8 +130,9 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
     // Without the signal probe, a signal to the whole group is passed on a second time. Recording is still worthwhile.
     let probe = SignalProbe::start().ok();
     let url = metrics.as_ref().map(MetricsListener::url);
-    let figures = metrics.as_ref().map(|_| Figures::default());
+    let figures = (metrics.is_some() || run.otlp.is_some()).then(Figures::default);
     let drain = Drain::start(listener, Arc::clone(&folder), figures.clone())?;
+    let push = run.otlp.as_deref().zip(figures.clone()).map(|(url, figures)| Push::start(url, figures)).transpose()?;
     let metrics = metrics.zip(figures).map(|(metrics, figures)| metrics.serve(figures)).transpose()?;
     // Without this thread, processes that cannot be recorded are reported only if the library is loaded there. All
     // others are recorded nevertheless.
@@ -164,6 +168,7 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
     let status = signals.forward_until_exit(&child, probe.as_ref());
     drop((probe, parent));
     sampler.into_iter().for_each(Sampler::finish);
+    push.into_iter().for_each(Push::finish);
     let outcome = drain.finish();
     metrics.into_iter().for_each(MetricsServer::finish);
     child.collect();

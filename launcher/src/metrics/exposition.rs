@@ -4,7 +4,8 @@
 
 use std::fmt::Write as _;
 
-use super::figures::{DeviceReading, PytorchReading, Reading};
+use super::figures::{DeviceReading, Reading};
+use super::metric::{DEVICE_MEMORY, PROCESSES, PYTORCH, WITHOUT_FIGURES};
 
 /// A text format.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -29,63 +30,22 @@ impl Format {
     }
 }
 
-/// A metric of PyTorch's allocator.
-struct PytorchMetric {
-    /// Without the suffix `_total` of a counter.
-    name: &'static str,
-    is_counter: bool,
-    help: &'static str,
-    value: fn(&PytorchReading) -> u64,
-}
-
-const PYTORCH: [PytorchMetric; 5] = [
-    PytorchMetric {
-        name: "memtrace_allocated_bytes",
-        is_counter: false,
-        help: "Bytes of blocks in use, as torch.cuda.memory_allocated counts them.",
-        value: |figures| figures.allocated_bytes,
-    },
-    PytorchMetric {
-        name: "memtrace_reserved_bytes",
-        is_counter: false,
-        help: "Bytes of segments, as torch.cuda.memory_reserved counts them.",
-        value: |figures| figures.reserved_bytes,
-    },
-    PytorchMetric {
-        name: "memtrace_allocations",
-        is_counter: true,
-        help: "Blocks that PyTorch has allocated.",
-        value: |figures| figures.allocations,
-    },
-    PytorchMetric {
-        name: "memtrace_allocation_bytes",
-        is_counter: true,
-        help: "Bytes of the blocks that PyTorch has allocated.",
-        value: |figures| figures.allocation_bytes,
-    },
-    PytorchMetric {
-        name: "memtrace_out_of_memory_errors",
-        is_counter: true,
-        help: "Out-of-memory errors of PyTorch, caught or not.",
-        value: |figures| figures.ooms,
-    },
-];
-
 /// The metrics as text.
 pub(super) fn text(readings: &[Reading], format: Format) -> String {
     let mut out = String::new();
     for metric in &PYTORCH {
-        head(&mut out, metric.name, metric.is_counter, metric.help, format);
+        let name = format!("memtrace_{}{}", metric.name, if metric.is_bytes { "_bytes" } else { "" });
+        head(&mut out, &name, metric.is_counter, metric.help, format);
         let suffix = if metric.is_counter { "_total" } else { "" };
         for_each_device(readings, |reading, device, figures| {
             if let Some(pytorch) = &figures.pytorch {
                 let (labels, value) = (labels(reading, device), (metric.value)(pytorch));
-                _ = writeln!(out, "{}{suffix}{{{labels}}} {value}", metric.name);
+                _ = writeln!(out, "{name}{suffix}{{{labels}}} {value}");
             }
         });
     }
     let name = "memtrace_device_memory_bytes";
-    head(&mut out, name, false, "Bytes that a library of the process has allocated from CUDA.", format);
+    head(&mut out, name, false, DEVICE_MEMORY, format);
     for_each_device(readings, |reading, device, figures| {
         for (owner, bytes) in &figures.by_owner {
             let owner = escaped(owner);
@@ -94,8 +54,8 @@ pub(super) fn text(readings: &[Reading], format: Format) -> String {
     });
     let over = readings.iter().filter(|reading| reading.is_over).count();
     for (name, help, value) in [
-        ("memtrace_processes", "Processes that are being recorded.", readings.len()),
-        ("memtrace_processes_without_figures", "Recorded processes whose figures are not followed any more.", over),
+        ("memtrace_processes", PROCESSES, readings.len()),
+        ("memtrace_processes_without_figures", WITHOUT_FIGURES, over),
     ] {
         head(&mut out, name, false, help, format);
         _ = writeln!(out, "{name} {value}");
@@ -137,6 +97,7 @@ fn escaped(text: &str) -> String {
 mod tests {
     use std::collections::BTreeMap;
 
+    use super::super::figures::PytorchReading;
     use super::*;
 
     #[test]
