@@ -11,7 +11,7 @@ mod graphs;
 mod hook;
 mod ipc;
 mod location;
-mod lookup;
+pub(crate) mod lookup;
 mod memory;
 mod pools;
 mod reading;

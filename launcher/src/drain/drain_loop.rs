@@ -186,6 +186,7 @@ impl DrainLoop {
                     STOP => {
                         self.stop.clear();
                         stop_at.get_or_insert_with(|| Instant::now() + GRACE_PERIOD);
+                        self.processes.values().for_each(Process::request_detach);
                     }
                     id if self.acceptor.has_pending(id) => self.read_hello(id),
                     id => ended.push(id),
@@ -198,6 +199,11 @@ impl DrainLoop {
             ended.extend(self.processes.iter().filter(|(_, p)| p.has_exited()).map(|(id, _)| *id));
             for id in ended {
                 self.end(id, "exited");
+            }
+            let detached: Vec<u64> =
+                self.processes.iter().filter(|(_, p)| p.is_detached() && !p.is_ending()).map(|(id, _)| *id).collect();
+            for id in detached {
+                self.end(id, "detached");
             }
             let done: Vec<u64> = self.processes.iter().filter(|(_, p)| p.is_done()).map(|(id, _)| *id).collect();
             for id in done {

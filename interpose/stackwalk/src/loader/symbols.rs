@@ -12,6 +12,7 @@
 //! [`symbol_of_object_and_dependencies`] and [`Reading::library`].
 
 use std::ffi::CStr;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::objects::LoadedObject;
 use super::reading::Reading;
@@ -379,8 +380,18 @@ pub fn next_symbol(name: &CStr, limit: Option<usize>) -> Option<NextSymbol> {
     let (reading, name) = (Reading::begin(), SymbolName::new(name.to_bytes()));
     let ours = our_dynamic_section();
     let listed = reading.objects().take(limit.unwrap_or(usize::MAX));
-    let mut after = listed.skip_while(|object| object.dynamic != ours).skip(1);
+    let is_late = IS_LOADED_LATE.load(Ordering::Relaxed);
+    let mut after = listed.skip_while(|object| !is_late && object.dynamic != ours).filter(|object| object.dynamic != ours);
     after.find_map(|object| object.symbol(&reading, &name).map(|address| NextSymbol { address, object }))
+}
+
+/// Whether this object was loaded into a process that was running already. It is then the last of the list, and all
+/// others are those that a program without it would search.
+static IS_LOADED_LATE: AtomicBool = AtomicBool::new(false);
+
+/// Reports that this object was loaded into a process that was running already.
+pub fn set_loaded_late() {
+    IS_LOADED_LATE.store(true, Ordering::Relaxed);
 }
 
 /// The address of the dynamic section of the object that contains this code. It identifies the object.
