@@ -27,6 +27,11 @@ use crate::signals::EndSignals;
 use crate::{folder, gpu, host, library, session};
 
 
+/// How long the library may take to find the state that was there before. Its own limit is lower.
+const STATE_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long to wait before the next look at whether it has.
+const PAUSE: Duration = Duration::from_millis(5);
+
 /// Attaches to a process, records it and prints the end-of-run summary.
 pub(crate) fn attach(options: &Attach) -> anyhow::Result<()> {
     let pid = options.pid;
@@ -95,6 +100,7 @@ fn record(
         stopped_ns: stopped.others_ns,
         loading_ns: stopped.loading_ns,
     });
+    wait_for_state(&drain, &signals, &ended);
     let sampler = if options.no_device_usage { None } else { Sampler::start(Arc::clone(folder)) };
     let began = Instant::now();
     if !options.quiet {
@@ -147,6 +153,12 @@ fn inject(injection: &mut Injection, signals: &EndSignals) -> anyhow::Result<Sto
     }
 }
 
+/// Waits until the state that was there before is known, the process ends or a signal asks to end.
+fn wait_for_state(drain: &Drain, signals: &EndSignals, ended: &impl AsFd) {
+    let until = Instant::now() + STATE_TIMEOUT;
+    while !drain.is_state_known() && Instant::now() < until && !wait(signals, ended, Some(Instant::now() + PAUSE)) {}
+}
+
 /// What the library's function has returned.
 fn check(pid: u32, stopped: Stopped) -> anyhow::Result<()> {
     match stopped.result {
@@ -173,17 +185,17 @@ fn pidfd(pid: u32) -> anyhow::Result<OwnedFd> {
     fd.with_context(|| format!("cannot watch process {pid}"))
 }
 
-/// Waits for the end of the process, a signal to end, or `until`.
-fn wait(signals: &EndSignals, ended: &impl AsFd, until: Option<Instant>) {
+/// Waits for the end of the process, a signal to end, or `until`. Returns whether one of the first two has come.
+fn wait(signals: &EndSignals, ended: &impl AsFd, until: Option<Instant>) -> bool {
     loop {
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));
         if left == Some(Duration::ZERO) {
-            return;
+            return false;
         }
         let left = left.and_then(|left| Timespec::try_from(left).ok());
         let mut ready = [PollFd::new(ended, PollFlags::IN), PollFd::new(signals, PollFlags::IN)];
         if poll(&mut ready, left.as_ref()).is_ok_and(|count| count > 0) {
-            return;
+            return true;
         }
     }
 }

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -58,6 +58,7 @@ const FIRST_ID: u64 = 16;
 pub(crate) struct Drain {
     stop: EventFd,
     drain: JoinHandle<Drained>,
+    is_state_known: Arc<AtomicBool>,
     writer: JoinHandle<Vec<Written>>,
 }
 
@@ -86,12 +87,19 @@ impl Drain {
             std::path::absolute(folder.path()).context("cannot determine the absolute path of the run folder")?;
         let (queue, writer) = writer::start(folder)?;
         let address = path.to_string_lossy().into_owned();
-        let drain_loop = DrainLoop { figures, ..DrainLoop::new(epoll, listener, stopped, queue, address) };
+        let is_state_known = Arc::new(AtomicBool::new(false));
+        let is_known = Arc::clone(&is_state_known);
+        let drain_loop = DrainLoop { figures, is_state_known: is_known, ..DrainLoop::new(epoll, listener, stopped, queue, address) };
         let drain = std::thread::Builder::new()
             .name("memtrace-drain".into())
             .spawn(move || drain_loop.run())
             .context("cannot start a thread")?;
-        Ok(Drain { stop, drain, writer })
+        Ok(Drain { stop, drain, is_state_known, writer })
+    }
+
+    /// Whether the state of a process that memtrace has attached to is known, so that its events follow.
+    pub(crate) fn is_state_known(&self) -> bool {
+        self.is_state_known.load(Ordering::Acquire)
     }
 
     /// Stops recording after the command has ended and returns the results.
@@ -139,6 +147,7 @@ struct DrainLoop {
     files: u32,
     limits: Limits,
     figures: Option<Figures>,
+    is_state_known: Arc<AtomicBool>,
     recorded: Vec<Recorded>,
     refused: Vec<(RefusalReason, u64)>,
     /// The absolute path of the run folder, for other memtrace commands.
@@ -162,6 +171,7 @@ impl DrainLoop {
             files: 0,
             limits: Limits::default(),
             figures: None,
+            is_state_known: Arc::default(),
             recorded: Vec::new(),
             refused: Vec::new(),
             folder,
@@ -202,6 +212,9 @@ impl DrainLoop {
             }
             let detached: Vec<u64> =
                 self.processes.iter().filter(|(_, p)| p.is_detached() && !p.is_ending()).map(|(id, _)| *id).collect();
+            if self.processes.values().any(Process::is_state_known) {
+                self.is_state_known.store(true, Ordering::Release);
+            }
             for id in detached {
                 self.end(id, "detached");
             }

@@ -402,6 +402,11 @@ impl Process {
         }
     }
 
+    /// Whether memtrace has attached to the process, and has taken the state that was there before.
+    pub(super) fn is_state_known(&self) -> bool {
+        self.segment.header().is_attached.load(Ordering::Relaxed) != 0 && self.merge.next() >= FIRST_LIVE_SEQ
+    }
+
     /// Asks a process that the launcher has attached to to end its recording.
     pub(super) fn request_detach(&self) {
         let header = self.segment.header();
