@@ -19,7 +19,7 @@ use memtrace_stackwalk::loader::set_loaded_late;
 use memtrace_trace::definition::NoticeStatus;
 use memtrace_trace::options::Options;
 
-use crate::cuda::lookup;
+use crate::cuda::{device, lookup};
 use crate::linker::redirect;
 use crate::recording::attached;
 use crate::recording::bounded_wait::BoundedWait;
@@ -124,6 +124,11 @@ fn write_state(process: &Process, state: &Result<PriorState, &'static str>, slot
     }
     // Release: the launcher that sees this also sees the events.
     process.segment.header().prior_state_end.store(written + 1, Ordering::Release);
+    for (device, bytes) in state.iter().flat_map(prior_state::reserved) {
+        if let Some(mut guard) = Guard::enter() {
+            device::describe_used(&mut guard, device, bytes);
+        }
+    }
 }
 
 /// Ends the recording and restores what was changed.

@@ -10,6 +10,7 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use memtrace_trace::api::Api;
 use memtrace_trace::definition::NoticeStatus;
 use memtrace_trace::event::{Action, Event, Flags, Source};
 use memtrace_trace::shm::layout::FIRST_LIVE_SEQ;
@@ -220,6 +221,20 @@ pub(super) fn write(guard: &mut Guard, state: &PriorState) -> u64 {
                 written = seq;
             }
         };
+        if !segment.is_expandable {
+            // The allocator has got it from CUDA, by this function unless its pool has an allocator of its own.
+            emit(Event {
+                addr: segment.addr,
+                size: segment.size,
+                action: Action::Alloc,
+                source: Source::Runtime,
+                api: Api::cudaMalloc,
+                flags: event.flags.with(Flags::IN_ALLOCATOR),
+                pool: 0,
+                stream: 0,
+                ..event
+            });
+        }
         let action = if segment.is_expandable { Action::SegmentMap } else { Action::SegmentAlloc };
         emit(Event { addr: segment.addr, size: segment.size, action, ..event });
         for block in blocks.by_ref().take(segment.blocks) {
@@ -233,6 +248,15 @@ pub(super) fn write(guard: &mut Guard, state: &PriorState) -> u64 {
         }
     }
     written
+}
+
+/// The devices with the bytes that PyTorch has reserved.
+pub(super) fn reserved(state: &PriorState) -> BTreeMap<i16, u64> {
+    let mut devices: BTreeMap<i16, u64> = BTreeMap::new();
+    for segment in &state.segments {
+        *devices.entry(segment.device).or_default() += segment.size;
+    }
+    devices
 }
 
 /// What to report about the state.

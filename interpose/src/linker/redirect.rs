@@ -47,6 +47,8 @@ pub(crate) fn redirect_all(replacement: fn(&[u8]) -> Option<usize>) -> usize {
         let mut slots = Vec::new();
         for object in reading.objects().filter(|object| object.dynamic_section() != ours) {
             slots.extend(import_slots(&reading, &object, replacement));
+            // PyTorch's libraries call functions of their own in this way, too.
+            object.for_each_called(&reading, |slot, name| slots.extend(replacement(name).map(|new| (slot, new))));
         }
         drop(reading);
         let protections = Protections::read();
