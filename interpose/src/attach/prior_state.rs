@@ -1,8 +1,9 @@
 //! The memory that PyTorch's allocator has in use when memtrace attaches.
 //!
-//! `torch.cuda.memory_snapshot()` lists it. The call records an event under each device's lock, which marks the point of
-//! the device's state among its events ([`gate`]). A thread of its own takes the snapshot, because the events of memory that
-//! Python's garbage collector frees meanwhile must not come before the state in the same ring.
+//! The allocator lists it ([`snapshot`]), or `torch.cuda.memory_snapshot()` where the layout of that list is not known. The
+//! call records an event under each device's lock, which marks the point of the device's state among its events ([`gate`]).
+//! A thread of its own takes the snapshot, because the events of memory that Python's garbage collector frees meanwhile
+//! must not come before the state in the same ring.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_void};
@@ -22,6 +23,7 @@ use crate::recording::bounded_wait::BoundedWait;
 use crate::recording::device_use;
 use crate::recording::guard::Guard;
 use crate::recording::paused::set_detached;
+use crate::torch::snapshot::{self, Block, Segment};
 use crate::torch::{gate, tracker};
 
 /// How long to wait for the GIL and the snapshot.
@@ -31,32 +33,12 @@ const LIMIT: Duration = Duration::from_secs(15);
 #[derive(Default)]
 pub(super) struct PriorState {
     segments: Vec<Segment>,
-    blocks: Vec<Block>,
     /// When the snapshot began, in units of [`memtrace_trace::clock`].
     ticks: u64,
-    /// How long Python was held.
-    held: Duration,
-}
-
-/// A segment, or a mapped range of an expandable segment.
-struct Segment {
-    device: i16,
-    addr: u64,
-    size: u64,
-    stream: u64,
-    pool: (u64, u64),
-    is_expandable: bool,
-    /// How many of the blocks, in order, belong to it.
-    blocks: usize,
-}
-
-/// A block that is in use.
-struct Block {
-    addr: u64,
-    size: u64,
-    requested: u64,
-    /// Whether the program has freed it, and a stream still uses it.
-    is_pending: bool,
+    /// How long taking it has needed.
+    took: Duration,
+    /// Why Python has listed the blocks, which held the GIL. `None` if the allocator itself has.
+    python: Option<&'static str>,
 }
 
 type Result<T> = std::result::Result<T, &'static str>;
@@ -93,12 +75,19 @@ pub(super) fn take() -> Result<PriorState> {
     result
 }
 
-/// The thread that reads the state.
+/// The thread that reads the state: from the allocator itself, or through Python if its layout is not known.
 extern "C" fn reader(_: *mut c_void) -> *mut c_void {
     set_name(c"memtrace-state");
+    let reason = match from_allocator() {
+        Ok(state) => {
+            RESULT.store(Box::into_raw(Box::new(Ok(state))), Ordering::Release);
+            return null_mut();
+        }
+        Err(reason) => reason,
+    };
     let begin = || PROGRESS.compare_exchange(WAITING, READING, Ordering::AcqRel, Ordering::Acquire).is_ok();
     let result = api::find()
-        .and_then(|api| with_gil(api, |gil| if begin() { Some(read(gil)) } else { None }))
+        .and_then(|api| with_gil(api, |gil| if begin() { Some(from_python(gil, reason)) } else { None }))
         .unwrap_or_else(|| if begin() { Some(Err("there is no CPython with a GIL that runs")) } else { None });
     if let Some(result) = result {
         RESULT.store(Box::into_raw(Box::new(result)), Ordering::Release);
@@ -106,13 +95,32 @@ extern "C" fn reader(_: *mut c_void) -> *mut c_void {
     null_mut()
 }
 
-fn read(gil: GilToken<'_>) -> Result<PriorState> {
+/// Asks PyTorch's allocator for its blocks.
+fn from_allocator() -> Result<PriorState> {
+    if !snapshot::is_initialized()? {
+        set_detached(false);
+        return Ok(PriorState::default());
+    }
+    device_use::set();
+    snapshot::take(false)?;
+    // From here on events are recorded, except those of PyTorch's allocator, for which the gate is closed.
+    set_detached(false);
+    tracker::attach();
+    if !tracker::is_attached() {
+        return Err("the tracker cannot be attached to PyTorch's allocator");
+    }
+    let began = Instant::now();
+    let segments = snapshot::take(true)?;
+    Ok(PriorState { segments, ticks: gate::snapshot_began(), took: began.elapsed(), python: None })
+}
+
+/// Lets Python list the blocks, because of this `reason`.
+fn from_python(gil: GilToken<'_>, reason: &'static str) -> Result<PriorState> {
     let began = Instant::now();
     let function = |name: &CStr| gil.module_attribute(c"torch.cuda", name);
     let is_initialized = function(c"is_initialized")
         .and_then(|function| gil.call(function.object, &[]))
         .is_some_and(|value| gil.as_int(value.object) == 1);
-    // From here on events are recorded, except those of PyTorch's allocator, for which the gate is closed.
     set_detached(false);
     if !is_initialized {
         return Ok(PriorState::default());
@@ -131,7 +139,7 @@ fn read(gil: GilToken<'_>) -> Result<PriorState> {
         keys.read(gil, segment, &mut state);
     }
     drop(list);
-    state.held = began.elapsed();
+    (state.took, state.python) = (began.elapsed(), Some(reason));
     Ok(state)
 }
 
@@ -173,7 +181,7 @@ impl<'a> Keys<'a> {
             let part = |at| gil.tuple_item(pool, at).map(|part| gil.as_address(part));
             part(0).zip(part(1))
         });
-        let before = state.blocks.len();
+        let mut in_use = Vec::new();
         let mut at = addr;
         for block in gil.item(segment, &self.blocks).into_iter().flat_map(|blocks| gil.elements(blocks)) {
             let Some(size) = number(block, &self.size) else { continue };
@@ -185,7 +193,7 @@ impl<'a> Keys<'a> {
                 _ => continue,
             };
             let requested = number(block, &self.requested_size).unwrap_or(size);
-            state.blocks.push(Block { addr, size, requested, is_pending });
+            in_use.push(Block { addr, size, requested, is_pending });
         }
         state.segments.push(Segment {
             device: number(segment, &self.device).unwrap_or(0) as i16,
@@ -194,7 +202,7 @@ impl<'a> Keys<'a> {
             stream: number(segment, &self.stream).unwrap_or(0),
             pool: pool.unwrap_or((0, 0)),
             is_expandable: number(segment, &self.is_expandable) == Some(1),
-            blocks: state.blocks.len() - before,
+            blocks: in_use,
         });
     }
 }
@@ -203,7 +211,6 @@ impl<'a> Keys<'a> {
 pub(super) fn write(guard: &mut Guard, state: &PriorState) -> u64 {
     tracker::report_verified(guard);
     let mut written = 0;
-    let mut blocks = state.blocks.iter();
     for segment in &state.segments {
         let pool = tracker::pool_id(guard, segment.pool);
         let event = Event {
@@ -237,7 +244,7 @@ pub(super) fn write(guard: &mut Guard, state: &PriorState) -> u64 {
         }
         let action = if segment.is_expandable { Action::SegmentMap } else { Action::SegmentAlloc };
         emit(Event { addr: segment.addr, size: segment.size, action, ..event });
-        for block in blocks.by_ref().take(segment.blocks) {
+        for block in &segment.blocks {
             let of_block = Event { addr: block.addr, size: block.requested, ..event };
             let slack = block.size.checked_sub(block.requested).and_then(|slack| u32::try_from(slack).ok());
             let flags = if slack.is_some() { event.flags.with(Flags::SLACK_KNOWN) } else { event.flags };
@@ -261,18 +268,18 @@ pub(super) fn reserved(state: &PriorState) -> BTreeMap<i16, u64> {
 
 /// What to report about the state.
 pub(super) fn notices(state: &PriorState) -> Vec<(NoticeStatus, String)> {
-    let active = |segment: &Segment, blocks: &mut std::slice::Iter<'_, Block>| {
-        (segment.device, blocks.by_ref().take(segment.blocks).map(|block| block.size).sum::<u64>())
-    };
     let mut devices: BTreeMap<i16, u64> = BTreeMap::new();
-    let mut blocks = state.blocks.iter();
     for segment in &state.segments {
-        let (device, bytes) = active(segment, &mut blocks);
-        *devices.entry(device).or_default() += bytes;
+        *devices.entry(segment.device).or_default() += segment.blocks.iter().map(|block| block.size).sum::<u64>();
     }
-    let (segments, blocks, milliseconds) = (state.segments.len(), state.blocks.len(), state.held.as_secs_f64() * 1e3);
+    let blocks: usize = state.segments.iter().map(|segment| segment.blocks.len()).sum();
+    let (segments, milliseconds) = (state.segments.len(), state.took.as_secs_f64() * 1e3);
+    let who = match state.python {
+        None => "PyTorch's allocator listed them".to_owned(),
+        Some(reason) => format!("torch.cuda.memory_snapshot() listed them, and Python waited ({reason}),"),
+    };
     let text = format!(
-        "{blocks} blocks in {segments} segments were in use before memtrace attached; Python waited {milliseconds:.1} ms for the list"
+        "{blocks} blocks in {segments} segments were in use before memtrace attached; {who} in {milliseconds:.1} ms"
     );
     let mut notices = vec![(NoticeStatus::Works, text)];
     for (device, bytes) in devices {

@@ -29,9 +29,8 @@ pub(crate) fn with_gil<T>(api: &CApi, call: impl FnOnce(GilToken<'_>) -> T) -> O
     type Ensure = unsafe extern "C-unwind" fn() -> c_int;
     type Release = unsafe extern "C-unwind" fn(c_int);
     // SAFETY: these functions have these types in every CPython.
-    let (ensure, release) = unsafe {
-        (global_symbol::<Ensure>(c"PyGILState_Ensure")?, global_symbol::<Release>(c"PyGILState_Release")?)
-    };
+    let (ensure, release) =
+        unsafe { (global_symbol::<Ensure>(c"PyGILState_Ensure")?, global_symbol::<Release>(c"PyGILState_Release")?) };
     if !api.is_running() {
         return None;
     }

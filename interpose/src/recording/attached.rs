@@ -23,8 +23,7 @@ pub(crate) fn is_here() -> bool {
 /// Takes the options of a recording. Returns `false` if this process is attached already.
 pub(crate) fn set(options: Options) -> bool {
     let new = Box::into_raw(Box::new(options));
-    let is_first =
-        OPTIONS.compare_exchange(std::ptr::null_mut(), new, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+    let is_first = OPTIONS.compare_exchange(std::ptr::null_mut(), new, Ordering::AcqRel, Ordering::Relaxed).is_ok();
     if is_first {
         PROCESS.store(std::process::id(), Ordering::Relaxed);
     } else {

@@ -15,4 +15,5 @@ mod rank;
 pub(crate) mod record_function;
 pub(crate) mod reporter;
 pub(crate) mod running_nodes;
+pub(crate) mod snapshot;
 pub(crate) mod tracker;

@@ -197,8 +197,17 @@ unsafe extern "C" fn manage_functor(to: *mut u64, from: *const u64, operation: u
 
 const ALLOCATOR: &CStr = c"_ZN3c104cuda20CUDACachingAllocator9allocatorE";
 const PLUGGABLE_VTABLE: &CStr = c"_ZTVN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocatorE";
-const PLUGGABLE_METHOD: &[u8] =
-    b"_ZN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocator27attachAllocatorTraceTracker";
+/// The beginning of the names of that class's methods.
+macro_rules! pluggable_method {
+    ($name:literal) => {
+        concat!("_ZN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocator", $name).as_bytes()
+    };
+}
+const ATTACH_TRACKER: &[u8] = pluggable_method!("27attachAllocatorTraceTracker");
+/// `bool initialized()`.
+pub(super) const INITIALIZED: &[u8] = pluggable_method!("11initializedE");
+/// `SnapshotInfo snapshot(...)`.
+pub(super) const SNAPSHOT: &[u8] = pluggable_method!("8snapshotE");
 /// More slots than any allocator interface has virtual functions.
 const VTABLE_LIMIT: usize = 160;
 
@@ -226,7 +235,7 @@ pub(crate) fn attach() {
         return;
     }
     // The phase stays `Attaching` until the result is known, so other threads continue without waiting.
-    let found = find_method();
+    let found = find_method(ATTACH_TRACKER);
     match found {
         Ok((allocator, method, slot)) => {
             state.set_phase(AttachPhase::Attached);
@@ -282,9 +291,9 @@ pub(crate) fn attach_through_other(is_pool: bool) -> bool {
     attached
 }
 
-/// The allocator object, the address of its method and the method's slot. The error is the reason why the tracker
-/// cannot be attached.
-fn find_method() -> Result<(*mut c_void, usize, usize), &'static str> {
+/// The allocator object, the address of its method and the method's slot. `name` is the beginning of the name of the same
+/// method of `CUDAPluggableAllocator`. The error is the reason why the method cannot be called.
+pub(super) fn find_method(name: &[u8]) -> Result<(*mut c_void, usize, usize), &'static str> {
     let pointer = exported_by(b"libc10_cuda.so", ALLOCATOR).cast::<*mut c_void>();
     if pointer.is_null() {
         return Err(concat!("libc10_cuda exports no allocator pointer; ", fallback!()));
@@ -305,7 +314,7 @@ fn find_method() -> Result<(*mut c_void, usize, usize), &'static str> {
     if !class.windows(22).any(|w| w == b"NativeCachingAllocator") {
         return Err("the allocator is not PyTorch's native caching allocator: each of its blocks is a CUDA call");
     }
-    let slot = method_slot()
+    let slot = method_slot(name)
         .ok_or(concat!("libtorch exports no CUDAPluggableAllocator, which locates the vtable slot; ", fallback!()))?;
     // SAFETY: `slot` is inside the vtable of another class with the same interface, so it is inside this one.
     let method = unsafe { vtable.add(slot).read() };
@@ -316,10 +325,10 @@ fn find_method() -> Result<(*mut c_void, usize, usize), &'static str> {
     Ok((allocator, method, slot))
 }
 
-fn method_slot() -> Option<usize> {
+fn method_slot(name: &[u8]) -> Option<usize> {
     for library in [&b"libtorch_cuda.so"[..], b"libtorch_python.so"] {
         let vtable = exported_by(library, PLUGGABLE_VTABLE).cast::<usize>();
-        let Some(method) = exported_with_prefix(library, PLUGGABLE_METHOD) else { continue };
+        let Some(method) = exported_with_prefix(library, name) else { continue };
         if vtable.is_null() {
             continue;
         }

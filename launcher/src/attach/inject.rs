@@ -99,7 +99,8 @@ impl Session<'_> {
     /// Seizes all threads, also those that start meanwhile.
     fn seize_all(&mut self) -> anyhow::Result<()> {
         loop {
-            let new: Vec<i32> = threads(self.target.pid).into_iter().filter(|tid| !self.threads.contains(tid)).collect();
+            let new: Vec<i32> =
+                threads(self.target.pid).into_iter().filter(|tid| !self.threads.contains(tid)).collect();
             if new.is_empty() {
                 return Ok(());
             }

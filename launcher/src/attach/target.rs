@@ -77,8 +77,7 @@ fn mappings(pid: u32) -> anyhow::Result<Vec<Mapping>> {
         let (start, end) = next()?.split_once('-')?;
         let (protection, offset) = (next()?, next()?);
         let hex = |text: &str| u64::from_str_radix(text, 16).ok();
-        let (is_executable, (start, end), offset) =
-            (protection.contains('x'), (hex(start)?, hex(end)?), hex(offset)?);
+        let (is_executable, (start, end), offset) = (protection.contains('x'), (hex(start)?, hex(end)?), hex(offset)?);
         let path = fields.nth(2).unwrap_or_default().trim_ascii_start().to_vec();
         Some(Mapping { start, end, offset, is_executable, path })
     };
@@ -299,7 +298,8 @@ pub(super) fn not_permitted(pid: u32) -> anyhow::Error {
     let has_capability = status_field("self", "CapEff")
         .and_then(|set| u64::from_str_radix(&set, 16).ok())
         .is_some_and(|set| set >> CAP_SYS_PTRACE & 1 != 0);
-    let (why, fix) = reason(scope.as_deref().map(str::trim), has_capability, status_field("self", "Seccomp").as_deref());
+    let (why, fix) =
+        reason(scope.as_deref().map(str::trim), has_capability, status_field("self", "Seccomp").as_deref());
     anyhow!(WithHelp::new(format!("cannot attach to process {pid}: {why}"), fix))
 }
 
@@ -330,10 +330,7 @@ fn reason(scope: Option<&str>, has_capability: bool, seccomp: Option<&str>) -> (
             "the kernel does not permit to trace it: it may have more privileges or have forbidden it (PR_SET_DUMPABLE)",
             "start the program with: memtrace -- COMMAND",
         ),
-        (_, true) => (
-            "the kernel does not permit to trace it",
-            "start the program with: memtrace -- COMMAND",
-        ),
+        (_, true) => ("the kernel does not permit to trace it", "start the program with: memtrace -- COMMAND"),
     }
 }
 
@@ -359,7 +356,8 @@ mod tests {
         let c_library = mappings.iter().find(|one| file_name(&one.path).starts_with(b"libc.so.6")).unwrap();
         let path = PathBuf::from(OsStr::from_bytes(&c_library.path));
         let memory = Memory::of(pid).unwrap();
-        let found = LoadedFile::read(pid, &path, c_library).unwrap().functions(["getppid", "no_such_function"], &memory);
+        let found =
+            LoadedFile::read(pid, &path, c_library).unwrap().functions(["getppid", "no_such_function"], &memory);
         // SAFETY: a C string.
         let expected = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"getppid".as_ptr()) };
         assert_eq!(found, [Some(expected.addr() as u64), None]);

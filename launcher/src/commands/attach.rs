@@ -26,7 +26,6 @@ use crate::proc::ProcessDir;
 use crate::signals::EndSignals;
 use crate::{folder, gpu, host, library, session};
 
-
 /// How long the library may take to find the state that was there before. Its own limit is lower.
 const STATE_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long to wait before the next look at whether it has.
@@ -95,11 +94,7 @@ fn record(
     let stopped = inject(&mut injection, &signals)?;
     drop(injection);
     check(pid, stopped)?;
-    manifest.set_attached(Attached {
-        ran_ns,
-        stopped_ns: stopped.others_ns,
-        loading_ns: stopped.loading_ns,
-    });
+    manifest.set_attached(Attached { ran_ns, stopped_ns: stopped.others_ns, loading_ns: stopped.loading_ns });
     wait_for_state(&drain, &signals, &ended);
     let sampler = if options.no_device_usage { None } else { Sampler::start(Arc::clone(folder)) };
     let began = Instant::now();

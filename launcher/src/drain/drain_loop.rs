@@ -46,6 +46,8 @@ const MAX_FILES: u32 = 65_536;
 const MAX_IMAGES: u32 = 4096;
 /// How long processes may outlive the command before their recording is closed.
 const GRACE_PERIOD: Duration = Duration::from_millis(500);
+/// How long a process that memtrace has attached to may take to end its recording. It usually takes a fraction of a second.
+const DETACH_PERIOD: Duration = Duration::from_secs(5);
 /// How long the final reads may take after [`GRACE_PERIOD`], over all processes that still run.
 const FINAL_READ_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -89,7 +91,8 @@ impl Drain {
         let address = path.to_string_lossy().into_owned();
         let is_state_known = Arc::new(AtomicBool::new(false));
         let is_known = Arc::clone(&is_state_known);
-        let drain_loop = DrainLoop { figures, is_state_known: is_known, ..DrainLoop::new(epoll, listener, stopped, queue, address) };
+        let drain_loop =
+            DrainLoop { figures, is_state_known: is_known, ..DrainLoop::new(epoll, listener, stopped, queue, address) };
         let drain = std::thread::Builder::new()
             .name("memtrace-drain".into())
             .spawn(move || drain_loop.run())
@@ -195,7 +198,9 @@ impl DrainLoop {
                     LISTENER => self.accept(),
                     STOP => {
                         self.stop.clear();
-                        stop_at.get_or_insert_with(|| Instant::now() + GRACE_PERIOD);
+                        let is_attached = self.processes.values().any(Process::is_attached);
+                        let period = if is_attached { DETACH_PERIOD } else { GRACE_PERIOD };
+                        stop_at.get_or_insert_with(|| Instant::now() + period);
                         self.processes.values().for_each(Process::request_detach);
                     }
                     id if self.acceptor.has_pending(id) => self.read_hello(id),

@@ -404,7 +404,7 @@ impl Process {
 
     /// Whether memtrace has attached to the process, and has taken the state that was there before.
     pub(super) fn is_state_known(&self) -> bool {
-        self.segment.header().is_attached.load(Ordering::Relaxed) != 0 && self.merge.next() >= FIRST_LIVE_SEQ
+        self.is_attached() && self.merge.next() >= FIRST_LIVE_SEQ
     }
 
     /// Asks a process that the launcher has attached to to end its recording.
@@ -418,6 +418,11 @@ impl Process {
                 libc::syscall(libc::SYS_futex, word, libc::FUTEX_WAKE, i32::MAX, 0usize, 0usize, 0);
             }
         }
+    }
+
+    /// Whether memtrace has attached to the process, which ends its recording itself.
+    pub(super) fn is_attached(&self) -> bool {
+        self.segment.header().is_attached.load(Ordering::Relaxed) != 0
     }
 
     /// Whether the process has ended its recording.

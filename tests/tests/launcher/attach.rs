@@ -136,7 +136,8 @@ fn the_recording_has_the_blocks_that_were_there_and_those_that_follow() {
     let before = events.iter().filter(is_before).count();
     assert!(before > 20 && events[..before].iter().all(|event| is_before(&event)), "{before}");
     // What followed has stacks and autograd nodes, as in any other recording.
-    let later = || events[before..].iter().filter(|event| event.source == Source::Torch && event.action == Action::Alloc);
+    let later =
+        || events[before..].iter().filter(|event| event.source == Source::Torch && event.action == Action::Alloc);
     assert!(later().count() > 100 && later().all(|event| !event.stack.is_none()));
     assert!(later().any(|event| event.flags.contains(Flags::IN_BACKWARD)));
     let summary: Value = serde_json::from_slice(&std::fs::read(run.join("summary.json")).unwrap()).unwrap();

@@ -407,7 +407,8 @@ pub fn next_symbol(name: &CStr, limit: Option<usize>) -> Option<NextSymbol> {
     let ours = our_dynamic_section();
     let listed = reading.objects().take(limit.unwrap_or(usize::MAX));
     let is_late = IS_LOADED_LATE.load(Ordering::Relaxed);
-    let mut after = listed.skip_while(|object| !is_late && object.dynamic != ours).filter(|object| object.dynamic != ours);
+    let mut after =
+        listed.skip_while(|object| !is_late && object.dynamic != ours).filter(|object| object.dynamic != ours);
     after.find_map(|object| object.symbol(&reading, &name).map(|address| NextSymbol { address, object }))
 }
 
