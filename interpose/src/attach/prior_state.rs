@@ -54,6 +54,12 @@ static RESULT: AtomicPtr<Result<PriorState>> = AtomicPtr::new(null_mut());
 /// Takes the state. Recording begins when the GIL is there, and without the state where there is none.
 pub(super) fn take() -> Result<PriorState> {
     PROGRESS.store(WAITING, Ordering::Release);
+    // SAFETY: a C string.
+    if !unsafe { libc::getenv(c"PYTORCH_NO_CUDA_MEMORY_CACHING".as_ptr()) }.is_null() {
+        set_detached(false);
+        gate::open();
+        return Err("PYTORCH_NO_CUDA_MEMORY_CACHING is set, so PyTorch does not know its blocks");
+    }
     if !start(reader) {
         gate::open();
         return Err("no thread can be started");
@@ -66,9 +72,12 @@ pub(super) fn take() -> Result<PriorState> {
             break *unsafe { Box::from_raw(result) };
         }
         let has_begun = || PROGRESS.compare_exchange(WAITING, ABANDONED, Ordering::AcqRel, Ordering::Acquire).is_err();
-        // A snapshot that has begun ends.
-        if !wait.pause() && !has_begun() {
-            break Err("Python has not released the GIL");
+        if !wait.pause() {
+            if !has_begun() {
+                break Err("Python has not released the GIL");
+            }
+            // A snapshot that has begun ends.
+            std::thread::sleep(Duration::from_millis(1));
         }
     };
     gate::open();
@@ -132,7 +141,7 @@ fn from_python(gil: GilToken<'_>, reason: &'static str) -> Result<PriorState> {
         return Err("the tracker cannot be attached to PyTorch's allocator");
     }
     let list = gate::while_taking_snapshot(|| gil.call(snapshot.object, &[]))
-        .ok_or("torch.cuda.memory_snapshot() has failed")?;
+        .ok_or(reason)?;
     let mut state = PriorState { ticks: gate::snapshot_began(), ..PriorState::default() };
     let keys = Keys::new(gil).ok_or("no memory is left")?;
     for segment in gil.elements(list.object) {

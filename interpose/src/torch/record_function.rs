@@ -26,6 +26,7 @@ use crate::linker::shared_objects::exported_by;
 use crate::recording::guard::Guard;
 use crate::recording::labels::{self, MAX_NAME_BYTES, RangeDetails, RangeKey};
 use crate::recording::observer;
+use crate::recording::paused::is_paused;
 use crate::recording::process::Process;
 
 /// Values of `at::RecordScope`, a byte: operators and users' ranges.
@@ -71,7 +72,7 @@ pub(super) fn attach() {
 #[cold]
 fn attach_now() {
     let begin = || STATE.compare_exchange(NEW, REGISTERING, Ordering::Relaxed, Ordering::Relaxed).is_ok();
-    if Process::if_started().is_none() || !begin() {
+    if is_paused() || Process::if_started().is_none() || !begin() {
         return;
     }
     let (status, text) = match register() {

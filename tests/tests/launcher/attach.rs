@@ -142,7 +142,8 @@ fn the_recording_has_the_blocks_that_were_there_and_those_that_follow() {
     assert!(later().any(|event| event.flags.contains(Flags::IN_BACKWARD)));
     let summary: Value = serde_json::from_slice(&std::fs::read(run.join("summary.json")).unwrap()).unwrap();
     let end = &summary["processes"][0]["devices"][0]["end"];
-    assert_eq!((&end["allocated"], &end["reserved"]), (&state["allocated"], &state["reserved"]), "{end:#}");
+    let totals = (&end["totals"]["allocated_bytes"], &end["totals"]["reserved_bytes"]);
+    assert_eq!(totals, (&state["allocated"], &state["reserved"]), "{end:#}");
     assert_eq!(manifest(&run)["attached"]["stopped_ns"].as_u64().map(|ns| ns > 0), Some(true));
     program.stop();
 }
