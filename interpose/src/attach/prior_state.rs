@@ -140,8 +140,7 @@ fn from_python(gil: GilToken<'_>, reason: &'static str) -> Result<PriorState> {
     if !tracker::is_attached() {
         return Err("the tracker cannot be attached to PyTorch's allocator");
     }
-    let list = gate::while_taking_snapshot(|| gil.call(snapshot.object, &[]))
-        .ok_or(reason)?;
+    let list = gate::while_taking_snapshot(|| gil.call(snapshot.object, &[])).ok_or(reason)?;
     let mut state = PriorState { ticks: gate::snapshot_began(), ..PriorState::default() };
     let keys = Keys::new(gil).ok_or("no memory is left")?;
     for segment in gil.elements(list.object) {

@@ -152,6 +152,7 @@ mod tests {
         };
         let slot = page.expose_provenance() + 64;
         let protections = Protections::read();
+        // SAFETY: the slot is on the page, which is readable.
         let value = || unsafe { std::ptr::with_exposed_provenance::<usize>(slot).read_volatile() };
         assert_eq!(exchange(slot, 7, &protections, None), Some(0));
         assert_eq!((value(), exchange(slot, 7, &protections, None)), (7, None));
