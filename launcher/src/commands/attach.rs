@@ -28,7 +28,7 @@ use crate::{folder, gpu, host, library, session};
 
 /// How long the library may take to find the state that was there before. Its own limit is lower.
 const STATE_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long to wait before the next look at whether it has.
+/// How often to check whether it has.
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// Attaches to a process, records it and prints the end-of-run summary.
