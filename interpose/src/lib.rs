@@ -5,6 +5,7 @@
 //! loading this library. Before the first event there is no mapping, no connection, no thread and no lock.
 //!
 //! ```text
+//! attach (all of them)
 //! observers -> torch  -> recording -> linker
 //!     |          ^          |
 //!     |         cuda        \-> memtrace_stackwalk
@@ -14,6 +15,7 @@
 #![cfg_attr(test, allow(dead_code, reason = "hooks are reached through exports, which tests leave out"))]
 #![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, clippy::expect_used))]
 
+mod attach;
 mod cpython;
 mod cuda;
 mod linker;

@@ -83,6 +83,10 @@ pub(crate) enum Command {
     Suspend(Suspend),
     /// Bring back the GPU memory of suspended processes
     Resume(Resume),
+    /// Record a PyTorch process that runs already, until it ends or until Ctrl-C
+    ///
+    /// The blocks that exist are in the recording from its beginning. Afterwards the process goes on as before.
+    Attach(Attach),
     /// Show the GPU memory of running recordings in the terminal
     ///
     /// The view has bars by category and by owner, the largest stacks and tensors, and the growth. The traced processes
@@ -502,6 +506,43 @@ pub(crate) struct Suspend {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// The options of `memtrace attach`.
+#[derive(Args, Debug)]
+#[command(after_help = "Exit status: 0 for success, 2 for bad usage or if nothing was recorded.\n\
+    Needs the permission to trace the process, as a debugger does. See docs/how-to/attach.md.")]
+pub(crate) struct Attach {
+    /// The id of a process in which Python has imported PyTorch
+    #[arg(value_name = "PID", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) pid: u32,
+    /// Write the recording into this folder, which must be new or empty [default: memtrace-PROGRAM-TIME]
+    #[arg(short, long, value_name = "DIR")]
+    pub(crate) output: Option<PathBuf>,
+    /// Which call stacks to record
+    #[arg(long, value_enum, default_value_t = Stacks::Python)]
+    pub(crate) stacks: Stacks,
+    /// Whether to record CPU tensors
+    #[arg(long, value_enum, default_value_t = Cpu::Auto)]
+    pub(crate) cpu: Cpu,
+    /// Do not read the program's objects: record no names of tensors and modules, and no module calls
+    #[arg(long)]
+    pub(crate) no_names: bool,
+    /// Do not ask the driver and NVML how much of the GPUs' memory is in use
+    #[arg(long)]
+    pub(crate) no_device_usage: bool,
+    /// Detach after this time: in seconds or with a unit (90, 90s, 1m30s)
+    #[arg(long, value_name = "TIME", value_parser = time_limit)]
+    pub(crate) duration: Option<Duration>,
+    /// Print only errors and warnings
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
+    /// Print evidence, replay details, and what each phase allocated and freed
+    #[arg(short, long, conflicts_with = "quiet")]
+    pub(crate) verbose: bool,
+    /// Write no snapshot, only the trace and the summary
+    #[arg(long)]
+    pub(crate) no_snapshot: bool,
 }
 
 /// The options of `memtrace resume`.

@@ -9,6 +9,7 @@
 //! - `manifest`: writes `run.json`.
 //! - `end_summary`: runs the analysis and prints the end-of-run summary.
 
+mod attach;
 mod child;
 mod cli;
 mod commands;
@@ -62,6 +63,7 @@ fn run() -> u8 {
     };
     match cli.command {
         cli::Command::Run(run) => commands::run::run(&run, None),
+        cli::Command::Attach(options) => commands::exit_code(commands::attach::attach(&options)),
         cli::Command::DryRun(options) => commands::dry_run::dry_run(&options),
         cli::Command::Report(options) => commands::sandboxed(|| commands::report::report(&options)),
         cli::Command::Open(options) => commands::open::open(&options),

@@ -52,6 +52,9 @@ pub(crate) struct Manifest {
     ended: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     ended_ns: Option<u64>,
+    /// What is known of the attachment, if the process ran before the recording.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    attached: Option<Attached>,
     /// The process id of the command itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     pid: Option<u32>,
@@ -86,6 +89,18 @@ pub(crate) struct Manifest {
 enum RunState {
     Running,
     Ended,
+}
+
+/// How memtrace attached to a process.
+#[derive(Serialize, Clone, Copy, Debug)]
+pub(crate) struct Attached {
+    /// How long the process ran before, in nanoseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) ran_ns: Option<u64>,
+    /// How long its threads were stopped, in nanoseconds, except for the one that loaded the library.
+    pub(crate) stopped_ns: u64,
+    /// How long the thread that loaded the library was stopped, in nanoseconds.
+    pub(crate) loading_ns: u64,
 }
 
 /// How a process ended.
@@ -161,7 +176,7 @@ struct Process {
     /// When the recording began: at the first event.
     recording_started_ns: u64,
     ended_ns: u64,
-    /// `exited`, `replaced by exec` or `still running`.
+    /// `exited`, `replaced by exec`, `detached` or `still running`.
     end_reason: &'static str,
     /// How the process ended. Absent when it is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -254,6 +269,7 @@ impl Manifest {
             started_ns: start_ns,
             ended: None,
             ended_ns: None,
+            attached: None,
             pid: None,
             exit: None,
             processes: Vec::new(),
@@ -283,6 +299,11 @@ impl Manifest {
     /// Stores the job's id that the user gave.
     pub(crate) fn set_job(&mut self, job: Option<String>) {
         self.job = job;
+    }
+
+    /// Stores how memtrace attached to a process that ran already.
+    pub(crate) fn set_attached(&mut self, attached: Attached) {
+        self.attached = Some(attached);
     }
 
     /// Stores the command's process id after its start.
@@ -340,12 +361,25 @@ impl Manifest {
     /// Completes the manifest after the command has ended and all traces are written. `wait_status` is the command's
     /// status word of `wait(2)`.
     pub(crate) fn finish(&mut self, wait_status: i32, outcome: Outcome) -> Summary {
-        let end_ns = host::epoch_ns();
         let exit = Exit::of(wait_status);
+        self.exit = Some(exit);
+        self.finish_with(exit.text(), outcome)
+    }
+
+    /// Completes the manifest of a process that memtrace had attached to. It may still run.
+    pub(crate) fn finish_attached(&mut self, outcome: Outcome) -> Summary {
+        let recorded = outcome.recorded.iter().find(|one| Some(one.pid) == self.pid);
+        self.exit = recorded.and_then(|one| one.wait_status).map(Exit::of);
+        let is_detached = recorded.is_some_and(|one| one.reason == "detached");
+        let ending = self.exit.map_or_else(|| if is_detached { "detached" } else { "ended" }.to_owned(), Exit::text);
+        self.finish_with(ending, outcome)
+    }
+
+    fn finish_with(&mut self, ending: String, outcome: Outcome) -> Summary {
+        let end_ns = host::epoch_ns();
         self.state = RunState::Ended;
         self.ended = Some(host::rfc3339(end_ns));
         self.ended_ns = Some(end_ns);
-        self.exit = Some(exit);
         let mut written: BTreeMap<String, Written> = outcome.written.into_iter().map(|w| (w.file.clone(), w)).collect();
         self.processes = outcome.recorded.into_iter().map(|r| process(&mut written, r)).collect();
         self.processes.sort_by_key(|p| p.recording_started_ns);
@@ -364,7 +398,7 @@ impl Manifest {
         let refused: BTreeMap<RefusalReason, u64> = outcome.refused.into_iter().collect();
         let problems = self.problems(&refused);
         self.refused = refused.iter().map(|(reason, count)| (reason.text().to_owned(), *count)).collect();
-        Summary { processes: self.processes.len(), ending: exit.text(), problems }
+        Summary { processes: self.processes.len(), ending, problems }
     }
 
     fn problems(&self, refused: &BTreeMap<RefusalReason, u64>) -> Vec<Problem> {
@@ -404,7 +438,7 @@ impl Manifest {
             });
         }
         let running = self.processes.iter().filter(|p| p.end_reason == "still running").count();
-        if running > 0 {
+        if running > 0 && self.attached.is_none() {
             let text = match running {
                 1 => "1 process outlived the command; its recording ends with the command".to_owned(),
                 n => format!("{n} processes outlived the command; their recordings end with the command"),

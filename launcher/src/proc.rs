@@ -92,6 +92,16 @@ impl ProcessDir {
         has_ended.then_some(stat.exit_code?)
     }
 
+    /// The command line.
+    pub(crate) fn command_line(&self) -> Vec<String> {
+        self.list("cmdline", COMMAND_LIMIT)
+    }
+
+    /// When the process started, in nanoseconds since the Unix epoch.
+    pub(crate) fn start_epoch_ns(&self) -> Option<u64> {
+        crate::host::boot_ticks_to_epoch_ns(self.stat()?.starttime)
+    }
+
     /// The letter of the state, for example `T` for stopped.
     pub(crate) fn state(&self) -> Option<char> {
         Some(self.stat()?.state)
@@ -200,7 +210,7 @@ impl ProcessDir {
             "memtrace": env!("CARGO_PKG_VERSION"),
             "pid": pid,
             "ppid": stat.as_ref().and_then(|stat| u32::try_from(stat.ppid).ok()),
-            "argv": self.list("cmdline", COMMAND_LIMIT),
+            "argv": self.command_line(),
             "cwd": cwd.map(|p| p.to_string_lossy().into_owned()),
             "exe": exe.map(|p| p.to_string_lossy().into_owned()),
             "start_ns": stat.and_then(|stat| crate::host::boot_ticks_to_epoch_ns(stat.starttime)),

@@ -189,8 +189,8 @@ impl Flags {
     pub const IN_GC: Flags = Flags(1 << 8);
     /// The block existed before the recording's first event.
     ///
-    /// Only in recordings of other tools (PyTorch's snapshots), whose later events or final state show that the block
-    /// existed. It is no older than the events that follow this one.
+    /// In recordings of other tools (PyTorch's snapshots), later events or the final state show that the block existed. In
+    /// recordings of `memtrace attach`, PyTorch's allocator has listed it. The event has no stack unless its source has.
     pub const PREEXISTING: Flags = Flags(1 << 9);
 
     /// Whether all bits of `other` are set.
@@ -209,7 +209,8 @@ impl Flags {
 /// One event. Sizes are in bytes, addresses are those of the device or the driver.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Event {
-    /// The position in the process-wide order, from 1, without gaps. A missing number is a lost event.
+    /// The position in the process-wide order, from 1, without gaps. A missing number is a lost event. After the events
+    /// that recreate what `memtrace attach` has found, the numbers continue at 2^24.
     pub seq: u64,
     /// The timestamp, in the unit of [`crate::clock`].
     pub ticks: u64,

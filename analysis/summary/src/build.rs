@@ -281,6 +281,9 @@ fn severity(process: &ProcessSummary) -> (bool, u64) {
     (has_oom, highest_peak)
 }
 
+/// Why a recording ended whose process goes on without memtrace.
+const DETACHED: &str = "detached";
+
 fn outcome(exit: Exit, processes: &[ProcessSummary], is_recording: bool) -> String {
     // As far as the recording shows, an error ended the process if the process did nothing after it.
     let first_oom = processes
@@ -297,6 +300,9 @@ fn outcome(exit: Exit, processes: &[ProcessSummary], is_recording: bool) -> Stri
         (None, None) if is_recording => "the recording so far".to_owned(),
         (None, None) if processes.iter().any(|p| p.recording_end_reason.is_none()) => {
             "the recording was cut off".to_owned()
+        }
+        (None, None) if processes.iter().any(|p| p.recording_end_reason.as_deref() == Some(DETACHED)) => {
+            "memtrace detached from the process".to_owned()
         }
         (None, None) => "end unknown".to_owned(),
     };

@@ -1,8 +1,9 @@
 //! The proof that this thread holds the GIL, and owned references.
 
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, c_char, c_int};
 
 use super::api::{CApi, Functions, PyObjectPtr};
+use crate::linker::original::global_symbol;
 
 /// Offset of `PyTypeObject.tp_name`, in bytes. In every CPython it follows `ob_refcnt`, `ob_type` and `ob_size`.
 const TP_NAME: usize = 24;
@@ -20,6 +21,26 @@ pub(crate) struct GilToken<'a> {
 pub(crate) struct PyOwned<'a> {
     gil: GilToken<'a>,
     pub(crate) object: PyObjectPtr,
+}
+
+/// Calls `call` with the GIL, on a thread that may be none of Python's. Waits for the GIL without a limit. `None` if the
+/// interpreter does not run.
+pub(crate) fn with_gil<T>(api: &CApi, call: impl FnOnce(GilToken<'_>) -> T) -> Option<T> {
+    type Ensure = unsafe extern "C-unwind" fn() -> c_int;
+    type Release = unsafe extern "C-unwind" fn(c_int);
+    // SAFETY: these functions have these types in every CPython.
+    let (ensure, release) =
+        unsafe { (global_symbol::<Ensure>(c"PyGILState_Ensure")?, global_symbol::<Release>(c"PyGILState_Release")?) };
+    if !api.is_running() {
+        return None;
+    }
+    // SAFETY: the interpreter runs. Each call of the first function is followed by one of the second one.
+    unsafe {
+        let state = ensure();
+        let result = GilToken::new(api).map(call);
+        release(state);
+        result
+    }
 }
 
 impl<'a> GilToken<'a> {

@@ -1,9 +1,11 @@
 //! Describes each GPU once, after the process has first allocated memory on it.
 
-use std::ffi::{CStr, c_char, c_int};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use memtrace_trace::api::Api;
 use memtrace_trace::definition::Definition;
+use memtrace_trace::ids::ModuleId;
 
 use super::driver::call_driver;
 use super::limit::{visible_memory_info, visible_total};
@@ -42,6 +44,39 @@ pub(super) fn count_allocated(guard: &mut Guard, device: i16, bytes: u64) {
     let total = counter.fetch_add(bytes, Ordering::Relaxed) + bytes;
     if device == current_device() && described.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
         describe(guard, device, total);
+    }
+}
+
+/// Describes a device that PyTorch has used before memtrace attached, and reads how much of its memory is in use. `bytes`
+/// are those that PyTorch has reserved.
+///
+/// The driver answers for the current device only, so this thread uses the device's primary context meanwhile.
+pub(crate) fn describe_used(guard: &mut Guard, ordinal: i16, bytes: u64) {
+    static GET: OriginalFunction = OriginalFunction::new();
+    static RETAIN: OriginalFunction = OriginalFunction::new();
+    static RELEASE: OriginalFunction = OriginalFunction::new();
+    static PUSH: OriginalFunction = OriginalFunction::new();
+    static POP: OriginalFunction = OriginalFunction::new();
+    type Get = unsafe extern "C" fn(*mut c_int, c_int) -> c_int;
+    type Retain = unsafe extern "C" fn(*mut *mut c_void, c_int) -> c_int;
+    type Release = unsafe extern "C" fn(c_int) -> c_int;
+    type Push = unsafe extern "C" fn(*mut c_void) -> c_int;
+    type Pop = unsafe extern "C" fn(*mut *mut c_void) -> c_int;
+    let (mut device, mut context) = (0, std::ptr::null_mut());
+    // SAFETY: the signatures are those of cuda.h, and all results are writable. The context is active, because PyTorch has
+    // memory there. Each call that succeeds is undone.
+    unsafe {
+        if call_driver(&GET, c"cuDeviceGet", |f: Get| f(&mut device, ordinal.into())) != Some(0)
+            || call_driver(&RETAIN, c"cuDevicePrimaryCtxRetain", |f: Retain| f(&mut context, device)) != Some(0)
+        {
+            return;
+        }
+        if call_driver(&PUSH, c"cuCtxPushCurrent_v2", |f: Push| f(context)) == Some(0) {
+            count_allocated(guard, ordinal, bytes);
+            usage::allocated(guard, ordinal, bytes, Api::NONE, ModuleId::NONE);
+            call_driver(&POP, c"cuCtxPopCurrent_v2", |f: Pop| f(&mut context));
+        }
+        call_driver(&RELEASE, c"cuDevicePrimaryCtxRelease_v2", |f: Release| f(device));
     }
 }
 

@@ -217,7 +217,7 @@ fn find_interposers() {
 }
 
 /// The stub for a function that an object imports. `None` if the name is not hooked.
-fn stub(name: &[u8]) -> Option<usize> {
+pub(crate) fn stub(name: &[u8]) -> Option<usize> {
     if name == b"dlsym" {
         // The exported symbol, as the loader would resolve it.
         return Some(dlsym as *const () as usize);

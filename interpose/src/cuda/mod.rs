@@ -13,7 +13,7 @@ mod ipc;
 mod limit;
 mod limited;
 mod location;
-mod lookup;
+pub(crate) mod lookup;
 mod memory;
 mod pools;
 mod reading;

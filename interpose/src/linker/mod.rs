@@ -9,6 +9,7 @@ pub(crate) mod deepbind;
 mod lazy_symbol;
 pub(crate) mod mapped_object;
 pub(crate) mod original;
+pub(crate) mod redirect;
 mod sanitizer;
 pub(crate) mod shared_objects;
 mod startup;

@@ -13,7 +13,7 @@ const MAX_SLEEP: Duration = Duration::from_millis(10);
 
 /// A wait with a limit. A sleep counts as long as it was requested, so the time in which the process is stopped does
 /// not count.
-pub(super) struct BoundedWait {
+pub(crate) struct BoundedWait {
     yields: u32,
     sleep: Duration,
     left: Duration,
@@ -21,12 +21,12 @@ pub(super) struct BoundedWait {
 
 impl BoundedWait {
     /// A wait of at most this long.
-    pub(super) fn new(limit: Duration) -> BoundedWait {
+    pub(crate) fn new(limit: Duration) -> BoundedWait {
         BoundedWait { yields: YIELDS, sleep: FIRST_SLEEP, left: limit }
     }
 
     /// Waits for a moment. Returns `false` if the time is over.
-    pub(super) fn pause(&mut self) -> bool {
+    pub(crate) fn pause(&mut self) -> bool {
         if let Some(left) = self.yields.checked_sub(1) {
             self.yields = left;
             // SAFETY: `sched_yield` takes no arguments and has no preconditions.

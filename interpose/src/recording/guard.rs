@@ -21,7 +21,7 @@ use memtrace_trace::shm::owner;
 use super::bounded_wait::BoundedWait;
 use super::cancellation::NoCancellation;
 use super::left_frame::{stack_pointer, was_left};
-use super::paused::is_paused;
+use super::paused::{is_detached, is_paused};
 use super::process::{Process, thread_exists, thread_id};
 use super::sink::RingSink;
 use super::thread_local::ThreadLocal;
@@ -67,7 +67,10 @@ impl Guard {
             Guard::forget_left(thread);
         }
         if is_paused() {
-            Process::count_paused_event();
+            Guard::publish_last(thread);
+            if !is_detached() {
+                Process::count_paused_event();
+            }
             return None;
         }
         // The first event connects to the launcher.
@@ -85,6 +88,19 @@ impl Guard {
             unsafe { *errno_address = thread.errno.get() };
         }
         guard
+    }
+
+    /// Publishes the event that this thread has written before the recording was paused. What would complete it is not
+    /// recorded any more.
+    #[cold]
+    fn publish_last(thread: &'static ThreadLocal) {
+        if thread.has_unpublished.replace(false)
+            // SAFETY: `state` is null or points into memory that is never unmapped.
+            && let Some(state) = unsafe { thread.state.get().as_ref() }.filter(|state| state.is_initialized())
+        {
+            // SAFETY: this thread owns the ring, and has no guard that borrows the state.
+            unsafe { state.borrow() }.producer.publish();
+        }
     }
 
     /// Forgets a guard that a signal handler has left by `siglongjmp`. Its event is lost. The next one starts anew in
@@ -175,6 +191,15 @@ impl Guard {
         self.recorder().producer.publish();
         self.thread.has_unpublished.set(false);
         if written { event.seq } else { 0 }
+    }
+
+    /// Writes and publishes an event of the state that was there before the recording, with its number. Returns `false` if
+    /// the ring had no space.
+    pub(crate) fn emit_prior(&mut self, event: Event) -> bool {
+        let written = emit::ensure_room(self.process(), &mut self.recorder().producer)
+            && self.recorder().producer.write(&event.to_slot()).is_ok();
+        self.recorder().producer.publish();
+        written
     }
 
     /// Writes an event without publishing it. The next event, [`Self::amend`], [`Self::complete`] or [`Self::publish`]

@@ -5,7 +5,8 @@
 
 mod annotation;
 mod announce;
-mod bounded_wait;
+pub(crate) mod attached;
+pub(crate) mod bounded_wait;
 mod cancellation;
 pub(crate) mod connect;
 pub(crate) mod device_use;

@@ -11,10 +11,11 @@ use memtrace_stackwalk::{Interner, Python, avoid_process_vm_readv};
 use memtrace_trace::counters::Counter;
 use memtrace_trace::ids::ContextId;
 use memtrace_trace::options::{self, Options};
-use memtrace_trace::shm::layout::SEGMENT_SIZE;
+use memtrace_trace::shm::layout::{FIRST_LIVE_SEQ, SEGMENT_SIZE};
 use memtrace_trace::shm::segment::Segment;
 use memtrace_trace::unrecorded::Reason;
 
+use super::attached;
 use super::bounded_wait::BoundedWait;
 use super::connect::{NoSegment, request_segment};
 use super::label_ids::Labels;
@@ -256,6 +257,21 @@ impl Process {
         as_process(pointer)
     }
 
+    /// Forgets the recording of this process, so that the next event begins one.
+    pub(crate) fn forget() {
+        if let Some(process) = Process::if_started() {
+            process.alive.store(0, Ordering::Relaxed);
+        }
+        CURRENT.store(std::ptr::null_mut(), Ordering::Release);
+    }
+
+    /// Gives back the segment's memory and makes every thread look for a ring again. Recording must be paused. A hook that
+    /// is running may still write to the segment, where nobody reads it.
+    pub(crate) fn leave(&self) {
+        self.thread_states.leave_all();
+        self.segment.abandon();
+    }
+
     /// The state of ring `index`. Only the ring's owner may call this.
     #[inline]
     pub(crate) fn thread_state(&self, index: usize) -> Option<&ThreadState> {
@@ -391,6 +407,11 @@ fn connect(options: &Options, is_retry: bool) -> Result<Parts, NoSegment> {
 
 fn process(options: Options, parts: Parts) -> Process {
     let Parts { alive, segment, thread_states } = parts;
+    if attached::is_here() {
+        // The numbers before are for the state that was there before.
+        segment.header().next_seq.0.store(FIRST_LIVE_SEQ, Ordering::Relaxed);
+        segment.header().is_attached.store(1, Ordering::Release);
+    }
     let watch = observer::start(&options);
     Process {
         options,
@@ -411,11 +432,14 @@ fn process(options: Options, parts: Parts) -> Process {
     }
 }
 
-/// The options that the launcher put into the environment. `None` if memtrace did not start this process.
+/// The options that the launcher put into the environment, or gave when it attached. `None` if memtrace did not start this process.
 ///
 /// The environment is read at the first event, when the program may have changed it. Programs do not touch the
 /// launcher's variable.
 pub(crate) fn session_options() -> Option<Options> {
+    if let Some(options) = attached::options() {
+        return Some(options.clone());
+    }
     // The loader does not preload this library into programs that gain privileges. If the system's configuration forces
     // it to, the environment still belongs to the unprivileged caller.
     // SAFETY: `getauxval` takes any number.

@@ -6,9 +6,10 @@
 //! The kernel clears this memory in a forked child (`MADV_WIPEONFORK`), no matter how the child was created. There no
 //! thread has a ring yet. A hook notices this with the check for a ring that it makes anyway.
 
-use std::cell::{Cell, UnsafeCell};
+use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use memtrace_trace::shm::layout::RING_COUNT;
 use memtrace_trace::shm::ring::{Producer, Ring};
@@ -18,7 +19,7 @@ use memtrace_stackwalk::{NativeStacks, ThreadStacks};
 /// The state of a ring's owner. All zeros means that it is not initialized.
 #[repr(C, align(128))]
 pub(crate) struct ThreadState {
-    is_ready: Cell<bool>,
+    is_ready: AtomicBool,
     recorder: UnsafeCell<MaybeUninit<ThreadRecorder>>,
 }
 
@@ -36,7 +37,7 @@ impl ThreadState {
     /// Whether the state is initialized. It is not before the first claim and in a forked child.
     #[inline(always)]
     pub(crate) fn is_initialized(&self) -> bool {
-        self.is_ready.get()
+        self.is_ready.load(Ordering::Relaxed)
     }
 
     /// Initializes the state, unless it is initialized.
@@ -45,7 +46,7 @@ impl ThreadState {
     ///
     /// Only the owner of the ring may call this, and no borrow of the state exists.
     pub(crate) unsafe fn initialize(&self, ring: Ring<'static>) {
-        if !self.is_ready.get() {
+        if !self.is_initialized() {
             let recorder = ThreadRecorder {
                 producer: Producer::new(ring),
                 python_stacks: ThreadStacks::new(),
@@ -53,7 +54,7 @@ impl ThreadState {
             };
             // SAFETY: the caller guarantees that it is the only user of this state.
             unsafe { (*self.recorder.get()).write(recorder) };
-            self.is_ready.set(true);
+            self.is_ready.store(true, Ordering::Relaxed);
         }
     }
 
@@ -63,7 +64,7 @@ impl ThreadState {
     ///
     /// Only the owner of the ring may call this, and no borrow of the state is used any more.
     pub(crate) unsafe fn reset(&self) {
-        self.is_ready.set(false);
+        self.is_ready.store(false, Ordering::Relaxed);
     }
 
     /// Borrows the state.
@@ -95,6 +96,14 @@ impl ThreadStates {
     /// Maps the memory. `None` if the kernel has none, or cannot clear it on fork (before Linux 4.14).
     pub(crate) fn new() -> Option<ThreadStates> {
         map_wiped_on_fork(ThreadStates::SIZE).map(|memory| ThreadStates(memory.cast()))
+    }
+
+    /// Makes all states uninitialized, so that each thread looks for a ring again at its next event. A thread that uses its
+    /// state now may do so until it leaves its hook.
+    pub(crate) fn leave_all(&self) {
+        (0..RING_COUNT).filter_map(|index| self.get(index)).filter(|state| state.is_initialized()).for_each(|state| {
+            state.is_ready.store(false, Ordering::Relaxed);
+        });
     }
 
     /// The state of ring `index`. `None` if there is no such ring.

@@ -27,6 +27,7 @@ use super::libraries::libtorch_cpu;
 use super::python_node::PythonNodes;
 use super::running_nodes::{node_ends, node_starts};
 use crate::linker::original::OriginalFunction;
+use crate::recording::attached;
 use crate::recording::guard::Guard;
 use crate::recording::module_calls::MAX_CALLS;
 use crate::recording::observer::Observer;
@@ -380,6 +381,15 @@ extern "C-unwind" fn evaluate_function(
     }
 }
 
+/// The names of the functions that this file replaces, and what replaces them.
+pub(super) fn replacements() -> [(&'static CStr, *const ()); 3] {
+    [
+        (GET_AND_INCREMENT, get_and_increment as *const ()),
+        (ACCUMULATE_GRAD, accumulate_grad as *const ()),
+        (EVALUATE, evaluate_function as *const ()),
+    ]
+}
+
 /// The context of a node. [`ContextId::NONE`] if it has none.
 fn context_of(node: *mut c_void) -> ContextId {
     let Some(process) = Process::if_started() else { return ContextId::NONE };
@@ -393,7 +403,8 @@ fn context_of(node: *mut c_void) -> ContextId {
     if matches!(forward, Forward::Unknown) {
         if state.layout.load(Ordering::Relaxed) != 0 {
             process.count(Counter::ForwardStacksLost, 1);
-        } else if state.misses.fetch_add(1, Ordering::Relaxed) + 1 == MAX_MISSES
+        } else if !attached::is_here()
+            && state.misses.fetch_add(1, Ordering::Relaxed) + 1 == MAX_MISSES
             && let Some(mut guard) = Guard::enter()
         {
             guard.notice(

@@ -5,12 +5,15 @@
 
 pub(crate) mod autograd;
 pub(crate) mod flags;
+pub(crate) mod gate;
 pub(crate) mod gc;
 mod grad_mode;
+pub(crate) mod hooked;
 pub(crate) mod libraries;
 mod python_node;
 mod rank;
-mod record_function;
-mod reporter;
+pub(crate) mod record_function;
+pub(crate) mod reporter;
 pub(crate) mod running_nodes;
+pub(crate) mod snapshot;
 pub(crate) mod tracker;

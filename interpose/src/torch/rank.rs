@@ -15,6 +15,11 @@ use crate::recording::rank;
 
 const BACKEND: &CStr = c"_ZN4c10d7BackendC2Eii";
 
+/// The name of the function that this file replaces, and what replaces it.
+pub(super) fn replacement() -> (&'static CStr, *const ()) {
+    (BACKEND, backend as *const ())
+}
+
 /// `c10d::Backend::Backend(int rank, int size)`, the variant that derived classes call.
 #[cfg_attr(not(test), unsafe(export_name = "_ZN4c10d7BackendC2Eii"))]
 extern "C-unwind" fn backend(object: *mut c_void, rank: c_int, size: c_int) {

@@ -13,7 +13,7 @@
 
 use std::ffi::{CStr, c_char, c_void};
 use std::hash::{Hash, Hasher};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use memtrace_trace::definition::{LabelOrigin, NoticeStatus};
 use memtrace_trace::event::Action;
@@ -26,6 +26,7 @@ use crate::linker::shared_objects::exported_by;
 use crate::recording::guard::Guard;
 use crate::recording::labels::{self, MAX_NAME_BYTES, RangeDetails, RangeKey};
 use crate::recording::observer;
+use crate::recording::paused::is_paused;
 use crate::recording::process::Process;
 
 /// Values of `at::RecordScope`, a byte: operators and users' ranges.
@@ -56,6 +57,9 @@ const REGISTERING: u32 = 1;
 const DONE: u32 = 2;
 /// Belongs to the loaded library, not to a recording: a forked child inherits PyTorch with the registered callback.
 static STATE: AtomicU32 = AtomicU32::new(NEW);
+/// PyTorch's number of the registered callback.
+static HANDLE: AtomicU64 = AtomicU64::new(NO_HANDLE);
+const NO_HANDLE: u64 = u64::MAX;
 
 /// Registers the callback once. Call it without a guard, after something was recorded.
 #[inline(always)]
@@ -68,7 +72,7 @@ pub(super) fn attach() {
 #[cold]
 fn attach_now() {
     let begin = || STATE.compare_exchange(NEW, REGISTERING, Ordering::Relaxed, Ordering::Relaxed).is_ok();
-    if Process::if_started().is_none() || !begin() {
+    if is_paused() || Process::if_started().is_none() || !begin() {
         return;
     }
     let (status, text) = match register() {
@@ -81,6 +85,21 @@ fn attach_now() {
     if let Some(mut guard) = Guard::enter() {
         guard.notice("torch.record_function", status, text);
     }
+}
+
+/// Removes the callback, so that a later recording registers it anew.
+pub(crate) fn detach() {
+    let handle = HANDLE.swap(NO_HANDLE, Ordering::Relaxed);
+    let remove = exported_by(b"libtorch_cpu.so", REMOVE);
+    if handle == NO_HANDLE || remove.is_null() {
+        return;
+    }
+    // SAFETY: `void at::removeCallback(at::CallbackHandle)` has this signature, and the handle is registered.
+    unsafe {
+        let remove: unsafe extern "C-unwind" fn(u64) = std::mem::transmute(remove);
+        remove(handle);
+    }
+    STATE.store(NEW, Ordering::Relaxed);
 }
 
 /// Registers and verifies the callback. `Ok(false)` if callbacks are disabled on this thread, `Err` with the reason if
@@ -120,6 +139,7 @@ fn register() -> Result<bool, &'static str> {
             storage.windows(2).any(|pair| pair == ours)
         };
         if is_called(USER_SCOPE) && !is_called(FUNCTION) {
+            HANDLE.store(handle, Ordering::Relaxed);
             return Ok(true);
         }
         let remove: unsafe extern "C-unwind" fn(u64) = std::mem::transmute(remove);

@@ -8,7 +8,7 @@
 //!
 //! `c10::Device` is two bytes, type and index, passed in one register (c10/core/Device.h).
 
-use std::ffi::c_void;
+use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use memtrace_trace::counters::Counter;
@@ -18,7 +18,7 @@ use memtrace_trace::options::Cpu;
 use super::flags::current_flags;
 use super::libraries::{libc10, set_loaded};
 use super::tracker::TRACKER;
-use super::{gc, record_function};
+use super::{gate, gc, record_function};
 use crate::linker::original::OriginalFunction;
 use crate::recording::device_use;
 use crate::recording::guard::Guard;
@@ -30,6 +30,19 @@ const CUDA: u8 = 1;
 /// An event with the allocator's totals follows every this many reports.
 const TOTALS_EVERY: u32 = 1024;
 
+const PROFILING_ENABLED: &CStr = c"_ZN3c1022memoryProfilingEnabledEv";
+const REPORT_USAGE: &CStr = c"_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE";
+const REPORT_OUT_OF_MEMORY: &CStr = c"_ZN3c1027reportOutOfMemoryToProfilerElmmNS_6DeviceE";
+
+/// The names of the functions that this file replaces, and what replaces them.
+pub(super) fn replacements() -> [(&'static CStr, *const ()); 3] {
+    [
+        (PROFILING_ENABLED, memory_profiling_enabled as *const ()),
+        (REPORT_USAGE, report_memory_usage as *const ()),
+        (REPORT_OUT_OF_MEMORY, report_out_of_memory as *const ()),
+    ]
+}
+
 /// `bool c10::memoryProfilingEnabled()`.
 #[cfg_attr(not(test), unsafe(export_name = "_ZN3c1022memoryProfilingEnabledEv"))]
 extern "C-unwind" fn memory_profiling_enabled() -> bool {
@@ -38,7 +51,7 @@ extern "C-unwind" fn memory_profiling_enabled() -> bool {
         return true;
     }
     static ORIGINAL: OriginalFunction = OriginalFunction::new();
-    let original = libc10(&ORIGINAL, c"_ZN3c1022memoryProfilingEnabledEv");
+    let original = libc10(&ORIGINAL, PROFILING_ENABLED);
     if original.is_null() {
         return false;
     }
@@ -49,14 +62,21 @@ extern "C-unwind" fn memory_profiling_enabled() -> bool {
     }
 }
 
+/// Whether CPU tensors are recorded, by the options.
+static MODE: AtomicU32 = AtomicU32::new(UNKNOWN);
+const UNKNOWN: u32 = 0;
+
+/// Forgets the options, because a recording with others begins.
+pub(crate) fn forget_options() {
+    MODE.store(UNKNOWN, Ordering::Relaxed);
+}
+
 /// Whether CPU tensors are recorded. This is decided without connecting to the launcher, so that a process which
 /// imports torch and allocates nothing is not affected.
 fn records_cpu() -> bool {
-    const UNKNOWN: u32 = 0;
     const NO: u32 = 1;
     const AUTO: u32 = 2;
     const YES: u32 = 3;
-    static MODE: AtomicU32 = AtomicU32::new(UNKNOWN);
     let mut mode = MODE.load(Ordering::Relaxed);
     if mode == UNKNOWN {
         mode = match session_options().map(|o| o.cpu) {
@@ -91,7 +111,7 @@ extern "C-unwind" fn report_memory_usage(
     }
     record_function::attach();
     static ORIGINAL: OriginalFunction = OriginalFunction::new();
-    let original = libc10(&ORIGINAL, c"_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE");
+    let original = libc10(&ORIGINAL, REPORT_USAGE);
     if original.is_null() {
         return;
     }
@@ -103,6 +123,9 @@ extern "C-unwind" fn report_memory_usage(
 }
 
 fn record_cuda_block(addr: u64, size: i64, allocated: u64, reserved: u64, device: i16) {
+    if !gate::is_open() && !gate::admits(device) {
+        return;
+    }
     let Some(mut guard) = Guard::enter() else { return };
     let process = guard.process();
     if TRACKER.is_attached() {
@@ -184,7 +207,7 @@ extern "C-unwind" fn report_out_of_memory(size: i64, allocated: usize, reserved:
         });
     }
     static ORIGINAL: OriginalFunction = OriginalFunction::new();
-    let original = libc10(&ORIGINAL, c"_ZN3c1027reportOutOfMemoryToProfilerElmmNS_6DeviceE");
+    let original = libc10(&ORIGINAL, REPORT_OUT_OF_MEMORY);
     if original.is_null() {
         return;
     }

@@ -29,7 +29,7 @@ use memtrace_trace::event::{Action, Event, Source};
 
 use super::flags::current_flags;
 use super::libraries::{STACK_CHECKS_LEFT, is_allocator};
-use super::{gc, grad_mode};
+use super::{gate, gc, grad_mode};
 use crate::linker::mapped_object::containing;
 use crate::linker::shared_objects::{exported_by, exported_with_prefix};
 use crate::recording::errno::RestoreErrno;
@@ -197,8 +197,17 @@ unsafe extern "C" fn manage_functor(to: *mut u64, from: *const u64, operation: u
 
 const ALLOCATOR: &CStr = c"_ZN3c104cuda20CUDACachingAllocator9allocatorE";
 const PLUGGABLE_VTABLE: &CStr = c"_ZTVN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocatorE";
-const PLUGGABLE_METHOD: &[u8] =
-    b"_ZN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocator27attachAllocatorTraceTracker";
+/// The beginning of the names of that class's methods.
+macro_rules! pluggable_method {
+    ($name:literal) => {
+        concat!("_ZN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocator", $name).as_bytes()
+    };
+}
+const ATTACH_TRACKER: &[u8] = pluggable_method!("27attachAllocatorTraceTracker");
+/// `bool initialized()`.
+pub(super) const INITIALIZED: &[u8] = pluggable_method!("11initializedE");
+/// `SnapshotInfo snapshot(...)`.
+pub(super) const SNAPSHOT: &[u8] = pluggable_method!("8snapshotE");
 /// More slots than any allocator interface has virtual functions.
 const VTABLE_LIMIT: usize = 160;
 
@@ -226,7 +235,7 @@ pub(crate) fn attach() {
         return;
     }
     // The phase stays `Attaching` until the result is known, so other threads continue without waiting.
-    let found = find_method();
+    let found = find_method(ATTACH_TRACKER);
     match found {
         Ok((allocator, method, slot)) => {
             state.set_phase(AttachPhase::Attached);
@@ -282,9 +291,9 @@ pub(crate) fn attach_through_other(is_pool: bool) -> bool {
     attached
 }
 
-/// The allocator object, the address of its method and the method's slot. The error is the reason why the tracker
-/// cannot be attached.
-fn find_method() -> Result<(*mut c_void, usize, usize), &'static str> {
+/// The allocator object, the address of its method and the method's slot. `name` is the beginning of the name of the same
+/// method of `CUDAPluggableAllocator`. The error is the reason why the method cannot be called.
+pub(super) fn find_method(name: &[u8]) -> Result<(*mut c_void, usize, usize), &'static str> {
     let pointer = exported_by(b"libc10_cuda.so", ALLOCATOR).cast::<*mut c_void>();
     if pointer.is_null() {
         return Err(concat!("libc10_cuda exports no allocator pointer; ", fallback!()));
@@ -305,7 +314,7 @@ fn find_method() -> Result<(*mut c_void, usize, usize), &'static str> {
     if !class.windows(22).any(|w| w == b"NativeCachingAllocator") {
         return Err("the allocator is not PyTorch's native caching allocator: each of its blocks is a CUDA call");
     }
-    let slot = method_slot()
+    let slot = method_slot(name)
         .ok_or(concat!("libtorch exports no CUDAPluggableAllocator, which locates the vtable slot; ", fallback!()))?;
     // SAFETY: `slot` is inside the vtable of another class with the same interface, so it is inside this one.
     let method = unsafe { vtable.add(slot).read() };
@@ -316,10 +325,10 @@ fn find_method() -> Result<(*mut c_void, usize, usize), &'static str> {
     Ok((allocator, method, slot))
 }
 
-fn method_slot() -> Option<usize> {
+fn method_slot(name: &[u8]) -> Option<usize> {
     for library in [&b"libtorch_cuda.so"[..], b"libtorch_python.so"] {
         let vtable = exported_by(library, PLUGGABLE_VTABLE).cast::<usize>();
-        let Some(method) = exported_with_prefix(library, PLUGGABLE_METHOD) else { continue };
+        let Some(method) = exported_with_prefix(library, name) else { continue };
         if vtable.is_null() {
             continue;
         }
@@ -369,6 +378,9 @@ impl TraceEntry {
 /// The allocator calls this for every entry, under its lock.
 unsafe extern "C-unwind" fn on_trace_entry(_functor: *const u64, entry: *const u8) {
     let entry = TraceEntry(entry);
+    if !gate::is_open() && !gate::admits(entry.device()) {
+        return before_the_state(&entry);
+    }
     let Some(mut guard) = Guard::enter() else { return };
     let Some(layout) = TRACKER.layout().or_else(|| verify_first(&mut guard, &entry)) else { return };
     let Some(action) = u8::try_from(entry.action()).ok().and_then(Action::from_wire).filter(|a| *a <= Action::Annotate)
@@ -427,14 +439,7 @@ fn verify_first(guard: &mut Guard, entry: &TraceEntry) -> Option<EntryLayout> {
         Ok(layout) => {
             state.layout.store(layout.0, Ordering::Relaxed);
             state.set_phase(AttachPhase::Verified);
-            let pool = if layout.has_pool() { "with pool id" } else { "without pool id" };
-            let time = if layout.ticks_at().is_some() { "with memtrace's clock" } else { "with another clock" };
-            guard.notice("torch.tracker", NoticeStatus::Works, &format!("TraceEntry verified, {pool}, {time}"));
-            grad_mode::report(guard);
-            if layout.has_pool() {
-                // Defines the default pool. A reader recognizes by it that the pools of events are known.
-                guard.define(&Definition::Pool { id: 0, pool: (0, 0) });
-            }
+            report_layout(guard, layout);
             Some(layout)
         }
         Err(reason) => {
@@ -444,6 +449,57 @@ fn verify_first(guard: &mut Guard, entry: &TraceEntry) -> Option<EntryLayout> {
             None
         }
     }
+}
+
+/// Takes an entry of a device whose state is not known yet. The snapshot that this process takes now marks the point
+/// from which on its entries are recorded.
+#[cold]
+fn before_the_state(entry: &TraceEntry) {
+    const SNAPSHOT: u32 = Action::Snapshot as u32;
+    if entry.action() != SNAPSHOT || !gate::is_taking_snapshot() {
+        return;
+    }
+    if TRACKER.layout().is_none() {
+        let Some(layout) = layout_of_snapshot(entry) else { return };
+        TRACKER.layout.store(layout.0, Ordering::Relaxed);
+        TRACKER.set_phase(AttachPhase::Verified);
+    }
+    gate::admit(entry.device(), entry.size());
+}
+
+/// The layout of the entry of a snapshot, which is being taken: its time is between the beginning of the call and now.
+fn layout_of_snapshot(entry: &TraceEntry) -> Option<EntryLayout> {
+    let since = gate::snapshot_began();
+    let is_exact = |at| since <= entry.word(at) && entry.word(at) <= clock::now();
+    let is_time = |at| is_exact(at) || is_near_now(entry.word(at));
+    let ticks = |at| if is_exact(at) { EntryLayout::TICKS } else { 0 };
+    if is_time(64) && entry.word(48) < 1 << 32 && entry.word(56) < 1 << 32 {
+        Some(EntryLayout(EntryLayout::VERIFIED | EntryLayout::POOL | ticks(64)))
+    } else {
+        is_time(48).then(|| EntryLayout(EntryLayout::VERIFIED | ticks(48)))
+    }
+}
+
+/// Reports the layout that a snapshot has verified.
+pub(crate) fn report_verified(guard: &mut Guard) {
+    let Some(layout) = TRACKER.layout() else { return };
+    report_layout(guard, layout);
+}
+
+fn report_layout(guard: &mut Guard, layout: EntryLayout) {
+    let pool = if layout.has_pool() { "with pool id" } else { "without pool id" };
+    let time = if layout.ticks_at().is_some() { "with memtrace's clock" } else { "with another clock" };
+    guard.notice("torch.tracker", NoticeStatus::Works, &format!("TraceEntry verified, {pool}, {time}"));
+    grad_mode::report(guard);
+    if layout.has_pool() {
+        // Defines the default pool. A reader recognizes by it that the pools of events are known.
+        guard.define(&Definition::Pool { id: 0, pool: (0, 0) });
+    }
+}
+
+/// Whether PyTorch's allocator calls the tracker, and why not.
+pub(crate) fn is_attached() -> bool {
+    TRACKER.is_attached()
 }
 
 /// Compares the first entry with the CUDA call that this thread has just made. If its time is between that call and
@@ -482,7 +538,7 @@ fn is_near_now(time: u64) -> bool {
 
 /// Our id of a pool. 0 is the default pool.
 #[inline]
-fn pool_id(guard: &mut Guard, pool: (u64, u64)) -> u16 {
+pub(crate) fn pool_id(guard: &mut Guard, pool: (u64, u64)) -> u16 {
     if pool == (0, 0) { 0 } else { private_pool_id(guard, pool) }
 }
 

@@ -1,5 +1,6 @@
 //! The subcommands, one small file each.
 
+pub(crate) mod attach;
 mod browser;
 pub(crate) mod categories;
 pub(crate) mod check;

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -46,6 +46,8 @@ const MAX_FILES: u32 = 65_536;
 const MAX_IMAGES: u32 = 4096;
 /// How long processes may outlive the command before their recording is closed.
 const GRACE_PERIOD: Duration = Duration::from_millis(500);
+/// How long a process that memtrace has attached to may take to end its recording. It usually takes a fraction of a second.
+const DETACH_PERIOD: Duration = Duration::from_secs(5);
 /// How long the final reads may take after [`GRACE_PERIOD`], over all processes that still run.
 const FINAL_READ_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -58,6 +60,7 @@ const FIRST_ID: u64 = 16;
 pub(crate) struct Drain {
     stop: EventFd,
     drain: JoinHandle<Drained>,
+    is_state_known: Arc<AtomicBool>,
     writer: JoinHandle<Vec<Written>>,
 }
 
@@ -86,12 +89,20 @@ impl Drain {
             std::path::absolute(folder.path()).context("cannot determine the absolute path of the run folder")?;
         let (queue, writer) = writer::start(folder)?;
         let address = path.to_string_lossy().into_owned();
-        let drain_loop = DrainLoop { figures, ..DrainLoop::new(epoll, listener, stopped, queue, address) };
+        let is_state_known = Arc::new(AtomicBool::new(false));
+        let is_known = Arc::clone(&is_state_known);
+        let drain_loop =
+            DrainLoop { figures, is_state_known: is_known, ..DrainLoop::new(epoll, listener, stopped, queue, address) };
         let drain = std::thread::Builder::new()
             .name("memtrace-drain".into())
             .spawn(move || drain_loop.run())
             .context("cannot start a thread")?;
-        Ok(Drain { stop, drain, writer })
+        Ok(Drain { stop, drain, is_state_known, writer })
+    }
+
+    /// Whether the state of a process that memtrace has attached to is known, so that its events follow.
+    pub(crate) fn is_state_known(&self) -> bool {
+        self.is_state_known.load(Ordering::Acquire)
     }
 
     /// Stops recording after the command has ended and returns the results.
@@ -139,6 +150,7 @@ struct DrainLoop {
     files: u32,
     limits: Limits,
     figures: Option<Figures>,
+    is_state_known: Arc<AtomicBool>,
     recorded: Vec<Recorded>,
     refused: Vec<(RefusalReason, u64)>,
     /// The absolute path of the run folder, for other memtrace commands.
@@ -162,6 +174,7 @@ impl DrainLoop {
             files: 0,
             limits: Limits::default(),
             figures: None,
+            is_state_known: Arc::default(),
             recorded: Vec::new(),
             refused: Vec::new(),
             folder,
@@ -185,7 +198,10 @@ impl DrainLoop {
                     LISTENER => self.accept(),
                     STOP => {
                         self.stop.clear();
-                        stop_at.get_or_insert_with(|| Instant::now() + GRACE_PERIOD);
+                        let is_attached = self.processes.values().any(Process::is_attached);
+                        let period = if is_attached { DETACH_PERIOD } else { GRACE_PERIOD };
+                        stop_at.get_or_insert_with(|| Instant::now() + period);
+                        self.processes.values().for_each(Process::request_detach);
                     }
                     id if self.acceptor.has_pending(id) => self.read_hello(id),
                     id => ended.push(id),
@@ -198,6 +214,14 @@ impl DrainLoop {
             ended.extend(self.processes.iter().filter(|(_, p)| p.has_exited()).map(|(id, _)| *id));
             for id in ended {
                 self.end(id, "exited");
+            }
+            let detached: Vec<u64> =
+                self.processes.iter().filter(|(_, p)| p.is_detached() && !p.is_ending()).map(|(id, _)| *id).collect();
+            if self.processes.values().any(Process::is_state_known) {
+                self.is_state_known.store(true, Ordering::Release);
+            }
+            for id in detached {
+                self.end(id, "detached");
             }
             let done: Vec<u64> = self.processes.iter().filter(|(_, p)| p.is_done()).map(|(id, _)| *id).collect();
             for id in done {

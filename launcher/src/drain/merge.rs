@@ -101,6 +101,17 @@ impl Merge {
         self.release_ready(release);
     }
 
+    /// Continues with `seq`: the numbers before, of which none is present, were never given to an event.
+    pub(crate) fn skip_to(&mut self, seq: u64, release: &mut impl FnMut(Event)) {
+        if self.window.is_empty() && seq > self.next {
+            self.next = seq;
+        } else {
+            let given_up = self.given_up;
+            self.give_up_below(seq, release);
+            self.given_up = given_up;
+        }
+    }
+
     /// Inserts one event. Every event that is now due goes to `release`, in order.
     pub(crate) fn insert(&mut self, event: Event, release: &mut impl FnMut(Event)) {
         let Some(ahead) = event.seq.checked_sub(self.next) else {

@@ -44,7 +44,7 @@ pub(crate) struct Recorded {
     pub(crate) end_ns: u64,
     /// The status word of `wait(2)`. `None` when it is unknown.
     pub(crate) wait_status: Option<i32>,
-    /// Why the recording ended: `exited`, `replaced by exec`, `still running`.
+    /// Why the recording ended: `exited`, `replaced by exec`, `detached`, `still running`.
     pub(crate) reason: &'static str,
     /// The number of events sent to the writer.
     pub(crate) events: u64,

@@ -11,7 +11,7 @@ use memtrace_trace::definition::Definition;
 use memtrace_trace::event::Event;
 use memtrace_trace::file::End;
 use memtrace_trace::ids::ThreadId;
-use memtrace_trace::shm::layout::{RING_COUNT, RING_SLOTS};
+use memtrace_trace::shm::layout::{FIRST_LIVE_SEQ, RING_COUNT, RING_SLOTS};
 use memtrace_trace::shm::segment::Segment;
 use memtrace_trace::shm::validation;
 use serde_json::Value;
@@ -357,16 +357,21 @@ impl Process {
             self.close();
         }
         let requested = self.segment.header().flushes_requested.0.load(Ordering::Acquire);
+        // Acquire: this pass then sees all events that the process has published before.
+        let prior_state_end = self.segment.header().prior_state_end.load(Ordering::Acquire);
         let Process { segment, dir, rings, threads, merge, out, .. } = self;
         let result = PassResult::default();
         let mut pass = PassIntake { dir, threads, merge, out, queue, now, result };
         rings.drain(segment, &mut pass);
-        self.last_pass = pass.result;
+        let result = pass.result;
+        self.last_pass = result;
+        self.pass_prior_state(prior_state_end, queue);
         if !self.last_pass.stopped_early && self.last_pass.out_of_place.is_none() {
-            self.flush_requests.taken(requested, merge.end());
-            self.inquiries.taken(self.last_inquiry, merge.end());
+            self.flush_requests.taken(requested, self.merge.end());
+            self.inquiries.taken(self.last_inquiry, self.merge.end());
         }
-        let Some(final_passes) = &mut self.final_passes else { return };
+        let Process { merge, out, final_passes, .. } = self;
+        let Some(final_passes) = final_passes else { return };
         final_passes.allowance = final_passes.allowance.saturating_sub(self.last_pass.activity.slots);
         match self.last_pass {
             PassResult { stopped_early: true, .. } => {}
@@ -380,6 +385,49 @@ impl Process {
             }
             PassResult { out_of_place: Some(_), activity, .. } => final_passes.count += u32::from(activity.slots == 0),
         }
+    }
+
+    /// Continues with the events of the running process once those that recreate its prior state are all taken, or if
+    /// they will not come any more.
+    fn pass_prior_state(&mut self, end: u64, queue: &Queue) {
+        let is_attached = self.segment.header().is_attached.load(Ordering::Relaxed) != 0;
+        let Process { merge, out, final_passes, last_pass, .. } = self;
+        if !is_attached || merge.next() >= FIRST_LIVE_SEQ {
+            return;
+        }
+        let is_complete = end != 0 && merge.next() >= end;
+        let will_not_come = final_passes.is_some() && last_pass.activity.slots == 0;
+        if is_complete || will_not_come {
+            merge.skip_to(FIRST_LIVE_SEQ, &mut |e| out.event(e, queue));
+        }
+    }
+
+    /// Whether memtrace has attached to the process, and has taken the state that was there before.
+    pub(super) fn is_state_known(&self) -> bool {
+        self.is_attached() && self.merge.next() >= FIRST_LIVE_SEQ
+    }
+
+    /// Asks a process that the launcher has attached to to end its recording.
+    pub(super) fn request_detach(&self) {
+        let header = self.segment.header();
+        if header.is_attached.load(Ordering::Relaxed) != 0 {
+            header.detach_requested.store(1, Ordering::Release);
+            // SAFETY: the word is in the segment, which is mapped. The process waits for the same word of the shared file.
+            unsafe {
+                let word = header.detach_requested.as_ptr();
+                libc::syscall(libc::SYS_futex, word, libc::FUTEX_WAKE, i32::MAX, 0usize, 0usize, 0);
+            }
+        }
+    }
+
+    /// Whether memtrace has attached to the process, which ends its recording itself.
+    pub(super) fn is_attached(&self) -> bool {
+        self.segment.header().is_attached.load(Ordering::Relaxed) != 0
+    }
+
+    /// Whether the process has ended its recording.
+    pub(super) fn is_detached(&self) -> bool {
+        self.segment.header().is_detached.load(Ordering::Acquire) != 0
     }
 
     /// Runs the periodic work: releases overdue events, then flushes the batch with thread names, clock points and
@@ -487,6 +535,9 @@ impl Process {
         let (reason, wait_status) = final_passes.map_or(("still running", None), |end| (end.reason, end.wait_status));
         out.limits.threads.give_back(threads.count() as u64);
         threads.refresh(&dir, now, true, &mut |d| out.launcher_definition(d, queue));
+        if segment.header().is_attached.load(Ordering::Relaxed) != 0 {
+            merge.skip_to(FIRST_LIVE_SEQ, &mut |e| out.event(e, queue));
+        }
         let issued = segment.header().next_seq.0.load(Ordering::Acquire);
         merge.finish(issued, &mut |e| out.event(e, queue));
         out.batch.clock = Some(ClockPoint::read());

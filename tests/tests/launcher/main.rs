@@ -1,5 +1,6 @@
 //! The `memtrace` command: its command line, transparency, signals, the drain loop, `memtrace doctor`.
 
+mod attach;
 mod categories;
 mod command_line;
 mod doctor;

@@ -57,6 +57,16 @@ pub struct SegmentHeader {
     pub trace_pid: AtomicU32,
     /// The number of the process image in the trace file's name; 0 for the first one, whose name has no number.
     pub trace_image: AtomicU32,
+    /// 1 if the recording began in a process that was running already (`memtrace attach`). Its events are numbered from
+    /// [`FIRST_LIVE_SEQ`] on. The numbers before are for the events that recreate what existed, from 1 on.
+    pub is_attached: AtomicU32,
+    /// One more than the number of events that recreate what existed, 0 before they are all published.
+    pub prior_state_end: AtomicU64,
+    /// The launcher sets this to 1, and wakes those that wait for it (futex), to end the recording of a process that it has
+    /// attached to.
+    pub detach_requested: AtomicU32,
+    /// The process sets this to 1 when it writes no more events.
+    pub is_detached: AtomicU32,
 }
 
 /// The header of one ring.
@@ -83,6 +93,10 @@ impl RingHeader {
     }
 }
 
+/// The number of the first event of a recording that began in a running process. 16 million blocks and segments can exist
+/// before.
+pub const FIRST_LIVE_SEQ: u64 = 1 << 24;
+
 const fn round_up(value: usize, to: usize) -> usize {
     value.div_ceil(to) * to
 }
@@ -98,7 +112,7 @@ const _: () = assert!(RING_SLOTS.is_power_of_two());
 const _: () = assert!(size_of::<Slot>() == 64);
 
 /// Increment this if the meaning of a slot, a counter or a definition changes without a change of sizes.
-const REVISION: u64 = 4;
+const REVISION: u64 = 5;
 
 /// Identifies a build. Launcher and library must have the same value.
 pub const BUILD: u64 = {

@@ -92,6 +92,23 @@ impl Segment {
         NonNull::new(base.cast()).map(|base| Segment { base }).ok_or_else(|| io::ErrorKind::Other.into())
     }
 
+    /// Replaces the shared memory by memory of this process, which reads as a closed segment. The addresses stay valid.
+    pub fn abandon(&self) {
+        // SAFETY: replaces exactly the mapping of this segment. Its content is only accessed through atomics, for which
+        // zeros are valid. If the call fails, the old mapping stays.
+        unsafe {
+            libc::mmap(
+                self.base.as_ptr().cast(),
+                SEGMENT_SIZE,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED,
+                -1,
+                0,
+            );
+        }
+        self.header().closed.0.store(1, Ordering::Relaxed);
+    }
+
     /// The segment's header.
     pub fn header(&self) -> &SegmentHeader {
         // SAFETY: the mapping starts with a `SegmentHeader`. It is page-aligned, and its atomics are valid for every

@@ -41,7 +41,7 @@ pub use objects::{LoadedObject, ObjectListMark};
 pub use ranges::object_containing;
 pub use reading::{Reading, permit_checked_reads};
 pub use symbols::{
-    NextSymbol, SymbolName, c_library_symbol, first_symbol, next_symbol, our_dynamic_section,
+    NextSymbol, SymbolName, c_library_symbol, first_symbol, next_symbol, our_dynamic_section, set_loaded_late,
     symbol_of_object_and_dependencies,
 };
 pub(crate) use unloads::count as unload_count;

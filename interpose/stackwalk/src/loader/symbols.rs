@@ -12,6 +12,7 @@
 //! [`symbol_of_object_and_dependencies`] and [`Reading::library`].
 
 use std::ffi::CStr;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::objects::LoadedObject;
 use super::reading::Reading;
@@ -308,6 +309,32 @@ impl LoadedObject {
         }
     }
 
+    /// Calls `visit` with the address of the slot and the name of each function that this object calls through its table
+    /// of procedures, its own functions included.
+    pub fn for_each_called(&self, reading: &Reading, mut visit: impl FnMut(usize, &[u8])) {
+        const DT_PLTRELSZ: i64 = 2;
+        const DT_JMPREL: i64 = 23;
+        const R_X86_64_JUMP_SLOT: u32 = 7;
+        let Some(tables) = Tables::of(reading, self) else { return };
+        let (mut table, mut size) = (0, 0);
+        self.for_each_dynamic(reading, |tag, value, address| match tag {
+            DT_JMPREL => table = address,
+            DT_PLTRELSZ => size = value,
+            _ => {}
+        });
+        if table == 0 {
+            return;
+        }
+        for index in 0..size / size_of::<libc::Elf64_Rela>() {
+            let Some(entry) = reading.relocation(table, index) else { return };
+            let Some(symbol) = tables.symbol(reading, (entry.r_info >> 32) as usize) else { return };
+            if entry.r_info as u32 == R_X86_64_JUMP_SLOT && (symbol.st_name as usize) < tables.strings_size {
+                let slot = self.bias.wrapping_add(entry.r_offset as usize);
+                reading.with_c_string(tables.strings + symbol.st_name as usize, |name| visit(slot, name.to_bytes()));
+            }
+        }
+    }
+
     /// Calls `visit` with the name of each library that this object depends on.
     fn for_each_dependency(&self, reading: &Reading, mut visit: impl FnMut(&[u8])) {
         const DT_NEEDED: i64 = 1;
@@ -379,8 +406,19 @@ pub fn next_symbol(name: &CStr, limit: Option<usize>) -> Option<NextSymbol> {
     let (reading, name) = (Reading::begin(), SymbolName::new(name.to_bytes()));
     let ours = our_dynamic_section();
     let listed = reading.objects().take(limit.unwrap_or(usize::MAX));
-    let mut after = listed.skip_while(|object| object.dynamic != ours).skip(1);
+    let is_late = IS_LOADED_LATE.load(Ordering::Relaxed);
+    let mut after =
+        listed.skip_while(|object| !is_late && object.dynamic != ours).filter(|object| object.dynamic != ours);
     after.find_map(|object| object.symbol(&reading, &name).map(|address| NextSymbol { address, object }))
+}
+
+/// Whether this object was loaded into a process that was running already. It is then the last of the list, and all
+/// others are those that a program without it would search.
+static IS_LOADED_LATE: AtomicBool = AtomicBool::new(false);
+
+/// Reports that this object was loaded into a process that was running already.
+pub fn set_loaded_late() {
+    IS_LOADED_LATE.store(true, Ordering::Relaxed);
 }
 
 /// The address of the dynamic section of the object that contains this code. It identifies the object.

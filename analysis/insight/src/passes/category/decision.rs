@@ -387,6 +387,15 @@ impl Categorizer {
 
     fn other(&self, block: &BlockAllocation, end: &LifetimeEnd<'_>) -> BlockClassification {
         let is_open = block.proof == Proof::None;
+        if is_open && block.flags.contains(Flags::PREEXISTING) && block.stack.is_none() {
+            // Nothing shows what made a block that is older than the recording. How long it lives is known.
+            let is_kept = steps_outlived(block, end.now) >= KEPT_STEPS;
+            return if is_kept {
+                is(Category::KeptTensor, CategoryRuleId::KeptTensorOutlivesSteps)
+            } else {
+                is(Category::Unknown, CategoryRuleId::NoCategoryRule)
+            };
+        }
         let without_gradients = is_open && is_without_gradients(block.flags);
         let outlives_phase = end.now.phase_changes > block.position.phase_changes && block.position.step.is_some();
         if self.in_one_call(block, end) {

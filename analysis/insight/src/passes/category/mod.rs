@@ -334,6 +334,19 @@ mod tests {
     }
 
     #[test]
+    fn a_block_from_before_the_recording_is_no_batch_without_evidence() {
+        let categorizer = with_names();
+        let of = |flags, to: u32| {
+            let at = position(Phase::Other, Some(0), 0);
+            let block = BlockAllocation { position: at, flags, ..block(Phase::Other, Proof::None) };
+            classified(&categorizer, &block, position(Phase::Forward, Some(to), 10 * to + 1), false)
+        };
+        assert_eq!(of(Flags::default(), 1).0, Category::Input, "the block of the recording");
+        assert_eq!(of(Flags::PREEXISTING, 1), (Category::Unknown, "no-category-rule"));
+        assert_eq!(of(Flags::PREEXISTING, 4).0, Category::KeptTensor);
+    }
+
+    #[test]
     fn what_several_steps_find_is_kept() {
         let categorizer = with_names();
         let of = |phase, proof, flags, from: u32, to: u32, truncated| {

@@ -1,0 +1,250 @@
+//! `memtrace attach`: records a process that was started without memtrace.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Child, ChildStderr, Command, Stdio};
+
+use memtrace_tests::traced_program::TracedProgram;
+use memtrace_tests::tracee::{Follow, Tracee};
+use memtrace_trace::event::{Action, Event, Flags, Source};
+use serde_json::Value;
+
+use crate::launcher_support::*;
+
+/// A PyTorch program without memtrace, which does what lines on stdin ask for.
+struct Program(Running);
+
+impl Program {
+    fn start(arguments: &[&str]) -> Program {
+        let mut command = TracedProgram::python("attach/training.py", arguments).prepare(None);
+        let mut program = Program(Running::start(command.stdin(Stdio::piped())));
+        assert_eq!(program.0.line(), "ready");
+        program
+    }
+
+    fn ask(&mut self, line: &str) -> String {
+        self.0.child.stdin.as_mut().unwrap().write_all(format!("{line}\n").as_bytes()).unwrap();
+        self.0.line()
+    }
+
+    fn state(&mut self) -> Value {
+        serde_json::from_str(&self.ask("state")).unwrap()
+    }
+
+    /// Ends the program. Returns the last line, which has its result.
+    fn stop(mut self) -> String {
+        let result = self.ask("stop");
+        assert!(self.0.child.wait().unwrap().success());
+        result
+    }
+}
+
+/// A running `memtrace attach`.
+struct Attached {
+    child: Child,
+    stderr: BufReader<ChildStderr>,
+}
+
+/// `memtrace attach` into a folder.
+fn attach(pid: i32, folder: &Path) -> Command {
+    let mut command = Command::new(memtrace());
+    command.args(["attach", "--no-device-usage", "--cpu", "never", "-o"]).arg(folder).arg(pid.to_string());
+    memtrace_tests::traced_program::with_default_signals(&mut command);
+    command
+}
+
+impl Attached {
+    fn begin(pid: i32, folder: &Path) -> Attached {
+        let mut child = attach(pid, folder).stderr(Stdio::piped()).spawn().unwrap();
+        let stderr = BufReader::new(child.stderr.take().unwrap());
+        Attached { child, stderr }
+    }
+
+    /// Attaches, and waits until the process is recorded. `None` where the kernel does not permit to trace.
+    fn start(pid: i32, folder: &Path) -> Option<Attached> {
+        let mut attached = Attached::begin(pid, folder);
+        let mut line = String::new();
+        attached.stderr.read_line(&mut line).unwrap();
+        if line.contains("the kernel") && line.contains("permit") {
+            println!("SKIPPED: {line}");
+            attached.child.wait().unwrap();
+            return None;
+        }
+        assert!(line.starts_with(&format!("attached to process {pid}: it was stopped for ")), "{line}");
+        Some(attached)
+    }
+
+    /// Waits for the end of the recording. Returns what was printed.
+    fn finish(mut self) -> String {
+        let mut text = String::new();
+        self.stderr.read_to_string(&mut text).unwrap();
+        let status = self.child.wait().unwrap();
+        assert!(status.success(), "{status}: {text}");
+        text
+    }
+
+    /// Detaches by a signal.
+    fn detach(self) -> String {
+        kill(self.child.id() as i32, libc::SIGINT);
+        self.finish()
+    }
+}
+
+/// The blocks in use and the reserved bytes at the end of a recording: address, size and requested size, sorted.
+fn end_state(events: &[Event]) -> (Vec<(u64, u64, u64)>, u64) {
+    let (mut blocks, mut reserved) = (BTreeMap::new(), 0);
+    for event in events.iter().filter(|event| event.source == Source::Torch) {
+        match event.action {
+            Action::Alloc => {
+                assert!(event.flags.contains(Flags::SLACK_KNOWN), "{event:?}");
+                let size = event.size + u64::from(event.slack);
+                assert_eq!(blocks.insert(event.addr, (size, event.size)), None, "{event:?}");
+            }
+            Action::FreeRequested => assert!(blocks.remove(&event.addr).is_some(), "{event:?}"),
+            Action::SegmentAlloc | Action::SegmentMap => reserved += event.size,
+            Action::SegmentFree | Action::SegmentUnmap => reserved -= event.size,
+            _ => {}
+        }
+    }
+    (blocks.into_iter().map(|(addr, (size, requested))| (addr, size, requested)).collect(), reserved)
+}
+
+fn blocks_of(state: &Value) -> Vec<(u64, u64, u64)> {
+    serde_json::from_value(state["blocks"].clone()).unwrap()
+}
+
+#[test]
+fn the_recording_has_the_blocks_that_were_there_and_those_that_follow() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let mut program = Program::start(&["4", "pool"]);
+    let Some(attached) = Attached::start(program.0.pid(), &run) else { return };
+    for _ in 0..5 {
+        assert_eq!(program.ask("step"), "stepped");
+    }
+    let state = program.state();
+    let text = attached.detach();
+    let process = only_process(&run);
+    assert_eq!((&process["end_reason"], &process["lost"]), (&"detached".into(), &0.into()), "{process:#}\n{text}");
+    assert_eq!(process["counters"].get("reporter_mismatches"), None, "{process:#}");
+    let events = events(&only_trace(&run));
+    let (blocks, reserved) = end_state(&events);
+    assert_eq!((blocks, reserved), (blocks_of(&state), state["reserved"].as_u64().unwrap()));
+    let is_before = |event: &&Event| event.flags.contains(Flags::PREEXISTING);
+    let before = events.iter().filter(is_before).count();
+    assert!(before > 20 && events[..before].iter().all(|event| is_before(&event)), "{before}");
+    // What followed has stacks and autograd nodes, as in any other recording.
+    let later =
+        || events[before..].iter().filter(|event| event.source == Source::Torch && event.action == Action::Alloc);
+    let is_attributed = |event: &Event| !event.stack.is_none() || !event.context.is_none();
+    assert!(later().count() > 50 && later().all(is_attributed));
+    assert!(later().any(|event| event.flags.contains(Flags::IN_BACKWARD)));
+    let summary: Value = serde_json::from_slice(&std::fs::read(run.join("summary.json")).unwrap()).unwrap();
+    let end = &summary["processes"][0]["devices"][0]["end"];
+    let totals = (&end["totals"]["allocated_bytes"], &end["totals"]["reserved_bytes"]);
+    assert_eq!(totals, (&state["allocated"], &state["reserved"]), "{end:#}");
+    assert_eq!(manifest(&run)["attached"]["stopped_ns"].as_u64().map(|ns| ns > 0), Some(true));
+    program.stop();
+}
+
+#[test]
+fn after_detaching_the_process_is_as_before_and_can_be_attached_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut alone = Program::start(&[]);
+    (0..6).for_each(|_| drop(alone.ask("step")));
+    let expected = alone.stop();
+    let mut program = Program::start(&[]);
+    let before = program.state();
+    for turn in 0..3 {
+        let run = folder.path().join(format!("run{turn}"));
+        let Some(attached) = Attached::start(program.0.pid(), &run) else { return };
+        program.ask("step");
+        let during = program.state();
+        attached.detach();
+        let (blocks, reserved) = end_state(&events(&only_trace(&run)));
+        assert_eq!((blocks, reserved), (blocks_of(&during), during["reserved"].as_u64().unwrap()), "attachment {turn}");
+        program.ask("step");
+        let after = program.state();
+        for what in ["threads", "files", "shared"] {
+            assert_eq!(after[what], before[what], "{what} after attachment {turn}");
+        }
+    }
+    assert_eq!(program.stop(), expected);
+}
+
+#[test]
+fn a_recording_ends_with_the_process() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let mut program = Program::start(&[]);
+    let Some(attached) = Attached::start(program.0.pid(), &run) else { return };
+    program.ask("step");
+    program.stop();
+    let text = attached.finish();
+    let process = only_process(&run);
+    assert_eq!((&process["end_reason"], &process["lost"]), (&"exited".into(), &0.into()), "{process:#}\n{text}");
+}
+
+#[test]
+fn the_process_survives_the_end_of_memtrace_at_any_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut program = Program::start(&["2"]);
+    let Some(attached) = Attached::start(program.0.pid(), &folder.path().join("run")) else { return };
+    program.ask("step");
+    let mut child = attached.child;
+    child.kill().unwrap();
+    child.wait().unwrap();
+    program.ask("step");
+    // The library notices the end and restores everything, so the process can be attached again.
+    let state = |program: &mut Program| program.state()["threads"].to_string();
+    wait_for(|| !state(&mut program).contains("memtrace"));
+    // While it waits for a thread that runs Python, the process has breakpoints.
+    let mut program = Program::start(&[]);
+    assert_eq!(program.ask("sleep"), "sleeping");
+    let mut waiting = Attached::begin(program.0.pid(), &folder.path().join("waiting"));
+    let status = || std::fs::read_to_string(format!("/proc/{}/status", program.0.pid())).unwrap();
+    wait_for(|| !status().contains("TracerPid:\t0\n"));
+    waiting.child.kill().unwrap();
+    assert_eq!(waiting.child.wait().unwrap().signal(), Some(libc::SIGKILL));
+    assert_eq!(program.0.line(), "awake");
+    program.stop();
+}
+
+#[test]
+fn what_cannot_be_recorded_is_an_error_with_a_fix_and_leaves_no_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let fails = |pid: i32| {
+        let output = output(&mut attach(pid, &run));
+        let text = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{text}");
+        assert!(text.starts_with("error: ") && text.contains("\nhelp: "), "{text}");
+        assert!(!run.exists(), "{text}");
+        text
+    };
+    assert!(fails(i32::MAX).contains("there is no process"));
+    let mut sleep = Running::start(Command::new("sleep").arg("600"));
+    wait_for(|| std::fs::read_link(format!("/proc/{}/exe", sleep.pid())).is_ok_and(|exe| !exe.ends_with("launcher")));
+    let text = fails(sleep.pid());
+    assert!(text.contains("it does not run CPython"), "{text}");
+    let tracer = Tracee::seize(sleep.pid(), Follow::Nothing);
+    assert!(fails(sleep.pid()).contains(" traces it\n"));
+    drop(tracer);
+    sleep.child.kill().unwrap();
+    let mut python = TracedProgram::command(&["python", "-c", "print('ready', flush=True); input()"]).prepare(None);
+    let mut python = Running::start(python.stdin(Stdio::piped()));
+    assert_eq!(python.line(), "ready");
+    assert!(fails(python.pid()).contains("it has not imported PyTorch"));
+    let program = Program::start(&[]);
+    let other = folder.path().join("other");
+    let Some(attached) = Attached::start(program.0.pid(), &other) else { return };
+    assert!(fails(program.0.pid()).contains(&format!("memtrace (process {}) records it already", attached.child.id())));
+    attached.detach();
+    program.0.signal(libc::SIGSTOP);
+    wait_for(|| std::fs::read_to_string(format!("/proc/{}/status", program.0.pid())).unwrap().contains("State:\tT"));
+    assert!(fails(program.0.pid()).contains("it is stopped"));
+    program.0.signal(libc::SIGCONT);
+    program.stop();
+}
