@@ -730,9 +730,8 @@ impl Allocator {
     /// For a mapping that existed before the recording: the unmapped address space around it, from its address on. Searches
     /// all blocks.
     fn unmapped_block_containing(&mut self, e: &Event) -> Option<BlockId> {
-        let contains = |b: &Block| {
-            b.state == BlockState::Unmapped && b.expandable && b.addr < e.addr && e.addr - b.addr < b.size
-        };
+        let contains =
+            |b: &Block| b.state == BlockState::Unmapped && b.expandable && b.addr < e.addr && e.addr - b.addr < b.size;
         if !e.flags.contains(Flags::PREEXISTING) || self.find(e.addr).is_some() {
             return None;
         }

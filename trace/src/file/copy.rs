@@ -64,8 +64,7 @@ pub fn definitions_before(
             continue;
         }
         let mut payload = vec![0; frame.header.stored_len as usize];
-        file.read_exact_at(&mut payload, frame.at + FRAME_HEADER as u64)
-            .map_err(Error::io("cannot read the trace"))?;
+        file.read_exact_at(&mut payload, frame.at + FRAME_HEADER as u64).map_err(Error::io("cannot read the trace"))?;
         let is_valid = crc32fast::hash(&payload) == frame.header.crc;
         let raw = match frame.header.compressed {
             true => zstd::bulk::decompress(&payload, frame.header.raw_len as usize).ok(),
@@ -95,8 +94,14 @@ mod tests {
         let mut writer = Writer::new(tempfile::tempfile().unwrap(), "{}").unwrap();
         for id in 1..200u32 {
             let mut encoded = Vec::new();
-            let frame =
-                Definition::Frame { id: FrameId(id), name: "f", qualname: "f", filename: "a.py", line: id, first_line: 0 };
+            let frame = Definition::Frame {
+                id: FrameId(id),
+                name: "f",
+                qualname: "f",
+                filename: "a.py",
+                line: id,
+                first_line: 0,
+            };
             frame.encode(&mut encoded);
             writer.definition(&encoded).unwrap();
             writer.event(&Event { seq: id.into(), ticks: id.into(), ..Event::EMPTY }).unwrap();

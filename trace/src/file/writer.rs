@@ -138,6 +138,12 @@ impl<W: Write> Writer<W> {
         Ok(std::mem::replace(&mut self.out, out))
     }
 
+    /// Writes everything so far, and returns `out` without an end of the trace.
+    pub fn into_out(mut self) -> Result<W> {
+        self.flush()?;
+        Ok(self.out)
+    }
+
     /// Where the trace is written to.
     pub fn out(&self) -> &W {
         &self.out

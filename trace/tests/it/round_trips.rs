@@ -61,7 +61,12 @@ impl Owned {
                 let occasion = [ScanOccasion::Running, ScanOccasion::OutOfMemory, ScanOccasion::End][*a as usize % 3];
                 Definition::HolderScan { seq: *x, occasion, objects: *y, is_partial: b % 2 == 1 }
             }
-            17 => Definition::Rotation(Rotation { first_seq: *x, dropped: *y, progress: self.progress(), ..Rotation::default() }),
+            17 => Definition::Rotation(Rotation {
+                first_seq: *x,
+                dropped: *y,
+                progress: self.progress(),
+                ..Rotation::default()
+            }),
             18 => Definition::EarlierBlock(EarlierBlock {
                 seq: *x,
                 progress: self.progress(),

@@ -1,0 +1,387 @@
+//! Rotation drops the beginning of a trace. From the first kept event on, a replay has the state of the full trace.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::Path;
+
+use memtrace_analysis::export::{Keep, Rotated, rotate};
+use memtrace_analysis::model::{Block, BlockState, Change, EventSource, Replay, TraceIndex};
+use memtrace_trace::api::Api;
+use memtrace_trace::clock::ClockPoint;
+use memtrace_trace::definition::{Definition, LabelOrigin};
+use memtrace_trace::event::{Action, Event, Flags, Source};
+use memtrace_trace::file::{Reader, Writer, copy_frames};
+use memtrace_trace::ids::{ContextId, FrameId, ModuleId, StackId, ThreadId};
+use proptest::prelude::*;
+
+const STACKS: u32 = 9;
+const PAGE: u64 = 20 << 20;
+const PAGES: u64 = 8;
+const RESERVED: u64 = PAGES * PAGE;
+
+/// A program that allocates at random, with all that the driver and PyTorch's allocator report.
+struct Program {
+    events: Vec<Event>,
+    replay: Replay,
+    next_address: u64,
+    /// Reserved address ranges, and the handle of each page.
+    reservations: Vec<(u64, [Option<u64>; PAGES as usize])>,
+    /// Memory outside PyTorch: address, and the call that frees it.
+    others: Vec<(u64, Api)>,
+    segments: Vec<u64>,
+    ranges: Vec<u64>,
+}
+
+fn index() -> TraceIndex {
+    let mut index = TraceIndex::default();
+    index.sources.insert(0, EventSource::Torch);
+    index
+}
+
+impl Program {
+    fn new() -> Program {
+        Program {
+            events: Vec::new(),
+            replay: Replay::new(&index(), None),
+            next_address: 0x7f00_0000_0000,
+            reservations: Vec::new(),
+            others: Vec::new(),
+            segments: Vec::new(),
+            ranges: Vec::new(),
+        }
+    }
+
+    fn event(&mut self, e: Event) {
+        let seq = self.events.len() as u64 + 1;
+        let e = Event { seq, ticks: seq * 1000, device: 0, thread: ThreadId(1 + (seq % 2) as u32), ..e };
+        self.replay.apply(&e, |_, _, _, _| {});
+        self.events.push(e);
+    }
+
+    fn address(&mut self, size: u64) -> u64 {
+        let address = self.next_address;
+        self.next_address += size.next_multiple_of(2 << 20) + (2 << 20);
+        address
+    }
+
+    fn driver(&mut self, action: Action, api: Api, addr: u64, size: u64, flags: Flags) {
+        let module = ModuleId(1 + (addr >> 21) as u32 % 3);
+        self.event(Event { source: api.source().unwrap(), action, api, addr, size, flags, module, ..Event::EMPTY });
+    }
+
+    /// `cudaMalloc` with the driver call inside.
+    fn malloc(&mut self, addr: u64, size: u64, flags: Flags) {
+        self.driver(Action::Alloc, Api::cuMemAlloc_v2, addr, size, flags.with(Flags::NESTED));
+        self.driver(Action::Alloc, Api::cudaMalloc, addr, size, flags.with(Flags::HAS_NESTED));
+    }
+
+    fn free(&mut self, addr: u64) {
+        self.driver(Action::FreeCompleted, Api::cudaFree, addr, 0, Flags::HAS_NESTED);
+        self.driver(Action::FreeCompleted, Api::cuMemFree_v2, addr, 0, Flags::NESTED);
+    }
+
+    fn torch(&mut self, action: Action, addr: u64, size: u64, stack: u32) {
+        let (stack, context) = (StackId(stack % STACKS), ContextId(stack % 2));
+        self.event(Event { source: Source::Torch, action, addr, size, stack, context, ..Event::EMPTY });
+    }
+
+    /// The blocks in a state, sorted.
+    fn blocks(&self, state: BlockState) -> Vec<Block> {
+        let allocator = &self.replay.devices()[0].allocator;
+        let mut blocks: Vec<_> = allocator.blocks().map(|(_, b)| *b).filter(|b| b.state == state).collect();
+        blocks.sort_by_key(|b| b.addr);
+        blocks
+    }
+
+    fn step(&mut self, op: u8, a: u32, b: u32) {
+        use BlockState::{Allocated, Inactive, PendingFree};
+        let pick = |len: usize| a as usize % len.max(1);
+        match op {
+            0 => {
+                let size = if a % 2 == 0 { 2 << 20 } else { PAGE };
+                let addr = self.address(size);
+                self.malloc(addr, size, Flags::IN_ALLOCATOR);
+                self.torch(Action::SegmentAlloc, addr, size, b);
+                self.segments.push(addr);
+            }
+            1..=9 => {
+                let free = self.blocks(Inactive);
+                let Some(block) = free.get(pick(free.len())).copied() else { return };
+                let limit = if block.small { block.size.min(1 << 20) } else { block.size };
+                let size = 1 + u64::from(b) % limit;
+                let room = size.div_ceil(512) * 512;
+                let (stack, context) = (StackId(b % STACKS), ContextId(b % 2));
+                let alloc = Event { source: Source::Torch, addr: block.addr, size, stack, context, ..Event::EMPTY };
+                let known = Event { flags: Flags::SLACK_KNOWN, slack: (room - size) as u32, ..alloc };
+                self.event(if op % 3 == 0 { alloc } else { known });
+            }
+            10..=15 => {
+                let used = self.blocks(Allocated);
+                let Some(block) = used.get(pick(used.len())).copied() else { return };
+                self.torch(Action::FreeRequested, block.addr, block.requested, b);
+                if op != 10 {
+                    self.torch(Action::FreeCompleted, block.addr, block.requested, b);
+                }
+            }
+            16 => {
+                let pending = self.blocks(PendingFree);
+                let Some(block) = pending.get(pick(pending.len())).copied() else { return };
+                self.torch(Action::FreeCompleted, block.addr, block.requested, b);
+            }
+            17 => {
+                let segments = self.replay.devices()[0].allocator.segments();
+                let is_free = |addr: &u64| {
+                    segments.iter().any(|s| s.addr == *addr && s.blocks.len() == 1 && s.blocks[0].state == Inactive)
+                };
+                let Some(at) = self.segments.iter().position(is_free) else { return };
+                let addr = self.segments.remove(at);
+                let size = segments.iter().find(|s| s.addr == addr).unwrap().size;
+                self.torch(Action::SegmentFree, addr, size, b);
+                self.free(addr);
+            }
+            18 if self.reservations.len() < 3 => {
+                let addr = self.address(RESERVED);
+                self.driver(Action::Reserve, Api::cuMemAddressReserve, addr, RESERVED, Flags::IN_ALLOCATOR);
+                self.reservations.push((addr, [None; PAGES as usize]));
+                let at = self.reservations.len() - 1;
+                self.map(at, 0, b);
+            }
+            19 | 20 if !self.reservations.is_empty() => {
+                let at = pick(self.reservations.len());
+                let page = b as usize % PAGES as usize;
+                if self.reservations[at].1[page].is_none() { self.map(at, page, b) } else { self.unmap(at, page, b) }
+            }
+            21 => {
+                let (addr, size) = (self.address(u64::from(b)), u64::from(b) + 1);
+                match a % 4 {
+                    0 => {
+                        self.malloc(addr, size, Flags(0));
+                        self.others.push((addr, Api::cudaFree));
+                    }
+                    1 => {
+                        self.driver(Action::Alloc, Api::cuMemAlloc_v2, addr, size, Flags(0));
+                        self.others.push((addr, Api::cuMemFree_v2));
+                    }
+                    2 => {
+                        self.driver(Action::Alloc, Api::cuMemAllocHost_v2, addr, size, Flags(0));
+                        self.others.push((addr, Api::cuMemFreeHost));
+                    }
+                    _ => {
+                        self.event(Event {
+                            source: Source::Driver,
+                            action: Action::Totals,
+                            api: Api::cuMemAllocAsync,
+                            size: u64::from(a) << 10,
+                            stream: 0x77,
+                            ..Event::EMPTY
+                        });
+                        self.driver(Action::Alloc, Api::cuMemAllocAsync, addr, size, Flags(0));
+                        self.others.push((addr, Api::cuMemFreeAsync));
+                    }
+                }
+            }
+            22 if !self.others.is_empty() => {
+                let (addr, api) = self.others.remove(pick(self.others.len()));
+                if api == Api::cudaFree {
+                    self.free(addr)
+                } else {
+                    self.driver(Action::FreeCompleted, api, addr, 0, Flags(0))
+                }
+            }
+            23 if !self.others.is_empty() => {
+                // A free that fails.
+                let (addr, api) = self.others[pick(self.others.len())];
+                self.driver(Action::FreeCompleted, api, addr, 0, Flags(0));
+                let freed = self.events.len() as u64;
+                self.driver(Action::Retract, api, freed, 0, Flags(0));
+            }
+            24 => {
+                let label = 1 + u64::from(a % 3);
+                self.ranges.push(label);
+                self.event(Event { source: Source::Label, action: Action::RangeStart, addr: label, ..Event::EMPTY });
+            }
+            25 => {
+                let Some(label) = self.ranges.pop() else { return };
+                self.event(Event { source: Source::Label, action: Action::RangeEnd, addr: label, ..Event::EMPTY });
+            }
+            _ => {
+                let used = u64::from(a) << 20;
+                let (source, action) = (Source::Driver, Action::DeviceUsage);
+                self.event(Event {
+                    source,
+                    action,
+                    addr: (80 << 30) - used,
+                    size: 80 << 30,
+                    stream: 5,
+                    ..Event::EMPTY
+                });
+            }
+        }
+    }
+
+    fn map(&mut self, at: usize, page: usize, stack: u32) {
+        let handle = 0x1000 + self.events.len() as u64;
+        let addr = self.reservations[at].0 + page as u64 * PAGE;
+        self.driver(Action::Alloc, Api::cuMemCreate, handle, PAGE, Flags::IN_ALLOCATOR);
+        let (source, action, flags) = (Source::Driver, Action::Map, Flags::IN_ALLOCATOR);
+        self.event(Event {
+            source,
+            action,
+            api: Api::cuMemMap,
+            addr,
+            size: PAGE,
+            stream: handle,
+            flags,
+            ..Event::EMPTY
+        });
+        self.torch(Action::SegmentMap, addr, PAGE, stack);
+        self.reservations[at].1[page] = Some(handle);
+    }
+
+    fn unmap(&mut self, at: usize, page: usize, stack: u32) {
+        let addr = self.reservations[at].0 + page as u64 * PAGE;
+        let is_free = |b: &Block| b.addr <= addr && addr + PAGE <= b.addr + b.size;
+        if !self.blocks(BlockState::Inactive).iter().any(is_free) {
+            return;
+        }
+        let handle = self.reservations[at].1[page].take().unwrap();
+        self.torch(Action::SegmentUnmap, addr, PAGE, stack);
+        self.driver(Action::Unmap, Api::cuMemUnmap, addr, PAGE, Flags::IN_ALLOCATOR);
+        self.driver(Action::FreeCompleted, Api::cuMemRelease, handle, 0, Flags::IN_ALLOCATOR);
+    }
+}
+
+fn definitions(writer: &mut Writer<File>) {
+    let mut define = |definition: &Definition<'_>| {
+        let mut encoded = Vec::new();
+        definition.encode(&mut encoded);
+        writer.definition(&encoded).unwrap();
+    };
+    for id in 1..STACKS {
+        let (frame, parent) = (FrameId(id), StackId(id - 1));
+        define(&Definition::Frame { id: frame, name: "f", qualname: "f", filename: "a.py", line: id, first_line: 1 });
+        define(&Definition::Stack { id: StackId(id), parent, frame });
+    }
+    for id in 1..4 {
+        define(&Definition::Label { id, origin: LabelOrigin::RecordFunction, text: "part" });
+    }
+}
+
+/// A trace of `events` that is still being written, in blocks of this many events.
+fn trace(events: &[Event], block: usize) -> File {
+    let mut writer = Writer::new(tempfile::tempfile().unwrap(), "{\"pid\":7}").unwrap();
+    definitions(&mut writer);
+    for (at, events) in events.chunks(block.max(1)).enumerate() {
+        let ns = at as u64 * block as u64 * 1000;
+        writer.clock(ClockPoint { ticks: ns, monotonic_ns: ns, realtime_ns: ns }).unwrap();
+        events.iter().for_each(|e| writer.event(e).unwrap());
+        writer.flush().unwrap();
+    }
+    writer.into_out().unwrap()
+}
+
+fn rotated(file: &File, keep: Keep) -> Option<(File, Rotated<()>)> {
+    let out = tempfile::tempfile().unwrap();
+    let Rotated { mut out, copied_to, first_seq, dropped } =
+        rotate(Path::new("7.mtr"), file.try_clone().unwrap(), keep, out, &|| false).unwrap()?;
+    let len = file.metadata().unwrap().len();
+    assert_eq!(copy_frames(file, copied_to, len, &mut out).unwrap(), len);
+    out.flush().unwrap();
+    Some((out, Rotated { out: (), copied_to, first_seq, dropped }))
+}
+
+fn events(file: &File) -> Vec<Event> {
+    let reader = Reader::of(Path::new("7.mtr"), file.try_clone().unwrap()).unwrap();
+    assert!(reader.damage().is_none(), "{:?}", reader.damage());
+    reader.events().flatten().flatten().collect()
+}
+
+/// What a replay shows, but for what was only in the dropped part.
+fn state(replay: &Replay) -> impl PartialEq + std::fmt::Debug + use<> {
+    let allocator = &replay.devices()[0].allocator;
+    let segments: Vec<_> = allocator
+        .segments()
+        .iter()
+        .map(|s| {
+            let block = |b: &Block| {
+                let times = (b.addr, b.size, b.requested, b.seq * u64::from(b.is_active()), b.stack, b.context);
+                (times, b.segment_stack, b.segment_context, b.state, b.small, b.pool, b.stream, b.expandable, b.implied)
+            };
+            let of = (s.addr, s.size, s.stream, s.stack, s.context, s.pool, s.small, s.expandable);
+            (of, s.blocks.iter().map(block).collect::<Vec<_>>())
+        })
+        .collect();
+    (segments, totals(replay))
+}
+
+fn totals(replay: &Replay) -> impl PartialEq + std::fmt::Debug + use<> {
+    let physical = replay.physical();
+    let owners: Vec<_> = physical
+        .usage_by_owner()
+        .iter()
+        .filter(|(_, usage)| usage.current > 0)
+        .map(|(of, usage)| (*of, usage.current))
+        .collect();
+    let allocator = &replay.devices()[0].allocator;
+    (*allocator.usage(), allocator.live_blocks(), owners, physical.device_allocations(0))
+}
+
+/// Whether the replay of a rotated trace is that of all events, from the first kept event on.
+fn check(all: &[Event], file: &File, first_seq: u64) -> Result<(), TestCaseError> {
+    let kept = events(file);
+    prop_assert!(kept.is_sorted_by_key(|e| e.seq));
+    let from = kept.partition_point(|e| e.seq < first_seq);
+    let full_from = all.partition_point(|e| e.seq < first_seq);
+    prop_assert_eq!(&kept[from..], &all[full_from..]);
+    prop_assert!(kept[..from].iter().all(|e| e.flags.contains(Flags::PREEXISTING)));
+    let (mut full, mut rotated) = (Replay::new(&index(), None), Replay::new(&index(), None));
+    all[..full_from].iter().for_each(|e| full.apply(e, |_, _, _, _| {}));
+    kept[..from].iter().for_each(|e| rotated.apply(e, |_, _, _, _| {}));
+    let anomalies = rotated.devices()[0].allocator.anomalies();
+    prop_assert_eq!(anomalies.total(), 0, "{:?}", anomalies);
+    prop_assert_eq!(anomalies.totals_checked, 1);
+    for (at, e) in all[full_from..].iter().enumerate() {
+        // A free that was recorded before the cut and turned out to have failed.
+        if e.action == Action::Retract && e.addr < first_seq {
+            continue;
+        }
+        if at % 5 == 0 {
+            prop_assert_eq!(state(&rotated), state(&full), "before event {}", e.seq);
+        }
+        let (mut changes, mut expected) = (Vec::new(), Vec::new());
+        let name = |change: &Change| std::mem::discriminant(change);
+        rotated.apply(e, |_, _, _, change| changes.push(name(&change)));
+        full.apply(e, |_, _, _, change| expected.push(name(&change)));
+        prop_assert_eq!(changes, expected, "at event {}", e.seq);
+        prop_assert_eq!(totals(&rotated), totals(&full), "after event {}", e.seq);
+    }
+    prop_assert_eq!(state(&rotated), state(&full));
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_replay_goes_on_as_that_of_the_full_trace(
+        steps in prop::collection::vec((0u8..27, any::<u32>(), any::<u32>()), 50..600),
+        block in 5usize..60,
+        cut in 1u64..100,
+    ) {
+        let mut program = Program::new();
+        program.step(0, 0, 0);
+        steps.iter().for_each(|(op, a, b)| program.step(*op, *a, *b));
+        let all = program.events;
+        let ticks = all.len() as u64 * 10 * cut;
+        let file = trace(&all, block);
+        let Some((new, first)) = rotated(&file, Keep::Since(ticks)) else { return Ok(()) };
+        prop_assert_eq!(first.dropped, first.first_seq - 1);
+        check(&all, &new, first.first_seq)?;
+        // A rotated trace is rotated again.
+        let later = ticks + (all.len() as u64 * 1000 - ticks) / 2;
+        if let Some((newer, second)) = rotated(&new, Keep::Since(later)) {
+            prop_assert_eq!(second.dropped, second.first_seq - 1);
+            check(&all, &newer, second.first_seq)?;
+        }
+    }
+}
