@@ -633,7 +633,15 @@ mod tests {
             backward_passes_of_first_step: Some(0),
             optimizer_steps_seen: 7,
         };
-        Rotation { first_seq: 1 << 40, dropped: 1 << 39, began_ticks: 1 << 50, progress, ended_steps: 7, circumstances }
+        Rotation {
+            first_seq: 1 << 40,
+            dropped: 1 << 39,
+            recreating: 300,
+            dropped_ticks: (1 << 50, 1 << 51),
+            progress,
+            ended_steps: 7,
+            circumstances,
+        }
     }
 
     #[test]

@@ -27,8 +27,10 @@ pub struct Rotation<T> {
     pub first_seq: u64,
     /// The number of events that all rotations of the trace have dropped.
     pub dropped: u64,
-    /// The time of the first event of the recording, in the unit of [`crate::clock`].
-    pub began_ticks: u64,
+    /// The number of events before the first kept one that recreate the state.
+    pub recreating: u64,
+    /// The time of the first event of the recording, and of the last one that was dropped, in the unit of [`crate::clock`].
+    pub dropped_ticks: (u64, u64),
     /// Where the program was.
     pub progress: Progress<T>,
     /// How many steps had ended.
@@ -43,7 +45,8 @@ pub struct Circumstances {
     /// The thread that calls the model.
     pub main_thread: ThreadId,
     /// Bit 0: a model has run. Bit 1: the step is over. Bit 2: an optimizer has stepped since the last backward pass.
-    /// Bit 3: the data loader has not been called since. Bit 4: the optimizer is stepping.
+    /// Bit 3: the data loader has not been called since. Bit 4: the optimizer is stepping. Bit 5: ranges of PyTorch show the
+    /// ends of steps.
     pub bits: u32,
     /// The backward passes of the current step.
     pub backward_passes_in_step: u32,
@@ -106,7 +109,8 @@ impl<'a> Progress<&'a str> {
 
 impl<T: AsRef<str>> Rotation<T> {
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
-        for number in [self.first_seq, self.dropped, self.began_ticks] {
+        let (first, last) = self.dropped_ticks;
+        for number in [self.first_seq, self.dropped, self.recreating, first, last] {
             put_varint(out, number);
         }
         self.progress.encode(out);
@@ -125,7 +129,8 @@ impl<'a> Rotation<&'a str> {
         Ok(Rotation {
             first_seq: c.varint()?,
             dropped: c.varint()?,
-            began_ticks: c.varint()?,
+            recreating: c.varint()?,
+            dropped_ticks: (c.varint()?, c.varint()?),
             progress: Progress::decode(c)?,
             ended_steps: c.varint32()?,
             circumstances: Circumstances {
@@ -140,8 +145,9 @@ impl<'a> Rotation<&'a str> {
 
     /// The same with texts of its own.
     pub fn owned(&self) -> Rotation<Box<str>> {
-        let Rotation { first_seq, dropped, began_ticks, ended_steps, circumstances, .. } = *self;
-        Rotation { first_seq, dropped, began_ticks, progress: self.progress.owned(), ended_steps, circumstances }
+        let Rotation { first_seq, dropped, recreating, dropped_ticks, ended_steps, circumstances, .. } = *self;
+        let progress = self.progress.owned();
+        Rotation { first_seq, dropped, recreating, dropped_ticks, progress, ended_steps, circumstances }
     }
 }
 

@@ -1,18 +1,22 @@
 //! Rotation drops the beginning of a trace. From the first kept event on, a replay has the state of the full trace.
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{Read, Seek, Write};
 use std::path::Path;
 
 use memtrace_analysis::export::{Keep, Rotated, rotate};
-use memtrace_analysis::model::{Block, BlockState, Change, EventSource, Replay, TraceIndex};
+use memtrace_analysis::report::{DeviceSummary, LiveProcess, ProcessSummary};
+use memtrace_analysis::{open_run, summarize};
+use memtrace_analysis::model::{Block, BlockState, Change, EventSource, MemoryRecording, Replay, TraceIndex};
 use memtrace_trace::api::Api;
 use memtrace_trace::clock::ClockPoint;
 use memtrace_trace::definition::{Definition, LabelOrigin};
 use memtrace_trace::event::{Action, Event, Flags, Source};
-use memtrace_trace::file::{Reader, Writer, copy_frames};
+use memtrace_trace::file::{Frame, Reader, Writer, copy_frames};
 use memtrace_trace::ids::{ContextId, FrameId, ModuleId, StackId, ThreadId};
 use proptest::prelude::*;
+
+use crate::training::{MIB, Program as Training, stacks};
 
 const STACKS: u32 = 9;
 const PAGE: u64 = 20 << 20;
@@ -282,12 +286,12 @@ fn trace(events: &[Event], block: usize) -> File {
 
 fn rotated(file: &File, keep: Keep) -> Option<(File, Rotated<()>)> {
     let out = tempfile::tempfile().unwrap();
-    let Rotated { mut out, copied_to, first_seq, dropped } =
+    let Rotated { mut out, copied_to, first_seq, dropped, missing } =
         rotate(Path::new("7.mtr"), file.try_clone().unwrap(), keep, out, &|| false).unwrap()?;
     let len = file.metadata().unwrap().len();
     assert_eq!(copy_frames(file, copied_to, len, &mut out).unwrap(), len);
     out.flush().unwrap();
-    Some((out, Rotated { out: (), copied_to, first_seq, dropped }))
+    Some((out, Rotated { out: (), copied_to, first_seq, dropped, missing }))
 }
 
 fn events(file: &File) -> Vec<Event> {
@@ -384,4 +388,130 @@ proptest! {
             check(&all, &newer, second.first_seq)?;
         }
     }
+}
+
+/// A training program that keeps 2 MiB in each step, as a trace that is still being written.
+fn leaking_training(steps: u32) -> (Vec<Event>, File) {
+    let mut p = Training::new();
+    let s = stacks(&mut p);
+    let leak = p.stack(&[("train.py", 30, "<module>"), ("log.py", 3, "keep")]);
+    (0..2).for_each(|_| drop(p.alloc(4 * MIB, s.load)));
+    for step in 0..steps {
+        let batch = p.alloc(MIB, s.batch);
+        let kept = [p.alloc(2 * MIB, s.forward), p.alloc(2 * MIB, s.forward)];
+        p.on_thread(2);
+        let mut gradients = Vec::new();
+        for addr in kept {
+            gradients.push(p.alloc_in(4 * MIB, StackId::NONE, s.node));
+            p.free_in(addr, StackId::NONE, s.node);
+        }
+        p.on_thread(1).with_grad(false);
+        if step == 0 {
+            (0..4).for_each(|_| drop(p.alloc(4 * MIB, s.state)));
+        }
+        let temporary = p.alloc(8 * MIB, s.step);
+        p.free(temporary, s.step);
+        p.alloc(2 * MIB, leak);
+        p.with_grad(true);
+        gradients.into_iter().for_each(|addr| p.free(addr, s.zero));
+        p.free(batch, s.batch);
+    }
+    let MemoryRecording { events, definitions, info, .. } = p.recording;
+    let mut writer = Writer::new(tempfile::tempfile().unwrap(), &info).unwrap();
+    let mut define = |definition: &Definition<'_>| {
+        let mut encoded = Vec::new();
+        definition.encode(&mut encoded);
+        writer.definition(&encoded).unwrap();
+    };
+    for (id, frame) in definitions.frames.iter().enumerate().skip(1) {
+        let Frame { name, qualname, filename, line, first_line, .. } = frame;
+        let (id, line, first_line) = (FrameId(id as u32), *line, *first_line);
+        define(&Definition::Frame { id, name, qualname, filename, line, first_line });
+    }
+    for (id, node) in definitions.stacks.iter().enumerate().skip(1) {
+        define(&Definition::Stack { id: StackId(id as u32), parent: node.parent, frame: node.frame });
+    }
+    for (id, context) in definitions.contexts.iter().enumerate().skip(1) {
+        let (id, module) = (ContextId(id as u32), context.module);
+        define(&Definition::Context { id, node: &context.node, forward: context.forward, module });
+    }
+    for events in events.chunks(37) {
+        events.iter().for_each(|e| writer.event(e).unwrap());
+        writer.flush().unwrap();
+    }
+    (events, writer.into_out().unwrap())
+}
+
+/// Opens a trace at a path, as the commands do.
+fn written(file: &File, folder: &Path) -> std::path::PathBuf {
+    let (mut bytes, path) = (Vec::new(), folder.join("7.mtr"));
+    (&*file).rewind().unwrap();
+    (&*file).read_to_end(&mut bytes).unwrap();
+    std::fs::write(&path, bytes).unwrap();
+    path
+}
+
+fn device(file: &File) -> (DeviceSummary, ProcessSummary) {
+    let folder = tempfile::tempdir().unwrap();
+    let run = open_run(written(file, folder.path())).unwrap();
+    let mut process = summarize(&run, &mut |_| {}).unwrap().processes.remove(0);
+    (process.devices.remove(0), process)
+}
+
+#[test]
+fn a_report_on_the_kept_events_has_the_steps_categories_and_issues_of_the_full_trace() {
+    const STEPS: u32 = 60;
+    let (events, file) = leaking_training(STEPS);
+    let (full, all) = device(&file);
+    assert!(!all.issues.is_empty() && full.steps == STEPS);
+    let last = events.last().unwrap().ticks;
+    let mut cuts = Vec::new();
+    for part in 2..9 {
+        let (new, rotation) = rotated(&file, Keep::Since(last * part / 10)).unwrap();
+        cuts.push(rotation.first_seq);
+        let (kept, process) = device(&new);
+        assert_eq!(kept.steps, STEPS, "cut at {part}/10");
+        assert_eq!(kept.highest, full.highest, "cut at {part}/10");
+        assert_eq!(kept.end, full.end, "cut at {part}/10");
+        assert_eq!(kept.peak, full.peak, "cut at {part}/10");
+        let of = |process: &ProcessSummary| process.issues.iter().map(|issue| issue.rule).collect::<Vec<_>>();
+        assert_eq!(of(&process), of(&all), "cut at {part}/10");
+        let dropped = process.dropped.unwrap();
+        assert_eq!(dropped.events, rotation.first_seq - 1);
+        assert_eq!(process.events, events.len() as u64 - dropped.events);
+        assert!(process.losses.is_empty(), "{:?}", process.losses);
+        assert_eq!(dropped.recorded_ns, last - events[0].ticks);
+        assert!(dropped.text.starts_with("the recording has the last "), "{}", dropped.text);
+    }
+    assert!(cuts.is_sorted_by(|a, b| a < b), "{cuts:?}");
+}
+
+#[test]
+fn a_follower_goes_on_in_the_rotated_trace() {
+    let folder = tempfile::tempdir().unwrap();
+    let (events, file) = leaking_training(40);
+    let path = written(&file, folder.path());
+    let mut process = LiveProcess::open(&path).unwrap();
+    let before = process.report();
+    assert_eq!((before.events, before.dropped_events), (events.len() as u64, None));
+    let (new, rotation) = rotated(&file, Keep::Since(events.last().unwrap().ticks / 2)).unwrap();
+    let other = folder.path().join("other");
+    std::fs::create_dir(&other).unwrap();
+    std::fs::rename(written(&new, &other), &path).unwrap();
+    process.advance().unwrap();
+    let after = process.report();
+    assert_eq!(after.dropped_events, Some(rotation.dropped));
+    assert_eq!(after.events + rotation.dropped, before.events);
+    assert_eq!((after.step, after.phase), (before.step, before.phase));
+    for (after, before) in after.devices.iter().zip(&before.devices) {
+        assert_eq!((after.totals, &after.by_category), (before.totals, &before.by_category));
+    }
+    // What is appended is read.
+    let mut appended = std::fs::OpenOptions::new().append(true).open(&path).unwrap();
+    let mut writer = Writer::new(Vec::new(), "{}").unwrap();
+    let seq = events.len() as u64 + 1;
+    writer.event(&Event { seq, ticks: seq * 1000, action: Action::Alloc, addr: 1 << 20, size: 512, device: 0, ..Event::EMPTY }).unwrap();
+    appended.write_all(&writer.into_out().unwrap()[16..]).unwrap();
+    process.advance().unwrap();
+    assert_eq!(process.report().events, after.events + 1);
 }

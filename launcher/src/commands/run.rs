@@ -126,7 +126,7 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
     let probe = SignalProbe::start().ok();
     let url = metrics.as_ref().map(MetricsListener::url);
     let figures = metrics.as_ref().map(|_| Figures::default());
-    let drain = Drain::start(listener, Arc::clone(&folder), figures.clone())?;
+    let drain = Drain::start(listener, Arc::clone(&folder), figures.clone(), run.keep)?;
     let metrics = metrics.zip(figures).map(|(metrics, figures)| metrics.serve(figures)).transpose()?;
     // Without this thread, processes that cannot be recorded are reported only if the library is loaded there. All
     // others are recorded nevertheless.

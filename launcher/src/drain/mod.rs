@@ -18,6 +18,7 @@ pub(crate) mod merge;
 mod process;
 pub(crate) mod refusal;
 mod rings;
+mod rotation;
 mod threads;
 mod truncated;
 mod window_limit;

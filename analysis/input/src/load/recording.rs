@@ -128,6 +128,10 @@ impl Recording for TraceRecording {
         self.reader.event_count()
     }
 
+    fn derived_events(&self) -> u64 {
+        self.reader.definitions().rotation.as_ref().map_or(0, |rotation| rotation.recreating)
+    }
+
     /// Decodes on a second thread, a few blocks ahead, so that decoding and replay use two cores. More threads would
     /// only wait. Replay must go in order and takes longer than decoding.
     fn stream(&self, sink: &mut dyn FnMut(&[Event])) -> LostEvents {

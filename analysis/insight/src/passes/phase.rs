@@ -357,9 +357,9 @@ impl PhaseTracker {
         (self.last, self.open_call) = (START, OpenCall::default());
     }
 
-    /// What a trace states whose events before `first_seq` are dropped, where all of these events have been observed.
-    /// `dropped`: their number. `began_ticks`: the time of the recording's first event.
-    pub fn rotation(&mut self, first_seq: u64, dropped: u64, began_ticks: u64) -> Rotation<&'static str> {
+    /// What a trace states about the program whose events before `first_seq` are dropped, where all of these events have
+    /// been observed.
+    pub fn rotation(&mut self, first_seq: u64) -> Rotation<&'static str> {
         if first_seq >= self.resumes_at {
             self.resume();
         }
@@ -377,8 +377,6 @@ impl PhaseTracker {
         let ended = u32::try_from(self.next_end.0).unwrap_or(u32::MAX);
         Rotation {
             first_seq,
-            dropped,
-            began_ticks,
             progress: self.now.progress(),
             ended_steps: ended.saturating_add(self.earlier.as_ref().map_or(0, |earlier| earlier.ended_steps)),
             circumstances: Circumstances {
@@ -388,6 +386,7 @@ impl PhaseTracker {
                 backward_passes_of_first_step: self.backward_passes_of_first_step,
                 optimizer_steps_seen: self.optimizer_steps_seen,
             },
+            ..Rotation::default()
         }
     }
 

@@ -12,8 +12,8 @@
 
 mod calls;
 mod named;
+mod part;
 mod state;
-mod until;
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -34,8 +34,8 @@ use memtrace_trace::rotation::Rotation;
 
 use calls::Calls;
 use named::KeptDefinitions;
+use part::{Cut, Part};
 use state::{Blocks, corrections};
-use until::{Cut, Until};
 
 /// Which events to keep at least.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -57,6 +57,8 @@ pub struct Rotated<W> {
     pub first_seq: u64,
     /// The number of events that were dropped, in all rotations so far.
     pub dropped: u64,
+    /// The part of them that the new trace does not have again.
+    pub missing: u64,
 }
 
 /// Writes the newest part of the trace in `file`, and what came before as far as it is needed, to `out`. `path` is for
@@ -73,11 +75,12 @@ pub fn rotate<W: Write>(
     stops: &(dyn Fn() -> bool + Sync),
 ) -> Result<Option<Rotated<W>>> {
     let recording = TraceRecording::of_file(path, file)?.with_threads(1);
-    let Some(cut) = cut(&recording, keep) else { return Ok(None) };
-    let until = Until { recording: &recording, cut, stops };
-    let trace_index = TraceIndex::of(&recording);
-    let mut state = StateAtCut::of(&until, &trace_index);
-    state.retract_later(&until);
+    let whole = Part { recording: &recording, cut: None, stops };
+    let Some(cut) = cut(&whole, keep) else { return Ok(None) };
+    let until = Part { cut: Some(cut), ..whole };
+    let trace_index = TraceIndex::of(&whole);
+    let mut state = StateAtCut::of(&until, cut, PhaseTracker::of(&whole), &trace_index);
+    state.retract_later(&recording, cut);
     let mut known = KnownBlocks::default();
     let names = Names::of(&until);
     let analysis = Analysis::with_observer(&until, &trace_index, &names, &mut known, &mut |_| {});
@@ -85,12 +88,12 @@ pub fn rotate<W: Write>(
         return Ok(None);
     }
     let cannot_write = |cause| Error::Trace { path: path.to_owned(), cause };
-    state.write(&until, &trace_index, &analysis, &known, out).map(Some).map_err(cannot_write)
+    state.write(&recording, cut, &trace_index, &analysis, &known, out).map(Some).map_err(cannot_write)
 }
 
 /// Where to cut: where a step ends, if one does soon after the oldest event to keep. `None` if there is nothing to drop.
-fn cut(recording: &TraceRecording, keep: Keep) -> Option<Cut> {
-    let blocks = recording.reader().blocks();
+fn cut(whole: &Part<'_>, keep: Keep) -> Option<Cut> {
+    let blocks = whole.recording.reader().blocks();
     let end = blocks.last()?.end();
     let is_new = |block: &&BlockInfo| match keep {
         Keep::Bytes(bytes) => end - block.offset <= bytes,
@@ -99,7 +102,7 @@ fn cut(recording: &TraceRecording, keep: Keep) -> Option<Cut> {
     let oldest = blocks.iter().position(|block| is_new(&block))?.max(1);
     let first_seq = blocks.get(oldest)?.first_seq;
     let soon = blocks.get(oldest + (blocks.len() - oldest) / 4)?.first_seq;
-    let ends = StepEnds::of(recording);
+    let ends = StepEnds::of(whole);
     let first_seq =
         ends.all().iter().map(|end| end + 1).find(|seq| (first_seq..=soon).contains(seq)).unwrap_or(first_seq);
     let block = blocks.iter().skip(oldest).take_while(|block| block.first_seq <= first_seq).count() + oldest - 1;
@@ -141,18 +144,18 @@ struct StateAtCut {
 }
 
 impl StateAtCut {
-    fn of(until: &Until<'_>, trace_index: &TraceIndex) -> StateAtCut {
+    fn of(until: &Part<'_>, cut: Cut, tracker: PhaseTracker, trace_index: &TraceIndex) -> StateAtCut {
         let mut state = StateAtCut {
             replay: Replay::new(trace_index, None),
             calls: Calls::default(),
             blocks: Blocks::default(),
-            tracker: PhaseTracker::of(until.recording),
+            tracker,
             events: 0,
             began_ticks: None,
             last: Event::EMPTY,
         };
         until.stream(&mut |events| events.iter().for_each(|e| state.take(e)));
-        state.last = Event { seq: until.cut.first_seq.saturating_sub(1), ticks: state.last.ticks, ..Event::EMPTY };
+        state.last = Event { seq: cut.first_seq.saturating_sub(1), ticks: state.last.ticks, ..Event::EMPTY };
         state
     }
 
@@ -180,12 +183,11 @@ impl StateAtCut {
     }
 
     /// Undoes frees that turn out to have failed shortly after the cut.
-    fn retract_later(&mut self, until: &Until<'_>) {
-        let reader = until.recording.reader();
+    fn retract_later(&mut self, recording: &TraceRecording, Cut { first_seq, block }: Cut) {
+        let reader = recording.reader();
         let mut events = Vec::new();
-        for at in [until.cut.block, until.cut.block + 1] {
+        for at in [block, block + 1] {
             if reader.blocks().get(at).is_some_and(|block| reader.decode(block, &mut events).is_ok()) {
-                let first_seq = until.cut.first_seq;
                 let is_late = |e: &&Event| e.action == Action::Retract && e.addr < first_seq && e.seq >= first_seq;
                 for e in events.iter().filter(is_late) {
                     self.replay.apply(e, |_, _, _, _| {});
@@ -197,18 +199,20 @@ impl StateAtCut {
 
     fn write<W: Write>(
         mut self,
-        until: &Until<'_>,
+        recording: &TraceRecording,
+        cut: Cut,
         trace_index: &TraceIndex,
         analysis: &Analysis,
         known: &KnownBlocks,
         out: W,
     ) -> WriteResult<Rotated<W>> {
-        let Until { recording, cut: Cut { first_seq, block }, .. } = *until;
+        let Cut { first_seq, block } = cut;
         let reader = recording.reader();
         let definitions = recording.definitions();
         let rotated_before = definitions.rotation.as_ref();
         let dropped = self.events + rotated_before.map_or(0, |rotation| rotation.dropped);
-        let began_ticks = rotated_before.map(|rotation| rotation.began_ticks).or(self.began_ticks).unwrap_or(0);
+        let began_ticks = rotated_before.map(|rotation| rotation.dropped_ticks.0).or(self.began_ticks).unwrap_or(0);
+        let dropped_ticks = (began_ticks, self.last.ticks);
         let copied_to = reader.blocks()[block].end();
 
         let mut writer = Writer::new(out, recording.info())?;
@@ -216,14 +220,13 @@ impl StateAtCut {
         definitions_before(reader.file(), copied_to, &mut |definition, encoded| {
             if definition.is_none_or(|definition| kept.keeps(definition)) { writer.definition(encoded) } else { Ok(()) }
         })?;
-        let rotation: Rotation<&str> = self.tracker.rotation(first_seq, dropped, began_ticks);
+        let rotation = self.tracker.rotation(first_seq);
         let now = *self.tracker.now();
         let mut define = |definition: &Definition<'_>| {
             let mut encoded = Vec::new();
             definition.encode(&mut encoded);
             writer.definition(&encoded)
         };
-        define(&Definition::Rotation(rotation))?;
         for (_, block) in self.replay.devices().iter().flat_map(|device| device.allocator.allocated()) {
             if let Some((allocation, classification)) = known.0.get(&block.seq) {
                 define(&Definition::EarlierBlock(allocation.as_earlier(classification, &now)))?;
@@ -236,18 +239,24 @@ impl StateAtCut {
             writer.clock(*point)?;
         }
         writer.counters(&reader.counters())?;
-        for e in self.into_events(trace_index, analysis) {
-            writer.event(&e)?;
+        let recreating = self.into_events(trace_index, analysis);
+        let rotation = Rotation { dropped, recreating: recreating.len() as u64, dropped_ticks, ..rotation };
+        let mut encoded = Vec::new();
+        Definition::Rotation(rotation).encode(&mut encoded);
+        writer.definition(&encoded)?;
+        for e in &recreating {
+            writer.event(e)?;
         }
         let mut events = Vec::new();
         if reader.decode(&reader.blocks()[block], &mut events).is_ok() {
-            for e in until.split(&events).1 {
+            for e in cut.split(&events).1 {
                 writer.event(e)?;
             }
         }
         writer.flush()?;
+        let missing = dropped.saturating_sub(recreating.len() as u64);
         let out = writer.into_out()?;
-        Ok(Rotated { out, copied_to, first_seq, dropped })
+        Ok(Rotated { out, copied_to, first_seq, dropped, missing })
     }
 
     /// The events that recreate the state, in order.
