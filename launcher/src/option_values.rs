@@ -185,6 +185,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_is_kept_has_a_unit() {
+        assert_eq!(kept("10GiB"), Ok(Kept::Bytes(10 << 30)));
+        assert_eq!(kept("512 MiB"), Ok(Kept::Bytes(512 << 20)));
+        assert_eq!(kept("24h"), Ok(Kept::Time(Duration::from_secs(86_400))));
+        assert_eq!(kept("90m"), Ok(Kept::Time(Duration::from_secs(5400))));
+        assert_eq!(kept("9d"), Ok(Kept::Time(Duration::from_secs(9 * 86_400))));
+        for text in ["10", "1000000000", "10G", "10M", "5KiB", "10ms", "0s", "", "h", "-1h"] {
+            assert!(kept(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
     fn sizes_have_binary_or_decimal_units() {
         assert_eq!((size("20GiB"), size("512MiB"), size("1.5GiB")), (Ok(20 << 30), Ok(512 << 20), Ok(3 << 29)));
         assert_eq!((size("1.5 MiB"), size(" 1TiB "), size("1 KiB")), (Ok(3 << 19), Ok(1 << 40), Ok(1 << 10)));

@@ -5,9 +5,9 @@ use std::io::{Read, Seek, Write};
 use std::path::Path;
 
 use memtrace_analysis::export::{Keep, Rotated, rotate};
+use memtrace_analysis::model::{Block, BlockState, Change, EventSource, MemoryRecording, Replay, TraceIndex};
 use memtrace_analysis::report::{DeviceSummary, LiveProcess, ProcessSummary};
 use memtrace_analysis::{open_run, summarize};
-use memtrace_analysis::model::{Block, BlockState, Change, EventSource, MemoryRecording, Replay, TraceIndex};
 use memtrace_trace::api::Api;
 use memtrace_trace::clock::ClockPoint;
 use memtrace_trace::definition::{Definition, LabelOrigin};
@@ -287,7 +287,7 @@ fn trace(events: &[Event], block: usize) -> File {
 fn rotated(file: &File, keep: Keep) -> Option<(File, Rotated<()>)> {
     let out = tempfile::tempfile().unwrap();
     let Rotated { mut out, copied_to, first_seq, dropped, missing } =
-        rotate(Path::new("7.mtr"), file.try_clone().unwrap(), keep, out, &|| false).unwrap()?;
+        rotate(Path::new("7.mtr"), file.try_clone().unwrap(), keep, out).unwrap()?;
     let len = file.metadata().unwrap().len();
     assert_eq!(copy_frames(file, copied_to, len, &mut out).unwrap(), len);
     out.flush().unwrap();
@@ -395,7 +395,9 @@ fn leaking_training(steps: u32) -> (Vec<Event>, File) {
     let mut p = Training::new();
     let s = stacks(&mut p);
     let leak = p.stack(&[("train.py", 30, "<module>"), ("log.py", 3, "keep")]);
-    (0..2).for_each(|_| drop(p.alloc(4 * MIB, s.load)));
+    for _ in 0..2 {
+        p.alloc(4 * MIB, s.load);
+    }
     for step in 0..steps {
         let batch = p.alloc(MIB, s.batch);
         let kept = [p.alloc(2 * MIB, s.forward), p.alloc(2 * MIB, s.forward)];
@@ -407,7 +409,9 @@ fn leaking_training(steps: u32) -> (Vec<Event>, File) {
         }
         p.on_thread(1).with_grad(false);
         if step == 0 {
-            (0..4).for_each(|_| drop(p.alloc(4 * MIB, s.state)));
+            for _ in 0..4 {
+                p.alloc(4 * MIB, s.state);
+            }
         }
         let temporary = p.alloc(8 * MIB, s.step);
         p.free(temporary, s.step);
@@ -510,7 +514,17 @@ fn a_follower_goes_on_in_the_rotated_trace() {
     let mut appended = std::fs::OpenOptions::new().append(true).open(&path).unwrap();
     let mut writer = Writer::new(Vec::new(), "{}").unwrap();
     let seq = events.len() as u64 + 1;
-    writer.event(&Event { seq, ticks: seq * 1000, action: Action::Alloc, addr: 1 << 20, size: 512, device: 0, ..Event::EMPTY }).unwrap();
+    writer
+        .event(&Event {
+            seq,
+            ticks: seq * 1000,
+            action: Action::Alloc,
+            addr: 1 << 20,
+            size: 512,
+            device: 0,
+            ..Event::EMPTY
+        })
+        .unwrap();
     appended.write_all(&writer.into_out().unwrap()[16..]).unwrap();
     process.advance().unwrap();
     assert_eq!(process.report().events, after.events + 1);

@@ -19,6 +19,7 @@ mod process;
 pub(crate) mod refusal;
 mod rings;
 mod rotation;
+pub(crate) mod rotation_worker;
 mod threads;
 mod truncated;
 mod window_limit;

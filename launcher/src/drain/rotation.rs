@@ -1,22 +1,25 @@
 //! Rotation of the traces (`memtrace run --keep`): drops the oldest events of a trace that has become too large or too
 //! old.
 //!
-//! A thread of its own, with the lowest priority, writes the new trace beside the old one (`.PID.mtr.part`), which goes on
-//! meanwhile. Then the writer thread copies the few frames that are left, renames the new trace over the old one and goes
+//! A process with the lowest priority ([`super::rotation_worker`]) writes the new trace beside the old one
+//! (`.PID.mtr.part`), which goes on meanwhile; a thread of its own waits for it. Then the writer thread copies the few frames that are left, renames the new trace over the old one and goes
 //! on there. One trace is rotated at a time. If anything fails, the old trace stays as it is and grows.
 
 use std::fs::File;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::process::Child;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use memtrace_analysis::RunFolder;
-use memtrace_analysis::export::{Keep, Rotated, rotate};
+use memtrace_analysis::export::Keep;
 use memtrace_trace::clock::ClockPoint;
 use memtrace_trace::file::{Writer, copy_frames};
 
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::rotation_worker::{self, Written};
 use super::truncated::TraceFile;
 use super::writer::FileKey;
 use crate::message;
@@ -55,8 +58,58 @@ pub(super) struct Rotator {
 struct Running {
     key: FileKey,
     began: Instant,
-    cancelled: Arc<AtomicBool>,
+    worker: Arc<Worker>,
     thread: JoinHandle<anyhow::Result<Option<NewTrace>>>,
+}
+
+/// The process that writes a new trace.
+#[derive(Default, Debug)]
+struct Worker(Mutex<State>);
+
+/// What the process does.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+enum State {
+    #[default]
+    NotStarted,
+    Runs(Pid),
+    Ended,
+    Cancelled,
+}
+
+impl Worker {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts the process. `None` if it was cancelled before.
+    fn start(&self, old: &File, new: &File, keep: Keep) -> anyhow::Result<Option<Child>> {
+        let mut state = self.state();
+        if *state == State::Cancelled {
+            return Ok(None);
+        }
+        let child = rotation_worker::start(old, new, keep).context("cannot start a process")?;
+        *state = Pid::from_raw(child.id() as i32).map_or(State::Ended, State::Runs);
+        Ok(Some(child))
+    }
+
+    /// Waits for the process. `None` if there is nothing to drop, or if it was cancelled.
+    fn wait(&self, mut child: Child) -> anyhow::Result<Option<Written>> {
+        let written = rotation_worker::read(&mut child);
+        let mut state = self.state();
+        let was_cancelled = std::mem::replace(&mut *state, State::Ended) == State::Cancelled;
+        // The process has ended, or is about to. Its number is valid until here.
+        let status = child.wait();
+        if was_cancelled { Ok(None) } else { rotation_worker::result(&written, status) }
+    }
+
+    fn cancel(&self) {
+        let mut state = self.state();
+        if let State::Runs(pid) = *state {
+            // Whoever waits for the process needs the state first, so this is still its number.
+            let _ = kill_process(pid, Signal::KILL);
+        }
+        *state = State::Cancelled;
+    }
 }
 
 /// A rotated trace that goes on where the old one does.
@@ -109,12 +162,12 @@ impl Rotator {
         let began = Instant::now();
         // Until the new trace is there, or if it cannot be written.
         *due = self.due(bytes, began);
-        let cancelled = Arc::new(AtomicBool::new(false));
         let (folder, name, kept) = (Arc::clone(&self.folder), name.to_owned(), self.kept);
-        let (first_clock, is_cancelled) = (self.began, Arc::clone(&cancelled));
-        let work = move || new_trace(&folder, &name, &kept, &first_clock, &is_cancelled);
+        let (first_clock, worker) = (self.began, Arc::new(Worker::default()));
+        let used = Arc::clone(&worker);
+        let work = move || new_trace(&folder, &name, &kept, &first_clock, &used);
         match std::thread::Builder::new().name("memtrace-rotate".into()).spawn(work) {
-            Ok(thread) => self.running = Some(Running { key, began, cancelled, thread }),
+            Ok(thread) => self.running = Some(Running { key, began, worker, thread }),
             Err(e) => self.failed(&anyhow::Error::from(e).context("cannot start a thread")),
         }
     }
@@ -160,7 +213,7 @@ impl Rotator {
     /// Gives up the rotation of a trace that ends.
     pub(super) fn cancel(&mut self, key: FileKey) {
         if let Some(running) = self.running.take_if(|running| running.key == key) {
-            running.cancelled.store(true, Ordering::Relaxed);
+            running.worker.cancel();
             // The old trace is complete, whatever became of the new one.
             drop(running.thread.join());
         }
@@ -179,10 +232,8 @@ fn new_trace(
     name: &str,
     kept: &Kept,
     first_clock: &ClockPoint,
-    cancelled: &AtomicBool,
+    worker: &Worker,
 ) -> anyhow::Result<Option<NewTrace>> {
-    // The programs have precedence. A failure changes nothing else.
-    let _ = rustix::process::setpriority_process(None, 19);
     let old = folder.open_file(name).context("cannot open the trace")?;
     let keep = match *kept {
         Kept::Bytes(bytes) => Keep::Bytes(bytes / 2),
@@ -193,23 +244,19 @@ fn new_trace(
     let free = space.f_bavail.saturating_mul(space.f_frsize);
     ensure!(free >= bytes.min(u64::MAX - SPARE_SPACE) + SPARE_SPACE, "the disk has too little free space");
     let part_name = format!(".{name}.part");
-    let file = folder.create_replacing(&part_name).context("cannot create the new trace")?;
-    let part = Part { folder: Arc::clone(folder), name: part_name, file: Some(file.try_clone()?) };
-    let stops = || cancelled.load(Ordering::Relaxed);
-    let path = folder.path().join(name);
-    let Some(Rotated { mut out, mut copied_to, missing, .. }) = rotate(&path, old.try_clone()?, keep, file, &stops)?
-    else {
-        return Ok(None);
-    };
+    let mut out = folder.create_replacing(&part_name).context("cannot create the new trace")?;
+    let part = Part { folder: Arc::clone(folder), name: part_name, file: Some(out.try_clone()?) };
+    let Some(child) = worker.start(&old, &out, keep)? else { return Ok(None) };
+    let Some(Written { mut copied_to, missing }) = worker.wait(child)? else { return Ok(None) };
     for _ in 0..MAX_COPIES {
         let end = old.metadata().context("cannot read the trace")?.len();
-        if end - copied_to <= REST || stops() {
+        if end - copied_to <= REST {
             break;
         }
         copied_to = copy_frames(&old, copied_to, end, &mut out)?;
     }
     out.sync_data().context("cannot write the new trace")?;
-    Ok((!stops()).then_some(NewTrace { part, old, copied_to, missing }))
+    Ok(Some(NewTrace { part, old, copied_to, missing }))
 }
 
 /// The time `before` now, in clock ticks.

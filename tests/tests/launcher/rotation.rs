@@ -69,7 +69,17 @@ fn a_trace_keeps_the_events_of_a_time() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
     let mut command = keeping("1s", &run);
-    command.args(["rate=20000", "events=20000", "write", "say=first", "wait", "events=50000", "write", "say=more", "wait"]);
+    command.args([
+        "rate=20000",
+        "events=20000",
+        "write",
+        "say=first",
+        "wait",
+        "events=50000",
+        "write",
+        "say=more",
+        "wait",
+    ]);
     let mut running = Running::start(command.stdin(Stdio::piped()));
     let mut stdin = running.child.stdin.take().unwrap();
     assert_eq!(running.line(), "first");
@@ -161,7 +171,9 @@ mod exhaustive {
                     let bytes = |path: &std::path::PathBuf| std::fs::metadata(path).map_or(0, |m| m.len());
                     largest = traces(&run).iter().map(bytes).max().unwrap_or(0).max(largest);
                     let status = std::fs::read_to_string(format!("/proc/{launcher}/status")).unwrap_or_default();
-                    let kib = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB")?.parse().ok());
+                    let kib = status
+                        .lines()
+                        .find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB")?.parse().ok());
                     memory = kib.unwrap_or(0u64).max(memory);
                     std::thread::sleep(std::time::Duration::from_millis(50));
                 }

@@ -62,20 +62,14 @@ pub struct Rotated<W> {
 }
 
 /// Writes the newest part of the trace in `file`, and what came before as far as it is needed, to `out`. `path` is for
-/// messages. Gives up when `stops` returns true. `None` then, and if there is nothing to drop.
+/// messages. `None` if there is nothing to drop.
 ///
 /// # Errors
 ///
 /// If the trace cannot be read, or `out` cannot be written.
-pub fn rotate<W: Write>(
-    path: &Path,
-    file: File,
-    keep: Keep,
-    out: W,
-    stops: &(dyn Fn() -> bool + Sync),
-) -> Result<Option<Rotated<W>>> {
+pub fn rotate<W: Write>(path: &Path, file: File, keep: Keep, out: W) -> Result<Option<Rotated<W>>> {
     let recording = TraceRecording::of_file(path, file)?.with_threads(1);
-    let whole = Part { recording: &recording, cut: None, stops };
+    let whole = Part { recording: &recording, cut: None };
     let Some(cut) = cut(&whole, keep) else { return Ok(None) };
     let until = Part { cut: Some(cut), ..whole };
     let trace_index = TraceIndex::of(&whole);
@@ -84,9 +78,6 @@ pub fn rotate<W: Write>(
     let mut known = KnownBlocks::default();
     let names = Names::of(&until);
     let analysis = Analysis::with_observer(&until, &trace_index, &names, &mut known, &mut |_| {});
-    if stops() {
-        return Ok(None);
-    }
     let cannot_write = |cause| Error::Trace { path: path.to_owned(), cause };
     state.write(&recording, cut, &trace_index, &analysis, &known, out).map(Some).map_err(cannot_write)
 }

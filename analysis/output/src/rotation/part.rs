@@ -28,8 +28,6 @@ impl Cut {
 pub(super) struct Part<'a> {
     pub(super) recording: &'a TraceRecording,
     pub(super) cut: Option<Cut>,
-    /// Whether to give up: the events then end early.
-    pub(super) stops: &'a (dyn Fn() -> bool + Sync),
 }
 
 impl Part<'_> {
@@ -73,9 +71,6 @@ impl Recording for Part<'_> {
         let (mut lost, mut events) = (LostEvents::default(), Vec::new());
         let mut decoder = self.recording.reader().decoder();
         for (at, block) in self.blocks().iter().enumerate() {
-            if (self.stops)() {
-                break;
-            }
             match (decoder.decode(block, &mut events), self.cut) {
                 (Ok(()), Some(cut)) if at == cut.block => sink(cut.split(&events).0),
                 (Ok(()), _) => sink(&events),
@@ -93,7 +88,7 @@ impl Recording for Part<'_> {
             return (counts, lost);
         }
         let mut decoder = self.recording.reader().decoder();
-        for block in self.blocks().iter().take_while(|_| !(self.stops)()) {
+        for block in self.blocks() {
             if let Err(block) = decoder.count_events(block, &mut counts) {
                 lost.add(&block);
             }
