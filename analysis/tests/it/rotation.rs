@@ -19,6 +19,7 @@ use proptest::prelude::*;
 use crate::training::{MIB, Program as Training, stacks};
 
 const STACKS: u32 = 9;
+const SMALL: u64 = 1 << 20;
 const PAGE: u64 = 20 << 20;
 const PAGES: u64 = 8;
 const RESERVED: u64 = PAGES * PAGE;
@@ -111,8 +112,12 @@ impl Program {
             1..=9 => {
                 let free = self.blocks(Inactive);
                 let Some(block) = free.get(pick(free.len())).copied() else { return };
-                let limit = if block.small { block.size.min(1 << 20) } else { block.size };
-                let size = 1 + u64::from(b) % limit;
+                // As in PyTorch, small and large requests have segments of their own.
+                let (least, most) = if block.small { (1, block.size.min(SMALL)) } else { (SMALL + 1, block.size) };
+                if most < least {
+                    return;
+                }
+                let size = least + u64::from(b) % (most - least + 1);
                 let room = size.div_ceil(512) * 512;
                 let (stack, context) = (StackId(b % STACKS), ContextId(b % 2));
                 let alloc = Event { source: Source::Torch, addr: block.addr, size, stack, context, ..Event::EMPTY };

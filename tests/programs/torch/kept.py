@@ -1,4 +1,9 @@
-"""Trains a small model with Adam for 40 steps, with an evaluation after every tenth. A list keeps a tensor of each step."""
+"""Trains a small model with Adam for 40 steps, with an evaluation after every tenth. A list keeps a tensor of each step.
+
+The program ends without freeing anything.
+"""
+
+import os
 
 import torch
 import torch.nn as nn
@@ -26,6 +31,7 @@ def main() -> None:
         KEPT.append(torch.zeros(1 << 18, device="cuda"))
         if step % 10 == 9:
             evaluate(model)
+    os._exit(0)
 
 
 main()

@@ -224,9 +224,8 @@ impl StateAtCut {
             }
         }
         // The first and the last clock point give the rate, the first one the time of day.
-        let before = reader.clock_points().iter().filter(|point| point.ticks <= self.last.ticks);
-        let (first, latest) = (before.clone().next(), before.last());
-        for point in first.into_iter().chain(latest.filter(|latest| Some(*latest) != first)) {
+        let points = reader.clock_points();
+        for point in points.first().into_iter().chain(points.get(1..).and_then(<[_]>::last)) {
             writer.clock(*point)?;
         }
         writer.counters(&reader.counters())?;
