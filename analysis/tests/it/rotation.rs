@@ -103,7 +103,7 @@ impl Program {
         let pick = |len: usize| a as usize % len.max(1);
         match op {
             0 => {
-                let size = if a % 2 == 0 { 2 << 20 } else { PAGE };
+                let size = if a.is_multiple_of(2) { 2 << 20 } else { PAGE };
                 let addr = self.address(size);
                 self.malloc(addr, size, Flags::IN_ALLOCATOR);
                 self.torch(Action::SegmentAlloc, addr, size, b);
@@ -122,7 +122,7 @@ impl Program {
                 let (stack, context) = (StackId(b % STACKS), ContextId(b % 2));
                 let alloc = Event { source: Source::Torch, addr: block.addr, size, stack, context, ..Event::EMPTY };
                 let known = Event { flags: Flags::SLACK_KNOWN, slack: (room - size) as u32, ..alloc };
-                self.event(if op % 3 == 0 { alloc } else { known });
+                self.event(if op.is_multiple_of(3) { alloc } else { known });
             }
             10..=15 => {
                 let used = self.blocks(Allocated);

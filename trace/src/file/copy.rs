@@ -47,16 +47,15 @@ pub fn copy_frames(file: &File, from: u64, to: u64, out: &mut impl Write) -> Res
     Ok(at)
 }
 
+/// What receives definitions with their encodings. `None` is a definition of an unknown kind.
+pub type DefinitionSink<'s> = &'s mut dyn FnMut(Option<&Definition<'_>>, &[u8]) -> Result<()>;
+
 /// Passes every definition before the offset `to` to `sink`, with its encoding. A definition of an unknown kind is `None`.
 ///
 /// # Errors
 ///
 /// If `file` cannot be read, and the errors of `sink`.
-pub fn definitions_before(
-    file: &File,
-    to: u64,
-    sink: &mut dyn FnMut(Option<&Definition<'_>>, &[u8]) -> Result<()>,
-) -> Result<()> {
+pub fn definitions_before(file: &File, to: u64, sink: DefinitionSink<'_>) -> Result<()> {
     let mut at = FILE_HEADER as u64;
     while let Some(frame) = next_frame(file, at, to)? {
         at = frame.end;

@@ -125,9 +125,9 @@ pub(super) fn corrections(replay: &Replay, trace_index: &TraceIndex, events: &[E
     corrections
 }
 
-/// What the blocks of `wanted` have, and those of `recreated` lack.
+/// What the blocks of `expected` have, and those of `recreated` lack.
 fn block_states<'a>(
-    wanted: &'a Allocator,
+    expected: &'a Allocator,
     recreated: &'a Allocator,
     event: &'a Event,
 ) -> impl Iterator<Item = Event> + 'a {
@@ -135,7 +135,7 @@ fn block_states<'a>(
         let requested = if block.is_active() { 0 } else { block.requested };
         (requested, block.segment_stack, block.segment_context, block.small)
     };
-    wanted.blocks().filter_map(move |(_, block)| {
+    expected.blocks().filter_map(move |(_, block)| {
         let (size, stack, context, small) = remembers(block);
         let other = recreated.block(recreated.find(block.addr)?);
         (remembers(other) != remembers(block)).then_some(Event {
