@@ -15,7 +15,7 @@ use memtrace_trace::options;
 use crate::condition::{Condition, condition};
 use crate::device_samples::MEMORY_IN_USE;
 use crate::option_values::{
-    Bounds, Values, bounds, category_limit, gpu_memory, limit, otlp_url, positive, release_point, size, step_range,
+    Bounds, Kept, Values, bounds, category_limit, gpu_memory, kept, limit, otlp_url, positive, release_point, size, step_range,
     time_limit, time_range, tolerance, values,
 };
 use crate::simulation::{Gpu, Nonzero};
@@ -816,6 +816,13 @@ pub(crate) struct Run {
     /// Do not ask the driver and NVML how much of the GPUs' memory is in use
     #[arg(long)]
     pub(crate) no_device_usage: bool,
+    /// Keep only the newest part of each process's trace: 10GiB of it, or the last 24h
+    ///
+    /// Older events are dropped while the program runs. What they left in use is kept: the blocks with their stacks, names and
+    /// categories, the segments, and the open ranges. A trace takes at most this size, and half as much more while it is
+    /// rewritten. With a time, it has at least the events of this time and at most those of 1.25 times as long.
+    #[arg(long, value_name = "SIZE|TIME", value_parser = kept)]
+    pub(crate) keep: Option<Kept>,
     /// Write the objects of reference cycles that held tensors to cycle-N.html; this adds a function to gc.callbacks
     ///
     /// While the garbage collector runs, memtrace sets gc.DEBUG_SAVEALL. It reads what was found, and frees it in the same

@@ -52,6 +52,9 @@ mod xla;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    if let Some(keep) = drain::rotation_worker::requested() {
+        return ExitCode::from(drain::rotation_worker::run(keep));
+    }
     ExitCode::from(stack::run_with_enough(run))
 }
 

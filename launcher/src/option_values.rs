@@ -52,6 +52,32 @@ pub(crate) fn otlp_url(text: &str) -> Result<String, String> {
     Ok(if path.is_empty() { format!("http://{authority}/v1/metrics") } else { text.to_owned() })
 }
 
+/// What the traces of a recording keep.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kept {
+    /// The newest events that take this many bytes.
+    Bytes(u64),
+    /// The events of this time.
+    Time(Duration),
+}
+
+/// The smallest size and the shortest time that can be kept.
+const MIN_KEPT_BYTES: u64 = 1 << 20;
+const MIN_KEPT_TIME: Duration = Duration::from_secs(1);
+
+/// Parses what to keep: a size or a time, with a unit.
+pub(crate) fn kept(text: &str) -> Result<Kept, String> {
+    let has_unit = text.trim_end().ends_with(|c: char| c.is_ascii_alphabetic());
+    let is_large = |bytes: &u64| *bytes >= MIN_KEPT_BYTES;
+    // A single capital letter is a month for humantime, and a million bytes for others.
+    let is_time = || has_unit && !text.bytes().any(|b| b.is_ascii_uppercase());
+    let bytes = size(text).ok().filter(|_| has_unit).filter(is_large).map(Kept::Bytes);
+    let long = || time(text).filter(|time| *time >= MIN_KEPT_TIME && is_time()).map(Kept::Time);
+    bytes.or_else(long).ok_or_else(|| {
+        "expected a size of at least 1MiB such as 10GiB, or a time of at least 1s such as 24h or 7d".to_owned()
+    })
+}
+
 /// The values of a placeholder: `bs=8,16,32`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Values {
@@ -180,6 +206,18 @@ fn range<T: PartialOrd + Copy>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_kept_has_a_unit() {
+        assert_eq!(kept("10GiB"), Ok(Kept::Bytes(10 << 30)));
+        assert_eq!(kept("512 MiB"), Ok(Kept::Bytes(512 << 20)));
+        assert_eq!(kept("24h"), Ok(Kept::Time(Duration::from_secs(86_400))));
+        assert_eq!(kept("90m"), Ok(Kept::Time(Duration::from_secs(5400))));
+        assert_eq!(kept("9d"), Ok(Kept::Time(Duration::from_secs(9 * 86_400))));
+        for text in ["10", "1000000000", "10G", "10M", "5KiB", "10ms", "0s", "", "h", "-1h"] {
+            assert!(kept(text).is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn sizes_have_binary_or_decimal_units() {

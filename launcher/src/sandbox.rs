@@ -80,6 +80,13 @@ fn memory_limit() -> u64 {
     (all.min(group) / 2).max(MIN_MEMORY)
 }
 
+/// Limits this process, which a launcher has started for work on untrusted input, as a worker is limited.
+pub(crate) fn restrict_this_process() {
+    if let Some(parent) = getppid() {
+        restrict(memory_limit(), parent);
+    }
+}
+
 /// Sets the limits of the child, and makes it end when the parent ends.
 fn restrict(memory: u64, parent: Pid) {
     // A call that is refused leaves the old state, which is acceptable.

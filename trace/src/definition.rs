@@ -4,6 +4,7 @@
 
 use crate::error::{Error, Result};
 use crate::ids::{ContextId, FrameId, ModuleId, StackId, ThreadId};
+use crate::rotation::{EarlierBlock, Rotation};
 use crate::wire::{Cursor, put_str, put_varint};
 
 /// The longest encoded definition, in bytes. Longer strings are cut and counted before encoding.
@@ -338,6 +339,10 @@ pub enum Definition<'a> {
         /// Whether the part works.
         status: NoticeStatus,
     },
+    /// The trace was rotated (`--keep`): where its kept events begin. Since 1.5.
+    Rotation(Rotation<&'a str>),
+    /// What was known about a block that is older than the kept events. Since 1.5.
+    EarlierBlock(EarlierBlock<&'a str>),
 }
 
 mod kind {
@@ -359,6 +364,8 @@ mod kind {
     pub(super) const CYCLE: u8 = 16;
     pub(super) const HOLDER_SCAN: u8 = 17;
     pub(super) const HOLDER: u8 = 18;
+    pub(super) const ROTATION: u8 = 27;
+    pub(super) const EARLIER_BLOCK: u8 = 28;
 }
 
 impl<'a> Definition<'a> {
@@ -373,6 +380,14 @@ impl<'a> Definition<'a> {
 
     fn encode_body(&self, out: &mut Vec<u8>) -> u8 {
         match *self {
+            Definition::Rotation(ref rotation) => {
+                rotation.encode(out);
+                kind::ROTATION
+            }
+            Definition::EarlierBlock(ref block) => {
+                block.encode(out);
+                kind::EARLIER_BLOCK
+            }
             Definition::Frame { id, name, qualname, filename, line, first_line } => {
                 put_varint(out, id.0.into());
                 put_str(out, name);
@@ -595,6 +610,8 @@ impl<'a> Definition<'a> {
                 // The definition ends here in files of version 1.0.
                 status: if c.is_empty() { NoticeStatus::Remark } else { NoticeStatus::from_wire(c.varint()?) },
             },
+            kind::ROTATION => Definition::Rotation(Rotation::decode(&mut c)?),
+            kind::EARLIER_BLOCK => Definition::EarlierBlock(EarlierBlock::decode(&mut c)?),
             _ => return Ok(None),
         }))
     }
@@ -603,7 +620,29 @@ impl<'a> Definition<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rotation::{Circumstances, Progress};
     use proptest::prelude::*;
+
+    fn rotation() -> Rotation<&'static str> {
+        let progress =
+            Progress { step: Some(7), phase: "forward", phase_changes: 30, backward_passes: 8, optimizer_steps: 7 };
+        let circumstances = Circumstances {
+            main_thread: ThreadId(2),
+            bits: 5,
+            backward_passes_in_step: 1,
+            backward_passes_of_first_step: Some(0),
+            optimizer_steps_seen: 7,
+        };
+        Rotation {
+            first_seq: 1 << 40,
+            dropped: 1 << 39,
+            recreating: 300,
+            dropped_ticks: (1 << 50, 1 << 51),
+            progress,
+            ended_steps: 7,
+            circumstances,
+        }
+    }
 
     #[test]
     fn every_kind_round_trips() {
@@ -630,6 +669,14 @@ mod tests {
             Definition::FrameOrigin { frame: FrameId(1), position: 2, name: "g", filename: "train.py", line: 23 },
             Definition::Rank { rank: 3, size: 8 },
             Definition::Notice { topic: "torch.tracker", text: "attached", status: NoticeStatus::Works },
+            Definition::Rotation(rotation()),
+            Definition::EarlierBlock(EarlierBlock {
+                seq: 80,
+                progress: rotation().progress,
+                phase: "load",
+                category: "parameter",
+                rule: "name-parameter",
+            }),
         ];
         let mut bytes = Vec::new();
         for d in &all {

@@ -69,6 +69,12 @@ pub enum Action {
     /// `stream` is the captured stream; at an instantiation it is the graph. `size` is the number of nodes after the
     /// end of a capture. At an instantiation or an upload it is the device memory that the call took, in bytes.
     Graph = 25,
+    /// Only in rotated traces (`--keep`), with [`Flags::PREEXISTING`]: what earlier blocks have left in the bookkeeping of
+    /// PyTorch's allocator. Since 1.5.
+    ///
+    /// The block at `addr` was last requested with `size` bytes, if it is free. `stack` and `context` are those of its
+    /// segment. `slack` is 1 in the pool of small blocks.
+    BlockState = 27,
 }
 
 /// Why the driver was asked for the device's memory in use ([`Action::DeviceUsage`]).
@@ -131,6 +137,7 @@ impl Action {
             23 => Action::RangeEnd,
             24 => Action::DeviceUsage,
             25 => Action::Graph,
+            27 => Action::BlockState,
             _ => return None,
         })
     }
@@ -158,6 +165,7 @@ impl Action {
             Action::RangeEnd => "range_end",
             Action::DeviceUsage => "device_usage",
             Action::Graph => "graph",
+            Action::BlockState => "block_state",
         }
     }
 }
@@ -187,10 +195,11 @@ impl Flags {
     pub const IN_ALLOCATOR: Flags = Flags(1 << 7);
     /// CPython's cyclic garbage collector is running on this thread.
     pub const IN_GC: Flags = Flags(1 << 8);
-    /// The block existed before the recording's first event.
+    /// The event recreates what existed before the recording's first event, such as a block.
     ///
-    /// In recordings of other tools (PyTorch's snapshots), later events or the final state show that the block existed. In
-    /// recordings of `memtrace attach`, PyTorch's allocator has listed it. The event has no stack unless its source has.
+    /// In recordings of other tools (PyTorch's snapshots), later events or the final state show that it existed. In
+    /// recordings of `memtrace attach`, PyTorch's allocator has listed it. The event has no stack unless its source has. In a
+    /// rotated trace ([`crate::rotation`]) it is the original event, of which later events need the effect.
     pub const PREEXISTING: Flags = Flags(1 << 9);
 
     /// Whether all bits of `other` are set.
@@ -417,7 +426,7 @@ mod tests {
 
     fn any_event() -> impl Strategy<Value = Event> {
         let numbers = (any::<[u64; 5]>(), any::<[u32; 4]>(), any::<i16>(), any::<[u16; 2]>(), any::<i32>());
-        (numbers, 0u8..6, 0u8..26).prop_filter_map("a known action", |((w, i, device, n, result), source, action)| {
+        (numbers, 0u8..6, 0u8..28).prop_filter_map("a known action", |((w, i, device, n, result), source, action)| {
             let source = Source::from_wire(source)?;
             let torch = source.is_torch();
             Some(Event {

@@ -42,6 +42,7 @@ pub mod generated;
 pub mod ids;
 pub mod options;
 pub mod printable;
+pub mod rotation;
 pub mod shm;
 mod source;
 pub mod sync;

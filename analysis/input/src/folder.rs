@@ -137,6 +137,12 @@ impl RunFolder {
         Ok(AtomicFile { folder: self, partial, name: name.to_owned(), file, committed: false })
     }
 
+    /// Gives a file another name, and replaces any file of that name.
+    pub fn rename(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> io::Result<()> {
+        let (from, to) = (entry_name(from.as_ref())?, entry_name(to.as_ref())?);
+        Ok(rustix::fs::renameat(&self.dir, from, &self.dir, to)?)
+    }
+
     /// Removes a file, or a link itself.
     pub fn remove(&self, name: impl AsRef<Path>) -> io::Result<()> {
         Ok(rustix::fs::unlinkat(&self.dir, entry_name(name.as_ref())?, AtFlags::empty())?)

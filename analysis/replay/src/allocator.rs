@@ -185,6 +185,8 @@ pub struct Allocator {
     unused_pool_bytes: u64,
     /// The block that the next event most likely refers to: the one that was freed last.
     lookup_hint: Option<BlockId>,
+    /// By address: the free memory of segments that existed before the recording. Some entries are outdated.
+    earlier_free: std::collections::BTreeMap<u64, BlockId>,
 }
 
 impl Allocator {
@@ -276,6 +278,7 @@ impl Allocator {
         self.by_address.insert(e.addr, id);
         if e.flags.contains(Flags::PREEXISTING) {
             self.lookup_hint = Some(id);
+            self.earlier_free.insert(e.addr, id);
         }
         self.usage.reserved += e.size;
         self.peak.raise_to(&self.usage);
@@ -297,7 +300,8 @@ impl Allocator {
 
     /// Takes a `segment_map` event.
     pub fn segment_map(&mut self, e: &Event) {
-        let id = match self.find(e.addr).filter(|id| self.blocks[id.index()].state == BlockState::Unmapped) {
+        let known = self.find(e.addr).filter(|id| self.blocks[id.index()].state == BlockState::Unmapped);
+        let id = match known.or_else(|| self.unmapped_block_containing(e)) {
             Some(id) => id,
             None => {
                 if self.find(e.addr).is_some() {
@@ -337,6 +341,7 @@ impl Allocator {
         }
         if e.flags.contains(Flags::PREEXISTING) {
             self.lookup_hint = Some(id);
+            self.earlier_free.insert(self.blocks[id.index()].addr, id);
         }
         self.usage.reserved += size;
         self.peak.raise_to(&self.usage);
@@ -418,7 +423,7 @@ impl Allocator {
     }
 
     /// Takes a block that existed before the recording, and splits the free memory around it. The blocks of a segment
-    /// must follow the segment in the order of their addresses.
+    /// must follow the segment.
     pub fn add_existing(&mut self, e: &Event) -> BlockId {
         let size = if e.flags.contains(Flags::SLACK_KNOWN) { e.block_size() } else { round(e.size) };
         let contains = |id: &BlockId| {
@@ -426,22 +431,21 @@ impl Allocator {
             let offset = e.addr.wrapping_sub(block.addr);
             block.state == BlockState::Inactive && !block.implied && e.addr >= block.addr && offset < block.size
         };
-        let Some(id) = self.lookup_hint.take().filter(contains).or_else(|| self.find(e.addr).filter(contains)) else {
+        let found = self.lookup_hint.take().filter(contains).or_else(|| self.find(e.addr).filter(contains));
+        let earlier = || self.earlier_free.range(..=e.addr).next_back().map(|(_, id)| *id).filter(contains);
+        let Some(id) = found.or_else(earlier) else {
             return self.alloc(e);
         };
         // The part before it stays free, as a block of its own.
         let free = self.blocks[id.index()];
         let before = e.addr - free.addr;
         if before > 0 {
-            let front = self.insert(Block { size: before, next: id, ..free });
-            if free.prev != BlockId::NONE {
-                self.blocks[free.prev.index()].next = front;
-            }
+            let front = self.split_off_front(id, before);
             let rest = &mut self.blocks[id.index()];
-            (rest.prev, rest.addr, rest.size) = (front, e.addr, free.size - before);
             (rest.segment_stack, rest.segment_context) = (StackId::NONE, ContextId::NONE);
-            self.by_address.insert(free.addr, front);
-            self.by_address.insert(e.addr, id);
+            self.earlier_free.insert(free.addr, front);
+        } else {
+            self.earlier_free.remove(&free.addr);
         }
         let room = free.size - before;
         let taken = self.alloc(&Event {
@@ -452,7 +456,39 @@ impl Allocator {
         // The next block is in the remaining free part.
         let next = self.blocks[taken.index()].next;
         self.lookup_hint = (next != BlockId::NONE).then_some(next);
+        if let Some(next) = self.lookup_hint {
+            self.earlier_free.insert(self.blocks[next.index()].addr, next);
+        }
         taken
+    }
+
+    /// Makes the first `size` bytes of a block a block of its own, in the same state, and returns it.
+    fn split_off_front(&mut self, id: BlockId, size: u64) -> BlockId {
+        let whole = self.blocks[id.index()];
+        let front = self.insert(Block { size, next: id, ..whole });
+        if whole.prev != BlockId::NONE {
+            self.blocks[whole.prev.index()].next = front;
+        }
+        let rest = &mut self.blocks[id.index()];
+        (rest.prev, rest.addr, rest.size) = (front, whole.addr + size, whole.size - size);
+        self.by_address.insert(whole.addr, front);
+        self.by_address.insert(whole.addr + size, id);
+        front
+    }
+
+    /// Takes what earlier blocks have left in the bookkeeping of a block ([`memtrace_trace::event::Action::BlockState`]).
+    pub fn restore_block(&mut self, e: &Event) {
+        let Some(id) = self.find(e.addr) else { return };
+        let block = &mut self.blocks[id.index()];
+        if !block.is_active() {
+            block.requested = e.size;
+        }
+        (block.segment_stack, block.segment_context, block.small) = (e.stack, e.context, e.slack != 0);
+    }
+
+    /// All blocks, with free ones and unmapped address space, in no particular order.
+    pub fn blocks(&self) -> impl Iterator<Item = (BlockId, &Block)> {
+        self.blocks.iter().enumerate().filter(|(_, b)| b.size > 0).map(|(i, b)| (BlockId(i as u32), b))
     }
 
     /// Takes a `free_requested` event. `None` if nothing is allocated there.
@@ -672,17 +708,36 @@ impl Allocator {
             .next_back()
             .map(|(start, size)| start.saturating_add(*size))
             .filter(|end| *end >= e.addr + e.size);
-        let size = end.map_or(UNKNOWN_RESERVATION, |end| end - e.addr);
+        // A segment begins with its reservation. If it is older than the recording, its beginning can be unmapped.
+        let begins = self.reservation_start(e.addr).filter(|start| end.is_some() && self.find(*start).is_none());
+        let start = begins.filter(|_| e.flags.contains(Flags::PREEXISTING)).unwrap_or(e.addr);
+        let size = end.map_or(UNKNOWN_RESERVATION, |end| end - start);
         let id = self.insert(Block {
             stream: e.stream,
             pool: e.pool,
             small: e.size <= SMALL_SEGMENT,
             expandable: true,
             state: BlockState::Unmapped,
-            ..Block::free(e.addr, size)
+            ..Block::free(start, size)
         });
-        self.by_address.insert(e.addr, id);
+        self.by_address.insert(start, id);
+        if start < e.addr {
+            self.split_off_front(id, e.addr - start);
+        }
         id
+    }
+
+    /// For a mapping that existed before the recording: the unmapped address space around it, from its address on. Searches
+    /// all blocks.
+    fn unmapped_block_containing(&mut self, e: &Event) -> Option<BlockId> {
+        let contains =
+            |b: &Block| b.state == BlockState::Unmapped && b.expandable && b.addr < e.addr && e.addr - b.addr < b.size;
+        if !e.flags.contains(Flags::PREEXISTING) || self.find(e.addr).is_some() {
+            return None;
+        }
+        let id = BlockId(self.blocks.iter().position(contains)? as u32);
+        self.split_off_front(id, e.addr - self.blocks[id.index()].addr);
+        Some(id)
     }
 
     /// The free block that contains the range. Searches all blocks, because unmapping is rare.

@@ -266,6 +266,10 @@ impl Allocator {
             }
             Action::Oom => Change::Oom,
             Action::Snapshot => Change::Snapshot,
+            Action::BlockState => {
+                self.restore_block(e);
+                Change::None
+            }
             Action::Totals => {
                 self.check_totals(e.addr, e.size);
                 Change::None

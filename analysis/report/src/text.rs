@@ -189,6 +189,9 @@ impl TextReport {
         for text in no_python_stacks.into_iter().take(3) {
             self.labelled("Warning", text);
         }
+        for (i, dropped) in summary.processes.iter().filter_map(|p| p.dropped.as_ref()).take(3).enumerate() {
+            self.labelled(if i == 0 { "Rotation" } else { "" }, &dropped.text);
+        }
         let remarks = notices().filter(|n| n.topic == SNAPSHOT_TOPIC);
         for (i, remark) in remarks.enumerate() {
             self.labelled(if i == 0 { "Limits of a snapshot" } else { "" }, &remark.text);

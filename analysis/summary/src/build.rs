@@ -24,14 +24,15 @@ use crate::step_estimate::{StepEstimate, step_estimate};
 use crate::suggestions::{SuggestionQuery, suggestions};
 use crate::summary::{
     AllocationGroup, CategoryAmount, CategoryRuleSummary, CompileContextAmount, CustomCategoryAmount, DeviceSummary,
-    EVENTS_OF_UNRECORDED_PROCESSES, GrowingKvCache, IssueSummary, KeptAllocation, KeptCategory, LabelSummary,
-    LargerInputs, Levels, MemoryState, ModuleGroupSummary, ModuleSummary, NativeObjectSummary, NotRecordedSummary,
-    NoticeSummary, OomForecastSummary, OomSummary, OwnerBytes, OwnerSummary, PhaseAmount, PhaseRuleSummary,
-    PhaseSummary, ProcessSummary, RangeSummary, ReleasedSummary, RepeatedModulesSummary, RunSummary, SUMMARY_VERSION,
-    StepPhase, StepSummary, SuggestionSummary, Summary, UnmappedSegmentsSummary,
+    DroppedEvents, EVENTS_OF_UNRECORDED_PROCESSES, GrowingKvCache, IssueSummary, KeptAllocation, KeptCategory,
+    LabelSummary, LargerInputs, Levels, MemoryState, ModuleGroupSummary, ModuleSummary, NativeObjectSummary,
+    NotRecordedSummary, NoticeSummary, OomForecastSummary, OomSummary, OwnerBytes, OwnerSummary, PhaseAmount,
+    PhaseRuleSummary, PhaseSummary, ProcessSummary, RangeSummary, ReleasedSummary, RepeatedModulesSummary, RunSummary,
+    SUMMARY_VERSION, StepPhase, StepSummary, SuggestionSummary, Summary, UnmappedSegmentsSummary,
 };
 use crate::tensors::{name_pattern, requested_for};
 use crate::totals::totals;
+use crate::units::{count_text, estimated_duration_text};
 use crate::why::{
     Replaying, growth_after_first_step, larger_inputs, limit_at, memory_limit, no_issue_remark, oom_queries,
     oom_to_explain, refused_by_pytorch, reserved_summary, what_if_summary,
@@ -418,6 +419,7 @@ fn process_summary(
             .event_count()
             .saturating_sub(process.recording().derived_events())
             .saturating_sub(analysis.lost.events),
+        dropped: dropped_events(process),
         no_issue_remark: no_issue_remark(&devices).filter(|_| issues.is_empty()),
         devices,
         issues,
@@ -434,6 +436,23 @@ fn released_at(analysis: &Analysis) -> BTreeSet<(i16, u64)> {
         device.released.iter().filter(|one| one.times > 0).map(move |one| (ordinal, one.kept.seq)).collect::<Vec<_>>()
     };
     analysis.devices.iter().flat_map(reached).collect()
+}
+
+/// What rotation has dropped.
+pub(crate) fn dropped_events(process: &Process) -> Option<DroppedEvents> {
+    let rotation = process.definitions().rotation.as_ref()?;
+    let (began, until) = rotation.dropped_ticks;
+    let (_, last) = process.trace_index().tick_range?;
+    let calibration = process.recording().calibration();
+    let ns_since = |ticks: u64| calibration.epoch_ns(last).saturating_sub(calibration.epoch_ns(ticks));
+    let (kept_ns, recorded_ns) = (ns_since(until), ns_since(began));
+    let text = format!(
+        "the recording has the last {} of {}: {} earlier events were dropped; what they left in use is kept",
+        estimated_duration_text(kept_ns),
+        estimated_duration_text(recorded_ns),
+        count_text(rotation.dropped)
+    );
+    Some(DroppedEvents { events: rotation.dropped, kept_ns, recorded_ns, text })
 }
 
 /// The notices by topic. Threads write them to their own rings, so the order in the file depends on when each ring was

@@ -155,6 +155,10 @@ pub struct ProcessSummary {
     pub snapshot: Option<String>,
     /// The number of recorded events.
     pub events: u64,
+    /// What rotation has dropped (`memtrace run --keep`). All figures are those of the kept events and of what was in use
+    /// before them. Absent if all events were kept.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dropped: Option<DroppedEvents>,
     /// The devices on which the process allocated memory. Devices with out-of-memory errors come first, then those with
     /// the highest peak of allocated bytes.
     pub devices: Vec<DeviceSummary>,
@@ -169,6 +173,19 @@ pub struct ProcessSummary {
     pub losses: BTreeMap<String, u64>,
     /// The parts of the recorder that were verified or switched off, and remarks of the recorder.
     pub notices: Vec<NoticeSummary>,
+}
+
+/// The events that a recording has dropped (`memtrace run --keep`).
+#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
+pub struct DroppedEvents {
+    /// The number of dropped events.
+    pub events: u64,
+    /// How long the kept events take, in nanoseconds.
+    pub kept_ns: u64,
+    /// How long the recording took until the last event, in nanoseconds.
+    pub recorded_ns: u64,
+    /// The same in one sentence.
+    pub text: String,
 }
 
 /// What held the tensors of a device (`--holders`), at the scan after the explained out-of-memory error, or else at the

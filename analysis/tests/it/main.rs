@@ -31,6 +31,7 @@ mod phase_rows;
 mod reading;
 mod redact;
 mod replay;
+mod rotation;
 mod round_trips;
 mod run_folder;
 #[path = "../showcase/mod.rs"]

@@ -90,7 +90,7 @@ fn record(
     let mut injection = Injection::start(target, library, &library_options.encode())?;
     // From here on there are threads, which inherit the signal mask.
     let signals = EndSignals::block().context("cannot block signals")?;
-    let drain = Drain::start(listener, Arc::clone(folder), None)?;
+    let drain = Drain::start(listener, Arc::clone(folder), None, None)?;
     let stopped = inject(&mut injection, &signals)?;
     drop(injection);
     check(pid, stopped)?;

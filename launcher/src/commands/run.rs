@@ -131,7 +131,7 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
     let probe = SignalProbe::start().ok();
     let url = metrics.as_ref().map(MetricsListener::url);
     let figures = (metrics.is_some() || run.otlp.is_some()).then(Figures::default);
-    let drain = Drain::start(listener, Arc::clone(&folder), figures.clone())?;
+    let drain = Drain::start(listener, Arc::clone(&folder), figures.clone(), run.keep)?;
     let push = run.otlp.as_deref().zip(figures.clone()).map(|(url, figures)| Push::start(url, figures)).transpose()?;
     let metrics = metrics.zip(figures).map(|(metrics, figures)| metrics.serve(figures)).transpose()?;
     // Without this thread, processes that cannot be recorded are reported only if the library is loaded there. All

@@ -33,6 +33,7 @@ use super::{Outcome, Recorded, Written};
 use crate::control::{Answer, RecordedProcess, Request};
 use crate::epoll::{Epoll, EventFd};
 use crate::metrics::Figures;
+use crate::option_values::Kept;
 
 /// The longest pause between two passes over the rings while processes are attached.
 const MAX_PAUSE: Duration = Duration::from_millis(2);
@@ -70,12 +71,13 @@ type Drained = (Vec<Recorded>, Vec<(RefusalReason, u64)>);
 impl Drain {
     /// Starts the drain thread and the writer thread. `listener` accepts the connections of traced processes.
     ///
-    /// With `figures`, the current figures of each process are kept there. Fails when a descriptor or a thread cannot be
+    /// With `figures`, the current figures of each process are kept there. With `kept`, the traces are rotated. Fails when a descriptor or a thread cannot be
     /// created.
     pub(crate) fn start(
         listener: UnixListener,
         folder: Arc<RunFolder>,
         figures: Option<Figures>,
+        kept: Option<Kept>,
     ) -> anyhow::Result<Drain> {
         listener.set_nonblocking(true).context("cannot prepare the socket")?;
         let epoll = Epoll::new().context("cannot create an epoll descriptor")?;
@@ -87,7 +89,7 @@ impl Drain {
         let stopped = stop.try_clone().context("cannot create an event descriptor")?;
         let path =
             std::path::absolute(folder.path()).context("cannot determine the absolute path of the run folder")?;
-        let (queue, writer) = writer::start(folder)?;
+        let (queue, writer) = writer::start(folder, kept)?;
         let address = path.to_string_lossy().into_owned();
         let is_state_known = Arc::new(AtomicBool::new(false));
         let is_known = Arc::clone(&is_state_known);

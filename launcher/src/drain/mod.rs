@@ -18,6 +18,8 @@ pub(crate) mod merge;
 mod process;
 pub(crate) mod refusal;
 mod rings;
+mod rotation;
+pub(crate) mod rotation_worker;
 mod threads;
 mod truncated;
 mod window_limit;

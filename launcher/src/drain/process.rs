@@ -201,6 +201,8 @@ fn table(definition: &Definition<'_>) -> Option<(usize, u32)> {
         | Definition::Holder { .. }
         | Definition::HolderScan { .. }
         | Definition::Label { .. }
+        | Definition::Rotation(_)
+        | Definition::EarlierBlock(_)
         | Definition::Notice { .. } => None,
     }
 }

@@ -43,6 +43,11 @@ impl TraceFile {
         TraceFile { file, bytes: 0 }
     }
 
+    /// Wraps a file of `bytes` bytes that is written on at its end.
+    pub(super) fn appending(file: File, bytes: u64) -> TraceFile {
+        TraceFile { file, bytes }
+    }
+
     /// The length in bytes.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes

@@ -9,10 +9,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 use memtrace_analysis::RunFolder;
 use memtrace_trace::clock::ClockPoint;
 use memtrace_trace::counters::CounterValues;
@@ -20,7 +20,9 @@ use memtrace_trace::event::Event;
 use memtrace_trace::file::{End, Reader, Writer};
 
 use super::Written;
+use super::rotation::{Due, Rotator};
 use super::truncated::{Reserve, TraceFile, TruncatedTrace};
+use crate::option_values::Kept;
 
 /// The capacity of the queue to the writer, in events: 10 MiB. Other data counts by its size in bytes.
 const QUEUE_EVENTS: usize = 1 << 17;
@@ -29,6 +31,9 @@ pub(crate) const BATCH_EVENTS: usize = 4096;
 
 /// The maximum number of empty event vectors kept for reuse.
 const SPARE_BATCHES: usize = QUEUE_EVENTS / BATCH_EVENTS;
+
+/// While a trace is rotated, the writer thread looks so often whether the new one is complete.
+const ROTATION_POLL: Duration = Duration::from_millis(50);
 
 /// Identifies one trace file between the drain thread and the writer thread.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -145,15 +150,27 @@ impl Queue {
 /// Starts the writer thread. The thread ends when the queue is dropped, and returns the result of each file.
 ///
 /// Fails when the thread cannot be started.
-pub(crate) fn start(folder: Arc<RunFolder>) -> anyhow::Result<(Queue, JoinHandle<Vec<Written>>)> {
+pub(crate) fn start(folder: Arc<RunFolder>, kept: Option<Kept>) -> anyhow::Result<(Queue, JoinHandle<Vec<Written>>)> {
     let (jobs, inbox) = unbounded();
     let (recycle, emptied) = bounded(SPARE_BATCHES);
     let queued = Arc::new(AtomicUsize::new(0));
     let queue = Queue { jobs, emptied, queued: Arc::clone(&queued) };
     let work = move || {
         let reserve = Reserve::take(&folder);
-        let mut files = Files { folder, reserve, open: HashMap::new(), truncated: Vec::new(), done: Vec::new() };
-        for job in inbox {
+        let rotator = kept.map(|kept| Rotator::new(Arc::clone(&folder), kept));
+        let mut files =
+            Files { folder, reserve, rotator, open: HashMap::new(), truncated: Vec::new(), done: Vec::new() };
+        loop {
+            let job = match files.is_rotating() {
+                true => inbox.recv_timeout(ROTATION_POLL),
+                false => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            };
+            files.switch();
+            let job = match job {
+                Ok(job) => job,
+                Err(RecvTimeoutError::Timeout) => continue,
+                Err(RecvTimeoutError::Disconnected) => break,
+            };
             match job {
                 Job::Open { key, name, info, progress } => {
                     let size = as_events(info.len());
@@ -188,6 +205,10 @@ struct OpenFile {
     progress: Arc<FileProgress>,
     /// The number of events that were to be written.
     given: u64,
+    /// The number of these that rotation has dropped, without those that the file has again.
+    dropped: u64,
+    /// When the file is rotated next.
+    due: Option<Due>,
     /// The most recent counters that arrived after writing had failed.
     counters: Option<Box<CounterValues>>,
     written: Written,
@@ -196,6 +217,7 @@ struct OpenFile {
 struct Files {
     folder: Arc<RunFolder>,
     reserve: Reserve,
+    rotator: Option<Rotator>,
     open: HashMap<FileKey, OpenFile>,
     /// Incomplete traces, each with its index into `done`.
     truncated: Vec<(usize, TruncatedTrace)>,
@@ -205,7 +227,17 @@ struct Files {
 impl Files {
     fn start(&mut self, key: FileKey, name: String, info: String, progress: Arc<FileProgress>) {
         let written = Written { file: name, bytes: 0, unwritten: 0, error: None };
-        let mut file = OpenFile { writer: None, unwritten_info: None, progress, given: 0, counters: None, written };
+        let due = self.rotator.as_ref().map(|rotator| rotator.due(0, Instant::now()));
+        let mut file = OpenFile {
+            writer: None,
+            unwritten_info: None,
+            progress,
+            given: 0,
+            dropped: 0,
+            due,
+            counters: None,
+            written,
+        };
         match begin(&self.folder, &file.written.file, &info) {
             Ok(writer) => file.writer = Some(writer),
             Err(e) => {
@@ -228,6 +260,9 @@ impl Files {
                     if let Some(inquiry) = batch.inquiry {
                         file.progress.written_out.store(inquiry, Ordering::Release);
                     }
+                    if let (Some(rotator), Some(due)) = (&mut self.rotator, &mut file.due) {
+                        rotator.start_if_due(key, &file.written.file, writer.out().bytes(), due);
+                    }
                 }
                 Err(e) => {
                     file.fail(e.to_string());
@@ -238,7 +273,30 @@ impl Files {
         }
     }
 
+    /// Whether a trace is being rotated.
+    fn is_rotating(&self) -> bool {
+        self.rotator.as_ref().is_some_and(Rotator::is_rotating)
+    }
+
+    /// Goes on in a rotated trace, once it is complete.
+    fn switch(&mut self) {
+        let Some(rotator) = &mut self.rotator else { return };
+        let Some(key) = rotator.ready() else { return };
+        match self.open.get_mut(&key) {
+            Some(OpenFile { writer: Some(writer), written, dropped, due, .. }) => {
+                if let Some((missing, next)) = rotator.switch(&written.file, writer) {
+                    (*dropped, *due) = (missing, Some(next));
+                }
+            }
+            // Writing has failed meanwhile.
+            _ => rotator.cancel(key),
+        }
+    }
+
     fn finish(&mut self, key: FileKey, end: End) {
+        if let Some(rotator) = &mut self.rotator {
+            rotator.cancel(key);
+        }
         let Some(mut file) = self.open.remove(&key) else { return };
         if let Some(writer) = file.writer.take() {
             match writer.finish(&end) {
@@ -252,7 +310,7 @@ impl Files {
             let found = self.folder.open_file(name).ok();
             file.written.bytes = found.as_ref().and_then(|f| f.metadata().ok()).map_or(0, |m| m.len());
             let readable = found.and_then(|f| Reader::of(name, f).ok()).map_or(0, |r| r.event_count());
-            file.written.unwritten = file.given - readable.min(file.given);
+            file.written.unwritten = file.given - (readable + file.dropped).min(file.given);
             let reason = format!("{}; {} events are missing in this file: {error}", end.reason, file.written.unwritten);
             let trace = TruncatedTrace {
                 unwritten_info: file.unwritten_info,

@@ -17,6 +17,7 @@ mod native_objects;
 #[path = "../../../analysis/tests/it/page_data.rs"]
 #[allow(dead_code, reason = "every test binary uses its part")]
 mod page_data;
+mod rotation;
 mod running;
 mod serve;
 mod signals;

@@ -12,6 +12,7 @@ mod lines;
 mod pools;
 mod redact;
 mod released;
+mod rotation;
 #[path = "../../../analysis/tests/showcase/mod.rs"]
 mod showcase;
 mod suggestions;

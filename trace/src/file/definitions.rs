@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use super::budget::{Budget, Exceeded};
 use crate::definition::{Definition, LabelOrigin, NoticeStatus, ScanOccasion, TensorKind};
 use crate::ids::{ContextId, FrameId, ModuleId, StackId, ThreadId};
+use crate::rotation::{EarlierBlock, Rotation};
 use crate::shm::validation::MAX_ID;
 
 /// One line of one function.
@@ -232,6 +233,10 @@ pub struct Definitions {
     pub rank: Option<(u32, u32)>,
     /// In order of arrival, without duplicates.
     pub notices: Vec<Notice>,
+    /// The last rotation; `None` if the trace has all events.
+    pub rotation: Option<Rotation<Box<str>>>,
+    /// By the number of the allocation: blocks that are older than the kept events.
+    pub earlier_blocks: BTreeMap<u64, EarlierBlock<Box<str>>>,
 }
 
 /// Ids are dense except for definitions that were lost. An id must be below twice the number received plus this. A
@@ -419,6 +424,17 @@ impl Definitions {
             }
             Definition::Rank { rank, size } => {
                 self.rank.get_or_insert((rank, size));
+                Ok(())
+            }
+            Definition::Rotation(ref rotation) => {
+                bounds.hold::<Rotation<Box<str>>>(&[rotation.progress.phase])?;
+                self.rotation = Some(rotation.owned());
+                Ok(())
+            }
+            Definition::EarlierBlock(ref block) => {
+                let texts = [block.progress.phase, block.phase, block.category, block.rule];
+                bounds.hold::<(u64, EarlierBlock<Box<str>>)>(&texts)?;
+                self.earlier_blocks.insert(block.seq, block.owned());
                 Ok(())
             }
             Definition::Notice { topic, text, status } => {
@@ -691,7 +707,7 @@ mod tests {
         };
         let long: &'static str = Box::leak(long.into_boxed_str());
         let at = |id| FrameId(id);
-        let cases: [&dyn Fn(u32) -> Definition<'static>; 10] = [
+        let cases: [&dyn Fn(u32) -> Definition<'static>; 11] = [
             &|id| Definition::Frame { id: at(id), name: long, qualname: "", filename: "", line: 0, first_line: 0 },
             &|id| Definition::NnName { object: 1, seq: id.into(), class: "", name: "" },
             &|_| Definition::TensorName { address: 1, seq: 1, kind: TensorKind::Other, name: long, shape: "" },
@@ -702,6 +718,7 @@ mod tests {
             &|id| Definition::FrameOrigin { frame: at(1), position: id, name: "", filename: "", line: 1 },
             &|id| Definition::Device { ordinal: id, name: "", total: 0, used_before: 0, pci: "" },
             &|id| Definition::NativeFrame { id: at(id), module: ModuleId(1), address: 1 },
+            &|id| Definition::EarlierBlock(EarlierBlock { seq: id.into(), ..EarlierBlock::default() }),
         ];
         for (case, definition) in cases.iter().enumerate() {
             let (added, held) = many(definition);

@@ -11,6 +11,7 @@
 mod block;
 pub mod budget;
 mod column;
+mod copy;
 mod decoder;
 mod definitions;
 mod event_counts;
@@ -21,6 +22,7 @@ pub mod untrusted;
 mod writer;
 
 pub use budget::{Budget, Exceeded};
+pub use copy::{DefinitionSink, copy_frames, definitions_before};
 pub use decoder::{Decoder, Events, LostBlock};
 pub use definitions::{
     Context, Cycle, Definitions, Device, Frame, Holder, HolderScan, Label, Module, NativeFrame, NnCall, NnName, Notice,

@@ -1,7 +1,7 @@
 //! Reads a trace file: first an index, then events block by block, in any number of passes.
 
 use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use super::block::{MAX_EVENTS, PREFIX, Prefix};
@@ -11,7 +11,7 @@ use super::frame::{FILE_HEADER, FRAME_HEADER, FrameHeader, Kind, MAX_PAYLOAD, ch
 use super::untrusted;
 use super::writer::End;
 use crate::clock::{Calibration, ClockPoint};
-use crate::counters::{COUNTER_SLOTS, Counter};
+use crate::counters::{COUNTER_SLOTS, Counter, CounterValues};
 use crate::definition::Definition;
 use crate::error::{Error, Result};
 use crate::version::Version;
@@ -61,6 +61,13 @@ pub struct BlockInfo {
     /// The latest timestamp, in the unit of [`crate::clock`].
     pub last_ticks: u64,
     pub(super) header: FrameHeader,
+}
+
+impl BlockInfo {
+    /// The offset after the frame in the file, in bytes.
+    pub fn end(&self) -> u64 {
+        self.offset + FRAME_HEADER as u64 + u64::from(self.header.stored_len)
+    }
 }
 
 /// An open trace. Reads are positional, so any number of passes may run, even in parallel.
@@ -167,6 +174,27 @@ impl Reader {
             self.followed_to = end;
         }
         Ok(self.blocks.len() - before)
+    }
+
+    /// The open file.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Whether another file has taken the place of this one: rotation has replaced the trace that is being written.
+    pub fn is_replaced(&self) -> bool {
+        let id = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino());
+        match (self.file.metadata(), std::fs::metadata(&self.path)) {
+            (Ok(open), Ok(named)) => id(open) != id(named),
+            _ => false,
+        }
+    }
+
+    /// All counters, by index.
+    pub fn counters(&self) -> CounterValues {
+        let mut values = [0; COUNTER_SLOTS];
+        values.iter_mut().zip(&self.counters).for_each(|(value, counter)| *value = *counter);
+        values
     }
 
     /// The path of the trace.

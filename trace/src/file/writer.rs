@@ -132,6 +132,23 @@ impl<W: Write> Writer<W> {
         self.write_frame(Kind::Events, true, self.raw.len() as u32, &payload)
     }
 
+    /// Goes on in `out`, a trace with frames of its own, and returns the former one, which has everything so far.
+    pub fn continue_in(&mut self, out: W) -> Result<W> {
+        self.flush()?;
+        Ok(std::mem::replace(&mut self.out, out))
+    }
+
+    /// Writes everything so far, and returns `out` without an end of the trace.
+    pub fn into_out(mut self) -> Result<W> {
+        self.flush()?;
+        Ok(self.out)
+    }
+
+    /// Where the trace is written to.
+    pub fn out(&self) -> &W {
+        &self.out
+    }
+
     /// Ends the trace and returns `out`.
     pub fn finish(mut self, end: &End) -> Result<W> {
         self.flush()?;

@@ -8,7 +8,7 @@ use crate::wire::Cursor;
 pub const MAX_ID: u32 = 1 << 24;
 
 /// Decodes one definition. `None` if it is invalid, has bytes after it, or a traced process must not define it. Only
-/// the launcher defines threads.
+/// the launcher defines threads and what rotation has dropped.
 pub fn decode_definition(bytes: &[u8]) -> Option<Definition<'_>> {
     let mut cursor = Cursor::new(bytes);
     let definition = Definition::decode(&mut cursor).ok().flatten()?;
@@ -19,7 +19,11 @@ pub fn decode_definition(bytes: &[u8]) -> Option<Definition<'_>> {
         Definition::Context { id, .. } => id.0,
         Definition::NnCall { id, caller, .. } if caller < id => id.0,
         Definition::Module { id, .. } => id.0,
-        Definition::Stack { .. } | Definition::NnCall { .. } | Definition::Thread { .. } => return None,
+        Definition::Stack { .. }
+        | Definition::NnCall { .. }
+        | Definition::Thread { .. }
+        | Definition::Rotation(_)
+        | Definition::EarlierBlock(_) => return None,
         _ => 1,
     };
     (cursor.is_empty() && bytes.len() <= MAX_DEFINITION && (1..=MAX_ID).contains(&id)).then_some(definition)
@@ -44,6 +48,8 @@ mod tests {
         assert!(!is_accepted(&stack(0, 0), &[]) && !is_accepted(&stack(MAX_ID + 1, 7), &[]));
         assert!(!is_accepted(&stack(2, 2), &[]) && !is_accepted(&stack(2, 3), &[]));
         assert!(!is_accepted(&stack(1, 0), &[0]));
+        assert!(!is_accepted(&Definition::Rotation(Default::default()), &[]));
+        assert!(!is_accepted(&Definition::EarlierBlock(Default::default()), &[]));
         assert!(!is_accepted(&Definition::Thread { id: ThreadId(1), tid: 1, name: "forged" }, &[]));
         assert!(!is_accepted(
             &Definition::Context { id: Default::default(), node: "n", forward: StackId(1), module: Default::default() },

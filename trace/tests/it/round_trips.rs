@@ -10,6 +10,7 @@ use memtrace_trace::event::{Action, Event, Flags, SLOT_WORDS, Slot, Source};
 use memtrace_trace::file::{Cycle, End, Holder, HolderScan, NnName, Reader, TensorName, Writer};
 use memtrace_trace::ids::{ContextId, FrameId, ModuleId, StackId, ThreadId};
 use memtrace_trace::options::{Cpu, Limit, Options, Pools, Stacks};
+use memtrace_trace::rotation::{EarlierBlock, Progress, Rotation};
 use memtrace_trace::shm::handshake::Hello;
 use memtrace_trace::shm::ring::{Consumer, Producer, Record};
 use memtrace_trace::shm::segment::Segment;
@@ -27,7 +28,7 @@ struct Owned {
     texts: [String; 3],
 }
 
-const KINDS: u8 = 18;
+const KINDS: u8 = 20;
 const TENSOR_KINDS: [TensorKind; 5] =
     [TensorKind::Other, TensorKind::Parameter, TensorKind::Buffer, TensorKind::Gradient, TensorKind::OptimizerState];
 
@@ -60,11 +61,35 @@ impl Owned {
                 let occasion = [ScanOccasion::Running, ScanOccasion::OutOfMemory, ScanOccasion::End][*a as usize % 3];
                 Definition::HolderScan { seq: *x, occasion, objects: *y, is_partial: b % 2 == 1 }
             }
+            17 => Definition::Rotation(Rotation {
+                first_seq: *x,
+                dropped: *y,
+                progress: self.progress(),
+                ..Rotation::default()
+            }),
+            18 => Definition::EarlierBlock(EarlierBlock {
+                seq: *x,
+                progress: self.progress(),
+                phase: t,
+                category: s,
+                rule: t,
+            }),
             9 => Definition::FrameOrigin { frame: FrameId(*id), position: *b, name: s, filename: t, line: *a },
             _ => {
                 let status = [NoticeStatus::Remark, NoticeStatus::Works, NoticeStatus::Off][*a as usize % 3];
                 Definition::Notice { topic: s, text: t, status }
             }
+        }
+    }
+
+    fn progress(&self) -> Progress<&str> {
+        let [a, b, c] = self.small;
+        Progress {
+            step: (a != 7).then_some(a.min(u32::MAX - 1)),
+            phase: &self.texts[0],
+            phase_changes: b,
+            backward_passes: c,
+            optimizer_steps: a,
         }
     }
 
@@ -281,7 +306,8 @@ proptest! {
                     let found = &all.frame_origins[&(frame, position)];
                     prop_assert_eq!((&*found.name, &*found.filename, found.line), (name, filename, line));
                 }
-                Definition::Rank { .. } => {}
+                Definition::Rank { .. } | Definition::Rotation(_) => {}
+                Definition::EarlierBlock(block) => prop_assert_eq!(&all.earlier_blocks[&block.seq], &block.owned()),
                 Definition::Notice { topic, text, .. } => {
                     prop_assert!(all.notices.iter().any(|found| *found.topic == *topic && *found.text == *text));
                 }

@@ -34,6 +34,16 @@ impl TraceRecording {
         Reader::open(path).map(TraceRecording::of).map_err(|cause| Error::Trace { path: path.to_owned(), cause })
     }
 
+    /// [`Self::open`] for a file that is open already. `path` is for messages.
+    pub fn of_file(path: &Path, file: File) -> Result<TraceRecording> {
+        TraceRecording::read(path, file, &Budget::default())
+    }
+
+    /// The reader of the file.
+    pub fn reader(&self) -> &Reader {
+        &self.reader
+    }
+
     /// [`Self::open`] within the budget of a run.
     pub(super) fn open_within(path: &Path, budget: &Budget) -> Result<TraceRecording> {
         let file = untrusted::open(path).map_err(Error::io(format!("cannot open {}", path.display())))?;
@@ -116,6 +126,10 @@ impl Recording for TraceRecording {
 
     fn event_count(&self) -> u64 {
         self.reader.event_count()
+    }
+
+    fn derived_events(&self) -> u64 {
+        self.reader.definitions().rotation.as_ref().map_or(0, |rotation| rotation.recreating)
     }
 
     /// Decodes on a second thread, a few blocks ahead, so that decoding and replay use two cores. More threads would

@@ -227,6 +227,7 @@ impl Analysis {
             ..DeviceAnalysis::new(device, source, categorizer.clone(), definitions)
         };
         let mut devices: Vec<DeviceAnalysis> = replay.devices().iter().map(|d| new(d.device, d.source)).collect();
+        devices.iter_mut().for_each(|device| device.table.dropped_steps(tracked.tracker.dropped_steps()));
         let mut ranges = options.range.map(|name| OpenRanges::new(name, definitions));
         let mut releases = ReleasePoints::new(options.released_after, definitions);
         let mut cuda_graphs = CudaGraphs::default();
@@ -375,6 +376,9 @@ impl DeviceAnalysis {
                 self.allocated(allocator, tracked, observer, &BlockEvent { e, id, classification });
             }
             Change::FreeRequested(id) => {
+                if tracked.tracker.is_earlier(e) {
+                    return;
+                }
                 let classification = &tracked.tracker.observe(e);
                 self.freed(allocator.usage(), tracked, observer, &BlockEvent { e, id, classification });
             }
@@ -404,6 +408,7 @@ impl DeviceAnalysis {
         let now = *tracker.now();
         self.step_starts.observe(now.step, e.seq);
         self.step_inputs.allocated(&now);
+        let is_earlier = tracker.is_earlier(e);
         let oom_count = self.ooms.count() as u32;
         let block = self.categorizer.allocated(tracker, e, allocator.block(id), classification, *names, oom_count);
         match self.allocations.get_mut(id.index()) {
@@ -414,14 +419,22 @@ impl DeviceAnalysis {
         observer.allocated(self.device, &block, usage);
         self.last_ticks = e.ticks;
         self.signals.allocated(&block, event, tracker.stacks().facts(e.stack), usage);
-        self.phase_rules.add(classification, size);
+        if !is_earlier {
+            self.phase_rules.add(classification, size);
+        }
         for free in self.pending_frees.drain(..) {
             self.growth.lifetime_ended(&free.block, free.category, &free.position, free.phase);
         }
         let phase = classification.phase;
-        self.table.alloc(now.step, phase, e.ticks, size, usage.allocated);
-        self.table.micro_batches(tracker.micro_batches());
-        self.labels.alloc(size, usage.allocated);
+        if is_earlier {
+            // The dropped events allocated it.
+            self.table.starts_at(usage.allocated);
+            self.labels.starts_at(usage.allocated);
+        } else {
+            self.table.alloc(now.step, phase, e.ticks, size, usage.allocated);
+            self.table.micro_batches(tracker.micro_batches());
+            self.labels.alloc(size, usage.allocated);
+        }
         if usage.allocated > self.peak.usage.allocated {
             self.peak.restart(e, now, phase, *usage);
         }

@@ -217,6 +217,12 @@ impl LabelTable {
         self.highest = self.highest.max(level);
     }
 
+    /// States that `level` bytes are allocated before the first event.
+    pub fn starts_at(&mut self, level: u64) {
+        self.level = level;
+        self.highest = level;
+    }
+
     /// Takes a free of `bytes` bytes. `allocated`: `seq` of the block's allocation. `level`: allocated bytes after
     /// the free.
     #[inline]

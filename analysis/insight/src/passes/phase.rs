@@ -29,10 +29,13 @@
 //! Some optimizers (SGD with momentum) allocate in their first step only. Such an optimizer is assumed to step after as
 //! many backward passes as the first time.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
 
 use memtrace_trace::event::{Action, Event, Flags};
+use memtrace_trace::file::Definitions;
 use memtrace_trace::ids::{FrameId, StackId, ThreadId};
+use memtrace_trace::rotation::{Circumstances, Progress, Rotation};
 
 use super::model_calls::{ModelCalls, OpenCall, SearchPosition};
 use super::stacks::{StackFacts, StackTable};
@@ -164,6 +167,58 @@ pub struct ProgramPosition {
     pub optimizer_steps: u32,
 }
 
+impl ProgramPosition {
+    /// The position in the words of a trace.
+    pub fn progress(&self) -> Progress<&'static str> {
+        let ProgramPosition { phase, step, phase_changes, backward_passes, optimizer_steps } = *self;
+        Progress { step, phase: phase.name(), phase_changes, backward_passes, optimizer_steps }
+    }
+
+    fn of(progress: &Progress<Box<str>>) -> ProgramPosition {
+        let Progress { step, phase_changes, backward_passes, optimizer_steps, .. } = *progress;
+        let phase = Phase::named(&progress.phase).unwrap_or_default();
+        ProgramPosition { phase, step, phase_changes, backward_passes, optimizer_steps }
+    }
+}
+
+/// What a rotated trace states about the time before its kept events.
+#[derive(Clone, Debug)]
+struct Earlier {
+    /// `seq` of the first kept event; `u64::MAX` once it has come.
+    first_seq: u64,
+    position: ProgramPosition,
+    ended_steps: u32,
+    circumstances: Circumstances,
+    /// By `seq` of an allocation: where the program was, and the phase of the allocation.
+    blocks: Arc<HashMap<u64, (ProgramPosition, Phase)>>,
+}
+
+/// The bits of [`Circumstances::bits`].
+mod bit {
+    pub(super) const MODEL_RAN: u32 = 1;
+    pub(super) const STEP_OVER: u32 = 1 << 1;
+    pub(super) const AFTER_OPTIMIZER: u32 = 1 << 2;
+    pub(super) const LOADER_AWAITED: u32 = 1 << 3;
+    pub(super) const OPTIMIZER_RUNNING: u32 = 1 << 4;
+    pub(super) const PROFILER_RANGES: u32 = 1 << 5;
+}
+
+impl Earlier {
+    fn of(definitions: &Definitions) -> Option<Earlier> {
+        let rotation = definitions.rotation.as_ref()?;
+        let block = |block: &memtrace_trace::rotation::EarlierBlock<Box<str>>| {
+            (block.seq, (ProgramPosition::of(&block.progress), Phase::named(&block.phase).unwrap_or_default()))
+        };
+        Some(Earlier {
+            first_seq: rotation.first_seq,
+            position: ProgramPosition::of(&rotation.progress),
+            ended_steps: rotation.ended_steps,
+            circumstances: rotation.circumstances,
+            blocks: Arc::new(definitions.earlier_blocks.values().map(block).collect()),
+        })
+    }
+}
+
 /// Whether the event reports autograd's gradient mode and the mode is off.
 fn is_grad_off(e: &Event) -> bool {
     e.flags.contains(Flags::GRAD_KNOWN) && !e.flags.contains(Flags::GRAD_ENABLED)
@@ -231,6 +286,9 @@ pub struct PhaseTracker {
     loader_awaited: bool,
     /// The number of backward passes when an optimizer last began to step.
     backward_passes_at_optimizer: Option<u32>,
+    /// In a rotated trace: what came before. `resumes_at`: the `seq` of its first kept event, until that has come.
+    earlier: Option<Earlier>,
+    resumes_at: u64,
 }
 
 /// The forward and backward passes of the current step.
@@ -263,7 +321,84 @@ impl PhaseTracker {
         let table = StackTable::new(recording.definitions());
         let rules = LabelRules::of(recording.definitions());
         let FirstPass { ends, calls, batches, knows_batches } = first_pass(recording, &table, &rules);
-        PhaseTracker { calls, data_stacks: batches, knows_batches, ..PhaseTracker::new(table, ends, rules) }
+        let tracker = PhaseTracker::new(table, ends, rules);
+        PhaseTracker { calls, data_stacks: batches, knows_batches, ..tracker }
+            .after(Earlier::of(recording.definitions()))
+    }
+
+    /// The same tracker for a recording whose earlier events were dropped.
+    fn after(mut self, earlier: Option<Earlier>) -> PhaseTracker {
+        if let Some(earlier) = &earlier {
+            self.resumes_at = earlier.first_seq;
+            if earlier.circumstances.bits & bit::PROFILER_RANGES != 0 {
+                self.step_end = StepEnd::ProfilerRange;
+            }
+        }
+        self.earlier = earlier;
+        self
+    }
+
+    /// Takes over where the dropped events have left the program.
+    #[cold]
+    fn resume(&mut self) {
+        self.resumes_at = u64::MAX;
+        let Some(Earlier { position, circumstances, .. }) = self.earlier.as_ref() else { return };
+        let has = |bit: u32| circumstances.bits & bit != 0;
+        self.now = *position;
+        self.main_thread = circumstances.main_thread;
+        self.model_ran = has(bit::MODEL_RAN);
+        self.step_over = has(bit::STEP_OVER);
+        self.after_optimizer = has(bit::AFTER_OPTIMIZER);
+        self.loader_awaited = has(bit::LOADER_AWAITED);
+        self.optimizer_running = has(bit::OPTIMIZER_RUNNING);
+        self.backward_passes_in_step = circumstances.backward_passes_in_step;
+        self.backward_passes_of_first_step = circumstances.backward_passes_of_first_step;
+        self.optimizer_steps_seen = circumstances.optimizer_steps_seen;
+        (self.last, self.open_call) = (START, OpenCall::default());
+    }
+
+    /// What a trace states about the program whose events before `first_seq` are dropped, where all of these events have
+    /// been observed.
+    pub fn rotation(&mut self, first_seq: u64) -> Rotation<&'static str> {
+        if first_seq >= self.resumes_at {
+            self.resume();
+        }
+        if first_seq > self.next_end.1 {
+            self.advance_past_step_ends(first_seq);
+        }
+        let bits = [
+            (bit::MODEL_RAN, self.model_ran),
+            (bit::STEP_OVER, self.step_over),
+            (bit::AFTER_OPTIMIZER, self.after_optimizer),
+            (bit::LOADER_AWAITED, self.loader_awaited),
+            (bit::OPTIMIZER_RUNNING, self.optimizer_running),
+            (bit::PROFILER_RANGES, self.step_end == StepEnd::ProfilerRange),
+        ];
+        let ended = u32::try_from(self.next_end.0).unwrap_or(u32::MAX);
+        Rotation {
+            first_seq,
+            progress: self.now.progress(),
+            ended_steps: ended.saturating_add(self.earlier.as_ref().map_or(0, |earlier| earlier.ended_steps)),
+            circumstances: Circumstances {
+                main_thread: self.main_thread,
+                bits: bits.into_iter().filter(|(_, is_set)| *is_set).map(|(bit, _)| bit).sum(),
+                backward_passes_in_step: self.backward_passes_in_step,
+                backward_passes_of_first_step: self.backward_passes_of_first_step,
+                optimizer_steps_seen: self.optimizer_steps_seen,
+            },
+            ..Rotation::default()
+        }
+    }
+
+    /// The number of steps before the step in which the kept events of a rotated trace begin.
+    pub fn dropped_steps(&self) -> u32 {
+        self.earlier.as_ref().and_then(|earlier| earlier.position.step).unwrap_or(0)
+    }
+
+    /// Whether an event is older than the kept events of a rotated trace.
+    #[inline]
+    pub fn is_earlier(&self, e: &Event) -> bool {
+        self.resumes_at != u64::MAX && e.seq < self.resumes_at
     }
 
     /// Takes the stacks, the ends of steps and the label rules of a recording.
@@ -316,6 +451,8 @@ impl PhaseTracker {
             ranges: Vec::new(),
             loader_awaited: false,
             backward_passes_at_optimizer: None,
+            earlier: None,
+            resumes_at: u64::MAX,
         }
     }
 
@@ -346,7 +483,8 @@ impl PhaseTracker {
 
     /// How many steps have ended according to profiler ranges; 0 in a recording without them.
     pub fn ended_steps(&self) -> u32 {
-        u32::try_from(self.ends.all().len()).unwrap_or(u32::MAX)
+        let ended = u32::try_from(self.ends.all().len()).unwrap_or(u32::MAX);
+        ended.saturating_add(self.earlier.as_ref().map_or(0, |earlier| earlier.ended_steps))
     }
 
     /// By stack: by how many requested bytes a block of it grows with each call that adds a token to a cache.
@@ -362,6 +500,9 @@ impl PhaseTracker {
     /// Takes an allocation, a free or an out-of-memory event, and returns its phase.
     #[inline]
     pub fn observe(&mut self, e: &Event) -> EventClassification {
+        if e.seq >= self.resumes_at {
+            self.resume();
+        }
         if e.seq > self.next_end.1 {
             self.advance_past_step_ends(e.seq);
         }
@@ -387,7 +528,12 @@ impl PhaseTracker {
                 is_position_independent: false,
                 in_engine,
             };
-            return if classification.is_position_independent { classification } else { unknown };
+            let known = if classification.is_position_independent { classification } else { unknown };
+            let Some((position, phase)) = self.earlier.as_ref().and_then(|earlier| earlier.blocks.get(&e.seq)) else {
+                return known;
+            };
+            self.now = *position;
+            return EventClassification { phase: *phase, ..known };
         }
         if classification.phase == Phase::Eval && classification.is_position_independent {
             self.eval_records = classification.rule == PhaseRuleId::EvalWithoutBackward;
@@ -430,6 +576,9 @@ impl PhaseTracker {
 
     /// Takes the start or the end of a range that the program or PyTorch has named.
     pub fn observe_label(&mut self, e: &Event) {
+        if e.seq >= self.resumes_at {
+            self.resume();
+        }
         let Some(rule) = self.rules.get(e) else { return };
         if e.action != Action::RangeStart {
             let is_it = |(thread, open): &(ThreadId, &LabelRule)| *thread == e.thread && open.id == rule.id;

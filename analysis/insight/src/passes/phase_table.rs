@@ -247,6 +247,8 @@ pub struct PhaseTable {
     later: StepRows,
     total: StepRows,
     steps: u32,
+    /// The number of steps before the first event, which the recording has dropped.
+    dropped_steps: u32,
     /// The number of events so far.
     events: u64,
     level: u64,
@@ -266,6 +268,16 @@ impl PhaseTable {
         }
         row.ended = number;
         row.alloc(bytes, before, level);
+        self.level = level;
+    }
+
+    /// States that the recording has dropped the events of this many steps.
+    pub fn dropped_steps(&mut self, steps: u32) {
+        self.dropped_steps = steps;
+    }
+
+    /// States that `level` bytes are allocated before the first event.
+    pub fn starts_at(&mut self, level: u64) {
         self.level = level;
     }
 
@@ -408,7 +420,7 @@ impl PhaseTable {
 
     /// The sum of the steps after the first, and their number. Peaks are maxima; levels are those of the last step.
     pub fn later(&self) -> (&StepRows, u32) {
-        (&self.later, self.steps.saturating_sub(1))
+        (&self.later, self.steps.saturating_sub(self.dropped_steps.max(1)))
     }
 
     /// A step after the first that stands for most: it has the phases that most of these steps have, and the median of

@@ -94,6 +94,8 @@ pub(super) fn first_pass(recording: &dyn Recording, table: &StackTable, rules: &
     let definitions = recording.definitions();
     let mut finder = Finder { rules: rules.clone(), has_nodes: table.has_nodes(), ..Finder::default() };
     let mut calls = CallFinder::new(definitions);
+    // What is older than the kept events is not in the order of the program.
+    let is_rotated = definitions.rotation.is_some();
     recording.stream(&mut |events| {
         for e in events {
             if e.source == Source::Label {
@@ -101,10 +103,11 @@ pub(super) fn first_pass(recording: &dyn Recording, table: &StackTable, rules: &
                 continue;
             }
             let in_backward = e.flags.contains(Flags::IN_BACKWARD);
-            if in_backward {
+            if in_backward && !(is_rotated && e.flags.contains(Flags::PREEXISTING)) {
                 finder.observe_backward(e.seq);
             }
-            if !matches!(e.source, Source::Torch | Source::TorchReporter | Source::TorchCpu) {
+            let is_earlier = is_rotated && e.flags.contains(Flags::PREEXISTING);
+            if is_earlier || !matches!(e.source, Source::Torch | Source::TorchReporter | Source::TorchCpu) {
                 continue;
             }
             if in_backward || table.facts(e.stack).in_engine || table.contexts().is_node(e.context) {

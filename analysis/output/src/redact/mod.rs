@@ -185,6 +185,8 @@ impl NewTexts for Redactor {
             | Definition::Pool { .. }
             | Definition::NativeFrame { .. }
             | Definition::HolderScan { .. }
+            | Definition::Rotation(_)
+            | Definition::EarlierBlock(_)
             | Definition::Rank { .. } => {
                 definition.encode(out);
             }

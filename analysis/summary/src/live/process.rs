@@ -9,7 +9,7 @@ use memtrace_input::load::{Process, Run};
 use memtrace_input::{EventSource, open_run};
 use memtrace_insight::passes::{Analysis, Category, PhaseTracker, ProgramPosition};
 use memtrace_replay::{BlockState, Change, MemoryLocation, Names, Replay};
-use memtrace_trace::event::{Action, Event, Source};
+use memtrace_trace::event::{Action, Event, Flags, Source};
 use memtrace_trace::file::Reader;
 use memtrace_trace::ids::{ContextId, StackId};
 
@@ -122,7 +122,13 @@ impl LiveProcess {
     }
 
     /// Reads what was appended to the trace. Analyzes all events again if the last analysis was long enough ago.
+    ///
+    /// A trace that was rotated is read from its beginning.
     pub fn advance(&mut self) -> Result<()> {
+        if self.state.reader.is_replaced() {
+            *self = LiveProcess::open(&self.path)?;
+            return Ok(());
+        }
         self.state.advance(&self.path)?;
         let is_behind = self.state.is_outdated || self.state.events > self.analyzed_events;
         let next = if self.state.is_outdated { self.next_analysis } else { self.next_without_new_code };
@@ -144,6 +150,7 @@ impl LiveProcess {
             ..LiveProcessReport::default()
         };
         if let Some(process) = self.run.processes().first() {
+            report.dropped_events = process.definitions().rotation.as_ref().map(|rotation| rotation.dropped);
             (report.pid, report.rank, report.world_size) = (process.pid(), process.rank(), process.world_size());
             report.argv.clone_from(&process.info().argv);
             let devices = 0..self.state.replay.devices().len();
@@ -261,7 +268,9 @@ impl State {
     }
 
     fn apply(&mut self, e: &Event) {
-        self.events += 1;
+        // In a rotated trace, such events recreate what was in use.
+        let is_new = !e.flags.contains(Flags::PREEXISTING);
+        self.events += u64::from(is_new);
         if e.source == Source::Label {
             self.tracker.observe_label(e);
             return;
@@ -273,7 +282,7 @@ impl State {
                 tracker.observe(e);
                 *oom_count += u64::from(change == Change::Oom);
             }
-            if let Some(growth) = growth.get_mut(slot) {
+            if let Some(growth) = growth.get_mut(slot).filter(|_| is_new) {
                 growth.changed(e.ticks, replay.devices()[slot].allocator.usage().allocated);
             }
         });
@@ -284,7 +293,7 @@ impl State {
         }
         let step = self.step_now();
         if step != self.step {
-            if let Some(step) = step {
+            if let Some(step) = step.filter(|_| is_new) {
                 for (growth, level) in self.growth.iter_mut().zip(&self.levels) {
                     growth.step_began(step, e.ticks, *level);
                 }

@@ -55,6 +55,10 @@ pub struct LiveProcessReport {
     pub events: u64,
     /// The number of events that could not be read.
     pub lost_events: u64,
+    /// The number of earlier events that rotation has dropped (`memtrace run --keep`), whose effects are kept. Absent if none
+    /// was.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dropped_events: Option<u64>,
     /// The number of out-of-memory errors so far.
     pub oom_count: u64,
     /// The step, counted from 0. Absent before the first step.

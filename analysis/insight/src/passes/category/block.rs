@@ -67,6 +67,11 @@ impl Category {
         Category::Unknown,
     ];
 
+    /// The category with this name in files.
+    pub fn named(name: &str) -> Option<Category> {
+        Category::ALL.into_iter().find(|category| category.name() == name)
+    }
+
     /// The name in files.
     pub const fn name(self) -> &'static str {
         match self {
@@ -167,6 +172,8 @@ pub struct BlockAllocation {
     pub(super) call: u32,
     /// The number of calls of the model so far, including the one that allocates this block.
     pub(super) model_calls: u32,
+    /// In a rotated trace: how earlier events classified the block.
+    pub(super) earlier: Option<BlockClassification>,
 }
 
 impl BlockAllocation {
@@ -215,6 +222,7 @@ impl BlockAllocation {
             thread: ThreadId::NONE,
             call: 0,
             model_calls: 0,
+            earlier: None,
         }
     }
 }

@@ -3,6 +3,7 @@
 
 use memtrace_trace::definition::TensorKind;
 use memtrace_trace::event::{Event, Flags};
+use memtrace_trace::rotation::EarlierBlock;
 
 use super::Categorizer;
 use super::block::{BlockAllocation, BlockClassification, Category, LifetimeEnd, is_recorded, is_without_gradients};
@@ -24,6 +25,23 @@ const CACHE_BLOCKS: u32 = 4;
 /// A block that so many later steps find is no batch. A loader that works ahead frees a batch earlier.
 const KEPT_STEPS: u32 = 3;
 
+impl BlockAllocation {
+    /// What a trace states about this block when the events before `now` are dropped. `classification`: as if the recording
+    /// had ended there. Steps that follow still decide about a block that few steps have found.
+    pub fn as_earlier(
+        &self,
+        classification: &BlockClassification,
+        now: &ProgramPosition,
+    ) -> EarlierBlock<&'static str> {
+        let is_decided = self.earlier.is_some() || steps_outlived(self, now) >= KEPT_STEPS;
+        let (category, rule) = match is_decided {
+            true => (classification.category.name(), classification.rule.as_str()),
+            false => ("", ""),
+        };
+        EarlierBlock { seq: self.seq, progress: self.position.progress(), phase: self.phase.name(), category, rule }
+    }
+}
+
 impl Categorizer {
     /// The category of a block whose lifetime ends, or would end, with `end`.
     #[inline]
@@ -33,6 +51,9 @@ impl Categorizer {
         block: &BlockAllocation,
         end: &LifetimeEnd<'_>,
     ) -> BlockClassification {
+        if let Some(earlier) = block.earlier {
+            return earlier;
+        }
         match block.proof {
             Proof::Named(TensorKind::Parameter) => return is(Category::Parameter, CategoryRuleId::NameParameter),
             Proof::Named(TensorKind::Buffer) => return is(Category::Parameter, CategoryRuleId::NameBuffer),

@@ -1,21 +1,21 @@
 //! Finds what is proven about a block at its allocation, from the definitions of a recording and from what earlier
 //! allocations have shown.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use memtrace_trace::definition::TensorKind;
-use memtrace_trace::event::Event;
+use memtrace_trace::event::{Event, Flags};
 use memtrace_trace::file::{Context, Definitions, StackNode, TensorName};
 use memtrace_trace::ids::{FrameId, StackId};
 
-use super::block::is_recorded;
+use super::block::{BlockClassification, Category, is_recorded};
 use super::learning::Learned;
 use super::proof::Proof;
 use crate::passes::phase::{EventClassification, Phase};
 use crate::rules::{
-    CategoryRule, FrameMemory, Meaning, PhaseRuleId, UsesCublas, captures_graph, category_rule, ends_autocast,
-    frame_uses_cublas, is_attention, is_cache_name, is_graphs_own_pool, is_library_module, is_lt_workspace_size,
-    is_pytorch, is_workspace_size, node_uses_cublas,
+    CategoryRule, CategoryRuleId, FrameMemory, Meaning, PhaseRuleId, UsesCublas, captures_graph, category_rule,
+    ends_autocast, frame_uses_cublas, is_attention, is_cache_name, is_graphs_own_pool, is_library_module,
+    is_lt_workspace_size, is_pytorch, is_workspace_size, node_uses_cublas,
 };
 use memtrace_input::AddressBuildHasher;
 use memtrace_replay::AllocationNames;
@@ -54,6 +54,8 @@ pub(super) struct DefinitionFacts {
     pub(super) has_names: bool,
     /// Whether gradients have names.
     pub(super) has_gradient_names: bool,
+    /// In a rotated trace, by `seq` of the allocation: how earlier events classified blocks.
+    earlier: HashMap<u64, BlockClassification, AddressBuildHasher>,
 }
 
 impl DefinitionFacts {
@@ -83,7 +85,14 @@ impl DefinitionFacts {
             has_nodes: definitions.contexts.iter().any(|c| !c.node.is_empty()),
             has_names,
             has_gradient_names: has_names && definitions.tensor_names.iter().any(is_gradient),
+            earlier: earlier_classifications(definitions),
         }
+    }
+
+    /// How earlier events classified the block of this allocation, which they have dropped.
+    #[inline]
+    pub(super) fn earlier_classification(&self, e: &Event) -> Option<BlockClassification> {
+        if e.flags.contains(Flags::PREEXISTING) { self.earlier.get(&e.seq).copied() } else { None }
     }
 
     fn stack(&self, stack: StackId) -> StackProof {
@@ -248,4 +257,14 @@ fn stack_proofs(definitions: &Definitions) -> Vec<StackProof> {
         }
     }
     stacks
+}
+fn earlier_classifications(definitions: &Definitions) -> HashMap<u64, BlockClassification, AddressBuildHasher> {
+    let blocks = definitions.earlier_blocks.values();
+    blocks
+        .filter_map(|block| {
+            let category = Category::named(&block.category)?;
+            let rule: CategoryRuleId = block.rule.parse().ok()?;
+            Some((block.seq, BlockClassification { category, rule }))
+        })
+        .collect()
 }

@@ -137,6 +137,7 @@ impl Categorizer {
             thread: e.thread,
             call: self.call,
             model_calls: self.learned.model_calls,
+            earlier: self.facts.earlier_classification(e),
         }
     }
 

@@ -1,0 +1,284 @@
+//! Rotation of the traces (`memtrace run --keep`): drops the oldest events of a trace that has become too large or too
+//! old.
+//!
+//! A process with the lowest priority ([`super::rotation_worker`]) writes the new trace beside the old one
+//! (`.PID.mtr.part`), which goes on meanwhile; a thread of its own waits for it. Then the writer thread copies the few frames that are left, renames the new trace over the old one and goes
+//! on there. One trace is rotated at a time. If anything fails, the old trace stays as it is and grows.
+
+use std::fs::File;
+use std::process::Child;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use memtrace_analysis::RunFolder;
+use memtrace_analysis::export::Keep;
+use memtrace_trace::clock::ClockPoint;
+use memtrace_trace::file::{Writer, copy_frames};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::rotation_worker::{self, Written};
+use super::truncated::TraceFile;
+use super::writer::FileKey;
+use crate::message;
+use crate::option_values::Kept;
+
+/// The thread copies until so few bytes are left for the writer thread. At a million events a second, the trace grows by
+/// this much in a fraction of a second.
+const REST: u64 = 1 << 20;
+/// How often the thread copies at most. The trace may grow as fast as it copies.
+const MAX_COPIES: u32 = 16;
+/// The disk must have this much more space than the new trace can take, in bytes: the old one grows meanwhile.
+const SPARE_SPACE: u64 = 64 << 20;
+/// A trace is rotated when its oldest event is older than the limit by one part in this many.
+const SLACK: u32 = 4;
+
+/// When one trace is rotated next.
+#[derive(Debug)]
+pub(super) struct Due {
+    bytes: u64,
+    at: Option<Instant>,
+}
+
+/// Rotates the traces of a run.
+#[derive(Debug)]
+pub(super) struct Rotator {
+    folder: Arc<RunFolder>,
+    kept: Kept,
+    /// The clock when the run began. The rate of its ticks follows from it.
+    began: ClockPoint,
+    running: Option<Running>,
+    /// Whether a failure was reported.
+    has_failed: bool,
+}
+
+#[derive(Debug)]
+struct Running {
+    key: FileKey,
+    began: Instant,
+    worker: Arc<Worker>,
+    thread: JoinHandle<anyhow::Result<Option<NewTrace>>>,
+}
+
+/// The process that writes a new trace.
+#[derive(Default, Debug)]
+struct Worker(Mutex<State>);
+
+/// What the process does.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+enum State {
+    #[default]
+    NotStarted,
+    Runs(Pid),
+    Ended,
+    Cancelled,
+}
+
+impl Worker {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts the process. `None` if it was cancelled before.
+    fn start(&self, old: &File, new: &File, keep: Keep) -> anyhow::Result<Option<Child>> {
+        let mut state = self.state();
+        if *state == State::Cancelled {
+            return Ok(None);
+        }
+        let child = rotation_worker::start(old, new, keep).context("cannot start a process")?;
+        *state = Pid::from_raw(child.id() as i32).map_or(State::Ended, State::Runs);
+        Ok(Some(child))
+    }
+
+    /// Waits for the process. `None` if there is nothing to drop, or if it was cancelled.
+    fn wait(&self, mut child: Child) -> anyhow::Result<Option<Written>> {
+        let written = rotation_worker::read(&mut child);
+        let mut state = self.state();
+        let was_cancelled = std::mem::replace(&mut *state, State::Ended) == State::Cancelled;
+        // The process has ended, or is about to. Its number is valid until here.
+        let status = child.wait();
+        if was_cancelled { Ok(None) } else { rotation_worker::result(&written, status) }
+    }
+
+    fn cancel(&self) {
+        let mut state = self.state();
+        if let State::Runs(pid) = *state {
+            // Whoever waits for the process needs the state first, so this is still its number.
+            let _ = kill_process(pid, Signal::KILL);
+        }
+        *state = State::Cancelled;
+    }
+}
+
+/// A rotated trace that goes on where the old one does.
+#[derive(Debug)]
+struct NewTrace {
+    part: Part,
+    old: File,
+    copied_to: u64,
+    /// The events that were dropped in all rotations, without those that the new trace has again.
+    missing: u64,
+}
+
+/// The new trace before it has its name. The file is removed unless it gets that.
+#[derive(Debug)]
+struct Part {
+    folder: Arc<RunFolder>,
+    name: String,
+    file: Option<File>,
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        if self.file.is_some() {
+            // A leftover is no trace to any reader.
+            let _ = self.folder.remove(&self.name);
+        }
+    }
+}
+
+impl Rotator {
+    pub(super) fn new(folder: Arc<RunFolder>, kept: Kept) -> Rotator {
+        Rotator { folder, kept, began: ClockPoint::read(), running: None, has_failed: false }
+    }
+
+    /// When a trace of `bytes` bytes is rotated next, whose oldest event is as old as `since`.
+    pub(super) fn due(&self, bytes: u64, since: Instant) -> Due {
+        match self.kept {
+            // A trace whose state alone is large grows by half of the limit in between.
+            Kept::Bytes(limit) => Due { bytes: limit.max(bytes + limit / 2), at: None },
+            Kept::Time(limit) => Due { bytes: u64::MAX, at: Some(since + limit + limit / SLACK) },
+        }
+    }
+
+    /// Begins to rotate a trace of `bytes` bytes, if it is due and no other one is being rotated.
+    pub(super) fn start_if_due(&mut self, key: FileKey, name: &str, bytes: u64, due: &mut Due) {
+        let is_due = bytes >= due.bytes || due.at.is_some_and(|at| Instant::now() >= at);
+        if !is_due || self.running.is_some() {
+            return;
+        }
+        let began = Instant::now();
+        // Until the new trace is there, or if it cannot be written.
+        *due = self.due(bytes, began);
+        let (folder, name, kept) = (Arc::clone(&self.folder), name.to_owned(), self.kept);
+        let (first_clock, worker) = (self.began, Arc::new(Worker::default()));
+        let used = Arc::clone(&worker);
+        let work = move || new_trace(&folder, &name, &kept, &first_clock, &used);
+        match std::thread::Builder::new().name("memtrace-rotate".into()).spawn(work) {
+            Ok(thread) => self.running = Some(Running { key, began, worker, thread }),
+            Err(e) => self.failed(&anyhow::Error::from(e).context("cannot start a thread")),
+        }
+    }
+
+    fn limit(&self) -> Duration {
+        match self.kept {
+            Kept::Bytes(_) => Duration::ZERO,
+            Kept::Time(limit) => limit,
+        }
+    }
+
+    /// Whether a trace is being rotated.
+    pub(super) fn is_rotating(&self) -> bool {
+        self.running.is_some()
+    }
+
+    /// The trace for which a new one is complete.
+    pub(super) fn ready(&self) -> Option<FileKey> {
+        self.running.as_ref().filter(|running| running.thread.is_finished()).map(|running| running.key)
+    }
+
+    /// Lets `writer` go on in the new trace, which is complete. Returns how many events it lacks, and when it is rotated
+    /// next. `None` if the old trace stays.
+    pub(super) fn switch(&mut self, name: &str, writer: &mut Writer<TraceFile>) -> Option<(u64, Due)> {
+        let running = self.running.take()?;
+        let new = running.thread.join().unwrap_or_else(|_| Err(anyhow::anyhow!("the thread panicked")));
+        let switched = new.and_then(|new| match new {
+            Some(new) => new.take_over(name, writer).map(Some),
+            None => Ok(None),
+        });
+        match switched {
+            Ok(missing) => {
+                let since = running.began.checked_sub(self.limit()).unwrap_or(running.began);
+                missing.map(|missing| (missing, self.due(writer.out().bytes(), since)))
+            }
+            Err(e) => {
+                self.failed(&e);
+                None
+            }
+        }
+    }
+
+    /// Gives up the rotation of a trace that ends.
+    pub(super) fn cancel(&mut self, key: FileKey) {
+        if let Some(running) = self.running.take_if(|running| running.key == key) {
+            running.worker.cancel();
+            // The old trace is complete, whatever became of the new one.
+            drop(running.thread.join());
+        }
+    }
+
+    fn failed(&mut self, error: &anyhow::Error) {
+        if !std::mem::replace(&mut self.has_failed, true) {
+            message::warning(&format!("cannot drop old events, so the trace grows: {error:#}"));
+        }
+    }
+}
+
+/// Writes the new trace as far as the old one goes. `None` if there is nothing to drop.
+fn new_trace(
+    folder: &Arc<RunFolder>,
+    name: &str,
+    kept: &Kept,
+    first_clock: &ClockPoint,
+    worker: &Worker,
+) -> anyhow::Result<Option<NewTrace>> {
+    let old = folder.open_file(name).context("cannot open the trace")?;
+    let keep = match *kept {
+        Kept::Bytes(bytes) => Keep::Bytes(bytes / 2),
+        Kept::Time(time) => Keep::Since(ticks_before(time, first_clock)),
+    };
+    let bytes = old.metadata().context("cannot read the trace")?.len();
+    let space = rustix::fs::fstatvfs(&old).context("cannot read the free space of the disk")?;
+    let free = space.f_bavail.saturating_mul(space.f_frsize);
+    ensure!(free >= bytes.min(u64::MAX - SPARE_SPACE) + SPARE_SPACE, "the disk has too little free space");
+    let part_name = format!(".{name}.part");
+    let mut out = folder.create_replacing(&part_name).context("cannot create the new trace")?;
+    let part = Part { folder: Arc::clone(folder), name: part_name, file: Some(out.try_clone()?) };
+    let Some(child) = worker.start(&old, &out, keep)? else { return Ok(None) };
+    let Some(Written { mut copied_to, missing }) = worker.wait(child)? else { return Ok(None) };
+    for _ in 0..MAX_COPIES {
+        let end = old.metadata().context("cannot read the trace")?.len();
+        if end - copied_to <= REST {
+            break;
+        }
+        copied_to = copy_frames(&old, copied_to, end, &mut out)?;
+    }
+    out.sync_data().context("cannot write the new trace")?;
+    Ok(Some(NewTrace { part, old, copied_to, missing }))
+}
+
+/// The time `before` now, in clock ticks.
+fn ticks_before(before: Duration, first: &ClockPoint) -> u64 {
+    let now = ClockPoint::read();
+    let ticks = now.ticks.saturating_sub(first.ticks) as f64;
+    let ns = now.monotonic_ns.saturating_sub(first.monotonic_ns).max(1) as f64;
+    now.ticks.saturating_sub((before.as_nanos() as f64 * ticks / ns) as u64)
+}
+
+impl NewTrace {
+    /// Lets `writer` go on here. Returns how many events are missing.
+    fn take_over(mut self, name: &str, writer: &mut Writer<TraceFile>) -> anyhow::Result<u64> {
+        let mut file = self.part.file.as_ref().context("no file")?.try_clone()?;
+        writer.flush()?;
+        let end = writer.out().bytes();
+        let copied_to = copy_frames(&self.old, self.copied_to, end, &mut file)?;
+        ensure!(copied_to == end, "the trace is damaged");
+        let bytes = file.metadata().context("cannot read the new trace")?.len();
+        self.part.folder.rename(&self.part.name, name).context("cannot rename the new trace")?;
+        self.part.file = None;
+        writer.continue_in(TraceFile::appending(file, bytes))?;
+        Ok(self.missing)
+    }
+}

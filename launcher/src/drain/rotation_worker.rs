@@ -1,0 +1,111 @@
+//! The process that writes a rotated trace: this program once more, under another name. It reads what the traced process
+//! has sent, so its memory is bounded, and its end does not end the launcher.
+//!
+//! The old trace is its stdin, the new one its stdout. It writes two numbers to stderr, or nothing if there is nothing to
+//! drop, or says what is wrong.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+
+use anyhow::{Context as _, bail};
+use memtrace_analysis::export::{Keep, Rotated, rotate};
+
+use crate::sandbox;
+
+/// The name of the process: its first argument.
+const NAME: &str = "memtrace-rotate";
+/// The exit code of a rotation that failed.
+const FAILED: u8 = 2;
+
+/// The longest report of the process, in bytes.
+const MAX_REPORT: u64 = 4096;
+
+/// What the process has written.
+#[derive(Debug)]
+pub(super) struct Written {
+    /// The offset in the old trace up to which its frames are in the new one, or dropped.
+    pub(super) copied_to: u64,
+    /// The number of events that the new trace lacks.
+    pub(super) missing: u64,
+}
+
+/// Starts the process.
+pub(super) fn start(old: &File, new: &File, keep: Keep) -> io::Result<Child> {
+    let (kind, number) = match keep {
+        Keep::Bytes(bytes) => ("bytes", bytes),
+        Keep::Since(ticks) => ("since", ticks),
+    };
+    // A key press that ends the command does not end this process, which the launcher needs.
+    Command::new("/proc/self/exe")
+        .arg0(NAME)
+        .args([kind, &number.to_string()])
+        .env_clear()
+        .process_group(0)
+        .stdin(old.try_clone()?)
+        .stdout(new.try_clone()?)
+        .stderr(Stdio::piped())
+        .spawn()
+}
+
+/// What the process reports, until it ends.
+pub(super) fn read(child: &mut Child) -> String {
+    let mut bytes = Vec::new();
+    if let Some(stderr) = &mut child.stderr {
+        // What cannot be read is missing in the result.
+        let _ = stderr.take(MAX_REPORT).read_to_end(&mut bytes);
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// The result, from what the process has reported and from its status. `None` if there is nothing to drop.
+pub(super) fn result(text: &str, status: io::Result<ExitStatus>) -> anyhow::Result<Option<Written>> {
+    let status = status.context("cannot wait for the process that writes the new trace")?;
+    if !status.success() {
+        let reason = text.lines().last().map_or_else(|| status.to_string(), str::to_owned);
+        bail!("cannot write the new trace: {reason}");
+    }
+    let numbers: Option<Vec<u64>> = text.split_whitespace().map(|word| word.parse().ok()).collect();
+    match numbers.as_deref() {
+        Some([]) => Ok(None),
+        Some(&[copied_to, missing]) => Ok(Some(Written { copied_to, missing })),
+        _ => bail!("cannot write the new trace: {text}"),
+    }
+}
+
+/// What this process is asked for, if it is such a process.
+pub(crate) fn requested() -> Option<Keep> {
+    let mut arguments = std::env::args_os();
+    if arguments.next()? != NAME {
+        return None;
+    }
+    let kind = arguments.next()?;
+    let number = arguments.next()?.to_str()?.parse().ok()?;
+    Some(if kind == "bytes" { Keep::Bytes(number) } else { Keep::Since(number) })
+}
+
+/// Writes the rotated trace, and returns the exit code.
+pub(crate) fn run(keep: Keep) -> u8 {
+    sandbox::restrict_this_process();
+    // The programs have precedence. A refusal changes nothing else.
+    let _ = rustix::process::setpriority_process(None, 19);
+    let text = match write(keep) {
+        Ok(None) => return 0,
+        Ok(Some((copied_to, missing))) => (0, format!("{copied_to} {missing}")),
+        Err(e) => (FAILED, format!("{e:#}")),
+    };
+    // Nobody reads it if the launcher has ended.
+    let _ = writeln!(io::stderr(), "{}", text.1);
+    text.0
+}
+
+fn write(keep: Keep) -> anyhow::Result<Option<(u64, u64)>> {
+    let file = |descriptor: io::Result<std::os::fd::OwnedFd>| descriptor.map(File::from).context("no trace");
+    let old = file(io::stdin().as_fd().try_clone_to_owned())?;
+    let new = file(io::stdout().as_fd().try_clone_to_owned())?;
+    let rotated = rotate(Path::new("the trace"), old, keep, new)?;
+    Ok(rotated.map(|Rotated { copied_to, missing, .. }| (copied_to, missing)))
+}
