@@ -4,7 +4,7 @@
 //! allocator's own function only copies its lists, under the lock of each device.
 //!
 //! The layout of the result is private (c10/cuda/CUDACachingAllocator.h, later c10/core/CachingDeviceAllocator.h), the same
-//! from 2.1 to 2.11. It is verified: the blocks of each segment must have its size together, those in use its active
+//! in 2.4 and 2.11. It is verified: the blocks of each segment must have its size together, those in use its active
 //! bytes, and all of a device the active bytes in the entry of the snapshot ([`super::gate`]).
 
 use std::ffi::c_void;

@@ -232,6 +232,18 @@ mod tests {
         Event { seq, ..Event::EMPTY }
     }
 
+    #[test]
+    fn numbers_that_no_event_was_given_are_skipped_and_not_lost() {
+        const LIVE: u64 = 1 << 24;
+        let (mut merge, mut out) = (Merge::default(), Vec::new());
+        merge.insert(event(1), &mut |event| out.push(event.seq));
+        assert!(!merge.has_place(LIVE), "it waits in its ring");
+        merge.skip_to(LIVE, &mut |event| out.push(event.seq));
+        assert!(merge.has_place(LIVE));
+        merge.insert(event(LIVE), &mut |event| out.push(event.seq));
+        assert_eq!((out, merge.lost(), merge.next()), (vec![1, LIVE], 0, LIVE + 1));
+    }
+
     const SECOND: Duration = Duration::from_secs(1);
 
     #[derive(Clone, Debug)]
