@@ -21,7 +21,6 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::rotation_worker::{self, Written};
 use super::truncated::TraceFile;
-use super::writer::FileKey;
 use crate::message;
 use crate::option_values::Kept;
 
@@ -56,7 +55,8 @@ pub(super) struct Rotator {
 
 #[derive(Debug)]
 struct Running {
-    key: FileKey,
+    /// The number of the trace file.
+    file: u32,
     began: Instant,
     worker: Arc<Worker>,
     thread: JoinHandle<anyhow::Result<Option<NewTrace>>>,
@@ -154,7 +154,7 @@ impl Rotator {
     }
 
     /// Begins to rotate a trace of `bytes` bytes, if it is due and no other one is being rotated.
-    pub(super) fn start_if_due(&mut self, key: FileKey, name: &str, bytes: u64, due: &mut Due) {
+    pub(super) fn start_if_due(&mut self, file: u32, name: &str, bytes: u64, due: &mut Due) {
         let is_due = bytes >= due.bytes || due.at.is_some_and(|at| Instant::now() >= at);
         if !is_due || self.running.is_some() {
             return;
@@ -167,7 +167,7 @@ impl Rotator {
         let used = Arc::clone(&worker);
         let work = move || new_trace(&folder, &name, &kept, &first_clock, &used);
         match std::thread::Builder::new().name("memtrace-rotate".into()).spawn(work) {
-            Ok(thread) => self.running = Some(Running { key, began, worker, thread }),
+            Ok(thread) => self.running = Some(Running { file, began, worker, thread }),
             Err(e) => self.failed(&anyhow::Error::from(e).context("cannot start a thread")),
         }
     }
@@ -184,9 +184,9 @@ impl Rotator {
         self.running.is_some()
     }
 
-    /// The trace for which a new one is complete.
-    pub(super) fn ready(&self) -> Option<FileKey> {
-        self.running.as_ref().filter(|running| running.thread.is_finished()).map(|running| running.key)
+    /// The number of the trace for which a new one is complete.
+    pub(super) fn ready(&self) -> Option<u32> {
+        self.running.as_ref().filter(|running| running.thread.is_finished()).map(|running| running.file)
     }
 
     /// Lets `writer` go on in the new trace, which is complete. Returns how many events it lacks, and when it is rotated
@@ -211,8 +211,8 @@ impl Rotator {
     }
 
     /// Gives up the rotation of a trace that ends.
-    pub(super) fn cancel(&mut self, key: FileKey) {
-        if let Some(running) = self.running.take_if(|running| running.key == key) {
+    pub(super) fn cancel(&mut self, file: u32) {
+        if let Some(running) = self.running.take_if(|running| running.file == file) {
             running.worker.cancel();
             // The old trace is complete, whatever became of the new one.
             drop(running.thread.join());

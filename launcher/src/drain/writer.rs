@@ -261,7 +261,7 @@ impl Files {
                         file.progress.written_out.store(inquiry, Ordering::Release);
                     }
                     if let (Some(rotator), Some(due)) = (&mut self.rotator, &mut file.due) {
-                        rotator.start_if_due(key, &file.written.file, writer.out().bytes(), due);
+                        rotator.start_if_due(key.0, &file.written.file, writer.out().bytes(), due);
                     }
                 }
                 Err(e) => {
@@ -281,7 +281,7 @@ impl Files {
     /// Goes on in a rotated trace, once it is complete.
     fn switch(&mut self) {
         let Some(rotator) = &mut self.rotator else { return };
-        let Some(key) = rotator.ready() else { return };
+        let Some(key) = rotator.ready().map(FileKey) else { return };
         match self.open.get_mut(&key) {
             Some(OpenFile { writer: Some(writer), written, dropped, due, .. }) => {
                 if let Some((missing, next)) = rotator.switch(&written.file, writer) {
@@ -289,13 +289,13 @@ impl Files {
                 }
             }
             // Writing has failed meanwhile.
-            _ => rotator.cancel(key),
+            _ => rotator.cancel(key.0),
         }
     }
 
     fn finish(&mut self, key: FileKey, end: End) {
         if let Some(rotator) = &mut self.rotator {
-            rotator.cancel(key);
+            rotator.cancel(key.0);
         }
         let Some(mut file) = self.open.remove(&key) else { return };
         if let Some(writer) = file.writer.take() {
