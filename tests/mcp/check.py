@@ -629,39 +629,6 @@ async def a_run_does_not_outlive_its_client(runs):
         assert state(folder) == "ended", folder
 
 
-TESTS = [
-    a_session_begins,
-    both_protocols_give_the_same_answers,
-    runs_are_listed_newest_first,
-    the_summary_is_that_of_the_report,
-    the_peak_is_that_of_the_report,
-    lists_can_be_paged_through,
-    an_out_of_memory_error_is_explained,
-    issues_cite_the_line,
-    lines_have_the_figures_of_the_table,
-    a_difference_is_explained,
-    ranks_are_selected,
-    bad_input_is_an_error_with_help,
-    answers_about_large_runs_are_small,
-    calls_at_the_same_time_get_the_same_answers,
-    a_run_that_changes_is_read_again,
-    garbage_on_stdin_is_survived,
-    a_client_that_leaves_ends_the_server,
-    a_reading_server_runs_nothing,
-    a_command_is_recorded,
-    a_dry_run_is_recorded,
-    commands_that_cannot_run_are_errors,
-    output_is_bounded,
-    a_command_ends_at_the_time_limit,
-    one_run_at_a_time,
-    progress_is_reported,
-    a_cancelled_run_ends,
-    a_run_does_not_outlive_its_client,
-    figures_are_pushed_to_a_collector,
-    pushes_that_fail_are_reported,
-]
-
-
 class Collector(http.server.BaseHTTPRequestHandler):
     """Takes what OTLP's exporters send, over HTTP."""
 
@@ -747,6 +714,39 @@ async def pushes_that_fail_are_reported(runs):
     for wrong in ["https://example.org", "localhost:4318", "http://", "http:// x"]:
         done = subprocess.run([MEMTRACE, "--otlp", wrong, "--", "true"], capture_output=True, text=True, timeout=HANG)
         assert done.returncode == 125 and "--otlp" in done.stderr, done.stderr
+
+
+TESTS = [
+    a_session_begins,
+    both_protocols_give_the_same_answers,
+    runs_are_listed_newest_first,
+    the_summary_is_that_of_the_report,
+    the_peak_is_that_of_the_report,
+    lists_can_be_paged_through,
+    an_out_of_memory_error_is_explained,
+    issues_cite_the_line,
+    lines_have_the_figures_of_the_table,
+    a_difference_is_explained,
+    ranks_are_selected,
+    bad_input_is_an_error_with_help,
+    answers_about_large_runs_are_small,
+    calls_at_the_same_time_get_the_same_answers,
+    a_run_that_changes_is_read_again,
+    garbage_on_stdin_is_survived,
+    a_client_that_leaves_ends_the_server,
+    a_reading_server_runs_nothing,
+    a_command_is_recorded,
+    a_dry_run_is_recorded,
+    commands_that_cannot_run_are_errors,
+    output_is_bounded,
+    a_command_ends_at_the_time_limit,
+    one_run_at_a_time,
+    progress_is_reported,
+    a_cancelled_run_ends,
+    a_run_does_not_outlive_its_client,
+    figures_are_pushed_to_a_collector,
+    pushes_that_fail_are_reported,
+]
 
 
 def main():
