@@ -819,8 +819,8 @@ pub(crate) struct Run {
     /// Keep only the newest part of each process's trace: 10GiB of it, or the last 24h
     ///
     /// Older events are dropped while the program runs. What they left in use is kept: the blocks with their stacks, names and
-    /// categories, the segments, and the open ranges. A trace takes at most this size, and half as much more while it is
-    /// rewritten. With a time, it has at least the events of this time and at most those of 1.25 times as long.
+    /// categories, the segments, and the open ranges. A trace that reaches the size is rewritten,
+    /// and its newest half stays; it grows meanwhile. With a time, events are dropped when they are older by a quarter.
     #[arg(long, value_name = "SIZE|TIME", value_parser = kept)]
     pub(crate) keep: Option<Kept>,
     /// Write the objects of reference cycles that held tensors to cycle-N.html; this adds a function to gc.callbacks
