@@ -15,8 +15,8 @@ use memtrace_trace::options;
 use crate::condition::{Condition, condition};
 use crate::device_samples::MEMORY_IN_USE;
 use crate::option_values::{
-    Bounds, Kept, Values, bounds, category_limit, gpu_memory, kept, limit, otlp_url, positive, release_point, size, step_range,
-    time_limit, time_range, tolerance, values,
+    Bounds, Kept, Values, bounds, category_limit, gpu_memory, kept, limit, otlp_url, positive, release_point, size,
+    step_range, time_limit, time_range, tolerance, values,
 };
 use crate::simulation::{Gpu, Nonzero};
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use memtrace_analysis::RunFolder;
-use memtrace_trace::options::{self, Options};
+use memtrace_trace::options::{self, Limit, Options};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
@@ -56,6 +56,7 @@ pub(crate) fn attach(options: &Attach) -> anyhow::Result<()> {
             holders: false,
             pools: options::Pools::Keep,
             device_usage: !options.no_device_usage,
+            limit: Limit::default(),
             filters,
         })
     };
