@@ -42,8 +42,8 @@ fn a_trace_keeps_its_newest_part_and_loses_nothing_of_it() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
     let mut command = keeping("1MiB", &run);
-    command.args(["define", "threads=2", "events=500000", "write", "say=first", "wait"]);
-    command.args(["events=500000", "write", "say=second", "wait", "exit=3"]);
+    command.args(["define", "threads=2", "events=1500000", "write", "say=first", "wait"]);
+    command.args(["events=1500000", "write", "say=second", "wait", "exit=3"]);
     let mut running = Running::start(command.stdin(Stdio::piped()));
     let mut stdin = running.child.stdin.take().unwrap();
     assert_eq!(running.line(), "first");
@@ -55,13 +55,13 @@ fn a_trace_keeps_its_newest_part_and_loses_nothing_of_it() {
     wait_for(|| first_kept(&run).is_some_and(|next| next > first));
     drop(stdin);
     assert_eq!(running.child.wait().unwrap().code(), Some(3));
-    assert!(assert_newest_part(&run, 2_000_000) > first);
+    assert!(assert_newest_part(&run, 6_000_000) > first);
     let report = output(Command::new(memtrace()).arg("report").arg(&run).arg("--json"));
     assert!(report.status.success(), "{}", stderr(&report));
     let summary: serde_json::Value = serde_json::from_slice(&report.stdout).unwrap();
     let process = &summary["processes"][0];
     let [kept, dropped] = [&process["events"], &process["dropped"]["events"]].map(|n| n.as_u64().unwrap());
-    assert_eq!(kept + dropped, 2_000_000);
+    assert_eq!(kept + dropped, 6_000_000);
 }
 
 #[test]
