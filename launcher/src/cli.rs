@@ -51,7 +51,7 @@ pub(crate) enum Command {
     ///
     /// PyTorch's real allocator runs over a simulated CUDA. Kernels do not run: integers are computed on the host, other
     /// values are assumed. The report, the files and the exit status are those of a run.
-    DryRun(DryRun),
+    DryRun(Box<DryRun>),
     /// Print the report of a run
     Report(Report),
     /// Open the HTML report of a run in the browser

@@ -99,12 +99,12 @@ fn same_pci(one: &str, other: &str) -> bool {
 /// [`others_on`] for an ordinal. It does not change while the process lives.
 pub(super) fn others_on_device(device: i16) -> u64 {
     /// One more than the bytes, 0 if they are unknown yet.
-    static KNOWN: [AtomicU64; MAX_DEVICES] = [const { AtomicU64::new(0) }; MAX_DEVICES];
-    let Some(known) = usize::try_from(device).ok().and_then(|index| KNOWN.get(index)) else { return 0 };
-    if known.load(Ordering::Relaxed) == 0 {
-        known.store(others_on(|| pci_address(device)).saturating_add(1), Ordering::Relaxed);
+    static STORED: [AtomicU64; MAX_DEVICES] = [const { AtomicU64::new(0) }; MAX_DEVICES];
+    let Some(stored) = usize::try_from(device).ok().and_then(|index| STORED.get(index)) else { return 0 };
+    if stored.load(Ordering::Relaxed) == 0 {
+        stored.store(others_on(|| pci_address(device)).saturating_add(1), Ordering::Relaxed);
     }
-    known.load(Ordering::Relaxed) - 1
+    stored.load(Ordering::Relaxed) - 1
 }
 
 fn pci_address(device: i16) -> Option<String> {
