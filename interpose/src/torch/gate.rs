@@ -18,6 +18,8 @@ static IS_CLOSED: AtomicBool = AtomicBool::new(false);
 static ADMITTED: AtomicU64 = AtomicU64::new(0);
 /// The thread that takes the snapshot. 0 if none does.
 static SNAPSHOT_THREAD: AtomicU32 = AtomicU32::new(0);
+/// The device whose state it takes next. It takes those of all devices in their order.
+static NEXT_DEVICE: AtomicU32 = AtomicU32::new(0);
 /// When it began.
 static SNAPSHOT_BEGAN: AtomicU64 = AtomicU64::new(0);
 /// The active bytes of each device, as the event of its snapshot has them. -1 without such an event.
@@ -53,6 +55,7 @@ pub(crate) fn open() {
 /// Calls `take`, which takes the snapshot on this thread.
 pub(crate) fn while_taking_snapshot<T>(take: impl FnOnce() -> T) -> T {
     SNAPSHOT_BEGAN.store(clock::now(), Ordering::Relaxed);
+    NEXT_DEVICE.store(0, Ordering::Relaxed);
     SNAPSHOT_THREAD.store(thread_id(), Ordering::Relaxed);
     let result = take();
     SNAPSHOT_THREAD.store(0, Ordering::Relaxed);
@@ -69,8 +72,10 @@ pub(crate) fn snapshot_began() -> u64 {
     SNAPSHOT_BEGAN.load(Ordering::Relaxed)
 }
 
-/// Records the events of this device from now on. `active` is the active bytes in its snapshot.
-pub(super) fn admit(device: i16, active: u64) {
+/// Records the events of the next device from now on. `active` is the active bytes in its snapshot, whose event has no
+/// device (it is always 0).
+pub(super) fn admit_next(active: u64) {
+    let device = NEXT_DEVICE.fetch_add(1, Ordering::Relaxed) as i16;
     if let Some(known) = ACTIVE.get(index(device)) {
         known.store(active as i64, Ordering::Relaxed);
     }

@@ -378,7 +378,7 @@ impl TraceEntry {
 /// The allocator calls this for every entry, under its lock.
 unsafe extern "C-unwind" fn on_trace_entry(_functor: *const u64, entry: *const u8) {
     let entry = TraceEntry(entry);
-    if !gate::is_open() && !gate::admits(entry.device()) {
+    if !gate::is_open() && (gate::is_taking_snapshot() || !gate::admits(entry.device())) {
         return before_the_state(&entry);
     }
     let Some(mut guard) = Guard::enter() else { return };
@@ -464,7 +464,7 @@ fn before_the_state(entry: &TraceEntry) {
         TRACKER.layout.store(layout.0, Ordering::Relaxed);
         TRACKER.set_phase(AttachPhase::Verified);
     }
-    gate::admit(entry.device(), entry.size());
+    gate::admit_next(entry.size());
 }
 
 /// The layout of the entry of a snapshot, which is being taken: its time is between the beginning of the call and now.

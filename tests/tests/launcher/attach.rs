@@ -175,6 +175,32 @@ fn after_detaching_the_process_is_as_before_and_can_be_attached_again() {
 }
 
 #[test]
+fn each_device_has_its_own_state() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let mut command = TracedProgram::python("attach/devices.py", &[]).env("SIMCUDA_DEVICES", "3").prepare(None);
+    let mut program = Program(Running::start(command.stdin(Stdio::piped())));
+    assert_eq!(program.0.line(), "ready");
+    let Some(attached) = Attached::start(program.0.pid(), &run) else { return };
+    let state: Vec<(u64, u64, u64)> = serde_json::from_str(&program.ask("state")).unwrap();
+    assert_eq!(state.len(), 3);
+    attached.detach();
+    let summary: Value = serde_json::from_slice(&std::fs::read(run.join("summary.json")).unwrap()).unwrap();
+    assert_eq!(summary["losses"], serde_json::json!({}));
+    let devices = summary["processes"][0]["devices"].as_array().unwrap();
+    for (number, (allocated, reserved, blocks)) in state.into_iter().enumerate() {
+        let end = &devices.iter().find(|device| device["device"] == number).unwrap()["end"];
+        let counted: u64 =
+            end["by_category"].as_array().unwrap().iter().map(|category| category["blocks"].as_u64().unwrap()).sum();
+        let totals = [&end["totals"]["allocated_bytes"], &end["totals"]["reserved_bytes"]];
+        assert_eq!(totals.map(|bytes| bytes.as_u64().unwrap()), [allocated, reserved], "GPU {number}");
+        assert_eq!(counted, blocks, "GPU {number}");
+    }
+    assert_eq!(program.ask("state"), "running");
+    assert_eq!(program.ask("stop"), "stopped");
+}
+
+#[test]
 fn a_recording_ends_with_the_process() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
