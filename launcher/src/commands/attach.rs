@@ -107,7 +107,9 @@ fn record(
             milliseconds(stopped.loading_ns)
         ));
         message::status(&format!("recording to {}; Ctrl-C detaches", path.display()));
-        message::note("calls of the CUDA driver that libraries have bound before are not recorded (docs/how-to/attach.md)");
+        message::note(
+            "calls of the CUDA driver that libraries have bound before are not recorded (docs/how-to/attach.md)",
+        );
     }
     wait(&signals, &ended, options.duration.map(|duration| began + duration));
     sampler.into_iter().for_each(Sampler::finish);
