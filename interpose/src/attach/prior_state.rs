@@ -77,7 +77,9 @@ pub(super) fn take() -> Result<PriorState> {
                 break Err("Python has not released the GIL");
             }
             // A snapshot that has begun ends.
-            std::thread::sleep(Duration::from_millis(1));
+            let time = libc::timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+            // SAFETY: `time` is valid, and a null pointer discards the remaining time.
+            unsafe { libc::nanosleep(&time, null_mut()) };
         }
     };
     gate::open();
