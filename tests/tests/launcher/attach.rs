@@ -186,7 +186,9 @@ fn each_device_has_its_own_state() {
     assert_eq!(state.len(), 3);
     attached.detach();
     let summary: Value = serde_json::from_slice(&std::fs::read(run.join("summary.json")).unwrap()).unwrap();
-    assert_eq!(summary["losses"], serde_json::json!({}));
+    // A backward pass may have been running whose forward pass is not recorded.
+    let losses = summary["losses"].as_object().unwrap();
+    assert!(losses.keys().all(|loss| loss == "forward_stacks_lost"), "{losses:?}");
     let devices = summary["processes"][0]["devices"].as_array().unwrap();
     for (number, (allocated, reserved, blocks)) in state.into_iter().enumerate() {
         let end = &devices.iter().find(|device| device["device"] == number).unwrap()["end"];
