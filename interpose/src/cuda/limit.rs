@@ -19,11 +19,18 @@ static OF_RUN: AtomicPtr<Limit> = AtomicPtr::new(std::ptr::null_mut());
 /// The limit that the program has set for itself, in bytes. 0 if there is none.
 static OF_PROGRAM: AtomicU64 = AtomicU64::new(0);
 
+/// The smaller one, [`NONE`] or [`UNKNOWN`].
+static BOTH: AtomicU64 = AtomicU64::new(UNKNOWN);
+const UNKNOWN: u64 = 0;
+const NONE: u64 = u64::MAX;
+
 /// Sets this process's own limit for each device, in bytes; 0 removes it. It holds beside that of the run. Returns the one
 /// before.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 extern "C" fn memtrace_set_limit(bytes: u64) -> u64 {
-    OF_PROGRAM.swap(bytes, Ordering::Relaxed)
+    let before = OF_PROGRAM.swap(bytes, Ordering::Relaxed);
+    combine();
+    before
 }
 
 fn of_run() -> &'static Limit {
@@ -42,9 +49,20 @@ fn of_run() -> &'static Limit {
 /// The limit of each device in bytes. `None` if there is none.
 #[inline]
 pub(super) fn bytes() -> Option<u64> {
-    let own = OF_PROGRAM.load(Ordering::Relaxed);
-    let limits = [of_run().bytes, own];
-    limits.into_iter().filter(|limit| *limit > 0).min()
+    match BOTH.load(Ordering::Relaxed) {
+        NONE => None,
+        UNKNOWN => combine(),
+        limit => Some(limit),
+    }
+}
+
+/// Computes the limit from that of the run and that of the program.
+#[cold]
+fn combine() -> Option<u64> {
+    let limits = [of_run().bytes, OF_PROGRAM.load(Ordering::Relaxed)];
+    let limit = limits.into_iter().filter(|limit| *limit > 0).min();
+    BOTH.store(limit.unwrap_or(NONE), Ordering::Relaxed);
+    limit
 }
 
 /// What the program sees of a device with this PCI address.
