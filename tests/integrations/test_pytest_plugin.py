@@ -312,7 +312,7 @@ def test_smaller():
     assert room()[1] == 1 << 30
     torch.empty(512 << 20, dtype=torch.uint8, device="cuda")
     with pytest.raises(torch.OutOfMemoryError, match="total capacity of 1024.00 MiB|total capacity of 1.00 GiB"):
-        torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+        torch.empty((1 << 30) + 1, dtype=torch.uint8, device="cuda")
 
 def test_as_before():
     assert room()[1] == 8 << 30
@@ -341,5 +341,5 @@ def test_nothing():
     assert outcomes(output) == {"failed": 1, "passed": 4, "deselected": 1}, output
     (verdict,) = verdicts(output)
     assert verdict.startswith("peak 2.00 GiB > max_peak 1.00 GiB"), verdict
-    wrong = run(workplace, "@pytest.mark.memtrace(limit=0)\ndef test_nothing():\n    pass\n")
+    wrong = run(workplace, "@pytest.mark.memtrace(limit=0)\ndef test_nothing():\n    pass\n", "--memtrace-output=wrong")
     assert "a limit of 0 bytes permits nothing" in wrong

@@ -8,7 +8,7 @@ use memtrace_trace::definition::Definition;
 use memtrace_trace::ids::ModuleId;
 
 use super::driver::call_driver;
-use super::limit::{visible_memory_info, visible_total};
+use super::limit::{total_in_run, visible_memory_info};
 use super::location::current_device;
 use super::reading::MAX_DEVICES;
 use super::usage;
@@ -113,7 +113,7 @@ fn describe(guard: &mut Guard, ordinal: i16, allocated: u64) {
     guard.define(&Definition::Device {
         ordinal: u32::from(ordinal.unsigned_abs()),
         name: &name.to_string_lossy(),
-        total: visible_total(total as u64),
+        total: total_in_run(total as u64),
         used_before: info.total.saturating_sub(info.free).saturating_sub(allocated),
         pci: &bus.to_string_lossy(),
     });

@@ -88,9 +88,20 @@ pub(super) fn visible_on(device: impl FnOnce() -> i16, info: MemoryInfo) -> Memo
     seen_with(limit, others_on_device(device()), info)
 }
 
-/// What the program sees of the calling thread's current device. `None` if the driver does not answer.
+/// What all programs of the run see of the calling thread's current device, for the recording. `None` if the driver does not
+/// answer.
 pub(super) fn visible_memory_info() -> Option<MemoryInfo> {
-    memory_info().map(|info| visible_on(current_device, info))
+    let info = memory_info()?;
+    let limit = Some(of_run().bytes).filter(|limit| *limit > 0 && *limit < info.total);
+    Some(limit.map_or(info, |limit| seen_with(limit, others_on_device(current_device()), info)))
+}
+
+/// The size of a device as all programs of the run see it, for the recording. `total` is its size.
+pub(super) fn total_in_run(total: u64) -> u64 {
+    match of_run().bytes {
+        0 => total,
+        limit => limit.min(total),
+    }
 }
 
 /// Whether there is a limit.
