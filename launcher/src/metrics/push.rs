@@ -171,7 +171,7 @@ mod with_library {
                 });
             })
             .build();
-        let counts: [(_, _, fn(&[Reading]) -> usize); 2] = [
+        let counts: [(&str, &str, Count); 2] = [
             ("memtrace.processes", PROCESSES, |readings| readings.len()),
             ("memtrace.processes_without_figures", WITHOUT_FIGURES, |readings| {
                 readings.iter().filter(|reading| reading.is_over).count()
@@ -183,6 +183,9 @@ mod with_library {
             gauge.with_callback(move |instrument| instrument.observe(count(&figures.now()) as u64, &[])).build();
         }
     }
+
+    /// Counts processes.
+    type Count = fn(&[Reading]) -> usize;
 
     fn observe_pytorch(metric: &PytorchMetric, figures: &Figures, instrument: &dyn AsyncInstrument<u64>) {
         for_each_device(figures, |reading, device, figures| {
