@@ -22,23 +22,23 @@ use crate::running;
 const SAFE_FUNCTIONS: [&str; 20] = [
     "PyEval_SaveThread",
     "PyErr_CheckSignals",
-    "PyLoadedFileMalloc",
-    "PyLoadedFileFree",
+    "PyObject_Malloc",
+    "PyObject_Free",
     "PyMem_Malloc",
     "PyCallable_Check",
     "PyTuple_New",
     "PyList_New",
     "PyDict_New",
     "PyDict_SetItem",
-    "PyLoadedFileGetAttr",
-    "PyLoadedFileVectorcall",
-    "PyLoadedFileCall",
-    "PyLoadedFileIsTrue",
+    "PyObject_GetAttr",
+    "PyObject_Vectorcall",
+    "PyObject_Call",
+    "PyObject_IsTrue",
     "PyLong_FromLong",
     "PyLong_FromSsize_t",
     "PyType_GenericAlloc",
-    "PyLoadedFileGC_Del",
-    "_PyLoadedFileGC_New",
+    "PyObject_GC_Del",
+    "_PyObject_GC_New",
     "_PyEval_EvalFrameDefault",
 ];
 
@@ -347,6 +347,18 @@ mod tests {
         assert!(why(Some("1"), true, Some("2")).contains("seccomp"));
         assert!(why(None, false, Some("2")).contains("seccomp"));
         assert!(why(Some("0"), false, Some("0")).contains("PR_SET_DUMPABLE"));
+    }
+
+    #[test]
+    fn cpython_exports_each_public_safe_function() {
+        // `PyObject_Vectorcall` is a function of the library since 3.11.
+        let script = "import sys, ctypes\nif sys.version_info < (3, 11): sys.exit()\n\
+            print(*[name for name in sys.argv[1:] if not hasattr(ctypes.pythonapi, name)])";
+        let public = SAFE_FUNCTIONS.iter().filter(|name| !name.starts_with('_'));
+        let output = std::process::Command::new("python3").args(["-c", script]).args(public).output();
+        let Ok(output) = output.inspect_err(|e| println!("skipped: python3: {e}")) else { return };
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "");
     }
 
     #[test]
