@@ -519,30 +519,13 @@ pub(crate) struct Attach {
     /// Write the recording into this folder, which must be new or empty [default: memtrace-PROGRAM-TIME]
     #[arg(short, long, value_name = "DIR")]
     pub(crate) output: Option<PathBuf>,
-    /// Which call stacks to record
-    #[arg(long, value_enum, default_value_t = Stacks::Python)]
-    pub(crate) stacks: Stacks,
-    /// Whether to record CPU tensors
-    #[arg(long, value_enum, default_value_t = Cpu::Auto)]
-    pub(crate) cpu: Cpu,
-    /// Do not read the program's objects: record no names of tensors and modules, and no module calls
-    #[arg(long)]
-    pub(crate) no_names: bool,
-    /// Do not ask the driver and NVML how much of the GPUs' memory is in use
-    #[arg(long)]
-    pub(crate) no_device_usage: bool,
+    #[command(flatten)]
+    pub(crate) recording: RecordingOptions,
     /// Detach after this time: in seconds or with a unit (90, 90s, 1m30s)
     #[arg(long, value_name = "TIME", value_parser = time_limit)]
     pub(crate) duration: Option<Duration>,
-    /// Print only errors and warnings
-    #[arg(short, long)]
-    pub(crate) quiet: bool,
-    /// Print evidence, replay details, and what each phase allocated and freed
-    #[arg(short, long, conflicts_with = "quiet")]
-    pub(crate) verbose: bool,
-    /// Write no snapshot, only the trace and the summary
-    #[arg(long)]
-    pub(crate) no_snapshot: bool,
+    #[command(flatten)]
+    pub(crate) summary: EndSummaryOptions,
 }
 
 /// The options of `memtrace resume`.
@@ -804,18 +787,8 @@ pub(crate) struct Run {
     /// of Slurm, torchrun, mpirun or Ray]
     #[arg(long, value_name = "ID")]
     pub(crate) job: Option<String>,
-    /// Which call stacks to record
-    #[arg(long, value_enum, default_value_t = Stacks::Python)]
-    pub(crate) stacks: Stacks,
-    /// Whether to record CPU tensors
-    #[arg(long, value_enum, default_value_t = Cpu::Auto)]
-    pub(crate) cpu: Cpu,
-    /// Do not read the program's objects: record no names of tensors and modules, and no module calls
-    #[arg(long)]
-    pub(crate) no_names: bool,
-    /// Do not ask the driver and NVML how much of the GPUs' memory is in use
-    #[arg(long)]
-    pub(crate) no_device_usage: bool,
+    #[command(flatten)]
+    pub(crate) recording: RecordingOptions,
     /// Keep only the newest part of each process's trace: 10GiB of it, or the last 24h
     ///
     /// Older events are dropped while the program runs. What they left in use is kept: the blocks with their stacks, names and
@@ -856,6 +829,36 @@ pub(crate) struct Run {
     /// (docs/how-to/custom-categories.md)
     #[arg(long, value_name = "FILE")]
     pub(crate) categories: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) summary: EndSummaryOptions,
+    /// End with the command, and write the reports afterwards, in the background; prints nothing about them
+    #[arg(long)]
+    pub(crate) reports_in_background: bool,
+    /// The command to record, and its arguments
+    #[arg(value_name = "COMMAND", required = true, trailing_var_arg = true)]
+    pub(crate) command: Vec<OsString>,
+}
+
+/// What `memtrace run` and `memtrace attach` record.
+#[derive(Args, Debug)]
+pub(crate) struct RecordingOptions {
+    /// Which call stacks to record
+    #[arg(long, value_enum, default_value_t = Stacks::Python)]
+    pub(crate) stacks: Stacks,
+    /// Whether to record CPU tensors
+    #[arg(long, value_enum, default_value_t = Cpu::Auto)]
+    pub(crate) cpu: Cpu,
+    /// Do not read the program's objects: record no names of tensors and modules, and no module calls
+    #[arg(long)]
+    pub(crate) no_names: bool,
+    /// Do not ask the driver and NVML how much of the GPUs' memory is in use
+    #[arg(long)]
+    pub(crate) no_device_usage: bool,
+}
+
+/// What the end-of-run summary prints and writes.
+#[derive(Args, Debug)]
+pub(crate) struct EndSummaryOptions {
     /// Print only errors and warnings
     #[arg(short, long)]
     pub(crate) quiet: bool,
@@ -865,12 +868,6 @@ pub(crate) struct Run {
     /// Write no snapshot, only the trace and the summary
     #[arg(long)]
     pub(crate) no_snapshot: bool,
-    /// End with the command, and write the reports afterwards, in the background; prints nothing about them
-    #[arg(long)]
-    pub(crate) reports_in_background: bool,
-    /// The command to record, and its arguments
-    #[arg(value_name = "COMMAND", required = true, trailing_var_arg = true)]
-    pub(crate) command: Vec<OsString>,
 }
 
 /// The values of `--stacks`.

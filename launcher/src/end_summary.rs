@@ -9,6 +9,7 @@ use std::sync::Arc;
 use memtrace_analysis::rules::CustomRules;
 use memtrace_analysis::{FinishOptions, FinishedRun, RunFolder, ToText, finish_run};
 
+use crate::cli::EndSummaryOptions;
 use crate::terminal::{ProgressLine, layout};
 use crate::{message, sandbox};
 
@@ -27,6 +28,14 @@ pub(crate) struct SummaryOptions {
     pub(crate) no_snapshot: bool,
     /// The rules of the user's own categories.
     pub(crate) custom_rules: Option<Arc<CustomRules>>,
+}
+
+impl SummaryOptions {
+    /// What the command line asks for.
+    pub(crate) fn new(options: &EndSummaryOptions, custom_rules: Option<Arc<CustomRules>>) -> SummaryOptions {
+        let EndSummaryOptions { quiet, verbose, no_snapshot } = *options;
+        SummaryOptions { quiet, verbose, no_snapshot, custom_rules }
+    }
 }
 
 /// Analyzes the run in `folder`, writes its files and prints the summary.

@@ -15,7 +15,7 @@ use memtrace_input::load::Process;
 use memtrace_input::{CompileContexts, printable};
 use memtrace_insight::passes::{Analysis, BlockAllocation, BlockClassification, BlockObserver, CustomCategorizer};
 use memtrace_insight::rules::CustomRules;
-use memtrace_replay::{Names, Usage};
+use memtrace_replay::Names;
 
 /// The columns. Times are nanoseconds since 1970, sizes are bytes. `free_ns` and `free_seq` are empty for blocks that
 /// are still allocated at the end.
@@ -81,8 +81,6 @@ impl<W: Write> CsvWriter<'_, W> {
 }
 
 impl<W: Write> BlockObserver for CsvWriter<'_, W> {
-    fn allocated(&mut self, _: i16, _: &BlockAllocation, _: &Usage) {}
-
     fn lifetime_ended(
         &mut self,
         device: i16,

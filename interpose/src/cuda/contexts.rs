@@ -13,11 +13,9 @@ use memtrace_trace::api::Api;
 use memtrace_trace::event::{Event, UsageOccasion};
 use memtrace_trace::ids::ModuleId;
 
-use super::driver::call_driver;
 use super::limit::visible_memory_info;
 use super::location::current_device;
-use super::reading::{Cause, MAX_DEVICES, MemoryInfo, event, in_context};
-use crate::linker::original::OriginalFunction;
+use super::reading::{Cause, MAX_DEVICES, MemoryInfo, event, has_primary, in_context};
 use crate::recording::guard::Guard;
 use crate::recording::paused::is_paused;
 use crate::recording::process::Process;
@@ -136,17 +134,7 @@ pub(super) fn write_earlier(guard: &mut Guard) {
 
 /// Whether the device has no primary context yet. `false` if the driver does not answer.
 pub(super) fn lacks_primary(device: c_int) -> bool {
-    static GET_STATE: OriginalFunction = OriginalFunction::new();
-    let (mut flags, mut is_active) = (0u32, 1);
-    // SAFETY: cuda.h declares `CUresult cuDevicePrimaryCtxGetState(CUdevice, unsigned int *, int *)`. Both are writable.
-    let result = unsafe {
-        call_driver(
-            &GET_STATE,
-            c"cuDevicePrimaryCtxGetState",
-            |get: unsafe extern "C" fn(c_int, *mut u32, *mut c_int) -> c_int| get(device, &mut flags, &mut is_active),
-        )
-    };
-    result == Some(0) && is_active == 0
+    has_primary(device) == Some(false)
 }
 
 /// What the driver reports in a context that it has just returned, which may not be the calling thread's current one.

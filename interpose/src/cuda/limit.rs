@@ -46,6 +46,11 @@ fn of_run() -> &'static Limit {
     read
 }
 
+/// The limit of the run in bytes. `None` if there is none.
+fn of_run_bytes() -> Option<u64> {
+    Some(of_run().bytes).filter(|limit| *limit > 0)
+}
+
 /// The limit of each device in bytes. `None` if there is none.
 #[inline]
 pub(super) fn bytes() -> Option<u64> {
@@ -59,22 +64,44 @@ pub(super) fn bytes() -> Option<u64> {
 /// Computes the limit from that of the run and that of the program.
 #[cold]
 fn combine() -> Option<u64> {
-    let limits = [of_run().bytes, OF_PROGRAM.load(Ordering::Relaxed)];
-    let limit = limits.into_iter().filter(|limit| *limit > 0).min();
+    let own = Some(OF_PROGRAM.load(Ordering::Relaxed)).filter(|limit| *limit > 0);
+    let limit = [of_run_bytes(), own].into_iter().flatten().min();
     BOTH.store(limit.unwrap_or(NONE), Ordering::Relaxed);
     limit
 }
 
 /// What the program sees of a device with this PCI address.
 pub(super) fn visible(info: MemoryInfo, pci: impl FnOnce() -> Option<String>) -> MemoryInfo {
-    let Some(limit) = bytes().filter(|limit| *limit < info.total) else { return info };
-    seen_with(limit, others_on(pci), info)
+    seen_with(bytes(), info, || others_on(pci))
 }
 
 /// A device of `limit` bytes. Of the bytes in use, `others` do not count.
-fn seen_with(limit: u64, others: u64, info: MemoryInfo) -> MemoryInfo {
-    let used = info.total.saturating_sub(info.free).saturating_sub(others);
-    MemoryInfo { free: info.free.min(limit.saturating_sub(used)), total: limit }
+fn seen_with(limit: Option<u64>, info: MemoryInfo, others: impl FnOnce() -> u64) -> MemoryInfo {
+    match limit.filter(|limit| *limit < info.total) {
+        Some(limit) => {
+            MemoryInfo { free: info.free.min(limit.saturating_sub(used_bytes(info, others()))), total: limit }
+        }
+        None => info,
+    }
+}
+
+/// The bytes in use that count.
+fn used_bytes(info: MemoryInfo, others: u64) -> u64 {
+    info.total.saturating_sub(info.free).saturating_sub(others)
+}
+
+/// How much of a device is in use beyond the limit, and how much is free below it. One of them is 0.
+#[derive(Clone, Copy)]
+pub(super) struct Room {
+    pub(super) beyond: u64,
+    pub(super) free: u64,
+}
+
+/// The room on a device of which the driver reports `info`. `None` if the limit is not below its size.
+pub(super) fn room(device: i16, info: MemoryInfo) -> Option<Room> {
+    let limit = bytes().filter(|limit| *limit < info.total)?;
+    let used = used_bytes(info, others_on_device(device));
+    Some(Room { beyond: used.saturating_sub(limit), free: info.free.min(limit.saturating_sub(used)) })
 }
 
 /// The size of a device as the program sees it. `total` is its size.
@@ -84,24 +111,18 @@ pub(super) fn visible_total(total: u64) -> u64 {
 
 /// What the program sees of a device that it knows by its ordinal.
 pub(super) fn visible_on(device: impl FnOnce() -> i16, info: MemoryInfo) -> MemoryInfo {
-    let Some(limit) = bytes().filter(|limit| *limit < info.total) else { return info };
-    seen_with(limit, others_on_device(device()), info)
+    seen_with(bytes(), info, || others_on_device(device()))
 }
 
 /// What all programs of the run see of the calling thread's current device, for the recording. `None` if the driver does not
 /// answer.
 pub(super) fn visible_memory_info() -> Option<MemoryInfo> {
-    let info = memory_info()?;
-    let limit = Some(of_run().bytes).filter(|limit| *limit > 0 && *limit < info.total);
-    Some(limit.map_or(info, |limit| seen_with(limit, others_on_device(current_device()), info)))
+    memory_info().map(|info| seen_with(of_run_bytes(), info, || others_on_device(current_device())))
 }
 
 /// The size of a device as all programs of the run see it, for the recording. `total` is its size.
 pub(super) fn total_in_run(total: u64) -> u64 {
-    match of_run().bytes {
-        0 => total,
-        limit => limit.min(total),
-    }
+    of_run_bytes().map_or(total, |limit| limit.min(total))
 }
 
 /// Whether there is a limit.
@@ -126,7 +147,7 @@ fn same_pci(one: &str, other: &str) -> bool {
 }
 
 /// [`others_on`] for an ordinal. It does not change while the process lives.
-pub(super) fn others_on_device(device: i16) -> u64 {
+fn others_on_device(device: i16) -> u64 {
     /// One more than the bytes, 0 if they are unknown yet.
     static STORED: [AtomicU64; MAX_DEVICES] = [const { AtomicU64::new(0) }; MAX_DEVICES];
     let Some(stored) = usize::try_from(device).ok().and_then(|index| STORED.get(index)) else { return 0 };
@@ -158,13 +179,13 @@ mod tests {
     #[test]
     fn a_smaller_device_has_what_the_limit_leaves() {
         let info = MemoryInfo { free: 70 * GIB, total: 80 * GIB };
-        assert_eq!(seen_with(24 * GIB, 0, info), MemoryInfo { free: 14 * GIB, total: 24 * GIB });
-        assert_eq!(seen_with(24 * GIB, 6 * GIB, info), MemoryInfo { free: 20 * GIB, total: 24 * GIB });
-        assert_eq!(seen_with(24 * GIB, 20 * GIB, info), MemoryInfo { free: 24 * GIB, total: 24 * GIB });
+        assert_eq!(seen_with(Some(24 * GIB), info, || 0), MemoryInfo { free: 14 * GIB, total: 24 * GIB });
+        assert_eq!(seen_with(Some(24 * GIB), info, || 6 * GIB), MemoryInfo { free: 20 * GIB, total: 24 * GIB });
+        assert_eq!(seen_with(Some(24 * GIB), info, || 20 * GIB), MemoryInfo { free: 24 * GIB, total: 24 * GIB });
         // Others have grown: no more than the device has.
         let full = MemoryInfo { free: GIB, total: 80 * GIB };
-        assert_eq!(seen_with(24 * GIB, 70 * GIB, full), MemoryInfo { free: GIB, total: 24 * GIB });
-        assert_eq!(seen_with(24 * GIB, 0, full), MemoryInfo { free: 0, total: 24 * GIB });
+        assert_eq!(seen_with(Some(24 * GIB), full, || 70 * GIB), MemoryInfo { free: GIB, total: 24 * GIB });
+        assert_eq!(seen_with(Some(24 * GIB), full, || 0), MemoryInfo { free: 0, total: 24 * GIB });
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! processes of the run together, contexts and code count, and rounding is the driver's own. A file lock of the run makes
 //! an allocation and its check one step.
 
-use super::limit;
+use super::limit::{self, Room};
 use super::location::{current_device, ordinal};
 use super::memory::OUT_OF_MEMORY;
 use super::pools;
@@ -41,8 +41,10 @@ pub(super) fn allocate(
         return original();
     }
     let source = source();
+    // What a stream that is being captured allocates, its graph takes later.
+    let is_captured = matches!(source, MemorySource::Pool { stream, .. } if pools::is_capturing(stream));
     match device_of(source) {
-        Some(device) if is_limited(device, source) => allocate_within(device, source, bytes(), original, undo),
+        Some(device) if !is_captured => allocate_within(device, source, bytes(), original, undo),
         _ => original(),
     }
 }
@@ -56,18 +58,9 @@ fn device_of(source: MemorySource) -> Option<i16> {
     (device >= 0).then_some(device)
 }
 
-/// Whether the limit is below the size of the device, and the call takes memory now.
-fn is_limited(device: i16, source: MemorySource) -> bool {
-    // What a stream that is being captured allocates, its graph takes later.
-    let is_captured = matches!(source, MemorySource::Pool { stream, .. } if pools::is_capturing(stream));
-    !is_captured && device_memory(device).is_some_and(|info| limit::bytes().is_some_and(|limit| limit < info.total))
-}
-
-/// The bytes that are in use beyond the limit, and those that are free below it. One of them is 0.
-fn beyond_and_free(device: i16) -> Option<(u64, u64)> {
-    let (limit, info) = (limit::bytes()?, device_memory(device)?);
-    let used = info.total.saturating_sub(info.free).saturating_sub(limit::others_on_device(device));
-    Some((used.saturating_sub(limit), info.free.min(limit.saturating_sub(used))))
+/// The room on a device. `None` if it has no limit, or if this process has no context there.
+fn room(device: i16) -> Option<Room> {
+    limit::room(device, device_memory(device)?)
 }
 
 #[cold]
@@ -85,31 +78,29 @@ fn allocate_within(
         MemorySource::Pool { pool, .. } => pool,
         MemorySource::Current | MemorySource::Location(_) => 0,
     };
-    let has_room = || {
-        let needed = bytes.saturating_sub(pools::unused_bytes(pool));
-        needed == 0 || beyond_and_free(device).is_none_or(|(_, free)| needed <= free)
-    };
-    if !has_room() {
+    let Some(mut before) = room(device) else { return original() };
+    let has_room = |room: Room| bytes.saturating_sub(pools::unused_bytes(pool)) <= room.free;
+    if !has_room(before) {
         // As the driver does before it fails: the device's pool gives back what it does not use.
         if pool == 0 {
             let _relaxed = RelaxedCapture::begin();
             pools::trim(pools::of_device(device), 0);
+            before = room(device).unwrap_or(before);
         }
-        if !has_room() {
+        if !has_room(before) {
             return OUT_OF_MEMORY;
         }
     }
-    let before = (beyond_and_free(device).map_or(0, |(beyond, _)| beyond), pools::reserved_bytes(pool));
+    let reserved = pools::reserved_bytes(pool);
     let result = original();
-    let beyond = beyond_and_free(device).map_or(0, |(beyond, _)| beyond);
-    if result != 0 || beyond <= before.0 {
+    if result != 0 || room(device).is_none_or(|after| after.beyond <= before.beyond) {
         return result;
     }
     undo();
     if let MemorySource::Pool { stream, .. } = source {
         let _relaxed = RelaxedCapture::begin();
         pools::synchronize(stream);
-        pools::trim(pool, before.1);
+        pools::trim(pool, reserved);
     }
     OUT_OF_MEMORY
 }

@@ -56,22 +56,16 @@ pub(super) fn device_memory(device: i16) -> Option<MemoryInfo> {
     if current_device() == device {
         return memory_info();
     }
-    static GET_STATE: OriginalFunction = OriginalFunction::new();
     static RETAIN: OriginalFunction = OriginalFunction::new();
     static RELEASE: OriginalFunction = OriginalFunction::new();
     let ordinal = c_int::from(device);
-    let (mut flags, mut is_active, mut context) = (0u32, 0, 0u64);
-    // SAFETY: cuda.h declares `CUresult cuDevicePrimaryCtxGetState(CUdevice, unsigned int *, int *)` and `CUresult
-    // cuDevicePrimaryCtxRetain(CUcontext *, CUdevice)`. All are writable. The context exists, so none is created.
+    let mut context = 0u64;
+    if has_primary(ordinal) != Some(true) {
+        return None;
+    }
+    // SAFETY: cuda.h declares `CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice)`, and `context` is writable. The
+    // context exists, so none is created.
     let retained = unsafe {
-        call_driver(
-            &GET_STATE,
-            c"cuDevicePrimaryCtxGetState",
-            |get: unsafe extern "C" fn(c_int, *mut u32, *mut c_int) -> c_int| get(ordinal, &mut flags, &mut is_active),
-        );
-        if is_active == 0 {
-            return None;
-        }
         call_driver(&RETAIN, c"cuDevicePrimaryCtxRetain", |retain: unsafe extern "C" fn(*mut u64, c_int) -> c_int| {
             retain(&mut context, ordinal)
         })
@@ -87,6 +81,21 @@ pub(super) fn device_memory(device: i16) -> Option<MemoryInfo> {
         });
     }
     info
+}
+
+/// Whether the device has its primary context. `None` if the driver does not answer.
+pub(super) fn has_primary(device: c_int) -> Option<bool> {
+    static GET_STATE: OriginalFunction = OriginalFunction::new();
+    let (mut flags, mut is_active) = (0u32, 0);
+    // SAFETY: cuda.h declares `CUresult cuDevicePrimaryCtxGetState(CUdevice, unsigned int *, int *)`. Both are writable.
+    let result = unsafe {
+        call_driver(
+            &GET_STATE,
+            c"cuDevicePrimaryCtxGetState",
+            |get: unsafe extern "C" fn(c_int, *mut u32, *mut c_int) -> c_int| get(device, &mut flags, &mut is_active),
+        )
+    };
+    (result == Some(0)).then_some(is_active != 0)
 }
 
 /// What `read` returns with this context as the calling thread's current one.

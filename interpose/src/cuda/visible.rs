@@ -209,7 +209,7 @@ unsafe extern "C-unwind" fn nvml_memory_info_v2(device: *mut c_void, out: *mut N
     // SAFETY: as in `detailed_memory`. The program passes these arguments.
     let result = unsafe { std::mem::transmute::<*mut c_void, MemoryInfoV2>(original)(device, out) };
     // SAFETY: the original has succeeded, so it has read the version and written the rest.
-    if result == 0 && !out.is_null() && limit::is_set() && unsafe { (*out).version } == NVML_MEMORY_V2 {
+    if result == 0 && !out.is_null() && unsafe { (*out).version } == NVML_MEMORY_V2 {
         // SAFETY: as above.
         unsafe {
             let memory = out.read();

@@ -19,7 +19,7 @@ import pytest
 
 from gpu_memtrace import _library, _recording
 from gpu_memtrace._annotate import annotate
-from gpu_memtrace._limit import limit
+from gpu_memtrace._limit import limit, limit_size
 from gpu_memtrace._sizes import parse_size, size_text
 
 if TYPE_CHECKING:
@@ -131,9 +131,7 @@ class _Limits:
                 if device is None and marker.kwargs.get("device") is not None:
                     device = _device_number(marker.kwargs["device"])
                 if visible is None and marker.kwargs.get("limit") is not None:
-                    visible = parse_size(marker.kwargs["limit"])
-                    if visible < 1:
-                        raise ValueError("a limit of 0 bytes permits nothing")
+                    visible = limit_size(marker.kwargs["limit"])
             except (TypeError, ValueError) as error:
                 raise pytest.UsageError(f"{item.nodeid}: marker memtrace: {error}") from None
             limits = {**found, **limits}

@@ -19,7 +19,7 @@ use anyhow::{Context, anyhow, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 
-use super::target::{Target, not_permitted};
+use super::traced_process::{TracedProcess, not_permitted};
 use super::tracee::{self, Memory, Registers, Stop};
 use super::trampoline::{self, Data};
 use crate::message::WithHelp;
@@ -46,9 +46,9 @@ pub(crate) struct Stopped {
 pub(super) type Strings<'a> = [&'a [u8]; 3];
 
 /// Loads the library and calls its function. `cancel` becomes readable if nobody waits for that any more.
-pub(super) fn inject(target: &Target, strings: Strings<'_>, cancel: impl AsFd) -> anyhow::Result<Stopped> {
-    let memory = Memory::of(target.pid).map_err(|_| not_permitted(target.pid))?;
-    let mut session = Session { target, memory: &memory, threads: BTreeSet::new(), original: Vec::new() };
+pub(super) fn inject(process: &TracedProcess, strings: Strings<'_>, cancel: impl AsFd) -> anyhow::Result<Stopped> {
+    let memory = Memory::of(process.pid).map_err(|_| not_permitted(process.pid))?;
+    let mut session = Session { process, memory: &memory, threads: BTreeSet::new(), original: Vec::new() };
     let found = session.seize_all().and_then(|()| session.wait_for_safe_point(&cancel));
     let (tid, began) = match found {
         Ok(found) => found,
@@ -62,17 +62,17 @@ pub(super) fn inject(target: &Target, strings: Strings<'_>, cancel: impl AsFd) -
     session.release(Some(tid));
     let others_ns = began.elapsed().as_nanos() as u64;
     let mut signals = Vec::new();
-    let started = start_code(target, &memory, tid, strings, &mut signals);
+    let started = start_code(process, &memory, tid, strings, &mut signals);
     tracee::detach(tid, 0);
-    send(target.pid, tid, &mut signals);
+    send(process.pid, tid, &mut signals);
     let code = started?;
     let data = wait_for_code(&memory, &code)?;
     let loading_ns = began.elapsed().as_nanos() as u64;
-    remove(target, tid, &code);
+    remove(process, tid, &code);
     if data.handle == 0 {
         let text: Vec<u8> = data.error.into_iter().take_while(|byte| *byte != 0).collect();
         bail!(WithHelp::new(
-            format!("cannot load the library into process {}: {}", target.pid, String::from_utf8_lossy(&text)),
+            format!("cannot load the library into process {}: {}", process.pid, String::from_utf8_lossy(&text)),
             "start the program with: memtrace -- COMMAND"
         ));
     }
@@ -89,7 +89,7 @@ fn send(pid: u32, tid: i32, signals: &mut Vec<i32>) {
 
 /// The threads that are traced, and what the functions contained.
 struct Session<'a> {
-    target: &'a Target,
+    process: &'a TracedProcess,
     memory: &'a Memory,
     threads: BTreeSet<i32>,
     original: Vec<(u64, u8)>,
@@ -100,7 +100,7 @@ impl Session<'_> {
     fn seize_all(&mut self) -> anyhow::Result<()> {
         loop {
             let new: Vec<i32> =
-                threads(self.target.pid).into_iter().filter(|tid| !self.threads.contains(tid)).collect();
+                threads(self.process.pid).into_iter().filter(|tid| !self.threads.contains(tid)).collect();
             if new.is_empty() {
                 return Ok(());
             }
@@ -109,8 +109,8 @@ impl Session<'_> {
                     Ok(()) => drop(self.threads.insert(tid)),
                     // It has ended, or its parent was traced already and so is it.
                     Err(error) if error.raw_os_error() == Some(libc::ESRCH) => drop(self.threads.insert(tid)),
-                    Err(_) if is_traced_by_us(self.target.pid, tid) => drop(self.threads.insert(tid)),
-                    Err(_) => return Err(not_permitted(self.target.pid)),
+                    Err(_) if is_traced_by_us(self.process.pid, tid) => drop(self.threads.insert(tid)),
+                    Err(_) => return Err(not_permitted(self.process.pid)),
                 }
             }
         }
@@ -119,7 +119,7 @@ impl Session<'_> {
     /// Writes the breakpoints and waits until a thread executes one. Returns that thread, stopped at the beginning of the
     /// function, and when it was seen.
     fn wait_for_safe_point(&mut self, cancel: &impl AsFd) -> anyhow::Result<(i32, Instant)> {
-        for address in &self.target.safe_points {
+        for address in &self.process.safe_points {
             let mut byte = [0];
             self.memory.read(*address, &mut byte).context("cannot read the memory of the process")?;
             self.original.push((*address, byte[0]));
@@ -139,7 +139,7 @@ impl Session<'_> {
                 }
                 Ok(None) => {}
                 Err(_) => bail!(WithHelp::new(
-                    format!("process {} has ended", self.target.pid),
+                    format!("process {} has ended", self.process.pid),
                     "nvidia-smi lists the processes that use a GPU"
                 )),
             }
@@ -149,7 +149,7 @@ impl Session<'_> {
             if began.elapsed() > SAFE_POINT_TIMEOUT {
                 let seconds = SAFE_POINT_TIMEOUT.as_secs();
                 bail!(WithHelp::new(
-                    format!("cannot attach to process {}: it has not run Python for {seconds} s", self.target.pid),
+                    format!("cannot attach to process {}: it has not run Python for {seconds} s", self.process.pid),
                     "attach when it runs Python again"
                 ));
             }
@@ -179,9 +179,9 @@ impl Session<'_> {
     /// Lets all threads go on, except `keep`, which is stopped. The functions must be restored.
     fn release(&mut self, keep: Option<i32>) {
         loop {
-            let traced: Vec<i32> = threads(self.target.pid)
+            let traced: Vec<i32> = threads(self.process.pid)
                 .into_iter()
-                .filter(|tid| Some(*tid) != keep && is_traced_by_us(self.target.pid, *tid))
+                .filter(|tid| Some(*tid) != keep && is_traced_by_us(self.process.pid, *tid))
                 .collect();
             if traced.is_empty() {
                 return;
@@ -239,7 +239,7 @@ struct Code {
 
 /// Writes the code and sets the stopped thread to its beginning.
 fn start_code(
-    target: &Target,
+    process: &TracedProcess,
     memory: &Memory,
     tid: i32,
     strings: Strings<'_>,
@@ -251,14 +251,14 @@ fn start_code(
     let protection = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     let arguments = [0, size, protection as u64, flags as u64, u64::MAX, 0];
-    let base = tracee::system_call(tid, target.syscall, libc::SYS_mmap, arguments, signals).context(cannot)?;
+    let base = tracee::system_call(tid, process.syscall, libc::SYS_mmap, arguments, signals).context(cannot)?;
     let registers = tracee::registers(tid).context(cannot)?;
     let data = Data {
         resume_at: registers.rip,
-        dlopen: target.dlopen,
-        dlsym: target.dlsym,
-        dlerror: target.dlerror,
-        errno_location: target.errno_location,
+        dlopen: process.dlopen,
+        dlsym: process.dlsym,
+        dlerror: process.dlerror,
+        errno_location: process.errno_location,
         ..Data::EMPTY
     };
     let image = trampoline::image(base, data, strings).context(cannot)?;
@@ -285,7 +285,7 @@ fn wait_for_code(memory: &Memory, code: &Code) -> anyhow::Result<Data> {
 }
 
 /// Removes the mapping of the code, unless the thread has ended or is still at its last instruction.
-fn remove(target: &Target, tid: i32, code: &Code) {
+fn remove(process: &TracedProcess, tid: i32, code: &Code) {
     let stop = || -> io::Result<()> {
         tracee::seize(tid)?;
         tracee::interrupt(tid)?;
@@ -296,10 +296,10 @@ fn remove(target: &Target, tid: i32, code: &Code) {
             tracee::registers(tid).is_ok_and(|registers| !(code.base..code.base + code.size).contains(&registers.rip));
         if is_outside {
             let arguments = [code.base, code.size, 0, 0, 0, 0];
-            let _ = tracee::system_call(tid, target.syscall, libc::SYS_munmap, arguments, &mut signals);
+            let _ = tracee::system_call(tid, process.syscall, libc::SYS_munmap, arguments, &mut signals);
         }
         tracee::detach(tid, signal);
-        send(target.pid, tid, &mut signals);
+        send(process.pid, tid, &mut signals);
         Ok(())
     };
     // A thread that has ended leaves a page, which harms nobody.

@@ -4,7 +4,7 @@
 //! [`Injection::begin`] lets it begin.
 
 mod inject;
-mod target;
+mod traced_process;
 mod tracee;
 mod trampoline;
 
@@ -24,7 +24,7 @@ use self::inject::inject;
 use crate::message::{WithHelp, help_of};
 
 pub(crate) use self::inject::Stopped;
-pub(crate) use self::target::Target;
+pub(crate) use self::traced_process::TracedProcess;
 
 /// The exported function that the library has for this.
 const FUNCTION: &[u8] = b"memtrace_attach";
@@ -51,12 +51,12 @@ impl Injection {
     /// Checks that a process can be recorded, and finds its functions.
     ///
     /// The error has the reason, and the fix if there is one.
-    pub(crate) fn examine(pid: u32, library: &Path) -> anyhow::Result<Target> {
-        Target::examine(pid, library)
+    pub(crate) fn examine(pid: u32, library: &Path) -> anyhow::Result<TracedProcess> {
+        TracedProcess::examine(pid, library)
     }
 
     /// Starts an injector. This process must have no other threads. `options` is the argument of the library's function.
-    pub(crate) fn start(target: Target, library: &Path, options: &str) -> anyhow::Result<Injection> {
+    pub(crate) fn start(process: TracedProcess, library: &Path, options: &str) -> anyhow::Result<Injection> {
         let pipe = || pipe_with(PipeFlags::CLOEXEC).context("cannot create a pipe");
         let ((begin_read, begin_write), (answer_read, answer_write)) = (pipe()?, pipe()?);
         // SAFETY: `fork` takes no arguments and accesses no memory of ours.
@@ -64,7 +64,7 @@ impl Injection {
             0 => {
                 drop((begin_write, answer_read));
                 let strings = [library.as_os_str().as_bytes(), FUNCTION, options.as_bytes()];
-                let work = || serve(&target, strings, File::from(begin_read), File::from(answer_write));
+                let work = || serve(&process, strings, File::from(begin_read), File::from(answer_write));
                 let is_done = catch_unwind(AssertUnwindSafe(work)).is_ok();
                 // SAFETY: `_exit` takes an integer and does not return. The exit handlers of the copied parent must not
                 // run here.
@@ -114,7 +114,7 @@ impl AsFd for Injection {
 }
 
 /// The work of the injector.
-fn serve(target: &Target, strings: inject::Strings<'_>, mut begin: File, mut answer: File) {
+fn serve(process: &TracedProcess, strings: inject::Strings<'_>, mut begin: File, mut answer: File) {
     // Neither a signal to the launcher's group nor its terminal ends this process.
     let _ = rustix::process::setsid();
     let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
@@ -126,7 +126,7 @@ fn serve(target: &Target, strings: inject::Strings<'_>, mut begin: File, mut ans
     if begin.read_exact(&mut [0]).is_err() {
         return;
     }
-    let result = match inject(target, strings, &begin) {
+    let result = match inject(process, strings, &begin) {
         Ok(stopped) => Answer::Done(stopped),
         Err(error) => Answer::Failed { text: format!("{error:#}"), help: help_of(&error) },
     };

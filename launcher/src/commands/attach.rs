@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use memtrace_analysis::RunFolder;
-use memtrace_trace::options::{self, Limit, Options};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use crate::attach::{Injection, Stopped};
-use crate::cli::{Attach, Cpu};
+use super::library_options::library_options;
+use crate::attach::{Injection, Stopped, TracedProcess};
+use crate::cli::Attach;
 use crate::device_samples::Sampler;
 use crate::drain::drain_loop::Drain;
 use crate::drain::{Outcome, Recorded};
@@ -42,29 +42,12 @@ pub(crate) fn attach(options: &Attach) -> anyhow::Result<()> {
     let scratch = std::env::temp_dir();
     let library = library::library(options.output.as_deref().and_then(Path::parent).unwrap_or(&scratch))?;
     let token = session::name_of_run()?;
-    let cpu = if options.cpu == Cpu::Auto && gpu::is_usable() { options::Cpu::Never } else { options.cpu.into() };
-    let filters = std::fs::read_to_string("/proc/self/status").map_or(0, |status| options::filters_in(&status));
     let place = options.output.as_deref().map_or(Place::In(Path::new("")), Place::At);
-    let folder_options = |folder: &Path| -> anyhow::Result<Options> {
-        Ok(Options {
-            token: token.clone(),
-            cpu,
-            stacks: options.stacks.into(),
-            names: !options.no_names,
-            folder: Some(std::path::absolute(folder).context("cannot determine the absolute path of the run folder")?),
-            cycles: false,
-            holders: false,
-            pools: options::Pools::Keep,
-            device_usage: !options.no_device_usage,
-            limit: Limit::default(),
-            filters,
-        })
-    };
-    let target = Injection::examine(pid, &library.path)?;
+    let traced = Injection::examine(pid, &library.path)?;
     let created = folder::create(place, &command, &host::stamp(start_ns))?;
     let folder = Arc::new(created.folder);
     let path = folder.path().to_owned();
-    let result = record(options, &folder, &folder_options(&path)?, target, &library.path, (command, start_ns, ran_ns));
+    let result = record(options, &folder, token, traced, &library.path, (command, start_ns, ran_ns));
     if result.is_err() {
         // A recording that does not start leaves no folder.
         drop(std::fs::remove_dir_all(&path));
@@ -75,8 +58,8 @@ pub(crate) fn attach(options: &Attach) -> anyhow::Result<()> {
 fn record(
     options: &Attach,
     folder: &Arc<RunFolder>,
-    library_options: &Options,
-    target: crate::attach::Target,
+    token: String,
+    traced: TracedProcess,
     library: &Path,
     (command, start_ns, ran_ns): (Vec<OsString>, u64, Option<u64>),
 ) -> anyhow::Result<()> {
@@ -86,9 +69,10 @@ fn record(
     manifest
         .write(folder)
         .with_context(|| WithHelp::new(format!("cannot write into {}", path.display()), CHOOSE_ANOTHER))?;
-    let listener = session::listen(&library_options.token)?;
+    let listener = session::listen(&token)?;
     let ended = pidfd(pid)?;
-    let mut injection = Injection::start(target, library, &library_options.encode())?;
+    let library_options = library_options(&options.recording, token, path, gpu::is_usable())?;
+    let mut injection = Injection::start(traced, library, &library_options.encode())?;
     // From here on there are threads, which inherit the signal mask.
     let signals = EndSignals::block().context("cannot block signals")?;
     let drain = Drain::start(listener, Arc::clone(folder), None, None)?;
@@ -97,9 +81,9 @@ fn record(
     check(pid, stopped)?;
     manifest.set_attached(Attached { ran_ns, stopped_ns: stopped.others_ns, loading_ns: stopped.loading_ns });
     wait_for_state(&drain, &signals, &ended);
-    let sampler = if options.no_device_usage { None } else { Sampler::start(Arc::clone(folder)) };
+    let sampler = if options.recording.no_device_usage { None } else { Sampler::start(Arc::clone(folder)) };
     let began = Instant::now();
-    if !options.quiet {
+    if !options.summary.quiet {
         let milliseconds = |ns: u64| ns as f64 / 1e6;
         message::status(&format!(
             "attached to process {pid}: it was stopped for {:.1} ms, and the thread that loaded the library for {:.1} ms",
@@ -131,8 +115,7 @@ fn record(
             "start the program with: memtrace -- COMMAND"
         ));
     }
-    let Attach { quiet, verbose, no_snapshot, .. } = *options;
-    end_summary::finish(folder, SummaryOptions { quiet, verbose, no_snapshot, custom_rules: None });
+    end_summary::finish(folder, SummaryOptions::new(&options.summary, None));
     Ok(())
 }
 

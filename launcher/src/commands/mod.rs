@@ -10,6 +10,7 @@ pub(crate) mod dry_run;
 pub(crate) mod export;
 mod job;
 pub(crate) mod kernel;
+mod library_options;
 pub(crate) mod lines;
 pub(crate) mod live;
 pub(crate) mod manual;

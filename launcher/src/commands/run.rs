@@ -7,11 +7,12 @@ use std::sync::Arc;
 use anyhow::Context;
 use memtrace_analysis::RunFolder;
 use memtrace_analysis::load::unrecorded;
-use memtrace_trace::options::{self, LIMIT_LOCK_FILE, Limit, Options};
+use memtrace_trace::options::{LIMIT_LOCK_FILE, Limit, Options};
 use memtrace_trace::unrecorded::Unrecorded;
 
+use super::library_options::library_options;
 use crate::child::{self, Child};
-use crate::cli::{Cpu, Run};
+use crate::cli::Run;
 use crate::device_samples::{self, Sampler};
 use crate::drain::Outcome;
 use crate::drain::drain_loop::Drain;
@@ -96,32 +97,21 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
     }
     let token = session::name_of_run()?;
     let listener = session::listen(&token)?;
-    let cpu = if run.cpu == Cpu::Auto && (simulation.is_some() || gpu::is_usable()) {
-        options::Cpu::Never
-    } else {
-        run.cpu.into()
-    };
-    let filters = std::fs::read_to_string("/proc/self/status").map_or(0, |status| options::filters_in(&status));
-    let (stacks, names) = (run.stacks.into(), !run.no_names);
-    let absolute = std::path::absolute(path).context("cannot determine the absolute path of the run folder")?;
+    let has_gpu = simulation.is_some() || gpu::is_usable();
+    let options = library_options(&run.recording, token, path, has_gpu)?;
     // A run that does not start leaves no folder.
-    let variables = xla::environment(run, &absolute).inspect_err(|_| drop(std::fs::remove_dir_all(path)))?;
+    let variables = xla::environment(run, options.folder.as_deref().unwrap_or(path))
+        .inspect_err(|_| drop(std::fs::remove_dir_all(path)))?;
     for (name, value) in variables {
         // SAFETY: no other thread of this process runs, as below.
         unsafe { std::env::set_var(name, value) };
     }
     let options = Options {
-        token,
-        cpu,
-        stacks,
-        names,
-        folder: Some(absolute),
         cycles: run.cycles,
         holders: run.holders,
         pools: run.pools.into(),
-        device_usage: !run.no_device_usage,
         limit: run.limit.map(|bytes| limit(bytes, simulation.is_some())).unwrap_or_default(),
-        filters,
+        ..options
     };
     // SAFETY: no other thread of this process runs. The checks before start none, and with a small stack limit the first
     // thread only waits for this one (`stack`).
@@ -136,15 +126,17 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
     let metrics = metrics.zip(figures).map(|(metrics, figures)| metrics.serve(figures)).transpose()?;
     // Without this thread, processes that cannot be recorded are reported only if the library is loaded there. All
     // others are recorded nevertheless.
-    let watch = ProcessWatch::start(CommandEnvironment { library: library.path.clone(), filters }).ok();
+    let watch =
+        ProcessWatch::start(CommandEnvironment { library: library.path.clone(), filters: options.filters }).ok();
     // A dry run uses no GPU of this machine.
-    let sampler = if simulation.is_none() && !run.no_device_usage { Sampler::start(Arc::clone(&folder)) } else { None };
+    let sampler =
+        if simulation.is_none() && !run.recording.no_device_usage { Sampler::start(Arc::clone(&folder)) } else { None };
 
-    if !run.quiet && std::io::stderr().is_terminal() {
+    if !run.summary.quiet && std::io::stderr().is_terminal() {
         // One line, which stays: the program may draw its own progress.
         message::status(&format!("recording to {}", path.display()));
     }
-    if let Some(url) = url.filter(|_| !run.quiet) {
+    if let Some(url) = url.filter(|_| !run.summary.quiet) {
         message::status(&format!("metrics at {url}"));
     }
     let child = match Child::spawn(&run.command, state) {
@@ -194,14 +186,13 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
     signals.unblock(&state);
     summary.problems.iter().for_each(Problem::print);
     if summary.processes > 0 {
-        let Run { quiet, verbose, no_snapshot, .. } = *run;
-        let options = SummaryOptions { quiet, verbose, no_snapshot, custom_rules };
+        let options = SummaryOptions::new(&run.summary, custom_rules);
         if run.reports_in_background {
             end_summary::finish_in_background(&folder, options);
         } else {
             end_summary::finish(&folder, options);
         }
-    } else if !run.quiet {
+    } else if !run.summary.quiet {
         let command: Vec<_> = run.command.iter().map(|a| a.to_string_lossy()).collect();
         let command: String = command.join(" ").chars().take(MAX_COMMAND).collect();
         let reason = manifest.reason_for_nothing();

@@ -4,7 +4,7 @@
 
 use std::fmt::Write as _;
 
-use super::figures::{DeviceReading, Reading};
+use super::figures::{Reading, for_each_device};
 use super::metric::{DEVICE_MEMORY, PROCESSES, PYTORCH, WITHOUT_FIGURES};
 
 /// A text format.
@@ -66,12 +66,6 @@ pub(super) fn text(readings: &[Reading], format: Format) -> String {
     out
 }
 
-fn for_each_device(readings: &[Reading], mut each: impl FnMut(&Reading, i16, &DeviceReading)) {
-    for reading in readings {
-        reading.devices.iter().for_each(|(device, figures)| each(reading, *device, figures));
-    }
-}
-
 fn head(out: &mut String, name: &str, is_counter: bool, help: &str, format: Format) {
     // Prometheus' own format names a counter with its suffix here, OpenMetrics without it.
     let suffix = if is_counter && format == Format::Prometheus { "_total" } else { "" };
@@ -97,7 +91,7 @@ fn escaped(text: &str) -> String {
 mod tests {
     use std::collections::BTreeMap;
 
-    use super::super::figures::PytorchReading;
+    use super::super::figures::{DeviceReading, PytorchReading};
     use super::*;
 
     #[test]

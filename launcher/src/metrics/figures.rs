@@ -165,6 +165,13 @@ pub(super) struct Reading {
     pub(super) devices: BTreeMap<i16, DeviceReading>,
 }
 
+/// Calls `each` with the figures of each device of each process.
+pub(super) fn for_each_device(readings: &[Reading], mut each: impl FnMut(&Reading, i16, &DeviceReading)) {
+    for reading in readings {
+        reading.devices.iter().for_each(|(device, figures)| each(reading, *device, figures));
+    }
+}
+
 /// The figures of one device.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct DeviceReading {

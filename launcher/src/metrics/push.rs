@@ -55,7 +55,7 @@ mod with_library {
 
     use super::{Figures, INTERVAL, TIMEOUT};
     use crate::message;
-    use crate::metrics::figures::{DeviceReading, Reading};
+    use crate::metrics::figures::{Reading, for_each_device};
     use crate::metrics::metric::{DEVICE_MEMORY, PROCESSES, PYTORCH, PytorchMetric, WITHOUT_FIGURES};
 
     /// The pushes of a run.
@@ -162,7 +162,7 @@ mod with_library {
             meter.u64_observable_gauge("memtrace.device_memory").with_description(DEVICE_MEMORY).with_unit("By");
         gauge
             .with_callback(move |instrument| {
-                for_each_device(&of_owners, |reading, device, figures| {
+                for_each_device(&of_owners.now(), |reading, device, figures| {
                     for (owner, bytes) in &figures.by_owner {
                         let mut attributes = attributes(reading, device);
                         attributes.push(KeyValue::new("owner", owner.clone()));
@@ -188,17 +188,11 @@ mod with_library {
     type Count = fn(&[Reading]) -> usize;
 
     fn observe_pytorch(metric: &PytorchMetric, figures: &Figures, instrument: &dyn AsyncInstrument<u64>) {
-        for_each_device(figures, |reading, device, figures| {
+        for_each_device(&figures.now(), |reading, device, figures| {
             if let Some(pytorch) = &figures.pytorch {
                 instrument.observe((metric.value)(pytorch), &attributes(reading, device));
             }
         });
-    }
-
-    fn for_each_device(figures: &Figures, mut each: impl FnMut(&Reading, i16, &DeviceReading)) {
-        for reading in figures.now() {
-            reading.devices.iter().for_each(|(device, figures)| each(&reading, *device, figures));
-        }
     }
 
     fn attributes(reading: &Reading, device: i16) -> Vec<KeyValue> {

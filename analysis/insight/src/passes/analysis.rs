@@ -125,7 +125,8 @@ pub struct AnalysisOptions<'a> {
 /// Observes every block of a recording. An [`Analysis`] itself keeps only the blocks that are allocated.
 pub trait BlockObserver {
     /// A block was allocated; `usage` includes it.
-    fn allocated(&mut self, device: i16, block: &BlockAllocation, usage: &Usage);
+    #[inline]
+    fn allocated(&mut self, _device: i16, _block: &BlockAllocation, _usage: &Usage) {}
     /// A block was freed by `free`, or, with `None`, was still allocated at the end. `evidence`: the frame that a frame
     /// rule matched, else `NONE`.
     fn lifetime_ended(
@@ -142,8 +143,6 @@ pub trait BlockObserver {
 }
 
 impl BlockObserver for () {
-    #[inline]
-    fn allocated(&mut self, _: i16, _: &BlockAllocation, _: &Usage) {}
     #[inline]
     fn lifetime_ended(&mut self, _: i16, _: &BlockAllocation, _: &BlockClassification, _: FrameId, _: Option<&Event>) {}
 }

@@ -24,7 +24,7 @@ use memtrace_input::error::{Error, Result};
 use memtrace_input::load::TraceRecording;
 use memtrace_input::{Recording, TraceIndex};
 use memtrace_insight::passes::{Analysis, BlockAllocation, BlockClassification, BlockObserver, PhaseTracker, StepEnds};
-use memtrace_replay::{Change, Names, Replay, Usage};
+use memtrace_replay::{Change, Names, Replay};
 use memtrace_trace::definition::Definition;
 use memtrace_trace::error::Result as WriteResult;
 use memtrace_trace::event::{Action, Event, Flags, Source, UsageOccasion};
@@ -105,8 +105,6 @@ fn cut(whole: &Part<'_>, keep: Keep) -> Option<Cut> {
 struct KnownBlocks(HashMap<u64, (BlockAllocation, BlockClassification)>);
 
 impl BlockObserver for KnownBlocks {
-    fn allocated(&mut self, _: i16, _: &BlockAllocation, _: &Usage) {}
-
     fn lifetime_ended(
         &mut self,
         _: i16,

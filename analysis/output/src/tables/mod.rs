@@ -25,7 +25,7 @@ use memtrace_insight::passes::{
     Analysis, BlockAllocation, BlockClassification, BlockObserver, CustomCategorizer, PhaseTracker,
 };
 use memtrace_insight::rules::CustomRules;
-use memtrace_replay::{Change, Names, Replay, Usage};
+use memtrace_replay::{Change, Names, Replay};
 
 use columns::{INT64, OPTIONAL_INT32, OPTIONAL_INT64, OPTIONAL_TEXT, ProcessColumns, TEXT};
 use phases::{PHASES, PhaseEvent, PhaseRows};
@@ -288,8 +288,6 @@ struct BlockRows<'a, 'out> {
 }
 
 impl BlockObserver for BlockRows<'_, '_> {
-    fn allocated(&mut self, _: i16, _: &BlockAllocation, _: &Usage) {}
-
     fn lifetime_ended(
         &mut self,
         device: i16,

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use memtrace_insight::passes::{BlockAllocation, BlockClassification, BlockObserver, Category};
-use memtrace_replay::{Names, Usage};
+use memtrace_replay::Names;
 use memtrace_trace::definition::TensorKind;
 use memtrace_trace::event::Event;
 use memtrace_trace::ids::{ContextId, FrameId, StackId};
@@ -37,9 +37,6 @@ fn category_of(kind: TensorKind) -> Option<Category> {
 }
 
 impl BlockObserver for Learned {
-    #[inline]
-    fn allocated(&mut self, _: i16, _: &BlockAllocation, _: &Usage) {}
-
     fn lifetime_ended(
         &mut self,
         _: i16,

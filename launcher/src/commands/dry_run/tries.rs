@@ -212,7 +212,7 @@ impl<'a> Tries<'a> {
             },
             run,
         };
-        if !self.options.run.quiet && std::io::stderr().is_terminal() {
+        if !self.options.run.summary.quiet && std::io::stderr().is_terminal() {
             message::status(&format!("{name}={value}: {}", one.text()));
         }
         if one.has_failed() {

@@ -47,7 +47,7 @@ const COMPARED_BYTES: usize = 16;
 
 /// What the injection needs to know about a process.
 #[derive(Debug)]
-pub(crate) struct Target {
+pub(crate) struct TracedProcess {
     pub(super) pid: u32,
     /// The addresses at which the process may be interrupted.
     pub(super) safe_points: Vec<u64>,
@@ -139,11 +139,11 @@ impl LoadedFile {
     }
 }
 
-impl Target {
+impl TracedProcess {
     /// Checks that a process can be recorded, and finds its functions. `library` is the library to load.
     ///
     /// The error says what prevents it, and has the fix.
-    pub(super) fn examine(pid: u32, library: &Path) -> anyhow::Result<Target> {
+    pub(super) fn examine(pid: u32, library: &Path) -> anyhow::Result<TracedProcess> {
         check(pid, library)?;
         let mappings = mappings(pid)?;
         let named = |matches: &dyn Fn(&[u8]) -> bool| {
@@ -199,7 +199,7 @@ impl Target {
         let syscall = syscall
             .chain(mappings.iter().filter(|mapping| mapping.path == c_library.path && mapping.is_executable))
             .find_map(|mapping| find_syscall(&memory, mapping));
-        Ok(Target {
+        Ok(TracedProcess {
             pid,
             safe_points,
             dlopen: function(0)?,
@@ -244,10 +244,7 @@ fn check(pid: u32, library: &Path) -> anyhow::Result<()> {
     if users.split_whitespace().any(|user| user != us) {
         bail!(WithHelp::new(cannot("it belongs to another user"), "run memtrace as that user"));
     }
-    if status_field(&id, "State").is_some_and(|state| state.starts_with(['Z', 'X'])) {
-        bail!(WithHelp::new(cannot("it has ended"), "nvidia-smi lists the processes that use a GPU"));
-    }
-    if status_field(&id, "State").is_some_and(|state| state.starts_with('T')) {
+    if process.state() == Some('T') {
         bail!(WithHelp::new(cannot("it is stopped"), format!("resume it: kill -CONT {pid}")));
     }
     if let Some(tracer) = status_field(&id, "TracerPid").filter(|tracer| tracer != "0") {
