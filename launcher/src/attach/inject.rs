@@ -34,9 +34,10 @@ const BREAKPOINT: u8 = 0xcc;
 /// How long the process was stopped.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug)]
 pub(crate) struct Stopped {
-    /// From the stop of the first thread until the last other one went on, in nanoseconds.
-    pub(crate) others_ns: u64,
-    /// From the stop of the thread that loads the library until it went on with the program, in nanoseconds.
+    /// From the stop of the first thread until the last other one went on, in nanoseconds. `None` if Python itself has
+    /// loaded the library, for which no thread is stopped.
+    pub(crate) others_ns: Option<u64>,
+    /// How long the thread that has loaded the library did not go on with the program, in nanoseconds.
     pub(crate) loading_ns: u64,
     /// The result of the library's function.
     pub(crate) result: i32,
@@ -46,10 +47,10 @@ pub(crate) struct Stopped {
 pub(super) type Strings<'a> = [&'a [u8]; 3];
 
 /// Loads the library and calls its function. `cancel` becomes readable if nobody waits for that any more.
-pub(super) fn inject(process: &TracedProcess, strings: Strings<'_>, cancel: impl AsFd) -> anyhow::Result<Stopped> {
+pub(super) fn inject(process: &TracedProcess, strings: Strings<'_>, cancel: &impl AsFd) -> anyhow::Result<Stopped> {
     let memory = Memory::of(process.pid).map_err(|_| not_permitted(process.pid))?;
     let mut session = Session { process, memory: &memory, threads: BTreeSet::new(), original: Vec::new() };
-    let found = session.seize_all().and_then(|()| session.wait_for_safe_point(&cancel));
+    let found = session.seize_all().and_then(|()| session.wait_for_safe_point(cancel));
     let (tid, began) = match found {
         Ok(found) => found,
         Err(error) => {
@@ -71,12 +72,17 @@ pub(super) fn inject(process: &TracedProcess, strings: Strings<'_>, cancel: impl
     remove(process, tid, &code);
     if data.handle == 0 {
         let text: Vec<u8> = data.error.into_iter().take_while(|byte| *byte != 0).collect();
-        bail!(WithHelp::new(
-            format!("cannot load the library into process {}: {}", process.pid, String::from_utf8_lossy(&text)),
-            "start the program with: memtrace -- COMMAND"
-        ));
+        return Err(not_loaded(process.pid, &String::from_utf8_lossy(&text)));
     }
-    Ok(Stopped { others_ns, loading_ns, result: data.result as i32 })
+    Ok(Stopped { others_ns: Some(others_ns), loading_ns, result: data.result as i32 })
+}
+
+/// The error for a library that the process cannot load.
+pub(super) fn not_loaded(pid: u32, why: &str) -> anyhow::Error {
+    anyhow!(WithHelp::new(
+        format!("cannot load the library into process {pid}: {why}"),
+        "start the program with: memtrace -- COMMAND"
+    ))
 }
 
 /// Sends signals that a thread has not received because of the injection.
@@ -225,7 +231,7 @@ fn is_traced_by_us(pid: u32, tid: i32) -> bool {
     !has_ended && field("TracerPid:") == Some(std::process::id().to_string())
 }
 
-fn is_cancelled(cancel: &impl AsFd) -> bool {
+pub(super) fn is_cancelled(cancel: &impl AsFd) -> bool {
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     poll(&mut [PollFd::new(cancel, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
 }

@@ -1,9 +1,11 @@
-//! Loads the library into a process that runs already, as debuggers do (ptrace).
+//! Loads the library into a process that runs already: through Python 3.14 and newer ([`remote`]), else as debuggers do
+//! (ptrace, [`inject`]).
 //!
 //! [`Injection::examine`] looks at the process, [`Injection::start`] starts the injector, a child process, and
 //! [`Injection::begin`] lets it begin.
 
 mod inject;
+mod remote;
 mod traced_process;
 mod tracee;
 mod trampoline;
@@ -126,7 +128,12 @@ fn serve(process: &TracedProcess, strings: inject::Strings<'_>, mut begin: File,
     if begin.read_exact(&mut [0]).is_err() {
         return;
     }
-    let result = match inject(process, strings, &begin) {
+    let loaded = match remote::load(process, strings, &begin) {
+        Ok(None) => inject(process, strings, &begin),
+        Ok(Some(stopped)) => Ok(stopped),
+        Err(error) => Err(error),
+    };
+    let result = match loaded {
         Ok(stopped) => Answer::Done(stopped),
         Err(error) => Answer::Failed { text: format!("{error:#}"), help: help_of(&error) },
     };

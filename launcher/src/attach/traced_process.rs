@@ -42,6 +42,8 @@ const SAFE_FUNCTIONS: [&str; 20] = [
     "_PyEval_EvalFrameDefault",
 ];
 
+/// `PY_VERSION_HEX` of the first version that has `sys.remote_exec`.
+const FIRST_VERSION: u64 = 0x030e_0000;
 /// How many bytes at the beginning of a function are compared with its file.
 const COMPARED_BYTES: usize = 16;
 
@@ -49,6 +51,10 @@ const COMPARED_BYTES: usize = 16;
 #[derive(Debug)]
 pub(crate) struct TracedProcess {
     pub(super) pid: u32,
+    /// The interpreter, if Python has `sys.remote_exec`.
+    pub(super) interpreter: Option<PathBuf>,
+    /// The environment with which the process was started: `NAME=VALUE`.
+    pub(super) variables: Vec<String>,
     /// The addresses at which the process may be interrupted.
     pub(super) safe_points: Vec<u64>,
     /// Functions of the C library.
@@ -126,6 +132,14 @@ impl LoadedFile {
         found
     }
 
+    /// The version of Python, as `PY_VERSION_HEX` has it. Python before 3.11 does not export it.
+    fn version(&self, memory: &Memory) -> Option<u64> {
+        let [address] = self.functions(["Py_Version"], memory);
+        let mut bytes = [0; 8];
+        memory.read(address?, &mut bytes).ok()?;
+        Some(u64::from_ne_bytes(bytes))
+    }
+
     /// Whether the process has the bytes of the file at the beginning of a function.
     fn is_same(&self, elf: &ElfFile64<'_>, in_file: u64, address: u64, memory: &Memory) -> bool {
         let endian = elf.endian();
@@ -169,7 +183,9 @@ impl TracedProcess {
         } else {
             in_root(python)
         };
-        let safe_points = LoadedFile::read(pid, &file, python)?.functions(SAFE_FUNCTIONS, &memory);
+        let python = LoadedFile::read(pid, &file, python)?;
+        let safe_points = python.functions(SAFE_FUNCTIONS, &memory);
+        let version = python.version(&memory);
         let safe_points: Vec<u64> = safe_points.into_iter().flatten().collect();
         if safe_points.is_empty() {
             bail!(WithHelp::new(
@@ -201,6 +217,8 @@ impl TracedProcess {
             .find_map(|mapping| find_syscall(&memory, mapping));
         Ok(TracedProcess {
             pid,
+            interpreter: version.and_then(|version| interpreter(version, &executable)),
+            variables: ProcessDir::of(pid).variables().unwrap_or_default(),
             safe_points,
             dlopen: function(0)?,
             dlsym: function(1)?,
@@ -209,6 +227,14 @@ impl TracedProcess {
             syscall: syscall.context("the process has no system call instruction")?,
         })
     }
+}
+
+/// The interpreter that can ask a process of this version of Python (`PY_VERSION_HEX`) and this executable to run a script.
+fn interpreter(version: u64, executable: &Path) -> Option<PathBuf> {
+    // Another program that embeds Python does not understand Python's arguments.
+    let name = executable.file_name()?.to_str()?.strip_prefix("python")?;
+    let is_python = name.chars().all(|letter| letter.is_ascii_digit() || ".td".contains(letter));
+    (version >= FIRST_VERSION && is_python).then(|| executable.to_owned())
 }
 
 /// The address of a `syscall` instruction in this mapping.
@@ -344,6 +370,14 @@ mod tests {
         assert!(why(Some("1"), true, Some("2")).contains("seccomp"));
         assert!(why(None, false, Some("2")).contains("seccomp"));
         assert!(why(Some("0"), false, Some("0")).contains("PR_SET_DUMPABLE"));
+    }
+
+    #[test]
+    fn only_an_interpreter_of_python_3_14_is_started() {
+        let found = |version, path: &str| interpreter(version, Path::new(path)).is_some();
+        assert!(found(0x030e_00f0, "/usr/bin/python3.14") && found(0x030f_00a1, "/opt/bin/python3.15t"));
+        assert!(!found(0x030d_0bf0, "/usr/bin/python3.13"));
+        assert!(!found(0x030e_00f0, "/usr/bin/blender") && !found(0x030e_00f0, "/usr/bin/python-server"));
     }
 
     #[test]

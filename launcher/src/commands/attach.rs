@@ -85,11 +85,17 @@ fn record(
     let began = Instant::now();
     if !options.summary.quiet {
         let milliseconds = |ns: u64| ns as f64 / 1e6;
-        message::status(&format!(
-            "attached to process {pid}: it was stopped for {:.1} ms, and the thread that loaded the library for {:.1} ms",
-            milliseconds(stopped.others_ns),
-            milliseconds(stopped.loading_ns)
-        ));
+        let loading = milliseconds(stopped.loading_ns);
+        message::status(&match stopped.others_ns {
+            Some(others) => format!(
+                "attached to process {pid}: it was stopped for {:.1} ms, and the thread that loaded the library for \
+                 {loading:.1} ms",
+                milliseconds(others)
+            ),
+            None => {
+                format!("attached to process {pid}: Python loaded the library in {loading:.1} ms (sys.remote_exec)")
+            }
+        });
         message::status(&format!("recording to {}; Ctrl-C detaches", path.display()));
         message::note(
             "calls of the CUDA driver that libraries have bound before are not recorded (docs/how-to/attach.md)",

@@ -2,7 +2,7 @@
 
     state   prints the allocator's state as JSON
     step    trains one step
-    sleep   holds the GIL nowhere and runs no Python for a while
+    sleep N its main thread runs no Python for N seconds
     stop    ends with the checksum of all parameters
 
 Between two lines it runs Python in a loop, so that memtrace can attach at any time.
@@ -88,9 +88,9 @@ while True:
     elif line == "step":
         step()
         print("stepped", flush=True)
-    elif line == "sleep":
+    elif line.startswith("sleep "):
         print("sleeping", flush=True)
-        time.sleep(3)
+        time.sleep(int(line.removeprefix("sleep ")))
         print("awake", flush=True)
     else:
         is_running = False

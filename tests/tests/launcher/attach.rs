@@ -18,7 +18,11 @@ struct Program(Running);
 
 impl Program {
     fn start(arguments: &[&str]) -> Program {
-        let mut command = TracedProgram::python("attach/training.py", arguments).prepare(None);
+        Program::begin(TracedProgram::python("attach/training.py", arguments))
+    }
+
+    fn begin(traced: TracedProgram) -> Program {
+        let mut command = traced.prepare(None);
         let mut program = Program(Running::start(command.stdin(Stdio::piped())));
         assert_eq!(program.0.line(), "ready");
         program
@@ -45,6 +49,8 @@ impl Program {
 struct Attached {
     child: Child,
     stderr: BufReader<ChildStderr>,
+    /// The first line that was printed.
+    line: String,
 }
 
 /// `memtrace attach` into a folder.
@@ -59,7 +65,7 @@ impl Attached {
     fn begin(pid: i32, folder: &Path) -> Attached {
         let mut child = attach(pid, folder).stderr(Stdio::piped()).spawn().unwrap();
         let stderr = BufReader::new(child.stderr.take().unwrap());
-        Attached { child, stderr }
+        Attached { child, stderr, line: String::new() }
     }
 
     /// Attaches, and waits until the process is recorded. `None` where the kernel does not permit to trace.
@@ -72,7 +78,8 @@ impl Attached {
             attached.child.wait().unwrap();
             return None;
         }
-        assert!(line.starts_with(&format!("attached to process {pid}: it was stopped for ")), "{line}");
+        assert!(line.starts_with(&format!("attached to process {pid}: ")), "{line}");
+        attached.line = line;
         Some(attached)
     }
 
@@ -230,7 +237,7 @@ fn the_process_survives_the_end_of_memtrace_at_any_time() {
     wait_for(|| !state(&mut program).contains("memtrace"));
     // While it waits for a thread that runs Python, the process has breakpoints.
     let mut program = Program::start(&[]);
-    assert_eq!(program.ask("sleep"), "sleeping");
+    assert_eq!(program.ask("sleep 3"), "sleeping");
     let mut waiting = Attached::begin(program.0.pid(), &folder.path().join("waiting"));
     let status = || std::fs::read_to_string(format!("/proc/{}/status", program.0.pid())).unwrap();
     wait_for(|| !status().contains("TracerPid:\t0\n"));
@@ -275,4 +282,52 @@ fn what_cannot_be_recorded_is_an_error_with_a_fix_and_leaves_no_folder() {
     assert!(fails(program.0.pid()).contains("it is stopped"));
     program.0.signal(libc::SIGCONT);
     program.stop();
+}
+
+mod exhaustive {
+    use super::*;
+
+    #[test]
+    fn python_3_14_loads_the_library_itself_if_its_main_thread_runs() {
+        let venv = output(
+            Command::new(memtrace_tests::traced_program::root().join("scripts/venv")).args(["--python", "3.14"]),
+        );
+        if !venv.status.success() {
+            println!("SKIPPED: {}", stderr(&venv));
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let mut program = Program::begin(TracedProgram::python("attach/training.py", &["4"]).env("SIM_PYTHON", "3.14"));
+        let scripts = || {
+            let all = std::fs::read_dir(std::env::temp_dir()).unwrap().map(|one| one.unwrap().file_name());
+            all.filter(|name| name.to_string_lossy().starts_with("memtrace-attach-")).count()
+        };
+        for turn in 0..3 {
+            let run = folder.path().join(format!("run{turn}"));
+            let is_asleep = turn == 1;
+            if is_asleep {
+                assert_eq!(program.ask("sleep 12"), "sleeping");
+            }
+            let Some(attached) = Attached::start(program.0.pid(), &run) else { return };
+            // While the main thread sleeps, others run Python.
+            assert_eq!(attached.line.contains("sys.remote_exec"), !is_asleep, "{}", attached.line);
+            if is_asleep {
+                assert_eq!(program.0.line(), "awake");
+            } else {
+                assert_eq!(program.ask("step"), "stepped");
+            }
+            attached.detach();
+            let process = only_process(&run);
+            assert_eq!((&process["end_reason"], &process["lost"]), (&"detached".into(), &0.into()), "{process:#}");
+            assert_eq!(manifest(&run)["attached"].get("stopped_ns").is_some(), is_asleep);
+            assert_eq!(scripts(), 0);
+        }
+        let run = folder.path().join("last");
+        let Some(attached) = Attached::start(program.0.pid(), &run) else { return };
+        let state = program.state();
+        attached.detach();
+        let (blocks, reserved) = end_state(&events(&only_trace(&run)));
+        assert_eq!((blocks, reserved), (blocks_of(&state), state["reserved"].as_u64().unwrap()));
+        program.stop();
+    }
 }

@@ -169,7 +169,9 @@ mod exhaustive {
                 let (mut largest, mut memory) = (0, 0);
                 while !stop.load(std::sync::atomic::Ordering::Relaxed) {
                     let bytes = |path: &std::path::PathBuf| std::fs::metadata(path).map_or(0, |m| m.len());
-                    largest = traces(&run).iter().map(bytes).max().unwrap_or(0).max(largest);
+                    // The folder is made when the launcher has begun.
+                    let files = if run.is_dir() { traces(&run) } else { Vec::new() };
+                    largest = files.iter().map(bytes).max().unwrap_or(0).max(largest);
                     let status = std::fs::read_to_string(format!("/proc/{launcher}/status")).unwrap_or_default();
                     let kib = status
                         .lines()
