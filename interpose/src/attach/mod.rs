@@ -24,7 +24,7 @@ use crate::linker::redirect;
 use crate::recording::attached;
 use crate::recording::bounded_wait::BoundedWait;
 use crate::recording::connect::has_launcher_ended;
-use crate::recording::guard::Guard;
+use crate::recording::guard::{Guard, reserve_ring};
 use crate::recording::paused::set_detached;
 use crate::recording::process::Process;
 use crate::torch::{gate, hooked, record_function, reporter};
@@ -85,6 +85,8 @@ extern "C" fn control(_: *mut c_void) -> *mut c_void {
         attached::clear();
         return null_mut();
     };
+    // A ring that another thread leaves meanwhile would have events before the state, which must come first.
+    reserve_ring(process);
     gate::close();
     let slots = redirect::redirect_all(replacement);
     let state = prior_state::take();

@@ -458,6 +458,12 @@ impl Guard {
     }
 }
 
+/// Claims an unused ring for this thread before others record. Its first event is then the first one of the ring.
+pub(crate) fn reserve_ring(process: &Process) {
+    // Without one, the thread gets the common ring later.
+    let _ = claim_ring(process);
+}
+
 /// Claims a ring for this thread. Returns 0, the common ring, if all others are in use.
 #[cold]
 fn claim_ring(process: &Process) -> usize {

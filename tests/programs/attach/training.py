@@ -9,6 +9,7 @@ Between two lines it runs Python in a loop, so that memtrace can attach at any t
 """
 
 import json
+import os
 import select
 import sys
 import threading
@@ -26,6 +27,11 @@ pool = torch.cuda.MemPool() if hasattr(torch.cuda, "MemPool") and len(sys.argv) 
 if pool is not None:
     with torch.cuda.use_mem_pool(pool):
         kept.append(torch.empty(100_000, device="cuda"))
+if len(sys.argv) > 2:
+    graph = torch.cuda.CUDAGraph()
+    source = torch.ones(40_000, device="cuda")
+    with torch.cuda.graph(graph):
+        captured = [source * 2, source + 1]
 
 
 def step():
@@ -51,6 +57,16 @@ def allocate(number):
         time.sleep(0.0002)
 
 
+def thread_names():
+    for thread in os.listdir("/proc/self/task"):
+        # A thread that has been joined may end only now.
+        try:
+            with open(f"/proc/self/task/{thread}/comm") as file:
+                yield file.read().strip()
+        except (FileNotFoundError, ProcessLookupError):
+            pass
+
+
 def state():
     global is_running
     is_running = False
@@ -67,8 +83,8 @@ def state():
         "allocated": torch.cuda.memory_allocated(),
         "reserved": torch.cuda.memory_reserved(),
         "blocks": sorted(blocks),
-        "threads": sorted(open(f"/proc/self/task/{tid.name}/comm").read().strip() for tid in __import__("pathlib").Path("/proc/self/task").iterdir()),
-        "files": sorted(__import__("os").listdir("/proc/self/fd")),
+        "threads": sorted(thread_names()),
+        "files": sorted(os.listdir("/proc/self/fd")),
         "shared": sum("memtrace (deleted)" in line for line in open("/proc/self/maps")),
     }
 

@@ -152,6 +152,8 @@ fn the_recording_has_the_blocks_that_were_there_and_those_that_follow() {
     let end = &summary["processes"][0]["devices"][0]["end"];
     let totals = (&end["totals"]["allocated_bytes"], &end["totals"]["reserved_bytes"]);
     assert_eq!(totals, (&state["allocated"], &state["reserved"]), "{end:#}");
+    let limits = summary["not_recorded"][0]["text"].as_str().unwrap();
+    assert!(limits.starts_with("memtrace attached ") && limits.contains("has no call stack"), "{limits}");
     assert_eq!(manifest(&run)["attached"]["stopped_ns"].as_u64().map(|ns| ns > 0), Some(true));
     program.stop();
 }
@@ -286,6 +288,40 @@ fn what_cannot_be_recorded_is_an_error_with_a_fix_and_leaves_no_folder() {
 
 mod exhaustive {
     use super::*;
+
+    #[test]
+    fn blocks_of_other_releases_of_pytorch_are_complete() {
+        for torch in ["2.4.1", "2.7.1", "2.15.0"] {
+            let folder = tempfile::tempdir().unwrap();
+            let run = folder.path().join("run");
+            let traced = TracedProgram::python("attach/training.py", &["2", "pool"]).env("SIM_TORCH", torch);
+            let mut program = Program::begin(traced.env("SIM_PYTHON", "3.11"));
+            let Some(attached) = Attached::start(program.0.pid(), &run) else { return };
+            assert_eq!(program.ask("step"), "stepped");
+            let state = program.state();
+            attached.detach();
+            let (blocks, reserved) = end_state(&events(&only_trace(&run)));
+            assert_eq!((blocks, reserved), (blocks_of(&state), state["reserved"].as_u64().unwrap()), "{torch}");
+            program.stop();
+        }
+    }
+
+    #[test]
+    fn without_a_tracker_the_blocks_that_were_there_are_said_to_be_missing() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = folder.path().join("run");
+        let traced = TracedProgram::python("attach/training.py", &["2"]).env("SIM_TORCH", "2.1.2");
+        let mut program = Program::begin(traced.env("SIM_PYTHON", "3.11"));
+        let Some(attached) = Attached::start(program.0.pid(), &run) else { return };
+        assert_eq!(program.ask("step"), "stepped");
+        let text = attached.detach();
+        let warning = "warning: the memory that was in use before memtrace attached is not known: the tracker cannot be \
+                       attached to PyTorch's allocator\n";
+        assert!(text.contains(warning), "{text}");
+        let process = only_process(&run);
+        assert_eq!((&process["end_reason"], &process["lost"]), (&"detached".into(), &0.into()), "{process:#}");
+        program.stop();
+    }
 
     #[test]
     fn python_3_14_loads_the_library_itself_if_its_main_thread_runs() {

@@ -154,11 +154,11 @@ mod exhaustive {
 
     /// The largest size of the trace and of the launcher's memory while 100 million events are recorded.
     #[test]
-    fn a_hundred_million_events_stay_within_256_mib() {
-        const LIMIT: u64 = 256 << 20;
+    fn a_hundred_million_events_stay_within_32_mib() {
+        const LIMIT: u64 = 32 << 20;
         let folder = tempfile::tempdir().unwrap();
         let run = folder.path().join("run");
-        let mut command = keeping("256MiB", &run);
+        let mut command = keeping("32MiB", &run);
         command.args(["threads=2", "rate=1000000", "events=50000000", "write", "say=done", "wait"]);
         let began = std::time::Instant::now();
         let mut running = Running::start(command.stdin(Stdio::piped()));

@@ -222,9 +222,40 @@ pub struct Manifest {
     /// How much memory of each GPU the command saw, in bytes. Absent without a limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit_bytes: Option<u64>,
+    /// How memtrace attached to a process that ran already. Absent where it started the command.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attached: Option<AttachedRun>,
     /// Other fields that the launcher wrote. They are kept but not interpreted.
     #[serde(flatten)]
     pub extra: BTreeMap<String, serde_json::Value>,
+}
+
+/// How memtrace attached to a process that ran already.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+#[serde(default)]
+pub struct AttachedRun {
+    /// How long the process had run, in nanoseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ran_ns: Option<u64>,
+    /// Other fields that the launcher wrote. They are kept but not interpreted.
+    #[serde(flatten)]
+    pub extra: BTreeMap<String, serde_json::Value>,
+}
+
+impl AttachedRun {
+    /// What such a recording lacks.
+    fn limits(&self) -> String {
+        const SECOND: u64 = 1_000_000_000;
+        let since = self.ran_ns.map_or_else(String::new, |ns| match ns / SECOND {
+            seconds @ 0..120 => format!(" {seconds} s after the start of the program"),
+            seconds @ 120..7200 => format!(" {} min after the start of the program", seconds / 60),
+            seconds => format!(" {} h after the start of the program", seconds / 3600),
+        });
+        format!(
+            "memtrace attached{since}: what was in use then has no call stack, and calls of the CUDA driver that \
+             libraries had bound before are not recorded"
+        )
+    }
 }
 
 impl Manifest {
@@ -262,6 +293,9 @@ impl Manifest {
     pub fn not_recorded(&self) -> Vec<NotRecorded> {
         let mut all = Vec::new();
         let mut add = |is_loss, text| all.push(NotRecorded { is_loss, text });
+        if let Some(attached) = &self.attached {
+            add(false, attached.limits());
+        }
         for (reason, count) in &self.refused {
             let requests = if *count == 1 { "request" } else { "requests" };
             add(true, format!("memtrace refused {count} recording {requests}: {reason}"));
@@ -335,6 +369,20 @@ mod tests {
         assert_eq!(Exit::from_wait_status(0x0100), Exit { code: Some(1), signal: None });
         assert_eq!(Exit::from_wait_status(9), Exit { code: None, signal: Some(9) });
         assert_eq!(Exit::from_wait_status(139), Exit { code: None, signal: Some(11) });
+    }
+
+    #[test]
+    fn what_a_run_lacks_that_was_attached_is_listed() {
+        let text = |ran_ns| {
+            let attached = Some(AttachedRun { ran_ns, ..AttachedRun::default() });
+            let [one] = &Manifest { attached, ..Manifest::default() }.not_recorded()[..] else { panic!("one") };
+            assert!(!one.is_loss);
+            one.text.split(':').next().unwrap().to_owned()
+        };
+        assert_eq!(text(None), "memtrace attached");
+        assert_eq!(text(Some(90_000_000_000)), "memtrace attached 90 s after the start of the program");
+        assert_eq!(text(Some(7_199_000_000_000)), "memtrace attached 119 min after the start of the program");
+        assert_eq!(text(Some(7_200_000_000_000)), "memtrace attached 2 h after the start of the program");
     }
 
     #[test]
