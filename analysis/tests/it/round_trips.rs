@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use memtrace_analysis::RunFolder;
 use memtrace_analysis::load::{
-    EstimatedWorkspaces, Exit, MANIFEST_FILE, Manifest, ManifestProcess, RunState, SimulatedGpus, UnrecordableProcess,
-    ValueException,
+    AttachedRun, EstimatedWorkspaces, Exit, MANIFEST_FILE, Manifest, ManifestProcess, RunState, SimulatedGpus,
+    UnrecordableProcess, ValueException,
 };
 use memtrace_analysis::symbols::{SYMBOLS_FILE, Symbols};
 use memtrace_trace::file::{Definitions, Module, NativeFrame};
@@ -50,6 +50,10 @@ fn manifest() -> impl Strategy<Value = Manifest> {
             job: Some(note.clone()),
             unlisted: 4,
             limit_bytes: note.is_empty().then_some(24 << 30),
+            attached: pid.map(|pid| AttachedRun {
+                ran_ns: times[0],
+                extra: BTreeMap::from([("loading_ns".to_owned(), json!(pid))]),
+            }),
             unchecked: 5,
             simulated: (note.len() % 2 == 1).then(|| SimulatedGpus {
                 gpu: note.clone(),
