@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 
 use memtrace_insight::passes::OomForecast;
 use memtrace_insight::passes::diagnostics::{GrowthKind, LoopTurn, Turns, WindowGrowth, WindowSampler};
+use memtrace_insight::rules::is_library;
 use memtrace_trace::ids::{ContextId, StackId};
 
-use crate::locations::{Locations, is_library};
+use crate::locations::Locations;
 use crate::units::{count_text, size_text};
 
 /// What grows at one line.

@@ -8,6 +8,8 @@ use memtrace_trace::event::{Action, Event, Source};
 use memtrace_trace::file::Definitions;
 use memtrace_trace::ids::{FrameId, StackId};
 
+use super::call_tree::CallTree;
+use super::calls::Calls;
 use super::category::{BlockAllocation, BlockClassification, Categorizer, Category, CategoryRuleUses, LifetimeEnd};
 use super::composition::{Amount, Composition, ModuleKey, Origin};
 use super::cuda_graphs::CudaGraphs;
@@ -58,6 +60,8 @@ pub struct DeviceAnalysis {
     pub table: PhaseTable,
     /// What happened in the ranges that the program named.
     pub labels: LabelTable,
+    /// What the calls of the program's own functions did.
+    pub calls: Calls,
     /// What grew after the first step.
     pub growth: Growth,
     /// What each step loads.
@@ -218,11 +222,13 @@ impl Analysis {
         let mut tracked = Tracked { tracker: PhaseTracker::of(recording), names, custom, compile_contexts };
         let is_inference = tracked.tracker.is_inference();
         let (loops, rows) = (Arc::new(LoopTable::new(definitions)), Arc::new(range_rows(definitions)));
+        let call_tree = Arc::new(CallTree::new(definitions));
         let new = |device: i16, source| DeviceAnalysis {
             step_peaks: options.step_peaks.iter().map(|step| (*step, Composition::default())).collect(),
             signals: Signals::new(is_inference, WindowSampler::new(&loops, &rows)),
             released: vec![ReleasedMemory::default(); options.released_after.len()],
             release_starts: vec![0; options.released_after.len()],
+            calls: Calls::new(&call_tree),
             ..DeviceAnalysis::new(device, source, categorizer.clone(), definitions)
         };
         let mut devices: Vec<DeviceAnalysis> = replay.devices().iter().map(|d| new(d.device, d.source)).collect();
@@ -337,6 +343,7 @@ impl DeviceAnalysis {
             peaks: Peak::default(),
             table: PhaseTable::default(),
             labels: LabelTable::new(definitions),
+            calls: Calls::default(),
             growth: Growth::default(),
             step_inputs: StepInputs::default(),
             ooms: OomLog::default(),
@@ -433,6 +440,7 @@ impl DeviceAnalysis {
             self.table.alloc(now.step, phase, e.ticks, size, usage.allocated);
             self.table.micro_batches(tracker.micro_batches());
             self.labels.alloc(size, usage.allocated);
+            self.calls.allocated(&block, e.thread, id.index(), usage.allocated);
         }
         if usage.allocated > self.peak.usage.allocated {
             self.peak.restart(e, now, phase, *usage);
@@ -513,6 +521,7 @@ impl DeviceAnalysis {
         let phase = *phase;
         self.step_inputs.classified(&block, category);
         self.labels.free(block.seq, block.size, usage.allocated);
+        self.calls.freed(&block, id.index(), e.thread, e.stack);
         // After a pending free, later frees by user code count as frees of older blocks, until the next allocation.
         let older = block.position.step != now.step || !self.pending_frees.is_empty();
         let freed_in = (!is_truncated).then_some(phase);
@@ -663,6 +672,7 @@ impl DeviceAnalysis {
         self.peaks = *allocator.peak();
         self.anomalies = *allocator.anomalies();
         self.table.finish();
+        self.calls.finish();
         self.ooms.finish(now);
         self.end = self.blocks_in_use(allocator, tracked, last, now.phase);
         let in_use = allocator.allocated().filter(|(_, b)| b.state == memtrace_replay::BlockState::Allocated);
