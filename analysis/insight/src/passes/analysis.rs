@@ -225,7 +225,7 @@ impl Analysis {
         let call_tree = Arc::new(CallTree::new(definitions));
         let new = |device: i16, source| DeviceAnalysis {
             step_peaks: options.step_peaks.iter().map(|step| (*step, Composition::default())).collect(),
-            signals: Signals::new(is_inference, WindowSampler::new(&loops, &rows)),
+            signals: Signals::new(is_inference, WindowSampler::new(&loops, &rows, is_inference)),
             released: vec![ReleasedMemory::default(); options.released_after.len()],
             release_starts: vec![0; options.released_after.len()],
             calls: Calls::new(&call_tree),
@@ -440,7 +440,8 @@ impl DeviceAnalysis {
             self.table.alloc(now.step, phase, e.ticks, size, usage.allocated);
             self.table.micro_batches(tracker.micro_batches());
             self.labels.alloc(size, usage.allocated);
-            self.calls.allocated(&block, e.thread, id.index(), usage.allocated);
+            let counted = if self.signals.is_workspace(id) { 0 } else { block.size };
+            self.calls.allocated(&block, e.thread, counted, id.index(), usage.allocated);
         }
         if usage.allocated > self.peak.usage.allocated {
             self.peak.restart(e, now, phase, *usage);

@@ -128,24 +128,27 @@ impl Calls {
         self.work
     }
 
-    /// Takes an allocation. `id`: the number of the block. `level`: the device's allocated bytes after it.
+    /// Takes an allocation. `bytes`: what counts for the call; 0 for workspaces of libraries, which stay. `id`: the number of
+    /// the block. `level`: the device's allocated bytes after it.
     #[inline]
-    pub(super) fn allocated(&mut self, block: &BlockAllocation, thread: ThreadId, id: usize, level: u64) {
+    pub(super) fn allocated(&mut self, block: &BlockAllocation, thread: ThreadId, bytes: u64, id: usize, level: u64) {
         let node = self.tree.node(block.stack);
-        let by = self.thread_of(node, thread, block.seq);
+        let thread_number = self.thread_of(node, thread, block.seq);
+        let by = if bytes > 0 { thread_number } else { 0 };
         if let Some(place) = self.allocated_by.get_mut(id) {
             *place = by;
         } else {
             self.allocated_by.resize(id + 1, 0);
             self.allocated_by[id] = by;
         }
-        let Some(thread) = usize::from(by).checked_sub(1).and_then(|at| self.threads.get_mut(at)) else { return };
+        let index = usize::from(thread_number).checked_sub(1);
+        let Some(thread) = index.and_then(|at| self.threads.get_mut(at)) else { return };
         thread.last_seq = block.seq;
         if node != 0 && (node != thread.latest || thread.open.last().is_none_or(|open| open.has_returned)) {
             thread.entered(&self.tree, &mut self.totals, node, block.seq);
         }
         thread.allocations += 1;
-        thread.allocated += block.size;
+        thread.allocated += bytes;
         if let Some(open) = thread.open.last_mut() {
             open.peak = open.peak.max(level);
             let work = Work::of(block.phase);
@@ -342,7 +345,7 @@ mod tests {
             if action == '+' {
                 level += 100;
                 let block = BlockAllocation::of_forward(seq, 100, stack, position);
-                calls.allocated(&block, thread, id, level);
+                calls.allocated(&block, thread, block.size, id, level);
                 blocks.insert(id, block);
             } else {
                 level -= 100;
