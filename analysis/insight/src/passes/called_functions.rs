@@ -145,3 +145,113 @@ impl Finder<'_> {
             && allocated * DISPATCHED_SHARE.1 >= of.allocated * DISPATCHED_SHARE.0
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use memtrace_trace::file::{Definitions, Frame, StackNode};
+    use memtrace_trace::ids::{StackId, ThreadId};
+
+    use super::super::call_tree::CallTree;
+    use super::super::category::BlockAllocation;
+    use super::super::phase::Phase;
+    use super::*;
+
+    /// The functions of a program that allocates 100 bytes in each of these stacks, written from the outermost function:
+    /// `main:3 search:7`. Each begins with a phase if it is none of a server.
+    fn functions(events: &[&str], has_ranges: bool) -> Vec<(String, u64, u64)> {
+        let mut definitions = Definitions {
+            frames: vec![Frame::default()],
+            stacks: vec![StackNode::default()],
+            ..Definitions::default()
+        };
+        let mut allocations = Vec::new();
+        for event in events {
+            let (mut parent, mut phase) = (StackId::NONE, Phase::Other);
+            for word in event.split(' ') {
+                let Some((name, line)) = word.split_once(':') else {
+                    phase = Phase::named(word).unwrap();
+                    continue;
+                };
+                let frame = Frame {
+                    name: name.into(),
+                    qualname: name.into(),
+                    filename: "a.py".into(),
+                    line: line.parse().unwrap(),
+                    ..Frame::default()
+                };
+                let id = definitions.frames.iter().position(|one| *one == frame).unwrap_or_else(|| {
+                    definitions.frames.push(frame);
+                    definitions.frames.len() - 1
+                });
+                let node = StackNode { parent, frame: FrameId(id as u32) };
+                let at = definitions.stacks.iter().position(|one| *one == node).unwrap_or_else(|| {
+                    definitions.stacks.push(node);
+                    definitions.stacks.len() - 1
+                });
+                parent = StackId(at as u32);
+            }
+            allocations.push((parent, phase));
+        }
+        let mut calls = Calls::new(&Arc::new(CallTree::new(&definitions)));
+        for (at, (stack, phase)) in allocations.into_iter().enumerate() {
+            let position = BlockAllocation::for_tests(1).position;
+            let mut block = BlockAllocation::of_forward(at as u64 + 1, 100, stack, position);
+            block.phase = phase;
+            calls.allocated(&block, ThreadId(1), 100, at, 100);
+        }
+        calls.finish();
+        let name = |frame| definitions.frame(frame).unwrap().name.to_string();
+        let found = CalledFunctions::of(&calls, has_ranges).functions;
+        found.iter().map(|one| (name(one.frame), one.calls, one.allocated)).collect()
+    }
+
+    fn row(name: &str, calls: u64, allocated: u64) -> (String, u64, u64) {
+        (name.to_owned(), calls, allocated)
+    }
+
+    #[test]
+    fn the_outermost_functions_that_are_called_repeatedly_have_rows() {
+        let once = ["main:1 build:2"];
+        let request = ["main:5 search:10", "main:5 search:11 embed:20", "main:6 recommend:30"];
+        let events: Vec<&str> = once.into_iter().chain(request.into_iter().cycle().take(18)).collect();
+        assert_eq!(functions(&events, true), [row("search", 6, 1200), row("recommend", 6, 600)]);
+    }
+
+    #[test]
+    fn functions_behind_one_that_only_passes_calls_on_have_rows() {
+        let request = ["main:5 handle:8 search:10", "main:6", "main:5 handle:9 recommend:30", "main:6"];
+        let events: Vec<&str> = request.into_iter().cycle().take(24).collect();
+        assert_eq!(functions(&events, true), [row("search", 6, 600), row("recommend", 6, 600)]);
+        // A function that calls both is what is called.
+        let request = ["main:5 handle:8 search:10", "main:5 handle:9 recommend:30", "main:6"];
+        let events: Vec<&str> = request.into_iter().cycle().take(24).collect();
+        assert_eq!(functions(&events, false), [row("handle", 8, 1600)]);
+        assert_eq!(functions(&events, true), [], "one function says nothing beside ranges");
+    }
+
+    #[test]
+    fn a_function_that_goes_on_at_an_earlier_line_is_a_loop_or_is_called_again() {
+        let events: Vec<&str> = ["main:5 score:10", "main:5 score:12"].into_iter().cycle().take(20).collect();
+        assert_eq!(functions(&events, false), [row("score", 10, 2000)]);
+        let events: Vec<&str> = ["main:5", "main:6 score:12"].into_iter().cycle().take(20).collect();
+        assert_eq!(functions(&events, false), [row("score", 10, 1000)]);
+        assert_eq!(functions(&events[..14], false), [], "seven calls are few");
+    }
+
+    #[test]
+    fn training_has_rows_only_if_it_takes_turns_with_generation_or_rollouts() {
+        let loops = |computes: &'static str, trained: usize| -> Vec<&'static str> {
+            let train = ["forward main:6 train:20", "backward main:6 train:21", "optimizer main:7 sync:30"];
+            let one = std::iter::once(computes).chain(train.into_iter().cycle().take(3 * trained));
+            std::iter::repeat_n(one.collect::<Vec<_>>(), 6).flatten().collect()
+        };
+        let names = |events: &[&str]| functions(events, false).into_iter().map(|(name, ..)| name).collect::<Vec<_>>();
+        assert_eq!(names(&loops("rollout main:5 collect:10", 1)), ["train", "collect", "sync"]);
+        assert_eq!(names(&loops("generate main:5 collect:10", 8)), ["train", "sync", "collect"]);
+        assert_eq!(names(&loops("eval main:5 validate:10", 1)), ["train", "validate", "sync"]);
+        assert_eq!(names(&loops("eval main:5 validate:10", 8)), [""; 0], "an evaluation now and then");
+        assert_eq!(names(&loops("data main:5 load:10", 1)), [""; 0], "the parts of a step");
+    }
+}
