@@ -686,7 +686,7 @@ impl Context<'_> {
                 times: released.times,
                 start_bytes: released.start,
                 stayed_bytes: released.stayed,
-                parts: released_parts(released, analysis, self.definitions),
+                parts: released_parts(released, analysis, (&process_analysis.cuda_graphs, self.definitions)),
                 state: self.memory_state(&released.kept, false),
                 reserved: reserved_summary(&released.reserved, &self.locations, self.names),
                 held_by: self.holders.after(analysis.device, released.kept.seq),

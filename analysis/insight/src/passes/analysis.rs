@@ -84,6 +84,8 @@ pub struct DeviceAnalysis {
     pub module_paths: ModulePaths,
     /// By point: the bytes of this process on the device when its range or call began.
     release_starts: Vec<u64>,
+    /// What stayed where the call of a point may have ended.
+    may_have_stayed: Vec<(usize, ReleasedMemory)>,
     /// Whether a range of the requested name is open.
     in_range: bool,
     last_ticks: u64,
@@ -339,6 +341,7 @@ impl DeviceAnalysis {
             range: None,
             released: Vec::new(),
             release_starts: Vec::new(),
+            may_have_stayed: Vec::new(),
             in_range: false,
             peaks: Peak::default(),
             table: PhaseTable::default(),
@@ -489,12 +492,22 @@ impl DeviceAnalysis {
         let Some(device) = replay.devices().iter().find(|device| device.device == self.device) else { return };
         let e = &Event { device: self.device, ..*e };
         let is_in = |bits: u32, at: usize| bits >> at & 1 != 0;
+        let maybe = &mut self.may_have_stayed;
+        maybe.retain(|(at, _)| !is_in(passed.goes_on, *at));
         for (at, (released, start)) in self.released.iter_mut().zip(&mut self.release_starts).enumerate() {
             if is_in(passed.begun, at) {
                 *start = device_bytes(replay, device);
             }
+            if is_in(passed.may_have_ended, at) {
+                let mut stayed = ReleasedMemory::default();
+                stayed.reached(replay, device, (e, now), *start, || memories.state_at(replay, e));
+                maybe.push((at, stayed));
+            }
             if is_in(passed.ended, at) {
-                released.reached(replay, device, (e, now), *start, || memories.state_at(replay, e));
+                match maybe.iter().position(|(one, _)| *one == at) {
+                    Some(place) => released.reached_as(maybe.swap_remove(place).1),
+                    None => released.reached(replay, device, (e, now), *start, || memories.state_at(replay, e)),
+                }
             }
         }
     }
@@ -539,7 +552,8 @@ impl DeviceAnalysis {
     #[inline]
     fn add_to_peak(&mut self, block: &BlockAllocation, category: Category, tracked: &Tracked<'_>) {
         let step_peaks = self.step_peaks.iter_mut().map(|(_, peak)| peak);
-        let released = self.released.iter_mut().map(|released| &mut released.kept);
+        let maybe = self.may_have_stayed.iter_mut().map(|(_, released)| released);
+        let released = self.released.iter_mut().chain(maybe).map(|released| &mut released.kept);
         let others = step_peaks.chain(self.range.as_mut().map(|range| &mut range.peak)).chain(released);
         for peak in std::iter::once(&mut self.peak).chain(others).filter(|peak| peak.includes(block.seq)) {
             Self::add(peak, &mut self.module_paths, block, category, tracked);
