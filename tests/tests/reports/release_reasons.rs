@@ -29,7 +29,7 @@ fn parts(of: &Value, kind: &str) -> Vec<(String, u64)> {
 }
 
 #[test]
-fn the_pool_of_a_graph_stays_until_the_graph_is_gone() {
+fn the_pool_of_a_graph_stays_with_its_graph() {
     let run = TracedProgram::python("released/graph.py", &[]).option("--no-snapshot").run();
     run.assert_ended_well();
     let printed = String::from_utf8_lossy(&run.output.stdout).into_owned();
@@ -43,10 +43,12 @@ fn the_pool_of_a_graph_stays_until_the_graph_is_gone() {
     assert_eq!((&with_graph["stayed_bytes"], used), (&used.into(), reserved), "{with_graph}");
     let [(name, bytes)] = &parts(&with_graph, "private_pool")[..] else { panic!("{with_graph}") };
     assert_eq!((name.as_str(), *bytes), ("CUDA graph pool (1, 0), until its graphs and tensors are gone", private));
-    let [used, private, reserved] = row("without the graph ");
+    // The workspace that cuBLAS took in the pool while it captured stays.
+    let [used, left, reserved] = row("without the graph ");
     let without = released(&run, "line:released/graph.py:39");
-    assert_eq!((&without["stayed_bytes"], used, private), (&used.into(), reserved, 0), "{without}");
-    assert_eq!(parts(&without, "private_pool"), []);
+    assert_eq!((&without["stayed_bytes"], used), (&used.into(), reserved), "{without}");
+    assert!(left < private, "{printed}");
+    assert_eq!(parts(&without, "private_pool").iter().map(|(_, bytes)| bytes).sum::<u64>(), left, "{without}");
     let section = text(&run, &["--section", "released"]);
     assert!(section.contains("CUDA graph pool (1, 0)"), "{section}");
 }

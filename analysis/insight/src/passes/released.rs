@@ -4,7 +4,7 @@
 //! A [`ReleasePoint`] names such places: the ends of a named range, of the calls of a Python function, or of a line. Of all times that
 //! the program comes to a point, the one with the most memory counts, and of equal ones the last. A call ends with the next event of its thread whose
 //! stack does not contain it. The state before that event counts. After the last call of a program no such event comes, only
-//! what its teardown frees, on any thread and without a stack. So a call may have ended before each event without a stack.
+//! what its teardown frees, on any thread and without a Python frame. So a call may have ended before each event without one.
 //! The next event inside it shows that it goes on.
 
 use memtrace_input::{Recording, TraceIndex};
@@ -200,6 +200,8 @@ pub(super) struct ReleasePoints<'a> {
     ranges: Vec<Option<OpenRanges<'a>>>,
     /// By stack: the points whose function or line is in it. Empty if none is.
     of_stack: Vec<u32>,
+    /// By stack: whether a Python frame is in it.
+    has_python: Vec<bool>,
     /// By thread: the points whose function or line its latest event was in.
     inside: Vec<(ThreadId, u32)>,
     /// The points whose calls may have ended.
@@ -215,19 +217,22 @@ impl<'a> ReleasePoints<'a> {
             bits.fold(0, |all, bit: u32| all | bit)
         };
         let frames: Vec<u32> = definitions.frames.iter().map(of_frame).collect();
-        let mut of_stack = Vec::new();
+        let (mut of_stack, mut has_python): (Vec<u32>, Vec<bool>) = (Vec::new(), Vec::new());
         if frames.iter().any(|bits| *bits != 0) {
             // A parent has a smaller id than its child.
             for (at, node) in definitions.stacks.iter().enumerate() {
-                let parent = if node.parent.index() < at { of_stack[node.parent.index()] } else { 0 };
-                of_stack.push(parent | frames.get(node.frame.index()).copied().unwrap_or(0));
+                let parent = (node.parent.index() < at).then_some(node.parent.index());
+                let frame = frames.get(node.frame.index()).copied().unwrap_or(0);
+                of_stack.push(parent.map_or(0, |parent| of_stack[parent]) | frame);
+                let is_python = definitions.frame(node.frame).is_some_and(|frame| !frame.native);
+                has_python.push(parent.is_some_and(|parent| has_python[parent]) || is_python);
             }
         }
         let range = |point: &'a ReleasePoint| match point {
             ReleasePoint::Range(name) => Some(OpenRanges::new(name, definitions)),
             _ => None,
         };
-        ReleasePoints { ranges: points.iter().map(range).collect(), of_stack, inside: Vec::new(), maybe: 0 }
+        ReleasePoints { ranges: points.iter().map(range).collect(), of_stack, has_python, inside: Vec::new(), maybe: 0 }
     }
 
     /// Takes the start or the end of a range.
@@ -249,14 +254,16 @@ impl<'a> ReleasePoints<'a> {
     /// Takes any other event, before it is replayed.
     #[inline]
     pub(super) fn observe(&mut self, e: &Event) -> Passed {
-        if self.of_stack.is_empty() || e.stack.is_none() && self.inside.is_empty() {
-            Passed::default()
-        } else if e.stack.is_none() {
+        if self.of_stack.is_empty() {
+            return Passed::default();
+        }
+        let is_python = !e.stack.is_none() && self.has_python.get(e.stack.index()).copied().unwrap_or(false);
+        if is_python {
+            self.moved(e.thread, e.stack)
+        } else {
             let may_have_ended = self.inside.iter().fold(0, |all, (_, bits)| all | bits) & !self.maybe;
             self.maybe |= may_have_ended;
             Passed { may_have_ended, ..Passed::default() }
-        } else {
-            self.moved(e.thread, e.stack)
         }
     }
 
@@ -321,8 +328,13 @@ mod tests {
     fn sleeping<R>(run: impl FnOnce(ReleasePoints<'_>) -> R) -> R {
         let node = |parent, frame| StackNode { parent: StackId(parent), frame: FrameId(frame) };
         let definitions = Definitions {
-            frames: vec![Frame::default(), frame("main", "a.py", 1), frame("sleep", "a.py", 2)],
-            stacks: vec![StackNode::default(), node(0, 1), node(1, 2), node(2, 1)],
+            frames: vec![
+                Frame::default(),
+                frame("main", "a.py", 1),
+                frame("sleep", "a.py", 2),
+                Frame { native: true, ..frame("ncclCommDestroy", "libnccl.so", 0) },
+            ],
+            stacks: vec![StackNode::default(), node(0, 1), node(1, 2), node(2, 1), node(0, 3)],
             ..Definitions::default()
         };
         run(ReleasePoints::new(&[ReleasePoint::Function("sleep".into())], &definitions))
@@ -349,12 +361,16 @@ mod tests {
     #[test]
     fn a_call_ends_with_the_next_event_of_its_thread_outside_it() {
         assert_eq!(ended(&[(1, 1), (1, 2), (1, 3), (2, 1), (1, 1), (1, 1)]), (vec![0, 0, 0, 0, 1, 0], 0));
-        assert_eq!(ended(&[(1, 2), (1, 0), (1, 2)]), (vec![0, 0, 0], 1), "an event without a stack ends no call");
+        assert_eq!(
+            ended(&[(1, 2), (1, 0), (1, 2)]),
+            (vec![0, 0, 0], 1),
+            "an event without a Python frame ends no call"
+        );
     }
 
     #[test]
-    fn a_call_may_have_ended_before_an_event_without_a_stack_on_any_thread() {
-        let found = passed(&[(1, 2), (2, 0), (2, 0), (1, 3), (3, 0), (1, 1), (1, 0)]);
+    fn a_call_may_have_ended_before_an_event_without_a_python_frame_on_any_thread() {
+        let found = passed(&[(1, 2), (2, 0), (2, 4), (1, 3), (3, 4), (1, 1), (1, 0)]);
         let maybe: Vec<(u32, u32)> = found.iter().map(|one| (one.may_have_ended, one.goes_on)).collect();
         assert_eq!(maybe, [(0, 0), (1, 0), (0, 0), (0, 1), (1, 0), (0, 1), (0, 0)]);
     }
