@@ -3,10 +3,10 @@
 use memtrace_insight::passes::{Category, Phase};
 use memtrace_insight::rules::NO_CUSTOM_CATEGORY;
 use memtrace_summary::{
-    AllocationGroup, BlockingAllocation, CategoryAmount, CompileContextAmount, CustomCategoryAmount, DeviceSummary,
-    HolderSummary, IssueSummary, LabelSummary, MemoryState, ModuleGroupSummary, OomForecastSummary, OomSummary,
-    PhaseSummary, SuggestionScope, Summary, WhatIfSummary, count_text, device_name, duration_text, estimate_text,
-    estimated_duration_text, is_snapshot, signed_size_text, size_text,
+    AllocationGroup, BlockingAllocation, CalledFunctionsSummary, CategoryAmount, CompileContextAmount,
+    CustomCategoryAmount, DeviceSummary, HolderSummary, IssueSummary, LabelSummary, MemoryState, ModuleGroupSummary,
+    OomForecastSummary, OomSummary, PhaseSummary, SuggestionScope, Summary, WhatIfSummary, count_text, device_name,
+    duration_text, estimate_text, estimated_duration_text, is_snapshot, number_text, signed_size_text, size_text,
 };
 
 use crate::fit::{columns, cut, cut_middle, short_location, wrap_list, wrap_location, wrap_words};
@@ -227,6 +227,7 @@ impl TextReport {
             part.add_micro_batches(&mut table);
         }
         named_ranges(device, &mut table);
+        called_functions(device, &mut table);
         let lines = table.lines(2, self.width, self.style);
         self.lines.extend(lines);
     }
@@ -653,6 +654,29 @@ fn named_ranges(device: &DeviceSummary, table: &mut Table) {
         ]);
     }
     let more = own.len().saturating_sub(LISTED_LABELS) as u64 + device.labels_left_out;
+    if more > 0 {
+        table.caption(format!("{} more: see summary.json", count_text(more)));
+    }
+}
+
+/// Adds the functions that are called again and again, most allocated bytes first.
+fn called_functions(device: &DeviceSummary, table: &mut Table) {
+    let Some(CalledFunctionsSummary { functions: all, left_out }) = &device.called_functions else { return };
+    table.caption("functions that allocate: mean per call; peak is the maximum".to_owned());
+    for called in all.iter().take(LISTED_LABELS) {
+        let per = |bytes: u64| size_text(bytes / called.calls.max(1));
+        let kept = if called.kept_bytes == 0 { String::new() } else { format!(", kept {}", per(called.kept_bytes)) };
+        table.row(vec![
+            format!("  {}", cut_middle(&called.name, LONGEST_LABEL)),
+            per(called.allocated_bytes),
+            String::new(),
+            String::new(),
+            String::new(),
+            size_text(called.peak_bytes),
+            format!("{}{kept}, {}", number_text(called.calls, "call"), called.location),
+        ]);
+    }
+    let more = all.len().saturating_sub(LISTED_LABELS) as u64 + left_out;
     if more > 0 {
         table.caption(format!("{} more: see summary.json", count_text(more)));
     }

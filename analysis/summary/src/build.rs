@@ -23,12 +23,13 @@ use crate::released::{release_points, released_parts};
 use crate::step_estimate::{StepEstimate, step_estimate};
 use crate::suggestions::{SuggestionQuery, suggestions};
 use crate::summary::{
-    AllocationGroup, CategoryAmount, CategoryRuleSummary, CompileContextAmount, CustomCategoryAmount, DeviceSummary,
-    DroppedEvents, EVENTS_OF_UNRECORDED_PROCESSES, GrowingKvCache, IssueSummary, KeptAllocation, KeptCategory,
-    LabelSummary, LargerInputs, Levels, MemoryState, ModuleGroupSummary, ModuleSummary, NativeObjectSummary,
-    NotRecordedSummary, NoticeSummary, OomForecastSummary, OomSummary, OwnerBytes, OwnerSummary, PhaseAmount,
-    PhaseRuleSummary, PhaseSummary, ProcessSummary, RangeSummary, ReleasedSummary, RepeatedModulesSummary, RunSummary,
-    SUMMARY_VERSION, StepPhase, StepSummary, SuggestionSummary, Summary, UnmappedSegmentsSummary,
+    AllocationGroup, CalledFunctionSummary, CalledFunctionsSummary, CategoryAmount, CategoryRuleSummary,
+    CompileContextAmount, CustomCategoryAmount, DeviceSummary, DroppedEvents, EVENTS_OF_UNRECORDED_PROCESSES,
+    GrowingKvCache, IssueSummary, KeptAllocation, KeptCategory, LabelSummary, LargerInputs, Levels, MemoryState,
+    ModuleGroupSummary, ModuleSummary, NativeObjectSummary, NotRecordedSummary, NoticeSummary, OomForecastSummary,
+    OomSummary, OwnerBytes, OwnerSummary, PhaseAmount, PhaseRuleSummary, PhaseSummary, ProcessSummary, RangeSummary,
+    ReleasedSummary, RepeatedModulesSummary, RunSummary, SUMMARY_VERSION, StepPhase, StepSummary, SuggestionSummary,
+    Summary, UnmappedSegmentsSummary,
 };
 use crate::tensors::{name_pattern, requested_for};
 use crate::totals::totals;
@@ -45,10 +46,10 @@ use memtrace_input::symbols::ObjectReport;
 use memtrace_input::xla::{XlaDump, read_xla_dump};
 use memtrace_input::{CompileContextId, EventSource};
 use memtrace_insight::passes::{
-    Amount, Analysis, AnalysisOptions, BlockAllocation, BlockClassification, BlockLifetimes, BlockObserver, Category,
-    Composition, CustomCategorizer, DeviceAnalysis, DeviceUses, LabelRow, LifetimeCollector, MissingModules,
-    ModuleTree, Oom, OomReport, Origin, Phase, PhaseRow, ProgramPosition, ReleasePoint, RestOfStep, RunPart,
-    StackTable, StepRows, private_pool_text, sort_issues,
+    Amount, Analysis, AnalysisOptions, BlockAllocation, BlockClassification, BlockLifetimes, BlockObserver,
+    CalledFunction, CalledFunctions, Category, Composition, CustomCategorizer, DeviceAnalysis, DeviceUses, LabelRow,
+    LifetimeCollector, MissingModules, ModuleTree, Oom, OomReport, Origin, Phase, PhaseRow, ProgramPosition,
+    ReleasePoint, RestOfStep, RunPart, StackTable, StepRows, private_pool_text, sort_issues,
 };
 use memtrace_insight::rules::{CustomCategory, CustomRules, library_name};
 use memtrace_replay::{MemoryLocation, Names, Owner, Replay, Usage, reference_cycles};
@@ -629,6 +630,7 @@ impl Context<'_> {
             by_step: kept_steps.iter().filter_map(|rows| self.step(rows)).collect(),
             labels: analysis.labels.rows().iter().map(|row| self.label(row)).collect(),
             labels_left_out: analysis.labels.left_out(),
+            called_functions: self.called_functions(analysis),
             range: analysis.range.as_ref().map(|range| RangeSummary {
                 start_bytes: range.start,
                 end_bytes: range.end,
@@ -684,7 +686,7 @@ impl Context<'_> {
                 times: released.times,
                 start_bytes: released.start,
                 stayed_bytes: released.stayed,
-                parts: released_parts(released, analysis, self.definitions),
+                parts: released_parts(released, analysis, (&process_analysis.cuda_graphs, self.definitions)),
                 state: self.memory_state(&released.kept, false),
                 reserved: reserved_summary(&released.reserved, &self.locations, self.names),
                 held_by: self.holders.after(analysis.device, released.kept.seq),
@@ -1040,6 +1042,30 @@ impl Context<'_> {
                 end_bytes: row.after,
             }),
         })
+    }
+
+    fn called_functions(&self, analysis: &DeviceAnalysis) -> Option<CalledFunctionsSummary> {
+        let has_ranges = analysis.labels.rows().iter().any(|row| row.rule.is_none());
+        let CalledFunctions { functions, left_out } = CalledFunctions::of(&analysis.calls, has_ranges);
+        let functions: Vec<_> = functions.iter().map(|one| self.called_function(one)).collect();
+        (!functions.is_empty()).then_some(CalledFunctionsSummary { functions, left_out })
+    }
+
+    fn called_function(&self, called: &CalledFunction) -> CalledFunctionSummary {
+        let frame = self.locations.definitions().frame(called.frame);
+        let location = frame.map(|frame| match frame.first_line {
+            0 => self.locations.short(&frame.filename).to_owned(),
+            line => format!("{}:{line}", self.locations.short(&frame.filename)),
+        });
+        CalledFunctionSummary {
+            name: frame.map(|frame| frame.qualname.to_string()).unwrap_or_default(),
+            location: location.unwrap_or_default(),
+            calls: called.calls,
+            allocations: called.allocations,
+            allocated_bytes: called.allocated,
+            kept_bytes: called.kept,
+            peak_bytes: called.peak,
+        }
     }
 
     fn label(&self, row: &LabelRow) -> LabelSummary {

@@ -13,11 +13,11 @@ use crate::compare::line_text;
 use crate::device_names::{device_name, process_name};
 use crate::diff::{DevicePair, DiffReport};
 use crate::launch::LaunchIssueSummary;
-use crate::locations::is_library;
 use crate::summary::{DeviceSummary, ProcessSummary, ReleasedSummary, StackSummary, Summary, schema_text};
 use crate::units::{count_text, signed_size_text, size_text};
 use memtrace_input::printable;
 use memtrace_insight::passes::{Category, Phase, ReleasePoint};
+use memtrace_insight::rules::is_library;
 use memtrace_insight::rules::{DIAGNOSTICS, RuleId};
 
 /// The version of the structure: major.minor.

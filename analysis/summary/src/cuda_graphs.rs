@@ -6,6 +6,7 @@ use memtrace_input::Recording;
 use memtrace_insight::passes::{CudaGraph, CudaGraphs, private_pool_text};
 use memtrace_insight::rules::is_graphs_own_pool;
 use memtrace_replay::{Names, holder_changes};
+use memtrace_trace::file::Definitions;
 use memtrace_trace::ids::ContextId;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -124,6 +125,12 @@ impl OutputNames {
     }
 }
 
+/// Whether a CUDA graph was captured into a pool of a device, or PyTorch made it for one.
+pub(crate) fn is_cuda_graph_pool(pool: (i16, u16), graphs: &CudaGraphs, definitions: &Definitions) -> bool {
+    graphs.pools().get(&pool).is_some_and(|pool| pool.captures > 0)
+        || definitions.pools.get(&pool.1).is_some_and(|id| is_graphs_own_pool(*id))
+}
+
 /// Summarizes the graphs and pools of one device. `None` if there are none.
 pub(crate) fn cuda_graphs(
     device: i16,
@@ -143,8 +150,7 @@ pub(crate) fn cuda_graphs(
         .filter(|((on, _), _)| *on == device)
         .map(|((_, id), pool)| MemoryPoolSummary {
             id: private_pool_text(definitions, *id).unwrap_or_default(),
-            is_cuda_graph_pool: pool.captures > 0
-                || definitions.pools.get(id).is_some_and(|id| is_graphs_own_pool(*id)),
+            is_cuda_graph_pool: is_cuda_graph_pool((device, *id), graphs, definitions),
             captures: pool.captures,
             peak_reserved_bytes: pool.reserved.1,
             end_reserved_bytes: pool.reserved.0,

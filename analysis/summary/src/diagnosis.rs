@@ -53,7 +53,6 @@ impl IssueBuilder<'_> {
         for device in &analysis.devices {
             let at = DeviceIssues { builder: self, analysis: device };
             let graphs = at.growing(&mut issues);
-            at.growing_without_steps(&mut issues);
             at.graphs(graphs, &mut issues);
             issues.extend(at.gradients());
             issues.extend(at.garbage());
@@ -65,6 +64,7 @@ impl IssueBuilder<'_> {
             issues.extend(at.optimizer_state());
             issues.extend(at.deferred());
             issues.extend(at.outputs());
+            at.growing_without_steps(&mut issues);
         }
         issues
     }
@@ -179,9 +179,11 @@ impl DeviceIssues<'_> {
         kept
     }
 
-    /// Adds leaks of a program without steps.
+    /// Adds leaks of a program without steps, and of what follows the last step. What another issue names is no further one.
     fn growing_without_steps(&self, issues: &mut Vec<Issue>) {
-        let leaks = WindowLeaks::of(&self.analysis.signals.windows, self.builder.locations);
+        let named: Vec<_> = issues.iter().filter(|issue| issue.device == self.analysis.device).collect();
+        let is_named = |stack: StackId| named.iter().any(|issue| issue.sites.iter().any(|(site, _)| *site == stack));
+        let leaks = WindowLeaks::of(&self.analysis.signals.windows, self.builder.locations, &is_named);
         let first = issues.len();
         for Described { bytes, headline, evidence, fix, sites, last_seq } in leaks.described(LOCATIONS) {
             if self.matters(bytes) {

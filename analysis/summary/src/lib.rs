@@ -80,7 +80,7 @@ pub use live::{
     LIVE_VERSION, LiveDevice, LiveGrowth, LiveProcess, LiveProcessReport, LiveRecording, LiveReport, LiveStack,
     LiveTensor,
 };
-pub use locations::is_library;
+pub use memtrace_insight::rules::is_library;
 pub use pools::{PoolAllocation, PoolSummary};
 pub use progress::Progress;
 pub use rank_table::{

@@ -11,7 +11,7 @@ use memtrace_trace::counters::Counter;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::locations::{Locations, is_library};
+use crate::locations::Locations;
 use crate::progress::Progress;
 use crate::source::{Body, end_of, start_of};
 use crate::summary::{CompileContextAmount, CustomCategoryAmount};
@@ -21,7 +21,7 @@ use memtrace_input::{CompileContexts, EventSource};
 use memtrace_insight::passes::{
     Amount, BlockKind, CustomCategorizer, DeviceLines, FunctionUse, LineUse, Lines, LinesScope,
 };
-use memtrace_insight::rules::CustomRules;
+use memtrace_insight::rules::{CustomRules, is_library};
 use memtrace_output::{NoSource, SourceAccess, SourceFiles};
 use memtrace_replay::Names;
 

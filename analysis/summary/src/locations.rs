@@ -5,7 +5,7 @@ use memtrace_trace::generated::is_inductor_file;
 use memtrace_trace::ids::{ContextId, FrameId, StackId};
 
 use crate::stack_summary::{FrameSummary, StackSummary};
-use memtrace_insight::rules::alloc_fn_rule;
+use memtrace_insight::rules::{alloc_fn_rule, is_library};
 
 /// The maximum number of frames shown of one stack.
 const MAX_FRAMES: usize = 128;
@@ -138,12 +138,4 @@ pub(crate) fn frame_summary(frame: &Frame) -> FrameSummary {
         line: frame.line,
         native: frame.native,
     }
-}
-
-/// Whether a file belongs to an installed package or to Python itself.
-pub fn is_library(filename: &str) -> bool {
-    ["site-packages/", "dist-packages/", "/lib/python3", "/lib64/python3"].iter().any(|part| filename.contains(part))
-        || filename.starts_with('<')
-        || is_inductor_file(filename)
-        || filename.starts_with("torch/")
 }

@@ -3,11 +3,12 @@
 use std::collections::BTreeSet;
 
 use memtrace_input::EventSource;
-use memtrace_insight::passes::{DeviceAnalysis, ReleasePoint, ReleasedMemory, private_pool_text};
+use memtrace_insight::passes::{CudaGraphs, DeviceAnalysis, ReleasePoint, ReleasedMemory, private_pool_text};
 use memtrace_trace::file::Definitions;
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use crate::cuda_graphs::is_cuda_graph_pool;
 use crate::owners::{ROUNDING, UNUSED_POOLS, library_bytes};
 
 /// The function whose calls are always points.
@@ -40,7 +41,7 @@ pub enum ReleasedPartKind {
     Cached,
     /// Blocks that the program freed and that streams still use.
     PendingFree,
-    /// A private pool of PyTorch's allocator, such as that of a CUDA graph. It stays as long as the graph.
+    /// A private pool of PyTorch's allocator, such as that of a CUDA graph. It stays as long as the graph and tensors in it.
     PrivatePool,
     /// PyTorch's caching allocator, of which only the calls of CUDA are recorded.
     CachingAllocator,
@@ -71,7 +72,7 @@ pub(crate) fn release_points(requested: &[ReleasePoint], definitions: &Definitio
 pub(crate) fn released_parts(
     released: &ReleasedMemory,
     device: &DeviceAnalysis,
-    definitions: &Definitions,
+    (graphs, definitions): (&CudaGraphs, &Definitions),
 ) -> Vec<ReleasedPart> {
     let mut parts: Vec<ReleasedPart> = Vec::new();
     let mut add = |kind, name: &str, bytes: u64| match parts.iter_mut().find(|p| (p.kind, &*p.name) == (kind, name)) {
@@ -100,7 +101,12 @@ pub(crate) fn released_parts(
         };
         for (pool, bytes, _) in &released.private_pools {
             let id = private_pool_text(definitions, *pool).unwrap_or_else(|| "of unknown id".to_owned());
-            add(ReleasedPartKind::PrivatePool, &format!("private pool {id}"), mapped(*bytes));
+            let name = if is_cuda_graph_pool((device.device, *pool), graphs, definitions) {
+                format!("CUDA graph pool {id}, until its graphs and tensors are gone")
+            } else {
+                format!("memory pool {id}, until it and its tensors are gone")
+            };
+            add(ReleasedPartKind::PrivatePool, &name, mapped(*bytes));
         }
         for (kind, name, bytes) in [
             (ReleasedPartKind::Allocated, "blocks in use", reserved.allocated),

@@ -305,6 +305,10 @@ pub struct DeviceSummary {
     pub labels: Vec<LabelSummary>,
     /// The number of further ranges that `labels` leaves out.
     pub labels_left_out: u64,
+    /// The functions of the program that are called again and again. Absent without them, and in training, unless functions that
+    /// train and functions that only compute take turns.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub called_functions: Option<CalledFunctionsSummary>,
     /// The ranges of the name that was requested (`memtrace report --range NAME`). Absent without this option, or if the
     /// program had no range of this name.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -835,6 +839,34 @@ pub struct LabelSummary {
     pub after_bytes: u64,
     /// The total duration of the ranges, in nanoseconds.
     pub duration_ns: u64,
+}
+
+/// The functions of the program that are called again and again.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+pub struct CalledFunctionsSummary {
+    /// The functions, most allocated bytes first.
+    pub functions: Vec<CalledFunctionSummary>,
+    /// The number of further functions.
+    pub left_out: u64,
+}
+
+/// The calls of one function. They are found from the stacks of allocations and frees.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+pub struct CalledFunctionSummary {
+    /// The qualified name of the function.
+    pub name: String,
+    /// Where the function begins: the file and its first line, if it is known.
+    pub location: String,
+    /// The number of calls in which something was allocated.
+    pub calls: u64,
+    /// The number of blocks that were allocated inside.
+    pub allocations: u64,
+    /// The bytes of the blocks that were allocated inside.
+    pub allocated_bytes: u64,
+    /// The bytes of the blocks that were allocated inside a call and still allocated at its end.
+    pub kept_bytes: u64,
+    /// The highest number of allocated bytes of the device at an allocation inside.
+    pub peak_bytes: u64,
 }
 
 /// The blocks of one category that outlived the phase that allocated them.

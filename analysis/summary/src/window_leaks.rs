@@ -1,13 +1,15 @@
-//! Describes what grows in a program without steps: by the program's ranges, by the iterations of its loops, or by the
+//! Describes what grows in a program without steps, or after the last one: by the program's ranges, by the iterations of its loops, or by the
 //! blocks.
 
 use std::collections::BTreeMap;
 
 use memtrace_insight::passes::OomForecast;
 use memtrace_insight::passes::diagnostics::{GrowthKind, LoopTurn, Turns, WindowGrowth, WindowSampler};
+use memtrace_insight::rules::{ForwardOnlyUse, is_library, names_forward_only};
+use memtrace_trace::file::Frame;
 use memtrace_trace::ids::{ContextId, StackId};
 
-use crate::locations::{Locations, is_library};
+use crate::locations::Locations;
 use crate::units::{count_text, size_text};
 
 /// What grows at one line.
@@ -36,12 +38,32 @@ struct Unit {
 pub(crate) struct WindowLeaks {
     lines: Vec<(String, Vec<WindowGrowth>, Unit)>,
     last_peak: u64,
+    after_training: bool,
 }
 
 impl WindowLeaks {
-    pub(crate) fn of(windows: &WindowSampler, locations: &Locations<'_>) -> WindowLeaks {
+    /// What grows, without stacks that `is_named` elsewhere, and without what an evaluation keeps after training.
+    pub(crate) fn of(
+        windows: &WindowSampler,
+        locations: &Locations<'_>,
+        is_named: &dyn Fn(StackId) -> bool,
+    ) -> WindowLeaks {
         let mut by_line: BTreeMap<String, Vec<WindowGrowth>> = BTreeMap::new();
+        let evaluates = |frame: &Frame| {
+            names_forward_only(&frame.filename, &frame.name) == Some(ForwardOnlyUse::Evaluation)
+                && !is_library(&frame.filename)
+        };
+        let is_result = |stack| {
+            windows.is_after_training()
+                && locations
+                    .definitions()
+                    .walk_ids(stack)
+                    .any(|(_, id)| locations.definitions().frame(id).is_some_and(evaluates))
+        };
         for growth in windows.grown() {
+            if is_named(growth.stack) || is_result(growth.stack) {
+                continue;
+            }
             by_line.entry(locations.stack(growth.stack, growth.context).location).or_default().push(growth);
         }
         let with_unit = |(line, growths): (String, Vec<WindowGrowth>)| {
@@ -51,12 +73,12 @@ impl WindowLeaks {
         let mut lines: Vec<_> = by_line.into_iter().map(with_unit).collect();
         // The order of the lines decides between equal ones.
         lines.sort_by_key(|(_, growths, _)| std::cmp::Reverse(bytes(growths)));
-        WindowLeaks { lines, last_peak: windows.last_peak() }
+        WindowLeaks { lines, last_peak: windows.last_peak(), after_training: windows.is_after_training() }
     }
 
     /// The lines with the most bytes, at most so many.
     pub(crate) fn described(&self, count: usize) -> impl Iterator<Item = Described> {
-        self.lines.iter().take(count).map(|(_, growths, unit)| describe(growths, unit))
+        self.lines.iter().take(count).map(|(_, growths, unit)| describe(growths, unit, self.after_training))
     }
 
     /// When a device with `limit` bytes would be full. `None` if more than `longest` turns are left.
@@ -112,7 +134,7 @@ fn unit(growths: &[WindowGrowth], locations: &Locations<'_>) -> Unit {
     }
 }
 
-fn describe(growths: &[WindowGrowth], unit: &Unit) -> Described {
+fn describe(growths: &[WindowGrowth], unit: &Unit, after_training: bool) -> Described {
     let bytes = bytes(growths);
     let blocks: u64 = growths.iter().map(|growth| growth.blocks).sum();
     let turn = unit.turn.name();
@@ -136,6 +158,9 @@ fn describe(growths: &[WindowGrowth], unit: &Unit) -> Described {
         )
     };
     let mut evidence = vec![evidence];
+    if after_training {
+        evidence.push("it grows after the last training step".to_owned());
+    }
     evidence.extend(unit.at.as_ref().map(|at| format!("an iteration: the program returns to an earlier line of {at}")));
     let each = match &unit.name {
         Some(name) => format!("{turn} {name}"),

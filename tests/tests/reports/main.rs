@@ -11,6 +11,7 @@ mod golden_summaries;
 mod lines;
 mod pools;
 mod redact;
+mod release_reasons;
 mod released;
 mod rotation;
 #[path = "../../../analysis/tests/showcase/mod.rs"]

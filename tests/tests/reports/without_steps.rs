@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::process::Command;
 
-use memtrace_analysis::report::{IssueSummary, LabelSummary};
+use memtrace_analysis::report::{CalledFunctionSummary, IssueSummary, LabelSummary};
 use memtrace_analysis::rules::RuleId;
 use memtrace_analysis::{open_run, summarize};
 use memtrace_tests::random_delays::run_with_random_delays;
@@ -81,9 +81,7 @@ fn full_caches_warm_ups_and_evaluations_are_no_leak() {
 #[test]
 fn the_ranges_of_a_reinforcement_learning_loop_have_a_row_each() {
     let run = recorded("steps/rollouts.py");
-    let printed = String::from_utf8_lossy(&run.output.stdout).into_owned();
-    let printed: BTreeMap<&str, u64> =
-        printed.lines().map(|line| line.split_once(' ').unwrap()).map(|(name, n)| (name, n.parse().unwrap())).collect();
+    let printed = printed(&run);
     let summary = summarize(&open_run(run.path()).unwrap(), &mut |_| {}).unwrap();
     let labels = &summary.processes[0].devices[0].labels;
     let row = |name: &str| -> &LabelSummary { labels.iter().find(|row| row.name == name).expect(name) };
@@ -96,5 +94,67 @@ fn the_ranges_of_a_reinforcement_learning_loop_have_a_row_each() {
     for name in ["  rollout ", "  train ", "  sync "] {
         let is_row = |line: &str| line.trim_start().starts_with(name.trim_start()) && line.contains("6 times");
         assert!(text.lines().any(is_row), "{name}: {text}");
+    }
+}
+
+/// The table of functions of the only device: calls, allocated and kept bytes, peak.
+fn functions(run: &Run) -> BTreeMap<String, (u64, u64, u64, u64)> {
+    let summary = summarize(&open_run(run.path()).unwrap(), &mut |_| {}).unwrap();
+    let found = summary.processes[0].devices[0].called_functions.clone().unwrap_or_default();
+    let row = |one: CalledFunctionSummary| {
+        assert!(one.location.contains(".py:"), "{one:?}");
+        (one.name, (one.calls, one.allocated_bytes, one.kept_bytes, one.peak_bytes))
+    };
+    found.functions.into_iter().map(row).collect()
+}
+
+/// The numbers that a program printed, by name.
+fn printed(run: &Run) -> BTreeMap<String, u64> {
+    let text = String::from_utf8_lossy(&run.output.stdout).into_owned();
+    let row = |line: &str| line.rsplit_once(' ').map(|(name, n)| (name.to_owned(), n.parse().unwrap())).unwrap();
+    text.lines().map(row).collect()
+}
+
+#[test]
+fn endpoints_that_are_plain_functions_have_a_row_each() {
+    let run = recorded("steps/endpoints_by_function.py");
+    let found = functions(&run);
+    let calls: BTreeMap<String, u64> = found.iter().map(|(name, row)| (name.clone(), row.0)).collect();
+    assert_eq!(calls, printed(&run));
+    // Each of 60 users gets a profile of 64 numbers, which takes 512 bytes.
+    assert_eq!((found["recommend"].2, found["search"].2), (60 * 512, 0), "{found:?}");
+    let report = Command::new(memtrace()).arg("report").arg(run.path()).args(["--section", "phases"]).output().unwrap();
+    let text = String::from_utf8_lossy(&report.stdout).into_owned();
+    assert!(text.contains("60 calls, kept 512 B") && text.contains("140 calls"), "{text}");
+}
+
+#[test]
+fn the_functions_of_a_reinforcement_learning_loop_have_a_row_each() {
+    let run = recorded("steps/rollouts_by_function.py");
+    let peaks: BTreeMap<String, u64> = functions(&run).into_iter().map(|(name, row)| (name, row.3)).collect();
+    assert_eq!(peaks, printed(&run));
+    assert!(functions(&run).values().all(|row| row.0 == 6));
+}
+
+#[test]
+fn the_functions_of_a_training_step_have_no_rows() {
+    for program in ["issues/regression.py", "issues/deployed.py"] {
+        assert_eq!(functions(&recorded(program)), BTreeMap::new(), "{program}");
+    }
+}
+
+#[test]
+fn what_grows_with_each_request_after_training_is_a_leak() {
+    let (headline, location, turns) = leak("online.py");
+    // 16 rows of 4096 numbers.
+    assert!(headline.starts_with("256 KiB more with each iteration, "), "{headline}");
+    assert!(location.ends_with("issues/online.py:27 answer"), "{location}");
+    assert!((30_000..32_768).contains(&turns), "8 GiB hold at most 32,768 blocks of 256 KiB: {turns}");
+}
+
+#[test]
+fn bounded_caches_and_results_of_evaluations_after_training_are_no_leak() {
+    for program in ["deployed.py", "graded.py"] {
+        assert_eq!(issues(program), [], "{program}");
     }
 }

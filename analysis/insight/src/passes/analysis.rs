@@ -8,6 +8,8 @@ use memtrace_trace::event::{Action, Event, Source};
 use memtrace_trace::file::Definitions;
 use memtrace_trace::ids::{FrameId, StackId};
 
+use super::call_tree::CallTree;
+use super::calls::Calls;
 use super::category::{BlockAllocation, BlockClassification, Categorizer, Category, CategoryRuleUses, LifetimeEnd};
 use super::composition::{Amount, Composition, ModuleKey, Origin};
 use super::cuda_graphs::CudaGraphs;
@@ -58,6 +60,8 @@ pub struct DeviceAnalysis {
     pub table: PhaseTable,
     /// What happened in the ranges that the program named.
     pub labels: LabelTable,
+    /// What the calls of the program's own functions did.
+    pub calls: Calls,
     /// What grew after the first step.
     pub growth: Growth,
     /// What each step loads.
@@ -80,6 +84,8 @@ pub struct DeviceAnalysis {
     pub module_paths: ModulePaths,
     /// By point: the bytes of this process on the device when its range or call began.
     release_starts: Vec<u64>,
+    /// What stayed where the call of a point may have ended.
+    may_have_stayed: Vec<(usize, ReleasedMemory)>,
     /// Whether a range of the requested name is open.
     in_range: bool,
     last_ticks: u64,
@@ -218,11 +224,13 @@ impl Analysis {
         let mut tracked = Tracked { tracker: PhaseTracker::of(recording), names, custom, compile_contexts };
         let is_inference = tracked.tracker.is_inference();
         let (loops, rows) = (Arc::new(LoopTable::new(definitions)), Arc::new(range_rows(definitions)));
+        let call_tree = Arc::new(CallTree::new(definitions));
         let new = |device: i16, source| DeviceAnalysis {
             step_peaks: options.step_peaks.iter().map(|step| (*step, Composition::default())).collect(),
-            signals: Signals::new(is_inference, WindowSampler::new(&loops, &rows)),
+            signals: Signals::new(is_inference, WindowSampler::new(&loops, &rows, is_inference)),
             released: vec![ReleasedMemory::default(); options.released_after.len()],
             release_starts: vec![0; options.released_after.len()],
+            calls: Calls::new(&call_tree),
             ..DeviceAnalysis::new(device, source, categorizer.clone(), definitions)
         };
         let mut devices: Vec<DeviceAnalysis> = replay.devices().iter().map(|d| new(d.device, d.source)).collect();
@@ -333,10 +341,12 @@ impl DeviceAnalysis {
             range: None,
             released: Vec::new(),
             release_starts: Vec::new(),
+            may_have_stayed: Vec::new(),
             in_range: false,
             peaks: Peak::default(),
             table: PhaseTable::default(),
             labels: LabelTable::new(definitions),
+            calls: Calls::default(),
             growth: Growth::default(),
             step_inputs: StepInputs::default(),
             ooms: OomLog::default(),
@@ -433,6 +443,8 @@ impl DeviceAnalysis {
             self.table.alloc(now.step, phase, e.ticks, size, usage.allocated);
             self.table.micro_batches(tracker.micro_batches());
             self.labels.alloc(size, usage.allocated);
+            let counted = if self.signals.is_workspace(id) { 0 } else { block.size };
+            self.calls.allocated(&block, e.thread, counted, id.index(), usage.allocated);
         }
         if usage.allocated > self.peak.usage.allocated {
             self.peak.restart(e, now, phase, *usage);
@@ -480,12 +492,22 @@ impl DeviceAnalysis {
         let Some(device) = replay.devices().iter().find(|device| device.device == self.device) else { return };
         let e = &Event { device: self.device, ..*e };
         let is_in = |bits: u32, at: usize| bits >> at & 1 != 0;
+        let maybe = &mut self.may_have_stayed;
+        maybe.retain(|(at, _)| !is_in(passed.goes_on, *at));
         for (at, (released, start)) in self.released.iter_mut().zip(&mut self.release_starts).enumerate() {
             if is_in(passed.begun, at) {
                 *start = device_bytes(replay, device);
             }
+            if is_in(passed.may_have_ended, at) {
+                let mut stayed = ReleasedMemory::default();
+                stayed.reached(replay, device, (e, now), *start, || memories.state_at(replay, e));
+                maybe.push((at, stayed));
+            }
             if is_in(passed.ended, at) {
-                released.reached(replay, device, (e, now), *start, || memories.state_at(replay, e));
+                match maybe.iter().position(|(one, _)| *one == at) {
+                    Some(place) => released.reached_as(maybe.swap_remove(place).1),
+                    None => released.reached(replay, device, (e, now), *start, || memories.state_at(replay, e)),
+                }
             }
         }
     }
@@ -513,6 +535,7 @@ impl DeviceAnalysis {
         let phase = *phase;
         self.step_inputs.classified(&block, category);
         self.labels.free(block.seq, block.size, usage.allocated);
+        self.calls.freed(&block, id.index(), e.thread, e.stack);
         // After a pending free, later frees by user code count as frees of older blocks, until the next allocation.
         let older = block.position.step != now.step || !self.pending_frees.is_empty();
         let freed_in = (!is_truncated).then_some(phase);
@@ -529,7 +552,8 @@ impl DeviceAnalysis {
     #[inline]
     fn add_to_peak(&mut self, block: &BlockAllocation, category: Category, tracked: &Tracked<'_>) {
         let step_peaks = self.step_peaks.iter_mut().map(|(_, peak)| peak);
-        let released = self.released.iter_mut().map(|released| &mut released.kept);
+        let maybe = self.may_have_stayed.iter_mut().map(|(_, released)| released);
+        let released = self.released.iter_mut().chain(maybe).map(|released| &mut released.kept);
         let others = step_peaks.chain(self.range.as_mut().map(|range| &mut range.peak)).chain(released);
         for peak in std::iter::once(&mut self.peak).chain(others).filter(|peak| peak.includes(block.seq)) {
             Self::add(peak, &mut self.module_paths, block, category, tracked);
@@ -663,6 +687,7 @@ impl DeviceAnalysis {
         self.peaks = *allocator.peak();
         self.anomalies = *allocator.anomalies();
         self.table.finish();
+        self.calls.finish();
         self.ooms.finish(now);
         self.end = self.blocks_in_use(allocator, tracked, last, now.phase);
         let in_use = allocator.allocated().filter(|(_, b)| b.state == memtrace_replay::BlockState::Allocated);

@@ -2,6 +2,9 @@
 //! blocks and distinct stacks, not with events. [`Analysis`] drives them all in one streaming pass.
 
 mod analysis;
+mod call_tree;
+mod called_functions;
+mod calls;
 mod category;
 pub mod changes;
 mod composition;
@@ -37,6 +40,8 @@ mod steps;
 mod what_if;
 
 pub use analysis::{Analysis, AnalysisOptions, BlockObserver, DeviceAnalysis, RangeMemory};
+pub use called_functions::{CalledFunction, CalledFunctions};
+pub use calls::Calls;
 pub use category::{
     BlockAllocation, BlockClassification, Categorizer, Category, CategoryRuleUse, CategoryRuleUses, LifetimeEnd, Proof,
 };

@@ -3,7 +3,9 @@
 //!
 //! A [`ReleasePoint`] names such places: the ends of a named range, of the calls of a Python function, or of a line. Of all times that
 //! the program comes to a point, the one with the most memory counts, and of equal ones the last. A call ends with the next event of its thread whose
-//! stack does not contain it. The state before that event counts.
+//! stack does not contain it. The state before that event counts. After the last call of a program no such event comes, only
+//! what its teardown frees, on any thread and without a Python frame. So a call may have ended before each event without one.
+//! The next event inside it shows that it goes on.
 
 use memtrace_input::{Recording, TraceIndex};
 use memtrace_trace::event::{Event, Source};
@@ -115,6 +117,16 @@ impl ReleasedMemory {
         self.allocations = replay.physical().device_allocations(device.device);
     }
 
+    /// The program came to the point, as `at_end` has it for one time.
+    #[cold]
+    pub(super) fn reached_as(&mut self, at_end: ReleasedMemory) {
+        let times = self.times + 1;
+        if at_end.stayed >= self.stayed {
+            *self = at_end;
+        }
+        self.times = times;
+    }
+
     /// Divides the memory of the allocator, which is in the state after [`Self::kept`]'s event.
     fn divide(&mut self, allocator: &Allocator) {
         self.reserved = Reserved::of_pools(allocator, MAX_BLOCKERS, |pool| pool == 0);
@@ -175,6 +187,10 @@ pub(super) struct Passed {
     pub(super) begun: u32,
     /// It has ended.
     pub(super) ended: u32,
+    /// It may have ended.
+    pub(super) may_have_ended: u32,
+    /// It had not, if it may have ended.
+    pub(super) goes_on: u32,
 }
 
 /// Finds the points in the stream of events.
@@ -184,8 +200,12 @@ pub(super) struct ReleasePoints<'a> {
     ranges: Vec<Option<OpenRanges<'a>>>,
     /// By stack: the points whose function or line is in it. Empty if none is.
     of_stack: Vec<u32>,
+    /// By stack: whether a Python frame is in it.
+    has_python: Vec<bool>,
     /// By thread: the points whose function or line its latest event was in.
     inside: Vec<(ThreadId, u32)>,
+    /// The points whose calls may have ended.
+    maybe: u32,
 }
 
 impl<'a> ReleasePoints<'a> {
@@ -197,19 +217,22 @@ impl<'a> ReleasePoints<'a> {
             bits.fold(0, |all, bit: u32| all | bit)
         };
         let frames: Vec<u32> = definitions.frames.iter().map(of_frame).collect();
-        let mut of_stack = Vec::new();
+        let (mut of_stack, mut has_python): (Vec<u32>, Vec<bool>) = (Vec::new(), Vec::new());
         if frames.iter().any(|bits| *bits != 0) {
             // A parent has a smaller id than its child.
             for (at, node) in definitions.stacks.iter().enumerate() {
-                let parent = if node.parent.index() < at { of_stack[node.parent.index()] } else { 0 };
-                of_stack.push(parent | frames.get(node.frame.index()).copied().unwrap_or(0));
+                let parent = (node.parent.index() < at).then_some(node.parent.index());
+                let frame = frames.get(node.frame.index()).copied().unwrap_or(0);
+                of_stack.push(parent.map_or(0, |parent| of_stack[parent]) | frame);
+                let is_python = definitions.frame(node.frame).is_some_and(|frame| !frame.native);
+                has_python.push(parent.is_some_and(|parent| has_python[parent]) || is_python);
             }
         }
         let range = |point: &'a ReleasePoint| match point {
             ReleasePoint::Range(name) => Some(OpenRanges::new(name, definitions)),
             _ => None,
         };
-        ReleasePoints { ranges: points.iter().map(range).collect(), of_stack, inside: Vec::new() }
+        ReleasePoints { ranges: points.iter().map(range).collect(), of_stack, has_python, inside: Vec::new(), maybe: 0 }
     }
 
     /// Takes the start or the end of a range.
@@ -231,7 +254,17 @@ impl<'a> ReleasePoints<'a> {
     /// Takes any other event, before it is replayed.
     #[inline]
     pub(super) fn observe(&mut self, e: &Event) -> Passed {
-        if self.of_stack.is_empty() || e.stack.is_none() { Passed::default() } else { self.moved(e.thread, e.stack) }
+        if self.of_stack.is_empty() {
+            return Passed::default();
+        }
+        let is_python = !e.stack.is_none() && self.has_python.get(e.stack.index()).copied().unwrap_or(false);
+        if is_python {
+            self.moved(e.thread, e.stack)
+        } else {
+            let may_have_ended = self.inside.iter().fold(0, |all, (_, bits)| all | bits) & !self.maybe;
+            self.maybe |= may_have_ended;
+            Passed { may_have_ended, ..Passed::default() }
+        }
     }
 
     fn moved(&mut self, thread: ThreadId, stack: StackId) -> Passed {
@@ -240,18 +273,23 @@ impl<'a> ReleasePoints<'a> {
             if now != 0 {
                 self.inside.push((thread, now));
             }
-            return Passed { begun: now, ended: 0 };
+            let goes_on = self.maybe & now;
+            self.maybe &= !goes_on;
+            return Passed { begun: now, goes_on, ..Passed::default() };
         };
         let before = std::mem::replace(&mut self.inside[index].1, now);
         if now == 0 {
             self.inside.swap_remove(index);
         }
-        Passed { begun: now & !before, ended: before & !now }
+        let goes_on = self.maybe & (before | now);
+        self.maybe &= !goes_on;
+        Passed { begun: now & !before, ended: before & !now, goes_on, ..Passed::default() }
     }
 
     /// The recording ends: the calls that no event followed have ended.
     pub(super) fn finish(&mut self) -> Passed {
-        Passed { begun: 0, ended: self.inside.drain(..).fold(0, |all, (_, bits)| all | bits) }
+        let ended = self.inside.drain(..).fold(0, |all, (_, bits)| all | bits);
+        Passed { ended, ..Passed::default() }
     }
 }
 
@@ -287,24 +325,53 @@ mod tests {
         }
     }
 
-    /// The calls of `sleep` in which the events of a thread are, by their stacks: 2 and 3 are inside.
-    fn ended(stacks: &[(u32, u32)]) -> (Vec<u32>, u32) {
+    fn sleeping<R>(run: impl FnOnce(ReleasePoints<'_>) -> R) -> R {
         let node = |parent, frame| StackNode { parent: StackId(parent), frame: FrameId(frame) };
         let definitions = Definitions {
-            frames: vec![Frame::default(), frame("main", "a.py", 1), frame("sleep", "a.py", 2)],
-            stacks: vec![StackNode::default(), node(0, 1), node(1, 2), node(2, 1)],
+            frames: vec![
+                Frame::default(),
+                frame("main", "a.py", 1),
+                frame("sleep", "a.py", 2),
+                Frame { native: true, ..frame("ncclCommDestroy", "libnccl.so", 0) },
+            ],
+            stacks: vec![StackNode::default(), node(0, 1), node(1, 2), node(2, 1), node(0, 3)],
             ..Definitions::default()
         };
-        let points = [ReleasePoint::Function("sleep".into())];
-        let mut found = ReleasePoints::new(&points, &definitions);
+        run(ReleasePoints::new(&[ReleasePoint::Function("sleep".into())], &definitions))
+    }
+
+    /// What events of threads with stacks mean for calls of `sleep`. The stacks 2 and 3 are inside.
+    fn passed_by(found: &mut ReleasePoints<'_>, stacks: &[(u32, u32)]) -> Vec<Passed> {
         let event =
             |(thread, stack): &(u32, u32)| Event { thread: ThreadId(*thread), stack: StackId(*stack), ..Event::EMPTY };
-        (stacks.iter().map(|one| found.observe(&event(one)).ended).collect(), found.finish().ended)
+        stacks.iter().map(|one| found.observe(&event(one))).collect()
+    }
+
+    fn passed(stacks: &[(u32, u32)]) -> Vec<Passed> {
+        sleeping(|mut found| passed_by(&mut found, stacks))
+    }
+
+    fn ended(stacks: &[(u32, u32)]) -> (Vec<u32>, u32) {
+        sleeping(|mut found| {
+            let passed = passed_by(&mut found, stacks);
+            (passed.iter().map(|one| one.ended).collect(), found.finish().ended)
+        })
     }
 
     #[test]
     fn a_call_ends_with_the_next_event_of_its_thread_outside_it() {
         assert_eq!(ended(&[(1, 1), (1, 2), (1, 3), (2, 1), (1, 1), (1, 1)]), (vec![0, 0, 0, 0, 1, 0], 0));
-        assert_eq!(ended(&[(1, 2), (1, 0), (1, 2)]), (vec![0, 0, 0], 1), "an event without a stack ends no call");
+        assert_eq!(
+            ended(&[(1, 2), (1, 0), (1, 2)]),
+            (vec![0, 0, 0], 1),
+            "an event without a Python frame ends no call"
+        );
+    }
+
+    #[test]
+    fn a_call_may_have_ended_before_an_event_without_a_python_frame_on_any_thread() {
+        let found = passed(&[(1, 2), (2, 0), (2, 4), (1, 3), (3, 4), (1, 1), (1, 0)]);
+        let maybe: Vec<(u32, u32)> = found.iter().map(|one| (one.may_have_ended, one.goes_on)).collect();
+        assert_eq!(maybe, [(0, 0), (1, 0), (0, 0), (0, 1), (1, 0), (0, 1), (0, 0)]);
     }
 }

@@ -1,5 +1,7 @@
 //! Identifies the owner of memory by the shared object that called CUDA.
 
+use memtrace_trace::generated::is_inductor_file;
+
 /// One rule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LibraryRule {
@@ -72,6 +74,14 @@ fn package(path: &str) -> Option<&str> {
         .iter()
         .find_map(|folder| path.rsplit_once(folder).map(|(_, inside)| inside))?;
     inside.split_once('/').map(|(package, _)| package)
+}
+
+/// Whether a Python file belongs to an installed package or to Python itself.
+pub fn is_library(filename: &str) -> bool {
+    ["site-packages/", "dist-packages/", "/lib/python3", "/lib64/python3"].iter().any(|part| filename.contains(part))
+        || filename.starts_with('<')
+        || is_inductor_file(filename)
+        || filename.starts_with("torch/")
 }
 
 #[cfg(test)]

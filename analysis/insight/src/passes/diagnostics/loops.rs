@@ -72,6 +72,11 @@ impl LoopCounter {
         LoopCounter { table: table.clone(), ..LoopCounter::default() }
     }
 
+    /// Begins to count anew.
+    pub(super) fn restart(&mut self) {
+        *self = LoopCounter::new(&self.table);
+    }
+
     /// Takes the stack of an allocation.
     pub(super) fn observe(&mut self, thread: ThreadId, stack: StackId) {
         if stack.is_none() {

@@ -179,6 +179,12 @@ impl Signals {
         Mark { bits, call: self.calls, site }
     }
 
+    /// Whether a block is a workspace of a library, which belongs to no part of the program.
+    #[inline]
+    pub(in crate::passes) fn is_workspace(&self, id: BlockId) -> bool {
+        self.marks.get(id.index()).is_some_and(|mark| mark.is(Mark::WORKSPACE))
+    }
+
     /// Takes the program's free of a block.
     #[inline]
     pub fn freed(

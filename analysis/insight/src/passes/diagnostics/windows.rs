@@ -6,6 +6,10 @@
 //!
 //! A source grows if its lowest bytes rise in many windows, up to the end. A warm-up that stops, a cache that is full and
 //! whatever is freed in between does not grow. Wall time decides nothing here.
+//!
+//! A program that trains can serve requests afterwards, without further steps. So sampling begins anew some time after each
+//! backward pass and each step of an optimizer. An evaluation allocates there, too. Its results are no leak: they are freed,
+//! or joined to one tensor.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -32,6 +36,12 @@ const MIN_BLOCKS: u64 = 8;
 const LAST_PART: usize = 8;
 /// Growth tapers off if less than one in this many parts of it lies in the second half of its windows.
 const TAPERED: u64 = 4;
+/// After this many allocations without a backward pass or an optimizer, what trained may have ended.
+const TRAINING_ENDS: u32 = 64;
+/// Results are joined by an allocation of at least this share of them.
+const JOINED: (u64, u64) = (3, 4);
+/// The maximum number of late allocations, each larger than all later ones.
+const MAX_LATE: usize = 64;
 /// A loop has at least this many iterations, and a range is entered as often.
 const MIN_TURNS: u64 = 8;
 
@@ -114,12 +124,35 @@ pub struct WindowSampler {
     loops: LoopCounter,
     ranges: OpenRangeSets,
     is_on: bool,
+    is_inference: bool,
+    /// In a program that trains.
+    after_training: Option<AfterTraining>,
+}
+
+/// What is known since the latest part of the training.
+#[derive(Clone, Debug, Default)]
+struct AfterTraining {
+    /// The number of backward passes and of steps of optimizers so far.
+    trained: u64,
+    /// The number of allocations since then.
+    allocations: u32,
+    /// `seq` of the allocation at which sampling began.
+    since: u64,
+    /// The bytes and `seq` of allocations, each larger than all later ones.
+    late: Vec<(u64, u64)>,
+    /// What was freed since the latest allocation: stacks and bytes.
+    freed: Vec<(StackId, u64)>,
 }
 
 impl WindowSampler {
-    /// Takes the stacks and the names of ranges of a recording.
-    pub(in crate::passes) fn new(loops: &Arc<LoopTable>, rows: &Arc<BTreeMap<u64, RangeRow>>) -> WindowSampler {
+    /// Takes the stacks and the names of ranges of a recording. `is_inference`: the program calls a model and never trains.
+    pub(in crate::passes) fn new(
+        loops: &Arc<LoopTable>,
+        rows: &Arc<BTreeMap<u64, RangeRow>>,
+        is_inference: bool,
+    ) -> WindowSampler {
         WindowSampler {
+            is_inference,
             every: FIRST_WINDOW,
             loops: LoopCounter::new(loops),
             ranges: OpenRangeSets::new(rows),
@@ -134,12 +167,43 @@ impl WindowSampler {
         if !self.is_on {
             return;
         }
-        if block.position.step.is_some() {
-            // Steps show growth better.
-            *self = WindowSampler::default();
+        if block.position.step.is_some() && !self.trained_before(block) {
             return;
         }
         self.take(block, thread, mark, allocated);
+    }
+
+    /// Takes an allocation of a program with steps. Returns whether its training may be over.
+    fn trained_before(&mut self, block: &BlockAllocation) -> bool {
+        if self.is_inference {
+            // Steps show growth better.
+            *self = WindowSampler::default();
+            return false;
+        }
+        let trained = u64::from(block.position.backward_passes) + u64::from(block.position.optimizer_steps);
+        if self.after_training.as_ref().is_none_or(|after| after.trained != trained) {
+            self.after_training = Some(AfterTraining { trained, ..AfterTraining::default() });
+            self.sources.clear();
+            self.windows.clear();
+            (self.every, self.in_window, self.peak, self.has_frees) = (FIRST_WINDOW, 0, 0, false);
+        }
+        let Some(after) = &mut self.after_training else { return false };
+        after.allocations = after.allocations.saturating_add(1);
+        if after.allocations < TRAINING_ENDS {
+            return false;
+        }
+        if after.allocations == TRAINING_ENDS {
+            after.since = block.seq;
+            self.loops.restart();
+        }
+        after.freed.clear();
+        while after.late.last().is_some_and(|(bytes, _)| *bytes <= block.size) {
+            after.late.pop();
+        }
+        if after.late.len() < MAX_LATE {
+            after.late.push((block.size, block.seq));
+        }
+        true
     }
 
     fn take(&mut self, block: &BlockAllocation, thread: ThreadId, mark: Mark, allocated: u64) {
@@ -168,6 +232,12 @@ impl WindowSampler {
     pub(super) fn freed(&mut self, block: &BlockAllocation, mark: Mark) {
         if !self.is_on || mark.is(Mark::MODEL | Mark::LOADED) {
             return;
+        }
+        if let Some(after) = &mut self.after_training {
+            if after.allocations < TRAINING_ENDS || block.seq < after.since {
+                return;
+            }
+            after.freed.push((block.stack, block.size));
         }
         let Some(source) = self.sources.get_mut(block.stack.index()).filter(|_| !block.stack.is_none()) else { return };
         source.bytes = source.bytes.saturating_sub(block.size);
@@ -228,6 +298,11 @@ impl WindowSampler {
         grown
     }
 
+    /// Whether the windows begin after training steps.
+    pub fn is_after_training(&self) -> bool {
+        self.after_training.is_some()
+    }
+
     /// The most bytes that were allocated in the last quarter of the windows.
     pub fn last_peak(&self) -> u64 {
         let from = self.windows.len() - self.windows.len() / 4;
@@ -273,6 +348,9 @@ impl WindowSampler {
             return None;
         }
         let source = self.sources.get(stack.index())?;
+        if self.after_training.as_ref().is_some_and(|after| after.are_results(stack, source, growth)) {
+            return None;
+        }
         Some(WindowGrowth {
             stack,
             context: source.context,
@@ -301,6 +379,15 @@ impl WindowSampler {
         let around = self.loops.around(stack).into_iter();
         let counted = around.map(|(at, key)| (at, iterations(to, &key).saturating_sub(iterations(from, &key))));
         Turns::Iterations(counted.filter(|(_, count)| *count >= MIN_TURNS).collect())
+    }
+}
+
+impl AfterTraining {
+    /// Whether what grew has been freed before the program's last allocation, or joined to one tensor.
+    fn are_results(&self, stack: StackId, source: &Source, growth: u64) -> bool {
+        let at_end: u64 = self.freed.iter().filter(|(one, _)| *one == stack).map(|(_, bytes)| bytes).sum();
+        let is_joined = |(bytes, seq): &(u64, u64)| *seq > source.last_seq && bytes * JOINED.1 >= growth * JOINED.0;
+        (source.bytes + at_end) * 2 < growth || self.late.iter().any(is_joined)
     }
 }
 
@@ -338,7 +425,7 @@ mod tests {
     /// The sources that grow in a program of so many requests. Each frees three blocks that it allocates, and then keeps
     /// `kept(request)` blocks of a mebibyte in all.
     fn grown(requests: u32, kept: impl Fn(u32) -> u32) -> Vec<WindowGrowth> {
-        let mut sampler = WindowSampler::new(&Arc::default(), &Arc::default());
+        let mut sampler = WindowSampler::new(&Arc::default(), &Arc::default(), false);
         let (mut seq, mut held) = (0, Vec::new());
         let mut allocated = |sampler: &mut WindowSampler, stack, size| {
             seq += 1;
@@ -392,9 +479,56 @@ mod tests {
         assert_eq!(grown(12, |request| request + 1), [], "too few requests");
     }
 
+    /// What grows after four training steps, each with 20 allocations, if so many requests keep a block each. `joins`: a block
+    /// as large as all of them is allocated then. `frees`: they are freed, and one more block is allocated.
+    fn grown_after_training(requests: u64, joins: bool, frees: bool) -> Vec<WindowGrowth> {
+        let mut sampler = WindowSampler::new(&Arc::default(), &Arc::default(), false);
+        let (mut seq, mut held, mut trained) = (0, Vec::new(), 0);
+        let mut allocated = |sampler: &mut WindowSampler, stack, size, trained| {
+            seq += 1;
+            let mut block = block(seq, stack, size);
+            (block.position.step, block.position.optimizer_steps) = (Some(trained), trained);
+            sampler.allocated(&block, ThreadId(1), Mark::default(), 0);
+            block
+        };
+        for _ in 0..4 {
+            for _ in 0..20 {
+                let kept = allocated(&mut sampler, 9, MIB, trained);
+                sampler.freed(&kept, Mark::default());
+            }
+            trained += 1;
+        }
+        for _ in 0..requests {
+            let block = allocated(&mut sampler, 1, 4 * MIB, trained);
+            sampler.freed(&block, Mark::default());
+            held.push(allocated(&mut sampler, 9, MIB, trained));
+        }
+        if joins {
+            allocated(&mut sampler, 5, requests * MIB, trained);
+        }
+        if frees {
+            held.iter().for_each(|block| sampler.freed(block, Mark::default()));
+            allocated(&mut sampler, 5, MIB, trained);
+        }
+        sampler.grown()
+    }
+
+    #[test]
+    fn requests_that_keep_blocks_after_training_are_found() {
+        let [leak] = &grown_after_training(400, false, false)[..] else { panic!("one source") };
+        assert_eq!(leak.stack, StackId(9));
+        assert!(leak.blocks > 300, "{leak:?}");
+    }
+
+    #[test]
+    fn the_results_of_an_evaluation_are_no_leak() {
+        assert_eq!(grown_after_training(400, true, false), [], "joined to one tensor");
+        assert_eq!(grown_after_training(400, false, true), [], "freed");
+    }
+
     #[test]
     fn data_that_is_loaded_is_no_leak() {
-        let mut sampler = WindowSampler::new(&Arc::default(), &Arc::default());
+        let mut sampler = WindowSampler::new(&Arc::default(), &Arc::default(), false);
         for seq in 1..1000 {
             sampler.allocated(&block(seq, 1, MIB), ThreadId(1), Mark::default(), 0);
         }
