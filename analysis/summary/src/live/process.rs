@@ -8,7 +8,7 @@ use memtrace_input::error::{Error, Result};
 use memtrace_input::load::{Process, Run};
 use memtrace_input::{EventSource, open_run};
 use memtrace_insight::passes::{Analysis, Category, PhaseTracker, ProgramPosition};
-use memtrace_replay::{BlockState, Change, MemoryLocation, Names, Replay};
+use memtrace_replay::{Block, BlockState, Change, DeviceReplay, MemoryLocation, Names, Replay};
 use memtrace_trace::event::{Action, Event, Flags, Source};
 use memtrace_trace::file::Reader;
 use memtrace_trace::ids::{ContextId, StackId};
@@ -23,12 +23,6 @@ use crate::totals::totals;
 
 /// The maximum number of stacks, and of tensors, in a report.
 const MAX_ROWS: usize = 100;
-/// The least time between two analyses if the program has run new code, and how many times the duration of the last one.
-const MIN_PAUSE: Duration = Duration::from_secs(2);
-const PAUSE_FACTOR: u32 = 20;
-/// The same if it has not. Names of tensors can be read later than the blocks were allocated.
-const MIN_LONG_PAUSE: Duration = Duration::from_secs(30);
-const LONG_PAUSE_FACTOR: u32 = 50;
 /// A slower growth than this, in bytes a minute, gives no forecast.
 const MIN_FORECAST_GROWTH: i64 = 1 << 20;
 
@@ -41,6 +35,30 @@ struct Reading {
     own: u64,
 }
 
+/// The pauses between two analyses of all events: the least one, and how many times the duration of the last analysis.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AnalysisPauses {
+    /// If the program has run new code since the last analysis.
+    pub after_new_code: (Duration, u32),
+    /// If it has not. Names of tensors can be read later than the blocks were allocated.
+    pub otherwise: (Duration, u32),
+}
+
+impl AnalysisPauses {
+    /// The pauses for a reader who waits for the figures.
+    pub const INTERACTIVE: AnalysisPauses =
+        AnalysisPauses { after_new_code: (Duration::from_secs(2), 20), otherwise: (Duration::from_secs(30), 50) };
+}
+
+/// What [`LiveProcess::advance_with`] has done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Advance {
+    /// Whether the figures can have changed.
+    pub has_changed: bool,
+    /// Whether all events were analyzed again.
+    pub is_analyzed: bool,
+}
+
 /// Follows the trace of one process while it is being written.
 #[derive(Debug)]
 pub struct LiveProcess {
@@ -49,10 +67,10 @@ pub struct LiveProcess {
     names: Names,
     learned: Learned,
     state: State,
-    /// The number of events at the last analysis, and when the next one may begin: with and without new code.
+    /// The number of events at the last analysis, when it ended, and how long it took.
     analyzed_events: u64,
-    next_analysis: Instant,
-    next_without_new_code: Instant,
+    analyzed_at: Instant,
+    analysis_took: Duration,
 }
 
 /// What the events so far have made of the process.
@@ -108,7 +126,6 @@ impl LiveProcess {
         };
         state.advance(path)?;
         state.analyzed = *state.tracker.now();
-        let (now, took) = (Instant::now(), began.elapsed());
         Ok(LiveProcess {
             path: path.to_owned(),
             run,
@@ -116,8 +133,8 @@ impl LiveProcess {
             learned,
             analyzed_events: state.events,
             state,
-            next_analysis: now + MIN_PAUSE.max(took * PAUSE_FACTOR),
-            next_without_new_code: now + MIN_LONG_PAUSE.max(took * LONG_PAUSE_FACTOR),
+            analyzed_at: Instant::now(),
+            analysis_took: began.elapsed(),
         })
     }
 
@@ -125,17 +142,46 @@ impl LiveProcess {
     ///
     /// A trace that was rotated is read from its beginning.
     pub fn advance(&mut self) -> Result<()> {
+        self.advance_with(&AnalysisPauses::INTERACTIVE).map(drop)
+    }
+
+    /// [`Self::advance`] with these pauses between two analyses.
+    pub fn advance_with(&mut self, pauses: &AnalysisPauses) -> Result<Advance> {
         if self.state.reader.is_replaced() {
-            *self = LiveProcess::open(&self.path)?;
-            return Ok(());
+            return self.analyze();
         }
-        self.state.advance(&self.path)?;
+        let has_changed = self.state.advance(&self.path)?;
         let is_behind = self.state.is_outdated || self.state.events > self.analyzed_events;
-        let next = if self.state.is_outdated { self.next_analysis } else { self.next_without_new_code };
-        if is_behind && Instant::now() >= next {
-            *self = LiveProcess::open(&self.path)?;
+        let (least, times) = if self.state.is_outdated { pauses.after_new_code } else { pauses.otherwise };
+        if is_behind && self.analyzed_at.elapsed() >= least.max(self.analysis_took.saturating_mul(times)) {
+            return self.analyze();
         }
-        Ok(())
+        Ok(Advance { has_changed, is_analyzed: false })
+    }
+
+    fn analyze(&mut self) -> Result<Advance> {
+        *self = LiveProcess::open(&self.path)?;
+        Ok(Advance { has_changed: true, is_analyzed: true })
+    }
+
+    /// The bytes in allocated blocks of PyTorch's caching allocator, by device and category.
+    pub fn by_category(&self) -> BTreeMap<i16, BTreeMap<Category, u64>> {
+        let devices = self.state.replay.devices().iter().filter(|device| device.source == EventSource::Torch);
+        let of_device = |device: &DeviceReplay| {
+            let mut bytes = BTreeMap::new();
+            self.blocks(device).for_each(|(block, _, category)| *bytes.entry(category).or_default() += block.size);
+            (device.device, bytes)
+        };
+        devices.map(of_device).collect()
+    }
+
+    /// The allocated blocks of a device, with where they were allocated and with their categories.
+    fn blocks<'a>(&'a self, device: &'a DeviceReplay) -> impl Iterator<Item = (&'a Block, Place, Category)> {
+        let allocated = device.allocator.allocated().map(|(_, block)| block);
+        allocated.filter(|block| block.state == BlockState::Allocated).map(|block| {
+            let place = (block.stack, self.state.tracker.stacks().contexts().node(block.context));
+            (block, place, self.learned.category(block.seq, place, &self.names))
+        })
     }
 
     /// The current figures.
@@ -160,13 +206,11 @@ impl LiveProcess {
     }
 
     fn device(&self, process: &Process, slot: usize) -> LiveDevice {
-        let State { replay, tracker, readings, growth, .. } = &self.state;
+        let State { replay, readings, growth, .. } = &self.state;
         let device = &replay.devices()[slot];
         let allocator = &device.allocator;
         let (mut by_category, mut by_place, mut tensors) = (BTreeMap::new(), HashMap::new(), Vec::new());
-        for (_, block) in allocator.allocated().filter(|(_, block)| block.state == BlockState::Allocated) {
-            let place = (block.stack, tracker.stacks().contexts().node(block.context));
-            let category = self.learned.category(block.seq, place, &self.names);
+        for (block, place, category) in self.blocks(device) {
             add(by_category.entry(category).or_default(), block.size);
             add(by_place.entry((place, category)).or_default(), block.size);
             if let Some(names) = self.names.of_allocation(block.seq) {
@@ -252,8 +296,8 @@ fn only<'a>(run: &'a Run, path: &Path) -> Result<&'a Process> {
 }
 
 impl State {
-    /// Reads the events that were appended to the trace.
-    fn advance(&mut self, path: &Path) -> Result<()> {
+    /// Reads the events that were appended to the trace. Returns whether there were any.
+    fn advance(&mut self, path: &Path) -> Result<bool> {
         self.reader.follow().map_err(|cause| Error::Trace { path: path.to_owned(), cause })?;
         let blocks = self.reader.blocks()[self.read..].to_vec();
         self.read += blocks.len();
@@ -264,7 +308,7 @@ impl State {
                 Err(lost) => self.lost_events += u64::from(lost.events),
             }
         }
-        Ok(())
+        Ok(!blocks.is_empty())
     }
 
     fn apply(&mut self, e: &Event) {
