@@ -66,7 +66,7 @@ fn all_events_are_analyzed_again_after_a_pause_if_there_are_new_ones() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("7.mtr");
     let whole = trace(3);
-    let every = |pause| AnalysisPauses { after_new_code: (pause, 0), otherwise: (pause, 0) };
+    let every = |pause| AnalysisPauses { after_new_code: pause, otherwise: pause };
     let (never, always) = (every(Duration::MAX), every(Duration::ZERO));
     let half = (whole.len() / 2..whole.len()).find_map(|len| {
         std::fs::write(&path, &whole[..len]).unwrap();

@@ -26,10 +26,10 @@ const FAILED: u8 = 2;
 /// The least pause between two analyses of a trace: if the program has run new code, and if not.
 const ANALYSIS_PAUSE: Duration = Duration::from_secs(5);
 const LONG_ANALYSIS_PAUSE: Duration = Duration::from_secs(60);
-/// How many times the duration of an analysis this pause takes, for each trace.
+/// How many times the processor time of the last analysis this pause takes, for each trace.
 const ANALYSIS_PAUSE_FACTOR: u32 = 200;
-/// The pause between two readings of the new events, and how many times the duration of the last reading it takes. New
-/// events only cost more if they are read later, so the pause has a maximum.
+/// The pause between two readings of the new events, and how many times the processor time of the last one it takes. New
+/// events cost no less if they are read later, so the pause has a maximum.
 const MIN_PAUSE: Duration = Duration::from_secs(5);
 const MAX_PAUSE: Duration = Duration::from_secs(60);
 const PAUSE_FACTOR: u32 = 100;
@@ -77,44 +77,49 @@ pub(crate) fn run() -> u8 {
 }
 
 fn answer_all(folder: &Path, requests: impl BufRead, mut out: impl Write) -> io::Result<()> {
-    let mut processes = BTreeMap::new();
+    let mut followed = BTreeMap::new();
     for request in requests.lines() {
         let traces: Vec<String> = serde_json::from_str(&request?)?;
-        processes.retain(|trace, _| traces.contains(trace));
-        let pause = answer(folder, &traces, &mut processes, &mut out)?;
+        followed.retain(|trace, _| traces.contains(trace));
+        let pause = answer(folder, &traces, &mut followed, &mut out)?;
         write_line(&mut out, &Line::Done { pause_ms: pause.as_millis() as u64 })?;
     }
     Ok(())
+}
+
+/// A trace that is followed.
+#[derive(Debug)]
+struct Followed {
+    process: LiveProcess,
+    /// The processor time of the last analysis of all events.
+    analysis: Duration,
 }
 
 /// Writes the new figures of these traces. Returns the pause until the next reading.
 fn answer(
     folder: &Path,
     traces: &[String],
-    processes: &mut BTreeMap<String, LiveProcess>,
+    all: &mut BTreeMap<String, Followed>,
     out: &mut impl Write,
 ) -> io::Result<Duration> {
     // All traces together take their share of a processor.
     let times = ANALYSIS_PAUSE_FACTOR.saturating_mul(traces.len() as u32);
-    let pauses = AnalysisPauses { after_new_code: (ANALYSIS_PAUSE, times), otherwise: (LONG_ANALYSIS_PAUSE, times) };
     let (mut reading, mut failures) = (Duration::ZERO, Duration::ZERO);
     for trace in traces {
         let began = processor_time();
-        let advance = follow(folder, trace, processes, &pauses);
-        if let (Ok(Advance { has_changed: true, .. }), Some(process)) = (&advance, processes.get(trace)) {
-            let named =
-                |bytes: BTreeMap<Category, u64>| bytes.into_iter().map(|(c, n)| (c.name().to_owned(), n)).collect();
-            let devices = process.by_category().into_iter().map(|(device, bytes)| (device, named(bytes))).collect();
-            write_line(out, &Line::Reading { trace: trace.clone(), devices })?;
+        let advance = follow(folder, trace, all, times);
+        if let (Ok(Advance { has_changed: true, .. }), Some(followed)) = (&advance, all.get(trace)) {
+            let line = Line::Reading { trace: trace.clone(), devices: by_category(&followed.process) };
+            write_line(out, &line)?;
         }
         let took = processor_time().saturating_sub(began);
-        match advance {
+        match (advance, all.get_mut(trace)) {
             // The next analysis waits for its own pause.
-            Ok(Advance { is_analyzed: true, .. }) => {}
-            Ok(_) => reading += took,
-            Err(_) => {
+            (Ok(Advance { is_analyzed: true, .. }), Some(followed)) => followed.analysis = took,
+            (Ok(_), _) => reading += took,
+            (Err(_), _) => {
                 // It is opened again: its definitions may not be written yet.
-                processes.remove(trace);
+                all.remove(trace);
                 failures += took;
             }
         }
@@ -126,14 +131,25 @@ fn answer(
 fn follow(
     folder: &Path,
     trace: &str,
-    processes: &mut BTreeMap<String, LiveProcess>,
-    pauses: &AnalysisPauses,
+    all: &mut BTreeMap<String, Followed>,
+    times: u32,
 ) -> memtrace_analysis::Result<Advance> {
-    if let Some(process) = processes.get_mut(trace) {
-        return process.advance_with(pauses);
+    if let Some(Followed { process, analysis }) = all.get_mut(trace) {
+        let pause = analysis.saturating_mul(times);
+        return process.advance_with(&AnalysisPauses {
+            after_new_code: pause.max(ANALYSIS_PAUSE),
+            otherwise: pause.max(LONG_ANALYSIS_PAUSE),
+        });
     }
-    processes.insert(trace.to_owned(), LiveProcess::open(&folder.join(trace))?);
+    let process = LiveProcess::open(&folder.join(trace))?;
+    all.insert(trace.to_owned(), Followed { process, analysis: Duration::ZERO });
     Ok(Advance { has_changed: true, is_analyzed: true })
+}
+
+/// The bytes by device and the name of the category.
+fn by_category(process: &LiveProcess) -> BTreeMap<i16, BTreeMap<String, u64>> {
+    let named = |bytes: BTreeMap<Category, u64>| bytes.into_iter().map(|(c, n)| (c.name().to_owned(), n)).collect();
+    process.by_category().into_iter().map(|(device, bytes)| (device, named(bytes))).collect()
 }
 
 fn write_line(out: &mut impl Write, line: &Line) -> io::Result<()> {

@@ -23,6 +23,12 @@ use crate::totals::totals;
 
 /// The maximum number of stacks, and of tensors, in a report.
 const MAX_ROWS: usize = 100;
+/// The least time between two analyses if the program has run new code, and how many times the duration of the last one.
+const MIN_PAUSE: Duration = Duration::from_secs(2);
+const PAUSE_FACTOR: u32 = 20;
+/// The same if it has not.
+const MIN_LONG_PAUSE: Duration = Duration::from_secs(30);
+const LONG_PAUSE_FACTOR: u32 = 50;
 /// A slower growth than this, in bytes a minute, gives no forecast.
 const MIN_FORECAST_GROWTH: i64 = 1 << 20;
 
@@ -35,19 +41,13 @@ struct Reading {
     own: u64,
 }
 
-/// The pauses between two analyses of all events: the least one, and how many times the duration of the last analysis.
+/// The pauses between two analyses of all events.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AnalysisPauses {
     /// If the program has run new code since the last analysis.
-    pub after_new_code: (Duration, u32),
+    pub after_new_code: Duration,
     /// If it has not. Names of tensors can be read later than the blocks were allocated.
-    pub otherwise: (Duration, u32),
-}
-
-impl AnalysisPauses {
-    /// The pauses for a reader who waits for the figures.
-    pub const INTERACTIVE: AnalysisPauses =
-        AnalysisPauses { after_new_code: (Duration::from_secs(2), 20), otherwise: (Duration::from_secs(30), 50) };
+    pub otherwise: Duration,
 }
 
 /// What [`LiveProcess::advance_with`] has done.
@@ -142,7 +142,12 @@ impl LiveProcess {
     ///
     /// A trace that was rotated is read from its beginning.
     pub fn advance(&mut self) -> Result<()> {
-        self.advance_with(&AnalysisPauses::INTERACTIVE).map(drop)
+        let took = self.analysis_took;
+        let pauses = AnalysisPauses {
+            after_new_code: MIN_PAUSE.max(took * PAUSE_FACTOR),
+            otherwise: MIN_LONG_PAUSE.max(took * LONG_PAUSE_FACTOR),
+        };
+        self.advance_with(&pauses).map(drop)
     }
 
     /// [`Self::advance`] with these pauses between two analyses.
@@ -152,8 +157,8 @@ impl LiveProcess {
         }
         let has_changed = self.state.advance(&self.path)?;
         let is_behind = self.state.is_outdated || self.state.events > self.analyzed_events;
-        let (least, times) = if self.state.is_outdated { pauses.after_new_code } else { pauses.otherwise };
-        if is_behind && self.analyzed_at.elapsed() >= least.max(self.analysis_took.saturating_mul(times)) {
+        let pause = if self.state.is_outdated { pauses.after_new_code } else { pauses.otherwise };
+        if is_behind && self.analyzed_at.elapsed() >= pause {
             return self.analyze();
         }
         Ok(Advance { has_changed, is_analyzed: false })
