@@ -95,7 +95,7 @@ fn without_the_process_that_reads_the_traces_only_the_categories_are_missing() {
 
 #[test]
 fn categories_go_on_in_a_rotated_trace() {
-    let mut served = Served::start(training().option("--keep").option("1MiB"));
+    let mut served = Served::start(training().option("--keep").option("1s"));
     let mut printed = served.launcher.line();
     expect_figures(&served, &printed, false);
     let inode = |run: &std::path::Path| {
@@ -105,7 +105,7 @@ fn categories_go_on_in_a_rotated_trace() {
     let run = served.run();
     let first = inode(&run);
     while inode(&run) == first {
-        served.say("200");
+        served.say("50");
         printed = served.launcher.line();
     }
     expect_figures(&served, &printed, true);
