@@ -27,8 +27,8 @@ const MAX_TRACES: usize = 256;
 const MAX_DEVICES: usize = 64;
 /// The maximum length of a line of the process, in bytes: the devices, with all categories.
 const MAX_LINE: usize = 1 << 17;
-/// How often the thread looks for a process that allocates, while there is none.
-const LOOK_INTERVAL: Duration = Duration::from_millis(500);
+/// How often the thread checks whether a process allocates, while there is none.
+const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// The maximum pause between two requests.
 const MAX_PAUSE: Duration = Duration::from_secs(3600);
 /// How long an answer may take. The process has the lowest priority.
@@ -71,12 +71,12 @@ struct Thread {
 
 impl Thread {
     fn run(mut self) {
-        let mut pause = LOOK_INTERVAL;
+        let mut pause = CHECK_INTERVAL;
         while !self.is_stopped_within(pause) {
             let mut traces = self.figures.traces();
             traces.truncate(MAX_TRACES);
             if traces.is_empty() {
-                (self.worker, pause) = (None, LOOK_INTERVAL);
+                (self.worker, pause) = (None, CHECK_INTERVAL);
                 continue;
             }
             match self.read(&traces) {

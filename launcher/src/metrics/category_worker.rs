@@ -25,8 +25,9 @@ const FAILED: u8 = 2;
 
 /// The least pause between two analyses of a trace: if the program has run new code, and if not.
 const ANALYSIS_PAUSE: Duration = Duration::from_secs(5);
-const LONG_ANALYSIS_PAUSE: Duration = Duration::from_secs(60);
-/// How many times the processor time of the last analysis this pause takes, for each trace.
+const LONG_ANALYSIS_PAUSE: Duration = Duration::from_secs(15);
+/// How many times the processor time of the last analysis this pause takes, for each trace;
+/// twice as many if the program has run no new code.
 const ANALYSIS_PAUSE_FACTOR: u32 = 200;
 /// The pause between two readings of the new events, and how many times the processor time of the last one it takes. New
 /// events cost no less if they are read later, so the pause has a maximum.
@@ -138,7 +139,7 @@ fn follow(
         let pause = analysis.saturating_mul(times);
         return process.advance_with(&AnalysisPauses {
             after_new_code: pause.max(ANALYSIS_PAUSE),
-            otherwise: pause.max(LONG_ANALYSIS_PAUSE),
+            otherwise: pause.saturating_mul(2).max(LONG_ANALYSIS_PAUSE),
         });
     }
     let process = LiveProcess::open(&folder.join(trace))?;
