@@ -67,8 +67,8 @@ pub struct LiveProcess {
     names: Names,
     learned: Learned,
     state: State,
-    /// The number of events at the last analysis, when it ended, and how long it took.
-    analyzed_events: u64,
+    /// The number of blocks of the trace before the last analysis, when it ended, and how long it took.
+    analyzed_blocks: usize,
     analyzed_at: Instant,
     analysis_took: Duration,
 }
@@ -101,6 +101,10 @@ impl LiveProcess {
     /// Reads a trace that is being written.
     pub fn open(path: &Path) -> Result<LiveProcess> {
         let began = Instant::now();
+        // The analysis has these blocks at least, and perhaps some that are written meanwhile.
+        let mut reader = Reader::following(path).map_err(|cause| Error::Trace { path: path.to_owned(), cause })?;
+        reader.follow().map_err(|cause| Error::Trace { path: path.to_owned(), cause })?;
+        let analyzed_blocks = reader.blocks().len();
         let run = open_run(path)?;
         let process = only(&run, path)?;
         let recording = process.recording();
@@ -109,7 +113,7 @@ impl LiveProcess {
         Analysis::with_observer(recording, process.trace_index(), &names, &mut learned, &mut |_| {});
         let (replay, tracker) = (Replay::new(process.trace_index(), None), PhaseTracker::of(recording));
         let mut state = State {
-            reader: Reader::following(path).map_err(|cause| Error::Trace { path: path.to_owned(), cause })?,
+            reader,
             read: 0,
             known_stacks: recording.definitions().stacks.len(),
             growth: vec![Growth::default(); replay.devices().len()],
@@ -131,7 +135,7 @@ impl LiveProcess {
             run,
             names,
             learned,
-            analyzed_events: state.events,
+            analyzed_blocks,
             state,
             analyzed_at: Instant::now(),
             analysis_took: began.elapsed(),
@@ -156,7 +160,7 @@ impl LiveProcess {
             return self.analyze();
         }
         let has_changed = self.state.advance(&self.path)?;
-        let is_behind = self.state.is_outdated || self.state.events > self.analyzed_events;
+        let is_behind = self.state.is_outdated || self.state.read > self.analyzed_blocks;
         let pause = if self.state.is_outdated { pauses.after_new_code } else { pauses.otherwise };
         if is_behind && self.analyzed_at.elapsed() >= pause {
             return self.analyze();
