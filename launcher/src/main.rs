@@ -55,7 +55,8 @@ fn main() -> ExitCode {
     if let Some(keep) = drain::rotation_worker::requested() {
         return ExitCode::from(drain::rotation_worker::run(keep));
     }
-    ExitCode::from(stack::run_with_enough(run))
+    let work = if metrics::category_worker::requested().is_some() { metrics::category_worker::run } else { run };
+    ExitCode::from(stack::run_with_enough(work))
 }
 
 /// Runs the command line of this process, and returns the exit code.

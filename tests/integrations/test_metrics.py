@@ -51,7 +51,7 @@ def queries() -> List[str]:
     page = re.findall(r"^\| [^|]+\? \| `([^`]+)` \|$", PAGE.read_text(), flags=re.M)
     panels = json.loads(DASHBOARD.read_text())["panels"]
     dashboard = [target["expr"].replace("$job", "memtrace") for panel in panels for target in panel["targets"]]
-    assert len(page) == 4 and len(dashboard) == 6, (page, dashboard)
+    assert len(page) == 5 and len(dashboard) == 7, (page, dashboard)
     return page + dashboard
 
 
@@ -89,6 +89,7 @@ def test_a_real_prometheus_scrapes_the_metrics(workplace: Workplace) -> None:
         (found,) = until(has("memtrace_allocated_bytes", allocated))
         assert found["metric"]["device"] == "0" and found["metric"]["job"] == "memtrace"
         until(has('memtrace_device_memory_bytes{owner="PyTorch"}', reserved))
+        until(has("sum(memtrace_allocated_by_category_bytes)", allocated))
         metadata = json.loads(get(f"http://127.0.0.1:{port}/api/v1/metadata"))["data"]
         # In OpenMetrics, which this Prometheus asks for or not, the name of a counter has no suffix here.
         (kind,) = metadata.get("memtrace_allocations") or metadata["memtrace_allocations_total"]

@@ -682,7 +682,14 @@ async def figures_are_pushed_to_a_collector(runs):
                 time.sleep(0.05)
 
         until(lambda points: any(value == allocated for _, value in points.get("memtrace.allocated", (0, 0, []))[2]))
+
+        def categories(points):
+            return points.get("memtrace.allocated_by_category", (0, 0, []))[2]
+
+        until(lambda points: sum(value for _, value in categories(points)) == allocated)
         points = newest()
+        assert all(a["category"] and a["device"] == 0 and a["pid"] > 1 for a, _ in categories(points)), points
+        assert points["memtrace.allocated_by_category"][:2] == ("gauge", "By")
         kind, unit, ((attributes, value),) = points["memtrace.reserved"]
         assert (kind, unit, value) == ("gauge", "By", reserved)
         assert attributes["device"] == 0 and attributes["pid"] > 1

@@ -77,8 +77,8 @@ pub use lines::{
     FunctionLines, LINES_VERSION, LineFigures, LineRow, LineTensor, LinesOptions, LinesReport, OtherDevice, lines,
 };
 pub use live::{
-    LIVE_VERSION, LiveDevice, LiveGrowth, LiveProcess, LiveProcessReport, LiveRecording, LiveReport, LiveStack,
-    LiveTensor,
+    Advance, AnalysisPauses, LIVE_VERSION, LiveDevice, LiveGrowth, LiveProcess, LiveProcessReport, LiveRecording,
+    LiveReport, LiveStack, LiveTensor,
 };
 pub use memtrace_insight::rules::is_library;
 pub use pools::{PoolAllocation, PoolSummary};

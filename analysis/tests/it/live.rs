@@ -1,6 +1,8 @@
 //! The figures of a recording that goes on: whenever a trace was opened, its figures are those of the whole trace.
 
-use memtrace_analysis::report::{LiveProcess, LiveReport};
+use std::time::Duration;
+
+use memtrace_analysis::report::{AnalysisPauses, LiveProcess, LiveReport};
 use memtrace_analysis::{open_run, summarize};
 
 use crate::small_trace::trace;
@@ -41,6 +43,45 @@ fn a_trace_that_grows_has_the_figures_of_the_whole_trace() {
         }
     }
     assert!(opened > 3 && compared > 3, "{opened} {compared}");
+}
+
+#[test]
+fn the_bytes_by_category_are_those_of_the_report() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("7.mtr");
+    let whole = trace(3);
+    std::fs::write(&path, &whole).unwrap();
+    let process = LiveProcess::open(&path).unwrap();
+    let by_category = process.by_category();
+    let devices = process.report().devices;
+    assert!(devices.iter().any(|device| !device.by_category.is_empty()), "{devices:?}");
+    for device in devices {
+        let expected = device.by_category.iter().map(|amount| (amount.category, amount.bytes)).collect();
+        assert_eq!(by_category[&device.device], expected);
+    }
+}
+
+#[test]
+fn all_events_are_analyzed_again_after_a_pause_if_there_are_new_ones() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("7.mtr");
+    let whole = trace(3);
+    let every = |pause| AnalysisPauses { after_new_code: pause, otherwise: pause };
+    let (never, always) = (every(Duration::MAX), every(Duration::ZERO));
+    let half = (whole.len() / 2..whole.len()).find_map(|len| {
+        std::fs::write(&path, &whole[..len]).unwrap();
+        LiveProcess::open(&path).ok()
+    });
+    let mut process = half.expect("a part of the trace that can be opened");
+    let done = |process: &mut LiveProcess, pauses| {
+        let advance = process.advance_with(pauses).unwrap();
+        (advance.has_changed, advance.is_analyzed)
+    };
+    assert_eq!(done(&mut process, &always), (false, false), "nothing is new");
+    std::fs::write(&path, &whole).unwrap();
+    assert_eq!(done(&mut process, &never), (true, false));
+    assert_eq!(done(&mut process, &always), (true, true));
+    assert_eq!(done(&mut process, &always), (false, false));
 }
 
 #[test]

@@ -22,7 +22,7 @@ use crate::inherited::InheritedState;
 use crate::kernel_parent::ParentWatch;
 use crate::manifest::{Manifest, Problem};
 use crate::message::WithHelp;
-use crate::metrics::{Figures, MetricsListener, MetricsServer, Push, require_push};
+use crate::metrics::{CategoryReader, Figures, MetricsListener, MetricsServer, Push, require_push};
 use crate::preflight::{self, NOT_EXECUTABLE, NOT_FOUND, Refusal};
 use crate::process_watch::{CommandEnvironment, ProcessWatch};
 use crate::signal_probe::SignalProbe;
@@ -122,6 +122,7 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
     let url = metrics.as_ref().map(MetricsListener::url);
     let figures = (metrics.is_some() || run.otlp.is_some()).then(Figures::default);
     let drain = Drain::start(listener, Arc::clone(&folder), figures.clone(), run.keep)?;
+    let categories = figures.clone().map(|figures| CategoryReader::start(path, figures)).transpose()?;
     let push = run.otlp.as_deref().zip(figures.clone()).map(|(url, figures)| Push::start(url, figures)).transpose()?;
     let metrics = metrics.zip(figures).map(|(metrics, figures)| metrics.serve(figures)).transpose()?;
     // Without this thread, processes that cannot be recorded are reported only if the library is loaded there. All
@@ -161,6 +162,7 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
     drop((probe, parent));
     sampler.into_iter().for_each(Sampler::finish);
     push.into_iter().for_each(Push::finish);
+    categories.into_iter().for_each(CategoryReader::finish);
     let outcome = drain.finish();
     metrics.into_iter().for_each(MetricsServer::finish);
     child.collect();

@@ -275,7 +275,8 @@ impl Process {
             notices: Vec::new(),
             rank: None,
             scratch: Vec::new(),
-            figures: figures.map(|figures| LiveFigures { process: figures.start(pid), all: figures.clone() }),
+            figures: figures
+                .map(|figures| LiveFigures { process: figures.start(pid, file.clone()), all: figures.clone() }),
         };
         // Send the first clock point at once. The next point would replace it, and a short process would have only one.
         out.send(queue);

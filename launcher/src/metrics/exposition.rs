@@ -5,7 +5,7 @@
 use std::fmt::Write as _;
 
 use super::figures::{Reading, for_each_device};
-use super::metric::{DEVICE_MEMORY, PROCESSES, PYTORCH, WITHOUT_FIGURES};
+use super::metric::{BY_CATEGORY, DEVICE_MEMORY, PROCESSES, PYTORCH, WITHOUT_FIGURES};
 
 /// A text format.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -52,6 +52,14 @@ pub(super) fn text(readings: &[Reading], format: Format) -> String {
             _ = writeln!(out, "{name}{{{},owner=\"{owner}\"}} {bytes}", labels(reading, device));
         }
     });
+    let name = "memtrace_allocated_by_category_bytes";
+    head(&mut out, name, false, BY_CATEGORY, format);
+    for_each_device(readings, |reading, device, figures| {
+        for (category, bytes) in &figures.by_category {
+            let category = category.name();
+            _ = writeln!(out, "{name}{{{},category=\"{category}\"}} {bytes}", labels(reading, device));
+        }
+    });
     let over = readings.iter().filter(|reading| reading.is_over).count();
     for (name, help, value) in [
         ("memtrace_processes", PROCESSES, readings.len()),
@@ -91,6 +99,8 @@ fn escaped(text: &str) -> String {
 mod tests {
     use std::collections::BTreeMap;
 
+    use memtrace_analysis::passes::Category;
+
     use super::super::figures::{DeviceReading, PytorchReading};
     use super::*;
 
@@ -98,7 +108,8 @@ mod tests {
     fn a_counter_has_its_suffix_where_the_format_wants_it() {
         let pytorch = PytorchReading { allocated_bytes: 512, allocations: 3, ..PytorchReading::default() };
         let by_owner = BTreeMap::from([("NC\"CL\n".to_owned(), 64)]);
-        let devices = BTreeMap::from([(1, DeviceReading { pytorch: Some(pytorch), by_owner })]);
+        let by_category = BTreeMap::from([(Category::OptimizerState, 256)]);
+        let devices = BTreeMap::from([(1, DeviceReading { pytorch: Some(pytorch), by_owner, by_category })]);
         let readings = [Reading { pid: 7, rank: Some(2), is_over: false, devices }];
         let old = text(&readings, Format::accepted(Some("text/plain")));
         let new = text(&readings, Format::accepted(Some("application/openmetrics-text; version=1.0.0, */*;q=0.1")));
@@ -106,6 +117,7 @@ mod tests {
             "memtrace_allocated_bytes{rank=\"2\",pid=\"7\",device=\"1\"} 512\n",
             "memtrace_allocations_total{rank=\"2\",pid=\"7\",device=\"1\"} 3\n",
             "memtrace_device_memory_bytes{rank=\"2\",pid=\"7\",device=\"1\",owner=\"NC\\\"CL\"} 64\n",
+            "memtrace_allocated_by_category_bytes{rank=\"2\",pid=\"7\",device=\"1\",category=\"optimizer_state\"} 256\n",
             "memtrace_processes 1\n",
         ] {
             assert!(old.contains(line) && new.contains(line), "{line}\n{old}");

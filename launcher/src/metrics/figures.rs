@@ -8,6 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use memtrace_analysis::model::{Allocator, Change, MemoryLocation, Owner, PhysicalMemory};
+use memtrace_analysis::passes::Category;
 use memtrace_analysis::rules::library_name;
 use memtrace_trace::definition::Definition;
 use memtrace_trace::event::{Action, Event, Source};
@@ -23,9 +24,9 @@ const MAX_DEVICES: usize = 256;
 pub(crate) struct Figures(Arc<Mutex<Vec<Arc<ProcessFigures>>>>);
 
 impl Figures {
-    /// Adds a process.
-    pub(crate) fn start(&self, pid: u32) -> Arc<ProcessFigures> {
-        let process = Arc::new(ProcessFigures { pid, state: Mutex::default() });
+    /// Adds a process, which has this trace in the run folder.
+    pub(crate) fn start(&self, pid: u32, trace: String) -> Arc<ProcessFigures> {
+        let process = Arc::new(ProcessFigures { pid, trace, state: Mutex::default(), by_category: Mutex::default() });
         lock(&self.0).push(Arc::clone(&process));
         process
     }
@@ -37,10 +38,32 @@ impl Figures {
 
     /// The figures of all processes now, by pid.
     pub(super) fn now(&self) -> Vec<Reading> {
-        let processes: Vec<Arc<ProcessFigures>> = lock(&self.0).clone();
-        let mut readings: Vec<Reading> = processes.iter().map(|process| process.read()).collect();
+        let mut readings: Vec<Reading> = self.processes().iter().map(|process| process.read()).collect();
         readings.sort_by_key(|reading| reading.pid);
         readings
+    }
+
+    /// The traces of the processes in which PyTorch has allocated.
+    pub(super) fn traces(&self) -> Vec<String> {
+        let has_pytorch =
+            |process: &&Arc<ProcessFigures>| lock(&process.state).devices.keys().any(|device| *device >= 0);
+        self.processes().iter().filter(has_pytorch).map(|process| process.trace.clone()).collect()
+    }
+
+    /// Takes the bytes by category of the process with this trace. One that has ended has no figures any more.
+    pub(super) fn set_by_category(&self, trace: &str, by_category: ByCategory) {
+        if let Some(process) = self.processes().iter().find(|process| process.trace == trace) {
+            process.set_by_category(by_category);
+        }
+    }
+
+    /// Removes all bytes by category.
+    pub(super) fn clear_by_category(&self) {
+        self.processes().iter().for_each(|process| lock(&process.by_category).clear());
+    }
+
+    fn processes(&self) -> Vec<Arc<ProcessFigures>> {
+        lock(&self.0).clone()
     }
 }
 
@@ -49,11 +72,18 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Bytes by device and category.
+pub(super) type ByCategory = BTreeMap<i16, BTreeMap<Category, u64>>;
+
 /// The figures of one process.
 #[derive(Debug)]
 pub(crate) struct ProcessFigures {
     pid: u32,
+    /// The name of the trace in the run folder.
+    trace: String,
     state: Mutex<State>,
+    /// The latest bytes by category, which come from another process than the rest.
+    by_category: Mutex<ByCategory>,
 }
 
 #[derive(Debug, Default)]
@@ -101,6 +131,16 @@ impl ProcessFigures {
         }
     }
 
+    /// A category that was there before has 0 bytes now if it is missing.
+    fn set_by_category(&self, mut new: ByCategory) {
+        let mut current = lock(&self.by_category);
+        for (device, categories) in current.iter() {
+            let bytes = new.entry(*device).or_default();
+            categories.keys().for_each(|category| _ = bytes.entry(*category).or_default());
+        }
+        *current = new;
+    }
+
     fn read(&self) -> Reading {
         let state = lock(&self.state);
         let mut devices: BTreeMap<i16, DeviceReading> = BTreeMap::new();
@@ -123,6 +163,12 @@ impl ProcessFigures {
             };
             let owners = &mut devices.entry(*ordinal).or_default().by_owner;
             *owners.entry(name.to_owned()).or_default() += usage.current;
+        }
+        let by_category = lock(&self.by_category).clone();
+        for (ordinal, bytes) in by_category {
+            if let Some(reading) = devices.get_mut(&ordinal).filter(|reading| reading.pytorch.is_some()) {
+                reading.by_category = bytes;
+            }
         }
         Reading { pid: self.pid, rank: state.rank, is_over: state.is_over, devices }
     }
@@ -179,6 +225,8 @@ pub(super) struct DeviceReading {
     pub(super) pytorch: Option<PytorchReading>,
     /// The bytes that each library has allocated from CUDA.
     pub(super) by_owner: BTreeMap<String, u64>,
+    /// The bytes of PyTorch's blocks in use, by what they are for, a few seconds ago.
+    pub(super) by_category: BTreeMap<Category, u64>,
 }
 
 /// The figures of PyTorch's allocator.
@@ -203,7 +251,7 @@ mod tests {
     #[test]
     fn figures_follow_the_events_until_the_process_ends() {
         let figures = Figures::default();
-        let process = figures.start(7);
+        let process = figures.start(7, "7.mtr".to_owned());
         process.define(&Definition::Rank { rank: 3, size: 4 });
         process.apply(&[
             event(Action::SegmentAlloc, 1 << 30, 2 << 20),
@@ -223,9 +271,31 @@ mod tests {
     }
 
     #[test]
+    fn categories_belong_to_the_process_with_the_trace_and_end_with_it() {
+        let figures = Figures::default();
+        let (first, second) = (figures.start(7, "7.mtr".to_owned()), figures.start(7, "7.1.mtr".to_owned()));
+        first.apply(&[event(Action::SegmentAlloc, 1 << 30, 2 << 20), event(Action::Alloc, 1 << 30, 1024)]);
+        assert_eq!(figures.traces(), ["7.mtr"], "the other process has no allocation of PyTorch");
+        let by_category = |bytes: &[(Category, u64)]| BTreeMap::from([(0, bytes.iter().copied().collect())]);
+        let seen = || figures.now()[0].devices.get(&0).map(|device| device.by_category.clone()).unwrap_or_default();
+        figures.set_by_category("7.mtr", by_category(&[(Category::Input, 1024)]));
+        figures.set_by_category("7.1.mtr", by_category(&[(Category::Input, 5)]));
+        assert_eq!(seen(), BTreeMap::from([(Category::Input, 1024)]));
+        assert!(figures.now()[1].devices.is_empty(), "without PyTorch there is nothing that the bytes are a part of");
+        figures.set_by_category("7.mtr", by_category(&[(Category::Unknown, 512)]));
+        assert_eq!(seen(), BTreeMap::from([(Category::Input, 0), (Category::Unknown, 512)]));
+        figures.clear_by_category();
+        assert_eq!(seen(), BTreeMap::new());
+        figures.end(&first);
+        figures.set_by_category("7.mtr", by_category(&[(Category::Input, 1024)]));
+        assert_eq!((figures.now().len(), seen()), (1, BTreeMap::new()));
+        figures.end(&second);
+    }
+
+    #[test]
     fn too_many_devices_end_the_figures_of_their_process_only() {
         let figures = Figures::default();
-        let (bad, good) = (figures.start(1), figures.start(2));
+        let (bad, good) = (figures.start(1, "1.mtr".to_owned()), figures.start(2, "2.mtr".to_owned()));
         let devices: Vec<Event> = (0..300).map(|device| Event { device, ..event(Action::Oom, 0, 1) }).collect();
         bad.apply(&devices);
         bad.apply(&[event(Action::Oom, 0, 1)]);

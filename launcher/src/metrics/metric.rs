@@ -57,6 +57,8 @@ pub(super) const PYTORCH: [PytorchMetric; 5] = [
 
 /// The help of the bytes by owner.
 pub(super) const DEVICE_MEMORY: &str = "Bytes that a library of the process has allocated from CUDA.";
+/// The help of the bytes by category.
+pub(super) const BY_CATEGORY: &str = "Bytes of blocks in use by what they are for, a few seconds ago.";
 /// The help of the number of processes.
 pub(super) const PROCESSES: &str = "Processes that are being recorded.";
 /// The help of the number of processes without figures.

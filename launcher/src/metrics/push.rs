@@ -55,8 +55,8 @@ mod with_library {
 
     use super::{Figures, INTERVAL, TIMEOUT};
     use crate::message;
-    use crate::metrics::figures::{Reading, for_each_device};
-    use crate::metrics::metric::{DEVICE_MEMORY, PROCESSES, PYTORCH, PytorchMetric, WITHOUT_FIGURES};
+    use crate::metrics::figures::{DeviceReading, Reading, for_each_device};
+    use crate::metrics::metric::{BY_CATEGORY, DEVICE_MEMORY, PROCESSES, PYTORCH, PytorchMetric, WITHOUT_FIGURES};
 
     /// The pushes of a run.
     pub(crate) struct Push {
@@ -157,20 +157,29 @@ mod with_library {
                 gauge.with_callback(read).build();
             }
         }
-        let of_owners = figures.clone();
-        let gauge =
-            meter.u64_observable_gauge("memtrace.device_memory").with_description(DEVICE_MEMORY).with_unit("By");
-        gauge
-            .with_callback(move |instrument| {
-                for_each_device(&of_owners.now(), |reading, device, figures| {
-                    for (owner, bytes) in &figures.by_owner {
-                        let mut attributes = attributes(reading, device);
-                        attributes.push(KeyValue::new("owner", owner.clone()));
-                        instrument.observe(*bytes, &attributes);
-                    }
-                });
-            })
-            .build();
+        let parts: [(&str, &str, &'static str, Parts); 2] = [
+            ("memtrace.device_memory", DEVICE_MEMORY, "owner", |figures| {
+                figures.by_owner.iter().map(|(owner, bytes)| (owner.clone(), *bytes)).collect()
+            }),
+            ("memtrace.allocated_by_category", BY_CATEGORY, "category", |figures| {
+                figures.by_category.iter().map(|(category, bytes)| (category.name().to_owned(), *bytes)).collect()
+            }),
+        ];
+        for (name, help, key, parts) in parts {
+            let figures = figures.clone();
+            let gauge = meter.u64_observable_gauge(name).with_description(help).with_unit("By");
+            gauge
+                .with_callback(move |instrument| {
+                    for_each_device(&figures.now(), |reading, device, figures| {
+                        for (part, bytes) in parts(figures) {
+                            let mut attributes = attributes(reading, device);
+                            attributes.push(KeyValue::new(key, part));
+                            instrument.observe(bytes, &attributes);
+                        }
+                    });
+                })
+                .build();
+        }
         let counts: [(&str, &str, Count); 2] = [
             ("memtrace.processes", PROCESSES, |readings| readings.len()),
             ("memtrace.processes_without_figures", WITHOUT_FIGURES, |readings| {
@@ -183,6 +192,9 @@ mod with_library {
             gauge.with_callback(move |instrument| instrument.observe(count(&figures.now()) as u64, &[])).build();
         }
     }
+
+    /// The parts of a device's memory, by name.
+    type Parts = fn(&DeviceReading) -> Vec<(String, u64)>;
 
     /// Counts processes.
     type Count = fn(&[Reading]) -> usize;

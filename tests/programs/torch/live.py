@@ -1,6 +1,7 @@
 """Allocates, says how much is allocated, and waits for a line on stdin before it goes on.
 
-Trains a small model with Adam. A list keeps one more tensor in each step.
+Trains a small model with Adam, five steps for a line. A list keeps one more tensor in each step. For a number, it trains
+so many steps, and keeps nothing.
 """
 
 import json
@@ -13,16 +14,21 @@ OPTIMIZER = torch.optim.Adam(MODEL.parameters())
 KEPT = []
 
 
-def step() -> None:
+def step(keeps: bool = True) -> None:
     OPTIMIZER.zero_grad()
     MODEL(torch.randn(64, 1024, device="cuda")).sum().backward()
     OPTIMIZER.step()
-    KEPT.append(torch.zeros(1 << 20, device="cuda"))
+    if keeps:
+        KEPT.append(torch.zeros(1 << 20, device="cuda"))
 
 
-def report() -> None:
+def report() -> str:
     """Prints PyTorch's figures, and waits. The end of stdin ends the program; `oom` requests too much memory first."""
-    figures = {"allocated": torch.cuda.memory_allocated(), "reserved": torch.cuda.memory_reserved()}
+    figures = {
+        "allocated": torch.cuda.memory_allocated(),
+        "reserved": torch.cuda.memory_reserved(),
+        "parameters": sum(parameter.nbytes for parameter in MODEL.parameters()),
+    }
     print(json.dumps(figures), flush=True)
     line = sys.stdin.readline().strip()
     if not line:
@@ -32,14 +38,14 @@ def report() -> None:
             torch.empty(1 << 45, device="cuda")
         except torch.OutOfMemoryError:
             pass
+    return line
 
 
 def main() -> None:
-    report()
     while True:
-        for _ in range(5):
-            step()
-        report()
+        line = report()
+        for _ in range(int(line) if line.isdigit() else 5):
+            step(keeps=not line.isdigit())
 
 
 main()

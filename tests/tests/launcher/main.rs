@@ -11,6 +11,7 @@ mod faults;
 mod inputs;
 #[path = "../launcher_support/mod.rs"]
 mod launcher_support;
+mod metric_categories;
 mod metrics;
 #[path = "../../../analysis/tests/native_objects/mod.rs"]
 mod native_objects;

@@ -1,11 +1,15 @@
 //! `--metrics`: scrapes of a running program, parsed by Prometheus' own client library, against what PyTorch counts.
 
 use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use memtrace_tests::traced_program::{TracedProgram, packages, root};
 use serde_json::Value;
+
+use crate::launcher_support::Running;
 
 /// A hang is reported after this time.
 const HANG: Duration = Duration::from_secs(120);
@@ -26,41 +30,75 @@ fn scrape(url: &str, packages: &str) -> [Vec<Value>; 2] {
 }
 
 /// The value of the sample with this name, and with this owner.
-fn value(samples: &[Value], name: &str, owner: Option<&str>) -> Option<u64> {
+pub(super) fn value(samples: &[Value], name: &str, owner: Option<&str>) -> Option<u64> {
     let is_it = |sample: &&Value| sample[0] == name && owner.is_none_or(|owner| sample[1]["owner"] == owner);
     samples.iter().find(is_it).map(|sample| sample[2].as_f64().unwrap() as u64)
 }
 
-#[test]
-fn prometheus_reads_the_figures_of_a_running_program() {
-    let packages = packages(&["prometheus_client==0.21.1"]);
-    let folder = tempfile::tempdir().unwrap();
-    let program = TracedProgram::python("launcher/served.py", &[]).option("--metrics").option("127.0.0.1:0");
-    let mut command = program.option("--no-snapshot").prepare(Some(&folder.path().join("run")));
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().unwrap();
-    let (mut stdin, stdout, stderr) =
-        (child.stdin.take().unwrap(), child.stdout.take().unwrap(), child.stderr.take().unwrap());
-    let (mut stdout, mut stderr) = (BufReader::new(stdout).lines(), BufReader::new(stderr).lines());
-    let url = stderr.by_ref().find_map(|line| Some(line.unwrap().split_once("metrics at ")?.1.to_owned())).unwrap();
-    // The launcher's report does not fill the pipe.
-    let rest = std::thread::spawn(move || stderr.for_each(drop));
-    let numbers = stdout.next().unwrap().unwrap();
-    let [allocated, reserved] = numbers.split(' ').map(|n| n.parse().unwrap()).collect::<Vec<u64>>()[..] else {
-        panic!("{numbers}")
-    };
-    // Events reach the figures shortly after they happened.
-    let until = |is_there: &dyn Fn(&[Value]) -> bool| {
+/// A program that is recorded with `--metrics`, and waits for lines on stdin.
+pub(super) struct Served {
+    pub(super) launcher: Running,
+    url: String,
+    packages: String,
+    stderr: Option<JoinHandle<Vec<String>>>,
+    folder: tempfile::TempDir,
+}
+
+impl Served {
+    pub(super) fn start(program: TracedProgram) -> Served {
+        let packages = packages(&["prometheus_client==0.21.1"]);
+        let folder = tempfile::tempdir().unwrap();
+        let program = program.option("--metrics").option("127.0.0.1:0").option("--no-snapshot");
+        let mut command = program.prepare(Some(&folder.path().join("run")));
+        let mut launcher = Running::start(command.stdin(Stdio::piped()).stderr(Stdio::piped()));
+        let mut stderr = BufReader::new(launcher.child.stderr.take().unwrap()).lines().map_while(Result::ok);
+        let url = stderr.find_map(|line| Some(line.split_once("metrics at ")?.1.to_owned())).unwrap();
+        // The launcher's messages do not fill the pipe.
+        let stderr = Some(std::thread::spawn(move || stderr.collect()));
+        Served { launcher, url, packages, stderr, folder }
+    }
+
+    /// The run folder.
+    pub(super) fn run(&self) -> PathBuf {
+        self.folder.path().join("run")
+    }
+
+    /// Writes a line to the program.
+    pub(super) fn say(&mut self, line: &str) {
+        self.launcher.child.stdin.as_mut().unwrap().write_all(format!("{line}\n").as_bytes()).unwrap();
+    }
+
+    /// Scrapes until both formats have this. Events reach the figures shortly after they happened.
+    #[track_caller]
+    pub(super) fn until(&self, is_there: impl Fn(&[Value]) -> bool) -> [Vec<Value>; 2] {
         let started = Instant::now();
         loop {
-            let [plain, open] = scrape(&url, &packages);
+            let [plain, open] = scrape(&self.url, &self.packages);
             if is_there(&plain) && is_there(&open) {
                 return [plain, open];
             }
             assert!(started.elapsed() < HANG, "{plain:?}");
         }
+    }
+
+    /// Ends the program, which succeeds. Returns what the launcher has written to stderr.
+    #[track_caller]
+    pub(super) fn end(mut self) -> Vec<String> {
+        drop(self.launcher.child.stdin.take());
+        let stderr = self.stderr.take().unwrap().join().unwrap();
+        assert!(self.launcher.child.wait().unwrap().success(), "{stderr:?}");
+        stderr
+    }
+}
+
+#[test]
+fn prometheus_reads_the_figures_of_a_running_program() {
+    let mut served = Served::start(TracedProgram::python("launcher/served.py", &[]));
+    let numbers = served.launcher.line();
+    let [allocated, reserved] = numbers.split(' ').map(|n| n.parse().unwrap()).collect::<Vec<u64>>()[..] else {
+        panic!("{numbers}")
     };
-    let both = until(&|samples| value(samples, "memtrace_allocated_bytes", None) == Some(allocated));
+    let both = served.until(|samples| value(samples, "memtrace_allocated_bytes", None) == Some(allocated));
     for samples in &both {
         assert_eq!(value(samples, "memtrace_reserved_bytes", None), Some(reserved));
         assert_eq!(value(samples, "memtrace_device_memory_bytes", Some("PyTorch")), Some(reserved));
@@ -74,12 +112,11 @@ fn prometheus_reads_the_figures_of_a_running_program() {
         let labels = &samples.iter().find(|sample| sample[0] == "memtrace_allocated_bytes").unwrap()[1];
         assert!(labels["device"] == "0" && labels["pid"].as_str().unwrap().parse::<u32>().is_ok(), "{labels}");
     }
-    stdin.write_all(b"\n").unwrap();
-    assert_eq!(stdout.next().unwrap().unwrap(), "out of memory");
-    until(&|samples| value(samples, "memtrace_out_of_memory_errors_total", None) == Some(1));
-    stdin.write_all(b"\n").unwrap();
-    assert!(child.wait().unwrap().success());
-    rest.join().unwrap();
+    served.say("");
+    assert_eq!(served.launcher.line(), "out of memory");
+    served.until(|samples| value(samples, "memtrace_out_of_memory_errors_total", None) == Some(1));
+    served.say("");
+    served.end();
 }
 
 #[test]

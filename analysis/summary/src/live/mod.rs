@@ -9,7 +9,7 @@ mod learned;
 mod process;
 mod report;
 
-pub use process::LiveProcess;
+pub use process::{Advance, AnalysisPauses, LiveProcess};
 pub use report::{
     LIVE_VERSION, LiveDevice, LiveGrowth, LiveProcessReport, LiveRecording, LiveReport, LiveStack, LiveTensor,
 };

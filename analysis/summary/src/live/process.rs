@@ -8,7 +8,7 @@ use memtrace_input::error::{Error, Result};
 use memtrace_input::load::{Process, Run};
 use memtrace_input::{EventSource, open_run};
 use memtrace_insight::passes::{Analysis, Category, PhaseTracker, ProgramPosition};
-use memtrace_replay::{BlockState, Change, MemoryLocation, Names, Replay};
+use memtrace_replay::{Block, BlockState, Change, DeviceReplay, MemoryLocation, Names, Replay};
 use memtrace_trace::event::{Action, Event, Flags, Source};
 use memtrace_trace::file::Reader;
 use memtrace_trace::ids::{ContextId, StackId};
@@ -26,7 +26,7 @@ const MAX_ROWS: usize = 100;
 /// The least time between two analyses if the program has run new code, and how many times the duration of the last one.
 const MIN_PAUSE: Duration = Duration::from_secs(2);
 const PAUSE_FACTOR: u32 = 20;
-/// The same if it has not. Names of tensors can be read later than the blocks were allocated.
+/// The same if it has not.
 const MIN_LONG_PAUSE: Duration = Duration::from_secs(30);
 const LONG_PAUSE_FACTOR: u32 = 50;
 /// A slower growth than this, in bytes a minute, gives no forecast.
@@ -41,6 +41,24 @@ struct Reading {
     own: u64,
 }
 
+/// The pauses between two analyses of all events.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AnalysisPauses {
+    /// If the program has run new code since the last analysis.
+    pub after_new_code: Duration,
+    /// If it has not. Names of tensors can be read later than the blocks were allocated.
+    pub otherwise: Duration,
+}
+
+/// What [`LiveProcess::advance_with`] has done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Advance {
+    /// Whether the figures can have changed.
+    pub has_changed: bool,
+    /// Whether all events were analyzed again.
+    pub is_analyzed: bool,
+}
+
 /// Follows the trace of one process while it is being written.
 #[derive(Debug)]
 pub struct LiveProcess {
@@ -49,10 +67,10 @@ pub struct LiveProcess {
     names: Names,
     learned: Learned,
     state: State,
-    /// The number of events at the last analysis, and when the next one may begin: with and without new code.
-    analyzed_events: u64,
-    next_analysis: Instant,
-    next_without_new_code: Instant,
+    /// The number of blocks of the trace before the last analysis, when it ended, and how long it took.
+    analyzed_blocks: usize,
+    analyzed_at: Instant,
+    analysis_took: Duration,
 }
 
 /// What the events so far have made of the process.
@@ -83,6 +101,10 @@ impl LiveProcess {
     /// Reads a trace that is being written.
     pub fn open(path: &Path) -> Result<LiveProcess> {
         let began = Instant::now();
+        // The analysis has these blocks at least, and perhaps some that are written meanwhile.
+        let mut reader = Reader::following(path).map_err(|cause| Error::Trace { path: path.to_owned(), cause })?;
+        reader.follow().map_err(|cause| Error::Trace { path: path.to_owned(), cause })?;
+        let analyzed_blocks = reader.blocks().len();
         let run = open_run(path)?;
         let process = only(&run, path)?;
         let recording = process.recording();
@@ -91,7 +113,7 @@ impl LiveProcess {
         Analysis::with_observer(recording, process.trace_index(), &names, &mut learned, &mut |_| {});
         let (replay, tracker) = (Replay::new(process.trace_index(), None), PhaseTracker::of(recording));
         let mut state = State {
-            reader: Reader::following(path).map_err(|cause| Error::Trace { path: path.to_owned(), cause })?,
+            reader,
             read: 0,
             known_stacks: recording.definitions().stacks.len(),
             growth: vec![Growth::default(); replay.devices().len()],
@@ -108,16 +130,15 @@ impl LiveProcess {
         };
         state.advance(path)?;
         state.analyzed = *state.tracker.now();
-        let (now, took) = (Instant::now(), began.elapsed());
         Ok(LiveProcess {
             path: path.to_owned(),
             run,
             names,
             learned,
-            analyzed_events: state.events,
+            analyzed_blocks,
             state,
-            next_analysis: now + MIN_PAUSE.max(took * PAUSE_FACTOR),
-            next_without_new_code: now + MIN_LONG_PAUSE.max(took * LONG_PAUSE_FACTOR),
+            analyzed_at: Instant::now(),
+            analysis_took: began.elapsed(),
         })
     }
 
@@ -125,17 +146,51 @@ impl LiveProcess {
     ///
     /// A trace that was rotated is read from its beginning.
     pub fn advance(&mut self) -> Result<()> {
+        let took = self.analysis_took;
+        let pauses = AnalysisPauses {
+            after_new_code: MIN_PAUSE.max(took * PAUSE_FACTOR),
+            otherwise: MIN_LONG_PAUSE.max(took * LONG_PAUSE_FACTOR),
+        };
+        self.advance_with(&pauses).map(drop)
+    }
+
+    /// [`Self::advance`] with these pauses between two analyses.
+    pub fn advance_with(&mut self, pauses: &AnalysisPauses) -> Result<Advance> {
         if self.state.reader.is_replaced() {
-            *self = LiveProcess::open(&self.path)?;
-            return Ok(());
+            return self.analyze();
         }
-        self.state.advance(&self.path)?;
-        let is_behind = self.state.is_outdated || self.state.events > self.analyzed_events;
-        let next = if self.state.is_outdated { self.next_analysis } else { self.next_without_new_code };
-        if is_behind && Instant::now() >= next {
-            *self = LiveProcess::open(&self.path)?;
+        let has_changed = self.state.advance(&self.path)?;
+        let is_behind = self.state.is_outdated || self.state.read > self.analyzed_blocks;
+        let pause = if self.state.is_outdated { pauses.after_new_code } else { pauses.otherwise };
+        if is_behind && self.analyzed_at.elapsed() >= pause {
+            return self.analyze();
         }
-        Ok(())
+        Ok(Advance { has_changed, is_analyzed: false })
+    }
+
+    fn analyze(&mut self) -> Result<Advance> {
+        *self = LiveProcess::open(&self.path)?;
+        Ok(Advance { has_changed: true, is_analyzed: true })
+    }
+
+    /// The bytes in allocated blocks of PyTorch's caching allocator, by device and category.
+    pub fn by_category(&self) -> BTreeMap<i16, BTreeMap<Category, u64>> {
+        let devices = self.state.replay.devices().iter().filter(|device| device.source == EventSource::Torch);
+        let of_device = |device: &DeviceReplay| {
+            let mut bytes = BTreeMap::new();
+            self.blocks(device).for_each(|(block, _, category)| *bytes.entry(category).or_default() += block.size);
+            (device.device, bytes)
+        };
+        devices.map(of_device).collect()
+    }
+
+    /// The allocated blocks of a device, with where they were allocated and with their categories.
+    fn blocks<'a>(&'a self, device: &'a DeviceReplay) -> impl Iterator<Item = (&'a Block, Place, Category)> {
+        let allocated = device.allocator.allocated().map(|(_, block)| block);
+        allocated.filter(|block| block.state == BlockState::Allocated).map(|block| {
+            let place = (block.stack, self.state.tracker.stacks().contexts().node(block.context));
+            (block, place, self.learned.category(block.seq, place, &self.names))
+        })
     }
 
     /// The current figures.
@@ -160,13 +215,11 @@ impl LiveProcess {
     }
 
     fn device(&self, process: &Process, slot: usize) -> LiveDevice {
-        let State { replay, tracker, readings, growth, .. } = &self.state;
+        let State { replay, readings, growth, .. } = &self.state;
         let device = &replay.devices()[slot];
         let allocator = &device.allocator;
         let (mut by_category, mut by_place, mut tensors) = (BTreeMap::new(), HashMap::new(), Vec::new());
-        for (_, block) in allocator.allocated().filter(|(_, block)| block.state == BlockState::Allocated) {
-            let place = (block.stack, tracker.stacks().contexts().node(block.context));
-            let category = self.learned.category(block.seq, place, &self.names);
+        for (block, place, category) in self.blocks(device) {
             add(by_category.entry(category).or_default(), block.size);
             add(by_place.entry((place, category)).or_default(), block.size);
             if let Some(names) = self.names.of_allocation(block.seq) {
@@ -252,8 +305,8 @@ fn only<'a>(run: &'a Run, path: &Path) -> Result<&'a Process> {
 }
 
 impl State {
-    /// Reads the events that were appended to the trace.
-    fn advance(&mut self, path: &Path) -> Result<()> {
+    /// Reads the events that were appended to the trace. Returns whether there were any.
+    fn advance(&mut self, path: &Path) -> Result<bool> {
         self.reader.follow().map_err(|cause| Error::Trace { path: path.to_owned(), cause })?;
         let blocks = self.reader.blocks()[self.read..].to_vec();
         self.read += blocks.len();
@@ -264,7 +317,7 @@ impl State {
                 Err(lost) => self.lost_events += u64::from(lost.events),
             }
         }
-        Ok(())
+        Ok(!blocks.is_empty())
     }
 
     fn apply(&mut self, e: &Event) {
