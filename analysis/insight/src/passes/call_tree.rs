@@ -47,7 +47,7 @@ pub(super) struct CallTree {
     paths: Vec<Path>,
 }
 
-/// Whether calls of this function are told apart. Comprehensions and lambdas belong to their function.
+/// Whether calls of this function are distinguished. Comprehensions and lambdas belong to their function.
 fn is_own(frame: &Frame) -> bool {
     let is_function = !frame.name.starts_with('<') || &*frame.name == "<module>";
     !frame.native && frame.line > 0 && is_function && !is_library(&frame.filename)
@@ -155,7 +155,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn deep_recursion_counts_for_the_deepest_call_that_is_told_apart() {
+    fn deep_recursion_counts_for_the_deepest_call_that_is_distinguished() {
         let stacks: Vec<(u32, u32)> = (0..40).map(|parent| (parent, 1)).collect();
         let tree = CallTree::new(&definitions(&[frame("f", "a.py", 1)], &stacks));
         assert_eq!(tree.at(tree.node(StackId(40))).depth, MAX_DEPTH);
