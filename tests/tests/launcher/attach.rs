@@ -307,7 +307,7 @@ mod exhaustive {
     }
 
     #[test]
-    fn without_a_tracker_the_blocks_that_were_there_are_said_to_be_missing() {
+    fn without_a_tracker_the_blocks_that_were_there_are_reported_as_missing() {
         let folder = tempfile::tempdir().unwrap();
         let run = folder.path().join("run");
         let traced = TracedProgram::python("attach/training.py", &["2"]).env("SIM_TORCH", "2.1.2");
