@@ -1,5 +1,5 @@
 //! Loads the library into a process that runs already: through Python 3.14 and newer ([`remote`]), else as debuggers do
-//! (ptrace, [`inject`]).
+//! (ptrace, [`inject()`]).
 //!
 //! [`Injection::examine`] looks at the process, [`Injection::start`] starts the injector, a child process, and
 //! [`Injection::begin`] lets it begin.
