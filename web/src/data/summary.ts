@@ -225,6 +225,15 @@ export interface MemoryPool {
   peak_allocated_bytes: number;
 }
 
+export interface CalledFunction {
+  name: string;
+  location: string;
+  calls: number;
+  allocated_bytes: number;
+  kept_bytes: number;
+  peak_bytes: number;
+}
+
 export interface DeviceSummary {
   device: number;
   name?: string;
@@ -247,6 +256,7 @@ export interface DeviceSummary {
   before_first_step: PhaseSummary[];
   labels: LabelSummary[];
   labels_left_out: number;
+  called_functions?: { functions: CalledFunction[]; left_out: number };
   typical_step?: StepSummary;
   by_step: StepSummary[];
   oom_count: number;

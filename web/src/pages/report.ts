@@ -69,6 +69,7 @@ const PARTS: Part[] = [
   ['device', 'Device'],
   ['xla', 'XLA'],
   ['ranges', 'Ranges'],
+  ['functions', 'Functions'],
   ['lines', 'Lines'],
   ['launch', 'Launch'],
   ['ranks', 'Ranks'],
@@ -175,6 +176,7 @@ export async function reportPage(app: HTMLElement, data: Uint8Array): Promise<vo
         timeline.tracks.search(name);
         timeline.element.scrollIntoView({ behavior: 'smooth' });
       }),
+      details.calledFunctions(entry.summary),
       details.phases(entry.summary),
       xla(summary),
       linesView(entry.device, state),

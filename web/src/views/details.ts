@@ -380,6 +380,34 @@ export function namedRanges(device: DeviceSummary, model: Device, find: (name: s
   );
 }
 
+/** The functions that the program calls again and again, most allocated bytes first. */
+export function calledFunctions(device: DeviceSummary): HTMLElement | null {
+  const called = device.called_functions;
+  if (!called) return null;
+  const per = (value: number, calls: number) => format.size(Math.floor(value / Math.max(1, calls)));
+  const field = (at: number, name: string) => `called_functions.functions.${at}.${name}`;
+  return el(
+    'section',
+    { class: 'card w12', id: 'functions' },
+    el('h2', {}, 'Functions that allocate'),
+    scrollTable(
+      [['Function'], ['Calls', 'n'], ['Peak', 'n'], ['Allocated, mean', 'n wide'], ['Kept, mean', 'n wide'], ['Location', 'wide']],
+      called.functions.map((one, at) =>
+        el(
+          'tr',
+          {},
+          el('td', {}, el('code', {}, one.name)),
+          el('td', { class: 'n' }, count(field(at, 'calls'), one.calls)),
+          el('td', { class: 'n' }, bytes(field(at, 'peak_bytes'), one.peak_bytes)),
+          [one.allocated_bytes, one.kept_bytes].map(value => el('td', { class: 'n wide' }, per(value, one.calls))),
+          el('td', { class: 'wide' }, el('code', {}, one.location)),
+        ),
+      ),
+    ),
+    called.left_out > 0 ? el('p', { class: 'note' }, `${format.number(called.left_out, 'more function')}.`) : null,
+  );
+}
+
 /** What each phase allocated, freed and kept. */
 export function phases(device: DeviceSummary): HTMLElement | null {
   const later = device.later_steps_count;
