@@ -8,7 +8,7 @@
 //! whatever is freed in between does not grow. Wall time decides nothing here.
 //!
 //! A program that trains can serve requests afterwards, without further steps. So sampling begins anew some time after each
-//! backward pass and each step of an optimizer. An evaluation allocates there, too. Its results are no leak: they are freed,
+//! backward pass and each step of an optimizer: later than they have ever been apart, except for long evaluations. An evaluation allocates there, too. Its results are no leak: they are freed,
 //! or joined to one tensor.
 
 use std::collections::{BTreeMap, HashMap};
@@ -36,8 +36,9 @@ const MIN_BLOCKS: u64 = 8;
 const LAST_PART: usize = 8;
 /// Growth tapers off if less than one in this many parts of it lies in the second half of its windows.
 const TAPERED: u64 = 4;
-/// After this many allocations without a backward pass or an optimizer, what trained may have ended.
-const TRAINING_ENDS: u32 = 64;
+/// What trained may have ended after twice as many allocations without a backward pass or an optimizer as ever before,
+/// within these bounds.
+const TRAINING_ENDS: (u32, u32) = (64, 4096);
 /// Results are joined by an allocation of at least this share of them.
 const JOINED: (u64, u64) = (3, 4);
 /// The maximum number of late allocations, each larger than all later ones.
@@ -130,12 +131,14 @@ pub struct WindowSampler {
 }
 
 /// What is known since the latest part of the training.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 struct AfterTraining {
     /// The number of backward passes and of steps of optimizers so far.
     trained: u64,
     /// The number of allocations since then.
     allocations: u32,
+    /// The number of them at which sampling begins.
+    begins: u32,
     /// `seq` of the allocation at which sampling began.
     since: u64,
     /// The bytes and `seq` of allocations, each larger than all later ones.
@@ -181,20 +184,23 @@ impl WindowSampler {
             return false;
         }
         let trained = u64::from(block.position.backward_passes) + u64::from(block.position.optimizer_steps);
-        if self.after_training.as_ref().is_none_or(|after| after.trained != trained) {
-            self.after_training = Some(AfterTraining { trained, ..AfterTraining::default() });
+        let after = self.after_training.get_or_insert_with(|| {
+            (self.sources, self.windows) = (Vec::new(), Vec::new());
+            AfterTraining::new(trained)
+        });
+        if after.trained != trained {
+            after.trained_again(trained);
+        }
+        after.allocations = after.allocations.saturating_add(1);
+        if after.allocations < after.begins {
+            return false;
+        }
+        if after.allocations == after.begins {
+            after.since = block.seq;
+            self.loops.restart();
             self.sources.clear();
             self.windows.clear();
             (self.every, self.in_window, self.peak, self.has_frees) = (FIRST_WINDOW, 0, 0, false);
-        }
-        let Some(after) = &mut self.after_training else { return false };
-        after.allocations = after.allocations.saturating_add(1);
-        if after.allocations < TRAINING_ENDS {
-            return false;
-        }
-        if after.allocations == TRAINING_ENDS {
-            after.since = block.seq;
-            self.loops.restart();
         }
         after.freed.clear();
         while after.late.last().is_some_and(|(bytes, _)| *bytes <= block.size) {
@@ -234,7 +240,7 @@ impl WindowSampler {
             return;
         }
         if let Some(after) = &mut self.after_training {
-            if after.allocations < TRAINING_ENDS || block.seq < after.since {
+            if !after.is_over() || block.seq < after.since {
                 return;
             }
             after.freed.push((block.stack, block.size));
@@ -283,7 +289,9 @@ impl WindowSampler {
 
     /// The sources that grow, by bytes in descending order.
     pub fn grown(&self) -> Vec<WindowGrowth> {
-        if self.windows.len() < MIN_WINDOWS {
+        // After an evaluation, what trained may have gone on.
+        let trains = self.after_training.as_ref().is_some_and(|after| !after.is_over());
+        if trains || self.windows.len() < MIN_WINDOWS {
             return Vec::new();
         }
         let mut series: BTreeMap<u32, Vec<(usize, Low)>> = BTreeMap::new();
@@ -383,6 +391,25 @@ impl WindowSampler {
 }
 
 impl AfterTraining {
+    fn new(trained: u64) -> AfterTraining {
+        let begins = TRAINING_ENDS.0;
+        AfterTraining { trained, allocations: 0, begins, since: 0, late: Vec::new(), freed: Vec::new() }
+    }
+
+    /// Another backward pass or optimizer runs.
+    fn trained_again(&mut self, trained: u64) {
+        self.trained = trained;
+        self.begins = self.begins.max(self.allocations.saturating_mul(2)).min(TRAINING_ENDS.1);
+        self.allocations = 0;
+        self.late.clear();
+        self.freed.clear();
+    }
+
+    /// Whether the training may have ended.
+    fn is_over(&self) -> bool {
+        self.allocations >= self.begins
+    }
+
     /// Whether what grew has been freed before the program's last allocation, or joined to one tensor.
     fn are_results(&self, stack: StackId, source: &Source, growth: u64) -> bool {
         let at_end: u64 = self.freed.iter().filter(|(one, _)| *one == stack).map(|(_, bytes)| bytes).sum();
@@ -518,6 +545,31 @@ mod tests {
         let [leak] = &grown_after_training(400, false, false)[..] else { panic!("one source") };
         assert_eq!(leak.stack, StackId(9));
         assert!(leak.blocks > 300, "{leak:?}");
+    }
+
+    #[test]
+    fn what_an_evaluation_keeps_is_no_leak_if_the_training_goes_on() {
+        assert_eq!(grown_after_training(400, false, false).len(), 1);
+        let mut sampler = WindowSampler::new(&Arc::default(), &Arc::default(), false);
+        let mut seq = 0;
+        let mut allocate = |count, trained| {
+            for _ in 0..count {
+                seq += 1;
+                let mut block = block(seq, 9, MIB);
+                (block.position.step, block.position.optimizer_steps) = (Some(trained), trained);
+                sampler.allocated(&block, ThreadId(1), Mark::default(), 0);
+                if seq % 2 == 0 {
+                    sampler.freed(&block, Mark::default());
+                }
+            }
+            sampler.after_training.as_ref().is_some_and(AfterTraining::is_over)
+        };
+        assert!(allocate(300, 0), "the first step is longer than any before");
+        assert!(!allocate(300, 1) && !allocate(300, 2), "the next ones are as long as it");
+        assert!(allocate(3000, 3), "an evaluation");
+        assert!(!allocate(300, 4));
+        assert!(sampler.windows.len() >= MIN_WINDOWS);
+        assert_eq!(sampler.grown(), []);
     }
 
     #[test]
