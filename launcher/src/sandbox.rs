@@ -6,7 +6,9 @@
 //! The child may use half of the memory. If the system runs out of memory nevertheless, the kernel kills the child
 //! first.
 
+use std::os::unix::process::CommandExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::Command;
 
 use anyhow::anyhow;
 use rustix::process::{
@@ -80,11 +82,22 @@ fn memory_limit() -> u64 {
     (all.min(group) / 2).max(MIN_MEMORY)
 }
 
-/// Limits this process, which a launcher has started for work on untrusted input, as a worker is limited.
-pub(crate) fn restrict_this_process() {
+/// This program once more, under another name, for work on untrusted input in the background. It must begin with
+/// [`restrict_background_process`].
+pub(crate) fn background_process(name: &str) -> Command {
+    let mut command = Command::new("/proc/self/exe");
+    // A key press that ends the recorded command does not end this process.
+    command.arg0(name).env_clear().process_group(0);
+    command
+}
+
+/// Limits this process, a [`background_process`], as a worker is limited, and gives the programs precedence.
+pub(crate) fn restrict_background_process() {
     if let Some(parent) = getppid() {
         restrict(memory_limit(), parent);
     }
+    // A refusal changes nothing else.
+    let _ = rustix::process::setpriority_process(None, 19);
 }
 
 /// Sets the limits of the child, and makes it end when the parent ends.

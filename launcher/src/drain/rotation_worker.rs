@@ -7,9 +7,8 @@
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
-use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ExitStatus, Stdio};
 
 use anyhow::{Context as _, bail};
 use memtrace_analysis::export::{Keep, Rotated, rotate};
@@ -39,12 +38,8 @@ pub(super) fn start(old: &File, new: &File, keep: Keep) -> io::Result<Child> {
         Keep::Bytes(bytes) => ("bytes", bytes),
         Keep::Since(ticks) => ("since", ticks),
     };
-    // A key press that ends the command does not end this process, which the launcher needs.
-    Command::new("/proc/self/exe")
-        .arg0(NAME)
+    sandbox::background_process(NAME)
         .args([kind, &number.to_string()])
-        .env_clear()
-        .process_group(0)
         .stdin(old.try_clone()?)
         .stdout(new.try_clone()?)
         .stderr(Stdio::piped())
@@ -89,9 +84,7 @@ pub(crate) fn requested() -> Option<Keep> {
 
 /// Writes the rotated trace, and returns the exit code.
 pub(crate) fn run(keep: Keep) -> u8 {
-    sandbox::restrict_this_process();
-    // The programs have precedence. A refusal changes nothing else.
-    let _ = rustix::process::setpriority_process(None, 19);
+    sandbox::restrict_background_process();
     let text = match write(keep) {
         Ok(None) => return 0,
         Ok(Some((copied_to, missing))) => (0, format!("{copied_to} {missing}")),

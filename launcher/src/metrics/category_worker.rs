@@ -6,9 +6,8 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, Write};
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use memtrace_analysis::passes::Category;
@@ -47,16 +46,8 @@ pub(super) enum Line {
 
 /// Starts the process for the traces in this folder, whose path is absolute.
 pub(super) fn start(folder: &Path) -> io::Result<Child> {
-    // A key press that ends the command does not end this process.
-    Command::new("/proc/self/exe")
-        .arg0(NAME)
-        .arg(folder)
-        .env_clear()
-        .process_group(0)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
+    let mut command = sandbox::background_process(NAME);
+    command.arg(folder).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()
 }
 
 /// The folder that this process is asked to read, if it is such a process.
@@ -68,9 +59,7 @@ pub(crate) fn requested() -> Option<PathBuf> {
 /// Answers until stdin ends, and returns the exit code.
 pub(crate) fn run() -> u8 {
     let Some(folder) = requested() else { return FAILED };
-    sandbox::restrict_this_process();
-    // The programs have precedence. A refusal changes nothing else.
-    let _ = rustix::process::setpriority_process(None, 19);
+    sandbox::restrict_background_process();
     match answer_all(&folder, io::stdin().lock(), io::stdout().lock()) {
         Ok(()) => 0,
         Err(_) => FAILED,
