@@ -85,7 +85,7 @@ function launchFigures(launch) {
 
 async function cards(page, summary, expect, { check, equal, drawn }) {
   const seen = new Set();
-  const device = page.locator('label.choice', { hasText: 'Device' }).locator('select');
+  const device = page.getByLabel('Device', { exact: true });
   const count = (await device.count()) > 0 ? await device.locator('option').count() : 1;
   for (let at = 0; at < count; at++) {
     if (count > 1) await device.selectOption(String(at));

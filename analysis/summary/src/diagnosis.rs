@@ -20,9 +20,13 @@ use memtrace_replay::{Names, ReferenceCycle};
 /// The minimum size of an issue: this many bytes, and one in this many parts of the peak.
 const MIN_BYTES: u64 = 1 << 20;
 const MIN_SHARE: u64 = 50;
-/// The minimum fragmentation to report: this many bytes, and one in this many parts of the reserved memory. Less is no
-/// fault of the program.
-const MIN_FRAGMENTATION: (u64, u64) = (16 << 20, 4);
+/// The minimum fragmentation to report, in bytes. Less is no fault of the program.
+const MIN_FRAGMENTATION: u64 = 16 << 20;
+/// The minimum fragmentation to report, as a share of the reserved memory: a quarter.
+const MIN_FRAGMENTATION_OF_RESERVED: u64 = 4;
+/// The minimum fragmentation to report where no request failed, as a share of the memory that PyTorch can have: 1 %. With
+/// less, no larger model or batch fits if it is avoided.
+const MIN_FRAGMENTATION_OF_DEVICE: u64 = 100;
 /// The minimum size of a leak that grows in nearly every turn of the loop: these bytes in all, these per turn, and as
 /// many turns. A scalar per step (512 bytes) is no leak.
 const STEADY_LEAK: (u64, u64, u32) = (512 << 10, 16 << 10, 8);
@@ -701,8 +705,10 @@ impl DeviceIssues<'_> {
 
     fn fragmentation(&self) -> Option<Issue> {
         let f = &self.analysis.signals.fragmentation;
-        if f.blocked < MIN_FRAGMENTATION.0
-            || f.blocked * MIN_FRAGMENTATION.1 < f.reserved
+        let limit = (self.builder.memory_limit)(self.analysis).filter(|_| !f.failed);
+        if f.blocked < MIN_FRAGMENTATION
+            || f.blocked * MIN_FRAGMENTATION_OF_RESERVED < f.reserved
+            || limit.is_some_and(|limit| f.blocked.saturating_mul(MIN_FRAGMENTATION_OF_DEVICE) < limit)
             || f.blocked * 10 < self.analysis.peaks.reserved
             || self.analysis.source != EventSource::Torch
         {

@@ -111,7 +111,8 @@ pub static WRONG_DEVICE: DiagnosticRule = DiagnosticRule {
 pub static FRAGMENTATION: DiagnosticRule = DiagnosticRule {
     id: RuleId::Fragmentation,
     evidence: "The allocator requests more memory from CUDA although as much is free in segments with blocks in use. \
-               That free memory is at least a quarter of the reserved memory.",
+               That free memory is at least a quarter of the reserved memory, and at least 1 % of the device's memory \
+               if no request failed.",
     limits: "The rule does not cover expandable segments and private pools. It does not know which block of a segment \
              is to blame, so the sources of all its blocks share the free memory.",
 };
