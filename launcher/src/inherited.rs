@@ -1,19 +1,28 @@
 //! Captures the process state with which the launcher was started, and restores it for the command.
 //!
 //! Rust's runtime changes two things before `main`. It ignores SIGPIPE, and it opens `/dev/null` on closed standard
-//! descriptors. [`capture_early`] runs before the runtime and records the original state. The launcher itself changes
+//! descriptors. [`capture_early`] runs before the runtime and records the original state. It also sets the umask, so that
+//! only this user can read and change what any command of memtrace creates. The launcher itself changes
 //! the signal mask, SIGCHLD, SIGXFSZ and the limit of open files. [`InheritedState::restore`] restores all of them in
 //! the child, before exec. rustix makes the system calls itself, so its functions may be called there.
 
 use std::io;
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::fs::Mode;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit, umask};
+
+/// The permission bits that files and folders of memtrace never have, unless a program that it runs creates them.
+const UMASK: u32 = 0o077;
 
 static SIGPIPE_IGNORED: AtomicBool = AtomicBool::new(false);
 /// Bit `n` is set when descriptor `n` (0, 1, 2) was closed.
 static CLOSED: AtomicU8 = AtomicU8::new(0);
+/// The umask with which this process was started.
+static INHERITED_UMASK: AtomicU32 = AtomicU32::new(UMASK);
 
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -26,6 +35,22 @@ extern "C" fn capture_early() {
         unsafe { libc::fcntl(*fd, libc::F_GETFD) == -1 }
     });
     CLOSED.store(closed.fold(0, |bits, fd| bits | 1 << fd), Ordering::Relaxed);
+    INHERITED_UMASK.store(umask(Mode::from_raw_mode(UMASK)).as_raw_mode(), Ordering::Relaxed);
+}
+
+/// Starts a program with the umask with which this process was started.
+pub(crate) fn restore_umask(command: &mut Command) {
+    // SAFETY: `umask` is one system call, which may be made between fork and exec.
+    unsafe {
+        command.pre_exec(|| {
+            set_inherited_umask();
+            Ok(())
+        })
+    };
+}
+
+fn set_inherited_umask() {
+    umask(Mode::from_raw_mode(INHERITED_UMASK.load(Ordering::Relaxed)));
 }
 
 fn is_ignored(signal: libc::c_int) -> bool {
@@ -95,6 +120,7 @@ impl InheritedState {
             unsafe { libc::close(fd) };
         }
         let _ = setrlimit(Resource::Nofile, self.open_files);
+        set_inherited_umask();
         // SAFETY: `self.mask` is the initialized mask that this process had at its start. The null pointer asks for no
         // old mask.
         match unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.mask, std::ptr::null_mut()) } {

@@ -11,11 +11,10 @@
 //! copy mapped, but the processes that it starts load the file again.
 
 use std::ffi::OsString;
-use std::fs::{DirBuilder, File, OpenOptions, Permissions};
-use std::io::{self, Write};
+use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -24,6 +23,7 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::process::geteuid;
 
 use crate::message::WithHelp;
+use crate::private_folder::{PrivateFolder, Readers};
 
 const CONTENT: &[u8] = include_bytes!(env!("MEMTRACE_EMBEDDED_LIBRARY"));
 /// A hash of the library's content, used as a folder name.
@@ -61,18 +61,18 @@ pub(crate) fn library(run_folder: &Path) -> anyhow::Result<Library> {
     }
     let mut reasons = Vec::new();
     for base in candidates() {
-        match check_ancestors(&base).and_then(|()| install(&base)) {
+        match install(&base) {
             Ok(library) => {
                 remove_unused(&base, MAX_UNUSED);
                 return Ok(library);
             }
-            Err(e) => reasons.push(format!("{}: {e:#}", base.display())),
+            Err(e) => reasons.push(format!("{}: {e:#}", base.path().display())),
         }
     }
-    let own = std::path::absolute(run_folder)?.join(".lib");
-    match check_ancestors(&own).and_then(|()| install(&own)) {
+    let own = Base { parent: std::path::absolute(run_folder)?, names: vec![".lib".to_owned()] };
+    match install(&own) {
         Ok(library) => return Ok(library),
-        Err(e) => reasons.push(format!("{}: {e:#}", own.display())),
+        Err(e) => reasons.push(format!("{}: {e:#}", own.path().display())),
     }
     bail!(WithHelp::new(
         format!("no folder can hold the preloaded library: {}", reasons.join("; ")),
@@ -80,31 +80,43 @@ pub(crate) fn library(run_folder: &Path) -> anyhow::Result<Library> {
     ))
 }
 
-fn candidates() -> Vec<PathBuf> {
+/// A folder for copies of the library of every build: folders of memtrace, one in the other, in a folder that may be there.
+#[derive(Clone, Debug)]
+struct Base {
+    parent: PathBuf,
+    names: Vec<String>,
+}
+
+impl Base {
+    fn path(&self) -> PathBuf {
+        self.names.iter().fold(self.parent.clone(), |path, name| path.join(name))
+    }
+
+    fn enter(&self, more: &[&str]) -> anyhow::Result<PrivateFolder> {
+        let names: Vec<&str> = self.names.iter().map(String::as_str).chain(more.iter().copied()).collect();
+        PrivateFolder::enter(&self.parent, &names, Readers::of_code())
+    }
+}
+
+fn candidates() -> Vec<Base> {
     let var = |name| std::env::var_os(name).filter(|v: &OsString| Path::new(v).is_absolute()).map(PathBuf::from);
     let uid = geteuid().as_raw();
-    let cache = var("XDG_CACHE_HOME").or_else(|| var("HOME").map(|h| h.join(".cache"))).map(|c| c.join("memtrace/lib"));
-    let runtime = var("XDG_RUNTIME_DIR").map(|r| r.join("memtrace/lib"));
-    let system = (uid == 0).then(|| PathBuf::from("/var/cache/memtrace/lib"));
-    let [temporary, lasting] = [std::env::temp_dir(), "/var/tmp".into()].map(|t| t.join(format!("memtrace-{uid}")));
-    let mut all: Vec<PathBuf> =
-        [cache, runtime, system, Some(temporary), Some(lasting)].into_iter().flatten().collect();
+    let shared = |parent: PathBuf| Base { parent, names: vec!["memtrace".to_owned(), "lib".to_owned()] };
+    let own = |parent: PathBuf| Base { parent, names: vec![format!("memtrace-{uid}")] };
+    let cache = var("XDG_CACHE_HOME").or_else(|| var("HOME").map(|home| home.join(".cache"))).map(shared);
+    let runtime = var("XDG_RUNTIME_DIR").map(shared);
+    let system = (uid == 0).then(|| shared("/var/cache".into()));
+    let [temporary, lasting] = [std::env::temp_dir(), "/var/tmp".into()].map(own);
+    let mut all: Vec<Base> = [cache, runtime, system, Some(temporary), Some(lasting)].into_iter().flatten().collect();
     if uid == 0 {
-        all.sort_by_key(|base| !is_open_to_all(base));
+        all.sort_by_key(|base| !is_open_to_all(&base.parent));
     }
     all
 }
 
-/// Whether every user can search the existing parent folders of `path` that are not named `memtrace`.
-fn is_open_to_all(path: &Path) -> bool {
-    let foreign = path.ancestors().skip(1).filter(|a| a.file_name().is_none_or(|n| n != "memtrace"));
-    foreign.filter_map(|a| std::fs::metadata(a).ok()).all(|meta| meta.mode() & 0o001 != 0)
-}
-
-/// The mode of the folders and files that this module creates. Root's are readable by all, because the command may
-/// change its user.
-fn mode() -> u32 {
-    if geteuid().is_root() { 0o755 } else { 0o700 }
+/// Whether every user can search a folder and those on the way to it, as far as they exist.
+fn is_open_to_all(folder: &Path) -> bool {
+    folder.ancestors().filter_map(|a| std::fs::metadata(a).ok()).all(|meta| meta.mode() & 0o001 != 0)
 }
 
 /// Whether `LD_PRELOAD` can hold this path. The loader splits the variable at spaces and colons and expands `$`
@@ -114,113 +126,47 @@ fn is_preloadable(path: &Path) -> bool {
 }
 
 /// Makes sure that a valid copy of the library exists under `base`, and locks it.
-fn install(base: &Path) -> anyhow::Result<Library> {
-    let dir = base.join(HASH);
-    ensure!(is_preloadable(&dir), "LD_PRELOAD cannot hold a path with spaces, `:` or `$`");
-    let above = base.parent().filter(|p| p.file_name().is_some_and(|n| n == "memtrace"));
-    let ours = || above.into_iter().chain([base, &dir]);
-    // Another user may have put a link there. Nothing is created behind it.
-    for existing in ours().filter_map(|dir| std::fs::symlink_metadata(dir).ok()) {
-        check_owner(&existing)?;
-    }
-    DirBuilder::new().recursive(true).mode(mode()).create(&dir)?;
-    for dir in ours() {
-        let meta = std::fs::symlink_metadata(dir)?;
-        check_owner(&meta)?;
-        // The umask may have removed permission bits.
-        if meta.mode() & mode() != mode() {
-            std::fs::set_permissions(dir, Permissions::from_mode(mode()))?;
-        }
-    }
-    let path = dir.join(NAME);
+fn install(base: &Base) -> anyhow::Result<Library> {
+    ensure!(is_preloadable(&base.path().join(HASH)), "LD_PRELOAD cannot hold a path with spaces, `:` or `$`");
+    let folder = base.enter(&[HASH])?;
+    let path = folder.path().join(NAME);
     // Try again once, in case another launcher has just removed the copy.
     for _ in 0..2 {
-        if let Some(lock) = lock_shared(&path).filter(|_| is_intact(&path)) {
+        if let Some(lock) = lock_shared(&folder).filter(|_| folder.holds(NAME, CONTENT)) {
             check_executable(&lock)?;
             return Ok(Library { path, _lock: Some(lock) });
         }
-        write(&dir, &path)?;
+        folder.replace(NAME, CONTENT)?;
     }
-    ensure!(is_intact(&path), "its content differs from what was written");
-    check_executable(&File::open(&path)?)?;
+    ensure!(folder.holds(NAME, CONTENT), "its content differs from what was written");
+    check_executable(&folder.open(NAME)?)?;
     Ok(Library { path, _lock: None })
 }
 
 /// Opens the copy under a shared lock and updates its modification time, so that other launchers keep it for
 /// [`MAX_UNUSED`].
-fn lock_shared(path: &Path) -> Option<File> {
-    let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(path).ok()?;
+fn lock_shared(folder: &PrivateFolder) -> Option<File> {
+    let file = folder.open(NAME).ok()?;
     let _ = flock(&file, FlockOperation::LockShared);
-    // This fails for a file of another user or on a read-only file system. Then nobody can remove the file either.
+    // This fails on a read-only file system. Then nobody can remove the file either.
     file.set_modified(SystemTime::now()).ok();
     Some(file)
 }
 
-/// Removes the copies of other builds under `base` that are older than `age` and that no launcher has locked.
-fn remove_unused(base: &Path, age: Duration) {
-    let is_hash = |name: &OsString| name.len() == HASH.len() && name.as_bytes().iter().all(u8::is_ascii_hexdigit);
-    let entries = std::fs::read_dir(base).into_iter().flatten().flatten();
-    for dir in entries.filter(|e| is_hash(&e.file_name()) && e.file_name() != HASH).map(|e| e.path()) {
-        let path = dir.join(NAME);
-        let Ok(file) = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(&path) else { continue };
+/// Removes the copies of other builds under `base` that are older than `age` and that no launcher has locked, with the
+/// simulated libraries beside them.
+fn remove_unused(base: &Base, age: Duration) {
+    let is_hash = |name: &str| name.len() == HASH.len() && name.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let Ok(all) = base.enter(&[]) else { return };
+    for name in all.subfolder_names().iter().filter(|name| is_hash(name) && *name != HASH) {
+        let Ok(file) = all.subfolder(name).and_then(|folder| folder.open(NAME)) else { continue };
         let is_unlocked = flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok();
         let unused = file.metadata().and_then(|meta| meta.modified()).ok().and_then(|m| m.elapsed().ok());
-        if is_unlocked && unused.is_some_and(|unused| unused > age) && std::fs::remove_file(&path).is_ok() {
-            let made = std::fs::read_dir(&dir).into_iter().flatten().flatten();
-            made.filter(|e| e.file_name().as_bytes().starts_with(b"simulated")).for_each(|e| {
-                std::fs::remove_dir_all(e.path()).ok();
-            });
-            // This fails when the folder contains other files. They stay.
-            std::fs::remove_dir(&dir).ok();
+        if is_unlocked && unused.is_some_and(|unused| unused > age) {
+            // What cannot be removed now is tried again later.
+            all.remove_folder(name).ok();
         }
     }
-}
-
-fn check_owner(meta: &std::fs::Metadata) -> anyhow::Result<()> {
-    let uid = geteuid().as_raw();
-    ensure!(!meta.is_symlink(), "it is a symbolic link");
-    ensure!(meta.uid() == uid, "it belongs to another user");
-    ensure!(meta.mode() & 0o022 == 0, "other users can write to it");
-    Ok(())
-}
-
-/// Checks that only this user and root can replace a folder on the way to `path`. The targets of symbolic links on the
-/// way are checked too.
-fn check_ancestors(path: &Path) -> anyhow::Result<()> {
-    let uid = geteuid().as_raw();
-    let real = path.ancestors().skip(1).find_map(|ancestor| ancestor.canonicalize().ok());
-    for ancestor in path.ancestors().skip(1).chain(real.iter().flat_map(|real| real.ancestors())) {
-        let Ok(meta) = std::fs::metadata(ancestor) else { continue };
-        let trusted = meta.uid() == uid || meta.uid() == 0;
-        let closed = meta.mode() & 0o022 == 0 || meta.mode() & libc::S_ISVTX != 0;
-        ensure!(trusted && closed, "other users can write to {}", ancestor.display());
-    }
-    Ok(())
-}
-
-fn is_intact(path: &Path) -> bool {
-    let meta = std::fs::symlink_metadata(path);
-    meta.is_ok_and(|m| m.is_file() && check_owner(&m).is_ok())
-        && std::fs::read(path).is_ok_and(|bytes| bytes == CONTENT)
-}
-
-fn write(dir: &Path, path: &Path) -> io::Result<()> {
-    // A process id would not be unique, because containers may share the folder.
-    let partial = dir.join(format!(".{NAME}.{}", crate::session::token().map_err(io::Error::other)?));
-    let written = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(mode())
-        .custom_flags(libc::O_NOFOLLOW)
-        .open(&partial)
-        .and_then(|mut file| {
-            file.write_all(CONTENT).and_then(|()| file.set_permissions(Permissions::from_mode(mode())))
-        })
-        .and_then(|()| std::fs::rename(&partial, path));
-    if written.is_err() {
-        std::fs::remove_file(&partial).ok();
-    }
-    written
 }
 
 /// Checks that code can be mapped from this file. On a `noexec` file system the loader would print an error on the
@@ -232,7 +178,7 @@ fn check_executable(file: &File) -> anyhow::Result<()> {
         let flags = libc::PROT_READ | libc::PROT_EXEC;
         let page = libc::mmap(std::ptr::null_mut(), 4096, flags, libc::MAP_PRIVATE, file.as_raw_fd(), 0);
         if page == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error())
+            return Err(std::io::Error::last_os_error())
                 .context("cannot map code from its file system, which may be mounted noexec");
         }
         libc::munmap(page, 4096);
@@ -244,10 +190,14 @@ fn check_executable(file: &File) -> anyhow::Result<()> {
 mod tests {
     use super::*;
 
+    fn base(parent: &Path, name: &str) -> Base {
+        Base { parent: parent.to_owned(), names: vec![name.to_owned()] }
+    }
+
     #[test]
     fn a_copy_is_written_once_and_replaced_when_it_differs() {
         let dir = tempfile::tempdir().unwrap();
-        let base = dir.path().join("lib");
+        let base = base(dir.path(), "lib");
         let path = install(&base).unwrap().path;
         assert_eq!(std::fs::read(&path).unwrap(), CONTENT);
         let first = std::fs::metadata(&path).unwrap().ino();
@@ -259,45 +209,31 @@ mod tests {
     #[test]
     fn old_unlocked_copies_are_removed() {
         let dir = tempfile::tempdir().unwrap();
+        let base = base(dir.path(), "lib");
         let copy = |hash: &str, days: u64| {
-            let path = dir.path().join(hash).join(NAME);
-            std::fs::create_dir(path.parent().unwrap()).unwrap();
-            let file = File::create(&path).unwrap();
+            let folder = base.enter(&[hash]).unwrap();
+            let file = folder.create(NAME).unwrap();
             file.set_modified(SystemTime::now() - Duration::from_secs(days * 24 * 3600)).unwrap();
-            path
+            folder.path().join(NAME)
         };
         let (old, locked, young) =
             (copy("00000000000000aa", 31), copy("00000000000000bb", 31), copy("00000000000000cc", 29));
         let (ours, other) = (copy(HASH, 31), copy("not-a-copy-of-us", 31));
         let lock = File::open(&locked).unwrap();
         flock(&lock, FlockOperation::LockShared).unwrap();
-        remove_unused(dir.path(), MAX_UNUSED);
+        remove_unused(&base, MAX_UNUSED);
         assert!(!old.parent().unwrap().exists());
         assert!([&locked, &young, &ours, &other].iter().all(|path| path.exists()));
         drop(lock);
         // Locking a copy updates its modification time.
-        drop(lock_shared(&locked).unwrap());
-        remove_unused(dir.path(), MAX_UNUSED);
+        drop(lock_shared(&base.enter(&["00000000000000bb"]).unwrap()).unwrap());
+        remove_unused(&base, MAX_UNUSED);
         assert!(locked.exists());
     }
 
     #[test]
-    fn folders_that_others_can_change_are_refused() {
+    fn paths_that_ld_preload_cannot_hold_are_refused() {
         let dir = tempfile::tempdir().unwrap();
-        assert!(install(&dir.path().join("with space")).is_err());
-        let open = dir.path().join("open");
-        std::fs::create_dir(&open).unwrap();
-        std::fs::set_permissions(&open, std::fs::Permissions::from_mode(0o777)).unwrap();
-        assert!(install(&open).is_err());
-        let link = dir.path().join("link");
-        std::os::unix::fs::symlink(dir.path(), &link).unwrap();
-        assert!(install(&link).is_err());
-        assert!(check_ancestors(&open.join("lib")).is_err());
-        // A symbolic link of this user leads into a folder that other users can replace.
-        std::fs::create_dir(open.join("inside")).unwrap();
-        let way = dir.path().join("way");
-        std::os::unix::fs::symlink(open.join("inside"), &way).unwrap();
-        assert!(check_ancestors(&way.join("memtrace/lib")).is_err());
-        assert!(check_ancestors(Path::new("/tmp/memtrace-0")).is_ok());
+        assert!(install(&base(dir.path(), "with space")).is_err());
     }
 }

@@ -6,27 +6,18 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::os::fd::AsFd;
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixStream};
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, bail};
 use memtrace_analysis::RunFolder;
 use memtrace_analysis::load::{Manifest, RunState};
-use memtrace_trace::shm::handshake::peer_credentials;
 
 use crate::control::{Answer, Request};
+use crate::inquiry::{self, Reply};
 use crate::message::WithHelp;
 use crate::proc::ProcessDir;
 
-/// How long a launcher may take to write out, and to say which processes it records.
-const WRITE_OUT_TIMEOUT: Duration = Duration::from_secs(30);
-const DESCRIBE_TIMEOUT: Duration = Duration::from_secs(10);
-/// The maximum length of an answer, in bytes.
-const MAX_ANSWER: u64 = 1 << 20;
 /// What to do about a process that is not recorded.
 pub(crate) const START_IT: &str = "start the program with memtrace: memtrace -- COMMAND";
 
@@ -67,15 +58,17 @@ impl Recording {
 /// The running recordings of this user, by the process id of the launcher; of every user for root.
 pub(crate) fn recordings() -> Vec<Recording> {
     let list = File::open("/proc/net/unix").map(BufReader::new);
-    let names = list.into_iter().flat_map(|list| list.lines().map_while(Result::ok)).filter_map(|line| session(&line));
-    let mut names: Vec<String> = names.collect();
+    // Every user can listen under a name that is not UTF-8.
+    let lines = list.into_iter().flat_map(|list| list.split(b'\n').map_while(Result::ok));
+    let mut names: Vec<String> = lines.filter_map(|line| session(&String::from_utf8_lossy(&line))).collect();
     names.sort();
     // A connection that waits to be accepted is listed under the same name.
     names.dedup();
+    let replies = inquiry::ask_all(&names, Request::Describe);
     // A launcher that is stopped or has just ended is left out.
-    let describe = |session: String| Some((ask(&session, Request::Describe).ok()??, session));
-    let mut recordings: Vec<Recording> =
-        names.into_iter().filter_map(describe).map(|(answer, session)| Recording { session, answer }).collect();
+    let described =
+        |(session, reply)| if let Reply::Answer(answer) = reply { Some(Recording { session, answer }) } else { None };
+    let mut recordings: Vec<Recording> = names.into_iter().zip(replies).filter_map(described).collect();
     recordings.sort_by_key(|recording| recording.answer.pid);
     recordings
 }
@@ -186,35 +179,19 @@ fn session(line: &str) -> Option<String> {
 ///
 /// Fails if the launcher does not answer in time, and if another user listens under the name.
 fn ask(session: &str, request: Request) -> anyhow::Result<Option<Answer>> {
-    let address = SocketAddr::from_abstract_name(format!("memtrace-{session}"))?;
-    let Ok(mut socket) = UnixStream::connect_addr(&address) else { return Ok(None) };
-    let us = rustix::process::geteuid().as_raw();
-    let peer = peer_credentials(socket.as_fd()).context("cannot read who records")?;
-    if us != 0 && peer.uid != us && peer.uid != 0 {
-        return Err(anyhow!("another user listens under the name of this recording"));
-    }
-    let timeout = match request {
-        Request::Describe => DESCRIBE_TIMEOUT,
-        Request::WriteOut => WRITE_OUT_TIMEOUT,
-    };
-    socket.set_read_timeout(Some(timeout))?;
-    if socket.write_all(&request.to_bytes()).is_err() {
-        return Ok(None);
-    }
-    let mut text = Vec::new();
-    if let Err(error) = socket.take(MAX_ANSWER).read_to_end(&mut text) {
-        if error.kind() == std::io::ErrorKind::WouldBlock {
+    match inquiry::ask(session, request) {
+        Reply::Answer(answer) => Ok(Some(answer)),
+        Reply::Ended => Ok(None),
+        Reply::OtherUser => bail!("another user listens under the name of this recording"),
+        Reply::Silent(pid, limit) => {
+            let process = pid.map(|pid| format!(" (process {pid})")).unwrap_or_default();
             bail!(WithHelp::new(
-                format!("memtrace (process {}) does not answer within {} s", peer.pid, timeout.as_secs()),
+                format!("memtrace{process} does not answer within {} s", limit.as_secs()),
                 "resume it if it is stopped: kill -CONT PID"
-            ));
+            ))
         }
-        return Ok(None);
+        Reply::Unreadable(reason) => bail!("cannot read the answer of the recording's launcher: {reason}"),
     }
-    if text.is_empty() {
-        return Ok(None);
-    }
-    serde_json::from_slice(&text).map(Some).context("cannot read the answer of the recording's launcher")
 }
 
 /// The path of the trace of a process that is being recorded. `None` if it is not.

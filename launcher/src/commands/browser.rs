@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use crate::inherited;
+
 /// Shows a page. Returns whether there is a browser.
 pub(super) fn show(page: &Path) -> bool {
     browser().is_some_and(|browser| starts(&browser, page))
@@ -20,6 +22,7 @@ fn browser() -> Option<PathBuf> {
 /// Starts the program with the page. It may outlive memtrace.
 fn starts(browser: &Path, page: &Path) -> bool {
     let mut command = Command::new(browser);
+    inherited::restore_umask(&mut command);
     command.arg(page).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     command.spawn().is_ok()
 }

@@ -24,6 +24,7 @@ use crate::manifest::{Manifest, Problem};
 use crate::message::WithHelp;
 use crate::metrics::{CategoryReader, Figures, MetricsListener, MetricsServer, Push, require_push};
 use crate::preflight::{self, NOT_EXECUTABLE, NOT_FOUND, Refusal};
+use crate::private_folder::{PrivateFolder, Readers};
 use crate::process_watch::{CommandEnvironment, ProcessWatch};
 use crate::signal_probe::SignalProbe;
 use crate::signals::Signals;
@@ -90,7 +91,8 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
 
     let library = library::library(path)?;
     if let (Some(simulation), Some(folder)) = (simulation, library.path.parent()) {
-        for (name, value) in simulation.environment(&run.command, folder, path)? {
+        let folder = PrivateFolder::enter(folder, &[], Readers::of_code())?;
+        for (name, value) in simulation.environment(&run.command, &folder, path)? {
             // SAFETY: no other thread of this process runs, as below.
             unsafe { std::env::set_var(name, value) };
         }

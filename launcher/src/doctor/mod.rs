@@ -18,7 +18,6 @@ mod probe;
 mod program;
 mod pythons;
 mod report;
-mod scratch;
 mod self_test;
 mod storage;
 mod supervise;
@@ -34,13 +33,13 @@ use anyhow::Context;
 use self::program::RecordOptions;
 pub(crate) use self::report::DoctorReport;
 use self::report::Machine;
-use self::scratch::Scratch;
 pub(crate) use self::self_test::self_test_program;
 use self::text::Style;
 use crate::cli::Doctor;
 use crate::host;
 use crate::inherited::InheritedState;
 use crate::message::WithHelp;
+use crate::private_folder::PrivateFolder;
 
 /// Checks the machine and, if one is given, the command. Must be called while this process has one thread.
 ///
@@ -48,7 +47,7 @@ use crate::message::WithHelp;
 pub(crate) fn run_checks(options: &Doctor) -> anyhow::Result<DoctorReport> {
     // This forks a child, so it must come before the first thread.
     let (gpu, gpus) = gpus::gpus();
-    let scratch = Scratch::new().with_context(|| {
+    let scratch = PrivateFolder::temporary("memtrace-doctor").with_context(|| {
         WithHelp::new("cannot create a temporary folder", "set TMPDIR to a folder that you can write to")
     })?;
     let state = InheritedState::capture_and_adjust();

@@ -2,27 +2,34 @@
 //! so an environment that changes, and another build of memtrace, has others.
 
 use std::ffi::OsString;
-use std::fs::File;
-use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use anyhow::Context;
+use sha2::{Digest, Sha256};
 use simcuda_build::{Cores, Imports, libraries_of, plain_libraries};
 
 use super::torch::{self, PyTorch};
 use super::values;
 use crate::message::WithHelp;
+use crate::private_folder::PrivateFolder;
 
 const DRIVER: &[u8] = include_bytes!(env!("MEMTRACE_EMBEDDED_SIMCUDA_DRIVER"));
 const RUNTIME: &[u8] = include_bytes!(env!("MEMTRACE_EMBEDDED_SIMCUDA_RUNTIME"));
 const LIBS: &[u8] = include_bytes!(env!("MEMTRACE_EMBEDDED_SIMCUDA_LIBS"));
 
-/// The file that lists the sonames of the libraries beside it, one a line. It is written last, and its modification time is
-/// that of the last use.
+/// The file that lists the libraries beside it, one a line: the SHA-256 of the content in hexadecimal, a space, and the
+/// soname. It is written last, and its modification time is that of the last use.
 const LIST: &str = "list";
+/// The maximum length of the list, in bytes. PyTorch needs about twenty libraries.
+const MAX_LIST: u64 = 1 << 16;
+/// The maximum length of a library, in bytes.
+const MAX_LIBRARY: u64 = 1 << 28;
+/// The folder beside each module in which Python keeps the compiled one. It is made before Python makes it, which would
+/// let other users write to it under a umask that allows it.
+const COMPILED: &str = "__pycache__";
 /// The names under which compilers and older versions of Triton look for libraries, and what they stand for.
 const ALIASES: [(&str, &str); 1] = [("libcuda.so", "libcuda.so.1")];
 /// The age after which unused libraries of an earlier state are removed.
@@ -43,23 +50,24 @@ impl Libraries {
     /// # Errors
     ///
     /// If the PyTorch has no CUDA, or the libraries cannot be written.
-    pub(super) fn for_command(command: &[OsString], parent: &Path) -> anyhow::Result<Self> {
+    pub(super) fn for_command(command: &[OsString], parent: &PrivateFolder) -> anyhow::Result<Self> {
         let torch = torch::of_command(command);
         let place = torch.as_ref().map_or(Path::new(""), |torch| &torch.folder);
         let beginning = format!("simulated-{:016x}-", fnv1a(place.as_os_str().as_bytes()));
-        let folder = parent.join(format!("{beginning}{:016x}", state_of(torch.as_ref())));
-        if let Some(sonames) = list(&folder) {
-            return Ok(Libraries { folder, sonames });
+        let name = format!("{beginning}{:016x}", state_of(torch.as_ref()));
+        let path = parent.path().join(&name);
+        if let Some(sonames) = parent.existing(&name).and_then(|folder| intact(&folder)) {
+            return Ok(Libraries { folder: path, sonames });
         }
         remove_unused(parent, &beginning);
         let libraries = make(torch.as_ref())?;
-        write(&folder, &libraries).with_context(|| {
+        write(parent, &name, &libraries).with_context(|| {
             WithHelp::new(
-                format!("cannot write the simulated CUDA libraries into {}", folder.display()),
+                format!("cannot write the simulated CUDA libraries into {}", path.display()),
                 "free some space there, or set XDG_CACHE_HOME to another folder",
             )
         })?;
-        Ok(Libraries { folder, sonames: libraries.into_iter().map(|(soname, _)| soname).collect() })
+        Ok(Libraries { folder: path, sonames: libraries.into_iter().map(|(soname, _)| soname).collect() })
     }
 
     /// The paths of the libraries.
@@ -102,54 +110,82 @@ fn state_of(torch: Option<&PyTorch>) -> u64 {
     fnv1a(&state)
 }
 
-/// The sonames of the libraries in a folder, if all are there.
-fn list(folder: &Path) -> Option<Vec<String>> {
-    let path = folder.join(LIST);
-    let sonames: Vec<String> = std::fs::read_to_string(&path).ok()?.lines().map(str::to_owned).collect();
+/// The sonames of the libraries in a folder, if all files are there, are what was written, and only this user can change
+/// them.
+fn intact(folder: &PrivateFolder) -> Option<Vec<String>> {
+    let text = String::from_utf8(folder.read(LIST, MAX_LIST).ok()?).ok()?;
+    let mut sonames = Vec::new();
+    for line in text.lines() {
+        let (hash, soname) = line.split_once(' ')?;
+        if hash != hash_of(&folder.read(soname, MAX_LIBRARY).ok()?) {
+            return None;
+        }
+        sonames.push(soname.to_owned());
+    }
+    let has_module = |(name, text): &(&str, &str)| {
+        let (folder, name) = module_folder(folder, name).ok()?;
+        folder.existing(COMPILED)?;
+        folder.holds(name, text.as_bytes()).then_some(())
+    };
+    if !values::MODULES.iter().all(|module| has_module(module).is_some()) {
+        return None;
+    }
     // A time that cannot be set costs only that they are made again some day.
-    File::open(&path).and_then(|file| file.set_modified(SystemTime::now())).ok();
-    sonames.iter().all(|soname| folder.join(soname).is_file()).then_some(sonames)
+    folder.open(LIST).and_then(|file| Ok(file.set_modified(SystemTime::now())?)).ok();
+    Some(sonames)
+}
+
+fn hash_of(content: &[u8]) -> String {
+    Sha256::digest(content).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The folder of a Python module, and the name of its file there.
+fn module_folder<'a>(folder: &PrivateFolder, module: &'a str) -> anyhow::Result<(PrivateFolder, &'a str)> {
+    let modules = folder.subfolder(values::FOLDER)?;
+    match module.split_once('/') {
+        Some((package, name)) => Ok((modules.subfolder(package)?, name)),
+        None => Ok((modules, module)),
+    }
 }
 
 /// Removes the libraries of earlier states that are unused for [`MAX_UNUSED`].
-fn remove_unused(parent: &Path, beginning: &str) {
-    for entry in std::fs::read_dir(parent).into_iter().flatten().flatten() {
-        let is_earlier = entry.file_name().as_bytes().starts_with(beginning.as_bytes());
-        let used = entry.path().join(LIST).metadata().and_then(|metadata| metadata.modified());
-        if is_earlier && used.is_ok_and(|used| used.elapsed().is_ok_and(|age| age > MAX_UNUSED)) {
+fn remove_unused(parent: &PrivateFolder, beginning: &str) {
+    for name in parent.subfolder_names().iter().filter(|name| name.starts_with(beginning)) {
+        let list = parent.existing(name).and_then(|folder| folder.open(LIST).ok());
+        let used = list.and_then(|list| list.metadata().ok()?.modified().ok()?.elapsed().ok());
+        if used.is_some_and(|age| age > MAX_UNUSED) {
             // What cannot be removed now is tried again later.
-            std::fs::remove_dir_all(entry.path()).ok();
+            parent.remove_folder(name).ok();
         }
     }
 }
 
-/// Writes the libraries and the Python modules, and then the list.
-fn write(folder: &Path, libraries: &[(String, Vec<u8>)]) -> anyhow::Result<()> {
-    std::fs::create_dir_all(folder)?;
-    for (soname, content) in libraries {
-        replace(&folder.join(soname), content)?;
+/// Writes the libraries and the Python modules, and then the list. A folder that others could change is removed before.
+fn write(parent: &PrivateFolder, name: &str, libraries: &[(String, Vec<u8>)]) -> anyhow::Result<()> {
+    let written = write_into(parent, name, libraries);
+    if written.is_ok() || !parent.path().join(name).exists() {
+        return written;
     }
-    for (name, text) in values::MODULES {
-        let path = folder.join(values::FOLDER).join(name);
-        std::fs::create_dir_all(path.parent().unwrap_or(folder))?;
-        replace(&path, text.as_bytes())?;
-    }
-    for (name, soname) in ALIASES {
-        let made = std::os::unix::fs::symlink(soname, folder.join(name));
-        made.or_else(|error| if error.kind() == ErrorKind::AlreadyExists { Ok(()) } else { Err(error) })?;
-    }
-    let sonames: Vec<&str> = libraries.iter().map(|(soname, _)| soname.as_str()).collect();
-    replace(&folder.join(LIST), sonames.join("\n").as_bytes())
+    parent.remove_folder(name)?;
+    write_into(parent, name, libraries)
 }
 
-/// Writes a file under a temporary name and then renames it, so a running program keeps the old one.
-fn replace(path: &Path, content: &[u8]) -> anyhow::Result<()> {
-    let partial = path.with_file_name(format!(".{}", crate::session::token()?));
-    let renamed = std::fs::write(&partial, content).and_then(|()| std::fs::rename(&partial, path));
-    renamed.inspect_err(|_| {
-        std::fs::remove_file(&partial).ok();
-    })?;
-    Ok(())
+fn write_into(parent: &PrivateFolder, name: &str, libraries: &[(String, Vec<u8>)]) -> anyhow::Result<()> {
+    let folder = parent.subfolder(name)?;
+    for (soname, content) in libraries {
+        folder.replace(soname, content)?;
+    }
+    for (name, text) in values::MODULES {
+        let (folder, name) = module_folder(&folder, name)?;
+        folder.subfolder(COMPILED)?;
+        folder.replace(name, text.as_bytes())?;
+    }
+    for (name, soname) in ALIASES {
+        folder.link(name, soname)?;
+    }
+    let list: Vec<String> =
+        libraries.iter().map(|(soname, content)| format!("{} {soname}", hash_of(content))).collect();
+    Ok(folder.replace(LIST, list.join("\n").as_bytes())?)
 }
 
 fn fnv1a(bytes: &[u8]) -> u64 {

@@ -20,6 +20,7 @@ use memtrace_analysis::load::{EstimatedWorkspaces, SimulatedGpus, ValueException
 pub(crate) use gpus::Gpu;
 pub(crate) use values::Nonzero;
 
+use crate::private_folder::PrivateFolder;
 use libraries::Libraries;
 
 /// The folder in the run folder for files that are only needed during the run.
@@ -72,8 +73,7 @@ impl Simulation {
 
     /// Makes the libraries for the command, and returns the variables to add to its environment.
     ///
-    /// `library_folder` holds the preloaded library: a folder of this user from which code can be loaded, whose path
-    /// `LD_PRELOAD` can hold.
+    /// `library_folder` holds the preloaded library: code can be loaded from it, and `LD_PRELOAD` can hold its path.
     ///
     /// # Errors
     ///
@@ -81,7 +81,7 @@ impl Simulation {
     pub(crate) fn environment(
         &self,
         command: &[OsString],
-        library_folder: &Path,
+        library_folder: &PrivateFolder,
         run_folder: &Path,
     ) -> anyhow::Result<Vec<(OsString, OsString)>> {
         let libraries = Libraries::for_command(command, library_folder)?;

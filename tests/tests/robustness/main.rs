@@ -11,6 +11,7 @@ mod crash_bounds;
 mod crash_matrix;
 mod crash_seeds;
 mod crash_support;
+mod created_files;
 mod free_threaded;
 mod full_disk;
 mod hostile_children;

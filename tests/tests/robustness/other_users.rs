@@ -203,3 +203,74 @@ fn a_run_folder_that_another_user_replaces_gets_nothing() {
     assert_eq!(only_trace(&moved).event_count(), 2000);
     assert!(moved.join("summary.json").exists());
 }
+
+/// Listens under many names of the kind that launchers of root have, and answers nobody: some queues are full, so that
+/// connecting would wait, other peers are silent, one name is not UTF-8. One peer listens under a name of its own user and
+/// sends a byte from time to time.
+const LISTEN: &str = r#"
+import os, socket, threading, time
+def listen(name, backlog):
+    one = socket.socket(socket.AF_UNIX)
+    one.bind(b"\0" + name)
+    one.listen(backlog)
+    return one
+kept = [listen(b"memtrace-0-%032x" % number, 100) for number in range(100)]
+for number in range(1000, 1100):
+    name = b"memtrace-0-%032x" % number
+    kept.append(listen(name, 0))
+    while True:
+        one = socket.socket(socket.AF_UNIX)
+        one.setblocking(False)
+        kept.append(one)
+        try:
+            one.connect(b"\0" + name)
+        except BlockingIOError:
+            break
+kept.append(listen(b"memtrace-0-\xff\n\xff", 1))
+own = listen(b"memtrace-%d-%032x" % (os.getuid(), 1), 100)
+def trickle():
+    while True:
+        peer, _ = own.accept()
+        threading.Thread(target=drip, args=[peer], daemon=True).start()
+def drip(peer):
+    try:
+        while True:
+            peer.send(b"[")
+            time.sleep(0.2)
+    except OSError:
+        pass
+print("listening", flush=True)
+trickle()
+"#;
+
+/// Another user listens under the names of sessions: commands that look for a recording find it nevertheless, and end.
+#[test]
+fn another_user_cannot_hang_the_commands_that_find_recordings() {
+    if !is_root() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let mut command = Command::new(memtrace());
+    command.args(["--quiet", "-o"]).arg(&run).arg("--").arg(PRODUCER);
+    command.args(["define", "events=1000", "write", "say=ready", "wait"]);
+    let mut running = Running::start(command.stdin(Stdio::piped()).stderr(Stdio::piped()));
+    assert_eq!(running.line(), "ready");
+    let mut attack = attacking("python3");
+    let mut attack = Attack(attack.args(["-c", LISTEN]).stdout(Stdio::piped()).spawn().unwrap());
+    let mut line = String::new();
+    let stdout = attack.0.stdout.as_mut().unwrap();
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(stdout), &mut line).unwrap();
+    assert_eq!(line, "listening\n");
+    let live = output(Command::new(memtrace()).args(["live", "--once"]).arg(&run).current_dir(folder.path()));
+    assert!(live.status.success(), "{}", stderr(&live));
+    assert!(String::from_utf8_lossy(&live.stdout).contains(&*run.to_string_lossy()), "{live:?}");
+    let snapshot = output(Command::new(memtrace()).arg("snapshot").arg(&run).current_dir(folder.path()));
+    assert!(snapshot.status.success(), "{}", stderr(&snapshot));
+    // A process that no launcher records is told from those that one does.
+    let attach = output(Command::new(memtrace()).args(["attach", "999999999"]).current_dir(folder.path()));
+    assert_eq!(attach.status.code(), Some(2), "{}", stderr(&attach));
+    drop(attack);
+    drop(running.child.stdin.take());
+    assert!(running.child.wait().unwrap().success());
+}

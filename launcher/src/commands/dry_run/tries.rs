@@ -20,7 +20,7 @@ use crate::commands::run;
 use crate::message::{self, WithHelp};
 use crate::option_values::{Bounds, Values};
 use crate::simulation::Simulation;
-use crate::{folder, host};
+use crate::{folder, host, inherited};
 
 /// The width of the bars in the table.
 const BAR: usize = 24;
@@ -182,6 +182,7 @@ impl<'a> Tries<'a> {
         let simulation = self.simulation;
         let placeholder = format!("{{{name}}}");
         let mut command = Command::new(std::env::current_exe().context("cannot find memtrace itself")?);
+        inherited::restore_umask(&mut command);
         command.args(["dry-run", "--quiet", "--no-snapshot", "--gpus", &simulation.count.to_string()]);
         command.args(["--nonzero", simulation.nonzero.name()]);
         if let Some(steps) = simulation.steps {

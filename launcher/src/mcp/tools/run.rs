@@ -17,6 +17,7 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::sync::{Mutex, watch};
 
 use super::runs::RunRow;
+use crate::inherited;
 use crate::mcp::answer::{Shape, fit};
 use crate::mcp::command::{Memtrace, ending};
 use crate::mcp::tool_error::ToolError;
@@ -157,6 +158,7 @@ pub(super) async fn record(
     let limit = timeout_seconds.map_or(TIME_LIMIT.0, Duration::from_secs).min(TIME_LIMIT.1);
 
     let mut recording = memtrace.command();
+    inherited::restore_umask(recording.as_std_mut());
     recording.args(recorder).arg("--quiet").arg("-o").arg(&folder).arg("--").args(&command);
     // SAFETY: the function makes one system call, and allocates nothing. It runs between fork and exec.
     unsafe {
