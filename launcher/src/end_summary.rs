@@ -6,6 +6,7 @@ use std::io::{IsTerminal, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use memtrace_analysis::load::Manifest;
 use memtrace_analysis::rules::CustomRules;
 use memtrace_analysis::{FinishOptions, FinishedRun, RunFolder, ToText, finish_run};
 
@@ -16,6 +17,8 @@ use crate::{message, sandbox};
 /// The maximum number of problems that are printed one by one. A hostile program can put any number of invalid files
 /// into the folder.
 const MAX_PRINTED_PROBLEMS: usize = 8;
+/// The loss of events that could not be written, in the manifest.
+const UNWRITTEN: &str = "unwritten";
 
 /// What the end-of-run summary prints and writes.
 #[derive(Clone, Debug)]
@@ -79,7 +82,24 @@ pub(crate) fn finish_in_background(folder: &RunFolder, options: SummaryOptions) 
 
 fn report_failure(folder: &RunFolder, error: anyhow::Error) {
     message::report(&error.context("cannot analyze the run"));
-    message::note(&format!("the recording in {} is complete", folder.path().display()));
+    let manifest = Manifest::read(folder).ok().flatten().map(|mut manifest| {
+        manifest.check_traces(folder);
+        manifest
+    });
+    let Some(manifest) = manifest else { return };
+    let shown = folder.path().display();
+    match manifest.changed_traces.len() {
+        0 if manifest.losses.get(UNWRITTEN).is_none_or(|events| *events == 0) => {
+            message::note(&format!("the recording in {shown} is complete"));
+        }
+        0 => message::note(&format!("what could be written of the recording is in {shown}")),
+        count => {
+            manifest.changed_traces.iter().take(MAX_PRINTED_PROBLEMS).for_each(|text| message::warning(text));
+            if count > MAX_PRINTED_PROBLEMS {
+                message::warning(&format!("{} more traces were removed or cut", count - MAX_PRINTED_PROBLEMS));
+            }
+        }
+    }
 }
 
 fn analyze(folder: &RunFolder, options: &SummaryOptions) -> anyhow::Result<()> {

@@ -54,8 +54,8 @@ mod xla;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    if let Some(keep) = drain::rotation_worker::requested() {
-        return ExitCode::from(drain::rotation_worker::run(keep));
+    if let Some(request) = drain::rotation_worker::requested() {
+        return ExitCode::from(drain::rotation_worker::run(request));
     }
     let work = if metrics::category_worker::requested().is_some() { metrics::category_worker::run } else { run };
     ExitCode::from(stack::run_with_enough(work))

@@ -8,7 +8,8 @@
 use crate::shared::Process;
 use std::collections::HashMap;
 use std::fs;
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -124,7 +125,7 @@ impl Exchange {
 
     fn write(&self, name: &str, data: &[u8]) -> io::Result<PathBuf> {
         let (path, partial) = (self.path(name), self.path(&format!("{name}.partial")));
-        fs::write(&partial, data)?;
+        fs::File::options().write(true).create(true).truncate(true).mode(0o600).open(&partial)?.write_all(data)?;
         fs::rename(&partial, &path)?;
         Ok(path)
     }

@@ -29,8 +29,11 @@ use crate::option_values::Kept;
 const REST: u64 = 1 << 20;
 /// How often the thread copies at most. The trace may grow as fast as it copies.
 const MAX_COPIES: u32 = 16;
-/// The disk must have this much more space than the new trace can take, in bytes: the old one grows meanwhile.
+/// The new trace leaves this much space on the disk, in bytes: the old one grows meanwhile, and other programs write there.
+/// Of a small trace, an eighth of its length.
 const SPARE_SPACE: u64 = 64 << 20;
+/// The minimum of it.
+const MIN_SPARE_SPACE: u64 = 1 << 20;
 /// A trace is rotated when its oldest event is older than the limit by one part in this many.
 const SLACK: u32 = 4;
 
@@ -82,12 +85,12 @@ impl Worker {
     }
 
     /// Starts the process. `None` if it was cancelled before.
-    fn start(&self, old: &File, new: &File, keep: Keep) -> anyhow::Result<Option<Child>> {
+    fn start(&self, old: &File, new: &File, keep: Keep, limit: u64) -> anyhow::Result<Option<Child>> {
         let mut state = self.state();
         if *state == State::Cancelled {
             return Ok(None);
         }
-        let child = rotation_worker::start(old, new, keep).context("cannot start a process")?;
+        let child = rotation_worker::start(old, new, keep, limit).context("cannot start a process")?;
         *state = Pid::from_raw(child.id() as i32).map_or(State::Ended, State::Runs);
         Ok(Some(child))
     }
@@ -242,17 +245,21 @@ fn new_trace(
     let bytes = old.metadata().context("cannot read the trace")?.len();
     let space = rustix::fs::fstatvfs(&old).context("cannot read the free space of the disk")?;
     let free = space.f_bavail.saturating_mul(space.f_frsize);
-    ensure!(free >= bytes.min(u64::MAX - SPARE_SPACE) + SPARE_SPACE, "the disk has too little free space");
+    // The new trace is shorter by what is dropped, which is not known before. The kernel enforces its limit.
+    let limit = free.saturating_sub((bytes / 8).clamp(MIN_SPARE_SPACE, SPARE_SPACE));
+    ensure!(limit > 0, "the disk has too little free space");
     let part_name = format!(".{name}.part");
     let mut out = folder.create_replacing(&part_name).context("cannot create the new trace")?;
     let part = Part { folder: Arc::clone(folder), name: part_name, file: Some(out.try_clone()?) };
-    let Some(child) = worker.start(&old, &out, keep)? else { return Ok(None) };
+    let Some(child) = worker.start(&old, &out, keep, limit)? else { return Ok(None) };
     let Some(Written { mut copied_to, missing }) = worker.wait(child)? else { return Ok(None) };
     for _ in 0..MAX_COPIES {
         let end = old.metadata().context("cannot read the trace")?.len();
         if end - copied_to <= REST {
             break;
         }
+        let length = out.metadata().context("cannot read the new trace")?.len();
+        ensure!(length + (end - copied_to) <= limit, "the disk has too little free space");
         copied_to = copy_frames(&old, copied_to, end, &mut out)?;
     }
     out.sync_data().context("cannot write the new trace")?;

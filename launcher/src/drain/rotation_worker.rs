@@ -13,6 +13,8 @@ use std::process::{Child, ExitStatus, Stdio};
 use anyhow::{Context as _, bail};
 use memtrace_analysis::export::{Keep, Rotated, rotate};
 
+use rustix::process::{Resource, Rlimit, setrlimit};
+
 use crate::sandbox;
 
 /// The name of the process: its first argument.
@@ -32,14 +34,14 @@ pub(super) struct Written {
     pub(super) missing: u64,
 }
 
-/// Starts the process.
-pub(super) fn start(old: &File, new: &File, keep: Keep) -> io::Result<Child> {
+/// Starts the process. The new trace has at most `limit` bytes.
+pub(super) fn start(old: &File, new: &File, keep: Keep, limit: u64) -> io::Result<Child> {
     let (kind, number) = match keep {
         Keep::Bytes(bytes) => ("bytes", bytes),
         Keep::Since(ticks) => ("since", ticks),
     };
     sandbox::background_process(NAME)
-        .args([kind, &number.to_string()])
+        .args([kind, &number.to_string(), &limit.to_string()])
         .stdin(old.try_clone()?)
         .stdout(new.try_clone()?)
         .stderr(Stdio::piped())
@@ -71,19 +73,24 @@ pub(super) fn result(text: &str, status: io::Result<ExitStatus>) -> anyhow::Resu
     }
 }
 
-/// What this process is asked for, if it is such a process.
-pub(crate) fn requested() -> Option<Keep> {
+/// The request to this process: what to keep, and the maximum length of the new trace in bytes. `None` if it is another one.
+pub(crate) fn requested() -> Option<(Keep, u64)> {
     let mut arguments = std::env::args_os();
     if arguments.next()? != NAME {
         return None;
     }
     let kind = arguments.next()?;
-    let number = arguments.next()?.to_str()?.parse().ok()?;
-    Some(if kind == "bytes" { Keep::Bytes(number) } else { Keep::Since(number) })
+    let mut number = || arguments.next()?.to_str()?.parse().ok();
+    let (number, limit) = (number()?, number()?);
+    Some((if kind == "bytes" { Keep::Bytes(number) } else { Keep::Since(number) }, limit))
 }
 
 /// Writes the rotated trace, and returns the exit code.
-pub(crate) fn run(keep: Keep) -> u8 {
+pub(crate) fn run((keep, limit): (Keep, u64)) -> u8 {
+    // A write beyond it fails (the signal for it is ignored), as on a full disk.
+    // SAFETY: `SIG_IGN` installs no handler.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+    let _ = setrlimit(Resource::Fsize, Rlimit { current: Some(limit), maximum: Some(limit) });
     sandbox::restrict_background_process();
     let text = match write(keep) {
         Ok(None) => return 0,

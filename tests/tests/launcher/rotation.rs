@@ -149,6 +149,32 @@ fn a_rotation_that_fails_leaves_the_trace_as_it_is_and_is_reported_once() {
     assert_eq!(events(&reader).len(), 3_000_000);
 }
 
+/// Less space is free than any fixed reserve: the trace is rotated as long as its new part fits.
+#[test]
+fn a_trace_is_rotated_on_a_small_disk() {
+    // SAFETY: `geteuid` has no arguments and always succeeds.
+    if unsafe { libc::geteuid() } != 0 {
+        println!("SKIPPED: only root can mount a disk: run this test as root, in a container for example");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let disk = folder.path().join("disk");
+    std::fs::create_dir(&disk).unwrap();
+    let mut command = Command::new("unshare");
+    command.args(["-m", "sh", "-c", r#"mount -t tmpfs -o size=32m none "$1" && shift && exec "$@""#, "sh"]).arg(&disk);
+    command.arg(memtrace()).args(["--quiet", "--keep", "1MiB", "-o"]).arg(disk.join("run")).arg("--").arg(PRODUCER);
+    command.args(["define", "threads=2", "events=1500000", "write", "say=first", "wait"]);
+    let mut running = Running::start(command.stdin(Stdio::piped()).stderr(Stdio::piped()));
+    // The disk is mounted for this process alone.
+    let run = Path::new(&format!("/proc/{}/root", running.pid())).join(disk.strip_prefix("/").unwrap()).join("run");
+    assert_eq!(running.line(), "first");
+    wait_for(|| first_kept(&run).is_some_and(|first| first > 1));
+    drop(running.child.stdin.take());
+    assert_eq!(running.child.wait().unwrap().code(), Some(0));
+    let messages = std::io::read_to_string(running.child.stderr.take().unwrap()).unwrap();
+    assert!(!messages.contains("cannot drop old events"), "{messages}");
+}
+
 mod exhaustive {
     use super::*;
 

@@ -226,3 +226,44 @@ fn a_recorded_run_has_no_such_reports() {
     let text = String::from_utf8_lossy(&report.stdout).into_owned();
     assert!(text.contains(&format!("{} events, 0 lost", 3 * PAIR)) && !text.contains("ot recorded"), "{text}");
 }
+
+/// A program removes its trace: the launcher does not call the recording complete.
+#[test]
+fn a_trace_that_the_program_removed_is_reported() {
+    let fixture = Fixture::new();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run");
+    let script = r#""$1" 8; until ls "$2"/*.mtr 2>&1; do sleep 0.01; done >"$2.list"; rm "$2"/*.mtr"#;
+    let mut command = Command::new(memtrace());
+    command.arg("-o").arg(&path).args(["--", "sh", "-c", script, "sh"]).arg(&fixture.program).arg(&path);
+    let output = command.env("LD_LIBRARY_PATH", fixture.programs.path("")).output().unwrap();
+    let text = stderr_of(&output);
+    assert!(output.status.success(), "{text}");
+    assert!(text.contains(&format!("was removed, with {} events that memtrace wrote", 8 * PAIR)), "{text}");
+    assert!(!text.contains("is complete"), "{text}");
+}
+
+/// Traces were removed or cut after the run: every report says what is missing.
+#[test]
+fn a_trace_that_was_removed_or_cut_later_is_reported() {
+    let fixture = Fixture::new();
+    let run = fixture.script(r#""$1" 8; "$1" 8"#).run();
+    let traces: Vec<PathBuf> = std::fs::read_dir(run.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let mut traces: Vec<PathBuf> =
+        traces.into_iter().filter(|path| path.extension().is_some_and(|extension| extension == "mtr")).collect();
+    traces.sort();
+    let assert_incomplete = |expected: &str| {
+        let report = memtrace_on(&run.path(), &["report", "--json"]);
+        let summary: Value = serde_json::from_slice(&report.stdout).unwrap_or_else(|e| panic!("{e}: {report:?}"));
+        assert!(summary["not_recorded"].to_string().contains(expected), "{:#}", summary["not_recorded"]);
+        let check = memtrace_on(&run.path(), &["check", "--max-peak", "100GiB"]);
+        assert_eq!(check.status.code(), Some(1), "{}", stderr_of(&check));
+    };
+    let check = memtrace_on(&run.path(), &["check", "--max-peak", "100GiB"]);
+    assert_eq!(check.status.code(), Some(0), "{}", stderr_of(&check));
+    let [first, second] = &traces[..] else { panic!("{traces:?}") };
+    std::fs::remove_file(first).unwrap();
+    assert_incomplete("was removed, with");
+    std::fs::File::options().write(true).open(second).unwrap().set_len(300).unwrap();
+    assert_incomplete("something cut it");
+}

@@ -239,6 +239,10 @@ pub struct Definitions {
     pub earlier_blocks: BTreeMap<u64, EarlierBlock<Box<str>>>,
 }
 
+/// The maximum number of distinct notices of a trace. A recording has a few dozen.
+const MAX_NOTICES: usize = 4096;
+/// The maximum length of the texts of all notices, in bytes. Reports show them, and a redacted copy searches them for names.
+const MAX_NOTICE_BYTES: usize = 1 << 20;
 /// Ids are dense except for definitions that were lost. An id must be below twice the number received plus this. A
 /// larger one is damage and must not cause an allocation.
 const MAX_GAP: usize = 1 << 20;
@@ -277,11 +281,13 @@ pub(super) struct Bounds<'a> {
     modules: usize,
     threads: usize,
     notices: HashSet<Notice>,
+    notice_bytes: usize,
 }
 
 impl<'a> Bounds<'a> {
     pub(super) fn new(budget: &'a Budget) -> Bounds<'a> {
-        Bounds { budget, frames: 0, stacks: 0, contexts: 0, modules: 0, threads: 0, notices: HashSet::new() }
+        let notices = HashSet::new();
+        Bounds { budget, frames: 0, stacks: 0, contexts: 0, modules: 0, threads: 0, notices, notice_bytes: 0 }
     }
 
     /// Charges an entry of `T` outside the tables, with its texts. A growing vector has up to twice its length, and so
@@ -440,6 +446,11 @@ impl Definitions {
             Definition::Notice { topic, text, status } => {
                 let notice = Notice { topic: topic.into(), text: text.into(), status };
                 if !bounds.notices.contains(&notice) {
+                    let bytes = bounds.notice_bytes + topic.len() + text.len();
+                    if bounds.notices.len() >= MAX_NOTICES || bytes > MAX_NOTICE_BYTES {
+                        return Err(Refusal::Invalid);
+                    }
+                    bounds.notice_bytes = bytes;
                     bounds.hold::<[Notice; 2]>(&[topic, topic, text, text])?;
                     bounds.notices.insert(notice.clone());
                     self.notices.push(notice);

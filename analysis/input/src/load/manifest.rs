@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use crate::error::{Error, Result};
 use crate::folder::RunFolder;
-use crate::json_file;
+use crate::{json_file, printable};
 
 /// The manifest's file name in the run folder.
 pub const MANIFEST_FILE: &str = "run.json";
@@ -64,6 +64,10 @@ pub struct ManifestProcess {
     /// The trace's file name in the run folder.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trace: Option<String>,
+    /// The length of the trace when its recording had ended, in bytes. 0 if it is unknown.
+    pub bytes: u64,
+    /// The number of events that the launcher took from the process.
+    pub events: u64,
 }
 
 /// Whether a run has ended.
@@ -99,6 +103,26 @@ pub struct NotRecorded {
     pub is_loss: bool,
     /// A sentence without a period.
     pub text: String,
+}
+
+impl ManifestProcess {
+    /// The sentence about a trace that is not what the launcher wrote. `None` if it is, or if its length is unknown.
+    fn changed_trace(&self, folder: &RunFolder) -> Option<String> {
+        let trace = self.trace.as_ref().filter(|_| self.bytes > 0)?;
+        let name = printable::line(trace);
+        match folder.open_file(trace).and_then(|file| file.metadata()) {
+            Ok(metadata) if metadata.len() >= self.bytes => None,
+            Ok(metadata) => Some(format!(
+                "the trace {name} has {} of the {} bytes that memtrace wrote: something cut it",
+                metadata.len(),
+                self.bytes
+            )),
+            Err(_) => Some(format!(
+                "the trace {name} of process {} was removed, with {} events that memtrace wrote",
+                self.pid, self.events
+            )),
+        }
+    }
 }
 
 impl UnrecordableProcess {
@@ -225,6 +249,9 @@ pub struct Manifest {
     /// How memtrace attached to a process that ran already. Absent where it started the command.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attached: Option<AttachedRun>,
+    /// A sentence for each trace that is not as the launcher wrote it ([`Manifest::check_traces`]).
+    #[serde(skip)]
+    pub changed_traces: Vec<String>,
     /// Other fields that the launcher wrote. They are kept but not interpreted.
     #[serde(flatten)]
     pub extra: BTreeMap<String, serde_json::Value>,
@@ -284,6 +311,12 @@ impl Manifest {
         self.unrecordable.extend(reports.into_iter().map(UnrecordableProcess::from_report));
     }
 
+    /// Compares the traces in the folder with what the launcher wrote: a program, or whoever has copied the folder, may have
+    /// removed or cut them.
+    pub fn check_traces(&mut self, folder: &RunFolder) {
+        self.changed_traces = self.processes.iter().filter_map(|process| process.changed_trace(folder)).collect();
+    }
+
     /// The sentence about a run that has no end. `None` if it has one.
     pub fn without_end(&self) -> Option<&'static str> {
         (self.state == Some(RunState::Running)).then_some("memtrace was killed, or is still recording")
@@ -295,6 +328,9 @@ impl Manifest {
         let mut add = |is_loss, text| all.push(NotRecorded { is_loss, text });
         if let Some(attached) = &self.attached {
             add(false, attached.limits());
+        }
+        for text in &self.changed_traces {
+            add(true, text.clone());
         }
         for (reason, count) in &self.refused {
             let requests = if *count == 1 { "request" } else { "requests" };
@@ -331,6 +367,7 @@ impl Manifest {
     /// The number of processes that used CUDA and were not recorded, as far as it is known.
     pub fn unrecorded_processes(&self) -> u64 {
         let refused = self.refused.values().fold(0u64, |sum, count| sum.saturating_add(*count));
+        let refused = refused.saturating_add(self.changed_traces.len() as u64);
         refused.saturating_add(self.unrecordable.iter().filter(|process| process.uses_cuda).count() as u64)
     }
 

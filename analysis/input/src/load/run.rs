@@ -166,6 +166,7 @@ pub fn open_folder(folder: &RunFolder) -> Result<Run> {
         }
     };
     manifest.add_reports(unrecorded(folder));
+    manifest.check_traces(folder);
     let file_names = folder.file_names().map_err(Error::io(format!("cannot list {}", path.display())))?;
     let is_trace = |name: &OsString| Path::new(name).extension().is_some_and(|e| e == TRACE_EXTENSION);
     let traces: Vec<OsString> = file_names.into_iter().filter(is_trace).collect();

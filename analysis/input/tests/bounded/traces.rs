@@ -238,3 +238,25 @@ fn many_small_traces_share_one_budget() {
     assert_eq!(run.processes().len(), 40);
     assert!(run.problems().len() > 30, "{:?}", run.problems());
 }
+
+/// Whatever reads notices works on a bounded text: 30 KB of a hostile trace held 16 MB of it.
+#[test]
+fn notices_are_bounded_and_those_left_out_are_counted() {
+    let folder = tempfile::tempdir().unwrap();
+    let trace = |count: u32, text: &str| {
+        let mut raw = Vec::new();
+        for number in 0..count {
+            let text = format!("{number}{text}");
+            Definition::Notice { topic: "python", text: &text, status: NoticeStatus::Off }.encode(&mut raw);
+        }
+        read(folder.path(), &[file_header(), frame(INFO, b"{}"), frame(DEFINITIONS, &raw)].concat()).0
+    };
+    let notices = |run: &Run| {
+        let process = &run.processes()[0];
+        (process.definitions().notices.len(), process.recording().damage().malformed_definitions)
+    };
+    assert_eq!(notices(&trace(4096, "")), (4096, 0));
+    assert_eq!(notices(&trace(4100, "")), (4096, 4));
+    let (kept, left_out) = notices(&trace(1000, &"a/b.py:1 ".repeat(1000)));
+    assert!((100..130).contains(&kept) && left_out == 1000 - kept as u64, "{kept} and {left_out}");
+}

@@ -5,6 +5,9 @@
 
 use super::backend::Algorithm;
 use simcuda::cudnn::convolution::{Convolution, Workspace};
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
 use std::sync::Mutex;
 
 /// A convolution whose workspace was requested.
@@ -54,5 +57,7 @@ pub(super) fn note(convolution: &Convolution, algorithm: Algorithm, workspace: &
         convolutions.len()
     );
     // Whoever named a file that cannot be written reads nothing.
-    std::fs::write(path.replace("%p", &std::process::id().to_string()), text).ok();
+    let path = path.replace("%p", &std::process::id().to_string());
+    let file = File::options().write(true).create(true).truncate(true).mode(0o600).open(path);
+    file.and_then(|mut file| file.write_all(text.as_bytes())).ok();
 }
