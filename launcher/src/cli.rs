@@ -1,7 +1,6 @@
 //! The command line of the launcher, declared with clap.
 
 use std::ffi::OsString;
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -14,9 +13,10 @@ use memtrace_trace::options;
 
 use crate::condition::{Condition, condition};
 use crate::device_samples::MEMORY_IN_USE;
+use crate::http::Address;
 use crate::option_values::{
-    Bounds, Kept, Values, bounds, category_limit, gpu_memory, kept, limit, otlp_url, positive, release_point, size,
-    step_range, time_limit, time_range, tolerance, values,
+    Bounds, Kept, Values, bounds, category_limit, gpu_memory, kept, limit, otlp_url, positive, release_point,
+    server_address, size, step_range, time_limit, time_range, tolerance, values,
 };
 use crate::simulation::{Gpu, Nonzero};
 
@@ -819,9 +819,12 @@ pub(crate) struct Run {
     #[arg(long, value_name = "SIZE", value_parser = limit)]
     pub(crate) limit: Option<u64>,
     /// Serve figures of the running processes for Prometheus at http://ADDR/metrics, such as 127.0.0.1:9400; port 0 takes a
-    /// free port (docs/how-to/metrics.md)
-    #[arg(long, value_name = "ADDR")]
-    pub(crate) metrics: Option<SocketAddr>,
+    /// free port, and unix:PATH a Unix socket that only you can read (docs/how-to/metrics.md)
+    #[arg(long, value_name = "ADDR", value_parser = server_address)]
+    pub(crate) metrics: Option<Address>,
+    /// Serve the metrics only to requests with the token in this file, which must be yours alone: Authorization: Bearer TOKEN
+    #[arg(long, value_name = "FILE", requires = "metrics")]
+    pub(crate) metrics_token_file: Option<PathBuf>,
     /// Push these figures to an OpenTelemetry collector every 10 s, over HTTP: http://127.0.0.1:4318 (docs/how-to/metrics.md)
     #[arg(long, value_name = "URL", value_parser = otlp_url)]
     pub(crate) otlp: Option<String>,

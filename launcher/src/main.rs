@@ -23,6 +23,7 @@ mod epoll;
 mod folder;
 mod gpu;
 mod host;
+mod http;
 mod inherited;
 mod inquiry;
 mod kernel_parent;

@@ -5,6 +5,8 @@ use std::time::Duration;
 use memtrace_analysis::Tolerance;
 use memtrace_analysis::passes::ReleasePoint;
 
+use crate::http::Address;
+
 /// The maximum size in bytes (exclusive). Sums and differences of two sizes fit in 64 bits with a sign.
 const MAX_SIZE: u64 = 1 << 62;
 /// The maximum time limit of a command: one day.
@@ -50,6 +52,16 @@ pub(crate) fn otlp_url(text: &str) -> Result<String, String> {
         return Err("expected a URL such as http://127.0.0.1:4318".to_owned());
     }
     Ok(if path.is_empty() { format!("http://{authority}/v1/metrics") } else { text.to_owned() })
+}
+
+/// Parses the address of a server: an IP address with a port, or the path of a Unix socket.
+pub(crate) fn server_address(text: &str) -> Result<Address, String> {
+    match text.strip_prefix("unix:") {
+        Some("") => None,
+        Some(path) => Some(Address::Unix(path.into())),
+        None => text.parse().ok().map(Address::Tcp),
+    }
+    .ok_or_else(|| "expected an address such as 127.0.0.1:9400, or unix:PATH".to_owned())
 }
 
 /// What the traces of a recording keep.
@@ -206,6 +218,15 @@ fn range<T: PartialOrd + Copy>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_server_has_an_ip_address_or_a_path() {
+        assert_eq!(server_address("[::1]:0"), Ok(Address::Tcp("[::1]:0".parse().unwrap())));
+        assert_eq!(server_address("unix:a:1"), Ok(Address::Unix("a:1".into())));
+        for wrong in ["", "unix:", "localhost:9400", "127.0.0.1", ":9400", "UNIX:/a"] {
+            assert!(server_address(wrong).is_err(), "{wrong}");
+        }
+    }
 
     #[test]
     fn what_is_kept_has_a_unit() {

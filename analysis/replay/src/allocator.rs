@@ -205,6 +205,11 @@ impl Allocator {
         self.live_blocks
     }
 
+    /// The number of blocks, free ones included, and of reservations that this value keeps: its memory is proportional to it.
+    pub fn entries(&self) -> usize {
+        self.blocks.len() + self.reservations.len() + self.earlier_free.len()
+    }
+
     /// The inconsistencies so far.
     pub fn anomalies(&self) -> &Anomalies {
         &self.anomalies

@@ -42,6 +42,11 @@ impl MappedSegments {
         &self.unmapped
     }
 
+    /// The number of segments, and of objects that unmapped memory.
+    pub(crate) fn entries(&self) -> usize {
+        self.segments.len() + self.unmapped.values().map(|unmapped| 1 + unmapped.modules.len()).sum::<usize>()
+    }
+
     pub(crate) fn insert(&mut self, addr: u64, size: u64, device: i16) {
         self.remove(addr);
         self.segments.insert(addr, MappedSegment { size, device, unmapped: 0 });

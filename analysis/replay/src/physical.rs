@@ -190,6 +190,14 @@ impl PhysicalMemory {
         self.totals.get(&location).copied().unwrap_or_default()
     }
 
+    /// The number of allocations, mappings, reservations and sums that this value keeps: its memory is proportional to it.
+    pub fn entries(&self) -> usize {
+        let addresses = [self.allocations.len(), self.handles.len(), self.open_imports.len(), self.mappings.len()];
+        let sums = [self.usage_by_owner.len(), self.totals.len(), self.pool_reserved.len(), self.pool_used.len()];
+        let others = [self.reservations.len(), self.mapped_segments.entries(), self.pages.len()];
+        addresses.into_iter().chain(sums).chain(others).sum()
+    }
+
     /// Bytes on a device that are currently allocated outside PyTorch's caching allocator.
     pub fn bytes_outside_allocator(&self, device: i16) -> u64 {
         let location = MemoryLocation::Device(device);

@@ -22,7 +22,7 @@ use crate::inherited::InheritedState;
 use crate::kernel_parent::ParentWatch;
 use crate::manifest::{Manifest, Problem};
 use crate::message::WithHelp;
-use crate::metrics::{CategoryReader, Figures, MetricsListener, MetricsServer, Push, require_push};
+use crate::metrics::{CategoryReader, Figures, MetricsListener, Push, require_push};
 use crate::preflight::{self, NOT_EXECUTABLE, NOT_FOUND, Refusal};
 use crate::private_folder::{PrivateFolder, Readers};
 use crate::process_watch::{CommandEnvironment, ProcessWatch};
@@ -71,7 +71,8 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
     if run.otlp.is_some() {
         require_push()?;
     }
-    let metrics = run.metrics.map(MetricsListener::bind).transpose()?;
+    let token_file = run.metrics_token_file.as_deref();
+    let metrics = run.metrics.as_ref().map(|address| MetricsListener::bind(address, token_file)).transpose()?;
     let start_ns = host::epoch_ns();
     let created = folder::create(place(run), &run.command, &host::stamp(start_ns))?;
     let folder = Arc::new(created.folder);
@@ -166,7 +167,7 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
     push.into_iter().for_each(Push::finish);
     categories.into_iter().for_each(CategoryReader::finish);
     let outcome = drain.finish();
-    metrics.into_iter().for_each(MetricsServer::finish);
+    drop(metrics);
     child.collect();
     let simulated = simulation.map(|_| Simulation::finish(path, child::exit_code(status) != 0));
     let is_simulation_unused = simulated.as_ref().is_some_and(|simulated| !simulated.used_cuda);

@@ -5,7 +5,7 @@
 use std::fmt::Write as _;
 
 use super::figures::{Reading, for_each_device};
-use super::metric::{BY_CATEGORY, DEVICE_MEMORY, PROCESSES, PYTORCH, WITHOUT_FIGURES};
+use super::metric::{BY_CATEGORY, DEVICE_MEMORY, EVENTS_WITHOUT_FIGURES, PROCESSES, PYTORCH, WITHOUT_FIGURES};
 
 /// A text format.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,8 +30,8 @@ impl Format {
     }
 }
 
-/// The metrics as text.
-pub(super) fn text(readings: &[Reading], format: Format) -> String {
+/// The metrics as text: the figures of the processes, and the number of events that are in none of them.
+pub(super) fn text(readings: &[Reading], unfollowed_events: u64, format: Format) -> String {
     let mut out = String::new();
     for metric in &PYTORCH {
         let name = format!("memtrace_{}{}", metric.name, if metric.is_bytes { "_bytes" } else { "" });
@@ -68,6 +68,9 @@ pub(super) fn text(readings: &[Reading], format: Format) -> String {
         head(&mut out, name, false, help, format);
         _ = writeln!(out, "{name} {value}");
     }
+    let name = "memtrace_events_without_figures";
+    head(&mut out, name, true, EVENTS_WITHOUT_FIGURES, format);
+    _ = writeln!(out, "{name}_total {unfollowed_events}");
     if format == Format::OpenMetrics {
         out.push_str("# EOF\n");
     }
@@ -111,14 +114,16 @@ mod tests {
         let by_category = BTreeMap::from([(Category::OptimizerState, 256)]);
         let devices = BTreeMap::from([(1, DeviceReading { pytorch: Some(pytorch), by_owner, by_category })]);
         let readings = [Reading { pid: 7, rank: Some(2), is_over: false, devices }];
-        let old = text(&readings, Format::accepted(Some("text/plain")));
-        let new = text(&readings, Format::accepted(Some("application/openmetrics-text; version=1.0.0, */*;q=0.1")));
+        let old = text(&readings, 4, Format::accepted(Some("text/plain")));
+        let accept = "application/openmetrics-text; version=1.0.0, */*;q=0.1";
+        let new = text(&readings, 4, Format::accepted(Some(accept)));
         for line in [
             "memtrace_allocated_bytes{rank=\"2\",pid=\"7\",device=\"1\"} 512\n",
             "memtrace_allocations_total{rank=\"2\",pid=\"7\",device=\"1\"} 3\n",
             "memtrace_device_memory_bytes{rank=\"2\",pid=\"7\",device=\"1\",owner=\"NC\\\"CL\"} 64\n",
             "memtrace_allocated_by_category_bytes{rank=\"2\",pid=\"7\",device=\"1\",category=\"optimizer_state\"} 256\n",
             "memtrace_processes 1\n",
+            "memtrace_events_without_figures_total 4\n",
         ] {
             assert!(old.contains(line) && new.contains(line), "{line}\n{old}");
         }

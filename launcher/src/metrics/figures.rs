@@ -1,10 +1,12 @@
 //! The current figures of each recorded process.
 //!
-//! A traced process is not trusted. Its blocks and names are bounded, and what goes wrong in the replay ends the figures
-//! of that process only. Its series then end, and a gauge counts such processes.
+//! A traced process is not trusted. What is kept of it is bounded, for each process and for all together. Beyond a bound,
+//! and when something goes wrong in the replay, the figures of that process end: sums without some of the blocks would be
+//! wrong. A gauge counts such processes, and a counter their further events.
 
 use std::collections::{BTreeMap, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use memtrace_analysis::model::{Allocator, Change, MemoryLocation, Owner, PhysicalMemory};
@@ -14,26 +16,79 @@ use memtrace_trace::definition::Definition;
 use memtrace_trace::event::{Action, Event, Source};
 use memtrace_trace::ids::ModuleId;
 
-/// The maximum number of live blocks, of objects with a name, and of devices of one process.
-const MAX_BLOCKS: u64 = 1 << 22;
-const MAX_MODULES: usize = 1 << 16;
+/// The maximum number of blocks and other entries that are kept of one process, and of all processes. An entry has about
+/// 100 bytes.
+const MAX_ENTRIES: u64 = 1 << 21;
+const MAX_ALL_ENTRIES: u64 = 1 << 22;
+/// The maximum number of series of one process, and of all processes. A series has about 150 bytes of text.
+const MAX_SERIES: u64 = 1 << 13;
+const MAX_ALL_SERIES: u64 = 1 << 18;
+/// The number of series that a device can have beside those of the owners of its memory.
+const SERIES_OF_DEVICE: u64 = 20;
+/// The maximum number of objects with a name, and of devices of one process. Other objects are `unknown`.
+const MAX_MODULES: usize = 1 << 12;
 const MAX_DEVICES: usize = 256;
+/// The maximum length of a library's name in characters.
+const MAX_NAME: usize = 64;
 
 /// The processes that are being recorded.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Figures(Arc<Mutex<Vec<Arc<ProcessFigures>>>>);
+pub(crate) struct Figures(Arc<Run>);
+
+#[derive(Debug, Default)]
+struct Run {
+    processes: Mutex<Vec<Arc<ProcessFigures>>>,
+    totals: Arc<Totals>,
+}
+
+/// The sums over all processes.
+#[derive(Debug, Default)]
+struct Totals {
+    entries: AtomicU64,
+    series: AtomicU64,
+    /// The events of processes whose figures are no longer followed.
+    unfollowed_events: AtomicU64,
+}
+
+/// What is kept of a process.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct Kept {
+    entries: u64,
+    series: u64,
+}
+
+impl Totals {
+    /// Replaces what was kept of a process, and returns whether the new amounts are within the bounds.
+    fn replace(&self, old: Kept, new: Kept) -> bool {
+        let replace = |total: &AtomicU64, old: u64, new: u64| {
+            total.fetch_add(new, Ordering::Relaxed);
+            total.fetch_sub(old, Ordering::Relaxed) - old
+        };
+        let entries = replace(&self.entries, old.entries, new.entries);
+        let series = replace(&self.series, old.series, new.series);
+        let is_small = new.entries <= MAX_ENTRIES && new.series <= MAX_SERIES;
+        is_small && entries <= MAX_ALL_ENTRIES && series <= MAX_ALL_SERIES
+    }
+}
 
 impl Figures {
     /// Adds a process, which has this trace in the run folder.
     pub(crate) fn start(&self, pid: u32, trace: String) -> Arc<ProcessFigures> {
-        let process = Arc::new(ProcessFigures { pid, trace, state: Mutex::default(), by_category: Mutex::default() });
-        lock(&self.0).push(Arc::clone(&process));
+        let totals = Arc::clone(&self.0.totals);
+        let process =
+            Arc::new(ProcessFigures { pid, trace, totals, state: Mutex::default(), by_category: Mutex::default() });
+        lock(&self.0.processes).push(Arc::clone(&process));
         process
     }
 
     /// Removes a process that has ended.
     pub(crate) fn end(&self, process: &Arc<ProcessFigures>) {
-        lock(&self.0).retain(|one| !Arc::ptr_eq(one, process));
+        lock(&self.0.processes).retain(|one| !Arc::ptr_eq(one, process));
+    }
+
+    /// The number of events, so far, of processes whose figures are no longer followed.
+    pub(super) fn unfollowed_events(&self) -> u64 {
+        self.0.totals.unfollowed_events.load(Ordering::Relaxed)
     }
 
     /// The figures of all processes now, by pid.
@@ -63,7 +118,7 @@ impl Figures {
     }
 
     fn processes(&self) -> Vec<Arc<ProcessFigures>> {
-        lock(&self.0).clone()
+        lock(&self.0.processes).clone()
     }
 }
 
@@ -81,6 +136,7 @@ pub(crate) struct ProcessFigures {
     pid: u32,
     /// The name of the trace in the run folder.
     trace: String,
+    totals: Arc<Totals>,
     state: Mutex<State>,
     /// The latest bytes by category, which come from another process than the rest.
     by_category: Mutex<ByCategory>,
@@ -93,6 +149,8 @@ struct State {
     modules: HashMap<ModuleId, String>,
     physical: PhysicalMemory,
     devices: BTreeMap<i16, Device>,
+    /// What counts in the totals.
+    kept: Kept,
     /// Whether the figures are no longer followed.
     is_over: bool,
 }
@@ -111,8 +169,9 @@ impl ProcessFigures {
         let mut state = lock(&self.state);
         match *definition {
             Definition::Rank { rank, .. } => _ = state.rank.get_or_insert(rank),
-            Definition::Module { id, path, .. } if state.modules.len() < MAX_MODULES => {
-                state.modules.insert(id, library_name(path).to_owned());
+            Definition::Module { id, path, .. } if !state.is_over && state.modules.len() < MAX_MODULES => {
+                state.modules.insert(id, library_name(path).chars().take(MAX_NAME).collect());
+                self.check_bounds(&mut state);
             }
             _ => {}
         }
@@ -122,13 +181,29 @@ impl ProcessFigures {
     pub(crate) fn apply(&self, events: &[Event]) {
         let mut state = lock(&self.state);
         if state.is_over {
+            self.totals.unfollowed_events.fetch_add(events.len() as u64, Ordering::Relaxed);
             return;
         }
         let replayed = catch_unwind(AssertUnwindSafe(|| events.iter().for_each(|e| state.apply(e))));
-        let blocks: u64 = state.devices.values().map(|device| device.allocator.live_blocks()).sum();
-        if replayed.is_err() || blocks > MAX_BLOCKS || state.devices.len() > MAX_DEVICES {
-            *state = State { rank: state.rank, is_over: true, ..State::default() };
+        if replayed.is_err() || state.devices.len() > MAX_DEVICES {
+            self.end_figures(&mut state);
+        } else {
+            self.check_bounds(&mut state);
         }
+    }
+
+    fn check_bounds(&self, state: &mut State) {
+        let new = state.size();
+        let old = std::mem::replace(&mut state.kept, new);
+        if !self.totals.replace(old, new) {
+            self.end_figures(state);
+        }
+    }
+
+    fn end_figures(&self, state: &mut State) {
+        self.totals.replace(state.kept, Kept::default());
+        *state = State { rank: state.rank, is_over: true, ..State::default() };
+        lock(&self.by_category).clear();
     }
 
     /// A category that was there before has 0 bytes now if it is missing.
@@ -174,7 +249,21 @@ impl ProcessFigures {
     }
 }
 
+impl Drop for ProcessFigures {
+    fn drop(&mut self) {
+        let kept = self.state.get_mut().unwrap_or_else(PoisonError::into_inner).kept;
+        self.totals.replace(kept, Kept::default());
+    }
+}
+
 impl State {
+    /// What is kept of the process.
+    fn size(&self) -> Kept {
+        let blocks: usize = self.devices.values().map(|device| device.allocator.entries()).sum();
+        let series = SERIES_OF_DEVICE * self.devices.len() as u64 + self.physical.usage_by_owner().len() as u64;
+        Kept { entries: (blocks + self.physical.entries() + self.modules.len()) as u64, series }
+    }
+
     fn apply(&mut self, e: &Event) {
         if !e.source.is_torch() {
             self.physical.apply(e);

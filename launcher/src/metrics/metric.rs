@@ -63,3 +63,5 @@ pub(super) const BY_CATEGORY: &str = "Bytes of blocks in use by what they are fo
 pub(super) const PROCESSES: &str = "Processes that are being recorded.";
 /// The help of the number of processes without figures.
 pub(super) const WITHOUT_FIGURES: &str = "Recorded processes whose figures are not followed any more.";
+/// The help of the number of their events.
+pub(super) const EVENTS_WITHOUT_FIGURES: &str = "Events of processes whose figures were not followed any more.";

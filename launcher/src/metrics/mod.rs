@@ -19,4 +19,4 @@ mod server;
 pub(crate) use categories::CategoryReader;
 pub(crate) use figures::{Figures, ProcessFigures};
 pub(crate) use push::{Push, require as require_push};
-pub(crate) use server::{MetricsListener, MetricsServer};
+pub(crate) use server::MetricsListener;

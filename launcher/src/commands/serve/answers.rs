@@ -1,154 +1,107 @@
 //! The answers of the server: the page, windows of its recording, and refusals.
 
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use memtrace_analysis::{PageWindow, served_policy};
-use tiny_http::{Header, Method, Request, Response, StatusCode};
 
-use super::access::{Token, is_local_host};
+use super::query::window;
 use super::worker::Analysis;
-
-/// The number of windows that are read or wait for it. The page asks for one at a time.
-const MOST_WINDOWS: usize = 2;
-
-/// An answer before it is sent.
-struct Answer {
-    status: u16,
-    content_type: &'static str,
-    body: Vec<u8>,
-}
-
-impl Answer {
-    fn text(status: u16, text: &str) -> Answer {
-        Answer { status, content_type: "text/plain; charset=utf-8", body: format!("{text}\n").into_bytes() }
-    }
-}
+use crate::http::{Answer, Body, Reply, Request, Site, Token, is_loopback_name};
 
 /// What the server has.
 #[derive(Debug)]
-pub(super) struct Site {
+pub(super) struct ServedRun {
     token: Token,
-    page: Vec<u8>,
-    policy: String,
-    analysis: Mutex<Option<Analysis>>,
-    windows: AtomicUsize,
+    page: Body,
+    headers: Vec<(&'static str, String)>,
+    analysis: SharedAnalysis,
 }
 
-impl Site {
-    pub(super) fn new(token: Token, page: Vec<u8>, analysis: Analysis) -> Site {
-        let policy = format!("{}; frame-ancestors 'none'", served_policy());
-        Site { token, page, policy, analysis: Mutex::new(Some(analysis)), windows: AtomicUsize::new(0) }
-    }
-
-    /// Answers a request. A client that is gone is not an error.
-    pub(super) fn answer(&self, request: Request) {
-        let hosts: Vec<&str> = request
-            .headers()
-            .iter()
-            .filter(|header| header.field.equiv("Host"))
-            .map(|header| header.value.as_str())
-            .collect();
-        let answer = match hosts[..] {
-            [host] if is_local_host(host) => self.answer_to(request.method(), request.url()),
-            _ => Answer::text(403, "the request is not addressed to 127.0.0.1 or localhost"),
-        };
-        let Answer { status, content_type, body } = answer;
-        let mut response = Response::from_data(body).with_status_code(StatusCode(status));
-        let headers = [
-            ("Content-Type", content_type),
-            ("Cache-Control", "no-store"),
-            ("Content-Security-Policy", self.policy.as_str()),
-            ("Cross-Origin-Resource-Policy", "same-origin"),
-            ("Referrer-Policy", "no-referrer"),
-            ("X-Content-Type-Options", "nosniff"),
+impl ServedRun {
+    pub(super) fn new(token: Token, page: Vec<u8>, analysis: SharedAnalysis) -> ServedRun {
+        let headers = vec![
+            ("Cache-Control", "no-store".to_owned()),
+            ("Content-Security-Policy", format!("{}; frame-ancestors 'none'", served_policy())),
+            ("Cross-Origin-Resource-Policy", "same-origin".to_owned()),
+            ("Referrer-Policy", "no-referrer".to_owned()),
+            ("X-Content-Type-Options", "nosniff".to_owned()),
         ];
-        let allow = (status == 405).then_some(("Allow", "GET"));
-        for (name, value) in headers.into_iter().chain(allow) {
-            if let Ok(header) = Header::from_bytes(name, value) {
-                response.add_header(header);
-            }
-        }
-        let _ = request.respond(response);
+        ServedRun { token, page: Body::new(page), headers, analysis }
     }
 
-    fn answer_to(&self, method: &Method, url: &str) -> Answer {
-        if *method != Method::Get {
-            return Answer::text(405, "the server answers GET only");
+    /// The path below the token, if the request has it.
+    fn below_token<'a>(&self, request: &'a Request) -> Option<&'a str> {
+        let (path, _) = request.path_and_query();
+        let (token, rest) = path.strip_prefix('/')?.split_once('/')?;
+        self.token.is(token).then_some(rest)
+    }
+}
+
+impl Site for ServedRun {
+    fn headers(&self) -> &[(&'static str, String)] {
+        &self.headers
+    }
+
+    fn refusal(&self, request: &Request) -> Option<Answer> {
+        match &request.hosts[..] {
+            [host] if is_loopback_name(host) => {}
+            _ => return Some(Answer::text(403, "the request is not addressed to 127.0.0.1 or localhost")),
         }
-        let (path, query) = url.split_once('?').unwrap_or((url, ""));
-        let parts = path.strip_prefix('/').and_then(|path| path.split_once('/'));
-        match parts {
-            Some((token, rest)) if self.token.is(token) => match rest {
-                "" => Answer { status: 200, content_type: "text/html; charset=utf-8", body: self.page.clone() },
-                "window" => match window(query) {
-                    Some(window) => self.window(window),
-                    None => Answer::text(400, "a window needs process, device, from and to"),
-                },
-                _ => Answer::text(404, "the server has no such page"),
+        let has_token = self.below_token(request).is_some();
+        (!has_token).then(|| Answer::text(403, "the URL lacks the token that memtrace printed"))
+    }
+
+    fn reply(&mut self, request: &Request) -> Reply {
+        if request.method != "GET" {
+            return Reply::Now(Answer::text(405, "the server answers GET only").with("Allow", "GET"));
+        }
+        let (_, query) = request.path_and_query();
+        Reply::Now(match self.below_token(request) {
+            Some("") => Answer::new("text/html; charset=utf-8", Arc::clone(&self.page)),
+            Some("window") => match window(query) {
+                Some(window) => {
+                    let analysis = self.analysis.clone();
+                    return Reply::Later(Box::new(move || analysis.window(window)));
+                }
+                None => Answer::text(400, "a window needs process, device, from and to"),
             },
-            _ => Answer::text(403, "the URL lacks the token that memtrace printed"),
-        }
+            _ => Answer::text(404, "the server has no such page"),
+        })
+    }
+}
+
+/// The analysis, until the server ends.
+#[derive(Clone, Debug)]
+pub(super) struct SharedAnalysis(Arc<Mutex<Option<Analysis>>>);
+
+impl SharedAnalysis {
+    pub(super) fn new(analysis: Analysis) -> SharedAnalysis {
+        SharedAnalysis(Arc::new(Mutex::new(Some(analysis))))
     }
 
-    /// Reads a window. Others wait meanwhile.
+    /// A panic of another thread leaves an analysis that answers, or one that is gone.
+    fn lock(&self) -> MutexGuard<'_, Option<Analysis>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reads a window.
     fn window(&self, window: PageWindow) -> Answer {
-        if self.windows.fetch_add(1, Ordering::AcqRel) >= MOST_WINDOWS {
-            self.windows.fetch_sub(1, Ordering::AcqRel);
-            return Answer::text(503, "other windows are being read");
-        }
-        // A panic of another thread leaves an analysis that answers, or one that is gone.
-        let mut analysis = self.analysis.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let answer = match analysis.as_mut().map(|analysis| analysis.window(window)) {
-            Some(Ok(Some(data))) => Answer { status: 200, content_type: "application/octet-stream", body: data },
+        match self.lock().as_mut().map(|analysis| analysis.window(window)) {
+            Some(Ok(Some(data))) => Answer::new("application/octet-stream", Body::new(data)),
             Some(Ok(None)) => {
                 Answer::text(404, "the page has no such process or device, or the window ends before it begins")
             }
             Some(Err(e)) => Answer::text(500, &format!("{e:#}")),
             None => Answer::text(503, "the server ends"),
-        };
-        drop(analysis);
-        self.windows.fetch_sub(1, Ordering::AcqRel);
-        answer
+        }
     }
 
     /// Ends the analysis, if it reads no window now. Else it ends with this process.
     pub(super) fn end(&self) {
-        if let Ok(mut analysis) = self.analysis.try_lock()
+        if let Ok(mut analysis) = self.0.try_lock()
             && let Some(analysis) = analysis.take()
         {
             analysis.end();
-        }
-    }
-}
-
-/// The window that a query asks for: `process=0&device=0&from=17&to=99`.
-fn window(query: &str) -> Option<PageWindow> {
-    let value = |name: &str| {
-        let mut values = query.split('&').filter_map(|part| part.split_once('=')).filter(|(key, _)| *key == name);
-        values.next().map(|(_, value)| value).filter(|_| values.next().is_none())
-    };
-    Some(PageWindow {
-        process: value("process")?.parse().ok()?,
-        device: value("device")?.parse().ok()?,
-        first: value("from")?.parse().ok()?,
-        last: value("to")?.parse().ok()?,
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn queries() {
-        let expected = PageWindow { process: 1, device: -1, first: 17, last: 99 };
-        assert_eq!(window("process=1&device=-1&from=17&to=99"), Some(expected));
-        assert_eq!(window("to=99&from=17&device=-1&process=1&more=0"), Some(expected));
-        for query in
-            ["", "process=1&device=0&from=17", "process=1&device=0&from=17&to=x", "process=1&device=0&from=1&to=9&to=8"]
-        {
-            assert_eq!(window(query), None, "{query}");
         }
     }
 }

@@ -4,8 +4,8 @@
 //! This process reads no file of the run. A sandboxed worker reads it, writes the page, and answers one window at a time. It
 //! streams the recording for each window, so its memory is bounded as that of an export.
 
-mod access;
 mod answers;
+mod query;
 mod worker;
 
 use std::fs::OpenOptions;
@@ -14,21 +14,19 @@ use std::net::{Ipv4Addr, SocketAddrV4, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::thread::Builder;
 
 use anyhow::{Context, anyhow};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use tiny_http::Server;
+use rustix::rand::{GetRandomFlags, getrandom};
 
+use crate::http::{Listener, Server, Token};
 use crate::message::{self, WithHelp};
 use crate::signals::EndSignals;
-use access::Token;
-use answers::Site;
+use answers::{ServedRun, SharedAnalysis};
 use worker::Analysis;
 
-/// The number of requests that are answered at the same time.
-const THREADS: usize = 4;
+/// The bytes of a token.
+const TOKEN_BYTES: usize = 16;
 
 /// Serves the page until a signal, or until the terminal or the pipe at stdin closes. Returns the exit code.
 pub(super) fn serve(run: &Path, port: Option<u16>) -> u8 {
@@ -68,7 +66,7 @@ fn listen(port: Option<u16>) -> anyhow::Result<TcpListener> {
 
 fn until_end(run: &Path, listener: TcpListener, page: Vec<u8>, analysis: Analysis) -> anyhow::Result<()> {
     let port = listener.local_addr().context("cannot find out the port")?.port();
-    let token = Token::random().context("cannot make a token")?;
+    let token = random_token().context("cannot make a token")?;
     let url = format!("http://127.0.0.1:{port}/{}/", token.text());
     // Others can see the command line of the browser, so the URL is in a file that only this user can read. The browser
     // starts before signals are blocked, because it inherits that. Its first request waits for the server.
@@ -79,17 +77,23 @@ fn until_end(run: &Path, listener: TcpListener, page: Vec<u8>, analysis: Analysi
     }
     // The threads that start from here on inherit the signal mask.
     let signals = EndSignals::block().context("cannot block signals")?;
-    let server = Server::from_listener(listener, None).map_err(|e| anyhow!("cannot start the server: {e}"))?;
-    let (server, site) = (Arc::new(server), Arc::new(Site::new(token, page, analysis)));
-    for number in 0..THREADS {
-        let (server, site) = (Arc::clone(&server), Arc::clone(&site));
-        let answer_all = move || server.incoming_requests().for_each(|request| site.answer(request));
-        Builder::new().name(format!("answers-{number}")).spawn(answer_all).context("cannot start a thread")?;
-    }
+    let listener = Listener::of(listener).context("cannot start the server")?;
+    let analysis = SharedAnalysis::new(analysis);
+    let server = Server::start(listener, ServedRun::new(token, page, analysis.clone()), "memtrace-serve")
+        .context("cannot start the server")?;
     super::print(format!("Serving {} at {url} ; press Ctrl-C to stop\n", run.display()).as_bytes())?;
     wait_for_end(&signals);
-    site.end();
+    drop(server);
+    analysis.end();
     Ok(())
+}
+
+/// A token that nobody can guess.
+fn random_token() -> io::Result<Token> {
+    let mut bytes = [0; TOKEN_BYTES];
+    // Up to 256 bytes come whole.
+    getrandom(&mut bytes, GetRandomFlags::empty())?;
+    Ok(Token::new(bytes.iter().map(|byte| format!("{byte:02x}")).collect()))
 }
 
 /// A file that leads a browser to a URL. Only this user can read it. It is removed with this value.
@@ -100,7 +104,7 @@ impl Redirect {
     fn to(url: &str) -> io::Result<Redirect> {
         let folder = std::env::var_os("XDG_RUNTIME_DIR").filter(|folder| !folder.is_empty()).map(PathBuf::from);
         let folder = folder.filter(|folder| folder.is_dir()).unwrap_or_else(std::env::temp_dir);
-        let path = folder.join(format!("memtrace-{}.html", Token::random()?.text()));
+        let path = folder.join(format!("memtrace-{}.html", random_token()?.text()));
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
         let redirect = Redirect(path);
         writeln!(
