@@ -7,9 +7,12 @@ use super::figures::Figures;
 /// The interval between two pushes, unless the environment has `OTEL_METRIC_EXPORT_INTERVAL`.
 #[cfg(feature = "otlp")]
 const INTERVAL: std::time::Duration = std::time::Duration::from_secs(10);
-/// How long one push may take. The end of a run waits for the last one.
+/// How long one push may take.
 #[cfg(feature = "otlp")]
 const TIMEOUT: std::time::Duration = std::time::Duration::from_secs(5);
+/// How long the end of a run waits for a push in progress and for the last one together.
+#[cfg(feature = "otlp")]
+const END_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(4);
 
 /// Says how to get a memtrace that pushes, unless this is one.
 pub(crate) fn require() -> anyhow::Result<()> {
@@ -40,51 +43,78 @@ pub(crate) use with_library::Push;
 
 #[cfg(feature = "otlp")]
 mod with_library {
-    use std::sync::{Arc, Mutex, PoisonError};
-    use std::time::Duration;
+    use std::pin::Pin;
+    use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+    use std::time::{Duration, Instant};
 
     use anyhow::Context;
+    use crossbeam_channel::bounded;
     use opentelemetry::KeyValue;
     use opentelemetry::metrics::{AsyncInstrument, Meter, MeterProvider};
-    use opentelemetry_otlp::{MetricExporter, Protocol, WithExportConfig};
+    use opentelemetry_http::{Bytes, HttpClient, HttpError, Request, Response};
+    use opentelemetry_otlp::{MetricExporter, Protocol, WithExportConfig, WithHttpConfig};
     use opentelemetry_sdk::Resource;
     use opentelemetry_sdk::error::OTelSdkResult;
     use opentelemetry_sdk::metrics::data::ResourceMetrics;
     use opentelemetry_sdk::metrics::exporter::PushMetricExporter;
     use opentelemetry_sdk::metrics::{PeriodicReader, SdkMeterProvider, Temporality};
+    use reqwest::blocking::Client;
+    use reqwest::redirect::Policy;
 
-    use super::{Figures, INTERVAL, TIMEOUT};
+    use super::{END_TIMEOUT, Figures, INTERVAL, TIMEOUT};
     use crate::message;
     use crate::metrics::figures::{DeviceReading, Reading, for_each_device};
-    use crate::metrics::metric::{BY_CATEGORY, DEVICE_MEMORY, PROCESSES, PYTORCH, PytorchMetric, WITHOUT_FIGURES};
+    use crate::metrics::metric::{
+        BY_CATEGORY, DEVICE_MEMORY, EVENTS_WITHOUT_FIGURES, PROCESSES, PYTORCH, PytorchMetric, WITHOUT_FIGURES,
+    };
 
     /// The pushes of a run.
     pub(crate) struct Push {
         provider: SdkMeterProvider,
-        outcome: Arc<Mutex<Outcome>>,
+        outcome: Outcome,
         url: String,
     }
 
-    /// What has become of the pushes.
-    #[derive(Default)]
-    struct Outcome {
-        pushes: u64,
+    /// The outcome of the pushes so far.
+    #[derive(Clone, Debug, Default)]
+    struct Outcome(Arc<Mutex<Counts>>);
+
+    #[derive(Debug, Default)]
+    struct Counts {
+        begun: u64,
+        succeeded: u64,
         failed: u64,
+        /// Why the last one of those failed.
         last_error: String,
+        /// Why the push in progress fails, as far as the client knows.
+        error: Option<String>,
+        /// When the run stops waiting for pushes. `None` before its end.
+        end: Option<Instant>,
+    }
+
+    impl Outcome {
+        fn lock(&self) -> MutexGuard<'_, Counts> {
+            self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        }
     }
 
     impl Push {
         /// Starts to push to this URL of a collector's metrics, from threads of the library.
         pub(crate) fn start(url: &str, figures: Figures) -> anyhow::Result<Push> {
+            let outcome = Outcome::default();
+            // A proxy of the environment is used. A redirect could lead anywhere, so it is a failure.
+            let client = Client::builder().redirect(Policy::none()).timeout(TIMEOUT).build();
+            let cannot = || format!("cannot push metrics to {url}");
+            let client = CollectorClient { client: client.with_context(cannot)?, outcome: outcome.clone() };
             let exporter = MetricExporter::builder()
                 .with_http()
+                .with_http_client(client)
                 .with_protocol(Protocol::HttpBinary)
                 .with_endpoint(url)
                 .with_timeout(TIMEOUT)
                 .build()
-                .with_context(|| format!("cannot push metrics to {url}"))?;
-            let outcome = Arc::<Mutex<Outcome>>::default();
-            let mut reader = PeriodicReader::builder(CountedExporter { exporter, outcome: Arc::clone(&outcome) });
+                .with_context(cannot)?;
+            let mut reader = PeriodicReader::builder(CountedExporter { exporter, outcome: outcome.clone() });
             if std::env::var_os("OTEL_METRIC_EXPORT_INTERVAL").is_none() {
                 reader = reader.with_interval(INTERVAL);
             }
@@ -102,30 +132,60 @@ mod with_library {
 
         /// Pushes the last figures. Reports pushes that failed.
         pub(crate) fn finish(self) {
-            // A failure is in the outcome.
-            _ = self.provider.shutdown_with_timeout(TIMEOUT);
-            let Outcome { pushes, failed, last_error } = &*self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
-            if *failed > 0 {
-                message::warning(&format!("{failed} of {pushes} pushes to {} failed: {last_error}", self.url));
+            let Push { provider, outcome, url } = self;
+            let begun_before = {
+                let mut counts = outcome.lock();
+                counts.end = Some(Instant::now() + END_TIMEOUT);
+                counts.begun
+            };
+            // The thread also ends the threads of the library. A lookup of the collector's name can keep them, and nothing
+            // waits for that.
+            let (ended, end) = bounded::<()>(0);
+            let shut_down = move || {
+                // A failure is in the outcome.
+                _ = provider.shutdown_with_timeout(END_TIMEOUT);
+                drop((provider, ended));
+            };
+            if std::thread::Builder::new().name("memtrace-push-end".into()).spawn(shut_down).is_ok() {
+                // The end of the thread closes the channel.
+                _ = end.recv_timeout(END_TIMEOUT + Duration::from_millis(500));
+            }
+            let counts = outcome.lock();
+            // A push in progress has failed now, and the last one too if it still waits for that one.
+            let pushes = counts.begun.max(begun_before + 1);
+            let failed = pushes - counts.succeeded;
+            if failed > 0 {
+                let error = if failed > counts.failed { NO_ANSWER } else { &counts.last_error };
+                message::warning(&format!("{failed} of {pushes} pushes to {url} failed: {error}"));
                 message::help("check the address: a collector listens for OTLP over HTTP on port 4318");
             }
         }
     }
 
+    /// The error of a push that takes too long.
+    const NO_ANSWER: &str = "the collector does not answer in time";
+
     /// The exporter of the library, which reports failures to nobody.
     struct CountedExporter {
         exporter: MetricExporter,
-        outcome: Arc<Mutex<Outcome>>,
+        outcome: Outcome,
     }
 
     impl PushMetricExporter for CountedExporter {
         async fn export(&self, metrics: &ResourceMetrics) -> OTelSdkResult {
+            {
+                let mut counts = self.outcome.lock();
+                counts.begun += 1;
+                counts.error = None;
+            }
             let result = self.exporter.export(metrics).await;
-            let mut outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
-            outcome.pushes += 1;
-            if let Err(error) = &result {
-                outcome.failed += 1;
-                outcome.last_error = error.to_string();
+            let mut counts = self.outcome.lock();
+            match &result {
+                Ok(()) => counts.succeeded += 1,
+                Err(error) => {
+                    counts.failed += 1;
+                    counts.last_error = counts.error.take().unwrap_or_else(|| error.to_string());
+                }
             }
             result
         }
@@ -140,6 +200,64 @@ mod with_library {
 
         fn temporality(&self) -> Temporality {
             self.exporter.temporality()
+        }
+    }
+
+    /// Sends pushes. Whoever answers at the address is not trusted: an answer is its status, which must come in time.
+    #[derive(Debug)]
+    struct CollectorClient {
+        client: Client,
+        outcome: Outcome,
+    }
+
+    impl CollectorClient {
+        fn send(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
+            let end = self.outcome.lock().end;
+            let left = end.map_or(TIMEOUT, |end| end.saturating_duration_since(Instant::now()).min(TIMEOUT));
+            let mut request: reqwest::blocking::Request = request.try_into()?;
+            *request.timeout_mut() = Some(left);
+            let answer = if left.is_zero() { None } else { Some(self.client.execute(request)) };
+            let answer = match answer {
+                Some(Ok(answer)) => answer,
+                Some(Err(error)) if !error.is_timeout() => {
+                    self.outcome.lock().error = Some(innermost(&error));
+                    return Err(error.into());
+                }
+                _ => {
+                    self.outcome.lock().error = Some(NO_ANSWER.to_owned());
+                    return Err(NO_ANSWER.into());
+                }
+            };
+            let status = answer.status();
+            if !status.is_success() {
+                let redirect = if status.is_redirection() { ", a redirect, which is not followed" } else { "" };
+                self.outcome.lock().error = Some(format!("the collector answers {}{redirect}", status.as_u16()));
+            }
+            // The body says nothing that is used. It could be long, or never end.
+            let mut response = Response::builder().status(status);
+            if let Some(pause) = answer.headers().get("retry-after") {
+                response = response.header("retry-after", pause);
+            }
+            Ok(response.body(Bytes::new())?)
+        }
+    }
+
+    /// The cause that says why: that of the system.
+    fn innermost(error: &dyn std::error::Error) -> String {
+        error.source().map_or_else(|| error.to_string(), innermost)
+    }
+
+    impl HttpClient for CollectorClient {
+        fn send_bytes<'client, 'future>(
+            &'client self,
+            request: Request<Bytes>,
+        ) -> Pin<Box<dyn Future<Output = Result<Response<Bytes>, HttpError>> + Send + 'future>>
+        where
+            'client: 'future,
+            Self: 'future,
+        {
+            // The thread of the library that pushes may wait.
+            Box::pin(async move { self.send(request) })
         }
     }
 
@@ -191,6 +309,10 @@ mod with_library {
             let gauge = meter.u64_observable_gauge(name).with_description(help);
             gauge.with_callback(move |instrument| instrument.observe(count(&figures.now()) as u64, &[])).build();
         }
+        let counter =
+            meter.u64_observable_counter("memtrace.events_without_figures").with_description(EVENTS_WITHOUT_FIGURES);
+        let figures = figures.clone();
+        counter.with_callback(move |instrument| instrument.observe(figures.unfollowed_events(), &[])).build();
     }
 
     /// The parts of a device's memory, by name.

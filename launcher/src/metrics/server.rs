@@ -106,7 +106,8 @@ impl Site for Metrics {
         }
         let own = self.own_name.as_deref()?;
         let is_foreign = request.hosts.iter().any(|host| may_be_foreign(host, own));
-        is_foreign.then(|| Answer::text(403, "the request is not addressed to this machine: use its address or localhost"))
+        is_foreign
+            .then(|| Answer::text(403, "the request is not addressed to this machine: use its address or localhost"))
     }
 
     fn reply(&mut self, request: &Request) -> Reply {
