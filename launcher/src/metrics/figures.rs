@@ -16,13 +16,10 @@ use memtrace_trace::definition::Definition;
 use memtrace_trace::event::{Action, Event, Source};
 use memtrace_trace::ids::ModuleId;
 
-/// The maximum number of blocks and other entries that are kept of one process, and of all processes. An entry has about
-/// 100 bytes.
-const MAX_ENTRIES: u64 = 1 << 21;
-const MAX_ALL_ENTRIES: u64 = 1 << 22;
-/// The maximum number of series of one process, and of all processes. A series has about 150 bytes of text.
-const MAX_SERIES: u64 = 1 << 13;
-const MAX_ALL_SERIES: u64 = 1 << 18;
+/// The maximum that is kept of one process, and of all processes. A block or another entry has about 100 bytes, and a series
+/// about 150 bytes of text.
+const BOUNDS: Bounds =
+    Bounds { process: Kept { entries: 1 << 21, series: 1 << 13 }, all: Kept { entries: 1 << 22, series: 1 << 18 } };
 /// The number of series that a device can have beside those of the owners of its memory.
 const SERIES_OF_DEVICE: u64 = 20;
 /// The maximum number of objects with a name, and of devices of one process. Other objects are `unknown`.
@@ -41,9 +38,23 @@ struct Run {
     totals: Arc<Totals>,
 }
 
+/// The maximum of what is kept.
+#[derive(Clone, Copy, Debug)]
+struct Bounds {
+    process: Kept,
+    all: Kept,
+}
+
+impl Default for Bounds {
+    fn default() -> Bounds {
+        BOUNDS
+    }
+}
+
 /// The sums over all processes.
 #[derive(Debug, Default)]
 struct Totals {
+    bounds: Bounds,
     entries: AtomicU64,
     series: AtomicU64,
     /// The events of processes whose figures are no longer followed.
@@ -64,10 +75,17 @@ impl Totals {
             total.fetch_add(new, Ordering::Relaxed);
             total.fetch_sub(old, Ordering::Relaxed) - old
         };
-        let entries = replace(&self.entries, old.entries, new.entries);
-        let series = replace(&self.series, old.series, new.series);
-        let is_small = new.entries <= MAX_ENTRIES && new.series <= MAX_SERIES;
-        is_small && entries <= MAX_ALL_ENTRIES && series <= MAX_ALL_SERIES
+        let all = Kept {
+            entries: replace(&self.entries, old.entries, new.entries),
+            series: replace(&self.series, old.series, new.series),
+        };
+        new.is_within(&self.bounds.process) && all.is_within(&self.bounds.all)
+    }
+}
+
+impl Kept {
+    fn is_within(&self, maximum: &Kept) -> bool {
+        self.entries <= maximum.entries && self.series <= maximum.series
     }
 }
 
@@ -180,15 +198,16 @@ impl ProcessFigures {
     /// Takes events in their order.
     pub(crate) fn apply(&self, events: &[Event]) {
         let mut state = lock(&self.state);
+        if !state.is_over {
+            let replayed = catch_unwind(AssertUnwindSafe(|| events.iter().for_each(|e| state.apply(e))));
+            if replayed.is_err() || state.devices.len() > MAX_DEVICES {
+                self.end_figures(&mut state);
+            } else {
+                self.check_bounds(&mut state);
+            }
+        }
         if state.is_over {
             self.totals.unfollowed_events.fetch_add(events.len() as u64, Ordering::Relaxed);
-            return;
-        }
-        let replayed = catch_unwind(AssertUnwindSafe(|| events.iter().for_each(|e| state.apply(e))));
-        if replayed.is_err() || state.devices.len() > MAX_DEVICES {
-            self.end_figures(&mut state);
-        } else {
-            self.check_bounds(&mut state);
         }
     }
 
@@ -331,6 +350,8 @@ pub(super) struct PytorchReading {
 
 #[cfg(test)]
 mod tests {
+    use memtrace_trace::api::Api;
+
     use super::*;
 
     fn event(action: Action, addr: u64, size: u64) -> Event {
@@ -379,6 +400,90 @@ mod tests {
         figures.set_by_category("7.mtr", by_category(&[(Category::Input, 1024)]));
         assert_eq!((figures.now().len(), seen()), (1, BTreeMap::new()));
         figures.end(&second);
+    }
+
+    /// Figures with other bounds.
+    fn bounded(process: Kept, all: Kept) -> Figures {
+        let totals = Totals { bounds: Bounds { process, all }, ..Totals::default() };
+        Figures(Arc::new(Run { processes: Mutex::default(), totals: Arc::new(totals) }))
+    }
+
+    #[test]
+    fn whatever_a_process_keeps_is_bounded_and_counted() {
+        const MANY: u64 = 1000;
+        let driver =
+            |api, action, n: u64| Event { api, source: Source::Driver, stream: n, ..event(action, (1 + n) << 30, 512) };
+        type Make<'a> = &'a dyn Fn(u64) -> Event;
+        let kinds: [(&str, Make<'_>); 10] = [
+            ("blocks of PyTorch", &|n| event(Action::Alloc, n << 30, 512)),
+            ("free segments", &|n| event(Action::SegmentAlloc, n << 30, 2 << 20)),
+            ("allocations of the driver", &|n| driver(Api::cuMemAlloc_v2, Action::Alloc, n)),
+            ("host memory", &|n| driver(Api::cuMemAllocHost_v2, Action::Alloc, n)),
+            ("handles", &|n| driver(Api::cuMemCreate, Action::Alloc, n)),
+            ("imports", &|n| driver(Api::cuIpcOpenMemHandle_v2, Action::Alloc, n)),
+            ("mappings", &|n| driver(Api::cuMemMap, Action::Map, n)),
+            ("reservations", &|n| driver(Api::cuMemAddressReserve, Action::Reserve, n)),
+            ("pools", &|n| driver(Api::cuMemAllocAsync, Action::Totals, n)),
+            ("owners", &|n| Event { module: ModuleId(n as u32), ..driver(Api::cuMemAlloc_v2, Action::Alloc, n % 2) }),
+        ];
+        for (kind, make) in kinds {
+            let bound = Kept { entries: MANY / 2, series: MANY };
+            let figures = bounded(bound, Kept { entries: 10 * MANY, series: 10 * MANY });
+            let [process, other] = [7, 8].map(|pid| figures.start(pid, format!("{pid}.mtr")));
+            other.apply(&[event(Action::Oom, 0, 1)]);
+            (0..MANY).for_each(|n| process.apply(&[make(n)]));
+            let over: Vec<bool> = figures.now().iter().map(|reading| reading.is_over).collect();
+            assert_eq!(over, [true, false], "{kind}");
+            let unfollowed = figures.unfollowed_events();
+            assert!((400..MANY - 100).contains(&unfollowed), "{kind}: {unfollowed} events");
+            assert!(figures.now()[0].devices.is_empty(), "{kind}: no figures rather than wrong ones");
+            figures.end(&process);
+            drop(process);
+            let left = figures.0.totals.entries.load(Ordering::Relaxed);
+            assert!(left < 10, "{kind}: {left} entries of a process that has ended");
+        }
+    }
+
+    #[test]
+    fn all_processes_together_are_bounded() {
+        const MANY: u64 = 1000;
+        let bound = Kept { entries: MANY, series: MANY };
+        let figures = bounded(bound, bound);
+        let fill = |pid| {
+            let process = figures.start(pid, format!("{pid}.mtr"));
+            let blocks: Vec<Event> = (0..MANY * 3 / 4).map(|n| event(Action::Alloc, n << 30, 512)).collect();
+            process.apply(&blocks);
+            process
+        };
+        let (first, second) = (fill(1), fill(2));
+        let over = || figures.now().iter().map(|reading| reading.is_over).collect::<Vec<bool>>();
+        assert_eq!(over(), [false, true]);
+        figures.end(&first);
+        drop(first);
+        let third = fill(3);
+        assert_eq!(over(), [true, false]);
+        drop((second, third));
+    }
+
+    #[test]
+    fn series_and_names_are_bounded() {
+        let figures = Figures::default();
+        let process = figures.start(7, "7.mtr".to_owned());
+        let path = format!("/usr/lib/{}.so", "x".repeat(200));
+        (0..2 * MAX_MODULES as u32).for_each(|id| {
+            process.define(&Definition::Module { id: ModuleId(id), build_id: "", path: &path });
+        });
+        let own = |id: u32| Event {
+            module: ModuleId(id),
+            source: Source::Driver,
+            api: Api::cuMemAlloc_v2,
+            ..event(Action::Alloc, 1 << 30, 1)
+        };
+        process.apply(&[own(1)]);
+        let [reading] = &figures.now()[..] else { panic!("one process") };
+        assert_eq!(reading.devices[&0].by_owner, BTreeMap::from([("x".repeat(MAX_NAME), 1)]));
+        process.apply(&(0..=BOUNDS.process.series as u32).map(own).collect::<Vec<_>>());
+        assert!(figures.now()[0].is_over);
     }
 
     #[test]

@@ -25,7 +25,8 @@
 //! - `counters` the largest possible counts
 //! - `names` names full of control sequences, in events that a report shows
 //! - `paths=A:B` native frames in objects with these paths
-//! - `live=N` N allocations that are never freed
+//! - `live=N` N allocations of PyTorch that are never freed
+//! - `driver=N` N allocations of the driver that are never freed
 //! - `forever` writes into many rings and ignores all messages
 //!
 //! Also: `say=TEXT`, `wait` (for a line on stdin), `sleep=MS`, `daemon` (continues as its own process).
@@ -287,10 +288,11 @@ fn paths(segment: &Segment, list: &str) {
     }
 }
 
-fn live(segment: &Segment, count: u64) {
+fn live(segment: &Segment, count: u64, source: Source) {
     let mut producer = ring(segment, 1);
     for _ in 0..count {
-        put(&mut producer, &event(segment.header().next_seq.0.fetch_add(1, Ordering::Relaxed)));
+        let event = event(segment.header().next_seq.0.fetch_add(1, Ordering::Relaxed));
+        put(&mut producer, &Event { source, ..event });
     }
 }
 
@@ -349,7 +351,8 @@ fn main() {
             "ghost" => ghost(),
             "ask" => println!("{}", if attach(0).is_some() { "served" } else { "refused" }),
             "squat" => squat(value),
-            "live" => live(&segment(), number()),
+            "live" => live(&segment(), number(), Source::Torch),
+            "driver" => live(&segment(), number(), Source::Driver),
             "windows" => {
                 for _ in 0..number() {
                     if fork() {

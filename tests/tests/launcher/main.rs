@@ -8,10 +8,13 @@ mod drain;
 mod dry_run;
 mod dry_run_values;
 mod faults;
+mod hostile_clients;
+mod http;
 mod inputs;
 #[path = "../launcher_support/mod.rs"]
 mod launcher_support;
 mod metric_categories;
+mod metric_readers;
 mod metrics;
 #[path = "../../../analysis/tests/native_objects/mod.rs"]
 mod native_objects;

@@ -1,15 +1,17 @@
 //! `--metrics`: scrapes of a running program, parsed by Prometheus' own client library, against what PyTorch counts.
 
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use memtrace_tests::traced_program::{TracedProgram, packages, root};
+use memtrace_tests::traced_program::{TracedProgram, packages, root, with_default_signals};
 use serde_json::Value;
 
-use crate::launcher_support::Running;
+use crate::http::exchange;
+use crate::launcher_support::{PRODUCER, Running, memtrace};
 
 /// A hang is reported after this time.
 const HANG: Duration = Duration::from_secs(120);
@@ -38,7 +40,8 @@ pub(super) fn value(samples: &[Value], name: &str, owner: Option<&str>) -> Optio
 /// A program that is recorded with `--metrics`, and waits for lines on stdin.
 pub(super) struct Served {
     pub(super) launcher: Running,
-    url: String,
+    /// Where the metrics are: a URL, or `unix:` and a path.
+    pub(super) url: String,
     packages: String,
     stderr: Option<JoinHandle<Vec<String>>>,
     folder: tempfile::TempDir,
@@ -49,13 +52,44 @@ impl Served {
         let packages = packages(&["prometheus_client==0.21.1"]);
         let folder = tempfile::tempdir().unwrap();
         let program = program.option("--metrics").option("127.0.0.1:0").option("--no-snapshot");
-        let mut command = program.prepare(Some(&folder.path().join("run")));
+        Served::of(program.prepare(Some(&folder.path().join("run"))), packages, folder)
+    }
+
+    /// The producer with these words, and these options of memtrace.
+    pub(super) fn producer(options: &[&dyn AsRef<OsStr>], words: &[&str]) -> Served {
+        let program = [OsStr::new(PRODUCER)].into_iter().chain(words.iter().map(OsStr::new));
+        Served::command(options, program.collect::<Vec<_>>().as_slice())
+    }
+
+    /// A command, with these options of memtrace.
+    pub(super) fn command(options: &[&dyn AsRef<OsStr>], command: &[&OsStr]) -> Served {
+        let folder = tempfile::tempdir().unwrap();
+        let mut memtrace = Command::new(memtrace());
+        memtrace.args(options.iter().map(|option| option.as_ref())).args(["--no-snapshot", "-o"]);
+        memtrace.arg(folder.path().join("run")).arg("--").args(command);
+        with_default_signals(&mut memtrace);
+        Served::of(memtrace, String::new(), folder)
+    }
+
+    /// A command of memtrace, which writes its run into this folder.
+    pub(super) fn of(mut command: Command, packages: String, folder: tempfile::TempDir) -> Served {
         let mut launcher = Running::start(command.stdin(Stdio::piped()).stderr(Stdio::piped()));
         let mut stderr = BufReader::new(launcher.child.stderr.take().unwrap()).lines().map_while(Result::ok);
         let url = stderr.find_map(|line| Some(line.split_once("metrics at ")?.1.to_owned())).unwrap();
         // The launcher's messages do not fill the pipe.
         let stderr = Some(std::thread::spawn(move || stderr.collect()));
         Served { launcher, url, packages, stderr, folder }
+    }
+
+    /// The address and port of the server.
+    pub(super) fn address(&self) -> &str {
+        self.url.strip_prefix("http://").and_then(|url| url.strip_suffix("/metrics")).unwrap()
+    }
+
+    /// The value of a metric without labels, as text of the server has it now.
+    pub(super) fn number(&self, name: &str) -> Option<u64> {
+        let answer = exchange(self.address(), "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")?;
+        answer.body.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
     }
 
     /// The run folder.
@@ -83,11 +117,17 @@ impl Served {
 
     /// Ends the program, which succeeds. Returns what the launcher has written to stderr.
     #[track_caller]
-    pub(super) fn end(mut self) -> Vec<String> {
+    pub(super) fn end(self) -> Vec<String> {
+        self.end_and_keep().1
+    }
+
+    /// Ends the program, which succeeds. Returns the folder of the run too.
+    #[track_caller]
+    pub(super) fn end_and_keep(mut self) -> (tempfile::TempDir, Vec<String>) {
         drop(self.launcher.child.stdin.take());
         let stderr = self.stderr.take().unwrap().join().unwrap();
         assert!(self.launcher.child.wait().unwrap().success(), "{stderr:?}");
-        stderr
+        (self.folder, stderr)
     }
 }
 

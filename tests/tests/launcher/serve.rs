@@ -18,10 +18,10 @@ fn golden() -> PathBuf {
 }
 
 /// A running server.
-struct Server {
-    running: Running,
-    port: u16,
-    token: String,
+pub(super) struct Server {
+    pub(super) running: Running,
+    pub(super) port: u16,
+    pub(super) token: String,
 }
 
 /// An answer: status, headers, body.
@@ -43,7 +43,7 @@ fn command() -> Command {
 }
 
 impl Server {
-    fn start() -> Server {
+    pub(super) fn start() -> Server {
         Server::of(&mut command())
     }
 
@@ -79,7 +79,7 @@ impl Server {
     }
 
     /// The exit code of a server that ends.
-    fn exit_code(mut self) -> Option<i32> {
+    pub(super) fn exit_code(mut self) -> Option<i32> {
         self.running.child.wait().unwrap().code()
     }
 }
