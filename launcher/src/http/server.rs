@@ -266,3 +266,138 @@ impl Work {
         is_begun
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::{SocketAddr, TcpListener, TcpStream};
+
+    use crossbeam_channel::bounded;
+
+    use super::super::answer::Body;
+    use super::*;
+
+    /// Answers `/` with a body, and others when the test lets it.
+    struct Pages {
+        body: Body,
+        begun: Sender<()>,
+        go_on: Receiver<()>,
+    }
+
+    impl Site for Pages {
+        fn headers(&self) -> &[(&'static str, String)] {
+            &[]
+        }
+
+        fn refusal(&self, request: &Request) -> Option<Answer> {
+            request.hosts.is_empty().then(|| Answer::text(403, "no host"))
+        }
+
+        fn reply(&mut self, request: &Request) -> Reply {
+            if request.target == "/" {
+                return Reply::Now(Answer::new("text/plain", Arc::clone(&self.body)));
+            }
+            let (begun, go_on) = (self.begun.clone(), self.go_on.clone());
+            Reply::Later(Box::new(move || {
+                // The test may have ended.
+                let _ = begun.send(());
+                let _ = go_on.recv();
+                Answer::text(200, "computed")
+            }))
+        }
+    }
+
+    /// A server, its address, and the channels of its work.
+    fn start(body: usize) -> (Server, SocketAddr, Receiver<()>, Sender<()>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let ((begun, is_begun), (go_on, may_go_on)) = (unbounded(), bounded(0));
+        let site = Pages { body: Body::new(vec![b'x'; body]), begun, go_on: may_go_on };
+        (Server::start(Listener::of(listener).unwrap(), site, "test").unwrap(), address, is_begun, go_on)
+    }
+
+    fn send(address: SocketAddr, request: &str) -> TcpStream {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.write_all(request.as_bytes()).unwrap();
+        stream
+    }
+
+    fn get(address: SocketAddr, path: &str) -> TcpStream {
+        send(address, &format!("GET {path} HTTP/1.1\r\nHost: a\r\n\r\n"))
+    }
+
+    /// What the server sends until it closes the connection.
+    fn answer(mut stream: TcpStream) -> String {
+        let mut bytes = Vec::new();
+        stream.read_to_end(&mut bytes).unwrap();
+        String::from_utf8(bytes).unwrap()
+    }
+
+    #[test]
+    fn who_may_get_nothing_is_refused_before_the_rest_is_looked_at() {
+        let (_server, address, ..) = start(9);
+        let status = |headers: &str| answer(send(address, &format!("GET / HTTP/1.1\r\n{headers}\r\n")));
+        assert!(status("Content-Length: 1\r\n").starts_with("HTTP/1.1 403 "));
+        assert!(status("Host: a\r\nContent-Length: 1\r\n").starts_with("HTTP/1.1 413 "));
+        assert!(status("Host: a\r\nContent-Length: x\r\n").starts_with("HTTP/1.1 400 "));
+        let page = status("Host: a\r\n");
+        assert!(page.starts_with("HTTP/1.1 200 OK\r\n") && page.ends_with("\r\nContent-Length: 9\r\n\r\nxxxxxxxxx"));
+        let head = answer(send(address, "HEAD / HTTP/1.1\r\nHost: a\r\n\r\n"));
+        assert!(head.ends_with("\r\nContent-Length: 9\r\n\r\n"), "{head}");
+    }
+
+    #[test]
+    fn a_new_connection_takes_the_place_of_the_oldest_idle_one() {
+        let (_server, address, ..) = start(9);
+        let idle: Vec<TcpStream> = (0..MAX_CONNECTIONS).map(|_| send(address, "GET / HT")).collect();
+        assert!(answer(get(address, "/")).starts_with("HTTP/1.1 200 "));
+        let mut idle = idle.into_iter();
+        // It is closed, whether the server had read from it or not.
+        let closed = idle.next().unwrap().read(&mut [0; 9]).unwrap_or(0);
+        assert_eq!(closed, 0);
+        let mut second = idle.next().unwrap();
+        second.write_all(b"TP/1.1\r\nHost: a\r\n\r\n").unwrap();
+        assert!(answer(second).starts_with("HTTP/1.1 200 "), "only one place was needed");
+    }
+
+    #[test]
+    fn the_work_is_bounded_and_delays_nobody() {
+        let (server, address, begun, go_on) = start(9);
+        let waiting = [(); MAX_WORK].map(|()| get(address, "/work"));
+        begun.recv().unwrap();
+        // The requests can arrive in any order.
+        let mut more = Vec::new();
+        let refused = std::iter::repeat_with(|| get(address, "/work")).find_map(|stream| {
+            stream.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+            let is_answered = stream.peek(&mut [0; 1]).is_ok();
+            stream.set_read_timeout(None).unwrap();
+            if is_answered {
+                return Some(stream);
+            }
+            more.push(stream);
+            None
+        });
+        assert!(answer(refused.unwrap()).starts_with("HTTP/1.1 503 "));
+        assert!(answer(get(address, "/")).starts_with("HTTP/1.1 200 "));
+        go_on.send(()).unwrap();
+        begun.recv().unwrap();
+        go_on.send(()).unwrap();
+        let answers = waiting.into_iter().chain(more).map(answer).filter(|text| text.ends_with("computed\n"));
+        assert_eq!(answers.count(), MAX_WORK);
+        // The end does not wait for work.
+        let _stream = get(address, "/work");
+        begun.recv().unwrap();
+        drop(server);
+        assert!(TcpStream::connect(address).is_err());
+    }
+
+    #[test]
+    fn the_end_does_not_wait_for_who_reads_nothing() {
+        let (server, address, ..) = start(64 << 20);
+        let mut deaf = get(address, "/");
+        // The answer has begun.
+        deaf.read_exact(&mut [0; 9]).unwrap();
+        assert_eq!(answer(get(address, "/")).len() & !0xfff, 64 << 20, "others are served meanwhile");
+        drop(server);
+    }
+}
