@@ -57,8 +57,8 @@ pub(crate) fn is_loopback_name(host: &str) -> bool {
 
 /// Whether the host of a request can be a name that a stranger owns. `own` is the name of this machine.
 ///
-/// Nobody can lead an address elsewhere, or the name of this machine, or a name without a domain, or one of a domain that is
-/// reserved for private use (`host.docker.internal`).
+/// Nobody can lead an address elsewhere, or the name of this machine, or a name without a domain, or one of a domain
+/// that is reserved for private use (`host.docker.internal`).
 pub(crate) fn may_be_foreign(host: &str, own: &str) -> bool {
     let Some(name) = without_port(host) else { return true };
     if let Some(address) = name.strip_prefix('[') {

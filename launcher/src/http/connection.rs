@@ -18,8 +18,8 @@ const HEAD_TIME: Duration = Duration::from_secs(if cfg!(test) { 3600 } else { 5 
 /// How long a client may read nothing of an answer, and how long the whole answer may take.
 const STALL_TIME: Duration = Duration::from_secs(10);
 const ANSWER_TIME: Duration = Duration::from_secs(300);
-/// How long the server waits for the client to close the connection after an answer, and how many bytes it may still send.
-/// A connection that is closed with unread bytes is reset, and the client might not see the answer.
+/// How long the server waits for the client to close the connection after an answer, and how many bytes it may still
+/// send. A connection that is closed with unread bytes is reset, and the client might not see the answer.
 const CLOSE_TIME: Duration = Duration::from_millis(500);
 const MAX_IGNORED: usize = 64 << 10;
 
@@ -42,7 +42,7 @@ enum State {
     /// The answer is being sent.
     Writing { head: Vec<u8>, body: Body, sent: usize, until: Instant },
     /// The answer is sent, and the client is to close the connection.
-    Closing { ignored: usize },
+    Ending { ignored: usize },
 }
 
 /// The outcome of reading or writing.
@@ -76,7 +76,7 @@ impl Connection {
     /// The socket's readiness that matters.
     pub(super) fn interest(&self) -> PollFlags {
         match self.state {
-            State::Reading(_) | State::Closing { .. } => PollFlags::IN,
+            State::Reading(_) | State::Ending { .. } => PollFlags::IN,
             State::Writing { .. } => PollFlags::OUT,
             // The end of the connection is reported nevertheless.
             State::Waiting { .. } => PollFlags::empty(),
@@ -86,7 +86,7 @@ impl Connection {
     /// How much a new connection needs the place of this one less: the least is closed first, then the oldest.
     pub(super) fn rank(&self) -> (u8, u64) {
         let progress = match self.state {
-            State::Closing { .. } => 0,
+            State::Ending { .. } => 0,
             State::Reading(_) => 1,
             State::Writing { .. } => 2,
             State::Waiting { .. } => 3,
@@ -101,7 +101,7 @@ impl Connection {
             // Its socket is reported only if the client is gone.
             State::Waiting { .. } => Progress::Over,
             State::Writing { .. } => self.write(now),
-            State::Closing { .. } => self.ignore(),
+            State::Ending { .. } => self.ignore(),
         }
     }
 
@@ -167,12 +167,12 @@ impl Connection {
         if shutdown(&self.socket, Shutdown::Write).is_err() {
             return Progress::Over;
         }
-        (self.state, self.deadline) = (State::Closing { ignored: 0 }, now + CLOSE_TIME);
+        (self.state, self.deadline) = (State::Ending { ignored: 0 }, now + CLOSE_TIME);
         self.ignore()
     }
 
     fn ignore(&mut self) -> Progress {
-        let State::Closing { ignored } = &mut self.state else { return Progress::Pending };
+        let State::Ending { ignored } = &mut self.state else { return Progress::Pending };
         let mut bytes = [0; 4096];
         while *ignored < MAX_IGNORED {
             match recv(&self.socket, &mut bytes, RecvFlags::empty()) {

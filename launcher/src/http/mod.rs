@@ -1,7 +1,7 @@
 //! The HTTP server of `memtrace run --metrics` and of `memtrace open --serve`.
 //!
-//! Any user of the machine can connect to it, so whatever a client sends, or does not send, costs little: one thread serves
-//! all connections, of which there are few at a time ([`server`]). A request is its head, of bounded length
+//! Any user of the machine can connect to it, so whatever a client sends, or does not send, costs little: one thread
+//! serves all connections, of which there are few at a time ([`server`]). A request is its head, of bounded length
 //! ([`request`]). A body is refused, each connection is for one request, and each step of it has a deadline
 //! ([`connection`]). Nothing waits for a client, neither while the server runs nor when it ends.
 

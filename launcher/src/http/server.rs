@@ -33,7 +33,7 @@ pub(crate) trait Site: Send + 'static {
     /// The headers of every answer, beside those that each answer has.
     fn headers(&self) -> &[(&'static str, String)];
 
-    /// The refusal of a request whose sender may get nothing. Nothing else of it is looked at then.
+    /// The refusal of a request whose sender may get nothing. Nothing else of it is read then.
     fn refusal(&self, request: &Request) -> Option<Answer>;
 
     /// Answers a request without a body. It must not take long.
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn who_may_get_nothing_is_refused_before_the_rest_is_looked_at() {
+    fn who_may_get_nothing_is_refused_before_the_rest_is_read() {
         let (_server, address, ..) = start(9);
         let status = |headers: &str| answer(send(address, &format!("GET / HTTP/1.1\r\n{headers}\r\n")));
         assert!(status("Content-Length: 1\r\n").starts_with("HTTP/1.1 403 "));

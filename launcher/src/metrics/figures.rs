@@ -1,8 +1,8 @@
 //! The current figures of each recorded process.
 //!
-//! A traced process is not trusted. What is kept of it is bounded, for each process and for all together. Beyond a bound,
-//! and when something goes wrong in the replay, the figures of that process end: sums without some of the blocks would be
-//! wrong. A gauge counts such processes, and a counter their further events.
+//! A traced process is not trusted. What is kept of it is bounded, for each process and for all together. Beyond a
+//! bound, and when something goes wrong in the replay, the figures of that process end: sums without some of the blocks
+//! would be wrong. A gauge counts such processes, and a counter their further events.
 
 use std::collections::{BTreeMap, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,8 +16,8 @@ use memtrace_trace::definition::Definition;
 use memtrace_trace::event::{Action, Event, Source};
 use memtrace_trace::ids::ModuleId;
 
-/// The maximum that is kept of one process, and of all processes. A block or another entry has about 100 bytes, and a series
-/// about 150 bytes of text.
+/// The maximum that is kept of one process, and of all processes. A block or another entry has about 100 bytes, and a
+/// series about 150 bytes of text.
 const BOUNDS: Bounds =
     Bounds { process: Kept { entries: 1 << 21, series: 1 << 13 }, all: Kept { entries: 1 << 22, series: 1 << 18 } };
 /// The number of series that a device can have beside those of the owners of its memory.

@@ -138,8 +138,8 @@ mod with_library {
                 counts.end = Some(Instant::now() + END_TIMEOUT);
                 counts.begun
             };
-            // The thread also ends the threads of the library. A lookup of the collector's name can keep them, and nothing
-            // waits for that.
+            // The thread also ends the threads of the library. A lookup of the collector's name can keep them, and
+            // nothing waits for that.
             let (ended, end) = bounded::<()>(0);
             let shut_down = move || {
                 // A failure is in the outcome.

@@ -70,8 +70,8 @@ impl MetricsListener {
 struct Metrics {
     figures: Figures,
     token: Option<Token>,
-    /// The name of this machine, if the requests must be addressed to it: the pages of a browser on this machine could lead
-    /// their own name to a loopback address.
+    /// The name of this machine, if the requests must be addressed to it: the pages of a browser on this machine could
+    /// lead their own name to a loopback address.
     own_name: Option<String>,
     headers: [(&'static str, String); 1],
     newest: Option<(Instant, Format, Body)>,

@@ -1,5 +1,5 @@
-//! Clients that attack the HTTP servers of `--metrics` and `open --serve`, as any user of the machine can: the recording
-//! and the program go on, the servers answer others, and they end when they should.
+//! Clients that attack the HTTP servers of `--metrics` and `open --serve`, as any user of the machine can: the
+//! recording and the program go on, the servers answer others, and they end when they should.
 //!
 //! The clients run as another user if the tests run as root.
 
