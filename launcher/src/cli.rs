@@ -18,7 +18,9 @@ use crate::option_values::{
     Bounds, Kept, Values, bounds, category_limit, gpu_memory, kept, limit, otlp_url, positive, release_point,
     server_address, size, step_range, time_limit, time_range, tolerance, values,
 };
+use crate::output::{Printed, Stream, print, print_to_stderr};
 use crate::simulation::{Gpu, Nonzero};
+use crate::terminal::layout;
 
 /// Record what fills the GPU memory of a program
 ///
@@ -955,7 +957,9 @@ impl Cli {
         if is_run && arguments.len() > 1 && first != Some("run") {
             arguments.insert(1, "run".into());
         }
-        Cli::try_parse_from(arguments).map_err(|error| UsageError { error, is_run })
+        // Only on a terminal, and an argument has no sequence that could be taken for one of clap.
+        let is_styled = !arguments.iter().any(|argument| argument.as_encoded_bytes().contains(&0x1b));
+        Cli::try_parse_from(arguments).map_err(|error| UsageError { error, is_run, is_styled })
     }
 }
 
@@ -964,13 +968,23 @@ impl Cli {
 pub(crate) struct UsageError {
     error: clap::Error,
     is_run: bool,
+    is_styled: bool,
 }
 
 impl UsageError {
     /// Prints the message on stdout or stderr, and returns the exit code.
     pub(crate) fn print(&self) -> u8 {
-        // If even this message cannot be printed, there is nothing left to do.
-        let _ = self.error.print();
+        let stream = if self.error.use_stderr() { Stream::Stderr } else { Stream::Stdout };
+        let text = self.error.render();
+        let text = match self.is_styled && layout(stream, false).color {
+            true => text.ansi().to_string(),
+            false => text.to_string(),
+        };
+        match stream {
+            Stream::Stderr => print_to_stderr(Printed::Styled(&text)),
+            // If even this text cannot be printed, there is nothing left to do.
+            Stream::Stdout => _ = print(Printed::Styled(&text)),
+        }
         match self.error.exit_code() {
             0 => 0,
             _ if self.is_run => crate::preflight::MEMTRACE_FAILED,

@@ -2,7 +2,6 @@
 //! the report on stderr.
 
 use std::fs::File;
-use std::io::{IsTerminal, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -11,6 +10,7 @@ use memtrace_analysis::rules::CustomRules;
 use memtrace_analysis::{FinishOptions, FinishedRun, RunFolder, ToText, finish_run};
 
 use crate::cli::EndSummaryOptions;
+use crate::output::{Printed, Stream, print_to_stderr};
 use crate::terminal::{ProgressLine, layout};
 use crate::{message, sandbox};
 
@@ -105,7 +105,7 @@ fn report_failure(folder: &RunFolder, error: anyhow::Error) {
 fn analyze(folder: &RunFolder, options: &SummaryOptions) -> anyhow::Result<()> {
     let custom_rules = options.custom_rules.clone();
     let finish_options = FinishOptions { no_snapshot: options.no_snapshot, custom_rules, ..FinishOptions::default() };
-    let mut line = ProgressLine::new(!options.quiet && std::io::stderr().is_terminal());
+    let mut line = ProgressLine::new(!options.quiet && Stream::Stderr.is_terminal());
     let written = finish_run(folder, &finish_options, &mut |progress| line.show(&progress));
     line.clear();
     print(&written?, options);
@@ -123,7 +123,5 @@ fn print(written: &FinishedRun, options: &SummaryOptions) {
     if options.quiet {
         return;
     }
-    let text = written.summary.to_text(&layout(&std::io::stderr(), options.verbose));
-    // A closed stderr is not an error.
-    let _ = write!(std::io::stderr().lock(), "{text}");
+    print_to_stderr(Printed::Styled(&written.summary.to_text(&layout(Stream::Stderr, options.verbose))));
 }

@@ -10,6 +10,7 @@
 //! - `end_summary`: runs the analysis and prints the end-of-run summary.
 
 mod attach;
+mod bounded_read;
 mod child;
 mod cli;
 mod commands;
@@ -34,6 +35,8 @@ mod mcp;
 mod message;
 mod metrics;
 mod option_values;
+mod output;
+mod output_file;
 mod preflight;
 mod private_folder;
 mod proc;
@@ -55,6 +58,7 @@ mod xla;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    output::print_panics();
     if let Some(request) = drain::rotation_worker::requested() {
         return ExitCode::from(drain::rotation_worker::run(request));
     }
@@ -78,7 +82,7 @@ fn run() -> u8 {
         cli::Command::Lines(options) => commands::sandboxed(|| commands::lines::lines(&options)),
         cli::Command::Diff(options) => commands::sandboxed(|| commands::diff::diff(&options)),
         cli::Command::Check(options) => commands::sandboxed_check(|| commands::check::check(&options)),
-        cli::Command::Redact(options) => commands::sandboxed(|| commands::redact::redact(&options)),
+        cli::Command::Redact(options) => commands::redact::redact(&options),
         cli::Command::Suspend(options) => commands::exit_code(commands::suspend::suspend(&options)),
         cli::Command::Resume(options) => commands::exit_code(commands::suspend::resume(&options)),
         cli::Command::Live(options) => commands::live::live(&options),

@@ -5,10 +5,11 @@
 //! it records, so its lines begin with `memtrace: `.
 
 use std::fmt;
-use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use memtrace_analysis::printable;
+
+use crate::output::{Printed, print_to_stderr};
 
 /// Whether the lines begin with `memtrace: `.
 static HAS_PREFIX: AtomicBool = AtomicBool::new(false);
@@ -55,7 +56,9 @@ pub(crate) fn status(text: &str) {
 fn line(kind: &str, text: &str) {
     let prefix = if HAS_PREFIX.load(Ordering::Relaxed) { "memtrace: " } else { "" };
     let text = without_error_numbers(text);
-    let _ = writeln!(std::io::stderr(), "{}", printable::output_line(&format!("{prefix}{kind}{text}")));
+    // A line end in a name does not begin a line.
+    let line = printable::output_line(&format!("{prefix}{kind}{text}"));
+    print_to_stderr(Printed::Text(&(line + "\n")));
 }
 
 /// Removes ` (os error 2)`, which the standard library appends to the system's reasons.

@@ -6,20 +6,30 @@
 //! The child may use half of the memory. If the system runs out of memory nevertheless, the kernel kills the child
 //! first.
 
+use std::fs::File;
+use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
-use anyhow::anyhow;
+use anyhow::{Context, anyhow, bail};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{
-    Pid, Resource, Rlimit, Signal, WaitOptions, getpid, getppid, getrlimit, kill_process,
+    Pid, PidfdFlags, Resource, Rlimit, Signal, WaitOptions, getpid, getppid, getrlimit, kill_process, pidfd_open,
     set_parent_process_death_signal, setrlimit, waitpid,
 };
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
+use crate::bounded_read::read_until;
 use crate::message::WithHelp;
 
 /// The memory that the child may use at least, in bytes, on any machine.
 const MIN_MEMORY: u64 = 512 << 20;
+/// The longest result of [`call`], in bytes.
+const MAX_RESULT: usize = 1 << 20;
 /// The exit code of work that panicked, the same as of a Rust program.
 const PANIC_EXIT_CODE: u8 = 101;
 
@@ -31,6 +41,25 @@ pub(crate) fn run(work: impl FnOnce() -> u8) -> anyhow::Result<u8> {
         Ok(worker) => worker.wait(),
         // No process could be created, so run the work here.
         Err((work, _)) => Ok(work()),
+    }
+}
+
+/// Runs `work` in a child process for this long at most, and returns its result.
+///
+/// The error says what ended the child early. This process must have no other threads.
+pub(crate) fn call<T: Serialize + DeserializeOwned>(limit: Duration, work: impl FnOnce() -> T) -> anyhow::Result<T> {
+    let end = Instant::now() + limit;
+    let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).context("cannot make a pipe")?;
+    let send = || {
+        let result = serde_json::to_vec(&work()).ok();
+        result.and_then(|result| File::from(writer).write_all(&result).ok()).map_or(PANIC_EXIT_CODE, |()| 0)
+    };
+    let worker = Worker::start(send).map_err(|(_, e)| anyhow!(e).context("cannot start a worker process"))?;
+    let read = read_until(File::from(reader), end, MAX_RESULT);
+    match (read, worker.wait_for(end.saturating_duration_since(Instant::now()))?) {
+        (Ok(result), 0) => serde_json::from_slice(&result).context("the worker process gave no result"),
+        (Err(e), _) => Err(anyhow!(e).context("the worker process gave no result")),
+        (Ok(_), code) => bail!("the worker process ended with exit code {code}"),
     }
 }
 
@@ -65,6 +94,27 @@ impl Worker {
     /// Waits for the end of the work and returns its exit code. The error says what ended the child early.
     pub(crate) fn wait(self) -> anyhow::Result<u8> {
         wait(self.pid, self.memory)
+    }
+
+    /// [`Self::wait`] for this long at most. Then the child is ended.
+    pub(crate) fn wait_for(self, limit: Duration) -> anyhow::Result<u8> {
+        // Without such a descriptor (before Linux 5.3) there is no limit.
+        if let Ok(child) = pidfd_open(self.pid, PidfdFlags::empty()) {
+            let end = Instant::now() + limit;
+            loop {
+                let left = end.saturating_duration_since(Instant::now());
+                let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+                match poll(&mut [PollFd::new(&child, PollFlags::IN)], Some(&left)) {
+                    Ok(0) => {
+                        self.kill();
+                        bail!("the worker process took longer than {} s", limit.as_secs());
+                    }
+                    Err(rustix::io::Errno::INTR) => {}
+                    Ok(_) | Err(_) => break,
+                }
+            }
+        }
+        self.wait()
     }
 
     /// Ends the child.
@@ -166,6 +216,21 @@ mod tests {
     #[test]
     fn the_exit_code_is_returned() {
         assert_eq!(run(|| 7).unwrap(), 7);
+    }
+
+    #[test]
+    fn results_are_returned() {
+        let limit = Duration::from_secs(600);
+        let result = call(limit, || (getpid().as_raw_nonzero().get(), "x".repeat(500_000))).unwrap();
+        assert!(result.0 != getpid().as_raw_nonzero().get() && result.1.len() == 500_000);
+        let error = |result: anyhow::Result<String>| format!("{:#}", result.unwrap_err());
+        assert!(error(call(limit, || "x".repeat(MAX_RESULT))).contains("gave no result"));
+        assert!(error(call(limit, || std::process::abort())).contains("memory"));
+        let endless = || loop {
+            std::thread::sleep(Duration::from_secs(600));
+        };
+        let late = call::<String>(Duration::from_millis(20), endless);
+        assert!(error(late).contains("the worker process took longer"), "it is ended");
     }
 
     #[test]

@@ -1,11 +1,11 @@
 //! What the terminal shows: a progress line on stderr, and the layout of text reports.
 
-use std::io::IsTerminal;
-use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use memtrace_analysis::{Progress, TextOptions, printable};
+
+use crate::output::Stream;
 
 /// Work that takes less time than this shows no progress.
 const PROGRESS_DELAY: Duration = Duration::from_secs(1);
@@ -19,7 +19,7 @@ const WIDEST: u16 = 200;
 
 /// The text layout: on a terminal with its width, bars and colors. `NO_COLOR` or `TERM=dumb` turns colors off. In files and
 /// pipes the layout is the same everywhere.
-pub(crate) fn layout(stream: &(impl IsTerminal + AsFd), verbose: bool) -> TextOptions {
+pub(crate) fn layout(stream: Stream, verbose: bool) -> TextOptions {
     let plain = TextOptions { verbose, ..TextOptions::default() };
     if !stream.is_terminal() {
         return plain;
@@ -61,7 +61,9 @@ impl ProgressLine {
             return;
         }
         let bar = self.bar.get_or_insert_with(|| {
-            let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(DRAWS_PER_SECOND));
+            #[expect(clippy::disallowed_methods, reason = "its text is made printable below")]
+            let target = ProgressDrawTarget::stderr_with_hz(DRAWS_PER_SECOND);
+            let bar = ProgressBar::with_draw_target(None, target);
             // A wrong template would be a defect: the default one shows less.
             bar.with_style(ProgressStyle::with_template(TEMPLATE).unwrap_or_else(|_| ProgressStyle::default_bar()))
         });

@@ -26,9 +26,43 @@ pub fn line(text: &str) -> Cow<'_, str> {
     if text.contains(is_unprintable) { text.replace(is_unprintable, "\u{fffd}").into() } else { text.into() }
 }
 
+/// The control sequences with which memtrace styles text.
+pub const STYLES: [&str; 14] = [
+    "\x1b[0m",
+    "\x1b[1m",
+    "\x1b[2m",
+    "\x1b[4m",
+    "\x1b[1;31m",
+    "\x1b[1;32m",
+    "\x1b[1;33m",
+    "\x1b[31m",
+    "\x1b[32m",
+    "\x1b[33m",
+    "\x1b[34m",
+    "\x1b[35m",
+    "\x1b[36m",
+    "\x1b[37m",
+];
+
 /// Makes a whole line of output. It is printable, and no CI service takes it for a command.
 pub fn output_line(text: &str) -> String {
     without_commands(&line(text)).into_owned()
+}
+
+/// Makes lines of output: each as [`output_line`] makes one.
+pub fn output_text(text: &str) -> String {
+    styled_text(text, &[])
+}
+
+/// Makes lines of output: each as [`styled_line`] makes one.
+pub fn styled_text(text: &str, own: &[&str]) -> String {
+    let mut out = String::with_capacity(text.len());
+    for part in text.split_inclusive('\n') {
+        let (line, end) = part.strip_suffix('\n').map_or((part, ""), |line| (line, "\n"));
+        out.push_str(&styled_line(line, own));
+        out.push_str(end);
+    }
+    out
 }
 
 /// Makes a whole line of output that keeps the control sequences `own`, with which the caller has styled it.
@@ -236,6 +270,17 @@ mod tests {
         let text = "\x1b[1mx\x1b[0m ##[y]\x1b[2J\x1b]0;z\x07";
         assert_eq!(styled_line(text, &OWN), "\x1b[1mx\x1b[0m ##\u{fffd}[y]\u{fffd}[2J\u{fffd}]0;z\u{fffd}");
         assert_eq!(styled_line("\x1b[1mx", &[]), "\u{fffd}[1mx");
+    }
+
+    #[test]
+    fn lines_of_output_are_made_one_by_one() {
+        let text = "\x1b[1ma\x1b[0m\n ::error::b\r\n\n\u{202e}##[c]";
+        assert_eq!(output_text(text), "\u{fffd}[1ma\u{fffd}[0m\n \u{fffd}::error::b\u{fffd}\n\n\u{fffd}##\u{fffd}[c]");
+        assert!(styled_text(text, &STYLES).starts_with("\x1b[1ma\x1b[0m\n \u{fffd}::error::b"));
+        // What is printable stays, so text may be made twice.
+        for text in [output_text(text), "a\nb".to_owned(), "\n".to_owned(), String::new()] {
+            assert_eq!(output_text(&text), text);
+        }
     }
 
     #[test]

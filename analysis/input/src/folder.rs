@@ -54,15 +54,17 @@ impl RunFolder {
 
     /// The names of the files in the folder, sorted.
     pub fn file_names(&self) -> io::Result<Vec<OsString>> {
-        let mut names = Vec::new();
-        for entry in Dir::read_from(&self.dir)? {
-            let name = entry?.file_name().to_bytes().to_owned();
-            if name != b"." && name != b".." {
-                names.push(OsString::from_vec(name));
-            }
-        }
+        let mut names = self.any_file_names(usize::MAX)?;
         names.sort();
         Ok(names)
+    }
+
+    /// The names of at most `limit` files in the folder, in any order. A folder that a program writes into can have any
+    /// number of them.
+    pub fn any_file_names(&self, limit: usize) -> io::Result<Vec<OsString>> {
+        let names = Dir::read_from(&self.dir)?.map(|entry| Ok(entry?.file_name().to_bytes().to_owned()));
+        let names = names.filter(|name| !name.as_ref().is_ok_and(|name| name == b"." || name == b".."));
+        names.take(limit).map(|name| name.map(OsString::from_vec)).collect()
     }
 
     /// Opens a regular file in the folder for reading. Fails for links, devices and other special files.
@@ -78,6 +80,12 @@ impl RunFolder {
         let file = File::from(rustix::fs::openat(&self.dir, name, flags, Mode::empty())?);
         untrusted::check(&file)?;
         Ok(file)
+    }
+
+    /// The content of a regular file in the folder. Fails for links, devices and other special files, and if the file has
+    /// more than `limit` bytes.
+    pub fn read_file(&self, name: impl AsRef<Path>, limit: u64) -> io::Result<Vec<u8>> {
+        untrusted::read(&self.open_file(name)?, limit)
     }
 
     /// The target of a link in the folder, without following it. Fails for anything else.

@@ -1,7 +1,6 @@
 //! A redacted run: the traces, the manifest and the symbols of a run folder with other names, and new reports of them.
 
-use std::fs::File;
-use std::io::{BufWriter, Read, Write};
+use std::io::{BufWriter, Write};
 use std::path::Path;
 
 use memtrace_input::RunFolder;
@@ -35,19 +34,21 @@ pub fn redact_run(
     run.processes().iter().for_each(|process| redactor.add_public_names(process.definitions()));
     for process in run.processes() {
         let name = trace_name(process);
-        let cannot = || Error::io(format!("cannot redact {}", process.path().display()));
+        let path = out.path().join(&name);
+        let cannot = || Error::io(format!("cannot write {}", path.display()));
         let mut new = out.create_atomic(&name).map_err(cannot())?;
         let mut writer = BufWriter::new(new.file());
-        redactor.trace(process.path(), &mut writer)?;
+        redactor.trace(process.path(), &mut writer, &path)?;
         writer.flush().map_err(cannot())?;
         drop(writer);
         new.commit().map_err(cannot())?;
     }
     let source = if run.path().is_dir() { run.path() } else { run.path().parent().unwrap_or(Path::new("")) };
-    let source = RunFolder::open(if source.as_os_str().is_empty() { Path::new(".") } else { source });
-    let source = source.map_err(Error::io(format!("cannot open {}", run.path().display())))?;
+    let source = if source.as_os_str().is_empty() { Path::new(".") } else { source };
+    let path = |name: &str| source.join(name);
+    let source = RunFolder::open(source).map_err(Error::io(format!("cannot open {}", source.display())))?;
     match read(&source, MANIFEST_FILE)? {
-        Some(text) => write(out, MANIFEST_FILE, &redactor.manifest(&text)?)?,
+        Some(text) => write(out, MANIFEST_FILE, &redactor.manifest(&text, &path(MANIFEST_FILE))?)?,
         // Who made the folder may have claimed it with an empty file of this name.
         None => drop(out.remove(MANIFEST_FILE)),
     }
@@ -56,7 +57,7 @@ pub fn redact_run(
         None => read(&source, SYMBOLS_FILE)?,
     };
     if let Some(symbols) = symbols {
-        write(out, SYMBOLS_FILE, &redactor.symbols(&symbols)?)?;
+        write(out, SYMBOLS_FILE, &redactor.symbols(&symbols, &path(SYMBOLS_FILE))?)?;
     }
     finish_run(out, options, progress)
 }
@@ -80,14 +81,12 @@ fn trace_name(process: &Process) -> String {
 /// The text of a file; `None` if there is none.
 fn read(folder: &RunFolder, name: &str) -> Result<Option<String>> {
     let cannot = || Error::io(format!("cannot read {}", folder.path().join(name).display()));
-    let file: File = match folder.open_file(name) {
-        Ok(file) => file,
+    let text = match folder.read_file(name, MAX_JSON) {
+        Ok(text) => text,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(e) => return Err(cannot()(e)),
     };
-    let mut text = String::new();
-    file.take(MAX_JSON).read_to_string(&mut text).map_err(cannot())?;
-    Ok(Some(text))
+    String::from_utf8(text).map(Some).map_err(|e| cannot()(std::io::Error::other(e.utf8_error())))
 }
 
 fn write(folder: &RunFolder, name: &str, text: &str) -> Result<()> {

@@ -78,20 +78,6 @@ impl Style {
     /// The line, safe for a terminal and for the log of a CI job. It keeps only the control sequences that
     /// [`Self::paint`] makes.
     pub(crate) fn printable(self, line: &str) -> String {
-        const OWN: [&str; 12] = [
-            "\x1b[0m",
-            "\x1b[1m",
-            "\x1b[2m",
-            "\x1b[1;31m",
-            "\x1b[1;32m",
-            "\x1b[1;33m",
-            "\x1b[32m",
-            "\x1b[33m",
-            "\x1b[34m",
-            "\x1b[35m",
-            "\x1b[36m",
-            "\x1b[37m",
-        ];
-        printable::styled_line(line, if self.color { &OWN } else { &[] })
+        printable::styled_line(line, if self.color { &printable::STYLES } else { &[] })
     }
 }

@@ -6,9 +6,11 @@
 
 use std::ffi::{CString, c_char, c_int};
 use std::fs::File;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+
+use memtrace_trace::printable;
 
 /// The exit status of `memtrace` when it cannot run the command.
 const CANNOT_RUN: c_int = 125;
@@ -45,6 +47,10 @@ fn is_program(path: &Path) -> bool {
 }
 
 fn fail(text: &str) -> c_int {
-    eprintln!("error: {text}\nhelp: reinstall it: pip install --force-reinstall gpu-memtrace");
+    // The text has the path of this program.
+    let error = printable::output_line(&format!("error: {text}"));
+    #[expect(clippy::disallowed_methods, reason = "this program has one message")]
+    let mut stderr = std::io::stderr();
+    let _ = writeln!(stderr, "{error}\nhelp: reinstall it: pip install --force-reinstall gpu-memtrace");
     CANNOT_RUN
 }

@@ -1,6 +1,5 @@
 //! `memtrace check`: compares a run with limits or with a baseline.
 
-use std::io::IsTerminal;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
@@ -16,6 +15,7 @@ use memtrace_trace::file::untrusted;
 use super::selection::Selected;
 use crate::cli::Check;
 use crate::message::WithHelp;
+use crate::output::{Printed, Stream};
 use crate::terminal::ProgressLine;
 
 /// The maximum size of a summary file in bytes. A larger file is not a summary.
@@ -25,7 +25,7 @@ const START_SIZE: usize = 32;
 
 /// Prints the result. Returns false when the run exceeds a limit.
 pub(crate) fn check(options: &Check) -> anyhow::Result<bool> {
-    let mut line = ProgressLine::new(std::io::stderr().is_terminal());
+    let mut line = ProgressLine::new(Stream::Stderr.is_terminal());
     let rules = super::categories::read(options.categories.as_deref())?;
     known_categories(options, rules.as_deref())?;
     let run = super::open(&options.run)?;
@@ -69,11 +69,16 @@ pub(crate) fn check(options: &Check) -> anyhow::Result<bool> {
         allow_incomplete: options.allow_incomplete,
     };
     let report = check_limits(&summary, baseline.as_ref(), comparison.as_ref(), &limits);
-    super::write_output(&if options.json { report.to_json() } else { memtrace_analysis::check_text(&report) }, None)?;
+    if options.json {
+        super::write_output(Printed::Json(&report.to_json()), None)?;
+    } else {
+        super::write_output(Printed::Text(&memtrace_analysis::check_text(&report)), None)?;
+    }
     if options.github {
         let here = std::env::current_dir().unwrap_or_default();
         let root = std::env::var_os("GITHUB_WORKSPACE").filter(|root| !root.is_empty()).map_or(here, Into::into);
-        super::write_output(memtrace_analysis::github_annotations(&report, &root.to_string_lossy()), None)?;
+        let annotations = memtrace_analysis::github_annotations(&report, &root.to_string_lossy());
+        super::write_output(Printed::Annotations(&annotations), None)?;
     }
     Ok(report.passed)
 }

@@ -1,6 +1,5 @@
 //! `memtrace diff`: shows why one run has a higher peak than another.
 
-use std::io::IsTerminal;
 use std::path::Path;
 
 use anyhow::{bail, ensure};
@@ -12,6 +11,7 @@ use memtrace_analysis::{
 use super::selection::{Selected, ensure_step};
 use crate::cli::Diff;
 use crate::message::WithHelp;
+use crate::output::{Printed, Stream};
 use crate::terminal::{ProgressLine, layout};
 
 /// The page that `--html` writes by default.
@@ -40,7 +40,7 @@ pub(crate) fn diff(options: &Diff) -> anyhow::Result<()> {
     };
     let (rank, device, sources) = (options.rank, options.device, options.sources);
     let diff_options = DiffOptions { steps, rank, device, sources, custom_rules: custom_rules.clone() };
-    let mut line = ProgressLine::new(std::io::stderr().is_terminal());
+    let mut line = ProgressLine::new(Stream::Stderr.is_terminal());
     let report = compare(&a, b.as_ref().unwrap_or(&a), &diff_options, &mut |progress| line.show(&progress));
     line.clear();
     [&report.a, &report.b].into_iter().try_for_each(ensure_step)?;
@@ -55,8 +55,10 @@ pub(crate) fn diff(options: &Diff) -> anyhow::Result<()> {
         let summary_options = SummaryOptions { custom_rules: custom_rules.as_deref(), ..SummaryOptions::default() };
         return write_page(&report, &a, b.as_ref(), &summary_options, device, page.as_deref());
     }
-    let text = if options.json { report.to_json() } else { report.to_text(&layout(&std::io::stdout(), false)) };
-    super::write_output(&text, None)
+    if options.json {
+        return super::write_output(Printed::Json(&report.to_json()), None);
+    }
+    super::write_output(Printed::Styled(&report.to_text(&layout(Stream::Stdout, false))), None)
 }
 
 /// Writes the page of a comparison. Without run `b`, it is about two steps of run `a`.
@@ -72,7 +74,7 @@ fn write_page(
         output.unwrap_or(Path::new(DIFF_PAGE)),
         a.processes().iter().chain(b.into_iter().flat_map(Run::processes)),
     )?;
-    let mut line = ProgressLine::new(std::io::stderr().is_terminal());
+    let mut line = ProgressLine::new(Stream::Stderr.is_terminal());
     let mut page = Vec::new();
     let drawn = (|| {
         let mut summary_of = |run: &Run| -> memtrace_analysis::Result<Summary> {

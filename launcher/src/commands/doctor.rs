@@ -1,8 +1,7 @@
 //! `memtrace doctor`: checks what can be recorded on this machine and in this program.
 
-use memtrace_analysis::printable;
-
 use crate::cli::Doctor;
+use crate::output::{Printed, Stream, print};
 use crate::terminal::layout;
 use crate::{doctor, message};
 
@@ -23,12 +22,12 @@ pub(crate) fn doctor(options: &Doctor) -> u8 {
             return super::BAD_INPUT;
         }
     };
-    let text = if options.json {
-        printable::json(serde_json::to_string_pretty(&report).unwrap_or_default() + "\n")
+    let printed = if options.json {
+        print(Printed::Json(&(serde_json::to_string_pretty(&report).unwrap_or_default() + "\n")))
     } else {
-        doctor::to_text(&report, layout(&std::io::stdout(), false).color)
+        print(Printed::Styled(&doctor::to_text(&report, layout(Stream::Stdout, false).color)))
     };
-    if let Err(e) = super::print(text.as_bytes()) {
+    if let Err(e) = printed {
         message::error(&format!("cannot write to stdout: {e}"), None);
         return super::BAD_INPUT;
     }

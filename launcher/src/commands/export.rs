@@ -1,7 +1,7 @@
 //! `memtrace export`: writes a run in the format of another program.
 
 use std::fs::File;
-use std::io::{BufWriter, IsTerminal, Write};
+use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
@@ -16,6 +16,8 @@ use memtrace_analysis::{HtmlOptions, Process, Progress, Run, RunFolder, SummaryO
 use super::selection::Selected;
 use crate::cli::{self, Export, ExportFormat};
 use crate::message::{self, WithHelp};
+use crate::output::{Printed, Stream};
+use crate::output_file::OutputFile;
 use crate::terminal::ProgressLine;
 
 /// Writes the requested files. Fails when the run cannot be read or a file cannot be written.
@@ -132,7 +134,7 @@ pub(crate) fn export(options: &Export) -> anyhow::Result<()> {
                 )
             );
             let text = summarize_with(&run, &summary_options, &mut |_| {})?.to_json() + "\n";
-            super::write_output(&text, options.output.as_deref())
+            super::write_output(Printed::Json(&text), options.output.as_deref())
         }
     }
 }
@@ -150,7 +152,7 @@ fn html(run: &Run, options: &Export, summary_options: &SummaryOptions<'_>, name:
     let windows = processes.iter().map(window_of).collect::<anyhow::Result<Vec<Window>>>()?;
     let path = options.output.clone().unwrap_or_else(|| PathBuf::from(name));
     super::ensure_not_input(&path, run.processes())?;
-    let mut line = ProgressLine::new(std::io::stderr().is_terminal());
+    let mut line = ProgressLine::new(Stream::Stderr.is_terminal());
     let summary = summarize_with(run, summary_options, &mut |progress| line.show(&progress))?;
     let mut page = Vec::new();
     let html_options = HtmlOptions {
@@ -205,7 +207,7 @@ fn parquet(run: &Run, options: &Export, rules: Option<&CustomRules>) -> anyhow::
         let mut files = new.iter_mut().map(|new| new.file().try_clone()).collect::<Result<Vec<_>, _>>()?.into_iter();
         let mut next = || files.next().map(BufWriter::new).context("each table has a file");
         let mut files = [next()?, next()?, next()?, next()?];
-        let mut line = ProgressLine::new(std::io::stderr().is_terminal());
+        let mut line = ProgressLine::new(Stream::Stderr.is_terminal());
         let (what, total) = ("writing the tables", process.recording().event_count());
         let outputs = files.each_mut().map(|file| file as &mut (dyn Write + Send));
         let written = tables(process, &run_name, TableLayout::Whole, &part.window, rules, outputs, &mut |done| {
@@ -251,7 +253,11 @@ fn files(
         let part = part(run, process, &options.window)?;
         let cannot = || format!("cannot create {}", path.display());
         match &options.output {
-            Some(path) => write(&part, &mut File::create(path).with_context(cannot)?, path)?,
+            Some(path) => {
+                let mut new = OutputFile::create(path)?;
+                write(&part, new.file(), path)?;
+                new.commit()?;
+            }
             None => {
                 // The current directory may be a run folder of another user. `RunFolder` follows no symbolic links.
                 let here = RunFolder::open(Path::new(".")).with_context(cannot)?;
@@ -282,7 +288,7 @@ fn part<'a>(run: &Run, process: &'a Process, requested: &cli::Window) -> anyhow:
         max_events: requested.max_events,
         device: requested.device,
     };
-    let mut line = ProgressLine::new(std::io::stderr().is_terminal());
+    let mut line = ProgressLine::new(Stream::Stderr.is_terminal());
     let total = process.recording().event_count();
     let what = "selecting the window";
     let window = Window::of(process, &selection, &mut |done| line.show(&Progress { what, done, total }));
@@ -337,10 +343,10 @@ fn write<W: Write>(
     export: impl FnOnce(&mut BufWriter<W>, &mut dyn FnMut(u64)) -> memtrace_analysis::Result<()>,
 ) -> anyhow::Result<()> {
     let mut out = BufWriter::new(out);
-    let mut line = ProgressLine::new(std::io::stderr().is_terminal());
+    let mut line = ProgressLine::new(Stream::Stderr.is_terminal());
     let total = process.recording().event_count();
     let written = export(&mut out, &mut |done| line.show(&Progress { what, done, total }));
     line.clear();
-    written?;
+    written.with_context(|| format!("cannot export to {}", path.display()))?;
     out.flush().with_context(|| format!("cannot write {}", path.display()))
 }

@@ -1,7 +1,7 @@
 //! The runs of one job on many hosts: `memtrace report DIR`, and the partitioned tables of `memtrace export`.
 
 use std::fs::File;
-use std::io::{BufWriter, IsTerminal, Write};
+use std::io::{BufWriter, Write};
 use std::path::Path;
 
 use anyhow::{Context, ensure};
@@ -17,6 +17,7 @@ use memtrace_analysis::{
 
 use crate::cli::{Export, Report};
 use crate::message::{self, WithHelp};
+use crate::output::{Printed, Stream};
 use crate::terminal::{ProgressLine, layout};
 
 /// Whether a path names no run, but a folder that has some: run folders, or the tables of an export.
@@ -43,7 +44,7 @@ pub(super) fn report(path: &Path, options: &Report) -> anyhow::Result<()> {
             "pass a folder of run folders, or a run folder"
         )
     );
-    let mut line = ProgressLine::new(std::io::stderr().is_terminal());
+    let mut line = ProgressLine::new(Stream::Stderr.is_terminal());
     let job_options = JobOptions { job: options.job.clone(), compares: true };
     let report = job_report(path, &job_options, &mut |progress| line.show(&progress));
     line.clear();
@@ -51,16 +52,15 @@ pub(super) fn report(path: &Path, options: &Report) -> anyhow::Result<()> {
     if let Some(output) = &options.html {
         let mut page = Vec::new();
         job_html(&report, &mut page)?;
-        super::write_output(&page, Some(output))?;
+        super::write_output(Printed::File(&page), Some(output))?;
         message::status(&format!("wrote {}", output.display()));
         return Ok(());
     }
-    let text = if options.json {
-        report.to_json()
-    } else {
-        report.to_text(&layout(&std::io::stdout(), options.verbose || options.ranks))
-    };
-    super::write_output(&text, None)
+    if options.json {
+        return super::write_output(Printed::Json(&report.to_json()), None);
+    }
+    let layout = layout(Stream::Stdout, options.verbose || options.ranks);
+    super::write_output(Printed::Styled(&report.to_text(&layout)), None)
 }
 
 /// Writes the partitioned tables of a run, or of all runs in a folder.
@@ -114,7 +114,7 @@ fn export_run(found: &FoundRun, output: &Path, rules: Option<&CustomRules>) -> a
     for (process, name) in run.processes().iter().zip(run.process_names()) {
         export_process(process, &name, &found.name, output, rules)?;
     }
-    let mut line = ProgressLine::new(std::io::stderr().is_terminal());
+    let mut line = ProgressLine::new(Stream::Stderr.is_terminal());
     let mut progress = |progress: Progress<'_>| line.show(&progress);
     let rows = if found.path.is_dir() {
         rank_rows(found, &mut progress)
@@ -146,7 +146,7 @@ fn export_process(
     let mut files = new.iter_mut().map(|new| new.file().try_clone()).collect::<Result<Vec<File>, _>>()?.into_iter();
     let mut next = || files.next().map(BufWriter::new).context("each table has a file");
     let mut files = [next()?, next()?, next()?, next()?];
-    let mut line = ProgressLine::new(std::io::stderr().is_terminal());
+    let mut line = ProgressLine::new(Stream::Stderr.is_terminal());
     let (what, total) = ("writing the tables", process.recording().event_count());
     let outputs = files.each_mut().map(|file| file as &mut (dyn Write + Send));
     let written = tables(process, run, TableLayout::Partitioned, &Window::WHOLE, rules, outputs, &mut |done| {

@@ -1,13 +1,12 @@
 //! `memtrace lines`: shows the GPU memory that each source line allocated and freed.
 
-use std::io::IsTerminal;
-
 use anyhow::bail;
 use memtrace_analysis::{LinesOptions, TextOptions, ToText, lines as read_lines, lines_html};
 
 use super::selection::Selected;
 use crate::cli::Lines;
 use crate::message::WithHelp;
+use crate::output::{Printed, Stream};
 use crate::terminal::{ProgressLine, layout};
 
 /// Prints the table. Fails when the run cannot be read.
@@ -27,7 +26,7 @@ pub(crate) fn lines(options: &Lines) -> anyhow::Result<()> {
         range: options.range.clone(),
         statistics: options.statistics,
     };
-    let mut line = ProgressLine::new(std::io::stderr().is_terminal());
+    let mut line = ProgressLine::new(Stream::Stderr.is_terminal());
     let report = read_lines(&run, &lines_options, &mut |progress| line.show(&progress));
     line.clear();
     let Some(report) = report else {
@@ -45,15 +44,15 @@ pub(crate) fn lines(options: &Lines) -> anyhow::Result<()> {
              without --stacks none"
         ));
     };
-    let text = if options.json {
-        report.to_json().into_bytes()
-    } else if options.html {
+    let output = options.output.as_deref();
+    if options.json {
+        return super::write_output(Printed::Json(&report.to_json()), output);
+    }
+    if options.html {
         let mut page = Vec::new();
         lines_html(&report, &mut page)?;
-        page
-    } else {
-        let layout = if options.output.is_none() { layout(&std::io::stdout(), false) } else { TextOptions::default() };
-        report.to_text(&layout).into_bytes()
-    };
-    super::write_output(&text, options.output.as_deref())
+        return super::write_output(Printed::File(&page), output);
+    }
+    let layout = if output.is_none() { layout(Stream::Stdout, false) } else { TextOptions::default() };
+    super::write_output(Printed::Styled(&report.to_text(&layout)), output)
 }

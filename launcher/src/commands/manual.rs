@@ -8,13 +8,15 @@ use clap_mangen::Man;
 
 use crate::cli::{self, Cli};
 use crate::message;
+use crate::output::Printed;
+use crate::output_file::OutputFile;
 
 /// Writes the manual pages, or prints one page without an output folder.
 pub(crate) fn man(options: &cli::Man) -> anyhow::Result<()> {
     let mut command = Cli::command();
     command.build();
     let Some(folder) = &options.output else {
-        return super::print(&page(command)?).context("cannot write to stdout");
+        return super::write_output(Printed::File(&page(command)?), None);
     };
     std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let commands: Vec<clap::Command> =
@@ -39,7 +41,7 @@ fn page(command: clap::Command) -> anyhow::Result<Vec<u8>> {
 
 fn write(folder: &Path, name: &str, command: clap::Command) -> anyhow::Result<()> {
     let path = folder.join(format!("{name}.1"));
-    std::fs::write(&path, page(command)?).with_context(|| format!("cannot write {}", path.display()))?;
+    OutputFile::write(&path, &page(command)?)?;
     message::status(&format!("wrote {}", path.display()));
     Ok(())
 }
@@ -48,5 +50,5 @@ fn write(folder: &Path, name: &str, command: clap::Command) -> anyhow::Result<()
 pub(crate) fn completions(options: &cli::Completions) -> anyhow::Result<()> {
     let mut script = Vec::new();
     clap_complete::generate(options.shell, &mut Cli::command(), "memtrace", &mut script);
-    super::print(&script).context("cannot write to stdout")
+    super::write_output(Printed::File(&script), None)
 }

@@ -24,7 +24,7 @@ mod serve;
 pub(crate) mod snapshot;
 pub(crate) mod suspend;
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
@@ -32,8 +32,10 @@ use memtrace_analysis::load::MANIFEST_FILE;
 use memtrace_analysis::{Process, Progress, Run, RunFolder, open_run_with_progress};
 
 use crate::message::WithHelp;
+use crate::output::{Printed, Stream};
+use crate::output_file::OutputFile;
 use crate::terminal::ProgressLine;
-use crate::{message, sandbox};
+use crate::{message, output, sandbox};
 
 /// The exit code of the reading commands when their input is unusable.
 const BAD_INPUT: u8 = 2;
@@ -96,7 +98,7 @@ fn newest_run(folder: &Path) -> Option<PathBuf> {
 /// Opens the run that a RUN argument names. Shows a progress line when that takes long, and prints problems with its
 /// files.
 fn open(path: &Path) -> memtrace_analysis::Result<Run> {
-    let mut line = ProgressLine::new(io::stderr().is_terminal());
+    let mut line = ProgressLine::new(Stream::Stderr.is_terminal());
     let what = format!("reading {}", path.file_name().unwrap_or_default().to_string_lossy());
     let run = open_run_with_progress(path, &mut |done, total| line.show(&Progress { what: &what, done, total }));
     line.clear();
@@ -107,10 +109,10 @@ fn open(path: &Path) -> memtrace_analysis::Result<Run> {
 }
 
 /// Writes a text into a file, or prints it on stdout.
-fn write_output(text: impl AsRef<[u8]>, output: Option<&Path>) -> anyhow::Result<()> {
+fn write_output(what: Printed<'_>, output: Option<&Path>) -> anyhow::Result<()> {
     match output {
-        Some(path) => std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display())),
-        None => print(text.as_ref()).context("cannot write to stdout"),
+        Some(path) => OutputFile::write(path, what.content()),
+        None => output::print(what).context("cannot write to stdout"),
     }
 }
 
@@ -119,7 +121,7 @@ fn write_page(page: &[u8], output: Option<&Path>, name: &str) -> anyhow::Result<
     let path = output.unwrap_or(Path::new(name));
     let cannot = || format!("cannot write {}", path.display());
     if output.is_some() {
-        std::fs::write(path, page).with_context(cannot)?;
+        OutputFile::write(path, page)?;
     } else {
         // A symbolic link with this name is not followed. `RunFolder` guarantees that.
         let here = RunFolder::open(Path::new(".")).with_context(cannot)?;
@@ -145,11 +147,7 @@ fn ensure_not_input<'a>(path: &Path, read: impl IntoIterator<Item = &'a Process>
     Ok(())
 }
 
-/// Prints on stdout. A closed pipe (`| head`) is not an error.
-fn print(bytes: &[u8]) -> io::Result<()> {
-    let mut out = io::stdout().lock();
-    match out.write_all(bytes).and_then(|()| out.flush()) {
-        Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        result => result,
-    }
+/// Prints text on stdout.
+fn print(text: &[u8]) -> io::Result<()> {
+    output::print(Printed::Text(&String::from_utf8_lossy(text)))
 }

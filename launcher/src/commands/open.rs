@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::ensure;
-use memtrace_analysis::HTML_REPORT;
+use memtrace_analysis::{HTML_REPORT, printable};
 
 use crate::cli::Open;
 use crate::message::WithHelp;
@@ -31,7 +31,7 @@ fn open_file(run: &Path) -> anyhow::Result<()> {
     );
     let page = std::path::absolute(&page).unwrap_or(page);
     if !super::browser::show(&page) {
-        super::print(format!("{}\n", page.display()).as_bytes())?;
+        super::print(format!("{}\n", printable::line(&page.to_string_lossy())).as_bytes())?;
     }
     Ok(())
 }

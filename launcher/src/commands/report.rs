@@ -1,7 +1,5 @@
 //! `memtrace report`: prints the summary of a run, as text for people or as JSON for programs.
 
-use std::io::IsTerminal;
-
 use anyhow::ensure;
 use memtrace_analysis::{Replaying, Section, SummaryOptions, ToText, range_text, summarize_with};
 
@@ -9,6 +7,7 @@ use super::job;
 
 use crate::cli::Report;
 use crate::message::WithHelp;
+use crate::output::{Printed, Stream};
 use crate::terminal::{ProgressLine, layout};
 
 /// Prints the report. Fails when the run cannot be read.
@@ -26,7 +25,7 @@ pub(crate) fn report(options: &Report) -> anyhow::Result<()> {
             "add --ranks, or run `memtrace open` or `memtrace export --to html` for the page of a run"
         )
     );
-    let mut line = ProgressLine::new(std::io::stderr().is_terminal());
+    let mut line = ProgressLine::new(Stream::Stderr.is_terminal());
     let section = options.section.as_deref().and_then(Section::named);
     let replaying = if section.is_some_and(Section::replays) { Replaying::Always } else { Replaying::WhenUseful };
     let range = options.range.as_deref();
@@ -37,9 +36,11 @@ pub(crate) fn report(options: &Report) -> anyhow::Result<()> {
     let summary = summarize_with(&run, &summary_options, &mut |progress| line.show(&progress));
     line.clear();
     let summary = summary?;
-    let layout = layout(&std::io::stdout(), options.verbose);
+    let layout = layout(Stream::Stdout, options.verbose);
+    if options.json {
+        return super::write_output(Printed::Json(&(summary.to_json() + "\n")), None);
+    }
     let text = match (section, range) {
-        _ if options.json => summary.to_json() + "\n",
         (Some(section), _) => memtrace_analysis::section_text(&summary, section, &layout),
         (None, Some(range)) => {
             let text = range_text(&summary, &layout);
@@ -54,5 +55,5 @@ pub(crate) fn report(options: &Report) -> anyhow::Result<()> {
         }
         (None, None) => summary.to_text(&layout),
     };
-    super::write_output(&text, None)
+    super::write_output(Printed::Styled(&text), None)
 }

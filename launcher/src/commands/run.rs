@@ -1,6 +1,5 @@
 //! `memtrace run`: runs a command and records it, from the command line to the end-of-run summary.
 
-use std::io::IsTerminal;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -23,6 +22,7 @@ use crate::kernel_parent::ParentWatch;
 use crate::manifest::{Manifest, Problem};
 use crate::message::WithHelp;
 use crate::metrics::{CategoryReader, Figures, MetricsListener, Push, require_push};
+use crate::output::Stream;
 use crate::preflight::{self, NOT_EXECUTABLE, NOT_FOUND, Refusal};
 use crate::private_folder::{PrivateFolder, Readers};
 use crate::process_watch::{CommandEnvironment, ProcessWatch};
@@ -136,7 +136,7 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
     let sampler =
         if simulation.is_none() && !run.recording.no_device_usage { Sampler::start(Arc::clone(&folder)) } else { None };
 
-    if !run.summary.quiet && std::io::stderr().is_terminal() {
+    if !run.summary.quiet && Stream::Stderr.is_terminal() {
         // One line, which stays: the program may draw its own progress.
         message::status(&format!("recording to {}", path.display()));
     }
@@ -169,17 +169,18 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
     let outcome = drain.finish();
     drop(metrics);
     child.collect();
-    let simulated = simulation.map(|_| Simulation::finish(path, child::exit_code(status) != 0));
-    let is_simulation_unused = simulated.as_ref().is_some_and(|simulated| !simulated.used_cuda);
-    if let Some(simulated) = simulated {
-        manifest.set_simulated(simulated.exception, simulated.workspaces);
-    }
     let outcome = outcome.unwrap_or_else(|e| {
         message::report(&e);
         Outcome::default()
     });
     let recorded = outcome.recorded.iter().filter(|r| r.events > 0).map(|r| r.pid);
     let watched = watch.map(|watch| watch.finish(recorded));
+    let simulated = simulation.map(|_| Simulation::finish(&folder, child::exit_code(status) != 0));
+    let is_simulation_unused = simulated.as_ref().is_some_and(|simulated| !simulated.used_cuda);
+    if let Some(simulated) = simulated {
+        simulated.problems.iter().for_each(|problem| message::warning(problem));
+        manifest.set_simulated(simulated.exception, simulated.workspaces);
+    }
     // It exists if a process has allocated under a limit. One that stays is harmless.
     let _ = folder.remove(LIMIT_LOCK_FILE);
     manifest.set_unrecordable(watched, take_reports(&folder));

@@ -1,6 +1,5 @@
 //! `memtrace suspend` and `memtrace resume`: give back all GPU memory of running processes, and bring it back.
 
-use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
@@ -12,6 +11,7 @@ use serde_json::json;
 use crate::cli::{Resume, Suspend};
 use crate::device_samples;
 use crate::message::{self, WithHelp};
+use crate::output::{Printed, Stream};
 use crate::proc::ProcessDir;
 use crate::signals::EndSignals;
 use crate::suspend::{self, CheckpointError, CudaDriver, Failure, Member, NoDriver, ProcessState, Step};
@@ -122,9 +122,8 @@ fn pids(members: &[Member]) -> Vec<u32> {
 
 /// Shows a step on a terminal, and returns whether to go on: no signal has asked to end.
 fn progress(signals: &EndSignals, step: Step, pid: u32) -> bool {
-    let mut stderr = std::io::stderr();
-    if stderr.is_terminal() {
-        let _ = writeln!(stderr, "{} process {}", step.text(), name(pid));
+    if Stream::Stderr.is_terminal() {
+        message::status(&format!("{} process {}", step.text(), name(pid)));
     }
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     poll(&mut [PollFd::new(signals, PollFlags::IN)], Some(&now)) != Ok(1)
@@ -133,7 +132,7 @@ fn progress(signals: &EndSignals, step: Step, pid: u32) -> bool {
 /// A pid with the name of its program.
 fn name(pid: u32) -> String {
     match ProcessDir::of(pid).thread_name(pid) {
-        Some(name) if !name.is_empty() => format!("{pid} ({})", printable::line(&name)),
+        Some(name) if !name.is_empty() => format!("{pid} ({name})"),
         _ => pid.to_string(),
     }
 }
@@ -161,13 +160,12 @@ fn state_text(state: ProcessState) -> &'static str {
 /// Prints what was done.
 fn report(is_json: bool, pid: u32, pids: &[u32], took: Duration, bytes: Option<u64>, text: &str) -> anyhow::Result<()> {
     let seconds = took.as_secs_f64();
-    let text = match is_json {
-        true => {
-            json!({ "pid": pid, "processes": pids, "seconds": seconds, "gpu_memory_bytes": bytes }).to_string() + "\n"
-        }
-        false => format!("{text} ({seconds:.2} s)\n"),
-    };
-    super::write_output(text, None)
+    if is_json {
+        let report = json!({ "pid": pid, "processes": pids, "seconds": seconds, "gpu_memory_bytes": bytes });
+        return super::write_output(Printed::Json(&format!("{report}\n")), None);
+    }
+    // The name of a program can have a line end.
+    super::write_output(Printed::Text(&(printable::line(&format!("{text} ({seconds:.2} s)")) + "\n")), None)
 }
 
 /// The error of a transaction that failed: what failed, and in which state the processes are.

@@ -8,10 +8,8 @@ mod nvml;
 mod samples_file;
 mod source;
 
-use std::io::Read;
-use std::os::fd::AsFd;
 use std::path::PathBuf;
-use std::process::{ChildStdout, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
@@ -22,7 +20,8 @@ use memtrace_analysis::RunFolder;
 
 use self::samples_file::SamplesFile;
 use self::source::{SampleSource, SampledDevice};
-use crate::epoll::Epoll;
+use crate::bounded_read::read_until;
+use crate::output::{Printed, print};
 use crate::{gpu, host};
 
 /// The time between two samples.
@@ -31,6 +30,8 @@ const INTERVAL: Duration = Duration::from_secs(1);
 pub(crate) const MEMORY_IN_USE: &str = "memory-in-use";
 /// How long the start of a run with a limit waits for NVML.
 const FIRST_SAMPLE_TIMEOUT: Duration = Duration::from_secs(5);
+/// The longest answer of that command, in bytes.
+const MAX_ANSWER: usize = 64 << 10;
 /// How long the end of a run waits for the last sample.
 const LAST_SAMPLE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Names the library to load in the place of `libnvidia-ml.so.1`, also where there is no NVIDIA driver.
@@ -90,7 +91,10 @@ pub(crate) fn used_now() -> Vec<(String, u64)> {
     let mut command = Command::new("/proc/self/exe");
     command.arg(MEMORY_IN_USE).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let Ok(mut child) = command.spawn() else { return Vec::new() };
-    let answer = child.stdout.take().and_then(|output| read_until(output, Instant::now() + FIRST_SAMPLE_TIMEOUT));
+    let answer = child
+        .stdout
+        .take()
+        .and_then(|output| read_until(output, Instant::now() + FIRST_SAMPLE_TIMEOUT, MAX_ANSWER).ok());
     // It has ended, or its answer came too late.
     let _ = child.kill();
     let _ = child.wait();
@@ -104,26 +108,7 @@ pub(crate) fn print_used() -> anyhow::Result<()> {
     // NVML does not say what is used of a part of a GPU.
     let is_whole = |device: &SampledDevice| !source.is_divided(device.index);
     let used: Vec<(String, u64)> = source.devices().into_iter().filter(is_whole).filter_map(used).collect();
-    println!("{}", serde_json::to_string(&used)?);
-    Ok(())
-}
-
-/// All output of a process. `None` if it is not complete at this time.
-fn read_until(mut output: ChildStdout, end: Instant) -> Option<Vec<u8>> {
-    let epoll = Epoll::new().ok()?;
-    epoll.add(output.as_fd(), 0).ok()?;
-    let (mut read, mut ready, mut buffer) = (Vec::new(), Vec::new(), [0; 4096]);
-    loop {
-        let left = end.checked_duration_since(Instant::now())?;
-        epoll.wait(Some(left), &mut ready);
-        if ready.is_empty() {
-            continue;
-        }
-        match output.read(&mut buffer).ok()? {
-            0 => return Some(read),
-            bytes => read.extend_from_slice(&buffer[..bytes]),
-        }
-    }
+    Ok(print(Printed::Json(&(serde_json::to_string(&used)? + "\n")))?)
 }
 
 /// The bytes that these processes use on all devices, as NVML tells. `None` if it does not know.

@@ -20,6 +20,7 @@ use rustix::process::{
 use rustix::termios::{tcgetpgrp, tcsetpgrp};
 
 use crate::inherited::InheritedState;
+use crate::output::Stream;
 use crate::proc::ProcessDir;
 
 /// How often deadlines are checked. Signals end a wait earlier.
@@ -94,7 +95,7 @@ pub(super) fn run(
     let mut memtrace = Command::new(std::env::current_exe()?);
     memtrace.args(["run", "--quiet", "--no-snapshot", "-o"]).arg(folder).arg("--").args(command);
     if to_stderr {
-        memtrace.stdout(io::stderr().as_fd().try_clone_to_owned()?);
+        memtrace.stdout(Stream::Stderr.as_fd().try_clone_to_owned()?);
     }
     // SAFETY: the closure makes only async-signal-safe calls, as `pre_exec` requires between fork and exec: rustix makes
     // the system calls itself. Standard input is open, because Rust's runtime opens it.

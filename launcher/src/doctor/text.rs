@@ -10,9 +10,6 @@ const NAME_WIDTH: usize = 20;
 /// The maximum length of a command line in the report, in characters.
 const MAX_COMMAND: usize = 100;
 
-/// The control sequences of [`Style::paint`].
-const SEQUENCES: [&str; 7] = ["\x1b[0m", "\x1b[1m", "\x1b[2m", "\x1b[32m", "\x1b[33m", "\x1b[1;31m", "\x1b[1;32m"];
-
 /// Options of the text report.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Style {
@@ -41,7 +38,7 @@ impl Style {
 
 /// Adds a line. Facts come from the machine and the program, and can contain anything.
 fn push(out: &mut String, style: Style, line: &str) {
-    *out += &printable::styled_line(line, if style.color { &SEQUENCES } else { &[] });
+    *out += &printable::styled_line(line, if style.color { &printable::STYLES } else { &[] });
     out.push('\n');
 }
 

@@ -15,6 +15,7 @@ use memtrace_analysis::export::{Keep, Rotated, rotate};
 
 use rustix::process::{Resource, Rlimit, setrlimit};
 
+use crate::output::{Stream, pipe_to_launcher};
 use crate::sandbox;
 
 /// The name of the process: its first argument.
@@ -98,14 +99,14 @@ pub(crate) fn run((keep, limit): (Keep, u64)) -> u8 {
         Err(e) => (FAILED, format!("{e:#}")),
     };
     // Nobody reads it if the launcher has ended.
-    let _ = writeln!(io::stderr(), "{}", text.1);
+    let _ = writeln!(pipe_to_launcher(Stream::Stderr), "{}", text.1);
     text.0
 }
 
 fn write(keep: Keep) -> anyhow::Result<Option<(u64, u64)>> {
     let file = |descriptor: io::Result<std::os::fd::OwnedFd>| descriptor.map(File::from).context("no trace");
     let old = file(io::stdin().as_fd().try_clone_to_owned())?;
-    let new = file(io::stdout().as_fd().try_clone_to_owned())?;
+    let new = file(Stream::Stdout.as_fd().try_clone_to_owned())?;
     let rotated = rotate(Path::new("the trace"), old, keep, new)?;
     Ok(rotated.map(|Rotated { copied_to, missing, .. }| (copied_to, missing)))
 }

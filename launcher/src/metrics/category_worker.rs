@@ -15,6 +15,7 @@ use memtrace_analysis::report::{Advance, AnalysisPauses, LiveProcess};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
+use crate::output::{Stream, pipe_to_launcher};
 use crate::sandbox;
 
 /// The name of the process: its first argument.
@@ -60,7 +61,7 @@ pub(crate) fn requested() -> Option<PathBuf> {
 pub(crate) fn run() -> u8 {
     let Some(folder) = requested() else { return FAILED };
     sandbox::restrict_background_process();
-    match answer_all(&folder, io::stdin().lock(), io::stdout().lock()) {
+    match answer_all(&folder, io::stdin().lock(), pipe_to_launcher(Stream::Stdout)) {
         Ok(()) => 0,
         Err(_) => FAILED,
     }

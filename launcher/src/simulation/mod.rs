@@ -9,28 +9,27 @@ mod gpus;
 mod libraries;
 mod torch;
 mod values;
+mod written;
 
 use std::ffi::OsString;
-use std::io::Read;
+use std::io;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::Context;
-use memtrace_analysis::load::{EstimatedWorkspaces, SimulatedGpus, ValueException};
+use memtrace_analysis::RunFolder;
+use memtrace_analysis::load::SimulatedGpus;
 
 pub(crate) use gpus::Gpu;
 pub(crate) use values::Nonzero;
+use written::{Finished, SCRATCH, SHARED, WORKSPACES};
 
 use crate::private_folder::PrivateFolder;
+use crate::sandbox::{self, Worker};
 use libraries::Libraries;
 
-/// The folder in the run folder for files that are only needed during the run.
-const SCRATCH: &str = ".simulated";
-/// The folder in it through which the processes of the run share the memory of each GPU and exchange messages.
-const SHARED: &str = "shared";
-/// The file in that folder which the first process that uses CUDA creates (`simulate/src/shared.rs`).
-const USAGE: &str = "usage";
-/// The folder in [`SCRATCH`] in which each process writes what is known of cuDNN's workspaces.
-const WORKSPACES: &str = "workspaces";
+/// How long reading what the processes have written may take, and how long removing their files.
+const END_TIME: Duration = Duration::from_secs(60);
 /// The variables that name caches of compiled code.
 const CACHE_VARIABLES: [&str; 4] =
     ["TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "TORCH_EXTENSIONS_DIR"];
@@ -46,17 +45,6 @@ pub(crate) struct Simulation {
     pub(crate) nonzero: Nonzero,
     /// The number of optimizer steps after which the program ends.
     pub(crate) steps: Option<u32>,
-}
-
-/// What is known of a dry run that ended.
-#[derive(Debug)]
-pub(crate) struct Finished {
-    /// Whether any process used CUDA.
-    pub(crate) used_cuda: bool,
-    /// The exception that ended the program after it had read values that nothing computed.
-    pub(crate) exception: Option<ValueException>,
-    /// What is known of cuDNN's workspaces. `None` if the program used no convolutions of cuDNN.
-    pub(crate) workspaces: Option<EstimatedWorkspaces>,
 }
 
 impl Simulation {
@@ -121,34 +109,34 @@ impl Simulation {
         Ok(settings.into_iter().chain(caches).chain(values).map(|(name, value)| (name.into(), value)).collect())
     }
 
-    /// Reads what the processes left, and removes what was only needed during the run. `has_failed`: whether the command
-    /// ended with another status than 0.
-    pub(crate) fn finish(run_folder: &Path, has_failed: bool) -> Finished {
-        let scratch = run_folder.join(SCRATCH);
-        let used_cuda = scratch.join(SHARED).join(USAGE).exists();
-        // A program that ends well went on after the exit that it requested.
-        let exception = values::exception(&scratch).filter(|found| has_failed || found.exception != values::EXIT);
-        let workspaces = workspaces_of_all(&scratch.join(WORKSPACES));
-        // A process of the command that still runs may write into it. The folder then stays.
-        std::fs::remove_dir_all(scratch).ok();
-        Finished { used_cuda, exception, workspaces }
+    /// Reads what the processes have written, and removes what was only needed during the run. `has_failed`: whether the
+    /// command ended with another status than 0. This process must have no other threads.
+    pub(crate) fn finish(run_folder: &RunFolder, has_failed: bool) -> Finished {
+        let finished = sandbox::call(END_TIME, || written::read(run_folder, has_failed));
+        let mut finished = finished.unwrap_or_else(|e| {
+            let problem = format!("cannot read what the processes of the dry run have written: {e:#}");
+            // Whether they used CUDA is unknown. That nothing did is reported, so it must be known.
+            Finished { used_cuda: true, exception: None, workspaces: None, problems: vec![problem] }
+        });
+        // The program may have made a tree that is deeper than a stack, or one that grows while it is removed.
+        let removal = Worker::start(|| u8::from(remove_scratch(run_folder).is_err()));
+        let removed = removal.map_err(|(_, e)| e.into()).and_then(|worker| worker.wait_for(END_TIME));
+        if !removed.is_ok_and(|code| code == 0) {
+            let path = run_folder.path().join(SCRATCH);
+            finished.problems.push(format!("cannot remove {}, whose files are not needed any more", path.display()));
+        }
+        finished
     }
 }
 
-/// What the processes wrote of cuDNN's workspaces. `None` if they used no convolutions of cuDNN.
-fn workspaces_of_all(folder: &Path) -> Option<EstimatedWorkspaces> {
-    let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    let files = files.filter(|file| file.file_type().is_ok_and(|kind| kind.is_file()));
-    files.filter_map(|file| workspaces_of_process(&file.path())).reduce(|mut all, process| {
-        all.add(&process);
-        all
-    })
-}
-
-/// What one process wrote of cuDNN's workspaces. `None` if it is incomplete, because the process ended while it wrote.
-fn workspaces_of_process(file: &Path) -> Option<EstimatedWorkspaces> {
-    /// The most that is read, in bytes: the simulated cuDNN writes less.
-    const MOST: u64 = 4096;
-    let file = std::fs::File::open(file).ok()?;
-    serde_json::from_reader(file.take(MOST)).ok()
+/// Removes the folder of the files that were only needed during the run. Changes the working folder, so only a worker may
+/// call it.
+fn remove_scratch(run_folder: &RunFolder) -> io::Result<()> {
+    // The path of the run folder may lead to another one by now.
+    rustix::process::fchdir(run_folder.descriptor())?;
+    match std::fs::remove_dir_all(SCRATCH) {
+        // A process of the command that still runs has written into it. The folder then stays.
+        Err(e) if e.kind() == io::ErrorKind::DirectoryNotEmpty => Ok(()),
+        result => result,
+    }
 }

@@ -6,7 +6,9 @@ use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
+use crate::bounded_read::read_until;
 use crate::preflight;
 
 /// Prints the folder of PyTorch without importing it, and the folders of installed packages, each with a NUL behind it. A NUL
@@ -19,6 +21,11 @@ const PROGRAM: &str = "import importlib.util as u, sys; s = u.find_spec('torch')
 const INTERPRETERS: [&str; 2] = ["python", "python3"];
 /// The maximum depth of scripts that name each other as interpreters.
 const MAX_SCRIPTS: usize = 5;
+
+/// How long an interpreter may take to answer. It may be on a slow file system.
+const ANSWER_TIME: Duration = Duration::from_secs(60);
+/// The longest answer, in bytes. Modules that Python imports when it starts can print anything.
+const MAX_ANSWER: usize = 1 << 20;
 
 /// An installed PyTorch.
 #[derive(Debug)]
@@ -63,11 +70,21 @@ fn interpreter(program: &Path, depth: usize) -> Option<PathBuf> {
 
 /// Asks an interpreter for its PyTorch.
 fn ask(python: &Path) -> Option<PyTorch> {
-    let output = Command::new(python).args(["-c", PROGRAM]).stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
-    let mut folders = output.stdout.split(|byte| *byte == 0).map(|path| PathBuf::from(OsStr::from_bytes(path)));
-    let folder = folders.nth(1)?;
+    let mut command = Command::new(python);
+    let mut child =
+        command.args(["-c", PROGRAM]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().ok()?;
+    let output = child.stdout.take().map(|output| read_until(output, Instant::now() + ANSWER_TIME, MAX_ANSWER));
+    let Some(Ok(output)) = output else {
+        // It prints without an end, or has a child process that keeps its output open.
+        let _ = child.kill();
+        let _ = child.wait();
+        return None;
+    };
+    let mut folders = output.split(|byte| *byte == 0).map(|path| PathBuf::from(OsStr::from_bytes(path)));
+    let folder = folders.nth(1).filter(|folder| folder.is_dir());
     let packages = folders.filter(|folder| folder.is_dir()).collect();
-    (output.status.success() && folder.is_dir()).then_some(PyTorch { folder, packages })
+    let status = child.wait().ok()?;
+    folder.filter(|_| status.success()).map(|folder| PyTorch { folder, packages })
 }
 
 #[cfg(test)]
@@ -94,5 +111,14 @@ mod tests {
         std::fs::write(&python, script).unwrap();
         std::fs::set_permissions(&python, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
         assert_eq!(ask(&python).unwrap().folder, torch);
+    }
+
+    #[test]
+    fn a_python_that_prints_without_an_end_is_ended() {
+        let folder = tempfile::tempdir().unwrap();
+        let python = folder.path().join("python");
+        std::fs::write(&python, "#!/bin/sh\nexec yes\n").unwrap();
+        std::fs::set_permissions(&python, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        assert!(ask(&python).is_none());
     }
 }

@@ -7,12 +7,11 @@ use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
 use clap::ValueEnum;
-use memtrace_analysis::load::ValueException;
 
 /// The name under which `simcuda/exceptions.py` writes a call of `sys.exit` with the status of a failure.
 pub(super) const EXIT: &str = "SystemExit";
 /// The folder where processes write the exception that ended them, in that of files that are only needed during the run.
-const EXCEPTIONS: &str = "exceptions";
+pub(super) const EXCEPTIONS: &str = "exceptions";
 /// The folder of the modules, in that of the simulated libraries. Reports take what is below such a folder for a library.
 pub(super) const FOLDER: &str = "site-packages";
 /// The path in that folder and the text of each module.
@@ -70,11 +69,4 @@ pub(super) fn environment(
     ];
     variables.extend(steps.map(|steps| ("SIMCUDA_STEPS", steps.to_string().into())));
     Ok(variables)
-}
-
-/// The exception that ended a process of the run, of several the one of the process that wrote it first.
-pub(super) fn exception(scratch: &Path) -> Option<ValueException> {
-    let written = std::fs::read_dir(scratch.join(EXCEPTIONS)).into_iter().flatten().flatten();
-    let first = written.min_by_key(|entry| (entry.metadata().and_then(|m| m.modified()).ok(), entry.file_name()));
-    serde_json::from_slice(&std::fs::read(first?.path()).ok()?).ok()
 }

@@ -31,5 +31,5 @@ pub use definitions::{
 pub use event_counts::EventCounts;
 pub use frame::MAGIC;
 pub use reader::{BlockInfo, Damage, Reader};
-pub use rewrite::{NewTexts, rewrite};
+pub use rewrite::{NewTexts, RewriteError, rewrite};
 pub use writer::{End, Writer, end_after_failure};

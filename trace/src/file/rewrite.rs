@@ -5,13 +5,13 @@
 //! length, frames and definitions of unknown kinds lose their content. A reader counts the same losses as before.
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 
 use super::frame::{FILE_HEADER, FRAME_HEADER, FrameHeader, Kind, MAX_PAYLOAD, check_file_header};
 use super::untrusted;
 use crate::definition::Definition;
-use crate::error::{Error, Result};
+use crate::error::Error;
 use crate::wire::Cursor;
 
 /// The zstd level: that of the writer.
@@ -29,6 +29,23 @@ pub trait NewTexts {
     /// Appends a definition to `out`, encoded, with other texts.
     fn definition(&mut self, definition: &Definition<'_>, out: &mut Vec<u8>);
 }
+
+/// Why a trace was not rewritten. The two files have different names.
+#[derive(Debug)]
+pub enum RewriteError {
+    /// The file is no trace, or cannot be read.
+    Read(Error),
+    /// The new trace cannot be written.
+    Write(io::Error),
+}
+
+impl From<Error> for RewriteError {
+    fn from(error: Error) -> RewriteError {
+        RewriteError::Read(error)
+    }
+}
+
+type Result<T, E = RewriteError> = std::result::Result<T, E>;
 
 /// Writes the trace in `file` to `out`, with other texts.
 ///
@@ -108,11 +125,7 @@ fn definitions(raw: &[u8], texts: &mut dyn NewTexts) -> Option<Vec<Vec<u8>>> {
 
 fn put_frame(out: &mut impl Write, kind: Kind, raw: &[u8]) -> Result<()> {
     let compressed = kind == Kind::Definitions;
-    let stored = if compressed {
-        zstd::bulk::compress(raw, LEVEL).map_err(Error::io("cannot compress a block of the trace"))?
-    } else {
-        raw.to_vec()
-    };
+    let stored = if compressed { zstd::bulk::compress(raw, LEVEL).map_err(RewriteError::Write)? } else { raw.to_vec() };
     let (stored_len, raw_len) = (stored.len() as u32, raw.len() as u32);
     let header = FrameHeader { kind, compressed, stored_len, raw_len, crc: crc32fast::hash(&stored) };
     put(out, &header.to_bytes())?;
@@ -135,7 +148,7 @@ fn put_zeros(out: &mut impl Write, mut count: u64) -> Result<()> {
 }
 
 fn put(out: &mut impl Write, bytes: &[u8]) -> Result<()> {
-    out.write_all(bytes).map_err(Error::io("cannot write the trace"))
+    out.write_all(bytes).map_err(RewriteError::Write)
 }
 
 #[cfg(test)]

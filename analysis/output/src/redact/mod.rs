@@ -18,7 +18,7 @@ use std::path::Path;
 
 use memtrace_input::error::{Error, Result};
 use memtrace_trace::definition::{Definition, GRAPH_HOLDER, TensorKind};
-use memtrace_trace::file::{Definitions, Frame, NewTexts, rewrite, untrusted};
+use memtrace_trace::file::{Definitions, Frame, NewTexts, RewriteError, rewrite, untrusted};
 
 use memtrace_insight::rules::{FrameFacts, is_cache_name, is_changed_by_eval};
 use texts::Texts;
@@ -48,32 +48,35 @@ impl Redactor {
         }
     }
 
-    /// Writes the redacted trace of the file at `path`.
+    /// Writes the redacted trace of the file at `path` to `out`, whose path is `out_path`.
     ///
     /// # Errors
     ///
     /// If the file cannot be read or is no trace, and the errors of `out`.
-    pub fn trace(&mut self, path: &Path, mut out: &mut dyn Write) -> Result<()> {
+    pub fn trace(&mut self, path: &Path, mut out: &mut dyn Write, out_path: &Path) -> Result<()> {
         let file = untrusted::open(path).map_err(Error::io(format!("cannot open {}", path.display())))?;
-        rewrite(&file, &mut out, self).map_err(|cause| Error::Trace { path: path.to_owned(), cause })
+        rewrite(&file, &mut out, self).map_err(|error| match error {
+            RewriteError::Read(cause) => Error::Trace { path: path.to_owned(), cause },
+            RewriteError::Write(cause) => Error::io(format!("cannot write {}", out_path.display()))(cause),
+        })
     }
 
-    /// The text of a redacted `run.json`.
+    /// The text of a redacted `run.json`. `path` is that of the original, for the error.
     ///
     /// # Errors
     ///
     /// If it is no JSON.
-    pub fn manifest(&mut self, text: &str) -> Result<String> {
-        manifest::manifest(&mut self.texts, text).map_err(invalid("run.json"))
+    pub fn manifest(&mut self, text: &str, path: &Path) -> Result<String> {
+        manifest::manifest(&mut self.texts, text).map_err(invalid(path))
     }
 
-    /// The text of a redacted `symbols.json`.
+    /// The text of a redacted `symbols.json`. `path` is that of the original, for the error.
     ///
     /// # Errors
     ///
     /// If it is no JSON.
-    pub fn symbols(&mut self, text: &str) -> Result<String> {
-        symbols::symbols(&mut self.texts, text).map_err(invalid("symbols.json"))
+    pub fn symbols(&mut self, text: &str, path: &Path) -> Result<String> {
+        symbols::symbols(&mut self.texts, text).map_err(invalid(path))
     }
 
     /// The name of a module's class.
@@ -114,8 +117,9 @@ impl Redactor {
     }
 }
 
-fn invalid(file: &'static str) -> impl FnOnce(serde_json::Error) -> Error {
-    move |e| Error::io(format!("cannot redact {file}"))(std::io::Error::other(e))
+fn invalid(path: &Path) -> impl FnOnce(serde_json::Error) -> Error {
+    let context = format!("cannot redact {}", path.display());
+    move |e| Error::io(context)(std::io::Error::other(e))
 }
 
 impl NewTexts for Redactor {

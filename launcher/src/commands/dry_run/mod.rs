@@ -1,13 +1,12 @@
 //! `memtrace dry-run`: runs a command over a simulated GPU, once or with several values of a placeholder.
 
+mod results;
 mod tries;
 
-use std::io::Write;
-
-use anyhow::Context;
 use memtrace_analysis::report::size_text;
 
 use crate::cli::DryRun;
+use crate::output::Printed;
 use crate::simulation::{Gpu, Simulation};
 
 /// Runs the command, and returns the exit code of [`super::run::run`]. With `--vary` and `--max`, 1 if there is no answer.
@@ -52,5 +51,5 @@ fn list_gpus() -> anyhow::Result<()> {
         );
     }
     table += "~ assumed: that of an H200\n";
-    std::io::stdout().write_all(table.as_bytes()).context("cannot write to stdout")
+    super::write_output(Printed::Text(&table), None)
 }

@@ -2,30 +2,31 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::io::{IsTerminal, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use memtrace_analysis::load::{MANIFEST_FILE, ValueException};
+use memtrace_analysis::load::MANIFEST_FILE;
 use memtrace_analysis::report::size_text;
+use memtrace_analysis::{RunFolder, printable};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::Serialize;
-use serde_json::Value;
 
+use super::results::{self, Figures, OutOfMemory, Results};
 use crate::cli::DryRun;
 use crate::commands::run;
 use crate::message::{self, WithHelp};
 use crate::option_values::{Bounds, Values};
+use crate::output::{Printed, Stream};
 use crate::simulation::Simulation;
-use crate::{folder, host, inherited};
+use crate::{folder, host, inherited, sandbox};
 
 /// The width of the bars in the table.
 const BAR: usize = 24;
-/// The last lines of a failed program's output that are shown.
-const SHOWN_LINES: usize = 15;
+/// How long reading the results of a try may take.
+const READ_TIME: Duration = Duration::from_secs(60);
 
 /// What one value of the placeholder led to.
 #[derive(Serialize, Clone, PartialEq, Debug)]
@@ -36,7 +37,7 @@ pub(super) struct Try {
     #[serde(skip_serializing_if = "Option::is_none")]
     worst: Option<Figures>,
     /// The run folder.
-    run: PathBuf,
+    run: String,
 }
 
 /// How a try ended.
@@ -53,50 +54,61 @@ enum Outcome {
     ProgramFailed(i32),
 }
 
-/// The peak of a device.
-#[derive(Serialize, Clone, PartialEq, Debug)]
-struct Figures {
-    device: i64,
-    allocated_bytes: u64,
-    reserved_bytes: u64,
-    total_bytes: u64,
-    /// The phase of the peak.
-    phase: String,
-    /// What was free on the device at the most memory in use, by all libraries and processes.
-    free_bytes: u64,
-}
-
 /// The tries of one command.
 struct Tries<'a> {
     options: &'a DryRun,
     simulation: &'a Simulation,
-    folder: PathBuf,
+    folder: RunFolder,
+}
+
+/// A try that runs.
+struct Running {
+    value: u64,
+    child: Child,
+    /// Its output, for reading. The program may replace the file of that name.
+    output: File,
 }
 
 /// Tries all values, and prints a table. Fails at the first program that fails for another reason than memory.
 pub(super) fn vary(options: &DryRun, simulation: &Simulation, values: &Values) -> anyhow::Result<bool> {
     let tries = Tries::new(options, simulation, &values.name)?;
-    let next = AtomicUsize::new(0);
-    let results = Mutex::new(Vec::new());
-    std::thread::scope(|scope| {
-        for _ in 0..options.jobs.min(values.values.len()) {
-            scope.spawn(|| {
-                while let Some(value) = values.values.get(next.fetch_add(1, Relaxed)) {
-                    let result = tries.run(&values.name, *value);
-                    if result.as_ref().map_or(true, Try::has_failed) {
-                        next.store(values.values.len(), Relaxed);
-                    }
-                    let mut results = results.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-                    results.push(result);
+    let (mut next, mut running, mut results) = (values.values.iter(), Vec::new(), Vec::new());
+    let mut is_over = false;
+    loop {
+        while !is_over && running.len() < options.jobs {
+            let Some(value) = next.next() else { break };
+            match tries.start(&values.name, *value) {
+                Ok(started) => running.push(started),
+                Err(e) => {
+                    is_over = true;
+                    results.push(Err(e));
                 }
-            });
+            }
         }
-    });
-    let results = results.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if running.is_empty() {
+            break;
+        }
+        let ended = running.swap_remove(first_to_end(&running));
+        let result = tries.finish(&values.name, ended);
+        is_over |= result.as_ref().map_or(true, Try::has_failed);
+        results.push(result);
+    }
     let mut results = results.into_iter().collect::<anyhow::Result<Vec<Try>>>()?;
     results.sort_by_key(|one| one.value);
     tries.print(&values.name, &results, None)?;
     Ok(!results.iter().any(Try::has_failed))
+}
+
+/// Waits until one of the tries ends, and returns its index.
+fn first_to_end(running: &[Running]) -> usize {
+    let pidfd = |one: &Running| pidfd_open(Pid::from_child(&one.child), PidfdFlags::empty());
+    // Without such descriptors (before Linux 5.3) they are waited for in their order.
+    let Ok(children) = running.iter().map(pidfd).collect::<Result<Vec<_>, _>>() else { return 0 };
+    let mut fds: Vec<PollFd<'_>> = children.iter().map(|child| PollFd::new(child, PollFlags::IN)).collect();
+    if rustix::io::retry_on_intr(|| poll(&mut fds, None)).is_err() {
+        return 0;
+    }
+    fds.iter().position(|fd| !fd.revents().is_empty()).unwrap_or(0)
 }
 
 /// Searches the largest value that fits by bisection, and prints the tries and the answer. Whether one fits.
@@ -104,7 +116,7 @@ pub(super) fn max(options: &DryRun, simulation: &Simulation, bounds: &Bounds) ->
     let tries = Tries::new(options, simulation, &bounds.name)?;
     let mut results: Vec<Try> = Vec::new();
     let mut fits = |value| -> anyhow::Result<Option<bool>> {
-        let one = tries.run(&bounds.name, value)?;
+        let one = tries.finish(&bounds.name, tries.start(&bounds.name, value)?)?;
         let result = match one.result {
             Outcome::Fits => Some(true),
             Outcome::OutOfMemory { .. } => Some(false),
@@ -171,14 +183,15 @@ impl<'a> Tries<'a> {
         let folder = folder::create(run::place(&options.run), &options.run.command, &stamp)?.folder;
         // Each try has a run folder of its own in this one, which is none.
         folder.remove(MANIFEST_FILE).context("cannot remove the manifest of the folder of tries")?;
-        Ok(Tries { options, simulation, folder: folder.path().to_owned() })
+        Ok(Tries { options, simulation, folder })
     }
 
-    /// Runs the command with a value, and reads what it led to.
-    fn run(&self, name: &str, value: u64) -> anyhow::Result<Try> {
-        let run = self.folder.join(format!("{name}-{value}"));
-        let output = self.folder.join(format!("{name}-{value}.txt"));
-        let log = File::create(&output).with_context(|| format!("cannot write {}", output.display()))?;
+    /// Runs the command with a value.
+    fn start(&self, name: &str, value: u64) -> anyhow::Result<Running> {
+        let output = format!("{name}-{value}.txt");
+        let cannot = || format!("cannot write {}", self.folder.path().join(&output).display());
+        let log = self.folder.create(&output).with_context(cannot)?;
+        let output = self.folder.open_file(&output).with_context(cannot)?;
         let simulation = self.simulation;
         let placeholder = format!("{{{name}}}");
         let mut command = Command::new(std::env::current_exe().context("cannot find memtrace itself")?);
@@ -194,54 +207,58 @@ impl<'a> Tries<'a> {
         if let Some(memory) = self.options.memory {
             command.args(["--memory", &memory.to_string()]);
         }
-        command.arg("-o").arg(&run).arg("--");
+        command.arg("-o").arg(self.folder.path().join(run_of(name, value))).arg("--");
         let text = value.to_string();
         command.args(
             self.options.run.command.iter().map(|a| replaced(a, &placeholder, &text).unwrap_or_else(|| a.clone())),
         );
-        let status =
-            command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).status().context("cannot start a try")?;
-        let code = status.code().unwrap_or(-1);
-        let summary = std::fs::read(run.join("summary.json")).ok().and_then(|text| serde_json::from_slice(&text).ok());
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        Ok(Running { value, child: command.spawn().context("cannot start a try")?, output })
+    }
+
+    /// Waits for a try, and reads what it led to.
+    fn finish(&self, name: &str, mut running: Running) -> anyhow::Result<Try> {
+        let value = running.value;
+        let code = running.child.wait().context("cannot wait for a try")?.code().unwrap_or(-1);
+        let (run, context_bytes) = (run_of(name, value), self.simulation.gpu.context_bytes);
+        let read = sandbox::call(READ_TIME, || results::read(&self.folder, &run, context_bytes, &running.output));
+        let run = self.folder.path().join(run);
+        let results = read.unwrap_or_else(|e| Results::unknown(format!("cannot read {}: {e:#}", run.display())));
         let one = Try {
             value,
-            worst: summary.as_ref().and_then(|summary| worst_device(summary, simulation.gpu.context_bytes)),
-            result: match summary.as_ref().and_then(out_of_memory).filter(|_| code != 0) {
-                Some(oom) => oom,
+            worst: results.worst,
+            result: match results.out_of_memory.filter(|_| code != 0) {
+                Some(OutOfMemory { requested_bytes, phase, location }) => {
+                    Outcome::OutOfMemory { requested_bytes, phase, location }
+                }
                 None if code == 0 => Outcome::Fits,
                 None => Outcome::ProgramFailed(code),
             },
-            run,
+            run: run.display().to_string(),
         };
-        if !self.options.run.summary.quiet && std::io::stderr().is_terminal() {
+        if let Some(problem) = &results.problem {
+            message::warning(problem);
+        }
+        if !self.options.run.summary.quiet && Stream::Stderr.is_terminal() {
             message::status(&format!("{name}={value}: {}", one.text()));
         }
         if one.has_failed() {
-            self.show_end_of(&output, name, value);
-            if let Some(exception) = summary.as_ref().and_then(exception) {
+            message::error(
+                &format!("the program failed with {name}={value}, not for lack of memory; its output ends with"),
+                None,
+            );
+            results.last_lines.iter().for_each(|line| message::status(line));
+            let path = self.folder.path().join(format!("{name}-{value}.txt"));
+            message::status(&format!("all of it: {}", path.display()));
+            if let Some(exception) = &results.exception {
                 message::status(&exception.text());
             }
         }
         Ok(one)
     }
 
-    /// Prints the last lines of a failed program's output.
-    fn show_end_of(&self, output: &Path, name: &str, value: u64) {
-        let text = std::fs::read(output).unwrap_or_default();
-        let text = String::from_utf8_lossy(&text);
-        let lines: Vec<&str> = text.lines().collect();
-        message::error(
-            &format!("the program failed with {name}={value}, not for lack of memory; its output ends with"),
-            None,
-        );
-        for line in &lines[lines.len().saturating_sub(SHOWN_LINES)..] {
-            message::status(line);
-        }
-        message::status(&format!("all of it: {}", output.display()));
-    }
-
     fn print(&self, name: &str, results: &[Try], largest: Option<Largest>) -> anyhow::Result<()> {
-        let text = if self.options.json {
+        if self.options.json {
             #[derive(Serialize)]
             struct Report<'a> {
                 simulated: memtrace_analysis::load::SimulatedGpus,
@@ -255,11 +272,10 @@ impl<'a> Tries<'a> {
                 _ => None,
             };
             let report = Report { simulated: self.simulation.description(), variable: name, tries: results, largest };
-            serde_json::to_string_pretty(&report)? + "\n"
-        } else {
-            self.table(name, results, largest)
-        };
-        std::io::stdout().write_all(text.as_bytes()).context("cannot write to stdout")
+            let text = serde_json::to_string_pretty(&report)? + "\n";
+            return crate::commands::write_output(Printed::Json(&text), None);
+        }
+        crate::commands::write_output(Printed::Text(&self.table(name, results, largest)), None)
     }
 
     fn table(&self, name: &str, results: &[Try], largest: Option<Largest>) -> String {
@@ -297,7 +313,7 @@ impl<'a> Tries<'a> {
             }
             None => {}
         }
-        text += &format!("\nRuns  {}/\n", self.folder.display());
+        text += &format!("\nRuns  {}/\n", printable::line(&self.folder.path().to_string_lossy()));
         text
     }
 }
@@ -337,68 +353,14 @@ fn replaced(argument: &OsStr, placeholder: &str, value: &str) -> Option<OsString
     (rest.len() < bytes.len()).then(|| OsString::from_vec(result))
 }
 
-/// The devices of all processes in a summary.
-fn devices(summary: &Value) -> impl Iterator<Item = &Value> {
-    let processes = summary["processes"].as_array().into_iter().flatten();
-    processes.flat_map(|process| process["devices"].as_array().into_iter().flatten())
-}
-
-fn worst_device(summary: &Value, context_bytes: u64) -> Option<Figures> {
-    let figures = devices(summary).filter(|device| device["device"].as_i64() >= Some(0)).map(|device| {
-        let number = |path: &str| device.pointer(path).and_then(Value::as_u64).unwrap_or(0);
-        let (reserved_bytes, total_bytes) = (number("/highest/reserved_bytes"), number("/total_bytes"));
-        // Kernels and libraries take memory beside the context and what PyTorch reserved.
-        let used_bytes = number("/device_memory/at_peak/used_bytes").max(reserved_bytes + context_bytes);
-        Figures {
-            device: device["device"].as_i64().unwrap_or(0),
-            allocated_bytes: number("/highest/allocated_bytes"),
-            reserved_bytes,
-            total_bytes,
-            phase: device.pointer("/peak/phase").and_then(Value::as_str).unwrap_or("unknown").to_owned(),
-            free_bytes: total_bytes.saturating_sub(used_bytes),
-        }
-    });
-    figures.min_by_key(|figures| (figures.free_bytes, std::cmp::Reverse(figures.allocated_bytes)))
-}
-
-/// The exception in a summary that a value can be the reason of.
-fn exception(summary: &Value) -> Option<ValueException> {
-    serde_json::from_value(summary.pointer("/run/simulated/exception")?.clone()).ok()
-}
-
-/// The out-of-memory error that a summary explains.
-fn out_of_memory(summary: &Value) -> Option<Outcome> {
-    let oom = devices(summary).find_map(|device| {
-        let index = device["explained_oom"].as_u64().unwrap_or(0) as usize;
-        device["ooms"].as_array()?.get(index)
-    })?;
-    let text = |path: &str| oom.pointer(path).and_then(Value::as_str).unwrap_or("unknown").to_owned();
-    let location = text("/requested_at/location");
-    Some(Outcome::OutOfMemory {
-        requested_bytes: oom["requested_bytes"].as_u64().unwrap_or(0),
-        phase: text("/in_use/phase"),
-        location: location.split(", ").next().unwrap_or_default().to_owned(),
-    })
+/// The name of the run folder of a value.
+fn run_of(name: &str, value: u64) -> String {
+    format!("{name}-{value}")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_is_free_is_beside_all_memory_in_use() {
-        let device = |used: Option<u64>| {
-            let memory = used.map(|used| serde_json::json!({"at_peak": {"used_bytes": used}}));
-            serde_json::json!({"processes": [{"devices": [{
-                "device": 0, "total_bytes": 1000, "highest": {"allocated_bytes": 500, "reserved_bytes": 600},
-                "device_memory": memory,
-            }]}]})
-        };
-        let free = |used| worst_device(&device(used), 100).unwrap().free_bytes;
-        assert_eq!(free(Some(850)), 150);
-        assert_eq!(free(Some(650)), 300, "the last reading is from before the peak");
-        assert_eq!(free(None), 300);
-    }
 
     fn largest(low: u64, high: u64, limit: u64) -> (Largest, usize) {
         let mut tries = 0;

@@ -19,6 +19,7 @@ pub(crate) use self::watch::Watch;
 use super::BAD_INPUT;
 use crate::cli::Live;
 use crate::message::{self, WithHelp};
+use crate::output::{Printed, Stream};
 use crate::{running, sandbox};
 
 /// How often the figures are read.
@@ -29,7 +30,7 @@ pub(crate) fn live(options: &Live) -> u8 {
     if options.once {
         return super::sandboxed(|| once(options));
     }
-    if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
+    if !Stream::Stdout.is_terminal() || !std::io::stdin().is_terminal() {
         message::error("memtrace live needs a terminal", Some("add --once to print the figures"));
         return BAD_INPUT;
     }
@@ -46,19 +47,21 @@ fn once(options: &Live) -> anyhow::Result<()> {
     let mut watch = Watch::new(options.target.as_deref())?;
     let report = watch.refresh()?;
     if options.json {
-        return super::write_output(report.to_json() + "\n", None);
+        return super::write_output(Printed::Json(&(report.to_json() + "\n")), None);
     }
     ensure!(
         !report.recordings.is_empty(),
         WithHelp::new("no recording of this user runs on this machine", running::START_IT)
     );
-    let text: String = text::lines(&report).iter().map(|line| printable::output_line(line) + "\n").collect();
-    super::write_output(text, None)
+    // A line end in a name does not begin a line.
+    let text: String = text::lines(&report).iter().map(|line| printable::line(line) + "\n").collect();
+    super::write_output(Printed::Text(&text), None)
 }
 
 fn show(options: &Live) -> anyhow::Result<()> {
     let mut watch = Watch::new(options.target.as_deref())?;
     let mut view = View::new(watch.refresh()?);
+    #[expect(clippy::disallowed_methods, reason = "`screen::draw` makes what it has drawn printable")]
     let mut terminal = ratatui::try_init()?;
     let shown = run(&mut terminal, &mut watch, &mut view);
     ratatui::restore();

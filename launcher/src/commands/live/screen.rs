@@ -39,6 +39,11 @@ pub(super) fn draw(frame: &mut Frame<'_>, view: &View) {
     frame.render_widget(Paragraph::new(lines), area);
     let last = Rect { y: area.bottom().saturating_sub(1), height: area.height.min(1), ..area };
     frame.render_widget(Paragraph::new(foot(view)), last);
+    for cell in &mut frame.buffer_mut().content {
+        if cell.symbol().contains(printable::is_unprintable) {
+            cell.set_char('\u{fffd}');
+        }
+    }
 }
 
 fn bold(text: String) -> Span<'static> {

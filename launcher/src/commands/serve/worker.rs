@@ -2,7 +2,7 @@
 //!
 //! Both sides send messages: one byte for the kind, the length, and the content.
 
-use std::io::{self, IsTerminal, Read, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
@@ -11,6 +11,7 @@ use memtrace_analysis::export::SourceAccess;
 use memtrace_analysis::{HtmlOptions, PageWindow, Process, SummaryOptions, html_report, html_window, summarize_with};
 
 use crate::message;
+use crate::output::Stream;
 use crate::sandbox::Worker;
 use crate::signals::leave_end_to_parent;
 use crate::terminal::ProgressLine;
@@ -143,7 +144,7 @@ impl Analysis {
 /// The work of the worker.
 fn answer_windows(run: &Path, mut stream: UnixStream) -> anyhow::Result<()> {
     let run = super::super::open(run)?;
-    let mut line = ProgressLine::new(io::stderr().is_terminal());
+    let mut line = ProgressLine::new(Stream::Stderr.is_terminal());
     let summary = summarize_with(&run, &SummaryOptions::default(), &mut |progress| line.show(&progress))?;
     let processes: Vec<&Process> = run.processes().iter().collect();
     let options = HtmlOptions {

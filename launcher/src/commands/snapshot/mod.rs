@@ -12,6 +12,7 @@ use self::triggers::Triggers;
 use super::live::Watch;
 use crate::cli::{Export, ExportFormat, Snapshot, Window};
 use crate::message::{self, WithHelp};
+use crate::output::Printed;
 use crate::running::{self, Selected};
 
 /// How often a command that waits for a trigger reads the figures.
@@ -132,7 +133,7 @@ fn write(selected: &Selected, format: Format, output: Option<&Path>) -> anyhow::
             let run = super::open(&run)?;
             let options = SummaryOptions { is_recording: true, ..SummaryOptions::default() };
             let text = summarize_with(&run, &options, &mut |_| {})?.to_text(&TextOptions::default());
-            super::write_output(text, output)?;
+            super::write_output(Printed::Text(&text), output)?;
         }
         Format::Export(to) => {
             let window = Window::default();

@@ -1,0 +1,224 @@
+//! Reads what a try led to: the summary in its run folder, and the end of its output.
+//!
+//! The program of the try may have left anything in their place. So only regular files are read, never through links, and up
+//! to a size. This happens in a sandboxed worker ([`crate::sandbox`]).
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt};
+
+use memtrace_analysis::RunFolder;
+use memtrace_analysis::load::ValueException;
+use memtrace_trace::file::untrusted;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// The largest summary that is read, in bytes.
+const MAX_SUMMARY: u64 = 64 << 20;
+/// The bytes at the end of the output that are examined.
+const END: u64 = 64 << 10;
+/// The last lines of the output that are shown, and how many characters of each.
+const SHOWN_LINES: usize = 15;
+const SHOWN_CHARACTERS: usize = 400;
+/// How many characters of a name are kept.
+const MAX_NAME: usize = 4096;
+
+/// What a try led to.
+#[derive(Serialize, Deserialize, Default, Debug)]
+pub(super) struct Results {
+    /// The device with the least memory left. `None` if the program failed before it used one.
+    pub(super) worst: Option<Figures>,
+    /// The out-of-memory error that the report explains.
+    pub(super) out_of_memory: Option<OutOfMemory>,
+    /// The exception that a value can be the reason of.
+    pub(super) exception: Option<ValueException>,
+    /// The last lines of the output.
+    pub(super) last_lines: Vec<String>,
+    /// Why the summary is missing.
+    pub(super) problem: Option<String>,
+}
+
+/// The peak of a device.
+#[derive(Serialize, Deserialize, Clone, PartialEq, Debug)]
+pub(super) struct Figures {
+    pub(super) device: i64,
+    pub(super) allocated_bytes: u64,
+    pub(super) reserved_bytes: u64,
+    pub(super) total_bytes: u64,
+    /// The phase of the peak.
+    pub(super) phase: String,
+    /// What was free on the device at the most memory in use, by all libraries and processes.
+    pub(super) free_bytes: u64,
+}
+
+/// An out-of-memory error.
+#[derive(Serialize, Deserialize, Clone, PartialEq, Debug)]
+pub(super) struct OutOfMemory {
+    pub(super) requested_bytes: u64,
+    pub(super) phase: String,
+    pub(super) location: String,
+}
+
+impl Results {
+    /// The results of a try that could not be read.
+    pub(super) fn unknown(problem: String) -> Results {
+        Results { problem: Some(problem), ..Results::default() }
+    }
+}
+
+/// Reads the summary of the run folder `run` in `folder`, and the end of the output.
+pub(super) fn read(folder: &RunFolder, run: &str, context_bytes: u64, output: &File) -> Results {
+    let (summary, problem) = match summary(folder, run) {
+        Ok(summary) => (Some(summary), None),
+        // The program recorded nothing, or was not started.
+        Err(e) if e.kind() == io::ErrorKind::NotFound => (None, None),
+        Err(e) => (None, Some(format!("cannot read {}: {e}", folder.path().join(run).join(SUMMARY).display()))),
+    };
+    Results {
+        worst: summary.as_ref().and_then(|summary| worst_device(summary, context_bytes)),
+        out_of_memory: summary.as_ref().and_then(out_of_memory),
+        exception: summary.as_ref().and_then(exception),
+        last_lines: last_lines(output).unwrap_or_default(),
+        problem,
+    }
+}
+
+/// The summary of a run.
+const SUMMARY: &str = "summary.json";
+
+fn summary(folder: &RunFolder, run: &str) -> io::Result<Value> {
+    let (owner, run) = (folder.stat()?.st_uid, folder.subfolder(run)?);
+    let file = run.open_file(SUMMARY)?;
+    if file.metadata()?.uid() != owner {
+        return Err(io::Error::other("it belongs to another user"));
+    }
+    Ok(serde_json::from_slice(&untrusted::read(&file, MAX_SUMMARY)?)?)
+}
+
+/// The last lines of a file, of which only the end is read.
+fn last_lines(output: &File) -> io::Result<Vec<String>> {
+    let length = output.metadata()?.len();
+    let (start, mut end) = (length.saturating_sub(END), Vec::new());
+    end.resize((length - start) as usize, 0);
+    // A process of the program that still runs may make it shorter.
+    let read = output.read_at(&mut end, start)?;
+    let text = String::from_utf8_lossy(&end[..read]);
+    let lines: Vec<&str> = text.lines().collect();
+    let first = lines.len().saturating_sub(SHOWN_LINES);
+    let cut = |(number, line): (usize, &&str)| {
+        let missing = if start > 0 && number == 0 { "..." } else { "" };
+        match line.char_indices().nth(SHOWN_CHARACTERS) {
+            Some((end, _)) => format!("{missing}{}... ({} more bytes)", &line[..end], line.len() - end),
+            None => format!("{missing}{line}"),
+        }
+    };
+    Ok(lines.iter().enumerate().skip(first).map(cut).collect())
+}
+
+/// A name in a summary.
+fn name(value: Option<&Value>) -> String {
+    value.and_then(Value::as_str).unwrap_or("unknown").chars().take(MAX_NAME).collect()
+}
+
+/// The devices of all processes in a summary.
+fn devices(summary: &Value) -> impl Iterator<Item = &Value> {
+    let processes = summary["processes"].as_array().into_iter().flatten();
+    processes.flat_map(|process| process["devices"].as_array().into_iter().flatten())
+}
+
+fn worst_device(summary: &Value, context_bytes: u64) -> Option<Figures> {
+    let figures = devices(summary).filter(|device| device["device"].as_i64() >= Some(0)).map(|device| {
+        let number = |path: &str| device.pointer(path).and_then(Value::as_u64).unwrap_or(0);
+        let (reserved_bytes, total_bytes) = (number("/highest/reserved_bytes"), number("/total_bytes"));
+        // Kernels and libraries take memory beside the context and what PyTorch reserved.
+        let used_bytes = number("/device_memory/at_peak/used_bytes").max(reserved_bytes + context_bytes);
+        Figures {
+            device: device["device"].as_i64().unwrap_or(0),
+            allocated_bytes: number("/highest/allocated_bytes"),
+            reserved_bytes,
+            total_bytes,
+            phase: name(device.pointer("/peak/phase")),
+            free_bytes: total_bytes.saturating_sub(used_bytes),
+        }
+    });
+    figures.min_by_key(|figures| (figures.free_bytes, std::cmp::Reverse(figures.allocated_bytes)))
+}
+
+/// The exception in a summary that a value can be the reason of.
+fn exception(summary: &Value) -> Option<ValueException> {
+    serde_json::from_value(summary.pointer("/run/simulated/exception")?.clone()).ok()
+}
+
+/// The out-of-memory error that a summary explains.
+fn out_of_memory(summary: &Value) -> Option<OutOfMemory> {
+    let oom = devices(summary).find_map(|device| {
+        let index = device["explained_oom"].as_u64().unwrap_or(0) as usize;
+        device["ooms"].as_array()?.get(index)
+    })?;
+    let text = |path: &str| name(oom.pointer(path));
+    let location = text("/requested_at/location");
+    Some(OutOfMemory {
+        requested_bytes: oom["requested_bytes"].as_u64().unwrap_or(0),
+        phase: text("/in_use/phase"),
+        location: location.split(", ").next().unwrap_or_default().to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    #[test]
+    fn what_is_free_is_beside_all_memory_in_use() {
+        let device = |used: Option<u64>| {
+            let memory = used.map(|used| serde_json::json!({"at_peak": {"used_bytes": used}}));
+            serde_json::json!({"processes": [{"devices": [{
+                "device": 0, "total_bytes": 1000, "highest": {"allocated_bytes": 500, "reserved_bytes": 600},
+                "device_memory": memory,
+            }]}]})
+        };
+        let free = |used| worst_device(&device(used), 100).unwrap().free_bytes;
+        assert_eq!(free(Some(850)), 150);
+        assert_eq!(free(Some(650)), 300, "the last reading is from before the peak");
+        assert_eq!(free(None), 300);
+    }
+
+    #[test]
+    fn only_the_end_of_the_output_is_read() {
+        let lines = |write: &dyn Fn(&mut File)| {
+            let mut file = tempfile::tempfile().unwrap();
+            write(&mut file);
+            last_lines(&file).unwrap()
+        };
+        assert_eq!(lines(&|_| {}), [""; 0]);
+        assert_eq!(lines(&|file| file.write_all(b"a\nb\xff\n").unwrap()), ["a", "b\u{fffd}"]);
+        let many = lines(&|file| (0..100_000).for_each(|line| writeln!(file, "{line}").unwrap()));
+        assert_eq!((many.len(), many[14].as_str()), (SHOWN_LINES, "99999"));
+        let long = lines(&|file| file.write_all(&[b'x'; 100_000]).unwrap());
+        assert_eq!(
+            long,
+            [format!("...{}... ({} more bytes)", "x".repeat(SHOWN_CHARACTERS), END as usize - SHOWN_CHARACTERS)]
+        );
+        let sparse = lines(&|file| file.set_len(1 << 40).unwrap());
+        assert_eq!(sparse.len(), 1, "a hole is not read");
+    }
+
+    #[test]
+    fn only_a_regular_summary_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = folder.path().join("run");
+        let read = || read(&RunFolder::open(folder.path()).unwrap(), "run", 0, &tempfile::tempfile().unwrap());
+        assert!(read().problem.is_none(), "nothing was recorded");
+        std::fs::create_dir(&run).unwrap();
+        assert!(read().problem.is_none());
+        std::fs::write(run.join(SUMMARY), "{").unwrap();
+        assert!(read().problem.unwrap().contains(SUMMARY));
+        std::fs::remove_file(run.join(SUMMARY)).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", run.join(SUMMARY)).unwrap();
+        assert!(read().problem.unwrap().contains("symbolic link"));
+        std::fs::rename(&run, folder.path().join("elsewhere")).unwrap();
+        std::os::unix::fs::symlink("elsewhere", &run).unwrap();
+        assert!(read().problem.is_some(), "the run folder is a link");
+    }
+}

@@ -1,0 +1,217 @@
+//! Reads what the processes of a dry run have written into the folder of its files.
+//!
+//! The user's program can leave anything there: a pipe without a writer, a link to a device, files without a bound. So only
+//! regular files of this user are read, never through links, up to a size and a number. This happens in a sandboxed worker
+//! ([`crate::sandbox`]), and what is left out is reported.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::time::SystemTime;
+
+use memtrace_analysis::RunFolder;
+use memtrace_analysis::load::{EstimatedWorkspaces, ValueException};
+use memtrace_trace::file::untrusted;
+use serde::{Deserialize, Serialize};
+
+use super::values::{self, EXCEPTIONS};
+
+/// The folder in the run folder for files that are only needed during the run.
+pub(super) const SCRATCH: &str = ".simulated";
+/// The folder in it through which the processes of the run share the memory of each GPU and exchange messages.
+pub(super) const SHARED: &str = "shared";
+/// The file in that folder which the first process that uses CUDA creates (`simulate/src/shared.rs`).
+const USAGE: &str = "usage";
+/// The folder in [`SCRATCH`] in which each process writes what is known of cuDNN's workspaces.
+pub(super) const WORKSPACES: &str = "workspaces";
+/// The most files of a folder that are examined. Each process writes at most one.
+const MAX_FILES: usize = 4096;
+/// The largest file about an exception, in bytes: a name and two lines of source files.
+const MAX_EXCEPTION: u64 = 16 << 10;
+/// The largest file about workspaces, in bytes. The simulated cuDNN writes less.
+const MAX_WORKSPACES: u64 = 4096;
+
+/// What is known of a dry run that ended.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Finished {
+    /// Whether any process used CUDA.
+    pub(crate) used_cuda: bool,
+    /// The exception that ended the program after it had read values that nothing computed.
+    pub(crate) exception: Option<ValueException>,
+    /// What is known of cuDNN's workspaces. `None` if the program used no convolutions of cuDNN.
+    pub(crate) workspaces: Option<EstimatedWorkspaces>,
+    /// What was left out, and why.
+    pub(crate) problems: Vec<String>,
+}
+
+/// Reads what the processes have written. `has_failed`: whether the command ended with another status than 0.
+pub(super) fn read(run_folder: &RunFolder, has_failed: bool) -> Finished {
+    let mut finished = Finished { used_cuda: false, exception: None, workspaces: None, problems: Vec::new() };
+    let scratch = match run_folder.subfolder(SCRATCH) {
+        Ok(scratch) => scratch,
+        Err(e) => {
+            finished.problems.push(format!("cannot read {}: {e}", run_folder.path().join(SCRATCH).display()));
+            return finished;
+        }
+    };
+    finished.used_cuda = scratch.subfolder(SHARED).is_ok_and(|shared| shared.open_file(USAGE).is_ok());
+    // A program that ends well went on after the exit that it requested.
+    let is_reason = |found: &ValueException| has_failed || found.exception != values::EXIT;
+    // Of several the one of the process that wrote it first. A process may have ended while it wrote.
+    finished.exception = Written::in_folder(&scratch, EXCEPTIONS, MAX_EXCEPTION, &mut finished.problems)
+        .and_then(|written| written.texts().find_map(|text| serde_json::from_slice(&text).ok()))
+        .filter(is_reason);
+    finished.workspaces = Written::in_folder(&scratch, WORKSPACES, MAX_WORKSPACES, &mut finished.problems)
+        .and_then(|written| sum(written.texts().filter_map(|text| serde_json::from_slice(&text).ok())));
+    finished
+}
+
+fn sum(mut workspaces: impl Iterator<Item = EstimatedWorkspaces>) -> Option<EstimatedWorkspaces> {
+    let mut all = workspaces.next()?;
+    workspaces.for_each(|process| all.add(&process));
+    Some(all)
+}
+
+/// The files of one folder that may be read, in the order in which they were written.
+struct Written {
+    folder: RunFolder,
+    limit: u64,
+    owner: u32,
+    files: Vec<(SystemTime, OsString)>,
+}
+
+impl Written {
+    /// Examines the files of a folder in `scratch`. `limit` is the largest size, in bytes. `None` if there is no such folder.
+    fn in_folder(scratch: &RunFolder, name: &str, limit: u64, problems: &mut Vec<String>) -> Option<Written> {
+        let path = scratch.path().join(name);
+        let folder = match scratch.subfolder(name) {
+            Ok(folder) => folder,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return None,
+            Err(e) => {
+                problems.push(format!("cannot read {}: {e}", path.display()));
+                return None;
+            }
+        };
+        // A file server may store another user as the owner of all files of this one.
+        let owner = scratch.stat().ok()?.st_uid;
+        let names = folder.any_file_names(MAX_FILES + 1).unwrap_or_default();
+        if names.len() > MAX_FILES {
+            problems.push(format!("{} has more than {MAX_FILES} files; others were not read", path.display()));
+        }
+        let mut written = Written { folder, limit, owner, files: Vec::new() };
+        let (mut refused, mut example) = (0, String::new());
+        for name in names.into_iter().take(MAX_FILES) {
+            let examined = written.open(&name).and_then(|file| file.metadata()?.modified());
+            match examined {
+                Ok(time) => written.files.push((time, name)),
+                // It was there a moment ago, and a process of the program may still run.
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                Err(e) => {
+                    (refused, example) = (refused + 1, format!("{}: {e}", path.join(&name).display()));
+                }
+            }
+        }
+        match refused {
+            0 => {}
+            1 => problems.push(format!("cannot read {example}")),
+            count => problems.push(format!("cannot read {count} files in {}, for example {example}", path.display())),
+        }
+        written.files.sort();
+        Some(written)
+    }
+
+    fn open(&self, name: &OsString) -> io::Result<File> {
+        let file = self.folder.open_file(name)?;
+        let metadata = file.metadata()?;
+        if metadata.uid() != self.owner {
+            return Err(io::Error::other("it belongs to another user"));
+        }
+        if metadata.len() > self.limit {
+            return Err(io::Error::other(format!("it has {} bytes, more than memtrace writes", metadata.len())));
+        }
+        Ok(file)
+    }
+
+    fn texts(&self) -> impl Iterator<Item = Vec<u8>> {
+        self.files.iter().filter_map(|(_, name)| untrusted::read(&self.open(name).ok()?, self.limit).ok())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+    use std::path::Path;
+    use std::time::Duration;
+
+    const GOOD: &str = r#"{"exception": "ValueError", "location": "a.py:1", "read_location": "a.py:2"}"#;
+
+    fn folder() -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        for name in [EXCEPTIONS, WORKSPACES, SHARED] {
+            std::fs::create_dir_all(folder.path().join(SCRATCH).join(name)).unwrap();
+        }
+        folder
+    }
+
+    fn read_all(folder: &Path) -> Finished {
+        read(&RunFolder::open(folder).unwrap(), true)
+    }
+
+    fn pipe(path: &Path) {
+        let name = std::ffi::CString::new(path.as_os_str().as_encoded_bytes()).unwrap();
+        // SAFETY: `name` is a C string.
+        assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+    }
+
+    #[test]
+    fn the_first_complete_exception_counts() {
+        let folder = folder();
+        let path = |name: &str| folder.path().join(SCRATCH).join(EXCEPTIONS).join(name);
+        assert!(read_all(folder.path()).exception.is_none());
+        std::fs::write(path("1.json"), &GOOD[..20]).unwrap();
+        std::fs::write(path("2.json"), GOOD).unwrap();
+        std::fs::write(path("3.json"), GOOD.replace("Value", "Key")).unwrap();
+        let now = SystemTime::now();
+        for (name, seconds) in [("1.json", 30), ("2.json", 10), ("3.json", 20)] {
+            let file = File::options().write(true).open(path(name)).unwrap();
+            file.set_modified(now - Duration::from_secs(seconds)).unwrap();
+        }
+        let finished = read_all(folder.path());
+        assert_eq!(finished.exception.unwrap().exception, "KeyError");
+        assert!(finished.problems.is_empty(), "{:?}", finished.problems);
+    }
+
+    #[test]
+    fn other_files_than_those_of_processes_are_left_out_and_reported() {
+        let folder = folder();
+        for name in [EXCEPTIONS, WORKSPACES] {
+            let path = |file: &str| folder.path().join(SCRATCH).join(name).join(file);
+            pipe(&path("0.json"));
+            symlink("/dev/zero", path("1.json")).unwrap();
+            File::create(path("2.json")).unwrap().set_len(1 << 30).unwrap();
+        }
+        let finished = read_all(folder.path());
+        assert!(finished.exception.is_none() && finished.workspaces.is_none());
+        assert_eq!(finished.problems.len(), 2, "{:?}", finished.problems);
+        assert!(finished.problems.iter().all(|problem| problem.starts_with("cannot read 3 files in ")));
+        // A folder that is none.
+        let exceptions = folder.path().join(SCRATCH).join(EXCEPTIONS);
+        std::fs::remove_dir_all(&exceptions).unwrap();
+        symlink("/", &exceptions).unwrap();
+        assert!(read_all(folder.path()).problems[0].contains(EXCEPTIONS));
+        std::fs::remove_dir_all(folder.path().join(SCRATCH)).unwrap();
+        assert!(read_all(folder.path()).problems[0].contains(SCRATCH));
+    }
+
+    #[test]
+    fn the_number_of_files_is_bounded() {
+        let folder = folder();
+        for number in 0..=MAX_FILES {
+            std::fs::write(folder.path().join(SCRATCH).join(WORKSPACES).join(number.to_string()), "").unwrap();
+        }
+        let problems = read_all(folder.path()).problems;
+        assert!(problems.len() == 1 && problems[0].contains("more than 4096 files"), "{problems:?}");
+    }
+}
