@@ -4,6 +4,8 @@
 //! Cargo cannot depend on a cdylib. This script therefore runs a second cargo with its own target directory.
 //! `MEMTRACE_EMBED_LIBRARY` names a library, and `MEMTRACE_EMBED_SIMCUDA` a folder, that were built elsewhere instead.
 
+#![expect(clippy::disallowed_macros, reason = "cargo reads what a build script prints")]
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};

@@ -185,6 +185,7 @@ mod tests {
     }
 
     #[test]
+    #[expect(clippy::disallowed_macros, reason = "a test says that it was skipped")]
     fn every_child_is_reported() {
         let Some(events) = ProcessEvents::subscribe() else {
             eprintln!("skipped: the kernel reports no processes here (container, or a user before Linux 6.6)");

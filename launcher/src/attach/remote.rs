@@ -126,6 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[expect(clippy::disallowed_macros, reason = "a test says that it was skipped")]
     fn the_answer_of_the_script_is_read_when_it_is_complete() {
         let folder = tempfile::tempdir().unwrap();
         let result = folder.path().join("a \"quoted\" name");
