@@ -24,12 +24,13 @@
 //! - `rings` every ring full of slots that were never written
 //! - `counters` the largest possible counts
 //! - `names` names full of control sequences, in events that a report shows
+//! - `oom` the same, and an out-of-memory error
 //! - `paths=A:B` native frames in objects with these paths
 //! - `live=N` N allocations of PyTorch that are never freed
 //! - `driver=N` N allocations of the driver that are never freed
 //! - `forever` writes into many rings and ignores all messages
 //!
-//! Also: `say=TEXT`, `wait` (for a line on stdin), `sleep=MS`, `daemon` (continues as its own process).
+//! Also: `say=TEXT`, `wait` (for a line on stdin), `sleep=MS`, `daemon` (continues as its own process), `exit=CODE`.
 
 use std::io::{BufRead, Write};
 use std::mem::zeroed;
@@ -39,7 +40,7 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
 use memtrace_trace::clock;
-use memtrace_trace::definition::{Definition, NoticeStatus};
+use memtrace_trace::definition::{Definition, LabelOrigin, NoticeStatus, TensorKind};
 use memtrace_trace::event::{Action, Event, Source};
 use memtrace_trace::ids::{ContextId, FrameId, ModuleId, StackId, ThreadId};
 use memtrace_trace::options::{ENV, Options};
@@ -49,8 +50,9 @@ use memtrace_trace::shm::ring::Producer;
 use memtrace_trace::shm::segment::Segment;
 use memtrace_trace::sync::Ordering;
 
-/// Control sequences that a terminal would obey, and characters that would break a line or a JSON text.
-const EVIL: &str = "\x1b]0;owned\x07\x1b[2J\u{9b}31m\u{202e}\r\n\"\\\u{7f}";
+/// Control sequences that a terminal would obey, characters that would break a line or a JSON text, and commands for CI
+/// services.
+const EVIL: &str = "\x1b]0;owned\x07\x1b[2J\u{9b}31m\u{202e}\r\n\"\\\u{7f}\n::error::owned ##[group]x ##vso[task.z]y";
 
 fn connect() -> Option<OwnedFd> {
     let options = std::env::var(ENV).ok().and_then(|v| Options::parse(&v)).expect("run under memtrace");
@@ -264,17 +266,34 @@ fn names(segment: &Segment) {
         &Definition::Device { ordinal: 0, name: EVIL, total: 1 << 33, used_before: 1 << 20, pci: EVIL },
     );
     define(&mut producer, &Definition::Notice { topic: EVIL, text: EVIL, status: NoticeStatus::Remark });
+    define(&mut producer, &Definition::Label { id: 1, origin: LabelOrigin::Nvtx, text: EVIL });
+    define(&mut producer, &Definition::NnCall { id: ContextId(2), caller: ContextId::NONE, object: 7, class: EVIL });
+    define(&mut producer, &Definition::NnName { object: 7, seq: 1, class: EVIL, name: EVIL });
+    let next = || segment.header().next_seq.0.fetch_add(1, Ordering::Relaxed);
+    let range = Event { addr: 1, size: 0, ..event(next()) };
+    put(&mut producer, &Event { action: Action::RangeStart, ..range });
     for n in 0..100 {
-        let seq = segment.header().next_seq.0.fetch_add(1, Ordering::Relaxed);
+        let (address, seq) = ((1 << 40) + (u64::from(n) << 20), next());
         let event = Event {
             size: 1 << 20,
             module: ModuleId(1),
-            context: ContextId(1),
+            context: ContextId(1 + n % 3 / 2),
             stack: StackId(1 + n % 2),
             ..event(seq)
         };
-        put(&mut producer, &Event { addr: (1 << 40) + (u64::from(n) << 20), ..event });
+        put(&mut producer, &Event { addr: address, ..event });
+        let (kind, seq) = (TensorKind::Parameter, seq + 1);
+        define(&mut producer, &Definition::TensorName { address, seq, kind, name: EVIL, shape: EVIL });
+        define(&mut producer, &Definition::Holder { address, seq, path: EVIL, shape: EVIL });
     }
+    put(&mut producer, &Event { action: Action::RangeEnd, seq: next(), ..range });
+}
+
+/// An out-of-memory error after [`names`], of which the stack is known.
+fn oom(segment: &Segment) {
+    names(segment);
+    let seq = segment.header().next_seq.0.fetch_add(1, Ordering::Relaxed);
+    put(&mut ring(segment, 1), &Event { action: Action::Oom, size: 1 << 40, addr: 1 << 20, ..event(seq) });
 }
 
 fn paths(segment: &Segment, list: &str) {
@@ -376,6 +395,8 @@ fn main() {
                 segment.header().counters.0.iter().for_each(|counter| counter.store(u64::MAX, Ordering::Relaxed));
             }
             "names" => names(&segment()),
+            "oom" => oom(&segment()),
+            "exit" => std::process::exit(number() as i32),
             "paths" => paths(&segment(), value),
             "forever" => forever(&segment()),
             "say" => println!("{value}"),

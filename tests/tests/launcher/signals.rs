@@ -1,11 +1,9 @@
 //! Signals and job control work as they do without the launcher.
 
-use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use crate::launcher_support::*;
 
@@ -119,46 +117,6 @@ fn blocks(pid: i32, signal: i32) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let mask = status.lines().find_map(|l| l.strip_prefix("SigBlk:")).unwrap();
     u64::from_str_radix(mask.trim(), 16).unwrap() & 1 << (signal - 1) != 0
-}
-
-/// A pseudoterminal: our end and the program's. It does not echo, because echo and program output would mix in any
-/// order.
-fn terminal() -> (File, OwnedFd) {
-    let (mut ours, mut theirs) = (-1, -1);
-    // SAFETY: `ours` and `theirs` are live, writable integers during the call; `openpty` allows null for the rest.
-    unsafe {
-        assert_eq!(
-            libc::openpty(&mut ours, &mut theirs, std::ptr::null_mut(), std::ptr::null_mut(), std::ptr::null_mut()),
-            0
-        );
-        libc::fcntl(ours, libc::F_SETFD, libc::FD_CLOEXEC);
-        let mut settings = std::mem::zeroed();
-        assert_eq!(libc::tcgetattr(theirs, &mut settings), 0);
-        settings.c_lflag &= !libc::ECHO;
-        assert_eq!(libc::tcsetattr(theirs, libc::TCSANOW, &settings), 0);
-        (File::from_raw_fd(ours), OwnedFd::from_raw_fd(theirs))
-    }
-}
-
-/// Starts a command as a session leader with its own controlling terminal.
-fn start_on(terminal: &OwnedFd, command: &mut Command) -> std::process::Child {
-    let stdio = || Stdio::from(terminal.try_clone().unwrap());
-    command.stdin(stdio()).stdout(stdio()).stderr(stdio());
-    let fd = terminal.as_raw_fd();
-    // SAFETY: between fork and exec the closure makes only system calls, which are async-signal-safe. It allocates
-    // nothing.
-    unsafe {
-        command.pre_exec(move || {
-            libc::setsid();
-            // A script's background job ignores these two signals.
-            libc::signal(libc::SIGINT, libc::SIG_DFL);
-            libc::signal(libc::SIGQUIT, libc::SIG_DFL);
-            libc::ioctl(0, libc::TIOCSCTTY, 0);
-            libc::close(fd);
-            Ok(())
-        })
-    };
-    command.spawn().unwrap()
 }
 
 #[test]

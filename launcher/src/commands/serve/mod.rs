@@ -81,8 +81,10 @@ fn until_end(run: &Path, listener: TcpListener, page: Vec<u8>, analysis: Analysi
     let analysis = SharedAnalysis::new(analysis);
     let server = Server::start(listener, ServedRun::new(token, page, analysis.clone()), "memtrace-serve")
         .context("cannot start the server")?;
+    // Whoever reads the URL may close stdin at once.
+    let watches_stdin = !is_closed(io::stdin().as_fd());
     super::print(format!("Serving {} at {url} ; press Ctrl-C to stop\n", run.display()).as_bytes())?;
-    wait_for_end(&signals);
+    wait_for_end(&signals, watches_stdin);
     drop(server);
     analysis.end();
     Ok(())
@@ -122,10 +124,9 @@ impl Drop for Redirect {
 }
 
 /// Waits for a signal, or until the terminal or the pipe at stdin closes.
-fn wait_for_end(signals: &EndSignals) {
+fn wait_for_end(signals: &EndSignals, watches_stdin: bool) {
     let stdin = io::stdin();
     let stdin = stdin.as_fd();
-    let watches_stdin = !is_closed(stdin);
     loop {
         let mut fds = vec![PollFd::new(signals, PollFlags::IN)];
         if watches_stdin {
