@@ -214,7 +214,7 @@ fn parquet(run: &Run, options: &Export, rules: Option<&CustomRules>) -> anyhow::
             line.show(&Progress { what, done, total })
         });
         line.clear();
-        written?;
+        written.with_context(|| format!("cannot export to {}", folder.display()))?;
         for mut file in files {
             file.flush().with_context(|| format!("cannot write into {}", folder.display()))?;
         }

@@ -153,7 +153,7 @@ fn export_process(
         line.show(&Progress { what, done, total })
     });
     line.clear();
-    written?;
+    written.with_context(|| format!("cannot export to {}", output.display()))?;
     files.iter_mut().try_for_each(|file| file.flush()).with_context(cannot)?;
     new.into_iter().try_for_each(|new| new.commit()).with_context(cannot)
 }
@@ -162,7 +162,7 @@ fn export_ranks(rows: &[RankRow], run: &str, output: &Path) -> anyhow::Result<()
     let folder = folder(output, &partition_folder(RANKS_TABLE, run, None))?;
     let cannot = || format!("cannot write into {}", output.display());
     let mut new = folder.create_atomic(RANKS_FILE).with_context(cannot)?;
-    write_ranks(rows, new.file())?;
+    write_ranks(rows, new.file()).with_context(cannot)?;
     new.commit().with_context(cannot)
 }
 

@@ -26,6 +26,7 @@ mod load;
 mod loader_lock;
 mod memory_cgroup;
 mod other_users;
+mod output_files;
 mod printing;
 mod process;
 mod promises;
