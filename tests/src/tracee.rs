@@ -186,9 +186,9 @@ impl Tracee {
         self.mappings().find(|(range, _)| range.contains(&address)).map(|(_, name)| name).unwrap_or_default()
     }
 
-    /// The start of the first mapping whose name begins with `name`, or `None`.
+    /// The start of the first mapping with this name, or `None`.
     pub fn mapping(&self, name: &str) -> Option<u64> {
-        self.mappings().find(|(_, n)| n.starts_with(name)).map(|(range, _)| range.start)
+        self.mappings().find(|(_, n)| n == name).map(|(range, _)| range.start)
     }
 
     fn mappings(&self) -> impl Iterator<Item = (std::ops::Range<u64>, String)> {

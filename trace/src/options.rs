@@ -45,9 +45,6 @@ pub enum Pools {
     Off,
 }
 
-/// The file in the run folder whose lock makes an allocation and the check of [`Limit`] one step.
-pub const LIMIT_LOCK_FILE: &str = "limit.lock";
-
 /// How much memory of each device the run sees.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Limit {

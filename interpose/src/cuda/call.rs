@@ -111,7 +111,8 @@ impl Call {
     ) {
         let mut memory = memory();
         if result == 0 && memory.addr == 0 {
-            return; // A request for 0 bytes returns no memory.
+            // A request for 0 bytes returns no memory.
+            return Process::end_first_allocation();
         }
         if result == 0 && memory.location == 0 {
             memory.location = match self.hook.api.memory_kind() {

@@ -210,12 +210,20 @@ macro_rules! hooks {
                     let original = unsafe { std::mem::transmute::<*mut c_void, Signature>(original) };
                     // SAFETY: the program passes these arguments for this function.
                     let original = || unsafe { original($($arg),*) };
+                    hooks!(@begins $verb $name $($source)?);
                     $(let original = || limited::allocate(|| $source, || $bytes as u64, original, || $undo);)?
                     hooks!(@$verb call $action [$($arg),*] { $($field: $value),* } { original() })
                 }
             }
         )*
     };
+    // An allocation that no limit concerns. That of the runtime is inside one of the driver.
+    (@begins allocates $name:ident) => {
+        if const { !Hook::is_of_runtime(Api::$name) } {
+            limited::begin();
+        }
+    };
+    (@begins $verb:ident $name:ident $($source:expr)?) => {};
     (@allocates $call:ident $action:ident [$($arg:ident),*] { $($field:ident: $value:expr),* } $original:block) => {{
         let (result, has_nested) = $call.run(|| $original);
         $call.record_allocation(Action::$action, result, has_nested, || {

@@ -40,7 +40,13 @@ impl Hook {
     /// Whether the function belongs to the CUDA runtime (`cuda...`), not to the driver (`cu...`).
     #[inline]
     pub(super) fn is_runtime(&self) -> bool {
-        self.api.0 >= FIRST_RUNTIME
+        Hook::is_of_runtime(self.api)
+    }
+
+    /// [`Self::is_runtime`] for the function with this number.
+    #[inline]
+    pub(super) const fn is_of_runtime(api: Api) -> bool {
+        api.0 >= FIRST_RUNTIME
     }
 
     /// Whether the function concerns host memory.

@@ -12,7 +12,9 @@ use super::driver::call_driver;
 use super::location::current_device;
 use super::reading::{MAX_DEVICES, MemoryInfo, memory_info};
 use crate::linker::original::OriginalFunction;
-use crate::recording::process::session_options;
+use crate::recording::paused::is_paused;
+use crate::recording::process::{Process, session_options};
+use crate::recording::wiped_on_fork::WipedOnFork;
 
 /// The limit of the run. Null until it was read.
 static OF_RUN: AtomicPtr<Limit> = AtomicPtr::new(std::ptr::null_mut());
@@ -24,13 +26,50 @@ static BOTH: AtomicU64 = AtomicU64::new(UNKNOWN);
 const UNKNOWN: u64 = 0;
 const NONE: u64 = u64::MAX;
 
+/// How an allocation begins: [`UNCHECKED`] if there is no limit. [`UNPREPARED`] in a process that has not allocated yet, and
+/// after a change of the limit.
+static BEGINNING: WipedOnFork = WipedOnFork::new();
+const UNPREPARED: u8 = 0;
+const UNCHECKED: u8 = 1;
+const CHECKED: u8 = 2;
+
 /// Sets this process's own limit for each device, in bytes; 0 removes it. It holds beside that of the run. Returns the one
 /// before.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 extern "C" fn memtrace_set_limit(bytes: u64) -> u64 {
-    let before = OF_PROGRAM.swap(bytes, Ordering::Relaxed);
+    let before = OF_PROGRAM.swap(bytes, Ordering::SeqCst);
     combine();
+    // After the change, so that a thread that has read the limit before does not go on with that.
+    BEGINNING.get().store(UNPREPARED, Ordering::SeqCst);
     before
+}
+
+/// Whether no limit is set and the process has allocated before.
+#[inline(always)]
+pub(super) fn is_known_to_be_none() -> bool {
+    BEGINNING.get().load(Ordering::Relaxed) == UNCHECKED
+}
+
+/// Begins an allocation. Returns the limit of each device in bytes. The first allocation of a process starts the
+/// recording, so that the launcher knows a process that is killed inside it.
+#[cold]
+pub(super) fn begin_allocation() -> Option<u64> {
+    let beginning = BEGINNING.get();
+    // Without a recording, a later allocation is the first one of it.
+    if beginning.load(Ordering::Relaxed) != UNPREPARED || is_paused() {
+        return bytes();
+    }
+    if Process::begin_first_allocation() {
+        BEGINNING.wipe_in_children();
+    }
+    loop {
+        let limit = bytes();
+        beginning.store(if limit.is_some() { CHECKED } else { UNCHECKED }, Ordering::SeqCst);
+        // The program may have set a limit meanwhile, and `UNPREPARED` before this store.
+        if bytes() == limit {
+            return limit;
+        }
+    }
 }
 
 fn of_run() -> &'static Limit {
@@ -54,7 +93,7 @@ fn of_run_bytes() -> Option<u64> {
 /// The limit of each device in bytes. `None` if there is none.
 #[inline]
 pub(super) fn bytes() -> Option<u64> {
-    match BOTH.load(Ordering::Relaxed) {
+    match BOTH.load(Ordering::SeqCst) {
         NONE => None,
         UNKNOWN => combine(),
         limit => Some(limit),
@@ -64,10 +103,15 @@ pub(super) fn bytes() -> Option<u64> {
 /// Computes the limit from that of the run and that of the program.
 #[cold]
 fn combine() -> Option<u64> {
-    let own = Some(OF_PROGRAM.load(Ordering::Relaxed)).filter(|limit| *limit > 0);
-    let limit = [of_run_bytes(), own].into_iter().flatten().min();
-    BOTH.store(limit.unwrap_or(NONE), Ordering::Relaxed);
-    limit
+    loop {
+        let of_program = OF_PROGRAM.load(Ordering::SeqCst);
+        let limit = [of_run_bytes(), Some(of_program).filter(|limit| *limit > 0)].into_iter().flatten().min();
+        BOTH.store(limit.unwrap_or(NONE), Ordering::SeqCst);
+        // Another thread may have set a limit meanwhile, and stored its result before this one.
+        if OF_PROGRAM.load(Ordering::SeqCst) == of_program {
+            return limit;
+        }
+    }
 }
 
 /// What the program sees of a device with this PCI address.

@@ -1,8 +1,8 @@
 //! Allocations under a limit ([`super::limit`]).
 //!
 //! An allocation is made, and undone if the device's memory in use then exceeds the limit. So the limit holds for all
-//! processes of the run together, contexts and code count, and rounding is the driver's own. A file lock of the run makes
-//! an allocation and its check one step.
+//! processes of the run together, contexts and code count, and rounding is the driver's own. A lock of the run makes an
+//! allocation and its check one step.
 
 use super::limit::{self, Room};
 use super::location::{current_device, ordinal};
@@ -10,7 +10,7 @@ use super::memory::OUT_OF_MEMORY;
 use super::pools;
 use super::reading::{RelaxedCapture, device_memory};
 use crate::recording::errno::RestoreErrno;
-use crate::recording::run_lock::RunLock;
+use crate::recording::run_lock::HeldRunLock;
 
 /// Where a call takes memory.
 #[derive(Clone, Copy)]
@@ -37,7 +37,21 @@ pub(super) fn allocate(
     original: impl FnOnce() -> i32,
     undo: impl FnOnce(),
 ) -> i32 {
-    if limit::bytes().is_none() {
+    if limit::is_known_to_be_none() {
+        return original();
+    }
+    allocate_with_checks(source, bytes, original, undo)
+}
+
+/// [`allocate`] for the first allocation of a process, and under a limit.
+#[cold]
+fn allocate_with_checks(
+    source: impl FnOnce() -> MemorySource,
+    bytes: impl FnOnce() -> u64,
+    original: impl FnOnce() -> i32,
+    undo: impl FnOnce(),
+) -> i32 {
+    if limit::begin_allocation().is_none() {
         return original();
     }
     let source = source();
@@ -46,6 +60,14 @@ pub(super) fn allocate(
     match device_of(source) {
         Some(device) if !is_captured => allocate_within(device, source, bytes(), original, undo),
         _ => original(),
+    }
+}
+
+/// Begins an allocation that no limit concerns.
+#[inline(always)]
+pub(super) fn begin() {
+    if !limit::is_known_to_be_none() {
+        limit::begin_allocation();
     }
 }
 
@@ -63,7 +85,6 @@ fn room(device: i16) -> Option<Room> {
     limit::room(device, device_memory(device)?)
 }
 
-#[cold]
 fn allocate_within(
     device: i16,
     source: MemorySource,
@@ -72,7 +93,7 @@ fn allocate_within(
     undo: impl FnOnce(),
 ) -> i32 {
     let _errno = RestoreErrno::new();
-    let _lock = RunLock::take();
+    let _lock = HeldRunLock::take();
     let pool = match source {
         MemorySource::Pool { pool: 0, .. } => pools::of_device(device),
         MemorySource::Pool { pool, .. } => pool,

@@ -11,14 +11,25 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
 use memtrace_trace::shm::handshake::{Hello, address, is_trusted, peer_credentials, recv_fd};
+use memtrace_trace::shm::run_lock::RunLock;
 use memtrace_trace::shm::segment::Segment;
 use memtrace_trace::unrecorded::Reason;
+
+use super::slot::Slot;
 
 /// The longest time for the launcher's answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The launcher's process id. 0 before it is known, and if its pid namespace is not visible here.
 static LAUNCHER_PID: AtomicI32 = AtomicI32::new(0);
+
+/// The lock of the run. A forked child inherits the mapping.
+static RUN_LOCK: Slot<Option<RunLock>> = Slot::new();
+
+/// The lock of the run. `None` if the launcher has none, or before the first recording.
+pub(super) fn run_lock() -> Option<&'static RunLock> {
+    RUN_LOCK.get()?.as_ref()
+}
 
 /// Why there is no segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -40,7 +51,7 @@ fn reason_of_error(error: &io::Error, otherwise: Reason) -> NoSegment {
     })
 }
 
-/// Requests a segment. `is_retry` says that an earlier attempt has failed. Leaves no descriptor open.
+/// Requests a segment and the run's lock. `is_retry` says that an earlier attempt has failed. Leaves no descriptor open.
 pub(crate) fn request_segment(token: &str, generation: u32, is_retry: bool) -> Result<Segment, NoSegment> {
     let last_error = |otherwise| reason_of_error(&io::Error::last_os_error(), otherwise);
     if is_retry && process_state(LAUNCHER_PID.load(Ordering::Relaxed)).is_some_and(is_stopped) {
@@ -80,7 +91,10 @@ pub(crate) fn request_segment(token: &str, generation: u32, is_retry: bool) -> R
     loop {
         match recv_fd(socket.as_fd()) {
             Ok(fd) => {
-                return Segment::map(fd.as_fd()).map_err(|_| NoSegment::Unrecorded(Reason::NoResources));
+                let segment = Segment::map(fd.as_fd()).map_err(|_| NoSegment::Unrecorded(Reason::NoResources));
+                drop(fd);
+                RUN_LOCK.set(recv_fd(socket.as_fd()).and_then(|fd| RunLock::map(fd.as_fd())).ok());
+                return segment;
             }
             // A signal for the program has interrupted the call.
             Err(e) if e.kind() == io::ErrorKind::Interrupted && began.elapsed() < ANSWER_TIMEOUT => {}

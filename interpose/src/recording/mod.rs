@@ -34,3 +34,4 @@ pub(crate) mod thread_local;
 mod thread_state;
 mod unrecorded;
 pub(crate) mod watch;
+pub(crate) mod wiped_on_fork;

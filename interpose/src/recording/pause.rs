@@ -27,7 +27,6 @@ extern "C" fn memtrace_pause() {
 extern "C" fn memtrace_resume() {
     set_paused(false);
     if let Some(mut guard) = Guard::enter() {
-        guard.process().count_remaining_paused_events();
         guard.notice("pause", NoticeStatus::Remark, "the program resumed the recording");
     }
 }

@@ -17,7 +17,9 @@ use memtrace_trace::unrecorded::Reason;
 
 use super::attached;
 use super::bounded_wait::BoundedWait;
+use super::cancellation::NoCancellation;
 use super::connect::{NoSegment, request_segment};
+use super::errno::RestoreErrno;
 use super::label_ids::Labels;
 use super::left_frame::{stack_pointer, was_left};
 use super::module_calls::ModuleCallIds;
@@ -72,16 +74,8 @@ static ALIVE_PAGE: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
 /// Events that were lost while the launcher could not be reached. Counted in the recording once it starts
 /// ([`Process::count_missed_event`]).
 static MISSED_EVENTS: AtomicU64 = AtomicU64::new(0);
-/// Events that were lost while the recording was paused ([`Process::count_paused_event`]).
-static PAUSED_EVENTS: AtomicU64 = AtomicU64::new(0);
-
 /// How many events skip the search after one that found no free ring ([`Process::find_ring`]).
 const RING_SEARCH_INTERVAL: u32 = 1024;
-
-/// How many of `paused_events` lost events have been counted in the recording: the first one, then multiples of 1024.
-fn reported_paused_events(paused_events: u64) -> u64 {
-    paused_events.min(1).max(paused_events & !1023)
-}
 
 /// A marker that is neither null nor a process: memtrace did not start this process.
 fn not_traced() -> *mut Process {
@@ -158,26 +152,37 @@ impl Process {
         }
     }
 
-    /// Counts an event that is not recorded because of a pause.
-    ///
-    /// The counter is not exact if several threads count at once, which keeps it cheap. The first lost event is counted
-    /// in the recording at once, so that a pause without an end is visible. Later ones are added 1024 at a time, the
-    /// rest when the pause ends.
-    pub(crate) fn count_paused_event() {
-        let before = PAUSED_EVENTS.load(Ordering::Relaxed);
-        PAUSED_EVENTS.store(before.wrapping_add(1), Ordering::Relaxed);
-        let unreported = reported_paused_events(before.wrapping_add(1)) - reported_paused_events(before);
-        if unreported != 0
-            && let Some(process) = Process::if_started()
-        {
-            process.count(Counter::EventsDropped, unreported);
+    /// Counts an event that is not recorded because of a pause. In a process that has no recording yet, such as a child
+    /// that was forked during the pause, this starts it: a pause without an end is visible.
+    pub(super) fn count_paused_event() {
+        if let Some(process) = Process::if_started() {
+            return process.count(Counter::EventsDropped, 1);
+        }
+        let _errno = RestoreErrno::new();
+        let _no_cancellation = NoCancellation::new();
+        match Process::current() {
+            Some(process) => process.count(Counter::EventsDropped, 1),
+            None => Process::count_missed_event(),
         }
     }
 
-    /// Adds the remaining lost events to the recording when a pause ends.
-    pub(crate) fn count_remaining_paused_events(&self) {
-        let all = PAUSED_EVENTS.swap(0, Ordering::Relaxed);
-        self.count(Counter::EventsDropped, all - reported_paused_events(all));
+    /// Starts the recording before the first allocation of this process, and notes that in the segment. Then the launcher
+    /// counts its event as lost if the process ends inside the call. Returns whether there is a recording.
+    #[cold]
+    pub(crate) fn begin_first_allocation() -> bool {
+        let _errno = RestoreErrno::new();
+        let _no_cancellation = NoCancellation::new();
+        let Some(process) = Process::current() else { return false };
+        process.segment.header().makes_first_allocation.store(1, Ordering::Relaxed);
+        true
+    }
+
+    /// Notes that the allocation has no event.
+    #[cold]
+    pub(crate) fn end_first_allocation() {
+        if let Some(process) = Process::if_started() {
+            process.segment.header().makes_first_allocation.store(0, Ordering::Relaxed);
+        }
     }
 
     /// Counts an event that is lost because a signal handler has left its hook by `siglongjmp`.

@@ -1,72 +1,100 @@
-//! One lock for all processes of the run: a file in the run folder. The kernel releases it when its holder ends.
+//! Takes the lock that all processes of the run share (`memtrace_trace::shm::run_lock`).
+//!
+//! The program can keep it from being released: a signal handler leaves the call by `siglongjmp`, a thread ends inside
+//! the call, a process is stopped or dies there. So no thread waits for it longer than [`WAIT_LIMIT`]. Then it takes over
+//! a lock that one thread has held all the time, and the next ones do not wait. The launcher releases the lock of a dead
+//! process.
 
-use std::ffi::{CString, c_int};
-use std::os::unix::ffi::OsStrExt;
-use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
-use memtrace_trace::options::LIMIT_LOCK_FILE;
+use memtrace_trace::counters::Counter;
+use memtrace_trace::shm::run_lock::{Holder, RunLock};
+use memtrace_trace::sync::Ordering;
 
 use super::bounded_wait::BoundedWait;
 use super::cancellation::NoCancellation;
-use super::process::session_options;
-use super::seccomp;
+use super::connect::run_lock;
+use super::left_frame::{stack_pointer, was_left};
+use super::paused::is_detached;
+use super::process::{Process, thread_exists, thread_id};
+use super::thread_local::with_thread_local;
 
-/// How long a thread waits for the others. A process that is stopped while it holds the lock does not stop the run.
+/// How long a thread waits for the others.
 const WAIT_LIMIT: Duration = Duration::from_secs(5);
 
-/// The lock, held until it is dropped.
-pub(crate) struct RunLock {
-    file: c_int,
-    /// `open` and `close` would end a thread whose cancellation was requested.
-    _no_cancellation: NoCancellation,
+/// The lock of the run, held until it is dropped.
+pub(crate) struct HeldRunLock {
+    lock: &'static RunLock,
+    me: Holder,
+    /// The process that has taken the lock. A signal handler may fork while it is held.
+    process: &'static Process,
+    /// Makes the type neither `Send` nor `Sync`.
+    _not_send: std::marker::PhantomData<*const ()>,
 }
 
-impl RunLock {
-    /// Takes the lock. `None` if the others hold it too long, or where the run folder cannot be reached: then the caller
-    /// goes on without it.
-    pub(crate) fn take() -> Option<RunLock> {
-        let options = session_options()?;
-        if !is_permitted(options.filters) {
+impl HeldRunLock {
+    /// Takes the lock. `None` if others hold it too long, which is counted, if this thread holds it already and a signal
+    /// handler has interrupted it, or where there is no lock. Then the caller goes on without it.
+    pub(crate) fn take() -> Option<HeldRunLock> {
+        // Waiting is a cancellation point, and so is the connection to the launcher. The call under the lock is the
+        // program's own.
+        let _no_cancellation = NoCancellation::new();
+        let process = if is_detached() { Process::if_started() } else { Process::current() }?;
+        let lock = run_lock()?;
+        let pid = process.segment.header().trace_pid.load(Ordering::Relaxed);
+        let me = Holder::new(pid, thread_id());
+        let frame = stack_pointer();
+        if !acquire(process, lock, me, frame) {
             return None;
         }
-        let path = CString::new(options.folder?.join(LIMIT_LOCK_FILE).as_os_str().as_bytes()).ok()?;
-        let no_cancellation = NoCancellation::new();
-        // SAFETY: `path` is a C string.
-        let file = unsafe { libc::open(path.as_ptr(), libc::O_RDWR | libc::O_CREAT | libc::O_CLOEXEC, 0o600) };
-        if file < 0 {
-            return None;
-        }
-        let lock = RunLock { file, _no_cancellation: no_cancellation };
-        let mut wait = BoundedWait::new(WAIT_LIMIT);
-        loop {
-            // SAFETY: `flock` takes no pointers. Each opening of the file is a holder of its own, so threads exclude
-            // each other too.
-            if unsafe { libc::syscall(libc::SYS_flock, file, libc::LOCK_EX | libc::LOCK_NB) } == 0 {
-                return Some(lock);
-            }
-            if !wait.pause() {
-                return None;
-            }
-        }
+        with_thread_local(|thread| thread.run_lock_frame.set(frame));
+        Some(HeldRunLock { lock, me, process, _not_send: std::marker::PhantomData })
     }
 }
 
-impl Drop for RunLock {
+impl Drop for HeldRunLock {
     fn drop(&mut self) {
-        // SAFETY: the descriptor is this value's own.
-        unsafe { libc::close(self.file) };
+        with_thread_local(|thread| thread.run_lock_frame.set(0));
+        // A child that was forked inside the call has the parent's value. The parent releases the lock.
+        if Process::if_started().is_some_and(|process| std::ptr::eq(process, self.process)) {
+            self.lock.release(self.me);
+        }
     }
 }
 
-/// Whether the program has no seccomp filter of its own. It is examined once.
-fn is_permitted(launcher_filters: u32) -> bool {
-    const NO: u8 = 1;
-    const YES: u8 = 2;
-    static IS_PERMITTED: AtomicU8 = AtomicU8::new(0);
-    if IS_PERMITTED.load(Ordering::Relaxed) == 0 {
-        let is_permitted = !seccomp::has_later_filter(launcher_filters);
-        IS_PERMITTED.store(if is_permitted { YES } else { NO }, Ordering::Relaxed);
+/// Makes `me` the holder. `frame` is its stack pointer. Returns `false` if the caller goes on without the lock.
+fn acquire(process: &Process, lock: &RunLock, me: Holder, frame: usize) -> bool {
+    let mut wait = BoundedWait::new(WAIT_LIMIT);
+    let (first, turns) = (lock.holder(), lock.turns());
+    loop {
+        let before = lock.holder();
+        match before {
+            Some(holder) if holder == me && is_interrupted(frame) => return false,
+            Some(holder) if holder != me && !has_ended(holder, me) => {
+                if wait.pause() {
+                    continue;
+                }
+                process.count(Counter::LimitWaitsExpired, 1);
+                return before == first && lock.turns() == turns && lock.take(before, me);
+            }
+            _ => {}
+        }
+        // A value that a call has left is no longer valid once the lock is taken again.
+        with_thread_local(|thread| thread.run_lock_frame.set(0));
+        if lock.take(before, me) {
+            return true;
+        }
     }
-    IS_PERMITTED.load(Ordering::Relaxed) == YES
+}
+
+/// Whether the call of this thread that holds the lock has been interrupted by this one. If not, a signal handler has
+/// left it by `siglongjmp`, or it was a call of an earlier thread with the same id.
+fn is_interrupted(frame: usize) -> bool {
+    let earlier = with_thread_local(|thread| thread.run_lock_frame.get());
+    earlier != 0 && !was_left(earlier, frame)
+}
+
+/// Whether the holder is a thread of this process that has ended.
+fn has_ended(holder: Holder, me: Holder) -> bool {
+    holder.pid() == me.pid() && !thread_exists(holder.tid())
 }

@@ -48,6 +48,8 @@ pub(crate) struct ThreadLocal {
     pub(crate) runtime_in_allocator: Cell<bool>,
     /// The memory that a hooked CUDA call last allocated for PyTorch's allocator on this thread.
     pub(crate) last_segment: Cell<LastSegment>,
+    /// The stack pointer at which the thread took the lock of the run. 0 if it does not hold it.
+    pub(crate) run_lock_frame: Cell<usize>,
 }
 
 /// An address and size in bytes, as CUDA returned them.

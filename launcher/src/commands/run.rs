@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use memtrace_analysis::RunFolder;
 use memtrace_analysis::load::unrecorded;
-use memtrace_trace::options::{LIMIT_LOCK_FILE, Limit, Options};
+use memtrace_trace::options::{Limit, Options};
 use memtrace_trace::unrecorded::Unrecorded;
 
 use super::library_options::library_options;
@@ -181,8 +181,6 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
         simulated.problems.iter().for_each(|problem| message::warning(problem));
         manifest.set_simulated(simulated.exception, simulated.workspaces);
     }
-    // It exists if a process has allocated under a limit. One that stays is harmless.
-    let _ = folder.remove(LIMIT_LOCK_FILE);
     manifest.set_unrecordable(watched, take_reports(&folder));
     let summary = manifest.finish(status, outcome);
     if let Err(e) = manifest.write(&folder) {

@@ -9,7 +9,7 @@
 //! loop then finishes the first recording, and the next file is named `<pid>.1.mtr`.
 
 use std::collections::{BTreeMap, HashMap};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,6 +20,7 @@ use anyhow::Context as _;
 use memtrace_analysis::RunFolder;
 use memtrace_trace::shm::handshake;
 use memtrace_trace::shm::layout::RING_SLOTS;
+use memtrace_trace::shm::run_lock::RunLock;
 use memtrace_trace::shm::segment::Segment;
 
 use super::acceptor::{Acceptor, Asked, Client, refusal_reason};
@@ -51,6 +52,9 @@ const GRACE_PERIOD: Duration = Duration::from_millis(500);
 const DETACH_PERIOD: Duration = Duration::from_secs(5);
 /// How long the final reads may take after [`GRACE_PERIOD`], over all processes that still run.
 const FINAL_READ_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Why a recording ended whose process goes on without memtrace.
+const DETACHED: &str = "detached";
 
 const LISTENER: u64 = 0;
 const STOP: u64 = 1;
@@ -138,6 +142,8 @@ impl AwakeClock {
 struct DrainLoop {
     epoll: Epoll,
     acceptor: Acceptor,
+    /// The lock for allocations under a limit. `None` if it could not be created: then they are made without it.
+    run_lock: Option<(RunLock, OwnedFd)>,
     stop: EventFd,
     queue: Queue,
     clock: AwakeClock,
@@ -165,6 +171,7 @@ impl DrainLoop {
         DrainLoop {
             epoll,
             acceptor: Acceptor::new(listener),
+            run_lock: RunLock::create().ok(),
             stop,
             queue,
             clock: AwakeClock { last: Instant::now(), awake: Duration::ZERO },
@@ -223,7 +230,7 @@ impl DrainLoop {
                 self.is_state_known.store(true, Ordering::Release);
             }
             for id in detached {
-                self.end(id, "detached");
+                self.end(id, DETACHED);
             }
             let done: Vec<u64> = self.processes.iter().filter(|(_, p)| p.is_done()).map(|(id, _)| *id).collect();
             for id in done {
@@ -366,6 +373,10 @@ impl DrainLoop {
         segment.header().trace_pid.store(pid, Ordering::Relaxed);
         segment.header().trace_image.store(generation, Ordering::Relaxed);
         handshake::send_fd(socket.as_fd(), fd.as_fd()).map_err(|_| RefusalReason::ProcessEnded)?;
+        if let Some((_, fd)) = &self.run_lock {
+            // A process that does not receive it allocates without the lock.
+            let _ = handshake::send_fd(socket.as_fd(), fd.as_fd());
+        }
         let file = if generation == 0 { format!("{pid}.mtr") } else { format!("{pid}.{generation}.mtr") };
         self.generations.insert(pid, generation + 1);
         self.files += 1;
@@ -379,6 +390,10 @@ impl DrainLoop {
     /// Ends the recording of an image that writes no more.
     fn end(&mut self, id: u64, reason: &'static str) {
         let Some(process) = self.processes.get_mut(&id) else { return };
+        // An earlier image or process of this id ends before a later one gets its segment. So what has this id is gone.
+        if let Some((lock, _)) = self.run_lock.as_ref().filter(|_| !process.is_ending() && reason != DETACHED) {
+            lock.release_of_ended(process.pid());
+        }
         process.end(reason);
         if let Some(pidfd) = process.pidfd() {
             self.epoll.remove(pidfd);

@@ -6,12 +6,12 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use memtrace_trace::clock::ClockPoint;
-use memtrace_trace::counters::{COUNTER_SLOTS, CounterValues};
+use memtrace_trace::counters::{COUNTER_SLOTS, Counter, CounterValues};
 use memtrace_trace::definition::Definition;
 use memtrace_trace::event::Event;
 use memtrace_trace::file::End;
 use memtrace_trace::ids::ThreadId;
-use memtrace_trace::shm::layout::{FIRST_LIVE_SEQ, RING_COUNT, RING_SLOTS};
+use memtrace_trace::shm::layout::{FIRST_LIVE_SEQ, FIRST_SEQ, RING_COUNT, RING_SLOTS};
 use memtrace_trace::shm::segment::Segment;
 use memtrace_trace::shm::validation;
 use serde_json::Value;
@@ -547,7 +547,7 @@ impl Process {
         out.batch.counters = Some(Box::new(counters));
         out.batch.flush = true;
         queue.write(out.key, &mut out.batch);
-        let (lost, late) = (merge.lost(), merge.late());
+        let (lost, late) = (merge.lost() + u64::from(ended_in_first_allocation(&segment, &counters)), merge.late());
         queue.finish(out.key, End { wait_status, lost, late, reason: reason.to_owned() });
         Recorded {
             pid,
@@ -667,6 +667,17 @@ impl Intake for PassIntake<'_> {
         activity.slots += slots;
         activity.fullest = activity.fullest.max(slots);
     }
+}
+
+/// Whether the process ended inside its first allocation, before the event got its number or was counted as lost.
+fn ended_in_first_allocation(segment: &Segment, counters: &CounterValues) -> bool {
+    let header = segment.header();
+    let is_counted = [Counter::EventsDropped, Counter::Reentered]
+        .iter()
+        .any(|counter| counters.get(*counter as usize).is_some_and(|count| *count > 0));
+    header.makes_first_allocation.load(Ordering::Relaxed) != 0
+        && header.next_seq.0.load(Ordering::Relaxed) == FIRST_SEQ
+        && !is_counted
 }
 
 fn read_counters(segment: &Segment) -> CounterValues {

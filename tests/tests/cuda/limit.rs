@@ -5,6 +5,7 @@ use std::io::Read;
 use memtrace_tests::programs::{ProgramFolder, linked_with, simcuda, with_simcuda};
 use memtrace_tests::snapshots::summary;
 use memtrace_tests::traced_program::{Run, TracedProgram, memtrace};
+use memtrace_trace::counters::Counter;
 
 const MIB: u64 = 1 << 20;
 
@@ -21,7 +22,6 @@ fn same_as_on_a_smaller_device(program: impl Fn() -> TracedProgram, bytes: u64) 
     let errors = String::from_utf8_lossy(&run.output.stderr).into_owned();
     assert_eq!(stdout(&small), stdout(&run.output), "{errors}");
     assert_eq!(small.status, run.output.status, "{errors}");
-    assert!(!run.path().join("limit.lock").exists());
     run
 }
 
@@ -68,6 +68,69 @@ fn processes_share_the_limit() {
         let small = traced("small").env("SIMCUDA_MEMORY", (1024 * MIB).to_string()).run_alone();
         assert_eq!(stdout(&small), stdout(&run.output));
     }
+}
+
+/// Disturbs an allocation of limit/disturbed.c. `expired` is how many waits for the lock of the run end without it.
+#[track_caller]
+fn allocations_go_on(disturbance: &str, expired: u64) {
+    let programs = ProgramFolder::new();
+    const NONE: &[&str] = &[];
+    programs.library("limit/driver.c", "libcuda.so.1", NONE);
+    let driver = [format!("-L{}", programs.path("").display()), "-l:libcuda.so.1".to_owned()];
+    let program = programs.program("limit/disturbed.c", "disturbed", &driver);
+    let run = TracedProgram::command(&[program.as_os_str(), disturbance.as_ref()])
+        .env("LD_LIBRARY_PATH", programs.path(""))
+        .option("--quiet")
+        .option("--limit=512MiB")
+        .run();
+    run.assert_ended_well();
+    assert_eq!(stdout(&run.output), "512 of 512 MiB\n");
+    let counted = run.traces().iter().map(|trace| trace.counter(Counter::LimitWaitsExpired)).sum::<u64>();
+    assert_eq!(counted, expired);
+}
+
+#[test]
+fn children_that_are_forked_inside_an_allocation_live_on() {
+    for create in ["fork", "vfork", "clone"] {
+        allocations_go_on(create, 0);
+    }
+}
+
+#[test]
+fn processes_end_inside_an_allocation() {
+    for end in ["kill", "exit", "exec"] {
+        allocations_go_on(end, 0);
+    }
+}
+
+#[test]
+fn a_process_is_stopped_inside_an_allocation() {
+    allocations_go_on("stop", 1);
+}
+
+#[test]
+fn signal_handlers_leave_allocations_or_allocate() {
+    allocations_go_on("leave", 0);
+    allocations_go_on("nest", 0);
+}
+
+#[test]
+fn a_thread_leaves_an_allocation_and_others_wait_once() {
+    allocations_go_on("abandon", 1);
+}
+
+#[test]
+fn a_thread_ends_inside_an_allocation() {
+    allocations_go_on("end", 0);
+}
+
+#[test]
+fn workers_of_data_loaders_do_not_hold_the_lock() {
+    let run = TracedProgram::python("limit/loaders.py", &[]).option("--limit=2GiB").run();
+    run.assert_ended_well();
+    let expected: String = (0..6).map(|epoch| format!("{epoch} 64\n")).collect();
+    assert_eq!(stdout(&run.output), expected);
+    assert!(run.traces().iter().all(|trace| trace.counter(Counter::LimitWaitsExpired) == 0));
 }
 
 #[test]

@@ -21,6 +21,26 @@ fn of_runtime(trace: &Reader) -> u64 {
     events(trace).iter().filter(|e| e.source == Source::Runtime).count() as u64
 }
 
+/// The events that were not recorded because of a pause, and the first of them at once.
+#[test]
+fn every_event_of_a_pause_is_counted() {
+    const THREADS: u64 = 8;
+    const PAIRS: u64 = 3000;
+    // An allocation and a release, of the runtime and of the driver.
+    const EVENTS_OF_PAIR: u64 = 4;
+    let programs = ProgramFolder::new();
+    let program = programs.program("recording/paused.c", "paused", &linked_with("libcudart.so.12"));
+    let (threads, pairs) = (THREADS.to_string(), PAIRS.to_string());
+    let run = with_simcuda(&[program.as_os_str(), threads.as_ref(), pairs.as_ref()]).option("--quiet").run();
+    run.assert_ended_well();
+    let mut counted: Vec<(u64, u64)> =
+        run.traces().iter().map(|trace| (of_runtime(trace), trace.counter(Counter::EventsDropped))).collect();
+    counted.sort();
+    let of_child = PAIRS * EVENTS_OF_PAIR;
+    // Two children, and the program itself, with a pair after each pause.
+    assert_eq!(counted, [(0, of_child), (0, of_child), (4, 2 * THREADS * PAIRS * EVENTS_OF_PAIR)]);
+}
+
 /// The starts and ends of ranges in their order: the action and the name.
 fn ranges(trace: &Reader) -> Vec<(Action, String)> {
     let definitions = trace.definitions();

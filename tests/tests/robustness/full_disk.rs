@@ -116,7 +116,7 @@ fn is_closed(scenario: &Scenario) -> bool {
     use memtrace_trace::shm::layout::SegmentHeader;
     use std::os::unix::fs::FileExt;
     let maps = std::fs::read_to_string(format!("/proc/{}/maps", scenario.pid)).unwrap();
-    let line = maps.lines().find(|line| line.contains("/memfd:memtrace")).expect("it records");
+    let line = maps.lines().find(|line| line.contains("/memfd:memtrace ")).expect("it records");
     let base = u64::from_str_radix(line.split('-').next().unwrap(), 16).unwrap();
     let mut closed = [0; 4];
     let memory = std::fs::File::open(format!("/proc/{}/mem", scenario.pid)).expect("the memory of our descendant");

@@ -12,6 +12,7 @@ mod crash_matrix;
 mod crash_seeds;
 mod crash_support;
 mod created_files;
+mod first_allocation;
 mod free_threaded;
 mod full_disk;
 mod hostile_children;

@@ -41,7 +41,7 @@ pub struct SegmentHeader {
     /// How many slots the launcher has taken from all processes of the run, at its last update. It shows whether the
     /// launcher makes progress.
     pub taken: Padded<AtomicU64>,
-    /// The number of the next event. Starts at 1.
+    /// The number of the next event. Starts at [`FIRST_SEQ`].
     pub next_seq: Padded<AtomicU64>,
     /// The [`crate::counters::Counter`]s, by index.
     pub counters: Padded<[AtomicU64; COUNTER_SLOTS]>,
@@ -67,6 +67,8 @@ pub struct SegmentHeader {
     pub detach_requested: AtomicU32,
     /// The process sets this to 1 when it writes no more events.
     pub is_detached: AtomicU32,
+    /// The process sets this to 1 before its first allocation, whose event gets the first number.
+    pub makes_first_allocation: AtomicU32,
 }
 
 /// The header of one ring.
@@ -93,6 +95,8 @@ impl RingHeader {
     }
 }
 
+/// The number of the first event.
+pub const FIRST_SEQ: u64 = 1;
 /// The number of the first event of a recording that began in a running process. 16 million blocks and segments can exist
 /// before.
 pub const FIRST_LIVE_SEQ: u64 = 1 << 24;
@@ -112,7 +116,7 @@ const _: () = assert!(RING_SLOTS.is_power_of_two());
 const _: () = assert!(size_of::<Slot>() == 64);
 
 /// Increment this if the meaning of a slot, a counter or a definition changes without a change of sizes.
-const REVISION: u64 = 5;
+const REVISION: u64 = 6;
 
 /// Identifies a build. Launcher and library must have the same value.
 pub const BUILD: u64 = {

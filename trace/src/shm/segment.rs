@@ -1,12 +1,19 @@
 //! The shared memory of one traced process. The launcher creates it, and both sides map it.
 
+use std::ffi::CStr;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 
-use super::layout::{BUILD, MAGIC, RING_COUNT, RING_SLOTS, RINGS, RingHeader, SEGMENT_SIZE, SLOTS, SegmentHeader};
+use super::layout::{
+    BUILD, FIRST_SEQ, MAGIC, RING_COUNT, RING_SLOTS, RINGS, RingHeader, SEGMENT_SIZE, SLOTS, SegmentHeader,
+};
+use super::memory;
 use super::ring::{Ring, SharedSlot};
 use crate::sync::Ordering;
+
+/// The name of the memory in `/proc/PID/maps`.
+const NAME: &CStr = c"memtrace";
 
 /// A mapped segment. Unmapped on drop.
 #[derive(Debug)]
@@ -20,32 +27,13 @@ unsafe impl Send for Segment {}
 unsafe impl Sync for Segment {}
 
 impl Segment {
-    /// Creates a segment, on the launcher's side: a new memfd, mapped, with its header written. It is sealed, so that
-    /// it cannot be shrunk while it is mapped.
+    /// Creates a segment, on the launcher's side: new shared memory, mapped, with its header written.
     pub fn create() -> io::Result<(Segment, OwnedFd)> {
-        let created = memfd(libc::MFD_NOEXEC_SEAL).or_else(|e| match e.raw_os_error() {
-            // Linux before 6.3 does not know this flag. Later ones may be configured to require it.
-            Some(libc::EINVAL) => memfd(0),
-            _ => Err(e),
-        });
-        let fd = created?;
-        // SAFETY: these calls take plain arguments, and the descriptor is open.
-        let is_prepared = unsafe {
-            libc::fchmod(fd.as_raw_fd(), 0o600) == 0
-                && libc::ftruncate(fd.as_raw_fd(), SEGMENT_SIZE as libc::off_t) == 0
-                && libc::fcntl(
-                    fd.as_raw_fd(),
-                    libc::F_ADD_SEALS,
-                    libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL,
-                ) == 0
-        };
-        if !is_prepared {
-            return Err(io::Error::last_os_error());
-        }
-        let segment = Segment::map_unchecked(fd.as_fd())?;
+        let fd = memory::create(NAME, SEGMENT_SIZE)?;
+        let segment = Segment { base: memory::map(fd.as_fd(), SEGMENT_SIZE)? };
         let header = segment.header();
         header.build.store(BUILD, Ordering::Relaxed);
-        header.next_seq.0.store(1, Ordering::Relaxed);
+        header.next_seq.0.store(FIRST_SEQ, Ordering::Relaxed);
         header.magic.store(MAGIC, Ordering::Release);
         Ok((segment, fd))
     }
@@ -53,43 +41,12 @@ impl Segment {
     /// Maps a received segment, on the traced process's side. The error is `InvalidData` if it is no sealed segment of
     /// this build.
     pub fn map(fd: BorrowedFd<'_>) -> io::Result<Segment> {
-        // SAFETY: `stat` is plain data, for which zeros are valid.
-        let mut stat: libc::stat = unsafe { std::mem::zeroed() };
-        // SAFETY: the descriptor is open, and `stat` is writable.
-        if unsafe { libc::fstat(fd.as_raw_fd(), &mut stat) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the descriptor is open. The call returns an error for files that do not support seals.
-        let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
-        // Without the seal, another process could shrink the file, and an access would kill this process.
-        if stat.st_size != SEGMENT_SIZE as libc::off_t || seals < 0 || seals & libc::F_SEAL_SHRINK == 0 {
-            return Err(io::ErrorKind::InvalidData.into());
-        }
-        let segment = Segment::map_unchecked(fd)?;
+        let segment = Segment { base: memory::map(fd, SEGMENT_SIZE)? };
         let header = segment.header();
         if header.magic.load(Ordering::Acquire) != MAGIC || header.build.load(Ordering::Relaxed) != BUILD {
             return Err(io::ErrorKind::InvalidData.into());
         }
         Ok(segment)
-    }
-
-    fn map_unchecked(fd: BorrowedFd<'_>) -> io::Result<Segment> {
-        // SAFETY: creates a new mapping at an address that the kernel chooses. The file has `SEGMENT_SIZE` bytes and is
-        // sealed against shrinking, so no access inside can fault.
-        let base = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                SEGMENT_SIZE,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED | libc::MAP_NORESERVE,
-                fd.as_raw_fd(),
-                0,
-            )
-        };
-        if base == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        NonNull::new(base.cast()).map(|base| Segment { base }).ok_or_else(|| io::ErrorKind::Other.into())
     }
 
     /// Replaces the shared memory by memory of this process, which reads as a closed segment. The addresses stay valid.
@@ -141,24 +98,17 @@ impl Segment {
     }
 }
 
-fn memfd(flags: libc::c_uint) -> io::Result<OwnedFd> {
-    let flags = flags | libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-    // SAFETY: the name is a C string and the flags are valid. The new descriptor belongs to this function alone.
-    unsafe {
-        let fd = libc::memfd_create(c"memtrace".as_ptr(), flags);
-        if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(OwnedFd::from_raw_fd(fd)) }
-    }
-}
-
 impl Drop for Segment {
     fn drop(&mut self) {
-        // SAFETY: `map_unchecked` has mapped this range, and no reference into it outlives the segment.
+        // SAFETY: `memory::map` has mapped this range, and no reference into it outlives the segment.
         unsafe { libc::munmap(self.base.as_ptr().cast(), SEGMENT_SIZE) };
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
+
     use super::*;
     use crate::event::Event;
     use crate::shm::ring::{Consumer, Producer, Record};
@@ -186,7 +136,7 @@ mod tests {
 
     #[test]
     fn a_file_that_is_no_segment_is_rejected() {
-        let file = memfd(0).unwrap();
+        let file = memory::memfd(NAME, 0).unwrap();
         assert!(Segment::map(file.as_fd()).is_err());
         // Everything is right except for the seals.
         let (segment, _fd) = Segment::create().unwrap();
