@@ -87,6 +87,14 @@ impl TextReport {
             let text = format!("Limited to {} of each GPU (--limit); all processes together.", size_text(limit));
             self.lines.extend(wrap_words(&text, self.width));
         }
+        if let Some(count) = summary.run.limit_waits_expired {
+            let allocations = if count == 1 { "allocation" } else { "allocations" };
+            let text = format!(
+                "The limit may not have been exact for {} {allocations}: another process or thread kept them waiting.",
+                count_text(count)
+            );
+            self.marked(Mark::Warning, &text);
+        }
         let process = summary.processes.first();
         let device = process.and_then(|process| process.devices.first());
         match (process, device) {

@@ -70,7 +70,8 @@ fn processes_share_the_limit() {
     }
 }
 
-/// Disturbs an allocation of limit/disturbed.c. `expired` is how many waits for the lock of the run end without it.
+/// Disturbs an allocation of limit/disturbed.c. `expired` is how many waits for the lock of the run end without it, as the trace
+/// and the report count them.
 #[track_caller]
 fn allocations_go_on(disturbance: &str, expired: u64) {
     let programs = ProgramFolder::new();
@@ -87,6 +88,9 @@ fn allocations_go_on(disturbance: &str, expired: u64) {
     assert_eq!(stdout(&run.output), "512 of 512 MiB\n");
     let counted = run.traces().iter().map(|trace| trace.counter(Counter::LimitWaitsExpired)).sum::<u64>();
     assert_eq!(counted, expired);
+    let report = std::process::Command::new(memtrace()).arg("report").arg(run.path()).output().expect("memtrace");
+    let is_reported = stdout(&report).contains(&format!("The limit may not have been exact for {expired} allocation"));
+    assert_eq!(is_reported, expired > 0, "{}", stdout(&report));
 }
 
 #[test]

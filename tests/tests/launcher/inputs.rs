@@ -2,9 +2,12 @@
 //! an error, and a small stack limit changes nothing.
 
 use std::os::unix::net::UnixListener;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
+
+use memtrace_tests::programs::ProgramFolder;
 
 use crate::launcher_support::{memtrace, output, stderr};
 
@@ -182,9 +185,68 @@ fn a_small_stack_changes_nothing() {
             assert!(small.stdout == usual.stdout && text == stderr(&usual), "ulimit -s {limit}, {arguments}: {text}");
         }
     }
-    // With 16 KiB, the loader's own work for any preloaded library does not always fit on the command's stack.
+    // With 16 KiB, the loader's own work for any preloaded library does not always fit on the command's stack
+    // (`the_library_needs_no_more_stack_than_an_empty_one`).
     let command = format!("--quiet -o {} -- sh -c 'ulimit -s; exit 7'", folder.path().join("run").display());
     let ended = with_stack("64", &command);
     assert_eq!(ended.status.code(), Some(7), "{}", stderr(&ended));
     assert_eq!(String::from_utf8_lossy(&ended.stdout), "64\n", "the limit of the command");
+}
+
+/// The size of the largest environment with which `true` starts under this preloaded library and a stack limit of 16 KiB, in
+/// bytes. `None` if memory cannot be laid out the same each time.
+fn largest_environment(library: &Path, session: &str) -> Option<usize> {
+    let starts = |bytes: usize| {
+        let mut command = Command::new("/bin/true");
+        command.env_clear().env("LD_PRELOAD", library).env("MEMTRACE_SESSION", session).env("X", "x".repeat(bytes));
+        let prepare = || {
+            let limit = libc::rlimit { rlim_cur: 16 << 10, rlim_max: libc::RLIM_INFINITY };
+            // SAFETY: both calls take plain arguments and a valid limit, and change the child alone.
+            let is_prepared = unsafe {
+                libc::personality(libc::ADDR_NO_RANDOMIZE as libc::c_ulong) >= 0
+                    && libc::setrlimit(libc::RLIMIT_STACK, &limit) == 0
+            };
+            if is_prepared { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+        };
+        // SAFETY: between fork and exec the closure only makes system calls.
+        unsafe { command.pre_exec(prepare) };
+        // A process that cannot be prepared reports an error, one that crashes a status.
+        command.status().ok().map(|status| status.success())
+    };
+    let (mut fits, mut too_large) = (0, 16 << 10);
+    assert!(starts(fits)?, "an empty environment does not fit");
+    while too_large - fits > 1 {
+        let bytes = fits.midpoint(too_large);
+        if starts(bytes)? {
+            fits = bytes;
+        } else {
+            too_large = bytes;
+        }
+    }
+    Some(fits)
+}
+
+#[test]
+fn the_library_needs_no_more_stack_than_an_empty_one() {
+    let programs = ProgramFolder::new();
+    let empty = programs.path("empty.so");
+    let source = programs.path("empty.c");
+    std::fs::write(&source, "int memtrace_has_nothing;").unwrap();
+    let compiled = Command::new("cc").args(["-shared", "-fPIC", "-o"]).args([&empty, &source]).status().unwrap();
+    assert!(compiled.success());
+    // Under a path of the same length, because the path lies on the stack too.
+    let ours = programs.path("owned.so");
+    let run = programs.path("run");
+    let printed = output(Command::new(memtrace()).args(["--quiet", "-o"]).arg(&run).args(["--", "printenv"]));
+    let printed = String::from_utf8(printed.stdout).unwrap();
+    let variable = |name: &str| printed.lines().find_map(|line| line.strip_prefix(name)).expect("a variable");
+    std::fs::copy(variable("LD_PRELOAD=").split(':').next().unwrap(), &ours).unwrap();
+    let session = variable("MEMTRACE_SESSION=");
+    let [ours, empty] = [&ours, &empty].map(|library| largest_environment(library, session));
+    let (Some(ours), Some(empty)) = (ours, empty) else {
+        eprintln!("skipped: the kernel lays out memory at random, and its filter forbids to change that");
+        return;
+    };
+    println!("an environment of {ours} bytes fits, of {empty} bytes with an empty library");
+    assert!(ours + 512 > empty);
 }
