@@ -27,7 +27,7 @@ macro_rules! counters {
                         | Counter::SharedRingEvents
                         | Counter::NamesMicroseconds
                         | Counter::HoldersMicroseconds
-                        | Counter::LimitWaitsExpired
+                        | Counter::LimitLockMissed
                 )
             }
 
@@ -88,8 +88,8 @@ counters! {
     HoldersNotShown = 21 "holders_not_shown";
     /// How long the searches for what holds tensors stopped the program's interpreter, in microseconds.
     HoldersMicroseconds = 22 "holders_us";
-    /// Allocations under a limit that did not wait any longer for the lock of the run, and were made without it.
-    LimitWaitsExpired = 23 "limit_waits_expired";
+    /// Allocations under a limit that did not get the lock of the run in time, and were made all the same.
+    LimitLockMissed = 23 "limit_lock_missed";
 }
 
 /// Indices of former counters (`unwind_checks`, `unwind_mismatches`), which trace files may contain. No counter gets

@@ -87,10 +87,10 @@ impl TextReport {
             let text = format!("Limited to {} of each GPU (--limit); all processes together.", size_text(limit));
             self.lines.extend(wrap_words(&text, self.width));
         }
-        if let Some(count) = summary.run.limit_waits_expired {
+        if let Some(count) = summary.run.limit_lock_missed {
             let allocations = if count == 1 { "allocation" } else { "allocations" };
             let text = format!(
-                "The limit may not have been exact for {} {allocations}: another process or thread kept them waiting.",
+                "The limit may not have been exact: {} {allocations} did not wait any longer for the others.",
                 count_text(count)
             );
             self.marked(Mark::Warning, &text);

@@ -173,24 +173,25 @@ pub fn summarize_with(
         .chain(pool_problems)
         .collect();
     let directory = run.processes().iter().find_map(Process::directory);
-    let summary =
-        RunSummary {
-            path: run.path().display().to_string(),
-            memtrace_version: (!manifest.memtrace.is_empty()).then(|| manifest.memtrace.clone()),
-            command,
-            exit,
-            outcome: outcome(exit, &processes, options.is_recording),
-            started_ns,
-            duration_ns: started_ns.zip(ended_ns).map(|(start, end)| end.saturating_sub(start)),
-            events: processes.iter().map(|p| p.events).sum(),
-            unrecorded_processes: manifest.unrecorded_processes(),
-            simulated: manifest.simulated.clone(),
-            limit_bytes: manifest.limit_bytes,
-            limit_waits_expired: Some(run.processes().iter().fold(0u64, |sum, process| {
-                sum.saturating_add(process.recording().counter(Counter::LimitWaitsExpired))
-            }))
-            .filter(|count| *count > 0),
-        };
+    let summary = RunSummary {
+        path: run.path().display().to_string(),
+        memtrace_version: (!manifest.memtrace.is_empty()).then(|| manifest.memtrace.clone()),
+        command,
+        exit,
+        outcome: outcome(exit, &processes, options.is_recording),
+        started_ns,
+        duration_ns: started_ns.zip(ended_ns).map(|(start, end)| end.saturating_sub(start)),
+        events: processes.iter().map(|p| p.events).sum(),
+        unrecorded_processes: manifest.unrecorded_processes(),
+        simulated: manifest.simulated.clone(),
+        limit_bytes: manifest.limit_bytes,
+        limit_lock_missed: Some(
+            run.processes()
+                .iter()
+                .fold(0u64, |sum, process| sum.saturating_add(process.recording().counter(Counter::LimitLockMissed))),
+        )
+        .filter(|count| *count > 0),
+    };
     let not_recorded = manifest.not_recorded().into_iter();
     Ok(Summary {
         version: SUMMARY_VERSION.to_owned(),

@@ -121,10 +121,10 @@ pub struct RunSummary {
     /// How much memory of each GPU the processes saw, in bytes (`memtrace run --limit`). Absent without a limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit_bytes: Option<u64>,
-    /// The number of allocations under a limit that other processes or threads kept waiting too long, and that were made all
-    /// the same. Absent if there was none.
+    /// The number of allocations under a limit that did not get the lock of the run in time, and were made all the same. Absent
+    /// if there was none.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub limit_waits_expired: Option<u64>,
+    pub limit_lock_missed: Option<u64>,
 }
 
 /// A process that recorded events.

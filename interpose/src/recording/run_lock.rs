@@ -33,20 +33,20 @@ pub(crate) struct HeldRunLock {
 }
 
 impl HeldRunLock {
-    /// Takes the lock. `None` if others hold it too long, which is counted, if this thread holds it already and a signal
-    /// handler has interrupted it, or where there is no lock. Then the caller goes on without it.
+    /// Takes the lock. `None` if others hold it too long, if this thread holds it already and a signal handler has
+    /// interrupted it, or if the launcher did not provide it. Then the caller goes on without it, which is counted.
     pub(crate) fn take() -> Option<HeldRunLock> {
         // Waiting is a cancellation point, and so is the connection to the launcher. The call under the lock is the
         // program's own.
         let _no_cancellation = NoCancellation::new();
         let process = if is_detached() { Process::if_started() } else { Process::current() }?;
-        let lock = run_lock()?;
         let pid = process.segment.header().trace_pid.load(Ordering::Relaxed);
         let me = Holder::new(pid, thread_id());
         let frame = stack_pointer();
-        if !acquire(process, lock, me, frame) {
+        let Some(lock) = run_lock().filter(|lock| acquire(process, lock, me, frame)) else {
+            process.count(Counter::LimitLockMissed, 1);
             return None;
-        }
+        };
         with_thread_local(|thread| thread.run_lock_frame.set(frame));
         Some(HeldRunLock { lock, me, process, _not_send: std::marker::PhantomData })
     }
@@ -62,7 +62,8 @@ impl Drop for HeldRunLock {
     }
 }
 
-/// Makes `me` the holder. `frame` is its stack pointer. Returns `false` if the caller goes on without the lock.
+/// Makes `me` the holder. `frame` is its stack pointer. Counts a takeover after the wait has ended. Returns `false` if the
+/// caller goes on without the lock.
 fn acquire(process: &Process, lock: &RunLock, me: Holder, frame: usize) -> bool {
     let mut wait = BoundedWait::new(WAIT_LIMIT);
     let (first, turns) = (lock.holder(), lock.turns());
@@ -74,8 +75,10 @@ fn acquire(process: &Process, lock: &RunLock, me: Holder, frame: usize) -> bool 
                 if wait.pause() {
                     continue;
                 }
-                process.count(Counter::LimitWaitsExpired, 1);
-                return before == first && lock.turns() == turns && lock.take(before, me);
+                let is_abandoned = before == first && lock.turns() == turns;
+                let is_taken_over = is_abandoned && lock.take(before, me);
+                process.count(Counter::LimitLockMissed, u64::from(is_taken_over));
+                return is_taken_over;
             }
             _ => {}
         }
