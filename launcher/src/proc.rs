@@ -68,6 +68,13 @@ impl ProcessDir {
         names.map(|name| String::from_utf8_lossy(&name).trim_end_matches('\n').to_owned()).collect()
     }
 
+    /// The `status` of all threads. Empty without permission.
+    pub(crate) fn thread_statuses(&self) -> Vec<String> {
+        let threads = std::fs::read_dir(self.path.join("task")).into_iter().flatten().flatten();
+        let statuses = threads.filter_map(|thread| read_limited(&thread.path().join("status"), 64 * 1024).ok());
+        statuses.map(|status| String::from_utf8_lossy(&status).into_owned()).collect()
+    }
+
     /// The fields of `/proc/PID/stat`.
     fn stat(&self) -> Option<Stat> {
         parse_stat(&self.read("stat", 4096)?)

@@ -1,7 +1,7 @@
 //! Records a process that was running before this library was loaded (`memtrace attach`).
 //!
-//! The launcher loads the library on a thread of the program and calls [`memtrace_attach`], which starts a thread of ours
-//! and returns. That thread redirects the program's calls, writes the state that is there ([`prior_state`]) and waits until
+//! The launcher makes a thread of the program load the library, and one call [`memtrace_attach`], which starts a thread of
+//! ours and returns. That thread redirects the program's calls, writes the state that is there ([`prior_state`]) and waits until
 //! the launcher ends the recording or has ended itself. Then it restores everything, and ends.
 //!
 //! PyTorch cannot forget a tracker, so the library stays loaded. Nothing is recorded any more, and the next attachment uses
@@ -12,7 +12,7 @@ mod thread;
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::null_mut;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use memtrace_stackwalk::loader::set_loaded_late;
@@ -46,13 +46,42 @@ const LAUNCHER_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// How long hooks that have begun to write an event may take.
 const HOOKS_END: Duration = Duration::from_millis(20);
 
-/// Starts the recording. `options` is the text of [`Options::encode`].
+/// [`IS_READY`] when [`memtrace_attach`] may be called. The launcher reads it.
+#[cfg_attr(not(test), unsafe(export_name = "memtrace_attach_ready"))]
+static READY: AtomicU64 = AtomicU64::new(0);
+const IS_READY: u64 = u64::from_le_bytes(*b"MEMTRACE");
+/// The result of the latest call of [`memtrace_attach`] in the low half, and the call's number in the high one. The launcher
+/// reads it.
+#[cfg_attr(not(test), unsafe(export_name = "memtrace_attach_answer"))]
+static ANSWER: AtomicU64 = AtomicU64::new(0);
+
+/// The constructor. All relocations are done when it runs. It calls no function of the C library, because a sanitizer's
+/// runtime may not be initialized yet.
+extern "C" fn set_ready() {
+    READY.store(IS_READY, Ordering::Release);
+}
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static CONSTRUCTOR: extern "C" fn() = set_ready;
+
+/// Starts the recording. `options` is the text of [`Options::encode`], `number` that of the call.
 ///
 /// # Safety
 ///
 /// `options` is a C string.
 #[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn memtrace_attach(options: *const c_char) -> c_int {
+unsafe extern "C" fn memtrace_attach(options: *const c_char, number: u64) -> c_int {
+    // SAFETY: the caller guarantees a C string.
+    let result = unsafe { begin(options) };
+    ANSWER.store(number << 32 | result as u64, Ordering::Release);
+    result
+}
+
+/// # Safety
+///
+/// `options` is a C string.
+unsafe fn begin(options: *const c_char) -> c_int {
     // SAFETY: the caller guarantees a C string.
     let options = unsafe { CStr::from_ptr(options) }.to_str().ok().and_then(Options::parse);
     let Some(options) = options else { return BAD_OPTIONS };

@@ -1,14 +1,23 @@
 //! Loads the library into a process that runs already: through Python 3.14 and newer ([`remote`]), else as debuggers do
 //! (ptrace, [`inject()`]).
 //!
-//! [`Injection::examine`] looks at the process, [`Injection::start`] starts the injector, a child process, and
-//! [`Injection::begin`] lets it begin.
+//! [`Injection::examine`] looks at the process, [`Injection::start`] starts the injector, and [`Injection::begin`] lets it
+//! begin. The injector is a child process, because ptrace belongs to one thread, and so that the end of the launcher
+//! does not end it in the middle. At no time does the traced process need it: its end, at any moment, leaves nothing behind.
 
 mod inject;
+mod loaded_file;
+mod loader_locks;
+mod private_folder;
+mod rehearsal;
 mod remote;
+mod request;
+mod safe_point;
+mod safe_stack;
+mod signal_frame;
 mod traced_process;
 mod tracee;
-mod trampoline;
+mod unwind;
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -25,11 +34,10 @@ use serde::{Deserialize, Serialize};
 use self::inject::inject;
 use crate::message::{WithHelp, help_of};
 
-pub(crate) use self::inject::Stopped;
+use self::request::Request;
+pub(crate) use self::request::Stopped;
 pub(crate) use self::traced_process::TracedProcess;
 
-/// The exported function that the library has for this.
-const FUNCTION: &[u8] = b"memtrace_attach";
 /// The longest answer of the injector, in bytes.
 const MAX_ANSWER: u64 = 64 * 1024;
 
@@ -65,8 +73,8 @@ impl Injection {
         match unsafe { libc::fork() } {
             0 => {
                 drop((begin_write, answer_read));
-                let strings = [library.as_os_str().as_bytes(), FUNCTION, options.as_bytes()];
-                let work = || serve(&process, strings, File::from(begin_read), File::from(answer_write));
+                let request = Request { library: library.as_os_str().as_bytes(), options: options.as_bytes() };
+                let work = || serve(&process, request, File::from(begin_read), File::from(answer_write));
                 let is_done = catch_unwind(AssertUnwindSafe(work)).is_ok();
                 // SAFETY: `_exit` takes an integer and does not return. The exit handlers of the copied parent must not
                 // run here.
@@ -116,20 +124,22 @@ impl AsFd for Injection {
 }
 
 /// The work of the injector.
-fn serve(process: &TracedProcess, strings: inject::Strings<'_>, mut begin: File, mut answer: File) {
+fn serve(process: &TracedProcess, request: Request<'_>, mut begin: File, mut answer: File) {
     // Neither a signal to the launcher's group nor its terminal ends this process.
     let _ = rustix::process::setsid();
     let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: `sigfillset` initializes the set before its use.
+    // SAFETY: `sigfillset` initializes the set before its use. No handler is installed.
     unsafe {
         libc::sigfillset(all.as_mut_ptr());
         libc::pthread_sigmask(libc::SIG_BLOCK, all.as_ptr(), std::ptr::null_mut());
+        // It would not come if it were ignored.
+        libc::signal(libc::SIGCHLD, libc::SIG_DFL);
     }
     if begin.read_exact(&mut [0]).is_err() {
         return;
     }
-    let loaded = match remote::load(process, strings, &begin) {
-        Ok(None) => inject(process, strings, &begin),
+    let loaded = match remote::load(process, request, &begin) {
+        Ok(None) => inject(process, request, &begin),
         Ok(Some(stopped)) => Ok(stopped),
         Err(error) => Err(error),
     };

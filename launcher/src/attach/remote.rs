@@ -7,17 +7,16 @@
 //! A main thread that waits for others does not run Python. [`load`] then takes the request back.
 
 use std::ffi::OsStr;
-use std::fs;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
 
-use super::inject::{Stopped, Strings, is_cancelled, not_loaded};
+use super::private_folder::PrivateFolder;
+use super::request::{Request, Stopped, is_cancelled, not_loaded};
 use super::traced_process::TracedProcess;
 
 /// How long the main thread may take to run the script.
@@ -27,36 +26,44 @@ const BEGUN: Duration = Duration::from_millis(100);
 const PAUSE: Duration = Duration::from_millis(1);
 /// The result of a script that could not call the library's function.
 const NOT_LOADED: &str = "-";
+/// The largest answer of the script, in bytes.
+const MAX_ANSWER: u64 = 16 << 10;
+/// The files of the private folder.
+const SCRIPT: &str = "script.py";
+const RESULT: &str = "result";
 
 /// Loads the library and calls its function. `None` if Python cannot do that here, or has not within five seconds.
 pub(super) fn load(
     process: &TracedProcess,
-    strings: Strings<'_>,
+    request: Request<'_>,
     cancel: &impl AsFd,
 ) -> anyhow::Result<Option<Stopped>> {
     let Some(interpreter) = &process.interpreter else { return Ok(None) };
-    let Ok(folder) = tempfile::Builder::new().prefix("memtrace-attach-").tempdir() else { return Ok(None) };
-    let (script, result) = (folder.path().join("script.py"), folder.path().join("result"));
-    let Some(source) = source(strings, &result) else { return Ok(None) };
-    if fs::write(&script, source).is_err() || !is_visible(process.pid, &script) {
-        return Ok(None);
-    }
-    if !request(process, interpreter, &script) {
-        return Ok(None);
+    let Some(folder) = prepare(process, request) else { return Ok(None) };
+    match ask(process, interpreter, &folder.path(SCRIPT)) {
+        Some(true) => {}
+        Some(false) => return Ok(None),
+        None => {
+            folder.keep();
+            return Ok(None);
+        }
     }
     let until = Instant::now() + TIMEOUT;
     let mut is_interrupted = false;
     let mut answer = None;
     while answer.is_none() && !is_interrupted && Instant::now() < until {
         std::thread::sleep(PAUSE);
-        answer = read(&result);
+        answer = read(&folder);
         is_interrupted = is_cancelled(cancel);
     }
     if answer.is_none() {
         // The next request replaces the one before.
-        request(process, interpreter, Path::new("/dev/null"));
+        let is_taken_back = ask(process, interpreter, Path::new("/dev/null")) == Some(true);
         std::thread::sleep(BEGUN);
-        answer = read(&result);
+        answer = read(&folder);
+        if answer.is_none() && !is_taken_back {
+            folder.keep();
+        }
     }
     match answer {
         Some(Ok(stopped)) => Ok(Some(stopped)),
@@ -66,10 +73,20 @@ pub(super) fn load(
     }
 }
 
+/// The folder with the script and an empty result. It is beside the library, which the process reads too.
+fn prepare(process: &TracedProcess, request: Request<'_>) -> Option<PrivateFolder> {
+    let (beside, temporary) = (Path::new(OsStr::from_bytes(request.library)).parent()?, std::env::temp_dir());
+    let mut folder = PrivateFolder::create(&[beside, &temporary]).ok()?;
+    let source = source(request, &folder.path(RESULT))?;
+    folder.write(RESULT, "").ok()?;
+    folder.write(SCRIPT, &source).ok()?;
+    folder.is_visible(process.pid).then_some(folder)
+}
+
 /// The script. `None` for strings that are not UTF-8.
-fn source([library, function, argument]: Strings<'_>, result: &Path) -> Option<String> {
+fn source(request: Request<'_>, result: &Path) -> Option<String> {
     let text = |bytes| std::str::from_utf8(bytes).ok().and_then(|text| serde_json::to_string(text).ok());
-    let (library, function, argument) = (text(library)?, text(function)?, text(argument)?);
+    let (library, options) = (text(request.library)?, text(request.options)?);
     let result = text(result.as_os_str().as_bytes())?;
     // The library's function is called with the GIL, as through ptrace. A JSON string is one of Python.
     Some(format!(
@@ -77,9 +94,9 @@ fn source([library, function, argument]: Strings<'_>, result: &Path) -> Option<S
          began = time.perf_counter_ns()\n\
          try:\n\
          \x20   import ctypes\n\
-         \x20   function = ctypes.PyDLL({library})[{function}]\n\
-         \x20   function.argtypes = [ctypes.c_char_p]\n\
-         \x20   code = function({argument}.encode())\n\
+         \x20   function = ctypes.PyDLL({library}).memtrace_attach\n\
+         \x20   function.argtypes = [ctypes.c_char_p, ctypes.c_uint64]\n\
+         \x20   code = function({options}.encode(), 0)\n\
          \x20   answer = f'{{code}} {{time.perf_counter_ns() - began}}'\n\
          except Exception as error:\n\
          \x20   answer = f'{NOT_LOADED} {{error!s:.1000}}'.replace('\\n', ' ')\n\
@@ -89,27 +106,21 @@ fn source([library, function, argument]: Strings<'_>, result: &Path) -> Option<S
 }
 
 /// What the script has written, if it is complete.
-fn read(result: &Path) -> Option<Result<Stopped, String>> {
-    let text = fs::read(result).ok()?;
+fn read(folder: &PrivateFolder) -> Option<Result<Stopped, String>> {
+    let text = folder.read(RESULT, MAX_ANSWER).ok()?;
     let text = String::from_utf8_lossy(&text);
     let (code, rest) = text.strip_suffix('\n')?.split_once(' ')?;
     if code == NOT_LOADED {
         return Some(Err(rest.to_owned()));
     }
-    Some(Ok(Stopped { others_ns: None, loading_ns: rest.parse().ok()?, result: code.parse().ok()? }))
+    Some(Ok(Stopped { stopped_ns: None, loading_ns: rest.parse().ok()?, result: code.parse().ok()? }))
 }
 
-/// Whether the process has this file too, and not a file system of its own.
-fn is_visible(pid: u32, file: &Path) -> bool {
-    let identity = |path: &Path| fs::metadata(path).ok().map(|file| (file.dev(), file.ino()));
-    let theirs = Path::new(&format!("/proc/{pid}/root")).join(file.strip_prefix("/").unwrap_or(file));
-    identity(file).is_some() && identity(file) == identity(&theirs)
-}
-
-/// Asks the process to run a script. Returns whether it was asked.
-fn request(process: &TracedProcess, interpreter: &Path, script: &Path) -> bool {
+/// Asks the process to run a script. Returns whether it was asked, `None` if that is not known.
+fn ask(process: &TracedProcess, interpreter: &Path, script: &Path) -> Option<bool> {
     let mut command = Command::new(interpreter);
-    command.args(["-S", "-B", "-c", "import sys; sys.remote_exec(int(sys.argv[1]), sys.argv[2])"]);
+    // It imports nothing from the folder in which memtrace runs.
+    command.args(["-S", "-B", "-P", "-c", "import sys; sys.remote_exec(int(sys.argv[1]), sys.argv[2])"]);
     command.arg(process.pid.to_string()).arg(script).env_clear();
     // Without these, the interpreter may not find its libraries.
     for variable in &process.variables {
@@ -118,7 +129,10 @@ fn request(process: &TracedProcess, interpreter: &Path, script: &Path) -> bool {
         }
     }
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    command.status().is_ok_and(|status| status.success())
+    match command.status() {
+        Ok(status) => status.code().map(|code| code == 0),
+        Err(_) => Some(false),
+    }
 }
 
 #[cfg(test)]
@@ -128,23 +142,31 @@ mod tests {
     #[test]
     #[expect(clippy::disallowed_macros, reason = "a test says that it was skipped")]
     fn the_answer_of_the_script_is_read_when_it_is_complete() {
-        let folder = tempfile::tempdir().unwrap();
-        let result = folder.path().join("a \"quoted\" name");
-        let run = |function: &[u8]| {
-            let strings: Strings<'_> = [b"libc.so.6", function, b"12"];
-            let source = source(strings, &result).unwrap();
+        // A library with a function of this name, which returns the length of the options.
+        let place = tempfile::Builder::new().prefix("a \"quoted\" name").tempdir().unwrap();
+        let (code, library) = (place.path().join("code.c"), place.path().join("lib.so"));
+        let function =
+            "#include <string.h>\nint memtrace_attach(const char *text, unsigned long n) { return strlen(text) + n; }";
+        std::fs::write(&code, function).unwrap();
+        let status = Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&library).arg(&code).status().unwrap();
+        assert!(status.success());
+        let mut folder = PrivateFolder::create(&[place.path()]).unwrap();
+        folder.write(RESULT, "").unwrap();
+        let run = |library: &Path| {
+            let request = Request { library: library.as_os_str().as_bytes(), options: "a \"'\\ ü".as_bytes() };
+            let source = source(request, &folder.path(RESULT)).unwrap();
             Command::new("python3").arg("-c").arg(source).status().map(|status| assert!(status.success()))
         };
-        assert!(read(&result).is_none());
-        if let Err(error) = run(b"atoi") {
+        assert!(read(&folder).is_none());
+        if let Err(error) = run(&library) {
             println!("skipped: python3: {error}");
             return;
         }
-        let stopped = read(&result).unwrap().unwrap();
-        assert_eq!((stopped.result, stopped.others_ns), (12, None));
-        run(b"no_such_function").unwrap();
-        assert!(read(&result).unwrap().unwrap_err().contains("no_such_function"));
-        fs::write(&result, "0 12").unwrap();
-        assert!(read(&result).is_none());
+        let stopped = read(&folder).unwrap().unwrap();
+        assert_eq!((stopped.result, stopped.stopped_ns), (8, None));
+        run(&place.path().join("none.so")).unwrap();
+        assert!(read(&folder).unwrap().unwrap_err().contains("none.so"));
+        std::fs::write(folder.path(RESULT), "0 12").unwrap();
+        assert!(read(&folder).is_none());
     }
 }

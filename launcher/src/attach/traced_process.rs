@@ -2,50 +2,31 @@
 
 use std::ffi::OsStr;
 use std::fs;
+use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, bail};
-use memtrace_trace::options::ENV;
-use object::elf::PT_LOAD;
-use object::read::elf::{ElfFile64, ProgramHeader};
-use object::{Endianness, Object, ObjectSymbol};
+use memtrace_trace::options::{self, ENV};
 
+use super::loaded_file::{LoadedFile, Mapping, find_code, mappings};
+use super::loader_locks::LoaderLocks;
+use super::signal_frame::RETURN_FROM_SIGNAL;
 use super::tracee::Memory;
 use crate::message::WithHelp;
 use crate::proc::ProcessDir;
 use crate::running;
 
-/// Functions of CPython at whose beginning the thread holds the GIL and no lock of the C library. None of them takes a
-/// floating-point argument.
-const SAFE_FUNCTIONS: [&str; 20] = [
-    "PyEval_SaveThread",
-    "PyErr_CheckSignals",
-    "PyObject_Malloc",
-    "PyObject_Free",
-    "PyMem_Malloc",
-    "PyCallable_Check",
-    "PyTuple_New",
-    "PyList_New",
-    "PyDict_New",
-    "PyDict_SetItem",
-    "PyObject_GetAttr",
-    "PyObject_Vectorcall",
-    "PyObject_Call",
-    "PyObject_IsTrue",
-    "PyLong_FromLong",
-    "PyLong_FromSsize_t",
-    "PyType_GenericAlloc",
-    "PyObject_GC_Del",
-    "_PyObject_GC_New",
-    "_PyEval_EvalFrameDefault",
-];
+/// The function of CPython that executes Python code.
+const INTERPRETER_LOOP: &str = "_PyEval_EvalFrameDefault";
+/// The function of the library that begins the recording.
+const LIBRARY_FUNCTION: &str = "memtrace_attach";
+/// Its variables for the injector.
+const LIBRARY_VARIABLES: [&str; 2] = ["memtrace_attach_ready", "memtrace_attach_answer"];
 
 /// `PY_VERSION_HEX` of the first version that has `sys.remote_exec`.
 const FIRST_VERSION: u64 = 0x030e_0000;
-/// How many bytes at the beginning of a function are compared with its file.
-const COMPARED_BYTES: usize = 16;
 
 /// What the injection needs to know about a process.
 #[derive(Debug)]
@@ -55,102 +36,28 @@ pub(crate) struct TracedProcess {
     pub(super) interpreter: Option<PathBuf>,
     /// The environment with which the process was started: `NAME=VALUE`.
     pub(super) variables: Vec<String>,
-    /// The addresses at which the process may be interrupted.
-    pub(super) safe_points: Vec<u64>,
-    /// Functions of the C library.
+    /// The addresses of the function that executes Python code.
+    pub(super) interpreter_loop: Range<u64>,
+    /// The function `dlopen` of the C library.
     pub(super) dlopen: u64,
-    pub(super) dlsym: u64,
-    pub(super) dlerror: u64,
-    pub(super) errno_location: u64,
-    /// The address of a `syscall` instruction.
-    pub(super) syscall: u64,
+    /// The code to which signal handlers return.
+    pub(super) return_from_signal: u64,
+    pub(super) loader_locks: LoaderLocks,
+    /// The limit of the main thread's stack, in bytes. `None` if there is none.
+    pub(super) stack_limit: Option<u64>,
+    /// The file of our library, as the process sees it.
+    pub(super) library: PathBuf,
 }
 
-/// One line of `/proc/PID/maps`.
-struct Mapping {
-    start: u64,
-    end: u64,
-    offset: u64,
-    is_executable: bool,
-    path: Vec<u8>,
-}
-
-fn mappings(pid: u32) -> anyhow::Result<Vec<Mapping>> {
-    let text = fs::read(format!("/proc/{pid}/maps")).map_err(|_| not_permitted(pid))?;
-    let parse = |line: &[u8]| {
-        let mut fields = line.splitn(6, |byte| *byte == b' ');
-        let mut next = || fields.next().and_then(|field| std::str::from_utf8(field).ok());
-        let (start, end) = next()?.split_once('-')?;
-        let (protection, offset) = (next()?, next()?);
-        let hex = |text: &str| u64::from_str_radix(text, 16).ok();
-        let (is_executable, (start, end), offset) = (protection.contains('x'), (hex(start)?, hex(end)?), hex(offset)?);
-        let path = fields.nth(2).unwrap_or_default().trim_ascii_start().to_vec();
-        Some(Mapping { start, end, offset, is_executable, path })
-    };
-    Ok(text.split(|byte| *byte == b'\n').filter_map(parse).collect())
-}
-
-fn file_name(path: &[u8]) -> &[u8] {
-    path.rsplit(|byte| *byte == b'/').next().unwrap_or(path)
-}
-
-/// A loaded ELF object with its functions.
-struct LoadedFile {
-    bytes: Vec<u8>,
-    bias: u64,
-}
-
-impl LoadedFile {
-    fn read(pid: u32, file: &Path, base: &Mapping) -> anyhow::Result<LoadedFile> {
-        let cannot = || format!("cannot read {} of process {pid}", file.display());
-        let bytes = fs::read(file).with_context(cannot)?;
-        let elf = ElfFile64::<Endianness>::parse(&*bytes).with_context(cannot)?;
-        let (endian, headers) = (elf.endian(), elf.elf_program_headers());
-        let load = |header: &&_| ProgramHeader::p_type(*header, endian) == PT_LOAD;
-        let first = headers.iter().find(load).with_context(cannot)?;
-        // The first segment of an object is mapped from the page of its offset.
-        let lowest = first.p_vaddr(endian) & !0xfff;
-        let bias = (base.start - base.offset).wrapping_sub(lowest.wrapping_sub(first.p_offset(endian) & !0xfff));
-        Ok(LoadedFile { bytes, bias })
-    }
-
-    /// The addresses of exported functions, `None` for those that do not exist or differ in memory.
-    fn functions<const N: usize>(&self, names: [&str; N], memory: &Memory) -> [Option<u64>; N] {
-        let mut found = [None; N];
-        let Ok(elf) = ElfFile64::<Endianness>::parse(&*self.bytes) else { return found };
-        for symbol in elf.dynamic_symbols().filter(|symbol| symbol.is_definition()) {
-            let Some(index) = symbol.name().ok().and_then(|name| names.iter().position(|one| *one == name)) else {
-                continue;
-            };
-            let address = symbol.address().wrapping_add(self.bias);
-            if self.is_same(&elf, symbol.address(), address, memory)
-                && let Some(place) = found.get_mut(index)
-            {
-                *place = Some(address);
-            }
-        }
-        found
-    }
-
-    /// The version of Python, as `PY_VERSION_HEX` has it. Python before 3.11 does not export it.
-    fn version(&self, memory: &Memory) -> Option<u64> {
-        let [address] = self.functions(["Py_Version"], memory);
-        let mut bytes = [0; 8];
-        memory.read(address?, &mut bytes).ok()?;
-        Some(u64::from_ne_bytes(bytes))
-    }
-
-    /// Whether the process has the bytes of the file at the beginning of a function.
-    fn is_same(&self, elf: &ElfFile64<'_>, in_file: u64, address: u64, memory: &Memory) -> bool {
-        let endian = elf.endian();
-        let of_file = elf.elf_program_headers().iter().find_map(|header| {
-            let at = in_file.checked_sub(header.p_vaddr(endian)).filter(|at| *at < header.p_filesz(endian))?;
-            let start = (header.p_offset(endian) + at) as usize;
-            (header.p_type(endian) == PT_LOAD).then(|| self.bytes.get(start..start + COMPARED_BYTES))?
-        });
-        let mut here = [0; COMPARED_BYTES];
-        of_file.is_some_and(|bytes| memory.read(address, &mut here).is_ok() && here == bytes)
-    }
+/// Where the process has loaded our library.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LoadedLibrary {
+    /// The function that begins the recording.
+    pub(super) attach: u64,
+    /// The variable that is 1 as soon as the function may be called.
+    pub(super) ready: u64,
+    /// The variable with the result of the latest call.
+    pub(super) answer: u64,
 }
 
 impl TracedProcess {
@@ -159,15 +66,11 @@ impl TracedProcess {
     /// The error says what prevents it, and has the fix.
     pub(super) fn examine(pid: u32, library: &Path) -> anyhow::Result<TracedProcess> {
         check(pid, library)?;
-        let mappings = mappings(pid)?;
+        let mappings = mappings(pid).map_err(|_| not_permitted(pid))?;
         let named = |matches: &dyn Fn(&[u8]) -> bool| {
-            mappings.iter().find(|mapping| !mapping.path.is_empty() && matches(file_name(&mapping.path)))
+            mappings.iter().find(|mapping| !mapping.path.is_empty() && matches(mapping.file_name()))
         };
         let memory = Memory::of(pid).map_err(|_| not_permitted(pid))?;
-        let in_root = |mapping: &Mapping| {
-            let path = OsStr::from_bytes(mapping.path.strip_prefix(b"/").unwrap_or(&mapping.path));
-            PathBuf::from(format!("/proc/{pid}/root")).join(path)
-        };
         let Some(c_library) = named(&|name| name.starts_with(b"libc.so.6") || name.starts_with(b"libc-2.")) else {
             bail!(WithHelp::new(
                 format!("cannot attach to process {pid}: it is not dynamically linked with glibc"),
@@ -181,52 +84,80 @@ impl TracedProcess {
         let file = if python.path == executable.as_os_str().as_bytes() {
             PathBuf::from(format!("/proc/{pid}/exe"))
         } else {
-            in_root(python)
+            in_root(pid, python)
         };
         let python = LoadedFile::read(pid, &file, python)?;
-        let safe_points = python.functions(SAFE_FUNCTIONS, &memory);
-        let version = python.version(&memory);
-        let safe_points: Vec<u64> = safe_points.into_iter().flatten().collect();
-        if safe_points.is_empty() {
+        let [interpreter_loop] = python.functions([INTERPRETER_LOOP], &memory);
+        let Some(interpreter_loop) = interpreter_loop.filter(|range| !range.is_empty()) else {
             bail!(WithHelp::new(
                 format!("cannot attach to process {pid}: it does not run CPython"),
                 "name the process of Python itself, not of a shell or a launcher that has started it"
             ));
-        }
+        };
         if named(&|name| name.starts_with(b"libc10.so")).is_none() {
             bail!(WithHelp::new(
                 format!("cannot attach to process {pid}: it has not imported PyTorch"),
                 "attach after `import torch`, or start the program with: memtrace -- COMMAND"
             ));
         }
-        const LOADER: [&str; 4] = ["dlopen", "dlsym", "dlerror", "__errno_location"];
-        let of_c_library = LoadedFile::read(pid, &in_root(c_library), c_library)?.functions(LOADER, &memory);
-        // Before glibc 2.34, they are in a library of their own.
-        let of_loader = match named(&|name| name.starts_with(b"libdl.so.2") || name.starts_with(b"libdl-2.")) {
-            Some(mapping) => LoadedFile::read(pid, &in_root(mapping), mapping)?.functions(LOADER, &memory),
-            None => [None; 4],
+        let dlopen = |mapping: &Mapping| {
+            let [dlopen] = LoadedFile::read(pid, &in_root(pid, mapping), mapping)?.functions(["dlopen"], &memory);
+            anyhow::Ok(dlopen.map(|range| range.start))
         };
-        let function = |index: usize| {
-            let at = |functions: &[Option<u64>; 4]| functions.get(index).copied().flatten();
-            let found = at(&of_c_library).or_else(|| at(&of_loader));
-            found.with_context(|| format!("process {pid} has no function {}", LOADER[index]))
-        };
-        let syscall = mappings.iter().filter(|mapping| mapping.path == b"[vdso]").chain([c_library]);
-        let syscall = syscall
-            .chain(mappings.iter().filter(|mapping| mapping.path == c_library.path && mapping.is_executable))
-            .find_map(|mapping| find_syscall(&memory, mapping));
+        let mut found = dlopen(c_library)?;
+        // Before glibc 2.34, it is in a library of its own.
+        if let Some(mapping) = named(&|name| name.starts_with(b"libdl.so.2") || name.starts_with(b"libdl-2."))
+            && found.is_none()
+        {
+            found = dlopen(mapping)?;
+        }
+        let loader = named(&|name| name.starts_with(b"ld-linux-x86-64.so.2") || name.starts_with(b"ld-2."));
+        let locks = loader.and_then(|mapping| {
+            let [variable] = LoadedFile::read(pid, &in_root(pid, mapping), mapping).ok()?.variables(["_rtld_global"]);
+            variable.map(|range| LoaderLocks::find(&memory, range.start, range.end - range.start))
+        });
+        let return_from_signal = find_code(&memory, &mappings, c_library, &RETURN_FROM_SIGNAL);
         Ok(TracedProcess {
             pid,
-            interpreter: version.and_then(|version| interpreter(version, &executable)),
+            interpreter: version(&python, &memory).and_then(|version| interpreter(version, &executable)),
             variables: ProcessDir::of(pid).variables().unwrap_or_default(),
-            safe_points,
-            dlopen: function(0)?,
-            dlsym: function(1)?,
-            dlerror: function(2)?,
-            errno_location: function(3)?,
-            syscall: syscall.context("the process has no system call instruction")?,
+            interpreter_loop,
+            dlopen: found.with_context(|| format!("process {pid} has no function dlopen"))?,
+            return_from_signal: return_from_signal.context("the C library of the process is not known")?,
+            loader_locks: locks.unwrap_or_default(),
+            stack_limit: stack_limit(pid),
+            library: library.to_owned(),
         })
     }
+
+    /// Where the process has our library. `None` if it has not loaded it.
+    pub(super) fn loaded_library(&self, memory: &Memory) -> Option<LoadedLibrary> {
+        let mappings = mappings(self.pid).ok()?;
+        let first = mappings.iter().find(|mapping| mapping.path == self.library.as_os_str().as_bytes())?;
+        let file = LoadedFile::read(self.pid, &in_root(self.pid, first), first).ok()?;
+        let [attach] = file.functions([LIBRARY_FUNCTION], memory);
+        let [ready, answer] = file.variables(LIBRARY_VARIABLES).map(|found| found.map(|range| range.start));
+        Some(LoadedLibrary { attach: attach?.start, ready: ready?, answer: answer? })
+    }
+}
+
+/// The soft limit of the stack, in bytes.
+fn stack_limit(pid: u32) -> Option<u64> {
+    let limits = fs::read_to_string(format!("/proc/{pid}/limits")).unwrap_or_default();
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max stack size"));
+    line?.split_whitespace().next()?.parse().ok()
+}
+
+/// The file of a mapping, as the process sees it.
+fn in_root(pid: u32, mapping: &Mapping) -> PathBuf {
+    let path = OsStr::from_bytes(mapping.path.strip_prefix(b"/").unwrap_or(&mapping.path));
+    PathBuf::from(format!("/proc/{pid}/root")).join(path)
+}
+
+/// The version of Python, as `PY_VERSION_HEX` has it. Python before 3.11 does not export it.
+fn version(python: &LoadedFile, memory: &Memory) -> Option<u64> {
+    let [variable] = python.variables(["Py_Version"]);
+    memory.word(variable?.start).ok()
 }
 
 /// The interpreter that can ask a process of this version of Python (`PY_VERSION_HEX`) and this executable to run a script.
@@ -235,17 +166,6 @@ fn interpreter(version: u64, executable: &Path) -> Option<PathBuf> {
     let name = executable.file_name()?.to_str()?.strip_prefix("python")?;
     let is_python = name.chars().all(|letter| letter.is_ascii_digit() || ".td".contains(letter));
     (version >= FIRST_VERSION && is_python).then(|| executable.to_owned())
-}
-
-/// The address of a `syscall` instruction in this mapping.
-fn find_syscall(memory: &Memory, mapping: &Mapping) -> Option<u64> {
-    const SYSCALL: [u8; 2] = [0x0f, 0x05];
-    if !mapping.is_executable {
-        return None;
-    }
-    let mut bytes = vec![0; (mapping.end - mapping.start).min(8 << 20) as usize];
-    memory.read(mapping.start, &mut bytes).ok()?;
-    bytes.windows(2).position(|pair| pair == SYSCALL).map(|at| mapping.start + at as u64)
 }
 
 /// The value of a field of `/proc/PID/status`.
@@ -277,6 +197,22 @@ fn check(pid: u32, library: &Path) -> anyhow::Result<()> {
         bail!(WithHelp::new(
             cannot(&format!("process {tracer} traces it")),
             "end the debugger, strace or other tracer first"
+        ));
+    }
+    if status_field(&id, "x86_Thread_features").is_some_and(|features| features.contains("shstk")) {
+        bail!(WithHelp::new(
+            cannot("the processor guards its return addresses (shadow stacks)"),
+            "start the program with: memtrace -- COMMAND"
+        ));
+    }
+    let filters = |status: String| options::filters_in(&status);
+    let ours = fs::read_to_string("/proc/self/status").map_or(0, filters);
+    let statuses = process.thread_statuses();
+    if statuses.into_iter().map(filters).any(|theirs| theirs > ours) {
+        // Loading a library needs system calls that the filter may punish with the end of the process.
+        bail!(WithHelp::new(
+            cannot("it restricts its system calls (seccomp)"),
+            "start the program with: memtrace -- COMMAND"
         ));
     }
     let namespace = |of: &str, kind: &str| fs::read_link(format!("/proc/{of}/ns/{kind}")).ok();
@@ -378,34 +314,5 @@ mod tests {
         assert!(found(0x030e_00f0, "/usr/bin/python3.14") && found(0x030f_00a1, "/opt/bin/python3.15t"));
         assert!(!found(0x030d_0bf0, "/usr/bin/python3.13"));
         assert!(!found(0x030e_00f0, "/usr/bin/blender") && !found(0x030e_00f0, "/usr/bin/python-server"));
-    }
-
-    #[test]
-    #[expect(clippy::disallowed_macros, reason = "a test says that it was skipped")]
-    fn cpython_exports_each_public_safe_function() {
-        // `PyObject_Vectorcall` is a function of the library since 3.11.
-        let script = "import sys, ctypes\nif sys.version_info < (3, 11): sys.exit()\n\
-            print(*[name for name in sys.argv[1:] if not hasattr(ctypes.pythonapi, name)])";
-        let public = SAFE_FUNCTIONS.iter().filter(|name| !name.starts_with('_'));
-        let output = std::process::Command::new("python3").args(["-c", script]).args(public).output();
-        let Ok(output) = output.inspect_err(|e| println!("skipped: python3: {e}")) else { return };
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "");
-    }
-
-    #[test]
-    fn functions_of_this_process_are_found_in_its_files() {
-        let pid = std::process::id();
-        let mappings = mappings(pid).unwrap();
-        let c_library = mappings.iter().find(|one| file_name(&one.path).starts_with(b"libc.so.6")).unwrap();
-        let path = PathBuf::from(OsStr::from_bytes(&c_library.path));
-        let memory = Memory::of(pid).unwrap();
-        let found =
-            LoadedFile::read(pid, &path, c_library).unwrap().functions(["getppid", "no_such_function"], &memory);
-        // SAFETY: a C string.
-        let expected = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"getppid".as_ptr()) };
-        assert_eq!(found, [Some(expected.addr() as u64), None]);
-        let code = mappings.iter().find(|one| one.path == c_library.path && one.is_executable).unwrap();
-        assert!(find_syscall(&memory, code).is_some());
     }
 }

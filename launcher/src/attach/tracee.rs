@@ -1,7 +1,7 @@
 //! The threads of another process, as its tracer sees them (ptrace(2)).
 //!
-//! Every function concerns a thread that this process has seized. `PTRACE_O_EXITKILL` is never set: the end of the
-//! tracer ends no traced process.
+//! Every function concerns a thread that this process has seized. Children and new threads are not traced, and the end of
+//! the tracer ends no traced process (`PTRACE_O_EXITKILL` is not set): its threads run on as if nobody had traced them.
 
 use std::fs::File;
 use std::io;
@@ -10,25 +10,27 @@ use std::os::unix::fs::FileExt;
 use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
-/// `siginfo_t.si_code` of a SIGTRAP that `int3` has raised.
-const SI_KERNEL: i32 = 0x80;
-/// How long a thread may take to stop or to make one step.
-const STOP_TIMEOUT: Duration = Duration::from_secs(5);
-
 /// The registers of a thread.
 pub(super) type Registers = libc::user_regs_struct;
+
+/// `PTRACE_GETSIGMASK` of linux/ptrace.h.
+const GET_SIGNAL_MASK: libc::c_uint = 0x420a;
+/// `NT_X86_XSTATE` of linux/elf.h.
+const NT_X86_XSTATE: usize = 0x202;
+/// The largest state of a processor's vector and matrix registers, in bytes.
+const MAX_STATE: usize = 32 << 10;
 
 /// Why a thread has stopped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Stop {
     /// It is about to get this signal.
     Signal(i32),
-    /// It has started a thread.
-    Cloned,
-    /// The tracer has interrupted it, or it is new.
+    /// It begins or ends a system call.
+    Call,
+    /// The tracer has interrupted it.
     Interrupted,
-    /// This signal has stopped the whole process.
-    Group(i32),
+    /// A signal has stopped the whole process.
+    Group,
     /// It has ended.
     Ended,
 }
@@ -40,10 +42,10 @@ impl Stop {
         }
         let signal = libc::WSTOPSIG(status);
         match status >> 16 {
-            0 => Stop::Signal(signal),
             libc::PTRACE_EVENT_STOP if signal == libc::SIGTRAP => Stop::Interrupted,
-            libc::PTRACE_EVENT_STOP => Stop::Group(signal),
-            _ => Stop::Cloned,
+            libc::PTRACE_EVENT_STOP => Stop::Group,
+            _ if signal == libc::SIGTRAP | 0x80 => Stop::Call,
+            _ => Stop::Signal(signal),
         }
     }
 }
@@ -55,24 +57,19 @@ fn call(request: libc::c_uint, tid: i32, address: usize, data: usize) -> io::Res
     if result == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Begins to trace a thread without stopping it. Threads that it starts are traced too.
+/// Begins to trace a thread without stopping it.
 pub(super) fn seize(tid: i32) -> io::Result<()> {
-    call(libc::PTRACE_SEIZE, tid, 0, libc::PTRACE_O_TRACECLONE as usize)
+    call(libc::PTRACE_SEIZE, tid, 0, libc::PTRACE_O_TRACESYSGOOD as usize)
 }
 
-/// Stops a thread. [`wait_for`] reports when it has stopped.
+/// Stops a thread. [`stop_of`] reports when it has stopped.
 pub(super) fn interrupt(tid: i32) -> io::Result<()> {
     call(libc::PTRACE_INTERRUPT, tid, 0, 0)
 }
 
-/// Continues a stopped thread, which gets `signal` (0 for none).
+/// Continues a stopped thread until it begins or ends a system call. It gets `signal` (0 for none).
 pub(super) fn resume(tid: i32, signal: i32) {
-    let _ = call(libc::PTRACE_CONT, tid, 0, signal as usize);
-}
-
-/// Leaves a thread in the stop of its process, and reports what happens to it.
-pub(super) fn listen(tid: i32) {
-    let _ = call(libc::PTRACE_LISTEN, tid, 0, 0);
+    let _ = call(libc::PTRACE_SYSCALL, tid, 0, signal as usize);
 }
 
 /// Ends tracing a stopped thread, which continues and gets `signal` (0 for none).
@@ -93,40 +90,46 @@ pub(super) fn set_registers(tid: i32, registers: &Registers) -> io::Result<()> {
     call(libc::PTRACE_SETREGS, tid, 0, std::ptr::from_ref(registers).addr())
 }
 
-/// Whether a thread that is about to get a SIGTRAP has executed `int3`.
-pub(super) fn is_breakpoint(tid: i32) -> bool {
-    let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
-    let is_read = call(libc::PTRACE_GETSIGINFO, tid, 0, info.as_mut_ptr().addr()).is_ok();
-    // SAFETY: zeros are a valid `siginfo_t`, and the kernel writes a whole one.
-    is_read && unsafe { info.assume_init() }.si_code == SI_KERNEL
+/// The floating-point, vector and matrix registers of a stopped thread, as the `xsave` instruction writes them.
+pub(super) fn extended_state(tid: i32) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0u8; MAX_STATE];
+    let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+    call(libc::PTRACE_GETREGSET, tid, NT_X86_XSTATE, (&raw mut part).addr())?;
+    bytes.truncate(part.iov_len);
+    Ok(bytes)
 }
 
-/// The next stop of any traced thread. `None` if there is none now. The error is `ECHILD` if no thread is traced.
-pub(super) fn next_stop() -> io::Result<Option<(i32, Stop)>> {
-    wait(-1)
+/// The blocked signals of a stopped thread.
+pub(super) fn signal_mask(tid: i32) -> io::Result<u64> {
+    let mut mask = 0u64;
+    call(GET_SIGNAL_MASK, tid, size_of::<u64>(), (&raw mut mask).addr())?;
+    Ok(mask)
 }
 
-fn wait(tid: i32) -> io::Result<Option<(i32, Stop)>> {
+/// How a thread has stopped. `None` if it has not.
+pub(super) fn stop_of(tid: i32) -> io::Result<Option<Stop>> {
     let mut status = 0;
     // SAFETY: `status` is writable.
     match unsafe { libc::waitpid(tid, &mut status, libc::__WALL | libc::WNOHANG) } {
         -1 => Err(io::Error::last_os_error()),
         0 => Ok(None),
-        tid => Ok(Some((tid, Stop::of(status)))),
+        _ => Ok(Some(Stop::of(status))),
     }
 }
 
-/// Waits until a thread stops. The error is `TimedOut` if that takes too long: a thread in the kernel cannot be stopped.
-pub(super) fn wait_for(tid: i32) -> io::Result<Stop> {
+/// Waits until a thread stops. The error is `TimedOut` if that takes longer than `limit`: a thread in the kernel stops late.
+pub(super) fn wait_for(tid: i32, limit: Duration) -> io::Result<Stop> {
     let began = Instant::now();
     loop {
-        if let Some((_, stop)) = wait(tid)? {
+        if let Some(stop) = stop_of(tid)? {
             return Ok(stop);
         }
-        if began.elapsed() > STOP_TIMEOUT {
+        let left = limit.saturating_sub(began.elapsed());
+        if left.is_zero() {
             return Err(io::ErrorKind::TimedOut.into());
         }
-        pause(Duration::from_micros(50));
+        // The signal is lost if this process has inherited that it is ignored.
+        pause(left.min(Duration::from_millis(1)));
     }
 }
 
@@ -139,48 +142,6 @@ pub(super) fn pause(limit: Duration) {
         libc::sigemptyset(set.as_mut_ptr());
         libc::sigaddset(set.as_mut_ptr(), libc::SIGCHLD);
         libc::sigtimedwait(set.as_ptr(), null_mut(), &limit);
-    }
-}
-
-/// Lets a stopped thread execute one system call. Its registers are afterwards as before. Signals that arrive meanwhile
-/// are appended to `signals`, for the thread to get later.
-///
-/// `instruction` is the address of a `syscall` instruction in the process.
-pub(super) fn system_call(
-    tid: i32,
-    instruction: u64,
-    number: i64,
-    arguments: [u64; 6],
-    signals: &mut Vec<i32>,
-) -> io::Result<u64> {
-    let before = registers(tid)?;
-    let [rdi, rsi, rdx, r10, r8, r9] = arguments;
-    let rax = number as u64;
-    // Without a system call to restart (`orig_rax`), the kernel changes no register on its own.
-    let changed = Registers { rip: instruction, rax, orig_rax: u64::MAX, rdi, rsi, rdx, r10, r8, r9, ..before };
-    set_registers(tid, &changed)?;
-    let result = step(tid, instruction, signals).and_then(|()| registers(tid));
-    set_registers(tid, &before)?;
-    match result?.rax {
-        error if error > u64::MAX - 4096 => Err(io::Error::from_raw_os_error(error.wrapping_neg() as i32)),
-        value => Ok(value),
-    }
-}
-
-/// Executes the instruction at this address.
-fn step(tid: i32, instruction: u64, signals: &mut Vec<i32>) -> io::Result<()> {
-    loop {
-        call(libc::PTRACE_SINGLESTEP, tid, 0, 0)?;
-        let stop = wait_for(tid)?;
-        if stop == Stop::Ended {
-            return Err(io::ErrorKind::NotFound.into());
-        }
-        if registers(tid)?.rip != instruction {
-            return Ok(());
-        }
-        if let Stop::Signal(signal) = stop {
-            signals.push(signal);
-        }
     }
 }
 
@@ -198,7 +159,18 @@ impl Memory {
         self.0.read_exact_at(bytes, address)
     }
 
-    /// Writes exactly these bytes, into read-only memory too.
+    /// Reads as many bytes as are mapped from this address on. Returns their number.
+    pub(super) fn read_some(&self, address: u64, bytes: &mut [u8]) -> usize {
+        self.0.read_at(bytes, address).unwrap_or(0)
+    }
+
+    /// The 8-byte word at this address.
+    pub(super) fn word(&self, address: u64) -> io::Result<u64> {
+        let mut bytes = [0; 8];
+        self.read(address, &mut bytes).map(|()| u64::from_ne_bytes(bytes))
+    }
+
+    /// Writes exactly these bytes.
     pub(super) fn write(&self, address: u64, bytes: &[u8]) -> io::Result<()> {
         self.0.write_all_at(bytes, address)
     }

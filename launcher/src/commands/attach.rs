@@ -79,18 +79,18 @@ fn record(
     let stopped = inject(&mut injection, &signals)?;
     drop(injection);
     check(pid, stopped)?;
-    manifest.set_attached(Attached { ran_ns, stopped_ns: stopped.others_ns, loading_ns: stopped.loading_ns });
+    manifest.set_attached(Attached { ran_ns, stopped_ns: stopped.stopped_ns, loading_ns: stopped.loading_ns });
     wait_for_state(&drain, &signals, &ended);
     let sampler = if options.recording.no_device_usage { None } else { Sampler::start(Arc::clone(folder)) };
     let began = Instant::now();
     if !options.summary.quiet {
         let milliseconds = |ns: u64| ns as f64 / 1e6;
         let loading = milliseconds(stopped.loading_ns);
-        message::status(&match stopped.others_ns {
-            Some(others) => format!(
-                "attached to process {pid}: it was stopped for {:.1} ms, and the thread that loaded the library for \
-                 {loading:.1} ms",
-                milliseconds(others)
+        message::status(&match stopped.stopped_ns {
+            Some(stopped) => format!(
+                "attached to process {pid}: its threads were stopped for {:.1} ms, one at a time, and one has loaded the \
+                 library in {loading:.1} ms",
+                milliseconds(stopped)
             ),
             None => {
                 format!("attached to process {pid}: Python loaded the library in {loading:.1} ms (sys.remote_exec)")
