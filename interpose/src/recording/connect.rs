@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 
 use memtrace_trace::shm::handshake::{Hello, address, is_trusted, peer_credentials, recv_fd};
 use memtrace_trace::shm::run_lock::RunLock;
-use memtrace_trace::shm::segment::Segment;
 use memtrace_trace::unrecorded::Reason;
 
 use super::slot::Slot;
@@ -51,8 +50,8 @@ fn reason_of_error(error: &io::Error, otherwise: Reason) -> NoSegment {
     })
 }
 
-/// Requests a segment and the run's lock. `is_retry` says that an earlier attempt has failed. Leaves no descriptor open.
-pub(crate) fn request_segment(token: &str, generation: u32, is_retry: bool) -> Result<Segment, NoSegment> {
+/// Requests a segment, which is returned as its file, and the run's lock. `is_retry` says that an earlier attempt has failed.
+pub(crate) fn request_segment(token: &str, generation: u32, is_retry: bool) -> Result<OwnedFd, NoSegment> {
     let last_error = |otherwise| reason_of_error(&io::Error::last_os_error(), otherwise);
     if is_retry && process_state(LAUNCHER_PID.load(Ordering::Relaxed)).is_some_and(is_stopped) {
         return Err(NoSegment::Unrecorded(Reason::NoAnswer));
@@ -91,10 +90,8 @@ pub(crate) fn request_segment(token: &str, generation: u32, is_retry: bool) -> R
     loop {
         match recv_fd(socket.as_fd()) {
             Ok(fd) => {
-                let segment = Segment::map(fd.as_fd()).map_err(|_| NoSegment::Unrecorded(Reason::NoResources));
-                drop(fd);
                 RUN_LOCK.set(recv_fd(socket.as_fd()).and_then(|fd| RunLock::map(fd.as_fd())).ok());
-                return segment;
+                return Ok(fd);
             }
             // A signal for the program has interrupted the call.
             Err(e) if e.kind() == io::ErrorKind::Interrupted && began.elapsed() < ANSWER_TIMEOUT => {}

@@ -140,6 +140,15 @@ impl Guard {
         // SAFETY: this thread owns the ring (its id is in the owner word) or holds the lock of the common ring. `busy`
         // is set, so no other guard of this thread uses it.
         unsafe { state.initialize(process.segment.ring(index)?) };
+        // A recording that has ended meanwhile gets no events, and the next one uses the same state.
+        if is_detached() || !Process::if_started().is_some_and(|current| std::ptr::eq(current, process)) {
+            // SAFETY: this thread still owns the ring or the lock, and has not borrowed the state.
+            unsafe { state.reset() };
+            if is_common {
+                process.segment.header().common_lock.0.release();
+            }
+            return None;
+        }
         thread.uses_common_ring.set(is_common);
         thread.process.set(process);
         thread.state.set(state);
@@ -480,6 +489,9 @@ fn lock_common_ring(process: &Process) -> bool {
     let lock = &process.segment.header().common_lock.0;
     let (me, mut wait) = (thread_id(), BoundedWait::new(LIMIT));
     while !lock.take(me, thread_exists) {
+        if lock.tid() == owner::NOBODY {
+            return false;
+        }
         if IS_ABANDONED.load(Ordering::Relaxed) || !wait.pause() {
             IS_ABANDONED.store(true, Ordering::Relaxed);
             return false;

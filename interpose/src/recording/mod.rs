@@ -25,6 +25,7 @@ mod pause;
 pub(crate) mod paused;
 pub(crate) mod process;
 pub(crate) mod rank;
+mod reuse;
 pub(crate) mod run_lock;
 mod seccomp;
 mod sink;

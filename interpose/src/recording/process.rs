@@ -3,6 +3,7 @@
 //! Detecting a fork needs no hook. [`Process::alive`] points into a page that the kernel clears in every child
 //! (`MADV_WIPEONFORK`), no matter how the child was created.
 
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -26,7 +27,7 @@ use super::module_calls::ModuleCallIds;
 use super::modules::DefinedModules;
 use super::thread_state::{ThreadState, ThreadStates, map_wiped_on_fork};
 use super::watch::Watch;
-use super::{observer, seccomp, unrecorded};
+use super::{observer, reuse, seccomp, unrecorded};
 
 /// The state of a process that is being recorded. Never freed, because hooks on other threads may use it at any time.
 pub(crate) struct Process {
@@ -271,10 +272,9 @@ impl Process {
     }
 
     /// Gives back the segment's memory and makes every thread look for a ring again. Recording must be paused. A hook that
-    /// is running may still write to the segment, where nobody reads it.
+    /// is running may still write to the segment, where nobody reads it. The next recording uses the addresses again.
     pub(crate) fn leave(&self) {
-        self.thread_states.leave_all();
-        self.segment.abandon();
+        reuse::leave(&self.segment, self.thread_states, thread_exists);
     }
 
     /// The state of ring `index`. Only the ring's owner may call this.
@@ -394,7 +394,7 @@ fn connect(options: &Options, is_retry: bool) -> Result<Parts, NoSegment> {
     if !permitted.recording {
         return Err(NoSegment::Unrecorded(Reason::Seccomp));
     }
-    if !has_address_space() {
+    if !reuse::has_memory() && !has_address_space() {
         return Err(NoSegment::Unrecorded(Reason::AddressSpace));
     }
     if permitted.process_vm_readv {
@@ -404,9 +404,10 @@ fn connect(options: &Options, is_retry: bool) -> Result<Parts, NoSegment> {
     }
     let alive = alive_page().ok_or(NO_RESOURCES)?;
     let generation = GENERATION.fetch_add(1, Ordering::Relaxed);
-    let segment = request_segment(&options.token, generation, is_retry)?;
+    let fd = request_segment(&options.token, generation, is_retry)?;
+    let (segment, thread_states) = reuse::map(fd.as_fd()).ok_or(NO_RESOURCES)?;
+    drop(fd);
     alive.store(1, Ordering::Relaxed);
-    let thread_states = ThreadStates::new().ok_or(NO_RESOURCES)?;
     Ok(Parts { alive, segment, thread_states })
 }
 

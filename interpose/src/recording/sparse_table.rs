@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
+use memtrace_stackwalk::{reserve_table, return_table};
+
 /// Zeroed entries of `WORDS` words in anonymous memory, mapped on first use. A page takes physical memory only once it
 /// is written.
 pub(crate) struct SparseTable<const WORDS: usize> {
@@ -32,26 +34,13 @@ impl<const WORDS: usize> SparseTable<WORDS> {
     #[cold]
     fn map(&self) -> *mut [AtomicU64; WORDS] {
         let bytes = self.len * size_of::<[AtomicU64; WORDS]>();
-        // SAFETY: creates a new anonymous mapping at an address that the kernel chooses.
-        let mapping = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                bytes,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-                -1,
-                0,
-            )
-        };
-        if mapping == libc::MAP_FAILED {
-            return std::ptr::null_mut();
-        }
-        let mapping = mapping.cast::<[AtomicU64; WORDS]>();
+        let Some(memory) = reserve_table(bytes) else { return std::ptr::null_mut() };
+        let mapping = memory.as_ptr().cast::<[AtomicU64; WORDS]>();
         match self.entries.compare_exchange(std::ptr::null_mut(), mapping, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => mapping,
             Err(other) => {
-                // SAFETY: this is our own mapping, and no other thread has seen its address.
-                unsafe { libc::munmap(mapping.cast(), bytes) };
+                // SAFETY: no other thread has seen this memory, and it was not written.
+                unsafe { return_table(memory, bytes) };
                 other
             }
         }

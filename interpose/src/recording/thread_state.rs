@@ -20,6 +20,9 @@ use memtrace_stackwalk::{NativeStacks, ThreadStacks};
 #[repr(C, align(128))]
 pub(crate) struct ThreadState {
     is_ready: AtomicBool,
+    /// Whether it was initialized when a recording ended that memtrace had attached for. The content is whole, once its
+    /// owner has left its hook.
+    was_ready: AtomicBool,
     recorder: UnsafeCell<MaybeUninit<ThreadRecorder>>,
 }
 
@@ -46,7 +49,13 @@ impl ThreadState {
     ///
     /// Only the owner of the ring may call this, and no borrow of the state exists.
     pub(crate) unsafe fn initialize(&self, ring: Ring<'static>) {
-        if !self.is_initialized() {
+        if self.is_initialized() {
+            return;
+        }
+        if self.was_ready.swap(false, Ordering::Relaxed) {
+            // SAFETY: the state was initialized, and the caller guarantees that it is its only user.
+            unsafe { (*self.recorder.get()).assume_init_mut() }.producer = Producer::new(ring);
+        } else {
             let recorder = ThreadRecorder {
                 producer: Producer::new(ring),
                 python_stacks: ThreadStacks::new(),
@@ -54,8 +63,8 @@ impl ThreadState {
             };
             // SAFETY: the caller guarantees that it is the only user of this state.
             unsafe { (*self.recorder.get()).write(recorder) };
-            self.is_ready.store(true, Ordering::Relaxed);
         }
+        self.is_ready.store(true, Ordering::Relaxed);
     }
 
     /// Makes the state uninitialized. What it contains is forgotten and not freed, because it may be half written.
@@ -64,6 +73,7 @@ impl ThreadState {
     ///
     /// Only the owner of the ring may call this, and no borrow of the state is used any more.
     pub(crate) unsafe fn reset(&self) {
+        self.was_ready.store(false, Ordering::Relaxed);
         self.is_ready.store(false, Ordering::Relaxed);
     }
 
@@ -81,7 +91,8 @@ impl ThreadState {
     }
 }
 
-/// One [`ThreadState`] for each ring.
+/// One [`ThreadState`] for each ring. A copy is the same memory.
+#[derive(Clone, Copy)]
 pub(crate) struct ThreadStates(NonNull<ThreadState>);
 
 // SAFETY: only the owner of a ring uses its element, and the ring's owner word decides who that is (`Guard::enter`).
@@ -102,6 +113,7 @@ impl ThreadStates {
     /// state now may do so until it leaves its hook.
     pub(crate) fn leave_all(&self) {
         (0..RING_COUNT).filter_map(|index| self.get(index)).filter(|state| state.is_initialized()).for_each(|state| {
+            state.was_ready.store(true, Ordering::Relaxed);
             state.is_ready.store(false, Ordering::Relaxed);
         });
     }

@@ -18,6 +18,7 @@ use std::sync::atomic::{
 use super::digest::fold;
 use super::lock::Locked;
 use super::pages;
+use super::tables::reserve_table;
 
 const FIRST_SLOTS_LOG2: u32 = 11;
 /// The slot table is page-aligned, so the low bits of its address can hold its size.
@@ -60,7 +61,7 @@ impl<'a> Slots<'a> {
     }
 
     fn map(log2: u32) -> Option<(Slots<'a>, usize)> {
-        let memory = pages::reserve(size_of::<AtomicU32>() << log2)?;
+        let memory = reserve_table(size_of::<AtomicU32>() << log2)?;
         let word = memory.as_ptr().expose_provenance() | log2 as usize;
         Some((Slots::unpack(word)?, word))
     }
@@ -176,7 +177,7 @@ impl<const WORDS: usize> IdSet<WORDS> {
     /// A slot table that is at most half full with `id` in it. The first call maps the arrays.
     fn slots_for(&self, id: u32, _locked: &Locked<'_>) -> Option<Slots<'_>> {
         if self.keys.load(Relaxed).is_null() {
-            self.keys.store(pages::reserve(self.key_bytes())?.as_ptr().cast(), Release);
+            self.keys.store(reserve_table(self.key_bytes())?.as_ptr().cast(), Release);
         }
         let Some(old) = Slots::unpack(self.slots.load(Relaxed)) else {
             let (slots, word) = Slots::map(FIRST_SLOTS_LOG2)?;

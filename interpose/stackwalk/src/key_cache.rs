@@ -18,7 +18,7 @@ use memtrace_trace::ids::FrameId;
 
 use super::digest::fold;
 use super::lock::Locked;
-use super::pages;
+use super::tables::reserve_table;
 
 /// The largest number of frames (lines of functions) in one process.
 pub(crate) const MAX_FRAMES: u32 = 1 << 18;
@@ -171,7 +171,7 @@ impl KeyCache {
     /// Caches the meaning of `key`, if necessary in place of an older entry. Does nothing without memory.
     pub(super) fn insert(&self, key: FrameKey, meaning: FrameMeaning, _locked: &Locked<'_>) {
         if self.sets.load(Relaxed).is_null()
-            && let Some(memory) = pages::reserve(SETS * size_of::<Set>())
+            && let Some(memory) = reserve_table(SETS * size_of::<Set>())
         {
             self.sets.store(memory.as_ptr().cast(), Release);
         }

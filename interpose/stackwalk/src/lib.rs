@@ -58,6 +58,7 @@ mod module_calls;
 pub mod native;
 mod pages;
 pub mod python;
+mod tables;
 mod texts;
 mod thread;
 
@@ -66,5 +67,6 @@ pub use intern::{Interner, MAX_STACKS};
 pub use lock::{Lock, Locked};
 pub use native::NativeStacks;
 pub use python::{CheckedMemory, FrameLocals, Python, Reason, avoid_process_vm_readv};
+pub use tables::{end_tables, reserve_table, return_table};
 pub use texts::{TextId, Texts};
 pub use thread::ThreadStacks;

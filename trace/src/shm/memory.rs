@@ -27,8 +27,8 @@ pub(super) fn create(name: &CStr, size: usize) -> io::Result<OwnedFd> {
     if is_prepared { Ok(fd) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Maps shared memory of `size` bytes. The error is `InvalidData` if it has another size or is not sealed.
-pub(super) fn map(fd: BorrowedFd<'_>, size: usize) -> io::Result<NonNull<u8>> {
+/// Checks that shared memory has `size` bytes and is sealed. The error is `InvalidData` if not.
+pub(super) fn check(fd: BorrowedFd<'_>, size: usize) -> io::Result<()> {
     // SAFETY: `stat` is plain data, for which zeros are valid.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
     // SAFETY: the descriptor is open, and `stat` is writable.
@@ -41,6 +41,12 @@ pub(super) fn map(fd: BorrowedFd<'_>, size: usize) -> io::Result<NonNull<u8>> {
     if stat.st_size != size as libc::off_t || seals < 0 || seals & libc::F_SEAL_SHRINK == 0 {
         return Err(io::ErrorKind::InvalidData.into());
     }
+    Ok(())
+}
+
+/// Maps shared memory of `size` bytes. The error is `InvalidData` if it has another size or is not sealed.
+pub(super) fn map(fd: BorrowedFd<'_>, size: usize) -> io::Result<NonNull<u8>> {
+    check(fd, size)?;
     let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_NORESERVE);
     // SAFETY: creates a new mapping at an address that the kernel chooses. The file has `size` bytes and is sealed
     // against shrinking, so no access inside can fault.

@@ -11,7 +11,7 @@
 //! A thread claims a ring once, so none of this is on the event path.
 
 use super::layout::RingHeader;
-pub use super::owner_word::Owner;
+pub use super::owner_word::{NOBODY, Owner};
 use crate::sync::{AtomicU32, Ordering};
 
 /// Claims a ring for thread `me` and returns its index. `None` if other threads own all rings.
@@ -30,4 +30,38 @@ pub fn claim(rings: &[RingHeader], used: &AtomicU32, me: u32, exists: impl Fn(u3
     // The launcher reads this before it looks for published slots. The publication orders the two.
     used.fetch_max(index as u32 + 1, Ordering::Relaxed);
     Some(index)
+}
+
+/// Makes rings unusable, so that nobody claims one from here on. Returns those that threads own which exist: their indices
+/// and owners. `rings[0]` is not changed.
+pub fn seal(rings: &[RingHeader], exists: impl Fn(u32) -> bool) -> Vec<(usize, u32)> {
+    let rest = rings.iter().enumerate().skip(1);
+    let owned = rest.filter(|(_, ring)| !ring.owner.0.take(NOBODY, &exists));
+    owned.map(|(index, ring)| (index, ring.owner.0.tid())).collect()
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sealed_rings_are_never_claimed_and_the_others_stay_with_their_owners() {
+        let rings: Vec<RingHeader> = (0..6).map(|_| RingHeader::at(0)).collect();
+        let used = AtomicU32::new(0);
+        let exists = |tid: u32| tid != 8;
+        let claimed: Vec<_> = [7, 8, 9].map(|tid| claim(&rings, &used, tid, |_| true)).to_vec();
+        assert_eq!(claimed, [Some(1), Some(2), Some(3)]);
+        assert_eq!(seal(&rings, exists), [(1, 7), (3, 9)]);
+        // The ring of a thread that has ended is sealed too, and an owner finds its own again.
+        assert_eq!(claim(&rings, &used, 10, |tid| tid != 8 && tid != NOBODY), None);
+        assert_eq!(claim(&rings, &used, 9, exists), Some(3));
+        assert_eq!(seal(&rings, exists), [(1, 7), (3, 9)]);
+        // The next recording keeps the rings for their owners.
+        let next: Vec<RingHeader> = (0..6).map(|_| RingHeader::at(0)).collect();
+        for (index, tid) in seal(&rings, exists) {
+            assert!(next[index].owner.0.take(tid, exists));
+        }
+        let used = AtomicU32::new(4);
+        assert_eq!([10, 7, 11].map(|tid| claim(&next, &used, tid, exists)), [Some(2), Some(1), Some(4)]);
+    }
 }

@@ -8,6 +8,9 @@ use crate::sync::{AtomicU64, Ordering};
 #[derive(Debug)]
 pub struct Owner(AtomicU64);
 
+/// The id of no thread. What is sealed with it cannot be taken any more.
+pub const NOBODY: u32 = u32::MAX;
+
 /// The thread id in an owner's word.
 const fn tid_of(word: u64) -> u32 {
     word as u32
@@ -37,7 +40,7 @@ impl Owner {
     pub fn take(&self, me: u32, exists: impl Fn(u32) -> bool) -> bool {
         let seen = self.0.load(Ordering::Acquire);
         let tid = tid_of(seen);
-        let free = tid == 0 || tid == me || !exists(tid);
+        let free = tid == 0 || tid == me || (tid != NOBODY && !exists(tid));
         free && self.0.compare_exchange(seen, next(seen, me), Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
