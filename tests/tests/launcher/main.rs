@@ -6,6 +6,7 @@ mod command_line;
 mod doctor;
 mod drain;
 mod dry_run;
+mod dry_run_hostile;
 mod dry_run_values;
 mod faults;
 mod hostile_clients;
