@@ -2,7 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::io;
+use std::io::{self, Read, Seek};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
@@ -12,6 +12,9 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 /// How often the probe checks whether the program has ended.
 const POLL_INTERVAL: Duration = Duration::from_millis(3);
+
+/// The bytes of the program's output that are read. A Python can print anything when it starts.
+const MAX_OUTPUT: u64 = 1 << 20;
 
 /// The result of a recording.
 #[derive(Debug)]
@@ -45,10 +48,11 @@ impl ProbeResult {
 /// Fails when a file or the process cannot be created.
 pub(super) fn record(folder: &Path, command: &[OsString], timeout: Duration) -> io::Result<ProbeResult> {
     std::fs::create_dir_all(folder)?;
-    let (out, err) = (folder.join("stdout"), folder.join("stderr"));
+    // The program can replace the files, but not these.
+    let (out, err) = (create(&folder.join("stdout"))?, create(&folder.join("stderr"))?);
     let mut memtrace = Command::new(std::env::current_exe()?);
     memtrace.args(["run", "--quiet", "--no-snapshot", "--cpu", "always", "-o"]).arg(folder.join("run")).arg("--");
-    memtrace.args(command).stdin(Stdio::null()).stdout(File::create(&out)?).stderr(File::create(&err)?);
+    memtrace.args(command).stdin(Stdio::null()).stdout(out.try_clone()?).stderr(err.try_clone()?);
     // Use a process group of its own. Ctrl-C then ends only doctor, and a slow program can be killed with all its
     // children.
     let mut child = memtrace.process_group(0).spawn()?;
@@ -65,8 +69,17 @@ pub(super) fn record(folder: &Path, command: &[OsString], timeout: Duration) -> 
             None => std::thread::sleep(POLL_INTERVAL),
         }
     };
-    let text = |path: &Path| std::fs::read(path).map(|b| String::from_utf8_lossy(&b).into_owned()).unwrap_or_default();
-    Ok(ProbeResult { status, stdout: text(&out), stderr: text(&err) })
+    let text = |mut file: File| {
+        let mut text = Vec::new();
+        let read = file.rewind().and_then(|()| file.take(MAX_OUTPUT).read_to_end(&mut text));
+        read.map(|_| String::from_utf8_lossy(&text).into_owned()).unwrap_or_default()
+    };
+    Ok(ProbeResult { status, stdout: text(out), stderr: text(err) })
+}
+
+/// Creates a file for output that is read again.
+fn create(path: &Path) -> io::Result<File> {
+    File::options().read(true).write(true).create(true).truncate(true).open(path)
 }
 
 /// The readable traces of a recording, sorted by path.

@@ -5,6 +5,8 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::time::Duration;
 
+use memtrace_analysis::RunFolder;
+use memtrace_analysis::load::MANIFEST_FILE;
 use memtrace_trace::counters::Counter;
 use memtrace_trace::file::Reader;
 use serde_json::Value;
@@ -83,8 +85,13 @@ pub(super) fn record(state: InheritedState, options: RecordOptions<'_>) -> Progr
     program
 }
 
+/// The largest `run.json` that is read, in bytes.
+const MAX_MANIFEST: u64 = 256 << 20;
+
 fn manifest(folder: &Path) -> Option<Value> {
-    serde_json::from_slice(&std::fs::read(folder.join("run.json")).ok()?).ok()
+    // The recorded program can write into the folder.
+    let text = RunFolder::open(folder).ok()?.read_file(MANIFEST_FILE, MAX_MANIFEST).ok()?;
+    serde_json::from_slice(&text).ok()
 }
 
 fn ending(manifest: &Value, result: &CommandResult) -> String {

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use memtrace_trace::file::untrusted;
+
 use super::report::PyTorch;
 use super::tested;
 
@@ -10,11 +12,9 @@ const MAX_FILE_SIZE: u64 = 64 * 1024;
 
 /// The PyTorch in this folder. `None` when it has no readable `version.py`.
 pub(super) fn in_folder(folder: &Path) -> Option<PyTorch> {
-    let file = folder.join("version.py");
-    if std::fs::metadata(&file).ok()?.len() > MAX_FILE_SIZE {
-        return None;
-    }
-    let text = std::fs::read_to_string(&file).ok()?;
+    // The recorded program may have named the folder.
+    let file = untrusted::open(&folder.join("version.py")).ok()?;
+    let text = String::from_utf8(untrusted::read(&file, MAX_FILE_SIZE).ok()?).ok()?;
     let version = assigned(&text, "__version__")?;
     let cuda = assigned(&text, "cuda");
     let tested = tested::pytorch(&version, cuda.as_deref());
