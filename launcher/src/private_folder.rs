@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, anyhow, ensure};
 use memtrace_trace::file::untrusted;
 use rustix::fs::{AtFlags, Dir, Mode, OFlags};
 use rustix::process::geteuid;
@@ -69,18 +69,34 @@ impl PrivateFolder {
         names.iter().try_fold(parent, |folder, name| folder.subfolder(name))
     }
 
-    /// A new folder in the system's folder for temporary files, or else in the current folder. It is removed with
-    /// everything in it when the value is dropped.
+    /// A new folder in the system's folder for temporary files, or else in the current folder.
     ///
     /// # Errors
     ///
     /// If it can be created in neither.
     pub(crate) fn temporary(prefix: &str) -> anyhow::Result<TemporaryFolder> {
+        PrivateFolder::temporary_in(&[&std::env::temp_dir(), Path::new(".")], prefix)
+    }
+
+    /// A new folder in the first of `parents` that is safe. It is removed with everything in it when the value is dropped.
+    ///
+    /// # Errors
+    ///
+    /// Those of the first one, if it can be created in none.
+    pub(crate) fn temporary_in(parents: &[&Path], prefix: &str) -> anyhow::Result<TemporaryFolder> {
         let name = format!("{prefix}-{}", session::token()?);
         let new = |parent: &Path| {
-            PrivateFolder::enter(&std::path::absolute(parent)?, &[&name], Readers::Owner).map(TemporaryFolder)
+            let folder = PrivateFolder::enter(&std::path::absolute(parent)?, &[&name], Readers::Owner)?;
+            Ok(TemporaryFolder { folder, is_kept: false })
         };
-        new(&std::env::temp_dir()).or_else(|error| new(Path::new(".")).map_err(|_| error))
+        let mut first_error = None;
+        for parent in parents {
+            match new(parent) {
+                Ok(folder) => return Ok(folder),
+                Err(error) => _ = first_error.get_or_insert(error),
+            }
+        }
+        Err(first_error.unwrap_or_else(|| anyhow!("there is no folder for it")))
     }
 
     /// Enters a folder in this one. Creates it if it is missing.
@@ -115,6 +131,14 @@ impl PrivateFolder {
         let dir = File::from(self.open_entry(name, OFlags::DIRECTORY).ok()?);
         check_owner(&dir.metadata().ok()?).ok()?;
         Some(PrivateFolder { path: self.path.join(name), dir: dir.into(), readers: self.readers })
+    }
+
+    /// Whether a process has this folder at the same path, and not one of its own.
+    pub(crate) fn is_visible(&self, pid: u32) -> bool {
+        let theirs = Path::new(&format!("/proc/{pid}/root")).join(self.path.strip_prefix("/").unwrap_or(&self.path));
+        let seen = std::fs::symlink_metadata(theirs).map(|folder| (folder.dev(), folder.ino()));
+        let ours = rustix::fs::fstat(&self.dir).map(|folder| (folder.st_dev, folder.st_ino));
+        ours.is_ok_and(|ours| seen.is_ok_and(|seen| seen == ours))
     }
 
     /// The path of the folder.
@@ -229,20 +253,32 @@ impl PrivateFolder {
 
 /// A folder that is removed with everything in it when this value is dropped.
 #[derive(Debug)]
-pub(crate) struct TemporaryFolder(PrivateFolder);
+pub(crate) struct TemporaryFolder {
+    folder: PrivateFolder,
+    is_kept: bool,
+}
+
+impl TemporaryFolder {
+    /// Leaves the folder where it is, because a process may still read from it. Nobody else can take its place then.
+    pub(crate) fn keep(mut self) {
+        self.is_kept = true;
+    }
+}
 
 impl std::ops::Deref for TemporaryFolder {
     type Target = PrivateFolder;
 
     fn deref(&self) -> &PrivateFolder {
-        &self.0
+        &self.folder
     }
 }
 
 impl Drop for TemporaryFolder {
     fn drop(&mut self) {
-        // The folder that it is in is sticky, or nobody else can write to it.
-        std::fs::remove_dir_all(self.0.path()).ok();
+        if !self.is_kept {
+            // The folder that it is in is sticky, or nobody else can write to it.
+            std::fs::remove_dir_all(self.folder.path()).ok();
+        }
     }
 }
 
@@ -333,7 +369,15 @@ mod tests {
         let path = folder.path().to_owned();
         folder.replace("file", b"1").unwrap();
         assert_eq!(mode(&path), 0o700);
+        assert!(folder.is_visible(std::process::id()));
         drop(folder);
         assert!(!path.exists());
+        let open = tempfile::tempdir().unwrap();
+        set_permissions(open.path(), Permissions::from_mode(0o777)).unwrap();
+        let closed = tempfile::tempdir().unwrap();
+        let folder = PrivateFolder::temporary_in(&[open.path(), closed.path()], "x").unwrap();
+        assert!(folder.path().starts_with(closed.path()));
+        folder.keep();
+        assert_eq!(std::fs::read_dir(closed.path()).unwrap().count(), 1);
     }
 }

@@ -8,7 +8,6 @@
 mod inject;
 mod loaded_file;
 mod loader_locks;
-mod private_folder;
 mod rehearsal;
 mod remote;
 mod request;

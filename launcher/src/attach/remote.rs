@@ -15,9 +15,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 
-use super::private_folder::PrivateFolder;
 use super::request::{Request, Stopped, is_cancelled, not_loaded};
 use super::traced_process::TracedProcess;
+use crate::private_folder::{PrivateFolder, TemporaryFolder};
 
 /// How long the main thread may take to run the script.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -40,7 +40,7 @@ pub(super) fn load(
 ) -> anyhow::Result<Option<Stopped>> {
     let Some(interpreter) = &process.interpreter else { return Ok(None) };
     let Some(folder) = prepare(process, request) else { return Ok(None) };
-    match ask(process, interpreter, &folder.path(SCRIPT)) {
+    match ask(process, interpreter, &folder.path().join(SCRIPT)) {
         Some(true) => {}
         Some(false) => return Ok(None),
         None => {
@@ -74,12 +74,12 @@ pub(super) fn load(
 }
 
 /// The folder with the script and an empty result. It is beside the library, which the process reads too.
-fn prepare(process: &TracedProcess, request: Request<'_>) -> Option<PrivateFolder> {
+fn prepare(process: &TracedProcess, request: Request<'_>) -> Option<TemporaryFolder> {
     let (beside, temporary) = (Path::new(OsStr::from_bytes(request.library)).parent()?, std::env::temp_dir());
-    let mut folder = PrivateFolder::create(&[beside, &temporary]).ok()?;
-    let source = source(request, &folder.path(RESULT))?;
-    folder.write(RESULT, "").ok()?;
-    folder.write(SCRIPT, &source).ok()?;
+    let folder = PrivateFolder::temporary_in(&[beside, &temporary], "memtrace-attach").ok()?;
+    let source = source(request, &folder.path().join(RESULT))?;
+    folder.replace(RESULT, b"").ok()?;
+    folder.replace(SCRIPT, source.as_bytes()).ok()?;
     folder.is_visible(process.pid).then_some(folder)
 }
 
@@ -150,11 +150,11 @@ mod tests {
         std::fs::write(&code, function).unwrap();
         let status = Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&library).arg(&code).status().unwrap();
         assert!(status.success());
-        let mut folder = PrivateFolder::create(&[place.path()]).unwrap();
-        folder.write(RESULT, "").unwrap();
+        let folder = PrivateFolder::temporary_in(&[place.path()], "folder").unwrap();
+        folder.replace(RESULT, b"").unwrap();
         let run = |library: &Path| {
             let request = Request { library: library.as_os_str().as_bytes(), options: "a \"'\\ ü".as_bytes() };
-            let source = source(request, &folder.path(RESULT)).unwrap();
+            let source = source(request, &folder.path().join(RESULT)).unwrap();
             Command::new("python3").arg("-c").arg(source).status().map(|status| assert!(status.success()))
         };
         assert!(read(&folder).is_none());
@@ -166,7 +166,7 @@ mod tests {
         assert_eq!((stopped.result, stopped.stopped_ns), (8, None));
         run(&place.path().join("none.so")).unwrap();
         assert!(read(&folder).unwrap().unwrap_err().contains("none.so"));
-        std::fs::write(folder.path(RESULT), "0 12").unwrap();
+        std::fs::write(folder.path().join(RESULT), "0 12").unwrap();
         assert!(read(&folder).is_none());
     }
 }
