@@ -350,11 +350,11 @@ mod tests {
         symlink(dir.path().join("real"), dir.path().join("link")).unwrap();
         assert!(enter(dir.path(), "link").is_err());
         let folder = enter(dir.path(), "folder").unwrap();
-        std::fs::write(dir.path().join("outside"), "x").unwrap();
-        symlink(dir.path().join("outside"), folder.path().join("file")).unwrap();
+        std::fs::write(dir.path().join("other"), "x").unwrap();
+        symlink(dir.path().join("other"), folder.path().join("file")).unwrap();
         assert!(folder.open("file").unwrap_err().to_string().contains("symbolic link"));
         folder.replace("file", b"y").unwrap();
-        assert_eq!(read_to_string(dir.path().join("outside")).unwrap(), "x");
+        assert_eq!(read_to_string(dir.path().join("other")).unwrap(), "x");
         set_permissions(folder.path().join("file"), Permissions::from_mode(0o666)).unwrap();
         assert!(folder.open("file").unwrap_err().to_string().contains("other users can write"));
         rustix::fs::mknodat(&folder.dir, "pipe", rustix::fs::FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();

@@ -40,7 +40,7 @@ const HURRY_AFTER: Duration = Duration::from_secs(1);
 /// Up to this length, the end of a slice is waited for actively: a sleep would take longer.
 const ACTIVE_SLICE: Duration = Duration::from_micros(60);
 /// How often to look which threads there are, and which of them run Python.
-const SURVEY_INTERVAL: Duration = Duration::from_millis(100);
+const LISTING_INTERVAL: Duration = Duration::from_millis(100);
 /// The stack that a call may need, in bytes.
 const CALL_STACK: u64 = 64 << 10;
 /// How much of a thread's stack to search for frames of the interpreter, in bytes.
@@ -57,9 +57,9 @@ pub(super) struct SafePoint {
 /// A thread that is traced and has not stopped.
 struct Watched {
     state: State,
-    /// How long it runs before the next look.
+    /// How long it runs before the next sample.
     slice: Duration,
-    /// Its instruction and stack pointers at the last look.
+    /// Its instruction and stack pointers at the last sample.
     last: (u64, u64),
 }
 
@@ -108,20 +108,20 @@ impl<'a> Search<'a> {
     /// Waits until a thread is at such a place, and leaves it stopped there.
     pub(super) fn find(&mut self, cancel: &impl AsFd) -> anyhow::Result<SafePoint> {
         let began = Instant::now();
-        let (mut next_survey, mut next_look) = (began, began);
+        let (mut next_listing, mut next_sample) = (began, began);
         loop {
             let now = Instant::now();
-            if now >= next_survey {
-                self.survey()?;
-                next_survey = now + SURVEY_INTERVAL;
+            if now >= next_listing {
+                self.list_threads()?;
+                next_listing = now + LISTING_INTERVAL;
             }
-            if let Some(found) = self.look(true) {
+            if let Some(found) = self.sample(true) {
                 return Ok(found);
             }
-            if now >= next_look {
+            if now >= next_sample {
                 self.watch_more(now > began + PATIENCE)?;
                 self.longest_slice = if now > began + HURRY_AFTER { HURRIED_SLICE } else { LONGEST_SLICE };
-                next_look = now + PAUSE;
+                next_sample = now + PAUSE;
                 if is_cancelled(cancel) {
                     bail!("interrupted");
                 }
@@ -145,11 +145,11 @@ impl<'a> Search<'a> {
 
     /// Lets the threads go that have stopped.
     pub(super) fn let_go(&mut self) {
-        self.look(false);
+        self.sample(false);
     }
 
     /// Determines the threads that may run Python.
-    fn survey(&mut self) -> anyhow::Result<()> {
+    fn list_threads(&mut self) -> anyhow::Result<()> {
         let pid = self.process.pid;
         let threads = threads(pid);
         if threads.is_empty() {
@@ -210,7 +210,7 @@ impl<'a> Search<'a> {
 
     /// Looks at the watched threads that have stopped, and lets them run on. With `is_searching`, one that is at such a place
     /// stays stopped and is the result. Else they are not watched any more.
-    fn look(&mut self, is_searching: bool) -> Option<SafePoint> {
+    fn sample(&mut self, is_searching: bool) -> Option<SafePoint> {
         for tid in self.watched.keys().copied().collect::<Vec<_>>() {
             let Ok(stop) = tracee::stop_of(tid) else {
                 self.watched.remove(&tid);
@@ -305,7 +305,7 @@ impl<'a> Search<'a> {
         self.random
     }
 
-    /// Waits for the next look.
+    /// Waits for the next sample.
     fn pause(&self) {
         let now = Instant::now();
         let next = self.watched.values().filter_map(|watched| match watched.state {
