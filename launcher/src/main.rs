@@ -62,6 +62,10 @@ fn main() -> ExitCode {
     if let Some(request) = drain::rotation_worker::requested() {
         return ExitCode::from(drain::rotation_worker::run(request));
     }
+    #[cfg(feature = "mcp")]
+    if let Some(arguments) = mcp::supervisor::requested() {
+        return ExitCode::from(mcp::supervisor::run(arguments));
+    }
     let work = if metrics::category_worker::requested().is_some() { metrics::category_worker::run } else { run };
     ExitCode::from(stack::run_with_enough(work))
 }

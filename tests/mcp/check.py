@@ -564,6 +564,121 @@ async def a_command_ends_at_the_time_limit(runs):
         assert not processes_with(first) and not processes_with(second), "a process outlives its command"
 
 
+# Leaves its session and its parents, as a daemon does, and ends with nothing.
+DAEMON = """
+import os, signal, subprocess, sys
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        if sys.argv[2] == "stubborn":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        open(sys.argv[3], "w").close()
+        subprocess.run(["sleep", sys.argv[1]])
+    os._exit(0)
+os.wait()
+"""
+# Forks and ends again and again, so that it has another process id each time.
+RUNNER = """
+import os, sys
+if os.fork() == 0:
+    os.setsid()
+    open(sys.argv[1], "w").close()
+    while os.fork() == 0:
+        pass
+    os._exit(0)
+"""
+
+
+def daemon(seconds, kind, began):
+    return f"python3 -c '{DAEMON}' {seconds} {kind} {began}; while [ ! -e {began} ]; do sleep 0.02; done"
+
+
+async def no_background_process_outlives_a_run(runs):
+    async with server(runs.folder, "--allow-run") as s:
+        # At the time limit, and where the command ends before.
+        for name, end, timeout in [("at-the-limit", "sleep 1000", 5), ("at-the-end", "exit 3", 100)]:
+            first, second = unique_seconds(543210), unique_seconds(543211)
+            command = f"{daemon(first, 'willing', name + '-1')}; {daemon(second, 'stubborn', name + '-2')}; echo ready; {end}"
+            answer = await s.answer("run", command=["bash", "-c", command], timeout_seconds=timeout, folder=name)
+            assert answer["stdout_tail"] == "ready\n", answer
+            assert answer["timed_out"] == (end != "exit 3"), answer
+            assert end != "exit 3" or answer["exit"] == "exit status 3", answer
+            assert not processes_with(first) and not processes_with(second), "a process outlives its run"
+            assert re.search(r"memtrace: note: ended \d+ processes? that the command had left", answer["stderr_tail"]), answer
+        # Its processes have no name of their own, but a group.
+        command = f"python3 -c '{RUNNER}' runner; while [ ! -e runner ]; do sleep 0.02; done; ps -o pgid= -p $$"
+        before = processes_with("fork() == 0")
+        await s.answer("run", command=["bash", "-c", command], timeout_seconds=100, folder="running")
+        assert processes_with("fork() == 0") == before == [], "a process outlives its run"
+        # A run without such processes has no note.
+        answer = await s.answer("run", command=["true"], folder="alone")
+        assert "background" not in answer["stderr_tail"], answer
+
+
+async def no_background_process_outlives_a_killed_server(runs):
+    for number, kind in enumerate(["willing", "stubborn"]):
+        seconds = unique_seconds(432100 + number)
+        raw = Raw(runs.folder, "--allow-run")
+        raw.initialize()
+        began = f"killed-{kind}-began"
+        raw.call(2, "run", command=["bash", "-c", f"{daemon(seconds, kind, began)}; sleep 1000"], folder=f"killed-{kind}")
+        wait_for(lambda: sleepers(seconds), "the daemon")
+        raw.process.send_signal(signal.SIGKILL)
+        raw.process.wait(HANG)
+        wait_for(lambda: not processes_with(seconds), "the end of the daemon")
+
+
+async def texts_are_printable(runs):
+    hostile = "\x1b]0;owned\x07\x9b31m\u202e\r\n::error::owned ##[group]x ##vso[task.z]y\x7f"
+
+    def texts(value):
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, (list, dict)):
+            for item in value.values() if isinstance(value, dict) else value:
+                yield from texts(item)
+
+    def check(text):
+        assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]", text), repr(text)
+        for line in text.split("\n"):
+            assert not line.lstrip().startswith("::") and "##[" not in line and "##vso[" not in line, repr(text)
+
+    folder = runs.folder / "hostile"
+    folder.mkdir()
+    path = folder / hostile
+    path.mkdir()
+    generated = path / f"{hostile}.py"
+    generated.write_text(
+        "import sys, torch\n"
+        "x = torch.empty(1 << 20, device='cuda')\n"
+        f"print({ascii(hostile)})\nprint({ascii(hostile)}, file=sys.stderr)\n"
+        f"torch.empty(1 << 50, device='cuda')\n"
+    )
+    async with server(folder, "--allow-run") as s:
+        command = ["python", str(generated), hostile]
+        answer = await s.answer("run", command=command, folder=f"{hostile}/run")
+        assert "owned" in answer["stdout_tail"] and "owned" in answer["run"]["command"], answer
+        run = {"run": f"{hostile}/run"}
+        answers = [answer]
+        for tool in ["summary", "peak", "out_of_memory", "diagnostics", "lines"]:
+            answers.append(await s.answer(tool, **run))
+        answers.append(await s.answer("diff", a=run["run"], b=run["run"]))
+        answers.append(await s.answer("runs", folder=hostile))
+        # `runs` names a folder without text of a program.
+        assert all(any("owned" in text for text in texts(answer)) for answer in answers), answers
+        for answer in answers:
+            for text in texts(answer):
+                check(text)
+        for tool in ["summary", "peak", "out_of_memory", "diagnostics", "lines"]:
+            error, help_line = await s.error(tool, run=f"missing {hostile}")
+            check(error), check(help_line)
+        for tool, arguments in [("runs", {"folder": f"missing {hostile}"}), ("run", {"command": [f"missing {hostile}"]})]:
+            error, help_line = await s.error(tool, **arguments)
+            check(error), check(help_line)
+        error, help_line = await s.error("summary", run=run["run"], **{hostile: 1})
+        check(error), check(help_line)
+
+
 async def one_run_at_a_time(runs):
     async with server(runs.folder, "--allow-run") as s:
         first = asyncio.create_task(s.answer("run", command=["bash", "-c", "touch began; while [ ! -e go ]; do sleep 0.05; done"]))
@@ -747,6 +862,9 @@ TESTS = [
     commands_that_cannot_run_are_errors,
     output_is_bounded,
     a_command_ends_at_the_time_limit,
+    no_background_process_outlives_a_run,
+    no_background_process_outlives_a_killed_server,
+    texts_are_printable,
     one_run_at_a_time,
     progress_is_reported,
     a_cancelled_run_ends,

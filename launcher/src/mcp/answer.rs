@@ -5,6 +5,7 @@
 
 use std::cell::RefCell;
 
+use memtrace_analysis::printable;
 use memtrace_analysis::report::{share_text, signed_size_text, size_text};
 use rmcp::model::{CallToolResult, ContentBlock};
 use schemars::JsonSchema;
@@ -117,9 +118,11 @@ impl Shape {
 
     /// The end of a text of `total` bytes: of a program's output, what it wrote last.
     pub(crate) fn tail(&self, name: &str, text: &str, total: u64) -> String {
+        // A progress bar goes back to the beginning of its line.
+        let text = text.replace("\r\n", "\n").replace('\r', "\n").replace('\t', "    ");
         let skipped = text.chars().count().saturating_sub(self.text_length * TAIL);
         let shown: String = text.chars().skip(skipped).collect();
-        if (shown.len() as u64) < total {
+        if skipped > 0 || (text.len() as u64) < total {
             self.note(format!("`{name}` has the last {} of {total} bytes", shown.len()));
         }
         shown
@@ -182,14 +185,36 @@ pub(crate) fn fit<T: Serialize>(
         let answer = Answer { content, left_out, everything };
         let fail = |e| ToolError::new(format!("cannot write the answer: {e}"), "report this");
         // Older clients read only the text. In the text the fields are in their order; `Value` sorts them by name.
-        let text = serde_json::to_string(&answer).map_err(fail)?;
+        let text = serde_json::to_string(&answer).and_then(|text| with_printable_texts(&text)).map_err(fail)?;
         if text.len() <= MAX_ANSWER {
+            let structured = serde_json::from_str(&text).map_err(fail)?;
             let mut result = CallToolResult::success(vec![ContentBlock::text(text)]);
-            result.structured_content = Some(serde_json::to_value(&answer).map_err(fail)?);
+            result.structured_content = Some(structured);
             return Ok(result);
         }
     }
     Err(ToolError::new("the answer is too large", format!("select a rank or a device, or run: {everything}")))
+}
+
+/// The same JSON with printable texts. Names and output come from the recorded program, and a client shows what they are
+/// without JSON's escapes.
+fn with_printable_texts(json: &str) -> serde_json::Result<String> {
+    let (mut out, mut rest) = (String::with_capacity(json.len()), json);
+    while let Some(start) = rest.find('"') {
+        let mut is_escaped = false;
+        let length = rest[start + 1..].find(|c| {
+            let is_end = c == '"' && !is_escaped;
+            is_escaped = c == '\\' && !is_escaped;
+            is_end
+        });
+        let end = length.map_or(rest.len(), |length| start + 1 + length + 1);
+        let text: String = serde_json::from_str(&rest[start..end])?;
+        out.push_str(&rest[..start]);
+        out.push_str(&serde_json::to_string(&printable::output_text(&text))?);
+        rest = &rest[end..];
+    }
+    out.push_str(rest);
+    Ok(out)
 }
 
 #[cfg(test)]
@@ -232,6 +257,18 @@ mod tests {
             let answer = names(count, length, (limit, None));
             assert!(!answer["names"].as_array().unwrap().is_empty());
         }
+    }
+
+    #[test]
+    fn texts_are_printable() {
+        let hostile = "a\x1b[2J\u{9b}\u{202e}\\\" \u{7f}\n::error::b ##[c]\n\"";
+        let shown = "a\u{fffd}[2J\u{fffd}\u{fffd}\\\" \u{fffd}\n\u{fffd}::error::b ##\u{fffd}[c]\n\"";
+        let result = fit((None, None), hostile, |_| Names { names: vec![hostile.to_owned(), String::new()] }).unwrap();
+        let expected = serde_json::json!({"names": [shown, ""]});
+        assert_eq!(result.structured_content.unwrap(), expected);
+        let text = &result.content[0].as_text().unwrap().text;
+        assert_eq!(serde_json::from_str::<serde_json::Value>(text).unwrap(), expected);
+        assert!(!text.contains(printable::is_unprintable), "{text:?}");
     }
 
     #[test]

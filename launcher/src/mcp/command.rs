@@ -17,6 +17,7 @@ use tokio::process::Command;
 use tokio::sync::{OnceCell, Semaphore};
 
 use crate::mcp::summary::Summary;
+use crate::mcp::supervisor;
 use crate::mcp::tool_error::ToolError;
 
 /// The number of analyses at the same time. Each uses two cores.
@@ -75,6 +76,13 @@ impl Memtrace {
     pub(crate) fn command(&self) -> Command {
         let mut command = Command::new(&self.binary);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+        command
+    }
+
+    /// [`Self::command`], of which no process outlives it. It ends by SIGTERM.
+    pub(crate) fn supervised(&self) -> Command {
+        let mut command = Command::from(supervisor::command(&self.binary));
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     }
 

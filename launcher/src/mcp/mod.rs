@@ -1,6 +1,8 @@
 //! The server of `memtrace mcp`: the Model Context Protocol on stdin and stdout. Only with the feature `mcp`.
 //!
-//! Its modules, each using those before it, and none the rest of the launcher:
+//! Its modules, each using those before it:
+//! - `supervisor`: the process that runs memtrace for the tools that execute commands. No other module uses the rest of the
+//!   launcher.
 //! - `tool_error`: errors that the agent reads, with help.
 //! - `answer`: answers of bounded size that report what they leave out.
 //! - `summary`: the part of `memtrace report --json` and its relatives that answers use.
@@ -15,6 +17,7 @@ mod answer;
 mod command;
 mod server;
 mod summary;
+pub(crate) mod supervisor;
 mod tool_error;
 mod tools;
 
@@ -46,6 +49,7 @@ pub(crate) fn serve(allow_run: bool) -> anyhow::Result<()> {
 async fn serve_client(memtrace: Memtrace, allow_run: bool) -> anyhow::Result<()> {
     let server = Server::new(memtrace, allow_run);
     let running = server.running();
+    #[expect(clippy::disallowed_methods, reason = "`answer` and `tool_error` make all texts printable")]
     let (input, output) = stdio_pipes();
     let service = match server.serve((Input::new(input, running.clone()), output)).await {
         Ok(service) => service,

@@ -4,6 +4,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use memtrace_analysis::printable;
 use rmcp::handler::server::tool::{schema_for_input, schema_for_output};
 use rmcp::model::{
     CallToolRequestParams, CallToolResponse, CallToolResult, ErrorData, Implementation, JsonObject, ListToolsResult,
@@ -112,7 +113,9 @@ impl ServerHandler for Server {
         };
         match result {
             Ok(Some(result)) => Ok(result.into()),
-            Ok(None) => Err(ErrorData::invalid_params(format!("there is no tool {name}"), None)),
+            Ok(None) => {
+                Err(ErrorData::invalid_params(printable::output_line(&format!("there is no tool {name}")), None))
+            }
             Err(error) => Ok(error.into_result().into()),
         }
     }

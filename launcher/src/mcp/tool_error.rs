@@ -1,5 +1,6 @@
 //! Errors of tools. The agent reads them: they say what failed, and in a second line what to do.
 
+use memtrace_analysis::printable;
 use rmcp::model::{CallToolResult, ContentBlock};
 
 /// The maximum length of each line, in characters.
@@ -36,9 +37,11 @@ impl ToolError {
 
     /// The answer to the call.
     pub(crate) fn into_result(self) -> CallToolResult {
-        let mut text = format!("error: {}", clip(&self.text));
+        // Names and messages come from the recorded program, and the client shows them.
+        let line = |text: String| printable::output_line(&text);
+        let mut text = line(format!("error: {}", clip(&self.text)));
         if let Some(help) = &self.help {
-            text += &format!("\nhelp: {}", clip(help));
+            text += &format!("\n{}", line(format!("help: {}", clip(help))));
         }
         CallToolResult::error(vec![ContentBlock::text(text)])
     }

@@ -23,7 +23,8 @@ pub(crate) struct Arguments {
     memory: Option<String>,
     /// The number of GPUs. Default: 1.
     gpus: Option<u32>,
-    /// The time limit in seconds. Default: 600. Then the command gets SIGTERM, and the run up to there is recorded.
+    /// The time limit in seconds. Default: 600. Then the command gets SIGTERM, and the run up to there is recorded. No
+    /// process of the command outlives it.
     timeout_seconds: Option<u64>,
     /// The run folder, below the working folder of the server. It must be new or empty. Default: named after the program
     /// and the time.

@@ -1,7 +1,8 @@
 //! The tool `run`: records a command. Only with `--allow-run`. `dry_run` records through [`record`] too.
 //!
 //! The command runs in a task of its own. It ends with the command, at the time limit, or when nobody waits for it any
-//! more. Then the command gets SIGTERM, so that memtrace writes what it recorded, and later its processes get SIGKILL.
+//! more. Then the command gets SIGTERM, so that memtrace writes what it recorded, and later its processes get SIGKILL. None
+//! of its processes outlives it ([`supervisor`]).
 
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, PoisonError};
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant, SystemTime};
 use rmcp::RoleServer;
 use rmcp::model::{CallToolResult, ProgressNotificationParam};
 use rmcp::service::RequestContext;
-use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
+use rustix::process::{Pid, Signal, kill_process};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt};
@@ -20,14 +21,11 @@ use super::runs::RunRow;
 use crate::inherited;
 use crate::mcp::answer::{Shape, fit};
 use crate::mcp::command::{Memtrace, ending};
+use crate::mcp::supervisor;
 use crate::mcp::tool_error::ToolError;
 
 /// How long a command may run by default, and at most.
 const TIME_LIMIT: (Duration, Duration) = (Duration::from_secs(600), Duration::from_secs(24 * 3600));
-/// How long a command may take to end after SIGTERM.
-const GRACE: Duration = Duration::from_secs(10);
-/// How long memtrace may take to write its report after its command was killed.
-const REPORT_TIME: Duration = Duration::from_secs(120);
 /// The number of bytes of output that are kept: more than an answer shows.
 const KEPT_OUTPUT: usize = 16 << 10;
 /// How long output is read after memtrace ended. A process that outlives it may keep the stream open.
@@ -40,7 +38,8 @@ const PROGRESS: Duration = Duration::from_secs(5);
 pub(crate) struct Arguments {
     /// The command and its arguments, for example ["python", "train.py"]. No shell interprets them.
     command: Vec<String>,
-    /// The time limit in seconds. Default: 600. Then the command gets SIGTERM, and the run up to there is recorded.
+    /// The time limit in seconds. Default: 600. Then the command gets SIGTERM, and the run up to there is recorded. No
+    /// process of the command outlives it.
     timeout_seconds: Option<u64>,
     /// The run folder, below the working folder of the server. It must be new or empty. Default: named after the program
     /// and the time.
@@ -157,14 +156,9 @@ pub(super) async fn record(
     };
     let limit = timeout_seconds.map_or(TIME_LIMIT.0, Duration::from_secs).min(TIME_LIMIT.1);
 
-    let mut recording = memtrace.command();
+    let mut recording = memtrace.supervised();
     inherited::restore_umask(recording.as_std_mut());
     recording.args(recorder).arg("--quiet").arg("-o").arg(&folder).arg("--").args(&command);
-    // SAFETY: the function makes one system call, and allocates nothing. It runs between fork and exec.
-    unsafe {
-        // If this process is killed, memtrace still ends the command and writes the run.
-        recording.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::TERM))?));
-    }
     // It ends by SIGTERM, not by being dropped.
     let child = recording.kill_on_drop(false).spawn().map_err(|e| memtrace.cannot_execute(&e))?;
 
@@ -239,41 +233,15 @@ async fn wait(
     Ok(Ended { status, timed_out, seconds, stdout, stderr })
 }
 
-/// Ends memtrace's command, so that memtrace writes the run, and waits for memtrace.
+/// Asks the supervisor to end the run, and waits for that.
 async fn end(child: &mut tokio::process::Child) -> std::io::Result<std::process::ExitStatus> {
-    let Some(launcher) = child.id().and_then(|pid| Pid::from_raw(pid as i32)) else { return child.wait().await };
-    // memtrace passes it on to the command.
-    let _ = kill_process(launcher, Signal::TERM);
-    if let Ok(status) = tokio::time::timeout(GRACE, child.wait()).await {
-        return status;
-    }
-    for pid in descendants(launcher) {
-        let _ = kill_process(pid, Signal::KILL);
-    }
-    if let Ok(status) = tokio::time::timeout(REPORT_TIME, child.wait()).await {
+    let Some(supervisor) = child.id().and_then(|pid| Pid::from_raw(pid as i32)) else { return child.wait().await };
+    let _ = kill_process(supervisor, Signal::TERM);
+    if let Ok(status) = tokio::time::timeout(supervisor::END_TIME, child.wait()).await {
         return status;
     }
     child.start_kill()?;
     child.wait().await
-}
-
-/// The processes that descend from memtrace, less those of memtrace itself: its analysis runs in a process of its own.
-fn descendants(launcher: Pid) -> Vec<Pid> {
-    let program = |pid: Pid| std::fs::read_link(format!("/proc/{}/exe", pid.as_raw_nonzero())).ok();
-    let own = program(launcher);
-    let (mut found, mut todo) = (Vec::new(), vec![launcher]);
-    while let Some(parent) = todo.pop() {
-        let Ok(threads) = std::fs::read_dir(format!("/proc/{}/task", parent.as_raw_nonzero())) else { continue };
-        for thread in threads.filter_map(Result::ok) {
-            let children = std::fs::read_to_string(thread.path().join("children")).unwrap_or_default();
-            let children = children.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?));
-            todo.extend(children.filter(|pid| !found.contains(pid)));
-        }
-        if parent != launcher && program(parent) != own {
-            found.push(parent);
-        }
-    }
-    found
 }
 
 /// The end of a stream.
