@@ -838,6 +838,120 @@ async def pushes_that_fail_are_reported(runs):
         assert done.returncode == 125 and "--otlp" in done.stderr, done.stderr
 
 
+class Redirect(http.server.BaseHTTPRequestHandler):
+    """Sends whoever asks to another collector."""
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.asked += 1
+        self.send_response(self.server.status)
+        self.send_header("Location", self.server.target)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *arguments):
+        pass
+
+
+async def redirects_of_a_collector_are_not_followed(runs):
+    """Whoever listens at the address cannot send the figures elsewhere."""
+    collector = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Collector)
+    collector.received = []
+    redirect = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Redirect)
+    redirect.target = f"http://127.0.0.1:{collector.server_port}/v1/metrics"
+    for server in (collector, redirect):
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{redirect.server_port}"
+    for status in [301, 302, 303, 307, 308]:
+        redirect.status, redirect.asked = status, 0
+        command = [MEMTRACE, "--otlp", url, "-q", "-o", runs.folder / f"redirected-{status}", "--", "true"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=HANG)
+        assert done.returncode == 0 and redirect.asked == 1 and not collector.received, status
+        failed = f"warning: 1 of 1 pushes to {url}/v1/metrics failed: the collector answers {status}, a redirect"
+        assert failed in done.stderr, done.stderr
+    collector.shutdown()
+    redirect.shutdown()
+
+
+@contextlib.contextmanager
+def answering(behavior):
+    """A server that treats each connection so, until the end. Yields its URL and the number of its connections so far."""
+    accepted = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def accept():
+            with contextlib.suppress(OSError):
+                while True:
+                    connection = listener.accept()[0]
+                    accepted.append(connection)
+                    threading.Thread(target=treat, args=[connection], daemon=True).start()
+
+        def treat(connection):
+            # The client may be gone.
+            with contextlib.suppress(OSError):
+                behavior(connection)
+
+        threading.Thread(target=accept, daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}", lambda: len(accepted)
+        for connection in accepted:
+            connection.close()
+
+
+def says_nothing(connection):
+    connection.recv(1 << 20)
+
+
+def never_ends_its_head(connection):
+    connection.sendall(b"HTTP/1.1 200 OK\r\n")
+    while True:
+        connection.sendall(b"X: y\r\n")
+        time.sleep(0.05)
+
+
+def never_ends_its_body(connection):
+    connection.recv(1 << 20)
+    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: application/x-protobuf\r\n\r\n")
+    while True:
+        connection.sendall(b"x" * (1 << 16))
+
+
+async def a_push_that_hangs_at_the_end_is_counted(runs):
+    """The command ends with memtrace, which reports the push as failed. The collector never closes the connection."""
+    for number, behavior in enumerate([says_nothing, never_ends_its_head]):
+        with answering(behavior) as (url, _):
+            folder = runs.folder / f"hanging-{number}"
+            command = [MEMTRACE, "--otlp", url, "-q", "-o", folder, "--", "sh", "-c", "echo done; exit 3"]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=HANG)
+            assert (done.returncode, done.stdout) == (3, "done\n")
+            assert re.search(rf"warning: 1 of 1 pushes to {url}/v1/metrics failed: .+", done.stderr), done.stderr
+            assert json.loads((folder / "run.json").read_text())["state"] == "ended"
+    # An earlier push hangs when the command ends, so the last one may not even begin.
+    with answering(says_nothing) as (url, connections):
+        command = [MEMTRACE, "--otlp", url, "-q", "-o", runs.folder / "hanging", "--", "cat"]
+        environment = {**os.environ, "OTEL_METRIC_EXPORT_INTERVAL": "10"}
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, stdin=pipe, stderr=pipe, text=True, env=environment) as process:
+            wait_for(lambda: connections() > 0, "a push")
+            _, stderr = process.communicate("", timeout=HANG)
+        failed = re.search(r"warning: (\d+) of (\d+) pushes to .* failed: the collector does not answer in time", stderr)
+        assert failed and failed[1] == failed[2] and int(failed[1]) >= 2, stderr
+
+
+async def a_collector_cannot_fill_the_memory(runs):
+    """The status of an answer is enough. Its body never ends."""
+    with answering(never_ends_its_body) as (url, connections):
+        command = [MEMTRACE, "--otlp", url, "-q", "-o", runs.folder / "endless", "--", "cat"]
+        environment = {**os.environ, "OTEL_METRIC_EXPORT_INTERVAL": "10"}
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, stdin=pipe, stderr=pipe, text=True, env=environment) as process:
+            wait_for(lambda: connections() >= 20, "pushes")
+            status = pathlib.Path(f"/proc/{process.pid}/status").read_text()
+            _, stderr = process.communicate("", timeout=HANG)
+        assert process.returncode == 0 and not stderr, stderr
+        peak = int(re.search(r"VmHWM:\s*(\d+) kB", status)[1])
+        assert peak < 100 << 10, f"{peak} KiB"
+
+
 TESTS = [
     a_session_begins,
     both_protocols_give_the_same_answers,
@@ -871,6 +985,9 @@ TESTS = [
     a_run_does_not_outlive_its_client,
     figures_are_pushed_to_a_collector,
     pushes_that_fail_are_reported,
+    redirects_of_a_collector_are_not_followed,
+    a_push_that_hangs_at_the_end_is_counted,
+    a_collector_cannot_fill_the_memory,
 ]
 
 
