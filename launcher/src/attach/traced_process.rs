@@ -45,7 +45,7 @@ pub(crate) struct TracedProcess {
     pub(super) loader_locks: LoaderLocks,
     /// The limit of the main thread's stack, in bytes. `None` if there is none.
     pub(super) stack_limit: Option<u64>,
-    /// The file of our library, as the process sees it.
+    /// The path of our library in the list of mapped files.
     pub(super) library: PathBuf,
 }
 
@@ -126,7 +126,8 @@ impl TracedProcess {
             return_from_signal: return_from_signal.context("the C library of the process is not known")?,
             loader_locks: locks.unwrap_or_default(),
             stack_limit: stack_limit(pid),
-            library: library.to_owned(),
+            // The kernel shows mapped files by paths without links.
+            library: fs::canonicalize(library).unwrap_or_else(|_| library.to_owned()),
         })
     }
 

@@ -118,11 +118,12 @@ impl Shape {
 
     /// The end of a text of `total` bytes: of a program's output, what it wrote last.
     pub(crate) fn tail(&self, name: &str, text: &str, total: u64) -> String {
+        let is_complete = text.len() as u64 >= total;
         // A progress bar goes back to the beginning of its line.
         let text = text.replace("\r\n", "\n").replace('\r', "\n").replace('\t', "    ");
         let skipped = text.chars().count().saturating_sub(self.text_length * TAIL);
         let shown: String = text.chars().skip(skipped).collect();
-        if skipped > 0 || (text.len() as u64) < total {
+        if skipped > 0 || !is_complete {
             self.note(format!("`{name}` has the last {} of {total} bytes", shown.len()));
         }
         shown

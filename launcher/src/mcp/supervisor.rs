@@ -19,6 +19,7 @@ use rustix::process::{
     set_parent_process_death_signal, wait, waitpid,
 };
 
+use crate::inherited;
 use crate::message;
 use crate::signals::EndSignals;
 
@@ -69,12 +70,18 @@ pub(crate) fn run(arguments: Vec<OsString>) -> u8 {
 fn supervise(arguments: &[OsString]) -> anyhow::Result<u8> {
     let (binary, arguments) = arguments.split_first().context("no program given")?;
     set_child_subreaper(Some(getpid())).context("cannot become the subreaper of the run")?;
+    let mask = signal_mask();
     let signals = EndSignals::block().context("cannot block signals")?;
     let mut command = Command::new(binary);
+    inherited::restore_umask(&mut command);
     command.args(arguments);
-    // SAFETY: the function makes one system call, and allocates nothing. It runs between fork and exec, which unblocks signals.
+    // SAFETY: the function makes two system calls, and allocates nothing. It runs between fork and exec. `mask` is an
+    // initialized set, and the null pointer asks for no old one.
     unsafe {
-        command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::TERM))?));
+        command.pre_exec(move || {
+            libc::pthread_sigmask(libc::SIG_SETMASK, &mask, std::ptr::null_mut());
+            Ok(set_parent_process_death_signal(Some(Signal::TERM))?)
+        });
     }
     let mut memtrace = command.spawn().with_context(|| format!("cannot execute {}", Path::new(binary).display()))?;
     wait_until_end(&memtrace, &signals)?;
@@ -85,6 +92,16 @@ fn supervise(arguments: &[OsString]) -> anyhow::Result<u8> {
         message::note(&format!("ended {processes} that the command had left in the background"));
     }
     Ok(crate::child::exit_code(std::os::unix::process::ExitStatusExt::into_raw(status)))
+}
+
+/// The signals that this thread blocks.
+fn signal_mask() -> libc::sigset_t {
+    let mut mask = MaybeUninit::<libc::sigset_t>::zeroed();
+    // SAFETY: `mask` is writable, and zeros are a valid set. The null pointer changes nothing.
+    unsafe {
+        libc::pthread_sigmask(libc::SIG_SETMASK, std::ptr::null(), mask.as_mut_ptr());
+        mask.assume_init()
+    }
 }
 
 /// Waits for the end of memtrace. When this process is asked to end, memtrace is, so that it writes the run. Then its

@@ -14,21 +14,21 @@ use serde_json::Value;
 use crate::launcher_support::*;
 
 /// A PyTorch program without memtrace, which does what lines on stdin ask for.
-struct Program(Running);
+pub(super) struct Program(pub(super) Running);
 
 impl Program {
     fn start(arguments: &[&str]) -> Program {
         Program::begin(TracedProgram::python("attach/training.py", arguments))
     }
 
-    fn begin(traced: TracedProgram) -> Program {
+    pub(super) fn begin(traced: TracedProgram) -> Program {
         let mut command = traced.prepare(None);
         let mut program = Program(Running::start(command.stdin(Stdio::piped())));
         assert_eq!(program.0.line(), "ready");
         program
     }
 
-    fn ask(&mut self, line: &str) -> String {
+    pub(super) fn ask(&mut self, line: &str) -> String {
         self.0.child.stdin.as_mut().unwrap().write_all(format!("{line}\n").as_bytes()).unwrap();
         self.0.line()
     }
@@ -46,15 +46,15 @@ impl Program {
 }
 
 /// A running `memtrace attach`.
-struct Attached {
-    child: Child,
+pub(super) struct Attached {
+    pub(super) child: Child,
     stderr: BufReader<ChildStderr>,
     /// The first line that was printed.
     line: String,
 }
 
 /// `memtrace attach` into a folder.
-fn attach(pid: i32, folder: &Path) -> Command {
+pub(super) fn attach(pid: i32, folder: &Path) -> Command {
     let mut command = Command::new(memtrace());
     command.args(["attach", "--no-device-usage", "--cpu", "never", "-o"]).arg(folder).arg(pid.to_string());
     memtrace_tests::traced_program::with_default_signals(&mut command);
@@ -62,25 +62,38 @@ fn attach(pid: i32, folder: &Path) -> Command {
 }
 
 impl Attached {
-    fn begin(pid: i32, folder: &Path) -> Attached {
-        let mut child = attach(pid, folder).stderr(Stdio::piped()).spawn().unwrap();
+    pub(super) fn begin(pid: i32, folder: &Path) -> Attached {
+        Attached::spawn(attach(pid, folder))
+    }
+
+    fn spawn(mut command: Command) -> Attached {
+        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
         let stderr = BufReader::new(child.stderr.take().unwrap());
         Attached { child, stderr, line: String::new() }
     }
 
     /// Attaches, and waits until the process is recorded. `None` where the kernel does not permit to trace.
-    fn start(pid: i32, folder: &Path) -> Option<Attached> {
-        let mut attached = Attached::begin(pid, folder);
+    pub(super) fn start(pid: i32, folder: &Path) -> Option<Attached> {
+        Attached::begin(pid, folder).started(pid)
+    }
+
+    /// [`Self::start`] with a command for it.
+    pub(super) fn of(command: Command, pid: i32) -> Option<Attached> {
+        Attached::spawn(command).started(pid)
+    }
+
+    /// Waits until the process is recorded. `None` where the kernel does not permit to trace.
+    pub(super) fn started(mut self, pid: i32) -> Option<Attached> {
         let mut line = String::new();
-        attached.stderr.read_line(&mut line).unwrap();
+        self.stderr.read_line(&mut line).unwrap();
         if line.contains("the kernel") && line.contains("permit") {
             println!("SKIPPED: {line}");
-            attached.child.wait().unwrap();
+            self.child.wait().unwrap();
             return None;
         }
         assert!(line.starts_with(&format!("attached to process {pid}: ")), "{line}");
-        attached.line = line;
-        Some(attached)
+        self.line = line;
+        Some(self)
     }
 
     /// Waits for the end of the recording. Returns what was printed.
@@ -93,7 +106,7 @@ impl Attached {
     }
 
     /// Detaches by a signal.
-    fn detach(self) -> String {
+    pub(super) fn detach(self) -> String {
         kill(self.child.id() as i32, libc::SIGINT);
         self.finish()
     }
@@ -237,7 +250,7 @@ fn the_process_survives_the_end_of_memtrace_at_any_time() {
     // The library notices the end and restores everything, so the process can be attached again.
     let state = |program: &mut Program| program.state()["threads"].to_string();
     wait_for(|| !state(&mut program).contains("memtrace"));
-    // While it waits for a thread that runs Python, the process has breakpoints.
+    // It waits for a thread that runs Python.
     let mut program = Program::start(&[]);
     assert_eq!(program.ask("sleep 3"), "sleeping");
     let mut waiting = Attached::begin(program.0.pid(), &folder.path().join("waiting"));

@@ -1,6 +1,7 @@
 //! The `memtrace` command: its command line, transparency, signals, the drain loop, `memtrace doctor`.
 
 mod attach;
+mod attach_safety;
 mod categories;
 mod command_line;
 mod doctor;
