@@ -2,7 +2,8 @@
 //!
 //! First invariant: the traced process must not notice it. A hook calls the original with the arguments it got and
 //! returns the original's result, whatever happens in between. A process that never touches GPU memory pays only for
-//! loading this library. Before the first allocation or event there is no mapping, no connection, no thread and no lock.
+//! loading this library. Before the first allocation or event there is no mapping, no connection, no thread and no
+//! lock.
 //!
 //! ```text
 //! attach (all of them)

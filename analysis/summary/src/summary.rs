@@ -121,8 +121,8 @@ pub struct RunSummary {
     /// How much memory of each GPU the processes saw, in bytes (`memtrace run --limit`). Absent without a limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit_bytes: Option<u64>,
-    /// The number of allocations under a limit that did not get the lock of the run in time, and were made all the same. Absent
-    /// if there was none.
+    /// The number of allocations under a limit that did not get the lock of the run in time, and were made all the
+    /// same. Absent if there was none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit_lock_missed: Option<u64>,
 }

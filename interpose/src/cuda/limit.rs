@@ -26,8 +26,8 @@ static BOTH: AtomicU64 = AtomicU64::new(UNKNOWN);
 const UNKNOWN: u64 = 0;
 const NONE: u64 = u64::MAX;
 
-/// How an allocation begins: [`UNCHECKED`] if there is no limit. [`UNPREPARED`] in a process that has not allocated yet, and
-/// after a change of the limit.
+/// How an allocation begins: [`UNCHECKED`] if there is no limit. [`UNPREPARED`] in a process that has not allocated
+/// yet, and after a change of the limit.
 static BEGINNING: WipedOnFork = WipedOnFork::new();
 const UNPREPARED: u8 = 0;
 const UNCHECKED: u8 = 1;

@@ -167,8 +167,8 @@ impl Process {
         }
     }
 
-    /// Starts the recording before the first allocation of this process, and notes that in the segment. Then the launcher
-    /// counts its event as lost if the process ends inside the call. Returns whether there is a recording.
+    /// Starts the recording before the first allocation of this process, and notes that in the segment. Then the
+    /// launcher counts its event as lost if the process ends inside the call. Returns whether there is a recording.
     #[cold]
     pub(crate) fn begin_first_allocation() -> bool {
         let _errno = RestoreErrno::new();

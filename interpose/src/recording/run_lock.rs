@@ -1,9 +1,9 @@
 //! Takes the lock that all processes of the run share (`memtrace_trace::shm::run_lock`).
 //!
 //! The program can keep it from being released: a signal handler leaves the call by `siglongjmp`, a thread ends inside
-//! the call, a process is stopped or dies there. So no thread waits for it longer than [`WAIT_LIMIT`]. Then it takes over
-//! a lock that one thread has held all the time, and the next ones do not wait. The launcher releases the lock of a dead
-//! process.
+//! the call, a process is stopped or dies there. So no thread waits for it longer than [`WAIT_LIMIT`]. Then it takes
+//! over a lock that one thread has held all the time, and the next ones do not wait. The launcher releases the lock of
+//! a dead process.
 
 use std::time::Duration;
 
@@ -62,8 +62,8 @@ impl Drop for HeldRunLock {
     }
 }
 
-/// Makes `me` the holder. `frame` is its stack pointer. Counts a takeover after the wait has ended. Returns `false` if the
-/// caller goes on without the lock.
+/// Makes `me` the holder. `frame` is its stack pointer. Counts a takeover after the wait has ended. Returns `false` if
+/// the caller goes on without the lock.
 fn acquire(process: &Process, lock: &RunLock, me: Holder, frame: usize) -> bool {
     let mut wait = BoundedWait::new(WAIT_LIMIT);
     let (first, turns) = (lock.holder(), lock.turns());

@@ -21,11 +21,11 @@ impl WipedOnFork {
         &self.0
     }
 
-    /// Lets the kernel clear the byte in children that are forked from now on. Without permission it stays in them as it
-    /// is.
+    /// Lets the kernel clear the byte in children that are forked from now on. Without permission it stays in them as
+    /// it is.
     pub(crate) fn wipe_in_children(&'static self) {
-        // SAFETY: the page contains nothing but this byte and padding, and 0 is a valid value. The contents stay in this
-        // process. The call fails for memory that belongs to a file.
+        // SAFETY: the page contains nothing but this byte and padding, and 0 is a valid value. The contents stay in
+        // this process. The call fails for memory that belongs to a file.
         unsafe { libc::madvise(std::ptr::from_ref(self).cast_mut().cast(), PAGE, libc::MADV_WIPEONFORK) };
     }
 }

@@ -1,6 +1,6 @@
-// `first HOW`: prints a process id and the address of `mark_call`, and makes the first allocation of that process after it has
-// read one byte. HOW says whose it is: `plain`, this process's; `child`, a child's that was forked after this process has
-// allocated.
+// `first HOW`: prints a process id and the address of `mark_call`, and makes the first allocation of that process
+// after it has read one byte. HOW says whose it is: `plain`, this process's; `child`, a child's that was forked after
+// this process has allocated.
 #define _GNU_SOURCE
 #include <stdint.h>
 #include <stdio.h>

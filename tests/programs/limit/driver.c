@@ -1,5 +1,5 @@
-// A CUDA driver with one device of 80 GiB, which a program and the children that it forks share. It takes no locks, and calls
-// `inside_allocation` while it makes an allocation.
+// A CUDA driver with one device of 80 GiB, which a program and the children that it forks share. It takes no locks,
+// and calls `inside_allocation` while it makes an allocation.
 #include <stddef.h>
 #include <sys/mman.h>
 

@@ -1,5 +1,5 @@
-"""Reads rows through DataLoader workers under a limit. Each worker is forked while a thread allocates, and lives while this
-thread allocates too. Prints the number of rows of each epoch."""
+"""Reads rows through DataLoader workers under a limit. Each worker is forked while a thread allocates, and lives while
+this thread allocates too. Prints the number of rows of each epoch."""
 
 import signal
 import threading

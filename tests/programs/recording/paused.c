@@ -1,5 +1,5 @@
-// `paused THREADS PAIRS`: THREADS threads make PAIRS allocations and frees each, while the recording is paused. Then a child,
-// which is forked during the pause and never resumes it, makes PAIRS. Twice.
+// `paused THREADS PAIRS`: THREADS threads make PAIRS allocations and frees each, while the recording is paused. Then a
+// child, which is forked during the pause and never resumes it, makes PAIRS. Twice.
 #define _GNU_SOURCE
 #include <assert.h>
 #include <dlfcn.h>

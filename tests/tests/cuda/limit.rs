@@ -70,8 +70,8 @@ fn processes_share_the_limit() {
     }
 }
 
-/// Disturbs an allocation of limit/disturbed.c. `missed` is how many allocations do not get the lock of the run in time, as the
-/// traces and the report count them.
+/// Disturbs an allocation of limit/disturbed.c. `missed` is how many allocations do not get the lock of the run in
+/// time, as the traces and the report count them.
 #[track_caller]
 fn allocations_go_on(disturbance: &str, missed: u64) {
     const NONE: &[&str] = &[];

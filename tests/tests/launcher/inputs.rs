@@ -193,8 +193,8 @@ fn a_small_stack_changes_nothing() {
     assert_eq!(String::from_utf8_lossy(&ended.stdout), "64\n", "the limit of the command");
 }
 
-/// The size of the largest environment with which `true` starts under this preloaded library and a stack limit of 16 KiB, in
-/// bytes. `None` if memory cannot be laid out the same each time.
+/// The size of the largest environment with which `true` starts under this preloaded library and a stack limit of 16
+/// KiB, in bytes. `None` if memory cannot be laid out the same each time.
 fn largest_environment(library: &Path, session: &str) -> Option<usize> {
     let starts = |bytes: usize| {
         let mut command = Command::new("/bin/true");

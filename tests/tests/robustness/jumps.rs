@@ -41,7 +41,8 @@ fn assert_left(run: &Run, expected: &str) {
 fn the_first_call_is_left_and_the_same_thread_calls_again() {
     let run = run(&["first", "same"]);
     assert_left(&run, "left 1\n");
-    // The call was left before it was made. The recording starts anew at the next call, so the other threads never wait.
+    // The call was left before it was made. The recording starts anew at the next call, so the other threads never
+    // wait.
     assert_eq!(recorded_and_lost(&run), ((50 + 3 * 300) * PAIR as u64, 0));
 }
 
@@ -49,8 +50,8 @@ fn the_first_call_is_left_and_the_same_thread_calls_again() {
 fn the_first_call_is_left_and_other_threads_call() {
     let run = run(&["first", "others"]);
     assert_left(&run, "left 1\n");
-    // The call was left before it was made. Each of the other threads waits once before its first call. If another one starts
-    // the recording meanwhile, it may lose the events of that call.
+    // The call was left before it was made. Each of the other threads waits once before its first call. If another one
+    // starts the recording meanwhile, it may lose the events of that call.
     let all = (50 + 3 * 300) * PAIR as u64;
     let (recorded, lost) = recorded_and_lost(&run);
     assert!(recorded + lost == all && lost <= 10, "{recorded} recorded and {lost} lost of {all}");

@@ -1,5 +1,5 @@
-//! Memory that the launcher shares with traced processes: a memfd that is sealed, so that nobody can shrink it while it is
-//! mapped.
+//! Memory that the launcher shares with traced processes: a memfd that is sealed, so that nobody can shrink it while
+//! it is mapped.
 
 use std::ffi::CStr;
 use std::io;

@@ -1,5 +1,5 @@
-//! The lock of a run: a word in memory that all its processes share. It makes an allocation and the check of a limit one
-//! step ([`crate::options::Limit`]).
+//! The lock of a run: a word in memory that all its processes share. It makes an allocation and the check of a limit
+//! one step ([`crate::options::Limit`]).
 //!
 //! The word names the thread that holds the lock, so a forked child does not hold what its parent holds. A process that
 //! dies releases nothing. The launcher, which notices that it has ended, releases the lock in its place. A thread that
@@ -22,8 +22,8 @@ const SIZE: usize = 4096;
 pub struct Holder(u64);
 
 impl Holder {
-    /// The thread `tid` of the process with this id in the launcher's pid namespace. A thread id has a meaning in its own
-    /// process only, because that may be in another namespace.
+    /// The thread `tid` of the process with this id in the launcher's pid namespace. A thread id has a meaning in its
+    /// own process only, because that may be in another namespace.
     pub const fn new(pid: u32, tid: u32) -> Holder {
         Holder((pid as u64) << 32 | tid as u64)
     }
