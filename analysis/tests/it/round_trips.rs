@@ -23,8 +23,19 @@ fn names() -> impl Strategy<Value = BTreeMap<String, String>> {
 
 fn process() -> impl Strategy<Value = ManifestProcess> {
     let words = prop::collection::vec(".{0,12}", 0..4);
-    (any::<u32>(), any::<Option<u32>>(), words, names(), exit(), prop::option::of("[0-9]{1,6}[.]mtr"))
-        .prop_map(|(pid, ppid, argv, env, exit, trace)| ManifestProcess { pid, ppid, argv, env, exit, trace })
+    let counts = any::<[u64; 2]>();
+    (any::<u32>(), any::<Option<u32>>(), words, names(), exit(), prop::option::of("[0-9]{1,6}[.]mtr"), counts).prop_map(
+        |(pid, ppid, argv, env, exit, trace, [bytes, events])| ManifestProcess {
+            pid,
+            ppid,
+            argv,
+            env,
+            exit,
+            trace,
+            bytes,
+            events,
+        },
+    )
 }
 
 fn manifest() -> impl Strategy<Value = Manifest> {
@@ -49,6 +60,7 @@ fn manifest() -> impl Strategy<Value = Manifest> {
             unrecordable: vec![UnrecordableProcess { pid: 9, program: note.clone(), ..UnrecordableProcess::default() }],
             job: Some(note.clone()),
             unlisted: 4,
+            changed_traces: Vec::new(),
             limit_bytes: note.is_empty().then_some(24 << 30),
             attached: pid.map(|pid| AttachedRun {
                 ran_ns: times[0],
