@@ -577,17 +577,6 @@ if os.fork() == 0:
     os._exit(0)
 os.wait()
 """
-# Forks and ends again and again, so that it has another process id each time.
-RUNNER = """
-import os, sys
-if os.fork() == 0:
-    os.setsid()
-    open(sys.argv[1], "w").close()
-    while os.fork() == 0:
-        pass
-    os._exit(0)
-"""
-
 
 def daemon(seconds, kind, began):
     return f"python3 -c '{DAEMON}' {seconds} {kind} {began}; while [ ! -e {began} ]; do sleep 0.02; done"
@@ -605,11 +594,6 @@ async def no_background_process_outlives_a_run(runs):
             assert end != "exit 3" or answer["exit"] == "exit status 3", answer
             assert not processes_with(first) and not processes_with(second), "a process outlives its run"
             assert re.search(r"memtrace: note: ended \d+ processes? that the command had left", answer["stderr_tail"]), answer
-        # Its processes have no name of their own, but a group.
-        command = f"python3 -c '{RUNNER}' runner; while [ ! -e runner ]; do sleep 0.02; done; ps -o pgid= -p $$"
-        before = processes_with("fork() == 0")
-        await s.answer("run", command=["bash", "-c", command], timeout_seconds=100, folder="running")
-        assert processes_with("fork() == 0") == before == [], "a process outlives its run"
         # A run without such processes has no note.
         answer = await s.answer("run", command=["true"], folder="alone")
         assert "background" not in answer["stderr_tail"], answer
