@@ -50,6 +50,8 @@ mod signal_probe;
 mod signals;
 mod simulation;
 mod stack;
+#[cfg(feature = "mcp")]
+mod supervisor;
 mod suspend;
 mod terminal;
 mod unrecordable;
@@ -63,8 +65,8 @@ fn main() -> ExitCode {
         return ExitCode::from(drain::rotation_worker::run(request));
     }
     #[cfg(feature = "mcp")]
-    if let Some(arguments) = mcp::supervisor::requested() {
-        return ExitCode::from(mcp::supervisor::run(arguments));
+    if let Some(arguments) = supervisor::requested() {
+        return ExitCode::from(supervisor::run(arguments));
     }
     let work = if metrics::category_worker::requested().is_some() { metrics::category_worker::run } else { run };
     ExitCode::from(stack::run_with_enough(work))

@@ -17,8 +17,8 @@ use tokio::process::Command;
 use tokio::sync::{OnceCell, Semaphore};
 
 use crate::mcp::summary::Summary;
-use crate::mcp::supervisor;
 use crate::mcp::tool_error::ToolError;
+use crate::supervisor;
 
 /// The number of analyses at the same time. Each uses two cores.
 const ANALYSES: usize = 2;

@@ -1,8 +1,7 @@
 //! The server of `memtrace mcp`: the Model Context Protocol on stdin and stdout. Only with the feature `mcp`.
 //!
-//! Its modules, each using those before it:
-//! - `supervisor`: the process that runs memtrace for the tools that execute commands. No other module uses the rest of the
-//!   launcher.
+//! Its modules, each using those before it. Of the rest of the launcher they use the module `supervisor`, which runs the
+//! commands of the tools.
 //! - `tool_error`: errors that the agent reads, with help.
 //! - `answer`: answers of bounded size that report what they leave out.
 //! - `summary`: the part of `memtrace report --json` and its relatives that answers use.
@@ -17,7 +16,6 @@ mod answer;
 mod command;
 mod server;
 mod summary;
-pub(crate) mod supervisor;
 mod tool_error;
 mod tools;
 

@@ -2,13 +2,14 @@
 //! a run folder can outlive the launcher that was writing it.
 
 use memtrace_trace::file::Budget;
+use memtrace_trace::printable;
 use memtrace_trace::unrecorded::Unrecorded;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
 
 use crate::error::{Error, Result};
 use crate::folder::RunFolder;
-use crate::{json_file, printable};
+use crate::json_file;
 
 /// The manifest's file name in the run folder.
 pub const MANIFEST_FILE: &str = "run.json";

@@ -21,8 +21,8 @@ use super::runs::RunRow;
 use crate::inherited;
 use crate::mcp::answer::{Shape, fit};
 use crate::mcp::command::{Memtrace, ending};
-use crate::mcp::supervisor;
 use crate::mcp::tool_error::ToolError;
+use crate::supervisor;
 
 /// How long a command may run by default, and at most.
 const TIME_LIMIT: (Duration, Duration) = (Duration::from_secs(600), Duration::from_secs(24 * 3600));

@@ -38,10 +38,10 @@ const MAX_ROUNDS: u32 = 1000;
 /// How often to look for processes that have not ended.
 const PAUSE: Duration = Duration::from_millis(10);
 /// How long this process takes at most from SIGTERM to its end.
-pub(super) const END_TIME: Duration = Duration::from_secs(10 + 120 + 10 + 10 + 10);
+pub(crate) const END_TIME: Duration = Duration::from_secs(10 + 120 + 10 + 10 + 10);
 
 /// A command line that runs the program `binary` in this way. Its arguments follow.
-pub(super) fn command(binary: &Path) -> Command {
+pub(crate) fn command(binary: &Path) -> Command {
     // Not the binary itself: another version may have been installed meanwhile.
     let mut command = Command::new("/proc/self/exe");
     command.arg0(NAME).arg(binary);
