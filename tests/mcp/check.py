@@ -881,7 +881,7 @@ def answering(behavior):
             connection.close()
 
 
-def says_nothing(connection):
+def never_answers(connection):
     connection.recv(1 << 20)
 
 
@@ -901,7 +901,7 @@ def never_ends_its_body(connection):
 
 async def a_push_that_hangs_at_the_end_is_counted(runs):
     """The command ends with memtrace, which reports the push as failed. The collector never closes the connection."""
-    for number, behavior in enumerate([says_nothing, never_ends_its_head]):
+    for number, behavior in enumerate([never_answers, never_ends_its_head]):
         with answering(behavior) as (url, _):
             folder = runs.folder / f"hanging-{number}"
             command = [MEMTRACE, "--otlp", url, "-q", "-o", folder, "--", "sh", "-c", "echo done; exit 3"]
@@ -910,7 +910,7 @@ async def a_push_that_hangs_at_the_end_is_counted(runs):
             assert re.search(rf"warning: 1 of 1 pushes to {url}/v1/metrics failed: .+", done.stderr), done.stderr
             assert json.loads((folder / "run.json").read_text())["state"] == "ended"
     # An earlier push hangs when the command ends, so the last one may not even begin.
-    with answering(says_nothing) as (url, connections):
+    with answering(never_answers) as (url, connections):
         command = [MEMTRACE, "--otlp", url, "-q", "-o", runs.folder / "hanging", "--", "cat"]
         environment = {**os.environ, "OTEL_METRIC_EXPORT_INTERVAL": "10"}
         pipe = subprocess.PIPE

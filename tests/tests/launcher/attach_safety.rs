@@ -105,7 +105,7 @@ fn a_thread_that_waits_for_a_child_with_the_same_memory_stops_no_other() {
 }
 
 #[test]
-fn a_process_that_restricts_its_system_calls_is_refused_and_lives() {
+fn a_process_that_restricts_its_system_calls_is_refused_and_goes_on() {
     let mut helped = Helped::start(0.001);
     assert_eq!(helped.ask("call forbid_writable_code"), "0");
     let output = output(&mut crate::attach::attach(helped.pid(), &helped.folder.path("run")));
@@ -185,7 +185,7 @@ fn no_thread_waits_for_the_loader() {
 }
 
 #[test]
-fn the_end_of_the_injector_at_any_moment_is_not_noticed() {
+fn the_end_of_the_injector_at_any_time_is_not_noticed() {
     kill_injectors(0..12);
 }
 

@@ -44,6 +44,7 @@ const KNOWN: &[(&str, &[&str])] = &[
              --quiet -- {intruder} names",
             "run --keep 1MiB --limit 1GiB --xla-dump --metrics 127.0.0.1:0 --reports-in-background -o {new} -- true",
             "run --otlp http://127.0.0.1:9 -o {new} -- true",
+            "run --metrics 127.0.0.1:0 --metrics-token-file {missing} -o {new} -- true",
             "run -o {new} -- {missing}",
             "run -o {new} -- {run}",
         ],
@@ -59,6 +60,7 @@ const KNOWN: &[(&str, &[&str])] = &[
             "dry-run --runs {new} --stacks none --cpu always --no-names --cycles --holders --pools off --verbose \
              --categories {rules} -- {intruder} names",
             "dry-run --xla-dump --metrics 127.0.0.1:0 --reports-in-background -o {new} -- true",
+            "dry-run --metrics 127.0.0.1:0 --metrics-token-file {missing} -o {new} -- true",
             "dry-run --otlp http://127.0.0.1:9 -o {new} -- true",
             "dry-run --list-gpus",
         ],
@@ -246,10 +248,7 @@ fn defined() -> BTreeMap<String, BTreeMap<String, bool>> {
     let parents: BTreeSet<String> =
         commands.keys().filter_map(|name| Some(name.split_once(' ')?.0.to_owned())).collect();
     commands.retain(|name, _| !parents.contains(name));
-    assert!(
-        commands.len() > 20 && commands["report"]["json"] == false && commands["report"]["section"],
-        "{commands:?}"
-    );
+    assert!(commands.len() > 20 && !commands["report"]["json"] && commands["report"]["section"], "{commands:?}");
     commands
 }
 
