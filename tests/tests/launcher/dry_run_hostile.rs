@@ -21,6 +21,7 @@ struct Ended {
 }
 
 /// Runs `memtrace dry-run OPTIONS -- sh -c SCRIPT sh {bs}` in a folder. In the script, `$run` is the run folder.
+#[expect(clippy::zombie_processes, reason = "`wait4` below waits for it, and says how much memory it took")]
 fn dry_run(here: &Path, options: &[&str], script: &str) -> Ended {
     let script = format!("PATH=$TOOLS; run=${{SIMCUDA_EXCEPTIONS%/*/*}}; {script}");
     let mut command = Command::new(memtrace());
