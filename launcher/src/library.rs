@@ -158,8 +158,8 @@ fn lock_shared(folder: &PrivateFolder) -> Option<File> {
 fn remove_unused(base: &Base, age: Duration) {
     let is_hash = |name: &str| name.len() == HASH.len() && name.bytes().all(|byte| byte.is_ascii_hexdigit());
     let Ok(all) = base.enter(&[]) else { return };
-    for name in all.subfolder_names().iter().filter(|name| is_hash(name) && *name != HASH) {
-        let Ok(file) = all.subfolder(name).and_then(|folder| folder.open(NAME)) else { continue };
+    for name in all.names().iter().filter(|name| is_hash(name) && *name != HASH) {
+        let Some(file) = all.existing(name).and_then(|folder| folder.open(NAME).ok()) else { continue };
         let is_unlocked = flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok();
         let unused = file.metadata().and_then(|meta| meta.modified()).ok().and_then(|m| m.elapsed().ok());
         if is_unlocked && unused.is_some_and(|unused| unused > age) {

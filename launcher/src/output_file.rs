@@ -15,8 +15,8 @@ use tempfile::{Builder, NamedTempFile, TempPath};
 
 /// The most links that lead from a name to its file, as Linux has it.
 const MAX_LINKS: usize = 40;
-/// The permissions of a new file, less those that the umask takes away. Other users may not change a report.
-const NEW_MODE: u32 = 0o644;
+/// The permissions of a new file, as of all that memtrace creates (`inherited`).
+const NEW_MODE: u32 = 0o600;
 /// The permissions that a file keeps when it is replaced.
 const KEPT_MODE: u32 = 0o777;
 
@@ -131,7 +131,6 @@ fn place(path: &Path) -> io::Result<Option<PathBuf>> {
 fn beside(place: &Path, older: Option<&Metadata>) -> io::Result<NamedTempFile> {
     let folder = place.parent().unwrap_or(Path::new("/"));
     let mut builder = Builder::new();
-    // The mask of this process applies to these permissions.
     builder.prefix(".memtrace-").suffix(".part").permissions(Permissions::from_mode(NEW_MODE));
     let new = builder.tempfile_in(folder)?;
     if let Some(older) = older {
@@ -186,7 +185,7 @@ mod tests {
         new.commit().unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"new");
         assert_eq!(names(folder.path()), ["file"]);
-        assert_eq!(path.metadata().unwrap().mode() & 0o022, 0, "others may not change it");
+        assert_eq!(path.metadata().unwrap().mode() & 0o077, 0, "it is this user's alone");
     }
 
     #[test]

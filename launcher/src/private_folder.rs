@@ -7,7 +7,7 @@
 
 use std::ffi::OsStr;
 use std::fs::{DirBuilder, File, Metadata};
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -114,23 +114,25 @@ impl PrivateFolder {
                 return Err(io::Error::from(error)).with_context(|| format!("cannot create {}", path.display()));
             }
         };
-        let dir =
-            self.open_entry(name, OFlags::DIRECTORY).with_context(|| format!("cannot open {}", path.display()))?;
-        let dir = File::from(dir);
-        let metadata = dir.metadata()?;
-        check_owner(&metadata).with_context(|| format!("cannot use {}", path.display()))?;
+        let (folder, metadata) = self.open_folder(name).with_context(|| format!("cannot use {}", path.display()))?;
         // The umask may have removed bits of a new folder. Older versions created folders of root that only root reads.
         if is_new || metadata.mode() & mode.as_raw_mode() != mode.as_raw_mode() {
-            rustix::fs::fchmod(&dir, mode).map_err(io::Error::from)?;
+            rustix::fs::fchmod(&folder.dir, mode).map_err(io::Error::from)?;
         }
-        Ok(PrivateFolder { path, dir: dir.into(), readers: self.readers })
+        Ok(folder)
     }
 
     /// A folder in this one that exists and that only this user can change.
     pub(crate) fn existing(&self, name: &str) -> Option<PrivateFolder> {
-        let dir = File::from(self.open_entry(name, OFlags::DIRECTORY).ok()?);
-        check_owner(&dir.metadata().ok()?).ok()?;
-        Some(PrivateFolder { path: self.path.join(name), dir: dir.into(), readers: self.readers })
+        self.open_folder(name).ok().map(|(folder, _)| folder)
+    }
+
+    /// Opens a folder in this one, and checks who can change it.
+    fn open_folder(&self, name: &str) -> anyhow::Result<(PrivateFolder, Metadata)> {
+        let dir = File::from(self.open_entry(name, OFlags::DIRECTORY)?);
+        let metadata = dir.metadata()?;
+        check_owner(&metadata)?;
+        Ok((PrivateFolder { path: self.path.join(name), dir: dir.into(), readers: self.readers }, metadata))
     }
 
     /// Whether a process has this folder at the same path, and not one of its own.
@@ -168,12 +170,7 @@ impl PrivateFolder {
 
     /// Whether a file in the folder has this content.
     pub(crate) fn holds(&self, name: &str, content: &[u8]) -> bool {
-        let has_content = |mut file: File| {
-            let mut bytes = Vec::with_capacity(content.len() + 1);
-            let most = content.len() as u64 + 1;
-            io::Read::by_ref(&mut file).take(most).read_to_end(&mut bytes).is_ok_and(|_| bytes == content)
-        };
-        self.open(name).is_ok_and(has_content)
+        self.read(name, content.len() as u64).is_ok_and(|bytes| bytes == content)
     }
 
     /// Creates a new file for writing.
@@ -218,16 +215,11 @@ impl PrivateFolder {
         }
     }
 
-    /// The folders in this one that belong to this user.
-    pub(crate) fn subfolder_names(&self) -> Vec<String> {
+    /// The names of what is in the folder, as far as they are UTF-8.
+    pub(crate) fn names(&self) -> Vec<String> {
         let entries = Dir::read_from(&self.dir).into_iter().flatten().flatten();
         let names = entries.filter_map(|entry| Some(entry.file_name().to_str().ok()?.to_owned()));
-        names.filter(|name| name != "." && name != ".." && self.is_own_folder(name)).collect()
-    }
-
-    fn is_own_folder(&self, name: &str) -> bool {
-        self.open_entry(name, OFlags::DIRECTORY)
-            .is_ok_and(|dir| rustix::fs::fstat(&dir).is_ok_and(|stat| stat.st_uid == geteuid().as_raw()))
+        names.filter(|name| name != "." && name != "..").collect()
     }
 
     /// Removes a folder in this one with everything in it. No link is followed.

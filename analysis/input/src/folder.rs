@@ -88,6 +88,16 @@ impl RunFolder {
         untrusted::read(&self.open_file(name)?, limit)
     }
 
+    /// [`Self::open_file`] of a file that belongs to `owner`, a user id. Fails for a file of another user.
+    pub fn open_file_of(&self, name: impl AsRef<Path>, owner: u32) -> io::Result<File> {
+        let file = self.open_file(name)?;
+        if rustix::fs::fstat(&file)?.st_uid == owner {
+            Ok(file)
+        } else {
+            Err(io::Error::other("it belongs to another user"))
+        }
+    }
+
     /// The target of a link in the folder, without following it. Fails for anything else.
     pub fn read_link(&self, name: impl AsRef<Path>) -> io::Result<OsString> {
         let target = rustix::fs::readlinkat(&self.dir, entry_name(name.as_ref())?, Vec::new())?;

@@ -1,4 +1,4 @@
-//! Takes the lock that all processes of the run share (`memtrace_trace::shm::run_lock`).
+//! The lock that all processes of the run share, from the side of a traced process (`memtrace_trace::shm::run_lock`).
 //!
 //! The program can keep it from being released: a signal handler leaves the call by `siglongjmp`, a thread ends inside
 //! the call, a process is stopped or dies there. So no thread waits for it longer than [`WAIT_LIMIT`]. Then it takes
@@ -33,7 +33,7 @@ pub(crate) struct HeldRunLock {
 }
 
 impl HeldRunLock {
-    /// Takes the lock. `None` if others hold it too long, if this thread holds it already and a signal handler has
+    /// Locks the run. `None` if others hold it too long, if this thread holds it already and a signal handler has
     /// interrupted it, or if the launcher did not provide it. Then the caller goes on without it, which is counted.
     pub(crate) fn take() -> Option<HeldRunLock> {
         // Waiting is a cancellation point, and so is the connection to the launcher. The call under the lock is the

@@ -17,7 +17,7 @@ pub(super) struct Request<'a> {
     pub(super) options: &'a [u8],
 }
 
-/// What the injection has taken from the process.
+/// The time for which the injection stopped threads, and its result.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug)]
 pub(crate) struct Stopped {
     /// How long threads were stopped, one at a time, together in nanoseconds. `None` if Python itself has loaded the

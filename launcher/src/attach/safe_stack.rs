@@ -59,7 +59,7 @@ const WAITING: [&str; 44] = [
 /// Exported functions of the C library that start a thread or the program.
 const STARTING: [&str; 3] = ["__libc_start_main", "clone", "__clone"];
 
-/// What a function on the stack says about locks.
+/// The kind of a function on the stack, by the locks that it may hold.
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
     CLibrary,

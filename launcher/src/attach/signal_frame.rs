@@ -71,7 +71,7 @@ pub(super) struct Interrupted {
     pub(super) extended_state: Vec<u8>,
 }
 
-/// What makes an interrupted thread call a function and go on.
+/// A signal frame with which an interrupted thread calls a function and goes on.
 pub(super) struct SignalFrame {
     /// Where `bytes` belong on the thread's stack.
     pub(super) address: u64,

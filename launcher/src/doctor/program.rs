@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use memtrace_analysis::RunFolder;
-use memtrace_analysis::load::MANIFEST_FILE;
+use memtrace_analysis::load::{MANIFEST_FILE, MAX_MANIFEST_BYTES};
 use memtrace_trace::counters::Counter;
 use memtrace_trace::file::Reader;
 use serde_json::Value;
@@ -85,12 +85,9 @@ pub(super) fn record(state: InheritedState, options: RecordOptions<'_>) -> Progr
     program
 }
 
-/// The largest `run.json` that is read, in bytes.
-const MAX_MANIFEST: u64 = 256 << 20;
-
 fn manifest(folder: &Path) -> Option<Value> {
     // The recorded program can write into the folder.
-    let text = RunFolder::open(folder).ok()?.read_file(MANIFEST_FILE, MAX_MANIFEST).ok()?;
+    let text = RunFolder::open(folder).ok()?.read_file(MANIFEST_FILE, MAX_MANIFEST_BYTES).ok()?;
     serde_json::from_slice(&text).ok()
 }
 

@@ -150,7 +150,7 @@ fn module_folder<'a>(folder: &PrivateFolder, module: &'a str) -> anyhow::Result<
 
 /// Removes the libraries of earlier states that are unused for [`MAX_UNUSED`].
 fn remove_unused(parent: &PrivateFolder, beginning: &str) {
-    for name in parent.subfolder_names().iter().filter(|name| name.starts_with(beginning)) {
+    for name in parent.names().iter().filter(|name| name.starts_with(beginning)) {
         let list = parent.existing(name).and_then(|folder| folder.open(LIST).ok());
         let used = list.and_then(|list| list.metadata().ok()?.modified().ok()?.elapsed().ok());
         if used.is_some_and(|age| age > MAX_UNUSED) {

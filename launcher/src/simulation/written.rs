@@ -7,7 +7,6 @@
 use std::ffi::OsString;
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::time::SystemTime;
 
 use memtrace_analysis::RunFolder;
@@ -122,13 +121,10 @@ impl Written {
     }
 
     fn open(&self, name: &OsString) -> io::Result<File> {
-        let file = self.folder.open_file(name)?;
-        let metadata = file.metadata()?;
-        if metadata.uid() != self.owner {
-            return Err(io::Error::other("it belongs to another user"));
-        }
-        if metadata.len() > self.limit {
-            return Err(io::Error::other(format!("it has {} bytes, more than memtrace writes", metadata.len())));
+        let file = self.folder.open_file_of(name, self.owner)?;
+        let length = file.metadata()?.len();
+        if length > self.limit {
+            return Err(io::Error::other(format!("it has {length} bytes, more than memtrace writes")));
         }
         Ok(file)
     }

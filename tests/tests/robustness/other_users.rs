@@ -267,7 +267,7 @@ fn another_user_cannot_hang_the_commands_that_find_recordings() {
     assert!(String::from_utf8_lossy(&live.stdout).contains(&*run.to_string_lossy()), "{live:?}");
     let snapshot = output(Command::new(memtrace()).arg("snapshot").arg(&run).current_dir(folder.path()));
     assert!(snapshot.status.success(), "{}", stderr(&snapshot));
-    // A process that no launcher records is told from those that one does.
+    // It looks for recordings first.
     let attach = output(Command::new(memtrace()).args(["attach", "999999999"]).current_dir(folder.path()));
     assert_eq!(attach.status.code(), Some(2), "{}", stderr(&attach));
     drop(attack);

@@ -14,7 +14,7 @@ use crate::json_file;
 /// The manifest's file name in the run folder.
 pub const MANIFEST_FILE: &str = "run.json";
 /// The largest manifest that is read, in bytes: about that of a run with 65,536 processes.
-const MAX_FILE_SIZE: u64 = 256 << 20;
+pub const MAX_MANIFEST_BYTES: u64 = 256 << 20;
 
 /// How a process ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, schemars::JsonSchema)]
@@ -300,7 +300,7 @@ impl Manifest {
     /// [`Self::read`] within the budget of a run.
     pub(super) fn read_within(folder: &RunFolder, budget: &Budget) -> Result<Option<Manifest>> {
         let fail = |e| Error::io(format!("cannot read {}", folder.path().join(MANIFEST_FILE).display()))(e);
-        match folder.open_file(MANIFEST_FILE).and_then(|file| json_file::read(&file, MAX_FILE_SIZE, budget)) {
+        match folder.open_file(MANIFEST_FILE).and_then(|file| json_file::read(&file, MAX_MANIFEST_BYTES, budget)) {
             Ok(manifest) => Ok(Some(manifest)),
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
             Err(e) => Err(fail(e)),

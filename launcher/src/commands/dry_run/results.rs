@@ -5,7 +5,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::FileExt;
 
 use memtrace_analysis::RunFolder;
 use memtrace_analysis::load::ValueException;
@@ -23,7 +23,7 @@ const SHOWN_CHARACTERS: usize = 400;
 /// How many characters of a name are kept.
 const MAX_NAME: usize = 4096;
 
-/// What a try led to.
+/// The results of a try.
 #[derive(Serialize, Deserialize, Default, Debug)]
 pub(super) struct Results {
     /// The device with the least memory left. `None` if the program failed before it used one.
@@ -88,10 +88,7 @@ const SUMMARY: &str = "summary.json";
 
 fn summary(folder: &RunFolder, run: &str) -> io::Result<Value> {
     let (owner, run) = (folder.stat()?.st_uid, folder.subfolder(run)?);
-    let file = run.open_file(SUMMARY)?;
-    if file.metadata()?.uid() != owner {
-        return Err(io::Error::other("it belongs to another user"));
-    }
+    let file = run.open_file_of(SUMMARY, owner)?;
     Ok(serde_json::from_slice(&untrusted::read(&file, MAX_SUMMARY)?)?)
 }
 
