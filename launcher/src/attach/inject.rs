@@ -61,10 +61,22 @@ struct Begun {
 }
 
 impl Injector<'_> {
-    /// Where the process has the library, if its function may be called.
+    /// Where the process has the library, if its function may be called. The loader maps the parts of the library one after
+    /// the other, so its variable may not be there yet.
     fn loaded_library(&self) -> anyhow::Result<Option<LoadedLibrary>> {
         let Some(library) = self.process.loaded_library(self.memory) else { return Ok(None) };
-        Ok((self.memory.word(library.ready).context("the process has ended")? == READY).then_some(library))
+        let mut ready = [0; 8];
+        let is_mapped = self.read_mapped(library.ready, &mut ready)?;
+        Ok((is_mapped && u64::from_ne_bytes(ready) == READY).then_some(library))
+    }
+
+    /// Reads these bytes. `false` if they are not mapped.
+    fn read_mapped(&self, address: u64, bytes: &mut [u8]) -> anyhow::Result<bool> {
+        match self.memory.read(address, bytes) {
+            Ok(()) => Ok(true),
+            Err(_) if ProcessDir::of(self.process.pid).exists() => Ok(false),
+            Err(error) => Err(error).context("the process has ended"),
+        }
     }
 
     /// Loads the library.
@@ -136,12 +148,8 @@ impl Injector<'_> {
     fn is_over(&self, begun: &Begun) -> anyhow::Result<bool> {
         let (address, kept) = begun.frame.unchanged_part();
         let mut now = vec![0; kept.len()];
-        match self.memory.read(address, &mut now) {
-            Ok(()) => Ok(now != kept),
-            // The thread has ended.
-            Err(_) if ProcessDir::of(self.process.pid).exists() => Ok(true),
-            Err(error) => Err(error).context("the process has ended"),
-        }
+        // The stack of a thread that has ended is not mapped.
+        Ok(!self.read_mapped(address, &mut now)? || now != kept)
     }
 
     fn wait(&mut self, begun: &Begun, cancel: &impl AsFd) -> anyhow::Result<()> {
