@@ -417,11 +417,12 @@ fn context_of(node: *mut c_void) -> ContextId {
     let created = if let Forward::Known(created) = forward { created } else { CreatedAt::UNKNOWN };
     // SAFETY: the engine is about to run this node, so it is alive, and `vtable` is its first word.
     let kind = unsafe { state.python.class(node, vtable) }.unwrap_or(vtable);
-    // SAFETY: the engine is about to run this node, so it is alive, and `vtable` is its first word.
-    state
-        .find_context(kind, created)
-        .or_else(|| state.find_context_without_module(kind, created))
-        .unwrap_or_else(|| unsafe { add_context(process, state, node, vtable, created) })
+    // No closure, because a call of one would keep what it captures in memory for every node.
+    match state.find_context(kind, created).or_else(|| state.find_context_without_module(kind, created)) {
+        Some(context) => context,
+        // SAFETY: the engine is about to run this node, so it is alive, and `vtable` is its first word.
+        None => unsafe { add_context(process, state, node, vtable, created) },
+    }
 }
 
 /// Creates the context of a node whose combination of type, stack and module is new.
