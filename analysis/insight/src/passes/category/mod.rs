@@ -201,7 +201,8 @@ fn with_thread(e: &Event, classification: &EventClassification) -> Event {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::passes::{LabelRules, ProgramPosition, StackTable, StepEnds};
+    use crate::passes::ProgramPosition;
+    use memtrace_input::MemoryRecording;
     use memtrace_trace::event::Flags;
 
     const NOW: ProgramPosition =
@@ -217,8 +218,8 @@ mod tests {
     #[test]
     fn lifetime_and_proof_decide_the_category() {
         let definitions = Definitions::default();
-        let tracker = PhaseTracker::new(StackTable::new(&definitions), StepEnds::default(), LabelRules::default());
         let mut categorizer = Categorizer::new(&definitions, false);
+        let tracker = PhaseTracker::of(&MemoryRecording { definitions, ..MemoryRecording::default() });
         // An event from another place has passed since the allocation.
         categorizer.call = 1;
         let later = ProgramPosition {
@@ -273,7 +274,7 @@ mod tests {
     fn training() -> PhaseTracker {
         let node = memtrace_trace::file::Context { node: "AddBackward0".into(), ..Default::default() };
         let definitions = Definitions { contexts: vec![Default::default(), node], ..Definitions::default() };
-        PhaseTracker::new(StackTable::new(&definitions), StepEnds::default(), LabelRules::default())
+        PhaseTracker::of(&MemoryRecording { definitions, ..MemoryRecording::default() })
     }
 
     /// The category and the rule of a block whose lifetime ends at `now`.

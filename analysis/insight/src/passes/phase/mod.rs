@@ -1,0 +1,425 @@
+//! Assigns a phase and a step to each event.
+//!
+//! Most events prove their phase on their own: an autograd node is running (backward), or the stack has a frame that a
+//! rule matches. Such a classification depends only on the stack, the node and the flags. The remaining events come
+//! from user code that no rule matches. Their position in the program decides. Before the first forward pass they are
+//! loading. Between forward and backward they belong to the forward pass (the loss). Before a step's forward pass they
+//! load data.
+//!
+//! An evaluation is the outermost call of a module in which autograd does not record. Generation and rollouts are
+//! evaluations to the position in the program; only their name differs ([`super::forward_only`]). Code without gradients inside a
+//! forward pass with gradients (a rotary embedding) belongs to that forward pass ([`super::model_calls`]). Some code does
+//! not move the position: clearing gradients, an evaluation between forward and backward (a teacher), and an optimizer
+//! inside a backward pass.
+//!
+//! A step is one iteration of the loop that the program's optimizers drive. PyTorch marks calls of optimizers from 2.1
+//! on, with profiler ranges. These ranges give the exact end of each step, even where the optimizer allocates nothing
+//! ([`super::steps`]). What follows the last optimizer of a step still belongs to it: clearing gradients, metrics, an
+//! evaluation. The next step begins with the first block of a forward pass with gradients, of a backward pass, or of data
+//! loading with gradients enabled. An evaluation begins no step, nor does anything after the last forward or backward pass
+//! of the training.
+//!
+//! Without such ranges, the end of a step is derived from the best evidence in the recording:
+//!
+//! 1. A step ends when an optimizer's step has run and the program goes on to something else.
+//! 2. Without any optimizer frames, a step ends when gradients are cleared after a backward pass.
+//! 3. Without cleared gradients, each backward pass ends a step.
+//! 4. Without a backward pass, each new call of the model begins a step.
+//!
+//! Some optimizers (SGD with momentum) allocate in their first step only. Such an optimizer is assumed to step after as
+//! many backward passes as the first time.
+
+mod advance;
+mod classify;
+mod dropped;
+mod evaluations;
+mod step_machine;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, HashSet};
+
+use memtrace_trace::event::{Action, Event, Flags};
+use memtrace_trace::ids::{FrameId, StackId, ThreadId};
+use memtrace_trace::rotation::Progress;
+
+use super::stacks::StackTable;
+use super::steps::{FirstPass, LabelRules, first_pass};
+use crate::rules::{LabelRule, Meaning, PhaseRuleId};
+use dropped::{Dropped, Earlier};
+use evaluations::Evaluations;
+use memtrace_input::Recording;
+use step_machine::{StepEvidence, StepMachine};
+
+/// What the program is doing.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, serde::Serialize, schemars::JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Phase {
+    /// Building, moving and filling models: everything before the first forward pass.
+    Load,
+    /// Bringing a batch to the device.
+    Data,
+    /// The forward pass, including the loss.
+    Forward,
+    /// The autograd engine.
+    Backward,
+    /// Forward computations that activation checkpointing repeats during backward.
+    Recompute,
+    /// The optimizer, including clipping and clearing gradients.
+    Optimizer,
+    /// Forward passes that no backward pass follows and that are neither of the next two: evaluation, teachers.
+    Eval,
+    /// Generation: a model that computes one token after the other.
+    Generate,
+    /// The collection of experience for reinforcement learning, between parts of the training.
+    Rollout,
+    /// Anything else.
+    #[default]
+    Other,
+}
+
+impl Phase {
+    /// All phases, in the order in which reports list them.
+    pub const ALL: [Phase; 10] = [
+        Phase::Load,
+        Phase::Data,
+        Phase::Forward,
+        Phase::Backward,
+        Phase::Recompute,
+        Phase::Optimizer,
+        Phase::Eval,
+        Phase::Generate,
+        Phase::Rollout,
+        Phase::Other,
+    ];
+
+    /// The name in files and reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Phase::Load => "load",
+            Phase::Data => "data",
+            Phase::Forward => "forward",
+            Phase::Backward => "backward",
+            Phase::Recompute => "recompute",
+            Phase::Optimizer => "optimizer",
+            Phase::Eval => "eval",
+            Phase::Generate => "generate",
+            Phase::Rollout => "rollout",
+            Phase::Other => "other",
+        }
+    }
+
+    /// Whether the phase runs models, gradients or optimizers.
+    pub const fn computes(self) -> bool {
+        self.is_forward_only() || matches!(self, Phase::Forward | Phase::Backward | Phase::Optimizer | Phase::Recompute)
+    }
+
+    /// The phase with this name.
+    pub fn named(name: &str) -> Option<Phase> {
+        Phase::ALL.into_iter().find(|phase| phase.name() == name)
+    }
+
+    /// Whether models compute what no backward pass follows: an evaluation, generation or a rollout.
+    #[inline]
+    pub const fn is_forward_only(self) -> bool {
+        matches!(self, Phase::Eval | Phase::Generate | Phase::Rollout)
+    }
+}
+
+/// The phase of an event and the evidence for it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct EventClassification {
+    /// The phase.
+    pub phase: Phase,
+    /// The rule that decided it.
+    pub rule: PhaseRuleId,
+    /// The frame that the rule matched; `NONE` if a node, a flag or the position in the program decided.
+    pub evidence: FrameId,
+    meaning: Option<Meaning>,
+    /// Whether the classification depends on the stack, the node and the flags only, not on the program's position.
+    is_position_independent: bool,
+    /// Whether the autograd engine caused the event.
+    in_engine: bool,
+}
+
+impl EventClassification {
+    /// Whether this is a free that only the position in the program ties to a phase. `older`: the block is older than
+    /// the current step. If no allocation follows such a free, it belongs to the program's teardown.
+    pub fn may_be_teardown(&self, older: bool) -> bool {
+        self.rule == PhaseRuleId::FreeNoPythonFrame || self.rule == PhaseRuleId::FreeByPosition && older
+    }
+
+    /// Whether the event belongs to a forward pass with gradients: of the training, or of an evaluation.
+    pub fn may_record(&self) -> bool {
+        self.phase == Phase::Forward || self.rule == PhaseRuleId::EvalWithoutBackward
+    }
+
+    /// The meaning of the deciding frame; `None` if no frame decided.
+    pub fn meaning(&self) -> Option<Meaning> {
+        self.meaning
+    }
+}
+
+/// The program's position at one event.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ProgramPosition {
+    /// The phase.
+    pub phase: Phase,
+    /// The step, counted from 0; `None` before the first step.
+    pub step: Option<u32>,
+    /// How often the phase has changed.
+    pub phase_changes: u32,
+    /// How many backward passes have begun.
+    pub backward_passes: u32,
+    /// How many optimizer steps have begun.
+    pub optimizer_steps: u32,
+}
+
+impl ProgramPosition {
+    /// The position in the words of a trace.
+    pub fn progress(&self) -> Progress<&'static str> {
+        let ProgramPosition { phase, step, phase_changes, backward_passes, optimizer_steps } = *self;
+        Progress { step, phase: phase.name(), phase_changes, backward_passes, optimizer_steps }
+    }
+
+    fn of(progress: &Progress<Box<str>>) -> ProgramPosition {
+        let Progress { step, phase_changes, backward_passes, optimizer_steps, .. } = *progress;
+        let phase = Phase::named(&progress.phase).unwrap_or_default();
+        ProgramPosition { phase, step, phase_changes, backward_passes, optimizer_steps }
+    }
+}
+
+/// Whether the event reports autograd's gradient mode and the mode is off.
+fn is_grad_off(e: &Event) -> bool {
+    e.flags.contains(Flags::GRAD_KNOWN) && !e.flags.contains(Flags::GRAD_ENABLED)
+}
+
+/// Whether the event needs memory: an allocation, or one that failed.
+fn is_request(e: &Event) -> bool {
+    matches!(e.action, Action::Alloc | Action::Oom)
+}
+
+/// What the program's optimizers have done.
+#[derive(Clone, Copy, Debug, Default)]
+struct OptimizerProgress {
+    /// Whether an optimizer's step is running, in a recording without profiler ranges.
+    is_running: bool,
+    /// Whether an optimizer has stepped since the last backward pass.
+    has_stepped: bool,
+    /// Whether an optimizer has stepped inside the backward pass that is running.
+    stepped_in_backward: bool,
+    /// The optimizer has stepped, and the data loader has not been called since.
+    awaits_loader: bool,
+    /// The number of backward passes when an optimizer last began to step.
+    backward_passes_at_step: Option<u32>,
+}
+
+/// The user code that loads batches of the training between steps.
+#[derive(Clone, Debug, Default)]
+struct Batches {
+    /// Its stacks: those of the whole recording if the first pass found them, else those so far.
+    stacks: HashSet<StackId>,
+    /// Whether user code of other stacks loads no batch of the training.
+    are_known: bool,
+}
+
+/// Tracks phase and step while a recording streams. Events must come in the order of `seq`.
+#[derive(Clone, Debug)]
+pub struct PhaseTracker {
+    table: StackTable,
+    rules: LabelRules,
+    now: ProgramPosition,
+    last: EventClassification,
+    main_thread: ThreadId,
+    /// Whether any model call has begun.
+    model_ran: bool,
+    /// Open ranges that a rule matches, innermost last.
+    ranges: Vec<(ThreadId, &'static LabelRule)>,
+    steps: StepMachine,
+    optimizer: OptimizerProgress,
+    evaluations: Evaluations,
+    batches: Batches,
+    dropped: Dropped,
+}
+
+/// The maximum number of ranges that are open at once. Only a program's own ranges stay open without end.
+const MAX_RANGES: usize = 1024;
+
+const START: EventClassification = EventClassification {
+    phase: Phase::Load,
+    rule: PhaseRuleId::LoadBeforeFirstForward,
+    evidence: FrameId::NONE,
+    meaning: None,
+    is_position_independent: false,
+    in_engine: false,
+};
+
+impl PhaseTracker {
+    /// The tracker of a recording. Streams it once if PyTorch marks optimizer steps in it.
+    pub fn of(recording: &dyn Recording) -> PhaseTracker {
+        let table = StackTable::new(recording.definitions());
+        let rules = LabelRules::of(recording.definitions());
+        let FirstPass { ends, calls, batches, knows_batches } = first_pass(recording, &table, &rules);
+        let tracker = PhaseTracker {
+            steps: StepMachine::new(&table, ends),
+            table,
+            rules,
+            now: ProgramPosition { phase: Phase::Load, ..ProgramPosition::default() },
+            last: START,
+            main_thread: ThreadId::NONE,
+            model_ran: false,
+            ranges: Vec::new(),
+            optimizer: OptimizerProgress::default(),
+            evaluations: Evaluations::new(calls),
+            batches: Batches { stacks: batches, are_known: knows_batches },
+            dropped: Dropped::NOTHING,
+        };
+        tracker.after(Earlier::of(recording.definitions()))
+    }
+
+    /// The program's position after the last event.
+    pub fn now(&self) -> &ProgramPosition {
+        &self.now
+    }
+
+    /// Whether the recording shows calls of a model but no backward pass and no optimizer.
+    pub fn is_inference(&self) -> bool {
+        self.steps.evidence == StepEvidence::ModelCall
+    }
+
+    /// Whether user code outside the autograd engine caused the event, by its thread and stack. If so, a backward pass
+    /// that began is over.
+    #[inline]
+    pub fn is_outside_engine(&self, e: &Event) -> bool {
+        let facts = self.table.facts(e.stack);
+        let plain = !self.table.is_without_python(e.stack) || e.thread == self.main_thread && !e.thread.is_none();
+        plain && !facts.in_engine && !e.flags.contains(Flags::IN_BACKWARD)
+    }
+
+    /// How many micro-batches the current step has had: forward passes from one place, each with a backward pass, without
+    /// an optimizer's step in between.
+    pub fn micro_batches(&self) -> u32 {
+        self.steps.passes.most
+    }
+
+    /// How many steps have ended according to profiler ranges; 0 in a recording without them.
+    pub fn ended_steps(&self) -> u32 {
+        let ended = u32::try_from(self.steps.ends.all().len()).unwrap_or(u32::MAX);
+        ended.saturating_add(self.dropped.earlier.as_ref().map_or(0, |earlier| earlier.ended_steps))
+    }
+
+    /// By stack: by how many requested bytes a block of it grows with each call that adds a token to a cache.
+    pub fn cache_growth(&self) -> &BTreeMap<StackId, u64> {
+        self.evaluations.calls.cache_growth()
+    }
+
+    /// The facts about stacks.
+    pub fn stacks(&self) -> &StackTable {
+        &self.table
+    }
+
+    /// Takes an allocation, a free or an out-of-memory event, and returns its phase.
+    #[inline]
+    pub fn observe(&mut self, e: &Event) -> EventClassification {
+        if e.seq >= self.dropped.resumes_at {
+            self.resume();
+        }
+        if e.seq > self.steps.next_end.1 {
+            self.steps.advance_past_ends(e.seq, &mut self.now.step);
+        }
+        let facts = self.table.facts(e.stack);
+        let in_engine =
+            e.flags.contains(Flags::IN_BACKWARD) || facts.in_engine || self.table.contexts().is_node(e.context);
+        let mut grad_off = is_grad_off(e);
+        if !in_engine {
+            let records_later = self.evaluations.calls.records_later(e.seq, &mut self.evaluations.search);
+            self.evaluations.open_call.observe(e, facts, self.table.python(e.stack), records_later);
+            grad_off |= self.evaluations.calls.is_cast(e.seq, &mut self.evaluations.search);
+        }
+        let place = facts.outermost_module;
+        let classification = self.classify(e, facts, in_engine, grad_off);
+        if e.flags.contains(Flags::PREEXISTING) {
+            // The event only states that the block existed before the recording. Without evidence of its own, its phase
+            // is unknown.
+            let unknown = EventClassification {
+                phase: Phase::Other,
+                rule: PhaseRuleId::OlderThanRecording,
+                evidence: FrameId::NONE,
+                meaning: None,
+                is_position_independent: false,
+                in_engine,
+            };
+            let known = if classification.is_position_independent { classification } else { unknown };
+            let Some((position, phase)) = self.dropped.earlier.as_ref().and_then(|earlier| earlier.blocks.get(&e.seq))
+            else {
+                return known;
+            };
+            self.now = *position;
+            return EventClassification { phase: *phase, ..known };
+        }
+        if classification.phase == Phase::Eval && classification.is_position_independent {
+            self.evaluations.records = classification.rule == PhaseRuleId::EvalWithoutBackward;
+            self.evaluations.in_forward = self.now.phase == Phase::Forward;
+        } else if classification.phase == Phase::Forward {
+            self.evaluations.in_forward = false;
+        }
+        let is_batch = classification.rule == PhaseRuleId::DataBetweenSteps;
+        if is_batch && self.last.rule != classification.rule && self.steps.evidence != StepEvidence::ProfilerRange {
+            self.batches.stacks.insert(self.table.python(e.stack));
+        }
+        if classification.is_position_independent || is_request(e) {
+            self.advance(e, &classification);
+        }
+        self.last = classification;
+        if classification.phase == Phase::Eval {
+            self.evaluations.with_use(classification, place)
+        } else {
+            classification
+        }
+    }
+
+    /// Takes the start or the end of a range that the program or PyTorch has named.
+    pub fn observe_label(&mut self, e: &Event) {
+        if e.seq >= self.dropped.resumes_at {
+            self.resume();
+        }
+        let Some(rule) = self.rules.get(e) else { return };
+        if e.action != Action::RangeStart {
+            let is_it = |(thread, open): &(ThreadId, &LabelRule)| *thread == e.thread && open.id == rule.id;
+            if let Some(index) = self.ranges.iter().rposition(is_it) {
+                self.ranges.remove(index);
+                if rule.meaning == Meaning::OptimizerStep && !e.flags.contains(Flags::IN_BACKWARD) {
+                    self.optimizer.awaits_loader = self.steps.ends.loaders();
+                    self.optimizer.has_stepped = true;
+                }
+            }
+            return;
+        }
+        if self.ranges.len() < MAX_RANGES {
+            self.ranges.push((e.thread, rule));
+        }
+        if e.flags.contains(Flags::IN_BACKWARD) {
+            self.optimizer.stepped_in_backward |= rule.meaning == Meaning::OptimizerStep;
+            return;
+        }
+        if self.steps.evidence != StepEvidence::ProfilerRange || self.now.step.is_none() {
+            return;
+        }
+        let phase = match rule.meaning {
+            Meaning::OptimizerStep => {
+                self.optimizer.has_stepped = true;
+                let passes = self.now.backward_passes;
+                self.now.optimizer_steps +=
+                    u32::from(self.optimizer.backward_passes_at_step.replace(passes) != Some(passes));
+                Phase::Optimizer
+            }
+            Meaning::Data if e.thread == self.main_thread => {
+                self.optimizer.awaits_loader = false;
+                Phase::Data
+            }
+            _ => return,
+        };
+        self.now.phase_changes += u32::from(phase != self.now.phase);
+        self.now.phase = phase;
+    }
+}
