@@ -12,9 +12,12 @@
 mod acceptor;
 pub(crate) mod drain_loop;
 mod exit_status;
+mod final_passes;
+mod flushes;
 mod inquiries;
 mod limits;
 pub(crate) mod merge;
+mod output;
 mod process;
 pub(crate) mod refusal;
 mod rings;

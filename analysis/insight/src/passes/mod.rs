@@ -70,5 +70,5 @@ pub use rest_of_step::{CallLevel, EarlierIteration, InterruptedStep, RestBlock, 
 pub use stacks::{StackFacts, StackTable};
 pub use statistics::{Figure, Stat, Statistics, Stats};
 pub use step_inputs::{ComparedInputs, StepInputs};
-pub use steps::{LabelRules, StepEnds};
+pub use steps::StepEnds;
 pub use what_if::{Agreement, Outcome, PolicyReplay, StepOutcome, WhatIf, WhatIfQuery};

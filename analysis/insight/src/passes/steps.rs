@@ -46,11 +46,11 @@ pub struct StepEnds {
 
 /// The meaning of each label; `None` for the program's own labels.
 #[derive(Clone, Debug, Default)]
-pub struct LabelRules(Vec<Option<&'static LabelRule>>);
+pub(super) struct LabelRules(Vec<Option<&'static LabelRule>>);
 
 impl LabelRules {
     /// Takes the labels of a recording.
-    pub fn of(definitions: &Definitions) -> LabelRules {
+    pub(super) fn of(definitions: &Definitions) -> LabelRules {
         let mut rules = Vec::new();
         for (id, label) in &definitions.labels {
             if let Some(rule) = label_rule(label) {
@@ -64,7 +64,7 @@ impl LabelRules {
 
     /// The rule for the label of a range event.
     #[inline]
-    pub fn get(&self, e: &Event) -> Option<&'static LabelRule> {
+    pub(super) fn get(&self, e: &Event) -> Option<&'static LabelRule> {
         *self.0.get(usize::try_from(e.addr).ok()?)?
     }
 
