@@ -3,12 +3,12 @@
 A program that memtrace records can import this package to name its parts, to pause the recording, and to read its own
 figures while it runs. Without memtrace, ``annotate``, ``pause`` and ``resume`` do nothing.
 
-The modules of the package are imported when one of their names is first used, so that an import costs a program nothing.
+The modules of the package are imported when one of their names is first used, so an import costs a program nothing.
 """
 
 from __future__ import annotations
 
-from gpu_memtrace import _library
+from gpu_memtrace import _library  # noqa: F401 - binds memtrace's library when the program starts
 
 # Type checkers take it for typing.TYPE_CHECKING, without the import.
 TYPE_CHECKING = False

@@ -21,7 +21,7 @@ class annotate:
     function, it covers the time in which the body runs, and not the time in which the body waits.
     """
 
-    __slots__ = ("name", "_encoded", "_open")
+    __slots__ = ("_encoded", "_open", "name")
 
     def __init__(self, name: str) -> None:
         self.name = name

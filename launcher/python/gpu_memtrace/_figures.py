@@ -190,8 +190,8 @@ _FORMATS = {
 def snapshot(path: Union[str, "os.PathLike[str]"]) -> Path:
     """Writes the recording so far into a file. Returns the path.
 
-    The ending of its name selects the format: .html, .json (the summary), .csv, .svg, .pftrace, .folded. Other files are
-    snapshots for https://pytorch.org/memory_viz.
+    The ending of its name selects the format: .html, .json (the summary), .csv, .svg, .pftrace, .folded. Other files
+    are snapshots for https://pytorch.org/memory_viz.
     """
     trace = _recording.flushed_trace()
     if trace is None:

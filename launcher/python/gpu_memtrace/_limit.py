@@ -21,9 +21,9 @@ def limit_size(size: Union[int, str]) -> int:
 def limit(size: Union[int, str]) -> Iterator[None]:
     """In a ``with`` block, this process sees GPUs with this much memory: a number of bytes, or such as ``"24GiB"``.
 
-    What does not fit fails as on a smaller GPU, with what other programs use on it. It holds for all threads. ``memtrace run
-    --limit`` limits a whole run. Raises :class:`~gpu_memtrace.NotRecordedError` in a process that memtrace does not record, and
-    :class:`ValueError` for what is no size.
+    A request beyond it fails as on a smaller GPU; what other programs use on the GPU counts too. It holds for all
+    threads. ``memtrace run --limit`` limits a whole run. Raises :class:`~gpu_memtrace.NotRecordedError` in a process
+    that memtrace does not record, and :class:`ValueError` for a value that is not a size.
     """
     number = limit_size(size)
     library = _library.required()

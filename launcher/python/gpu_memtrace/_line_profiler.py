@@ -35,7 +35,7 @@ from typing import (
 
 from gpu_memtrace import _figures, _library
 from gpu_memtrace._annotate import annotate
-from gpu_memtrace._figures import Function, LineFigures, code_of
+from gpu_memtrace._figures import LineFigures, code_of
 from gpu_memtrace._sizes import size_text
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -268,7 +268,7 @@ class LineProfiler:
     def display(
         self, func: Optional[Callable[..., Any]] = None, columns: Sequence[str] = DEFAULT_COLUMNS
     ) -> LineTables:
-        """The tables of one function or of all. Columns are names of ``torch.cuda.memory_stats``, or end in ``diff``."""
+        """The tables of one function or of all. Columns are keys of ``torch.cuda.memory_stats``, or end in ``diff``."""
         columns = check_columns(columns)
         codes = self._codes
         if func is not None:

@@ -136,7 +136,8 @@ class Page:
     def frame(self) -> str:
         """The page inside another page. Its scripts cannot reach the notebook."""
         frame = (
-            f'<iframe class="memtrace" title="{escape(self.title)}" sandbox="allow-scripts" srcdoc="{escape(self.html)}" '
+            f'<iframe class="memtrace" title="{escape(self.title)}" sandbox="allow-scripts" '
+            f'srcdoc="{escape(self.html)}" '
             f'style="width: 100%; height: {self.height}px; border: 0; resize: vertical; overflow: auto"></iframe>'
         )
         if self.is_open:
@@ -273,7 +274,9 @@ class Magics:
         text = _recording.run_binary("report", trace, "--so-far").decode(errors="replace")
         return CellReport(text, [Page("Report", _report_page(trace), _REPORT_HEIGHT)])
 
-    def _cell_report(self, profiler: LineProfiler, options: _Options, callers: FrozenSet[Tuple[str, str]]) -> CellReport:
+    def _cell_report(
+        self, profiler: LineProfiler, options: _Options, callers: FrozenSet[Tuple[str, str]]
+    ) -> CellReport:
         if _library.library is None:
             return CellReport(self._not_recorded())
         trace = _recording.flushed_trace()

@@ -28,7 +28,7 @@ _UNITS = {
 
 
 def parse_size(size: object) -> int:
-    """A number of bytes: an integer, or a text such as ``2GiB``, ``512MiB`` or ``20GB``, as ``memtrace check`` takes."""
+    """A number of bytes: an integer, or a text such as ``2GiB``, ``512MiB`` or ``20GB``, as in ``memtrace check``."""
     if isinstance(size, int) and not isinstance(size, bool) and size >= 0:
         return size
     if isinstance(size, str):

@@ -203,9 +203,7 @@ def report_of(names: Dict[int, str]) -> TensorReport:
         for block in sorted(without_tensor, key=lambda block: -block.size):
             found = described.get(block.address, _Description("a block without a tensor", None, None))
             rows.append(
-                TensorRow(
-                    found.what, "", (), 0, block.size, None, False, found.allocated_at, category=found.category
-                )
+                TensorRow(found.what, "", (), 0, block.size, None, False, found.allocated_at, category=found.category)
             )
         if rows:
             tables[f"cuda:{device}"] = rows
@@ -370,7 +368,9 @@ def _descriptions(has_blocks: bool) -> Tuple[Dict[Tuple[int, int, int], _Descrip
     if not has_blocks:
         return {}, []
     if _library.library is None:
-        help_text = f"memtrace does not record this process: blocks without a tensor have no lines; {_library.LAUNCH_HELP}"
+        help_text = (
+            f"memtrace does not record this process: blocks without a tensor have no lines; {_library.LAUNCH_HELP}"
+        )
         return {}, [help_text]
     try:
         trace = _recording.flushed_trace()

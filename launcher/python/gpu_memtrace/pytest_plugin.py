@@ -1,9 +1,9 @@
 """A plugin of pytest: limits for the GPU memory of a test.
 
-``@pytest.mark.memtrace(max_peak="2GiB")`` limits the peak while the test function runs, and ``limit="24GiB"`` lets it see
-GPUs with so much memory. The limits hold in a process that
-memtrace records: ``pytest --memtrace``, or ``memtrace -- pytest``. ``pytest --memtrace-dry-run a100-40gb`` needs no GPU.
-Elsewhere the tests run without limits, and the summary of pytest says so.
+``@pytest.mark.memtrace(max_peak="2GiB")`` limits the peak while the test function runs, and ``limit="24GiB"`` lets it
+see GPUs with so much memory. The limits hold in a process that memtrace records: ``pytest --memtrace``, or
+``memtrace -- pytest``. ``pytest --memtrace-dry-run a100-40gb`` needs no GPU. Elsewhere the tests run without limits,
+and the summary of pytest says so.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ if TYPE_CHECKING:
 _LONGEST_NAME = 1000
 _LIMITS = ("max_peak", "max_growth", "max_kept")
 _HELP = (
-    "memtrace(max_peak=None, max_growth=None, max_kept=None, device=None, limit=None): limits the GPU memory of the test, such as "
-    "max_peak='2GiB'. max_peak: allocated bytes, with what was allocated before; max_growth: the peak less what was "
-    "allocated before; max_kept: allocated bytes after the test less those before; limit: the memory that "
-    "the test sees on each GPU, so that what does not fit fails as on a smaller one."
+    "memtrace(max_peak=None, max_growth=None, max_kept=None, device=None, limit=None): limits the GPU memory of the "
+    "test, such as max_peak='2GiB'. max_peak: allocated bytes, with what was allocated before; max_growth: the peak "
+    "less what was allocated before; max_kept: allocated bytes after the test less those before; limit: the memory "
+    "that the test sees on each GPU, so that what does not fit fails as on a smaller one."
 )
-#: The attribute of a test's report if its limits were not checked. pytest-xdist sends it from a worker to the main process.
+#: The attribute of a test's report if its limits were not checked. pytest-xdist sends it from a worker to the main
+#: process.
 _UNCHECKED = "memtrace_limits_unchecked"
 
 
@@ -93,7 +94,7 @@ def _restart_recorded(early_config: Any) -> None:
 
 
 def _is_to_be_recorded(options: Any) -> bool:
-    """Whether the options ask for a recording. Without the plugin's options, such as in a plugin's own test, they do not."""
+    """Whether the options ask for a recording. They do not where the plugin's options are missing (a plugin's test)."""
     return getattr(options, "memtrace", False) or getattr(options, "memtrace_dry_run", None) is not None
 
 
@@ -127,7 +128,9 @@ class _Limits:
             if marker.args or unknown:
                 raise pytest.UsageError(f"{item.nodeid}: unknown argument of the marker memtrace; {_HELP}")
             try:
-                found = {name: parse_size(marker.kwargs[name]) for name in _LIMITS if marker.kwargs.get(name) is not None}
+                found = {
+                    name: parse_size(marker.kwargs[name]) for name in _LIMITS if marker.kwargs.get(name) is not None
+                }
                 if device is None and marker.kwargs.get("device") is not None:
                     device = _device_number(marker.kwargs["device"])
                 if visible is None and marker.kwargs.get("limit") is not None:
@@ -150,12 +153,12 @@ class _Limits:
                 "max_kept": ("kept", memory.end_bytes - memory.start_bytes),
             }
             place = "the CPU" if number < 0 else f"GPU {number}"
-            for name, limit in self.bytes_by_name.items():
+            for name, maximum in self.bytes_by_name.items():
                 what, amount = figures[name]
-                if amount > limit:
-                    exact = f" ({amount:,} > {limit:,} bytes)" if size_text(amount) == size_text(limit) else ""
+                if amount > maximum:
+                    exact = f" ({amount:,} > {maximum:,} bytes)" if size_text(amount) == size_text(maximum) else ""
                     lines.append(
-                        f"{what} {size_text(amount)} > {name} {size_text(limit)}{exact} on {place}; "
+                        f"{what} {size_text(amount)} > {name} {size_text(maximum)}{exact} on {place}; "
                         f"{size_text(memory.start_bytes)} were allocated before the test"
                     )
         return lines

@@ -14,13 +14,11 @@ _GIB = float(1 << 30)
 _numbers = itertools.count(1)
 
 
-def metrics(
-    *, within: Optional[str] = None, device: Optional[int] = None, prefix: str = "memory/"
-) -> Dict[str, float]:
+def metrics(*, within: Optional[str] = None, device: Optional[int] = None, prefix: str = "memory/") -> Dict[str, float]:
     """The peak so far in GiB, as one number for each name: ``memory/peak_GiB``, ``memory/peak/activation_GiB``, ...
 
-    ``within`` looks only at ranges of :func:`gpu_memtrace.annotate` with this name. ``device`` is a GPU's number, -1 for
-    the CPU; by default, the GPU with the highest peak. Empty if nothing was allocated there.
+    ``within`` looks only at ranges of :func:`gpu_memtrace.annotate` with this name. ``device`` is a GPU's number, -1
+    for the CPU; by default, the GPU with the highest peak. Empty if nothing was allocated there.
     """
     memory = _figures.peak(within=within)
     if device is None:

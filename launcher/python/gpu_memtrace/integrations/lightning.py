@@ -38,9 +38,7 @@ class MemoryCallback(Callback):
         if self.every_n_steps is None or not self._meter.is_started:
             self._meter.start()
 
-    def on_train_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         step = int(trainer.global_step)
         # With gradient accumulation, several batches have the same step.
         if self.every_n_steps is None or step == self._logged_step or step % self.every_n_steps:

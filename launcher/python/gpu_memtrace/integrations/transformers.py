@@ -27,9 +27,7 @@ class MemoryCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._meter.start()
 
-    def on_log(
-        self, args: Any, state: Any, control: Any, logs: Optional[Dict[str, Any]] = None, **kwargs: Any
-    ) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, logs: Optional[Dict[str, Any]] = None, **kwargs: Any) -> None:
         # The trainer also logs the results of an evaluation, and sums at the end.
         if logs is None or "loss" not in logs:
             return
