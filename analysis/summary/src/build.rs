@@ -15,7 +15,6 @@ use crate::device_memory::{DeviceInputs, DeviceMemorySummary, device_breakdown, 
 use crate::diagnosis::IssueBuilder;
 use crate::explain::{explain, state_needed};
 use crate::holders::Holders;
-use crate::locations::{Locations, frame_summary};
 use crate::owners::{by_owner, owner_name};
 use crate::pool_query::add_pools;
 use crate::progress::Progress;
@@ -33,7 +32,6 @@ use crate::summary::{
 };
 use crate::tensors::{name_pattern, requested_for};
 use crate::totals::totals;
-use crate::units::{count_text, estimated_duration_text};
 use crate::why::{
     Replaying, growth_after_first_step, larger_inputs, limit_at, memory_limit, no_issue_remark, oom_queries,
     oom_to_explain, refused_by_pytorch, reserved_summary, what_if_summary,
@@ -45,6 +43,7 @@ use memtrace_input::pool_figures::read_pool_figures;
 use memtrace_input::symbols::ObjectReport;
 use memtrace_input::xla::{XlaDump, read_xla_dump};
 use memtrace_input::{CompileContextId, EventSource};
+use memtrace_insight::locations::{Locations, frame_summary};
 use memtrace_insight::passes::{
     Amount, Analysis, AnalysisOptions, BlockAllocation, BlockClassification, BlockLifetimes, BlockObserver,
     CalledFunction, CalledFunctions, Category, Composition, CustomCategorizer, DeviceAnalysis, DeviceUses, LabelRow,
@@ -52,6 +51,7 @@ use memtrace_insight::passes::{
     ReleasePoint, RestOfStep, RunPart, StackTable, StepRows, private_pool_text, sort_issues,
 };
 use memtrace_insight::rules::{CustomCategory, CustomRules, library_name};
+use memtrace_insight::units::{count_text, estimated_duration_text};
 use memtrace_replay::{MemoryLocation, Names, Owner, Replay, Usage, reference_cycles};
 
 /// The maximum number of allocation groups listed for one point in time.

@@ -7,7 +7,6 @@ use std::ops::Range;
 
 use crate::compare::diff_processes;
 use crate::launch::LaunchSummary;
-use crate::locations::Locations;
 use crate::progress::Progress;
 use crate::rank_table::{
     HelperSummary, RankComparison, RankDevice, RankPhasePeak, RankSummary, RankTable, ended_by_oom, used_bytes,
@@ -16,6 +15,7 @@ use crate::shared_memory::{SharingProcess, shared_memory};
 use crate::stray_contexts::{GpuName, GpuUse, Gpus, LaunchProcess, launch_issues};
 use crate::summary::{DeviceSummary, PhaseSummary, ProcessSummary};
 use memtrace_input::load::{Process, Run, SNAPSHOT_END_REASON};
+use memtrace_insight::locations::Locations;
 use memtrace_insight::passes::{Analysis, DeviceUses, Phase};
 use memtrace_insight::rules::library_name;
 use memtrace_replay::MemoryLocation;

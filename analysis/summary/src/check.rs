@@ -14,11 +14,11 @@ use crate::device_names::{device_name, process_name};
 use crate::diff::{DevicePair, DiffReport};
 use crate::launch::LaunchIssueSummary;
 use crate::summary::{DeviceSummary, ProcessSummary, ReleasedSummary, StackSummary, Summary, schema_text};
-use crate::units::{count_text, signed_size_text, size_text};
 use memtrace_input::printable;
 use memtrace_insight::passes::{Category, Phase, ReleasePoint};
 use memtrace_insight::rules::is_library;
 use memtrace_insight::rules::{DIAGNOSTICS, RuleId};
+use memtrace_insight::units::{count_text, signed_size_text, size_text};
 
 /// The version of the structure: major.minor.
 pub const CHECK_VERSION: &str = "2.0";

@@ -6,15 +6,15 @@ use memtrace_trace::definition::TensorKind;
 use memtrace_trace::ids::{ContextId, StackId};
 
 use crate::explain::state_needed;
-use crate::locations::Locations;
-use crate::units::{count_text, number_text, share_text, size_text};
 use crate::window_leaks::{Described, WindowLeaks};
 use memtrace_input::EventSource;
+use memtrace_insight::locations::Locations;
 use memtrace_insight::passes::diagnostics::{
     EvaluationSign, GraphIssue, GrowingSource, GrowthKind, LoopTurn, Mark, UnconsumedGraph,
 };
 use memtrace_insight::passes::{Analysis, Category, DeviceAnalysis, Issue, OomForecast, Phase, StackTable};
 use memtrace_insight::rules::{Meaning, diagnostics as rules};
+use memtrace_insight::units::{count_text, number_text, share_text, size_text};
 use memtrace_replay::{Names, ReferenceCycle};
 
 /// The minimum size of an issue: this many bytes, and one in this many parts of the peak.

@@ -6,8 +6,8 @@
 
 use std::collections::BTreeSet;
 
-use crate::units::size_text;
 use memtrace_insight::passes::{Category, DeviceAnalysis, GrowthSource, KeptMemory, Phase, RunPart, StackTable};
+use memtrace_insight::units::size_text;
 use memtrace_trace::ids::StackId;
 
 /// The maximum relative distance of a ratio from a whole number to be stated as that number.

@@ -5,10 +5,10 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::explain::{parameter_bytes, state_needed};
-use crate::units::size_text;
 use memtrace_insight::passes::{
     Category, DeviceAnalysis, EarlierIteration, MissingModules, MissingSiblings, Oom, Phase, RestOfStep, StackTable,
 };
+use memtrace_insight::units::size_text;
 
 /// The maximum number of uncalled modules that are named.
 const NAMED: usize = 4;

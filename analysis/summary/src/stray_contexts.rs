@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 
 use crate::launch::{IssueProcessSummary, LaunchIssueSummary};
 use crate::summary::{IssueSummary, StackSummary};
-use crate::units::size_text;
 use memtrace_insight::rules::RuleId;
+use memtrace_insight::units::size_text;
 
 /// The maximum number of processes named in the evidence of an issue.
 const NAMED: usize = 8;

@@ -7,11 +7,10 @@ use memtrace_trace::definition::TRAINING_TOPIC;
 use memtrace_trace::file::{Frame, Label};
 use memtrace_trace::ids::{ContextId, StackId};
 
-use crate::locations::Locations;
 use crate::summary::{SuggestionScope, SuggestionSummary};
-use crate::units::size_text;
 use crate::why::{allocator_limit, allocator_settings, oom_to_explain};
 use memtrace_input::load::Process;
+use memtrace_insight::locations::Locations;
 use memtrace_insight::passes::changes::{
     BatchChange, Changes, FailedRequest, OptimizerChange, Outcome, Plan, Recorded,
 };
@@ -24,6 +23,7 @@ use memtrace_insight::rules::{
     Meaning, RuleId, SuggestionRule, WORTH_DOING, is_dropout, label_rule, names_evaluation, names_training,
     suggestion_rule,
 };
+use memtrace_insight::units::size_text;
 use memtrace_replay::Names;
 
 /// A combination is reported if it lowers the peak by at least one in this many parts more than its best part.

@@ -9,8 +9,8 @@ use memtrace_insight::rules::{ForwardOnlyUse, is_library, names_forward_only};
 use memtrace_trace::file::Frame;
 use memtrace_trace::ids::{ContextId, StackId};
 
-use crate::locations::Locations;
-use crate::units::{count_text, size_text};
+use memtrace_insight::locations::Locations;
+use memtrace_insight::units::{count_text, size_text};
 
 /// What grows at one line.
 pub(crate) struct Described {
