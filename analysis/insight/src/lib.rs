@@ -12,6 +12,7 @@
 //! # Ok::<(), memtrace_input::Error>(())
 //! ```
 
+pub mod diagnostics;
 pub mod locations;
 pub mod passes;
 pub mod rules;

@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use memtrace_insight::StackSummary;
-use memtrace_insight::passes::diagnostics::LoopTurn;
+use memtrace_insight::diagnostics::LoopTurn;
 use memtrace_insight::rules::RuleId;
 
 /// An issue: a diagnostic rule matched.
