@@ -17,7 +17,7 @@ use crate::rules::RuleId;
 use crate::units::{number_text, size_text};
 
 /// A checkpoint stays allocated beside the model that it was copied into.
-pub(crate) static CHECKPOINT_KEPT: DiagnosticRule = DiagnosticRule {
+static CHECKPOINT_KEPT: DiagnosticRule = DiagnosticRule {
     id: RuleId::CheckpointKept,
     evidence: "torch.load, safetensors or torch.distributed.checkpoint allocates the blocks. They are still allocated \
                when the second step begins. For each of them, the model has another block of the same size. None of \
@@ -28,7 +28,7 @@ pub(crate) static CHECKPOINT_KEPT: DiagnosticRule = DiagnosticRule {
 };
 
 /// A checkpoint was read to a device that computes nothing.
-pub(crate) static WRONG_DEVICE: DiagnosticRule = DiagnosticRule {
+static WRONG_DEVICE: DiagnosticRule = DiagnosticRule {
     id: RuleId::WrongDevice,
     evidence: "The program reads a checkpoint to a device on which this process computes nothing, while it computes on \
                another device.",

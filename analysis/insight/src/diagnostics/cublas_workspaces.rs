@@ -14,7 +14,7 @@ use crate::rules::RuleId;
 use crate::units::size_text;
 
 /// cuBLAS has many workspaces.
-pub(crate) static CUBLAS_WORKSPACES: DiagnosticRule = DiagnosticRule {
+static CUBLAS_WORKSPACES: DiagnosticRule = DiagnosticRule {
     id: RuleId::CublasWorkspaces,
     evidence: "At least four blocks of exactly the size of a cuBLAS workspace are allocated at once, on three streams \
                or more.",

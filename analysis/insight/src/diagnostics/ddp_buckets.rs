@@ -13,7 +13,7 @@ use crate::rules::{PhaseRuleId, RuleId};
 use crate::units::{number_text, size_text};
 
 /// DistributedDataParallel holds a second copy of the gradients.
-pub(crate) static DDP_BUCKETS: DiagnosticRule = DiagnosticRule {
+static DDP_BUCKETS: DiagnosticRule = DiagnosticRule {
     id: RuleId::DdpBuckets,
     evidence: "DistributedDataParallel allocates buckets that are at least half as large as the gradients beside them.",
     limits: "The rule does not know whether communication hooks need the buckets.",

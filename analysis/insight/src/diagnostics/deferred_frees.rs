@@ -16,7 +16,7 @@ use crate::units::{number_text, size_text};
 use memtrace_replay::{Block, BlockId};
 
 /// Frees wait for streams.
-pub(crate) static DEFERRED_FREES: DiagnosticRule = DiagnosticRule {
+static DEFERRED_FREES: DiagnosticRule = DiagnosticRule {
     id: RuleId::DeferredFrees,
     evidence: "The program has freed blocks that streams still use. At one point in time they are at least a tenth of \
                the peak.",

@@ -17,7 +17,7 @@ use memtrace_input::EventSource;
 use memtrace_replay::{Allocator, BlockState, Segment};
 
 /// Blocks in use block segments whose free memory the allocator could not use.
-pub(crate) static FRAGMENTATION: DiagnosticRule = DiagnosticRule {
+static FRAGMENTATION: DiagnosticRule = DiagnosticRule {
     id: RuleId::Fragmentation,
     evidence: "The allocator requests more memory from CUDA although as much is free in segments with blocks in use. \
                That free memory is at least a quarter of the reserved memory, and at least 1 % of the device's memory \

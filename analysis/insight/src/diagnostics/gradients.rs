@@ -15,7 +15,7 @@ use crate::rules::{Meaning, RuleId};
 use crate::units::{count_text, size_text};
 
 /// Gradients stay allocated through the next forward pass because nothing frees them.
-pub(crate) static GRADIENTS_NOT_CLEARED: DiagnosticRule = DiagnosticRule {
+static GRADIENTS_NOT_CLEARED: DiagnosticRule = DiagnosticRule {
     id: RuleId::GradientsNotCleared,
     evidence: "Gradients are still allocated when forward passes begin after an optimizer step. Either they are never \
                freed, for at least half of all steps and at least twelve steps (three if the program frees no \
@@ -26,7 +26,7 @@ pub(crate) static GRADIENTS_NOT_CLEARED: DiagnosticRule = DiagnosticRule {
 };
 
 /// Gradients are freed between forward and backward.
-pub(crate) static GRADIENTS_CLEARED_LATE: DiagnosticRule = DiagnosticRule {
+static GRADIENTS_CLEARED_LATE: DiagnosticRule = DiagnosticRule {
     id: RuleId::GradientsClearedLate,
     evidence: "Gradients are still allocated when a forward pass begins after an optimizer step, and are freed before \
                the backward pass. The peak is higher because of them.",

@@ -1,7 +1,7 @@
 //! Diagnostics: each file, or folder, finds the issues of one kind, from the events to the texts.
 //!
-//! A diagnostic implements [`Diagnostic`](diagnostic::Diagnostic) and is an entry of `list.rs`. [`Diagnostics`] has one
-//! of each for a device, and passes events on to all. All diagnostics see one stream of allocations and frees.
+//! A diagnostic implements the trait `Diagnostic` and is an entry of `list.rs`. [`Diagnostics`] has one of each for a
+//! device, and passes events on to all. All diagnostics see one stream of allocations and frees.
 //!
 //! What they share is below them: marks of blocks (`mark`), the turns of the program's loop (`turns`), the results of
 //! other passes, thresholds and locations (`device_facts`). What one diagnostic must know of another is a field of

@@ -11,7 +11,7 @@ use crate::rules::RuleId;
 use crate::units::size_text;
 
 /// The optimizer state does not fit.
-pub(crate) static OPTIMIZER_STATE_DOES_NOT_FIT: DiagnosticRule = DiagnosticRule {
+static OPTIMIZER_STATE_DOES_NOT_FIT: DiagnosticRule = DiagnosticRule {
     id: RuleId::OptimizerStateDoesNotFit,
     evidence: "An out-of-memory error occurs while an optimizer allocates its state. The kind of optimizer and the \
                parameters determine the size of the whole state.",

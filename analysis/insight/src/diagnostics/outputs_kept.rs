@@ -26,7 +26,7 @@ use crate::rules::RuleId;
 use crate::units::{count_text, size_text};
 
 /// Results of a forward pass stay allocated through the next forward pass.
-pub(crate) static OUTPUTS_KEPT: DiagnosticRule = DiagnosticRule {
+static OUTPUTS_KEPT: DiagnosticRule = DiagnosticRule {
     id: RuleId::OutputsKept,
     evidence: "Results of a forward pass are still allocated in the next forward pass, although a backward pass and an \
                optimizer step came in between. User code frees them there, before another backward pass begins. The \

@@ -16,7 +16,7 @@ use crate::units::{number_text, size_text};
 use memtrace_replay::ReferenceCycle;
 
 /// Reference cycles held memory until the garbage collector ran.
-pub(crate) static REFERENCE_CYCLE: DiagnosticRule = DiagnosticRule {
+static REFERENCE_CYCLE: DiagnosticRule = DiagnosticRule {
     id: RuleId::ReferenceCycle,
     evidence: "CPython's cyclic garbage collector frees the blocks, before the program's end.",
     limits: "The rule does not know when the blocks became garbage. It knows the objects of a cycle only with \

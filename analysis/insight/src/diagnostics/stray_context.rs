@@ -11,7 +11,7 @@ use crate::rules::RuleId;
 use crate::units::size_text;
 
 /// A process holds memory or a context on a GPU that is another rank's.
-pub(crate) static STRAY_CONTEXT: DiagnosticRule = DiagnosticRule {
+static STRAY_CONTEXT: DiagnosticRule = DiagnosticRule {
     id: RuleId::StrayContext,
     evidence: "A process of one rank allocates or creates a CUDA context on a GPU that is another rank's own, besides \
                the GPU of its own rank. A rank's own GPU is the one with its local rank, else the one on which it \
@@ -25,7 +25,7 @@ pub(crate) static STRAY_CONTEXT: DiagnosticRule = DiagnosticRule {
 };
 
 /// A DataLoader worker holds memory on a GPU.
-pub(crate) static WORKER_CONTEXT: DiagnosticRule = DiagnosticRule {
+static WORKER_CONTEXT: DiagnosticRule = DiagnosticRule {
     id: RuleId::WorkerContext,
     evidence: "The first allocation of a process on a GPU comes from the worker loop of torch.utils.data.",
     limits: "The bytes are those that the worker allocated. Its CUDA context takes several hundred MiB besides.",

@@ -23,7 +23,7 @@ use evaluation::{EvaluationSign, Evaluations, InterruptedGraph};
 use unconsumed::{GraphFree, GraphIssue, UnconsumedGraph, UnconsumedGraphs};
 
 /// The graphs of several calls of a model are allocated at once.
-pub(crate) static GRAPH_KEPT: DiagnosticRule = DiagnosticRule {
+pub(super) static GRAPH_KEPT: DiagnosticRule = DiagnosticRule {
     id: RuleId::GraphKept,
     evidence: "Forward passes allocate the blocks while autograd records, at two places or more. Either the blocks \
                increase from step to step, or the blocks of at least three calls are freed together, at least three \
@@ -36,7 +36,7 @@ pub(crate) static GRAPH_KEPT: DiagnosticRule = DiagnosticRule {
 };
 
 /// A backward pass retained its graph.
-pub(crate) static GRAPH_RETAINED: DiagnosticRule = DiagnosticRule {
+static GRAPH_RETAINED: DiagnosticRule = DiagnosticRule {
     id: RuleId::GraphRetained,
     evidence: "The blocks that a forward pass keeps for the backward pass are freed together after that backward pass. \
                They have at least as many bytes as the backward pass freed, and at least three times as many blocks.",
@@ -46,7 +46,7 @@ pub(crate) static GRAPH_RETAINED: DiagnosticRule = DiagnosticRule {
 };
 
 /// Forward passes without a backward pass keep their activations.
-pub(crate) static EVAL_WITHOUT_NO_GRAD: DiagnosticRule = DiagnosticRule {
+static EVAL_WITHOUT_NO_GRAD: DiagnosticRule = DiagnosticRule {
     id: RuleId::EvalWithoutNoGrad,
     evidence: "A call of the model allocates at least three blocks, at two places or more, while autograd records. \
                They are freed together without a backward pass in between, and no backward pass runs through another \

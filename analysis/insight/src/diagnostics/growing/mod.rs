@@ -25,7 +25,7 @@ use sampler::{GrowingSource, GrowthSampler};
 pub(super) use sampler::GrowthKind;
 
 /// The allocated bytes of one stack grow from step to step.
-pub(crate) static LEAK: DiagnosticRule = DiagnosticRule {
+pub(super) static LEAK: DiagnosticRule = DiagnosticRule {
     id: RuleId::Leak,
     evidence: "The allocated bytes of one stack are sampled at the start of each step, or of each request if the \
                program only calls a model. They increase in at least four samples, up to the end of the run, without \
