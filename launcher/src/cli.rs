@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use clap::builder::{PossibleValue, PossibleValuesParser};
 use clap::{ArgGroup, Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use memtrace_analysis::diagnostics::diagnostic_rules;
 use memtrace_analysis::passes::ReleasePoint;
-use memtrace_analysis::rules::DIAGNOSTICS;
 use memtrace_analysis::{SECTIONS, Tolerance};
 use memtrace_trace::options;
 
@@ -601,7 +601,7 @@ pub(crate) enum SnapshotOn {
 
 /// The rules of the diagnostics, and `any`, as values for clap.
 fn rule_names() -> PossibleValuesParser {
-    let names = DIAGNOSTICS.iter().map(|rule| rule.id.as_str()).chain(["any"]);
+    let names = diagnostic_rules().into_iter().map(|rule| rule.id.as_str()).chain(["any"]);
     names.map(PossibleValue::new).collect::<Vec<_>>().into()
 }
 

@@ -12,5 +12,11 @@
 //! # Ok::<(), memtrace_input::Error>(())
 //! ```
 
+pub mod diagnostics;
+pub mod locations;
 pub mod passes;
 pub mod rules;
+mod stack_summary;
+pub mod units;
+
+pub use stack_summary::{FrameSummary, StackSummary};

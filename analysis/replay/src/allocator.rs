@@ -29,6 +29,12 @@ pub struct BlockId(u32);
 impl BlockId {
     const NONE: BlockId = BlockId(u32::MAX);
 
+    /// An id without an allocator. Only for tests in the crates above.
+    #[doc(hidden)]
+    pub const fn for_tests(index: u32) -> BlockId {
+        BlockId(index)
+    }
+
     /// The id as an index into a table kept beside the allocator.
     pub const fn index(self) -> usize {
         self.0 as usize

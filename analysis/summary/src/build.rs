@@ -12,10 +12,8 @@ use memtrace_trace::ids::{ContextId, FrameId, StackId};
 use crate::build_launch::{ProcessUses, launch_summary};
 use crate::cuda_graphs::{OutputNames, cuda_graphs};
 use crate::device_memory::{DeviceInputs, DeviceMemorySummary, device_breakdown, device_memory};
-use crate::diagnosis::IssueBuilder;
-use crate::explain::{explain, state_needed};
+use crate::explain::explain;
 use crate::holders::Holders;
-use crate::locations::{Locations, frame_summary};
 use crate::owners::{by_owner, owner_name};
 use crate::pool_query::add_pools;
 use crate::progress::Progress;
@@ -33,7 +31,6 @@ use crate::summary::{
 };
 use crate::tensors::{name_pattern, requested_for};
 use crate::totals::totals;
-use crate::units::{count_text, estimated_duration_text};
 use crate::why::{
     Replaying, growth_after_first_step, larger_inputs, limit_at, memory_limit, no_issue_remark, oom_queries,
     oom_to_explain, refused_by_pytorch, reserved_summary, what_if_summary,
@@ -45,13 +42,16 @@ use memtrace_input::pool_figures::read_pool_figures;
 use memtrace_input::symbols::ObjectReport;
 use memtrace_input::xla::{XlaDump, read_xla_dump};
 use memtrace_input::{CompileContextId, EventSource};
+use memtrace_insight::diagnostics::{IssueInputs, sort_issues};
+use memtrace_insight::locations::{Locations, frame_summary};
 use memtrace_insight::passes::{
     Amount, Analysis, AnalysisOptions, BlockAllocation, BlockClassification, BlockLifetimes, BlockObserver,
     CalledFunction, CalledFunctions, Category, Composition, CustomCategorizer, DeviceAnalysis, DeviceUses, LabelRow,
     LifetimeCollector, MissingModules, ModuleTree, Oom, OomReport, Origin, Phase, PhaseRow, ProgramPosition,
-    ReleasePoint, RestOfStep, RunPart, StackTable, StepRows, private_pool_text, sort_issues,
+    ReleasePoint, RestOfStep, RunPart, StackTable, StepRows, private_pool_text, state_needed,
 };
 use memtrace_insight::rules::{CustomCategory, CustomRules, library_name};
+use memtrace_insight::units::{count_text, estimated_duration_text};
 use memtrace_replay::{MemoryLocation, Names, Owner, Replay, Usage, reference_cycles};
 
 /// The maximum number of allocation groups listed for one point in time.
@@ -731,15 +731,14 @@ impl Context<'_> {
     }
 
     fn issues(&self, analysis: &Analysis) -> Vec<IssueSummary> {
-        let builder = IssueBuilder {
+        let inputs = IssueInputs {
             locations: &self.locations,
             table: &self.table,
             ns_per_tick: self.calibration.ns_per_tick(),
-            memory_limit: &|device| memory_limit(self.process, device, analysis),
             names: &|| Names::of(self.process.recording()),
             cycles: &|| reference_cycles(self.process.recording()),
         };
-        let mut issues = builder.issues(analysis);
+        let mut issues = analysis.issues(&inputs, &|device| memory_limit(self.process, device, analysis));
         sort_issues(&mut issues);
         // The help is the same for all issues: the first one has it.
         let helped = issues.iter().position(|issue| self.holders.help(issue).is_some());
@@ -1132,7 +1131,7 @@ impl Context<'_> {
                 ([only], Some(1)) => Some(only.clone()),
                 _ => None,
             },
-            optimizer_state_needed_bytes: state_needed(analysis, &self.table).filter(|needed| {
+            optimizer_state_needed_bytes: state_needed(&analysis.growth, &self.table).filter(|needed| {
                 let in_use = oom.in_use.by_category()[Category::OptimizerState as usize].bytes;
                 oom.phase == Phase::Optimizer && in_use < *needed
             }),

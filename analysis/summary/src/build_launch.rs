@@ -6,16 +6,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use crate::compare::diff_processes;
-use crate::launch::LaunchSummary;
-use crate::locations::Locations;
+use crate::launch::{IssueProcessSummary, LaunchIssueSummary, LaunchSummary};
 use crate::progress::Progress;
 use crate::rank_table::{
     HelperSummary, RankComparison, RankDevice, RankPhasePeak, RankSummary, RankTable, ended_by_oom, used_bytes,
 };
 use crate::shared_memory::{SharingProcess, shared_memory};
-use crate::stray_contexts::{GpuName, GpuUse, Gpus, LaunchProcess, launch_issues};
-use crate::summary::{DeviceSummary, PhaseSummary, ProcessSummary};
+use crate::summary::{DeviceSummary, IssueSummary, PhaseSummary, ProcessSummary};
 use memtrace_input::load::{Process, Run, SNAPSHOT_END_REASON};
+use memtrace_insight::diagnostics::{GpuName, GpuUse, Gpus, LaunchIssue, LaunchProcess, launch_issues};
+use memtrace_insight::locations::Locations;
 use memtrace_insight::passes::{Analysis, DeviceUses, Phase};
 use memtrace_insight::rules::library_name;
 use memtrace_replay::MemoryLocation;
@@ -118,7 +118,7 @@ pub(crate) fn launch_summary(
             }
         })
         .collect();
-    let issues = launch_issues(&processes);
+    let issues = launch_issues(&processes).into_iter().map(launch_issue_summary).collect();
     let gpus = Gpus::of(&processes);
     let sharing = run.processes().iter().zip(&processes).zip(uses).zip(summaries);
     let sharing = sharing.map(|(((process, launched), uses), summary)| {
@@ -147,6 +147,33 @@ pub(crate) fn launch_summary(
             .and_then(|(median, worst)| comparison(run, [median, worst], progress));
     }
     Some(LaunchSummary { table, issues, shared_memory })
+}
+
+fn launch_issue_summary(issue: LaunchIssue) -> LaunchIssueSummary {
+    let processes = issue.processes.into_iter().map(|process| IssueProcessSummary {
+        pid: process.pid,
+        rank: process.rank,
+        device: process.device,
+        bytes: process.bytes,
+        location: process.location,
+    });
+    LaunchIssueSummary {
+        issue: IssueSummary {
+            rule: issue.rule.id,
+            device: issue.device,
+            bytes: issue.bytes,
+            headline: issue.headline,
+            evidence: issue.evidence,
+            stack: issue.stack,
+            fix: issue.fix,
+            saves_bytes: None,
+            forecast: None,
+            files: Vec::new(),
+            held_by: Vec::new(),
+            help: None,
+        },
+        processes: processes.collect(),
+    }
 }
 
 /// What a process is in the launch.

@@ -14,11 +14,12 @@ use crate::device_names::{device_name, process_name};
 use crate::diff::{DevicePair, DiffReport};
 use crate::launch::LaunchIssueSummary;
 use crate::summary::{DeviceSummary, ProcessSummary, ReleasedSummary, StackSummary, Summary, schema_text};
-use crate::units::{count_text, signed_size_text, size_text};
 use memtrace_input::printable;
+use memtrace_insight::diagnostics::diagnostic_rules;
 use memtrace_insight::passes::{Category, Phase, ReleasePoint};
+use memtrace_insight::rules::RuleId;
 use memtrace_insight::rules::is_library;
-use memtrace_insight::rules::{DIAGNOSTICS, RuleId};
+use memtrace_insight::units::{count_text, signed_size_text, size_text};
 
 /// The version of the structure: major.minor.
 pub const CHECK_VERSION: &str = "2.0";
@@ -232,7 +233,7 @@ pub fn check(
         let text = format!("no device of the run came to {}", point.text());
         results.push(CheckResult { limit: RELEASED_AFTER.into(), text, ..CheckResult::default() });
     }
-    let is_rule = |name: &str| name == ANY || DIAGNOSTICS.iter().any(|rule| rule.id.as_str() == name);
+    let is_rule = |name: &str| name == ANY || diagnostic_rules().iter().any(|rule| rule.id.as_str() == name);
     if options.no_issues.iter().any(|name| !is_rule(name)) {
         results.push(CheckResult { limit: "no-issue".into(), text: "unknown rule".into(), ..CheckResult::default() });
     }

@@ -11,14 +11,14 @@ use crate::diff::{
     CategoryChange, Change, CustomCategoryChange, DIFF_VERSION, DevicePair, DiffOptions, DiffPeak, DiffReport,
     DiffResult, DiffRun, LineChange, ModuleChange, PhaseChange, StackChange, UnpairedDevice,
 };
-use crate::locations::{Locations, frame_summary};
 use crate::matched_lines::{Line, MatchedLines, Version};
 use crate::progress::Progress;
 use crate::totals::totals;
-use crate::units::{signed_size_text, size_text};
 use memtrace_input::load::{Process, Run, SNAPSHOT_END_REASON};
+use memtrace_insight::locations::{Locations, frame_summary};
 use memtrace_insight::passes::{Analysis, AnalysisOptions, Category, Composition, DeviceAnalysis, ModuleTree, Phase};
 use memtrace_insight::rules::{CustomCategory, CustomRules};
+use memtrace_insight::units::{signed_size_text, size_text};
 use memtrace_output::{SourceAccess, SourceFiles};
 use memtrace_replay::{Contexts, Names};
 

@@ -11,8 +11,8 @@ use memtrace_trace::ids::ContextId;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::locations::{Locations, frame_summary};
-use crate::stack_summary::FrameSummary;
+use memtrace_insight::FrameSummary;
+use memtrace_insight::locations::{Locations, frame_summary};
 
 /// The maximum number of graphs listed for one device.
 const GRAPHS: usize = 512;

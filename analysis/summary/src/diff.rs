@@ -12,8 +12,8 @@ use serde::Serialize;
 
 use crate::memory_totals::Totals;
 use crate::schema_text::schema_text;
-use crate::stack_summary::FrameSummary;
 use memtrace_input::printable;
+use memtrace_insight::FrameSummary;
 use memtrace_insight::passes::{Category, Phase};
 use memtrace_insight::rules::CustomRules;
 

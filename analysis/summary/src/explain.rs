@@ -4,10 +4,10 @@
 //! All figures are measured. A relation ("two moments of each parameter") is stated only if the measured bytes are
 //! within two percent of it.
 
-use std::collections::BTreeSet;
-
-use crate::units::size_text;
-use memtrace_insight::passes::{Category, DeviceAnalysis, GrowthSource, KeptMemory, Phase, RunPart, StackTable};
+use memtrace_insight::passes::{
+    Category, DeviceAnalysis, KeptMemory, Phase, RunPart, StackTable, only_optimizer, parameter_bytes,
+};
+use memtrace_insight::units::size_text;
 use memtrace_trace::ids::StackId;
 
 /// The maximum relative distance of a ratio from a whole number to be stated as that number.
@@ -73,7 +73,7 @@ fn optimizer_state(
     let optimizer = table.facts(stack).optimizer;
     let class = table.optimizer_name(stack).map_or(String::new(), |class| format!(" ({class})"));
     let plain = format!("optimizer state{class} {bytes}");
-    let Some((base, what)) = parameter_bytes(analysis) else { return plain };
+    let Some((base, what)) = parameter_bytes(&analysis.growth) else { return plain };
     // A mean over several steps is no relation of one step.
     let ratio = if steps > 1 { 0.0 } else { kept.requested as f64 / base as f64 };
     let whole = ratio.round();
@@ -94,14 +94,6 @@ fn optimizer_state(
     format!("{number} {noun} of each {what}{class}: {whole} x {}", size_text(base))
 }
 
-/// A stack of the optimizer that allocated all of this state; `None` if several optimizers did, or none is known.
-fn only_optimizer(sources: &[(GrowthSource, KeptMemory)], table: &StackTable) -> Option<StackId> {
-    let name = |stack: StackId| table.facts(stack).optimizer.map(|optimizer| optimizer.name);
-    let first = sources.first()?.0.stack;
-    let is_only = name(first).is_some() && sources.iter().all(|(source, _)| name(source.stack) == name(first));
-    is_only.then_some(first)
-}
-
 /// Formats gradients: `gradients 18.6 GiB (one of each parameter)`.
 fn gradients(analysis: &DeviceAnalysis, kept: &KeptMemory, steps: u64) -> String {
     let text = format!("gradients {}", size_text(kept.amount.bytes / steps.max(1)));
@@ -109,34 +101,4 @@ fn gradients(analysis: &DeviceAnalysis, kept: &KeptMemory, steps: u64) -> String
     let each = kept.requested / steps.max(1);
     let is_one_each = parameters > 0 && (each as f64 / parameters as f64 - 1.0).abs() <= NEAR;
     if is_one_each { format!("{text} (one of each parameter)") } else { text }
-}
-
-/// The bytes that the optimizer works on: the gradients of the first step, else the parameters. `None` if neither is
-/// known.
-pub(crate) fn parameter_bytes(analysis: &DeviceAnalysis) -> Option<(u64, &'static str)> {
-    let gradients: u64 = analysis
-        .growth
-        .sources(|s| s.category == Category::Gradient && s.part == RunPart::FirstStep)
-        .iter()
-        .map(|(_, kept)| kept.requested)
-        .sum();
-    let parameters = analysis.growth.total(Category::Parameter).requested;
-    // Each parameter has at most one gradient. Accumulated or duplicated gradients exceed that and are not used.
-    if gradients > 0 && (parameters == 0 || gradients <= parameters + parameters / 50) {
-        return Some((gradients, "parameter"));
-    }
-    (parameters > 0).then_some((parameters, "parameter"))
-}
-
-/// The total state that an optimizer needs, in bytes. Used if an error interrupted the optimizer while it allocated its
-/// state.
-pub(crate) fn state_needed(analysis: &DeviceAnalysis, table: &StackTable) -> Option<u64> {
-    let sources = analysis.growth.sources(|s| s.category == Category::OptimizerState);
-    let (_, each) = table.facts(only_optimizer(&sources, table)?).optimizer?.state_per_parameter?;
-    // Options such as amsgrad add states, each of which has a line of its own.
-    let largest = sources.iter().map(|(_, kept)| kept.amount.bytes).max()?;
-    let is_large = |kept: &KeptMemory| kept.amount.bytes as f64 > largest as f64 * SMALL_PART;
-    let states = sources.iter().filter(|(_, kept)| is_large(kept)).map(|(source, _)| table.python(source.stack));
-    let states = states.collect::<BTreeSet<_>>().len();
-    (states <= each as usize).then_some(parameter_bytes(analysis)?.0 * u64::from(each))
 }

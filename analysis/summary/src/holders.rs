@@ -5,8 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 
 use memtrace_input::Process;
-use memtrace_insight::passes::Issue;
-use memtrace_insight::rules::RuleId;
+use memtrace_insight::diagnostics::{Issue, KeptBy};
 use memtrace_replay::{HeldBlock, holder_changes};
 use memtrace_trace::definition::{GRAPH_HOLDER, ScanOccasion};
 use memtrace_trace::file::HolderScan;
@@ -14,8 +13,6 @@ use memtrace_trace::ids::{ContextId, StackId};
 
 use crate::summary::{HolderSummary, HoldersSummary, ScanSummary};
 
-/// The rules whose issues are about tensors that an object holds.
-const RULES: [RuleId; 4] = [RuleId::Leak, RuleId::GraphKept, RuleId::GraphRetained, RuleId::OutputsKept];
 /// At most this many scans of a recording count, the last ones, and this many blocks at once. A recorder writes fewer.
 const MAX_SCANS: usize = 1 << 8;
 const MAX_LIVE: usize = 1 << 16;
@@ -159,12 +156,12 @@ impl Holders {
 
     /// What held the blocks that an issue is about. Empty if it is unknown.
     pub(crate) fn of_issue(&self, issue: &Issue) -> Vec<HolderSummary> {
-        if !RULES.contains(&issue.rule.id) {
+        if issue.rule.kept_by == KeptBy::Nothing {
             return Vec::new();
         }
         let of_device = || self.by_site.iter().filter(|(site, _)| site.0 == issue.device);
         let of_graphs = of_device().flat_map(|(_, scan)| &scan.held).filter(|held| held.path.ends_with(GRAPH_HOLDER));
-        let is_of_graph = matches!(issue.rule.id, RuleId::GraphKept | RuleId::GraphRetained);
+        let is_of_graph = issue.rule.kept_by == KeptBy::Graphs;
         let mut held: Vec<&Held> = if is_of_graph { of_graphs.collect() } else { Vec::new() };
         if held.is_empty() {
             let place = issue.place.filter(|_| issue.sites.is_empty());
@@ -186,7 +183,7 @@ impl Holders {
 
     /// The line that names the option, for an issue that it would explain.
     pub(crate) fn help(&self, issue: &Issue) -> Option<String> {
-        (self.is_missing && RULES.contains(&issue.rule.id))
+        (self.is_missing && issue.rule.kept_by != KeptBy::Nothing)
             .then(|| "record with memtrace --holders to see which Python object holds them".to_owned())
     }
 

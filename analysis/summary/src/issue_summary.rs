@@ -3,8 +3,8 @@
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::stack_summary::StackSummary;
-use memtrace_insight::passes::diagnostics::LoopTurn;
+use memtrace_insight::StackSummary;
+use memtrace_insight::diagnostics::LoopTurn;
 use memtrace_insight::rules::RuleId;
 
 /// An issue: a diagnostic rule matched.

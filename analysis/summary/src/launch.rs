@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::issue_summary::IssueSummary;
 use crate::rank_table::RankTable;
-use crate::stack_summary::StackSummary;
+use memtrace_insight::StackSummary;
 
 /// The processes of a launch beside each other.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]

@@ -21,7 +21,6 @@ mod compare;
 mod cuda_graphs;
 mod device_memory;
 mod device_names;
-mod diagnosis;
 mod diff;
 mod explain;
 mod holders;
@@ -30,7 +29,6 @@ mod job;
 mod launch;
 mod lines;
 mod live;
-mod locations;
 mod matched_lines;
 mod memory_totals;
 mod owners;
@@ -42,17 +40,13 @@ mod released;
 mod schema_text;
 mod shared_memory;
 mod source;
-mod stack_summary;
 mod statistics;
 mod step_estimate;
-mod stray_contexts;
 mod suggestions;
 mod summary;
 mod tensors;
 mod totals;
-mod units;
 mod why;
-mod window_leaks;
 mod xla;
 mod xla_programs;
 
@@ -81,6 +75,10 @@ pub use live::{
     LiveReport, LiveStack, LiveTensor,
 };
 pub use memtrace_insight::rules::is_library;
+pub use memtrace_insight::units::{
+    UNITS, count_text, duration_text, estimate_text, estimated_duration_text, number_text, share_text,
+    signed_size_text, size_text,
+};
 pub use pools::{PoolAllocation, PoolSummary};
 pub use progress::Progress;
 pub use rank_table::{
@@ -90,9 +88,5 @@ pub use released::{ReleasedPart, ReleasedPartKind};
 pub use statistics::{COLUMNS, POOLS};
 pub use step_estimate::{StepEstimate, StepEstimateBasis, StepPart};
 pub use summary::*;
-pub use units::{
-    UNITS, count_text, duration_text, estimate_text, estimated_duration_text, number_text, share_text,
-    signed_size_text, size_text,
-};
 pub use why::Replaying;
 pub use xla::{XlaKindBytes, XlaLineSummary, XlaPeakSummary, XlaProgramSummary, XlaSummary};

@@ -11,13 +11,13 @@ use memtrace_trace::counters::Counter;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::locations::Locations;
 use crate::progress::Progress;
 use crate::source::{Body, end_of, start_of};
 use crate::summary::{CompileContextAmount, CustomCategoryAmount};
 use memtrace_input::load::{Process, Run, SNAPSHOT_TOPIC};
 use memtrace_input::printable;
 use memtrace_input::{CompileContexts, EventSource};
+use memtrace_insight::locations::Locations;
 use memtrace_insight::passes::{
     Amount, BlockKind, CustomCategorizer, DeviceLines, FunctionUse, LineUse, Lines, LinesScope,
 };

@@ -15,8 +15,8 @@ use memtrace_trace::event::{Action, Event, Flags, Source};
 use memtrace_trace::ids::{ContextId, StackId};
 
 use crate::launch::SharedMemorySummary;
-use crate::locations::Locations;
 use memtrace_input::load::Process;
+use memtrace_insight::locations::Locations;
 
 /// Memory of one size on one GPU: the GPU's number in this pass, and the bytes.
 type Kind = (usize, u64);

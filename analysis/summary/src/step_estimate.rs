@@ -4,11 +4,11 @@
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::explain::{parameter_bytes, state_needed};
-use crate::units::size_text;
 use memtrace_insight::passes::{
     Category, DeviceAnalysis, EarlierIteration, MissingModules, MissingSiblings, Oom, Phase, RestOfStep, StackTable,
+    parameter_bytes, state_needed,
 };
+use memtrace_insight::units::size_text;
 
 /// The maximum number of uncalled modules that are named.
 const NAMED: usize = 4;
@@ -167,7 +167,8 @@ fn from_optimizer(analysis: &DeviceAnalysis, oom: &Oom, table: &StackTable) -> O
     }
     let optimizer = table.facts(oom.requested_at.0).optimizer?;
     let (noun, each) = optimizer.state_per_parameter?;
-    let state = state_needed(analysis, table).or_else(|| Some(parameter_bytes(analysis)?.0 * u64::from(each)))?;
+    let state = state_needed(&analysis.growth, table)
+        .or_else(|| Some(parameter_bytes(&analysis.growth)?.0 * u64::from(each)))?;
     let allocated = oom.in_use.usage.allocated;
     let in_use = oom.in_use.by_category()[Category::OptimizerState as usize].bytes;
     let missing = state.checked_sub(in_use).filter(|missing| *missing > 0)?;

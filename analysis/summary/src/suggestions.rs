@@ -7,15 +7,13 @@ use memtrace_trace::definition::TRAINING_TOPIC;
 use memtrace_trace::file::{Frame, Label};
 use memtrace_trace::ids::{ContextId, StackId};
 
-use crate::locations::Locations;
 use crate::summary::{SuggestionScope, SuggestionSummary};
-use crate::units::size_text;
 use crate::why::{allocator_limit, allocator_settings, oom_to_explain};
 use memtrace_input::load::Process;
+use memtrace_insight::locations::Locations;
 use memtrace_insight::passes::changes::{
     BatchChange, Changes, FailedRequest, OptimizerChange, Outcome, Plan, Recorded,
 };
-use memtrace_insight::passes::diagnostics::GrowingSource;
 use memtrace_insight::passes::{
     Analysis, BlockLifetimes, Category, Composition, DeviceAnalysis, EarlierIteration, Phase, RestOfStep, StackTable,
     StepRows,
@@ -24,6 +22,7 @@ use memtrace_insight::rules::{
     Meaning, RuleId, SuggestionRule, WORTH_DOING, is_dropout, label_rule, names_evaluation, names_training,
     suggestion_rule,
 };
+use memtrace_insight::units::size_text;
 use memtrace_replay::Names;
 
 /// A combination is reported if it lowers the peak by at least one in this many parts more than its best part.
@@ -60,14 +59,14 @@ pub(crate) struct SuggestionQuery<'a> {
 pub(crate) fn suggestions(query: &SuggestionQuery<'_>, progress: &mut dyn FnMut(u64, u64)) -> Vec<SuggestionSummary> {
     let device = query.device;
     let oom = oom_to_explain(device, query.process);
-    let evaluation = device.signals.interrupted_evaluation(query.process.definitions());
+    let interrupting = device.diagnostics.interrupting_error(query.process.definitions());
     let failed = oom.map(|oom| FailedRequest {
         seq: oom.seq,
         requested: oom.requested,
         at: oom.requested_at,
         phase: oom.phase,
         step: oom.position.step,
-        in_unused_graph: evaluation.is_some_and(|(graph, _)| graph.seq == oom.seq),
+        in_unused_graph: interrupting == Some(oom.seq),
     });
     let (state, phase) = oom.map_or((&device.peak, device.peak.phase), |oom| (&oom.in_use, oom.phase));
     let at_error = state.usage.allocated + failed.map_or(0, |failed| failed.requested);
@@ -97,7 +96,8 @@ pub(crate) fn suggestions(query: &SuggestionQuery<'_>, progress: &mut dyn FnMut(
     let phase = if is_continued { changes.peak_phase().unwrap_or(phase) } else { phase };
     let trains = will_train(query.process, oom.map_or(StackId::NONE, |oom| oom.requested_at.0));
     let texts = Texts { query, changes: &changes, has_backward, trains, phase };
-    let is_filled = oom.is_some() && growth(query).saturating_mul(DOMINATES) >= at_error;
+    let is_filled =
+        oom.is_some() && query.device.diagnostics.grown_bytes(query.table).saturating_mul(DOMINATES) >= at_error;
     let addresses_growth = |plan: &Plan| plan.results_on_cpu || plan.no_grad;
     let may_help = |plan: &Plan| texts.applies(plan) && (!is_filled || addresses_growth(plan));
     let plans: Vec<Plan> = changes.plans().into_iter().filter(may_help).collect();
@@ -157,20 +157,6 @@ fn will_train(process: &Process, failed: StackId) -> bool {
                 || definitions.frames.iter().any(is_dropout)
         }
     }
-}
-
-/// The bytes that had grown until the end of the run, from turn to turn of the program's loop or from call to call within
-/// the last step.
-fn growth(query: &SuggestionQuery<'_>) -> u64 {
-    let growing = &query.device.signals.growing;
-    let by_optimizer = |g: &GrowingSource| {
-        let meaning = query.table.facts(g.stack).rule.map(|rule| rule.meaning);
-        matches!(meaning, Some(Meaning::OptimizerStep | Meaning::OptimizerState))
-    };
-    let turns = growing.grown();
-    let by_turns: u64 = turns.iter().filter(|g| g.reaches_end && !by_optimizer(g)).map(|g| g.bytes).sum();
-    let by_calls: u64 = growing.grown_at_oom().iter().map(|g| g.bytes).sum();
-    by_turns.max(by_calls)
 }
 
 /// Replays all plans, on several threads.

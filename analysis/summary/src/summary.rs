@@ -18,13 +18,13 @@ pub use crate::owners::OwnerBytes;
 use crate::pools::PoolSummary;
 use crate::released::ReleasedPart;
 pub(crate) use crate::schema_text::schema_text;
-pub use crate::stack_summary::{FrameSummary, StackSummary};
 use crate::step_estimate::StepEstimate;
 use crate::xla::XlaSummary;
 use memtrace_input::load::{Exit, SimulatedGpus, UnrecordableProcess};
 use memtrace_input::printable;
 use memtrace_insight::passes::{Category, Phase};
 use memtrace_insight::rules::{CategoryRuleId, PhaseRuleId, RuleId};
+pub use memtrace_insight::{FrameSummary, StackSummary};
 
 /// The version of the structure: major.minor.
 pub const SUMMARY_VERSION: &str = "2.3";

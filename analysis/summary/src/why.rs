@@ -1,19 +1,19 @@
 //! Explains a point in time: why its memory use is high, and what would lower it. Converts the passes' results for the
 //! summary.
 
-use crate::locations::Locations;
 use crate::step_estimate::StepEstimate;
 use crate::summary::{
     BlockingAllocation, DeviceSummary, GrowthAfterFirstStep, LargerInputs, OomSummary, ReplayedSetting,
     ReservedSummary, WhatIfSummary,
 };
-use crate::units::size_text;
 use memtrace_input::EventSource;
 use memtrace_input::load::Process;
+use memtrace_insight::locations::Locations;
 use memtrace_insight::passes::{
     Analysis, Category, ComparedInputs, DeviceAnalysis, InterruptedStep, Oom, OomQuery, Outcome, Phase, Reserved,
     RunPart, WhatIf, WhatIfQuery,
 };
+use memtrace_insight::units::size_text;
 use memtrace_replay::{AllocatorSettings, Names};
 
 /// How much is replayed.

@@ -6,8 +6,8 @@ use std::path::Path;
 
 use memtrace_input::xla::{BufferKind, PeakBuffer, SourceFrame, XlaDump, XlaPeak, XlaProgram};
 
-use crate::locations::short_path;
 use crate::xla::{XlaKindBytes, XlaLineSummary, XlaPeakSummary, XlaProgramSummary, XlaSummary};
+use memtrace_insight::locations::short_path;
 use memtrace_insight::rules::is_library;
 
 /// The maximum number of programs listed.

@@ -11,8 +11,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use memtrace_analysis::diagnostics::diagnostic_rules;
 use memtrace_analysis::report::IssueSummary;
-use memtrace_analysis::rules::{DIAGNOSTICS, RuleId, suggestion_rules};
+use memtrace_analysis::rules::{RuleId, suggestion_rules};
 use memtrace_analysis::{open_run, summarize};
 use memtrace_tests::traced_program::{TracedProgram, root};
 
@@ -178,7 +179,7 @@ fn one_program_of_each_issue_is_diagnosed_with_its_line() {
             }
     });
     let rows = examine(&programs);
-    for rule in DIAGNOSTICS {
+    for rule in diagnostic_rules() {
         assert!(rows.contains_key(&Some(rule.id.as_str())), "a program of {}", rule.id);
     }
     let remarks: Vec<&String> = rows.values().flat_map(|row| &row.remarks).collect();
@@ -207,7 +208,7 @@ fn the_docs_describe_every_rule() {
         .filter_map(|section| section.split("\n## ").next()?.split_once('\n'))
         .map(|(id, text)| (id, text.split_whitespace().collect::<Vec<_>>().join(" ")))
         .collect();
-    let issues = DIAGNOSTICS.iter().map(|rule| (rule.id, vec![rule.evidence, rule.limits]));
+    let issues = diagnostic_rules().into_iter().map(|rule| (rule.id, vec![rule.evidence, rule.limits]));
     let suggestions = suggestion_rules();
     let suggestions = suggestions.iter().map(|rule| (rule.id, vec![rule.action, rule.condition, rule.method]));
     let rules: BTreeMap<RuleId, Vec<&str>> = issues.chain(suggestions).collect();
@@ -229,7 +230,7 @@ mod exhaustive {
         let rows = examine(&programs);
         let table = table(&rows);
         println!("{table}");
-        for rule in DIAGNOSTICS {
+        for rule in diagnostic_rules() {
             let row = rows.get(&Some(rule.id.as_str()));
             assert!(row.is_some_and(|row| row.variants >= 2), "two programs of {}", rule.id);
         }

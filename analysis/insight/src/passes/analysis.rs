@@ -15,7 +15,6 @@ use super::composition::{Amount, Composition, ModuleKey, Origin};
 use super::cuda_graphs::CudaGraphs;
 use super::custom::CustomCategorizer;
 use super::device_memory::{DeviceMemories, DeviceMemory};
-use super::diagnostics::{BlockEvent, LoopTable, Signals, WindowSampler, range_rows};
 use super::growth::Growth;
 use super::labels::{LabelTable, OpenRanges};
 use super::modules::ModulePaths;
@@ -28,6 +27,7 @@ use super::reserved::Reserved;
 use super::rest_of_step::StepStarts;
 use super::statistics::Statistics;
 use super::step_inputs::StepInputs;
+use crate::diagnostics::{BlockEvent, DeviceFacts, Diagnostics, Issue, IssueInputs, RecordingStart};
 use crate::rules::CustomRules;
 use memtrace_input::{CompileContexts, EventSource, LostEvents, Recording, TraceIndex};
 use memtrace_replay::{
@@ -78,8 +78,8 @@ pub struct DeviceAnalysis {
     pub anomalies: memtrace_replay::Anomalies,
     /// The values that `torch.cuda.memory_stats` would return at the end.
     pub statistics: Statistics,
-    /// What the block lifetimes show about issues.
-    pub signals: Signals,
+    /// What finds issues.
+    pub diagnostics: Diagnostics,
     /// The paths of the modules that the compositions here refer to.
     pub module_paths: ModulePaths,
     /// By point: the bytes of this process on the device when its range or call began.
@@ -223,11 +223,11 @@ impl Analysis {
         let compile_contexts = recording.compile_contexts();
         let mut tracked = Tracked { tracker: PhaseTracker::of(recording), names, custom, compile_contexts };
         let is_inference = tracked.tracker.is_inference();
-        let (loops, rows) = (Arc::new(LoopTable::new(definitions)), Arc::new(range_rows(definitions)));
+        let diagnostics = Diagnostics::started(&RecordingStart { definitions, is_inference });
         let call_tree = Arc::new(CallTree::new(definitions));
         let new = |device: i16, source| DeviceAnalysis {
             step_peaks: options.step_peaks.iter().map(|step| (*step, Composition::default())).collect(),
-            signals: Signals::new(is_inference, WindowSampler::new(&loops, &rows, is_inference)),
+            diagnostics: diagnostics.clone(),
             released: vec![ReleasedMemory::default(); options.released_after.len()],
             release_starts: vec![0; options.released_after.len()],
             calls: Calls::new(&call_tree),
@@ -248,7 +248,7 @@ impl Analysis {
                     cuda_graphs.observe_range(e);
                     for device in &mut devices {
                         device.labels.observe(e);
-                        device.signals.windows.observe_range(e);
+                        device.diagnostics.range(e);
                     }
                     if let Some(ranges) = &mut ranges {
                         let was_open = ranges.is_open();
@@ -330,6 +330,35 @@ impl Analysis {
     }
 }
 
+impl Analysis {
+    /// The issues of the process, in no particular order. `memory_limit`: the memory that the caching allocator can have on
+    /// a device, in bytes; `None` if it is unknown.
+    pub fn issues(
+        &self,
+        inputs: &IssueInputs<'_>,
+        memory_limit: &dyn Fn(&DeviceAnalysis) -> Option<u64>,
+    ) -> Vec<Issue> {
+        let computing: Vec<i16> =
+            self.devices.iter().filter(|one| one.diagnostics.computes()).map(|one| one.device).collect();
+        let issues_of = |device: &DeviceAnalysis| {
+            device.diagnostics.issues(&DeviceFacts {
+                inputs,
+                ordinal: device.device,
+                source: device.source,
+                peak: &device.peak,
+                peaks: &device.peaks,
+                table: &device.table,
+                growth: &device.growth,
+                ooms: &device.ooms,
+                computes: device.diagnostics.computes(),
+                computes_elsewhere: computing.iter().copied().find(|other| *other >= 0 && *other != device.device),
+                memory_limit: memory_limit(device),
+            })
+        };
+        self.devices.iter().flat_map(issues_of).collect()
+    }
+}
+
 impl DeviceAnalysis {
     fn new(device: i16, source: EventSource, categorizer: Categorizer, definitions: &Definitions) -> DeviceAnalysis {
         DeviceAnalysis {
@@ -355,7 +384,7 @@ impl DeviceAnalysis {
             custom_rules: Vec::new(),
             anomalies: memtrace_replay::Anomalies::default(),
             statistics: Statistics::default(),
-            signals: Signals::default(),
+            diagnostics: Diagnostics::default(),
             module_paths: ModulePaths::default(),
             last_ticks: 0,
             allocations: Vec::new(),
@@ -391,9 +420,9 @@ impl DeviceAnalysis {
                 let classification = &tracked.tracker.observe(e);
                 self.freed(allocator.usage(), tracked, observer, &BlockEvent { e, id, classification });
             }
-            Change::FreeCompleted(id, block) => self.signals.completed(id, &block, e.ticks),
+            Change::FreeCompleted(id, block) => self.diagnostics.free_completed(id, &block, e.ticks),
             Change::SegmentGained if e.action == Action::SegmentAlloc => {
-                self.signals.segment_requested(allocator, e, tracked.tracker.now());
+                self.diagnostics.segment_requested(allocator, e, tracked.tracker.now());
             }
             Change::Oom => {
                 let classification = tracked.tracker.observe(e);
@@ -427,7 +456,7 @@ impl DeviceAnalysis {
         let usage = allocator.usage();
         observer.allocated(self.device, &block, usage);
         self.last_ticks = e.ticks;
-        self.signals.allocated(&block, event, tracker.stacks().facts(e.stack), usage);
+        self.diagnostics.allocated(&block, event, tracker.stacks().facts(e.stack), usage);
         if !is_earlier {
             self.phase_rules.add(classification, size);
         }
@@ -443,7 +472,7 @@ impl DeviceAnalysis {
             self.table.alloc(now.step, phase, e.ticks, size, usage.allocated);
             self.table.micro_batches(tracker.micro_batches());
             self.labels.alloc(size, usage.allocated);
-            let counted = if self.signals.is_workspace(id) { 0 } else { block.size };
+            let counted = if self.diagnostics.is_workspace(id) { 0 } else { block.size };
             self.calls.allocated(&block, e.thread, counted, id.index(), usage.allocated);
         }
         if usage.allocated > self.peak.usage.allocated {
@@ -531,7 +560,7 @@ impl DeviceAnalysis {
         let classification = self.categorizer.lifetime_ended(tracker, &block, &end);
         self.report_lifetime_end(&block, &classification, tracked, observer, Some(e));
         let category = classification.category;
-        self.signals.freed(&block, event, tracker.stacks().facts(e.stack), &end);
+        self.diagnostics.freed(&block, event, tracker.stacks().facts(e.stack), &end);
         let phase = *phase;
         self.step_inputs.classified(&block, category);
         self.labels.free(block.seq, block.size, usage.allocated);
@@ -621,19 +650,13 @@ impl DeviceAnalysis {
         let now = tracked.tracker.now();
         let allocator = &replay.devices()[slot].allocator;
         let physical = replay.physical();
-        self.signals.segment_requested(allocator, e, now);
-        if self.ooms.needs_details() && classification.may_record() {
-            let in_use = allocator.allocated().filter(|(_, b)| b.state == memtrace_replay::BlockState::Allocated);
-            let allocations = &self.allocations;
-            let in_use = in_use.filter_map(|(id, _)| Some((id, allocations.get(id.index())?)));
-            self.signals.forward_interrupted(e, in_use, now);
-        }
+        self.diagnostics.segment_requested(allocator, e, now);
         self.categorizer.out_of_memory();
         let in_use = if self.ooms.needs_details() {
             let end = LifetimeEnd { now, is_truncated: true, free: None };
             let allocated = allocator.allocated().filter_map(|(id, _)| self.allocations.get(id.index()));
             self.categorizer.examine_allocated(&tracked.tracker, allocated, &end);
-            self.signals.out_of_memory(e, now);
+            self.diagnostics.out_of_memory(allocator, &self.allocations, e, classification, now);
             self.blocks_in_use(allocator, tracked, e, classification.phase)
         } else {
             Composition::default()
@@ -690,14 +713,7 @@ impl DeviceAnalysis {
         self.calls.finish();
         self.ooms.finish(now);
         self.end = self.blocks_in_use(allocator, tracked, last, now.phase);
-        let in_use = allocator.allocated().filter(|(_, b)| b.state == memtrace_replay::BlockState::Allocated);
-        let allocations = &self.allocations;
-        self.signals.finish(
-            allocator,
-            in_use.filter_map(|(id, _)| Some((id, allocations.get(id.index())?))),
-            now,
-            self.last_ticks,
-        );
+        self.diagnostics.finish(allocator, &self.allocations, now, self.last_ticks);
         for (id, allocated) in allocator.allocated() {
             let Some(block) = self.allocations.get(id.index()).copied() else { continue };
             // A block that waits for a stream was already freed by the program.

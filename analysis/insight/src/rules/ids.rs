@@ -4,6 +4,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::diagnostics::list::with_diagnostics;
+
 /// Declares the ids of one kind of rule, their text form and the list of all.
 macro_rules! rule_ids {
     ($(#[$about:meta])* $name:ident: $($(#[$meaning:meta])* $id:ident = $text:literal,)+) => {
@@ -54,43 +56,22 @@ impl fmt::Display for UnknownRule {
 
 impl std::error::Error for UnknownRule {}
 
-rule_ids! {
-    /// A rule that finds an issue, or that suggests how to lower a peak.
-    RuleId:
-    /// The blocks of one stack increase from step to step.
-    Leak = "leak",
-    /// The graphs of several calls of a model are allocated at once.
-    GraphKept = "graph-kept",
-    /// A backward pass retained its graph.
-    GraphRetained = "graph-retained",
-    /// Forward passes without a backward pass keep their activations.
-    EvalWithoutNoGrad = "eval-without-no-grad",
-    /// Gradients stay allocated through the next forward pass because nothing frees them.
-    GradientsNotCleared = "gradients-not-cleared",
-    /// Gradients are freed between forward and backward.
-    GradientsClearedLate = "gradients-cleared-late",
-    /// Reference cycles held memory until the garbage collector ran.
-    ReferenceCycle = "reference-cycle",
-    /// A checkpoint stays allocated beside the model that it was copied into.
-    CheckpointKept = "checkpoint-kept",
-    /// A checkpoint was read to a device that computes nothing.
-    WrongDevice = "wrong-device",
-    /// Blocks in use block segments whose free memory the allocator could not use.
-    Fragmentation = "fragmentation",
-    /// DistributedDataParallel holds a second copy of the gradients.
-    DdpBuckets = "ddp-buckets",
-    /// cuBLAS has many workspaces.
-    CublasWorkspaces = "cublas-workspaces",
-    /// The optimizer state does not fit.
-    OptimizerStateDoesNotFit = "optimizer-state-does-not-fit",
-    /// Frees wait for streams.
-    DeferredFrees = "deferred-frees",
-    /// Results of a forward pass stay allocated through the next forward pass.
-    OutputsKept = "outputs-kept",
-    /// A process holds memory on a GPU that is another rank's.
-    StrayContext = "stray-context",
-    /// A DataLoader worker holds memory on a GPU.
-    WorkerContext = "worker-context",
+/// Declares [`RuleId`]: the ids of the diagnostics' rules, and those of suggestions, which are given here.
+macro_rules! issue_rule_ids {
+    (
+        { $($suggestions:tt)* }
+        $($module:ident: $diagnostic:ident { $($ids:tt)* })*
+    ) => {
+        rule_ids! {
+            /// A rule that finds an issue, or that suggests how to lower a peak.
+            RuleId:
+            $($($ids)*)*
+            $($suggestions)*
+        }
+    };
+}
+
+with_diagnostics! { issue_rule_ids {
     /// Suggests activation checkpointing.
     CheckpointLayers = "checkpoint-layers",
     /// Suggests activation checkpointing, or no gradients, for a run without a backward pass.
@@ -141,7 +122,7 @@ rule_ids! {
     Autocast = "autocast",
     /// Suggests several changes together.
     CombinedChanges = "combined-changes",
-}
+} }
 
 rule_ids! {
     /// A rule that decides the phase of an event.
@@ -436,7 +417,8 @@ mod tests {
     use std::fmt::Debug;
 
     use super::*;
-    use crate::rules::{DIAGNOSTICS, suggestion_rules};
+    use crate::diagnostics::diagnostic_rules;
+    use crate::rules::suggestion_rules;
 
     /// The kebab-case form of a variant's name, as serde and schemars derive it.
     fn kebab(id: &impl Debug) -> String {
@@ -470,7 +452,7 @@ mod tests {
 
     #[test]
     fn each_rule_id_has_one_rule() {
-        let diagnostics = DIAGNOSTICS.iter().map(|rule| rule.id);
+        let diagnostics = diagnostic_rules().into_iter().map(|rule| rule.id);
         let mut ids: Vec<RuleId> = diagnostics.chain(suggestion_rules().iter().map(|rule| rule.id)).collect();
         ids.sort_unstable();
         assert_eq!(ids, RuleId::ALL);

@@ -6,7 +6,6 @@ mod autocast;
 mod candidate_settings;
 mod categories;
 mod custom;
-pub mod diagnostics;
 mod evaluation;
 mod facts;
 mod ids;
@@ -30,7 +29,6 @@ pub use categories::{
 pub use custom::{
     CustomCategory, CustomField, CustomRule, CustomRules, CustomRulesError, MAX_CUSTOM_RULES, NO_CUSTOM_CATEGORY,
 };
-pub use diagnostics::{DIAGNOSTICS, DiagnosticRule};
 pub use evaluation::{
     ForwardOnlyUse, is_changed_by_eval, is_dropout, is_loss, names_evaluation, names_forward_only, names_training,
 };

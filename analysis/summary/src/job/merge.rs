@@ -18,7 +18,7 @@ use super::selection::{Job, select};
 use super::table::{RankProcesses, rank_processes, rank_table};
 use crate::progress::Progress;
 use crate::rank_table::{ImbalanceSummary, RankTable};
-use crate::units::number_text;
+use memtrace_insight::units::number_text;
 
 /// The number of runs whose problems an error lists.
 const SHOWN: usize = 3;

@@ -1,6 +1,6 @@
 //! Lists of names in the notices of a job.
 
-use crate::units::count_text;
+use memtrace_insight::units::count_text;
 
 /// The number of names in a notice.
 const NAMES: usize = 3;

@@ -11,7 +11,7 @@ use super::member::MemberRow;
 use super::notice::names;
 use super::selection::Job;
 use crate::rank_table::{HelperSummary, RankDevice, RankPhasePeak, RankSummary, RankTable};
-use crate::units::number_text;
+use memtrace_insight::units::number_text;
 
 /// The own process of a rank.
 #[derive(Default)]

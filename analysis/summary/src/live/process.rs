@@ -16,10 +16,10 @@ use memtrace_trace::ids::{ContextId, StackId};
 use super::growth::Growth;
 use super::learned::Learned;
 use super::report::{LiveDevice, LiveGrowth, LiveProcessReport, LiveStack, LiveTensor};
-use crate::locations::Locations;
 use crate::owners::by_owner;
 use crate::summary::{CategoryAmount, OwnerBytes};
 use crate::totals::totals;
+use memtrace_insight::locations::Locations;
 
 /// The maximum number of stacks, and of tensors, in a report.
 const MAX_ROWS: usize = 100;

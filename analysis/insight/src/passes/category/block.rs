@@ -196,12 +196,7 @@ impl BlockAllocation {
     }
 
     /// A block of a forward pass without context or proof. Only for tests of passes that examine block lifetimes.
-    pub(in crate::passes) fn of_forward(
-        seq: u64,
-        size: u64,
-        stack: StackId,
-        position: ProgramPosition,
-    ) -> BlockAllocation {
+    pub(crate) fn of_forward(seq: u64, size: u64, stack: StackId, position: ProgramPosition) -> BlockAllocation {
         BlockAllocation {
             seq,
             ticks: seq,

@@ -143,6 +143,18 @@ pub struct EventClassification {
 }
 
 impl EventClassification {
+    #[cfg(test)]
+    pub(crate) fn for_tests(phase: Phase, rule: PhaseRuleId) -> EventClassification {
+        EventClassification {
+            phase,
+            rule,
+            evidence: FrameId::NONE,
+            meaning: None,
+            is_position_independent: true,
+            in_engine: false,
+        }
+    }
+
     /// Whether this is a free that only the position in the program ties to a phase. `older`: the block is older than
     /// the current step. If no allocation follows such a free, it belongs to the program's teardown.
     pub fn may_be_teardown(&self, older: bool) -> bool {

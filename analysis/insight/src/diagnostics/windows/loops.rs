@@ -17,7 +17,7 @@ pub(super) type LoopKey = (StackId, u32);
 
 /// By stack: its caller, its function and its line.
 #[derive(Clone, Debug, Default)]
-pub(in crate::passes) struct LoopTable {
+pub(super) struct LoopTable {
     callers: Vec<StackId>,
     /// 0 for native code and for unknown functions.
     functions: Vec<u32>,
@@ -26,7 +26,7 @@ pub(in crate::passes) struct LoopTable {
 
 impl LoopTable {
     /// Takes the stacks of a recording.
-    pub(in crate::passes) fn new(definitions: &Definitions) -> LoopTable {
+    pub(super) fn new(definitions: &Definitions) -> LoopTable {
         let mut numbers = HashMap::new();
         let mut table = LoopTable::default();
         for (at, node) in definitions.stacks.iter().enumerate() {

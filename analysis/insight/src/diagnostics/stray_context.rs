@@ -1,75 +1,53 @@
-//! Finds processes that hold memory on GPUs that are not theirs. Each of them has a CUDA context there, which takes
-//! memory of the rank that owns the GPU.
+//! Processes that hold memory on GPUs that are not theirs. Each of them has a CUDA context there, which takes memory of
+//! the rank that owns the GPU.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use crate::launch::{IssueProcessSummary, LaunchIssueSummary};
-use crate::summary::{IssueSummary, StackSummary};
+use super::diagnostic::Diagnostic;
+use super::launch::{GpuUse, Gpus, LaunchIssue, LaunchProcess, ProcessOnGpu};
+use super::rule::{DiagnosticRule, KeptBy};
+use crate::rules::RuleId;
 use crate::units::size_text;
-use memtrace_insight::rules::RuleId;
+
+/// A process holds memory or a context on a GPU that is another rank's.
+static STRAY_CONTEXT: DiagnosticRule = DiagnosticRule {
+    id: RuleId::StrayContext,
+    evidence: "A process of one rank allocates or creates a CUDA context on a GPU that is another rank's own, besides \
+               the GPU of its own rank. A rank's own GPU is the one with its local rank, else the one on which it \
+               computes most. GPUs are compared by PCI bus id, else by CUDA_VISIBLE_DEVICES. A GPU on which the \
+               program itself opens memory of another process (CUDA IPC) does not count. NCCL opens memory on the \
+               other GPUs of a host too, and needs no context there.",
+    limits: "The bytes are those that the process allocated. Its CUDA context takes several hundred MiB besides. A \
+             context without an allocation has a line only if the process had allocated on another GPU before. Ranks \
+             that share a GPU on purpose have the same own GPU and are not reported.",
+    kept_by: KeptBy::Nothing,
+};
+
+/// A DataLoader worker holds memory on a GPU.
+static WORKER_CONTEXT: DiagnosticRule = DiagnosticRule {
+    id: RuleId::WorkerContext,
+    evidence: "The first allocation of a process on a GPU comes from the worker loop of torch.utils.data.",
+    limits: "The bytes are those that the worker allocated. Its CUDA context takes several hundred MiB besides.",
+    kept_by: KeptBy::Nothing,
+};
 
 /// The maximum number of processes named in the evidence of an issue.
 const NAMED: usize = 8;
 
-/// How a process names a GPU.
+/// Needs no signal of its own: the first allocations of the processes show the issues.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct GpuName {
-    /// The PCI bus id; `None` if it was not recorded.
-    pub(crate) pci_bus_id: Option<String>,
-    /// The entry of `CUDA_VISIBLE_DEVICES`, else the ordinal.
-    pub(crate) index: String,
-}
+pub(crate) struct StrayContexts;
 
-/// A GPU that a process used.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct GpuUse {
-    /// The ordinal in the process.
-    pub(crate) device: i16,
-    pub(crate) name: GpuName,
-    /// The highest number of bytes that the process allocated there.
-    pub(crate) bytes: u64,
-    /// The stack of the first allocation. Without one, that of the context's creation, if it was recorded.
-    pub(crate) first_used_at: StackSummary,
-    /// Whether a DataLoader worker's loop made the first allocation.
-    pub(crate) is_by_data_loader: bool,
-    /// Whether the process, and not only NCCL in it, opened memory of another process there.
-    pub(crate) has_imports: bool,
-}
+impl Diagnostic for StrayContexts {
+    const RULES: &'static [&'static DiagnosticRule] = &[&STRAY_CONTEXT, &WORKER_CONTEXT];
 
-/// A process of the launch.
-#[derive(Debug)]
-pub(crate) struct LaunchProcess<'a> {
-    pub(crate) pid: u32,
-    /// The rank to which it belongs.
-    pub(crate) rank: Option<u32>,
-    /// Whether it is the rank itself.
-    pub(crate) is_rank: bool,
-    /// The rank's own device, if it is the rank itself.
-    pub(crate) own_device: Option<i16>,
-    pub(crate) uses: &'a [GpuUse],
-}
-
-/// Identifies GPUs across processes, by PCI bus id where one process recorded it.
-pub(crate) struct Gpus<'a> {
-    by_index: BTreeMap<&'a str, &'a str>,
-}
-
-impl<'a> Gpus<'a> {
-    pub(crate) fn of(processes: &'a [LaunchProcess<'a>]) -> Gpus<'a> {
-        let uses = processes.iter().flat_map(|process| process.uses);
-        let known = uses.filter_map(|one| Some((one.name.index.as_str(), one.name.pci_bus_id.as_deref()?)));
-        Gpus { by_index: known.collect() }
-    }
-
-    pub(crate) fn identity(&self, name: &'a GpuName) -> &'a str {
-        let index = name.index.as_str();
-        name.pci_bus_id.as_deref().unwrap_or_else(|| self.by_index.get(index).copied().unwrap_or(index))
+    fn launch_issues(processes: &[LaunchProcess<'_>]) -> Vec<LaunchIssue> {
+        launch_issues(processes)
     }
 }
 
-/// The issues that concern several processes, by bytes in descending order.
-pub(crate) fn launch_issues(processes: &[LaunchProcess<'_>]) -> Vec<LaunchIssueSummary> {
+fn launch_issues(processes: &[LaunchProcess<'_>]) -> Vec<LaunchIssue> {
     let gpus = Gpus::of(processes);
     // By GPU: the rank whose own it is. Of several ranks, the first.
     let mut owners: BTreeMap<&str, u32> = BTreeMap::new();
@@ -96,10 +74,7 @@ pub(crate) fn launch_issues(processes: &[LaunchProcess<'_>]) -> Vec<LaunchIssueS
             found.entry((rule, gpu)).or_default().push((process, one));
         }
     }
-    let mut issues: Vec<LaunchIssueSummary> =
-        found.into_iter().map(|((rule, gpu), uses)| issue(rule, owners.get(gpu).copied(), uses)).collect();
-    issues.sort_by_key(|one| (Reverse(one.issue.bytes), one.issue.rule, one.processes.first().map(|first| first.pid)));
-    issues
+    found.into_iter().map(|((rule, gpu), uses)| issue(rule, owners.get(gpu).copied(), uses)).collect()
 }
 
 fn name(process: &LaunchProcess<'_>) -> String {
@@ -110,7 +85,7 @@ fn name(process: &LaunchProcess<'_>) -> String {
     }
 }
 
-fn issue(rule: RuleId, owner: Option<u32>, mut uses: Vec<(&LaunchProcess<'_>, &GpuUse)>) -> LaunchIssueSummary {
+fn issue(id: RuleId, owner: Option<u32>, mut uses: Vec<(&LaunchProcess<'_>, &GpuUse)>) -> LaunchIssue {
     uses.sort_by_key(|(process, one)| (Reverse(one.bytes), process.rank, process.pid));
     let bytes: u64 = uses.iter().map(|(_, one)| one.bytes).sum();
     let device = uses.first().map_or(0, |(_, one)| one.device);
@@ -119,11 +94,25 @@ fn issue(rule: RuleId, owner: Option<u32>, mut uses: Vec<(&LaunchProcess<'_>, &G
         None => format!("GPU {device}"),
     };
     let (count, size) = (uses.len(), size_text(bytes));
-    let what = if rule == RuleId::WorkerContext { "DataLoader worker" } else { "process" };
-    let plural = if rule == RuleId::WorkerContext { "s" } else { "es" };
+    let (rule, what, plural, fix) = match id {
+        RuleId::WorkerContext => (
+            &WORKER_CONTEXT,
+            "DataLoader worker",
+            "s",
+            "return CPU tensors from the Dataset and the collate function, set pin_memory=True, and move the batch to \
+             the GPU in the training process",
+        ),
+        _ => (
+            &STRAY_CONTEXT,
+            "process",
+            "es",
+            "call torch.cuda.set_device(local_rank) before anything else uses CUDA, and pass the rank's device to \
+             torch.load(map_location=...) and .to(...)",
+        ),
+    };
     let held = if bytes == 0 { String::new() } else { format!("{size} and ") };
     let headline = match (uses.first(), count) {
-        (Some((process, _)), 1) if rule == RuleId::StrayContext => {
+        (Some((process, _)), 1) if id == RuleId::StrayContext => {
             format!("{} holds {held}a CUDA context on {gpu}", name(process))
         }
         (_, 1) => format!("1 {what} holds {held}a CUDA context on {gpu}"),
@@ -145,34 +134,17 @@ fn issue(rule: RuleId, owner: Option<u32>, mut uses: Vec<(&LaunchProcess<'_>, &G
     if count > NAMED {
         evidence.push(format!("{} more processes", count - NAMED));
     }
-    let fix = match rule {
-        RuleId::WorkerContext => {
-            "return CPU tensors from the Dataset and the collate function, set pin_memory=True, and move the batch to the \
-             GPU in the training process"
-        }
-        _ => {
-            "call torch.cuda.set_device(local_rank) before anything else uses CUDA, and pass the rank's device to \
-             torch.load(map_location=...) and .to(...)"
-        }
-    };
-    LaunchIssueSummary {
-        issue: IssueSummary {
-            rule,
-            device,
-            bytes,
-            headline,
-            evidence,
-            stack: uses.first().map(|(_, one)| one.first_used_at.clone()),
-            fix: fix.to_owned(),
-            saves_bytes: None,
-            forecast: None,
-            files: Vec::new(),
-            held_by: Vec::new(),
-            help: None,
-        },
+    LaunchIssue {
+        rule,
+        device,
+        bytes,
+        headline,
+        evidence,
+        stack: uses.first().map(|(_, one)| one.first_used_at.clone()),
+        fix: fix.to_owned(),
         processes: uses
             .iter()
-            .map(|(process, one)| IssueProcessSummary {
+            .map(|(process, one)| ProcessOnGpu {
                 pid: process.pid,
                 rank: process.rank,
                 device: one.device,
@@ -186,6 +158,7 @@ fn issue(rule: RuleId, owner: Option<u32>, mut uses: Vec<(&LaunchProcess<'_>, &G
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::diagnostics::launch::GpuName;
 
     fn used(device: i16, index: &str, pci: Option<&str>, bytes: u64) -> GpuUse {
         let name = GpuName { index: index.into(), pci_bus_id: pci.map(str::to_owned) };
@@ -207,17 +180,12 @@ mod tests {
         let all: Vec<_> = uses.iter().zip(0..).map(|(uses, at)| rank(at, at as i16, uses)).collect();
         let issues = launch_issues(&all);
         let [found] = &issues[..] else { panic!("{issues:?}") };
-        assert_eq!((found.issue.rule, found.issue.bytes), (RuleId::StrayContext, 5));
+        assert_eq!((found.rule.id, found.bytes), (RuleId::StrayContext, 5));
         assert_eq!(
             found.processes.iter().map(|one| (one.rank, one.bytes)).collect::<Vec<_>>(),
             [(Some(2), 3), (Some(1), 2)]
         );
-        assert!(
-            found
-                .issue
-                .headline
-                .starts_with("2 processes hold 5 B and a CUDA context each on GPU 0, the GPU of rank 0")
-        );
+        assert!(found.headline.starts_with("2 processes hold 5 B and a CUDA context each on GPU 0, the GPU of rank 0"));
     }
 
     #[test]

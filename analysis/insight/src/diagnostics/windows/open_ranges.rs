@@ -17,13 +17,13 @@ const MAX_SETS: usize = 4096;
 
 /// The ranges of one name. Names that differ only in a trailing number are one.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(in crate::passes) struct RangeRow {
+pub(super) struct RangeRow {
     index: usize,
     name: Box<str>,
 }
 
 /// The rows of the program's own ranges, by label.
-pub(in crate::passes) fn range_rows(definitions: &Definitions) -> BTreeMap<u64, RangeRow> {
+pub(super) fn range_rows(definitions: &Definitions) -> BTreeMap<u64, RangeRow> {
     let mut indices: HashMap<String, usize> = HashMap::new();
     let mut rows = BTreeMap::new();
     for (id, label) in definitions.labels.iter().filter(|(_, label)| label_rule(label).is_none()) {

@@ -50,8 +50,8 @@ pub(super) struct Requests {
 }
 
 impl Requests {
-    /// Takes a call of the model by the bytes that its first allocation requests. Returns the number of the request that
-    /// begins, counted from 0.
+    /// Takes a call of the model by the bytes that its first allocation requests. Returns the number of the request
+    /// that begins, counted from 0.
     pub(super) fn begins(&mut self, input: u64) -> Option<u32> {
         self.inputs_differ |= self.last > 0 && input != self.last;
         let begins = !self.inputs_differ || input > self.last;

@@ -2,8 +2,8 @@
 //!
 //! Such an evaluation drops no graph, because it never gets that far. What shows it is the place of the failed forward
 //! pass: no backward pass ever ran through it, while backward passes ran through the same modules at another place. A
-//! second stage of training begins in the same way, so one of these facts is required besides: the program has dropped a
-//! graph of this place before; a function that only this place runs in is named after evaluation; or the modules
+//! second stage of training begins in the same way, so one of these facts is required besides: the program has dropped
+//! a graph of this place before; a function that only this place runs in is named after evaluation; or the modules
 //! allocate as after `model.eval()`.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use memtrace_trace::file::{Definitions, Frame};
 use memtrace_trace::ids::{ContextId, StackId};
 
-use super::mark::Mark;
+use crate::diagnostics::mark::Mark;
 use crate::passes::category::BlockAllocation;
 use crate::passes::phase::ProgramPosition;
 use crate::rules::{is_changed_by_eval, names_evaluation, names_training};
@@ -33,19 +33,19 @@ struct RecentCall {
 
 /// The graph of a forward pass that an out-of-memory error interrupted.
 #[derive(Clone, Debug, Default)]
-pub struct InterruptedGraph {
+pub(super) struct InterruptedGraph {
     /// `seq` of the error.
-    pub seq: u64,
+    pub(super) seq: u64,
     /// The bytes of the graphs since the last backward pass.
-    pub bytes: u64,
+    pub(super) bytes: u64,
     /// Their blocks.
-    pub blocks: u64,
+    pub(super) blocks: u64,
     /// The number of calls of the model that they belong to.
-    pub calls: u64,
+    pub(super) calls: u64,
     /// The stack of the model's call, up to the frame that computes.
-    pub site: StackId,
+    pub(super) site: StackId,
     /// How many optimizer steps there had been.
-    pub optimizer_steps: u32,
+    pub(super) optimizer_steps: u32,
     /// The bytes by module.
     by_module: Vec<(ContextId, u64)>,
     allocations: ModuleAllocations,
@@ -53,7 +53,7 @@ pub struct InterruptedGraph {
 
 /// What shows that an interrupted forward pass was an evaluation.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum EvaluationSign {
+pub(super) enum EvaluationSign {
     /// The program has dropped this many graphs of this place.
     Dropped(u64),
     /// This function is named after evaluation, and no backward pass follows what it calls.
@@ -64,7 +64,7 @@ pub enum EvaluationSign {
 
 /// What training and interrupted forward passes allocated, for one device.
 #[derive(Clone, Debug, Default)]
-pub struct Evaluations {
+pub(super) struct Evaluations {
     recent: VecDeque<RecentCall>,
     /// By place: the allocations of the first call that a backward pass ran through.
     trained: BTreeMap<StackId, ModuleAllocations>,
@@ -139,8 +139,8 @@ impl Evaluations {
         self.interrupted = Some(graph);
     }
 
-    /// The evaluation that the last error interrupted, and what shows that it is one. `dropped`: how many graphs of each
-    /// place the program dropped.
+    /// The evaluation that the last error interrupted, and what shows that it is one. `dropped`: how many graphs of
+    /// each place the program dropped.
     pub(super) fn interrupted(
         &self,
         definitions: &Definitions,

@@ -4,14 +4,14 @@
 //! A backward pass frees activations one by one. A dropped graph is freed as a whole: many blocks, from many places of
 //! the forward pass, with no allocation in between. Three facts identify the issue: whether a backward pass ran since,
 //! how many calls' graphs were freed together, and whether a backward pass ran through another part of the same call.
-//! What a training step drops of its own forward pass (a cache, the logits of a router) is no evaluation, so a graph that
-//! was dropped before the backward pass is only reported when nothing is left of its call.
+//! What a training step drops of its own forward pass (a cache, the logits of a router) is no evaluation, so a graph
+//! that was dropped before the backward pass is only reported when nothing is left of its call.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use memtrace_trace::ids::{ContextId, StackId};
 
-use super::mark::Mark;
+use crate::diagnostics::mark::Mark;
 use crate::passes::category::BlockAllocation;
 use crate::passes::phase::{Phase, ProgramPosition};
 use memtrace_input::AddressBuildHasher;
@@ -37,7 +37,7 @@ const MIN_STEPS_LEFT: usize = 2;
 
 /// What is wrong with a graph.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum GraphIssue {
+pub(super) enum GraphIssue {
     /// The graph was dropped without a backward pass.
     Unused,
     /// A backward pass ran and left the graph.
@@ -48,31 +48,31 @@ pub enum GraphIssue {
 
 /// The graphs with one issue and of one place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct UnconsumedGraph {
+pub(super) struct UnconsumedGraph {
     /// How often it happened.
-    pub times: u64,
+    pub(super) times: u64,
     /// The bytes of the largest graph.
-    pub bytes: u64,
+    pub(super) bytes: u64,
     /// The blocks of the largest graph.
-    pub blocks: u64,
+    pub(super) blocks: u64,
     /// The bytes of the largest graph without its last block, the result that the program requested.
-    pub beside_result: u64,
+    pub(super) beside_result: u64,
     /// The number of calls of the model in the largest graph.
-    pub calls: u64,
+    pub(super) calls: u64,
     /// The number of steps in which they were allocated.
-    pub steps: u64,
+    pub(super) steps: u64,
     /// The stack of the model's call, up to the frame that computes.
-    pub site: StackId,
+    pub(super) site: StackId,
     /// The latest allocation in the largest graph, usually the loss.
-    pub last: (StackId, ContextId),
+    pub(super) last: (StackId, ContextId),
     /// The stack that freed the largest graph.
-    pub freed_by: StackId,
+    pub(super) freed_by: StackId,
     /// The latest call of backward before.
-    pub backward: StackId,
+    pub(super) backward: StackId,
     /// `seq` of the first and of the last allocation of the largest graph.
-    pub seqs: (u64, u64),
+    pub(super) seqs: (u64, u64),
     /// Whether autograd ran nodes of these places.
-    pub backward_ran: bool,
+    pub(super) backward_ran: bool,
 }
 
 impl UnconsumedGraph {
@@ -113,7 +113,7 @@ struct CallBlocks {
 
 /// The unconsumed graphs of one device.
 #[derive(Clone, Debug, Default)]
-pub struct UnconsumedGraphs {
+pub(super) struct UnconsumedGraphs {
     calls: HashMap<u32, CallBlocks, AddressBuildHasher>,
     /// The latest call with a graph.
     latest_call: u32,
@@ -121,20 +121,37 @@ pub struct UnconsumedGraphs {
     ended_calls: Vec<u32>,
     consumed_sites: BTreeSet<StackId>,
     latest_consumed_site: StackId,
-    /// The latest call of backward.
-    pub backward: StackId,
     freed_together: Vec<FreedBlock>,
     unwound: Vec<FreedBlock>,
     consumed: u64,
     consumed_blocks: u64,
-    /// The number of blocks consumed since the beginning, and the number of backward passes.
-    total_consumed_blocks: u64,
-    backward_passes: u32,
+    /// Since the beginning.
+    facts: GraphFacts,
     /// Whether no backward pass began since the last out-of-memory error.
     is_interrupted: bool,
-    /// Bytes of the forward passes that backward passes freed, since the beginning.
-    pub total_consumed: u64,
     found: BTreeMap<(GraphIssue, StackId), UnconsumedGraph>,
+}
+
+/// What the graphs of a device show about blocks that grow.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in crate::diagnostics) struct GraphFacts {
+    /// The latest call of backward.
+    pub(in crate::diagnostics) backward: StackId,
+    /// Bytes of the forward passes that backward passes freed.
+    pub(in crate::diagnostics) consumed_bytes: u64,
+    consumed_blocks: u64,
+    backward_passes: u32,
+    /// Whether the graphs of several calls were freed together.
+    pub(in crate::diagnostics) were_freed_together: bool,
+}
+
+impl GraphFacts {
+    /// Whether so many blocks of so many calls, through which backward passes ran, are most blocks of their graphs.
+    /// Else they are results that the program keeps: backward passes freed the rest.
+    pub(in crate::diagnostics) fn are_most(&self, blocks: u64, calls: u64) -> bool {
+        let per_backward = self.consumed_blocks as f64 / f64::from(self.backward_passes.max(1));
+        blocks as f64 >= calls as f64 * (LEFT_PER_FREED as f64 * per_backward)
+    }
 }
 
 /// The free of a block of a graph.
@@ -185,8 +202,8 @@ impl UnconsumedGraphs {
             }
             self.consumed += block.size;
             self.consumed_blocks += 1;
-            self.total_consumed_blocks += 1;
-            self.total_consumed += block.size;
+            self.facts.consumed_blocks += 1;
+            self.facts.consumed_bytes += block.size;
         } else if !is_inside_call {
             let freed = freed_block(block, mark, freed_by, now);
             if is_truncated {
@@ -226,7 +243,7 @@ impl UnconsumedGraphs {
     }
 
     /// The places where the program calls a model and a backward pass followed.
-    pub fn consumed_sites(&self) -> &BTreeSet<StackId> {
+    pub(super) fn consumed_sites(&self) -> &BTreeSet<StackId> {
         &self.consumed_sites
     }
 
@@ -240,7 +257,7 @@ impl UnconsumedGraphs {
         // Blocks freed by unwinding or by the end can belong to one step in progress. They count if a backward pass ran
         // since. They also count if their calls never had a backward pass and other calls had one.
         let unwound = std::mem::take(&mut self.unwound);
-        let had_backward = self.total_consumed > 0;
+        let had_backward = self.facts.consumed_bytes > 0;
         self.freed_together.extend(unwound.into_iter().filter(|f| f.backward_since || had_backward && !f.backward_ran));
         self.classify(true);
         // A result that the program keeps does not make the rest of its call a part of training.
@@ -287,8 +304,8 @@ impl UnconsumedGraphs {
 
     #[inline]
     fn advance(&mut self, now: &ProgramPosition) {
-        self.is_interrupted &= self.backward_passes == now.backward_passes;
-        self.backward_passes = now.backward_passes;
+        self.is_interrupted &= self.facts.backward_passes == now.backward_passes;
+        self.facts.backward_passes = now.backward_passes;
     }
 
     /// Adds a graph whose blocks are `freed`, unless they are too few.
@@ -310,14 +327,14 @@ impl UnconsumedGraphs {
         }
         let calls = distinct(&mut freed.iter().filter(|f| f.site == site).map(|f| u64::from(f.call)));
         if issue == GraphIssue::Retained
-            && (!self.are_most(of_site as u64, calls as u64) || of_site < calls * LEFT_PER_CALL)
+            && (!self.facts.are_most(of_site as u64, calls as u64) || of_site < calls * LEFT_PER_CALL)
         {
             return;
         }
         let is_unused = issue == GraphIssue::Unused;
         let steps = distinct(&mut freed.iter().map(|f| f.step.map_or(0, |s| u64::from(s) + 1)));
-        // At most one step is in progress. So of two steps whose backward passes ran, one had no more use for its graph.
-        // At a regular end, the variables of the last two steps can still hold them.
+        // At most one step is in progress. So of two steps whose backward passes ran, one had no more use for its
+        // graph. At a regular end, the variables of the last two steps can still hold them.
         let is_left = at_end && self.is_interrupted && issue == GraphIssue::Retained && steps >= MIN_STEPS_LEFT;
         let is_past = self.is_interrupted && freed.iter().all(|f| f.backward_since);
         let issue =
@@ -340,7 +357,7 @@ impl UnconsumedGraphs {
             site,
             last: (last.stack, last.context),
             freed_by: last.freed_by,
-            backward: self.backward,
+            backward: self.facts.backward,
             seqs: (first.seq, last.seq),
             backward_ran,
         };
@@ -359,19 +376,24 @@ impl UnconsumedGraphs {
         }
     }
 
-    /// Whether so many blocks of so many calls, through which backward passes ran, are most blocks of their graphs. Else
-    /// they are results that the program keeps: backward passes freed the rest.
-    pub fn are_most(&self, blocks: u64, calls: u64) -> bool {
-        let per_backward = self.total_consumed_blocks as f64 / f64::from(self.backward_passes.max(1));
-        blocks as f64 >= calls as f64 * (LEFT_PER_FREED as f64 * per_backward)
+    /// Sets the latest call of backward.
+    #[inline]
+    pub(super) fn backward_called(&mut self, by: StackId) {
+        self.facts.backward = by;
+    }
+
+    /// What the graphs show about blocks that grow.
+    pub(super) fn facts(&self) -> GraphFacts {
+        self.facts
     }
 
     fn report(&mut self, issue: GraphIssue, graph: &UnconsumedGraph) {
+        self.facts.were_freed_together |= issue == GraphIssue::Kept;
         self.found.entry((issue, graph.site)).or_default().add(graph);
     }
 
     /// What was found, by bytes in descending order.
-    pub fn found(&self) -> Vec<(GraphIssue, UnconsumedGraph)> {
+    pub(super) fn found(&self) -> Vec<(GraphIssue, UnconsumedGraph)> {
         let mut found: Vec<(GraphIssue, UnconsumedGraph)> =
             self.found.iter().map(|((issue, _), graph)| (*issue, *graph)).collect();
         found.sort_by_key(|(issue, graph)| (std::cmp::Reverse(graph.bytes), *issue, graph.site));

@@ -1,25 +1,26 @@
 //! What grows in a program without steps, from window to window of its allocations.
 //!
-//! A server of plain functions, a search or a simulation has neither training steps nor calls of an `nn.Module`. A window
-//! is a number of allocations. Of each source, the lowest number of bytes in a window counts, so what a request allocates
-//! and frees again does not. At most 64 windows are kept: then two become one, and each further window is twice as long.
+//! A server of plain functions, a search or a simulation has neither training steps nor calls of an `nn.Module`. A
+//! window is a number of allocations. Of each source, the lowest number of bytes in a window counts, so what a request
+//! allocates and frees again does not. At most 64 windows are kept: then two become one, and each further window is
+//! twice as long.
 //!
-//! A source grows if its lowest bytes rise in many windows, up to the end. A warm-up that stops, a cache that is full and
-//! whatever is freed in between does not grow. Wall time decides nothing here.
+//! A source grows if its lowest bytes rise in many windows, up to the end. A warm-up that stops, a cache that is full
+//! and whatever is freed in between does not grow. Wall time decides nothing here.
 //!
-//! A program that trains can serve requests afterwards, without further steps. So sampling begins anew some time after each
-//! backward pass and each step of an optimizer: later than they have ever been apart, except for long evaluations. An evaluation allocates there, too. Its results are no leak: they are freed,
-//! or joined to one tensor.
+//! A program that trains can serve requests afterwards, without further steps. So sampling begins anew some time after
+//! each backward pass and each step of an optimizer: later than they have ever been apart, except for long evaluations.
+//! An evaluation allocates there, too. Its results are no leak: they are freed, or joined to one tensor.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use memtrace_trace::ids::{ContextId, StackId, ThreadId};
 
-use super::growing::GrowthKind;
 use super::loops::{LoopCounter, LoopKey, LoopTable};
-use super::mark::Mark;
 use super::open_ranges::{OpenRangeSets, RangeRow, RangeSetId};
+use crate::diagnostics::growing::GrowthKind;
+use crate::diagnostics::mark::Mark;
 use crate::passes::category::BlockAllocation;
 use memtrace_trace::event::Event;
 
@@ -79,42 +80,42 @@ struct Window {
 
 /// The turns by which growth is described.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Turns {
+pub(super) enum Turns {
     /// The ranges of this name.
     Ranges(Box<str>, u64),
-    /// The iterations of loops around the allocation, from the outermost to the innermost: the stack at the function with
-    /// the loop, and the iterations.
+    /// The iterations of loops around the allocation, from the outermost to the innermost: the stack at the function
+    /// with the loop, and the iterations.
     Iterations(Vec<(StackId, u64)>),
 }
 
 /// One source that grows.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct WindowGrowth {
+pub(super) struct WindowGrowth {
     /// The stack.
-    pub stack: StackId,
+    pub(super) stack: StackId,
     /// The context of the latest block.
-    pub context: ContextId,
+    pub(super) context: ContextId,
     /// How it grows.
-    pub kind: GrowthKind,
+    pub(super) kind: GrowthKind,
     /// The growth in bytes.
-    pub bytes: u64,
+    pub(super) bytes: u64,
     /// The growth in blocks; the number of blocks if only their sizes grow.
-    pub blocks: u64,
+    pub(super) blocks: u64,
     /// The number of windows with an increase, out of [`Self::windows`].
-    pub rises: usize,
+    pub(super) rises: usize,
     /// The number of windows since the growth began.
-    pub windows: usize,
+    pub(super) windows: usize,
     /// What the growth took in clock ticks.
-    pub ticks: u64,
+    pub(super) ticks: u64,
     /// `seq` of the latest allocation.
-    pub last_seq: u64,
+    pub(super) last_seq: u64,
     /// The turns of the program meanwhile.
-    pub turns: Turns,
+    pub(super) turns: Turns,
 }
 
 /// Samples the sources of one device while the program has no step.
 #[derive(Clone, Debug, Default)]
-pub struct WindowSampler {
+pub(super) struct WindowSampler {
     /// By stack. Without any, nothing is sampled.
     sources: Vec<Source>,
     windows: Vec<Window>,
@@ -148,8 +149,9 @@ struct AfterTraining {
 }
 
 impl WindowSampler {
-    /// Takes the stacks and the names of ranges of a recording. `is_inference`: the program calls a model and never trains.
-    pub(in crate::passes) fn new(
+    /// Takes the stacks and the names of ranges of a recording. `is_inference`: the program calls a model and never
+    /// trains.
+    pub(super) fn new(
         loops: &Arc<LoopTable>,
         rows: &Arc<BTreeMap<u64, RangeRow>>,
         is_inference: bool,
@@ -254,7 +256,7 @@ impl WindowSampler {
     }
 
     /// Takes the start or the end of a range.
-    pub(in crate::passes) fn observe_range(&mut self, e: &Event) {
+    pub(super) fn observe_range(&mut self, e: &Event) {
         if self.is_on {
             self.ranges.observe(e);
         }
@@ -288,7 +290,7 @@ impl WindowSampler {
     }
 
     /// The sources that grow, by bytes in descending order.
-    pub fn grown(&self) -> Vec<WindowGrowth> {
+    pub(super) fn grown(&self) -> Vec<WindowGrowth> {
         // After an evaluation, what trained may have gone on.
         let trains = self.after_training.as_ref().is_some_and(|after| !after.is_over());
         if trains || self.windows.len() < MIN_WINDOWS {
@@ -307,12 +309,12 @@ impl WindowSampler {
     }
 
     /// Whether the windows begin after training steps.
-    pub fn is_after_training(&self) -> bool {
+    pub(super) fn is_after_training(&self) -> bool {
         self.after_training.is_some()
     }
 
     /// The most bytes that were allocated in the last quarter of the windows.
-    pub fn last_peak(&self) -> u64 {
+    pub(super) fn last_peak(&self) -> u64 {
         let from = self.windows.len() - self.windows.len() / 4;
         self.windows.iter().skip(from).map(|window| window.peak).max().unwrap_or(0).max(self.peak)
     }
@@ -449,7 +451,8 @@ mod tests {
         BlockAllocation::of_forward(seq, size, StackId(stack), position)
     }
 
-    /// The sources that grow in a program of so many requests. Each frees three blocks that it allocates, and then keeps
+    /// The sources that grow in a program of so many requests. Each frees three blocks that it allocates, and then
+    /// keeps
     /// `kept(request)` blocks of a mebibyte in all.
     fn grown(requests: u32, kept: impl Fn(u32) -> u32) -> Vec<WindowGrowth> {
         let mut sampler = WindowSampler::new(&Arc::default(), &Arc::default(), false);
@@ -506,8 +509,8 @@ mod tests {
         assert_eq!(grown(12, |request| request + 1), [], "too few requests");
     }
 
-    /// What grows after four training steps, each with 20 allocations, if so many requests keep a block each. `joins`: a block
-    /// as large as all of them is allocated then. `frees`: they are freed, and one more block is allocated.
+    /// What grows after four training steps, each with 20 allocations, if so many requests keep a block each. `joins`:
+    /// a block as large as all of them is allocated then. `frees`: they are freed, and one more block is allocated.
     fn grown_after_training(requests: u64, joins: bool, frees: bool) -> Vec<WindowGrowth> {
         let mut sampler = WindowSampler::new(&Arc::default(), &Arc::default(), false);
         let (mut seq, mut held, mut trained) = (0, Vec::new(), 0);

@@ -1,12 +1,14 @@
-//! An issue of a run: what it is, how large it is, the evidence, and the fix.
-//!
-//! The report makes issues from the signals that the passes in `diagnostics` collect. Everything in an issue is
-//! measured or computed from the run.
+//! An issue of a run: what it is, how large it is, the evidence, and the fix. Everything in it is measured or computed
+//! from the run.
 
 use memtrace_trace::ids::{ContextId, StackId};
 
-use super::diagnostics::LoopTurn;
-use crate::rules::DiagnosticRule;
+use super::rule::DiagnosticRule;
+use super::turns::LoopTurn;
+use crate::units::size_text;
+
+/// A forecast of more turns than this is of no use.
+pub(super) const LONGEST_FORECAST: u64 = 100_000_000;
 
 /// One issue.
 #[derive(Clone, PartialEq, Debug)]
@@ -48,6 +50,18 @@ pub struct OomForecast {
     pub growth: u64,
     /// The duration of these turns in clock ticks; 0 if it is unknown.
     pub ticks: u64,
+}
+
+impl OomForecast {
+    /// The forecast as evidence.
+    pub(super) fn evidence(&self) -> String {
+        let turn = self.turn.name();
+        format!(
+            "{} are free at the peak of the last {turn}s, and each {turn} needs {} more",
+            size_text(self.free),
+            size_text(self.growth)
+        )
+    }
 }
 
 /// Sorts by bytes in descending order. The order of equal issues does not depend on how they were found.

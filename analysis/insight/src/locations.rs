@@ -4,38 +4,39 @@ use memtrace_trace::file::{Definitions, Frame};
 use memtrace_trace::generated::is_inductor_file;
 use memtrace_trace::ids::{ContextId, FrameId, StackId};
 
+use crate::rules::{alloc_fn_rule, is_library};
 use crate::stack_summary::{FrameSummary, StackSummary};
-use memtrace_insight::rules::{alloc_fn_rule, is_library};
 
 /// The maximum number of frames shown of one stack.
 const MAX_FRAMES: usize = 128;
 
 /// Formats the stacks of one recording.
 #[derive(Debug)]
-pub(crate) struct Locations<'a> {
+pub struct Locations<'a> {
     definitions: &'a Definitions,
     directory: Option<String>,
 }
 
 impl<'a> Locations<'a> {
     /// The innermost frame of a stack.
-    pub(crate) fn innermost(&self, stack: StackId) -> FrameId {
+    pub fn innermost(&self, stack: StackId) -> FrameId {
         self.definitions.stacks.get(stack.index()).map(|node| node.frame).unwrap_or_default()
     }
 
     /// The definitions of the recording.
-    pub(crate) fn definitions(&self) -> &'a Definitions {
+    pub fn definitions(&self) -> &'a Definitions {
         self.definitions
     }
 
-    pub(crate) fn new(definitions: &'a Definitions, directory: Option<&std::path::Path>) -> Locations<'a> {
+    /// Formats the stacks of `definitions`. Files in `directory` have a path relative to it.
+    pub fn new(definitions: &'a Definitions, directory: Option<&std::path::Path>) -> Locations<'a> {
         let directory = directory.and_then(|d| d.to_str()).map(|d| format!("{}/", d.trim_end_matches('/')));
         Locations { definitions, directory }
     }
 
     /// The summary of a stack. For a block of the backward pass it shows the autograd node and the forward call that
     /// made it.
-    pub(crate) fn stack(&self, stack: StackId, context: ContextId) -> StackSummary {
+    pub fn stack(&self, stack: StackId, context: ContextId) -> StackSummary {
         let node = self.definitions.context(context);
         let shown = node.map(|c| c.forward).filter(|forward| !forward.is_none()).unwrap_or(stack);
         let frames =
@@ -66,7 +67,7 @@ impl<'a> Locations<'a> {
 
     /// The frame that represents a stack. It is the program's own innermost frame, else the innermost Python frame,
     /// else the responsible native frame.
-    pub(crate) fn own(&self, stack: StackId) -> Option<FrameId> {
+    pub fn own(&self, stack: StackId) -> Option<FrameId> {
         let frames = || {
             let ids = self.definitions.walk_ids(stack);
             ids.filter_map(|(_, id)| self.definitions.frame(id).map(|frame| (id, frame)))
@@ -78,7 +79,7 @@ impl<'a> Locations<'a> {
     }
 
     /// Formats a frame: `model.py:88 forward`.
-    pub(crate) fn frame(&self, frame: &Frame) -> String {
+    pub fn frame(&self, frame: &Frame) -> String {
         if frame.native { self.native(frame) } else { self.line(frame, true) }
     }
 
@@ -100,13 +101,13 @@ impl<'a> Locations<'a> {
     }
 
     /// The path relative to the program's folder, else its last two components.
-    pub(crate) fn short<'f>(&self, filename: &'f str) -> &'f str {
+    pub fn short<'f>(&self, filename: &'f str) -> &'f str {
         short_path(self.directory.as_deref(), filename)
     }
 }
 
 /// The path relative to `directory`, which ends with a slash, else its last two components.
-pub(crate) fn short_path<'f>(directory: Option<&str>, filename: &'f str) -> &'f str {
+pub fn short_path<'f>(directory: Option<&str>, filename: &'f str) -> &'f str {
     if let Some(rest) = directory.and_then(|d| filename.strip_prefix(d))
         && !is_library(filename)
     {
@@ -131,7 +132,8 @@ fn is_skipped(frame: &Frame) -> bool {
     explained(frame) || stands_in_for_kernel(frame)
 }
 
-pub(crate) fn frame_summary(frame: &Frame) -> FrameSummary {
+/// A frame as reports show it.
+pub fn frame_summary(frame: &Frame) -> FrameSummary {
     FrameSummary {
         name: frame.name.to_string(),
         filename: frame.filename.to_string(),

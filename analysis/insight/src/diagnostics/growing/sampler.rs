@@ -13,8 +13,8 @@ use std::collections::HashMap;
 
 use memtrace_trace::ids::{ContextId, StackId};
 
-use super::mark::Mark;
-use super::turns::{LoopTurn, Requests};
+use crate::diagnostics::mark::Mark;
+use crate::diagnostics::turns::{LoopTurn, Requests};
 use crate::passes::category::BlockAllocation;
 use crate::passes::phase::Phase;
 
@@ -146,7 +146,7 @@ impl Series {
 
 /// How a source grows.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum GrowthKind {
+pub(in crate::diagnostics) enum GrowthKind {
     /// Its blocks become more.
     Blocks,
     /// Its blocks become larger.
@@ -155,49 +155,47 @@ pub enum GrowthKind {
 
 /// One source that grows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct GrowingSource {
-    /// The stack; `NONE` for what a node allocates without a stack.
-    pub stack: StackId,
-    /// The autograd node or other context.
-    pub context: ContextId,
+pub(super) struct GrowingSource {
+    /// The stack, `NONE` for what a node allocates without a stack, and the autograd node or other context.
+    pub(super) site: (StackId, ContextId),
     /// The [`Mark`] bits of the latest block.
-    pub bits: u8,
+    pub(super) bits: u8,
     /// How it grows.
-    pub kind: GrowthKind,
+    pub(super) kind: GrowthKind,
     /// The growth in bytes.
-    pub bytes: u64,
+    pub(super) bytes: u64,
     /// The growth in blocks; the number of blocks if only their sizes grow.
-    pub blocks: u64,
+    pub(super) blocks: u64,
     /// The mean growth per turn in bytes, in the second half of the growth.
-    pub slope: u64,
+    pub(super) slope: u64,
     /// The first turn after which there was more.
-    pub first_turn: u32,
+    pub(super) first_turn: u32,
     /// The number of turns from there to the last sampled increase.
-    pub turns: u32,
+    pub(super) turns: u32,
     /// The number of samples with an increase, out of [`Self::samples`].
-    pub increases: u32,
+    pub(super) increases: u32,
     /// The number of samples since the growth began.
-    pub samples: u32,
+    pub(super) samples: u32,
     /// `seq` of the latest allocation.
-    pub last_seq: u64,
+    pub(super) last_seq: u64,
     /// The growth reaches the end of the recording. Else a loop grew, and freed everything at its end.
-    pub reaches_end: bool,
+    pub(super) reaches_end: bool,
 }
 
 /// The rate at which the peak of a turn grows, and the time of a turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct GrowthRate {
+pub(super) struct GrowthRate {
     /// The most allocated bytes in the last sampled turns.
-    pub peak: u64,
+    pub(super) peak: u64,
     /// The growth of the peak per turn in bytes; 0 if it does not grow steadily.
-    pub peak_slope: u64,
+    pub(super) peak_slope: u64,
     /// The mean duration of a turn, in clock ticks.
-    pub ticks: u64,
+    pub(super) ticks: u64,
 }
 
 /// The allocated bytes of each source and their samples, for one device.
 #[derive(Clone, Debug, Default)]
-pub struct GrowthSampler {
+pub(super) struct GrowthSampler {
     stacks: Vec<Source>,
     nodes: Vec<Source>,
     /// The samples at the starts of turns.
@@ -223,7 +221,7 @@ impl GrowthSampler {
     }
 
     /// What a turn is.
-    pub fn turn(&self) -> LoopTurn {
+    pub(super) fn turn(&self) -> LoopTurn {
         self.requests.as_ref().map_or(LoopTurn::Step, Requests::turn)
     }
 
@@ -338,12 +336,12 @@ impl GrowthSampler {
     }
 
     /// The sources that grow from turn to turn, by bytes in descending order.
-    pub fn grown(&self) -> Vec<GrowingSource> {
+    pub(super) fn grown(&self) -> Vec<GrowingSource> {
         self.grown_in(&self.turns.samples, false)
     }
 
     /// The sources that grew from one call of the model to the next within a step, at the last out-of-memory error.
-    pub fn grown_at_oom(&self) -> &[GrowingSource] {
+    pub(super) fn grown_at_oom(&self) -> &[GrowingSource] {
         &self.at_oom
     }
 
@@ -358,12 +356,12 @@ impl GrowthSampler {
             series.iter().filter_map(|(key, series)| self.growth_of(samples, *key, series, is_oom)).collect();
         if grown.iter().any(|g| g.kind == GrowthKind::Sizes) {
             let is_root = |g: &GrowingSource| g.kind == GrowthKind::Blocks || g.bits & Mark::NODE_RAN == 0;
-            // What is computed from a tensor that grows, grows too. Autograd runs a node for it, unlike for a tensor that
-            // is only kept.
+            // What is computed from a tensor that grows, grows too. Autograd runs a node for it, unlike for a tensor
+            // that is only kept.
             let has_root = grown.iter().any(|g| g.kind == GrowthKind::Sizes && is_root(g));
             grown.retain(|g| !has_root || is_root(g));
         }
-        grown.sort_by_key(|g| (std::cmp::Reverse(g.bytes), g.stack, g.context));
+        grown.sort_by_key(|g| (std::cmp::Reverse(g.bytes), g.site));
         grown
     }
 
@@ -407,8 +405,8 @@ impl GrowthSampler {
         is_oom: bool,
     ) -> Option<GrowingSource> {
         let count = samples.len();
-        // The end of the growth: the highest sample; of equal ones, the last. Before an error it is the last sample, because
-        // an earlier evaluation can have kept more.
+        // The end of the growth: the highest sample; of equal ones, the last. Before an error it is the last sample,
+        // because an earlier evaluation can have kept more.
         let top = match is_oom {
             true => count.checked_sub(1)?,
             false => bytes.iter().enumerate().max_by_key(|(at, b)| (**b, *at))?.0,
@@ -466,8 +464,11 @@ impl GrowthSampler {
         let (begin, end) = (samples[first - 1].turn, samples[last].turn);
         let since_middle = end - samples[middle.min(last - 1)].turn;
         Some(GrowingSource {
-            stack: if key & NODE == 0 { StackId(key) } else { StackId::NONE },
-            context: if key & NODE == 0 { source.context } else { ContextId(key & !NODE) },
+            site: if key & NODE == 0 {
+                (StackId(key), source.context)
+            } else {
+                (StackId::NONE, ContextId(key & !NODE))
+            },
             bits: source.bits,
             kind,
             bytes: highest - lowest,
@@ -483,7 +484,7 @@ impl GrowthSampler {
     }
 
     /// How fast the peaks of turns grow. `None` with too few turns.
-    pub fn rate(&self) -> Option<GrowthRate> {
+    pub(super) fn rate(&self) -> Option<GrowthRate> {
         // The turn that a sample begins is not over, so each sample has the peak of the turns before it.
         let samples = &self.turns.samples;
         let (middle, last) = (samples.get(samples.len() / 2)?, samples.last()?);
@@ -538,7 +539,7 @@ mod tests {
     #[test]
     fn a_source_that_is_never_freed_grows() {
         let [leak] = grown(40, |step| step * 3)[..] else { panic!("one source") };
-        assert_eq!((leak.stack, leak.slope, leak.first_turn), (StackId(2), 3 * 512, 1));
+        assert_eq!((leak.site.0, leak.slope, leak.first_turn), (StackId(2), 3 * 512, 1));
         assert_eq!((leak.kind, leak.increases, leak.samples), (GrowthKind::Blocks, 38, 38));
         // Of thousands of steps, only some are sampled.
         let [leak] = grown(5000, |step| step)[..] else { panic!("one source") };
@@ -577,7 +578,7 @@ mod tests {
             }
         }
         let [cache] = growing.grown()[..] else { panic!("one source") };
-        assert_eq!((cache.stack, cache.kind, cache.blocks, cache.slope), (StackId(2), GrowthKind::Sizes, 8, 8 << 20));
+        assert_eq!((cache.site.0, cache.kind, cache.blocks, cache.slope), (StackId(2), GrowthKind::Sizes, 8, 8 << 20));
     }
 
     #[test]
@@ -640,7 +641,7 @@ mod tests {
     #[test]
     fn a_block_that_is_replaced_by_larger_ones_grows() {
         let [leak] = training(|_| 4096, |step| 1024 * u64::from(step + 1))[..] else { panic!("one source") };
-        assert_eq!((leak.kind, leak.stack, leak.slope, leak.blocks), (GrowthKind::Sizes, StackId(2), 1024, 1));
+        assert_eq!((leak.kind, leak.site.0, leak.slope, leak.blocks), (GrowthKind::Sizes, StackId(2), 1024, 1));
         assert_eq!(training(|_| 4096, |step| 1024 * u64::from(step % 5 + 1)), [], "batches of several sizes");
         assert_eq!(training(|_| 4096, |step| 1024 * u64::from(step / 6 + 1)), [], "larger only now and then");
         let longer = |step: u32| 1024 * u64::from(step + 1);
@@ -660,11 +661,11 @@ mod tests {
             derived.replace(new).iter().for_each(|old| program.growing.freed(old, false));
         }
         let [leak] = program.growing.grown()[..] else { panic!("one source") };
-        assert_eq!(leak.stack, StackId(2));
+        assert_eq!(leak.site.0, StackId(2));
     }
 
-    /// The growing sources of a server: each request calls the model with `inputs`, and each call keeps one more unit of
-    /// its input. `is_kept`: whether the next request keeps it too.
+    /// The growing sources of a server: each request calls the model with `inputs`, and each call keeps one more unit
+    /// of its input. `is_kept`: whether the next request keeps it too.
     fn server(requests: u32, inputs: &[u64], is_kept: bool) -> (Vec<GrowingSource>, LoopTurn) {
         let (mut program, mut step, mut size) = (Replacing::new(true), 0, 0);
         for _ in 0..requests {
@@ -706,8 +707,8 @@ mod tests {
         assert_eq!(program.growing.grown(), []);
     }
 
-    /// Evaluates in several steps. In each, every batch keeps a block more and enlarges another. One batch more fails when
-    /// the stack `failing` requests `requested` bytes.
+    /// Evaluates in several steps. In each, every batch keeps a block more and enlarges another. One batch more fails
+    /// when the stack `failing` requests `requested` bytes.
     fn evaluations(batches: &[u32], failing: u32, requested: u64) -> Vec<GrowingSource> {
         let (mut program, mut call, mut list) = (Replacing::new(false), 0, Vec::new());
         for (step, batches) in (0..).zip(batches) {
@@ -729,13 +730,13 @@ mod tests {
     #[test]
     fn an_evaluation_that_runs_out_of_memory_shows_what_grew() {
         let [list, replaced] = evaluations(&[9, 3, 9], 7, 2048)[..] else { panic!("two sources") };
-        assert_eq!((list.kind, list.stack, list.slope, list.bytes), (GrowthKind::Blocks, StackId(7), 2048, 10 * 2048));
-        assert_eq!((replaced.kind, replaced.stack, replaced.slope), (GrowthKind::Sizes, StackId(2), 1024));
+        assert_eq!((list.kind, list.site.0, list.slope, list.bytes), (GrowthKind::Blocks, StackId(7), 2048, 10 * 2048));
+        assert_eq!((replaced.kind, replaced.site.0, replaced.slope), (GrowthKind::Sizes, StackId(2), 1024));
         assert_eq!(evaluations(&[9, 2], 7, 2048), [], "too few batches");
         // The request that failed is one more increase.
         let at = |batches, failing, requested| {
             let found = evaluations(&[9, batches], failing, requested);
-            found.iter().map(|g| g.stack.0).collect::<Vec<_>>()
+            found.iter().map(|g| g.site.0.0).collect::<Vec<_>>()
         };
         assert_eq!((at(3, 7, 2048), at(3, 3, 4096)), (vec![7], vec![]));
         assert_eq!((at(4, 2, 5 * 1024), at(4, 3, 4096)), (vec![7, 2], vec![7]));

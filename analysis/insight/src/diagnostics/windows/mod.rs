@@ -1,26 +1,83 @@
-//! Describes what grows in a program without steps, or after the last one: by the program's ranges, by the iterations of its loops, or by the
-//! blocks.
+//! Leaks of a program without steps, or after its last step. They are described by the program's ranges, by the
+//! iterations of its loops, or by the blocks.
+
+mod loops;
+mod open_ranges;
+mod sampler;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use memtrace_insight::passes::OomForecast;
-use memtrace_insight::passes::diagnostics::{GrowthKind, LoopTurn, Turns, WindowGrowth, WindowSampler};
-use memtrace_insight::rules::{ForwardOnlyUse, is_library, names_forward_only};
+use memtrace_trace::event::Event;
 use memtrace_trace::file::Frame;
-use memtrace_trace::ids::{ContextId, StackId};
+use memtrace_trace::ids::StackId;
 
+use super::device_facts::{DeviceFacts, MAX_LINES, SharedFacts};
+use super::diagnostic::Diagnostic;
+use super::events::{BlockAllocated, BlockFreed, RecordingStart};
+use super::growing::{GrowthKind, LEAK};
+use super::issue::{Issue, LONGEST_FORECAST, OomForecast};
+use super::mark::Mark;
+use super::rule::DiagnosticRule;
+use super::turns::LoopTurn;
 use crate::locations::Locations;
+use crate::rules::{ForwardOnlyUse, is_library, names_forward_only};
 use crate::units::{count_text, size_text};
+use loops::LoopTable;
+use open_ranges::range_rows;
+use sampler::{Turns, WindowGrowth, WindowSampler};
 
-/// What grows at one line.
-pub(crate) struct Described {
-    pub(crate) bytes: u64,
-    pub(crate) headline: String,
-    pub(crate) evidence: Vec<String>,
-    pub(crate) fix: String,
-    pub(crate) sites: Vec<(StackId, ContextId)>,
-    /// `seq` of the latest allocation.
-    pub(crate) last_seq: u64,
+/// What grows on one device without steps.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Windows {
+    sampler: WindowSampler,
+}
+
+impl Diagnostic for Windows {
+    /// Its issues are leaks: the rule is that of `growing`.
+    const RULES: &'static [&'static DiagnosticRule] = &[];
+
+    fn started(start: &RecordingStart<'_>) -> Windows {
+        let loops = Arc::new(LoopTable::new(start.definitions));
+        let rows = Arc::new(range_rows(start.definitions));
+        Windows { sampler: WindowSampler::new(&loops, &rows, start.is_inference) }
+    }
+
+    #[inline]
+    fn range(&mut self, e: &Event) {
+        self.sampler.observe_range(e);
+    }
+
+    #[inline]
+    fn allocated(&mut self, allocated: &BlockAllocated<'_>) {
+        let BlockAllocated { e, block, mark, usage, .. } = *allocated;
+        if !mark.is(Mark::WORKSPACE) {
+            self.sampler.allocated(block, e.thread, mark, usage.allocated);
+        }
+    }
+
+    #[inline]
+    fn freed(&mut self, freed: &BlockFreed<'_>) {
+        if !freed.mark.is(Mark::WORKSPACE) {
+            self.sampler.freed(freed.block, freed.mark);
+        }
+    }
+
+    /// Adds what grows where no other issue of the device names it.
+    fn issues(&self, device: &DeviceFacts<'_>, _: &SharedFacts, issues: &mut Vec<Issue>) {
+        let is_named = |stack: StackId| issues.iter().any(|issue| issue.sites.iter().any(|(site, _)| *site == stack));
+        let leaks = WindowLeaks::of(&self.sampler, device.inputs.locations, &is_named);
+        let mut found = leaks.issues(device);
+        // One forecast for all that grows.
+        if let Some(largest) = found.first_mut()
+            && device.ooms.count() == 0
+            && let Some(forecast) = device.memory_limit.and_then(|limit| leaks.forecast(limit))
+        {
+            largest.evidence.push(forecast.evidence());
+            largest.forecast = Some(forecast);
+        }
+        issues.append(&mut found);
+    }
 }
 
 /// The turns by which one line grows.
@@ -35,7 +92,7 @@ struct Unit {
 }
 
 /// All that grows, by line.
-pub(crate) struct WindowLeaks {
+struct WindowLeaks {
     lines: Vec<(String, Vec<WindowGrowth>, Unit)>,
     last_peak: u64,
     after_training: bool,
@@ -43,11 +100,7 @@ pub(crate) struct WindowLeaks {
 
 impl WindowLeaks {
     /// What grows, without stacks that `is_named` elsewhere, and without what an evaluation keeps after training.
-    pub(crate) fn of(
-        windows: &WindowSampler,
-        locations: &Locations<'_>,
-        is_named: &dyn Fn(StackId) -> bool,
-    ) -> WindowLeaks {
+    fn of(windows: &WindowSampler, locations: &Locations<'_>, is_named: &dyn Fn(StackId) -> bool) -> WindowLeaks {
         let mut by_line: BTreeMap<String, Vec<WindowGrowth>> = BTreeMap::new();
         let evaluates = |frame: &Frame| {
             names_forward_only(&frame.filename, &frame.name) == Some(ForwardOnlyUse::Evaluation)
@@ -76,13 +129,15 @@ impl WindowLeaks {
         WindowLeaks { lines, last_peak: windows.last_peak(), after_training: windows.is_after_training() }
     }
 
-    /// The lines with the most bytes, at most so many.
-    pub(crate) fn described(&self, count: usize) -> impl Iterator<Item = Described> {
-        self.lines.iter().take(count).map(|(_, growths, unit)| describe(growths, unit, self.after_training))
+    /// The leaks of the lines with the most bytes.
+    fn issues(&self, device: &DeviceFacts<'_>) -> Vec<Issue> {
+        let largest = self.lines.iter().take(MAX_LINES);
+        let found = largest.map(|(_, growths, unit)| leak(device, growths, unit, self.after_training));
+        found.filter(|leak| device.matters(leak.bytes)).collect()
     }
 
-    /// When a device with `limit` bytes would be full. `None` if more than `longest` turns are left.
-    pub(crate) fn forecast(&self, limit: u64, longest: u64) -> Option<OomForecast> {
+    /// When a device with `limit` bytes would be full. `None` if that is far away.
+    fn forecast(&self, limit: u64) -> Option<OomForecast> {
         let (_, growths, unit) = self.lines.first()?;
         let free = limit.checked_sub(self.last_peak)?;
         // What the other lines need in the same time counts, too.
@@ -93,7 +148,7 @@ impl WindowLeaks {
         };
         let all: u64 = self.lines.iter().flat_map(|(_, growths, _)| growths).map(share).sum();
         let growth = (all / unit.count.max(1)).max(1);
-        let turns = free.checked_div(growth).filter(|turns| *turns <= longest)?;
+        let turns = free.checked_div(growth).filter(|turns| *turns <= LONGEST_FORECAST)?;
         let each = ticks as f64 / unit.count.max(1) as f64;
         Some(OomForecast { turn: unit.turn, turns, free, growth, ticks: (turns as f64 * each) as u64 })
     }
@@ -134,7 +189,7 @@ fn unit(growths: &[WindowGrowth], locations: &Locations<'_>) -> Unit {
     }
 }
 
-fn describe(growths: &[WindowGrowth], unit: &Unit, after_training: bool) -> Described {
+fn leak(device: &DeviceFacts<'_>, growths: &[WindowGrowth], unit: &Unit, after_training: bool) -> Issue {
     let bytes = bytes(growths);
     let blocks: u64 = growths.iter().map(|growth| growth.blocks).sum();
     let turn = unit.turn.name();
@@ -146,14 +201,15 @@ fn describe(growths: &[WindowGrowth], unit: &Unit, after_training: bool) -> Desc
         (
             format!("{} blocks stay allocated; the least that was allocated grew {grew}", count_text(blocks)),
             format!(
-                "an object that outlives the {outlived} (a list, a dict, an attribute) holds each block: store a number, a CPU copy, or \
-                 fewer tensors; give a cache a bound"
+                "an object that outlives the {outlived} (a list, a dict, an attribute) holds each block: store a \
+                 number, a CPU copy, or fewer tensors; give a cache a bound"
             ),
         )
     } else {
         (
             format!("each new block is larger than the block that it replaces; the smallest grew {grew}"),
-            "torch.cat with all earlier data has no bound: keep a window, write into a preallocated tensor, or move old data to the CPU"
+            "torch.cat with all earlier data has no bound: keep a window, write into a preallocated tensor, or move \
+             old data to the CPU"
                 .to_owned(),
         )
     };
@@ -166,8 +222,9 @@ fn describe(growths: &[WindowGrowth], unit: &Unit, after_training: bool) -> Desc
         Some(name) => format!("{turn} {name}"),
         None => turn.to_owned(),
     };
-    Described {
-        bytes,
+    let sites: Vec<_> = growths.iter().map(|growth| (growth.stack, growth.context)).collect();
+    let last_seq = growths.iter().map(|growth| growth.last_seq).max().unwrap_or(0);
+    Issue {
         headline: format!(
             "{} more with each {each}, {} in {} {turn}s",
             size_text(bytes / unit.count.max(1)),
@@ -175,8 +232,10 @@ fn describe(growths: &[WindowGrowth], unit: &Unit, after_training: bool) -> Desc
             count_text(unit.count)
         ),
         evidence,
+        place: sites.first().copied(),
+        sites,
         fix,
-        sites: growths.iter().map(|growth| (growth.stack, growth.context)).collect(),
-        last_seq: growths.iter().map(|growth| growth.last_seq).max().unwrap_or(0),
+        saves: Some(bytes).filter(|_| device.at_peak(last_seq)),
+        ..device.issue(&LEAK, bytes)
     }
 }

@@ -2,8 +2,8 @@
 //! program had let go of them before.
 //!
 //! A block counts if all of this holds: a forward pass allocated it while autograd recorded. A backward pass and an
-//! optimizer step followed. Then user code freed it during the next forward pass, before another backward pass began. So
-//! no graph needed it any more, and only the program's own variables held it.
+//! optimizer step followed. Then user code freed it during the next forward pass, before another backward pass began.
+//! So no graph needed it any more, and only the program's own variables held it.
 //!
 //! Which of the older blocks will be freed this way is known only afterwards. So the level without all older blocks is
 //! followed, and at the end of a pass those that were not freed this way are added again. The peak without them is
@@ -11,27 +11,47 @@
 
 use std::collections::BTreeMap;
 
+use memtrace_trace::event::Flags;
 use memtrace_trace::ids::{ContextId, StackId};
 
+use super::device_facts::{DeviceFacts, MAX_LINES, SharedFacts};
+use super::diagnostic::Diagnostic;
+use super::events::{BlockAllocated, BlockFreed, RecordingEnd};
+use super::issue::Issue;
+use super::mark::Mark;
+use super::rule::{DiagnosticRule, KeptBy};
 use crate::passes::category::BlockAllocation;
 use crate::passes::phase::{Phase, ProgramPosition};
+use crate::rules::RuleId;
+use crate::units::{count_text, size_text};
+
+/// Results of a forward pass stay allocated through the next forward pass.
+static OUTPUTS_KEPT: DiagnosticRule = DiagnosticRule {
+    id: RuleId::OutputsKept,
+    evidence: "Results of a forward pass are still allocated in the next forward pass, although a backward pass and an \
+               optimizer step came in between. User code frees them there, before another backward pass begins. The \
+               peak is higher because of them.",
+    limits: "The rule knows the variable that holds the blocks only with `memtrace --holders`. A result that the next \
+             forward pass reads and that autograd does not save looks the same.",
+    kept_by: KeptBy::Objects,
+};
 
 /// Blocks that were held, by the place that allocated them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct HeldBlocks {
+struct HeldBlocks {
     /// The bytes of the blocks.
-    pub bytes: u64,
+    bytes: u64,
     /// The number of blocks.
-    pub blocks: u64,
+    blocks: u64,
     /// The stack that freed the last of them.
-    pub freed_by: StackId,
+    freed_by: StackId,
 }
 
 type BySource = BTreeMap<(StackId, ContextId), HeldBlocks>;
 
 /// The results of one device that were held through the next forward pass.
 #[derive(Clone, Debug, Default)]
-pub struct HeldOutputs {
+pub(crate) struct OutputsKept {
     /// The highest number of allocated bytes, and of those without the held blocks.
     peak: u64,
     peak_without: u64,
@@ -67,11 +87,11 @@ fn position_of(position: &ProgramPosition) -> (u32, u32) {
     (position.backward_passes, position.optimizer_steps)
 }
 
-impl HeldOutputs {
+impl OutputsKept {
     /// Takes an allocation. `is_graph`: a forward pass allocates it while autograd records. `level`: allocated bytes
     /// after it.
     #[inline]
-    pub(super) fn allocated(&mut self, block: &BlockAllocation, is_graph: bool, level: u64) {
+    fn allocate(&mut self, block: &BlockAllocation, is_graph: bool, level: u64) {
         let position = position_of(&block.position);
         if block.phase == Phase::Forward && self.pass.position != Some(position) {
             self.begin_pass(position);
@@ -114,10 +134,10 @@ impl HeldOutputs {
         }
     }
 
-    /// Takes the free of a graph block. `by_user`: user code outside the autograd engine and the garbage collector frees
-    /// it.
+    /// Takes the free of a graph block. `by_user`: user code outside the autograd engine and the garbage collector
+    /// frees it.
     #[inline]
-    pub(super) fn freed(&mut self, block: &BlockAllocation, by: StackId, by_user: bool, now: &ProgramPosition) {
+    fn free(&mut self, block: &BlockAllocation, by: StackId, by_user: bool, now: &ProgramPosition) {
         let pass = &mut self.pass;
         let position = Some(position_of(&block.position));
         if position == pass.position {
@@ -136,27 +156,80 @@ impl HeldOutputs {
         }
     }
 
-    /// Ends the recording.
-    pub(super) fn finish(&mut self) {
-        self.end_pass();
-        self.pass = ForwardPass::default();
-    }
-
     /// What was held at the peak, by stack and autograd node of its allocation, most bytes first.
-    pub fn at_peak(&self) -> Vec<((StackId, ContextId), HeldBlocks)> {
+    fn at_peak(&self) -> Vec<((StackId, ContextId), HeldBlocks)> {
         let mut all: Vec<_> = self.at_peak.iter().map(|(source, held)| (*source, *held)).collect();
         all.sort_by_key(|(source, held)| (std::cmp::Reverse(held.bytes), *source));
         all
     }
 
     /// The bytes by which the peak would have been lower without what was held.
-    pub fn saves(&self) -> u64 {
+    fn saves(&self) -> u64 {
         self.peak.saturating_sub(self.peak_without)
     }
 
-    /// The number of forward passes in which results of the pass before were freed.
-    pub fn passes(&self) -> u64 {
-        self.passes
+    fn issue(&self, device: &DeviceFacts<'_>) -> Option<Issue> {
+        let held = self.at_peak();
+        let bytes = held.iter().map(|(_, held)| held.bytes).sum::<u64>();
+        let saves = self.saves().min(bytes);
+        let (source, _) = held.first().filter(|_| device.matters(saves))?;
+        let mut evidence = vec![format!(
+            "{} forward passes freed results of the pass before, after its backward pass and the optimizer step",
+            count_text(self.passes)
+        )];
+        for (site, held) in held.iter().take(MAX_LINES) {
+            evidence.push(format!(
+                "{} in {} blocks: {}, freed at {}",
+                size_text(held.bytes),
+                count_text(held.blocks),
+                device.line(*site),
+                device.line((held.freed_by, ContextId::NONE))
+            ));
+        }
+        Some(Issue {
+            headline: format!(
+                "{} of results of the previous forward pass are held at the peak; without them the peak is {}",
+                size_text(bytes),
+                size_text(device.peak_bytes().saturating_sub(saves))
+            ),
+            evidence,
+            place: Some(*source),
+            sites: held.iter().map(|(site, _)| *site).collect(),
+            fix: "del the variables that hold them (outputs, loss) after the step, or compute the step in a function \
+                  that returns loss.item()"
+                .to_owned(),
+            saves: Some(saves),
+            ..device.issue(&OUTPUTS_KEPT, bytes)
+        })
+    }
+}
+
+impl Diagnostic for OutputsKept {
+    const RULES: &'static [&'static DiagnosticRule] = &[&OUTPUTS_KEPT];
+
+    #[inline]
+    fn allocated(&mut self, allocated: &BlockAllocated<'_>) {
+        self.allocate(allocated.block, allocated.mark.is(Mark::GRAPH), allocated.usage.allocated);
+    }
+
+    #[inline]
+    fn freed(&mut self, freed: &BlockFreed<'_>) {
+        if !freed.mark.is(Mark::GRAPH) {
+            return;
+        }
+        let flags = freed.e.flags;
+        let by_engine = freed.facts.in_engine || flags.contains(Flags::IN_BACKWARD);
+        let by_user = !by_engine && !flags.contains(Flags::IN_GC) && !freed.is_truncated;
+        self.free(freed.block, freed.e.stack, by_user, freed.now);
+    }
+
+    fn finish(&mut self, _: &RecordingEnd<'_>) {
+        self.end_pass();
+        self.pass = ForwardPass::default();
+    }
+
+    fn issues(&self, device: &DeviceFacts<'_>, _: &SharedFacts, issues: &mut Vec<Issue>) {
+        issues.extend(self.issue(device));
     }
 }
 
@@ -165,11 +238,11 @@ mod tests {
     use super::*;
 
     /// Runs a program of one letter per event and returns what was held at the peak and the saving, in MiB. `f`: the
-    /// forward pass allocates 10 MiB that backward frees. `o`: it allocates an output of 4 MiB. `b`: backward frees what
-    /// `f` allocated, and allocates and frees 1 MiB. `s`: an optimizer step. `r`: user code frees the oldest output. `e`: the
-    /// engine frees it.
+    /// forward pass allocates 10 MiB that backward frees. `o`: it allocates an output of 4 MiB. `b`: backward frees
+    /// what `f` allocated, and allocates and frees 1 MiB. `s`: an optimizer step. `r`: user code frees the oldest
+    /// output. `e`: the engine frees it.
     fn held(program: &str) -> (u64, u64) {
-        let mut outputs = HeldOutputs::default();
+        let mut outputs = OutputsKept::default();
         let mut now =
             ProgramPosition { phase: Phase::Forward, step: Some(0), ..BlockAllocation::for_tests(0).position };
         let (mut activations, mut kept): (Vec<BlockAllocation>, Vec<BlockAllocation>) = Default::default();
@@ -181,18 +254,18 @@ mod tests {
                     let mib = if letter == 'f' { 10 } else { 4 };
                     let block = BlockAllocation::of_forward(seq, mib << 20, StackId(7), now);
                     level += block.size;
-                    outputs.allocated(&block, true, level);
+                    outputs.allocate(&block, true, level);
                     if letter == 'f' { &mut activations } else { &mut kept }.push(block);
                 }
                 'b' => {
                     (now.backward_passes, now.phase) = (now.backward_passes + 1, Phase::Backward);
                     for block in activations.drain(..) {
                         level -= block.size;
-                        outputs.freed(&block, StackId(8), false, &now);
+                        outputs.free(&block, StackId(8), false, &now);
                     }
                     let mut block = BlockAllocation::for_tests(seq);
                     (block.phase, block.position) = (Phase::Backward, now);
-                    outputs.allocated(&block, false, level + (1 << 20));
+                    outputs.allocate(&block, false, level + (1 << 20));
                 }
                 's' => {
                     now.optimizer_steps += 1;
@@ -201,12 +274,12 @@ mod tests {
                 'r' | 'e' => {
                     let block = kept.remove(0);
                     level -= block.size;
-                    outputs.freed(&block, StackId(9), letter == 'r', &now);
+                    outputs.free(&block, StackId(9), letter == 'r', &now);
                 }
                 _ => panic!("{letter}"),
             }
         }
-        outputs.finish();
+        outputs.end_pass();
         let at_peak: u64 = outputs.at_peak().iter().map(|(_, held)| held.bytes).sum();
         (at_peak >> 20, outputs.saves() >> 20)
     }

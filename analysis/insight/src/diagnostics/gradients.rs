@@ -1,0 +1,326 @@
+//! Gradients that the optimizer has already used and that stay allocated through the next forward pass, where nothing
+//! needs them.
+
+use memtrace_trace::ids::{ContextId, StackId};
+
+use super::device_facts::{DeviceFacts, SharedFacts};
+use super::diagnostic::Diagnostic;
+use super::events::{BlockAllocated, BlockFreed, RecordingEnd};
+use super::issue::Issue;
+use super::mark::Mark;
+use super::rule::{DiagnosticRule, KeptBy};
+use crate::passes::category::BlockAllocation;
+use crate::passes::phase::{Phase, ProgramPosition};
+use crate::rules::{Meaning, RuleId};
+use crate::units::{count_text, size_text};
+
+/// Gradients stay allocated through the next forward pass because nothing frees them.
+static GRADIENTS_NOT_CLEARED: DiagnosticRule = DiagnosticRule {
+    id: RuleId::GradientsNotCleared,
+    evidence: "Gradients are still allocated when forward passes begin after an optimizer step. Either they are never \
+               freed, for at least half of all steps and at least twelve steps (three if the program frees no \
+               gradients). Or all are freed at once, repeatedly, after at least twelve steps that used them.",
+    limits: "Without PyTorch's profiler ranges, the rule cannot tell gradients that are filled with zeros \
+             (set_to_none=False) from gradients that are never cleared.",
+    kept_by: KeptBy::Nothing,
+};
+
+/// Gradients are freed between forward and backward.
+static GRADIENTS_CLEARED_LATE: DiagnosticRule = DiagnosticRule {
+    id: RuleId::GradientsClearedLate,
+    evidence: "Gradients are still allocated when a forward pass begins after an optimizer step, and are freed before \
+               the backward pass. The peak is higher because of them.",
+    limits: "The rule does not compute what earlier clearing saves within a backward pass.",
+    kept_by: KeptBy::Nothing,
+};
+
+/// A gradient that was never freed counts as old after this many optimizer steps. Programs with several optimizers
+/// clear the gradients of one after many steps of another: a generator's after five steps of the critic.
+const OLD: u32 = 12;
+/// The same limit if no gradient that an optimizer had used was ever freed.
+const OLD_ALONE: u32 = 3;
+
+/// The gradients of one device.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Gradients {
+    /// The latest call of backward.
+    backward: StackId,
+    /// Gradient bytes now.
+    current: u64,
+    /// The highest number of gradient bytes at the start of a forward pass.
+    bytes: u64,
+    /// The highest number of gradient bytes at an optimizer's step.
+    at_step: u64,
+    /// The number of forward passes that began with at least half of [`Self::bytes`].
+    forwards_with_gradients: u64,
+    /// The number of forward passes that followed an optimizer's step.
+    forwards_after_step: u64,
+    /// The number of optimizer steps and of backward passes before the latest forward pass.
+    optimizer_steps: u32,
+    backward_passes: u32,
+    uncleared: Uncleared,
+    epochs: Epochs,
+    late: ClearedLate,
+}
+
+/// Gradients that an optimizer had used. Which of them stay to the end is known only there.
+#[derive(Clone, Debug, Default)]
+struct Uncleared {
+    /// Bytes that were freed with another optimizer step to come.
+    cleared: u64,
+    /// The number of the latest optimizer step.
+    last_step: u32,
+    /// Bytes freed, or left at the end, since the latest optimizer step. `last`: all that an optimizer had used.
+    /// `last_alone` and `last_old`: those that existed for [`OLD_ALONE`] or [`OLD`] steps and for at least half of all
+    /// steps.
+    last: u64,
+    last_alone: u64,
+    last_old: u64,
+}
+
+/// Gradients that are freed all at once, after many steps.
+#[derive(Clone, Debug, Default)]
+struct Epochs {
+    /// Bytes freed that an optimizer had used less than [`OLD`] times.
+    young: u64,
+    /// Bytes freed that an optimizer had used more often.
+    aged: u64,
+    /// Those of `aged` since the latest optimizer step, and their age in optimizer steps.
+    last_aged: u64,
+    last_age: u32,
+    /// How often most gradients were freed at such an age, all at once.
+    count: u32,
+    /// The latest such age in optimizer steps.
+    age: u32,
+}
+
+/// Gradients that are freed between forward and backward.
+#[derive(Clone, Debug, Default)]
+struct ClearedLate {
+    /// Bytes that the latest forward pass found, and that are not freed since.
+    stale: u64,
+    /// Those freed since.
+    freed: u64,
+    /// The highest number of bytes freed between forward and backward.
+    bytes: u64,
+    /// The stack that last freed them.
+    by: StackId,
+    /// The highest number of allocated bytes if these gradients had not stayed.
+    peak_without: u64,
+}
+
+impl Gradients {
+    /// Bytes that nothing frees.
+    fn kept(&self) -> u64 {
+        let Uncleared { cleared, last_alone, last_old, .. } = self.uncleared;
+        let alone = cleared * 20 <= last_alone;
+        (if alone { last_alone } else { last_old }).min(self.bytes)
+    }
+
+    /// The number of optimizer steps after which gradients are freed; `None` if they are not freed this way. It
+    /// requires that the program frees all gradients together, repeatedly, and that an optimizer uses them in between,
+    /// as in clearing once per epoch.
+    fn freed_after(&self) -> Option<u32> {
+        let Epochs { young, aged, count, age, .. } = self.epochs;
+        (count >= 2 && young.saturating_mul(20) <= aged).then_some(age)
+    }
+
+    /// Takes the program's current position.
+    #[inline]
+    fn position_changed(&mut self, now: &ProgramPosition) {
+        let uncleared = &mut self.uncleared;
+        if now.optimizer_steps != uncleared.last_step {
+            let cleared = uncleared.cleared + uncleared.last;
+            *uncleared = Uncleared { cleared, last_step: now.optimizer_steps, ..Uncleared::default() };
+            // Models that are trained in turn free their gradients one model after the other.
+            let epochs = &mut self.epochs;
+            if std::mem::take(&mut epochs.last_aged) * 2 > self.bytes {
+                epochs.count += 1;
+                epochs.age = epochs.last_age;
+            }
+        }
+    }
+
+    #[inline]
+    fn free(&mut self, block: &BlockAllocation, by: StackId, now: &ProgramPosition) {
+        self.position_changed(now);
+        let age = now.optimizer_steps.saturating_sub(block.position.optimizer_steps);
+        let for_most_steps = age * 2 >= now.optimizer_steps;
+        let size = block.size;
+        let Gradients { uncleared, epochs, late, .. } = self;
+        if age >= OLD {
+            epochs.aged += size;
+            (epochs.last_aged, epochs.last_age) = (epochs.last_aged + size, age);
+        } else if age > 0 {
+            epochs.young += size;
+        }
+        if age > 0 {
+            uncleared.last += size;
+        }
+        if age >= OLD_ALONE && for_most_steps {
+            uncleared.last_alone += size;
+        }
+        if age >= OLD && for_most_steps {
+            uncleared.last_old += size;
+        }
+        if late.stale > 0 {
+            late.stale = late.stale.saturating_sub(size);
+            late.freed += size;
+            if late.freed > late.bytes {
+                (late.bytes, late.by) = (late.freed, by);
+            }
+        }
+        self.current = self.current.saturating_sub(size);
+    }
+
+    fn issue(&self, device: &DeviceFacts<'_>) -> Option<Issue> {
+        // At least half of the steps. A loop that is left and entered again begins with gradients once, without an
+        // issue.
+        if !device.matters(self.bytes)
+            || self.forwards_with_gradients < 2
+            || self.forwards_with_gradients * 2 < self.forwards_after_step
+        {
+            return None;
+        }
+        let evidence = format!(
+            "{} of {} forward passes after an optimizer step started with these gradients",
+            count_text(self.forwards_with_gradients),
+            count_text(self.forwards_after_step)
+        );
+        let saves = device.peak_bytes().saturating_sub(self.late.peak_without);
+        let often = self.freed_after();
+        let kept = if often.is_some() { self.bytes } else { self.kept() };
+        if device.matters(kept) && kept * 2 >= self.bytes {
+            let freed = match often {
+                Some(steps) => format!("they are freed once in {} steps", count_text(u64::from(steps))),
+                None => "nothing frees them".to_owned(),
+            };
+            return Some(Issue {
+                headline: format!("{} of gradients stay from step to step: {freed}", size_text(kept)),
+                evidence: vec![evidence, "the next backward pass adds to them".to_owned()],
+                place: (!self.backward.is_none()).then_some((self.backward, ContextId::NONE)),
+                fix: "call optimizer.zero_grad() after each step; set_to_none=False only fills the gradients with \
+                      zeros, and a model without an optimizer (a teacher) needs requires_grad_(False)"
+                    .to_owned(),
+                saves: Some(saves).filter(|bytes| *bytes > 0),
+                ..device.issue(&GRADIENTS_NOT_CLEARED, kept)
+            });
+        }
+        // If the peak is elsewhere, these gradients cost nothing.
+        (device.matters(saves) && self.late.bytes * 2 >= self.bytes).then(|| Issue {
+            headline: format!(
+                "{} of gradients stay through the next forward pass and are freed before its backward pass",
+                size_text(self.bytes)
+            ),
+            evidence: vec![evidence, format!("without them the peak would be {}", size_text(self.late.peak_without))],
+            place: Some((self.late.by, ContextId::NONE)),
+            fix: "clear the gradients right after the optimizer step, or before the forward pass".to_owned(),
+            saves: Some(saves),
+            ..device.issue(&GRADIENTS_CLEARED_LATE, self.bytes)
+        })
+    }
+}
+
+impl Diagnostic for Gradients {
+    const RULES: &'static [&'static DiagnosticRule] = &[&GRADIENTS_NOT_CLEARED, &GRADIENTS_CLEARED_LATE];
+
+    #[inline]
+    fn allocated(&mut self, allocated: &BlockAllocated<'_>) {
+        let BlockAllocated { block, mark, .. } = *allocated;
+        let position = &block.position;
+        if mark.is(Mark::BACKWARD) {
+            self.current += block.size;
+        }
+        if position.backward_passes != self.backward_passes {
+            self.backward_passes = position.backward_passes;
+            (self.late.stale, self.late.freed) = (0, 0);
+        }
+        if block.phase == Phase::Optimizer {
+            self.at_step = self.at_step.max(self.current);
+        }
+        if block.phase == Phase::Forward && position.optimizer_steps != self.optimizer_steps {
+            self.optimizer_steps = position.optimizer_steps;
+            self.forwards_after_step += 1;
+            self.forwards_with_gradients += u64::from(self.current > 0 && self.current * 2 >= self.bytes);
+            (self.late.stale, self.late.freed) = (self.current, 0);
+            self.bytes = self.bytes.max(self.current);
+        }
+        let late = &mut self.late;
+        late.peak_without = late.peak_without.max(allocated.usage.allocated.saturating_sub(late.stale));
+        if allocated.classification.meaning() == Some(Meaning::Engine) {
+            self.backward = block.stack;
+        }
+    }
+
+    #[inline]
+    fn freed(&mut self, freed: &BlockFreed<'_>) {
+        if freed.mark.is(Mark::BACKWARD) {
+            self.free(freed.block, freed.e.stack, freed.now);
+        }
+    }
+
+    fn finish(&mut self, end: &RecordingEnd<'_>) {
+        self.position_changed(end.now);
+        for (block, _) in end.in_use.iter().filter(|(_, mark)| mark.is(Mark::BACKWARD)) {
+            self.free(block, StackId::NONE, end.now);
+        }
+    }
+
+    fn share(&self, _: &DeviceFacts<'_>, shared: &mut SharedFacts) {
+        shared.gradient_bytes = self.at_step;
+    }
+
+    fn issues(&self, device: &DeviceFacts<'_>, _: &SharedFacts, issues: &mut Vec<Issue>) {
+        issues.extend(self.issue(device));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::diagnostics::test_program::TestProgram;
+
+    const GRADIENTS: u64 = 4 << 20;
+
+    /// When the gradients of a step are freed.
+    #[derive(Clone, Copy, PartialEq, Eq)]
+    enum Clears {
+        Never,
+        AfterStep,
+        InForward,
+    }
+
+    fn found(clears: Clears) -> Vec<(&'static str, u64)> {
+        let mut program = TestProgram::<Gradients>::new();
+        let mut gradients = None;
+        for _ in 0..14 {
+            program.phase = Phase::Forward;
+            let activations = program.allocate(64 << 20, Mark::GRAPH);
+            if clears == Clears::InForward {
+                gradients.take().iter().for_each(|old| program.free(old, Mark::BACKWARD));
+            }
+            program.now.backward_passes += 1;
+            program.phase = Phase::Backward;
+            program.free(&activations, Mark::GRAPH);
+            if gradients.is_none() {
+                gradients = Some(program.allocate(GRADIENTS, Mark::BACKWARD));
+            }
+            program.now.optimizer_steps += 1;
+            program.phase = Phase::Optimizer;
+            program.allocate(512, 0);
+            if clears == Clears::AfterStep {
+                gradients.take().iter().for_each(|old| program.free(old, Mark::BACKWARD));
+            }
+        }
+        // The end frees what is left.
+        gradients.iter().for_each(|old| program.free(old, Mark::BACKWARD));
+        program.found()
+    }
+
+    #[test]
+    fn gradients_that_stay_through_the_next_forward_pass() {
+        assert_eq!(found(Clears::Never), [("gradients-not-cleared", GRADIENTS)]);
+        assert_eq!(found(Clears::InForward), [("gradients-cleared-late", GRADIENTS)]);
+        assert_eq!(found(Clears::AfterStep), []);
+    }
+}

@@ -1,0 +1,363 @@
+//! Leaks: what grows from turn to turn of the program's loop.
+//!
+//! Graphs that grow are an issue of their own (`graphs`). They are found here, because only together do the sources
+//! that grow show which of them belong to a graph, which are the inputs of one, and which leak.
+
+mod sampler;
+
+use std::collections::BTreeMap;
+
+use memtrace_trace::ids::ContextId;
+
+use super::device_facts::{DeviceFacts, MAX_LINES, SharedFacts};
+use super::diagnostic::Diagnostic;
+use super::events::{BlockAllocated, BlockFreed, OutOfMemory, RecordingStart};
+use super::graphs::GRAPH_KEPT;
+use super::issue::{Issue, LONGEST_FORECAST, OomForecast};
+use super::mark::Mark;
+use super::rule::{DiagnosticRule, KeptBy};
+use super::turns::LoopTurn;
+use crate::passes::stacks::StackTable;
+use crate::rules::{Meaning, RuleId};
+use crate::units::{count_text, number_text, size_text};
+use sampler::{GrowingSource, GrowthSampler};
+
+pub(super) use sampler::GrowthKind;
+
+/// The allocated bytes of one stack grow from step to step.
+pub(super) static LEAK: DiagnosticRule = DiagnosticRule {
+    id: RuleId::Leak,
+    evidence: "The allocated bytes of one stack are sampled at the start of each step, or of each request if the \
+               program only calls a model. They increase in at least four samples, up to the end of the run, without \
+               leveling out, and the program frees at most a quarter of the growth in between. Either the blocks \
+               become more, or each block replaces a smaller one while the batch does not grow. Growth in nearly every \
+               step counts from 512 KiB and 16 KiB per step on. Within one step, the rule looks at calls of the model \
+               without gradients up to an out-of-memory error.",
+    limits: "The rule knows the object that holds the blocks only with `memtrace --holders`. A buffer that is not full \
+             when the run ends looks like a leak. A request begins with a call of the model whose input is larger than \
+             that of the call before. The forecast assumes that the rest of the program needs as much memory and time \
+             as before.",
+    kept_by: KeptBy::Objects,
+};
+
+/// The minimum size of a leak that grows in nearly every turn of the loop: these bytes in all, these per turn, and as
+/// many turns. A scalar per step (512 bytes) is no leak.
+const STEADY_LEAK: (u64, u64, u32) = (512 << 10, 16 << 10, 8);
+/// A graph through which backward passes ran usually has at least this many blocks in each step.
+const MIN_GRAPH_BLOCKS: u64 = 3;
+
+/// What grows on one device, from step to step or from request to request.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Growing {
+    sampler: GrowthSampler,
+}
+
+impl Growing {
+    /// The bytes that had grown until the end of the run, from turn to turn of the program's loop or from call to call
+    /// within the last step.
+    pub(super) fn grown_bytes(&self, table: &StackTable) -> u64 {
+        let turns = self.sampler.grown();
+        let to_the_end = turns.iter().filter(|g| g.reaches_end && !is_of_optimizer(g, table));
+        let by_turns: u64 = to_the_end.map(|g| g.bytes).sum();
+        let by_calls: u64 = self.sampler.grown_at_oom().iter().map(|g| g.bytes).sum();
+        by_turns.max(by_calls)
+    }
+
+    /// The memory that grew within a step, call by call, until it was full.
+    fn grown_at_oom(&self, device: &DeviceFacts<'_>, shared: &SharedFacts) -> Option<Issue> {
+        let ooms = &device.ooms;
+        if !ooms.unwound_to_the_end() {
+            return None;
+        }
+        let grown = self.sampler.grown_at_oom();
+        let in_model = |g: &GrowingSource| !device.inputs.table.facts(g.site.0).outermost_compute.is_none();
+        // Inside a model, a larger result can be a larger batch, or the cache of one generation. Graphs have rules of
+        // their own.
+        let batch_grows = grown.iter().any(|g| g.kind == GrowthKind::Sizes && in_model(g));
+        let is_kept = |g: &&GrowingSource| g.bits & Mark::GRAPH == 0 && (g.kind == GrowthKind::Blocks || !batch_grows);
+        let leaks = leaks_by_line(device, shared, grown.iter().filter(is_kept).copied().collect());
+        let leaks = leaks.first().filter(|leaks| device.matters(sums(leaks).0))?;
+        let (bytes, _, slope) = sums(leaks);
+        let issue = leak(device, leaks, LoopTurn::ModelCall);
+        Some(Issue {
+            headline: format!(
+                "{} more with each model call, {} with the request that failed",
+                size_text(slope),
+                size_text(bytes)
+            ),
+            fix: "the results of all calls stay on the device until the loop ends: move each to the CPU (.cpu()), or \
+                  keep only what is needed"
+                .to_owned(),
+            saves: None,
+            ..issue
+        })
+    }
+
+    /// When the memory would be full if each turn needs `growth` bytes more. `None` after an out-of-memory error, and
+    /// if the device's memory is unknown.
+    fn forecast(&self, device: &DeviceFacts<'_>, growth: u64) -> Option<OomForecast> {
+        if device.ooms.count() > 0 || growth == 0 {
+            return None;
+        }
+        let rate = self.sampler.rate()?;
+        let growth = growth.max(rate.peak_slope);
+        let free = device.memory_limit?.checked_sub(rate.peak)?;
+        let turns = free.checked_div(growth).filter(|turns| *turns <= LONGEST_FORECAST)?;
+        Some(OomForecast { turn: self.sampler.turn(), turns, free, growth, ticks: turns.saturating_mul(rate.ticks) })
+    }
+}
+
+impl Diagnostic for Growing {
+    const RULES: &'static [&'static DiagnosticRule] = &[&LEAK];
+
+    fn started(start: &RecordingStart<'_>) -> Growing {
+        Growing { sampler: GrowthSampler::new(start.is_inference) }
+    }
+
+    #[inline]
+    fn allocated(&mut self, allocated: &BlockAllocated<'_>) {
+        if !allocated.mark.is(Mark::WORKSPACE) {
+            self.sampler.allocated(allocated.block, allocated.mark, allocated.usage.allocated);
+        }
+    }
+
+    #[inline]
+    fn freed(&mut self, freed: &BlockFreed<'_>) {
+        if !freed.mark.is(Mark::WORKSPACE) {
+            let by_program = !freed.is_truncated && !freed.e.stack.is_none() && !freed.facts.native_only;
+            self.sampler.freed(freed.block, !by_program);
+        }
+    }
+
+    fn out_of_memory(&mut self, error: &OutOfMemory<'_>) {
+        self.sampler.out_of_memory(error.e.stack, error.e.size);
+    }
+
+    fn issues(&self, device: &DeviceFacts<'_>, shared: &SharedFacts, issues: &mut Vec<Issue>) {
+        let mut grown = self.sampler.grown();
+        // Optimizers bound their state themselves: the history of LBFGS, the state of parameters that are used later.
+        grown.retain(|g| !is_of_optimizer(g, device.inputs.table));
+        let growth: u64 = grown.iter().filter(|g| g.reaches_end).map(|g| g.slope).sum();
+        let (graph, others): (Vec<GrowingSource>, Vec<GrowingSource>) =
+            grown.iter().partition(|g| is_list(g) && g.bits & Mark::GRAPH != 0);
+        let first = issues.len();
+        let leaks = if is_graph_kept(device, shared, &graph) {
+            // Tensors that grow together with a graph are inputs that the graph keeps.
+            let (read, others): (Vec<GrowingSource>, Vec<GrowingSource>) =
+                others.into_iter().partition(|g| is_list(g) && grows_with(g, &graph));
+            issues.push(graph_kept(device, shared, &graph, &read));
+            // What grows in size beside graphs is computed from them.
+            others.into_iter().filter(is_list).collect()
+        } else {
+            others.into_iter().chain(graph).collect()
+        };
+        let groups = leaks_by_line(device, shared, leaks).into_iter().take(MAX_LINES);
+        let turn = self.sampler.turn();
+        issues.extend(groups.filter(|leaks| matters(device, leaks)).map(|leaks| leak(device, &leaks, turn)));
+        // One forecast for all that grows.
+        if let Some(largest) = issues[first..].first_mut()
+            && let Some(forecast) = self.forecast(device, growth)
+        {
+            largest.evidence.push(forecast.evidence());
+            largest.forecast = Some(forecast);
+        }
+        if issues.len() == first {
+            issues.extend(self.grown_at_oom(device, shared));
+        }
+    }
+}
+
+/// Whether the source's blocks become more.
+fn is_list(source: &GrowingSource) -> bool {
+    source.kind == GrowthKind::Blocks
+}
+
+/// Whether an optimizer allocates the source's blocks.
+fn is_of_optimizer(source: &GrowingSource, table: &StackTable) -> bool {
+    let meaning = table.facts(source.site.0).rule.map(|rule| rule.meaning);
+    matches!(meaning, Some(Meaning::OptimizerStep | Meaning::OptimizerState))
+}
+
+/// Whether blocks of graphs that grow are graphs that the program keeps.
+fn is_graph_kept(device: &DeviceFacts<'_>, shared: &SharedFacts, graph: &[GrowingSource]) -> bool {
+    // A hook that stores one tensor of every layer allocates at one line, so one line alone is no evidence of a graph.
+    let mut lines: Vec<_> = graph.iter().map(|g| device.inputs.locations.innermost(g.site.0)).collect();
+    lines.sort_unstable();
+    lines.dedup();
+    // A backward pass that freed more than stayed did consume its graph. What stayed are results: outputs and hidden
+    // states that the program has detached, or keeps without their graph.
+    let ran: Vec<&GrowingSource> = graph.iter().filter(|g| g.bits & Mark::NODE_RAN != 0).collect();
+    let turns = ran.iter().map(|g| u64::from(g.turns)).max().unwrap_or(0);
+    let consumed = shared.graphs.consumed_bytes / u64::from(device.table.steps().max(1));
+    let is_most = ran.iter().map(|g| g.slope).sum::<u64>() >= consumed
+        && shared.graphs.are_most(ran.iter().map(|g| g.blocks).sum(), turns);
+    let is_whole = turns == 0 || is_most;
+    // Graphs that were freed together are evidence as well.
+    let is_evident = lines.len() >= 2 && is_whole || shared.graphs.were_freed_together;
+    !graph.is_empty() && is_evident && device.matters(graph.iter().map(|g| g.bytes).sum())
+}
+
+/// Whether the source grows as one of the graph's does.
+fn grows_with(source: &GrowingSource, graph: &[GrowingSource]) -> bool {
+    graph.iter().any(|g| g.first_turn.abs_diff(source.first_turn) <= 1 && g.blocks.abs_diff(source.blocks) <= 2)
+}
+
+/// Whether leaks are worth an issue.
+fn matters(device: &DeviceFacts<'_>, leaks: &[GrowingSource]) -> bool {
+    let (bytes, _, slope) = sums(leaks);
+    let (all, each, turns) = STEADY_LEAK;
+    let is_steady = leaks.iter().any(|g| g.increases >= turns && g.increases * 10 >= g.samples * 9);
+    device.matters(bytes) || device.ordinal >= 0 && is_steady && bytes >= all && slope >= each
+}
+
+/// The leaks of each line, the largest first. Lines that grow alike belong together: keys and values, for example.
+fn leaks_by_line(device: &DeviceFacts<'_>, shared: &SharedFacts, leaks: Vec<GrowingSource>) -> Vec<Vec<GrowingSource>> {
+    // One line can leak at several locations below it.
+    let mut by_line: BTreeMap<String, Vec<GrowingSource>> = BTreeMap::new();
+    for leak in leaks {
+        by_line.entry(device.line(leak.site)).or_default().push(leak);
+    }
+    let mut groups: Vec<(_, Vec<GrowingSource>)> = Vec::new();
+    for (_, leaks) in by_line {
+        if leaks.iter().any(|g| shared.workspace_stacks.contains(&g.site.0)) {
+            continue;
+        }
+        let rate = (leaks[0].kind, leaks[0].first_turn, leaks[0].increases, sums(&leaks).2);
+        match groups.iter_mut().find(|group| group.0 == rate) {
+            Some((_, group)) => group.extend(leaks),
+            None => groups.push((rate, leaks)),
+        }
+    }
+    // The order of the lines decides between equal groups.
+    groups.sort_by_key(|(_, leaks)| std::cmp::Reverse(sums(leaks).0));
+    groups.into_iter().map(|(_, leaks)| leaks).collect()
+}
+
+/// The leak of these sources.
+fn leak(device: &DeviceFacts<'_>, leaks: &[GrowingSource], turn: LoopTurn) -> Issue {
+    let (bytes, blocks, slope) = sums(leaks);
+    let turn = turn.name();
+    let Some(largest) = leaks.iter().max_by_key(|g| (g.bytes, std::cmp::Reverse(g.site.0))) else {
+        return device.issue(&LEAK, bytes);
+    };
+    let grew = format!("in {} of {} samples at {turn} starts", largest.increases, largest.samples);
+    let (evidence, fix) = match largest.kind {
+        GrowthKind::Blocks => (
+            format!(
+                "{} blocks stay allocated, from {turn} {} on; their number grew {grew}",
+                count_text(blocks),
+                largest.first_turn
+            ),
+            format!(
+                "an object that outlives the {turn} (a list, a dict, an attribute) holds each block: store a number, a \
+                 CPU copy, or fewer tensors"
+            ),
+        ),
+        GrowthKind::Sizes => (
+            format!(
+                "each new block is larger than the block that it replaces ({} at a time), from {turn} {} on; they grew \
+                 {grew}",
+                count_text(blocks),
+                largest.first_turn
+            ),
+            "torch.cat with all earlier data has no bound: keep a window, write into a preallocated tensor, or move \
+             old data to the CPU"
+                .to_owned(),
+        ),
+    };
+    let mut evidence = vec![evidence];
+    let named = device.line(largest.site);
+    let lines = leaks.iter().map(|g| device.line(g.site));
+    let mut others: Vec<String> = lines.filter(|line| *line != named).collect();
+    others.sort_unstable();
+    others.dedup();
+    evidence.extend(others.iter().take(MAX_LINES).map(|line| format!("as much grows at {line}")));
+    Issue {
+        headline: format!(
+            "{} more with each {turn}, {} in {} {turn}s",
+            size_text(slope),
+            size_text(bytes),
+            count_text(largest.turns.into())
+        ),
+        evidence,
+        place: Some(largest.site),
+        sites: leaks.iter().map(|g| g.site).collect(),
+        fix,
+        saves: Some(bytes).filter(|_| device.at_peak(largest.last_seq)),
+        ..device.issue(&LEAK, bytes)
+    }
+}
+
+/// The graphs that grow, and the inputs that they read.
+fn graph_kept(
+    device: &DeviceFacts<'_>,
+    shared: &SharedFacts,
+    graph: &[GrowingSource],
+    read: &[GrowingSource],
+) -> Issue {
+    let (bytes, blocks, slope) = sums(graph);
+    let first = graph.iter().map(|g| g.first_turn).min().unwrap_or(0);
+    let last = graph.iter().max_by_key(|g| g.last_seq);
+    let run = graph.iter().filter(|g| g.bits & Mark::NODE_RAN != 0).map(|g| g.bytes).sum::<u64>() * 2 > bytes;
+    let backward = shared.graphs.backward;
+    let mut evidence = vec![format!(
+        "{} that forward passes saved for backward stay allocated, from step {first} on, of {} in the forward pass",
+        number_text(blocks, "block"),
+        number_text(graph.len() as u64, "call site")
+    )];
+    evidence.extend(last.map(|l| format!("last block of each step: {}", device.line(l.site))));
+    if let Some(input) = read.iter().max_by_key(|g| g.bytes) {
+        let (bytes, blocks, _) = sums(read);
+        evidence.push(format!(
+            "{} in {} grew with them, possibly as saved inputs: {}",
+            size_text(bytes),
+            number_text(blocks, "block"),
+            device.line(input.site)
+        ));
+    }
+    let turns = graph.iter().map(|g| u64::from(g.turns)).max().unwrap_or(0);
+    let has_inputs = !read.is_empty();
+    let (place, fix) = if run {
+        // So few blocks of a step, without an input, can also be results that the program keeps without their graph.
+        let may_be_results = blocks < MIN_GRAPH_BLOCKS * turns && !has_inputs;
+        let (why, fix) = match may_be_results {
+            true => (
+                "a backward pass ran through them: retain_graph=True kept them, or the program keeps the results \
+                 themselves",
+                "detach() what one step passes to the next, and remove retain_graph=True; if the program keeps \
+                 detached results, move them to the CPU",
+            ),
+            false => (
+                "a backward pass ran through them and kept them: retain_graph=True (or create_graph=True)",
+                "detach() what one step passes to the next, and remove retain_graph=True",
+            ),
+        };
+        evidence.push(why.to_owned());
+        ((!backward.is_none()).then_some((backward, ContextId::NONE)), fix.to_owned())
+    } else {
+        evidence.push("no backward pass ran through them".to_owned());
+        (
+            last.map(|l| l.site),
+            "the stored tensor keeps its graph: store loss.item() or loss.detach(), or compute it under torch.no_grad()"
+                .to_owned(),
+        )
+    };
+    Issue {
+        headline: format!(
+            "the graphs of earlier iterations are kept: {} more with each step, {} at the end",
+            size_text(slope),
+            size_text(bytes)
+        ),
+        evidence,
+        place,
+        sites: graph.iter().chain(read).map(|g| g.site).collect(),
+        fix,
+        saves: last.filter(|l| device.at_peak(l.last_seq)).map(|_| bytes),
+        ..device.issue(&GRAPH_KEPT, bytes)
+    }
+}
+
+/// The sums of bytes, blocks and growth per turn.
+fn sums(grown: &[GrowingSource]) -> (u64, u64, u64) {
+    (grown.iter().map(|g| g.bytes).sum(), grown.iter().map(|g| g.blocks).sum(), grown.iter().map(|g| g.slope).sum())
+}
