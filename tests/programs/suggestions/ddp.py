@@ -1,13 +1,16 @@
 """Trains with DistributedDataParallel on two GPUs; rank 0 prints its peak."""
 # GPUs: 2
 import os
+import pickle
 import socket
+import time
 
 import changes
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch.nn as nn
+from torch._C._distributed_c10d import _dump_nccl_trace
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 CHANGES = changes.parse("gradients-in-buckets", "adapters", "smaller-batches", "checkpoint-layers", "single-tensor-step", "fused-step", "eight-bit-moments",
@@ -21,6 +24,14 @@ class Layer(nn.Module):
 
     def forward(self, x):
         return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+
+def wait_until_nccl_frees():
+    """Waits until NCCL's watchdog has let go of the buckets of all collectives. Else when it does decides the peak of the
+    next step, in which DistributedDataParallel replaces its buckets (pytorch/pytorch#150398)."""
+    torch.cuda.synchronize()
+    while any(not entry["retired"] for entry in pickle.loads(_dump_nccl_trace())["entries"]):
+        time.sleep(0.01)
 
 
 def train(rank, size, port):
@@ -41,6 +52,7 @@ def train(rank, size, port):
             loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        wait_until_nccl_frees()
     if rank == 0:
         changes.done()
     dist.destroy_process_group()

@@ -7,7 +7,7 @@ CHANGES = changes.parse("predictions-to-cpu", "smaller-evaluation-batch", "half-
 
 
 class Upscaler(nn.Module):
-    def __init__(self, width=48, depth=6):
+    def __init__(self, width=64, depth=6):
         super().__init__()
         self.head = nn.Conv2d(3, width, 3, 1, 1)
         self.body = nn.ModuleList(nn.Conv2d(width, width, 3, 1, 1) for _ in range(depth))

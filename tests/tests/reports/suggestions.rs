@@ -59,7 +59,7 @@ mod exhaustive {
 
     #[test]
     fn of_a_training_in_float32() {
-        are_right("autoencoder", &["autocast"]);
+        are_right("convnext", &["autocast"]);
     }
 
     #[test]
