@@ -1,4 +1,5 @@
-//! Conclusions from a replayed recording: the [`passes`] draw them, each by a named rule of [`rules`].
+//! Conclusions from a replayed recording: the [`passes`] draw them, each by a named rule of [`rules`]. [`suggestions`]
+//! replay the recording with changes to the program.
 //!
 //! ```
 //! use memtrace_insight::passes::Analysis;
@@ -14,3 +15,4 @@
 
 pub mod passes;
 pub mod rules;
+pub mod suggestions;

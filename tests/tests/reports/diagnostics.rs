@@ -12,7 +12,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use memtrace_analysis::report::IssueSummary;
-use memtrace_analysis::rules::{DIAGNOSTICS, RuleId, suggestion_rules};
+use memtrace_analysis::rules::{DIAGNOSTICS, RuleId};
+use memtrace_analysis::suggestions::suggestion_rules;
 use memtrace_analysis::{open_run, summarize};
 use memtrace_tests::traced_program::{TracedProgram, root};
 

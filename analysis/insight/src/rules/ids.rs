@@ -4,6 +4,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::suggestions::list::with_suggestions;
+
 /// Declares the ids of one kind of rule, their text form and the list of all.
 macro_rules! rule_ids {
     ($(#[$about:meta])* $name:ident: $($(#[$meaning:meta])* $id:ident = $text:literal,)+) => {
@@ -54,9 +56,22 @@ impl fmt::Display for UnknownRule {
 
 impl std::error::Error for UnknownRule {}
 
-rule_ids! {
-    /// A rule that finds an issue, or that suggests how to lower a peak.
-    RuleId:
+/// Declares [`RuleId`]: the ids of issues, which are given here, and those of suggestions.
+macro_rules! issue_and_suggestion_ids {
+    (
+        { $($issues:tt)* }
+        $($module:ident { $($(#[$about:meta])* $rule:ident: $id:ident = $text:literal,)+ })+
+    ) => {
+        rule_ids! {
+            /// A rule that finds an issue, or that suggests how to lower a peak.
+            RuleId:
+            $($issues)*
+            $($($(#[$about])* $id = $text,)+)+
+        }
+    };
+}
+
+with_suggestions! { issue_and_suggestion_ids {
     /// The blocks of one stack increase from step to step.
     Leak = "leak",
     /// The graphs of several calls of a model are allocated at once.
@@ -91,57 +106,7 @@ rule_ids! {
     StrayContext = "stray-context",
     /// A DataLoader worker holds memory on a GPU.
     WorkerContext = "worker-context",
-    /// Suggests activation checkpointing.
-    CheckpointLayers = "checkpoint-layers",
-    /// Suggests activation checkpointing, or no gradients, for a run without a backward pass.
-    CheckpointOrNoGrad = "checkpoint-or-no-grad",
-    /// Suggests saved tensors in host memory.
-    OffloadActivations = "offload-activations",
-    /// Suggests smaller batches with gradient accumulation.
-    SmallerBatches = "smaller-batches",
-    /// Suggests more and smaller micro-batches for a program that accumulates gradients.
-    MoreMicroBatches = "more-micro-batches",
-    /// Suggests half the batch where gradients cannot be accumulated.
-    HalfTheBatch = "half-the-batch",
-    /// Suggests forward passes without gradients.
-    NoGrad = "no-grad",
-    /// Suggests results of an evaluation on the CPU.
-    ResultsToCpu = "results-to-cpu",
-    /// Suggests forward passes without a key-value cache.
-    NoKvCache = "no-kv-cache",
-    /// Suggests loading to the CPU.
-    LoadToCpu = "load-to-cpu",
-    /// Suggests to build the model on the meta device.
-    BuildOnMeta = "build-on-meta",
-    /// Suggests to make parameters in their final data type.
-    FinalDataType = "final-data-type",
-    /// Suggests half the batch in evaluations.
-    SmallerEvaluationBatch = "smaller-evaluation-batch",
-    /// Suggests attention without score matrices.
-    ScaledDotProductAttention = "scaled-dot-product-attention",
-    /// Suggests the loss of a language model in chunks.
-    ChunkedCrossEntropy = "chunked-cross-entropy",
-    /// Suggests an optimizer step without temporaries.
-    FusedStep = "fused-step",
-    /// Suggests an optimizer that steps inside the backward pass.
-    OptimizerInBackward = "optimizer-in-backward",
-    /// Suggests freeing gradients right after the optimizer's step.
-    SetToNone = "set-to-none",
-    /// Suggests an optimizer step that processes one parameter after the other.
-    SingleTensorStep = "single-tensor-step",
-    /// Suggests gradients that are views of the buckets.
-    GradientsInBuckets = "gradients-in-buckets",
-    /// Suggests optimizer moments in 8 bits.
-    EightBitMoments = "eight-bit-moments",
-    /// Suggests parameters in bfloat16.
-    Bfloat16Model = "bfloat16-model",
-    /// Suggests to freeze the parameters and to train adapters.
-    Adapters = "adapters",
-    /// Suggests autocast in bfloat16.
-    Autocast = "autocast",
-    /// Suggests several changes together.
-    CombinedChanges = "combined-changes",
-}
+} }
 
 rule_ids! {
     /// A rule that decides the phase of an event.
@@ -436,7 +401,8 @@ mod tests {
     use std::fmt::Debug;
 
     use super::*;
-    use crate::rules::{DIAGNOSTICS, suggestion_rules};
+    use crate::rules::DIAGNOSTICS;
+    use crate::suggestions::suggestion_rules;
 
     /// The kebab-case form of a variant's name, as serde and schemars derive it.
     fn kebab(id: &impl Debug) -> String {
