@@ -28,8 +28,8 @@ use memtrace_replay::Names;
 const WORTH_COMBINING: u64 = 10;
 /// A run that would leave less than one in this many parts of the memory is not said to fit.
 const CLOSE: u64 = 20;
-/// If growth until an error is at least one in this many parts of what was allocated, the growth is what fills the memory.
-/// Other changes only delay the error.
+/// If growth until an error is at least one in this many parts of what was allocated, the growth is what fills the
+/// memory. Other changes only delay the error.
 const DOMINATES: u64 = 4;
 /// The maximum number of changes that are combined.
 const MAX_COMBINED: usize = 3;
@@ -107,7 +107,8 @@ pub(crate) fn suggestions(query: &SuggestionQuery<'_>, progress: &mut dyn FnMut(
     let figures = figures_text(state);
     let fits = |after: &ReplayedPeak| match (scope, after.fits) {
         (_, false) => Some(false),
-        // Where little is left, what the allocator cannot use of its segments decides, and the replay is not that exact.
+        // Where little is left, what the allocator cannot use of its segments decides, and the replay is not that
+        // exact.
         (SuggestionScope::Run, true) => limit.filter(|limit| after.reserved <= limit - limit / CLOSE).map(|_| true),
         // What follows an iteration is known if the program only repeats it.
         (SuggestionScope::Iteration, true) => (!has_backward).then_some(true),
@@ -160,8 +161,8 @@ fn will_train(process: &Process, failed: StackId) -> bool {
     }
 }
 
-/// The bytes that had grown until the end of the run, from turn to turn of the program's loop or from call to call within
-/// the last step.
+/// The bytes that had grown until the end of the run, from turn to turn of the program's loop or from call to call
+/// within the last step.
 fn growth(query: &SuggestionQuery<'_>) -> u64 {
     let growing = &query.device.signals.growing;
     let by_optimizer = |g: &GrowingSource| {
@@ -208,8 +209,8 @@ fn replay_all(
     replayed
 }
 
-/// The changes that lower the peak most, if together they lower it clearly more than the best one alone. Changes are added
-/// to each of the best ones, because the best one can exclude others.
+/// The changes that lower the peak most, if together they lower it clearly more than the best one alone. Changes are
+/// added to each of the best ones, because the best one can exclude others.
 fn combine<'c>(
     replayer: &Replayer<'_>,
     found: &[(&'c dyn Change, ReplayedPeak)],

@@ -64,3 +64,14 @@ fn halve_state(recorded: &Recorded<'_>, spans: &mut [Span]) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::suggestions::test_program::one_step;
+
+    #[test]
+    fn parameters_and_gradients_halve_and_activations_do_not() {
+        assert_eq!(one_step().peak_with(|_| Some(Box::new(Bfloat16Model))), 20 + 100 + 20);
+    }
+}

@@ -1,5 +1,5 @@
-//! Parameters that loaded tensors replace: `load_state_dict(assign=True)` makes the tensors that it gets parameters of the
-//! model. Built on the meta device, the model has no values to replace.
+//! Parameters that loaded tensors replace: `load_state_dict(assign=True)` makes the tensors that it gets parameters of
+//! the model. Built on the meta device, the model has no values to replace.
 
 use std::collections::BTreeMap;
 
@@ -106,8 +106,8 @@ mod tests {
     use memtrace_trace::ids::{ContextId, StackId};
 
     use super::*;
-    use crate::suggestions::test_program::{LOAD, MODULE, Program};
     use crate::passes::lifetimes::BEFORE_STEPS;
+    use crate::suggestions::test_program::{LOAD, MODULE, Program};
 
     #[test]
     fn parameters_that_loaded_ones_replace_vanish() {

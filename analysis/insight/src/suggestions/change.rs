@@ -53,8 +53,8 @@ pub trait Change: Debug + Send + Sync {
         false
     }
 
-    /// The phases other than forward and backward passes in which it can lower the peak. Not all steps are replayed, and
-    /// the peaks of other phases in the other steps stay.
+    /// The phases other than forward and backward passes in which it can lower the peak. Not all steps are replayed,
+    /// and the peaks of other phases in the other steps stay.
     fn phases(&self) -> &'static [Phase] {
         &[]
     }

@@ -1,10 +1,10 @@
-//! The loss of a language model in chunks of tokens: the output layer and the cross-entropy of one chunk at a time, each
-//! chunk checkpointed.
+//! The loss of a language model in chunks of tokens: the output layer and the cross-entropy of one chunk at a time,
+//! each chunk checkpointed.
 //!
 //! The blocks with one number per token and word of the vocabulary are the logits, their copies in other data types,
-//! their softmax, and the gradients of these. With chunks they are smaller, and the gradient of the output layer's weight
-//! is added up chunk by chunk: the sum exists while the next chunk's logits do, and with each chunk's own gradient it
-//! makes a new sum.
+//! their softmax, and the gradients of these. With chunks they are smaller, and the gradient of the output layer's
+//! weight is added up chunk by chunk: the sum exists while the next chunk's logits do, and with each chunk's own
+//! gradient it makes a new sum.
 
 use std::collections::HashSet;
 

@@ -1,5 +1,5 @@
-//! Parameters that the module's own conversion (`.half()`, `.to(dtype)`) replaces by smaller ones. Made in the final data
-//! type, they are small from the start.
+//! Parameters that the module's own conversion (`.half()`, `.to(dtype)`) replaces by smaller ones. Made in the final
+//! data type, they are small from the start.
 
 use memtrace_trace::ids::StackId;
 
@@ -101,8 +101,8 @@ mod tests {
 
     use super::*;
     use crate::passes::category::Category;
-    use crate::suggestions::test_program::{LOAD, MODULE, Program};
     use crate::passes::lifetimes::BEFORE_STEPS;
+    use crate::suggestions::test_program::{LOAD, MODULE, Program};
 
     #[test]
     fn parameters_in_their_final_type_are_not_converted() {

@@ -44,3 +44,23 @@ impl Change for FusedStep {
         vec![("optimizer", Value::Text(facts.optimizer_text()))]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use memtrace_trace::ids::ContextId;
+
+    use super::*;
+    use crate::passes::category::Category;
+    use crate::suggestions::test_program::{STEP, one_step};
+
+    #[test]
+    fn the_step_needs_no_temporaries() {
+        let mut program = one_step();
+        for _ in 0..4 {
+            let temporary = program.alloc(100, Phase::Optimizer, Category::Temporary, ContextId::NONE);
+            program.blocks[temporary].stack = STEP;
+        }
+        assert_eq!(program.peak(), 40 + 1 + 400);
+        assert_eq!(program.peak_with(|_| Some(Box::new(FusedStep))), 40 + 100 + 40);
+    }
+}

@@ -57,3 +57,25 @@ fn gradients_in_buckets(recorded: &Recorded<'_>, spans: &mut [Span]) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use memtrace_trace::ids::ContextId;
+
+    use super::*;
+    use crate::suggestions::test_program::{FIRST, NODE_OF_FIRST, NODE_OF_SECOND, Program};
+
+    #[test]
+    fn each_gradient_is_freed_when_it_is_in_its_bucket() {
+        let mut program = Program::default();
+        program.alloc(40, Phase::Load, Category::CommunicationBucket, ContextId::NONE);
+        let saved = program.activation(100, FIRST);
+        program.passes = 1;
+        for node in [NODE_OF_SECOND, NODE_OF_FIRST] {
+            program.alloc(20, Phase::Backward, Category::Gradient, node);
+        }
+        program.free(saved, NODE_OF_FIRST);
+        assert_eq!(program.peak(), 40 + 100 + 40);
+        assert_eq!(program.peak_with(|_| Some(Box::new(GradientsInBuckets))), 40 + 100 + 20);
+    }
+}

@@ -10,7 +10,8 @@ pub(super) static RULE: SuggestionRule = SuggestionRule {
     id: RuleId::HalfTheBatch,
     action: "half the batch",
     condition: "The run has no backward pass, or several in a step with gradients of their own.",
-    method: "Activations, inputs, autograd temporaries and temporaries of the model halve. Results that are kept do not.",
+    method: "Activations, inputs, autograd temporaries and temporaries of the model halve. Results that are kept do \
+             not.",
     at_most: false,
     programs: &["gan", "inference"],
     find,

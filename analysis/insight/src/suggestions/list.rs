@@ -1,7 +1,7 @@
 //! The list of suggestions, in the order in which a combination names them. A new suggestion has a line here.
 
-/// Calls the macro `$apply` with `$more` and the list. An entry has the module, and for each of its rules the static, the id
-/// and the text form of the id. An id is never reused for something else.
+/// Calls the macro `$apply` with `$more` and the list. An entry has the module, and for each of its rules the static,
+/// the id and the text form of the id. An id is never reused for something else.
 macro_rules! with_suggestions {
     ($apply:ident $($more:tt)*) => {
         $apply! {

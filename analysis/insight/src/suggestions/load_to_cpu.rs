@@ -69,8 +69,8 @@ mod tests {
 
     use super::*;
     use crate::passes::category::Category;
-    use crate::suggestions::test_program::{LOAD, Program};
     use crate::passes::lifetimes::BEFORE_STEPS;
+    use crate::suggestions::test_program::{LOAD, Program};
 
     #[test]
     fn what_is_loaded_and_copied_vanishes() {

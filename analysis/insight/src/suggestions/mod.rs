@@ -1,12 +1,12 @@
 //! What can lower a peak: changes to a program, computed by replaying its recorded blocks with the change.
 //!
-//! Each suggestion is one file. It finds its change in a recording and applies it: a change turns the lifetimes of blocks into
-//! other lifetimes, so blocks shrink, end earlier, vanish, or are allocated again. The new peak is the highest sum of the
-//! changed blocks, as PyTorch's allocator would place them. Changes can be combined: each takes what the one before has
-//! left.
+//! Each suggestion is one file. It finds its change in a recording and applies it: a change turns the lifetimes of
+//! blocks into other lifetimes, so blocks shrink, end earlier, vanish, or are allocated again. The new peak is the
+//! highest sum of the changed blocks, as PyTorch's allocator would place them. Changes can be combined: each takes what
+//! the one before has left.
 //!
-//! A recording that ends with an out-of-memory error lacks the rest of a step. If an earlier iteration shows the rest, its
-//! blocks are added. Else the new peak is that of the recorded part.
+//! A recording that ends with an out-of-memory error lacks the rest of a step. If an earlier iteration shows the rest,
+//! its blocks are added. Else the new peak is that of the recorded part.
 
 mod adapters;
 mod autocast;

@@ -46,3 +46,14 @@ impl Change for MoreMicroBatches {
         vec![("count", Value::Text(count.to_string())), ("twice", Value::Text((2 * count).to_string()))]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::suggestions::test_program::one_step;
+
+    #[test]
+    fn activations_halve_and_nothing_runs_twice() {
+        assert_eq!(one_step().peak_with(|_| Some(Box::new(MoreMicroBatches { count: 2 }))), 40 + 50 + 40);
+    }
+}

@@ -1,7 +1,7 @@
 //! Forward passes that no backward pass follows, without gradients.
 //!
-//! Without gradients a block is freed when the last operation that reads it is done ([`super::recorded::reads`]), except for the
-//! last blocks of the outermost call, which are its results.
+//! Without gradients a block is freed when the last operation that reads it is done ([`super::recorded::reads`]),
+//! except for the last blocks of the outermost call, which are its results.
 
 use super::change::{Change, ChangedBlocks, Order, SuggestionRule};
 use super::facts::Facts;

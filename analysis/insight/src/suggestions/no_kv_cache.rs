@@ -10,15 +10,16 @@ pub(super) static RULE: SuggestionRule = SuggestionRule {
     id: RuleId::NoKvCache,
     action: "use_cache=False for the forward passes outside generate(): no pass reads the keys and values that they \
              cache",
-    condition: "Caches of transformers keep the keys and values of layers after the layer's call. Outside generate() no \
-                later call joins them with new ones, and the graph does not save them.",
+    condition: "Caches of transformers keep the keys and values of layers after the layer's call. Outside generate() \
+                no later call joins them with new ones, and the graph does not save them.",
     method: "These keys and values are freed when the call of their layer returns.",
     at_most: false,
     programs: &["scoring", "pretrain"],
     find,
 };
 
-/// The caches that nothing reads are a fact about the recording ([`Facts`]), because checkpointed layers cannot fill any.
+/// The caches that nothing reads are a fact about the recording ([`Facts`]), because checkpointed layers cannot fill
+/// any.
 #[derive(Debug)]
 struct NoKvCache;
 

@@ -56,8 +56,8 @@ impl Change for OptimizerInBackward {
     }
 }
 
-/// Steps the optimizer for each parameter as soon as its gradient is complete, and frees the gradient. If the step needs
-/// temporaries, the step for one parameter needs one of the parameter's size.
+/// Steps the optimizer for each parameter as soon as its gradient is complete, and frees the gradient. If the step
+/// needs temporaries, the step for one parameter needs one of the parameter's size.
 fn step_in_backward(recorded: &Recorded<'_>, spans: &mut Vec<Span>) {
     let has_temporaries = recorded.blocks.iter().any(|block| in_step(recorded, block));
     let mut added = Vec::new();

@@ -54,7 +54,8 @@ impl ResultsToCpu {
             }
         }
         let block = |index: &u32| &recorded.blocks[*index as usize];
-        // What is still there when a training step computes is not only a result: targets, features, a teacher's output.
+        // What is still there when a training step computes is not only a result: targets, features, a teacher's
+        // output.
         let in_backward = |block: &&BlockLifetime| block.phase == Phase::Backward;
         let backward: Vec<u32> = recorded.blocks.iter().filter(in_backward).map(|block| block.allocated).collect();
         let is_used_later = |index: &u32| {

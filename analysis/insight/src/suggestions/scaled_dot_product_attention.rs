@@ -2,8 +2,8 @@
 //! softmax(QK^T)V.
 //!
 //! The score matrices are the blocks that the call of one module allocates with the size of a softmax's result, in any
-//! data type, on the way from queries and keys to the result, and the autograd temporaries of these sizes in its backward
-//! pass. The fused kernels allocate none of them. They keep one number per row for the backward pass.
+//! data type, on the way from queries and keys to the result, and the autograd temporaries of these sizes in its
+//! backward pass. The fused kernels allocate none of them. They keep one number per row for the backward pass.
 //!
 //! Without a backward pass no node shows a softmax. Then a module whose class is named after attention shows them: it
 //! allocates several blocks of one size that is clearly larger than all results of the modules that it calls, which are
@@ -24,9 +24,9 @@ use crate::rules::{RuleId, is_attention};
 pub(super) static RULE: SuggestionRule = SuggestionRule {
     id: RuleId::ScaledDotProductAttention,
     action: "F.scaled_dot_product_attention instead of softmax(QK^T)V at {place}",
-    condition: "In the call of a module that computes attention, a softmax and at least one other block of its \
-                size are allocated. The softmax follows a product of matrices of its size, or its code is \
-                named after attention. The program does not keep them, and the module looks up no bias in an embedding.",
+    condition: "In the call of a module that computes attention, a softmax and at least one other block of its size \
+                are allocated. The softmax follows a product of matrices of its size, or its code is named after \
+                attention. The program does not keep them, and the module looks up no bias in an embedding.",
     method: "The blocks of the score matrix's size vanish from the call and from its backward pass, in all data \
              types.",
     at_most: false,
@@ -170,8 +170,8 @@ impl Change for ScaledDotProductAttention {
     }
 }
 
-/// The calls whose score matrices the program keeps: no node frees them, and they are allocated when a backward pass has
-/// begun.
+/// The calls whose score matrices the program keeps: no node frees them, and they are allocated when a backward pass
+/// has begun.
 fn used_elsewhere(recorded: &Recorded<'_>, softmax: &BTreeMap<ContextId, u64>) -> HashSet<ContextId> {
     let in_backward = |block: &&BlockLifetime| block.phase == Phase::Backward;
     let backward: Vec<u32> = recorded.blocks.iter().filter(in_backward).map(|block| block.allocated).collect();
@@ -186,8 +186,8 @@ fn used_elsewhere(recorded: &Recorded<'_>, softmax: &BTreeMap<ContextId, u64>) -
     kept.map(|(call, _)| call).collect()
 }
 
-/// The calls of modules named after attention that allocate blocks larger than queries: the call, the size, and the stack
-/// of one of them.
+/// The calls of modules named after attention that allocate blocks larger than queries: the call, the size, and the
+/// stack of one of them.
 fn by_class(recorded: &Recorded<'_>) -> Vec<(ContextId, u64, StackId)> {
     let calls = &recorded.definitions.nn_calls;
     let is_attention = |call: &ContextId| {

@@ -84,3 +84,33 @@ fn clear_gradients(recorded: &Recorded<'_>, spans: &mut [Span]) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use memtrace_trace::ids::ContextId;
+
+    use super::*;
+    use crate::suggestions::test_program::{FIRST, NODE_OF_FIRST, Program};
+
+    #[test]
+    fn gradients_do_not_exist_in_the_next_forward_pass() {
+        let mut program = Program::default();
+        let mut earlier = None;
+        for step in 0..2 {
+            program.step = step;
+            let saved = program.activation(100, FIRST);
+            let temporary = program.activation(50, FIRST);
+            program.free(temporary, FIRST);
+            if let Some(gradient) = earlier {
+                program.free(gradient, ContextId::NONE);
+            }
+            program.passes += 1;
+            earlier = Some(program.alloc(20, Phase::Backward, Category::Gradient, NODE_OF_FIRST));
+            program.free(saved, NODE_OF_FIRST);
+            let of_step = program.alloc(1, Phase::Optimizer, Category::Temporary, ContextId::NONE);
+            program.free(of_step, ContextId::NONE);
+        }
+        assert_eq!(program.peak(), 20 + 100 + 50);
+        assert_eq!(program.peak_with(find), 100 + 50);
+    }
+}

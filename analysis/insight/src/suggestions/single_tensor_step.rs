@@ -78,3 +78,23 @@ fn one_by_one(recorded: &Recorded<'_>, per_parameter: u64, spans: &mut Vec<Span>
         spans.extend((0..per_parameter).map(|_| largest));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use memtrace_trace::ids::ContextId;
+
+    use super::*;
+    use crate::passes::category::Category;
+    use crate::suggestions::test_program::{STEP, one_step};
+
+    #[test]
+    fn temporaries_of_one_parameter_remain() {
+        let mut program = one_step();
+        for mib in [100, 80, 100, 80] {
+            let temporary = program.alloc(mib, Phase::Optimizer, Category::Temporary, ContextId::NONE);
+            program.blocks[temporary].stack = STEP;
+        }
+        assert_eq!(program.peak(), 40 + 1 + 360);
+        assert_eq!(program.peak_with(|_| Some(Box::new(SingleTensorStep))), 40 + 1 + 300);
+    }
+}

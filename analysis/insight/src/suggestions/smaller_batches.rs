@@ -17,8 +17,9 @@ pub(super) static RULE: SuggestionRule = SuggestionRule {
     id: RuleId::SmallerBatches,
     action: "half the batch, gradients accumulated over two",
     condition: "Each step has one backward pass.",
-    method: "Activations, inputs, autograd temporaries and temporaries of the model halve. Forward and backward \
-             run twice. The gradients of the first half exist in the second, which adds its own one by one. What stays for more than a step is as large as before.",
+    method: "Activations, inputs, autograd temporaries and temporaries of the model halve. Forward and backward run \
+             twice. The gradients of the first half exist in the second, which adds its own one by one. What stays for \
+             more than a step is as large as before.",
     at_most: false,
     programs: &["decoder", "vit"],
     find,

@@ -13,7 +13,8 @@ use crate::rules::RuleId;
 pub(super) static RULE: SuggestionRule = SuggestionRule {
     id: RuleId::SmallerEvaluationBatch,
     action: "half the batch in {evaluation}",
-    condition: "The peak is in an evaluation, in generation or in a rollout of a training run, and no blocks of a training step are allocated.",
+    condition: "The peak is in an evaluation, in generation or in a rollout of a training run, and no blocks of a \
+                training step are allocated.",
     method: "What it computes halves, but not the results that it keeps.",
     at_most: false,
     programs: &["validation", "evaluation"],
@@ -87,8 +88,8 @@ mod tests {
     use memtrace_trace::ids::ContextId;
 
     use super::*;
-    use crate::suggestions::test_program::{FIRST, Program, SECOND};
     use crate::passes::lifetimes::BEFORE_STEPS;
+    use crate::suggestions::test_program::{FIRST, Program, SECOND};
 
     #[test]
     fn smaller_evaluation_batches_keep_as_many_results() {

@@ -49,7 +49,8 @@ pub(super) const INNER_LINES: [StackId; 2] = [StackId(9), StackId(11)];
 /// The stacks that put keys and values into a cache of transformers: in a forward pass, and in generation.
 pub(super) const KEYS: StackId = StackId(13);
 pub(super) const GENERATED_KEYS: StackId = StackId(15);
-/// Other stacks that have to do with caches: a change of one, a copy of one, and keys that are repeated for several heads.
+/// Other stacks that have to do with caches: a change of one, a copy of one, and keys that are repeated for several
+/// heads.
 pub(super) const CROP: StackId = StackId(16);
 pub(super) const COPY: StackId = StackId(17);
 pub(super) const REPEAT: StackId = StackId(18);
@@ -126,7 +127,7 @@ pub(super) fn definitions() -> Definitions {
 pub(super) struct Program {
     pub(super) blocks: Vec<BlockLifetime>,
     pub(super) seq: u32,
-    step: u32,
+    pub(super) step: u32,
     pub(super) passes: u16,
 }
 
@@ -192,8 +193,8 @@ impl Program {
     }
 }
 
-/// Two blocks of a network. Each keeps 100 MiB for its backward pass, allocates 30 MiB that it frees itself, and results
-/// in 10 MiB that the next one needs.
+/// Two blocks of a network. Each keeps 100 MiB for its backward pass, allocates 30 MiB that it frees itself, and
+/// results in 10 MiB that the next one needs.
 pub(super) fn two_blocks() -> Program {
     let mut program = Program::default();
     let mut kept = Vec::new();

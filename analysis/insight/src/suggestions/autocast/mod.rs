@@ -10,7 +10,8 @@
 //! to the type of the input.
 //!
 //! Where the recording does not show a type, both are replayed. No peak is announced if they differ. The workspaces of
-//! cuDNN and cuBLAS for another type can be larger, smaller or missing: one replay has them as recorded, the other none.
+//! cuDNN and cuBLAS for another type can be larger, smaller or missing: one replay has them as recorded, the other
+//! none.
 
 mod cast;
 mod copies;
@@ -37,8 +38,8 @@ use crate::rules::{AutocastType, RuleId, autocast_type};
 use cast::{Cast, Width};
 use places::{Places, is_weight_gradient};
 
-/// It is computed where values of unknown operations, and parameters without gradients, are at most one in this many parts
-/// of the peak.
+/// It is computed where values of unknown operations, and parameters without gradients, are at most one in this many
+/// parts of the peak.
 const SMALL_UNTYPED: u64 = 33;
 /// It is computed where the workspaces of libraries are at most one in this many parts of the peak.
 const SMALL_WORKSPACES: u64 = 10;

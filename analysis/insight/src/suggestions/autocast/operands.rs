@@ -22,8 +22,8 @@ impl Pass<'_, '_> {
             let freed = self.places.freed(*node, &before).iter().filter_map(|index| value_of(*index));
             inputs.extend(freed.filter(is_large));
         }
-        // What the operation saved is allocated when its node runs. The latest such value is an input if the nodes do not
-        // show all of them.
+        // What the operation saved is allocated when its node runs. The latest such value is an input if the nodes do
+        // not show all of them.
         let is_saved = |block: u32| self.is_saved(place, result, block);
         let weight = self.weight(place, result);
         let is_product = place.has(AutocastType::Lower) && weight.is_none();
@@ -49,8 +49,8 @@ impl Pass<'_, '_> {
         inputs
     }
 
-    /// The latest value before an operation. If it is older than the running call, it is an argument, or any other value
-    /// that a variable of the code around the call keeps is.
+    /// The latest value before an operation. If it is older than the running call, it is an argument, or any other
+    /// value that a variable of the code around the call keeps is.
     pub(super) fn argument(&self, latest: Value, seq: u32) -> Value {
         let mut begun = self.open.iter().rev().map(|(_, begun)| *begun);
         let begins = |number: usize| self.values.get(number).map_or(u32::MAX, |value| value.block);

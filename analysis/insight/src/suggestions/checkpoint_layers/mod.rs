@@ -26,7 +26,8 @@ const MIN_MODULES: usize = 2;
 const MAX_CLASSES: usize = 8;
 /// Another class is checkpointed too if that lowers the peak by at least one in this many parts.
 const WORTH_ANOTHER_CLASS: u64 = 20;
-/// Among classes whose checkpointing leads to peaks within one in this many parts, the one with the fewest modules counts.
+/// Among classes whose checkpointing leads to peaks within one in this many parts, the one with the fewest modules
+/// counts.
 const SAME_PEAK: u64 = 33;
 
 pub(super) static RULE: SuggestionRule = SuggestionRule {
@@ -253,8 +254,8 @@ mod tests {
             program.free(blocks[0], node);
         }
         assert_eq!(program.peak(), 280);
-        // The first block's result, then all of the second block: its result from the forward pass ends where its backward
-        // pass begins, which allocates it again.
+        // The first block's result, then all of the second block: its result from the forward pass ends where its
+        // backward pass begins, which allocates it again.
         assert_eq!(program.peak_with(LAYERS), 40 + 140);
     }
 

@@ -1,9 +1,9 @@
 //! Activation checkpointing of modules, as `torch.utils.checkpoint.checkpoint(module, x, use_reentrant=False)` does it.
 //!
-//! While a checkpointed module runs forward, autograd keeps nothing of it: what only its own backward pass needs is freed
-//! when the module's code has read it. Its results stay, because later modules need them. Its inputs stay for the second
-//! forward pass. When the first of its nodes needs a saved tensor, the forward pass runs again, up to the last tensor that
-//! was saved. From there on the saved tensors live as recorded.
+//! While a checkpointed module runs forward, autograd keeps nothing of it: what only its own backward pass needs is
+//! freed when the module's code has read it. Its results stay, because later modules need them. Its inputs stay for the
+//! second forward pass. When the first of its nodes needs a saved tensor, the forward pass runs again, up to the last
+//! tensor that was saved. From there on the saved tensors live as recorded.
 //!
 //! Copies of weights that autocast makes stay until the region of autocast ends, and are made again.
 

@@ -1,8 +1,8 @@
 //! How a program uses batches, and which blocks depend on their size.
 //!
 //! What depends on the batch halves with it: activations, inputs of a step, autograd temporaries, and temporaries of
-//! forward and backward passes. Weights, gradients, optimizer state, workspaces and copies of weights do not, nor do the
-//! gradients of weights that a backward pass adds to existing ones.
+//! forward and backward passes. Weights, gradients, optimizer state, workspaces and copies of weights do not, nor do
+//! the gradients of weights that a backward pass adds to existing ones.
 
 use std::collections::{HashMap, HashSet};
 
@@ -86,8 +86,8 @@ pub(crate) fn batches(recorded: &Recorded<'_>) -> Batches {
     }
 }
 
-/// The places whose blocks stay for more than a step, or are replaced by larger ones in each step. What a training keeps
-/// of its batches is as large with smaller ones.
+/// The places whose blocks stay for more than a step, or are replaced by larger ones in each step. What a training
+/// keeps of its batches is as large with smaller ones.
 pub(crate) fn lasting_places(recorded: &Recorded<'_>) -> HashSet<(StackId, ContextId)> {
     // By place: its oldest block that is allocated, and how often in a row it was replaced by a larger one.
     let mut places: HashMap<(StackId, ContextId), (&BlockLifetime, u32)> = HashMap::new();

@@ -1,9 +1,9 @@
 //! Key-value caches that nothing reads: `use_cache=False`.
 //!
 //! The models of transformers keep the keys and values of all layers unless `use_cache` is false. A forward pass that
-//! generates nothing has no use for them. The cache joins the new keys and values with those of earlier calls, in a block
-//! for each. Without a cache, a layer's keys and values are needed until its attention has run, and until its backward
-//! pass if the graph saves them.
+//! generates nothing has no use for them. The cache joins the new keys and values with those of earlier calls, in a
+//! block for each. Without a cache, a layer's keys and values are needed until its attention has run, and until its
+//! backward pass if the graph saves them.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 

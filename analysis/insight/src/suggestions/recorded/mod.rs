@@ -46,6 +46,26 @@ fn workspace_place(block: &BlockLifetime) -> WorkspacePlace {
     (block.stack, block.context, block.requested(), block.stream_pool)
 }
 
+/// What an autograd node does with gradients.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum NodeKind {
+    /// It passes a gradient to its parameter.
+    Accumulates,
+    /// It casts.
+    Casts,
+    Other,
+}
+
+impl NodeKind {
+    fn of(node: &str) -> NodeKind {
+        match node {
+            "AccumulateGrad" => NodeKind::Accumulates,
+            _ if node.starts_with("ToCopyBackward") => NodeKind::Casts,
+            _ => NodeKind::Other,
+        }
+    }
+}
+
 /// A recording from which changes compute what would have been.
 #[derive(Debug)]
 pub struct Recorded<'a> {
@@ -64,9 +84,8 @@ pub struct Recorded<'a> {
     weight_sizes: HashSet<u64, AddressBuildHasher>,
     /// The places that allocate several blocks of one workspace's size for one stream.
     no_workspaces: HashSet<WorkspacePlace>,
-    /// By context: whether it is the node that passes a gradient to its parameter, and whether it is one that casts.
-    accumulates: Vec<bool>,
-    casts: Vec<bool>,
+    /// By context.
+    nodes: Vec<NodeKind>,
 }
 
 impl<'a> Recorded<'a> {
@@ -111,7 +130,6 @@ impl<'a> Recorded<'a> {
         events.sort_unstable_by_key(|event| (event.seq, event.allocates));
         let is_weight = |b: &&BlockLifetime| matches!(b.category, Category::Gradient | Category::Parameter);
         let weight_sizes = blocks.iter().filter(is_weight).map(BlockLifetime::requested).collect();
-        let contexts = &definitions.contexts;
         let (mut workspaces, mut no_workspaces) = (HashSet::new(), HashSet::new());
         for block in blocks.iter().filter(|block| block.category == Category::Workspace) {
             if !workspaces.insert(workspace_place(block)) {
@@ -130,8 +148,7 @@ impl<'a> Recorded<'a> {
             ends_in_unused_graph: failed.is_some_and(|failed| failed.in_unused_graph),
             weight_sizes,
             no_workspaces,
-            accumulates: contexts.iter().map(|c| &*c.node == "AccumulateGrad").collect(),
-            casts: contexts.iter().map(|c| c.node.starts_with("ToCopyBackward")).collect(),
+            nodes: definitions.contexts.iter().map(|context| NodeKind::of(&context.node)).collect(),
         }
     }
 
@@ -192,11 +209,14 @@ impl<'a> Recorded<'a> {
         if block.phase != Phase::Backward || !self.is_freed(block) {
             return false;
         }
-        let is = |of: &[bool]| of.get(block.freed_context.index()).copied().unwrap_or(false);
         let requested = block.requested();
-        is(&self.accumulates) && self.weight_sizes.contains(&requested)
-            || is(&self.casts)
-                && (self.weight_sizes.contains(&(2 * requested)) || self.weight_sizes.contains(&(requested / 2)))
+        match self.nodes.get(block.freed_context.index()) {
+            Some(NodeKind::Accumulates) => self.weight_sizes.contains(&requested),
+            Some(NodeKind::Casts) => {
+                self.weight_sizes.contains(&(2 * requested)) || self.weight_sizes.contains(&(requested / 2))
+            }
+            _ => false,
+        }
     }
 
     /// The index of the first event after `seq`.

@@ -25,8 +25,8 @@ pub(crate) fn optimizer(recorded: &Recorded<'_>) -> Option<&'static OptimizerRul
     all.all(|other| other.name == first.name).then_some(first)
 }
 
-/// Whether all classes that a name lists (`Adam or AdamW`) are in `known`. Classes of other libraries can share the code
-/// of PyTorch's without their options.
+/// Whether all classes that a name lists (`Adam or AdamW`) are in `known`. Classes of other libraries can share the
+/// code of PyTorch's without their options.
 pub(crate) fn are_all(name: &str, known: &[&str]) -> bool {
     name.split(" or ").all(|class| known.contains(&class))
 }

@@ -1,8 +1,8 @@
 //! Until when a forward pass without gradients keeps what it allocates.
 //!
-//! A recording with gradients does not show it, because the graph keeps all that it needs. Modules and lines show how the
-//! blocks are used: a module keeps its arguments until it returns, a value of the same statement is used by the next
-//! operation of that statement, and a variable by the next operation of the code that assigned it.
+//! A recording with gradients does not show it, because the graph keeps all that it needs. Modules and lines show how
+//! the blocks are used: a module keeps its arguments until it returns, a value of the same statement is used by the
+//! next operation of that statement, and a variable by the next operation of the code that assigned it.
 
 use memtrace_trace::file::Frame;
 use memtrace_trace::ids::{ContextId, FrameId, StackId};
@@ -69,7 +69,8 @@ fn lines(recorded: &Recorded<'_>, stack: StackId) -> Vec<FrameId> {
     lines
 }
 
-/// Whether one line calls the modules that allocate both blocks, as a loop over layers does: the second reads the first.
+/// Whether one line calls the modules that allocate both blocks, as a loop over layers does: the second reads the
+/// first.
 pub(crate) fn is_read_by(recorded: &Recorded<'_>, value: &BlockLifetime, reader: &BlockLifetime) -> bool {
     let (value, reader) = (Place::of(recorded, value), Place::of(recorded, reader));
     let shared = value.shared(&reader);
