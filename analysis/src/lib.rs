@@ -25,7 +25,7 @@ pub use memtrace_input::{
     AtomicFile, Error, Process, Result, Run, RunFolder, error, load, open_run, open_run_with_progress, printable,
     symbols, xla,
 };
-pub use memtrace_insight::{diagnostics, passes, rules};
+pub use memtrace_insight::{diagnostics, passes, rules, suggestions};
 pub use memtrace_output as export;
 pub use memtrace_report::{
     DiffPageRun, FinishOptions, FinishedRun, HTML_REPORT, HtmlOptions, PageWindow, SECTIONS, Section, TextOptions,

@@ -43,6 +43,7 @@ const FORBIDDEN: &[(&str, &str, &[&str])] = &[
     ),
     ("analysis/input", "symbols", &["load", "recording", "trace_index"]),
     ("analysis/insight", "rules", &["passes"]),
+    ("analysis/insight", "passes", &["suggestions"]),
 ];
 
 fn graph(folder: &str) -> FileGraph {

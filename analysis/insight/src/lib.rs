@@ -1,4 +1,5 @@
-//! Conclusions from a replayed recording: the [`passes`] draw them, each by a named rule of [`rules`].
+//! Conclusions from a replayed recording: the [`passes`] draw them, each by a named rule of [`rules`]. [`suggestions`]
+//! replay the recording with changes to the program.
 //!
 //! ```
 //! use memtrace_insight::passes::Analysis;
@@ -17,6 +18,7 @@ pub mod locations;
 pub mod passes;
 pub mod rules;
 mod stack_summary;
+pub mod suggestions;
 pub mod units;
 
 pub use stack_summary::{FrameSummary, StackSummary};

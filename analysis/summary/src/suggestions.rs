@@ -11,16 +11,14 @@ use crate::summary::{SuggestionScope, SuggestionSummary};
 use crate::why::{allocator_limit, allocator_settings, oom_to_explain};
 use memtrace_input::load::Process;
 use memtrace_insight::locations::Locations;
-use memtrace_insight::passes::changes::{
-    BatchChange, Changes, FailedRequest, OptimizerChange, Outcome, Plan, Recorded,
-};
 use memtrace_insight::passes::{
     Analysis, BlockLifetimes, Category, Composition, DeviceAnalysis, EarlierIteration, Phase, RestOfStep, StackTable,
     StepRows,
 };
-use memtrace_insight::rules::{
-    Meaning, RuleId, SuggestionRule, WORTH_DOING, is_dropout, label_rule, names_evaluation, names_training,
-    suggestion_rule,
+use memtrace_insight::rules::{Meaning, is_dropout, label_rule, names_evaluation, names_training};
+use memtrace_insight::suggestions::{
+    COMBINED_CHANGES, Change, Combination, FailedRequest, Recorded, ReplayedPeak, Replayer, RunFacts, SuggestionRule,
+    Value, WORTH_DOING, changes,
 };
 use memtrace_insight::units::size_text;
 use memtrace_replay::Names;
@@ -29,8 +27,8 @@ use memtrace_replay::Names;
 const WORTH_COMBINING: u64 = 10;
 /// A run that would leave less than one in this many parts of the memory is not said to fit.
 const CLOSE: u64 = 20;
-/// If growth until an error is at least one in this many parts of what was allocated, the growth is what fills the memory.
-/// Other changes only delay the error.
+/// If growth until an error is at least one in this many parts of what was allocated, the growth is what fills the
+/// memory. Other changes only delay the error.
 const DOMINATES: u64 = 4;
 /// The maximum number of changes that are combined.
 const MAX_COMBINED: usize = 3;
@@ -88,57 +86,61 @@ pub(crate) fn suggestions(query: &SuggestionQuery<'_>, progress: &mut dyn FnMut(
         None if is_continued => recorded.highest_sum(),
         _ => at_error,
     };
-    let changes = Changes::new(recorded, peak, limit.unwrap_or(u64::MAX), peaks_by_phase(device));
-    if !changes.is_sound() {
+    let has_backward = device.table.total().phases[Phase::Backward as usize].allocations > 0;
+    let trains = will_train(query.process, oom.map_or(StackId::NONE, |oom| oom.requested_at.0));
+    let run = RunFacts { phase, has_backward, trains };
+    let replayer = Replayer::new(recorded, run, peak, limit.unwrap_or(u64::MAX), peaks_by_phase(device));
+    if !replayer.is_sound() {
         return Vec::new();
     }
-    let has_backward = device.table.total().phases[Phase::Backward as usize].allocations > 0;
-    let phase = if is_continued { changes.peak_phase().unwrap_or(phase) } else { phase };
-    let trains = will_train(query.process, oom.map_or(StackId::NONE, |oom| oom.requested_at.0));
-    let texts = Texts { query, changes: &changes, has_backward, trains, phase };
     let is_filled =
         oom.is_some() && query.device.diagnostics.grown_bytes(query.table).saturating_mul(DOMINATES) >= at_error;
-    let addresses_growth = |plan: &Plan| plan.results_on_cpu || plan.no_grad;
-    let may_help = |plan: &Plan| texts.applies(plan) && (!is_filled || addresses_growth(plan));
-    let plans: Vec<Plan> = changes.plans().into_iter().filter(may_help).collect();
-    let outcomes = replay_all(&changes, &plans, progress);
-    let is_worth = |outcome: &Outcome| peak.saturating_sub(outcome.peak) >= (peak / WORTH_DOING).max(1);
-    let replayed = plans.into_iter().zip(outcomes).filter_map(|(plan, outcome)| Some((plan, outcome?)));
-    let mut found: Vec<(Plan, Outcome)> = replayed.filter(|(_, outcome)| is_worth(outcome)).collect();
-    // Adapters train something else than the program does, so they come last.
-    found.sort_by_key(|(plan, outcome)| (plan.freeze, outcome.peak));
-    let combined = combine(&changes, &found);
-    let evidence = figures_text(state);
-    let fits = |outcome: &Outcome| match (scope, outcome.fits) {
+    let mut allowed = changes(replayer.facts());
+    allowed.retain(|change| !is_filled || change.stops_growth());
+    let replayed = replay_all(&replayer, &allowed, progress);
+    let is_worth = |after: &ReplayedPeak| peak.saturating_sub(after.peak) >= (peak / WORTH_DOING).max(1);
+    let mut found: Vec<(&dyn Change, ReplayedPeak)> =
+        allowed.iter().zip(replayed).filter_map(|(change, after)| Some((&**change, after.filter(is_worth)?))).collect();
+    found.sort_by_key(|(change, after)| (change.is_other_training(), after.peak));
+    let combined = combine(&replayer, &found);
+    let texts = Texts { query, replayer: &replayer };
+    let figures = figures_text(state);
+    let fits = |after: &ReplayedPeak| match (scope, after.fits) {
         (_, false) => Some(false),
-        // Where little is left, what the allocator cannot use of its segments decides, and the replay is not that exact.
-        (SuggestionScope::Run, true) => limit.filter(|limit| outcome.reserved <= limit - limit / CLOSE).map(|_| true),
+        // Where little is left, what the allocator cannot use of its segments decides, and the replay is not that
+        // exact.
+        (SuggestionScope::Run, true) => limit.filter(|limit| after.reserved <= limit - limit / CLOSE).map(|_| true),
         // What follows an iteration is known if the program only repeats it.
         (SuggestionScope::Iteration, true) => (!has_backward).then_some(true),
         (SuggestionScope::UntilError, true) => None,
     };
-    let summary = |(plan, outcome): &(Plan, Outcome)| {
-        let rules = texts.rules(plan);
-        let first = rules.first()?;
-        let join = |of: &dyn Fn(&SuggestionRule) -> String, with: &str| {
-            let parts: Vec<String> = rules.iter().map(|rule| of(rule)).collect();
-            parts.join(with)
+    let summary = |(changes, after): (Combination<'_>, ReplayedPeak)| {
+        let rules: Vec<&SuggestionRule> = changes.rules().collect();
+        let (rule, combines) = match rules[..] {
+            [single] => (single.id, Vec::new()),
+            _ => (COMBINED_CHANGES.id, rules.iter().map(|rule| rule.id).collect()),
         };
-        Some(SuggestionSummary {
-            rule: if rules.len() > 1 { RuleId::CombinedChanges } else { first.id },
-            action: join(&|rule| texts.action(rule, plan), " + "),
-            combines: if rules.len() > 1 { rules.iter().map(|rule| rule.id).collect() } else { Vec::new() },
-            peak_after_bytes: outcome.peak,
-            reserved_after_bytes: outcome.reserved,
-            saves_bytes: peak.saturating_sub(outcome.peak),
-            fits: fits(outcome),
+        SuggestionSummary {
+            rule,
+            action: texts.action(&changes),
+            combines,
+            peak_after_bytes: after.peak,
+            reserved_after_bytes: after.reserved,
+            saves_bytes: peak.saturating_sub(after.peak),
+            fits: fits(&after),
             scope,
             at_most: rules.iter().any(|rule| rule.at_most),
-            evidence: format!("{} {evidence}", join(&|rule| rule.condition.to_owned(), " ")),
-            method: join(&|rule| rule.method.to_owned(), " "),
-        })
+            evidence: format!("{} {figures}", joined(&rules, |rule| rule.condition)),
+            method: joined(&rules, |rule| rule.method),
+        }
     };
-    combined.iter().chain(&found).filter_map(summary).collect()
+    let alone = found.iter().map(|(change, after)| (Combination::of(*change), *after));
+    combined.into_iter().chain(alone).map(summary).collect()
+}
+
+/// A text of each rule, as one text.
+fn joined(rules: &[&SuggestionRule], text: impl Fn(&SuggestionRule) -> &str) -> String {
+    rules.iter().map(|rule| text(rule)).collect::<Vec<&str>>().join(" ")
 }
 
 /// Whether the program trains, although no backward pass has run: it has an optimizer, dropout is active, or the
@@ -159,21 +161,25 @@ fn will_train(process: &Process, failed: StackId) -> bool {
     }
 }
 
-/// Replays all plans, on several threads.
-fn replay_all(changes: &Changes<'_>, plans: &[Plan], progress: &mut dyn FnMut(u64, u64)) -> Vec<Option<Outcome>> {
-    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS).min(plans.len());
+/// Replays each change alone, on several threads.
+fn replay_all(
+    replayer: &Replayer<'_>,
+    changes: &[Box<dyn Change>],
+    progress: &mut dyn FnMut(u64, u64),
+) -> Vec<Option<ReplayedPeak>> {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS).min(changes.len());
     let next = AtomicUsize::new(0);
     let work = || {
         let mut done = Vec::new();
-        while let Some((index, plan)) =
-            Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|i| Some((i, plans.get(i)?)))
+        while let Some((index, change)) =
+            Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|i| Some((i, changes.get(i)?)))
         {
-            done.push((index, changes.outcome(plan)));
+            done.push((index, replayer.replay(&Combination::of(&**change))));
         }
         done
     };
-    let mut outcomes = vec![None; plans.len()];
-    progress(0, plans.len() as u64);
+    let mut replayed = vec![None; changes.len()];
+    progress(0, changes.len() as u64);
     std::thread::scope(|scope| {
         let others: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
         let mut all = work();
@@ -181,36 +187,38 @@ fn replay_all(changes: &Changes<'_>, plans: &[Plan], progress: &mut dyn FnMut(u6
             // A thread ends early only by a panic, which this one takes over.
             all.extend(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
         }
-        for (index, outcome) in all {
-            outcomes[index] = outcome;
+        for (index, peak) in all {
+            replayed[index] = peak;
         }
     });
-    progress(plans.len() as u64, plans.len() as u64);
-    outcomes
+    progress(changes.len() as u64, changes.len() as u64);
+    replayed
 }
 
-/// The changes that lower the peak most together, if together they lower it clearly more than the best one alone. Changes
-/// are added to each of the best ones, because the best one can exclude others.
-fn combine(changes: &Changes<'_>, found: &[(Plan, Outcome)]) -> Option<(Plan, Outcome)> {
-    let (_, outcome) = found.first()?;
-    let best = found.iter().take(MAX_STARTS).map(|(alone, _)| {
-        let mut plan = alone.clone();
-        let mut best = changes.summed_peak(&plan);
+/// The changes that lower the peak most, if together they lower it clearly more than the best one alone. Changes are
+/// added to each of the best ones, because the best one can exclude others.
+fn combine<'c>(
+    replayer: &Replayer<'_>,
+    found: &[(&'c dyn Change, ReplayedPeak)],
+) -> Option<(Combination<'c>, ReplayedPeak)> {
+    let (_, alone) = found.first()?;
+    let best = found.iter().take(MAX_STARTS).map(|(start, _)| {
+        let mut changes = Combination::of(*start);
+        let mut best = replayer.summed_peak(&changes);
         for _ in 1..MAX_COMBINED {
-            let more = found.iter().filter_map(|(other, _)| plan.with(other));
-            let replayed = more.map(|more| (changes.summed_peak(&more), more));
+            let more = found.iter().filter_map(|(other, _)| changes.with(*other));
+            let replayed = more.map(|more| (replayer.summed_peak(&more), more));
             let Some((peak, more)) = replayed.min_by_key(|(peak, _)| *peak) else { break };
             if peak + best / WORTH_COMBINING > best {
                 break;
             }
-            (plan, best) = (more, peak);
+            (changes, best) = (more, peak);
         }
-        (best, plan)
+        (best, changes)
     });
-    let (_, plan) = best.min_by_key(|(peak, _)| *peak)?;
-    let is_alone = found.iter().any(|(alone, _)| *alone == plan);
-    let together = (!is_alone).then(|| changes.outcome(&plan)).flatten()?;
-    (together.peak < outcome.peak).then_some((plan, together))
+    let (_, changes) = best.min_by_key(|(peak, _)| *peak)?;
+    let together = if changes.changes().len() > 1 { replayer.replay(&changes)? } else { return None };
+    (together.peak < alone.peak).then_some((changes, together))
 }
 
 /// The highest peak of each phase over the whole run.
@@ -221,111 +229,39 @@ fn peaks_by_phase(device: &DeviceAnalysis) -> [u64; Phase::ALL.len()] {
     Phase::ALL.map(|phase| parts.iter().map(|rows| rows.phases[phase as usize].peak).max().unwrap_or(0))
 }
 
-/// The texts of plans.
+/// The texts of changes.
 struct Texts<'a> {
     query: &'a SuggestionQuery<'a>,
-    changes: &'a Changes<'a>,
-    has_backward: bool,
-    /// Whether a forward pass without a backward pass belongs to a training.
-    trains: bool,
-    phase: Phase,
+    replayer: &'a Replayer<'a>,
 }
 
 impl Texts<'_> {
-    /// Whether the condition of a plan's rule holds, beside what the replay shows.
-    fn applies(&self, plan: &Plan) -> bool {
-        match plan.batch {
-            _ if plan.load_on_cpu || plan.build_on_meta || plan.convert_first => self.phase == Phase::Load,
-            Some(BatchChange::Evaluation) => {
-                self.changes.ends_in_evaluation() || self.phase.is_forward_only() && self.has_backward
+    /// What to do.
+    fn action(&self, changes: &Combination<'_>) -> String {
+        let action = |change: &&dyn Change| {
+            let mut action = change.action().to_owned();
+            for (name, value) in change.values(self.replayer.facts()) {
+                let text = match value {
+                    Value::Text(text) => text,
+                    Value::Line(stack) => self.line(stack),
+                    Value::Modules(calls) => self.modules(&calls),
+                };
+                action = action.replace(&format!("{{{name}}}"), &text);
             }
-            Some(BatchChange::Half) => {
-                self.has_backward || self.phase == Phase::Forward || self.phase.is_forward_only()
-            }
-            _ => true,
-        }
+            action
+        };
+        changes.changes().iter().map(action).collect::<Vec<String>>().join(" + ")
     }
 
-    fn rules(&self, plan: &Plan) -> Vec<&'static SuggestionRule> {
-        let mut ids = Vec::new();
-        let mut add = |holds: bool, id: RuleId| {
-            if holds {
-                ids.push(id);
-            }
-        };
-        add(plan.attention, RuleId::ScaledDotProductAttention);
-        add(plan.chunked_loss, RuleId::ChunkedCrossEntropy);
-        add(plan.no_grad, RuleId::NoGrad);
-        add(plan.results_on_cpu, RuleId::ResultsToCpu);
-        add(plan.no_cache, RuleId::NoKvCache);
-        add(plan.load_on_cpu, RuleId::LoadToCpu);
-        add(plan.build_on_meta, RuleId::BuildOnMeta);
-        add(plan.convert_first, RuleId::FinalDataType);
-        let checkpoint = if self.has_backward { RuleId::CheckpointLayers } else { RuleId::CheckpointOrNoGrad };
-        add(!plan.checkpoint.is_empty(), checkpoint);
-        add(plan.offload, RuleId::OffloadActivations);
-        match plan.batch {
-            Some(BatchChange::Accumulated) => add(true, RuleId::SmallerBatches),
-            Some(BatchChange::MoreMicroBatches(_)) => add(true, RuleId::MoreMicroBatches),
-            Some(BatchChange::Half) => add(true, RuleId::HalfTheBatch),
-            Some(BatchChange::Evaluation) => add(true, RuleId::SmallerEvaluationBatch),
-            None => {}
-        }
-        add(plan.clear_gradients, RuleId::SetToNone);
-        add(plan.bucket_views, RuleId::GradientsInBuckets);
-        match plan.optimizer {
-            Some(OptimizerChange::Fused) => add(true, RuleId::FusedStep),
-            Some(OptimizerChange::OneByOne) => add(true, RuleId::SingleTensorStep),
-            Some(OptimizerChange::EightBit) => add(true, RuleId::EightBitMoments),
-            Some(OptimizerChange::InBackward) => add(true, RuleId::OptimizerInBackward),
-            None => {}
-        }
-        add(plan.bfloat16, RuleId::Bfloat16Model);
-        add(plan.autocast, RuleId::Autocast);
-        add(plan.freeze, RuleId::Adapters);
-        ids.into_iter().filter_map(suggestion_rule).collect()
-    }
-
-    fn action(&self, rule: &SuggestionRule, plan: &Plan) -> String {
-        // The innermost line outside PyTorch: a model's code can be in a library.
-        let place = |stack: Option<StackId>| {
-            let frames = self.query.process.definitions().walk(stack.unwrap_or_default());
-            let mut frames = frames.filter_map(|(_, frame)| frame).filter(|frame| !frame.native);
-            let outside = frames.find(|frame| !frame.filename.contains("/torch/"));
-            outside.map_or_else(
-                || "an unknown line".to_owned(),
-                |frame| format!("{}:{}", self.query.locations.short(&frame.filename), frame.line),
-            )
-        };
-        let mut action = rule.action.to_owned();
-        if rule.id == RuleId::CheckpointOrNoGrad && self.trains {
-            action = suggestion_rule(RuleId::CheckpointLayers).map_or(action, |rule| rule.action.to_owned());
-        }
-        if action.contains("{layers}") {
-            action = action.replace("{layers}", &self.modules(&self.changes.checkpointed(&plan.checkpoint)));
-        }
-        if action.contains("{place}") {
-            let stack = match rule.id {
-                RuleId::ChunkedCrossEntropy => self.changes.loss(),
-                RuleId::ResultsToCpu => self.changes.results(),
-                RuleId::LoadToCpu => self.changes.load(),
-                RuleId::BuildOnMeta => self.changes.replacement(),
-                RuleId::FinalDataType => self.changes.conversion(),
-                _ => self.changes.softmax(),
-            };
-            action = action.replace("{place}", &place(stack));
-        }
-        if let Some(BatchChange::MoreMicroBatches(count)) = plan.batch {
-            let (count, twice) = (count.to_string(), (2 * u32::from(count)).to_string());
-            action = action.replace("{count}", &count).replace("{twice}", &twice);
-        }
-        let evaluation = match self.phase {
-            Phase::Generate => "generation",
-            Phase::Rollout => "rollouts",
-            _ => "evaluations",
-        };
-        let action = action.replace("{evaluation}", evaluation);
-        action.replace("{optimizer}", self.changes.optimizer_name().as_deref().unwrap_or("the optimizer"))
+    /// The innermost line of a stack outside PyTorch: a model's code can be in a library.
+    fn line(&self, stack: StackId) -> String {
+        let frames = self.query.process.definitions().walk(stack);
+        let mut frames = frames.filter_map(|(_, frame)| frame).filter(|frame| !frame.native);
+        let outside = frames.find(|frame| !frame.filename.contains("/torch/"));
+        outside.map_or_else(
+            || "an unknown line".to_owned(),
+            |frame| format!("{}:{}", self.query.locations.short(&frame.filename), frame.line),
+        )
     }
 
     /// The modules of these calls: `layers.* (12 of Block)`, `layer1.* (3 of Block), layer2.* (4 of Block)`,

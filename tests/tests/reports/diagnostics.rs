@@ -13,7 +13,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use memtrace_analysis::diagnostics::diagnostic_rules;
 use memtrace_analysis::report::IssueSummary;
-use memtrace_analysis::rules::{RuleId, suggestion_rules};
+use memtrace_analysis::rules::RuleId;
+use memtrace_analysis::suggestions::suggestion_rules;
 use memtrace_analysis::{open_run, summarize};
 use memtrace_tests::traced_program::{TracedProgram, root};
 

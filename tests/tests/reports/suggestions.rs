@@ -2,7 +2,10 @@
 //!
 //! `docs/dev/suggestions.md` has the table of all programs; `scripts/bench suggestions` makes it.
 
-use memtrace_tests::suggestions::{Changed, Outcome, measure};
+use memtrace_analysis::rules::RuleId;
+use memtrace_analysis::suggestions::suggestion_rules;
+use memtrace_tests::suggestions::{Changed, Outcome, measure, programs};
+use memtrace_tests::traced_program::root;
 
 /// No announced peak may be further from the measured one, in percent of the measured one.
 const MAXIMUM_ERROR: f64 = 10.0;
@@ -41,11 +44,24 @@ fn of_a_model_whose_parameters_are_replaced() {
     are_right("assigned", &["build-on-meta"]);
 }
 
+/// Each rule names programs that exist, and the programs know its change.
+#[test]
+fn have_a_program_each() {
+    let names: Vec<String> = programs().into_iter().map(|(name, _)| name).collect();
+    let changes = std::fs::read_to_string(root().join("tests/programs/suggestions/changes.py")).expect("changes.py");
+    for rule in suggestion_rules() {
+        assert!(!rule.programs.is_empty(), "{} has no program", rule.id);
+        for program in rule.programs {
+            assert!(names.iter().any(|name| name == program), "{}: there is no program {program}", rule.id);
+        }
+        let is_known = rule.id == RuleId::CombinedChanges || changes.contains(&format!("    \"{}\": ", rule.id));
+        assert!(is_known, "changes.py has no change for {}", rule.id);
+    }
+}
+
 mod exhaustive {
     use std::sync::Mutex;
     use std::sync::atomic::{AtomicUsize, Ordering};
-
-    use memtrace_tests::suggestions::programs;
 
     use super::*;
 

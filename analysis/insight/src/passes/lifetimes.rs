@@ -72,7 +72,7 @@ impl BlockLifetime {
     }
 
     /// A block of this size that is never freed, with defaults for everything else.
-    pub(super) fn of_size(allocated: u32, requested: u64) -> BlockLifetime {
+    pub(crate) fn of_size(allocated: u32, requested: u64) -> BlockLifetime {
         let units = u32::try_from(requested.div_ceil(UNIT)).unwrap_or(u32::MAX);
         BlockLifetime {
             allocated,

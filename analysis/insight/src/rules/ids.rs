@@ -5,6 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::diagnostics::list::with_diagnostics;
+use crate::suggestions::list::with_suggestions;
 
 /// Declares the ids of one kind of rule, their text form and the list of all.
 macro_rules! rule_ids {
@@ -71,57 +72,19 @@ macro_rules! issue_rule_ids {
     };
 }
 
-with_diagnostics! { issue_rule_ids {
-    /// Suggests activation checkpointing.
-    CheckpointLayers = "checkpoint-layers",
-    /// Suggests activation checkpointing, or no gradients, for a run without a backward pass.
-    CheckpointOrNoGrad = "checkpoint-or-no-grad",
-    /// Suggests saved tensors in host memory.
-    OffloadActivations = "offload-activations",
-    /// Suggests smaller batches with gradient accumulation.
-    SmallerBatches = "smaller-batches",
-    /// Suggests more and smaller micro-batches for a program that accumulates gradients.
-    MoreMicroBatches = "more-micro-batches",
-    /// Suggests half the batch where gradients cannot be accumulated.
-    HalfTheBatch = "half-the-batch",
-    /// Suggests forward passes without gradients.
-    NoGrad = "no-grad",
-    /// Suggests results of an evaluation on the CPU.
-    ResultsToCpu = "results-to-cpu",
-    /// Suggests forward passes without a key-value cache.
-    NoKvCache = "no-kv-cache",
-    /// Suggests loading to the CPU.
-    LoadToCpu = "load-to-cpu",
-    /// Suggests to build the model on the meta device.
-    BuildOnMeta = "build-on-meta",
-    /// Suggests to make parameters in their final data type.
-    FinalDataType = "final-data-type",
-    /// Suggests half the batch in evaluations.
-    SmallerEvaluationBatch = "smaller-evaluation-batch",
-    /// Suggests attention without score matrices.
-    ScaledDotProductAttention = "scaled-dot-product-attention",
-    /// Suggests the loss of a language model in chunks.
-    ChunkedCrossEntropy = "chunked-cross-entropy",
-    /// Suggests an optimizer step without temporaries.
-    FusedStep = "fused-step",
-    /// Suggests an optimizer that steps inside the backward pass.
-    OptimizerInBackward = "optimizer-in-backward",
-    /// Suggests freeing gradients right after the optimizer's step.
-    SetToNone = "set-to-none",
-    /// Suggests an optimizer step that processes one parameter after the other.
-    SingleTensorStep = "single-tensor-step",
-    /// Suggests gradients that are views of the buckets.
-    GradientsInBuckets = "gradients-in-buckets",
-    /// Suggests optimizer moments in 8 bits.
-    EightBitMoments = "eight-bit-moments",
-    /// Suggests parameters in bfloat16.
-    Bfloat16Model = "bfloat16-model",
-    /// Suggests to freeze the parameters and to train adapters.
-    Adapters = "adapters",
-    /// Suggests autocast in bfloat16.
-    Autocast = "autocast",
-    /// Suggests several changes together.
-    CombinedChanges = "combined-changes",
+/// Adds the ids of the diagnostics to those of the suggestions.
+macro_rules! with_suggestion_ids {
+    (
+        { }
+        $($module:ident { $($(#[$about:meta])* $rule:ident: $id:ident = $text:literal,)+ })+
+    ) => {
+        with_diagnostics! { issue_rule_ids {
+            $($($(#[$about])* $id = $text,)+)+
+        } }
+    };
+}
+
+with_suggestions! { with_suggestion_ids {
 } }
 
 rule_ids! {
@@ -418,7 +381,7 @@ mod tests {
 
     use super::*;
     use crate::diagnostics::diagnostic_rules;
-    use crate::rules::suggestion_rules;
+    use crate::suggestions::suggestion_rules;
 
     /// The kebab-case form of a variant's name, as serde and schemars derive it.
     fn kebab(id: &impl Debug) -> String {

@@ -14,7 +14,6 @@ mod modules;
 mod native;
 mod optimizers;
 mod phases;
-mod suggestions;
 mod workspaces;
 
 pub use autocast::{
@@ -39,5 +38,4 @@ pub use modules::{is_container_class, is_wrapped_module};
 pub use native::{AllocFnRule, alloc_fn_rule};
 pub use optimizers::{OptimizerRule, optimizer_class, optimizer_of};
 pub use phases::{FrameRule, LabelRule, Meaning, frame_rule, label_rule};
-pub use suggestions::{SuggestionRule, WORTH_DOING, suggestion_rule, suggestion_rules};
 pub use workspaces::{UsesCublas, frame_uses_cublas, is_lt_workspace_size, is_workspace_size, node_uses_cublas};

@@ -1,0 +1,369 @@
+//! Activation checkpointing of the modules that hold most.
+
+mod replay;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use memtrace_trace::ids::ContextId;
+
+use super::change::{Change, ChangedBlocks, Order, SuggestionRule, Value, peak_after};
+use super::facts::Facts;
+use super::recorded::calls::{Call, Members, calls};
+use super::recorded::kv_cache::without_cache;
+use crate::passes::category::Category;
+use crate::passes::lifetimes::NEVER;
+use crate::passes::phase::Phase;
+use crate::rules::RuleId;
+
+/// Checkpointed modules are worth a replay if they hold at least one in this many parts of the peak.
+const WORTH_CHECKPOINTING: u64 = 20;
+/// A module that calls no other and allocates at most so many blocks is a single operation: batch normalization
+/// allocates its result, the means and the deviations.
+const OPERATION_BLOCKS: usize = 3;
+/// The minimum number of modules that are checkpointed.
+const MIN_MODULES: usize = 2;
+/// The maximum number of classes whose checkpointing is replayed.
+const MAX_CLASSES: usize = 8;
+/// Another class is checkpointed too if that lowers the peak by at least one in this many parts.
+const WORTH_ANOTHER_CLASS: u64 = 20;
+/// Among classes whose checkpointing leads to peaks within one in this many parts, the one with the fewest modules
+/// counts.
+const SAME_PEAK: u64 = 33;
+
+pub(super) static RULE: SuggestionRule = SuggestionRule {
+    id: RuleId::CheckpointLayers,
+    action: "activation checkpointing (torch.utils.checkpoint) of {layers}",
+    condition: "At least two modules of one class, not checkpointed and more than a single operation, hold at least a \
+                twentieth of the peak.",
+    method: "Blocks that only the backward pass of such a module needs are freed when the code after them has run. \
+             They are allocated again, with the temporaries of the call, when its backward pass begins. Inputs and \
+             results stay. Copies of weights stay until autocast ends.",
+    at_most: false,
+    programs: &["decoder", "resnet", "unet"],
+    find,
+};
+
+/// For a run without a backward pass.
+pub(super) static WITHOUT_BACKWARD: SuggestionRule = SuggestionRule {
+    id: RuleId::CheckpointOrNoGrad,
+    action: "activation checkpointing (torch.utils.checkpoint) of {layers}; torch.no_grad(), if this is not \
+             training",
+    condition: "The run has no backward pass. At least two modules of one class hold at least a twentieth of the \
+                peak. The second part is left out if the program has an optimizer, if dropout is active, or if the \
+                innermost function with such a name is named after training.",
+    method: "Blocks of such a module are freed when the code after them has run, except its result.",
+    at_most: true,
+    programs: &["resnet", "vocabulary"],
+    find: find_without_backward,
+};
+
+/// The checkpointed modules.
+#[derive(Debug)]
+struct CheckpointLayers {
+    rule: &'static SuggestionRule,
+    action: &'static str,
+    /// Their classes.
+    classes: BTreeSet<Box<str>>,
+}
+
+impl CheckpointLayers {
+    fn of(classes: BTreeSet<Box<str>>) -> CheckpointLayers {
+        CheckpointLayers { rule: &RULE, action: RULE.action, classes }
+    }
+}
+
+fn find(facts: &Facts<'_>) -> Option<Box<dyn Change>> {
+    if facts.ends_in_evaluation() || !facts.run.has_backward {
+        return None;
+    }
+    Some(Box::new(CheckpointLayers::of(classes_to_checkpoint(facts)?)))
+}
+
+fn find_without_backward(facts: &Facts<'_>) -> Option<Box<dyn Change>> {
+    if facts.ends_in_evaluation() || facts.run.has_backward {
+        return None;
+    }
+    let action = if facts.run.trains { RULE.action } else { WITHOUT_BACKWARD.action };
+    Some(Box::new(CheckpointLayers { rule: &WITHOUT_BACKWARD, action, classes: classes_to_checkpoint(facts)? }))
+}
+
+impl Change for CheckpointLayers {
+    fn rule(&self) -> &'static SuggestionRule {
+        self.rule
+    }
+
+    fn order(&self) -> Order {
+        Order::Saved
+    }
+
+    fn apply(&self, facts: &Facts<'_>, blocks: &mut ChangedBlocks) {
+        let recorded = &facts.recorded;
+        // A recomputation would fill the cache again, so models that are checkpointed fill none in training.
+        let of_training = |(index, _): &&(u32, u32)| recorded.blocks[*index as usize].phase == Phase::Forward;
+        let filled: Vec<(u32, u32)> = facts.unread_cache.iter().filter(of_training).copied().collect();
+        without_cache(&filled, &mut blocks.spans);
+        let members = members(facts, &self.classes);
+        replay::checkpoint(recorded, &members, &calls(recorded, &members), &mut blocks.spans);
+    }
+
+    fn conflicts_with(&self, other: RuleId) -> bool {
+        // Both take the same activations away.
+        other == RuleId::OffloadActivations
+    }
+
+    fn action(&self) -> &'static str {
+        self.action
+    }
+
+    fn values(&self, facts: &Facts<'_>) -> Vec<(&'static str, Value)> {
+        vec![("layers", Value::Modules(checkpointed(facts, &self.classes)))]
+    }
+}
+
+fn members(facts: &Facts<'_>, classes: &BTreeSet<Box<str>>) -> Members {
+    Members::of(&facts.recorded, &classes.iter().map(|class| &**class).collect())
+}
+
+/// The calls that stand for the modules of these classes that allocate something in a forward pass.
+fn checkpointed(facts: &Facts<'_>, classes: &BTreeSet<Box<str>>) -> Vec<ContextId> {
+    let members = members(facts, classes);
+    let called: BTreeSet<u32> = calls(&facts.recorded, &members).iter().map(|call| call.member).collect();
+    called.iter().filter_map(|member| members.calls.get(*member as usize - 1).copied()).collect()
+}
+
+/// The classes whose checkpointing lowers the peak most; `None` if none does.
+fn classes_to_checkpoint(facts: &Facts<'_>) -> Option<BTreeSet<Box<str>>> {
+    // Before an error in a forward pass nothing shows that a module must be repeated as a whole. Its blocks then count
+    // beside the peak, so that a container of all layers is not better than its layers.
+    let replayed = |classes: BTreeSet<Box<str>>| {
+        let peak = peak_after(facts, &CheckpointLayers::of(classes.clone()));
+        let repeated = if facts.recorded.until < NEVER { largest_call(facts, &classes) } else { 0 };
+        (peak + repeated, classes)
+    };
+    let classes = repeated_classes(facts);
+    let single = classes.iter().map(|class| BTreeSet::from([class.clone()]));
+    let several = single.filter(|classes| checkpointed(facts, classes).len() >= MIN_MODULES);
+    let all: Vec<(u64, BTreeSet<Box<str>>)> = several.map(replayed).collect();
+    let lowest = all.iter().map(|(peak, _)| *peak).min().filter(|peak| *peak < facts.summed)?;
+    let close = all.into_iter().filter(|(peak, _)| *peak <= lowest + lowest / SAME_PEAK);
+    let mut best = close.min_by_key(|(peak, classes)| (checkpointed(facts, classes).len(), *peak))?;
+    for class in &classes {
+        if best.1.contains(class) {
+            continue;
+        }
+        let mut more = best.1.clone();
+        more.insert(class.clone());
+        let more = replayed(more);
+        if more.0 + more.0 / WORTH_ANOTHER_CLASS < best.0 {
+            best = more;
+        }
+    }
+    Some(best.1)
+}
+
+/// The most bytes that a call of a module of these classes keeps, or kept before the error.
+fn largest_call(facts: &Facts<'_>, classes: &BTreeSet<Box<str>>) -> u64 {
+    let recorded = &facts.recorded;
+    let kept = |call: &Call| -> u64 {
+        let end = call.end(recorded);
+        let blocks = call.blocks.iter().map(|index| &recorded.blocks[*index as usize]);
+        let kept = blocks.filter(|b| b.category == Category::Activation && (b.freed > end || !recorded.is_freed(b)));
+        kept.map(|block| block.size()).sum()
+    };
+    calls(recorded, &members(facts, classes)).iter().map(kept).max().unwrap_or(0)
+}
+
+/// The classes of several modules that hold much at the peak and are not checkpointed, most bytes first.
+fn repeated_classes(facts: &Facts<'_>) -> Vec<Box<str>> {
+    let definitions = facts.recorded.definitions;
+    // By class: the bytes, those under activation checkpointing, and the modules.
+    let mut classes: BTreeMap<&str, (u64, u64, BTreeSet<u64>)> = BTreeMap::new();
+    let blocks = facts.recorded.blocks.iter().filter(|block| block.phase == Phase::Forward);
+    for block in blocks.filter(|block| block.includes(facts.peak_seq)) {
+        let is_checkpointed = facts.recorded.table.facts(block.stack).in_checkpoint;
+        let mut seen: Vec<&str> = Vec::new();
+        let mut context = block.context;
+        while let Some(call) = definitions.nn_calls.get(&context) {
+            if !seen.contains(&&*call.class) {
+                seen.push(&call.class);
+                let class = classes.entry(&call.class).or_default();
+                class.0 += block.size();
+                class.1 += if is_checkpointed { block.size() } else { 0 };
+            }
+            classes.entry(&call.class).or_default().2.insert(call.object);
+            context = call.caller;
+        }
+    }
+    let is_worth = |(_, (bytes, checkpointed, modules)): &(&str, (u64, u64, BTreeSet<u64>))| {
+        *bytes >= facts.peak / WORTH_CHECKPOINTING && *checkpointed * 2 < *bytes && modules.len() >= MIN_MODULES
+    };
+    let callers: BTreeSet<&str> = definitions
+        .nn_calls
+        .values()
+        .filter_map(|call| definitions.nn_calls.get(&call.caller))
+        .map(|caller| &*caller.class)
+        .collect();
+    // A single operation keeps its input, which another module made. Nothing is gained by repeating it.
+    let is_composed = |class: &str| {
+        let members = || Members::of(&facts.recorded, &BTreeSet::from([class]));
+        callers.contains(class)
+            || calls(&facts.recorded, &members()).iter().any(|call| call.blocks.len() > OPERATION_BLOCKS)
+    };
+    let is_worth = |entry: &(&str, (u64, u64, BTreeSet<u64>))| is_worth(entry) && is_composed(entry.0);
+    let mut classes: Vec<_> = classes.into_iter().filter(is_worth).collect();
+    classes.sort_by_key(|(class, (bytes, ..))| (std::cmp::Reverse(*bytes), *class));
+    classes.into_iter().take(MAX_CLASSES).map(|(class, _)| class.into()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use memtrace_replay::AllocatorSettings;
+    use memtrace_trace::ids::StackId;
+
+    use super::*;
+    use crate::passes::lifetimes::{BlockLifetime, BlockLifetimes};
+    use crate::passes::rest_of_step::{EarlierIteration, RestBlock, RestEvent, RestOfStep};
+    use crate::passes::stacks::StackTable;
+    use crate::suggestions::recorded::{FailedRequest, Recorded};
+    use crate::suggestions::test_program::{
+        FIRST, Find, MIB, NET, NODE_OF_FIRST, NODE_OF_SECOND, Program, SECOND, definitions, two_blocks,
+    };
+
+    const NOTHING: Find = |_| None;
+    const LAYERS: Find = |_| Some(Box::new(CheckpointLayers::of(BTreeSet::from(["Block".into()]))));
+
+    #[test]
+    fn a_checkpointed_module_keeps_its_result_and_is_computed_again() {
+        let program = two_blocks();
+        assert_eq!(program.peak(), 110 + 130, "the second forward, with its temporary");
+        // The second block beside the first one's result, when it runs and when it runs again.
+        assert_eq!(program.peak_with(LAYERS), 10 + 130);
+    }
+
+    #[test]
+    fn a_result_that_the_modules_own_backward_needs_stays_and_is_computed_again() {
+        let mut program = Program::default();
+        let mut all = Vec::new();
+        for context in [FIRST, SECOND] {
+            all.push([program.activation(100, context), program.activation(40, context)]);
+        }
+        program.passes = 1;
+        for (blocks, node) in [(all[1], NODE_OF_SECOND), (all[0], NODE_OF_FIRST)] {
+            // The last operation comes first in the backward pass.
+            program.free(blocks[1], node);
+            program.free(blocks[0], node);
+        }
+        assert_eq!(program.peak(), 280);
+        // The first block's result, then all of the second block: its result from the forward pass ends where its
+        // backward pass begins, which allocates it again.
+        assert_eq!(program.peak_with(LAYERS), 40 + 140);
+    }
+
+    #[test]
+    fn at_an_error_in_the_forward_pass_the_last_block_of_a_call_is_its_result() {
+        let mut program = Program::default();
+        for context in [FIRST, SECOND] {
+            program.activation(100, context);
+            program.activation(10, context);
+        }
+        let failed = FailedRequest {
+            seq: u64::from(program.seq) + 1,
+            requested: 50 * MIB,
+            at: (StackId::NONE, NET),
+            phase: Phase::Forward,
+            step: Some(0),
+            in_unused_graph: false,
+        };
+        assert_eq!(program.with_failure(|_| None, failed), 220 + 50);
+        assert_eq!(program.with_failure(LAYERS, failed), 10 + 110, "the second call, before the error");
+    }
+
+    #[test]
+    fn a_checkpointed_module_keeps_its_input() {
+        let mut program = Program::default();
+        let input = program.activation(10, NET);
+        let copied = program.activation(10, FIRST);
+        let saved = program.activation(100, FIRST);
+        let result = program.activation(10, FIRST);
+        // The program's variable gets the result, and autograd does not need the input.
+        program.free(input, NET);
+        let head = program.activation(150, NET);
+        program.passes = 1;
+        program.free(head, ContextId::NONE);
+        program.free(result, ContextId::NONE);
+        let gradient = program.alloc(30, Phase::Backward, Category::AutogradDetail, NODE_OF_FIRST);
+        for block in [saved, copied, gradient] {
+            program.free(block, NODE_OF_FIRST);
+        }
+        // Another call, because one module alone is not checkpointed.
+        program.activation(1, SECOND);
+        assert_eq!(program.peak(), 110 + 10 + 150);
+        assert_eq!(program.peak_with(LAYERS), 10 + 10 + 150, "input, result and head");
+    }
+
+    /// Two steps, of which the second fails at the request of its second block. The first shows what follows.
+    #[test]
+    fn after_an_error_the_step_goes_on_as_the_step_before() {
+        let mut program = two_blocks();
+        let first = program.blocks.clone();
+        // The second step up to the request: the first block's forward pass.
+        let requests: Vec<&BlockLifetime> = first.iter().filter(|block| block.phase == Phase::Forward).collect();
+        let at = requests.iter().position(|block| block.context == SECOND).expect("the second block");
+        let offset = program.seq;
+        for block in &requests[..at] {
+            let mut again = **block;
+            again.allocated += offset;
+            again.freed = if block.freed < requests[at].allocated { block.freed + offset } else { NEVER };
+            program.blocks.push(again);
+        }
+        let seq = u64::from(offset + requests[at].allocated);
+        let failed = FailedRequest {
+            seq,
+            requested: requests[at].requested(),
+            at: (StackId::NONE, SECOND),
+            phase: Phase::Forward,
+            step: Some(1),
+            in_unused_graph: false,
+        };
+        let mut numbers: BTreeMap<u32, usize> = BTreeMap::new();
+        let mut events: Vec<(u32, RestEvent)> = Vec::new();
+        let mut times: Vec<(u32, bool, &BlockLifetime)> = first
+            .iter()
+            .flat_map(|block| [(block.allocated, true, block), (block.freed, false, block)])
+            .filter(|(time, ..)| *time >= requests[at].allocated && *time < NEVER)
+            .collect();
+        times.sort_by_key(|(time, is_request, _)| (*time, *is_request));
+        for (time, is_request, block) in times {
+            let earlier = u64::from(block.allocated);
+            let event = if is_request {
+                let number = numbers.len();
+                numbers.insert(block.allocated, number);
+                RestEvent::Requested { requested: block.requested(), size: block.size(), stream: 0, earlier }
+            } else {
+                RestEvent::FreeRequested(match numbers.get(&block.allocated) {
+                    Some(number) => RestBlock::New(*number),
+                    None => {
+                        let seq = earlier + u64::from(offset);
+                        RestBlock::Old { addr: 0, size: block.size(), seq, earlier }
+                    }
+                })
+            };
+            events.push((time, event));
+        }
+        let events = events.into_iter().map(|(_, event)| event).collect();
+        let rest = RestOfStep { taken_from: EarlierIteration::Step(0), events, peak: 0 };
+        for find in [NOTHING, LAYERS] {
+            assert_eq!(program.with_rest(find, Some(failed), Some(&rest)), two_blocks().peak_with(find));
+        }
+        let lost = RestOfStep {
+            events: vec![RestEvent::Requested { requested: 1, size: 512, stream: 0, earlier: 9999 }],
+            ..rest
+        };
+        let definitions = definitions();
+        let table = StackTable::new(&definitions);
+        let lifetimes = BlockLifetimes { blocks: program.blocks.clone(), ..BlockLifetimes::default() };
+        let settings = AllocatorSettings::default();
+        let recorded = Recorded::new(&lifetimes, &definitions, &table, settings, Some(failed), Some(&lost));
+        assert!(!recorded.is_continued(), "the blocks of the earlier step are not kept");
+    }
+}

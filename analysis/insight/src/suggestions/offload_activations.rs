@@ -1,0 +1,151 @@
+//! Saved tensors in host memory, as `torch.autograd.graph.save_on_cpu()` keeps them.
+//!
+//! What a forward pass saves is copied to the host at once, so the forward pass keeps no more than one without
+//! gradients ([`super::recorded::reads`]). Each node of the backward pass copies what it needs back when it begins, the
+//! weights of linear layers and convolutions too, which are saved tensors like others.
+
+use std::collections::HashSet;
+
+use super::change::{Change, ChangedBlocks, Order, SuggestionRule};
+use super::facts::Facts;
+use super::recorded::reads::read_until;
+use super::recorded::span::{Key, Span, after, before};
+use super::recorded::{BlockEvent, Recorded};
+use crate::passes::category::Category;
+use crate::passes::lifetimes::BlockLifetime;
+use crate::passes::phase::Phase;
+use crate::rules::RuleId;
+
+pub(super) static RULE: SuggestionRule = SuggestionRule {
+    id: RuleId::OffloadActivations,
+    action: "saved tensors in host memory: torch.autograd.graph.save_on_cpu() around the forward pass; slower by \
+             their copies",
+    condition: "The run has a backward pass.",
+    method: "Blocks that only the backward pass needs are freed when the code after them has run. They are \
+             allocated again for the node that frees them, with a copy of the node's weight.",
+    at_most: false,
+    programs: &["wavenet", "unet"],
+    find,
+};
+
+#[derive(Debug)]
+struct OffloadActivations;
+
+fn find(facts: &Facts<'_>) -> Option<Box<dyn Change>> {
+    if facts.is_training() { Some(Box::new(OffloadActivations)) } else { None }
+}
+
+impl Change for OffloadActivations {
+    fn rule(&self) -> &'static SuggestionRule {
+        &RULE
+    }
+
+    fn order(&self) -> Order {
+        Order::Saved
+    }
+
+    fn apply(&self, facts: &Facts<'_>, blocks: &mut ChangedBlocks) {
+        offload(facts, &blocks.recomputed, &mut blocks.spans);
+    }
+}
+
+/// The nodes that save a weight.
+const WITH_WEIGHT: &[&str] = &["AddmmBackward", "MmBackward", "LinearBackward", "ConvolutionBackward"];
+
+/// Whether only a node of the backward pass needs the block after the forward pass.
+fn is_saved(recorded: &Recorded<'_>, block: &BlockLifetime) -> bool {
+    let is_computed = matches!(block.category, Category::Activation | Category::Temporary | Category::AutocastCache);
+    block.phase == Phase::Forward && is_computed && recorded.is_freed_by_node(block)
+}
+
+/// The events of a node around one of them, as indices: first and last.
+fn node(recorded: &Recorded<'_>, index: usize) -> (usize, usize) {
+    let context = recorded.events[index].context;
+    let is_other = |event: &BlockEvent| event.context != context;
+    let first = recorded.events[..index].iter().rposition(is_other).map_or(0, |other| other + 1);
+    let last = recorded.events[index..].iter().position(is_other).map_or(recorded.events.len(), |other| index + other);
+    (first, last - 1)
+}
+
+/// Moves what the forward passes save to the host. `recomputed`: the gradients of weights that checkpointed code
+/// computes. What the backward pass computes again for them is saved on the device.
+fn offload(facts: &Facts<'_>, recomputed: &HashSet<u32>, spans: &mut Vec<Span>) {
+    let recorded = &facts.recorded;
+    let mut reads: Vec<Option<Key>> = vec![None; recorded.blocks.len()];
+    for call in &facts.outermost {
+        for (index, read) in call.blocks.iter().zip(read_until(recorded, call)) {
+            reads[*index as usize] = Some(read);
+        }
+    }
+    for (index, block) in recorded.blocks.iter().enumerate() {
+        if is_saved(recorded, block) && spans[index].exists() {
+            // Code outside modules reads what it computed with its next operation.
+            let next = recorded.blocks.get(index + 1).map_or(Key::MAX, |next| after(next.allocated));
+            let freed = recorded.events.partition_point(|event| event.seq < block.freed);
+            let begins = before(recorded.events[node(recorded, freed).0].seq, 0);
+            let back = Span { start: begins.max(spans[index].start), ..spans[index] };
+            spans[index].end_by(reads[index].unwrap_or(next));
+            if spans[index].end < back.start && back.exists() {
+                spans.push(back);
+            } else {
+                spans[index].last_until(back.end);
+            }
+        }
+    }
+    copy_weights(recorded, recomputed, spans);
+}
+
+/// Adds the copies of weights, which exist while a node computes the gradient of its weight.
+fn copy_weights(recorded: &Recorded<'_>, recomputed: &HashSet<u32>, spans: &mut Vec<Span>) {
+    for (index, event) in recorded.events.iter().enumerate().filter(|(_, event)| event.allocates) {
+        let block = &recorded.blocks[event.block as usize];
+        let name = recorded.definitions.contexts.get(event.context.index()).map_or("", |context| &*context.node);
+        if block.phase == Phase::Backward
+            && !recomputed.contains(&event.block)
+            && recorded.is_weight_size(block.requested())
+            && WITH_WEIGHT.iter().any(|with| name.starts_with(with))
+        {
+            let (first, last) = node(recorded, index);
+            let copy = Span {
+                start: before(recorded.events[first].seq, 1),
+                end: after(recorded.events[last].seq),
+                ..spans[event.block as usize]
+            };
+            spans.push(copy);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use memtrace_trace::ids::ContextId;
+
+    use super::*;
+    use crate::suggestions::test_program::{
+        FIRST, INNER_LINES, NET, NET_LINES, NODE_OF_FIRST, NODE_OF_SECOND, Program, SECOND,
+    };
+
+    #[test]
+    fn offloaded_tensors_come_back_for_the_node_that_needs_them() {
+        let mut program = Program::default();
+        let mut allocated = Vec::new();
+        for (context, stack) in
+            [(FIRST, INNER_LINES[0]), (NET, NET_LINES[0]), (SECOND, INNER_LINES[0]), (NET, NET_LINES[0])]
+        {
+            let block = program.activation(100, context);
+            program.blocks[block].stack = stack;
+            allocated.push(block);
+        }
+        program.passes = 1;
+        for (blocks, node) in [([3, 2], NODE_OF_SECOND), ([1, 0], NODE_OF_FIRST)] {
+            let gradient = program.alloc(20, Phase::Backward, Category::AutogradDetail, node);
+            for block in blocks {
+                program.free(allocated[block], node);
+            }
+            program.free(gradient, ContextId::NONE);
+        }
+        assert_eq!(program.peak(), 420);
+        // In the forward pass one operation's argument and result, in the backward pass what one node saved.
+        assert_eq!(program.peak_with(find), 220);
+    }
+}

@@ -1,0 +1,182 @@
+//! How a program uses batches, and which blocks depend on their size.
+//!
+//! What depends on the batch halves with it: activations, inputs of a step, autograd temporaries, and temporaries of
+//! forward and backward passes. Weights, gradients, optimizer state, workspaces and copies of weights do not, nor do
+//! the gradients of weights that a backward pass adds to existing ones.
+
+use std::collections::{HashMap, HashSet};
+
+use memtrace_trace::ids::{ContextId, StackId};
+
+use super::Recorded;
+use super::span::{Key, Span, at};
+use crate::passes::category::Category;
+use crate::passes::lifetimes::{BEFORE_STEPS, BlockLifetime};
+use crate::passes::phase::Phase;
+
+/// A step's blocks that belong to a later one of its backward passes are at most one in this many parts of the
+/// gradients, if the program accumulates gradients.
+const SMALL_PART: u64 = 10;
+
+/// A block lasts if its place allocates another one this many steps later. One variable keeps its value until the next
+/// step replaces it.
+const LASTING_STEPS: u32 = 2;
+/// The number of steps in a row that replace a block by a larger one.
+const GROWN: u32 = 3;
+
+/// How a program uses batches.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Batches {
+    /// No step has a backward pass.
+    Inference,
+    /// Each step has one backward pass.
+    One,
+    /// Each step accumulates the gradients of this many backward passes.
+    Accumulated(u16),
+    /// A step has several backward passes with gradients of their own.
+    Several,
+}
+
+/// Whether half the batch halves the block.
+pub(crate) fn depends_on_batch(recorded: &Recorded<'_>, block: &BlockLifetime, is_training: bool) -> bool {
+    let in_model = match block.phase {
+        Phase::Forward | Phase::Backward | Phase::Recompute => true,
+        Phase::Eval | Phase::Generate | Phase::Rollout => !is_training,
+        Phase::Data | Phase::Other => block.step != BEFORE_STEPS,
+        // The first batch, if the program makes it before the first step. Data that stays is no batch.
+        Phase::Load => block.category == Category::Input && recorded.is_freed(block),
+        Phase::Optimizer => false,
+    };
+    in_model
+        && match block.category {
+            Category::Activation | Category::Input | Category::KvCache => true,
+            Category::AutogradDetail | Category::Temporary => !recorded.is_passing_weight_gradient(block),
+            // A part of the graph of a derivative.
+            Category::Gradient => recorded.is_freed_by_node(block) && !recorded.is_passing_weight_gradient(block),
+            Category::Workspace => recorded.is_no_workspace(block),
+            _ => false,
+        }
+}
+
+/// How the steps of the recording use batches. The last step counts only if there is no other, because it can be cut
+/// off.
+pub(crate) fn batches(recorded: &Recorded<'_>) -> Batches {
+    let mut passes: Vec<(u32, Vec<(u16, u64)>)> = Vec::new();
+    for block in recorded.blocks.iter().filter(|block| block.phase == Phase::Backward && block.step != BEFORE_STEPS) {
+        if passes.last().is_none_or(|(step, _)| *step != block.step) {
+            passes.push((block.step, Vec::new()));
+        }
+        let Some((_, passes)) = passes.last_mut() else { continue };
+        if passes.last().is_none_or(|(pass, _)| *pass != block.backward_passes) {
+            passes.push((block.backward_passes, 0));
+        }
+        if let (Category::Gradient, Some((_, bytes))) = (block.category, passes.last_mut()) {
+            *bytes += block.size();
+        }
+    }
+    if passes.len() > 1 {
+        passes.pop();
+    }
+    let Some((_, most)) = passes.iter().max_by_key(|(_, passes)| passes.len()) else { return Batches::Inference };
+    let (first, all) = (most.first().map_or(0, |(_, bytes)| *bytes), most.iter().map(|(_, bytes)| bytes).sum::<u64>());
+    match most.len() {
+        1 => Batches::One,
+        several if (all - first) <= all / SMALL_PART => Batches::Accumulated(several as u16),
+        _ => Batches::Several,
+    }
+}
+
+/// The places whose blocks stay for more than a step, or are replaced by larger ones in each step. What a training
+/// keeps of its batches is as large with smaller ones.
+pub(crate) fn lasting_places(recorded: &Recorded<'_>) -> HashSet<(StackId, ContextId)> {
+    // By place: its oldest block that is allocated, and how often in a row it was replaced by a larger one.
+    let mut places: HashMap<(StackId, ContextId), (&BlockLifetime, u32)> = HashMap::new();
+    let mut lasting = HashSet::new();
+    let in_step = |block: &&BlockLifetime| {
+        block.step != BEFORE_STEPS && matches!(block.phase, Phase::Data | Phase::Forward | Phase::Other)
+    };
+    for block in recorded.blocks.iter().filter(in_step) {
+        let place = (block.stack, block.context);
+        let (oldest, grown) = places.entry(place).or_insert((block, 0));
+        if oldest.freed <= block.allocated {
+            (*oldest, *grown) = (block, 0);
+        } else if block.step > oldest.step && block.requested() > oldest.requested() {
+            (*oldest, *grown) = (block, *grown + 1);
+        }
+        if *grown >= GROWN || block.step.saturating_sub(oldest.step) >= LASTING_STEPS {
+            lasting.insert(place);
+        }
+    }
+    lasting
+}
+
+/// Halves what depends on the batch.
+pub(crate) fn halve(recorded: &Recorded<'_>, is_training: bool, spans: &mut [Span]) {
+    let kept = if is_training { lasting_places(recorded) } else { kept_places(recorded) };
+    for span in spans {
+        let block = &recorded.blocks[span.block as usize];
+        let is_kept = || kept.contains(&(block.stack, block.context)) && block.category != Category::KvCache;
+        if depends_on_batch(recorded, block, is_training) && !is_kept() {
+            span.requested = span.requested.div_ceil(2);
+        }
+    }
+}
+
+/// When a gradient that is only added to another one is freed: before the next allocation of another node.
+pub(crate) fn passing_end(recorded: &Recorded<'_>, gradient: &BlockLifetime) -> Key {
+    let later = &recorded.events[recorded.first_event_after(gradient.allocated)..];
+    let next = later.iter().find(|event| event.allocates && event.context != gradient.context);
+    next.map_or(Key::MAX, |event| at(event.seq) - 1)
+}
+
+/// The places whose blocks are kept while a later iteration allocates another one there: results in a list, or in a
+/// tensor that grows. With smaller batches there are more of them, and as many bytes.
+///
+/// An iteration begins with an allocation outside modules, or where the first allocation of a module is repeated.
+pub(crate) fn kept_places(recorded: &Recorded<'_>) -> HashSet<(StackId, ContextId)> {
+    let mut latest: HashMap<(StackId, ContextId), (u32, u32)> = HashMap::new();
+    let mut kept = HashSet::new();
+    let (mut iteration, mut first, mut is_outside) = (0, None, false);
+    for block in recorded.blocks.iter().filter(|block| block.phase.is_forward_only()) {
+        let place = (block.stack, block.context);
+        if block.context.is_none() {
+            iteration += u32::from(!is_outside);
+            first = None;
+        } else {
+            iteration += u32::from(*first.get_or_insert(place) == place);
+        }
+        is_outside = block.context.is_none();
+        let earlier = latest.insert(place, (block.freed, iteration));
+        if earlier.is_some_and(|(freed, then)| freed > block.allocated && then < iteration) {
+            kept.insert(place);
+        }
+    }
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use memtrace_replay::AllocatorSettings;
+
+    use super::*;
+    use crate::passes::lifetimes::BlockLifetimes;
+    use crate::passes::stacks::StackTable;
+    use crate::suggestions::test_program::{ACCUMULATE, NODE_OF_FIRST, definitions, one_step};
+
+    #[test]
+    fn gradients_of_weights_that_are_added_up_do_not_depend_on_the_batch() {
+        let mut program = one_step();
+        program.passes = 2;
+        let weight = program.alloc(20, Phase::Backward, Category::AutogradDetail, NODE_OF_FIRST);
+        program.free(weight, ACCUMULATE);
+        let gradient = program.alloc(20, Phase::Backward, Category::AutogradDetail, NODE_OF_FIRST);
+        program.free(gradient, NODE_OF_FIRST);
+        let definitions = definitions();
+        let table = StackTable::new(&definitions);
+        let lifetimes = BlockLifetimes { blocks: program.blocks.clone(), ..BlockLifetimes::default() };
+        let recorded = Recorded::new(&lifetimes, &definitions, &table, AllocatorSettings::default(), None, None);
+        let depends = |index: usize| depends_on_batch(&recorded, &program.blocks[index], true);
+        assert!(!depends(weight) && depends(gradient));
+        assert_eq!(batches(&recorded), Batches::Accumulated(2));
+    }
+}

@@ -1,0 +1,265 @@
+//! What changes start from: the recorded blocks, their allocations and frees in order, and facts about them.
+
+pub(crate) mod batch;
+pub(crate) mod calls;
+mod continuation;
+pub(crate) mod kv_cache;
+pub(crate) mod loaders;
+pub(crate) mod optimizer_step;
+pub(crate) mod reads;
+pub(crate) mod span;
+
+use std::collections::HashSet;
+
+use memtrace_trace::file::Definitions;
+use memtrace_trace::ids::{ContextId, StackId};
+
+use crate::passes::category::Category;
+use crate::passes::lifetimes::{BEFORE_STEPS, BlockLifetime, BlockLifetimes, NEVER};
+use crate::passes::phase::Phase;
+use crate::passes::rest_of_step::RestOfStep;
+use crate::passes::stacks::StackTable;
+use continuation::{InterruptedOptimizer, continued, with_state};
+use memtrace_input::AddressBuildHasher;
+use memtrace_replay::{AllocatorSettings, Contexts};
+use span::{Span, after, at};
+
+pub use continuation::FailedRequest;
+
+/// The size of a block for a step counter, in bytes.
+const STEP_COUNTER: u64 = 512;
+
+/// The allocation or the free of a block.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct BlockEvent {
+    pub(crate) seq: u32,
+    pub(crate) context: ContextId,
+    /// The index of the block.
+    pub(crate) block: u32,
+    pub(crate) allocates: bool,
+}
+
+/// Stack, context, size and stream. One place can allocate the workspaces of several libraries, of different sizes.
+type WorkspacePlace = (StackId, ContextId, u64, u8);
+
+fn workspace_place(block: &BlockLifetime) -> WorkspacePlace {
+    (block.stack, block.context, block.requested(), block.stream_pool)
+}
+
+/// What an autograd node does with gradients.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum NodeKind {
+    /// It passes a gradient to its parameter.
+    Accumulates,
+    /// It casts.
+    Casts,
+    Other,
+}
+
+impl NodeKind {
+    fn of(node: &str) -> NodeKind {
+        match node {
+            "AccumulateGrad" => NodeKind::Accumulates,
+            _ if node.starts_with("ToCopyBackward") => NodeKind::Casts,
+            _ => NodeKind::Other,
+        }
+    }
+}
+
+/// A recording from which changes compute what would have been.
+#[derive(Debug)]
+pub struct Recorded<'a> {
+    pub(crate) blocks: Vec<BlockLifetime>,
+    pub(crate) events: Vec<BlockEvent>,
+    pub(crate) lifetimes: &'a BlockLifetimes,
+    pub(crate) definitions: &'a Definitions,
+    pub(crate) table: &'a StackTable,
+    pub(crate) settings: AllocatorSettings,
+    /// The last event that counts: the error, or [`NEVER`].
+    pub(crate) until: u32,
+    is_continued: bool,
+    /// Whether the recording ends in an evaluation that records a graph for nothing.
+    pub(crate) ends_in_unused_graph: bool,
+    /// Requested sizes of gradients and parameters.
+    weight_sizes: HashSet<u64, AddressBuildHasher>,
+    /// The places that allocate several blocks of one workspace's size for one stream.
+    no_workspaces: HashSet<WorkspacePlace>,
+    /// By context.
+    nodes: Vec<NodeKind>,
+}
+
+impl<'a> Recorded<'a> {
+    /// Takes the blocks of a device. `failed`: the request at which the recording ends. `rest`: what follows it in the
+    /// interrupted step.
+    pub fn new(
+        lifetimes: &'a BlockLifetimes,
+        definitions: &'a Definitions,
+        table: &'a StackTable,
+        settings: AllocatorSettings,
+        failed: Option<FailedRequest>,
+        rest: Option<&RestOfStep>,
+    ) -> Recorded<'a> {
+        let mut blocks = lifetimes.blocks.clone();
+        let mut until = failed.map_or(NEVER, |failed| u32::try_from(failed.seq).unwrap_or(NEVER));
+        let mut is_continued = false;
+        if let Some(failed) = failed {
+            blocks.retain(|block| block.allocated < until);
+            let with_state = || {
+                let optimizer = interrupted_optimizer(&blocks, &failed, table)?;
+                with_state(&blocks, &failed, optimizer, |context| table.contexts().is_node(context))
+            };
+            let with_rest = match rest {
+                Some(rest) => continued(&blocks, &failed, rest),
+                None => with_state(),
+            };
+            match with_rest {
+                Some(with_rest) => {
+                    (blocks, until, is_continued) = (with_rest, NEVER, true);
+                }
+                None => blocks.push(requested_block(&failed, until, &blocks)),
+            }
+        }
+        let mut events = Vec::with_capacity(blocks.len() * 2);
+        for (index, block) in blocks.iter().enumerate() {
+            let event = |seq, context, allocates| BlockEvent { seq, context, block: index as u32, allocates };
+            events.push(event(block.allocated, block.context, true));
+            if block.freed <= until && block.freed < NEVER {
+                events.push(event(block.freed, block.freed_context, false));
+            }
+        }
+        events.sort_unstable_by_key(|event| (event.seq, event.allocates));
+        let is_weight = |b: &&BlockLifetime| matches!(b.category, Category::Gradient | Category::Parameter);
+        let weight_sizes = blocks.iter().filter(is_weight).map(BlockLifetime::requested).collect();
+        let (mut workspaces, mut no_workspaces) = (HashSet::new(), HashSet::new());
+        for block in blocks.iter().filter(|block| block.category == Category::Workspace) {
+            if !workspaces.insert(workspace_place(block)) {
+                no_workspaces.insert(workspace_place(block));
+            }
+        }
+        Recorded {
+            blocks,
+            events,
+            lifetimes,
+            definitions,
+            table,
+            settings,
+            until,
+            is_continued,
+            ends_in_unused_graph: failed.is_some_and(|failed| failed.in_unused_graph),
+            weight_sizes,
+            no_workspaces,
+            nodes: definitions.contexts.iter().map(|context| NodeKind::of(&context.node)).collect(),
+        }
+    }
+
+    /// Whether an error interrupted a step, and the blocks of its rest were added.
+    pub fn is_continued(&self) -> bool {
+        self.is_continued
+    }
+
+    /// The highest sum of the recorded blocks, with the rest of an interrupted step if it was added.
+    pub fn highest_sum(&self) -> u64 {
+        span::peak(&self.spans(), &self.settings).0
+    }
+
+    pub(crate) fn contexts(&self) -> &Contexts {
+        self.table.contexts()
+    }
+
+    /// The recorded blocks as spans. The index of a span is that of its block.
+    pub(crate) fn spans(&self) -> Vec<Span> {
+        let span = |(index, block): (usize, &BlockLifetime)| Span {
+            start: at(block.allocated),
+            end: match block.freed {
+                NEVER => u64::MAX,
+                // What an error unwinds would have stayed.
+                freed if freed > self.until => u64::MAX,
+                freed => at(freed).max(after(block.allocated)),
+            },
+            requested: block.requested(),
+            block: index as u32,
+            stream_pool: block.stream_pool,
+        };
+        self.blocks.iter().enumerate().map(span).collect()
+    }
+
+    /// Whether the block is freed at a time that counts. A block that is not is still allocated at the end.
+    pub(crate) fn is_freed(&self, block: &BlockLifetime) -> bool {
+        block.freed < NEVER && block.freed <= self.until
+    }
+
+    /// Whether a block of a workspace's size is one of several that one place allocates. A workspace is allocated once.
+    pub(crate) fn is_no_workspace(&self, block: &BlockLifetime) -> bool {
+        self.no_workspaces.contains(&workspace_place(block))
+    }
+
+    /// Whether an autograd node freed the block.
+    pub(crate) fn is_freed_by_node(&self, block: &BlockLifetime) -> bool {
+        self.is_freed(block) && self.contexts().is_node(block.freed_context)
+    }
+
+    /// Whether a parameter or a gradient has this requested size.
+    pub(crate) fn is_weight_size(&self, requested: u64) -> bool {
+        self.weight_sizes.contains(&requested)
+    }
+
+    /// Whether a backward pass makes this block as the gradient of a weight, and frees it when the gradient is added to
+    /// the one that exists or has been cast.
+    pub(crate) fn is_passing_weight_gradient(&self, block: &BlockLifetime) -> bool {
+        if block.phase != Phase::Backward || !self.is_freed(block) {
+            return false;
+        }
+        let requested = block.requested();
+        match self.nodes.get(block.freed_context.index()) {
+            Some(NodeKind::Accumulates) => self.weight_sizes.contains(&requested),
+            Some(NodeKind::Casts) => {
+                self.weight_sizes.contains(&(2 * requested)) || self.weight_sizes.contains(&(requested / 2))
+            }
+            _ => false,
+        }
+    }
+
+    /// The index of the first event after `seq`.
+    pub(crate) fn first_event_after(&self, seq: u32) -> usize {
+        self.events.partition_point(|event| event.seq <= seq)
+    }
+}
+
+/// The optimizer in whose first step a request failed; `None` in another place.
+fn interrupted_optimizer(
+    blocks: &[BlockLifetime],
+    failed: &FailedRequest,
+    table: &StackTable,
+) -> Option<InterruptedOptimizer> {
+    let rule = table.facts(failed.at.0).optimizer.filter(|_| failed.phase == Phase::Optimizer)?;
+    let (_, states) = rule.state_per_parameter?;
+    let state = blocks.iter().filter(|block| block.category == Category::OptimizerState);
+    let is_first = state.clone().all(|block| Some(block.step) == failed.step);
+    // A fused or capturable optimizer keeps its step counters on the device. It works without copies.
+    let counts_on_device = state.clone().any(|block| block.size() <= STEP_COUNTER);
+    let foreach = rule.foreach_temporaries.filter(|_| !counts_on_device).unwrap_or(0);
+    is_first.then_some(InterruptedOptimizer { states, foreach })
+}
+
+/// The block that a failed request would have got.
+fn requested_block(failed: &FailedRequest, seq: u32, blocks: &[BlockLifetime]) -> BlockLifetime {
+    let is_weight_size =
+        || blocks.iter().any(|b| b.category == Category::Parameter && b.requested().abs_diff(failed.requested) < 512);
+    let category = match failed.phase {
+        Phase::Forward | Phase::Recompute | Phase::Eval | Phase::Generate | Phase::Rollout => Category::Activation,
+        Phase::Backward if is_weight_size() => Category::Gradient,
+        Phase::Backward => Category::AutogradDetail,
+        Phase::Optimizer if is_weight_size() => Category::OptimizerState,
+        Phase::Optimizer => Category::Temporary,
+        Phase::Load => Category::Parameter,
+        Phase::Data => Category::Input,
+        Phase::Other => Category::Unknown,
+    };
+    let passes = blocks.last().map_or(0, |block| block.backward_passes);
+    let mut block = BlockLifetime::of_size(seq, failed.requested);
+    (block.stack, block.context) = failed.at;
+    block.step = failed.step.unwrap_or(BEFORE_STEPS);
+    block.backward_passes = passes;
+    (block.category, block.phase) = (category, failed.phase);
+    block
+}
