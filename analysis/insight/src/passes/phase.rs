@@ -44,7 +44,20 @@ use crate::rules::{ForwardOnlyUse, LabelRule, Meaning, PhaseRuleId};
 use memtrace_input::Recording;
 
 /// What the program is doing.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, serde::Serialize, schemars::JsonSchema)]
+#[derive(
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Debug,
+    Default,
+    serde::Serialize,
+    serde::Deserialize,
+    schemars::JsonSchema,
+)]
 #[serde(rename_all = "lowercase")]
 pub enum Phase {
     /// Building, moving and filling models: everything before the first forward pass.
