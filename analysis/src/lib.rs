@@ -33,9 +33,9 @@ pub use memtrace_report::{
     lines_html, range_text, redact_run, section_text, served_policy,
 };
 pub use memtrace_summary::{
-    Baseline, CheckOptions, CheckReport, DiffOptions, DiffReport, FoundRun, JobOptions, JobReport, LinesOptions,
-    LinesReport, Progress, Replaying, Summary, SummaryOptions, Tolerance, check, diff, find_runs, is_run_folder,
-    job_report, lines, rank_rows, rank_rows_of_run, summarize, summarize_with,
+    CheckOptions, CheckReport, DiffOptions, DiffReport, FoundRun, JobOptions, JobReport, LinesOptions, LinesReport,
+    Progress, Replaying, Summary, SummaryOptions, Tolerance, check, diff, find_runs, is_run_folder, job_report, lines,
+    rank_rows, rank_rows_of_run, summarize, summarize_with,
 };
 
 /// The results of an analysis, and their texts.

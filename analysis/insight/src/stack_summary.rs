@@ -1,10 +1,11 @@
 //! Call stacks in the results of the analysis.
 
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// A frame of a call stack, with the field names of PyTorch's snapshots.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct FrameSummary {
     /// The name of the function.
     pub name: String,
@@ -18,7 +19,8 @@ pub struct FrameSummary {
 }
 
 /// A call stack.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct StackSummary {
     /// The line of the program's own code, and the innermost line if that is in a library, for example
     /// `model.py:88 forward`. Empty if the stack is unknown.

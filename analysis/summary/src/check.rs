@@ -6,7 +6,7 @@
 //! The doc comments of the report types are the descriptions in the JSON Schema.
 
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use crate::build::{is_snapshot, when};
 use crate::compare::line_text;
@@ -141,64 +141,6 @@ pub struct CheckResult {
     pub text: String,
 }
 
-/// The peaks of an earlier run, for comparison.
-#[derive(Clone, PartialEq, Debug, Deserialize)]
-pub struct Baseline {
-    version: String,
-    processes: Vec<BaselineProcess>,
-}
-
-#[derive(Clone, PartialEq, Debug, Deserialize)]
-struct BaselineProcess {
-    pid: u32,
-    rank: Option<u32>,
-    devices: Vec<BaselineDevice>,
-}
-
-#[derive(Clone, PartialEq, Debug, Deserialize)]
-struct BaselineDevice {
-    device: i16,
-    highest: BaselineTotals,
-    peak: Option<BaselinePeak>,
-}
-
-#[derive(Clone, PartialEq, Debug, Deserialize)]
-struct BaselineTotals {
-    allocated_bytes: u64,
-    reserved_bytes: u64,
-}
-
-#[derive(Clone, PartialEq, Debug, Deserialize)]
-struct BaselinePeak {
-    by_category: Vec<BaselineCategory>,
-}
-
-#[derive(Clone, PartialEq, Debug, Deserialize)]
-struct BaselineCategory {
-    category: String,
-    bytes: u64,
-}
-
-impl Baseline {
-    /// Reads a `summary.json`. The error describes what is wrong with it.
-    pub fn from_json(text: &str) -> Result<Baseline, String> {
-        let baseline: Baseline =
-            serde_json::from_str(text).map_err(|e| format!("not a summary.json of memtrace: {e}"))?;
-        match baseline.version.split_once('.') {
-            Some(("2", _)) => Ok(baseline),
-            _ => Err(format!(
-                "version {} of summary.json is not supported by this version of memtrace: record the baseline again",
-                baseline.version
-            )),
-        }
-    }
-
-    /// Takes the peaks of a run's summary. Fails only if its version is unknown.
-    pub fn of(summary: &Summary) -> Result<Baseline, String> {
-        Baseline::from_json(&summary.to_json())
-    }
-}
-
 /// A device of the run.
 struct CheckedDevice<'a> {
     process: &'a ProcessSummary,
@@ -209,7 +151,7 @@ struct CheckedDevice<'a> {
 /// read. It names what grew.
 pub fn check(
     summary: &Summary,
-    baseline: Option<&Baseline>,
+    baseline: Option<&Summary>,
     diff: Option<&DiffReport>,
     options: &CheckOptions,
 ) -> CheckReport {
@@ -527,20 +469,20 @@ fn leak(one: &CheckedDevice<'_>, allowed: u64) -> CheckResult {
 /// Compares each device with the baseline.
 fn compare_with_baseline(
     all: &[CheckedDevice<'_>],
-    baseline: &Baseline,
+    baseline: &Summary,
     diff: Option<&DiffReport>,
     options: &CheckOptions,
     results: &mut Vec<CheckResult>,
     notes: &mut Vec<String>,
 ) {
     let processes = baseline.processes.iter().filter(|p| options.rank.is_none_or(|rank| p.rank == Some(rank)));
-    let mut unmatched: Vec<(&BaselineProcess, &BaselineDevice)> = processes
+    let mut unmatched: Vec<(&ProcessSummary, &DeviceSummary)> = processes
         .flat_map(|process| process.devices.iter().map(move |device| (process, device)))
         .filter(|(_, d)| options.device.is_none_or(|device| d.device == device) && d.highest.reserved_bytes > 0)
         .collect();
     let alone = all.len() == 1 && unmatched.len() == 1;
     for one in all {
-        let is_it = |(process, device): &(&BaselineProcess, &BaselineDevice)| {
+        let is_it = |(process, device): &(&ProcessSummary, &DeviceSummary)| {
             alone || process.rank == one.process.rank && device.device == one.device.device
         };
         let Some(index) = unmatched.iter().position(is_it) else {
@@ -606,7 +548,7 @@ fn compare_with_baseline(
 /// The largest growth compared with the baseline, as text, and its line.
 fn largest_change(
     one: &CheckedDevice<'_>,
-    before: &BaselineDevice,
+    before: &DeviceSummary,
     pair: Option<&DevicePair>,
 ) -> (String, Option<(String, u32)>) {
     if let Some(line) = pair.and_then(|pair| pair.by_line.first()).filter(|line| line.change.difference_bytes > 0) {
@@ -615,9 +557,8 @@ fn largest_change(
         return (format!("; largest change: {}", line_text(line)), place);
     }
     let (Some(now), Some(was)) = (&one.device.peak, &before.peak) else { return Default::default() };
-    let of = |category: Category| {
-        was.by_category.iter().find(|row| row.category == category.name()).map_or(0, |row| row.bytes)
-    };
+    let of =
+        |category: Category| was.by_category.iter().find(|row| row.category == category).map_or(0, |row| row.bytes);
     let grew = now.by_category.iter().map(|row| (row.bytes as i64 - of(row.category) as i64, row.category));
     match grew.max_by_key(|(difference, _)| *difference).filter(|(difference, _)| *difference > 0) {
         Some((difference, category)) => {
@@ -630,7 +571,7 @@ fn largest_change(
 impl CheckReport {
     /// The JSON Schema, generated from these structures and their documentation.
     pub fn json_schema() -> String {
-        schema_text(&schemars::schema_for!(CheckReport))
+        schema_text::<CheckReport>()
     }
 
     /// The result as JSON.

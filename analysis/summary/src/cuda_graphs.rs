@@ -9,7 +9,7 @@ use memtrace_replay::{Names, holder_changes};
 use memtrace_trace::file::Definitions;
 use memtrace_trace::ids::ContextId;
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use memtrace_insight::FrameSummary;
 use memtrace_insight::locations::{Locations, frame_summary};
@@ -18,7 +18,8 @@ use memtrace_insight::locations::{Locations, frame_summary};
 const GRAPHS: usize = 512;
 
 /// The CUDA graphs of a device, and the private memory pools of PyTorch's allocator.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct CudaGraphsSummary {
     /// The number of graphs that were captured, or instantiated without a recorded capture.
     pub count: u64,
@@ -33,7 +34,8 @@ pub struct CudaGraphsSummary {
 }
 
 /// One CUDA graph.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct CudaGraphSummary {
     /// The number of the graph on its device, counted from 0.
     pub index: u64,
@@ -81,7 +83,8 @@ pub struct CudaGraphSummary {
 }
 
 /// A private memory pool of PyTorch's allocator: `torch.cuda.MemPool`, or a pool of CUDA graphs.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct MemoryPoolSummary {
     /// PyTorch's `MempoolId_t`, for example `(0, 1)`.
     pub id: String,

@@ -11,12 +11,12 @@ use memtrace_replay::Owner;
 use memtrace_trace::clock::Calibration;
 use memtrace_trace::file::Definitions;
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::owners::{ROUNDING, UNUSED_POOLS, library_bytes};
 
 /// The memory in use on a device, of all processes, and what uses it.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct DeviceMemorySummary {
     /// The total bytes of the device that programs can use.
     pub total_bytes: u64,
@@ -40,7 +40,7 @@ pub struct DeviceMemorySummary {
 }
 
 /// How other processes on the device were separated.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, JsonSchema)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum OtherProcesses {
     /// By NVML's figures. No other process has changed its memory between samples.
@@ -56,7 +56,8 @@ pub enum OtherProcesses {
 }
 
 /// The memory in use on a device at one point in time. The bytes of the parts add up to `used_bytes`.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct DeviceBreakdown {
     /// The time, in nanoseconds since the Unix epoch.
     pub time_ns: u64,
@@ -80,7 +81,7 @@ pub struct DeviceBreakdown {
 }
 
 /// A part of the memory in use.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct DevicePart {
     /// The kind of memory.
     pub kind: DevicePartKind,
@@ -94,7 +95,7 @@ pub struct DevicePart {
 }
 
 /// A kind of memory on a device.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, JsonSchema)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum DevicePartKind {
     /// Blocks that PyTorch's caching allocator has handed out, rounded as it rounds.
@@ -122,7 +123,7 @@ pub enum DevicePartKind {
 }
 
 /// The memory in use at one point in time.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct DeviceMemoryPoint {
     /// The time, in nanoseconds since the Unix epoch.
     pub time_ns: u64,

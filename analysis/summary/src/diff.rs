@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::memory_totals::Totals;
 use crate::schema_text::schema_text;
@@ -38,7 +38,8 @@ pub struct DiffOptions {
 
 /// The comparison of the peaks of two runs, A and B. A field whose name ends in `_bytes` is in bytes. A difference is
 /// the value of B minus the value of A.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct DiffReport {
     /// The version of this structure: major.minor. A new major version renames or removes fields.
     pub version: String,
@@ -55,7 +56,8 @@ pub struct DiffReport {
 }
 
 /// A run of a comparison.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct DiffRun {
     /// The path of the run folder, trace or snapshot that was read.
     pub path: String,
@@ -69,7 +71,8 @@ pub struct DiffRun {
 }
 
 /// A device that is in one run only.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct UnpairedDevice {
     /// The run: `a` or `b`.
     pub run: String,
@@ -85,7 +88,7 @@ pub struct UnpairedDevice {
 }
 
 /// The result of a comparison of two peaks.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum DiffResult {
     /// No difference exceeds `noise_bytes`.
@@ -100,7 +103,8 @@ pub enum DiffResult {
 }
 
 /// A device that is in both runs.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct DevicePair {
     /// The peak in run A.
     pub a: DiffPeak,
@@ -137,7 +141,8 @@ pub struct DevicePair {
 }
 
 /// The peak of one device in one run.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct DiffPeak {
     /// The process id.
     pub pid: u32,
@@ -166,7 +171,8 @@ pub struct DiffPeak {
 }
 
 /// Bytes and blocks in both peaks.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct Change {
     /// The bytes in run A.
     pub a_bytes: u64,
@@ -192,7 +198,7 @@ impl Change {
 }
 
 /// The blocks of one category in both peaks.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct CategoryChange {
     /// The category. Absent for bytes for which no event was recorded.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -203,7 +209,7 @@ pub struct CategoryChange {
 }
 
 /// The blocks of one custom category in both peaks.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct CustomCategoryChange {
     /// The name of the category. Absent for the blocks that no rule matches, and the bytes for which no event was
     /// recorded.
@@ -215,7 +221,7 @@ pub struct CustomCategoryChange {
 }
 
 /// The blocks that one phase allocated, in both peaks.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct PhaseChange {
     /// The phase. Absent for bytes for which no event was recorded.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -226,7 +232,7 @@ pub struct PhaseChange {
 }
 
 /// The blocks of one category that one line allocated, in both peaks.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct LineChange {
     /// The line as text, for example `model.py:88 forward`. Without a line, the autograd node. Empty if neither is
     /// known.
@@ -246,7 +252,7 @@ pub struct LineChange {
 }
 
 /// The blocks of one category and phase that one call stack allocated, in both peaks.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct StackChange {
     /// The line of the program's own code, and the innermost line if that is in a library. Empty if the stack is
     /// unknown.
@@ -269,7 +275,7 @@ pub struct StackChange {
 }
 
 /// The blocks of one `nn.Module`, without the modules inside it, in both peaks.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct ModuleChange {
     /// The path of the module. Absent for blocks that belong to no module.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -279,10 +285,22 @@ pub struct ModuleChange {
     pub change: Change,
 }
 
+impl DiffResult {
+    /// The name in JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            DiffResult::Same => "same",
+            DiffResult::Redistributed => "redistributed",
+            DiffResult::Grew => "grew",
+            DiffResult::Shrank => "shrank",
+        }
+    }
+}
+
 impl DiffReport {
     /// The JSON Schema, generated from these structures and their documentation.
     pub fn json_schema() -> String {
-        schema_text(&schemars::schema_for!(DiffReport))
+        schema_text::<DiffReport>()
     }
 
     /// The comparison as JSON.

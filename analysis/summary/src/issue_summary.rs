@@ -1,14 +1,14 @@
 //! Issues in the results of the analysis.
 
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use memtrace_insight::StackSummary;
 use memtrace_insight::diagnostics::LoopTurn;
 use memtrace_insight::rules::RuleId;
 
 /// An issue: a diagnostic rule matched.
-#[derive(Clone, PartialEq, Debug, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct IssueSummary {
     /// The diagnostic rule that matched. docs/reference/diagnostics.md explains each rule.
     pub rule: RuleId,
@@ -45,7 +45,8 @@ pub struct IssueSummary {
 }
 
 /// Tensors that Python paths of one pattern hold.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct HolderSummary {
     /// The path, for example `__main__.history[*]`. `*` stands for keys and positions that differ.
     pub path: String,
@@ -59,7 +60,8 @@ pub struct HolderSummary {
 }
 
 /// When a device's memory would be full at the rate at which it filled.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct OomForecastSummary {
     /// What one turn of the program's loop is.
     pub turn: LoopTurn,

@@ -4,14 +4,15 @@
 //! the descriptions in the JSON Schema.
 
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::issue_summary::IssueSummary;
 use crate::rank_table::RankTable;
 use memtrace_insight::StackSummary;
 
 /// The processes of a launch beside each other.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct LaunchSummary {
     /// The ranks, and the processes that belong to none.
     #[serde(flatten)]
@@ -24,7 +25,7 @@ pub struct LaunchSummary {
 }
 
 /// An issue that concerns several processes.
-#[derive(Clone, PartialEq, Debug, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct LaunchIssueSummary {
     /// The issue. `device` is the ordinal in the first of `processes`.
     #[serde(flatten)]
@@ -34,7 +35,8 @@ pub struct LaunchIssueSummary {
 }
 
 /// A process to which an issue applies.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct IssueProcessSummary {
     /// The process id.
     pub pid: u32,
@@ -50,7 +52,8 @@ pub struct IssueProcessSummary {
 }
 
 /// Device memory of one process that another process opened (CUDA IPC).
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct SharedMemorySummary {
     /// The process id of the process that opened the memory.
     pub importer_pid: u32,

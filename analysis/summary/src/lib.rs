@@ -51,7 +51,7 @@ mod xla;
 mod xla_programs;
 
 pub use build::{SummaryOptions, is_snapshot, signal_name, summarize, summarize_with, when, when_peaked};
-pub use check::{Baseline, CHECK_VERSION, CheckOptions, CheckReport, CheckResult, Tolerance, check};
+pub use check::{CHECK_VERSION, CheckOptions, CheckReport, CheckResult, Tolerance, check};
 pub use compare::{diff, line_what};
 pub use cuda_graphs::{CudaGraphSummary, CudaGraphsSummary, MemoryPoolSummary};
 pub use device_memory::{

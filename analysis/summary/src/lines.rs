@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use memtrace_trace::counters::Counter;
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::progress::Progress;
 use crate::source::{Body, end_of, start_of};
@@ -61,7 +61,8 @@ pub struct LinesOptions {
 }
 
 /// The line table of one device of one process. A field whose name ends in `_bytes` is in bytes.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct LinesReport {
     /// The version of this structure: major.minor. A new major version renames or removes fields.
     pub version: String,
@@ -92,7 +93,8 @@ pub struct LinesReport {
 }
 
 /// A device with a line table of its own.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct OtherDevice {
     /// The process id.
     pub pid: u32,
@@ -106,7 +108,8 @@ pub struct OtherDevice {
 }
 
 /// The lines of one function.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct FunctionLines {
     /// The qualified name of the function, or its name if the qualified name is unknown.
     pub function: String,
@@ -129,7 +132,8 @@ pub struct FunctionLines {
 }
 
 /// One line of a function.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct LineRow {
     /// The line number.
     pub line: u32,
@@ -159,7 +163,8 @@ pub struct LineRow {
 }
 
 /// The largest tensor with a name that a line allocated.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct LineTensor {
     /// The name, for example `blocks.0.attn.weight`. Tensors that share the memory are separated by commas.
     pub name: String,
@@ -173,7 +178,8 @@ pub struct LineTensor {
 }
 
 /// The figures of one line. A line is current from an event in it, or in a function that it calls, to the next event.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct LineFigures {
     /// The number of times that events show the start of the line. The line ran at least that often. 0 in PyTorch's
     /// snapshots, which do not record threads.
@@ -219,7 +225,7 @@ impl From<LineUse> for LineFigures {
 impl LinesReport {
     /// The JSON Schema, generated from these structures and their documentation.
     pub fn json_schema() -> String {
-        crate::summary::schema_text(&schemars::schema_for!(LinesReport))
+        crate::summary::schema_text::<LinesReport>()
     }
 
     /// The table as JSON.

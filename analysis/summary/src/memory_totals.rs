@@ -1,10 +1,11 @@
 //! The totals of an allocator in the results of the analysis.
 
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// The totals of a device at one point in time, as `torch.cuda.memory_stats` counts them.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct Totals {
     /// The bytes of blocks in use by the program, rounded as the allocator rounds.
     pub allocated_bytes: u64,

@@ -4,7 +4,7 @@ use memtrace_insight::rules::library_name;
 use memtrace_replay::{DeviceAllocations, Owner};
 use memtrace_trace::file::Definitions;
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// What reports call the memory of stream-ordered pools that is not in use.
 pub(crate) const UNUSED_POOLS: &str = "unused memory of stream-ordered pools";
@@ -12,7 +12,8 @@ pub(crate) const UNUSED_POOLS: &str = "unused memory of stream-ordered pools";
 pub(crate) const ROUNDING: &str = "rounding to the driver's pages";
 
 /// Memory outside PyTorch's caching allocator.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct OwnerBytes {
     /// The library that allocated the memory from CUDA, for example `NCCL` or `cuBLAS`.
     pub owner: String,

@@ -1,10 +1,11 @@
 //! The memory pools of JAX and CuPy: the structure in `summary.json`.
 
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// The memory pool of a library on one device.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct PoolSummary {
     /// The library: `JAX` or `CuPy`.
     pub library: String,
@@ -37,7 +38,7 @@ pub struct PoolSummary {
 }
 
 /// How a library takes memory from CUDA.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum PoolAllocation {
     /// A fixed share of the device at the start, whatever the program needs.

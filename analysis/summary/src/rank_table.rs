@@ -6,14 +6,15 @@
 use std::cmp::Reverse;
 
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::diff::{CategoryChange, DevicePair, DiffPeak, LineChange};
 use memtrace_input::load::{Exit, RankSource};
 use memtrace_insight::passes::Phase;
 
 /// The ranks of a launch or of a job, and how far they differ.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct RankTable {
     /// The number of ranks of the job, as its processes report it. Absent if it is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -40,7 +41,8 @@ pub struct RankTable {
 }
 
 /// One rank.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct RankSummary {
     /// The rank.
     pub rank: u32,
@@ -118,7 +120,8 @@ pub struct RankSummary {
 }
 
 /// A device that is not the rank's own.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct RankDevice {
     /// The device ordinal; -1 is the CPU.
     pub device: i16,
@@ -129,7 +132,8 @@ pub struct RankDevice {
 }
 
 /// The highest number of allocated bytes of a rank in one phase.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct RankPhasePeak {
     /// The phase.
     pub phase: Phase,
@@ -138,7 +142,8 @@ pub struct RankPhasePeak {
 }
 
 /// A recorded process that is no rank: a worker or helper.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct HelperSummary {
     /// The process id.
     pub pid: u32,
@@ -153,7 +158,8 @@ pub struct HelperSummary {
 }
 
 /// How far the peaks of the ranks differ.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct ImbalanceSummary {
     /// The rank with the highest peak. Of equal ranks, the first.
     pub worst_rank: u32,
@@ -179,7 +185,8 @@ pub struct ImbalanceSummary {
 
 /// The peak of the rank with the highest peak beside that of the median rank. In the tables, A is the median rank and B
 /// is the worst rank.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct RankComparison {
     /// The peak of the median rank.
     pub median: DiffPeak,
@@ -217,6 +224,12 @@ pub(crate) fn ended_by_oom(fatal: impl Iterator<Item = Option<bool>>) -> Option<
 }
 
 impl RankTable {
+    /// The rank whose worker or helper this process is.
+    pub(crate) fn helper_of(&self, pid: u32) -> Option<u32> {
+        let has = |rank: &&RankSummary| rank.helpers.iter().any(|helper| helper.pid == pid);
+        self.ranks.iter().find(has).map(|rank| rank.rank)
+    }
+
     /// The table of these ranks, in any order: sorts them and computes the imbalance and the missing ranks. `expected`
     /// are the ranks that should have recorded something: those of this host, or the whole job. The comparison and
     /// `without_rank` stay empty.

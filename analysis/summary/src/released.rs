@@ -6,7 +6,7 @@ use memtrace_input::EventSource;
 use memtrace_insight::passes::{CudaGraphs, DeviceAnalysis, ReleasePoint, ReleasedMemory, private_pool_text};
 use memtrace_trace::file::Definitions;
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::cuda_graphs::is_cuda_graph_pool;
 use crate::owners::{ROUNDING, UNUSED_POOLS, library_bytes};
@@ -19,7 +19,7 @@ const RELEASING: [&str; 3] = ["sleep", "offload", "unload"];
 const MAX_AUTOMATIC: usize = 8;
 
 /// A part of the memory that stayed on a device.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct ReleasedPart {
     /// The kind of memory.
     pub kind: ReleasedPartKind,
@@ -30,7 +30,7 @@ pub struct ReleasedPart {
 }
 
 /// Why memory stayed on a device.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, JsonSchema)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ReleasedPartKind {
     /// Blocks in use by the program.

@@ -2,7 +2,7 @@
 //! from the optimizer's state.
 
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use memtrace_insight::passes::{
     Category, DeviceAnalysis, EarlierIteration, MissingModules, MissingSiblings, Oom, Phase, RestOfStep, StackTable,
@@ -18,7 +18,8 @@ const MIN_GAIN: u64 = 50;
 const STEP_COUNTER: u64 = 512;
 
 /// What an interrupted step would still have needed.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct StepEstimate {
     /// The highest number of allocated bytes that the whole step needs. Absent if the recording does not show it.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -44,7 +45,7 @@ pub struct StepEstimate {
 }
 
 /// The source of the figures of a [`StepEstimate`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum StepEstimateBasis {
     /// A complete step before, which made the same requests.
@@ -61,7 +62,7 @@ pub enum StepEstimateBasis {
 }
 
 /// A part of a step that was still to come.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct StepPart {
     /// The part, as text.
     pub text: String,

@@ -5,9 +5,10 @@
 //! field is absent.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::cuda_graphs::CudaGraphsSummary;
 use crate::device_memory::{DeviceBreakdown, DeviceMemorySummary};
@@ -31,7 +32,8 @@ pub const SUMMARY_VERSION: &str = "2.3";
 
 /// The report of a run. A field whose name ends in `_bytes` is in bytes. A field whose name ends in `_ns` is in
 /// nanoseconds; points in time count from the Unix epoch.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct Summary {
     /// The version of this structure: major.minor. A new major version renames or removes fields.
     pub version: String,
@@ -63,7 +65,8 @@ pub struct Summary {
 }
 
 /// Something that is not in the recording.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct NotRecordedSummary {
     /// Whether events are known or likely to be lost. `memtrace check` then fails.
     pub is_loss: bool,
@@ -72,7 +75,8 @@ pub struct NotRecordedSummary {
 }
 
 /// A library or executable, and the symbols that were found for its code addresses.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct NativeObjectSummary {
     /// The path from which the dynamic loader loaded the object.
     pub path: String,
@@ -92,7 +96,8 @@ pub struct NativeObjectSummary {
 }
 
 /// The run: its command, its end and its duration.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct RunSummary {
     /// The path of the run folder, trace or snapshot that was read.
     pub path: String,
@@ -128,7 +133,8 @@ pub struct RunSummary {
 }
 
 /// A process that recorded events.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct ProcessSummary {
     /// The process id.
     pub pid: u32,
@@ -180,7 +186,8 @@ pub struct ProcessSummary {
 }
 
 /// The events that a recording has dropped (`memtrace run --keep`).
-#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct DroppedEvents {
     /// The number of dropped events.
     pub events: u64,
@@ -194,7 +201,8 @@ pub struct DroppedEvents {
 
 /// What held the tensors of a device (`--holders`), at the scan after the explained out-of-memory error, or else at the
 /// last one with most of the memory.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct HoldersSummary {
     /// The scan.
     pub scan: ScanSummary,
@@ -207,7 +215,8 @@ pub struct HoldersSummary {
 }
 
 /// A scan of the program's objects.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct ScanSummary {
     /// The occasion: `running`, `out_of_memory` or `end`.
     pub occasion: String,
@@ -220,7 +229,8 @@ pub struct ScanSummary {
 }
 
 /// A notice of the recorder.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct NoticeSummary {
     /// The part of the recorder, for example `torch.tracker`.
     pub topic: String,
@@ -231,7 +241,8 @@ pub struct NoticeSummary {
 }
 
 /// A device of one process.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct DeviceSummary {
     /// The device ordinal; -1 is the CPU.
     pub device: i16,
@@ -362,7 +373,8 @@ pub struct DeviceSummary {
 
 /// Segments of PyTorch's caching allocator whose memory a library unmapped, and may have mapped again: a model that was
 /// paused or put to sleep. Such segments count as reserved, and their blocks as allocated, but the device has the memory.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct UnmappedSegmentsSummary {
     /// The highest number of bytes without device memory at one time.
     pub peak_bytes: u64,
@@ -375,7 +387,8 @@ pub struct UnmappedSegmentsSummary {
 }
 
 /// The memory of a device at one point in time, and the blocks that were allocated then.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct MemoryState {
     /// The time, in nanoseconds since the Unix epoch.
     pub time_ns: u64,
@@ -425,7 +438,8 @@ pub struct MemoryState {
 }
 
 /// The memory of a module, or of modules of one class whose paths differ only in numbers.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct ModuleGroupSummary {
     /// The path as in `by_module`, or for several modules the pattern of their paths: `blocks.*`.
     pub pattern: String,
@@ -442,7 +456,8 @@ pub struct ModuleGroupSummary {
 
 /// The memory of an `nn.Module`: blocks that its call or the autograd nodes of its call allocated, and its parameters
 /// with their gradients and optimizer state.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct ModuleSummary {
     /// The path as in `named_modules()`, or the classes of the calls that lead to the module. Empty for a module that
     /// no other module called.
@@ -461,7 +476,8 @@ pub struct ModuleSummary {
 }
 
 /// Modules of one class, for example `blocks.0` to `blocks.11`.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct RepeatedModulesSummary {
     /// The path that all of them share, for example `blocks`. Empty if they share none.
     pub path: String,
@@ -485,7 +501,7 @@ pub struct RepeatedModulesSummary {
 }
 
 /// The blocks of one category.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, JsonSchema)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct CategoryAmount {
     /// The category.
     pub category: Category,
@@ -496,7 +512,8 @@ pub struct CategoryAmount {
 }
 
 /// The blocks of one custom category.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct CustomCategoryAmount {
     /// The name of the category. Absent for the blocks that no rule matches.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -508,7 +525,8 @@ pub struct CustomCategoryAmount {
 }
 
 /// The blocks that one compiled region of `torch.compile` allocated.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct CompileContextAmount {
     /// The compile context as PyTorch wrote it, for example `Torch-Compiled Region: 0/0`. Absent for the blocks that no
     /// compiled region allocated.
@@ -521,7 +539,7 @@ pub struct CompileContextAmount {
 }
 
 /// The blocks that one phase allocated.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, JsonSchema)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct PhaseAmount {
     /// The phase.
     pub phase: Phase,
@@ -532,7 +550,7 @@ pub struct PhaseAmount {
 }
 
 /// Allocated blocks with the same call stack, autograd node, phase, category, custom category and compile context.
-#[derive(Clone, PartialEq, Debug, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct AllocationGroup {
     /// The bytes of the blocks.
     pub bytes: u64,
@@ -573,7 +591,8 @@ pub struct AllocationGroup {
 
 /// The division of reserved memory at one point in time. The reserved bytes are the sum of `allocated_bytes`,
 /// `pending_free_bytes`, `releasable_bytes` and `blocked_bytes`.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct ReservedSummary {
     /// The bytes of blocks in use by the program, rounded as the allocator rounds.
     pub allocated_bytes: u64,
@@ -596,7 +615,8 @@ pub struct ReservedSummary {
 }
 
 /// Blocks in use with the same call stack, and the segments that contain no other blocks in use.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct BlockingAllocation {
     /// The number of segments.
     pub segments: u64,
@@ -617,7 +637,8 @@ pub struct BlockingAllocation {
 
 /// The growth of the peak after the first step. An optimizer allocates its state at the end of the first step, so the
 /// forward and backward passes of later steps run beside that state.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct GrowthAfterFirstStep {
     /// The peak of allocated bytes in the first step.
     pub first_step_peak_bytes: u64,
@@ -629,7 +650,8 @@ pub struct GrowthAfterFirstStep {
 
 /// The part of a KV cache that grows by the same size with each call of the model. A recording has sizes, and no shapes: it
 /// does not show for how many sequences.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct GrowingKvCache {
     /// The number of blocks.
     pub blocks: u64,
@@ -640,7 +662,8 @@ pub struct GrowingKvCache {
 }
 
 /// The inputs of a step beside those of the others. A recording has sizes of inputs, and no shapes.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct LargerInputs {
     /// The step.
     pub step: u32,
@@ -654,7 +677,7 @@ pub struct LargerInputs {
 }
 
 /// The part of a program that the figures of a suggestion cover.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SuggestionScope {
     /// The whole run. If an out-of-memory error ended it, the interrupted step is completed as an earlier step did it.
@@ -666,8 +689,19 @@ pub enum SuggestionScope {
     UntilError,
 }
 
+impl SuggestionScope {
+    /// The name in JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            SuggestionScope::Run => "run",
+            SuggestionScope::Iteration => "iteration",
+            SuggestionScope::UntilError => "until_error",
+        }
+    }
+}
+
 /// A change that would lower the memory in use at the peak or at an out-of-memory error.
-#[derive(Clone, PartialEq, Debug, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct SuggestionSummary {
     /// The rule that makes the suggestion.
     pub rule: RuleId,
@@ -699,7 +733,8 @@ pub struct SuggestionSummary {
 }
 
 /// The results of other settings of PyTorch's caching allocator, by a replay of its policy.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct WhatIfSummary {
     /// The number of blocks that the replay with the run's own settings placed at the recorded address.
     pub matched_blocks: u64,
@@ -720,7 +755,8 @@ pub struct WhatIfSummary {
 }
 
 /// The result of one setting of PyTorch's caching allocator.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct ReplayedSetting {
     /// The setting in the syntax of `PYTORCH_CUDA_ALLOC_CONF`.
     pub setting: String,
@@ -744,7 +780,8 @@ pub struct ReplayedSetting {
 }
 
 /// The allocations and frees of one phase.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct PhaseSummary {
     /// The phase.
     pub phase: Phase,
@@ -777,7 +814,8 @@ pub struct PhaseSummary {
 }
 
 /// The memory of a device in all ranges of the requested name, on all threads.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct RangeSummary {
     /// Allocated bytes at the start of the first range.
     pub start_bytes: u64,
@@ -789,7 +827,8 @@ pub struct RangeSummary {
 
 /// What stayed on a device after a point of the program. Of all times that the program came there, it is the one after
 /// which the most bytes stayed.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct ReleasedSummary {
     /// The point: `range:NAME`, `function:NAME` or `line:FILE:LINE`.
     pub after: String,
@@ -816,7 +855,8 @@ pub struct ReleasedSummary {
 }
 
 /// The allocations and frees inside the ranges of one name (`torch.profiler.record_function` or NVTX), on all threads.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct LabelSummary {
     /// The name of the ranges. A trailing `*` stands for the number in which several names differ.
     pub name: String,
@@ -846,7 +886,8 @@ pub struct LabelSummary {
 }
 
 /// The functions of the program that are called again and again.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct CalledFunctionsSummary {
     /// The functions, most allocated bytes first.
     pub functions: Vec<CalledFunctionSummary>,
@@ -855,7 +896,8 @@ pub struct CalledFunctionsSummary {
 }
 
 /// The calls of one function. They are found from the stacks of allocations and frees.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct CalledFunctionSummary {
     /// The qualified name of the function.
     pub name: String,
@@ -874,7 +916,7 @@ pub struct CalledFunctionSummary {
 }
 
 /// The blocks of one category that outlived the phase that allocated them.
-#[derive(Clone, PartialEq, Debug, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct KeptCategory {
     /// The category.
     pub category: Category,
@@ -890,7 +932,7 @@ pub struct KeptCategory {
 }
 
 /// Blocks with the same call stack that outlived the phase that allocated them.
-#[derive(Clone, PartialEq, Debug, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct KeptAllocation {
     /// The bytes of the blocks.
     pub bytes: u64,
@@ -901,7 +943,8 @@ pub struct KeptAllocation {
 }
 
 /// One step.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct StepSummary {
     /// The number of the step, counted from 0.
     pub step: u32,
@@ -920,7 +963,8 @@ pub struct StepSummary {
 }
 
 /// The allocated bytes of a device before, during and after a part of a step.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct Levels {
     /// The allocated bytes before the part.
     pub start_bytes: u64,
@@ -931,7 +975,8 @@ pub struct Levels {
 }
 
 /// One phase of one step.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct StepPhase {
     /// The phase.
     pub phase: Phase,
@@ -954,7 +999,7 @@ pub struct StepPhase {
 }
 
 /// An out-of-memory error: a request for memory that failed.
-#[derive(Clone, PartialEq, Debug, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct OomSummary {
     /// The size of the request in bytes, rounded as the allocator rounds.
     pub requested_bytes: u64,
@@ -1015,7 +1060,8 @@ pub struct OomSummary {
 }
 
 /// Memory that one library allocated from CUDA.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct OwnerSummary {
     /// The name of the owner, for example `PyTorch's caching allocator` or `NCCL`.
     pub owner: String,
@@ -1031,7 +1077,7 @@ pub struct OwnerSummary {
 }
 
 /// A rule that classified allocations by phase.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct PhaseRuleSummary {
     /// The rule.
     pub rule: PhaseRuleId,
@@ -1047,7 +1093,7 @@ pub struct PhaseRuleSummary {
 }
 
 /// A rule that classified blocks by category.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct CategoryRuleSummary {
     /// The rule.
     pub rule: CategoryRuleId,
@@ -1074,10 +1120,50 @@ pub(crate) fn lost_events_of(losses: &BTreeMap<String, u64>) -> u64 {
     counts.fold(0, |sum, count| sum.saturating_add(*count))
 }
 
+/// Why a file cannot be read as a summary.
+#[derive(Debug)]
+pub enum SummaryError {
+    /// It is not JSON, or has other fields.
+    Json(serde_json::Error),
+    /// It is of this version, another major one.
+    Version(String),
+}
+
+impl fmt::Display for SummaryError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SummaryError::Json(e) => write!(f, "not a summary.json of memtrace: {e}"),
+            SummaryError::Version(version) => {
+                write!(f, "version {version} of summary.json is not supported by this version of memtrace")
+            }
+        }
+    }
+}
+
+impl std::error::Error for SummaryError {}
+
+/// The version of any `summary.json`.
+#[derive(Deserialize)]
+struct SummaryVersion {
+    version: String,
+}
+
 impl ProcessSummary {
     /// The number of events of the process that are known to be missing.
     pub fn lost_events(&self) -> u64 {
         lost_events_of(&self.losses)
+    }
+}
+
+impl DeviceSummary {
+    /// The peak of allocated bytes.
+    pub fn peak_bytes(&self) -> u64 {
+        self.peak.as_ref().map_or(0, |peak| peak.totals.allocated_bytes)
+    }
+
+    /// The out-of-memory error that the report explains.
+    pub fn explained_oom(&self) -> Option<&OomSummary> {
+        self.explained_oom.and_then(|at| self.ooms.get(at))
     }
 }
 
@@ -1094,7 +1180,26 @@ impl Summary {
 
     /// The JSON Schema of `summary.json`, generated from these structures and their documentation.
     pub fn json_schema() -> String {
-        schema_text(&schemars::schema_for!(Summary))
+        schema_text::<Summary>()
+    }
+
+    /// Reads a `summary.json` of this major version. What an older minor version lacks is absent, zero or empty; what a newer
+    /// one adds is ignored.
+    ///
+    /// # Errors
+    ///
+    /// If it is no summary, of another major version, or has a name that this version does not know.
+    pub fn from_json(json: &[u8]) -> Result<Summary, SummaryError> {
+        let is_supported = |version: &str| version.split('.').next() == SUMMARY_VERSION.split('.').next();
+        match serde_json::from_slice::<Summary>(json) {
+            Ok(summary) if is_supported(&summary.version) => Ok(summary),
+            Ok(summary) => Err(SummaryError::Version(summary.version)),
+            Err(e) => Err(match serde_json::from_slice::<SummaryVersion>(json) {
+                // Another major version has other structures.
+                Ok(SummaryVersion { version }) if !is_supported(&version) => SummaryError::Version(version),
+                _ => SummaryError::Json(e),
+            }),
+        }
     }
 
     /// The content of `summary.json`.

@@ -2,10 +2,11 @@
 
 use memtrace_input::xla::BufferKind;
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// What XLA wrote about the programs that it compiled (`--xla-dump`).
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct XlaSummary {
     /// The number of compiled programs that were read.
     pub program_count: u64,
@@ -20,7 +21,8 @@ pub struct XlaSummary {
 }
 
 /// A compiled program: the memory that it needs while it runs, as XLA assigned it.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct XlaProgramSummary {
     /// The number of the module in its process.
     pub module: u32,
@@ -41,7 +43,7 @@ pub struct XlaProgramSummary {
 }
 
 /// The bytes of a compiled program that have one purpose.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct XlaKindBytes {
     /// The purpose.
     pub kind: BufferKind,
@@ -50,7 +52,8 @@ pub struct XlaKindBytes {
 }
 
 /// The buffers that are live when a compiled program needs the most bytes at once.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct XlaPeakSummary {
     /// The bytes of all live buffers.
     pub live_bytes: u64,
@@ -65,7 +68,7 @@ pub struct XlaPeakSummary {
 }
 
 /// Live buffers with one purpose that one source line produces. For arguments, those of one name.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct XlaLineSummary {
     /// The purpose. Absent if the buffer assignment does not have the buffers.
     #[serde(skip_serializing_if = "Option::is_none")]

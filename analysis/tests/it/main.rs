@@ -47,3 +47,4 @@ mod tensor_shapes;
 #[path = "../training/mod.rs"]
 mod training;
 mod training_analysis;
+mod typescript;

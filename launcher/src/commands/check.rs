@@ -5,10 +5,10 @@ use std::path::Path;
 
 use anyhow::{anyhow, ensure};
 use memtrace_analysis::passes::Category;
+use memtrace_analysis::report::SummaryError;
 use memtrace_analysis::rules::CustomRules;
 use memtrace_analysis::{
-    Baseline, CheckOptions, DiffOptions, DiffReport, Run, Summary, SummaryOptions, check as check_limits, diff,
-    summarize_with,
+    CheckOptions, DiffOptions, DiffReport, Run, Summary, SummaryOptions, check as check_limits, diff, summarize_with,
 };
 use memtrace_trace::file::untrusted;
 
@@ -42,14 +42,19 @@ pub(crate) fn check(options: &Check) -> anyhow::Result<bool> {
         Ok(summary?)
     };
     let summary = summary_of(&run)?;
-    let (mut baseline, mut comparison): (Option<Baseline>, Option<DiffReport>) = (None, None);
+    let (mut baseline, mut comparison): (Option<Summary>, Option<DiffReport>) = (None, None);
     if let Some(path) = &options.baseline {
-        let unusable = |reason: String| anyhow!("cannot use {} as the baseline: {reason}", path.display());
+        let unusable = |e: SummaryError| match e {
+            SummaryError::Json(_) => anyhow!("cannot use {} as the baseline: {e}", path.display()),
+            SummaryError::Version(_) => {
+                anyhow!("cannot use {} as the baseline: {e}: record the baseline again", path.display())
+            }
+        };
         match summary_json(path) {
-            Some(text) => baseline = Some(Baseline::from_json(&text).map_err(unusable)?),
+            Some(json) => baseline = Some(Summary::from_json(&json).map_err(unusable)?),
             None => {
                 let before = super::open(path)?;
-                baseline = Some(Baseline::of(&summary_of(&before)?).map_err(unusable)?);
+                baseline = Some(summary_of(&before)?);
                 let diff_options = DiffOptions { rank: options.rank, device: options.device, ..DiffOptions::default() };
                 comparison = Some(diff(&before, &run, &diff_options, &mut |_| {}));
             }
@@ -100,8 +105,8 @@ fn known_categories(options: &Check, rules: Option<&CustomRules>) -> anyhow::Res
     Ok(())
 }
 
-/// The text of a file that starts like a summary of memtrace, else `None`. A PyTorch snapshot may be JSON too.
-fn summary_json(path: &Path) -> Option<String> {
+/// The content of a file that starts like a summary of memtrace, else `None`. A PyTorch snapshot may be JSON too.
+fn summary_json(path: &Path) -> Option<Vec<u8>> {
     // What is not a regular file is refused when it is opened as a run. Opening a pipe here would wait for its writer.
     let file = untrusted::open(path).ok()?;
     let mut start = [0; START_SIZE];
@@ -110,5 +115,5 @@ fn summary_json(path: &Path) -> Option<String> {
     if !start.take(11).eq(*b"{\"version\":") {
         return None;
     }
-    String::from_utf8(untrusted::read(&file, MAX_SUMMARY_SIZE).ok()?).ok()
+    untrusted::read(&file, MAX_SUMMARY_SIZE).ok()
 }

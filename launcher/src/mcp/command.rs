@@ -9,14 +9,14 @@ use std::process::{ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use memtrace_analysis::load::Exit as WaitStatus;
+use memtrace_analysis::Summary;
+use memtrace_analysis::load::Exit;
 use serde::de::DeserializeOwned;
 use std::os::unix::process::ExitStatusExt;
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::process::Command;
 use tokio::sync::{OnceCell, Semaphore};
 
-use crate::mcp::summary::Summary;
 use crate::mcp::tool_error::ToolError;
 use crate::supervisor;
 
@@ -161,11 +161,7 @@ pub(crate) fn shell_word(word: &str) -> String {
 
 /// How a process ended, as text.
 pub(crate) fn ending(status: ExitStatus) -> String {
-    let WaitStatus { code, signal } = WaitStatus::from_wait_status(status.into_raw());
-    match (signal, code) {
-        (Some(signal), _) => format!("signal {signal}"),
-        (None, code) => format!("exit status {}", code.unwrap_or_default()),
-    }
+    Exit::from_wait_status(status.into_raw()).text().unwrap_or_default()
 }
 
 /// Reads a stream to its end, keeps the first bytes, and returns whether there were more.

@@ -4,7 +4,6 @@
 //! commands of the tools.
 //! - `tool_error`: errors that the agent reads, with help.
 //! - `answer`: answers of bounded size that report what they leave out.
-//! - `summary`: the part of `memtrace report --json` and its relatives that answers use.
 //! - `command`: runs the `memtrace` binary.
 //! - `tools`: one file a tool.
 //! - `server`: the protocol.
@@ -15,7 +14,6 @@
 mod answer;
 mod command;
 mod server;
-mod summary;
 mod tool_error;
 mod tools;
 

@@ -1,63 +1,9 @@
-/** The comparison of two peaks. `analysis/schema/diff.schema.json` describes all of it. */
+/** The comparison of two peaks, as the page has it. */
 
-import type { FrameSummary, Totals } from './summary';
+import type { CategoryChange, DiffPeak } from './schema';
 
-export interface Change {
-  a_bytes: number;
-  b_bytes: number;
-  difference_bytes: number;
-  a_blocks: number;
-  b_blocks: number;
-}
-
-export interface LineChange extends Change {
-  location: string;
-  a_frame?: FrameSummary;
-  b_frame?: FrameSummary;
-  category?: string;
-}
-
-export interface StackChange extends Change {
-  location: string;
-  node?: string;
-  category?: string;
-  phase?: string;
-  frames: FrameSummary[];
-}
-
-export interface DiffPeak {
-  pid: number;
-  rank?: number;
-  trace: string;
-  device: number;
-  seq: number;
-  step?: number;
-  phase: string;
-  location: string;
-  totals: Totals;
-  reserved_peak_bytes: number;
-}
-
-export interface DevicePair {
-  a: DiffPeak;
-  b: DiffPeak;
-  difference_bytes: number;
-  noise_bytes: number;
-  result: 'same' | 'redistributed' | 'grew' | 'shrank';
-  headline: string;
-  by_category: (Change & { category?: string })[];
-  by_custom_category?: (Change & { custom_category?: string })[];
-  by_phase: (Change & { phase?: string })[];
-  by_line: LineChange[];
-  by_stack: StackChange[];
-  by_module: (Change & { path?: string })[];
-}
-
-export interface DiffReport {
-  a: { path: string; step?: number };
-  b: { path: string; step?: number };
-  pairs: DevicePair[];
-}
+/** The figures that every row of a comparison has. */
+export type Change = Pick<CategoryChange, 'a_bytes' | 'b_bytes' | 'difference_bytes' | 'a_blocks' | 'b_blocks'>;
 
 /** What the page says about itself, in the words of the terminal. */
 export interface ComparisonInfo {

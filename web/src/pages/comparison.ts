@@ -2,11 +2,11 @@
 
 import { stepRanges } from '../data/axis';
 import { dataOf } from '../data/decode';
-import { type ComparisonInfo, type DevicePair, type DiffPeak, type DiffReport, peakText } from '../data/diff';
+import type { DevicePair, DeviceSummary, DiffPeak, DiffReport, Summary } from '../data/schema';
+import { type ComparisonInfo, peakText } from '../data/diff';
 import { type Device, Process } from '../data/model';
 import type { Highlight } from '../data/series';
 import { State } from '../data/state';
-import type { DeviceSummary, Summary } from '../data/summary';
 import { checkbox, choice, el, replace } from '../dom';
 import * as format from '../format';
 import { Allocations } from '../views/allocations';

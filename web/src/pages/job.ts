@@ -1,6 +1,6 @@
 /** The ranks of a job on several hosts: the table of ranks and phases, what the worst rank has more, and what limits the figures. */
 
-import type { JobReport } from '../data/job';
+import type { JobReport } from '../data/schema';
 import { el, replace } from '../dom';
 import * as format from '../format';
 import * as explain from '../views/explain';

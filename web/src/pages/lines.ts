@@ -1,6 +1,7 @@
 /** The line table: functions with their figures, and their source with the figures of each line. */
 
-import type { FunctionLines, LineRow, LinesInfo, LinesReport } from '../data/lines';
+import type { FunctionLines, LineRow, LinesReport } from '../data/schema';
+import type { LinesInfo } from '../data/lines';
 import { shortFile } from '../data/model';
 import { el, replace } from '../dom';
 import * as format from '../format';

@@ -1,9 +1,9 @@
 /** What changed between two peaks: sortable tables whose rows have a bar. A chosen row colors its blocks in the timelines. */
 
-import type { Change, DevicePair, LineChange, StackChange } from '../data/diff';
+import type { DevicePair, FrameSummary, LineChange, StackChange } from '../data/schema';
+import type { Change } from '../data/diff';
 import type { Device } from '../data/model';
 import { NO_CUSTOM_CATEGORY } from '../data/series';
-import type { FrameSummary } from '../data/summary';
 import { checkbox, el, replace } from '../dom';
 import * as format from '../format';
 import { swatch } from './swatch';

@@ -5,19 +5,8 @@
 
 import type { Device } from '../data/model';
 import { NO_CUSTOM_CATEGORY } from '../data/series';
-import {
-  type DeviceSummary,
-  type Holder,
-  type MemoryState,
-  type OomSummary,
-  type OwnerSummary,
-  type PhaseSummary,
-  type ProcessSummary,
-  type Summary,
-  deviceName,
-  explainedOom,
-  processName,
-} from '../data/summary';
+import type { DeviceSummary, HolderSummary, MemoryState, OomSummary, OwnerSummary, PhaseSummary, ProcessSummary, Summary } from '../data/schema';
+import { deviceName, explainedOom, processName } from '../data/summary';
 import { el, scrollTable } from '../dom';
 import * as format from '../format';
 
@@ -239,7 +228,7 @@ export function compileContexts(device: DeviceSummary): HTMLElement | null {
 const OCCASIONS: Record<string, string> = { out_of_memory: 'after the out-of-memory error', end: 'at the end' };
 
 /** The tensors that a holder holds: `(24 tensors)`, and their shape. */
-export function holderText(field: string, one: Holder): Part[] {
+export function holderText(field: string, one: HolderSummary): Part[] {
   return [el('code', {}, one.path), ...(one.tensors === 1 ? [] : [' (', count(`${field}.tensors`, one.tensors), ' tensors)']), one.shape ? `  ${one.shape}` : ''];
 }
 

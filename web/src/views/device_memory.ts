@@ -1,6 +1,6 @@
 /** The whole memory of a device, as nvidia-smi shows it: a bar of what uses it at several points in time, and its course. */
 
-import type { DeviceBreakdown, DeviceMemory, DeviceMemoryPoint, DevicePart, DeviceSummary } from '../data/summary';
+import type { DeviceBreakdown, DeviceMemoryPoint, DeviceMemorySummary, DevicePart, DeviceSummary } from '../data/schema';
 import { el } from '../dom';
 import * as format from '../format';
 import { bytes } from './details';
@@ -61,7 +61,7 @@ export function deviceMemory(device: DeviceSummary): HTMLElement | null {
   );
 }
 
-function breakdown(title: string, name: string, state: DeviceBreakdown, memory: DeviceMemory): HTMLElement {
+function breakdown(title: string, name: string, state: DeviceBreakdown, memory: DeviceMemorySummary): HTMLElement {
   const field = `device_memory.${name}`;
   const shades = colors(state.parts);
   const bar = el('div', { class: 'bar', role: 'img', 'aria-label': `${title}: share of each part` });
@@ -111,7 +111,7 @@ function colors(parts: DevicePart[]): string[] {
 }
 
 /** The memory in use at the readings, stacked; `null` with fewer than two points in time. */
-function overTime(memory: DeviceMemory): HTMLElement | null {
+function overTime(memory: DeviceMemorySummary): HTMLElement | null {
   const { over_time: points } = memory;
   const [first, last] = [points[0], points[points.length - 1]];
   if (!first || !last || last.time_ns <= first.time_ns) return null;

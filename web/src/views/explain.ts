@@ -3,18 +3,8 @@
 import { stepRanges } from '../data/axis';
 import type { Device } from '../data/model';
 import type { State } from '../data/state';
-import {
-  type DeviceSummary,
-  type IssueSummary,
-  type Levels,
-  type OomSummary,
-  type ProcessSummary,
-  type StackSummary,
-  type StepSummary,
-  type Summary,
-  explainedOom,
-  whenText,
-} from '../data/summary';
+import type { DeviceSummary, IssueSummary, Levels, OomSummary, ProcessSummary, StackSummary, StepSummary, Summary } from '../data/schema';
+import { explainedOom, whenText } from '../data/summary';
 import { el, scrollTable } from '../dom';
 import * as format from '../format';
 import { bytes, holderText } from './details';

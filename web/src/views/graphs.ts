@@ -1,6 +1,6 @@
 /** What each CUDA graph costs, and the private memory pools of PyTorch's allocator. */
 
-import type { CudaGraph, DeviceSummary, MemoryPool } from '../data/summary';
+import type { CudaGraphSummary, DeviceSummary, MemoryPoolSummary } from '../data/schema';
 import { el, scrollTable } from '../dom';
 import * as format from '../format';
 import { bytes } from './details';
@@ -8,7 +8,7 @@ import { bytes } from './details';
 /** The maximum number of rows of each table. */
 const ROWS = 100;
 
-function graphRow(graph: CudaGraph, at: number): HTMLElement {
+function graphRow(graph: CudaGraphSummary, at: number): HTMLElement {
   const field = `cuda_graphs.graphs.${at}`;
   const batch = graph.first_dimension === undefined ? '' : String(graph.first_dimension);
   const place = [graph.label ? ` [${graph.label}]` : '', graph.is_captured ? '' : ' built from nodes', graph.is_destroyed ? ' (destroyed)' : ''].join('');
@@ -26,7 +26,7 @@ function graphRow(graph: CudaGraph, at: number): HTMLElement {
   );
 }
 
-function poolRow(pool: MemoryPool, at: number): HTMLElement {
+function poolRow(pool: MemoryPoolSummary, at: number): HTMLElement {
   const field = `cuda_graphs.pools.${at}`;
   return el(
     'tr',

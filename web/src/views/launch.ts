@@ -3,7 +3,7 @@
  * and issues of several processes.
  */
 
-import type { LaunchSummary, SharedMemorySummary } from '../data/summary';
+import type { LaunchSummary, SharedMemorySummary } from '../data/schema';
 import { el } from '../dom';
 import * as format from '../format';
 import { bytes } from './details';

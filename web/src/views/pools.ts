@@ -3,7 +3,7 @@
  * names its field of the summary.
  */
 
-import type { DeviceSummary, PoolSummary, Summary, XlaKind, XlaLine, XlaProgram } from '../data/summary';
+import type { BufferKind, DeviceSummary, PoolSummary, Summary, XlaLineSummary, XlaProgramSummary } from '../data/schema';
 import { el, scrollTable } from '../dom';
 import * as format from '../format';
 import { bytes } from './details';
@@ -15,7 +15,7 @@ const PROGRAMS = 8;
 /** The number of lines of the largest program's peak. */
 const LINES = 12;
 
-const KINDS: Record<XlaKind, string> = {
+const KINDS: Record<BufferKind, string> = {
   argument: 'argument',
   donated_argument: 'donated argument',
   output: 'output',
@@ -69,21 +69,21 @@ export function xla(summary: Summary): HTMLElement | null {
   return el('section', { class: 'card w12', id: 'xla' }, title, scrollTable(head, rows), el('p', { class: 'note' }, note), peak(shown[0]));
 }
 
-function programRow(program: XlaProgram, field: string): HTMLElement {
-  const cell = (kind: XlaKind) => {
+function programRow(program: XlaProgramSummary, field: string): HTMLElement {
+  const cell = (kind: BufferKind) => {
     const at = program.by_kind.findIndex(one => one.kind === kind);
     return el('td', { class: 'num' }, at < 0 ? '' : bytes(`${field}.by_kind.${at}.bytes`, program.by_kind[at]?.bytes ?? 0));
   };
   const name = el('td', {}, el('code', {}, program.name), ` (module ${program.module}${program.is_for_gpu ? '' : ', for the CPU'})`);
-  const kinds: XlaKind[] = ['argument', 'donated_argument', 'output', 'temporary'];
+  const kinds: BufferKind[] = ['argument', 'donated_argument', 'output', 'temporary'];
   return el('tr', {}, name, kinds.map(cell), el('td', { class: 'num' }, bytes(`${field}.total_bytes`, program.total_bytes)));
 }
 
-function peak(program: XlaProgram | undefined): HTMLElement {
+function peak(program: XlaProgramSummary | undefined): HTMLElement {
   const found = program?.peak;
   if (!program || !found) return el('div', {});
-  const text = (line: XlaLine): Part[] => [line.kind ? KINDS[line.kind] : 'unknown', ' ', el('code', {}, [line.location, line.operation].filter(Boolean).join('  '))];
-  const row = (line: XlaLine, at: number) => el('tr', {}, el('td', { class: 'num' }, bytes(`/xla.programs.0.peak.lines.${at}.bytes`, line.bytes)), el('td', {}, text(line)));
+  const text = (line: XlaLineSummary): Part[] => [line.kind ? KINDS[line.kind] : 'unknown', ' ', el('code', {}, [line.location, line.operation].filter(Boolean).join('  '))];
+  const row = (line: XlaLineSummary, at: number) => el('tr', {}, el('td', { class: 'num' }, bytes(`/xla.programs.0.peak.lines.${at}.bytes`, line.bytes)), el('td', {}, text(line)));
   const title = el('h3', {}, `Live at the peak of ${program.name}: `, bytes('/xla.programs.0.peak.live_bytes', found.live_bytes));
   return el('div', {}, title, scrollTable([['Bytes', 'num'], ['Buffers', '']], found.lines.slice(0, LINES).map(row)));
 }

@@ -3,7 +3,8 @@
  * the processes that are no ranks. `path` is that of the table in the page's data; figures name their field by it.
  */
 
-import type { HelperSummary, RankSummary, RankTable } from '../data/ranks';
+import type { HelperSummary, RankSummary } from '../data/schema';
+import type { RankTable } from '../data/summary';
 import { el, scrollTable } from '../dom';
 import * as format from '../format';
 import { WITHOUT_EVENT } from './changes';

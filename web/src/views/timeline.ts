@@ -6,7 +6,7 @@ import { type Changes, type Device, upperBound } from '../data/model';
 import type { Place, RankTotals } from '../data/rank_totals';
 import { type Division, type PointSeries, SeriesSet } from '../data/series';
 import type { State } from '../data/state';
-import type { DeviceSummary } from '../data/summary';
+import type { DeviceSummary } from '../data/schema';
 import type { WindowLoader } from '../data/window_loader';
 import { choice, el, replace } from '../dom';
 import * as format from '../format';

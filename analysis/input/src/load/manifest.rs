@@ -37,6 +37,15 @@ impl Exit {
         }
     }
 
+    /// The end as text: `signal 9` or `exit status 1`. `None` if it is unknown.
+    pub fn text(self) -> Option<String> {
+        match (self.signal, self.code) {
+            (Some(signal), _) => Some(format!("signal {signal}")),
+            (None, Some(code)) => Some(format!("exit status {code}")),
+            (None, None) => None,
+        }
+    }
+
     /// Whether the process succeeded; `None` if it is unknown how it ended.
     pub fn success(&self) -> Option<bool> {
         match (self.code, self.signal) {

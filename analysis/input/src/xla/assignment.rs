@@ -11,13 +11,13 @@ use std::io;
 
 use memtrace_trace::file::Budget;
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::instruction::instruction_name;
 use super::lines::Lines;
 
 /// What an allocation of a compiled program is for.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, JsonSchema)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum BufferKind {
     /// An argument: the caller allocated it.

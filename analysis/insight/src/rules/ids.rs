@@ -11,7 +11,7 @@ use crate::suggestions::list::with_suggestions;
 macro_rules! rule_ids {
     ($(#[$about:meta])* $name:ident: $($(#[$meaning:meta])* $id:ident = $text:literal,)+) => {
         $(#[$about])*
-        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, serde::Serialize, schemars::JsonSchema)]
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
         #[serde(rename_all = "kebab-case")]
         pub enum $name {
             $($(#[$meaning])* $id,)+

@@ -9,14 +9,14 @@
 use std::collections::BTreeMap;
 
 use super::report::HostClock;
-use super::stored_summary::StepTime;
+use crate::summary::StepSummary;
 
 /// The steps of a host: of each step, the earliest start of its ranks.
 #[derive(Default)]
 pub(super) struct HostSteps(BTreeMap<u32, u64>);
 
 impl HostSteps {
-    pub(super) fn add(&mut self, steps: &[StepTime]) {
+    pub(super) fn add(&mut self, steps: &[StepSummary]) {
         for step in steps.iter().filter(|step| step.time_ns > 0) {
             let start = self.0.entry(step.step).or_insert(step.time_ns);
             *start = (*start).min(step.time_ns);
@@ -59,7 +59,11 @@ mod tests {
 
     fn steps(times: &[(u32, u64)]) -> HostSteps {
         let mut steps = HostSteps::default();
-        let times = times.iter().map(|(step, time_ns)| StepTime { step: *step, time_ns: *time_ns });
+        let times = times.iter().map(|(step, time_ns)| StepSummary {
+            step: *step,
+            time_ns: *time_ns,
+            ..StepSummary::default()
+        });
         steps.add(&times.collect::<Vec<_>>());
         steps
     }

@@ -11,11 +11,10 @@ use memtrace_trace::file::untrusted;
 
 use super::folders::FoundRun;
 use super::report::RunOrigin;
-use super::stored_summary::{StepTime, StoredDevice, StoredProcess, StoredRank, StoredSummary};
 use crate::build::{SummaryOptions, summarize_with};
 use crate::progress::Progress;
-use crate::rank_table::ended_by_oom;
-use crate::summary::lost_events_of;
+use crate::rank_table::{RankSummary, ended_by_oom, used_bytes};
+use crate::summary::{DeviceSummary, ProcessSummary, StepSummary, Summary};
 
 /// The file that a run's own launcher wrote.
 const SUMMARY_FILE: &str = "summary.json";
@@ -42,7 +41,7 @@ pub(super) struct Member {
 pub(super) struct MemberRow {
     pub(super) row: RankRow,
     pub(super) job: Option<JobId>,
-    pub(super) steps: Vec<StepTime>,
+    pub(super) steps: Vec<StepSummary>,
 }
 
 /// What the manifest, or the traces, say of a run beside its summary.
@@ -72,7 +71,7 @@ impl Member {
         let manifest = manifest.unwrap_or_default();
         member.take_manifest(&manifest);
         let stored = match folder.open_file(SUMMARY_FILE).and_then(|file| untrusted::read(&file, MAX_SUMMARY)) {
-            Ok(json) => StoredSummary::parse(&json),
+            Ok(json) => Summary::from_json(&json).map_err(|e| e.to_string()),
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Err(Box::new(member)),
             Err(e) => Err(e.to_string()),
         };
@@ -104,14 +103,12 @@ impl Member {
             format!("{name}: {}", problem.text)
         }));
         let summary = summarize_with(run, &SummaryOptions::default(), progress)?;
-        let stored = StoredSummary::parse(summary.to_json().as_bytes());
-        let stored = stored.map_err(|e| Error::io("cannot read the analysis")(std::io::Error::other(e)))?;
         let mut facts = Facts::of_manifest(run.manifest());
         for process in run.processes() {
             facts.environments.insert(process.pid(), process.info().env.clone());
         }
         self.origin = RunOrigin::Traces;
-        self.take_summary(&stored, &facts);
+        self.take_summary(&summary, &facts);
         Ok(())
     }
 
@@ -122,7 +119,7 @@ impl Member {
         (self.started_ns, self.ended_ns) = (manifest.started_ns, manifest.ended_ns);
     }
 
-    fn take_summary(&mut self, stored: &StoredSummary, facts: &Facts) {
+    fn take_summary(&mut self, stored: &Summary, facts: &Facts) {
         if let Some(version) = &stored.run.memtrace_version {
             self.memtrace_version.clone_from(version);
         }
@@ -139,7 +136,7 @@ impl Member {
             let fatal = process.devices.iter().flat_map(|device| &device.ooms).map(|oom| oom.fatal);
             let ended_by_oom = ended_by_oom(fatal);
             // A rank that allocated nothing has a row too.
-            let nothing = StoredDevice::default();
+            let nothing = DeviceSummary::default();
             let without = (role.is_rank_process && process.devices.is_empty()).then_some((None, &nothing));
             for (ordinal, device) in devices.map(|device| (Some(device.device), device)).chain(without) {
                 let is_rank_device = role.rank.map(|own| own.device == ordinal);
@@ -151,7 +148,7 @@ impl Member {
                     job: job.as_ref().map(|job| job.id.clone()).unwrap_or_default(),
                     job_source: job.as_ref().map(|job| job.source.text().to_owned()).unwrap_or_default(),
                     rank: process.rank.or(role.rank.map(|own| own.rank)),
-                    rank_source: role.rank.and_then(StoredRank::source),
+                    rank_source: role.rank.and_then(|own| own.rank_source),
                     local_rank: role.rank.and_then(|own| own.local_rank),
                     node_rank: role.rank.and_then(|own| own.node_rank),
                     is_rank_process: role.is_rank_process,
@@ -166,19 +163,19 @@ impl Member {
                     device_bytes: device.total_bytes,
                     peak_allocated: device.highest.allocated_bytes,
                     peak_reserved: device.highest.reserved_bytes,
-                    outside_pytorch_bytes: Some(device.outside_pytorch_bytes()),
-                    peak_used: Some(device.used_bytes()),
-                    peak_phase: Some(peak.and_then(|peak| Phase::named(&peak.phase)).unwrap_or_default()),
+                    outside_pytorch_bytes: Some(outside_pytorch_bytes(device)),
+                    peak_used: Some(most_used_bytes(device)),
+                    peak_phase: Some(peak.map(|peak| peak.phase).unwrap_or_default()),
                     peak_step: peak.and_then(|peak| peak.step),
                     steps: Some(device.steps),
                     ooms: device.oom_count,
                     ended_by_oom,
                     exit: RowExit { code: process.exit.code, signal: process.exit.signal },
                     events: process.events,
-                    lost_events: lost_events_of(&process.losses),
+                    lost_events: process.lost_events(),
                     started_ns: self.started_ns,
                     memtrace_version: self.memtrace_version.clone(),
-                    phase_peaks: device.phase_peaks(),
+                    phase_peaks: phase_peaks(device),
                 };
                 self.rows.push(MemberRow { row, job: job.clone(), steps: device.by_step.clone() });
             }
@@ -202,16 +199,16 @@ impl Facts {
 /// What a process is in its run.
 struct RoleInRun<'a> {
     /// What the launch reports of the rank, if the process is one.
-    rank: Option<&'a StoredRank>,
+    rank: Option<&'a RankSummary>,
     is_rank_process: bool,
     helper_of: Option<u32>,
 }
 
 impl RoleInRun<'_> {
-    fn of<'a>(process: &StoredProcess, stored: &'a StoredSummary) -> RoleInRun<'a> {
+    fn of<'a>(process: &ProcessSummary, stored: &'a Summary) -> RoleInRun<'a> {
         if let Some(launch) = &stored.launch {
-            let rank = launch.rank_of(process);
-            return RoleInRun { rank, is_rank_process: rank.is_some(), helper_of: launch.helper_of(process.pid) };
+            let rank = launch.table.ranks.iter().find(|rank| rank.pid == process.pid && rank.trace == process.trace);
+            return RoleInRun { rank, is_rank_process: rank.is_some(), helper_of: launch.table.helper_of(process.pid) };
         }
         let is_rank_process = owns_its_rank(process, &stored.processes);
         RoleInRun { rank: None, is_rank_process, helper_of: process.rank.filter(|_| !is_rank_process) }
@@ -220,7 +217,7 @@ impl RoleInRun<'_> {
 
 /// Whether a process is the rank's own, in a summary without the launch. Workers inherit the rank as a variable. The launcher names the snapshot of the
 /// rank's own process `rankN.pickle`; without snapshots, it is the process that started the others.
-fn owns_its_rank(process: &StoredProcess, all: &[StoredProcess]) -> bool {
+fn owns_its_rank(process: &ProcessSummary, all: &[ProcessSummary]) -> bool {
     let Some(rank) = process.rank else { return false };
     let claimants = || all.iter().filter(|other| other.rank == Some(rank));
     let own = format!("rank{rank}.pickle");
@@ -229,6 +226,23 @@ fn owns_its_rank(process: &StoredProcess, all: &[StoredProcess]) -> bool {
     }
     let is_started_by_another = process.ppid.is_some_and(|parent| claimants().any(|other| other.pid == parent));
     !is_started_by_another
+}
+
+/// The sum of the peaks of memory outside PyTorch's caching allocator.
+fn outside_pytorch_bytes(device: &DeviceSummary) -> u64 {
+    device.owners.iter().filter(|owner| owner.object.is_some()).map(|owner| owner.peak_bytes).sum()
+}
+
+/// The most bytes that the process took from the device.
+fn most_used_bytes(device: &DeviceSummary) -> u64 {
+    let owners = device.owners.iter().map(|owner| owner.peak_bytes);
+    used_bytes(device.highest.allocated_bytes, device.highest.reserved_bytes, owners)
+}
+
+/// The highest number of allocated bytes in each phase of any step, in the order of [`Phase::ALL`].
+fn phase_peaks(device: &DeviceSummary) -> [Option<u64>; Phase::ALL.len()] {
+    let rows = || device.before_first_step.iter().chain(&device.first_step).chain(&device.later_steps);
+    Phase::ALL.map(|phase| rows().filter(|row| row.phase == phase).map(|row| row.peak_bytes).max())
 }
 
 /// The rows of a run folder, for the table `ranks`: from its `summary.json`, else from its traces.

@@ -11,7 +11,6 @@ mod merge;
 mod notice;
 mod report;
 mod selection;
-mod stored_summary;
 mod table;
 
 pub use folders::{FoundRun, find_runs, is_run_folder};

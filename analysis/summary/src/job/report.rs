@@ -100,7 +100,7 @@ pub struct HostClock {
 impl JobReport {
     /// The JSON Schema of the report, generated from these structures and their documentation.
     pub fn json_schema() -> String {
-        schema_text(&schemars::schema_for!(JobReport))
+        schema_text::<JobReport>()
     }
 
     /// The report as JSON.

@@ -147,7 +147,7 @@ pub struct LiveTensor {
 impl LiveReport {
     /// The JSON Schema of this structure, generated from it and its documentation.
     pub fn json_schema() -> String {
-        schema_text(&schemars::schema_for!(LiveReport))
+        schema_text::<LiveReport>()
     }
 
     /// The report as JSON.

@@ -7,11 +7,11 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use memtrace_analysis::RunFolder;
 use memtrace_analysis::load::ValueException;
+use memtrace_analysis::report::DeviceSummary;
+use memtrace_analysis::{RunFolder, Summary};
 use memtrace_trace::file::untrusted;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 /// The largest summary that is read, in bytes.
 const MAX_SUMMARY: u64 = 64 << 20;
@@ -86,10 +86,10 @@ pub(super) fn read(folder: &RunFolder, run: &str, context_bytes: u64, output: &F
 /// The summary of a run.
 const SUMMARY: &str = "summary.json";
 
-fn summary(folder: &RunFolder, run: &str) -> io::Result<Value> {
+fn summary(folder: &RunFolder, run: &str) -> io::Result<Summary> {
     let (owner, run) = (folder.stat()?.st_uid, folder.subfolder(run)?);
     let file = run.open_file_of(SUMMARY, owner)?;
-    Ok(serde_json::from_slice(&untrusted::read(&file, MAX_SUMMARY)?)?)
+    Summary::from_json(&untrusted::read(&file, MAX_SUMMARY)?).map_err(io::Error::other)
 }
 
 /// The last lines of a file, of which only the end is read.
@@ -112,29 +112,28 @@ fn last_lines(output: &File) -> io::Result<Vec<String>> {
     Ok(lines.iter().enumerate().skip(first).map(cut).collect())
 }
 
-/// A name in a summary.
-fn name(value: Option<&Value>) -> String {
-    value.and_then(Value::as_str).unwrap_or("unknown").chars().take(MAX_NAME).collect()
+/// A name in a summary, which can be of any length.
+fn name(text: &str) -> String {
+    text.chars().take(MAX_NAME).collect()
 }
 
-/// The devices of all processes in a summary.
-fn devices(summary: &Value) -> impl Iterator<Item = &Value> {
-    let processes = summary["processes"].as_array().into_iter().flatten();
-    processes.flat_map(|process| process["devices"].as_array().into_iter().flatten())
+/// The GPUs of all processes.
+fn gpus(summary: &Summary) -> impl Iterator<Item = &DeviceSummary> {
+    summary.processes.iter().flat_map(|process| &process.devices).filter(|device| device.device >= 0)
 }
 
-fn worst_device(summary: &Value, context_bytes: u64) -> Option<Figures> {
-    let figures = devices(summary).filter(|device| device["device"].as_i64() >= Some(0)).map(|device| {
-        let number = |path: &str| device.pointer(path).and_then(Value::as_u64).unwrap_or(0);
-        let (reserved_bytes, total_bytes) = (number("/highest/reserved_bytes"), number("/total_bytes"));
+fn worst_device(summary: &Summary, context_bytes: u64) -> Option<Figures> {
+    let figures = gpus(summary).map(|device| {
+        let (reserved_bytes, total_bytes) = (device.highest.reserved_bytes, device.total_bytes.unwrap_or(0));
+        let used_bytes = device.device_memory.as_ref().map_or(0, |memory| memory.at_peak.used_bytes);
         // Kernels and libraries take memory beside the context and what PyTorch reserved.
-        let used_bytes = number("/device_memory/at_peak/used_bytes").max(reserved_bytes + context_bytes);
+        let used_bytes = used_bytes.max(reserved_bytes.saturating_add(context_bytes));
         Figures {
-            device: device["device"].as_i64().unwrap_or(0),
-            allocated_bytes: number("/highest/allocated_bytes"),
+            device: device.device.into(),
+            allocated_bytes: device.highest.allocated_bytes,
             reserved_bytes,
             total_bytes,
-            phase: name(device.pointer("/peak/phase")),
+            phase: device.peak.as_ref().map_or("unknown", |peak| peak.phase.name()).to_owned(),
             free_bytes: total_bytes.saturating_sub(used_bytes),
         }
     });
@@ -142,22 +141,18 @@ fn worst_device(summary: &Value, context_bytes: u64) -> Option<Figures> {
 }
 
 /// The exception in a summary that a value can be the reason of.
-fn exception(summary: &Value) -> Option<ValueException> {
-    serde_json::from_value(summary.pointer("/run/simulated/exception")?.clone()).ok()
+fn exception(summary: &Summary) -> Option<ValueException> {
+    summary.run.simulated.as_ref()?.exception.clone()
 }
 
 /// The out-of-memory error that a summary explains.
-fn out_of_memory(summary: &Value) -> Option<OutOfMemory> {
-    let oom = devices(summary).find_map(|device| {
-        let index = device["explained_oom"].as_u64().unwrap_or(0) as usize;
-        device["ooms"].as_array()?.get(index)
-    })?;
-    let text = |path: &str| name(oom.pointer(path));
-    let location = text("/requested_at/location");
+fn out_of_memory(summary: &Summary) -> Option<OutOfMemory> {
+    let devices = summary.processes.iter().flat_map(|process| &process.devices);
+    let oom = devices.into_iter().find_map(DeviceSummary::explained_oom)?;
     Some(OutOfMemory {
-        requested_bytes: oom["requested_bytes"].as_u64().unwrap_or(0),
-        phase: text("/in_use/phase"),
-        location: location.split(", ").next().unwrap_or_default().to_owned(),
+        requested_bytes: oom.requested_bytes,
+        phase: oom.in_use.phase.name().to_owned(),
+        location: name(oom.requested_at.location.split(", ").next().unwrap_or_default()),
     })
 }
 
@@ -169,11 +164,16 @@ mod tests {
     #[test]
     fn what_is_free_is_beside_all_memory_in_use() {
         let device = |used: Option<u64>| {
-            let memory = used.map(|used| serde_json::json!({"at_peak": {"used_bytes": used}}));
-            serde_json::json!({"processes": [{"devices": [{
-                "device": 0, "total_bytes": 1000, "highest": {"allocated_bytes": 500, "reserved_bytes": 600},
-                "device_memory": memory,
-            }]}]})
+            let device_memory = used.map(|used| {
+                let other_processes = "unknown";
+                let at = serde_json::json!({"used_bytes": used});
+                serde_json::json!({"total_bytes": 1000, "at_peak": at, "at_end": at, "readings": 1, "over_time": [],
+                    "other_processes": other_processes})
+            });
+            let highest = serde_json::json!({"allocated_bytes": 500, "reserved_bytes": 600});
+            let device = serde_json::json!({"device": 0, "total_bytes": 1000, "highest": highest, "device_memory": device_memory});
+            let json = serde_json::json!({"version": "2.0", "processes": [{"devices": [device]}]});
+            Summary::from_json(json.to_string().as_bytes()).unwrap()
         };
         let free = |used| worst_device(&device(used), 100).unwrap().free_bytes;
         assert_eq!(free(Some(850)), 150);

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use memtrace_analysis::report::{DeviceSummary, IssueSummary, ProcessSummary, SuggestionSummary};
 use rmcp::model::CallToolResult;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -10,7 +11,6 @@ use super::place::Place;
 use super::selection::Selection;
 use crate::mcp::answer::{Shape, Size, fit};
 use crate::mcp::command::{Memtrace, shell_word};
-use crate::mcp::summary::{Device, Issue, Process, Suggestion};
 use crate::mcp::tool_error::ToolError;
 
 #[derive(Deserialize, JsonSchema, Debug)]
@@ -116,11 +116,11 @@ pub(crate) async fn call(memtrace: &Memtrace, arguments: Arguments) -> Result<Ca
     let selection = Selection { rank, pid, device };
     let devices = selection.devices(&run, &summary)?;
     let processes = selection.processes(&run, &summary)?;
-    let mut issues: Vec<(&Process, &Issue)> =
+    let mut issues: Vec<(&ProcessSummary, &IssueSummary)> =
         processes.iter().flat_map(|process| process.issues.iter().map(move |issue| (*process, issue))).collect();
     issues.retain(|(_, issue)| device.is_none_or(|id| issue.device == id));
     issues.sort_by_key(|(_, issue)| std::cmp::Reverse(issue.bytes));
-    let suggestions: Vec<(&Process, &Device, &Suggestion)> = devices
+    let suggestions: Vec<(&ProcessSummary, &DeviceSummary, &SuggestionSummary)> = devices
         .iter()
         .flat_map(|(process, device)| device.suggestions.iter().map(|suggestion| (*process, *device, suggestion)))
         .collect();
@@ -135,9 +135,9 @@ pub(crate) async fn call(memtrace: &Memtrace, arguments: Arguments) -> Result<Ca
     })
 }
 
-fn issue_row(process: &Process, issue: &Issue, shape: &Shape) -> IssueRow {
+fn issue_row(process: &ProcessSummary, issue: &IssueSummary, shape: &Shape) -> IssueRow {
     IssueRow {
-        rule: issue.rule.clone(),
+        rule: issue.rule.to_string(),
         headline: shape.text(&issue.headline),
         cost: Size::of(issue.bytes),
         saves: issue.saves_bytes.map(Size::of),
@@ -149,22 +149,27 @@ fn issue_row(process: &Process, issue: &Issue, shape: &Shape) -> IssueRow {
         }),
         forecast: issue.forecast.as_ref().map(|forecast| {
             let growth = memtrace_analysis::report::size_text(forecast.growth_bytes);
-            format!("out of memory in about {} {}s, at {growth} each", forecast.turns, forecast.turn)
+            format!("out of memory in about {} {}s, at {growth} each", forecast.turns, forecast.turn.name())
         }),
         help: issue.help.as_deref().map(|help| shape.text(help)),
         of: Owner { pid: process.pid, rank: process.rank, device: issue.device },
     }
 }
 
-fn suggestion_row(process: &Process, device: &Device, suggestion: &Suggestion, shape: &Shape) -> SuggestionRow {
+fn suggestion_row(
+    process: &ProcessSummary,
+    device: &DeviceSummary,
+    suggestion: &SuggestionSummary,
+    shape: &Shape,
+) -> SuggestionRow {
     SuggestionRow {
-        rule: suggestion.rule.clone(),
+        rule: suggestion.rule.to_string(),
         action: shape.text(&suggestion.action),
         peak_after: Size::of(suggestion.peak_after_bytes),
         at_most: suggestion.at_most,
         saves: Size::of(suggestion.saves_bytes),
         fits: suggestion.fits,
-        scope: suggestion.scope.clone(),
+        scope: suggestion.scope.name().to_owned(),
         evidence: shape.text(&suggestion.evidence),
         method: shape.text(&suggestion.method),
         of: Owner { pid: process.pid, rank: process.rank, device: device.device },

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use memtrace_analysis::report::{Change, DevicePair, DiffPeak, DiffReport, DiffRun, LineChange};
 use rmcp::model::CallToolResult;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -10,7 +11,6 @@ use super::place::frame_text;
 use super::selection::OtherDevice;
 use crate::mcp::answer::{Shape, Size, fit};
 use crate::mcp::command::{Memtrace, shell_word};
-use crate::mcp::summary::{Diff, DiffPeak, DiffRun, LineChange, Pair};
 use crate::mcp::tool_error::ToolError;
 
 #[derive(Deserialize, JsonSchema, Debug)]
@@ -141,7 +141,7 @@ pub(crate) async fn call(memtrace: &Memtrace, arguments: Arguments) -> Result<Ca
     options.extend(device.map(|device| format!("--device={device}")));
     let options: Vec<&str> = options.iter().map(String::as_str).collect();
     let paths: Vec<_> = std::iter::once(&a).chain(&b).map(|path| path.as_os_str()).collect();
-    let (diff, warnings): (Diff, _) = memtrace.json(&options, &paths).await?;
+    let (diff, warnings): (DiffReport, _) = memtrace.json(&options, &paths).await?;
     let shown: Vec<String> = paths.iter().map(|path| shell_word(&path.to_string_lossy())).collect();
     let everything = format!("memtrace {} {}", options.join(" "), shown.join(" "));
     let notes: Vec<String> = diff.notes.iter().cloned().chain(warnings).collect();
@@ -170,21 +170,21 @@ fn run_row(run: &DiffRun, shape: &Shape) -> RunRow {
     RunRow { run: shape.path(&run.path), command: shape.text(&run.command.join(" ")), step: run.step }
 }
 
-fn pair_row(pair: &Pair, shape: &Shape) -> PairRow {
-    let change = |name: &Option<String>, (a, b, difference): (u64, u64, i64)| ChangeRow {
-        name: name.as_deref().map_or("unknown".to_owned(), |name| shape.text(name)),
+fn pair_row(pair: &DevicePair, shape: &Shape) -> PairRow {
+    let change = |name: Option<&str>, change: Change| ChangeRow {
+        name: name.map_or("unknown".to_owned(), |name| shape.text(name)),
         category: None,
-        difference: Size::change(difference),
-        a: Size::of(a),
-        b: Size::of(b),
+        difference: Size::change(change.difference_bytes),
+        a: Size::of(change.a_bytes),
+        b: Size::of(change.b_bytes),
     };
-    let categories = changed(&pair.by_category, |c| c.difference_bytes);
-    let phases = changed(&pair.by_phase, |p| p.difference_bytes);
-    let lines = changed(&pair.by_line, |line| line.difference_bytes);
-    let modules = changed(&pair.by_module, |module| module.difference_bytes);
+    let categories = changed(&pair.by_category, |c| c.change.difference_bytes);
+    let phases = changed(&pair.by_phase, |p| p.change.difference_bytes);
+    let lines = changed(&pair.by_line, |line| line.change.difference_bytes);
+    let modules = changed(&pair.by_module, |module| module.change.difference_bytes);
     PairRow {
         headline: shape.text(&pair.headline),
-        result: pair.result.clone(),
+        result: pair.result.name().to_owned(),
         rank: pair.b.rank,
         device: pair.b.device,
         difference: Size::change(pair.difference_bytes),
@@ -192,12 +192,10 @@ fn pair_row(pair: &Pair, shape: &Shape) -> PairRow {
         a: peak_row(&pair.a, shape),
         b: peak_row(&pair.b, shape),
         by_category: shape
-            .first("by_category", &categories, |c| change(&c.category, (c.a_bytes, c.b_bytes, c.difference_bytes))),
-        by_phase: shape.first("by_phase", &phases, |p| change(&p.phase, (p.a_bytes, p.b_bytes, p.difference_bytes))),
+            .first("by_category", &categories, |c| change(c.category.map(|category| category.name()), c.change)),
+        by_phase: shape.first("by_phase", &phases, |p| change(p.phase.map(|phase| phase.name()), p.change)),
         by_line: shape.page("by_line", &lines, |line| line_row(line, shape)),
-        by_module: shape.first("by_module", &modules, |module| {
-            change(&module.path, (module.a_bytes, module.b_bytes, module.difference_bytes))
-        }),
+        by_module: shape.first("by_module", &modules, |module| change(module.path.as_deref(), module.change)),
     }
 }
 
@@ -206,7 +204,7 @@ fn peak_row(peak: &DiffPeak, shape: &Shape) -> PeakRow {
         allocated: Size::of(peak.totals.allocated_bytes),
         reserved: Size::of(peak.totals.reserved_bytes),
         step: peak.step,
-        phase: peak.phase.clone(),
+        phase: peak.phase.name().to_owned(),
         at: shape.text(&peak.location),
     }
 }
@@ -215,10 +213,10 @@ fn line_row(line: &LineChange, shape: &Shape) -> ChangeRow {
     let frame = line.b_frame.as_ref().or(line.a_frame.as_ref());
     ChangeRow {
         name: frame.map_or_else(|| shape.text(&line.location), |frame| frame_text(frame, shape)),
-        category: line.category.clone(),
-        difference: Size::change(line.difference_bytes),
-        a: Size::of(line.a_bytes),
-        b: Size::of(line.b_bytes),
+        category: line.category.map(|category| category.name().to_owned()),
+        difference: Size::change(line.change.difference_bytes),
+        a: Size::of(line.change.a_bytes),
+        b: Size::of(line.change.b_bytes),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use memtrace_analysis::report::{FunctionLines, LineFigures, LineRow, LinesReport};
 use rmcp::model::CallToolResult;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -9,7 +10,6 @@ use serde::{Deserialize, Serialize};
 use super::selection::OtherDevice;
 use crate::mcp::answer::{DEFAULT_LIMIT, Shape, Size, fit};
 use crate::mcp::command::{Memtrace, shell_word};
-use crate::mcp::summary::{Function, Line, LineFigures, Lines};
 use crate::mcp::tool_error::ToolError;
 
 /// The number of functions that a call may page through.
@@ -112,7 +112,7 @@ pub(crate) async fn call(memtrace: &Memtrace, arguments: Arguments) -> Result<Ca
     options.extend(pid.map(|pid| format!("--pid={pid}")));
     options.extend(device.map(|device| format!("--device={device}")));
     let options: Vec<&str> = options.iter().map(String::as_str).collect();
-    let (lines, warnings): (Lines, _) = memtrace.json(&options, &[run.as_os_str()]).await?;
+    let (lines, warnings): (LinesReport, _) = memtrace.json(&options, &[run.as_os_str()]).await?;
     let everything = format!("memtrace lines {} --json --top 1000", shell_word(&run.to_string_lossy()));
     let notes: Vec<String> = lines.notes.iter().cloned().chain(warnings).collect();
     fit((limit, offset), &everything, |shape| {
@@ -138,15 +138,15 @@ pub(crate) async fn call(memtrace: &Memtrace, arguments: Arguments) -> Result<Ca
     })
 }
 
-fn function_row(function: &Function, shape: &Shape) -> FunctionRow {
+fn function_row(function: &FunctionLines, shape: &Shape) -> FunctionRow {
     let file = shape.path(&function.filename);
-    let mut lines: Vec<(&Line, &LineFigures)> =
+    let mut lines: Vec<(&LineRow, &LineFigures)> =
         function.lines.iter().filter_map(|line| Some((line, line.figures.as_ref()?))).collect();
     lines.sort_by_key(|(_, figures)| std::cmp::Reverse((figures.allocated_bytes, figures.active_peak_bytes)));
     let name = format!("lines of {}", shape.text(&function.function));
     let mut largest = shape.first(&name, &lines, |line| *line);
     largest.sort_by_key(|(line, _)| line.line);
-    let line_row = |(line, figures): (&Line, &LineFigures)| LineRowContent {
+    let line_row = |(line, figures): (&LineRow, &LineFigures)| LineRowContent {
         at: format!("{file}:{}", line.line),
         text: line.text.as_deref().map(|text| shape.text(text.trim())),
         active_peak: Size::of(figures.active_peak_bytes),

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use memtrace_analysis::report::{DeviceSummary, OomSummary, ProcessSummary, ReplayedSetting};
 use rmcp::model::CallToolResult;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -11,7 +12,6 @@ use super::selection::{DeviceId, OtherDevice, Selection};
 use super::state::Held;
 use crate::mcp::answer::{Shape, Size, fit};
 use crate::mcp::command::{Memtrace, shell_word};
-use crate::mcp::summary::{Device, Oom, Process, Setting};
 use crate::mcp::tool_error::ToolError;
 
 /// The number of frames of the failed request by default, and at most.
@@ -161,7 +161,14 @@ pub(crate) async fn call(memtrace: &Memtrace, arguments: Arguments) -> Result<Ca
     })
 }
 
-fn content(process: &Process, device: &Device, index: usize, oom: &Oom, frames: usize, shape: &Shape) -> ErrorContent {
+fn content(
+    process: &ProcessSummary,
+    device: &DeviceSummary,
+    index: usize,
+    oom: &OomSummary,
+    frames: usize,
+    shape: &Shape,
+) -> ErrorContent {
     let is_explained = device.explained_oom == Some(index);
     // The replay is about the explained error.
     let settings = device.what_if.as_ref().filter(|_| is_explained).map(|what_if| what_if.settings.as_slice());
@@ -200,7 +207,7 @@ fn content(process: &Process, device: &Device, index: usize, oom: &Oom, frames: 
     }
 }
 
-fn row(setting: &Setting) -> SettingRow {
+fn row(setting: &ReplayedSetting) -> SettingRow {
     SettingRow {
         setting: setting.setting.clone(),
         request_fits: setting.fits,

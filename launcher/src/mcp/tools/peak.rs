@@ -11,7 +11,6 @@ use super::selection::{DeviceId, OtherDevice, Selection};
 use super::state::Held;
 use crate::mcp::answer::{Size, fit};
 use crate::mcp::command::{Memtrace, shell_word};
-use crate::mcp::summary::Stack;
 use crate::mcp::tool_error::ToolError;
 
 /// The number of frames of a stack that a call may request.
@@ -92,7 +91,7 @@ pub(crate) async fn call(memtrace: &Memtrace, arguments: Arguments) -> Result<Ca
             .peak
             .as_ref()
             .and_then(|peak| peak.allocated_at.as_ref())
-            .map(|stack: &Stack| Place::of(stack, frames, shape)),
+            .map(|stack| Place::of(stack, frames, shape)),
         reserved_peak: Size::of(device.highest.reserved_bytes),
         fragmentation: device.reserved.as_ref().map(|reserved| Fragmentation {
             blocked: Size::of(reserved.blocked_bytes),

@@ -1,10 +1,10 @@
 //! Places in source code, as `FILE:LINE FUNCTION`.
 
+use memtrace_analysis::report::{FrameSummary, StackSummary};
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::mcp::answer::Shape;
-use crate::mcp::summary::{Frame, Stack};
 
 /// A place in source code.
 #[derive(Serialize, JsonSchema, Debug, PartialEq)]
@@ -25,7 +25,7 @@ pub(super) struct Place {
 
 impl Place {
     /// The place of a stack, with this number of its frames.
-    pub(super) fn of(stack: &Stack, frames: usize, shape: &Shape) -> Place {
+    pub(super) fn of(stack: &StackSummary, frames: usize, shape: &Shape) -> Place {
         let own = own_frame(stack);
         let at = own.map(|frame| frame_text(frame, shape));
         let innermost = stack.frames.first().filter(|frame| own.is_some_and(|own| !std::ptr::eq(*frame, own)));
@@ -43,18 +43,18 @@ impl Place {
 }
 
 /// A frame as `FILE:LINE FUNCTION`. The line is left out if it is unknown.
-pub(super) fn frame_text(frame: &Frame, shape: &Shape) -> String {
+pub(super) fn frame_text(frame: &FrameSummary, shape: &Shape) -> String {
     let (file, name) = (shape.path(&frame.filename), shape.text(&frame.name));
     if frame.line == 0 { format!("{file} {name}") } else { format!("{file}:{} {name}", frame.line) }
 }
 
 /// The frame of the program's own code. The location names it first, by the end of its path: `models/gpt.py:88 forward`.
-fn own_frame(stack: &Stack) -> Option<&Frame> {
+fn own_frame(stack: &StackSummary) -> Option<&FrameSummary> {
     let location = match &stack.node {
         Some(node) => stack.location.strip_prefix(node.as_str()).unwrap_or(&stack.location).trim_start_matches(" of "),
         None => &stack.location,
     };
-    let is_named = |frame: &&Frame| {
+    let is_named = |frame: &&FrameSummary| {
         let place = format!("{}:{} {}", frame.filename, frame.line, frame.name);
         // The whole location, or its part before the innermost line.
         location
@@ -70,8 +70,8 @@ fn own_frame(stack: &Stack) -> Option<&Frame> {
 mod tests {
     use super::*;
 
-    fn frame(filename: &str, line: u32, name: &str) -> Frame {
-        Frame { filename: filename.into(), line, name: name.into() }
+    fn frame(filename: &str, line: u32, name: &str) -> FrameSummary {
+        FrameSummary { filename: filename.into(), line, name: name.into(), ..FrameSummary::default() }
     }
 
     fn own(location: &str, node: Option<&str>) -> u32 {
@@ -80,7 +80,7 @@ mod tests {
             frame("/home/a, b/models/gpt.py", 88, "forward"),
             frame("/home/a, b/train.py", 5, "<module>"),
         ];
-        own_frame(&Stack { location: location.into(), node: node.map(str::to_owned), frames }).unwrap().line
+        own_frame(&StackSummary { location: location.into(), node: node.map(str::to_owned), frames }).unwrap().line
     }
 
     #[test]
@@ -90,6 +90,6 @@ mod tests {
         assert_eq!(own("a, b/train.py:5 <module>, modules/linear.py:134 forward", None), 5);
         assert_eq!(own("modules/linear.py:134 forward", None), 134);
         assert_eq!(own("", None), 134, "the innermost frame, if the location is unknown");
-        assert!(own_frame(&Stack::default()).is_none());
+        assert!(own_frame(&StackSummary::default()).is_none());
     }
 }

@@ -5,6 +5,7 @@ use std::time::SystemTime;
 
 use memtrace_analysis::RunFolder;
 use memtrace_analysis::load::{MANIFEST_FILE, Manifest, RunState};
+use memtrace_analysis::report::Summary;
 use memtrace_trace::file::untrusted;
 use rmcp::model::CallToolResult;
 use schemars::JsonSchema;
@@ -12,7 +13,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::mcp::answer::{DEFAULT_LIMIT, MAX_LIMIT, Shape, Size, fit};
 use crate::mcp::command::shell_word;
-use crate::mcp::summary::Summary;
 use crate::mcp::tool_error::ToolError;
 
 /// The summary that `memtrace run` writes into the run folder.
@@ -77,16 +77,12 @@ impl RunRow {
         let manifest = Manifest::read(&folder).ok()??;
         let summary: Option<Summary> = (|| {
             let file = folder.open_file(SUMMARY_FILE).ok()?;
-            serde_json::from_slice(&untrusted::read(&file, MAX_SUMMARY).ok()?).ok()
+            Summary::from_json(&untrusted::read(&file, MAX_SUMMARY).ok()?).ok()
         })();
         let devices = || summary.iter().flat_map(|summary| &summary.processes).flat_map(|process| &process.devices);
         let ended = match manifest.state {
             Some(RunState::Running) => "running".to_owned(),
-            _ => match (manifest.exit.signal, manifest.exit.code) {
-                (Some(signal), _) => format!("signal {signal}"),
-                (None, Some(code)) => format!("exit status {code}"),
-                (None, None) => "ended".to_owned(),
-            },
+            _ => manifest.exit.text().unwrap_or_else(|| "ended".to_owned()),
         };
         Some(RunRow {
             run: path.display().to_string(),

@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
+use memtrace_analysis::report::{DeviceSummary, ProcessSummary, Summary};
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::mcp::answer::Size;
-use crate::mcp::summary::{Device, Process, Summary};
 use crate::mcp::tool_error::ToolError;
 
 /// The number of processes that an error lists.
@@ -40,7 +40,7 @@ pub(super) struct DeviceId {
 
 impl DeviceId {
     /// A device of this process.
-    pub(super) fn of(process: &Process, device: &Device) -> DeviceId {
+    pub(super) fn of(process: &ProcessSummary, device: &DeviceSummary) -> DeviceId {
         DeviceId {
             pid: process.pid,
             rank: process.rank,
@@ -67,7 +67,7 @@ pub(super) struct OtherDevice {
 
 impl OtherDevice {
     /// A device of this process.
-    pub(super) fn of((process, device): &(&Process, &Device)) -> OtherDevice {
+    pub(super) fn of((process, device): &(&ProcessSummary, &DeviceSummary)) -> OtherDevice {
         let peak = Size::of(device.peak_bytes());
         OtherDevice { pid: process.pid, rank: process.rank, device: device.device, peak }
     }
@@ -75,7 +75,7 @@ impl OtherDevice {
 
 impl Selection {
     /// The selected processes, at least one: those with out-of-memory errors first, then by peak.
-    pub(super) fn processes<'a>(&self, run: &Path, summary: &'a Summary) -> Result<Vec<&'a Process>, ToolError> {
+    pub(super) fn processes<'a>(&self, run: &Path, summary: &'a Summary) -> Result<Vec<&'a ProcessSummary>, ToolError> {
         if summary.processes.is_empty() {
             let reasons: String = summary.not_recorded.iter().take(3).map(|part| format!("; {}", part.text)).collect();
             return Err(ToolError::new(
@@ -83,10 +83,10 @@ impl Selection {
                 "check what can be recorded: memtrace doctor -- COMMAND",
             ));
         }
-        let is_selected = |process: &&Process| {
+        let is_selected = |process: &&ProcessSummary| {
             self.rank.is_none_or(|rank| process.rank == Some(rank)) && self.pid.is_none_or(|pid| process.pid == pid)
         };
-        let selected: Vec<&Process> = summary.processes.iter().filter(is_selected).collect();
+        let selected: Vec<&ProcessSummary> = summary.processes.iter().filter(is_selected).collect();
         if selected.is_empty() {
             let what = match (self.rank, self.pid) {
                 (Some(rank), Some(pid)) => format!("process {pid} of rank {rank}"),
@@ -105,10 +105,11 @@ impl Selection {
         &self,
         run: &Path,
         summary: &'a Summary,
-    ) -> Result<Vec<(&'a Process, &'a Device)>, ToolError> {
+    ) -> Result<Vec<(&'a ProcessSummary, &'a DeviceSummary)>, ToolError> {
         let processes = self.processes(run, summary)?;
         let all = || processes.iter().flat_map(|process| process.devices.iter().map(move |device| (*process, device)));
-        let is_selected = |(_, device): &(&Process, &Device)| self.device.is_none_or(|id| device.device == id);
+        let is_selected =
+            |(_, device): &(&ProcessSummary, &DeviceSummary)| self.device.is_none_or(|id| device.device == id);
         let mut selected: Vec<_> = all().filter(is_selected).collect();
         if selected.is_empty() {
             let mut ids: Vec<i16> = all().map(|(_, device)| device.device).collect();
@@ -128,8 +129,8 @@ impl Selection {
 }
 
 /// The processes of a run: `rank 0 (pid 17), rank 1 (pid 18)`.
-fn list(processes: &[Process]) -> String {
-    let name = |process: &Process| match process.rank {
+fn list(processes: &[ProcessSummary]) -> String {
+    let name = |process: &ProcessSummary| match process.rank {
         Some(rank) => format!("rank {rank} (pid {})", process.pid),
         None => format!("pid {}", process.pid),
     };

@@ -1,11 +1,11 @@
 //! What a device's memory holds at one point in time.
 
+use memtrace_analysis::report::{AllocationGroup, MemoryState};
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::place::Place;
 use crate::mcp::answer::{Shape, Size, percent};
-use crate::mcp::summary::{AllocationGroup, State};
 
 /// Part of the allocated memory.
 #[derive(Serialize, JsonSchema, Debug)]
@@ -73,7 +73,7 @@ pub(super) struct Held {
 
 impl Held {
     /// A memory state, with this number of frames of each stack.
-    pub(super) fn of(state: &State, frames: usize, shape: &Shape) -> Held {
+    pub(super) fn of(state: &MemoryState, frames: usize, shape: &Shape) -> Held {
         let all = state.totals.allocated_bytes;
         let part = |name: String, bytes: u64, count: u64| Part {
             name: shape.text(&name),
@@ -83,20 +83,20 @@ impl Held {
         };
         Held {
             step: state.step,
-            phase: state.phase.clone(),
+            phase: state.phase.name().to_owned(),
             allocated: Size::of(all),
             reserved: Size::of(state.totals.reserved_bytes),
             requested: Size::of(state.totals.requested_bytes),
             active: (state.totals.active_bytes != all).then(|| Size::of(state.totals.active_bytes)),
             by_category: shape.first("by_category", &largest_first(&state.by_category, |c| c.bytes), |c| {
-                part(c.category.clone(), c.bytes, c.blocks)
+                part(c.category.name().to_owned(), c.bytes, c.blocks)
             }),
             by_phase: shape.first("by_phase", &largest_first(&state.by_phase, |p| p.bytes), |p| {
-                part(p.phase.clone(), p.bytes, p.blocks)
+                part(p.phase.name().to_owned(), p.bytes, p.blocks)
             }),
             by_module: shape.first("by_module", &state.module_groups, |group| {
                 let class = group.class.as_ref().map(|class| format!(" ({class})")).unwrap_or_default();
-                part(format!("{}{class}", group.pattern), group.bytes, group.modules)
+                part(format!("{}{class}", group.pattern), group.bytes, group.modules as u64)
             }),
             largest: shape.page("largest", &state.largest_allocations, |group| allocation(group, all, frames, shape)),
         }
@@ -119,8 +119,8 @@ fn allocation(group: &AllocationGroup, all: u64, frames: usize, shape: &Shape) -
         size: Size::of(group.bytes),
         share: percent(group.bytes, all),
         blocks: group.blocks,
-        category: group.category.clone(),
-        phase: group.phase.clone(),
+        category: group.category.name().to_owned(),
+        phase: group.phase.name().to_owned(),
         tensor: tensor.map(|name| shape.text(name)),
         shape: tensor_shape.as_deref().map(|text| shape.text(text)),
         place: Place::of(&group.stack, frames, shape),

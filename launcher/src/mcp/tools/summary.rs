@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use memtrace_analysis::report::duration_text;
+use memtrace_analysis::report::{CategoryAmount, DeviceSummary, ProcessSummary, StepSummary, Summary, duration_text};
 use rmcp::model::CallToolResult;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -11,7 +11,6 @@ use super::selection::{DeviceId, Selection};
 use super::state::largest_first;
 use crate::mcp::answer::{Shape, Size, fit, percent};
 use crate::mcp::command::{Memtrace, shell_word};
-use crate::mcp::summary::{CategoryAmount, Device, Process, Step, Summary};
 use crate::mcp::tool_error::ToolError;
 
 /// The number of categories that are named for each device.
@@ -125,16 +124,16 @@ pub(crate) async fn call(memtrace: &Memtrace, arguments: Arguments) -> Result<Ca
     })
 }
 
-fn row(process: &Process, device: &Device, shape: &Shape) -> DeviceRow {
+fn row(process: &ProcessSummary, device: &DeviceSummary, shape: &Shape) -> DeviceRow {
     let peak = device.peak.as_ref();
     let categories = largest_first(peak.map_or(&[], |peak| &peak.by_category), |category| category.bytes);
-    let category = |amount: &&CategoryAmount| format!("{} {}", amount.category, size(amount.bytes));
+    let category = |amount: &&CategoryAmount| format!("{} {}", amount.category.name(), size(amount.bytes));
     DeviceRow {
         id: DeviceId::of(process, device),
         peak: Size::of(device.peak_bytes()),
         peak_share: device.total_bytes.map(|total| percent(device.peak_bytes(), total)),
         peak_step: peak.and_then(|peak| peak.step),
-        peak_phase: peak.map(|peak| peak.phase.clone()),
+        peak_phase: peak.map(|peak| peak.phase.name().to_owned()),
         reserved_peak: Size::of(device.highest.reserved_bytes),
         largest_categories: categories.iter().take(TOP_CATEGORIES).map(category).collect(),
         steps: device.steps,
@@ -143,10 +142,10 @@ fn row(process: &Process, device: &Device, shape: &Shape) -> DeviceRow {
     }
 }
 
-fn phases(step: &Step, shape: &Shape) -> Vec<String> {
+fn phases(step: &StepSummary, shape: &Shape) -> Vec<String> {
     shape.first("typical_step", &step.phases, |phase| {
         let (start, peak, end) = (size(phase.start_bytes), size(phase.peak_bytes), size(phase.end_bytes));
-        format!("step {} {}: start {start}, peak {peak}, end {end}", step.step, phase.phase)
+        format!("step {} {}: start {start}, peak {peak}, end {end}", step.step, phase.phase.name())
     })
 }
 

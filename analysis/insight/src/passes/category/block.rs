@@ -2,14 +2,14 @@
 
 use memtrace_trace::event::{Event, Flags};
 use memtrace_trace::ids::{ContextId, StackId, ThreadId};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::proof::Proof;
 use crate::passes::phase::{Phase, ProgramPosition};
 use crate::rules::CategoryRuleId;
 
 /// The purpose of a block. The first seven categories are those of PyTorch's own memory timeline.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, schemars::JsonSchema)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Category {
     /// Parameters and buffers.
