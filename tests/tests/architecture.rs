@@ -27,6 +27,35 @@ const PRODUCT: &[&str] = &[
     "analysis/report",
 ];
 
+/// The largest number of fields of a struct, apart from options, schema types and structs of a fixed layout.
+const MAX_FIELDS: usize = 12;
+
+/// The structs that have more, by crate. A struct leaves the list when it is split, and none is added.
+const LARGE_STRUCTS: &[(&str, &[&str])] = &[
+    ("trace", &["Definitions", "Event"]),
+    ("interpose/stackwalk", &["PublishedSlots"]),
+    ("interpose", &["ModelWalk", "Process"]),
+    ("launcher", &["DrainLoop", "EventCounts", "Recorded"]),
+    ("analysis/input", &["ReadStatistics", "SnapshotBuilder", "Tables"]),
+    ("analysis/replay", &["Block", "PhysicalMemory"]),
+    (
+        "analysis/insight",
+        &[
+            "BlockAllocation",
+            "BlockLifetime",
+            "CudaGraph",
+            "DeviceAnalysis",
+            "DeviceMemory",
+            "Finder",
+            "LabelRow",
+            "Learned",
+            "PhaseTable",
+        ],
+    ),
+    ("analysis/output", &["DeviceData", "Dictionary", "RankRow", "TraceWriter"]),
+    ("analysis/summary", &["State"]),
+];
+
 /// Parts of crates that must not use other parts: the crate, a module, and the modules that it must not use.
 const FORBIDDEN: &[(&str, &str, &[&str])] = &[
     ("interpose", "linker", &["cpython", "recording", "cuda", "torch", "observers"]),
@@ -140,6 +169,45 @@ fn no_crate_has_more_than_a_third_of_the_lines() {
     for (folder, lines) in &lines {
         assert!(lines * 3 <= total, "{folder} has {lines} of {total} lines");
     }
+}
+
+/// Whether the struct describes a format: options, JSON, or a layout in memory.
+fn describes_a_format(item: &syn::ItemStruct) -> bool {
+    let names = |attribute: &syn::Attribute| attribute.meta.require_list().map(|list| list.tokens.to_string());
+    item.attrs.iter().any(|attribute| {
+        let names = names(attribute).unwrap_or_default();
+        let derives = ["Serialize", "Deserialize", "Args", "Parser"].iter().any(|name| names.contains(name));
+        attribute.path().is_ident("derive") && derives || attribute.path().is_ident("repr") && names.contains('C')
+    })
+}
+
+#[test]
+fn structs_have_few_fields() {
+    struct Large(BTreeSet<String>);
+    impl<'ast> syn::visit::Visit<'ast> for Large {
+        fn visit_item_struct(&mut self, item: &'ast syn::ItemStruct) {
+            if item.fields.len() > MAX_FIELDS && !describes_a_format(item) {
+                self.0.insert(item.ident.to_string());
+            }
+        }
+    }
+    let expected: BTreeMap<&str, BTreeSet<String>> = LARGE_STRUCTS
+        .iter()
+        .map(|(folder, names)| (*folder, names.iter().map(|name| (*name).into()).collect()))
+        .collect();
+    let found = PRODUCT.iter().filter_map(|folder| {
+        let mut large = Large(BTreeSet::new());
+        for file in sources(folder) {
+            let syntax = syn::parse_file(&read(&file)).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+            syn::visit::Visit::visit_file(&mut large, &syntax);
+        }
+        (!large.0.is_empty()).then_some((*folder, large.0))
+    });
+    assert_eq!(
+        found.collect::<BTreeMap<_, _>>(),
+        expected,
+        "structs of more than {MAX_FIELDS} fields (left), and LARGE_STRUCTS (right)"
+    );
 }
 
 #[test]

@@ -26,13 +26,15 @@ use memtrace_trace::shm::segment::Segment;
 use super::acceptor::{Acceptor, Asked, Client, refusal_reason};
 use super::inquiries::Inquiries;
 use super::limits::Limits;
-use super::process::{Activity, Process};
+use super::pass_result::Activity;
+use super::process::{Process, Started};
 use super::refusal::RefusalReason;
 use super::window_limit::WindowLimit;
 use super::writer::{self, FileKey, Queue};
 use super::{Outcome, Recorded, Written};
 use crate::control::{Answer, RecordedProcess, Request};
 use crate::epoll::{Epoll, EventFd};
+use crate::host;
 use crate::metrics::Figures;
 use crate::option_values::Kept;
 
@@ -372,6 +374,8 @@ impl DrainLoop {
         }
         segment.header().trace_pid.store(pid, Ordering::Relaxed);
         segment.header().trace_image.store(generation, Ordering::Relaxed);
+        // Before the process can write events.
+        let start_ns = host::epoch_ns();
         handshake::send_fd(socket.as_fd(), fd.as_fd()).map_err(|_| RefusalReason::ProcessEnded)?;
         if let Some((_, fd)) = &self.run_lock {
             // A process that does not receive it allocates without the lock.
@@ -381,8 +385,8 @@ impl DrainLoop {
         self.generations.insert(pid, generation + 1);
         self.files += 1;
         let figures = self.figures.as_ref();
-        let process =
-            Process::start(peer, segment, (FileKey(self.files), file), &self.queue, now, &self.limits, figures);
+        let started = Started { peer, segment, start_ns };
+        let process = Process::start(started, (FileKey(self.files), file), &self.queue, now, &self.limits, figures);
         self.processes.insert(id, process);
         Ok(())
     }

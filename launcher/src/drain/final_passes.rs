@@ -2,7 +2,7 @@
 
 use memtrace_trace::shm::layout::{RING_COUNT, RING_SLOTS};
 
-use super::process::{Activity, PassResult};
+use super::pass_result::{Activity, PassResult};
 
 /// The maximum number of final passes over the rings. Passes that stop early or give up a gap do not count.
 ///

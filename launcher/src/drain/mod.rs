@@ -18,6 +18,7 @@ mod inquiries;
 mod limits;
 pub(crate) mod merge;
 mod output;
+mod pass_result;
 mod process;
 pub(crate) mod refusal;
 mod rings;

@@ -22,6 +22,7 @@ use super::flushes::Flushes;
 use super::limits::Limits;
 use super::merge::Merge;
 use super::output::{LiveFigures, Output};
+use super::pass_result::{Activity, PassResult};
 use super::rings::{Intake, Rings};
 use super::threads::Threads;
 use super::writer::{FileKey, FileProgress, Queue};
@@ -31,15 +32,6 @@ use crate::proc::ProcessDir;
 
 /// Slots taken from one process before the drain loop serves the next one: about 5 ms of work.
 const MAX_SLOTS_PER_PASS: u64 = 1 << 16;
-/// The number of slots that one pass over the rings yielded.
-#[derive(Clone, Copy, Default, Debug)]
-pub(super) struct Activity {
-    /// The total over all rings.
-    pub(super) slots: u64,
-    /// The count of the fullest ring.
-    pub(super) fullest: u64,
-}
-
 /// The identity of a traced process image.
 #[derive(Debug)]
 struct Image {
@@ -71,21 +63,29 @@ pub(super) struct Process {
     final_passes: Option<FinalPasses>,
 }
 
+/// A process that has received its segment, and may already write into it.
+#[derive(Debug)]
+pub(super) struct Started {
+    pub(super) peer: Peer,
+    pub(super) segment: Segment,
+    /// When it received the segment, in nanoseconds since the Unix epoch: no event is older.
+    pub(super) start_ns: u64,
+}
+
 impl Process {
     /// Starts to record this process into a new file.
     ///
     /// `now` is the awake time of the drain loop. `key` and `file` identify the trace file to the writer. With `figures`, the
     /// current figures of the process are kept there.
     pub(super) fn start(
-        peer: Peer,
-        segment: Segment,
+        started: Started,
         (key, file): (FileKey, String),
         queue: &Queue,
         now: Duration,
         limits: &Limits,
         figures: Option<&Figures>,
     ) -> Process {
-        let Peer { pid, pidfd } = peer;
+        let Started { peer: Peer { pid, pidfd }, segment, start_ns } = started;
         let dir = ProcessDir::of(pid);
         let mut info = dir.info(pid);
         let text = info.to_string();
@@ -100,7 +100,7 @@ impl Process {
         out.send(queue);
         let start_time = dir.start_time();
         Process {
-            image: Image { pid, pidfd, dir, start_time, file, info, start_ns: host::epoch_ns() },
+            image: Image { pid, pidfd, dir, start_time, file, info, start_ns },
             segment,
             rings: Rings::default(),
             threads: Threads::default(),
@@ -343,16 +343,6 @@ impl Process {
             rank: out.rank,
         }
     }
-}
-
-/// The result of one pass over the rings.
-#[derive(Clone, Copy, Default, Debug)]
-pub(super) struct PassResult {
-    pub(super) activity: Activity,
-    /// Whether the pass stopped early, at its slot limit or because the writer was behind.
-    pub(super) stopped_early: bool,
-    /// The smallest sequence number that stayed in its ring because the reorder window has no place for it yet.
-    pub(super) out_of_place: Option<u64>,
 }
 
 /// Receives the content of the rings during one pass.

@@ -3,8 +3,9 @@
 use memtrace_trace::event::Event;
 use memtrace_trace::ids::FrameId;
 
+use super::PhaseTracker;
+use super::event::{EventClassification, Phase, is_grad_off, is_request};
 use super::step_machine::StepEvidence;
-use super::{EventClassification, Phase, PhaseTracker, is_grad_off, is_request};
 use crate::rules::{Meaning, PhaseRuleId};
 
 impl PhaseTracker {

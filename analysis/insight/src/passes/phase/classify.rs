@@ -3,7 +3,8 @@
 use memtrace_trace::event::{Event, Flags};
 use memtrace_trace::ids::FrameId;
 
-use super::{EventClassification, Phase, PhaseTracker, is_request};
+use super::PhaseTracker;
+use super::event::{EventClassification, Phase, is_request};
 use crate::passes::stacks::StackFacts;
 use crate::rules::{Meaning, PhaseRuleId};
 

@@ -1,15 +1,12 @@
-//! Rotated traces: what their definitions state about the events that are dropped, and taking over from there.
+//! The dropped part of a rotated trace, as its definitions state it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use memtrace_trace::event::Event;
 use memtrace_trace::file::Definitions;
-use memtrace_trace::rotation::{Circumstances, Rotation};
+use memtrace_trace::rotation::Circumstances;
 
-use super::step_machine::StepEvidence;
-use super::{Phase, PhaseTracker, ProgramPosition, START};
-use crate::passes::model_calls::OpenCall;
+use super::event::{Phase, ProgramPosition};
 
 /// The dropped part of a recording; empty in a recording that was not rotated.
 #[derive(Clone, Debug)]
@@ -27,22 +24,22 @@ impl Dropped {
 #[derive(Clone, Debug)]
 pub(super) struct Earlier {
     /// `seq` of the first kept event.
-    first_seq: u64,
-    position: ProgramPosition,
+    pub(super) first_seq: u64,
+    pub(super) position: ProgramPosition,
     pub(super) ended_steps: u32,
-    circumstances: Circumstances,
+    pub(super) circumstances: Circumstances,
     /// By `seq` of an allocation: where the program was, and the phase of the allocation.
     pub(super) blocks: Arc<HashMap<u64, (ProgramPosition, Phase)>>,
 }
 
 /// The bits of [`Circumstances::bits`].
-mod bit {
-    pub(super) const MODEL_RAN: u32 = 1;
-    pub(super) const STEP_OVER: u32 = 1 << 1;
-    pub(super) const AFTER_OPTIMIZER: u32 = 1 << 2;
-    pub(super) const LOADER_AWAITED: u32 = 1 << 3;
-    pub(super) const OPTIMIZER_RUNNING: u32 = 1 << 4;
-    pub(super) const PROFILER_RANGES: u32 = 1 << 5;
+pub(super) mod bit {
+    pub(in crate::passes::phase) const MODEL_RAN: u32 = 1;
+    pub(in crate::passes::phase) const STEP_OVER: u32 = 1 << 1;
+    pub(in crate::passes::phase) const AFTER_OPTIMIZER: u32 = 1 << 2;
+    pub(in crate::passes::phase) const LOADER_AWAITED: u32 = 1 << 3;
+    pub(in crate::passes::phase) const OPTIMIZER_RUNNING: u32 = 1 << 4;
+    pub(in crate::passes::phase) const PROFILER_RANGES: u32 = 1 << 5;
 }
 
 impl Earlier {
@@ -58,82 +55,5 @@ impl Earlier {
             circumstances: rotation.circumstances,
             blocks: Arc::new(definitions.earlier_blocks.values().map(block).collect()),
         })
-    }
-}
-
-impl PhaseTracker {
-    /// The same tracker for a recording whose earlier events were dropped.
-    pub(super) fn after(mut self, earlier: Option<Earlier>) -> PhaseTracker {
-        if let Some(earlier) = &earlier {
-            self.dropped.resumes_at = earlier.first_seq;
-            if earlier.circumstances.bits & bit::PROFILER_RANGES != 0 {
-                self.steps.evidence = StepEvidence::ProfilerRange;
-            }
-        }
-        self.dropped.earlier = earlier;
-        self
-    }
-
-    /// Takes over where the dropped events have left the program.
-    #[cold]
-    pub(super) fn resume(&mut self) {
-        self.dropped.resumes_at = u64::MAX;
-        let Some(Earlier { position, circumstances, .. }) = self.dropped.earlier.as_ref() else { return };
-        let has = |bit: u32| circumstances.bits & bit != 0;
-        self.now = *position;
-        self.main_thread = circumstances.main_thread;
-        self.model_ran = has(bit::MODEL_RAN);
-        self.steps.is_over = has(bit::STEP_OVER);
-        self.optimizer.has_stepped = has(bit::AFTER_OPTIMIZER);
-        self.optimizer.awaits_loader = has(bit::LOADER_AWAITED);
-        self.optimizer.is_running = has(bit::OPTIMIZER_RUNNING);
-        self.steps.backward_passes = circumstances.backward_passes_in_step;
-        self.steps.backward_passes_of_first = circumstances.backward_passes_of_first_step;
-        self.steps.optimizer_steps = circumstances.optimizer_steps_seen;
-        (self.last, self.evaluations.open_call) = (START, OpenCall::default());
-    }
-
-    /// What a trace states about the program whose events before `first_seq` are dropped, where all of these events have
-    /// been observed.
-    pub fn rotation(&mut self, first_seq: u64) -> Rotation<&'static str> {
-        if first_seq >= self.dropped.resumes_at {
-            self.resume();
-        }
-        if first_seq > self.steps.next_end.1 {
-            self.steps.advance_past_ends(first_seq, &mut self.now.step);
-        }
-        let bits = [
-            (bit::MODEL_RAN, self.model_ran),
-            (bit::STEP_OVER, self.steps.is_over),
-            (bit::AFTER_OPTIMIZER, self.optimizer.has_stepped),
-            (bit::LOADER_AWAITED, self.optimizer.awaits_loader),
-            (bit::OPTIMIZER_RUNNING, self.optimizer.is_running),
-            (bit::PROFILER_RANGES, self.steps.evidence == StepEvidence::ProfilerRange),
-        ];
-        let ended = u32::try_from(self.steps.next_end.0).unwrap_or(u32::MAX);
-        Rotation {
-            first_seq,
-            progress: self.now.progress(),
-            ended_steps: ended.saturating_add(self.dropped.earlier.as_ref().map_or(0, |earlier| earlier.ended_steps)),
-            circumstances: Circumstances {
-                main_thread: self.main_thread,
-                bits: bits.into_iter().filter(|(_, is_set)| *is_set).map(|(bit, _)| bit).sum(),
-                backward_passes_in_step: self.steps.backward_passes,
-                backward_passes_of_first_step: self.steps.backward_passes_of_first,
-                optimizer_steps_seen: self.steps.optimizer_steps,
-            },
-            ..Rotation::default()
-        }
-    }
-
-    /// The number of steps before the step in which the kept events of a rotated trace begin.
-    pub fn dropped_steps(&self) -> u32 {
-        self.dropped.earlier.as_ref().and_then(|earlier| earlier.position.step).unwrap_or(0)
-    }
-
-    /// Whether an event is older than the kept events of a rotated trace.
-    #[inline]
-    pub fn is_earlier(&self, e: &Event) -> bool {
-        self.dropped.resumes_at != u64::MAX && e.seq < self.dropped.resumes_at
     }
 }

@@ -2,7 +2,7 @@
 
 use memtrace_trace::ids::StackId;
 
-use super::{EventClassification, Phase};
+use super::event::{EventClassification, Phase};
 use crate::passes::model_calls::{ModelCalls, OpenCall, SearchPosition};
 use crate::rules::{ForwardOnlyUse, PhaseRuleId};
 

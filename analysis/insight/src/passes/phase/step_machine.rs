@@ -3,7 +3,7 @@
 use memtrace_trace::event::Event;
 use memtrace_trace::ids::{FrameId, StackId};
 
-use super::is_request;
+use super::event::is_request;
 use crate::passes::stacks::StackTable;
 use crate::passes::steps::StepEnds;
 use crate::rules::Meaning;

@@ -1,0 +1,190 @@
+//! The phase of an event, and the program's position at it.
+
+use memtrace_trace::event::{Action, Event, Flags};
+use memtrace_trace::ids::FrameId;
+use memtrace_trace::rotation::Progress;
+
+use crate::rules::{Meaning, PhaseRuleId};
+
+/// What the program is doing.
+#[derive(
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Debug,
+    Default,
+    serde::Serialize,
+    serde::Deserialize,
+    schemars::JsonSchema,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum Phase {
+    /// Building, moving and filling models: everything before the first forward pass.
+    Load,
+    /// Bringing a batch to the device.
+    Data,
+    /// The forward pass, including the loss.
+    Forward,
+    /// The autograd engine.
+    Backward,
+    /// Forward computations that activation checkpointing repeats during backward.
+    Recompute,
+    /// The optimizer, including clipping and clearing gradients.
+    Optimizer,
+    /// Forward passes that no backward pass follows and that are neither of the next two: evaluation, teachers.
+    Eval,
+    /// Generation: a model that computes one token after the other.
+    Generate,
+    /// The collection of experience for reinforcement learning, between parts of the training.
+    Rollout,
+    /// Anything else.
+    #[default]
+    Other,
+}
+
+impl Phase {
+    /// All phases, in the order in which reports list them.
+    pub const ALL: [Phase; 10] = [
+        Phase::Load,
+        Phase::Data,
+        Phase::Forward,
+        Phase::Backward,
+        Phase::Recompute,
+        Phase::Optimizer,
+        Phase::Eval,
+        Phase::Generate,
+        Phase::Rollout,
+        Phase::Other,
+    ];
+
+    /// The name in files and reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Phase::Load => "load",
+            Phase::Data => "data",
+            Phase::Forward => "forward",
+            Phase::Backward => "backward",
+            Phase::Recompute => "recompute",
+            Phase::Optimizer => "optimizer",
+            Phase::Eval => "eval",
+            Phase::Generate => "generate",
+            Phase::Rollout => "rollout",
+            Phase::Other => "other",
+        }
+    }
+
+    /// Whether the phase runs models, gradients or optimizers.
+    pub const fn computes(self) -> bool {
+        self.is_forward_only() || matches!(self, Phase::Forward | Phase::Backward | Phase::Optimizer | Phase::Recompute)
+    }
+
+    /// The phase with this name.
+    pub fn named(name: &str) -> Option<Phase> {
+        Phase::ALL.into_iter().find(|phase| phase.name() == name)
+    }
+
+    /// Whether models compute what no backward pass follows: an evaluation, generation or a rollout.
+    #[inline]
+    pub const fn is_forward_only(self) -> bool {
+        matches!(self, Phase::Eval | Phase::Generate | Phase::Rollout)
+    }
+}
+
+/// The phase of an event and the evidence for it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct EventClassification {
+    /// The phase.
+    pub phase: Phase,
+    /// The rule that decided it.
+    pub rule: PhaseRuleId,
+    /// The frame that the rule matched; `NONE` if a node, a flag or the position in the program decided.
+    pub evidence: FrameId,
+    pub(super) meaning: Option<Meaning>,
+    /// Whether the classification depends on the stack, the node and the flags only, not on the program's position.
+    pub(super) is_position_independent: bool,
+    /// Whether the autograd engine caused the event.
+    pub(super) in_engine: bool,
+}
+
+impl EventClassification {
+    #[cfg(test)]
+    pub(crate) fn for_tests(phase: Phase, rule: PhaseRuleId) -> EventClassification {
+        EventClassification {
+            phase,
+            rule,
+            evidence: FrameId::NONE,
+            meaning: None,
+            is_position_independent: true,
+            in_engine: false,
+        }
+    }
+
+    /// Whether this is a free that only the position in the program ties to a phase. `older`: the block is older than
+    /// the current step. If no allocation follows such a free, it belongs to the program's teardown.
+    pub fn may_be_teardown(&self, older: bool) -> bool {
+        self.rule == PhaseRuleId::FreeNoPythonFrame || self.rule == PhaseRuleId::FreeByPosition && older
+    }
+
+    /// Whether the event belongs to a forward pass with gradients: of the training, or of an evaluation.
+    pub fn may_record(&self) -> bool {
+        self.phase == Phase::Forward || self.rule == PhaseRuleId::EvalWithoutBackward
+    }
+
+    /// The meaning of the deciding frame; `None` if no frame decided.
+    pub fn meaning(&self) -> Option<Meaning> {
+        self.meaning
+    }
+}
+
+/// The program's position at one event.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ProgramPosition {
+    /// The phase.
+    pub phase: Phase,
+    /// The step, counted from 0; `None` before the first step.
+    pub step: Option<u32>,
+    /// How often the phase has changed.
+    pub phase_changes: u32,
+    /// How many backward passes have begun.
+    pub backward_passes: u32,
+    /// How many optimizer steps have begun.
+    pub optimizer_steps: u32,
+}
+
+impl ProgramPosition {
+    /// The position in the words of a trace.
+    pub fn progress(&self) -> Progress<&'static str> {
+        let ProgramPosition { phase, step, phase_changes, backward_passes, optimizer_steps } = *self;
+        Progress { step, phase: phase.name(), phase_changes, backward_passes, optimizer_steps }
+    }
+
+    pub(super) fn of(progress: &Progress<Box<str>>) -> ProgramPosition {
+        let Progress { step, phase_changes, backward_passes, optimizer_steps, .. } = *progress;
+        let phase = Phase::named(&progress.phase).unwrap_or_default();
+        ProgramPosition { phase, step, phase_changes, backward_passes, optimizer_steps }
+    }
+}
+
+/// Whether the event reports autograd's gradient mode and the mode is off.
+pub(super) fn is_grad_off(e: &Event) -> bool {
+    e.flags.contains(Flags::GRAD_KNOWN) && !e.flags.contains(Flags::GRAD_ENABLED)
+}
+
+/// Whether the event needs memory: an allocation, or one that failed.
+pub(super) fn is_request(e: &Event) -> bool {
+    matches!(e.action, Action::Alloc | Action::Oom)
+}
+
+/// The classification before the first event.
+pub(super) const START: EventClassification = EventClassification {
+    phase: Phase::Load,
+    rule: PhaseRuleId::LoadBeforeFirstForward,
+    evidence: FrameId::NONE,
+    meaning: None,
+    is_position_independent: false,
+    in_engine: false,
+};
