@@ -97,8 +97,8 @@ pub(crate) struct Attached {
     /// How long the process ran before, in nanoseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) ran_ns: Option<u64>,
-    /// How long its threads were stopped, in nanoseconds, except for the one that loaded the library. `None` if Python
-    /// itself has loaded it.
+    /// How long its threads were stopped together, one at a time, until one could load the library, in nanoseconds. `None`
+    /// if Python itself has loaded it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) stopped_ns: Option<u64>,
     /// How long the thread that loaded the library did not go on with the program, in nanoseconds.
