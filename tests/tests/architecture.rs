@@ -173,9 +173,8 @@ fn no_crate_has_more_than_a_third_of_the_lines() {
 
 /// Whether the struct describes a format: options, JSON, or a layout in memory.
 fn describes_a_format(item: &syn::ItemStruct) -> bool {
-    let names = |attribute: &syn::Attribute| attribute.meta.require_list().map(|list| list.tokens.to_string());
     item.attrs.iter().any(|attribute| {
-        let names = names(attribute).unwrap_or_default();
+        let names = attribute.meta.require_list().map(|list| list.tokens.to_string()).unwrap_or_default();
         let derives = ["Serialize", "Deserialize", "Args", "Parser"].iter().any(|name| names.contains(name));
         attribute.path().is_ident("derive") && derives || attribute.path().is_ident("repr") && names.contains('C')
     })

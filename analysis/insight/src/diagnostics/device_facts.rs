@@ -1,4 +1,4 @@
-//! What diagnostics know when they find issues.
+//! The facts from which diagnostics find issues.
 
 use std::collections::BTreeSet;
 
@@ -109,7 +109,7 @@ impl DeviceFacts<'_> {
     }
 }
 
-/// What the diagnostics of a device let each other know.
+/// The facts that the diagnostics of a device share.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SharedFacts {
     pub(super) graphs: GraphFacts,

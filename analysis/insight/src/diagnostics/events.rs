@@ -1,4 +1,4 @@
-//! What diagnostics observe of a device.
+//! The events of a device that diagnostics observe.
 
 use memtrace_trace::event::Event;
 use memtrace_trace::file::Definitions;
@@ -20,7 +20,7 @@ pub(crate) struct BlockEvent<'a> {
     pub(crate) classification: &'a EventClassification,
 }
 
-/// What is known before the first event.
+/// The facts that are known before the first event.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RecordingStart<'a> {
     pub(crate) definitions: &'a Definitions,

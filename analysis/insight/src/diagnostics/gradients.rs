@@ -125,7 +125,7 @@ impl Gradients {
         (count >= 2 && young.saturating_mul(20) <= aged).then_some(age)
     }
 
-    /// Takes the program's current position.
+    /// Follows the program's position.
     #[inline]
     fn position_changed(&mut self, now: &ProgramPosition) {
         let uncleared = &mut self.uncleared;

@@ -57,7 +57,7 @@ impl fmt::Display for UnknownRule {
 
 impl std::error::Error for UnknownRule {}
 
-/// Declares [`RuleId`]: the ids of the diagnostics' rules, and those of suggestions, which are given here.
+/// Declares [`RuleId`]: the ids of the diagnostics' rules, and then those of suggestions.
 macro_rules! issue_rule_ids {
     (
         { $($suggestions:tt)* }

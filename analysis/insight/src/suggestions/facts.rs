@@ -1,4 +1,4 @@
-//! What suggestions know about a recording beside its blocks.
+//! The facts about a recording that suggestions need beside its blocks.
 
 use memtrace_trace::definition::TensorKind;
 
@@ -7,13 +7,13 @@ use super::recorded::batch::{self, Batches};
 use super::recorded::calls::{self, Call};
 use super::recorded::kv_cache;
 use super::recorded::optimizer_step;
-use super::recorded::span;
+use super::recorded::span::{self, Span};
 use crate::passes::category::Category;
 use crate::passes::lifetimes::BlockLifetime;
 use crate::passes::phase::Phase;
 use crate::rules::OptimizerRule;
 
-/// What the run shows beside the blocks of its device.
+/// The facts about the run beside the blocks of its device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RunFacts {
     /// The phase of the point in time to improve.
@@ -44,9 +44,10 @@ pub struct Facts<'a> {
 }
 
 impl<'a> Facts<'a> {
-    /// The facts about recorded blocks. `peak`: the allocated bytes at the point in time to improve.
-    pub(super) fn new(recorded: Recorded<'a>, run: RunFacts, peak: u64) -> Facts<'a> {
-        let (summed, key) = span::peak(&recorded.spans(), &recorded.settings);
+    /// The facts about recorded blocks, whose spans are `spans`. `peak`: the allocated bytes at the point in time to
+    /// improve.
+    pub(super) fn new(recorded: Recorded<'a>, spans: &[Span], run: RunFacts, peak: u64) -> Facts<'a> {
+        let (summed, key) = span::peak(spans, &recorded.settings);
         let mut facts = Facts {
             run,
             peak,

@@ -36,7 +36,7 @@ pub struct Replayer<'a> {
 }
 
 impl<'a> Replayer<'a> {
-    /// Takes the recorded blocks. `peak`: the allocated bytes at the point in time to improve. `limit`: the bytes that
+    /// A replayer of the recorded blocks. `peak`: the allocated bytes at the point in time to improve. `limit`: the bytes that
     /// the allocator can reserve. `elsewhere`: the peak of each phase over the whole run.
     pub fn new(
         recorded: Recorded<'a>,
@@ -47,7 +47,7 @@ impl<'a> Replayer<'a> {
     ) -> Replayer<'a> {
         let spans = recorded.spans();
         let placed = span::place(&spans, &recorded.lifetimes.stream_pools, &recorded.settings, u64::MAX).allocated;
-        Replayer { facts: Facts::new(recorded, run, peak), placed, elsewhere, limit }
+        Replayer { facts: Facts::new(recorded, &spans, run, peak), placed, elsewhere, limit }
     }
 
     /// The recording.

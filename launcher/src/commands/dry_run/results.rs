@@ -147,8 +147,8 @@ fn exception(summary: &Summary) -> Option<ValueException> {
 
 /// The out-of-memory error that a summary explains.
 fn out_of_memory(summary: &Summary) -> Option<OutOfMemory> {
-    let devices = summary.processes.iter().flat_map(|process| &process.devices);
-    let oom = devices.into_iter().find_map(DeviceSummary::explained_oom)?;
+    let mut devices = summary.processes.iter().flat_map(|process| &process.devices);
+    let oom = devices.find_map(DeviceSummary::explained_oom)?;
     Some(OutOfMemory {
         requested_bytes: oom.requested_bytes,
         phase: oom.in_use.phase.name().to_owned(),
@@ -165,10 +165,9 @@ mod tests {
     fn what_is_free_is_beside_all_memory_in_use() {
         let device = |used: Option<u64>| {
             let device_memory = used.map(|used| {
-                let other_processes = "unknown";
                 let at = serde_json::json!({"used_bytes": used});
                 serde_json::json!({"total_bytes": 1000, "at_peak": at, "at_end": at, "readings": 1, "over_time": [],
-                    "other_processes": other_processes})
+                    "other_processes": "unknown"})
             });
             let highest = serde_json::json!({"allocated_bytes": 500, "reserved_bytes": 600});
             let device = serde_json::json!({"device": 0, "total_bytes": 1000, "highest": highest, "device_memory": device_memory});

@@ -3,24 +3,13 @@
 use memtrace_trace::event::{Action, Event, Flags};
 use memtrace_trace::ids::FrameId;
 use memtrace_trace::rotation::Progress;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use crate::rules::{Meaning, PhaseRuleId};
 
 /// What the program is doing.
-#[derive(
-    Clone,
-    Copy,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    Debug,
-    Default,
-    serde::Serialize,
-    serde::Deserialize,
-    schemars::JsonSchema,
-)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Phase {
     /// Building, moving and filling models: everything before the first forward pass.

@@ -49,7 +49,7 @@ pub use event::{EventClassification, Phase, ProgramPosition};
 use super::stacks::StackTable;
 use super::steps::{FirstPass, LabelRules, first_pass};
 use crate::rules::{LabelRule, Meaning, PhaseRuleId};
-use dropped::{Dropped, Earlier};
+use dropped::Dropped;
 use evaluations::Evaluations;
 use event::{START, is_grad_off, is_request};
 use memtrace_input::Recording;
@@ -107,8 +107,9 @@ impl PhaseTracker {
         let table = StackTable::new(recording.definitions());
         let rules = LabelRules::of(recording.definitions());
         let FirstPass { ends, calls, batches, knows_batches } = first_pass(recording, &table, &rules);
-        let tracker = PhaseTracker {
-            steps: StepMachine::new(&table, ends),
+        let dropped = Dropped::of(recording.definitions());
+        PhaseTracker {
+            steps: StepMachine::new(&table, ends, dropped.had_profiler_ranges()),
             table,
             rules,
             now: ProgramPosition { phase: Phase::Load, ..ProgramPosition::default() },
@@ -119,9 +120,8 @@ impl PhaseTracker {
             optimizer: OptimizerProgress::default(),
             evaluations: Evaluations::new(calls),
             batches: Batches { stacks: batches, are_known: knows_batches },
-            dropped: Dropped::NOTHING,
-        };
-        tracker.after(Earlier::of(recording.definitions()))
+            dropped,
+        }
     }
 
     /// The program's position after the last event.
@@ -152,7 +152,7 @@ impl PhaseTracker {
     /// How many steps have ended according to profiler ranges; 0 in a recording without them.
     pub fn ended_steps(&self) -> u32 {
         let ended = u32::try_from(self.steps.ends.all().len()).unwrap_or(u32::MAX);
-        ended.saturating_add(self.dropped.earlier.as_ref().map_or(0, |earlier| earlier.ended_steps))
+        ended.saturating_add(self.dropped.ended_steps())
     }
 
     /// By stack: by how many requested bytes a block of it grows with each call that adds a token to a cache.

@@ -10,19 +10,7 @@ use super::step_machine::StepEvidence;
 use crate::passes::model_calls::OpenCall;
 
 impl PhaseTracker {
-    /// The same tracker for a recording whose earlier events were dropped.
-    pub(super) fn after(mut self, earlier: Option<Earlier>) -> PhaseTracker {
-        if let Some(earlier) = &earlier {
-            self.dropped.resumes_at = earlier.first_seq;
-            if earlier.circumstances.bits & bit::PROFILER_RANGES != 0 {
-                self.steps.evidence = StepEvidence::ProfilerRange;
-            }
-        }
-        self.dropped.earlier = earlier;
-        self
-    }
-
-    /// Takes over where the dropped events have left the program.
+    /// Continues where the dropped events have left the program.
     #[cold]
     pub(super) fn resume(&mut self) {
         self.dropped.resumes_at = u64::MAX;
@@ -41,7 +29,7 @@ impl PhaseTracker {
         (self.last, self.evaluations.open_call) = (START, OpenCall::default());
     }
 
-    /// What a trace states about the program whose events before `first_seq` are dropped, where all of these events have
+    /// The statement of a trace about the program whose events before `first_seq` are dropped. All of these events have
     /// been observed.
     pub fn rotation(&mut self, first_seq: u64) -> Rotation<&'static str> {
         if first_seq >= self.dropped.resumes_at {
@@ -62,7 +50,7 @@ impl PhaseTracker {
         Rotation {
             first_seq,
             progress: self.now.progress(),
-            ended_steps: ended.saturating_add(self.dropped.earlier.as_ref().map_or(0, |earlier| earlier.ended_steps)),
+            ended_steps: ended.saturating_add(self.dropped.ended_steps()),
             circumstances: Circumstances {
                 main_thread: self.main_thread,
                 bits: bits.into_iter().filter(|(_, is_set)| *is_set).map(|(bit, _)| bit).sum(),

@@ -20,8 +20,9 @@ pub(super) enum StepEvidence {
 }
 
 impl StepEvidence {
-    fn of(table: &StackTable, ends: &StepEnds) -> StepEvidence {
-        if !ends.all().is_empty() {
+    /// `had_ranges`: profiler ranges ended steps in the dropped part of the recording.
+    fn of(table: &StackTable, ends: &StepEnds, had_ranges: bool) -> StepEvidence {
+        if had_ranges || !ends.all().is_empty() {
             StepEvidence::ProfilerRange
         } else if table.any(Meaning::OptimizerStep) || table.any(Meaning::OptimizerState) {
             StepEvidence::Optimizer
@@ -69,9 +70,10 @@ pub(super) struct StepMachine {
 }
 
 impl StepMachine {
-    pub(super) fn new(table: &StackTable, ends: StepEnds) -> StepMachine {
+    /// `had_ranges`: profiler ranges ended steps in the dropped part of the recording.
+    pub(super) fn new(table: &StackTable, ends: StepEnds, had_ranges: bool) -> StepMachine {
         StepMachine {
-            evidence: StepEvidence::of(table, &ends),
+            evidence: StepEvidence::of(table, &ends, had_ranges),
             is_over: false,
             backward_passes: 0,
             backward_passes_of_first: None,
