@@ -113,6 +113,7 @@ pub fn finish_run(
             *problem = problem.replace(&path, shown);
         }
     }
+    summary.conclude();
     let processes: Vec<&Process> = run.processes().iter().collect();
     let html_options = HtmlOptions {
         device: None,
@@ -127,6 +128,7 @@ pub fn finish_run(
         summary.files.retain(|file| file != HTML_REPORT);
         summary.problems.extend(written.problems.last().map(|p| format!("{}: {}", p.path.display(), p.text)));
     }
+    summary.conclude();
     for (name, content) in [("summary.txt", summary.to_text(&options.text)), ("summary.json", summary.to_json())] {
         let result = write_whole(folder, name, |file| {
             file.write_all(content.as_bytes()).map_err(Error::io(format!("cannot write {name}")))

@@ -18,7 +18,6 @@ use crate::page::{
 };
 use crate::parts::run_title;
 use crate::style::{TextOptions, ToText};
-use crate::verdict::verdict_lines;
 
 /// What the page shows.
 #[derive(Clone, Debug)]
@@ -80,7 +79,6 @@ pub fn html_report(
     .map_err(cannot())?;
     let page = json!({
         "title": run_title(&summary),
-        "verdict": verdict_lines(&summary),
         "only": left_out.then(|| selection_text(&summary, options.device)),
         "windows": shown.iter().map(window_of).collect::<Vec<_>>(),
         "processes_left_out": summary.processes.len() - shown.len(),
@@ -176,6 +174,7 @@ pub(crate) fn restrict(summary: &Summary, processes: &[&Process], device: Option
     }
     let devices = |summary: &Summary| summary.processes.iter().map(|process| process.devices.len()).sum::<usize>();
     let left_out = narrow.processes.len() < summary.processes.len() || devices(&narrow) < devices(summary);
+    narrow.conclude();
     (narrow, left_out)
 }
 

@@ -1,9 +1,9 @@
 //! The ranks of a job as text: the table of ranks and phases, worst rank first, and what limits it.
 
-use memtrace_summary::{HostClock, JobReport, RankSummary, count_text, number_text};
+use memtrace_summary::{HostClock, JobReport, RankSummary, common_failure, count_text, number_text, rank_sentences};
 
 use crate::fit::wrap_words;
-use crate::rank_table_text::{Listing, common_failure, rank_sentences};
+use crate::rank_table_text::Listing;
 use crate::style::{TextOptions, ToText};
 use crate::text_report::TextReport;
 

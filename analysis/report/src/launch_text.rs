@@ -1,22 +1,11 @@
 //! The launch in plain text: its ranks, the issues that concern several processes, and the memory that they share.
 
-use memtrace_summary::{IssueSummary, LaunchSummary, SharedMemorySummary, Summary, number_text, size_text};
+use memtrace_summary::{
+    IssueSummary, LaunchSummary, SharedMemorySummary, Summary, launch_sentences, number_text, size_text,
+};
 
-use crate::rank_table_text::{Listing, rank_sentences};
+use crate::rank_table_text::Listing;
 use crate::text_report::TextReport;
-
-/// The sentences about the launch that the verdict adds.
-pub(crate) fn launch_sentences(launch: &LaunchSummary) -> Vec<String> {
-    let mut sentences = rank_sentences(&launch.table);
-    match &launch.issues[..] {
-        [] => {}
-        [only] => sentences.push(format!("1 issue in the launch: {}.", only.issue.rule)),
-        [first, ..] => {
-            sentences.push(format!("{} issues in the launch, first: {}.", launch.issues.len(), first.issue.rule));
-        }
-    }
-    sentences
-}
 
 impl TextReport {
     /// Adds the ranks: the worst first, many of them in one line, and what the worst has more than the median.

@@ -5,8 +5,8 @@ use memtrace_insight::rules::NO_CUSTOM_CATEGORY;
 use memtrace_summary::{
     AllocationGroup, BlockingAllocation, CalledFunctionsSummary, CategoryAmount, CompileContextAmount,
     CustomCategoryAmount, DeviceSummary, HolderSummary, IssueSummary, LabelSummary, MemoryState, ModuleGroupSummary,
-    OomForecastSummary, OomSummary, PhaseSummary, SuggestionScope, Summary, WhatIfSummary, count_text, device_name,
-    duration_text, estimate_text, estimated_duration_text, is_snapshot, number_text, signed_size_text, size_text,
+    OomSummary, PhaseSummary, SuggestionScope, Summary, WhatIfSummary, count_text, device_name, duration_text,
+    is_snapshot, limit_text, not_recorded, number_text, short_text, signed_size_text, size_text,
 };
 
 use crate::fit::{columns, cut, cut_middle, short_location, wrap_list, wrap_location, wrap_words};
@@ -32,11 +32,6 @@ pub(crate) const NOT_COMPILED: &str = "outside compiled regions";
 const LONGEST_NAME: usize = 96;
 /// The maximum width of a data type and shape in columns.
 const LONGEST_SHAPE: usize = 32;
-/// The sizes that PyTorch's allocator requests from CUDA at least, for small blocks and for others, in bytes.
-const SMALL_SEGMENT: u64 = 2 << 20;
-const LARGE_SEGMENT: u64 = 20 << 20;
-/// The largest block that comes from small segments, in bytes.
-const LARGEST_SMALL_BLOCK: u64 = 1 << 20;
 /// The maximum number of suggestions listed, besides that about allocator settings.
 const SUGGESTIONS: usize = 5;
 /// The minimum widths of a suggestion's text and of its peak, in columns.
@@ -251,7 +246,7 @@ impl TextReport {
             self.line(format!("  {line}"));
         }
         for issue in issues.iter().take(count) {
-            let forecast = issue.forecast.as_ref().map(forecast_text).unwrap_or_default();
+            let forecast = issue.forecast.as_ref().map(|forecast| format!("; {}", forecast.text)).unwrap_or_default();
             let headline = format!("{}: {}{forecast}", issue.rule, issue.headline);
             for (i, line) in wrap_words(&headline, self.width.saturating_sub(4)).iter().enumerate() {
                 self.lines.push(format!("{}{}", if i == 0 { "  " } else { "    " }, self.style.alarm(line)));
@@ -706,15 +701,6 @@ pub(crate) fn largest_owners(owners: &[(&str, u64)], count: usize) -> Vec<String
     parts
 }
 
-/// How many processes were not recorded: `1 process not recorded`. `None` if all were.
-pub(crate) fn not_recorded(summary: &Summary) -> Option<String> {
-    match summary.run.unrecorded_processes {
-        0 => None,
-        1 => Some("1 process not recorded".to_owned()),
-        count => Some(format!("{} processes not recorded", count_text(count))),
-    }
-}
-
 /// Formats a module or a group of modules: `blocks.* (12 of Block)`.
 fn module_text(group: &ModuleGroupSummary) -> String {
     let own = if group.is_own { " itself" } else { "" };
@@ -726,56 +712,6 @@ fn module_text(group: &ModuleGroupSummary) -> String {
         (path, _) => path.to_owned(),
     };
     format!("{text}{own}")
-}
-
-/// Formats the request: `200 MiB for Adam.exp_avg of head.weight` or `200 MiB (as large as head.weight)`.
-pub(crate) fn request(oom: &OomSummary) -> String {
-    let what = match (&oom.requested_for, &oom.as_large_as) {
-        (Some(name), _) => format!(" for {name}"),
-        (None, Some(name)) => format!(" (as large as {name})"),
-        (None, None) => String::new(),
-    };
-    format!("{}{what}", size_text(oom.requested_bytes))
-}
-
-/// Formats a forecast: `; out of memory in about 130,000 steps (43 min) at this rate`.
-fn forecast_text(forecast: &OomForecastSummary) -> String {
-    let turn = forecast.turn.name();
-    let after = match forecast.turns {
-        0 => return format!("; out of memory within the next {turn} at this rate"),
-        1 => format!("one {turn}"),
-        turns => format!("{} {turn}s", estimate_text(turns)),
-    };
-    let time = match forecast.duration_ns {
-        0 => String::new(),
-        ns => format!(" ({})", estimated_duration_text(ns)),
-    };
-    format!("; out of memory in about {after}{time} at this rate")
-}
-
-/// How much the free memory is short of the request: `, 474 MiB short`.
-pub(crate) fn short_text(oom: &OomSummary, free: u64) -> String {
-    let small = oom.requested_bytes <= LARGEST_SMALL_BLOCK;
-    let segment = if small { SMALL_SEGMENT } else { LARGE_SEGMENT };
-    match oom.short_bytes {
-        Some(bytes) => format!(", {} short", size_text(bytes)),
-        None if free < segment => {
-            format!(" (for a tensor of this size, PyTorch requests {} from CUDA)", size_text(segment))
-        }
-        None => String::new(),
-    }
-}
-
-/// What a limit on this process leaves and holds back. `None` without a limit.
-pub(crate) fn limit_text(oom: &OomSummary) -> Option<String> {
-    let held_back = oom.held_back_bytes?;
-    let held = oom.in_use.totals.reserved_bytes.saturating_add(oom.outside_pytorch_bytes);
-    let left = held.saturating_add(oom.device_free_bytes?);
-    Some(format!(
-        "a library (such as HAMi-core) leaves the allocations of this process {}; it holds back {} that the device has free",
-        size_text(left),
-        size_text(held_back)
-    ))
 }
 
 pub(crate) fn blocking_text(blocking: &BlockingAllocation) -> String {

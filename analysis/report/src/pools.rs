@@ -1,21 +1,8 @@
 //! Draws the memory pools of JAX and CuPy: what they took from CUDA, and what is known to be in use inside them.
 
-use memtrace_summary::{DeviceSummary, PoolAllocation, PoolSummary, count_text, share_text, size_text};
+use memtrace_summary::{DeviceSummary, PoolAllocation, PoolSummary, count_text, size_text};
 
 use crate::text_report::TextReport;
-
-/// The sentence of the verdict about a preallocated pool, whose size is not what the program uses. `None` without one.
-pub(crate) fn preallocated_text(device: &DeviceSummary) -> Option<String> {
-    let (pool, preallocated) =
-        device.pools.iter().find_map(|pool| pool.preallocated_bytes.map(|bytes| (pool, bytes)))?;
-    let share = device.total_bytes.map(|total| format!(" ({} of the device)", share_text(preallocated, total)));
-    let used = match pool.used_peak_bytes {
-        Some(used) => format!("the program used at most {} of it", size_text(used)),
-        None => "how much of it the program used is not recorded (memtrace --pools read)".to_owned(),
-    };
-    let (library, size) = (&pool.library, size_text(preallocated));
-    Some(format!("{size}{} is the pool that {library} preallocates: {used}.", share.unwrap_or_default()))
-}
 
 impl TextReport {
     /// Adds the memory pools of a device.
@@ -65,6 +52,7 @@ fn pool_text(pool: &PoolSummary) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use memtrace_summary::preallocated_text;
 
     #[test]
     fn a_preallocated_pool_is_never_in_use() {

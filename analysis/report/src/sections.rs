@@ -4,11 +4,11 @@
 use memtrace_insight::rules::NO_CUSTOM_CATEGORY;
 use memtrace_summary::{
     DeviceSummary, FrameSummary, MemoryState, OomSummary, ProcessSummary, RangeSummary, ReservedSummary, Summary,
-    WhatIfSummary, count_text, process_name, size_text, when, when_peaked,
+    WhatIfSummary, count_text, process_name, request, size_text, when, when_peaked,
 };
 
 use crate::fit::location_in;
-use crate::parts::{blocking_text, request};
+use crate::parts::blocking_text;
 use crate::style::TextOptions;
 use crate::table::{Align, Table};
 use crate::text_report::TextReport;

@@ -9,15 +9,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use memtrace_input::load::SNAPSHOT_TOPIC;
 use memtrace_summary::{
     DeviceSummary, NativeObjectSummary, OwnerSummary, ProcessSummary, Summary, count_text, device_name, duration_text,
-    process_name, size_text, when, when_peaked,
+    not_recorded, process_name, size_text, when, when_peaked,
 };
 
 use crate::fit::{wrap_list, wrap_words};
-use crate::parts::{has_phases, not_recorded, outside, run_title};
+use crate::parts::{has_phases, outside, run_title};
 use crate::style::{TextOptions, ToText};
 use crate::table::{Align, Table};
 use crate::text_report::TextReport;
-use crate::verdict::{explained_oom, worst_process};
 
 /// The maximum number of processes listed.
 const LISTED_PROCESSES: usize = 12;
@@ -37,8 +36,8 @@ impl ToText for Summary {
     fn to_text(&self, options: &TextOptions) -> String {
         let mut report = TextReport::new(options);
         let several = self.processes.len() > 1;
-        let name = worst_process(self);
-        report.verdict(self, name.as_deref());
+        let name = self.processes.first().filter(|_| several).map(process_name);
+        report.verdict(&self.verdict);
         match &self.launch {
             Some(launch) if launch.table.ranks.len() > 1 => report.launch(launch),
             _ if several => {
@@ -128,7 +127,7 @@ impl TextReport {
 
     /// Adds where the memory of a device is.
     fn device(&mut self, device: &DeviceSummary) {
-        if let Some(oom) = explained_oom(device) {
+        if let Some(oom) = device.explained_oom() {
             self.totals(device, &oom.in_use, Some(oom));
             self.categories(&oom.in_use, true, oom.optimizer_state_needed_bytes);
             self.largest_allocations(&oom.in_use, LARGEST);
@@ -264,8 +263,7 @@ mod tests {
             fix: "append loss.item()".into(),
             saves_bytes: Some(120 << 20),
             forecast: Some(OomForecastSummary {
-                turns: 312,
-                duration_ns: 90_000_000_000,
+                text: "out of memory in about 310 steps (90 s) at this rate".into(),
                 ..OomForecastSummary::default()
             }),
             files: Vec::new(),

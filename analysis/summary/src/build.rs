@@ -31,6 +31,7 @@ use crate::summary::{
 };
 use crate::tensors::{name_pattern, requested_for};
 use crate::totals::totals;
+use crate::verdict::VerdictSummary;
 use crate::why::{
     Replaying, growth_after_first_step, larger_inputs, limit_at, memory_limit, no_issue_remark, oom_queries,
     oom_to_explain, refused_by_pytorch, reserved_summary, what_if_summary,
@@ -193,9 +194,10 @@ pub fn summarize_with(
         .filter(|count| *count > 0),
     };
     let not_recorded = manifest.not_recorded().into_iter();
-    Ok(Summary {
+    let mut summary = Summary {
         version: SUMMARY_VERSION.to_owned(),
         run: summary,
+        verdict: VerdictSummary::default(),
         processes,
         launch,
         losses,
@@ -205,7 +207,9 @@ pub fn summarize_with(
         not_recorded: not_recorded.map(|one| NotRecordedSummary { is_loss: one.is_loss, text: one.text }).collect(),
         files: Vec::new(),
         xla: dump.as_ref().map(|dump| xla_summary(dump, directory)),
-    })
+    };
+    summary.conclude();
+    Ok(summary)
 }
 
 /// The problems of XLA's dump.
@@ -753,12 +757,17 @@ impl Context<'_> {
             stack: issue.place.map(|(stack, node)| self.locations.stack(stack, node)),
             fix: issue.fix,
             saves_bytes: issue.saves,
-            forecast: issue.forecast.map(|forecast| OomForecastSummary {
-                turn: forecast.turn,
-                turns: forecast.turns,
-                duration_ns: (forecast.ticks as f64 * self.calibration.ns_per_tick()) as u64,
-                free_bytes: forecast.free,
-                growth_bytes: forecast.growth,
+            forecast: issue.forecast.map(|forecast| {
+                let mut summary = OomForecastSummary {
+                    turn: forecast.turn,
+                    turns: forecast.turns,
+                    duration_ns: (forecast.ticks as f64 * self.calibration.ns_per_tick()) as u64,
+                    free_bytes: forecast.free,
+                    growth_bytes: forecast.growth,
+                    text: String::new(),
+                };
+                summary.text = summary.to_text();
+                summary
             }),
             files: issue.files,
         });

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use memtrace_insight::StackSummary;
 use memtrace_insight::diagnostics::LoopTurn;
+use memtrace_insight::units::{estimate_text, estimated_duration_text};
 use memtrace_insight::rules::RuleId;
 
 /// An issue: a diagnostic rule matched.
@@ -73,4 +74,23 @@ pub struct OomForecastSummary {
     pub free_bytes: u64,
     /// The growth per turn.
     pub growth_bytes: u64,
+    /// The same as text, for example `out of memory in about 310 steps (90 s) at this rate`.
+    pub text: String,
+}
+
+impl OomForecastSummary {
+    /// The text of these figures.
+    pub(crate) fn to_text(&self) -> String {
+        let turn = self.turn.name();
+        let after = match self.turns {
+            0 => return format!("out of memory within the next {turn} at this rate"),
+            1 => format!("one {turn}"),
+            turns => format!("{} {turn}s", estimate_text(turns)),
+        };
+        let time = match self.duration_ns {
+            0 => String::new(),
+            ns => format!(" ({})", estimated_duration_text(ns)),
+        };
+        format!("out of memory in about {after}{time} at this rate")
+    }
 }

@@ -35,6 +35,7 @@ mod owners;
 mod pool_query;
 mod pools;
 mod progress;
+mod rank_sentences;
 mod rank_table;
 mod released;
 mod schema_text;
@@ -46,6 +47,7 @@ mod suggestions;
 mod summary;
 mod tensors;
 mod totals;
+mod verdict;
 mod why;
 mod xla;
 mod xla_programs;
@@ -81,6 +83,7 @@ pub use memtrace_insight::units::{
 };
 pub use pools::{PoolAllocation, PoolSummary};
 pub use progress::Progress;
+pub use rank_sentences::{common_failure, launch_sentences, rank_sentences};
 pub use rank_table::{
     HelperSummary, ImbalanceSummary, RankComparison, RankDevice, RankPhasePeak, RankSummary, RankTable,
 };
@@ -88,5 +91,8 @@ pub use released::{ReleasedPart, ReleasedPartKind};
 pub use statistics::{COLUMNS, POOLS};
 pub use step_estimate::{StepEstimate, StepEstimateBasis, StepPart};
 pub use summary::*;
+pub use verdict::{
+    VerdictStatement, VerdictStatus, VerdictSummary, limit_text, not_recorded, preallocated_text, request, short_text,
+};
 pub use why::Replaying;
 pub use xla::{XlaKindBytes, XlaLineSummary, XlaPeakSummary, XlaProgramSummary, XlaSummary};

@@ -20,6 +20,7 @@ use crate::pools::PoolSummary;
 use crate::released::ReleasedPart;
 pub(crate) use crate::schema_text::schema_text;
 use crate::step_estimate::StepEstimate;
+use crate::verdict::VerdictSummary;
 use crate::xla::XlaSummary;
 use memtrace_input::load::{Exit, SimulatedGpus, UnrecordableProcess};
 use memtrace_input::printable;
@@ -28,7 +29,7 @@ use memtrace_insight::rules::{CategoryRuleId, PhaseRuleId, RuleId};
 pub use memtrace_insight::{FrameSummary, StackSummary};
 
 /// The version of the structure: major.minor.
-pub const SUMMARY_VERSION: &str = "2.3";
+pub const SUMMARY_VERSION: &str = "2.4";
 
 /// The report of a run. A field whose name ends in `_bytes` is in bytes. A field whose name ends in `_ns` is in
 /// nanoseconds; points in time count from the Unix epoch.
@@ -39,6 +40,8 @@ pub struct Summary {
     pub version: String,
     /// The run: its command, its end and its duration.
     pub run: RunSummary,
+    /// What the run means, as sentences: how it ended, what it used, and what explains that.
+    pub verdict: VerdictSummary,
     /// The processes that recorded events. Processes with out-of-memory errors come first, then those with the highest
     /// peak of allocated bytes.
     pub processes: Vec<ProcessSummary>,

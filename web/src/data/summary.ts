@@ -8,8 +8,6 @@ export type RankTable = Omit<LaunchSummary, 'issues' | 'shared_memory'>;
 /** What the page says about itself. */
 export interface PageInfo {
   title: string;
-  /** The lines of the verdict, in the words of the terminal. */
-  verdict: string[];
   only: string | null;
   /** For each process, the first and the last event that the timeline shows first; `null` for the whole run. */
   windows: ([number, number] | null)[];

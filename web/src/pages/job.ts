@@ -31,7 +31,7 @@ export function jobPage(app: HTMLElement, data: Uint8Array): void {
   const facts = [`${format.number(job.ranks.length, 'rank')}${of}`, ...(job.hosts.length > 0 ? [format.number(job.hosts.length, 'host')] : []), format.number(job.runs.length, 'run')];
   const head = header('memtrace', `job ${job.job} (${job.job_source})`, facts);
   const cards = [ranks(job), notes(job)].filter(card => card !== null);
-  replace(app, head, el('main', {}, explain.verdict(page.verdict), ...cards));
+  replace(app, head, el('main', {}, explain.verdictCard(page.verdict.map(line => el('p', {}, line))), ...cards));
   fillNav(head, PARTS);
   window.memtraceJob = { job, readyMs: performance.now() };
 }

@@ -89,7 +89,7 @@ export async function reportPage(app: HTMLElement, data: Uint8Array): Promise<vo
   const head = header('memtrace', page.title, facts(summary, page));
   const losses = explain.losses(summary);
   // What makes the figures wrong comes first, other remarks last.
-  const body = el('main', {}, explain.verdict(page.verdict), losses?.isLoss ? losses.element : null);
+  const body = el('main', {}, explain.verdict(summary.verdict), losses?.isLoss ? losses.element : null);
   replace(app, head, body);
 
   const entries: Entry[] = [];

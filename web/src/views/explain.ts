@@ -3,34 +3,29 @@
 import { stepRanges } from '../data/axis';
 import type { Device } from '../data/model';
 import type { State } from '../data/state';
-import type { DeviceSummary, IssueSummary, Levels, OomSummary, ProcessSummary, StackSummary, StepSummary, Summary } from '../data/schema';
+import type { DeviceSummary, IssueSummary, Levels, OomSummary, ProcessSummary, StackSummary, StepSummary, Summary, VerdictStatus, VerdictSummary } from '../data/schema';
 import { explainedOom, whenText } from '../data/summary';
 import { el, scrollTable } from '../dom';
 import * as format from '../format';
 import { bytes, holderText } from './details';
 import { swatch } from './swatch';
 
-/** When the device's memory would be full, as in the terminal. */
-function forecastText(forecast: IssueSummary['forecast']): string {
-  if (!forecast) return '';
-  const { turns, duration_ns } = forecast;
-  const turn = forecast.turn.replaceAll('_', ' ');
-  if (turns === 0) return `; out of memory within the next ${turn} at this rate`;
-  const time = duration_ns === 0 ? '' : ` (${format.estimatedDuration(duration_ns)})`;
-  return `; out of memory in about ${turns === 1 ? `one ${turn}` : `${format.estimate(turns)} ${turn}s`}${time} at this rate`;
+/** How a statement of each status is drawn: its class and its mark. */
+const STATUS: Record<VerdictStatus, [string, string]> = { good: ['ok', '\u2713'], warning: ['warn', '!'], failed: ['bad', '\u2717'] };
+
+/** The verdict: how the run ended, and what it used. A mark says how good that is. */
+export function verdict({ remarks, statements }: VerdictSummary): HTMLElement {
+  return verdictCard([
+    ...remarks.map(text => el('p', {}, text)),
+    ...statements.flatMap(({ status, text, details }) => [
+      el('strong', { class: STATUS[status][0] }, `${STATUS[status][1]} ${text}`),
+      ...details.map(detail => el('p', {}, detail)),
+    ]),
+  ]);
 }
 
-/** The verdict: how the run ended, and what it used, in the words of the terminal. A mark says how good that is. */
-export function verdict(lines: string[]): HTMLElement {
-  const marks: Record<string, [string, string]> = { '+': ['ok', '\u2713'], '!': ['warn', '!'], x: ['bad', '\u2717'] };
-  return el(
-    'section',
-    { class: 'card w12 verdict', id: 'verdict' },
-    lines.map(line => {
-      const mark = marks[line[0] ?? ''];
-      return mark && line[1] === ' ' ? el('strong', { class: mark[0] }, `${mark[1]} ${line.slice(2)}`) : el('p', {}, line.trim());
-    }),
-  );
+export function verdictCard(sentences: HTMLElement[]): HTMLElement {
+  return el('section', { class: 'card w12 verdict', id: 'verdict' }, sentences);
 }
 
 /** What is missing from the recording, if anything is. `name` distinguishes the runs of a page. */
@@ -97,7 +92,7 @@ function issue(one: IssueSummary, device: Device | undefined, field: string): HT
   return el(
     'article',
     { class: 'issue' },
-    el('h3', {}, el('code', {}, one.rule), ` ${one.headline}${forecastText(one.forecast)}`),
+    el('h3', {}, el('code', {}, one.rule), ` ${one.headline}${one.forecast ? `; ${one.forecast.text}` : ''}`),
     el(
       'dl',
       {},

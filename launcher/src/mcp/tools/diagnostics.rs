@@ -147,10 +147,7 @@ fn issue_row(process: &ProcessSummary, issue: &IssueSummary, shape: &Shape) -> I
         held_by: shape.first("held_by", &issue.held_by, |holder| {
             format!("{} {}", shape.text(&holder.path), memtrace_analysis::report::size_text(holder.bytes))
         }),
-        forecast: issue.forecast.as_ref().map(|forecast| {
-            let growth = memtrace_analysis::report::size_text(forecast.growth_bytes);
-            format!("out of memory in about {} {}s, at {growth} each", forecast.turns, forecast.turn.name())
-        }),
+        forecast: issue.forecast.as_ref().map(|forecast| forecast.text.clone()),
         help: issue.help.as_deref().map(|help| shape.text(help)),
         of: Owner { pid: process.pid, rank: process.rank, device: issue.device },
     }

@@ -42,6 +42,8 @@ pub(crate) struct Content {
     command: String,
     /// How the run ended.
     outcome: String,
+    /// What the run means, in the sentences of the report.
+    verdict: Vec<String>,
     /// The exit status or the signal of the command. Absent if it is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     exit: Option<String>,
@@ -107,6 +109,7 @@ pub(crate) async fn call(memtrace: &Memtrace, arguments: Arguments) -> Result<Ca
         run: shape.path(&run.display().to_string()),
         command: shape.text(&summary.run.command.join(" ")),
         outcome: shape.text(&summary.run.outcome),
+        verdict: shape.first("verdict", &summary.verdict.sentences(), |text| shape.text(text)),
         exit: summary.run.exit.text(),
         simulated_gpu: summary.run.simulated.as_ref().map(|simulated| simulated.gpu.clone()),
         duration: summary.run.duration_ns.map(duration_text),

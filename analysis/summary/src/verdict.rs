@@ -1,0 +1,371 @@
+//! The verdict: what happened to the worst device of a run, and the facts that explain it.
+
+use memtrace_input::load::EstimatedWorkspaces;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::build::{is_snapshot, when, when_peaked};
+use crate::device_names::{device_name, process_name};
+use crate::rank_sentences::launch_sentences;
+use crate::summary::{DeviceSummary, OomSummary, ProcessSummary, Summary, WhatIfSummary};
+use memtrace_insight::units::{count_text, share_text, size_text};
+
+/// What the run means: how it ended, what it used, and what explains that, as sentences.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct VerdictSummary {
+    /// The worst status of the statements.
+    pub status: VerdictStatus,
+    /// Sentences about what kind of run it is: a dry run, or a run with a limit.
+    pub remarks: Vec<String>,
+    /// The statements, in the order in which a report lists them.
+    pub statements: Vec<VerdictStatement>,
+}
+
+/// A statement, and what explains it.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct VerdictStatement {
+    /// How good it is.
+    pub status: VerdictStatus,
+    /// The statement, as a sentence.
+    pub text: String,
+    /// Further sentences that explain it.
+    pub details: Vec<String>,
+}
+
+/// How a run went.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum VerdictStatus {
+    /// As it should.
+    #[default]
+    Good,
+    /// It has issues, or the recording is incomplete.
+    Warning,
+    /// It failed.
+    Failed,
+}
+
+/// The sizes that PyTorch's allocator requests from CUDA at least, for small blocks and for others, in bytes.
+const SMALL_SEGMENT: u64 = 2 << 20;
+const LARGE_SEGMENT: u64 = 20 << 20;
+/// The largest block that comes from small segments, in bytes.
+const LARGEST_SMALL_BLOCK: u64 = 1 << 20;
+
+impl Summary {
+    /// Concludes again, after what the summary covers has changed.
+    pub fn conclude(&mut self) {
+        let name = self.processes.first().filter(|_| self.processes.len() > 1).map(process_name);
+        let mut verdict = VerdictSummary::default();
+        verdict.add(self, name.as_deref());
+        self.verdict = verdict;
+    }
+}
+
+impl VerdictSummary {
+    /// All sentences, in the order in which a report lists them.
+    pub fn sentences(&self) -> Vec<&str> {
+        let remarks = self.remarks.iter();
+        let statements = self.statements.iter();
+        let statements = statements.flat_map(|one| std::iter::once(&one.text).chain(&one.details));
+        remarks.chain(statements).map(String::as_str).collect()
+    }
+
+    /// Adds all statements. `name` is the name of the worst process, if there are several.
+    fn add(&mut self, summary: &Summary, name: Option<&str>) {
+        if let Some(simulated) = &summary.run.simulated {
+            let gpus =
+                if simulated.count == 1 { String::new() } else { format!("{} x ", count_text(simulated.count.into())) };
+            let (gpu, memory) = (&simulated.gpu, size_text(simulated.memory_bytes));
+            let text = format!("Dry run on {gpus}{gpu} ({memory}), simulated: no GPU was used, no kernel ran.");
+            self.remarks.push(text);
+            if let Some(text) = simulated.workspaces.as_ref().and_then(estimated_workspaces) {
+                self.remarks.push(text);
+            }
+        }
+        if let Some(limit) = summary.run.limit_bytes {
+            let text = format!("Limited to {} of each GPU (--limit); all processes together.", size_text(limit));
+            self.remarks.push(text);
+        }
+        if let Some(count) = summary.run.limit_lock_missed {
+            let allocations = if count == 1 { "allocation" } else { "allocations" };
+            let text = format!(
+                "The limit may not have been exact: {} {allocations} did not wait any longer for the others.",
+                count_text(count)
+            );
+            self.marked(VerdictStatus::Warning, &text);
+        }
+        let process = summary.processes.first();
+        let device = process.and_then(|process| process.devices.first());
+        match (process, device) {
+            (Some(process), Some(device)) => match device.explained_oom() {
+                Some(oom) => {
+                    self.oom_verdict(process, device, oom, name);
+                    self.below_if(&preallocated_text(device).unwrap_or_default());
+                }
+                None => self.end_verdict(summary, process, device, name),
+            },
+            _ => {
+                let text = format!(
+                    "{}: no GPU memory was allocated, and no CPU tensors were recorded.",
+                    capitalized(&summary.run.outcome)
+                );
+                self.marked(end_mark(summary), &text);
+            }
+        }
+        if let Some(exception) = summary.run.simulated.as_ref().and_then(|simulated| simulated.exception.as_ref()) {
+            self.marked(VerdictStatus::Failed, &exception.text());
+        }
+        if let Some(launch) = &summary.launch {
+            launch_sentences(launch).iter().for_each(|text| self.below(text));
+        }
+        self.missing_parts(summary);
+    }
+
+    /// Adds a statement.
+    fn marked(&mut self, status: VerdictStatus, text: &str) {
+        self.status = self.status.max(status);
+        self.statements.push(VerdictStatement { status, text: text.to_owned(), details: Vec::new() });
+    }
+
+    /// Adds a detail of the last statement.
+    fn below(&mut self, text: &str) {
+        if let Some(statement) = self.statements.last_mut() {
+            statement.details.push(text.to_owned());
+        }
+    }
+
+    fn oom_verdict(&mut self, process: &ProcessSummary, device: &DeviceSummary, oom: &OomSummary, name: Option<&str>) {
+        let total = device.total_bytes.map(|total| format!(" ({})", size_text(total))).unwrap_or_default();
+        let when = when(oom.in_use.step, oom.in_use.phase);
+        let location = &oom.requested_at.location;
+        let at =
+            location.split(", ").next().filter(|at| !at.is_empty()).map(|at| format!(", {at}")).unwrap_or_default();
+        let times = match (device.oom_count, device.explained_oom) {
+            (1, _) => String::new(),
+            (n, Some(0)) => format!(" (the first of {} errors)", count_text(n)),
+            (n, _) => format!(" (the last of {} errors)", count_text(n)),
+        };
+        let continued = oom.fatal == Some(false);
+        let end = if continued { "; the program continued" } else { "" };
+        let mark = if continued { VerdictStatus::Warning } else { VerdictStatus::Failed };
+        let gpu = owner(device, name);
+        self.marked(mark, &format!("CUDA out of memory on {gpu}{total} {when}{at}{times}{end}"));
+        let tried = format!("Tried to allocate {}; {}", request(oom), lack(oom));
+        let settings = device.what_if.as_ref().map(|what_if| fragmentation(oom, what_if)).unwrap_or_default();
+        self.below(&format!("{} {settings}", tried.trim_end_matches("; ")));
+        let remark = process.no_issue_remark.as_deref().map(str::to_owned);
+        self.below_if(&remark.unwrap_or_else(|| issues_text(process)));
+        if location.contains(", ") {
+            self.below(&format!("Requested at {location}"));
+        }
+    }
+
+    fn end_verdict(&mut self, summary: &Summary, process: &ProcessSummary, device: &DeviceSummary, name: Option<&str>) {
+        let steps = match device.steps {
+            0 => String::new(),
+            1 => "1 step, ".to_owned(),
+            n => format!("{} steps, ", count_text(n.into())),
+        };
+        let highest = device.highest.allocated_bytes;
+        let of = |total: u64| format!(" of {} ({})", size_text(total), share_text(highest, total));
+        let of = device.total_bytes.filter(|_| device.device >= 0).map(of).unwrap_or_default();
+        let when = device.peak.as_ref().map(when_peaked).unwrap_or_default();
+        let issues = issues_text(process);
+        let in_launch = summary.launch.as_ref().is_some_and(|launch| !launch.issues.is_empty());
+        let mark = match end_mark(summary) {
+            VerdictStatus::Good if !issues.is_empty() || in_launch => VerdictStatus::Warning,
+            mark => mark,
+        };
+        let text = format!(
+            "{}: {steps}peak {}{of} on {} {when}",
+            capitalized(&summary.run.outcome),
+            size_text(highest),
+            owner(device, name)
+        );
+        self.marked(mark, &format!("{}.", text.trim_end()));
+        self.below_if(&preallocated_text(device).unwrap_or_default());
+        if issues.is_empty() && !in_launch && is_examined(summary, device) {
+            self.below("No leaks or misuse found.");
+        }
+        self.below_if(&issues);
+    }
+
+    fn below_if(&mut self, text: &str) {
+        if !text.is_empty() {
+            self.below(text);
+        }
+    }
+
+    /// Adds what the recording lacks: with it, the figures could be higher.
+    fn missing_parts(&mut self, summary: &Summary) {
+        let mut missing = Vec::new();
+        match summary.lost_events() {
+            0 => {}
+            count => missing.push(format!("{} events lost", count_text(count))),
+        }
+        if summary.has_other_losses() {
+            missing.push("parts of the recording are missing (see Losses)".to_owned());
+        }
+        missing.extend(not_recorded(summary));
+        if !missing.is_empty() {
+            self.marked(VerdictStatus::Warning, &format!("Incomplete: {}.", missing.join(", ")));
+        }
+    }
+}
+
+/// Ranges below this size in bytes are not worth a sentence.
+const SMALL_RANGE: u64 = 1 << 20;
+
+/// How far the peak of a dry run can be off, because workspaces of cuDNN are estimated. `None` if it hardly can.
+fn estimated_workspaces(workspaces: &EstimatedWorkspaces) -> Option<String> {
+    let side = |bytes: u64, word: &str| (bytes >= SMALL_RANGE).then(|| format!("{} {word}", size_text(bytes)));
+    let sides = [side(workspaces.below_bytes, "lower"), side(workspaces.above_bytes, "higher")];
+    let range = sides.into_iter().flatten().collect::<Vec<_>>().join(" or ");
+    let (estimated, all) = (count_text(workspaces.estimated), count_text(workspaces.convolutions));
+    (!range.is_empty()).then(|| {
+        format!(
+            "cuDNN workspaces of {estimated} of {all} convolutions are estimates: on a GPU, the peak can be {range}."
+        )
+    })
+}
+
+/// The GPU, and the process if there are several.
+fn owner(device: &DeviceSummary, name: Option<&str>) -> String {
+    let gpu = device_name(device);
+    name.map_or(gpu.clone(), |name| format!("{name}, {gpu}"))
+}
+
+fn end_mark(summary: &Summary) -> VerdictStatus {
+    let is_incomplete = summary.losses.values().any(|count| *count > 0) || summary.run.unrecorded_processes > 0;
+    match summary.run.exit.success() {
+        Some(false) => VerdictStatus::Failed,
+        None if !is_snapshot(&summary.processes) => VerdictStatus::Warning,
+        _ if is_incomplete => VerdictStatus::Warning,
+        _ => VerdictStatus::Good,
+    }
+}
+
+/// Whether the diagnostic rules saw the whole program: without losses, and with PyTorch's blocks.
+fn is_examined(summary: &Summary, device: &DeviceSummary) -> bool {
+    let is_whole = summary.losses.values().all(|count| *count == 0) && summary.run.unrecorded_processes == 0;
+    is_whole && device.source == "torch" && !is_snapshot(&summary.processes) && summary.problems.is_empty()
+}
+
+/// How many issues there are, and what the fix of the first brings.
+fn issues_text(process: &ProcessSummary) -> String {
+    let Some(first) = process.issues.first() else { return String::new() };
+    let count = match process.issues.len() {
+        1 => "1 issue".to_owned(),
+        n => format!("{n} issues, first"),
+    };
+    let saving = first.saves_bytes.map(|bytes| format!("; its fix lowers the peak by {}", size_text(bytes)));
+    format!("{count}: {}{}.", first.rule, saving.unwrap_or_default())
+}
+
+/// Why the request failed, in bytes.
+fn lack(oom: &OomSummary) -> String {
+    match (oom.device_free_bytes, oom.refused_by_pytorch) {
+        (Some(free), true) => format!(
+            "PyTorch's own limit (set_per_process_memory_fraction) refused it at {} reserved; CUDA had {} free.",
+            size_text(oom.in_use.totals.reserved_bytes),
+            size_text(free)
+        ),
+        (Some(free), false) => match limit_text(oom) {
+            Some(limit) => format!("{} free within a limit{}: {limit}.", size_text(free), short_text(oom, free)),
+            None => format!("{} free on the device{}.", size_text(free), short_text(oom, free)),
+        },
+        (None, _) => String::new(),
+    }
+}
+
+/// What the replayed allocator settings say about fragmentation.
+fn fragmentation(oom: &OomSummary, what_if: &WhatIfSummary) -> String {
+    let settings = &what_if.settings;
+    if what_if.mismatch.is_some() || settings.is_empty() || oom.reserved_but_unallocated_bytes == 0 {
+        return String::new();
+    }
+    if let Some(setting) = settings.iter().find(|setting| setting.step_fits == Some(true)) {
+        return format!("Fragmentation: with {}, the request and the rest of the step fit.", setting.setting);
+    }
+    if let Some(setting) = settings.iter().find(|setting| setting.fits == Some(true)) {
+        return match setting.step_short_bytes {
+            Some(short) => format!(
+                "Not only fragmentation: with {}, the request fits, and the rest of the step is {} short.",
+                setting.setting,
+                size_text(short)
+            ),
+            None => format!("Fragmentation: with {}, the request fits.", setting.setting),
+        };
+    }
+    match settings.iter().all(|setting| setting.fits == Some(false)) {
+        true if settings.len() == 1 => {
+            "Not fragmentation: 1 other allocator setting replayed, it fails too.".to_owned()
+        }
+        true => format!("Not fragmentation: {} other allocator settings replayed, all fail.", settings.len()),
+        false => String::new(),
+    }
+}
+
+/// How many processes were not recorded: `1 process not recorded`. `None` if all were.
+pub fn not_recorded(summary: &Summary) -> Option<String> {
+    match summary.run.unrecorded_processes {
+        0 => None,
+        1 => Some("1 process not recorded".to_owned()),
+        count => Some(format!("{} processes not recorded", count_text(count))),
+    }
+}
+
+/// Formats the request: `200 MiB for Adam.exp_avg of head.weight` or `200 MiB (as large as head.weight)`.
+pub fn request(oom: &OomSummary) -> String {
+    let what = match (&oom.requested_for, &oom.as_large_as) {
+        (Some(name), _) => format!(" for {name}"),
+        (None, Some(name)) => format!(" (as large as {name})"),
+        (None, None) => String::new(),
+    };
+    format!("{}{what}", size_text(oom.requested_bytes))
+}
+
+/// How much the free memory is short of the request: `, 474 MiB short`.
+pub fn short_text(oom: &OomSummary, free: u64) -> String {
+    let small = oom.requested_bytes <= LARGEST_SMALL_BLOCK;
+    let segment = if small { SMALL_SEGMENT } else { LARGE_SEGMENT };
+    match oom.short_bytes {
+        Some(bytes) => format!(", {} short", size_text(bytes)),
+        None if free < segment => {
+            format!(" (for a tensor of this size, PyTorch requests {} from CUDA)", size_text(segment))
+        }
+        None => String::new(),
+    }
+}
+
+/// What a limit on this process leaves and holds back. `None` without a limit.
+pub fn limit_text(oom: &OomSummary) -> Option<String> {
+    let held_back = oom.held_back_bytes?;
+    let held = oom.in_use.totals.reserved_bytes.saturating_add(oom.outside_pytorch_bytes);
+    let left = held.saturating_add(oom.device_free_bytes?);
+    Some(format!(
+        "a library (such as HAMi-core) leaves the allocations of this process {}; it holds back {} that the device has free",
+        size_text(left),
+        size_text(held_back)
+    ))
+}
+
+/// The sentence of the verdict about a preallocated pool, whose size is not what the program uses. `None` without one.
+pub fn preallocated_text(device: &DeviceSummary) -> Option<String> {
+    let (pool, preallocated) =
+        device.pools.iter().find_map(|pool| pool.preallocated_bytes.map(|bytes| (pool, bytes)))?;
+    let share = device.total_bytes.map(|total| format!(" ({} of the device)", share_text(preallocated, total)));
+    let used = match pool.used_peak_bytes {
+        Some(used) => format!("the program used at most {} of it", size_text(used)),
+        None => "how much of it the program used is not recorded (memtrace --pools read)".to_owned(),
+    };
+    let (library, size) = (&pool.library, size_text(preallocated));
+    Some(format!("{size}{} is the pool that {library} preallocates: {used}.", share.unwrap_or_default()))
+}
+
+fn capitalized(text: &str) -> String {
+    let mut chars = text.chars();
+    chars.next().map(|first| first.to_uppercase().chain(chars).collect()).unwrap_or_default()
+}
