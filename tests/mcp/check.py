@@ -243,8 +243,10 @@ async def the_summary_is_that_of_the_report(runs):
             assert row["out_of_memory_errors"] == device["oom_count"] == (run == runs.oom)
             assert answer["issues"] == len(process["issues"]) and answer["suggestions"] == len(device["suggestions"])
             # On a busy machine a short program may end before memtrace could check whether it can be recorded.
-            lacking = [f"{name}: {count}" for name, count in report["losses"].items() if count]
-            lacking += [part["text"] for part in report["not_recorded"]] + report["problems"]
+            lacking = [f"{gap['label']}: {gap['text']}" for gap in report["gaps"]]
+            statements = report["verdict"]["statements"]
+            sentences = [text for one in statements for text in [one["text"], *one["details"]]]
+            assert answer["verdict"] == report["verdict"]["remarks"] + sentences
             assert "left_out" not in answer and answer.get("incomplete", []) == lacking, (answer, lacking)
         text = subprocess.run([MEMTRACE, "report", runs.leak], capture_output=True, text=True).stdout
         assert (await s.answer("summary", run="leak"))["devices"][0]["peak"]["text"] in text

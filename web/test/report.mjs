@@ -139,6 +139,20 @@ function wrongColumns() {
   return { wrong, columns };
 }
 
+/** Each sentence of the summary about the run and the selected device, and whether the page shows it. */
+function conclusions() {
+  const { summary, state } = window.memtraceReport;
+  const shown = id => (document.getElementById(id)?.textContent ?? '').replaceAll(/\s+/g, ' ');
+  const info = state.now.device.whole.info;
+  const sentences = [
+    ...summary.verdict.remarks.map(text => ['verdict', text]),
+    ...summary.verdict.statements.flatMap(one => [one.text, ...one.details].map(text => ['verdict', text])),
+    ...summary.gaps.map(gap => ['losses', gap.text]),
+    ...(info.what_if?.advice ? [['suggestions', info.what_if.advice.text]] : []),
+  ];
+  return sentences.map(([id, text]) => ({ text, isShown: shown(id).includes(text.replaceAll(/\s+/g, ' ')) }));
+}
+
 const { page, open, note, check, equal, picture, drawn, everywhere, end } = await harness({ file, executable: opt.chromium, out: opt.out, height: 900 });
 let loadMs = 0;
 let devices = [];
@@ -150,6 +164,7 @@ try {
   const verdict = await page.textContent('#verdict');
   check('verdict', verdict.length > 8, verdict);
   if (!isEmpty) {
+    for (const sentence of await page.evaluate(conclusions)) check('conclusions', sentence.isShown, sentence.text);
     const shown = await page.evaluate(shownFirst);
     if (opt.window) check('window', shown !== null, 'the page begins with the whole run');
     if (shown) {

@@ -6,9 +6,7 @@ use std::io::Write;
 
 use memtrace_input::error::Result;
 use memtrace_summary::JobReport;
-use serde_json::json;
 
-use crate::job_text::verdict;
 use crate::page::{Loads, TEXT_WIDTH, cannot, write_end, write_head, write_json};
 use crate::style::{TextOptions, ToText};
 
@@ -20,7 +18,6 @@ use crate::style::{TextOptions, ToText};
 pub fn job_html(report: &JobReport, out: &mut dyn Write) -> Result<()> {
     let text = report.to_text(&TextOptions { width: TEXT_WIDTH, verbose: true, ..TextOptions::default() });
     write_head(&format!("memtrace job {}", report.job), &text, Loads::Nothing, out).map_err(cannot())?;
-    let page = json!({ "verdict": verdict(report) });
-    write_json("job", &[("page", page.to_string()), ("job", report.to_json())], out).map_err(cannot())?;
+    write_json("job", &[("job", report.to_json())], out).map_err(cannot())?;
     write_end(out).map_err(cannot())
 }

@@ -1,8 +1,7 @@
 //! The ranks of a job as text: the table of ranks and phases, worst rank first, and what limits it.
 
-use memtrace_summary::{HostClock, JobReport, RankSummary, common_failure, count_text, number_text, rank_sentences};
+use memtrace_summary::{HostClock, JobReport, count_text, number_text};
 
-use crate::fit::wrap_words;
 use crate::rank_table_text::Listing;
 use crate::style::{TextOptions, ToText};
 use crate::text_report::TextReport;
@@ -15,9 +14,7 @@ impl ToText for JobReport {
     fn to_text(&self, options: &TextOptions) -> String {
         let mut report = TextReport::new(options);
         report.heading(&title(self));
-        for line in verdict(self) {
-            report.lines.extend(wrap_words(&line, report.width));
-        }
+        report.verdict(&self.verdict);
         report.blank();
         if options.verbose {
             report.rank_rows(&self.table, Listing::Full);
@@ -49,32 +46,6 @@ fn title(report: &JobReport) -> String {
         hosts => format!(" on {}", number_text(hosts as u64, "host")),
     };
     format!("memtrace report    job {} ({})    {ranks}{of}{hosts}, {runs}", report.job, report.job_source)
-}
-
-/// What matters most: an out-of-memory error, the rank with the highest peak, how the ranks ended, and which are missing.
-pub(crate) fn verdict(report: &JobReport) -> Vec<String> {
-    let Some(first) = report.table.ranks.first() else { return vec!["No rank recorded memory.".to_owned()] };
-    let ooms = report.table.ranks.iter().filter(|rank| rank.oom_count > 0).count();
-    let mut lines = Vec::new();
-    if ooms > 0 {
-        let others =
-            if ooms > 1 { format!(" and on {} more", number_text(ooms as u64 - 1, "rank")) } else { String::new() };
-        lines.push(format!("x CUDA out of memory on rank {}{}{others}", first.rank, place(first)));
-    }
-    lines.extend(common_failure(&report.table));
-    lines.extend(rank_sentences(&report.table));
-    lines
-}
-
-/// The device and the host of a rank.
-fn place(rank: &RankSummary) -> String {
-    let device = match rank.device {
-        Some(device) if device >= 0 => format!(", GPU {device}"),
-        Some(_) => ", CPU".to_owned(),
-        None => String::new(),
-    };
-    let host = rank.host.as_ref().map(|host| format!(", {host}")).unwrap_or_default();
-    format!("{device}{host}")
 }
 
 impl TextReport {

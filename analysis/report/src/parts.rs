@@ -5,8 +5,8 @@ use memtrace_insight::rules::NO_CUSTOM_CATEGORY;
 use memtrace_summary::{
     AllocationGroup, BlockingAllocation, CalledFunctionsSummary, CategoryAmount, CompileContextAmount,
     CustomCategoryAmount, DeviceSummary, HolderSummary, IssueSummary, LabelSummary, MemoryState, ModuleGroupSummary,
-    OomSummary, PhaseSummary, SuggestionScope, Summary, WhatIfSummary, count_text, device_name, duration_text,
-    is_snapshot, limit_text, not_recorded, number_text, short_text, signed_size_text, size_text,
+    OomSummary, PhaseSummary, SuggestionScope, Summary, count_text, device_name, duration_text, is_snapshot,
+    limit_text, not_recorded, number_text, short_text, signed_size_text, size_text,
 };
 
 use crate::fit::{columns, cut, cut_middle, short_location, wrap_list, wrap_location, wrap_words};
@@ -42,8 +42,6 @@ const UNTIL_ERROR: &str = "the error cut the step off, so the peaks cover the pr
                            part fits, and the rest of the step was not recorded";
 const ONE_ITERATION: &str = "the peaks cover the program up to the end of the interrupted iteration. \"unknown\": this \
                              part fits, and the rest of the step was not recorded";
-/// A setting that saves less than one in this many parts of the reserved bytes is not suggested.
-const SMALL_SAVING: u64 = 20;
 
 impl TextReport {
     pub(crate) fn head(&mut self, summary: &Summary) {
@@ -162,12 +160,8 @@ impl TextReport {
 
     /// Adds the device memory outside the caching allocator.
     pub(crate) fn outside(&mut self, device: &DeviceSummary) {
-        let owners = outside(device);
-        let total: u64 = owners.iter().map(|(_, bytes)| bytes).sum();
-        let parts = largest_owners(&owners, 4);
-        if total > 0 && device.source.starts_with("torch") {
-            let text = format!("{} (sum of each owner's peak): {}", size_text(total), parts.join(", "));
-            self.labelled_list("Outside PyTorch", &text);
+        if let Some(outside) = device.outside_pytorch.as_ref().filter(|outside| !outside.text.is_empty()) {
+            self.labelled_list("Outside PyTorch", &outside.text);
         }
         self.imported(device);
         if let Some(before) = device.in_use_before_bytes.filter(|bytes| *bytes > 0) {
@@ -308,23 +302,7 @@ impl TextReport {
             }
             self.labelled("Reserved but unallocated", &text);
         }
-        let mut owners: Vec<String> = oom
-            .outside_pytorch
-            .iter()
-            .take(5)
-            .map(|owner| format!("{} {}", owner.owner, size_text(owner.bytes)))
-            .collect();
-        let others = oom.contexts_and_other_processes_bytes.unwrap_or(0);
-        if others > 0 {
-            let before = device.in_use_before_bytes.filter(|bytes| *bytes > 0);
-            let before =
-                before.map(|bytes| format!(" ({} before the program started)", size_text(bytes))).unwrap_or_default();
-            owners.push(format!("CUDA contexts and other processes {}{before}", size_text(others)));
-        }
-        if !owners.is_empty() {
-            let total = oom.outside_pytorch_bytes.saturating_add(others);
-            self.labelled_list("Outside PyTorch", &format!("{}: {}", size_text(total), owners.join(", ")));
-        }
+        self.labelled_list("Outside PyTorch", oom.outside_text.as_deref().unwrap_or_default());
         if let Some(estimate) = &oom.step_estimate {
             self.labelled("Still to come", &estimate.text());
         }
@@ -400,18 +378,15 @@ impl TextReport {
     /// if the interrupted step fits with it, else last. Without an indent they have a heading of the whole report, else
     /// one of the device's section.
     pub(crate) fn suggestions(&mut self, device: &DeviceSummary, heading: &str, indent: usize) {
-        let setting = device.what_if.as_ref().and_then(|what_if| settings_text(device, what_if, self.verbose));
-        if setting.is_none() && device.suggestions.is_empty() {
+        let advice = device.what_if.as_ref().and_then(|what_if| what_if.advice.as_ref());
+        if advice.is_none() && device.suggestions.is_empty() {
             return;
         }
         if indent == 0 {
             self.blank();
         }
-        let (first, last) = match setting {
-            Some((true, text)) => (Some(text), None),
-            Some((false, text)) => (None, Some(text)),
-            None => (None, None),
-        };
+        let text = advice.map(|advice| format!("{} (allocator replay)", advice.text));
+        let (first, last) = if advice.is_some_and(|advice| advice.is_fix) { (text, None) } else { (None, text) };
         if device.suggestions.is_empty() {
             let heading = self.style.bold(heading);
             self.lines.push(format!("{:indent$}{heading}", ""));
@@ -677,30 +652,6 @@ fn called_functions(device: &DeviceSummary, table: &mut Table) {
     }
 }
 
-/// Memory outside the caching allocator, by owner. Each figure is the owner's peak in bytes.
-pub(crate) fn outside(device: &DeviceSummary) -> Vec<(&str, u64)> {
-    let mut owners: Vec<(&str, u64)> = Vec::new();
-    for owner in device.owners.iter().filter(|o| o.object.is_some()) {
-        match owners.iter_mut().find(|(name, _)| *name == owner.owner) {
-            Some((_, bytes)) => *bytes += owner.peak_bytes,
-            None => owners.push((&owner.owner, owner.peak_bytes)),
-        }
-    }
-    owners.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
-    owners
-}
-
-/// The `count` largest owners as text, and the sum of the others.
-pub(crate) fn largest_owners(owners: &[(&str, u64)], count: usize) -> Vec<String> {
-    let (largest, others) = owners.split_at(owners.len().min(count));
-    let mut parts: Vec<String> = largest.iter().map(|(name, bytes)| format!("{name} {}", size_text(*bytes))).collect();
-    if !others.is_empty() {
-        let rest = others.iter().map(|(_, bytes)| bytes).sum();
-        parts.push(format!("{} others {}", others.len(), size_text(rest)));
-    }
-    parts
-}
-
 /// Formats a module or a group of modules: `blocks.* (12 of Block)`.
 fn module_text(group: &ModuleGroupSummary) -> String {
     let own = if group.is_own { " itself" } else { "" };
@@ -727,76 +678,4 @@ pub(crate) fn blocking_text(blocking: &BlockingAllocation) -> String {
         count(blocking.segments, "segment"),
         size_text(blocking.segment_bytes)
     )
-}
-
-/// What allocator settings would have done, and whether one of them is a fix.
-fn settings_text(device: &DeviceSummary, what_if: &WhatIfSummary, verbose: bool) -> Option<(bool, String)> {
-    if what_if.mismatch.is_some() || what_if.settings.is_empty() {
-        return None;
-    }
-    let replay = if verbose {
-        format!(
-            "allocator replay; it matches {} recorded blocks and {} segment events",
-            count_text(what_if.matched_blocks),
-            count_text(what_if.matched_segment_events)
-        )
-    } else {
-        "allocator replay".to_owned()
-    };
-    if device.explained_oom.is_some() {
-        return settings_after_error(device, what_if, &replay);
-    }
-    let best = what_if.settings.iter().min_by_key(|setting| setting.reserved_peak_bytes)?;
-    let saves = what_if.reserved_peak_bytes.checked_sub(best.reserved_peak_bytes)?;
-    (saves >= what_if.reserved_peak_bytes / SMALL_SAVING && saves > 0).then(|| {
-        let text = format!(
-            "PYTORCH_CUDA_ALLOC_CONF={}: saves {} of reserved memory, {} instead of {} at its peak ({replay})",
-            best.setting,
-            size_text(saves),
-            size_text(best.reserved_peak_bytes),
-            size_text(what_if.reserved_peak_bytes)
-        );
-        (true, text)
-    })
-}
-
-/// The setting under which the interrupted step fits, else one under which at least the failed request fits. Of several,
-/// the one with the fewest side effects, or with which the device lacks least.
-fn settings_after_error(device: &DeviceSummary, what_if: &WhatIfSummary, replay: &str) -> Option<(bool, String)> {
-    let limit = size_text(what_if.limit_bytes.unwrap_or_default());
-    if let Some(fits) = what_if.settings.iter().find(|setting| setting.step_fits == Some(true)) {
-        let text = format!(
-            "PYTORCH_CUDA_ALLOC_CONF={}: the request and the rest of the step fit, with {} of at most {limit} reserved \
-             ({replay})",
-            fits.setting,
-            size_text(fits.step_reserved_peak_bytes.unwrap_or(fits.reserved_peak_bytes)),
-        );
-        return Some((true, text));
-    }
-    let delays = what_if.settings.iter().filter(|setting| setting.fits == Some(true));
-    // Settings without a known rest come after those whose lack is known.
-    let delays = delays.min_by_key(|setting| setting.step_short_bytes.unwrap_or(u64::MAX));
-    let oom = device.explained_oom.and_then(|at| device.ooms.get(at));
-    let is_bound = oom.and_then(|oom| oom.step_estimate.as_ref()).is_some_and(|estimate| estimate.at_least);
-    let bound = if is_bound { "at least " } else { "" };
-    let text = match delays.map(|setting| (setting, setting.step_short_bytes)) {
-        Some((setting, Some(short))) => format!(
-            "PYTORCH_CUDA_ALLOC_CONF={} is not enough: the request fits, the step does not: {bound}{} short at its peak \
-             ({replay})",
-            setting.setting,
-            size_text(short)
-        ),
-        Some((setting, None)) => format!(
-            "PYTORCH_CUDA_ALLOC_CONF={}: the request fits, with {} of at most {limit} reserved; whether what follows fits \
-             is unknown ({replay})",
-            setting.setting,
-            size_text(setting.reserved_peak_bytes)
-        ),
-        None if what_if.settings.iter().all(|setting| setting.fits == Some(false)) => {
-            let names: Vec<&str> = what_if.settings.iter().map(|setting| setting.setting.as_str()).collect();
-            format!("no allocator setting makes the request fit: {} ({replay})", names.join(", "))
-        }
-        None => return None,
-    };
-    Some((false, text))
 }

@@ -4,16 +4,13 @@
 //! The order is that in which a reader asks: what happened, where the memory is, what is wrong, what would help, and
 //! then one step in time order.
 
-use std::collections::{BTreeMap, BTreeSet};
-
-use memtrace_input::load::SNAPSHOT_TOPIC;
 use memtrace_summary::{
-    DeviceSummary, NativeObjectSummary, OwnerSummary, ProcessSummary, Summary, count_text, device_name, duration_text,
+    DeviceSummary, OwnerSummary, ProcessSummary, RecordingGap, Summary, count_text, device_name, duration_text,
     not_recorded, process_name, size_text, when, when_peaked,
 };
 
 use crate::fit::{wrap_list, wrap_words};
-use crate::parts::{has_phases, outside, run_title};
+use crate::parts::{has_phases, run_title};
 use crate::style::{TextOptions, ToText};
 use crate::table::{Align, Table};
 use crate::text_report::TextReport;
@@ -24,8 +21,8 @@ const LISTED_PROCESSES: usize = 12;
 const DEVICES: usize = 2;
 /// The maximum number of allocations listed for the peak.
 const LARGEST: usize = 4;
-/// The maximum number of reasons printed why processes were not recorded.
-const NOT_RECORDED: usize = 4;
+/// The maximum number of gaps of one kind that are printed.
+const GAPS: usize = 4;
 /// The maximum number of holders printed.
 const HOLDERS: usize = 5;
 /// The maximum number of issues printed.
@@ -79,7 +76,7 @@ impl TextReport {
                     device_name(device),
                     size_text(device.highest.allocated_bytes),
                     size_text(device.highest.reserved_bytes),
-                    size_text(outside(device).iter().map(|(_, bytes)| bytes).sum()),
+                    size_text(device.outside_pytorch.as_ref().map_or(0, |outside| outside.bytes)),
                     at.trim_start_matches("at ").to_owned(),
                 ]);
             }
@@ -163,41 +160,7 @@ impl TextReport {
     }
 
     fn foot(&mut self, summary: &Summary) {
-        let mut losses: BTreeMap<&str, u64> =
-            summary.losses.iter().map(|(name, count)| (name.as_str(), *count)).collect();
-        losses.retain(|_, count| *count > 0);
-        let before = self.lines.len();
-        self.blank();
-        let losses: Vec<String> =
-            losses.iter().map(|(name, count)| format!("{} {}", name.replace('_', " "), count_text(*count))).collect();
-        self.labelled_list("Losses", &losses.join(", "));
-        self.missing_symbols(&summary.native_objects);
-        for problem in summary.problems.iter().take(3) {
-            self.labelled("Warning", problem);
-        }
-        for one in summary.not_recorded.iter().take(NOT_RECORDED) {
-            self.labelled("Not recorded", &one.text);
-        }
-        if let Some(more) = summary.not_recorded.len().checked_sub(NOT_RECORDED).filter(|more| *more > 0) {
-            self.labelled("Not recorded", &format!("{more} more reasons: see run.json"));
-        }
-        let notices = || summary.processes.iter().flat_map(|p| &p.notices);
-        // Otherwise nothing explains why the allocations have native stacks only.
-        let about_python = notices().filter(|n| n.topic == "python" && n.status == "off");
-        let no_python_stacks: BTreeSet<&str> = about_python.map(|n| n.text.as_str()).collect();
-        for text in no_python_stacks.into_iter().take(3) {
-            self.labelled("Warning", text);
-        }
-        for (i, dropped) in summary.processes.iter().filter_map(|p| p.dropped.as_ref()).take(3).enumerate() {
-            self.labelled(if i == 0 { "Rotation" } else { "" }, &dropped.text);
-        }
-        let remarks = notices().filter(|n| n.topic == SNAPSHOT_TOPIC);
-        for (i, remark) in remarks.enumerate() {
-            self.labelled(if i == 0 { "Limits of a snapshot" } else { "" }, &remark.text);
-        }
-        if self.lines.len() == before + 1 {
-            self.lines.truncate(before);
-        }
+        self.gaps(&summary.gaps);
         self.blank();
         let run = &summary.run;
         let mut facts = vec![run_title(summary)];
@@ -225,16 +188,19 @@ impl TextReport {
         }
     }
 
-    /// Adds native code whose symbols are missing for a reason that the user can fix.
-    fn missing_symbols(&mut self, objects: &[NativeObjectSummary]) {
-        let missing = |object: &NativeObjectSummary| object.addresses.saturating_sub(object.addresses_with_function);
-        let mut objects: Vec<_> = objects.iter().filter(|o| missing(o) > 0 && !o.notes.is_empty()).collect();
-        objects.sort_by_key(|object| std::cmp::Reverse(missing(object)));
-        for object in objects.iter().take(2) {
-            let file = object.path.rsplit('/').next().unwrap_or(&object.path);
-            let (without, addresses) = (count_text(missing(object)), count_text(object.addresses));
-            let why = object.notes.first().map(String::as_str).unwrap_or_default();
-            self.labelled("Missing symbols", &format!("{without} of {addresses} addresses in {file}: {why}"));
+    /// Adds what the recording lacks, `GAPS` of each kind at most.
+    fn gaps(&mut self, gaps: &[RecordingGap]) {
+        if !gaps.is_empty() {
+            self.blank();
+        }
+        for kind in gaps.chunk_by(|one, next| one.label == next.label) {
+            for (at, gap) in kind.iter().take(GAPS).enumerate() {
+                let label = if at == 0 { gap.label.as_str() } else { "" };
+                self.labelled(label, &gap.text);
+            }
+            if let Some(more) = kind.len().checked_sub(GAPS).filter(|more| *more > 0) {
+                self.labelled("", &format!("{more} more: see summary.json"));
+            }
         }
     }
 

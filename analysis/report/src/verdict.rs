@@ -3,7 +3,6 @@
 use memtrace_summary::{DeviceSummary, MemoryState, OomSummary, VerdictStatus, VerdictSummary, size_text};
 
 use crate::fit::{columns, wrap_words};
-use crate::parts::{largest_owners, outside};
 use crate::style::Style;
 use crate::text_report::TextReport;
 
@@ -49,9 +48,10 @@ impl TextReport {
             parts.push(format!("reserved but unallocated {}{notes}", size_text(unallocated)));
         }
         let outside = match oom {
-            Some(oom) => outside_at(device, oom),
-            None => outside_at_peak(device),
+            Some(oom) => oom.outside_text.as_deref(),
+            None => device.outside_pytorch.as_ref().map(|outside| outside.text.as_str()),
         };
+        let outside = outside.filter(|text| !text.is_empty());
         parts.extend(outside.map(|text| format!("outside PyTorch {text}")));
         let mut line = String::new();
         for part in parts {
@@ -64,31 +64,4 @@ impl TextReport {
         let text = wrap_words(&line, self.width);
         text.iter().for_each(|line| self.heading(line));
     }
-}
-
-/// The memory outside the caching allocator at an error, with its largest owners.
-fn outside_at(device: &DeviceSummary, oom: &OomSummary) -> Option<String> {
-    let others = oom.contexts_and_other_processes_bytes.unwrap_or(0);
-    let owners = oom.outside_pytorch.iter().take(4).map(|owner| format!("{} {}", owner.owner, size_text(owner.bytes)));
-    let mut owners: Vec<String> = owners.collect();
-    if others > 0 {
-        let before = device.in_use_before_bytes.filter(|bytes| *bytes > 0);
-        let before = before.map(|bytes| format!(", {} of it before the program started", size_text(bytes)));
-        owners.push(format!("CUDA contexts and other processes {}{}", size_text(others), before.unwrap_or_default()));
-    }
-    let total = oom.outside_pytorch_bytes.saturating_add(others);
-    (total > 0).then(|| format!("{} ({})", size_text(total), owners.join(", ")))
-}
-
-/// The memory outside the caching allocator: what was in use before the program, and each owner's peak.
-fn outside_at_peak(device: &DeviceSummary) -> Option<String> {
-    let owners = outside(device);
-    let before = device.in_use_before_bytes.unwrap_or(0);
-    let total: u64 = owners.iter().map(|(_, bytes)| bytes).sum::<u64>() + before;
-    let mut parts = largest_owners(&owners, 3);
-    if before > 0 {
-        parts.push(format!("before the program started {}", size_text(before)));
-    }
-    (total > 0 && device.source.starts_with("torch"))
-        .then(|| format!("up to {} ({})", size_text(total), parts.join(", ")))
 }

@@ -205,6 +205,7 @@ pub fn summarize_with(
         problems,
         unrecordable: manifest.unrecordable.clone(),
         not_recorded: not_recorded.map(|one| NotRecordedSummary { is_loss: one.is_loss, text: one.text }).collect(),
+        gaps: Vec::new(),
         files: Vec::new(),
         xla: dump.as_ref().map(|dump| xla_summary(dump, directory)),
     };
@@ -651,6 +652,7 @@ impl Context<'_> {
             ooms: analysis.ooms.all().map(|oom| self.oom((process_analysis, analysis), oom, found)).collect(),
             explained_oom: explained.and_then(|oom| analysis.ooms.all().position(|one| one.seq == oom.seq)),
             owners: self.owners(process_analysis, MemoryLocation::Device(analysis.device)),
+            outside_pytorch: None,
             pools: Vec::new(),
             imported: self.owners(process_analysis, MemoryLocation::Imported(analysis.device)),
             device_memory: self.device_memory(process_analysis, analysis.device),
@@ -1129,6 +1131,7 @@ impl Context<'_> {
             largest_free_bytes: oom.reserved.largest_free,
             outside_pytorch_bytes: outside,
             outside_pytorch: self.outside_pytorch(&oom.outside_pytorch),
+            outside_text: None,
             contexts_and_other_processes_bytes: total.filter(|total| *total > 0).zip(oom.device_free).and_then(
                 |(total, free)| total.checked_sub(free)?.checked_sub(held_back.unwrap_or(0))?.checked_sub(known),
             ),

@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 
 use memtrace_insight::StackSummary;
 use memtrace_insight::diagnostics::LoopTurn;
-use memtrace_insight::units::{estimate_text, estimated_duration_text};
 use memtrace_insight::rules::RuleId;
+use memtrace_insight::units::{estimate_text, estimated_duration_text};
 
 /// An issue: a diagnostic rule matched.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]

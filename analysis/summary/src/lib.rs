@@ -14,6 +14,7 @@
 //! # Ok::<(), memtrace_input::Error>(())
 //! ```
 
+mod allocator_advice;
 mod build;
 mod build_launch;
 mod check;
@@ -23,6 +24,7 @@ mod device_memory;
 mod device_names;
 mod diff;
 mod explain;
+mod gaps;
 mod holders;
 mod issue_summary;
 mod job;
@@ -31,6 +33,7 @@ mod lines;
 mod live;
 mod matched_lines;
 mod memory_totals;
+mod outside_pytorch;
 mod owners;
 mod pool_query;
 mod pools;
@@ -52,6 +55,7 @@ mod why;
 mod xla;
 mod xla_programs;
 
+pub use allocator_advice::AllocatorAdvice;
 pub use build::{SummaryOptions, is_snapshot, signal_name, summarize, summarize_with, when, when_peaked};
 pub use check::{CHECK_VERSION, CheckOptions, CheckReport, CheckResult, Tolerance, check};
 pub use compare::{diff, line_what};
@@ -64,6 +68,7 @@ pub use diff::{
     CategoryChange, Change, CustomCategoryChange, DIFF_VERSION, DevicePair, DiffOptions, DiffPeak, DiffReport,
     DiffResult, DiffRun, LineChange, ModuleChange, PhaseChange, StackChange, UnpairedDevice,
 };
+pub use gaps::RecordingGap;
 pub use job::{
     FoundRun, HostClock, JOB_VERSION, JobOptions, JobReport, JobRun, RunOrigin, find_runs, is_run_folder, job_report,
     rank_rows, rank_rows_of_run,
@@ -81,9 +86,10 @@ pub use memtrace_insight::units::{
     UNITS, count_text, duration_text, estimate_text, estimated_duration_text, number_text, share_text,
     signed_size_text, size_text,
 };
+pub use outside_pytorch::OutsidePytorch;
 pub use pools::{PoolAllocation, PoolSummary};
 pub use progress::Progress;
-pub use rank_sentences::{common_failure, launch_sentences, rank_sentences};
+pub use rank_sentences::launch_sentences;
 pub use rank_table::{
     HelperSummary, ImbalanceSummary, RankComparison, RankDevice, RankPhasePeak, RankSummary, RankTable,
 };

@@ -61,7 +61,7 @@ fn ends(table: &RankTable) -> Vec<(String, Vec<u32>)> {
 }
 
 /// How all ranks failed, if they did so in the same way.
-pub fn common_failure(table: &RankTable) -> Option<String> {
+pub(crate) fn common_failure(table: &RankTable) -> Option<String> {
     let is_failure = |rank: &RankSummary| rank.exit.signal.is_some() || rank.exit.code.is_some_and(|code| code != 0);
     match &ends(table)[..] {
         [(end, ranks)] if table.ranks.first().is_some_and(is_failure) => {
@@ -72,7 +72,7 @@ pub fn common_failure(table: &RankTable) -> Option<String> {
 }
 
 /// The sentences about the ranks that a verdict adds.
-pub fn rank_sentences(table: &RankTable) -> Vec<String> {
+pub(crate) fn rank_sentences(table: &RankTable) -> Vec<String> {
     let mut sentences = Vec::new();
     sentences.extend(table.imbalance.filter(|_| table.ranks.len() > 1).map(|imbalance| worst_text(table, &imbalance)));
     let ends = ends(table);

@@ -10,11 +10,14 @@ use std::fmt;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::allocator_advice::AllocatorAdvice;
 use crate::cuda_graphs::CudaGraphsSummary;
 use crate::device_memory::{DeviceBreakdown, DeviceMemorySummary};
+use crate::gaps::RecordingGap;
 pub use crate::issue_summary::{HolderSummary, IssueSummary, OomForecastSummary};
 use crate::launch::LaunchSummary;
 pub use crate::memory_totals::Totals;
+use crate::outside_pytorch::OutsidePytorch;
 pub use crate::owners::OwnerBytes;
 use crate::pools::PoolSummary;
 use crate::released::ReleasedPart;
@@ -60,6 +63,8 @@ pub struct Summary {
     pub unrecordable: Vec<UnrecordableProcess>,
     /// What is known not to be recorded of the command's processes: refused and unrecordable ones with the reasons.
     pub not_recorded: Vec<NotRecordedSummary>,
+    /// Everything that the recording lacks or that limits what it shows, as reports list it.
+    pub gaps: Vec<RecordingGap>,
     /// The names of the files that the report wrote into the run folder.
     pub files: Vec<String>,
     /// What XLA wrote about the programs that it compiled. Absent unless the run was recorded with `--xla-dump`.
@@ -345,6 +350,9 @@ pub struct DeviceSummary {
     pub explained_oom: Option<usize>,
     /// The device memory of this process, by the library that allocated it from CUDA, by peak in descending order.
     pub owners: Vec<OwnerSummary>,
+    /// The part of it that is outside PyTorch's caching allocator. Absent if there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub outside_pytorch: Option<OutsidePytorch>,
     /// The memory pools of JAX and CuPy. Absent if neither allocated memory.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pools: Vec<PoolSummary>,
@@ -755,6 +763,9 @@ pub struct WhatIfSummary {
     pub reserved_peak_bytes: u64,
     /// The results of other settings.
     pub settings: Vec<ReplayedSetting>,
+    /// What the results mean. Absent if no setting is worth a remark.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub advice: Option<AllocatorAdvice>,
 }
 
 /// The result of one setting of PyTorch's caching allocator.
@@ -1029,6 +1040,9 @@ pub struct OomSummary {
     /// Absent if they are unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub contexts_and_other_processes_bytes: Option<u64>,
+    /// The total of both, with the largest owners, as text. Absent if there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub outside_text: Option<String>,
     /// The free bytes of the device that a limit keeps from this process: what the driver has free, minus
     /// `device_free_bytes`. A library that limits GPU memory, such as HAMi-core, shows the program a smaller device.
     /// Absent without such a limit.

@@ -4,8 +4,11 @@ use memtrace_input::load::EstimatedWorkspaces;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::allocator_advice::allocator_advice;
 use crate::build::{is_snapshot, when, when_peaked};
 use crate::device_names::{device_name, process_name};
+use crate::gaps::recording_gaps;
+use crate::outside_pytorch::{OutsidePytorch, outside_at_error};
 use crate::rank_sentences::launch_sentences;
 use crate::summary::{DeviceSummary, OomSummary, ProcessSummary, Summary, WhatIfSummary};
 use memtrace_insight::units::{count_text, share_text, size_text};
@@ -56,10 +59,24 @@ const LARGEST_SMALL_BLOCK: u64 = 1 << 20;
 impl Summary {
     /// Concludes again, after what the summary covers has changed.
     pub fn conclude(&mut self) {
+        self.processes.iter_mut().flat_map(|process| &mut process.devices).for_each(conclude_device);
         let name = self.processes.first().filter(|_| self.processes.len() > 1).map(process_name);
         let mut verdict = VerdictSummary::default();
         verdict.add(self, name.as_deref());
         self.verdict = verdict;
+        self.gaps = recording_gaps(self);
+    }
+}
+
+fn conclude_device(device: &mut DeviceSummary) {
+    device.outside_pytorch = OutsidePytorch::of(device);
+    let advice = allocator_advice(device);
+    if let Some(what_if) = &mut device.what_if {
+        what_if.advice = advice;
+    }
+    let texts: Vec<Option<String>> = device.ooms.iter().map(|oom| outside_at_error(device, oom)).collect();
+    for (oom, text) in device.ooms.iter_mut().zip(texts) {
+        oom.outside_text = text;
     }
 }
 
@@ -94,7 +111,7 @@ impl VerdictSummary {
                 "The limit may not have been exact: {} {allocations} did not wait any longer for the others.",
                 count_text(count)
             );
-            self.marked(VerdictStatus::Warning, &text);
+            self.state(VerdictStatus::Warning, &text);
         }
         let process = summary.processes.first();
         let device = process.and_then(|process| process.devices.first());
@@ -111,11 +128,11 @@ impl VerdictSummary {
                     "{}: no GPU memory was allocated, and no CPU tensors were recorded.",
                     capitalized(&summary.run.outcome)
                 );
-                self.marked(end_mark(summary), &text);
+                self.state(end_mark(summary), &text);
             }
         }
         if let Some(exception) = summary.run.simulated.as_ref().and_then(|simulated| simulated.exception.as_ref()) {
-            self.marked(VerdictStatus::Failed, &exception.text());
+            self.state(VerdictStatus::Failed, &exception.text());
         }
         if let Some(launch) = &summary.launch {
             launch_sentences(launch).iter().for_each(|text| self.below(text));
@@ -124,7 +141,7 @@ impl VerdictSummary {
     }
 
     /// Adds a statement.
-    fn marked(&mut self, status: VerdictStatus, text: &str) {
+    pub(crate) fn state(&mut self, status: VerdictStatus, text: &str) {
         self.status = self.status.max(status);
         self.statements.push(VerdictStatement { status, text: text.to_owned(), details: Vec::new() });
     }
@@ -151,10 +168,10 @@ impl VerdictSummary {
         let end = if continued { "; the program continued" } else { "" };
         let mark = if continued { VerdictStatus::Warning } else { VerdictStatus::Failed };
         let gpu = owner(device, name);
-        self.marked(mark, &format!("CUDA out of memory on {gpu}{total} {when}{at}{times}{end}"));
+        self.state(mark, &format!("CUDA out of memory on {gpu}{total} {when}{at}{times}{end}"));
         let tried = format!("Tried to allocate {}; {}", request(oom), lack(oom));
         let settings = device.what_if.as_ref().map(|what_if| fragmentation(oom, what_if)).unwrap_or_default();
-        self.below(&format!("{} {settings}", tried.trim_end_matches("; ")));
+        self.below(format!("{} {settings}", tried.trim_end_matches("; ")).trim_end());
         let remark = process.no_issue_remark.as_deref().map(str::to_owned);
         self.below_if(&remark.unwrap_or_else(|| issues_text(process)));
         if location.contains(", ") {
@@ -184,7 +201,7 @@ impl VerdictSummary {
             size_text(highest),
             owner(device, name)
         );
-        self.marked(mark, &format!("{}.", text.trim_end()));
+        self.state(mark, &format!("{}.", text.trim_end()));
         self.below_if(&preallocated_text(device).unwrap_or_default());
         if issues.is_empty() && !in_launch && is_examined(summary, device) {
             self.below("No leaks or misuse found.");
@@ -210,7 +227,7 @@ impl VerdictSummary {
         }
         missing.extend(not_recorded(summary));
         if !missing.is_empty() {
-            self.marked(VerdictStatus::Warning, &format!("Incomplete: {}.", missing.join(", ")));
+            self.state(VerdictStatus::Warning, &format!("Incomplete: {}.", missing.join(", ")));
         }
     }
 }

@@ -235,6 +235,7 @@ pub(crate) fn what_if_summary(what_if: &WhatIf, refused: bool, estimate: Option<
         limit_bytes: (what_if.limit < u64::MAX).then_some(what_if.limit),
         reserved_peak_bytes: agreement.peak_reserved,
         settings: what_if.outcomes.iter().map(setting).collect(),
+        advice: None,
     }
 }
 

@@ -97,6 +97,7 @@ fn an_incomplete_recording_does_not_pass() {
     let mut partial = whole.clone();
     let not_recorded = |is_loss| NotRecordedSummary { is_loss, text: "memtrace could not record a (7): b".into() };
     partial.not_recorded.push(not_recorded(true));
+    partial.conclude();
     let report = check_summary(&partial, &fine);
     assert!(!report.passed && report.headline.contains("could not record a (7): b"), "{report:?}");
     assert!(partial.to_text(&TextOptions::default()).contains("could not record a (7): b"));

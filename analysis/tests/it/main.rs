@@ -2,6 +2,7 @@
 
 mod check;
 mod compile_contexts;
+mod conclusions;
 mod cuda_calls;
 mod custom_categories;
 mod damaged;

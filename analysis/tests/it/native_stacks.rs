@@ -271,6 +271,7 @@ fn unreadable_symbol_files_are_replaced_by_a_new_lookup() {
         let mut summary = recorded.summary();
         assert!(summary.problems.len() == 1 && summary.problems[0].contains(SYMBOLS_FILE), "{:?}", summary.problems);
         summary.problems.clear();
+        summary.conclude();
         assert_eq!(summary, expected);
     }
     // Other damage in the file: invalid indices of texts, and invalid addresses.

@@ -16,6 +16,11 @@ export interface AllocationGroup {
   tensor_shape?: string;
 }
 
+export interface AllocatorAdvice {
+  is_fix: boolean;
+  text: string;
+}
+
 export interface BlockingAllocation {
   allocated_at: StackSummary;
   block_bytes: number;
@@ -203,6 +208,7 @@ export interface DeviceSummary {
   name?: string;
   oom_count: number;
   ooms: OomSummary[];
+  outside_pytorch?: OutsidePytorch;
   owners: OwnerSummary[];
   peak?: MemoryState;
   phase_rules: PhaseRuleSummary[];
@@ -379,6 +385,7 @@ export interface JobReport {
   runs: JobRun[];
   unrecorded_ranks: number[];
   unrecorded_ranks_count: number;
+  verdict: VerdictSummary;
   version: string;
   without_rank: HelperSummary[];
   world_size?: number;
@@ -605,6 +612,7 @@ export interface OomForecastSummary {
   duration_ns: number;
   free_bytes: number;
   growth_bytes: number;
+  text: string;
   turn: LoopTurn;
   turns: number;
 }
@@ -620,6 +628,7 @@ export interface OomSummary {
   optimizer_state_needed_bytes?: number;
   outside_pytorch: OwnerBytes[];
   outside_pytorch_bytes: number;
+  outside_text?: string;
   phase_rule: PhaseRuleId;
   refused_by_pytorch: boolean;
   requested_at: StackSummary;
@@ -638,6 +647,12 @@ export interface OtherDevice {
 }
 
 export type OtherProcesses = 'steady' | 'changing' | 'other_pids' | 'none' | 'unknown';
+
+export interface OutsidePytorch {
+  bytes: number;
+  owners: OwnerBytes[];
+  text: string;
+}
 
 export interface OwnerBytes {
   bytes: number;
@@ -786,6 +801,12 @@ export interface RankSummary {
   steps?: number;
   total_bytes?: number;
   trace: string;
+}
+
+export interface RecordingGap {
+  is_loss: boolean;
+  label: string;
+  text: string;
 }
 
 export interface ReleasedPart {
@@ -965,6 +986,7 @@ export interface SuggestionSummary {
 
 export interface Summary {
   files: string[];
+  gaps: RecordingGap[];
   launch?: LaunchSummary;
   losses: Record<string, number>;
   native_objects: NativeObjectSummary[];
@@ -973,6 +995,7 @@ export interface Summary {
   processes: ProcessSummary[];
   run: RunSummary;
   unrecordable: UnrecordableProcess[];
+  verdict: VerdictSummary;
   version: string;
   xla?: XlaSummary;
 }
@@ -1013,7 +1036,22 @@ export interface ValueException {
   read_location: string;
 }
 
+export interface VerdictStatement {
+  details: string[];
+  status: VerdictStatus;
+  text: string;
+}
+
+export type VerdictStatus = 'good' | 'warning' | 'failed';
+
+export interface VerdictSummary {
+  remarks: string[];
+  statements: VerdictStatement[];
+  status: VerdictStatus;
+}
+
 export interface WhatIfSummary {
+  advice?: AllocatorAdvice;
   limit_bytes?: number;
   matched_blocks: number;
   matched_segment_events: number;

@@ -26,12 +26,12 @@ const PARTS: Part[] = [
 
 /** Shows the report of a job that is in `data`. */
 export function jobPage(app: HTMLElement, data: Uint8Array): void {
-  const { page, job } = JSON.parse(new TextDecoder().decode(data)) as { page: { verdict: string[] }; job: JobReport };
+  const { job } = JSON.parse(new TextDecoder().decode(data)) as { job: JobReport };
   const of = job.world_size !== undefined && job.world_size !== job.ranks.length ? ` of ${format.count(job.world_size)}` : '';
   const facts = [`${format.number(job.ranks.length, 'rank')}${of}`, ...(job.hosts.length > 0 ? [format.number(job.hosts.length, 'host')] : []), format.number(job.runs.length, 'run')];
   const head = header('memtrace', `job ${job.job} (${job.job_source})`, facts);
   const cards = [ranks(job), notes(job)].filter(card => card !== null);
-  replace(app, head, el('main', {}, explain.verdictCard(page.verdict.map(line => el('p', {}, line))), ...cards));
+  replace(app, head, el('main', {}, explain.verdict(job.verdict), ...cards));
   fillNav(head, PARTS);
   window.memtraceJob = { job, readyMs: performance.now() };
 }

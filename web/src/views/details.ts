@@ -44,11 +44,6 @@ function facts(id: string, title: string, rows: [string, Part[]][], size = 'w12'
   return el('section', { class: `card ${size}`, id }, el('h2', {}, title), el('dl', {}, rows.flatMap(([label, parts]) => [el('dt', {}, label), el('dd', {}, parts)])));
 }
 
-/** Owners of memory outside PyTorch: those that an object identifies. */
-function outside(device: DeviceSummary): { owner: OwnerSummary; at: number }[] {
-  return device.owners.map((owner, at) => ({ owner, at })).filter(({ owner }) => owner.object !== undefined && owner.peak_bytes > 0);
-}
-
 /** What the terminal reports besides categories and largest allocations. */
 export function remarks(process: ProcessSummary, device: DeviceSummary): HTMLElement | null {
   const found = explained(device);
@@ -86,9 +81,9 @@ export function remarks(process: ProcessSummary, device: DeviceSummary): HTMLEle
       ],
     ]);
   }
-  const owners = oom ? [] : outside(device);
+  const owners = (!oom && device.outside_pytorch?.owners) || [];
   if (owners.length > 0) {
-    rows.push(['Outside PyTorch', [...joined(owners.map(({ owner, at }) => [`${owner.owner} `, bytes(`owners.${at}.peak_bytes`, owner.peak_bytes)])), ' (peak of each owner)']]);
+    rows.push(['Outside PyTorch', [...joined(owners.map((owner, at) => [`${owner.owner} `, bytes(`outside_pytorch.owners.${at}.bytes`, owner.bytes)])), ' (peak of each owner)']]);
   }
   const used = device.device_memory?.at_peak;
   if (used && !oom) {
@@ -458,7 +453,7 @@ export function processes(summary: Summary): HTMLElement | null {
             el('td', {}, deviceName(device.device)),
             el('td', { class: 'n' }, bytes(`${field}.highest.allocated_bytes`, device.highest.allocated_bytes)),
             el('td', { class: 'n' }, bytes(`${field}.highest.reserved_bytes`, device.highest.reserved_bytes)),
-            el('td', { class: 'n wide' }, format.size(outside(device).reduce((sum, { owner }) => sum + owner.peak_bytes, 0))),
+            el('td', { class: 'n wide' }, format.size(device.outside_pytorch?.bytes ?? 0)),
             el('td', { class: 'wide' }, [device.peak ? when(device.peak) : '', oom ? `out of memory at ${when(oom.in_use)}` : ''].filter(text => text).join('; ')),
           );
         }),

@@ -15,36 +15,28 @@ const STATUS: Record<VerdictStatus, [string, string]> = { good: ['ok', '\u2713']
 
 /** The verdict: how the run ended, and what it used. A mark says how good that is. */
 export function verdict({ remarks, statements }: VerdictSummary): HTMLElement {
-  return verdictCard([
-    ...remarks.map(text => el('p', {}, text)),
-    ...statements.flatMap(({ status, text, details }) => [
+  return el(
+    'section',
+    { class: 'card w12 verdict', id: 'verdict' },
+    remarks.map(text => el('p', {}, text)),
+    statements.flatMap(({ status, text, details }) => [
       el('strong', { class: STATUS[status][0] }, `${STATUS[status][1]} ${text}`),
       ...details.map(detail => el('p', {}, detail)),
     ]),
-  ]);
-}
-
-export function verdictCard(sentences: HTMLElement[]): HTMLElement {
-  return el('section', { class: 'card w12 verdict', id: 'verdict' }, sentences);
+  );
 }
 
 /** What is missing from the recording, if anything is. `name` distinguishes the runs of a page. */
 export function losses(summary: Summary, name?: string): { element: HTMLElement; isLoss: boolean } | null {
-  const isLoss = Object.values(summary.losses).some(count => count > 0) || summary.problems.length > 0 || summary.not_recorded.some(one => one.is_loss);
-  const without = summary.native_objects
-    .map(one => ({ one, missing: one.addresses - one.addresses_with_function }))
-    .filter(({ one, missing }) => missing > 0 && one.notes.length > 0)
-    .sort((a, b) => b.missing - a.missing);
-  const notices = summary.processes.flatMap(process => process.notices);
-  const lines = [
-    ...Object.entries(summary.losses).map(([name, count]) => `${name.replaceAll('_', ' ')}: ${format.count(count)}`),
-    ...summary.problems,
-    ...summary.not_recorded.map(one => one.text),
-    ...without.slice(0, 2).map(({ one, missing }) => `missing symbols: ${format.count(missing)} of ${format.count(one.addresses)} addresses in ${one.path.split('/').at(-1)}: ${one.notes[0]}`),
-    ...new Set(notices.filter(one => (one.topic === 'python' && one.status === 'off') || one.topic === 'snapshot').map(one => one.text)),
-  ];
-  if (lines.length === 0) return null;
-  const element = el('section', { class: `card w12 listing ${isLoss ? 'losses' : ''}`, id: name ? `losses-${name}` : 'losses' }, el('h2', {}, `${isLoss ? 'The recording is incomplete' : 'Not recorded'}${name ? ` (${name})` : ''}`), el('ul', {}, lines.map(line => el('li', {}, line))));
+  if (summary.gaps.length === 0) return null;
+  const isLoss = summary.gaps.some(gap => gap.is_loss);
+  const title = `${isLoss ? 'The recording is incomplete' : 'Not recorded'}${name ? ` (${name})` : ''}`;
+  const element = el(
+    'section',
+    { class: `card w12 listing ${isLoss ? 'losses' : ''}`, id: name ? `losses-${name}` : 'losses' },
+    el('h2', {}, title),
+    el('ul', {}, summary.gaps.map(gap => el('li', {}, `${gap.label}: ${gap.text}`))),
+  );
   return { element, isLoss };
 }
 
@@ -60,8 +52,7 @@ export function figures(device: DeviceSummary): HTMLElement[] {
   if (!state) return [];
   const unallocated = state.totals.reserved_bytes - state.totals.allocated_bytes;
   const at = oom ? 'at the error' : 'at the peak';
-  const owners = device.owners.filter(owner => owner.owner !== "PyTorch's caching allocator");
-  const outside = owners.reduce((sum, owner) => sum + owner.peak_bytes, 0);
+  const outside = device.outside_pytorch;
   const cards = [
     card(oom ? 'Allocated at the error' : 'Peak allocated', format.size(state.totals.allocated_bytes), whenText(state)),
     card(`Reserved ${at}`, format.size(state.totals.reserved_bytes), `${format.size(unallocated)} unallocated`),
@@ -69,8 +60,8 @@ export function figures(device: DeviceSummary): HTMLElement[] {
       ? card('Free on the device', oom.device_free_bytes === undefined ? 'unknown' : format.size(oom.device_free_bytes), `${format.size(oom.requested_bytes)} requested`)
       : card(
           'Outside PyTorch',
-          format.size(outside),
-          owners.slice(0, 2).map(owner => `${owner.owner} ${format.size(owner.peak_bytes)}`).join(', ') || 'no library allocated from CUDA itself',
+          format.size(outside?.bytes ?? 0),
+          outside?.owners.slice(0, 2).map(one => `${one.owner} ${format.size(one.bytes)}`).join(', ') ?? 'no library allocated from CUDA itself',
         ),
     card(
       'Capacity',
@@ -126,27 +117,39 @@ function fits(fits: boolean | undefined): HTMLElement {
 }
 
 export function suggestions(device: DeviceSummary): HTMLElement | null {
-  if (device.suggestions.length === 0) return null;
+  const advice = device.what_if?.advice;
+  if (device.suggestions.length === 0 && !advice) return null;
   const capacity = device.total_bytes === undefined ? 'Fits' : `Fits ${format.size(device.total_bytes)}`;
   const partial = device.suggestions.some(one => one.scope !== 'run');
+  const setting = advice ? el('p', {}, `${advice.text} (allocator replay)`) : null;
   return el(
     'section',
     { class: 'card w7', id: 'suggestions' },
     el('h2', {}, 'What to try'),
-    scrollTable(
-      [['Change'], ['Peak after', 'n'], ['Saves', 'n wide'], [capacity]],
-      device.suggestions.map(one =>
-        el(
-          'tr',
-          {},
-          el('td', {}, el('details', {}, el('summary', {}, one.action), el('p', { class: 'note' }, `${one.evidence} ${one.method}`))),
-          el('td', { class: 'n' }, `${one.at_most ? 'at most ' : ''}${format.size(one.peak_after_bytes)}`),
-          el('td', { class: 'n wide' }, format.size(one.saves_bytes)),
-          el('td', {}, fits(one.fits)),
-        ),
-      ),
-    ),
-    el('p', { class: 'note' }, `Peaks are replays of the recorded blocks with the change.${partial ? ' They cover the program up to the error, or to the end of its iteration.' : ''}`),
+    advice?.is_fix ? setting : null,
+    device.suggestions.length > 0
+      ? [
+          scrollTable(
+            [['Change'], ['Peak after', 'n'], ['Saves', 'n wide'], [capacity]],
+            device.suggestions.map(one =>
+              el(
+                'tr',
+                {},
+                el('td', {}, el('details', {}, el('summary', {}, one.action), el('p', { class: 'note' }, `${one.evidence} ${one.method}`))),
+                el('td', { class: 'n' }, `${one.at_most ? 'at most ' : ''}${format.size(one.peak_after_bytes)}`),
+                el('td', { class: 'n wide' }, format.size(one.saves_bytes)),
+                el('td', {}, fits(one.fits)),
+              ),
+            ),
+          ),
+          el(
+            'p',
+            { class: 'note' },
+            `Peaks are replays of the recorded blocks with the change.${partial ? ' They cover the program up to the error, or to the end of its iteration.' : ''}`,
+          ),
+        ]
+      : null,
+    advice?.is_fix ? null : setting,
   );
 }
 

@@ -16,6 +16,7 @@ use super::notice::names;
 use super::report::{HostClock, JOB_VERSION, JobReport, JobRun, RunOrigin};
 use super::selection::{Job, select};
 use super::table::{RankProcesses, rank_processes, rank_table};
+use super::verdict::verdict;
 use crate::progress::Progress;
 use crate::rank_table::{ImbalanceSummary, RankTable};
 use memtrace_insight::units::number_text;
@@ -60,6 +61,7 @@ pub fn job_report(folder: &Path, options: &JobOptions, progress: &mut dyn FnMut(
     if options.compares {
         add_comparison(&mut report.table, &job, &mut notices, progress);
     }
+    report.verdict = verdict(&report.table);
     report.notices = notices;
     Ok(report)
 }

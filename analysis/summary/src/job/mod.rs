@@ -12,6 +12,7 @@ mod notice;
 mod report;
 mod selection;
 mod table;
+mod verdict;
 
 pub use folders::{FoundRun, find_runs, is_run_folder};
 pub use member::{rank_rows, rank_rows_of_run};

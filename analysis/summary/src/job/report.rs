@@ -9,11 +9,13 @@ use serde::Serialize;
 
 use crate::rank_table::RankTable;
 use crate::summary::schema_text;
+use crate::verdict::VerdictSummary;
 
 /// The version of the structure: major.minor.
 ///
+/// - 2.1: `verdict`.
 /// - 2.0: the ranks are those of `launch` in `summary.json`, with the same fields.
-pub const JOB_VERSION: &str = "2.0";
+pub const JOB_VERSION: &str = "2.1";
 
 /// The ranks of one job, merged from the runs of all its hosts. A field whose name ends in `_bytes` is in bytes. A field
 /// whose name ends in `_ns` is in nanoseconds; points in time count from the Unix epoch, by the clock of their host.
@@ -33,6 +35,8 @@ pub struct JobReport {
     /// The ranks of all runs, and the processes that belong to none.
     #[serde(flatten)]
     pub table: RankTable,
+    /// What the job means, in sentences.
+    pub verdict: VerdictSummary,
     /// How the clocks of the hosts compare, by host. Empty with one host, and without common steps.
     pub clocks: Vec<HostClock>,
     /// What limits the report, as sentences without a period.

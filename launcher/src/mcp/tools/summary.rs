@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use memtrace_analysis::report::{CategoryAmount, DeviceSummary, ProcessSummary, StepSummary, Summary, duration_text};
+use memtrace_analysis::report::{CategoryAmount, DeviceSummary, ProcessSummary, StepSummary, duration_text};
 use rmcp::model::CallToolResult;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -123,7 +123,7 @@ pub(crate) async fn call(memtrace: &Memtrace, arguments: Arguments) -> Result<Ca
             .map(|issue| shape.text(&format!("{}: {}", issue.rule, issue.headline)))
             .collect(),
         suggestions: devices.iter().map(|(_, device)| device.suggestions.len()).sum(),
-        incomplete: shape.first("incomplete", &incomplete(&summary), |text| shape.text(text)),
+        incomplete: shape.first("incomplete", &summary.gaps, |gap| shape.text(&format!("{}: {}", gap.label, gap.text))),
     })
 }
 
@@ -154,11 +154,4 @@ fn phases(step: &StepSummary, shape: &Shape) -> Vec<String> {
 
 fn size(bytes: u64) -> String {
     memtrace_analysis::report::size_text(bytes)
-}
-
-/// Everything that the recording lacks, as text.
-fn incomplete(summary: &Summary) -> Vec<String> {
-    let losses = summary.losses.iter().filter(|(_, count)| **count > 0).map(|(name, count)| format!("{name}: {count}"));
-    let not_recorded = summary.not_recorded.iter().map(|part| part.text.clone());
-    losses.chain(not_recorded).chain(summary.problems.iter().cloned()).collect()
 }
