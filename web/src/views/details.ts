@@ -5,7 +5,7 @@
 
 import type { Device } from '../data/model';
 import { NO_CUSTOM_CATEGORY } from '../data/series';
-import type { DeviceSummary, HolderSummary, MemoryState, OomSummary, OwnerSummary, PhaseSummary, ProcessSummary, Summary } from '../data/schema';
+import type { DeviceSummary, HolderSummary, MemoryState, OomSummary, PhaseSummary, ProcessSummary, Summary } from '../data/schema';
 import { deviceName, explainedOom, processName } from '../data/summary';
 import { el, scrollTable } from '../dom';
 import * as format from '../format';
