@@ -2,38 +2,20 @@
 
 use std::path::Path;
 
+use memtrace_analysis::load::Machine;
 use memtrace_trace::clock;
 use procfs_core::{FromRead, ProcessCGroups};
 use rustix::time::ClockId;
-use serde::Serialize;
 
-/// The machine on which a run was made.
-#[derive(Serialize, Debug)]
-pub(crate) struct Host {
-    /// Its host name.
-    name: String,
-    /// The kernel's release, for example `6.8.0-45-generic`.
-    kernel: String,
-    /// The number of processors that this process may use.
-    cpus: usize,
-    /// The total main memory in bytes.
-    memory_bytes: u64,
-    /// The version line of the NVIDIA driver. `None` when there is none.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    nvidia_driver: Option<String>,
-}
-
-impl Host {
-    /// Reads the facts from the system. Facts that cannot be read are empty or 0.
-    pub(crate) fn read() -> Host {
-        let line = |path: &str| std::fs::read_to_string(path).ok().and_then(|t| t.lines().next().map(str::to_owned));
-        Host {
-            name: name(),
-            kernel: line("/proc/sys/kernel/osrelease").unwrap_or_default(),
-            cpus: std::thread::available_parallelism().map_or(0, usize::from),
-            memory_bytes: total_memory(),
-            nvidia_driver: line("/proc/driver/nvidia/version"),
-        }
+/// This machine. Facts that cannot be read are empty or 0.
+pub(crate) fn machine() -> Machine {
+    let line = |path: &str| std::fs::read_to_string(path).ok().and_then(|t| t.lines().next().map(str::to_owned));
+    Machine {
+        name: name(),
+        kernel: line("/proc/sys/kernel/osrelease").unwrap_or_default(),
+        cpus: std::thread::available_parallelism().map_or(0, usize::from),
+        memory_bytes: total_memory(),
+        nvidia_driver: line("/proc/driver/nvidia/version"),
     }
 }
 
@@ -133,7 +115,7 @@ mod tests {
 
     #[test]
     fn the_host_has_a_name_and_memory() {
-        let host = Host::read();
+        let host = machine();
         assert!(!host.name.is_empty() && host.memory_bytes > 1 << 20);
     }
 }

@@ -21,9 +21,9 @@ use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use memtrace_analysis::load::Discovery;
 use memtrace_trace::options::{self, ENV};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use serde::Serialize;
 
 use crate::epoll::EventFd;
 use crate::preflight::{self, Linkage};
@@ -54,17 +54,6 @@ pub(crate) struct CommandEnvironment {
     pub(crate) library: PathBuf,
     /// The number of seccomp filters that the launcher runs under.
     pub(crate) filters: u32,
-}
-
-/// How the processes of the command were found.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Serialize, Debug)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Discovery {
-    /// The kernel reported every program that was executed.
-    KernelReports,
-    /// Scans of `/proc` found processes that lived long enough.
-    #[default]
-    Scans,
 }
 
 /// What the watch has found.

@@ -6,8 +6,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use memtrace_analysis::load;
 use memtrace_trace::unrecorded::{Reason, Unrecorded};
-use serde::Serialize;
 
 /// Why no event of a process can be recorded.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -107,26 +107,32 @@ impl Obstacle {
     }
 }
 
-impl Serialize for Obstacle {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.text())
-    }
-}
-
 /// A process of the command that cannot be recorded.
-#[derive(Clone, Serialize, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct UnrecordableProcess {
     /// Its process id in the launcher's pid namespace.
     pub(crate) pid: u32,
     /// The path of its executable.
     pub(crate) program: String,
     /// Why nothing can be recorded.
-    #[serde(rename = "reason")]
     pub(crate) obstacle: Obstacle,
     /// Whether it was seen with CUDA loaded. False when this is unknown.
     pub(crate) uses_cuda: bool,
     /// The number of events that it lost at least. 0 when this is unknown.
     pub(crate) lost_events: u64,
+}
+
+impl UnrecordableProcess {
+    /// The entry of the process in `run.json`.
+    pub(crate) fn entry(&self) -> load::UnrecordableProcess {
+        load::UnrecordableProcess {
+            pid: self.pid,
+            program: self.program.clone(),
+            reason: self.obstacle.text().to_owned(),
+            uses_cuda: self.uses_cuda,
+            lost_events: self.lost_events,
+        }
+    }
 }
 
 impl From<Unrecorded> for UnrecordableProcess {

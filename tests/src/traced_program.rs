@@ -226,10 +226,13 @@ impl Run {
         traces.remove(0)
     }
 
-    /// The parsed `run.json`.
+    /// The parsed `run.json`. Panics if the JSON Schema does not describe it.
     pub fn manifest(&self) -> serde_json::Value {
         let text = std::fs::read_to_string(self.path().join("run.json")).expect("run.json");
-        serde_json::from_str(&text).expect("run.json is JSON")
+        let manifest = serde_json::from_str(&text).expect("run.json is JSON");
+        let schema = include_str!("../../analysis/schema/run.schema.json");
+        crate::json_schema::assert_valid(&serde_json::from_str(schema).expect("a schema"), &manifest);
+        manifest
     }
 }
 

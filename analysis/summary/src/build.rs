@@ -305,20 +305,7 @@ fn outcome(exit: Exit, processes: &[ProcessSummary], is_recording: bool) -> Stri
         .filter(|(_, oom)| oom.fatal != Some(false))
         // The first error across processes counts. Later errors are often a consequence of it.
         .min_by_key(|(_, oom)| (oom.fatal.is_none(), oom.in_use.time_ns));
-    let end = match (exit.code, exit.signal) {
-        (_, Some(signal)) => format!("killed by {}", signal_name(signal)),
-        (Some(0), None) => "finished".to_owned(),
-        (Some(code), None) => format!("exit status {code}"),
-        (None, None) if is_snapshot(processes) => "a snapshot".to_owned(),
-        (None, None) if is_recording => "the recording so far".to_owned(),
-        (None, None) if processes.iter().any(|p| p.recording_end_reason.is_none()) => {
-            "the recording was cut off".to_owned()
-        }
-        (None, None) if processes.iter().any(|p| p.recording_end_reason.as_deref() == Some(DETACHED)) => {
-            "memtrace detached from the process".to_owned()
-        }
-        (None, None) => "end unknown".to_owned(),
-    };
+    let end = exit.text().unwrap_or_else(|| unknown_end(processes, is_recording).to_owned());
     let Some((process, oom)) = first_oom else { return end };
     let when = when(oom.in_use.step, oom.in_use.phase);
     match (process.rank, exit.success()) {
@@ -327,6 +314,22 @@ fn outcome(exit: Exit, processes: &[ProcessSummary], is_recording: bool) -> Stri
         _ if is_snapshot(processes) => format!("{end}, taken after an out-of-memory error {when}"),
         (Some(rank), _) => format!("{end}, with an out-of-memory error in rank {rank} {when}"),
         (None, _) => format!("{end}, with an out-of-memory error in process {} {when}", process.pid),
+    }
+}
+
+/// The outcome of a run whose exit is unknown.
+fn unknown_end(processes: &[ProcessSummary], is_recording: bool) -> &'static str {
+    let reasons = || processes.iter().map(|process| process.recording_end_reason.as_deref());
+    if is_snapshot(processes) {
+        "a snapshot"
+    } else if is_recording {
+        "the recording so far"
+    } else if reasons().any(|reason| reason.is_none()) {
+        "the recording was cut off"
+    } else if reasons().any(|reason| reason == Some(DETACHED)) {
+        "memtrace detached from the process"
+    } else {
+        "end unknown"
     }
 }
 
@@ -350,25 +353,6 @@ pub fn when_peaked(peak: &MemoryState) -> String {
     let in_backward = peak.allocated_at.as_ref().is_some_and(|stack| stack.node.is_some());
     let inside = if peak.phase == Phase::Optimizer && in_backward { " inside the backward pass" } else { "" };
     format!("{}{inside}", when(peak.step, peak.phase))
-}
-
-/// The name of a signal, for example `SIGKILL`.
-pub fn signal_name(signal: i32) -> String {
-    let name = match signal {
-        1 => "SIGHUP",
-        2 => "SIGINT",
-        3 => "SIGQUIT",
-        4 => "SIGILL",
-        6 => "SIGABRT",
-        7 => "SIGBUS",
-        8 => "SIGFPE",
-        9 => "SIGKILL",
-        11 => "SIGSEGV",
-        13 => "SIGPIPE",
-        15 => "SIGTERM",
-        _ => return format!("signal {signal}"),
-    };
-    name.to_owned()
 }
 
 /// What the passes over a process's events have found.

@@ -56,7 +56,7 @@ mod xla;
 mod xla_programs;
 
 pub use allocator_advice::AllocatorAdvice;
-pub use build::{SummaryOptions, is_snapshot, signal_name, summarize, summarize_with, when, when_peaked};
+pub use build::{SummaryOptions, is_snapshot, summarize, summarize_with, when, when_peaked};
 pub use check::{CHECK_VERSION, CheckOptions, CheckReport, CheckResult, Tolerance, check};
 pub use compare::{diff, line_what};
 pub use cuda_graphs::{CudaGraphSummary, CudaGraphsSummary, MemoryPoolSummary};
@@ -94,6 +94,7 @@ pub use rank_table::{
     HelperSummary, ImbalanceSummary, RankComparison, RankDevice, RankPhasePeak, RankSummary, RankTable,
 };
 pub use released::{ReleasedPart, ReleasedPartKind};
+pub use schema_text::run_json_schema;
 pub use statistics::{COLUMNS, POOLS};
 pub use step_estimate::{StepEstimate, StepEstimateBasis, StepPart};
 pub use summary::*;

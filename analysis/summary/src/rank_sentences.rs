@@ -2,9 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use memtrace_input::load::Exit;
-
-use crate::build::signal_name;
 use crate::launch::LaunchSummary;
 use crate::rank_table::{ImbalanceSummary, RankSummary, RankTable};
 use memtrace_insight::units::{share_text, size_text};
@@ -38,12 +35,7 @@ fn ranks_text(ranks: &[u32]) -> String {
 }
 
 fn end_text(rank: &RankSummary) -> String {
-    let end = match rank.exit {
-        Exit { signal: Some(signal), .. } => format!("killed by {}", signal_name(signal)),
-        Exit { code: Some(0), .. } => FINISHED.to_owned(),
-        Exit { code: Some(code), .. } => format!("exit status {code}"),
-        _ => "end unknown".to_owned(),
-    };
+    let end = rank.exit.text().unwrap_or_else(|| "end unknown".to_owned());
     if rank.ended_by_oom == Some(true) { format!("{end}{AFTER_OOM}") } else { end }
 }
 

@@ -1,5 +1,6 @@
 //! JSON Schemas as text.
 
+use memtrace_input::load::Manifest;
 use schemars::JsonSchema;
 use schemars::generate::SchemaSettings;
 
@@ -11,6 +12,11 @@ pub(crate) fn schema_text<T: JsonSchema>() -> String {
     let mut text = serde_json::to_string_pretty(&schema).unwrap_or_default();
     text.push('\n');
     text
+}
+
+/// The JSON Schema of `run.json`.
+pub fn run_json_schema() -> String {
+    schema_text::<Manifest>()
 }
 
 /// Removes the values that a reader assumes for absent fields. They say nothing about what is written.

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use memtrace_analysis::RunFolder;
 use memtrace_analysis::load::{
-    AttachedRun, EstimatedWorkspaces, Exit, MANIFEST_FILE, Manifest, ManifestProcess, RunState, SimulatedGpus,
-    UnrecordableProcess, ValueException,
+    AttachedRun, Discovery, EstimatedWorkspaces, Exit, Machine, Manifest, ManifestNotice, ManifestProcess, RunState,
+    SimulatedGpus, UnrecordableProcess, ValueException,
 };
 use memtrace_analysis::symbols::{SYMBOLS_FILE, Symbols};
 use memtrace_trace::file::{Definitions, Module, NativeFrame};
@@ -34,6 +34,12 @@ fn process() -> impl Strategy<Value = ManifestProcess> {
             trace,
             bytes,
             events,
+            rank: ppid,
+            recording_started_ns: bytes,
+            lost: events,
+            counters: BTreeMap::from([("panics".to_owned(), events)]),
+            notices: vec![ManifestNotice { text: format!("{pid}"), ..ManifestNotice::default() }],
+            ..ManifestProcess::default()
         },
     )
 }
@@ -62,10 +68,7 @@ fn manifest() -> impl Strategy<Value = Manifest> {
             unlisted: 4,
             changed_traces: Vec::new(),
             limit_bytes: note.is_empty().then_some(24 << 30),
-            attached: pid.map(|pid| AttachedRun {
-                ran_ns: times[0],
-                extra: BTreeMap::from([("loading_ns".to_owned(), json!(pid))]),
-            }),
+            attached: pid.map(|pid| AttachedRun { ran_ns: times[0], stopped_ns: times[1], loading_ns: pid.into() }),
             unchecked: 5,
             simulated: (note.len() % 2 == 1).then(|| SimulatedGpus {
                 gpu: note.clone(),
@@ -83,7 +86,11 @@ fn manifest() -> impl Strategy<Value = Manifest> {
                     below_bytes: 0,
                 }),
             }),
-            extra: BTreeMap::from([("note".to_owned(), json!({ "text": note }))]),
+            version: 2,
+            started: Some(note.clone()),
+            ended: None,
+            discovery: note.is_empty().then_some(Discovery::KernelReports),
+            machine: Some(Machine { name: note, ..Machine::default() }),
         },
     )
 }
@@ -94,9 +101,9 @@ proptest! {
     #[test]
     fn the_manifest(manifest in manifest()) {
         let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join(MANIFEST_FILE), serde_json::to_vec(&manifest).unwrap()).unwrap();
-        let read = Manifest::read(&RunFolder::open(folder.path()).unwrap()).unwrap();
-        prop_assert_eq!(read, Some(manifest));
+        let folder = RunFolder::open(folder.path()).unwrap();
+        manifest.write(&folder).unwrap();
+        prop_assert_eq!(Manifest::read(&folder).unwrap(), Some(manifest));
     }
 
     #[test]

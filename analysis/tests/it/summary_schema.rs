@@ -23,6 +23,16 @@ fn the_schema_file_matches_the_types() {
 }
 
 #[test]
+fn the_schema_file_of_manifests_matches_the_types() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("schema/run.schema.json");
+    let made = memtrace_analysis::report::run_json_schema();
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        std::fs::write(&file, &made).unwrap();
+    }
+    assert!(made == std::fs::read_to_string(file).unwrap(), "run with UPDATE_GOLDEN=1 and look at what changed");
+}
+
+#[test]
 fn summaries_are_valid() {
     let schema: Value = serde_json::from_str(&std::fs::read_to_string(schema_file()).unwrap()).unwrap();
     for run in [crate::training::run(3, false), crate::training::run(1, true), crate::training::run(0, false)] {

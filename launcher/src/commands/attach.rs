@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use memtrace_analysis::RunFolder;
+use memtrace_analysis::load::AttachedRun;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
@@ -20,7 +21,7 @@ use crate::drain::drain_loop::Drain;
 use crate::drain::{Outcome, Recorded};
 use crate::end_summary::{self, SummaryOptions};
 use crate::folder::{CHOOSE_ANOTHER, Place};
-use crate::manifest::{Attached, Manifest, Problem};
+use crate::manifest::{Problem, RunManifest};
 use crate::message::{self, WithHelp};
 use crate::proc::ProcessDir;
 use crate::signals::EndSignals;
@@ -64,7 +65,7 @@ fn record(
     (command, start_ns, ran_ns): (Vec<OsString>, u64, Option<u64>),
 ) -> anyhow::Result<()> {
     let (pid, path) = (options.pid, folder.path());
-    let mut manifest = Manifest::begin(&command, start_ns, None);
+    let mut manifest = RunManifest::begin(&command, start_ns, None);
     manifest.set_started(pid);
     manifest
         .write(folder)
@@ -79,7 +80,7 @@ fn record(
     let stopped = inject(&mut injection, &signals)?;
     drop(injection);
     check(pid, stopped)?;
-    manifest.set_attached(Attached { ran_ns, stopped_ns: stopped.stopped_ns, loading_ns: stopped.loading_ns });
+    manifest.set_attached(AttachedRun { ran_ns, stopped_ns: stopped.stopped_ns, loading_ns: stopped.loading_ns });
     wait_for_state(&drain, &signals, &ended);
     let sampler = if options.recording.no_device_usage { None } else { Sampler::start(Arc::clone(folder)) };
     let began = Instant::now();

@@ -19,7 +19,7 @@ use crate::end_summary::{self, SummaryOptions};
 use crate::folder::{CHOOSE_ANOTHER, Place};
 use crate::inherited::InheritedState;
 use crate::kernel_parent::ParentWatch;
-use crate::manifest::{Manifest, Problem};
+use crate::manifest::{Problem, RunManifest};
 use crate::message::WithHelp;
 use crate::metrics::{CategoryReader, Figures, MetricsListener, Push, require_push};
 use crate::output::Stream;
@@ -83,7 +83,7 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
             path.display()
         ));
     }
-    let mut manifest = Manifest::begin(&run.command, start_ns, simulation.map(Simulation::description));
+    let mut manifest = RunManifest::begin(&run.command, start_ns, simulation.map(Simulation::description));
     manifest.set_job(run.job.clone().or_else(|| std::env::var(JOB).ok().filter(|id| !id.is_empty())));
     manifest.set_limit(run.limit);
     manifest

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use memtrace_analysis::RunFolder;
-use memtrace_analysis::load::{MANIFEST_FILE, MAX_MANIFEST_BYTES};
+use memtrace_analysis::load::{Manifest, UnrecordableProcess};
 use memtrace_trace::counters::Counter;
 use memtrace_trace::file::Reader;
 use serde_json::Value;
@@ -85,27 +85,21 @@ pub(super) fn record(state: InheritedState, options: RecordOptions<'_>) -> Progr
     program
 }
 
-fn manifest(folder: &Path) -> Option<Value> {
-    // The recorded program can write into the folder.
-    let text = RunFolder::open(folder).ok()?.read_file(MANIFEST_FILE, MAX_MANIFEST_BYTES).ok()?;
-    serde_json::from_slice(&text).ok()
+fn manifest(folder: &Path) -> Option<Manifest> {
+    Manifest::read(&RunFolder::open(folder).ok()?).ok()?
 }
 
-fn ending(manifest: &Value, result: &CommandResult) -> String {
-    let exit = &manifest["exit"];
-    match (exit["code"].as_i64(), exit["signal"].as_i64()) {
-        _ if result.stopped => "stopped by doctor after the time limit".to_owned(),
-        (Some(0), _) => "finished".to_owned(),
-        (Some(code), _) => format!("exit status {code}"),
-        (_, Some(signal)) => format!("killed by signal {signal}"),
-        _ => "unknown exit status".to_owned(),
+fn ending(manifest: &Manifest, result: &CommandResult) -> String {
+    if result.stopped {
+        return "stopped by doctor after the time limit".to_owned();
     }
+    manifest.exit.text().unwrap_or_else(|| "unknown exit status".to_owned())
 }
 
 /// How the command ended. A failure is only a note, because the command may have ended before its GPU work.
-fn exit(manifest: &Value, result: &CommandResult) -> Check {
+fn exit(manifest: &Manifest, result: &CommandResult) -> Check {
     let text = ending(manifest, result);
-    if manifest["exit"]["code"] == 0 || result.stopped {
+    if manifest.exit.success() == Some(true) || result.stopped {
         Check::ok("Exit", text)
     } else {
         Check::note("Exit", format!("{text}; the command may have ended before its GPU work"))
@@ -113,10 +107,10 @@ fn exit(manifest: &Value, result: &CommandResult) -> Check {
 }
 
 /// Checks of processes whose recording request was refused.
-fn refused(manifest: &Value) -> impl Iterator<Item = Check> {
-    manifest["refused"].as_object().into_iter().flatten().map(|(reason, number)| {
+fn refused(manifest: &Manifest) -> impl Iterator<Item = Check> {
+    manifest.refused.iter().map(|(reason, number)| {
         let fix = RefusalReason::from_text(reason).map_or("run the command again", RefusalReason::fix);
-        let number = count(number.as_u64().unwrap_or(0), "request");
+        let number = count(*number, "request");
         Check::failed("Refused requests", format!("{number}: {reason}"), fix)
     })
 }
@@ -157,20 +151,17 @@ fn pytorch(trace: &Reader) -> Option<PyTorch> {
 }
 
 /// The processes of the command that the launcher could not record.
-fn not_recorded(manifest: &Value) -> Vec<NotRecorded> {
-    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let all = manifest["unrecordable"].as_array().into_iter().flatten();
-    all.map(|process| {
-        let (exe, reason) = (text(&process["program"]), text(&process["reason"]));
-        let name = Path::new(&exe).file_name().map_or("?".into(), |n| n.to_string_lossy()).into_owned();
-        let fix = Obstacle::from_text(&reason).map_or("run the command again", Obstacle::fix);
-        let check = if process["uses_cuda"] == true {
+fn not_recorded(manifest: &Manifest) -> Vec<NotRecorded> {
+    let of_process = |process: &UnrecordableProcess| {
+        let (exe, reason) = (&process.program, &process.reason);
+        let name = Path::new(exe).file_name().map_or("?".into(), |n| n.to_string_lossy()).into_owned();
+        let fix = Obstacle::from_text(reason).map_or("run the command again", Obstacle::fix);
+        let check = if process.uses_cuda {
             Check::failed(&name, format!("{reason}; it uses CUDA"), fix)
         } else {
             Check::note(&name, format!("{reason}; it had not loaded CUDA at the last scan")).with_fix(fix)
         };
-        let pid = process["pid"].as_u64().and_then(|p| u32::try_from(p).ok()).unwrap_or(0);
-        NotRecorded { pid, exe, check }
-    })
-    .collect()
+        NotRecorded { pid: process.pid, exe: exe.clone(), check }
+    };
+    manifest.unrecordable.iter().map(of_process).collect()
 }

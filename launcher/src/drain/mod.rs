@@ -29,8 +29,8 @@ mod truncated;
 mod window_limit;
 pub(crate) mod writer;
 
+use memtrace_analysis::load::ManifestNotice;
 use memtrace_trace::counters::CounterValues;
-use serde::Serialize;
 use serde_json::Value;
 
 use self::refusal::RefusalReason;
@@ -65,20 +65,9 @@ pub(crate) struct Recorded {
     /// The counters of the process itself.
     pub(crate) counters: CounterValues,
     /// The notices from parts of the recorder.
-    pub(crate) notices: Vec<Notice>,
+    pub(crate) notices: Vec<ManifestNotice>,
     /// The rank in a distributed job and the world size, as the process gave them to PyTorch.
     pub(crate) rank: Option<(u32, u32)>,
-}
-
-/// A notice from one part of the recorder.
-#[derive(Serialize, Debug)]
-pub(crate) struct Notice {
-    /// The part that reports, for example `torch.tracker`.
-    pub(crate) topic: String,
-    /// The message.
-    pub(crate) text: String,
-    /// `works`, `off` or `remark`.
-    pub(crate) status: &'static str,
 }
 
 /// The result of one trace file.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use memtrace_analysis::load::ManifestNotice;
 use memtrace_trace::clock::ClockPoint;
 use memtrace_trace::definition::Definition;
 use memtrace_trace::event::Event;
@@ -35,7 +36,7 @@ pub(super) struct Output {
     /// The highest id so far in each reader table. [`table`] gives the index.
     highest_ids: [u32; 4],
     pub(super) limits: Limits,
-    pub(super) notices: Vec<super::Notice>,
+    pub(super) notices: Vec<ManifestNotice>,
     /// The rank and the world size that the process gave to PyTorch.
     pub(super) rank: Option<(u32, u32)>,
     scratch: Vec<u8>,
@@ -122,7 +123,11 @@ impl Output {
             && self.notices.len() < MAX_NOTICES
             && self.limits.kept_text.take((topic.len() + text.len()) as u64)
         {
-            self.notices.push(super::Notice { topic: topic.to_owned(), text: text.to_owned(), status: status.name() });
+            self.notices.push(ManifestNotice {
+                topic: topic.to_owned(),
+                text: text.to_owned(),
+                status: status.name().to_owned(),
+            });
         }
         self.encoded_definition(bytes, queue);
     }

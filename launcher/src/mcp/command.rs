@@ -199,7 +199,7 @@ mod tests {
 
     #[test]
     fn endings_have_names() {
-        assert_eq!(ending(ExitStatus::from_raw(9)), "signal 9");
+        assert_eq!(ending(ExitStatus::from_raw(9)), "killed by SIGKILL");
         assert_eq!(ending(ExitStatus::from_raw(2 << 8)), "exit status 2");
     }
 }

@@ -1,9 +1,16 @@
-//! `run.json`: what the launcher records about a run, written through [`Manifest`]. Every field can be absent, because
-//! a run folder can outlive the launcher that was writing it.
+//! `run.json`, the manifest of a run. The launcher writes it and the analysis reads it, both through [`Manifest`].
+//! `analysis/schema/run.schema.json` describes it for other programs.
+//!
+//! Every field can be absent, because a run folder can outlive the launcher that was writing it. Readers ignore unknown
+//! fields. Removing or renaming a field raises the version. All times are nanoseconds since the Unix epoch; the start and
+//! the end of the run are also given as text.
+
+use std::io::{self, Write};
 
 use memtrace_trace::file::Budget;
 use memtrace_trace::printable;
 use memtrace_trace::unrecorded::Unrecorded;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
 
@@ -11,13 +18,15 @@ use crate::error::{Error, Result};
 use crate::folder::RunFolder;
 use crate::json_file;
 
+/// The format version. It is raised when a field changes its name or meaning.
+pub const MANIFEST_VERSION: u32 = 2;
 /// The manifest's file name in the run folder.
 pub const MANIFEST_FILE: &str = "run.json";
 /// The largest manifest that is read, in bytes: about that of a run with 65,536 processes.
 pub const MAX_MANIFEST_BYTES: u64 = 256 << 20;
 
 /// How a process ended.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, schemars::JsonSchema)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 pub struct Exit {
     /// The exit status. Absent if the process did not exit, or if its end is unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -28,7 +37,7 @@ pub struct Exit {
 }
 
 impl Exit {
-    /// Takes the status word of `waitpid`.
+    /// Decodes the status word of `wait(2)`.
     pub fn from_wait_status(status: i32) -> Exit {
         // As WIFEXITED, WEXITSTATUS and WTERMSIG of wait(2).
         match status & 0x7f {
@@ -37,13 +46,18 @@ impl Exit {
         }
     }
 
-    /// The end as text: `signal 9` or `exit status 1`. `None` if it is unknown.
+    /// The end as text: `finished`, `exit status 1` or `killed by SIGKILL`. `None` if it is unknown.
     pub fn text(self) -> Option<String> {
         match (self.signal, self.code) {
-            (Some(signal), _) => Some(format!("signal {signal}")),
+            (Some(signal), _) => Some(format!("killed by {}", signal_name(signal))),
+            (None, Some(0)) => Some("finished".to_owned()),
             (None, Some(code)) => Some(format!("exit status {code}")),
             (None, None) => None,
         }
+    }
+
+    fn is_unknown(&self) -> bool {
+        *self == Exit::default()
     }
 
     /// Whether the process succeeded; `None` if it is unknown how it ended.
@@ -56,32 +70,143 @@ impl Exit {
     }
 }
 
-/// A process of the run.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+/// The name of a signal, for example `SIGKILL`. The numbers are those of Linux on x86-64 and aarch64.
+fn signal_name(signal: i32) -> String {
+    let name = match signal {
+        1 => "SIGHUP",
+        2 => "SIGINT (Ctrl-C)",
+        3 => "SIGQUIT",
+        4 => "SIGILL",
+        5 => "SIGTRAP",
+        6 => "SIGABRT",
+        7 => "SIGBUS",
+        8 => "SIGFPE",
+        9 => "SIGKILL",
+        10 => "SIGUSR1",
+        11 => "SIGSEGV",
+        12 => "SIGUSR2",
+        13 => "SIGPIPE",
+        14 => "SIGALRM",
+        15 => "SIGTERM",
+        24 => "SIGXCPU",
+        25 => "SIGXFSZ",
+        31 => "SIGSYS",
+        other => return format!("signal {other}"),
+    };
+    name.to_owned()
+}
+
+/// A process image that recorded events.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct ManifestProcess {
     /// The process id.
     pub pid: u32,
+    /// The trace's file name in the run folder.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trace: Option<String>,
     /// The parent's process id.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ppid: Option<u32>,
     /// The command line.
     pub argv: Vec<String>,
+    /// The executable. Absent if it is unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub exe: Option<String>,
+    /// The folder in which it runs. Absent if it is unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cwd: Option<String>,
+    /// The host's name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    /// The version of memtrace.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memtrace: Option<String>,
+    /// When the process started. Absent if it is unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub start_ns: Option<u64>,
     /// The recorded environment variables: `RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `SLURM_*`, ...
     pub env: BTreeMap<String, String>,
-    /// How it ended, if the launcher saw it.
-    pub exit: Exit,
-    /// The trace's file name in the run folder.
+    /// The rank in a distributed job, as the process gave it to PyTorch (`torch.distributed`).
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub trace: Option<String>,
-    /// The length of the trace when its recording had ended, in bytes. 0 if it is unknown.
-    pub bytes: u64,
+    pub rank: Option<u32>,
+    /// The number of ranks of that job.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub world_size: Option<u32>,
+    /// When the recording began. No event is older.
+    pub recording_started_ns: u64,
+    /// When the recording ended.
+    pub ended_ns: u64,
+    /// `exited`, `replaced by exec`, `detached` or `still running`.
+    pub end_reason: String,
+    /// How it ended. Absent if the launcher did not see it.
+    #[serde(skip_serializing_if = "Exit::is_unknown")]
+    pub exit: Exit,
     /// The number of events that the launcher took from the process.
     pub events: u64,
+    /// The number of events that have a sequence number and never arrived.
+    pub lost: u64,
+    /// The number of events that are out of order in the trace.
+    pub late: u64,
+    /// The number of events that did not reach the file.
+    pub unwritten: u64,
+    /// The length of the trace when its recording had ended, in bytes. 0 if it is unknown.
+    pub bytes: u64,
+    /// The number of malformed records in the shared memory of the process.
+    pub corrupt: u64,
+    /// The number of definitions that were refused because they were malformed or over the limit.
+    pub definitions_refused: u64,
+    /// Why the trace could not be written. Absent if it was.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub write_error: Option<String>,
+    /// The counters of the process that are not 0.
+    pub counters: BTreeMap<String, u64>,
+    /// The notices from parts of the recorder.
+    pub notices: Vec<ManifestNotice>,
+}
+
+/// A notice from one part of the recorder.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct ManifestNotice {
+    /// The part that reports, for example `torch.tracker`.
+    pub topic: String,
+    /// The message.
+    pub text: String,
+    /// `works`, `off` or `remark`.
+    pub status: String,
+}
+
+/// The machine on which a run was made.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Machine {
+    /// Its host name.
+    pub name: String,
+    /// The kernel's release, for example `6.8.0-45-generic`.
+    pub kernel: String,
+    /// The number of processors that the launcher may use.
+    pub cpus: usize,
+    /// The total main memory, in bytes.
+    pub memory_bytes: u64,
+    /// The version line of the NVIDIA driver. Absent without one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nvidia_driver: Option<String>,
+}
+
+/// How the processes of the command were found.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Discovery {
+    /// The kernel reported every program that was executed.
+    KernelReports,
+    /// Scans of `/proc` found processes that lived long enough.
+    #[default]
+    Scans,
 }
 
 /// Whether a run has ended.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RunState {
     /// The launcher still runs, or was killed.
@@ -91,7 +216,7 @@ pub enum RunState {
 }
 
 /// A process of the command that could not be recorded.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, schemars::JsonSchema)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct UnrecordableProcess {
     /// The process id.
@@ -145,7 +270,7 @@ impl UnrecordableProcess {
 }
 
 /// The simulated GPUs of a dry run (`memtrace dry-run`). Kernels did not run; the figures are those of allocations.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, schemars::JsonSchema)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 pub struct SimulatedGpus {
     /// The name of the GPU's model.
     pub gpu: String,
@@ -162,7 +287,7 @@ pub struct SimulatedGpus {
 }
 
 /// A Python exception, other than an out-of-memory error, that ended a program after it had read values of a GPU.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, schemars::JsonSchema)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 pub struct ValueException {
     /// The name of the exception's class.
     pub exception: String,
@@ -184,7 +309,7 @@ impl ValueException {
 
 /// What a dry run knows of the workspaces that cuDNN requests for convolutions. They were measured on a GPU, or are
 /// estimated from similar convolutions that were.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, schemars::JsonSchema)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 pub struct EstimatedWorkspaces {
     /// The number of different convolutions and backward passes, of the process with the most.
     pub convolutions: u64,
@@ -208,9 +333,11 @@ impl EstimatedWorkspaces {
 }
 
 /// The content of `run.json`.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Manifest {
+    /// The value of [`MANIFEST_VERSION`] when the run was made.
+    pub version: u32,
     /// The version of memtrace that recorded the run.
     pub memtrace: String,
     /// The command and its arguments.
@@ -221,27 +348,41 @@ pub struct Manifest {
     /// The host's name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
+    /// The machine.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub machine: Option<Machine>,
     /// The job's id, if the user gave one (`--job`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub job: Option<String>,
+    /// Whether the run has ended. If nothing runs any more, `running` means that the launcher was killed. Absent before
+    /// memtrace 0.1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub state: Option<RunState>,
+    /// The start of the command, as text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub started: Option<String>,
+    /// The start of the command, in nanoseconds since the Unix epoch.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub started_ns: Option<u64>,
+    /// The end of the run, as text. Absent until then.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ended: Option<String>,
+    /// The end of the run, in nanoseconds since the Unix epoch. Absent until then.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ended_ns: Option<u64>,
+    /// How memtrace attached to a process that ran already. Absent where it started the command.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attached: Option<AttachedRun>,
     /// The process id of the command itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
-    /// Start time of the command, in nanoseconds since the epoch.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub started_ns: Option<u64>,
-    /// End time of the command, in nanoseconds since the epoch.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub ended_ns: Option<u64>,
-    /// How the command ended.
+    /// How the command ended. Absent until then.
+    #[serde(skip_serializing_if = "Exit::is_unknown")]
     pub exit: Exit,
-    /// Every process that recorded anything, and other processes of interest.
+    /// Every process image that recorded events, in the order in which their recordings began.
     pub processes: Vec<ManifestProcess>,
-    /// Losses of the launcher itself, by name.
+    /// Sums over all processes: `events`, `lost`, `late`, `unwritten`, `dropped`.
     pub losses: BTreeMap<String, u64>,
-    /// Whether the run has ended. Absent before memtrace 0.1.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub state: Option<RunState>,
     /// The number of refused recording requests, by reason.
     pub refused: BTreeMap<String, u64>,
     /// Processes of the command that could not be recorded, as far as they were found.
@@ -256,27 +397,27 @@ pub struct Manifest {
     /// How much memory of each GPU the command saw, in bytes. Absent without a limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit_bytes: Option<u64>,
-    /// How memtrace attached to a process that ran already. Absent where it started the command.
+    /// How the processes of the command were found. Absent until the run ends.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub attached: Option<AttachedRun>,
+    pub discovery: Option<Discovery>,
     /// A sentence for each trace that is not as the launcher wrote it ([`Manifest::check_traces`]).
     #[serde(skip)]
     pub changed_traces: Vec<String>,
-    /// Other fields that the launcher wrote. They are kept but not interpreted.
-    #[serde(flatten)]
-    pub extra: BTreeMap<String, serde_json::Value>,
 }
 
 /// How memtrace attached to a process that ran already.
-#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct AttachedRun {
-    /// How long the process had run, in nanoseconds.
+    /// How long the process had run, in nanoseconds. Absent if it is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ran_ns: Option<u64>,
-    /// Other fields that the launcher wrote. They are kept but not interpreted.
-    #[serde(flatten)]
-    pub extra: BTreeMap<String, serde_json::Value>,
+    /// How long its threads were stopped together, one at a time, until one could load the library, in nanoseconds.
+    /// Absent if Python itself has loaded it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stopped_ns: Option<u64>,
+    /// How long the thread that loaded the library did not go on with the program, in nanoseconds.
+    pub loading_ns: u64,
 }
 
 impl AttachedRun {
@@ -314,6 +455,18 @@ impl Manifest {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
             Err(e) => Err(fail(e)),
         }
+    }
+
+    /// Writes `run.json` into a run folder. The new file replaces the old one only when it is complete.
+    ///
+    /// # Errors
+    ///
+    /// Those of the file system.
+    pub fn write(&self, folder: &RunFolder) -> io::Result<()> {
+        let text = printable::json(serde_json::to_string_pretty(self)?) + "\n";
+        let mut new = folder.create_atomic(MANIFEST_FILE)?;
+        new.file().write_all(text.as_bytes())?;
+        new.commit()
     }
 
     /// Adds the processes that reported themselves, in the folder of a launcher that could not collect the reports.
@@ -411,6 +564,13 @@ mod tests {
     use super::*;
 
     #[test]
+    fn ends_have_texts() {
+        let texts = [0, 0x0300, 9, 40].map(|status| Exit::from_wait_status(status).text().unwrap());
+        assert_eq!(texts, ["finished", "exit status 3", "killed by SIGKILL", "killed by signal 40"]);
+        assert_eq!(Exit::default().text(), None);
+    }
+
+    #[test]
     fn wait_statuses_are_decoded() {
         assert_eq!(Exit::from_wait_status(0), Exit { code: Some(0), signal: None });
         assert_eq!(Exit::from_wait_status(0x0100), Exit { code: Some(1), signal: None });
@@ -464,7 +624,6 @@ mod tests {
         let manifest: Manifest = serde_json::from_str(r#"{"command":["python","x.py"],"new":1}"#).unwrap();
         assert_eq!(manifest.command, ["python", "x.py"]);
         assert_eq!(manifest.exit.success(), None);
-        assert_eq!(manifest.extra["new"], 1);
         assert_eq!(serde_json::from_str::<Manifest>("{}").unwrap(), Manifest::default());
     }
 }

@@ -19,8 +19,9 @@ pub use device_samples::{
 };
 pub use job_id::{JobId, JobIdSource};
 pub use manifest::{
-    AttachedRun, EstimatedWorkspaces, Exit, MANIFEST_FILE, MAX_MANIFEST_BYTES, Manifest, ManifestProcess, NotRecorded,
-    RunState, SimulatedGpus, UnrecordableProcess, ValueException,
+    AttachedRun, Discovery, EstimatedWorkspaces, Exit, MANIFEST_FILE, MANIFEST_VERSION, MAX_MANIFEST_BYTES, Machine,
+    Manifest, ManifestNotice, ManifestProcess, NotRecorded, RunState, SimulatedGpus, UnrecordableProcess,
+    ValueException,
 };
 pub use problem::Problem;
 pub use process::{Process, ProcessInfo};
