@@ -1,7 +1,7 @@
 //! The settings, all from the environment. They are read once, when the driver is first used.
 
-use crate::device::uuid_text;
 use crate::fault::Faults;
+use crate::uuid::uuid_text;
 use std::ffi::CString;
 use std::path::PathBuf;
 

@@ -5,19 +5,6 @@ use crate::config::{MIB, OtherProcess};
 use crate::error::{Error, Result};
 use crate::shared::SharedUsage;
 
-/// The UUID of a device: "simcuda", zeros, and the physical ordinal.
-pub fn uuid(physical: u32) -> [u8; 16] {
-    let mut uuid = *b"simcuda\0\0\0\0\0\0\0\0\0";
-    uuid[15] = physical as u8;
-    uuid
-}
-
-/// The UUID of a device as `nvidia-smi -L` prints it, which `CUDA_VISIBLE_DEVICES` accepts.
-pub fn uuid_text(physical: u32) -> String {
-    let hex: String = uuid(physical).iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
-}
-
 /// The bytes of the pages of 2 MiB that small allocations of so many bytes fill.
 fn pages(small: u64) -> u64 {
     round_up(small, 2 * MIB)
@@ -175,10 +162,5 @@ mod tests {
         let mut plain = Device::new(0, 100 * MIB, None);
         assert_eq!(plain.take_block(512), Ok(()));
         assert_eq!(plain.used(), 512);
-    }
-
-    #[test]
-    fn the_uuid_as_text() {
-        assert_eq!(uuid_text(10), "GPU-73696d63-7564-6100-0000-00000000000a");
     }
 }

@@ -37,4 +37,5 @@ pub mod reduction;
 pub mod shared;
 pub mod stream;
 pub mod stub;
+pub mod uuid;
 pub mod vmm;

@@ -1,23 +1,12 @@
 //! The setting of PyTorch's allocator that would have helped.
 
 use memtrace_insight::units::size_text;
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
 
+use crate::conclusions::AllocatorAdvice;
 use crate::summary::{DeviceSummary, OomSummary, WhatIfSummary};
 
 /// A setting that saves less than this share of the reserved bytes is not suggested, in percent.
 const SMALL_SAVING: u64 = 5;
-
-/// The outcome of the best allocator setting that was replayed.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(default)]
-pub struct AllocatorAdvice {
-    /// Whether the setting is a fix. Otherwise the text says why no setting is.
-    pub is_fix: bool,
-    /// A sentence without a period.
-    pub text: String,
-}
 
 /// The best of the replayed allocator settings, if it is worth a remark.
 pub(crate) fn allocator_advice(device: &DeviceSummary) -> Option<AllocatorAdvice> {

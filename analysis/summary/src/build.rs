@@ -10,12 +10,14 @@ use memtrace_trace::file::Definitions;
 use memtrace_trace::ids::{ContextId, FrameId, StackId};
 
 use crate::build_launch::{ProcessUses, launch_summary};
+use crate::conclusions::VerdictSummary;
 use crate::cuda_graphs::{OutputNames, cuda_graphs};
 use crate::device_memory::{DeviceInputs, DeviceMemorySummary, device_breakdown, device_memory};
 use crate::explain::explain;
 use crate::holders::Holders;
 use crate::owners::{by_owner, owner_name};
 use crate::pool_query::add_pools;
+use crate::positions::when;
 use crate::progress::Progress;
 use crate::released::{release_points, released_parts};
 use crate::step_estimate::{StepEstimate, step_estimate};
@@ -27,18 +29,17 @@ use crate::summary::{
     ModuleGroupSummary, ModuleSummary, NativeObjectSummary, NotRecordedSummary, NoticeSummary, OomForecastSummary,
     OomSummary, OwnerBytes, OwnerSummary, PhaseAmount, PhaseRuleSummary, PhaseSummary, ProcessSummary, RangeSummary,
     ReleasedSummary, RepeatedModulesSummary, RunSummary, SUMMARY_VERSION, StepPhase, StepSummary, SuggestionSummary,
-    Summary, UnmappedSegmentsSummary,
+    Summary, UnmappedSegmentsSummary, is_snapshot,
 };
 use crate::tensors::{name_pattern, requested_for};
 use crate::totals::totals;
-use crate::verdict::VerdictSummary;
 use crate::why::{
     Replaying, growth_after_first_step, larger_inputs, limit_at, memory_limit, no_issue_remark, oom_queries,
     oom_to_explain, refused_by_pytorch, reserved_summary, what_if_summary,
 };
 use crate::xla_programs::xla_summary;
 use memtrace_input::error::Result;
-use memtrace_input::load::{DeviceSamples, Exit, Process, Run, SNAPSHOT_END_REASON};
+use memtrace_input::load::{DeviceSamples, Exit, Process, Run};
 use memtrace_input::pool_figures::read_pool_figures;
 use memtrace_input::symbols::ObjectReport;
 use memtrace_input::xla::{XlaDump, read_xla_dump};
@@ -331,28 +332,6 @@ fn unknown_end(processes: &[ProcessSummary], is_recording: bool) -> &'static str
     } else {
         "end unknown"
     }
-}
-
-/// Whether every process is a PyTorch snapshot. A snapshot does not know how its program ended.
-pub fn is_snapshot(processes: &[ProcessSummary]) -> bool {
-    !processes.is_empty() && processes.iter().all(|p| p.recording_end_reason.as_deref() == Some(SNAPSHOT_END_REASON))
-}
-
-/// Formats a position: `at step 0, optimizer`.
-pub fn when(step: Option<u32>, phase: Phase) -> String {
-    match step {
-        Some(step) => format!("at step {step}, {}", phase.name()),
-        None if phase == Phase::Load => "while loading".to_owned(),
-        None => format!("before the first step, {}", phase.name()),
-    }
-}
-
-/// The step and the phase of a peak. The peak of an optimizer that steps inside the backward pass is part of that pass:
-/// the activations that it still needs are allocated.
-pub fn when_peaked(peak: &MemoryState) -> String {
-    let in_backward = peak.allocated_at.as_ref().is_some_and(|stack| stack.node.is_some());
-    let inside = if peak.phase == Phase::Optimizer && in_backward { " inside the backward pass" } else { "" };
-    format!("{}{inside}", when(peak.step, peak.phase))
 }
 
 /// What the passes over a process's events have found.

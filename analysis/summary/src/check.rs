@@ -8,11 +8,12 @@
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::build::{is_snapshot, when};
 use crate::compare::line_text;
 use crate::device_names::{device_name, process_name};
 use crate::diff::{DevicePair, DiffReport};
 use crate::launch::LaunchIssueSummary;
+use crate::positions::when;
+use crate::summary::is_snapshot;
 use crate::summary::{DeviceSummary, ProcessSummary, ReleasedSummary, StackSummary, Summary, schema_text};
 use memtrace_input::printable;
 use memtrace_insight::diagnostics::diagnostic_rules;

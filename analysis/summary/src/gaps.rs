@@ -4,25 +4,12 @@ use std::collections::BTreeSet;
 
 use memtrace_input::load::SNAPSHOT_TOPIC;
 use memtrace_insight::units::count_text;
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
 
+use crate::conclusions::RecordingGap;
 use crate::summary::{NativeObjectSummary, Summary};
 
 /// The maximum number of libraries without symbols that are listed.
 const LISTED_OBJECTS: usize = 2;
-
-/// Something that the recording lacks, or that limits what it shows.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(default)]
-pub struct RecordingGap {
-    /// The kind of gap, for example `Losses` or `Not recorded`.
-    pub label: String,
-    /// A sentence without a period.
-    pub text: String,
-    /// Whether the figures can be wrong because of it.
-    pub is_loss: bool,
-}
 
 /// The gaps of a summary, the losses first.
 pub(crate) fn recording_gaps(summary: &Summary) -> Vec<RecordingGap> {

@@ -19,6 +19,7 @@ mod build;
 mod build_launch;
 mod check;
 mod compare;
+mod conclusions;
 mod cuda_graphs;
 mod device_memory;
 mod device_names;
@@ -37,6 +38,7 @@ mod outside_pytorch;
 mod owners;
 mod pool_query;
 mod pools;
+mod positions;
 mod progress;
 mod rank_sentences;
 mod rank_table;
@@ -55,10 +57,10 @@ mod why;
 mod xla;
 mod xla_programs;
 
-pub use allocator_advice::AllocatorAdvice;
-pub use build::{SummaryOptions, is_snapshot, summarize, summarize_with, when, when_peaked};
+pub use build::{SummaryOptions, summarize, summarize_with};
 pub use check::{CHECK_VERSION, CheckOptions, CheckReport, CheckResult, Tolerance, check};
 pub use compare::{diff, line_what};
+pub use conclusions::{AllocatorAdvice, OutsidePytorch, RecordingGap, VerdictStatement, VerdictStatus, VerdictSummary};
 pub use cuda_graphs::{CudaGraphSummary, CudaGraphsSummary, MemoryPoolSummary};
 pub use device_memory::{
     DeviceBreakdown, DeviceMemoryPoint, DeviceMemorySummary, DevicePart, DevicePartKind, OtherProcesses,
@@ -68,7 +70,6 @@ pub use diff::{
     CategoryChange, Change, CustomCategoryChange, DIFF_VERSION, DevicePair, DiffOptions, DiffPeak, DiffReport,
     DiffResult, DiffRun, LineChange, ModuleChange, PhaseChange, StackChange, UnpairedDevice,
 };
-pub use gaps::RecordingGap;
 pub use job::{
     FoundRun, HostClock, JOB_VERSION, JobOptions, JobReport, JobRun, RunOrigin, find_runs, is_run_folder, job_report,
     rank_rows, rank_rows_of_run,
@@ -86,8 +87,8 @@ pub use memtrace_insight::units::{
     UNITS, count_text, duration_text, estimate_text, estimated_duration_text, number_text, share_text,
     signed_size_text, size_text,
 };
-pub use outside_pytorch::OutsidePytorch;
 pub use pools::{PoolAllocation, PoolSummary};
+pub use positions::{when, when_peaked};
 pub use progress::Progress;
 pub use rank_sentences::launch_sentences;
 pub use rank_table::{
@@ -98,8 +99,6 @@ pub use schema_text::run_json_schema;
 pub use statistics::{COLUMNS, POOLS};
 pub use step_estimate::{StepEstimate, StepEstimateBasis, StepPart};
 pub use summary::*;
-pub use verdict::{
-    VerdictStatement, VerdictStatus, VerdictSummary, limit_text, not_recorded, preallocated_text, request, short_text,
-};
+pub use verdict::{limit_text, not_recorded, preallocated_text, request, short_text};
 pub use why::Replaying;
 pub use xla::{XlaKindBytes, XlaLineSummary, XlaPeakSummary, XlaProgramSummary, XlaSummary};

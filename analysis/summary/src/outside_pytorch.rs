@@ -1,26 +1,13 @@
 //! The memory of a device outside PyTorch's caching allocator.
 
 use memtrace_insight::units::size_text;
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
 
-use crate::summary::{DeviceSummary, OomSummary, OwnerBytes};
+use crate::conclusions::OutsidePytorch;
+use crate::owners::OwnerBytes;
+use crate::summary::{DeviceSummary, OomSummary};
 
 /// The maximum number of owners that a sentence names.
 const NAMED_OWNERS: usize = 4;
-
-/// The memory of a device outside PyTorch's caching allocator, over the whole recording.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(default)]
-pub struct OutsidePytorch {
-    /// The sum of the peaks of all owners, in bytes. The peaks can belong to different points in time.
-    pub bytes: u64,
-    /// The owners, each with its peak, the largest first.
-    pub owners: Vec<OwnerBytes>,
-    /// The total with the largest owners and with what was in use before the program started, as text. Empty without
-    /// PyTorch.
-    pub text: String,
-}
 
 impl OutsidePytorch {
     /// The memory of a device outside the allocator. `None` if there is none.

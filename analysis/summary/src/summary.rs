@@ -10,22 +10,19 @@ use std::fmt;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::allocator_advice::AllocatorAdvice;
+use crate::conclusions::{AllocatorAdvice, OutsidePytorch, RecordingGap, VerdictSummary};
 use crate::cuda_graphs::CudaGraphsSummary;
 use crate::device_memory::{DeviceBreakdown, DeviceMemorySummary};
-use crate::gaps::RecordingGap;
 pub use crate::issue_summary::{HolderSummary, IssueSummary, OomForecastSummary};
 use crate::launch::LaunchSummary;
 pub use crate::memory_totals::Totals;
-use crate::outside_pytorch::OutsidePytorch;
 pub use crate::owners::OwnerBytes;
 use crate::pools::PoolSummary;
 use crate::released::ReleasedPart;
 pub(crate) use crate::schema_text::schema_text;
 use crate::step_estimate::StepEstimate;
-use crate::verdict::VerdictSummary;
 use crate::xla::XlaSummary;
-use memtrace_input::load::{Exit, SimulatedGpus, UnrecordableProcess};
+use memtrace_input::load::{Exit, SNAPSHOT_END_REASON, SimulatedGpus, UnrecordableProcess};
 use memtrace_input::printable;
 use memtrace_insight::passes::{Category, Phase};
 use memtrace_insight::rules::{CategoryRuleId, PhaseRuleId, RuleId};
@@ -1182,6 +1179,11 @@ impl DeviceSummary {
     pub fn explained_oom(&self) -> Option<&OomSummary> {
         self.explained_oom.and_then(|at| self.ooms.get(at))
     }
+}
+
+/// Whether every process is a PyTorch snapshot. A snapshot does not know how its program ended.
+pub fn is_snapshot(processes: &[ProcessSummary]) -> bool {
+    !processes.is_empty() && processes.iter().all(|p| p.recording_end_reason.as_deref() == Some(SNAPSHOT_END_REASON))
 }
 
 impl Summary {

@@ -1,54 +1,16 @@
 //! The verdict: what happened to the worst device of a run, and the facts that explain it.
 
 use memtrace_input::load::EstimatedWorkspaces;
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
 
 use crate::allocator_advice::allocator_advice;
-use crate::build::{is_snapshot, when, when_peaked};
+use crate::conclusions::{OutsidePytorch, VerdictStatement, VerdictStatus, VerdictSummary};
 use crate::device_names::{device_name, process_name};
 use crate::gaps::recording_gaps;
-use crate::outside_pytorch::{OutsidePytorch, outside_at_error};
+use crate::outside_pytorch::outside_at_error;
+use crate::positions::{when, when_peaked};
 use crate::rank_sentences::launch_sentences;
-use crate::summary::{DeviceSummary, OomSummary, ProcessSummary, Summary, WhatIfSummary};
+use crate::summary::{DeviceSummary, OomSummary, ProcessSummary, Summary, WhatIfSummary, is_snapshot};
 use memtrace_insight::units::{count_text, share_text, size_text};
-
-/// What the run means: how it ended, what it used, and what explains that, as sentences.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(default)]
-pub struct VerdictSummary {
-    /// The worst status of the statements.
-    pub status: VerdictStatus,
-    /// Sentences about what kind of run it is: a dry run, or a run with a limit.
-    pub remarks: Vec<String>,
-    /// The statements, in the order in which a report lists them.
-    pub statements: Vec<VerdictStatement>,
-}
-
-/// A statement, and what explains it.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(default)]
-pub struct VerdictStatement {
-    /// How good it is.
-    pub status: VerdictStatus,
-    /// The statement, as a sentence.
-    pub text: String,
-    /// Further sentences that explain it.
-    pub details: Vec<String>,
-}
-
-/// How a run went.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum VerdictStatus {
-    /// As it should.
-    #[default]
-    Good,
-    /// It has issues, or the recording is incomplete.
-    Warning,
-    /// It failed.
-    Failed,
-}
 
 /// The sizes that PyTorch's allocator requests from CUDA at least, for small blocks and for others, in bytes.
 const SMALL_SEGMENT: u64 = 2 << 20;

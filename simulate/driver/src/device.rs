@@ -3,9 +3,9 @@
 use crate::injection;
 use crate::state::{code, machine};
 use simcuda::attributes::attribute;
-use simcuda::device::uuid;
 use simcuda::error::{Error, Result, describe};
 use simcuda::out::Out;
+use simcuda::uuid::uuid;
 use std::ffi::{CStr, c_char, c_int, c_uint};
 
 #[unsafe(no_mangle)]

@@ -4,6 +4,7 @@
 //! `SIMCUDA_CUDNN_WORKSPACE` is the workspace that every convolution requests, in bytes. Without it, convolutions of the
 //! old interface request nothing, and those of the backend interface what was measured.
 
+mod algorithm;
 mod backend;
 mod estimates;
 mod recurrent;

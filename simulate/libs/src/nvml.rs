@@ -5,9 +5,9 @@
 
 use crate::support::{bridge, takes_memory};
 use simcuda::bridge::Processes;
-use simcuda::device::uuid_text;
 use simcuda::library_memory::UNATTRIBUTED_BYTES;
 use simcuda::out::Out;
+use simcuda::uuid::uuid_text;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 const SUCCESS: c_int = 0;

@@ -7,9 +7,9 @@ use memtrace_input::printable;
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use crate::conclusions::VerdictSummary;
 use crate::rank_table::RankTable;
 use crate::summary::schema_text;
-use crate::verdict::VerdictSummary;
 
 /// The version of the structure: major.minor.
 ///

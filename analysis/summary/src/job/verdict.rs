@@ -3,9 +3,9 @@
 
 use memtrace_insight::units::number_text;
 
+use crate::conclusions::{VerdictStatus, VerdictSummary};
 use crate::rank_sentences::{common_failure, rank_sentences};
 use crate::rank_table::{RankSummary, RankTable};
-use crate::verdict::{VerdictStatus, VerdictSummary};
 
 pub(super) fn verdict(table: &RankTable) -> VerdictSummary {
     let mut verdict = VerdictSummary::default();

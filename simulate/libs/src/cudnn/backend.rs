@@ -5,6 +5,7 @@
 //! The heuristics offer a configuration of each [`Algorithm`], without notes or knobs. Every other number that a program
 //! requests is 0.
 
+use super::algorithm::{ALGORITHMS, Algorithm};
 use super::{INVALID, estimates, fixed_workspace};
 use crate::support::{CUDNN_ALLOC_FAILED, Handle, launch, load};
 use simcuda::cudnn::convolution::{Convolution, Operation};
@@ -70,28 +71,6 @@ struct Movement {
     strides: Vec<i64>,
     dilations: Vec<i64>,
     paddings: Vec<i64>,
-}
-
-/// The algorithm of an engine configuration.
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
-pub(super) enum Algorithm {
-    /// The one that the heuristics of a real cuDNN name first.
-    #[default]
-    Chosen,
-    /// One without a workspace, for programs for whose memory the first one's is too large.
-    Frugal,
-    /// The one with the largest workspace of those that a program tries which looks for the fastest.
-    Tried,
-}
-
-/// In the order of the heuristics: a program that does not try all takes the first for which it has the memory.
-const ALGORITHMS: [Algorithm; 3] = [Algorithm::Chosen, Algorithm::Frugal, Algorithm::Tried];
-
-impl Algorithm {
-    /// The launches of one run. The clock of the simulation counts calls, so that the chosen one is the fastest.
-    fn launches(self) -> usize {
-        if self == Algorithm::Chosen { 1 } else { 16 }
-    }
 }
 
 /// The object to which a `cudnnBackendDescriptor_t` points.

@@ -3,7 +3,7 @@
 //! `SIMCUDA_ESTIMATES` names a file, in which `%p` stands for the process id. It has one JSON object about this process,
 //! which is written anew with every convolution that the process did not use before.
 
-use super::backend::Algorithm;
+use super::algorithm::Algorithm;
 use simcuda::cudnn::convolution::{Convolution, Workspace};
 use std::fs::File;
 use std::io::Write;

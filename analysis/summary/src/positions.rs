@@ -1,0 +1,22 @@
+//! How reports name points in time.
+
+use memtrace_insight::passes::Phase;
+
+use crate::summary::MemoryState;
+
+/// Formats a position: `at step 0, optimizer`.
+pub fn when(step: Option<u32>, phase: Phase) -> String {
+    match step {
+        Some(step) => format!("at step {step}, {}", phase.name()),
+        None if phase == Phase::Load => "while loading".to_owned(),
+        None => format!("before the first step, {}", phase.name()),
+    }
+}
+
+/// The step and the phase of a peak. The peak of an optimizer that steps inside the backward pass is part of that pass:
+/// the activations that it still needs are allocated.
+pub fn when_peaked(peak: &MemoryState) -> String {
+    let in_backward = peak.allocated_at.as_ref().is_some_and(|stack| stack.node.is_some());
+    let inside = if peak.phase == Phase::Optimizer && in_backward { " inside the backward pass" } else { "" };
+    format!("{}{inside}", when(peak.step, peak.phase))
+}
