@@ -3,6 +3,8 @@
 
 #[path = "architecture/file_graph.rs"]
 mod file_graph;
+#[path = "architecture/recipes.rs"]
+mod recipes;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;

@@ -1,0 +1,113 @@
+//! The recipes of CONTRIBUTING.md are complete: what exists was added as they say, in the files that they name and in no
+//! other.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use super::{PRODUCT, read, sources};
+use memtrace_tests::traced_program::root;
+
+/// The rules of a list such as `analysis/insight/src/diagnostics/list.rs`: for each module, the ids.
+fn rules(list: &str) -> BTreeMap<String, Vec<String>> {
+    let mut rules: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    let mut module = String::new();
+    for line in read(Path::new(list)).lines().map(str::trim).filter(|line| !line.starts_with("//")) {
+        if let Some(head) = line.strip_suffix(" {") {
+            let name = head.split(':').next().unwrap_or_default();
+            if name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_') {
+                module = name.to_owned();
+            }
+        } else if let Some((id, _)) = line.strip_suffix("\",").and_then(|line| line.split_once(" = \"")) {
+            let id = id.rsplit(": ").next().unwrap_or(id);
+            rules.entry(module.clone()).or_default().push(id.to_owned());
+        }
+    }
+    rules
+}
+
+/// The product's source files, each with its text without tests.
+fn product() -> Vec<(PathBuf, String)> {
+    let files = PRODUCT.iter().flat_map(|folder| sources(folder));
+    let is_test = |file: &PathBuf| file.file_stem().is_some_and(|stem| stem == "tests" || stem == "test_program");
+    let without_tests = |text: String| text.split("#[cfg(test)]").next().unwrap_or_default().to_owned();
+    files.filter(|file| !is_test(file)).map(|file| (file.clone(), without_tests(read(&file)))).collect()
+}
+
+/// The product's source files that name `name` as a whole word.
+fn files_that_name<'a>(product: &'a [(PathBuf, String)], name: &str) -> impl Iterator<Item = &'a Path> {
+    let is_named = move |source: &str| {
+        let ends = |at: usize| !source[at + name.len()..].starts_with(|c: char| c.is_alphanumeric());
+        source.match_indices(name).any(|(at, _)| ends(at))
+    };
+    product.iter().filter(move |(_, source)| is_named(source)).map(|(file, _)| file.as_path())
+}
+
+/// Requires that the rules of a folder's list are named in the folder only, apart from the exceptions. `is_known` permits
+/// files of the folder itself to name the rule of another module.
+fn rules_have_one_file(folder: &str, is_known: bool, exceptions: &[(&str, &str)]) {
+    let product = product();
+    let list = PathBuf::from(format!("{folder}/list.rs"));
+    let rules = rules(list.to_str().unwrap());
+    assert!(rules.len() > 9, "{folder}: {} modules", rules.len());
+    let mut found = BTreeSet::new();
+    for (module, ids) in &rules {
+        let own = [format!("{folder}/{module}.rs"), format!("{folder}/{module}/")];
+        assert!(own.iter().any(|path| root().join(path).exists()), "{folder} has no {module}");
+        let is_own = |file: &Path| own.iter().any(|path| file.starts_with(path)) || file == list;
+        for id in ids {
+            let name = format!("RuleId::{id}");
+            let others = files_that_name(&product, &name)
+                .filter(|file| !is_own(file) && !(is_known && file.starts_with(folder)));
+            found.extend(others.map(|file| (id.clone(), file.display().to_string())));
+        }
+    }
+    let expected: BTreeSet<(String, String)> =
+        exceptions.iter().map(|(id, file)| ((*id).to_owned(), (*file).to_owned())).collect();
+    assert_eq!(found, expected, "rules that other files name (left), and those that may (right)");
+}
+
+#[test]
+fn a_diagnostic_has_one_file_and_an_entry_in_the_list() {
+    // `check --max-leak` names the line of a leak.
+    let exceptions = ["GraphKept", "Leak"].map(|id| (id, "analysis/summary/src/check.rs"));
+    rules_have_one_file("analysis/insight/src/diagnostics", false, &exceptions);
+}
+
+#[test]
+fn a_suggestion_has_one_file_and_an_entry_in_the_list() {
+    // Suggestions name those that they exclude.
+    rules_have_one_file("analysis/insight/src/suggestions", true, &[]);
+}
+
+#[test]
+fn an_export_has_one_file_and_its_places_in_the_launcher() {
+    let product = product();
+    let (_, cli) = product.iter().find(|(file, _)| file.ends_with("launcher/src/cli.rs")).unwrap();
+    let body = cli.split_once("enum ExportFormat {").unwrap().1.split_once("\n}").unwrap().0;
+    let variants: Vec<&str> = body
+        .lines()
+        .map(str::trim)
+        .filter(|line| !line.starts_with("//"))
+        .filter_map(|line| line.strip_suffix(','))
+        .collect();
+    assert!(variants.len() > 7, "{variants:?}");
+    for variant in variants {
+        let name = format!("ExportFormat::{variant}");
+        let commands = ["launcher/src/commands/export.rs", "launcher/src/commands/snapshot/mod.rs"].map(Path::new);
+        let others: Vec<&Path> = files_that_name(&product, &name).filter(|file| !commands.contains(file)).collect();
+        assert_eq!(others, [""; 0].map(Path::new), "{variant}");
+    }
+}
+
+#[test]
+fn the_files_that_recipes_name_exist() {
+    let text = read(Path::new("CONTRIBUTING.md"));
+    let words = text.split('`').skip(1).step_by(2).filter_map(|code| code.split_whitespace().next());
+    let is_path = |word: &&str| {
+        word.contains('/') && word.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "/._-".contains(c))
+    };
+    let paths: BTreeSet<&str> = words.filter(is_path).collect();
+    assert!(paths.len() > 20, "{paths:?}");
+    let missing: Vec<&&str> = paths.iter().filter(|path| !root().join(path).exists()).collect();
+    assert!(missing.is_empty(), "CONTRIBUTING.md names {missing:?}");
+}
