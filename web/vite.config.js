@@ -7,6 +7,12 @@ export default defineConfig({
     outDir: 'dist',
     emptyOutDir: true,
     modulePreload: false,
-    lib: { entry: 'src/main.ts', formats: ['iife'], name: 'memtrace', fileName: () => 'report.js', cssFileName: 'report' },
+    lib: {
+      entry: 'src/main.ts',
+      formats: ['iife'],
+      name: 'memtrace',
+      fileName: () => 'report.js',
+      cssFileName: 'report',
+    },
   },
 });

@@ -38,7 +38,11 @@ type Head = readonly [title: string, className?: string];
 /** A table that scrolls sideways where it is wider than its place. */
 export function scrollTable(columns: readonly Head[], rows: Child[], attributes: Attributes = {}): HTMLElement {
   const head = columns.map(([title, className]) => el('th', { class: className }, title));
-  return el('div', { class: 'scroll' }, el('table', attributes, el('thead', {}, el('tr', {}, head)), el('tbody', {}, rows)));
+  return el(
+    'div',
+    { class: 'scroll' },
+    el('table', attributes, el('thead', {}, el('tr', {}, head)), el('tbody', {}, rows)),
+  );
 }
 
 /** A group of options of which one is chosen. */

@@ -28,7 +28,9 @@ export function signedSize(bytes: number): string {
 
 /** `1,234,567`. */
 export function count(value: number): string {
-  return Math.round(value).toString().replace(/\B(?=(\d{3})+$)/g, ',');
+  return Math.round(value)
+    .toString()
+    .replace(/\B(?=(\d{3})+$)/g, ',');
 }
 
 /** `1 block`, `24 blocks`. */

@@ -1,4 +1,7 @@
-/** Builds the page from its data: the report of a run, the comparison of two, the line table of a device, or the ranks of a job. */
+/**
+ * Builds the page from its data: the report of a run, the comparison of two, the line table of a device, or the ranks
+ * of a job.
+ */
 
 import './style.css';
 import { dataOf } from './data/decode';
@@ -26,6 +29,18 @@ async function main(): Promise<void> {
 }
 
 main().catch((error: unknown) => {
-  replace(app, el('main', {}, el('section', { class: 'card w12' }, el('strong', { class: 'bad' }, 'The page cannot show its data'), el('p', {}, String(error)))));
+  replace(
+    app,
+    el(
+      'main',
+      {},
+      el(
+        'section',
+        { class: 'card w12' },
+        el('strong', { class: 'bad' }, 'The page cannot show its data'),
+        el('p', {}, String(error)),
+      ),
+    ),
+  );
   console.error(error);
 });

@@ -33,14 +33,14 @@ const preference = matchMedia('(prefers-color-scheme: dark)');
 let chosen = false;
 
 function use(isDark: boolean): void {
-  document.documentElement.dataset['theme'] = isDark ? 'dark' : 'light';
+  document.documentElement.dataset.theme = isDark ? 'dark' : 'light';
   changed();
 }
 
 /** Switches between light and dark. From then on, the page no longer follows the system. */
 export function toggleTheme(): void {
   chosen = true;
-  use(document.documentElement.dataset['theme'] !== 'dark');
+  use(document.documentElement.dataset.theme !== 'dark');
 }
 
 use(preference.matches);
@@ -51,6 +51,6 @@ preference.addEventListener('change', () => {
 // Paper is white.
 let onScreen = 'light';
 matchMedia('print').addEventListener('change', ({ matches }) => {
-  if (matches) onScreen = document.documentElement.dataset['theme'] ?? 'light';
+  if (matches) onScreen = document.documentElement.dataset.theme ?? 'light';
   use(!matches && onScreen === 'dark');
 });

@@ -1,6 +1,6 @@
 #!/usr/bin/env node
-// Measures pages in headless Chromium: size, time to the first picture, frames per second while panning, and time to draw a frame.
-// With --viewer, also PyTorch's own viewer with a snapshot: see tests/vizcheck.
+// Measures pages in headless Chromium: size, time to the first picture, frames per second while panning, and time to
+// draw a frame. With --viewer, also PyTorch's own viewer with a snapshot: see tests/vizcheck.
 import { statSync } from 'node:fs';
 import { basename, dirname, resolve } from 'node:path';
 import { fileURLToPath, pathToFileURL } from 'node:url';
@@ -44,7 +44,10 @@ async function panOurs(limit) {
   };
 }
 
-/** Runs inside PyTorch's viewer: turns the wheel over the plot, in and out, and waits for each frame, for `limit` milliseconds. */
+/**
+ * Runs inside PyTorch's viewer: turns the wheel over the plot, in and out, and waits for each frame, for `limit`
+ * milliseconds.
+ */
 async function panViewer(limit) {
   const polygon = document.querySelector('svg polygon');
   const svg = polygon.closest('svg');
@@ -52,7 +55,13 @@ async function panViewer(limit) {
   const began = performance.now();
   let frames = 0;
   while (performance.now() - began < limit || frames === 0) {
-    const turn = { bubbles: true, cancelable: true, clientX: box.left + box.width / 2, clientY: box.top + box.height / 2, deltaY: frames % 8 < 4 ? -100 : 100 };
+    const turn = {
+      bubbles: true,
+      cancelable: true,
+      clientX: box.left + box.width / 2,
+      clientY: box.top + box.height / 2,
+      deltaY: frames % 8 < 4 ? -100 : 100,
+    };
     polygon.dispatchEvent(new WheelEvent('wheel', turn));
     await new Promise(done => requestAnimationFrame(() => setTimeout(done)));
     frames += 1;
@@ -86,7 +95,9 @@ async function viewers(browser, viewer, snapshot) {
       dataTransfer.items.add(new File([await (await fetch('/snapshot')).blob()], name));
       document.body.dispatchEvent(new DragEvent('drop', { dataTransfer, bubbles: true, cancelable: true }));
     }, basename(snapshot));
-    await page.waitForFunction(() => [...document.querySelectorAll('svg polygon')].some(one => one.getBoundingClientRect().width > 0));
+    await page.waitForFunction(() =>
+      [...document.querySelectorAll('svg polygon')].some(one => one.getBoundingClientRect().width > 0),
+    );
     row.first_picture_ms = performance.now() - start;
     const pan = await page.evaluate(panViewer, PAN_MS);
     Object.assign(row, { frames_per_s: pan.rate, points: pan.shapes });
@@ -98,7 +109,10 @@ async function viewers(browser, viewer, snapshot) {
   return row;
 }
 
-const browser = await chromium.launch({ executablePath: process.env.CHROMIUM ?? '/usr/bin/chromium', args: ['--no-sandbox', '--disable-dev-shm-usage'] });
+const browser = await chromium.launch({
+  executablePath: process.env.CHROMIUM ?? '/usr/bin/chromium',
+  args: ['--no-sandbox', '--disable-dev-shm-usage'],
+});
 const rows = [];
 for (const file of pages) rows.push(await ours(browser, file));
 if (opt.viewer) rows.push(await viewers(browser, opt.viewer, opt.snapshot));
@@ -106,7 +120,9 @@ await browser.close();
 if (opt.json) {
   console.log(JSON.stringify(rows));
 } else {
-  console.log('page                            size      points  first picture  frames/s panning  median and worst frame');
+  console.log(
+    'page                            size      points  first picture  frames/s panning  median and worst frame',
+  );
   for (const row of rows) {
     const cells = [
       row.name.padEnd(28),

@@ -4,13 +4,21 @@ import { readFileSync } from 'node:fs';
 import { test } from 'node:test';
 
 const css = readFileSync(new URL('../src/style.css', import.meta.url), 'utf8');
-const themes = { light: css.slice(css.indexOf(':root {'), css.indexOf(":root[data-theme='dark']")), dark: css.slice(css.indexOf(":root[data-theme='dark']")) };
+const themes = {
+  light: css.slice(css.indexOf(':root {'), css.indexOf(":root[data-theme='dark']")),
+  dark: css.slice(css.indexOf(":root[data-theme='dark']")),
+};
 
 function variables(text) {
-  return Object.fromEntries([...text.slice(0, text.indexOf('\n}')).matchAll(/--([\w-]+): (#[0-9a-f]{6})/g)].map(match => [match[1], match[2]]));
+  return Object.fromEntries(
+    [...text.slice(0, text.indexOf('\n}')).matchAll(/--([\w-]+): (#[0-9a-f]{6})/g)].map(match => [match[1], match[2]]),
+  );
 }
 
-const linear = hex => [1, 3, 5].map(at => Number.parseInt(hex.slice(at, at + 2), 16) / 255).map(v => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
+const linear = hex =>
+  [1, 3, 5]
+    .map(at => Number.parseInt(hex.slice(at, at + 2), 16) / 255)
+    .map(v => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
 const luminance = ([r, g, b]) => 0.2126 * r + 0.7152 * g + 0.0722 * b;
 const contrast = (a, b) => {
   const [low, high] = [luminance(linear(a)), luminance(linear(b))].sort((x, y) => x - y);
@@ -24,13 +32,18 @@ const BLIND = {
   deutan: [0.367322, 0.860646, -0.227968, 0.280085, 0.672501, 0.047413, -0.01182, 0.04294, 0.968881],
   tritan: [1.255528, -0.076749, -0.178779, -0.078411, 0.930809, 0.147602, 0.004733, 0.691367, 0.3039],
 };
-const seen = (rgb, m) => [0, 3, 6].map(row => Math.min(1, Math.max(0, m[row] * rgb[0] + m[row + 1] * rgb[1] + m[row + 2] * rgb[2])));
+const seen = (rgb, m) =>
+  [0, 3, 6].map(row => Math.min(1, Math.max(0, m[row] * rgb[0] + m[row + 1] * rgb[1] + m[row + 2] * rgb[2])));
 // OKLab, in which distances are about equally visible.
 const oklab = ([r, g, b]) => {
   const l = Math.cbrt(0.4122214708 * r + 0.5363325363 * g + 0.0514459929 * b);
   const m = Math.cbrt(0.2119034982 * r + 0.6806995451 * g + 0.1073969566 * b);
   const s = Math.cbrt(0.0883024619 * r + 0.2817188376 * g + 0.6299787005 * b);
-  return [0.2104542553 * l + 0.793617785 * m - 0.0040720468 * s, 1.9779984951 * l - 2.428592205 * m + 0.4505937099 * s, 0.0259040371 * l + 0.7827717662 * m - 0.808675766 * s];
+  return [
+    0.2104542553 * l + 0.793617785 * m - 0.0040720468 * s,
+    1.9779984951 * l - 2.428592205 * m + 0.4505937099 * s,
+    0.0259040371 * l + 0.7827717662 * m - 0.808675766 * s,
+  ];
 };
 const distance = (a, b, blind) => {
   const [x, y] = [a, b].map(hex => oklab(seen(linear(hex), BLIND[blind])));
@@ -47,7 +60,10 @@ for (const [theme, text] of Object.entries(themes)) {
       assert.ok(contrast(value, colors.card) >= 3, `${name}: ${contrast(value, colors.card).toFixed(2)}`);
     }
     for (const name of ['ink', 'mute', 'ok', 'bad', 'accent']) {
-      assert.ok(contrast(colors[name], colors.card) >= 4.5, `${name}: ${contrast(colors[name], colors.card).toFixed(2)}`);
+      assert.ok(
+        contrast(colors[name], colors.card) >= 4.5,
+        `${name}: ${contrast(colors[name], colors.card).toFixed(2)}`,
+      );
     }
   });
   test(`common categories differ for every reader in the ${theme} theme`, () => {

@@ -35,9 +35,24 @@ test('extremes are those of a simple scan', () => {
 
 test('figures are formatted as in the terminal', () => {
   const sizes = [0, 512, 1023, 1024, 1536, 10 * 1024 ** 2, 999.6 * 1024 ** 2, 13.71 * 1024 ** 3];
-  assert.deepEqual(sizes.map(format.size), ['0', '512 B', '1.00 KiB', '1.00 KiB', '1.50 KiB', '10.0 MiB', '0.98 GiB', '13.7 GiB']);
-  assert.deepEqual([format.signedSize(-2048), format.signedSize(2048), format.signedSize(0)], ['-2.00 KiB', '+2.00 KiB', '0']);
-  assert.deepEqual([format.count(1234567), format.number(1, 'block'), format.share(1, 300), format.share(0, 3)], ['1,234,567', '1 block', '<1 %', '0 %']);
+  assert.deepEqual(sizes.map(format.size), [
+    '0',
+    '512 B',
+    '1.00 KiB',
+    '1.00 KiB',
+    '1.50 KiB',
+    '10.0 MiB',
+    '0.98 GiB',
+    '13.7 GiB',
+  ]);
+  assert.deepEqual(
+    [format.signedSize(-2048), format.signedSize(2048), format.signedSize(0)],
+    ['-2.00 KiB', '+2.00 KiB', '0'],
+  );
+  assert.deepEqual(
+    [format.count(1234567), format.number(1, 'block'), format.share(1, 300), format.share(0, 3)],
+    ['1,234,567', '1 block', '<1 %', '0 %'],
+  );
   assert.deepEqual([format.labelStep(7.3, 6), format.labelStep(0.5, 6), format.labelStep(1100, 10)], [2, 0.1, 200]);
 });
 
@@ -50,7 +65,14 @@ test('modules of one kind are one group', () => {
 function device(events, blocks) {
   const column = at => Float64Array.from(events.map(event => event[at]));
   return {
-    segments: { seq: column(0), kind: Uint8Array.from(events.map(event => event[1])), address: column(2), size: column(3), pool: column(4), stream: column(4) },
+    segments: {
+      seq: column(0),
+      kind: Uint8Array.from(events.map(event => event[1])),
+      address: column(2),
+      size: column(3),
+      pool: column(4),
+      stream: column(4),
+    },
     address: Float64Array.from(blocks.map(block => block[0])),
     size: Float64Array.from(blocks.map(block => block[1])),
   };
@@ -66,9 +88,22 @@ test('segments at a point in time', () => {
     [5, free, 2000, 50, 0],
     [6, unmap, 5020, 30, 0],
   ];
-  const blocks = [[1010, 20], [5060, 10], [1050, 30]];
-  const at = seq => segmentsAt(device(events, blocks), seq, [0, 1, 2]).map(one => [one.address, one.size, one.used, one.blocks.length]);
+  const blocks = [
+    [1010, 20],
+    [5060, 10],
+    [1050, 30],
+  ];
+  const at = seq =>
+    segmentsAt(device(events, blocks), seq, [0, 1, 2]).map(one => [one.address, one.size, one.used, one.blocks.length]);
   assert.deepEqual(at(0), []);
-  assert.deepEqual(at(4), [[1000, 100, 50, 2], [2000, 50, 0, 0], [5000, 80, 10, 1]]);
-  assert.deepEqual(at(6), [[1000, 100, 50, 2], [5000, 20, 0, 0], [5050, 30, 10, 1]]);
+  assert.deepEqual(at(4), [
+    [1000, 100, 50, 2],
+    [2000, 50, 0, 0],
+    [5000, 80, 10, 1],
+  ]);
+  assert.deepEqual(at(6), [
+    [1000, 100, 50, 2],
+    [5000, 20, 0, 0],
+    [5050, 30, 10, 1],
+  ]);
 });

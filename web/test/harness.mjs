@@ -1,4 +1,7 @@
-/** What the drivers of the pages share: checks, a page in headless Chromium whose errors count, and the last checks of every page. */
+/**
+ * What the drivers of the pages share: checks, a page in headless Chromium whose errors count, and the last checks of
+ * every page.
+ */
 import { existsSync, mkdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { pathToFileURL } from 'node:url';
@@ -12,15 +15,19 @@ export function fail(message) {
 }
 
 /**
- * Parses the command line of a driver: one path and `options`, beside --out and --chromium. The `required` options must be there. The
- * path and the files that the options named in `files` have must exist.
+ * Parses the command line of a driver: one path and `options`, beside --out and --chromium. The `required` options must
+ * be there. The path and the files that the options named in `files` have must exist.
  */
 export function commandLine(usage, options, { required = [], files = [] } = {}) {
   let args;
   try {
     args = parseArgs({
       allowPositionals: true,
-      options: { ...options, out: { type: 'string' }, chromium: { type: 'string', default: process.env.CHROMIUM ?? '/usr/bin/chromium' } },
+      options: {
+        ...options,
+        out: { type: 'string' },
+        chromium: { type: 'string', default: process.env.CHROMIUM ?? '/usr/bin/chromium' },
+      },
     });
   } catch (e) {
     fail(`${e.message}\n${usage}`);
@@ -28,14 +35,15 @@ export function commandLine(usage, options, { required = [], files = [] } = {}) 
   const { values: opt, positionals } = args;
   if (positionals.length !== 1 || required.some(name => opt[name] === undefined)) fail(usage);
   const [path] = positionals;
-  for (const needed of [path, opt.chromium, ...files.flatMap(name => opt[name] ?? [])]) if (!existsSync(needed)) fail(`no such file: ${needed}`);
+  for (const needed of [path, opt.chromium, ...files.flatMap(name => opt[name] ?? [])])
+    if (!existsSync(needed)) fail(`no such file: ${needed}`);
   if (opt.out) mkdirSync(opt.out, { recursive: true });
   return { path, opt };
 }
 
 /**
- * Opens a browser for the page `file`, or for the one that a server has at `address`. Pictures go to the folder `out`, if there is one.
- * `mayRequest` tells whether the page may load a URL.
+ * Opens a browser for the page `file`, or for the one that a server has at `address`. Pictures go to the folder `out`,
+ * if there is one. `mayRequest` tells whether the page may load a URL.
  */
 export async function harness({ file, address, executable, out, height, mayRequest = () => false }) {
   const errors = [];
@@ -45,7 +53,12 @@ export async function harness({ file, address, executable, out, height, mayReque
     checks += 1;
     if (!condition) note(kind, message);
   };
-  const equal = (kind, found, expected) => check(kind, JSON.stringify(found) === JSON.stringify(expected), `${JSON.stringify(found)} instead of ${JSON.stringify(expected)}`);
+  const equal = (kind, found, expected) =>
+    check(
+      kind,
+      JSON.stringify(found) === JSON.stringify(expected),
+      `${JSON.stringify(found)} instead of ${JSON.stringify(expected)}`,
+    );
 
   const browser = await chromium.launch({ executablePath: executable, args: ['--no-sandbox'] });
   const page = await browser.newPage({ viewport: { width: 1400, height }, colorScheme: 'light' });
@@ -71,7 +84,8 @@ export async function harness({ file, address, executable, out, height, mayReque
   };
 
   /** Waits until the page has drawn. */
-  const drawn = () => page.evaluate(() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done))));
+  const drawn = () =>
+    page.evaluate(() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done))));
 
   /** Both themes, a phone, a wall, and paper. */
   const everywhere = async () => {

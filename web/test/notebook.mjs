@@ -1,6 +1,7 @@
 #!/usr/bin/env node
-// Drives a notebook, converted to HTML, in headless Chromium: each page of memtrace in it renders in its frame, shows its figures, and
-// cannot reach the notebook. Exit 0: all of it is right. 1: something is not. 2: the check could not run.
+// Drives a notebook, converted to HTML, in headless Chromium: each page of memtrace in it renders in its frame, shows
+// its figures, and cannot reach the notebook. Exit 0: all of it is right. 1: something is not. 2: the check could not
+// run.
 import { readFileSync } from 'node:fs';
 import { bundled } from './bundle.mjs';
 import { commandLine, harness } from './harness.mjs';
@@ -16,7 +17,13 @@ const expected = opt.pages ? JSON.parse(readFileSync(opt.pages, 'utf8')) : null;
 
 // Scripts of nbconvert's template, which a notebook needs for formulas and widgets only.
 const isLibrary = url => new URL(url).host === 'cdnjs.cloudflare.com';
-const { page, open, note, check, equal, picture, drawn, end } = await harness({ file, executable: opt.chromium, out: opt.out, height: 1000, mayRequest: isLibrary });
+const { page, open, note, check, equal, picture, drawn, end } = await harness({
+  file,
+  executable: opt.chromium,
+  out: opt.out,
+  height: 1000,
+  mayRequest: isLibrary,
+});
 await page.route(isLibrary, route => route.fulfill({ contentType: 'text/javascript', body: '' }));
 let loadMs = 0;
 try {
@@ -27,7 +34,12 @@ try {
   await page.setViewportSize({ width: 1400, height: await page.evaluate(() => document.documentElement.scrollHeight) });
   const frames = await page.locator('iframe.memtrace').all();
   check('frames', frames.length > 0, 'none');
-  if (expected) equal('titles', await Promise.all(frames.map(frame => frame.getAttribute('title'))), expected.map(one => one.title));
+  if (expected)
+    equal(
+      'titles',
+      await Promise.all(frames.map(frame => frame.getAttribute('title'))),
+      expected.map(one => one.title),
+    );
   for (const [at, frame] of frames.entries()) await frameOf(frame, expected?.[at]);
   await picture('notebook');
 } catch (e) {
@@ -35,10 +47,17 @@ try {
 }
 await end({ load: { ms: loadMs } });
 
-/** One frame: its page is ready and visible, its scripts cannot reach the notebook, and its figures are the expected ones. */
+/**
+ * One frame: its page is ready and visible, its scripts cannot reach the notebook, and its figures are the expected
+ * ones.
+ */
 async function frameOf(element, expectation) {
   const frame = await (await element.elementHandle()).contentFrame();
-  await frame.waitForFunction(() => window.memtraceLines || window.memtraceReport || document.querySelector('main strong.bad'), null, { timeout: 60_000 });
+  await frame.waitForFunction(
+    () => window.memtraceLines || window.memtraceReport || document.querySelector('main strong.bad'),
+    null,
+    { timeout: 60_000 },
+  );
   await drawn();
   const title = await element.getAttribute('title');
   const reach = await frame.evaluate(() => {
@@ -61,14 +80,20 @@ async function lineTable(frame, title, expectation) {
   const data = await frame.evaluate(() => window.memtraceLines.report);
   if (expectation) equal(`${title}: the data`, data, expectation);
   check(`${title}: functions`, data.functions.length > 0, 'none');
-  check(`${title}: sources`, data.functions.every(one => one.has_source), JSON.stringify(data.functions.map(one => [one.filename, one.has_source])));
+  check(
+    `${title}: sources`,
+    data.functions.every(one => one.has_source),
+    JSON.stringify(data.functions.map(one => [one.filename, one.has_source])),
+  );
   // The lines come first: they are what the cell asked for.
   const top = selector => frame.locator(selector).evaluate(one => one.getBoundingClientRect().top);
   check(`${title}: order`, (await top('#source')) < (await top('#functions')), 'the functions come first');
   const shown = await frame.locator('#source details').evaluateAll(all =>
     all.map(one => {
       const heads = [...one.querySelectorAll('th')].map(head => head.textContent);
-      return [...one.querySelectorAll('tbody tr:not(.gap)')].map(row => Object.fromEntries(heads.map((head, column) => [head, row.cells[column].textContent])));
+      return [...one.querySelectorAll('tbody tr:not(.gap)')].map(row =>
+        Object.fromEntries(heads.map((head, column) => [head, row.cells[column].textContent])),
+      );
     }),
   );
   for (const [at, one] of data.functions.entries()) {
@@ -97,7 +122,11 @@ async function report(frame, title) {
   check(`${title}: so far`, verdict.toLowerCase().includes('the recording so far'), verdict);
   const files = await frame.locator('#lines details > summary').allTextContents();
   check(`${title}: files`, files.length > 0, 'none');
-  equal(`${title}: files without source`, files.filter(text => text.includes('the source is not in the page')), []);
+  equal(
+    `${title}: files without source`,
+    files.filter(text => text.includes('the source is not in the page')),
+    [],
+  );
   await scrolls(frame, title);
 }
 
@@ -108,5 +137,9 @@ async function scrolls(frame, title) {
   await frame.evaluate(() => [...document.querySelectorAll('nav a')].at(-1).click());
   await drawn();
   equal(`${title}: address`, [page.url(), frame.url()], [before, 'about:srcdoc']);
-  check(`${title}: page`, await frame.evaluate(() => Boolean(window.memtraceLines ?? window.memtraceReport)), 'another page');
+  check(
+    `${title}: page`,
+    await frame.evaluate(() => Boolean(window.memtraceLines ?? window.memtraceReport)),
+    'another page',
+  );
 }

@@ -1,34 +1,46 @@
 #!/usr/bin/env node
-// Drives an HTML report in headless Chromium: every view, pointer and keyboard, search, zoom, both themes, a phone's width. Compares
-// what the page has with summary.json. Exit 0: all of it is right. 1: something is not. 2: the check could not run.
+// Drives an HTML report in headless Chromium: every view, pointer and keyboard, search, zoom, both themes, a phone's
+// width. Compares what the page has with summary.json. Exit 0: all of it is right. 1: something is not. 2: the check
+// could not run.
 import { readFileSync } from 'node:fs';
 import { commandLine, harness } from './harness.mjs';
-import { VIEWS, driveViews } from './views.mjs';
+import { driveViews, VIEWS } from './views.mjs';
 
 const USAGE = `usage: node report.mjs PAGE [options]
   --summary FILE    the run's summary.json; without it, the page is compared with the summary inside it
-  --expect LIST     what the page must have: ${VIEWS.join(', ')}, or the ends of fields of the summary such as larger_inputs.input_bytes
+  --expect LIST     what the page must have: ${VIEWS.join(', ')},
+                    or the ends of fields of the summary such as larger_inputs.input_bytes
   --blocks FILE     for each process, the table of its blocks (--to csv), with which the sum over ranks is compared
   --window          the page must begin with a part of the run
   --headline TEXT   what the command in the header must contain
   --out DIR         where to put pictures of the page
   --chromium PATH   (default: $CHROMIUM, then /usr/bin/chromium)`;
 
-const { path: file, opt } = commandLine(USAGE, {
-  summary: { type: 'string' },
-  expect: { type: 'string', default: '' },
-  blocks: { type: 'string', multiple: true, default: [] },
-  window: { type: 'boolean', default: false },
-  headline: { type: 'string' },
-}, { files: ['summary', 'blocks'] });
+const { path: file, opt } = commandLine(
+  USAGE,
+  {
+    summary: { type: 'string' },
+    expect: { type: 'string', default: '' },
+    blocks: { type: 'string', multiple: true, default: [] },
+    window: { type: 'boolean', default: false },
+    headline: { type: 'string' },
+  },
+  { files: ['summary', 'blocks'] },
+);
 
-/** Runs inside the page, before anything is clicked: what the timeline shows, and what it should show, of a page with a window. */
+/**
+ * Runs inside the page, before anything is clicked: what the timeline shows, and what it should show, of a page with a
+ * window.
+ */
 function shownFirst() {
   const { state, timeline, page } = window.memtraceReport;
   if (!page.windows[0]) return null;
   const { device, point } = state.now;
   const [first, last] = page.windows[0];
-  const within = [...device.pointSeq].map((seq, at) => [seq, at]).filter(([seq]) => seq >= first && seq <= last).map(([, at]) => at);
+  const within = [...device.pointSeq]
+    .map((seq, at) => [seq, at])
+    .filter(([seq]) => seq >= first && seq <= last)
+    .map(([, at]) => at);
   const { position, begin, end } = timeline.axis;
   const [low, high] = [position[within[0]], position[within.at(-1)]];
   const margin = (high - low) * 0.05;
@@ -48,7 +60,9 @@ function figures() {
   const { state, summary, timeline } = window.memtraceReport;
   const before = { ...state.now };
   const found = [];
-  const select = [...document.querySelectorAll('label.choice')].find(label => label.textContent.startsWith('Device'))?.querySelector('select');
+  const select = [...document.querySelectorAll('label.choice')]
+    .find(label => label.textContent.startsWith('Device'))
+    ?.querySelector('select');
   const count = select ? select.options.length : 1;
   for (let at = 0; at < count; at++) {
     if (select) {
@@ -60,7 +74,9 @@ function figures() {
       state.set({ division: 'category', point });
       const values = timeline.set.values(point);
       const all = {};
-      timeline.set.series.forEach((series, i) => values[i] !== 0 && (all[series.color.replace('category-', '')] = values[i]));
+      timeline.set.series.forEach(
+        (series, i) => values[i] !== 0 && (all[series.color.replace('category-', '')] = values[i]),
+      );
       return all;
     };
     const { trace } = window.memtraceReport.devices.find(one => one.device === device);
@@ -69,8 +85,16 @@ function figures() {
     const pointAt = seq => device.pointOf(seq);
     const liveBytes = point => device.live(point).reduce((sum, block) => sum + device.size[block], 0);
     const restBytes = point => device.rest.reduce((sum, bytes) => sum + bytes[point], 0);
-    const state_ = one => one && { seq: one.seq, point: pointAt(one.seq), allocated: one.totals.allocated_bytes, reserved: one.totals.reserved_bytes };
-    const states = [described.peak, described.end, ...described.ooms.map(oom => oom.in_use)].map(state_).filter(one => one);
+    const state_ = one =>
+      one && {
+        seq: one.seq,
+        point: pointAt(one.seq),
+        allocated: one.totals.allocated_bytes,
+        reserved: one.totals.reserved_bytes,
+      };
+    const states = [described.peak, described.end, ...described.ooms.map(oom => oom.in_use)]
+      .map(state_)
+      .filter(one => one);
     found.push({
       name: `${process.pid} ${device.info.device}`,
       source: device.info.source,
@@ -80,16 +104,22 @@ function figures() {
       peakSeq: device.pointSeq[device.peak],
       expectedPeakSeq: described.peak?.seq,
       categories: categories(device.peak),
-      expectedCategories: Object.fromEntries((described.peak?.by_category ?? []).filter(one => one.bytes > 0).map(one => [one.category, one.bytes])),
+      expectedCategories: Object.fromEntries(
+        (described.peak?.by_category ?? []).filter(one => one.bytes > 0).map(one => [one.category, one.bytes]),
+      ),
       states: states.map(one => ({
         ...one,
         found: device.total[one.point],
         listed: liveBytes(one.point) + restBytes(one.point),
-        foundReserved: device.reserved.seq.length === 0 ? null : (() => {
-          let value = 0;
-          for (let i = 0; i < device.reserved.seq.length && device.reserved.seq[i] <= one.seq; i++) value = device.reserved.value[i];
-          return value;
-        })(),
+        foundReserved:
+          device.reserved.seq.length === 0
+            ? null
+            : (() => {
+                let value = 0;
+                for (let i = 0; i < device.reserved.seq.length && device.reserved.seq[i] <= one.seq; i++)
+                  value = device.reserved.value[i];
+                return value;
+              })(),
       })),
       highest: described.highest.allocated_bytes,
     });
@@ -103,8 +133,8 @@ function figures() {
 }
 
 /**
- * Runs inside the page: columns that hide the highest point in them, or show more than any point has, both counted by brute force. A point
- * at the border of two columns may be in either.
+ * Runs inside the page: columns that hide the highest point in them, or show more than any point has, both counted by
+ * brute force. A point at the border of two columns may be in either.
  */
 function wrongColumns() {
   const { timeline, state } = window.memtraceReport;
@@ -153,14 +183,24 @@ function conclusions() {
   return sentences.map(([id, text]) => ({ text, isShown: shown(id).includes(text.replaceAll(/\s+/g, ' ')) }));
 }
 
-const { page, open, note, check, equal, picture, drawn, everywhere, end } = await harness({ file, executable: opt.chromium, out: opt.out, height: 900 });
+const { page, open, note, check, equal, picture, drawn, everywhere, end } = await harness({
+  file,
+  executable: opt.chromium,
+  out: opt.out,
+  height: 900,
+});
 let loadMs = 0;
 let devices = [];
 try {
   loadMs = await open(() => window.memtraceReport || document.querySelector('main .empty'));
   const isEmpty = await page.evaluate(() => !window.memtraceReport);
   check('title', (await page.title()).startsWith('memtrace:'), await page.title());
-  if (opt.headline) check('headline', (await page.textContent('header code')).includes(opt.headline), await page.textContent('header code'));
+  if (opt.headline)
+    check(
+      'headline',
+      (await page.textContent('header code')).includes(opt.headline),
+      await page.textContent('header code'),
+    );
   const verdict = await page.textContent('#verdict');
   check('verdict', verdict.length > 8, verdict);
   if (!isEmpty) {
@@ -168,7 +208,11 @@ try {
     const shown = await page.evaluate(shownFirst);
     if (opt.window) check('window', shown !== null, 'the page begins with the whole run');
     if (shown) {
-      check('window: range', Math.abs(shown.from - shown.expectedFrom) <= 1 && Math.abs(shown.to - shown.expectedTo) <= 1, JSON.stringify(shown));
+      check(
+        'window: range',
+        Math.abs(shown.from - shown.expectedFrom) <= 1 && Math.abs(shown.to - shown.expectedTo) <= 1,
+        JSON.stringify(shown),
+      );
       equal('window: cursor', shown.cursor, shown.highest);
       check('window: part', shown.expectedTo - shown.expectedFrom < shown.all, JSON.stringify(shown));
     }
@@ -177,20 +221,35 @@ try {
       if (one.mismatches > 0) continue;
       equal(`${one.name}: peak`, one.peak, one.highest);
       equal(`${one.name}: event of the peak`, one.peakSeq, one.expectedPeakSeq);
-      equal(`${one.name}: categories at the peak`, Object.entries(one.categories).sort(), Object.entries(one.expectedCategories).sort());
+      equal(
+        `${one.name}: categories at the peak`,
+        Object.entries(one.categories).sort(),
+        Object.entries(one.expectedCategories).sort(),
+      );
       for (const state of one.states) {
         equal(`${one.name}: allocated at event ${state.seq}`, state.found, state.allocated);
         equal(`${one.name}: live blocks at event ${state.seq}`, state.listed, state.allocated);
-        if (state.foundReserved !== null) equal(`${one.name}: reserved at event ${state.seq}`, state.foundReserved, state.reserved);
+        if (state.foundReserved !== null)
+          equal(`${one.name}: reserved at event ${state.seq}`, state.foundReserved, state.reserved);
       }
     }
     if (opt.summary) {
       const summary = JSON.parse(readFileSync(opt.summary, 'utf8'));
-      const peaks = run => run.processes.map(one => one.devices.map(two => [two.peak?.seq, two.peak?.totals, two.peak?.by_category, two.ooms.map(oom => oom.in_use.totals)]));
+      const peaks = run =>
+        run.processes.map(one =>
+          one.devices.map(two => [
+            two.peak?.seq,
+            two.peak?.totals,
+            two.peak?.by_category,
+            two.ooms.map(oom => oom.in_use.totals),
+          ]),
+        );
       equal('summary.json', peaks(await page.evaluate(() => window.memtraceReport.summary)), peaks(summary));
     }
     await drive();
-    const all = opt.summary ? JSON.parse(readFileSync(opt.summary, 'utf8')) : await page.evaluate(() => window.memtraceReport.summary);
+    const all = opt.summary
+      ? JSON.parse(readFileSync(opt.summary, 'utf8'))
+      : await page.evaluate(() => window.memtraceReport.summary);
     const expect = opt.expect.split(',').filter(one => one !== '');
     await driveViews(page, all, { expect, blocks: opt.blocks }, { check, equal, drawn, wrongColumns, picture });
   }
@@ -201,12 +260,18 @@ await end({ load: { ms: loadMs }, devices: devices.length });
 
 async function drive() {
   const point = () => page.evaluate(() => window.memtraceReport.state.now.point);
-  const range = () => page.evaluate(() => [window.memtraceReport.timeline.geometry.from, window.memtraceReport.timeline.geometry.to]);
+  const range = () =>
+    page.evaluate(() => [window.memtraceReport.timeline.geometry.from, window.memtraceReport.timeline.geometry.to]);
   const canvas = page.locator('#timeline canvas');
   await canvas.scrollIntoViewIfNeeded();
   await drawn();
   await picture('light');
-  for (const [division, axis] of [['category', 'order'], ['phase', 'steps'], ['module', 'time'], ['line', 'order']]) {
+  for (const [division, axis] of [
+    ['category', 'order'],
+    ['phase', 'steps'],
+    ['module', 'time'],
+    ['line', 'order'],
+  ]) {
     await page.locator('#timeline select').nth(0).selectOption(division);
     await page.locator('#timeline select').nth(1).selectOption(axis);
     await drawn();
@@ -222,7 +287,9 @@ async function drive() {
   await page.locator('#timeline select').nth(1).selectOption('order');
   const points = await page.evaluate(() => window.memtraceReport.state.now.device.points);
   const at = async share => {
-    await page.evaluate(() => document.querySelector('#timeline').scrollIntoView({ block: 'center', behavior: 'instant' }));
+    await page.evaluate(() =>
+      document.querySelector('#timeline').scrollIntoView({ block: 'center', behavior: 'instant' }),
+    );
     const box = await canvas.boundingBox();
     return [box.x + 70 + (box.width - 90) * share, box.y + 150];
   };
@@ -244,8 +311,15 @@ async function drive() {
     let unit = 0;
     const units = ['B', 'KiB', 'MiB', 'GiB', 'TiB'];
     let v = value;
-    while (v >= 999.5) { v /= 1024; unit += 1; }
-    return value === 0 ? '0' : unit === 0 ? `${value} B` : `${v >= 99.95 ? v.toFixed(0) : v >= 9.995 ? v.toFixed(1) : v.toFixed(2)} ${units[unit]}`;
+    while (v >= 999.5) {
+      v /= 1024;
+      unit += 1;
+    }
+    return value === 0
+      ? '0'
+      : unit === 0
+        ? `${value} B`
+        : `${v >= 99.95 ? v.toFixed(0) : v >= 9.995 ? v.toFixed(1) : v.toFixed(2)} ${units[unit]}`;
   }, bytes);
   check('click', shown.startsWith(`${text} at event`), `${shown} for ${text}`);
   await page.keyboard.down('Shift');
@@ -304,7 +378,11 @@ async function drive() {
   const stack = page.locator('#allocations details.stack').first();
   if ((await stack.count()) > 0) {
     await stack.locator('summary').click();
-    await stack.locator('li').first().waitFor({ timeout: 5000 }).catch(() => {});
+    await stack
+      .locator('li')
+      .first()
+      .waitFor({ timeout: 5000 })
+      .catch(() => {});
     check('stack', (await stack.locator('li').count()) > 0, 'no frames');
   }
   // Icicle graph and memory map.

@@ -1,7 +1,7 @@
 #!/usr/bin/env node
-// Starts `memtrace open RUN --serve` on a long recording and drives the page in headless Chromium: zooms until it loads the events of a
-// window, and compares totals, categories and blocks with `memtrace export` of the same step. Exit 0: all of it is right. 1: something is
-// not. 2: the check could not run.
+// Starts `memtrace open RUN --serve` on a long recording and drives the page in headless Chromium: zooms until it loads
+// the events of a window, and compares totals, categories and blocks with `memtrace export` of the same step. Exit 0:
+// all of it is right. 1: something is not. 2: the check could not run.
 import { execFileSync, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
@@ -18,14 +18,21 @@ const USAGE = `usage: node serve.mjs RUN --memtrace PATH [options]
   --out DIR         where to put pictures of the page
   --chromium PATH   (default: $CHROMIUM, then /usr/bin/chromium)`;
 
-const { path: run, opt } = commandLine(USAGE, { memtrace: { type: 'string' }, step: { type: 'string', default: '86' } }, { required: ['memtrace'], files: ['memtrace'] });
+const { path: run, opt } = commandLine(
+  USAGE,
+  { memtrace: { type: 'string' }, step: { type: 'string', default: '86' } },
+  { required: ['memtrace'], files: ['memtrace'] },
+);
 /** How long the analysis of a window may take, in milliseconds. */
 const WAIT = 240_000;
 const format = await bundled('format.ts');
 const { Process } = await bundled('data/model.ts');
 
 const truth = exportedStep();
-const server = spawn(opt.memtrace, ['open', run, '--serve'], { stdio: ['pipe', 'pipe', 'inherit'], env: { ...process.env, BROWSER: '', DISPLAY: '', WAYLAND_DISPLAY: '' } });
+const server = spawn(opt.memtrace, ['open', run, '--serve'], {
+  stdio: ['pipe', 'pipe', 'inherit'],
+  env: { ...process.env, BROWSER: '', DISPLAY: '', WAYLAND_DISPLAY: '' },
+});
 process.on('exit', () => server.kill('SIGKILL'));
 const ended = once(server, 'exit');
 const address = await served();
@@ -34,7 +41,13 @@ let inFlight = 0;
 let mostInFlight = 0;
 const windows = [];
 const isWindow = url => url.startsWith(`${address}window?`);
-const { page, open, note, check, equal, picture, drawn, everywhere, end } = await harness({ address, executable: opt.chromium, out: opt.out, height: 1000, mayRequest: isWindow });
+const { page, open, note, check, equal, picture, drawn, everywhere, end } = await harness({
+  address,
+  executable: opt.chromium,
+  out: opt.out,
+  height: 1000,
+  mayRequest: isWindow,
+});
 page.on('request', request => {
   if (!isWindow(request.url())) return;
   const { searchParams } = new URL(request.url());
@@ -42,7 +55,8 @@ page.on('request', request => {
   inFlight += 1;
   mostInFlight = Math.max(mostInFlight, inFlight);
 });
-for (const event of ['requestfinished', 'requestfailed']) page.on(event, request => isWindow(request.url()) && (inFlight -= 1));
+for (const event of ['requestfinished', 'requestfailed'])
+  page.on(event, request => isWindow(request.url()) && (inFlight -= 1));
 let loadMs = 0;
 try {
   loadMs = await open(() => window.memtraceReport || document.querySelector('main strong.bad'));
@@ -76,13 +90,28 @@ async function served() {
 function exportedStep() {
   const folder = mkdtempSync(join(tmpdir(), 'memtrace-serve-'));
   const file = join(folder, 'step.csv');
-  execFileSync(opt.memtrace, ['export', run, '--to', 'csv', '--steps', opt.step, '-o', file], { stdio: ['ignore', 'ignore', 'ignore'] });
-  const [head, ...rows] = readFileSync(file, 'utf8').trimEnd().split('\n').map(row => row.split(','));
+  execFileSync(opt.memtrace, ['export', run, '--to', 'csv', '--steps', opt.step, '-o', file], {
+    stdio: ['ignore', 'ignore', 'ignore'],
+  });
+  const [head, ...rows] = readFileSync(file, 'utf8')
+    .trimEnd()
+    .split('\n')
+    .map(row => row.split(','));
   rmSync(folder, { recursive: true });
   const at = name => head.indexOf(name);
   const number = text => (text === '' ? Infinity : Number(text));
-  const blocks = rows.map(row => ({ size: Number(row[at('size')]), alloc: number(row[at('alloc_seq')]), free: number(row[at('free_seq')]), category: row[at('category')] }));
-  const changes = blocks.flatMap(block => [{ seq: block.alloc, block, sign: 1 }, { seq: block.free, block, sign: -1 }]).filter(change => change.seq < Infinity);
+  const blocks = rows.map(row => ({
+    size: Number(row[at('size')]),
+    alloc: number(row[at('alloc_seq')]),
+    free: number(row[at('free_seq')]),
+    category: row[at('category')],
+  }));
+  const changes = blocks
+    .flatMap(block => [
+      { seq: block.alloc, block, sign: 1 },
+      { seq: block.free, block, sign: -1 },
+    ])
+    .filter(change => change.seq < Infinity);
   changes.sort((a, b) => a.seq - b.seq);
   // The step begins with its first block: what was allocated before was in use at its start.
   const first = Math.min(...rows.filter(row => row[at('step')] === opt.step).map(row => Number(row[at('alloc_seq')])));
@@ -126,10 +155,14 @@ async function searchFor(text) {
 
 /** Waits until the drawn device is a window with all events, and nothing is being loaded. */
 async function waitForDetails() {
-  await page.waitForFunction(() => {
-    const { timeline } = window.memtraceReport;
-    return timeline.shown.window && timeline.loading.textContent === '';
-  }, null, { timeout: WAIT });
+  await page.waitForFunction(
+    () => {
+      const { timeline } = window.memtraceReport;
+      return timeline.shown.window && timeline.loading.textContent === '';
+    },
+    null,
+    { timeout: WAIT },
+  );
   await drawn();
 }
 
@@ -154,7 +187,9 @@ async function before() {
 /** Zooms into a step: the page loads its events, and shows what the export has. */
 async function loaded() {
   await searchFor(`step ${opt.step}`);
-  await page.waitForFunction(() => window.memtraceReport.timeline.loading.textContent !== '', null, { timeout: WAIT });
+  await page.waitForFunction(() => window.memtraceReport.timeline.loading.textContent !== '', null, {
+    timeout: WAIT,
+  });
   const { loading } = await now();
   check('progress', /^Loading events [\d,]+ to [\d,]+$/.test(loading), loading);
   equal('role of the progress', await page.locator('#timeline [role=status]').last().getAttribute('role'), 'status');
@@ -164,23 +199,43 @@ async function loaded() {
   equal('the drawn window', window, windows[0]);
   equal('the selected state is in the window', selectedWindow, windows[0]);
   check('all blocks are there', complete && about.includes('with all blocks'), about);
-  check('the step is in the window', window[0] <= truth.first && truth.last <= window[1], `${window} for ${truth.first} to ${truth.last}`);
+  check(
+    'the step is in the window',
+    window[0] <= truth.first && truth.last <= window[1],
+    `${window} for ${truth.first} to ${truth.last}`,
+  );
   await picture('loaded', false);
-  const found = await page.evaluate(([first, last]) => {
-    const { timeline } = window.memtraceReport;
-    const { shown, set } = timeline;
-    const states = [];
-    for (let point = 0; point < shown.points; point++) {
-      const seq = shown.pointSeq[point];
-      if (seq < first || seq > last) continue;
-      const values = set.values(point);
-      const categories = Object.fromEntries(set.series.map((series, i) => [series.color.replace('category-', ''), values[i]]).filter(([, bytes]) => bytes > 0));
-      states.push([seq, shown.total[point], shown.live(point).length, categories]);
-    }
-    return states;
-  }, [truth.first, truth.last]);
-  equal('events of the step', found.map(([seq]) => seq), [...truth.states.keys()]);
-  const sorted = categories => JSON.stringify(Object.entries(categories).filter(([, bytes]) => bytes > 0).sort());
+  const found = await page.evaluate(
+    ([first, last]) => {
+      const { timeline } = window.memtraceReport;
+      const { shown, set } = timeline;
+      const states = [];
+      for (let point = 0; point < shown.points; point++) {
+        const seq = shown.pointSeq[point];
+        if (seq < first || seq > last) continue;
+        const values = set.values(point);
+        const categories = Object.fromEntries(
+          set.series
+            .map((series, i) => [series.color.replace('category-', ''), values[i]])
+            .filter(([, bytes]) => bytes > 0),
+        );
+        states.push([seq, shown.total[point], shown.live(point).length, categories]);
+      }
+      return states;
+    },
+    [truth.first, truth.last],
+  );
+  equal(
+    'events of the step',
+    found.map(([seq]) => seq),
+    [...truth.states.keys()],
+  );
+  const sorted = categories =>
+    JSON.stringify(
+      Object.entries(categories)
+        .filter(([, bytes]) => bytes > 0)
+        .sort(),
+    );
   const wrong = found.filter(([seq, total, count, categories]) => {
     const state = truth.states.get(seq);
     return !state || state.total !== total || state.count !== count || sorted(state.categories) !== sorted(categories);
@@ -214,12 +269,19 @@ async function onScreen() {
     const hovered = await now();
     const seq = Number(/event ([\d,]+)/.exec(hovered.readout)[1].replaceAll(',', ''));
     const state = stateAt(seq);
-    check('read-out', hovered.readout.startsWith(`${format.size(state.total)} allocated`), `${hovered.readout}, not ${format.size(state.total)}`);
+    check(
+      'read-out',
+      hovered.readout.startsWith(`${format.size(state.total)} allocated`),
+      `${hovered.readout}, not ${format.size(state.total)}`,
+    );
     // The event is the last one before the pointer.
     const pointed = geometry.from + part * (geometry.to - geometry.from);
     check('event at the pointer', Math.abs(seq - pointed) < 3, `${seq} at ${pointed}`);
     const legend = await page.locator('#timeline .legend b').allTextContents();
-    const bytes = Object.values(state.categories).filter(one => one > 0).map(format.size).sort();
+    const bytes = Object.values(state.categories)
+      .filter(one => one > 0)
+      .map(format.size)
+      .sort();
     equal('legend', legend.filter(text => text !== '0').sort(), bytes);
     // The height of the column is the total.
     const height = await page.evaluate(x => {
@@ -235,8 +297,16 @@ async function onScreen() {
     await drawn();
     const clicked = await now();
     equal('selected event', clicked.selected, seq);
-    check('all blocks', clicked.allocations.includes(`${format.number(state.count, 'block')} listed.`), `${clicked.allocations}, not ${state.count}`);
-    check('total', clicked.allocations.startsWith(`${format.size(state.total)} at event ${format.count(seq)}`), clicked.allocations);
+    check(
+      'all blocks',
+      clicked.allocations.includes(`${format.number(state.count, 'block')} listed.`),
+      `${clicked.allocations}, not ${state.count}`,
+    );
+    check(
+      'total',
+      clicked.allocations.startsWith(`${format.size(state.total)} at event ${format.count(seq)}`),
+      clicked.allocations,
+    );
   }
   // The table of single blocks has their sizes in order, and all of them.
   await page.getByLabel('Group blocks of one line and category').uncheck();
@@ -258,7 +328,11 @@ async function axes() {
     check(`window over ${axis}`, window[0] <= truth.first && truth.last <= window[1], String(window));
     const positions = await page.evaluate(() => {
       const { axis, shown } = window.memtraceReport.timeline;
-      return [axis.position.length, shown.points, axis.position.every((position, at) => at === 0 || position >= axis.position[at - 1])];
+      return [
+        axis.position.length,
+        shown.points,
+        axis.position.every((position, at) => at === 0 || position >= axis.position[at - 1]),
+      ];
     });
     equal(`positions over ${axis}`, [positions[0], positions[2]], [positions[1], true]);
     check(`the step is visible over ${axis}`, geometry.to > geometry.from, JSON.stringify(geometry));
@@ -276,7 +350,11 @@ async function selection() {
   const { window, selected: after, allocations } = await now();
   equal('the whole run is drawn again', window, null);
   equal('the selected event stays', after, selected);
-  check('with all blocks', allocations.includes(`${format.number(stateAt(selected).count, 'block')} listed.`), allocations);
+  check(
+    'with all blocks',
+    allocations.includes(`${format.number(stateAt(selected).count, 'block')} listed.`),
+    allocations,
+  );
   await page.evaluate(seq => window.memtraceReport.timeline.zoomTo(seq - 20, seq + 20), selected);
   await drawn();
   const canvas = page.locator('#timeline canvas');
@@ -287,7 +365,11 @@ async function selection() {
   await drawn();
   const { point, base, text } = await page.evaluate(() => {
     const { now } = window.memtraceReport.state;
-    return { point: now.device.pointSeq[now.point], base: now.device.pointSeq[now.base], text: document.querySelector('#allocations .note').textContent };
+    return {
+      point: now.device.pointSeq[now.point],
+      base: now.device.pointSeq[now.base],
+      text: document.querySelector('#allocations .note').textContent,
+    };
   });
   equal('the compared state', point, selected);
   check('the difference', text.includes(`: ${format.signedSize(stateAt(point).total - stateAt(base).total)}.`), text);
@@ -300,13 +382,19 @@ async function elsewhere() {
   // The first window is being read until the reader has moved on.
   let answer;
   const moved = new Promise(done => (answer = done));
-  await page.route(url => isWindow(url.href), async route => {
-    await moved;
-    await route.continue();
-  }, { times: 1 });
+  await page.route(
+    url => isWindow(url.href),
+    async route => {
+      await moved;
+      await route.continue();
+    },
+    { times: 1 },
+  );
   await searchFor('step 20');
   equal('the whole run is drawn meanwhile', (await now()).window, null);
-  await page.waitForFunction(() => window.memtraceReport.timeline.loading.textContent !== '', null, { timeout: WAIT });
+  await page.waitForFunction(() => window.memtraceReport.timeline.loading.textContent !== '', null, {
+    timeout: WAIT,
+  });
   await searchFor('step 150');
   await page.waitForTimeout(600);
   await searchFor('step 60');
@@ -333,14 +421,24 @@ async function largeWindow() {
   const answer = await fetch(`${address}window?process=0&device=0&from=${first}&to=${last}`);
   equal('status', answer.status, 200);
   const [device] = new Process(new Uint8Array(inflateSync(new Uint8Array(await answer.arrayBuffer())))).devices;
-  check('points', device.info.rest !== null && device.points > 10_000 && device.points <= 30_001, `${device.points} points`);
-  check('range', device.pointSeq[1] >= first && device.pointSeq.at(-1) <= last, `${device.pointSeq[1]} to ${device.pointSeq.at(-1)}`);
+  check(
+    'points',
+    device.info.rest !== null && device.points > 10_000 && device.points <= 30_001,
+    `${device.points} points`,
+  );
+  check(
+    'range',
+    device.pointSeq[1] >= first && device.pointSeq.at(-1) <= last,
+    `${device.pointSeq[1]} to ${device.pointSeq.at(-1)}`,
+  );
   let compared = 0;
   for (let point = 0; point < device.points; point++) {
     const state = truth.states.get(device.pointSeq[point]);
     if (!state) continue;
     compared += 1;
-    const live = device.live(point).reduce((sum, block) => sum + device.size[block], 0) + device.rest.reduce((sum, bytes) => sum + bytes[point], 0);
+    const live =
+      device.live(point).reduce((sum, block) => sum + device.size[block], 0) +
+      device.rest.reduce((sum, bytes) => sum + bytes[point], 0);
     equal('a point of a large window', [device.total[point], live], [state.total, state.total]);
   }
   check('points that the export has', compared > 10, String(compared));
@@ -354,7 +452,9 @@ async function errors() {
   let asked = 0;
   await other.route('**/window?*', route => {
     asked += 1;
-    return asked === 1 ? route.fulfill({ status: 500, contentType: 'text/plain', body: 'the disk is gone\n' }) : route.abort();
+    return asked === 1
+      ? route.fulfill({ status: 500, contentType: 'text/plain', body: 'the disk is gone\n' })
+      : route.abort();
   });
   const zoom = step => other.evaluate(n => window.memtraceReport.timeline.search(`step ${n}`), step);
   await zoom(30);
@@ -366,8 +466,16 @@ async function errors() {
   equal('requests after an error', asked, 1);
   equal('messages', await message.count(), 1);
   await other.getByRole('button', { name: 'Try again' }).click();
-  await other.waitForFunction(() => document.querySelector('#timeline .bad')?.textContent.includes('does not answer'), null, { timeout: WAIT });
-  equal('error without a server', await message.textContent(), 'The server does not answer. Is memtrace open --serve still running?');
+  await other.waitForFunction(
+    () => document.querySelector('#timeline .bad')?.textContent.includes('does not answer'),
+    null,
+    { timeout: WAIT },
+  );
+  equal(
+    'error without a server',
+    await message.textContent(),
+    'The server does not answer. Is memtrace open --serve still running?',
+  );
   equal('requests after another try', asked, 2);
   await other.close();
 }

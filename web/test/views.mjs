@@ -1,5 +1,5 @@
-// The views of a report that only some runs have: tracks of named ranges, stacking by rank and by custom category, and the cards about
-// single figures. Figures are compared with summary.json and with the table of blocks.
+// The views of a report that only some runs have: tracks of named ranges, stacking by rank and by custom category, and
+// the cards about single figures. Figures are compared with summary.json and with the table of blocks.
 import { readFileSync } from 'node:fs';
 
 /** What `--expect` can name besides the fields of figures. */
@@ -7,12 +7,20 @@ export const VIEWS = ['ranges', 'rank', 'custom', 'pools'];
 
 /** Runs inside the page: the fields and texts of all figures of the shown device. */
 function figures() {
-  return [...document.querySelectorAll('[data-field]')].map(one => ({ field: one.dataset.field, value: Number(one.dataset.value), text: one.textContent }));
+  return [...document.querySelectorAll('[data-field]')].map(one => ({
+    field: one.dataset.field,
+    value: Number(one.dataset.value),
+    text: one.textContent,
+  }));
 }
 
 /** A field of the summary: of a device, or `process.`, or from the top with `/`. */
 function fieldOf(summary, process, device, field) {
-  const [from, path] = field.startsWith('/') ? [summary, field.slice(1)] : field.startsWith('process.') ? [process, field.slice(8)] : [device, field];
+  const [from, path] = field.startsWith('/')
+    ? [summary, field.slice(1)]
+    : field.startsWith('process.')
+      ? [process, field.slice(8)]
+      : [device, field];
   return path.split('.').reduce((value, name) => value?.[name], from);
 }
 
@@ -21,7 +29,11 @@ function sizeText(bytes) {
   const units = ['B', 'KiB', 'MiB', 'GiB', 'TiB'];
   let [value, unit] = [bytes, 0];
   while (value >= 999.5) [value, unit] = [value / 1024, unit + 1];
-  return bytes === 0 ? '0' : unit === 0 ? `${bytes} B` : `${value >= 99.95 ? value.toFixed(0) : value >= 9.995 ? value.toFixed(1) : value.toFixed(2)} ${units[unit]}`;
+  return bytes === 0
+    ? '0'
+    : unit === 0
+      ? `${bytes} B`
+      : `${value >= 99.95 ? value.toFixed(0) : value >= 9.995 ? value.toFixed(1) : value.toFixed(2)} ${units[unit]}`;
 }
 
 const highest = values => values.reduce((most, value) => Math.max(most, value), 0);
@@ -31,22 +43,33 @@ const countText = value => value.toString().replace(/\B(?=(\d{3})+$)/g, ',');
 function blocksOf(file) {
   const [head, ...lines] = readFileSync(file, 'utf8').trim().split('\n');
   const at = name => head.split(',').indexOf(name);
-  const [device, size, alloc, free, allocSeq, freeSeq] = ['device', 'size', 'alloc_ns', 'free_ns', 'alloc_seq', 'free_seq'].map(at);
-  return lines.map(line => line.split(',')).map(row => ({
-    device: Number(row[device]),
-    size: Number(row[size]),
-    alloc: [BigInt(row[alloc]), Number(row[allocSeq])],
-    free: row[free] === '' ? null : [BigInt(row[free]), Number(row[freeSeq])],
-  }));
+  const [device, size, alloc, free, allocSeq, freeSeq] = [
+    'device',
+    'size',
+    'alloc_ns',
+    'free_ns',
+    'alloc_seq',
+    'free_seq',
+  ].map(at);
+  return lines
+    .map(line => line.split(','))
+    .map(row => ({
+      device: Number(row[device]),
+      size: Number(row[size]),
+      alloc: [BigInt(row[alloc]), Number(row[allocSeq])],
+      free: row[free] === '' ? null : [BigInt(row[free]), Number(row[freeSeq])],
+    }));
 }
 
 /** The sums after each allocation and free of all processes, by time. */
 function sumsOf(files) {
   const changes = files.flatMap((file, process) =>
-    blocksOf(file).filter(block => block.device >= 0).flatMap(block => [
-      { at: block.alloc, process, bytes: block.size },
-      ...(block.free ? [{ at: block.free, process, bytes: -block.size }] : []),
-    ]),
+    blocksOf(file)
+      .filter(block => block.device >= 0)
+      .flatMap(block => [
+        { at: block.alloc, process, bytes: block.size },
+        ...(block.free ? [{ at: block.free, process, bytes: -block.size }] : []),
+      ]),
   );
   changes.sort((a, b) => (a.at[0] < b.at[0] ? -1 : a.at[0] > b.at[0] ? 1 : a.process - b.process || a.at[1] - b.at[1]));
   let sum = 0;
@@ -71,14 +94,20 @@ function deviceParts({ device_memory: memory }, name) {
 
 /** The figures that the card of the launch has. */
 function launchFigures(launch) {
-  if (!launch || (launch.ranks.length < 2 && launch.issues.length === 0 && launch.shared_memory.length === 0)) return [];
-  const isShown = phase => launch.ranks.some(rank => rank.phases.some(one => one.phase === phase && one.peak_bytes > 0));
-  const ranks = launch.ranks.length < 2 ? [] : launch.ranks.flatMap((rank, at) => {
-    const phases = rank.phases.flatMap(({ phase }, i) => (isShown(phase) ? [`phases.${i}.peak_bytes`] : []));
-    return ['peak_bytes', 'reserved_bytes', ...phases].map(field => [`/launch.ranks.${at}.${field}`, true]);
-  });
+  if (!launch || (launch.ranks.length < 2 && launch.issues.length === 0 && launch.shared_memory.length === 0))
+    return [];
+  const isShown = phase =>
+    launch.ranks.some(rank => rank.phases.some(one => one.phase === phase && one.peak_bytes > 0));
+  const ranks =
+    launch.ranks.length < 2
+      ? []
+      : launch.ranks.flatMap((rank, at) => {
+          const phases = rank.phases.flatMap(({ phase }, i) => (isShown(phase) ? [`phases.${i}.peak_bytes`] : []));
+          return ['peak_bytes', 'reserved_bytes', ...phases].map(field => [`/launch.ranks.${at}.${field}`, true]);
+        });
   const { imbalance } = launch;
-  const matters = imbalance && imbalance.difference_bytes > 0 && imbalance.difference_bytes * 100 >= imbalance.max_bytes;
+  const matters =
+    imbalance && imbalance.difference_bytes > 0 && imbalance.difference_bytes * 100 >= imbalance.max_bytes;
   const shared = launch.shared_memory.map((_, at) => [`/launch.shared_memory.${at}.peak_bytes`, true]);
   return [...ranks, ['/launch.imbalance.unused_bytes', matters], ...shared];
 }
@@ -111,14 +140,28 @@ async function cards(page, summary, expect, { check, equal, drawn }) {
       ['growth_after_first_step.optimizer_state_bytes', described.growth_after_first_step],
       ['holders.held_bytes', described.holders?.largest.length],
       ['reserved.allocated_bytes', described.reserved],
-      ['device_memory.at_end.used_bytes', described.device_memory && described.device_memory.at_end.used_bytes !== described.device_memory.at_peak.used_bytes],
+      [
+        'device_memory.at_end.used_bytes',
+        described.device_memory &&
+          described.device_memory.at_end.used_bytes !== described.device_memory.at_peak.used_bytes,
+      ],
       ...['at_peak', 'at_end'].flatMap(one => deviceParts(described, one)),
       ...launchFigures(summary.launch),
     ];
-    for (const [field, isThere] of needed) check(`card of ${field}`, Boolean(isThere) === found.some(one => one.field === field), isThere ? 'it is missing' : 'it is there');
+    for (const [field, isThere] of needed)
+      check(
+        `card of ${field}`,
+        Boolean(isThere) === found.some(one => one.field === field),
+        isThere ? 'it is missing' : 'it is there',
+      );
   }
   if (count > 1) await device.selectOption('0');
-  for (const field of expect.filter(one => !VIEWS.includes(one))) check(`expected figure ${field}`, [...seen].some(one => one.endsWith(field)), 'the page does not have it');
+  for (const field of expect.filter(one => !VIEWS.includes(one)))
+    check(
+      `expected figure ${field}`,
+      [...seen].some(one => one.endsWith(field)),
+      'the page does not have it',
+    );
   equal('figures without a name', await page.evaluate(() => document.querySelectorAll('[data-field=""]').length), 0);
 }
 
@@ -138,7 +181,9 @@ async function tracks(page, summary, expect, { check, equal, drawn, picture }) {
       return total;
     };
     return Array.from({ length: ranges.count }, (_, range) => {
-      const inside = [...device.pointSeq].flatMap((seq, at) => (seq > ranges.from[range] && seq < ranges.to[range] ? [device.total[at]] : []));
+      const inside = [...device.pointSeq].flatMap((seq, at) =>
+        seq > ranges.from[range] && seq < ranges.to[range] ? [device.total[at]] : [],
+      );
       const [start, end] = [before(ranges.from[range]), before(ranges.to[range])];
       return {
         name: ranges.name(range),
@@ -157,25 +202,42 @@ async function tracks(page, summary, expect, { check, equal, drawn, picture }) {
     const { state, devices } = window.memtraceReport;
     return { trace: devices.find(one => one.device === state.now.device).trace, device: state.now.device.info.device };
   });
-  const labels = summary.processes.find(one => one.trace === device.trace).devices.find(one => one.device === device.device).labels;
+  const labels = summary.processes
+    .find(one => one.trace === device.trace)
+    .devices.find(one => one.device === device.device).labels;
   const leftOut = await page.evaluate(() => window.memtraceReport.state.now.device.process.ranges.leftOut);
   for (const label of labels.filter(() => leftOut === 0)) {
-    const isIn = name => (label.name.endsWith('*') ? new RegExp(`^${label.name.slice(0, -1).replace(/[.*+?^${}()|[\]\\]/g, '\\$&')}\\d+$`).test(name) : name === label.name);
+    const isIn = name =>
+      label.name.endsWith('*')
+        ? new RegExp(`^${label.name.slice(0, -1).replace(/[.*+?^${}()|[\]\\]/g, '\\$&')}\\d+$`).test(name)
+        : name === label.name;
     const own = all.filter(one => isIn(one.name));
-    equal(`ranges of ${label.name}`, [own.length, Math.max(...own.map(one => one.levels[1]))], [label.times, label.peak_bytes]);
+    equal(
+      `ranges of ${label.name}`,
+      [own.length, Math.max(...own.map(one => one.levels[1]))],
+      [label.times, label.peak_bytes],
+    );
   }
   // The pointer reads a range, a click selects it.
-  const widest = all.reduce((best, one, at) => (one.extent[1] - one.extent[0] > all[best].extent[1] - all[best].extent[0] ? at : best), 0);
+  const widest = all.reduce(
+    (best, one, at) => (one.extent[1] - one.extent[0] > all[best].extent[1] - all[best].extent[0] ? at : best),
+    0,
+  );
   const canvas = page.locator('#timeline canvas');
   const place = async range => {
-    await page.evaluate(() => document.querySelector('#timeline').scrollIntoView({ block: 'center', behavior: 'instant' }));
+    await page.evaluate(() =>
+      document.querySelector('#timeline').scrollIntoView({ block: 'center', behavior: 'instant' }),
+    );
     const box = await canvas.boundingBox();
     const [x, y] = await page.evaluate(at => {
       const { timeline } = window.memtraceReport;
       const { from, to, left, width } = timeline.geometry;
       const [low, high] = timeline.tracks.extent(at);
       const middle = (Math.max(low, from) + Math.min(high, to)) / 2;
-      return [left + ((middle - from) / (to - from)) * width, timeline.tracksTop + 6 + 16 * timeline.tracks.ranges.track[at] + 7];
+      return [
+        left + ((middle - from) / (to - from)) * width,
+        timeline.tracksTop + 6 + 16 * timeline.tracks.ranges.track[at] + 7,
+      ];
     }, range);
     return [box.x + x, box.y + y];
   };
@@ -184,14 +246,21 @@ async function tracks(page, summary, expect, { check, equal, drawn, picture }) {
   const readout = await page.locator('#timeline .readout').textContent();
   const [start, peak, end] = all[widest].levels;
   const text = `${all[widest].name} (`;
-  check('range under the pointer', readout.startsWith(text) && readout.includes(`${sizeText(start)} before, peak ${sizeText(peak)}, ${sizeText(end)} after`), `${readout} for ${text}`);
+  check(
+    'range under the pointer',
+    readout.startsWith(text) &&
+      readout.includes(`${sizeText(start)} before, peak ${sizeText(peak)}, ${sizeText(end)} after`),
+    `${readout} for ${text}`,
+  );
   await page.mouse.click(...(await place(widest)));
   await drawn();
   const selected = () => page.evaluate(() => window.memtraceReport.timeline.tracks.selected);
   equal('selected range', await selected(), widest);
   const facts = page.locator('#timeline .range');
   check('facts of the range', (await facts.textContent()).startsWith(`Range ${text}`), await facts.textContent());
-  const point = await page.evaluate(() => window.memtraceReport.state.now.device.total[window.memtraceReport.state.now.point]);
+  const point = await page.evaluate(
+    () => window.memtraceReport.state.now.device.total[window.memtraceReport.state.now.point],
+  );
   if (all[widest].isComplete) equal('the selected point is the peak of the range', point, peak);
   await picture('range', false);
   // A drawn track has more than the background.
@@ -199,16 +268,30 @@ async function tracks(page, summary, expect, { check, equal, drawn, picture }) {
     const { timeline } = window.memtraceReport;
     const canvas = document.querySelector('#timeline canvas');
     const { ratio, left, width } = timeline.geometry;
-    const data = canvas.getContext('2d').getImageData(left * ratio, (timeline.tracksTop + 6) * ratio, width * ratio, timeline.tracks.ranges.threads.length * 16 * ratio).data;
+    const data = canvas
+      .getContext('2d')
+      .getImageData(
+        left * ratio,
+        (timeline.tracksTop + 6) * ratio,
+        width * ratio,
+        timeline.tracks.ranges.threads.length * 16 * ratio,
+      ).data;
     return data.reduce((sum, value, at) => sum + (at % 4 === 3 && value > 0 ? 1 : 0), 0);
   });
   check('drawn tracks', ink > 0, 'nothing is drawn');
   // Buttons and keys.
   await facts.getByRole('button', { name: 'Zoom to it' }).click();
   await drawn();
-  const [from, to] = await page.evaluate(() => [window.memtraceReport.timeline.geometry.from, window.memtraceReport.timeline.geometry.to]);
+  const [from, to] = await page.evaluate(() => [
+    window.memtraceReport.timeline.geometry.from,
+    window.memtraceReport.timeline.geometry.to,
+  ]);
   const [low, high] = all[widest].extent;
-  check('zoom to a range', from <= low && to >= high && to - from <= Math.max(1.2 * (high - low), 10), `${from} to ${to} for ${low} to ${high}`);
+  check(
+    'zoom to a range',
+    from <= low && to >= high && to - from <= Math.max(1.2 * (high - low), 10),
+    `${from} to ${to} for ${low} to ${high}`,
+  );
   await facts.getByRole('button', { name: 'Compare its end' }).click();
   await drawn();
   equal('comparison of a range', await page.textContent('#allocations h2'), 'Changes between two points');
@@ -267,8 +350,12 @@ async function custom(page, expect, { check, equal, drawn }) {
     const { device } = state.now;
     const values = timeline.set.values(device.peak);
     const { trace } = devices.find(one => one.device === device);
-    const described = summary.processes.find(one => one.trace === trace).devices.find(one => one.device === device.info.device);
-    const expected = described.peak.by_custom_category.filter(one => one.bytes > 0).map(one => [one.custom_category ?? 'none of the rules', one.bytes]);
+    const described = summary.processes
+      .find(one => one.trace === trace)
+      .devices.find(one => one.device === device.info.device);
+    const expected = described.peak.by_custom_category
+      .filter(one => one.bytes > 0)
+      .map(one => [one.custom_category ?? 'none of the rules', one.bytes]);
     // The table groups the blocks of a line and a category.
     const table = {};
     for (const block of device.live(device.peak)) {
@@ -277,7 +364,13 @@ async function custom(page, expect, { check, equal, drawn }) {
     }
     const sort = rows => rows.sort(([a], [b]) => (a < b ? -1 : 1));
     const sum = timeline.set.values(state.now.point).reduce((a, b) => a + b, 0);
-    return { series: sort(timeline.set.series.map((one, at) => [one.label, values[at]]).filter(([, bytes]) => bytes > 0)), expected: sort(expected), table: sort(Object.entries(table)), sum, total: device.total[state.now.point] };
+    return {
+      series: sort(timeline.set.series.map((one, at) => [one.label, values[at]]).filter(([, bytes]) => bytes > 0)),
+      expected: sort(expected),
+      table: sort(Object.entries(table)),
+      sum,
+      total: device.total[state.now.point],
+    };
   });
   equal('series by custom category at the peak', found.series, found.expected);
   equal('blocks by custom category at the peak', found.table, found.expected);
@@ -287,19 +380,29 @@ async function custom(page, expect, { check, equal, drawn }) {
   check('column of custom categories', at >= 0, heads.join(', '));
   const cells = await page.locator(`#allocations tbody td:nth-child(${at + 1})`).allTextContents();
   const names = new Set(found.expected.map(([name]) => name));
-  check('cells of custom categories', cells.length > 0 && cells.every(text => names.has(text)), cells.slice(0, 5).join(', '));
+  check(
+    'cells of custom categories',
+    cells.length > 0 && cells.every(text => names.has(text)),
+    cells.slice(0, 5).join(', '),
+  );
   // A name of the card searches the table.
   const name = await page.locator('#custom button.link').first().textContent();
   await page.locator('#custom button.link').first().click();
   await drawn();
   const matching = await page.locator(`#allocations tbody td:nth-child(${at + 1})`).allTextContents();
-  check('search for a custom category', matching.length > 0 && matching.every(text => text === name), `${matching.slice(0, 5)} for ${name}`);
+  check(
+    'search for a custom category',
+    matching.length > 0 && matching.every(text => text === name),
+    `${matching.slice(0, 5)} for ${name}`,
+  );
   await page.locator('#allocations').getByLabel('Search').fill('');
   await select.selectOption('category');
   await drawn();
 }
 
-/** The ids of private memory pools in the list of live allocations, beside those of the summary's largest allocations. */
+/**
+ * The ids of private memory pools in the list of live allocations, beside those of the summary's largest allocations.
+ */
 async function pools(page, expect, { check, equal, drawn }) {
   await page.locator('#timeline').getByRole('button', { name: 'Peak' }).click();
   const grouping = page.locator('#allocations').getByLabel('Group blocks');
@@ -309,7 +412,9 @@ async function pools(page, expect, { check, equal, drawn }) {
     const { state, summary, devices } = window.memtraceReport;
     const { device } = state.now;
     const { trace } = devices.find(one => one.device === device);
-    const { peak } = summary.processes.find(one => one.trace === trace).devices.find(one => one.device === device.info.device);
+    const { peak } = summary.processes
+      .find(one => one.trace === trace)
+      .devices.find(one => one.device === device.info.device);
     const plural = name => device.process.categories.find(one => one.name === name).plural;
     const [blocks, expected] = [{}, {}];
     for (const block of device.live(device.peak)) {
@@ -325,20 +430,31 @@ async function pools(page, expect, { check, equal, drawn }) {
     // The summary lists the 20 largest groups, and a long recording only its largest blocks.
     return { blocks: sort(blocks), expected: sort(expected), isComplete: groups.length < 20 && !device.info.rest };
   });
-  if (expect.includes('pools')) check('memory pools', found.isComplete && found.expected.length > 1, JSON.stringify(found));
+  if (expect.includes('pools'))
+    check('memory pools', found.isComplete && found.expected.length > 1, JSON.stringify(found));
   if (!found.isComplete || found.expected.length === 0) return;
   equal('blocks by memory pool at the peak', found.blocks, found.expected);
   const category = async () => {
     const heads = await page.locator('#allocations th').allTextContents();
-    return page.locator(`#allocations tbody td:nth-child(${heads.findIndex(text => text.startsWith('Category')) + 1})`).allTextContents();
+    return page
+      .locator(`#allocations tbody td:nth-child(${heads.findIndex(text => text.startsWith('Category')) + 1})`)
+      .allTextContents();
   };
   const cells = await category();
-  equal('cells of memory pools', [...new Set(cells.filter(text => text.endsWith(')')))].sort(), found.expected.map(([text]) => text));
+  equal(
+    'cells of memory pools',
+    [...new Set(cells.filter(text => text.endsWith(')')))].sort(),
+    found.expected.map(([text]) => text),
+  );
   const [text] = found.expected.at(-1);
   await page.locator('#allocations').getByLabel('Search').fill(text);
   await drawn();
   const matching = await category();
-  check('search for a memory pool', matching.length > 0 && matching.every(one => one === text), `${matching.slice(0, 5)} for ${text}`);
+  check(
+    'search for a memory pool',
+    matching.length > 0 && matching.every(one => one === text),
+    `${matching.slice(0, 5)} for ${text}`,
+  );
   await page.locator('#allocations').getByLabel('Search').fill('');
   await drawn();
 }
@@ -362,13 +478,31 @@ async function ranks(page, expect, blocks, { check, equal, drawn, wrongColumns, 
     const wrong = totals.filter((total, point) => sum.values(point).reduce((a, b) => a + b, 0) !== total).length;
     const random = Array.from({ length: 200 }, (_, at) => (at * 7919) % sum.points);
     // Each part is the level of its device, in whatever order the points are asked for.
-    const parts = random.filter(point => sum.devices.some((device, rank) => !sum.info.rest && sum.values(point)[rank] !== 0 && device.total[sum.place(point, device).point] !== sum.values(point)[rank])).length;
-    const back = random.filter(point => sum.devices.some(device => {
-      const place = sum.place(point, device);
-      return sum.values(point)[sum.devices.indexOf(device)] !== 0 && sum.pointAt(place) > point;
-    })).length;
+    const parts = random.filter(point =>
+      sum.devices.some(
+        (device, rank) =>
+          !sum.info.rest &&
+          sum.values(point)[rank] !== 0 &&
+          device.total[sum.place(point, device).point] !== sum.values(point)[rank],
+      ),
+    ).length;
+    const back = random.filter(point =>
+      sum.devices.some(device => {
+        const place = sum.place(point, device);
+        return sum.values(point)[sum.devices.indexOf(device)] !== 0 && sum.pointAt(place) > point;
+      }),
+    ).length;
     const times = sum.pointTime.every((time, at) => at === 0 || time >= sum.pointTime[at - 1]);
-    return { totals, wrong, parts, back, times, peak: sum.total[sum.peak], isComplete: !sum.info.rest, points: sum.devices.reduce((count, device) => count + device.points, 0) };
+    return {
+      totals,
+      wrong,
+      parts,
+      back,
+      times,
+      peak: sum.total[sum.peak],
+      isComplete: !sum.info.rest,
+      points: sum.devices.reduce((count, device) => count + device.points, 0),
+    };
   });
   equal('sums that differ from their parts', [found.wrong, found.parts, found.back], [0, 0, 0]);
   check('times of the sum', found.times, 'they decrease');
@@ -387,7 +521,9 @@ async function ranks(page, expect, blocks, { check, equal, drawn, wrongColumns, 
   await page.locator('#timeline').getByRole('button', { name: 'Peak' }).click();
   await drawn();
   const canvas = page.locator('#timeline canvas');
-  await page.evaluate(() => document.querySelector('#timeline').scrollIntoView({ block: 'center', behavior: 'instant' }));
+  await page.evaluate(() =>
+    document.querySelector('#timeline').scrollIntoView({ block: 'center', behavior: 'instant' }),
+  );
   const box = await canvas.boundingBox();
   const count = await page.evaluate(() => window.memtraceReport.timeline.device.devices.length);
   for (let rank = 0; rank < count; rank++) {
@@ -413,7 +549,9 @@ async function ranks(page, expect, blocks, { check, equal, drawn, wrongColumns, 
   await page.locator('#timeline .legend button').first().focus();
   await page.keyboard.press('Enter');
   await drawn();
-  const last = await page.evaluate(() => window.memtraceReport.timeline.device.devices.indexOf(window.memtraceReport.state.now.device));
+  const last = await page.evaluate(() =>
+    window.memtraceReport.timeline.device.devices.indexOf(window.memtraceReport.state.now.device),
+  );
   equal('the legend chooses a rank', last, count - 1);
   await select.selectOption('category');
   await drawn();
@@ -429,9 +567,11 @@ async function sizes(page, { check, equal, drawn }) {
     for (const one of document.querySelectorAll('main *, header *')) {
       const box = one.getBoundingClientRect();
       if (box.width === 0 || scrolls(one) || one.closest('[hidden]')) continue;
-      if (box.right > document.documentElement.clientWidth + 1 || box.left < -1) wide.push(`${one.tagName} ${one.className} ${one.textContent.slice(0, 40)}`);
+      if (box.right > document.documentElement.clientWidth + 1 || box.left < -1)
+        wide.push(`${one.tagName} ${one.className} ${one.textContent.slice(0, 40)}`);
       const style = getComputedStyle(one);
-      if (style.overflowX === 'hidden' && one.scrollWidth > one.clientWidth + 1) wide.push(`text of ${one.tagName} ${one.className}`);
+      if (style.overflowX === 'hidden' && one.scrollWidth > one.clientWidth + 1)
+        wide.push(`text of ${one.tagName} ${one.className}`);
     }
     return wide.slice(0, 5);
   };
@@ -443,7 +583,11 @@ async function sizes(page, { check, equal, drawn }) {
   await page.setViewportSize({ width: 718, height: 1000 });
   await drawn();
   equal('cut on paper', await page.evaluate(cut), []);
-  const scrolled = await page.evaluate(() => [...document.querySelectorAll('.scroll')].filter(one => one.scrollWidth > one.clientWidth + 1).map(one => one.closest('section')?.id ?? ''));
+  const scrolled = await page.evaluate(() =>
+    [...document.querySelectorAll('.scroll')]
+      .filter(one => one.scrollWidth > one.clientWidth + 1)
+      .map(one => one.closest('section')?.id ?? ''),
+  );
   equal('tables that paper cuts', scrolled, []);
   await page.emulateMedia({ media: 'screen' });
   await page.setViewportSize(size);
@@ -451,9 +595,13 @@ async function sizes(page, { check, equal, drawn }) {
   // Tab visits everything that can be operated, and each has a name.
   const operated = await page.evaluate(() => {
     const visible = one => one.checkVisibility() && one.getClientRects().length > 0 && !one.disabled;
-    const all = [...document.querySelectorAll('button, select, input, summary, a[href], canvas[tabindex]')].filter(visible);
+    const all = [...document.querySelectorAll('button, select, input, summary, a[href], canvas[tabindex]')].filter(
+      visible,
+    );
     all.forEach((one, at) => (one.dataset.tab = String(at)));
-    const name = one => one.getAttribute('aria-label') ?? (one.textContent.trim() || one.closest('label')?.textContent.trim() || one.title);
+    const name = one =>
+      one.getAttribute('aria-label') ??
+      (one.textContent.trim() || one.closest('label')?.textContent.trim() || one.title);
     return { count: all.length, unnamed: all.filter(one => !name(one)).map(one => one.outerHTML.slice(0, 80)) };
   });
   equal('operated without a name', operated.unnamed, []);
@@ -467,8 +615,15 @@ async function sizes(page, { check, equal, drawn }) {
     if (at !== '') visited.add(at);
   }
   const missed = await page.evaluate(
-    reached => [...document.querySelectorAll('[data-tab]')].filter(one => !reached.includes(one.dataset.tab)).map(one => one.outerHTML.slice(0, 120)),
+    reached =>
+      [...document.querySelectorAll('[data-tab]')]
+        .filter(one => !reached.includes(one.dataset.tab))
+        .map(one => one.outerHTML.slice(0, 120)),
     [...visited],
   );
-  check('the keyboard reaches everything', visited.size >= most, `${visited.size} of ${operated.count}, without ${missed.slice(0, 4).join(' ')}`);
+  check(
+    'the keyboard reaches everything',
+    visited.size >= most,
+    `${visited.size} of ${operated.count}, without ${missed.slice(0, 4).join(' ')}`,
+  );
 }

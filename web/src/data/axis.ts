@@ -1,7 +1,7 @@
 /** Positions of points on the horizontal axis: allocation order, steps or time. */
 
-import { type Device, upperBound } from './model';
 import * as format from '../format';
+import { type Device, upperBound } from './model';
 
 export type AxisKind = 'order' | 'steps' | 'time';
 
@@ -73,7 +73,10 @@ function newAxis(device: Device, kind: AxisKind): Axis {
       position,
       begin: position[0] ?? 0,
       end: Math.max((position[n - 1] ?? 0) * (1 + 1e-9), (position[0] ?? 0) + 1),
-      label: (value, step) => (step >= 1e6 ? `${format.axisLabel(value / 1e6, step / 1e6)} s` : `${format.axisLabel(value / 1e3, step / 1e3)} ms`),
+      label: (value, step) =>
+        step >= 1e6
+          ? `${format.axisLabel(value / 1e6, step / 1e6)} s`
+          : `${format.axisLabel(value / 1e3, step / 1e3)} ms`,
       title: 'time since the first event',
       at: (_, us) => us,
     };
@@ -84,7 +87,8 @@ function newAxis(device: Device, kind: AxisKind): Axis {
       const position = new Float64Array(n);
       for (const range of ranges) {
         const length = range.to - range.from;
-        for (let point = range.from; point < range.to; point++) position[point] = range.step + (point - range.from) / length;
+        for (let point = range.from; point < range.to; point++)
+          position[point] = range.step + (point - range.from) / length;
       }
       const last = ranges.at(-1)?.step ?? 0;
       return {

@@ -1,6 +1,6 @@
 /** The run as the page has it: for each device, every block with its lifetime, and points at which totals are known. */
 
-import { Reader, records } from './decode';
+import { type Reader, records } from './decode';
 import { Ranges } from './ranges';
 
 export interface DeviceInfo {
@@ -24,7 +24,15 @@ interface Tables {
   /** By stack: its innermost frame. */
   calls: number[];
   /** Numbers of stacks, nodes, modules, custom categories and pools are plus one; 0 is none. */
-  sites: { stack: number[]; node: number[]; module: number[]; category: number[]; phase: number[]; custom: number[]; pool: number[] };
+  sites: {
+    stack: number[];
+    node: number[];
+    module: number[];
+    category: number[];
+    phase: number[];
+    custom: number[];
+    pool: number[];
+  };
   /** By custom category: its name. */
   custom_categories: number[];
   /** Name, shape, module plus one. */
@@ -278,7 +286,13 @@ export class Process {
 
   frame(number: number): Frame {
     const [name, file, line, flags] = this.json.tables.frames[number] as [number, number, number, number];
-    return { name: this.string(name), file: this.string(file), line, native: (flags & 1) > 0, library: (flags & 2) > 0 };
+    return {
+      name: this.string(name),
+      file: this.string(file),
+      line,
+      native: (flags & 1) > 0,
+      library: (flags & 2) > 0,
+    };
   }
 
   /** The numbers of the frames of a stack, innermost first. */
@@ -296,7 +310,8 @@ export class Process {
     if (found === undefined) {
       const frames = this.frames(stack);
       const flags = (frame: number) => (this.json.tables.frames[frame] as number[])[3] as number;
-      found = frames.find(frame => flags(frame) === 0) ?? frames.find(frame => (flags(frame) & 1) === 0) ?? frames[0] ?? -1;
+      found =
+        frames.find(frame => flags(frame) === 0) ?? frames.find(frame => (flags(frame) & 1) === 0) ?? frames[0] ?? -1;
       this.ownLine.set(stack, found);
     }
     return found;

@@ -41,7 +41,13 @@ export class Ranges {
   }
 
   of(device: number): RangeLevels {
-    return this.levels[device] ?? { start: new Float64Array(this.count), peak: new Float64Array(this.count), end: new Float64Array(this.count) };
+    return (
+      this.levels[device] ?? {
+        start: new Float64Array(this.count),
+        peak: new Float64Array(this.count),
+        end: new Float64Array(this.count),
+      }
+    );
   }
 
   /** The ranges whose names contain a text, or equal it, if any does. */

@@ -1,7 +1,7 @@
 /** The sum of several processes' allocated bytes on a common clock, divided by rank. Exact at every point. */
 
+import { type Reader, records } from './decode';
 import { type Changes, Device, Process, type Segments, upperBound } from './model';
-import { Reader, records } from './decode';
 import type { OneSeries, PointSeries } from './series';
 
 /** The number of points between two stored states. */
@@ -30,7 +30,9 @@ export class RankTotals extends Device implements PointSeries {
   /** By series: its device, and when its process began, in microseconds after the first of all. */
   readonly devices: Device[];
   private offsets: number[] = [];
-  /** If the page has all events: the series of each, and how many points of each series are before every `INTERVAL`th. */
+  /**
+   * If the page has all events: the series of each, and how many points of each series are before every `INTERVAL`th.
+   */
   private order: Uint8Array | null = null;
   private states = new Int32Array(0);
   /** Otherwise the bytes of each series at each point. */
@@ -39,7 +41,10 @@ export class RankTotals extends Device implements PointSeries {
   private nowPoint = 0;
 
   /** `deviceOf` finds the device of a process of the page, and its name. */
-  static of(bytes: Uint8Array, deviceOf: (process: number, device: number) => { device: Device; name: string } | undefined): RankTotals | null {
+  static of(
+    bytes: Uint8Array,
+    deviceOf: (process: number, device: number) => { device: Device; name: string } | undefined,
+  ): RankTotals | null {
     const order: Uint8Array[] = [];
     let json: Json | null = null;
     let sums: Reader | null = null;
@@ -51,10 +56,22 @@ export class RankTotals extends Device implements PointSeries {
     if (!json) return null;
     const found = json.series.map(([process, device]) => deviceOf(process, device));
     // A device without allocations adds nothing, and the page does not list it.
-    return new RankTotals(json, found.map(one => one?.device ?? null), found.map(one => one?.name ?? ''), order, sums);
+    return new RankTotals(
+      json,
+      found.map(one => one?.device ?? null),
+      found.map(one => one?.name ?? ''),
+      order,
+      sums,
+    );
   }
 
-  private constructor(json: Json, devices: (Device | null)[], names: string[], order: Uint8Array[], sums: Reader | null) {
+  private constructor(
+    json: Json,
+    devices: (Device | null)[],
+    names: string[],
+    order: Uint8Array[],
+    sums: Reader | null,
+  ) {
     const events = json.events;
     super(new Process(), {
       device: 0,
@@ -67,18 +84,37 @@ export class RankTotals extends Device implements PointSeries {
       physical_left_out: 0,
       mismatches: devices.reduce((sum, device) => sum + (device?.info.mismatches ?? 0), 0),
     });
-    const listed = devices.flatMap((device, number) => (device ? [{ device, number, name: names[number] as string }] : []));
+    const listed = devices.flatMap((device, number) =>
+      device ? [{ device, number, name: names[number] as string }] : [],
+    );
     this.devices = listed.map(one => one.device);
     const begin = BigInt(json.begin_ns);
     this.offsets = this.devices.map(device => Number(device.process.beginNs - begin) / 1000);
     const none: Changes = { seq: new Float64Array(0), value: new Float64Array(0) };
     [this.reserved, this.physical] = [none, none];
-    this.segments = { seq: none.seq, kind: new Uint8Array(0), address: none.seq, size: none.seq, pool: none.seq, stream: none.seq } satisfies Segments;
+    this.segments = {
+      seq: none.seq,
+      kind: new Uint8Array(0),
+      address: none.seq,
+      size: none.seq,
+      pool: none.seq,
+      stream: none.seq,
+    } satisfies Segments;
     this.now = new Int32Array(this.devices.length);
-    if (sums) this.readSums(sums, listed.map(one => one.number), json.series.length);
+    if (sums)
+      this.readSums(
+        sums,
+        listed.map(one => one.number),
+        json.series.length,
+      );
     else this.readOrder(order, new Map(listed.map((one, at) => [one.number, at])));
-    for (let point = 1; point < this.points; point++) if ((this.total[point] as number) > (this.total[this.peak] as number)) this.peak = point;
-    this.series = listed.map(({ device, name }, at) => ({ label: name, color: `series-${at % 11}`, most: device.total[device.peak] ?? 0 }));
+    for (let point = 1; point < this.points; point++)
+      if ((this.total[point] as number) > (this.total[this.peak] as number)) this.peak = point;
+    this.series = listed.map(({ device, name }, at) => ({
+      label: name,
+      color: `series-${at % 11}`,
+      most: device.total[device.peak] ?? 0,
+    }));
   }
 
   private readOrder(order: Uint8Array[], places: Map<number, number>): void {

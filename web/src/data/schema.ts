@@ -1,4 +1,7 @@
-/** The JSON of memtrace, from analysis/schema, where every field has its meaning. Generated: see analysis/tests/it/typescript.rs. */
+/**
+ * The JSON of memtrace, from analysis/schema, where every field has its meaning. Generated: see
+ * analysis/tests/it/typescript.rs.
+ */
 
 export interface AllocationGroup {
   blocks: number;
@@ -31,7 +34,14 @@ export interface BlockingAllocation {
   tensor_name?: string;
 }
 
-export type BufferKind = 'argument' | 'donated_argument' | 'output' | 'temporary' | 'constant' | 'thread_local' | 'other';
+export type BufferKind =
+  | 'argument'
+  | 'donated_argument'
+  | 'output'
+  | 'temporary'
+  | 'constant'
+  | 'thread_local'
+  | 'other';
 
 export interface CalledFunctionSummary {
   allocated_bytes: number;
@@ -48,7 +58,23 @@ export interface CalledFunctionsSummary {
   left_out: number;
 }
 
-export type Category = 'parameter' | 'gradient' | 'optimizer_state' | 'activation' | 'autograd_detail' | 'input' | 'temporary' | 'workspace' | 'communication_bucket' | 'autocast_cache' | 'checkpoint' | 'kv_cache' | 'kept_tensor' | 'graph_pool' | 'memory_pool' | 'unknown';
+export type Category =
+  | 'parameter'
+  | 'gradient'
+  | 'optimizer_state'
+  | 'activation'
+  | 'autograd_detail'
+  | 'input'
+  | 'temporary'
+  | 'workspace'
+  | 'communication_bucket'
+  | 'autocast_cache'
+  | 'checkpoint'
+  | 'kv_cache'
+  | 'kept_tensor'
+  | 'graph_pool'
+  | 'memory_pool'
+  | 'unknown';
 
 export interface CategoryAmount {
   blocks: number;
@@ -65,7 +91,70 @@ export interface CategoryChange {
   difference_bytes: number;
 }
 
-export type CategoryRuleId = 'name-parameter' | 'name-buffer' | 'name-gradient' | 'name-optimizer-state' | 'bucket-ddp' | 'bucket-fsdp' | 'bucket-data-parallel' | 'bucket-zero-redundancy-optimizer' | 'bucket-megatron' | 'kv-cache-transformers' | 'kv-cache-vllm' | 'kv-cache-class-name' | 'kv-cache-buffer-name' | 'kv-cache-equal-blocks' | 'kv-cache-grows' | 'kv-cache-kept-across-calls' | 'checkpoint-torch-load' | 'checkpoint-safetensors' | 'parameter-fsdp-shard' | 'parameter-deepcopy' | 'parameter-module-moved' | 'parameter-model-loaded' | 'parameter-replaced-by-move' | 'parameter-same-site' | 'parameter-gradient-sized' | 'workspace-cublas' | 'workspace-cudnn' | 'workspace-never-freed' | 'graph-pool' | 'private-pool' | 'input-data-phase' | 'input-later-batches' | 'input-other-batches' | 'input-unnamed-at-load' | 'input-no-gradient-at-load' | 'input-before-forward' | 'input-after-evaluation' | 'activation-forward' | 'activation-recomputed' | 'activation-recorded-backward' | 'kept-tensor-at-load' | 'kept-tensor-outlives-steps' | 'kept-tensor-outside-model' | 'kept-tensor-result' | 'gradient-bucket' | 'gradient-outlives-backward' | 'gradient-cleared' | 'gradient-freed-outside-engine' | 'gradient-accumulate-grad' | 'gradient-parameter-sized' | 'autograd-detail-between-nodes' | 'autocast-cache-weight-cast' | 'autocast-cache-freed-at-exit' | 'optimizer-state-initialization' | 'optimizer-state-outlives-step' | 'temporary-freed-by-call' | 'temporary-freed-by-node' | 'temporary-freed-before-forward' | 'temporary-freed-in-optimizer' | 'temporary-gradient-work' | 'unknown-at-load' | 'unknown-in-optimizer' | 'no-category-rule';
+export type CategoryRuleId =
+  | 'name-parameter'
+  | 'name-buffer'
+  | 'name-gradient'
+  | 'name-optimizer-state'
+  | 'bucket-ddp'
+  | 'bucket-fsdp'
+  | 'bucket-data-parallel'
+  | 'bucket-zero-redundancy-optimizer'
+  | 'bucket-megatron'
+  | 'kv-cache-transformers'
+  | 'kv-cache-vllm'
+  | 'kv-cache-class-name'
+  | 'kv-cache-buffer-name'
+  | 'kv-cache-equal-blocks'
+  | 'kv-cache-grows'
+  | 'kv-cache-kept-across-calls'
+  | 'checkpoint-torch-load'
+  | 'checkpoint-safetensors'
+  | 'parameter-fsdp-shard'
+  | 'parameter-deepcopy'
+  | 'parameter-module-moved'
+  | 'parameter-model-loaded'
+  | 'parameter-replaced-by-move'
+  | 'parameter-same-site'
+  | 'parameter-gradient-sized'
+  | 'workspace-cublas'
+  | 'workspace-cudnn'
+  | 'workspace-never-freed'
+  | 'graph-pool'
+  | 'private-pool'
+  | 'input-data-phase'
+  | 'input-later-batches'
+  | 'input-other-batches'
+  | 'input-unnamed-at-load'
+  | 'input-no-gradient-at-load'
+  | 'input-before-forward'
+  | 'input-after-evaluation'
+  | 'activation-forward'
+  | 'activation-recomputed'
+  | 'activation-recorded-backward'
+  | 'kept-tensor-at-load'
+  | 'kept-tensor-outlives-steps'
+  | 'kept-tensor-outside-model'
+  | 'kept-tensor-result'
+  | 'gradient-bucket'
+  | 'gradient-outlives-backward'
+  | 'gradient-cleared'
+  | 'gradient-freed-outside-engine'
+  | 'gradient-accumulate-grad'
+  | 'gradient-parameter-sized'
+  | 'autograd-detail-between-nodes'
+  | 'autocast-cache-weight-cast'
+  | 'autocast-cache-freed-at-exit'
+  | 'optimizer-state-initialization'
+  | 'optimizer-state-outlives-step'
+  | 'temporary-freed-by-call'
+  | 'temporary-freed-by-node'
+  | 'temporary-freed-before-forward'
+  | 'temporary-freed-in-optimizer'
+  | 'temporary-gradient-work'
+  | 'unknown-at-load'
+  | 'unknown-in-optimizer'
+  | 'no-category-rule';
 
 export interface CategoryRuleSummary {
   blocks: number;
@@ -178,7 +267,18 @@ export interface DevicePart {
   pid?: number;
 }
 
-export type DevicePartKind = 'pytorch_allocated' | 'pytorch_cached' | 'library' | 'unused_pools' | 'rounding' | 'context' | 'kernels' | 'other_process' | 'before_process' | 'context_and_other_processes' | 'unattributed';
+export type DevicePartKind =
+  | 'pytorch_allocated'
+  | 'pytorch_cached'
+  | 'library'
+  | 'unused_pools'
+  | 'rounding'
+  | 'context'
+  | 'kernels'
+  | 'other_process'
+  | 'before_process'
+  | 'context_and_other_processes'
+  | 'unattributed';
 
 export interface DeviceSummary {
   before_first_step: PhaseSummary[];
@@ -667,7 +767,17 @@ export interface OwnerSummary {
   peak_bytes: number;
 }
 
-export type Phase = 'load' | 'data' | 'forward' | 'backward' | 'recompute' | 'optimizer' | 'eval' | 'generate' | 'rollout' | 'other';
+export type Phase =
+  | 'load'
+  | 'data'
+  | 'forward'
+  | 'backward'
+  | 'recompute'
+  | 'optimizer'
+  | 'eval'
+  | 'generate'
+  | 'rollout'
+  | 'other';
 
 export interface PhaseAmount {
   blocks: number;
@@ -684,7 +794,82 @@ export interface PhaseChange {
   phase?: Phase;
 }
 
-export type PhaseRuleId = 'engine-torch-autograd' | 'engine-tensor-backward' | 'checkpoint-torch' | 'checkpoint-deepspeed' | 'checkpoint-fairscale' | 'checkpoint-megatron' | 'lr-scheduler' | 'weight-averaging' | 'zero-grad-optimizer' | 'zero-grad-module' | 'zero-grad-other-optimizer' | 'optimizer-state-init-group' | 'optimizer-state-loaded' | 'optimizer-state-bitsandbytes' | 'optimizer-step-torch' | 'optimizer-step-bitsandbytes' | 'optimizer-step-apex' | 'optimizer-step-deepspeed' | 'optimizer-step-deepspeed-zero' | 'optimizer-step-deepspeed-bf16' | 'optimizer-step-torchao' | 'optimizer-step-timm' | 'optimizer-step-transformers' | 'optimizer-step-megatron' | 'optimizer-step-lion' | 'optimizer-step-schedulefree' | 'gradients-clip-grad' | 'gradients-grad-scaler' | 'data-torch' | 'data-torchdata' | 'data-dali' | 'data-accelerate' | 'load-module-moved' | 'load-state-dict' | 'load-module-built' | 'load-nn-init' | 'load-torch-load' | 'load-safetensors' | 'load-distributed-checkpoint' | 'load-ddp-built' | 'load-transformers' | 'load-accelerate' | 'compute-nn-modules' | 'compute-nn-functional' | 'compute-ddp-buckets' | 'compute-nn-parallel' | 'compute-nn-attention' | 'compute-compiled' | 'compute-autograd-function' | 'compute-flash-attn' | 'range-optimizer-step' | 'range-zero-grad' | 'range-data-loader' | 'range-data-pipe' | 'forward-made-autograd-node' | 'forward-outside-model' | 'backward-autograd-node' | 'backward-inside-engine' | 'backward-no-python-frame' | 'recompute-checkpoint-in-backward' | 'recompute-checkpoint-function' | 'eval-outside-model' | 'eval-without-backward' | 'generate-tokens' | 'rollout-for-training' | 'optimizer-no-grad-after-backward' | 'optimizer-no-grad-outside-step' | 'other-no-grad-after-step' | 'load-before-first-forward' | 'data-between-steps' | 'free-no-python-frame' | 'free-by-position' | 'other-before-next-batch' | 'older-than-recording' | 'no-phase-rule';
+export type PhaseRuleId =
+  | 'engine-torch-autograd'
+  | 'engine-tensor-backward'
+  | 'checkpoint-torch'
+  | 'checkpoint-deepspeed'
+  | 'checkpoint-fairscale'
+  | 'checkpoint-megatron'
+  | 'lr-scheduler'
+  | 'weight-averaging'
+  | 'zero-grad-optimizer'
+  | 'zero-grad-module'
+  | 'zero-grad-other-optimizer'
+  | 'optimizer-state-init-group'
+  | 'optimizer-state-loaded'
+  | 'optimizer-state-bitsandbytes'
+  | 'optimizer-step-torch'
+  | 'optimizer-step-bitsandbytes'
+  | 'optimizer-step-apex'
+  | 'optimizer-step-deepspeed'
+  | 'optimizer-step-deepspeed-zero'
+  | 'optimizer-step-deepspeed-bf16'
+  | 'optimizer-step-torchao'
+  | 'optimizer-step-timm'
+  | 'optimizer-step-transformers'
+  | 'optimizer-step-megatron'
+  | 'optimizer-step-lion'
+  | 'optimizer-step-schedulefree'
+  | 'gradients-clip-grad'
+  | 'gradients-grad-scaler'
+  | 'data-torch'
+  | 'data-torchdata'
+  | 'data-dali'
+  | 'data-accelerate'
+  | 'load-module-moved'
+  | 'load-state-dict'
+  | 'load-module-built'
+  | 'load-nn-init'
+  | 'load-torch-load'
+  | 'load-safetensors'
+  | 'load-distributed-checkpoint'
+  | 'load-ddp-built'
+  | 'load-transformers'
+  | 'load-accelerate'
+  | 'compute-nn-modules'
+  | 'compute-nn-functional'
+  | 'compute-ddp-buckets'
+  | 'compute-nn-parallel'
+  | 'compute-nn-attention'
+  | 'compute-compiled'
+  | 'compute-autograd-function'
+  | 'compute-flash-attn'
+  | 'range-optimizer-step'
+  | 'range-zero-grad'
+  | 'range-data-loader'
+  | 'range-data-pipe'
+  | 'forward-made-autograd-node'
+  | 'forward-outside-model'
+  | 'backward-autograd-node'
+  | 'backward-inside-engine'
+  | 'backward-no-python-frame'
+  | 'recompute-checkpoint-in-backward'
+  | 'recompute-checkpoint-function'
+  | 'eval-outside-model'
+  | 'eval-without-backward'
+  | 'generate-tokens'
+  | 'rollout-for-training'
+  | 'optimizer-no-grad-after-backward'
+  | 'optimizer-no-grad-outside-step'
+  | 'other-no-grad-after-step'
+  | 'load-before-first-forward'
+  | 'data-between-steps'
+  | 'free-no-python-frame'
+  | 'free-by-position'
+  | 'other-before-next-batch'
+  | 'older-than-recording'
+  | 'no-phase-rule';
 
 export interface PhaseRuleSummary {
   allocations: number;
@@ -815,7 +1000,16 @@ export interface ReleasedPart {
   name: string;
 }
 
-export type ReleasedPartKind = 'allocated' | 'blocked' | 'cached' | 'pending_free' | 'private_pool' | 'caching_allocator' | 'library' | 'unused_pools' | 'rounding';
+export type ReleasedPartKind =
+  | 'allocated'
+  | 'blocked'
+  | 'cached'
+  | 'pending_free'
+  | 'private_pool'
+  | 'caching_allocator'
+  | 'library'
+  | 'unused_pools'
+  | 'rounding';
 
 export interface ReleasedSummary {
   after: string;
@@ -862,7 +1056,49 @@ export interface ReservedSummary {
   segments: number;
 }
 
-export type RuleId = 'leak' | 'graph-kept' | 'graph-retained' | 'eval-without-no-grad' | 'gradients-not-cleared' | 'gradients-cleared-late' | 'reference-cycle' | 'checkpoint-kept' | 'wrong-device' | 'fragmentation' | 'ddp-buckets' | 'cublas-workspaces' | 'optimizer-state-does-not-fit' | 'deferred-frees' | 'outputs-kept' | 'stray-context' | 'worker-context' | 'scaled-dot-product-attention' | 'chunked-cross-entropy' | 'no-grad' | 'results-to-cpu' | 'no-kv-cache' | 'load-to-cpu' | 'build-on-meta' | 'final-data-type' | 'checkpoint-layers' | 'checkpoint-or-no-grad' | 'offload-activations' | 'smaller-batches' | 'more-micro-batches' | 'half-the-batch' | 'smaller-evaluation-batch' | 'set-to-none' | 'gradients-in-buckets' | 'fused-step' | 'single-tensor-step' | 'eight-bit-moments' | 'optimizer-in-backward' | 'bfloat16-model' | 'autocast' | 'adapters' | 'combined-changes';
+export type RuleId =
+  | 'leak'
+  | 'graph-kept'
+  | 'graph-retained'
+  | 'eval-without-no-grad'
+  | 'gradients-not-cleared'
+  | 'gradients-cleared-late'
+  | 'reference-cycle'
+  | 'checkpoint-kept'
+  | 'wrong-device'
+  | 'fragmentation'
+  | 'ddp-buckets'
+  | 'cublas-workspaces'
+  | 'optimizer-state-does-not-fit'
+  | 'deferred-frees'
+  | 'outputs-kept'
+  | 'stray-context'
+  | 'worker-context'
+  | 'scaled-dot-product-attention'
+  | 'chunked-cross-entropy'
+  | 'no-grad'
+  | 'results-to-cpu'
+  | 'no-kv-cache'
+  | 'load-to-cpu'
+  | 'build-on-meta'
+  | 'final-data-type'
+  | 'checkpoint-layers'
+  | 'checkpoint-or-no-grad'
+  | 'offload-activations'
+  | 'smaller-batches'
+  | 'more-micro-batches'
+  | 'half-the-batch'
+  | 'smaller-evaluation-batch'
+  | 'set-to-none'
+  | 'gradients-in-buckets'
+  | 'fused-step'
+  | 'single-tensor-step'
+  | 'eight-bit-moments'
+  | 'optimizer-in-backward'
+  | 'bfloat16-model'
+  | 'autocast'
+  | 'adapters'
+  | 'combined-changes';
 
 export type RunOrigin = 'summary' | 'traces' | 'parquet';
 
@@ -940,7 +1176,12 @@ export interface StepEstimate {
   still_to_come: StepPart[];
 }
 
-export type StepEstimateBasis = 'earlier_step' | 'earlier_iteration' | 'sibling_modules' | 'optimizer_state' | 'module_names';
+export type StepEstimateBasis =
+  | 'earlier_step'
+  | 'earlier_iteration'
+  | 'sibling_modules'
+  | 'optimizer_state'
+  | 'module_names';
 
 export interface StepPart {
   bytes?: number;

@@ -16,7 +16,11 @@ export function segmentsAt(device: Device, seq: number, blocks: number[]): Segme
   const { segments } = device;
   const ranges = new Map<number, { size: number; pool: number; mapped: boolean }>();
   for (let i = 0; i < segments.seq.length && (segments.seq[i] as number) <= seq; i++) {
-    const [address, size, pool] = [segments.address[i] as number, segments.size[i] as number, segments.pool[i] as number];
+    const [address, size, pool] = [
+      segments.address[i] as number,
+      segments.size[i] as number,
+      segments.pool[i] as number,
+    ];
     switch (segments.kind[i]) {
       case 0:
         ranges.set(address, { size, pool, mapped: false });
@@ -36,7 +40,8 @@ export function segmentsAt(device: Device, seq: number, blocks: number[]): Segme
   for (const [address, range] of sorted) {
     const last = found.at(-1);
     // Mapped parts without a gap are one expandable segment.
-    if (range.mapped && last?.expandable && last.address + last.size === address && last.pool === range.pool) last.size += range.size;
+    if (range.mapped && last?.expandable && last.address + last.size === address && last.pool === range.pool)
+      last.size += range.size;
     else found.push({ address, size: range.size, pool: range.pool, expandable: range.mapped, blocks: [], used: 0 });
   }
   const byAddress = [...blocks].sort((a, b) => (device.address[a] as number) - (device.address[b] as number));
@@ -53,7 +58,11 @@ export function segmentsAt(device: Device, seq: number, blocks: number[]): Segme
 }
 
 /** Removes a part of mapped ranges. */
-function unmap(ranges: Map<number, { size: number; pool: number; mapped: boolean }>, address: number, size: number): void {
+function unmap(
+  ranges: Map<number, { size: number; pool: number; mapped: boolean }>,
+  address: number,
+  size: number,
+): void {
   const end = address + size;
   for (const [from, range] of [...ranges]) {
     const to = from + range.size;

@@ -164,13 +164,23 @@ export class SeriesSet implements PointSeries {
       const plural = process.categories.find(category => category.name === name)?.plural;
       this.series.push({
         label: byCategory ? (plural ?? name) : name,
-        color: highlight ? (number === 0 ? 'highlight' : 'series-muted') : isFixed ? `${division}-${name}` : isUnmatched(name) ? 'series-muted' : `series-${this.series.length}`,
+        color: highlight
+          ? number === 0
+            ? 'highlight'
+            : 'series-muted'
+          : isFixed
+            ? `${division}-${name}`
+            : isUnmatched(name)
+              ? 'series-muted'
+              : `series-${this.series.length}`,
         most: most[number] as number,
       });
     }
     const left = names.filter((_, number) => (seriesOf[number] as number) < 0 && (most[number] as number) > 0).length;
     if (left > 0) {
-      const [noun, nouns] = { module: ['module', 'modules'], custom: ['category', 'categories'] }[division as string] ?? ['line', 'lines'];
+      const [noun, nouns] = { module: ['module', 'modules'], custom: ['category', 'categories'] }[
+        division as string
+      ] ?? ['line', 'lines'];
       this.series.push({ label: `${left} other ${left === 1 ? noun : nouns}`, color: 'series-other', most: 0 });
     }
     const other = Math.max(0, this.series.length - 1);

@@ -1,8 +1,8 @@
 /** What the reader has chosen, and the listeners that are called when it changes. */
 
-import type { Division, Highlight } from './series';
 import type { AxisKind } from './axis';
 import type { Device } from './model';
+import type { Division, Highlight } from './series';
 
 export interface Choice {
   device: Device;

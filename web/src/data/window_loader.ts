@@ -14,7 +14,12 @@ export class WindowLoader {
   /** The device from one event to another. The error is a sentence. */
   async load(whole: Device, first: number, last: number): Promise<Device> {
     const { device: ordinal } = whole.info;
-    const query = new URLSearchParams({ process: `${this.numberOf(whole.process)}`, device: `${ordinal}`, from: `${first}`, to: `${last}` });
+    const query = new URLSearchParams({
+      process: `${this.numberOf(whole.process)}`,
+      device: `${ordinal}`,
+      from: `${first}`,
+      to: `${last}`,
+    });
     const answer = await fetch(`window?${query}`).catch(() => {
       throw new Error('The server does not answer. Is memtrace open --serve still running?');
     });

@@ -2,9 +2,9 @@
 
 import { stepRanges } from '../data/axis';
 import { dataOf } from '../data/decode';
-import type { DevicePair, DeviceSummary, DiffPeak, DiffReport, Summary } from '../data/schema';
 import { type ComparisonInfo, peakText } from '../data/diff';
 import { type Device, Process } from '../data/model';
+import type { DevicePair, DeviceSummary, DiffPeak, DiffReport, Summary } from '../data/schema';
 import type { Highlight } from '../data/series';
 import { State } from '../data/state';
 import { checkbox, choice, el, replace } from '../dom';
@@ -12,8 +12,8 @@ import * as format from '../format';
 import { Allocations } from '../views/allocations';
 import { type ChangeRow, Changes, type Side } from '../views/changes';
 import * as explain from '../views/explain';
-import { type Part, fillNav, header } from '../views/header';
-import { DIVISIONS, Timeline, TimelineGroup, axisChoice, divisionChoice } from '../views/timeline';
+import { fillNav, header, type Part } from '../views/header';
+import { axisChoice, DIVISIONS, divisionChoice, Timeline, TimelineGroup } from '../views/timeline';
 
 /** Everything that the page shows, for tests. */
 interface Exposed {
@@ -50,18 +50,45 @@ const MARKS = { same: 'ok', redistributed: '', grew: 'warn', shrank: 'ok' };
 
 /** Shows the comparison whose data the page has in its elements; `data` is the comparison itself. */
 export async function comparisonPage(app: HTMLElement, data: Uint8Array): Promise<void> {
-  const { page, diff, a, b } = JSON.parse(new TextDecoder().decode(data)) as { page: ComparisonInfo; diff: DiffReport; a: Summary; b: Summary };
-  const head = header('memtrace diff', '', SIDES.map((side, at) => `${side}: ${page.names[at]}`));
+  const { page, diff, a, b } = JSON.parse(new TextDecoder().decode(data)) as {
+    page: ComparisonInfo;
+    diff: DiffReport;
+    a: Summary;
+    b: Summary;
+  };
+  const head = header(
+    'memtrace diff',
+    '',
+    SIDES.map((side, at) => `${side}: ${page.names[at]}`),
+  );
   const verdict = el(
     'section',
     { class: 'card w12 verdict', id: 'verdict' },
-    page.verdict.map((line, at) => el(at === 0 ? 'strong' : 'p', { class: MARKS[diff.pairs[at]?.result ?? 'redistributed'] }, line)),
+    page.verdict.map((line, at) =>
+      el(at === 0 ? 'strong' : 'p', { class: MARKS[diff.pairs[at]?.result ?? 'redistributed'] }, line),
+    ),
   );
   const losses = [a, b].map((summary, at) => explain.losses(summary, SIDES[at]));
-  const body = el('main', {}, verdict, losses.map(one => (one?.isLoss ? one.element : null)).filter(one => one !== null));
+  const body = el(
+    'main',
+    {},
+    verdict,
+    losses.map(one => (one?.isLoss ? one.element : null)).filter(one => one !== null),
+  );
   replace(app, head, body);
   const remarks = [
-    page.remarks.length > 0 ? el('section', { class: 'card w12 listing', id: 'remarks' }, el('h2', {}, 'Limits of the comparison'), el('ul', {}, page.remarks.map(text => el('li', {}, text)))) : null,
+    page.remarks.length > 0
+      ? el(
+          'section',
+          { class: 'card w12 listing', id: 'remarks' },
+          el('h2', {}, 'Limits of the comparison'),
+          el(
+            'ul',
+            {},
+            page.remarks.map(text => el('li', {}, text)),
+          ),
+        )
+      : null,
     ...losses.map(one => (one && !one.isLoss ? one.element : null)),
   ].filter(part => part !== null);
 
@@ -78,7 +105,9 @@ export async function comparisonPage(app: HTMLElement, data: Uint8Array): Promis
     const entries = ([pair.a, pair.b] as const).map((peak, side) => {
       const device = processes[numbers[side as Side]]?.devices.find(one => one.info.device === peak.device);
       const process = [a, b][side]?.processes.find(one => one.trace === peak.trace);
-      return device && device.points > 0 ? { peak, device, summary: process?.devices.find(one => one.device === peak.device) } : null;
+      return device && device.points > 0
+        ? { peak, device, summary: process?.devices.find(one => one.device === peak.device) }
+        : null;
     });
     return entries[0] && entries[1] ? [entries[0], entries[1]] : null;
   };
@@ -98,8 +127,17 @@ export async function comparisonPage(app: HTMLElement, data: Uint8Array): Promis
     const entries = entriesOf(number);
     replace(figures, figuresOf(pair));
     view = entries ? new View(diff, page, entries, row => changes.mark(row)) : null;
-    const without = el('section', { class: 'card w12' }, el('p', {}, 'The page has no timelines of this device: compare it alone, with --rank and --device.'));
-    replace(pictures, view ? [view.controls, ...view.timelines.map(one => one.element), changes.element, view.allocations.element] : [without, changes.element]);
+    const without = el(
+      'section',
+      { class: 'card w12' },
+      el('p', {}, 'The page has no timelines of this device: compare it alone, with --rank and --device.'),
+    );
+    replace(
+      pictures,
+      view
+        ? [view.controls, ...view.timelines.map(one => one.element), changes.element, view.allocations.element]
+        : [without, changes.element],
+    );
     changes.set(pair, entries ? [entries[0].device, entries[1].device] : null, page.moved_lines[number] ?? null);
     fillNav(head, PARTS);
     if (view) {
@@ -107,7 +145,19 @@ export async function comparisonPage(app: HTMLElement, data: Uint8Array): Promis
       window.memtraceComparison = { diff, states, timelines, group, colored: null, readyMs: performance.now() };
     }
   };
-  const devices = diff.pairs.length > 1 ? el('div', { class: 'w12' }, choice('Device', page.pairs.map((name, at) => [String(at), name] as const), '0', value => show(Number(value)))) : null;
+  const devices =
+    diff.pairs.length > 1
+      ? el(
+          'div',
+          { class: 'w12' },
+          choice(
+            'Device',
+            page.pairs.map((name, at) => [String(at), name] as const),
+            '0',
+            value => show(Number(value)),
+          ),
+        )
+      : null;
   body.append(...[devices, figures, pictures, ...remarks].filter(part => part !== null));
   show(0);
 }
@@ -116,12 +166,19 @@ export async function comparisonPage(app: HTMLElement, data: Uint8Array): Promis
 function figuresOf(pair: DevicePair): HTMLElement[] {
   const { a, b } = pair;
   const larger = Math.max(a.totals.allocated_bytes, b.totals.allocated_bytes);
-  const percent = a.totals.allocated_bytes > 0 ? `${format.share(Math.abs(pair.difference_bytes), a.totals.allocated_bytes)} of A` : '';
+  const percent =
+    a.totals.allocated_bytes > 0
+      ? `${format.share(Math.abs(pair.difference_bytes), a.totals.allocated_bytes)} of A`
+      : '';
   return [
     explain.card('Peak of A', format.size(a.totals.allocated_bytes), peakText(a)),
     explain.card('Peak of B', format.size(b.totals.allocated_bytes), peakText(b)),
     explain.card('Difference', format.signedSize(pair.difference_bytes), larger > 0 ? percent : ''),
-    explain.card('Reserved peak', format.signedSize(b.reserved_peak_bytes - a.reserved_peak_bytes), `A ${format.size(a.reserved_peak_bytes)}, B ${format.size(b.reserved_peak_bytes)}`),
+    explain.card(
+      'Reserved peak',
+      format.signedSize(b.reserved_peak_bytes - a.reserved_peak_bytes),
+      `A ${format.size(a.reserved_peak_bytes)}, B ${format.size(b.reserved_peak_bytes)}`,
+    ),
   ];
 }
 
@@ -165,12 +222,21 @@ class View {
     // The live allocations of the timeline that was used last.
     const last = new State(choiceOf(entries[1]));
     let shown: Side = 1;
-    this.allocations = new Allocations(last, point => (this.timelines[shown] as Timeline).positionText(point), () => SIDES[shown]);
+    this.allocations = new Allocations(
+      last,
+      point => (this.timelines[shown] as Timeline).positionText(point),
+      () => SIDES[shown],
+    );
     states.forEach((state, side) =>
       state.listen(({ point, base, search }) => {
         if (point === undefined && base === undefined && search === undefined) return;
         shown = side as Side;
-        last.set({ device: state.now.device, point: state.now.point, base: state.now.base, ...(search === undefined ? {} : { search }) });
+        last.set({
+          device: state.now.device,
+          point: state.now.point,
+          base: state.now.base,
+          ...(search === undefined ? {} : { search }),
+        });
       }),
     );
     const together = checkbox('Zoom together', true, isOn => {
@@ -212,7 +278,8 @@ class View {
 
   /** Shows both runs as a whole. A run without steps has another axis than one with steps. */
   private showAll(): void {
-    for (const kind of new Set(this.timelines.map(one => one.axis.kind))) this.group.show(kind, this.group.extent(kind));
+    for (const kind of new Set(this.timelines.map(one => one.axis.kind)))
+      this.group.show(kind, this.group.extent(kind));
   }
 
   /** Colors the blocks of a row in both timelines. */
@@ -225,14 +292,21 @@ class View {
         const { device } = this.entries[side as Side];
         const has = belongs(side as Side, device);
         highlight = { label: row.label, has: (_, block) => has(block) };
-        const bytes = device.live(device.pointOf(this.entries[side as Side].peak.seq)).reduce((sum, block) => sum + (has(block) ? (device.size[block] as number) : 0), 0);
+        const bytes = device
+          .live(device.pointOf(this.entries[side as Side].peak.seq))
+          .reduce((sum, block) => sum + (has(block) ? (device.size[block] as number) : 0), 0);
         (colored ??= []).push(bytes);
       }
       state.set({ highlight });
     });
     if (window.memtraceComparison) window.memtraceComparison.colored = colored;
     this.mark(row);
-    replace(this.selection, ...(row && colored ? this.selectionText(row, colored) : ['Choose a row of the table below to color its blocks in both timelines.']));
+    replace(
+      this.selection,
+      ...(row && colored
+        ? this.selectionText(row, colored)
+        : ['Choose a row of the table below to color its blocks in both timelines.']),
+    );
   }
 
   private selectionText(row: ChangeRow, colored: number[]): Node[] {
@@ -243,7 +317,15 @@ class View {
     return [
       el('span', { class: 'labeled' }, square, el('b', {}, row.label)),
       el('span', {}, `at the peaks: A ${format.size(a_bytes)}, B ${format.size(b_bytes)}`),
-      ...(isAll ? [] : [el('span', { class: 'warn' }, `the timelines color A ${format.size(colored[0] ?? 0)}, B ${format.size(colored[1] ?? 0)}`)]),
+      ...(isAll
+        ? []
+        : [
+            el(
+              'span',
+              { class: 'warn' },
+              `the timelines color A ${format.size(colored[0] ?? 0)}, B ${format.size(colored[1] ?? 0)}`,
+            ),
+          ]),
       el('button', { type: 'button', onclick: () => this.choose(null) }, 'Show all'),
     ];
   }

@@ -1,11 +1,11 @@
 /** The line table: functions with their figures, and their source with the figures of each line. */
 
-import type { FunctionLines, LineRow, LinesReport } from '../data/schema';
 import type { LinesInfo } from '../data/lines';
 import { shortFile } from '../data/model';
+import type { FunctionLines, LineRow, LinesReport } from '../data/schema';
 import { el, replace } from '../dom';
 import * as format from '../format';
-import { type Part, fillNav, header } from '../views/header';
+import { fillNav, header, type Part } from '../views/header';
 import { type SourceColumn, SourceTable } from '../views/lines';
 import { SortableTable } from '../views/table';
 
@@ -45,7 +45,12 @@ export function linesPage(app: HTMLElement, data: Uint8Array): void {
 
   const found = el('p', { class: 'note', role: 'status' });
   const table = new SortableTable<Shown>(columns(), 'Functions');
-  const source = el('section', { class: 'card w12', id: 'source', 'aria-label': 'Source' }, el('h2', {}, 'Source'), functions.map(one => one.source.element));
+  const source = el(
+    'section',
+    { class: 'card w12', id: 'source', 'aria-label': 'Source' },
+    el('h2', {}, 'Source'),
+    functions.map(one => one.source.element),
+  );
   const field = el('input', {
     type: 'search',
     placeholder: 'function, file, code, tensor',
@@ -53,7 +58,10 @@ export function linesPage(app: HTMLElement, data: Uint8Array): void {
     oninput: () => search(),
   });
   const search = () => {
-    const words = field.value.toLowerCase().split(/\s+/).filter(word => word !== '');
+    const words = field.value
+      .toLowerCase()
+      .split(/\s+/)
+      .filter(word => word !== '');
     const has = (text: string) => words.every(word => text.includes(word));
     const matching = functions.filter(one => has(one.text));
     let lines = 0;
@@ -63,7 +71,13 @@ export function linesPage(app: HTMLElement, data: Uint8Array): void {
       lines += one.source.mark(words.length > 0 && isMatch ? line => has(lineText(line, page)) : null);
     }
     table.set(matching);
-    replace(found, words.length === 0 ? leftOut(report) : `${matching.length} of ${format.number(functions.length, 'function')} and ${format.number(lines, 'line')} match.`);
+    replace(
+      found,
+      words.length === 0
+        ? leftOut(report)
+        : `${matching.length} of ${format.number(functions.length, 'function')} and ` +
+            `${format.number(lines, 'line')} match.`,
+    );
   };
 
   replace(
@@ -75,12 +89,32 @@ export function linesPage(app: HTMLElement, data: Uint8Array): void {
       el(
         'section',
         { class: 'card w12 verdict', id: 'verdict' },
-        el('strong', {}, `Active peak ${format.size(report.active_peak_bytes)}, reserved peak ${format.size(report.reserved_peak_bytes)}`),
+        el(
+          'strong',
+          {},
+          `Active peak ${format.size(report.active_peak_bytes)}, reserved peak ` +
+            `${format.size(report.reserved_peak_bytes)}`,
+        ),
         el('p', {}, page.device),
       ),
-      el('section', { class: 'card w12', id: 'functions', 'aria-label': 'Functions' }, el('div', { class: 'controls' }, el('h2', {}, 'Functions'), field), table.element, found),
+      el(
+        'section',
+        { class: 'card w12', id: 'functions', 'aria-label': 'Functions' },
+        el('div', { class: 'controls' }, el('h2', {}, 'Functions'), field),
+        table.element,
+        found,
+      ),
       source,
-      el('section', { class: 'card w12 listing', id: 'legend' }, el('h2', {}, 'Legend'), el('ul', {}, [...page.legend, ...page.notes].map(text => el('li', {}, text)))),
+      el(
+        'section',
+        { class: 'card w12 listing', id: 'legend' },
+        el('h2', {}, 'Legend'),
+        el(
+          'ul',
+          {},
+          [...page.legend, ...page.notes].map(text => el('li', {}, text)),
+        ),
+      ),
     ),
   );
   search();
@@ -90,7 +124,9 @@ export function linesPage(app: HTMLElement, data: Uint8Array): void {
 }
 
 function leftOut(report: LinesReport): string {
-  return report.functions_left_out > 0 ? `${format.number(report.functions_left_out, 'more function')} with lower peaks: use --top, --function or --file.` : '';
+  return report.functions_left_out > 0
+    ? `${format.number(report.functions_left_out, 'more function')} with lower peaks: use --top, --function or --file.`
+    : '';
 }
 
 /** Opens all parts of the source while the page is printed. */
@@ -137,14 +173,29 @@ function columns() {
           row.report.function,
         ),
     },
-    { title: 'File', key: (row: Shown) => place(row.report), cell: (row: Shown) => el('code', { title: place(row.report) }, shortFile(place(row.report))) },
+    {
+      title: 'File',
+      key: (row: Shown) => place(row.report),
+      cell: (row: Shown) => el('code', { title: place(row.report) }, shortFile(place(row.report))),
+    },
   ];
 }
 
 function shownFunction(one: FunctionLines, page: LinesInfo, report: LinesReport, at: number): Shown {
   const margin = commonMargin(one.lines);
-  const title = [el('code', {}, one.function), ` ${format.size(one.active_peak_bytes)} active peak `, el('code', { class: 'mute' }, place(one)), one.has_source ? '' : ' (the source is not in the page)'];
-  const source = new SourceTable(title, sourceColumns(one.lines, page, report), one.lines, line => (line.text ?? '').slice(margin), at === 0);
+  const title = [
+    el('code', {}, one.function),
+    ` ${format.size(one.active_peak_bytes)} active peak `,
+    el('code', { class: 'mute' }, place(one)),
+    one.has_source ? '' : ' (the source is not in the page)',
+  ];
+  const source = new SourceTable(
+    title,
+    sourceColumns(one.lines, page, report),
+    one.lines,
+    line => (line.text ?? '').slice(margin),
+    at === 0,
+  );
   const text = [one.function, place(one), ...one.lines.map(line => lineText(line, page))].join('\n').toLowerCase();
   return { report: one, source, text };
 }
@@ -167,7 +218,10 @@ function sourceColumns(lines: LineRow[], page: LinesInfo, report: LinesReport): 
     { head: ['Net', 'n'], text: ({ figures }) => (figures ? format.signedSize(figures.net_bytes) : '') },
     { head: ['Allocated', 'n wide'], text: ({ figures }) => (figures ? format.size(figures.allocated_bytes) : '') },
     { head: ['Blocks', 'n wide'], text: ({ figures }) => (figures ? format.count(figures.allocations) : '') },
-    { head: ['Times', 'n wide'], text: ({ figures }) => (figures && figures.times > 0 ? format.count(figures.times) : '') },
+    {
+      head: ['Times', 'n wide'],
+      text: ({ figures }) => (figures && figures.times > 0 ? format.count(figures.times) : ''),
+    },
     { head: ['Backward', 'n wide'], text: ({ figures }) => some(figures?.backward_bytes), optional: true },
     { head: ['Largest tensor', 'wide kind'], text: tensorText, optional: true },
     { head: ['Custom categories', 'wide kind'], text: line => categoriesText(line, page), optional: true },
@@ -189,7 +243,9 @@ function kindsText(kinds: [name: string, bytes: number][]): string {
 }
 
 function categoriesText(line: LineRow, page: LinesInfo): string {
-  return kindsText((line.custom_categories ?? []).map(one => [one.custom_category ?? page.no_custom_category, one.bytes]));
+  return kindsText(
+    (line.custom_categories ?? []).map(one => [one.custom_category ?? page.no_custom_category, one.bytes]),
+  );
 }
 
 function contextsText(line: LineRow, page: LinesInfo): string {

@@ -4,10 +4,10 @@ import { dataOf } from '../data/decode';
 import { Extremes } from '../data/extremes';
 import { type Device, Process } from '../data/model';
 import { RankTotals } from '../data/rank_totals';
+import type { DeviceSummary, ProcessSummary, Summary } from '../data/schema';
 import type { Division } from '../data/series';
 import { State } from '../data/state';
-import type { DeviceSummary, ProcessSummary, Summary } from '../data/schema';
-import { type PageInfo, deviceName, explainedOom, processName } from '../data/summary';
+import { deviceName, explainedOom, type PageInfo, processName } from '../data/summary';
 import { WindowLoader } from '../data/window_loader';
 import { choice, el, replace } from '../dom';
 import * as format from '../format';
@@ -16,7 +16,7 @@ import * as details from '../views/details';
 import { deviceMemory } from '../views/device_memory';
 import * as explain from '../views/explain';
 import * as graphs from '../views/graphs';
-import { type Part, fillNav, header } from '../views/header';
+import { fillNav, header, type Part } from '../views/header';
 import { launchView } from '../views/launch';
 import { linesView } from '../views/lines';
 import { pools, xla } from '../views/pools';
@@ -55,7 +55,9 @@ function facts(summary: Summary, page: PageInfo): string[] {
     run.duration_ns === undefined ? '' : format.duration(run.duration_ns / 1000),
     `${format.count(run.events)} events`,
     page.only ? `only ${page.only}` : '',
-    page.processes_left_out > 0 ? `${format.number(page.processes_left_out, 'process')} not shown: memtrace export --to html --rank` : '',
+    page.processes_left_out > 0
+      ? `${format.number(page.processes_left_out, 'process')} not shown: memtrace export --to html --rank`
+      : '',
   ];
 }
 
@@ -78,7 +80,10 @@ const PARTS: Part[] = [
 
 /** Two columns of cards, or one if the other is empty. */
 function columns(left: (HTMLElement | null)[], right: (HTMLElement | null)[]): HTMLElement[] {
-  const [wide, narrow] = [left, right].map(cards => cards.filter(card => card !== null)) as [HTMLElement[], HTMLElement[]];
+  const [wide, narrow] = [left, right].map(cards => cards.filter(card => card !== null)) as [
+    HTMLElement[],
+    HTMLElement[],
+  ];
   if (wide.length === 0 || narrow.length === 0) return [el('div', { class: 'column w12' }, ...wide, ...narrow)];
   return [el('div', { class: 'column w7' }, wide), el('div', { class: 'column w5' }, narrow)];
 }
@@ -104,7 +109,10 @@ export async function reportPage(app: HTMLElement, data: Uint8Array): Promise<vo
     for (const one of described.devices) {
       const device = process.devices.find(candidate => candidate.info.device === one.device);
       if (device && device.points > 0) {
-        const name = summary.processes.length > 1 ? `${processName(described)}, ${deviceName(one.device)}` : deviceName(one.device);
+        const name =
+          summary.processes.length > 1
+            ? `${processName(described)}, ${deviceName(one.device)}`
+            : deviceName(one.device);
         entries.push({ name, device, process: described, summary: one, window: page.windows[number] ?? null });
       }
     }
@@ -121,25 +129,51 @@ export async function reportPage(app: HTMLElement, data: Uint8Array): Promise<vo
     const oom = explainedOom(entry.summary);
     return oom ? entry.device.pointOf(oom.in_use.seq) : entry.device.peak;
   };
-  const state = new State({ device: first.device, point: pointOf(first), base: -1, division: 'category', axis: 'order', highlight: null, search: '' });
+  const state = new State({
+    device: first.device,
+    point: pointOf(first),
+    base: -1,
+    division: 'category',
+    axis: 'order',
+    highlight: null,
+    search: '',
+  });
   const entryOf = (device: Device) => entries.find(entry => entry.device === device.whole) ?? first;
-  const loader = page.complete_window === null ? null : new WindowLoader(page.complete_window, process => processes.indexOf(process));
+  const loader =
+    page.complete_window === null
+      ? null
+      : new WindowLoader(page.complete_window, process => processes.indexOf(process));
   const sums = await dataOf('rank-totals');
-  const deviceOf = (process: number, device: number) => entries.find(entry => entry.process === summary.processes[process] && entry.summary.device === device);
+  const deviceOf = (process: number, device: number) =>
+    entries.find(entry => entry.process === summary.processes[process] && entry.summary.device === device);
   const totals = sums ? RankTotals.of(sums, deviceOf) : null;
   const divisions: (readonly [Division, string])[] = [...DIVISIONS];
-  if (entries.some(entry => entry.device.process.customCategories.length > 0)) divisions.push(['custom', 'custom category']);
-  if (totals && totals.devices.length > 1) divisions.push(['rank', summary.processes.length === 1 ? 'device' : summary.processes.every(one => one.rank !== undefined) ? 'rank' : 'process']);
+  if (entries.some(entry => entry.device.process.customCategories.length > 0))
+    divisions.push(['custom', 'custom category']);
+  if (totals && totals.devices.length > 1)
+    divisions.push([
+      'rank',
+      summary.processes.length === 1
+        ? 'device'
+        : summary.processes.every(one => one.rank !== undefined)
+          ? 'rank'
+          : 'process',
+    ]);
   const timeline = new Timeline(state, device => entryOf(device).summary, { loader, sum: totals, divisions });
   const allocations = new Allocations(state, point => timeline.positionText(point));
   const top = el('div', { class: 'parts' });
   const rest = el('div', { class: 'parts' });
   const devices =
     entries.length > 1
-      ? choice('Device', entries.map((entry, at) => [String(at), entry.name] as const), '0', value => {
-          const entry = entries[Number(value)] ?? first;
-          state.set({ device: entry.device, point: pointOf(entry), base: -1 });
-        })
+      ? choice(
+          'Device',
+          entries.map((entry, at) => [String(at), entry.name] as const),
+          '0',
+          value => {
+            const entry = entries[Number(value)] ?? first;
+            state.set({ device: entry.device, point: pointOf(entry), base: -1 });
+          },
+        )
       : null;
   let shown: Entry | null = null;
   const show = () => {
@@ -195,7 +229,19 @@ export async function reportPage(app: HTMLElement, data: Uint8Array): Promise<vo
     })),
     state,
   );
-  body.append(...[devices ? el('div', { class: 'w12' }, devices) : null, top, timeline.element, allocations.element, launchView(summary.launch), ranks, details.processes(summary), rest, losses?.isLoss === false ? losses.element : null].filter(part => part !== null));
+  body.append(
+    ...[
+      devices ? el('div', { class: 'w12' }, devices) : null,
+      top,
+      timeline.element,
+      allocations.element,
+      launchView(summary.launch),
+      ranks,
+      details.processes(summary),
+      rest,
+      losses?.isLoss === false ? losses.element : null,
+    ].filter(part => part !== null),
+  );
   state.listen(changed => changed.device && show());
   show();
   timeline.draw();

@@ -53,10 +53,19 @@ export class Allocations {
     this.flame = new FlameGraph(colorOf);
     this.map = new MemoryMap(colorOf, block => this.describe(block));
     this.views = {
-      table: el('div', {}, el('div', { class: 'controls' }, checkbox('Group blocks of one line and category', true, grouped => {
-        this.grouped = grouped;
-        this.show();
-      })), this.table.element),
+      table: el(
+        'div',
+        {},
+        el(
+          'div',
+          { class: 'controls' },
+          checkbox('Group blocks of one line and category', true, grouped => {
+            this.grouped = grouped;
+            this.show();
+          }),
+        ),
+        this.table.element,
+      ),
       flame: this.flame.element,
       map: this.map.element,
     };
@@ -68,8 +77,10 @@ export class Allocations {
       ...Object.values(this.views),
     );
     state.listen(changed => {
-      if (changed.search !== undefined && this.searchField.value !== changed.search) this.searchField.value = changed.search;
-      if (changed.point !== undefined || changed.base !== undefined || changed.device || changed.search !== undefined) this.show();
+      if (changed.search !== undefined && this.searchField.value !== changed.search)
+        this.searchField.value = changed.search;
+      if (changed.point !== undefined || changed.base !== undefined || changed.device || changed.search !== undefined)
+        this.show();
     });
     this.show();
   }
@@ -111,7 +122,12 @@ export class Allocations {
     const { process } = device;
     const site = device.site[block] as number;
     const tensor = process.tensor(device.tensor[block] as number);
-    const parts = [tensor?.name ?? process.categoryText(site), tensor?.shape, format.size(device.size[block] as number), process.location(process.stack(site))];
+    const parts = [
+      tensor?.name ?? process.categoryText(site),
+      tensor?.shape,
+      format.size(device.size[block] as number),
+      process.location(process.stack(site)),
+    ];
     return parts.filter(part => part).join(', ');
   }
 
@@ -120,7 +136,10 @@ export class Allocations {
     this.drop.hidden = base < 0;
     const seq = device.pointSeq[point] ?? -1;
     const live = device.points > 0 ? device.live(point) : [];
-    const words = search.toLowerCase().split(/\s+/).filter(word => word !== '');
+    const words = search
+      .toLowerCase()
+      .split(/\s+/)
+      .filter(word => word !== '');
     const matches = (block: number) => words.every(word => this.text(block).includes(word));
     let rows: Row[];
     const sum = (blocks: number[]) => blocks.reduce((bytes, block) => bytes + (device.size[block] as number), 0);
@@ -134,9 +153,11 @@ export class Allocations {
       const [low, high] = [device.total[base] as number, device.total[point] as number];
       replace(
         this.about,
-        `From ${this.positionText(base)} (${format.size(low)}, event ${format.count(device.pointSeq[base] as number)}) to ${this.positionText(point)} ` +
+        `From ${this.positionText(base)} (${format.size(low)}, event ` +
+          `${format.count(device.pointSeq[base] as number)}) to ${this.positionText(point)} ` +
           `(${format.size(high)}, event ${format.count(seq)}): ${format.signedSize(high - low)}. ` +
-          `${format.number(added.length, 'block')} more (${format.size(sum(added))}), ${format.number(gone.length, 'block')} fewer (${format.size(sum(gone))}).`,
+          `${format.number(added.length, 'block')} more (${format.size(sum(added))}), ` +
+          `${format.number(gone.length, 'block')} fewer (${format.size(sum(gone))}).`,
         device.info.rest ? ' Blocks that are not listed singly are left out.' : '',
       );
       this.flame.set(device, added.filter(matches), search);
@@ -149,9 +170,12 @@ export class Allocations {
       replace(
         this.about,
         el('b', {}, `${format.size(total)} at event ${format.count(Math.max(0, seq))}`),
-        ` (${[this.positionText(point), point === device.peak ? 'the peak' : ''].filter(text => text !== '').join(', ')}): `,
+        ` (${[this.positionText(point), point === device.peak && 'the peak'].filter(Boolean).join(', ')}): `,
         `${format.number(live.length, 'block')} listed`,
-        rest > 0 ? `, and ${format.number(rest, 'smaller or shorter-lived allocation')}, ${format.size(total - sum(live))} in all` : '',
+        rest > 0
+          ? `, and ${format.number(rest, 'smaller or shorter-lived allocation')}, ` +
+              `${format.size(total - sum(live))} in all`
+          : '',
         words.length > 0 ? `. ${format.number(found.length, 'block')} (${format.size(sum(found))}) match.` : '.',
         ' Click the timeline for another point; Shift and click to compare two.',
       );
@@ -165,7 +189,12 @@ export class Allocations {
       Object.keys(this.views).map(name =>
         el(
           'button',
-          { type: 'button', role: 'tab', 'aria-selected': name === this.view ? 'true' : 'false', onclick: () => this.choose(name) },
+          {
+            type: 'button',
+            role: 'tab',
+            'aria-selected': name === this.view ? 'true' : 'false',
+            onclick: () => this.choose(name),
+          },
           names[name] as string,
         ),
       ),
@@ -186,13 +215,21 @@ export class Allocations {
   private rows(blocks: number[], change: number): Row[] {
     const { device } = this;
     if (!this.grouped) {
-      return blocks.map(block => ({ block, blocks: 1, bytes: device.size[block] as number, change, names: this.name(block) }));
+      return blocks.map(block => ({
+        block,
+        blocks: 1,
+        bytes: device.size[block] as number,
+        change,
+        names: this.name(block),
+      }));
     }
     const groups = new Map<string, Row & { largest: number; all: Set<string> }>();
     const { process } = device;
     for (const block of blocks) {
       const site = device.site[block] as number;
-      const key = `${process.categoryText(site)} ${process.custom(site) ?? ''} ${process.own(process.stack(site))} ${process.node(site) ?? ''}`;
+      const key =
+        `${process.categoryText(site)} ${process.custom(site) ?? ''} ` +
+        `${process.own(process.stack(site))} ${process.node(site) ?? ''}`;
       const bytes = device.size[block] as number;
       let row = groups.get(key);
       if (!row) groups.set(key, (row = { block, blocks: 0, bytes: 0, change, names: '', largest: 0, all: new Set() }));
@@ -236,8 +273,16 @@ export class Allocations {
         cell: row => (row.change === 0 ? format.size(row.bytes) : format.signedSize(row.change * row.bytes)),
       },
     ];
-    if (base < 0) columns.push({ title: 'Share', numeric: true, wide: true, key: row => row.bytes, cell: row => format.share(row.bytes, total) });
-    if (this.grouped) columns.push({ title: 'Blocks', numeric: true, key: row => row.blocks, cell: row => format.count(row.blocks) });
+    if (base < 0)
+      columns.push({
+        title: 'Share',
+        numeric: true,
+        wide: true,
+        key: row => row.bytes,
+        cell: row => format.share(row.bytes, total),
+      });
+    if (this.grouped)
+      columns.push({ title: 'Blocks', numeric: true, key: row => row.blocks, cell: row => format.count(row.blocks) });
     columns.push(
       {
         title: 'Category',
@@ -248,12 +293,29 @@ export class Allocations {
       { title: 'Tensor', key: row => row.names, cell: row => row.names },
       { title: 'Module', wide: true, key: module, cell: module },
       { title: 'Allocated at', key: location, cell: row => this.stack(row, location(row)) },
-      { title: 'Phase', wide: true, key: row => process.phases[process.phase(site(row))] ?? '', cell: row => process.phases[process.phase(site(row))] ?? '' },
+      {
+        title: 'Phase',
+        wide: true,
+        key: row => process.phases[process.phase(site(row))] ?? '',
+        cell: row => process.phases[process.phase(site(row))] ?? '',
+      },
     );
     if (!this.grouped) {
       columns.push(
-        { title: 'Event', numeric: true, wide: true, key: row => device.allocSeq[row.block] as number, cell: row => format.count(device.allocSeq[row.block] as number) },
-        { title: device.info.rest ? 'Age (about)' : 'Age', numeric: true, wide: true, key: age, cell: row => format.duration(Math.max(0, age(row))) },
+        {
+          title: 'Event',
+          numeric: true,
+          wide: true,
+          key: row => device.allocSeq[row.block] as number,
+          cell: row => format.count(device.allocSeq[row.block] as number),
+        },
+        {
+          title: device.info.rest ? 'Age (about)' : 'Age',
+          numeric: true,
+          wide: true,
+          key: age,
+          cell: row => format.duration(Math.max(0, age(row))),
+        },
       );
     }
     return columns;
@@ -274,7 +336,12 @@ export class Allocations {
           {},
           frames.map(frame => {
             const source = frame.library ? null : process.sourceLine(frame.file, frame.line);
-            return el('li', { class: frame.library ? 'mute' : '' }, el('code', {}, `${frame.file}:${frame.line} ${frame.name}`), source ? el('pre', {}, source) : null);
+            return el(
+              'li',
+              { class: frame.library ? 'mute' : '' },
+              el('code', {}, `${frame.file}:${frame.line} ${frame.name}`),
+              source ? el('pre', {}, source) : null,
+            );
           }),
         ),
       );

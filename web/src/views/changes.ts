@@ -1,8 +1,11 @@
-/** What changed between two peaks: sortable tables whose rows have a bar. A chosen row colors its blocks in the timelines. */
+/**
+ * What changed between two peaks: sortable tables whose rows have a bar. A chosen row colors its blocks in the
+ * timelines.
+ */
 
-import type { DevicePair, FrameSummary, LineChange, StackChange } from '../data/schema';
 import type { Change } from '../data/diff';
 import type { Device } from '../data/model';
+import type { DevicePair, FrameSummary, LineChange, StackChange } from '../data/schema';
 import { NO_CUSTOM_CATEGORY } from '../data/series';
 import { checkbox, el, replace } from '../dom';
 import * as format from '../format';
@@ -80,7 +83,7 @@ export class Changes {
     this.chosen = row;
     const rows = this.divisions.flatMap(one => one.rows);
     for (const button of this.table.element.querySelectorAll<HTMLElement>('button[data-row]')) {
-      const isChosen = row !== null && rows[Number(button.dataset['row'])] === row;
+      const isChosen = row !== null && rows[Number(button.dataset.row)] === row;
       button.setAttribute('aria-pressed', String(isChosen));
       button.closest('tr')?.classList.toggle('selected', isChosen);
     }
@@ -109,13 +112,18 @@ export class Changes {
       ),
     );
     const changed = (division?.rows ?? []).filter(row => row.change.difference_bytes !== 0);
-    const shown = this.withNoise ? changed : changed.filter(row => Math.abs(row.change.difference_bytes) > pair.noise_bytes);
+    const shown = this.withNoise
+      ? changed
+      : changed.filter(row => Math.abs(row.change.difference_bytes) > pair.noise_bytes);
     const sum = (rows: ChangeRow[]) => rows.reduce((bytes, row) => bytes + row.change.difference_bytes, 0);
     const left = changed.filter(row => !shown.includes(row));
     replace(
       this.about,
       `The differences by ${division?.noun ?? 'category'} add up to ${format.signedSize(pair.difference_bytes)}. `,
-      left.length > 0 ? `${format.number(left.length, 'change')} of at most ${format.size(pair.noise_bytes)} (${format.signedSize(sum(left))} in all) ${left.length === 1 ? 'is' : 'are'} within noise and not shown. ` : '',
+      left.length > 0
+        ? `${format.number(left.length, 'change')} of at most ${format.size(pair.noise_bytes)} ` +
+            `(${format.signedSize(sum(left))} in all) ${left.length === 1 ? 'is' : 'are'} within noise and not shown. `
+        : '',
       division?.rows.some(row => row.belongs) ? 'Choose a row to color its blocks in both timelines.' : '',
     );
     this.table.set(shown, this.columns(shown));
@@ -126,13 +134,30 @@ export class Changes {
     const most = Math.max(1, ...rows.map(row => Math.abs(row.change.difference_bytes)));
     const all = this.divisions.flatMap(one => one.rows);
     const division = this.divisions.find(one => one.name === this.shown) ?? this.divisions[0];
-    const blocks = ({ a_blocks, b_blocks }: Change) => (a_blocks === b_blocks ? format.count(a_blocks) : `${format.count(a_blocks)} \u2192 ${format.count(b_blocks)}`);
+    const blocks = ({ a_blocks, b_blocks }: Change) =>
+      a_blocks === b_blocks ? format.count(a_blocks) : `${format.count(a_blocks)} \u2192 ${format.count(b_blocks)}`;
     return [
-      { title: 'Difference', numeric: true, key: row => Math.abs(row.change.difference_bytes), cell: row => format.signedSize(row.change.difference_bytes) },
-      { title: 'Less or more', numeric: true, key: row => row.change.difference_bytes, cell: row => bar(row.change.difference_bytes / most) },
+      {
+        title: 'Difference',
+        numeric: true,
+        key: row => Math.abs(row.change.difference_bytes),
+        cell: row => format.signedSize(row.change.difference_bytes),
+      },
+      {
+        title: 'Less or more',
+        numeric: true,
+        key: row => row.change.difference_bytes,
+        cell: row => bar(row.change.difference_bytes / most),
+      },
       { title: 'A', numeric: true, key: row => row.change.a_bytes, cell: row => format.size(row.change.a_bytes) },
       { title: 'B', numeric: true, key: row => row.change.b_bytes, cell: row => format.size(row.change.b_bytes) },
-      { title: 'Blocks', numeric: true, wide: true, key: row => row.change.b_blocks - row.change.a_blocks, cell: row => blocks(row.change) },
+      {
+        title: 'Blocks',
+        numeric: true,
+        wide: true,
+        key: row => row.change.b_blocks - row.change.a_blocks,
+        cell: row => blocks(row.change),
+      },
       { title: division?.name ?? '', key: row => row.label, cell: row => this.label(row, all.indexOf(row)) },
     ];
   }
@@ -140,7 +165,17 @@ export class Changes {
   private label(row: ChangeRow, number: number): Node {
     const text = row.color ? swatch(row.color, row.label) : row.label;
     const label = row.belongs
-      ? el('button', { type: 'button', class: 'link', 'data-row': number, 'aria-pressed': 'false', onclick: () => this.onchoose(this.chosen === row ? null : row) }, text)
+      ? el(
+          'button',
+          {
+            type: 'button',
+            class: 'link',
+            'data-row': number,
+            'aria-pressed': 'false',
+            onclick: () => this.onchoose(this.chosen === row ? null : row),
+          },
+          text,
+        )
       : el('span', {}, text);
     return el('div', {}, label, row.more?.() ?? []);
   }
@@ -156,7 +191,10 @@ function bar(share: number): HTMLElement {
 
 function divisionsOf(pair: DevicePair, devices: Devices): Division[] {
   const categories = devices?.[1].process.categories ?? [];
-  const plural = (name: string | undefined) => (name === undefined ? WITHOUT_EVENT : (categories.find(one => one.name === name)?.plural ?? name.replaceAll('_', ' ')));
+  const plural = (name: string | undefined) =>
+    name === undefined
+      ? WITHOUT_EVENT
+      : (categories.find(one => one.name === name)?.plural ?? name.replaceAll('_', ' '));
   const of = (belongs: Belongs | undefined) => (devices && belongs ? { belongs } : {});
   return [
     {
@@ -166,13 +204,18 @@ function divisionsOf(pair: DevicePair, devices: Devices): Division[] {
         change: row,
         label: plural(row.category),
         ...(row.category === undefined ? {} : { color: `category-${row.category}` }),
-        ...of(row.category === undefined ? undefined : bySite((device, site) => categoryOf(device, site) === row.category)),
+        ...of(
+          row.category === undefined ? undefined : bySite((device, site) => categoryOf(device, site) === row.category),
+        ),
       })),
     },
     {
       name: 'Custom category',
       noun: 'custom category',
-      rows: (pair.by_custom_category ?? []).map(row => ({ change: row, label: row.custom_category ?? NO_CUSTOM_CATEGORY })),
+      rows: (pair.by_custom_category ?? []).map(row => ({
+        change: row,
+        label: row.custom_category ?? NO_CUSTOM_CATEGORY,
+      })),
     },
     {
       name: 'Phase',
@@ -181,7 +224,11 @@ function divisionsOf(pair: DevicePair, devices: Devices): Division[] {
         change: row,
         label: row.phase ?? WITHOUT_EVENT,
         ...(row.phase === undefined ? {} : { color: `phase-${row.phase}` }),
-        ...of(row.phase === undefined ? undefined : bySite((device, site) => device.process.phases[device.process.phase(site)] === row.phase)),
+        ...of(
+          row.phase === undefined
+            ? undefined
+            : bySite((device, site) => device.process.phases[device.process.phase(site)] === row.phase),
+        ),
       })),
     },
     {
@@ -192,7 +239,13 @@ function divisionsOf(pair: DevicePair, devices: Devices): Division[] {
         label: row.location === '' ? plural(row.category) : `${plural(row.category)} at ${row.location}`,
         ...(row.category === undefined ? {} : { color: `category-${row.category}` }),
         more: () => sourceOf(row, devices),
-        ...of(row.category === undefined ? undefined : bySite((device, site, side) => categoryOf(device, site) === row.category && isLine(row, device, site, side))),
+        ...of(
+          row.category === undefined
+            ? undefined
+            : bySite(
+                (device, site, side) => categoryOf(device, site) === row.category && isLine(row, device, site, side),
+              ),
+        ),
       })),
     },
     {
@@ -200,7 +253,9 @@ function divisionsOf(pair: DevicePair, devices: Devices): Division[] {
       noun: 'call stack, category and phase',
       rows: pair.by_stack.map(row => ({
         change: row,
-        label: [`${plural(row.category)}${row.location === '' ? '' : ` at ${row.location}`}`, row.phase ?? ''].filter(text => text !== '').join(', '),
+        label: [`${plural(row.category)}${row.location === '' ? '' : ` at ${row.location}`}`, row.phase ?? '']
+          .filter(text => text !== '')
+          .join(', '),
         ...(row.category === undefined ? {} : { color: `category-${row.category}` }),
         more: () => framesOf(row, devices),
       })),
@@ -245,13 +300,16 @@ function isLine(row: LineChange, device: Device, site: number, side: Side): bool
   const wanted = side === 0 ? row.a_frame : row.b_frame;
   if (own < 0) return !row.a_frame && !row.b_frame && (process.node(site) ?? '') === row.location;
   const frame = process.frame(own);
-  return wanted !== undefined && frame.file === wanted.filename && frame.line === wanted.line && frame.name === wanted.name;
+  return (
+    wanted !== undefined && frame.file === wanted.filename && frame.line === wanted.line && frame.name === wanted.name
+  );
 }
 
 /** The text of a line: of both runs where it differs. */
 function sourceOf(row: LineChange, devices: Devices): Node[] {
   if (!devices) return [];
-  const text = (device: Device, frame: FrameSummary | undefined) => (frame && !frame.native ? device.process.sourceLine(frame.filename, frame.line) : null);
+  const text = (device: Device, frame: FrameSummary | undefined) =>
+    frame && !frame.native ? device.process.sourceLine(frame.filename, frame.line) : null;
   const [a, b] = [text(devices[0], row.a_frame), text(devices[1], row.b_frame)];
   if (a !== null && b !== null && a !== b) return [el('pre', { class: 'source' }, `A: ${a}\nB: ${b}`)];
   const found = b ?? a;
@@ -261,14 +319,31 @@ function sourceOf(row: LineChange, devices: Devices): Node[] {
 /** The frames of a stack, on request. */
 function framesOf(row: StackChange, devices: Devices): Node[] {
   if (row.frames.length === 0) return [];
-  const details = el('details', { class: 'stack' }, el('summary', { class: 'code' }, format.number(row.frames.length, 'frame')));
+  const details = el(
+    'details',
+    { class: 'stack' },
+    el('summary', { class: 'code' }, format.number(row.frames.length, 'frame')),
+  );
   details.addEventListener('toggle', () => {
     if (!details.open || details.childElementCount > 1) return;
     const source = (frame: FrameSummary) =>
-      frame.native ? null : (devices?.[1].process.sourceLine(frame.filename, frame.line) ?? devices?.[0].process.sourceLine(frame.filename, frame.line) ?? null);
+      frame.native
+        ? null
+        : (devices?.[1].process.sourceLine(frame.filename, frame.line) ??
+          devices?.[0].process.sourceLine(frame.filename, frame.line) ??
+          null);
     const item = (frame: FrameSummary) => {
       const text = source(frame);
-      return el('li', {}, el('code', {}, frame.line > 0 ? `${frame.filename}:${frame.line} ${frame.name}` : `${frame.filename} ${frame.name}`), text === null ? null : el('pre', {}, text));
+      return el(
+        'li',
+        {},
+        el(
+          'code',
+          {},
+          frame.line > 0 ? `${frame.filename}:${frame.line} ${frame.name}` : `${frame.filename} ${frame.name}`,
+        ),
+        text === null ? null : el('pre', {}, text),
+      );
     };
     details.append(el('ol', {}, row.frames.map(item)));
   });

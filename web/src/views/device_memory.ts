@@ -1,6 +1,15 @@
-/** The whole memory of a device, as nvidia-smi shows it: a bar of what uses it at several points in time, and its course. */
+/**
+ * The whole memory of a device, as nvidia-smi shows it: a bar of what uses it at several points in time, and its
+ * course.
+ */
 
-import type { DeviceBreakdown, DeviceMemoryPoint, DeviceMemorySummary, DevicePart, DeviceSummary } from '../data/schema';
+import type {
+  DeviceBreakdown,
+  DeviceMemoryPoint,
+  DeviceMemorySummary,
+  DevicePart,
+  DeviceSummary,
+} from '../data/schema';
 import { el } from '../dom';
 import * as format from '../format';
 import { bytes } from './details';
@@ -35,9 +44,12 @@ const LAST_SHARE = 0.02;
 
 const NOTES: Record<string, string> = {
   changing: 'Other processes on the device changed their memory; their figures are up to a second old.',
-  other_pids: 'NVML does not list this process, as in some containers: processes that use the device since before the run count as others.',
+  other_pids:
+    'NVML does not list this process, as in some containers: processes that use the device since before the ' +
+    'run count as others.',
   unknown:
-    'NVML has no figures from before the run, so other processes are not separated: what they take after the start is part of the unattributed memory, as are kernels.',
+    'NVML has no figures from before the run, so other processes are not separated: what they take after the ' +
+    'start is part of the unattributed memory, as are kernels.',
 };
 
 /** The card; `null` without readings of the memory in use on the device. */
@@ -51,12 +63,20 @@ export function deviceMemory(device: DeviceSummary): HTMLElement | null {
     { class: 'card w12', id: 'device' },
     el('h2', {}, 'Memory of the device'),
     breakdown('Most memory in use', 'at_peak', peak, memory),
-    allocated && allocated.seq !== peak.seq ? breakdown("At the peak of PyTorch's allocated memory", 'at_allocated_peak', allocated, memory) : null,
+    allocated && allocated.seq !== peak.seq
+      ? breakdown("At the peak of PyTorch's allocated memory", 'at_allocated_peak', allocated, memory)
+      : null,
     end.used_bytes !== peak.used_bytes ? breakdown('At the end of the recording', 'at_end', end, memory) : null,
     overTime(memory),
     memory.nvml_process_peak_bytes === undefined
       ? null
-      : el('p', {}, 'NVML: at most ', bytes('device_memory.nvml_process_peak_bytes', memory.nvml_process_peak_bytes), ' for this process, in samples a second apart.'),
+      : el(
+          'p',
+          {},
+          'NVML: at most ',
+          bytes('device_memory.nvml_process_peak_bytes', memory.nvml_process_peak_bytes),
+          ' for this process, in samples a second apart.',
+        ),
     note ? el('p', { class: 'note' }, note) : null,
   );
 }
@@ -97,7 +117,9 @@ function breakdown(title: string, name: string, state: DeviceBreakdown, memory: 
     ),
     bar,
     el('dl', {}, rows),
-    beside.map(([part, value, text]) => el('p', { class: 'note' }, 'Beside it: ', bytes(`${field}.${part}`, value), text, '.')),
+    beside.map(([part, value, text]) =>
+      el('p', { class: 'note' }, 'Beside it: ', bytes(`${field}.${part}`, value), text, '.'),
+    ),
   );
 }
 
@@ -116,12 +138,19 @@ function overTime(memory: DeviceMemorySummary): HTMLElement | null {
   const [first, last] = [points[0], points[points.length - 1]];
   if (!first || !last || last.time_ns <= first.time_ns) return null;
   const most = Math.max(1, ...points.map(point => point.used_bytes));
-  const chart = shape('svg', { class: 'device-chart', viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: 'none', role: 'img', 'aria-label': 'Memory in use on the device over time' });
+  const chart = shape('svg', {
+    class: 'device-chart',
+    viewBox: `0 0 ${WIDTH} ${HEIGHT}`,
+    preserveAspectRatio: 'none',
+    role: 'img',
+    'aria-label': 'Memory in use on the device over time',
+  });
   // Each value holds until the next reading, and the last one until the end of the chart.
   const end = Math.max(last.time_ns + (last.time_ns - first.time_ns) * LAST_SHARE, memory.at_end.time_ns);
   const x = (point: DeviceMemoryPoint) => ((point.time_ns - first.time_ns) / (end - first.time_ns)) * WIDTH;
   const places = [...points.map(x), WIDTH];
-  const held = (values: number[]) => [...values, values[values.length - 1] ?? 0].map(value => HEIGHT * (1 - value / most));
+  const held = (values: number[]) =>
+    [...values, values[values.length - 1] ?? 0].map(value => HEIGHT * (1 - value / most));
   let lower = points.map(() => 0);
   for (const [field, shade] of STACKED) {
     const upper = points.map((point, at) => (lower[at] ?? 0) + point[field]);
@@ -135,9 +164,18 @@ function overTime(memory: DeviceMemorySummary): HTMLElement | null {
   return el(
     'div',
     {},
-    el('h3', {}, `Over time: ${format.number(memory.readings, 'reading')} in ${format.duration((last.time_ns - first.time_ns) / 1000)}, at most ${format.size(most)}`),
+    el(
+      'h3',
+      {},
+      `Over time: ${format.number(memory.readings, 'reading')} in ` +
+        `${format.duration((last.time_ns - first.time_ns) / 1000)}, at most ${format.size(most)}`,
+    ),
     chart,
-    el('p', { class: 'note' }, STACKED.flatMap(([, shade, label]) => [swatch(shade, label), ' \u2003'])),
+    el(
+      'p',
+      { class: 'note' },
+      STACKED.flatMap(([, shade, label]) => [swatch(shade, label), ' \u2003']),
+    ),
   );
 }
 
@@ -146,7 +184,9 @@ function chartLine(x: number[], y: number[]): string[] {
   return x.flatMap((at, i) => {
     const value = (y[i] ?? 0).toFixed(2);
     const before = y[i - 1];
-    return before === undefined ? [`${at.toFixed(2)} ${value}`] : [`${at.toFixed(2)} ${before.toFixed(2)}`, `${at.toFixed(2)} ${value}`];
+    return before === undefined
+      ? [`${at.toFixed(2)} ${value}`]
+      : [`${at.toFixed(2)} ${before.toFixed(2)}`, `${at.toFixed(2)} ${value}`];
   });
 }
 

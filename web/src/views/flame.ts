@@ -93,9 +93,19 @@ export class FlameGraph {
           if (end - at > 1) {
             // The innermost frame of a library says most.
             const last = frameOf(numbers[end - 1] as number);
-            into(`~${numbers[end - 1]}`, `${frameText(last)} (+${end - at - 1})`, `${end - at} frames of libraries, innermost ${frameText(last)}`, true);
+            into(
+              `~${numbers[end - 1]}`,
+              `${frameText(last)} (+${end - at - 1})`,
+              `${end - at} frames of libraries, innermost ${frameText(last)}`,
+              true,
+            );
           } else {
-            into(`${numbers[at]}`, frameText(frame), `${frame.name}\n${frame.file}:${frame.line}`, frame.library || frame.native);
+            into(
+              `${numbers[at]}`,
+              frameText(frame),
+              `${frame.name}\n${frame.file}:${frame.line}`,
+              frame.library || frame.native,
+            );
           }
           at = end;
         }
@@ -127,7 +137,8 @@ export class FlameGraph {
     const put = (one: Node, x: number, wide: number, row: number, matched: boolean) => {
       if (wide < NARROWEST || row >= ROWS) return;
       deepest = Math.max(deepest, row);
-      const matches = this.search !== '' && one !== this.root && `${one.label} ${one.title}`.toLowerCase().includes(this.search);
+      const matches =
+        this.search !== '' && one !== this.root && `${one.label} ${one.title}`.toLowerCase().includes(this.search);
       if (matches && !matched) found += one.bytes;
       const largest = [...one.categories].reduce((a, b) => (b[1] > a[1] ? b : a), [0, -1]);
       const share = format.share(one.bytes, this.root.bytes);
@@ -164,8 +175,17 @@ export class FlameGraph {
     put(top, 0, width, Math.max(0, this.zoom.length - 1), false);
     this.picture.style.height = `${(deepest + 1) * (ROW + 1)}px`;
     replace(this.picture, parts);
-    const searched = this.search === '' ? '' : `${format.size(found)} (${format.share(found, this.root.bytes)}) match "${this.search}". `;
-    replace(this.readout, searched, this.zoom.length > 0 ? 'Select the top row to zoom out.' : 'Select a part to zoom in. The color is the largest category.');
+    const searched =
+      this.search === ''
+        ? ''
+        : `${format.size(found)} (${format.share(found, this.root.bytes)}) match "${this.search}". `;
+    replace(
+      this.readout,
+      searched,
+      this.zoom.length > 0
+        ? 'Select the top row to zoom out.'
+        : 'Select a part to zoom in. The color is the largest category.',
+    );
   }
 
   private zoomInto(one: Node): void {
@@ -178,7 +198,8 @@ export class FlameGraph {
       return null;
     };
     const found = path(this.root) ?? [];
-    this.zoom = found.length <= 1 || (found.length === this.zoom.length && found.at(-1) === this.zoom.at(-1)) ? [] : found;
+    this.zoom =
+      found.length <= 1 || (found.length === this.zoom.length && found.at(-1) === this.zoom.at(-1)) ? [] : found;
     this.draw();
   }
 }

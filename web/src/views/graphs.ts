@@ -11,7 +11,11 @@ const ROWS = 100;
 function graphRow(graph: CudaGraphSummary, at: number): HTMLElement {
   const field = `cuda_graphs.graphs.${at}`;
   const batch = graph.first_dimension === undefined ? '' : String(graph.first_dimension);
-  const place = [graph.label ? ` [${graph.label}]` : '', graph.is_captured ? '' : ' built from nodes', graph.is_destroyed ? ' (destroyed)' : ''].join('');
+  const place = [
+    graph.label ? ` [${graph.label}]` : '',
+    graph.is_captured ? '' : ' built from nodes',
+    graph.is_destroyed ? ' (destroyed)' : '',
+  ].join('');
   return el(
     'tr',
     {},
@@ -54,10 +58,30 @@ export function cudaGraphs(device: DeviceSummary): HTMLElement | null {
     el('h2', {}, graphs.length > 0 ? 'CUDA graphs' : 'Memory pools'),
     graphs.length > 0
       ? [
-          scrollTable([['Graph', 'n'], ['Batch', 'n'], ['Pool growth', 'n'], ['Kept', 'n'], ['Instantiated', 'n wide'], ['Nodes', 'n wide'], ['Pool'], ['Captured at', 'wide']], graphs.map(graphRow)),
+          scrollTable(
+            [
+              ['Graph', 'n'],
+              ['Batch', 'n'],
+              ['Pool growth', 'n'],
+              ['Kept', 'n'],
+              ['Instantiated', 'n wide'],
+              ['Nodes', 'n wide'],
+              ['Pool'],
+              ['Captured at', 'wide'],
+            ],
+            graphs.map(graphRow),
+          ),
           leftOut(found.count - graphs.length),
         ]
       : null,
-    pools.length > 0 ? [scrollTable([['Private pool'], ['Peak reserved', 'n'], ['Peak allocated', 'n'], ['Captures', 'n']], pools.map(poolRow)), leftOut(found.pools.length - pools.length)] : null,
+    pools.length > 0
+      ? [
+          scrollTable(
+            [['Private pool'], ['Peak reserved', 'n'], ['Peak allocated', 'n'], ['Captures', 'n']],
+            pools.map(poolRow),
+          ),
+          leftOut(found.pools.length - pools.length),
+        ]
+      : null,
   );
 }

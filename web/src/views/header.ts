@@ -14,14 +14,27 @@ export function header(name: string, title: string, facts: string[]): HTMLElemen
     title === '' ? null : el('code', { class: 'command', title }, title),
     facts.filter(text => text !== '').map(text => el('span', { class: 'tag', title: text }, text)),
     el('nav', { 'aria-label': 'Parts of the page' }),
-    el('button', { type: 'button', class: 'theme', 'aria-label': 'Switch between light and dark', title: 'Light or dark', onclick: toggleTheme }, '\u25d0'),
+    el(
+      'button',
+      {
+        type: 'button',
+        class: 'theme',
+        'aria-label': 'Switch between light and dark',
+        title: 'Light or dark',
+        onclick: toggleTheme,
+      },
+      '\u25d0',
+    ),
   );
 }
 
 /** Links to those of the parts that the page has. */
 export function fillNav(head: HTMLElement, parts: readonly Part[]): void {
   const found = parts.filter(([id]) => document.getElementById(id));
-  replace(head.querySelector('nav') as Element, found.map(([id, name]) => el('a', { href: `#${id}`, onclick: event => scrollInFrame(event, id) }, name)));
+  replace(
+    head.querySelector('nav') as Element,
+    found.map(([id, name]) => el('a', { href: `#${id}`, onclick: event => scrollInFrame(event, id) }, name)),
+  );
 }
 
 /** In the frame of a notebook, the addresses of links begin with that of the notebook. So the page scrolls itself. */

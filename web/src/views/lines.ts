@@ -36,7 +36,8 @@ export function lineFigures(device: Device): Map<string, Map<number, Figures>> {
     const bytes = device.size[block] as number;
     figures.allocated += bytes;
     figures.blocks += 1;
-    if ((device.allocSeq[block] as number) <= peakSeq && peakSeq < (device.freeSeq[block] as number)) figures.peak += bytes;
+    if ((device.allocSeq[block] as number) <= peakSeq && peakSeq < (device.freeSeq[block] as number))
+      figures.peak += bytes;
   }
   return files;
 }
@@ -68,7 +69,8 @@ export class SourceTable<Row extends { line: number; figures?: unknown }> {
     const hasSource = lines.some(line => text(line) !== '');
     lines.forEach((line, at) => {
       const before = lines[at - 1];
-      if (hasSource && before && before.line + 1 < line.line) shown.push(el('tr', { class: 'gap' }, el('td', { colspan: columns.length + 2 }, '\u22ef')));
+      if (hasSource && before && before.line + 1 < line.line)
+        shown.push(el('tr', { class: 'gap' }, el('td', { colspan: columns.length + 2 }, '\u22ef')));
       const cells = columns.map(column => {
         const cell = el('td', { class: `${column.head[1]}${column.share ? ' share' : ''}` }, column.text(line));
         if (column.share) cell.style.backgroundSize = `${100 * column.share(line)}% 100%`;
@@ -117,7 +119,11 @@ export function linesView(device: Device, state: State): HTMLElement | null {
     figures?: Figures | undefined;
   }
   const columns: SourceColumn<Line>[] = [
-    { head: ['At the peak', 'n'], text: ({ figures }) => (figures ? format.size(figures.peak) : ''), share: ({ figures }) => (figures?.peak ?? 0) / most },
+    {
+      head: ['At the peak', 'n'],
+      text: ({ figures }) => (figures ? format.size(figures.peak) : ''),
+      share: ({ figures }) => (figures?.peak ?? 0) / most,
+    },
     { head: ['Allocated in all', 'n wide'], text: ({ figures }) => (figures ? format.size(figures.allocated) : '') },
     { head: ['Blocks', 'n wide'], text: ({ figures }) => (figures ? format.count(figures.blocks) : '') },
   ];
@@ -125,9 +131,15 @@ export function linesView(device: Device, state: State): HTMLElement | null {
     const ranges = sources.get(file);
     const name = file.split('/').at(-1) ?? file;
     const lines: Line[] = ranges
-      ? ranges.flatMap(([from, texts]) => texts.map((text, n) => ({ line: from + n, text, figures: figures.get(from + n) })))
+      ? ranges.flatMap(([from, texts]) =>
+          texts.map((text, n) => ({ line: from + n, text, figures: figures.get(from + n) })),
+        )
       : [...figures].sort((a, b) => a[0] - b[0]).map(([line, of]) => ({ line, text: '', figures: of }));
-    const title = [el('code', {}, file), ` ${format.size(peakOf(figures))} at the peak`, ranges ? '' : ' (the source is not in the page)'];
+    const title = [
+      el('code', {}, file),
+      ` ${format.size(peakOf(figures))} at the peak`,
+      ranges ? '' : ' (the source is not in the page)',
+    ];
     const number = ({ line }: Line) =>
       el(
         'button',
@@ -151,7 +163,8 @@ export function linesView(device: Device, state: State): HTMLElement | null {
     el(
       'p',
       { class: 'note' },
-      'Each block counts at the innermost line of the program\u2019s own code in its stack. Blocks of the backward pass count at the forward line.',
+      'Each block counts at the innermost line of the program\u2019s own code in its stack. Blocks of the ' +
+        'backward pass count at the forward line.',
       device.info.rest ? ' Only blocks that are listed singly count.' : '',
     ),
     sorted.slice(0, 20).map(([file, figures], at) => fileTable(file, figures, at === 0)),

@@ -53,16 +53,19 @@ export class MemoryMap {
     this.segments = segmentsAt(device, seq, blocks);
     const free = (segment: SegmentAt) => segment.size - segment.used;
     this.segments.sort((a, b) => free(b) - free(a) || a.address - b.address);
-    const sum = (value: (segment: SegmentAt) => number) => this.segments.reduce((all, segment) => all + value(segment), 0);
+    const sum = (value: (segment: SegmentAt) => number) =>
+      this.segments.reduce((all, segment) => all + value(segment), 0);
     const held = this.segments.filter(segment => segment.used > 0 && free(segment) > 0);
     const empty = this.segments.filter(segment => segment.used === 0);
     replace(
       this.about,
-      `${format.number(this.segments.length, 'segment')}, ${format.size(sum(one => one.size))} reserved, ${format.size(sum(free))} unallocated. `,
+      `${format.number(this.segments.length, 'segment')}, ${format.size(sum(one => one.size))} reserved, ` +
+        `${format.size(sum(free))} unallocated. `,
       info.rest
         ? 'Blocks that the page does not list are drawn as unallocated. '
         : `${format.size(empty.reduce((all, one) => all + one.size, 0))} can be released: segments without a block. ` +
-            `Live blocks keep ${format.size(held.reduce((all, one) => all + free(one), 0))} in ${format.number(held.length, 'segment')} from being released. `,
+            `Live blocks keep ${format.size(held.reduce((all, one) => all + free(one), 0))} in ` +
+            `${format.number(held.length, 'segment')} from being released. `,
       'Most unallocated first; a wider bar is a larger segment.',
     );
     this.draw();
@@ -102,14 +105,19 @@ export class MemoryMap {
       const wide = this.width(segment);
       context.fillStyle = color('mute');
       context.textAlign = 'right';
-      const text = this.label() < LABEL ? format.size(segment.size) : `${format.size(segment.used)} of ${format.size(segment.size)}`;
+      const text =
+        this.label() < LABEL
+          ? format.size(segment.size)
+          : `${format.size(segment.used)} of ${format.size(segment.size)}`;
       context.fillText(text, this.label() - 8, y + 13);
       context.fillStyle = color('free');
       context.fillRect(this.label(), y, wide, ROW);
       for (const block of segment.blocks) {
         const from = ((device.address[block] as number) - segment.address) / segment.size;
         const part = (device.size[block] as number) / segment.size;
-        context.fillStyle = color(this.colorOf(process.categories[process.category(device.site[block] as number)]?.name ?? 'unknown'));
+        context.fillStyle = color(
+          this.colorOf(process.categories[process.category(device.site[block] as number)]?.name ?? 'unknown'),
+        );
         const x = this.label() + wide * from;
         context.fillRect(x, y, Math.max(1, wide * part - (wide * part > 3 ? 1 : 0)), ROW);
       }
@@ -133,9 +141,12 @@ export class MemoryMap {
     const name = segment.expandable ? 'Expandable segment' : 'Segment';
     replace(
       this.readout,
-      `${name} at 0x${segment.address.toString(16)}: ${format.size(segment.size)}, ${format.size(segment.used)} in ${format.number(segment.blocks.length, 'block')}. `,
+      `${name} at 0x${segment.address.toString(16)}: ${format.size(segment.size)}, ` +
+        `${format.size(segment.used)} in ${format.number(segment.blocks.length, 'block')}. `,
       block !== undefined ? `Block: ${this.describe(block)}. ` : '',
-      block === undefined && largest !== undefined && free > 0 ? `${format.size(free)} cannot be released while this block is live: ${this.describe(largest)}.` : '',
+      block === undefined && largest !== undefined && free > 0
+        ? `${format.size(free)} cannot be released while this block is live: ${this.describe(largest)}.`
+        : '',
       segment.blocks.length === 0 ? 'No block is in it, so the allocator can release it.' : '',
     );
   }

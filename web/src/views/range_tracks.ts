@@ -50,12 +50,17 @@ export class RangeTracks {
     if (device !== this.device) [this.selected, this.searched] = [-1, ''];
     [this.device, this.ranges, this.hover] = [device, ranges, -1];
     const count = ranges?.count ?? 0;
-    this.low = Float64Array.from({ length: count }, (_, range) => axis.at(ranges?.from[range] as number, ranges?.began[range] as number));
-    this.high = Float64Array.from({ length: count }, (_, range) => axis.at(ranges?.to[range] as number, ranges?.ended[range] as number));
+    this.low = Float64Array.from({ length: count }, (_, range) =>
+      axis.at(ranges?.from[range] as number, ranges?.began[range] as number),
+    );
+    this.high = Float64Array.from({ length: count }, (_, range) =>
+      axis.at(ranges?.to[range] as number, ranges?.ended[range] as number),
+    );
     replace(
       this.note,
       ranges && ranges.leftOut > 0
-        ? `Named ranges: the ${format.number(ranges.count, 'longest one')} of the outermost tracks. ${format.number(ranges.leftOut, 'other')} ${ranges.leftOut === 1 ? 'is' : 'are'} left out.`
+        ? `Named ranges: the ${format.number(ranges.count, 'longest one')} of the outermost tracks. ` +
+            `${format.number(ranges.leftOut, 'other')} ${ranges.leftOut === 1 ? 'is' : 'are'} left out.`
         : '',
     );
     this.note.hidden = !ranges || ranges.leftOut === 0;
@@ -95,7 +100,11 @@ export class RangeTracks {
     const levels = ranges.of(device.process.devices.indexOf(device));
     return {
       name: ranges.name(range) || '(no name)',
-      about: [RANGE_KINDS[ranges.kind[range] as number], thread ? `thread ${thread}` : '', format.duration((ranges.ended[range] as number) - (ranges.began[range] as number))]
+      about: [
+        RANGE_KINDS[ranges.kind[range] as number],
+        thread ? `thread ${thread}` : '',
+        format.duration((ranges.ended[range] as number) - (ranges.began[range] as number)),
+      ]
         .filter(text => text)
         .join(', '),
       start: levels.start[range] as number,
@@ -107,7 +116,11 @@ export class RangeTracks {
   /** What is read of a range under the pointer. */
   text(range: number): (Node | string)[] {
     const { name, about, start, peak, end } = this.figures(range);
-    return [el('b', {}, name), ` (${about}) \u00b7 ${format.size(start)} before, peak ${format.size(peak)}, ${format.size(end)} after (${format.signedSize(end - start)})`];
+    return [
+      el('b', {}, name),
+      ` (${about}) \u00b7 ${format.size(start)} before, peak ${format.size(peak)}, ${format.size(end)} after ` +
+        `(${format.signedSize(end - start)})`,
+    ];
   }
 
   select(range: number): void {
@@ -141,10 +154,17 @@ export class RangeTracks {
     this.element.hidden = range < 0 || !this.ranges;
     if (this.element.hidden) return replace(this.element);
     const isFound = this.found[this.foundAt] === range && this.found.length > 1 && this.searched !== '';
-    const button = (label: string, onclick: () => void, title?: string) => el('button', { type: 'button', title, onclick }, label);
+    const button = (label: string, onclick: () => void, title?: string) =>
+      el('button', { type: 'button', title, onclick }, label);
     replace(
       this.element,
-      el('span', { class: 'facts' }, 'Range ', ...this.text(range), isFound ? ` \u00b7 ${this.foundAt + 1} of ${format.count(this.found.length)} that match` : ''),
+      el(
+        'span',
+        { class: 'facts' },
+        'Range ',
+        ...this.text(range),
+        isFound ? ` \u00b7 ${this.foundAt + 1} of ${format.count(this.found.length)} that match` : '',
+      ),
       button('Zoom to it', () => {
         const [low, high] = this.extent(range);
         this.host.zoomTo(low - (high - low) * 0.05, high + (high - low) * 0.05);
@@ -157,7 +177,12 @@ export class RangeTracks {
   }
 
   /** Draws the tracks below `top`. `x` places a part of the axis. */
-  paint(context: CanvasRenderingContext2D, plot: { left: number; width: number }, top: number, x: (position: number) => number): void {
+  paint(
+    context: CanvasRenderingContext2D,
+    plot: { left: number; width: number },
+    top: number,
+    x: (position: number) => number,
+  ): void {
     const { ranges } = this;
     if (!ranges) return;
     const right = plot.left + plot.width;

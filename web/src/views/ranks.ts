@@ -10,7 +10,10 @@ import { color, onThemeChange } from '../theme';
 
 const HEIGHT = 90;
 
-export function ranksView(devices: { name: string; device: Device; issues: number; failed: boolean }[], state: State): HTMLElement | null {
+export function ranksView(
+  devices: { name: string; device: Device; issues: number; failed: boolean }[],
+  state: State,
+): HTMLElement | null {
   if (devices.length < 2) return null;
   const most = Math.max(1, ...devices.map(({ device }) => device.total[device.peak] ?? 0));
   const draws: (() => void)[] = [];
@@ -26,12 +29,21 @@ export function ranksView(devices: { name: string; device: Device; issues: numbe
       { type: 'button', class: 'rank', onclick: () => state.set({ device, point: device.peak, base: -1 }) },
       el('b', {}, name, failed ? el('span', { class: 'bad' }, ' out of memory') : ''),
       canvas,
-      el('span', {}, `peak ${format.size(peak)}, end ${format.size(end)}${issues > 0 ? `, ${format.number(issues, 'issue')}` : ''}`),
+      el(
+        'span',
+        {},
+        `peak ${format.size(peak)}, end ${format.size(end)}${issues > 0 ? `, ${format.number(issues, 'issue')}` : ''}`,
+      ),
     );
   });
   const redraw = () => requestAnimationFrame(() => draws.forEach(one => one()));
   onThemeChange(redraw);
-  const section = el('section', { class: 'card w12', id: 'ranks' }, el('h2', {}, 'Ranks and devices'), el('div', { class: 'ranks' }, cards));
+  const section = el(
+    'section',
+    { class: 'card w12', id: 'ranks' },
+    el('h2', {}, 'Ranks and devices'),
+    el('div', { class: 'ranks' }, cards),
+  );
   new ResizeObserver(redraw).observe(section);
   return section;
 }

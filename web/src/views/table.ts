@@ -45,14 +45,22 @@ export class SortableTable<Row> {
     const column = this.columns[this.by] as Column<Row>;
     const keyed = this.rows.map((row, at) => ({ row, at, key: column.key(row) }));
     keyed.sort((a, b) => {
-      const order = typeof a.key === 'number' ? (b.key as number) - a.key : a.key < (b.key as string) ? -1 : a.key > (b.key as string) ? 1 : 0;
+      const order =
+        typeof a.key === 'number'
+          ? (b.key as number) - a.key
+          : a.key < (b.key as string)
+            ? -1
+            : a.key > (b.key as string)
+              ? 1
+              : 0;
       return (this.reversed ? -order : order) || a.at - b.at;
     });
     this.rows = keyed.map(({ row }) => row);
     replace(
       this.head,
       this.columns.map((one, at) => {
-        const sorted = at === this.by ? (this.reversed !== (one.numeric === true) ? 'descending' : 'ascending') : 'none';
+        const sorted =
+          at === this.by ? (this.reversed !== (one.numeric === true) ? 'descending' : 'ascending') : 'none';
         const choose = () => {
           [this.reversed, this.by] = [at === this.by && !this.reversed, at];
           this.sort();
@@ -60,7 +68,12 @@ export class SortableTable<Row> {
         return el(
           'th',
           { scope: 'col', class: classes(one), 'aria-sort': sorted },
-          el('button', { type: 'button', onclick: choose }, one.title, at === this.by ? (sorted === 'descending' ? ' \u2193' : ' \u2191') : ''),
+          el(
+            'button',
+            { type: 'button', onclick: choose },
+            one.title,
+            at === this.by ? (sorted === 'descending' ? ' \u2193' : ' \u2191') : '',
+          ),
         );
       }),
     );
@@ -72,7 +85,13 @@ export class SortableTable<Row> {
     replace(
       this.body,
       this.rows.slice(0, count).map(row =>
-        el('tr', {}, this.columns.map(column => el('td', { class: classes(column), 'data-title': column.title }, column.cell(row)))),
+        el(
+          'tr',
+          {},
+          this.columns.map(column =>
+            el('td', { class: classes(column), 'data-title': column.title }, column.cell(row)),
+          ),
+        ),
       ),
     );
     this.more.hidden = this.rows.length <= count;

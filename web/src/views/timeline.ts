@@ -4,9 +4,9 @@ import { type Axis, type AxisKind, axisOf, stepRanges } from '../data/axis';
 import { Extremes } from '../data/extremes';
 import { type Changes, type Device, upperBound } from '../data/model';
 import type { Place, RankTotals } from '../data/rank_totals';
+import type { DeviceSummary } from '../data/schema';
 import { type Division, type PointSeries, SeriesSet } from '../data/series';
 import type { State } from '../data/state';
-import type { DeviceSummary } from '../data/schema';
 import type { WindowLoader } from '../data/window_loader';
 import { choice, el, replace } from '../dom';
 import * as format from '../format';
@@ -85,8 +85,14 @@ export class TimelineGroup {
 
 /** What the points of the sum over ranks are. */
 function sumNote(sum: RankTotals): string {
-  const points = sum.info.rest ? `${format.count(sum.points)} of ${format.number(sum.info.events, 'allocation and free')}: the highest, lowest and last of each range` : 'each allocation and free of any of them';
-  return `The sum of ${format.number(sum.devices.length, 'rank')} or devices at ${points}, in the order of the wall clock. `;
+  const points = sum.info.rest
+    ? `${format.count(sum.points)} of ${format.number(sum.info.events, 'allocation and free')}: the highest, ` +
+      `lowest and last of each range`
+    : 'each allocation and free of any of them';
+  return (
+    `The sum of ${format.number(sum.devices.length, 'rank')} or devices at ${points}, in the order of the ` +
+    `wall clock. `
+  );
 }
 
 export class Timeline {
@@ -144,7 +150,9 @@ export class Timeline {
     });
     this.canvas.setAttribute(
       'aria-label',
-      `Timeline of allocated memory${one ? ` of ${one.title}` : ''}. Arrow keys move the cursor, plus and minus zoom, Enter shows the live allocations, P goes to the peak, brackets select the previous and the next named range.`,
+      `Timeline of allocated memory${one ? ` of ${one.title}` : ''}. Arrow keys move the cursor, plus and ` +
+        `minus zoom, Enter shows the live allocations, P goes to the peak, brackets select the previous and ` +
+        `the next named range.`,
     );
     const reset = el('button', { type: 'button', onclick: () => this.zoomTo(...this.extent()) }, 'Whole run');
     const toPeak = el('button', { type: 'button', onclick: () => this.toPeak() }, 'Peak');
@@ -156,7 +164,11 @@ export class Timeline {
     });
     this.element = el(
       'section',
-      { class: 'card w12 timeline', id: one?.id ?? 'timeline', 'aria-label': one ? `Timeline of ${one.title}` : 'Timeline' },
+      {
+        class: 'card w12 timeline',
+        id: one?.id ?? 'timeline',
+        'aria-label': one ? `Timeline of ${one.title}` : 'Timeline',
+      },
       el(
         'div',
         { class: 'controls' },
@@ -270,13 +282,30 @@ export class Timeline {
     if (!keepsZoom) [this.from, this.to] = this.extent();
     const { summary } = this;
     const position = (point: number) => this.axis.position[point] ?? 0;
-    this.marks = device.points > 0 ? [{ position: position(device.peak), text: `peak ${format.size(device.total[device.peak] as number)}`, kind: 'peak' }] : [];
+    this.marks =
+      device.points > 0
+        ? [
+            {
+              position: position(device.peak),
+              text: `peak ${format.size(device.total[device.peak] as number)}`,
+              kind: 'peak',
+            },
+          ]
+        : [];
     const compared = this.peak();
     if (device.points > 0 && compared !== device.peak) {
-      this.marks.unshift({ position: position(compared), text: `compared: ${format.size(device.total[compared] as number)}`, kind: 'found' });
+      this.marks.unshift({
+        position: position(compared),
+        text: `compared: ${format.size(device.total[compared] as number)}`,
+        kind: 'found',
+      });
     }
     for (const oom of summary?.ooms ?? []) {
-      this.marks.push({ position: position(device.pointOf(oom.in_use.seq)), text: `out of memory: requested ${format.size(oom.requested_bytes)}`, kind: 'oom' });
+      this.marks.push({
+        position: position(device.pointOf(oom.in_use.seq)),
+        text: `out of memory: requested ${format.size(oom.requested_bytes)}`,
+        kind: 'oom',
+      });
     }
     if (this.sum) this.marks.push(...this.errorsOfRanks(this.sum));
     const capacity = summary?.total_bytes;
@@ -291,7 +320,8 @@ export class Timeline {
   private use(device: Device): void {
     const { division, highlight, axis } = this.state.now;
     let set: PointSeries | undefined = device === this.sum ? this.sum : this.series.get(device);
-    if (!set || (set !== this.sum && (set.division !== division || set.highlight !== highlight))) this.series.set(device, (set = new SeriesSet(device, division, highlight)));
+    if (!set || (set !== this.sum && (set.division !== division || set.highlight !== highlight)))
+      this.series.set(device, (set = new SeriesSet(device, division, highlight)));
     this.shown = device;
     this.set = set;
     this.axis = axisOf(device, axis);
@@ -302,24 +332,38 @@ export class Timeline {
   private describe(): void {
     const { device } = this;
     const { rest, mismatches } = device.info;
-    const listed = device.window ? 'the largest of them' : 'all at the peak, at errors and at the end, and the largest others';
+    const listed = device.window
+      ? 'the largest of them'
+      : 'all at the peak, at errors and at the end, and the largest others';
     replace(
       this.note,
-      device.window ? `Events ${rangeText(...device.window)}, loaded from the recording${rest ? '' : ', with all blocks'}. ` : '',
+      device.window
+        ? `Events ${rangeText(...device.window)}, loaded from the recording${rest ? '' : ', with all blocks'}. `
+        : '',
       'Solid: at least this much was allocated throughout a column. Paler: at most, divided as at that highest point. ',
       this.sum ? sumNote(this.sum) : '',
       rest && !this.sum
         ? `${format.number(device.info.blocks, 'block')} are listed singly: ${listed}. ` +
-            `${format.number(rest.blocks, 'smaller or shorter-lived block')} (at most ${format.size(rest.largest)} each) are added up at ` +
-            `${format.count(device.points)} points: the highest, lowest and last event of each range of events. Totals are exact there. `
+            `${format.number(rest.blocks, 'smaller or shorter-lived block')} (at most ` +
+            `${format.size(rest.largest)} each) are added up at ` +
+            `${format.count(device.points)} points: the highest, lowest and last event of each range of ` +
+            `events. Totals are exact there. `
         : '',
       rest && !this.one
         ? this.loader
           ? 'Zoom in to load all events and blocks of a part. '
-          : ['To load all events and blocks of a part, serve the page: ', el('code', {}, 'memtrace open RUN --serve'), '. ']
+          : [
+              'To load all events and blocks of a part, serve the page: ',
+              el('code', {}, 'memtrace open RUN --serve'),
+              '. ',
+            ]
         : '',
-      device.process.shortestPhase > 1 ? `Phases of fewer than ${format.count(device.process.shortestPhase)} events are not drawn. ` : '',
-      mismatches > 0 ? `At ${format.number(mismatches, 'event')}, the allocator's own total differs: the recording lacks frees. ` : '',
+      device.process.shortestPhase > 1
+        ? `Phases of fewer than ${format.count(device.process.shortestPhase)} events are not drawn. `
+        : '',
+      mismatches > 0
+        ? `At ${format.number(mismatches, 'event')}, the allocator's own total differs: the recording lacks frees. `
+        : '',
     );
   }
 
@@ -350,7 +394,8 @@ export class Timeline {
       this.read();
     }
     clearTimeout(this.timer);
-    if (this.lacksEvents(first, last) && !this.failed) this.timer = window.setTimeout(() => void this.load(loader), DELAY);
+    if (this.lacksEvents(first, last) && !this.failed)
+      this.timer = window.setTimeout(() => void this.load(loader), DELAY);
   }
 
   /** Whether the recording has events in the visible part that are not drawn, and too few points to fill it. */
@@ -384,7 +429,12 @@ export class Timeline {
         replace(this.loading);
         this.chooseDevice();
       };
-      replace(this.loading, el('span', { class: 'bad' }, error instanceof Error ? error.message : String(error)), ' ', el('button', { type: 'button', onclick: again }, 'Try again'));
+      replace(
+        this.loading,
+        el('span', { class: 'bad' }, error instanceof Error ? error.message : String(error)),
+        ' ',
+        el('button', { type: 'button', onclick: again }, 'Try again'),
+      );
     } finally {
       this.isLoading = false;
     }
@@ -524,7 +574,10 @@ export class Timeline {
     document.getElementById('allocations')?.scrollIntoView({ behavior: 'smooth' });
   }
 
-  /** Moves to what the reader searches: a range with this name, a step, an event number, or the first block that matches a text. */
+  /**
+   * Moves to what the reader searches: a range with this name, a step, an event number, or the first block that matches
+   * a text.
+   */
   search(text: string): void {
     const trimmed = text.trim();
     if (trimmed === '') return;
@@ -539,7 +592,8 @@ export class Timeline {
     if (range) {
       const { sum } = this;
       if (!sum) this.use(device);
-      const drawn = (point: number) => (sum ? sum.pointAt({ device, point: Math.min(point, device.points - 1) }) : point);
+      const drawn = (point: number) =>
+        sum ? sum.pointAt({ device, point: Math.min(point, device.points - 1) }) : point;
       this.showPoints(drawn(range.from), drawn(range.to));
       const point = extremesOf(device.total).highest(range.from, range.to);
       this.select(device.pointSeq[point] as number);
@@ -647,7 +701,11 @@ export class Timeline {
   }
 
   private moveTo(x: number, y: number): void {
-    this.tracks.hover = this.tracks.at(y - this.tracksTop, this.positionAt(x), (3 * (this.to - this.from)) / this.width());
+    this.tracks.hover = this.tracks.at(
+      y - this.tracksTop,
+      this.positionAt(x),
+      (3 * (this.to - this.from)) / this.width(),
+    );
     const inside = Math.max(LEFT, Math.min(x, LEFT + this.width() - 0.01));
     const [from, to] = this.column(inside, 1);
     this.hover = to > from ? this.extremes.highest(from, to) : Math.max(0, this.pointAt(this.positionAt(inside)));
@@ -665,15 +723,27 @@ export class Timeline {
     if (this.hover < 0) return;
     if (this.sum) {
       const { device } = this.state.now;
-      if (asBase) return this.state.set({ ...this.placeOf(this.state.now.point), base: this.sum.place(this.hover, device.whole).point });
+      if (asBase)
+        return this.state.set({
+          ...this.placeOf(this.state.now.point),
+          base: this.sum.place(this.hover, device.whole).point,
+        });
       return this.selectInSum(this.sum, this.hover, this.rankAt(this.sum, y) ?? device.whole);
     }
     const { device, point } = this.state.now;
     const seq = this.shown.pointSeq[this.hover] as number;
-    if (!asBase) return this.state.set({ device: this.shown, point: this.hover, ...(this.shown === device ? {} : this.baseIn(this.shown)) });
+    if (!asBase)
+      return this.state.set({
+        device: this.shown,
+        point: this.hover,
+        ...(this.shown === device ? {} : this.baseIn(this.shown)),
+      });
     const selected = device.pointSeq[point] ?? 0;
     // Both points must be of one device.
-    const common = device === this.shown ? device : [this.shown, device].find(one => one.covers(selected) && one.covers(seq)) ?? this.whole;
+    const common =
+      device === this.shown
+        ? device
+        : ([this.shown, device].find(one => one.covers(selected) && one.covers(seq)) ?? this.whole);
     this.state.set({ device: common, point: common.pointOf(selected), base: common.pointOf(seq) });
   }
 
@@ -757,7 +827,8 @@ export class Timeline {
     replace(
       this.readout,
       el('b', {}, format.size(device.total[point] as number)),
-      ` allocated${reserved > 0 ? `, ${format.size(reserved)} reserved` : ''} \u00b7 ${facts.filter(text => text !== '').join(' \u00b7 ')}`,
+      ` allocated${reserved > 0 ? `, ${format.size(reserved)} reserved` : ''} \u00b7 ` +
+        `${facts.filter(text => text !== '').join(' \u00b7 ')}`,
       this.hover < 0 ? ' (selected)' : '',
     );
     const rows = this.set.series.map((series, i) => ({ series, bytes: values[i] as number }));
@@ -975,18 +1046,22 @@ export class Timeline {
     }
   }
 
-  private paintBands(context: CanvasRenderingContext2D, plot: { left: number; top: number; width: number; height: number }): void {
+  private paintBands(
+    context: CanvasRenderingContext2D,
+    plot: { left: number; top: number; width: number; height: number },
+  ): void {
     const { device } = this;
     const { process } = device;
     if (process.phaseSeq.length === 0) return;
     const top = plot.top + plot.height + 6;
-    const at = (x: number) => upperBound(process.phaseSeq, device.pointSeq[Math.max(0, this.pointAt(this.positionAt(x)))] ?? 0) - 1;
-    const runs = (valueOf: (change: number) => number, put: (value: number, from: number, to: number) => void) => {
+    const at = (x: number) =>
+      upperBound(process.phaseSeq, device.pointSeq[Math.max(0, this.pointAt(this.positionAt(x)))] ?? 0) - 1;
+    const runs = (of: (change: number) => number, put: (value: number, from: number, to: number) => void) => {
       let [value, from] = [Number.NaN, 0];
       const end = Math.floor(this.endOf(plot));
       for (let column = 0; column <= end; column++) {
         const change = at(LEFT + column + 0.5);
-        const next = column === end || change < 0 ? Number.NaN : valueOf(change);
+        const next = column === end || change < 0 ? Number.NaN : of(change);
         if (next === value) continue;
         if (!Number.isNaN(value)) put(value, plot.left + from, plot.left + column);
         [value, from] = [next, column];
@@ -1011,7 +1086,10 @@ export class Timeline {
       (step, from, to) => {
         context.fillStyle = color('line');
         context.fillRect(from, top + BAND, Math.max(1, to - from - 1), BAND - 2);
-        const label = step < 0 ? 'before step 0' : [`step ${step}`, `${step}`].find(text => context.measureText(text).width + 6 < to - from);
+        const label =
+          step < 0
+            ? 'before step 0'
+            : [`step ${step}`, `${step}`].find(text => context.measureText(text).width + 6 < to - from);
         if (label && context.measureText(label).width + 6 < to - from) {
           context.fillStyle = ink;
           context.textAlign = 'center';
@@ -1021,7 +1099,12 @@ export class Timeline {
     );
   }
 
-  private paintAxis(context: CanvasRenderingContext2D, plot: { left: number; top: number; width: number; height: number }, mute: string, grid: string): void {
+  private paintAxis(
+    context: CanvasRenderingContext2D,
+    plot: { left: number; top: number; width: number; height: number },
+    mute: string,
+    grid: string,
+  ): void {
     const y = plot.top + plot.height + 2 * BAND + 10 + this.tracks.height;
     let step = format.labelStep(this.to - this.from, Math.max(2, plot.width / 110));
     if (this.axis.kind !== 'time') step = Math.max(1, Math.round(step));
@@ -1039,7 +1122,11 @@ export class Timeline {
     if (plot.width > 500) context.fillText(this.axis.title, plot.left + plot.width, y + 22);
   }
 
-  private paintMarks(context: CanvasRenderingContext2D, plot: { left: number; top: number; width: number; height: number }, ink: string): void {
+  private paintMarks(
+    context: CanvasRenderingContext2D,
+    plot: { left: number; top: number; width: number; height: number },
+    ink: string,
+  ): void {
     const { axis, state } = this;
     const taken: { row: number; start: number; end: number }[] = [];
     const vertical = (position: number, style: string, dash: number[], text: string, row: number) => {
@@ -1063,11 +1150,19 @@ export class Timeline {
       context.fillText(text, x + (context.textAlign === 'right' ? -5 : 5), plot.top - 8 - row);
     };
     for (const mark of this.marks) {
-      vertical(mark.position, mark.kind === 'oom' ? color('bad') : ink, [4, 3], mark.text, mark.kind === 'oom' ? 13 : 0);
+      vertical(
+        mark.position,
+        mark.kind === 'oom' ? color('bad') : ink,
+        [4, 3],
+        mark.text,
+        mark.kind === 'oom' ? 13 : 0,
+      );
     }
     const { point, base } = state.now;
     if (this.tracks.selected >= 0) {
-      const [low, high] = this.tracks.extent(this.tracks.selected).map(position => Math.max(plot.left, Math.min(this.x(position), plot.left + plot.width))) as [number, number];
+      const [low, high] = this.tracks
+        .extent(this.tracks.selected)
+        .map(position => Math.max(plot.left, Math.min(this.x(position), plot.left + plot.width))) as [number, number];
       context.fillStyle = color('accent');
       context.globalAlpha = 0.12;
       context.fillRect(low, plot.top, Math.max(1, high - low), plot.height);
@@ -1087,16 +1182,34 @@ export class Timeline {
 }
 
 /** The ways to divide the areas of any run. */
-export const DIVISIONS: readonly (readonly [Division, string])[] = [['category', 'category'], ['phase', 'phase'], ['module', 'module'], ['line', 'line of the program']];
+export const DIVISIONS: readonly (readonly [Division, string])[] = [
+  ['category', 'category'],
+  ['phase', 'phase'],
+  ['module', 'module'],
+  ['line', 'line of the program'],
+];
 
 /** By what the areas are divided. */
-export function divisionChoice(chosen: Division, onchange: (division: Division) => void, divisions = DIVISIONS): HTMLElement {
+export function divisionChoice(
+  chosen: Division,
+  onchange: (division: Division) => void,
+  divisions = DIVISIONS,
+): HTMLElement {
   return choice('Stacked by', divisions, chosen, value => onchange(value as Division));
 }
 
 /** The horizontal axis. */
 export function axisChoice(chosen: AxisKind, onchange: (axis: AxisKind) => void): HTMLElement {
-  return choice('over', [['order', 'allocation order'], ['steps', 'steps'], ['time', 'time']], chosen, value => onchange(value as AxisKind));
+  return choice(
+    'over',
+    [
+      ['order', 'allocation order'],
+      ['steps', 'steps'],
+      ['time', 'time'],
+    ],
+    chosen,
+    value => onchange(value as AxisKind),
+  );
 }
 
 /** The value that holds at an event. */
@@ -1131,5 +1244,9 @@ function packed([red, green, blue]: [number, number, number]): number {
 }
 
 function mixed(a: [number, number, number], b: [number, number, number], share: number): [number, number, number] {
-  return [0, 1, 2].map(i => Math.round((a[i] as number) * share + (b[i] as number) * (1 - share))) as [number, number, number];
+  return [0, 1, 2].map(i => Math.round((a[i] as number) * share + (b[i] as number) * (1 - share))) as [
+    number,
+    number,
+    number,
+  ];
 }
