@@ -27,18 +27,18 @@ async function panOurs(limit) {
   const { begin, end, position } = timeline.axis;
   const length = (end - begin) / 4;
   const times = [];
-  const first = timeline.frames;
+  const first = timeline.picture.frames;
   const began = performance.now();
   for (let i = 0; performance.now() - began < limit; i++) {
     const from = begin + ((i % 120) / 120) * (end - begin - length);
     timeline.zoomTo(from, from + length);
     await new Promise(done => requestAnimationFrame(done));
-    times.push(timeline.drawMs);
+    times.push(timeline.picture.drawMs);
   }
   times.sort((a, b) => a - b);
   return {
     points: position.length,
-    rate: (1000 * (timeline.frames - first)) / (performance.now() - began),
+    rate: (1000 * (timeline.picture.frames - first)) / (performance.now() - began),
     median: times[times.length >> 1],
     worst: times.at(-1),
   };
@@ -73,7 +73,7 @@ async function ours(browser, file) {
   const page = await browser.newPage({ viewport: { width: 1400, height: 900 } });
   const start = performance.now();
   await page.goto(pathToFileURL(resolve(file)).href);
-  await page.waitForFunction(() => window.memtraceReport?.timeline?.frames > 0, null, { timeout: 120_000 });
+  await page.waitForFunction(() => window.memtraceReport?.timeline?.picture.frames > 0, null, { timeout: 120_000 });
   const first = performance.now() - start;
   const pan = await page.evaluate(panOurs, PAN_MS);
   await page.close();

@@ -132,8 +132,11 @@ async function chooseRows(tab, rows) {
     const { colored, series } = await page.evaluate(() => {
       const { colored, states, timelines } = window.memtraceComparison;
       const series = timelines.map((timeline, side) => {
-        const values = timeline.set.values(states[side].now.point);
-        return timeline.set.series.reduce((sum, one, i) => sum + (one.color === 'highlight' ? values[i] : 0), 0);
+        const values = timeline.content.set.values(states[side].now.point);
+        return timeline.content.set.series.reduce(
+          (sum, one, i) => sum + (one.color === 'highlight' ? values[i] : 0),
+          0,
+        );
       });
       return { colored, series };
     });
@@ -162,7 +165,7 @@ async function chooseRows(tab, rows) {
 async function drive() {
   const geometry = () =>
     page.evaluate(() =>
-      window.memtraceComparison.timelines.map(({ geometry }) => ({
+      window.memtraceComparison.timelines.map(({ picture: { geometry } }) => ({
         ceiling: geometry.ceiling,
         from: geometry.from,
         to: geometry.to,
@@ -196,7 +199,7 @@ async function drive() {
       const { states, timelines } = window.memtraceComparison;
       return timelines.map(
         (timeline, side) =>
-          timeline.set.values(states[side].now.point).reduce((x, y) => x + y, 0) -
+          timeline.content.set.values(states[side].now.point).reduce((x, y) => x + y, 0) -
           states[side].now.device.total[states[side].now.point],
       );
     });
@@ -206,8 +209,8 @@ async function drive() {
   const wrong = await page.evaluate(() =>
     window.memtraceComparison.timelines.map((timeline, side) => {
       const { device } = window.memtraceComparison.states[side].now;
-      const { from, to, ceiling } = timeline.geometry;
-      const { width: columns, height: rows, data } = timeline.image;
+      const { from, to, ceiling } = timeline.picture.geometry;
+      const { width: columns, height: rows, data } = timeline.picture.image;
       const columnOf = point => ((timeline.axis.position[point] - from) / (to - from)) * columns;
       const heightOf = column => {
         let row = 0;

@@ -45,8 +45,8 @@ function shownFirst() {
   const [low, high] = [position[within[0]], position[within.at(-1)]];
   const margin = (high - low) * 0.05;
   return {
-    from: timeline.geometry.from,
-    to: timeline.geometry.to,
+    from: timeline.picture.geometry.from,
+    to: timeline.picture.geometry.to,
     expectedFrom: Math.max(begin, Math.min(low - margin, end - (high - low) * 1.1)),
     expectedTo: Math.min(end, Math.max(high + margin, begin + (high - low) * 1.1)),
     all: end - begin,
@@ -72,9 +72,9 @@ function figures() {
     const { device } = state.now;
     const categories = point => {
       state.set({ division: 'category', point });
-      const values = timeline.set.values(point);
+      const values = timeline.content.set.values(point);
       const all = {};
-      timeline.set.series.forEach(
+      timeline.content.set.series.forEach(
         (series, i) => values[i] !== 0 && (all[series.color.replace('category-', '')] = values[i]),
       );
       return all;
@@ -138,10 +138,10 @@ function figures() {
  */
 function wrongColumns() {
   const { timeline, state } = window.memtraceReport;
-  const device = state.now.division === 'rank' ? timeline.device : state.now.device;
-  const { ceiling, from, to } = timeline.geometry;
+  const device = state.now.division === 'rank' ? timeline.content.device : state.now.device;
+  const { ceiling, from, to } = timeline.picture.geometry;
   const { position } = timeline.axis;
-  const { width: columns, height: rows, data } = timeline.image;
+  const { width: columns, height: rows, data } = timeline.picture.image;
   const columnOf = point => ((position[point] - from) / (to - from)) * columns;
   const highest = new Float64Array(columns).fill(-1);
   let now = 0;
@@ -261,7 +261,10 @@ await end({ load: { ms: loadMs }, devices: devices.length });
 async function drive() {
   const point = () => page.evaluate(() => window.memtraceReport.state.now.point);
   const range = () =>
-    page.evaluate(() => [window.memtraceReport.timeline.geometry.from, window.memtraceReport.timeline.geometry.to]);
+    page.evaluate(() => [
+      window.memtraceReport.timeline.picture.geometry.from,
+      window.memtraceReport.timeline.picture.geometry.to,
+    ]);
   const canvas = page.locator('#timeline canvas');
   await canvas.scrollIntoViewIfNeeded();
   await drawn();
@@ -279,7 +282,10 @@ async function drive() {
     equal(`columns of ${division} over ${axis} that lack their highest point, of ${columns}`, wrong, 0);
     const sum = await page.evaluate(() => {
       const { timeline, state } = window.memtraceReport;
-      return timeline.set.values(state.now.point).reduce((a, b) => a + b, 0) - state.now.device.total[state.now.point];
+      return (
+        timeline.content.set.values(state.now.point).reduce((a, b) => a + b, 0) -
+        state.now.device.total[state.now.point]
+      );
     });
     equal(`the sum of the series by ${division}`, sum, 0);
   }

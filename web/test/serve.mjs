@@ -133,14 +133,14 @@ function now() {
     const { timeline, state } = window.memtraceReport;
     const { device, point } = state.now;
     return {
-      window: timeline.shown.window,
-      complete: timeline.shown.info.rest === null,
-      geometry: timeline.geometry,
+      window: timeline.content.device.window,
+      complete: timeline.content.device.info.rest === null,
+      geometry: timeline.picture.geometry,
       selected: device.pointSeq[point],
       selectedWindow: device.window,
-      loading: timeline.loading.textContent,
-      about: timeline.note.textContent,
-      readout: timeline.readout.textContent,
+      loading: timeline.windows.element.textContent,
+      about: timeline.texts.note.textContent,
+      readout: timeline.texts.readout.textContent,
       allocations: document.querySelector('#allocations .note').textContent,
     };
   });
@@ -158,7 +158,7 @@ async function waitForDetails() {
   await page.waitForFunction(
     () => {
       const { timeline } = window.memtraceReport;
-      return timeline.shown.window && timeline.loading.textContent === '';
+      return timeline.content.device.window && timeline.windows.element.textContent === '';
     },
     null,
     { timeout: WAIT },
@@ -187,7 +187,7 @@ async function before() {
 /** Zooms into a step: the page loads its events, and shows what the export has. */
 async function loaded() {
   await searchFor(`step ${opt.step}`);
-  await page.waitForFunction(() => window.memtraceReport.timeline.loading.textContent !== '', null, {
+  await page.waitForFunction(() => window.memtraceReport.timeline.windows.element.textContent !== '', null, {
     timeout: WAIT,
   });
   const { loading } = await now();
@@ -208,7 +208,7 @@ async function loaded() {
   const found = await page.evaluate(
     ([first, last]) => {
       const { timeline } = window.memtraceReport;
-      const { shown, set } = timeline;
+      const { device: shown, set } = timeline.content;
       const states = [];
       for (let point = 0; point < shown.points; point++) {
         const seq = shown.pointSeq[point];
@@ -285,7 +285,7 @@ async function onScreen() {
     equal('legend', legend.filter(text => text !== '0').sort(), bytes);
     // The height of the column is the total.
     const height = await page.evaluate(x => {
-      const { image, geometry } = window.memtraceReport.timeline;
+      const { image, geometry } = window.memtraceReport.timeline.picture;
       const column = Math.floor((x - geometry.left) * geometry.ratio);
       let row = 0;
       while (row < image.height && image.data[(row * image.width + column) * 4 + 3] === 0) row += 1;
@@ -327,7 +327,7 @@ async function axes() {
     const { window, geometry } = await now();
     check(`window over ${axis}`, window[0] <= truth.first && truth.last <= window[1], String(window));
     const positions = await page.evaluate(() => {
-      const { axis, shown } = window.memtraceReport.timeline;
+      const { axis, device: shown } = window.memtraceReport.timeline.content;
       return [
         axis.position.length,
         shown.points,
@@ -392,7 +392,7 @@ async function elsewhere() {
   );
   await searchFor('step 20');
   equal('the whole run is drawn meanwhile', (await now()).window, null);
-  await page.waitForFunction(() => window.memtraceReport.timeline.loading.textContent !== '', null, {
+  await page.waitForFunction(() => window.memtraceReport.timeline.windows.element.textContent !== '', null, {
     timeout: WAIT,
   });
   await searchFor('step 150');
@@ -404,7 +404,7 @@ async function elsewhere() {
   const { window } = await now();
   const range = await page.evaluate(() => {
     const { timeline } = window.memtraceReport;
-    return [timeline.from, timeline.to];
+    return [timeline.viewport.from, timeline.viewport.to];
   });
   check('the last place is drawn', window[0] <= range[0] && range[1] <= window[1], `${window} for ${range}`);
   equal('requests at the same time', mostInFlight, 1);

@@ -231,12 +231,12 @@ async function tracks(page, summary, expect, { check, equal, drawn, picture }) {
     const box = await canvas.boundingBox();
     const [x, y] = await page.evaluate(at => {
       const { timeline } = window.memtraceReport;
-      const { from, to, left, width } = timeline.geometry;
+      const { from, to, left, width } = timeline.picture.geometry;
       const [low, high] = timeline.tracks.extent(at);
       const middle = (Math.max(low, from) + Math.min(high, to)) / 2;
       return [
         left + ((middle - from) / (to - from)) * width,
-        timeline.tracksTop + 6 + 16 * timeline.tracks.ranges.track[at] + 7,
+        timeline.viewport.tracksTop + 6 + 16 * timeline.tracks.ranges.track[at] + 7,
       ];
     }, range);
     return [box.x + x, box.y + y];
@@ -267,12 +267,12 @@ async function tracks(page, summary, expect, { check, equal, drawn, picture }) {
   const ink = await page.evaluate(() => {
     const { timeline } = window.memtraceReport;
     const canvas = document.querySelector('#timeline canvas');
-    const { ratio, left, width } = timeline.geometry;
+    const { ratio, left, width } = timeline.picture.geometry;
     const data = canvas
       .getContext('2d')
       .getImageData(
         left * ratio,
-        (timeline.tracksTop + 6) * ratio,
+        (timeline.viewport.tracksTop + 6) * ratio,
         width * ratio,
         timeline.tracks.ranges.threads.length * 16 * ratio,
       ).data;
@@ -283,8 +283,8 @@ async function tracks(page, summary, expect, { check, equal, drawn, picture }) {
   await facts.getByRole('button', { name: 'Zoom to it' }).click();
   await drawn();
   const [from, to] = await page.evaluate(() => [
-    window.memtraceReport.timeline.geometry.from,
-    window.memtraceReport.timeline.geometry.to,
+    window.memtraceReport.timeline.picture.geometry.from,
+    window.memtraceReport.timeline.picture.geometry.to,
   ]);
   const [low, high] = all[widest].extent;
   check(
@@ -348,7 +348,7 @@ async function custom(page, expect, { check, equal, drawn }) {
   const found = await page.evaluate(() => {
     const { timeline, state, summary, devices } = window.memtraceReport;
     const { device } = state.now;
-    const values = timeline.set.values(device.peak);
+    const values = timeline.content.set.values(device.peak);
     const { trace } = devices.find(one => one.device === device);
     const described = summary.processes
       .find(one => one.trace === trace)
@@ -363,9 +363,11 @@ async function custom(page, expect, { check, equal, drawn }) {
       table[name] = (table[name] ?? 0) + device.size[block];
     }
     const sort = rows => rows.sort(([a], [b]) => (a < b ? -1 : 1));
-    const sum = timeline.set.values(state.now.point).reduce((a, b) => a + b, 0);
+    const sum = timeline.content.set.values(state.now.point).reduce((a, b) => a + b, 0);
     return {
-      series: sort(timeline.set.series.map((one, at) => [one.label, values[at]]).filter(([, bytes]) => bytes > 0)),
+      series: sort(
+        timeline.content.set.series.map((one, at) => [one.label, values[at]]).filter(([, bytes]) => bytes > 0),
+      ),
       expected: sort(expected),
       table: sort(Object.entries(table)),
       sum,
@@ -473,7 +475,7 @@ async function ranks(page, expect, blocks, { check, equal, drawn, wrongColumns, 
   await picture('ranks', false);
   const found = await page.evaluate(() => {
     const { timeline } = window.memtraceReport;
-    const sum = timeline.device;
+    const sum = timeline.content.device;
     const totals = [...sum.total];
     const wrong = totals.filter((total, point) => sum.values(point).reduce((a, b) => a + b, 0) !== total).length;
     const random = Array.from({ length: 200 }, (_, at) => (at * 7919) % sum.points);
@@ -525,12 +527,12 @@ async function ranks(page, expect, blocks, { check, equal, drawn, wrongColumns, 
     document.querySelector('#timeline').scrollIntoView({ block: 'center', behavior: 'instant' }),
   );
   const box = await canvas.boundingBox();
-  const count = await page.evaluate(() => window.memtraceReport.timeline.device.devices.length);
+  const count = await page.evaluate(() => window.memtraceReport.timeline.content.device.devices.length);
   for (let rank = 0; rank < count; rank++) {
     const target = await page.evaluate(at => {
       const { timeline } = window.memtraceReport;
-      const sum = timeline.device;
-      const { from, to, left, width, top, height, ceiling } = timeline.geometry;
+      const sum = timeline.content.device;
+      const { from, to, left, width, top, height, ceiling } = timeline.picture.geometry;
       const values = sum.values(sum.peak);
       const below = values.slice(0, at).reduce((a, b) => a + b, 0);
       const x = left + ((timeline.axis.position[sum.peak] - from) / (to - from)) * width;
@@ -541,7 +543,7 @@ async function ranks(page, expect, blocks, { check, equal, drawn, wrongColumns, 
     await drawn();
     const chosen = await page.evaluate(() => {
       const { timeline, state } = window.memtraceReport;
-      return [timeline.device.devices.indexOf(state.now.device), state.now.division];
+      return [timeline.content.device.devices.indexOf(state.now.device), state.now.division];
     });
     // Neighboring points share a pixel; the area of a rank can be empty at one of them.
     equal(`click on the area of rank ${rank}`, chosen, [rank, 'rank']);
@@ -550,7 +552,7 @@ async function ranks(page, expect, blocks, { check, equal, drawn, wrongColumns, 
   await page.keyboard.press('Enter');
   await drawn();
   const last = await page.evaluate(() =>
-    window.memtraceReport.timeline.device.devices.indexOf(window.memtraceReport.state.now.device),
+    window.memtraceReport.timeline.content.device.devices.indexOf(window.memtraceReport.state.now.device),
   );
   equal('the legend chooses a rank', last, count - 1);
   await select.selectOption('category');

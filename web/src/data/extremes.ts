@@ -1,5 +1,7 @@
 /** Finds the highest and the lowest of any range of points: a tree of them, 16 to a node. */
 
+import { type Changes, upperBound } from './model';
+
 const WIDTH = 16;
 
 export class Extremes {
@@ -59,4 +61,26 @@ export class Extremes {
     }
     return best;
   }
+}
+
+const trees = new WeakMap<Float64Array, Extremes>();
+
+export function extremesOf(values: Float64Array): Extremes {
+  let tree = trees.get(values);
+  if (!tree) trees.set(values, (tree = new Extremes(values)));
+  return tree;
+}
+
+/** The value that holds at an event. */
+export function valueAt(changes: Changes, seq: number): number {
+  const at = upperBound(changes.seq, seq) - 1;
+  return at < 0 ? 0 : (changes.value[at] as number);
+}
+
+/** The highest value between two events. */
+export function highestBetween(changes: Changes, [from, to]: [number, number]): number {
+  if (changes.seq.length === 0) return 0;
+  const tree = extremesOf(changes.value);
+  const [low, high] = [Math.max(0, upperBound(changes.seq, from) - 1), upperBound(changes.seq, to)];
+  return high > low ? (changes.value[tree.highest(low, high)] as number) : valueAt(changes, to);
 }

@@ -13,7 +13,9 @@ import { Allocations } from '../views/allocations';
 import { type ChangeRow, Changes, type Side } from '../views/changes';
 import * as explain from '../views/explain';
 import { fillNav, header, type Part } from '../views/header';
-import { axisChoice, DIVISIONS, divisionChoice, Timeline, TimelineGroup } from '../views/timeline';
+import { axisChoice, DIVISIONS, divisionChoice } from '../views/timeline/choices';
+import { TimelineGroup } from '../views/timeline/group';
+import { Timeline } from '../views/timeline/timeline';
 
 /** Everything that the page shows, for tests. */
 interface Exposed {

@@ -12,7 +12,10 @@ import { WindowLoader } from '../data/window_loader';
 import { choice, el, replace } from '../dom';
 import * as format from '../format';
 import { Allocations } from '../views/allocations';
-import * as details from '../views/details';
+import { compileContexts, customCategories, holders } from '../views/details/in_use';
+import { remarks } from '../views/details/remarks';
+import { reserved } from '../views/details/reserved';
+import * as tables from '../views/details/tables';
 import { deviceMemory } from '../views/device_memory';
 import * as explain from '../views/explain';
 import * as graphs from '../views/graphs';
@@ -21,7 +24,8 @@ import { launchView } from '../views/launch';
 import { linesView } from '../views/lines';
 import { pools, xla } from '../views/pools';
 import { ranksView } from '../views/ranks';
-import { DIVISIONS, Timeline } from '../views/timeline';
+import { DIVISIONS } from '../views/timeline/choices';
+import { Timeline } from '../views/timeline/timeline';
 
 interface Entry {
   /** The first and the last event that the timeline shows first. */
@@ -189,30 +193,30 @@ export async function reportPage(app: HTMLElement, data: Uint8Array): Promise<vo
         [
           explain.suggestions(entry.summary),
           explain.largest(entry.summary, entry.device, state),
-          details.remarks(entry.process, entry.summary),
-          details.reserved(entry.summary),
+          remarks(entry.process, entry.summary),
+          reserved(entry.summary),
         ],
         [
           explain.oneStep(entry.summary, entry.device, state),
           explain.modules(entry.summary),
-          details.customCategories(entry.summary, text => {
+          customCategories(entry.summary, text => {
             state.set({ search: text });
             document.getElementById('allocations')?.scrollIntoView({ behavior: 'smooth' });
           }),
-          details.compileContexts(entry.summary),
-          details.holders(entry.summary),
+          compileContexts(entry.summary),
+          holders(entry.summary),
           pools(entry.summary),
         ],
       ),
       deviceMemory(entry.summary),
       graphs.cudaGraphs(entry.summary),
-      details.namedRanges(entry.summary, entry.device, name => {
+      tables.namedRanges(entry.summary, entry.device, name => {
         if (state.now.division === 'rank') state.set({ division: 'category' });
         timeline.tracks.search(name);
         timeline.element.scrollIntoView({ behavior: 'smooth' });
       }),
-      details.calledFunctions(entry.summary),
-      details.phases(entry.summary),
+      tables.calledFunctions(entry.summary),
+      tables.phases(entry.summary),
       xla(summary),
       linesView(entry.device, state),
     );
@@ -237,7 +241,7 @@ export async function reportPage(app: HTMLElement, data: Uint8Array): Promise<vo
       allocations.element,
       launchView(summary.launch),
       ranks,
-      details.processes(summary),
+      tables.processes(summary),
       rest,
       losses?.isLoss === false ? losses.element : null,
     ].filter(part => part !== null),

@@ -12,7 +12,7 @@ import type {
 } from '../data/schema';
 import { el } from '../dom';
 import * as format from '../format';
-import { bytes } from './details';
+import { bytes } from './figures';
 import { swatch } from './swatch';
 
 /** The colors of the style sheet, by kind of part. */

@@ -7,7 +7,8 @@ import type { DeviceSummary, IssueSummary, Levels, OomSummary, ProcessSummary, S
 import { explainedOom, whenText } from '../data/summary';
 import { el, scrollTable } from '../dom';
 import * as format from '../format';
-import { bytes, holderText } from './details';
+import { holderText } from './details/in_use';
+import { bytes } from './figures';
 import { swatch } from './swatch';
 
 /** How a statement of each status is drawn: its class and its mark. */

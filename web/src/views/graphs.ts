@@ -3,7 +3,7 @@
 import type { CudaGraphSummary, DeviceSummary, MemoryPoolSummary } from '../data/schema';
 import { el, scrollTable } from '../dom';
 import * as format from '../format';
-import { bytes } from './details';
+import { bytes } from './figures';
 
 /** The maximum number of rows of each table. */
 const ROWS = 100;

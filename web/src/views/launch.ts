@@ -6,7 +6,7 @@
 import type { LaunchSummary, SharedMemorySummary } from '../data/schema';
 import { el } from '../dom';
 import * as format from '../format';
-import { bytes } from './details';
+import { bytes } from './figures';
 import { helperParts, imbalanceParts, rankRows } from './rank_table';
 
 /** The launch in the page's data. */

@@ -13,7 +13,7 @@ import type {
 } from '../data/schema';
 import { el, scrollTable } from '../dom';
 import * as format from '../format';
-import { bytes } from './details';
+import { bytes } from './figures';
 
 type Part = Node | string;
 

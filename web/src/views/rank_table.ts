@@ -9,7 +9,7 @@ import type { RankTable } from '../data/summary';
 import { el, scrollTable } from '../dom';
 import * as format from '../format';
 import { WITHOUT_EVENT } from './changes';
-import { bytes } from './details';
+import { bytes } from './figures';
 
 /** The phases, in the order of their columns. */
 const PHASES = [
