@@ -9,10 +9,10 @@ import sys
 from collections import defaultdict
 
 # The drawing order, from the bottom, with the colors of memtrace's own timeline.
-CATEGORIES = [("parameter", "parameters", "#1b7837"), ("optimizer_state", "optimizer state", "#dfa11b"),
-              ("gradient", "gradients", "#2b4fb8"), ("activation", "activations", "#d6321f"),
-              ("autograd_detail", "autograd temporaries", "#74a9f0"), ("temporary", "other temporaries", "#9970ab"),
-              ("workspace", "cuBLAS workspaces", "#878787")]
+CATEGORIES = [("parameter", "parameters", "#1e4bab"), ("optimizer_state", "optimizer state", "#d97d00"),
+              ("gradient", "gradients", "#008c67"), ("activation", "activations", "#e73957"),
+              ("autograd_detail", "autograd temporaries", "#9f5aa4"), ("temporary", "other temporaries", "#8c91a6"),
+              ("workspace", "cuBLAS workspaces", "#59636f")]
 PHASES = {"load": "#efefef", "data": "#efefef", "forward": "#e7f1e3", "backward": "#fbe8e2", "optimizer": "#fdf3d8"}
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 960, 400, 58, 14, 62, 46
 GIB = 1 << 30

@@ -3,6 +3,7 @@
  * of a job.
  */
 
+import './categories.css';
 import './style.css';
 import { dataOf } from './data/decode';
 import { el, replace } from './dom';

@@ -3,17 +3,20 @@ import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
 import { test } from 'node:test';
 
-const css = readFileSync(new URL('../src/style.css', import.meta.url), 'utf8');
-const themes = {
-  light: css.slice(css.indexOf(':root {'), css.indexOf(":root[data-theme='dark']")),
-  dark: css.slice(css.indexOf(":root[data-theme='dark']")),
-};
+const DARK = ":root[data-theme='dark'] {";
 
-function variables(text) {
-  return Object.fromEntries(
-    [...text.slice(0, text.indexOf('\n}')).matchAll(/--([\w-]+): (#[0-9a-f]{6})/g)].map(match => [match[1], match[2]]),
-  );
+/** The colors of a style sheet, those on a light and those on a dark ground. */
+function colorsOf(file) {
+  const css = readFileSync(new URL(`../src/${file}`, import.meta.url), 'utf8');
+  return [':root {', DARK].map(selector => {
+    const rule = css.slice(css.indexOf(selector));
+    const found = rule.slice(0, rule.indexOf('\n}')).matchAll(/--([\w-]+): (#[0-9a-f]{6})/g);
+    return Object.fromEntries([...found].map(match => [match[1], match[2]]));
+  });
 }
+
+const [sheet, categories] = ['style.css', 'categories.css'].map(colorsOf);
+const themes = { light: { ...sheet[0], ...categories[0] }, dark: { ...sheet[1], ...categories[1] } };
 
 const linear = hex =>
   [1, 3, 5]
@@ -53,8 +56,7 @@ const distance = (a, b, blind) => {
 // The categories of nearly every training run. Others are rare, and have their names beside them.
 const COMMON = ['parameter', 'optimizer_state', 'input', 'activation', 'gradient', 'autograd_detail', 'temporary'];
 
-for (const [theme, text] of Object.entries(themes)) {
-  const colors = variables(text);
+for (const [theme, colors] of Object.entries(themes)) {
   test(`contrast in the ${theme} theme`, () => {
     for (const [name, value] of Object.entries(colors).filter(([name]) => name.startsWith('category-'))) {
       assert.ok(contrast(value, colors.card) >= 3, `${name}: ${contrast(value, colors.card).toFixed(2)}`);

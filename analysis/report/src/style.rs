@@ -64,15 +64,7 @@ impl Style {
 
     /// Paints a bar in the color of its category.
     pub(crate) fn bar(self, category: Category, text: &str) -> String {
-        let code = match category {
-            Category::Activation => "34",
-            Category::Parameter => "32",
-            Category::Gradient => "33",
-            Category::OptimizerState => "35",
-            Category::Input => "36",
-            _ => "37",
-        };
-        self.paint(code, text)
+        self.paint(category.terminal_color(), text)
     }
 
     /// The line, safe for a terminal and for the log of a CI job. It keeps only the control sequences that

@@ -1,5 +1,6 @@
 //! Tests of the analysis on recordings made here: what it reads, concludes and writes.
 
+mod categories;
 mod check;
 mod compile_contexts;
 mod conclusions;

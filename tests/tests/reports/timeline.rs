@@ -8,6 +8,7 @@ use std::process::Command;
 
 use memtrace_analysis::export::{TimelineFormat, Window, timeline};
 use memtrace_analysis::open_run;
+use memtrace_analysis::passes::Category;
 use memtrace_tests::traced_program::{Run, TracedProgram, memtrace, packages};
 
 /// `(times in microseconds, [0, bytes by PyTorch's categories])`.
@@ -19,10 +20,23 @@ type Raw = Vec<(u64, u8, i64, usize)>;
 const CREATE: u8 = 2;
 const INCREMENT_VERSION: u8 = 3;
 const DESTROY: u8 = 4;
-/// The colors of our pictures by PyTorch's category number: parameter, optimizer state, input, temporary, activation,
-/// gradient, autograd temporaries. PyTorch's eighth category, unknown, corresponds to several of ours.
-const COLOURS: [u32; 7] = [0x1b7837, 0xdfa11b, 0x222222, 0x9970ab, 0xd6321f, 0x2b4fb8, 0x74a9f0];
-const OTHERS: [u32; 7] = [0x8c510a, 0x01665e, 0x878787, 0x35978f, 0xbf812d, 0xa6dba0, 0xbdbdbd];
+/// Our categories by PyTorch's category number. PyTorch's eighth category, unknown, corresponds to all others of ours.
+const CATEGORIES: [Category; 7] = [
+    Category::Parameter,
+    Category::OptimizerState,
+    Category::Input,
+    Category::Temporary,
+    Category::Activation,
+    Category::Gradient,
+    Category::AutogradDetail,
+];
+
+/// The colors in our pictures of a category of PyTorch.
+fn colors(category: usize) -> Vec<u32> {
+    let others = || Category::ALL.into_iter().filter(|one| !CATEGORIES.contains(one)).collect();
+    let ours = CATEGORIES.get(category).map_or_else(others, |one| vec![*one]);
+    ours.into_iter().map(Category::light_color).collect()
+}
 
 fn exported(run: &Run, device: i16, format: TimelineFormat) -> Vec<u8> {
     let run = open_run(run.path()).unwrap();
@@ -124,8 +138,7 @@ fn picture_is_right(run: &Run, device: i16) {
     let mut checked = [0; 8];
     for x in (0..wide).filter(|&x| !near[x]) {
         for (category, bytes) in expected[x][1..].iter().enumerate() {
-            let colors: &[u32] = COLOURS.get(category..=category).unwrap_or(&OTHERS);
-            let shown: f64 = colors.iter().filter_map(|color| drawn[x].get(color)).sum();
+            let shown: f64 = colors(category).iter().filter_map(|color| drawn[x].get(color)).sum();
             let right = *bytes as f64 * scale;
             // Heights have one decimal; the last category consists of several areas.
             let slack = if category == 7 { 1.0 } else { 0.25 };

@@ -1,5 +1,6 @@
 /** Divides a device's memory into series (by category, phase, module or line), exact at every point. */
 
+import { CATEGORIES } from './categories';
 import { type Device, moduleText } from './model';
 
 export type Division = 'category' | 'phase' | 'module' | 'line' | 'custom' | 'rank';
@@ -17,26 +18,6 @@ export interface Highlight {
 const MOST = 11;
 /** The number of events between two stored states. */
 const INTERVAL = 512;
-/** From the bottom of the picture to its top: categories whose blocks live longest first. */
-export const CATEGORY_ORDER = [
-  'parameter',
-  'optimizer_state',
-  'checkpoint',
-  'communication_bucket',
-  'workspace',
-  'kv_cache',
-  'kept_tensor',
-  'graph_pool',
-  'memory_pool',
-  'autocast_cache',
-  'input',
-  'activation',
-  'gradient',
-  'autograd_detail',
-  'temporary',
-  'unknown',
-];
-
 export interface OneSeries {
   label: string;
   /** The name of its color in the style sheet. */
@@ -83,7 +64,7 @@ function groups(device: Device, division: Division, highlight: Highlight | null)
     }
     return number;
   };
-  if (division === 'category') CATEGORY_ORDER.forEach(numberOf);
+  if (division === 'category') CATEGORIES.forEach(numberOf);
   if (division === 'phase') process.phases.forEach(numberOf);
   const bySite = new Int32Array(process.sites).fill(-1);
   const byTensor = new Map<number, number>();

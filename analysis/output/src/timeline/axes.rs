@@ -1,32 +1,12 @@
-//! Shared by all charts of a curve: the order and the colors of the categories, and readable axes.
+//! Shared by all charts of a curve: the shown categories, and readable axes.
 
 use super::curve::{Curve, Point};
 use memtrace_insight::passes::Category;
 
-/// From the bottom of the stack to its top: longest-lived categories first, as in PyTorch's chart.
-pub(super) const CATEGORY_COLORS: [(Category, u32); Category::ALL.len()] = [
-    (Category::Parameter, 0x1b7837),
-    (Category::OptimizerState, 0xdfa11b),
-    (Category::Checkpoint, 0x8c510a),
-    (Category::CommunicationBucket, 0x01665e),
-    (Category::Workspace, 0x878787),
-    (Category::KvCache, 0x35978f),
-    (Category::KeptTensor, 0x5e4fa2),
-    (Category::GraphPool, 0xbf812d),
-    (Category::MemoryPool, 0xdfc27d),
-    (Category::AutocastCache, 0xa6dba0),
-    (Category::Input, 0x222222),
-    (Category::Temporary, 0x9970ab),
-    (Category::Activation, 0xd6321f),
-    (Category::Gradient, 0x2b4fb8),
-    (Category::AutogradDetail, 0x74a9f0),
-    (Category::Unknown, 0xbdbdbd),
-];
-
-/// The categories above zero at any point.
-pub(super) fn shown_categories(points: &[Point]) -> Vec<(Category, u32)> {
-    let any = |category: Category| points.iter().any(|point| point.bytes[category as usize] > 0);
-    CATEGORY_COLORS.into_iter().filter(|(category, _)| any(*category)).collect()
+/// The categories above zero at any point, from the bottom of the stack to its top.
+pub(super) fn shown_categories(points: &[Point]) -> Vec<Category> {
+    let any = |category: &Category| points.iter().any(|point| point.bytes[*category as usize] > 0);
+    Category::STACKED.into_iter().filter(any).collect()
 }
 
 /// The distance between axis labels: 1, 2 or 5 times a power of ten, so that at most `count` steps reach `most`.
@@ -146,13 +126,6 @@ impl std::fmt::Display for FourDigits {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn every_category_has_a_color() {
-        for category in Category::ALL {
-            assert_eq!(CATEGORY_COLORS.iter().filter(|(c, _)| *c == category).count(), 1, "{}", category.name());
-        }
-    }
 
     #[test]
     fn axis_labels_are_round_numbers() {

@@ -66,9 +66,9 @@ fn svg(curve: &Curve, title: &str) -> String {
     }
     let shown = shown_categories(points);
     let mut under = vec![0i64; points.len()];
-    for (category, color) in &shown {
+    for category in &shown {
         let over: Vec<i64> = under.iter().zip(points).map(|(u, p)| u + p.bytes[*category as usize]).collect();
-        let name = category.plural();
+        let (name, color) = (category.plural(), category.light_color());
         put(format_args!(
             "<path fill=\"#{color:06x}\" d=\"{}\"><title>{name}</title></path>\n",
             area(points, &under, &over, x, y)
@@ -101,7 +101,8 @@ fn svg(curve: &Curve, title: &str) -> String {
     // The legend, from the top of the stack down, with each category's bytes at the peak.
     let (from, to) = (WIDTH - RIGHT + 20.0, WIDTH - 20.0);
     put(format_args!("<text class=\"end\" x=\"{to}\" y=\"{}\">at the peak</text>\n", TOP - 6.0));
-    for (place, (category, color)) in shown.iter().rev().enumerate() {
+    for (place, category) in shown.iter().rev().enumerate() {
+        let color = category.light_color();
         let at = TOP + place as f64 * LEGEND_LINE;
         put(format_args!(
             "<rect x=\"{from}\" y=\"{at}\" width=\"14\" height=\"14\" fill=\"#{color:06x}\"/>\

@@ -6,9 +6,10 @@ use memtrace_trace::event::{Event, Flags};
 use memtrace_trace::rotation::EarlierBlock;
 
 use super::Categorizer;
-use super::block::{BlockAllocation, BlockClassification, Category, LifetimeEnd, is_recorded, is_without_gradients};
+use super::block::{BlockAllocation, BlockClassification, LifetimeEnd, is_recorded, is_without_gradients};
 use super::learning::{StackGrowth, is_scalar};
 use super::proof::Proof;
+use super::table::Category;
 use crate::passes::phase::{Phase, PhaseTracker, ProgramPosition};
 use crate::rules::{CategoryRule, CategoryRuleId, FrameMemory, Meaning, PhaseRuleId};
 

@@ -8,9 +8,10 @@ use memtrace_trace::event::{Event, Flags};
 use memtrace_trace::file::{Context, Definitions, StackNode, TensorName};
 use memtrace_trace::ids::{FrameId, StackId};
 
-use super::block::{BlockClassification, Category, is_recorded};
+use super::block::{BlockClassification, is_recorded};
 use super::learning::Learned;
 use super::proof::Proof;
+use super::table::Category;
 use crate::passes::phase::{EventClassification, Phase};
 use crate::rules::{
     CategoryRule, CategoryRuleId, FrameMemory, Meaning, PhaseRuleId, UsesCublas, captures_graph, category_rule,

@@ -7,10 +7,11 @@ use memtrace_trace::definition::TensorKind;
 use memtrace_trace::event::Event;
 use memtrace_trace::ids::{FrameId, StackId};
 
-use super::block::{BlockAllocation, BlockClassification, Category, is_without_gradients};
+use super::block::{BlockAllocation, BlockClassification, is_without_gradients};
 use super::live::{LiveBlocks, is_parameter};
 use super::owners::Owners;
 use super::proof::Proof;
+use super::table::Category;
 use crate::passes::phase::{EventClassification, Phase, PhaseTracker};
 use crate::rules::CategoryRuleId;
 use memtrace_input::AddressBuildHasher;

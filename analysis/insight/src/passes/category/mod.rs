@@ -27,6 +27,7 @@ mod live;
 mod owners;
 mod proof;
 mod rule_uses;
+mod table;
 
 use memtrace_trace::definition::TensorKind;
 use memtrace_trace::event::Event;
@@ -40,9 +41,10 @@ use learning::Learned;
 use memtrace_replay::{Block, Names};
 
 pub(in crate::passes) use block::is_without_gradients;
-pub use block::{BlockAllocation, BlockClassification, Category, LifetimeEnd};
+pub use block::{BlockAllocation, BlockClassification, LifetimeEnd};
 pub use proof::Proof;
 pub use rule_uses::{CategoryRuleUse, CategoryRuleUses};
+pub use table::Category;
 
 /// Classifies blocks. Facts about stacks are computed once; facts about the program accumulate as the recording
 /// streams.
