@@ -739,7 +739,7 @@ pub(crate) enum ExportFormat {
     /// The summary (summary.json)
     Json,
     /// Bytes by category over time, as PyTorch's export_memory_timeline writes them; the extension of FILE selects the
-    /// format: .html (the page of --to html), .svg, .json, .raw.json, .raw.json.gz
+    /// format: .html (the page of --to html), .svg, .json
     Timeline,
     /// A table of all blocks: time, size, stack, category
     Csv,

@@ -1,5 +1,6 @@
 //! Whole-process tests of memtrace: the code that the test binaries in `tests/tests` share.
 
+pub mod block_changes;
 pub mod distributed;
 pub mod golden;
 pub mod json_schema;

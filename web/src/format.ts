@@ -56,22 +56,6 @@ export function duration(us: number): string {
   return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
 }
 
-/** An estimated count with two significant digits: `130,000`. */
-export function estimate(value: number): string {
-  let unit = 1;
-  while (value / unit >= 100) unit *= 10;
-  return count(Math.floor(value / unit) * unit);
-}
-
-/** An estimated duration in nanoseconds with two significant digits: `43 min`, `12 hours`, `25 days`. */
-export function estimatedDuration(ns: number): string {
-  const seconds = Math.floor(ns / 1e9);
-  if (seconds < 120) return `${estimate(seconds)} s`;
-  if (seconds < 7200) return `${estimate(Math.floor(seconds / 60))} min`;
-  if (seconds < 259_200) return `${estimate(Math.floor(seconds / 3600))} hours`;
-  return `${estimate(Math.floor(seconds / 86_400))} days`;
-}
-
 /** The distance between axis labels: 1, 2 or 5 times a power of ten, so that at most `steps` of them reach `most`. */
 export function labelStep(most: number, steps: number): number {
   const rough = Math.max(most / steps, Number.MIN_VALUE);

@@ -3,7 +3,7 @@
 //! `UPDATE_GOLDEN=1 cargo test -p memtrace-analysis --test it export_golden` rewrites the golden files.
 
 use std::fmt::Write as _;
-use std::io::{Read, Write as _};
+use std::io::Write as _;
 
 use crate::showcase::PLAIN;
 use memtrace_analysis::Process;
@@ -65,11 +65,6 @@ fn drawn(format: TimelineFormat) -> Vec<u8> {
 fn timeline_numbers() {
     let lines = |file: Vec<u8>| String::from_utf8(file).unwrap().replace("], ", "],\n") + "\n";
     crate::golden::assert_matches("export.timeline.json", &lines(drawn(TimelineFormat::Json)));
-    let raw = drawn(TimelineFormat::RawJson);
-    let mut unpacked = Vec::new();
-    flate2::read::GzDecoder::new(&drawn(TimelineFormat::RawJsonGz)[..]).read_to_end(&mut unpacked).unwrap();
-    assert_eq!(unpacked, raw, "the same, compressed");
-    crate::golden::assert_matches("export.timeline.raw.json", &lines(raw));
 }
 
 #[test]

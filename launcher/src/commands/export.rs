@@ -86,7 +86,7 @@ pub(crate) fn export(options: &Export) -> anyhow::Result<()> {
             let format = TimelineFormat::of(path).with_context(|| {
                 WithHelp::new(
                     format!("cannot write {}: the extension names no timeline format", path.display()),
-                    "use the extension .html, .svg, .json, .raw.json or .raw.json.gz",
+                    "use the extension .html, .svg or .json",
                 )
             })?;
             files(&run, options, ".html", None, &|part, file, path| {

@@ -336,7 +336,7 @@ fn the_command_writes_every_format_and_counts_the_omitted_events() {
             &["timeline", "-o", "x.html", "--min-size", "1MiB"],
             "the page shows blocks of every size\nhelp: leave out --min-size",
         ),
-        (&["timeline", "-o", "x.png"], "use the extension .html, .svg, .json, .raw.json or .raw.json.gz"),
+        (&["timeline", "-o", "x.png"], "use the extension .html, .svg or .json"),
         (
             &["html", "-o", "x", "--device", "3"],
             "error: run.pickle has no events of device 3\nhelp: its devices are 0\n",

@@ -18,7 +18,7 @@ export interface Axis {
 }
 
 /** Where a step begins, as a point. Step -1 is what comes before the first one. */
-export interface StepRange {
+interface StepRange {
   step: number;
   from: number;
   /** The point after its last. */

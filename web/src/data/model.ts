@@ -5,7 +5,7 @@ import { DeviceRecords } from './device_records';
 import { Growing } from './growing';
 import { Ranges } from './ranges';
 
-export interface DeviceInfo {
+interface DeviceInfo {
   device: number;
   source: string;
   events: number;

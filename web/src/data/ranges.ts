@@ -6,7 +6,7 @@ import type { Reader } from './decode';
 export const RANGE_KINDS = ['record_function', 'NVTX', 'PyTorch'] as const;
 
 /** The allocated bytes of one device, by range. */
-export interface RangeLevels {
+interface RangeLevels {
   start: Float64Array;
   peak: Float64Array;
   end: Float64Array;

@@ -13,6 +13,7 @@ import { Allocations } from '../views/allocations';
 import { type ChangeRow, Changes, type Side } from '../views/changes';
 import * as explain from '../views/explain';
 import { fillNav, header, type Part } from '../views/header';
+import { swatch } from '../views/swatch';
 import { axisChoice, DIVISIONS, divisionChoice } from '../views/timeline/choices';
 import { TimelineGroup } from '../views/timeline/group';
 import { Timeline } from '../views/timeline/timeline';
@@ -314,10 +315,8 @@ class View {
   private selectionText(row: ChangeRow, colored: number[]): Node[] {
     const { a_bytes, b_bytes } = row.change;
     const isAll = colored[0] === a_bytes && colored[1] === b_bytes;
-    const square = el('i', { class: 'swatch' });
-    square.style.background = 'var(--highlight)';
     return [
-      el('span', { class: 'labeled' }, square, el('b', {}, row.label)),
+      swatch('highlight', el('b', {}, row.label)),
       el('span', {}, `at the peaks: A ${format.size(a_bytes)}, B ${format.size(b_bytes)}`),
       ...(isAll
         ? []

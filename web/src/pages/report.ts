@@ -1,7 +1,7 @@
 /** The report of a run. */
 
 import { dataOf } from '../data/decode';
-import { Extremes } from '../data/extremes';
+import { extremesOf } from '../data/extremes';
 import { type Device, Process } from '../data/model';
 import { RankTotals } from '../data/rank_totals';
 import type { DeviceSummary, ProcessSummary, Summary } from '../data/schema';
@@ -129,7 +129,7 @@ export async function reportPage(app: HTMLElement, data: Uint8Array): Promise<vo
   }
   const pointOf = (entry: Entry) => {
     const { device, window } = entry;
-    if (window) return new Extremes(device.total).highest(device.pointOf(window[0]), device.pointOf(window[1]) + 1);
+    if (window) return extremesOf(device.total).highest(device.pointOf(window[0]), device.pointOf(window[1]) + 1);
     const oom = explainedOom(entry.summary);
     return oom ? entry.device.pointOf(oom.in_use.seq) : entry.device.peak;
   };

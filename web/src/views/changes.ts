@@ -39,7 +39,7 @@ interface Division {
 }
 
 /** The devices of both runs, if the page has their data. */
-export type Devices = readonly [Device, Device] | null;
+type Devices = readonly [Device, Device] | null;
 
 export class Changes {
   readonly element: HTMLElement;

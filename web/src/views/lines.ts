@@ -12,7 +12,7 @@ interface Figures {
 }
 
 /** By file and line: bytes at the peak, bytes and blocks of the whole run. */
-export function lineFigures(device: Device): Map<string, Map<number, Figures>> {
+function lineFigures(device: Device): Map<string, Map<number, Figures>> {
   const { process } = device;
   const files = new Map<string, Map<number, Figures>>();
   const bySite: (Figures | null | undefined)[] = [];

@@ -8,14 +8,14 @@ import * as format from '../format';
 import { color } from '../theme';
 
 /** The height of a track in CSS pixels. */
-export const TRACK = 16;
+const TRACK = 16;
 /** The number of colors of ranges. */
 const COLORS = 6;
 /** The space between the tracks and what is above them. */
 const GAP = 6;
 
 /** What the timeline does with ranges. */
-export interface RangeTracksHost {
+interface RangeTracksHost {
   /** Shows a range of the axis. */
   zoomTo(from: number, to: number): void;
   /** Selects the highest point of a range, and makes the range visible. */

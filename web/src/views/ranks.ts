@@ -1,6 +1,6 @@
 /** Several processes and devices side by side: a small timeline of each, on the same scale. */
 
-import { Extremes } from '../data/extremes';
+import { type Extremes, extremesOf } from '../data/extremes';
 import type { Device } from '../data/model';
 import { SeriesSet } from '../data/series';
 import type { State } from '../data/state';
@@ -20,7 +20,7 @@ export function ranksView(
   const cards = devices.map(({ name, device, issues, failed }) => {
     const canvas = el('canvas', { role: 'img', 'aria-label': `Allocated memory of ${name}` });
     const set = new SeriesSet(device, 'category');
-    const extremes = new Extremes(device.total);
+    const extremes = extremesOf(device.total);
     draws.push(() => draw(canvas, device, set, extremes, most));
     const peak = device.total[device.peak] ?? 0;
     const end = device.total[device.points - 1] ?? 0;

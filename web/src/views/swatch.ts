@@ -1,8 +1,13 @@
 import { el } from '../dom';
 
-/** A square in a color of the style sheet, before its label. */
-export function swatch(color: string, label: string): HTMLElement {
-  const square = el('i', { class: 'swatch' });
-  square.style.background = `var(--${color})`;
-  return el('span', { class: 'labeled' }, square, label);
+/** A square in a color of the style sheet. */
+export function square(color: string): HTMLElement {
+  const element = el('i', { class: 'swatch' });
+  element.style.background = `var(--${color})`;
+  return element;
+}
+
+/** A square before its label. */
+export function swatch(color: string, label: Node | string): HTMLElement {
+  return el('span', { class: 'labeled' }, square(color), label);
 }

@@ -1,4 +1,4 @@
-//! The files that PyTorch's `export_memory_timeline` writes: `.json` and `.raw.json`.
+//! The JSON file that PyTorch's `export_memory_timeline` writes.
 
 use std::io::{self, BufWriter, Write};
 
@@ -8,9 +8,6 @@ use memtrace_insight::passes::Category;
 /// The number of PyTorch's categories in these files, and the number of its category for unknown memory.
 const CATEGORIES: usize = 8;
 const UNKNOWN: usize = 7;
-/// PyTorch's numbers of actions.
-const CREATE: u8 = 2;
-const DESTROY: u8 = 4;
 
 /// The number of a category in `torch.profiler._memory_profiler`. Categories that it does not have become unknown.
 const fn number(category: Category) -> usize {
@@ -63,27 +60,5 @@ pub(super) fn write(curve: &Curve, out: impl Write) -> io::Result<()> {
         out.write_all(b"]")?;
     }
     out.write_all(b"]]")?;
-    out.flush()
-}
-
-/// Writes `[[time in ns, action, bytes, category], ...]`. The running sum of the bytes is the curve.
-pub(super) fn write_raw(curve: &Curve, out: impl Write) -> io::Result<()> {
-    let mut out = BufWriter::new(out);
-    let mut before = [0; CATEGORIES];
-    let mut first = true;
-    out.write_all(b"[")?;
-    for point in &curve.points {
-        let after = sizes(point);
-        for (category, (before, after)) in before.iter().zip(&after).enumerate() {
-            let change = after - before;
-            if change != 0 {
-                let action = if change > 0 { CREATE } else { DESTROY };
-                let comma = if std::mem::take(&mut first) { "" } else { ", " };
-                write!(out, "{comma}[{}, {action}, {change}, {category}]", point.time_ns)?;
-            }
-        }
-        before = after;
-    }
-    out.write_all(b"]")?;
     out.flush()
 }

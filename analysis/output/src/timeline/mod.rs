@@ -1,4 +1,4 @@
-//! Bytes by category over time: the files of PyTorch's deprecated `export_memory_timeline`, and a picture.
+//! Bytes by category over time: the JSON of PyTorch's deprecated `export_memory_timeline`, and a picture.
 //!
 //! The curve is built in one pass. The recording is divided into slices with equal numbers of events. Each slice keeps
 //! its peak, so no peak is lost even with few points. If there are at most as many events as points, every slice has
@@ -29,10 +29,6 @@ use curve::CurveBuilder;
 pub enum TimelineFormat {
     /// `[times in microseconds, [0, bytes by PyTorch's categories]]`.
     Json,
-    /// `[time in nanoseconds, action, bytes, category]` of every change, with PyTorch's numbers.
-    RawJson,
-    /// `RawJson`, compressed with gzip.
-    RawJsonGz,
     /// An SVG picture.
     Svg,
 }
@@ -40,20 +36,17 @@ pub enum TimelineFormat {
 impl TimelineFormat {
     /// The format for a file name, by its ending. `None` for an unknown ending.
     pub fn of(path: &Path) -> Option<TimelineFormat> {
-        let name = path.file_name()?.to_str()?;
-        let formats = [
-            (".raw.json.gz", TimelineFormat::RawJsonGz),
-            (".raw.json", TimelineFormat::RawJson),
-            (".json", TimelineFormat::Json),
-            (".svg", TimelineFormat::Svg),
-        ];
-        formats.into_iter().find(|(ending, _)| name.ends_with(ending)).map(|(_, format)| format)
+        match path.extension()?.to_str()? {
+            "json" => Some(TimelineFormat::Json),
+            "svg" => Some(TimelineFormat::Svg),
+            _ => None,
+        }
     }
 
     /// The maximum number of points.
     pub(super) const fn points(self) -> u64 {
         match self {
-            TimelineFormat::Json | TimelineFormat::RawJson | TimelineFormat::RawJsonGz => 100_000,
+            TimelineFormat::Json => 100_000,
             TimelineFormat::Svg => 2_000,
         }
     }
@@ -79,11 +72,6 @@ pub fn timeline(
     let curve = builder.finish(&recording.calibration());
     let written = match format {
         TimelineFormat::Json => json::write(&curve, out),
-        TimelineFormat::RawJson => json::write_raw(&curve, out),
-        TimelineFormat::RawJsonGz => {
-            let mut compressed = flate2::write::GzEncoder::new(out, flate2::Compression::default());
-            json::write_raw(&curve, &mut compressed).and_then(|()| compressed.finish().map(drop))
-        }
         TimelineFormat::Svg => svg::write(&curve, &title(process, device), out),
     };
     written.map_err(Error::io("cannot write the timeline"))

@@ -7,12 +7,16 @@ import { el, scrollTable } from '../../dom';
 import * as format from '../../format';
 import { bytes, count } from '../figures';
 
+/** The mean of bytes over so many times. */
+function mean(bytes: number, times: number): string {
+  return format.size(Math.floor(bytes / Math.max(1, times)));
+}
+
 /** The ranges that the program names, most allocated bytes first. `find` selects the next one on the timeline. */
 export function namedRanges(device: DeviceSummary, model: Device, find: (name: string) => void): HTMLElement | null {
   const own = device.labels.map((label, at) => ({ label, at })).filter(({ label }) => label.rule === undefined);
   if (own.length === 0) return null;
   own.sort((a, b) => b.label.allocated_bytes - a.label.allocated_bytes);
-  const per = (value: number, times: number) => format.size(Math.floor(value / Math.max(1, times)));
   const shown = own.slice(0, 40);
   const left = own.length - shown.length + device.labels_left_out;
   return el(
@@ -47,7 +51,7 @@ export function namedRanges(device: DeviceSummary, model: Device, find: (name: s
           el('td', { class: 'n' }, bytes(`labels.${at}.peak_bytes`, label.peak_bytes)),
           el('td', { class: 'n' }, bytes(`labels.${at}.after_bytes`, label.after_bytes)),
           [label.allocated_bytes, label.freed_bytes, label.kept_bytes].map(value =>
-            el('td', { class: 'n wide' }, per(value, label.times)),
+            el('td', { class: 'n wide' }, mean(value, label.times)),
           ),
           el('td', { class: 'n wide' }, format.duration(label.duration_ns / 1000 / Math.max(1, label.times))),
         );
@@ -66,7 +70,6 @@ export function namedRanges(device: DeviceSummary, model: Device, find: (name: s
 export function calledFunctions(device: DeviceSummary): HTMLElement | null {
   const called = device.called_functions;
   if (!called) return null;
-  const per = (value: number, calls: number) => format.size(Math.floor(value / Math.max(1, calls)));
   const field = (at: number, name: string) => `called_functions.functions.${at}.${name}`;
   return el(
     'section',
@@ -88,7 +91,7 @@ export function calledFunctions(device: DeviceSummary): HTMLElement | null {
           el('td', {}, el('code', {}, one.name)),
           el('td', { class: 'n' }, count(field(at, 'calls'), one.calls)),
           el('td', { class: 'n' }, bytes(field(at, 'peak_bytes'), one.peak_bytes)),
-          [one.allocated_bytes, one.kept_bytes].map(value => el('td', { class: 'n wide' }, per(value, one.calls))),
+          [one.allocated_bytes, one.kept_bytes].map(value => el('td', { class: 'n wide' }, mean(value, one.calls))),
           el('td', { class: 'wide' }, el('code', {}, one.location)),
         ),
       ),

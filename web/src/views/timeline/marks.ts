@@ -88,7 +88,7 @@ function shade(context: CanvasRenderingContext2D, plot: Plot, from: number, widt
 }
 
 /** What the reader points at and has chosen. */
-export interface Pointed {
+interface Pointed {
   /** The point under the cursor; -1 without one. */
   hover: number;
   /** Where the part of the axis that a pointer brushes begins, in CSS pixels; `null` without one. */

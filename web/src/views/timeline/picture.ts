@@ -3,7 +3,7 @@
 import { el } from '../../dom';
 
 /** Where the latest frame drew, for tests and the benchmark. */
-export interface Geometry {
+interface Geometry {
   left: number;
   top: number;
   width: number;

@@ -6,7 +6,7 @@ import { BAND } from './layout';
 import type { Scene } from './scene';
 
 /** The unit of the labels of bytes, the bytes between two of them, and the bytes at the top of the plot. */
-export interface ByteScale {
+interface ByteScale {
   name: string;
   unit: number;
   step: number;

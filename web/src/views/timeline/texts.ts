@@ -4,6 +4,7 @@ import { valueAt } from '../../data/extremes';
 import type { RankTotals } from '../../data/rank_totals';
 import { el, replace } from '../../dom';
 import * as format from '../../format';
+import { square } from '../swatch';
 import { type Content, positionText } from './content';
 import type { LineName, Lines } from './lines';
 import { selectInSum } from './selection';
@@ -50,12 +51,10 @@ export class Texts {
   }
 
   private series(series: { label: string; color: string }, bytes: number, point: number): HTMLElement {
-    const swatch = el('i', { class: 'swatch' });
-    swatch.style.background = `var(--${series.color})`;
     return el(
       'button',
       { type: 'button', class: bytes > 0 ? '' : 'zero', onclick: () => this.chooseSeries(series.label, point) },
-      swatch,
+      square(series.color),
       el('span', {}, series.label),
       el('b', {}, format.size(bytes)),
     );
