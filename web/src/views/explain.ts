@@ -2,8 +2,19 @@
 
 import { stepRanges } from '../data/axis';
 import type { Device } from '../data/model';
+import type {
+  DeviceSummary,
+  IssueSummary,
+  Levels,
+  OomSummary,
+  ProcessSummary,
+  StackSummary,
+  StepSummary,
+  Summary,
+  VerdictStatus,
+  VerdictSummary,
+} from '../data/schema';
 import type { State } from '../data/state';
-import type { DeviceSummary, IssueSummary, Levels, OomSummary, ProcessSummary, StackSummary, StepSummary, Summary, VerdictStatus, VerdictSummary } from '../data/schema';
 import { explainedOom, whenText } from '../data/summary';
 import { el, scrollTable } from '../dom';
 import * as format from '../format';
@@ -12,7 +23,11 @@ import { bytes } from './figures';
 import { swatch } from './swatch';
 
 /** How a statement of each status is drawn: its class and its mark. */
-const STATUS: Record<VerdictStatus, [string, string]> = { good: ['ok', '\u2713'], warning: ['warn', '!'], failed: ['bad', '\u2717'] };
+const STATUS: Record<VerdictStatus, [string, string]> = {
+  good: ['ok', '\u2713'],
+  warning: ['warn', '!'],
+  failed: ['bad', '\u2717'],
+};
 
 /** The verdict: how the run ended, and what it used. A mark says how good that is. */
 export function verdict({ remarks, statements }: VerdictSummary): HTMLElement {
@@ -36,7 +51,11 @@ export function losses(summary: Summary, name?: string): { element: HTMLElement;
     'section',
     { class: `card w12 listing ${isLoss ? 'losses' : ''}`, id: name ? `losses-${name}` : 'losses' },
     el('h2', {}, title),
-    el('ul', {}, summary.gaps.map(gap => el('li', {}, `${gap.label}: ${gap.text}`))),
+    el(
+      'ul',
+      {},
+      summary.gaps.map(gap => el('li', {}, `${gap.label}: ${gap.text}`)),
+    ),
   );
   return { element, isLoss };
 }
@@ -58,16 +77,30 @@ export function figures(device: DeviceSummary): HTMLElement[] {
     card(oom ? 'Allocated at the error' : 'Peak allocated', format.size(state.totals.allocated_bytes), whenText(state)),
     card(`Reserved ${at}`, format.size(state.totals.reserved_bytes), `${format.size(unallocated)} unallocated`),
     oom
-      ? card('Free on the device', oom.device_free_bytes === undefined ? 'unknown' : format.size(oom.device_free_bytes), `${format.size(oom.requested_bytes)} requested`)
+      ? card(
+          'Free on the device',
+          oom.device_free_bytes === undefined ? 'unknown' : format.size(oom.device_free_bytes),
+          `${format.size(oom.requested_bytes)} requested`,
+        )
       : card(
           'Outside PyTorch',
           format.size(outside?.bytes ?? 0),
-          outside?.owners.slice(0, 2).map(one => `${one.owner} ${format.size(one.bytes)}`).join(', ') ?? 'no library allocated from CUDA itself',
+          outside?.owners
+            .slice(0, 2)
+            .map(one => `${one.owner} ${format.size(one.bytes)}`)
+            .join(', ') ?? 'no library allocated from CUDA itself',
         ),
     card(
       'Capacity',
       device.total_bytes === undefined ? 'unknown' : format.size(device.total_bytes),
-      [device.name, !device.in_use_before_bytes ? '' : `${format.size(device.in_use_before_bytes)} in use before the program started`].filter(text => text).join('; '),
+      [
+        device.name,
+        !device.in_use_before_bytes
+          ? ''
+          : `${format.size(device.in_use_before_bytes)} in use before the program started`,
+      ]
+        .filter(text => text)
+        .join('; '),
     ),
   ];
   return cards;
@@ -77,7 +110,12 @@ export function figures(device: DeviceSummary): HTMLElement[] {
 function location(stack: StackSummary, device: Device | undefined): HTMLElement {
   const own = stack.frames.find(frame => !frame.native && device?.process.sourceLine(frame.filename, frame.line));
   const source = own && device ? device.process.sourceLine(own.filename, own.line) : null;
-  return el('div', {}, el('code', {}, stack.location || 'no stack'), source ? el('pre', { class: 'source' }, source) : null);
+  return el(
+    'div',
+    {},
+    el('code', {}, stack.location || 'no stack'),
+    source ? el('pre', { class: 'source' }, source) : null,
+  );
 }
 
 function issue(one: IssueSummary, device: Device | undefined, field: string): HTMLElement {
@@ -90,10 +128,21 @@ function issue(one: IssueSummary, device: Device | undefined, field: string): HT
       {},
       one.stack ? [el('dt', {}, 'Location'), el('dd', {}, location(one.stack, device))] : [],
       one.evidence.flatMap(text => [el('dt', {}, 'Evidence'), el('dd', {}, text)]),
-      (one.held_by ?? []).flatMap((held, at) => [el('dt', {}, 'Held by'), el('dd', {}, holderText(`${field}.held_by.${at}`, held), ' ', bytes(`${field}.held_by.${at}.bytes`, held.bytes))]),
+      (one.held_by ?? []).flatMap((held, at) => [
+        el('dt', {}, 'Held by'),
+        el(
+          'dd',
+          {},
+          holderText(`${field}.held_by.${at}`, held),
+          ' ',
+          bytes(`${field}.held_by.${at}.bytes`, held.bytes),
+        ),
+      ]),
       el('dt', {}, 'Fix'),
       el('dd', {}, one.fix),
-      one.saves_bytes === undefined ? [] : [el('dt', {}, 'Lowers the peak by'), el('dd', {}, bytes(`${field}.saves_bytes`, one.saves_bytes))],
+      one.saves_bytes === undefined
+        ? []
+        : [el('dt', {}, 'Lowers the peak by'), el('dd', {}, bytes(`${field}.saves_bytes`, one.saves_bytes))],
       one.files.length === 0 ? [] : [el('dt', {}, 'Files'), el('dd', {}, one.files.join(', '))],
       one.help === undefined ? [] : [el('dt', {}, 'More'), el('dd', {}, one.help)],
     ),
@@ -101,7 +150,9 @@ function issue(one: IssueSummary, device: Device | undefined, field: string): HT
 }
 
 export function issues(process: ProcessSummary, device: Device | undefined): HTMLElement | null {
-  const shown = process.issues.map((one, at) => ({ one, at })).filter(({ one }) => !device || one.device === device.info.device);
+  const shown = process.issues
+    .map((one, at) => ({ one, at }))
+    .filter(({ one }) => !device || one.device === device.info.device);
   if (shown.length === 0 && process.no_issue_remark === undefined) return null;
   return el(
     'section',
@@ -136,7 +187,16 @@ export function suggestions(device: DeviceSummary): HTMLElement | null {
               el(
                 'tr',
                 {},
-                el('td', {}, el('details', {}, el('summary', {}, one.action), el('p', { class: 'note' }, `${one.evidence} ${one.method}`))),
+                el(
+                  'td',
+                  {},
+                  el(
+                    'details',
+                    {},
+                    el('summary', {}, one.action),
+                    el('p', { class: 'note' }, `${one.evidence} ${one.method}`),
+                  ),
+                ),
                 el('td', { class: 'n' }, `${one.at_most ? 'at most ' : ''}${format.size(one.peak_after_bytes)}`),
                 el('td', { class: 'n wide' }, format.size(one.saves_bytes)),
                 el('td', {}, fits(one.fits)),
@@ -146,7 +206,8 @@ export function suggestions(device: DeviceSummary): HTMLElement | null {
           el(
             'p',
             { class: 'note' },
-            `Peaks are replays of the recorded blocks with the change.${partial ? ' They cover the program up to the error, or to the end of its iteration.' : ''}`,
+            `Peaks are replays of the recorded blocks with the ` +
+              `change.${partial ? ' They cover the program up to the error, or to the end of its iteration.' : ''}`,
           ),
         ]
       : null,
@@ -179,7 +240,12 @@ export function largest(device: DeviceSummary, model: Device | undefined, state:
       memory.by_category.map(one =>
         el(
           'button',
-          { type: 'button', 'data-category': one.category, 'data-bytes': one.bytes, onclick: () => show(state, memory.seq, plural(one.category)) },
+          {
+            type: 'button',
+            'data-category': one.category,
+            'data-bytes': one.bytes,
+            onclick: () => show(state, memory.seq, plural(one.category)),
+          },
           swatch(`category-${one.category}`, plural(one.category)),
           el('b', {}, `${format.size(one.bytes)} (${format.share(one.bytes, total)})`),
         ),
@@ -198,7 +264,12 @@ export function largest(device: DeviceSummary, model: Device | undefined, state:
           el(
             'td',
             {},
-            swatch(`category-${one.category}`, `${plural(one.category)}${one.memory_pool ? ` ${one.memory_pool}` : ''}${one.blocks === 1 ? '' : ` in ${format.count(one.blocks)} blocks`}${one.custom_category ? ` [${one.custom_category}]` : ''}`),
+            swatch(
+              `category-${one.category}`,
+              `${plural(one.category)}${one.memory_pool ? ` ${one.memory_pool}` : ''}` +
+                `${one.blocks === 1 ? '' : ` in ${format.count(one.blocks)} blocks`}` +
+                `${one.custom_category ? ` [${one.custom_category}]` : ''}`,
+            ),
             name ? el('div', {}, `${name}${shape ? `  ${shape}` : ''}`) : null,
           ),
           el('td', { class: 'wide' }, location(one.stack, model)),
@@ -232,19 +303,29 @@ export function modules(device: DeviceSummary): HTMLElement | null {
           {},
           el('td', { class: 'n' }, format.size(one.bytes)),
           el('td', { class: 'n' }, format.share(one.bytes, total)),
-          el('td', {}, el('code', {}, one.pattern || one.class || 'model'), one.modules > 1 ? ` (${one.modules} of ${one.class ?? 'one class'})` : one.class ? ` (${one.class})` : '', one.is_own ? ', itself' : ''),
+          el(
+            'td',
+            {},
+            el('code', {}, one.pattern || one.class || 'model'),
+            one.modules > 1 ? ` (${one.modules} of ${one.class ?? 'one class'})` : one.class ? ` (${one.class})` : '',
+            one.is_own ? ', itself' : '',
+          ),
         ),
       ),
     ),
   );
 }
 
-/** What a phase changed: `+ activations 7.6 GiB, - gradients 1.5 GiB`. What it allocates and frees again cancels out. */
+/**
+ * What a phase changed: `+ activations 7.6 GiB, - gradients 1.5 GiB`. What it allocates and frees again cancels out.
+ */
 function changesText(explanation: string): string {
   const parts = explanation
     .split(', ')
     .filter(part => part !== '')
-    .map(part => (part.includes(' freed ') ? { sign: '\u2212', text: part.replace(' freed ', ' ') } : { sign: '+', text: part }));
+    .map(part =>
+      part.includes(' freed ') ? { sign: '\u2212', text: part.replace(' freed ', ' ') } : { sign: '+', text: part },
+    );
   const left = parts.filter(part => !parts.some(other => other.sign !== part.sign && other.text === part.text));
   return left.map(part => `${part.sign} ${part.text}`).join(', ');
 }
@@ -261,7 +342,8 @@ export function oneStep(device: DeviceSummary, model: Device, state: State): HTM
   const range = stepRanges(model).find(one => one.step === step.step);
   /** The highest point of a phase of the step, for the link into the timeline. */
   const peakOf = (bytes: number): number => {
-    for (let point = range?.from ?? 0; point < (range?.to ?? 0); point++) if (model.total[point] === bytes) return point;
+    for (let point = range?.from ?? 0; point < (range?.to ?? 0); point++)
+      if (model.total[point] === bytes) return point;
     return -1;
   };
   const row = (name: string, levels: Levels, text: string) => {
@@ -269,8 +351,16 @@ export function oneStep(device: DeviceSummary, model: Device, state: State): HTM
     return el(
       'tr',
       {},
-      el('td', {}, point < 0 ? name : el('button', { type: 'button', class: 'link', onclick: () => state.set({ device: model, point }) }, name)),
-      [levels.start_bytes, levels.peak_bytes, levels.end_bytes].map(bytes => el('td', { class: 'n' }, format.size(bytes))),
+      el(
+        'td',
+        {},
+        point < 0
+          ? name
+          : el('button', { type: 'button', class: 'link', onclick: () => state.set({ device: model, point }) }, name),
+      ),
+      [levels.start_bytes, levels.peak_bytes, levels.end_bytes].map(bytes =>
+        el('td', { class: 'n' }, format.size(bytes)),
+      ),
       el('td', { class: 'wide' }, changesText(text)),
     );
   };
@@ -280,18 +370,31 @@ export function oneStep(device: DeviceSummary, model: Device, state: State): HTM
     if (!joined || !PASSES.includes(one.phase)) return [row(one.phase, one, explanation(one.phase))];
     if (shown) return [];
     shown = true;
-    return [row(`${format.count(step.micro_batches)} \u00d7 forward + backward`, joined, PASSES.map(explanation).filter(text => text !== '').join(', '))];
+    return [
+      row(
+        `${format.count(step.micro_batches)} \u00d7 forward + backward`,
+        joined,
+        PASSES.map(explanation)
+          .filter(text => text !== '')
+          .join(', '),
+      ),
+    ];
   });
   const listed = step.phases.map(one => one.phase);
   const rare = device.typical_step ? device.later_steps.filter(one => !listed.includes(one.phase)) : [];
+  const rareText = (one: (typeof rare)[number]) =>
+    `${one.phase} (in ${one.steps} of ${device.later_steps_count} steps, peak ${format.size(one.peak_bytes)})`;
   return el(
     'section',
     { class: 'card w5', id: 'step' },
-    el('h2', {}, device.typical_step && device.later_steps_count > 1 ? `One step (${step.step} of ${format.count(device.steps)})` : `Step ${step.step}`),
-    scrollTable(
-      [['Phase'], ['Start', 'n'], ['Peak', 'n'], ['End', 'n'], ['What changed', 'wide']],
-      rows,
+    el(
+      'h2',
+      {},
+      device.typical_step && device.later_steps_count > 1
+        ? `One step (${step.step} of ${format.count(device.steps)})`
+        : `Step ${step.step}`,
     ),
-    rare.length > 0 ? el('p', { class: 'note' }, `Only in some steps: ${rare.map(one => `${one.phase} (in ${one.steps} of ${device.later_steps_count} steps, peak ${format.size(one.peak_bytes)})`).join(', ')}.`) : null,
+    scrollTable([['Phase'], ['Start', 'n'], ['Peak', 'n'], ['End', 'n'], ['What changed', 'wide']], rows),
+    rare.length > 0 ? el('p', { class: 'note' }, `Only in some steps: ${rare.map(rareText).join(', ')}.`) : null,
   );
 }
