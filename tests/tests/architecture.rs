@@ -43,20 +43,7 @@ const LARGE_STRUCTS: &[(&str, &[&str])] = &[
     ("launcher", &["DrainLoop", "EventCounts", "Recorded"]),
     ("analysis/input", &["ReadStatistics", "SnapshotBuilder", "Tables"]),
     ("analysis/replay", &["Block", "PhysicalMemory"]),
-    (
-        "analysis/insight",
-        &[
-            "BlockAllocation",
-            "BlockLifetime",
-            "CudaGraph",
-            "DeviceAnalysis",
-            "DeviceMemory",
-            "Finder",
-            "LabelRow",
-            "Learned",
-            "PhaseTable",
-        ],
-    ),
+    ("analysis/insight", &["BlockAllocation", "BlockLifetime", "CudaGraph", "DeviceMemory", "Finder", "Learned"]),
     ("analysis/output", &["DeviceData", "Dictionary", "RankRow", "TraceWriter"]),
     ("analysis/summary", &["State"]),
 ];

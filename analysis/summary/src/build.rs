@@ -408,7 +408,13 @@ fn process_summary(
 fn released_at(analysis: &Analysis) -> BTreeSet<(i16, u64)> {
     let reached = |device: &DeviceAnalysis| {
         let ordinal = device.device;
-        device.released.iter().filter(|one| one.times > 0).map(move |one| (ordinal, one.kept.seq)).collect::<Vec<_>>()
+        device
+            .states
+            .released
+            .iter()
+            .filter(|one| one.times > 0)
+            .map(move |one| (ordinal, one.kept.seq))
+            .collect::<Vec<_>>()
     };
     analysis.devices.iter().flat_map(reached).collect()
 }
@@ -471,7 +477,7 @@ fn losses(process: &Process, analysis: &Analysis) -> BTreeMap<String, u64> {
     add("undecodable_events", analysis.lost.events);
     add("unmatched_cuda_frees", analysis.unmatched_cuda_frees);
     for device in &analysis.devices {
-        let a = &device.anomalies;
+        let a = &device.statistics.anomalies;
         add("unmatched_frees", a.unmatched_frees);
         add("missing_frees", a.missing_frees);
         add("allocations_outside_segments", a.outside_segments);
@@ -570,17 +576,17 @@ impl Context<'_> {
             total_bytes: definition.map(|d| d.total).filter(|total| *total > 0),
             in_use_before_bytes: definition.map(|d| d.used_before),
             source: analysis.source.name().to_owned(),
-            highest: totals(&analysis.peaks),
+            highest: totals(&analysis.statistics.highest),
             statistics: match analysis.source {
                 EventSource::Torch => crate::statistics::by_key(&analysis.statistics, analysis.ooms.count()),
                 _ => BTreeMap::new(),
             },
-            peak: (analysis.peak.seq > 0).then(|| self.peak(analysis, &analysis.peak)),
-            end: (analysis.peak.seq > 0).then(|| self.memory_state(&analysis.end, false)),
+            peak: (analysis.states.peak.seq > 0).then(|| self.peak(analysis, &analysis.states.peak)),
+            end: (analysis.states.peak.seq > 0).then(|| self.memory_state(&analysis.states.end, false)),
             reserved: found.map(|found| reserved_summary(&found.reserved, &self.locations, self.names)),
             growth_after_first_step: growth_after_first_step(analysis),
             larger_inputs: explained
-                .map_or(analysis.peak.position.and_then(|position| position.step), |oom| oom.position.step)
+                .map_or(analysis.states.peak.position.and_then(|position| position.step), |oom| oom.position.step)
                 .and_then(|step| larger_inputs(analysis, step))
                 .map(|inputs| LargerInputs {
                     held: self.holders.of_blocks(analysis.device, analysis.step_inputs.of_step(inputs.step)),
@@ -605,7 +611,7 @@ impl Context<'_> {
             labels: analysis.labels.rows().iter().map(|row| self.label(row)).collect(),
             labels_left_out: analysis.labels.left_out(),
             called_functions: self.called_functions(analysis),
-            range: analysis.range.as_ref().map(|range| RangeSummary {
+            range: analysis.states.range.as_ref().map(|range| RangeSummary {
                 start_bytes: range.start,
                 end_bytes: range.end,
                 peak: self.peak(analysis, &range.peak),
@@ -623,7 +629,8 @@ impl Context<'_> {
             cuda_graphs: cuda_graphs(analysis.device, &process_analysis.cuda_graphs, &self.locations, &self.outputs),
             holders: self.holders.of_device(analysis.device),
             phase_rules: analysis
-                .phase_rules
+                .rules
+                .phases
                 .all()
                 .iter()
                 .map(|r| PhaseRuleSummary {
@@ -635,7 +642,8 @@ impl Context<'_> {
                 })
                 .collect(),
             category_rules: analysis
-                .category_rules
+                .rules
+                .categories
                 .all()
                 .iter()
                 .map(|r| CategoryRuleSummary {
@@ -652,9 +660,10 @@ impl Context<'_> {
 
     /// What stayed after each point that the program came to.
     fn released(&self, process_analysis: &Analysis, analysis: &DeviceAnalysis) -> Vec<ReleasedSummary> {
-        let reached = self.points.iter().zip(&analysis.released).filter(|(_, released)| released.times > 0);
+        let reached = self.points.iter().zip(&analysis.states.released).filter(|(_, released)| released.times > 0);
         // The CPU and devices that the process does not use have nothing to release.
-        let reached = reached.filter(|_| analysis.source != EventSource::TorchCpu && analysis.peaks.reserved > 0);
+        let reached =
+            reached.filter(|_| analysis.source != EventSource::TorchCpu && analysis.statistics.highest.reserved > 0);
         reached
             .map(|(point, released)| ReleasedSummary {
                 after: point.text(),
@@ -740,7 +749,7 @@ impl Context<'_> {
     }
 
     fn modules(&self, analysis: &DeviceAnalysis, composition: &Composition) -> ModuleTree {
-        ModuleTree::of(composition, &analysis.module_paths, self.definitions, self.names, self.table.contexts())
+        ModuleTree::of(composition, &analysis.states.module_paths, self.definitions, self.names, self.table.contexts())
     }
 
     /// A peak, with the figures by module that only peaks have. `composition`: what was allocated then.
@@ -889,7 +898,7 @@ impl Context<'_> {
     fn custom_category_rules(&self, analysis: &DeviceAnalysis) -> Vec<CustomCategoryAmount> {
         let Some(custom) = &self.custom else { return Vec::new() };
         let names = custom.rules().rules().iter().map(|rule| Some(rule.name.to_string())).chain([None]);
-        let amounts = analysis.custom_rules.iter().copied().chain(std::iter::repeat(Amount::default()));
+        let amounts = analysis.rules.custom.iter().copied().chain(std::iter::repeat(Amount::default()));
         names
             .zip(amounts)
             .map(|(custom_category, amount)| CustomCategoryAmount {
@@ -1054,10 +1063,10 @@ impl Context<'_> {
             api: row.origin.name().to_owned(),
             rule: row.rule,
             times: row.times,
-            allocations: row.allocations,
-            allocated_bytes: row.allocated,
-            frees: row.frees,
-            freed_bytes: row.freed,
+            allocations: row.totals.allocations,
+            allocated_bytes: row.totals.allocated,
+            frees: row.totals.frees,
+            freed_bytes: row.totals.freed,
             kept_bytes: row.kept,
             peak_bytes: row.peak,
             after_bytes: row.after,

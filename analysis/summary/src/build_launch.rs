@@ -44,7 +44,11 @@ impl ProcessUses {
         };
         let described_uses = uses.first().into_iter().map(|(device, first)| {
             let physical = analysis.locations.get(&MemoryLocation::Device(device)).map_or(0, |usage| usage.peak);
-            let of_torch = analysis.devices.iter().find(|one| one.device == device).map_or(0, |one| one.peaks.reserved);
+            let of_torch = analysis
+                .devices
+                .iter()
+                .find(|one| one.device == device)
+                .map_or(0, |one| one.statistics.highest.reserved);
             // NCCL opens memory of each GPU of the host that a rank exchanges data with, without a context there.
             let is_deliberate =
                 |module| library_name(process.definitions().module(module).unwrap_or_default()) != "NCCL";

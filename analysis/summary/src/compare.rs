@@ -173,7 +173,7 @@ fn pair_processes<'a>(
     let mut ranks: BTreeMap<Option<u32>, [Vec<&'a AnalyzedProcess<'a>>; 2]> = BTreeMap::new();
     for (side, processes) in [a, b].into_iter().enumerate() {
         let recorded =
-            processes.iter().filter(|process| process.analysis.devices.iter().any(|device| device.peak.seq > 0));
+            processes.iter().filter(|process| process.analysis.devices.iter().any(|device| device.states.peak.seq > 0));
         for analyzed in recorded {
             ranks.entry(analyzed.process.rank()).or_default()[side].push(analyzed);
         }
@@ -194,8 +194,10 @@ fn device_peaks<'a>(
     let devices = analyzed.analysis.devices.iter().filter(|d| options.device.is_none_or(|device| device == d.device));
     let device_peak = |analysis: &'a DeviceAnalysis| {
         let peak = match step {
-            None => &analysis.peak,
-            Some(step) => analysis.step_peaks.iter().find(|(watched, _)| *watched == step).map(|(_, peak)| peak)?,
+            None => &analysis.states.peak,
+            Some(step) => {
+                analysis.states.step_peaks.iter().find(|(watched, _)| *watched == step).map(|(_, peak)| peak)?
+            }
         };
         (peak.seq > 0).then_some(DevicePeak { analyzed, analysis, peak })
     };
@@ -272,7 +274,7 @@ impl<'a> DevicePeak<'a> {
             phase: self.peak.phase,
             location: locations.stack(self.peak.allocated_at.0, self.peak.allocated_at.1).location,
             totals: totals(&self.peak.usage),
-            reserved_peak_bytes: self.analysis.peaks.reserved,
+            reserved_peak_bytes: self.analysis.statistics.highest.reserved,
             lost_events: lost
                 .saturating_add(recording.counter(Counter::EventsDropped))
                 .saturating_add(self.analyzed.analysis.lost.events),
@@ -289,7 +291,8 @@ impl<'a> DevicePeak<'a> {
     fn modules(&self) -> BTreeMap<String, (u64, u64)> {
         let definitions = self.analyzed.process.definitions();
         let contexts = Contexts::of(definitions);
-        let tree = ModuleTree::of(self.peak, &self.analysis.module_paths, definitions, &self.analyzed.names, &contexts);
+        let tree =
+            ModuleTree::of(self.peak, &self.analysis.states.module_paths, definitions, &self.analyzed.names, &contexts);
         let mut modules = BTreeMap::new();
         for module in &tree.modules {
             let own: &mut (u64, u64) = modules.entry(module.path.clone()).or_default();
@@ -506,8 +509,11 @@ fn notes(report: &DiffReport, a: &[AnalyzedProcess<'_>], b: &[AnalyzedProcess<'_
         }
     }
     let sources = |processes: &[AnalyzedProcess<'_>]| {
-        let sources =
-            processes.iter().flat_map(|process| &process.analysis.devices).filter(|d| d.peak.seq > 0).map(|d| d.source);
+        let sources = processes
+            .iter()
+            .flat_map(|process| &process.analysis.devices)
+            .filter(|d| d.states.peak.seq > 0)
+            .map(|d| d.source);
         sources.map(memtrace_input::EventSource::name).collect::<std::collections::BTreeSet<_>>()
     };
     if sources(a) != sources(b) {

@@ -66,7 +66,7 @@ pub(crate) fn suggestions(query: &SuggestionQuery<'_>, progress: &mut dyn FnMut(
         step: oom.position.step,
         in_unused_graph: interrupting == Some(oom.seq),
     });
-    let (state, phase) = oom.map_or((&device.peak, device.peak.phase), |oom| (&oom.in_use, oom.phase));
+    let (state, phase) = oom.map_or((&device.states.peak, device.states.peak.phase), |oom| (&oom.in_use, oom.phase));
     let at_error = state.usage.allocated + failed.map_or(0, |failed| failed.requested);
     let settings = allocator_settings(query.process);
     if at_error == 0 || !settings.native {
@@ -82,7 +82,7 @@ pub(crate) fn suggestions(query: &SuggestionQuery<'_>, progress: &mut dyn FnMut(
         _ => SuggestionScope::Run,
     };
     let peak = match query.rest {
-        Some(rest) if is_continued => rest.peak.max(device.peak.usage.allocated),
+        Some(rest) if is_continued => rest.peak.max(device.states.peak.usage.allocated),
         None if is_continued => recorded.highest_sum(),
         _ => at_error,
     };
@@ -272,7 +272,7 @@ impl Texts<'_> {
         let mut groups: BTreeMap<(&str, String), BTreeSet<String>> = BTreeMap::new();
         for call in calls {
             let class = definitions.nn_calls.get(call).map_or("", |call| &*call.class);
-            let path = self.query.names.module_path(*call, self.query.device.peak.seq).unwrap_or_default();
+            let path = self.query.names.module_path(*call, self.query.device.states.peak.seq).unwrap_or_default();
             let parent = path.rsplit_once('.').map_or("", |(parent, _)| parent);
             let parent = parent.to_owned();
             groups.entry((class, parent)).or_default().insert(path);

@@ -75,10 +75,11 @@ pub(crate) fn oom_queries(process: &Process, analysis: &Analysis, replaying: Rep
     let settings = allocator_settings(process);
     let always = replaying == Replaying::Always;
     let short = always || process.recording().event_count() <= MANY_EVENTS;
-    let devices = analysis.devices.iter().filter(|device| device.source == EventSource::Torch && device.peak.seq > 0);
+    let devices =
+        analysis.devices.iter().filter(|device| device.source == EventSource::Torch && device.states.peak.seq > 0);
     let query = |device: &DeviceAnalysis| {
         let oom = oom_to_explain(device, process);
-        let usage = oom.map_or(&device.peak.usage, |oom| &oom.in_use.usage);
+        let usage = oom.map_or(&device.states.peak.usage, |oom| &oom.in_use.usage);
         let unallocated = usage.reserved.saturating_sub(usage.allocated);
         let is_worth =
             |part: u64| always || oom.is_some() || (unallocated >= SMALL && unallocated >= usage.reserved / part);
@@ -92,7 +93,7 @@ pub(crate) fn oom_queries(process: &Process, analysis: &Analysis, replaying: Rep
         };
         is_worth(WORTH_EXPLAINING).then(|| OomQuery {
             device: device.device,
-            seq: oom.map_or(device.peak.seq, |oom| oom.seq),
+            seq: oom.map_or(device.states.peak.seq, |oom| oom.seq),
             size: oom.map(|oom| oom.requested),
             interrupted: oom.filter(|_| short).map(|oom| InterruptedStep {
                 starts: oom.step_starts,
@@ -119,7 +120,7 @@ pub(crate) fn limit_at(oom: &Oom, device: &DeviceAnalysis) -> u64 {
     let reserved = oom.in_use.usage.reserved;
     match oom.device_free {
         // PyTorch's limit is unknown. The highest reserved bytes were within it.
-        _ if refused_by_pytorch(oom) => device.peaks.reserved.max(reserved),
+        _ if refused_by_pytorch(oom) => device.statistics.highest.reserved.max(reserved),
         Some(free) => reserved.saturating_add(free),
         None => reserved,
     }
@@ -136,7 +137,13 @@ pub(crate) fn memory_limit(process: &Process, device: &DeviceAnalysis, analysis:
         .iter()
         .filter(|((l, owner), _)| *l == location && *owner != memtrace_replay::Owner::CachingAllocator);
     let outside: u64 = outside.map(|(_, usage)| usage.peak).sum();
-    Some(definition.total.saturating_sub(definition.used_before).saturating_sub(outside).max(device.peaks.reserved))
+    Some(
+        definition
+            .total
+            .saturating_sub(definition.used_before)
+            .saturating_sub(outside)
+            .max(device.statistics.highest.reserved),
+    )
 }
 
 /// What an out-of-memory error that ended the process means if no rule found an issue. `None` without such an error.

@@ -8,11 +8,11 @@ use memtrace_trace::ids::{ContextId, StackId};
 
 use super::device_facts::{DeviceFacts, MIN_BYTES, SharedFacts};
 use super::diagnostic::Diagnostic;
-use super::events::{BlockAllocated, BlockFreed, RecordingEnd};
 use super::issue::Issue;
-use super::mark::Mark;
 use super::rule::{DiagnosticRule, KeptBy};
 use crate::passes::category::BlockAllocation;
+use crate::passes::mark::Mark;
+use crate::passes::pass::{BlockAllocated, BlockFreed, Pass, RecordingEnd};
 use crate::rules::RuleId;
 use crate::units::{number_text, size_text};
 
@@ -151,9 +151,7 @@ impl Checkpoints {
     }
 }
 
-impl Diagnostic for Checkpoints {
-    const RULES: &'static [&'static DiagnosticRule] = &[&CHECKPOINT_KEPT, &WRONG_DEVICE];
-
+impl Pass for Checkpoints {
     #[inline]
     fn allocated(&mut self, allocated: &BlockAllocated<'_>) {
         let BlockAllocated { block, mark, .. } = *allocated;
@@ -191,6 +189,10 @@ impl Diagnostic for Checkpoints {
         }
         (self.current, self.others) = (HashMap::new(), HashMap::new());
     }
+}
+
+impl Diagnostic for Checkpoints {
+    const RULES: &'static [&'static DiagnosticRule] = &[&CHECKPOINT_KEPT, &WRONG_DEVICE];
 
     fn issues(&self, device: &DeviceFacts<'_>, _: &SharedFacts, issues: &mut Vec<Issue>) {
         issues.extend(self.kept(device));

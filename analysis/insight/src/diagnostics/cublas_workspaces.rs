@@ -6,10 +6,10 @@ use memtrace_trace::ids::{ContextId, StackId};
 
 use super::device_facts::{DeviceFacts, SharedFacts};
 use super::diagnostic::Diagnostic;
-use super::events::{BlockAllocated, BlockFreed};
 use super::issue::Issue;
-use super::mark::Mark;
 use super::rule::{DiagnosticRule, KeptBy};
+use crate::passes::mark::Mark;
+use crate::passes::pass::{BlockAllocated, BlockFreed, Pass};
 use crate::rules::RuleId;
 use crate::units::size_text;
 
@@ -72,9 +72,7 @@ impl CublasWorkspaces {
     }
 }
 
-impl Diagnostic for CublasWorkspaces {
-    const RULES: &'static [&'static DiagnosticRule] = &[&CUBLAS_WORKSPACES];
-
+impl Pass for CublasWorkspaces {
     #[inline]
     fn allocated(&mut self, allocated: &BlockAllocated<'_>) {
         if !allocated.mark.is(Mark::WORKSPACE) {
@@ -97,6 +95,10 @@ impl Diagnostic for CublasWorkspaces {
             self.current_bytes = self.current_bytes.saturating_sub(freed.block.size);
         }
     }
+}
+
+impl Diagnostic for CublasWorkspaces {
+    const RULES: &'static [&'static DiagnosticRule] = &[&CUBLAS_WORKSPACES];
 
     fn share(&self, device: &DeviceFacts<'_>, shared: &mut SharedFacts) {
         if self.are_many(device) {

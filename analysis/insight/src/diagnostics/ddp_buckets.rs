@@ -4,10 +4,10 @@ use memtrace_trace::ids::{ContextId, StackId};
 
 use super::device_facts::{DeviceFacts, SharedFacts};
 use super::diagnostic::Diagnostic;
-use super::events::{BlockAllocated, BlockFreed};
 use super::issue::Issue;
-use super::mark::Mark;
 use super::rule::{DiagnosticRule, KeptBy};
+use crate::passes::mark::Mark;
+use crate::passes::pass::{BlockAllocated, BlockFreed, Pass};
 use crate::passes::phase::Phase;
 use crate::rules::{PhaseRuleId, RuleId};
 use crate::units::{number_text, size_text};
@@ -57,9 +57,7 @@ impl DdpBuckets {
     }
 }
 
-impl Diagnostic for DdpBuckets {
-    const RULES: &'static [&'static DiagnosticRule] = &[&DDP_BUCKETS];
-
+impl Pass for DdpBuckets {
     #[inline]
     fn allocated(&mut self, allocated: &BlockAllocated<'_>) {
         let BlockAllocated { block, mark, .. } = *allocated;
@@ -82,6 +80,10 @@ impl Diagnostic for DdpBuckets {
             self.blocks = self.blocks.saturating_sub(1);
         }
     }
+}
+
+impl Diagnostic for DdpBuckets {
+    const RULES: &'static [&'static DiagnosticRule] = &[&DDP_BUCKETS];
 
     fn issues(&self, device: &DeviceFacts<'_>, shared: &SharedFacts, issues: &mut Vec<Issue>) {
         issues.extend(self.issue(device, shared.gradient_bytes));

@@ -7,13 +7,13 @@ use memtrace_trace::ids::{ContextId, StackId};
 
 use super::device_facts::{DeviceFacts, MAX_LINES, SharedFacts};
 use super::diagnostic::Diagnostic;
-use super::events::{BlockAllocated, BlockFreed, RecordingEnd};
 use super::issue::Issue;
 use super::rule::{DiagnosticRule, KeptBy};
 use crate::passes::category::BlockAllocation;
+use crate::passes::pass::{BlockAllocated, BlockFreed, FreeCompleted, Pass, RecordingEnd};
 use crate::rules::RuleId;
 use crate::units::{number_text, size_text};
-use memtrace_replay::{Block, BlockId};
+use memtrace_replay::BlockId;
 
 /// Frees wait for streams.
 static DEFERRED_FREES: DiagnosticRule = DiagnosticRule {
@@ -103,9 +103,7 @@ impl DeferredFrees {
     }
 }
 
-impl Diagnostic for DeferredFrees {
-    const RULES: &'static [&'static DiagnosticRule] = &[&DEFERRED_FREES];
-
+impl Pass for DeferredFrees {
     #[inline]
     fn allocated(&mut self, allocated: &BlockAllocated<'_>) {
         self.defer();
@@ -122,7 +120,8 @@ impl Diagnostic for DeferredFrees {
     }
 
     #[inline]
-    fn free_completed(&mut self, id: BlockId, block: &Block, ticks: u64) {
+    fn free_completed(&mut self, completed: &FreeCompleted<'_>) {
+        let FreeCompleted { id, block, ticks } = *completed;
         // Nearly all frees complete at once.
         self.now = ticks;
         if self.latest.is_some_and(|latest| latest.id == id) {
@@ -138,9 +137,13 @@ impl Diagnostic for DeferredFrees {
     fn finish(&mut self, end: &RecordingEnd<'_>) {
         self.defer();
         for pending in std::mem::take(&mut self.pending).into_values() {
-            self.add(&pending, end.allocator.block(pending.id).stream, end.ticks.max(self.now));
+            self.add(&pending, end.allocator.block(pending.id).stream, end.last_allocation.max(self.now));
         }
     }
+}
+
+impl Diagnostic for DeferredFrees {
+    const RULES: &'static [&'static DiagnosticRule] = &[&DEFERRED_FREES];
 
     fn issues(&self, device: &DeviceFacts<'_>, _: &SharedFacts, issues: &mut Vec<Issue>) {
         issues.extend(self.issue(device));

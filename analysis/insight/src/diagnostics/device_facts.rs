@@ -11,6 +11,8 @@ use crate::locations::Locations;
 use crate::passes::composition::Composition;
 use crate::passes::growth::Growth;
 use crate::passes::oom::OomLog;
+use crate::passes::pass::{BlockAllocated, Pass};
+use crate::passes::phase::Phase;
 use crate::passes::phase_table::PhaseTable;
 use crate::passes::stacks::StackTable;
 use crate::units::size_text;
@@ -106,6 +108,27 @@ impl DeviceFacts<'_> {
     pub(super) fn gib_seconds(&self, byte_ticks: u128) -> String {
         let seconds = byte_ticks as f64 * self.inputs.ns_per_tick / 1e9;
         format!("{}·s", size_text(seconds as u64))
+    }
+}
+
+/// Finds out whether the process computes on the device.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Computing {
+    is_proven: bool,
+}
+
+impl Computing {
+    pub(super) fn computes(&self) -> bool {
+        self.is_proven
+    }
+}
+
+impl Pass for Computing {
+    #[inline]
+    fn allocated(&mut self, allocated: &BlockAllocated<'_>) {
+        let phase = allocated.block.phase;
+        let computes = matches!(phase, Phase::Forward | Phase::Backward | Phase::Optimizer | Phase::Recompute);
+        self.is_proven |= computes || phase.is_forward_only();
     }
 }
 

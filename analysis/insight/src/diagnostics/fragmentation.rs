@@ -3,18 +3,19 @@
 
 use std::collections::HashMap;
 
-use memtrace_trace::event::{Action, Event};
+use memtrace_trace::event::Action;
 use memtrace_trace::ids::{ContextId, StackId};
 
 use super::device_facts::{DeviceFacts, MAX_LINES, SharedFacts};
 use super::diagnostic::Diagnostic;
 use super::issue::Issue;
 use super::rule::{DiagnosticRule, KeptBy};
+use crate::passes::pass::{Pass, SegmentRequested};
 use crate::passes::phase::ProgramPosition;
 use crate::rules::RuleId;
 use crate::units::{number_text, share_text, size_text};
 use memtrace_input::EventSource;
-use memtrace_replay::{Allocator, BlockState, Segment};
+use memtrace_replay::{BlockState, Segment};
 
 /// Blocks in use block segments whose free memory the allocator could not use.
 static FRAGMENTATION: DiagnosticRule = DiagnosticRule {
@@ -124,10 +125,9 @@ impl Fragmentation {
     }
 }
 
-impl Diagnostic for Fragmentation {
-    const RULES: &'static [&'static DiagnosticRule] = &[&FRAGMENTATION];
-
-    fn segment_requested(&mut self, allocator: &Allocator, e: &Event, now: &ProgramPosition) {
+impl Pass for Fragmentation {
+    fn segment_requested(&mut self, requested: &SegmentRequested<'_>) {
+        let SegmentRequested { e, now, allocator } = *requested;
         let (bytes, failed) = (e.size, e.action == Action::Oom);
         // Small and large blocks never share segments. Streams and private pools do not share segments either.
         if bytes <= SMALL_SEGMENT || e.pool != 0 {
@@ -184,6 +184,10 @@ impl Diagnostic for Fragmentation {
             blocked_by,
         };
     }
+}
+
+impl Diagnostic for Fragmentation {
+    const RULES: &'static [&'static DiagnosticRule] = &[&FRAGMENTATION];
 
     fn issues(&self, device: &DeviceFacts<'_>, _: &SharedFacts, issues: &mut Vec<Issue>) {
         issues.extend(self.issue(device));

@@ -5,11 +5,11 @@ use memtrace_trace::ids::{ContextId, StackId};
 
 use super::device_facts::{DeviceFacts, SharedFacts};
 use super::diagnostic::Diagnostic;
-use super::events::{BlockAllocated, BlockFreed, RecordingEnd};
 use super::issue::Issue;
-use super::mark::Mark;
 use super::rule::{DiagnosticRule, KeptBy};
 use crate::passes::category::BlockAllocation;
+use crate::passes::mark::Mark;
+use crate::passes::pass::{BlockAllocated, BlockFreed, Pass, RecordingEnd};
 use crate::passes::phase::{Phase, ProgramPosition};
 use crate::rules::{Meaning, RuleId};
 use crate::units::{count_text, size_text};
@@ -221,9 +221,7 @@ impl Gradients {
     }
 }
 
-impl Diagnostic for Gradients {
-    const RULES: &'static [&'static DiagnosticRule] = &[&GRADIENTS_NOT_CLEARED, &GRADIENTS_CLEARED_LATE];
-
+impl Pass for Gradients {
     #[inline]
     fn allocated(&mut self, allocated: &BlockAllocated<'_>) {
         let BlockAllocated { block, mark, .. } = *allocated;
@@ -265,6 +263,10 @@ impl Diagnostic for Gradients {
             self.free(block, StackId::NONE, end.now);
         }
     }
+}
+
+impl Diagnostic for Gradients {
+    const RULES: &'static [&'static DiagnosticRule] = &[&GRADIENTS_NOT_CLEARED, &GRADIENTS_CLEARED_LATE];
 
     fn share(&self, _: &DeviceFacts<'_>, shared: &mut SharedFacts) {
         shared.gradient_bytes = self.at_step;

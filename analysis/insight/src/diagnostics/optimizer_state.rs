@@ -6,6 +6,7 @@ use super::issue::Issue;
 use super::rule::{DiagnosticRule, KeptBy};
 use crate::passes::category::Category;
 use crate::passes::optimizer_state::state_needed;
+use crate::passes::pass::Pass;
 use crate::passes::phase::Phase;
 use crate::rules::RuleId;
 use crate::units::size_text;
@@ -22,6 +23,8 @@ static OPTIMIZER_STATE_DOES_NOT_FIT: DiagnosticRule = DiagnosticRule {
 /// Needs no signal of its own: the device's out-of-memory errors show the issue.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct OptimizerState;
+
+impl Pass for OptimizerState {}
 
 impl Diagnostic for OptimizerState {
     const RULES: &'static [&'static DiagnosticRule] = &[&OPTIMIZER_STATE_DOES_NOT_FIT];

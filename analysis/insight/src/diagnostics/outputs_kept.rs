@@ -16,11 +16,11 @@ use memtrace_trace::ids::{ContextId, StackId};
 
 use super::device_facts::{DeviceFacts, MAX_LINES, SharedFacts};
 use super::diagnostic::Diagnostic;
-use super::events::{BlockAllocated, BlockFreed, RecordingEnd};
 use super::issue::Issue;
-use super::mark::Mark;
 use super::rule::{DiagnosticRule, KeptBy};
 use crate::passes::category::BlockAllocation;
+use crate::passes::mark::Mark;
+use crate::passes::pass::{BlockAllocated, BlockFreed, Pass, RecordingEnd};
 use crate::passes::phase::{Phase, ProgramPosition};
 use crate::rules::RuleId;
 use crate::units::{count_text, size_text};
@@ -204,9 +204,7 @@ impl OutputsKept {
     }
 }
 
-impl Diagnostic for OutputsKept {
-    const RULES: &'static [&'static DiagnosticRule] = &[&OUTPUTS_KEPT];
-
+impl Pass for OutputsKept {
     #[inline]
     fn allocated(&mut self, allocated: &BlockAllocated<'_>) {
         self.allocate(allocated.block, allocated.mark.is(Mark::GRAPH), allocated.usage.allocated);
@@ -227,6 +225,10 @@ impl Diagnostic for OutputsKept {
         self.end_pass();
         self.pass = ForwardPass::default();
     }
+}
+
+impl Diagnostic for OutputsKept {
+    const RULES: &'static [&'static DiagnosticRule] = &[&OUTPUTS_KEPT];
 
     fn issues(&self, device: &DeviceFacts<'_>, _: &SharedFacts, issues: &mut Vec<Issue>) {
         issues.extend(self.issue(device));

@@ -7,10 +7,10 @@ use memtrace_trace::ids::{ContextId, StackId};
 
 use super::device_facts::{DeviceFacts, MAX_LINES, SharedFacts};
 use super::diagnostic::Diagnostic;
-use super::events::{BlockAllocated, BlockFreed};
 use super::issue::Issue;
 use super::rule::{DiagnosticRule, KeptBy};
 use crate::passes::category::BlockAllocation;
+use crate::passes::pass::{BlockAllocated, BlockFreed, Pass};
 use crate::rules::RuleId;
 use crate::units::{number_text, size_text};
 use memtrace_replay::ReferenceCycle;
@@ -136,9 +136,7 @@ impl ReferenceCycles {
     }
 }
 
-impl Diagnostic for ReferenceCycles {
-    const RULES: &'static [&'static DiagnosticRule] = &[&REFERENCE_CYCLE];
-
+impl Pass for ReferenceCycles {
     /// Counts the collection before the allocation. A collection without an allocation after it belongs to the
     /// program's end.
     #[inline]
@@ -154,6 +152,10 @@ impl Diagnostic for ReferenceCycles {
             self.pending.push((*freed.block, freed.e.ticks));
         }
     }
+}
+
+impl Diagnostic for ReferenceCycles {
+    const RULES: &'static [&'static DiagnosticRule] = &[&REFERENCE_CYCLE];
 
     fn issues(&self, device: &DeviceFacts<'_>, _: &SharedFacts, issues: &mut Vec<Issue>) {
         issues.extend(self.issue(device));

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use super::diagnostic::Diagnostic;
 use super::launch::{GpuUse, Gpus, LaunchIssue, LaunchProcess, ProcessOnGpu};
 use super::rule::{DiagnosticRule, KeptBy};
+use crate::passes::pass::Pass;
 use crate::rules::RuleId;
 use crate::units::size_text;
 
@@ -38,6 +39,8 @@ const NAMED: usize = 8;
 /// Needs no signal of its own: the first allocations of the processes show the issues.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StrayContexts;
+
+impl Pass for StrayContexts {}
 
 impl Diagnostic for StrayContexts {
     const RULES: &'static [&'static DiagnosticRule] = &[&STRAY_CONTEXT, &WORKER_CONTEXT];

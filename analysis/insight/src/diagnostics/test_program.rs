@@ -6,14 +6,14 @@ use memtrace_trace::ids::StackId;
 
 use super::device_facts::{DeviceFacts, IssueInputs, SharedFacts};
 use super::diagnostic::Diagnostic;
-use super::events::{BlockAllocated, BlockFreed};
 use super::issue::Issue;
-use super::mark::Mark;
 use crate::locations::Locations;
 use crate::passes::category::BlockAllocation;
 use crate::passes::composition::Composition;
 use crate::passes::growth::Growth;
+use crate::passes::mark::Mark;
 use crate::passes::oom::OomLog;
+use crate::passes::pass::{BlockAllocated, BlockFreed};
 use crate::passes::phase::{EventClassification, Phase, ProgramPosition};
 use crate::passes::phase_table::PhaseTable;
 use crate::passes::stacks::{StackFacts, StackTable};
@@ -60,10 +60,14 @@ impl<D: Diagnostic> TestProgram<D> {
         }
         self.diagnostic.allocated(&BlockAllocated {
             e: &self.e,
+            id: BlockId::for_tests(block.seq as u32),
             block: &block,
             mark: Mark { bits, ..Mark::default() },
             classification: &EventClassification::for_tests(self.phase, self.rule),
+            now: &self.now,
             usage: &self.usage,
+            is_earlier: false,
+            micro_batches: 0,
         });
         block
     }
@@ -81,7 +85,9 @@ impl<D: Diagnostic> TestProgram<D> {
             classification: &EventClassification::for_tests(self.phase, self.rule),
             facts: &StackFacts::default(),
             now: &self.now,
+            usage: &self.usage,
             is_truncated: false,
+            may_be_teardown: false,
         });
     }
 

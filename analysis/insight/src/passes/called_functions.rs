@@ -148,12 +148,10 @@ impl Finder<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use memtrace_trace::file::{Definitions, Frame, StackNode};
     use memtrace_trace::ids::{StackId, ThreadId};
 
-    use super::super::call_tree::CallTree;
+    use super::super::calls::CallCollector;
     use super::super::category::BlockAllocation;
     use super::super::phase::Phase;
     use super::*;
@@ -194,16 +192,16 @@ mod tests {
             }
             allocations.push((parent, phase));
         }
-        let mut calls = Calls::new(&Arc::new(CallTree::new(&definitions)));
+        let mut calls = CallCollector::new(&definitions);
         for (at, (stack, phase)) in allocations.into_iter().enumerate() {
             let position = BlockAllocation::for_tests(1).position;
             let mut block = BlockAllocation::of_forward(at as u64 + 1, 100, stack, position);
             block.phase = phase;
-            calls.allocated(&block, ThreadId(1), 100, at, 100);
+            calls.allocate(&block, ThreadId(1), 100, at, 100);
         }
-        calls.finish();
+        calls.close();
         let name = |frame| definitions.frame(frame).unwrap().name.to_string();
-        let found = CalledFunctions::of(&calls, has_ranges).functions;
+        let found = CalledFunctions::of(&calls.into(), has_ranges).functions;
         found.iter().map(|one| (name(one.frame), one.calls, one.allocated)).collect()
     }
 

@@ -11,10 +11,13 @@
 
 use std::sync::Arc;
 
+use memtrace_trace::file::Definitions;
 use memtrace_trace::ids::{StackId, ThreadId};
 
 use super::call_tree::{CallTree, MAX_DEPTH, Node, NodeId};
 use super::category::BlockAllocation;
+use super::mark::Mark;
+use super::pass::{BlockAllocated, BlockFreed, Pass, RecordingEnd, RecordingStart};
 use super::phase::Phase;
 
 /// The maximum number of threads at a time. Then the calls of the thread end that has been idle for longest.
@@ -101,19 +104,21 @@ struct Thread {
 pub struct Calls {
     tree: Arc<CallTree>,
     totals: Vec<CallTotals>,
+    work: Work,
+}
+
+/// Collects [`Calls`].
+#[derive(Clone, Debug, Default)]
+pub(crate) struct CallCollector {
+    calls: Calls,
     threads: Vec<Thread>,
     /// The latest thread with own functions.
     active: usize,
     /// By block: the thread that allocated it, counted from 1.
     allocated_by: Vec<u8>,
-    work: Work,
 }
 
 impl Calls {
-    pub(super) fn new(tree: &Arc<CallTree>) -> Calls {
-        Calls { tree: tree.clone(), totals: vec![CallTotals::default(); tree.paths().len()], ..Calls::default() }
-    }
-
     pub(super) fn tree(&self) -> &CallTree {
         &self.tree
     }
@@ -127,12 +132,51 @@ impl Calls {
     pub(super) const fn work(&self) -> Work {
         self.work
     }
+}
 
-    /// Takes an allocation. `bytes`: what counts for the call; 0 for workspaces of libraries, which stay. `id`: the number of
-    /// the block. `level`: the device's allocated bytes after it.
+impl From<CallCollector> for Calls {
+    fn from(collector: CallCollector) -> Calls {
+        collector.calls
+    }
+}
+
+impl Pass for CallCollector {
+    fn started(start: &RecordingStart<'_>) -> CallCollector {
+        CallCollector::new(start.definitions)
+    }
+
     #[inline]
-    pub(super) fn allocated(&mut self, block: &BlockAllocation, thread: ThreadId, bytes: u64, id: usize, level: u64) {
-        let node = self.tree.node(block.stack);
+    fn allocated(&mut self, allocated: &BlockAllocated<'_>) {
+        let BlockAllocated { e, id, block, mark, usage, .. } = *allocated;
+        if !allocated.is_earlier {
+            // Workspaces of libraries stay. They belong to no call.
+            let counted = if mark.is(Mark::WORKSPACE) { 0 } else { block.size };
+            self.allocate(block, e.thread, counted, id.index(), usage.allocated);
+        }
+    }
+
+    #[inline]
+    fn freed(&mut self, freed: &BlockFreed<'_>) {
+        self.free(freed.block, freed.id.index(), freed.e.thread, freed.e.stack);
+    }
+
+    fn finish(&mut self, _: &RecordingEnd<'_>) {
+        self.close();
+    }
+}
+
+impl CallCollector {
+    pub(super) fn new(definitions: &Definitions) -> CallCollector {
+        let tree = Arc::new(CallTree::new(definitions));
+        let totals = vec![CallTotals::default(); tree.paths().len()];
+        CallCollector { calls: Calls { tree, totals, ..Calls::default() }, ..CallCollector::default() }
+    }
+
+    /// `bytes`: the bytes that count for the call. `id`: the number of the block. `level`: the device's allocated bytes
+    /// after the allocation.
+    #[inline]
+    pub(super) fn allocate(&mut self, block: &BlockAllocation, thread: ThreadId, bytes: u64, id: usize, level: u64) {
+        let node = self.calls.tree.node(block.stack);
         let thread_number = self.thread_of(node, thread, block.seq);
         let by = if bytes > 0 { thread_number } else { 0 };
         if let Some(place) = self.allocated_by.get_mut(id) {
@@ -145,7 +189,7 @@ impl Calls {
         let Some(thread) = index.and_then(|at| self.threads.get_mut(at)) else { return };
         thread.last_seq = block.seq;
         if node != 0 && (node != thread.latest || thread.open.last().is_none_or(|open| open.has_returned)) {
-            thread.entered(&self.tree, &mut self.totals, node, block.seq);
+            thread.entered(&self.calls.tree, &mut self.calls.totals, node, block.seq);
         }
         thread.allocations += 1;
         thread.allocated += bytes;
@@ -154,19 +198,19 @@ impl Calls {
             let work = Work::of(block.phase);
             if work != Work::default() {
                 open.work.add(work);
-                self.work.add(work);
+                self.calls.work.add(work);
             }
         }
     }
 
-    /// Takes a free by the program. `thread` and `stack`: of the free.
+    /// `thread` and `stack`: of the free.
     #[inline]
-    pub(super) fn freed(&mut self, block: &BlockAllocation, id: usize, thread: ThreadId, stack: StackId) {
-        let node = self.tree.node(stack);
+    fn free(&mut self, block: &BlockAllocation, id: usize, thread: ThreadId, stack: StackId) {
+        let node = self.calls.tree.node(stack);
         if node != 0
             && let Some(thread) = self.threads.iter_mut().find(|one| one.id == thread)
         {
-            thread.returned(&self.tree, &mut self.totals, node);
+            thread.returned(&self.calls.tree, &mut self.calls.totals, node);
         }
         let by = self.allocated_by.get(id).copied().unwrap_or(0);
         let Some(thread) = usize::from(by).checked_sub(1).and_then(|at| self.threads.get_mut(at)) else { return };
@@ -176,11 +220,10 @@ impl Calls {
     }
 
     /// Ends all calls.
-    pub(super) fn finish(&mut self) {
+    pub(super) fn close(&mut self) {
         for thread in &mut self.threads {
-            thread.close(&mut self.totals, 0);
+            thread.close(&mut self.calls.totals, 0);
         }
-        self.allocated_by = Vec::new();
     }
 
     /// The thread that an allocation with these own functions belongs to, counted from 1; 0 for none.
@@ -204,7 +247,7 @@ impl Calls {
             None => {
                 let idle = self.threads.iter_mut().enumerate().min_by_key(|(_, thread)| thread.last_seq);
                 let Some((at, thread)) = idle else { return };
-                thread.close(&mut self.totals, 0);
+                thread.close(&mut self.calls.totals, 0);
                 *thread = new;
                 at
             }
@@ -316,7 +359,7 @@ mod tests {
     const MAIN_AFTER: u32 = 7;
     const SEARCH_LATER: u32 = 8;
 
-    fn tree() -> Arc<CallTree> {
+    fn tested_definitions() -> Definitions {
         let frames = [
             frame("main", "a.py", 10),
             frame("search", "a.py", 2),
@@ -327,15 +370,12 @@ mod tests {
             frame("main", "a.py", 12),
             frame("search", "a.py", 4),
         ];
-        Arc::new(CallTree::new(&definitions(
-            &frames,
-            &[(0, 1), (1, 2), (1, 3), (3, 4), (0, 5), (5, 6), (0, 7), (1, 8)],
-        )))
+        definitions(&frames, &[(0, 1), (1, 2), (1, 3), (3, 4), (0, 5), (5, 6), (0, 7), (1, 8)])
     }
 
     /// Allocates (`+`) and frees blocks by number, from stacks on threads. Each has 100 bytes.
-    fn run(events: &[(char, usize, u32, u32)]) -> Calls {
-        let mut calls = Calls::new(&tree());
+    fn run(events: &[(char, usize, u32, u32)]) -> CallCollector {
+        let mut calls = CallCollector::new(&tested_definitions());
         let position = ProgramPosition { step: None, ..BlockAllocation::for_tests(1).position };
         let (mut seq, mut level) = (0, 0);
         let mut blocks = std::collections::HashMap::new();
@@ -345,18 +385,18 @@ mod tests {
             if action == '+' {
                 level += 100;
                 let block = BlockAllocation::of_forward(seq, 100, stack, position);
-                calls.allocated(&block, thread, block.size, id, level);
+                calls.allocate(&block, thread, block.size, id, level);
                 blocks.insert(id, block);
             } else {
                 level -= 100;
-                calls.freed(&blocks[&id], id, thread, stack);
+                calls.free(&blocks[&id], id, thread, stack);
             }
         }
-        calls.finish();
+        calls.close();
         calls
     }
 
-    fn of(calls: &Calls, stack: u32) -> CallTotals {
+    fn of(CallCollector { calls, .. }: &CallCollector, stack: u32) -> CallTotals {
         calls.totals()[calls.tree.at(calls.tree.node(StackId(stack))).path]
     }
 

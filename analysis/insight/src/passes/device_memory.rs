@@ -99,7 +99,7 @@ impl DeviceMemory {
 
 /// The devices of one process.
 #[derive(Clone, Debug, Default)]
-pub(super) struct DeviceMemories {
+pub(crate) struct DeviceMemories {
     devices: BTreeMap<i16, DeviceMemory>,
 }
 

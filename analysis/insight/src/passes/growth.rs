@@ -10,6 +10,7 @@ use memtrace_trace::ids::{ContextId, StackId};
 
 use super::category::{BlockAllocation, Category};
 use super::composition::Amount;
+use super::pass::{BlockAllocated, LifetimeEnded, Pass, RecordingEnd};
 use super::phase::{Phase, ProgramPosition};
 use memtrace_input::AddressBuildHasher;
 
@@ -59,18 +60,66 @@ pub struct KeptMemory {
     pub requested: u64,
 }
 
-/// Collects what each phase kept, and what it freed of other phases.
+/// What each phase kept, and what it freed of other phases.
 #[derive(Clone, Debug, Default)]
 pub struct Growth {
     kept: HashMap<GrowthSource, KeptMemory, AddressBuildHasher>,
     freed_of_other_phases: HashMap<(RunPart, Phase, Category), Amount, AddressBuildHasher>,
 }
 
+/// Collects [`Growth`].
+#[derive(Clone, Debug, Default)]
+pub(crate) struct GrowthCollector {
+    growth: Growth,
+    pending: Vec<PendingFree>,
+}
+
+/// A free that belongs to the program's teardown if no allocation follows.
+#[derive(Clone, Copy, Debug)]
+struct PendingFree {
+    block: BlockAllocation,
+    category: Category,
+    position: ProgramPosition,
+    phase: Option<Phase>,
+}
+
+impl From<GrowthCollector> for Growth {
+    fn from(collector: GrowthCollector) -> Growth {
+        collector.growth
+    }
+}
+
+impl Pass for GrowthCollector {
+    #[inline]
+    fn allocated(&mut self, _: &BlockAllocated<'_>) {
+        for free in self.pending.drain(..) {
+            self.growth.lifetime_ended(&free.block, free.category, &free.position, free.phase);
+        }
+    }
+
+    #[inline]
+    fn lifetime_ended(&mut self, ended: &LifetimeEnded<'_>) {
+        let (block, category, now) = (ended.block, ended.classification.category, ended.now);
+        let phase = ended.freed.filter(|freed| !freed.is_truncated).map(|freed| freed.classification.phase);
+        if ended.freed.is_some_and(|freed| freed.may_be_teardown) {
+            self.pending.push(PendingFree { block: *block, category, position: *now, phase });
+        } else {
+            self.growth.lifetime_ended(block, category, now, phase);
+        }
+    }
+
+    fn finish(&mut self, _: &RecordingEnd<'_>) {
+        for free in std::mem::take(&mut self.pending) {
+            self.growth.lifetime_ended(&free.block, free.category, &free.position, None);
+        }
+    }
+}
+
 impl Growth {
-    /// Takes the end of a block's lifetime. The block was freed at `now` in phase `freed_in`, or the recording ended
+    /// The lifetime of a block ended. The block was freed at `now` in phase `freed_in`, or the recording ended
     /// (`None`).
     #[inline]
-    pub fn lifetime_ended(
+    fn lifetime_ended(
         &mut self,
         block: &BlockAllocation,
         category: Category,

@@ -7,19 +7,19 @@
 //! once. A range that is still open when the recording ends, ends there. An end without a start belongs to a range
 //! older than the recording, and is ignored.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
 use memtrace_trace::definition::LabelOrigin;
 use memtrace_trace::event::{Action, Event};
-use memtrace_trace::file::{Definitions, Label};
+use memtrace_trace::file::Definitions;
 use memtrace_trace::ids::ThreadId;
 
+use super::open_ranges::MAX_OPEN;
+use super::pass::{BlockAllocated, BlockFreed, Pass, RecordingEnd, RecordingStart};
 use crate::rules::{PhaseRuleId, label_rule};
 
 /// The maximum number of rows. Further names are only counted.
 const MAX_ROWS: usize = 256;
-/// The maximum number of open ranges. Further ranges are counted but not measured.
-const MAX_OPEN: usize = 1024;
 
 /// What happened inside the ranges of one name.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -32,14 +32,8 @@ pub struct LabelRow {
     pub rule: Option<PhaseRuleId>,
     /// The number of times that a range was entered.
     pub times: u64,
-    /// The number of blocks allocated inside.
-    pub allocations: u64,
-    /// The number of bytes allocated inside.
-    pub allocated: u64,
-    /// The number of blocks freed inside.
-    pub frees: u64,
-    /// The number of bytes freed inside.
-    pub freed: u64,
+    /// What was allocated and freed inside.
+    pub totals: LabelTotals,
     /// Bytes allocated inside a range and still allocated when it ended.
     pub kept: u64,
     /// The highest number of allocated bytes inside.
@@ -52,13 +46,27 @@ pub struct LabelRow {
     pub started: u64,
 }
 
-/// The running totals of a device.
-#[derive(Clone, Copy, Debug, Default)]
-struct Totals {
-    allocations: u64,
-    allocated: u64,
-    frees: u64,
-    freed: u64,
+/// Allocations and frees.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct LabelTotals {
+    /// The number of blocks allocated.
+    pub allocations: u64,
+    /// The number of bytes allocated.
+    pub allocated: u64,
+    /// The number of blocks freed.
+    pub frees: u64,
+    /// The number of bytes freed.
+    pub freed: u64,
+}
+
+impl LabelTotals {
+    /// Adds what changed from `before` to `now`.
+    fn add_change(&mut self, before: &LabelTotals, now: &LabelTotals) {
+        self.allocations += now.allocations - before.allocations;
+        self.allocated += now.allocated - before.allocated;
+        self.frees += now.frees - before.frees;
+        self.freed += now.freed - before.freed;
+    }
 }
 
 /// A range that has started and not ended.
@@ -74,90 +82,42 @@ struct Open {
     inner: bool,
     seq: u64,
     ticks: u64,
-    before: Totals,
+    before: LabelTotals,
     peak: u64,
     /// Bytes allocated inside and freed again.
     own_freed: u64,
 }
 
-/// Builds the rows while a recording streams. Events must come in the order of `seq`.
+/// The rows of one device.
 #[derive(Clone, Debug, Default)]
 pub struct LabelTable {
-    /// By label: its row, and the API that named it.
-    labels: HashMap<u64, (usize, LabelOrigin)>,
     rows: Vec<LabelRow>,
     left_out: u64,
+}
+
+impl LabelTable {
+    /// The rows, in the order in which the names appeared.
+    pub fn rows(&self) -> &[LabelRow] {
+        &self.rows
+    }
+
+    /// The number of names without a row.
+    pub fn left_out(&self) -> u64 {
+        self.left_out
+    }
+}
+
+/// Builds the rows while a recording streams. Events must come in the order of `seq`.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct LabelCollector {
+    table: LabelTable,
+    /// By label: its row, and the API that named it.
+    labels: HashMap<u64, (usize, LabelOrigin)>,
     open: Vec<Open>,
-    totals: Totals,
+    totals: LabelTotals,
     level: u64,
     /// The highest number of allocated bytes since a range last started or ended.
     highest: u64,
-}
-
-/// Finds the label of a range event. The end of some ranges does not have its label ([`LabelOrigin::end_has_label`]); the
-/// matching start does.
-#[derive(Clone, Debug)]
-pub struct RangeNames<'a> {
-    labels: &'a BTreeMap<u32, Label>,
-    open: Vec<Event>,
-}
-
-impl<'a> RangeNames<'a> {
-    /// Takes the labels of a recording.
-    pub fn new(definitions: &'a Definitions) -> RangeNames<'a> {
-        RangeNames { labels: &definitions.labels, open: Vec::new() }
-    }
-
-    /// The label of this event. Call it for every range event in order. `None` for an end whose start is not in the
-    /// recording.
-    pub fn label(&mut self, e: &Event) -> Option<&'a Label> {
-        let label = |id: u64| self.labels.get(&u32::try_from(id).ok()?);
-        if e.addr != 0 {
-            let label = label(e.addr)?;
-            if e.action == Action::RangeStart && !label.origin.end_has_label() && self.open.len() < MAX_OPEN {
-                self.open.push(*e);
-            } else if e.action == Action::RangeEnd
-                && let Some(index) = self.open.iter().rposition(|open| open.addr == e.addr && open.thread == e.thread)
-            {
-                self.open.remove(index);
-            }
-            return Some(label);
-        }
-        let nests = |open: &Event| open.size == 0 && (open.thread, open.stream) == (e.thread, e.stream);
-        let index = self.open.iter().rposition(|open| if e.size == 0 { nests(open) } else { open.size == e.size })?;
-        let open = self.open.remove(index);
-        label(open.addr)
-    }
-}
-
-/// Counts the open ranges of one name.
-#[derive(Clone, Debug)]
-pub(super) struct OpenRanges<'a> {
-    name: &'a str,
-    names: RangeNames<'a>,
-    open: u64,
-}
-
-impl<'a> OpenRanges<'a> {
-    /// Takes the name and the labels of a recording.
-    pub(super) fn new(name: &'a str, definitions: &'a Definitions) -> OpenRanges<'a> {
-        OpenRanges { name, names: RangeNames::new(definitions), open: 0 }
-    }
-
-    /// Takes the start or the end of any range.
-    pub(super) fn observe(&mut self, e: &Event) {
-        if self.names.label(e).is_some_and(|label| &*label.text == self.name) {
-            self.open = match e.action {
-                Action::RangeStart => self.open + 1,
-                _ => self.open.saturating_sub(1),
-            };
-        }
-    }
-
-    /// Whether a range of the name is open.
-    pub(super) fn is_open(&self) -> bool {
-        self.open > 0
-    }
 }
 
 /// The name with its trailing number replaced by `*`. A name without such a number, or that is only a number, stays
@@ -167,10 +127,45 @@ pub(crate) fn folded(text: &str) -> String {
     if stem.len() == text.len() || stem.is_empty() { text.to_owned() } else { format!("{stem}*") }
 }
 
-impl LabelTable {
-    /// Takes the labels of a recording.
-    pub fn new(definitions: &Definitions) -> LabelTable {
-        let mut table = LabelTable::default();
+impl From<LabelCollector> for LabelTable {
+    fn from(collector: LabelCollector) -> LabelTable {
+        collector.table
+    }
+}
+
+impl Pass for LabelCollector {
+    fn started(start: &RecordingStart<'_>) -> LabelCollector {
+        LabelCollector::new(start.definitions)
+    }
+
+    #[inline]
+    fn range(&mut self, e: &Event) {
+        self.observe(e);
+    }
+
+    #[inline]
+    fn allocated(&mut self, allocated: &BlockAllocated<'_>) {
+        let level = allocated.usage.allocated;
+        if allocated.is_earlier {
+            self.starts_at(level);
+        } else {
+            self.alloc(allocated.block.size, level);
+        }
+    }
+
+    #[inline]
+    fn freed(&mut self, freed: &BlockFreed<'_>) {
+        self.free(freed.block.seq, freed.block.size, freed.usage.allocated);
+    }
+
+    fn finish(&mut self, end: &RecordingEnd<'_>) {
+        self.close_all(end.last.ticks);
+    }
+}
+
+impl LabelCollector {
+    fn new(definitions: &Definitions) -> LabelCollector {
+        let (mut table, mut labels) = (LabelTable::default(), HashMap::new());
         let mut places: HashMap<(LabelOrigin, String), usize> = HashMap::new();
         for (id, label) in &definitions.labels {
             let origin = label.origin;
@@ -190,13 +185,13 @@ impl LabelTable {
                     continue;
                 }
             };
-            table.labels.insert((*id).into(), (row, origin));
+            labels.insert(u64::from(*id), (row, origin));
         }
         // A row of a single label carries that label's full name.
         let mut alone: Vec<Option<&str>> = vec![None; table.rows.len()];
         let mut shared = vec![false; table.rows.len()];
         for (id, label) in &definitions.labels {
-            if let Some((row, _)) = table.labels.get(&u64::from(*id)) {
+            if let Some((row, _)) = labels.get(&u64::from(*id)) {
                 shared[*row] |= alone[*row].replace(&label.text).is_some();
             }
         }
@@ -205,12 +200,12 @@ impl LabelTable {
                 row.name = name.into();
             }
         }
-        table
+        LabelCollector { table, labels, ..LabelCollector::default() }
     }
 
-    /// Takes an allocation of `bytes` bytes. `level`: allocated bytes after it.
+    /// `level`: allocated bytes after the allocation.
     #[inline]
-    pub fn alloc(&mut self, bytes: u64, level: u64) {
+    fn alloc(&mut self, bytes: u64, level: u64) {
         self.totals.allocations += 1;
         self.totals.allocated += bytes;
         self.level = level;
@@ -218,15 +213,15 @@ impl LabelTable {
     }
 
     /// States that `level` bytes are allocated before the first event.
-    pub fn starts_at(&mut self, level: u64) {
+    fn starts_at(&mut self, level: u64) {
         self.level = level;
         self.highest = level;
     }
 
-    /// Takes a free of `bytes` bytes. `allocated`: `seq` of the block's allocation. `level`: allocated bytes after
+    /// `allocated`: `seq` of the block's allocation. `level`: allocated bytes after
     /// the free.
     #[inline]
-    pub fn free(&mut self, allocated: u64, bytes: u64, level: u64) {
+    fn free(&mut self, allocated: u64, bytes: u64, level: u64) {
         self.totals.frees += 1;
         self.totals.freed += bytes;
         self.level = level;
@@ -237,8 +232,7 @@ impl LabelTable {
         }
     }
 
-    /// Takes the start or the end of a range.
-    pub fn observe(&mut self, e: &Event) {
+    fn observe(&mut self, e: &Event) {
         for open in &mut self.open {
             open.peak = open.peak.max(self.highest);
         }
@@ -267,7 +261,7 @@ impl LabelTable {
 
     fn start(&mut self, e: &Event) {
         let Some((row, origin)) = self.labels.get(&e.addr).copied() else { return };
-        let entry = &mut self.rows[row];
+        let entry = &mut self.table.rows[row];
         if entry.times == 0 {
             entry.started = e.ticks;
         }
@@ -297,11 +291,8 @@ impl LabelTable {
             return;
         }
         let (now, before) = (self.totals, open.before);
-        let row = &mut self.rows[open.row];
-        row.allocations += now.allocations - before.allocations;
-        row.allocated += now.allocated - before.allocated;
-        row.frees += now.frees - before.frees;
-        row.freed += now.freed - before.freed;
+        let row = &mut self.table.rows[open.row];
+        row.totals.add_change(&before, &now);
         row.kept += now.allocated - before.allocated - open.own_freed;
         row.peak = row.peak.max(open.peak);
         row.after = self.level;
@@ -314,7 +305,7 @@ impl LabelTable {
     }
 
     /// Ends all open ranges at `ticks`, the time of the last event.
-    pub fn finish(&mut self, ticks: u64) {
+    fn close_all(&mut self, ticks: u64) {
         for open in &mut self.open {
             open.peak = open.peak.max(self.highest);
         }
@@ -322,17 +313,7 @@ impl LabelTable {
             let outer = self.open.iter().any(|other| other.row == open.row);
             self.close(Open { inner: open.inner || outer, ..open }, u64::MAX, ticks);
         }
-        self.rows.retain(|row| row.times > 0);
-    }
-
-    /// The rows, in the order in which the names appeared.
-    pub fn rows(&self) -> &[LabelRow] {
-        &self.rows
-    }
-
-    /// The number of names without a row.
-    pub fn left_out(&self) -> u64 {
-        self.left_out
+        self.table.rows.retain(|row| row.times > 0);
     }
 }
 
@@ -340,6 +321,7 @@ impl LabelTable {
 mod tests {
     use super::*;
     use memtrace_trace::event::Source;
+    use memtrace_trace::file::Label;
 
     fn definitions(labels: &[(&str, LabelOrigin)]) -> Definitions {
         let mut definitions = Definitions::default();
@@ -360,62 +342,67 @@ mod tests {
     /// What is allocated in the part that two ranges of one name share counts for the range that ends first.
     #[test]
     fn an_overlapping_range_of_the_same_name_measures_from_the_end_of_the_first() {
-        let mut table = LabelTable::new(&definitions(&[("pass", LabelOrigin::RecordFunction)]));
-        table.observe(&event(START, 1, 1, 1));
-        table.observe(&event(START, 2, 1, 2));
-        table.alloc(100, 100); // 3
-        table.observe(&event(END, 4, 1, 1));
-        table.free(3, 100, 0);
-        table.alloc(40, 40); // 6
-        table.observe(&event(END, 7, 1, 2));
-        let row = &table.rows()[0];
-        assert_eq!((row.times, row.allocated, row.freed, row.kept), (2, 140, 100, 140));
+        let mut collector = LabelCollector::new(&definitions(&[("pass", LabelOrigin::RecordFunction)]));
+        collector.observe(&event(START, 1, 1, 1));
+        collector.observe(&event(START, 2, 1, 2));
+        collector.alloc(100, 100); // 3
+        collector.observe(&event(END, 4, 1, 1));
+        collector.free(3, 100, 0);
+        collector.alloc(40, 40); // 6
+        collector.observe(&event(END, 7, 1, 2));
+        let row = &collector.table.rows()[0];
+        assert_eq!((row.times, row.totals.allocated, row.totals.freed, row.kept), (2, 140, 100, 140));
     }
 
     #[test]
     fn ranges_measure_what_happens_inside() {
-        let mut table =
-            LabelTable::new(&definitions(&[("outer", LabelOrigin::RecordFunction), ("n", LabelOrigin::Nvtx)]));
-        table.alloc(100, 100); // 1
-        table.observe(&event(START, 2, 1, 1));
-        table.alloc(50, 150); // 3
-        table.observe(&event(START, 4, 2, 1));
-        table.alloc(7, 157); // 5
-        table.free(3, 50, 107); // 6
-        table.observe(&event(END, 7, 0, 2)); // another thread's range: ignored
-        table.observe(&event(END, 8, 0, 1));
-        table.free(1, 100, 7); // 9
-        table.observe(&event(END, 10, 1, 1));
-        table.alloc(1000, 1007);
-        table.finish(200);
-        let [outer, inner] = table.rows() else { panic!("{table:?}") };
-        assert_eq!((outer.times, outer.allocations, outer.allocated, outer.frees, outer.freed), (1, 2, 57, 2, 150));
+        let mut collector =
+            LabelCollector::new(&definitions(&[("outer", LabelOrigin::RecordFunction), ("n", LabelOrigin::Nvtx)]));
+        collector.alloc(100, 100); // 1
+        collector.observe(&event(START, 2, 1, 1));
+        collector.alloc(50, 150); // 3
+        collector.observe(&event(START, 4, 2, 1));
+        collector.alloc(7, 157); // 5
+        collector.free(3, 50, 107); // 6
+        collector.observe(&event(END, 7, 0, 2)); // another thread's range: ignored
+        collector.observe(&event(END, 8, 0, 1));
+        collector.free(1, 100, 7); // 9
+        collector.observe(&event(END, 10, 1, 1));
+        collector.alloc(1000, 1007);
+        collector.close_all(200);
+        let [outer, inner] = collector.table.rows() else { panic!("{collector:?}") };
+        let totals = LabelTotals { allocations: 2, allocated: 57, frees: 2, freed: 150 };
+        assert_eq!((outer.times, outer.totals), (1, totals));
         assert_eq!((outer.kept, outer.peak, outer.after, outer.ticks), (7, 157, 7, 80));
-        assert_eq!((inner.allocated, inner.freed, inner.kept, inner.peak, inner.after), (7, 50, 7, 157, 107));
+        assert_eq!(
+            (inner.totals.allocated, inner.totals.freed, inner.kept, inner.peak, inner.after),
+            (7, 50, 7, 157, 107)
+        );
         assert_eq!((inner.origin, outer.origin), (LabelOrigin::Nvtx, LabelOrigin::RecordFunction));
     }
 
     #[test]
     fn numbered_names_share_a_row_and_nested_ranges_count_once() {
         let names = ["step_1", "step_2", "17", "alone 3"];
-        let mut table = LabelTable::new(&definitions(&names.map(|name| (name, LabelOrigin::RecordFunction))));
+        let mut collector = LabelCollector::new(&definitions(&names.map(|name| (name, LabelOrigin::RecordFunction))));
         for (seq, label) in [(1, 1), (10, 2)] {
-            table.observe(&event(START, seq, label, 1));
-            table.alloc(5, 5);
-            table.free(seq + 1, 5, 0);
-            table.observe(&event(END, seq + 5, label, 1));
+            collector.observe(&event(START, seq, label, 1));
+            collector.alloc(5, 5);
+            collector.free(seq + 1, 5, 0);
+            collector.observe(&event(END, seq + 5, label, 1));
         }
         // The ranges overlap, and the one that started first ends first.
-        table.observe(&event(START, 20, 1, 1));
-        table.alloc(1, 1);
-        table.observe(&event(START, 22, 2, 1));
-        table.alloc(2, 3);
-        table.observe(&event(END, 24, 1, 1));
-        table.alloc(4, 7);
-        table.observe(&event(END, 26, 2, 1));
-        table.observe(&event(START, 30, 4, 1));
-        table.finish(0);
-        let names: Vec<_> = table.rows().iter().map(|row| (&*row.name, row.times, row.allocated)).collect();
+        collector.observe(&event(START, 20, 1, 1));
+        collector.alloc(1, 1);
+        collector.observe(&event(START, 22, 2, 1));
+        collector.alloc(2, 3);
+        collector.observe(&event(END, 24, 1, 1));
+        collector.alloc(4, 7);
+        collector.observe(&event(END, 26, 2, 1));
+        collector.observe(&event(START, 30, 4, 1));
+        collector.close_all(0);
+        let names: Vec<_> =
+            collector.table.rows().iter().map(|row| (&*row.name, row.times, row.totals.allocated)).collect();
         assert_eq!(names, [("step_*", 4, 17), ("alone 3", 1, 0)]);
     }
 
@@ -423,9 +410,9 @@ mod tests {
     fn rows_are_bounded() {
         let names: Vec<String> = (0..MAX_ROWS + 9).map(|n| format!("name {n} of many")).collect();
         let labels: Vec<_> = names.iter().map(|name| (name.as_str(), LabelOrigin::RecordFunction)).collect();
-        let mut table = LabelTable::new(&definitions(&labels));
-        (1..=labels.len() as u64).for_each(|label| table.observe(&event(START, label, label, 1)));
-        table.finish(0);
-        assert_eq!((table.rows().len(), table.left_out()), (MAX_ROWS, 9));
+        let mut collector = LabelCollector::new(&definitions(&labels));
+        (1..=labels.len() as u64).for_each(|label| collector.observe(&event(START, label, label, 1)));
+        collector.close_all(0);
+        assert_eq!((collector.table.rows().len(), collector.table.left_out()), (MAX_ROWS, 9));
     }
 }

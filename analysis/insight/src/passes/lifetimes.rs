@@ -7,8 +7,8 @@
 use memtrace_trace::event::{Event, Flags};
 use memtrace_trace::ids::{ContextId, FrameId, StackId};
 
-use super::analysis::BlockObserver;
 use super::category::{BlockAllocation, BlockClassification, Category, is_without_gradients};
+use super::driver::BlockObserver;
 use super::phase::Phase;
 use memtrace_replay::Usage;
 

@@ -19,9 +19,9 @@ use memtrace_trace::ids::{FrameId, StackId, ThreadId};
 
 use super::composition::Amount;
 use super::custom::CustomCategorizer;
-use super::labels::OpenRanges;
+use super::open_ranges::OpenRanges;
 use super::stacks::StackTable;
-use super::statistics::{Stat, Statistics, Stats};
+use super::statistics::{Stat, StatisticsCollector, Stats};
 use crate::rules::CustomCategory;
 use memtrace_input::{CompileContextId, LostEvents, Recording, TraceIndex};
 use memtrace_replay::{Allocator, Change, Names, Replay, Usage};
@@ -148,7 +148,7 @@ impl LineStatistics {
 /// The statistics of a device by stack.
 #[derive(Clone, Debug, Default)]
 struct StackStatistics {
-    device: Statistics,
+    device: StatisticsCollector,
     before: [Stats; 3],
     stacks: HashMap<StackId, LineStatistics>,
     /// The last requested free: its address, and the stacks that it counts for. Its completion counts for them too.
@@ -159,7 +159,7 @@ impl StackStatistics {
     /// Takes an event that counts for these stacks.
     fn observe(&mut self, allocator: &Allocator, e: &Event, change: &Change, stacks: [StackId; 2], counts: bool) {
         self.device.observe(allocator, e, change);
-        let now = [self.device.all, self.device.large, self.device.small];
+        let now = self.device.pools();
         let before = std::mem::replace(&mut self.before, now);
         let stacks = match change {
             Change::FreeCompleted(..) => match self.freed.take() {

@@ -1,5 +1,7 @@
-//! Conclusions: one file per result. Passes take events and changes one by one. Their memory grows with allocated
-//! blocks and distinct stacks, not with events. [`Analysis`] drives them all in one streaming pass.
+//! Conclusions: one file per result.
+//!
+//! A pass implements the trait `Pass` (`pass`) and is an entry of `list`. [`Analysis`] streams a recording once, and
+//! drives all passes of each device (`driver`).
 
 mod analysis;
 mod call_tree;
@@ -9,13 +11,18 @@ pub(crate) mod category;
 pub(crate) mod composition;
 mod cuda_graphs;
 mod custom;
+mod device_blocks;
 mod device_memory;
 mod device_uses;
+mod driver;
 mod forward_only;
 pub(crate) mod growth;
 pub(crate) mod labels;
 pub(crate) mod lifetimes;
 mod lines;
+mod list;
+pub(crate) mod mark;
+mod memory_states;
 mod missing_modules;
 mod model_calls;
 mod module_groups;
@@ -24,20 +31,23 @@ mod module_table;
 mod modules;
 pub(crate) mod oom;
 mod oom_report;
+mod open_ranges;
 pub(crate) mod optimizer_state;
+pub(crate) mod pass;
 pub(crate) mod phase;
 mod phase_rule_uses;
 pub(crate) mod phase_table;
 mod released;
 mod reserved;
 pub(crate) mod rest_of_step;
+mod rule_uses;
 pub(crate) mod stacks;
 mod statistics;
 mod step_inputs;
 mod steps;
 mod what_if;
 
-pub use analysis::{Analysis, AnalysisOptions, BlockObserver, DeviceAnalysis, RangeMemory};
+pub use analysis::{Analysis, AnalysisOptions};
 pub use called_functions::{CalledFunction, CalledFunctions};
 pub use calls::Calls;
 pub use category::{
@@ -48,16 +58,20 @@ pub use cuda_graphs::{CudaGraph, CudaGraphs, PrivatePool, private_pool_text};
 pub use custom::{CustomCategorizer, DecidingRule};
 pub use device_memory::{DeviceMemory, DeviceMemoryState};
 pub use device_uses::{DeviceUse, DeviceUses};
+pub use driver::BlockObserver;
 pub use growth::{Growth, GrowthSource, KeptMemory, RunPart};
-pub use labels::{LabelRow, LabelTable, RangeNames};
+pub use labels::{LabelRow, LabelTable, LabelTotals};
 pub use lifetimes::{BEFORE_STEPS, BlockLifetime, BlockLifetimes, LifetimeCollector, NEVER, StepWindow};
 pub use lines::{BlockKind, DeviceLines, FunctionUse, LineStatistics, LineUse, Lines, LinesScope, NamedBlocks};
+pub use list::DeviceAnalysis;
+pub use memory_states::{MemoryStates, RangeMemory};
 pub use missing_modules::{MissingModules, MissingSiblings};
 pub use model_calls::ModelCalls;
 pub use module_groups::{ModuleLine, RepeatedModule, RepeatedModules};
 pub use modules::{BlockModule, BlockModules, ModuleMemory, ModulePaths, ModuleSource, ModuleTree, module_path_of};
 pub use oom::{Oom, OomLog};
 pub use oom_report::{OomQuery, OomReport};
+pub use open_ranges::RangeNames;
 pub use optimizer_state::{only_optimizer, parameter_bytes, state_needed};
 pub use phase::{EventClassification, Phase, PhaseTracker, ProgramPosition};
 pub use phase_rule_uses::{PhaseRuleUse, PhaseRuleUses};
@@ -65,6 +79,7 @@ pub use phase_table::{PhaseRow, PhaseTable, StepRows};
 pub use released::{ReleasePoint, ReleasedMemory};
 pub use reserved::{Reserved, SegmentBlocker};
 pub use rest_of_step::{CallLevel, EarlierIteration, InterruptedStep, RestBlock, RestEvent, RestOfStep, StepStarts};
+pub use rule_uses::RuleUses;
 pub use stacks::{StackFacts, StackTable};
 pub use statistics::{Figure, Stat, Statistics, Stats};
 pub use step_inputs::{ComparedInputs, StepInputs};

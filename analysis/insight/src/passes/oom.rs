@@ -1,8 +1,10 @@
 //! Out-of-memory errors: what was requested, and what was allocated at that time.
 
+use memtrace_trace::event::Source;
 use memtrace_trace::ids::{ContextId, StackId};
 
 use super::composition::Composition;
+use super::pass::{BlockAllocated, OutOfMemory, Pass, RecordingEnd};
 use super::phase::{Phase, ProgramPosition};
 use super::reserved::Reserved;
 use super::rest_of_step::StepStarts;
@@ -11,8 +13,8 @@ use memtrace_replay::Owner;
 
 /// The number of errors kept in full, besides the last one. Programs that try batch sizes can have hundreds.
 const DETAILED: usize = 16;
-/// The allocated blocks are determined for this many errors, because any of them can be the last one.
-const EXAMINED: u64 = 1000;
+/// The maximum number of origins to report that block segments at an error.
+const MAX_BLOCKERS: usize = 10;
 
 /// One out-of-memory error.
 #[derive(Clone, Debug)]
@@ -49,24 +51,10 @@ pub struct OomLog {
     detailed: Vec<Oom>,
     last: Option<Oom>,
     count: u64,
-    /// How often the phase had changed at the last error.
-    phase_changes: Option<u32>,
     unwound_to_the_end: bool,
 }
 
 impl OomLog {
-    /// Takes one error at the program's position `now`.
-    pub fn add(&mut self, oom: Oom, now: &ProgramPosition) {
-        self.count += 1;
-        self.phase_changes = Some(now.phase_changes);
-        if self.detailed.len() < DETAILED { self.detailed.push(oom) } else { self.last = Some(oom) }
-    }
-
-    /// Whether the next error is to be recorded with its allocated blocks.
-    pub fn needs_details(&self) -> bool {
-        self.count < EXAMINED
-    }
-
     /// The number of errors.
     pub fn count(&self) -> u64 {
         self.count
@@ -82,19 +70,55 @@ impl OomLog {
         self.last.as_ref().or(self.detailed.last())
     }
 
-    /// Ends the recording at the position `now`.
-    pub fn finish(&mut self, now: &ProgramPosition) {
-        self.unwound_to_the_end = self.count > 0 && self.phase_changes == Some(now.phase_changes);
-    }
-
     /// Whether nothing but unwinding followed the last error.
     pub fn unwound_to_the_end(&self) -> bool {
         self.unwound_to_the_end
     }
+}
 
-    /// Whether the program is still unwinding from an error that came after the first `before` errors.
+/// Collects [`OomLog`].
+#[derive(Clone, Debug, Default)]
+pub(crate) struct OomCollector {
+    log: OomLog,
+    step_starts: StepStarts,
+}
+
+impl From<OomCollector> for OomLog {
+    fn from(collector: OomCollector) -> OomLog {
+        collector.log
+    }
+}
+
+impl Pass for OomCollector {
     #[inline]
-    pub fn unwinding(&self, before: u32, now: &ProgramPosition) -> bool {
-        self.count > u64::from(before) && self.phase_changes == Some(now.phase_changes)
+    fn allocated(&mut self, allocated: &BlockAllocated<'_>) {
+        self.step_starts.observe(allocated.now.step, allocated.e.seq);
+    }
+
+    fn out_of_memory(&mut self, error: &OutOfMemory<'_>) {
+        let OutOfMemory { e, classification, now, allocator, .. } = *error;
+        let oom = Oom {
+            seq: e.seq,
+            ticks: e.ticks,
+            requested: e.size,
+            // The fallback event source does not report free device memory.
+            device_free: (e.source == Source::Torch).then_some(e.addr),
+            requested_at: (e.stack, e.context),
+            phase: classification.phase,
+            rule: classification.rule,
+            position: *now,
+            step_starts: self.step_starts,
+            in_use: error.in_use.map(|in_use| in_use.composition(e, classification.phase)).unwrap_or_default(),
+            reserved: Reserved::of(allocator, MAX_BLOCKERS),
+            outside_pytorch: error.physical.owners_outside_allocator(error.device),
+        };
+        let log = &mut self.log;
+        log.count += 1;
+        if log.detailed.len() < DETAILED { log.detailed.push(oom) } else { log.last = Some(oom) }
+    }
+
+    fn finish(&mut self, end: &RecordingEnd<'_>) {
+        let is_unwinding = |last: &Oom| last.position.phase_changes == end.now.phase_changes;
+        self.log.unwound_to_the_end = self.log.last().is_some_and(is_unwinding);
     }
 }

@@ -12,6 +12,7 @@
 
 use std::collections::VecDeque;
 
+use super::pass::{BlockAllocated, BlockFreed, Pass, RecordingEnd, RecordingStart};
 use super::phase::Phase;
 
 /// The number of first and of last steps that are kept row by row.
@@ -235,10 +236,9 @@ impl Sample {
     }
 }
 
-/// Collects the rows while a recording streams. Events must come in order.
+/// The phases of all steps of a device.
 #[derive(Clone, Debug, Default)]
 pub struct PhaseTable {
-    current: StepRows,
     before: StepRows,
     first: Vec<StepRows>,
     last: VecDeque<StepRows>,
@@ -249,158 +249,13 @@ pub struct PhaseTable {
     steps: u32,
     /// The number of steps before the first event, which the recording has dropped.
     dropped_steps: u32,
-    /// The number of events so far.
-    events: u64,
-    level: u64,
-    pending_frees: [PhaseRow; Phase::ALL.len()],
-    has_pending_frees: bool,
+    freed_at_exit: u64,
 }
 
 impl PhaseTable {
-    /// Takes an allocation of `bytes` bytes. `level`: allocated bytes after it.
-    #[inline]
-    pub fn alloc(&mut self, step: Option<u32>, phase: Phase, ticks: u64, bytes: u64, level: u64) {
-        self.settle_pending_frees();
-        let before = self.level;
-        let (row, number) = self.row(step, phase, ticks);
-        if row.allocations == 0 {
-            row.began = number;
-        }
-        row.ended = number;
-        row.alloc(bytes, before, level);
-        self.level = level;
-    }
-
-    /// States that the recording has dropped the events of this many steps.
-    pub fn dropped_steps(&mut self, steps: u32) {
-        self.dropped_steps = steps;
-    }
-
-    /// States that `level` bytes are allocated before the first event.
-    pub fn starts_at(&mut self, level: u64) {
-        self.level = level;
-    }
-
-    /// Takes a free of `bytes` bytes. `level`: allocated bytes after it.
-    #[inline]
-    pub fn free(&mut self, step: Option<u32>, phase: Phase, ticks: u64, bytes: u64, level: u64) {
-        let before = self.level;
-        let (row, number) = self.row(step, phase, ticks);
-        if row.is_empty() {
-            row.began = number;
-        }
-        row.ended = number;
-        row.free(bytes, before, level);
-        self.level = level;
-    }
-
-    /// Takes a free that only its position ties to `phase`. It is held back until the next allocation.
-    pub fn free_maybe_teardown(&mut self, phase: Phase, bytes: u64, level: u64) {
-        self.has_pending_frees = true;
-        self.pending_frees[phase as usize].free(bytes, self.level, level);
-        self.level = level;
-    }
-
-    /// States that the current step has had `count` micro-batches.
-    #[inline]
-    pub fn micro_batches(&mut self, count: u32) {
-        self.current.micro_batches = self.current.micro_batches.max(count.into());
-    }
-
-    /// Bytes of the frees that are still held back: the teardown after the last allocation.
+    /// Bytes of the teardown: the frees after the last allocation that only their position ties to a phase.
     pub fn freed_at_exit(&self) -> u64 {
-        self.pending_frees.iter().map(|row| row.freed).sum()
-    }
-
-    #[inline]
-    fn settle_pending_frees(&mut self) {
-        if std::mem::take(&mut self.has_pending_frees) {
-            self.commit_pending_frees();
-        }
-    }
-
-    fn commit_pending_frees(&mut self) {
-        for (row, pending) in self.current.phases.iter_mut().zip(&mut self.pending_frees) {
-            if row.is_empty() {
-                row.began = self.events;
-            }
-            if !pending.is_empty() {
-                row.ended = self.events;
-            }
-            row.absorb(&std::mem::take(pending));
-        }
-    }
-
-    #[inline]
-    fn row(&mut self, step: Option<u32>, phase: Phase, ticks: u64) -> (&mut PhaseRow, u64) {
-        if step != self.current.step {
-            self.close_step();
-            self.current = StepRows { step, ticks: (ticks, ticks), ..StepRows::default() };
-        }
-        self.current.ticks.1 = ticks;
-        self.events += 1;
-        (&mut self.current.phases[phase as usize], self.events)
-    }
-
-    fn close_step(&mut self) {
-        let mut rows = std::mem::take(&mut self.current);
-        rows.order = Order::of(&rows.phases);
-        for row in rows.phases.iter_mut().filter(|row| !row.is_empty()) {
-            row.steps = 1;
-        }
-        self.total.absorb(&rows);
-        let Some(step) = rows.step else {
-            self.before.absorb(&rows);
-            return;
-        };
-        self.steps = self.steps.max(step + 1);
-        if step > 0 {
-            self.later.absorb(&rows);
-            self.sample.add(&rows);
-        }
-        if self.highest.as_ref().is_none_or(|h| rows.peak() > h.peak()) {
-            self.highest = Some(rows);
-        }
-        if self.first.len() < KEPT_STEPS {
-            self.first.push(rows);
-        } else {
-            self.last.push_back(rows);
-            if self.last.len() > KEPT_STEPS {
-                self.last.pop_front();
-            }
-        }
-    }
-
-    /// Ends the recording. If nothing was computed after the last step (only a barrier or a report ran), that work
-    /// began no step. It counts as phase "other" of the last step.
-    pub fn finish(&mut self) {
-        let mut computing = Phase::ALL.iter().filter(|phase| phase.computes());
-        let computed = computing.any(|phase| !self.current.phases[*phase as usize].is_empty());
-        if computed || self.current.step.is_none_or(|step| step == 0) {
-            self.close_step();
-            return;
-        }
-        let rows = std::mem::take(&mut self.current);
-        let mut rest = PhaseRow::default();
-        for row in &rows.phases {
-            rest.absorb(row);
-        }
-        let last = self.last.back_mut().or(self.first.last_mut());
-        let is_new = last.as_ref().is_none_or(|last| last.phases[Phase::Other as usize].is_empty());
-        rest.steps = u32::from(is_new);
-        let later = (self.steps > 1).then_some(&mut self.later);
-        for sum in [last, later, Some(&mut self.total)].into_iter().flatten() {
-            let is_listed = sum.order.all().contains(&Phase::Other);
-            if !is_listed && !rest.is_empty() {
-                sum.order.insert(sum.order.count, Phase::Other);
-            }
-            sum.phases[Phase::Other as usize].absorb(&rest);
-        }
-    }
-
-    /// States that there were at least `steps` steps, even if some of them allocated nothing.
-    pub fn at_least(&mut self, steps: u32) {
-        self.steps = self.steps.max(steps);
+        self.freed_at_exit
     }
 
     /// The number of steps.
@@ -445,6 +300,196 @@ impl PhaseTable {
         }
         all
     }
+
+    fn add(&mut self, rows: StepRows) {
+        self.total.absorb(&rows);
+        let Some(step) = rows.step else {
+            self.before.absorb(&rows);
+            return;
+        };
+        self.steps = self.steps.max(step + 1);
+        if step > 0 {
+            self.later.absorb(&rows);
+            self.sample.add(&rows);
+        }
+        if self.highest.as_ref().is_none_or(|h| rows.peak() > h.peak()) {
+            self.highest = Some(rows);
+        }
+        if self.first.len() < KEPT_STEPS {
+            self.first.push(rows);
+        } else {
+            self.last.push_back(rows);
+            if self.last.len() > KEPT_STEPS {
+                self.last.pop_front();
+            }
+        }
+    }
+
+    /// Adds work after the last step, in which nothing was computed.
+    fn add_rest(&mut self, rows: &StepRows) {
+        let mut rest = PhaseRow::default();
+        for row in &rows.phases {
+            rest.absorb(row);
+        }
+        let last = self.last.back_mut().or(self.first.last_mut());
+        let is_new = last.as_ref().is_none_or(|last| last.phases[Phase::Other as usize].is_empty());
+        rest.steps = u32::from(is_new);
+        let later = (self.steps > 1).then_some(&mut self.later);
+        for sum in [last, later, Some(&mut self.total)].into_iter().flatten() {
+            let is_listed = sum.order.all().contains(&Phase::Other);
+            if !is_listed && !rest.is_empty() {
+                sum.order.insert(sum.order.count, Phase::Other);
+            }
+            sum.phases[Phase::Other as usize].absorb(&rest);
+        }
+    }
+}
+
+/// Builds a [`PhaseTable`] while a recording streams. Events must come in order.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PhaseTableBuilder {
+    table: PhaseTable,
+    current: StepRows,
+    /// The number of events so far.
+    events: u64,
+    level: u64,
+    pending_frees: [PhaseRow; Phase::ALL.len()],
+    has_pending_frees: bool,
+}
+
+impl From<PhaseTableBuilder> for PhaseTable {
+    fn from(builder: PhaseTableBuilder) -> PhaseTable {
+        builder.table
+    }
+}
+
+impl Pass for PhaseTableBuilder {
+    fn started(start: &RecordingStart<'_>) -> PhaseTableBuilder {
+        let table = PhaseTable { dropped_steps: start.dropped_steps, ..PhaseTable::default() };
+        PhaseTableBuilder { table, ..PhaseTableBuilder::default() }
+    }
+
+    #[inline]
+    fn allocated(&mut self, allocated: &BlockAllocated<'_>) {
+        let BlockAllocated { e, block, classification, now, .. } = *allocated;
+        let level = allocated.usage.allocated;
+        if allocated.is_earlier {
+            self.level = level;
+        } else {
+            self.alloc(now.step, classification.phase, e.ticks, block.size, level);
+            self.micro_batches(allocated.micro_batches);
+        }
+    }
+
+    #[inline]
+    fn freed(&mut self, freed: &BlockFreed<'_>) {
+        let (phase, size, level) = (freed.classification.phase, freed.block.size, freed.usage.allocated);
+        if freed.may_be_teardown {
+            self.free_maybe_teardown(phase, size, level);
+        } else {
+            self.free(freed.now.step, phase, freed.e.ticks, size, level);
+        }
+    }
+
+    fn finish(&mut self, end: &RecordingEnd<'_>) {
+        self.close();
+        // A step can allocate nothing.
+        self.table.steps = self.table.steps.max(end.ended_steps);
+    }
+}
+
+impl PhaseTableBuilder {
+    /// `level`: allocated bytes after the allocation.
+    #[inline]
+    fn alloc(&mut self, step: Option<u32>, phase: Phase, ticks: u64, bytes: u64, level: u64) {
+        self.settle_pending_frees();
+        let before = self.level;
+        let (row, number) = self.row(step, phase, ticks);
+        if row.allocations == 0 {
+            row.began = number;
+        }
+        row.ended = number;
+        row.alloc(bytes, before, level);
+        self.level = level;
+    }
+
+    /// `level`: allocated bytes after the free.
+    #[inline]
+    fn free(&mut self, step: Option<u32>, phase: Phase, ticks: u64, bytes: u64, level: u64) {
+        let before = self.level;
+        let (row, number) = self.row(step, phase, ticks);
+        if row.is_empty() {
+            row.began = number;
+        }
+        row.ended = number;
+        row.free(bytes, before, level);
+        self.level = level;
+    }
+
+    /// A free that only its position ties to `phase`. It is held back until the next allocation.
+    fn free_maybe_teardown(&mut self, phase: Phase, bytes: u64, level: u64) {
+        self.has_pending_frees = true;
+        self.pending_frees[phase as usize].free(bytes, self.level, level);
+        self.level = level;
+    }
+
+    /// States that the current step has had `count` micro-batches.
+    #[inline]
+    fn micro_batches(&mut self, count: u32) {
+        self.current.micro_batches = self.current.micro_batches.max(count.into());
+    }
+
+    #[inline]
+    fn settle_pending_frees(&mut self) {
+        if std::mem::take(&mut self.has_pending_frees) {
+            self.commit_pending_frees();
+        }
+    }
+
+    fn commit_pending_frees(&mut self) {
+        for (row, pending) in self.current.phases.iter_mut().zip(&mut self.pending_frees) {
+            if row.is_empty() {
+                row.began = self.events;
+            }
+            if !pending.is_empty() {
+                row.ended = self.events;
+            }
+            row.absorb(&std::mem::take(pending));
+        }
+    }
+
+    #[inline]
+    fn row(&mut self, step: Option<u32>, phase: Phase, ticks: u64) -> (&mut PhaseRow, u64) {
+        if step != self.current.step {
+            self.close_step();
+            self.current = StepRows { step, ticks: (ticks, ticks), ..StepRows::default() };
+        }
+        self.current.ticks.1 = ticks;
+        self.events += 1;
+        (&mut self.current.phases[phase as usize], self.events)
+    }
+
+    fn close_step(&mut self) {
+        let mut rows = std::mem::take(&mut self.current);
+        rows.order = Order::of(&rows.phases);
+        for row in rows.phases.iter_mut().filter(|row| !row.is_empty()) {
+            row.steps = 1;
+        }
+        self.table.add(rows);
+    }
+
+    /// Ends the recording. If nothing was computed after the last step (only a barrier or a report ran), that work
+    /// began no step. It counts as phase "other" of the last step.
+    fn close(&mut self) {
+        let mut computing = Phase::ALL.iter().filter(|phase| phase.computes());
+        let computed = computing.any(|phase| !self.current.phases[*phase as usize].is_empty());
+        if computed || self.current.step.is_none_or(|step| step == 0) {
+            self.close_step();
+        } else {
+            self.table.add_rest(&std::mem::take(&mut self.current));
+        }
+        self.table.freed_at_exit = self.pending_frees.iter().map(|row| row.freed).sum();
+    }
 }
 
 #[cfg(test)]
@@ -453,14 +498,15 @@ mod tests {
 
     #[test]
     fn rows_add_up() {
-        let mut table = PhaseTable::default();
+        let mut table = PhaseTableBuilder::default();
         table.alloc(None, Phase::Load, 1, 100, 100);
         for step in 0..100 {
             let extra = if step == 50 { 1000 } else { 0 };
             table.alloc(Some(step), Phase::Forward, 2, 50 + extra, 150 + extra);
             table.free(Some(step), Phase::Backward, 3, 50 + extra, 100);
         }
-        table.finish();
+        table.close();
+        let table = table.table;
         assert_eq!(table.steps(), 100);
         assert_eq!(table.before().phases[Phase::Load as usize].net(), 100);
         let forward = table.first().unwrap().phases[Phase::Forward as usize];
@@ -480,7 +526,7 @@ mod tests {
 
     #[test]
     fn phases_are_listed_in_the_order_of_the_step() {
-        let mut table = PhaseTable::default();
+        let mut table = PhaseTableBuilder::default();
         table.alloc(Some(0), Phase::Forward, 0, 9, 9);
         table.alloc(Some(0), Phase::Eval, 0, 1, 10);
         for (step, phases) in [
@@ -494,7 +540,8 @@ mod tests {
         }
         table.free(Some(4), Phase::Optimizer, 0, 1, 9);
         table.alloc(Some(4), Phase::Forward, 0, 1, 10);
-        table.finish();
+        table.close();
+        let table = table.table;
         assert_eq!(names(table.first().unwrap()), "forward eval");
         let kept = table.kept();
         assert_eq!(names(kept[1]), "data forward backward optimizer");
@@ -507,7 +554,7 @@ mod tests {
 
     #[test]
     fn the_typical_step_is_one_of_the_common_kind() {
-        let mut table = PhaseTable::default();
+        let mut table = PhaseTableBuilder::default();
         for step in 0..1000 {
             let extra = u64::from(step) % 5;
             if step % 10 == 9 {
@@ -518,7 +565,8 @@ mod tests {
             table.alloc(Some(step), Phase::Backward, 3, 10, 60 + extra);
             table.free(Some(step), Phase::Backward, 3, 60 + extra, 0);
         }
-        table.finish();
+        table.close();
+        let table = table.table;
         assert!(table.sample.steps.len() > SAMPLED_STEPS / 2 && table.sample.steps.len() <= SAMPLED_STEPS);
         let typical = table.typical(None).unwrap();
         assert_eq!((typical.peak(), names(typical)), (62, "forward backward".to_owned()));
@@ -527,34 +575,37 @@ mod tests {
         assert_eq!((levels(row(Phase::Forward)), levels(row(Phase::Backward))), ((0, 52, 52), (52, 62, 0)));
         assert_eq!(levels(typical.joined(&[Phase::Backward, Phase::Forward]).unwrap()), (0, 62, 0));
         assert_eq!(typical.joined(&[Phase::Eval]), None);
-        let mut short = PhaseTable::default();
+        let mut short = PhaseTableBuilder::default();
         for step in 0..3 {
             short.alloc(Some(step), Phase::Forward, 2, 50, 50);
             short.free(Some(step), Phase::Forward, 3, 50, 0);
         }
-        short.finish();
+        short.close();
+        let short = short.table;
         let step = |except: Option<u32>| short.typical(except).and_then(|rows| rows.step);
         assert_eq!((step(None), step(Some(1)), step(Some(2))), (Some(1), Some(2), Some(1)));
     }
 
     #[test]
     fn the_first_of_equal_peaks_counts() {
-        let mut table = PhaseTable::default();
+        let mut table = PhaseTableBuilder::default();
         for step in 0..100 {
             table.alloc(Some(step), Phase::Forward, 2, 50, 50);
             table.free(Some(step), Phase::Backward, 3, 50, 0);
         }
-        table.finish();
+        table.close();
+        let table = table.table;
         assert_eq!(table.highest.unwrap().step, Some(0));
     }
 
     #[test]
     fn work_without_computation_after_the_last_step_is_not_a_step() {
-        let mut table = PhaseTable::default();
+        let mut table = PhaseTableBuilder::default();
         table.alloc(Some(0), Phase::Forward, 1, 100, 100);
         table.alloc(Some(1), Phase::Optimizer, 2, 10, 110);
         table.alloc(Some(2), Phase::Data, 3, 5, 115);
-        table.finish();
+        table.close();
+        let table = table.table;
         assert_eq!(table.steps(), 2);
         assert_eq!(table.later().0.phases[Phase::Other as usize].allocated, 5);
         assert_eq!(table.kept()[1].phases[Phase::Other as usize].allocated, 5);
@@ -562,12 +613,13 @@ mod tests {
 
     #[test]
     fn the_teardown_does_not_count_for_the_last_step() {
-        let mut table = PhaseTable::default();
+        let mut table = PhaseTableBuilder::default();
         table.alloc(Some(0), Phase::Forward, 1, 100, 100);
         table.free_maybe_teardown(Phase::Other, 40, 60);
         table.alloc(Some(0), Phase::Forward, 2, 10, 70);
         table.free_maybe_teardown(Phase::Forward, 70, 0);
-        table.finish();
+        table.close();
+        let table = table.table;
         assert_eq!(table.first().unwrap().phases[Phase::Other as usize].freed, 40);
         assert_eq!(table.freed_at_exit(), 70);
         assert_eq!(table.first().unwrap().phases[Phase::Forward as usize].freed, 0);

@@ -14,7 +14,7 @@ use memtrace_trace::ids::{StackId, ThreadId};
 
 use super::composition::{Amount, Composition};
 use super::device_memory::DeviceMemoryState;
-use super::labels::OpenRanges;
+use super::open_ranges::{OpenRanges, RangeBoundary};
 use super::phase::ProgramPosition;
 use super::reserved::Reserved;
 use memtrace_replay::{Allocator, DeviceAllocations, DeviceReplay, Replay};
@@ -182,7 +182,7 @@ pub(super) fn device_bytes(replay: &Replay, device: &DeviceReplay) -> u64 {
 
 /// What an event means for the points: bits by the index of the point.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct Passed {
+pub(crate) struct Passed {
     /// The range or the call begins.
     pub(super) begun: u32,
     /// It has ended.
@@ -240,12 +240,10 @@ impl<'a> ReleasePoints<'a> {
         let mut passed = Passed::default();
         for (at, ranges) in self.ranges.iter_mut().enumerate() {
             let Some(ranges) = ranges else { continue };
-            let was_open = ranges.is_open();
-            ranges.observe(e);
-            match (was_open, ranges.is_open()) {
-                (false, true) => passed.begun |= 1 << at,
-                (true, false) => passed.ended |= 1 << at,
-                _ => {}
+            match ranges.observe(e) {
+                Some(RangeBoundary::Start) => passed.begun |= 1 << at,
+                Some(RangeBoundary::End) => passed.ended |= 1 << at,
+                None => {}
             }
         }
         passed

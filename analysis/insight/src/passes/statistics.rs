@@ -9,7 +9,9 @@ use std::collections::BTreeMap;
 
 use memtrace_trace::event::{Action, Event, Flags};
 
-use memtrace_replay::{Allocator, Block, BlockId, Change};
+use super::pass::{DeviceChange, Pass, RecordingEnd};
+use memtrace_input::EventSource;
+use memtrace_replay::{Allocator, Anomalies, Block, BlockId, Change, Peak};
 
 /// A figure, named as in `torch.cuda.memory_stats`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -95,7 +97,7 @@ impl Stat {
 /// The figures of one pool, or of all pools, in the order of [`Figure::ALL`].
 pub type Stats = [Stat; Figure::ALL.len()];
 
-/// The statistics of one device.
+/// The statistics of one device. Only PyTorch's allocator has figures by pool.
 #[derive(Clone, Debug, Default)]
 pub struct Statistics {
     /// The whole allocator.
@@ -104,6 +106,16 @@ pub struct Statistics {
     pub large: Stats,
     /// Blocks of at most 1 MiB.
     pub small: Stats,
+    /// The highest totals, each at its own point in time.
+    pub highest: Peak,
+    /// Events that contradict the replayed state.
+    pub anomalies: Anomalies,
+}
+
+/// Collects [`Statistics`].
+#[derive(Clone, Debug, Default)]
+pub(crate) struct StatisticsCollector {
+    statistics: Statistics,
     /// By the address of obtained memory: whether it serves small blocks.
     obtained: BTreeMap<u64, bool>,
     /// Memory obtained since the last allocation: address, bytes, and whether it is a whole segment. The next
@@ -111,10 +123,31 @@ pub struct Statistics {
     unassigned: Vec<(u64, u64, bool)>,
 }
 
-impl Statistics {
+impl From<StatisticsCollector> for Statistics {
+    fn from(collector: StatisticsCollector) -> Statistics {
+        collector.statistics
+    }
+}
+
+impl Pass for StatisticsCollector {
+    #[inline]
+    fn changed(&mut self, change: &DeviceChange<'_>) {
+        if change.source == EventSource::Torch {
+            self.observe(change.allocator, change.e, change.change);
+        }
+    }
+
+    fn finish(&mut self, end: &RecordingEnd<'_>) {
+        self.statistics.highest = *end.allocator.peak();
+        self.statistics.anomalies = *end.allocator.anomalies();
+    }
+}
+
+impl StatisticsCollector {
     #[inline]
     fn pool(&mut self, small: bool) -> [&mut Stats; 2] {
-        [&mut self.all, if small { &mut self.small } else { &mut self.large }]
+        let Statistics { all, large, small: of_small, .. } = &mut self.statistics;
+        [all, if small { of_small } else { large }]
     }
 
     #[inline]
@@ -131,9 +164,14 @@ impl Statistics {
         }
     }
 
-    /// Takes an event and what it changed.
+    /// The figures of the whole allocator, of large blocks and of small blocks.
     #[inline]
-    pub fn observe(&mut self, allocator: &Allocator, e: &Event, change: &Change) {
+    pub(super) fn pools(&self) -> [Stats; 3] {
+        [self.statistics.all, self.statistics.large, self.statistics.small]
+    }
+
+    #[inline]
+    pub(super) fn observe(&mut self, allocator: &Allocator, e: &Event, change: &Change) {
         match change {
             Change::Alloc(id) => self.alloc(allocator, *id),
             Change::FreeRequested(id) => {
@@ -144,8 +182,8 @@ impl Statistics {
             Change::FreeCompleted(id, block) => self.free(allocator, *id, block),
             Change::SegmentGained => {
                 let whole = e.action == Action::SegmentAlloc;
-                self.all[Figure::ReservedBytes as usize].add(e.size);
-                self.all[Figure::Segment as usize].add(u64::from(whole));
+                self.statistics.all[Figure::ReservedBytes as usize].add(e.size);
+                self.statistics.all[Figure::Segment as usize].add(u64::from(whole));
                 self.unassigned.push((e.addr, e.size, whole));
                 // For memory older than the recording, no allocation shows which pool it serves. The size of its block
                 // decides.
@@ -170,7 +208,7 @@ impl Statistics {
     /// Assigns the obtained memory to the pool of small or of large blocks.
     #[cold]
     fn assign_pool(&mut self, small: bool) {
-        let pool = if small { &mut self.small } else { &mut self.large };
+        let pool = if small { &mut self.statistics.small } else { &mut self.statistics.large };
         for (addr, size, whole) in self.unassigned.drain(..) {
             self.obtained.insert(addr, small);
             pool[Figure::ReservedBytes as usize].add(size);

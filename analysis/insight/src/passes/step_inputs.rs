@@ -4,6 +4,7 @@
 //! was larger than others. Only `--holders` reads shapes.
 
 use super::category::{BlockAllocation, Category};
+use super::pass::{BlockAllocated, LifetimeEnded, Pass};
 use super::phase::{Phase, ProgramPosition};
 
 /// The first steps whose inputs are known, eight bytes each. Of a program with more steps, nothing is reported.
@@ -34,19 +35,31 @@ pub struct StepInputs {
     is_unknown: bool,
 }
 
-impl StepInputs {
-    /// Takes the position of an allocation.
+impl Pass for StepInputs {
     #[inline]
-    pub(super) fn allocated(&mut self, now: &ProgramPosition) {
+    fn allocated(&mut self, allocated: &BlockAllocated<'_>) {
+        self.at(allocated.now);
+    }
+
+    #[inline]
+    fn lifetime_ended(&mut self, ended: &LifetimeEnded<'_>) {
+        self.classified(ended.block, ended.classification.category);
+    }
+}
+
+impl StepInputs {
+    /// Something is allocated at this position.
+    #[inline]
+    fn at(&mut self, now: &ProgramPosition) {
         let Some(step) = now.step else { return };
         if self.began.len() <= step as usize && self.began.len() < MAX_STEPS {
             self.began.resize((step as usize + 1).min(MAX_STEPS), now.optimizer_steps);
         }
     }
 
-    /// Takes a block whose category is known.
+    /// The category of a block is known.
     #[inline]
-    pub(super) fn classified(&mut self, block: &BlockAllocation, category: Category) {
+    fn classified(&mut self, block: &BlockAllocation, category: Category) {
         if category != Category::Input || !matches!(block.phase, Phase::Data | Phase::Forward) {
             return;
         }
@@ -107,7 +120,7 @@ mod tests {
         let mut inputs = StepInputs::default();
         for (step, requested) in sizes.iter().enumerate() {
             let batch = block(Phase::Data, step, *requested);
-            inputs.allocated(&batch.position);
+            inputs.at(&batch.position);
             inputs.classified(&batch, Category::Input);
             inputs.classified(&block(Phase::Data, step, *requested), Category::Activation);
             inputs.classified(&block(Phase::Eval, step, *requested), Category::Input);

@@ -11,8 +11,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use memtrace_trace::file::{Definitions, Frame};
 use memtrace_trace::ids::{ContextId, StackId};
 
-use crate::diagnostics::mark::Mark;
 use crate::passes::category::BlockAllocation;
+use crate::passes::mark::Mark;
 use crate::passes::phase::ProgramPosition;
 use crate::rules::{is_changed_by_eval, names_evaluation, names_training};
 

@@ -12,10 +12,10 @@ use memtrace_trace::ids::ContextId;
 
 use super::device_facts::{DeviceFacts, SharedFacts};
 use super::diagnostic::Diagnostic;
-use super::events::{BlockAllocated, BlockFreed, OutOfMemory, RecordingEnd};
 use super::issue::Issue;
-use super::mark::Mark;
 use super::rule::{DiagnosticRule, KeptBy};
+use crate::passes::mark::Mark;
+use crate::passes::pass::{BlockAllocated, BlockFreed, OutOfMemory, Pass, RecordingEnd};
 use crate::passes::phase::Phase;
 use crate::rules::{Meaning, RuleId};
 use crate::units::{count_text, size_text};
@@ -119,9 +119,7 @@ impl Graphs {
     }
 }
 
-impl Diagnostic for Graphs {
-    const RULES: &'static [&'static DiagnosticRule] = &[&GRAPH_KEPT, &GRAPH_RETAINED, &EVAL_WITHOUT_NO_GRAD];
-
+impl Pass for Graphs {
     #[inline]
     fn allocated(&mut self, allocated: &BlockAllocated<'_>) {
         let BlockAllocated { block, mark, .. } = *allocated;
@@ -157,10 +155,10 @@ impl Diagnostic for Graphs {
     }
 
     fn out_of_memory(&mut self, error: &OutOfMemory<'_>) {
-        let now = error.now;
-        if error.may_record {
+        let (now, Some(in_use)) = (error.now, error.in_use) else { return };
+        if error.classification.may_record() {
             let unconsumed = &self.unconsumed;
-            let pending = error.in_use.iter().filter(|(block, mark)| {
+            let pending = in_use.iter().filter(|(block, mark)| {
                 let is_pending =
                     block.position.backward_passes == now.backward_passes && !unconsumed.is_consumed(mark.call);
                 mark.is(Mark::GRAPH) && is_pending
@@ -176,6 +174,10 @@ impl Diagnostic for Graphs {
         }
         self.unconsumed.finish();
     }
+}
+
+impl Diagnostic for Graphs {
+    const RULES: &'static [&'static DiagnosticRule] = &[&GRAPH_KEPT, &GRAPH_RETAINED, &EVAL_WITHOUT_NO_GRAD];
 
     fn share(&self, _: &DeviceFacts<'_>, shared: &mut SharedFacts) {
         shared.graphs = self.unconsumed.facts();

@@ -11,8 +11,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use memtrace_trace::ids::{ContextId, StackId};
 
-use crate::diagnostics::mark::Mark;
 use crate::passes::category::BlockAllocation;
+use crate::passes::mark::Mark;
 use crate::passes::phase::{Phase, ProgramPosition};
 use memtrace_input::AddressBuildHasher;
 

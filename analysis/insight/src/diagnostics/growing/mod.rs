@@ -11,12 +11,12 @@ use memtrace_trace::ids::ContextId;
 
 use super::device_facts::{DeviceFacts, MAX_LINES, SharedFacts};
 use super::diagnostic::Diagnostic;
-use super::events::{BlockAllocated, BlockFreed, OutOfMemory, RecordingStart};
 use super::graphs::GRAPH_KEPT;
 use super::issue::{Issue, LONGEST_FORECAST, OomForecast};
-use super::mark::Mark;
 use super::rule::{DiagnosticRule, KeptBy};
 use super::turns::LoopTurn;
+use crate::passes::mark::Mark;
+use crate::passes::pass::{BlockAllocated, BlockFreed, OutOfMemory, Pass, RecordingStart};
 use crate::passes::stacks::StackTable;
 use crate::rules::{Meaning, RuleId};
 use crate::units::{count_text, number_text, size_text};
@@ -107,9 +107,7 @@ impl Growing {
     }
 }
 
-impl Diagnostic for Growing {
-    const RULES: &'static [&'static DiagnosticRule] = &[&LEAK];
-
+impl Pass for Growing {
     fn started(start: &RecordingStart<'_>) -> Growing {
         Growing { sampler: GrowthSampler::new(start.is_inference) }
     }
@@ -130,8 +128,14 @@ impl Diagnostic for Growing {
     }
 
     fn out_of_memory(&mut self, error: &OutOfMemory<'_>) {
-        self.sampler.out_of_memory(error.e.stack, error.e.size);
+        if error.in_use.is_some() {
+            self.sampler.out_of_memory(error.e.stack, error.e.size);
+        }
     }
+}
+
+impl Diagnostic for Growing {
+    const RULES: &'static [&'static DiagnosticRule] = &[&LEAK];
 
     fn issues(&self, device: &DeviceFacts<'_>, shared: &SharedFacts, issues: &mut Vec<Issue>) {
         let mut grown = self.sampler.grown();

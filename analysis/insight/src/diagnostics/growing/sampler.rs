@@ -13,9 +13,9 @@ use std::collections::HashMap;
 
 use memtrace_trace::ids::{ContextId, StackId};
 
-use crate::diagnostics::mark::Mark;
 use crate::diagnostics::turns::{LoopTurn, Requests};
 use crate::passes::category::BlockAllocation;
+use crate::passes::mark::Mark;
 use crate::passes::phase::Phase;
 
 /// The maximum number of samples.

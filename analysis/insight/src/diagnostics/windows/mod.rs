@@ -14,13 +14,13 @@ use memtrace_trace::ids::StackId;
 
 use super::device_facts::{DeviceFacts, MAX_LINES, SharedFacts};
 use super::diagnostic::Diagnostic;
-use super::events::{BlockAllocated, BlockFreed, RecordingStart};
 use super::growing::{GrowthKind, LEAK};
 use super::issue::{Issue, LONGEST_FORECAST, OomForecast};
-use super::mark::Mark;
 use super::rule::DiagnosticRule;
 use super::turns::LoopTurn;
 use crate::locations::Locations;
+use crate::passes::mark::Mark;
+use crate::passes::pass::{BlockAllocated, BlockFreed, Pass, RecordingStart};
 use crate::rules::{ForwardOnlyUse, is_library, names_forward_only};
 use crate::units::{count_text, size_text};
 use loops::LoopTable;
@@ -33,10 +33,7 @@ pub(crate) struct Windows {
     sampler: WindowSampler,
 }
 
-impl Diagnostic for Windows {
-    /// Its issues are leaks: the rule is that of `growing`.
-    const RULES: &'static [&'static DiagnosticRule] = &[];
-
+impl Pass for Windows {
     fn started(start: &RecordingStart<'_>) -> Windows {
         let loops = Arc::new(LoopTable::new(start.definitions));
         let rows = Arc::new(range_rows(start.definitions));
@@ -62,6 +59,11 @@ impl Diagnostic for Windows {
             self.sampler.freed(freed.block, freed.mark);
         }
     }
+}
+
+impl Diagnostic for Windows {
+    /// Its issues are leaks: the rule is that of `growing`.
+    const RULES: &'static [&'static DiagnosticRule] = &[];
 
     /// Adds what grows where no other issue of the device names it.
     fn issues(&self, device: &DeviceFacts<'_>, _: &SharedFacts, issues: &mut Vec<Issue>) {

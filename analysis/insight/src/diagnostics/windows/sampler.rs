@@ -20,8 +20,8 @@ use memtrace_trace::ids::{ContextId, StackId, ThreadId};
 use super::loops::{LoopCounter, LoopKey, LoopTable};
 use super::open_ranges::{OpenRangeSets, RangeRow, RangeSetId};
 use crate::diagnostics::growing::GrowthKind;
-use crate::diagnostics::mark::Mark;
 use crate::passes::category::BlockAllocation;
+use crate::passes::mark::Mark;
 use memtrace_trace::event::Event;
 
 /// The maximum number of windows, and the number of allocations in the first ones.

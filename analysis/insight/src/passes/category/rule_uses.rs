@@ -25,15 +25,15 @@ pub struct CategoryRuleUses {
 }
 
 impl CategoryRuleUses {
-    /// Counts one classified block of `bytes` bytes. `evidence` is called only for a rule's first block.
+    /// Counts one classified block of `bytes` bytes. `evidence`: a frame that the rule matched.
     #[inline]
-    pub fn add(&mut self, classification: &BlockClassification, bytes: u64, evidence: impl FnOnce() -> FrameId) {
+    pub fn add(&mut self, classification: &BlockClassification, bytes: u64, evidence: FrameId) {
         let classification = *classification;
         let is_same = |one: &CategoryRuleUse| one.classification == classification;
         // The rule that decided last usually decides again.
         if !self.uses.get(self.latest).is_some_and(is_same) {
             self.latest = self.uses.iter().position(is_same).unwrap_or_else(|| {
-                self.uses.push(CategoryRuleUse { classification, evidence: evidence(), blocks: 0, bytes: 0 });
+                self.uses.push(CategoryRuleUse { classification, evidence, blocks: 0, bytes: 0 });
                 self.uses.len() - 1
             });
         }

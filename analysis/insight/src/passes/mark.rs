@@ -1,11 +1,11 @@
-//! What diagnostics remember of an allocated block.
+//! What passes remember of an allocated block beside its `BlockAllocation`.
 
 use memtrace_trace::event::{Event, Flags};
 use memtrace_trace::ids::StackId;
 
-use crate::passes::category::{BlockAllocation, Proof};
-use crate::passes::phase::{EventClassification, Phase};
-use crate::passes::stacks::StackFacts;
+use super::category::{BlockAllocation, Proof};
+use super::phase::{EventClassification, Phase};
+use super::stacks::StackFacts;
 use crate::rules::{Meaning, PhaseRuleId, is_workspace_size};
 use memtrace_replay::BlockId;
 
@@ -47,8 +47,6 @@ impl Mark {
 pub(crate) struct Marks {
     /// By block id. Valid for allocated blocks.
     marks: Vec<Mark>,
-    /// The number of blocks that computations allocated.
-    computed: u64,
     calls: u32,
     site: StackId,
 }
@@ -58,11 +56,6 @@ impl Marks {
     #[inline]
     pub(super) fn of(&self, id: BlockId) -> Mark {
         self.marks.get(id.index()).copied().unwrap_or_default()
-    }
-
-    /// Whether the process computes on the device.
-    pub(super) fn computes(&self) -> bool {
-        self.computed > 0
     }
 
     /// Marks a block that is allocated.
@@ -80,8 +73,6 @@ impl Marks {
             Some(old) => *old = mark,
             None => self.marks.resize(id.index() + 1, mark),
         }
-        let computes = matches!(block.phase, Phase::Forward | Phase::Backward | Phase::Optimizer | Phase::Recompute);
-        self.computed += u64::from(computes || block.phase.is_forward_only());
         mark
     }
 
@@ -120,11 +111,6 @@ impl Marks {
             bits |= Mark::BUCKET;
         }
         Mark { bits, call: self.calls, site }
-    }
-
-    /// Ends the recording.
-    pub(super) fn clear(&mut self) {
-        self.marks = Vec::new();
     }
 }
 
