@@ -287,7 +287,7 @@ fn process(written: &mut BTreeMap<String, Written>, recorded: Recorded) -> Manif
         _ => ManifestProcess::default(),
     };
     let (bytes, unwritten, write_error) =
-        written.map_or((0, recorded.events, None), |w| (w.bytes, w.unwritten, w.error));
+        written.map_or((0, recorded.received.events, None), |w| (w.bytes, w.unwritten, w.error));
     process.pid = recorded.pid;
     process.trace = Some(recorded.file);
     process.rank = recorded.rank.map(|(rank, _)| rank);
@@ -296,13 +296,13 @@ fn process(written: &mut BTreeMap<String, Written>, recorded: Recorded) -> Manif
     process.ended_ns = recorded.end_ns;
     process.end_reason = recorded.reason.to_owned();
     process.exit = exit_of(recorded.wait_status);
-    process.events = recorded.events;
-    process.lost = recorded.lost;
-    process.late = recorded.late;
+    process.events = recorded.received.events;
+    process.lost = recorded.received.lost;
+    process.late = recorded.received.late;
     process.unwritten = unwritten;
     process.bytes = bytes;
-    process.corrupt = recorded.corrupt;
-    process.definitions_refused = recorded.definitions_refused;
+    process.corrupt = recorded.received.corrupt;
+    process.definitions_refused = recorded.received.definitions_refused;
     process.write_error = write_error;
     process.counters = counters_by_name(&recorded.counters);
     process.notices = recorded.notices;

@@ -40,12 +40,11 @@ const LARGE_STRUCTS: &[(&str, &[&str])] = &[
     ("trace", &["Definitions", "Event"]),
     ("interpose/stackwalk", &["PublishedSlots"]),
     ("interpose", &["ModelWalk", "Process"]),
-    ("launcher", &["DrainLoop", "EventCounts", "Recorded"]),
-    ("analysis/input", &["ReadStatistics", "SnapshotBuilder", "Tables"]),
-    ("analysis/replay", &["Block", "PhysicalMemory"]),
-    ("analysis/insight", &["BlockAllocation", "BlockLifetime", "CudaGraph", "DeviceMemory", "Finder", "Learned"]),
-    ("analysis/output", &["DeviceData", "Dictionary", "RankRow", "TraceWriter"]),
-    ("analysis/summary", &["State"]),
+    ("launcher", &["DrainLoop"]),
+    ("analysis/input", &["SnapshotBuilder", "Tables"]),
+    ("analysis/replay", &["Block"]),
+    ("analysis/insight", &["BlockAllocation", "BlockLifetime"]),
+    ("analysis/output", &["DeviceData", "RankRow", "TraceWriter"]),
 ];
 
 /// Parts of crates that must not use other parts: the crate, a module, and the modules that it must not use.

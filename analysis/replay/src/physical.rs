@@ -166,34 +166,53 @@ pub struct PhysicalMemory {
     reservations: BTreeSet<u64>,
     mapped_segments: MappedSegments,
     recent_frees: VecDeque<(u64, u64, PhysicalAllocation)>,
-    usage_by_owner: BTreeMap<(MemoryLocation, Owner), OwnerUsage>,
-    totals: BTreeMap<MemoryLocation, OwnerUsage>,
-    /// By stream-ordered pool: its device, and the bytes that it last reported as reserved.
-    pool_reserved: BTreeMap<u64, (i16, u64)>,
-    /// By device: the bytes of pools in use.
-    pool_used: BTreeMap<i16, u64>,
+    usage: UsageSums,
+    pools: StreamOrderedPools,
     /// By device: the driver's pages.
     pages: BTreeMap<i16, DriverPages>,
-    failed_calls: u64,
-    unmatched_frees: u64,
+    problems: CallProblems,
     effects: Vec<Effect>,
+}
+
+/// Calls that changed nothing.
+#[derive(Clone, Copy, Debug, Default)]
+struct CallProblems {
+    failed: u64,
+    unmatched_frees: u64,
+}
+
+/// The sums over allocations.
+#[derive(Clone, Debug, Default)]
+struct UsageSums {
+    by_owner: BTreeMap<(MemoryLocation, Owner), OwnerUsage>,
+    totals: BTreeMap<MemoryLocation, OwnerUsage>,
+}
+
+/// The pools of the driver's stream-ordered allocator.
+#[derive(Clone, Debug, Default)]
+struct StreamOrderedPools {
+    /// By pool: its device, and the bytes that it last reported as reserved.
+    reserved: BTreeMap<u64, (i16, u64)>,
+    /// By device: the bytes of pools in use.
+    used: BTreeMap<i16, u64>,
 }
 
 impl PhysicalMemory {
     /// The memory of each owner, by location.
     pub fn usage_by_owner(&self) -> &BTreeMap<(MemoryLocation, Owner), OwnerUsage> {
-        &self.usage_by_owner
+        &self.usage.by_owner
     }
 
     /// The memory of all owners at a location.
     pub fn total(&self, location: MemoryLocation) -> OwnerUsage {
-        self.totals.get(&location).copied().unwrap_or_default()
+        self.usage.totals.get(&location).copied().unwrap_or_default()
     }
 
     /// The number of allocations, mappings, reservations and sums that this value keeps: its memory is proportional to it.
     pub fn entries(&self) -> usize {
         let addresses = [self.allocations.len(), self.handles.len(), self.open_imports.len(), self.mappings.len()];
-        let sums = [self.usage_by_owner.len(), self.totals.len(), self.pool_reserved.len(), self.pool_used.len()];
+        let sums =
+            [self.usage.by_owner.len(), self.usage.totals.len(), self.pools.reserved.len(), self.pools.used.len()];
         let others = [self.reservations.len(), self.mapped_segments.entries(), self.pages.len()];
         addresses.into_iter().chain(sums).chain(others).sum()
     }
@@ -201,13 +220,13 @@ impl PhysicalMemory {
     /// Bytes on a device that are currently allocated outside PyTorch's caching allocator.
     pub fn bytes_outside_allocator(&self, device: i16) -> u64 {
         let location = MemoryLocation::Device(device);
-        let allocator = self.usage_by_owner.get(&(location, Owner::CachingAllocator)).map_or(0, |usage| usage.current);
+        let allocator = self.usage.by_owner.get(&(location, Owner::CachingAllocator)).map_or(0, |usage| usage.current);
         self.total(location).current.saturating_sub(allocator)
     }
 
     /// The owners of memory outside PyTorch's caching allocator on a device, with their bytes.
     pub fn owners_outside_allocator(&self, device: i16) -> Vec<(Owner, u64)> {
-        let outside = self.usage_by_owner.iter().filter(|((location, owner), usage)| {
+        let outside = self.usage.by_owner.iter().filter(|((location, owner), usage)| {
             *location == MemoryLocation::Device(device) && *owner != Owner::CachingAllocator && usage.current > 0
         });
         outside.map(|((_, owner), usage)| (*owner, usage.current)).collect()
@@ -215,14 +234,14 @@ impl PhysicalMemory {
 
     /// Bytes of a device that its stream-ordered pools reserve but do not use, according to their last reports.
     pub fn unused_pool_bytes(&self, device: i16) -> u64 {
-        let reserved: u64 = self.pool_reserved.values().filter(|(d, _)| *d == device).map(|(_, bytes)| bytes).sum();
-        reserved.saturating_sub(self.pool_used.get(&device).copied().unwrap_or(0))
+        let reserved: u64 = self.pools.reserved.values().filter(|(d, _)| *d == device).map(|(_, bytes)| bytes).sum();
+        reserved.saturating_sub(self.pools.used.get(&device).copied().unwrap_or(0))
     }
 
     /// What this process has allocated on a device.
     pub fn device_allocations(&self, device: i16) -> DeviceAllocations {
         let location = MemoryLocation::Device(device);
-        let by_owner = self.usage_by_owner.range((location, Owner::CachingAllocator)..);
+        let by_owner = self.usage.by_owner.range((location, Owner::CachingAllocator)..);
         let by_owner = by_owner.take_while(|((one, _), _)| *one == location).filter(|(_, usage)| usage.current > 0);
         let pages = self.pages.get(&device).copied().unwrap_or_default();
         DeviceAllocations {
@@ -242,12 +261,12 @@ impl PhysicalMemory {
 
     /// The number of calls that failed.
     pub fn failed_calls(&self) -> u64 {
-        self.failed_calls
+        self.problems.failed
     }
 
     /// The number of frees of memory whose allocation was not recorded.
     pub fn unmatched_frees(&self) -> u64 {
-        self.unmatched_frees
+        self.problems.unmatched_frees
     }
 
     /// The bytes of segments of PyTorch's caching allocator that had no device memory, by device.
@@ -291,8 +310,8 @@ impl PhysicalMemory {
     fn owner_changed(&mut self, before: &PhysicalAllocation) {
         if before.owner != Owner::CachingAllocator {
             let (location, size) = (before.location(), before.size);
-            self.usage_by_owner.entry((location, before.owner)).or_default().undo_add(size);
-            self.usage_by_owner.entry((location, Owner::CachingAllocator)).or_default().add(size, 1);
+            self.usage.by_owner.entry((location, before.owner)).or_default().undo_add(size);
+            self.usage.by_owner.entry((location, Owner::CachingAllocator)).or_default().add(size, 1);
         }
     }
 
@@ -308,12 +327,12 @@ impl PhysicalMemory {
             return &self.effects;
         }
         if e.result != 0 {
-            self.failed_calls += 1;
+            self.problems.failed += 1;
             return &[];
         }
         match e.action {
             Action::Totals => {
-                self.pool_reserved.insert(e.stream, (e.device, e.size));
+                self.pools.reserved.insert(e.stream, (e.device, e.size));
             }
             Action::Alloc | Action::SegmentAlloc => self.record_alloc(e),
             Action::FreeRequested | Action::FreeCompleted | Action::SegmentFree => self.record_free(e),
@@ -344,8 +363,8 @@ impl PhysicalMemory {
                 let allocation = *allocation;
                 if before != allocation.owner {
                     let location = allocation.location();
-                    self.usage_by_owner.entry((location, before)).or_default().undo_add(allocation.size);
-                    self.usage_by_owner.entry((location, allocation.owner)).or_default().add(allocation.size, 1);
+                    self.usage.by_owner.entry((location, before)).or_default().undo_add(allocation.size);
+                    self.usage.by_owner.entry((location, allocation.owner)).or_default().add(allocation.size, 1);
                 }
                 return;
             }
@@ -402,7 +421,7 @@ impl PhysicalMemory {
     fn record_import_close(&mut self, e: &Event) {
         let Some(opened) = self.open_imports.get_mut(&e.addr) else {
             // The runtime's call was recorded before the driver call nested in it, and has already closed it.
-            self.unmatched_frees += u64::from(!e.flags.contains(Flags::NESTED));
+            self.problems.unmatched_frees += u64::from(!e.flags.contains(Flags::NESTED));
             return;
         };
         if !e.flags.contains(Flags::NESTED) {
@@ -422,7 +441,7 @@ impl PhysicalMemory {
                 handle.references = handle.references.saturating_sub(1);
                 self.drop_unused_handle(e.addr);
             } else {
-                self.unmatched_frees += 1;
+                self.problems.unmatched_frees += 1;
             }
             return;
         }
@@ -444,7 +463,7 @@ impl PhysicalMemory {
             }
             // The runtime's free was recorded before the driver call nested in it, and has already released it.
             None if e.flags.contains(Flags::NESTED) || self.reservations.contains(&e.addr) => {}
-            None => self.unmatched_frees += 1,
+            None => self.problems.unmatched_frees += 1,
         }
     }
 
@@ -500,8 +519,8 @@ impl PhysicalMemory {
     fn add(&mut self, allocation: &PhysicalAllocation, allocations: u64) {
         let location = allocation.location();
         for counts in [
-            self.usage_by_owner.entry((location, allocation.owner)).or_default(),
-            self.totals.entry(location).or_default(),
+            self.usage.by_owner.entry((location, allocation.owner)).or_default(),
+            self.usage.totals.entry(location).or_default(),
         ] {
             counts.add(allocation.size, allocations);
         }
@@ -509,15 +528,15 @@ impl PhysicalMemory {
             self.pages.entry(device).or_default().add(allocation.kind, allocation.size);
         }
         if allocation.kind == MemoryKind::Pool {
-            *self.pool_used.entry(allocation.device).or_default() += allocation.size;
+            *self.pools.used.entry(allocation.device).or_default() += allocation.size;
         }
     }
 
     fn subtract(&mut self, allocation: &PhysicalAllocation) {
         let location = allocation.location();
         for counts in [
-            self.usage_by_owner.entry((location, allocation.owner)).or_default(),
-            self.totals.entry(location).or_default(),
+            self.usage.by_owner.entry((location, allocation.owner)).or_default(),
+            self.usage.totals.entry(location).or_default(),
         ] {
             counts.subtract(allocation.size);
         }
@@ -525,7 +544,7 @@ impl PhysicalMemory {
             self.pages.entry(device).or_default().subtract(allocation.kind, allocation.size);
         }
         if allocation.kind == MemoryKind::Pool {
-            let pooled = self.pool_used.entry(allocation.device).or_default();
+            let pooled = self.pools.used.entry(allocation.device).or_default();
             *pooled = pooled.saturating_sub(allocation.size);
         }
     }

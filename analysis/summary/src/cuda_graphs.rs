@@ -110,7 +110,7 @@ impl OutputNames {
     /// The names of the outputs of graphs. Streams the recording once more if it has holders and graphs.
     pub(crate) fn of(graphs: &CudaGraphs, names: &Names, recording: &dyn Recording) -> OutputNames {
         let mut outputs = HashMap::new();
-        let seqs = graphs.graphs().iter().flat_map(|graph| graph.kept_blocks.iter().map(|(seq, _)| *seq));
+        let seqs = graphs.graphs().iter().flat_map(|graph| graph.capture.kept_blocks.iter().map(|(seq, _)| *seq));
         for seq in seqs {
             let named = names.of_allocation(seq).map(|named| (named.text(), named.shape.to_string()));
             outputs.insert(seq, named.unwrap_or_default());
@@ -144,8 +144,8 @@ pub(crate) fn cuda_graphs(
     let definitions = locations.definitions();
     let of_device = || graphs.graphs().iter().filter(|graph| graph.device == device);
     let mut in_pool: BTreeMap<u16, u64> = BTreeMap::new();
-    for graph in of_device().filter(|graph| graph.pool != 0) {
-        *in_pool.entry(graph.pool).or_default() += 1;
+    for graph in of_device().filter(|graph| graph.capture.pool != 0) {
+        *in_pool.entry(graph.capture.pool).or_default() += 1;
     }
     let mut pools: Vec<MemoryPoolSummary> = graphs
         .pools()
@@ -171,7 +171,7 @@ pub(crate) fn cuda_graphs(
         count: count + graphs.left_out(),
         graphs: listed
             .map(|(index, graph)| {
-                let shared = in_pool.get(&graph.pool).copied().unwrap_or(0);
+                let shared = in_pool.get(&graph.capture.pool).copied().unwrap_or(0);
                 CudaGraphSummary {
                     index: index as u64,
                     graphs_in_pool: shared,
@@ -189,7 +189,7 @@ pub(crate) fn cuda_graphs(
 fn summary_of(graph: &CudaGraph, locations: &Locations<'_>, names: &OutputNames) -> CudaGraphSummary {
     let definitions = locations.definitions();
     let frame = locations.own(graph.stack).and_then(|frame| definitions.frame(frame));
-    let outputs = || graph.kept_blocks.iter().filter_map(|(seq, _)| names.0.get(seq));
+    let outputs = || graph.capture.kept_blocks.iter().filter_map(|(seq, _)| names.0.get(seq));
     let mut dimensions = outputs().filter_map(|(_, shape)| first_dimension(shape));
     let first = dimensions.next();
     CudaGraphSummary {
@@ -198,10 +198,10 @@ fn summary_of(graph: &CudaGraph, locations: &Locations<'_>, names: &OutputNames)
         location: frame
             .map_or_else(|| locations.stack(graph.stack, ContextId::NONE).location, |frame| locations.frame(frame)),
         label: graph.label.and_then(|label| Some(definitions.labels.get(&label)?.text.to_string())),
-        pool: private_pool_text(definitions, graph.pool),
-        pool_growth_bytes: graph.growth,
-        kept_bytes: graph.kept,
-        peak_bytes: graph.peak,
+        pool: private_pool_text(definitions, graph.capture.pool),
+        pool_growth_bytes: graph.capture.growth,
+        kept_bytes: graph.capture.kept,
+        peak_bytes: graph.capture.peak,
         nodes: graph.nodes,
         instantiations: graph.instantiations,
         instantiated_bytes: graph.instantiated,

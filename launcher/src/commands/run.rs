@@ -173,7 +173,7 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
         message::report(&e);
         Outcome::default()
     });
-    let recorded = outcome.recorded.iter().filter(|r| r.events > 0).map(|r| r.pid);
+    let recorded = outcome.recorded.iter().filter(|r| r.received.events > 0).map(|r| r.pid);
     let watched = watch.map(|watch| watch.finish(recorded));
     let simulated = simulation.map(|_| Simulation::finish(&folder, child::exit_code(status) != 0));
     let is_simulation_unused = simulated.as_ref().is_some_and(|simulated| !simulated.used_cuda);

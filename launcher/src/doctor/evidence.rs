@@ -21,8 +21,17 @@ pub(super) struct EventCounts {
     /// The number of blocks that PyTorch's allocator returned, and of those whose rounded size is known.
     pub(super) blocks: u64,
     pub(super) rounded: u64,
-    /// The number of events from PyTorch's allocators, and of those whose grad mode is known.
-    pub(super) torch: u64,
+    pub(super) torch: TorchCounts,
+    pub(super) stacks: StackCounts,
+    /// The number of event blocks in the file that could not be decoded.
+    pub(super) damaged: u64,
+}
+
+/// Counts over the events of PyTorch's allocators.
+#[derive(Default, Debug)]
+pub(super) struct TorchCounts {
+    pub(super) events: u64,
+    /// The events whose grad mode is known.
     pub(super) grad_known: u64,
     pub(super) in_backward: u64,
     pub(super) with_node: u64,
@@ -30,9 +39,6 @@ pub(super) struct EventCounts {
     /// The number of frees by PyTorch, and of those that CPython's cyclic garbage collector caused.
     pub(super) frees: u64,
     pub(super) collected: u64,
-    pub(super) stacks: StackCounts,
-    /// The number of event blocks in the file that could not be decoded.
-    pub(super) damaged: u64,
 }
 
 impl EventCounts {
@@ -60,21 +66,21 @@ impl EventCounts {
         // Totals come from the allocator itself and belong to no point in time of the program, so they have no grad
         // mode.
         if e.source.is_torch() && e.action != Action::Totals {
-            self.torch += 1;
-            self.grad_known += u64::from(e.flags.contains(Flags::GRAD_KNOWN));
+            self.torch.events += 1;
+            self.torch.grad_known += u64::from(e.flags.contains(Flags::GRAD_KNOWN));
         }
         if e.source.is_torch() && matches!(e.action, Action::FreeRequested | Action::FreeCompleted) {
             // A request and its completion concern the same block. Sources without the allocator tracker have
             // completions only.
             let counts = e.action == Action::FreeRequested || e.source != Source::Torch;
-            self.frees += u64::from(counts);
-            self.collected += u64::from(counts && e.flags.contains(Flags::IN_GC));
+            self.torch.frees += u64::from(counts);
+            self.torch.collected += u64::from(counts && e.flags.contains(Flags::IN_GC));
         }
         if e.source.is_torch() && e.flags.contains(Flags::IN_BACKWARD) && e.action != Action::Totals {
-            self.in_backward += 1;
+            self.torch.in_backward += 1;
             let node = definitions.context(e.context);
-            self.with_node += u64::from(node.is_some());
-            self.with_forward += u64::from(node.is_some_and(|n| !n.forward.is_none()));
+            self.torch.with_node += u64::from(node.is_some());
+            self.torch.with_forward += u64::from(node.is_some_and(|n| !n.forward.is_none()));
         }
         // Ranges that the program named and readings of a device are not allocations and have no stack.
         if matches!(e.action, Action::Totals | Action::DeviceUsage) || e.source == Source::Label {

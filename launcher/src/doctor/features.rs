@@ -74,13 +74,14 @@ pub(super) fn nvtx(trace: &Reader) -> Check {
 /// Checks the detection of frees by the garbage collector.
 pub(super) fn collector(trace: &Reader, counts: &EventCounts) -> Check {
     let name = "Garbage collector";
-    let detail = format!("{} of {} during collections", count_text(counts.collected), count(counts.frees, "free"));
+    let detail =
+        format!("{} of {} during collections", count_text(counts.torch.collected), count(counts.torch.frees, "free"));
     match notice_status(trace, "python.gc") {
         Some((NoticeStatus::Off, text)) => {
             Check::failed(name, text, format!("use a release build of CPython {} with the GIL", tested::pythons()))
         }
         Some((_, text)) => Check::ok(name, format!("{detail}; {text}")),
-        None if counts.collected > 0 => Check::ok(name, detail),
+        None if counts.torch.collected > 0 => Check::ok(name, detail),
         None => Check::unused(name, "Python freed no tensor"),
     }
 }

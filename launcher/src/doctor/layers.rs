@@ -164,12 +164,13 @@ fn native_stacks(counts: &EventCounts) -> Check {
 
 fn nodes(trace: &Reader, counts: &EventCounts) -> Check {
     let name = "Autograd nodes";
-    let detail = format!("{} of {} in backward", count_text(counts.with_node), count(counts.in_backward, "event"));
+    let detail =
+        format!("{} of {} in backward", count_text(counts.torch.with_node), count(counts.torch.in_backward, "event"));
     let fix = || format!("use a tested release of PyTorch: {}", tested::pytorches());
     match notice_status(trace, "torch.autograd") {
         Some((NoticeStatus::Off, text)) => Check::failed(name, text, fix()),
-        _ if counts.in_backward == 0 => Check::unused(name, "no allocation in backward"),
-        _ if counts.with_node == 0 => Check::failed(name, detail, fix()),
+        _ if counts.torch.in_backward == 0 => Check::unused(name, "no allocation in backward"),
+        _ if counts.torch.with_node == 0 => Check::failed(name, detail, fix()),
         Some((_, text)) => match notice_status(trace, "torch.python_node") {
             Some((NoticeStatus::Off, node)) => Check::failed(name, format!("{detail}; {node}"), fix()),
             _ => Check::ok(name, format!("{detail}; {text}")),
@@ -180,11 +181,15 @@ fn nodes(trace: &Reader, counts: &EventCounts) -> Check {
 
 fn forward_stacks(trace: &Reader, counts: &EventCounts) -> Check {
     let name = "Forward stacks";
-    let detail = format!("{} of {} in backward", count_text(counts.with_forward), count(counts.in_backward, "event"));
+    let detail = format!(
+        "{} of {} in backward",
+        count_text(counts.torch.with_forward),
+        count(counts.torch.in_backward, "event")
+    );
     let lost = trace.counter(Counter::ForwardStacksLost);
-    if counts.in_backward == 0 {
+    if counts.torch.in_backward == 0 {
         Check::unused(name, "no allocation in backward")
-    } else if counts.with_forward == 0 {
+    } else if counts.torch.with_forward == 0 {
         Check::failed(
             name,
             format!("{detail}; no autograd node has a known forward call"),
@@ -201,10 +206,10 @@ fn forward_stacks(trace: &Reader, counts: &EventCounts) -> Check {
 
 fn grad_mode(trace: &Reader, counts: &EventCounts) -> Check {
     let name = "Grad mode";
-    let detail = format!("{} of {}", count_text(counts.grad_known), count(counts.torch, "event"));
-    if counts.torch == 0 {
+    let detail = format!("{} of {}", count_text(counts.torch.grad_known), count(counts.torch.events, "event"));
+    if counts.torch.events == 0 {
         Check::unused(name, "PyTorch allocated nothing")
-    } else if counts.grad_known == 0 {
+    } else if counts.torch.grad_known == 0 {
         Check::failed(
             name,
             format!("{detail}; PyTorch does not report it, so only autograd nodes distinguish inference from training"),

@@ -35,6 +35,21 @@ use serde_json::Value;
 
 use self::refusal::RefusalReason;
 
+/// What arrived from a process, and what did not.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ReceivedCounts {
+    /// The number of events sent to the writer.
+    pub(crate) events: u64,
+    /// The number of events that never arrived.
+    pub(crate) lost: u64,
+    /// The number of events that arrived late and are out of order in the file.
+    pub(crate) late: u64,
+    /// The number of malformed records in the rings. The memtrace library writes none.
+    pub(crate) corrupt: u64,
+    /// The number of definitions that were refused because they were malformed or over the budget.
+    pub(crate) definitions_refused: u64,
+}
+
 /// The results of one recorded process image, complete when its file is finished.
 #[derive(Debug)]
 pub(crate) struct Recorded {
@@ -52,16 +67,8 @@ pub(crate) struct Recorded {
     pub(crate) wait_status: Option<i32>,
     /// Why the recording ended: `exited`, `replaced by exec`, `detached`, `still running`.
     pub(crate) reason: &'static str,
-    /// The number of events sent to the writer.
-    pub(crate) events: u64,
-    /// The number of events that never arrived.
-    pub(crate) lost: u64,
-    /// The number of events that arrived late and are out of order in the file.
-    pub(crate) late: u64,
-    /// The number of malformed records in the rings. The memtrace library writes none.
-    pub(crate) corrupt: u64,
-    /// The number of definitions that were refused because they were malformed or over the budget.
-    pub(crate) definitions_refused: u64,
+    /// What arrived.
+    pub(crate) received: ReceivedCounts,
     /// The counters of the process itself.
     pub(crate) counters: CounterValues,
     /// The notices from parts of the recorder.

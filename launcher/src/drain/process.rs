@@ -14,7 +14,6 @@ use memtrace_trace::shm::layout::{FIRST_LIVE_SEQ, FIRST_SEQ};
 use memtrace_trace::shm::segment::Segment;
 use serde_json::Value;
 
-use super::Recorded;
 use super::acceptor::Peer;
 use super::exit_status;
 use super::final_passes::FinalPasses;
@@ -26,6 +25,7 @@ use super::pass_result::{Activity, PassResult};
 use super::rings::{Intake, Rings};
 use super::threads::Threads;
 use super::writer::{FileKey, FileProgress, Queue};
+use super::{ReceivedCounts, Recorded};
 use crate::host;
 use crate::metrics::Figures;
 use crate::proc::ProcessDir;
@@ -333,11 +333,13 @@ impl Process {
             end_ns: host::epoch_ns(),
             wait_status,
             reason,
-            events: out.events,
-            lost,
-            late,
-            corrupt: rings.corrupt(),
-            definitions_refused: out.definitions_refused,
+            received: ReceivedCounts {
+                events: out.events,
+                lost,
+                late,
+                corrupt: rings.corrupt(),
+                definitions_refused: out.definitions_refused,
+            },
             counters,
             notices: out.notices,
             rank: out.rank,

@@ -41,16 +41,8 @@ pub struct CudaGraph {
     pub at: (u64, u64),
     /// The innermost range that the program had named on that thread: a label id.
     pub label: Option<u32>,
-    /// The private pool that received most bytes of the capture. 0 if the capture allocated in none.
-    pub pool: u16,
-    /// By how many bytes of segments the capture enlarged private pools.
-    pub growth: u64,
-    /// The highest number of bytes of blocks that the capture had allocated.
-    pub peak: u64,
-    /// The bytes of its blocks that were still allocated when the capture ended.
-    pub kept: u64,
-    /// The largest of these blocks: `seq` of the allocation and bytes.
-    pub kept_blocks: Vec<(u64, u64)>,
+    /// The memory of the capture.
+    pub capture: CaptureMemory,
     /// The number of nodes. 0 if it is unknown.
     pub nodes: u64,
     /// How often it was instantiated.
@@ -61,6 +53,21 @@ pub struct CudaGraph {
     pub executables: u64,
     /// `seq` of the event that destroyed the last of them. 0 if one is left.
     destroyed_at: u64,
+}
+
+/// The memory that a capture allocated.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct CaptureMemory {
+    /// The private pool that received most bytes. 0 if the capture allocated in none.
+    pub pool: u16,
+    /// By how many bytes of segments the capture enlarged private pools.
+    pub growth: u64,
+    /// The highest number of bytes of blocks that the capture had allocated.
+    pub peak: u64,
+    /// The bytes of its blocks that were still allocated when the capture ended.
+    pub kept: u64,
+    /// The largest of these blocks: `seq` of the allocation and bytes.
+    pub kept_blocks: Vec<(u64, u64)>,
 }
 
 /// A private pool of PyTorch's allocator.
@@ -240,13 +247,13 @@ impl CudaGraphs {
             return;
         }
         graph.nodes = e.size;
-        graph.pool =
+        graph.capture.pool =
             by_pool.iter().max_by_key(|(pool, bytes)| (**bytes, std::cmp::Reverse(**pool))).map_or(0, |(p, _)| *p);
         let mut kept: Vec<(u64, u64)> = blocks.into_values().collect();
-        graph.kept = kept.iter().map(|(_, bytes)| bytes).sum();
+        graph.capture.kept = kept.iter().map(|(_, bytes)| bytes).sum();
         kept.sort_unstable_by_key(|(seq, bytes)| (std::cmp::Reverse(*bytes), *seq));
         kept.truncate(MAX_KEPT_BLOCKS);
-        graph.kept_blocks = kept;
+        graph.capture.kept_blocks = kept;
         self.add(e.addr, graph);
     }
 
@@ -287,7 +294,7 @@ impl CudaGraphs {
                 self.blocks.insert((e.device, e.addr), (e.pool, bytes));
                 let open = capture.and_then(|at| self.open.get_mut(at))?;
                 open.allocated += bytes;
-                open.graph.peak = open.graph.peak.max(open.allocated);
+                open.graph.capture.peak = open.graph.capture.peak.max(open.allocated);
                 open.blocks.insert(e.addr, (e.seq, bytes));
                 *open.by_pool.entry(e.pool).or_default() += bytes;
                 return Some(e.pool);
@@ -308,7 +315,7 @@ impl CudaGraphs {
             Action::SegmentAlloc | Action::SegmentMap => {
                 PrivatePool::add(&mut pool.reserved, e.size);
                 if let Some(open) = capture.and_then(|at| self.open.get_mut(at)) {
-                    open.graph.growth += e.size;
+                    open.graph.capture.growth += e.size;
                 }
             }
             Action::SegmentFree | Action::SegmentUnmap => PrivatePool::subtract(&mut pool.reserved, e.size),
@@ -388,9 +395,10 @@ mod tests {
         assert_eq!(feed.torch(Action::Alloc, 0x2000_0000, MIB, 2), None);
         assert!(feed.0.is_destroyed(&feed.0.graphs()[0]) && !feed.0.is_destroyed(&feed.0.graphs()[1]));
         let [first, second] = feed.0.graphs() else { panic!("two graphs: {:?}", feed.0.graphs()) };
-        assert_eq!((first.pool, first.growth, first.peak, first.kept), (1, 20 * MIB, 12 * MIB, 4 * MIB));
+        let capture = |of: &CudaGraph| (of.capture.pool, of.capture.growth, of.capture.peak, of.capture.kept);
+        assert_eq!(capture(first), (1, 20 * MIB, 12 * MIB, 4 * MIB));
         assert_eq!((first.nodes, first.instantiated, first.instantiations, first.executables), (3, 2 * MIB, 1, 0));
-        assert_eq!((second.pool, second.growth, second.peak, second.kept), (1, 0, 6 * MIB, 6 * MIB));
+        assert_eq!(capture(second), (1, 0, 6 * MIB, 6 * MIB));
         let shared = feed.0.pools()[&(0, 1)];
         assert_eq!(
             (shared.captures, shared.reserved, shared.allocated),

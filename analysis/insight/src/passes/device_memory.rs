@@ -59,13 +59,19 @@ pub struct DeviceMemory {
     pub end: DeviceMemoryState,
     /// The states at readings, in the order of time.
     pub over_time: Vec<DeviceMemoryState>,
-    /// Of all readings, `over_time` has every `stride`th.
+    held_back: Vec<HeldBack>,
+}
+
+/// One device while the recording streams.
+#[derive(Clone, Debug, Default)]
+struct DeviceReadings {
+    memory: DeviceMemory,
+    /// Of all readings, [`DeviceMemory::over_time`] has every `stride`th.
     stride: u64,
     beyond_allocations: u64,
     later_contexts: u64,
     /// Whether the latest reading followed an allocation that failed, and nothing was allocated since.
     has_just_failed: bool,
-    held_back: Vec<HeldBack>,
 }
 
 /// Free memory of a device that a limit kept from this process at an out-of-memory error.
@@ -84,15 +90,21 @@ impl DeviceMemory {
     pub fn held_back(&self, seq: u64) -> Option<u64> {
         self.held_back.iter().find(|one| one.seq == seq).map(|one| one.bytes)
     }
+}
 
-    /// Takes PyTorch's out-of-memory error. `free`: what the driver has free.
+impl DeviceReadings {
+    fn has_readings(&self) -> bool {
+        self.memory.readings > 0
+    }
+
+    /// PyTorch's out-of-memory error. `free`: what the driver has free.
     fn out_of_memory(&mut self, e: &Event, free: u64) {
         let bytes = free.saturating_sub(e.addr);
         // The driver has the memory that the request needs. Once a limit is known, older readings suffice.
-        let is_limit = self.has_just_failed && free >= e.size || !self.held_back.is_empty();
+        let is_limit = self.has_just_failed && free >= e.size || !self.memory.held_back.is_empty();
         if is_limit && bytes >= MIN_HELD_BACK {
-            self.held_back.truncate(MAX_OOMS);
-            self.held_back.push(HeldBack { seq: e.seq, bytes });
+            self.memory.held_back.truncate(MAX_OOMS);
+            self.memory.held_back.push(HeldBack { seq: e.seq, bytes });
         }
     }
 }
@@ -100,7 +112,7 @@ impl DeviceMemory {
 /// The devices of one process.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DeviceMemories {
-    devices: BTreeMap<i16, DeviceMemory>,
+    devices: BTreeMap<i16, DeviceReadings>,
 }
 
 impl DeviceMemories {
@@ -121,10 +133,10 @@ impl DeviceMemories {
     fn read(&mut self, replay: &Replay, e: &Event) {
         let device = self.devices.entry(e.device).or_default();
         let used = e.size.saturating_sub(e.addr);
-        device.total = e.size;
+        device.memory.total = e.size;
         let is_context = UsageOccasion::from_wire(e.stream) == UsageOccasion::ContextCreated;
-        if is_context && device.readings == 0 {
-            device.context = Some(used);
+        if is_context && device.memory.readings == 0 {
+            device.memory.context = Some(used);
             return;
         }
         let mut state = state(replay, e, device);
@@ -136,23 +148,23 @@ impl DeviceMemories {
         device.has_just_failed = UsageOccasion::from_wire(e.stream) == UsageOccasion::OutOfMemory;
         (state.used, state.is_reading) = (used, true);
         (state.beyond_allocations, state.later_contexts) = (beyond_allocations, device.later_contexts);
-        if device.readings == 0 {
-            (device.first_beyond_allocations, device.stride) = (device.beyond_allocations, 1);
+        if device.memory.readings == 0 {
+            (device.memory.first_beyond_allocations, device.stride) = (device.beyond_allocations, 1);
         }
-        if device.readings.is_multiple_of(device.stride) {
-            device.over_time.push(state.clone());
+        if device.memory.readings.is_multiple_of(device.stride) {
+            device.memory.over_time.push(state.clone());
         }
-        if device.over_time.len() > MAX_POINTS {
+        if device.memory.over_time.len() > MAX_POINTS {
             let mut place = 0;
-            device.over_time.retain(|_| {
+            device.memory.over_time.retain(|_| {
                 place += 1;
                 place % 2 == 1
             });
             device.stride *= 2;
         }
-        device.readings += 1;
-        if state.used > device.peak.used {
-            device.peak = state;
+        device.memory.readings += 1;
+        if state.used > device.memory.peak.used {
+            device.memory.peak = state;
         }
     }
 
@@ -162,14 +174,14 @@ impl DeviceMemories {
         if e.source != Source::Torch {
             return;
         }
-        if let Some(device) = self.devices.get_mut(&e.device).filter(|device| device.readings > 0) {
-            let free = device.total.saturating_sub(state(replay, e, device).used);
+        if let Some(device) = self.devices.get_mut(&e.device).filter(|device| device.has_readings()) {
+            let free = device.memory.total.saturating_sub(state(replay, e, device).used);
             device.out_of_memory(e, free);
         }
     }
 
     fn changed(&mut self, replay: &Replay, e: &Event) {
-        let Some(device) = self.devices.get_mut(&e.device).filter(|device| device.readings > 0) else { return };
+        let Some(device) = self.devices.get_mut(&e.device).filter(|device| device.has_readings()) else { return };
         if e.action == Action::Alloc && e.result == 0 {
             device.has_just_failed = false;
         }
@@ -177,46 +189,46 @@ impl DeviceMemories {
         let location = memtrace_replay::MemoryLocation::Device(e.device);
         // Allocations can be summed up without a list of their owners, so most events need no list.
         let at_least = physical.total(location).current.saturating_add(device.beyond_allocations);
-        if at_least.saturating_add(physical.unused_pool_bytes(e.device)) <= device.peak.used {
+        if at_least.saturating_add(physical.unused_pool_bytes(e.device)) <= device.memory.peak.used {
             return;
         }
         let state = state(replay, e, device);
-        if state.used > device.peak.used {
-            device.peak = state;
+        if state.used > device.memory.peak.used {
+            device.memory.peak = state;
         }
     }
 
     /// Takes the event that led to a new peak of allocated bytes on its device.
     #[cold]
     pub(super) fn allocated_peak(&mut self, replay: &Replay, e: &Event) {
-        if let Some(device) = self.devices.get_mut(&e.device).filter(|device| device.readings > 0) {
+        if let Some(device) = self.devices.get_mut(&e.device).filter(|device| device.has_readings()) {
             let state = state(replay, e, device);
             // While the memory in use stays at its peak, the state with the most blocks says more.
-            if state.used == device.peak.used && state.blocks > device.peak.blocks {
-                device.peak = state.clone();
+            if state.used == device.memory.peak.used && state.blocks > device.memory.peak.blocks {
+                device.memory.peak = state.clone();
             }
-            device.allocated_peak = Some(state);
+            device.memory.allocated_peak = Some(state);
         }
     }
 
     /// The state of the event's device after the events up to now. `None` before the first reading.
     pub(super) fn state_at(&self, replay: &Replay, e: &Event) -> Option<DeviceMemoryState> {
-        let device = self.devices.get(&e.device).filter(|device| device.readings > 0)?;
+        let device = self.devices.get(&e.device).filter(|device| device.has_readings())?;
         Some(state(replay, e, device))
     }
 
     /// The results. `last`: the time and number of the recording's last event.
     pub(super) fn finish(mut self, replay: &Replay, last: &Event) -> BTreeMap<i16, DeviceMemory> {
-        self.devices.retain(|_, device| device.readings > 0);
+        self.devices.retain(|_, device| device.has_readings());
         for (ordinal, device) in &mut self.devices {
-            device.end = state(replay, &Event { device: *ordinal, ..*last }, device);
+            device.memory.end = state(replay, &Event { device: *ordinal, ..*last }, device);
         }
-        self.devices
+        self.devices.into_iter().map(|(ordinal, device)| (ordinal, device.memory)).collect()
     }
 }
 
 /// The state after an event, with what this process has not allocated as at the latest reading.
-fn state(replay: &Replay, e: &Event, device: &DeviceMemory) -> DeviceMemoryState {
+fn state(replay: &Replay, e: &Event, device: &DeviceReadings) -> DeviceMemoryState {
     let beyond_allocations = device.beyond_allocations;
     let allocations = replay.physical().device_allocations(e.device);
     let of_device = replay.devices().iter().find(|device| device.device == e.device);

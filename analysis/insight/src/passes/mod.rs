@@ -54,7 +54,7 @@ pub use category::{
     BlockAllocation, BlockClassification, Categorizer, Category, CategoryRuleUse, CategoryRuleUses, LifetimeEnd, Proof,
 };
 pub use composition::{Amount, Composition, ModuleKey, Origin};
-pub use cuda_graphs::{CudaGraph, CudaGraphs, PrivatePool, private_pool_text};
+pub use cuda_graphs::{CaptureMemory, CudaGraph, CudaGraphs, PrivatePool, private_pool_text};
 pub use custom::{CustomCategorizer, DecidingRule};
 pub use device_memory::{DeviceMemory, DeviceMemoryState};
 pub use device_uses::{DeviceUse, DeviceUses};

@@ -125,7 +125,7 @@ pub(super) fn first_pass(recording: &dyn Recording, table: &StackTable, rules: &
     if !has_ranges {
         return FirstPass { calls: calls.without_training(), ..FirstPass::default() };
     }
-    let (knows_batches, batches) = finder.batches(table, &calls);
+    let (knows_batches, batches) = finder.batches.stacks(table, &calls, finder.has_loaders());
     FirstPass { ends: finder.into_ends(), calls, batches, knows_batches }
 }
 
@@ -188,32 +188,44 @@ struct FirstCall {
     end_before: Option<u64>,
 }
 
+/// The calls of optimizers.
 #[derive(Default)]
-struct Finder {
-    rules: LabelRules,
-    has_nodes: bool,
+struct OptimizerCalls {
     /// By thread: the number of open optimizer ranges.
     depths: HashMap<ThreadId, u32>,
-    ends: Vec<u64>,
-    /// The optimizers that have stepped in the current step.
+    calls: u64,
+    callers: Vec<Caller>,
+    first_call: Option<FirstCall>,
+}
+
+/// The step that has not ended.
+#[derive(Default)]
+struct CurrentStep {
+    /// The optimizers that have stepped in it.
     stepped: Vec<Site>,
     /// The number of optimizers that stepped in the previous step.
     stepped_before: usize,
     /// `seq` of the start and the end of the last optimizer range.
     last_start: u64,
     last_end: u64,
-    /// An optimizer that has joined a step, and where that step would have ended without it.
+    /// An optimizer that has joined the step, and where the step would have ended without it.
     joined: Option<(Site, u64)>,
-    calls: u64,
-    callers: Vec<Caller>,
-    first_call: Option<FirstCall>,
-    cleared: Vec<Cleared>,
-    last_backward: u64,
-    last_loader: u64,
-    loaders: usize,
-    loader_in_step: bool,
-    /// Whether an optimizer has stepped inside the backward pass that is running.
-    steps_in_backward: bool,
+}
+
+/// The calls of data loaders.
+#[derive(Default)]
+struct LoaderCalls {
+    /// `seq` of the last one.
+    last: u64,
+    /// The number of steps with a call.
+    steps: usize,
+    /// Whether the current step has one.
+    in_step: bool,
+}
+
+/// Finds the stacks of user code that loads batches.
+#[derive(Default)]
+struct BatchFinder {
     /// The thread that last called a model. It also calls `backward()`.
     main_thread: ThreadId,
     between: Between,
@@ -225,100 +237,8 @@ struct Finder {
     loads: HashSet<(StackId, StackId, Between)>,
 }
 
-impl Finder {
-    fn observe_label(&mut self, e: &Event) {
-        let Some(rule) = self.rules.get(e) else { return };
-        let starts = e.action == Action::RangeStart;
-        if e.flags.contains(Flags::IN_BACKWARD) {
-            if rule.meaning == Meaning::OptimizerStep {
-                self.stepped_in_backward(e);
-            }
-            return;
-        }
-        match rule.meaning {
-            Meaning::OptimizerStep => {
-                self.steps_in_backward = false;
-                let depth = self.depths.entry(e.thread).or_default();
-                if starts {
-                    *depth += 1;
-                    if *depth == 1 {
-                        self.optimizer_called((e.addr, e.stack), e);
-                    }
-                } else if *depth > 0 {
-                    *depth -= 1;
-                    if *depth == 0 {
-                        self.optimizer_returned(e);
-                    }
-                }
-            }
-            // A closure that an optimizer calls can clear gradients any number of times.
-            Meaning::ZeroGrad if starts && self.depths.values().all(|depth| *depth == 0) => {
-                self.gradients_cleared((e.addr, e.stack), e.seq);
-            }
-            Meaning::Data if starts => {
-                self.last_loader = e.seq;
-                self.loader_in_step = true;
-                if self.between == Between::AfterOptimizer && e.thread == self.main_thread {
-                    self.between = Between::AfterLoader;
-                }
-            }
-            _ => {}
-        }
-    }
-
-    #[inline]
-    fn observe_backward(&mut self, seq: u64) {
-        self.last_backward = seq;
-        self.between = Between::No;
-        if self.steps_in_backward {
-            self.last_end = seq;
-        }
-    }
-
-    /// Takes an allocation, a free or an out-of-memory error outside backward passes.
-    #[inline]
-    fn observe_outside(&mut self, e: &Event, table: &StackTable) {
-        // While a backward pass runs, its caller waits.
-        if self.steps_in_backward && e.thread == self.main_thread && !table.is_without_python(e.stack) {
-            self.steps_in_backward = false;
-            self.between = Between::AfterOptimizer;
-            self.maybe_batch.clear();
-        }
-        let facts = table.facts(e.stack);
-        if !facts.outermost_module.is_none() {
-            self.main_thread = e.thread;
-            if self.between != Between::No {
-                self.model_called(facts.outermost_module);
-            }
-            if e.flags.contains(Flags::GRAD_KNOWN) && !e.flags.contains(Flags::GRAD_ENABLED) {
-                self.between = Between::AfterCall(facts.outermost_module);
-            }
-        } else if self.between != Between::No && facts.rule.is_none() {
-            let loads = e.action == Action::Alloc
-                && e.flags.contains(Flags::GRAD_KNOWN.with(Flags::GRAD_ENABLED))
-                && e.thread == self.main_thread
-                && !table.is_without_python(e.stack);
-            let allocation = (table.python(e.stack), self.between);
-            if loads && self.maybe_batch.len() < MAX_SITES && !self.maybe_batch.contains(&allocation) {
-                self.maybe_batch.push(allocation);
-            }
-        }
-        if let Some(first) = self.first_call.as_mut().filter(|first| first.thread == e.thread) {
-            let block = (e.device, e.addr);
-            match e.action {
-                // With gradients enabled, a closure runs.
-                Action::Alloc if !e.flags.contains(Flags::GRAD_ENABLED) => {
-                    first.blocks.insert(block);
-                }
-                Action::FreeRequested => {
-                    first.blocks.remove(&block);
-                }
-                _ => {}
-            }
-        }
-    }
-
-    /// Takes the first call of a model after a step or after a call without gradients.
+impl BatchFinder {
+    /// The first call of a model after a step or after a call without gradients.
     fn model_called(&mut self, place: StackId) {
         let after = std::mem::take(&mut self.between);
         for (stack, before) in self.maybe_batch.drain(..) {
@@ -331,142 +251,11 @@ impl Finder {
         }
     }
 
-    fn backward_since(&self, seq: u64) -> bool {
-        !self.has_nodes || self.last_backward > seq
-    }
-
-    /// Takes the range of an optimizer inside a backward pass. All optimizers of one backward pass are one.
-    fn stepped_in_backward(&mut self, e: &Event) {
-        if !std::mem::replace(&mut self.steps_in_backward, true) {
-            self.step_called((e.addr, e.stack), e.seq);
-        }
-        self.last_end = e.seq;
-    }
-
-    fn optimizer_called(&mut self, site: Site, e: &Event) {
-        let optimizer = self.callers.iter().find(|caller| caller.site == site).map(|caller| caller.optimizer);
-        let end_before = self.step_called(optimizer.unwrap_or(site), e.seq);
-        if optimizer.is_none() && self.callers.len() < MAX_SITES {
-            self.callers.push(Caller { site, optimizer: site, allocated_state: false });
-            self.first_call = Some(FirstCall { site, thread: e.thread, blocks: HashSet::new(), end_before });
-        }
-    }
-
-    fn optimizer_returned(&mut self, e: &Event) {
-        self.last_end = e.seq;
-        self.between = Between::AfterOptimizer;
-        self.maybe_batch.clear();
-        let Some(first) = self.first_call.take_if(|first| first.thread == e.thread) else { return };
-        let has_state = !first.blocks.is_empty();
-        let stepped_elsewhere = |caller: &&Caller| caller.allocated_state && caller.site.0 == first.site.0;
-        let mut others = self.callers.iter().filter(stepped_elsewhere).map(|caller| caller.optimizer);
-        let known = match (others.next(), others.next()) {
-            (Some(only), None) if !has_state => Some(only),
-            _ => None,
-        };
-        let Some(caller) = self.callers.iter_mut().find(|caller| caller.site == first.site) else { return };
-        caller.allocated_state = has_state;
-        if let Some(optimizer) = known {
-            caller.optimizer = optimizer;
-            self.is_known(first.site, optimizer, first.end_before);
-        }
-    }
-
-    /// Corrects the current step: what stepped at `site` is an optimizer that has stepped elsewhere. `end_before`: where
-    /// the step ends if the optimizer has stepped in it before.
-    fn is_known(&mut self, site: Site, optimizer: Site, end_before: Option<u64>) {
-        self.stepped.retain(|stepped| *stepped != site);
-        if !self.stepped.contains(&optimizer) {
-            self.stepped.push(optimizer);
-            self.joined = self.joined.map(|(joined, end)| (if joined == site { optimizer } else { joined }, end));
-            return;
-        }
-        self.joined = self.joined.filter(|(joined, _)| *joined != site);
-        if let Some(end) = end_before {
-            self.end(end);
-            self.stepped_before = self.stepped.len();
-            self.stepped = vec![optimizer];
-            self.joined = None;
-        }
-    }
-
-    /// Takes the call of an optimizer. Returns where the current step ends if this optimizer has stepped in it; `None` if
-    /// nothing ran between two calls.
-    fn step_called(&mut self, site: Site, seq: u64) -> Option<u64> {
-        self.calls += 1;
-        // The recording does not show a backward pass that is replayed as a CUDA graph. It can show the data loader's
-        // call for it.
-        let worked = self.backward_since(self.last_start) || self.last_loader > self.last_start;
-        let end_before = self.last_end;
-        let joined = self.joined.take();
-        if !self.stepped.contains(&site) {
-            if let Some((_, end)) = self.stepped.first().zip(Some(self.last_end)).filter(|_| worked) {
-                self.joined = Some((site, end));
-            }
-            if self.stepped.len() < MAX_SITES {
-                self.stepped.push(site);
-            }
-        } else if worked {
-            if let Some((_, end)) = joined.filter(|(other, _)| *other == site) {
-                self.end(end);
-            }
-            self.end(self.last_end);
-            self.stepped_before = self.stepped.len();
-            self.stepped = vec![site];
-        } else {
-            self.joined = joined;
-        }
-        self.last_start = seq;
-        worked.then_some(end_before)
-    }
-
-    fn gradients_cleared(&mut self, site: Site, seq: u64) {
-        let calls = self.calls;
-        let Some(before) = self.cleared.iter_mut().find(|cleared| cleared.site == site) else {
-            if self.cleared.len() < MAX_SITES {
-                self.cleared.push(Cleared { site, seq, calls });
-            }
-            return;
-        };
-        let Cleared { seq: since, calls: then, .. } = std::mem::replace(before, Cleared { site, seq, calls });
-        if calls != then || !self.backward_since(since) || !self.has_nodes {
-            return;
-        }
-        if !self.stepped.is_empty() {
-            self.end(self.last_end);
-            self.stepped_before = self.stepped.len();
-            self.stepped.clear();
-        }
-        self.joined = None;
-        let loader_after = self.last_loader > self.last_backward;
-        self.end(if loader_after { self.last_loader } else { seq });
-    }
-
-    fn end(&mut self, seq: u64) {
-        self.loaders += usize::from(std::mem::take(&mut self.loader_in_step));
-        self.ends.push(seq);
-    }
-
-    /// Ends the recording.
-    fn finish(&mut self) {
-        // A program that ended between two optimizers of a step had not finished that step.
-        let whole = self.stepped.len() >= self.stepped_before;
-        if !self.stepped.is_empty() && whole && self.depths.values().all(|depth| *depth == 0) {
-            self.end(self.last_end);
-        }
-    }
-
-    /// Whether most steps begin with a data loader.
-    fn has_loaders(&self) -> bool {
-        self.loaders * 2 > self.ends.len()
-    }
-
     /// The stacks that load batches of the training, and whether these are known: whether the program calls its model
     /// for the training right after steps. What an evaluation loads is no such batch.
-    fn batches(&self, table: &StackTable, calls: &ModelCalls) -> (bool, HashSet<StackId>) {
+    fn stacks(&self, table: &StackTable, calls: &ModelCalls, has_loaders: bool) -> (bool, HashSet<StackId>) {
         let trains = |place: StackId| table.is_trained(place) || calls.may_train(place);
         // Where steps begin with a data loader, what comes before it is not the batch.
-        let has_loaders = self.has_loaders();
         let follows_step = |after: Between| match after {
             Between::AfterLoader => true,
             Between::AfterOptimizer => !has_loaders,
@@ -491,6 +280,248 @@ impl Finder {
             batches = sampled.map(|(_, stack)| *stack).collect();
         }
         (self.called.iter().any(|place| trains(*place)), batches)
+    }
+}
+
+/// Finds the ends of steps.
+#[derive(Default)]
+struct Finder {
+    rules: LabelRules,
+    has_nodes: bool,
+    optimizers: OptimizerCalls,
+    current: CurrentStep,
+    ends: Vec<u64>,
+    cleared: Vec<Cleared>,
+    last_backward: u64,
+    /// Whether an optimizer has stepped inside the backward pass that is running.
+    steps_in_backward: bool,
+    loaders: LoaderCalls,
+    batches: BatchFinder,
+}
+
+impl Finder {
+    fn observe_label(&mut self, e: &Event) {
+        let Some(rule) = self.rules.get(e) else { return };
+        let starts = e.action == Action::RangeStart;
+        if e.flags.contains(Flags::IN_BACKWARD) {
+            if rule.meaning == Meaning::OptimizerStep {
+                self.stepped_in_backward(e);
+            }
+            return;
+        }
+        match rule.meaning {
+            Meaning::OptimizerStep => {
+                self.steps_in_backward = false;
+                let depth = self.optimizers.depths.entry(e.thread).or_default();
+                if starts {
+                    *depth += 1;
+                    if *depth == 1 {
+                        self.optimizer_called((e.addr, e.stack), e);
+                    }
+                } else if *depth > 0 {
+                    *depth -= 1;
+                    if *depth == 0 {
+                        self.optimizer_returned(e);
+                    }
+                }
+            }
+            // A closure that an optimizer calls can clear gradients any number of times.
+            Meaning::ZeroGrad if starts && self.optimizers.depths.values().all(|depth| *depth == 0) => {
+                self.gradients_cleared((e.addr, e.stack), e.seq);
+            }
+            Meaning::Data if starts => {
+                self.loaders.last = e.seq;
+                self.loaders.in_step = true;
+                if self.batches.between == Between::AfterOptimizer && e.thread == self.batches.main_thread {
+                    self.batches.between = Between::AfterLoader;
+                }
+            }
+            _ => {}
+        }
+    }
+
+    #[inline]
+    fn observe_backward(&mut self, seq: u64) {
+        self.last_backward = seq;
+        self.batches.between = Between::No;
+        if self.steps_in_backward {
+            self.current.last_end = seq;
+        }
+    }
+
+    /// Takes an allocation, a free or an out-of-memory error outside backward passes.
+    #[inline]
+    fn observe_outside(&mut self, e: &Event, table: &StackTable) {
+        // While a backward pass runs, its caller waits.
+        if self.steps_in_backward && e.thread == self.batches.main_thread && !table.is_without_python(e.stack) {
+            self.steps_in_backward = false;
+            self.batches.between = Between::AfterOptimizer;
+            self.batches.maybe_batch.clear();
+        }
+        let facts = table.facts(e.stack);
+        if !facts.outermost_module.is_none() {
+            self.batches.main_thread = e.thread;
+            if self.batches.between != Between::No {
+                self.batches.model_called(facts.outermost_module);
+            }
+            if e.flags.contains(Flags::GRAD_KNOWN) && !e.flags.contains(Flags::GRAD_ENABLED) {
+                self.batches.between = Between::AfterCall(facts.outermost_module);
+            }
+        } else if self.batches.between != Between::No && facts.rule.is_none() {
+            let loads = e.action == Action::Alloc
+                && e.flags.contains(Flags::GRAD_KNOWN.with(Flags::GRAD_ENABLED))
+                && e.thread == self.batches.main_thread
+                && !table.is_without_python(e.stack);
+            let allocation = (table.python(e.stack), self.batches.between);
+            if loads && self.batches.maybe_batch.len() < MAX_SITES && !self.batches.maybe_batch.contains(&allocation) {
+                self.batches.maybe_batch.push(allocation);
+            }
+        }
+        if let Some(first) = self.optimizers.first_call.as_mut().filter(|first| first.thread == e.thread) {
+            let block = (e.device, e.addr);
+            match e.action {
+                // With gradients enabled, a closure runs.
+                Action::Alloc if !e.flags.contains(Flags::GRAD_ENABLED) => {
+                    first.blocks.insert(block);
+                }
+                Action::FreeRequested => {
+                    first.blocks.remove(&block);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn backward_since(&self, seq: u64) -> bool {
+        !self.has_nodes || self.last_backward > seq
+    }
+
+    /// Takes the range of an optimizer inside a backward pass. All optimizers of one backward pass are one.
+    fn stepped_in_backward(&mut self, e: &Event) {
+        if !std::mem::replace(&mut self.steps_in_backward, true) {
+            self.step_called((e.addr, e.stack), e.seq);
+        }
+        self.current.last_end = e.seq;
+    }
+
+    fn optimizer_called(&mut self, site: Site, e: &Event) {
+        let optimizer =
+            self.optimizers.callers.iter().find(|caller| caller.site == site).map(|caller| caller.optimizer);
+        let end_before = self.step_called(optimizer.unwrap_or(site), e.seq);
+        if optimizer.is_none() && self.optimizers.callers.len() < MAX_SITES {
+            self.optimizers.callers.push(Caller { site, optimizer: site, allocated_state: false });
+            self.optimizers.first_call = Some(FirstCall { site, thread: e.thread, blocks: HashSet::new(), end_before });
+        }
+    }
+
+    fn optimizer_returned(&mut self, e: &Event) {
+        self.current.last_end = e.seq;
+        self.batches.between = Between::AfterOptimizer;
+        self.batches.maybe_batch.clear();
+        let Some(first) = self.optimizers.first_call.take_if(|first| first.thread == e.thread) else { return };
+        let has_state = !first.blocks.is_empty();
+        let stepped_elsewhere = |caller: &&Caller| caller.allocated_state && caller.site.0 == first.site.0;
+        let mut others = self.optimizers.callers.iter().filter(stepped_elsewhere).map(|caller| caller.optimizer);
+        let known = match (others.next(), others.next()) {
+            (Some(only), None) if !has_state => Some(only),
+            _ => None,
+        };
+        let Some(caller) = self.optimizers.callers.iter_mut().find(|caller| caller.site == first.site) else { return };
+        caller.allocated_state = has_state;
+        if let Some(optimizer) = known {
+            caller.optimizer = optimizer;
+            self.is_known(first.site, optimizer, first.end_before);
+        }
+    }
+
+    /// Corrects the current step: what stepped at `site` is an optimizer that has stepped elsewhere. `end_before`: where
+    /// the step ends if the optimizer has stepped in it before.
+    fn is_known(&mut self, site: Site, optimizer: Site, end_before: Option<u64>) {
+        self.current.stepped.retain(|stepped| *stepped != site);
+        if !self.current.stepped.contains(&optimizer) {
+            self.current.stepped.push(optimizer);
+            self.current.joined =
+                self.current.joined.map(|(joined, end)| (if joined == site { optimizer } else { joined }, end));
+            return;
+        }
+        self.current.joined = self.current.joined.filter(|(joined, _)| *joined != site);
+        if let Some(end) = end_before {
+            self.end(end);
+            self.current.stepped_before = self.current.stepped.len();
+            self.current.stepped = vec![optimizer];
+            self.current.joined = None;
+        }
+    }
+
+    /// Takes the call of an optimizer. Returns where the current step ends if this optimizer has stepped in it; `None` if
+    /// nothing ran between two calls.
+    fn step_called(&mut self, site: Site, seq: u64) -> Option<u64> {
+        self.optimizers.calls += 1;
+        // The recording does not show a backward pass that is replayed as a CUDA graph. It can show the data loader's
+        // call for it.
+        let worked = self.backward_since(self.current.last_start) || self.loaders.last > self.current.last_start;
+        let end_before = self.current.last_end;
+        let joined = self.current.joined.take();
+        if !self.current.stepped.contains(&site) {
+            if let Some((_, end)) = self.current.stepped.first().zip(Some(self.current.last_end)).filter(|_| worked) {
+                self.current.joined = Some((site, end));
+            }
+            if self.current.stepped.len() < MAX_SITES {
+                self.current.stepped.push(site);
+            }
+        } else if worked {
+            if let Some((_, end)) = joined.filter(|(other, _)| *other == site) {
+                self.end(end);
+            }
+            self.end(self.current.last_end);
+            self.current.stepped_before = self.current.stepped.len();
+            self.current.stepped = vec![site];
+        } else {
+            self.current.joined = joined;
+        }
+        self.current.last_start = seq;
+        worked.then_some(end_before)
+    }
+
+    fn gradients_cleared(&mut self, site: Site, seq: u64) {
+        let calls = self.optimizers.calls;
+        let Some(before) = self.cleared.iter_mut().find(|cleared| cleared.site == site) else {
+            if self.cleared.len() < MAX_SITES {
+                self.cleared.push(Cleared { site, seq, calls });
+            }
+            return;
+        };
+        let Cleared { seq: since, calls: then, .. } = std::mem::replace(before, Cleared { site, seq, calls });
+        if calls != then || !self.backward_since(since) || !self.has_nodes {
+            return;
+        }
+        if !self.current.stepped.is_empty() {
+            self.end(self.current.last_end);
+            self.current.stepped_before = self.current.stepped.len();
+            self.current.stepped.clear();
+        }
+        self.current.joined = None;
+        let loader_after = self.loaders.last > self.last_backward;
+        self.end(if loader_after { self.loaders.last } else { seq });
+    }
+
+    fn end(&mut self, seq: u64) {
+        self.loaders.steps += usize::from(std::mem::take(&mut self.loaders.in_step));
+        self.ends.push(seq);
+    }
+
+    /// Ends the recording.
+    fn finish(&mut self) {
+        // A program that ended between two optimizers of a step had not finished that step.
+        let whole = self.current.stepped.len() >= self.current.stepped_before;
+        if !self.current.stepped.is_empty() && whole && self.optimizers.depths.values().all(|depth| *depth == 0) {
+            self.end(self.current.last_end);
+        }
+    }
+
+    /// Whether most steps begin with a data loader.
+    fn has_loaders(&self) -> bool {
+        self.loaders.steps * 2 > self.ends.len()
     }
 
     fn into_ends(self) -> StepEnds {

@@ -1,7 +1,9 @@
 //! What the blocks of a page refer to: strings, frames, stacks, allocation sites and tensor names. It grows with distinct
 //! stacks and names, never with events.
 
+use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::{BuildHasher, Hash, RandomState};
 
 use memtrace_trace::file::{Definitions, Frame};
 use memtrace_trace::ids::{ContextId, FrameId, StackId};
@@ -30,33 +32,70 @@ const MAX_LINE: usize = 400;
 const NATIVE: u8 = 1;
 const LIBRARY: u8 = 2;
 
+/// Rows that are numbered in the order in which they are added. Each key has one row.
+struct Rows<K, R, S = RandomState> {
+    numbers: HashMap<K, usize, S>,
+    all: Vec<R>,
+}
+
+impl<K, R, S: Default> Default for Rows<K, R, S> {
+    fn default() -> Rows<K, R, S> {
+        Rows { numbers: HashMap::default(), all: Vec::new() }
+    }
+}
+
+impl<K: Eq + Hash, R, S: BuildHasher> Rows<K, R, S> {
+    fn number<Q: Eq + Hash + ?Sized>(&self, key: &Q) -> Option<usize>
+    where
+        K: Borrow<Q>,
+    {
+        self.numbers.get(key).copied()
+    }
+
+    /// Adds the row of a new key. Returns its number.
+    fn add(&mut self, key: K, row: R) -> usize {
+        let number = self.all.len();
+        self.all.push(row);
+        self.numbers.insert(key, number);
+        number
+    }
+}
+
+/// The prefix tree of stacks.
+#[derive(Default)]
+struct StackTree {
+    /// The caller's node plus one, and the frame. 0 is the empty stack.
+    nodes: Rows<(usize, usize), (usize, usize)>,
+    /// By stack: its node plus one.
+    by_id: HashMap<StackId, usize, AddressBuildHasher>,
+}
+
+/// The names of the user's categories.
+struct CustomNames<'a> {
+    categorizer: Option<CustomCategorizer<'a>>,
+    /// By category: the number of its name.
+    numbers: Vec<usize>,
+}
+
+/// The name and the shape of tensors, and whether the name decides the module.
+type TensorKey = (Box<str>, Box<str>, bool);
+
 /// Collects what blocks refer to, and numbers it.
 pub(super) struct Dictionary<'a> {
     definitions: &'a Definitions,
     names: &'a Names,
     is_library: &'a dyn Fn(&Frame) -> bool,
-    strings: HashMap<Box<str>, usize>,
-    all_strings: Vec<Box<str>>,
-    /// By frame: its number and its row.
-    frames: HashMap<FrameId, usize, AddressBuildHasher>,
-    frame_rows: Vec<Value>,
+    strings: Rows<Box<str>, Box<str>>,
+    frames: Rows<FrameId, Value, AddressBuildHasher>,
     /// The program's own lines in stacks: by the number of the file's name, the name and the lines.
     own_lines: BTreeMap<usize, (Box<str>, BTreeSet<u32>)>,
-    /// Nodes of the prefix tree of stacks: the caller's node plus one, and the frame. 0 is the empty stack.
-    nodes: Vec<(usize, usize)>,
-    children: HashMap<(usize, usize), usize>,
-    stacks: HashMap<StackId, usize, AddressBuildHasher>,
-    sites: HashMap<SiteKey, usize, AddressBuildHasher>,
-    site_rows: Vec<[usize; 7]>,
-    /// By custom category: the number of its name.
-    custom_names: Vec<usize>,
-    custom: Option<CustomCategorizer<'a>>,
+    stacks: StackTree,
+    sites: Rows<SiteKey, [usize; 7], AddressBuildHasher>,
+    custom: CustomNames<'a>,
     modules: BlockModules<'a>,
     /// By call: the module plus one, 0 without one.
     called: HashMap<ContextId, usize, AddressBuildHasher>,
-    /// By name, shape, and whether the name decides the module.
-    tensors: HashMap<(Box<str>, Box<str>, bool), usize>,
-    tensor_rows: Vec<[usize; 3]>,
+    tensors: Rows<TensorKey, [usize; 3]>,
 }
 
 impl<'a> Dictionary<'a> {
@@ -71,26 +110,22 @@ impl<'a> Dictionary<'a> {
             definitions,
             names,
             is_library,
-            strings: HashMap::new(),
-            all_strings: Vec::new(),
-            frames: HashMap::default(),
-            frame_rows: Vec::new(),
+            strings: Rows::default(),
+            frames: Rows::default(),
             own_lines: BTreeMap::new(),
-            nodes: Vec::new(),
-            children: HashMap::new(),
-            stacks: HashMap::default(),
-            sites: HashMap::default(),
-            site_rows: Vec::new(),
-            custom_names: Vec::new(),
-            custom: custom_rules.map(|rules| CustomCategorizer::new(rules, definitions, names)),
+            stacks: StackTree::default(),
+            sites: Rows::default(),
+            custom: CustomNames {
+                categorizer: custom_rules.map(|rules| CustomCategorizer::new(rules, definitions, names)),
+                numbers: Vec::new(),
+            },
             modules,
             called: HashMap::default(),
-            tensors: HashMap::new(),
-            tensor_rows: Vec::new(),
+            tensors: Rows::default(),
         };
         for (_, name) in custom_rules.iter().flat_map(|rules| rules.categories()) {
             let name = dictionary.string(name);
-            dictionary.custom_names.push(name);
+            dictionary.custom.numbers.push(name);
         }
         dictionary
     }
@@ -98,20 +133,12 @@ impl<'a> Dictionary<'a> {
     /// The number of a text, made printable.
     pub(super) fn string(&mut self, text: &str) -> usize {
         let text = printable::line(text);
-        match self.strings.get(&*text) {
-            Some(number) => *number,
-            None => {
-                let number = self.all_strings.len();
-                self.all_strings.push((&*text).into());
-                self.strings.insert((&*text).into(), number);
-                number
-            }
-        }
+        self.strings.number(&*text).unwrap_or_else(|| self.strings.add((&*text).into(), (&*text).into()))
     }
 
     fn frame(&mut self, id: FrameId) -> Option<usize> {
-        if let Some(number) = self.frames.get(&id) {
-            return Some(*number);
+        if let Some(number) = self.frames.number(&id) {
+            return Some(number);
         }
         let frame = self.definitions.frame(id)?;
         let flags = if frame.native { NATIVE } else { 0 } | if (self.is_library)(frame) { LIBRARY } else { 0 };
@@ -119,10 +146,7 @@ impl<'a> Dictionary<'a> {
         if flags == 0 {
             self.own_lines.entry(file).or_insert_with(|| (frame.filename.clone(), BTreeSet::new())).1.insert(line);
         }
-        let number = self.frame_rows.len();
-        self.frame_rows.push(json!([name, file, line, flags]));
-        self.frames.insert(id, number);
-        Some(number)
+        Some(self.frames.add(id, json!([name, file, line, flags])))
     }
 
     /// The node of a stack plus one; 0 without known frames.
@@ -132,7 +156,7 @@ impl<'a> Dictionary<'a> {
         let definitions = self.definitions;
         for (id, frame) in definitions.walk_ids(stack) {
             if below.last().is_none_or(|(last, _)| *last != id)
-                && let Some(node) = self.stacks.get(&id)
+                && let Some(node) = self.stacks.by_id.get(&id)
             {
                 at = *node;
                 break;
@@ -141,16 +165,12 @@ impl<'a> Dictionary<'a> {
         }
         while let Some((id, frame)) = below.pop() {
             if let Some(frame) = self.frame(frame) {
-                let next = self.nodes.len();
-                let node = *self.children.entry((at, frame)).or_insert(next);
-                if node == next {
-                    self.nodes.push((at, frame));
-                }
-                at = node + 1;
+                let (nodes, key) = (&mut self.stacks.nodes, (at, frame));
+                at = nodes.number(&key).unwrap_or_else(|| nodes.add(key, key)) + 1;
             }
             // Frames that were inlined into one share its stack; the innermost is the last.
             if below.last().is_none_or(|(next, _)| *next != id) {
-                self.stacks.insert(id, at);
+                self.stacks.by_id.insert(id, at);
             }
         }
         at
@@ -169,22 +189,20 @@ impl<'a> Dictionary<'a> {
             ModuleSource::Call(call) => Some(call),
             ModuleSource::Tensor | ModuleSource::None => None,
         };
-        let custom = self.custom.as_ref().map(|custom| custom.category_of(block)).unwrap_or_default();
+        let categorizer = self.custom.categorizer.as_ref();
+        let custom = categorizer.map(|categorizer| categorizer.category_of(block)).unwrap_or_default();
         let pool = block.private_pool(category);
         let key = (block.stack, block.context, call, category as u8, block.phase as u8, custom, pool);
-        if let Some(site) = self.sites.get(&key) {
-            return *site;
+        if let Some(site) = self.sites.number(&key) {
+            return site;
         }
         let stack = self.stack(attributed_stack(self.definitions, block.stack, block.context));
         let node = self.definitions.context(block.context).map(|context| context.node.clone());
         let node = node.map_or(0, |node| 1 + self.string(&node));
         let module = call.map_or(0, |call| self.called(call));
-        let site = self.site_rows.len();
         let custom = custom.number().map_or(0, |number| 1 + number);
         let pool = private_pool_text(self.definitions, pool).map_or(0, |text| 1 + self.string(&text));
-        self.site_rows.push([stack, node, module, category as usize, block.phase as usize, custom, pool]);
-        self.sites.insert(key, site);
-        site
+        self.sites.add(key, [stack, node, module, category as usize, block.phase as usize, custom, pool])
     }
 
     fn called(&mut self, call: ContextId) -> usize {
@@ -202,15 +220,13 @@ impl<'a> Dictionary<'a> {
         let Some(named) = self.names.of_allocation(block.seq) else { return 0 };
         let decides = self.modules.source(block, classification.category) == ModuleSource::Tensor;
         let key = (named.text().into_boxed_str(), named.shape.clone(), decides);
-        if let Some(tensor) = self.tensors.get(&key) {
-            return *tensor;
+        if let Some(tensor) = self.tensors.number(&key) {
+            return tensor + 1;
         }
         let module = if decides { self.modules.holder(named) } else { None };
         let module = self.module(module);
         let row = [self.string(&key.0), self.string(&key.1), module];
-        self.tensor_rows.push(row);
-        self.tensors.insert(key, self.tensor_rows.len());
-        self.tensor_rows.len()
+        self.tensors.add(key, row) + 1
     }
 
     /// The program's own source lines near those that allocate: by file, ranges of lines with the first line's number.
@@ -240,12 +256,12 @@ impl<'a> Dictionary<'a> {
 
     /// The tables as JSON. `web/src/data/model.ts` has their types.
     pub(super) fn json(&self) -> Value {
-        let column = |at: usize| self.site_rows.iter().map(|row| row[at]).collect::<Vec<_>>();
+        let column = |at: usize| self.sites.all.iter().map(|row| row[at]).collect::<Vec<_>>();
         json!({
-            "strings": self.all_strings,
-            "frames": self.frame_rows,
-            "callers": self.nodes.iter().map(|(caller, _)| caller).collect::<Vec<_>>(),
-            "calls": self.nodes.iter().map(|(_, frame)| frame).collect::<Vec<_>>(),
+            "strings": self.strings.all,
+            "frames": self.frames.all,
+            "callers": self.stacks.nodes.all.iter().map(|(caller, _)| caller).collect::<Vec<_>>(),
+            "calls": self.stacks.nodes.all.iter().map(|(_, frame)| frame).collect::<Vec<_>>(),
             "sites": {
                 "stack": column(0), "node": column(1), "module": column(2), "category": column(3), "phase": column(4),
                 // The number of the custom category plus one; 0 if no rule matches.
@@ -253,8 +269,8 @@ impl<'a> Dictionary<'a> {
                 // The number of the private pool's id plus one; 0 without one.
                 "pool": column(6),
             },
-            "custom_categories": self.custom_names,
-            "tensors": self.tensor_rows,
+            "custom_categories": self.custom.numbers,
+            "tensors": self.tensors.all,
         })
     }
 }

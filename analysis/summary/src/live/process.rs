@@ -91,10 +91,16 @@ struct State {
     growth: Vec<Growth>,
     /// The allocated bytes before the current event, by the same index.
     levels: Vec<u64>,
+    counts: LiveCounts,
+    is_outdated: bool,
+}
+
+/// The events of the whole recording.
+#[derive(Debug, Default)]
+struct LiveCounts {
     events: u64,
     lost_events: u64,
     oom_count: u64,
-    is_outdated: bool,
 }
 
 impl LiveProcess {
@@ -123,9 +129,7 @@ impl LiveProcess {
             tracker,
             step: None,
             readings: BTreeMap::new(),
-            events: 0,
-            lost_events: 0,
-            oom_count: 0,
+            counts: LiveCounts::default(),
             is_outdated: false,
         };
         state.advance(path)?;
@@ -197,9 +201,9 @@ impl LiveProcess {
     pub fn report(&self) -> LiveProcessReport {
         let mut report = LiveProcessReport {
             trace: self.path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
-            events: self.state.events,
-            lost_events: self.state.lost_events,
-            oom_count: self.state.oom_count,
+            events: self.state.counts.events,
+            lost_events: self.state.counts.lost_events,
+            oom_count: self.state.counts.oom_count,
             step: self.state.step,
             phase: self.state.tracker.now().phase,
             ..LiveProcessReport::default()
@@ -314,7 +318,7 @@ impl State {
         for block in &blocks {
             match self.reader.decode(block, &mut events) {
                 Ok(()) => events.iter().for_each(|event| self.apply(event)),
-                Err(lost) => self.lost_events += u64::from(lost.events),
+                Err(lost) => self.counts.lost_events += u64::from(lost.events),
             }
         }
         Ok(!blocks.is_empty())
@@ -323,17 +327,17 @@ impl State {
     fn apply(&mut self, e: &Event) {
         // In a rotated trace, such events recreate what was in use.
         let is_new = !e.flags.contains(Flags::PREEXISTING);
-        self.events += u64::from(is_new);
+        self.counts.events += u64::from(is_new);
         if e.source == Source::Label {
             self.tracker.observe_label(e);
             return;
         }
         self.is_outdated |= e.stack.index() >= self.known_stacks && !e.stack.is_none() || self.is_of_new_source(e);
-        let State { replay, tracker, growth, oom_count, .. } = self;
+        let State { replay, tracker, growth, counts, .. } = self;
         replay.apply(e, |replay, slot, e, change| {
             if matches!(change, Change::Alloc(_) | Change::FreeRequested(_) | Change::Oom) {
                 tracker.observe(e);
-                *oom_count += u64::from(change == Change::Oom);
+                counts.oom_count += u64::from(change == Change::Oom);
             }
             if let Some(growth) = growth.get_mut(slot).filter(|_| is_new) {
                 growth.changed(e.ticks, replay.devices()[slot].allocator.usage().allocated);

@@ -26,8 +26,8 @@ use std::path::Path;
 use memtrace_trace::file::{Budget, Exceeded, untrusted};
 
 use self::builder::{ItemKind, SnapshotBuilder, Value};
-use self::notices::ReadStatistics;
 pub use self::notices::TOPIC as SNAPSHOT_TOPIC;
+use self::notices::{IgnoredParts, ReadStatistics};
 use self::read_error::ReadError;
 use self::reader::ByteReader;
 pub use self::recording::{SNAPSHOT_END_REASON, SnapshotRecording};
@@ -148,7 +148,8 @@ fn read(path: &Path, file: File, progress: &mut dyn FnMut(u64, u64)) -> Result<(
         }
     }
     let (is_complete, cut_texts) = (error.is_none(), reader.cut_texts);
-    let statistics = ReadStatistics { is_complete, cut_texts, trailing_bytes, ..ReadStatistics::default() };
+    let ignored = IgnoredParts { trailing_bytes, ..IgnoredParts::default() };
+    let statistics = ReadStatistics { is_complete, cut_texts, ignored, ..ReadStatistics::default() };
     drop(reader);
     match SnapshotRecording::of(builder, value, statistics, &budget) {
         Ok(recording) => Ok((recording, problems)),

@@ -10,18 +10,8 @@ pub(super) struct ReadStatistics {
     pub(super) is_complete: bool,
     /// Texts that were cut because of their length.
     pub(super) cut_texts: u64,
-    /// The number of events of all devices.
-    pub(super) events: u64,
-    pub(super) allocations: u64,
-    pub(super) without_stack: u64,
-    /// Of the frees of allocations in the recording: those with the allocation's stack, and all that have a stack.
-    pub(super) frees_of_allocation: u64,
-    pub(super) frees_with_stack: u64,
-    /// Blocks, bytes and segments older than the first event, and blocks of which only the free is known.
-    pub(super) before_blocks: u64,
-    pub(super) before_bytes: u64,
-    pub(super) before_segments: u64,
-    pub(super) before_known_by_free: u64,
+    pub(super) events: EventStatistics,
+    pub(super) before: BeforeEvents,
     /// Blocks that were allocated after the events had been captured and before the state was.
     pub(super) after_blocks: u64,
     pub(super) no_times: bool,
@@ -30,6 +20,33 @@ pub(super) struct ReadStatistics {
     pub(super) devices_without_events: Vec<i64>,
     /// Segments and events of pinned host memory.
     pub(super) pinned_host_memory: [u64; 2],
+    pub(super) ignored: IgnoredParts,
+}
+
+/// The events of all devices.
+#[derive(Clone, Debug, Default)]
+pub(super) struct EventStatistics {
+    pub(super) all: u64,
+    pub(super) allocations: u64,
+    pub(super) without_stack: u64,
+    /// Of the frees of allocations in the recording: those with the allocation's stack, and all that have a stack.
+    pub(super) frees_of_allocation: u64,
+    pub(super) frees_with_stack: u64,
+}
+
+/// What is older than the first event.
+#[derive(Clone, Debug, Default)]
+pub(super) struct BeforeEvents {
+    pub(super) blocks: u64,
+    pub(super) bytes: u64,
+    pub(super) segments: u64,
+    /// Blocks of which only the free is known.
+    pub(super) known_by_free: u64,
+}
+
+/// The parts of the file that were not read.
+#[derive(Clone, Debug, Default)]
+pub(super) struct IgnoredParts {
     pub(super) malformed_events: u64,
     pub(super) malformed_segments: u64,
     pub(super) malformed_times: u64,
@@ -52,29 +69,32 @@ impl ReadStatistics {
         let mut add = |text: String| {
             notices.push(Notice { topic: TOPIC.into(), text: text.into(), status: NoticeStatus::Remark });
         };
-        if self.events == 0 {
+        if self.events.all == 0 {
             add("the snapshot contains no events, only the state at its end; call \
                  torch.cuda.memory._record_memory_history() before the allocations"
                 .into());
-        } else if self.before_blocks + self.before_segments > 0 {
+        } else if self.before.blocks + self.before.segments > 0 {
             add(format!(
                 "{} blocks ({} bytes) and {} segments are older than its first event: the recording started after their \
                  allocation, or its ring buffer (max_entries) overwrote it; {} of these blocks are known only by their free",
-                self.before_blocks, self.before_bytes, self.before_segments, self.before_known_by_free
+                self.before.blocks, self.before.bytes, self.before.segments, self.before.known_by_free
             ));
         }
-        if self.allocations > 0 && self.without_stack > 0 {
-            let reason = if self.without_stack == self.allocations {
+        if self.events.allocations > 0 && self.events.without_stack > 0 {
+            let reason = if self.events.without_stack == self.events.allocations {
                 "the snapshot was recorded without stacks"
             } else {
                 "backward threads run no Python code"
             };
-            add(format!("{} of {} allocations have no stack: {reason}", self.without_stack, self.allocations));
+            add(format!(
+                "{} of {} allocations have no stack: {reason}",
+                self.events.without_stack, self.events.allocations
+            ));
         }
-        if self.frees_with_stack > 0 && self.frees_of_allocation == self.frees_with_stack {
+        if self.events.frees_with_stack > 0 && self.events.frees_of_allocation == self.events.frees_with_stack {
             add(format!(
                 "all {} frees have the stack of their allocation, not their own (context=\"alloc\")",
-                self.frees_with_stack
+                self.events.frees_with_stack
             ));
         }
         if self.no_times {
@@ -99,16 +119,16 @@ impl ReadStatistics {
             let [segments, events] = self.pinned_host_memory;
             add(format!("{segments} segments and {events} events of pinned host memory are not reported"));
         }
-        for (name, count) in self.unknown_actions.iter().take(8) {
+        for (name, count) in self.ignored.unknown_actions.iter().take(8) {
             add(format!("{count} events have an unknown action: {name}"));
         }
         for (count, what) in [
-            (self.malformed_events, "events are invalid: no action, no address or an impossible size"),
-            (self.malformed_segments, "segments and blocks are invalid: no address or an impossible size"),
-            (self.malformed_times, "events have an impossible time and get the time of the event before"),
-            (self.trailing_bytes, "bytes after the end of the snapshot are not read"),
-            (self.repeated_traces, "lists of events occur again and are read once"),
-            (self.excess_pools, "events and segments belong to private pools beyond the supported 65,535"),
+            (self.ignored.malformed_events, "events are invalid: no action, no address or an impossible size"),
+            (self.ignored.malformed_segments, "segments and blocks are invalid: no address or an impossible size"),
+            (self.ignored.malformed_times, "events have an impossible time and get the time of the event before"),
+            (self.ignored.trailing_bytes, "bytes after the end of the snapshot are not read"),
+            (self.ignored.repeated_traces, "lists of events occur again and are read once"),
+            (self.ignored.excess_pools, "events and segments belong to private pools beyond the supported 65,535"),
             (self.cut_texts, "texts of more than 64 KiB are cut"),
         ] {
             if count > 0 {

@@ -106,7 +106,7 @@ pub(super) fn reconstruct(
     budget: &Budget,
 ) -> Result<PriorState, Exceeded> {
     let EventScan { live, mut prior_blocks, segment_rows } = scan_events(rows, row_ranges, statistics, budget)?;
-    statistics.before_known_by_free += prior_blocks.len() as u64;
+    statistics.before.known_by_free += prior_blocks.len() as u64;
     let mut mapped: BTreeMap<u64, MappedRange> = BTreeMap::new();
     let mut totals = None;
     if let Some(segments) = final_state.segments {
@@ -123,11 +123,11 @@ pub(super) fn reconstruct(
         prior_blocks.extend(unmatched.into_iter().filter(|block| !allocated_later.contains(&block.addr)));
     }
     undo_segment_events(rows, &segment_rows, &mut mapped, final_state.has_pools);
-    statistics.before_blocks += prior_blocks.len() as u64;
-    statistics.before_bytes = prior_blocks
+    statistics.before.blocks += prior_blocks.len() as u64;
+    statistics.before.bytes = prior_blocks
         .iter()
-        .fold(statistics.before_bytes, |sum, block| sum.saturating_add(block.size.unwrap_or(block.requested)));
-    statistics.before_segments += mapped.len() as u64;
+        .fold(statistics.before.bytes, |sum, block| sum.saturating_add(block.size.unwrap_or(block.requested)));
+    statistics.before.segments += mapped.len() as u64;
     prior_blocks.sort_by_key(|block| block.addr);
     let events = recreating_events(&mapped, &prior_blocks, final_state);
     budget.hold(2 * size_of_val(&events[..]) as u64)?;
@@ -148,18 +148,18 @@ fn scan_events(
             budget.check(live + scan.prior_blocks.len() as u64 * PRIOR_BLOCK_BYTES)?;
         }
         let Some(row) = rows.get(index as usize) else { continue };
-        statistics.events += 1;
+        statistics.events.all += 1;
         match row.action {
             Action::Alloc => {
-                statistics.allocations += 1;
-                statistics.without_stack += u64::from(row.stack.is_none() && row.context.is_none());
+                statistics.events.allocations += 1;
+                statistics.events.without_stack += u64::from(row.stack.is_none() && row.context.is_none());
                 scan.live.insert(row.addr, LiveBlock { origin: Origin::Row(index), stack: row.stack });
             }
             Action::FreeRequested => match scan.live.get(&row.addr) {
                 Some(block) => {
                     if matches!(block.origin, Origin::Row(_)) && !row.stack.is_none() {
-                        statistics.frees_with_stack += 1;
-                        statistics.frees_of_allocation += u64::from(block.stack == row.stack);
+                        statistics.events.frees_with_stack += 1;
+                        statistics.events.frees_of_allocation += u64::from(block.stack == row.stack);
                     }
                 }
                 None => {

@@ -65,14 +65,14 @@ impl SnapshotRecording {
         let DeviceTraces { mut traces, repeated, invalid_items } =
             top.and_then(|top| top.traces).map(|v| DeviceTraces::of(&builder, v)).unwrap_or_default();
         let has_state = top.is_none_or(|top| top.segments.is_some());
-        statistics.repeated_traces = repeated;
+        statistics.ignored.repeated_traces = repeated;
         statistics.has_state = has_state;
         statistics.no_times = !builder.has_times && builder.rows.len() > 0;
-        statistics.malformed_events = builder.invalid.malformed_events + invalid_items;
-        statistics.malformed_segments = builder.invalid.malformed_segments;
-        statistics.malformed_times = builder.invalid.times;
-        statistics.excess_pools = builder.invalid.pools;
-        statistics.unknown_actions = builder
+        statistics.ignored.malformed_events = builder.invalid.malformed_events + invalid_items;
+        statistics.ignored.malformed_segments = builder.invalid.malformed_segments;
+        statistics.ignored.malformed_times = builder.invalid.times;
+        statistics.ignored.excess_pools = builder.invalid.pools;
+        statistics.ignored.unknown_actions = builder
             .invalid
             .unknown_actions
             .iter()
@@ -87,12 +87,12 @@ impl SnapshotRecording {
             Some(top) => {
                 let segments =
                     top.segments.map(|value| item_ranges(&builder, value, ItemKind::Segment)).unwrap_or_default();
-                statistics.malformed_segments += segments.invalid_items;
+                statistics.ignored.malformed_segments += segments.invalid_items;
                 let numbers: Vec<usize> = row_indices(&segments.ranges).map(|number| number as usize).collect();
                 // A segment that is named again would count its blocks again.
                 let mut seen = HashSet::new();
                 let distinct: Vec<usize> = numbers.iter().copied().filter(|number| seen.insert(*number)).collect();
-                statistics.malformed_segments += (numbers.len() - distinct.len()) as u64;
+                statistics.ignored.malformed_segments += (numbers.len() - distinct.len()) as u64;
                 distinct
             }
         };
@@ -102,7 +102,7 @@ impl SnapshotRecording {
             let Some(ordinal) =
                 i16::try_from(segment.device).ok().filter(|device| (*device as i64) < MAX_DEVICES as i64)
             else {
-                statistics.malformed_segments += 1;
+                statistics.ignored.malformed_segments += 1;
                 continue;
             };
             segments.entry(ordinal.max(0)).or_default().push(*segment);

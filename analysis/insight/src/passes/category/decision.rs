@@ -160,7 +160,7 @@ impl Categorizer {
             FrameMemory::Parameter => Category::Parameter,
             // A loaded checkpoint is the model itself, unless the program has another copy of the parameters.
             FrameMemory::Checkpoint if self.facts.has_names => Category::Checkpoint,
-            FrameMemory::Checkpoint if self.learned.parameter_sizes.contains(&block.requested) => Category::Checkpoint,
+            FrameMemory::Checkpoint if self.learned.parameters.sizes.contains(&block.requested) => Category::Checkpoint,
             FrameMemory::Checkpoint => Category::Parameter,
         };
         is(category, rule.id)
@@ -188,7 +188,7 @@ impl Categorizer {
             // The recording shows no step that could use the block.
             _ if end.now.step.is_none() => is(Category::Unknown, CategoryRuleId::UnknownAtLoad),
             _ if tracker.is_inference() => {
-                let equal_blocks = self.learned.allocated_at_load.get(&block.requested).copied().unwrap_or_default();
+                let equal_blocks = self.learned.at_load.sizes.get(&block.requested).copied().unwrap_or_default();
                 let is_kept = self.learned.model_calls >= block.model_calls + CACHED_CALLS;
                 if self.facts.has_names && is_kept && equal_blocks >= CACHE_BLOCKS && equal_blocks % 2 == 0 {
                     is(Category::KvCache, CategoryRuleId::KvCacheEqualBlocks)
@@ -233,11 +233,11 @@ impl Categorizer {
         if tracker.is_inference() && !collected {
             let outlives = self.learned.model_calls.saturating_sub(block.model_calls);
             let may_cache = self.facts.may_cache(block.stack);
-            let growth = self.learned.growth.get(&block.stack);
+            let growth = self.learned.growth.by_stack.get(&block.stack);
             // A model with a cache does constant work per token, so the sizes of other stacks do not grow. The last
             // version of a cache is never replaced: it is still allocated at the end. `is_cache` covers that version.
             let is_replaced = end.free.is_some() && (1..=GROWN_CALLS).contains(&outlives);
-            let has_constant_work = STEADY_PART * self.learned.steady_stacks >= self.learned.frequent_stacks;
+            let has_constant_work = STEADY_PART * self.learned.growth.steady >= self.learned.growth.frequent;
             let grows = |g: &StackGrowth| g.is_cache || is_replaced && g.grown >= 2 && has_constant_work;
             if may_cache && growth.is_some_and(grows) {
                 return is(Category::KvCache, CategoryRuleId::KvCacheGrows);
@@ -299,7 +299,7 @@ impl Categorizer {
         // without gradients, such as a teacher's results, is freed after the step's backward pass.
         let outlives = self.learned.model_calls.saturating_sub(block.model_calls);
         let same_pass = block.position.backward_passes == end.now.backward_passes;
-        let grows = || self.learned.growth.get(&block.stack).is_some_and(|growth| growth.grown >= 2);
+        let grows = || self.learned.growth.by_stack.get(&block.stack).is_some_and(|growth| growth.grown >= 2);
         let is_kept =
             self.is_kept(block, end) || same_pass && (outlives >= CACHED_CALLS || is_plain && outlives > 0 && grows());
         let collected = end.free.is_some_and(|e| e.flags.contains(Flags::IN_GC));
@@ -364,7 +364,7 @@ impl Categorizer {
         let outside = || end.free.is_some_and(|e| !end.is_truncated && tracker.is_outside_engine(e));
         if self.in_one_call(block, end) {
             is(Category::Temporary, CategoryRuleId::TemporaryFreedByNode)
-        } else if self.learned.parameter_sizes.contains(&block.requested) && outside() {
+        } else if self.learned.parameters.sizes.contains(&block.requested) && outside() {
             // `torch.func.grad` and `autograd.grad` return gradients of parameters.
             is(Category::Gradient, CategoryRuleId::GradientFreedOutsideEngine)
         } else if end.is_truncated || outlives_backward(block, end.now) {

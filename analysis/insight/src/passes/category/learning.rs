@@ -62,20 +62,12 @@ pub(super) struct Learned {
     in_model: bool,
     /// What is allocated now.
     pub(super) live: LiveBlocks,
-    /// Requested sizes of the blocks that building, moving and filling models allocated.
-    pub(super) parameter_sizes: HashSet<u64, AddressBuildHasher>,
-    /// Stacks outside of loading that allocated a named parameter of this requested size. `parameter_stacks`: stacks
-    /// that allocated a named parameter while loading.
-    parameter_sites: HashSet<(StackId, u64)>,
-    parameter_stacks: HashSet<StackId, AddressBuildHasher>,
-    /// The parameters of each module.
-    pub(super) owners: Owners,
+    pub(super) parameters: LearnedParameters,
     /// Requested sizes of the gradients so far.
     pub(super) gradient_sizes: HashSet<u64, AddressBuildHasher>,
     /// By stack: whether it loads data.
     data_stacks: Vec<bool>,
-    /// The innermost frames outside PyTorch that allocated unnamed tensors before the first forward pass.
-    load_frames: HashSet<FrameId, AddressBuildHasher>,
+    pub(super) at_load: AllocatedAtLoad,
     /// Whether the program loads a batch for each step or call.
     pub(super) loads_batches: bool,
     /// Stacks whose blocks the program keeps.
@@ -84,15 +76,63 @@ pub(super) struct Learned {
     pub(super) graph_pools: HashSet<u16>,
     /// Whether a request failed. Then the gradients of that time have names, if any have.
     pub(super) out_of_memory: bool,
-    /// By stack: allocations per call of the model. Filled only for stacks inside the model of an inference-only
-    /// program, and for evaluation code outside the model.
-    pub(super) growth: HashMap<StackId, StackGrowth, AddressBuildHasher>,
-    /// The number of stacks that allocated in [`SEVERAL_CALLS`] calls of the model. `steady_stacks`: those of them
-    /// whose requested size does not grow ([`StackGrowth::is_steady`]).
-    pub(super) frequent_stacks: u32,
-    pub(super) steady_stacks: u32,
-    /// By requested size: how many blocks user code that no rule matches allocated before the first forward pass.
-    pub(super) allocated_at_load: HashMap<u64, u32, AddressBuildHasher>,
+    pub(super) growth: GrowingStacks,
+}
+
+/// The parameters that the recording has shown so far.
+#[derive(Clone, Debug, Default)]
+pub(super) struct LearnedParameters {
+    /// Requested sizes of the blocks that building, moving and filling models allocated.
+    pub(super) sizes: HashSet<u64, AddressBuildHasher>,
+    /// Stacks outside of loading that allocated a named parameter of this requested size.
+    sites: HashSet<(StackId, u64)>,
+    /// Stacks that allocated a named parameter while loading.
+    load_stacks: HashSet<StackId, AddressBuildHasher>,
+    /// The parameters of each module.
+    pub(super) owners: Owners,
+}
+
+/// The unnamed tensors that user code which no rule matches allocated before the first forward pass.
+#[derive(Clone, Debug, Default)]
+pub(super) struct AllocatedAtLoad {
+    /// The innermost frames outside PyTorch that allocated them.
+    frames: HashSet<FrameId, AddressBuildHasher>,
+    /// By requested size: the number of blocks.
+    pub(super) sizes: HashMap<u64, u32, AddressBuildHasher>,
+}
+
+/// Allocations per call of the model. Only for stacks inside the model of an inference-only program, and for evaluation
+/// code outside the model.
+#[derive(Clone, Debug, Default)]
+pub(super) struct GrowingStacks {
+    pub(super) by_stack: HashMap<StackId, StackGrowth, AddressBuildHasher>,
+    /// The number of stacks that allocated in [`SEVERAL_CALLS`] calls of the model.
+    pub(super) frequent: u32,
+    /// The number of those whose requested size does not grow ([`StackGrowth::is_steady`]).
+    pub(super) steady: u32,
+}
+
+impl GrowingStacks {
+    /// Counts an allocation of a stack whose blocks may grow from call to call of the model. `now`: the number of calls.
+    fn count(&mut self, stack: StackId, requested: u64, now: u32) {
+        let first =
+            StackGrowth { first: now, calls: 1, call: now, size: requested, grown: 0, increases: 0, is_cache: false };
+        let growth = self.by_stack.entry(stack).or_insert(first);
+        if growth.call == now {
+            return;
+        }
+        let counted_before = growth.calls >= SEVERAL_CALLS;
+        let steady_before = counted_before && growth.is_steady();
+        let grew = requested > growth.size;
+        growth.calls += 1;
+        growth.increases += u32::from(grew);
+        growth.grown = if grew { growth.grown + 1 } else { 0 };
+        (growth.call, growth.size) = (now, requested);
+        let is_counted = growth.calls >= SEVERAL_CALLS;
+        self.frequent += u32::from(is_counted && !counted_before);
+        self.steady += u32::from(is_counted && growth.is_steady());
+        self.steady -= u32::from(steady_before);
+    }
 }
 
 impl Learned {
@@ -117,7 +157,7 @@ impl Learned {
     /// Whether a frame allocated unnamed tensors before the first forward pass too, such as the first batch.
     #[inline]
     pub(super) fn allocated_at_load_by(&self, frame: FrameId) -> bool {
-        !frame.is_none() && self.load_frames.contains(&frame)
+        !frame.is_none() && self.at_load.frames.contains(&frame)
     }
 
     /// Whether the program keeps blocks of this stack.
@@ -127,18 +167,18 @@ impl Learned {
 
     /// Whether parameters of this size had this stack outside of loading: code that replaces parameters.
     pub(super) fn replaces_parameters(&self, stack: StackId, requested: u64) -> bool {
-        self.parameter_sites.contains(&(stack, requested))
+        self.parameters.sites.contains(&(stack, requested))
     }
 
     /// Whether a stack has allocated parameters while loading.
     pub(super) fn loads_parameters(&self, stack: StackId) -> bool {
-        self.parameter_stacks.contains(&stack)
+        self.parameters.load_stacks.contains(&stack)
     }
 
     /// Whether a block of this size can be a parameter's gradient: a parameter has this size, and fewer gradients have
     /// it than parameters.
     pub(super) fn may_be_gradient(&self, requested: u64) -> bool {
-        self.parameter_sizes.contains(&requested) && self.live.may_be_gradient(requested)
+        self.parameters.sizes.contains(&requested) && self.live.may_be_gradient(requested)
     }
 
     /// Whether the module whose call allocates the block of `e` has a weight of twice the size without a cast. Where
@@ -147,7 +187,8 @@ impl Learned {
         if e.context.is_none() {
             return true;
         }
-        let weights = names.and_then(|names| self.owners.count_of_call(names, e, 2 * requested)).unwrap_or(1);
+        let weights =
+            names.and_then(|names| self.parameters.owners.count_of_call(names, e, 2 * requested)).unwrap_or(1);
         self.live.casts_in_call(e.context, requested) < weights
     }
 
@@ -165,15 +206,15 @@ impl Learned {
         self.live.add(e, requested, proof);
         match proof {
             Proof::Named(TensorKind::Parameter) if classification.phase == Phase::Load => {
-                self.parameter_stacks.insert(e.stack);
+                self.parameters.load_stacks.insert(e.stack);
             }
             Proof::Named(TensorKind::Parameter) => {
-                self.parameter_sites.insert((e.stack, requested));
+                self.parameters.sites.insert((e.stack, requested));
             }
             _ => {}
         }
         if is_parameter(proof) {
-            self.parameter_sizes.insert(requested);
+            self.parameters.sizes.insert(requested);
         }
         match (classification.phase, proof) {
             // Between a backward pass and the next forward pass, user code with gradients that no rule matches loads the
@@ -189,43 +230,21 @@ impl Learned {
                     classification.phase == Phase::Data && !is_scalar(requested) && tracker.now().step.is_some();
             }
             (Phase::Load, Proof::None) => {
-                *self.allocated_at_load.entry(requested).or_default() += 1;
-                self.load_frames.insert(caller);
+                *self.at_load.sizes.entry(requested).or_default() += 1;
+                self.at_load.frames.insert(caller);
             }
             (Phase::Eval | Phase::Generate | Phase::Rollout | Phase::Forward, Proof::None)
                 if tracker.is_inference() && self.in_model =>
             {
-                self.count_growth(e.stack, requested);
+                self.growth.count(e.stack, requested, self.model_calls);
             }
             (Phase::Eval | Phase::Generate | Phase::Rollout, Proof::None)
                 if !tracker.is_inference() && tracker.stacks().facts(e.stack).outermost_compute.is_none() =>
             {
-                self.count_growth(e.stack, requested);
+                self.growth.count(e.stack, requested, self.model_calls);
             }
             _ => {}
         }
-    }
-
-    /// Takes an allocation of a stack whose blocks may grow from call to call of the model.
-    fn count_growth(&mut self, stack: StackId, requested: u64) {
-        let now = self.model_calls;
-        let first =
-            StackGrowth { first: now, calls: 1, call: now, size: requested, grown: 0, increases: 0, is_cache: false };
-        let growth = self.growth.entry(stack).or_insert(first);
-        if growth.call == now {
-            return;
-        }
-        let counted_before = growth.calls >= SEVERAL_CALLS;
-        let steady_before = counted_before && growth.is_steady();
-        let grew = requested > growth.size;
-        growth.calls += 1;
-        growth.increases += u32::from(grew);
-        growth.grown = if grew { growth.grown + 1 } else { 0 };
-        (growth.call, growth.size) = (now, requested);
-        let is_counted = growth.calls >= SEVERAL_CALLS;
-        self.frequent_stacks += u32::from(is_counted && !counted_before);
-        self.steady_stacks += u32::from(is_counted && growth.is_steady());
-        self.steady_stacks -= u32::from(steady_before);
     }
 
     /// Takes the category of a block and records the size of a gradient.
@@ -240,7 +259,7 @@ impl Learned {
     #[inline]
     pub(super) fn learn_cache(&mut self, block: &BlockAllocation, classification: &BlockClassification) {
         if classification.rule == CategoryRuleId::KvCacheGrows
-            && let Some(growth) = self.growth.get_mut(&block.stack)
+            && let Some(growth) = self.growth.by_stack.get_mut(&block.stack)
         {
             growth.is_cache = true;
         }

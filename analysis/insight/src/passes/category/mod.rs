@@ -108,7 +108,7 @@ impl Categorizer {
         self.learned.count_model_calls(in_model, counts);
         let name = names.and_then(|names| names.of_allocation(e.seq));
         if let Some(name) = name.filter(|name| name.kind == TensorKind::Parameter) {
-            self.learned.owners.add(name, block.requested);
+            self.learned.parameters.owners.add(name, block.requested);
         }
         let proof = self.facts.proof(e, block.requested, classification, name, &self.learned);
         let proof = match proof {
