@@ -16,7 +16,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let path = PathBuf::from(std::env::args().nth(1).ok_or("RUN")?);
     for process in open_run(&path)?.processes() {
         let start = Instant::now();
-        let names = Names::of(process.recording());
+        let names = Names::of_process(process);
         eprintln!("names      {:>7.1} ms", start.elapsed().as_secs_f64() * 1e3);
         process.recording().stream(&mut |events| {
             for event in events {

@@ -35,7 +35,7 @@ pub fn blocks_csv(
     progress: &mut dyn FnMut(u64),
 ) -> Result<()> {
     let recording = process.recording();
-    let names = Names::of(recording);
+    let names = Names::of_process(process);
     let mut writer = CsvWriter {
         out: BufWriter::new(out),
         definitions: process.definitions(),

@@ -67,7 +67,7 @@ pub fn flame_graph(
 ) -> Result<()> {
     let recording = process.recording();
     let mut sums = SiteSums::new(process, window, of);
-    Analysis::with_observer(recording, process.trace_index(), &Names::of(recording), &mut sums, progress);
+    Analysis::with_observer(recording, process.trace_index(), &Names::of_process(process), &mut sums, progress);
     let devices = sums.finish().map(|(device, sites)| (device_name(device), sites));
     let devices: Vec<(String, Vec<(AllocationSite, u64)>)> = devices.collect();
     let written = match format {

@@ -68,7 +68,7 @@ pub fn snapshot(
     options: &SnapshotOptions,
     progress: &mut dyn FnMut(u64),
 ) -> Result<SnapshotReport> {
-    let names = Names::of(process.recording());
+    let names = Names::of_process(process);
     std::thread::scope(|scope| {
         let writer = SnapshotWriter::new(process, &names, BackgroundWriter::new(scope, out), options);
         writer.write(process, progress).map_err(Error::io("cannot write the snapshot"))

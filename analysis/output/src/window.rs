@@ -249,7 +249,7 @@ impl Window {
     ) -> Result<()> {
         let recording = process.recording();
         let mut steps = StepFinder { from, to, found: None, recorded: None };
-        Analysis::with_observer(recording, process.trace_index(), &Names::of(recording), &mut steps, progress);
+        Analysis::with_observer(recording, process.trace_index(), &Names::of_process(process), &mut steps, progress);
         let Some((first, last)) = steps.found else {
             let range = if from == to { format!("step {from}") } else { format!("steps {from}-{to}") };
             let has = match steps.recorded {

@@ -4,7 +4,7 @@ use memtrace_trace::file::Cycle;
 use memtrace_trace::ids::{ContextId, StackId};
 
 use super::locate::locate;
-use memtrace_input::Recording;
+use memtrace_input::Process;
 
 /// A cycle, and the allocation of a tensor that it held.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -18,12 +18,13 @@ pub struct ReferenceCycle {
     pub allocation: Option<(i16, StackId, ContextId)>,
 }
 
-/// All cycles of a recording, in the order of their time. Streams the recording once more if there are any.
-pub fn reference_cycles(recording: &dyn Recording) -> Vec<ReferenceCycle> {
+/// All cycles of a process, in the order of their time. Streams its recording if there are any.
+pub fn reference_cycles(process: &Process) -> Vec<ReferenceCycle> {
     let mut all = Vec::new();
-    let cycles = recording.definitions().cycles.iter();
+    let cycles = process.definitions().cycles.iter();
     locate(
-        recording,
+        process.recording(),
+        process.trace_index(),
         cycles,
         |cycle: &Cycle| (cycle.seq, cycle.address),
         |cycle, found| {

@@ -4,7 +4,7 @@ use memtrace_trace::file::Holder;
 use memtrace_trace::ids::{ContextId, StackId};
 
 use super::locate::locate;
-use memtrace_input::Recording;
+use memtrace_input::Process;
 
 /// A block that a Python path holds from a scan on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -36,12 +36,13 @@ pub struct HolderChange {
     pub block: Option<HeldBlock>,
 }
 
-/// All changes of a recording, in the order of their time. Streams the recording once more if there are any.
-pub fn holder_changes(recording: &dyn Recording) -> Vec<HolderChange> {
+/// All changes of a process, in the order of their time. Streams its recording if there are any.
+pub fn holder_changes(process: &Process) -> Vec<HolderChange> {
     let mut all = Vec::new();
     locate(
-        recording,
-        recording.definitions().holders.iter(),
+        process.recording(),
+        process.trace_index(),
+        process.definitions().holders.iter(),
         |holder: &Holder| (holder.seq, holder.address),
         |holder, found| {
             let block = found.map(|(device, block)| HeldBlock {

@@ -13,6 +13,7 @@ use memtrace_input::TraceIndex;
 /// contained the address, or `None`.
 pub(super) fn locate<'a, T: 'a>(
     recording: &dyn Recording,
+    trace_index: &TraceIndex,
     targets: impl Iterator<Item = &'a T>,
     at: impl Fn(&T) -> (u64, u64),
     mut found: impl FnMut(&'a T, Option<(i16, Block)>),
@@ -25,8 +26,7 @@ pub(super) fn locate<'a, T: 'a>(
     // In a real recording, few names lie inside of blocks, and they are read together.
     let mut allowance = INDEXED_BLOCKS + INDEXED_BLOCKS_PER_TARGET * waiting.len() as u64;
     let mut waiting = waiting.into_iter().peekable();
-    let trace_index = TraceIndex::of(recording);
-    let mut replay = Replay::new(&trace_index, None);
+    let mut replay = Replay::new(trace_index, None);
     recording.stream(&mut |events: &[Event]| {
         let mut rest = events;
         while let Some(until) = waiting.peek().map(|target| at(target).0) {

@@ -11,7 +11,7 @@ use memtrace_trace::ids::{ContextId, StackId};
 
 use super::locate::locate;
 use memtrace_input::AddressMap;
-use memtrace_input::Recording;
+use memtrace_input::{Process, Recording, TraceIndex};
 
 /// The names of the memory of one allocation.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -75,11 +75,19 @@ pub struct Names {
 }
 
 impl Names {
-    /// Takes a recording. Streams it once more if it has names of tensors.
+    /// The names of a recording. Streams it if it has names of tensors.
     pub fn of(recording: &dyn Recording) -> Names {
-        let definitions = recording.definitions();
-        let mut names = Names::of_modules(definitions);
-        names.match_allocations(recording);
+        let mut names = Names::of_modules(recording.definitions());
+        if !recording.definitions().tensor_names.is_empty() {
+            names.match_allocations(recording, &TraceIndex::of(recording));
+        }
+        names
+    }
+
+    /// [`Self::of`] the recording of a process, whose index is known.
+    pub fn of_process(process: &Process) -> Names {
+        let mut names = Names::of_modules(process.definitions());
+        names.match_allocations(process.recording(), process.trace_index());
         names
     }
 
@@ -176,10 +184,11 @@ impl Names {
         names
     }
 
-    fn match_allocations(&mut self, recording: &dyn Recording) {
+    fn match_allocations(&mut self, recording: &dyn Recording, trace_index: &TraceIndex) {
         let names = recording.definitions().tensor_names.iter();
         locate(
             recording,
+            trace_index,
             names,
             |name: &TensorName| (name.seq, name.address),
             |name, found| match found {

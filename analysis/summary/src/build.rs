@@ -104,7 +104,7 @@ pub fn summarize_with(
         };
         let total = process.recording().event_count();
         let mut on_progress = |done| progress(Progress { what: &what, done, total });
-        let names = Names::of(process.recording());
+        let names = Names::of_process(process);
         let custom_rules = options.custom_rules;
         let points = release_points(options.released_after.map_or(&[], std::slice::from_ref), process.definitions());
         let mut observers = Observers::default();
@@ -367,7 +367,7 @@ fn process_summary(
         holders: Holders::of(process, &explained_ooms, &released_at(analysis)),
         points,
         machine,
-        outputs: OutputNames::of(&analysis.cuda_graphs, names, process.recording()),
+        outputs: OutputNames::of(&analysis.cuda_graphs, names, process),
     };
     let found = |device| ooms.iter().find(|found| found.device == device);
     let mut devices: Vec<DeviceSummary> =
@@ -713,8 +713,8 @@ impl Context<'_> {
             locations: &self.locations,
             table: &self.table,
             ns_per_tick: self.calibration.ns_per_tick(),
-            names: &|| Names::of(self.process.recording()),
-            cycles: &|| reference_cycles(self.process.recording()),
+            names: self.names,
+            cycles: &|| reference_cycles(self.process),
         };
         let mut issues = analysis.issues(&inputs, &|device| memory_limit(self.process, device, analysis));
         sort_issues(&mut issues);

@@ -130,7 +130,7 @@ fn analyze_process<'a>(
 ) -> AnalyzedProcess<'a> {
     let total = process.recording().event_count();
     let mut on_progress = |done| progress(Progress { what, done, total });
-    let names = Names::of(process.recording());
+    let names = Names::of_process(process);
     let custom_rules = options.custom_rules.as_deref();
     let analysis = Analysis::with_options(
         process.recording(),

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use memtrace_input::Recording;
+use memtrace_input::Process;
 use memtrace_insight::passes::{CudaGraph, CudaGraphs, private_pool_text};
 use memtrace_insight::rules::is_graphs_own_pool;
 use memtrace_replay::{Names, holder_changes};
@@ -107,8 +107,8 @@ pub struct MemoryPoolSummary {
 pub(crate) struct OutputNames(HashMap<u64, (String, String)>);
 
 impl OutputNames {
-    /// The names of the outputs of graphs. Streams the recording once more if it has holders and graphs.
-    pub(crate) fn of(graphs: &CudaGraphs, names: &Names, recording: &dyn Recording) -> OutputNames {
+    /// The names of the outputs of graphs. Streams the recording if it has holders and graphs.
+    pub(crate) fn of(graphs: &CudaGraphs, names: &Names, process: &Process) -> OutputNames {
         let mut outputs = HashMap::new();
         let seqs = graphs.graphs().iter().flat_map(|graph| graph.capture.kept_blocks.iter().map(|(seq, _)| *seq));
         for seq in seqs {
@@ -116,7 +116,7 @@ impl OutputNames {
             outputs.insert(seq, named.unwrap_or_default());
         }
         if !outputs.is_empty() {
-            for change in holder_changes(recording) {
+            for change in holder_changes(process) {
                 let output = change.block.and_then(|block| outputs.get_mut(&block.seq));
                 if let Some(output) = output.filter(|(name, _)| name.is_empty()) {
                     *output = (change.path.to_string(), change.shape.to_string());

@@ -94,8 +94,7 @@ impl Holders {
         let mut scans = definitions.holder_scans.clone();
         scans.sort_by_key(|scan| scan.seq);
         scans.drain(..scans.len().saturating_sub(MAX_SCANS));
-        let mut changes =
-            if scans.is_empty() { Vec::new() } else { holder_changes(process.recording()) }.into_iter().peekable();
+        let mut changes = if scans.is_empty() { Vec::new() } else { holder_changes(process) }.into_iter().peekable();
         let mut live: BTreeMap<u64, Held> = BTreeMap::new();
         for facts in scans {
             while let Some(change) = changes.next_if(|change| change.scan <= facts.seq) {

@@ -260,7 +260,7 @@ pub fn lines(run: &Run, options: &LinesOptions, progress: &mut dyn FnMut(Progres
         }
         let total = process.recording().event_count();
         let mut on_progress = |done| progress(Progress { what: "reading lines", done, total });
-        let names = Names::of(process.recording());
+        let names = Names::of_process(process);
         let custom = rules.map(|rules| CustomCategorizer::new(rules, process.definitions(), &names));
         let scope = LinesScope { range: options.range.as_deref(), statistics: options.statistics };
         let (recording, index) = (process.recording(), process.trace_index());

@@ -43,6 +43,7 @@ mod small_trace;
 #[path = "../snapshot_files/mod.rs"]
 mod snapshot_files;
 mod snapshots;
+mod streams;
 mod summary_schema;
 mod symbols;
 mod tensor_shapes;

@@ -94,7 +94,7 @@ impl Checkpoints {
         if self.kept.is_empty() || !device.matters(self.kept.iter().map(|b| b.size).sum()) {
             return None;
         }
-        let names = (device.inputs.names)();
+        let names = device.inputs.names;
         let own = |seq: u64| names.of_allocation(seq).is_some_and(|named| named.kind != TensorKind::Other);
         let kept = self.beside_the_model(own);
         let bytes = kept.iter().map(|b| b.size).sum();

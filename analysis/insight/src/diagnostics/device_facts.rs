@@ -37,8 +37,8 @@ pub struct IssueInputs<'a> {
     pub table: &'a StackTable,
     /// The duration of a clock tick.
     pub ns_per_tick: f64,
-    /// Computes the tensor names. Called only if an issue needs them.
-    pub names: &'a dyn Fn() -> Names,
+    /// The tensor names.
+    pub names: &'a Names,
     /// Computes the reference cycles that `memtrace --cycles` recorded. Called only if an issue needs them.
     pub cycles: &'a dyn Fn() -> Vec<ReferenceCycle>,
 }

@@ -98,7 +98,7 @@ impl<D: Diagnostic> TestProgram<D> {
             locations: &Locations::new(&definitions, None),
             table: &StackTable::new(&definitions),
             ns_per_tick: 1.0,
-            names: &Names::default,
+            names: &Names::default(),
             cycles: &Vec::new,
         };
         let mut peak = Composition::default();

@@ -81,7 +81,7 @@ pub fn page_data(
     let part = options.window.map_or(Part::WHOLE, |(first, last)| Part { first, last });
     let marks: Vec<u64> = options.marks.iter().copied().filter(|mark| part.place(*mark) == Place::Inside).collect();
     let selected = options.max_blocks.map(|most| selection::select(process, most, &marks, part, progress));
-    let names = Names::of(recording);
+    let names = Names::of_process(process);
     let sources = process.trace_index().sources.iter();
     let sources = sources.filter(|(device, _)| options.device.is_none_or(|only| only == **device));
     let calibration = recording.calibration();

@@ -44,7 +44,7 @@ const MAX_STACK_FRAMES: usize = 32;
 /// The errors of `out`.
 pub fn perfetto(process: &Process, window: &Window, out: &mut dyn Write, progress: &mut dyn FnMut(u64)) -> Result<()> {
     let recording = process.recording();
-    let names = Names::of(recording);
+    let names = Names::of_process(process);
     let mut writer = TraceWriter::new(process, window, &names, BufWriter::new(out));
     Analysis::with_observer(recording, process.trace_index(), &names, &mut writer, progress);
     writer.finish().map_err(Error::io("cannot write the Perfetto trace"))

@@ -129,7 +129,7 @@ pub fn tables(
     [events, blocks, stacks, phases]: [&mut (dyn Write + Send); 4],
     progress: &mut dyn FnMut(u64),
 ) -> Result<()> {
-    let names = Names::of(process.recording());
+    let names = Names::of_process(process);
     let process_columns =
         ProcessColumns { run, rank: process.rank().map(|rank| rank as i32), pid: process.pid() as i32 };
     let mut used_stacks = vec![false; process.definitions().stacks.len()];

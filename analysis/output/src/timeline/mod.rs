@@ -67,7 +67,7 @@ pub fn timeline(
 ) -> Result<()> {
     let recording = process.recording();
     let mut builder = CurveBuilder::new(window, device, recording.event_count(), format.points());
-    let names = Names::of(recording);
+    let names = Names::of_process(process);
     Analysis::with_observer(recording, process.trace_index(), &names, &mut builder, progress);
     let curve = builder.finish(&recording.calibration());
     let written = match format {

@@ -114,7 +114,7 @@ impl LiveProcess {
         let run = open_run(path)?;
         let process = only(&run, path)?;
         let recording = process.recording();
-        let names = Names::of(recording);
+        let names = Names::of_process(process);
         let mut learned = Learned::default();
         Analysis::with_observer(recording, process.trace_index(), &names, &mut learned, &mut |_| {});
         let (replay, tracker) = (Replay::new(process.trace_index(), None), PhaseTracker::of(recording));
