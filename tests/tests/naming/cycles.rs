@@ -1,7 +1,6 @@
 //! `--cycles` shows the objects of reference cycles that held tensors, on pages and as text. The program does not notice
 //! it.
 
-use memtrace_analysis::load::TraceRecording;
 use memtrace_analysis::model::reference_cycles;
 use memtrace_analysis::report::IssueSummary;
 use memtrace_analysis::rules::RuleId;
@@ -230,8 +229,8 @@ mod exhaustive {
         let page = std::fs::read_to_string(with.path().join("summary.txt")).expect("summary.txt");
         assert!(page.contains("cycle-0.html: Node.children -> list["), "{page}");
         // The tensors in the cycle are those allocated at the reported line.
-        let recording = TraceRecording::open(with.trace().path()).expect("a readable trace");
-        let held = reference_cycles(&recording);
+        let run = open_run(with.trace().path()).expect("a readable trace");
+        let held = reference_cycles(&run.processes()[0]);
         assert_eq!(held.len(), 4);
         assert!(held.iter().all(|held| held.allocation.is_some()), "{held:#?}");
         use std::os::unix::fs::PermissionsExt;

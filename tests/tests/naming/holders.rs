@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use memtrace_analysis::load::TraceRecording;
 use memtrace_analysis::model::holder_changes;
 use memtrace_analysis::report::{IssueSummary, ProcessSummary};
 use memtrace_analysis::rules::RuleId;
@@ -18,13 +17,13 @@ fn traced(program: &str) -> TracedProgram {
 
 /// What the last scan has found: the size in MiB of the memory that each path holds.
 fn held_at_the_end(run: &Run) -> BTreeMap<String, u64> {
-    let recording = TraceRecording::open(run.trace().path()).expect("a readable trace");
+    let opened = open_run(run.trace().path()).expect("a readable trace");
     let trace = run.trace();
     let last = trace.definitions().holder_scans.last().expect("a scan");
     assert_eq!(last.occasion, ScanOccasion::End);
     assert!(!last.is_partial && last.objects > 10_000, "{last:?}");
     let mut held = BTreeMap::new();
-    for change in holder_changes(&recording) {
+    for change in holder_changes(&opened.processes()[0]) {
         match change.block.filter(|_| !change.path.is_empty()) {
             Some(block) => held.insert(change.address, (String::from(change.path), block.size / MIB)),
             None => held.remove(&change.address),
