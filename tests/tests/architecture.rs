@@ -207,9 +207,9 @@ fn every_source_file_is_read() {
         let read: BTreeSet<PathBuf> = graph.files().chain(graph.test_files()).map(Path::to_owned).collect();
         // A file in src/bin, and `main.rs` beside `lib.rs`, is a program of its own, which uses no module of the crate.
         let is_library = root().join(folder).join("src/lib.rs").exists();
-        let modules = sources(folder).into_iter().filter(|file| {
-            !file.parent().unwrap().ends_with("src/bin") && !(is_library && file.ends_with("src/main.rs"))
-        });
+        let is_program =
+            |file: &PathBuf| file.parent().unwrap().ends_with("src/bin") || is_library && file.ends_with("src/main.rs");
+        let modules = sources(folder).into_iter().filter(|file| !is_program(file));
         assert_eq!(read, modules.collect(), "the files that the graph of {folder} has (left), and all (right)");
     }
 }

@@ -171,14 +171,16 @@ function wrongColumns() {
 
 /** Each sentence of the summary about the run and the selected device, and whether the page shows it. */
 function conclusions() {
-  const { summary, state } = window.memtraceReport;
+  const { summary, state, devices } = window.memtraceReport;
   const shown = id => (document.getElementById(id)?.textContent ?? '').replaceAll(/\s+/g, ' ');
-  const info = state.now.device.whole.info;
+  const entry = devices.find(one => one.device === state.now.device.whole) ?? devices[0];
+  const process = summary.processes.find(one => one.trace === entry.trace);
+  const { advice } = process?.devices.find(one => one.device === entry.device.info.device)?.what_if ?? {};
   const sentences = [
     ...summary.verdict.remarks.map(text => ['verdict', text]),
     ...summary.verdict.statements.flatMap(one => [one.text, ...one.details].map(text => ['verdict', text])),
     ...summary.gaps.map(gap => ['losses', gap.text]),
-    ...(info.what_if?.advice ? [['suggestions', info.what_if.advice.text]] : []),
+    ...(advice ? [['suggestions', advice.text]] : []),
   ];
   return sentences.map(([id, text]) => ({ text, isShown: shown(id).includes(text.replaceAll(/\s+/g, ' ')) }));
 }
