@@ -311,7 +311,7 @@ fn process(written: &mut BTreeMap<String, Written>, recorded: Recorded) -> Manif
 
 fn counters_by_name(counters: &CounterValues) -> BTreeMap<String, u64> {
     let all = counters.iter().enumerate().filter(|(_, v)| **v != 0);
-    all.map(|(i, v)| (Counter::from_index(i).map_or_else(|| format!("counter_{i}"), |c| c.name().to_owned()), *v))
+    all.map(|(i, v)| (Counter::from_wire(i as u64).map_or_else(|| format!("counter_{i}"), |c| c.name().to_owned()), *v))
         .collect()
 }
 

@@ -46,7 +46,7 @@ fn recording(json: &Value) -> MemoryRecording {
         for e in trace.as_array().unwrap() {
             events.push(Event {
                 seq: events.len() as u64 + 1,
-                action: Action::from_wire(number(&e[0]) as u8).unwrap(),
+                action: Action::from_wire(number(&e[0])).unwrap(),
                 addr: number(&e[1]),
                 size: number(&e[2]),
                 stream: number(&e[3]),

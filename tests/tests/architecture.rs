@@ -1,8 +1,10 @@
 //! Checks the layers of ARCHITECTURE.md: which crate uses which, which part of a crate uses which, that files do not use
-//! each other in circles, and that no crate grows out of proportion.
+//! each other in circles, that no crate grows out of proportion, and that recipes of CONTRIBUTING.md are complete.
 
 #[path = "architecture/file_graph.rs"]
 mod file_graph;
+#[path = "architecture/hooked_functions.rs"]
+mod hooked_functions;
 #[path = "architecture/recipes.rs"]
 mod recipes;
 

@@ -1,8 +1,10 @@
-//! The known CUDA functions: wire number, exported symbol, API, and their effect on memory.
+//! The hooked CUDA functions: wire number, exported symbol, API, and their effect on memory.
 //!
 //! The numbers are part of the trace file, so a number is never reused or changed. An unknown function keeps its number
 //! and has no name.
 
+use crate::action::Action;
+use crate::named;
 use crate::source::Source;
 
 /// A CUDA function, identified by its wire number ([`Api::symbol`] has its name).
@@ -10,34 +12,165 @@ use crate::source::Source;
 #[repr(transparent)]
 pub struct Api(pub u16);
 
-/// The kind of memory that a function concerns.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum MemoryKind {
-    /// Device memory at an address.
-    Device,
-    /// Device memory from a stream-ordered pool.
-    Pool,
-    /// Managed (unified) memory.
-    Managed,
-    /// Page-locked host memory, allocated by CUDA.
-    Host,
-    /// The program's own host memory, page-locked by CUDA.
-    Registered,
-    /// An array or mipmapped array: an opaque handle.
-    Array,
-    /// Physical memory behind a VMM handle.
-    Physical,
-    /// A mapping of physical memory, a reservation of addresses, or a handle for another process. It has no memory of
-    /// its own.
-    Address,
-    /// Memory of another process, opened in this one. It has no memory of its own.
-    Imported,
-    /// Memory that the driver takes for itself: contexts, modules, kernels. No call says how much.
-    Driver,
+named! {
+    /// The kind of memory that a function concerns. The names are those in `trace/FORMAT.md`.
+    #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+    pub enum MemoryKind {
+        /// Device memory at an address.
+        Device => "device",
+        /// Device memory from a stream-ordered pool.
+        Pool => "pool",
+        /// Managed (unified) memory.
+        Managed => "managed",
+        /// Page-locked host memory, allocated by CUDA.
+        Host => "host",
+        /// The program's own host memory, page-locked by CUDA.
+        Registered => "registered",
+        /// An array or mipmapped array: an opaque handle.
+        Array => "array",
+        /// Physical memory behind a VMM handle.
+        Physical => "physical",
+        /// A mapping of physical memory, a reservation of addresses, or a handle for another process. It has no memory
+        /// of its own.
+        Address => "address",
+        /// Memory of another process, opened in this one. It has no memory of its own.
+        Imported => "imported",
+        /// Memory that the driver takes for itself: contexts, modules, kernels. No call says how much.
+        Driver => "driver",
+    }
+}
+
+named! {
+    /// What a call of a function does. The names are those in `trace/FORMAT.md`.
+    #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+    pub enum Effect {
+        /// Allocates, maps or reserves memory.
+        Allocates => "allocates",
+        /// Adds a reference to a handle of physical memory. The handle may be new to the process.
+        Retains => "retains",
+        /// Frees or unmaps memory.
+        Frees => "frees",
+        /// Gives unused memory of a pool back.
+        Trims => "trims",
+        /// Makes a handle of memory for another process.
+        Exports => "exports",
+        /// Creates a context.
+        CreatesContext => "creates_context",
+        /// Loads kernels.
+        LoadsCode => "loads_code",
+        /// Starts to capture a stream into a CUDA graph.
+        BeginsCapture => "begins_capture",
+        /// Ends a capture. The result is a graph.
+        EndsCapture => "ends_capture",
+        /// Makes an executable graph.
+        Instantiates => "instantiates",
+        /// Copies an executable graph to the device before its first launch.
+        Uploads => "uploads",
+        /// Destroys an executable graph.
+        DestroysGraph => "destroys_graph",
+    }
+}
+
+/// Expands a macro with the table of all hooked functions: the only place that lists them. What precedes the table in
+/// the expansion follows the macro's name here.
+///
+/// The columns: wire number, symbol, [`Source`], [`MemoryKind`] (`None` for functions about CUDA graphs), [`Effect`],
+/// and the [`Action`] of the events. `as NAME since VERSION` is the name under which `cuGetProcAddress` returns the
+/// function from this CUDA version on (cuda.h). Without `since`, the interfaces of that name differ in their arguments,
+/// or in the default stream (`_ptsz`).
+#[macro_export]
+macro_rules! hooked_functions {
+    ($macro:ident $($before:tt)?) => {
+        $macro! { $($before)?
+            1 cuMemAlloc_v2 Driver Device Allocates Alloc as cuMemAlloc since 3020;
+            2 cuMemAllocPitch_v2 Driver Device Allocates Alloc as cuMemAllocPitch since 3020;
+            3 cuMemAllocManaged Driver Managed Allocates Alloc;
+            4 cuMemAllocAsync Driver Pool Allocates Alloc;
+            5 cuMemAllocAsync_ptsz Driver Pool Allocates Alloc as cuMemAllocAsync;
+            6 cuMemAllocFromPoolAsync Driver Pool Allocates Alloc;
+            7 cuMemAllocFromPoolAsync_ptsz Driver Pool Allocates Alloc as cuMemAllocFromPoolAsync;
+            8 cuMemFreeAsync Driver Pool Frees FreeCompleted;
+            9 cuMemFreeAsync_ptsz Driver Pool Frees FreeCompleted as cuMemFreeAsync;
+            10 cuMemFree_v2 Driver Device Frees FreeCompleted as cuMemFree since 3020;
+            11 cuMemCreate Driver Physical Allocates Alloc;
+            12 cuMemRelease Driver Physical Frees FreeCompleted;
+            13 cuMemMap Driver Address Allocates Map;
+            14 cuMemUnmap Driver Address Frees Unmap;
+            15 cuMemAddressReserve Driver Address Allocates Reserve;
+            16 cuMemAddressFree Driver Address Frees Unreserve;
+            17 cuMemHostAlloc Driver Host Allocates Alloc;
+            18 cuMemAllocHost_v2 Driver Host Allocates Alloc as cuMemAllocHost since 3020;
+            19 cuMemHostRegister_v2 Driver Registered Allocates Alloc as cuMemHostRegister since 6050;
+            20 cuMemHostUnregister Driver Registered Frees FreeCompleted;
+            21 cuMemFreeHost Driver Host Frees FreeCompleted;
+            22 cuArrayCreate_v2 Driver Array Allocates Alloc as cuArrayCreate since 3020;
+            23 cuArray3DCreate_v2 Driver Array Allocates Alloc as cuArray3DCreate since 3020;
+            24 cuArrayDestroy Driver Array Frees FreeCompleted;
+            25 cuMipmappedArrayCreate Driver Array Allocates Alloc;
+            26 cuMipmappedArrayDestroy Driver Array Frees FreeCompleted;
+            27 cuIpcOpenMemHandle_v2 Driver Imported Allocates Alloc as cuIpcOpenMemHandle since 11000;
+            28 cuIpcCloseMemHandle Driver Imported Frees FreeCompleted;
+            29 cuMemPoolTrimTo Driver Pool Trims Totals;
+            30 cuMemImportFromShareableHandle Driver Imported Retains Alloc;
+            31 cuMemRetainAllocationHandle Driver Address Retains Alloc;
+            32 cuDevicePrimaryCtxRetain Driver Driver CreatesContext DeviceUsage;
+            33 cuModuleLoad Driver Driver LoadsCode DeviceUsage;
+            34 cuModuleLoadData Driver Driver LoadsCode DeviceUsage;
+            35 cuModuleLoadDataEx Driver Driver LoadsCode DeviceUsage;
+            36 cuModuleLoadFatBinary Driver Driver LoadsCode DeviceUsage;
+            37 cuLibraryLoadData Driver Driver LoadsCode DeviceUsage;
+            38 cuLibraryLoadFromFile Driver Driver LoadsCode DeviceUsage;
+            39 cuIpcGetMemHandle Driver Address Exports Alloc;
+            40 cuCtxCreate Driver Driver CreatesContext DeviceUsage as cuCtxCreate;
+            41 cuCtxCreate_v2 Driver Driver CreatesContext DeviceUsage as cuCtxCreate;
+            42 cuCtxCreate_v3 Driver Driver CreatesContext DeviceUsage as cuCtxCreate;
+            43 cuCtxCreate_v4 Driver Driver CreatesContext DeviceUsage as cuCtxCreate;
+            48 cuStreamBeginCapture_v2 Driver None BeginsCapture Graph as cuStreamBeginCapture since 10010;
+            49 cuStreamBeginCapture_v2_ptsz Driver None BeginsCapture Graph as cuStreamBeginCapture since 10010;
+            50 cuStreamBeginCaptureToGraph Driver None BeginsCapture Graph;
+            51 cuStreamBeginCaptureToGraph_ptsz Driver None BeginsCapture Graph as cuStreamBeginCaptureToGraph;
+            52 cuStreamEndCapture Driver None EndsCapture Graph;
+            53 cuStreamEndCapture_ptsz Driver None EndsCapture Graph as cuStreamEndCapture;
+            54 cuGraphInstantiate_v2 Driver None Instantiates Graph as cuGraphInstantiate since 11000;
+            55 cuGraphInstantiateWithFlags Driver None Instantiates Graph as cuGraphInstantiate since 12000;
+            56 cuGraphInstantiateWithParams Driver None Instantiates Graph;
+            57 cuGraphInstantiateWithParams_ptsz Driver None Instantiates Graph as cuGraphInstantiateWithParams;
+            58 cuGraphUpload Driver None Uploads Graph;
+            59 cuGraphUpload_ptsz Driver None Uploads Graph as cuGraphUpload;
+            60 cuGraphExecDestroy Driver None DestroysGraph Graph;
+            64 cudaMalloc Runtime Device Allocates Alloc;
+            65 cudaMallocPitch Runtime Device Allocates Alloc;
+            66 cudaMalloc3D Runtime Device Allocates Alloc;
+            67 cudaMallocManaged Runtime Managed Allocates Alloc;
+            68 cudaMallocAsync Runtime Pool Allocates Alloc;
+            69 cudaMallocAsync_ptsz Runtime Pool Allocates Alloc;
+            70 cudaMallocFromPoolAsync Runtime Pool Allocates Alloc;
+            71 cudaMallocFromPoolAsync_ptsz Runtime Pool Allocates Alloc;
+            72 cudaFreeAsync Runtime Pool Frees FreeCompleted;
+            73 cudaFreeAsync_ptsz Runtime Pool Frees FreeCompleted;
+            74 cudaFree Runtime Device Frees FreeCompleted;
+            75 cudaMallocHost Runtime Host Allocates Alloc;
+            76 cudaHostAlloc Runtime Host Allocates Alloc;
+            77 cudaHostRegister Runtime Registered Allocates Alloc;
+            78 cudaHostUnregister Runtime Registered Frees FreeCompleted;
+            79 cudaFreeHost Runtime Host Frees FreeCompleted;
+            80 cudaMallocArray Runtime Array Allocates Alloc;
+            81 cudaMalloc3DArray Runtime Array Allocates Alloc;
+            82 cudaFreeArray Runtime Array Frees FreeCompleted;
+            83 cudaMallocMipmappedArray Runtime Array Allocates Alloc;
+            84 cudaFreeMipmappedArray Runtime Array Frees FreeCompleted;
+            85 cudaIpcOpenMemHandle Runtime Imported Allocates Alloc;
+            86 cudaIpcCloseMemHandle Runtime Imported Frees FreeCompleted;
+            87 cudaIpcGetMemHandle Runtime Address Exports Alloc;
+        }
+    };
 }
 
 macro_rules! apis {
-    ($($number:literal $symbol:ident $source:ident $memory:ident $verb:ident;)*) => {
+    (
+        $($number:literal $symbol:ident $Source:ident $Memory:ident $Effect:ident $Action:ident
+        $(as $entry:ident $(since $version:literal)?)?;)*
+    ) => {
         #[allow(non_upper_case_globals)]
         impl Api {
             $(
@@ -50,18 +183,12 @@ macro_rules! apis {
 
             /// The name of the exported symbol. `None` for an unknown function.
             pub const fn symbol(self) -> Option<&'static str> {
-                match self.0 {
-                    $($number => Some(stringify!($symbol)),)*
-                    _ => None,
-                }
+                match self.0 { $($number => Some(stringify!($symbol)),)* _ => None }
             }
 
             /// The API that the function belongs to. `None` for an unknown function.
             pub const fn source(self) -> Option<Source> {
-                match self.0 {
-                    $($number => Some(Source::$source),)*
-                    _ => None,
-                }
+                match self.0 { $($number => Some(Source::$Source),)* _ => None }
             }
 
             /// The kind of memory that the function concerns. `None` for functions about CUDA graphs and for an unknown
@@ -69,147 +196,44 @@ macro_rules! apis {
             ///
             /// A free states the kind that its usual counterpart allocates. The address decides what was really freed.
             pub const fn memory_kind(self) -> Option<MemoryKind> {
-                match self.0 {
-                    $($number => apis!(@kind $memory),)*
-                    _ => None,
-                }
+                match self.0 { $($number => apis!(@kind $Memory),)* _ => None }
             }
 
-            /// Whether the function frees memory. `false` for an unknown function.
-            pub const fn frees(self) -> bool {
-                match self.0 {
-                    $($number => apis!(@frees $verb),)*
-                    _ => false,
-                }
+            /// What the function does. `None` for an unknown function.
+            pub const fn effect(self) -> Option<Effect> {
+                match self.0 { $($number => Some(Effect::$Effect),)* _ => None }
+            }
+
+            /// The action of the function's events. `None` for an unknown function.
+            pub const fn action(self) -> Option<Action> {
+                match self.0 { $($number => Some(Action::$Action),)* _ => None }
             }
         }
     };
     (@kind None) => { None };
-    (@kind $memory:ident) => { Some(MemoryKind::$memory) };
-    (@frees allocates) => { false };
-    (@frees captures) => { false };
-    (@frees exports) => { false };
-    (@frees frees) => { true };
+    (@kind $Memory:ident) => { Some(MemoryKind::$Memory) };
 }
 
-/// What a call does with a CUDA graph.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum GraphCall {
-    /// Starts to capture a stream.
-    BeginCapture,
-    /// Ends a capture. The result is a graph.
-    EndCapture,
-    /// Makes an executable graph.
-    Instantiate,
-    /// Copies an executable graph to the device before its first launch.
-    Upload,
-    /// Destroys an executable graph.
-    Destroy,
-}
+hooked_functions!(apis);
 
 impl Api {
-    /// What the function does with a CUDA graph. `None` if it concerns none.
-    pub const fn graph_call(self) -> Option<GraphCall> {
-        match self.0 {
-            48..=51 => Some(GraphCall::BeginCapture),
-            52 | 53 => Some(GraphCall::EndCapture),
-            54..=57 => Some(GraphCall::Instantiate),
-            58 | 59 => Some(GraphCall::Upload),
-            60 => Some(GraphCall::Destroy),
-            _ => None,
-        }
+    /// The value for events that are no CUDA calls.
+    pub const NONE: Api = Api(0);
+
+    /// Whether the function frees memory. `false` for an unknown function.
+    pub const fn frees(self) -> bool {
+        matches!(self.effect(), Some(Effect::Frees | Effect::Trims))
     }
 
     /// Whether the function makes a handle of memory for another process.
     pub const fn exports(self) -> bool {
-        matches!(self, Api::cuIpcGetMemHandle | Api::cudaIpcGetMemHandle)
+        matches!(self.effect(), Some(Effect::Exports))
     }
 
-    /// The value for events that are no CUDA calls.
-    pub const NONE: Api = Api(0);
-}
-
-apis! {
-    1 cuMemAlloc_v2 Driver Device allocates;
-    2 cuMemAllocPitch_v2 Driver Device allocates;
-    3 cuMemAllocManaged Driver Managed allocates;
-    4 cuMemAllocAsync Driver Pool allocates;
-    5 cuMemAllocAsync_ptsz Driver Pool allocates;
-    6 cuMemAllocFromPoolAsync Driver Pool allocates;
-    7 cuMemAllocFromPoolAsync_ptsz Driver Pool allocates;
-    8 cuMemFreeAsync Driver Pool frees;
-    9 cuMemFreeAsync_ptsz Driver Pool frees;
-    10 cuMemFree_v2 Driver Device frees;
-    11 cuMemCreate Driver Physical allocates;
-    12 cuMemRelease Driver Physical frees;
-    13 cuMemMap Driver Address allocates;
-    14 cuMemUnmap Driver Address frees;
-    15 cuMemAddressReserve Driver Address allocates;
-    16 cuMemAddressFree Driver Address frees;
-    17 cuMemHostAlloc Driver Host allocates;
-    18 cuMemAllocHost_v2 Driver Host allocates;
-    19 cuMemHostRegister_v2 Driver Registered allocates;
-    20 cuMemHostUnregister Driver Registered frees;
-    21 cuMemFreeHost Driver Host frees;
-    22 cuArrayCreate_v2 Driver Array allocates;
-    23 cuArray3DCreate_v2 Driver Array allocates;
-    24 cuArrayDestroy Driver Array frees;
-    25 cuMipmappedArrayCreate Driver Array allocates;
-    26 cuMipmappedArrayDestroy Driver Array frees;
-    27 cuIpcOpenMemHandle_v2 Driver Imported allocates;
-    28 cuIpcCloseMemHandle Driver Imported frees;
-    29 cuMemPoolTrimTo Driver Pool frees;
-    30 cuMemImportFromShareableHandle Driver Imported allocates;
-    31 cuMemRetainAllocationHandle Driver Address allocates;
-    32 cuDevicePrimaryCtxRetain Driver Driver allocates;
-    33 cuModuleLoad Driver Driver allocates;
-    34 cuModuleLoadData Driver Driver allocates;
-    35 cuModuleLoadDataEx Driver Driver allocates;
-    36 cuModuleLoadFatBinary Driver Driver allocates;
-    37 cuLibraryLoadData Driver Driver allocates;
-    38 cuLibraryLoadFromFile Driver Driver allocates;
-    39 cuIpcGetMemHandle Driver Address exports;
-    40 cuCtxCreate Driver Driver allocates;
-    41 cuCtxCreate_v2 Driver Driver allocates;
-    42 cuCtxCreate_v3 Driver Driver allocates;
-    43 cuCtxCreate_v4 Driver Driver allocates;
-    48 cuStreamBeginCapture_v2 Driver None captures;
-    49 cuStreamBeginCapture_v2_ptsz Driver None captures;
-    50 cuStreamBeginCaptureToGraph Driver None captures;
-    51 cuStreamBeginCaptureToGraph_ptsz Driver None captures;
-    52 cuStreamEndCapture Driver None captures;
-    53 cuStreamEndCapture_ptsz Driver None captures;
-    54 cuGraphInstantiate_v2 Driver None captures;
-    55 cuGraphInstantiateWithFlags Driver None captures;
-    56 cuGraphInstantiateWithParams Driver None captures;
-    57 cuGraphInstantiateWithParams_ptsz Driver None captures;
-    58 cuGraphUpload Driver None captures;
-    59 cuGraphUpload_ptsz Driver None captures;
-    60 cuGraphExecDestroy Driver None captures;
-    64 cudaMalloc Runtime Device allocates;
-    65 cudaMallocPitch Runtime Device allocates;
-    66 cudaMalloc3D Runtime Device allocates;
-    67 cudaMallocManaged Runtime Managed allocates;
-    68 cudaMallocAsync Runtime Pool allocates;
-    69 cudaMallocAsync_ptsz Runtime Pool allocates;
-    70 cudaMallocFromPoolAsync Runtime Pool allocates;
-    71 cudaMallocFromPoolAsync_ptsz Runtime Pool allocates;
-    72 cudaFreeAsync Runtime Pool frees;
-    73 cudaFreeAsync_ptsz Runtime Pool frees;
-    74 cudaFree Runtime Device frees;
-    75 cudaMallocHost Runtime Host allocates;
-    76 cudaHostAlloc Runtime Host allocates;
-    77 cudaHostRegister Runtime Registered allocates;
-    78 cudaHostUnregister Runtime Registered frees;
-    79 cudaFreeHost Runtime Host frees;
-    80 cudaMallocArray Runtime Array allocates;
-    81 cudaMalloc3DArray Runtime Array allocates;
-    82 cudaFreeArray Runtime Array frees;
-    83 cudaMallocMipmappedArray Runtime Array allocates;
-    84 cudaFreeMipmappedArray Runtime Array frees;
-    85 cudaIpcOpenMemHandle Runtime Imported allocates;
-    86 cudaIpcCloseMemHandle Runtime Imported frees;
-    87 cudaIpcGetMemHandle Runtime Address exports;
+    /// Whether the function adds a reference to a handle of physical memory.
+    pub const fn retains(self) -> bool {
+        matches!(self.effect(), Some(Effect::Retains))
+    }
 }
 
 #[cfg(test)]
@@ -217,9 +241,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_unique_and_symbols_match_their_api() {
-        for (i, api) in Api::ALL.iter().enumerate() {
-            assert!(!Api::ALL[..i].contains(api), "{api:?} twice");
+    fn numbers_rise_and_symbols_match_their_api() {
+        assert!(Api::ALL.is_sorted_by(|before, after| before < after));
+        for api in Api::ALL {
             let symbol = api.symbol().unwrap();
             let runtime = symbol.starts_with("cuda");
             assert_eq!(api.source(), Some(if runtime { Source::Runtime } else { Source::Driver }), "{symbol}");

@@ -3,172 +3,11 @@
 //! In the traced process an event is one 64-byte ring slot ([`Event::to_slot`]). In the trace file it is a row of a
 //! columnar block. Both contain exactly these fields.
 
-use crate::api::Api;
+pub use crate::action::{Action, UsageOccasion};
+use crate::api::{Api, Effect};
 use crate::ids::{ContextId, ModuleId, StackId, ThreadId};
+use crate::named;
 pub use crate::source::Source;
-
-/// What happened. The first ten are PyTorch's `TraceEntry::Action`, with the same numbers and names.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-#[repr(u8)]
-pub enum Action {
-    /// A block was allocated. For a CUDA call: memory was allocated (see [`Event::api`]).
-    Alloc = 0,
-    /// The program freed a block. Unless the free is deferred, `FreeCompleted` follows at once.
-    FreeRequested = 1,
-    /// The block may be reused. For a CUDA call: memory was freed.
-    FreeCompleted = 2,
-    /// The caching allocator allocated a segment (`cudaMalloc`).
-    SegmentAlloc = 3,
-    /// The caching allocator freed a segment (`cudaFree`).
-    SegmentFree = 4,
-    /// Part of an expandable segment was mapped.
-    SegmentMap = 5,
-    /// Part of an expandable segment was unmapped.
-    SegmentUnmap = 6,
-    /// The program took a snapshot. `size` is the total of active bytes.
-    Snapshot = 7,
-    /// An allocation failed for good. `size` is the rounded request, `addr` the free bytes of the device.
-    Oom = 8,
-    /// PyTorch >= 2.14: a text was attached to a block.
-    Annotate = 9,
-    /// A CUDA free, recorded before its call, has failed. `addr` is the [`Event::seq`] of the event to cancel.
-    Retract = 16,
-    /// The allocator's own totals, to verify a replay: `addr` is the bytes allocated, `size` the bytes reserved.
-    ///
-    /// For a CUDA call these are the totals of the stream-ordered pool with the handle `stream`, recorded when its
-    /// reserved bytes have changed.
-    Totals = 17,
-    /// Physical memory was mapped at an address (`cuMemMap`). `stream` is its handle.
-    Map = 18,
-    /// Physical memory was unmapped (`cuMemUnmap`).
-    Unmap = 19,
-    /// An address range was reserved, without memory (`cuMemAddressReserve`).
-    Reserve = 20,
-    /// An address range was freed (`cuMemAddressFree`).
-    Unreserve = 21,
-    /// A range that the program named begins. `addr` is the label's id ([`crate::definition::Definition::Label`]).
-    ///
-    /// `size` is 0 for a range that nests on its thread. Otherwise it is a number that identifies the range's end
-    /// (`nvtxRangeStart`), which may come from another thread.
-    RangeStart = 22,
-    /// A named range ends. `addr` and `size` are those of its start.
-    ///
-    /// `addr` is 0 if the program does not name the range. Then a `size` that is not 0 identifies the range by its
-    /// number. With a `size` of 0 it is the innermost nested NVTX range of its thread in the domain `stream` (0 is the
-    /// default domain).
-    RangeEnd = 23,
-    /// The driver was asked how much of the device's memory is in use (`cuMemGetInfo`). Since 1.4.
-    ///
-    /// `addr` is the free bytes and `size` the total bytes of the whole device, other processes included. `stream` is
-    /// the occasion ([`UsageOccasion`]). `api` and `module` are those of the call that was the occasion, if any. The
-    /// effects of that call are included, and its own event precedes this one, except before a context is created.
-    DeviceUsage = 24,
-    /// A call about a CUDA graph; [`Event::api`] says which. `addr` is the graph after the end of a capture, otherwise
-    /// the executable graph, and 0 at the begin of a capture.
-    ///
-    /// `stream` is the captured stream; at an instantiation it is the graph. `size` is the number of nodes after the
-    /// end of a capture. At an instantiation or an upload it is the device memory that the call took, in bytes.
-    Graph = 25,
-    /// Only in rotated traces (`--keep`), with [`Flags::PREEXISTING`]: what earlier blocks have left in the bookkeeping of
-    /// PyTorch's allocator. Since 1.5.
-    ///
-    /// The block at `addr` was last requested with `size` bytes, if it is free. `stack` and `context` are those of its
-    /// segment. `slack` is 1 in the pool of small blocks.
-    BlockState = 27,
-}
-
-/// Why the driver was asked for the device's memory in use ([`Action::DeviceUsage`]).
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-#[repr(u8)]
-pub enum UsageOccasion {
-    /// Any other occasion, including those of a newer build.
-    Other = 0,
-    /// A context was created on the device. The reading may precede the recording; its event does not.
-    ContextCreated = 1,
-    /// A module or library with kernels was loaded.
-    CodeLoaded = 2,
-    /// This process has allocated more of the device's memory than at any reading before.
-    Allocated = 3,
-    /// An allocation failed because no memory was left.
-    OutOfMemory = 4,
-    /// memtrace has scanned the program's objects for tensor names: at the ends of backward passes and optimizer steps,
-    /// ever more rarely.
-    Scan = 5,
-    /// A context is about to be created on the device, which has one already.
-    ContextRequested = 6,
-}
-
-impl UsageOccasion {
-    /// The occasion with this wire number ([`Event::stream`]). A number of a newer build is [`Self::Other`].
-    pub const fn from_wire(number: u64) -> UsageOccasion {
-        match number {
-            1 => UsageOccasion::ContextCreated,
-            2 => UsageOccasion::CodeLoaded,
-            3 => UsageOccasion::Allocated,
-            4 => UsageOccasion::OutOfMemory,
-            5 => UsageOccasion::Scan,
-            6 => UsageOccasion::ContextRequested,
-            _ => UsageOccasion::Other,
-        }
-    }
-}
-
-impl Action {
-    /// The action with this wire number. `None` if it is unknown.
-    pub const fn from_wire(value: u8) -> Option<Action> {
-        Some(match value {
-            0 => Action::Alloc,
-            1 => Action::FreeRequested,
-            2 => Action::FreeCompleted,
-            3 => Action::SegmentAlloc,
-            4 => Action::SegmentFree,
-            5 => Action::SegmentMap,
-            6 => Action::SegmentUnmap,
-            7 => Action::Snapshot,
-            8 => Action::Oom,
-            9 => Action::Annotate,
-            16 => Action::Retract,
-            17 => Action::Totals,
-            18 => Action::Map,
-            19 => Action::Unmap,
-            20 => Action::Reserve,
-            21 => Action::Unreserve,
-            22 => Action::RangeStart,
-            23 => Action::RangeEnd,
-            24 => Action::DeviceUsage,
-            25 => Action::Graph,
-            27 => Action::BlockState,
-            _ => return None,
-        })
-    }
-
-    /// The name in PyTorch's snapshots, or memtrace's own name for actions that PyTorch does not have.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Action::Alloc => "alloc",
-            Action::FreeRequested => "free_requested",
-            Action::FreeCompleted => "free_completed",
-            Action::SegmentAlloc => "segment_alloc",
-            Action::SegmentFree => "segment_free",
-            Action::SegmentMap => "segment_map",
-            Action::SegmentUnmap => "segment_unmap",
-            Action::Snapshot => "snapshot",
-            Action::Oom => "oom",
-            Action::Annotate => "annotate",
-            Action::Retract => "retract",
-            Action::Totals => "totals",
-            Action::Map => "map",
-            Action::Unmap => "unmap",
-            Action::Reserve => "reserve",
-            Action::Unreserve => "unreserve",
-            Action::RangeStart => "range_start",
-            Action::RangeEnd => "range_end",
-            Action::DeviceUsage => "device_usage",
-            Action::Graph => "graph",
-            Action::BlockState => "block_state",
-        }
-    }
-}
 
 /// Facts about the point in time of an event, one bit each.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
@@ -198,8 +37,8 @@ impl Flags {
     /// The event recreates what existed before the recording's first event, such as a block.
     ///
     /// In recordings of other tools (PyTorch's snapshots), later events or the final state show that it existed. In
-    /// recordings of `memtrace attach`, PyTorch's allocator has listed it. The event has no stack unless its source has. In a
-    /// rotated trace ([`crate::rotation`]) it is the original event, of which later events need the effect.
+    /// recordings of `memtrace attach`, PyTorch's allocator has listed it. The event has no stack unless its source
+    /// has. In a rotated trace ([`crate::rotation`]) it is the original event, of which later events need the effect.
     pub const PREEXISTING: Flags = Flags(1 << 9);
 
     /// Whether all bits of `other` are set.
@@ -223,11 +62,11 @@ pub struct Event {
     pub seq: u64,
     /// The timestamp, in the unit of [`crate::clock`].
     pub ticks: u64,
-    /// The address, or another 8-byte number (see [`Action`]).
+    /// The address. Some actions have another 8-byte number here, which [`Event::free_bytes`] and others name.
     pub addr: u64,
     /// The requested size in bytes. For [`Source::TorchReporter`], the rounded size.
     pub size: u64,
-    /// The raw `cudaStream_t`. For VMM calls, the allocation handle.
+    /// The raw `cudaStream_t`. Some actions have a handle here, which [`Event::memory_handle`] and others name.
     pub stream: u64,
     /// The Python (and native) stack of the calling thread.
     pub stack: StackId,
@@ -261,30 +100,26 @@ pub const SLOT_WORDS: usize = 8;
 /// One ring slot: 64 bytes, one cache line.
 pub type Slot = [u64; SLOT_WORDS];
 
-/// The first byte of word 6 of a slot: the slot's content.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u8)]
-pub enum SlotKind {
-    /// An event.
-    Event = 1,
-    /// A free request and the completion that followed at once. The last word of the request's slot is the distance to
-    /// the completion. The low half is in timestamp units, the high half in event numbers.
-    CompletedFree = 3,
-    /// The start of a definition. Word 0 is the length in bytes of the encoded definition, which fills the following
-    /// slots.
-    Definition = 2,
+named! {
+    /// The first byte of word 6 of a slot: the slot's content.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub enum SlotKind {
+        /// An event.
+        Event = 1,
+        /// A free request and the completion that followed at once. The last word of the request's slot is the distance
+        /// to the completion. The low half is in timestamp units, the high half in event numbers.
+        CompletedFree = 3,
+        /// The start of a definition. Word 0 is the length in bytes of the encoded definition, which fills the
+        /// following slots.
+        Definition = 2,
+    }
 }
 
 impl SlotKind {
     /// The content of this slot. `None` for a byte that no memtrace writes.
     #[inline]
     pub const fn of(slot: &Slot) -> Option<SlotKind> {
-        match slot[6] as u8 {
-            1 => Some(SlotKind::Event),
-            3 => Some(SlotKind::CompletedFree),
-            2 => Some(SlotKind::Definition),
-            _ => None,
-        }
+        SlotKind::from_wire(slot[6] & 0xff)
     }
 }
 
@@ -387,8 +222,8 @@ impl Event {
             Some(SlotKind::CompletedFree) => (0, 0),
             _ => return None,
         };
-        let Some(source) = Source::from_wire((w >> 8) as u8 & 7) else { return None };
-        let Some(action) = Action::from_wire((w >> 11) as u8 & 31) else { return None };
+        let Some(source) = Source::from_wire(w >> 8 & 7) else { return None };
+        let Some(action) = Action::from_wire(w >> 11 & 31) else { return None };
         let narrow = (w >> 48) as u16;
         let torch = source.is_torch();
         Some(Event {
@@ -419,6 +254,93 @@ impl Event {
     }
 }
 
+/// Two fields have another meaning for some actions. Readers of those actions use these accessors.
+impl Event {
+    /// The free bytes of the device: [`Action::DeviceUsage`], and [`Action::Oom`] of PyTorch's tracker.
+    #[inline]
+    pub const fn free_bytes(&self) -> u64 {
+        self.addr
+    }
+
+    /// The bytes of the device in use, by whatever process: [`Action::DeviceUsage`].
+    #[inline]
+    pub const fn used_bytes(&self) -> u64 {
+        self.size.saturating_sub(self.addr)
+    }
+
+    /// Why the driver was asked: [`Action::DeviceUsage`].
+    #[inline]
+    pub fn occasion(&self) -> UsageOccasion {
+        UsageOccasion::from_wire(self.stream).unwrap_or_default()
+    }
+
+    /// The [`Event::seq`] of the free that has failed: [`Action::Retract`].
+    #[inline]
+    pub const fn retracted_seq(&self) -> u64 {
+        self.addr
+    }
+
+    /// The allocated bytes of the allocator: [`Action::Totals`].
+    #[inline]
+    pub const fn allocated_bytes(&self) -> u64 {
+        self.addr
+    }
+
+    /// The reserved bytes of the allocator: [`Action::Totals`].
+    #[inline]
+    pub const fn reserved_bytes(&self) -> u64 {
+        self.size
+    }
+
+    /// The handle of the stream-ordered pool: [`Action::Totals`] of a CUDA call.
+    #[inline]
+    pub const fn pool_handle(&self) -> u64 {
+        self.stream
+    }
+
+    /// The handle of physical memory: [`Action::Map`], and calls that create, import, retain or release a handle.
+    #[inline]
+    pub const fn memory_handle(&self) -> u64 {
+        if matches!(self.action, Action::Map) { self.stream } else { self.addr }
+    }
+
+    /// The hash of the handle with which processes share memory: calls that export or import such a handle.
+    #[inline]
+    pub const fn ipc_hash(&self) -> u64 {
+        self.stream
+    }
+
+    /// The label of a named range, 0 if its end does not name it: [`Action::RangeStart`], [`Action::RangeEnd`].
+    #[inline]
+    pub const fn label_id(&self) -> u64 {
+        self.addr
+    }
+
+    /// The number of a named range, 0 if it nests on its thread: [`Action::RangeStart`], [`Action::RangeEnd`].
+    #[inline]
+    pub const fn range_number(&self) -> u64 {
+        self.size
+    }
+
+    /// The NVTX domain of a named range: [`Action::RangeStart`], [`Action::RangeEnd`].
+    #[inline]
+    pub const fn range_domain(&self) -> u64 {
+        self.stream
+    }
+
+    /// The CUDA graph: [`Action::Graph`] at the end of a capture and at an instantiation.
+    #[inline]
+    pub const fn graph(&self) -> u64 {
+        if matches!(self.api.effect(), Some(Effect::Instantiates)) { self.stream } else { self.addr }
+    }
+
+    /// The executable CUDA graph: [`Action::Graph`] at an instantiation, an upload and a destruction.
+    #[inline]
+    pub const fn executable_graph(&self) -> u64 {
+        self.addr
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -427,7 +349,7 @@ mod tests {
     fn any_event() -> impl Strategy<Value = Event> {
         let numbers = (any::<[u64; 5]>(), any::<[u32; 4]>(), any::<i16>(), any::<[u16; 2]>(), any::<i32>());
         (numbers, 0u8..6, 0u8..28).prop_filter_map("a known action", |((w, i, device, n, result), source, action)| {
-            let source = Source::from_wire(source)?;
+            let source = Source::from_wire(source.into())?;
             let torch = source.is_torch();
             Some(Event {
                 seq: w[0],
@@ -438,7 +360,7 @@ mod tests {
                 stack: StackId(i[0]),
                 context: ContextId(i[1]),
                 source,
-                action: Action::from_wire(action)?,
+                action: Action::from_wire(action.into())?,
                 device,
                 flags: Flags(n[0]),
                 api: if torch { Api::NONE } else { Api(n[1]) },

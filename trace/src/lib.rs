@@ -30,6 +30,7 @@ compile_error!(
      stubs of hooks, the thread-local block and the stack walkers."
 );
 
+mod action;
 pub mod api;
 pub mod clock;
 pub mod counters;
@@ -40,6 +41,7 @@ pub mod event;
 pub mod file;
 pub mod generated;
 pub mod ids;
+pub mod named;
 pub mod options;
 pub mod printable;
 pub mod rotation;

@@ -4,45 +4,53 @@ use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
+use crate::named;
+
 /// The environment variable that contains [`Options`] and switches the library on.
 pub const ENV: &str = "MEMTRACE_SESSION";
 
-/// Whether CPU tensors are recorded.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub enum Cpu {
-    /// Until the program uses a CUDA device.
-    #[default]
-    Auto,
-    /// Always.
-    Always,
-    /// Never.
-    Never,
+named! {
+    /// Whether CPU tensors are recorded.
+    #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+    pub enum Cpu {
+        /// Until the program uses a CUDA device.
+        #[default]
+        Auto => "auto",
+        /// Always.
+        Always => "always",
+        /// Never.
+        Never => "never",
+    }
 }
 
-/// Which stacks are captured.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub enum Stacks {
-    /// Python frames.
-    #[default]
-    Python,
-    /// Native frames.
-    Native,
-    /// Both, merged.
-    Both,
-    /// None.
-    None,
+named! {
+    /// Which stacks are captured.
+    #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+    pub enum Stacks {
+        /// Python frames.
+        #[default]
+        Python => "python",
+        /// Native frames.
+        Native => "native",
+        /// Both, merged.
+        Both => "both",
+        /// None.
+        None => "none",
+    }
 }
 
-/// What happens to the memory pools of JAX and CuPy.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Pools {
-    /// Nothing.
-    #[default]
-    Keep,
-    /// Their figures are read when the interpreter ends.
-    Read,
-    /// They are switched off.
-    Off,
+named! {
+    /// What happens to the memory pools of JAX and CuPy.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+    pub enum Pools {
+        /// Nothing.
+        #[default]
+        Keep => "keep",
+        /// Their figures are read when the interpreter ends.
+        Read => "read",
+        /// They are switched off.
+        Off => "off",
+    }
 }
 
 /// How much memory of each device the run sees.
@@ -81,26 +89,6 @@ pub struct Options {
     /// The number of seccomp filters under which the launcher runs.
     pub filters: u32,
 }
-
-macro_rules! names {
-    ($type:ident { $($variant:ident = $name:literal),* }) => {
-        impl $type {
-            /// The name on the command line.
-            pub const fn name(self) -> &'static str {
-                match self { $($type::$variant => $name,)* }
-            }
-
-            /// The value with this name. `None` if there is none.
-            pub fn parse(name: &str) -> Option<$type> {
-                match name { $($name => Some($type::$variant),)* _ => None }
-            }
-        }
-    };
-}
-
-names!(Cpu { Auto = "auto", Always = "always", Never = "never" });
-names!(Pools { Keep = "keep", Read = "read", Off = "off" });
-names!(Stacks { Python = "python", Native = "native", Both = "both", None = "none" });
 
 impl Options {
     /// The value of the environment variable: `token;cpu=auto;stacks=python;filters=0`.
@@ -143,14 +131,14 @@ impl Options {
         };
         for (key, value) in parts.filter_map(|p| p.split_once('=')) {
             match key {
-                "cpu" => options.cpu = Cpu::parse(value).unwrap_or_default(),
-                "stacks" => options.stacks = Stacks::parse(value).unwrap_or_default(),
+                "cpu" => options.cpu = Cpu::from_name(value).unwrap_or_default(),
+                "stacks" => options.stacks = Stacks::from_name(value).unwrap_or_default(),
                 "filters" => options.filters = value.parse().unwrap_or(0),
                 "names" => options.names = value != "off",
                 "folder" => options.folder = path(value),
                 "cycles" => options.cycles = value == "on",
                 "holders" => options.holders = value == "on",
-                "pools" => options.pools = Pools::parse(value).unwrap_or_default(),
+                "pools" => options.pools = Pools::from_name(value).unwrap_or_default(),
                 "limit" => options.limit.bytes = value.parse().unwrap_or(0),
                 "others" => options.limit.others.extend(other(value)),
                 "usage" => options.device_usage = value != "off",

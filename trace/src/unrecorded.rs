@@ -7,53 +7,40 @@
 //! The name is `PID-ID.unrecorded`, where ID distinguishes images of one process. The target is
 //! `REASON EVENTS PROGRAM`. Both are from an untrusted process.
 
+use crate::named;
+
 /// The extension of the links.
 pub const EXTENSION: &str = "unrecorded";
 /// The maximum length of a program's path in a report, in bytes.
 const MAX_PROGRAM: usize = 1024;
 
-macro_rules! reasons {
-    ($($(#[$doc:meta])* $variant:ident = $name:literal $text:literal;)*) => {
-        /// Why the library cannot record.
-        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-        pub enum Reason {
-            $($(#[$doc])* $variant,)*
-        }
-
-        impl Reason {
-            /// All reasons.
-            pub const ALL: &'static [Reason] = &[$(Reason::$variant),*];
-
-            /// The name in a link.
-            pub const fn name(self) -> &'static str {
-                match self { $(Reason::$variant => $name,)* }
-            }
-
-            /// The reason in reports.
-            pub const fn text(self) -> &'static str {
-                match self { $(Reason::$variant => $text,)* }
-            }
-        }
-    };
-}
-
-reasons! {
-    /// The recording would take too much of the address space that a limit leaves.
-    AddressSpace = "address-space" "its address space limit (ulimit -v) leaves no space for the recording";
-    /// A seccomp filter forbids a call that the recording needs.
-    Seccomp = "seccomp" "a seccomp filter prevents its connection to the launcher";
-    /// Nobody listens on the launcher's socket.
-    NoListener = "no-listener" "it cannot reach the launcher, which has ended or is in another network namespace";
-    /// The launcher did not answer in time.
-    NoAnswer = "no-answer" "the launcher did not answer in time";
-    /// The kernel refused memory or a file descriptor.
-    NoResources = "no-resources" "it had no file descriptor or no memory left for the recording";
+named! {
+    /// Why the library cannot record. The names are those in a link.
+    #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+    pub enum Reason {
+        /// The recording would take too much of the address space that a limit leaves.
+        AddressSpace => "address-space",
+        /// A seccomp filter forbids a call that the recording needs.
+        Seccomp => "seccomp",
+        /// Nobody listens on the launcher's socket.
+        NoListener => "no-listener",
+        /// The launcher did not answer in time.
+        NoAnswer => "no-answer",
+        /// The kernel refused memory or a file descriptor.
+        NoResources => "no-resources",
+    }
 }
 
 impl Reason {
-    /// The reason with this name.
-    pub fn from_name(name: &str) -> Option<Reason> {
-        Reason::ALL.iter().copied().find(|reason| reason.name() == name)
+    /// The reason in reports.
+    pub const fn text(self) -> &'static str {
+        match self {
+            Reason::AddressSpace => "its address space limit (ulimit -v) leaves no space for the recording",
+            Reason::Seccomp => "a seccomp filter prevents its connection to the launcher",
+            Reason::NoListener => "it cannot reach the launcher, which has ended or is in another network namespace",
+            Reason::NoAnswer => "the launcher did not answer in time",
+            Reason::NoResources => "it had no file descriptor or no memory left for the recording",
+        }
     }
 }
 
@@ -102,7 +89,7 @@ mod tests {
 
     #[test]
     fn reports_round_trip() {
-        for &reason in Reason::ALL {
+        for reason in Reason::ALL {
             let program = "/opt/my programs/train é".to_owned();
             let report = Unrecorded { pid: 12, id: u64::MAX, reason, events: 7, program };
             assert_eq!(Unrecorded::parse(&report.name(), &report.target()), Some(report));

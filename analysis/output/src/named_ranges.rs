@@ -86,13 +86,14 @@ impl<'a, T> NamedRanges<'a, T> {
             }
             return None;
         }
-        let matches = |open: &NamedRange<'_, T>| match (e.addr, e.size) {
-            (0, 0) => open.start.size == 0 && (open.start.thread, open.start.stream) == (e.thread, e.stream),
-            (0, number) => open.start.size == number,
-            (label, number) => open.start.addr == label && open.start.size == number && open.start.thread == e.thread,
+        let matches = |open: &NamedRange<'_, T>| match (e.label_id(), e.range_number()) {
+            (_, number) if open.start.range_number() != number => false,
+            (0, 0) => (open.start.thread, open.start.range_domain()) == (e.thread, e.range_domain()),
+            (0, _) => true,
+            (label, _) => open.start.label_id() == label && open.start.thread == e.thread,
         };
         // A `record_function` range can end on another thread, when a future completes.
-        let is_on_other_thread = |open: &NamedRange<'_, T>| e.addr != 0 && open.start.addr == e.addr;
+        let is_on_other_thread = |open: &NamedRange<'_, T>| e.label_id() != 0 && open.start.label_id() == e.label_id();
         let index = self.open.iter().rposition(matches).or_else(|| self.open.iter().rposition(is_on_other_thread))?;
         let range = self.open.remove(index);
         if let Some(rows) = self.rows.get_mut(&range.thread()) {

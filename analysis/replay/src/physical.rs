@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
-use memtrace_trace::api::{Api, MemoryKind};
+use memtrace_trace::api::MemoryKind;
 use memtrace_trace::event::{Action, Event, Flags, Source};
 use memtrace_trace::ids::ModuleId;
 
@@ -323,7 +323,7 @@ impl PhysicalMemory {
             return &[];
         }
         if e.action == Action::Retract {
-            self.undo_free(e.addr);
+            self.undo_free(e.retracted_seq());
             return &self.effects;
         }
         if e.result != 0 {
@@ -332,7 +332,7 @@ impl PhysicalMemory {
         }
         match e.action {
             Action::Totals => {
-                self.pools.reserved.insert(e.stream, (e.device, e.size));
+                self.pools.reserved.insert(e.pool_handle(), (e.device, e.reserved_bytes()));
             }
             Action::Alloc | Action::SegmentAlloc => self.record_alloc(e),
             Action::FreeRequested | Action::FreeCompleted | Action::SegmentFree => self.record_free(e),
@@ -378,15 +378,15 @@ impl PhysicalMemory {
             PhysicalAllocation { device: if host { -1 } else { e.device }, size: e.size, owner: Self::owner(e), kind };
         match kind {
             MemoryKind::Address => {
-                if e.api == Api::cuMemRetainAllocationHandle
-                    && let Some(handle) = self.handles.get_mut(&e.addr)
+                if e.api.retains()
+                    && let Some(handle) = self.handles.get_mut(&e.memory_handle())
                 {
                     handle.references += 1;
                 }
             }
             MemoryKind::Imported => self.record_import(e, allocation),
             MemoryKind::Physical => {
-                self.handles.insert(e.addr, Handle { allocation, mappings: 0, references: 1 });
+                self.handles.insert(e.memory_handle(), Handle { allocation, mappings: 0, references: 1 });
                 self.add(&allocation, 1);
                 self.effects.push(Effect::Allocated(e.addr, allocation));
             }
@@ -404,9 +404,12 @@ impl PhysicalMemory {
     /// Takes the opening of another process's memory. Its bytes count only for [`MemoryLocation::Imported`], never for the
     /// device or the allocator.
     fn record_import(&mut self, e: &Event, allocation: PhysicalAllocation) {
-        if e.api == Api::cuMemImportFromShareableHandle {
+        if e.api.retains() {
             // Its size becomes known when it is mapped.
-            self.handles.entry(e.addr).or_insert(Handle { allocation, mappings: 0, references: 0 }).references += 1;
+            self.handles
+                .entry(e.memory_handle())
+                .or_insert(Handle { allocation, mappings: 0, references: 0 })
+                .references += 1;
             return;
         }
         // Memory that is already open is opened again at the same address.
@@ -437,9 +440,9 @@ impl PhysicalMemory {
 
     fn record_free(&mut self, e: &Event) {
         if e.api.memory_kind() == Some(MemoryKind::Physical) {
-            if let Some(handle) = self.handles.get_mut(&e.addr) {
+            if let Some(handle) = self.handles.get_mut(&e.memory_handle()) {
                 handle.references = handle.references.saturating_sub(1);
-                self.drop_unused_handle(e.addr);
+                self.drop_unused_handle(e.memory_handle());
             } else {
                 self.problems.unmatched_frees += 1;
             }
@@ -478,7 +481,7 @@ impl PhysicalMemory {
     }
 
     fn record_map(&mut self, e: &Event) {
-        if let Some(handle) = self.handles.get_mut(&e.stream) {
+        if let Some(handle) = self.handles.get_mut(&e.memory_handle()) {
             handle.mappings += 1;
             if handle.allocation.kind == MemoryKind::Imported && handle.allocation.size == 0 {
                 handle.allocation.size = e.size;
@@ -486,10 +489,10 @@ impl PhysicalMemory {
                 self.add(&allocation, 1);
             }
         }
-        self.mappings.insert(e.addr, (e.size, e.stream));
+        self.mappings.insert(e.addr, (e.size, e.memory_handle()));
         // A library that stands before the driver can have created what PyTorch's allocator maps.
         if self.mapped_segments.mapped(e.addr, e.size) || e.flags.contains(Flags::IN_ALLOCATOR) {
-            self.assign_handle_to_allocator(e.stream);
+            self.assign_handle_to_allocator(e.memory_handle());
         }
     }
 

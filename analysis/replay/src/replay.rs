@@ -198,7 +198,7 @@ impl Replay {
                 // A source without segments reports the bytes reserved by PyTorch's caching allocator, which the replay
                 // cannot check.
                 let reserved = self.devices[slot].allocator.usage().reserved;
-                self.devices[slot].allocator.check_totals(e.addr, reserved);
+                self.devices[slot].allocator.check_totals(e.allocated_bytes(), reserved);
             }
             _ => {}
         }
@@ -271,7 +271,7 @@ impl Allocator {
                 Change::None
             }
             Action::Totals => {
-                self.check_totals(e.addr, e.size);
+                self.check_totals(e.allocated_bytes(), e.reserved_bytes());
                 Change::None
             }
             _ => Change::None,

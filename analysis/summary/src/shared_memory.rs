@@ -10,7 +10,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 
-use memtrace_trace::api::{Api, MemoryKind};
+use memtrace_trace::api::MemoryKind;
 use memtrace_trace::event::{Action, Event, Flags, Source};
 use memtrace_trace::ids::{ContextId, StackId};
 
@@ -114,15 +114,15 @@ impl Follower<'_> {
         }
         let counted = e.source == Source::Runtime && e.flags.contains(Flags::HAS_NESTED);
         match (e.action, e.api.memory_kind()) {
-            (Action::Alloc, Some(MemoryKind::Imported)) if e.api == Api::cuMemImportFromShareableHandle => {
-                self.handles.insert(e.addr, (e.stack, e.context));
+            (Action::Alloc, Some(MemoryKind::Imported)) if e.api.retains() => {
+                self.handles.insert(e.memory_handle(), (e.stack, e.context));
             }
             (Action::Alloc, Some(MemoryKind::Imported)) if !counted => {
-                self.open(e, e.stream, ns, (e.stack, e.context));
+                self.open(e, e.ipc_hash(), ns, (e.stack, e.context));
             }
-            (Action::Alloc, Some(MemoryKind::Address)) if e.api.exports() => self.export(e.addr, e.stream, ns),
+            (Action::Alloc, Some(MemoryKind::Address)) if e.api.exports() => self.export(e.addr, e.ipc_hash(), ns),
             (Action::Map, _) => {
-                if let Some(&from) = self.handles.get(&e.stream) {
+                if let Some(&from) = self.handles.get(&e.memory_handle()) {
                     self.open(e, 0, ns, from);
                 }
             }
@@ -139,7 +139,7 @@ impl Follower<'_> {
             }
             (Action::FreeCompleted, Some(MemoryKind::Device | MemoryKind::Physical)) => {
                 if e.api.memory_kind() == Some(MemoryKind::Physical) {
-                    self.handles.remove(&e.addr);
+                    self.handles.remove(&e.memory_handle());
                 }
                 if let Some(own) = self.own.remove(&e.addr) {
                     self.change(own.kind, ns, -1);
@@ -325,6 +325,7 @@ fn kept_after_free(exporter: &DriverMemory, imports: &[&Import]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use memtrace_trace::api::Api;
 
     fn driver(api: Api, action: Action, addr: u64, size: u64) -> Event {
         Event { source: Source::Driver, api, action, addr, size, device: 0, ..Event::EMPTY }

@@ -387,8 +387,8 @@ proptest! {
             .enumerate()
             .filter_map(|(i, (source, action, addr, size, device, flags))| Some(Event {
                 seq: i as u64,
-                source: Source::from_wire(*source)?,
-                action: Action::from_wire(*action)?,
+                source: Source::from_wire((*source).into())?,
+                action: Action::from_wire((*action).into())?,
                 addr: addr * 512,
                 size: size * 512,
                 device: *device,

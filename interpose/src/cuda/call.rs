@@ -14,7 +14,7 @@ use memtrace_trace::event::{Action, Event, Flags, Source};
 use memtrace_trace::ids::ModuleId;
 
 use super::driver::driver_symbol;
-use super::hook::{Hook, MAX_RUNTIME_HOOKS};
+use super::hook::{Hook, RUNTIME_HOOKS};
 use super::location::{self, current_device};
 use super::memory::{CallMemory, OUT_OF_MEMORY};
 use super::{device, entry, pools, usage};
@@ -326,8 +326,8 @@ fn is_runtime_library(file_name: &[u8]) -> bool {
 
 /// The originals of runtime functions, by hook and calling module. A process may contain several runtimes, and each
 /// caller uses its own.
-static RUNTIME_ORIGINALS: [[AtomicPtr<c_void>; MAX_MODULES]; MAX_RUNTIME_HOOKS] =
-    [const { [const { AtomicPtr::new(std::ptr::null_mut()) }; MAX_MODULES] }; MAX_RUNTIME_HOOKS];
+static RUNTIME_ORIGINALS: [[AtomicPtr<c_void>; MAX_MODULES]; RUNTIME_HOOKS] =
+    [const { [const { AtomicPtr::new(std::ptr::null_mut()) }; MAX_MODULES] }; RUNTIME_HOOKS];
 
 /// Forgets the originals of runtime functions, because an object was unloaded.
 #[cold]

@@ -9,6 +9,7 @@ use std::ffi::{c_char, c_void};
 
 use memtrace_trace::api::Api;
 use memtrace_trace::event::Action;
+use memtrace_trace::hooked_functions;
 
 use super::call::{Call, ERROR_UNKNOWN, driver_original};
 use super::contexts;
@@ -183,48 +184,74 @@ fn imported_size(addr: u64) -> u64 {
     if result == 0 { size as u64 } else { 0 }
 }
 
-macro_rules! hooks {
-    ($(
-        $name:ident($($arg:ident: $type:ty),*) $verb:ident $action:ident { $($field:ident: $value:expr),* }
-        $(, within { $source:expr, $bytes:expr, undo: $undo:expr })?
-    )*) => {
+/// For each hooked function a macro that puts its effect and its action before its declaration.
+macro_rules! define_declarations {
+    (
+        $d:tt
+        $($number:literal $symbol:ident $Source:ident $Memory:ident $Effect:ident $Action:ident
+        $(as $name:ident $(since $version:literal)?)?;)*
+    ) => {
         $(
-            #[doc = concat!("`", stringify!($name), "`.")]
-            pub(super) mod $name {
-                use super::*;
-
-                /// The hook.
-                pub(in crate::cuda) static HOOK: Hook =
-                    Hook::new(Api::$name, concat!(stringify!($name), "\0"), $name::own, $name);
-
-                entry!($name => body);
-
-                unsafe extern "C-unwind" fn body($($arg: $type),*) -> i32 {
-                    let call = Call::begin(&HOOK);
-                    let original = call.original();
-                    if original.is_null() {
-                        return ERROR_UNKNOWN;
-                    }
-                    type Signature = unsafe extern "C-unwind" fn($($type),*) -> i32;
-                    // SAFETY: `original` is the function of this symbol, which has this signature in CUDA's headers.
-                    let original = unsafe { std::mem::transmute::<*mut c_void, Signature>(original) };
-                    // SAFETY: the program passes these arguments for this function.
-                    let original = || unsafe { original($($arg),*) };
-                    hooks!(@begins $verb $name $($source)?);
-                    $(let original = || limited::allocate(|| $source, || $bytes as u64, original, || $undo);)?
-                    hooks!(@$verb call $action [$($arg),*] { $($field: $value),* } { original() })
-                }
+            macro_rules! $symbol {
+                ($d($d declaration:tt)*) => { hook! { $Effect $Action $d($d declaration)* } };
             }
         )*
     };
+}
+
+hooked_functions!(define_declarations $);
+
+/// Declares the bodies: signature, recorded values, and for allocations within a limit how they are undone.
+macro_rules! hooks {
+    ($($name:ident($($arg:ident: $type:ty),*) { $($values:tt)* } $(, within { $($limit:tt)* })?)*) => {
+        $($name! { $name($($arg: $type),*) { $($values)* } $(, within { $($limit)* })? })*
+    };
+}
+
+/// One hook with its body.
+macro_rules! hook {
+    (
+        $Effect:ident $Action:ident $name:ident($($arg:ident: $type:ty),*) { $($field:ident: $value:expr),* }
+        $(, within { $source:expr, $bytes:expr, undo: $undo:expr })?
+    ) => {
+        #[doc = concat!("`", stringify!($name), "`.")]
+        pub(super) mod $name {
+            use super::*;
+
+            /// The hook.
+            pub(in crate::cuda) static HOOK: Hook =
+                Hook::new(Api::$name, concat!(stringify!($name), "\0"), $name::own, $name);
+
+            entry!($name => body);
+
+            unsafe extern "C-unwind" fn body($($arg: $type),*) -> i32 {
+                let call = Call::begin(&HOOK);
+                let original = call.original();
+                if original.is_null() {
+                    return ERROR_UNKNOWN;
+                }
+                type Signature = unsafe extern "C-unwind" fn($($type),*) -> i32;
+                // SAFETY: `original` is the function of this symbol, which has this signature in CUDA's headers.
+                let original = unsafe { std::mem::transmute::<*mut c_void, Signature>(original) };
+                // SAFETY: the program passes these arguments for this function.
+                let original = || unsafe { original($($arg),*) };
+                hook!(@begins $Effect $name $($source)?);
+                $(let original = || limited::allocate(|| $source, || $bytes as u64, original, || $undo);)?
+                hook!(@$Effect call $Action [$($arg),*] { $($field: $value),* } { original() })
+            }
+        }
+    };
     // An allocation that no limit concerns. That of the runtime is inside one of the driver.
-    (@begins allocates $name:ident) => {
+    (@begins Allocates $name:ident) => {
         if const { !Hook::is_of_runtime(Api::$name) } {
             limited::begin();
         }
     };
-    (@begins $verb:ident $name:ident $($source:expr)?) => {};
-    (@allocates $call:ident $action:ident [$($arg:ident),*] { $($field:ident: $value:expr),* } $original:block) => {{
+    (@begins Retains $name:ident) => {
+        hook!(@begins Allocates $name);
+    };
+    (@begins $Effect:ident $name:ident $($source:expr)?) => {};
+    (@Allocates $call:ident $action:ident [$($arg:ident),*] { $($field:ident: $value:expr),* } $original:block) => {{
         let (result, has_nested) = $call.run(|| $original);
         $call.record_allocation(Action::$action, result, has_nested, || {
             $(
@@ -238,7 +265,8 @@ macro_rules! hooks {
         });
         result
     }};
-    (@frees $call:ident $action:ident [$($arg:ident),*] { $($field:ident: $value:expr),* } $original:block) => {{
+    (@Retains $($call:tt)*) => { hook!(@Allocates $($call)*) };
+    (@Frees $call:ident $action:ident [$($arg:ident),*] { $($field:ident: $value:expr),* } $original:block) => {{
         #[allow(clippy::needless_update, reason = "not every call has a size or a stream")]
         let seq = $call.record_release(Action::$action, CallMemory { $($field: $value as u64,)* ..CallMemory::default() });
         let (result, _) = $call.run(|| $original);
@@ -247,7 +275,7 @@ macro_rules! hooks {
         }
         result
     }};
-    (@creates $call:ident $action:ident [$($arg:ident),*] { $creates:ident: $is_new:expr, $context:ident: $out:expr, $ordinal:ident: $device:expr } $original:block) => {{
+    (@CreatesContext $call:ident $action:ident [$($arg:ident),*] { $creates:ident: $is_new:expr, $context:ident: $out:expr, $ordinal:ident: $device:expr } $original:block) => {{
         let creation = $is_new.then(|| contexts::Creation::begin($call.api(), $device));
         let (result, _) = $call.run(|| $original);
         if let Some(creation) = creation.filter(|_| result == 0) {
@@ -255,28 +283,28 @@ macro_rules! hooks {
         }
         result
     }};
-    (@loads $call:ident $action:ident [$($arg:ident),*] { } $original:block) => {{
+    (@LoadsCode $call:ident $action:ident [$($arg:ident),*] { } $original:block) => {{
         let (result, _) = $call.run(|| $original);
         $call.record_load(result);
         result
     }};
-    (@exports $call:ident $action:ident [$($arg:ident),*] { $($field:ident: $value:expr),* } $original:block) => {
-        hooks!(@captures $call $action [$($arg),*] { $($field: $value),* } $original)
-    };
-    (@captures $call:ident $action:ident [$($arg:ident),*] { $($field:ident: $value:expr),* } $original:block) => {{
+    (@Exports $($call:tt)*) => { hook!(@BeginsCapture $($call)*) };
+    (@EndsCapture $($call:tt)*) => { hook!(@BeginsCapture $($call)*) };
+    (@Uploads $($call:tt)*) => { hook!(@Instantiates $($call)*) };
+    (@BeginsCapture $call:ident $action:ident [$($arg:ident),*] { $($field:ident: $value:expr),* } $original:block) => {{
         let (result, _) = $call.run(|| $original);
-        hooks!(@graph $call $action result [$($arg),*] { $($field: $value),* });
+        hook!(@graph $call $action result [$($arg),*] { $($field: $value),* });
         result
     }};
-    (@instantiates $call:ident $action:ident [$($arg:ident),*] { $($field:ident: $value:expr),* } $original:block) => {{
+    (@Instantiates $call:ident $action:ident [$($arg:ident),*] { $($field:ident: $value:expr),* } $original:block) => {{
         let before = graphs::free_bytes();
         let (result, _) = $call.run(|| $original);
-        hooks!(@graph $call $action result [$($arg),*] { size: graphs::bytes_taken(before), $($field: $value),* });
+        hook!(@graph $call $action result [$($arg),*] { size: graphs::bytes_taken(before), $($field: $value),* });
         result
     }};
-    (@destroys $call:ident $action:ident [$($arg:ident),*] { $($field:ident: $value:expr),* } $original:block) => {{
+    (@DestroysGraph $call:ident $action:ident [$($arg:ident),*] { $($field:ident: $value:expr),* } $original:block) => {{
         // Recorded before the call, after which another graph may have the same handle.
-        hooks!(@graph $call $action 0 [] { $($field: $value),* });
+        hook!(@graph $call $action 0 [] { $($field: $value),* });
         $call.run(|| $original).0
     }};
     (@graph $call:ident $action:ident $result:tt [$($arg:ident),*] { $($field:ident: $value:expr),* }) => {
@@ -288,7 +316,7 @@ macro_rules! hooks {
             CallMemory { $($field: $value as u64,)* ..CallMemory::default() }
         })
     };
-    (@trims $call:ident $action:ident [$($arg:ident),*] { $field:ident: $pool:expr } $original:block) => {{
+    (@Trims $call:ident $action:ident [$($arg:ident),*] { $field:ident: $pool:expr } $original:block) => {{
         let (result, _) = $call.run(|| $original);
         $call.record_pool_size($pool, 0);
         result
@@ -332,182 +360,182 @@ undoing! {
 }
 
 hooks! {
-    cuMemAlloc_v2(out: *mut u64, size: usize) allocates Alloc { addr: read(out), size: size }, within {
+    cuMemAlloc_v2(out: *mut u64, size: usize) { addr: read(out), size: size }, within {
         MemorySource::Current, size, undo: free(take(out))
     }
-    cuMemAllocPitch_v2(out: *mut u64, pitch: *mut usize, width: usize, height: usize, element: u32) allocates Alloc {
+    cuMemAllocPitch_v2(out: *mut u64, pitch: *mut usize, width: usize, height: usize, element: u32) {
         addr: read(out), size: pitched_bytes(read(pitch), width, height, 1)
     }, within {
         MemorySource::Current, pitched_bytes(0, width, height, 1), undo: free(take(out))
     }
-    cuMemAllocManaged(out: *mut u64, size: usize, flags: u32) allocates Alloc { addr: read(out), size: size }
-    cuMemAllocAsync(out: *mut u64, size: usize, stream: u64) allocates Alloc { addr: read(out), size: size, stream: stream }, within {
+    cuMemAllocManaged(out: *mut u64, size: usize, flags: u32) { addr: read(out), size: size }
+    cuMemAllocAsync(out: *mut u64, size: usize, stream: u64) { addr: read(out), size: size, stream: stream }, within {
         MemorySource::Pool { pool: 0, stream }, size, undo: free_async(take(out), stream)
     }
-    cuMemAllocAsync_ptsz(out: *mut u64, size: usize, stream: u64) allocates Alloc { addr: read(out), size: size, stream: stream }, within {
+    cuMemAllocAsync_ptsz(out: *mut u64, size: usize, stream: u64) { addr: read(out), size: size, stream: stream }, within {
         MemorySource::Pool { pool: 0, stream }, size, undo: free_async_ptsz(take(out), stream)
     }
-    cuMemAllocFromPoolAsync(out: *mut u64, size: usize, pool: *mut c_void, stream: u64) allocates Alloc {
+    cuMemAllocFromPoolAsync(out: *mut u64, size: usize, pool: *mut c_void, stream: u64) {
         addr: read(out), size: size, stream: stream
     }, within {
         MemorySource::Pool { pool: pool.addr() as u64, stream }, size, undo: free_async(take(out), stream)
     }
-    cuMemAllocFromPoolAsync_ptsz(out: *mut u64, size: usize, pool: *mut c_void, stream: u64) allocates Alloc {
+    cuMemAllocFromPoolAsync_ptsz(out: *mut u64, size: usize, pool: *mut c_void, stream: u64) {
         addr: read(out), size: size, stream: stream
     }, within {
         MemorySource::Pool { pool: pool.addr() as u64, stream }, size, undo: free_async_ptsz(take(out), stream)
     }
-    cuMemFreeAsync(addr: u64, stream: u64) frees FreeCompleted { addr: addr, stream: stream }
-    cuMemFreeAsync_ptsz(addr: u64, stream: u64) frees FreeCompleted { addr: addr, stream: stream }
-    cuMemFree_v2(addr: u64) frees FreeCompleted { addr: addr }
-    cuMemCreate(out: *mut u64, size: usize, properties: *const AllocationProperties, flags: u64) allocates Alloc {
+    cuMemFreeAsync(addr: u64, stream: u64) { addr: addr, stream: stream }
+    cuMemFreeAsync_ptsz(addr: u64, stream: u64) { addr: addr, stream: stream }
+    cuMemFree_v2(addr: u64) { addr: addr }
+    cuMemCreate(out: *mut u64, size: usize, properties: *const AllocationProperties, flags: u64) {
         addr: read(out), size: size, location: location_of(properties)
     }, within {
         MemorySource::Location(location_of(properties)), size, undo: release(take(out))
     }
-    cuMemRelease(handle: u64) frees FreeCompleted { addr: handle }
-    cuMemMap(addr: u64, size: usize, offset: usize, handle: u64, flags: u64) allocates Map {
+    cuMemRelease(handle: u64) { addr: handle }
+    cuMemMap(addr: u64, size: usize, offset: usize, handle: u64, flags: u64) {
         addr: addr, size: size, stream: handle
     }
-    cuMemUnmap(addr: u64, size: usize) frees Unmap { addr: addr, size: size }
-    cuMemAddressReserve(out: *mut u64, size: usize, alignment: usize, hint: u64, flags: u64) allocates Reserve {
+    cuMemUnmap(addr: u64, size: usize) { addr: addr, size: size }
+    cuMemAddressReserve(out: *mut u64, size: usize, alignment: usize, hint: u64, flags: u64) {
         addr: read(out), size: size
     }
-    cuMemAddressFree(addr: u64, size: usize) frees Unreserve { addr: addr, size: size }
-    cuMemHostAlloc(out: *mut u64, size: usize, flags: u32) allocates Alloc { addr: read(out), size: size }
-    cuMemAllocHost_v2(out: *mut u64, size: usize) allocates Alloc { addr: read(out), size: size }
-    cuMemHostRegister_v2(addr: u64, size: usize, flags: u32) allocates Alloc { addr: addr, size: size }
-    cuMemHostUnregister(addr: u64) frees FreeCompleted { addr: addr }
-    cuMemFreeHost(addr: u64) frees FreeCompleted { addr: addr }
-    cuArrayCreate_v2(out: *mut u64, descriptor: *const ArrayDescriptor) allocates Alloc {
+    cuMemAddressFree(addr: u64, size: usize) { addr: addr, size: size }
+    cuMemHostAlloc(out: *mut u64, size: usize, flags: u32) { addr: read(out), size: size }
+    cuMemAllocHost_v2(out: *mut u64, size: usize) { addr: read(out), size: size }
+    cuMemHostRegister_v2(addr: u64, size: usize, flags: u32) { addr: addr, size: size }
+    cuMemHostUnregister(addr: u64) { addr: addr }
+    cuMemFreeHost(addr: u64) { addr: addr }
+    cuArrayCreate_v2(out: *mut u64, descriptor: *const ArrayDescriptor) {
         addr: read(out), size: array_2d_bytes(descriptor)
     }, within {
         MemorySource::Current, array_2d_bytes(descriptor), undo: destroy_array(take(out))
     }
-    cuArray3DCreate_v2(out: *mut u64, descriptor: *const Array3dDescriptor) allocates Alloc {
+    cuArray3DCreate_v2(out: *mut u64, descriptor: *const Array3dDescriptor) {
         addr: read(out), size: array_3d_bytes(descriptor)
     }, within {
         MemorySource::Current, array_3d_bytes(descriptor), undo: destroy_array(take(out))
     }
-    cuArrayDestroy(handle: u64) frees FreeCompleted { addr: handle }
-    cuMipmappedArrayCreate(out: *mut u64, descriptor: *const Array3dDescriptor, levels: u32) allocates Alloc {
+    cuArrayDestroy(handle: u64) { addr: handle }
+    cuMipmappedArrayCreate(out: *mut u64, descriptor: *const Array3dDescriptor, levels: u32) {
         addr: read(out), size: mipmap_bytes(array_3d_bytes(descriptor), levels, false)
     }, within {
         MemorySource::Current, mipmap_bytes(array_3d_bytes(descriptor), levels, false), undo: destroy_mipmapped_array(take(out))
     }
-    cuMipmappedArrayDestroy(handle: u64) frees FreeCompleted { addr: handle }
-    cuIpcOpenMemHandle_v2(out: *mut u64, handle: IpcHandle, flags: u32) allocates Alloc {
+    cuMipmappedArrayDestroy(handle: u64) { addr: handle }
+    cuIpcOpenMemHandle_v2(out: *mut u64, handle: IpcHandle, flags: u32) {
         addr: read(out), size: imported_size(read(out)), stream: handle.hash()
     }
-    cuIpcCloseMemHandle(addr: u64) frees FreeCompleted { addr: addr }
-    cuIpcGetMemHandle(out: *mut IpcHandle, addr: u64) exports Alloc { addr: addr, stream: hash_at(out) }
-    cuMemImportFromShareableHandle(out: *mut u64, shared: *mut c_void, kind: u32) allocates Alloc {
+    cuIpcCloseMemHandle(addr: u64) { addr: addr }
+    cuIpcGetMemHandle(out: *mut IpcHandle, addr: u64) { addr: addr, stream: hash_at(out) }
+    cuMemImportFromShareableHandle(out: *mut u64, shared: *mut c_void, kind: u32) {
         addr: read(out), location: location::of_handle(read(out))
     }
-    cuMemRetainAllocationHandle(out: *mut u64, addr: u64) allocates Alloc { addr: read(out) }
-    cuMemPoolTrimTo(pool: u64, keep: usize) trims Totals { addr: pool }
-    cuDevicePrimaryCtxRetain(out: *mut u64, device: i32) creates DeviceUsage {
+    cuMemRetainAllocationHandle(out: *mut u64, addr: u64) { addr: read(out) }
+    cuMemPoolTrimTo(pool: u64, keep: usize) { addr: pool }
+    cuDevicePrimaryCtxRetain(out: *mut u64, device: i32) {
         is_new: contexts::lacks_primary(device), context: out, device: device
     }
-    cuCtxCreate(out: *mut u64, flags: u32, device: i32) creates DeviceUsage { is_new: true, context: out, device: device }
-    cuCtxCreate_v2(out: *mut u64, flags: u32, device: i32) creates DeviceUsage { is_new: true, context: out, device: device }
-    cuCtxCreate_v3(out: *mut u64, affinity: *mut c_void, count: i32, flags: u32, device: i32) creates DeviceUsage {
+    cuCtxCreate(out: *mut u64, flags: u32, device: i32) { is_new: true, context: out, device: device }
+    cuCtxCreate_v2(out: *mut u64, flags: u32, device: i32) { is_new: true, context: out, device: device }
+    cuCtxCreate_v3(out: *mut u64, affinity: *mut c_void, count: i32, flags: u32, device: i32) {
         is_new: true, context: out, device: device
     }
-    cuCtxCreate_v4(out: *mut u64, parameters: *mut c_void, flags: u32, device: i32) creates DeviceUsage {
+    cuCtxCreate_v4(out: *mut u64, parameters: *mut c_void, flags: u32, device: i32) {
         is_new: true, context: out, device: device
     }
-    cuModuleLoad(out: *mut u64, file: *const c_char) loads DeviceUsage { }
-    cuModuleLoadData(out: *mut u64, image: *const c_void) loads DeviceUsage { }
+    cuModuleLoad(out: *mut u64, file: *const c_char) { }
+    cuModuleLoadData(out: *mut u64, image: *const c_void) { }
     cuModuleLoadDataEx(
         out: *mut u64, image: *const c_void, count: u32, options: *mut i32, values: *mut *mut c_void
-    ) loads DeviceUsage { }
-    cuModuleLoadFatBinary(out: *mut u64, image: *const c_void) loads DeviceUsage { }
+    ) { }
+    cuModuleLoadFatBinary(out: *mut u64, image: *const c_void) { }
     cuLibraryLoadData(
         out: *mut u64, code: *const c_void, jit_options: *mut i32, jit_values: *mut *mut c_void, jit_count: u32,
         options: *mut i32, values: *mut *mut c_void, count: u32
-    ) loads DeviceUsage { }
+    ) { }
     cuLibraryLoadFromFile(
         out: *mut u64, file: *const c_char, jit_options: *mut i32, jit_values: *mut *mut c_void, jit_count: u32,
         options: *mut i32, values: *mut *mut c_void, count: u32
-    ) loads DeviceUsage { }
-    cuStreamBeginCapture_v2(stream: u64, mode: i32) captures Graph { stream: stream }
-    cuStreamBeginCapture_v2_ptsz(stream: u64, mode: i32) captures Graph { stream: stream }
+    ) { }
+    cuStreamBeginCapture_v2(stream: u64, mode: i32) { stream: stream }
+    cuStreamBeginCapture_v2_ptsz(stream: u64, mode: i32) { stream: stream }
     cuStreamBeginCaptureToGraph(
         stream: u64, graph: u64, dependencies: *const u64, edges: *const c_void, count: usize, mode: i32
-    ) captures Graph { stream: stream }
+    ) { stream: stream }
     cuStreamBeginCaptureToGraph_ptsz(
         stream: u64, graph: u64, dependencies: *const u64, edges: *const c_void, count: usize, mode: i32
-    ) captures Graph { stream: stream }
-    cuStreamEndCapture(stream: u64, out: *mut u64) captures Graph {
+    ) { stream: stream }
+    cuStreamEndCapture(stream: u64, out: *mut u64) {
         addr: read(out), size: graphs::node_count(read(out)), stream: stream
     }
-    cuStreamEndCapture_ptsz(stream: u64, out: *mut u64) captures Graph {
+    cuStreamEndCapture_ptsz(stream: u64, out: *mut u64) {
         addr: read(out), size: graphs::node_count(read(out)), stream: stream
     }
     cuGraphInstantiate_v2(
         out: *mut u64, graph: u64, error_node: *mut u64, log: *mut i8, log_size: usize
-    ) instantiates Graph { addr: read(out), stream: graph }, within {
+    ) { addr: read(out), stream: graph }, within {
         MemorySource::Current, 0u64, undo: destroy_graph(take(out))
     }
-    cuGraphInstantiateWithFlags(out: *mut u64, graph: u64, flags: u64) instantiates Graph {
+    cuGraphInstantiateWithFlags(out: *mut u64, graph: u64, flags: u64) {
         addr: read(out), stream: graph
     }, within {
         MemorySource::Current, 0u64, undo: destroy_graph(take(out))
     }
-    cuGraphInstantiateWithParams(out: *mut u64, graph: u64, params: *mut c_void) instantiates Graph {
+    cuGraphInstantiateWithParams(out: *mut u64, graph: u64, params: *mut c_void) {
         addr: read(out), stream: graph
     }, within {
         MemorySource::Current, 0u64, undo: destroy_graph(take(out))
     }
-    cuGraphInstantiateWithParams_ptsz(out: *mut u64, graph: u64, params: *mut c_void) instantiates Graph {
+    cuGraphInstantiateWithParams_ptsz(out: *mut u64, graph: u64, params: *mut c_void) {
         addr: read(out), stream: graph
     }, within {
         MemorySource::Current, 0u64, undo: destroy_graph(take(out))
     }
-    cuGraphUpload(executable: u64, stream: u64) instantiates Graph { addr: executable }
-    cuGraphUpload_ptsz(executable: u64, stream: u64) instantiates Graph { addr: executable }
-    cuGraphExecDestroy(executable: u64) destroys Graph { addr: executable }
-    cudaMalloc(out: *mut u64, size: usize) allocates Alloc { addr: read(out), size: size }
-    cudaMallocPitch(out: *mut u64, pitch: *mut usize, width: usize, height: usize) allocates Alloc {
+    cuGraphUpload(executable: u64, stream: u64) { addr: executable }
+    cuGraphUpload_ptsz(executable: u64, stream: u64) { addr: executable }
+    cuGraphExecDestroy(executable: u64) { addr: executable }
+    cudaMalloc(out: *mut u64, size: usize) { addr: read(out), size: size }
+    cudaMallocPitch(out: *mut u64, pitch: *mut usize, width: usize, height: usize) {
         addr: read(out), size: pitched_bytes(read(pitch), width, height, 1)
     }
-    cudaMalloc3D(out: *mut PitchedPtr, extent: Extent) allocates Alloc {
+    cudaMalloc3D(out: *mut PitchedPtr, extent: Extent) {
         addr: read(out).ptr, size: pitched_bytes(read(out).pitch, extent.width, extent.height, extent.depth)
     }
-    cudaMallocManaged(out: *mut u64, size: usize, flags: u32) allocates Alloc { addr: read(out), size: size }
-    cudaMallocAsync(out: *mut u64, size: usize, stream: u64) allocates Alloc { addr: read(out), size: size, stream: stream }
-    cudaMallocAsync_ptsz(out: *mut u64, size: usize, stream: u64) allocates Alloc { addr: read(out), size: size, stream: stream }
-    cudaMallocFromPoolAsync(out: *mut u64, size: usize, pool: *mut c_void, stream: u64) allocates Alloc {
+    cudaMallocManaged(out: *mut u64, size: usize, flags: u32) { addr: read(out), size: size }
+    cudaMallocAsync(out: *mut u64, size: usize, stream: u64) { addr: read(out), size: size, stream: stream }
+    cudaMallocAsync_ptsz(out: *mut u64, size: usize, stream: u64) { addr: read(out), size: size, stream: stream }
+    cudaMallocFromPoolAsync(out: *mut u64, size: usize, pool: *mut c_void, stream: u64) {
         addr: read(out), size: size, stream: stream
     }
-    cudaMallocFromPoolAsync_ptsz(out: *mut u64, size: usize, pool: *mut c_void, stream: u64) allocates Alloc {
+    cudaMallocFromPoolAsync_ptsz(out: *mut u64, size: usize, pool: *mut c_void, stream: u64) {
         addr: read(out), size: size, stream: stream
     }
-    cudaFreeAsync(addr: u64, stream: u64) frees FreeCompleted { addr: addr, stream: stream }
-    cudaFreeAsync_ptsz(addr: u64, stream: u64) frees FreeCompleted { addr: addr, stream: stream }
-    cudaFree(addr: u64) frees FreeCompleted { addr: addr }
-    cudaMallocHost(out: *mut u64, size: usize) allocates Alloc { addr: read(out), size: size }
-    cudaHostAlloc(out: *mut u64, size: usize, flags: u32) allocates Alloc { addr: read(out), size: size }
-    cudaHostRegister(addr: u64, size: usize, flags: u32) allocates Alloc { addr: addr, size: size }
-    cudaHostUnregister(addr: u64) frees FreeCompleted { addr: addr }
-    cudaFreeHost(addr: u64) frees FreeCompleted { addr: addr }
-    cudaMallocArray(out: *mut u64, format: *const ChannelFormat, width: usize, height: usize, flags: u32) allocates Alloc {
+    cudaFreeAsync(addr: u64, stream: u64) { addr: addr, stream: stream }
+    cudaFreeAsync_ptsz(addr: u64, stream: u64) { addr: addr, stream: stream }
+    cudaFree(addr: u64) { addr: addr }
+    cudaMallocHost(out: *mut u64, size: usize) { addr: read(out), size: size }
+    cudaHostAlloc(out: *mut u64, size: usize, flags: u32) { addr: read(out), size: size }
+    cudaHostRegister(addr: u64, size: usize, flags: u32) { addr: addr, size: size }
+    cudaHostUnregister(addr: u64) { addr: addr }
+    cudaFreeHost(addr: u64) { addr: addr }
+    cudaMallocArray(out: *mut u64, format: *const ChannelFormat, width: usize, height: usize, flags: u32) {
         addr: read(out), size: channel_array_bytes(format, Extent { width, height, depth: 1 })
     }
-    cudaMalloc3DArray(out: *mut u64, format: *const ChannelFormat, extent: Extent, flags: u32) allocates Alloc {
+    cudaMalloc3DArray(out: *mut u64, format: *const ChannelFormat, extent: Extent, flags: u32) {
         addr: read(out), size: channel_array_bytes(format, extent)
     }
-    cudaFreeArray(handle: u64) frees FreeCompleted { addr: handle }
+    cudaFreeArray(handle: u64) { addr: handle }
     cudaMallocMipmappedArray(
         out: *mut u64, format: *const ChannelFormat, extent: Extent, levels: u32, flags: u32
-    ) allocates Alloc {
+    ) {
         addr: read(out), size: mipmap_bytes(channel_array_bytes(format, extent), levels, extent.depth > 1)
     }
-    cudaFreeMipmappedArray(handle: u64) frees FreeCompleted { addr: handle }
-    cudaIpcOpenMemHandle(out: *mut u64, handle: IpcHandle, flags: u32) allocates Alloc {
+    cudaFreeMipmappedArray(handle: u64) { addr: handle }
+    cudaIpcOpenMemHandle(out: *mut u64, handle: IpcHandle, flags: u32) {
         addr: read(out), size: imported_size(read(out)), stream: handle.hash()
     }
-    cudaIpcCloseMemHandle(addr: u64) frees FreeCompleted { addr: addr }
-    cudaIpcGetMemHandle(out: *mut IpcHandle, addr: u64) exports Alloc { addr: addr, stream: hash_at(out) }
+    cudaIpcCloseMemHandle(addr: u64) { addr: addr }
+    cudaIpcGetMemHandle(out: *mut IpcHandle, addr: u64) { addr: addr, stream: hash_at(out) }
 }

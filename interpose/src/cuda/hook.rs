@@ -3,12 +3,15 @@
 use std::ffi::CStr;
 
 use memtrace_trace::api::{Api, MemoryKind};
+use memtrace_trace::event::Source;
 
 use crate::linker::original::OriginalFunction;
 
 /// One hooked function.
 pub(super) struct Hook {
     pub(super) api: Api,
+    /// The index among the runtime's functions. `usize::MAX` for a function of the driver.
+    runtime_index: usize,
     pub(super) symbol: &'static CStr,
     /// The stub.
     pub(super) entry: unsafe extern "C" fn(),
@@ -34,19 +37,28 @@ impl Hook {
             Ok(symbol) => symbol,
             Err(_) => c"",
         };
-        Hook { api, symbol, entry, exported, original: OriginalFunction::new(), next: OriginalFunction::new() }
+        let runtime_index = if Hook::is_of_runtime(api) { runtime_functions_before(api) } else { usize::MAX };
+        Hook {
+            api,
+            runtime_index,
+            symbol,
+            entry,
+            exported,
+            original: OriginalFunction::new(),
+            next: OriginalFunction::new(),
+        }
     }
 
     /// Whether the function belongs to the CUDA runtime (`cuda...`), not to the driver (`cu...`).
     #[inline]
     pub(super) fn is_runtime(&self) -> bool {
-        Hook::is_of_runtime(self.api)
+        self.runtime_index != usize::MAX
     }
 
     /// [`Self::is_runtime`] for the function with this number.
     #[inline]
     pub(super) const fn is_of_runtime(api: Api) -> bool {
-        api.0 >= FIRST_RUNTIME
+        matches!(api.source(), Some(Source::Runtime))
     }
 
     /// Whether the function concerns host memory.
@@ -59,13 +71,21 @@ impl Hook {
         self.api.memory_kind() == Some(MemoryKind::Pool)
     }
 
-    /// The index among the runtime's functions.
+    /// The index among the runtime's functions. At least [`RUNTIME_HOOKS`] for a function of the driver.
     pub(super) fn runtime_index(&self) -> usize {
-        usize::from(self.api.0.saturating_sub(FIRST_RUNTIME))
+        self.runtime_index
     }
 }
 
-/// The wire number of the first runtime function. All larger ones belong to the runtime too.
-const FIRST_RUNTIME: u16 = Api::cudaMalloc.0;
-/// Upper bound on the number of runtime functions.
-pub(super) const MAX_RUNTIME_HOOKS: usize = 32;
+/// The number of runtime functions with a lower wire number.
+const fn runtime_functions_before(api: Api) -> usize {
+    let (mut count, mut at) = (0, 0);
+    while at < Api::ALL.len() && Api::ALL[at].0 < api.0 {
+        count += Hook::is_of_runtime(Api::ALL[at]) as usize;
+        at += 1;
+    }
+    count
+}
+
+/// The number of runtime functions.
+pub(super) const RUNTIME_HOOKS: usize = runtime_functions_before(Api(u16::MAX));

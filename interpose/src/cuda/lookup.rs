@@ -337,8 +337,8 @@ unsafe fn hook_entry_point(name: *const c_char, out: *mut *mut c_void, version: 
         unsafe { replace(out, found, answer.own as *mut c_void, answer.original) };
         return;
     }
-    let interfaces = registry::interfaces(symbol.to_bytes());
-    let hook = if interfaces.is_empty() {
+    let mut interfaces = registry::interfaces(symbol.to_bytes()).peekable();
+    let hook = if interfaces.peek().is_none() {
         let by_version = registry::by_entry_point(symbol.to_bytes(), version, flags & PER_THREAD_STREAM != 0);
         let Some(hook) = by_version else { return };
         // Another library's `cuGetProcAddress` returns its own functions, whose names resolve to our entries.
@@ -347,10 +347,10 @@ unsafe fn hook_entry_point(name: *const c_char, out: *mut *mut c_void, version: 
         }
         Some(hook).filter(|_| !newer_interface(symbol, found))
     } else {
-        if interfaces.iter().any(|hook| found == hook.entry as *mut c_void) {
+        if registry::interfaces(symbol.to_bytes()).any(|hook| found == hook.entry as *mut c_void) {
             return;
         }
-        interfaces.iter().copied().find(|hook| call::driver_original(hook) == found)
+        interfaces.find(|hook| call::driver_original(hook) == found)
     };
     let Some(hook) = hook.filter(|hook| set_original(hook, found)) else {
         if let Some(process) = Process::if_started() {

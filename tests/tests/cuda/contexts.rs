@@ -33,8 +33,8 @@ fn contexts_are_recorded(lookup: &str) {
         .iter()
         .filter(|e| e.action == Action::DeviceUsage)
         .map(|e| {
-            let occasion = UsageOccasion::from_wire(e.stream);
-            (e.api.symbol().unwrap_or(""), e.device, occasion, (e.size - e.addr) / MIB, e.stack != StackId::NONE)
+            let symbol = e.api.symbol().unwrap_or("");
+            (symbol, e.device, e.occasion(), e.used_bytes() / MIB, e.stack != StackId::NONE)
         })
         .collect();
     use UsageOccasion::{Allocated, ContextCreated, ContextRequested};

@@ -130,8 +130,8 @@ impl Shape {
         const BAD: Error = Error::Malformed { what: "event shape" };
         let narrow = |v: u64| u16::try_from(v).map_err(|_| BAD);
         Ok(Shape {
-            source: Source::from_wire(c.byte()?).ok_or(BAD)?,
-            action: Action::from_wire(c.byte()?).ok_or(BAD)?,
+            source: Source::from_wire(c.byte()?.into()).ok_or(BAD)?,
+            action: Action::from_wire(c.byte()?.into()).ok_or(BAD)?,
             device: i16::try_from(unzigzag(c.varint()?)).map_err(|_| BAD)?,
             flags: Flags(narrow(c.varint()?)?),
             narrow: narrow(c.varint()?)?,
@@ -435,8 +435,8 @@ mod tests {
                     stream: w[4],
                     stack: StackId(i[0]),
                     context: ContextId(i[1] % 3),
-                    source: Source::from_wire(source)?,
-                    action: Action::from_wire(action)?,
+                    source: Source::from_wire(source.into())?,
+                    action: Action::from_wire(action.into())?,
                     device,
                     flags: Flags(n[0]),
                     api: Api(n[1]),

@@ -3,7 +3,11 @@
 use std::collections::{BTreeMap, HashSet};
 
 use super::budget::{Budget, Exceeded};
-use crate::definition::{Definition, LabelOrigin, NoticeStatus, ScanOccasion, TensorKind};
+use crate::definition::Definition;
+use crate::definition::owned::{
+    Context, Cycle, Device, Holder, HolderScan, Label, Module, NativeFrame, NnCall, NnName, Notice, StackNode,
+    TensorName, Thread,
+};
 use crate::ids::{ContextId, FrameId, ModuleId, StackId, ThreadId};
 use crate::rotation::{EarlierBlock, Rotation};
 use crate::shm::validation::MAX_ID;
@@ -33,164 +37,6 @@ impl Frame {
     fn is_undefined(&self) -> bool {
         self.filename.is_empty() && self.name.is_empty()
     }
-}
-
-/// A position in native code. Its names are determined afterwards from the object's file.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub struct NativeFrame {
-    /// The object. `NONE` for code generated at run time.
-    pub module: ModuleId,
-    /// The return address as an ELF virtual address of the object.
-    pub address: u64,
-}
-
-/// A loaded object.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Module {
-    /// The path as the loader has it.
-    pub path: Box<str>,
-    /// The GNU build id in lowercase hexadecimal digits. Empty if it has none.
-    pub build_id: Box<str>,
-}
-
-/// A node of the stack tree.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct StackNode {
-    /// The caller's stack.
-    pub parent: StackId,
-    /// The innermost frame.
-    pub frame: FrameId,
-}
-
-/// An autograd node.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Context {
-    /// The node's type.
-    pub node: Box<str>,
-    /// The stack of the forward call that created it.
-    pub forward: StackId,
-    /// The `nn.Module` whose call created it, one of [`Definitions::nn_calls`]. `NONE` if unknown.
-    pub module: ContextId,
-}
-
-/// A call of an `nn.Module`.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct NnCall {
-    /// The call that contains this one. `NONE` for an outermost call. Always smaller than its own id.
-    pub caller: ContextId,
-    /// The address of the module's Python object.
-    pub object: u64,
-    /// The name of its class.
-    pub class: Box<str>,
-}
-
-/// The name of an `nn.Module`.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct NnName {
-    /// The address of the module's Python object.
-    pub object: u64,
-    /// The number of events when it was read.
-    pub seq: u64,
-    /// The name of its class.
-    pub class: Box<str>,
-    /// The path as in `named_modules()`. Empty for the model itself.
-    pub name: Box<str>,
-}
-
-/// A name of a tensor's memory.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct TensorName {
-    /// The address at which the storage begins.
-    pub address: u64,
-    /// The number of events when it was read. It names the block that was at the address then.
-    pub seq: u64,
-    /// The tensor's role.
-    pub kind: TensorKind,
-    /// The name.
-    pub name: Box<str>,
-    /// Data type and shape. Empty if unknown.
-    pub shape: Box<str>,
-}
-
-/// The Python path that holds a tensor's memory.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Holder {
-    /// The address at which the tensor's storage begins.
-    pub address: u64,
-    /// The number of events when it was read. It held the block that was at the address then.
-    pub seq: u64,
-    /// The path. Empty if none holds the memory any more.
-    pub path: Box<str>,
-    /// Data type and shape of the tensor at the path. Empty if unknown.
-    pub shape: Box<str>,
-}
-
-/// One examination of the program's objects for what holds tensors.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct HolderScan {
-    /// The number of events at that time.
-    pub seq: u64,
-    /// The occasion.
-    pub occasion: ScanOccasion,
-    /// How many objects were visited.
-    pub objects: u64,
-    /// Whether objects were left out because there are too many.
-    pub is_partial: bool,
-}
-
-/// A reference cycle that held a tensor's memory until the cyclic garbage collector ran.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Cycle {
-    /// The address at which the tensor's storage begins, 0 if unknown.
-    pub address: u64,
-    /// The number of events when it was read. It held the block that was at the address then.
-    pub seq: u64,
-    /// The file in the run's folder that shows the objects. Empty if there is none.
-    pub file: Box<str>,
-    /// The cycle in one line.
-    pub text: Box<str>,
-}
-
-/// A name that the program gave to a range.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Label {
-    /// The API that the program used.
-    pub origin: LabelOrigin,
-    /// The name.
-    pub text: Box<str>,
-}
-
-/// A thread.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Thread {
-    /// The kernel's id.
-    pub tid: u32,
-    /// The kernel's name.
-    pub name: Box<str>,
-}
-
-/// A GPU, as the process saw it.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Device {
-    /// Marketing name.
-    pub name: Box<str>,
-    /// Its total memory in bytes.
-    pub total: u64,
-    /// The bytes in use when the process first allocated on it.
-    pub used_before: u64,
-    /// PCI bus id.
-    pub pci: Box<str>,
-}
-
-/// What a part of memtrace reported.
-#[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub struct Notice {
-    /// The part, for example `torch.tracker`.
-    pub topic: Box<str>,
-    /// A sentence about it.
-    pub text: Box<str>,
-    /// Whether the part works.
-    pub status: NoticeStatus,
 }
 
 /// All definitions of a trace. Entry 0 of each table means "none".
@@ -644,6 +490,7 @@ impl Definitions {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::definition::{LabelOrigin, ScanOccasion, TensorKind};
 
     #[test]
     fn origins_follow_the_generated_line() {

@@ -21,13 +21,14 @@ mod rewrite;
 pub mod untrusted;
 mod writer;
 
+pub use crate::definition::owned::{
+    Context, Cycle, Device, Holder, HolderScan, Label, Module, NativeFrame, NnCall, NnName, Notice, StackNode,
+    TensorName, Thread,
+};
 pub use budget::{Budget, Exceeded};
 pub use copy::{DefinitionSink, copy_frames, definitions_before};
 pub use decoder::{Decoder, Events, LostBlock};
-pub use definitions::{
-    Context, Cycle, Definitions, Device, Frame, Holder, HolderScan, Label, Module, NativeFrame, NnCall, NnName, Notice,
-    StackNode, TensorName, Thread,
-};
+pub use definitions::{Definitions, Frame};
 pub use event_counts::EventCounts;
 pub use frame::MAGIC;
 pub use reader::{BlockInfo, Damage, Reader};

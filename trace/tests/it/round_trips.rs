@@ -114,7 +114,7 @@ fn event() -> impl Strategy<Value = Event> {
     (words, any::<[u32; 5]>(), any::<i16>(), any::<[u16; 2]>(), any::<i32>(), 0u8..6, 0u8..25).prop_filter_map(
         "a known action",
         |(w, i, device, n, result, source, action)| {
-            let source = Source::from_wire(source)?;
+            let source = Source::from_wire(source.into())?;
             let torch = source.is_torch();
             let flags = Flags(n[0]);
             Some(Event {
@@ -126,7 +126,7 @@ fn event() -> impl Strategy<Value = Event> {
                 stack: StackId(i[0]),
                 context: ContextId(i[1]),
                 source,
-                action: Action::from_wire(action)?,
+                action: Action::from_wire(action.into())?,
                 device,
                 flags,
                 api: if torch { Api::NONE } else { Api(n[1]) },
@@ -234,7 +234,7 @@ proptest! {
         prop_assert_eq!(reader.info(), &info);
         prop_assert_eq!(reader.clock_points(), clock);
         for counter in Counter::ALL {
-            prop_assert_eq!(reader.counter(*counter), counters[*counter as usize]);
+            prop_assert_eq!(reader.counter(counter), counters[counter as usize]);
         }
         prop_assert_eq!(reader.end(), Some(&end));
         let read: Vec<Event> = reader.events().flat_map(|block| block.unwrap()).collect();

@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use memtrace_input::AddressBuildHasher;
-use memtrace_trace::api::GraphCall;
+use memtrace_trace::api::Effect;
 use memtrace_trace::event::{Action, Event, Source};
 use memtrace_trace::file::Definitions;
 use memtrace_trace::ids::{StackId, ThreadId};
@@ -155,16 +155,18 @@ impl CudaGraphs {
     /// Takes the start or end of a named range.
     pub fn observe_range(&mut self, e: &Event) {
         // A range with a number can end on another thread, so it says nothing about the thread's calls.
-        if e.size != 0 {
+        if e.range_number() != 0 {
             return;
         }
         if e.action == Action::RangeStart {
             if self.ranges.len() < MAX_RANGES {
-                self.ranges.push((e.thread, e.addr));
+                self.ranges.push((e.thread, e.label_id()));
             }
         } else if e.action == Action::RangeEnd
-            && let Some(at) =
-                self.ranges.iter().rposition(|(thread, label)| *thread == e.thread && (e.addr == 0 || *label == e.addr))
+            && let Some(at) = self
+                .ranges
+                .iter()
+                .rposition(|(thread, label)| *thread == e.thread && (e.label_id() == 0 || *label == e.label_id()))
         {
             self.ranges.remove(at);
         }
@@ -188,21 +190,25 @@ impl CudaGraphs {
     }
 
     fn observe_call(&mut self, e: &Event) {
-        let Some(call) = e.api.graph_call() else { return };
+        let Some(call) = e.api.effect() else { return };
         if e.result != 0 {
             self.failed += 1;
         }
         match call {
-            GraphCall::BeginCapture if e.result == 0 => self.begin(e),
-            GraphCall::EndCapture => self.end(e),
-            GraphCall::Instantiate if e.result == 0 => self.instantiate(e),
-            GraphCall::Upload if e.result == 0 => {
-                if let Some(graph) = self.by_executable.get(&e.addr).and_then(|at| self.graphs.get_mut(*at)) {
+            Effect::BeginsCapture if e.result == 0 => self.begin(e),
+            Effect::EndsCapture => self.end(e),
+            Effect::Instantiates if e.result == 0 => self.instantiate(e),
+            Effect::Uploads if e.result == 0 => {
+                if let Some(graph) =
+                    self.by_executable.get(&e.executable_graph()).and_then(|at| self.graphs.get_mut(*at))
+                {
                     graph.instantiated += e.size;
                 }
             }
-            GraphCall::Destroy => {
-                if let Some(graph) = self.by_executable.remove(&e.addr).and_then(|at| self.graphs.get_mut(at)) {
+            Effect::DestroysGraph => {
+                if let Some(graph) =
+                    self.by_executable.remove(&e.executable_graph()).and_then(|at| self.graphs.get_mut(at))
+                {
                     graph.executables = graph.executables.saturating_sub(1);
                     if graph.executables == 0 {
                         graph.destroyed_at = e.seq;
@@ -254,7 +260,7 @@ impl CudaGraphs {
         kept.sort_unstable_by_key(|(seq, bytes)| (std::cmp::Reverse(*bytes), *seq));
         kept.truncate(MAX_KEPT_BLOCKS);
         graph.capture.kept_blocks = kept;
-        self.add(e.addr, graph);
+        self.add(e.graph(), graph);
     }
 
     /// Adds a graph with this handle. Returns its index.
@@ -271,15 +277,15 @@ impl CudaGraphs {
     }
 
     fn instantiate(&mut self, e: &Event) {
-        let known = self.by_graph.get(&e.stream).copied();
+        let known = self.by_graph.get(&e.graph()).copied();
         let built = || CudaGraph { device: e.device, stack: e.stack, at: (e.seq, e.ticks), ..CudaGraph::default() };
-        let Some(at) = known.or_else(|| self.add(e.stream, built())) else { return };
+        let Some(at) = known.or_else(|| self.add(e.graph(), built())) else { return };
         if let Some(graph) = self.graphs.get_mut(at) {
             graph.instantiations += 1;
             graph.instantiated += e.size;
             graph.executables += 1;
             graph.destroyed_at = 0;
-            self.by_executable.insert(e.addr, at);
+            self.by_executable.insert(e.executable_graph(), at);
         }
     }
 

@@ -99,7 +99,7 @@ impl DeviceReadings {
 
     /// PyTorch's out-of-memory error. `free`: what the driver has free.
     fn out_of_memory(&mut self, e: &Event, free: u64) {
-        let bytes = free.saturating_sub(e.addr);
+        let bytes = free.saturating_sub(e.free_bytes());
         // The driver has the memory that the request needs. Once a limit is known, older readings suffice.
         let is_limit = self.has_just_failed && free >= e.size || !self.memory.held_back.is_empty();
         if is_limit && bytes >= MIN_HELD_BACK {
@@ -132,9 +132,9 @@ impl DeviceMemories {
     #[cold]
     fn read(&mut self, replay: &Replay, e: &Event) {
         let device = self.devices.entry(e.device).or_default();
-        let used = e.size.saturating_sub(e.addr);
+        let used = e.used_bytes();
         device.memory.total = e.size;
-        let is_context = UsageOccasion::from_wire(e.stream) == UsageOccasion::ContextCreated;
+        let is_context = e.occasion() == UsageOccasion::ContextCreated;
         if is_context && device.memory.readings == 0 {
             device.memory.context = Some(used);
             return;
@@ -145,7 +145,7 @@ impl DeviceMemories {
             device.later_contexts += beyond_allocations.saturating_sub(device.beyond_allocations);
         }
         device.beyond_allocations = beyond_allocations;
-        device.has_just_failed = UsageOccasion::from_wire(e.stream) == UsageOccasion::OutOfMemory;
+        device.has_just_failed = e.occasion() == UsageOccasion::OutOfMemory;
         (state.used, state.is_reading) = (used, true);
         (state.beyond_allocations, state.later_contexts) = (beyond_allocations, device.later_contexts);
         if device.memory.readings == 0 {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use memtrace_trace::api::{Api, MemoryKind};
+use memtrace_trace::api::MemoryKind;
 use memtrace_trace::event::{Action, Event, UsageOccasion};
 use memtrace_trace::ids::{ContextId, ModuleId, StackId};
 
@@ -43,7 +43,7 @@ impl DeviceUses {
     #[cold]
     fn observe_first(&mut self, e: &Event, bit: u64) {
         let one = DeviceUse { seq: e.seq, stack: e.stack, context: e.context };
-        if e.action == Action::DeviceUsage && UsageOccasion::from_wire(e.stream) == UsageOccasion::ContextCreated {
+        if e.action == Action::DeviceUsage && e.occasion() == UsageOccasion::ContextCreated {
             self.contexts.entry(e.device).or_insert(one);
         }
         // `cuMemMap` maps memory that `cuMemCreate` allocated or that was imported. It needs no context on the device.
@@ -55,7 +55,7 @@ impl DeviceUses {
         if !e.source.is_torch() && e.api.memory_kind() == Some(MemoryKind::Imported) {
             self.imports.insert((e.device, e.module));
             // The memory is another process's, and mapping it needs no context on its device.
-            if e.api == Api::cuMemImportFromShareableHandle {
+            if e.api.retains() {
                 return;
             }
         }

@@ -241,17 +241,17 @@ impl LabelCollector {
             self.start(e);
             return;
         }
-        let is_it = |open: &Open| match (e.addr, e.size) {
+        let is_it = |open: &Open| match (e.label_id(), e.range_number()) {
             (0, 0) => {
                 open.origin == LabelOrigin::Nvtx
                     && open.number == 0
-                    && (open.thread, open.domain) == (e.thread, e.stream)
+                    && (open.thread, open.domain) == (e.thread, e.range_domain())
             }
             (0, number) => open.number == number,
             (label, _) => open.label == label && open.thread == e.thread,
         };
         // A `record_function` range can end on another thread, when a future completes.
-        let elsewhere = |open: &Open| e.addr != 0 && open.label == e.addr;
+        let elsewhere = |open: &Open| e.label_id() != 0 && open.label == e.label_id();
         let index = self.open.iter().rposition(is_it).or_else(|| self.open.iter().rposition(elsewhere));
         if let Some(index) = index {
             let open = self.open.remove(index);
@@ -260,7 +260,7 @@ impl LabelCollector {
     }
 
     fn start(&mut self, e: &Event) {
-        let Some((row, origin)) = self.labels.get(&e.addr).copied() else { return };
+        let Some((row, origin)) = self.labels.get(&e.label_id()).copied() else { return };
         let entry = &mut self.table.rows[row];
         if entry.times == 0 {
             entry.started = e.ticks;
@@ -270,11 +270,11 @@ impl LabelCollector {
             return;
         }
         self.open.push(Open {
-            label: e.addr,
+            label: e.label_id(),
             origin,
             thread: e.thread,
-            domain: e.stream,
-            number: e.size,
+            domain: e.range_domain(),
+            number: e.range_number(),
             row,
             inner: self.open.iter().any(|open| open.row == row),
             seq: e.seq,

@@ -102,7 +102,7 @@ impl Pass for OomCollector {
             ticks: e.ticks,
             requested: e.size,
             // The fallback event source does not report free device memory.
-            device_free: (e.source == Source::Torch).then_some(e.addr),
+            device_free: (e.source == Source::Torch).then_some(e.free_bytes()),
             requested_at: (e.stack, e.context),
             phase: classification.phase,
             rule: classification.rule,

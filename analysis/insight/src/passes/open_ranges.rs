@@ -26,21 +26,24 @@ impl<'a> RangeNames<'a> {
     /// recording.
     pub fn label(&mut self, e: &Event) -> Option<&'a Label> {
         let label = |id: u64| self.labels.get(&u32::try_from(id).ok()?);
-        if e.addr != 0 {
-            let label = label(e.addr)?;
+        if e.label_id() != 0 {
+            let label = label(e.label_id())?;
             if e.action == Action::RangeStart && !label.origin.end_has_label() && self.open.len() < MAX_OPEN {
                 self.open.push(*e);
             } else if e.action == Action::RangeEnd
-                && let Some(index) = self.open.iter().rposition(|open| open.addr == e.addr && open.thread == e.thread)
+                && let Some(index) =
+                    self.open.iter().rposition(|open| open.label_id() == e.label_id() && open.thread == e.thread)
             {
                 self.open.remove(index);
             }
             return Some(label);
         }
-        let nests = |open: &Event| open.size == 0 && (open.thread, open.stream) == (e.thread, e.stream);
-        let index = self.open.iter().rposition(|open| if e.size == 0 { nests(open) } else { open.size == e.size })?;
+        let domain = |e: &Event| (e.thread, e.range_domain());
+        let index = self.open.iter().rposition(|open| {
+            open.range_number() == e.range_number() && (e.range_number() != 0 || domain(open) == domain(e))
+        })?;
         let open = self.open.remove(index);
-        label(open.addr)
+        label(open.label_id())
     }
 }
 

@@ -65,7 +65,7 @@ impl LabelRules {
     /// The rule for the label of a range event.
     #[inline]
     pub(super) fn get(&self, e: &Event) -> Option<&'static LabelRule> {
-        *self.0.get(usize::try_from(e.addr).ok()?)?
+        *self.0.get(usize::try_from(e.label_id()).ok()?)?
     }
 
     fn any(&self, meaning: Meaning) -> bool {
@@ -316,7 +316,7 @@ impl Finder {
                 if starts {
                     *depth += 1;
                     if *depth == 1 {
-                        self.optimizer_called((e.addr, e.stack), e);
+                        self.optimizer_called((e.label_id(), e.stack), e);
                     }
                 } else if *depth > 0 {
                     *depth -= 1;
@@ -327,7 +327,7 @@ impl Finder {
             }
             // A closure that an optimizer calls can clear gradients any number of times.
             Meaning::ZeroGrad if starts && self.optimizers.depths.values().all(|depth| *depth == 0) => {
-                self.gradients_cleared((e.addr, e.stack), e.seq);
+                self.gradients_cleared((e.label_id(), e.stack), e.seq);
             }
             Meaning::Data if starts => {
                 self.loaders.last = e.seq;
@@ -399,7 +399,7 @@ impl Finder {
     /// Takes the range of an optimizer inside a backward pass. All optimizers of one backward pass are one.
     fn stepped_in_backward(&mut self, e: &Event) {
         if !std::mem::replace(&mut self.steps_in_backward, true) {
-            self.step_called((e.addr, e.stack), e.seq);
+            self.step_called((e.label_id(), e.stack), e.seq);
         }
         self.current.last_end = e.seq;
     }

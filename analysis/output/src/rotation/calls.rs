@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use memtrace_input::AddressBuildHasher;
 use memtrace_replay::PhysicalMemory;
-use memtrace_trace::api::{Api, GraphCall, MemoryKind};
+use memtrace_trace::api::{Effect, MemoryKind};
 use memtrace_trace::event::{Action, Event, Flags, Source};
 
 /// The number of frees that can still turn out to have failed, as in the replay.
@@ -61,12 +61,12 @@ impl Calls {
             }
             return;
         }
-        let is_it = |open: &Event| match (e.addr, e.size) {
-            (0, 0) => open.size == 0 && (open.thread, open.stream) == (e.thread, e.stream),
-            (0, number) => open.size == number,
-            (label, _) => open.addr == label && open.thread == e.thread,
+        let is_it = |open: &Event| match (e.label_id(), e.range_number()) {
+            (0, 0) => open.range_number() == 0 && (open.thread, open.range_domain()) == (e.thread, e.range_domain()),
+            (0, number) => open.range_number() == number,
+            (label, _) => open.label_id() == label && open.thread == e.thread,
         };
-        let elsewhere = |open: &Event| e.addr != 0 && open.addr == e.addr;
+        let elsewhere = |open: &Event| e.label_id() != 0 && open.label_id() == e.label_id();
         let index = self.ranges.iter().rposition(is_it).or_else(|| self.ranges.iter().rposition(elsewhere));
         index.map(|index| self.ranges.remove(index));
     }
@@ -74,15 +74,15 @@ impl Calls {
     /// Takes a CUDA call. `memory`: the state after it.
     pub(super) fn observe(&mut self, e: &Event, memory: &PhysicalMemory) {
         match e.action {
-            Action::Retract => self.undo_free(e.addr),
+            Action::Retract => self.undo_free(e.retracted_seq()),
             Action::Graph => self.graph_call(e),
             _ if e.result != 0 => {}
             Action::Alloc | Action::SegmentAlloc => self.allocated(e, memory),
             Action::FreeRequested | Action::FreeCompleted | Action::SegmentFree => self.freed(e, memory),
-            Action::Totals => drop(self.pool_totals.insert(e.stream, *e)),
+            Action::Totals => drop(self.pool_totals.insert(e.pool_handle(), *e)),
             Action::Map => {
                 self.mappings.insert(e.addr, *e);
-                if let Some(handle) = self.handles.get_mut(&e.stream) {
+                if let Some(handle) = self.handles.get_mut(&e.memory_handle()) {
                     handle.mappings += 1;
                 }
             }
@@ -104,12 +104,11 @@ impl Calls {
             return;
         }
         match e.api.memory_kind().unwrap_or(MemoryKind::Device) {
-            MemoryKind::Address if e.api == Api::cuMemRetainAllocationHandle => self.retained(e),
+            _ if e.api.retains() => self.retained(e),
             MemoryKind::Address => {}
-            MemoryKind::Imported if e.api == Api::cuMemImportFromShareableHandle => self.retained(e),
             MemoryKind::Imported => self.imports.entry(e.addr).or_default().push(*e),
             MemoryKind::Physical => {
-                self.handles.insert(e.addr, Handle { events: vec![*e], references: 1, ..Handle::default() });
+                self.handles.insert(e.memory_handle(), Handle { events: vec![*e], references: 1, ..Handle::default() });
             }
             _ if memory.find(e.addr).is_some() => drop(self.allocations.insert(e.addr, vec![*e])),
             _ => {}
@@ -117,9 +116,9 @@ impl Calls {
     }
 
     fn retained(&mut self, e: &Event) {
-        let is_import = e.api == Api::cuMemImportFromShareableHandle;
-        if is_import || self.handles.contains_key(&e.addr) {
-            let handle = self.handles.entry(e.addr).or_default();
+        let is_import = e.api.memory_kind() == Some(MemoryKind::Imported);
+        if is_import || self.handles.contains_key(&e.memory_handle()) {
+            let handle = self.handles.entry(e.memory_handle()).or_default();
             handle.references += 1;
             handle.events.push(*e);
         }
@@ -128,7 +127,7 @@ impl Calls {
     fn freed(&mut self, e: &Event, memory: &PhysicalMemory) {
         match e.api.memory_kind() {
             Some(MemoryKind::Physical) => {
-                let Some(handle) = self.handles.get_mut(&e.addr) else { return };
+                let Some(handle) = self.handles.get_mut(&e.memory_handle()) else { return };
                 handle.references = handle.references.saturating_sub(1);
                 // The first call created it.
                 if handle.references > 0 && handle.events.len() > 1 {
@@ -136,7 +135,7 @@ impl Calls {
                 } else if handle.references == 0 {
                     handle.released = Some(*e);
                 }
-                self.drop_unused_handle(e.addr);
+                self.drop_unused_handle(e.memory_handle());
             }
             Some(MemoryKind::Imported) => {
                 if !e.flags.contains(Flags::NESTED)
@@ -174,9 +173,9 @@ impl Calls {
         let starts: Vec<u64> = self.mappings.range(e.addr..end).map(|(start, _)| *start).collect();
         for start in starts {
             let Some(map) = self.mappings.remove(&start) else { continue };
-            if let Some(handle) = self.handles.get_mut(&map.stream) {
+            if let Some(handle) = self.handles.get_mut(&map.memory_handle()) {
                 handle.mappings = handle.mappings.saturating_sub(1);
-                self.drop_unused_handle(map.stream);
+                self.drop_unused_handle(map.memory_handle());
             }
         }
     }
@@ -188,31 +187,31 @@ impl Calls {
     }
 
     fn graph_call(&mut self, e: &Event) {
-        match e.api.graph_call() {
-            Some(GraphCall::BeginCapture) if e.result == 0 && self.open_captures.len() < MAX_CAPTURES => {
+        match e.api.effect() {
+            Some(Effect::BeginsCapture) if e.result == 0 && self.open_captures.len() < MAX_CAPTURES => {
                 self.open_captures.push(*e);
             }
-            Some(GraphCall::EndCapture) => {
+            Some(Effect::EndsCapture) => {
                 let is_it = |open: &Event| (open.stream, open.device) == (e.stream, e.device);
                 let began = self.open_captures.iter().rposition(is_it).map(|at| self.open_captures.remove(at));
                 if e.result == 0 {
-                    self.captures.insert(e.addr, began.into_iter().chain([*e]).collect());
+                    self.captures.insert(e.graph(), began.into_iter().chain([*e]).collect());
                     if self.captures.len() > MAX_CAPTURES {
                         self.captures.pop_first();
                     }
                 }
             }
-            Some(GraphCall::Instantiate) if e.result == 0 => {
-                let mut calls = self.captures.get(&e.stream).cloned().unwrap_or_default();
+            Some(Effect::Instantiates) if e.result == 0 => {
+                let mut calls = self.captures.get(&e.graph()).cloned().unwrap_or_default();
                 calls.push(*e);
-                self.executables.insert(e.addr, calls);
+                self.executables.insert(e.executable_graph(), calls);
             }
-            Some(GraphCall::Upload) if e.result == 0 => {
-                if let Some(calls) = self.executables.get_mut(&e.addr) {
+            Some(Effect::Uploads) if e.result == 0 => {
+                if let Some(calls) = self.executables.get_mut(&e.executable_graph()) {
                     calls.push(*e);
                 }
             }
-            Some(GraphCall::Destroy) => drop(self.executables.remove(&e.addr)),
+            Some(Effect::DestroysGraph) => drop(self.executables.remove(&e.executable_graph())),
             _ => {}
         }
     }

@@ -177,7 +177,8 @@ impl StateAtCut {
         let mut events = Vec::new();
         for at in [block, block + 1] {
             if reader.blocks().get(at).is_some_and(|block| reader.decode(block, &mut events).is_ok()) {
-                let is_late = |e: &&Event| e.action == Action::Retract && e.addr < first_seq && e.seq >= first_seq;
+                let is_late =
+                    |e: &&Event| e.action == Action::Retract && e.retracted_seq() < first_seq && e.seq >= first_seq;
                 for e in events.iter().filter(is_late) {
                     self.replay.apply(e, |_, _, _, _| {});
                     self.calls.observe(e, self.replay.physical());

@@ -345,7 +345,7 @@ impl State {
         });
         if e.action == Action::DeviceUsage {
             let own = self.replay.physical().total(MemoryLocation::Device(e.device)).current;
-            let reading = Reading { total: e.size, used: e.size.saturating_sub(e.addr), own };
+            let reading = Reading { total: e.size, used: e.used_bytes(), own };
             self.readings.insert(e.device, reading);
         }
         let step = self.step_now();

@@ -182,7 +182,7 @@ impl SnapshotRecording {
                 last = last.max(row.time);
                 actions[row.action as usize % 10][usize::from(row.slack != Row::NO_SLACK)] += 1;
             }
-            for (action, counts) in (0u8..).zip(actions) {
+            for (action, counts) in (0..).zip(actions) {
                 let Some(action) = Action::from_wire(action) else { continue };
                 for (count, flags) in counts.into_iter().zip([Flags(0), Flags::SLACK_KNOWN]) {
                     *kinds.entry((device.ordinal, action, flags)).or_default() += count;

@@ -59,7 +59,7 @@ impl OpenRangeSets {
 
     /// Takes the start or the end of a range.
     pub(super) fn observe(&mut self, e: &Event) {
-        let row = self.rows.get(&e.addr).map(|row| row.index);
+        let row = self.rows.get(&e.label_id()).map(|row| row.index);
         let place = match self.open.iter().position(|(thread, ..)| *thread == e.thread) {
             Some(place) => place,
             None => {
@@ -79,7 +79,7 @@ impl OpenRangeSets {
                 }
             }
             // The end of an NVTX range does not name it.
-            (Action::RangeEnd, None) if e.addr == 0 => _ = open.pop(),
+            (Action::RangeEnd, None) if e.label_id() == 0 => _ = open.pop(),
             (Action::RangeEnd, Some(row)) => {
                 if let Some(at) = open.iter().rposition(|one| *one == row) {
                     open.remove(at);
