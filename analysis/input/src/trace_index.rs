@@ -8,33 +8,26 @@ use std::collections::BTreeMap;
 
 use memtrace_trace::api::MemoryKind;
 use memtrace_trace::event::{Action, Event, Source};
+use memtrace_trace::named;
 
 use super::recording::{LostEvents, Recording};
 
-/// The event source that describes a device. Later variants are better sources.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum EventSource {
-    /// CPU tensors.
-    TorchCpu,
-    /// CUDA calls of any caller. Every allocation is its own segment.
-    CudaCalls,
-    /// PyTorch's profiler reporter: sizes of blocks, but no segments.
-    TorchReporter,
-    /// PyTorch's allocator tracker: blocks and segments.
-    Torch,
+named! {
+    /// The event source that describes a device. Later variants are better sources.
+    #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+    pub enum EventSource {
+        /// CPU tensors.
+        TorchCpu => "torch_cpu",
+        /// CUDA calls of any caller. Every allocation is its own segment.
+        CudaCalls => "cuda_calls",
+        /// PyTorch's profiler reporter: sizes of blocks, but no segments.
+        TorchReporter => "torch_reporter",
+        /// PyTorch's allocator tracker: blocks and segments.
+        Torch => "torch",
+    }
 }
 
 impl EventSource {
-    /// The name in `summary.json`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            EventSource::TorchCpu => "torch_cpu",
-            EventSource::CudaCalls => "cuda_calls",
-            EventSource::TorchReporter => "torch_reporter",
-            EventSource::Torch => "torch",
-        }
-    }
-
     /// The device and the source of an event; `None` for events that describe no device. Uses only fields that a
     /// [`EventCounts`](memtrace_trace::file::EventCounts) keeps.
     #[inline]

@@ -16,6 +16,7 @@ use memtrace_input::printable;
 use memtrace_insight::FrameSummary;
 use memtrace_insight::passes::{Category, Phase};
 use memtrace_insight::rules::CustomRules;
+use memtrace_trace::named;
 
 /// The version of the structure: major.minor.
 pub const DIFF_VERSION: &str = "2.1";
@@ -87,19 +88,21 @@ pub struct UnpairedDevice {
     pub peak_bytes: u64,
 }
 
-/// The result of a comparison of two peaks.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum DiffResult {
-    /// No difference exceeds `noise_bytes`.
-    #[default]
-    Same,
-    /// The difference of the peaks does not exceed `noise_bytes`, but a category or line differs by more.
-    Redistributed,
-    /// The peak of B is higher by more than `noise_bytes`.
-    Grew,
-    /// The peak of B is lower by more than `noise_bytes`.
-    Shrank,
+named! {
+    serde
+    /// The result of a comparison of two peaks.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+    pub enum DiffResult {
+        /// No difference exceeds `noise_bytes`.
+        #[default]
+        Same => "same",
+        /// The difference of the peaks does not exceed `noise_bytes`, but a category or line differs by more.
+        Redistributed => "redistributed",
+        /// The peak of B is higher by more than `noise_bytes`.
+        Grew => "grew",
+        /// The peak of B is lower by more than `noise_bytes`.
+        Shrank => "shrank",
+    }
 }
 
 /// A device that is in both runs.
@@ -283,18 +286,6 @@ pub struct ModuleChange {
     /// The bytes and blocks.
     #[serde(flatten)]
     pub change: Change,
-}
-
-impl DiffResult {
-    /// The name in JSON.
-    pub const fn name(self) -> &'static str {
-        match self {
-            DiffResult::Same => "same",
-            DiffResult::Redistributed => "redistributed",
-            DiffResult::Grew => "grew",
-            DiffResult::Shrank => "shrank",
-        }
-    }
 }
 
 impl DiffReport {

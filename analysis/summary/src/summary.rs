@@ -27,6 +27,7 @@ use memtrace_input::printable;
 use memtrace_insight::passes::{Category, Phase};
 use memtrace_insight::rules::{CategoryRuleId, PhaseRuleId, RuleId};
 pub use memtrace_insight::{FrameSummary, StackSummary};
+use memtrace_trace::named;
 
 /// The version of the structure: major.minor.
 pub const SUMMARY_VERSION: &str = "2.4";
@@ -684,27 +685,18 @@ pub struct LargerInputs {
     pub held: Vec<HolderSummary>,
 }
 
-/// The part of a program that the figures of a suggestion cover.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum SuggestionScope {
-    /// The whole run. If an out-of-memory error ended it, the interrupted step is completed as an earlier step did it.
-    #[default]
-    Run,
-    /// The run up to the end of the iteration that an out-of-memory error interrupted, completed as an earlier one.
-    Iteration,
-    /// The run up to the out-of-memory error. What follows is unknown.
-    UntilError,
-}
-
-impl SuggestionScope {
-    /// The name in JSON.
-    pub const fn name(self) -> &'static str {
-        match self {
-            SuggestionScope::Run => "run",
-            SuggestionScope::Iteration => "iteration",
-            SuggestionScope::UntilError => "until_error",
-        }
+named! {
+    serde
+    /// The part of a program that the figures of a suggestion cover.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+    pub enum SuggestionScope {
+        /// The whole run. If an out-of-memory error ended it, the interrupted step is completed as an earlier step did it.
+        #[default]
+        Run => "run",
+        /// The run up to the end of the iteration that an out-of-memory error interrupted, completed as an earlier one.
+        Iteration => "iteration",
+        /// The run up to the out-of-memory error. What follows is unknown.
+        UntilError => "until_error",
     }
 }
 

@@ -7,6 +7,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
 use clap::ValueEnum;
+use memtrace_trace::named;
 
 /// The name under which `simcuda/exceptions.py` writes a call of `sys.exit` with the status of a failure.
 pub(super) const EXIT: &str = "SystemExit";
@@ -24,26 +25,17 @@ pub(super) const MODULES: [(&str, &str); 6] = [
     ("simcuda/values.py", include_str!("../../../simulate/python/simcuda/values.py")),
 ];
 
-/// The share of a tensor's elements for which a comparison of values that nothing computed is true.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Debug, ValueEnum)]
-pub(crate) enum Nonzero {
-    /// All elements: the most that a mask can select
-    Full,
-    /// Every second one, and the others for the opposite comparison
-    #[default]
-    Half,
-    /// None
-    Zero,
-}
-
-impl Nonzero {
-    /// The name on the command line.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Nonzero::Full => "full",
-            Nonzero::Half => "half",
-            Nonzero::Zero => "zero",
-        }
+named! {
+    /// The share of a tensor's elements for which a comparison of values that nothing computed is true.
+    #[derive(Clone, Copy, Default, PartialEq, Eq, Debug, ValueEnum)]
+    pub(crate) enum Nonzero {
+        /// All elements: the most that a mask can select
+        Full => "full",
+        /// Every second one, and the others for the opposite comparison
+        #[default]
+        Half => "half",
+        /// None
+        Zero => "zero",
     }
 }
 

@@ -215,7 +215,7 @@ fn the_docs_describe_every_rule() {
     let rules: BTreeMap<RuleId, Vec<&str>> = issues.chain(suggestions).collect();
     for id in RuleId::ALL {
         let section = sections.get(id.as_str()).unwrap_or_else(|| panic!("docs/reference/diagnostics.md lacks {id}"));
-        for text in &rules[id] {
+        for text in &rules[&id] {
             assert!(section.contains(text), "docs/reference/diagnostics.md, {id}, lacks\n{text}");
         }
     }

@@ -1,55 +1,28 @@
 //! The job to which a process belongs: what the launchers of distributed jobs leave in the environment.
 
+use memtrace_trace::named;
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Where a job's id comes from, in order of precedence.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum JobIdSource {
-    /// `memtrace run --job`, or the variable `MEMTRACE_JOB`.
-    Named,
-    /// `SLURM_JOB_ID`, with the step of `srun`.
-    Slurm,
-    /// `TORCHELASTIC_RUN_ID`: the rendezvous id of torchrun.
-    Torchrun,
-    /// `PMIX_NAMESPACE` or `OMPI_MCA_ess_base_jobid`: the job of `mpirun`.
-    Mpi,
-    /// `RAY_JOB_ID`.
-    Ray,
-    /// `MASTER_ADDR` and `MASTER_PORT`: the address at which the ranks meet. Jobs that follow each other can share it.
-    Rendezvous,
-    /// Nothing says more: the run is a job by itself.
-    Run,
-}
-
-impl JobIdSource {
-    /// All sources, in order of precedence.
-    const ALL: [JobIdSource; 7] = [
-        JobIdSource::Named,
-        JobIdSource::Slurm,
-        JobIdSource::Torchrun,
-        JobIdSource::Mpi,
-        JobIdSource::Ray,
-        JobIdSource::Rendezvous,
-        JobIdSource::Run,
-    ];
-
-    /// The source with this [`Self::text`].
-    pub fn named(text: &str) -> Option<JobIdSource> {
-        JobIdSource::ALL.into_iter().find(|source| source.text() == text)
-    }
-
-    /// The variables or the option that gave the id.
-    pub const fn text(self) -> &'static str {
-        match self {
-            JobIdSource::Named => "--job",
-            JobIdSource::Slurm => "SLURM_JOB_ID",
-            JobIdSource::Torchrun => "TORCHELASTIC_RUN_ID",
-            JobIdSource::Mpi => "mpirun",
-            JobIdSource::Ray => "RAY_JOB_ID",
-            JobIdSource::Rendezvous => "MASTER_ADDR",
-            JobIdSource::Run => "run folder",
-        }
+named! {
+    /// Where a job's id comes from, in order of precedence. The names are the variables or the option that gave the id.
+    #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+    pub enum JobIdSource {
+        /// `memtrace run --job`, or the variable `MEMTRACE_JOB`.
+        Named => "--job",
+        /// `SLURM_JOB_ID`, with the step of `srun`.
+        Slurm => "SLURM_JOB_ID",
+        /// `TORCHELASTIC_RUN_ID`: the rendezvous id of torchrun.
+        Torchrun => "TORCHELASTIC_RUN_ID",
+        /// `PMIX_NAMESPACE` or `OMPI_MCA_ess_base_jobid`: the job of `mpirun`.
+        Mpi => "mpirun",
+        /// `RAY_JOB_ID`.
+        Ray => "RAY_JOB_ID",
+        /// `MASTER_ADDR` and `MASTER_PORT`: the address at which the ranks meet. Jobs that follow each other can share
+        /// it.
+        Rendezvous => "MASTER_ADDR",
+        /// Nothing says more: the run is a job by itself.
+        Run => "run folder",
     }
 }
 
@@ -99,7 +72,7 @@ impl JobId {
 
 impl fmt::Display for JobId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ({})", self.id, self.source.text())
+        write!(f, "{} ({})", self.id, self.source.name())
     }
 }
 

@@ -1,59 +1,31 @@
 //! The place of a process in a distributed job, from the environment variables that its launcher sets.
 
+use memtrace_trace::named;
 use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What a rank was read from, in order of precedence.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum RankSource {
-    /// The process itself, when it joined its first group of `torch.distributed`. It wins over every variable.
-    Torch,
-    /// `RANK`: torchrun, Accelerate, DeepSpeed, Kubeflow's PyTorchJob.
-    #[default]
-    Rank,
-    /// `SLURM_PROCID`: srun.
-    Slurm,
-    /// `OMPI_COMM_WORLD_RANK`: mpirun of Open MPI.
-    OpenMpi,
-    /// `PMIX_RANK`: launchers that use PMIx.
-    Pmix,
-    /// `PMI_RANK`: mpiexec of MPICH and Intel MPI.
-    Pmi,
-    /// `JAX_PROCESS_ID`: the process index of `jax.distributed.initialize`.
-    Jax,
-}
-
-impl RankSource {
-    /// All sources, in order of precedence.
-    pub const ALL: [RankSource; 7] = [
-        RankSource::Torch,
-        RankSource::Rank,
-        RankSource::Slurm,
-        RankSource::OpenMpi,
-        RankSource::Pmix,
-        RankSource::Pmi,
-        RankSource::Jax,
-    ];
-
-    /// The name in files, as in `summary.json`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            RankSource::Torch => "torch",
-            RankSource::Rank => "rank",
-            RankSource::Slurm => "slurm",
-            RankSource::OpenMpi => "open_mpi",
-            RankSource::Pmix => "pmix",
-            RankSource::Pmi => "pmi",
-            RankSource::Jax => "jax",
-        }
-    }
-
-    /// The source with this name.
-    pub fn named(name: &str) -> Option<RankSource> {
-        RankSource::ALL.into_iter().find(|source| source.name() == name)
+named! {
+    serde
+    /// What a rank was read from, in order of precedence.
+    #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize, JsonSchema)]
+    pub enum RankSource {
+        /// The process itself, when it joined its first group of `torch.distributed`. It wins over every variable.
+        Torch => "torch",
+        /// `RANK`: torchrun, Accelerate, DeepSpeed, Kubeflow's PyTorchJob.
+        #[default]
+        Rank => "rank",
+        /// `SLURM_PROCID`: srun.
+        Slurm => "slurm",
+        /// `OMPI_COMM_WORLD_RANK`: mpirun of Open MPI.
+        OpenMpi => "open_mpi",
+        /// `PMIX_RANK`: launchers that use PMIx.
+        Pmix => "pmix",
+        /// `PMI_RANK`: mpiexec of MPICH and Intel MPI.
+        Pmi => "pmi",
+        /// `JAX_PROCESS_ID`: the process index of `jax.distributed.initialize`.
+        Jax => "jax",
     }
 }
 
@@ -67,8 +39,8 @@ struct Launcher {
     node_rank: &'static [&'static str],
 }
 
-/// The launchers, in order of precedence. All values come from the launcher whose rank is set first: `srun torchrun` sets
-/// `SLURM_NTASKS` to the number of hosts and `WORLD_SIZE` to that of ranks.
+/// The launchers, in order of precedence. All values come from the launcher whose rank is set first: `srun torchrun`
+/// sets `SLURM_NTASKS` to the number of hosts and `WORLD_SIZE` to that of ranks.
 const LAUNCHERS: [Launcher; 6] = [
     Launcher {
         source: RankSource::Rank,
@@ -185,7 +157,7 @@ mod tests {
     fn names_are_those_of_the_json() {
         for source in RankSource::ALL {
             assert_eq!(serde_json::to_value(source).unwrap(), source.name());
-            assert_eq!(RankSource::named(source.name()), Some(source));
+            assert_eq!(RankSource::from_name(source.name()), Some(source));
         }
     }
 

@@ -10,55 +10,32 @@ use std::collections::HashMap;
 use std::io;
 
 use memtrace_trace::file::Budget;
+use memtrace_trace::named;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::instruction::instruction_name;
 use super::lines::Lines;
 
-/// What an allocation of a compiled program is for.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum BufferKind {
-    /// An argument: the caller allocated it.
-    Argument,
-    /// An argument whose memory becomes an output (a donated argument).
-    DonatedArgument,
-    /// An output: it stays after the program.
-    Output,
-    /// Temporary memory, which is needed only while the program runs.
-    Temporary,
-    /// A constant, which stays as long as the compiled program.
-    Constant,
-    /// Small values inside a called computation. They take no device memory on a GPU.
-    ThreadLocal,
-    /// None of these.
-    Other,
-}
-
-impl BufferKind {
-    /// All kinds, in the order of reports.
-    pub const ALL: [BufferKind; 7] = [
-        BufferKind::Argument,
-        BufferKind::DonatedArgument,
-        BufferKind::Output,
-        BufferKind::Temporary,
-        BufferKind::Constant,
-        BufferKind::ThreadLocal,
-        BufferKind::Other,
-    ];
-
-    /// The kind in reports.
-    pub fn name(self) -> &'static str {
-        match self {
-            BufferKind::Argument => "argument",
-            BufferKind::DonatedArgument => "donated argument",
-            BufferKind::Output => "output",
-            BufferKind::Temporary => "temporary",
-            BufferKind::Constant => "constant",
-            BufferKind::ThreadLocal => "thread-local",
-            BufferKind::Other => "other",
-        }
+named! {
+    /// What an allocation of a compiled program is for.
+    #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize, JsonSchema)]
+    #[serde(rename_all = "snake_case")]
+    pub enum BufferKind {
+        /// An argument: the caller allocated it.
+        Argument => "argument",
+        /// An argument whose memory becomes an output (a donated argument).
+        DonatedArgument => "donated argument",
+        /// An output: it stays after the program.
+        Output => "output",
+        /// Temporary memory, which is needed only while the program runs.
+        Temporary => "temporary",
+        /// A constant, which stays as long as the compiled program.
+        Constant => "constant",
+        /// Small values inside a called computation. They take no device memory on a GPU.
+        ThreadLocal => "thread-local",
+        /// None of these.
+        Other => "other",
     }
 }
 

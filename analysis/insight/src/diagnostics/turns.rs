@@ -1,39 +1,28 @@
 //! The turns of the program's loop, by which growth is measured: steps, or requests of a program that only calls a
 //! model.
 
+use memtrace_trace::named;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What one turn of the program's loop is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum LoopTurn {
-    /// A training step.
-    #[default]
-    Step,
-    /// A call of the model.
-    ModelCall,
-    /// A request: several calls of the model, the first of them with the largest input.
-    Request,
-    /// A range that the program names, in a program without steps.
-    Range,
-    /// An iteration of a loop, or a call of its function, in a program without steps.
-    Iteration,
-    /// A block of the line that grows, in a program without steps.
-    Block,
-}
-
-impl LoopTurn {
-    /// The name in reports.
-    pub const fn name(self) -> &'static str {
-        match self {
-            LoopTurn::Step => "step",
-            LoopTurn::ModelCall => "model call",
-            LoopTurn::Request => "request",
-            LoopTurn::Range => "range",
-            LoopTurn::Iteration => "iteration",
-            LoopTurn::Block => "block",
-        }
+named! {
+    /// What one turn of the program's loop is.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+    #[serde(rename_all = "snake_case")]
+    pub enum LoopTurn {
+        /// A training step.
+        #[default]
+        Step => "step",
+        /// A call of the model.
+        ModelCall => "model call",
+        /// A request: several calls of the model, the first of them with the largest input.
+        Request => "request",
+        /// A range that the program names, in a program without steps.
+        Range => "range",
+        /// An iteration of a loop, or a call of its function, in a program without steps.
+        Iteration => "iteration",
+        /// A block of the line that grows, in a program without steps.
+        Block => "block",
     }
 }
 

@@ -169,7 +169,7 @@ mod tests {
             let (mut parent, mut phase) = (StackId::NONE, Phase::Other);
             for word in event.split(' ') {
                 let Some((name, line)) = word.split_once(':') else {
-                    phase = Phase::named(word).unwrap();
+                    phase = Phase::from_name(word).unwrap();
                     continue;
                 };
                 let frame = Frame {

@@ -8,61 +8,34 @@
 use std::collections::BTreeMap;
 
 use memtrace_trace::event::{Action, Event, Flags};
+use memtrace_trace::named;
 
 use super::pass::{DeviceChange, Pass, RecordingEnd};
 use memtrace_input::EventSource;
 use memtrace_replay::{Allocator, Anomalies, Block, BlockId, Change, Peak};
 
-/// A figure, named as in `torch.cuda.memory_stats`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Figure {
-    /// Bytes of blocks in use by the program, rounded as the allocator rounds.
-    AllocatedBytes,
-    /// `AllocatedBytes` plus the blocks that streams still use.
-    ActiveBytes,
-    /// Requested bytes of active blocks.
-    RequestedBytes,
-    /// Bytes of segments.
-    ReservedBytes,
-    /// Bytes of free blocks that share their segment, so that it cannot be released.
-    InactiveSplitBytes,
-    /// Blocks in use by the program.
-    Allocation,
-    /// `Allocation` plus the blocks that streams still use.
-    Active,
-    /// Segments that `cudaMalloc` returned.
-    Segment,
-    /// Free blocks that share their segment.
-    InactiveSplit,
-}
-
-impl Figure {
-    /// All figures, in the order of `torch.cuda.memory_summary`.
-    pub const ALL: [Figure; 9] = [
-        Figure::AllocatedBytes,
-        Figure::ActiveBytes,
-        Figure::RequestedBytes,
-        Figure::ReservedBytes,
-        Figure::InactiveSplitBytes,
-        Figure::Allocation,
-        Figure::Active,
-        Figure::Segment,
-        Figure::InactiveSplit,
-    ];
-
-    /// The key in `torch.cuda.memory_stats`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Figure::AllocatedBytes => "allocated_bytes",
-            Figure::ActiveBytes => "active_bytes",
-            Figure::RequestedBytes => "requested_bytes",
-            Figure::ReservedBytes => "reserved_bytes",
-            Figure::InactiveSplitBytes => "inactive_split_bytes",
-            Figure::Allocation => "allocation",
-            Figure::Active => "active",
-            Figure::Segment => "segment",
-            Figure::InactiveSplit => "inactive_split",
-        }
+named! {
+    /// A figure, named as in `torch.cuda.memory_stats`.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub enum Figure {
+        /// Bytes of blocks in use by the program, rounded as the allocator rounds.
+        AllocatedBytes => "allocated_bytes",
+        /// `AllocatedBytes` plus the blocks that streams still use.
+        ActiveBytes => "active_bytes",
+        /// Requested bytes of active blocks.
+        RequestedBytes => "requested_bytes",
+        /// Bytes of segments.
+        ReservedBytes => "reserved_bytes",
+        /// Bytes of free blocks that share their segment, so that it cannot be released.
+        InactiveSplitBytes => "inactive_split_bytes",
+        /// Blocks in use by the program.
+        Allocation => "allocation",
+        /// `Allocation` plus the blocks that streams still use.
+        Active => "active",
+        /// Segments that `cudaMalloc` returned.
+        Segment => "segment",
+        /// Free blocks that share their segment.
+        InactiveSplit => "inactive_split",
     }
 }
 

@@ -3,6 +3,7 @@
 //!
 //! An expression is matched in time linear in the text, and its size is bounded, so no file makes an analysis hang.
 
+use memtrace_trace::named;
 use std::fmt;
 
 use regex_lite::{Regex, RegexBuilder};
@@ -17,31 +18,18 @@ const MAX_EXPRESSION: usize = 1 << 20;
 /// The name of the remainder: the blocks that no rule matches.
 pub const NO_CUSTOM_CATEGORY: &str = "none of the rules";
 
-/// What an expression is matched against.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum CustomField {
-    /// Each frame of the block's stack, as `file:line function`.
-    Stack,
-    /// The path of the block's `nn.Module`, and the class of each module on the way to it.
-    Module,
-    /// Each name of the block's tensor.
-    Tensor,
-    /// The autograd node that allocated the block.
-    Node,
-}
-
-impl CustomField {
-    /// All fields.
-    pub const ALL: [CustomField; 4] = [CustomField::Stack, CustomField::Module, CustomField::Tensor, CustomField::Node];
-
-    /// The key in the file.
-    pub const fn key(self) -> &'static str {
-        match self {
-            CustomField::Stack => "stack",
-            CustomField::Module => "module",
-            CustomField::Tensor => "tensor",
-            CustomField::Node => "node",
-        }
+named! {
+    /// What an expression is matched against.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub enum CustomField {
+        /// Each frame of the block's stack, as `file:line function`.
+        Stack => "stack",
+        /// The path of the block's `nn.Module`, and the class of each module on the way to it.
+        Module => "module",
+        /// Each name of the block's tensor.
+        Tensor => "tensor",
+        /// The autograd node that allocated the block.
+        Node => "node",
     }
 }
 
@@ -251,7 +239,7 @@ impl<'de> Deserialize<'de> for CustomRule {
                             expressions[field as usize] = Some(map.next_value::<Expression>()?.0);
                         }
                         key => {
-                            let key = key.map_or("name", CustomField::key);
+                            let key = key.map_or("name", CustomField::name);
                             return Err(A::Error::custom(format!("the key {key} occurs twice in one rule")));
                         }
                     }
@@ -296,7 +284,7 @@ macro_rules! deserialize_text {
     };
 }
 
-deserialize_text!(Key, "a key", |key| match CustomField::ALL.into_iter().find(|field| field.key() == key) {
+deserialize_text!(Key, "a key", |key| match CustomField::from_name(key) {
     Some(field) => Ok(Key(Some(field))),
     None if key == "name" => Ok(Key(None)),
     None => Err(format!("unknown key {key}; a rule has name, stack, module, tensor and node")),

@@ -4,28 +4,30 @@
 use std::fmt;
 use std::str::FromStr;
 
+use memtrace_trace::named;
+
 use crate::diagnostics::list::with_diagnostics;
 use crate::suggestions::list::with_suggestions;
 
 /// Declares the ids of one kind of rule, their text form and the list of all.
 macro_rules! rule_ids {
     ($(#[$about:meta])* $name:ident: $($(#[$meaning:meta])* $id:ident = $text:literal,)+) => {
-        $(#[$about])*
-        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
-        #[serde(rename_all = "kebab-case")]
-        pub enum $name {
-            $($(#[$meaning])* $id,)+
+        named! {
+            serde
+            $(#[$about])*
+            #[derive(
+                Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, serde::Serialize, serde::Deserialize,
+                schemars::JsonSchema,
+            )]
+            pub enum $name {
+                $($(#[$meaning])* $id => $text,)+
+            }
         }
 
         impl $name {
-            /// All ids.
-            pub const ALL: &[$name] = &[$($name::$id),+];
-
             /// The text form.
             pub const fn as_str(self) -> &'static str {
-                match self {
-                    $($name::$id => $text,)+
-                }
+                self.name()
             }
         }
 
@@ -39,7 +41,7 @@ macro_rules! rule_ids {
             type Err = UnknownRule;
 
             fn from_str(text: &str) -> Result<$name, UnknownRule> {
-                $name::ALL.iter().copied().find(|id| id.as_str() == text).ok_or(UnknownRule)
+                $name::from_name(text).ok_or(UnknownRule)
             }
         }
     };
@@ -383,7 +385,7 @@ mod tests {
     use crate::diagnostics::diagnostic_rules;
     use crate::suggestions::suggestion_rules;
 
-    /// The kebab-case form of a variant's name, as serde and schemars derive it.
+    /// The kebab-case form of a variant's name.
     fn kebab(id: &impl Debug) -> String {
         let mut kebab = String::new();
         for c in format!("{id:?}").chars() {
@@ -406,9 +408,9 @@ mod tests {
 
     #[test]
     fn ids_are_unique_and_kebab_case() {
-        check(RuleId::ALL, RuleId::as_str);
-        check(PhaseRuleId::ALL, PhaseRuleId::as_str);
-        check(CategoryRuleId::ALL, CategoryRuleId::as_str);
+        check(&RuleId::ALL, RuleId::as_str);
+        check(&PhaseRuleId::ALL, PhaseRuleId::as_str);
+        check(&CategoryRuleId::ALL, CategoryRuleId::as_str);
         assert_eq!("graph kept".parse::<RuleId>(), Err(UnknownRule));
         assert_eq!(format!("{:>6}", RuleId::Leak), "  leak");
     }

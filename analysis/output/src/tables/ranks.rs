@@ -33,7 +33,7 @@ pub struct RowExit {
 pub struct RankRow {
     /// The name of the run.
     pub run: String,
-    /// The job's id, and what gave it ([`memtrace_input::load::JobIdSource::text`]). Empty if it is unknown.
+    /// The job's id, and what gave it ([`memtrace_input::load::JobIdSource::name`]). Empty if it is unknown.
     pub job: String,
     /// What gave the job's id.
     pub job_source: String,
@@ -223,7 +223,7 @@ fn rank_row(table: &ReadTable, at: usize, run: &str) -> RankRow {
         job: text("job"),
         job_source: text("job_source"),
         rank,
-        rank_source: RankSource::named(&text("rank_source")),
+        rank_source: RankSource::from_name(&text("rank_source")),
         local_rank: unsigned("local_rank"),
         node_rank: unsigned("node_rank"),
         is_rank_process,
@@ -240,7 +240,7 @@ fn rank_row(table: &ReadTable, at: usize, run: &str) -> RankRow {
         peak_reserved: long("peak_reserved").unwrap_or_default(),
         outside_pytorch_bytes: long("outside_pytorch_bytes"),
         peak_used: long("peak_used"),
-        peak_phase: Phase::named(&text("peak_phase")),
+        peak_phase: Phase::from_name(&text("peak_phase")),
         peak_step: unsigned("peak_step"),
         steps: unsigned("steps"),
         ended_by_oom: flag("ended_by_oom"),
@@ -331,8 +331,9 @@ mod tests {
 
     #[test]
     fn columns_that_an_older_file_lacks_are_unknown() {
-        let is_old =
-            |name: &str| OLD_COLUMNS.contains(&name) || name.starts_with("peak_") && Phase::named(&name[5..]).is_some();
+        let is_old = |name: &str| {
+            OLD_COLUMNS.contains(&name) || name.starts_with("peak_") && Phase::from_name(&name[5..]).is_some()
+        };
         let old: Vec<_> = COLUMNS.iter().copied().filter(|(name, _)| is_old(name)).collect();
         assert_eq!(old.len(), OLD_COLUMNS.len() + Phase::ALL.len());
         let mut file = tempfile::NamedTempFile::new().unwrap();

@@ -146,7 +146,7 @@ impl Member {
                 let row = RankRow {
                     run: self.run.name.clone(),
                     job: job.as_ref().map(|job| job.id.clone()).unwrap_or_default(),
-                    job_source: job.as_ref().map(|job| job.source.text().to_owned()).unwrap_or_default(),
+                    job_source: job.as_ref().map(|job| job.source.name().to_owned()).unwrap_or_default(),
                     rank: process.rank.or(role.rank.map(|own| own.rank)),
                     rank_source: role.rank.and_then(|own| own.rank_source),
                     local_rank: role.rank.and_then(|own| own.local_rank),

@@ -50,7 +50,7 @@ pub fn job_report(folder: &Path, options: &JobOptions, progress: &mut dyn FnMut(
         version: JOB_VERSION.to_owned(),
         path: folder.display().to_string(),
         job: job.id.id.clone(),
-        job_source: job.id.source.text().to_owned(),
+        job_source: job.id.source.name().to_owned(),
         ..JobReport::default()
     };
     add_runs(&mut report, &job, &mut notices);
@@ -124,7 +124,7 @@ fn members_of_tables(folder: &Path, notices: &mut Vec<String>) -> Result<Vec<Mem
             }
         };
         let first = rows.first().cloned().unwrap_or_default();
-        let source = |row: &RankRow| JobIdSource::named(&row.job_source).unwrap_or(JobIdSource::Run);
+        let source = |row: &RankRow| JobIdSource::from_name(&row.job_source).unwrap_or(JobIdSource::Run);
         let job = |row: &RankRow| JobId { source: source(row), id: row.job.clone() };
         members.push(Member {
             run: FoundRun { name, path: entry.path() },

@@ -176,7 +176,7 @@ impl Python {
         match self.state.load(Acquire) {
             VERIFIED => Ok(true),
             UNVERIFIED | VERIFYING => Ok(false),
-            number => Err(Reason::from_number(number).unwrap_or(Reason::FrameChain)),
+            number => Err(Reason::from_wire(number.into()).unwrap_or(Reason::FrameChain)),
         }
     }
 

@@ -2,63 +2,47 @@
 
 use std::fmt;
 
-/// Why Python stacks are not captured, in this process or at this moment. [`fmt::Display`] gives a text for users.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u8)]
-#[non_exhaustive]
-pub enum Reason {
-    /// There is no CPython in the process, or its symbols cannot be found.
-    NoPython = 1,
-    /// A symbol that every supported CPython exports is missing.
-    MissingSymbol,
-    /// The version string could not be read.
-    UnreadableVersion,
-    /// The layout of this CPython version is not known.
-    UnknownVersion,
-    /// A free-threaded build, which has another layout of frames and reference counts.
-    FreeThreaded,
-    /// An exported type object states other object sizes than the table (a debug or patched build).
-    TypeSizes,
-    /// The offsets that the interpreter publishes do not match a layout that this build can read.
-    PublishedOffsets,
-    /// The thread state does not hold this thread's id at the expected offset.
-    ThreadState,
-    /// The kernel does not let the process read its own memory with checks, so nothing can be verified.
-    UncheckedMemory,
-    /// A frame does not lead to a code object.
-    NotACodeObject,
-    /// A code object's name, file name or tables are not as expected.
-    CodeObject,
-    /// A frame's instruction pointer is outside its code.
-    Instruction,
-    /// The chain of frames does not end, or leaves readable memory.
-    FrameChain,
-    /// A line number differs from that of `PyCode_Addr2Line`.
-    LineNumber,
-    /// The type object of code objects is not as expected, so freed code objects cannot be detected.
-    CodeType,
+use memtrace_trace::named;
+
+named! {
+    /// Why Python stacks are not captured, in this process or at this moment. [`fmt::Display`] gives a text for users.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    #[non_exhaustive]
+    pub enum Reason {
+        /// There is no CPython in the process, or its symbols cannot be found.
+        NoPython = 1,
+        /// A symbol that every supported CPython exports is missing.
+        MissingSymbol = 2,
+        /// The version string could not be read.
+        UnreadableVersion = 3,
+        /// The layout of this CPython version is not known.
+        UnknownVersion = 4,
+        /// A free-threaded build, which has another layout of frames and reference counts.
+        FreeThreaded = 5,
+        /// An exported type object states other object sizes than the table (a debug or patched build).
+        TypeSizes = 6,
+        /// The offsets that the interpreter publishes do not match a layout that this build can read.
+        PublishedOffsets = 7,
+        /// The thread state does not hold this thread's id at the expected offset.
+        ThreadState = 8,
+        /// The kernel does not let the process read its own memory with checks, so nothing can be verified.
+        UncheckedMemory = 9,
+        /// A frame does not lead to a code object.
+        NotACodeObject = 10,
+        /// A code object's name, file name or tables are not as expected.
+        CodeObject = 11,
+        /// A frame's instruction pointer is outside its code.
+        Instruction = 12,
+        /// The chain of frames does not end, or leaves readable memory.
+        FrameChain = 13,
+        /// A line number differs from that of `PyCode_Addr2Line`.
+        LineNumber = 14,
+        /// The type object of code objects is not as expected, so freed code objects cannot be detected.
+        CodeType = 15,
+    }
 }
 
 impl Reason {
-    /// All reasons.
-    pub(super) const ALL: [Reason; 15] = [
-        Reason::NoPython,
-        Reason::MissingSymbol,
-        Reason::UnreadableVersion,
-        Reason::UnknownVersion,
-        Reason::FreeThreaded,
-        Reason::TypeSizes,
-        Reason::PublishedOffsets,
-        Reason::ThreadState,
-        Reason::UncheckedMemory,
-        Reason::NotACodeObject,
-        Reason::CodeObject,
-        Reason::Instruction,
-        Reason::FrameChain,
-        Reason::LineNumber,
-        Reason::CodeType,
-    ];
-
     /// One sentence, without a full stop.
     pub const fn text(self) -> &'static str {
         match self {
@@ -81,11 +65,6 @@ impl Reason {
             Reason::CodeType => "the type of code objects has an unexpected layout",
         }
     }
-
-    /// The reason with this number. `None` if there is none.
-    pub(super) fn from_number(number: u8) -> Option<Reason> {
-        Self::ALL.into_iter().find(|reason| *reason as u8 == number)
-    }
 }
 
 impl fmt::Display for Reason {
@@ -101,9 +80,9 @@ mod tests {
     #[test]
     fn each_number_gives_its_reason() {
         for reason in Reason::ALL {
-            assert_eq!(Reason::from_number(reason as u8), Some(reason));
+            assert_eq!(Reason::from_wire(reason as u64), Some(reason));
         }
-        assert_eq!(Reason::from_number(0), None);
-        assert_eq!(Reason::from_number(200), None);
+        assert_eq!(Reason::from_wire(0), None);
+        assert_eq!(Reason::from_wire(200), None);
     }
 }

@@ -20,7 +20,7 @@ impl Dropped {
     pub(super) fn of(definitions: &Definitions) -> Dropped {
         let Some(rotation) = &definitions.rotation else { return Dropped { resumes_at: u64::MAX, earlier: None } };
         let block = |block: &EarlierBlock<Box<str>>| {
-            (block.seq, (ProgramPosition::of(&block.progress), Phase::named(&block.phase).unwrap_or_default()))
+            (block.seq, (ProgramPosition::of(&block.progress), Phase::from_name(&block.phase).unwrap_or_default()))
         };
         let earlier = Earlier {
             position: ProgramPosition::of(&rotation.progress),

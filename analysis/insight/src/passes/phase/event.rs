@@ -2,78 +2,46 @@
 
 use memtrace_trace::event::{Action, Event, Flags};
 use memtrace_trace::ids::FrameId;
+use memtrace_trace::named;
 use memtrace_trace::rotation::Progress;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::rules::{Meaning, PhaseRuleId};
 
-/// What the program is doing.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum Phase {
-    /// Building, moving and filling models: everything before the first forward pass.
-    Load,
-    /// Bringing a batch to the device.
-    Data,
-    /// The forward pass, including the loss.
-    Forward,
-    /// The autograd engine.
-    Backward,
-    /// Forward computations that activation checkpointing repeats during backward.
-    Recompute,
-    /// The optimizer, including clipping and clearing gradients.
-    Optimizer,
-    /// Forward passes that no backward pass follows and that are neither of the next two: evaluation, teachers.
-    Eval,
-    /// Generation: a model that computes one token after the other.
-    Generate,
-    /// The collection of experience for reinforcement learning, between parts of the training.
-    Rollout,
-    /// Anything else.
-    #[default]
-    Other,
+named! {
+    serde
+    /// What the program is doing.
+    #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize, JsonSchema)]
+    pub enum Phase {
+        /// Building, moving and filling models: everything before the first forward pass.
+        Load => "load",
+        /// Bringing a batch to the device.
+        Data => "data",
+        /// The forward pass, including the loss.
+        Forward => "forward",
+        /// The autograd engine.
+        Backward => "backward",
+        /// Forward computations that activation checkpointing repeats during backward.
+        Recompute => "recompute",
+        /// The optimizer, including clipping and clearing gradients.
+        Optimizer => "optimizer",
+        /// Forward passes that no backward pass follows and that are neither of the next two: evaluation, teachers.
+        Eval => "eval",
+        /// Generation: a model that computes one token after the other.
+        Generate => "generate",
+        /// The collection of experience for reinforcement learning, between parts of the training.
+        Rollout => "rollout",
+        /// Anything else.
+        #[default]
+        Other => "other",
+    }
 }
 
 impl Phase {
-    /// All phases, in the order in which reports list them.
-    pub const ALL: [Phase; 10] = [
-        Phase::Load,
-        Phase::Data,
-        Phase::Forward,
-        Phase::Backward,
-        Phase::Recompute,
-        Phase::Optimizer,
-        Phase::Eval,
-        Phase::Generate,
-        Phase::Rollout,
-        Phase::Other,
-    ];
-
-    /// The name in files and reports.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Phase::Load => "load",
-            Phase::Data => "data",
-            Phase::Forward => "forward",
-            Phase::Backward => "backward",
-            Phase::Recompute => "recompute",
-            Phase::Optimizer => "optimizer",
-            Phase::Eval => "eval",
-            Phase::Generate => "generate",
-            Phase::Rollout => "rollout",
-            Phase::Other => "other",
-        }
-    }
-
     /// Whether the phase runs models, gradients or optimizers.
     pub const fn computes(self) -> bool {
         self.is_forward_only() || matches!(self, Phase::Forward | Phase::Backward | Phase::Optimizer | Phase::Recompute)
-    }
-
-    /// The phase with this name.
-    pub fn named(name: &str) -> Option<Phase> {
-        Phase::ALL.into_iter().find(|phase| phase.name() == name)
     }
 
     /// Whether models compute what no backward pass follows: an evaluation, generation or a rollout.
@@ -153,7 +121,7 @@ impl ProgramPosition {
 
     pub(super) fn of(progress: &Progress<Box<str>>) -> ProgramPosition {
         let Progress { step, phase_changes, backward_passes, optimizer_steps, .. } = *progress;
-        let phase = Phase::named(&progress.phase).unwrap_or_default();
+        let phase = Phase::from_name(&progress.phase).unwrap_or_default();
         ProgramPosition { phase, step, phase_changes, backward_passes, optimizer_steps }
     }
 }
