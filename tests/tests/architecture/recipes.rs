@@ -56,8 +56,8 @@ fn rules_have_one_file(folder: &str, is_known: bool, exceptions: &[(&str, &str)]
         let is_own = |file: &Path| own.iter().any(|path| file.starts_with(path)) || file == list;
         for id in ids {
             let name = format!("RuleId::{id}");
-            let others = files_that_name(&product, &name)
-                .filter(|file| !is_own(file) && !(is_known && file.starts_with(folder)));
+            let others =
+                files_that_name(&product, &name).filter(|file| !(is_own(file) || is_known && file.starts_with(folder)));
             found.extend(others.map(|file| (id.clone(), file.display().to_string())));
         }
     }
