@@ -2,7 +2,8 @@
 //!
 //! This crate gives the analysis crates one name. Each is a layer and uses only the layers before it. `memtrace-input`
 //! opens a run and streams its events. `memtrace-replay` replays them into the state of the allocators.
-//! `memtrace-insight` draws conclusions by named rules. `memtrace-output` writes files for other programs.
+//! `memtrace-insight` draws conclusions by named rules. `memtrace-rewrite` makes new traces from a trace, and
+//! `memtrace-output` files for other programs.
 //! `memtrace-summary` makes plain results of the conclusions, and `memtrace-report` draws them for people. No layer
 //! keeps the events of a trace in memory: memory use grows with allocated blocks and distinct stacks.
 //!
@@ -32,6 +33,7 @@ pub use memtrace_report::{
     ToText, can_redact, check_text, diff_html, finish_run, github_annotations, html_report, html_window, job_html,
     lines_html, range_text, redact_run, section_text, served_policy,
 };
+pub use memtrace_rewrite as rewrite;
 pub use memtrace_summary::{
     CheckOptions, CheckReport, DiffOptions, DiffReport, FoundRun, JobOptions, JobReport, LinesOptions, LinesReport,
     Progress, Replaying, Summary, SummaryOptions, Tolerance, check, diff, find_runs, is_run_folder, job_report, lines,

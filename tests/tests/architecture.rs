@@ -29,6 +29,7 @@ const PRODUCT: &[&str] = &[
     "analysis/output",
     "analysis/summary",
     "analysis/report",
+    "analysis/rewrite",
 ];
 
 /// The crates of the simulated CUDA.

@@ -20,8 +20,6 @@ mod page_data;
 mod perfetto;
 mod phrase;
 mod pickle;
-mod redact;
-mod rotation;
 mod snapshot;
 mod sources;
 mod tables;
@@ -33,8 +31,6 @@ pub use flame_graph::{FlameFormat, FlameWeight, flame_graph};
 pub use frames::SYNTHETIC;
 pub use page_data::{PageDataOptions, RankSeries, page_data, rank_totals};
 pub use perfetto::perfetto;
-pub use redact::{KEY_BYTES, Redactor};
-pub use rotation::{Keep, Rotated, rotate};
 pub use snapshot::{SnapshotOptions, SnapshotReport, snapshot};
 pub use tables::{
     RANKS_FILE, RANKS_TABLE, RankRow, RowExit, TABLES, TableLayout, partition_folder, read_ranks, tables,

@@ -7,7 +7,7 @@ use memtrace_input::RunFolder;
 use memtrace_input::error::{Error, Result};
 use memtrace_input::load::{MANIFEST_FILE, Process, Run, SNAPSHOT_END_REASON};
 use memtrace_input::symbols::SYMBOLS_FILE;
-use memtrace_output::{KEY_BYTES, Redactor};
+use memtrace_rewrite::{KEY_BYTES, Redactor};
 use memtrace_summary::Progress;
 
 use crate::finish::{FinishOptions, FinishedRun, finish_run};

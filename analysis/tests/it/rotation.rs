@@ -4,9 +4,9 @@ use std::fs::File;
 use std::io::{Read, Seek, Write};
 use std::path::Path;
 
-use memtrace_analysis::export::{Keep, Rotated, rotate};
 use memtrace_analysis::model::{Block, BlockState, Change, EventSource, MemoryRecording, Replay, TraceIndex};
 use memtrace_analysis::report::{DeviceSummary, LiveProcess, ProcessSummary};
+use memtrace_analysis::rewrite::{Keep, Rotated, rotate};
 use memtrace_analysis::{open_run, summarize};
 use memtrace_trace::api::Api;
 use memtrace_trace::clock::ClockPoint;

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context, ensure};
-use memtrace_analysis::export::KEY_BYTES;
+use memtrace_analysis::rewrite::KEY_BYTES;
 use memtrace_analysis::{FinishOptions, RunFolder, can_redact, redact_run};
 use rustix::rand::{GetRandomFlags, getrandom};
 

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use memtrace_analysis::RunFolder;
-use memtrace_analysis::export::Keep;
+use memtrace_analysis::rewrite::Keep;
 use memtrace_trace::clock::ClockPoint;
 use memtrace_trace::file::{Writer, copy_frames};
 

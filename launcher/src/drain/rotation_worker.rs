@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::{Child, ExitStatus, Stdio};
 
 use anyhow::{Context as _, bail};
-use memtrace_analysis::export::{Keep, Rotated, rotate};
+use memtrace_analysis::rewrite::{Keep, Rotated, rotate};
 
 use rustix::process::{Resource, Rlimit, setrlimit};
 

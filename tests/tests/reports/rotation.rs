@@ -3,9 +3,9 @@
 use std::fs::File;
 use std::path::Path;
 
-use memtrace_analysis::export::{Keep, Rotated, rotate};
 use memtrace_analysis::model::Replay;
 use memtrace_analysis::report::{ProcessSummary, Summary};
+use memtrace_analysis::rewrite::{Keep, Rotated, rotate};
 use memtrace_analysis::{Process, open_run, summarize};
 use memtrace_tests::traced_program::{TracedProgram, events};
 use memtrace_trace::file::{Reader, Writer, copy_frames, definitions_before};
