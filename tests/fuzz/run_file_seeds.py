@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the files of run folders that the corpora of `job`, `nvml`, `pools` and `xla` started from."""
+"""Writes the files of run folders that the corpora of `job`, `kept`, `nvml`, `pools` and `xla` started from."""
 
 import json
 import pathlib
@@ -76,5 +76,24 @@ def job():
     put("job", "traces", *run(0, "a", slurm)[:1], "", *run(1, "b", slurm)[:1], "", *run(2, "c", slurm))
 
 
-for seeds in (xla, pools, nvml, job):
+def kept():
+    def state(first_seq, step, *blocks):
+        last = first_seq - 1
+        rotation = {"first_seq": first_seq, "dropped": last, "recreating": 2, "dropped_ticks": [1, last]}
+        position = {"step": step, "phase": "forward", "phase_changes": 9, "backward_passes": 3, "optimizer_steps": 3}
+        bits = ["model_ran", "step_is_over", "optimizer_has_stepped", "awaits_loader", "optimizer_is_running"]
+        progress = {"position": position, "ended_steps": 3, "main_thread": 1, "has_profiler_ranges": step == 3}
+        progress |= {bit: True for bit in bits} | {"backward_passes_in_step": 1, "optimizer_steps": 3}
+        progress["backward_passes_of_first_step"] = step and 1
+        state = {"rotation": rotation, "is_partial": step is None, "progress": progress, "blocks": blocks}
+        return json.dumps(state) + "\n"
+
+    parameter = [2, None, "load", 0, 0, 0, "load", ["parameter", "parameter-module-moved"]]
+    put("kept", "two-states", state(9, 3, parameter, [5, 2, "forward", 7, 2, 2, "backward", None]) + state(6, 2))
+    put("kept", "partial", state(9, None, parameter))
+    put("kept", "huge-step", state(9, (1 << 32) - 1, [2, (1 << 32) - 1, "data", *[(1 << 32) - 1] * 3, "data", None]))
+    put("kept", "of-another-trace", state(8, 1))
+
+
+for seeds in (xla, pools, nvml, job, kept):
     seeds()

@@ -5,7 +5,7 @@
 use crate::error::{Error, Result};
 use crate::ids::{ContextId, FrameId, ModuleId, StackId, ThreadId};
 use crate::named;
-use crate::rotation::{EarlierBlock, Rotation};
+use crate::rotation::Rotation;
 use crate::wire::{Cursor, put_str, put_varint};
 
 /// The longest encoded definition, in bytes. Longer strings are cut and counted before encoding.
@@ -144,14 +144,32 @@ impl<'a> Value<'a> for &'a str {
     }
 }
 
+impl<'a> Value<'a> for &'a [u8] {
+    fn put(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(self);
+    }
+
+    fn take(c: &mut Cursor<'a>) -> Result<Self> {
+        Ok(c.rest())
+    }
+}
+
+impl Value<'_> for Rotation {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.encode(out);
+    }
+
+    fn take(c: &mut Cursor<'_>) -> Result<Self> {
+        Rotation::decode(c)
+    }
+}
+
 /// Declares [`Definition`] and its encoding, and in [`owned`] the types that own their texts.
 ///
 /// `Kind = NUMBER [ID] -> Owned { FIELDS }`: the encoding has the id and the fields in this order, the owned type has
-/// the fields. `or VALUE` follows a field that definitions of earlier versions lack. The list in brackets has the kinds
-/// with an encoding of their own.
+/// the fields. `or VALUE` follows a field that definitions of earlier versions lack. `bytes` are the rest of a definition.
 macro_rules! definitions {
     (
-        [$($(#[$record_doc:meta])* $Record:ident = $record_number:literal,)*]
         $(
             $(#[$doc:meta])*
             $Kind:ident = $number:literal $([$key:ident: $Key:tt])? $(-> $Owned:ident $(+ $Derive:ident)?)? {
@@ -172,7 +190,6 @@ macro_rules! definitions {
                     $($(#[$field_doc])* $field: definitions!(@borrowed $Type),)*
                 },
             )*
-            $($(#[$record_doc])* $Record($Record<&'a str>),)*
         }
 
         impl<'a> Definition<'a> {
@@ -184,10 +201,6 @@ macro_rules! definitions {
                         $($field.put(out);)*
                         $number
                     })*
-                    $(Definition::$Record(record) => {
-                        record.encode(out);
-                        $record_number
-                    })*
                 }
             }
 
@@ -198,7 +211,6 @@ macro_rules! definitions {
                         $($key: Value::take(&mut c)?,)?
                         $($field: definitions!(@take c $($default)?),)*
                     },)*
-                    $($record_number => Definition::$Record($Record::decode(&mut c)?),)*
                     _ => return Ok(None),
                 }))
             }
@@ -212,6 +224,7 @@ macro_rules! definitions {
         }
     };
     (@borrowed str) => { &'a str };
+    (@borrowed bytes) => { &'a [u8] };
     (@borrowed $Type:tt) => { $Type };
     (@take $c:ident) => { Value::take(&mut $c)? };
     (@take $c:ident $default:expr) => { if $c.is_empty() { $default } else { Value::take(&mut $c)? } };
@@ -230,13 +243,6 @@ macro_rules! definitions {
 }
 
 definitions! {
-    [
-        /// The trace was rotated (`--keep`): where its kept events begin. Since 1.5.
-        Rotation = 27,
-        /// What was known about a block that is older than the kept events. Since 1.5.
-        EarlierBlock = 28,
-    ]
-
     /// One line of one function.
     Frame = 1 {
         /// The id being defined.
@@ -436,6 +442,26 @@ definitions! {
         /// Whether the part works.
         status: NoticeStatus or NoticeStatus::Remark,
     }
+
+    /// The trace was rotated (`--keep`): where its kept events begin. Since 1.6.
+    Rotation = 29 {
+        /// The rotation.
+        rotation: Rotation,
+    }
+
+    /// The same in a trace of version 1.5, with what the analysis remembers of the dropped events.
+    PackedRotation = 27 {
+        /// The rotation.
+        rotation: Rotation,
+        /// The position in the program, in the analysis's encoding.
+        progress: bytes,
+    }
+
+    /// In a trace of version 1.5: what the analysis remembers of a block that is older than the kept events.
+    PackedBlock = 28 {
+        /// The block, in the analysis's encoding.
+        block: bytes,
+    }
 }
 
 impl<'a> Definition<'a> {
@@ -461,32 +487,12 @@ impl<'a> Definition<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rotation::{Circumstances, Progress};
     use proptest::prelude::*;
-
-    fn rotation() -> Rotation<&'static str> {
-        let progress =
-            Progress { step: Some(7), phase: "forward", phase_changes: 30, backward_passes: 8, optimizer_steps: 7 };
-        let circumstances = Circumstances {
-            main_thread: ThreadId(2),
-            bits: 5,
-            backward_passes_in_step: 1,
-            backward_passes_of_first_step: Some(0),
-            optimizer_steps_seen: 7,
-        };
-        Rotation {
-            first_seq: 1 << 40,
-            dropped: 1 << 39,
-            recreating: 300,
-            dropped_ticks: (1 << 50, 1 << 51),
-            progress,
-            ended_steps: 7,
-            circumstances,
-        }
-    }
 
     #[test]
     fn every_kind_round_trips() {
+        let rotation =
+            Rotation { first_seq: 1 << 40, dropped: 1 << 39, recreating: 300, dropped_ticks: (1 << 50, 1 << 51) };
         let all = [
             Definition::Frame { id: FrameId(1), name: "f", qualname: "A.f", filename: "ü.py", line: 7, first_line: 3 },
             Definition::Stack { id: StackId(9), parent: StackId(8), frame: FrameId(1) },
@@ -510,14 +516,9 @@ mod tests {
             Definition::FrameOrigin { frame: FrameId(1), position: 2, name: "g", filename: "train.py", line: 23 },
             Definition::Rank { rank: 3, size: 8 },
             Definition::Notice { topic: "torch.tracker", text: "attached", status: NoticeStatus::Works },
-            Definition::Rotation(rotation()),
-            Definition::EarlierBlock(EarlierBlock {
-                seq: 80,
-                progress: rotation().progress,
-                phase: "load",
-                category: "parameter",
-                rule: "name-parameter",
-            }),
+            Definition::Rotation { rotation },
+            Definition::PackedRotation { rotation, progress: &[7, 0, 1] },
+            Definition::PackedBlock { block: &[80] },
         ];
         let mut bytes = Vec::new();
         for d in &all {

@@ -8,6 +8,7 @@ use memtrace_trace::event::Event;
 use memtrace_trace::file::{Damage, Definitions, End, EventCounts, LostBlock};
 
 use crate::compile_contexts::CompileContexts;
+use crate::kept_state::KeptState;
 
 /// What one pass over a recording could not deliver.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -60,6 +61,10 @@ pub trait Recording: Send + Sync {
     /// The compile contexts of the events. Only PyTorch's snapshots have them.
     fn compile_contexts(&self) -> &CompileContexts {
         CompileContexts::EMPTY
+    }
+    /// What is known about the dropped events of a rotated trace. `None` if nothing is known, and in other recordings.
+    fn kept_state(&self) -> Option<&KeptState> {
+        None
     }
     /// Passes every block of events to `sink`, in order. Returns what could not be delivered.
     fn stream(&self, sink: &mut dyn FnMut(&[Event])) -> LostEvents;

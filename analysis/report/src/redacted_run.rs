@@ -3,10 +3,10 @@
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
-use memtrace_input::RunFolder;
 use memtrace_input::error::{Error, Result};
 use memtrace_input::load::{MANIFEST_FILE, Process, Run, SNAPSHOT_END_REASON};
 use memtrace_input::symbols::SYMBOLS_FILE;
+use memtrace_input::{KeptState, RunFolder};
 use memtrace_rewrite::{KEY_BYTES, Redactor};
 use memtrace_summary::Progress;
 
@@ -17,7 +17,7 @@ const MAX_JSON: u64 = 256 << 20;
 
 /// Writes a redacted copy of `run` into the empty folder `out`. `key` is random and is not kept.
 ///
-/// Only traces, `run.json` and `symbols.json` are read. The other files of `out` are written from the redacted ones, so
+/// Only traces with the files beside them, `run.json` and `symbols.json` are read. The other files of `out` are written from the redacted ones, so
 /// they cannot have a name that these do not have.
 ///
 /// # Errors
@@ -42,13 +42,16 @@ pub fn redact_run(
         writer.flush().map_err(cannot())?;
         drop(writer);
         new.commit().map_err(cannot())?;
+        if let Some(state) = process.recording().kept_state() {
+            write(out, &KeptState::file_name(&name).to_string_lossy(), &redactor.kept_state(state))?;
+        }
     }
     let source = if run.path().is_dir() { run.path() } else { run.path().parent().unwrap_or(Path::new("")) };
     let source = if source.as_os_str().is_empty() { Path::new(".") } else { source };
     let path = |name: &str| source.join(name);
     let source = RunFolder::open(source).map_err(Error::io(format!("cannot open {}", source.display())))?;
     match read(&source, MANIFEST_FILE)? {
-        Some(text) => write(out, MANIFEST_FILE, &redactor.manifest(&text, &path(MANIFEST_FILE))?)?,
+        Some(text) => write(out, MANIFEST_FILE, redactor.manifest(&text, &path(MANIFEST_FILE))?.as_bytes())?,
         // Who made the folder may have claimed it with an empty file of this name.
         None => drop(out.remove(MANIFEST_FILE)),
     }
@@ -57,7 +60,7 @@ pub fn redact_run(
         None => read(&source, SYMBOLS_FILE)?,
     };
     if let Some(symbols) = symbols {
-        write(out, SYMBOLS_FILE, &redactor.symbols(&symbols, &path(SYMBOLS_FILE))?)?;
+        write(out, SYMBOLS_FILE, redactor.symbols(&symbols, &path(SYMBOLS_FILE))?.as_bytes())?;
     }
     finish_run(out, options, progress)
 }
@@ -89,9 +92,9 @@ fn read(folder: &RunFolder, name: &str) -> Result<Option<String>> {
     String::from_utf8(text).map(Some).map_err(|e| cannot()(std::io::Error::other(e.utf8_error())))
 }
 
-fn write(folder: &RunFolder, name: &str, text: &str) -> Result<()> {
+fn write(folder: &RunFolder, name: &str, content: &[u8]) -> Result<()> {
     let cannot = || Error::io(format!("cannot write {}", folder.path().join(name).display()));
     let mut new = folder.create_atomic(name).map_err(cannot())?;
-    new.file().write_all(text.as_bytes()).map_err(cannot())?;
+    new.file().write_all(content).map_err(cannot())?;
     new.commit().map_err(cannot())
 }

@@ -419,6 +419,13 @@ fn released_at(analysis: &Analysis) -> BTreeSet<(i16, u64)> {
     analysis.devices.iter().flat_map(reached).collect()
 }
 
+/// What is missing if the state of the program at the first kept event is not known completely.
+pub(crate) fn missing_state(process: &Process) -> Option<&'static str> {
+    process.definitions().rotation?;
+    let is_known = process.recording().kept_state().is_some_and(|state| !state.is_partial);
+    (!is_known).then_some("steps and categories before are unknown, so steps count from the first kept event")
+}
+
 /// What rotation has dropped.
 pub(crate) fn dropped_events(process: &Process) -> Option<DroppedEvents> {
     let rotation = process.definitions().rotation.as_ref()?;
@@ -433,6 +440,8 @@ pub(crate) fn dropped_events(process: &Process) -> Option<DroppedEvents> {
         estimated_duration_text(recorded_ns),
         count_text(rotation.dropped)
     );
+    let missing = missing_state(process).map_or(String::new(), |missing| format!("; {missing}"));
+    let text = text + &missing;
     Some(DroppedEvents { events: rotation.dropped, kept_ns, recorded_ns, text })
 }
 

@@ -1,13 +1,15 @@
 //! Rotation drops the beginning of a trace. From the first kept event on, a replay has the state of the full trace.
 
 use std::fs::File;
-use std::io::{Read, Seek, Write};
+use std::io::{ErrorKind, Read, Seek, Write};
+use std::os::unix::fs::symlink;
 use std::path::Path;
+use std::process::Command;
 
 use memtrace_analysis::model::{Block, BlockState, Change, EventSource, MemoryRecording, Replay, TraceIndex};
 use memtrace_analysis::report::{DeviceSummary, LiveProcess, ProcessSummary};
 use memtrace_analysis::rewrite::{Keep, Rotated, rotate};
-use memtrace_analysis::{open_run, summarize};
+use memtrace_analysis::{FinishOptions, RunFolder, open_run, redact_run, summarize};
 use memtrace_trace::api::Api;
 use memtrace_trace::clock::ClockPoint;
 use memtrace_trace::definition::{Definition, LabelOrigin};
@@ -286,7 +288,7 @@ fn definitions(writer: &mut Writer<File>) {
 }
 
 /// A trace of `events` that is still being written, in blocks of this many events.
-fn trace(events: &[Event], block: usize) -> File {
+fn trace(events: &[Event], block: usize) -> Recorded {
     let mut writer = Writer::new(tempfile::tempfile().unwrap(), "{\"pid\":7}").unwrap();
     definitions(&mut writer);
     for (at, events) in events.chunks(block.max(1)).enumerate() {
@@ -295,21 +297,36 @@ fn trace(events: &[Event], block: usize) -> File {
         events.iter().for_each(|e| writer.event(e).unwrap());
         writer.flush().unwrap();
     }
-    writer.into_out().unwrap()
+    Recorded { file: writer.into_out().unwrap(), kept_state: None }
 }
 
-fn rotated(file: &File, keep: Keep) -> Option<(File, Rotated<()>)> {
+/// A trace and the content of the file beside it. A trace that was not rotated has none.
+struct Recorded {
+    file: File,
+    kept_state: Option<Vec<u8>>,
+}
+
+fn temporary(content: &[u8]) -> std::io::Result<File> {
+    let mut file = tempfile::tempfile()?;
+    file.write_all(content)?;
+    file.rewind()?;
+    Ok(file)
+}
+
+fn rotated(old: &Recorded, keep: Keep) -> Option<(Recorded, Rotated<()>)> {
     let out = tempfile::tempfile().unwrap();
-    let Rotated { mut out, copied_to, first_seq, dropped, missing } =
-        rotate(Path::new("7.mtr"), file.try_clone().unwrap(), keep, out).unwrap()?;
-    let len = file.metadata().unwrap().len();
-    assert_eq!(copy_frames(file, copied_to, len, &mut out).unwrap(), len);
+    let open = || temporary(old.kept_state.as_deref().ok_or(ErrorKind::NotFound)?);
+    let Rotated { mut out, copied_to, first_seq, dropped, missing, kept_state } =
+        rotate(Path::new("7.mtr"), old.file.try_clone().unwrap(), open, keep, out).unwrap()?;
+    let len = old.file.metadata().unwrap().len();
+    assert_eq!(copy_frames(&old.file, copied_to, len, &mut out).unwrap(), len);
     out.flush().unwrap();
-    Some((out, Rotated { out: (), copied_to, first_seq, dropped, missing }))
+    let new = Recorded { file: out, kept_state: Some(kept_state.clone()) };
+    Some((new, Rotated { out: (), copied_to, first_seq, dropped, missing, kept_state }))
 }
 
-fn events(file: &File) -> Vec<Event> {
-    let reader = Reader::of(Path::new("7.mtr"), file.try_clone().unwrap()).unwrap();
+fn events(recorded: &Recorded) -> Vec<Event> {
+    let reader = Reader::of(Path::new("7.mtr"), recorded.file.try_clone().unwrap()).unwrap();
     assert!(reader.damage().is_none(), "{:?}", reader.damage());
     reader.events().flatten().flatten().collect()
 }
@@ -345,8 +362,8 @@ fn totals(replay: &Replay) -> impl PartialEq + std::fmt::Debug + use<> {
 }
 
 /// Whether the replay of a rotated trace is that of all events, from the first kept event on.
-fn check(all: &[Event], file: &File, first_seq: u64) -> Result<(), TestCaseError> {
-    let kept = events(file);
+fn check(all: &[Event], recorded: &Recorded, first_seq: u64) -> Result<(), TestCaseError> {
+    let kept = events(recorded);
     prop_assert!(kept.is_sorted_by_key(|e| e.seq));
     let from = kept.partition_point(|e| e.seq < first_seq);
     let full_from = all.partition_point(|e| e.seq < first_seq);
@@ -407,7 +424,7 @@ proptest! {
 }
 
 /// A training program that keeps 2 MiB in each step, as a trace that is still being written.
-fn leaking_training(steps: u32) -> (Vec<Event>, File) {
+fn leaking_training(steps: u32) -> (Vec<Event>, Recorded) {
     let mut p = Training::new();
     let s = stacks(&mut p);
     let leak = p.stack(&[("train.py", 30, "<module>"), ("log.py", 3, "keep")]);
@@ -459,23 +476,47 @@ fn leaking_training(steps: u32) -> (Vec<Event>, File) {
         events.iter().for_each(|e| writer.event(e).unwrap());
         writer.flush().unwrap();
     }
-    (events, writer.into_out().unwrap())
+    (events, Recorded { file: writer.into_out().unwrap(), kept_state: None })
 }
 
-/// Opens a trace at a path, as the commands do.
-fn written(file: &File, folder: &Path) -> std::path::PathBuf {
+/// Writes a trace and the file beside it into a folder.
+fn written(recorded: &Recorded, folder: &Path) -> std::path::PathBuf {
     let (mut bytes, path) = (Vec::new(), folder.join("7.mtr"));
-    (&*file).rewind().unwrap();
-    (&*file).read_to_end(&mut bytes).unwrap();
+    (&recorded.file).rewind().unwrap();
+    (&recorded.file).read_to_end(&mut bytes).unwrap();
     std::fs::write(&path, bytes).unwrap();
+    if let Some(content) = &recorded.kept_state {
+        std::fs::write(folder.join("7.kept.jsonl"), content).unwrap();
+    }
     path
 }
 
-fn device(file: &File) -> (DeviceSummary, ProcessSummary) {
+/// The summary of the process in a folder, and the problems with its files.
+fn summary(folder: &Path) -> (Vec<String>, ProcessSummary) {
+    let run = open_run(folder).unwrap();
+    let problems = run.problems().iter().map(|problem| format!("{}: {}", problem.path.display(), problem.text));
+    (problems.collect(), summarize(&run, &mut |_| {}).unwrap().processes.remove(0))
+}
+
+fn device(recorded: &Recorded) -> (DeviceSummary, ProcessSummary) {
     let folder = tempfile::tempdir().unwrap();
-    let run = open_run(written(file, folder.path())).unwrap();
-    let mut process = summarize(&run, &mut |_| {}).unwrap().processes.remove(0);
+    written(recorded, folder.path());
+    let (problems, mut process) = summary(folder.path());
+    assert!(problems.is_empty(), "{problems:?}");
     (process.devices.remove(0), process)
+}
+
+/// Requires that a report on the kept events has the figures of the full trace.
+#[track_caller]
+fn assert_same_report(kept: &Recorded, full: &Recorded, case: &str) -> ProcessSummary {
+    let ((kept, process), (full, all)) = (device(kept), device(full));
+    let figures = |device: &DeviceSummary| (device.steps, device.highest, device.end.clone(), device.peak.clone());
+    assert_eq!(figures(&kept), figures(&full), "{case}");
+    let of = |process: &ProcessSummary| process.issues.iter().map(|issue| issue.rule).collect::<Vec<_>>();
+    assert_eq!(of(&process), of(&all), "{case}");
+    assert!(process.losses.is_empty(), "{case}: {:?}", process.losses);
+    assert!(!process.dropped.as_ref().unwrap().text.contains("unknown"), "{case}");
+    process
 }
 
 #[test]
@@ -489,13 +530,10 @@ fn a_report_on_the_kept_events_has_the_steps_categories_and_issues_of_the_full_t
     for part in 2..9 {
         let (new, rotation) = rotated(&file, Keep::Since(last * part / 10)).unwrap();
         cuts.push(rotation.first_seq);
-        let (kept, process) = device(&new);
-        assert_eq!(kept.steps, STEPS, "cut at {part}/10");
-        assert_eq!(kept.highest, full.highest, "cut at {part}/10");
-        assert_eq!(kept.end, full.end, "cut at {part}/10");
-        assert_eq!(kept.peak, full.peak, "cut at {part}/10");
-        let of = |process: &ProcessSummary| process.issues.iter().map(|issue| issue.rule).collect::<Vec<_>>();
-        assert_eq!(of(&process), of(&all), "cut at {part}/10");
+        let process = assert_same_report(&new, &file, &format!("cut at {part}/10"));
+        if let Some((again, _)) = rotated(&new, Keep::Since(last * (part + 2) / 12)) {
+            assert_same_report(&again, &file, &format!("cut at {part}/10 and at {}/12", part + 2));
+        }
         let dropped = process.dropped.unwrap();
         assert_eq!(dropped.events, rotation.first_seq - 1);
         assert_eq!(process.events, events.len() as u64 - dropped.events);
@@ -517,7 +555,10 @@ fn a_follower_goes_on_in_the_rotated_trace() {
     let (new, rotation) = rotated(&file, Keep::Since(events.last().unwrap().ticks / 2)).unwrap();
     let other = folder.path().join("other");
     std::fs::create_dir(&other).unwrap();
-    std::fs::rename(written(&new, &other), &path).unwrap();
+    written(&new, &other);
+    for name in ["7.kept.jsonl", "7.mtr"] {
+        std::fs::rename(other.join(name), folder.path().join(name)).unwrap();
+    }
     process.advance().unwrap();
     let after = process.report();
     assert_eq!(after.dropped_events, Some(rotation.dropped));
@@ -544,4 +585,112 @@ fn a_follower_goes_on_in_the_rotated_trace() {
     appended.write_all(&writer.into_out().unwrap()[16..]).unwrap();
     process.advance().unwrap();
     assert_eq!(process.report().events, after.events + 1);
+}
+
+/// The launcher replaces the file beside the trace, then the trace. If it is killed in between, the old trace has its
+/// state.
+#[test]
+fn the_new_file_fits_the_trace_before_the_rotation() {
+    let (events, full) = leaking_training(60);
+    let last = events.last().unwrap().ticks;
+    let (first, _) = rotated(&full, Keep::Since(last / 3)).unwrap();
+    let (second, _) = rotated(&first, Keep::Since(last * 2 / 3)).unwrap();
+    let between = Recorded { kept_state: second.kept_state.clone(), ..first };
+    assert_same_report(&between, &full, "killed after the second file");
+    assert_same_report(&rotated(&between, Keep::Since(last / 2)).unwrap().0, &full, "rotated again");
+    let unrotated = Recorded { file: full.file.try_clone().unwrap(), kept_state: second.kept_state };
+    assert_eq!(device(&unrotated), device(&full), "a trace that was not rotated has no such file");
+}
+
+#[test]
+fn a_rotated_trace_of_version_1_5_has_its_state_in_its_definitions() {
+    let (_, full) = leaking_training(60);
+    let golden = Recorded { file: temporary(include_bytes!("../golden/rotated-1.5.mtr")).unwrap(), kept_state: None };
+    let process = assert_same_report(&golden, &full, "version 1.5");
+    assert!(process.dropped.unwrap().events > 500);
+    let last = events(&golden).last().unwrap().ticks;
+    let (again, _) = rotated(&golden, Keep::Since(last * 3 / 4)).unwrap();
+    assert_same_report(&again, &full, "rotated by this version");
+    let (folder, copy) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    written(&golden, folder.path());
+    let out = RunFolder::open(copy.path()).unwrap();
+    redact_run(&open_run(folder.path()).unwrap(), &out, [9; 32], &FinishOptions::default(), &mut |_| {}).unwrap();
+    let (problems, process) = summary(copy.path());
+    assert!(problems.is_empty(), "{problems:?}");
+    let (of_copy, of_full) = (&process.devices[0], device(&full).0);
+    assert_eq!((of_copy.steps, of_copy.highest), (of_full.steps, of_full.highest));
+}
+
+/// The content of the file, with a valid checksum.
+fn with_checksum(version: u32, states: &str) -> Vec<u8> {
+    format!("{{\"version\":{version},\"crc32\":{}}}\n{states}", crc32fast::hash(states.as_bytes())).into_bytes()
+}
+
+#[test]
+fn without_a_file_that_fits_the_report_names_what_is_missing() {
+    let (events, full) = leaking_training(60);
+    let last = events.last().unwrap().ticks;
+    let (new, rotation) = rotated(&full, Keep::Since(last / 2)).unwrap();
+    let (expected, _) = device(&new);
+    let good = new.kept_state.clone().unwrap();
+    let states = String::from_utf8(good.clone()).unwrap().split_once('\n').unwrap().1.to_owned();
+    let changed = |from: &str, to: &str| with_checksum(1, &states.replacen(from, to, 1));
+    let other = rotated(&full, Keep::Since(last / 4)).unwrap().1.kept_state;
+    let folder = tempfile::tempdir().unwrap();
+    let (path, file) = (written(&new, folder.path()), folder.path().join("7.kept.jsonl"));
+    let report = |case: &str, reason: &str| {
+        let (problems, process) = summary(folder.path());
+        let [problem] = &problems[..] else { panic!("{case}: {problems:?}") };
+        assert!(problem.contains("7.kept.jsonl: ") && problem.contains(reason), "{case}: {problem}");
+        let dropped = process.dropped.unwrap();
+        assert_eq!(dropped.events, rotation.dropped, "{case}");
+        assert!(dropped.text.contains("; steps and categories before are unknown"), "{case}: {}", dropped.text);
+        let device = &process.devices[0];
+        assert_eq!(device.highest, expected.highest, "{case}");
+        assert!((1..expected.steps).contains(&device.steps), "{case}: {} steps", device.steps);
+        assert!(LiveProcess::open(&path).unwrap().missing_state().is_some(), "{case}");
+    };
+    let contents = [
+        ("empty", Vec::new(), "EOF"),
+        ("truncated", good[..good.len() / 2].to_vec(), "it is damaged"),
+        ("a changed byte", good.iter().enumerate().map(|(i, b)| b ^ u8::from(i == 90)).collect(), "it is damaged"),
+        ("a newer version", with_checksum(2, &states), "format version 2 is not supported"),
+        ("another trace", other, "it belongs to another trace"),
+        ("no state", with_checksum(1, ""), "it belongs to another trace"),
+        ("nested", with_checksum(1, &"[".repeat(1 << 20)), "invalid type"),
+        ("nested objects", with_checksum(1, &"{\"more\":".repeat(1 << 16)), "EOF"),
+        ("a huge number of events", changed("\"dropped\":", "\"dropped\":99999999999999999999"), "invalid type"),
+        ("a huge number", changed("\"phase_changes\":", "\"phase_changes\":9999999"), "invalid value"),
+        ("no JSON", with_checksum(1, "\0\u{1b}[2J\n"), "expected value"),
+    ];
+    for (case, content, reason) in &contents {
+        std::fs::write(&file, content).unwrap();
+        report(case, reason);
+    }
+    std::fs::remove_file(&file).unwrap();
+    report("missing", "No such file");
+    for target in ["/dev/zero", "/proc/self/environ", "7.mtr"] {
+        symlink(target, &file).unwrap();
+        report(target, "it is a symbolic link");
+        std::fs::remove_file(&file).unwrap();
+    }
+    assert!(Command::new("mkfifo").arg(&file).status().unwrap().success());
+    report("a pipe", "it is not a regular file");
+    std::fs::remove_file(&file).unwrap();
+    std::fs::create_dir(&file).unwrap();
+    report("a folder", "it is not a regular file");
+    std::fs::remove_dir(&file).unwrap();
+    std::fs::write(&file, &good).unwrap();
+    // Only root can give a file away.
+    if std::os::unix::fs::chown(&file, Some(65534), None).is_ok() {
+        report("another user's file", "it belongs to another user");
+    }
+    std::fs::remove_file(&file).unwrap();
+    std::fs::write(&file, &good).unwrap();
+    assert_eq!(summary(folder.path()).1.devices[0], expected, "with its file again");
+
+    // The next rotation has only what came after this one.
+    let (again, _) = rotated(&Recorded { kept_state: None, ..new }, Keep::Since(last * 3 / 4)).unwrap();
+    let text = device(&again).1.dropped.unwrap().text;
+    assert!(text.contains("steps and categories before are unknown"), "{text}");
 }

@@ -185,8 +185,9 @@ fn table(definition: &Definition<'_>) -> Option<(usize, u32)> {
         | Definition::Holder { .. }
         | Definition::HolderScan { .. }
         | Definition::Label { .. }
-        | Definition::Rotation(_)
-        | Definition::EarlierBlock(_)
+        | Definition::Rotation { .. }
+        | Definition::PackedRotation { .. }
+        | Definition::PackedBlock { .. }
         | Definition::Notice { .. } => None,
     }
 }

@@ -2,8 +2,10 @@
 //! old.
 //!
 //! A process with the lowest priority ([`super::rotation_worker`]) writes the new trace beside the old one
-//! (`.PID.mtr.part`), which goes on meanwhile; a thread of its own waits for it. Then the writer thread copies the few frames that are left, renames the new trace over the old one and goes
-//! on there. One trace is rotated at a time. If anything fails, the old trace stays as it is and grows.
+//! (`.PID.mtr.part`), which goes on meanwhile, and what the analysis remembers of the dropped events
+//! (`.PID.kept.jsonl.part`). A thread of its own waits for it. Then the writer thread copies the few frames that are
+//! left, renames the two files over the old ones and goes on there: `PID.kept.jsonl` first, since it fits both traces.
+//! One trace is rotated at a time. If anything fails, the old trace stays as it is and grows.
 
 use std::fs::File;
 use std::process::Child;
@@ -12,14 +14,14 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use memtrace_analysis::RunFolder;
 use memtrace_analysis::rewrite::Keep;
+use memtrace_analysis::{KeptState, RunFolder};
 use memtrace_trace::clock::ClockPoint;
 use memtrace_trace::file::{Writer, copy_frames};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::rotation_worker::{self, Written};
+use super::rotation_worker::{self, Written, kept_state_part};
 use super::truncated::TraceFile;
 use crate::message;
 use crate::option_values::Kept;
@@ -85,12 +87,13 @@ impl Worker {
     }
 
     /// Starts the process. `None` if it was cancelled before.
-    fn start(&self, old: &File, new: &File, keep: Keep, limit: u64) -> anyhow::Result<Option<Child>> {
+    fn start(&self, part: &Part, old: &File, new: &File, keep: Keep, limit: u64) -> anyhow::Result<Option<Child>> {
         let mut state = self.state();
         if *state == State::Cancelled {
             return Ok(None);
         }
-        let child = rotation_worker::start(old, new, keep, limit).context("cannot start a process")?;
+        let started = rotation_worker::start(&part.folder, &part.trace, old, new, keep, limit);
+        let child = started.context("cannot start a process")?;
         *state = Pid::from_raw(child.id() as i32).map_or(State::Ended, State::Runs);
         Ok(Some(child))
     }
@@ -125,21 +128,39 @@ struct NewTrace {
     missing: u64,
 }
 
-/// The new trace before it has its name. The file is removed unless it gets that.
+/// The new trace, and the file beside it, before they have their names. Whichever does not get it is removed.
 #[derive(Debug)]
 struct Part {
     folder: Arc<RunFolder>,
-    name: String,
-    file: Option<File>,
+    /// The name of the trace.
+    trace: String,
+    file: File,
+}
+
+impl Part {
+    fn create(folder: &Arc<RunFolder>, trace: &str) -> std::io::Result<Part> {
+        let file = folder.create_replacing(trace_part(trace))?;
+        Ok(Part { folder: Arc::clone(folder), trace: trace.to_owned(), file })
+    }
+
+    /// Replaces the old files. A reader, or a crash, between the two finds a file that fits the old trace too.
+    fn rename(&self) -> std::io::Result<()> {
+        self.folder.rename(kept_state_part(&self.trace), KeptState::file_name(&self.trace))?;
+        self.folder.rename(trace_part(&self.trace), &self.trace)
+    }
 }
 
 impl Drop for Part {
     fn drop(&mut self) {
-        if self.file.is_some() {
-            // A leftover is no trace to any reader.
-            let _ = self.folder.remove(&self.name);
+        for name in [trace_part(&self.trace), kept_state_part(&self.trace)] {
+            // A leftover is nothing to any reader.
+            let _ = self.folder.remove(name);
         }
     }
+}
+
+fn trace_part(trace: &str) -> String {
+    format!(".{trace}.part")
 }
 
 impl Rotator {
@@ -194,11 +215,11 @@ impl Rotator {
 
     /// Lets `writer` go on in the new trace, which is complete. Returns how many events it lacks, and when it is rotated
     /// next. `None` if the old trace stays.
-    pub(super) fn switch(&mut self, name: &str, writer: &mut Writer<TraceFile>) -> Option<(u64, Due)> {
+    pub(super) fn switch(&mut self, writer: &mut Writer<TraceFile>) -> Option<(u64, Due)> {
         let running = self.running.take()?;
         let new = running.thread.join().unwrap_or_else(|_| Err(anyhow::anyhow!("the thread panicked")));
         let switched = new.and_then(|new| match new {
-            Some(new) => new.take_over(name, writer).map(Some),
+            Some(new) => new.take_over(writer).map(Some),
             None => Ok(None),
         });
         match switched {
@@ -248,10 +269,9 @@ fn new_trace(
     // The new trace is shorter by what is dropped, which is not known before. The kernel enforces its limit.
     let limit = free.saturating_sub((bytes / 8).clamp(MIN_SPARE_SPACE, SPARE_SPACE));
     ensure!(limit > 0, "the disk has too little free space");
-    let part_name = format!(".{name}.part");
-    let mut out = folder.create_replacing(&part_name).context("cannot create the new trace")?;
-    let part = Part { folder: Arc::clone(folder), name: part_name, file: Some(out.try_clone()?) };
-    let Some(child) = worker.start(&old, &out, keep, limit)? else { return Ok(None) };
+    let part = Part::create(folder, name).context("cannot create the new trace")?;
+    let mut out = part.file.try_clone()?;
+    let Some(child) = worker.start(&part, &old, &out, keep, limit)? else { return Ok(None) };
     let Some(Written { mut copied_to, missing }) = worker.wait(child)? else { return Ok(None) };
     for _ in 0..MAX_COPIES {
         let end = old.metadata().context("cannot read the trace")?.len();
@@ -276,15 +296,14 @@ fn ticks_before(before: Duration, first: &ClockPoint) -> u64 {
 
 impl NewTrace {
     /// Lets `writer` go on here. Returns how many events are missing.
-    fn take_over(mut self, name: &str, writer: &mut Writer<TraceFile>) -> anyhow::Result<u64> {
-        let mut file = self.part.file.as_ref().context("no file")?.try_clone()?;
+    fn take_over(self, writer: &mut Writer<TraceFile>) -> anyhow::Result<u64> {
+        let mut file = self.part.file.try_clone()?;
         writer.flush()?;
         let end = writer.out().bytes();
         let copied_to = copy_frames(&self.old, self.copied_to, end, &mut file)?;
         ensure!(copied_to == end, "the trace is damaged");
         let bytes = file.metadata().context("cannot read the new trace")?.len();
-        self.part.folder.rename(&self.part.name, name).context("cannot rename the new trace")?;
-        self.part.file = None;
+        self.part.rename().context("cannot rename the new trace")?;
         writer.continue_in(TraceFile::appending(file, bytes))?;
         Ok(self.missing)
     }

@@ -1,19 +1,21 @@
 //! The process that writes a rotated trace: this program once more, under another name. It reads what the traced process
 //! has sent, so its memory is bounded, and its end does not end the launcher.
 //!
-//! The old trace is its stdin, the new one its stdout. It writes two numbers to stderr, or nothing if there is nothing to
-//! drop, or says what is wrong.
+//! The old trace is its stdin, the new one its stdout, and the run folder its working directory: it reads the file
+//! beside the old trace there, and writes that of the new trace under another name. It writes two numbers to stderr, or
+//! nothing if there is nothing to drop, or says what is wrong.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
 use std::process::{Child, ExitStatus, Stdio};
 
 use anyhow::{Context as _, bail};
 use memtrace_analysis::rewrite::{Keep, Rotated, rotate};
+use memtrace_analysis::{KeptState, RunFolder};
 
-use rustix::process::{Resource, Rlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, geteuid, setrlimit};
 
 use crate::output::{Stream, pipe_to_launcher};
 use crate::sandbox;
@@ -35,14 +37,27 @@ pub(super) struct Written {
     pub(super) missing: u64,
 }
 
-/// Starts the process. The new trace has at most `limit` bytes.
-pub(super) fn start(old: &File, new: &File, keep: Keep, limit: u64) -> io::Result<Child> {
+/// The name under which the process writes the file beside the new trace. `trace`: the name of the trace.
+pub(super) fn kept_state_part(trace: &str) -> String {
+    format!(".{}.part", KeptState::file_name(trace).display())
+}
+
+/// Starts the process. The new trace has at most `limit` bytes. `name` is that of the old one in the folder.
+pub(super) fn start(
+    folder: &RunFolder,
+    name: &str,
+    old: &File,
+    new: &File,
+    keep: Keep,
+    limit: u64,
+) -> io::Result<Child> {
     let (kind, number) = match keep {
         Keep::Bytes(bytes) => ("bytes", bytes),
         Keep::Since(ticks) => ("since", ticks),
     };
     sandbox::background_process(NAME)
-        .args([kind, &number.to_string(), &limit.to_string()])
+        .args([kind, &number.to_string(), &limit.to_string(), name])
+        .current_dir(format!("/proc/self/fd/{}", folder.descriptor().as_fd().as_raw_fd()))
         .stdin(old.try_clone()?)
         .stdout(new.try_clone()?)
         .stderr(Stdio::piped())
@@ -74,8 +89,17 @@ pub(super) fn result(text: &str, status: io::Result<ExitStatus>) -> anyhow::Resu
     }
 }
 
-/// The request to this process: what to keep, and the maximum length of the new trace in bytes. `None` if it is another one.
-pub(crate) fn requested() -> Option<(Keep, u64)> {
+/// The request to this process: what to keep of the trace with this name, and the maximum length of each new file in
+/// bytes.
+#[derive(Debug)]
+pub(crate) struct Request {
+    keep: Keep,
+    limit: u64,
+    name: String,
+}
+
+/// The request to this process. `None` if it is another one.
+pub(crate) fn requested() -> Option<Request> {
     let mut arguments = std::env::args_os();
     if arguments.next()? != NAME {
         return None;
@@ -83,17 +107,18 @@ pub(crate) fn requested() -> Option<(Keep, u64)> {
     let kind = arguments.next()?;
     let mut number = || arguments.next()?.to_str()?.parse().ok();
     let (number, limit) = (number()?, number()?);
-    Some((if kind == "bytes" { Keep::Bytes(number) } else { Keep::Since(number) }, limit))
+    let keep = if kind == "bytes" { Keep::Bytes(number) } else { Keep::Since(number) };
+    Some(Request { keep, limit, name: arguments.next()?.into_string().ok()? })
 }
 
 /// Writes the rotated trace, and returns the exit code.
-pub(crate) fn run((keep, limit): (Keep, u64)) -> u8 {
+pub(crate) fn run(Request { keep, limit, name }: Request) -> u8 {
     // A write beyond it fails (the signal for it is ignored), as on a full disk.
     // SAFETY: `SIG_IGN` installs no handler.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
     let _ = setrlimit(Resource::Fsize, Rlimit { current: Some(limit), maximum: Some(limit) });
     sandbox::restrict_background_process();
-    let text = match write(keep) {
+    let text = match write(keep, &name) {
         Ok(None) => return 0,
         Ok(Some((copied_to, missing))) => (0, format!("{copied_to} {missing}")),
         Err(e) => (FAILED, format!("{e:#}")),
@@ -103,10 +128,18 @@ pub(crate) fn run((keep, limit): (Keep, u64)) -> u8 {
     text.0
 }
 
-fn write(keep: Keep) -> anyhow::Result<Option<(u64, u64)>> {
+fn write(keep: Keep, name: &str) -> anyhow::Result<Option<(u64, u64)>> {
     let file = |descriptor: io::Result<std::os::fd::OwnedFd>| descriptor.map(File::from).context("no trace");
     let old = file(io::stdin().as_fd().try_clone_to_owned())?;
     let new = file(Stream::Stdout.as_fd().try_clone_to_owned())?;
-    let rotated = rotate(Path::new("the trace"), old, keep, new)?;
-    Ok(rotated.map(|Rotated { copied_to, missing, .. }| (copied_to, missing)))
+    let folder = RunFolder::open(Path::new(".")).context("cannot open the run folder")?;
+    let kept_state = || folder.open_file_of(KeptState::file_name(name), geteuid().as_raw());
+    let Some(Rotated { copied_to, missing, kept_state, .. }) =
+        rotate(Path::new("the trace"), old, kept_state, keep, new)?
+    else {
+        return Ok(None);
+    };
+    let mut file = folder.create_replacing(kept_state_part(name)).context("cannot create the file beside the trace")?;
+    file.write_all(&kept_state).and_then(|()| file.sync_data()).context("cannot write the file beside the trace")?;
+    Ok(Some((copied_to, missing)))
 }

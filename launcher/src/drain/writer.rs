@@ -283,8 +283,8 @@ impl Files {
         let Some(rotator) = &mut self.rotator else { return };
         let Some(key) = rotator.ready().map(FileKey) else { return };
         match self.open.get_mut(&key) {
-            Some(OpenFile { writer: Some(writer), written, dropped, due, .. }) => {
-                if let Some((missing, next)) = rotator.switch(&written.file, writer) {
+            Some(OpenFile { writer: Some(writer), dropped, due, .. }) => {
+                if let Some((missing, next)) = rotator.switch(writer) {
                     (*dropped, *due) = (missing, Some(next));
                 }
             }

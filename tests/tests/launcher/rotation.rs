@@ -33,7 +33,8 @@ fn assert_newest_part(run: &Path, events_made: u64) -> u64 {
     let process = only_process(run);
     assert_eq!((&process["events"], &process["unwritten"]), (&events_made.into(), &0.into()), "{process:#}");
     let names: Vec<_> = std::fs::read_dir(run).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-    assert!(!names.iter().any(|name| name.to_string_lossy().ends_with(".part")), "{names:?}");
+    let have = |end: &str| names.iter().any(|name| name.to_string_lossy().ends_with(end));
+    assert!(have(".kept.jsonl") && !have(".part"), "{names:?}");
     rotation.first_seq
 }
 
@@ -62,6 +63,8 @@ fn a_trace_keeps_its_newest_part_and_loses_nothing_of_it() {
     let process = &summary["processes"][0];
     let [kept, dropped] = [&process["events"], &process["dropped"]["events"]].map(|n| n.as_u64().unwrap());
     assert_eq!(kept + dropped, 6_000_000);
+    assert_eq!(summary["problems"], serde_json::json!([]));
+    assert!(!process["dropped"]["text"].as_str().unwrap().contains("unknown"), "{process:#}");
 }
 
 #[test]
@@ -122,6 +125,8 @@ fn a_launcher_that_is_killed_while_it_rotates_leaves_a_readable_trace() {
         assert_eq!(seqs, (first..first + seqs.len() as u64).collect::<Vec<_>>(), "round {round}");
         let report = output(Command::new(memtrace()).arg("report").arg(&run));
         assert!(report.status.success(), "{}", stderr(&report));
+        // Whenever it was killed, the trace has its state.
+        assert!(!stderr(&report).contains("kept.jsonl"), "round {round}: {}", stderr(&report));
     }
 }
 

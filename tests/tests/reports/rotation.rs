@@ -6,7 +6,7 @@ use std::path::Path;
 use memtrace_analysis::model::Replay;
 use memtrace_analysis::report::{ProcessSummary, Summary};
 use memtrace_analysis::rewrite::{Keep, Rotated, rotate};
-use memtrace_analysis::{Process, open_run, summarize};
+use memtrace_analysis::{KeptState, Process, open_run, summarize};
 use memtrace_tests::traced_program::{TracedProgram, events};
 use memtrace_trace::file::{Reader, Writer, copy_frames, definitions_before};
 
@@ -67,8 +67,10 @@ fn the_newest_part_of_a_training_has_the_end_of_the_whole() {
         let (folder, old) = (tempfile::tempdir().unwrap(), in_small_blocks(trace));
         let path = folder.path().join(trace.file_name().unwrap());
         let new = File::create_new(&path).unwrap();
-        let rotated = rotate(trace, old.try_clone().unwrap(), Keep::Since(since), new).unwrap();
-        let Rotated { mut out, copied_to, dropped, .. } = rotated.expect("something to drop");
+        let no_file = || unreachable!("the old trace was not rotated");
+        let rotated = rotate(trace, old.try_clone().unwrap(), no_file, Keep::Since(since), new).unwrap();
+        let Rotated { mut out, copied_to, dropped, kept_state, .. } = rotated.expect("something to drop");
+        std::fs::write(KeptState::file_name(&path), kept_state).unwrap();
         copy_frames(&old, copied_to, old.metadata().unwrap().len(), &mut out).unwrap();
         let run = open_run(&path).unwrap();
         let summary = summarize(&run, &mut |_| {}).unwrap();

@@ -9,7 +9,7 @@ use crate::definition::owned::{
     TensorName, Thread,
 };
 use crate::ids::{ContextId, FrameId, ModuleId, StackId, ThreadId};
-use crate::rotation::{EarlierBlock, Rotation};
+use crate::rotation::Rotation;
 use crate::shm::validation::MAX_ID;
 
 /// One line of one function.
@@ -80,9 +80,18 @@ pub struct Definitions {
     /// In order of arrival, without duplicates.
     pub notices: Vec<Notice>,
     /// The last rotation; `None` if the trace has all events.
-    pub rotation: Option<Rotation<Box<str>>>,
-    /// By the number of the allocation: blocks that are older than the kept events.
-    pub earlier_blocks: BTreeMap<u64, EarlierBlock<Box<str>>>,
+    pub rotation: Option<Rotation>,
+    /// What only a rotated trace of version 1.5 has.
+    pub packed_state: Option<PackedState>,
+}
+
+/// What the analysis remembers of the dropped events, in a rotated trace of version 1.5. The bytes are the analysis's.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct PackedState {
+    /// The position in the program.
+    pub progress: Box<[u8]>,
+    /// The blocks that are older than the kept events.
+    pub blocks: Vec<Box<[u8]>>,
 }
 
 /// The maximum number of distinct notices of a trace. A recording has a few dozen.
@@ -117,6 +126,9 @@ impl From<Exceeded> for Refusal {
     }
 }
 
+/// The memory that the analysis needs for what it decodes from one packed definition, in bytes.
+const MAX_UNPACKED: usize = 256;
+
 /// Bounds the memory of a trace's definitions: a file of a few kilobytes can decompress to gigabytes.
 #[derive(Debug)]
 pub(super) struct Bounds<'a> {
@@ -140,6 +152,11 @@ impl<'a> Bounds<'a> {
     /// has a tree.
     fn hold<T>(&self, texts: &[&str]) -> Result<(), Exceeded> {
         self.budget.hold((2 * size_of::<T>() + bytes_of(texts)) as u64)
+    }
+
+    /// Charges bytes of the analysis. It decodes them into larger values.
+    fn hold_bytes(&self, bytes: &[u8]) -> Result<(), Exceeded> {
+        self.budget.hold((MAX_UNPACKED + bytes.len() + TEXT_OVERHEAD) as u64)
     }
 }
 
@@ -278,15 +295,19 @@ impl Definitions {
                 self.rank.get_or_insert((rank, size));
                 Ok(())
             }
-            Definition::Rotation(ref rotation) => {
-                bounds.hold::<Rotation<Box<str>>>(&[rotation.progress.phase])?;
-                self.rotation = Some(rotation.owned());
+            Definition::Rotation { rotation } => {
+                (self.rotation, self.packed_state) = (Some(rotation), None);
                 Ok(())
             }
-            Definition::EarlierBlock(ref block) => {
-                let texts = [block.progress.phase, block.phase, block.category, block.rule];
-                bounds.hold::<(u64, EarlierBlock<Box<str>>)>(&texts)?;
-                self.earlier_blocks.insert(block.seq, block.owned());
+            Definition::PackedRotation { rotation, progress } => {
+                bounds.hold_bytes(progress)?;
+                self.rotation = Some(rotation);
+                self.packed_state.get_or_insert_default().progress = progress.into();
+                Ok(())
+            }
+            Definition::PackedBlock { block } => {
+                bounds.hold_bytes(block)?;
+                self.packed_state.get_or_insert_default().blocks.push(block.into());
                 Ok(())
             }
             Definition::Notice { topic, text, status } => {
@@ -576,7 +597,7 @@ mod tests {
             &|id| Definition::FrameOrigin { frame: at(1), position: id, name: "", filename: "", line: 1 },
             &|id| Definition::Device { ordinal: id, name: "", total: 0, used_before: 0, pci: "" },
             &|id| Definition::NativeFrame { id: at(id), module: ModuleId(1), address: 1 },
-            &|id| Definition::EarlierBlock(EarlierBlock { seq: id.into(), ..EarlierBlock::default() }),
+            &|_| Definition::PackedBlock { block: &[] },
         ];
         for (case, definition) in cases.iter().enumerate() {
             let (added, held) = many(definition);

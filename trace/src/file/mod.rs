@@ -28,7 +28,7 @@ pub use crate::definition::owned::{
 pub use budget::{Budget, Exceeded};
 pub use copy::{DefinitionSink, copy_frames, definitions_before};
 pub use decoder::{Decoder, Events, LostBlock};
-pub use definitions::{Definitions, Frame};
+pub use definitions::{Definitions, Frame, PackedState};
 pub use event_counts::EventCounts;
 pub use frame::MAGIC;
 pub use reader::{BlockInfo, Damage, Reader};

@@ -22,8 +22,9 @@ pub fn decode_definition(bytes: &[u8]) -> Option<Definition<'_>> {
         Definition::Stack { .. }
         | Definition::NnCall { .. }
         | Definition::Thread { .. }
-        | Definition::Rotation(_)
-        | Definition::EarlierBlock(_) => return None,
+        | Definition::Rotation { .. }
+        | Definition::PackedRotation { .. }
+        | Definition::PackedBlock { .. } => return None,
         _ => 1,
     };
     (cursor.is_empty() && bytes.len() <= MAX_DEFINITION && (1..=MAX_ID).contains(&id)).then_some(definition)
@@ -48,8 +49,10 @@ mod tests {
         assert!(!is_accepted(&stack(0, 0), &[]) && !is_accepted(&stack(MAX_ID + 1, 7), &[]));
         assert!(!is_accepted(&stack(2, 2), &[]) && !is_accepted(&stack(2, 3), &[]));
         assert!(!is_accepted(&stack(1, 0), &[0]));
-        assert!(!is_accepted(&Definition::Rotation(Default::default()), &[]));
-        assert!(!is_accepted(&Definition::EarlierBlock(Default::default()), &[]));
+        assert!(!is_accepted(&Definition::Rotation { rotation: Default::default() }, &[]));
+        let rotation = Default::default();
+        assert!(!is_accepted(&Definition::PackedRotation { rotation, progress: &[] }, &[]));
+        assert!(!is_accepted(&Definition::PackedBlock { block: &[] }, &[]));
         assert!(!is_accepted(&Definition::Thread { id: ThreadId(1), tid: 1, name: "forged" }, &[]));
         assert!(!is_accepted(
             &Definition::Context { id: Default::default(), node: "n", forward: StackId(1), module: Default::default() },

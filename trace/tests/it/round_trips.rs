@@ -10,7 +10,7 @@ use memtrace_trace::event::{Action, Event, Flags, SLOT_WORDS, Slot, Source};
 use memtrace_trace::file::{Cycle, End, Holder, HolderScan, NnName, Reader, TensorName, Writer};
 use memtrace_trace::ids::{ContextId, FrameId, ModuleId, StackId, ThreadId};
 use memtrace_trace::options::{Cpu, Limit, Options, Pools, Stacks};
-use memtrace_trace::rotation::{EarlierBlock, Progress, Rotation};
+use memtrace_trace::rotation::Rotation;
 use memtrace_trace::shm::handshake::Hello;
 use memtrace_trace::shm::ring::{Consumer, Producer, Record};
 use memtrace_trace::shm::segment::Segment;
@@ -28,7 +28,7 @@ struct Owned {
     texts: [String; 3],
 }
 
-const KINDS: u8 = 20;
+const KINDS: u8 = 21;
 const TENSOR_KINDS: [TensorKind; 5] =
     [TensorKind::Other, TensorKind::Parameter, TensorKind::Buffer, TensorKind::Gradient, TensorKind::OptimizerState];
 
@@ -61,19 +61,9 @@ impl Owned {
                 let occasion = [ScanOccasion::Running, ScanOccasion::OutOfMemory, ScanOccasion::End][*a as usize % 3];
                 Definition::HolderScan { seq: *x, occasion, objects: *y, is_partial: b % 2 == 1 }
             }
-            17 => Definition::Rotation(Rotation {
-                first_seq: *x,
-                dropped: *y,
-                progress: self.progress(),
-                ..Rotation::default()
-            }),
-            18 => Definition::EarlierBlock(EarlierBlock {
-                seq: *x,
-                progress: self.progress(),
-                phase: t,
-                category: s,
-                rule: t,
-            }),
+            17 => Definition::Rotation { rotation: self.rotation() },
+            18 => Definition::PackedRotation { rotation: self.rotation(), progress: s.as_bytes() },
+            19 => Definition::PackedBlock { block: s.as_bytes() },
             9 => Definition::FrameOrigin { frame: FrameId(*id), position: *b, name: s, filename: t, line: *a },
             _ => {
                 let status = [NoticeStatus::Remark, NoticeStatus::Works, NoticeStatus::Off][*a as usize % 3];
@@ -82,15 +72,9 @@ impl Owned {
         }
     }
 
-    fn progress(&self) -> Progress<&str> {
-        let [a, b, c] = self.small;
-        Progress {
-            step: (a != 7).then_some(a.min(u32::MAX - 1)),
-            phase: &self.texts[0],
-            phase_changes: b,
-            backward_passes: c,
-            optimizer_steps: a,
-        }
+    fn rotation(&self) -> Rotation {
+        let ([x, y], [a, b, c]) = (self.large, self.small);
+        Rotation { first_seq: x, dropped: y, recreating: a.into(), dropped_ticks: (b.into(), c.into()) }
     }
 
     fn encoded(&self) -> Vec<u8> {
@@ -175,7 +159,7 @@ proptest! {
         prop_assert!(cursor.is_empty());
         for one in &all {
             let bytes = one.encoded();
-            let expected = Some(one.definition()).filter(|_| ![4, 17, 18].contains(&one.kind) && bytes.len() <= MAX_DEFINITION);
+            let expected = Some(one.definition()).filter(|_| ![4, 17, 18, 19].contains(&one.kind) && bytes.len() <= MAX_DEFINITION);
             prop_assert_eq!(validation::decode_definition(&bytes), expected);
             // No prefix is a valid definition.
             for cut in 0..bytes.len() {
@@ -306,8 +290,10 @@ proptest! {
                     let found = &all.frame_origins[&(frame, position)];
                     prop_assert_eq!((&*found.name, &*found.filename, found.line), (name, filename, line));
                 }
-                Definition::Rank { .. } | Definition::Rotation(_) => {}
-                Definition::EarlierBlock(block) => prop_assert_eq!(&all.earlier_blocks[&block.seq], &block.owned()),
+                Definition::Rank { .. }
+                | Definition::Rotation { .. }
+                | Definition::PackedRotation { .. }
+                | Definition::PackedBlock { .. } => {}
                 Definition::Notice { topic, text, .. } => {
                     prop_assert!(all.notices.iter().any(|found| *found.topic == *topic && *found.text == *text));
                 }
@@ -315,6 +301,11 @@ proptest! {
         }
         let first = definitions.iter().find(|one| one.kind == 8).map(|one| (one.small[0], one.small[1]));
         prop_assert_eq!(all.rank, first);
+        let rotation = definitions.iter().rfind(|one| matches!(one.kind, 17 | 18)).map(Owned::rotation);
+        prop_assert_eq!(all.rotation, rotation);
+        let from = definitions.iter().rposition(|one| one.kind == 17).map_or(0, |at| at + 1);
+        let packed = definitions[from..].iter().filter(|one| one.kind == 19).map(|one| one.texts[0].as_bytes().into());
+        prop_assert_eq!(all.packed_state.clone().unwrap_or_default().blocks, packed.collect::<Vec<Box<[u8]>>>());
     }
 
     #[test]

@@ -2,6 +2,8 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
+use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::mpsc::sync_channel;
 
@@ -10,8 +12,11 @@ use memtrace_trace::counters::Counter;
 use memtrace_trace::event::Event;
 use memtrace_trace::file::{BlockInfo, Budget, Damage, Definitions, End, EventCounts, Exceeded, Reader, untrusted};
 
+use super::problem::Problem;
 use crate::error::{Error, Result};
 use crate::folder::RunFolder;
+use crate::kept_state::KeptState;
+use crate::packed_state::unpack;
 use crate::recording::{LostEvents, Recording};
 use crate::symbols::Symbols;
 
@@ -26,6 +31,7 @@ pub struct TraceRecording {
     reader: Reader,
     calibration: Calibration,
     threads: usize,
+    kept_state: Option<KeptState>,
 }
 
 impl TraceRecording {
@@ -71,7 +77,34 @@ impl TraceRecording {
     fn of(reader: Reader) -> TraceRecording {
         let calibration = reader.calibration();
         let threads = std::thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS);
-        TraceRecording { reader, calibration, threads }
+        TraceRecording { reader, calibration, threads, kept_state: None }
+    }
+
+    /// Reads the state of a rotated trace: from its definitions, or from the file beside it, which `open` opens.
+    pub fn read_kept_state(&mut self, open: impl FnOnce() -> io::Result<File>, budget: &Budget) -> io::Result<()> {
+        let definitions = self.reader.definitions();
+        let Some(rotation) = definitions.rotation else { return Ok(()) };
+        self.kept_state = Some(match &definitions.packed_state {
+            Some(packed) => unpack(packed, rotation).map_err(io::Error::other)?,
+            None => KeptState::read(&open()?, &rotation, budget)?,
+        });
+        Ok(())
+    }
+
+    /// [`Self::read_kept_state`] of a trace with this name in a folder. The owner of the trace must be that of the file.
+    pub(super) fn read_kept_state_in(
+        &mut self,
+        folder: Option<&RunFolder>,
+        name: &Path,
+        budget: &Budget,
+    ) -> Result<(), Problem> {
+        let name = KeptState::file_name(name);
+        let owner = self.reader.file().metadata().map(|metadata| metadata.uid());
+        let open = || folder.ok_or(io::ErrorKind::NotFound)?.open_file_of(&name, owner?);
+        self.read_kept_state(open, budget).map_err(|e| Problem {
+            path: folder.map_or(Path::new(""), RunFolder::path).join(&name),
+            text: format!("{e}; steps and categories before the kept events are unknown"),
+        })
     }
 
     /// Replaces native frames by functions, files and lines.
@@ -126,6 +159,10 @@ impl Recording for TraceRecording {
 
     fn event_count(&self) -> u64 {
         self.reader.event_count()
+    }
+
+    fn kept_state(&self) -> Option<&KeptState> {
+        self.kept_state.as_ref()
     }
 
     fn derived_events(&self) -> u64 {

@@ -133,6 +133,8 @@ pub fn open_run_with_progress(path: impl AsRef<Path>, progress: &mut dyn FnMut(u
         folder.as_ref().and_then(|folder| Manifest::read_within(folder, &budget).ok().flatten()).unwrap_or_default();
     let mut problems = Vec::new();
     problems.extend(problem_of(path, &recording));
+    let name = Path::new(path.file_name().unwrap_or_default());
+    problems.extend(recording.read_kept_state_in(folder.as_ref(), name, &budget).err());
     let recordings = std::slice::from_mut(&mut recording);
     let native = symbolize(folder.as_ref(), &manifest, recordings, &budget, &mut problems);
     let process = Process::new(path, Box::new(recording), &manifest);
@@ -184,8 +186,9 @@ pub fn open_folder(folder: &RunFolder) -> Result<Run> {
     let (mut recordings, mut paths) = (Vec::new(), Vec::new());
     for name in &traces {
         match TraceRecording::open_in(folder, name, &budget) {
-            Ok(recording) => {
+            Ok(mut recording) => {
                 problems.extend(problem_of(&path.join(name), &recording));
+                problems.extend(recording.read_kept_state_in(Some(folder), name.as_ref(), &budget).err());
                 recordings.push(recording);
                 paths.push(path.join(name));
             }

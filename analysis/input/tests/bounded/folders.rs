@@ -1,4 +1,4 @@
-//! Run folders: `run.json`, `symbols.json` and many processes.
+//! Run folders: `run.json`, `symbols.json`, the file beside a rotated trace, and many processes.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -6,10 +6,11 @@ use std::path::Path;
 
 use memtrace_input::load::Manifest;
 use memtrace_input::symbols::Symbols;
-use memtrace_input::{RunFolder, open_run};
+use memtrace_input::{KeptBlock, KeptState, RunFolder, open_run};
 use memtrace_trace::definition::Definition;
 use memtrace_trace::file::{End, Writer};
 use memtrace_trace::ids::{FrameId, ModuleId, StackId};
+use memtrace_trace::rotation::Rotation;
 
 use crate::measured::{measure, open_measured};
 
@@ -64,6 +65,46 @@ fn holes_and_large_json_files_are_not_read() {
             assert!(cost.peak < 16 << 20, "{cost:?}");
         }
         file.set_len(7).unwrap();
+    }
+}
+
+/// The file beside a rotated trace, with a valid checksum.
+#[test]
+fn states_of_rotated_traces_are_bounded() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut definitions = Vec::new();
+    let rotation = Rotation { first_seq: 3, dropped: 2, ..Rotation::default() };
+    Definition::Rotation { rotation }.encode(&mut definitions);
+    let mut writer = Writer::new(File::create(folder.path().join("7.mtr")).unwrap(), "{}").unwrap();
+    writer.definition(&definitions).unwrap();
+    writer.finish(&End { reason: "exited".into(), ..End::default() }).unwrap();
+    let write = |states: &str| {
+        let header = format!("{{\"version\":1,\"crc32\":{}}}\n", crc32fast::hash(states.as_bytes()));
+        std::fs::write(folder.path().join("7.kept.jsonl"), header + states).unwrap();
+        states.len()
+    };
+    let state = KeptState { rotation, blocks: vec![KeptBlock::default()], ..KeptState::default() };
+    let file = String::from_utf8(state.to_file(None)).unwrap();
+    let line = file.split_once('\n').unwrap().1;
+    let block = r#"[0,null,"",0,0,0,"",null]"#;
+    assert!(line.contains(block), "{line}");
+    let blocks = line.replace(block, &[block; 100_000].join(","));
+    let (run, _) = open_measured(folder.path(), write(&blocks));
+    assert_eq!(run.unwrap().processes()[0].recording().kept_state().unwrap().blocks.len(), 100_000);
+    let of_another = blocks.replace("\"first_seq\":3", "\"first_seq\":4");
+    let hostile = [
+        of_another.repeat(4),
+        "\n".repeat(1 << 20),
+        "[".repeat(1 << 20),
+        "{\"more\":[[[".repeat(1 << 17),
+        line.replace(block, &"[],".repeat(1 << 18)),
+        line.replace(block, &format!("[0,null,\"{}\"", "x".repeat(1 << 22))),
+    ];
+    for states in &hostile {
+        let (run, _) = open_measured(folder.path(), write(states));
+        let run = run.unwrap();
+        assert!(run.processes()[0].recording().kept_state().is_none());
+        assert!(run.problems()[0].path.ends_with("7.kept.jsonl"), "{:?}", run.problems());
     }
 }
 

@@ -139,7 +139,8 @@ impl<'a> Stream<'a> {
             custom: options.custom_rules.map(|rules| CustomCategorizer::new(rules, definitions, names)),
             compile_contexts: recording.compile_contexts(),
         };
-        let blocks = DeviceBlocks::new(Categorizer::new(definitions, has_names));
+        let categorizer = Categorizer::new(definitions, has_names).with_kept_state(recording.kept_state());
+        let blocks = DeviceBlocks::new(categorizer);
         let passes = Passes::started(&RecordingStart {
             definitions,
             is_inference: tracked.tracker.is_inference(),

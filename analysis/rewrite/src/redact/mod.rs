@@ -17,10 +17,12 @@ use std::io::Write;
 use std::path::Path;
 
 use memtrace_input::error::{Error, Result};
+use memtrace_input::{KeptBlock, KeptPosition, KeptProgress, KeptState};
 use memtrace_trace::definition::{Definition, GRAPH_HOLDER, TensorKind};
 use memtrace_trace::file::{Definitions, Frame, NewTexts, RewriteError, rewrite, untrusted};
 
-use memtrace_insight::rules::{FrameFacts, is_cache_name, is_changed_by_eval};
+use memtrace_insight::passes::{Category, Phase};
+use memtrace_insight::rules::{CategoryRuleId, FrameFacts, is_cache_name, is_changed_by_eval};
 use texts::Texts;
 
 /// The number of bytes of a key.
@@ -59,6 +61,23 @@ impl Redactor {
             RewriteError::Read(cause) => Error::Trace { path: path.to_owned(), cause },
             RewriteError::Write(cause) => Error::io(format!("cannot write {}", out_path.display()))(cause),
         })
+    }
+
+    /// The content of the file beside a redacted trace. Only the names of phases, categories and rules are in it.
+    pub fn kept_state(&self, state: &KeptState) -> Vec<u8> {
+        let phase = |name: &str| Phase::from_name(name).unwrap_or_default().name().into();
+        let position = |old: &KeptPosition| KeptPosition { phase: phase(&old.phase), ..old.clone() };
+        let is_known = |(category, rule): &(Box<str>, Box<str>)| {
+            Category::named(category).is_some() && rule.parse::<CategoryRuleId>().is_ok()
+        };
+        let block = |old: &KeptBlock| KeptBlock {
+            seq: old.seq,
+            position: position(&old.position),
+            phase: phase(&old.phase),
+            classification: old.classification.clone().filter(is_known),
+        };
+        let progress = KeptProgress { position: position(&state.progress.position), ..state.progress.clone() };
+        KeptState { progress, blocks: state.blocks.iter().map(block).collect(), ..*state }.to_file(None)
     }
 
     /// The text of a redacted `run.json`. `path` is that of the original, for the error.
@@ -185,12 +204,14 @@ impl NewTexts for Redactor {
             Definition::Notice { topic, text, status } => {
                 Definition::Notice { topic, text: &self.texts.sentence(text), status }.encode(out);
             }
+            // The state that such a trace has in its definitions is in a file beside the copy.
+            Definition::PackedRotation { rotation, .. } => Definition::Rotation { rotation }.encode(out),
+            Definition::PackedBlock { .. } => {}
             Definition::Stack { .. }
             | Definition::Pool { .. }
             | Definition::NativeFrame { .. }
             | Definition::HolderScan { .. }
-            | Definition::Rotation(_)
-            | Definition::EarlierBlock(_)
+            | Definition::Rotation { .. }
             | Definition::Rank { .. } => {
                 definition.encode(out);
             }

@@ -5,8 +5,8 @@
 //! [`Flags::PREEXISTING`]. A replay of them has the state of the full trace from the first kept event on. Definitions stay,
 //! because the traced process may use any id again. Names, holders and cycles stay with their blocks.
 //!
-//! What an analysis derives from the order of events (phases, steps, categories of blocks that steps have kept) is derived
-//! once more from the full trace, and stored ([`memtrace_trace::rotation`]).
+//! What an analysis derives from the order of events (phases, steps, categories of blocks that steps have kept) is
+//! derived once more from the full trace, for the file beside the new one ([`KeptState`]).
 //!
 //! Memory grows with the state and the definitions, never with the number of events.
 
@@ -17,12 +17,12 @@ mod state;
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::Path;
 
 use memtrace_input::error::{Error, Result};
 use memtrace_input::load::TraceRecording;
-use memtrace_input::{Recording, TraceIndex};
+use memtrace_input::{Budget, KeptState, Recording, TraceIndex};
 use memtrace_insight::passes::{Analysis, BlockAllocation, BlockClassification, BlockObserver, PhaseTracker, StepEnds};
 use memtrace_replay::{Change, Names, Replay};
 use memtrace_trace::definition::Definition;
@@ -59,16 +59,27 @@ pub struct Rotated<W> {
     pub dropped: u64,
     /// The part of them that the new trace does not have again.
     pub missing: u64,
+    /// The content of the file beside the new trace. It also has the state of the old trace.
+    pub kept_state: Vec<u8>,
 }
 
 /// Writes the newest part of the trace in `file`, and what came before as far as it is needed, to `out`. `path` is for
-/// messages. `None` if there is nothing to drop.
+/// messages. `kept_state` opens the file beside the trace ([`KeptState`]). If a rotated trace has none that can be
+/// read, its new state has only what came after the last rotation. `None` if there is nothing to drop.
 ///
 /// # Errors
 ///
 /// If the trace cannot be read, or `out` cannot be written.
-pub fn rotate<W: Write>(path: &Path, file: File, keep: Keep, out: W) -> Result<Option<Rotated<W>>> {
-    let recording = TraceRecording::of_file(path, file)?.with_threads(1);
+pub fn rotate<W: Write>(
+    path: &Path,
+    file: File,
+    kept_state: impl FnOnce() -> io::Result<File>,
+    keep: Keep,
+    out: W,
+) -> Result<Option<Rotated<W>>> {
+    let mut recording = TraceRecording::of_file(path, file)?.with_threads(1);
+    // The new state says that something is missing.
+    let _ = recording.read_kept_state(kept_state, &Budget::default());
     let whole = Part { recording: &recording, cut: None };
     let Some(cut) = cut(&whole, keep) else { return Ok(None) };
     let until = Part { cut: Some(cut), ..whole };
@@ -210,18 +221,14 @@ impl StateAtCut {
         definitions_before(reader.file(), copied_to, &mut |definition, encoded| {
             if definition.is_none_or(|definition| kept.keeps(definition)) { writer.definition(encoded) } else { Ok(()) }
         })?;
-        let rotation = self.tracker.rotation(first_seq);
-        let now = *self.tracker.now();
-        let mut define = |definition: &Definition<'_>| {
-            let mut encoded = Vec::new();
-            definition.encode(&mut encoded);
-            writer.definition(&encoded)
-        };
-        for (_, block) in self.replay.devices().iter().flat_map(|device| device.allocator.allocated()) {
-            if let Some((allocation, classification)) = known.0.get(&block.seq) {
-                define(&Definition::EarlierBlock(allocation.as_earlier(classification, &now)))?;
-            }
-        }
+        let progress = self.tracker.to_kept(first_seq);
+        let now = self.tracker.now();
+        let allocated = self.replay.devices().iter().flat_map(|device| device.allocator.allocated());
+        let blocks = allocated.filter_map(|(_, block)| {
+            let (allocation, classification) = known.0.get(&block.seq)?;
+            Some(allocation.to_kept(classification, now))
+        });
+        let blocks = blocks.collect();
         // The first and the last clock point give the rate, the first one the time of day.
         let points = reader.clock_points();
         for point in points.first().into_iter().chain(points.get(1..).and_then(<[_]>::last)) {
@@ -229,9 +236,12 @@ impl StateAtCut {
         }
         writer.counters(&reader.counters())?;
         let recreating = self.into_events(trace_index, analysis);
-        let rotation = Rotation { dropped, recreating: recreating.len() as u64, dropped_ticks, ..rotation };
+        let rotation = Rotation { first_seq, dropped, recreating: recreating.len() as u64, dropped_ticks };
+        let before = recording.kept_state();
+        let is_partial = rotated_before.is_some() && before.is_none_or(|state| state.is_partial);
+        let state = KeptState { rotation, is_partial, progress, blocks };
         let mut encoded = Vec::new();
-        Definition::Rotation(rotation).encode(&mut encoded);
+        Definition::Rotation { rotation }.encode(&mut encoded);
         writer.definition(&encoded)?;
         for e in &recreating {
             writer.event(e)?;
@@ -245,7 +255,7 @@ impl StateAtCut {
         writer.flush()?;
         let missing = dropped.saturating_sub(recreating.len() as u64);
         let out = writer.into_out()?;
-        Ok(Rotated { out, copied_to, first_seq, dropped, missing })
+        Ok(Rotated { out, copied_to, first_seq, dropped, missing, kept_state: state.to_file(before) })
     }
 
     /// The events that recreate the state, in order.

@@ -52,7 +52,7 @@ impl KeptDefinitions {
     pub(super) fn keeps(&mut self, definition: &Definition<'_>) -> bool {
         let is_new = |seq: u64| seq >= self.first_seq;
         match *definition {
-            Definition::Rotation(_) | Definition::EarlierBlock(_) => false,
+            Definition::Rotation { .. } | Definition::PackedRotation { .. } | Definition::PackedBlock { .. } => false,
             Definition::NnName { object, seq, class, .. } => {
                 is_new(seq) || self.modules.get(&(object, class.into())) == Some(&seq)
             }

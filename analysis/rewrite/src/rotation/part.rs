@@ -1,7 +1,7 @@
 //! A recording, or the part of it before one event.
 
 use memtrace_input::load::TraceRecording;
-use memtrace_input::{LostEvents, Recording};
+use memtrace_input::{KeptState, LostEvents, Recording};
 use memtrace_trace::clock::Calibration;
 use memtrace_trace::counters::Counter;
 use memtrace_trace::event::Event;
@@ -61,6 +61,10 @@ impl Recording for Part<'_> {
 
     fn info(&self) -> &str {
         self.recording.info()
+    }
+
+    fn kept_state(&self) -> Option<&KeptState> {
+        self.recording.kept_state()
     }
 
     fn event_count(&self) -> u64 {

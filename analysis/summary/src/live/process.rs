@@ -16,6 +16,7 @@ use memtrace_trace::ids::{ContextId, StackId};
 use super::growth::Growth;
 use super::learned::Learned;
 use super::report::{LiveDevice, LiveGrowth, LiveProcessReport, LiveStack, LiveTensor};
+use crate::build::missing_state;
 use crate::owners::by_owner;
 use crate::summary::{CategoryAmount, OwnerBytes};
 use crate::totals::totals;
@@ -195,6 +196,12 @@ impl LiveProcess {
             let place = (block.stack, self.state.tracker.stacks().contexts().node(block.context));
             (block, place, self.learned.category(block.seq, place, &self.names))
         })
+    }
+
+    /// What is missing in the figures of a rotated trace, with its path. `None` if nothing is.
+    pub fn missing_state(&self) -> Option<String> {
+        let missing = missing_state(self.run.processes().first()?)?;
+        Some(format!("{}: {missing}", self.path.display()))
     }
 
     /// The current figures.

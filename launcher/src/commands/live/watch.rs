@@ -73,7 +73,10 @@ impl Watch {
                 None => LiveProcess::open(&path).map(|opened| drop(self.processes.insert(path.clone(), opened))),
             };
             match (read, self.processes.get(&path)) {
-                (Ok(()), Some(known)) => figures.processes.push(known.report()),
+                (Ok(()), Some(known)) => {
+                    figures.processes.push(known.report());
+                    figures.problems.extend(known.missing_state());
+                }
                 (Err(error), _) => figures.problems.push(error.to_string()),
                 (Ok(()), None) => {}
             }

@@ -1,9 +1,9 @@
 //! The decision about a block's category, once its lifetime is known: from its proof, from what the recording has shown
 //! about other blocks, and from its lifetime.
 
+use memtrace_input::KeptBlock;
 use memtrace_trace::definition::TensorKind;
 use memtrace_trace::event::{Event, Flags};
-use memtrace_trace::rotation::EarlierBlock;
 
 use super::Categorizer;
 use super::block::{BlockAllocation, BlockClassification, LifetimeEnd, is_recorded, is_without_gradients};
@@ -27,19 +27,17 @@ const CACHE_BLOCKS: u32 = 4;
 const KEPT_STEPS: u32 = 3;
 
 impl BlockAllocation {
-    /// What a trace states about this block when the events before `now` are dropped. `classification`: as if the recording
+    /// What to remember of this block when the events before `now` are dropped. `classification`: as if the recording
     /// had ended there. Steps that follow still decide about a block that few steps have found.
-    pub fn as_earlier(
-        &self,
-        classification: &BlockClassification,
-        now: &ProgramPosition,
-    ) -> EarlierBlock<&'static str> {
+    pub fn to_kept(&self, classification: &BlockClassification, now: &ProgramPosition) -> KeptBlock {
         let is_decided = self.earlier.is_some() || steps_outlived(self, now) >= KEPT_STEPS;
-        let (category, rule) = match is_decided {
-            true => (classification.category.name(), classification.rule.as_str()),
-            false => ("", ""),
-        };
-        EarlierBlock { seq: self.seq, progress: self.position.progress(), phase: self.phase.name(), category, rule }
+        let names = (classification.category.name().into(), classification.rule.as_str().into());
+        KeptBlock {
+            seq: self.seq,
+            position: self.position.to_kept(),
+            phase: self.phase.name().into(),
+            classification: is_decided.then_some(names),
+        }
     }
 }
 

@@ -14,11 +14,11 @@ use super::proof::Proof;
 use super::table::Category;
 use crate::passes::phase::{EventClassification, Phase};
 use crate::rules::{
-    CategoryRule, CategoryRuleId, FrameMemory, Meaning, PhaseRuleId, UsesCublas, captures_graph, category_rule,
-    ends_autocast, frame_uses_cublas, is_attention, is_cache_name, is_graphs_own_pool, is_library_module,
-    is_lt_workspace_size, is_pytorch, is_workspace_size, node_uses_cublas,
+    CategoryRule, FrameMemory, Meaning, PhaseRuleId, UsesCublas, captures_graph, category_rule, ends_autocast,
+    frame_uses_cublas, is_attention, is_cache_name, is_graphs_own_pool, is_library_module, is_lt_workspace_size,
+    is_pytorch, is_workspace_size, node_uses_cublas,
 };
-use memtrace_input::AddressBuildHasher;
+use memtrace_input::{AddressBuildHasher, KeptBlock};
 use memtrace_replay::AllocationNames;
 
 /// What the definitions of a recording show about one stack.
@@ -86,11 +86,21 @@ impl DefinitionFacts {
             has_nodes: definitions.contexts.iter().any(|c| !c.node.is_empty()),
             has_names,
             has_gradient_names: has_names && definitions.tensor_names.iter().any(is_gradient),
-            earlier: earlier_classifications(definitions),
+            earlier: HashMap::default(),
         }
     }
 
-    /// How earlier events classified the block of this allocation, which they have dropped.
+    /// Takes what is known about the blocks that are older than the kept events of a rotated trace.
+    pub(super) fn set_earlier(&mut self, blocks: &[KeptBlock]) {
+        let classification = |block: &KeptBlock| {
+            let (category, rule) = block.classification.as_ref()?;
+            let (category, rule) = (Category::named(category)?, rule.parse().ok()?);
+            Some((block.seq, BlockClassification { category, rule }))
+        };
+        self.earlier = blocks.iter().filter_map(classification).collect();
+    }
+
+    /// How events that a rotated trace has dropped classified the block of this allocation.
     #[inline]
     pub(super) fn earlier_classification(&self, e: &Event) -> Option<BlockClassification> {
         if e.flags.contains(Flags::PREEXISTING) { self.earlier.get(&e.seq).copied() } else { None }
@@ -258,14 +268,4 @@ fn stack_proofs(definitions: &Definitions) -> Vec<StackProof> {
         }
     }
     stacks
-}
-fn earlier_classifications(definitions: &Definitions) -> HashMap<u64, BlockClassification, AddressBuildHasher> {
-    let blocks = definitions.earlier_blocks.values();
-    blocks
-        .filter_map(|block| {
-            let category = Category::named(&block.category)?;
-            let rule: CategoryRuleId = block.rule.parse().ok()?;
-            Some((block.seq, BlockClassification { category, rule }))
-        })
-        .collect()
 }

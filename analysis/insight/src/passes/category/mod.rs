@@ -38,6 +38,7 @@ use super::phase::{EventClassification, Phase, PhaseTracker};
 use crate::rules::PhaseRuleId;
 use facts::DefinitionFacts;
 use learning::Learned;
+use memtrace_input::KeptState;
 use memtrace_replay::{Block, Names};
 
 pub(in crate::passes) use block::is_without_gradients;
@@ -66,6 +67,12 @@ impl Categorizer {
             place: (StackId::NONE, ContextId::NONE),
             call: 0,
         }
+    }
+
+    /// The same with what is known about the dropped events of a rotated trace.
+    pub fn with_kept_state(mut self, state: Option<&KeptState>) -> Categorizer {
+        self.facts.set_earlier(state.map_or(&[], |state| &state.blocks));
+        self
     }
 
     /// The frame that decided the classification. `NONE` if no category rule about frames decided it.

@@ -1,9 +1,9 @@
 //! The phase of an event, and the program's position at it.
 
+use memtrace_input::KeptPosition;
 use memtrace_trace::event::{Action, Event, Flags};
 use memtrace_trace::ids::FrameId;
 use memtrace_trace::named;
-use memtrace_trace::rotation::Progress;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -97,6 +97,9 @@ impl EventClassification {
     }
 }
 
+/// No program has as many steps, passes or changes of the phase. What a malicious file has more of would overflow.
+pub(super) const MAX_COUNT: u32 = u32::MAX / 2;
+
 /// The program's position at one event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ProgramPosition {
@@ -113,16 +116,21 @@ pub struct ProgramPosition {
 }
 
 impl ProgramPosition {
-    /// The position in the words of a trace.
-    pub fn progress(&self) -> Progress<&'static str> {
+    /// The same for the file beside a rotated trace.
+    pub fn to_kept(&self) -> KeptPosition {
         let ProgramPosition { phase, step, phase_changes, backward_passes, optimizer_steps } = *self;
-        Progress { step, phase: phase.name(), phase_changes, backward_passes, optimizer_steps }
+        KeptPosition { step, phase: phase.name().into(), phase_changes, backward_passes, optimizer_steps }
     }
 
-    pub(super) fn of(progress: &Progress<Box<str>>) -> ProgramPosition {
-        let Progress { step, phase_changes, backward_passes, optimizer_steps, .. } = *progress;
-        let phase = Phase::from_name(&progress.phase).unwrap_or_default();
-        ProgramPosition { phase, step, phase_changes, backward_passes, optimizer_steps }
+    pub(super) fn of_kept(kept: &KeptPosition) -> ProgramPosition {
+        let count = |count: u32| count.min(MAX_COUNT);
+        ProgramPosition {
+            phase: Phase::from_name(&kept.phase).unwrap_or_default(),
+            step: kept.step.map(count),
+            phase_changes: count(kept.phase_changes),
+            backward_passes: count(kept.backward_passes),
+            optimizer_steps: count(kept.optimizer_steps),
+        }
     }
 }
 

@@ -107,7 +107,7 @@ impl PhaseTracker {
         let table = StackTable::new(recording.definitions());
         let rules = LabelRules::of(recording.definitions());
         let FirstPass { ends, calls, batches, knows_batches } = first_pass(recording, &table, &rules);
-        let dropped = Dropped::of(recording.definitions());
+        let dropped = Dropped::of(recording);
         PhaseTracker {
             steps: StepMachine::new(&table, ends, dropped.had_profiler_ranges()),
             table,

@@ -1,11 +1,12 @@
-//! Taking over where the dropped events of a rotated trace have left the program, and stating it for the next rotation.
+//! Taking over where the dropped events of a rotated trace have left the program, and the same for the next rotation.
 
+use memtrace_input::KeptProgress;
 use memtrace_trace::event::Event;
-use memtrace_trace::rotation::{Circumstances, Rotation};
+use memtrace_trace::ids::ThreadId;
 
 use super::PhaseTracker;
-use super::dropped::{Earlier, bit};
-use super::event::START;
+use super::dropped::Earlier;
+use super::event::{MAX_COUNT, START};
 use super::step_machine::StepEvidence;
 use crate::passes::model_calls::OpenCall;
 
@@ -14,51 +15,43 @@ impl PhaseTracker {
     #[cold]
     pub(super) fn resume(&mut self) {
         self.dropped.resumes_at = u64::MAX;
-        let Some(Earlier { position, circumstances, .. }) = self.dropped.earlier.as_ref() else { return };
-        let has = |bit: u32| circumstances.bits & bit != 0;
+        let Some(Earlier { position, progress, .. }) = self.dropped.earlier.as_ref() else { return };
         self.now = *position;
-        self.main_thread = circumstances.main_thread;
-        self.model_ran = has(bit::MODEL_RAN);
-        self.steps.is_over = has(bit::STEP_OVER);
-        self.optimizer.has_stepped = has(bit::AFTER_OPTIMIZER);
-        self.optimizer.awaits_loader = has(bit::LOADER_AWAITED);
-        self.optimizer.is_running = has(bit::OPTIMIZER_RUNNING);
-        self.steps.backward_passes = circumstances.backward_passes_in_step;
-        self.steps.backward_passes_of_first = circumstances.backward_passes_of_first_step;
-        self.steps.optimizer_steps = circumstances.optimizer_steps_seen;
+        self.main_thread = ThreadId(progress.main_thread);
+        self.model_ran = progress.model_ran;
+        self.steps.is_over = progress.step_is_over;
+        self.optimizer.has_stepped = progress.optimizer_has_stepped;
+        self.optimizer.awaits_loader = progress.awaits_loader;
+        self.optimizer.is_running = progress.optimizer_is_running;
+        self.steps.backward_passes = progress.backward_passes_in_step.min(MAX_COUNT);
+        self.steps.backward_passes_of_first =
+            progress.backward_passes_of_first_step.map(|passes| passes.min(MAX_COUNT));
+        self.steps.optimizer_steps = progress.optimizer_steps.min(MAX_COUNT);
         (self.last, self.evaluations.open_call) = (START, OpenCall::default());
     }
 
-    /// The statement of a trace about the program whose events before `first_seq` are dropped. All of these events have
-    /// been observed.
-    pub fn rotation(&mut self, first_seq: u64) -> Rotation<&'static str> {
+    /// What to remember of the program when the events before `first_seq` are dropped. All of them have been observed.
+    pub fn to_kept(&mut self, first_seq: u64) -> KeptProgress {
         if first_seq >= self.dropped.resumes_at {
             self.resume();
         }
         if first_seq > self.steps.next_end.1 {
             self.steps.advance_past_ends(first_seq, &mut self.now.step);
         }
-        let bits = [
-            (bit::MODEL_RAN, self.model_ran),
-            (bit::STEP_OVER, self.steps.is_over),
-            (bit::AFTER_OPTIMIZER, self.optimizer.has_stepped),
-            (bit::LOADER_AWAITED, self.optimizer.awaits_loader),
-            (bit::OPTIMIZER_RUNNING, self.optimizer.is_running),
-            (bit::PROFILER_RANGES, self.steps.evidence == StepEvidence::ProfilerRange),
-        ];
         let ended = u32::try_from(self.steps.next_end.0).unwrap_or(u32::MAX);
-        Rotation {
-            first_seq,
-            progress: self.now.progress(),
+        KeptProgress {
+            position: self.now.to_kept(),
             ended_steps: ended.saturating_add(self.dropped.ended_steps()),
-            circumstances: Circumstances {
-                main_thread: self.main_thread,
-                bits: bits.into_iter().filter(|(_, is_set)| *is_set).map(|(bit, _)| bit).sum(),
-                backward_passes_in_step: self.steps.backward_passes,
-                backward_passes_of_first_step: self.steps.backward_passes_of_first,
-                optimizer_steps_seen: self.steps.optimizer_steps,
-            },
-            ..Rotation::default()
+            main_thread: self.main_thread.0,
+            model_ran: self.model_ran,
+            step_is_over: self.steps.is_over,
+            optimizer_has_stepped: self.optimizer.has_stepped,
+            awaits_loader: self.optimizer.awaits_loader,
+            optimizer_is_running: self.optimizer.is_running,
+            has_profiler_ranges: self.steps.evidence == StepEvidence::ProfilerRange,
+            backward_passes_in_step: self.steps.backward_passes,
+            backward_passes_of_first_step: self.steps.backward_passes_of_first,
+            optimizer_steps: self.steps.optimizer_steps,
         }
     }
 
