@@ -79,10 +79,12 @@ impl Hook {
 
 /// The number of runtime functions with a lower wire number.
 const fn runtime_functions_before(api: Api) -> usize {
-    let (mut count, mut at) = (0, 0);
-    while at < Api::ALL.len() && Api::ALL[at].0 < api.0 {
-        count += Hook::is_of_runtime(Api::ALL[at]) as usize;
-        at += 1;
+    let (mut count, mut rest): (usize, &[Api]) = (0, &Api::ALL);
+    while let [first, others @ ..] = rest
+        && first.0 < api.0
+    {
+        count += Hook::is_of_runtime(*first) as usize;
+        rest = others;
     }
     count
 }

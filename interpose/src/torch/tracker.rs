@@ -383,9 +383,7 @@ unsafe extern "C-unwind" fn on_trace_entry(_functor: *const u64, entry: *const u
     }
     let Some(mut guard) = Guard::enter() else { return };
     let Some(layout) = TRACKER.layout().or_else(|| verify_first(&mut guard, &entry)) else { return };
-    let Some(action) =
-        u64::try_from(entry.action()).ok().and_then(Action::from_wire).filter(|a| *a <= Action::Annotate)
-    else {
+    let Some(action) = Action::from_wire(entry.action().into()).filter(|a| *a <= Action::Annotate) else {
         guard.process().count(Counter::UnknownActions, 1);
         return;
     };

@@ -24,7 +24,7 @@ fn first_kept(run: &Path) -> Option<u64> {
 fn assert_newest_part(run: &Path, events_made: u64) -> u64 {
     let reader = only_trace(run);
     assert!(reader.damage().is_none(), "{:?}", reader.damage());
-    let rotation = reader.definitions().rotation.clone().expect("a rotated trace");
+    let rotation = reader.definitions().rotation.expect("a rotated trace");
     let seqs: Vec<u64> = events(&reader).iter().map(|e| e.seq).filter(|seq| *seq >= rotation.first_seq).collect();
     assert_eq!(seqs, (rotation.first_seq..=events_made).collect::<Vec<_>>());
     assert_eq!(rotation.dropped, rotation.first_seq - 1);
