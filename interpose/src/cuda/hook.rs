@@ -79,7 +79,7 @@ impl Hook {
 
 /// The number of runtime functions with a lower wire number.
 const fn runtime_functions_before(api: Api) -> usize {
-    let (mut count, mut rest): (usize, &[Api]) = (0, &Api::ALL);
+    let (mut count, mut rest): (usize, &[Api]) = (0, Api::ALL);
     while let [first, others @ ..] = rest
         && first.0 < api.0
     {
