@@ -8,8 +8,8 @@ use memtrace_trace::file::{Definitions, Label};
 /// The maximum number of open ranges. Further ranges are counted but not measured.
 pub(super) const MAX_OPEN: usize = 1024;
 
-/// Finds the label of a range event. The end of some ranges does not have its label ([`LabelOrigin::end_has_label`]); the
-/// matching start does.
+/// Finds the label of a range event. The end of some ranges does not have its label
+/// ([`end_has_label`](memtrace_trace::definition::LabelOrigin::end_has_label)); the matching start does.
 #[derive(Clone, Debug)]
 pub struct RangeNames<'a> {
     labels: &'a BTreeMap<u32, Label>,
