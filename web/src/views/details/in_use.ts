@@ -1,4 +1,4 @@
-/** What is in use at the explained state, and by whom: custom categories, compiled regions, Python objects. */
+/** The blocks in use at the explained state: by custom category, compile context and Python object. */
 
 import type { DeviceSummary, HolderSummary } from '../../data/schema';
 import { NO_CUSTOM_CATEGORY } from '../../data/series';

@@ -5,40 +5,20 @@ import { el, scrollTable } from '../../dom';
 import * as format from '../../format';
 import { bytes, count, explained } from '../figures';
 
+/** The parts of reserved memory, as fields of the summary and in words. */
+const PARTS = [
+  ['allocated_bytes', 'allocated by the program'],
+  ['rounding_bytes', 'of it, rounding of requests to block sizes'],
+  ['pending_free_bytes', 'pending free: streams still use the block'],
+  ['releasable_bytes', 'free in unused segments and pages, releasable to CUDA'],
+  ['blocked_bytes', 'free but blocked by live blocks in the same segment'],
+] as const;
+
 /** The division of reserved memory, what blocks it, and a replay with other allocator settings. */
 export function reserved(device: DeviceSummary): HTMLElement | null {
   const [division, whatIf, found] = [device.reserved, device.what_if, explained(device)];
   if (!found || (!division && !whatIf)) return null;
   const whole = found.state.totals.reserved_bytes;
-  const rows: [HTMLElement, number, string][] = division
-    ? [
-        [
-          bytes('reserved.allocated_bytes', division.allocated_bytes),
-          division.allocated_bytes,
-          'allocated by the program',
-        ],
-        [
-          bytes('reserved.rounding_bytes', division.rounding_bytes),
-          division.rounding_bytes,
-          'of it, rounding of requests to block sizes',
-        ],
-        [
-          bytes('reserved.pending_free_bytes', division.pending_free_bytes),
-          division.pending_free_bytes,
-          'pending free: streams still use the block',
-        ],
-        [
-          bytes('reserved.releasable_bytes', division.releasable_bytes),
-          division.releasable_bytes,
-          'free in unused segments and pages, releasable to CUDA',
-        ],
-        [
-          bytes('reserved.blocked_bytes', division.blocked_bytes),
-          division.blocked_bytes,
-          'free but blocked by live blocks in the same segment',
-        ],
-      ]
-    : [];
   const text = (fits: boolean | undefined) => (fits === undefined ? '' : fits ? 'fits' : 'fails');
   return el(
     'section',
@@ -47,17 +27,15 @@ export function reserved(device: DeviceSummary): HTMLElement | null {
     division
       ? scrollTable(
           [['Size', 'n'], ['Share', 'n'], ['']],
-          rows
-            .filter(([, value]) => value > 0)
-            .map(([figure, value, what]) =>
-              el(
-                'tr',
-                {},
-                el('td', { class: 'n' }, figure),
-                el('td', { class: 'n' }, format.share(value, whole)),
-                el('td', {}, what),
-              ),
+          PARTS.filter(([field]) => division[field] > 0).map(([field, words]) =>
+            el(
+              'tr',
+              {},
+              el('td', { class: 'n' }, bytes(`reserved.${field}`, division[field])),
+              el('td', { class: 'n' }, format.share(division[field], whole)),
+              el('td', {}, words),
             ),
+          ),
         )
       : null,
     division && division.blocked_by.length > 0
