@@ -3,7 +3,7 @@
 use crate::named;
 
 named! {
-    /// What happened. The first ten are PyTorch's `TraceEntry::Action`, with the same numbers and names as in its
+    /// The kind of an event. The first ten are PyTorch's `TraceEntry::Action`, with the same numbers and names as in its
     /// snapshots.
     #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
     pub enum Action {

@@ -41,7 +41,7 @@ named! {
 }
 
 named! {
-    /// What a call of a function does. The names are those in `trace/FORMAT.md`.
+    /// The effect of a call. The names are those in `trace/FORMAT.md`.
     #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
     pub enum Effect {
         /// Allocates, maps or reserves memory.
@@ -199,7 +199,7 @@ macro_rules! apis {
                 match self.0 { $($number => apis!(@kind $Memory),)* _ => None }
             }
 
-            /// What the function does. `None` for an unknown function.
+            /// The effect of a call. `None` for an unknown function.
             pub const fn effect(self) -> Option<Effect> {
                 match self.0 { $($number => Some(Effect::$Effect),)* _ => None }
             }

@@ -40,7 +40,7 @@ named! {
 }
 
 named! {
-    /// What happens to the memory pools of JAX and CuPy.
+    /// The handling of the memory pools of JAX and CuPy.
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
     pub enum Pools {
         /// Nothing.
@@ -80,7 +80,7 @@ pub struct Options {
     pub cycles: bool,
     /// Whether the program's objects are searched for what holds tensors.
     pub holders: bool,
-    /// What happens to the memory pools of JAX and CuPy.
+    /// The handling of the memory pools of JAX and CuPy.
     pub pools: Pools,
     /// Whether the driver is asked how much of a device's memory is in use.
     pub device_usage: bool,

@@ -1,4 +1,4 @@
-//! What the analysis remembers of the events that a rotated trace has dropped: the file `<pid>.kept.jsonl` beside
+//! The state that the analysis keeps of the events that a rotated trace has dropped: the file `<pid>.kept.jsonl` beside
 //! `<pid>.mtr`.
 //!
 //! The trace recreates the state of the memory. The position in the program and the categories of older blocks follow

@@ -62,7 +62,7 @@ pub trait Recording: Send + Sync {
     fn compile_contexts(&self) -> &CompileContexts {
         CompileContexts::EMPTY
     }
-    /// What is known about the dropped events of a rotated trace. `None` if nothing is known, and in other recordings.
+    /// The state at the first kept event of a rotated trace. `None` if it is unknown, and in other recordings.
     fn kept_state(&self) -> Option<&KeptState> {
         None
     }

@@ -419,7 +419,7 @@ fn released_at(analysis: &Analysis) -> BTreeSet<(i16, u64)> {
     analysis.devices.iter().flat_map(reached).collect()
 }
 
-/// What is missing if the state of the program at the first kept event is not known completely.
+/// The sentence about what is missing if the state of the program at the first kept event is not known completely.
 pub(crate) fn missing_state(process: &Process) -> Option<&'static str> {
     process.definitions().rotation?;
     let is_known = process.recording().kept_state().is_some_and(|state| !state.is_partial);

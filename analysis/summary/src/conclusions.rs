@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::owners::OwnerBytes;
 
-/// What the run means: how it ended, what it used, and what explains that, as sentences.
+/// The verdict as sentences: how the run ended, what it used, and the reasons.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct VerdictSummary {

@@ -1,4 +1,4 @@
-//! What the recording of a run lacks, as every report lists it.
+//! The gaps of a recording, as every report lists them.
 
 use std::collections::BTreeSet;
 

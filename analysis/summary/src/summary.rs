@@ -41,7 +41,7 @@ pub struct Summary {
     pub version: String,
     /// The run: its command, its end and its duration.
     pub run: RunSummary,
-    /// What the run means, as sentences: how it ended, what it used, and what explains that.
+    /// The verdict as sentences: how the run ended, what it used, and the reasons.
     pub verdict: VerdictSummary,
     /// The processes that recorded events. Processes with out-of-memory errors come first, then those with the highest
     /// peak of allocated bytes.
@@ -752,7 +752,7 @@ pub struct WhatIfSummary {
     pub reserved_peak_bytes: u64,
     /// The results of other settings.
     pub settings: Vec<ReplayedSetting>,
-    /// What the results mean. Absent if no setting is worth a remark.
+    /// The best of the settings. Absent if no setting is worth a remark.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub advice: Option<AllocatorAdvice>,
 }

@@ -259,7 +259,7 @@ fn lack(oom: &OomSummary) -> String {
     }
 }
 
-/// What the replayed allocator settings say about fragmentation.
+/// The sentence about fragmentation, from the replayed allocator settings.
 fn fragmentation(oom: &OomSummary, what_if: &WhatIfSummary) -> String {
     let settings = &what_if.settings;
     if what_if.mismatch.is_some() || settings.is_empty() || oom.reserved_but_unallocated_bytes == 0 {
@@ -319,7 +319,7 @@ pub fn short_text(oom: &OomSummary, free: u64) -> String {
     }
 }
 
-/// What a limit on this process leaves and holds back. `None` without a limit.
+/// The bytes that a limit on this process leaves and holds back. `None` without a limit.
 pub fn limit_text(oom: &OomSummary) -> Option<String> {
     let held_back = oom.held_back_bytes?;
     let held = oom.in_use.totals.reserved_bytes.saturating_add(oom.outside_pytorch_bytes);

@@ -35,7 +35,7 @@ use serde_json::Value;
 
 use self::refusal::RefusalReason;
 
-/// What arrived from a process, and what did not.
+/// The events of a process that arrived, and those that did not.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ReceivedCounts {
     /// The number of events sent to the writer.
@@ -67,7 +67,7 @@ pub(crate) struct Recorded {
     pub(crate) wait_status: Option<i32>,
     /// Why the recording ended: `exited`, `replaced by exec`, `detached`, `still running`.
     pub(crate) reason: &'static str,
-    /// What arrived.
+    /// The counts of its events.
     pub(crate) received: ReceivedCounts,
     /// The counters of the process itself.
     pub(crate) counters: CounterValues,

@@ -15,7 +15,7 @@ use memtrace_trace::rotation::Rotation;
 
 const ROTATION: Rotation = Rotation { first_seq: 9, dropped: 8, recreating: 2, dropped_ticks: (1, 8) };
 
-/// What the first input has shown.
+/// The result of the first input.
 static HIGHEST: OnceLock<Totals> = OnceLock::new();
 
 /// A trace with two older blocks, one of which is freed, and a new one.

@@ -81,11 +81,11 @@ pub struct Definitions {
     pub notices: Vec<Notice>,
     /// The last rotation; `None` if the trace has all events.
     pub rotation: Option<Rotation>,
-    /// What only a rotated trace of version 1.5 has.
+    /// The state in a rotated trace of version 1.5.
     pub packed_state: Option<PackedState>,
 }
 
-/// What the analysis remembers of the dropped events, in a rotated trace of version 1.5. The bytes are the analysis's.
+/// The state that the analysis keeps of the dropped events, in a rotated trace of version 1.5. The bytes are the analysis's.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct PackedState {
     /// The position in the program.

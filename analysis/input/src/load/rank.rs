@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 named! {
     serde
-    /// What a rank was read from, in order of precedence.
+    /// The source of a rank, in order of precedence.
     #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize, JsonSchema)]
     pub enum RankSource {
         /// The process itself, when it joined its first group of `torch.distributed`. It wins over every variable.

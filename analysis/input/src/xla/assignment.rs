@@ -18,7 +18,7 @@ use super::instruction::instruction_name;
 use super::lines::Lines;
 
 named! {
-    /// What an allocation of a compiled program is for.
+    /// The purpose of an allocation of a compiled program.
     #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize, JsonSchema)]
     #[serde(rename_all = "snake_case")]
     pub enum BufferKind {

@@ -22,7 +22,7 @@ use crate::rules::CustomRules;
 use memtrace_input::{LostEvents, Recording, TraceIndex};
 use memtrace_replay::{Change, DeviceReplay, MemoryLocation, Names, Owner, OwnerUsage, Replay, UnmappedBytes};
 
-/// What an analysis records in addition.
+/// The results that an analysis adds on request.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct AnalysisOptions<'a> {
     /// Records, for each of these steps, the blocks that were allocated at the step's peak.

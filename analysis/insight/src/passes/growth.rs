@@ -60,7 +60,7 @@ pub struct KeptMemory {
     pub requested: u64,
 }
 
-/// What each phase kept, and what it freed of other phases.
+/// The bytes that each phase kept, and those that it freed of other phases.
 #[derive(Clone, Debug, Default)]
 pub struct Growth {
     kept: HashMap<GrowthSource, KeptMemory, AddressBuildHasher>,

@@ -32,7 +32,7 @@ pub struct LabelRow {
     pub rule: Option<PhaseRuleId>,
     /// The number of times that a range was entered.
     pub times: u64,
-    /// What was allocated and freed inside.
+    /// The bytes and blocks allocated and freed inside.
     pub totals: LabelTotals,
     /// Bytes allocated inside a range and still allocated when it ended.
     pub kept: u64,

@@ -42,25 +42,25 @@ macro_rules! passes {
 }
 
 passes! {
-    /// What was allocated at chosen points in time.
+    /// The blocks allocated at chosen points in time.
     states: StateCollector => MemoryStates,
     /// The allocator's figures.
     statistics: StatisticsCollector => Statistics,
-    /// What each phase did.
+    /// The figures of each phase.
     table: PhaseTableBuilder => PhaseTable,
-    /// What happened in the ranges that the program named.
+    /// The figures of the ranges that the program named.
     labels: LabelCollector => LabelTable,
-    /// What the calls of the program's own functions did.
+    /// The figures of the calls of the program's own functions.
     calls: CallCollector => Calls,
-    /// What grew after the first step.
+    /// The growth after the first step.
     growth: GrowthCollector => Growth,
-    /// What each step loads.
+    /// The inputs of each step.
     step_inputs: StepInputs => StepInputs,
     /// The out-of-memory errors.
     ooms: OomCollector => OomLog,
     /// Which rules decided.
     rules: RuleUses => RuleUses,
-    /// What finds issues.
+    /// The diagnostics.
     diagnostics: Diagnostics => Diagnostics,
 }
 

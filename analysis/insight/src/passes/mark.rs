@@ -1,4 +1,4 @@
-//! What passes remember of an allocated block beside its `BlockAllocation`.
+//! The facts that passes keep of an allocated block beside its `BlockAllocation`.
 
 use memtrace_trace::event::{Event, Flags};
 use memtrace_trace::ids::StackId;

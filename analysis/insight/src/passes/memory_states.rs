@@ -19,7 +19,7 @@ pub struct MemoryStates {
     pub end: Composition,
     /// The blocks that were allocated at the peaks of the requested steps. Empty for a step that never came.
     pub step_peaks: Vec<(u32, Composition)>,
-    /// What happened while a range of the requested name was open. Absent without one.
+    /// The states while a range of the requested name was open. Absent without one.
     pub range: Option<RangeMemory>,
     /// By requested point: what stayed after it.
     pub released: Vec<ReleasedMemory>,
@@ -46,7 +46,7 @@ pub(crate) struct StateCollector {
     in_range: bool,
     /// By point: the bytes of this process on the device when its range or call began.
     release_starts: Vec<u64>,
-    /// What stayed where the call of a point may have ended.
+    /// The blocks that stayed where the call of a point may have ended.
     may_have_stayed: Vec<(usize, ReleasedMemory)>,
 }
 

@@ -136,7 +136,7 @@ pub(crate) struct PassedPoints<'a> {
     pub(crate) memories: &'a DeviceMemories,
 }
 
-/// What an event changed in the allocator of a device.
+/// A change of a device's allocator by an event.
 pub(crate) struct DeviceChange<'a> {
     /// The event source that describes the device.
     pub(crate) source: EventSource,

@@ -263,7 +263,7 @@ impl PhaseTable {
         self.steps
     }
 
-    /// What happened before the first step.
+    /// The rows before the first step.
     pub fn before(&self) -> &StepRows {
         &self.before
     }

@@ -19,7 +19,7 @@ const MAX_EXPRESSION: usize = 1 << 20;
 pub const NO_CUSTOM_CATEGORY: &str = "none of the rules";
 
 named! {
-    /// What an expression is matched against.
+    /// The text that an expression is matched against.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub enum CustomField {
         /// Each frame of the block's stack, as `file:line function`.

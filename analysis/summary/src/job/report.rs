@@ -35,7 +35,7 @@ pub struct JobReport {
     /// The ranks of all runs, and the processes that belong to none.
     #[serde(flatten)]
     pub table: RankTable,
-    /// What the job means, in sentences.
+    /// The verdict as sentences.
     pub verdict: VerdictSummary,
     /// How the clocks of the hosts compare, by host. Empty with one host, and without common steps.
     pub clocks: Vec<HostClock>,

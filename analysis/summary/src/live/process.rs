@@ -198,7 +198,7 @@ impl LiveProcess {
         })
     }
 
-    /// What is missing in the figures of a rotated trace, with its path. `None` if nothing is.
+    /// The sentence about what a rotated trace lacks, with its path. `None` if nothing is.
     pub fn missing_state(&self) -> Option<String> {
         let missing = missing_state(self.run.processes().first()?)?;
         Some(format!("{}: {missing}", self.path.display()))

@@ -42,7 +42,7 @@ pub(crate) struct Content {
     command: String,
     /// How the run ended.
     outcome: String,
-    /// What the run means, in the sentences of the report.
+    /// The verdict, in the sentences of the report.
     verdict: Vec<String>,
     /// The exit status or the signal of the command. Absent if it is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]

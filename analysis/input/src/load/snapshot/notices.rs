@@ -34,7 +34,7 @@ pub(super) struct EventStatistics {
     pub(super) frees_with_stack: u64,
 }
 
-/// What is older than the first event.
+/// The blocks that are older than the first event.
 #[derive(Clone, Debug, Default)]
 pub(super) struct BeforeEvents {
     pub(super) blocks: u64,

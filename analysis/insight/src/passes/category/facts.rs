@@ -90,7 +90,7 @@ impl DefinitionFacts {
         }
     }
 
-    /// Takes what is known about the blocks that are older than the kept events of a rotated trace.
+    /// Adds what is known about the blocks that are older than the kept events of a rotated trace.
     pub(super) fn set_earlier(&mut self, blocks: &[KeptBlock]) {
         let classification = |block: &KeptBlock| {
             let (category, rule) = block.classification.as_ref()?;

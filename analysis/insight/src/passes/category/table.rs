@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What is written and drawn of a category.
+/// The texts and colors of a category.
 struct Entry {
     name: &'static str,
     plural: &'static str,

@@ -11,7 +11,7 @@ use crate::rules::{Meaning, PhaseRuleId};
 
 named! {
     serde
-    /// What the program is doing.
+    /// The phase in which the program is.
     #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize, JsonSchema)]
     pub enum Phase {
         /// Building, moving and filling models: everything before the first forward pass.

@@ -30,7 +30,7 @@ impl PhaseTracker {
         (self.last, self.evaluations.open_call) = (START, OpenCall::default());
     }
 
-    /// What to remember of the program when the events before `first_seq` are dropped. All of them have been observed.
+    /// The state to keep of the program when the events before `first_seq` are dropped. All of them have been observed.
     pub fn to_kept(&mut self, first_seq: u64) -> KeptProgress {
         if first_seq >= self.dropped.resumes_at {
             self.resume();
