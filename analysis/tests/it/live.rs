@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use memtrace_analysis::report::{AnalysisPauses, LiveProcess, LiveReport};
+use memtrace_analysis::report::{AnalysisPauses, LiveProcess};
 use memtrace_analysis::{open_run, summarize};
 
 use crate::small_trace::trace;
@@ -82,9 +82,4 @@ fn all_events_are_analyzed_again_after_a_pause_if_there_are_new_ones() {
     assert_eq!(done(&mut process, &never), (true, false));
     assert_eq!(done(&mut process, &always), (true, true));
     assert_eq!(done(&mut process, &always), (false, false));
-}
-
-#[test]
-fn the_schema_file_matches_the_types() {
-    crate::golden::assert_matches("../../schema/live.schema.json", &LiveReport::json_schema());
 }

@@ -36,6 +36,7 @@ mod replay;
 mod rotation;
 mod round_trips;
 mod run_folder;
+mod schemas;
 #[path = "../showcase/mod.rs"]
 mod showcase;
 #[path = "../small_trace/mod.rs"]
@@ -44,7 +45,6 @@ mod small_trace;
 mod snapshot_files;
 mod snapshots;
 mod streams;
-mod summary_schema;
 mod symbols;
 mod tensor_shapes;
 #[path = "../training/mod.rs"]
