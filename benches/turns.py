@@ -40,8 +40,9 @@ def session(kind):
     """Keeps a child's session, with the kind's stacks, where memtrace records the kind; removes it from the others."""
     if kind in STACKS:
         value = os.environ["MEMTRACE_SESSION"]
-        names = ";names=off" if kind.endswith("-no-names") else ""
-        os.environ["MEMTRACE_SESSION"] = re.sub(r"stacks=\w+", f"stacks={STACKS[kind]}", value) + names
+        value = re.sub(r"stacks=\w+", f"stacks={STACKS[kind]}", value)
+        names = "off" if kind.endswith("-no-names") else "on"
+        os.environ["MEMTRACE_SESSION"] = re.sub(r"names=\w+", f"names={names}", value)
     elif kind != PAUSED:
         os.environ.pop("MEMTRACE_SESSION", None)
 

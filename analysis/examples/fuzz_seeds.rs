@@ -79,7 +79,6 @@ fn main() {
     put("session", "definitions", &definitions);
     for (name, cpu, stacks, names) in [("a", Cpu::Auto, Stacks::Python, true), ("b", Cpu::Never, Stacks::Both, false)] {
         let options = Options {
-            token: "0123456789abcdef".into(),
             cpu,
             stacks,
             names,
@@ -89,7 +88,7 @@ fn main() {
             pools: if names { Pools::Read } else { Pools::Keep },
             device_usage: names,
             limit: Limit { bytes: if names { 24 << 30 } else { 0 }, others: vec![("00000000:1B:00.0".into(), 5)] },
-            filters: 2,
+            ..Options::new("0123456789abcdef".into())
         };
         put("session", name, options.encode().as_bytes());
     }

@@ -62,106 +62,174 @@ pub struct Limit {
     pub others: Vec<(String, u64)>,
 }
 
-/// All options of the library.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Options {
-    /// The name of the launcher's socket ([`crate::shm::handshake`]).
-    pub token: String,
+/// A type of values that options have.
+trait OptionValue: Sized {
+    /// The value as text without `;`. Empty for a value that need not be passed.
+    fn encode(&self) -> String;
+
+    /// The value of a text that [`Self::encode`] made. `None` for another text.
+    fn parse(text: &str) -> Option<Self>;
+}
+
+/// Declares the options: for each, its name here and in the environment variable, its type, and the value that it has
+/// where nothing is passed.
+macro_rules! library_options {
+    ($($(#[$doc:meta])* $name:ident: $Type:ty = $default:expr,)*) => {
+        /// All options of the library.
+        #[derive(Clone, PartialEq, Eq, Debug)]
+        pub struct Options {
+            /// The name of the launcher's socket ([`crate::shm::handshake`]).
+            pub token: String,
+            $($(#[$doc])* pub $name: $Type,)*
+        }
+
+        impl Options {
+            /// The options that change nothing, for the launcher with this token.
+            pub fn new(token: String) -> Options {
+                Options { token, $($name: $default,)* }
+            }
+
+            /// Name and value of each option.
+            fn values(&self) -> Vec<(&'static str, String)> {
+                vec![$((stringify!($name), OptionValue::encode(&self.$name))),*]
+            }
+
+            /// Sets the option `name`. An unknown name, and a value that cannot be parsed, change nothing: launcher and
+            /// library come from one build, and the library must not fail.
+            fn set(&mut self, name: &str, value: &str) {
+                match name {
+                    $(stringify!($name) => {
+                        if let Some(value) = OptionValue::parse(value) {
+                            self.$name = value;
+                        }
+                    })*
+                    _ => {}
+                }
+            }
+        }
+    };
+}
+
+library_options! {
     /// Whether CPU tensors are recorded.
-    pub cpu: Cpu,
+    cpu: Cpu = Cpu::default(),
     /// Which stacks are captured.
-    pub stacks: Stacks,
+    stacks: Stacks = Stacks::default(),
     /// Whether names of tensors and modules are recorded.
-    pub names: bool,
+    names: bool = true,
+    /// Whether reference cycles are examined and written into [`Options::folder`].
+    cycles: bool = false,
+    /// Whether the program's objects are searched for what holds tensors.
+    holders: bool = false,
+    /// The handling of the memory pools of JAX and CuPy.
+    pools: Pools = Pools::default(),
+    /// Whether the driver is asked how much of a device's memory is in use.
+    device_usage: bool = true,
+    /// How much memory of each device the run sees.
+    limit: Limit = Limit::default(),
+    /// The number of seccomp filters under which the launcher runs.
+    filters: u32 = 0,
     /// The run's folder as an absolute path. The library writes there what cannot go through the launcher. `None` if
     /// the launcher did not say it.
-    pub folder: Option<PathBuf>,
-    /// Whether reference cycles are examined and written into [`Self::folder`].
-    pub cycles: bool,
-    /// Whether the program's objects are searched for what holds tensors.
-    pub holders: bool,
-    /// The handling of the memory pools of JAX and CuPy.
-    pub pools: Pools,
-    /// Whether the driver is asked how much of a device's memory is in use.
-    pub device_usage: bool,
-    /// How much memory of each device the run sees.
-    pub limit: Limit,
-    /// The number of seccomp filters under which the launcher runs.
-    pub filters: u32,
+    folder: Option<PathBuf> = None,
 }
 
 impl Options {
-    /// The value of the environment variable: `token;cpu=auto;stacks=python;filters=0`.
+    /// The value of the environment variable: `token;cpu=auto;stacks=python;names=on`.
     pub fn encode(&self) -> String {
-        let names = if self.names { "" } else { ";names=off" };
-        let (cpu, stacks) = (self.cpu.name(), self.stacks.name());
-        // The path is in hexadecimal, because it may contain any byte.
-        let hex = |path: &PathBuf| path.as_os_str().as_bytes().iter().map(|b| format!("{b:02x}")).collect::<String>();
-        let folder = self.folder.as_ref().map_or(String::new(), |path| format!(";folder={}", hex(path)));
-        let cycles = if self.cycles { ";cycles=on" } else { "" };
-        let holders = if self.holders { ";holders=on" } else { "" };
-        let pools = if self.pools == Pools::Keep { String::new() } else { format!(";pools={}", self.pools.name()) };
-        let usage = if self.device_usage { "" } else { ";usage=off" };
-        let limit = if self.limit.bytes == 0 { String::new() } else { format!(";limit={}", self.limit.bytes) };
-        let other = |(pci, bytes): &(String, u64)| format!(";others={pci},{bytes}");
-        let others: String = self.limit.others.iter().map(other).collect();
-        format!(
-            "{};cpu={cpu};stacks={stacks};filters={}{names}{cycles}{holders}{pools}{usage}{limit}{others}{folder}",
-            self.token, self.filters
-        )
+        let mut text = self.token.clone();
+        for (name, value) in self.values().into_iter().filter(|(_, value)| !value.is_empty()) {
+            text.extend([";", name, "=", &value]);
+        }
+        text
     }
 
-    /// Parses the result of [`Self::encode`]. `None` without a valid token. Unknown keys and values are ignored:
-    /// launcher and library come from one build, and the library must not fail.
-    pub fn parse(value: &str) -> Option<Options> {
-        let mut parts = value.split(';');
-        let token = parts.next().filter(|t| !t.is_empty() && t.len() <= 64)?;
-        let mut options = Options {
-            token: token.to_owned(),
-            cpu: Cpu::default(),
-            stacks: Stacks::default(),
-            names: true,
-            folder: None,
-            cycles: false,
-            holders: false,
-            pools: Pools::default(),
-            device_usage: true,
-            limit: Limit::default(),
-            filters: 0,
-        };
-        for (key, value) in parts.filter_map(|p| p.split_once('=')) {
-            match key {
-                "cpu" => options.cpu = Cpu::from_name(value).unwrap_or_default(),
-                "stacks" => options.stacks = Stacks::from_name(value).unwrap_or_default(),
-                "filters" => options.filters = value.parse().unwrap_or(0),
-                "names" => options.names = value != "off",
-                "folder" => options.folder = path(value),
-                "cycles" => options.cycles = value == "on",
-                "holders" => options.holders = value == "on",
-                "pools" => options.pools = Pools::from_name(value).unwrap_or_default(),
-                "limit" => options.limit.bytes = value.parse().unwrap_or(0),
-                "others" => options.limit.others.extend(other(value)),
-                "usage" => options.device_usage = value != "off",
-                _ => {}
-            }
+    /// Parses the result of [`Self::encode`]. `None` without a valid token.
+    pub fn parse(text: &str) -> Option<Options> {
+        let mut parts = text.split(';');
+        let token = parts.next().filter(|token| !token.is_empty() && token.len() <= 64)?;
+        let mut options = Options::new(token.to_owned());
+        for (name, value) in parts.filter_map(|part| part.split_once('=')) {
+            options.set(name, value);
         }
         Some(options)
     }
 }
 
-/// The PCI address of a device and the bytes in use there. `None` if it is malformed.
-fn other(value: &str) -> Option<(String, u64)> {
-    let (pci, bytes) = value.split_once(',')?;
-    Some((pci.to_owned(), bytes.parse().ok()?))
+impl OptionValue for bool {
+    fn encode(&self) -> String {
+        if *self { "on" } else { "off" }.to_owned()
+    }
+
+    fn parse(text: &str) -> Option<bool> {
+        match text {
+            "on" => Some(true),
+            "off" => Some(false),
+            _ => None,
+        }
+    }
 }
 
-/// The path in these hexadecimal digits. `None` if it is empty or malformed.
-fn path(hex: &str) -> Option<PathBuf> {
-    let digit = |b: &u8| char::from(*b).to_digit(16);
-    let byte = |pair: &[u8; 2]| u8::try_from(digit(&pair[0])? * 16 + digit(&pair[1])?).ok();
-    let (pairs, rest) = hex.as_bytes().as_chunks::<2>();
-    let bytes: Vec<u8> = pairs.iter().map(byte).collect::<Option<_>>()?;
-    (rest.is_empty() && !bytes.is_empty()).then(|| OsString::from_vec(bytes).into())
+impl OptionValue for u32 {
+    fn encode(&self) -> String {
+        self.to_string()
+    }
+
+    fn parse(text: &str) -> Option<u32> {
+        text.parse().ok()
+    }
+}
+
+/// The name of a value is its text.
+macro_rules! option_value_is_name {
+    ($($Type:ty),*) => {
+        $(impl OptionValue for $Type {
+            fn encode(&self) -> String {
+                self.name().to_owned()
+            }
+
+            fn parse(text: &str) -> Option<$Type> {
+                <$Type>::from_name(text)
+            }
+        })*
+    };
+}
+
+option_value_is_name!(Cpu, Stacks, Pools);
+
+/// `bytes`, then `,PCI=bytes` for each device.
+impl OptionValue for Limit {
+    fn encode(&self) -> String {
+        if *self == Limit::default() {
+            return String::new();
+        }
+        let others: String = self.others.iter().map(|(pci, bytes)| format!(",{pci}={bytes}")).collect();
+        format!("{}{others}", self.bytes)
+    }
+
+    fn parse(text: &str) -> Option<Limit> {
+        let mut parts = text.split(',');
+        let bytes = parts.next()?.parse().ok()?;
+        let other =
+            |part: &str| part.split_once('=').and_then(|(pci, bytes)| Some((pci.to_owned(), bytes.parse().ok()?)));
+        Some(Limit { bytes, others: parts.filter_map(other).collect() })
+    }
+}
+
+/// The bytes of the path in hexadecimal digits, because it may contain any byte.
+impl OptionValue for Option<PathBuf> {
+    fn encode(&self) -> String {
+        let hex = |path: &PathBuf| path.as_os_str().as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+        self.as_ref().map_or(String::new(), hex)
+    }
+
+    fn parse(text: &str) -> Option<Option<PathBuf>> {
+        let digit = |byte: u8| char::from(byte).to_digit(16);
+        let byte = |pair: &[u8; 2]| u8::try_from(digit(pair[0])? * 16 + digit(pair[1])?).ok();
+        let (pairs, rest) = text.as_bytes().as_chunks::<2>();
+        let bytes: Vec<u8> = pairs.iter().map(byte).collect::<Option<_>>()?;
+        (rest.is_empty() && !bytes.is_empty()).then(|| Some(OsString::from_vec(bytes).into()))
+    }
 }
 
 /// The number of seccomp filters of a process, from its `/proc/PID/status`. Before Linux 5.10 it is 1 if there are any.
@@ -185,31 +253,29 @@ mod tests {
     #[test]
     fn options_round_trip() {
         let others = vec![("00000000:1B:00.0".to_owned(), 5), ("00000000:43:00.0".to_owned(), 1 << 40)];
-        let limit = || Limit { bytes: 24 << 30, others: others.clone() };
-        for names in [false, true] {
-            let (cpu, stacks) = (Cpu::Never, Stacks::Both);
-            let (folder, cycles) = (names.then(|| PathBuf::from("/runs; of/ü=1")), names);
-            let token = "0123abcd".into();
-            let pools = if names { Pools::Off } else { Pools::Read };
-            let options = Options {
-                token,
-                cpu,
-                stacks,
-                names,
-                folder,
-                cycles,
-                holders: !names,
-                pools,
-                device_usage: names,
-                limit: if names { limit() } else { Limit::default() },
-                filters: 3,
-            };
+        let unchanged = Options::new("0123abcd".to_owned());
+        let changed = Options {
+            token: "0123abcd".to_owned(),
+            cpu: Cpu::Never,
+            stacks: Stacks::Both,
+            names: false,
+            cycles: true,
+            holders: true,
+            pools: Pools::Off,
+            device_usage: false,
+            limit: Limit { bytes: 24 << 30, others },
+            filters: 3,
+            folder: Some(PathBuf::from("/runs; of/ü=1,2")),
+        };
+        for ((name, one), (_, other)) in unchanged.values().iter().zip(changed.values()) {
+            assert_ne!(*one, other, "{name}: the test changes each option");
+        }
+        for options in [unchanged, changed] {
             assert_eq!(Options::parse(&options.encode()), Some(options));
         }
         assert_eq!(Options::parse(""), None);
-        for bad in ["t;folder=", "t;folder=2", "t;folder=2g"] {
-            assert_eq!(Options::parse(bad).unwrap().folder, None, "{bad}");
+        for bad in ["t;folder=", "t;folder=2", "t;folder=2g", "t;cpu=what;x=1;y;names=;limit=x,y=1;filters=-1"] {
+            assert_eq!(Options::parse(bad), Some(Options::new("t".to_owned())), "{bad}");
         }
-        assert_eq!(Options::parse("t;cpu=what;x=1;y").unwrap().cpu, Cpu::Auto);
     }
 }

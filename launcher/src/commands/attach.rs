@@ -13,7 +13,7 @@ use memtrace_analysis::load::AttachedRun;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use super::library_options::library_options;
+use super::library_options;
 use crate::attach::{Injection, Stopped, TracedProcess};
 use crate::cli::Attach;
 use crate::device_samples::Sampler;
@@ -25,7 +25,7 @@ use crate::manifest::{Problem, RunManifest};
 use crate::message::{self, WithHelp};
 use crate::proc::ProcessDir;
 use crate::signals::EndSignals;
-use crate::{folder, gpu, host, library, session};
+use crate::{folder, host, library, session};
 
 /// How long the library may take to find the state that was there before. Its own limit is lower.
 const STATE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -72,7 +72,7 @@ fn record(
         .with_context(|| WithHelp::new(format!("cannot write into {}", path.display()), CHOOSE_ANOTHER))?;
     let listener = session::listen(&token)?;
     let ended = pidfd(pid)?;
-    let library_options = library_options(&options.recording, token, path, gpu::is_usable())?;
+    let library_options = library_options::of_attach(options, token, path)?;
     let mut injection = Injection::start(traced, library, &library_options.encode())?;
     // From here on there are threads, which inherit the signal mask.
     let signals = EndSignals::block().context("cannot block signals")?;

@@ -6,13 +6,12 @@ use std::sync::Arc;
 use anyhow::Context;
 use memtrace_analysis::RunFolder;
 use memtrace_analysis::load::unrecorded;
-use memtrace_trace::options::{Limit, Options};
 use memtrace_trace::unrecorded::Unrecorded;
 
-use super::library_options::library_options;
+use super::library_options;
 use crate::child::{self, Child};
 use crate::cli::Run;
-use crate::device_samples::{self, Sampler};
+use crate::device_samples::Sampler;
 use crate::drain::Outcome;
 use crate::drain::drain_loop::Drain;
 use crate::end_summary::{self, SummaryOptions};
@@ -29,7 +28,7 @@ use crate::process_watch::{CommandEnvironment, ProcessWatch};
 use crate::signal_probe::SignalProbe;
 use crate::signals::Signals;
 use crate::simulation::Simulation;
-use crate::{folder, gpu, host, library, message, session, xla};
+use crate::{folder, host, library, message, session, xla};
 
 /// The maximum length of the command line in the end-of-run summary, in characters.
 const MAX_COMMAND: usize = 120;
@@ -100,8 +99,7 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
     }
     let token = session::name_of_run()?;
     let listener = session::listen(&token)?;
-    let has_gpu = simulation.is_some() || gpu::is_usable();
-    let options = library_options(&run.recording, token, path, has_gpu)?;
+    let options = library_options::of_run(run, token, path, simulation.is_some())?;
     // A run that does not start leaves no folder.
     let variables = xla::environment(run, options.folder.as_deref().unwrap_or(path))
         .inspect_err(|_| drop(std::fs::remove_dir_all(path)))?;
@@ -109,13 +107,6 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
         // SAFETY: no other thread of this process runs, as below.
         unsafe { std::env::set_var(name, value) };
     }
-    let options = Options {
-        cycles: run.cycles,
-        holders: run.holders,
-        pools: run.pools.into(),
-        limit: run.limit.map(|bytes| limit(bytes, simulation.is_some())).unwrap_or_default(),
-        ..options
-    };
     // SAFETY: no other thread of this process runs. The checks before start none, and with a small stack limit the first
     // thread only waits for this one (`stack`).
     unsafe { session::set_environment(&library.path, &options, checked.needs_asan) };
@@ -208,11 +199,6 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
         }
     }
     Ok(child::exit_code(status))
-}
-
-/// The limit for the command. What other programs use now, on GPUs of this machine, does not count.
-fn limit(bytes: u64, is_simulated: bool) -> Limit {
-    Limit { bytes, others: if is_simulated { Vec::new() } else { device_samples::used_now() } }
 }
 
 /// Reads and removes the reports of processes that could not record.

@@ -111,3 +111,66 @@ fn the_files_that_recipes_name_exist() {
     let missing: Vec<&&str> = paths.iter().filter(|path| !root().join(path).exists()).collect();
     assert!(missing.is_empty(), "CONTRIBUTING.md names {missing:?}");
 }
+
+/// The long options that `launcher/src/cli.rs` declares and help lists, each with the name of its field.
+fn long_options(cli: &str) -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    let mut lines = cli.lines().map(str::trim);
+    while let Some(line) = lines.next() {
+        let Some(arguments) = line.strip_prefix("#[arg(").or_else(|| line.strip_prefix("#[command(")) else { continue };
+        let is_long = arguments.split(['(', ')', ',', ']']).map(str::trim).any(|word| word.starts_with("long"));
+        if !is_long || arguments.contains("hide = true") {
+            continue;
+        }
+        let field = lines.find_map(|line| line.strip_prefix("pub(crate) ")?.split_once(':').map(|(name, _)| name));
+        let field = field.expect("a field after its attribute").to_owned();
+        let named = arguments.split_once("long = \"").map(|(_, rest)| rest.split('"').next().unwrap().to_owned());
+        found.push((named.unwrap_or_else(|| field.replace('_', "-")), field));
+    }
+    found
+}
+
+/// The rows of `library_options!` in `trace/src/options.rs`.
+fn library_options() -> Vec<String> {
+    let text = read(Path::new("trace/src/options.rs"));
+    let table = text.split_once("\nlibrary_options! {").unwrap().1.split_once("\n}").unwrap().0;
+    let row = |line: &str| {
+        line.trim().split_once(": ").filter(|_| !line.trim().starts_with("//")).map(|(name, _)| name.to_owned())
+    };
+    table.lines().filter_map(row).collect()
+}
+
+#[test]
+fn a_command_line_option_has_one_file_and_a_row_of_the_library() {
+    let cli = read(Path::new("launcher/src/cli.rs"));
+    let options = long_options(&cli);
+    assert!(options.len() > 60, "{options:?}");
+    let page = read(Path::new("docs/reference/command-line.md"));
+    let missing: Vec<&str> =
+        options.iter().map(|(name, _)| name.as_str()).filter(|name| !page.contains(&format!("`--{name}"))).collect();
+    assert_eq!(missing, [""; 0], "options that docs/reference/command-line.md does not list");
+
+    let rows = library_options();
+    assert!(rows.len() > 8, "{rows:?}");
+    let product = product();
+    let launcher: Vec<_> = product.iter().filter(|(file, _)| file.starts_with("launcher")).cloned().collect();
+    // Of the limit, run.json has a copy; JAX's pools are switched off by variables of its environment.
+    let exceptions = [("limit", "launcher/src/commands/run.rs"), ("pools", "launcher/src/xla.rs")];
+    let exceptions = BTreeSet::from(exceptions.map(|(field, file)| (field, Path::new(file))));
+    let of_library = options.iter().filter(|(_, field)| rows.contains(field));
+    let mut found = BTreeSet::new();
+    let mut passed = 0;
+    for (_, field) in of_library {
+        for name in [format!("run.{field}"), format!("recording.{field}")] {
+            for file in files_that_name(&launcher, &name) {
+                if file.ends_with("commands/library_options.rs") {
+                    passed += 1;
+                } else {
+                    found.insert((field.as_str(), file));
+                }
+            }
+        }
+    }
+    assert_eq!(found, exceptions, "options of the library that other files pass (left), and those that may (right)");
+    assert!(passed > 4, "{passed} options are passed to the library");
+}

@@ -12,7 +12,7 @@ use std::process::{Command, Output};
 
 use memtrace_tests::programs::{ProgramFolder, linked_with, with_simcuda};
 use memtrace_tests::traced_program::{Run, TracedProgram, events};
-use memtrace_trace::options::{Cpu, ENV, Limit, Options, Pools, Stacks};
+use memtrace_trace::options::{Cpu, ENV, Options, Stacks};
 
 const NONE: &[&str] = &[];
 const LIBRARY: &str = "libmemtrace_interpose.so";
@@ -162,19 +162,7 @@ fn connections(mut command: Command) -> usize {
     let address = SocketAddr::from_abstract_name(format!("memtrace-{token}")).unwrap();
     let listener = UnixListener::bind_addr(&address).unwrap();
     listener.set_nonblocking(true).unwrap();
-    let options = Options {
-        token,
-        cpu: Cpu::Never,
-        stacks: Stacks::None,
-        names: true,
-        folder: None,
-        cycles: false,
-        holders: false,
-        pools: Pools::Keep,
-        device_usage: true,
-        limit: Limit::default(),
-        filters: 0,
-    };
+    let options = Options { cpu: Cpu::Never, stacks: Stacks::None, ..Options::new(token) };
     let mut child = command.env("LD_PRELOAD", library()).env(ENV, options.encode()).spawn().unwrap();
     let mut count = 0;
     loop {

@@ -9,7 +9,7 @@ use memtrace_trace::definition::{Definition, LabelOrigin, MAX_DEFINITION, Notice
 use memtrace_trace::event::{Action, Event, Flags, SLOT_WORDS, Slot, Source};
 use memtrace_trace::file::{Cycle, End, Holder, HolderScan, NnName, Reader, TensorName, Writer};
 use memtrace_trace::ids::{ContextId, FrameId, ModuleId, StackId, ThreadId};
-use memtrace_trace::options::{Cpu, Limit, Options, Pools, Stacks};
+use memtrace_trace::options::{Cpu, Options, Stacks};
 use memtrace_trace::rotation::Rotation;
 use memtrace_trace::shm::handshake::Hello;
 use memtrace_trace::shm::ring::{Consumer, Producer, Record};
@@ -315,7 +315,7 @@ proptest! {
         let cpu = [Cpu::Auto, Cpu::Always, Cpu::Never][cpu];
         let stacks = [Stacks::Python, Stacks::Native, Stacks::Both, Stacks::None][stacks];
         let (cycles, folder) = (!names, folder.map(Into::into));
-        let options = Options { token, cpu, stacks, names, folder, cycles, holders: names, pools: Pools::Read, device_usage: names, limit: Limit { bytes: 1 << 35, others: Vec::new() }, filters: generation };
+        let options = Options { cpu, stacks, names, folder, cycles, filters: generation, ..Options::new(token) };
         prop_assert_eq!(Options::parse(&options.encode()), Some(options));
     }
 }
