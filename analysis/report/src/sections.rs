@@ -32,6 +32,9 @@ const LARGEST: usize = 12;
 /// The maximum number of allocations listed that block segments.
 const BLOCKED_BY: usize = 8;
 
+/// The section of out-of-memory errors, which is about processes too.
+const OOM: &str = "oom";
+
 /// All sections, in the order of `--help`.
 pub static SECTIONS: &[Section] = &[
     Section {
@@ -41,7 +44,7 @@ pub static SECTIONS: &[Section] = &[
         add: TextReport::peak_section,
     },
     Section {
-        name: "oom",
+        name: OOM,
         title: "Out-of-memory errors",
         description: "out-of-memory errors: the request, and where the memory was",
         add: TextReport::oom_section,
@@ -202,6 +205,23 @@ impl TextReport {
             let title = self.device_title(device, name);
             self.heading(&title);
             (section.add)(self, device);
+        }
+        if section.name == OOM {
+            self.refused_requests(process, name);
+        }
+    }
+
+    /// The requests that CUDA refused to other callers than PyTorch's allocator.
+    fn refused_requests(&mut self, process: &ProcessSummary, name: Option<&str>) {
+        if process.refused_requests.is_empty() {
+            return;
+        }
+        self.blank();
+        let of = name.map(|name| format!(" in {name}")).unwrap_or_default();
+        self.heading(&format!("Requests of other callers that CUDA refused{of}"));
+        for request in &process.refused_requests {
+            self.item(2, &request.text);
+            request.details.iter().for_each(|text| self.item(4, text));
         }
     }
 

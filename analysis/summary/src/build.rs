@@ -19,6 +19,7 @@ use crate::owners::{by_owner, owner_name};
 use crate::pool_query::add_pools;
 use crate::positions::when;
 use crate::progress::Progress;
+use crate::refused::{RefusedRequestSummary, refused_requests};
 use crate::released::{release_points, released_parts};
 use crate::step_estimate::{StepEstimate, step_estimate};
 use crate::suggestions::{SuggestionQuery, suggestions};
@@ -50,7 +51,7 @@ use memtrace_insight::passes::{
     Amount, Analysis, AnalysisOptions, BlockAllocation, BlockClassification, BlockLifetimes, BlockObserver,
     CalledFunction, CalledFunctions, Category, Composition, CustomCategorizer, DeviceAnalysis, DeviceUses, LabelRow,
     LifetimeCollector, MissingModules, ModuleTree, Oom, OomReport, Origin, Phase, PhaseRow, ProgramPosition,
-    ReleasePoint, RestOfStep, RunPart, StackTable, StepRows, private_pool_text, state_needed,
+    RefusedRequest, ReleasePoint, RestOfStep, RunPart, StackTable, StepRows, private_pool_text, state_needed,
 };
 use memtrace_insight::rules::{CustomCategory, CustomRules, library_name};
 use memtrace_insight::units::{count_text, estimated_duration_text};
@@ -397,6 +398,8 @@ fn process_summary(
         dropped: dropped_events(process),
         no_issue_remark: no_issue_remark(&devices).filter(|_| issues.is_empty()),
         devices,
+        refused_requests: context.refused_requests(analysis),
+        refused_requests_left_out: analysis.refused_left_out,
         issues,
         pinned_host_memory: context.owners(analysis, MemoryLocation::Host),
         losses: losses(process, analysis),
@@ -1173,6 +1176,11 @@ impl Context<'_> {
     }
 
     /// The owners of memory outside the caching allocator, most bytes first.
+    fn refused_requests(&self, analysis: &Analysis) -> Vec<RefusedRequestSummary> {
+        let stack = |refused: &RefusedRequest| self.locations.stack(refused.caller.at.0, refused.caller.at.1);
+        refused_requests(analysis, self.definitions, &stack, self.process.exit().success())
+    }
+
     fn outside_pytorch(&self, held: &[(Owner, u64)]) -> Vec<OwnerBytes> {
         by_owner(held.iter().copied().filter(|(owner, _)| *owner != Owner::CachingAllocator), self.definitions)
     }

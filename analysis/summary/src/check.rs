@@ -13,6 +13,7 @@ use crate::device_names::{device_name, process_name};
 use crate::diff::{DevicePair, DiffReport};
 use crate::launch::LaunchIssueSummary;
 use crate::positions::when;
+use crate::refused::RefusedRequestSummary;
 use crate::summary::is_snapshot;
 use crate::summary::{DeviceSummary, ProcessSummary, ReleasedSummary, StackSummary, Summary, schema_text};
 use memtrace_input::printable;
@@ -274,6 +275,16 @@ impl CheckedDevice<'_> {
         parts.join(", ")
     }
 
+    /// The refused requests of this device. Those of host memory, and of devices that nothing was allocated on, are those
+    /// of the first device.
+    fn refused_requests(&self) -> Vec<&RefusedRequestSummary> {
+        let device = self.device.device;
+        let devices = &self.process.devices;
+        let is_first = devices.first().is_some_and(|first| first.device == device);
+        let is_own = |ordinal: i16| ordinal == device || is_first && devices.iter().all(|one| one.device != ordinal);
+        self.process.refused_requests.iter().filter(|request| is_own(request.device)).collect()
+    }
+
     fn name(&self) -> String {
         match self.process.rank {
             Some(_) => format!("{}, {}", process_name(self.process), device_name(self.device)),
@@ -374,7 +385,16 @@ fn limits(
             None => format!("no out-of-memory error ({})", one.name()),
         };
         let (file, line) = own_line(one.device.ooms.first().map(|oom| &oom.requested_at));
-        results.push(CheckResult { passed: count == 0, file, line, ..one.result("no-oom", None, None, text) });
+        let refused = one.refused_requests();
+        if count > 0 || refused.is_empty() {
+            results.push(CheckResult { passed: count == 0, file, line, ..one.result("no-oom", None, None, text) });
+        }
+        for request in refused {
+            let (file, line) = own_line(Some(&request.requested_at));
+            let text = format!("{} ({})", request.text, one.name());
+            let value = Some(request.requested_bytes);
+            results.push(CheckResult { passed: false, file, line, ..one.result("no-oom", value, None, text) });
+        }
     }
     for rule in &options.no_issues {
         let (pid, device) = (one.process.pid, one.device.device);

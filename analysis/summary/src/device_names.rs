@@ -21,7 +21,7 @@ fn process_text(rank: Option<u32>, pid: u32) -> String {
     rank.map_or_else(|| format!("pid {pid}"), |rank| format!("rank {rank}"))
 }
 
-/// `ordinal` is -1 for the CPU.
-fn ordinal_text(ordinal: i16) -> String {
+/// The name of a device. `ordinal` is -1 for the CPU.
+pub(crate) fn ordinal_text(ordinal: i16) -> String {
     if ordinal < 0 { "CPU tensors".to_owned() } else { format!("GPU {ordinal}") }
 }

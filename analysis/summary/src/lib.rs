@@ -42,6 +42,7 @@ mod positions;
 mod progress;
 mod rank_sentences;
 mod rank_table;
+mod refused;
 mod released;
 mod schema_text;
 mod shared_memory;
@@ -94,6 +95,7 @@ pub use rank_sentences::launch_sentences;
 pub use rank_table::{
     HelperSummary, ImbalanceSummary, RankComparison, RankDevice, RankPhasePeak, RankSummary, RankTable,
 };
+pub use refused::RefusedRequestSummary;
 pub use released::{ReleasedPart, ReleasedPartKind};
 pub use schema_text::run_json_schema;
 pub use statistics::{COLUMNS, POOLS};

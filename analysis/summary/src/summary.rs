@@ -18,6 +18,7 @@ use crate::launch::LaunchSummary;
 pub use crate::memory_totals::Totals;
 pub use crate::owners::OwnerBytes;
 use crate::pools::PoolSummary;
+use crate::refused::RefusedRequestSummary;
 use crate::released::ReleasedPart;
 pub(crate) use crate::schema_text::schema_text;
 use crate::step_estimate::StepEstimate;
@@ -30,7 +31,7 @@ pub use memtrace_insight::{FrameSummary, StackSummary};
 use memtrace_trace::named;
 
 /// The version of the structure: major.minor.
-pub const SUMMARY_VERSION: &str = "2.4";
+pub const SUMMARY_VERSION: &str = "2.5";
 
 /// The report of a run. A field whose name ends in `_bytes` is in bytes. A field whose name ends in `_ns` is in
 /// nanoseconds; points in time count from the Unix epoch.
@@ -178,6 +179,11 @@ pub struct ProcessSummary {
     /// The devices on which the process allocated memory. Devices with out-of-memory errors come first, then those with
     /// the highest peak of allocated bytes.
     pub devices: Vec<DeviceSummary>,
+    /// Requests for memory that CUDA refused to other callers than PyTorch's caching allocator, and that did not succeed
+    /// later. One that ended the process comes first, then the largest. PyTorch's own errors are in `devices[].ooms`.
+    pub refused_requests: Vec<RefusedRequestSummary>,
+    /// The number of refused requests of further places, which `refused_requests` lacks.
+    pub refused_requests_left_out: u64,
     /// The issues that were detected, by `bytes` in descending order.
     pub issues: Vec<IssueSummary>,
     /// What the out-of-memory error that ended the process means, if no diagnostic rule matched. Absent otherwise.

@@ -4,7 +4,7 @@ use memtrace_input::load::EstimatedWorkspaces;
 
 use crate::allocator_advice::allocator_advice;
 use crate::conclusions::{OutsidePytorch, VerdictStatement, VerdictStatus, VerdictSummary};
-use crate::device_names::{device_name, process_name};
+use crate::device_names::{device_name, ordinal_text, process_name};
 use crate::gaps::recording_gaps;
 use crate::outside_pytorch::outside_at_error;
 use crate::positions::{when, when_peaked};
@@ -75,6 +75,7 @@ impl VerdictSummary {
             );
             self.state(VerdictStatus::Warning, &text);
         }
+        self.refused_requests(summary, true);
         let process = summary.processes.first();
         let device = process.and_then(|process| process.devices.first());
         match (process, device) {
@@ -93,6 +94,7 @@ impl VerdictSummary {
                 self.state(end_mark(summary), &text);
             }
         }
+        self.refused_requests(summary, false);
         if let Some(exception) = summary.run.simulated.as_ref().and_then(|simulated| simulated.exception.as_ref()) {
             self.state(VerdictStatus::Failed, &exception.text());
         }
@@ -112,6 +114,28 @@ impl VerdictSummary {
     fn below(&mut self, text: &str) {
         if let Some(statement) = self.statements.last_mut() {
             statement.details.push(text.to_owned());
+        }
+    }
+
+    /// Adds the refused requests that ended their process, or all others. Of many, the first stand for all.
+    fn refused_requests(&mut self, summary: &Summary, fatal: bool) {
+        let has_several = summary.processes.len() > 1;
+        let requests: Vec<_> = summary
+            .processes
+            .iter()
+            .flat_map(|process| process.refused_requests.iter().map(move |request| (process, request)))
+            .filter(|(_, request)| (request.fatal == Some(true)) == fatal)
+            .collect();
+        for (process, request) in requests.iter().take(NAMED_REQUESTS) {
+            let device = ordinal_text(request.device);
+            let device = if has_several { format!("{}, {device}", process_name(process)) } else { device };
+            let statement = request.verdict(&device);
+            self.status = self.status.max(statement.status);
+            self.statements.push(statement);
+        }
+        let more = requests.len().saturating_sub(NAMED_REQUESTS);
+        if more > 0 {
+            self.below(&format!("Requests of {} further places were refused (summary.json).", count_text(more as u64)));
         }
     }
 
@@ -154,7 +178,9 @@ impl VerdictSummary {
         let issues = issues_text(process);
         let in_launch = summary.launch.as_ref().is_some_and(|launch| !launch.issues.is_empty());
         let mark = match end_mark(summary) {
-            VerdictStatus::Good if !issues.is_empty() || in_launch => VerdictStatus::Warning,
+            VerdictStatus::Good if !issues.is_empty() || in_launch || has_refused_requests(summary) => {
+                VerdictStatus::Warning
+            }
             mark => mark,
         };
         let text = format!(
@@ -165,7 +191,7 @@ impl VerdictSummary {
         );
         self.state(mark, &format!("{}.", text.trim_end()));
         self.below_if(&preallocated_text(device).unwrap_or_default());
-        if issues.is_empty() && !in_launch && is_examined(summary, device) {
+        if issues.is_empty() && !in_launch && !has_refused_requests(summary) && is_examined(summary, device) {
             self.below("No leaks or misuse found.");
         }
         self.below_if(&issues);
@@ -192,6 +218,13 @@ impl VerdictSummary {
             self.state(VerdictStatus::Warning, &format!("Incomplete: {}.", missing.join(", ")));
         }
     }
+}
+
+/// How many refused requests the verdict names.
+const NAMED_REQUESTS: usize = 3;
+
+fn has_refused_requests(summary: &Summary) -> bool {
+    summary.processes.iter().any(|process| !process.refused_requests.is_empty())
 }
 
 /// Ranges below this size in bytes are not worth a sentence.

@@ -7,3 +7,4 @@ mod ipc;
 mod ledger;
 mod limit;
 mod programs;
+mod refused;

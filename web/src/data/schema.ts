@@ -926,6 +926,8 @@ export interface ProcessSummary {
   ppid?: number;
   rank?: number;
   recording_end_reason?: string;
+  refused_requests: RefusedRequestSummary[];
+  refused_requests_left_out: number;
   snapshot?: string;
   trace: string;
   world_size?: number;
@@ -991,6 +993,24 @@ export interface RankSummary {
 export interface RecordingGap {
   is_loss: boolean;
   label: string;
+  text: string;
+}
+
+export interface RefusedRequestSummary {
+  caller: string;
+  count: number;
+  details: string[];
+  device: number;
+  device_free_bytes?: number;
+  device_total_bytes?: number;
+  fatal?: boolean;
+  function: string;
+  in_use: OwnerBytes[];
+  pytorch_blocked_bytes: number;
+  pytorch_releasable_bytes: number;
+  requested_at: StackSummary;
+  requested_bytes: number;
+  step?: number;
   text: string;
 }
 

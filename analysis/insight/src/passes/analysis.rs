@@ -16,6 +16,7 @@ use super::list::{DeviceAnalysis, Passes};
 use super::open_ranges::{OpenRanges, RangeBoundary};
 use super::pass::{Pass, PassedPoints, RecordingStart};
 use super::phase::PhaseTracker;
+use super::refused::{RefusedRequest, RefusedRequests};
 use super::released::{self, Passed, ReleasePoint, ReleasePoints};
 use crate::diagnostics::{DeviceFacts, Issue, IssueInputs};
 use crate::rules::CustomRules;
@@ -52,6 +53,10 @@ pub struct Analysis {
     pub cuda_graphs: CudaGraphs,
     /// By device: how much of the segments of PyTorch's allocator had no device memory.
     pub unmapped_segments: BTreeMap<i16, UnmappedBytes>,
+    /// Requests that CUDA refused to other callers than PyTorch's allocator, and that nothing has served.
+    pub refused: Vec<RefusedRequest>,
+    /// The number of such requests that `refused` lacks.
+    pub refused_left_out: u64,
     /// CUDA calls that failed.
     pub failed_calls: u64,
     /// CUDA frees of memory whose allocation was not recorded.
@@ -121,6 +126,7 @@ struct Stream<'a> {
     releases: ReleasePoints<'a>,
     cuda_graphs: CudaGraphs,
     memories: DeviceMemories,
+    refused: RefusedRequests,
     last_seq: u64,
 }
 
@@ -158,6 +164,7 @@ impl<'a> Stream<'a> {
             releases: ReleasePoints::new(options.released_after, definitions),
             cuda_graphs: CudaGraphs::default(),
             memories: DeviceMemories::default(),
+            refused: RefusedRequests::default(),
             last_seq: 0,
         }
     }
@@ -204,6 +211,7 @@ impl<'a> Stream<'a> {
             }
         });
         memories.observe(replay, e);
+        self.refused.observe(replay, tracked.tracker.now().step, e);
     }
 
     /// `e`: the last event that counts.
@@ -227,6 +235,7 @@ impl<'a> Stream<'a> {
         let drivers = devices.into_iter().zip(replay.devices());
         let devices = drivers.map(|(driver, of)| driver.finish(&of.allocator, &tracked, last, observer)).collect();
         let physical = replay.physical();
+        let (refused, refused_left_out) = self.refused.finish();
         let total = |(location, _): &(MemoryLocation, Owner)| (*location, physical.total(*location));
         Analysis {
             devices,
@@ -236,6 +245,8 @@ impl<'a> Stream<'a> {
             cache_growth: tracked.tracker.cache_growth().clone(),
             cuda_graphs: self.cuda_graphs,
             unmapped_segments: physical.unmapped_segments().clone(),
+            refused,
+            refused_left_out,
             failed_calls: physical.failed_calls(),
             unmatched_cuda_frees: physical.unmatched_frees(),
             lost: LostEvents::default(),

@@ -45,6 +45,7 @@ static LIBRARIES: &[LibraryRule] = &[
     rule("libllama", "llama.cpp"),
     rule("libc10_cuda", "PyTorch, outside its caching allocator"),
     rule("libtorch", "PyTorch, outside its caching allocator"),
+    rule("libffi", "ctypes"),
     rule("libcudart", "CUDA runtime"),
     rule("libcuda.so", "CUDA driver"),
 ];
@@ -76,6 +77,29 @@ fn package(path: &str) -> Option<&str> {
     inside.split_once('/').map(|(package, _)| package)
 }
 
+/// The error that a program sees when CUDA refuses memory to a library, by the library's name. The sources are the
+/// libraries' headers: `cublasStatus_t`, `cudnnStatus_t`, `cufftResult`, `cusolverStatus_t`, `cusparseStatus_t`,
+/// `curandStatus`, `ncclResult_t`, and the exceptions of the others.
+static ALLOCATION_ERRORS: &[(&str, &str)] = &[
+    ("NCCL", "ncclUnhandledCudaError"),
+    ("cuBLAS", "CUBLAS_STATUS_ALLOC_FAILED or CUBLAS_STATUS_NOT_INITIALIZED"),
+    ("cuDNN", "CUDNN_STATUS_ALLOC_FAILED or CUDNN_STATUS_INTERNAL_ERROR"),
+    ("cuFFT", "CUFFT_ALLOC_FAILED"),
+    ("cuSOLVER", "CUSOLVER_STATUS_ALLOC_FAILED"),
+    ("cuSPARSE", "CUSPARSE_STATUS_ALLOC_FAILED"),
+    ("cuRAND", "CURAND_STATUS_ALLOCATION_FAILED"),
+    ("RMM", "std::bad_alloc: out_of_memory"),
+    ("JAX", "RESOURCE_EXHAUSTED"),
+    ("TensorFlow", "ResourceExhaustedError"),
+    ("CuPy", "cupy.cuda.memory.OutOfMemoryError"),
+    ("Numba", "CUDA_ERROR_OUT_OF_MEMORY"),
+];
+
+/// The error that a program sees when CUDA refuses memory to the library with this name. `None` if it is not known.
+pub fn allocation_error(library: &str) -> Option<&'static str> {
+    ALLOCATION_ERRORS.iter().find(|(name, _)| *name == library).map(|(_, error)| *error)
+}
+
 /// Whether a Python file belongs to an installed package or to Python itself.
 pub fn is_library(filename: &str) -> bool {
     ["site-packages/", "dist-packages/", "/lib/python3", "/lib64/python3"].iter().any(|part| filename.contains(part))
@@ -95,6 +119,14 @@ mod tests {
         assert_eq!(library_name("/x/cupy_backends/cuda/api/runtime.cpython-312-x86_64-linux-gnu.so"), "CuPy");
         assert_eq!(library_name("/x/torch/lib/libtorch_cuda.so"), "PyTorch, outside its caching allocator");
         assert_eq!(library_name("/home/me/a.out"), "a.out");
+    }
+
+    #[test]
+    fn errors_are_those_of_known_libraries() {
+        let names: Vec<&str> = LIBRARIES.iter().map(|rule| rule.name).collect();
+        assert!(ALLOCATION_ERRORS.iter().all(|(library, _)| names.contains(library)));
+        assert_eq!(allocation_error("JAX"), Some("RESOURCE_EXHAUSTED"));
+        assert_eq!(allocation_error("a.out"), None);
     }
 
     #[test]

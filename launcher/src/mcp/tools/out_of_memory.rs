@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use memtrace_analysis::report::{DeviceSummary, OomSummary, ProcessSummary, ReplayedSetting};
+use memtrace_analysis::report::{DeviceSummary, OomSummary, ProcessSummary, RefusedRequestSummary, ReplayedSetting};
 use rmcp::model::CallToolResult;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -48,9 +48,35 @@ pub(crate) struct Content {
     /// The error. Absent if there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<ErrorContent>,
+    /// Requests for memory that CUDA refused to other callers than PyTorch's allocator, and what would have served them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    refused_requests: Vec<RefusedRequest>,
     /// Other devices with out-of-memory errors.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     other_devices: Vec<OtherDevice>,
+}
+
+/// A request that CUDA refused to another caller than PyTorch's allocator.
+#[derive(Serialize, JsonSchema, Debug)]
+struct RefusedRequest {
+    pid: u32,
+    /// The number of bytes that were requested at least.
+    requested: Size,
+    /// Who requested it and where, as text.
+    text: String,
+    /// Why it was refused and what would have served it, as text.
+    details: String,
+}
+
+impl RefusedRequest {
+    fn of(process: &ProcessSummary, request: &RefusedRequestSummary, shape: &Shape) -> RefusedRequest {
+        RefusedRequest {
+            pid: process.pid,
+            requested: Size::of(request.requested_bytes),
+            text: shape.text(&request.text),
+            details: shape.text(&request.details.join(" ")),
+        }
+    }
 }
 
 #[derive(Serialize, JsonSchema, Debug)]
@@ -139,6 +165,12 @@ pub(crate) async fn call(memtrace: &Memtrace, arguments: Arguments) -> Result<Ca
     let frames = frames.unwrap_or(FRAMES.0).min(FRAMES.1);
     let summary = memtrace.summary(&run).await?;
     let mut devices = Selection { rank, pid, device }.devices(&run, &summary)?;
+    let mut refused: Vec<(&ProcessSummary, &RefusedRequestSummary)> = Vec::new();
+    for (process, _) in &devices {
+        if refused.iter().all(|(one, _)| one.pid != process.pid) {
+            refused.extend(process.refused_requests.iter().map(|request| (*process, request)));
+        }
+    }
     devices.retain(|(_, device)| !device.ooms.is_empty());
     let explained = match devices.first() {
         None => None,
@@ -157,6 +189,8 @@ pub(crate) async fn call(memtrace: &Memtrace, arguments: Arguments) -> Result<Ca
         outcome: shape.text(&summary.run.outcome),
         out_of_memory_errors: devices.iter().map(|(_, device)| device.oom_count).sum(),
         error: explained.map(|(process, device, index, oom)| content(process, device, index, oom, frames, shape)),
+        refused_requests: shape
+            .first("refused_requests", &refused, |(process, request)| RefusedRequest::of(process, request, shape)),
         other_devices: shape.first("other_devices", devices.get(1..).unwrap_or_default(), OtherDevice::of),
     })
 }
