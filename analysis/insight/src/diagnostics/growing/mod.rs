@@ -15,8 +15,9 @@ use super::graphs::GRAPH_KEPT;
 use super::issue::{Issue, LONGEST_FORECAST, OomForecast};
 use super::rule::{DiagnosticRule, KeptBy};
 use super::turns::LoopTurn;
+use crate::passes::category::Category;
 use crate::passes::mark::Mark;
-use crate::passes::pass::{BlockAllocated, BlockFreed, OutOfMemory, Pass, RecordingStart};
+use crate::passes::pass::{BlockAllocated, BlockFreed, LifetimeEnded, OutOfMemory, Pass, RecordingStart};
 use crate::passes::stacks::StackTable;
 use crate::rules::{Meaning, RuleId};
 use crate::units::{count_text, number_text, size_text};
@@ -124,6 +125,15 @@ impl Pass for Growing {
         if !freed.mark.is(Mark::WORKSPACE) {
             let by_program = !freed.is_truncated && !freed.e.stack.is_none() && !freed.facts.native_only;
             self.sampler.freed(freed.block, !by_program);
+        }
+    }
+
+    fn lifetime_ended(&mut self, ended: &LifetimeEnded<'_>) {
+        let category = ended.classification.category;
+        let is_kept = matches!(category, Category::KeptTensor | Category::Parameter);
+        // The cache of a generation is freed with it, and what a module computes with the call.
+        if is_kept && ended.freed.is_some_and(|freed| freed.may_be_teardown && !freed.mark.is(Mark::WORKSPACE)) {
+            self.sampler.freed_with_its_owner(ended.block);
         }
     }
 

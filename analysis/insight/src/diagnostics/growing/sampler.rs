@@ -75,6 +75,9 @@ struct Source {
     last_seq: u64,
     /// Bytes that the end of the process, or an error, freed since the last sample.
     freed_at_end: u64,
+    /// Bytes of tensors that something had kept, and that were freed after the device's last allocation: their owner was a
+    /// local variable of a function that has returned. Valid in this teardown.
+    freed_with_owner: (u32, u64),
     blocks: u32,
     context: ContextId,
     volumes: Volumes,
@@ -212,6 +215,9 @@ pub(super) struct GrowthSampler {
     requests: Option<Requests>,
     /// A step of a program that only calls a model began, and the model has not allocated since.
     awaits_model: bool,
+    /// The number of teardowns so far. All but the last were none: allocations followed.
+    teardown: u32,
+    is_teardown: bool,
 }
 
 impl GrowthSampler {
@@ -243,6 +249,10 @@ impl GrowthSampler {
             self.advance(block, mark);
         }
         self.peak = self.peak.max(allocated);
+        if self.is_teardown {
+            self.is_teardown = false;
+            self.teardown += 1;
+        }
         let turn = self.turn;
         let source = self.source(block);
         source.bytes += block.size;
@@ -263,6 +273,15 @@ impl GrowthSampler {
         source.requested = source.requested.saturating_sub(block.requested);
         source.blocks = source.blocks.saturating_sub(1);
         source.freed_at_end += if at_end { block.size } else { 0 };
+    }
+
+    /// Notes that a free, already observed, is that of a kept tensor, and may belong to the program's teardown.
+    pub(super) fn freed_with_its_owner(&mut self, block: &BlockAllocation) {
+        self.is_teardown = true;
+        let teardown = self.teardown;
+        let freed = &mut self.source(block).freed_with_owner;
+        let before = if freed.0 == teardown { freed.1 } else { 0 };
+        *freed = (teardown, before + block.size);
     }
 
     /// Takes the start of a step, of a call, or of both.
@@ -457,7 +476,9 @@ impl GrowthSampler {
             return None;
         }
         // Calls with inputs of one size can be the tokens of one generation, which frees its cache when it ends.
-        let kept = source.bytes + source.freed_at_end;
+        let (teardown, with_owner) = source.freed_with_owner;
+        let with_owner = if self.is_teardown && teardown == self.teardown { with_owner } else { 0 };
+        let kept = source.bytes + source.freed_at_end + with_owner;
         if !is_oom && self.turn() == LoopTurn::ModelCall && kept * 2 < highest {
             return None;
         }
