@@ -115,7 +115,9 @@ impl AllocatorSettings {
         }
     }
 
-    fn segment_size(&self, rounded: u64) -> u64 {
+    /// The bytes that PyTorch requests from CUDA for a block of this rounded size, if no segment has room for it. Its
+    /// out-of-memory error names them (`get_allocation_size` in `CUDACachingAllocator.cpp`).
+    pub fn segment_size(&self, rounded: u64) -> u64 {
         if rounded <= SMALL_SIZE {
             SMALL_SEGMENT
         } else if rounded < MIN_LARGE_ALLOC {

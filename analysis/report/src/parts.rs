@@ -277,7 +277,7 @@ impl TextReport {
             }
             (Some(free), false) => {
                 let label = if oom.held_back_bytes.is_some() { "Free within the limit" } else { "Free on the device" };
-                self.labelled(label, &format!("{}{}", size_text(free), short_text(oom, free)));
+                self.labelled(label, &format!("{}{}", size_text(free), short_text(oom)));
             }
             (None, _) => {}
         }

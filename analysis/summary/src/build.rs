@@ -55,7 +55,7 @@ use memtrace_insight::passes::{
 };
 use memtrace_insight::rules::{CustomCategory, CustomRules, library_name};
 use memtrace_insight::units::{count_text, estimated_duration_text};
-use memtrace_replay::{MemoryLocation, Names, Owner, Replay, Usage, reference_cycles};
+use memtrace_replay::{AllocatorSettings, MemoryLocation, Names, Owner, Replay, Usage, reference_cycles};
 
 /// The maximum number of allocation groups listed for one point in time.
 const LARGEST_ALLOCATIONS: usize = 20;
@@ -1099,6 +1099,10 @@ impl Context<'_> {
         let outside: u64 = oom.outside_pytorch.iter().map(|(_, bytes)| bytes).sum();
         let known = oom.in_use.usage.reserved.saturating_add(outside);
         let refused = refused_by_pytorch(oom);
+        let segment = match analysis.source {
+            EventSource::CudaCalls => oom.requested,
+            _ => AllocatorSettings::default().segment_size(oom.requested),
+        };
         let explained = oom_to_explain(analysis, self.process).is_some_and(|one| one.seq == oom.seq);
         let same: Vec<String> = match found.filter(|_| explained) {
             Some(found) => found.same_size.iter().filter_map(|seq| self.name(*seq)).collect(),
@@ -1121,7 +1125,12 @@ impl Context<'_> {
             ),
             held_back_bytes: held_back,
             refused_by_pytorch: refused,
-            short_bytes: oom.device_free.and_then(|free| oom.requested.checked_sub(free)).filter(|short| *short > 0),
+            segment_bytes: segment,
+            short_bytes: oom
+                .device_free
+                .filter(|_| !refused)
+                .and_then(|free| segment.checked_sub(free))
+                .filter(|short| *short > 0),
             requested_for: found.filter(|_| explained).and_then(|found| requested_for(oom, &found.in_use, self.names)),
             as_large_as: match (&same[..], found.map(|found| found.same_size.len())) {
                 ([only], Some(1)) => Some(only.clone()),

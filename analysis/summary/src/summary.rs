@@ -1046,7 +1046,9 @@ pub struct OomSummary {
     /// Whether PyTorch's own limit (`torch.cuda.set_per_process_memory_fraction`) refused the request although CUDA had
     /// the memory.
     pub refused_by_pytorch: bool,
-    /// The bytes that CUDA lacked: `requested_bytes` minus `device_free_bytes`. Absent if it is unknown, or not the
+    /// The bytes that PyTorch requests from CUDA for such a block, as its error message names them.
+    pub segment_bytes: u64,
+    /// The bytes that CUDA lacked: `segment_bytes` minus `device_free_bytes`. Absent if it is unknown, or not the
     /// reason of the failure.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub short_bytes: Option<u64>,

@@ -12,12 +12,6 @@ use crate::rank_sentences::launch_sentences;
 use crate::summary::{DeviceSummary, OomSummary, ProcessSummary, Summary, WhatIfSummary, is_snapshot};
 use memtrace_insight::units::{count_text, share_text, size_text};
 
-/// The sizes that PyTorch's allocator requests from CUDA at least, for small blocks and for others, in bytes.
-const SMALL_SEGMENT: u64 = 2 << 20;
-const LARGE_SEGMENT: u64 = 20 << 20;
-/// The largest block that comes from small segments, in bytes.
-const LARGEST_SMALL_BLOCK: u64 = 1 << 20;
-
 impl Summary {
     /// Concludes again, after what the summary covers has changed.
     pub fn conclude(&mut self) {
@@ -285,8 +279,8 @@ fn lack(oom: &OomSummary) -> String {
             size_text(free)
         ),
         (Some(free), false) => match limit_text(oom) {
-            Some(limit) => format!("{} free within a limit{}: {limit}.", size_text(free), short_text(oom, free)),
-            None => format!("{} free on the device{}.", size_text(free), short_text(oom, free)),
+            Some(limit) => format!("{} free within a limit{}: {limit}.", size_text(free), short_text(oom)),
+            None => format!("{} free on the device{}.", size_text(free), short_text(oom)),
         },
         (None, _) => String::new(),
     }
@@ -308,7 +302,9 @@ fn fragmentation(oom: &OomSummary, what_if: &WhatIfSummary) -> String {
                 setting.setting,
                 size_text(short)
             ),
-            None => format!("Fragmentation: with {}, the request fits.", setting.setting),
+            None => {
+                format!("With {}, this request succeeds; what the rest of the step needs is unknown.", setting.setting)
+            }
         };
     }
     match settings.iter().all(|setting| setting.fits == Some(false)) {
@@ -339,17 +335,14 @@ pub fn request(oom: &OomSummary) -> String {
     format!("{}{what}", size_text(oom.requested_bytes))
 }
 
-/// How much the free memory is short of the request: `, 474 MiB short`.
-pub fn short_text(oom: &OomSummary, free: u64) -> String {
-    let small = oom.requested_bytes <= LARGEST_SMALL_BLOCK;
-    let segment = if small { SMALL_SEGMENT } else { LARGE_SEGMENT };
-    match oom.short_bytes {
-        Some(bytes) => format!(", {} short", size_text(bytes)),
-        None if free < segment => {
-            format!(" (for a tensor of this size, PyTorch requests {} from CUDA)", size_text(segment))
-        }
-        None => String::new(),
-    }
+/// How much the free memory is short of the request: `, 474 MiB short`, or with the bytes that PyTorch requests for it.
+pub fn short_text(oom: &OomSummary) -> String {
+    let Some(short) = oom.short_bytes else { return String::new() };
+    let of = match oom.segment_bytes == oom.requested_bytes {
+        true => String::new(),
+        false => format!(" of the {} that PyTorch requests from CUDA for it", size_text(oom.segment_bytes)),
+    };
+    format!(", {} short{of}", size_text(short))
 }
 
 /// The bytes that a limit on this process leaves and holds back. `None` without a limit.

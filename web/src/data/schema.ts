@@ -735,6 +735,7 @@ export interface OomSummary {
   requested_bytes: number;
   requested_for?: string;
   reserved_but_unallocated_bytes: number;
+  segment_bytes: number;
   short_bytes?: number;
   step_estimate?: StepEstimate;
 }

@@ -162,6 +162,13 @@ function oomFacts(device: DeviceSummary, oom: OomSummary): [string, Part[]][] {
         [
           shown,
           ...(oom.short_bytes === undefined ? [] : [', ', bytes(`${path}.short_bytes`, oom.short_bytes), ' short']),
+          ...(oom.short_bytes === undefined || oom.segment_bytes === oom.requested_bytes
+            ? []
+            : [
+                ' of the ',
+                bytes(`${path}.segment_bytes`, oom.segment_bytes),
+                ' that PyTorch requests from CUDA for it',
+              ]),
         ],
       ]);
     }
