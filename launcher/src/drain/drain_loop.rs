@@ -8,7 +8,7 @@
 //! Each process image gets one segment. A second request with the same pid means that the process called `exec`. The
 //! loop then finishes the first recording, and the next file is named `<pid>.1.mtr`.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
@@ -29,8 +29,9 @@ use super::limits::Limits;
 use super::pass_result::Activity;
 use super::process::{Process, Started};
 use super::refusal::RefusalReason;
+use super::trace_files::TraceFiles;
 use super::window_limit::WindowLimit;
-use super::writer::{self, FileKey, Queue};
+use super::writer::{self, Queue};
 use super::{Outcome, Recorded, Written};
 use crate::control::{Answer, RecordedProcess, Request};
 use crate::epoll::{Epoll, EventFd};
@@ -44,10 +45,6 @@ const MAX_PAUSE: Duration = Duration::from_millis(2);
 const MAX_ACCEPTS_PER_PASS: usize = 16;
 /// The maximum number of processes recorded at the same time.
 const MAX_PROCESSES: usize = 4096;
-/// The maximum number of trace files in one run.
-const MAX_FILES: u32 = 65_536;
-/// The maximum number of recorded images of one process, so that it cannot use up all files of the run.
-const MAX_IMAGES: u32 = 4096;
 /// How long processes may outlive the command before their recording is closed.
 const GRACE_PERIOD: Duration = Duration::from_millis(500);
 /// How long a process that memtrace has attached to may take to end its recording. It usually takes a fraction of a second.
@@ -60,7 +57,7 @@ const DETACHED: &str = "detached";
 
 const LISTENER: u64 = 0;
 const STOP: u64 = 1;
-const FIRST_ID: u64 = 16;
+const LAST_RESERVED_TOKEN: u64 = 16;
 
 /// A handle to the running drain and writer threads.
 #[derive(Debug)]
@@ -71,8 +68,23 @@ pub(crate) struct Drain {
     writer: JoinHandle<Vec<Written>>,
 }
 
-/// The result of the drain thread: the recordings, and the refused requests by reason.
-type Drained = (Vec<Recorded>, Vec<(RefusalReason, u64)>);
+/// The results of the drain thread.
+#[derive(Default)]
+struct Drained {
+    recorded: Vec<Recorded>,
+    /// The number of refused requests, by reason.
+    refused: Vec<(RefusalReason, u64)>,
+}
+
+impl Drained {
+    fn refuse(&mut self, reason: RefusalReason, times: u64) {
+        match self.refused.iter_mut().find(|(r, _)| *r == reason) {
+            Some((_, count)) => *count += times,
+            None if times > 0 => self.refused.push((reason, times)),
+            None => {}
+        }
+    }
+}
 
 impl Drain {
     /// Starts the drain thread and the writer thread. `listener` accepts the connections of traced processes.
@@ -99,8 +111,9 @@ impl Drain {
         let address = path.to_string_lossy().into_owned();
         let is_state_known = Arc::new(AtomicBool::new(false));
         let is_known = Arc::clone(&is_state_known);
-        let drain_loop =
-            DrainLoop { figures, is_state_known: is_known, ..DrainLoop::new(epoll, listener, stopped, queue, address) };
+        let sources =
+            EventSources { epoll, acceptor: Acceptor::new(listener), stop: stopped, last_token: LAST_RESERVED_TOKEN };
+        let drain_loop = DrainLoop { figures, is_state_known: is_known, ..DrainLoop::new(sources, queue, address) };
         let drain = std::thread::Builder::new()
             .name("memtrace-drain".into())
             .spawn(move || drain_loop.run())
@@ -120,7 +133,7 @@ impl Drain {
     pub(crate) fn finish(self) -> anyhow::Result<Outcome> {
         self.stop.raise();
         let panicked = |_| anyhow::anyhow!("the drain thread panicked; the traces end at that point");
-        let (recorded, refused) = self.drain.join().map_err(panicked)?;
+        let Drained { recorded, refused } = self.drain.join().map_err(panicked)?;
         let written = self.writer.join().map_err(panicked)?;
         Ok(Outcome { recorded, written, refused })
     }
@@ -141,53 +154,101 @@ impl AwakeClock {
     }
 }
 
-struct DrainLoop {
+/// The descriptors that the loop waits for. Each has a token.
+struct EventSources {
     epoll: Epoll,
     acceptor: Acceptor,
-    /// The lock for allocations under a limit. `None` if it could not be created: then they are made without it.
-    run_lock: Option<(RunLock, OwnedFd)>,
     stop: EventFd,
-    queue: Queue,
-    clock: AwakeClock,
-    processes: BTreeMap<u64, Process>,
+    /// The token of the newest connection or process.
+    last_token: u64,
+}
+
+impl EventSources {
+    fn new_token(&mut self) -> u64 {
+        self.last_token += 1;
+        self.last_token
+    }
+
+    /// Accepts the next waiting connection under a new token.
+    fn accept(&mut self) -> Option<(u64, Result<(), RefusalReason>)> {
+        let token = self.new_token();
+        Some((token, self.acceptor.accept(token, &self.epoll)?))
+    }
+}
+
+/// The processes that are being recorded, and the order in which their rings are emptied.
+struct Processes {
+    /// By token.
+    by_id: BTreeMap<u64, Process>,
     /// The id of the process served last when the writer's queue was full. The next pass starts after it.
     served_last: u64,
     /// The number of slots taken from all processes.
     taken: u64,
-    next_id: u64,
-    /// The number of files started so far for each pid.
-    generations: HashMap<u32, u32>,
-    files: u32,
+}
+
+impl Processes {
+    fn ids(&self, is_wanted: impl Fn(&Process) -> bool) -> Vec<u64> {
+        self.by_id.iter().filter(|(_, process)| is_wanted(process)).map(|(id, _)| *id).collect()
+    }
+
+    /// Empties the rings of all processes, from the one after [`Self::served_last`].
+    fn drain(&mut self, now: Duration, queue: &Queue) -> Activity {
+        let mut all = Activity::default();
+        let mut window_limit = WindowLimit::of(self.by_id.values());
+        let last = self.served_last;
+        let order: Vec<u64> =
+            self.by_id.range(last + 1..).chain(self.by_id.range(..=last)).map(|(id, _)| *id).collect();
+        let mut had_room = true;
+        for id in order {
+            let Some(process) = self.by_id.get_mut(&id) else { continue };
+            let one = window_limit.update(process, queue, |process| process.drain(now, queue));
+            if std::mem::replace(&mut had_room, queue.has_room()) {
+                self.served_last = id;
+            }
+            self.taken += one.slots;
+            process.publish_progress(self.taken);
+            all.slots += one.slots;
+            all.fullest = all.fullest.max(one.fullest);
+            process.tick(now, queue);
+        }
+        if !queue.has_room() {
+            // The writer is behind, and slots may be left in the rings. Poll again soon, but let the writer work.
+            return Activity { slots: 1, fullest: 0 };
+        }
+        all
+    }
+}
+
+struct DrainLoop {
+    sources: EventSources,
+    /// The lock for allocations under a limit. `None` if it could not be created: then they are made without it.
+    run_lock: Option<(RunLock, OwnedFd)>,
+    queue: Queue,
+    clock: AwakeClock,
+    processes: Processes,
+    files: TraceFiles,
     limits: Limits,
     figures: Option<Figures>,
     is_state_known: Arc<AtomicBool>,
-    recorded: Vec<Recorded>,
-    refused: Vec<(RefusalReason, u64)>,
+    drained: Drained,
     /// The absolute path of the run folder, for other memtrace commands.
     folder: String,
     inquiries: Inquiries,
 }
 
 impl DrainLoop {
-    fn new(epoll: Epoll, listener: UnixListener, stop: EventFd, queue: Queue, folder: String) -> DrainLoop {
+    fn new(sources: EventSources, queue: Queue, folder: String) -> DrainLoop {
         DrainLoop {
-            epoll,
-            acceptor: Acceptor::new(listener),
+            sources,
             run_lock: RunLock::create().ok(),
-            stop,
             queue,
             clock: AwakeClock { last: Instant::now(), awake: Duration::ZERO },
-            processes: BTreeMap::new(),
-            served_last: 0,
-            taken: 0,
-            next_id: FIRST_ID,
-            generations: HashMap::new(),
-            files: 0,
+            processes: Processes { by_id: BTreeMap::new(), served_last: 0, taken: 0 },
+            files: TraceFiles::default(),
             limits: Limits::default(),
             figures: None,
             is_state_known: Arc::default(),
-            recorded: Vec::new(),
-            refused: Vec::new(),
+            drained: Drained::default(),
             folder,
             inquiries: Inquiries::default(),
         }
@@ -198,49 +259,47 @@ impl DrainLoop {
         let mut stop_at: Option<Instant> = None;
         let mut ready = Vec::new();
         loop {
-            let polls = !self.processes.is_empty()
-                || !self.acceptor.is_idle()
+            let polls = !self.processes.by_id.is_empty()
+                || !self.sources.acceptor.is_idle()
                 || self.inquiries.is_waiting()
                 || stop_at.is_some();
-            self.epoll.wait(polls.then_some(pause), &mut ready);
+            self.sources.epoll.wait(polls.then_some(pause), &mut ready);
             let mut ended = Vec::new();
             for &token in &ready {
                 match token {
                     LISTENER => self.accept(),
                     STOP => {
-                        self.stop.clear();
-                        let is_attached = self.processes.values().any(Process::is_attached);
+                        self.sources.stop.clear();
+                        let is_attached = self.processes.by_id.values().any(Process::is_attached);
                         let period = if is_attached { DETACH_PERIOD } else { GRACE_PERIOD };
                         stop_at.get_or_insert_with(|| Instant::now() + period);
-                        self.processes.values().for_each(Process::request_detach);
+                        self.processes.by_id.values().for_each(Process::request_detach);
                     }
-                    id if self.acceptor.has_pending(id) => self.read_hello(id),
+                    id if self.sources.acceptor.has_pending(id) => self.read_hello(id),
                     id => ended.push(id),
                 }
             }
-            let silent = self.acceptor.close_expired();
-            self.refuse(RefusalReason::IncompleteRequest, silent as u64);
+            let silent = self.sources.acceptor.close_expired();
+            self.drained.refuse(RefusalReason::IncompleteRequest, silent as u64);
             let now = self.clock.now();
-            let activity = self.drain(now);
-            ended.extend(self.processes.iter().filter(|(_, p)| p.has_exited()).map(|(id, _)| *id));
+            let activity = self.processes.drain(now, &self.queue);
+            ended.extend(self.processes.ids(Process::has_exited));
             for id in ended {
                 self.end(id, "exited");
             }
-            let detached: Vec<u64> =
-                self.processes.iter().filter(|(_, p)| p.is_detached() && !p.is_ending()).map(|(id, _)| *id).collect();
-            if self.processes.values().any(Process::is_state_known) {
+            let detached = self.processes.ids(|process| process.is_detached() && !process.is_ending());
+            if self.processes.by_id.values().any(Process::is_state_known) {
                 self.is_state_known.store(true, Ordering::Release);
             }
             for id in detached {
                 self.end(id, DETACHED);
             }
-            let done: Vec<u64> = self.processes.iter().filter(|(_, p)| p.is_done()).map(|(id, _)| *id).collect();
-            for id in done {
+            for id in self.processes.ids(Process::is_done) {
                 self.finish(id, now, None);
             }
             self.answer_inquiries();
             if let Some(at) = stop_at
-                && (self.processes.is_empty() && self.acceptor.is_idle() || Instant::now() >= at)
+                && (self.processes.by_id.is_empty() && self.sources.acceptor.is_idle() || Instant::now() >= at)
             {
                 break;
             }
@@ -248,60 +307,19 @@ impl DrainLoop {
         }
         let now = self.clock.now();
         let until = Instant::now() + FINAL_READ_TIMEOUT;
-        let ids: Vec<u64> = self.processes.keys().copied().collect();
-        for id in ids {
+        for id in self.processes.ids(|_| true) {
             self.finish(id, now, Some(until));
         }
-        (self.recorded, self.refused)
-    }
-
-    fn drain(&mut self, now: Duration) -> Activity {
-        let mut all = Activity::default();
-        let mut window_limit = WindowLimit::of(self.processes.values());
-        let last = self.served_last;
-        let order: Vec<u64> =
-            self.processes.range(last + 1..).chain(self.processes.range(..=last)).map(|(id, _)| *id).collect();
-        let mut had_room = true;
-        for id in order {
-            let Some(process) = self.processes.get_mut(&id) else { continue };
-            let one = window_limit.update(process, &self.queue, |process| process.drain(now, &self.queue));
-            if std::mem::replace(&mut had_room, self.queue.has_room()) {
-                self.served_last = id;
-            }
-            self.taken += one.slots;
-            process.publish_progress(self.taken);
-            all.slots += one.slots;
-            all.fullest = all.fullest.max(one.fullest);
-            process.tick(now, &self.queue);
-        }
-        if !self.queue.has_room() {
-            // The writer is behind, and slots may be left in the rings. Poll again soon, but let the writer work.
-            return Activity { slots: 1, fullest: 0 };
-        }
-        all
-    }
-
-    fn refuse(&mut self, reason: RefusalReason, times: u64) {
-        match self.refused.iter_mut().find(|(r, _)| *r == reason) {
-            Some((_, count)) => *count += times,
-            None if times > 0 => self.refused.push((reason, times)),
-            None => {}
-        }
-    }
-
-    fn new_id(&mut self) -> u64 {
-        self.next_id += 1;
-        self.next_id
+        self.drained
     }
 
     fn accept(&mut self) {
         // Accept only a few connections in one pass, so that the rings are emptied in between. The listener stays
         // readable while more connections wait.
         for _ in 0..MAX_ACCEPTS_PER_PASS {
-            let id = self.new_id();
-            let Some(accepted) = self.acceptor.accept(id, &self.epoll) else { return };
+            let Some((id, accepted)) = self.sources.accept() else { return };
             if let Err(reason) = accepted {
-                self.refuse(reason, 1);
+                self.drained.refuse(reason, 1);
             }
             // Usually the hello message has already arrived.
             self.read_hello(id);
@@ -309,14 +327,14 @@ impl DrainLoop {
     }
 
     fn read_hello(&mut self, id: u64) {
-        match self.acceptor.read_hello(id) {
+        match self.sources.acceptor.read_hello(id) {
             Some(Ok(Asked::Inquire(socket, request))) => self.inquire(socket, request),
             Some(Ok(Asked::Record(client))) => {
                 if let Err(reason) = self.start_recording(client) {
-                    self.refuse(reason, 1);
+                    self.drained.refuse(reason, 1);
                 }
             }
-            Some(Err(reason)) => self.refuse(reason, 1),
+            Some(Err(reason)) => self.drained.refuse(reason, 1),
             None => {}
         }
     }
@@ -324,14 +342,14 @@ impl DrainLoop {
     /// Takes a request of another memtrace command.
     fn inquire(&mut self, socket: UnixStream, request: Request) {
         // The other end may close the connection before it gets an answer.
-        self.epoll.remove(socket.as_fd());
+        self.sources.epoll.remove(socket.as_fd());
         let files = match request {
             Request::Describe => Vec::new(),
-            Request::WriteOut => self.processes.values().map(|process| Arc::clone(process.progress())).collect(),
+            Request::WriteOut => self.processes.by_id.values().map(|process| Arc::clone(process.progress())).collect(),
         };
         let number = self.inquiries.add(socket, files);
         if request == Request::WriteOut {
-            self.processes.values_mut().for_each(|process| process.write_out(number));
+            self.processes.by_id.values_mut().for_each(|process| process.write_out(number));
         }
     }
 
@@ -341,6 +359,7 @@ impl DrainLoop {
             pid: std::process::id(),
             folder: folder.clone(),
             processes: processes
+                .by_id
                 .values()
                 .map(|process| RecordedProcess { pid: process.pid(), trace: process.file().to_owned() })
                 .collect(),
@@ -356,24 +375,20 @@ impl DrainLoop {
         }
         let pid = peer.pid;
         let now = self.clock.now();
-        let earlier: Vec<u64> = self.processes.iter().filter(|(_, p)| p.pid() == pid).map(|(id, _)| *id).collect();
-        for id in earlier {
+        for id in self.processes.ids(|process| process.pid() == pid) {
             self.end(id, "replaced by exec");
         }
-        if self.processes.len() >= MAX_PROCESSES || self.files >= MAX_FILES {
+        if self.processes.by_id.len() >= MAX_PROCESSES || self.files.is_full() {
             return Err(RefusalReason::TooManyProcesses);
         }
-        let generation = self.generations.get(&pid).copied().unwrap_or(0);
-        if generation >= MAX_IMAGES {
-            return Err(RefusalReason::TooManyImages);
-        }
+        let image = self.files.next_image(pid)?;
         let (segment, fd) = Segment::create().map_err(|e| refusal_reason(&e, RefusalReason::NoSharedMemory))?;
-        let id = self.new_id();
+        let id = self.sources.new_token();
         if let Some(pidfd) = &peer.pidfd {
-            self.epoll.add(pidfd.as_fd(), id).map_err(|_| RefusalReason::NoDescriptors)?;
+            self.sources.epoll.add(pidfd.as_fd(), id).map_err(|_| RefusalReason::NoDescriptors)?;
         }
         segment.header().trace_pid.store(pid, Ordering::Relaxed);
-        segment.header().trace_image.store(generation, Ordering::Relaxed);
+        segment.header().trace_image.store(image, Ordering::Relaxed);
         // Before the process can write events.
         let start_ns = host::epoch_ns();
         handshake::send_fd(socket.as_fd(), fd.as_fd()).map_err(|_| RefusalReason::ProcessEnded)?;
@@ -381,38 +396,36 @@ impl DrainLoop {
             // A process that does not receive it allocates without the lock.
             let _ = handshake::send_fd(socket.as_fd(), fd.as_fd());
         }
-        let file = if generation == 0 { format!("{pid}.mtr") } else { format!("{pid}.{generation}.mtr") };
-        self.generations.insert(pid, generation + 1);
-        self.files += 1;
+        let file = self.files.start(pid, image);
         let figures = self.figures.as_ref();
         let started = Started { peer, segment, start_ns };
-        let process = Process::start(started, (FileKey(self.files), file), &self.queue, now, &self.limits, figures);
-        self.processes.insert(id, process);
+        let process = Process::start(started, file, &self.queue, now, &self.limits, figures);
+        self.processes.by_id.insert(id, process);
         Ok(())
     }
 
     /// Ends the recording of an image that writes no more.
     fn end(&mut self, id: u64, reason: &'static str) {
-        let Some(process) = self.processes.get_mut(&id) else { return };
+        let Some(process) = self.processes.by_id.get_mut(&id) else { return };
         // An earlier image or process of this id ends before a later one gets its segment. So what has this id is gone.
         if let Some((lock, _)) = self.run_lock.as_ref().filter(|_| !process.is_ending() && reason != DETACHED) {
             lock.release_of_ended(process.pid());
         }
         process.end(reason);
         if let Some(pidfd) = process.pidfd() {
-            self.epoll.remove(pidfd);
+            self.sources.epoll.remove(pidfd);
         }
     }
 
     /// Closes a process's trace file. A process that still runs must be read by `until`.
     fn finish(&mut self, id: u64, now: Duration, until: Option<Instant>) {
-        let Some(process) = self.processes.remove(&id) else { return };
+        let Some(process) = self.processes.by_id.remove(&id) else { return };
         if let Some(pidfd) = process.pidfd() {
-            self.epoll.remove(pidfd);
+            self.sources.epoll.remove(pidfd);
         }
         let until = until.filter(|_| !process.is_ending());
         let time = || until.is_none_or(|until| Instant::now() < until);
-        self.recorded.push(process.finish(now, &self.queue, time));
+        self.drained.recorded.push(process.finish(now, &self.queue, time));
     }
 }
 

@@ -25,6 +25,7 @@ mod rings;
 mod rotation;
 pub(crate) mod rotation_worker;
 mod threads;
+mod trace_files;
 mod truncated;
 mod window_limit;
 pub(crate) mod writer;
