@@ -2,7 +2,8 @@
 
 use memtrace_trace::file::Budget;
 
-use super::builder::{SnapshotBuilder, Value};
+use super::builder::SnapshotBuilder;
+use super::contents::Value;
 use super::read_error::ReadError;
 use super::reader::{ByteReader, MAX_TEXT};
 

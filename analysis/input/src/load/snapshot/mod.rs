@@ -1,15 +1,16 @@
 //! Reads any PyTorch memory snapshot as a recording: pickles of protocols 2 to 5 and JSON, gzipped or not. It reads
 //! snapshots of PyTorch 2.0 and later, of any device's allocator, and our own.
 //!
-//! [`reader`] decompresses. [`pickle`] and [`json`] read tokens. [`builder`] builds events, stacks and segments from
-//! them. [`prior_state`] reconstructs what existed before the first event. A file that ends early, or is damaged in the
-//! middle, gives what came before the damage, and a problem reports it.
+//! [`reader`] decompresses. [`pickle`] and [`json`] read tokens. [`builder`] builds values from them, and [`contents`]
+//! events, stacks and segments from those. [`prior_state`] reconstructs what existed before the first event. A file
+//! that ends early, or is damaged in the middle, gives what came before the damage, and a problem reports it.
 //!
 //! No file can make the reader run code or recurse without bound. Memory and work are proportional to the size of the
 //! file: a [`Budget`] is charged for every decompressed byte and for everything that is kept. What a file names many
 //! times is processed once.
 
 mod builder;
+mod contents;
 mod json;
 mod notices;
 mod pickle;
@@ -25,7 +26,8 @@ use std::path::Path;
 
 use memtrace_trace::file::{Budget, Exceeded, untrusted};
 
-use self::builder::{ItemKind, SnapshotBuilder, Value};
+use self::builder::SnapshotBuilder;
+use self::contents::{ItemKind, SnapshotContents, Value};
 pub use self::notices::TOPIC as SNAPSHOT_TOPIC;
 use self::notices::{IgnoredParts, ReadStatistics};
 use self::read_error::ReadError;
@@ -111,23 +113,24 @@ fn read(path: &Path, file: File, progress: &mut dyn FnMut(u64, u64)) -> Result<(
             (value, Some(error))
         }
     };
-    let is_snapshot = matches!(value, Value::Snapshot) || is_segment_list(&builder, value);
-    let has_content = builder.rows.len() > 0 || !builder.segments.is_empty();
+    let contents = &builder.contents;
+    let is_snapshot = matches!(value, Value::Snapshot) || is_segment_list(contents, value);
+    let has_content = contents.events.rows.len() > 0 || !contents.state.segments.is_empty();
     if let Some(error) = &error
         && !(is_snapshot && has_content)
     {
         return Err(nothing_read(error, &reader).into_error(path));
     }
     if !is_snapshot {
-        return Err(not_a_snapshot(&builder, value, format).into_error(path));
+        return Err(not_a_snapshot(contents, value, format).into_error(path));
     }
     let mut problems = Vec::new();
     if let Some(error) = &error {
         let text = format!(
             "{}; the report covers the {} events and {} segments before that",
             describe_damage(error, &reader),
-            builder.rows.len(),
-            builder.segments.len()
+            contents.events.rows.len(),
+            contents.state.segments.len()
         );
         problems.push(Problem { path: path.to_owned(), text });
     }
@@ -163,12 +166,12 @@ fn too_expensive(exceeded: Exceeded) -> Refusal {
 }
 
 /// Whether this is the bare list of segments that `torch.cuda.memory_snapshot()` returns.
-fn is_segment_list(builder: &SnapshotBuilder, value: Value) -> bool {
+fn is_segment_list(contents: &SnapshotContents, value: Value) -> bool {
     match value {
         Value::ItemList(ItemKind::Segment, ..) => true,
-        Value::List(id) => {
-            builder.lists[id as usize].iter().all(|item| matches!(item, Value::ItemRange(ItemKind::Segment, ..)))
-        }
+        Value::List(id) => contents.collections.lists[id as usize]
+            .iter()
+            .all(|item| matches!(item, Value::ItemRange(ItemKind::Segment, ..))),
         _ => false,
     }
 }
@@ -199,8 +202,8 @@ fn detect_format(bytes: &[u8]) -> Result<SnapshotFormat, Refusal> {
 }
 
 /// Why a readable file is not a snapshot.
-fn not_a_snapshot(builder: &SnapshotBuilder, value: Value, format: SnapshotFormat) -> Refusal {
-    let keys = builder.keys(value);
+fn not_a_snapshot(contents: &SnapshotContents, value: Value, format: SnapshotFormat) -> Refusal {
+    let keys = contents.keys(value);
     let has = |key: &str| keys.contains(&key);
     if has("traceEvents") {
         let reason = "it is a trace of torch.profiler or another Chrome trace, not a memory snapshot";

@@ -7,7 +7,7 @@ use memtrace_trace::event::{Action, Event, Flags};
 use memtrace_trace::file::{Budget, Exceeded};
 use memtrace_trace::ids::{ContextId, StackId};
 
-use super::builder::{FinalBlock, FinalSegment};
+use super::contents::{FinalBlock, FinalSegment};
 use super::notices::ReadStatistics;
 use super::rows::{Row, Rows};
 use super::tables::text;

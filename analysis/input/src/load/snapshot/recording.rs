@@ -10,7 +10,8 @@ use memtrace_trace::definition::{LabelOrigin, TensorKind};
 use memtrace_trace::event::{Action, Event, Flags, Source};
 use memtrace_trace::file::{Budget, Damage, Definitions, End, EventCounts, Exceeded, Label, TensorName};
 
-use super::builder::{Annotation, ItemKind, SnapshotBuilder, Value};
+use super::builder::SnapshotBuilder;
+use super::contents::{Annotation, ItemKind, SnapshotContents, TraceEvents, Value};
 use super::notices::ReadStatistics;
 use super::prior_state::{FinalState, PriorState, RowRanges, reconstruct, row_indices};
 use super::rows::{Row, Rows};
@@ -55,38 +56,40 @@ struct DeviceEvents {
 impl SnapshotRecording {
     /// Makes the recording of what has been read. The error means that it would need more memory than the budget has.
     pub(super) fn of(
-        mut builder: SnapshotBuilder,
+        builder: SnapshotBuilder,
         value: Value,
         mut statistics: ReadStatistics,
         budget: &Budget,
     ) -> Result<SnapshotRecording, Exceeded> {
         budget.hold(builder.bytes() as u64)?;
-        let top = builder.top.filter(|_| value == Value::Snapshot);
+        let SnapshotBuilder { mut contents, .. } = builder;
+        let top = contents.top.filter(|_| value == Value::Snapshot);
         let DeviceTraces { mut traces, repeated, invalid_items } =
-            top.and_then(|top| top.traces).map(|v| DeviceTraces::of(&builder, v)).unwrap_or_default();
+            top.and_then(|top| top.traces).map(|v| DeviceTraces::of(&contents, v)).unwrap_or_default();
         let has_state = top.is_none_or(|top| top.segments.is_some());
         statistics.ignored.repeated_traces = repeated;
         statistics.has_state = has_state;
-        statistics.no_times = !builder.has_times && builder.rows.len() > 0;
-        statistics.ignored.malformed_events = builder.invalid.malformed_events + invalid_items;
-        statistics.ignored.malformed_segments = builder.invalid.malformed_segments;
-        statistics.ignored.malformed_times = builder.invalid.times;
-        statistics.ignored.excess_pools = builder.invalid.pools;
-        statistics.ignored.unknown_actions = builder
+        statistics.no_times = !contents.events.has_times && contents.events.rows.len() > 0;
+        statistics.ignored.malformed_events = contents.invalid.malformed_events + invalid_items;
+        statistics.ignored.malformed_segments = contents.invalid.malformed_segments;
+        statistics.ignored.malformed_times = contents.invalid.times;
+        statistics.ignored.excess_pools = contents.invalid.pools;
+        statistics.ignored.unknown_actions = contents
             .invalid
             .unknown_actions
             .iter()
-            .map(|(name, count)| (builder.tables.str(*name).to_owned(), *count))
+            .map(|(name, count)| (contents.tables.str(*name).to_owned(), *count))
             .collect();
         if let Some(top) = top {
-            statistics.pinned_host_memory = top.host.map(|value| value.map_or(0, |value| count_items(&builder, value)));
+            statistics.pinned_host_memory =
+                top.host.map(|value| value.map_or(0, |value| count_items(&contents, value)));
         }
         // Segments of host memory come first or last and belong to no device here.
         let device_segments: Vec<usize> = match top {
-            None => (0..builder.segments.len()).collect(),
+            None => (0..contents.state.segments.len()).collect(),
             Some(top) => {
                 let segments =
-                    top.segments.map(|value| item_ranges(&builder, value, ItemKind::Segment)).unwrap_or_default();
+                    top.segments.map(|value| item_ranges(&contents, value, ItemKind::Segment)).unwrap_or_default();
                 statistics.ignored.malformed_segments += segments.invalid_items;
                 let numbers: Vec<usize> = row_indices(&segments.ranges).map(|number| number as usize).collect();
                 // A segment that is named again would count its blocks again.
@@ -98,7 +101,7 @@ impl SnapshotRecording {
         };
         let mut segments: std::collections::BTreeMap<i16, Vec<_>> = std::collections::BTreeMap::new();
         for number in device_segments {
-            let Some(segment) = builder.segments.get(number) else { continue };
+            let Some(segment) = contents.state.segments.get(number) else { continue };
             let Some(ordinal) =
                 i16::try_from(segment.device).ok().filter(|device| (*device as i64) < MAX_DEVICES as i64)
             else {
@@ -111,7 +114,7 @@ impl SnapshotRecording {
         if traces.len() < device_count {
             traces.resize(device_count, Vec::new());
         }
-        let (has_pools, had_events) = (builder.has_pools, traces.iter().any(|trace| !trace.is_empty()));
+        let (has_pools, had_events) = (contents.events.has_pools, traces.iter().any(|trace| !trace.is_empty()));
         let mut devices = Vec::new();
         for (ordinal, row_ranges) in (0i16..).zip(traces) {
             let state = segments.get(&ordinal).map(Vec::as_slice);
@@ -124,16 +127,17 @@ impl SnapshotRecording {
             let final_state = FinalState {
                 device: ordinal,
                 segments: has_state.then(|| state.unwrap_or_default()),
-                blocks: &builder.blocks,
-                streams: &builder.tables.streams,
+                blocks: &contents.state.blocks,
+                streams: contents.tables.streams(),
                 has_pools,
             };
-            let prior = reconstruct(&mut builder.rows, &row_ranges, &final_state, &mut statistics, budget)?;
+            let prior = reconstruct(&mut contents.events.rows, &row_ranges, &final_state, &mut statistics, budget)?;
             devices.push(DeviceEvents { ordinal, row_ranges, prior });
         }
-        let labels = labels(&builder.annotations);
-        let conf = top.and_then(|top| top.settings).and_then(|value| allocator_settings(&builder, value));
-        let SnapshotBuilder { tables, rows, metadata, annotations, compile_contexts: compiled, .. } = builder;
+        let labels = labels(&contents.annotations);
+        let conf = top.and_then(|top| top.settings).and_then(|value| allocator_settings(&contents, value));
+        let SnapshotContents { tables, events, annotations, .. } = contents;
+        let TraceEvents { rows, metadata, compile_contexts: compiled, .. } = events;
         let texts = label_texts(&tables, &annotations);
         let mut texts_of_names: HashMap<TextId, Rc<str>> = HashMap::new();
         let named: HashMap<u32, Rc<str>> = metadata
@@ -429,22 +433,22 @@ struct DeviceTraces {
 }
 
 impl DeviceTraces {
-    fn of(builder: &SnapshotBuilder, value: Value) -> DeviceTraces {
+    fn of(contents: &SnapshotContents, value: Value) -> DeviceTraces {
         let mut lists = DeviceTraces::default();
         let mut seen = HashSet::new();
         match value {
             Value::List(id) => {
-                for item in &builder.lists[id as usize] {
-                    lists.add(builder, *item, &mut seen);
+                for item in &contents.collections.lists[id as usize] {
+                    lists.add(contents, *item, &mut seen);
                 }
             }
             // A bare list of events belongs to one device.
-            other => lists.add(builder, other, &mut seen),
+            other => lists.add(contents, other, &mut seen),
         }
         lists
     }
 
-    fn add(&mut self, builder: &SnapshotBuilder, value: Value, seen: &mut HashSet<(u8, u32)>) {
+    fn add(&mut self, contents: &SnapshotContents, value: Value, seen: &mut HashSet<(u8, u32)>) {
         // A list is read once: it can be long, and a file can name it any number of times.
         let key = match value {
             Value::ItemList(_, first, _) => (0, first),
@@ -461,7 +465,7 @@ impl DeviceTraces {
             self.invalid_items += 1;
             return;
         }
-        let ItemRanges { ranges, invalid_items } = item_ranges(builder, value, ItemKind::Event);
+        let ItemRanges { ranges, invalid_items } = item_ranges(contents, value, ItemKind::Event);
         self.invalid_items += invalid_items;
         self.traces.push(ranges);
     }
@@ -474,12 +478,12 @@ struct ItemRanges {
     invalid_items: u64,
 }
 
-fn item_ranges(builder: &SnapshotBuilder, list: Value, kind: ItemKind) -> ItemRanges {
+fn item_ranges(contents: &SnapshotContents, list: Value, kind: ItemKind) -> ItemRanges {
     let mut found = ItemRanges::default();
     match list {
         Value::ItemList(of, first, len) if of == kind => found.ranges.push((first, len)),
         Value::List(id) => {
-            for item in &builder.lists[id as usize] {
+            for item in &contents.collections.lists[id as usize] {
                 match *item {
                     Value::ItemRange(of, first, len) if of == kind => found.ranges.push((first, len)),
                     Value::Unusable => {}
@@ -495,7 +499,7 @@ fn item_ranges(builder: &SnapshotBuilder, list: Value, kind: ItemKind) -> ItemRa
 }
 
 /// The number of items in a list or in the lists inside it.
-fn count_items(builder: &SnapshotBuilder, value: Value) -> u64 {
+fn count_items(contents: &SnapshotContents, value: Value) -> u64 {
     // A file can name a list any number of times. Each is counted once.
     let mut seen = HashSet::new();
     let mut waiting = vec![(value, 0)];
@@ -504,7 +508,7 @@ fn count_items(builder: &SnapshotBuilder, value: Value) -> u64 {
         match value {
             Value::ItemList(_, _, len) | Value::ItemRange(_, _, len) => count += u64::from(len),
             Value::List(id) if depth < 2 && seen.insert(id) => {
-                waiting.extend(builder.lists[id as usize].iter().map(|item| (*item, depth + 1)));
+                waiting.extend(contents.collections.lists[id as usize].iter().map(|item| (*item, depth + 1)));
             }
             Value::Dict(_) => count += 1,
             _ => {}
@@ -514,11 +518,11 @@ fn count_items(builder: &SnapshotBuilder, value: Value) -> u64 {
 }
 
 /// The allocator configuration exactly as the program received it.
-fn allocator_settings(builder: &SnapshotBuilder, value: Value) -> Option<String> {
+fn allocator_settings(contents: &SnapshotContents, value: Value) -> Option<String> {
     let Value::Dict(id) = value else { return None };
     let of = |name: TextId| {
-        builder.dicts[id as usize].iter().find_map(|(key, value)| match value {
-            Value::Text(text) if *key == name => Some(builder.tables.str(*text)),
+        contents.collections.dicts[id as usize].iter().find_map(|(key, value)| match value {
+            Value::Text(text) if *key == name => Some(contents.tables.str(*text)),
             _ => None,
         })
     };

@@ -81,32 +81,230 @@ enum FrameRole {
     Node(TextId),
 }
 
-/// The tables of one snapshot.
-pub(super) struct Tables {
-    texts: Vec<Box<str>>,
-    text_ids: HashMap<u64, TextId, AddressBuildHasher>,
+impl FrameRole {
+    fn of(name: TextId, filename: TextId, texts: &mut Texts) -> FrameRole {
+        let (function, filename) = (texts.str(name), texts.str(filename));
+        if !function.contains("::") || !is_native(function, filename) {
+            return FrameRole::Plain;
+        }
+        if RECORDER.iter().any(|start| function.starts_with(start)) || function.contains(RECORDER_CALLBACK) {
+            return FrameRole::Recorder;
+        }
+        let Some(node) = node_of(function).map(str::to_owned) else { return FrameRole::Plain };
+        FrameRole::Node(texts.id(node.as_bytes()))
+    }
+}
+
+/// The texts of a file, each once.
+struct Texts {
+    /// By number.
+    all: Vec<Box<str>>,
+    /// By hash. Texts of the same hash have the following ones.
+    ids: HashMap<u64, TextId, AddressBuildHasher>,
     keys: RandomState,
-    seed: u64,
-    frame_ids: HashMap<(TextId, TextId, u32), u32>,
-    frames: Vec<(TextId, TextId, u32)>,
+    /// The approximate memory in use, in bytes.
+    bytes: usize,
+}
+
+impl Texts {
+    /// The number of a text given as bytes. Invalid UTF-8 is replaced.
+    fn id(&mut self, bytes: &[u8]) -> TextId {
+        let mut hash = self.keys.hash_one(bytes);
+        let lossy;
+        let text = match std::str::from_utf8(bytes) {
+            Ok(text) => text,
+            Err(_) => {
+                lossy = String::from_utf8_lossy(bytes).into_owned();
+                hash = self.keys.hash_one(lossy.as_bytes());
+                &lossy
+            }
+        };
+        loop {
+            match self.ids.get(&hash) {
+                Some(id) if *self.all[*id as usize] == *text => return *id,
+                Some(_) => hash = hash.wrapping_add(1),
+                None => break,
+            }
+        }
+        let id = self.all.len().min(MAX_ENTRIES) as TextId;
+        self.ids.insert(hash, id);
+        self.all.push(text.into());
+        self.bytes += text.len() + TEXT_BYTES;
+        id
+    }
+
+    /// The text with this number; empty if there is none.
+    fn str(&self, id: TextId) -> &str {
+        self.all.get(id as usize).map_or("", |t| t)
+    }
+}
+
+/// The frames of a file: function, file and line.
+struct Frames {
+    /// By number.
+    all: Vec<(TextId, TextId, u32)>,
+    ids: HashMap<(TextId, TextId, u32), u32>,
     /// By frame.
     roles: Vec<FrameRole>,
-    nodes: Vec<StackNode>,
-    children: HashMap<(u32, u32), u32, SeededBuildHasher>,
-    stacks: HashMap<u64, u32, AddressBuildHasher>,
-    contexts: Vec<(TextId, StackId)>,
-    context_ids: HashMap<(TextId, u32), u32>,
-    /// By list of traceback lines: the stack they describe.
-    forward_stacks: HashMap<Box<[TextId]>, u32>,
-    /// By traceback line: the frame it describes, if it is valid.
-    traceback_frames: HashMap<TextId, Option<u32>>,
-    stream_ids: HashMap<u64, u32>,
-    /// Streams, by their number in rows.
-    pub(super) streams: Vec<u64>,
-    pool_ids: HashMap<(u64, u64), u16>,
     /// The approximate memory in use, in bytes.
-    pub(super) bytes: usize,
+    bytes: usize,
+}
+
+impl Frames {
+    fn id(&mut self, name: TextId, filename: TextId, line: u32, texts: &mut Texts) -> u32 {
+        let next = self.all.len() as u32;
+        let id = *self.ids.entry((name, filename, line)).or_insert(next);
+        if id == next {
+            self.all.push((name, filename, line));
+            self.roles.push(FrameRole::of(name, filename, texts));
+            // The definition of the frame has its texts: the file can name one long text in every frame.
+            self.bytes += FRAME_BYTES + 2 * texts.str(name).len() + texts.str(filename).len();
+        }
+        id
+    }
+}
+
+/// The stacks of a file, as a tree.
+struct Stacks {
+    /// By [`StackId`].
+    nodes: Vec<StackNode>,
+    /// By parent and frame.
+    children: HashMap<(u32, u32), u32, SeededBuildHasher>,
+    /// By the hash of all frames. Stacks of the same hash have the following ones.
+    by_frames: HashMap<u64, u32, AddressBuildHasher>,
+    seed: u64,
+    /// The approximate memory in use, in bytes.
+    bytes: usize,
+}
+
+impl Stacks {
+    /// The stack of these frames, innermost first.
+    fn id(&mut self, frames: &[u32]) -> StackId {
+        if frames.is_empty() {
+            return StackId::NONE;
+        }
+        // Nearly every list of frames has occurred before, so the whole list is looked up first.
+        let mut hash = frames.iter().fold(self.seed, |hash, frame| mix(hash, u64::from(*frame)));
+        let slot = loop {
+            match self.by_frames.get(&hash) {
+                Some(stack) if self.has_frames(*stack, frames) => return StackId(*stack),
+                Some(_) => hash = hash.wrapping_add(1),
+                None => break hash,
+            }
+        };
+        let mut at = 0;
+        for frame in frames.iter().rev() {
+            let next = self.nodes.len() as u32;
+            let id = *self.children.entry((at, *frame)).or_insert(next);
+            if id == next {
+                self.nodes.push(StackNode { parent: StackId(at), frame: FrameId(*frame) });
+                self.bytes += STACK_NODE_BYTES;
+            }
+            at = id;
+        }
+        self.by_frames.insert(slot, at);
+        self.bytes += STACK_BYTES;
+        StackId(at)
+    }
+
+    fn has_frames(&self, stack: u32, frames: &[u32]) -> bool {
+        let mut at = stack;
+        for frame in frames {
+            let node = self.nodes[at as usize];
+            if at == 0 || node.frame.0 != *frame {
+                return false;
+            }
+            at = node.parent.0;
+        }
+        at == 0
+    }
+}
+
+/// The autograd nodes of a file, each with the forward call that made it.
+struct Contexts {
+    /// By [`ContextId`].
+    all: Vec<(TextId, StackId)>,
+    ids: HashMap<(TextId, u32), u32>,
+    /// The approximate memory in use, in bytes.
+    bytes: usize,
+}
+
+impl Contexts {
+    fn id(&mut self, node: TextId, forward: StackId, texts: &Texts) -> ContextId {
+        let next = self.all.len() as u32;
+        let id = *self.ids.entry((node, forward.0)).or_insert(next);
+        if id == next {
+            self.all.push((node, forward));
+            // The definition of the context has its text.
+            self.bytes += CONTEXT_BYTES + texts.str(node).len();
+        }
+        ContextId(id)
+    }
+}
+
+/// The tracebacks of forward calls, which are texts. Each is parsed once.
+#[derive(Default)]
+struct Tracebacks {
+    /// By list of lines: the stack they describe.
+    stacks: HashMap<Box<[TextId]>, u32>,
+    /// By line: the frame it describes, if it is valid.
+    frames: HashMap<TextId, Option<u32>>,
     scratch: Vec<u32>,
+    /// The approximate memory in use, in bytes.
+    bytes: usize,
+}
+
+impl Tracebacks {
+    /// The stack that these lines describe. They are outermost first.
+    fn stack(&mut self, lines: &[TextId], texts: &mut Texts, frames: &mut Frames, stacks: &mut Stacks) -> StackId {
+        if let Some(stack) = self.stacks.get(lines) {
+            return StackId(*stack);
+        }
+        let mut numbers = std::mem::take(&mut self.scratch);
+        numbers.clear();
+        numbers.extend(lines.iter().rev().filter_map(|line| self.frame(*line, texts, frames)));
+        let stack = stacks.id(&numbers);
+        self.scratch = numbers;
+        self.stacks.insert(lines.into(), stack.0);
+        self.bytes += 4 * lines.len() + 96;
+        stack
+    }
+
+    /// The frame that a line describes.
+    fn frame(&mut self, line: TextId, texts: &mut Texts, frames: &mut Frames) -> Option<u32> {
+        if let Some(known) = self.frames.get(&line) {
+            return *known;
+        }
+        let parsed = traceback_line(texts.str(line));
+        let parsed = parsed.map(|(file, number, name)| (file.to_owned(), number, name.to_owned()));
+        let frame = parsed.map(|(file, number, name)| {
+            let (file, name) = (texts.id(file.as_bytes()), texts.id(name.as_bytes()));
+            frames.id(name, file, number, texts)
+        });
+        self.frames.insert(line, frame);
+        self.bytes += 32;
+        frame
+    }
+}
+
+/// The streams of a file.
+struct Streams {
+    /// By their number in rows.
+    all: Vec<u64>,
+    numbers: HashMap<u64, u32>,
+    /// The approximate memory in use, in bytes.
+    bytes: usize,
+}
+
+/// The tables of one snapshot.
+pub(super) struct Tables {
+    texts: Texts,
+    frames: Frames,
+    stacks: Stacks,
+    contexts: Contexts,
+    tracebacks: Tracebacks,
+    streams: Streams,
+    pool_ids: HashMap<(u64, u64), u16>,
     synthetic_files: [TextId; 3],
 }
 
@@ -150,25 +348,24 @@ impl Tables {
         let keys = RandomState::new();
         let seed = keys.hash_one(7u8) | 1;
         let mut tables = Tables {
-            texts: Vec::new(),
-            text_ids: HashMap::default(),
-            keys,
-            seed,
-            frame_ids: HashMap::new(),
-            frames: vec![(text::EMPTY, text::EMPTY, 0)],
-            roles: vec![FrameRole::Plain],
-            nodes: vec![StackNode::default()],
-            children: HashMap::with_hasher(SeededBuildHasher(seed)),
-            stacks: HashMap::default(),
-            contexts: vec![(text::EMPTY, StackId::NONE)],
-            context_ids: HashMap::new(),
-            forward_stacks: HashMap::new(),
-            traceback_frames: HashMap::new(),
-            stream_ids: HashMap::new(),
-            streams: vec![0],
+            texts: Texts { all: Vec::new(), ids: HashMap::default(), keys, bytes: 0 },
+            frames: Frames {
+                all: vec![(text::EMPTY, text::EMPTY, 0)],
+                ids: HashMap::new(),
+                roles: vec![FrameRole::Plain],
+                bytes: 0,
+            },
+            stacks: Stacks {
+                nodes: vec![StackNode::default()],
+                children: HashMap::with_hasher(SeededBuildHasher(seed)),
+                by_frames: HashMap::default(),
+                seed,
+                bytes: 0,
+            },
+            contexts: Contexts { all: vec![(text::EMPTY, StackId::NONE)], ids: HashMap::new(), bytes: 0 },
+            tracebacks: Tracebacks::default(),
+            streams: Streams { all: vec![0], numbers: HashMap::from([(0, 0)]), bytes: 0 },
             pool_ids: HashMap::new(),
-            bytes: 0,
-            scratch: Vec::new(),
             synthetic_files: [0; 3],
         };
         for (i, text) in FORMAT_TEXTS.iter().enumerate() {
@@ -176,176 +373,68 @@ impl Tables {
             debug_assert_eq!(id as usize, i, "{text}");
         }
         tables.synthetic_files = [NODE_FILE, NODE_ALONE_FILE, CALLER_FILE].map(|file| tables.text(file.as_bytes()));
-        tables.stream_ids.insert(0, 0);
         tables
+    }
+
+    /// The approximate memory in use, in bytes.
+    pub(super) fn bytes(&self) -> usize {
+        self.texts.bytes
+            + self.frames.bytes
+            + self.stacks.bytes
+            + self.contexts.bytes
+            + self.tracebacks.bytes
+            + self.streams.bytes
     }
 
     /// The number of a text given as bytes. Invalid UTF-8 is replaced.
     pub(super) fn text(&mut self, bytes: &[u8]) -> TextId {
-        let mut hash = self.keys.hash_one(bytes);
-        let lossy;
-        let text = match std::str::from_utf8(bytes) {
-            Ok(text) => text,
-            Err(_) => {
-                lossy = String::from_utf8_lossy(bytes).into_owned();
-                hash = self.keys.hash_one(lossy.as_bytes());
-                &lossy
-            }
-        };
-        loop {
-            match self.text_ids.get(&hash) {
-                Some(id) if *self.texts[*id as usize] == *text => return *id,
-                Some(_) => hash = hash.wrapping_add(1),
-                None => break,
-            }
-        }
-        let id = self.texts.len().min(MAX_ENTRIES) as TextId;
-        self.text_ids.insert(hash, id);
-        self.texts.push(text.into());
-        self.bytes += text.len() + TEXT_BYTES;
-        id
+        self.texts.id(bytes)
     }
 
     /// The text with this number; empty if there is none.
     pub(super) fn str(&self, id: TextId) -> &str {
-        self.texts.get(id as usize).map_or("", |t| t)
+        self.texts.str(id)
     }
 
     /// The number of a frame.
     pub(super) fn frame(&mut self, name: TextId, filename: TextId, line: u32) -> u32 {
-        let next = self.frames.len() as u32;
-        let id = *self.frame_ids.entry((name, filename, line)).or_insert(next);
-        if id == next {
-            self.frames.push((name, filename, line));
-            let role = self.role(name, filename);
-            self.roles.push(role);
-            // The definition of the frame has its texts: the file can name one long text in every frame.
-            self.bytes += FRAME_BYTES + 2 * self.str(name).len() + self.str(filename).len();
-        }
-        id
-    }
-
-    fn role(&mut self, name: TextId, filename: TextId) -> FrameRole {
-        let (function, filename) = (self.str(name), self.str(filename));
-        if !function.contains("::") || !is_native(function, filename) {
-            return FrameRole::Plain;
-        }
-        if RECORDER.iter().any(|start| function.starts_with(start)) || function.contains(RECORDER_CALLBACK) {
-            return FrameRole::Recorder;
-        }
-        let Some(node) = node_of(function).map(str::to_owned) else { return FrameRole::Plain };
-        FrameRole::Node(self.text(node.as_bytes()))
+        self.frames.id(name, filename, line, &mut self.texts)
     }
 
     /// The stack of these frames, innermost first, and the autograd node that runs. Frames of our own snapshots carry
     /// the node, and so do PyTorch's C++ frames. The frames of PyTorch's recorder are omitted.
     pub(super) fn stack(&mut self, frames: &[u32]) -> (StackId, ContextId) {
-        let file = |at: usize| frames.get(at).map(|f| self.frames[*f as usize].1);
+        let Frames { all, roles, .. } = &self.frames;
+        let file = |at: usize| frames.get(at).map(|f| all[*f as usize].1);
         let [node_file, node_alone_file, caller_file] = self.synthetic_files;
         if file(0) != Some(node_file) && file(0) != Some(node_alone_file) {
-            let role = |frame: &u32| self.roles[*frame as usize];
+            let role = |frame: &u32| roles[*frame as usize];
             let recorder = frames.iter().take_while(|frame| role(frame) == FrameRole::Recorder).count();
             let node =
                 frames.iter().find_map(|frame| if let FrameRole::Node(node) = role(frame) { Some(node) } else { None });
-            let context = node.map_or(ContextId::NONE, |node| self.context(node, StackId::NONE));
-            return (self.plain_stack(&frames[recorder..]), context);
+            let context = node.map_or(ContextId::NONE, |node| self.contexts.id(node, StackId::NONE, &self.texts));
+            return (self.stacks.id(&frames[recorder..]), context);
         }
         let called = (1..frames.len()).find(|at| file(*at) == Some(caller_file));
-        let node = self.frames[frames[0] as usize].0;
-        let forward = self.plain_stack(&frames[1..called.unwrap_or(frames.len())]);
-        let stack = called.map_or(StackId::NONE, |at| self.plain_stack(&frames[at + 1..]));
-        (stack, self.context(node, forward))
+        let node = all[frames[0] as usize].0;
+        let forward = self.stacks.id(&frames[1..called.unwrap_or(frames.len())]);
+        let stack = called.map_or(StackId::NONE, |at| self.stacks.id(&frames[at + 1..]));
+        (stack, self.contexts.id(node, forward, &self.texts))
     }
 
-    fn plain_stack(&mut self, frames: &[u32]) -> StackId {
-        if frames.is_empty() {
-            return StackId::NONE;
-        }
-        // Nearly every list of frames has occurred before, so the whole list is looked up first.
-        let mut hash = frames.iter().fold(self.seed, |hash, frame| mix(hash, u64::from(*frame)));
-        let slot = loop {
-            match self.stacks.get(&hash) {
-                Some(stack) if self.has_frames(*stack, frames) => return StackId(*stack),
-                Some(_) => hash = hash.wrapping_add(1),
-                None => break hash,
-            }
-        };
-        let mut at = 0;
-        for frame in frames.iter().rev() {
-            let next = self.nodes.len() as u32;
-            let id = *self.children.entry((at, *frame)).or_insert(next);
-            if id == next {
-                self.nodes.push(StackNode { parent: StackId(at), frame: FrameId(*frame) });
-                self.bytes += STACK_NODE_BYTES;
-            }
-            at = id;
-        }
-        self.stacks.insert(slot, at);
-        self.bytes += STACK_BYTES;
-        StackId(at)
-    }
-
-    fn has_frames(&self, stack: u32, frames: &[u32]) -> bool {
-        let mut at = stack;
-        for frame in frames {
-            let node = self.nodes[at as usize];
-            if at == 0 || node.frame.0 != *frame {
-                return false;
-            }
-            at = node.parent.0;
-        }
-        at == 0
-    }
-
-    /// The context of a node and the forward call that made it.
-    pub(super) fn context(&mut self, node: TextId, forward: StackId) -> ContextId {
-        let next = self.contexts.len() as u32;
-        let id = *self.context_ids.entry((node, forward.0)).or_insert(next);
-        if id == next {
-            self.contexts.push((node, forward));
-            // The definition of the context has its text.
-            self.bytes += CONTEXT_BYTES + self.str(node).len();
-        }
-        ContextId(id)
-    }
-
-    /// The context of a node of which only the forward call is known. `lines`: the lines of a traceback, outermost
-    /// first.
+    /// The context of a node of which only the forward call is known. The lines of its traceback are outermost first.
     pub(super) fn forward_context(&mut self, lines: &[TextId]) -> ContextId {
-        let stack = match self.forward_stacks.get(lines) {
-            Some(stack) => StackId(*stack),
-            None => {
-                let mut frames = std::mem::take(&mut self.scratch);
-                frames.clear();
-                frames.extend(lines.iter().rev().filter_map(|line| self.traceback_frame(*line)));
-                let stack = self.plain_stack(&frames);
-                self.scratch = frames;
-                self.forward_stacks.insert(lines.into(), stack.0);
-                self.bytes += 4 * lines.len() + 96;
-                stack
-            }
-        };
+        let stack = self.tracebacks.stack(lines, &mut self.texts, &mut self.frames, &mut self.stacks);
         if stack.is_none() {
             return ContextId::NONE;
         }
-        let node = self.text(UNKNOWN_NODE.as_bytes());
-        self.context(node, stack)
+        let node = self.texts.id(UNKNOWN_NODE.as_bytes());
+        self.contexts.id(node, stack, &self.texts)
     }
 
-    /// The frame that a line of a traceback describes. Each distinct line is parsed once, however often it occurs.
-    fn traceback_frame(&mut self, line: TextId) -> Option<u32> {
-        if let Some(known) = self.traceback_frames.get(&line) {
-            return *known;
-        }
-        let parsed = traceback_line(self.str(line));
-        let parsed = parsed.map(|(file, number, name)| (file.to_owned(), number, name.to_owned()));
-        let frame = parsed.map(|(file, number, name)| {
-            let (file, name) = (self.text(file.as_bytes()), self.text(name.as_bytes()));
-            self.frame(name, file, number)
-        });
-        self.traceback_frames.insert(line, frame);
-        self.bytes += 32;
-        frame
+    /// The streams, by their number in rows.
+    pub(super) fn streams(&self) -> &[u64] {
+        &self.streams.all
     }
 
     /// The number of a stream in rows.
@@ -354,13 +443,14 @@ impl Tables {
         if stream == 0 {
             return 0;
         }
-        let next = self.streams.len() as u32;
-        let id = *self.stream_ids.entry(stream).or_insert(next);
-        if id == next {
-            self.streams.push(stream);
-            self.bytes += 56;
+        let Streams { all, numbers, bytes } = &mut self.streams;
+        let next = all.len() as u32;
+        let number = *numbers.entry(stream).or_insert(next);
+        if number == next {
+            all.push(stream);
+            *bytes += 56;
         }
-        id
+        number
     }
 
     /// The id of a pool in events; `None` if there are more pools than ids.
@@ -382,7 +472,7 @@ impl Tables {
     /// The tables as definitions, and the streams. `default_pool`: whether events carry their pools.
     pub(super) fn into_definitions(self, default_pool: bool) -> (Definitions, Vec<u64>) {
         let mut definitions = Definitions::default();
-        for (id, (name, filename, line)) in self.frames.iter().enumerate() {
+        for (id, (name, filename, line)) in self.frames.all.iter().enumerate() {
             let (name, filename): (&str, &str) = (self.str(*name), self.str(*filename));
             let native = id > 0 && is_native(name, filename);
             if native {
@@ -400,18 +490,19 @@ impl Tables {
         }
         definitions.contexts = self
             .contexts
+            .all
             .iter()
             .map(|(node, forward)| Context { node: self.str(*node).into(), forward: *forward, ..Context::default() })
             .collect();
         if let Some(none) = definitions.contexts.first_mut() {
             *none = Context::default();
         }
-        definitions.stacks = self.nodes;
+        definitions.stacks = self.stacks.nodes;
         definitions.pools = self.pool_ids.iter().map(|(pool, id)| (*id, *pool)).collect();
         if default_pool {
             definitions.pools.insert(0, (0, 0));
         }
-        (definitions, self.streams)
+        (definitions, self.streams.all)
     }
 }
 
@@ -470,8 +561,8 @@ mod tests {
         let frames: Vec<u32> = (0..4).map(|line| tables.frame(name, name, line)).collect();
         let (a, _) = tables.stack(&frames);
         let (b, _) = tables.stack(&frames[1..]);
-        assert_eq!(tables.nodes.len(), 5);
-        assert_eq!(tables.nodes[a.index()].parent, b);
+        assert_eq!(tables.stacks.nodes.len(), 5);
+        assert_eq!(tables.stacks.nodes[a.index()].parent, b);
         assert_eq!(tables.stack(&frames).0, a);
     }
 
@@ -514,11 +605,14 @@ mod tests {
         let all: Vec<u32> = recorder.into_iter().chain([inner, outer, python]).collect();
         let (stack, context) = tables.stack(&all);
         assert_eq!(tables.stack(&[inner, outer, python]), (stack, context));
-        assert_eq!(tables.str(tables.contexts[context.index()].0), "MulBackward0");
+        assert_eq!(tables.str(tables.contexts.all[context.index()].0), "MulBackward0");
         assert_eq!(tables.stack(&[recorder[0], python]), tables.stack(&[python]));
         assert_eq!(tables.stack(&recorder), (StackId::NONE, ContextId::NONE));
         let (stack, _) = tables.stack(&[python, recorder[0], inner]);
-        assert!(tables.has_frames(stack.0, &[python, recorder[0], inner]), "only frames on top are the recorder's");
+        assert!(
+            tables.stacks.has_frames(stack.0, &[python, recorder[0], inner]),
+            "only frames on top are the recorder's"
+        );
     }
 
     #[test]
