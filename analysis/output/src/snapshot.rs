@@ -263,7 +263,7 @@ impl<'a, W: Write> SnapshotWriter<'a, W> {
         match change {
             Change::Alloc(id) => {
                 let block = allocator.block(id);
-                if block.implied {
+                if block.segment.implied {
                     let segment = Event { size: block.size, ..*e };
                     self.put_row(trace, Row { e: &segment, ..row(Word::SegmentAlloc) });
                 }
@@ -282,7 +282,7 @@ impl<'a, W: Write> SnapshotWriter<'a, W> {
                 }
                 let (stack, context) = (completion.stack, completion.context);
                 self.put_row(trace, Row { e: &completion, stack, context, ..row(Word::FreeCompleted) });
-                if block.implied {
+                if block.segment.implied {
                     completion.size = block.size;
                     self.put_row(trace, Row { e: &completion, stack, context, ..row(Word::SegmentFree) });
                 }

@@ -214,7 +214,7 @@ impl Window {
             return segments;
         }
         let is_hidden = |block: &Block| block.is_active() && !self.has_size(block.size);
-        segments.retain(|segment| !segment.blocks.iter().any(|block| block.implied && is_hidden(block)));
+        segments.retain(|segment| !segment.blocks.iter().any(|block| block.segment.implied && is_hidden(block)));
         for segment in &mut segments {
             let mut blocks: Vec<Block> = Vec::with_capacity(segment.blocks.len());
             let mut joins = false;

@@ -78,16 +78,33 @@ pub struct Block {
     pub seq: u64,
     /// Its state.
     pub state: BlockState,
+    /// Its segment.
+    pub segment: BlockSegment,
+    neighbors: Neighbors,
+}
+
+/// The facts about a segment that each of its blocks has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct BlockSegment {
     /// The private pool; 0 for the default pool.
     pub pool: u16,
     /// Whether it is in the pool of small blocks.
     pub small: bool,
-    /// Whether its segment is expandable.
+    /// Whether it is expandable.
     pub expandable: bool,
-    /// Whether no event announced its segment. Such a segment consists of this one block and exists as long as it.
+    /// Whether no event announced it. Such a segment consists of one block and exists as long as it.
     pub implied: bool,
+}
+
+/// The blocks before and after a block in its segment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Neighbors {
     prev: BlockId,
     next: BlockId,
+}
+
+impl Neighbors {
+    const NONE: Neighbors = Neighbors { prev: BlockId::NONE, next: BlockId::NONE };
 }
 
 impl Block {
@@ -230,7 +247,8 @@ impl Allocator {
     /// The blocks before and after it in its segment.
     pub fn neighbors(&self, id: BlockId) -> [Option<(BlockId, &Block)>; 2] {
         let block = &self.blocks[id.index()];
-        [block.prev, block.next].map(|id| (id != BlockId::NONE).then(|| (id, &self.blocks[id.index()])))
+        [block.neighbors.prev, block.neighbors.next]
+            .map(|id| (id != BlockId::NONE).then(|| (id, &self.blocks[id.index()])))
     }
 
     /// The block that starts at this address; `None` if there is none.
@@ -267,9 +285,9 @@ impl Allocator {
         if let Some(id) = self.find(addr)
             && self.blocks[id.index()].state == BlockState::Unmapped
         {
-            let next = self.blocks[id.index()].next;
+            let next = self.blocks[id.index()].neighbors.next;
             if next != BlockId::NONE {
-                self.blocks[next.index()].prev = BlockId::NONE;
+                self.blocks[next.index()].neighbors.prev = BlockId::NONE;
             }
             self.discard(id);
         }
@@ -282,8 +300,7 @@ impl Allocator {
             segment_stack: e.stack,
             segment_context: e.context,
             stream: e.stream,
-            pool: e.pool,
-            small: e.size <= SMALL_SEGMENT,
+            segment: BlockSegment { pool: e.pool, small: e.size <= SMALL_SEGMENT, ..BlockSegment::default() },
             ..Block::free(e.addr, e.size)
         });
         self.by_address.insert(e.addr, id);
@@ -302,7 +319,7 @@ impl Allocator {
             return;
         };
         let block = self.blocks[id.index()];
-        let alone = block.prev == BlockId::NONE && block.next == BlockId::NONE;
+        let alone = block.neighbors == Neighbors::NONE;
         if block.state != BlockState::Inactive || !alone || block.size != e.size {
             self.anomalies.unmatched_segment_frees += 1;
         }
@@ -329,25 +346,22 @@ impl Allocator {
             let rest = self.insert(Block {
                 state: BlockState::Unmapped,
                 stream: to_map.stream,
-                pool: to_map.pool,
-                small: to_map.small,
-                expandable: true,
-                prev: id,
-                next: to_map.next,
+                segment: BlockSegment { expandable: true, ..to_map.segment },
+                neighbors: Neighbors { prev: id, next: to_map.neighbors.next },
                 ..Block::free(e.addr + size, to_map.size - size)
             });
-            if to_map.next != BlockId::NONE {
-                self.blocks[to_map.next.index()].prev = rest;
+            if to_map.neighbors.next != BlockId::NONE {
+                self.blocks[to_map.neighbors.next.index()].neighbors.prev = rest;
             }
             self.by_address.insert(e.addr + size, rest);
             let block = &mut self.blocks[id.index()];
-            block.next = rest;
+            block.neighbors.next = rest;
             block.size = size;
         }
         self.blocks[id.index()].state = BlockState::Inactive;
         self.merge(id);
         let block = &mut self.blocks[id.index()];
-        if block.prev == BlockId::NONE && block.segment_stack.is_none() && block.segment_context.is_none() {
+        if block.neighbors.prev == BlockId::NONE && block.segment_stack.is_none() && block.segment_context.is_none() {
             (block.segment_stack, block.segment_context) = (e.stack, e.context);
         }
         if e.flags.contains(Flags::PREEXISTING) {
@@ -368,25 +382,27 @@ impl Allocator {
         // becomes the unmapped one.
         let block = self.blocks[id.index()];
         self.by_address.remove(&block.addr);
-        let template = Block { stream: block.stream, pool: block.pool, small: block.small, ..Block::free(0, 0) };
-        let (mut prev, mut next) = (block.prev, block.next);
+        let segment = BlockSegment { expandable: true, ..block.segment };
+        let template = Block { stream: block.stream, segment, ..Block::free(0, 0) };
+        let Neighbors { mut prev, mut next } = block.neighbors;
         let before = e.addr - block.addr;
         if before > 0 {
-            let new =
-                self.insert(Block { addr: block.addr, size: before, expandable: true, prev, next: id, ..template });
+            let neighbors = Neighbors { prev, next: id };
+            let new = self.insert(Block { addr: block.addr, size: before, neighbors, ..template });
             self.by_address.insert(block.addr, new);
             if prev != BlockId::NONE {
-                self.blocks[prev.index()].next = new;
+                self.blocks[prev.index()].neighbors.next = new;
             }
             prev = new;
         }
         let after = block.size - before - e.size;
         if after > 0 {
             let addr = e.addr + e.size;
-            let new = self.insert(Block { addr, size: after, expandable: true, prev: id, next, ..template });
+            let neighbors = Neighbors { prev: id, next };
+            let new = self.insert(Block { addr, size: after, neighbors, ..template });
             self.by_address.insert(addr, new);
             if next != BlockId::NONE {
-                self.blocks[next.index()].prev = new;
+                self.blocks[next.index()].neighbors.prev = new;
             }
             next = new;
         }
@@ -394,7 +410,7 @@ impl Allocator {
         range.addr = e.addr;
         range.size = e.size;
         range.state = BlockState::Unmapped;
-        (range.prev, range.next) = (prev, next);
+        range.neighbors = Neighbors { prev, next };
         self.by_address.insert(e.addr, id);
         self.merge(id);
         self.usage.reserved = self.usage.reserved.saturating_sub(e.size);
@@ -421,8 +437,8 @@ impl Allocator {
         block.stack = e.stack;
         block.context = e.context;
         block.seq = e.seq;
-        let (size, small) = (block.size, block.small);
-        if (round(e.size) <= SMALL_SIZE) != small && !block.implied {
+        let (size, small) = (block.size, block.segment.small);
+        if (round(e.size) <= SMALL_SIZE) != small && !block.segment.implied {
             self.correct_pool(id, round(e.size) <= SMALL_SIZE);
         }
         self.live_blocks += 1;
@@ -440,7 +456,7 @@ impl Allocator {
         let contains = |id: &BlockId| {
             let block = &self.blocks[id.index()];
             let offset = e.addr.wrapping_sub(block.addr);
-            block.state == BlockState::Inactive && !block.implied && e.addr >= block.addr && offset < block.size
+            block.state == BlockState::Inactive && !block.segment.implied && e.addr >= block.addr && offset < block.size
         };
         let found = self.lookup_hint.take().filter(contains).or_else(|| self.find(e.addr).filter(contains));
         let earlier = || self.earlier_free.range(..=e.addr).next_back().map(|(_, id)| *id).filter(contains);
@@ -465,7 +481,7 @@ impl Allocator {
             ..*e
         });
         // The next block is in the remaining free part.
-        let next = self.blocks[taken.index()].next;
+        let next = self.blocks[taken.index()].neighbors.next;
         self.lookup_hint = (next != BlockId::NONE).then_some(next);
         if let Some(next) = self.lookup_hint {
             self.earlier_free.insert(self.blocks[next.index()].addr, next);
@@ -476,12 +492,13 @@ impl Allocator {
     /// Makes the first `size` bytes of a block a block of its own, in the same state, and returns it.
     fn split_off_front(&mut self, id: BlockId, size: u64) -> BlockId {
         let whole = self.blocks[id.index()];
-        let front = self.insert(Block { size, next: id, ..whole });
-        if whole.prev != BlockId::NONE {
-            self.blocks[whole.prev.index()].next = front;
+        let neighbors = Neighbors { next: id, ..whole.neighbors };
+        let front = self.insert(Block { size, neighbors, ..whole });
+        if whole.neighbors.prev != BlockId::NONE {
+            self.blocks[whole.neighbors.prev.index()].neighbors.next = front;
         }
         let rest = &mut self.blocks[id.index()];
-        (rest.prev, rest.addr, rest.size) = (front, whole.addr + size, whole.size - size);
+        (rest.neighbors.prev, rest.addr, rest.size) = (front, whole.addr + size, whole.size - size);
         self.by_address.insert(whole.addr, front);
         self.by_address.insert(whole.addr + size, id);
         front
@@ -494,7 +511,7 @@ impl Allocator {
         if !block.is_active() {
             block.requested = e.size;
         }
-        (block.segment_stack, block.segment_context, block.small) = (e.stack, e.context, e.slack != 0);
+        (block.segment_stack, block.segment_context, block.segment.small) = (e.stack, e.context, e.slack != 0);
     }
 
     /// All blocks, with free ones and unmapped address space, in no particular order.
@@ -552,7 +569,8 @@ impl Allocator {
         let is_head = |b: &Block| {
             b.size > 0
                 && b.state != BlockState::Unmapped
-                && (b.prev == BlockId::NONE || self.blocks[b.prev.index()].state == BlockState::Unmapped)
+                && (b.neighbors.prev == BlockId::NONE
+                    || self.blocks[b.neighbors.prev.index()].state == BlockState::Unmapped)
         };
         let mut segments: Vec<Segment> = self
             .blocks
@@ -560,10 +578,10 @@ impl Allocator {
             .filter(|b| is_head(b))
             .map(|head| {
                 let mut blocks = vec![*head];
-                let mut at = head.next;
+                let mut at = head.neighbors.next;
                 while at != BlockId::NONE && self.blocks[at.index()].state != BlockState::Unmapped {
                     blocks.push(self.blocks[at.index()]);
-                    at = self.blocks[at.index()].next;
+                    at = self.blocks[at.index()].neighbors.next;
                 }
                 Segment {
                     addr: head.addr,
@@ -571,9 +589,9 @@ impl Allocator {
                     stream: head.stream,
                     stack: head.segment_stack,
                     context: head.segment_context,
-                    pool: head.pool,
-                    small: head.small,
-                    expandable: head.expandable,
+                    pool: head.segment.pool,
+                    small: head.segment.small,
+                    expandable: head.segment.expandable,
                     blocks,
                 }
             })
@@ -595,18 +613,15 @@ impl Allocator {
         // As in `alloc_found_block()`: the new object takes the front, and the old one keeps the remainder.
         let new = self.insert(Block {
             stream: free.stream,
-            pool: free.pool,
-            small: free.small,
-            expandable: free.expandable,
-            prev: free.prev,
-            next: id,
+            segment: free.segment,
+            neighbors: Neighbors { next: id, ..free.neighbors },
             ..Block::free(free.addr, size)
         });
-        if free.prev != BlockId::NONE {
-            self.blocks[free.prev.index()].next = new;
+        if free.neighbors.prev != BlockId::NONE {
+            self.blocks[free.neighbors.prev.index()].neighbors.next = new;
         }
         let rest = &mut self.blocks[id.index()];
-        rest.prev = new;
+        rest.neighbors.prev = new;
         rest.addr += size;
         rest.size -= size;
         self.by_address.insert(free.addr, new);
@@ -616,7 +631,7 @@ impl Allocator {
 
     /// The bytes of a free block that an allocation takes: the recorded size, else the one of PyTorch's policy.
     fn allocated_size(&self, free: &Block, e: &Event) -> u64 {
-        if free.implied {
+        if free.segment.implied {
             return free.size;
         }
         if e.flags.contains(Flags::SLACK_KNOWN) {
@@ -628,7 +643,7 @@ impl Allocator {
         }
         let rest = free.size - rounded;
         let small = rounded <= SMALL_SIZE;
-        let split = if small || free.expandable { rest >= MIN_BLOCK_SIZE } else { rest > SMALL_SIZE };
+        let split = if small || free.segment.expandable { rest >= MIN_BLOCK_SIZE } else { rest > SMALL_SIZE };
         if split { rounded } else { free.size }
     }
 
@@ -641,11 +656,9 @@ impl Allocator {
     fn add_implied_segment(&mut self, e: &Event, size: u64) -> BlockId {
         let id = self.insert(Block {
             stream: e.stream,
-            pool: e.pool,
             segment_stack: e.stack,
             segment_context: e.context,
-            small: size <= SMALL_SIZE,
-            implied: true,
+            segment: BlockSegment { pool: e.pool, small: size <= SMALL_SIZE, expandable: false, implied: true },
             ..Block::free(e.addr, size)
         });
         self.by_address.insert(e.addr, id);
@@ -673,7 +686,7 @@ impl Allocator {
         block.state = BlockState::Inactive;
         block.stack = StackId::NONE;
         block.context = ContextId::NONE;
-        if block.implied {
+        if block.segment.implied {
             self.usage.reserved = self.usage.reserved.saturating_sub(block.size);
             self.discard(id);
             return;
@@ -683,17 +696,17 @@ impl Allocator {
 
     /// Merges a block with both neighbors if they have the same state, as `try_merge_blocks` does. `id` stays valid.
     fn merge(&mut self, id: BlockId) {
-        let Block { prev, next, state, .. } = self.blocks[id.index()];
+        let Block { neighbors: Neighbors { prev, next }, state, .. } = self.blocks[id.index()];
         if prev != BlockId::NONE && self.blocks[prev.index()].state == state {
             let src = self.blocks[prev.index()];
             self.by_address.remove(&self.blocks[id.index()].addr);
             let dst = &mut self.blocks[id.index()];
             dst.addr = src.addr;
             dst.size += src.size;
-            dst.prev = src.prev;
+            dst.neighbors.prev = src.neighbors.prev;
             (dst.segment_stack, dst.segment_context) = (src.segment_stack, src.segment_context);
-            if src.prev != BlockId::NONE {
-                self.blocks[src.prev.index()].next = id;
+            if src.neighbors.prev != BlockId::NONE {
+                self.blocks[src.neighbors.prev.index()].neighbors.next = id;
             }
             self.by_address.insert(src.addr, id);
             self.recycle(prev);
@@ -702,9 +715,9 @@ impl Allocator {
             let src = self.blocks[next.index()];
             let dst = &mut self.blocks[id.index()];
             dst.size = dst.size.saturating_add(src.size);
-            dst.next = src.next;
-            if src.next != BlockId::NONE {
-                self.blocks[src.next.index()].prev = id;
+            dst.neighbors.next = src.neighbors.next;
+            if src.neighbors.next != BlockId::NONE {
+                self.blocks[src.neighbors.next.index()].neighbors.prev = id;
             }
             self.by_address.remove(&src.addr);
             self.recycle(next);
@@ -725,9 +738,7 @@ impl Allocator {
         let size = end.map_or(UNKNOWN_RESERVATION, |end| end - start);
         let id = self.insert(Block {
             stream: e.stream,
-            pool: e.pool,
-            small: e.size <= SMALL_SEGMENT,
-            expandable: true,
+            segment: BlockSegment { pool: e.pool, small: e.size <= SMALL_SEGMENT, expandable: true, implied: false },
             state: BlockState::Unmapped,
             ..Block::free(start, size)
         });
@@ -741,8 +752,9 @@ impl Allocator {
     /// For a mapping that existed before the recording: the unmapped address space around it, from its address on. Searches
     /// all blocks.
     fn unmapped_block_containing(&mut self, e: &Event) -> Option<BlockId> {
-        let contains =
-            |b: &Block| b.state == BlockState::Unmapped && b.expandable && b.addr < e.addr && e.addr - b.addr < b.size;
+        let contains = |b: &Block| {
+            b.state == BlockState::Unmapped && b.segment.expandable && b.addr < e.addr && e.addr - b.addr < b.size
+        };
         if !e.flags.contains(Flags::PREEXISTING) || self.find(e.addr).is_some() {
             return None;
         }
@@ -754,7 +766,7 @@ impl Allocator {
     /// The free block that contains the range. Searches all blocks, because unmapping is rare.
     fn free_block_containing(&self, addr: u64, size: u64) -> Option<BlockId> {
         let contains = |b: &Block| {
-            b.state == BlockState::Inactive && b.expandable && b.addr <= addr && addr - b.addr + size <= b.size
+            b.state == BlockState::Inactive && b.segment.expandable && b.addr <= addr && addr - b.addr + size <= b.size
         };
         if let Some(id) = self.find(addr).filter(|id| contains(&self.blocks[id.index()])) {
             return Some(id);
@@ -764,16 +776,16 @@ impl Allocator {
 
     /// Corrects the pool of a segment: its first allocation shows which pool it serves. Its size was only a guess.
     fn correct_pool(&mut self, id: BlockId, small: bool) {
-        self.blocks[id.index()].small = small;
+        self.blocks[id.index()].segment.small = small;
         for forward in [true, false] {
             let mut at = id;
             loop {
                 let block = &self.blocks[at.index()];
-                at = if forward { block.next } else { block.prev };
-                if at == BlockId::NONE || self.blocks[at.index()].small == small {
+                at = if forward { block.neighbors.next } else { block.neighbors.prev };
+                if at == BlockId::NONE || self.blocks[at.index()].segment.small == small {
                     break;
                 }
-                self.blocks[at.index()].small = small;
+                self.blocks[at.index()].segment.small = small;
             }
         }
     }
@@ -789,8 +801,8 @@ impl Allocator {
     /// Removes a block and all blocks linked to it.
     fn drop_linked_blocks(&mut self, id: BlockId) {
         let mut head = id;
-        while self.blocks[head.index()].prev != BlockId::NONE {
-            head = self.blocks[head.index()].prev;
+        while self.blocks[head.index()].neighbors.prev != BlockId::NONE {
+            head = self.blocks[head.index()].neighbors.prev;
         }
         while head != BlockId::NONE {
             let block = self.blocks[head.index()];
@@ -806,7 +818,7 @@ impl Allocator {
                 self.usage.reserved = self.usage.reserved.saturating_sub(block.size);
             }
             self.discard(head);
-            head = block.next;
+            head = block.neighbors.next;
         }
     }
 
@@ -847,12 +859,8 @@ impl Block {
             segment_context: ContextId::NONE,
             seq: 0,
             state: BlockState::Inactive,
-            pool: 0,
-            small: false,
-            expandable: false,
-            implied: false,
-            prev: BlockId::NONE,
-            next: BlockId::NONE,
+            segment: BlockSegment { pool: 0, small: false, expandable: false, implied: false },
+            neighbors: Neighbors::NONE,
         }
     }
 }

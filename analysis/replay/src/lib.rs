@@ -31,7 +31,7 @@ mod physical;
 mod policy;
 mod replay;
 
-pub use allocator::{Allocator, Anomalies, Block, BlockId, BlockState, Peak, Segment, Usage};
+pub use allocator::{Allocator, Anomalies, Block, BlockId, BlockSegment, BlockState, Peak, Segment, Usage};
 pub use contexts::Contexts;
 pub use cycles::{ReferenceCycle, reference_cycles};
 pub use holders::{HeldBlock, HolderChange, holder_changes};

@@ -115,7 +115,8 @@ impl Program {
                 let free = self.blocks(Inactive);
                 let Some(block) = free.get(pick(free.len())).copied() else { return };
                 // As in PyTorch, small and large requests have segments of their own.
-                let (least, most) = if block.small { (1, block.size.min(SMALL)) } else { (SMALL + 1, block.size) };
+                let (least, most) =
+                    if block.segment.small { (1, block.size.min(SMALL)) } else { (SMALL + 1, block.size) };
                 if most < least {
                     return;
                 }
@@ -340,7 +341,17 @@ fn state(replay: &Replay) -> impl PartialEq + std::fmt::Debug + use<> {
         .map(|s| {
             let block = |b: &Block| {
                 let times = (b.addr, b.size, b.requested, b.seq * u64::from(b.is_active()), b.stack, b.context);
-                (times, b.segment_stack, b.segment_context, b.state, b.small, b.pool, b.stream, b.expandable, b.implied)
+                (
+                    times,
+                    b.segment_stack,
+                    b.segment_context,
+                    b.state,
+                    b.segment.small,
+                    b.segment.pool,
+                    b.stream,
+                    b.segment.expandable,
+                    b.segment.implied,
+                )
             };
             let of = (s.addr, s.size, s.stream, s.stack, s.context, s.pool, s.small, s.expandable);
             (of, s.blocks.iter().map(block).collect::<Vec<_>>())

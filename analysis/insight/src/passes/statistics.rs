@@ -149,8 +149,8 @@ impl StatisticsCollector {
             Change::Alloc(id) => self.alloc(allocator, *id),
             Change::FreeRequested(id) => {
                 let block = allocator.block(*id);
-                self.subtract(block.small, Figure::AllocatedBytes, block.size);
-                self.subtract(block.small, Figure::Allocation, 1);
+                self.subtract(block.segment.small, Figure::AllocatedBytes, block.size);
+                self.subtract(block.segment.small, Figure::Allocation, 1);
             }
             Change::FreeCompleted(id, block) => self.free(allocator, *id, block),
             Change::SegmentGained => {
@@ -161,7 +161,7 @@ impl StatisticsCollector {
                 // For memory older than the recording, no allocation shows which pool it serves. The size of its block
                 // decides.
                 if e.flags.contains(Flags::PREEXISTING) {
-                    self.assign_pool(allocator.find(e.addr).is_some_and(|id| allocator.block(id).small));
+                    self.assign_pool(allocator.find(e.addr).is_some_and(|id| allocator.block(id).segment.small));
                 }
             }
             Change::SegmentLost => {
@@ -192,7 +192,7 @@ impl StatisticsCollector {
     #[inline]
     fn alloc(&mut self, allocator: &Allocator, id: BlockId) {
         let block = allocator.block(id);
-        let small = block.small;
+        let small = block.segment.small;
         if !self.unassigned.is_empty() {
             self.assign_pool(small);
         }
@@ -203,7 +203,7 @@ impl StatisticsCollector {
             stats[Figure::Allocation as usize].add(1);
             stats[Figure::Active as usize].add(1);
         }
-        if block.expandable {
+        if block.segment.expandable {
             return;
         }
         // Two free blocks are never adjacent. A free block behind this one is therefore the rest of the block that this
@@ -231,11 +231,11 @@ impl StatisticsCollector {
 
     #[inline]
     fn free(&mut self, allocator: &Allocator, id: BlockId, block: &Block) {
-        let small = block.small;
+        let small = block.segment.small;
         self.subtract(small, Figure::ActiveBytes, block.size);
         self.subtract(small, Figure::RequestedBytes, block.requested);
         self.subtract(small, Figure::Active, 1);
-        if block.expandable || block.implied {
+        if block.segment.expandable || block.segment.implied {
             return;
         }
         // The blocks that this block was merged with were free split blocks beside it.

@@ -64,7 +64,9 @@ impl Blocks {
             of_blocks.insert(block.addr, of_block);
         }
         if device.source == EventSource::Torch {
-            for segment in allocator.segments().iter().filter(|segment| !segment.blocks.iter().any(|b| b.implied)) {
+            for segment in
+                allocator.segments().iter().filter(|segment| !segment.blocks.iter().any(|b| b.segment.implied))
+            {
                 let first = segment.blocks.iter().filter(|b| b.is_active()).map(|b| b.seq).min();
                 let first = first.and_then(|first| {
                     let inside =
@@ -95,7 +97,7 @@ impl Blocks {
 /// The allocation of a block, with the size that the allocator gave it.
 fn with_size(e: &Event, block: &Block, source: EventSource) -> Event {
     let slack = block.size.checked_sub(e.size).and_then(|slack| u32::try_from(slack).ok());
-    match slack.filter(|_| source == EventSource::Torch && !block.implied) {
+    match slack.filter(|_| source == EventSource::Torch && !block.segment.implied) {
         Some(slack) => Event { slack, flags: e.flags.with(Flags::SLACK_KNOWN), ..*e },
         None => *e,
     }
@@ -133,7 +135,7 @@ fn block_states<'a>(
 ) -> impl Iterator<Item = Event> + 'a {
     let remembers = |block: &Block| {
         let requested = if block.is_active() { 0 } else { block.requested };
-        (requested, block.segment_stack, block.segment_context, block.small)
+        (requested, block.segment_stack, block.segment_context, block.segment.small)
     };
     expected.blocks().filter_map(move |(_, block)| {
         let (size, stack, context, small) = remembers(block);
