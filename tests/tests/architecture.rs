@@ -43,7 +43,6 @@ const LARGE_STRUCTS: &[(&str, &[&str])] = &[
     ("trace", &["Definitions", "Event"]),
     ("interpose/stackwalk", &["PublishedSlots"]),
     ("interpose", &["ModelWalk", "Process"]),
-    ("analysis/insight", &["BlockAllocation", "BlockLifetime"]),
     ("analysis/output", &["DeviceData", "RankRow", "TraceWriter"]),
 ];
 

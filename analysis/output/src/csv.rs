@@ -90,12 +90,12 @@ impl<W: Write> BlockObserver for CsvWriter<'_, W> {
         free: Option<&Event>,
     ) {
         let Some(free) = self.window.shows_block(device, block, free) else { return };
-        let context = self.definitions.contexts.get(block.context.index());
+        let context = self.definitions.contexts.get(block.site.context.index());
         let node = context.map_or("", |context| &*context.node);
         // A block of a backward node gets the frame of the forward call.
         let stack = match context {
             Some(context) if !context.forward.is_none() => context.forward,
-            _ => block.stack,
+            _ => block.site.stack,
         };
         let frame = self.definitions.stacks.get(stack.index()).map_or(FrameId::NONE, |stack| stack.frame);
         let named = self.names.of_allocation(block.seq);
@@ -103,9 +103,9 @@ impl<W: Write> BlockObserver for CsvWriter<'_, W> {
         let text = |value: Option<u64>| value.map(|value| value.to_string()).unwrap_or_default();
         let line = format!(
             "{device},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n",
-            block.addr,
-            block.size,
-            block.requested,
+            block.memory.addr,
+            block.memory.size,
+            block.memory.requested,
             self.calibration.epoch_ns(block.ticks),
             text(free.map(|e| self.calibration.epoch_ns(e.ticks))),
             block.seq,
@@ -116,7 +116,7 @@ impl<W: Write> BlockObserver for CsvWriter<'_, W> {
             printable::csv(classification.rule.as_str()),
             printable::csv(&self.frame(evidence)),
             printable::csv(&name),
-            printable::csv(&self.names.module_path(block.event_context, block.seq).unwrap_or_default()),
+            printable::csv(&self.names.module_path(block.site.event_context, block.seq).unwrap_or_default()),
             printable::csv(node),
             printable::csv(&self.frame(frame)),
             printable::csv(self.custom.as_ref().and_then(|custom| custom.name_of(block)).unwrap_or_default()),

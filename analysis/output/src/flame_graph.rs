@@ -93,11 +93,11 @@ struct DeviceBytes {
 
 impl DeviceBytes {
     fn add(&mut self, block: &BlockAllocation) {
-        let (generation, bytes) = self.by_site.entry((block.stack, block.context)).or_default();
+        let (generation, bytes) = self.by_site.entry((block.site.stack, block.site.context)).or_default();
         if *generation != self.generation {
             (*generation, *bytes) = (self.generation, 0);
         }
-        *bytes += block.size;
+        *bytes += block.memory.size;
     }
 
     /// Prepares for an event of the window, before it changes the level.
@@ -139,7 +139,9 @@ impl<'a> SiteSums<'a> {
 
 impl BlockObserver for SiteSums<'_> {
     fn allocated(&mut self, device: i16, block: &BlockAllocation, _: &Usage) {
-        let Some(bytes) = self.devices.get_mut(&device).filter(|_| self.window.has_size(block.size)) else { return };
+        let Some(bytes) = self.devices.get_mut(&device).filter(|_| self.window.has_size(block.memory.size)) else {
+            return;
+        };
         if self.window.is_past(block.seq) {
             return;
         }
@@ -147,7 +149,7 @@ impl BlockObserver for SiteSums<'_> {
         if is_inside {
             bytes.start_peak(self.window);
         }
-        bytes.current += block.size;
+        bytes.current += block.memory.size;
         match self.of {
             FlameWeight::Total if is_inside => bytes.add(block),
             FlameWeight::Peak if is_inside && bytes.peak.is_none_or(|(_, peak)| bytes.current > peak) => {
@@ -166,12 +168,14 @@ impl BlockObserver for SiteSums<'_> {
         _: FrameId,
         free: Option<&Event>,
     ) {
-        let Some(bytes) = self.devices.get_mut(&device).filter(|_| self.window.has_size(block.size)) else { return };
+        let Some(bytes) = self.devices.get_mut(&device).filter(|_| self.window.has_size(block.memory.size)) else {
+            return;
+        };
         if let Some(free) = free.filter(|free| !self.window.is_past(free.seq)) {
             if self.window.contains(free.seq) {
                 bytes.start_peak(self.window);
             }
-            bytes.current = bytes.current.saturating_sub(block.size);
+            bytes.current = bytes.current.saturating_sub(block.memory.size);
         }
         let Some(free) = self.window.shows_block(device, block, free) else { return };
         match self.of {

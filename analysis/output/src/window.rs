@@ -189,7 +189,7 @@ impl Window {
     ) -> Option<Option<&'e Event>> {
         let free = free.filter(|free| !self.is_past(free.seq));
         let is_shown = !self.is_past(block.seq) && free.is_none_or(|free| free.seq >= self.first);
-        (is_shown && self.has_size(block.size) && self.has_device(device)).then_some(free)
+        (is_shown && self.has_size(block.memory.size) && self.has_device(device)).then_some(free)
     }
 
     /// Whether a change of a device's memory is shown, regardless of its time.

@@ -10,7 +10,7 @@ use super::device_facts::{DeviceFacts, MIN_BYTES, SharedFacts};
 use super::diagnostic::Diagnostic;
 use super::issue::Issue;
 use super::rule::{DiagnosticRule, KeptBy};
-use crate::passes::category::BlockAllocation;
+use crate::passes::category::{BlockMemory, BlockSite};
 use crate::passes::mark::Mark;
 use crate::passes::pass::{BlockAllocated, BlockFreed, Pass, RecordingEnd};
 use crate::rules::RuleId;
@@ -159,14 +159,15 @@ impl Pass for Checkpoints {
             self.sample();
         }
         if mark.is(Mark::LOADED) {
-            let BlockAllocation { seq, size, requested, stack, context, .. } = *block;
+            let BlockMemory { size, requested, .. } = block.memory;
+            let (seq, BlockSite { stack, context, .. }) = (block.seq, block.site);
             self.current.insert(seq, CheckpointBlock { seq, size, requested, stack, context });
             self.bytes += size;
             if self.bytes > self.peak {
                 (self.peak, self.peak_at) = (self.bytes, Some((stack, context)));
             }
         } else if mark.is(Mark::MODEL) {
-            *self.others.entry(block.requested).or_default() += 1;
+            *self.others.entry(block.memory.requested).or_default() += 1;
         }
     }
 
@@ -174,10 +175,10 @@ impl Pass for Checkpoints {
     fn freed(&mut self, freed: &BlockFreed<'_>) {
         let BlockFreed { block, mark, .. } = *freed;
         if mark.is(Mark::LOADED) {
-            self.bytes = self.bytes.saturating_sub(block.size);
+            self.bytes = self.bytes.saturating_sub(block.memory.size);
             self.current.remove(&block.seq);
         } else if mark.is(Mark::MODEL)
-            && let Some(count) = self.others.get_mut(&block.requested)
+            && let Some(count) = self.others.get_mut(&block.memory.requested)
         {
             *count = count.saturating_sub(1);
         }

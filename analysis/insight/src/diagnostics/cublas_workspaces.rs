@@ -80,11 +80,12 @@ impl Pass for CublasWorkspaces {
         }
         let block = allocated.block;
         self.current += 1;
-        self.current_bytes += block.size;
-        self.stacks.insert(block.stack);
+        self.current_bytes += block.memory.size;
+        self.stacks.insert(block.site.stack);
         *self.streams.entry(allocated.e.stream).or_default() += 1;
         if self.current > self.peak {
-            (self.peak, self.bytes, self.latest) = (self.current, self.current_bytes, (block.stack, block.context));
+            (self.peak, self.bytes, self.latest) =
+                (self.current, self.current_bytes, (block.site.stack, block.site.context));
         }
     }
 
@@ -92,7 +93,7 @@ impl Pass for CublasWorkspaces {
     fn freed(&mut self, freed: &BlockFreed<'_>) {
         if freed.mark.is(Mark::WORKSPACE) {
             self.current = self.current.saturating_sub(1);
-            self.current_bytes = self.current_bytes.saturating_sub(freed.block.size);
+            self.current_bytes = self.current_bytes.saturating_sub(freed.block.memory.size);
         }
     }
 }

@@ -62,10 +62,10 @@ impl Pass for DdpBuckets {
     fn allocated(&mut self, allocated: &BlockAllocated<'_>) {
         let BlockAllocated { block, mark, .. } = *allocated;
         if mark.is(Mark::BUCKET) {
-            self.bytes += block.size;
+            self.bytes += block.memory.size;
             self.blocks += 1;
             if allocated.classification.rule == PhaseRuleId::LoadDdpBuilt {
-                self.allocated_at.get_or_insert((block.stack, block.context));
+                self.allocated_at.get_or_insert((block.site.stack, block.site.context));
             }
         }
         if block.phase == Phase::Optimizer {
@@ -76,7 +76,7 @@ impl Pass for DdpBuckets {
     #[inline]
     fn freed(&mut self, freed: &BlockFreed<'_>) {
         if freed.mark.is(Mark::BUCKET) {
-            self.bytes = self.bytes.saturating_sub(freed.block.size);
+            self.bytes = self.bytes.saturating_sub(freed.block.memory.size);
             self.blocks = self.blocks.saturating_sub(1);
         }
     }

@@ -9,7 +9,7 @@ use super::device_facts::{DeviceFacts, MAX_LINES, SharedFacts};
 use super::diagnostic::Diagnostic;
 use super::issue::Issue;
 use super::rule::{DiagnosticRule, KeptBy};
-use crate::passes::category::BlockAllocation;
+use crate::passes::category::BlockSite;
 use crate::passes::pass::{BlockAllocated, BlockFreed, FreeCompleted, Pass, RecordingEnd};
 use crate::rules::RuleId;
 use crate::units::{number_text, size_text};
@@ -114,7 +114,8 @@ impl Pass for DeferredFrees {
 
     #[inline]
     fn freed(&mut self, freed: &BlockFreed<'_>) {
-        let BlockAllocation { stack, context, size, .. } = *freed.block;
+        let BlockSite { stack, context, .. } = freed.block.site;
+        let size = freed.block.memory.size;
         self.defer();
         self.latest = Some(PendingFree { id: freed.id, stack, context, size, ticks: freed.e.ticks });
     }

@@ -146,7 +146,7 @@ impl Gradients {
         self.position_changed(now);
         let age = now.optimizer_steps.saturating_sub(block.position.optimizer_steps);
         let for_most_steps = age * 2 >= now.optimizer_steps;
-        let size = block.size;
+        let size = block.memory.size;
         let Gradients { uncleared, epochs, late, .. } = self;
         if age >= OLD {
             epochs.aged += size;
@@ -227,7 +227,7 @@ impl Pass for Gradients {
         let BlockAllocated { block, mark, .. } = *allocated;
         let position = &block.position;
         if mark.is(Mark::BACKWARD) {
-            self.current += block.size;
+            self.current += block.memory.size;
         }
         if position.backward_passes != self.backward_passes {
             self.backward_passes = position.backward_passes;
@@ -246,7 +246,7 @@ impl Pass for Gradients {
         let late = &mut self.late;
         late.peak_without = late.peak_without.max(allocated.usage.allocated.saturating_sub(late.stale));
         if allocated.classification.meaning() == Some(Meaning::Engine) {
-            self.backward = block.stack;
+            self.backward = block.site.stack;
         }
     }
 

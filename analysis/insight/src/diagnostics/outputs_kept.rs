@@ -98,7 +98,7 @@ impl OutputsKept {
         }
         let pass = &mut self.pass;
         if is_graph && pass.position == Some(position) {
-            pass.own += block.size;
+            pass.own += block.memory.size;
         }
         pass.peak_without = pass.peak_without.max(level.saturating_sub(pass.older));
         if level > pass.peak {
@@ -141,17 +141,17 @@ impl OutputsKept {
         let pass = &mut self.pass;
         let position = Some(position_of(&block.position));
         if position == pass.position {
-            pass.own = pass.own.saturating_sub(block.size);
+            pass.own = pass.own.saturating_sub(block.memory.size);
         } else if position == pass.before {
-            pass.older = pass.older.saturating_sub(block.size);
+            pass.older = pass.older.saturating_sub(block.memory.size);
             if by_user && now.phase == Phase::Forward && Some(now.backward_passes) == pass.position.map(|at| at.0) {
                 pass.has_freed = true;
-                let held = pass.freed.entry((block.stack, block.context)).or_default();
-                held.bytes += block.size;
+                let held = pass.freed.entry((block.site.stack, block.site.context)).or_default();
+                held.bytes += block.memory.size;
                 held.blocks += 1;
                 held.freed_by = by;
             } else {
-                pass.kept += block.size;
+                pass.kept += block.memory.size;
             }
         }
     }
@@ -255,14 +255,14 @@ mod tests {
                     now.phase = Phase::Forward;
                     let mib = if letter == 'f' { 10 } else { 4 };
                     let block = BlockAllocation::of_forward(seq, mib << 20, StackId(7), now);
-                    level += block.size;
+                    level += block.memory.size;
                     outputs.allocate(&block, true, level);
                     if letter == 'f' { &mut activations } else { &mut kept }.push(block);
                 }
                 'b' => {
                     (now.backward_passes, now.phase) = (now.backward_passes + 1, Phase::Backward);
                     for block in activations.drain(..) {
-                        level -= block.size;
+                        level -= block.memory.size;
                         outputs.free(&block, StackId(8), false, &now);
                     }
                     let mut block = BlockAllocation::for_tests(seq);
@@ -275,7 +275,7 @@ mod tests {
                 }
                 'r' | 'e' => {
                     let block = kept.remove(0);
-                    level -= block.size;
+                    level -= block.memory.size;
                     outputs.free(&block, StackId(9), letter == 'r', &now);
                 }
                 _ => panic!("{letter}"),

@@ -58,16 +58,16 @@ impl ReferenceCycles {
         self.collections += 1;
         let mut sum = 0;
         for (block, ticks) in self.pending.drain(..) {
-            let collected = self.by_source.entry((block.stack, block.context)).or_default();
+            let collected = self.by_source.entry((block.site.stack, block.site.context)).or_default();
             if collected.collection != self.collections {
                 (collected.collection, collected.collection_bytes) = (self.collections, 0);
             }
-            collected.bytes += block.size;
+            collected.bytes += block.memory.size;
             collected.blocks += 1;
-            collected.collection_bytes += block.size;
+            collected.collection_bytes += block.memory.size;
             collected.largest_collection = collected.largest_collection.max(collected.collection_bytes);
-            collected.byte_ticks += u128::from(block.size) * u128::from(ticks.saturating_sub(block.ticks));
-            sum += block.size;
+            collected.byte_ticks += u128::from(block.memory.size) * u128::from(ticks.saturating_sub(block.ticks));
+            sum += block.memory.size;
         }
         self.largest_collection = self.largest_collection.max(sum);
     }

@@ -75,8 +75,8 @@ impl<D: Diagnostic> TestProgram<D> {
     /// Frees a block that was allocated with these bits of a [`Mark`].
     pub(super) fn free(&mut self, block: &BlockAllocation, bits: u8) {
         self.e.seq += 1;
-        self.usage.allocated -= block.size;
-        self.usage.active -= block.size;
+        self.usage.allocated -= block.memory.size;
+        self.usage.active -= block.memory.size;
         self.diagnostic.freed(&BlockFreed {
             e: &self.e,
             id: BlockId::for_tests(block.seq as u32),

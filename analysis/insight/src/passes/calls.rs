@@ -150,7 +150,7 @@ impl Pass for CallCollector {
         let BlockAllocated { e, id, block, mark, usage, .. } = *allocated;
         if !allocated.is_earlier {
             // Workspaces of libraries stay. They belong to no call.
-            let counted = if mark.is(Mark::WORKSPACE) { 0 } else { block.size };
+            let counted = if mark.is(Mark::WORKSPACE) { 0 } else { block.memory.size };
             self.allocate(block, e.thread, counted, id.index(), usage.allocated);
         }
     }
@@ -176,7 +176,7 @@ impl CallCollector {
     /// after the allocation.
     #[inline]
     pub(super) fn allocate(&mut self, block: &BlockAllocation, thread: ThreadId, bytes: u64, id: usize, level: u64) {
-        let node = self.calls.tree.node(block.stack);
+        let node = self.calls.tree.node(block.site.stack);
         let thread_number = self.thread_of(node, thread, block.seq);
         let by = if bytes > 0 { thread_number } else { 0 };
         if let Some(place) = self.allocated_by.get_mut(id) {
@@ -215,7 +215,7 @@ impl CallCollector {
         let by = self.allocated_by.get(id).copied().unwrap_or(0);
         let Some(thread) = usize::from(by).checked_sub(1).and_then(|at| self.threads.get_mut(at)) else { return };
         if let Some(open) = thread.open.iter_mut().rev().find(|open| open.seq <= block.seq) {
-            open.own_freed += block.size;
+            open.own_freed += block.memory.size;
         }
     }
 
@@ -385,7 +385,7 @@ mod tests {
             if action == '+' {
                 level += 100;
                 let block = BlockAllocation::of_forward(seq, 100, stack, position);
-                calls.allocate(&block, thread, block.size, id, level);
+                calls.allocate(&block, thread, block.memory.size, id, level);
                 blocks.insert(id, block);
             } else {
                 level -= 100;

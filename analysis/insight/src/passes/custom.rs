@@ -148,7 +148,7 @@ impl<'a> CustomCategorizer<'a> {
     /// The rule that decides about a block.
     #[inline]
     pub fn rule_of(&self, block: &BlockAllocation) -> DecidingRule {
-        self.rule_of_allocation(block.stack, block.event_context, block.seq)
+        self.rule_of_allocation(block.site.stack, block.site.event_context, block.seq)
     }
 
     /// The custom category of a block.

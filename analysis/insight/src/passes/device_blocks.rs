@@ -163,23 +163,23 @@ impl DeviceBlocks {
     ) {
         let custom = tracked.custom.as_ref().map(|custom| custom.category_of(block)).unwrap_or_default();
         let origin = Origin {
-            stack: block.stack,
-            context: block.context,
+            stack: block.site.stack,
+            context: block.site.context,
             phase: block.phase,
             category,
             custom,
             pool: block.private_pool(category),
             compile_context: tracked.compile_contexts.of(block.seq),
         };
-        composition.add(origin, block.size, block.seq);
+        composition.add(origin, block.memory.size, block.seq);
         if let Some(module) = self.module_of(block, tracked) {
-            let checkpointed = tracked.tracker.stacks().facts(block.stack).in_checkpoint;
-            composition.add_to_module(module, category, block.size, block.seq, checkpointed);
+            let checkpointed = tracked.tracker.stacks().facts(block.site.stack).in_checkpoint;
+            composition.add_to_module(module, category, block.memory.size, block.seq, checkpointed);
         }
     }
 
     fn module_of(&self, block: &BlockAllocation, tracked: &Tracked<'_>) -> Option<ModuleKey> {
-        let call = tracked.tracker.stacks().contexts().module(block.event_context);
+        let call = tracked.tracker.stacks().contexts().module(block.site.event_context);
         match tracked.names.filter(|_| block.proof.is_named()).and_then(|names| names.of_allocation(block.seq)) {
             Some(named) => self.module_paths.borrow_mut().number(named).map(ModuleKey::Path),
             None => (!call.is_none()).then_some(ModuleKey::Call(call)),

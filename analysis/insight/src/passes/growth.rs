@@ -134,14 +134,17 @@ impl Growth {
             part: RunPart::of(block.position.step),
             phase: block.phase,
             category,
-            stack: block.stack,
-            context: block.context,
+            stack: block.site.stack,
+            context: block.site.context,
         };
         let kept = self.kept.entry(source).or_default();
-        kept.amount.add(block.size);
-        kept.requested += block.requested;
+        kept.amount.add(block.memory.size);
+        kept.requested += block.memory.requested;
         if let Some(phase) = freed_in {
-            self.freed_of_other_phases.entry((RunPart::of(now.step), phase, category)).or_default().add(block.size);
+            self.freed_of_other_phases
+                .entry((RunPart::of(now.step), phase, category))
+                .or_default()
+                .add(block.memory.size);
         }
     }
 

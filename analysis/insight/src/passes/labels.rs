@@ -149,13 +149,13 @@ impl Pass for LabelCollector {
         if allocated.is_earlier {
             self.starts_at(level);
         } else {
-            self.alloc(allocated.block.size, level);
+            self.alloc(allocated.block.memory.size, level);
         }
     }
 
     #[inline]
     fn freed(&mut self, freed: &BlockFreed<'_>) {
-        self.free(freed.block.seq, freed.block.size, freed.usage.allocated);
+        self.free(freed.block.seq, freed.block.memory.size, freed.usage.allocated);
     }
 
     fn finish(&mut self, end: &RecordingEnd<'_>) {

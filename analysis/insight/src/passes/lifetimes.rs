@@ -25,39 +25,46 @@ const FIRST_STEPS: u32 = 2;
 const LATEST_STEPS: usize = 2;
 /// [`BlockLifetime::freed`] of a block that was never freed.
 pub const NEVER: u32 = u32::MAX;
-/// [`BlockLifetime::step`] of a block that was allocated before the first step.
+/// [`LifetimeStart::step`] of a block that was allocated before the first step.
 pub const BEFORE_STEPS: u32 = u32::MAX;
+
+/// How a block's lifetime begins. 16 bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LifetimeStart {
+    /// The stack of the allocation.
+    pub stack: StackId,
+    /// The context of the allocation: an autograd node or a module's call.
+    pub context: ContextId,
+    /// The step of the allocation; [`BEFORE_STEPS`] before the first.
+    pub step: u32,
+    /// The number of backward passes that had begun at the allocation, modulo 65,536.
+    pub backward_passes: u16,
+    /// The phase of the allocation.
+    pub phase: Phase,
+    /// Whether gradients were off at the allocation.
+    pub is_without_gradients: bool,
+}
 
 /// One block: when it was allocated and freed, and what it is. 40 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlockLifetime {
     /// `seq` of the allocation.
     pub allocated: u32,
+    /// How its lifetime begins.
+    pub start: LifetimeStart,
     /// `seq` of the program's free; [`NEVER`] without one.
     pub freed: u32,
+    /// The context of the free.
+    pub freed_context: ContextId,
+    /// Whether a backward pass freed the block.
+    pub is_freed_in_backward: bool,
+    /// The category.
+    pub category: Category,
+    /// The index in [`BlockLifetimes::stream_pools`].
+    pub stream_pool: u8,
     units: u32,
     /// What the block has more than was requested, in bytes.
     slack: u32,
-    /// The context of the allocation: an autograd node or a module's call.
-    pub context: ContextId,
-    /// The context of the free.
-    pub freed_context: ContextId,
-    /// The stack of the allocation.
-    pub stack: StackId,
-    /// The step of the allocation; [`BEFORE_STEPS`] before the first.
-    pub step: u32,
-    /// The number of backward passes that had begun at the allocation, modulo 65,536.
-    pub backward_passes: u16,
-    /// The category.
-    pub category: Category,
-    /// The phase of the allocation.
-    pub phase: Phase,
-    /// The index in [`BlockLifetimes::stream_pools`].
-    pub stream_pool: u8,
-    /// Whether a backward pass freed the block.
-    pub is_freed_in_backward: bool,
-    /// Whether gradients were off at the allocation.
-    pub is_without_gradients: bool,
 }
 
 impl BlockLifetime {
@@ -76,19 +83,21 @@ impl BlockLifetime {
         let units = u32::try_from(requested.div_ceil(UNIT)).unwrap_or(u32::MAX);
         BlockLifetime {
             allocated,
+            start: LifetimeStart {
+                stack: StackId::NONE,
+                context: ContextId::NONE,
+                step: BEFORE_STEPS,
+                backward_passes: 0,
+                phase: Phase::Other,
+                is_without_gradients: false,
+            },
             freed: NEVER,
+            freed_context: ContextId::NONE,
+            is_freed_in_backward: false,
+            category: Category::Unknown,
+            stream_pool: 0,
             units,
             slack: (u64::from(units) * UNIT).saturating_sub(requested) as u32,
-            context: ContextId::NONE,
-            freed_context: ContextId::NONE,
-            stack: StackId::NONE,
-            step: BEFORE_STEPS,
-            backward_passes: 0,
-            category: Category::Unknown,
-            phase: Phase::Other,
-            stream_pool: 0,
-            is_freed_in_backward: false,
-            is_without_gradients: false,
         }
     }
 
@@ -256,8 +265,8 @@ impl BlockObserver for LifetimeCollector {
         let numbers = (
             u32::try_from(block.seq),
             freed,
-            u32::try_from(block.size / UNIT),
-            device.stream_pool((block.stream, block.pool)),
+            u32::try_from(block.memory.size / UNIT),
+            device.stream_pool((block.memory.stream, block.memory.pool)),
         );
         let (Ok(allocated), Some(freed), Ok(units), Some(stream_pool)) = numbers else {
             device.is_overflowed = true;
@@ -265,19 +274,21 @@ impl BlockObserver for LifetimeCollector {
         };
         device.blocks.push(BlockLifetime {
             allocated,
+            start: LifetimeStart {
+                stack: block.site.stack,
+                context: block.site.event_context,
+                step: block.position.step.unwrap_or(BEFORE_STEPS),
+                backward_passes: block.position.backward_passes as u16,
+                phase: block.phase,
+                is_without_gradients: is_without_gradients(block.flags),
+            },
             freed,
-            units,
-            slack: u32::try_from(block.size.saturating_sub(block.requested)).unwrap_or(0),
-            context: block.event_context,
             freed_context: free.map_or(ContextId::NONE, |e| e.context),
-            stack: block.stack,
-            step: block.position.step.unwrap_or(BEFORE_STEPS),
-            backward_passes: block.position.backward_passes as u16,
-            category: classification.category,
-            phase: block.phase,
-            stream_pool,
             is_freed_in_backward: free.is_some_and(|e| e.flags.contains(Flags::IN_BACKWARD)),
-            is_without_gradients: is_without_gradients(block.flags),
+            category: classification.category,
+            stream_pool,
+            units,
+            slack: u32::try_from(block.memory.size.saturating_sub(block.memory.requested)).unwrap_or(0),
         });
         if device.blocks.len() >= device.max_blocks {
             device.prune();
@@ -329,7 +340,7 @@ mod tests {
         let steps: Vec<u32> = some.windows.iter().map(|window| window.step).collect();
         assert!(steps.starts_with(&[0, 1, 5]) && steps.last() == Some(&99), "{steps:?}");
         for window in &some.windows {
-            assert_eq!(some.blocks.iter().filter(|block| block.step == window.step).count(), 10, "{window:?}");
+            assert_eq!(some.blocks.iter().filter(|block| block.start.step == window.step).count(), 10, "{window:?}");
         }
         assert!(some.blocks.len() <= 100);
     }

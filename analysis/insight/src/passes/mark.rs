@@ -144,7 +144,7 @@ fn may_be_workspace(block: &BlockAllocation) -> bool {
         }
         Phase::Load | Phase::Optimizer | Phase::Other => false,
     };
-    is_workspace_size(block.requested) && !is_something_else
+    is_workspace_size(block.memory.requested) && !is_something_else
 }
 
 #[cfg(test)]
@@ -166,7 +166,7 @@ mod tests {
         ];
         for (phase, proof, requested, expected) in cases {
             let mut block = BlockAllocation::for_tests(1);
-            (block.phase, block.proof, block.requested) = (phase, proof, requested);
+            (block.phase, block.proof, block.memory.requested) = (phase, proof, requested);
             assert_eq!(may_be_workspace(&block), expected, "{phase:?} {proof:?} {requested}");
         }
     }

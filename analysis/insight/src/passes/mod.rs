@@ -52,7 +52,8 @@ pub use analysis::{Analysis, AnalysisOptions};
 pub use called_functions::{CalledFunction, CalledFunctions};
 pub use calls::Calls;
 pub use category::{
-    BlockAllocation, BlockClassification, Categorizer, Category, CategoryRuleUse, CategoryRuleUses, LifetimeEnd, Proof,
+    BlockAllocation, BlockClassification, BlockMemory, BlockSite, Categorizer, Category, CategoryRuleUse,
+    CategoryRuleUses, LifetimeEnd, Proof,
 };
 pub use composition::{Amount, Composition, ModuleKey, Origin};
 pub use cuda_graphs::{CaptureMemory, CudaGraph, CudaGraphs, PrivatePool, private_pool_text};
@@ -62,7 +63,7 @@ pub use device_uses::{DeviceUse, DeviceUses};
 pub use driver::BlockObserver;
 pub use growth::{Growth, GrowthSource, KeptMemory, RunPart};
 pub use labels::{LabelRow, LabelTable, LabelTotals};
-pub use lifetimes::{BEFORE_STEPS, BlockLifetime, BlockLifetimes, LifetimeCollector, NEVER, StepWindow};
+pub use lifetimes::{BEFORE_STEPS, BlockLifetime, BlockLifetimes, LifetimeCollector, LifetimeStart, NEVER, StepWindow};
 pub use lines::{BlockKind, DeviceLines, FunctionUse, LineStatistics, LineUse, Lines, LinesScope, NamedBlocks};
 pub use list::DeviceAnalysis;
 pub use memory_states::{MemoryStates, RangeMemory};

@@ -103,7 +103,7 @@ impl<'a> BlockModules<'a> {
         } else if block.proof.is_named() && self.names.of_allocation(block.seq).is_some() {
             ModuleSource::Tensor
         } else {
-            match self.contexts.module(block.event_context) {
+            match self.contexts.module(block.site.event_context) {
                 ContextId::NONE => ModuleSource::None,
                 call => ModuleSource::Call(call),
             }

@@ -376,14 +376,14 @@ impl Pass for PhaseTableBuilder {
         if allocated.is_earlier {
             self.level = level;
         } else {
-            self.alloc(now.step, classification.phase, e.ticks, block.size, level);
+            self.alloc(now.step, classification.phase, e.ticks, block.memory.size, level);
             self.micro_batches(allocated.micro_batches);
         }
     }
 
     #[inline]
     fn freed(&mut self, freed: &BlockFreed<'_>) {
-        let (phase, size, level) = (freed.classification.phase, freed.block.size, freed.usage.allocated);
+        let (phase, size, level) = (freed.classification.phase, freed.block.memory.size, freed.usage.allocated);
         if freed.may_be_teardown {
             self.free_maybe_teardown(phase, size, level);
         } else {

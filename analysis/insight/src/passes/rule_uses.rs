@@ -20,13 +20,13 @@ impl Pass for RuleUses {
     #[inline]
     fn allocated(&mut self, allocated: &BlockAllocated<'_>) {
         if !allocated.is_earlier {
-            self.phases.add(allocated.classification, allocated.block.size);
+            self.phases.add(allocated.classification, allocated.block.memory.size);
         }
     }
 
     #[inline]
     fn lifetime_ended(&mut self, ended: &LifetimeEnded<'_>) {
-        let size = ended.block.size;
+        let size = ended.block.memory.size;
         if let Some(custom) = &ended.tracked.custom {
             let rules = custom.rules().rules().len();
             self.custom.resize(rules + 1, Amount::default());

@@ -69,14 +69,14 @@ impl StepInputs {
         if self.began.get(step).is_some_and(|began| block.position.optimizer_steps > *began) {
             return;
         }
-        if step >= MAX_STEPS || block.stream != 0 {
+        if step >= MAX_STEPS || block.memory.stream != 0 {
             self.is_unknown = true;
             return;
         }
         if self.by_step.len() <= step {
             self.by_step.resize(step + 1, 0);
         }
-        self.by_step[step] += block.requested;
+        self.by_step[step] += block.memory.requested;
         if step > self.latest.0 {
             self.latest = (step, Vec::new());
         }
@@ -111,7 +111,7 @@ mod tests {
 
     fn block(phase: Phase, step: usize, requested: u64) -> BlockAllocation {
         let mut block = BlockAllocation::for_tests(1);
-        (block.phase, block.position.step, block.requested) = (phase, Some(step as u32), requested);
+        (block.phase, block.position.step, block.memory.requested) = (phase, Some(step as u32), requested);
         block
     }
 
@@ -146,7 +146,7 @@ mod tests {
         let mut inputs = load(&[10, 10, 10, 90, 10]);
         assert!(inputs.compare(3).is_some());
         let mut ahead = block(Phase::Data, 3, 10);
-        ahead.stream = 7;
+        ahead.memory.stream = 7;
         inputs.classified(&ahead, Category::Input);
         assert_eq!(inputs.compare(3), None);
     }

@@ -60,7 +60,7 @@ fn is_for_training(recorded: &Recorded<'_>, block: &BlockLifetime) -> bool {
     match block.category {
         Category::Gradient => !recorded.is_freed_by_node(block),
         Category::OptimizerState | Category::CommunicationBucket => true,
-        Category::Temporary if block.phase == Phase::Optimizer => true,
+        Category::Temporary if block.start.phase == Phase::Optimizer => true,
         _ => recorded.is_passing_weight_gradient(block),
     }
 }
@@ -75,9 +75,9 @@ const ADAPTABLE: &[&str] = &["AddmmBackward", "MmBackward", "LinearBackward", "E
 /// backward pass needs the same activations. Where other layers hold the parameters, it needs fewer.
 fn is_adaptable(recorded: &Recorded<'_>) -> bool {
     let (mut adaptable, mut all) = (0, 0);
-    for block in recorded.blocks.iter().filter(|block| block.phase == Phase::Backward) {
+    for block in recorded.blocks.iter().filter(|block| block.start.phase == Phase::Backward) {
         if block.category == Category::Gradient || recorded.is_passing_weight_gradient(block) {
-            let node = recorded.definitions.contexts.get(block.context.index()).map_or("", |node| &*node.node);
+            let node = recorded.definitions.contexts.get(block.start.context.index()).map_or("", |node| &*node.node);
             all += block.size();
             adaptable += if ADAPTABLE.iter().any(|known| node.starts_with(known)) { block.size() } else { 0 };
         }

@@ -59,7 +59,7 @@ fn halve_state(recorded: &Recorded<'_>, spans: &mut [Span]) {
     for span in spans.iter_mut() {
         let block = &recorded.blocks[span.block as usize];
         let is_state = matches!(block.category, Category::Parameter | Category::Gradient | Category::OptimizerState);
-        if is_state || block.category == Category::Temporary && block.phase == Phase::Optimizer {
+        if is_state || block.category == Category::Temporary && block.start.phase == Phase::Optimizer {
             span.requested = span.requested.div_ceil(2);
         }
     }

@@ -54,7 +54,7 @@ impl Change for BuildOnMeta {
 
     fn values(&self, facts: &Facts<'_>) -> Vec<(&'static str, Value)> {
         let replaced = self.replaced.iter().map(|index| &facts.recorded.blocks[*index as usize]);
-        let largest = replaced.max_by_key(|block| block.size()).map(|block| block.stack);
+        let largest = replaced.max_by_key(|block| block.size()).map(|block| block.start.stack);
         vec![("place", Value::Line(largest.unwrap_or_default()))]
     }
 }
@@ -63,7 +63,7 @@ impl Change for BuildOnMeta {
 /// belong together.
 fn replaced(recorded: &Recorded<'_>) -> Vec<u32> {
     let mut is_loaded = by_loader(recorded);
-    let in_load = recorded.blocks.iter().filter(|block| block.phase == Phase::Load);
+    let in_load = recorded.blocks.iter().filter(|block| block.start.phase == Phase::Load);
     let last = in_load.map(|block| block.allocated).max().unwrap_or(0);
     // By requested size: the loaded parameters that have replaced nothing.
     let mut loaded: BTreeMap<u64, usize> = BTreeMap::new();
@@ -72,11 +72,11 @@ fn replaced(recorded: &Recorded<'_>) -> Vec<u32> {
         let block = &recorded.blocks[event.block as usize];
         if event.allocates {
             replaced.append(&mut with_equals(std::mem::take(&mut freed), &mut loaded));
-            let stays = block.phase == Phase::Load && (block.freed > last || !recorded.is_freed(block));
-            if stays && block.category == Category::Parameter && is_loaded(block.stack) {
+            let stays = block.start.phase == Phase::Load && (block.freed > last || !recorded.is_freed(block));
+            if stays && block.category == Category::Parameter && is_loaded(block.start.stack) {
                 *loaded.entry(block.requested()).or_default() += 1;
             }
-        } else if block.phase == Phase::Load && !is_loaded(block.stack) {
+        } else if block.start.phase == Phase::Load && !is_loaded(block.start.stack) {
             freed.push((event.block, block.requested()));
         }
     }
@@ -121,8 +121,8 @@ mod tests {
             let mut program = Program::default();
             let load = |program: &mut Program, mib: u64, category: Category, stack: StackId| {
                 let weight = program.alloc(mib, Phase::Load, category, ContextId::NONE);
-                program.blocks[weight].step = BEFORE_STEPS;
-                program.blocks[weight].stack = stack;
+                program.blocks[weight].start.step = BEFORE_STEPS;
+                program.blocks[weight].start.stack = stack;
                 weight
             };
             let built = [30, 50].map(|mib| load(&mut program, mib, Category::Unknown, MODULE));

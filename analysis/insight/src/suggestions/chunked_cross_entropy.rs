@@ -57,7 +57,7 @@ impl ChunkedCrossEntropy {
     /// Finds the logits; `None` if there are none of importance beside a peak of `peak` bytes.
     fn of(recorded: &Recorded<'_>, peak: u64) -> Option<ChunkedCrossEntropy> {
         let stacks = loss_stacks(recorded);
-        let in_loss = |b: &&BlockLifetime| b.phase == Phase::Forward && stacks.contains(&b.stack);
+        let in_loss = |b: &&BlockLifetime| b.start.phase == Phase::Forward && stacks.contains(&b.start.stack);
         let largest = recorded.blocks.iter().filter(in_loss).max_by_key(|block| block.requested())?;
         let size = largest.requested();
         if size < peak / WORTH_CHANGING {
@@ -82,28 +82,28 @@ impl ChunkedCrossEntropy {
         for (index, block) in recorded.blocks.iter().enumerate() {
             if in_loss(&block) && is_logits(block) {
                 forward = index.saturating_sub(NEAR_BLOCKS)..index + NEAR_BLOCKS;
-                let begins = recorded.blocks[index..].iter().position(|block| block.phase == Phase::Backward);
+                let begins = recorded.blocks[index..].iter().position(|block| block.start.phase == Phase::Backward);
                 backward = begins.map_or(0..0, |begins| index + begins..index + begins + NEAR_BLOCKS);
                 // Those before the loss.
                 let before = (forward.start..index).filter(|before| {
-                    recorded.blocks[*before].phase == Phase::Forward && is_logits(&recorded.blocks[*before])
+                    recorded.blocks[*before].start.phase == Phase::Forward && is_logits(&recorded.blocks[*before])
                 });
                 found.extend(before.map(|index| index as u32));
             }
-            let is_near = match block.phase {
+            let is_near = match block.start.phase {
                 Phase::Forward => forward.contains(&index),
                 Phase::Backward => backward.contains(&index),
                 _ => false,
             };
             if is_near && is_logits(block) {
                 found.push(index as u32);
-            } else if block.phase == Phase::Backward && is_near && is_temporary(block) {
+            } else if block.start.phase == Phase::Backward && is_near && is_temporary(block) {
                 temporaries.push(index as u32);
             }
         }
         found.sort_unstable();
         found.dedup();
-        Some(ChunkedCrossEntropy { blocks: found, temporaries, loss: largest.stack })
+        Some(ChunkedCrossEntropy { blocks: found, temporaries, loss: largest.start.stack })
     }
 
     /// The blocks of each backward pass, which has a gradient of the weight.
@@ -111,11 +111,11 @@ impl ChunkedCrossEntropy {
         let of_pass = |a: &u32, b: &u32| {
             let pass = |index: u32| {
                 let block = &recorded.blocks[index as usize];
-                (block.phase == Phase::Backward, block.backward_passes)
+                (block.start.phase == Phase::Backward, block.start.backward_passes)
             };
             pass(*a) == pass(*b)
         };
-        let is_backward = |pass: &&[u32]| recorded.blocks[pass[0] as usize].phase == Phase::Backward;
+        let is_backward = |pass: &&[u32]| recorded.blocks[pass[0] as usize].start.phase == Phase::Backward;
         self.blocks.chunk_by(of_pass).filter(is_backward)
     }
 }
@@ -179,7 +179,7 @@ fn add_weight_gradients(recorded: &Recorded<'_>, pass: &[u32], blocks: &mut Chan
 
 /// The call of a module to which a block belongs.
 fn home(recorded: &Recorded<'_>, block: &BlockLifetime) -> ContextId {
-    recorded.contexts().module(block.context)
+    recorded.contexts().module(block.start.context)
 }
 
 /// The calls that compute logits and loss: that of the loss, those around it, and the last other one before it if it
@@ -197,7 +197,8 @@ fn homes(
             around = calls.get(&around).map_or(ContextId::NONE, |call| call.caller);
         }
         let before = recorded.blocks[index.saturating_sub(NEAR_BLOCKS)..index].iter().rev();
-        let mut others = before.filter(|b| b.phase == Phase::Forward && !homes.contains(&home(recorded, b))).peekable();
+        let mut others =
+            before.filter(|b| b.start.phase == Phase::Forward && !homes.contains(&home(recorded, b))).peekable();
         let last = others.peek().map(|block| home(recorded, block));
         let mut of_last = others.take_while(|block| Some(home(recorded, block)) == last);
         if let Some(last) = last.filter(|_| of_last.any(&is_logits)) {
@@ -231,10 +232,10 @@ mod tests {
     fn chunks_of_the_loss_need_the_sum_of_the_weights_gradients() {
         let mut program = Program::default();
         let weight = program.alloc(40, Phase::Load, Category::Parameter, ContextId::NONE);
-        program.blocks[weight].step = BEFORE_STEPS;
+        program.blocks[weight].start.step = BEFORE_STEPS;
         let logits = program.activation(800, NET);
         let softmax = program.activation(800, NET);
-        program.blocks[softmax].stack = LOSS;
+        program.blocks[softmax].start.stack = LOSS;
         program.passes = 1;
         let gradient = program.alloc(800, Phase::Backward, Category::AutogradDetail, ContextId::NONE);
         program.free(softmax, NODE_OF_FIRST);

@@ -68,7 +68,7 @@ impl<'a> Facts<'a> {
     /// The phase in which the highest sum of the recorded blocks is reached.
     fn peak_phase(&self) -> Option<Phase> {
         let at_peak = |block: &&BlockLifetime| block.allocated == self.peak_seq;
-        self.recorded.blocks.iter().find(at_peak).map(|block| block.phase)
+        self.recorded.blocks.iter().find(at_peak).map(|block| block.start.phase)
     }
 
     /// Whether steps have backward passes.
@@ -85,7 +85,7 @@ impl<'a> Facts<'a> {
     /// part of a training step, such as that of a teacher.
     pub(super) fn peak_is_in_training_step(&self) -> bool {
         let mut at_peak = self.recorded.blocks.iter().filter(|block| block.includes(self.peak_seq));
-        at_peak.any(|block| block.phase == Phase::Forward && self.recorded.is_freed_by_node(block))
+        at_peak.any(|block| block.start.phase == Phase::Forward && self.recorded.is_freed_by_node(block))
     }
 
     /// Whether parameters are shards of FullyShardedDataParallel, which gathers them for each module.
@@ -104,10 +104,10 @@ impl<'a> Facts<'a> {
     /// The name of the optimizer's class; `None` without one, or with several.
     pub(super) fn optimizer_name(&self) -> Option<String> {
         let optimizer = self.optimizer?;
-        let facts = |block: &BlockLifetime| self.recorded.table.facts(block.stack);
-        let mut in_step = self.recorded.blocks.iter().filter(|block| block.phase == Phase::Optimizer);
+        let facts = |block: &BlockLifetime| self.recorded.table.facts(block.start.stack);
+        let mut in_step = self.recorded.blocks.iter().filter(|block| block.start.phase == Phase::Optimizer);
         let block = in_step.find(|block| facts(block).optimizer.is_some_and(|one| one.name == optimizer.name))?;
-        self.recorded.table.optimizer_name(block.stack)
+        self.recorded.table.optimizer_name(block.start.stack)
     }
 
     /// The name of the optimizer, as an action has it.

@@ -57,7 +57,7 @@ impl Change for FinalDataType {
 
     fn values(&self, facts: &Facts<'_>) -> Vec<(&'static str, Value)> {
         let converted = self.converted.iter().map(|converted| &facts.recorded.blocks[converted.to as usize]);
-        let largest = converted.max_by_key(|block| block.size()).map(|block| block.stack);
+        let largest = converted.max_by_key(|block| block.size()).map(|block| block.start.stack);
         vec![("place", Value::Line(largest.unwrap_or_default()))]
     }
 }
@@ -85,11 +85,11 @@ fn converted(recorded: &Recorded<'_>) -> Vec<Converted> {
         let (to, from) = (&recorded.blocks[new.block as usize], &recorded.blocks[old.block as usize]);
         let is_conversion = new.allocates
             && !old.allocates
-            && to.phase == Phase::Load
-            && from.phase == Phase::Load
+            && to.start.phase == Phase::Load
+            && from.start.phase == Phase::Load
             && [2, 4].contains(&(from.requested() / to.requested().max(1)))
             && from.requested() % to.requested().max(1) == 0
-            && is_in_module(to.stack).is_some();
+            && is_in_module(to.start.stack).is_some();
         is_conversion.then_some(Converted { from: old.block, to: new.block })
     };
     recorded.events.windows(2).filter_map(conversion).collect()
@@ -109,8 +109,8 @@ mod tests {
         let mut program = Program::default();
         let load = |program: &mut Program, mib: u64, stack: StackId| {
             let weight = program.alloc(mib, Phase::Load, Category::Parameter, ContextId::NONE);
-            program.blocks[weight].step = BEFORE_STEPS;
-            program.blocks[weight].stack = stack;
+            program.blocks[weight].start.step = BEFORE_STEPS;
+            program.blocks[weight].start.stack = stack;
             weight
         };
         let weights = [load(&mut program, 40, LOAD), load(&mut program, 40, LOAD)];

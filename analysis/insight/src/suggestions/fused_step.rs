@@ -58,7 +58,7 @@ mod tests {
         let mut program = one_step();
         for _ in 0..4 {
             let temporary = program.alloc(100, Phase::Optimizer, Category::Temporary, ContextId::NONE);
-            program.blocks[temporary].stack = STEP;
+            program.blocks[temporary].start.stack = STEP;
         }
         assert_eq!(program.peak(), 40 + 1 + 400);
         assert_eq!(program.peak_with(|_| Some(Box::new(FusedStep))), 40 + 100 + 40);

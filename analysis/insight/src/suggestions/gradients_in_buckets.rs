@@ -52,7 +52,7 @@ impl Change for GradientsInBuckets {
 fn gradients_in_buckets(recorded: &Recorded<'_>, spans: &mut [Span]) {
     for span in spans.iter_mut() {
         let block = &recorded.blocks[span.block as usize];
-        if block.category == Category::Gradient && recorded.contexts().is_node(block.context) {
+        if block.category == Category::Gradient && recorded.contexts().is_node(block.start.context) {
             span.end_by(passing_end(recorded, block).max(span.start + 1));
         }
     }

@@ -49,7 +49,7 @@ impl Change for LoadToCpu {
 
     fn values(&self, facts: &Facts<'_>) -> Vec<(&'static str, Value)> {
         let loaded = self.loaded.iter().map(|index| &facts.recorded.blocks[*index as usize]);
-        let largest = loaded.max_by_key(|block| block.size()).map(|block| block.stack);
+        let largest = loaded.max_by_key(|block| block.size()).map(|block| block.start.stack);
         vec![("place", Value::Line(largest.unwrap_or_default()))]
     }
 }
@@ -58,9 +58,9 @@ impl Change for LoadToCpu {
 fn loaded(recorded: &Recorded<'_>) -> Vec<u32> {
     let mut is_loaded = by_loader(recorded);
     let blocks = recorded.blocks.iter().enumerate();
-    let in_load = blocks.filter(|(_, block)| block.phase == Phase::Load);
+    let in_load = blocks.filter(|(_, block)| block.start.phase == Phase::Load);
     let freed = in_load.filter(|(_, block)| recorded.is_freed(block) || recorded.until < NEVER);
-    freed.filter(|(_, block)| is_loaded(block.stack)).map(|(index, _)| index as u32).collect()
+    freed.filter(|(_, block)| is_loaded(block.start.stack)).map(|(index, _)| index as u32).collect()
 }
 
 #[cfg(test)]
@@ -78,12 +78,12 @@ mod tests {
         let mut loaded = Vec::new();
         for _ in 0..3 {
             let index = program.alloc(50, Phase::Load, Category::Parameter, ContextId::NONE);
-            program.blocks[index].stack = LOAD;
-            program.blocks[index].step = BEFORE_STEPS;
+            program.blocks[index].start.stack = LOAD;
+            program.blocks[index].start.step = BEFORE_STEPS;
             loaded.push(index);
         }
         let weight = program.alloc(150, Phase::Load, Category::Parameter, ContextId::NONE);
-        program.blocks[weight].step = BEFORE_STEPS;
+        program.blocks[weight].start.step = BEFORE_STEPS;
         program.free(loaded[0], ContextId::NONE);
         program.free(loaded[1], ContextId::NONE);
         assert_eq!(program.peak(), 300);

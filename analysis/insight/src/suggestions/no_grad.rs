@@ -156,7 +156,7 @@ mod tests {
     #[test]
     fn where_gradients_are_off_already_nothing_is_suggested() {
         let mut program = evaluated(&[(100, FIRST, 0), (100, NET, 0), (100, SECOND, 0), (1, NET, 1), (1, NET, 1)]);
-        program.blocks.iter_mut().for_each(|block| block.is_without_gradients = true);
+        program.blocks.iter_mut().for_each(|block| block.start.is_without_gradients = true);
         assert_eq!(program.peak_with(find), 302);
     }
 }

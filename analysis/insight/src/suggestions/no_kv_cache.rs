@@ -61,8 +61,8 @@ mod tests {
         let mut cache = Vec::new();
         for layer in [FIRST, SECOND] {
             let entry = program.alloc(20, phase, Category::KvCache, layer);
-            program.blocks[entry].stack = keys;
-            program.blocks[entry].is_without_gradients = true;
+            program.blocks[entry].start.stack = keys;
+            program.blocks[entry].start.is_without_gradients = true;
             cache.push(entry);
             let temporary = program.alloc(30, phase, Category::Temporary, layer);
             program.free(temporary, layer);
@@ -89,12 +89,12 @@ mod tests {
         type Reading = fn(&mut Program);
         let append: Reading = |program| {
             let entry = program.alloc(21, Phase::Eval, Category::KvCache, FIRST);
-            program.blocks[entry].stack = KEYS;
+            program.blocks[entry].start.stack = KEYS;
             program.free(0, FIRST);
         };
         let generate: Reading = |program| {
             let entry = program.alloc(21, Phase::Generate, Category::KvCache, FIRST);
-            program.blocks[entry].stack = GENERATED_KEYS;
+            program.blocks[entry].start.stack = GENERATED_KEYS;
             program.free(0, FIRST);
         };
         let continue_twice: Reading = |program| {
@@ -105,11 +105,11 @@ mod tests {
         };
         let crop: Reading = |program| {
             let entry = program.alloc(10, Phase::Eval, Category::KvCache, ContextId::NONE);
-            program.blocks[entry].stack = CROP;
+            program.blocks[entry].start.stack = CROP;
         };
         let copy: Reading = |program| {
             let entry = program.alloc(20, Phase::Eval, Category::Unknown, ContextId::NONE);
-            program.blocks[entry].stack = COPY;
+            program.blocks[entry].start.stack = COPY;
         };
         for (name, read) in
             [("append", append), ("generate", generate), ("twice", continue_twice), ("crop", crop), ("copy", copy)]
@@ -140,16 +140,17 @@ mod tests {
             let mut saved = Vec::new();
             for layer in [FIRST, SECOND] {
                 let entry = program.activation(20, layer);
-                program.blocks[entry].stack = KEYS;
+                program.blocks[entry].start.stack = KEYS;
                 let (stack, count) = beside.unwrap_or((StackId::NONE, 1));
                 for _ in 0..count {
                     let repeated = program.activation(40, layer);
-                    program.blocks[repeated].stack = stack;
+                    program.blocks[repeated].start.stack = stack;
                     saved.push(repeated);
                 }
             }
             let count = saved.len() as u64;
-            let entries: Vec<usize> = (0..program.blocks.len()).filter(|i| program.blocks[*i].stack == KEYS).collect();
+            let entries: Vec<usize> =
+                (0..program.blocks.len()).filter(|i| program.blocks[*i].start.stack == KEYS).collect();
             if ends_early {
                 entries.iter().for_each(|entry| program.free(*entry, ContextId::NONE));
             }
@@ -169,7 +170,7 @@ mod tests {
         let mut program = Program::default();
         for layer in [FIRST, SECOND] {
             let entry = program.activation(20, layer);
-            program.blocks[entry].stack = KEYS;
+            program.blocks[entry].start.stack = KEYS;
             program.activation(30, layer);
         }
         program.passes = 1;

@@ -55,7 +55,7 @@ const WITH_WEIGHT: &[&str] = &["AddmmBackward", "MmBackward", "LinearBackward", 
 /// Whether only a node of the backward pass needs the block after the forward pass.
 fn is_saved(recorded: &Recorded<'_>, block: &BlockLifetime) -> bool {
     let is_computed = matches!(block.category, Category::Activation | Category::Temporary | Category::AutocastCache);
-    block.phase == Phase::Forward && is_computed && recorded.is_freed_by_node(block)
+    block.start.phase == Phase::Forward && is_computed && recorded.is_freed_by_node(block)
 }
 
 /// The events of a node around one of them, as indices: first and last.
@@ -100,7 +100,7 @@ fn copy_weights(recorded: &Recorded<'_>, recomputed: &HashSet<u32>, spans: &mut 
     for (index, event) in recorded.events.iter().enumerate().filter(|(_, event)| event.allocates) {
         let block = &recorded.blocks[event.block as usize];
         let name = recorded.definitions.contexts.get(event.context.index()).map_or("", |context| &*context.node);
-        if block.phase == Phase::Backward
+        if block.start.phase == Phase::Backward
             && !recomputed.contains(&event.block)
             && recorded.is_weight_size(block.requested())
             && WITH_WEIGHT.iter().any(|with| name.starts_with(with))
@@ -133,7 +133,7 @@ mod tests {
             [(FIRST, INNER_LINES[0]), (NET, NET_LINES[0]), (SECOND, INNER_LINES[0]), (NET, NET_LINES[0])]
         {
             let block = program.activation(100, context);
-            program.blocks[block].stack = stack;
+            program.blocks[block].start.stack = stack;
             allocated.push(block);
         }
         program.passes = 1;

@@ -63,7 +63,7 @@ fn step_in_backward(recorded: &Recorded<'_>, spans: &mut Vec<Span>) {
     let mut added = Vec::new();
     for span in spans.iter_mut() {
         let block = &recorded.blocks[span.block as usize];
-        if block.category == Category::Gradient && block.phase == Phase::Backward && span.exists() {
+        if block.category == Category::Gradient && block.start.phase == Phase::Backward && span.exists() {
             span.end_by(passing_end(recorded, block));
             if has_temporaries {
                 let start = span.end.saturating_sub(2).max(span.start);
@@ -78,8 +78,8 @@ fn step_in_backward(recorded: &Recorded<'_>, spans: &mut Vec<Span>) {
 /// Whether the program works on all gradients together before the step, such as clipping their norm.
 fn works_on_gradients(recorded: &Recorded<'_>) -> bool {
     let is_work = |b: &BlockLifetime| {
-        b.phase == Phase::Optimizer
-            && recorded.table.facts(b.stack).rule.is_some_and(|r| r.meaning == Meaning::GradientWork)
+        b.start.phase == Phase::Optimizer
+            && recorded.table.facts(b.start.stack).rule.is_some_and(|r| r.meaning == Meaning::GradientWork)
     };
     recorded.blocks.iter().any(is_work)
 }
@@ -103,7 +103,7 @@ mod tests {
         gradients.into_iter().for_each(|gradient| program.free(gradient, ContextId::NONE));
         assert_eq!(program.peak(), 160);
         assert_eq!(program.peak_with(|_| Some(Box::new(OptimizerInBackward))), 100 + 20, "one gradient");
-        program.blocks[4].stack = STEP;
+        program.blocks[4].start.stack = STEP;
         assert_eq!(
             program.peak_with(|_| Some(Box::new(OptimizerInBackward))),
             100 + 20 + 20,

@@ -43,12 +43,12 @@ impl ResultsToCpu {
     fn of(recorded: &Recorded<'_>, outermost: &[Call], is_training: bool) -> ResultsToCpu {
         let kept = kept_places(recorded);
         let is_result = |block: &BlockLifetime| {
-            block.phase.is_forward_only() && matches!(block.category, Category::Activation | Category::Temporary)
+            block.start.phase.is_forward_only() && matches!(block.category, Category::Activation | Category::Temporary)
         };
         let of_graphs = graph_blocks(recorded, outermost);
         let mut places: HashMap<Place, Vec<u32>> = HashMap::new();
         for (index, block) in recorded.blocks.iter().enumerate().filter(|(_, block)| is_result(block)) {
-            let place = (block.stack, block.context);
+            let place = (block.start.stack, block.start.context);
             if kept.contains(&place) && !of_graphs.contains(&(index as u32)) {
                 places.entry(place).or_default().push(index as u32);
             }
@@ -56,7 +56,7 @@ impl ResultsToCpu {
         let block = |index: &u32| &recorded.blocks[*index as usize];
         // What is still there when a training step computes is not only a result: targets, features, a teacher's
         // output.
-        let in_backward = |block: &&BlockLifetime| block.phase == Phase::Backward;
+        let in_backward = |block: &&BlockLifetime| block.start.phase == Phase::Backward;
         let backward: Vec<u32> = recorded.blocks.iter().filter(in_backward).map(|block| block.allocated).collect();
         let is_used_later = |index: &u32| {
             let next = backward.partition_point(|seq| *seq < block(index).allocated);
@@ -89,7 +89,7 @@ impl ResultsToCpu {
         let mut bytes: BTreeMap<StackId, u64> = BTreeMap::new();
         for (index, _) in &self.blocks {
             let block = &recorded.blocks[*index as usize];
-            *bytes.entry(block.stack).or_default() += block.size();
+            *bytes.entry(block.start.stack).or_default() += block.size();
         }
         bytes.into_iter().max_by_key(|(stack, bytes)| (*bytes, std::cmp::Reverse(*stack))).map(|(stack, _)| stack)
     }

@@ -72,28 +72,28 @@ impl ScaledDotProductAttention {
         // product: what it multiplies comes after it.
         let mut multiplied: BTreeMap<ContextId, BTreeSet<u64>> = BTreeMap::new();
         let mut passes = 0;
-        for block in recorded.blocks.iter().filter(|b| computes(b.phase)) {
-            let call = attention_call(recorded, block.context);
-            if std::mem::replace(&mut passes, block.backward_passes) != block.backward_passes {
+        for block in recorded.blocks.iter().filter(|b| computes(b.start.phase)) {
+            let call = attention_call(recorded, block.start.context);
+            if std::mem::replace(&mut passes, block.start.backward_passes) != block.start.backward_passes {
                 multiplied.clear();
             }
-            if products.contains(&block.stack) {
+            if products.contains(&block.start.stack) {
                 multiplied.entry(call).or_default().insert(block.requested());
             }
-            if call.is_none() || fused.contains(&call) || !softmax_stacks.contains(&block.stack) {
+            if call.is_none() || fused.contains(&call) || !softmax_stacks.contains(&block.start.stack) {
                 continue;
             }
             let is_of_product = || {
                 let sizes = multiplied.get(&call).into_iter().flatten();
                 sizes.into_iter().any(|size| same_elements(*size, block.requested()))
             };
-            if !is_of_product() && !has_attention_frame(recorded, block.stack) {
+            if !is_of_product() && !has_attention_frame(recorded, block.start.stack) {
                 continue;
             }
             let size = softmax.entry(call).or_default();
             *size = block.requested().max(*size);
             if found.softmax.is_none() {
-                found.softmax = block.stack;
+                found.softmax = block.start.stack;
             }
         }
         for (call, size, stack) in by_class(recorded) {
@@ -109,8 +109,8 @@ impl ScaledDotProductAttention {
         let class = |call: &ContextId| recorded.definitions.nn_calls.get(call).map_or("", |call| &*call.class);
         softmax.retain(|call, _| !biased.contains(class(call)));
         let mut counts: BTreeMap<ContextId, (u32, u64)> = BTreeMap::new();
-        for block in recorded.blocks.iter().filter(|block| computes(block.phase)) {
-            let call = attention_call(recorded, block.context);
+        for block in recorded.blocks.iter().filter(|block| computes(block.start.phase)) {
+            let call = attention_call(recorded, block.start.context);
             if softmax.get(&call) == Some(&block.requested()) {
                 let count = counts.entry(call).or_default();
                 *count = (count.0 + 1, count.1 + block.size());
@@ -124,8 +124,8 @@ impl ScaledDotProductAttention {
                 found.sizes.insert(call, *size);
             }
         }
-        for block in recorded.blocks.iter().filter(|block| computes(block.phase)) {
-            let caller = recorded.definitions.nn_calls.get(&attention_call(recorded, block.context));
+        for block in recorded.blocks.iter().filter(|block| computes(block.start.phase)) {
+            let caller = recorded.definitions.nn_calls.get(&attention_call(recorded, block.start.context));
             if let Some(caller) = caller.map(|call| call.caller).filter(|caller| found.sizes.contains_key(caller)) {
                 found.projected.entry(caller).or_default().insert(block.requested());
             }
@@ -151,7 +151,7 @@ impl Change for ScaledDotProductAttention {
         let recorded = &facts.recorded;
         for span in &mut blocks.spans {
             let block = &recorded.blocks[span.block as usize];
-            let call = attention_call(recorded, recorded.contexts().module(block.context));
+            let call = attention_call(recorded, recorded.contexts().module(block.start.context));
             let Some(size) = self.sizes.get(&call) else { continue };
             let requested = block.requested();
             let is_projected = self.projected.get(&call).is_some_and(|sizes| sizes.contains(&requested));
@@ -173,15 +173,15 @@ impl Change for ScaledDotProductAttention {
 /// The calls whose score matrices the program keeps: no node frees them, and they are allocated when a backward pass
 /// has begun.
 fn used_elsewhere(recorded: &Recorded<'_>, softmax: &BTreeMap<ContextId, u64>) -> HashSet<ContextId> {
-    let in_backward = |block: &&BlockLifetime| block.phase == Phase::Backward;
+    let in_backward = |block: &&BlockLifetime| block.start.phase == Phase::Backward;
     let backward: Vec<u32> = recorded.blocks.iter().filter(in_backward).map(|block| block.allocated).collect();
     let is_kept = |block: &BlockLifetime| {
         let next = backward.partition_point(|seq| *seq < block.allocated);
         let is_known = recorded.is_freed(block) || recorded.until == NEVER;
         is_known && !recorded.is_freed_by_node(block) && backward.get(next).is_some_and(|seq| *seq < block.freed)
     };
-    let forward = recorded.blocks.iter().filter(|block| block.phase == Phase::Forward);
-    let scores = forward.map(|block| (attention_call(recorded, block.context), block));
+    let forward = recorded.blocks.iter().filter(|block| block.start.phase == Phase::Forward);
+    let scores = forward.map(|block| (attention_call(recorded, block.start.context), block));
     let kept = scores.filter(|(call, block)| softmax.get(call) == Some(&block.requested()) && is_kept(block));
     kept.map(|(call, _)| call).collect()
 }
@@ -200,14 +200,14 @@ fn by_class(recorded: &Recorded<'_>) -> Vec<(ContextId, u64, StackId)> {
     let mut sizes: BTreeMap<ContextId, ((u64, StackId), u64)> = BTreeMap::new();
     let computes = |phase: Phase| phase.is_forward_only() || phase == Phase::Forward;
     let computed = |block: &&BlockLifetime| {
-        computes(block.phase) && matches!(block.category, Category::Activation | Category::Temporary)
+        computes(block.start.phase) && matches!(block.category, Category::Activation | Category::Temporary)
     };
     for block in recorded.blocks.iter().filter(computed) {
-        let (call, requested) = (attention_call(recorded, block.context), block.requested());
+        let (call, requested) = (attention_call(recorded, block.start.context), block.requested());
         if is_attention(&call) {
             let own = &mut sizes.entry(call).or_default().0;
             if requested > own.0 {
-                *own = (requested, block.stack);
+                *own = (requested, block.start.stack);
             }
         }
         let caller = calls.get(&call).map_or(ContextId::NONE, |call| call.caller);
@@ -290,9 +290,9 @@ mod tests {
     fn scores_vanish_from_both_passes() {
         let mut program = Program::default();
         let scores = program.activation(80, FIRST);
-        program.blocks[scores].stack = PRODUCT;
+        program.blocks[scores].start.stack = PRODUCT;
         let softmax = program.activation(80, FIRST);
-        program.blocks[softmax].stack = SOFTMAX;
+        program.blocks[softmax].start.stack = SOFTMAX;
         program.free(scores, FIRST);
         let dropped = program.activation(80, FIRST);
         let mask = program.activation(20, FIRST);
@@ -313,10 +313,10 @@ mod tests {
         for pass in 0..2 {
             let gates = program.activation(80, FIRST);
             let softmax = program.activation(80, FIRST);
-            program.blocks[softmax].stack = SOFTMAX;
+            program.blocks[softmax].start.stack = SOFTMAX;
             program.free(gates, FIRST);
             let slots = program.activation(80, FIRST);
-            program.blocks[slots].stack = PRODUCT;
+            program.blocks[slots].start.stack = PRODUCT;
             program.passes = pass + 1;
             for block in [slots, softmax] {
                 program.free(block, NODE_OF_FIRST);

@@ -51,10 +51,10 @@ fn clear_gradients(recorded: &Recorded<'_>, spans: &mut [Span]) {
     let mut ends: Vec<(u32, u32)> = Vec::new();
     for event in &recorded.events {
         let block = &recorded.blocks[event.block as usize];
-        if event.allocates && block.phase == Phase::Optimizer && block.step != BEFORE_STEPS {
+        if event.allocates && block.start.phase == Phase::Optimizer && block.start.step != BEFORE_STEPS {
             match ends.last_mut() {
-                Some((step, last)) if *step == block.step => *last = event.seq,
-                _ => ends.push((block.step, event.seq)),
+                Some((step, last)) if *step == block.start.step => *last = event.seq,
+                _ => ends.push((block.start.step, event.seq)),
             }
         }
     }
@@ -65,11 +65,11 @@ fn clear_gradients(recorded: &Recorded<'_>, spans: &mut [Span]) {
     let mut lasting = Vec::new();
     for (index, span) in spans.iter_mut().enumerate() {
         let block = &recorded.blocks[index.min(recorded.blocks.len() - 1)];
-        if block.category != Category::Gradient || block.step == BEFORE_STEPS || !span.exists() {
+        if block.category != Category::Gradient || block.start.step == BEFORE_STEPS || !span.exists() {
             continue;
         }
-        if let Some(end) = end_of(block.step).filter(|end| *end > span.start && *end < span.end) {
-            if block.freed == NEVER || span.end > end_of(block.step + 1).unwrap_or(Key::MAX) {
+        if let Some(end) = end_of(block.start.step).filter(|end| *end > span.start && *end < span.end) {
+            if block.freed == NEVER || span.end > end_of(block.start.step + 1).unwrap_or(Key::MAX) {
                 lasting.push(span.requested);
             }
             span.end_by(end);
@@ -80,7 +80,7 @@ fn clear_gradients(recorded: &Recorded<'_>, spans: &mut [Span]) {
     }
     for (span, block) in spans.iter_mut().zip(&recorded.blocks) {
         if recorded.is_passing_weight_gradient(block) && lasting.contains(&span.requested) {
-            span.last_until(end_of(block.step).unwrap_or(at(block.allocated)));
+            span.last_until(end_of(block.start.step).unwrap_or(at(block.allocated)));
         }
     }
 }

@@ -66,11 +66,11 @@ fn one_by_one(recorded: &Recorded<'_>, per_parameter: u64, spans: &mut Vec<Span>
             continue;
         }
         match steps.last_mut() {
-            Some((step, all)) if *step == block.step => {
+            Some((step, all)) if *step == block.start.step => {
                 all.requested = all.requested.max(span.requested);
                 all.end = all.end.max(span.end);
             }
-            _ => steps.push((block.step, *span)),
+            _ => steps.push((block.start.step, *span)),
         }
         span.vanish();
     }
@@ -92,7 +92,7 @@ mod tests {
         let mut program = one_step();
         for mib in [100, 80, 100, 80] {
             let temporary = program.alloc(mib, Phase::Optimizer, Category::Temporary, ContextId::NONE);
-            program.blocks[temporary].stack = STEP;
+            program.blocks[temporary].start.stack = STEP;
         }
         assert_eq!(program.peak(), 40 + 1 + 360);
         assert_eq!(program.peak_with(|_| Some(Box::new(SingleTensorStep))), 40 + 1 + 300);

@@ -67,11 +67,11 @@ fn sections(recorded: &Recorded<'_>) -> Vec<Section> {
     let mut first: Option<(u32, u32)> = None;
     for event in &recorded.events {
         let block = &recorded.blocks[event.block as usize];
-        let begins = event.allocates && block.step != BEFORE_STEPS && is_data(block.phase);
-        if begins && first.is_none_or(|(step, _)| step != block.step) {
-            first = Some((block.step, event.seq));
+        let begins = event.allocates && block.start.step != BEFORE_STEPS && is_data(block.start.phase);
+        if begins && first.is_none_or(|(step, _)| step != block.start.step) {
+            first = Some((block.start.step, event.seq));
         }
-        let in_backward = event.allocates && block.phase == Phase::Backward
+        let in_backward = event.allocates && block.start.phase == Phase::Backward
             || !event.allocates && recorded.contexts().is_node(event.context);
         if let (true, Some((step, first))) = (in_backward, first) {
             match sections.last_mut() {
@@ -109,7 +109,7 @@ fn accumulate(recorded: &Recorded<'_>, spans: &mut Vec<Span>) {
         let mut copy = Span { start: span.start + length, end: span.end.saturating_add(length), ..*span };
         if end > last {
             let block = &recorded.blocks[span.block as usize];
-            if lasting.contains(&(block.stack, block.context)) || is_of_process(recorded, block) {
+            if lasting.contains(&(block.start.stack, block.start.context)) || is_of_process(recorded, block) {
                 // Both halves are in the block, which was not halved, or use it.
                 continue;
             }

@@ -66,17 +66,17 @@ impl Change for SmallerEvaluationBatch {
 /// Halves what an evaluation computes.
 fn halve_evaluation(recorded: &Recorded<'_>, spans: &mut [Span]) {
     let kept = kept_places(recorded);
-    let passes = recorded.blocks.last().map_or(0, |block| block.backward_passes);
+    let passes = recorded.blocks.last().map_or(0, |block| block.start.backward_passes);
     // An evaluation with gradients that an error ends looks like a forward pass of training.
     let is_interrupted = |block: &BlockLifetime| {
-        recorded.ends_in_unused_graph && block.phase == Phase::Forward && block.backward_passes == passes
+        recorded.ends_in_unused_graph && block.start.phase == Phase::Forward && block.start.backward_passes == passes
     };
     for span in spans {
         let block = &recorded.blocks[span.block as usize];
         let computed = matches!(block.category, Category::Activation | Category::Temporary | Category::Input);
-        if (block.phase.is_forward_only() || is_interrupted(block))
+        if (block.start.phase.is_forward_only() || is_interrupted(block))
             && computed
-            && !kept.contains(&(block.stack, block.context))
+            && !kept.contains(&(block.start.stack, block.start.context))
         {
             span.requested = span.requested.div_ceil(2);
         }
@@ -95,7 +95,7 @@ mod tests {
     fn smaller_evaluation_batches_keep_as_many_results() {
         let mut program = Program::default();
         let weight = program.alloc(10, Phase::Load, Category::Parameter, ContextId::NONE);
-        program.blocks[weight].step = BEFORE_STEPS;
+        program.blocks[weight].start.step = BEFORE_STEPS;
         let batches = 4;
         for _ in 0..batches {
             let hidden = program.alloc(100, Phase::Eval, Category::Activation, FIRST);

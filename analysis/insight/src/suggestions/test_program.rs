@@ -136,8 +136,8 @@ impl Program {
     pub(super) fn alloc(&mut self, mib: u64, phase: Phase, category: Category, context: ContextId) -> usize {
         self.seq += 1;
         let mut block = BlockLifetime::of_size(self.seq, mib * MIB);
-        (block.phase, block.category, block.context) = (phase, category, context);
-        (block.step, block.backward_passes) = (self.step, self.passes);
+        (block.start.phase, block.category, block.start.context) = (phase, category, context);
+        (block.start.step, block.start.backward_passes) = (self.step, self.passes);
         self.blocks.push(block);
         self.blocks.len() - 1
     }
@@ -182,8 +182,8 @@ impl Program {
         let (peak, key) = span::peak(&recorded.spans(), &recorded.settings);
         let at_peak = recorded.blocks.iter().find(|block| block.allocated == span::seq_of(key));
         let run = RunFacts {
-            phase: at_peak.map_or(Phase::Other, |block| block.phase),
-            has_backward: recorded.blocks.iter().any(|block| block.phase == Phase::Backward),
+            phase: at_peak.map_or(Phase::Other, |block| block.start.phase),
+            has_backward: recorded.blocks.iter().any(|block| block.start.phase == Phase::Backward),
             trains: false,
         };
         let replayer = Replayer::new(recorded, run, peak, u64::MAX, [0; Phase::ALL.len()]);
@@ -224,7 +224,7 @@ pub(super) fn one_step() -> Program {
     let mut program = Program::default();
     for _ in 0..2 {
         let weight = program.alloc(20, Phase::Load, Category::Parameter, ContextId::NONE);
-        program.blocks[weight].step = BEFORE_STEPS;
+        program.blocks[weight].start.step = BEFORE_STEPS;
     }
     let activations = program.activation(100, FIRST);
     program.passes = 1;
@@ -243,7 +243,7 @@ pub(super) fn evaluated(blocks: &[(u64, ContextId, usize)]) -> Program {
     let mut allocated = Vec::new();
     for (mib, context, line) in blocks {
         let block = program.alloc(*mib, Phase::Eval, Category::Activation, *context);
-        program.blocks[block].stack = if *context == NET { NET_LINES[*line] } else { INNER_LINES[*line] };
+        program.blocks[block].start.stack = if *context == NET { NET_LINES[*line] } else { INNER_LINES[*line] };
         allocated.push(block);
     }
     program.seq += 1;
@@ -258,7 +258,7 @@ pub(super) fn interrupted_optimizer() -> (Program, FailedRequest) {
     let mut program = Program::default();
     for _ in 0..2 {
         let weight = program.alloc(20, Phase::Load, Category::Parameter, ContextId::NONE);
-        program.blocks[weight].step = BEFORE_STEPS;
+        program.blocks[weight].start.step = BEFORE_STEPS;
     }
     let activations = program.activation(100, FIRST);
     program.passes = 1;
@@ -266,7 +266,7 @@ pub(super) fn interrupted_optimizer() -> (Program, FailedRequest) {
     program.alloc(20, Phase::Backward, Category::Gradient, NODE_OF_FIRST);
     program.free(activations, NODE_OF_FIRST);
     let state = program.alloc(20, Phase::Optimizer, Category::OptimizerState, ContextId::NONE);
-    program.blocks[state].stack = STEP;
+    program.blocks[state].start.stack = STEP;
     let failed = FailedRequest {
         seq: u64::from(program.seq) + 1,
         requested: 20 * MIB,

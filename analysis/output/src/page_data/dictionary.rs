@@ -192,12 +192,12 @@ impl<'a> Dictionary<'a> {
         let categorizer = self.custom.categorizer.as_ref();
         let custom = categorizer.map(|categorizer| categorizer.category_of(block)).unwrap_or_default();
         let pool = block.private_pool(category);
-        let key = (block.stack, block.context, call, category as u8, block.phase as u8, custom, pool);
+        let key = (block.site.stack, block.site.context, call, category as u8, block.phase as u8, custom, pool);
         if let Some(site) = self.sites.number(&key) {
             return site;
         }
-        let stack = self.stack(attributed_stack(self.definitions, block.stack, block.context));
-        let node = self.definitions.context(block.context).map(|context| context.node.clone());
+        let stack = self.stack(attributed_stack(self.definitions, block.site.stack, block.site.context));
+        let node = self.definitions.context(block.site.context).map(|context| context.node.clone());
         let node = node.map_or(0, |node| 1 + self.string(&node));
         let module = call.map_or(0, |call| self.called(call));
         let custom = custom.number().map_or(0, |number| 1 + number);

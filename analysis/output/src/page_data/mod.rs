@@ -141,14 +141,14 @@ impl BlockColumns {
     }
 
     fn put(&mut self, site: usize, tensor: usize, block: &BlockAllocation) {
-        self.size.put(block.size);
+        self.size.put(block.memory.size);
         self.site.put(site as u64);
         if self.last_address.len() <= site {
             self.last_address.resize(site + 1, 0);
         }
         // The allocator gives addresses in multiples of 512.
-        let change = block.addr.wrapping_sub(self.last_address[site]) as i64;
-        self.last_address[site] = block.addr;
+        let change = block.memory.addr.wrapping_sub(self.last_address[site]) as i64;
+        self.last_address[site] = block.memory.addr;
         let (value, is_unaligned) = if change & 511 == 0 { (change >> 9, 0) } else { (change, 1) };
         self.address.put(encode::zigzag(value) << 1 | is_unaligned);
         self.tensor.put(tensor as u64);
@@ -268,14 +268,14 @@ impl Rest {
     /// Whether the page lists a block that is freed at `end`.
     fn is_listed(&self, block: &BlockAllocation, end: u64) -> bool {
         let at_mark = self.marks.get(self.marks.partition_point(|mark| *mark < block.seq));
-        at_mark.is_some_and(|mark| *mark < end) || self.listed.has(block.size, end.saturating_sub(block.seq))
+        at_mark.is_some_and(|mark| *mark < end) || self.listed.has(block.memory.size, end.saturating_sub(block.seq))
     }
 
     /// Adds a block that is freed at `end`. Ends come in order.
     fn add(&mut self, block: &BlockAllocation, category: Category, end: u64) {
         self.blocks += 1;
-        self.bytes += block.size;
-        self.largest = self.largest.max(block.size);
+        self.bytes += block.memory.size;
+        self.largest = self.largest.max(block.memory.size);
         while self.points.get(self.at).is_some_and(|point| point.seq < end) {
             self.at += 1;
         }
@@ -283,8 +283,8 @@ impl Rest {
         let from = self.points.partition_point(|point| point.seq < block.seq);
         if from < to {
             let category = category as usize;
-            self.changes[from][category] += block.size as i64;
-            self.changes[to][category] -= block.size as i64;
+            self.changes[from][category] += block.memory.size as i64;
+            self.changes[to][category] -= block.memory.size as i64;
             self.counts[from] += 1;
             self.counts[to] -= 1;
         }
@@ -580,7 +580,7 @@ impl<W: Write> BlockObserver for PageWriter<'_, W> {
             self.phases.forward_only = block.phase;
         }
         data.event(block.seq, block.ticks, false);
-        data.bytes += block.size;
+        data.bytes += block.memory.size;
         self.annotations.level(number, data.bytes);
         if data.bytes != usage.allocated && data.part.place(block.seq) == Place::Inside {
             data.mismatches += 1;
@@ -603,7 +603,7 @@ impl<W: Write> BlockObserver for PageWriter<'_, W> {
         };
         if let Some(free) = free {
             data.event(free.seq, free.ticks, true);
-            data.bytes = data.bytes.saturating_sub(block.size);
+            data.bytes = data.bytes.saturating_sub(block.memory.size);
             self.annotations.level(number, data.bytes);
         }
         if !data.part.has_block(block.seq, free.map(|free| free.seq)) {

@@ -243,7 +243,7 @@ impl<W: Write> BlockObserver for TraceWriter<'_, W> {
     fn allocated(&mut self, device: i16, block: &BlockAllocation, usage: &Usage) {
         let Some(device_tracks) = self.devices.get_mut(&device) else { return };
         device_tracks.curve.allocated(device, block, usage);
-        if self.window.has_size(block.size) && !self.window.is_past(block.seq) {
+        if self.window.has_size(block.memory.size) && !self.window.is_past(block.seq) {
             device_tracks.row_by_block.insert(block.seq, device_tracks.rows.take());
         }
     }
@@ -275,18 +275,18 @@ impl<W: Write> BlockObserver for TraceWriter<'_, W> {
         let began = self.first_ns.unwrap_or(if free.is_some() { to } else { 0 });
         let from = self.calibration.epoch_ns(block.ticks).max(began);
         let named = self.names.of_allocation(block.seq).map(|name| name.text());
-        let module = self.names.module_path(block.event_context, block.seq);
+        let module = self.names.module_path(block.site.event_context, block.seq);
         let definitions = self.definitions;
-        let key = (block.stack, block.context);
+        let key = (block.site.stack, block.site.context);
         let stack = self
             .stacks
             .entry(key)
-            .or_insert_with(|| TraceWriter::<W>::stack_text(definitions, block.stack, block.context));
-        let node = definitions.contexts.get(block.context.index()).map_or("", |context| &*context.node);
+            .or_insert_with(|| TraceWriter::<W>::stack_text(definitions, block.site.stack, block.site.context));
+        let node = definitions.contexts.get(block.site.context.index()).map_or("", |context| &*context.node);
         let mut annotations = vec![
-            ("size", Value::Number(block.size)),
-            ("requested", Value::Number(block.requested)),
-            ("address", Value::Number(block.addr)),
+            ("size", Value::Number(block.memory.size)),
+            ("requested", Value::Number(block.memory.requested)),
+            ("address", Value::Number(block.memory.addr)),
             ("category", Value::Text(category.name())),
             ("rule", Value::Text(classification.rule.as_str())),
             ("phase", Value::Text(block.phase.name())),

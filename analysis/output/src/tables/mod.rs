@@ -299,7 +299,7 @@ impl BlockObserver for BlockRows<'_, '_> {
         let Some(free) = self.window.shows_block(device, block, free).filter(|_| self.error.is_none()) else { return };
         let named = self.names.of_allocation(block.seq);
         let name = named.map(|named| named.text()).unwrap_or_default();
-        let module = self.names.module_path(block.event_context, block.seq).unwrap_or_default();
+        let module = self.names.module_path(block.site.event_context, block.seq).unwrap_or_default();
         let written = self.table.row(&[
             Field::Text(self.process_columns.run),
             Field::OptionalInt32(self.process_columns.rank),
@@ -309,9 +309,9 @@ impl BlockObserver for BlockRows<'_, '_> {
             Field::OptionalInt64(free.map(|free| free.seq)),
             Field::Int64(self.calibration.epoch_ns(block.ticks)),
             Field::OptionalInt64(free.map(|free| self.calibration.epoch_ns(free.ticks))),
-            Field::Int64(block.addr),
-            Field::Int64(block.size),
-            Field::Int64(block.requested),
+            Field::Int64(block.memory.addr),
+            Field::Int64(block.memory.size),
+            Field::Int64(block.memory.requested),
             Field::OptionalInt32(block.position.step.map(|step| step as i32)),
             Field::Text(block.phase.name()),
             Field::Text(classification.category.name()),
@@ -319,8 +319,8 @@ impl BlockObserver for BlockRows<'_, '_> {
             Field::OptionalText(&name),
             Field::OptionalText(named.map_or("", |named| &*named.shape)),
             Field::OptionalText(&module),
-            Field::OptionalText(node(self.definitions, block.context)),
-            stack_field(self.used_stacks, attributed_stack(self.definitions, block.stack, block.context)),
+            Field::OptionalText(node(self.definitions, block.site.context)),
+            stack_field(self.used_stacks, attributed_stack(self.definitions, block.site.stack, block.site.context)),
             Field::OptionalText(self.custom.as_ref().and_then(|custom| custom.name_of(block)).unwrap_or_default()),
             Field::OptionalText(self.compile_contexts.text(self.compile_contexts.of(block.seq)).unwrap_or_default()),
         ]);

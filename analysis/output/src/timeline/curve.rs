@@ -150,8 +150,8 @@ impl<'w> CurveBuilder<'w> {
 
 impl BlockObserver for CurveBuilder<'_> {
     fn allocated(&mut self, device: i16, block: &BlockAllocation, _: &Usage) {
-        if device == self.device && self.window.has_size(block.size) {
-            self.advance(block.seq, block.ticks, self.bytes + block.size);
+        if device == self.device && self.window.has_size(block.memory.size) {
+            self.advance(block.seq, block.ticks, self.bytes + block.memory.size);
         }
     }
 
@@ -166,9 +166,9 @@ impl BlockObserver for CurveBuilder<'_> {
         if device != self.device {
             return;
         }
-        let (category, size) = (classification.category as usize, block.size as i64);
-        if let Some(free) = free.filter(|_| self.window.has_size(block.size)) {
-            self.advance(free.seq, free.ticks, self.bytes.saturating_sub(block.size));
+        let (category, size) = (classification.category as usize, block.memory.size as i64);
+        if let Some(free) = free.filter(|_| self.window.has_size(block.memory.size)) {
+            self.advance(free.seq, free.ticks, self.bytes.saturating_sub(block.memory.size));
         }
         let Some(free) = self.window.shows_block(device, block, free) else { return };
         let first_slice = self.slice_of(block.seq);

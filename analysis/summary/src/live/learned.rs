@@ -45,7 +45,7 @@ impl BlockObserver for Learned {
         _: FrameId,
         free: Option<&Event>,
     ) {
-        self.by_place.insert((block.stack, block.context), classification.category);
+        self.by_place.insert((block.site.stack, block.site.context), classification.category);
         if free.is_none() {
             self.by_block.insert(block.seq, classification.category);
         }

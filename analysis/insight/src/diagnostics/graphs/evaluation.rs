@@ -89,15 +89,15 @@ impl Evaluations {
         }
         let Some(latest) = self.recent.back_mut() else { return };
         match latest.allocations.last_mut() {
-            Some((module, count)) if *module == block.event_context => *count += 1,
-            _ => latest.allocations.push((block.event_context, 1)),
+            Some((module, count)) if *module == block.site.event_context => *count += 1,
+            _ => latest.allocations.push((block.site.event_context, 1)),
         }
     }
 
     /// Takes a block of a graph that a backward pass frees.
     #[inline]
     pub(super) fn consumed(&mut self, block: &BlockAllocation, mark: Mark) {
-        let module = block.event_context.index();
+        let module = block.site.event_context.index();
         if self.trained_modules.len() <= module {
             self.trained_modules.resize(module + 1, false);
         }
@@ -122,10 +122,10 @@ impl Evaluations {
         let mut calls = BTreeSet::new();
         let mut graph = InterruptedGraph { seq, optimizer_steps: now.optimizer_steps, ..InterruptedGraph::default() };
         for (block, mark) in allocated {
-            *by_site.entry(mark.site).or_default() += block.size;
-            *by_module.entry(block.event_context).or_default() += block.size;
+            *by_site.entry(mark.site).or_default() += block.memory.size;
+            *by_module.entry(block.site.event_context).or_default() += block.memory.size;
             calls.insert((mark.site, mark.call));
-            graph.bytes += block.size;
+            graph.bytes += block.memory.size;
             graph.blocks += 1;
         }
         let of_model = by_site.iter().filter(|(site, _)| !site.is_none());
@@ -304,7 +304,7 @@ mod tests {
             let blocks = modules.iter().map(|module| {
                 self.seq += 1;
                 let mut block = BlockAllocation::for_tests(self.seq);
-                block.event_context = ContextId(*module);
+                block.site.event_context = ContextId(*module);
                 self.evaluations.allocated(&block, mark);
                 (block, mark)
             });

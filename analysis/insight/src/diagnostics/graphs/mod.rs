@@ -129,7 +129,7 @@ impl Pass for Graphs {
             self.evaluations.allocated(block, mark);
         }
         if allocated.classification.meaning() == Some(Meaning::Engine) {
-            self.unconsumed.backward_called(block.stack);
+            self.unconsumed.backward_called(block.site.stack);
         }
     }
 

@@ -200,10 +200,10 @@ impl UnconsumedGraphs {
                 self.latest_consumed_site = mark.site;
                 self.consumed_sites.insert(mark.site);
             }
-            self.consumed += block.size;
+            self.consumed += block.memory.size;
             self.consumed_blocks += 1;
             self.facts.consumed_blocks += 1;
-            self.facts.consumed_bytes += block.size;
+            self.facts.consumed_bytes += block.memory.size;
         } else if !is_inside_call {
             let freed = freed_block(block, mark, freed_by, now);
             if is_truncated {
@@ -403,10 +403,10 @@ impl UnconsumedGraphs {
 
 fn freed_block(block: &BlockAllocation, mark: Mark, freed_by: StackId, now: &ProgramPosition) -> FreedBlock {
     FreedBlock {
-        size: block.size,
+        size: block.memory.size,
         seq: block.seq,
-        stack: block.stack,
-        context: block.context,
+        stack: block.site.stack,
+        context: block.site.context,
         site: mark.site,
         call: mark.call,
         is_consumed: false,

@@ -233,9 +233,12 @@ impl GrowthSampler {
 
     #[inline]
     fn source(&mut self, block: &BlockAllocation) -> &mut Source {
-        let by_node = block.phase == Phase::Backward && !block.context.is_none() || block.stack.is_none();
-        let (table, index) =
-            if by_node { (&mut self.nodes, block.context.index()) } else { (&mut self.stacks, block.stack.index()) };
+        let by_node = block.phase == Phase::Backward && !block.site.context.is_none() || block.site.stack.is_none();
+        let (table, index) = if by_node {
+            (&mut self.nodes, block.site.context.index())
+        } else {
+            (&mut self.stacks, block.site.stack.index())
+        };
         if index >= table.len() {
             table.resize(index + 1, Source::default());
         }
@@ -255,24 +258,24 @@ impl GrowthSampler {
         }
         let turn = self.turn;
         let source = self.source(block);
-        source.bytes += block.size;
-        source.requested += block.requested;
+        source.bytes += block.memory.size;
+        source.requested += block.memory.requested;
         source.blocks += 1;
         source.last_seq = block.seq;
-        source.context = block.context;
+        source.context = block.site.context;
         source.bits = mark.bits;
         source.is_forward = block.phase.is_forward_only() || matches!(block.phase, Phase::Data | Phase::Forward);
-        source.volumes.add(turn, block.requested);
+        source.volumes.add(turn, block.memory.requested);
     }
 
     /// Takes a free. `at_end`: no Python frame frees the block, or an error that unwinds the program.
     #[inline]
     pub(super) fn freed(&mut self, block: &BlockAllocation, at_end: bool) {
         let source = self.source(block);
-        source.bytes = source.bytes.saturating_sub(block.size);
-        source.requested = source.requested.saturating_sub(block.requested);
+        source.bytes = source.bytes.saturating_sub(block.memory.size);
+        source.requested = source.requested.saturating_sub(block.memory.requested);
         source.blocks = source.blocks.saturating_sub(1);
-        source.freed_at_end += if at_end { block.size } else { 0 };
+        source.freed_at_end += if at_end { block.memory.size } else { 0 };
     }
 
     /// Notes that a free, already observed, is that of a kept tensor, and may belong to the program's teardown.
@@ -296,7 +299,7 @@ impl GrowthSampler {
                 self.awaits_model |= is_step;
                 if self.awaits_model && !mark.site.is_none() {
                     self.awaits_model = false;
-                    if let Some(request) = requests.begins(block.requested) {
+                    if let Some(request) = requests.begins(block.memory.requested) {
                         self.turn = request;
                         self.sample_turn(block);
                     }
@@ -589,7 +592,7 @@ mod tests {
                 seq += 1;
                 let bytes = u64::from(step + 1) << 20;
                 let mut larger = block(step, seq, 2);
-                (larger.size, larger.requested) = (bytes, bytes);
+                (larger.memory.size, larger.memory.requested) = (bytes, bytes);
                 growing.allocated(&larger, Mark::default(), 0);
                 if step > 0 {
                     growing.freed(&std::mem::replace(&mut live[layer], larger), false);
@@ -627,7 +630,7 @@ mod tests {
         fn block(&mut self, step: u32, stack: u32, size: u64) -> BlockAllocation {
             self.seq += 1;
             let mut block = block(step, self.seq, stack);
-            (block.size, block.requested) = (size, size);
+            (block.memory.size, block.memory.requested) = (size, size);
             block
         }
 

@@ -205,28 +205,28 @@ impl WindowSampler {
             (self.every, self.in_window, self.peak, self.has_frees) = (FIRST_WINDOW, 0, 0, false);
         }
         after.freed.clear();
-        while after.late.last().is_some_and(|(bytes, _)| *bytes <= block.size) {
+        while after.late.last().is_some_and(|(bytes, _)| *bytes <= block.memory.size) {
             after.late.pop();
         }
         if after.late.len() < MAX_LATE {
-            after.late.push((block.size, block.seq));
+            after.late.push((block.memory.size, block.seq));
         }
         true
     }
 
     fn take(&mut self, block: &BlockAllocation, thread: ThreadId, mark: Mark, allocated: u64) {
         self.peak = self.peak.max(allocated);
-        self.loops.observe(thread, block.stack);
-        let index = block.stack.index();
+        self.loops.observe(thread, block.site.stack);
+        let index = block.site.stack.index();
         // Models are built and loaded once.
-        if !block.stack.is_none() && !mark.is(Mark::MODEL | Mark::LOADED) {
+        if !block.site.stack.is_none() && !mark.is(Mark::MODEL | Mark::LOADED) {
             if index >= self.sources.len() {
                 self.sources.resize(index + 1, Source::default());
             }
             let source = &mut self.sources[index];
-            source.bytes += block.size;
+            source.bytes += block.memory.size;
             source.blocks += 1;
-            (source.last_seq, source.context) = (block.seq, block.context);
+            (source.last_seq, source.context) = (block.seq, block.site.context);
             source.ranges = self.ranges.of(thread);
         }
         self.in_window += 1;
@@ -245,10 +245,13 @@ impl WindowSampler {
             if !after.is_over() || block.seq < after.since {
                 return;
             }
-            after.freed.push((block.stack, block.size));
+            after.freed.push((block.site.stack, block.memory.size));
         }
-        let Some(source) = self.sources.get_mut(block.stack.index()).filter(|_| !block.stack.is_none()) else { return };
-        source.bytes = source.bytes.saturating_sub(block.size);
+        let Some(source) = self.sources.get_mut(block.site.stack.index()).filter(|_| !block.site.stack.is_none())
+        else {
+            return;
+        };
+        source.bytes = source.bytes.saturating_sub(block.memory.size);
         source.blocks = source.blocks.saturating_sub(1);
         source.low = source.low.min(source.bytes);
         source.low_blocks = source.low_blocks.min(source.blocks);

@@ -17,6 +17,36 @@ pub struct BlockClassification {
     pub rule: CategoryRuleId,
 }
 
+/// The memory of a block.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BlockMemory {
+    /// The address.
+    pub addr: u64,
+    /// The size in bytes, rounded as the allocator rounds.
+    pub size: u64,
+    /// The requested size in bytes.
+    pub requested: u64,
+    /// The stream that the block belongs to.
+    pub stream: u64,
+    /// The private pool; 0 for the default pool.
+    pub pool: u16,
+}
+
+/// Where the program allocates a block.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BlockSite {
+    /// The stack that allocated the block.
+    pub stack: StackId,
+    /// The autograd node that was running; `NONE` without one.
+    pub context: ContextId,
+    /// The context that the event itself carries: an autograd node or a module's call.
+    pub event_context: ContextId,
+    /// The thread that allocated the block.
+    pub(super) thread: ThreadId,
+    /// The number of the run of consecutive events from one place that the allocation belongs to.
+    pub(super) call: u32,
+}
+
 /// What is known about a block at its allocation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlockAllocation {
@@ -24,22 +54,10 @@ pub struct BlockAllocation {
     pub seq: u64,
     /// Time of the allocation, in clock ticks.
     pub ticks: u64,
-    /// The block's address.
-    pub addr: u64,
-    /// The block's size in bytes, rounded as the allocator rounds.
-    pub size: u64,
-    /// The requested size in bytes.
-    pub requested: u64,
-    /// The stream that the block belongs to.
-    pub stream: u64,
-    /// The private pool of the block; 0 for the default pool.
-    pub pool: u16,
-    /// The stack that allocated the block.
-    pub stack: StackId,
-    /// The autograd node that was running; `NONE` without one.
-    pub context: ContextId,
-    /// The context that the event itself carries: an autograd node or a module's call.
-    pub event_context: ContextId,
+    /// The block's memory.
+    pub memory: BlockMemory,
+    /// Where the program allocates the block.
+    pub site: BlockSite,
     /// The program's position at the allocation.
     pub position: ProgramPosition,
     /// The phase of the allocation event. On other threads it can differ from the program's phase in `position`.
@@ -52,10 +70,6 @@ pub struct BlockAllocation {
     pub(in crate::passes) flags: Flags,
     /// Whether an evaluation with gradients allocates the block.
     pub(super) in_recorded_eval: bool,
-    /// The thread that allocated the block.
-    pub(super) thread: ThreadId,
-    /// The number of the run of consecutive events from one place that the allocation belongs to.
-    pub(super) call: u32,
     /// The number of calls of the model so far, including the one that allocates this block.
     pub(super) model_calls: u32,
     /// In a rotated trace: how earlier events classified the block.
@@ -65,7 +79,7 @@ pub struct BlockAllocation {
 impl BlockAllocation {
     /// The private pool of the block, if blocks of its category are distinguished by their pools; else 0.
     pub fn private_pool(&self, category: Category) -> u16 {
-        if matches!(category, Category::GraphPool | Category::MemoryPool) { self.pool } else { 0 }
+        if matches!(category, Category::GraphPool | Category::MemoryPool) { self.memory.pool } else { 0 }
     }
 
     /// A 512-byte block of step 0's forward pass without stack or proof. Only for tests, here and in the crates above.
@@ -86,22 +100,20 @@ impl BlockAllocation {
         BlockAllocation {
             seq,
             ticks: seq,
-            addr: seq << 9,
-            size,
-            requested: size,
-            stream: 0,
-            pool: 0,
-            stack,
-            context: ContextId::NONE,
-            event_context: ContextId::NONE,
+            memory: BlockMemory { addr: seq << 9, size, requested: size, stream: 0, pool: 0 },
+            site: BlockSite {
+                stack,
+                context: ContextId::NONE,
+                event_context: ContextId::NONE,
+                thread: ThreadId::NONE,
+                call: 0,
+            },
             position,
             phase: Phase::Forward,
             oom_count: 0,
             proof: Proof::None,
             flags: Flags::default(),
             in_recorded_eval: false,
-            thread: ThreadId::NONE,
-            call: 0,
             model_calls: 0,
             earlier: None,
         }

@@ -114,24 +114,27 @@ impl Categorizer {
     /// Whether several steps find the block. A block whose lifetime is cut short counts too if the program keeps
     /// earlier blocks of the same stack.
     fn is_kept(&self, block: &BlockAllocation, end: &LifetimeEnd<'_>) -> bool {
-        steps_outlived(block, end.now) >= KEPT_STEPS || end.is_truncated && self.learned.keeps(block.stack)
+        steps_outlived(block, end.now) >= KEPT_STEPS || end.is_truncated && self.learned.keeps(block.site.stack)
     }
 
     /// Whether a block is still allocated, and its stack replaces parameters. Its name was not read.
     fn replaces_parameter(&self, block: &BlockAllocation, end: &LifetimeEnd<'_>) -> bool {
-        block.proof == Proof::None && end.is_truncated && self.learned.replaces_parameters(block.stack, block.requested)
+        block.proof == Proof::None
+            && end.is_truncated
+            && self.learned.replaces_parameters(block.site.stack, block.memory.requested)
     }
 
     /// Whether a block that no rule matches is a batch: other blocks of its stack are, or its caller also allocated
     /// before the first forward pass.
     fn loads_data(&self, block: &BlockAllocation) -> bool {
-        self.learned.loads_data(block.stack) || self.learned.allocated_at_load_by(self.facts.caller(block.stack))
+        self.learned.loads_data(block.site.stack)
+            || self.learned.allocated_at_load_by(self.facts.caller(block.site.stack))
     }
 
     /// Whether the call that allocated the block also frees it. Such a block is an operator's scratch memory.
     #[inline]
     fn in_one_call(&self, block: &BlockAllocation, end: &LifetimeEnd<'_>) -> bool {
-        end.free.is_some() && block.call == self.call
+        end.free.is_some() && block.site.call == self.call
     }
 
     fn by_frame_rule(
@@ -158,7 +161,9 @@ impl Categorizer {
             FrameMemory::Parameter => Category::Parameter,
             // A loaded checkpoint is the model itself, unless the program has another copy of the parameters.
             FrameMemory::Checkpoint if self.facts.has_names => Category::Checkpoint,
-            FrameMemory::Checkpoint if self.learned.parameters.sizes.contains(&block.requested) => Category::Checkpoint,
+            FrameMemory::Checkpoint if self.learned.parameters.sizes.contains(&block.memory.requested) => {
+                Category::Checkpoint
+            }
             FrameMemory::Checkpoint => Category::Parameter,
         };
         is(category, rule.id)
@@ -173,20 +178,20 @@ impl Categorizer {
             }
             // Weights that a model takes over, and that it replaces before its first call.
             Proof::None
-                if never_used && self.learned.loads_parameters(block.stack) && !self.in_one_call(block, end) =>
+                if never_used && self.learned.loads_parameters(block.site.stack) && !self.in_one_call(block, end) =>
             {
                 is(Category::Parameter, CategoryRuleId::ParameterSameSite)
             }
             Proof::ModelLoaded if never_used => is(Category::Temporary, CategoryRuleId::TemporaryFreedBeforeForward),
             Proof::ModelLoaded => is(Category::Parameter, CategoryRuleId::ParameterModelLoaded),
-            _ if self.learned.loads_data(block.stack) && !self.is_kept(block, end) => {
+            _ if self.learned.loads_data(block.site.stack) && !self.is_kept(block, end) => {
                 is(Category::Input, CategoryRuleId::InputLaterBatches)
             }
             _ if never_used => is(Category::Temporary, CategoryRuleId::TemporaryFreedBeforeForward),
             // The recording shows no step that could use the block.
             _ if end.now.step.is_none() => is(Category::Unknown, CategoryRuleId::UnknownAtLoad),
             _ if tracker.is_inference() => {
-                let equal_blocks = self.learned.at_load.sizes.get(&block.requested).copied().unwrap_or_default();
+                let equal_blocks = self.learned.at_load.sizes.get(&block.memory.requested).copied().unwrap_or_default();
                 let is_kept = self.learned.model_calls >= block.model_calls + CACHED_CALLS;
                 if self.facts.has_names && is_kept && equal_blocks >= CACHE_BLOCKS && equal_blocks % 2 == 0 {
                     is(Category::KvCache, CategoryRuleId::KvCacheEqualBlocks)
@@ -198,7 +203,7 @@ impl Categorizer {
                     is(Category::Unknown, CategoryRuleId::UnknownAtLoad)
                 }
             }
-            _ if !self.facts.has_names && self.learned.gradient_sizes.contains(&block.requested) => {
+            _ if !self.facts.has_names && self.learned.gradient_sizes.contains(&block.memory.requested) => {
                 is(Category::Parameter, CategoryRuleId::ParameterGradientSized)
             }
             _ if self.outlives_batches(block, end) => is(Category::KeptTensor, CategoryRuleId::KeptTensorAtLoad),
@@ -230,8 +235,8 @@ impl Categorizer {
         let collected = end.free.is_some_and(|e| e.flags.contains(Flags::IN_GC));
         if tracker.is_inference() && !collected {
             let outlives = self.learned.model_calls.saturating_sub(block.model_calls);
-            let may_cache = self.facts.may_cache(block.stack);
-            let growth = self.learned.growth.by_stack.get(&block.stack);
+            let may_cache = self.facts.may_cache(block.site.stack);
+            let growth = self.learned.growth.by_stack.get(&block.site.stack);
             // A model with a cache does constant work per token, so the sizes of other stacks do not grow. The last
             // version of a cache is never replaced: it is still allocated at the end. `is_cache` covers that version.
             let is_replaced = end.free.is_some() && (1..=GROWN_CALLS).contains(&outlives);
@@ -240,13 +245,13 @@ impl Categorizer {
             if may_cache && growth.is_some_and(grows) {
                 return is(Category::KvCache, CategoryRuleId::KvCacheGrows);
             }
-            let inside = !tracker.stacks().facts(block.stack).outermost_compute.is_none();
+            let inside = !tracker.stacks().facts(block.site.stack).outermost_compute.is_none();
             if inside && outlives >= CACHED_CALLS {
                 // A cache is allocated once, or in attention. A block that every call allocates anew and that the
                 // program keeps is a result.
                 let is_frequent =
                     growth.is_some_and(|g| 2 * g.calls > self.learned.model_calls.saturating_sub(g.first));
-                if self.facts.attends(block.stack) || may_cache && !is_frequent {
+                if self.facts.attends(block.site.stack) || may_cache && !is_frequent {
                     return is(Category::KvCache, CategoryRuleId::KvCacheKeptAcrossCalls);
                 }
                 return is(Category::KeptTensor, CategoryRuleId::KeptTensorResult);
@@ -272,21 +277,21 @@ impl Categorizer {
         if self.replaces_parameter(block, end) {
             return Some(is(Category::Parameter, CategoryRuleId::ParameterSameSite));
         }
-        let facts = tracker.stacks().facts(block.stack);
+        let facts = tracker.stacks().facts(block.site.stack);
         // Code that makes no autograd node computes nothing that a backward pass needs.
         let is_outside = facts.outermost_compute.is_none() && !facts.made_node && !facts.inside_node;
         // A stack without Python frames does not show whether the model allocates.
-        let is_outside = is_outside && !tracker.stacks().is_without_python(block.stack);
+        let is_outside = is_outside && !tracker.stacks().is_without_python(block.site.stack);
         let is_plain = is_outside && facts.rule.is_none() && block.proof.is_open();
         // Later calls find what the graph of an evaluation holds, such as its loss.
         if is_plain && !block.in_recorded_eval && self.is_kept(block, end) {
             return Some(is(Category::KeptTensor, CategoryRuleId::KeptTensorOutlivesSteps));
         }
-        if self.learned.loads_data(block.stack) && facts.rule.is_none() || is_plain && self.loads_data(block) {
+        if self.learned.loads_data(block.site.stack) && facts.rule.is_none() || is_plain && self.loads_data(block) {
             return Some(is(Category::Input, CategoryRuleId::InputOtherBatches));
         }
         let is_found_after_step = || end.now.optimizer_steps > block.position.optimizer_steps;
-        let outlives = || outlives_step(block, end) || is_found_after_step() && self.learned.keeps(block.stack);
+        let outlives = || outlives_step(block, end) || is_found_after_step() && self.learned.keeps(block.site.stack);
         if block.phase == Phase::Forward && is_plain && outlives() {
             return Some(is(Category::KeptTensor, CategoryRuleId::KeptTensorOutsideModel));
         }
@@ -297,7 +302,7 @@ impl Categorizer {
         // without gradients, such as a teacher's results, is freed after the step's backward pass.
         let outlives = self.learned.model_calls.saturating_sub(block.model_calls);
         let same_pass = block.position.backward_passes == end.now.backward_passes;
-        let grows = || self.learned.growth.by_stack.get(&block.stack).is_some_and(|growth| growth.grown >= 2);
+        let grows = || self.learned.growth.by_stack.get(&block.site.stack).is_some_and(|growth| growth.grown >= 2);
         let is_kept =
             self.is_kept(block, end) || same_pass && (outlives >= CACHED_CALLS || is_plain && outlives > 0 && grows());
         let collected = end.free.is_some_and(|e| e.flags.contains(Flags::IN_GC));
@@ -345,7 +350,7 @@ impl Categorizer {
                 _ => {}
             }
         }
-        if self.in_one_call(block, end) && (self.facts.has_nodes || !block.stack.is_none()) {
+        if self.in_one_call(block, end) && (self.facts.has_nodes || !block.site.stack.is_none()) {
             return is(Category::Temporary, CategoryRuleId::TemporaryFreedByNode);
         }
         is(Category::AutogradDetail, CategoryRuleId::AutogradDetailBetweenNodes)
@@ -362,7 +367,7 @@ impl Categorizer {
         let outside = || end.free.is_some_and(|e| !end.is_truncated && tracker.is_outside_engine(e));
         if self.in_one_call(block, end) {
             is(Category::Temporary, CategoryRuleId::TemporaryFreedByNode)
-        } else if self.learned.parameters.sizes.contains(&block.requested) && outside() {
+        } else if self.learned.parameters.sizes.contains(&block.memory.requested) && outside() {
             // `torch.func.grad` and `autograd.grad` return gradients of parameters.
             is(Category::Gradient, CategoryRuleId::GradientFreedOutsideEngine)
         } else if end.is_truncated || outlives_backward(block, end.now) {
@@ -407,7 +412,7 @@ impl Categorizer {
 
     fn other(&self, block: &BlockAllocation, end: &LifetimeEnd<'_>) -> BlockClassification {
         let is_open = block.proof == Proof::None;
-        if is_open && block.flags.contains(Flags::PREEXISTING) && block.stack.is_none() {
+        if is_open && block.flags.contains(Flags::PREEXISTING) && block.site.stack.is_none() {
             // Nothing shows what made a block that is older than the recording. How long it lives is known.
             let is_kept = steps_outlived(block, end.now) >= KEPT_STEPS;
             return if is_kept {
@@ -430,7 +435,7 @@ impl Categorizer {
             is(Category::KeptTensor, CategoryRuleId::KeptTensorOutlivesSteps)
         } else if self.loads_data(block) {
             is(Category::Input, CategoryRuleId::InputOtherBatches)
-        } else if is_open && outlives_phase && !(without_gradients && is_scalar(block.requested)) {
+        } else if is_open && outlives_phase && !(without_gradients && is_scalar(block.memory.requested)) {
             is(Category::Input, CategoryRuleId::InputBeforeForward)
         } else {
             is(Category::Unknown, CategoryRuleId::NoCategoryRule)

@@ -251,7 +251,7 @@ impl Learned {
     #[inline]
     pub(super) fn learn_gradient(&mut self, block: &BlockAllocation, classification: &BlockClassification) {
         if classification.category == Category::Gradient {
-            self.gradient_sizes.insert(block.requested);
+            self.gradient_sizes.insert(block.memory.requested);
         }
     }
 
@@ -259,7 +259,7 @@ impl Learned {
     #[inline]
     pub(super) fn learn_cache(&mut self, block: &BlockAllocation, classification: &BlockClassification) {
         if classification.rule == CategoryRuleId::KvCacheGrows
-            && let Some(growth) = self.growth.by_stack.get_mut(&block.stack)
+            && let Some(growth) = self.growth.by_stack.get_mut(&block.site.stack)
         {
             growth.is_cache = true;
         }
@@ -269,7 +269,7 @@ impl Learned {
     #[inline]
     pub(super) fn learn_kept(&mut self, block: &BlockAllocation, classification: &BlockClassification) {
         if classification.category == Category::KeptTensor {
-            self.kept_stacks.insert(block.stack);
+            self.kept_stacks.insert(block.site.stack);
         }
     }
 
@@ -290,16 +290,16 @@ impl Learned {
                     && block.model_calls > 0
                     && self.model_calls > block.model_calls
                     && block.proof == Proof::None
-                    && tracker.stacks().facts(block.stack).outermost_compute.is_none()
+                    && tracker.stacks().facts(block.site.stack).outermost_compute.is_none()
             }
             _ => false,
         };
         // Code without gradients after the optimizer loads a batch for an evaluation.
         if classification.rule == CategoryRuleId::InputBeforeForward
-            && let Some(loads) = self.data_stacks.get_mut(block.stack.index())
+            && let Some(loads) = self.data_stacks.get_mut(block.site.stack.index())
         {
             *loads = true;
         }
-        self.loads_batches |= is_batch && !is_scalar(block.requested);
+        self.loads_batches |= is_batch && !is_scalar(block.memory.requested);
     }
 }

@@ -77,11 +77,11 @@ impl LiveBlocks {
     /// Takes a free, after the block's category was decided.
     #[inline]
     pub(super) fn remove(&mut self, block: &BlockAllocation) {
-        let requested = block.requested;
+        let requested = block.memory.requested;
         match block.proof {
             proof if is_parameter(proof) => uncount(&mut self.parameters, &requested),
             proof if proof.may_be_workspace() => {
-                let place = (requested, block.thread, block.stream);
+                let place = (requested, block.site.thread, block.memory.stream);
                 self.workspaces.remove(&(place, block.proof.is_unsure_workspace(), block.seq));
             }
             Proof::ParameterSized | Proof::AccumulatesGradient | Proof::Named(TensorKind::Gradient) => {
@@ -89,7 +89,7 @@ impl LiveBlocks {
             }
             Proof::WeightCast => {
                 uncount(&mut self.casts, &requested);
-                uncount(&mut self.casts_in_call, &(block.event_context, requested));
+                uncount(&mut self.casts_in_call, &(block.site.event_context, requested));
             }
             _ => {}
         }
@@ -117,13 +117,13 @@ impl LiveBlocks {
             let found = self.workspaces.range((place, false, 0)..).next();
             found.filter(|(there, ..)| *there == place).map(|(_, _, seq)| *seq)
         };
-        first((block.requested, block.thread, block.stream)) == Some(block.seq)
+        first((block.memory.requested, block.site.thread, block.memory.stream)) == Some(block.seq)
     }
 
     /// Whether cuBLAS has a workspace for a block's thread and stream.
     pub(super) fn has_workspace_beside(&self, block: &BlockAllocation) -> bool {
         let beside = |(requested, thread, stream): &WorkspacePlace| {
-            is_workspace_size(*requested) && (*thread, *stream) == (block.thread, block.stream)
+            is_workspace_size(*requested) && (*thread, *stream) == (block.site.thread, block.memory.stream)
         };
         self.workspaces.iter().any(|(place, ..)| beside(place))
     }
@@ -146,13 +146,13 @@ mod tests {
 
     fn block(seq: u64, requested: u64, thread: u32, proof: Proof) -> BlockAllocation {
         let mut block = BlockAllocation::of_forward(seq, requested, StackId::NONE, POSITION);
-        (block.thread, block.proof) = (ThreadId(thread), proof);
+        (block.site.thread, block.proof) = (ThreadId(thread), proof);
         block
     }
 
     fn add(live: &mut LiveBlocks, block: &BlockAllocation) {
-        let e = Event { seq: block.seq, thread: block.thread, context: block.event_context, ..Event::EMPTY };
-        live.add(&e, block.requested, block.proof);
+        let e = Event { seq: block.seq, thread: block.site.thread, context: block.site.event_context, ..Event::EMPTY };
+        live.add(&e, block.memory.requested, block.proof);
     }
 
     #[test]

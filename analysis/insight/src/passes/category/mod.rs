@@ -42,7 +42,7 @@ use memtrace_input::KeptState;
 use memtrace_replay::{Block, Names};
 
 pub(in crate::passes) use block::is_without_gradients;
-pub use block::{BlockAllocation, BlockClassification, LifetimeEnd};
+pub use block::{BlockAllocation, BlockClassification, BlockMemory, BlockSite, LifetimeEnd};
 pub use proof::Proof;
 pub use rule_uses::{CategoryRuleUse, CategoryRuleUses};
 pub use table::Category;
@@ -79,7 +79,7 @@ impl Categorizer {
     #[inline]
     pub fn evidence(&self, block: &BlockAllocation, classification: &BlockClassification) -> FrameId {
         match block.proof {
-            Proof::FrameRule(rule) if rule.id == classification.rule => self.facts.rule_frame(block.stack),
+            Proof::FrameRule(rule) if rule.id == classification.rule => self.facts.rule_frame(block.site.stack),
             _ => FrameId::NONE,
         }
     }
@@ -129,22 +129,26 @@ impl Categorizer {
         BlockAllocation {
             seq: e.seq,
             ticks: e.ticks,
-            addr: e.addr,
-            size: block.size,
-            requested: block.requested,
-            stream: e.stream,
-            pool: e.pool,
-            stack: e.stack,
-            context: tracker.stacks().contexts().node(e.context),
-            event_context: e.context,
+            memory: BlockMemory {
+                addr: e.addr,
+                size: block.size,
+                requested: block.requested,
+                stream: e.stream,
+                pool: e.pool,
+            },
+            site: BlockSite {
+                stack: e.stack,
+                context: tracker.stacks().contexts().node(e.context),
+                event_context: e.context,
+                thread: e.thread,
+                call: self.call,
+            },
             position: *tracker.now(),
             phase: classification.phase,
             oom_count,
             proof,
             flags: e.flags,
             in_recorded_eval: classification.rule == PhaseRuleId::EvalWithoutBackward,
-            thread: e.thread,
-            call: self.call,
             model_calls: self.learned.model_calls,
             earlier: self.facts.earlier_classification(e),
         }
@@ -363,7 +367,8 @@ mod tests {
         let of = |phase, proof, flags, from: u32, to: u32, truncated| {
             let at = position(phase, Some(from), 10 * from);
             // A stack of the program's own code.
-            let block = BlockAllocation { position: at, flags, stack: StackId(9), ..block(phase, proof) };
+            let mut block = BlockAllocation { position: at, flags, ..block(phase, proof) };
+            block.site.stack = StackId(9);
             classified(&categorizer, &block, position(Phase::Forward, Some(to), 10 * to + 1), truncated).0
         };
         let none = Flags::default();

@@ -71,10 +71,10 @@ impl Cast {
         let mut added = Vec::new();
         let mut latest = Half;
         for (index, block) in recorded.blocks.iter().enumerate() {
-            if block.phase != Phase::Backward || !recorded.contexts().is_node(block.context) {
+            if block.start.phase != Phase::Backward || !recorded.contexts().is_node(block.start.context) {
                 continue;
             }
-            let Some(name) = recorded.definitions.contexts.get(block.context.index()).map(|of| &*of.node) else {
+            let Some(name) = recorded.definitions.contexts.get(block.start.context.index()).map(|of| &*of.node) else {
                 continue;
             };
             let span = &mut spans[index];
@@ -82,7 +82,7 @@ impl Cast {
             let passes = passing_end(recorded, block).clamp(span.start + 1, span.end.max(span.start + 1));
             let is_weight = is_weight_gradient(recorded, block);
             let input = || {
-                let inputs = self.inputs.get(&block.context);
+                let inputs = self.inputs.get(&block.start.context);
                 let same = inputs.and_then(|all| all.iter().rev().find(|(size, _)| *size == block.requested()));
                 same.or_else(|| inputs.and_then(|all| all.last())).map_or(Half, |(_, width)| *width)
             };
@@ -90,8 +90,10 @@ impl Cast {
                 // Cast to the type of the parameter when the node is done.
                 AutocastType::Lower if is_weight => added.push(Span { end: passes, requested: half, ..*span }),
                 // Partial sums are in float32 anyway. Others are workspaces.
-                AutocastType::Lower if block.freed_context == block.context && self.drops_workspaces => span.vanish(),
-                AutocastType::Lower if block.freed_context == block.context => {}
+                AutocastType::Lower if block.freed_context == block.start.context && self.drops_workspaces => {
+                    span.vanish()
+                }
+                AutocastType::Lower if block.freed_context == block.start.context => {}
                 AutocastType::Lower => {
                     latest = input();
                     match latest {
@@ -101,13 +103,13 @@ impl Cast {
                 }
                 AutocastType::Float32 | AutocastType::Float32WithoutInputs if !is_weight => {
                     latest = input();
-                    if latest == Half && block.freed_context != block.context && span.exists() {
+                    if latest == Half && block.freed_context != block.start.context && span.exists() {
                         added.push(Span { start: passes - 1, end: span.end.max(passes), requested: half, ..*span });
                         span.end = passes;
                     }
                 }
                 AutocastType::Widest if !is_weight => {
-                    latest = self.results.get(&block.context).copied().unwrap_or(latest);
+                    latest = self.results.get(&block.start.context).copied().unwrap_or(latest);
                     if latest == Half {
                         span.requested = half;
                     }

@@ -124,7 +124,8 @@ impl Change for Autocast {
 /// Whether the recording is a training in float32, without operations that autocast changes in other ways.
 fn is_in_float32(facts: &Facts<'_>) -> bool {
     let recorded = &facts.recorded;
-    let is_other = |block: &BlockLifetime| block.category == Category::AutocastCache || block.phase == Phase::Recompute;
+    let is_other =
+        |block: &BlockLifetime| block.category == Category::AutocastCache || block.start.phase == Phase::Recompute;
     // Workspaces for another data type can be larger or smaller.
     let workspaces = || facts.bytes_at_peak(|category| category == Category::Workspace);
     facts.is_training()
@@ -149,7 +150,7 @@ fn frozen_bytes(facts: &Facts<'_>) -> u64 {
     // In one pass each parameter has at most one gradient.
     let mut of_pass: BTreeMap<(u16, u64), i64> = BTreeMap::new();
     for block in recorded.blocks.iter().filter(|block| is_weight_gradient(recorded, block)) {
-        *of_pass.entry((block.backward_passes, block.requested())).or_default() += 1;
+        *of_pass.entry((block.start.backward_passes, block.requested())).or_default() += 1;
     }
     for ((_, size), count) in of_pass {
         if let Some(left) = sizes.get_mut(&size) {
@@ -174,7 +175,9 @@ fn unknown_bytes(recorded: &Recorded<'_>, cast: &Cast) -> u64 {
     };
     let backward = all.iter().filter(|span| {
         let block = &recorded.blocks[span.block as usize];
-        block.phase == Phase::Backward && recorded.contexts().is_node(block.context) && is_unknown(block.context)
+        block.start.phase == Phase::Backward
+            && recorded.contexts().is_node(block.start.context)
+            && is_unknown(block.start.context)
     });
     unknown.extend(backward);
     span::peak(&unknown, &recorded.settings).0

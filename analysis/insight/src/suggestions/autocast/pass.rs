@@ -44,14 +44,14 @@ pub(super) fn find(recorded: &Recorded<'_>, places: &Places, assumed: Width) -> 
             block.category,
             AutocastCache | CommunicationBucket | Gradient | Input | OptimizerState | Parameter | Workspace
         );
-        block.phase == Phase::Forward && !is_other
+        block.start.phase == Phase::Forward && !is_other
     };
     let mut visit: Vec<u32> = Vec::new();
-    let place_of = |block: &BlockLifetime| (recorded.table.python(block.stack), block.context);
+    let place_of = |block: &BlockLifetime| (recorded.table.python(block.start.stack), block.start.context);
     for (index, block) in recorded.blocks.iter().enumerate() {
         let is_next = visit.last().is_some_and(|last| {
             let last = &recorded.blocks[*last as usize];
-            place_of(last) == place_of(block) && last.backward_passes == block.backward_passes
+            place_of(last) == place_of(block) && last.start.backward_passes == block.start.backward_passes
         });
         if !is_next && !visit.is_empty() {
             pass.visit(&std::mem::take(&mut visit), &mut cast);
@@ -124,16 +124,16 @@ impl Pass<'_, '_> {
     /// One operation, or several at one place: the blocks that it allocates.
     pub(super) fn visit(&mut self, blocks: &[u32], cast: &mut Cast) {
         let first = *self.block(blocks[0]);
-        if self.block(self.first).backward_passes != first.backward_passes {
+        if self.block(self.first).start.backward_passes != first.start.backward_passes {
             self.first = blocks[0];
         }
-        self.enter(first.context);
+        self.enter(first.start.context);
         let of_class = |context: &ContextId| {
             let call = self.recorded.definitions.nn_calls.get(context);
             call.map_or(AutocastType::Widest, |call| autocast_type_of_class(&call.class))
         };
-        let without_nodes = Place { types: vec![of_class(&first.context)], ..Place::default() };
-        let at = (self.recorded.table.python(first.stack), first.context);
+        let without_nodes = Place { types: vec![of_class(&first.start.context)], ..Place::default() };
+        let at = (self.recorded.table.python(first.start.stack), first.start.context);
         let place = self.places.places.get(&at).unwrap_or(&without_nodes);
         // An operation allocates its result before its workspace.
         let begins = blocks[0];

@@ -69,7 +69,7 @@ pub(super) struct Places {
 
 /// Whether a backward pass makes this block as the gradient of a weight.
 pub(super) fn is_weight_gradient(recorded: &Recorded<'_>, block: &BlockLifetime) -> bool {
-    block.phase == Phase::Backward
+    block.start.phase == Phase::Backward
         && (block.category == Category::Gradient || recorded.is_passing_weight_gradient(block))
 }
 
@@ -88,7 +88,7 @@ impl Places {
             .blocks
             .iter()
             .filter(|block| is_weight_gradient(recorded, block))
-            .map(|block| block.context)
+            .map(|block| block.start.context)
             .collect();
         with_parameter.sort_unstable();
         with_parameter.dedup();

@@ -42,8 +42,9 @@ impl Program {
     fn alloc(&mut self, mib: u64, phase: Phase, category: Category, line: u32, node: u32) -> usize {
         self.seq += 1;
         let mut block = BlockLifetime::of_size(self.seq, mib * MIB);
-        (block.phase, block.category, block.step, block.backward_passes) = (phase, category, 0, self.passes);
-        (block.stack, block.context) = (StackId(line), ContextId(node));
+        (block.start.phase, block.category, block.start.step, block.start.backward_passes) =
+            (phase, category, 0, self.passes);
+        (block.start.stack, block.start.context) = (StackId(line), ContextId(node));
         self.blocks.push(block);
         self.blocks.len() - 1
     }

@@ -53,7 +53,7 @@ impl Pass<'_, '_> {
         let is_like =
             |value: &Value| self.block(value.block).requested() == result.requested() && !inputs.contains(value);
         let own = self.latest(self.values.len(), result.allocated);
-        let own = own.filter(|value| self.block(value.block).context == call);
+        let own = own.filter(|value| self.block(value.block).start.context == call);
         let since = self.values.get(begun).map_or(u32::MAX, |value| value.block);
         let own = own.filter(|value| value.block >= since).find(is_like);
         let argument = self.latest(begun, result.allocated).find(is_like);

@@ -99,7 +99,7 @@ impl Change for CheckpointLayers {
     fn apply(&self, facts: &Facts<'_>, blocks: &mut ChangedBlocks) {
         let recorded = &facts.recorded;
         // A recomputation would fill the cache again, so models that are checkpointed fill none in training.
-        let of_training = |(index, _): &&(u32, u32)| recorded.blocks[*index as usize].phase == Phase::Forward;
+        let of_training = |(index, _): &&(u32, u32)| recorded.blocks[*index as usize].start.phase == Phase::Forward;
         let filled: Vec<(u32, u32)> = facts.unread_cache.iter().filter(of_training).copied().collect();
         without_cache(&filled, &mut blocks.spans);
         let members = members(facts, &self.classes);
@@ -178,11 +178,11 @@ fn repeated_classes(facts: &Facts<'_>) -> Vec<Box<str>> {
     let definitions = facts.recorded.definitions;
     // By class: the bytes, those under activation checkpointing, and the modules.
     let mut classes: BTreeMap<&str, (u64, u64, BTreeSet<u64>)> = BTreeMap::new();
-    let blocks = facts.recorded.blocks.iter().filter(|block| block.phase == Phase::Forward);
+    let blocks = facts.recorded.blocks.iter().filter(|block| block.start.phase == Phase::Forward);
     for block in blocks.filter(|block| block.includes(facts.peak_seq)) {
-        let is_checkpointed = facts.recorded.table.facts(block.stack).in_checkpoint;
+        let is_checkpointed = facts.recorded.table.facts(block.start.stack).in_checkpoint;
         let mut seen: Vec<&str> = Vec::new();
-        let mut context = block.context;
+        let mut context = block.start.context;
         while let Some(call) = definitions.nn_calls.get(&context) {
             if !seen.contains(&&*call.class) {
                 seen.push(&call.class);
@@ -307,8 +307,8 @@ mod tests {
         let mut program = two_blocks();
         let first = program.blocks.clone();
         // The second step up to the request: the first block's forward pass.
-        let requests: Vec<&BlockLifetime> = first.iter().filter(|block| block.phase == Phase::Forward).collect();
-        let at = requests.iter().position(|block| block.context == SECOND).expect("the second block");
+        let requests: Vec<&BlockLifetime> = first.iter().filter(|block| block.start.phase == Phase::Forward).collect();
+        let at = requests.iter().position(|block| block.start.context == SECOND).expect("the second block");
         let offset = program.seq;
         for block in &requests[..at] {
             let mut again = **block;

@@ -164,7 +164,7 @@ fn keep_inputs(recorded: &Recorded<'_>, members: &Members, call: &Call, roles: &
     let end = saved.filter(is_own).map(|block| block.freed).max().map_or(Key::MAX, at);
     let is_input = |event: &&BlockEvent| {
         let block = &recorded.blocks[event.block as usize];
-        let is_computed = block.phase == Phase::Forward && is_repeated(recorded, block);
+        let is_computed = block.start.phase == Phase::Forward && is_repeated(recorded, block);
         !event.allocates && block.allocated < start && is_computed && !recorded.contexts().is_node(event.context)
     };
     let inside = recorded.events[call.events.clone()].iter().filter(is_input);

@@ -39,10 +39,10 @@ pub(crate) enum Batches {
 
 /// Whether half the batch halves the block.
 pub(crate) fn depends_on_batch(recorded: &Recorded<'_>, block: &BlockLifetime, is_training: bool) -> bool {
-    let in_model = match block.phase {
+    let in_model = match block.start.phase {
         Phase::Forward | Phase::Backward | Phase::Recompute => true,
         Phase::Eval | Phase::Generate | Phase::Rollout => !is_training,
-        Phase::Data | Phase::Other => block.step != BEFORE_STEPS,
+        Phase::Data | Phase::Other => block.start.step != BEFORE_STEPS,
         // The first batch, if the program makes it before the first step. Data that stays is no batch.
         Phase::Load => block.category == Category::Input && recorded.is_freed(block),
         Phase::Optimizer => false,
@@ -62,13 +62,15 @@ pub(crate) fn depends_on_batch(recorded: &Recorded<'_>, block: &BlockLifetime, i
 /// off.
 pub(crate) fn batches(recorded: &Recorded<'_>) -> Batches {
     let mut passes: Vec<(u32, Vec<(u16, u64)>)> = Vec::new();
-    for block in recorded.blocks.iter().filter(|block| block.phase == Phase::Backward && block.step != BEFORE_STEPS) {
-        if passes.last().is_none_or(|(step, _)| *step != block.step) {
-            passes.push((block.step, Vec::new()));
+    for block in
+        recorded.blocks.iter().filter(|block| block.start.phase == Phase::Backward && block.start.step != BEFORE_STEPS)
+    {
+        if passes.last().is_none_or(|(step, _)| *step != block.start.step) {
+            passes.push((block.start.step, Vec::new()));
         }
         let Some((_, passes)) = passes.last_mut() else { continue };
-        if passes.last().is_none_or(|(pass, _)| *pass != block.backward_passes) {
-            passes.push((block.backward_passes, 0));
+        if passes.last().is_none_or(|(pass, _)| *pass != block.start.backward_passes) {
+            passes.push((block.start.backward_passes, 0));
         }
         if let (Category::Gradient, Some((_, bytes))) = (block.category, passes.last_mut()) {
             *bytes += block.size();
@@ -93,17 +95,17 @@ pub(crate) fn lasting_places(recorded: &Recorded<'_>) -> HashSet<(StackId, Conte
     let mut places: HashMap<(StackId, ContextId), (&BlockLifetime, u32)> = HashMap::new();
     let mut lasting = HashSet::new();
     let in_step = |block: &&BlockLifetime| {
-        block.step != BEFORE_STEPS && matches!(block.phase, Phase::Data | Phase::Forward | Phase::Other)
+        block.start.step != BEFORE_STEPS && matches!(block.start.phase, Phase::Data | Phase::Forward | Phase::Other)
     };
     for block in recorded.blocks.iter().filter(in_step) {
-        let place = (block.stack, block.context);
+        let place = (block.start.stack, block.start.context);
         let (oldest, grown) = places.entry(place).or_insert((block, 0));
         if oldest.freed <= block.allocated {
             (*oldest, *grown) = (block, 0);
-        } else if block.step > oldest.step && block.requested() > oldest.requested() {
+        } else if block.start.step > oldest.start.step && block.requested() > oldest.requested() {
             (*oldest, *grown) = (block, *grown + 1);
         }
-        if *grown >= GROWN || block.step.saturating_sub(oldest.step) >= LASTING_STEPS {
+        if *grown >= GROWN || block.start.step.saturating_sub(oldest.start.step) >= LASTING_STEPS {
             lasting.insert(place);
         }
     }
@@ -115,7 +117,8 @@ pub(crate) fn halve(recorded: &Recorded<'_>, is_training: bool, spans: &mut [Spa
     let kept = if is_training { lasting_places(recorded) } else { kept_places(recorded) };
     for span in spans {
         let block = &recorded.blocks[span.block as usize];
-        let is_kept = || kept.contains(&(block.stack, block.context)) && block.category != Category::KvCache;
+        let is_kept =
+            || kept.contains(&(block.start.stack, block.start.context)) && block.category != Category::KvCache;
         if depends_on_batch(recorded, block, is_training) && !is_kept() {
             span.requested = span.requested.div_ceil(2);
         }
@@ -125,7 +128,7 @@ pub(crate) fn halve(recorded: &Recorded<'_>, is_training: bool, spans: &mut [Spa
 /// When a gradient that is only added to another one is freed: before the next allocation of another node.
 pub(crate) fn passing_end(recorded: &Recorded<'_>, gradient: &BlockLifetime) -> Key {
     let later = &recorded.events[recorded.first_event_after(gradient.allocated)..];
-    let next = later.iter().find(|event| event.allocates && event.context != gradient.context);
+    let next = later.iter().find(|event| event.allocates && event.context != gradient.start.context);
     next.map_or(Key::MAX, |event| at(event.seq) - 1)
 }
 
@@ -137,15 +140,15 @@ pub(crate) fn kept_places(recorded: &Recorded<'_>) -> HashSet<(StackId, ContextI
     let mut latest: HashMap<(StackId, ContextId), (u32, u32)> = HashMap::new();
     let mut kept = HashSet::new();
     let (mut iteration, mut first, mut is_outside) = (0, None, false);
-    for block in recorded.blocks.iter().filter(|block| block.phase.is_forward_only()) {
-        let place = (block.stack, block.context);
-        if block.context.is_none() {
+    for block in recorded.blocks.iter().filter(|block| block.start.phase.is_forward_only()) {
+        let place = (block.start.stack, block.start.context);
+        if block.start.context.is_none() {
             iteration += u32::from(!is_outside);
             first = None;
         } else {
             iteration += u32::from(*first.get_or_insert(place) == place);
         }
-        is_outside = block.context.is_none();
+        is_outside = block.start.context.is_none();
         let earlier = latest.insert(place, (block.freed, iteration));
         if earlier.is_some_and(|(freed, then)| freed > block.allocated && then < iteration) {
             kept.insert(place);

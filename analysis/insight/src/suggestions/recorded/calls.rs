@@ -80,13 +80,13 @@ impl Call {
 
 /// The calls of all members in the forward passes of training steps, in order.
 pub(crate) fn calls(recorded: &Recorded<'_>, members: &Members) -> Vec<Call> {
-    calls_in(recorded, members, |block| block.phase == Phase::Forward)
+    calls_in(recorded, members, |block| block.start.phase == Phase::Forward)
 }
 
 /// The calls of all members in forward passes with gradients, those of evaluations included, in order.
 fn calls_with_gradients(recorded: &Recorded<'_>, members: &Members) -> Vec<Call> {
     calls_in(recorded, members, |block| {
-        block.phase == Phase::Forward || block.phase.is_forward_only() && !block.is_without_gradients
+        block.start.phase == Phase::Forward || block.start.phase.is_forward_only() && !block.start.is_without_gradients
     })
 }
 
@@ -101,7 +101,7 @@ fn calls_in(recorded: &Recorded<'_>, members: &Members, counts: impl Fn(&BlockLi
         }
         let block: &BlockLifetime = &recorded.blocks[event.block as usize];
         // Another thread can load data meanwhile.
-        if event.context.is_none() && event.allocates && block.phase == Phase::Data {
+        if event.context.is_none() && event.allocates && block.start.phase == Phase::Data {
             continue;
         }
         let member = members.get(event.context);

@@ -47,8 +47,8 @@ pub(crate) fn continued(
         (block.freed, block.freed_context) = (NEVER, ContextId::NONE);
     }
     let Some(RestEvent::Requested { earlier: first, .. }) = rest.events.first() else { return None };
-    let passes_then = blocks[find(*first)?].backward_passes;
-    let passes_now = blocks.last().map_or(0, |block| block.backward_passes);
+    let passes_then = blocks[find(*first)?].start.backward_passes;
+    let passes_now = blocks.last().map_or(0, |block| block.start.backward_passes);
     // By number of the request: the indices of its block and of the earlier one.
     let mut new: HashMap<usize, (usize, usize)> = HashMap::new();
     for (seq, event) in (start..NEVER).zip(&rest.events) {
@@ -59,8 +59,9 @@ pub(crate) fn continued(
                 let mut block = blocks[earlier];
                 (block.allocated, block.freed, block.freed_context) = (seq, NEVER, ContextId::NONE);
                 block.is_freed_in_backward = false;
-                block.step = failed.step.unwrap_or(BEFORE_STEPS);
-                block.backward_passes = passes_now.wrapping_add(block.backward_passes.wrapping_sub(passes_then));
+                block.start.step = failed.step.unwrap_or(BEFORE_STEPS);
+                block.start.backward_passes =
+                    passes_now.wrapping_add(block.start.backward_passes.wrapping_sub(passes_then));
                 all.push(block);
             }
             RestEvent::FreeRequested(block) => {
@@ -114,9 +115,10 @@ pub(crate) fn with_state(
     let like = rest.all[*gradients.first()?];
     let in_step = |requested: u64, category: Category| {
         let mut block = BlockLifetime::of_size(0, requested);
-        (block.stack, block.context) = (failed.at.0, ContextId::NONE);
-        (block.step, block.backward_passes, block.stream_pool) = (step, like.backward_passes, like.stream_pool);
-        (block.category, block.phase) = (category, Phase::Optimizer);
+        (block.start.stack, block.start.context) = (failed.at.0, ContextId::NONE);
+        (block.start.step, block.start.backward_passes, block.stream_pool) =
+            (step, like.start.backward_passes, like.stream_pool);
+        (block.category, block.start.phase) = (category, Phase::Optimizer);
         block
     };
     for size in missing {
@@ -184,11 +186,11 @@ impl Rest {
     /// Adds the forward and backward pass of `step` once more.
     fn repeat(&mut self, blocks: &[BlockLifetime], step: u32, until: u32, is_node: impl Fn(ContextId) -> bool) {
         let is_part = |block: &BlockLifetime| {
-            block.step == step
-                && !block.phase.is_forward_only()
-                && !matches!(block.phase, Phase::Load | Phase::Optimizer)
+            block.start.step == step
+                && !block.start.phase.is_forward_only()
+                && !matches!(block.start.phase, Phase::Load | Phase::Optimizer)
         };
-        let in_backward = |block: &BlockLifetime| is_part(block) && block.phase == Phase::Backward;
+        let in_backward = |block: &BlockLifetime| is_part(block) && block.start.phase == Phase::Backward;
         let ends = blocks.iter().flat_map(|block| {
             let freed = (block.freed < until && is_node(block.freed_context)).then_some(block.freed);
             [in_backward(block).then_some(block.allocated), freed]
@@ -216,15 +218,15 @@ impl Rest {
             }
         }
         events.sort_unstable();
-        let passes = events.iter().map(|(.., index)| blocks[*index].backward_passes).max().unwrap_or(0);
-        let before = events.first().map_or(0, |(.., index)| blocks[*index].backward_passes);
+        let passes = events.iter().map(|(.., index)| blocks[*index].start.backward_passes).max().unwrap_or(0);
+        let before = events.first().map_or(0, |(.., index)| blocks[*index].start.backward_passes);
         let mut new: HashMap<usize, usize> = HashMap::new();
         for (_, allocates, index) in events {
             let block = blocks[index];
             if allocates {
                 let mut again = block;
-                again.step = step + 1;
-                again.backward_passes = passes.wrapping_add(block.backward_passes.wrapping_sub(before));
+                again.start.step = step + 1;
+                again.start.backward_passes = passes.wrapping_add(block.start.backward_passes.wrapping_sub(before));
                 let number = self.allocate(again);
                 new.insert(index, number);
                 // The new value of a variable replaces the old one.

@@ -62,16 +62,16 @@ pub(crate) fn unread(recorded: &Recorded<'_>) -> Vec<(u32, u32)> {
     let mut allocated: HashMap<(u64, u32), Vec<usize>> = HashMap::new();
     let mut copied = HashSet::new();
     for (index, block) in recorded.blocks.iter().enumerate() {
-        match *uses.entry(block.stack).or_insert_with(|| use_of(recorded, block.stack)) {
+        match *uses.entry(block.start.stack).or_insert_with(|| use_of(recorded, block.start.stack)) {
             Use::None => {}
             Use::Changes => return Vec::new(),
             Use::Copies => {
                 copied.insert(block.requested());
             }
             Use::Fills { line, in_generation } => {
-                let call = recorded.contexts().module(block.context);
+                let call = recorded.contexts().module(block.start.context);
                 let Some(layer) = recorded.definitions.nn_calls.get(&call) else { continue };
-                let in_generation = in_generation || matches!(block.phase, Phase::Generate | Phase::Rollout);
+                let in_generation = in_generation || matches!(block.start.phase, Phase::Generate | Phase::Rollout);
                 let end = end_of_call(recorded, block, call);
                 let earlier = allocated.entry((layer.object, line)).or_default();
                 let freed = |entry: &Entry| recorded.blocks[entry.block as usize].freed;
@@ -157,7 +157,7 @@ fn end_of_call(recorded: &Recorded<'_>, block: &BlockLifetime, call: ContextId) 
 /// Whether the graph can need the block, too. `nodes`: `seq` of the events in autograd nodes. `end`: that of the last
 /// event in the call of the layer.
 fn is_saved(recorded: &Recorded<'_>, block: &BlockLifetime, end: u32, nodes: &[u32]) -> bool {
-    if block.is_without_gradients {
+    if block.start.is_without_gradients {
         return false;
     }
     if recorded.is_freed_by_node(block) {
@@ -174,10 +174,10 @@ fn is_saved(recorded: &Recorded<'_>, block: &BlockLifetime, end: u32, nodes: &[u
         return false;
     }
     // The graph saves the repeated keys and values instead.
-    let own = call.into_iter().filter(|other| other.context == block.context);
+    let own = call.into_iter().filter(|other| other.start.context == block.start.context);
     let (size, mut by_stack) = (block.requested().max(1), BTreeMap::new());
     for other in own.filter(|other| other.requested() > size && other.requested() % size == 0) {
-        *by_stack.entry((other.stack, other.requested())).or_insert(0usize) += 1;
+        *by_stack.entry((other.start.stack, other.requested())).or_insert(0usize) += 1;
     }
     let repeats = |stack: StackId| {
         let mut frames = recorded.definitions.walk(stack).filter_map(|(_, frame)| frame);

@@ -43,7 +43,7 @@ pub(crate) struct BlockEvent {
 type WorkspacePlace = (StackId, ContextId, u64, u8);
 
 fn workspace_place(block: &BlockLifetime) -> WorkspacePlace {
-    (block.stack, block.context, block.requested(), block.stream_pool)
+    (block.start.stack, block.start.context, block.requested(), block.stream_pool)
 }
 
 /// What an autograd node does with gradients.
@@ -122,7 +122,7 @@ impl<'a> Recorded<'a> {
         let mut events = Vec::with_capacity(blocks.len() * 2);
         for (index, block) in blocks.iter().enumerate() {
             let event = |seq, context, allocates| BlockEvent { seq, context, block: index as u32, allocates };
-            events.push(event(block.allocated, block.context, true));
+            events.push(event(block.allocated, block.start.context, true));
             if block.freed <= until && block.freed < NEVER {
                 events.push(event(block.freed, block.freed_context, false));
             }
@@ -206,7 +206,7 @@ impl<'a> Recorded<'a> {
     /// Whether a backward pass makes this block as the gradient of a weight, and frees it when the gradient is added to
     /// the one that exists or has been cast.
     pub(crate) fn is_passing_weight_gradient(&self, block: &BlockLifetime) -> bool {
-        if block.phase != Phase::Backward || !self.is_freed(block) {
+        if block.start.phase != Phase::Backward || !self.is_freed(block) {
             return false;
         }
         let requested = block.requested();
@@ -234,7 +234,7 @@ fn interrupted_optimizer(
     let rule = table.facts(failed.at.0).optimizer.filter(|_| failed.phase == Phase::Optimizer)?;
     let (_, states) = rule.state_per_parameter?;
     let state = blocks.iter().filter(|block| block.category == Category::OptimizerState);
-    let is_first = state.clone().all(|block| Some(block.step) == failed.step);
+    let is_first = state.clone().all(|block| Some(block.start.step) == failed.step);
     // A fused or capturable optimizer keeps its step counters on the device. It works without copies.
     let counts_on_device = state.clone().any(|block| block.size() <= STEP_COUNTER);
     let foreach = rule.foreach_temporaries.filter(|_| !counts_on_device).unwrap_or(0);
@@ -255,11 +255,11 @@ fn requested_block(failed: &FailedRequest, seq: u32, blocks: &[BlockLifetime]) -
         Phase::Data => Category::Input,
         Phase::Other => Category::Unknown,
     };
-    let passes = blocks.last().map_or(0, |block| block.backward_passes);
+    let passes = blocks.last().map_or(0, |block| block.start.backward_passes);
     let mut block = BlockLifetime::of_size(seq, failed.requested);
-    (block.stack, block.context) = failed.at;
-    block.step = failed.step.unwrap_or(BEFORE_STEPS);
-    block.backward_passes = passes;
-    (block.category, block.phase) = (category, failed.phase);
+    (block.start.stack, block.start.context) = failed.at;
+    block.start.step = failed.step.unwrap_or(BEFORE_STEPS);
+    block.start.backward_passes = passes;
+    (block.category, block.start.phase) = (category, failed.phase);
     block
 }

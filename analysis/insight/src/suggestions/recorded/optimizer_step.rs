@@ -12,15 +12,15 @@ const FUSED: [&str; 3] = ["Adam", "AdamW", "SGD"];
 
 /// Whether the block is a temporary of an optimizer's step.
 pub(crate) fn in_step(recorded: &Recorded<'_>, block: &BlockLifetime) -> bool {
-    block.phase == Phase::Optimizer
+    block.start.phase == Phase::Optimizer
         && block.category == Category::Temporary
-        && recorded.table.facts(block.stack).optimizer.is_some()
+        && recorded.table.facts(block.start.stack).optimizer.is_some()
 }
 
 /// The optimizer that most state or temporaries belong to; `None` without optimizers, or with several.
 pub(crate) fn optimizer(recorded: &Recorded<'_>) -> Option<&'static OptimizerRule> {
-    let is_used = |b: &&BlockLifetime| b.phase == Phase::Optimizer;
-    let mut all = recorded.blocks.iter().filter(is_used).filter_map(|b| recorded.table.facts(b.stack).optimizer);
+    let is_used = |b: &&BlockLifetime| b.start.phase == Phase::Optimizer;
+    let mut all = recorded.blocks.iter().filter(is_used).filter_map(|b| recorded.table.facts(b.start.stack).optimizer);
     let first = all.next()?;
     all.all(|other| other.name == first.name).then_some(first)
 }

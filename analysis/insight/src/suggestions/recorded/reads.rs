@@ -24,13 +24,13 @@ struct Place {
 impl Place {
     fn of(recorded: &Recorded<'_>, block: &BlockLifetime) -> Place {
         let mut calls = Vec::new();
-        let mut at = recorded.contexts().module(block.context);
+        let mut at = recorded.contexts().module(block.start.context);
         while let Some(call) = recorded.definitions.nn_calls.get(&at) {
             calls.push(at);
             at = call.caller;
         }
         calls.reverse();
-        Place { calls, lines: lines(recorded, block.stack) }
+        Place { calls, lines: lines(recorded, block.start.stack) }
     }
 
     /// The line in the code of the call number `depth`; `None` where calls and stack do not match.
