@@ -43,7 +43,6 @@ const LARGE_STRUCTS: &[(&str, &[&str])] = &[
     ("trace", &["Definitions", "Event"]),
     ("interpose/stackwalk", &["PublishedSlots"]),
     ("interpose", &["ModelWalk", "Process"]),
-    ("analysis/output", &["DeviceData", "RankRow", "TraceWriter"]),
 ];
 
 /// Parts of crates that must not use other parts: the crate, a module, and the modules that it must not use.

@@ -33,8 +33,8 @@ pub use page_data::{PageDataOptions, RankSeries, page_data, rank_totals};
 pub use perfetto::perfetto;
 pub use snapshot::{SnapshotOptions, SnapshotReport, snapshot};
 pub use tables::{
-    RANKS_FILE, RANKS_TABLE, RankRow, RowExit, TABLES, TableLayout, partition_folder, read_ranks, tables,
-    unpartitioned_value, write_ranks,
+    RANKS_FILE, RANKS_TABLE, RankAssignment, RankRow, RowDevice, RowExit, RowPeaks, RowProcess, RowRun, TABLES,
+    TableLayout, partition_folder, read_ranks, tables, unpartitioned_value, write_ranks,
 };
 pub use timeline::{TimelineFormat, timeline};
 pub use window::{LeftOut, Selection, Window, run_start_ns};

@@ -16,7 +16,7 @@ use super::facts::Facts;
 use super::recorded::Recorded;
 use super::recorded::span::{Key, Span, at};
 use crate::passes::category::Category;
-use crate::passes::lifetimes::BlockLifetime;
+use crate::passes::lifetimes::{BlockLifetime, LifetimeStart};
 use crate::passes::phase::Phase;
 use crate::rules::RuleId;
 
@@ -71,11 +71,11 @@ impl ChunkedCrossEntropy {
         // Other blocks can have these sizes by chance, so only those near the loss and the start of its backward pass
         // count, and of these those of the modules that compute logits and loss.
         let homes = homes(recorded, in_loss, is_logits);
-        let is_logits = |block: &BlockLifetime| is_logits(block) && homes.contains(&home(recorded, block));
+        let is_logits = |block: &BlockLifetime| is_logits(block) && homes.contains(&home(recorded, &block.start));
         let is_temporary = |block: &BlockLifetime| {
             block.category == Category::Temporary
                 && !recorded.is_weight_size(block.requested())
-                && homes.contains(&home(recorded, block))
+                && homes.contains(&home(recorded, &block.start))
         };
         let (mut found, mut temporaries) = (Vec::new(), Vec::new());
         let (mut forward, mut backward) = (0..0, 0..0);
@@ -178,8 +178,8 @@ fn add_weight_gradients(recorded: &Recorded<'_>, pass: &[u32], blocks: &mut Chan
 }
 
 /// The call of a module to which a block belongs.
-fn home(recorded: &Recorded<'_>, block: &BlockLifetime) -> ContextId {
-    recorded.contexts().module(block.start.context)
+fn home(recorded: &Recorded<'_>, start: &LifetimeStart) -> ContextId {
+    recorded.contexts().module(start.context)
 }
 
 /// The calls that compute logits and loss: that of the loss, those around it, and the last other one before it if it
@@ -192,15 +192,15 @@ fn homes(
     let calls = &recorded.definitions.nn_calls;
     let mut homes = HashSet::from([ContextId::NONE]);
     for (index, block) in recorded.blocks.iter().enumerate().filter(|(_, block)| in_loss(block)) {
-        let mut around = home(recorded, block);
+        let mut around = home(recorded, &block.start);
         while homes.insert(around) {
             around = calls.get(&around).map_or(ContextId::NONE, |call| call.caller);
         }
         let before = recorded.blocks[index.saturating_sub(NEAR_BLOCKS)..index].iter().rev();
         let mut others =
-            before.filter(|b| b.start.phase == Phase::Forward && !homes.contains(&home(recorded, b))).peekable();
-        let last = others.peek().map(|block| home(recorded, block));
-        let mut of_last = others.take_while(|block| Some(home(recorded, block)) == last);
+            before.filter(|b| b.start.phase == Phase::Forward && !homes.contains(&home(recorded, &b.start))).peekable();
+        let last = others.peek().map(|block| home(recorded, &block.start));
+        let mut of_last = others.take_while(|block| Some(home(recorded, &block.start)) == last);
         if let Some(last) = last.filter(|_| of_last.any(&is_logits)) {
             homes.insert(last);
         }

@@ -23,7 +23,8 @@ use memtrace_input::EventSource;
 use memtrace_input::error::{Error, Result};
 use memtrace_input::load::Process;
 use memtrace_insight::passes::{
-    Analysis, BlockAllocation, BlockClassification, BlockModules, BlockObserver, Category, Phase, ProgramPosition,
+    Analysis, BlockAllocation, BlockClassification, BlockMemory, BlockModules, BlockObserver, Category, Phase,
+    ProgramPosition,
 };
 use memtrace_insight::rules::CustomRules;
 use memtrace_replay::{MemoryLocation, Names, Replay, Usage};
@@ -131,24 +132,24 @@ impl BlockColumns {
     fn put_freed(&mut self, end: u64, site: usize, tensor: usize, block: &BlockAllocation) {
         self.end.put(end);
         self.lifetime.put(end.saturating_sub(block.seq));
-        self.put(site, tensor, block);
+        self.put(site, tensor, &block.memory);
     }
 
     /// Adds a block that was allocated at the end. Their allocations have no order.
     fn put_live(&mut self, site: usize, tensor: usize, block: &BlockAllocation) {
         self.lifetime.put(block.seq);
-        self.put(site, tensor, block);
+        self.put(site, tensor, &block.memory);
     }
 
-    fn put(&mut self, site: usize, tensor: usize, block: &BlockAllocation) {
-        self.size.put(block.memory.size);
+    fn put(&mut self, site: usize, tensor: usize, memory: &BlockMemory) {
+        self.size.put(memory.size);
         self.site.put(site as u64);
         if self.last_address.len() <= site {
             self.last_address.resize(site + 1, 0);
         }
         // The allocator gives addresses in multiples of 512.
-        let change = block.memory.addr.wrapping_sub(self.last_address[site]) as i64;
-        self.last_address[site] = block.memory.addr;
+        let change = memory.addr.wrapping_sub(self.last_address[site]) as i64;
+        self.last_address[site] = memory.addr;
         let (value, is_unaligned) = if change & 511 == 0 { (change >> 9, 0) } else { (change, 1) };
         self.address.put(encode::zigzag(value) << 1 | is_unaligned);
         self.tensor.put(tensor as u64);
@@ -313,28 +314,106 @@ impl Rest {
     }
 }
 
+/// Allocations and frees in columns.
+struct EventColumns {
+    clock: Clock,
+    /// The last event before the part.
+    before: Option<AllocatorEvent>,
+    rows: u64,
+    all: u64,
+    seq: Rising,
+    times: Rising,
+}
+
+/// An allocation or a free.
+#[derive(Clone, Copy)]
+struct AllocatorEvent {
+    seq: u64,
+    ticks: u64,
+    is_free: bool,
+}
+
+impl EventColumns {
+    fn new(clock: Clock) -> EventColumns {
+        EventColumns { clock, before: None, rows: 0, all: 0, seq: Rising::default(), times: Rising::default() }
+    }
+
+    fn put(&mut self, e: AllocatorEvent) {
+        let delta = self.seq.next(e.seq);
+        self.seq.column.put(delta << 1 | u64::from(e.is_free));
+        self.times.put(self.clock.us(e.ticks));
+        self.rows += 1;
+    }
+
+    fn write<W: Write>(&mut self, records: &mut Records<W>, device: u64) {
+        if self.rows > 0 {
+            let columns = &mut [&mut self.seq.column, &mut self.times.column];
+            records.columns(Tag::Events, &[device, self.rows], columns);
+            self.rows = 0;
+        }
+    }
+}
+
+/// Segment events in columns.
+#[derive(Default)]
+struct SegmentColumns {
+    rows: u64,
+    all: u64,
+    seq: Rising,
+    kinds: Column,
+    addresses: Column,
+    sizes: Column,
+    pools: Column,
+    streams: Column,
+    last_address: u64,
+}
+
+impl SegmentColumns {
+    /// Adds the segment of a segment event.
+    fn put(&mut self, e: &Event, kind: u64) {
+        self.all += 1;
+        if self.all > MAX_CHANGES {
+            return;
+        }
+        let change = e.addr.wrapping_sub(self.last_address) as i64;
+        self.last_address = e.addr;
+        self.seq.put(e.seq);
+        self.kinds.put(kind);
+        self.addresses.put_signed(change);
+        self.sizes.put(e.size);
+        self.pools.put(e.pool.into());
+        self.streams.put(e.stream);
+        self.rows += 1;
+    }
+
+    fn write<W: Write>(&mut self, records: &mut Records<W>, device: u64) {
+        if self.rows > 0 {
+            let columns = &mut [
+                &mut self.seq.column,
+                &mut self.kinds,
+                &mut self.addresses,
+                &mut self.sizes,
+                &mut self.pools,
+                &mut self.streams,
+            ];
+            records.columns(Tag::Segments, &[device, self.rows], columns);
+            self.rows = 0;
+        }
+    }
+}
+
 /// One device.
 struct DeviceData {
     device: i16,
     source: EventSource,
-    clock: Clock,
     part: Part,
-    /// The last allocation or free before the part.
-    before: Option<(u64, u64, bool)>,
     /// All allocations and frees. Not written if there is a rest.
-    events: Rising,
-    times: Rising,
-    event_rows: u64,
-    all_events: u64,
+    events: EventColumns,
     freed: BlockColumns,
     live: BlockColumns,
     reserved: Changes,
     physical: Changes,
-    segment_seq: Rising,
-    segments: [Column; 5],
-    segment_rows: u64,
-    all_segments: u64,
-    last_segment: u64,
+    segments: SegmentColumns,
     rest: Option<Rest>,
     /// The allocated bytes by the observed blocks, and how often the allocator's own figure differed.
     bytes: u64,
@@ -346,22 +425,13 @@ impl DeviceData {
         DeviceData {
             device,
             source,
-            clock,
             part,
-            before: None,
-            events: Rising::default(),
-            times: Rising::default(),
-            event_rows: 0,
-            all_events: 0,
+            events: EventColumns::new(clock),
             freed: BlockColumns::default(),
             live: BlockColumns::default(),
             reserved: Changes::new(part),
             physical: Changes::new(part),
-            segment_seq: Rising::default(),
-            segments: Default::default(),
-            segment_rows: 0,
-            all_segments: 0,
-            last_segment: 0,
+            segments: SegmentColumns::default(),
             rest: None,
             bytes: 0,
             mismatches: 0,
@@ -369,16 +439,16 @@ impl DeviceData {
     }
 
     #[inline]
-    fn event(&mut self, seq: u64, ticks: u64, is_free: bool) {
-        match self.part.place(seq) {
+    fn event(&mut self, e: AllocatorEvent) {
+        match self.part.place(e.seq) {
             Place::Before => {
-                self.before = Some((seq, ticks, is_free));
-                self.reserved.keep(seq);
-                self.physical.keep(seq);
+                self.events.before = Some(e);
+                self.reserved.keep(e.seq);
+                self.physical.keep(e.seq);
             }
             Place::Inside => {
                 self.end_before();
-                self.add_event(seq, ticks, is_free);
+                self.add_event(e);
             }
             Place::After => {}
         }
@@ -386,26 +456,15 @@ impl DeviceData {
 
     /// Adds the last event before the part.
     fn end_before(&mut self) {
-        if let Some((seq, ticks, is_free)) = self.before.take() {
-            self.add_event(seq, ticks, is_free);
+        if let Some(e) = self.events.before.take() {
+            self.add_event(e);
         }
     }
 
-    fn add_event(&mut self, seq: u64, ticks: u64, is_free: bool) {
-        self.all_events += 1;
+    fn add_event(&mut self, e: AllocatorEvent) {
+        self.events.all += 1;
         if self.rest.is_none() {
-            let delta = self.events.next(seq);
-            self.events.column.put(delta << 1 | u64::from(is_free));
-            self.times.put(self.clock.us(ticks));
-            self.event_rows += 1;
-        }
-    }
-
-    fn write_events<W: Write>(&mut self, records: &mut Records<W>, number: u64) {
-        if self.event_rows > 0 {
-            let columns = &mut [&mut self.events.column, &mut self.times.column];
-            records.columns(Tag::Events, &[number, self.event_rows], columns);
-            self.event_rows = 0;
+            self.events.put(e);
         }
     }
 
@@ -419,31 +478,8 @@ impl DeviceData {
             _ => return,
         };
         // The segments of the part are those of the allocations and frees before and in it.
-        if self.part.place(e.seq) == Place::After {
-            return;
-        }
-        self.all_segments += 1;
-        if self.all_segments > MAX_CHANGES {
-            return;
-        }
-        let change = e.addr.wrapping_sub(self.last_segment) as i64;
-        self.last_segment = e.addr;
-        self.segment_seq.put(e.seq);
-        let [kinds, addresses, sizes, pools, streams] = &mut self.segments;
-        kinds.put(kind);
-        addresses.put_signed(change);
-        sizes.put(e.size);
-        pools.put(e.pool.into());
-        streams.put(e.stream);
-        self.segment_rows += 1;
-    }
-
-    fn write_segments<W: Write>(&mut self, records: &mut Records<W>, number: u64) {
-        if self.segment_rows > 0 {
-            let [kinds, addresses, sizes, pools, streams] = &mut self.segments;
-            let columns = &mut [&mut self.segment_seq.column, kinds, addresses, sizes, pools, streams];
-            records.columns(Tag::Segments, &[number, self.segment_rows], columns);
-            self.segment_rows = 0;
+        if self.part.place(e.seq) != Place::After {
+            self.segments.put(e, kind);
         }
     }
 
@@ -455,10 +491,10 @@ impl DeviceData {
         json!({
             "device": self.device,
             "source": self.source.name(),
-            "events": self.all_events,
+            "events": self.events.all,
             "blocks": self.freed.all + self.live.all,
             "rest": rest,
-            "segments_left_out": self.all_segments.saturating_sub(MAX_CHANGES),
+            "segments_left_out": self.segments.all.saturating_sub(MAX_CHANGES),
             "reserved_left_out": self.reserved.all.saturating_sub(MAX_CHANGES),
             "physical_left_out": self.physical.all.saturating_sub(MAX_CHANGES),
             "mismatches": self.mismatches,
@@ -542,14 +578,14 @@ impl<W: Write> PageWriter<'_, W> {
             device.end_before();
             device.reserved.end_before();
             device.physical.end_before();
-            device.write_events(&mut self.records, number);
+            device.events.write(&mut self.records, number);
             device.freed.write(&mut self.records, Tag::Freed, number);
             device.live.write(&mut self.records, Tag::Live, number);
-            device.write_segments(&mut self.records, number);
+            device.segments.write(&mut self.records, number);
             device.reserved.write(&mut self.records, Tag::Reserved, number);
             device.physical.write(&mut self.records, Tag::Physical, number);
             if let Some(rest) = &device.rest {
-                rest.write(&mut self.records, number, &device.clock);
+                rest.write(&mut self.records, number, &self.clock);
             }
         }
         self.phases.write(&mut self.records);
@@ -579,14 +615,14 @@ impl<W: Write> BlockObserver for PageWriter<'_, W> {
         if block.phase.is_forward_only() {
             self.phases.forward_only = block.phase;
         }
-        data.event(block.seq, block.ticks, false);
+        data.event(AllocatorEvent { seq: block.seq, ticks: block.ticks, is_free: false });
         data.bytes += block.memory.size;
         self.annotations.level(number, data.bytes);
         if data.bytes != usage.allocated && data.part.place(block.seq) == Place::Inside {
             data.mismatches += 1;
         }
-        if data.event_rows >= ROWS {
-            data.write_events(&mut self.records, number as u64);
+        if data.events.rows >= ROWS {
+            data.events.write(&mut self.records, number as u64);
         }
     }
 
@@ -602,7 +638,7 @@ impl<W: Write> BlockObserver for PageWriter<'_, W> {
             return;
         };
         if let Some(free) = free {
-            data.event(free.seq, free.ticks, true);
+            data.event(AllocatorEvent { seq: free.seq, ticks: free.ticks, is_free: true });
             data.bytes = data.bytes.saturating_sub(block.memory.size);
             self.annotations.level(number, data.bytes);
         }
@@ -641,8 +677,8 @@ impl<W: Write> BlockObserver for PageWriter<'_, W> {
                     if let Some(replayed) = replay.devices().iter().find(|one| one.device == e.device) {
                         data.reserved.put(e.seq, replayed.allocator.usage().reserved);
                     }
-                    if data.segment_rows >= ROWS {
-                        data.write_segments(&mut self.records, number as u64);
+                    if data.segments.rows >= ROWS {
+                        data.segments.write(&mut self.records, number as u64);
                     }
                     if data.reserved.rows >= ROWS {
                         data.reserved.write(&mut self.records, Tag::Reserved, number as u64);

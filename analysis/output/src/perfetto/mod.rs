@@ -68,6 +68,30 @@ struct TimeRange<T> {
     from: u64,
 }
 
+/// The tracks of the process, and its running step and phase.
+struct ProgramTracks {
+    process: Track,
+    steps: Track,
+    phases: Track,
+    step: Option<TimeRange<u32>>,
+    phase: Option<TimeRange<Phase>>,
+}
+
+/// The times of the window's first and last event, in nanoseconds.
+#[derive(Default)]
+struct ShownTimes {
+    first_ns: Option<u64>,
+    last_ns: u64,
+}
+
+impl ShownTimes {
+    /// A time range cut to the start of the window.
+    fn clipped(&self, from: u64, to: u64) -> (u64, u64) {
+        let began = self.first_ns.unwrap_or(from);
+        (from.max(began), to.max(began))
+    }
+}
+
 struct TraceWriter<'a, W: Write> {
     packets: PacketWriter<W>,
     window: &'a Window,
@@ -75,18 +99,12 @@ struct TraceWriter<'a, W: Write> {
     names: &'a Names,
     calibration: Calibration,
     devices: BTreeMap<i16, DeviceTracks<'a>>,
-    process: Track,
-    steps: Track,
-    phases: Track,
-    step: Option<TimeRange<u32>>,
-    phase: Option<TimeRange<Phase>>,
+    program: ProgramTracks,
     /// With the time of the start in nanoseconds.
     ranges: NamedRanges<'a, u64>,
     range_tracks: HashMap<(ThreadId, u32), Track>,
     stacks: HashMap<(StackId, ContextId), Box<str>, AddressBuildHasher>,
-    /// The times of the window's first and last event, in nanoseconds.
-    first_ns: Option<u64>,
-    last_ns: u64,
+    shown: ShownTimes,
 }
 
 impl<'a, W: Write> TraceWriter<'a, W> {
@@ -141,16 +159,11 @@ impl<'a, W: Write> TraceWriter<'a, W> {
             names,
             calibration: recording.calibration(),
             devices,
-            process: top,
-            steps,
-            phases,
-            step: None,
-            phase: None,
+            program: ProgramTracks { process: top, steps, phases, step: None, phase: None },
             ranges: NamedRanges::new(process.definitions()),
             range_tracks: HashMap::new(),
             stacks: HashMap::default(),
-            first_ns: None,
-            last_ns: 0,
+            shown: ShownTimes::default(),
         }
     }
 
@@ -158,30 +171,24 @@ impl<'a, W: Write> TraceWriter<'a, W> {
         self.calibration.epoch_ns(ticks)
     }
 
-    /// A time range cut to the start of the window.
-    fn clipped(&self, from: u64, to: u64) -> (u64, u64) {
-        let began = self.first_ns.unwrap_or(from);
-        (from.max(began), to.max(began))
-    }
-
     fn put_step(&mut self, to: u64) {
-        if let Some(step) = self.step.take() {
-            let range = self.clipped(step.from, to);
+        if let Some(step) = self.program.step.take() {
+            let range = self.shown.clipped(step.from, to);
             let number = [("step", Value::Number(step.what.into()))];
-            self.packets.slice(self.steps, range, "step", &format!("step {}", step.what), &number);
+            self.packets.slice(self.program.steps, range, "step", &format!("step {}", step.what), &number);
         }
     }
 
     fn put_phase(&mut self, to: u64) {
-        if let Some(phase) = self.phase.take() {
-            let range = self.clipped(phase.from, to);
-            self.packets.slice(self.phases, range, "phase", phase.what.name(), &[]);
+        if let Some(phase) = self.program.phase.take() {
+            let range = self.shown.clipped(phase.from, to);
+            self.packets.slice(self.program.phases, range, "phase", phase.what.name(), &[]);
         }
     }
 
     fn put_range(&mut self, open: &NamedRange<'a, u64>, to: u64) {
         let thread = open.thread();
-        if self.first_ns.is_none() {
+        if self.shown.first_ns.is_none() {
             return;
         }
         let track = match self.range_tracks.get(&(thread, open.row)) {
@@ -189,12 +196,12 @@ impl<'a, W: Write> TraceWriter<'a, W> {
             None => {
                 let definition = self.definitions.thread(thread);
                 let name = definition.map_or("ranges".to_owned(), |thread| format!("ranges of {}", thread.name));
-                let track = self.packets.track(&name, Some(self.process), 2, TrackDescriptor::default());
+                let track = self.packets.track(&name, Some(self.program.process), 2, TrackDescriptor::default());
                 self.range_tracks.insert((thread, open.row), track);
                 track
             }
         };
-        let range = self.clipped(open.kept, to);
+        let range = self.shown.clipped(open.kept, to);
         self.packets.slice(track, range, "range", &open.label.text, &[]);
     }
 
@@ -209,7 +216,7 @@ impl<'a, W: Write> TraceWriter<'a, W> {
     }
 
     fn finish(mut self) -> std::io::Result<()> {
-        let ended = self.last_ns;
+        let ended = self.shown.last_ns;
         self.put_step(ended);
         self.put_phase(ended);
         let ranges = std::mem::replace(&mut self.ranges, NamedRanges::new(self.definitions));
@@ -270,9 +277,9 @@ impl<W: Write> BlockObserver for TraceWriter<'_, W> {
             let rank = 40 + category as i32;
             packets.track(&format!("blocks: {}", category.plural()), Some(parent), rank, TrackDescriptor::default())
         });
-        let to = free.map_or(self.last_ns, |free| self.calibration.epoch_ns(free.ticks));
+        let to = free.map_or(self.shown.last_ns, |free| self.calibration.epoch_ns(free.ticks));
         // This free can be the window's first event.
-        let began = self.first_ns.unwrap_or(if free.is_some() { to } else { 0 });
+        let began = self.shown.first_ns.unwrap_or(if free.is_some() { to } else { 0 });
         let from = self.calibration.epoch_ns(block.ticks).max(began);
         let named = self.names.of_allocation(block.seq).map(|name| name.text());
         let module = self.names.module_path(block.site.event_context, block.seq);
@@ -312,20 +319,20 @@ impl<W: Write> BlockObserver for TraceWriter<'_, W> {
             return;
         }
         if self.window.contains(e.seq) {
-            self.first_ns.get_or_insert(at);
-            self.last_ns = self.last_ns.max(at);
+            self.shown.first_ns.get_or_insert(at);
+            self.shown.last_ns = self.shown.last_ns.max(at);
         }
-        if self.phase.as_ref().is_none_or(|phase| phase.what != now.phase) {
-            if self.first_ns.is_some() {
+        if self.program.phase.as_ref().is_none_or(|phase| phase.what != now.phase) {
+            if self.shown.first_ns.is_some() {
                 self.put_phase(at);
             }
-            self.phase = Some(TimeRange { what: now.phase, from: at });
+            self.program.phase = Some(TimeRange { what: now.phase, from: at });
         }
-        if self.step.as_ref().map(|step| step.what) != now.step {
-            if self.first_ns.is_some() {
+        if self.program.step.as_ref().map(|step| step.what) != now.step {
+            if self.shown.first_ns.is_some() {
                 self.put_step(at);
             }
-            self.step = now.step.map(|what| TimeRange { what, from: at });
+            self.program.step = now.step.map(|what| TimeRange { what, from: at });
         }
         if e.source == Source::Label {
             if let Some(range) = self.ranges.observe(e, || at) {

@@ -32,7 +32,10 @@ use phases::{PHASES, PhaseEvent, PhaseRows};
 use writer::{Columns, Field, Table};
 
 pub use partition::{partition_folder, unpartitioned_value};
-pub use ranks::{RANKS_FILE, RANKS_TABLE, RankRow, RowExit, read_ranks, write_ranks};
+pub use ranks::{
+    RANKS_FILE, RANKS_TABLE, RankAssignment, RankRow, RowDevice, RowExit, RowPeaks, RowProcess, RowRun, read_ranks,
+    write_ranks,
+};
 
 /// Which columns a file has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -28,23 +28,32 @@ pub struct RowExit {
     pub signal: Option<i32>,
 }
 
-/// One device of one process.
+/// The run of a row.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct RankRow {
+pub struct RowRun {
     /// The name of the run.
-    pub run: String,
-    /// The job's id, and what gave it ([`memtrace_input::load::JobIdSource::name`]). Empty if it is unknown.
+    pub name: String,
+    /// The job's id. Empty if it is unknown.
     pub job: String,
-    /// What gave the job's id.
+    /// What gave the job's id ([`memtrace_input::load::JobIdSource::name`]).
     pub job_source: String,
+    /// The start of the run in nanoseconds since the Unix epoch, by its host's clock.
+    pub started_ns: Option<u64>,
+    /// The version of memtrace that recorded the run. Empty if it is unknown.
+    pub memtrace_version: String,
+}
+
+/// The rank of a process, and its relation to it.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct RankAssignment {
     /// The rank in the job.
-    pub rank: Option<u32>,
+    pub number: Option<u32>,
     /// What the rank was read from, if it is known.
-    pub rank_source: Option<RankSource>,
+    pub source: Option<RankSource>,
     /// The rank on its host, if it is known.
-    pub local_rank: Option<u32>,
+    pub local: Option<u32>,
     /// The number of the host in the job, if it is known.
-    pub node_rank: Option<u32>,
+    pub node: Option<u32>,
     /// Whether the process is the rank's own, not a worker that inherited the rank.
     pub is_rank_process: bool,
     /// The rank whose worker or helper the process is. `None` for the rank's own process, for another process that had
@@ -52,32 +61,17 @@ pub struct RankRow {
     pub helper_of: Option<u32>,
     /// The number of ranks of the job.
     pub world_size: Option<u32>,
+}
+
+/// A process and its recording.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct RowProcess {
     /// The process id.
     pub pid: u32,
     /// The host's name. Empty if it is unknown.
     pub host: String,
     /// The file name of the trace.
     pub trace: String,
-    /// The device's ordinal; -1 is the CPU. `None` if the process, which is a rank, allocated nothing.
-    pub device: Option<i16>,
-    /// Whether the device is the rank's own, if it is known.
-    pub is_rank_device: Option<bool>,
-    /// The PCI bus id of the device. Empty if it is unknown.
-    pub pci_bus_id: String,
-    /// The device's memory in bytes, if it is known.
-    pub device_bytes: Option<u64>,
-    /// The peak of allocated bytes.
-    pub peak_allocated: u64,
-    /// The peak of reserved bytes.
-    pub peak_reserved: u64,
-    /// The sum of the peaks of memory outside PyTorch's caching allocator, if it is known.
-    pub outside_pytorch_bytes: Option<u64>,
-    /// The most bytes that the process took from the device, by all its libraries, if it is known.
-    pub peak_used: Option<u64>,
-    /// The phase of the peak of allocated bytes, if it is known.
-    pub peak_phase: Option<Phase>,
-    /// The step of that peak. `None` before the first step, and if it is unknown.
-    pub peak_step: Option<u32>,
     /// The number of steps, if it is known.
     pub steps: Option<u32>,
     /// The number of out-of-memory errors.
@@ -90,12 +84,53 @@ pub struct RankRow {
     pub events: u64,
     /// The number of events that are known to be missing from the process.
     pub lost_events: u64,
-    /// The start of the run in nanoseconds since the Unix epoch, by its host's clock.
-    pub started_ns: Option<u64>,
-    /// The version of memtrace that recorded the run. Empty if it is unknown.
-    pub memtrace_version: String,
+}
+
+/// A device.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct RowDevice {
+    /// The device's ordinal; -1 is the CPU. `None` if the process, which is a rank, allocated nothing.
+    pub ordinal: Option<i16>,
+    /// Whether the device is the rank's own, if it is known.
+    pub is_rank_device: Option<bool>,
+    /// The PCI bus id of the device. Empty if it is unknown.
+    pub pci_bus_id: String,
+    /// The device's memory in bytes, if it is known.
+    pub bytes: Option<u64>,
+}
+
+/// The peaks of a process on a device, in bytes.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct RowPeaks {
+    /// The peak of allocated bytes.
+    pub allocated: u64,
+    /// The peak of reserved bytes.
+    pub reserved: u64,
+    /// The sum of the peaks of memory outside PyTorch's caching allocator, if it is known.
+    pub outside_pytorch: Option<u64>,
+    /// The most bytes that the process took from the device, by all its libraries, if it is known.
+    pub used: Option<u64>,
+    /// The phase of the peak of allocated bytes, if it is known.
+    pub phase: Option<Phase>,
+    /// The step of that peak. `None` before the first step, and if it is unknown.
+    pub step: Option<u32>,
     /// The peak of allocated bytes in each phase, in the order of [`Phase::ALL`]. `None` if the phase does not occur.
-    pub phase_peaks: [Option<u64>; Phase::ALL.len()],
+    pub by_phase: [Option<u64>; Phase::ALL.len()],
+}
+
+/// One device of one process.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct RankRow {
+    /// The run.
+    pub run: RowRun,
+    /// The rank of the process.
+    pub rank: RankAssignment,
+    /// The process.
+    pub process: RowProcess,
+    /// The device.
+    pub device: RowDevice,
+    /// The peaks of the process on the device.
+    pub peaks: RowPeaks,
 }
 
 /// The names of the columns before those of the phases, with their types. The run is in the path.
@@ -152,41 +187,41 @@ pub fn write_ranks(rows: &[RankRow], out: &mut (dyn Write + Send)) -> Result<()>
     let mut write = || -> parquet::errors::Result<()> {
         let mut table = Table::new(RANKS_TABLE, COLUMNS, 0, out)?;
         let number = |value: Option<u32>| Field::OptionalInt32(value.map(|value| value as i32));
-        for row in rows {
+        for RankRow { run, rank, process, device, peaks } in rows {
             let mut fields = vec![
-                Field::OptionalText(&row.job),
-                Field::OptionalText(&row.job_source),
-                number(row.rank),
-                Field::OptionalText(row.rank_source.map_or("", RankSource::name)),
-                number(row.local_rank),
-                number(row.node_rank),
-                Field::Bool(row.is_rank_process),
-                number(row.helper_of),
-                number(row.world_size),
-                number(Some(row.pid)),
-                Field::OptionalText(&row.host),
-                Field::Text(&row.trace),
-                Field::OptionalInt32(row.device.map(i32::from)),
-                Field::OptionalBool(row.is_rank_device),
-                Field::OptionalText(&row.pci_bus_id),
-                Field::OptionalInt64(row.device_bytes),
-                Field::Int64(row.peak_allocated),
-                Field::Int64(row.peak_reserved),
-                Field::OptionalInt64(row.outside_pytorch_bytes),
-                Field::OptionalInt64(row.peak_used),
-                Field::OptionalText(row.peak_phase.map_or("", Phase::name)),
-                number(row.peak_step),
-                number(row.steps),
-                Field::Int64(row.ooms),
-                Field::OptionalBool(row.ended_by_oom),
-                Field::OptionalInt32(row.exit.code),
-                Field::OptionalInt32(row.exit.signal),
-                Field::Int64(row.events),
-                Field::Int64(row.lost_events),
-                Field::OptionalInt64(row.started_ns),
-                Field::OptionalText(&row.memtrace_version),
+                Field::OptionalText(&run.job),
+                Field::OptionalText(&run.job_source),
+                number(rank.number),
+                Field::OptionalText(rank.source.map_or("", RankSource::name)),
+                number(rank.local),
+                number(rank.node),
+                Field::Bool(rank.is_rank_process),
+                number(rank.helper_of),
+                number(rank.world_size),
+                number(Some(process.pid)),
+                Field::OptionalText(&process.host),
+                Field::Text(&process.trace),
+                Field::OptionalInt32(device.ordinal.map(i32::from)),
+                Field::OptionalBool(device.is_rank_device),
+                Field::OptionalText(&device.pci_bus_id),
+                Field::OptionalInt64(device.bytes),
+                Field::Int64(peaks.allocated),
+                Field::Int64(peaks.reserved),
+                Field::OptionalInt64(peaks.outside_pytorch),
+                Field::OptionalInt64(peaks.used),
+                Field::OptionalText(peaks.phase.map_or("", Phase::name)),
+                number(peaks.step),
+                number(process.steps),
+                Field::Int64(process.ooms),
+                Field::OptionalBool(process.ended_by_oom),
+                Field::OptionalInt32(process.exit.code),
+                Field::OptionalInt32(process.exit.signal),
+                Field::Int64(process.events),
+                Field::Int64(process.lost_events),
+                Field::OptionalInt64(run.started_ns),
+                Field::OptionalText(&run.memtrace_version),
             ];
-            fields.extend(row.phase_peaks.map(Field::OptionalInt64));
+            fields.extend(peaks.by_phase.map(Field::OptionalInt64));
             table.row(&fields)?;
         }
         table.finish()
@@ -214,43 +249,53 @@ fn rank_row(table: &ReadTable, at: usize, run: &str) -> RankRow {
     let (rank, is_rank_process) = (unsigned("rank"), flag("is_rank_process").unwrap_or_default());
     // Without the column, a process that is not the rank's own inherited its rank.
     let inherited = rank.filter(|_| !is_rank_process);
-    let mut phase_peaks = [None; Phase::ALL.len()];
-    for (peak, (name, _)) in phase_peaks.iter_mut().zip(COLUMNS.iter().skip(FIXED)) {
+    let mut by_phase = [None; Phase::ALL.len()];
+    for (peak, (name, _)) in by_phase.iter_mut().zip(COLUMNS.iter().skip(FIXED)) {
         *peak = long(name);
     }
     RankRow {
-        run: run.to_owned(),
-        job: text("job"),
-        job_source: text("job_source"),
-        rank,
-        rank_source: RankSource::from_name(&text("rank_source")),
-        local_rank: unsigned("local_rank"),
-        node_rank: unsigned("node_rank"),
-        is_rank_process,
-        helper_of: if table.has("helper_of") { unsigned("helper_of") } else { inherited },
-        world_size: unsigned("world_size"),
-        pid: unsigned("pid").unwrap_or_default(),
-        host: text("host"),
-        trace: text("trace"),
-        device: int("device").and_then(|device| i16::try_from(device).ok()),
-        is_rank_device: flag("is_rank_device"),
-        pci_bus_id: text("pci_bus_id"),
-        device_bytes: long("device_bytes"),
-        peak_allocated: long("peak_allocated").unwrap_or_default(),
-        peak_reserved: long("peak_reserved").unwrap_or_default(),
-        outside_pytorch_bytes: long("outside_pytorch_bytes"),
-        peak_used: long("peak_used"),
-        peak_phase: Phase::from_name(&text("peak_phase")),
-        peak_step: unsigned("peak_step"),
-        steps: unsigned("steps"),
-        ended_by_oom: flag("ended_by_oom"),
-        ooms: long("ooms").unwrap_or_default(),
-        exit: RowExit { code: int("exit_code"), signal: int("exit_signal") },
-        events: long("events").unwrap_or_default(),
-        lost_events: long("lost_events").unwrap_or_default(),
-        started_ns: long("started_ns"),
-        memtrace_version: text("memtrace"),
-        phase_peaks,
+        run: RowRun {
+            name: run.to_owned(),
+            job: text("job"),
+            job_source: text("job_source"),
+            started_ns: long("started_ns"),
+            memtrace_version: text("memtrace"),
+        },
+        rank: RankAssignment {
+            number: rank,
+            source: RankSource::from_name(&text("rank_source")),
+            local: unsigned("local_rank"),
+            node: unsigned("node_rank"),
+            is_rank_process,
+            helper_of: if table.has("helper_of") { unsigned("helper_of") } else { inherited },
+            world_size: unsigned("world_size"),
+        },
+        process: RowProcess {
+            pid: unsigned("pid").unwrap_or_default(),
+            host: text("host"),
+            trace: text("trace"),
+            steps: unsigned("steps"),
+            ooms: long("ooms").unwrap_or_default(),
+            ended_by_oom: flag("ended_by_oom"),
+            exit: RowExit { code: int("exit_code"), signal: int("exit_signal") },
+            events: long("events").unwrap_or_default(),
+            lost_events: long("lost_events").unwrap_or_default(),
+        },
+        device: RowDevice {
+            ordinal: int("device").and_then(|device| i16::try_from(device).ok()),
+            is_rank_device: flag("is_rank_device"),
+            pci_bus_id: text("pci_bus_id"),
+            bytes: long("device_bytes"),
+        },
+        peaks: RowPeaks {
+            allocated: long("peak_allocated").unwrap_or_default(),
+            reserved: long("peak_reserved").unwrap_or_default(),
+            outside_pytorch: long("outside_pytorch_bytes"),
+            used: long("peak_used"),
+            phase: Phase::from_name(&text("peak_phase")),
+            step: unsigned("peak_step"),
+            by_phase,
+        },
     }
 }
 
@@ -264,40 +309,51 @@ mod tests {
         let columns: Vec<&str> = COLUMNS.iter().skip(FIXED).map(|(name, _)| *name).collect();
         assert_eq!(columns, phases);
         let full = RankRow {
-            run: "a".into(),
-            job: "71.0".into(),
-            job_source: "SLURM_JOB_ID".into(),
-            rank: Some(3),
-            rank_source: Some(RankSource::Slurm),
-            local_rank: Some(1),
-            node_rank: Some(2),
-            is_rank_process: true,
-            helper_of: Some(4),
-            world_size: Some(8),
-            pid: 42,
-            host: "node7".into(),
-            trace: "42.mtr".into(),
-            device: Some(-1),
-            is_rank_device: Some(false),
-            pci_bus_id: "0000:17:00.0".into(),
-            device_bytes: Some(80 << 30),
-            peak_allocated: 7 << 30,
-            peak_reserved: 8 << 30,
-            outside_pytorch_bytes: Some(1 << 20),
-            peak_used: Some(9 << 30),
-            peak_phase: Some(Phase::Backward),
-            peak_step: Some(5),
-            steps: Some(6),
-            ooms: 2,
-            ended_by_oom: Some(true),
-            exit: RowExit { code: None, signal: Some(9) },
-            events: 1_000_000,
-            lost_events: 1,
-            started_ns: Some(1_790_000_000_000_000_000),
-            memtrace_version: "0.1.0".into(),
-            phase_peaks: std::array::from_fn(|i| (i % 3 > 0).then_some(i as u64)),
+            run: RowRun {
+                name: "a".into(),
+                job: "71.0".into(),
+                job_source: "SLURM_JOB_ID".into(),
+                started_ns: Some(1_790_000_000_000_000_000),
+                memtrace_version: "0.1.0".into(),
+            },
+            rank: RankAssignment {
+                number: Some(3),
+                source: Some(RankSource::Slurm),
+                local: Some(1),
+                node: Some(2),
+                is_rank_process: true,
+                helper_of: Some(4),
+                world_size: Some(8),
+            },
+            process: RowProcess {
+                pid: 42,
+                host: "node7".into(),
+                trace: "42.mtr".into(),
+                steps: Some(6),
+                ooms: 2,
+                ended_by_oom: Some(true),
+                exit: RowExit { code: None, signal: Some(9) },
+                events: 1_000_000,
+                lost_events: 1,
+            },
+            device: RowDevice {
+                ordinal: Some(-1),
+                is_rank_device: Some(false),
+                pci_bus_id: "0000:17:00.0".into(),
+                bytes: Some(80 << 30),
+            },
+            peaks: RowPeaks {
+                allocated: 7 << 30,
+                reserved: 8 << 30,
+                outside_pytorch: Some(1 << 20),
+                used: Some(9 << 30),
+                phase: Some(Phase::Backward),
+                step: Some(5),
+                by_phase: std::array::from_fn(|i| (i % 3 > 0).then_some(i as u64)),
+            },
         };
-        let rows = [full, RankRow { run: "a".into(), ..RankRow::default() }];
+        let empty = RankRow { run: RowRun { name: "a".into(), ..RowRun::default() }, ..RankRow::default() };
+        let rows = [full, empty];
         let mut file = tempfile::NamedTempFile::new().unwrap();
         write_ranks(&rows, file.as_file_mut()).unwrap();
         let read = read_ranks(file.path(), file.reopen().unwrap(), "a").unwrap();
@@ -350,17 +406,18 @@ mod tests {
         }
         table.finish().unwrap();
         let read = read_ranks(file.path(), file.reopen().unwrap(), "a").unwrap();
-        let mut phase_peaks = [None; Phase::ALL.len()];
-        phase_peaks[Phase::Load as usize] = Some(5);
+        let mut by_phase = [None; Phase::ALL.len()];
+        by_phase[Phase::Load as usize] = Some(5);
         let own = RankRow {
-            run: "a".into(),
-            rank: Some(3),
-            is_rank_process: true,
-            peak_allocated: 7,
-            phase_peaks,
+            run: RowRun { name: "a".into(), ..RowRun::default() },
+            rank: RankAssignment { number: Some(3), is_rank_process: true, ..RankAssignment::default() },
+            peaks: RowPeaks { allocated: 7, by_phase, ..RowPeaks::default() },
             ..RankRow::default()
         };
-        let worker = RankRow { is_rank_process: false, helper_of: Some(3), ..own.clone() };
+        let worker = RankRow {
+            rank: RankAssignment { is_rank_process: false, helper_of: Some(3), ..own.rank.clone() },
+            ..own.clone()
+        };
         assert_eq!(read, [own, worker]);
     }
 }

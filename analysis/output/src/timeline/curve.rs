@@ -234,7 +234,7 @@ mod tests {
                 let seq = at as u64 + 1;
                 if *is_alloc {
                     let mut block = BlockAllocation::for_tests(seq);
-                    block.size = size;
+                    block.memory.size = size;
                     allocations[*i] = Some(block);
                     builder.allocated(0, &block, &Usage::default());
                     level[category] += if size >= least { size as i64 } else { 0 };

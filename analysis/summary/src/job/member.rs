@@ -6,7 +6,7 @@ use memtrace_input::RunFolder;
 use memtrace_input::error::{Error, Result};
 use memtrace_input::load::{JobId, JobIdSource, Manifest, Run, RunState, open_folder};
 use memtrace_insight::passes::Phase;
-use memtrace_output::{RankRow, RowExit};
+use memtrace_output::{RankAssignment, RankRow, RowDevice, RowExit, RowPeaks, RowProcess, RowRun};
 use memtrace_trace::file::untrusted;
 
 use super::folders::FoundRun;
@@ -142,40 +142,33 @@ impl Member {
                 let is_rank_device = role.rank.map(|own| own.device == ordinal);
                 let pci_bus_id =
                     role.rank.filter(|_| is_rank_device == Some(true)).and_then(|own| own.pci_bus_id.clone());
-                let peak = device.peak.as_ref();
                 let row = RankRow {
-                    run: self.run.name.clone(),
-                    job: job.as_ref().map(|job| job.id.clone()).unwrap_or_default(),
-                    job_source: job.as_ref().map(|job| job.source.name().to_owned()).unwrap_or_default(),
-                    rank: process.rank.or(role.rank.map(|own| own.rank)),
-                    rank_source: role.rank.and_then(|own| own.rank_source),
-                    local_rank: role.rank.and_then(|own| own.local_rank),
-                    node_rank: role.rank.and_then(|own| own.node_rank),
-                    is_rank_process: role.is_rank_process,
-                    helper_of: role.helper_of,
-                    world_size: process.world_size,
-                    pid: process.pid,
-                    host: host.clone(),
-                    trace: process.trace.clone(),
-                    device: ordinal,
-                    is_rank_device,
-                    pci_bus_id: pci_bus_id.unwrap_or_default(),
-                    device_bytes: device.total_bytes,
-                    peak_allocated: device.highest.allocated_bytes,
-                    peak_reserved: device.highest.reserved_bytes,
-                    outside_pytorch_bytes: Some(outside_pytorch_bytes(device)),
-                    peak_used: Some(most_used_bytes(device)),
-                    peak_phase: Some(peak.map(|peak| peak.phase).unwrap_or_default()),
-                    peak_step: peak.and_then(|peak| peak.step),
-                    steps: Some(device.steps),
-                    ooms: device.oom_count,
-                    ended_by_oom,
-                    exit: RowExit { code: process.exit.code, signal: process.exit.signal },
-                    events: process.events,
-                    lost_events: process.lost_events(),
-                    started_ns: self.started_ns,
-                    memtrace_version: self.memtrace_version.clone(),
-                    phase_peaks: phase_peaks(device),
+                    run: RowRun {
+                        name: self.run.name.clone(),
+                        job: job.as_ref().map(|job| job.id.clone()).unwrap_or_default(),
+                        job_source: job.as_ref().map(|job| job.source.name().to_owned()).unwrap_or_default(),
+                        started_ns: self.started_ns,
+                        memtrace_version: self.memtrace_version.clone(),
+                    },
+                    rank: role.assignment(process),
+                    process: RowProcess {
+                        pid: process.pid,
+                        host: host.clone(),
+                        trace: process.trace.clone(),
+                        steps: Some(device.steps),
+                        ooms: device.oom_count,
+                        ended_by_oom,
+                        exit: RowExit { code: process.exit.code, signal: process.exit.signal },
+                        events: process.events,
+                        lost_events: process.lost_events(),
+                    },
+                    device: RowDevice {
+                        ordinal,
+                        is_rank_device,
+                        pci_bus_id: pci_bus_id.unwrap_or_default(),
+                        bytes: device.total_bytes,
+                    },
+                    peaks: row_peaks(device),
                 };
                 self.rows.push(MemberRow { row, job: job.clone(), steps: device.by_step.clone() });
             }
@@ -213,6 +206,18 @@ impl RoleInRun<'_> {
         let is_rank_process = owns_its_rank(process, &stored.processes);
         RoleInRun { rank: None, is_rank_process, helper_of: process.rank.filter(|_| !is_rank_process) }
     }
+
+    fn assignment(&self, process: &ProcessSummary) -> RankAssignment {
+        RankAssignment {
+            number: process.rank.or(self.rank.map(|own| own.rank)),
+            source: self.rank.and_then(|own| own.rank_source),
+            local: self.rank.and_then(|own| own.local_rank),
+            node: self.rank.and_then(|own| own.node_rank),
+            is_rank_process: self.is_rank_process,
+            helper_of: self.helper_of,
+            world_size: process.world_size,
+        }
+    }
 }
 
 /// Whether a process is the rank's own, in a summary without the launch. Workers inherit the rank as a variable. The launcher names the snapshot of the
@@ -226,6 +231,19 @@ fn owns_its_rank(process: &ProcessSummary, all: &[ProcessSummary]) -> bool {
     }
     let is_started_by_another = process.ppid.is_some_and(|parent| claimants().any(|other| other.pid == parent));
     !is_started_by_another
+}
+
+fn row_peaks(device: &DeviceSummary) -> RowPeaks {
+    let peak = device.peak.as_ref();
+    RowPeaks {
+        allocated: device.highest.allocated_bytes,
+        reserved: device.highest.reserved_bytes,
+        outside_pytorch: Some(outside_pytorch_bytes(device)),
+        used: Some(most_used_bytes(device)),
+        phase: Some(peak.map(|peak| peak.phase).unwrap_or_default()),
+        step: peak.and_then(|peak| peak.step),
+        by_phase: phase_peaks(device),
+    }
 }
 
 /// The sum of the peaks of memory outside PyTorch's caching allocator.

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use memtrace_input::error::{Error, Result};
 use memtrace_input::load::{JobId, JobIdSource};
-use memtrace_output::{RANKS_FILE, RANKS_TABLE, RankRow, read_ranks, unpartitioned_value};
+use memtrace_output::{RANKS_FILE, RANKS_TABLE, RowRun, read_ranks, unpartitioned_value};
 use memtrace_trace::file::untrusted;
 
 use super::clock::{HostSteps, clocks};
@@ -124,17 +124,21 @@ fn members_of_tables(folder: &Path, notices: &mut Vec<String>) -> Result<Vec<Mem
             }
         };
         let first = rows.first().cloned().unwrap_or_default();
-        let source = |row: &RankRow| JobIdSource::from_name(&row.job_source).unwrap_or(JobIdSource::Run);
-        let job = |row: &RankRow| JobId { source: source(row), id: row.job.clone() };
+        let source = |run: &RowRun| JobIdSource::from_name(&run.job_source).unwrap_or(JobIdSource::Run);
+        let job = |run: &RowRun| JobId { source: source(run), id: run.job.clone() };
         members.push(Member {
             run: FoundRun { name, path: entry.path() },
             origin: RunOrigin::Parquet,
-            host: first.host,
-            memtrace_version: first.memtrace_version,
-            started_ns: first.started_ns,
+            host: first.process.host,
+            memtrace_version: first.run.memtrace_version,
+            started_ns: first.run.started_ns,
             rows: rows
                 .into_iter()
-                .map(|row| MemberRow { job: Some(job(&row)).filter(|job| !job.id.is_empty()), row, steps: Vec::new() })
+                .map(|row| MemberRow {
+                    job: Some(job(&row.run)).filter(|job| !job.id.is_empty()),
+                    row,
+                    steps: Vec::new(),
+                })
                 .collect(),
             ..Member::default()
         });
@@ -196,9 +200,10 @@ fn add_runs(report: &mut JobReport, job: &Job<'_>, notices: &mut Vec<String>) {
 fn clocks_of(own: &RankProcesses<'_>) -> Vec<HostClock> {
     let mut hosts: BTreeMap<String, HostSteps> = BTreeMap::new();
     for row in own.values().flat_map(|process| &process.rows) {
-        hosts.entry(row.row.host.clone()).or_default().add(&row.steps);
+        hosts.entry(row.row.process.host.clone()).or_default().add(&row.steps);
     }
-    let reference = own.values().next().and_then(|process| process.rows.first()).map(|row| row.row.host.clone());
+    let reference =
+        own.values().next().and_then(|process| process.rows.first()).map(|row| row.row.process.host.clone());
     clocks(&reference.unwrap_or_default(), &hosts)
 }
 

@@ -90,7 +90,7 @@ fn list(jobs: &[Job<'_>]) -> String {
                 job.rows.iter().map(of).collect::<std::collections::BTreeSet<_>>().len()
             };
             let runs = distinct(&|(member, _)| member.run.name.clone());
-            let processes = distinct(&|(member, row)| format!("{}/{}", member.run.name, row.row.pid));
+            let processes = distinct(&|(member, row)| format!("{}/{}", member.run.name, row.row.process.pid));
             let runs = memtrace_insight::units::number_text(runs as u64, "run");
             let processes = if processes == 1 { "1 process".to_owned() } else { format!("{processes} processes") };
             (began, format!("{} ({runs}, {processes})", job.id.id))

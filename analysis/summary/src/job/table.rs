@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use memtrace_input::load::Exit;
 use memtrace_insight::passes::Phase;
-use memtrace_output::RankRow;
+use memtrace_output::{RankRow, RowProcess};
 
 use super::member::MemberRow;
 use super::notice::names;
@@ -34,8 +34,8 @@ type ProcessKey<'a> = (Option<u64>, &'a str, u32);
 pub(super) fn rank_processes<'a>(job: &Job<'a>, notices: &mut Vec<String>) -> RankProcesses<'a> {
     let mut claims: BTreeMap<u32, BTreeMap<ProcessKey<'a>, Vec<&'a MemberRow>>> = BTreeMap::new();
     for (member, row) in &job.rows {
-        if let Some(rank) = row.row.rank.filter(|_| row.row.is_rank_process) {
-            let process = (member.started_ns, member.run.name.as_str(), row.row.pid);
+        if let Some(rank) = row.row.rank.number.filter(|_| row.row.rank.is_rank_process) {
+            let process = (member.started_ns, member.run.name.as_str(), row.row.process.pid);
             claims.entry(rank).or_default().entry(process).or_default().push(row);
         }
     }
@@ -63,7 +63,7 @@ pub(super) fn rank_processes<'a>(job: &Job<'a>, notices: &mut Vec<String>) -> Ra
 
 /// The table of these ranks, and of the other processes of the job.
 pub(super) fn rank_table(job: &Job<'_>, mut own: RankProcesses<'_>, notices: &mut Vec<String>) -> RankTable {
-    let sizes: BTreeSet<u32> = job.rows.iter().filter_map(|(_, row)| row.row.world_size).collect();
+    let sizes: BTreeSet<u32> = job.rows.iter().filter_map(|(_, row)| row.row.rank.world_size).collect();
     if sizes.len() > 1 {
         let sizes: Vec<String> = sizes.iter().map(u32::to_string).collect();
         notices.push(format!("the ranks report different world sizes: {}", sizes.join(", ")));
@@ -79,22 +79,22 @@ pub(super) fn rank_table(job: &Job<'_>, mut own: RankProcesses<'_>, notices: &mu
 /// Adds the workers, helpers and other attempts of the ranks. Returns the processes that belong to none.
 fn add_other_processes(job: &Job<'_>, own: &mut RankProcesses<'_>) -> Vec<HelperSummary> {
     let mut processes: BTreeMap<(&str, u32), Vec<&RankRow>> = BTreeMap::new();
-    for (_, row) in job.rows.iter().filter(|(_, row)| !row.row.is_rank_process) {
-        processes.entry((row.row.run.as_str(), row.row.pid)).or_default().push(&row.row);
+    for (_, row) in job.rows.iter().filter(|(_, row)| !row.row.rank.is_rank_process) {
+        processes.entry((row.row.run.name.as_str(), row.row.process.pid)).or_default().push(&row.row);
     }
     let mut without_rank = Vec::new();
     for ((run, pid), rows) in processes {
         let Some(first) = rows.first() else { continue };
-        let on_gpus = rows.iter().filter(|row| row.device.is_some_and(|device| device >= 0));
-        let peak = |row: &&RankRow| row.peak_used.unwrap_or(0).max(row.peak_reserved).max(row.peak_allocated);
+        let on_gpus = rows.iter().filter(|row| row.device.ordinal.is_some_and(|device| device >= 0));
+        let peak = |row: &&RankRow| row.peaks.used.unwrap_or(0).max(row.peaks.reserved).max(row.peaks.allocated);
         let helper = HelperSummary {
             pid,
             run: Some(run.to_owned()),
-            host: host(first),
+            host: host(&first.process),
             peak_bytes: on_gpus.map(peak).fold(0, u64::saturating_add),
         };
-        match first.helper_of.or(first.rank).and_then(|rank| own.get_mut(&rank)) {
-            Some(process) if process.run == run => match first.helper_of {
+        match first.rank.helper_of.or(first.rank.number).and_then(|rank| own.get_mut(&rank)) {
+            Some(process) if process.run == run => match first.rank.helper_of {
                 Some(_) => process.helpers.push(helper),
                 None => _ = process.other_attempts.insert(pid),
             },
@@ -106,46 +106,49 @@ fn add_other_processes(job: &Job<'_>, own: &mut RankProcesses<'_>) -> Vec<Helper
     without_rank
 }
 
-fn host(row: &RankRow) -> Option<String> {
-    Some(row.host.clone()).filter(|host| !host.is_empty())
+fn host(process: &RowProcess) -> Option<String> {
+    Some(process.host.clone()).filter(|host| !host.is_empty())
 }
 
 fn rank_summary(rank: u32, process: &RankProcess<'_>) -> Option<RankSummary> {
     let rows = || process.rows.iter().map(|row| &row.row);
     // Without a note of the own device, the one with an error, else the one with the highest peak.
-    let own = rows()
-        .max_by_key(|row| (row.is_rank_device == Some(true), row.ooms > 0, row.peak_allocated, Reverse(row.device)))?;
+    let own = rows().max_by_key(|RankRow { process, device, peaks, .. }| {
+        (device.is_rank_device == Some(true), process.ooms > 0, peaks.allocated, Reverse(device.ordinal))
+    })?;
     let other = |row: &RankRow| {
-        let (peak_bytes, reserved_bytes) = (row.peak_allocated, row.peak_reserved);
-        row.device.map(|device| RankDevice { device, peak_bytes, reserved_bytes })
+        let (peak_bytes, reserved_bytes) = (row.peaks.allocated, row.peaks.reserved);
+        row.device.ordinal.map(|device| RankDevice { device, peak_bytes, reserved_bytes })
     };
-    let mut other_devices: Vec<RankDevice> = rows().filter(|row| row.device != own.device).filter_map(other).collect();
+    let mut other_devices: Vec<RankDevice> =
+        rows().filter(|row| row.device.ordinal != own.device.ordinal).filter_map(other).collect();
     other_devices.sort_by_key(|other| other.device);
-    let phases = Phase::ALL.into_iter().zip(own.phase_peaks);
+    let RankRow { process: recorded, peaks, .. } = own;
+    let phases = Phase::ALL.into_iter().zip(peaks.by_phase);
     Some(RankSummary {
         rank,
-        rank_source: own.rank_source,
-        local_rank: own.local_rank,
-        node_rank: own.node_rank,
-        host: host(own),
-        run: Some(own.run.clone()),
-        pid: own.pid,
-        trace: own.trace.clone(),
-        device: own.device,
-        pci_bus_id: Some(own.pci_bus_id.clone()).filter(|id| !id.is_empty()),
-        total_bytes: own.device_bytes,
-        peak_bytes: own.peak_allocated,
-        reserved_bytes: own.peak_reserved,
-        outside_pytorch_bytes: own.outside_pytorch_bytes,
+        rank_source: own.rank.source,
+        local_rank: own.rank.local,
+        node_rank: own.rank.node,
+        host: host(recorded),
+        run: Some(own.run.name.clone()),
+        pid: recorded.pid,
+        trace: recorded.trace.clone(),
+        device: own.device.ordinal,
+        pci_bus_id: Some(own.device.pci_bus_id.clone()).filter(|id| !id.is_empty()),
+        total_bytes: own.device.bytes,
+        peak_bytes: peaks.allocated,
+        reserved_bytes: peaks.reserved,
+        outside_pytorch_bytes: peaks.outside_pytorch,
         phases: phases.filter_map(|(phase, peak)| peak.map(|peak_bytes| RankPhasePeak { phase, peak_bytes })).collect(),
-        peak_phase: own.peak_phase,
-        peak_step: own.peak_step,
-        steps: own.steps,
-        oom_count: rows().map(|row| row.ooms).fold(0, u64::saturating_add),
-        ended_by_oom: own.ended_by_oom,
-        exit: Exit { code: own.exit.code, signal: own.exit.signal },
-        events: own.events,
-        lost_events: own.lost_events,
+        peak_phase: peaks.phase,
+        peak_step: peaks.step,
+        steps: recorded.steps,
+        oom_count: rows().map(|row| row.process.ooms).fold(0, u64::saturating_add),
+        ended_by_oom: recorded.ended_by_oom,
+        exit: Exit { code: recorded.exit.code, signal: recorded.exit.signal },
+        events: recorded.events,
+        lost_events: recorded.lost_events,
         other_devices,
         helpers: process.helpers.clone(),
         other_attempts: process.other_attempts.iter().copied().collect(),

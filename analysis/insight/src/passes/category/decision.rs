@@ -6,7 +6,7 @@ use memtrace_trace::definition::TensorKind;
 use memtrace_trace::event::{Event, Flags};
 
 use super::Categorizer;
-use super::block::{BlockAllocation, BlockClassification, LifetimeEnd, is_recorded, is_without_gradients};
+use super::block::{BlockAllocation, BlockClassification, BlockSite, LifetimeEnd, is_recorded, is_without_gradients};
 use super::learning::{StackGrowth, is_scalar};
 use super::proof::Proof;
 use super::table::Category;
@@ -74,7 +74,7 @@ impl Categorizer {
             _ => {}
         }
         match block.phase {
-            Phase::Data if self.in_one_call(block, end) => {
+            Phase::Data if self.in_one_call(&block.site, end) => {
                 is(Category::Temporary, CategoryRuleId::TemporaryFreedByCall)
             }
             Phase::Data if steps_outlived(block, end.now) >= KEPT_STEPS => {
@@ -126,15 +126,14 @@ impl Categorizer {
 
     /// Whether a block that no rule matches is a batch: other blocks of its stack are, or its caller also allocated
     /// before the first forward pass.
-    fn loads_data(&self, block: &BlockAllocation) -> bool {
-        self.learned.loads_data(block.site.stack)
-            || self.learned.allocated_at_load_by(self.facts.caller(block.site.stack))
+    fn loads_data(&self, site: &BlockSite) -> bool {
+        self.learned.loads_data(site.stack) || self.learned.allocated_at_load_by(self.facts.caller(site.stack))
     }
 
     /// Whether the call that allocated the block also frees it. Such a block is an operator's scratch memory.
     #[inline]
-    fn in_one_call(&self, block: &BlockAllocation, end: &LifetimeEnd<'_>) -> bool {
-        end.free.is_some() && block.site.call == self.call
+    fn in_one_call(&self, site: &BlockSite, end: &LifetimeEnd<'_>) -> bool {
+        end.free.is_some() && site.call == self.call
     }
 
     fn by_frame_rule(
@@ -178,7 +177,9 @@ impl Categorizer {
             }
             // Weights that a model takes over, and that it replaces before its first call.
             Proof::None
-                if never_used && self.learned.loads_parameters(block.site.stack) && !self.in_one_call(block, end) =>
+                if never_used
+                    && self.learned.loads_parameters(block.site.stack)
+                    && !self.in_one_call(&block.site, end) =>
             {
                 is(Category::Parameter, CategoryRuleId::ParameterSameSite)
             }
@@ -222,7 +223,7 @@ impl Categorizer {
     }
 
     fn forward(&self, tracker: &PhaseTracker, block: &BlockAllocation, end: &LifetimeEnd<'_>) -> BlockClassification {
-        if self.in_one_call(block, end) {
+        if self.in_one_call(&block.site, end) {
             return is(Category::Temporary, CategoryRuleId::TemporaryFreedByCall);
         }
         if block.proof == Proof::WeightCast {
@@ -287,7 +288,8 @@ impl Categorizer {
         if is_plain && !block.in_recorded_eval && self.is_kept(block, end) {
             return Some(is(Category::KeptTensor, CategoryRuleId::KeptTensorOutlivesSteps));
         }
-        if self.learned.loads_data(block.site.stack) && facts.rule.is_none() || is_plain && self.loads_data(block) {
+        if self.learned.loads_data(block.site.stack) && facts.rule.is_none() || is_plain && self.loads_data(&block.site)
+        {
             return Some(is(Category::Input, CategoryRuleId::InputOtherBatches));
         }
         let is_found_after_step = || end.now.optimizer_steps > block.position.optimizer_steps;
@@ -350,7 +352,7 @@ impl Categorizer {
                 _ => {}
             }
         }
-        if self.in_one_call(block, end) && (self.facts.has_nodes || !block.site.stack.is_none()) {
+        if self.in_one_call(&block.site, end) && (self.facts.has_nodes || !block.site.stack.is_none()) {
             return is(Category::Temporary, CategoryRuleId::TemporaryFreedByNode);
         }
         is(Category::AutogradDetail, CategoryRuleId::AutogradDetailBetweenNodes)
@@ -365,7 +367,7 @@ impl Categorizer {
         end: &LifetimeEnd<'_>,
     ) -> BlockClassification {
         let outside = || end.free.is_some_and(|e| !end.is_truncated && tracker.is_outside_engine(e));
-        if self.in_one_call(block, end) {
+        if self.in_one_call(&block.site, end) {
             is(Category::Temporary, CategoryRuleId::TemporaryFreedByNode)
         } else if self.learned.parameters.sizes.contains(&block.memory.requested) && outside() {
             // `torch.func.grad` and `autograd.grad` return gradients of parameters.
@@ -400,7 +402,7 @@ impl Categorizer {
             (Category::Parameter, CategoryRuleId::ParameterSameSite)
         } else if self.is_kept(block, end) {
             (Category::KeptTensor, CategoryRuleId::KeptTensorOutlivesSteps)
-        } else if self.loads_data(block) {
+        } else if self.loads_data(&block.site) {
             (Category::Input, CategoryRuleId::InputOtherBatches)
         } else if outlives_step(block, end) {
             (Category::KeptTensor, CategoryRuleId::KeptTensorOutsideModel)
@@ -423,7 +425,7 @@ impl Categorizer {
         }
         let without_gradients = is_open && is_without_gradients(block.flags);
         let outlives_phase = end.now.phase_changes > block.position.phase_changes && block.position.step.is_some();
-        if self.in_one_call(block, end) {
+        if self.in_one_call(&block.site, end) {
             return is(Category::Temporary, CategoryRuleId::TemporaryFreedByCall);
         }
         if without_gradients && let Some(classification) = self.around_optimizer(block, end) {
@@ -433,7 +435,7 @@ impl Categorizer {
             is(Category::Parameter, CategoryRuleId::ParameterSameSite)
         } else if is_open && self.is_kept(block, end) {
             is(Category::KeptTensor, CategoryRuleId::KeptTensorOutlivesSteps)
-        } else if self.loads_data(block) {
+        } else if self.loads_data(&block.site) {
             is(Category::Input, CategoryRuleId::InputOtherBatches)
         } else if is_open && outlives_phase && !(without_gradients && is_scalar(block.memory.requested)) {
             is(Category::Input, CategoryRuleId::InputBeforeForward)

@@ -7,7 +7,7 @@ use memtrace_trace::definition::TensorKind;
 use memtrace_trace::event::Event;
 use memtrace_trace::ids::{FrameId, StackId};
 
-use super::block::{BlockAllocation, BlockClassification, is_without_gradients};
+use super::block::{BlockAllocation, BlockClassification, BlockMemory, BlockSite, is_without_gradients};
 use super::live::{LiveBlocks, is_parameter};
 use super::owners::Owners;
 use super::proof::Proof;
@@ -249,17 +249,17 @@ impl Learned {
 
     /// Takes the category of a block and records the size of a gradient.
     #[inline]
-    pub(super) fn learn_gradient(&mut self, block: &BlockAllocation, classification: &BlockClassification) {
+    pub(super) fn learn_gradient(&mut self, memory: &BlockMemory, classification: &BlockClassification) {
         if classification.category == Category::Gradient {
-            self.gradient_sizes.insert(block.memory.requested);
+            self.gradient_sizes.insert(memory.requested);
         }
     }
 
     /// Takes the category of a block whose lifetime ended, and records a stack whose blocks are a growing cache.
     #[inline]
-    pub(super) fn learn_cache(&mut self, block: &BlockAllocation, classification: &BlockClassification) {
+    pub(super) fn learn_cache(&mut self, site: &BlockSite, classification: &BlockClassification) {
         if classification.rule == CategoryRuleId::KvCacheGrows
-            && let Some(growth) = self.growth.by_stack.get_mut(&block.site.stack)
+            && let Some(growth) = self.growth.by_stack.get_mut(&site.stack)
         {
             growth.is_cache = true;
         }
@@ -267,9 +267,9 @@ impl Learned {
 
     /// Takes the category of a block and records a stack whose blocks the program keeps.
     #[inline]
-    pub(super) fn learn_kept(&mut self, block: &BlockAllocation, classification: &BlockClassification) {
+    pub(super) fn learn_kept(&mut self, site: &BlockSite, classification: &BlockClassification) {
         if classification.category == Category::KeptTensor {
-            self.kept_stacks.insert(block.site.stack);
+            self.kept_stacks.insert(site.stack);
         }
     }
 

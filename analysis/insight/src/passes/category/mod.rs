@@ -170,8 +170,8 @@ impl Categorizer {
     ) {
         for block in blocks {
             let classification = self.classify(tracker, block, end);
-            self.learned.learn_gradient(block, &classification);
-            self.learned.learn_kept(block, &classification);
+            self.learned.learn_gradient(&block.memory, &classification);
+            self.learned.learn_kept(&block.site, &classification);
         }
     }
 
@@ -194,9 +194,9 @@ impl Categorizer {
         end: &LifetimeEnd<'_>,
     ) -> BlockClassification {
         let classification = self.classify(tracker, block, end);
-        self.learned.learn_gradient(block, &classification);
-        self.learned.learn_cache(block, &classification);
-        self.learned.learn_kept(block, &classification);
+        self.learned.learn_gradient(&block.memory, &classification);
+        self.learned.learn_cache(&block.site, &classification);
+        self.learned.learn_kept(&block.site, &classification);
         self.learned.learn_batches(tracker, block, &classification);
         self.learned.live.remove(block);
         classification

@@ -10,7 +10,7 @@ use memtrace_trace::ids::{ContextId, FrameId, StackId};
 use super::Recorded;
 use super::calls::Call;
 use super::span::{Key, after};
-use crate::passes::lifetimes::BlockLifetime;
+use crate::passes::lifetimes::{BlockLifetime, LifetimeStart};
 
 /// Where a block was allocated.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -22,15 +22,15 @@ struct Place {
 }
 
 impl Place {
-    fn of(recorded: &Recorded<'_>, block: &BlockLifetime) -> Place {
+    fn of(recorded: &Recorded<'_>, start: &LifetimeStart) -> Place {
         let mut calls = Vec::new();
-        let mut at = recorded.contexts().module(block.start.context);
+        let mut at = recorded.contexts().module(start.context);
         while let Some(call) = recorded.definitions.nn_calls.get(&at) {
             calls.push(at);
             at = call.caller;
         }
         calls.reverse();
-        Place { calls, lines: lines(recorded, block.start.stack) }
+        Place { calls, lines: lines(recorded, start.stack) }
     }
 
     /// The line in the code of the call number `depth`; `None` where calls and stack do not match.
@@ -72,7 +72,7 @@ fn lines(recorded: &Recorded<'_>, stack: StackId) -> Vec<FrameId> {
 /// Whether one line calls the modules that allocate both blocks, as a loop over layers does: the second reads the
 /// first.
 pub(crate) fn is_read_by(recorded: &Recorded<'_>, value: &BlockLifetime, reader: &BlockLifetime) -> bool {
-    let (value, reader) = (Place::of(recorded, value), Place::of(recorded, reader));
+    let (value, reader) = (Place::of(recorded, &value.start), Place::of(recorded, &reader.start));
     let shared = value.shared(&reader);
     let line = |place: &Place| shared.checked_sub(1).and_then(|depth| place.line(depth));
     shared < value.calls.len() && shared < reader.calls.len() && line(&value).is_some_and(|l| line(&reader) == Some(l))
@@ -81,7 +81,7 @@ pub(crate) fn is_read_by(recorded: &Recorded<'_>, value: &BlockLifetime, reader:
 /// For each block of a call, in order: when it would be freed without gradients. The call's last blocks end with it.
 pub(crate) fn read_until(recorded: &Recorded<'_>, call: &Call) -> Vec<Key> {
     let blocks: Vec<&BlockLifetime> = call.blocks.iter().map(|index| &recorded.blocks[*index as usize]).collect();
-    let places: Vec<Place> = blocks.iter().map(|block| Place::of(recorded, block)).collect();
+    let places: Vec<Place> = blocks.iter().map(|block| Place::of(recorded, &block.start)).collect();
     let allocated = |at: usize| blocks.get(at).map_or(after(call.end(recorded)), |block| after(block.allocated));
     let mut ends = Vec::with_capacity(blocks.len());
     let mut first = 0;
