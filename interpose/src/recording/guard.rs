@@ -127,7 +127,7 @@ impl Guard {
             return None;
         };
         thread.has_unpublished.set(false);
-        let index = process.find_ring(|| claim_ring(process));
+        let index = process.rings.find(|| claim_ring(process));
         let is_common = index == 0;
         if is_common {
             if !lock_common_ring(process) {
@@ -136,7 +136,7 @@ impl Guard {
             }
             process.count(Counter::SharedRingEvents, 1);
         }
-        let state = process.thread_state(index)?;
+        let state = process.rings.state(index)?;
         // SAFETY: this thread owns the ring (its id is in the owner word) or holds the lock of the common ring. `busy`
         // is set, so no other guard of this thread uses it.
         unsafe { state.initialize(process.segment.ring(index)?) };
@@ -321,7 +321,7 @@ impl Guard {
 
     #[inline]
     fn capture_python(&mut self, python: &Python) -> StackId {
-        if !self.process().python_reported() {
+        if !self.process().interpreter.is_reported() {
             return self.capture_unreported_python(python);
         }
         self.capture_reported_python(python)
@@ -346,19 +346,19 @@ impl Guard {
 
     #[cold]
     fn detect_python(&mut self) -> StackId {
-        if !self.process().should_search_python() {
+        if !self.process().interpreter.is_due() {
             return StackId::NONE;
         }
         let _no_cancellation = NoCancellation::new();
         match Python::detect(original::global_address) {
             Ok(python) => {
-                self.process().set_python(python);
+                self.process().interpreter.set(python);
                 self.process().python().map_or(StackId::NONE, |p| self.capture_python(p))
             }
             Err(Reason::NoPython) => StackId::NONE,
             Err(reason) => {
                 self.notice("python", NoticeStatus::Off, &format!("no Python stacks: {reason}"));
-                self.process().stop_python_search();
+                self.process().interpreter.stop();
                 StackId::NONE
             }
         }
@@ -373,7 +373,7 @@ impl Guard {
             Ok(true) => (NoticeStatus::Works, format!("CPython {major}.{minor}: layout verified, stacks are captured")),
             Err(reason) => (NoticeStatus::Off, format!("CPython {major}.{minor}: no Python stacks: {reason}")),
         };
-        if self.process().set_python_reported() {
+        if self.process().interpreter.set_reported() {
             self.notice("python", status, &text);
         }
     }

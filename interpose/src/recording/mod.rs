@@ -15,6 +15,7 @@ pub(crate) mod errno;
 mod flush;
 pub(crate) mod guard;
 mod heap;
+mod interpreter;
 mod label_ids;
 pub(crate) mod labels;
 pub(crate) mod left_frame;

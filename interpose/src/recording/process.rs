@@ -21,6 +21,7 @@ use super::bounded_wait::BoundedWait;
 use super::cancellation::NoCancellation;
 use super::connect::{NoSegment, request_segment};
 use super::errno::RestoreErrno;
+use super::interpreter::InterpreterSearch;
 use super::label_ids::Labels;
 use super::left_frame::{stack_pointer, was_left};
 use super::module_calls::ModuleCallIds;
@@ -41,18 +42,43 @@ pub(crate) struct Process {
     /// How many ids autograd nodes and module calls have been given.
     contexts: AtomicU32,
     pub(crate) watch: Watch,
-    python: AtomicPtr<Python>,
-    /// How many searches have found no interpreter. Determines when to search again.
-    failed_python_searches: AtomicU64,
-    python_reported: AtomicU32,
-    /// The state of each ring, used only by the ring's owner.
-    thread_states: ThreadStates,
+    pub(super) interpreter: InterpreterSearch,
+    pub(super) rings: ThreadRings,
     /// 0 in a forked child until it starts its own recording.
     alive: &'static AtomicU32,
-    /// How many more events skip the search for a free ring, because the last search found none.
-    ring_searches_to_skip: AtomicU32,
     /// Set while the rings are full and waiting has failed: the launcher is stopped or has ended.
     pub(super) stalled: AtomicU32,
+}
+
+/// The rings of the segment as this process assigns them to its threads.
+pub(super) struct ThreadRings {
+    /// The state of each ring, used only by the ring's owner.
+    states: ThreadStates,
+    /// How many more events skip the search for a free ring, because the last search found none.
+    searches_to_skip: AtomicU32,
+}
+
+impl ThreadRings {
+    /// The state of ring `index`. Only the ring's owner may call this.
+    #[inline]
+    pub(super) fn state(&self, index: usize) -> Option<&ThreadState> {
+        self.states.get(index)
+    }
+
+    /// Finds a ring for a thread without one: the result of `search`, 0 for the common ring.
+    ///
+    /// A failed search asks the kernel about the owner of every ring. So after one, only every
+    /// [`RING_SEARCH_INTERVAL`]th event searches again. That number is approximate if several threads count at once.
+    pub(super) fn find(&self, search: impl FnOnce() -> usize) -> usize {
+        let skip = self.searches_to_skip.load(Ordering::Relaxed);
+        if let Some(left) = skip.checked_sub(1) {
+            self.searches_to_skip.store(left, Ordering::Relaxed);
+            return 0;
+        }
+        let index = search();
+        self.searches_to_skip.store(if index == 0 { RING_SEARCH_INTERVAL } else { 0 }, Ordering::Relaxed);
+        index
+    }
 }
 
 /// The recording of this process. Null before the first event. [`not_traced`] if it never records, [`launcher_unreachable`] if
@@ -75,7 +101,7 @@ static ALIVE_PAGE: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
 /// Events that were lost while the launcher could not be reached. Counted in the recording once it starts
 /// ([`Process::count_missed_event`]).
 static MISSED_EVENTS: AtomicU64 = AtomicU64::new(0);
-/// How many events skip the search after one that found no free ring ([`Process::find_ring`]).
+/// How many events skip the search after one that found no free ring ([`ThreadRings::find`]).
 const RING_SEARCH_INTERVAL: u32 = 1024;
 
 /// A marker that is neither null nor a process: memtrace did not start this process.
@@ -274,63 +300,13 @@ impl Process {
     /// Gives back the segment's memory and makes every thread look for a ring again. Recording must be paused. A hook that
     /// is running may still write to the segment, where nobody reads it. The next recording uses the addresses again.
     pub(crate) fn leave(&self) {
-        reuse::leave(&self.segment, self.thread_states, thread_exists);
-    }
-
-    /// The state of ring `index`. Only the ring's owner may call this.
-    #[inline]
-    pub(crate) fn thread_state(&self, index: usize) -> Option<&ThreadState> {
-        self.thread_states.get(index)
+        reuse::leave(&self.segment, self.rings.states, thread_exists);
     }
 
     /// The interpreter. `None` if there is none.
     #[inline]
     pub(crate) fn python(&self) -> Option<&Python> {
-        let python = self.python.load(Ordering::Acquire);
-        // SAFETY: the pointer is null or comes from `set_python`, which leaks its box.
-        unsafe { python.as_ref() }
-    }
-
-    /// Whether to search for an interpreter now: at the 1st, 2nd, 4th, 8th ... event without one.
-    #[inline]
-    pub(crate) fn should_search_python(&self) -> bool {
-        self.failed_python_searches.fetch_add(1, Ordering::Relaxed).wrapping_add(1).is_power_of_two()
-    }
-
-    /// Ends all searches for an interpreter. The counter then never again reaches a power of two.
-    pub(crate) fn stop_python_search(&self) {
-        self.failed_python_searches.store(1 << 63 | 1, Ordering::Relaxed);
-    }
-
-    /// Whether the result of the interpreter's verification has been reported.
-    #[inline]
-    pub(crate) fn python_reported(&self) -> bool {
-        self.python_reported.load(Ordering::Relaxed) != 0
-    }
-
-    /// Marks the result as reported. Returns `true` for the one caller that does so.
-    pub(crate) fn set_python_reported(&self) -> bool {
-        self.python_reported.swap(1, Ordering::Relaxed) == 0
-    }
-
-    /// Sets the interpreter, for the rest of the process's life.
-    pub(crate) fn set_python(&self, python: Python) {
-        self.python.store(Box::into_raw(Box::new(python)), Ordering::Release);
-    }
-
-    /// Finds a ring for a thread without one: the result of `search`, 0 for the common ring.
-    ///
-    /// A failed search asks the kernel about the owner of every ring. So after one, only every
-    /// [`RING_SEARCH_INTERVAL`]th event searches again. That number is approximate if several threads count at once.
-    pub(crate) fn find_ring(&self, search: impl FnOnce() -> usize) -> usize {
-        let skip = self.ring_searches_to_skip.load(Ordering::Relaxed);
-        if let Some(left) = skip.checked_sub(1) {
-            self.ring_searches_to_skip.store(left, Ordering::Relaxed);
-            return 0;
-        }
-        let index = search();
-        self.ring_searches_to_skip.store(if index == 0 { RING_SEARCH_INTERVAL } else { 0 }, Ordering::Relaxed);
-        index
+        self.interpreter.python()
     }
 
     /// A new id, distinct among autograd nodes and module calls.
@@ -428,12 +404,9 @@ fn process(options: Options, parts: Parts) -> Process {
         module_calls: ModuleCallIds::new(),
         contexts: AtomicU32::new(0),
         watch,
-        python: AtomicPtr::new(std::ptr::null_mut()),
-        failed_python_searches: AtomicU64::new(0),
-        python_reported: AtomicU32::new(0),
-        thread_states,
+        interpreter: InterpreterSearch::new(),
+        rings: ThreadRings { states: thread_states, searches_to_skip: AtomicU32::new(0) },
         alive,
-        ring_searches_to_skip: AtomicU32::new(0),
         stalled: AtomicU32::new(0),
     }
 }

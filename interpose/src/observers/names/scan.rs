@@ -14,7 +14,7 @@ use super::reported::Reported;
 use super::roots::{self, Root};
 use super::schedule::{Scan, ScanInputs, Schedule};
 use super::step_sites::StepSites;
-use super::walk::ModelWalk;
+use super::walk::{ModelWalk, WalkResult};
 use crate::cpython::api::PyObjectPtr;
 use crate::cpython::gil::GilToken;
 use crate::observers::tensors::{TensorLayout, TorchSymbols};
@@ -98,15 +98,6 @@ impl TensorNames {
 struct ListedObjects {
     modules: Vec<PyObjectPtr>,
     optimizers: Vec<PyObjectPtr>,
-}
-
-/// The result of a walk over models and optimizers.
-struct WalkResult {
-    dropped: u64,
-    misses: u32,
-    layout_error: Option<&'static str>,
-    parameters: Parameters,
-    seen: HashSet<usize, BuildAddressHasher>,
 }
 
 /// How many events have been recorded.
@@ -265,17 +256,15 @@ impl KnownObjects {
             walk.restart();
             self.visit(&mut walk);
         }
-        let (dropped, misses, layout_error) = (walk.dropped, walk.misses, walk.layout_error);
-        let (parameters, seen) = walk.finish();
-        WalkResult { dropped, misses, layout_error, parameters, seen }
+        walk.finish()
     }
 
     /// Visits the models and optimizers. Forgets modules without tensors, such as loss functions.
     fn visit(&mut self, walk: &mut ModelWalk<'_, '_>) {
         self.roots.retain(|root| {
-            let before = walk.tensors_seen;
+            let before = walk.tensors_seen();
             walk.visit_model(root.id.object(), &root.prefix);
-            walk.tensors_seen != before
+            walk.tensors_seen() != before
         });
         self.optimizers.iter().for_each(|optimizer| walk.visit_optimizer(optimizer.object()));
     }

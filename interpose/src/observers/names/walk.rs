@@ -38,36 +38,73 @@ pub(super) trait NameSink {
     fn tensor(&mut self, kind: TensorKind, name: &str, address: u64, shape: &dyn Fn() -> String);
 }
 
-/// One pass over the models and optimizers.
-pub(super) struct ModelWalk<'a, 't> {
-    gil: GilToken<'a>,
-    torch: &'a TorchSymbols,
-    layout: &'a mut Option<TensorLayout>,
-    /// `torch.nn.Module`.
-    module_class: PyObjectPtr,
-    attributes: Attributes<'a>,
-    /// Whether CPU tensors are recorded too.
-    cpu: bool,
-    sink: &'t mut dyn NameSink,
-    /// The path of the current module, followed by a dot unless it is empty.
+/// The layout of tensors, which the first tensors confirm.
+struct LayoutCheck<'a> {
+    verified: &'a mut Option<TensorLayout>,
+    /// How many tensors did not confirm the layout.
+    misses: u32,
+    /// Why the layout was rejected.
+    error: Option<&'static str>,
+}
+
+/// The place of the current module in its model.
+#[derive(Default)]
+struct ModulePosition {
+    /// The path of the module, followed by a dot unless it is empty.
     path: String,
-    /// The modules that contain the current one, outermost first.
+    /// The modules that contain it, outermost first.
     ancestors: Vec<PyObjectPtr>,
-    seen: HashSet<usize, BuildAddressHasher>,
-    parameters: Parameters,
-    /// The names of optimizers' parameters in the previous pass.
+}
+
+/// The names of parameters, which name the state of optimizers.
+struct WalkedParameters<'a> {
+    /// Those of modules.
+    of_modules: Parameters,
+    /// Those of optimizers in the previous pass.
     previous: &'a Parameters,
-    /// The names of optimizers' parameters in this pass.
+    /// Those of optimizers in this pass.
     current: Parameters,
+}
+
+/// Counts of names and tensors.
+#[derive(Default)]
+struct WalkCounts {
     names_read: usize,
+    /// How many names were skipped because of [`MAX_NAMES`].
+    names_dropped: u64,
     /// How many tensors of modules this pass has visited.
-    pub(super) tensors_seen: usize,
+    tensors_seen: usize,
+}
+
+/// The result of a walk over models and optimizers.
+pub(super) struct WalkResult {
     /// How many names were skipped because of [`MAX_NAMES`].
     pub(super) dropped: u64,
     /// How many tensors did not confirm the layout.
     pub(super) misses: u32,
     /// Why the layout was rejected.
     pub(super) layout_error: Option<&'static str>,
+    /// The names of the optimizers' parameters.
+    pub(super) parameters: Parameters,
+    /// The modules that were visited.
+    pub(super) seen: HashSet<usize, BuildAddressHasher>,
+}
+
+/// One pass over the models and optimizers.
+pub(super) struct ModelWalk<'a, 't> {
+    gil: GilToken<'a>,
+    torch: &'a TorchSymbols,
+    layout: LayoutCheck<'a>,
+    /// `torch.nn.Module`.
+    module_class: PyObjectPtr,
+    attributes: Attributes<'a>,
+    /// Whether CPU tensors are recorded too.
+    cpu: bool,
+    sink: &'t mut dyn NameSink,
+    position: ModulePosition,
+    seen: HashSet<usize, BuildAddressHasher>,
+    parameters: WalkedParameters<'a>,
+    counts: WalkCounts,
 }
 
 impl<'a, 't> ModelWalk<'a, 't> {
@@ -92,22 +129,15 @@ impl<'a, 't> ModelWalk<'a, 't> {
         Some(ModelWalk {
             gil,
             torch,
-            layout,
+            layout: LayoutCheck { verified: layout, misses: 0, error: None },
             module_class,
             attributes,
             cpu,
             sink,
-            path: String::new(),
-            ancestors: Vec::new(),
+            position: ModulePosition::default(),
             seen: HashSet::default(),
-            parameters: HashMap::default(),
-            previous,
-            current: HashMap::default(),
-            names_read: 0,
-            tensors_seen: 0,
-            dropped: 0,
-            misses: 0,
-            layout_error: None,
+            parameters: WalkedParameters { of_modules: HashMap::default(), previous, current: HashMap::default() },
+            counts: WalkCounts::default(),
         })
     }
 
@@ -163,46 +193,57 @@ impl<'a, 't> ModelWalk<'a, 't> {
 
     /// Visits a model and everything in it. `name` is the prefix of its tensors' names; empty means no prefix.
     pub(super) fn visit_model(&mut self, module: PyObjectPtr, name: &str) {
-        self.path.clear();
+        self.position.path.clear();
         if !name.is_empty() {
-            self.path.push_str(name);
-            self.path.push('.');
+            self.position.path.push_str(name);
+            self.position.path.push('.');
         }
         self.visit_module(module);
-        self.path.clear();
+        self.position.path.clear();
     }
 
     /// Whether the layout of tensors is verified.
     pub(super) fn has_layout(&self) -> bool {
-        self.layout.is_some()
+        self.layout.verified.is_some()
     }
 
-    /// Ends the pass. Returns the names of the optimizers' parameters and the modules that were visited.
-    pub(super) fn finish(self) -> (Parameters, HashSet<usize, BuildAddressHasher>) {
-        (self.current, self.seen)
+    /// How many tensors of modules this pass has visited.
+    pub(super) fn tensors_seen(&self) -> usize {
+        self.counts.tensors_seen
+    }
+
+    /// Ends the pass.
+    pub(super) fn finish(self) -> WalkResult {
+        WalkResult {
+            dropped: self.counts.names_dropped,
+            misses: self.layout.misses,
+            layout_error: self.layout.error,
+            parameters: self.parameters.current,
+            seen: self.seen,
+        }
     }
 
     /// Forgets what this pass has visited, so that it can be repeated.
     pub(super) fn restart(&mut self) {
         self.seen.clear();
-        self.parameters.clear();
-        (self.names_read, self.dropped) = (0, 0);
+        self.parameters.of_modules.clear();
+        (self.counts.names_read, self.counts.names_dropped) = (0, 0);
     }
 
     fn has_room(&mut self) -> bool {
-        self.names_read += 1;
-        let has_room = self.names_read <= MAX_NAMES;
-        self.dropped += u64::from(!has_room);
+        self.counts.names_read += 1;
+        let has_room = self.counts.names_read <= MAX_NAMES;
+        self.counts.names_dropped += u64::from(!has_room);
         has_room
     }
 
     /// Visits a module and everything in it. `path` is the module's path, followed by a dot unless it is empty.
     fn visit_module(&mut self, module: PyObjectPtr) {
-        if self.ancestors.len() >= MAX_DEPTH || self.ancestors.contains(&module) || !self.has_room() {
+        if self.position.ancestors.len() >= MAX_DEPTH || self.position.ancestors.contains(&module) || !self.has_room() {
             return;
         }
         if self.seen.insert(module.addr()) {
-            let path = self.path.strip_suffix('.').unwrap_or("");
+            let path = self.position.path.strip_suffix('.').unwrap_or("");
             // SAFETY: `module` is alive, because the model that contains it is. Its type lives at least as long.
             self.sink.module(module, unsafe { class_name(module) }, path);
         }
@@ -214,34 +255,34 @@ impl<'a, 't> ModelWalk<'a, 't> {
             self.visit_tensors(TensorKind::Buffer, buffers.object);
         }
         let Some(children) = gil.stored_attribute(module, &self.attributes.modules) else { return };
-        self.ancestors.push(module);
+        self.position.ancestors.push(module);
         for (name, child) in gil.entries(children.object) {
             let Some(name) = gil.str(name).filter(|_| gil.is_instance(child, self.module_class)) else {
                 continue;
             };
-            let before = self.path.len();
-            self.path.push_str(name);
-            self.path.push('.');
+            let before = self.position.path.len();
+            self.position.path.push_str(name);
+            self.position.path.push('.');
             self.visit_module(child);
-            self.path.truncate(before);
+            self.position.path.truncate(before);
         }
-        self.ancestors.pop();
+        self.position.ancestors.pop();
     }
 
     fn visit_tensors(&mut self, kind: TensorKind, of: PyObjectPtr) {
         let gil = self.gil;
         for (name, tensor) in gil.entries(of) {
             let Some(name) = gil.str(name).filter(|_| self.is_tensor(tensor)) else { continue };
-            let before = self.path.len();
-            self.path.push_str(name);
-            let name = std::mem::take(&mut self.path);
+            let before = self.position.path.len();
+            self.position.path.push_str(name);
+            let name = std::mem::take(&mut self.position.path);
             if kind == TensorKind::Parameter {
-                self.parameters.entry(tensor.addr()).or_insert_with(|| name.as_str().into());
+                self.parameters.of_modules.entry(tensor.addr()).or_insert_with(|| name.as_str().into());
             }
-            self.tensors_seen += 1;
+            self.counts.tensors_seen += 1;
             self.report_with_gradient(kind, tensor, &name);
-            self.path = name;
-            self.path.truncate(before);
+            self.position.path = name;
+            self.position.path.truncate(before);
         }
     }
 
@@ -255,7 +296,7 @@ impl<'a, 't> ModelWalk<'a, 't> {
             return;
         }
         let Some(implementation) = self.report_tensor(kind, tensor, name, 0) else { return };
-        let Some(layout) = self.layout.filter(|_| kind == TensorKind::Parameter) else { return };
+        let Some(layout) = self.layout.verified.filter(|_| kind == TensorKind::Parameter) else { return };
         // SAFETY: `report_tensor` has verified that `implementation` is a plain `TensorImpl`. The tensor is alive, and
         // no backward pass is running that could change its gradient.
         let Some((storage, python)) = (unsafe { self.torch.gradient(&layout, implementation, self.cpu) }) else {
@@ -280,18 +321,18 @@ impl<'a, 't> ModelWalk<'a, 't> {
         name: &str,
         depth: usize,
     ) -> Option<*mut std::ffi::c_void> {
-        if self.layout.is_none() && self.layout_error.is_none() {
+        if self.layout.verified.is_none() && self.layout.error.is_none() {
             // SAFETY: the callers have checked that `tensor` is an instance of the tensor class. It is alive, and this
             // thread holds the GIL.
             match unsafe { self.torch.verify_layout(tensor) } {
                 Ok(layout) => {
-                    self.misses += u32::from(layout.is_none());
-                    *self.layout = layout;
+                    self.layout.misses += u32::from(layout.is_none());
+                    *self.layout.verified = layout;
                 }
-                Err(reason) => self.layout_error = Some(reason),
+                Err(reason) => self.layout.error = Some(reason),
             }
         }
-        let layout = (*self.layout)?;
+        let layout = (*self.layout.verified)?;
         // SAFETY: the callers have checked that `tensor` is an instance of the tensor class. It is alive, and this
         // thread holds the GIL.
         match unsafe { self.torch.storage_of(&layout, tensor, self.cpu) } {
@@ -337,11 +378,11 @@ impl<'a, 't> ModelWalk<'a, 't> {
         let mut names = Parameters::default();
         for parameter in &order {
             let key = parameter.addr();
-            if let Some(name) = self.parameters.get(&key).or_else(|| self.previous.get(&key)) {
+            if let Some(name) = self.parameters.of_modules.get(&key).or_else(|| self.parameters.previous.get(&key)) {
                 names.insert(key, name.clone());
             }
         }
-        self.current.extend(names.iter().map(|(key, name)| (*key, name.clone())));
+        self.parameters.current.extend(names.iter().map(|(key, name)| (*key, name.clone())));
         // Parameters that belong to no module are numbered as in `state_dict()`.
         if names.is_empty() {
             for (number, parameter) in order.into_iter().enumerate() {

@@ -269,22 +269,10 @@ const V3_13: Layout = Layout {
     code: CodeLayout { bytecode: Bytecode::Inline { start: 200, first_traceable: 184 }, ..V3_12.code },
     sizes: TypeSizes { code: (200, 2), frame: (Some(136), 8), unicode: 64 },
     published: Some(PublishedSlots {
-        thread_frame: 23,
-        thread_id: 24,
-        previous: 29,
-        executable: 30,
-        instruction: 31,
-        locals: 32,
-        owner: 33,
-        filename: 35,
-        name: 36,
-        qualname: 37,
-        line_table: 38,
-        first_line: 39,
-        bytecode: 43,
-        text_state: 68,
-        text_length: 69,
-        ascii_size: 70,
+        thread: ThreadSlots { frame: 23, id: 24 },
+        frame: FrameSlots { previous: 29, executable: 30, instruction: 31, locals: 32, owner: 33 },
+        code: CodeSlots { filename: 35, name: 36, qualname: 37, line_table: 38, first_line: 39, bytecode: 43 },
+        text: TextSlots { state: 68, length: 69, ascii_size: 70 },
     }),
     ..V3_12
 };
@@ -296,22 +284,10 @@ const V3_14: Layout = Layout {
     code: CodeLayout { bytecode: Bytecode::Inline { start: 208, first_traceable: 192 }, ..V3_13.code },
     sizes: TypeSizes { code: (208, 2), frame: (None, 8), unicode: 64 },
     published: Some(PublishedSlots {
-        thread_frame: 26,
-        thread_id: 27,
-        previous: 32,
-        executable: 33,
-        instruction: 34,
-        locals: 35,
-        owner: 36,
-        filename: 40,
-        name: 41,
-        qualname: 42,
-        line_table: 43,
-        first_line: 44,
-        bytecode: 48,
-        text_state: 78,
-        text_length: 79,
-        ascii_size: 80,
+        thread: ThreadSlots { frame: 26, id: 27 },
+        frame: FrameSlots { previous: 32, executable: 33, instruction: 34, locals: 35, owner: 36 },
+        code: CodeSlots { filename: 40, name: 41, qualname: 42, line_table: 43, first_line: 44, bytecode: 48 },
+        text: TextSlots { state: 78, length: 79, ascii_size: 80 },
     }),
     ..V3_13
 };
@@ -347,21 +323,45 @@ impl Version {
 /// The indices of the words of `_Py_DebugOffsets`, at the start of `_PyRuntime`, that hold each offset.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct PublishedSlots {
-    thread_frame: usize,
-    thread_id: usize,
+    thread: ThreadSlots,
+    frame: FrameSlots,
+    code: CodeSlots,
+    text: TextSlots,
+}
+
+/// Offsets in `PyThreadState`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct ThreadSlots {
+    frame: usize,
+    id: usize,
+}
+
+/// Offsets in `_PyInterpreterFrame`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct FrameSlots {
     previous: usize,
     executable: usize,
     instruction: usize,
     locals: usize,
     owner: usize,
+}
+
+/// Offsets in `PyCodeObject`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct CodeSlots {
     filename: usize,
     name: usize,
     qualname: usize,
     line_table: usize,
     first_line: usize,
     bytecode: usize,
-    text_state: usize,
-    text_length: usize,
+}
+
+/// Offsets in `PyUnicodeObject`, and the size of `PyASCIIObject`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct TextSlots {
+    state: usize,
+    length: usize,
     ascii_size: usize,
 }
 
@@ -394,35 +394,35 @@ impl PublishedSlots {
             _ => Err(Reason::PublishedOffsets),
         };
         let owner = row.frame.owner.ok_or(Reason::PublishedOffsets)?;
-        let start = offset(self.bytecode)?;
-        let ascii_data = offset(self.ascii_size)?;
+        let start = offset(self.code.bytecode)?;
+        let ascii_data = offset(self.text.ascii_size)?;
         let compact_data = ascii_data + Self::COMPACT_EXTRA;
         Ok(Layout {
             thread: ThreadLayout {
-                frame: offset(self.thread_frame)?,
-                thread_id: offset(self.thread_id)?,
+                frame: offset(self.thread.frame)?,
+                thread_id: offset(self.thread.id)?,
                 ..row.thread
             },
             frame: FrameLayout {
-                previous: offset(self.previous)?,
-                code: offset(self.executable)?,
-                instruction: offset(self.instruction)?,
-                owner: Some(Owner { offset: offset(self.owner)?, ..owner }),
-                locals: offset(self.locals)?,
+                previous: offset(self.frame.previous)?,
+                code: offset(self.frame.executable)?,
+                instruction: offset(self.frame.instruction)?,
+                owner: Some(Owner { offset: offset(self.frame.owner)?, ..owner }),
+                locals: offset(self.frame.locals)?,
                 ..row.frame
             },
             code: CodeLayout {
-                name: offset(self.name)?,
-                qualname: Some(offset(self.qualname)?),
-                filename: offset(self.filename)?,
-                first_line: offset(self.first_line)?,
-                lines: offset(self.line_table)?,
+                name: offset(self.code.name)?,
+                qualname: Some(offset(self.code.qualname)?),
+                filename: offset(self.code.filename)?,
+                first_line: offset(self.code.first_line)?,
+                lines: offset(self.code.line_table)?,
                 bytecode: Bytecode::Inline { start, first_traceable: start.saturating_sub(Self::FIRST_TRACEABLE) },
                 ..row.code
             },
             text: TextLayout {
-                length: offset(self.text_length)?,
-                state: offset(self.text_state)?,
+                length: offset(self.text.length)?,
+                state: offset(self.text.state)?,
                 ascii_data,
                 compact_data,
                 data_pointer: compact_data,
