@@ -3,8 +3,7 @@
 use memtrace_trace::file::Cycle;
 use memtrace_trace::ids::{ContextId, StackId};
 
-use super::locate::locate;
-use memtrace_input::Process;
+use super::allocator::Block;
 
 /// A cycle, and the allocation of a tensor that it held.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -18,19 +17,10 @@ pub struct ReferenceCycle {
     pub allocation: Option<(i16, StackId, ContextId)>,
 }
 
-/// All cycles of a process, in the order of their time. Streams its recording if there are any.
-pub fn reference_cycles(process: &Process) -> Vec<ReferenceCycle> {
-    let mut all = Vec::new();
-    let cycles = process.definitions().cycles.iter();
-    locate(
-        process.recording(),
-        process.trace_index(),
-        cycles,
-        |cycle: &Cycle| (cycle.seq, cycle.address),
-        |cycle, found| {
-            let allocation = found.map(|(device, block)| (device, block.stack, block.context));
-            all.push(ReferenceCycle { file: cycle.file.clone(), text: cycle.text.clone(), allocation });
-        },
-    );
-    all
+impl ReferenceCycle {
+    /// `found`: the device and the block at the address.
+    pub(super) fn of(cycle: &Cycle, found: Option<(i16, Block)>) -> ReferenceCycle {
+        let allocation = found.map(|(device, block)| (device, block.stack, block.context));
+        ReferenceCycle { file: cycle.file.clone(), text: cycle.text.clone(), allocation }
+    }
 }

@@ -3,8 +3,7 @@
 use memtrace_trace::file::Holder;
 use memtrace_trace::ids::{ContextId, StackId};
 
-use super::locate::locate;
-use memtrace_input::Process;
+use super::allocator::Block;
 
 /// A block that a Python path holds from a scan on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -36,25 +35,17 @@ pub struct HolderChange {
     pub block: Option<HeldBlock>,
 }
 
-/// All changes of a process, in the order of their time. Streams its recording if there are any.
-pub fn holder_changes(process: &Process) -> Vec<HolderChange> {
-    let mut all = Vec::new();
-    locate(
-        process.recording(),
-        process.trace_index(),
-        process.definitions().holders.iter(),
-        |holder: &Holder| (holder.seq, holder.address),
-        |holder, found| {
-            let block = found.map(|(device, block)| HeldBlock {
-                device,
-                stack: block.stack,
-                context: block.context,
-                seq: block.seq,
-                size: block.size,
-            });
-            let (path, shape) = (holder.path.clone(), holder.shape.clone());
-            all.push(HolderChange { scan: holder.seq, address: holder.address, path, shape, block });
-        },
-    );
-    all
+impl HolderChange {
+    /// `found`: the device and the block at the address.
+    pub(super) fn of(holder: &Holder, found: Option<(i16, Block)>) -> HolderChange {
+        let block = found.map(|(device, block)| HeldBlock {
+            device,
+            stack: block.stack,
+            context: block.context,
+            seq: block.seq,
+            size: block.size,
+        });
+        let (path, shape) = (holder.path.clone(), holder.shape.clone());
+        HolderChange { scan: holder.seq, address: holder.address, path, shape, block }
+    }
 }

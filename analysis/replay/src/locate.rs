@@ -1,50 +1,70 @@
 //! Finds the block at an address at one point in time. Some trace records name memory only by its address, and are not
 //! events.
 
-use memtrace_trace::event::Event;
+use std::collections::VecDeque;
 
 use super::allocator::Block;
 use super::replay::{DeviceReplay, Replay};
-use memtrace_input::Recording;
-use memtrace_input::TraceIndex;
 
-/// Replays a recording up to the last of these points in time, and calls `found` for each, in order of time. `at` gives
-/// the point in time as a number of events, and the address. `found` receives the device and the block in use that
-/// contained the address, or `None`.
-pub(super) fn locate<'a, T: 'a>(
-    recording: &dyn Recording,
-    trace_index: &TraceIndex,
-    targets: impl Iterator<Item = &'a T>,
-    at: impl Fn(&T) -> (u64, u64),
-    mut found: impl FnMut(&'a T, Option<(i16, Block)>),
-) {
-    let mut waiting: Vec<&T> = targets.collect();
-    if waiting.is_empty() {
-        return;
+/// Finds blocks while a recording is replayed.
+#[derive(Clone, Debug)]
+pub(super) struct Locator<'a, T> {
+    /// In order of time.
+    targets: VecDeque<&'a T>,
+    /// The point in time of a target as a number of events, and its address.
+    at: fn(&T) -> (u64, u64),
+    /// The point in time of the next target. `u64::MAX` if there is none.
+    next: u64,
+    /// The number of blocks that indexes may still have.
+    allowance: u64,
+}
+
+impl<'a, T> Locator<'a, T> {
+    pub(super) fn new(targets: impl Iterator<Item = &'a T>, at: fn(&T) -> (u64, u64)) -> Locator<'a, T> {
+        let mut targets: Vec<&T> = targets.collect();
+        targets.sort_by_key(|target| at(target).0);
+        // In a real recording, few names lie inside of blocks, and they are read together.
+        let allowance = INDEXED_BLOCKS + INDEXED_BLOCKS_PER_TARGET * targets.len() as u64;
+        let mut locator = Locator { targets: targets.into(), at, next: 0, allowance };
+        locator.update_next();
+        locator
     }
-    waiting.sort_by_key(|target| at(target).0);
-    // In a real recording, few names lie inside of blocks, and they are read together.
-    let mut allowance = INDEXED_BLOCKS + INDEXED_BLOCKS_PER_TARGET * waiting.len() as u64;
-    let mut waiting = waiting.into_iter().peekable();
-    let mut replay = Replay::new(trace_index, None);
-    recording.stream(&mut |events: &[Event]| {
-        let mut rest = events;
-        while let Some(until) = waiting.peek().map(|target| at(target).0) {
-            let before = rest.partition_point(|e| e.seq <= until);
-            let (now, later) = rest.split_at(before);
-            now.iter().for_each(|e| replay.apply(e, |_, _, _, _| {}));
-            rest = later;
-            if rest.is_empty() {
-                break;
-            }
-            let mut block_index = BlockIndex::default();
-            while let Some(target) = waiting.next_if(|target| at(target).0 == until) {
-                found(target, block_index.find(&replay, at(target).1, &mut allowance));
-            }
+
+    /// Whether all targets were found or not found.
+    pub(super) fn is_done(&self) -> bool {
+        self.targets.is_empty()
+    }
+
+    /// Calls `found` for each target before the event `seq`, in order of time. `replay`: the state before that event.
+    /// `found` receives the device and the block in use that contains the address, or `None`.
+    #[inline]
+    pub(super) fn before(&mut self, seq: u64, replay: &Replay, found: impl FnMut(&'a T, Option<(i16, Block)>)) {
+        if self.next < seq {
+            self.find(replay, |at| at < seq, found);
         }
-    });
-    let mut block_index = BlockIndex::default();
-    waiting.for_each(|target| found(target, block_index.find(&replay, at(target).1, &mut allowance)));
+    }
+
+    /// Calls `found` for the other targets. `replay`: the state after the last event.
+    pub(super) fn finish(&mut self, replay: &Replay, found: impl FnMut(&'a T, Option<(i16, Block)>)) {
+        self.find(replay, |_| true, found);
+    }
+
+    fn find(
+        &mut self,
+        replay: &Replay,
+        is_now: impl Fn(u64) -> bool,
+        mut found: impl FnMut(&'a T, Option<(i16, Block)>),
+    ) {
+        let mut block_index = BlockIndex::default();
+        while let Some(target) = self.targets.pop_front_if(|target| is_now((self.at)(target).0)) {
+            found(target, block_index.find(replay, (self.at)(target).1, &mut self.allowance));
+        }
+        self.update_next();
+    }
+
+    fn update_next(&mut self) {
+        self.next = self.targets.front().map_or(u64::MAX, |target| (self.at)(target).0);
+    }
 }
 
 /// The number of blocks in all indexes of one recording: at least, and for each target. Every point in time with a target

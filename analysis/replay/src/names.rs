@@ -1,7 +1,8 @@
 //! Names of tensors and modules. Names of memory become names of allocations; calls of modules become paths.
 //!
 //! A name carries the address at which it was read, and the number of events so far. It belongs to the block that was
-//! there then. So the recording is replayed up to the last name, if there are any. Memory use grows with the names.
+//! there then. [`NameMatcher`] finds it while the recording is replayed up to the last name. Memory use grows with the
+//! names.
 
 use std::collections::HashMap;
 
@@ -9,7 +10,9 @@ use memtrace_trace::definition::TensorKind;
 use memtrace_trace::file::{Definitions, NnCall, NnName, TensorName};
 use memtrace_trace::ids::{ContextId, StackId};
 
-use super::locate::locate;
+use super::allocator::Block;
+use super::locate::Locator;
+use super::replay::Replay;
 use memtrace_input::AddressMap;
 use memtrace_input::{Process, Recording, TraceIndex};
 
@@ -77,18 +80,13 @@ pub struct Names {
 impl Names {
     /// The names of a recording. Streams it if it has names of tensors.
     pub fn of(recording: &dyn Recording) -> Names {
-        let mut names = Names::of_modules(recording.definitions());
-        if !recording.definitions().tensor_names.is_empty() {
-            names.match_allocations(recording, &TraceIndex::of(recording));
-        }
-        names
+        let matcher = NameMatcher::new(recording.definitions());
+        if matcher.is_done() { matcher.names } else { matcher.match_all(recording, &TraceIndex::of(recording)) }
     }
 
     /// [`Self::of`] the recording of a process, whose index is known.
     pub fn of_process(process: &Process) -> Names {
-        let mut names = Names::of_modules(process.definitions());
-        names.match_allocations(process.recording(), process.trace_index());
-        names
+        NameMatcher::new(process.definitions()).match_all(process.recording(), process.trace_index())
     }
 
     /// The names of the memory that the event with this `seq` allocated; `None` if it has none.
@@ -184,28 +182,71 @@ impl Names {
         names
     }
 
-    fn match_allocations(&mut self, recording: &dyn Recording, trace_index: &TraceIndex) {
-        let names = recording.definitions().tensor_names.iter();
-        locate(
-            recording,
-            trace_index,
-            names,
-            |name: &TensorName| (name.seq, name.address),
-            |name, found| match found {
-                Some((_, block)) => {
-                    let named = self.by_site.entry((block.stack, block.context)).or_default();
-                    if named.last() != Some(&block.seq) {
-                        named.push(block.seq);
+    /// Adds a name to the block that was found at its address.
+    fn add(&mut self, name: &TensorName, found: Option<(i16, Block)>) {
+        let Some((_, block)) = found else {
+            self.unmatched += 1;
+            return;
+        };
+        let named = self.by_site.entry((block.stack, block.context)).or_default();
+        if named.last() != Some(&block.seq) {
+            named.push(block.seq);
+        }
+        self.by_allocation
+            .entry(block.seq)
+            .and_modify(|named| named.add(name))
+            .or_insert_with(|| AllocationNames::of(name));
+    }
+}
+
+/// Matches the names of a recording with its blocks while it is replayed.
+#[derive(Clone, Debug)]
+pub struct NameMatcher<'a> {
+    names: Names,
+    locator: Locator<'a, TensorName>,
+}
+
+impl<'a> NameMatcher<'a> {
+    /// For a recording with these definitions.
+    pub fn new(definitions: &'a Definitions) -> NameMatcher<'a> {
+        let locator = Locator::new(definitions.tensor_names.iter(), |name| (name.seq, name.address));
+        NameMatcher { names: Names::of_modules(definitions), locator }
+    }
+
+    /// Whether all names are matched, so that no further event is needed.
+    pub fn is_done(&self) -> bool {
+        self.locator.is_done()
+    }
+
+    /// Takes the state before the event `seq`.
+    #[inline]
+    pub fn before(&mut self, seq: u64, replay: &Replay) {
+        let names = &mut self.names;
+        self.locator.before(seq, replay, |name, found| names.add(name, found));
+    }
+
+    /// Takes the state after the last event.
+    pub fn finish(mut self, replay: &Replay) -> Names {
+        self.locator.finish(replay, |name, found| self.names.add(name, found));
+        self.names.by_allocation.values_mut().for_each(AllocationNames::sort);
+        self.names
+    }
+
+    /// Streams a recording if it has names of tensors.
+    fn match_all(mut self, recording: &dyn Recording, trace_index: &TraceIndex) -> Names {
+        let mut replay = Replay::new(trace_index, None);
+        if !self.is_done() {
+            recording.stream(&mut |events| {
+                for e in events {
+                    self.before(e.seq, &replay);
+                    if self.is_done() {
+                        break;
                     }
-                    self.by_allocation
-                        .entry(block.seq)
-                        .and_modify(|named| named.add(name))
-                        .or_insert_with(|| AllocationNames::of(name));
+                    replay.apply(e, |_, _, _, _| {});
                 }
-                None => self.unmatched += 1,
-            },
-        );
-        self.by_allocation.values_mut().for_each(AllocationNames::sort);
+            });
+        }
+        self.finish(&replay)
     }
 }
 
