@@ -66,6 +66,10 @@ pub struct TraceIndex {
     pub events_by_source: BTreeMap<(i16, EventSource), u64>,
     /// The number of all events.
     pub total_events: u64,
+    /// The number of out-of-memory errors of PyTorch's allocator.
+    pub out_of_memory_errors: u64,
+    /// Whether the process opened memory of another process (CUDA IPC).
+    pub has_imports: bool,
     /// The time of the earliest and the latest event, in clock ticks. `None` without events.
     pub tick_range: Option<(u64, u64)>,
     /// What could not be decoded.
@@ -83,6 +87,12 @@ impl TraceIndex {
             ..TraceIndex::default()
         };
         for (kind, count) in event_counts.kinds() {
+            if kind.source == Source::Torch && kind.action == Action::Oom {
+                index.out_of_memory_errors += count;
+            }
+            index.has_imports |= kind.action == Action::Alloc
+                && kind.result == 0
+                && kind.api.memory_kind() == Some(MemoryKind::Imported);
             let Some((device, source)) = EventSource::of(kind) else { continue };
             *index.events_by_source.entry((device, source)).or_default() += count;
             let best = index.sources.entry(device).or_insert(source);

@@ -39,8 +39,8 @@ pub struct IssueInputs<'a> {
     pub ns_per_tick: f64,
     /// The tensor names.
     pub names: &'a Names,
-    /// Computes the reference cycles that `memtrace --cycles` recorded. Called only if an issue needs them.
-    pub cycles: &'a dyn Fn() -> Vec<ReferenceCycle>,
+    /// The reference cycles that `memtrace --cycles` recorded.
+    pub cycles: &'a [ReferenceCycle],
 }
 
 /// A device whose issues are to be found: the results of other passes for it.

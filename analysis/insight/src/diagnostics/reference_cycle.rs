@@ -106,21 +106,20 @@ impl ReferenceCycles {
             let position = collected.iter().position(|(of, _)| *of == (stack, context))?;
             (ordinal == device.ordinal).then_some(position)
         };
-        let mut cycles: Vec<_> =
-            (device.inputs.cycles)().into_iter().filter_map(|held| Some((rank(&held)?, held))).collect();
+        let mut cycles: Vec<_> = device.inputs.cycles.iter().filter_map(|held| Some((rank(held)?, held))).collect();
         cycles.sort_by_key(|(rank, _)| *rank);
         let mut files: Vec<String> = Vec::new();
-        let mut shown_texts: Vec<Box<str>> = Vec::new();
+        let mut shown_texts: Vec<&str> = Vec::new();
         for (_, ReferenceCycle { file, text, .. }) in cycles {
-            if !shown_texts.contains(&text) {
+            if !shown_texts.contains(&&**text) {
                 if shown_texts.len() < MAX_LINES {
                     let shown = if file.is_empty() { String::new() } else { format!("{file}: ") };
                     evidence.push(format!("objects of the cycle: {shown}{text}"));
                 }
                 shown_texts.push(text);
             }
-            if !file.is_empty() && !files.iter().any(|known| **known == *file) {
-                files.push(file.into());
+            if !file.is_empty() && !files.iter().any(|known| **known == **file) {
+                files.push(file.to_string());
             }
         }
         let fix = "break the cycle (weakref, del, no frame or exception in a local variable)";

@@ -99,7 +99,7 @@ impl<D: Diagnostic> TestProgram<D> {
             table: &StackTable::new(&definitions),
             ns_per_tick: 1.0,
             names: &Names::default(),
-            cycles: &Vec::new,
+            cycles: &[],
         };
         let mut peak = Composition::default();
         peak.restart(&self.e, self.now, self.phase, self.peak);

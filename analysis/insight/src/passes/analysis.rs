@@ -1,6 +1,9 @@
-//! Analyzes one process in a single streaming pass: replay, phases, and every conclusion that depends on them.
+//! The main pass over the recording of one process: replay, phases, and every conclusion that depends on them. It streams
+//! the recording once.
 
 use std::collections::BTreeMap;
+use std::iter::Peekable;
+use std::slice;
 
 use memtrace_trace::definition::TensorKind;
 use memtrace_trace::event::{Action, Event, Source};
@@ -12,16 +15,19 @@ use super::custom::CustomCategorizer;
 use super::device_blocks::{DeviceBlocks, Tracked};
 use super::device_memory::{DeviceMemories, DeviceMemory};
 use super::driver::{BlockObserver, DeviceDriver};
+use super::first_pass::FirstPass;
 use super::list::{DeviceAnalysis, Passes};
-use super::open_ranges::{OpenRanges, RangeBoundary};
-use super::pass::{Pass, PassedPoints, RecordingStart};
-use super::phase::PhaseTracker;
+use super::oom_report::{OomQuery, SettingsReplay};
+use super::open_ranges::OpenRanges;
+use super::pass::{Pass, PassedRange, RecordingStart, StayedMemory};
 use super::refused::{RefusedRequest, RefusedRequests};
-use super::released::{self, Passed, ReleasePoint, ReleasePoints};
+use super::released::Release;
 use crate::diagnostics::{DeviceFacts, Issue, IssueInputs};
 use crate::rules::CustomRules;
 use memtrace_input::{LostEvents, Recording, TraceIndex};
-use memtrace_replay::{Change, DeviceReplay, MemoryLocation, Names, Owner, OwnerUsage, Replay, UnmappedBytes};
+use memtrace_replay::{
+    Change, DeviceReplay, HoldingObjects, MemoryLocation, ObjectMatcher, Owner, OwnerUsage, Replay, UnmappedBytes,
+};
 
 /// The results that an analysis adds on request.
 #[derive(Clone, Copy, Debug, Default)]
@@ -30,8 +36,8 @@ pub struct AnalysisOptions<'a> {
     pub step_peaks: &'a [u32],
     /// Records what happened while a range of this name was open.
     pub range: Option<&'a str>,
-    /// Records what stayed after each of these points.
-    pub released_after: &'a [ReleasePoint],
+    /// Explains these points in time.
+    pub queries: &'a [OomQuery],
     /// Divides the blocks into the custom categories of these rules.
     pub custom_rules: Option<&'a CustomRules>,
 }
@@ -57,6 +63,8 @@ pub struct Analysis {
     pub refused: Vec<RefusedRequest>,
     /// The number of such requests that `refused` lacks.
     pub refused_left_out: u64,
+    /// The Python objects that hold memory.
+    pub objects: HoldingObjects,
     /// CUDA calls that failed.
     pub failed_calls: u64,
     /// CUDA frees of memory whose allocation was not recorded.
@@ -66,33 +74,34 @@ pub struct Analysis {
 }
 
 impl Analysis {
-    /// Streams a recording once. `progress` receives the number of events read so far.
+    /// Analyzes a recording, after its first pass. `progress` receives the number of events that the main pass has read
+    /// so far.
     pub fn of(recording: &dyn Recording, trace_index: &TraceIndex, progress: &mut dyn FnMut(u64)) -> Analysis {
-        Analysis::with_observer(recording, trace_index, &Names::of(recording), &mut (), progress)
+        Analysis::with_observer(recording, trace_index, &FirstPass::of(recording, trace_index), &mut (), progress)
     }
 
-    /// [`Self::of`], with `names` that the caller has already read. `observer` observes every block, `progress` the
-    /// number of events read so far.
+    /// [`Self::of`], with the results of the first pass. Streams the recording once. `observer` observes every block,
+    /// `progress` the number of events read so far.
     pub fn with_observer(
         recording: &dyn Recording,
         trace_index: &TraceIndex,
-        names: &Names,
+        first_pass: &FirstPass,
         observer: &mut dyn BlockObserver,
         progress: &mut dyn FnMut(u64),
     ) -> Analysis {
-        Analysis::with_options(recording, trace_index, names, &AnalysisOptions::default(), observer, progress)
+        Analysis::with_options(recording, trace_index, first_pass, &AnalysisOptions::default(), observer, progress)
     }
 
     /// [`Self::with_observer`], with what the options add.
     pub fn with_options(
         recording: &dyn Recording,
         trace_index: &TraceIndex,
-        names: &Names,
+        first_pass: &FirstPass,
         options: &AnalysisOptions<'_>,
         observer: &mut dyn BlockObserver,
         progress: &mut dyn FnMut(u64),
     ) -> Analysis {
-        let mut stream = Stream::new(recording, trace_index, names, options);
+        let mut stream = Stream::new(recording, trace_index, first_pass, options);
         let mut done = 0;
         let lost = recording.stream(&mut |events| {
             for e in events {
@@ -103,15 +112,7 @@ impl Analysis {
         });
         let mut analysis = stream.finish(trace_index, observer);
         analysis.lost = lost;
-        analysis.divide_released(recording, trace_index);
         analysis
-    }
-
-    /// Divides what stayed at points that the program came to.
-    fn divide_released(&mut self, recording: &dyn Recording, trace_index: &TraceIndex) {
-        let devices = self.devices.iter_mut().enumerate();
-        let all = devices.flat_map(|(slot, device)| device.states.released.iter_mut().map(move |one| (slot, one)));
-        released::divide(recording, trace_index, all.filter(|(_, one)| one.times > 0).collect());
     }
 }
 
@@ -123,7 +124,10 @@ struct Stream<'a> {
     devices: Vec<DeviceDriver>,
     /// The open ranges of the requested name.
     ranges: Option<OpenRanges<'a>>,
-    releases: ReleasePoints<'a>,
+    /// The releases that are still to come, in the order of time.
+    releases: Peekable<slice::Iter<'a, Release>>,
+    objects: ObjectMatcher<'a>,
+    settings: SettingsReplay,
     cuda_graphs: CudaGraphs,
     memories: DeviceMemories,
     refused: RefusedRequests,
@@ -134,13 +138,14 @@ impl<'a> Stream<'a> {
     fn new(
         recording: &'a dyn Recording,
         trace_index: &TraceIndex,
-        names: &'a Names,
+        first_pass: &'a FirstPass,
         options: &AnalysisOptions<'a>,
     ) -> Stream<'a> {
         let definitions = recording.definitions();
+        let names = &first_pass.names;
         let has_names = definitions.tensor_names.iter().any(|name| name.kind == TensorKind::Parameter);
         let tracked = Tracked {
-            tracker: PhaseTracker::of(recording),
+            tracker: first_pass.tracker(recording),
             names: has_names.then_some(names),
             custom: options.custom_rules.map(|rules| CustomCategorizer::new(rules, definitions, names)),
             compile_contexts: recording.compile_contexts(),
@@ -152,7 +157,8 @@ impl<'a> Stream<'a> {
             is_inference: tracked.tracker.is_inference(),
             dropped_steps: tracked.tracker.dropped_steps(),
             step_peaks: options.step_peaks,
-            release_points: options.released_after.len(),
+            release_points: first_pass.release_points,
+            queries: options.queries,
         });
         let replay = Replay::new(trace_index, None);
         let driver = |of: &DeviceReplay| DeviceDriver::new(of.device, of.source, blocks.clone(), passes.clone());
@@ -161,7 +167,9 @@ impl<'a> Stream<'a> {
             replay,
             tracked,
             ranges: options.range.map(|name| OpenRanges::new(name, definitions)),
-            releases: ReleasePoints::new(options.released_after, definitions),
+            releases: first_pass.releases.iter().peekable(),
+            objects: ObjectMatcher::new(definitions),
+            settings: SettingsReplay::new(options.queries),
             cuda_graphs: CudaGraphs::default(),
             memories: DeviceMemories::default(),
             refused: RefusedRequests::default(),
@@ -171,6 +179,9 @@ impl<'a> Stream<'a> {
 
     #[inline]
     fn observe(&mut self, e: &Event, observer: &mut dyn BlockObserver) {
+        self.objects.before(e.seq, &self.replay);
+        self.release(|release| release.e.seq < e.seq);
+        self.settings.observe(e);
         self.last_seq = e.seq;
         if e.source == Source::Label {
             self.range(e);
@@ -185,18 +196,27 @@ impl<'a> Stream<'a> {
         self.tracked.tracker.observe_label(e);
         self.cuda_graphs.observe_range(e);
         self.devices.iter_mut().for_each(|device| device.range(e));
-        let range = self.ranges.as_mut().and_then(|ranges| ranges.observe(e));
-        let release = self.releases.observe_range(e);
-        self.points_passed(range, release, e);
+        let Some(boundary) = self.ranges.as_mut().and_then(|ranges| ranges.observe(e)) else { return };
+        let now = *self.tracked.tracker.now();
+        for (driver, device) in self.devices.iter_mut().zip(self.replay.devices()) {
+            driver.range_passed(&PassedRange { e, now, boundary, usage: device.allocator.usage() });
+        }
+    }
+
+    /// The program has come to the points of these releases.
+    #[inline]
+    fn release(&mut self, is_now: impl Fn(&Release) -> bool) {
+        while let Some(release) = self.releases.next_if(|release| is_now(release)) {
+            let Stream { replay, tracked, devices, memories, .. } = self;
+            let now = *tracked.tracker.now();
+            if let Some((driver, device)) = devices.get_mut(release.slot).zip(replay.devices().get(release.slot)) {
+                driver.memory_stayed(&StayedMemory { release, now, replay, device, memories });
+            }
+        }
     }
 
     #[inline]
     fn event(&mut self, e: &Event, observer: &mut dyn BlockObserver) {
-        let release = self.releases.observe(e);
-        if release != Passed::default() {
-            // The state before this event counts.
-            self.points_passed(None, release, &Event { seq: e.seq.saturating_sub(1), ..*e });
-        }
         let Stream { replay, tracked, devices, memories, .. } = self;
         if let Some(pool) = self.cuda_graphs.observe(e)
             && let Some(device) = devices.iter_mut().find(|device| device.device() == e.device)
@@ -214,26 +234,15 @@ impl<'a> Stream<'a> {
         self.refused.observe(replay, tracked.tracker.now().step, e);
     }
 
-    /// `e`: the last event that counts.
-    fn points_passed(&mut self, range: Option<RangeBoundary>, release: Passed, e: &Event) {
-        if range.is_none() && release == Passed::default() {
-            return;
-        }
-        let Stream { replay, tracked, devices, memories, .. } = self;
-        let now = *tracked.tracker.now();
-        for (driver, device) in devices.iter_mut().zip(replay.devices()) {
-            driver.points_passed(&PassedPoints { e, now, range, release, replay, device, memories });
-        }
-    }
-
     fn finish(mut self, trace_index: &TraceIndex, observer: &mut dyn BlockObserver) -> Analysis {
         let ticks = trace_index.tick_range.map_or(0, |(_, last)| last);
         let last = &Event { seq: self.last_seq, ticks, action: Action::Snapshot, ..Event::EMPTY };
-        let calls_at_end = self.releases.finish();
-        self.points_passed(None, calls_at_end, last);
+        self.release(|_| true);
         let Stream { replay, tracked, devices, .. } = self;
         let drivers = devices.into_iter().zip(replay.devices());
-        let devices = drivers.map(|(driver, of)| driver.finish(&of.allocator, &tracked, last, observer)).collect();
+        let devices = drivers.map(|(driver, of)| driver.finish(&of.allocator, &tracked, last, observer));
+        let mut devices: Vec<DeviceAnalysis> = devices.collect();
+        self.settings.finish(devices.iter_mut().flat_map(|device| &mut device.oom_reports));
         let physical = replay.physical();
         let (refused, refused_left_out) = self.refused.finish();
         let total = |(location, _): &(MemoryLocation, Owner)| (*location, physical.total(*location));
@@ -244,6 +253,7 @@ impl<'a> Stream<'a> {
             locations: physical.usage_by_owner().keys().map(total).collect(),
             cache_growth: tracked.tracker.cache_growth().clone(),
             cuda_graphs: self.cuda_graphs,
+            objects: self.objects.finish(&replay),
             unmapped_segments: physical.unmapped_segments().clone(),
             refused,
             refused_left_out,

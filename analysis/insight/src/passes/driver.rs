@@ -7,8 +7,8 @@ use super::category::{BlockAllocation, BlockClassification, LifetimeEnd};
 use super::device_blocks::{BlocksInUse, DeviceBlocks, Tracked};
 use super::list::{DeviceAnalysis, Passes};
 use super::pass::{
-    BlockAllocated, BlockFreed, DeviceChange, FreeCompleted, LifetimeEnded, OutOfMemory, Pass, PassedPoints,
-    RecordingEnd, SegmentRequested,
+    BlockAllocated, BlockFreed, DeviceChange, FreeCompleted, LifetimeEnded, OutOfMemory, Pass, PassedRange,
+    RecordingEnd, SegmentRequested, StayedMemory,
 };
 use super::phase::{EventClassification, ProgramPosition};
 use memtrace_input::EventSource;
@@ -76,10 +76,16 @@ impl DeviceDriver {
         self.passes.range(e);
     }
 
-    /// The program passed points that the analysis was asked about.
+    /// The first range of the requested name opens, or the last one ends.
     #[cold]
-    pub(super) fn points_passed(&mut self, points: &PassedPoints<'_>) {
-        self.passes.points_passed(points);
+    pub(super) fn range_passed(&mut self, range: &PassedRange<'_>) {
+        self.passes.range_passed(range);
+    }
+
+    /// The program came to a point after which memory should be released, for the time that counts.
+    #[cold]
+    pub(super) fn memory_stayed(&mut self, stayed: &StayedMemory<'_>) {
+        self.passes.memory_stayed(stayed);
     }
 
     /// An event changed the device's allocator, which is at `slot` in the replay.
@@ -93,7 +99,13 @@ impl DeviceDriver {
         change: Change,
     ) {
         let allocator = &replay.devices()[slot].allocator;
-        self.passes.changed(&DeviceChange { source: self.source, allocator, e, change: &change });
+        self.passes.changed(&DeviceChange {
+            source: self.source,
+            allocator,
+            stacks: tracked.tracker.stacks(),
+            e,
+            change: &change,
+        });
         match change {
             Change::Alloc(id) => {
                 let classification = tracked.tracker.observe(e);
@@ -212,6 +224,7 @@ impl DeviceDriver {
             now,
             device: self.device,
             allocator,
+            stacks: tracked.tracker.stacks(),
             physical: replay.physical(),
             in_use: is_examined.then_some(BlocksInUse { allocator, blocks: &self.blocks, tracked }),
         });

@@ -5,6 +5,7 @@ use super::growth::{Growth, GrowthCollector};
 use super::labels::{LabelCollector, LabelTable};
 use super::memory_states::{MemoryStates, StateCollector};
 use super::oom::{OomCollector, OomLog};
+use super::oom_report::{OomReport, OomReportCollector};
 use super::pass::pass_group;
 use super::phase_table::{PhaseTable, PhaseTableBuilder};
 use super::rule_uses::RuleUses;
@@ -58,6 +59,8 @@ passes! {
     step_inputs: StepInputs => StepInputs,
     /// The out-of-memory errors.
     ooms: OomCollector => OomLog,
+    /// The explanations of the requested points in time.
+    oom_reports: OomReportCollector => Vec<OomReport>,
     /// Which rules decided.
     rules: RuleUses => RuleUses,
     /// The diagnostics.

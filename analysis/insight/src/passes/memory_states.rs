@@ -1,13 +1,12 @@
 //! The blocks of a device at chosen points in time: its peak, its end, and what the analysis was asked about.
 
-use memtrace_trace::event::Event;
 
 use super::category::BlockAllocation;
 use super::composition::Composition;
 use super::modules::ModulePaths;
 use super::open_ranges::RangeBoundary;
-use super::pass::{BlockAllocated, LifetimeEnded, Pass, PassedPoints, RecordingEnd, RecordingStart};
-use super::released::{ReleasedMemory, device_bytes};
+use super::pass::{BlockAllocated, LifetimeEnded, Pass, PassedRange, RecordingEnd, RecordingStart, StayedMemory};
+use super::released::ReleasedMemory;
 use memtrace_replay::Usage;
 
 /// The states of a device at chosen points in time.
@@ -44,10 +43,6 @@ pub(crate) struct StateCollector {
     states: MemoryStates,
     /// Whether a range of the requested name is open.
     in_range: bool,
-    /// By point: the bytes of this process on the device when its range or call began.
-    release_starts: Vec<u64>,
-    /// The blocks that stayed where the call of a point may have ended.
-    may_have_stayed: Vec<(usize, ReleasedMemory)>,
 }
 
 impl From<StateCollector> for MemoryStates {
@@ -64,19 +59,21 @@ impl Pass for StateCollector {
                 released: vec![ReleasedMemory::default(); start.release_points],
                 ..MemoryStates::default()
             },
-            release_starts: vec![0; start.release_points],
             ..StateCollector::default()
         }
     }
 
-    fn points_passed(&mut self, points: &PassedPoints<'_>) {
-        let usage = points.device.allocator.usage();
-        match points.range {
-            Some(RangeBoundary::Start) => self.range_started(points, usage),
-            Some(RangeBoundary::End) => self.range_ended(usage),
-            None => {}
+    fn range_passed(&mut self, range: &PassedRange<'_>) {
+        match range.boundary {
+            RangeBoundary::Start => self.range_started(range),
+            RangeBoundary::End => self.range_ended(range.usage),
         }
-        self.released(points);
+    }
+
+    fn memory_stayed(&mut self, stayed: &StayedMemory<'_>) {
+        if let Some(released) = self.states.released.get_mut(stayed.release.point) {
+            *released = ReleasedMemory::of(stayed);
+        }
     }
 
     #[inline]
@@ -123,21 +120,21 @@ impl StateCollector {
     #[inline]
     fn compositions_with(&mut self, block: &BlockAllocation) -> impl Iterator<Item = &mut Composition> {
         let MemoryStates { peak, step_peaks, range, released, .. } = &mut self.states;
-        let maybe = self.may_have_stayed.iter_mut().map(|(_, released)| released);
-        let released = released.iter_mut().chain(maybe).map(|released| &mut released.kept);
+        let released = released.iter_mut().map(|released| &mut released.kept);
         let step_peaks = step_peaks.iter_mut().map(|(_, peak)| peak);
         let others = step_peaks.chain(range.as_mut().map(|range| &mut range.peak)).chain(released);
         let seq = block.seq;
         std::iter::once(peak).chain(others).filter(move |composition| composition.includes(seq))
     }
 
-    fn range_started(&mut self, points: &PassedPoints<'_>, usage: &Usage) {
+    fn range_started(&mut self, started: &PassedRange<'_>) {
         self.in_range = true;
+        let PassedRange { e, now, usage, .. } = *started;
         let first = self.states.range.is_none();
         let new = || RangeMemory { start: usage.allocated, ..RangeMemory::default() };
         let range = self.states.range.get_or_insert_with(new);
         if first || usage.allocated > range.peak.usage.allocated {
-            range.peak.restart(points.e, points.now, points.now.phase, *usage);
+            range.peak.restart(e, now, now.phase, *usage);
         }
     }
 
@@ -145,32 +142,6 @@ impl StateCollector {
         self.in_range = false;
         if let Some(range) = &mut self.states.range {
             range.end = usage.allocated;
-        }
-    }
-
-    /// The program begins a range or a call after which memory should be released, or has ended it.
-    fn released(&mut self, points: &PassedPoints<'_>) {
-        let PassedPoints { e, now, replay, device, memories, .. } = *points;
-        let e = &Event { device: device.device, ..*e };
-        let is_in = |bits: u32, at: usize| bits >> at & 1 != 0;
-        let passed = points.release;
-        let maybe = &mut self.may_have_stayed;
-        maybe.retain(|(at, _)| !is_in(passed.goes_on, *at));
-        for (at, (released, start)) in self.states.released.iter_mut().zip(&mut self.release_starts).enumerate() {
-            if is_in(passed.begun, at) {
-                *start = device_bytes(replay, device);
-            }
-            if is_in(passed.may_have_ended, at) {
-                let mut stayed = ReleasedMemory::default();
-                stayed.reached(replay, device, (e, now), *start, || memories.state_at(replay, e));
-                maybe.push((at, stayed));
-            }
-            if is_in(passed.ended, at) {
-                match maybe.iter().position(|(one, _)| *one == at) {
-                    Some(place) => released.reached_as(maybe.swap_remove(place).1),
-                    None => released.reached(replay, device, (e, now), *start, || memories.state_at(replay, e)),
-                }
-            }
         }
     }
 }

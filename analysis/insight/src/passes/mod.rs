@@ -1,7 +1,8 @@
 //! Conclusions: one file per result.
 //!
 //! A pass implements the trait `Pass` (`pass`) and is an entry of `list`. [`Analysis`] streams a recording once, and
-//! drives all passes of each device (`driver`).
+//! drives all passes of each device (`driver`). What must be known before is in [`FirstPass`], which streams the recording
+//! at most once. So a recording is streamed at most twice.
 
 mod analysis;
 mod call_tree;
@@ -15,6 +16,7 @@ mod device_blocks;
 mod device_memory;
 mod device_uses;
 mod driver;
+mod first_pass;
 mod forward_only;
 pub(crate) mod growth;
 pub(crate) mod labels;
@@ -39,6 +41,7 @@ mod phase_rule_uses;
 pub(crate) mod phase_table;
 mod refused;
 mod released;
+mod replayed_memory;
 mod reserved;
 pub(crate) mod rest_of_step;
 mod rule_uses;
@@ -61,6 +64,7 @@ pub use custom::{CustomCategorizer, DecidingRule};
 pub use device_memory::{DeviceMemory, DeviceMemoryState};
 pub use device_uses::{DeviceUse, DeviceUses};
 pub use driver::BlockObserver;
+pub use first_pass::{FirstPass, FirstPassOptions, ReplayObserver};
 pub use growth::{Growth, GrowthSource, KeptMemory, RunPart};
 pub use labels::{LabelRow, LabelTable, LabelTotals};
 pub use lifetimes::{BEFORE_STEPS, BlockLifetime, BlockLifetimes, LifetimeCollector, LifetimeStart, NEVER, StepWindow};
@@ -71,7 +75,7 @@ pub use missing_modules::{MissingModules, MissingSiblings};
 pub use model_calls::ModelCalls;
 pub use module_groups::{ModuleLine, RepeatedModule, RepeatedModules};
 pub use modules::{BlockModule, BlockModules, ModuleMemory, ModulePaths, ModuleSource, ModuleTree, module_path_of};
-pub use oom::{Oom, OomLog};
+pub use oom::{FailedAllocation, Oom, OomLog};
 pub use oom_report::{OomQuery, OomReport};
 pub use open_ranges::RangeNames;
 pub use optimizer_state::{only_optimizer, parameter_bytes, state_needed};
@@ -80,8 +84,9 @@ pub use phase_rule_uses::{PhaseRuleUse, PhaseRuleUses};
 pub use phase_table::{PhaseRow, PhaseTable, StepRows};
 pub use refused::{CudaCaller, FreeAndTotal, MemoryAtRefusal, RefusedRequest};
 pub use released::{ReleasePoint, ReleasedMemory};
+pub use replayed_memory::{ReplayedDevice, ReplayedMemory};
 pub use reserved::{Reserved, SegmentBlocker};
-pub use rest_of_step::{CallLevel, EarlierIteration, InterruptedStep, RestBlock, RestEvent, RestOfStep, StepStarts};
+pub use rest_of_step::{CallLevel, EarlierIteration, RestBlock, RestEvent, RestOfStep};
 pub use rule_uses::RuleUses;
 pub use stacks::{StackFacts, StackTable};
 pub use statistics::{Figure, Stat, Statistics, Stats};

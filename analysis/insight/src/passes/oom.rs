@@ -1,15 +1,14 @@
 //! Out-of-memory errors: what was requested, and what was allocated at that time.
 
-use memtrace_trace::event::Source;
+use memtrace_trace::event::{Event, Source};
 use memtrace_trace::ids::{ContextId, StackId};
 
 use super::composition::Composition;
-use super::pass::{BlockAllocated, OutOfMemory, Pass, RecordingEnd};
+use super::pass::{OutOfMemory, Pass, RecordingEnd};
 use super::phase::{Phase, ProgramPosition};
 use super::reserved::Reserved;
-use super::rest_of_step::StepStarts;
 use crate::rules::PhaseRuleId;
-use memtrace_replay::Owner;
+use memtrace_replay::{Owner, Usage};
 
 /// The number of errors kept in full, besides the last one. Programs that try batch sizes can have hundreds.
 const DETAILED: usize = 16;
@@ -35,14 +34,41 @@ pub struct Oom {
     pub rule: PhaseRuleId,
     /// The program's position.
     pub position: ProgramPosition,
-    /// Where this step and the step before it began.
-    pub step_starts: StepStarts,
     /// The blocks that were in use.
     pub in_use: Composition,
     /// What the caching allocator had reserved.
     pub reserved: Reserved,
     /// By owner: bytes that this process held outside the caching allocator.
     pub outside_pytorch: Vec<(Owner, u64)>,
+}
+
+/// An allocation that ran out of memory.
+#[derive(Clone, Copy, Debug)]
+pub struct FailedAllocation {
+    /// `seq` of its event.
+    pub seq: u64,
+    /// The requested bytes, rounded as the allocator rounds.
+    pub requested: u64,
+    /// Free bytes of the device as CUDA reported them; `None` if unknown.
+    pub device_free: Option<u64>,
+    /// The totals of the device then.
+    pub usage: Usage,
+}
+
+impl FailedAllocation {
+    pub(super) fn new(e: &Event, usage: Usage) -> FailedAllocation {
+        // The fallback event source does not report free device memory.
+        let device_free = (e.source == Source::Torch).then_some(e.free_bytes());
+        FailedAllocation { seq: e.seq, requested: e.size, device_free, usage }
+    }
+}
+
+impl Oom {
+    /// The allocation that failed.
+    pub fn allocation(&self) -> FailedAllocation {
+        let Oom { seq, requested, device_free, .. } = *self;
+        FailedAllocation { seq, requested, device_free, usage: self.in_use.usage }
+    }
 }
 
 /// All out-of-memory errors of a device.
@@ -80,7 +106,6 @@ impl OomLog {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct OomCollector {
     log: OomLog,
-    step_starts: StepStarts,
 }
 
 impl From<OomCollector> for OomLog {
@@ -90,24 +115,18 @@ impl From<OomCollector> for OomLog {
 }
 
 impl Pass for OomCollector {
-    #[inline]
-    fn allocated(&mut self, allocated: &BlockAllocated<'_>) {
-        self.step_starts.observe(allocated.now.step, allocated.e.seq);
-    }
-
     fn out_of_memory(&mut self, error: &OutOfMemory<'_>) {
         let OutOfMemory { e, classification, now, allocator, .. } = *error;
+        let FailedAllocation { seq, requested, device_free, .. } = FailedAllocation::new(e, *allocator.usage());
         let oom = Oom {
-            seq: e.seq,
+            seq,
             ticks: e.ticks,
-            requested: e.size,
-            // The fallback event source does not report free device memory.
-            device_free: (e.source == Source::Torch).then_some(e.free_bytes()),
+            requested,
+            device_free,
             requested_at: (e.stack, e.context),
             phase: classification.phase,
             rule: classification.rule,
             position: *now,
-            step_starts: self.step_starts,
             in_use: error.in_use.map(|in_use| in_use.composition(e, classification.phase)).unwrap_or_default(),
             reserved: Reserved::of(allocator, MAX_BLOCKERS),
             outside_pytorch: error.physical.owners_outside_allocator(error.device),

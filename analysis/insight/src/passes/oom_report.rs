@@ -1,32 +1,33 @@
-//! A second pass over a recording, for out-of-memory errors and peaks that the first pass left to explain. It divides
-//! the reserved memory at that point in time, finds what the interrupted step would still have requested, and replays
-//! other allocator settings.
+//! Explains out-of-memory errors and peaks: divides the reserved memory at that point in time, finds what the
+//! interrupted step would still have requested, and replays other allocator settings.
+//!
+//! The first pass finds the points in time ([`ReplayedMemory`](super::ReplayedMemory)), and the main pass explains them.
+
+use std::sync::Arc;
 
 use memtrace_trace::event::Event;
 
+use super::pass::{BlockAllocated, DeviceChange, OutOfMemory, Pass, RecordingStart};
 use super::reserved::Reserved;
-use super::rest_of_step::{CallLevel, InterruptedStep, RestOfStep, StepRecorder};
-use super::stacks::StackTable;
+use super::rest_of_step::{CallLevel, FailedRequest, RestOfStep, StepRecorder};
 use super::what_if::{PolicyReplay, WhatIf, WhatIfQuery};
 use memtrace_input::{Recording, TraceIndex};
-use memtrace_replay::Replay;
+use memtrace_replay::{Allocator, AllocatorSettings, Change, Replay};
 
 /// The maximum number of origins to list that block segments.
 const MAX_BLOCKERS: usize = 10;
 /// The maximum number of blocks to list that are as large as a failed request.
 const SAME_SIZE: usize = 2;
 
-/// One query about a device.
+/// A point in time of a device to explain: an allocation, or an out-of-memory error.
 #[derive(Clone, Debug)]
 pub struct OomQuery {
     /// The device ordinal.
     pub device: i16,
-    /// `seq` of the last event before the point in time.
+    /// `seq` of its event.
     pub seq: u64,
-    /// The rounded size in bytes of the allocated blocks to look for; `None` to look for none.
-    pub size: Option<u64>,
-    /// The request whose step to continue; `None` to continue none.
-    pub interrupted: Option<InterruptedStep>,
+    /// The run's own settings, to continue the step that an error interrupted; `None` to continue none.
+    pub continued: Option<AllocatorSettings>,
     /// Other allocator settings to replay; `None` to replay none.
     pub what_if: Option<WhatIfQuery>,
 }
@@ -36,12 +37,13 @@ pub struct OomQuery {
 pub struct OomReport {
     /// The device ordinal.
     pub device: i16,
+    /// `seq` of the event.
+    pub seq: u64,
     /// The reserved memory at the point in time.
     pub reserved: Reserved,
-    /// Blocks of the requested size, by the `seq` of their allocation. At most two.
+    /// Blocks as large as a failed request, by the `seq` of their allocation. At most two.
     pub same_size: Vec<u64>,
-    /// All allocated blocks as the `seq` of their allocation and their bytes, in order. Empty without
-    /// [`OomQuery::size`].
+    /// All allocated blocks at an error, as the `seq` of their allocation and their bytes, in order.
     pub in_use: Vec<(u64, u64)>,
     /// What the interrupted step would still have requested. `None` if no earlier iteration shows it.
     pub rest: Option<RestOfStep>,
@@ -51,99 +53,150 @@ pub struct OomReport {
     pub what_if: Option<WhatIf>,
 }
 
-/// A query while the recording streams.
-struct QueryState {
-    query: OomQuery,
-    replay: Option<Replay>,
-    recorder: Option<StepRecorder>,
-    policy: Option<PolicyReplay>,
-    report: OomReport,
-}
-
 impl OomReport {
-    /// Streams a recording once and answers all queries, in their order. `progress` receives the number of events read
-    /// so far.
-    pub fn of(
-        recording: &dyn Recording,
-        trace_index: &TraceIndex,
-        queries: Vec<OomQuery>,
-        progress: &mut dyn FnMut(u64),
-    ) -> Vec<OomReport> {
-        let mut states: Vec<QueryState> =
-            queries.into_iter().map(|query| QueryState::new(query, trace_index)).collect();
-        if states.is_empty() {
-            return Vec::new();
-        }
-        let continues = states.iter().any(|state| state.recorder.is_some());
-        let table = if continues { StackTable::new(recording.definitions()) } else { StackTable::default() };
-        let mut done = 0;
-        recording.stream(&mut |events: &[Event]| {
-            states.iter_mut().for_each(|state| state.observe(&table, events));
-            done += events.len() as u64;
-            progress(done);
-        });
-        states.into_iter().map(|state| state.finish(&table)).collect()
-    }
-}
-
-impl QueryState {
-    fn new(query: OomQuery, trace_index: &TraceIndex) -> QueryState {
-        let device = query.device;
-        let report = OomReport {
-            device,
-            reserved: Reserved::default(),
+    fn new(query: &OomQuery, allocator: &Allocator) -> OomReport {
+        OomReport {
+            device: query.device,
+            seq: query.seq,
+            reserved: Reserved::of(allocator, MAX_BLOCKERS),
             same_size: Vec::new(),
             in_use: Vec::new(),
             rest: None,
             calls: Vec::new(),
             what_if: None,
-        };
-        let recorder = query.interrupted.clone().and_then(StepRecorder::new);
-        let policy = query.what_if.clone().map(PolicyReplay::new);
-        QueryState { replay: Some(Replay::new(trace_index, Some(device))), recorder, policy, report, query }
+        }
     }
 
-    fn observe(&mut self, table: &StackTable, events: &[Event]) {
-        if let Some(replay) = &mut self.replay {
-            let until = events.partition_point(|e| e.seq <= self.query.seq);
-            for e in events.iter().take(until) {
+    /// Explains peaks that no first pass has found. Streams the recording if there are any. `progress` receives the
+    /// number of events read so far.
+    pub fn of_peaks(
+        recording: &dyn Recording,
+        trace_index: &TraceIndex,
+        queries: &[OomQuery],
+        progress: &mut dyn FnMut(u64),
+    ) -> Vec<OomReport> {
+        if queries.is_empty() {
+            return Vec::new();
+        }
+        let mut replay = Replay::new(trace_index, None);
+        let mut settings = SettingsReplay::new(queries);
+        let mut reports = Vec::new();
+        let mut done = 0;
+        recording.stream(&mut |events| {
+            for e in events {
+                settings.observe(e);
                 replay.apply(e, |replay, slot, e, change| {
-                    if let Some((recorder, device)) = self.recorder.as_mut().zip(replay.devices().get(slot)) {
-                        recorder.observe(&device.allocator, table, e, change);
+                    let device = &replay.devices()[slot];
+                    let query = queries.iter().find(|query| (query.seq, query.device) == (e.seq, device.device));
+                    if let Some(query) = query.filter(|_| matches!(change, Change::Alloc(_))) {
+                        reports.push(OomReport::new(query, &device.allocator));
                     }
                 });
             }
-            if until < events.len() {
-                self.examine(table);
-            }
+            done += events.len() as u64;
+            progress(done);
+        });
+        settings.finish(&mut reports);
+        reports
+    }
+}
+
+/// Replays other allocator settings for queries.
+#[derive(Debug, Default)]
+pub(super) struct SettingsReplay {
+    /// With the device and the `seq` of the query.
+    replays: Vec<(i16, u64, PolicyReplay)>,
+}
+
+impl SettingsReplay {
+    pub(super) fn new(queries: &[OomQuery]) -> SettingsReplay {
+        let replay = |query: &OomQuery| Some((query.device, query.seq, PolicyReplay::new(query.what_if.clone()?)));
+        SettingsReplay { replays: queries.iter().filter_map(replay).collect() }
+    }
+
+    #[inline]
+    pub(super) fn observe(&mut self, e: &Event) {
+        self.replays.iter_mut().for_each(|(.., replay)| replay.observe(e));
+    }
+
+    /// Adds the results to the reports.
+    pub(super) fn finish<'r>(mut self, reports: impl IntoIterator<Item = &'r mut OomReport>) {
+        for report in reports {
+            let is_meant =
+                |(device, seq, _): &mut (i16, u64, PolicyReplay)| (*device, *seq) == (report.device, report.seq);
+            let replay = self.replays.extract_if(.., is_meant).next();
+            report.what_if = replay.map(|(.., replay)| replay.finish(report.rest.as_ref()));
         }
-        if let Some(policy) = &mut self.policy {
-            events.iter().for_each(|e| policy.observe(e));
+    }
+}
+
+/// Collects the [`OomReport`]s of a device, without other settings.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct OomReportCollector {
+    /// Those of all devices.
+    queries: Arc<[OomQuery]>,
+    /// The latest steps, until the last error.
+    recorder: Option<StepRecorder>,
+    reports: Vec<OomReport>,
+}
+
+impl From<OomReportCollector> for Vec<OomReport> {
+    fn from(collector: OomReportCollector) -> Vec<OomReport> {
+        collector.reports
+    }
+}
+
+impl OomReportCollector {
+    fn query(&self, e: &Event) -> Option<&OomQuery> {
+        self.queries.iter().find(|query| (query.seq, query.device) == (e.seq, e.device))
+    }
+}
+
+impl Pass for OomReportCollector {
+    fn started(start: &RecordingStart<'_>) -> OomReportCollector {
+        let recorder = start.queries.iter().find_map(|query| query.continued.clone()).map(StepRecorder::new);
+        OomReportCollector { queries: start.queries.into(), recorder, reports: Vec::new() }
+    }
+
+    #[inline]
+    fn changed(&mut self, changed: &DeviceChange<'_>) {
+        let DeviceChange { allocator, stacks, e, change, .. } = *changed;
+        if let Some(recorder) = &mut self.recorder {
+            recorder.changed(allocator, stacks, e, change);
+        }
+        if matches!(change, Change::Alloc(_))
+            && let Some(query) = self.query(e)
+        {
+            self.reports.push(OomReport::new(query, allocator));
         }
     }
 
-    fn examine(&mut self, table: &StackTable) {
-        let Some(replay) = self.replay.take() else { return };
-        let Some(device) = replay.devices().first() else { return };
-        self.report.reserved = Reserved::of(&device.allocator, MAX_BLOCKERS);
-        if let Some(recorder) = self.recorder.take() {
-            self.report.rest = recorder.rest(&device.allocator, table);
-            if self.report.rest.is_none() {
-                self.report.calls = recorder.call_levels(&device.allocator);
-            }
-        }
-        if let Some(size) = self.query.size {
-            let same = device.allocator.allocated().filter(|(_, block)| block.size == size).map(|(_, block)| block.seq);
-            self.report.same_size = same.take(SAME_SIZE).collect();
-            self.report.in_use = device.allocator.allocated().map(|(_, block)| (block.seq, block.size)).collect();
-            self.report.in_use.sort_unstable();
+    #[inline]
+    fn allocated(&mut self, allocated: &BlockAllocated<'_>) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.allocated(allocated.now.step);
         }
     }
 
-    fn finish(mut self, table: &StackTable) -> OomReport {
-        self.examine(table);
-        let rest = self.report.rest.as_ref();
-        self.report.what_if = self.policy.map(|policy| policy.finish(rest));
-        self.report
+    fn out_of_memory(&mut self, error: &OutOfMemory<'_>) {
+        let OutOfMemory { e, allocator, stacks, .. } = *error;
+        let Some(query) = self.query(e) else { return };
+        let mut report = OomReport::new(query, allocator);
+        let same = allocator.allocated().filter(|(_, block)| block.size == e.size).map(|(_, block)| block.seq);
+        report.same_size = same.take(SAME_SIZE).collect();
+        report.in_use = allocator.allocated().map(|(_, block)| (block.seq, block.size)).collect();
+        report.in_use.sort_unstable();
+        let failed = FailedRequest { stack: e.stack, context: e.context, requested: e.size };
+        let recorder = self.recorder.as_ref().filter(|_| query.continued.is_some());
+        if let Some(step) = recorder.and_then(|recorder| recorder.interrupted(failed, allocator, stacks)) {
+            report.rest = step.rest();
+            if report.rest.is_none() {
+                report.calls = step.call_levels();
+            }
+        }
+        self.reports.push(report);
+        if self.queries.iter().all(|query| query.device != e.device || query.seq <= e.seq) {
+            self.recorder = None;
+        }
     }
 }

@@ -68,6 +68,11 @@ impl<'a> OpenRanges<'a> {
         OpenRanges { name, names: RangeNames::new(definitions), open: 0 }
     }
 
+    /// Whether the recording has the name.
+    pub(super) fn can_open(&self) -> bool {
+        self.names.labels.values().any(|label| &*label.text == self.name)
+    }
+
     /// Returns whether the first open range of the name starts with this event, or the last one ends.
     pub(super) fn observe(&mut self, e: &Event) -> Option<RangeBoundary> {
         if self.names.label(e).is_none_or(|label| &*label.text != self.name) {

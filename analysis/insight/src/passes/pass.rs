@@ -9,10 +9,11 @@ use super::composition::Composition;
 use super::device_blocks::{BlocksInUse, DeviceBlocks, Tracked};
 use super::device_memory::DeviceMemories;
 use super::mark::Mark;
+use super::oom_report::OomQuery;
 use super::open_ranges::RangeBoundary;
 use super::phase::{EventClassification, ProgramPosition};
-use super::released::Passed;
-use super::stacks::StackFacts;
+use super::released::Release;
+use super::stacks::{StackFacts, StackTable};
 use memtrace_input::EventSource;
 use memtrace_replay::{Allocator, Block, BlockId, Change, DeviceReplay, PhysicalMemory, Replay, Usage};
 
@@ -30,8 +31,11 @@ pub(crate) trait Pass: Default {
     #[inline]
     fn range(&mut self, _e: &Event) {}
 
-    /// The program passed points that the analysis was asked about.
-    fn points_passed(&mut self, _points: &PassedPoints<'_>) {}
+    /// The first range of the requested name opens, or the last one ends.
+    fn range_passed(&mut self, _range: &PassedRange<'_>) {}
+
+    /// The program came to a point after which memory should be released, for the time that counts.
+    fn memory_stayed(&mut self, _stayed: &StayedMemory<'_>) {}
 
     /// An event changed the device's allocator. Called before the other hooks of the event.
     #[inline]
@@ -83,7 +87,8 @@ macro_rules! pass_group {
             }
 
             $crate::passes::pass::pass_group!(@hooks [$($name)*]
-                points_passed(PassedPoints)
+                range_passed(PassedRange)
+                memory_stayed(StayedMemory)
                 changed(DeviceChange)
                 allocated(BlockAllocated)
                 freed(BlockFreed)
@@ -120,17 +125,23 @@ pub(crate) struct RecordingStart<'a> {
     pub(crate) step_peaks: &'a [u32],
     /// The number of points after which memory should be released.
     pub(crate) release_points: usize,
+    /// The points in time to explain.
+    pub(crate) queries: &'a [OomQuery],
 }
 
-/// Points that the program passes and that the analysis was asked about.
-pub(crate) struct PassedPoints<'a> {
-    /// The last event before, as one of this device.
+/// A boundary of the ranges of the requested name.
+pub(crate) struct PassedRange<'a> {
     pub(crate) e: &'a Event,
     pub(crate) now: ProgramPosition,
-    /// The boundary of the ranges of the requested name.
-    pub(crate) range: Option<RangeBoundary>,
-    /// The points after which memory should be released.
-    pub(crate) release: Passed,
+    pub(crate) boundary: RangeBoundary,
+    pub(crate) usage: &'a Usage,
+}
+
+/// The state at a point after which memory should be released.
+#[derive(Clone, Copy)]
+pub(crate) struct StayedMemory<'a> {
+    pub(super) release: &'a Release,
+    pub(crate) now: ProgramPosition,
     pub(crate) replay: &'a Replay,
     pub(crate) device: &'a DeviceReplay,
     pub(crate) memories: &'a DeviceMemories,
@@ -142,6 +153,7 @@ pub(crate) struct DeviceChange<'a> {
     pub(crate) source: EventSource,
     /// The state after the event.
     pub(crate) allocator: &'a Allocator,
+    pub(crate) stacks: &'a StackTable,
     pub(crate) e: &'a Event,
     pub(crate) change: &'a Change,
 }
@@ -226,6 +238,7 @@ pub(crate) struct OutOfMemory<'a> {
     pub(crate) now: &'a ProgramPosition,
     pub(crate) device: i16,
     pub(crate) allocator: &'a Allocator,
+    pub(crate) stacks: &'a StackTable,
     pub(crate) physical: &'a PhysicalMemory,
     /// The blocks that were in use. `None` after very many errors.
     pub(crate) in_use: Option<BlocksInUse<'a>>,

@@ -1,13 +1,15 @@
 //! What stays on a device where a program has released memory: after `empty_cache`, after a model was offloaded, at the
 //! end of a trial.
 //!
+//! The first pass finds when each point counts ([`ReleaseFinder`]). At that time the main pass divides the memory: a program
+//! can come to a point a million times, and a division visits all segments.
+//!
 //! A [`ReleasePoint`] names such places: the ends of a named range, of the calls of a Python function, or of a line. Of all times that
 //! the program comes to a point, the one with the most memory counts, and of equal ones the last. A call ends with the next event of its thread whose
 //! stack does not contain it. The state before that event counts. After the last call of a program no such event comes, only
 //! what its teardown frees, on any thread and without a Python frame. So a call may have ended before each event without one.
 //! The next event inside it shows that it goes on.
 
-use memtrace_input::{Recording, TraceIndex};
 use memtrace_trace::event::{Event, Source};
 use memtrace_trace::file::{Definitions, Frame};
 use memtrace_trace::ids::{StackId, ThreadId};
@@ -15,7 +17,7 @@ use memtrace_trace::ids::{StackId, ThreadId};
 use super::composition::{Amount, Composition};
 use super::device_memory::DeviceMemoryState;
 use super::open_ranges::{OpenRanges, RangeBoundary};
-use super::phase::ProgramPosition;
+use super::pass::StayedMemory;
 use super::reserved::Reserved;
 use memtrace_replay::{Allocator, DeviceAllocations, DeviceReplay, Replay};
 
@@ -96,35 +98,22 @@ pub struct ReleasedMemory {
 }
 
 impl ReleasedMemory {
-    /// The program came to the point. `e`: the last event before it.
+    /// The program came to the point, for the time that counts.
     #[cold]
-    pub(super) fn reached(
-        &mut self,
-        replay: &Replay,
-        device: &DeviceReplay,
-        (e, now): (&Event, ProgramPosition),
-        start: u64,
-        memory: impl FnOnce() -> Option<DeviceMemoryState>,
-    ) {
-        self.times += 1;
-        let bytes = device_bytes(replay, device);
-        // Of equal times the last one counts, because the program still holds more of it.
-        if bytes < self.stayed {
-            return;
-        }
-        (self.start, self.stayed, self.device) = (start, bytes, memory());
-        self.kept.restart(e, now, now.phase, *device.allocator.usage());
-        self.allocations = replay.physical().device_allocations(device.device);
-    }
-
-    /// The program came to the point, as `at_end` has it for one time.
-    #[cold]
-    pub(super) fn reached_as(&mut self, at_end: ReleasedMemory) {
-        let times = self.times + 1;
-        if at_end.stayed >= self.stayed {
-            *self = at_end;
-        }
-        self.times = times;
+    pub(super) fn of(stayed: &StayedMemory<'_>) -> ReleasedMemory {
+        let StayedMemory { release, now, replay, device, memories } = *stayed;
+        let e = &Event { device: device.device, ..release.e };
+        let mut memory = ReleasedMemory {
+            times: release.times,
+            start: release.start,
+            stayed: release.stayed,
+            allocations: replay.physical().device_allocations(device.device),
+            device: memories.state_at(replay, e),
+            ..ReleasedMemory::default()
+        };
+        memory.kept.restart(e, now, now.phase, *device.allocator.usage());
+        memory.divide(&device.allocator);
+        memory
     }
 
     /// Divides the memory of the allocator, which is in the state after [`Self::kept`]'s event.
@@ -146,30 +135,104 @@ impl ReleasedMemory {
     }
 }
 
-/// Divides what stayed, by the index of the device in the replay. A program can come to a point a million times, and a
-/// division visits all segments. So a second pass does it, once for each point.
-pub(super) fn divide(
-    recording: &dyn Recording,
-    trace_index: &TraceIndex,
-    mut released: Vec<(usize, &mut ReleasedMemory)>,
-) {
-    if released.is_empty() {
-        return;
+/// The time that counts, of all times that the program came to a point.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Release {
+    /// The index of the device in the replay.
+    pub(super) slot: usize,
+    /// The index of the point.
+    pub(super) point: usize,
+    /// How often the program came to the point.
+    times: u64,
+    /// The bytes that this process had on the device when the range or the call began.
+    start: u64,
+    /// The bytes that this process still had on the device.
+    stayed: u64,
+    /// The last event before.
+    pub(super) e: Event,
+}
+
+/// Finds the [`Release`]s of a recording while it is replayed.
+#[derive(Clone, Debug)]
+pub(super) struct ReleaseFinder<'a> {
+    points: ReleasePoints<'a>,
+    /// By device and point.
+    releases: Vec<Release>,
+    /// The bytes of this process on the device when the latest range or call began, in the same order.
+    starts: Vec<u64>,
+    /// Where the call of a point may have ended, in the same order.
+    may_have_ended: Vec<Option<Release>>,
+}
+
+impl<'a> ReleaseFinder<'a> {
+    pub(super) fn new(points: &'a [ReleasePoint], definitions: &'a Definitions, devices: usize) -> ReleaseFinder<'a> {
+        let release = |slot, point| Release { slot, point, times: 0, start: 0, stayed: 0, e: Event::EMPTY };
+        let releases = (0..devices).flat_map(|slot| (0..points.len()).map(move |point| release(slot, point)));
+        let releases: Vec<Release> = releases.collect();
+        ReleaseFinder {
+            points: ReleasePoints::new(points, definitions),
+            starts: vec![0; releases.len()],
+            may_have_ended: vec![None; releases.len()],
+            releases,
+        }
     }
-    released.sort_by_key(|(_, released)| released.kept.seq);
-    let mut waiting = released.into_iter().peekable();
-    let mut replay = Replay::new(trace_index, None);
-    recording.stream(&mut |events| {
-        for e in events {
-            while let Some((slot, released)) = waiting.next_if(|(_, released)| released.kept.seq < e.seq) {
-                released.divide(&replay.devices()[slot].allocator);
-            }
-            if waiting.peek().is_some() && e.source != Source::Label {
-                replay.apply(e, |_, _, _, _| {});
+
+    /// Whether the program can come to a point.
+    pub(super) fn is_needed(&self) -> bool {
+        !self.releases.is_empty() && self.points.are_any()
+    }
+
+    /// Takes an event. `replay`: the state before it.
+    #[inline]
+    pub(super) fn before(&mut self, e: &Event, replay: &Replay) {
+        if e.source == Source::Label {
+            let passed = self.points.observe_range(e);
+            self.passed(passed, e, replay);
+        } else {
+            let passed = self.points.observe(e);
+            if passed != Passed::default() {
+                self.passed(passed, &Event { seq: e.seq.saturating_sub(1), ..*e }, replay);
             }
         }
-    });
-    waiting.for_each(|(slot, released)| released.divide(&replay.devices()[slot].allocator));
+    }
+
+    /// `last`: the last event. Returns the releases in the order of time.
+    pub(super) fn finish(mut self, last: &Event, replay: &Replay) -> Vec<Release> {
+        let passed = self.points.finish();
+        self.passed(passed, last, replay);
+        self.releases.retain(|release| release.times > 0);
+        self.releases.sort_by_key(|release| release.e.seq);
+        self.releases
+    }
+
+    /// The program begins a range or a call after which memory should be released, or has ended it. `e`: the last event
+    /// that counts.
+    fn passed(&mut self, passed: Passed, e: &Event, replay: &Replay) {
+        if passed == Passed::default() {
+            return;
+        }
+        let rows = self.releases.iter_mut().zip(&mut self.starts).zip(&mut self.may_have_ended);
+        for ((release, start), maybe) in rows {
+            let is_in = |bits: u32| bits.checked_shr(release.point as u32).unwrap_or(0) & 1 != 0;
+            let bytes = || device_bytes(replay, &replay.devices()[release.slot]);
+            if is_in(passed.goes_on) {
+                *maybe = None;
+            }
+            if is_in(passed.begun) {
+                *start = bytes();
+            }
+            if is_in(passed.may_have_ended) {
+                *maybe = Some(Release { start: *start, stayed: bytes(), e: *e, ..*release });
+            }
+            if is_in(passed.ended) {
+                let ended = maybe.take();
+                let ended = ended.unwrap_or_else(|| Release { start: *start, stayed: bytes(), e: *e, ..*release });
+                let times = release.times + 1;
+                // Of equal times the last one counts, because the program still holds more of it.
+                *release = Release { times, ..if ended.stayed >= release.stayed { ended } else { *release } };
+            }
+        }
+    }
 }
 
 /// The bytes that this process has on a device. A recording without CUDA calls only has what PyTorch reserved.
@@ -182,20 +245,20 @@ pub(super) fn device_bytes(replay: &Replay, device: &DeviceReplay) -> u64 {
 
 /// What an event means for the points: bits by the index of the point.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Passed {
+struct Passed {
     /// The range or the call begins.
-    pub(super) begun: u32,
+    begun: u32,
     /// It has ended.
-    pub(super) ended: u32,
+    ended: u32,
     /// It may have ended.
-    pub(super) may_have_ended: u32,
+    may_have_ended: u32,
     /// It had not, if it may have ended.
-    pub(super) goes_on: u32,
+    goes_on: u32,
 }
 
 /// Finds the points in the stream of events.
 #[derive(Clone, Debug)]
-pub(super) struct ReleasePoints<'a> {
+struct ReleasePoints<'a> {
     /// By point: the open ranges of its name.
     ranges: Vec<Option<OpenRanges<'a>>>,
     /// By stack: the points whose function or line is in it. Empty if none is.
@@ -210,7 +273,7 @@ pub(super) struct ReleasePoints<'a> {
 
 impl<'a> ReleasePoints<'a> {
     /// Takes the points and the definitions of a recording. At most [`MAX_POINTS`] points count.
-    pub(super) fn new(points: &'a [ReleasePoint], definitions: &'a Definitions) -> ReleasePoints<'a> {
+    fn new(points: &'a [ReleasePoint], definitions: &'a Definitions) -> ReleasePoints<'a> {
         let points = points.get(..points.len().min(MAX_POINTS)).unwrap_or_default();
         let of_frame = |frame: &Frame| {
             let bits = points.iter().enumerate().filter(|(_, point)| point.is_frame(frame)).map(|(at, _)| 1 << at);
@@ -235,8 +298,13 @@ impl<'a> ReleasePoints<'a> {
         ReleasePoints { ranges: points.iter().map(range).collect(), of_stack, has_python, inside: Vec::new(), maybe: 0 }
     }
 
+    /// Whether the recording has any point.
+    fn are_any(&self) -> bool {
+        !self.of_stack.is_empty() || self.ranges.iter().flatten().any(OpenRanges::can_open)
+    }
+
     /// Takes the start or the end of a range.
-    pub(super) fn observe_range(&mut self, e: &Event) -> Passed {
+    fn observe_range(&mut self, e: &Event) -> Passed {
         let mut passed = Passed::default();
         for (at, ranges) in self.ranges.iter_mut().enumerate() {
             let Some(ranges) = ranges else { continue };
@@ -251,7 +319,7 @@ impl<'a> ReleasePoints<'a> {
 
     /// Takes any other event, before it is replayed.
     #[inline]
-    pub(super) fn observe(&mut self, e: &Event) -> Passed {
+    fn observe(&mut self, e: &Event) -> Passed {
         if self.of_stack.is_empty() {
             return Passed::default();
         }
@@ -285,7 +353,7 @@ impl<'a> ReleasePoints<'a> {
     }
 
     /// The recording ends: the calls that no event followed have ended.
-    pub(super) fn finish(&mut self) -> Passed {
+    fn finish(&mut self) -> Passed {
         let ended = self.inside.drain(..).fold(0, |all, (_, bits)| all | bits);
         Passed { ended, ..Passed::default() }
     }

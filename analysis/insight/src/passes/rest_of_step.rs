@@ -1,7 +1,7 @@
 //! What an interrupted step would still have requested and freed, taken from an earlier iteration of the same loop.
 //!
-//! While a recording streams, a [`StepRecorder`] keeps the requests and frees of the step that failed and of the step
-//! before it. At the error it looks for the place of the failed request in the earlier step: the request with the same
+//! While a recording streams, a [`StepRecorder`] keeps the requests and frees of the latest two steps. At the error,
+//! [`InterruptedStep`] looks for the place of the failed request in the earlier step: the request with the same
 //! stack and size that has the longest run of equal requests before it. What the earlier step did from that place to
 //! its end is the rest of the failed step.
 //!
@@ -33,28 +33,6 @@ const MAX_PLACES: usize = 1024;
 /// Blocks that the first step left, and of which it is unknown whether the next step frees them, may have at most one
 /// in this many parts of the result.
 const UNCERTAIN: u64 = 20;
-
-/// Where the latest two steps began.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct StepStarts {
-    /// The step before the current one: its number, and the `seq` of its first allocation.
-    pub previous: Option<(u32, u64)>,
-    /// The current step, in the same form. `None` before the first step.
-    pub current: Option<(u32, u64)>,
-}
-
-impl StepStarts {
-    /// Takes an allocation with this `seq` in `step`.
-    #[inline]
-    pub fn observe(&mut self, step: Option<u32>, seq: u64) {
-        if step != self.current.map(|(current, _)| current)
-            && let Some(step) = step
-        {
-            self.previous = self.current;
-            self.current = Some((step, seq));
-        }
-    }
-}
 
 /// The earlier iteration that shows the rest of a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -156,7 +134,7 @@ struct Request {
 #[derive(Clone, Copy, Debug)]
 enum Entry {
     Requested(Request),
-    FreeRequested(u64),
+    FreeRequested(LiveBlock),
     FreeCompleted(u64),
 }
 
@@ -164,7 +142,7 @@ impl Entry {
     /// The block that the program frees.
     fn freed(&self) -> Option<u64> {
         match self {
-            Entry::FreeRequested(seq) => Some(*seq),
+            Entry::FreeRequested(block) => Some(block.seq),
             _ => None,
         }
     }
@@ -183,34 +161,67 @@ struct LiveBlock {
     key: RequestKey,
 }
 
-/// A step that an out-of-memory error interrupted, and its failed request.
-#[derive(Clone, Debug)]
-pub struct InterruptedStep {
-    /// Where the failed step and the step before it began.
-    pub starts: StepStarts,
-    /// The stack of the request.
-    pub stack: StackId,
-    /// The context of the request.
-    pub context: ContextId,
+/// A request that failed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FailedRequest {
+    pub(super) stack: StackId,
+    pub(super) context: ContextId,
     /// The requested bytes, rounded as the allocator rounds.
-    pub requested: u64,
-    /// The run's allocator settings.
-    pub settings: AllocatorSettings,
+    pub(super) requested: u64,
 }
 
-/// Keeps the last two steps before an error.
-#[derive(Debug)]
-pub(super) struct StepRecorder {
-    failed: InterruptedStep,
-    /// The blocks that were allocated when the first of the kept steps began; `None` before.
-    before: Option<Vec<LiveBlock>>,
+/// The requests and frees of one step.
+#[derive(Clone, Debug, Default)]
+struct KeptStep {
+    /// The number of the step, and the `seq` of its first allocation. `None` if there is no such step.
+    start: Option<(u32, u64)>,
+    /// Empty if they are too many.
     entries: Vec<Entry>,
-    is_too_long: bool,
+    count: usize,
+}
+
+impl KeptStep {
+    fn push(&mut self, entry: Entry) {
+        self.count += 1;
+        if self.count <= MAX_ENTRIES {
+            self.entries.push(entry);
+        } else {
+            self.entries = Vec::new();
+        }
+    }
+}
+
+/// Keeps the latest two steps of a device.
+#[derive(Clone, Debug, Default)]
+pub(super) struct StepRecorder {
+    /// The run's allocator settings.
+    settings: AllocatorSettings,
+    previous: KeptStep,
+    current: KeptStep,
+    /// The latest request, until its step is known.
+    request: Option<Request>,
+}
+
+/// A step that an out-of-memory error interrupted, and the step before it.
+#[derive(Debug)]
+pub(super) struct InterruptedStep<'a> {
+    failed: FailedRequest,
+    settings: &'a AllocatorSettings,
+    /// The blocks at the time of the error.
+    allocator: &'a Allocator,
+    table: &'a StackTable,
+    /// The step before, and the failed step: the number of the step, and the `seq` of its first allocation.
+    previous: Option<(u32, u64)>,
+    current: (u32, u64),
+    /// The requests and frees of both steps.
+    entries: Vec<Entry>,
+    /// The blocks that were allocated when the first of the two steps began.
+    before: Vec<LiveBlock>,
 }
 
 /// The place of the failed request in an earlier iteration.
 struct Place {
-    /// The index of the corresponding request among [`StepRecorder::entries`].
+    /// The index of the corresponding request among [`InterruptedStep::entries`].
     at: usize,
     /// The index of the entry at which the rest ends.
     end: usize,
@@ -218,45 +229,122 @@ struct Place {
 }
 
 impl StepRecorder {
-    /// `None` if the request failed before the first step.
-    pub(super) fn new(failed: InterruptedStep) -> Option<StepRecorder> {
-        failed.starts.current?;
-        Some(StepRecorder { failed, before: None, entries: Vec::new(), is_too_long: false })
+    pub(super) fn new(settings: AllocatorSettings) -> StepRecorder {
+        StepRecorder { settings, ..StepRecorder::default() }
     }
 
-    fn first_seq(&self) -> u64 {
-        self.failed.starts.previous.or(self.failed.starts.current).map_or(u64::MAX, |(_, seq)| seq)
-    }
-
-    /// Takes a change that the event `e` caused.
+    /// Takes a change that the event `e` caused. [`Self::allocated`] follows if it is an allocation.
     #[inline]
-    pub(super) fn observe(&mut self, allocator: &Allocator, table: &StackTable, e: &Event, change: Change) {
-        if e.seq < self.first_seq() || self.is_too_long {
-            return;
-        }
-        if self.before.is_none() {
-            self.before = Some(self.live_blocks(allocator, table, e.seq));
-        }
-        let entry = match change {
-            Change::Alloc(id) => Entry::Requested(self.request(allocator, table, e, id)),
-            Change::FreeRequested(id) => Entry::FreeRequested(allocator.block(id).seq),
+    pub(super) fn changed(&mut self, allocator: &Allocator, table: &StackTable, e: &Event, change: &Change) {
+        let entry = match *change {
+            Change::Alloc(id) => {
+                self.request = Some(self.request(allocator, table, e, id));
+                return;
+            }
+            Change::FreeRequested(id) => {
+                Entry::FreeRequested(LiveBlock::of(allocator.block(id), &self.settings, table))
+            }
             Change::FreeCompleted(_, block) => Entry::FreeCompleted(block.seq),
             _ => return,
         };
-        self.entries.push(entry);
-        if self.entries.len() > MAX_ENTRIES {
-            self.is_too_long = true;
-            self.entries = Vec::new();
+        self.push(entry);
+    }
+
+    /// Takes the step of an allocation.
+    #[inline]
+    pub(super) fn allocated(&mut self, step: Option<u32>) {
+        let Some(request) = self.request.take() else { return };
+        let start = step.map(|step| (step, request.seq));
+        if start.is_some() && step != self.current.start.map(|(current, _)| current) {
+            self.previous = std::mem::replace(&mut self.current, KeptStep { start, ..KeptStep::default() });
+        }
+        self.push(Entry::Requested(request));
+    }
+
+    fn push(&mut self, entry: Entry) {
+        if self.current.start.is_none() {
+            return;
+        }
+        self.current.push(entry);
+        if self.is_too_long() {
+            self.previous.entries = Vec::new();
         }
     }
 
-    /// The rest of the step from the failed request on. `allocator`: the blocks at that time. `None` if no earlier
-    /// iteration shows it.
-    pub(super) fn rest(&self, allocator: &Allocator, table: &StackTable) -> Option<RestOfStep> {
-        let InterruptedStep { stack, requested, settings, .. } = &self.failed;
-        let failed = RequestKey { stack: table.python(*stack), rounded: settings.round(*requested) };
+    fn is_too_long(&self) -> bool {
+        self.previous.count + self.current.count > MAX_ENTRIES
+    }
+
+    /// The step that the failed request interrupts. `allocator`: the blocks at that time. `None` before the first step.
+    pub(super) fn interrupted<'a>(
+        &'a self,
+        failed: FailedRequest,
+        allocator: &'a Allocator,
+        table: &'a StackTable,
+    ) -> Option<InterruptedStep<'a>> {
+        let current = self.current.start?;
+        let kept = [&self.previous.entries[..], &self.current.entries[..]];
+        let entries = if self.is_too_long() { Vec::new() } else { kept.concat() };
+        let (_, first) = self.previous.start.unwrap_or(current);
+        // A block from before is still in use, or a kept step has freed it.
+        let freed = entries.iter().filter_map(|entry| match entry {
+            Entry::FreeRequested(block) => Some(*block),
+            _ => None,
+        });
+        let mut before: Vec<LiveBlock> =
+            live_blocks(allocator, &self.settings, table).into_iter().chain(freed).collect();
+        before.retain(|block| block.seq < first);
+        before.sort_unstable_by_key(|block| block.seq);
+        let (settings, previous) = (&self.settings, self.previous.start);
+        Some(InterruptedStep { failed, settings, allocator, table, previous, current, entries, before })
+    }
+
+    fn request(&self, allocator: &Allocator, table: &StackTable, e: &Event, id: BlockId) -> Request {
+        let block = allocator.block(id);
+        let facts = table.facts(e.stack);
+        let in_backward =
+            e.flags.contains(Flags::IN_BACKWARD) || table.contexts().is_node(e.context) || facts.in_engine;
+        Request {
+            key: RequestKey::of(block, &self.settings, table),
+            seq: e.seq,
+            requested: block.requested,
+            size: block.size,
+            stream: e.stream,
+            context: e.context,
+            is_made_once: in_backward || facts.optimizer.is_some(),
+            is_in_model: in_backward || !facts.outermost_compute.is_none(),
+        }
+    }
+}
+
+impl RequestKey {
+    fn of(block: &Block, settings: &AllocatorSettings, table: &StackTable) -> RequestKey {
+        RequestKey { stack: table.python(block.stack), rounded: settings.round(block.requested) }
+    }
+}
+
+impl LiveBlock {
+    fn of(block: &Block, settings: &AllocatorSettings, table: &StackTable) -> LiveBlock {
+        let key = RequestKey::of(block, settings, table);
+        LiveBlock { seq: block.seq, addr: block.addr, size: block.size, key }
+    }
+}
+
+/// The blocks that the program uses, in the order of their allocation.
+fn live_blocks(allocator: &Allocator, settings: &AllocatorSettings, table: &StackTable) -> Vec<LiveBlock> {
+    let in_use = allocator.allocated().filter(|(_, block)| block.state == BlockState::Allocated);
+    let mut live: Vec<LiveBlock> = in_use.map(|(_, block)| LiveBlock::of(block, settings, table)).collect();
+    live.sort_unstable_by_key(|block| block.seq);
+    live
+}
+
+impl InterruptedStep<'_> {
+    /// The rest of the step from the failed request on. `None` if no earlier iteration shows it.
+    pub(super) fn rest(&self) -> Option<RestOfStep> {
+        let FailedRequest { stack, requested, .. } = self.failed;
+        let failed = RequestKey { stack: self.table.python(stack), rounded: self.settings.round(requested) };
         let place = self.place_in_previous_step(failed).or_else(|| self.place_in_same_step(failed))?;
-        let now = self.live_blocks(allocator, table, u64::MAX);
+        let now = live_blocks(self.allocator, self.settings, self.table);
         let mut matched = MatchedBlocks::new(&self.live_at(place.at), &now);
         let part = self.entries.get(place.at..place.end)?;
         let freed: HashSet<u64> = part.iter().filter_map(Entry::freed).collect();
@@ -284,34 +372,23 @@ impl StepRecorder {
                         events.push(RestEvent::Requested { requested, size, stream, earlier });
                     }
                 }
-                Entry::FreeRequested(seq) => events.extend(block(seq).map(RestEvent::FreeRequested)),
+                Entry::FreeRequested(freed) => events.extend(block(&freed.seq).map(RestEvent::FreeRequested)),
                 Entry::FreeCompleted(seq) => events.extend(block(seq).map(RestEvent::FreeCompleted)),
             }
         }
-        let peak = peak_of(&events, allocator.usage().allocated);
+        let peak = peak_of(&events, self.allocator.usage().allocated);
         let is_certain = self.uncertain(&place, &matched).saturating_mul(UNCERTAIN) <= peak;
         is_certain.then_some(RestOfStep { taken_from: place.taken_from, events, peak })
     }
 
     /// The allocated bytes during the calls of modules in the failed step, by call. Empty if a backward pass has run: then
     /// a call can belong to an earlier forward pass of the step.
-    pub(super) fn call_levels(&self, allocator: &Allocator) -> Vec<CallLevel> {
+    pub(super) fn call_levels(&self) -> Vec<CallLevel> {
         let part = self.entries.get(self.failed_step()..).unwrap_or_default();
-        let sizes: HashMap<u64, u64> = self
-            .before
-            .iter()
-            .flatten()
-            .map(|block| (block.seq, block.size))
-            .chain(self.entries.iter().filter_map(|entry| match entry {
-                Entry::Requested(one) => Some((one.seq, one.size)),
-                _ => None,
-            }))
-            .collect();
-        let size = |seq: &u64| sizes.get(seq).copied().unwrap_or(0);
         // The level at the end is known. Going back from it gives the level at the beginning.
-        let mut level = part.iter().rev().fold(allocator.usage().allocated, |level, entry| match entry {
+        let mut level = part.iter().rev().fold(self.allocator.usage().allocated, |level, entry| match entry {
             Entry::Requested(one) => level.saturating_sub(one.size),
-            Entry::FreeRequested(seq) => level.saturating_add(size(seq)),
+            Entry::FreeRequested(block) => level.saturating_add(block.size),
             Entry::FreeCompleted(_) => level,
         });
         let mut calls: BTreeMap<ContextId, CallLevel> = BTreeMap::new();
@@ -326,7 +403,7 @@ impl StepRecorder {
                     call.seqs.1 = one.seq;
                     call.peak = call.peak.max(level);
                 }
-                Entry::FreeRequested(seq) => level = level.saturating_sub(size(seq)),
+                Entry::FreeRequested(block) => level = level.saturating_sub(block.size),
                 Entry::FreeCompleted(_) => {}
             }
         }
@@ -335,7 +412,7 @@ impl StepRecorder {
 
     /// The index of the first entry of the failed step.
     fn failed_step(&self) -> usize {
-        let from = self.failed.starts.current.map_or(u64::MAX, |(_, seq)| seq);
+        let (_, from) = self.current;
         let is_before = |entry: &Entry| matches!(entry, Entry::Requested(one) if one.seq >= from);
         self.entries.iter().position(is_before).unwrap_or(self.entries.len())
     }
@@ -359,7 +436,7 @@ impl StepRecorder {
     }
 
     fn place_in_previous_step(&self, failed: RequestKey) -> Option<Place> {
-        let (step, _) = self.failed.starts.previous?;
+        let (step, _) = self.previous?;
         let middle = self.failed_step();
         let mut earlier = self.requests(0, middle);
         // Workspaces that an earlier step allocates exist in later ones, and can be as large as what their place allocates.
@@ -413,15 +490,15 @@ impl StepRecorder {
 
     /// The blocks that were allocated before the entry at `index`.
     fn live_at(&self, index: usize) -> Vec<LiveBlock> {
-        let mut live: Vec<LiveBlock> = self.before.clone().unwrap_or_default();
+        let mut live: Vec<LiveBlock> = self.before.clone();
         let mut freed: HashSet<u64> = HashSet::new();
         for entry in &self.entries[..index] {
             match entry {
                 Entry::Requested(one) => {
                     live.push(LiveBlock { seq: one.seq, addr: 0, size: one.size, key: one.key });
                 }
-                Entry::FreeRequested(seq) => {
-                    freed.insert(*seq);
+                Entry::FreeRequested(block) => {
+                    freed.insert(block.seq);
                 }
                 Entry::FreeCompleted(_) => {}
             }
@@ -436,8 +513,8 @@ impl StepRecorder {
         if place.taken_from != EarlierIteration::Step(0) {
             return 0;
         }
-        let from = self.first_seq();
-        let to = self.failed.starts.current.map_or(u64::MAX, |(_, seq)| seq);
+        let (_, to) = self.current;
+        let (_, from) = self.previous.unwrap_or(self.current);
         let made_once: HashSet<u64> = self
             .entries
             .iter()
@@ -449,38 +526,6 @@ impl StepRecorder {
         let unmatched = matched.unmatched.values().flatten();
         let uncertain = unmatched.filter(|one| one.seq >= from && one.seq < to && !made_once.contains(&one.seq));
         uncertain.map(|one| one.size).sum()
-    }
-
-    fn request(&self, allocator: &Allocator, table: &StackTable, e: &Event, id: BlockId) -> Request {
-        let block = allocator.block(id);
-        let facts = table.facts(e.stack);
-        let in_backward =
-            e.flags.contains(Flags::IN_BACKWARD) || table.contexts().is_node(e.context) || facts.in_engine;
-        Request {
-            key: self.key(table, block),
-            seq: e.seq,
-            requested: block.requested,
-            size: block.size,
-            stream: e.stream,
-            context: e.context,
-            is_made_once: in_backward || facts.optimizer.is_some(),
-            is_in_model: in_backward || !facts.outermost_compute.is_none(),
-        }
-    }
-
-    fn key(&self, table: &StackTable, block: &Block) -> RequestKey {
-        RequestKey { stack: table.python(block.stack), rounded: self.failed.settings.round(block.requested) }
-    }
-
-    /// The blocks that the program uses and that were allocated before the event `before`, in the order of their
-    /// allocation.
-    fn live_blocks(&self, allocator: &Allocator, table: &StackTable, before: u64) -> Vec<LiveBlock> {
-        let in_use = allocator.allocated().filter(|(_, b)| b.state == BlockState::Allocated && b.seq < before);
-        let mut live: Vec<LiveBlock> = in_use
-            .map(|(_, b)| LiveBlock { seq: b.seq, addr: b.addr, size: b.size, key: self.key(table, b) })
-            .collect();
-        live.sort_unstable_by_key(|block| block.seq);
-        live
     }
 }
 
@@ -609,26 +654,29 @@ mod tests {
             self.events.len() as u64 + 1
         }
 
-        /// The rest of the step after a failed request of `mib` MiB at `stack`.
-        fn rest(&self, starts: StepStarts, stack: u32, mib: u64) -> Option<RestOfStep> {
-            let settings = AllocatorSettings::default();
+        /// The rest of the step after a failed request of `mib` MiB at `stack`. `starts`: the `seq` of the first
+        /// allocation of each step, with its number.
+        fn rest(&self, starts: &[(u32, u64)], stack: u32, mib: u64) -> Option<RestOfStep> {
             let context = if stack < 20 { CALL } else { ContextId::NONE };
-            let failed = InterruptedStep { starts, stack: StackId(stack), context, requested: mib * MIB, settings };
-            let mut recorder = StepRecorder::new(failed).unwrap();
+            let failed = FailedRequest { stack: StackId(stack), context, requested: mib * MIB };
+            let mut recorder = StepRecorder::new(AllocatorSettings::default());
             let mut index = TraceIndex::default();
             index.sources.insert(0, memtrace_input::EventSource::Torch);
             let mut replay = Replay::new(&index, Some(0));
             for e in &self.events {
                 replay.apply(e, |replay, _, e, change| {
-                    recorder.observe(&replay.devices()[0].allocator, &self.table, e, change);
+                    recorder.changed(&replay.devices()[0].allocator, &self.table, e, &change);
+                    if matches!(change, Change::Alloc(_)) {
+                        recorder.allocated(starts.iter().rfind(|(_, seq)| *seq <= e.seq).map(|(step, _)| *step));
+                    }
                 });
             }
-            recorder.rest(&replay.devices()[0].allocator, &self.table)
+            recorder.interrupted(failed, &replay.devices()[0].allocator, &self.table).unwrap().rest()
         }
     }
 
     /// Two steps of ten layers of 10 MiB and a temporary of `scratch` MiB, of which the second ends after six layers.
-    fn two_steps(scratch: u64, second_layer: u64) -> (Recorded, StepStarts) {
+    fn two_steps(scratch: u64, second_layer: u64) -> (Recorded, [(u32, u64); 2]) {
         let mut r = Recorded::new();
         r.alloc(30, 100);
         let first = r.here();
@@ -639,13 +687,13 @@ mod tests {
         let second = r.here();
         r.alloc(3, second_layer);
         (4..9).for_each(|stack| _ = r.alloc(stack, 10));
-        (r, StepStarts { previous: Some((4, first)), current: Some((5, second)) })
+        (r, [(4, first), (5, second)])
     }
 
     #[test]
     fn the_previous_step_shows_the_rest() {
         let (r, starts) = two_steps(50, 10);
-        let rest = r.rest(starts, 9, 10).unwrap();
+        let rest = r.rest(&starts, 9, 10).unwrap();
         assert_eq!((rest.taken_from, rest.peak / MIB), (EarlierIteration::Step(4), 100 + 10 * 10 + 50));
         assert!(matches!(rest.events[0], RestEvent::Requested { requested, .. } if requested == 10 * MIB));
         let old = rest.events.iter().filter(|e| matches!(e, RestEvent::FreeCompleted(RestBlock::Old { .. }))).count();
@@ -666,18 +714,18 @@ mod tests {
         kept.into_iter().for_each(|block| r.free(block));
         let second = r.here();
         (0..6).for_each(|_| _ = layer(&mut r));
-        let starts = StepStarts { previous: Some((0, first)), current: Some((1, second)) };
-        let rest = r.rest(starts, 3, 32).unwrap();
+        let starts = [(0, first), (1, second)];
+        let rest = r.rest(&starts, 3, 32).unwrap();
         assert_eq!(rest.peak / MIB, 32 + 10 * 3 * 32, "the workspace and all ten layers");
     }
 
     #[test]
     fn other_requests_show_no_rest() {
         let (r, starts) = two_steps(50, 20);
-        assert_eq!(r.rest(starts, 9, 10), None, "the step began in another way");
+        assert_eq!(r.rest(&starts, 9, 10), None, "the step began in another way");
         let (r, starts) = two_steps(50, 10);
-        assert_eq!(r.rest(starts, 9, 20), None, "a request of another size");
-        assert_eq!(r.rest(StepStarts { previous: None, ..starts }, 9, 10), None, "no earlier step");
+        assert_eq!(r.rest(&starts, 9, 20), None, "a request of another size");
+        assert_eq!(r.rest(&starts[1..], 9, 10), None, "no earlier step");
     }
 
     /// What the first step leaves behind makes its rest uncertain. A block that is as large as the step cannot be
@@ -692,8 +740,8 @@ mod tests {
             layers.into_iter().for_each(|layer| r.free(layer));
             let second = r.here();
             (3..12).for_each(|stack| _ = r.alloc(stack, 10));
-            let starts = StepStarts { previous: Some((0, first)), current: Some((1, second)) };
-            assert_eq!(r.rest(starts, 12, 10).is_some(), is_certain, "{left}");
+            let starts = [(0, first), (1, second)];
+            assert_eq!(r.rest(&starts, 12, 10).is_some(), is_certain, "{left}");
         }
     }
 
@@ -709,8 +757,8 @@ mod tests {
         let first = batch(&mut r, 12);
         first.into_iter().for_each(|block| r.free(block));
         batch(&mut r, 9);
-        let starts = StepStarts { previous: None, current: Some((0, step)) };
-        let rest = r.rest(starts, 12, 10).unwrap();
+        let starts = [(0, step)];
+        let rest = r.rest(&starts, 12, 10).unwrap();
         assert_eq!((rest.taken_from, rest.peak / MIB), (EarlierIteration::InSameStep, 5 + 12 * 10));
         // A loop inside the model, without a request outside it between two rounds, is no iteration.
         let mut r = Recorded::new();
@@ -718,8 +766,8 @@ mod tests {
         for stack in (3..13).chain(3..12) {
             r.alloc(stack, 10);
         }
-        let starts = StepStarts { previous: None, current: Some((0, step)) };
-        assert_eq!(r.rest(starts, 12, 10), None);
+        let starts = [(0, step)];
+        assert_eq!(r.rest(&starts, 12, 10), None);
         assert!(!r.table.facts(MODEL).outermost_compute.is_none());
     }
 }

@@ -18,8 +18,8 @@
 //!   has its state already: its first call there keeps no block, although the first call of another place with the same
 //!   class did. If exactly one place qualifies, both places are one optimizer.
 //!
-//! [`super::phase`] decides where the next step begins. This pass streams the recording once if it has such ranges, or
-//! if nothing trains. It also finds which calls of models train ([`super::model_calls`]).
+//! [`super::phase`] decides where the next step begins. The first pass finds the ends of steps if the recording has such
+//! ranges, or if nothing trains. It also finds which calls of models train ([`super::model_calls`]).
 
 use std::collections::{HashMap, HashSet};
 
@@ -73,9 +73,9 @@ impl LabelRules {
     }
 }
 
-/// What a pass over the whole recording shows.
-#[derive(Debug, Default)]
-pub(super) struct FirstPass {
+/// The facts about the training loop that only the whole recording shows.
+#[derive(Clone, Debug, Default)]
+pub(super) struct TrainingLoop {
     pub(super) ends: StepEnds,
     pub(super) calls: ModelCalls,
     /// The stacks of user code that loads a batch between two steps. The first batch comes before the first step.
@@ -85,55 +85,87 @@ pub(super) struct FirstPass {
     pub(super) knows_batches: bool,
 }
 
-/// Streams a recording once if it has ranges of an optimizer's step, or no training at all.
-pub(super) fn first_pass(recording: &dyn Recording, table: &StackTable, rules: &LabelRules) -> FirstPass {
-    let has_ranges = rules.any(Meaning::OptimizerStep);
-    if !has_ranges && table.may_train() {
-        return FirstPass::default();
-    }
-    let definitions = recording.definitions();
-    let mut finder = Finder { rules: rules.clone(), has_nodes: table.has_nodes(), ..Finder::default() };
-    let mut calls = CallFinder::new(definitions);
-    // What is older than the kept events is not in the order of the program.
-    let is_rotated = definitions.rotation.is_some();
-    recording.stream(&mut |events| {
-        for e in events {
-            if e.source == Source::Label {
-                finder.observe_label(e);
-                continue;
-            }
-            let in_backward = e.flags.contains(Flags::IN_BACKWARD);
-            if in_backward && !(is_rotated && e.flags.contains(Flags::PREEXISTING)) {
-                finder.observe_backward(e.seq);
-            }
-            let is_earlier = is_rotated && e.flags.contains(Flags::PREEXISTING);
-            if is_earlier || !matches!(e.source, Source::Torch | Source::TorchReporter | Source::TorchCpu) {
-                continue;
-            }
-            if in_backward || table.facts(e.stack).in_engine || table.contexts().is_node(e.context) {
-                calls.observe_backward(e.seq);
-            } else if matches!(e.action, Action::Alloc | Action::FreeRequested | Action::Oom) {
-                finder.observe_outside(e, table);
-                calls.observe(e, table);
-            }
+impl TrainingLoop {
+    /// Takes a recording. Streams it if it has ranges of an optimizer's step, or no training at all.
+    pub(super) fn of(recording: &dyn Recording, table: &StackTable, rules: &LabelRules) -> TrainingLoop {
+        let mut finder = LoopFinder::new(recording.definitions(), table, rules);
+        if finder.is_needed() {
+            recording.stream(&mut |events| events.iter().for_each(|e| finder.observe(e, table)));
         }
-    });
-    finder.finish();
-    // A backward pass that is replayed as a CUDA graph is not recorded, but the optimizer's call after it is.
-    let last_end = finder.ends.last().copied().unwrap_or(0);
-    let calls = calls.finish(definitions, table, last_end, finder.has_loaders());
-    if !has_ranges {
-        return FirstPass { calls: calls.without_training(), ..FirstPass::default() };
+        finder.finish(recording.definitions(), table)
     }
-    let (knows_batches, batches) = finder.batches.stacks(table, &calls, finder.has_loaders());
-    FirstPass { ends: finder.into_ends(), calls, batches, knows_batches }
+}
+
+/// Finds the [`TrainingLoop`] of a recording while it streams.
+pub(super) struct LoopFinder {
+    steps: StepFinder,
+    calls: CallFinder,
+    has_ranges: bool,
+    may_train: bool,
+    /// What is older than the kept events is not in the order of the program.
+    is_rotated: bool,
+}
+
+impl LoopFinder {
+    pub(super) fn new(definitions: &Definitions, table: &StackTable, rules: &LabelRules) -> LoopFinder {
+        LoopFinder {
+            steps: StepFinder { rules: rules.clone(), has_nodes: table.has_nodes(), ..StepFinder::default() },
+            calls: CallFinder::new(definitions),
+            has_ranges: rules.any(Meaning::OptimizerStep),
+            may_train: table.may_train(),
+            is_rotated: definitions.rotation.is_some(),
+        }
+    }
+
+    /// Whether the recording has ranges of an optimizer's step, or no training at all.
+    pub(super) fn is_needed(&self) -> bool {
+        self.has_ranges || !self.may_train
+    }
+
+    #[inline]
+    pub(super) fn observe(&mut self, e: &Event, table: &StackTable) {
+        if e.source == Source::Label {
+            self.steps.observe_label(e);
+            return;
+        }
+        let in_backward = e.flags.contains(Flags::IN_BACKWARD);
+        let is_earlier = self.is_rotated && e.flags.contains(Flags::PREEXISTING);
+        if in_backward && !is_earlier {
+            self.steps.observe_backward(e.seq);
+        }
+        if is_earlier || !matches!(e.source, Source::Torch | Source::TorchReporter | Source::TorchCpu) {
+            return;
+        }
+        if in_backward || table.facts(e.stack).in_engine || table.contexts().is_node(e.context) {
+            self.calls.observe_backward(e.seq);
+        } else if matches!(e.action, Action::Alloc | Action::FreeRequested | Action::Oom) {
+            self.steps.observe_outside(e, table);
+            self.calls.observe(e, table);
+        }
+    }
+
+    pub(super) fn finish(self, definitions: &Definitions, table: &StackTable) -> TrainingLoop {
+        if !self.is_needed() {
+            return TrainingLoop::default();
+        }
+        let LoopFinder { mut steps, calls, has_ranges, .. } = self;
+        steps.finish();
+        // A backward pass that is replayed as a CUDA graph is not recorded, but the optimizer's call after it is.
+        let last_end = steps.ends.last().copied().unwrap_or(0);
+        let calls = calls.finish(definitions, table, last_end, steps.has_loaders());
+        if !has_ranges {
+            return TrainingLoop { calls: calls.without_training(), ..TrainingLoop::default() };
+        }
+        let (knows_batches, batches) = steps.batches.stacks(table, &calls, steps.has_loaders());
+        TrainingLoop { ends: steps.into_ends(), calls, batches, knows_batches }
+    }
 }
 
 impl StepEnds {
     /// Takes a recording. Empty if the recording has no range of an optimizer's step.
     pub fn of(recording: &dyn Recording) -> StepEnds {
         let definitions = recording.definitions();
-        first_pass(recording, &StackTable::new(definitions), &LabelRules::of(definitions)).ends
+        TrainingLoop::of(recording, &StackTable::new(definitions), &LabelRules::of(definitions)).ends
     }
 
     /// The event numbers (`seq`) after which a step has ended, in order.
@@ -285,7 +317,7 @@ impl BatchFinder {
 
 /// Finds the ends of steps.
 #[derive(Default)]
-struct Finder {
+struct StepFinder {
     rules: LabelRules,
     has_nodes: bool,
     optimizers: OptimizerCalls,
@@ -299,7 +331,7 @@ struct Finder {
     batches: BatchFinder,
 }
 
-impl Finder {
+impl StepFinder {
     fn observe_label(&mut self, e: &Event) {
         let Some(rule) = self.rules.get(e) else { return };
         let starts = e.action == Action::RangeStart;

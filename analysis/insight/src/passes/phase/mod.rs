@@ -40,6 +40,7 @@ mod step_machine;
 mod tests;
 
 use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
 
 use memtrace_trace::event::{Action, Event, Flags};
 use memtrace_trace::ids::{FrameId, StackId, ThreadId};
@@ -47,7 +48,7 @@ use memtrace_trace::ids::{FrameId, StackId, ThreadId};
 pub use event::{EventClassification, Phase, ProgramPosition};
 
 use super::stacks::StackTable;
-use super::steps::{FirstPass, LabelRules, first_pass};
+use super::steps::{LabelRules, TrainingLoop};
 use crate::rules::{LabelRule, Meaning, PhaseRuleId};
 use dropped::Dropped;
 use evaluations::Evaluations;
@@ -82,7 +83,7 @@ struct Batches {
 /// Tracks phase and step while a recording streams. Events must come in the order of `seq`.
 #[derive(Clone, Debug)]
 pub struct PhaseTracker {
-    table: StackTable,
+    table: Arc<StackTable>,
     rules: LabelRules,
     now: ProgramPosition,
     last: EventClassification,
@@ -102,11 +103,22 @@ pub struct PhaseTracker {
 const MAX_RANGES: usize = 1024;
 
 impl PhaseTracker {
-    /// The tracker of a recording. Streams it once if PyTorch marks optimizer steps in it.
+    /// The tracker of a recording. Streams it once if PyTorch marks optimizer steps in it. With a
+    /// [`FirstPass`](super::FirstPass), [`FirstPass::tracker`](super::FirstPass::tracker) does not stream it again.
     pub fn of(recording: &dyn Recording) -> PhaseTracker {
         let table = StackTable::new(recording.definitions());
         let rules = LabelRules::of(recording.definitions());
-        let FirstPass { ends, calls, batches, knows_batches } = first_pass(recording, &table, &rules);
+        let training = TrainingLoop::of(recording, &table, &rules);
+        PhaseTracker::new(recording, Arc::new(table), rules, training)
+    }
+
+    pub(super) fn new(
+        recording: &dyn Recording,
+        table: Arc<StackTable>,
+        rules: LabelRules,
+        training: TrainingLoop,
+    ) -> PhaseTracker {
+        let TrainingLoop { ends, calls, batches, knows_batches } = training;
         let dropped = Dropped::of(recording);
         PhaseTracker {
             steps: StepMachine::new(&table, ends, dropped.had_profiler_ranges()),

@@ -1,0 +1,90 @@
+//! What the replay of a recording shows of its memory without any classification: the points in time that can be
+//! explained.
+
+use std::collections::BTreeMap;
+
+use memtrace_trace::event::Event;
+
+use super::analysis::Analysis;
+use super::oom::FailedAllocation;
+use memtrace_input::EventSource;
+use memtrace_replay::{Change, MemoryLocation, Owner, OwnerUsage, Peak, Replay, Usage};
+
+/// The peaks and the out-of-memory errors of a process.
+#[derive(Clone, Debug, Default)]
+pub struct ReplayedMemory {
+    /// The devices, by ordinal.
+    pub devices: Vec<ReplayedDevice>,
+    /// What each owner held.
+    pub owners: BTreeMap<(MemoryLocation, Owner), OwnerUsage>,
+}
+
+/// The peak and the out-of-memory errors of a device.
+#[derive(Clone, Copy, Debug)]
+pub struct ReplayedDevice {
+    /// The device ordinal; -1 for the CPU.
+    pub device: i16,
+    /// The event source that describes the device.
+    pub source: EventSource,
+    /// `seq` of the event that led to the peak of allocated bytes, and the totals then. `seq` is 0 without a block.
+    pub peak: (u64, Usage),
+    /// The highest totals, each at its own point in time.
+    pub highest: Peak,
+    /// The first error and the last one.
+    pub ooms: Option<(FailedAllocation, FailedAllocation)>,
+}
+
+impl ReplayedMemory {
+    /// The same from the results of an analysis. Only for a recording without errors.
+    pub fn of_analysis(analysis: &Analysis) -> ReplayedMemory {
+        let devices = analysis.devices.iter().map(|device| ReplayedDevice {
+            device: device.device,
+            source: device.source,
+            peak: (device.states.peak.seq, device.states.peak.usage),
+            highest: device.statistics.highest,
+            ooms: None,
+        });
+        ReplayedMemory { devices: devices.collect(), owners: analysis.owners.clone() }
+    }
+}
+
+/// Collects [`ReplayedMemory`].
+#[derive(Clone, Debug)]
+pub(super) struct ReplayedMemoryCollector(ReplayedMemory);
+
+impl ReplayedMemoryCollector {
+    pub(super) fn new(replay: &Replay) -> ReplayedMemoryCollector {
+        let devices = replay.devices().iter().map(|of| ReplayedDevice {
+            device: of.device,
+            source: of.source,
+            peak: (0, Usage::default()),
+            highest: Peak::default(),
+            ooms: None,
+        });
+        ReplayedMemoryCollector(ReplayedMemory { devices: devices.collect(), owners: BTreeMap::new() })
+    }
+
+    /// Takes a change of the device with this index in the replay.
+    #[inline]
+    pub(super) fn changed(&mut self, replay: &Replay, slot: usize, e: &Event, change: &Change) {
+        let Some(device) = self.0.devices.get_mut(slot) else { return };
+        let usage = replay.devices()[slot].allocator.usage();
+        match change {
+            Change::Alloc(_) if usage.allocated > device.peak.1.allocated => device.peak = (e.seq, *usage),
+            Change::Oom => {
+                let oom = FailedAllocation::new(e, *usage);
+                device.ooms = Some((device.ooms.map_or(oom, |(first, _)| first), oom));
+            }
+            _ => {}
+        }
+    }
+
+    /// Takes the state after the last event.
+    pub(super) fn finish(mut self, replay: &Replay) -> ReplayedMemory {
+        for (device, of) in self.0.devices.iter_mut().zip(replay.devices()) {
+            device.highest = *of.allocator.peak();
+        }
+        self.0.owners = replay.physical().usage_by_owner().clone();
+        self.0
+    }
+}
