@@ -13,7 +13,9 @@ use super::window::Window;
 use memtrace_input::error::{Error, Result};
 use memtrace_input::load::Process;
 use memtrace_input::{CompileContexts, printable};
-use memtrace_insight::passes::{Analysis, BlockAllocation, BlockClassification, BlockObserver, CustomCategorizer};
+use memtrace_insight::passes::{
+    Analysis, BlockAllocation, BlockClassification, BlockObserver, CustomCategorizer, FirstPass,
+};
 use memtrace_insight::rules::CustomRules;
 use memtrace_replay::Names;
 
@@ -35,19 +37,20 @@ pub fn blocks_csv(
     progress: &mut dyn FnMut(u64),
 ) -> Result<()> {
     let recording = process.recording();
-    let names = Names::of_process(process);
+    let first_pass = FirstPass::of_process(process);
+    let names = &first_pass.names;
     let mut writer = CsvWriter {
         out: BufWriter::new(out),
         definitions: process.definitions(),
-        names: &names,
-        custom: custom_rules.map(|rules| CustomCategorizer::new(rules, process.definitions(), &names)),
+        names,
+        custom: custom_rules.map(|rules| CustomCategorizer::new(rules, process.definitions(), names)),
         compile_contexts: recording.compile_contexts(),
         calibration: recording.calibration(),
         window,
         error: None,
     };
     writer.put(|out| out.write_all(COLUMNS.as_bytes()));
-    Analysis::with_observer(recording, process.trace_index(), &names, &mut writer, progress);
+    Analysis::with_observer(recording, process.trace_index(), &first_pass, &mut writer, progress);
     writer.put(|out| out.flush());
     writer.error.map_or(Ok(()), |e| Err(Error::io("cannot write the table")(e)))
 }

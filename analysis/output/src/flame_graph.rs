@@ -18,8 +18,8 @@ use memtrace_input::AddressBuildHasher;
 use memtrace_input::error::{Error, Result};
 use memtrace_input::load::Process;
 use memtrace_input::printable;
-use memtrace_insight::passes::{Analysis, BlockAllocation, BlockClassification, BlockObserver};
-use memtrace_replay::{Contexts, Names, Usage};
+use memtrace_insight::passes::{Analysis, BlockAllocation, BlockClassification, BlockObserver, FirstPass};
+use memtrace_replay::{Contexts, Usage};
 
 /// The bytes that a flame graph shows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -67,7 +67,7 @@ pub fn flame_graph(
 ) -> Result<()> {
     let recording = process.recording();
     let mut sums = SiteSums::new(process, window, of);
-    Analysis::with_observer(recording, process.trace_index(), &Names::of_process(process), &mut sums, progress);
+    Analysis::with_observer(recording, process.trace_index(), &FirstPass::of_process(process), &mut sums, progress);
     let devices = sums.finish().map(|(device, sites)| (device_name(device), sites));
     let devices: Vec<(String, Vec<(AllocationSite, u64)>)> = devices.collect();
     let written = match format {

@@ -30,9 +30,9 @@ use super::window::Window;
 use memtrace_input::error::{Error, Result};
 use memtrace_input::load::Process;
 use memtrace_input::{CompileContextId, CompileContexts};
-use memtrace_insight::passes::{Phase, PhaseTracker, RangeNames};
+use memtrace_insight::passes::{FirstPass, Phase, PhaseTracker, RangeNames};
 use memtrace_insight::rules::CustomRules;
-use memtrace_replay::{Allocator, Block, BlockState, Change, Names, Replay, Segment};
+use memtrace_replay::{Allocator, Block, BlockState, Change, Replay, Segment};
 
 /// The content of a snapshot.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -68,9 +68,9 @@ pub fn snapshot(
     options: &SnapshotOptions,
     progress: &mut dyn FnMut(u64),
 ) -> Result<SnapshotReport> {
-    let names = Names::of_process(process);
+    let first_pass = FirstPass::of_process(process);
     std::thread::scope(|scope| {
-        let writer = SnapshotWriter::new(process, &names, BackgroundWriter::new(scope, out), options);
+        let writer = SnapshotWriter::new(process, &first_pass, BackgroundWriter::new(scope, out), options);
         writer.write(process, progress).map_err(Error::io("cannot write the snapshot"))
     })
 }
@@ -81,6 +81,7 @@ struct SnapshotWriter<'a, W: Write> {
     phrases: Phrases,
     frames: FrameWriter<'a>,
     metadata: BlockMetadata<'a>,
+    first_pass: &'a FirstPass,
     compile_contexts: &'a CompileContexts,
     written_contexts: HashMap<CompileContextId, Memo>,
     calibration: Calibration,
@@ -140,7 +141,12 @@ impl Phrases {
 }
 
 impl<'a, W: Write> SnapshotWriter<'a, W> {
-    fn new(process: &'a Process, names: &'a Names, out: W, options: &'a SnapshotOptions) -> SnapshotWriter<'a, W> {
+    fn new(
+        process: &'a Process,
+        first_pass: &'a FirstPass,
+        out: W,
+        options: &'a SnapshotOptions,
+    ) -> SnapshotWriter<'a, W> {
         let calibration = process.recording().calibration();
         let sources = SourceFiles::of(process, &options.sources);
         SnapshotWriter {
@@ -148,7 +154,8 @@ impl<'a, W: Write> SnapshotWriter<'a, W> {
             words: Words::new(),
             phrases: Phrases::new(),
             frames: FrameWriter::new(process.definitions(), sources),
-            metadata: BlockMetadata::new(process.definitions(), names, options.custom_rules.as_deref()),
+            first_pass,
+            metadata: BlockMetadata::new(process.definitions(), &first_pass.names, options.custom_rules.as_deref()),
             compile_contexts: process.recording().compile_contexts(),
             written_contexts: HashMap::new(),
             calibration,
@@ -206,7 +213,7 @@ impl<'a, W: Write> SnapshotWriter<'a, W> {
         let mut trace = DeviceTrace {
             list: self.pickle.begin_list(),
             time_us: 0,
-            tracker: PhaseTracker::of(process.recording()),
+            tracker: self.first_pass.tracker(process.recording()),
             last_free: Event::EMPTY,
         };
         let mut failed = None;

@@ -13,8 +13,8 @@ use memtrace_trace::ids::{ContextId, FrameId, StackId};
 use memtrace_input::EventSource;
 use memtrace_input::error::{Error, Result};
 use memtrace_input::load::{Process, Run};
-use memtrace_insight::passes::{Analysis, BlockAllocation, BlockClassification, BlockObserver, RangeNames};
-use memtrace_replay::{Allocator, Block, BlockState, Change, Names, Replay, Segment, Usage};
+use memtrace_insight::passes::{Analysis, BlockAllocation, BlockClassification, BlockObserver, FirstPass, RangeNames};
+use memtrace_replay::{Allocator, Block, BlockState, Change, Replay, Segment, Usage};
 
 /// What to select. The default selects everything.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -249,7 +249,13 @@ impl Window {
     ) -> Result<()> {
         let recording = process.recording();
         let mut steps = StepFinder { from, to, found: None, recorded: None };
-        Analysis::with_observer(recording, process.trace_index(), &Names::of_process(process), &mut steps, progress);
+        Analysis::with_observer(
+            recording,
+            process.trace_index(),
+            &FirstPass::of_process(process),
+            &mut steps,
+            progress,
+        );
         let Some((first, last)) = steps.found else {
             let range = if from == to { format!("step {from}") } else { format!("steps {from}-{to}") };
             let has = match steps.recorded {

@@ -45,7 +45,7 @@ pub struct FirstPass {
 impl FirstPass {
     /// Takes a recording. Streams it if it has names of tensors or marks of steps, or no training.
     pub fn of(recording: &dyn Recording, trace_index: &TraceIndex) -> FirstPass {
-        FirstPass::with_options(recording, trace_index, &FirstPassOptions::default(), &mut ())
+        FirstPass::with_options(recording, trace_index, &FirstPassOptions::default(), &mut (), &mut |_| {})
     }
 
     /// [`Self::of`] the recording of a process.
@@ -53,16 +53,22 @@ impl FirstPass {
         FirstPass::of(process.recording(), process.trace_index())
     }
 
-    /// [`Self::of`], with what the options and an observer need.
+    /// [`Self::of`], with what the options and an observer need. `progress` receives the number of events read so far.
     pub fn with_options(
         recording: &dyn Recording,
         trace_index: &TraceIndex,
         options: &FirstPassOptions<'_>,
         observer: &mut dyn ReplayObserver,
+        progress: &mut dyn FnMut(u64),
     ) -> FirstPass {
         let mut stream = Stream::new(recording, trace_index, options, observer);
         if stream.is_needed(trace_index) {
-            recording.stream(&mut |events| events.iter().for_each(|e| stream.observe(e)));
+            let mut done = 0;
+            recording.stream(&mut |events| {
+                events.iter().for_each(|e| stream.observe(e));
+                done += events.len() as u64;
+                progress(done);
+            });
         } else {
             stream.replayed_memory = None;
         }

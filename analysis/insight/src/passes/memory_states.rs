@@ -1,6 +1,5 @@
 //! The blocks of a device at chosen points in time: its peak, its end, and what the analysis was asked about.
 
-
 use super::category::BlockAllocation;
 use super::composition::Composition;
 use super::modules::ModulePaths;

@@ -23,11 +23,11 @@ use memtrace_input::EventSource;
 use memtrace_input::error::{Error, Result};
 use memtrace_input::load::Process;
 use memtrace_insight::passes::{
-    Analysis, BlockAllocation, BlockClassification, BlockMemory, BlockModules, BlockObserver, Category, Phase,
-    ProgramPosition,
+    Analysis, BlockAllocation, BlockClassification, BlockMemory, BlockModules, BlockObserver, Category, FirstPass,
+    FirstPassOptions, Phase, ProgramPosition, ReplayObserver,
 };
 use memtrace_insight::rules::CustomRules;
-use memtrace_replay::{MemoryLocation, Names, Replay, Usage};
+use memtrace_replay::{MemoryLocation, Replay, Usage};
 
 pub use rank_totals::{RankSeries, rank_totals};
 
@@ -35,7 +35,7 @@ use annotations::Annotations;
 use dictionary::Dictionary;
 use encode::{Clock, Column, ROWS, Records, Rising, Tag};
 use part::{Part, Place};
-use selection::{DeviceSelection, Listed, Point};
+use selection::{DeviceSelection, Listed, Point, Selector};
 
 /// The maximum number of changes of a line that the page draws. Later changes are counted only.
 const MAX_CHANGES: u64 = 1 << 19;
@@ -81,8 +81,14 @@ pub fn page_data(
     let recording = process.recording();
     let part = options.window.map_or(Part::WHOLE, |(first, last)| Part { first, last });
     let marks: Vec<u64> = options.marks.iter().copied().filter(|mark| part.place(*mark) == Place::Inside).collect();
-    let selected = options.max_blocks.map(|most| selection::select(process, most, &marks, part, progress));
-    let names = Names::of_process(process);
+    let mut selector = options.max_blocks.map(|most| Selector::new(process, most, &marks, part));
+    let observer: &mut dyn ReplayObserver = match &mut selector {
+        Some(selector) => selector,
+        None => &mut (),
+    };
+    let first_pass =
+        FirstPass::with_options(recording, process.trace_index(), &FirstPassOptions::default(), observer, progress);
+    let names = &first_pass.names;
     let sources = process.trace_index().sources.iter();
     let sources = sources.filter(|(device, _)| options.device.is_none_or(|only| only == **device));
     let calibration = recording.calibration();
@@ -90,23 +96,23 @@ pub fn page_data(
     let clock = Clock { calibration, begin_ns };
     let mut devices: Vec<DeviceData> =
         sources.map(|(device, source)| DeviceData::new(*device, *source, clock, part)).collect();
-    if let Some(mut selected) = selected {
+    if let Some(mut selected) = selector.map(Selector::finish) {
         for device in &mut devices {
             device.rest = Some(Rest::new(selected.remove(&device.device).unwrap_or_default(), &marks));
         }
     }
     let events = recording.event_count();
     let shortest_phase = options.max_blocks.map_or(0, |_| events.min(part.length()) / SHORTEST_PHASE);
-    let modules = BlockModules::of(process.definitions(), &names, options.modules_at);
+    let modules = BlockModules::of(process.definitions(), names, options.modules_at);
     let mut writer = PageWriter {
         records: Records::new(out),
-        dictionary: Dictionary::new(process.definitions(), &names, modules, options.is_library, options.custom_rules),
+        dictionary: Dictionary::new(process.definitions(), names, modules, options.is_library, options.custom_rules),
         annotations: Annotations::new(process.definitions(), devices.len()),
         clock,
         devices,
         phases: PhaseChanges::new(part, shortest_phase, events / SHORTEST_PHASE),
     };
-    Analysis::with_observer(recording, process.trace_index(), &names, &mut writer, progress);
+    Analysis::with_observer(recording, process.trace_index(), &first_pass, &mut writer, progress);
     writer.finish(begin_ns, &mut SourceFiles::of(process, &options.sources)).map_err(Error::io("cannot write the page"))
 }
 

@@ -9,7 +9,9 @@ use std::collections::{BTreeMap, HashMap};
 
 use memtrace_input::AddressBuildHasher;
 use memtrace_input::load::Process;
+use memtrace_insight::passes::ReplayObserver;
 use memtrace_replay::{Change, Replay};
+use memtrace_trace::event::Event;
 
 use super::part::{Part, Place};
 
@@ -135,57 +137,77 @@ impl Device {
     }
 }
 
-/// Selects at most `most` blocks of each device in a part of the recording. `marks` are events, by `seq`, that need a point
-/// of their own. Streams the recording once.
-pub(super) fn select(
-    process: &Process,
+/// Selects blocks of each device in a part of a recording while it is replayed.
+pub(super) struct Selector {
+    /// The maximum number of blocks of each device.
     most: u64,
-    marks: &[u64],
+    /// Events, by `seq`, that need a point of their own, in order.
+    marks: Vec<u64>,
     part: Part,
-    progress: &mut dyn FnMut(u64),
-) -> BTreeMap<i16, DeviceSelection> {
-    let recording = process.recording();
-    let width = recording.event_count().min(part.length()).div_ceil(RANGES).max(1);
-    let mut marks: Vec<u64> = marks.to_vec();
-    marks.sort_unstable();
-    marks.dedup();
-    let mut replay = Replay::new(process.trace_index(), None);
-    let mut devices: Vec<(i16, Device)> = replay.devices().iter().map(|one| (one.device, Device::new())).collect();
-    let (mut done, mut passed, mut last_seq) = (0, 0, 0);
-    recording.stream(&mut |events| {
-        for e in events {
-            last_seq = e.seq;
-            // A range ends at a mark.
-            while marks.get(passed).is_some_and(|mark| *mark < e.seq) {
-                passed += 1;
-            }
-            let range = e.seq / width + passed as u64;
-            replay.apply(e, |replay, slot, e, change| {
-                let allocator = &replay.devices()[slot].allocator;
-                let Some((_, device)) = devices.get_mut(slot) else { return };
-                match change {
-                    Change::Alloc(_) => {}
-                    Change::FreeRequested(id) => {
-                        let block = allocator.block(id);
-                        if part.has_block(block.seq, Some(e.seq)) {
-                            device.add_block(block.size, e.seq.saturating_sub(block.seq));
-                        }
-                    }
-                    _ => return,
-                }
-                let allocated = allocator.usage().allocated;
-                let point = Point { seq: e.seq, ticks: e.ticks, allocated };
-                match part.place(e.seq) {
-                    Place::Before => device.before = Some(point),
-                    Place::Inside => device.advance(range, point),
-                    Place::After => {}
-                }
-            });
+    /// The number of events of a range.
+    width: u64,
+    /// The number of marks before the latest event.
+    passed: usize,
+    /// In the order of the replay's devices.
+    devices: Vec<(i16, Device)>,
+}
+
+impl Selector {
+    pub(super) fn new(process: &Process, most: u64, marks: &[u64], part: Part) -> Selector {
+        let mut marks: Vec<u64> = marks.to_vec();
+        marks.sort_unstable();
+        marks.dedup();
+        Selector {
+            most,
+            marks,
+            part,
+            width: process.recording().event_count().min(part.length()).div_ceil(RANGES).max(1),
+            passed: 0,
+            devices: process.trace_index().sources.keys().map(|device| (*device, Device::new())).collect(),
         }
-        done += events.len() as u64;
-        progress(done);
-    });
-    devices.into_iter().map(|(ordinal, device)| (ordinal, device.finish(most))).collect()
+    }
+
+    /// The selections, by device.
+    pub(super) fn finish(self) -> BTreeMap<i16, DeviceSelection> {
+        self.devices.into_iter().map(|(ordinal, device)| (ordinal, device.finish(self.most))).collect()
+    }
+}
+
+impl ReplayObserver for Selector {
+    fn is_needed(&self) -> bool {
+        true
+    }
+
+    #[inline]
+    fn before(&mut self, e: &Event) {
+        // A range ends at a mark.
+        while self.marks.get(self.passed).is_some_and(|mark| *mark < e.seq) {
+            self.passed += 1;
+        }
+    }
+
+    #[inline]
+    fn changed(&mut self, replay: &Replay, slot: usize, e: &Event, change: &Change) {
+        let allocator = &replay.devices()[slot].allocator;
+        let range = e.seq / self.width + self.passed as u64;
+        let Some((_, device)) = self.devices.get_mut(slot) else { return };
+        match change {
+            Change::Alloc(_) => {}
+            Change::FreeRequested(id) => {
+                let block = allocator.block(*id);
+                if self.part.has_block(block.seq, Some(e.seq)) {
+                    device.add_block(block.size, e.seq.saturating_sub(block.seq));
+                }
+            }
+            _ => return,
+        }
+        let point = Point { seq: e.seq, ticks: e.ticks, allocated: allocator.usage().allocated };
+        match self.part.place(e.seq) {
+            Place::Before => device.before = Some(point),
+            Place::Inside => device.advance(range, point),
+            Place::After => {}
+        }
+    }
 }
 
 #[cfg(test)]

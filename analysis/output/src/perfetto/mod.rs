@@ -25,7 +25,7 @@ use memtrace_input::AddressBuildHasher;
 use memtrace_input::error::{Error, Result};
 use memtrace_input::load::Process;
 use memtrace_insight::passes::{
-    Analysis, BlockAllocation, BlockClassification, BlockObserver, Category, Phase, ProgramPosition,
+    Analysis, BlockAllocation, BlockClassification, BlockObserver, Category, FirstPass, Phase, ProgramPosition,
 };
 use memtrace_replay::{Names, Replay, Usage};
 
@@ -44,9 +44,9 @@ const MAX_STACK_FRAMES: usize = 32;
 /// The errors of `out`.
 pub fn perfetto(process: &Process, window: &Window, out: &mut dyn Write, progress: &mut dyn FnMut(u64)) -> Result<()> {
     let recording = process.recording();
-    let names = Names::of_process(process);
-    let mut writer = TraceWriter::new(process, window, &names, BufWriter::new(out));
-    Analysis::with_observer(recording, process.trace_index(), &names, &mut writer, progress);
+    let first_pass = FirstPass::of_process(process);
+    let mut writer = TraceWriter::new(process, window, &first_pass.names, BufWriter::new(out));
+    Analysis::with_observer(recording, process.trace_index(), &first_pass, &mut writer, progress);
     writer.finish().map_err(Error::io("cannot write the Perfetto trace"))
 }
 

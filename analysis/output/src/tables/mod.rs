@@ -22,7 +22,7 @@ use memtrace_input::CompileContexts;
 use memtrace_input::error::{Error, Result};
 use memtrace_input::load::Process;
 use memtrace_insight::passes::{
-    Analysis, BlockAllocation, BlockClassification, BlockObserver, CustomCategorizer, PhaseTracker,
+    Analysis, BlockAllocation, BlockClassification, BlockObserver, CustomCategorizer, FirstPass,
 };
 use memtrace_insight::rules::CustomRules;
 use memtrace_replay::{Change, Names, Replay};
@@ -132,19 +132,20 @@ pub fn tables(
     [events, blocks, stacks, phases]: [&mut (dyn Write + Send); 4],
     progress: &mut dyn FnMut(u64),
 ) -> Result<()> {
-    let names = Names::of_process(process);
+    let first_pass = FirstPass::of_process(process);
+    let names = &first_pass.names;
     let process_columns =
         ProcessColumns { run, rank: process.rank().map(|rank| rank as i32), pid: process.pid() as i32 };
     let mut used_stacks = vec![false; process.definitions().stacks.len()];
     let left_out = layout.left_out();
     let mut write = || -> parquet::errors::Result<()> {
         let mut events = Table::new("events", EVENTS, left_out, events)?;
-        let rows = put_events(process, window, &process_columns, &mut events, &mut used_stacks, progress)?;
+        let rows = put_events(process, &first_pass, window, &process_columns, &mut events, &mut used_stacks, progress)?;
         let mut blocks = BlockRows {
             table: Table::new("blocks", BLOCKS, left_out, blocks)?,
             definitions: process.definitions(),
-            names: &names,
-            custom: custom_rules.map(|rules| CustomCategorizer::new(rules, process.definitions(), &names)),
+            names,
+            custom: custom_rules.map(|rules| CustomCategorizer::new(rules, process.definitions(), names)),
             compile_contexts: process.recording().compile_contexts(),
             calibration: process.recording().calibration(),
             window,
@@ -152,7 +153,7 @@ pub fn tables(
             used_stacks: &mut used_stacks,
             error: None,
         };
-        Analysis::with_observer(process.recording(), process.trace_index(), &names, &mut blocks, progress);
+        Analysis::with_observer(process.recording(), process.trace_index(), &first_pass, &mut blocks, progress);
         if let Some(e) = blocks.error {
             return Err(e);
         }
@@ -186,6 +187,7 @@ fn node(definitions: &Definitions, context: ContextId) -> &str {
 
 fn put_events(
     process: &Process,
+    first_pass: &FirstPass,
     window: &Window,
     process_columns: &ProcessColumns<'_>,
     table: &mut Table<'_>,
@@ -195,7 +197,7 @@ fn put_events(
     let (recording, definitions) = (process.recording(), process.definitions());
     let calibration = recording.calibration();
     let compile_contexts = recording.compile_contexts();
-    let mut tracker = PhaseTracker::of(recording);
+    let mut tracker = first_pass.tracker(recording);
     let mut replay = Replay::new(process.trace_index(), None);
     let mut rows = PhaseRows::default();
     let mut error = None;

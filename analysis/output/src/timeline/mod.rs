@@ -19,8 +19,7 @@ use std::path::Path;
 use super::window::Window;
 use memtrace_input::error::{Error, Result};
 use memtrace_input::load::Process;
-use memtrace_insight::passes::Analysis;
-use memtrace_replay::Names;
+use memtrace_insight::passes::{Analysis, FirstPass};
 
 use curve::CurveBuilder;
 
@@ -67,8 +66,8 @@ pub fn timeline(
 ) -> Result<()> {
     let recording = process.recording();
     let mut builder = CurveBuilder::new(window, device, recording.event_count(), format.points());
-    let names = Names::of_process(process);
-    Analysis::with_observer(recording, process.trace_index(), &names, &mut builder, progress);
+    let first_pass = FirstPass::of_process(process);
+    Analysis::with_observer(recording, process.trace_index(), &first_pass, &mut builder, progress);
     let curve = builder.finish(&recording.calibration());
     let written = match format {
         TimelineFormat::Json => json::write(&curve, out),

@@ -23,8 +23,10 @@ use std::path::Path;
 use memtrace_input::error::{Error, Result};
 use memtrace_input::load::TraceRecording;
 use memtrace_input::{Budget, KeptState, Recording, TraceIndex};
-use memtrace_insight::passes::{Analysis, BlockAllocation, BlockClassification, BlockObserver, PhaseTracker, StepEnds};
-use memtrace_replay::{Change, Names, Replay};
+use memtrace_insight::passes::{
+    Analysis, BlockAllocation, BlockClassification, BlockObserver, FirstPass, PhaseTracker, StepEnds,
+};
+use memtrace_replay::{Change, Replay};
 use memtrace_trace::definition::Definition;
 use memtrace_trace::error::Result as WriteResult;
 use memtrace_trace::event::{Action, Event, Flags, Source, UsageOccasion};
@@ -87,8 +89,8 @@ pub fn rotate<W: Write>(
     let mut state = StateAtCut::of(&until, cut, PhaseTracker::of(&whole), &trace_index);
     state.retract_later(&recording, cut);
     let mut known = KnownBlocks::default();
-    let names = Names::of(&until);
-    let analysis = Analysis::with_observer(&until, &trace_index, &names, &mut known, &mut |_| {});
+    let first_pass = FirstPass::of(&until, &trace_index);
+    let analysis = Analysis::with_observer(&until, &trace_index, &first_pass, &mut known, &mut |_| {});
     let cannot_write = |cause| Error::Trace { path: path.to_owned(), cause };
     state.write(&recording, cut, &trace_index, &analysis, &known, out).map(Some).map_err(cannot_write)
 }
