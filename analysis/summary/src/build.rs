@@ -36,7 +36,7 @@ use crate::tensors::{name_pattern, requested_for};
 use crate::totals::totals;
 use crate::why::{
     Replaying, growth_after_first_step, larger_inputs, limit_at, memory_limit, no_issue_remark, oom_queries,
-    oom_to_explain, refused_by_pytorch, reserved_summary, what_if_summary,
+    oom_report, oom_to_explain, refused_by_pytorch, reserved_summary, what_if_summary,
 };
 use crate::xla_programs::xla_summary;
 use memtrace_input::error::Result;
@@ -49,13 +49,14 @@ use memtrace_insight::diagnostics::{IssueInputs, sort_issues};
 use memtrace_insight::locations::{Locations, frame_summary};
 use memtrace_insight::passes::{
     Amount, Analysis, AnalysisOptions, BlockAllocation, BlockClassification, BlockLifetimes, BlockObserver,
-    CalledFunction, CalledFunctions, Category, Composition, CustomCategorizer, DeviceAnalysis, DeviceUses, LabelRow,
-    LifetimeCollector, MissingModules, ModuleTree, Oom, OomReport, Origin, Phase, PhaseRow, ProgramPosition,
-    RefusedRequest, ReleasePoint, RestOfStep, RunPart, StackTable, StepRows, private_pool_text, state_needed,
+    CalledFunction, CalledFunctions, Category, Composition, CustomCategorizer, DeviceAnalysis, DeviceUses, FirstPass,
+    FirstPassOptions, LabelRow, LifetimeCollector, MissingModules, ModuleTree, Oom, OomReport, Origin, Phase, PhaseRow,
+    ProgramPosition, RefusedRequest, ReleasePoint, ReplayedMemory, RestOfStep, RunPart, StackTable, StepRows,
+    private_pool_text, state_needed,
 };
 use memtrace_insight::rules::{CustomCategory, CustomRules, library_name};
 use memtrace_insight::units::{count_text, estimated_duration_text};
-use memtrace_replay::{AllocatorSettings, MemoryLocation, Names, Owner, Replay, Usage, reference_cycles};
+use memtrace_replay::{AllocatorSettings, MemoryLocation, Names, Owner, Replay, Usage};
 
 /// The maximum number of allocation groups listed for one point in time.
 const LARGEST_ALLOCATIONS: usize = 20;
@@ -105,18 +106,27 @@ pub fn summarize_with(
         };
         let total = process.recording().event_count();
         let mut on_progress = |done| progress(Progress { what: &what, done, total });
-        let names = Names::of_process(process);
+        let (recording, trace_index) = (process.recording(), process.trace_index());
         let custom_rules = options.custom_rules;
         let points = release_points(options.released_after.map_or(&[], std::slice::from_ref), process.definitions());
+        let first_pass = FirstPass::with_options(
+            recording,
+            trace_index,
+            &FirstPassOptions { released_after: &points, replayed_memory: true },
+            &mut (),
+            &mut on_progress,
+        );
+        let replayed_memory = first_pass.replayed_memory.as_ref();
+        let queries = replayed_memory.map(|memory| oom_queries(process, memory, options.replaying));
         let mut observers = Observers::default();
-        let analysis = Analysis::with_options(
-            process.recording(),
-            process.trace_index(),
-            &names,
+        let mut analysis = Analysis::with_options(
+            recording,
+            trace_index,
+            &first_pass,
             &AnalysisOptions {
                 custom_rules,
                 range: options.range,
-                released_after: &points,
+                queries: queries.as_deref().unwrap_or_default(),
                 ..AnalysisOptions::default()
             },
             &mut observers,
@@ -124,15 +134,24 @@ pub fn summarize_with(
         );
         let lifetimes = observers.lifetimes.finish();
         device_uses.push(ProcessUses::of(process, &observers.uses, &analysis));
-        let oom_queries = oom_queries(process, &analysis, options.replaying);
-        let what = "replaying the allocator";
-        let mut on_progress = |done| progress(Progress { what, done, total });
-        let found = OomReport::of(process.recording(), process.trace_index(), oom_queries, &mut on_progress);
+        if queries.is_none() {
+            // The first pass had no reason to stream the recording. So this is the second stream at most.
+            let queries = oom_queries(process, &ReplayedMemory::of_analysis(&analysis), options.replaying);
+            let what = "replaying the allocator";
+            analysis.explain_peaks(recording, trace_index, &queries, &mut |done| {
+                progress(Progress { what, done, total });
+            });
+        }
         let what = "replaying changes";
         let mut on_progress = |done, total| progress(Progress { what, done, total });
-        let results =
-            Results { analysis: &analysis, lifetimes: &lifetimes, ooms: &found, points: &points, machine: &machine };
-        let mut summary = process_summary(process, &results, &names, custom_rules, &mut on_progress);
+        let results = Results {
+            analysis: &analysis,
+            lifetimes: &lifetimes,
+            first_pass: &first_pass,
+            points: &points,
+            machine: &machine,
+        };
+        let mut summary = process_summary(process, &results, custom_rules, &mut on_progress);
         let figures = read_pool_figures(run.path(), process.pid()).unwrap_or_else(|problem| {
             pool_problems.push(problem);
             None
@@ -339,7 +358,7 @@ fn unknown_end(processes: &[ProcessSummary], is_recording: bool) -> &'static str
 struct Results<'a> {
     analysis: &'a Analysis,
     lifetimes: &'a [BlockLifetimes],
-    ooms: &'a [OomReport],
+    first_pass: &'a FirstPass,
     points: &'a [ReleasePoint],
     machine: &'a Machine<'a>,
 }
@@ -347,13 +366,12 @@ struct Results<'a> {
 fn process_summary(
     process: &Process,
     results: &Results<'_>,
-    names: &Names,
     custom_rules: Option<&CustomRules>,
     progress: &mut dyn FnMut(u64, u64),
 ) -> ProcessSummary {
-    let Results { analysis, lifetimes, ooms, points, machine } = *results;
+    let Results { analysis, lifetimes, first_pass, points, machine } = *results;
+    let names = &first_pass.names;
     let info = process.info();
-    let table = StackTable::new(process.definitions());
     let oom_of = |device: &DeviceAnalysis| Some((device.device, oom_to_explain(device, process)?.seq));
     let explained_ooms = analysis.devices.iter().filter_map(oom_of).collect();
     let context = Context {
@@ -362,19 +380,18 @@ fn process_summary(
         definitions: process.definitions(),
         locations: Locations::new(process.definitions(), process.directory()),
         calibration: process.recording().calibration(),
-        table,
+        table: first_pass.stacks(),
         names,
         custom: custom_rules.map(|rules| CustomCategorizer::new(rules, process.definitions(), names)),
-        holders: Holders::of(process, &explained_ooms, &released_at(analysis)),
+        holders: Holders::of(process, &analysis.objects.holder_changes, &explained_ooms, &released_at(analysis)),
         points,
         machine,
-        outputs: OutputNames::of(&analysis.cuda_graphs, names, process),
+        outputs: OutputNames::of(&analysis.cuda_graphs, names, &analysis.objects.holder_changes),
     };
-    let found = |device| ooms.iter().find(|found| found.device == device);
-    let mut devices: Vec<DeviceSummary> =
-        analysis.devices.iter().map(|d| context.device(d, analysis, found(d.device))).collect();
+    let mut devices: Vec<DeviceSummary> = analysis.devices.iter().map(|d| context.device(d, analysis)).collect();
     for (summary, device) in devices.iter_mut().zip(&analysis.devices) {
-        let rest = found(device.device).and_then(|found| found.rest.as_ref());
+        let found = oom_report(device, process, &device.oom_reports);
+        let rest = found.and_then(|found| found.rest.as_ref());
         summary.suggestions = context.suggestions(device, analysis, (lifetimes, rest), progress);
     }
     devices.sort_by_key(|d| (std::cmp::Reverse((d.oom_count > 0, d.highest.allocated_bytes)), d.device));
@@ -513,7 +530,7 @@ struct Context<'a> {
     definitions: &'a Definitions,
     locations: Locations<'a>,
     calibration: Calibration,
-    table: StackTable,
+    table: &'a StackTable,
     names: &'a Names,
     custom: Option<CustomCategorizer<'a>>,
     holders: Holders,
@@ -565,14 +582,10 @@ fn exclusive_devices(run: &Run) -> BTreeSet<&str> {
 }
 
 impl Context<'_> {
-    fn device(
-        &self,
-        analysis: &DeviceAnalysis,
-        process_analysis: &Analysis,
-        found: Option<&OomReport>,
-    ) -> DeviceSummary {
+    fn device(&self, analysis: &DeviceAnalysis, process_analysis: &Analysis) -> DeviceSummary {
+        let found = oom_report(analysis, self.process, &analysis.oom_reports);
         let explained = oom_to_explain(analysis, self.process);
-        let refused = explained.is_some_and(refused_by_pytorch);
+        let refused = explained.is_some_and(|oom| refused_by_pytorch(&oom.allocation()));
         let what_if = found.and_then(|found| found.what_if.as_ref());
         let estimate = explained.and_then(|oom| self.step_estimate(analysis, oom, found));
         let definition = u32::try_from(analysis.device).ok().and_then(|d| self.definitions.devices.get(&d));
@@ -723,12 +736,14 @@ impl Context<'_> {
     fn issues(&self, analysis: &Analysis) -> Vec<IssueSummary> {
         let inputs = IssueInputs {
             locations: &self.locations,
-            table: &self.table,
+            table: self.table,
             ns_per_tick: self.calibration.ns_per_tick(),
             names: self.names,
-            cycles: &|| reference_cycles(self.process),
+            cycles: &analysis.objects.cycles,
         };
-        let mut issues = analysis.issues(&inputs, &|device| memory_limit(self.process, device, analysis));
+        let mut issues = analysis.issues(&inputs, &|device| {
+            memory_limit(self.process, device.device, &device.statistics.highest, &analysis.owners)
+        });
         sort_issues(&mut issues);
         // The help is the same for all issues: the first one has it.
         let helped = issues.iter().position(|issue| self.holders.help(issue).is_some());
@@ -1098,7 +1113,7 @@ impl Context<'_> {
         let total = u32::try_from(analysis.device).ok().and_then(|d| self.definitions.devices.get(&d)).map(|d| d.total);
         let outside: u64 = oom.outside_pytorch.iter().map(|(_, bytes)| bytes).sum();
         let known = oom.in_use.usage.reserved.saturating_add(outside);
-        let refused = refused_by_pytorch(oom);
+        let refused = refused_by_pytorch(&oom.allocation());
         let segment = match analysis.source {
             EventSource::CudaCalls => oom.requested,
             _ => AllocatorSettings::default().segment_size(oom.requested),
@@ -1159,7 +1174,9 @@ impl Context<'_> {
             let request = (oom.requested_at.1, oom.seq);
             MissingModules::of(&tree, self.definitions, self.names, self.table.contexts(), calls, request)
         };
-        let available = oom.device_free.filter(|_| !refused_by_pytorch(oom)).map(|_| limit_at(oom, analysis));
+        let failed = oom.allocation();
+        let limit = || limit_at(&failed, &analysis.statistics.highest);
+        let available = oom.device_free.filter(|_| !refused_by_pytorch(&failed)).map(|_| limit());
         step_estimate(analysis, oom, &self.table, rest, missing, available)
     }
 

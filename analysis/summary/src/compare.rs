@@ -16,7 +16,9 @@ use crate::progress::Progress;
 use crate::totals::totals;
 use memtrace_input::load::{Process, Run, SNAPSHOT_END_REASON};
 use memtrace_insight::locations::{Locations, frame_summary};
-use memtrace_insight::passes::{Analysis, AnalysisOptions, Category, Composition, DeviceAnalysis, ModuleTree, Phase};
+use memtrace_insight::passes::{
+    Analysis, AnalysisOptions, Category, Composition, DeviceAnalysis, FirstPass, ModuleTree, Phase,
+};
 use memtrace_insight::rules::{CustomCategory, CustomRules};
 use memtrace_insight::units::{signed_size_text, size_text};
 use memtrace_output::{SourceAccess, SourceFiles};
@@ -130,17 +132,17 @@ fn analyze_process<'a>(
 ) -> AnalyzedProcess<'a> {
     let total = process.recording().event_count();
     let mut on_progress = |done| progress(Progress { what, done, total });
-    let names = Names::of_process(process);
+    let first_pass = FirstPass::of_process(process);
     let custom_rules = options.custom_rules.as_deref();
     let analysis = Analysis::with_options(
         process.recording(),
         process.trace_index(),
-        &names,
+        &first_pass,
         &AnalysisOptions { step_peaks: steps, custom_rules, ..AnalysisOptions::default() },
         &mut (),
         &mut on_progress,
     );
-    AnalyzedProcess { process, names, analysis, sources: sources.clone() }
+    AnalyzedProcess { process, names: first_pass.names, analysis, sources: sources.clone() }
 }
 
 /// Compares the peaks of two processes of one run or of two, each on one of its devices. `None` if one of them has no

@@ -2,10 +2,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use memtrace_input::Process;
 use memtrace_insight::passes::{CudaGraph, CudaGraphs, private_pool_text};
 use memtrace_insight::rules::is_graphs_own_pool;
-use memtrace_replay::{Names, holder_changes};
+use memtrace_replay::{HolderChange, Names};
 use memtrace_trace::file::Definitions;
 use memtrace_trace::ids::ContextId;
 use schemars::JsonSchema;
@@ -107,20 +106,18 @@ pub struct MemoryPoolSummary {
 pub(crate) struct OutputNames(HashMap<u64, (String, String)>);
 
 impl OutputNames {
-    /// The names of the outputs of graphs. Streams the recording if it has holders and graphs.
-    pub(crate) fn of(graphs: &CudaGraphs, names: &Names, process: &Process) -> OutputNames {
+    /// The names of the outputs of graphs.
+    pub(crate) fn of(graphs: &CudaGraphs, names: &Names, changes: &[HolderChange]) -> OutputNames {
         let mut outputs = HashMap::new();
         let seqs = graphs.graphs().iter().flat_map(|graph| graph.capture.kept_blocks.iter().map(|(seq, _)| *seq));
         for seq in seqs {
             let named = names.of_allocation(seq).map(|named| (named.text(), named.shape.to_string()));
             outputs.insert(seq, named.unwrap_or_default());
         }
-        if !outputs.is_empty() {
-            for change in holder_changes(process) {
-                let output = change.block.and_then(|block| outputs.get_mut(&block.seq));
-                if let Some(output) = output.filter(|(name, _)| name.is_empty()) {
-                    *output = (change.path.to_string(), change.shape.to_string());
-                }
+        for change in changes {
+            let output = change.block.and_then(|block| outputs.get_mut(&block.seq));
+            if let Some(output) = output.filter(|(name, _)| name.is_empty()) {
+                *output = (change.path.to_string(), change.shape.to_string());
             }
         }
         outputs.retain(|_, (name, _)| !name.is_empty());

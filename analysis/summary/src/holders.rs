@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use memtrace_input::Process;
 use memtrace_insight::diagnostics::{Issue, KeptBy};
-use memtrace_replay::{HeldBlock, holder_changes};
+use memtrace_replay::{HeldBlock, HolderChange};
 use memtrace_trace::definition::{GRAPH_HOLDER, ScanOccasion};
 use memtrace_trace::file::HolderScan;
 use memtrace_trace::ids::{ContextId, StackId};
@@ -79,9 +79,14 @@ pub(crate) struct Holders {
 }
 
 impl Holders {
-    /// Reads the holders of a process. `ooms` gives the number of events at the explained out-of-memory error of each
+    /// Takes the changes of a process's holders. `ooms` gives the number of events at the explained out-of-memory error of each
     /// device. `after`: for [`Self::after`].
-    pub(crate) fn of(process: &Process, ooms: &BTreeMap<i16, u64>, after: &BTreeSet<(i16, u64)>) -> Holders {
+    pub(crate) fn of(
+        process: &Process,
+        changes: &[HolderChange],
+        ooms: &BTreeMap<i16, u64>,
+        after: &BTreeSet<(i16, u64)>,
+    ) -> Holders {
         let definitions = process.definitions();
         let is_trace = process.path().extension().is_some_and(|extension| extension == "mtr");
         let has_python = || definitions.frames.iter().any(|frame| !frame.native && !frame.name.is_empty());
@@ -94,7 +99,7 @@ impl Holders {
         let mut scans = definitions.holder_scans.clone();
         scans.sort_by_key(|scan| scan.seq);
         scans.drain(..scans.len().saturating_sub(MAX_SCANS));
-        let mut changes = if scans.is_empty() { Vec::new() } else { holder_changes(process) }.into_iter().peekable();
+        let mut changes = changes.iter().peekable();
         let mut live: BTreeMap<u64, Held> = BTreeMap::new();
         for facts in scans {
             while let Some(change) = changes.next_if(|change| change.scan <= facts.seq) {
@@ -102,7 +107,7 @@ impl Holders {
                     Some(block) if live.len() < MAX_LIVE || live.contains_key(&change.address) => {
                         live.insert(
                             change.address,
-                            Held { path: change.path.into(), shape: change.shape.into(), block },
+                            Held { path: (*change.path).into(), shape: (*change.shape).into(), block },
                         );
                     }
                     _ => _ = live.remove(&change.address),

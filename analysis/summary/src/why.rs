@@ -1,6 +1,8 @@
 //! Explains a point in time: why its memory use is high, and what would lower it. Converts the passes' results for the
 //! summary.
 
+use std::collections::BTreeMap;
+
 use crate::step_estimate::StepEstimate;
 use crate::summary::{
     BlockingAllocation, DeviceSummary, GrowthAfterFirstStep, LargerInputs, OomSummary, ReplayedSetting,
@@ -10,11 +12,11 @@ use memtrace_input::EventSource;
 use memtrace_input::load::Process;
 use memtrace_insight::locations::Locations;
 use memtrace_insight::passes::{
-    Analysis, Category, ComparedInputs, DeviceAnalysis, InterruptedStep, Oom, OomQuery, Outcome, Phase, Reserved,
-    RunPart, WhatIf, WhatIfQuery,
+    Analysis, Category, ComparedInputs, DeviceAnalysis, FailedAllocation, Oom, OomQuery, OomReport, Outcome, Phase,
+    ReplayedDevice, ReplayedMemory, Reserved, RunPart, WhatIf, WhatIfQuery,
 };
 use memtrace_insight::units::size_text;
-use memtrace_replay::{AllocatorSettings, Names};
+use memtrace_replay::{AllocatorSettings, MemoryLocation, Names, Owner, OwnerUsage, Peak};
 
 /// How much is replayed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -65,62 +67,74 @@ pub(crate) fn allocator_settings(process: &Process) -> AllocatorSettings {
 /// the device's memory is unknown.
 pub(crate) fn allocator_limit(process: &Process, device: &DeviceAnalysis, analysis: &Analysis) -> Option<u64> {
     match oom_to_explain(device, process) {
-        Some(oom) => Some(limit_at(oom, device)),
-        None => memory_limit(process, device, analysis),
+        Some(oom) => Some(limit_at(&oom.allocation(), &device.statistics.highest)),
+        None => memory_limit(process, device.device, &device.statistics.highest, &analysis.owners),
     }
 }
 
-/// The points in time that a second pass is to examine.
-pub(crate) fn oom_queries(process: &Process, analysis: &Analysis, replaying: Replaying) -> Vec<OomQuery> {
+/// The points in time that may have to be explained: of each device its errors, else its peak if much reserved memory is
+/// not in use then. Of several errors, the end of the recording shows which one [`oom_to_explain`] takes.
+pub(crate) fn oom_queries(process: &Process, memory: &ReplayedMemory, replaying: Replaying) -> Vec<OomQuery> {
     let settings = allocator_settings(process);
     let always = replaying == Replaying::Always;
     let short = always || process.recording().event_count() <= MANY_EVENTS;
-    let devices =
-        analysis.devices.iter().filter(|device| device.source == EventSource::Torch && device.states.peak.seq > 0);
-    let query = |device: &DeviceAnalysis| {
-        let oom = oom_to_explain(device, process);
-        let usage = oom.map_or(&device.states.peak.usage, |oom| &oom.in_use.usage);
+    let what_if = |device: i16, limit: Option<u64>, oom: Option<u64>| {
+        let limit = limit.unwrap_or(u64::MAX);
+        let query = WhatIfQuery { device, settings: settings.clone(), allowed: None, limit, oom };
+        (short && settings.native).then_some(query)
+    };
+    let of_error = |device: &ReplayedDevice, oom: &FailedAllocation| OomQuery {
+        device: device.device,
+        seq: oom.seq,
+        continued: short.then(|| settings.clone()),
+        what_if: what_if(device.device, Some(limit_at(oom, &device.highest)), Some(oom.seq)),
+    };
+    let of_peak = |device: &ReplayedDevice| {
+        let (seq, usage) = device.peak;
         let unallocated = usage.reserved.saturating_sub(usage.allocated);
-        let is_worth =
-            |part: u64| always || oom.is_some() || (unallocated >= SMALL && unallocated >= usage.reserved / part);
-        let limit = allocator_limit(process, device, analysis).unwrap_or(u64::MAX);
-        let what_if = WhatIfQuery {
-            device: device.device,
-            settings: settings.clone(),
-            allowed: None,
-            limit,
-            oom: oom.map(|oom| oom.seq),
-        };
+        let is_worth = |part: u64| always || (unallocated >= SMALL && unallocated >= usage.reserved / part);
+        let limit = || memory_limit(process, device.device, &device.highest, &memory.owners);
         is_worth(WORTH_EXPLAINING).then(|| OomQuery {
             device: device.device,
-            seq: oom.map_or(device.states.peak.seq, |oom| oom.seq),
-            size: oom.map(|oom| oom.requested),
-            interrupted: oom.filter(|_| short).map(|oom| InterruptedStep {
-                starts: oom.step_starts,
-                stack: oom.requested_at.0,
-                context: oom.requested_at.1,
-                requested: oom.requested,
-                settings: settings.clone(),
-            }),
-            what_if: (is_worth(WORTH_REPLAYING) && short && settings.native).then_some(what_if),
+            seq,
+            continued: None,
+            what_if: is_worth(WORTH_REPLAYING).then(|| what_if(device.device, limit(), None)).flatten(),
         })
     };
-    devices.filter_map(query).collect()
+    let failed = process.exit().success() != Some(true);
+    let devices = memory.devices.iter().filter(|one| one.source == EventSource::Torch && one.peak.0 > 0);
+    let queries = |device: &ReplayedDevice| match &device.ooms {
+        Some((first, last)) if failed && first.seq != last.seq => vec![of_error(device, first), of_error(device, last)],
+        Some((first, _)) => vec![of_error(device, first)],
+        None => of_peak(device).into_iter().collect(),
+    };
+    devices.flat_map(queries).collect()
+}
+
+/// The explanation of a device: of the error to explain, else of the peak.
+pub(crate) fn oom_report<'a>(
+    device: &DeviceAnalysis,
+    process: &Process,
+    reports: impl IntoIterator<Item = &'a OomReport>,
+) -> Option<&'a OomReport> {
+    let seq = oom_to_explain(device, process).map_or(device.states.peak.seq, |oom| oom.seq);
+    reports.into_iter().find(|report| (report.device, report.seq) == (device.device, seq))
 }
 
 /// Whether PyTorch's own limit refused the request. CUDA had the memory.
-pub(crate) fn refused_by_pytorch(oom: &Oom) -> bool {
+pub(crate) fn refused_by_pytorch(oom: &FailedAllocation) -> bool {
     // The largest rounding: 20 MiB pages of expandable segments.
     let asked = oom.requested.div_ceil(20 << 20).saturating_mul(20 << 20);
     oom.device_free.is_some_and(|free| free > asked.saturating_add(CUDA_KEEPS))
 }
 
 /// The memory that the caching allocator could have had at an error, in bytes: its reserved bytes, and the free bytes.
-pub(crate) fn limit_at(oom: &Oom, device: &DeviceAnalysis) -> u64 {
-    let reserved = oom.in_use.usage.reserved;
+/// `highest`: the highest totals of the device.
+pub(crate) fn limit_at(oom: &FailedAllocation, highest: &Peak) -> u64 {
+    let reserved = oom.usage.reserved;
     match oom.device_free {
         // PyTorch's limit is unknown. The highest reserved bytes were within it.
-        _ if refused_by_pytorch(oom) => device.statistics.highest.reserved.max(reserved),
+        _ if refused_by_pytorch(oom) => highest.reserved.max(reserved),
         Some(free) => reserved.saturating_add(free),
         None => reserved,
     }
@@ -128,22 +142,19 @@ pub(crate) fn limit_at(oom: &Oom, device: &DeviceAnalysis) -> u64 {
 
 /// The memory that the caching allocator could have had without an error. It is the device's memory minus what was in
 /// use before and minus the peaks of other owners in this process. `None` if the device's memory is unknown.
-pub(crate) fn memory_limit(process: &Process, device: &DeviceAnalysis, analysis: &Analysis) -> Option<u64> {
-    let definition = process.definitions().devices.get(&u32::try_from(device.device).ok()?);
+pub(crate) fn memory_limit(
+    process: &Process,
+    device: i16,
+    highest: &Peak,
+    owners: &BTreeMap<(MemoryLocation, Owner), OwnerUsage>,
+) -> Option<u64> {
+    let definition = process.definitions().devices.get(&u32::try_from(device).ok()?);
     let definition = definition.filter(|definition| definition.total > 0)?;
-    let location = memtrace_replay::MemoryLocation::Device(device.device);
-    let outside = analysis
-        .owners
-        .iter()
-        .filter(|((l, owner), _)| *l == location && *owner != memtrace_replay::Owner::CachingAllocator);
+    let location = MemoryLocation::Device(device);
+    let outside = owners.iter().filter(|((l, owner), _)| *l == location && *owner != Owner::CachingAllocator);
     let outside: u64 = outside.map(|(_, usage)| usage.peak).sum();
-    Some(
-        definition
-            .total
-            .saturating_sub(definition.used_before)
-            .saturating_sub(outside)
-            .max(device.statistics.highest.reserved),
-    )
+    let available = definition.total.saturating_sub(definition.used_before).saturating_sub(outside);
+    Some(available.max(highest.reserved))
 }
 
 /// What an out-of-memory error that ended the process means if no rule found an issue. `None` without such an error.

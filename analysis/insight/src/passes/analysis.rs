@@ -17,7 +17,7 @@ use super::device_memory::{DeviceMemories, DeviceMemory};
 use super::driver::{BlockObserver, DeviceDriver};
 use super::first_pass::FirstPass;
 use super::list::{DeviceAnalysis, Passes};
-use super::oom_report::{OomQuery, SettingsReplay};
+use super::oom_report::{OomQuery, OomReport, SettingsReplay};
 use super::open_ranges::OpenRanges;
 use super::pass::{Pass, PassedRange, RecordingStart, StayedMemory};
 use super::refused::{RefusedRequest, RefusedRequests};
@@ -113,6 +113,23 @@ impl Analysis {
         let mut analysis = stream.finish(trace_index, observer);
         analysis.lost = lost;
         analysis
+    }
+
+    /// Explains peaks that are known only after the main pass. Streams the recording if there are any. `progress` receives
+    /// the number of events read so far.
+    pub fn explain_peaks(
+        &mut self,
+        recording: &dyn Recording,
+        trace_index: &TraceIndex,
+        queries: &[OomQuery],
+        progress: &mut dyn FnMut(u64),
+    ) {
+        let reports = OomReport::of_peaks(recording, trace_index, queries, progress);
+        for report in reports {
+            if let Some(device) = self.devices.iter_mut().find(|device| device.device == report.device) {
+                device.oom_reports.push(report);
+            }
+        }
     }
 }
 

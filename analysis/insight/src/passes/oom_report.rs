@@ -69,7 +69,7 @@ impl OomReport {
 
     /// Explains peaks that no first pass has found. Streams the recording if there are any. `progress` receives the
     /// number of events read so far.
-    pub fn of_peaks(
+    pub(super) fn of_peaks(
         recording: &dyn Recording,
         trace_index: &TraceIndex,
         queries: &[OomQuery],

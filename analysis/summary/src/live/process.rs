@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use memtrace_input::error::{Error, Result};
 use memtrace_input::load::{Process, Run};
 use memtrace_input::{EventSource, open_run};
-use memtrace_insight::passes::{Analysis, Category, PhaseTracker, ProgramPosition};
+use memtrace_insight::passes::{Analysis, Category, FirstPass, PhaseTracker, ProgramPosition};
 use memtrace_replay::{Block, BlockState, Change, DeviceReplay, MemoryLocation, Names, Replay};
 use memtrace_trace::event::{Action, Event, Flags, Source};
 use memtrace_trace::file::Reader;
@@ -115,10 +115,10 @@ impl LiveProcess {
         let run = open_run(path)?;
         let process = only(&run, path)?;
         let recording = process.recording();
-        let names = Names::of_process(process);
+        let first_pass = FirstPass::of_process(process);
         let mut learned = Learned::default();
-        Analysis::with_observer(recording, process.trace_index(), &names, &mut learned, &mut |_| {});
-        let (replay, tracker) = (Replay::new(process.trace_index(), None), PhaseTracker::of(recording));
+        Analysis::with_observer(recording, process.trace_index(), &first_pass, &mut learned, &mut |_| {});
+        let (replay, tracker) = (Replay::new(process.trace_index(), None), first_pass.tracker(recording));
         let mut state = State {
             reader,
             read: 0,
@@ -138,7 +138,7 @@ impl LiveProcess {
         Ok(LiveProcess {
             path: path.to_owned(),
             run,
-            names,
+            names: first_pass.names,
             learned,
             analyzed_blocks,
             state,
