@@ -21,6 +21,7 @@ use crate::positions::when;
 use crate::progress::Progress;
 use crate::refused::{RefusedRequestSummary, refused_requests};
 use crate::released::{release_points, released_parts};
+use crate::shared_memory::DriverCalls;
 use crate::step_estimate::{StepEstimate, step_estimate};
 use crate::suggestions::{SuggestionQuery, suggestions};
 use crate::summary::{
@@ -99,6 +100,7 @@ pub fn summarize_with(
     let machine = Machine::of(run);
     let mut device_uses = Vec::new();
     let mut pool_problems = Vec::new();
+    let has_imports = run.processes().iter().any(|process| process.trace_index().has_imports);
     for process in run.processes() {
         let what = match process.rank() {
             Some(rank) => format!("reading rank {rank}"),
@@ -118,7 +120,12 @@ pub fn summarize_with(
         );
         let replayed_memory = first_pass.replayed_memory.as_ref();
         let queries = replayed_memory.map(|memory| oom_queries(process, memory, options.replaying));
-        let mut observers = Observers::default();
+        let mut observers = Observers {
+            lifetimes: LifetimeCollector::default(),
+            uses: DeviceUses::default(),
+            driver: has_imports.then(DriverCalls::default),
+            calibration: recording.calibration(),
+        };
         let mut analysis = Analysis::with_options(
             recording,
             trace_index,
@@ -133,7 +140,7 @@ pub fn summarize_with(
             &mut on_progress,
         );
         let lifetimes = observers.lifetimes.finish();
-        device_uses.push(ProcessUses::of(process, &observers.uses, &analysis));
+        device_uses.push(ProcessUses::of(process, &observers.uses, observers.driver, &analysis));
         if queries.is_none() {
             // The first pass had no reason to stream the recording. So this is the second stream at most.
             let queries = oom_queries(process, &ReplayedMemory::of_analysis(&analysis), options.replaying);
@@ -241,10 +248,12 @@ fn dump_problems(dump: &XlaDump) -> impl Iterator<Item = String> {
 }
 
 /// What observes the events of a process besides its analysis.
-#[derive(Default)]
 struct Observers {
     lifetimes: LifetimeCollector,
     uses: DeviceUses,
+    /// Followed if a process of the run opened memory of another one.
+    driver: Option<DriverCalls>,
+    calibration: Calibration,
 }
 
 impl BlockObserver for Observers {
@@ -269,6 +278,9 @@ impl BlockObserver for Observers {
     fn event_processed(&mut self, replay: &Replay, e: &Event, now: &ProgramPosition) {
         self.lifetimes.event_processed(replay, e, now);
         self.uses.observe(e);
+        if let Some(driver) = &mut self.driver {
+            driver.observe(e, &self.calibration);
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use crate::progress::Progress;
 use crate::rank_table::{
     HelperSummary, RankComparison, RankDevice, RankPhasePeak, RankSummary, RankTable, ended_by_oom, used_bytes,
 };
-use crate::shared_memory::{SharingProcess, shared_memory};
+use crate::shared_memory::{DriverCalls, SharingProcess, shared_memory};
 use crate::summary::{DeviceSummary, IssueSummary, PhaseSummary, ProcessSummary};
 use memtrace_input::load::{Process, Run, SNAPSHOT_END_REASON};
 use memtrace_insight::diagnostics::{GpuName, GpuUse, Gpus, LaunchIssue, LaunchProcess, launch_issues};
@@ -26,11 +26,18 @@ pub(crate) struct ProcessUses {
     uses: Vec<GpuUse>,
     /// The GPUs on which it opened memory of another process, by ordinal.
     imported: BTreeMap<i16, GpuName>,
+    /// `None` if no process of the run opened memory of another one.
+    driver: Option<DriverCalls>,
 }
 
 impl ProcessUses {
     /// Describes the first use of each GPU, with the most bytes that the process allocated there.
-    pub(crate) fn of(process: &Process, uses: &DeviceUses, analysis: &Analysis) -> ProcessUses {
+    pub(crate) fn of(
+        process: &Process,
+        uses: &DeviceUses,
+        driver: Option<DriverCalls>,
+        analysis: &Analysis,
+    ) -> ProcessUses {
         let locations = Locations::new(process.definitions(), process.directory());
         let visible = process.info().env.get("CUDA_VISIBLE_DEVICES").map(|list| list.split(',').collect::<Vec<_>>());
         let name = |device: i16| {
@@ -65,6 +72,7 @@ impl ProcessUses {
         ProcessUses {
             uses: described_uses.collect(),
             imported: uses.imports().map(|device| (device, name(device))).collect(),
+            driver,
         }
     }
 
@@ -135,7 +143,7 @@ pub(crate) fn launch_summary(
                 .map(|(device, name)| (device, gpus.identity(name).to_owned()))
                 .collect(),
             peaks_ns: summary.devices.iter().filter_map(peak).collect(),
-            has_imports: !uses.imported.is_empty(),
+            driver: uses.driver.as_ref(),
         }
     });
     let shared_memory = shared_memory(&sharing.collect::<Vec<_>>());

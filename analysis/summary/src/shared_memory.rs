@@ -5,12 +5,13 @@
 //! a hash of the handle that passed between the two, and the process with the export of that handle is the exporter.
 //! Memory that was opened without such a handle (file descriptors, recordings before format 1.4) is matched by size: a
 //! process is taken for the exporter if it alone had memory of exactly this size on this GPU when the memory was opened.
-//! Otherwise the exporter stays unknown. The pass over the driver's events runs only if a process opened memory.
+//! Otherwise the exporter stays unknown. The driver's events are followed only if a process of the run opened memory.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 
 use memtrace_trace::api::MemoryKind;
+use memtrace_trace::clock::Calibration;
 use memtrace_trace::event::{Action, Event, Flags, Source};
 use memtrace_trace::ids::{ContextId, StackId};
 
@@ -18,10 +19,10 @@ use crate::launch::SharedMemorySummary;
 use memtrace_input::load::Process;
 use memtrace_insight::locations::Locations;
 
-/// Memory of one size on one GPU: the GPU's number in this pass, and the bytes.
+/// Memory of one size on one GPU: the number of the GPU among those of the launch, and the bytes.
 type Kind = (usize, u64);
 
-/// A process of the launch, with what this pass has to know about it.
+/// A process of the launch, and what its driver's events show.
 pub(crate) struct SharingProcess<'a> {
     pub(crate) process: &'a Process,
     /// The rank to which it belongs.
@@ -30,14 +31,14 @@ pub(crate) struct SharingProcess<'a> {
     pub(crate) gpus: BTreeMap<i16, String>,
     /// By ordinal: the time of the peak of allocated bytes, in nanoseconds since the Unix epoch.
     pub(crate) peaks_ns: BTreeMap<i16, u64>,
-    /// Whether it opened memory of another process.
-    pub(crate) has_imports: bool,
+    /// `None` if no process of the run opened memory.
+    pub(crate) driver: Option<&'a DriverCalls>,
 }
 
 /// Memory that a process opened.
 #[derive(Clone, Copy, Debug)]
 struct Import {
-    kind: Kind,
+    size: u64,
     /// The hash of the handle; 0 if none was recorded.
     handle: u64,
     device: i16,
@@ -57,20 +58,48 @@ struct Exported {
     freed_ns: u64,
 }
 
-/// The driver memory of one process over time.
-#[derive(Default)]
-struct DriverMemory {
-    imports: Vec<Import>,
+/// The driver memory of one process over time, with the GPUs of the launch.
+struct DriverMemory<'a> {
+    calls: &'a DriverCalls,
+    /// The imports, with their kinds.
+    imports: Vec<(Kind, &'a Import)>,
     /// By kind: the number of allocations after each change, by time.
     own: BTreeMap<Kind, Vec<(u64, u64)>>,
     /// By kind: the ordinal in this process.
     devices: BTreeMap<Kind, i16>,
-    /// By the hash of the handle: the time of the export and the index in `exported`, by time.
-    exports: HashMap<u64, Vec<(u64, usize)>>,
-    exported: Vec<Exported>,
 }
 
-impl DriverMemory {
+impl<'a> DriverMemory<'a> {
+    fn new(calls: &'a DriverCalls, gpu: impl Fn(i16) -> Option<usize>) -> DriverMemory<'a> {
+        let with_kind = |import: &'a Import| Some(((gpu(import.device)?, import.size), import));
+        // By kind: the changes of all devices that count as this GPU.
+        let mut changes: BTreeMap<Kind, Vec<(u64, i64)>> = BTreeMap::new();
+        let mut devices: BTreeMap<Kind, (u64, i16)> = BTreeMap::new();
+        for (&(device, size), of_device) in &calls.own {
+            let Some(gpu) = gpu(device) else { continue };
+            let known = changes.entry((gpu, size)).or_default();
+            known.extend(of_device);
+            let latest = (of_device.last().map_or(0, |(ns, _)| *ns), device);
+            let known = devices.entry((gpu, size)).or_insert(latest);
+            *known = latest.max(*known);
+        }
+        let counts = |(kind, mut changes): (Kind, Vec<(u64, i64)>)| {
+            changes.sort_by_key(|(ns, _)| *ns);
+            let mut count = 0u64;
+            let count_after = |(ns, by): (u64, i64)| {
+                count = count.saturating_add_signed(by);
+                (ns, count)
+            };
+            (kind, changes.into_iter().map(count_after).collect())
+        };
+        DriverMemory {
+            calls,
+            imports: calls.imports.iter().filter_map(with_kind).collect(),
+            own: changes.into_iter().map(counts).collect(),
+            devices: devices.into_iter().map(|(kind, (_, device))| (kind, device)).collect(),
+        }
+    }
+
     /// The number of own allocations of a kind at a time.
     fn live(&self, kind: Kind, ns: u64) -> u64 {
         let Some(changes) = self.own.get(&kind) else { return 0 };
@@ -81,37 +110,50 @@ impl DriverMemory {
     /// The allocation that was last exported with this handle before `ns`. Clocks of two recordings differ by little,
     /// so an export that seems later than its opening counts if there is no other.
     fn export(&self, handle: u64, ns: u64) -> Option<Exported> {
-        let exports = self.exports.get(&handle)?;
+        let exports = self.calls.exports.get(&handle)?;
         let after = exports.partition_point(|(at, _)| *at <= ns);
         let (_, exported) = exports.get(after.saturating_sub(1))?;
-        self.exported.get(*exported).copied()
+        self.calls.exported.get(*exported).copied()
     }
 }
 
 /// An own allocation that is not freed yet.
+#[derive(Debug)]
 struct OwnAllocation {
-    kind: Kind,
+    size: u64,
     device: i16,
-    /// Its index in [`DriverMemory::exported`], once it has a handle.
+    /// Its index in [`DriverCalls::exported`], once it has a handle.
     exported: Option<usize>,
 }
 
-/// Follows the driver's calls of one process.
-struct Follower<'a> {
-    gpu: &'a dyn Fn(i16) -> Option<usize>,
-    memory: DriverMemory,
-    own: BTreeMap<u64, OwnAllocation>,
+/// The driver's calls of one process: its own memory and that of other processes, over time.
+#[derive(Debug, Default)]
+pub(crate) struct DriverCalls {
+    imports: Vec<Import>,
+    /// By device and size: the changes of the number of allocations, by time.
+    own: BTreeMap<(i16, u64), Vec<(u64, i64)>>,
+    /// By the hash of the handle: the time of the export and the index in `exported`, by time.
+    exports: HashMap<u64, Vec<(u64, usize)>>,
+    exported: Vec<Exported>,
+    /// By address: the own allocations that are not freed yet.
+    live: BTreeMap<u64, OwnAllocation>,
     /// By address: the index of an open import, and how often it was opened.
     open: HashMap<u64, (usize, u32)>,
     /// Handles of imported physical memory, with the call that imported them.
     handles: HashMap<u64, (StackId, ContextId)>,
 }
 
-impl Follower<'_> {
-    fn apply(&mut self, e: &Event, ns: u64) {
-        if !matches!(e.source, Source::Driver | Source::Runtime) || e.result != 0 {
-            return;
+impl DriverCalls {
+    /// Takes an event.
+    #[inline]
+    pub(crate) fn observe(&mut self, e: &Event, calibration: &Calibration) {
+        if matches!(e.source, Source::Driver | Source::Runtime) && e.result == 0 {
+            self.apply(e, calibration.epoch_ns(e.ticks));
         }
+    }
+
+    /// Takes a call that succeeded.
+    fn apply(&mut self, e: &Event, ns: u64) {
         let counted = e.source == Source::Runtime && e.flags.contains(Flags::HAS_NESTED);
         match (e.action, e.api.memory_kind()) {
             (Action::Alloc, Some(MemoryKind::Imported)) if e.api.retains() => {
@@ -131,19 +173,16 @@ impl Follower<'_> {
             }
             (Action::Unmap, _) => self.close(e.addr, ns),
             (Action::Alloc, Some(MemoryKind::Device | MemoryKind::Physical)) if !counted => {
-                let Some(gpu) = (self.gpu)(e.device) else { return };
-                let kind = (gpu, e.size);
-                self.own.insert(e.addr, OwnAllocation { kind, device: e.device, exported: None });
-                self.memory.devices.insert(kind, e.device);
-                self.change(kind, ns, 1);
+                self.live.insert(e.addr, OwnAllocation { size: e.size, device: e.device, exported: None });
+                self.own.entry((e.device, e.size)).or_default().push((ns, 1));
             }
             (Action::FreeCompleted, Some(MemoryKind::Device | MemoryKind::Physical)) => {
                 if e.api.memory_kind() == Some(MemoryKind::Physical) {
                     self.handles.remove(&e.memory_handle());
                 }
-                if let Some(own) = self.own.remove(&e.addr) {
-                    self.change(own.kind, ns, -1);
-                    if let Some(exported) = own.exported.and_then(|at| self.memory.exported.get_mut(at)) {
+                if let Some(own) = self.live.remove(&e.addr) {
+                    self.own.entry((own.device, own.size)).or_default().push((ns, -1));
+                    if let Some(exported) = own.exported.and_then(|at| self.exported.get_mut(at)) {
                         exported.freed_ns = ns;
                     }
                 }
@@ -152,23 +191,17 @@ impl Follower<'_> {
         }
     }
 
-    fn change(&mut self, kind: Kind, ns: u64, by: i64) {
-        let changes = self.memory.own.entry(kind).or_default();
-        let count = changes.last().map_or(0, |(_, count)| *count);
-        changes.push((ns, count.saturating_add_signed(by)));
-    }
-
     /// Takes the export of the allocation that contains `addr`.
     fn export(&mut self, addr: u64, handle: u64, ns: u64) {
-        let next = self.memory.exported.len();
-        let below = self.own.range_mut(..=addr).next_back();
-        let own = below.filter(|(base, own)| addr - **base < own.kind.1).map(|(_, own)| own);
+        let next = self.exported.len();
+        let below = self.live.range_mut(..=addr).next_back();
+        let own = below.filter(|(base, own)| addr - **base < own.size).map(|(_, own)| own);
         let device = own.as_ref().map(|own| own.device);
         let at = own.map_or(next, |own| *own.exported.get_or_insert(next));
         if at == next {
-            self.memory.exported.push(Exported { device, freed_ns: u64::MAX });
+            self.exported.push(Exported { device, freed_ns: u64::MAX });
         }
-        self.memory.exports.entry(handle).or_default().push((ns, at));
+        self.exports.entry(handle).or_default().push((ns, at));
     }
 
     fn open(&mut self, e: &Event, handle: u64, ns: u64, (stack, context): (StackId, ContextId)) {
@@ -176,18 +209,16 @@ impl Follower<'_> {
             *times += 1;
             return;
         }
-        let device = e.device;
-        let Some(gpu) = (self.gpu)(device) else { return };
-        self.open.insert(e.addr, (self.memory.imports.len(), 1));
-        let kind = (gpu, e.size);
-        self.memory.imports.push(Import { kind, handle, device, opened_ns: ns, closed_ns: u64::MAX, stack, context });
+        self.open.insert(e.addr, (self.imports.len(), 1));
+        let (device, size) = (e.device, e.size);
+        self.imports.push(Import { size, handle, device, opened_ns: ns, closed_ns: u64::MAX, stack, context });
     }
 
     fn close(&mut self, addr: u64, ns: u64) {
         let Some((at, times)) = self.open.get_mut(&addr) else { return };
         *times -= 1;
         if *times == 0 {
-            if let Some(import) = self.memory.imports.get_mut(*at) {
+            if let Some(import) = self.imports.get_mut(*at) {
                 import.closed_ns = ns;
             }
             self.open.remove(&addr);
@@ -196,40 +227,28 @@ impl Follower<'_> {
 }
 
 /// The memory that processes of the launch opened from each other, by peak in descending order.
-pub(crate) fn shared_memory(processes: &[SharingProcess<'_>]) -> Vec<SharedMemorySummary> {
-    if !processes.iter().any(|one| one.has_imports) {
-        return Vec::new();
-    }
+pub(crate) fn shared_memory<'a>(processes: &[SharingProcess<'a>]) -> Vec<SharedMemorySummary> {
     let mut gpus: BTreeMap<&str, usize> = BTreeMap::new();
     for gpu in processes.iter().flat_map(|one| one.gpus.values()) {
         let next = gpus.len();
         gpus.entry(gpu).or_insert(next);
     }
-    let followed = processes.iter().map(|one| {
+    let memory = |one: &SharingProcess<'a>| {
         let gpu = |device: i16| one.gpus.get(&device).and_then(|gpu| gpus.get(gpu.as_str())).copied();
-        let mut follower = Follower {
-            gpu: &gpu,
-            memory: DriverMemory::default(),
-            own: BTreeMap::new(),
-            open: HashMap::new(),
-            handles: HashMap::new(),
-        };
-        let calibration = one.process.recording().calibration();
-        one.process.recording().stream(&mut |events| {
-            events.iter().for_each(|e| follower.apply(e, calibration.epoch_ns(e.ticks)));
-        });
-        follower.memory
-    });
-    let memories: Vec<DriverMemory> = followed.collect();
+        Some(DriverMemory::new(one.driver?, gpu))
+    };
+    let Some(memories) = processes.iter().map(memory).collect::<Option<Vec<DriverMemory<'_>>>>() else {
+        return Vec::new();
+    };
     let mut shared = Vec::new();
     for (importer, memory) in memories.iter().enumerate() {
         // By exporter and device.
-        let mut groups: BTreeMap<(Option<usize>, i16), Vec<&Import>> = BTreeMap::new();
-        for import in &memory.imports {
-            let has = |other: &usize| *other != importer && is_exporter(&memories[*other], import);
+        let mut groups: BTreeMap<(Option<usize>, i16), Vec<(Kind, &Import)>> = BTreeMap::new();
+        for &(kind, import) in &memory.imports {
+            let has = |other: &usize| *other != importer && is_exporter(&memories[*other], (kind, import));
             let mut exporters = (0..memories.len()).filter(has);
             let exporter = exporters.next().filter(|_| exporters.next().is_none());
-            groups.entry((exporter, import.device)).or_default().push(import);
+            groups.entry((exporter, import.device)).or_default().push((kind, import));
         }
         for ((exporter, device), imports) in groups {
             shared.push(summary(processes, &memories, (importer, device), exporter, &imports));
@@ -240,29 +259,29 @@ pub(crate) fn shared_memory(processes: &[SharingProcess<'_>]) -> Vec<SharedMemor
 }
 
 /// Whether a process can be the exporter of memory: it made the handle, or there is none and it had memory of this size.
-fn is_exporter(memory: &DriverMemory, import: &Import) -> bool {
+fn is_exporter(memory: &DriverMemory<'_>, (kind, import): (Kind, &Import)) -> bool {
     match import.handle {
-        0 => memory.live(import.kind, import.opened_ns) > 0,
+        0 => memory.live(kind, import.opened_ns) > 0,
         handle => memory.export(handle, import.opened_ns).is_some(),
     }
 }
 
 fn summary(
     processes: &[SharingProcess<'_>],
-    memories: &[DriverMemory],
+    memories: &[DriverMemory<'_>],
     (importer, importer_device): (usize, i16),
     exporter: Option<usize>,
-    imports: &[&Import],
+    imports: &[(Kind, &Import)],
 ) -> SharedMemorySummary {
-    let open_at = |ns: u64| imports.iter().filter(move |one| one.opened_ns <= ns && ns < one.closed_ns);
-    let bytes_at = |ns: u64| open_at(ns).map(|one| one.kind.1).sum::<u64>();
-    let opened = imports.iter().map(|one| one.opened_ns);
+    let open_at = |ns: u64| imports.iter().filter(move |(_, one)| one.opened_ns <= ns && ns < one.closed_ns);
+    let bytes_at = |ns: u64| open_at(ns).map(|(_, one)| one.size).sum::<u64>();
+    let opened = imports.iter().map(|(_, one)| one.opened_ns);
     let of_importer = &processes[importer];
     let of_exporter = exporter.map(|at| &processes[at]);
     let exporter_device =
-        exporter.and_then(|at| imports.first().and_then(|import| device_of_exporter(&memories[at], import)));
+        exporter.and_then(|at| imports.first().and_then(|import| device_of_exporter(&memories[at], *import)));
     let peak_ns = of_exporter.zip(exporter_device).and_then(|(one, device)| one.peaks_ns.get(&device).copied());
-    let largest = imports.iter().max_by_key(|one| (one.kind.1, Reverse(one.opened_ns)));
+    let largest = imports.iter().map(|(_, one)| one).max_by_key(|one| (one.size, Reverse(one.opened_ns)));
     let locations = Locations::new(of_importer.process.definitions(), of_importer.process.directory());
     SharedMemorySummary {
         importer_pid: of_importer.process.pid(),
@@ -281,27 +300,27 @@ fn summary(
 }
 
 /// The ordinal in the exporter of the device that has the memory. `None` if it is unknown.
-fn device_of_exporter(exporter: &DriverMemory, import: &Import) -> Option<i16> {
+fn device_of_exporter(exporter: &DriverMemory<'_>, (kind, import): (Kind, &Import)) -> Option<i16> {
     let exported = exporter.export(import.handle, import.opened_ns).and_then(|one| one.device);
-    exported.or_else(|| exporter.devices.get(&import.kind).copied())
+    exported.or_else(|| exporter.devices.get(&kind).copied())
 }
 
 /// The most bytes that were open although the exporter had freed them.
 ///
 /// With a handle the allocation is known. Without one, more allocations of a size were open than the exporter still had.
-fn kept_after_free(exporter: &DriverMemory, imports: &[&Import]) -> u64 {
+fn kept_after_free(exporter: &DriverMemory<'_>, imports: &[(Kind, &Import)]) -> u64 {
     // The bytes that are kept from a time on: positive at the free, negative at the close.
     let mut kept_changes: Vec<(u64, i64)> = Vec::new();
     let mut by_kind: BTreeMap<Kind, Vec<&Import>> = BTreeMap::new();
-    for import in imports {
+    for &(kind, import) in imports {
         if let Some(exported) = exporter.export(import.handle, import.opened_ns) {
             let from = exported.freed_ns.max(import.opened_ns);
             if from < import.closed_ns && from != u64::MAX {
-                let bytes = i64::try_from(import.kind.1).unwrap_or(i64::MAX);
+                let bytes = i64::try_from(import.size).unwrap_or(i64::MAX);
                 kept_changes.extend([(from, bytes), (import.closed_ns, -bytes)]);
             }
         } else {
-            by_kind.entry(import.kind).or_default().push(import);
+            by_kind.entry(kind).or_default().push(import);
         }
     }
     kept_changes.sort_unstable();
@@ -331,16 +350,14 @@ mod tests {
         Event { source: Source::Driver, api, action, addr, size, device: 0, ..Event::EMPTY }
     }
 
-    fn follow(events: &[(u64, Event)]) -> DriverMemory {
-        let mut follower = Follower {
-            gpu: &|device| usize::try_from(device).ok(),
-            memory: DriverMemory::default(),
-            own: BTreeMap::new(),
-            open: HashMap::new(),
-            handles: HashMap::new(),
-        };
-        events.iter().for_each(|(ns, e)| follower.apply(e, *ns));
-        follower.memory
+    fn follow(events: &[(u64, Event)]) -> DriverCalls {
+        let mut calls = DriverCalls::default();
+        events.iter().for_each(|(ns, e)| calls.apply(e, *ns));
+        calls
+    }
+
+    fn memory(calls: &DriverCalls) -> DriverMemory<'_> {
+        DriverMemory::new(calls, |device| usize::try_from(device).ok())
     }
 
     #[test]
@@ -359,12 +376,13 @@ mod tests {
             (7, driver(Api::cuIpcCloseMemHandle, Action::FreeCompleted, 0x7000, 0)),
             (8, driver(Api::cuIpcCloseMemHandle, Action::FreeCompleted, 0x8000, 0)),
         ]);
+        let (exporter, importer) = (memory(&exporter), memory(&importer));
         let counts = [0, 1, 2, 5, 9].map(|ns| exporter.live((0, 64), ns));
         assert_eq!(counts, [0, 1, 2, 1, 0]);
-        let times: Vec<_> = importer.imports.iter().map(|one| (one.opened_ns, one.closed_ns)).collect();
+        let times: Vec<_> = importer.imports.iter().map(|(_, one)| (one.opened_ns, one.closed_ns)).collect();
         assert_eq!(times, [(3, 7), (4, 8)]);
         // At 5, two of the exporter's allocations are open and one of them is freed.
-        assert_eq!(kept_after_free(&exporter, &importer.imports.iter().collect::<Vec<_>>()), 64);
+        assert_eq!(kept_after_free(&exporter, &importer.imports), 64);
     }
 
     #[test]
@@ -381,13 +399,14 @@ mod tests {
                 (5, driver(Api::cuMemFree_v2, Action::FreeCompleted, 0x1000, 0)),
             ])
         };
-        let (first, second) = (exporter(71), exporter(72));
+        let calls = (exporter(71), exporter(72));
+        let (first, second) = (memory(&calls.0), memory(&calls.1));
         let opened = Event { stream: 72, ..driver(Api::cuIpcOpenMemHandle_v2, Action::Alloc, 0x7000, 64) };
         let importer = follow(&[(3, opened), (8, driver(Api::cuIpcCloseMemHandle, Action::FreeCompleted, 0x7000, 0))]);
-        let [import] = &importer.imports[..] else { panic!("{:?}", importer.imports) };
-        assert!(first.live(import.kind, 3) > 0 && second.live(import.kind, 3) > 0, "sizes are ambiguous");
+        let [import] = memory(&importer).imports[..] else { panic!("{:?}", importer.imports) };
+        assert!(first.live(import.0, 3) > 0 && second.live(import.0, 3) > 0, "sizes are ambiguous");
         assert_eq!([&first, &second].map(|one| is_exporter(one, import)), [false, true]);
-        assert_eq!(second.exported.len(), 1);
+        assert_eq!(calls.1.exported.len(), 1);
         assert_eq!((device_of_exporter(&second, import), kept_after_free(&second, &[import])), (Some(0), 64));
     }
 
@@ -399,7 +418,8 @@ mod tests {
             (2, mapped),
             (3, driver(Api::cuMemUnmap, Action::Unmap, 0x7000, 32)),
         ]);
-        let found: Vec<_> = importer.imports.iter().map(|one| (one.kind, one.opened_ns, one.closed_ns)).collect();
+        let found: Vec<_> =
+            memory(&importer).imports.iter().map(|(kind, one)| (*kind, one.opened_ns, one.closed_ns)).collect();
         assert_eq!(found, [((0, 32), 2, 3)]);
     }
 }
