@@ -10,9 +10,11 @@ use memtrace_trace::file::Definitions;
 use memtrace_trace::ids::{ContextId, FrameId, StackId};
 
 use crate::build_launch::{ProcessUses, launch_summary};
+use crate::compare::DevicePeak;
 use crate::conclusions::VerdictSummary;
 use crate::cuda_graphs::{OutputNames, cuda_graphs};
 use crate::device_memory::{DeviceInputs, DeviceMemorySummary, device_breakdown, device_memory};
+use crate::diff::DiffOptions;
 use crate::explain::explain;
 use crate::holders::Holders;
 use crate::owners::{by_owner, owner_name};
@@ -57,6 +59,7 @@ use memtrace_insight::passes::{
 };
 use memtrace_insight::rules::{CustomCategory, CustomRules, library_name};
 use memtrace_insight::units::{count_text, estimated_duration_text};
+use memtrace_output::SourceAccess;
 use memtrace_replay::{AllocatorSettings, MemoryLocation, Names, Owner, Replay, Usage};
 
 /// The maximum number of allocation groups listed for one point in time.
@@ -99,6 +102,8 @@ pub fn summarize_with(
     let mut processes = Vec::new();
     let machine = Machine::of(run);
     let mut device_uses = Vec::new();
+    let mut peaks: Vec<Vec<DevicePeak<'_>>> = Vec::new();
+    let sources = SourceAccess::of(run, DiffOptions::default().sources);
     let mut pool_problems = Vec::new();
     let has_imports = run.processes().iter().any(|process| process.trace_index().has_imports);
     for process in run.processes() {
@@ -163,10 +168,15 @@ pub fn summarize_with(
             pool_problems.push(problem);
             None
         });
+        let is_compared = process.rank().is_some() && run.processes().len() > 1;
+        let of_device = |device: &DeviceAnalysis| {
+            DevicePeak::of(process, &first_pass.names, &sources, (&analysis, device), &device.states.peak)
+        };
+        peaks.push(analysis.devices.iter().filter(|_| is_compared).filter_map(of_device).collect());
         add_pools(process, &analysis, &figures.unwrap_or_default(), &mut summary.devices);
         processes.push(summary);
     }
-    let launch = launch_summary(run, &processes, &device_uses, progress);
+    let launch = launch_summary(run, &processes, &device_uses, &peaks);
     processes.sort_by_key(|p| (std::cmp::Reverse(severity(p)), p.rank, p.pid));
     let manifest = run.manifest();
     let mut losses: BTreeMap<String, u64> = manifest.losses.clone();

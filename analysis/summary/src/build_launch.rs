@@ -5,9 +5,8 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use crate::compare::diff_processes;
+use crate::compare::{DevicePeak, diff_peaks};
 use crate::launch::{IssueProcessSummary, LaunchIssueSummary, LaunchSummary};
-use crate::progress::Progress;
 use crate::rank_table::{
     HelperSummary, RankComparison, RankDevice, RankPhasePeak, RankSummary, RankTable, ended_by_oom, used_bytes,
 };
@@ -81,13 +80,14 @@ impl ProcessUses {
     }
 }
 
-/// The processes of one launch beside each other. `summaries` and `uses` are those of the run's processes, in its order.
+/// The processes of one launch beside each other. `summaries`, `uses` and `peaks` are those of the run's processes, in
+/// its order.
 /// `None` if only one process recorded events and it is no rank of a job of several, and for snapshots.
 pub(crate) fn launch_summary(
     run: &Run,
     summaries: &[ProcessSummary],
     uses: &[ProcessUses],
-    progress: &mut dyn FnMut(Progress<'_>),
+    peaks: &[Vec<DevicePeak<'_>>],
 ) -> Option<LaunchSummary> {
     let world_size = run.processes().iter().filter_map(Process::world_size).max();
     let is_snapshot = |one: &ProcessSummary| one.recording_end_reason.as_deref() == Some(SNAPSHOT_END_REASON);
@@ -152,11 +152,11 @@ pub(crate) fn launch_summary(
         let rank = |rank: u32| {
             let row = table.rank(rank)?;
             let at = summaries.iter().position(|one| one.pid == row.pid && one.trace == row.trace)?;
-            Some((run.processes().get(at)?, row.device?))
+            peaks.get(at)?.iter().find(|peak| Some(peak.device()) == row.device)
         };
         table.worst_against_median = rank(imbalance.median_rank)
             .zip(rank(imbalance.worst_rank))
-            .and_then(|(median, worst)| comparison(run, [median, worst], progress));
+            .map(|(median, worst)| RankComparison::of(diff_peaks(median, worst)));
     }
     Some(LaunchSummary { table, issues, shared_memory })
 }
@@ -404,13 +404,4 @@ fn rank_row(
         .collect();
     row.other_devices.sort_by_key(|other| other.device);
     row
-}
-
-/// What the second of two ranks has more than the first.
-fn comparison(
-    run: &Run,
-    processes: [(&Process, i16); 2],
-    progress: &mut dyn FnMut(Progress<'_>),
-) -> Option<RankComparison> {
-    diff_processes(processes.map(|(process, device)| (run, process, device)), progress).map(RankComparison::of)
 }

@@ -38,10 +38,16 @@ struct AnalyzedProcess<'a> {
 }
 
 /// A device's peak in one run.
-struct DevicePeak<'a> {
-    analyzed: &'a AnalyzedProcess<'a>,
-    analysis: &'a DeviceAnalysis,
-    peak: &'a Composition,
+pub(crate) struct DevicePeak<'a> {
+    process: &'a Process,
+    sources: SourceAccess,
+    device: i16,
+    peak: Composition,
+    /// The bytes and blocks of each module itself, by path.
+    modules: BTreeMap<String, (u64, u64)>,
+    reserved_peak_bytes: u64,
+    /// Events that could not be decoded.
+    undecoded_events: u64,
 }
 
 /// Compares the peaks of two runs. If `a` and `b` are the same run, [`DiffOptions::steps`] selects two of its steps to
@@ -74,8 +80,8 @@ pub fn diff(a: &Run, b: &Run, options: &DiffOptions, progress: &mut dyn FnMut(Pr
             report.pairs.push(pair(a, b, rules));
             continue;
         }
-        for device in of_a.iter().map(|m| m.analysis.device).collect::<Vec<_>>() {
-            let find = |of: &[DevicePeak<'_>]| of.iter().position(|m| m.analysis.device == device);
+        for device in of_a.iter().map(|m| m.device).collect::<Vec<_>>() {
+            let find = |of: &[DevicePeak<'_>]| of.iter().position(|m| m.device == device);
             if let (Some(i), Some(j)) = (find(&of_a), find(&of_b)) {
                 report.pairs.push(pair(&of_a.remove(i), &of_b.remove(j), rules));
             }
@@ -89,9 +95,9 @@ pub fn diff(a: &Run, b: &Run, options: &DiffOptions, progress: &mut dyn FnMut(Pr
     for (run, alone) in ["a", "b"].into_iter().zip(&alone) {
         report.unpaired.extend(alone.iter().map(|device_peak| UnpairedDevice {
             run: run.to_owned(),
-            pid: device_peak.analyzed.process.pid(),
-            rank: device_peak.analyzed.process.rank(),
-            device: device_peak.analysis.device,
+            pid: device_peak.process.pid(),
+            rank: device_peak.process.rank(),
+            device: device_peak.device,
             peak_bytes: device_peak.peak.usage.allocated,
         }));
     }
@@ -145,23 +151,24 @@ fn analyze_process<'a>(
     AnalyzedProcess { process, names: first_pass.names, analysis, sources: sources.clone() }
 }
 
-/// Compares the peaks of two processes of one run or of two, each on one of its devices. `None` if one of them has no
-/// peak there.
+/// Compares the peaks of two processes of two runs, each on one of its devices. `None` if one of them has no peak there.
 pub(crate) fn diff_processes(
     processes: [(&Run, &Process, i16); 2],
     progress: &mut dyn FnMut(Progress<'_>),
 ) -> Option<DevicePair> {
     let options = DiffOptions::default();
-    let [a, b] = processes.map(|(run, process, _)| {
+    let [a, b] = processes.map(|(run, process, device)| {
         let sources = SourceAccess::of(run, options.sources);
-        analyze_process(process, &[], &options, &sources, "comparing ranks", progress)
-    });
-    let peak = |analyzed, device| {
+        let analyzed = analyze_process(process, &[], &options, &sources, "comparing ranks", progress);
         let options = DiffOptions { device: Some(device), ..DiffOptions::default() };
-        device_peaks(analyzed, None, &options).into_iter().next()
-    };
-    let [(.., of_a), (.., of_b)] = processes;
-    Some(pair(&peak(&a, of_a)?, &peak(&b, of_b)?, None))
+        device_peaks(&analyzed, None, &options).into_iter().next()
+    });
+    Some(diff_peaks(&a?, &b?))
+}
+
+/// Compares two peaks.
+pub(crate) fn diff_peaks(a: &DevicePeak<'_>, b: &DevicePeak<'_>) -> DevicePair {
+    pair(a, b, None)
 }
 
 /// Pairs processes by rank. Processes with the same rank, or without one, are paired in order.
@@ -188,20 +195,17 @@ fn pair_processes<'a>(
     pairs
 }
 
-fn device_peaks<'a>(
-    analyzed: &'a AnalyzedProcess<'a>,
-    step: Option<u32>,
-    options: &DiffOptions,
-) -> Vec<DevicePeak<'a>> {
-    let devices = analyzed.analysis.devices.iter().filter(|d| options.device.is_none_or(|device| device == d.device));
-    let device_peak = |analysis: &'a DeviceAnalysis| {
+fn device_peaks<'a>(analyzed: &AnalyzedProcess<'a>, step: Option<u32>, options: &DiffOptions) -> Vec<DevicePeak<'a>> {
+    let AnalyzedProcess { process, names, analysis, sources } = analyzed;
+    let devices = analysis.devices.iter().filter(|d| options.device.is_none_or(|device| device == d.device));
+    let device_peak = |device: &DeviceAnalysis| {
         let peak = match step {
-            None => &analysis.states.peak,
+            None => &device.states.peak,
             Some(step) => {
-                analysis.states.step_peaks.iter().find(|(watched, _)| *watched == step).map(|(_, peak)| peak)?
+                device.states.step_peaks.iter().find(|(watched, _)| *watched == step).map(|(_, peak)| peak)?
             }
         };
-        (peak.seq > 0).then_some(DevicePeak { analyzed, analysis, peak })
+        DevicePeak::of(process, names, sources, (analysis, device), peak)
     };
     devices.filter_map(device_peak).collect()
 }
@@ -216,36 +220,66 @@ struct CommonData {
 }
 
 impl CommonData {
-    fn of(processes: [&AnalyzedProcess<'_>; 2]) -> CommonData {
-        CommonData {
-            nodes: processes.into_iter().all(AnalyzedProcess::has_nodes),
-            modules: processes.into_iter().all(AnalyzedProcess::has_modules),
-        }
+    fn of(processes: [&Process; 2]) -> CommonData {
+        CommonData { nodes: processes.into_iter().all(has_nodes), modules: processes.into_iter().all(has_modules) }
     }
 }
 
-impl AnalyzedProcess<'_> {
-    /// Whether it is a PyTorch snapshot. Only a snapshot can lack nodes or module calls.
-    fn is_snapshot(&self) -> bool {
-        self.process.recording().end().is_some_and(|end| end.reason == SNAPSHOT_END_REASON)
-    }
+/// Whether it is a PyTorch snapshot. Only a snapshot can lack nodes or module calls.
+fn is_snapshot(process: &Process) -> bool {
+    process.recording().end().is_some_and(|end| end.reason == SNAPSHOT_END_REASON)
+}
 
-    fn has_nodes(&self) -> bool {
-        !self.is_snapshot() || self.process.definitions().contexts.iter().any(|context| !context.node.is_empty())
-    }
+fn has_nodes(process: &Process) -> bool {
+    !is_snapshot(process) || process.definitions().contexts.iter().any(|context| !context.node.is_empty())
+}
 
-    fn has_modules(&self) -> bool {
-        !self.is_snapshot() || !self.process.definitions().nn_calls.is_empty()
-    }
+fn has_modules(process: &Process) -> bool {
+    !is_snapshot(process) || !process.definitions().nn_calls.is_empty()
 }
 
 impl<'a> DevicePeak<'a> {
+    /// A peak of a device. `None` if it never came.
+    pub(crate) fn of(
+        process: &'a Process,
+        names: &Names,
+        sources: &SourceAccess,
+        (analysis, device): (&Analysis, &DeviceAnalysis),
+        peak: &Composition,
+    ) -> Option<DevicePeak<'a>> {
+        if peak.seq == 0 {
+            return None;
+        }
+        let definitions = process.definitions();
+        let tree = ModuleTree::of(peak, &device.states.module_paths, definitions, names, &Contexts::of(definitions));
+        let mut modules: BTreeMap<String, (u64, u64)> = BTreeMap::new();
+        for module in &tree.modules {
+            let own = modules.entry(module.path.clone()).or_default();
+            own.0 += module.own.iter().map(|amount| amount.bytes).sum::<u64>();
+            own.1 += module.own.iter().map(|amount| amount.blocks).sum::<u64>();
+        }
+        Some(DevicePeak {
+            process,
+            sources: sources.clone(),
+            device: device.device,
+            peak: peak.clone(),
+            modules,
+            reserved_peak_bytes: device.statistics.highest.reserved,
+            undecoded_events: analysis.lost.events,
+        })
+    }
+
+    /// The device ordinal.
+    pub(crate) fn device(&self) -> i16 {
+        self.device
+    }
+
     fn version(&self, common: CommonData) -> Version<'a> {
-        let process = self.analyzed.process;
+        let process = self.process;
         Version {
             definitions: process.definitions(),
             directory: process.directory().and_then(|d| d.to_str()),
-            sources: SourceFiles::of(process, &self.analyzed.sources),
+            sources: SourceFiles::of(process, &self.sources),
             stacks: self
                 .peak
                 .origins()
@@ -257,12 +291,12 @@ impl<'a> DevicePeak<'a> {
     /// The stack that represents a block. For a block of an autograd node it is the forward call that created the node,
     /// if both recordings have nodes.
     fn shown_stack(&self, stack: StackId, context: memtrace_trace::ids::ContextId, common: CommonData) -> StackId {
-        let node = self.analyzed.process.definitions().context(context).filter(|_| common.nodes);
+        let node = self.process.definitions().context(context).filter(|_| common.nodes);
         node.map(|node| node.forward).filter(|forward| !forward.is_none()).unwrap_or(stack)
     }
 
     fn summary(&self) -> DiffPeak {
-        let process = self.analyzed.process;
+        let process = self.process;
         let recording = process.recording();
         let locations = Locations::new(process.definitions(), process.directory());
         let lost = recording.end().map_or(0, |end| end.lost.saturating_add(end.late));
@@ -270,16 +304,16 @@ impl<'a> DevicePeak<'a> {
             pid: process.pid(),
             rank: process.rank(),
             trace: process.path().file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default(),
-            device: self.analysis.device,
+            device: self.device,
             seq: self.peak.seq,
             step: self.peak.position.and_then(|position| position.step),
             phase: self.peak.phase,
             location: locations.stack(self.peak.allocated_at.0, self.peak.allocated_at.1).location,
             totals: totals(&self.peak.usage),
-            reserved_peak_bytes: self.analysis.statistics.highest.reserved,
+            reserved_peak_bytes: self.reserved_peak_bytes,
             lost_events: lost
                 .saturating_add(recording.counter(Counter::EventsDropped))
-                .saturating_add(self.analyzed.analysis.lost.events),
+                .saturating_add(self.undecoded_events),
         }
     }
 
@@ -287,21 +321,6 @@ impl<'a> DevicePeak<'a> {
     fn unrecorded(&self) -> u64 {
         let recorded = self.peak.origins().map(|(_, amount)| amount.bytes).sum();
         self.peak.usage.allocated.saturating_sub(recorded)
-    }
-
-    /// The bytes and blocks of each module itself, by path.
-    fn modules(&self) -> BTreeMap<String, (u64, u64)> {
-        let definitions = self.analyzed.process.definitions();
-        let contexts = Contexts::of(definitions);
-        let tree =
-            ModuleTree::of(self.peak, &self.analysis.states.module_paths, definitions, &self.analyzed.names, &contexts);
-        let mut modules = BTreeMap::new();
-        for module in &tree.modules {
-            let own: &mut (u64, u64) = modules.entry(module.path.clone()).or_default();
-            own.0 += module.own.iter().map(|amount| amount.bytes).sum::<u64>();
-            own.1 += module.own.iter().map(|amount| amount.blocks).sum::<u64>();
-        }
-        modules
     }
 }
 
@@ -336,7 +355,7 @@ type LineKey = (Option<Line>, Option<Box<str>>, Option<Category>);
 type StackKey = (Vec<Line>, Option<Box<str>>, Option<Category>, Option<Phase>);
 
 fn pair(a: &DevicePeak<'_>, b: &DevicePeak<'_>, rules: Option<&CustomRules>) -> DevicePair {
-    let common = CommonData::of([a.analyzed, b.analyzed]);
+    let common = CommonData::of([a.process, b.process]);
     let (mut version_a, mut version_b) = (a.version(common), b.version(common));
     let matched = MatchedLines::of(&mut version_a, &mut version_b);
     let mut categories: Sums<Option<Category>> = Sums::new();
@@ -348,8 +367,8 @@ fn pair(a: &DevicePeak<'_>, b: &DevicePeak<'_>, rules: Option<&CustomRules>) -> 
     // For each stack's row: one of its stacks, from the second recording if it is there.
     let mut examples: HashMap<StackKey, (usize, StackId)> = HashMap::new();
     for (side, device_peak) in [a, b].into_iter().enumerate() {
-        let definitions = device_peak.analyzed.process.definitions();
-        let locations = Locations::new(definitions, device_peak.analyzed.process.directory());
+        let definitions = device_peak.process.definitions();
+        let locations = Locations::new(definitions, device_peak.process.directory());
         let mut lines_of_stacks: HashMap<StackId, (Vec<Line>, Option<Line>)> = HashMap::new();
         for (origin, amount) in device_peak.peak.origins() {
             let shown = device_peak.shown_stack(origin.stack, origin.context, common);
@@ -375,16 +394,16 @@ fn pair(a: &DevicePeak<'_>, b: &DevicePeak<'_>, rules: Option<&CustomRules>) -> 
         phases.add(None, side, rest, 0);
         lines.add((None, None, None), side, rest, 0);
         stacks.add((Vec::new(), None, None, None), side, rest, 0);
-        let own = device_peak.modules();
+        let own = &device_peak.modules;
         let blocks: u64 = device_peak.peak.origins().map(|(_, amount)| amount.blocks).sum();
         let (in_bytes, in_blocks) = own.values().fold((0, 0), |sum, own| (sum.0 + own.0, sum.1 + own.1));
         let whole = device_peak.peak.usage.allocated;
         modules.add(None, side, whole.saturating_sub(in_bytes), blocks.saturating_sub(in_blocks));
-        own.into_iter().for_each(|(path, own)| modules.add(Some(path), side, own.0, own.1));
+        own.iter().for_each(|(path, own)| modules.add(Some(path.clone()), side, own.0, own.1));
     }
     let peaks = [a, b];
-    let locations = peaks.map(|m| Locations::new(m.analyzed.process.definitions(), m.analyzed.process.directory()));
-    let frame = |side: usize, id: FrameId| peaks[side].analyzed.process.definitions().frame(id);
+    let locations = peaks.map(|m| Locations::new(m.process.definitions(), m.process.directory()));
+    let frame = |side: usize, id: FrameId| peaks[side].process.definitions().frame(id);
     let line_change = |((line, node, category), change): (LineKey, Change)| {
         let [in_a, in_b] = line.map_or([FrameId::NONE; 2], |line| matched.frames(line));
         let (in_a, in_b) = (frame(0, in_a), frame(1, in_b));
@@ -398,7 +417,7 @@ fn pair(a: &DevicePeak<'_>, b: &DevicePeak<'_>, rules: Option<&CustomRules>) -> 
     };
     let stack_change = |(key, change): (StackKey, Change)| {
         let (side, stack) = examples.get(&key).copied().unwrap_or((1, StackId::NONE));
-        let definitions = peaks[side].analyzed.process.definitions();
+        let definitions = peaks[side].process.definitions();
         let frames =
             definitions.walk(stack).filter_map(|(_, frame)| frame).take(MAX_FRAMES).map(frame_summary).collect();
         let (_, node, category, phase) = key;
@@ -524,14 +543,14 @@ fn notes(report: &DiffReport, a: &[AnalyzedProcess<'_>], b: &[AnalyzedProcess<'_
         );
     }
     let differ = |has: &dyn Fn(&AnalyzedProcess<'_>) -> bool| a.iter().all(has) != b.iter().all(has);
-    if differ(&|process| process.has_nodes()) {
+    if differ(&|one| has_nodes(one.process)) {
         notes.push(
             "one of the two is a snapshot without autograd nodes: backward allocations of neither are attributed to \
              lines of the forward pass"
                 .to_owned(),
         );
     }
-    if differ(&|process| process.has_modules()) {
+    if differ(&|one| has_modules(one.process)) {
         notes.push("one of the two is a snapshot without module calls: there is no table by module".to_owned());
     }
     let names = |processes: &[AnalyzedProcess<'_>]| {

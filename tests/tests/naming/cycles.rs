@@ -1,7 +1,7 @@
 //! `--cycles` shows the objects of reference cycles that held tensors, on pages and as text. The program does not notice
 //! it.
 
-use memtrace_analysis::model::reference_cycles;
+use memtrace_analysis::passes::Analysis;
 use memtrace_analysis::report::IssueSummary;
 use memtrace_analysis::rules::RuleId;
 use memtrace_analysis::{open_run, summarize};
@@ -230,7 +230,8 @@ mod exhaustive {
         assert!(page.contains("cycle-0.html: Node.children -> list["), "{page}");
         // The tensors in the cycle are those allocated at the reported line.
         let run = open_run(with.trace().path()).expect("a readable trace");
-        let held = reference_cycles(&run.processes()[0]);
+        let process = &run.processes()[0];
+        let held = Analysis::of(process.recording(), process.trace_index(), &mut |_| {}).objects.cycles;
         assert_eq!(held.len(), 4);
         assert!(held.iter().all(|held| held.allocation.is_some()), "{held:#?}");
         use std::os::unix::fs::PermissionsExt;

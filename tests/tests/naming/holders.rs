@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use memtrace_analysis::model::holder_changes;
+use memtrace_analysis::passes::Analysis;
 use memtrace_analysis::report::{IssueSummary, ProcessSummary};
 use memtrace_analysis::rules::RuleId;
 use memtrace_analysis::{open_run, summarize};
@@ -23,7 +23,9 @@ fn held_at_the_end(run: &Run) -> BTreeMap<String, u64> {
     assert_eq!(last.occasion, ScanOccasion::End);
     assert!(!last.is_partial && last.objects > 10_000, "{last:?}");
     let mut held = BTreeMap::new();
-    for change in holder_changes(&opened.processes()[0]) {
+    let process = &opened.processes()[0];
+    let analysis = Analysis::of(process.recording(), process.trace_index(), &mut |_| {});
+    for change in analysis.objects.holder_changes {
         match change.block.filter(|_| !change.path.is_empty()) {
             Some(block) => held.insert(change.address, (String::from(change.path), block.size / MIB)),
             None => held.remove(&change.address),
