@@ -54,8 +54,8 @@ use memtrace_insight::passes::{
     Amount, Analysis, AnalysisOptions, BlockAllocation, BlockClassification, BlockLifetimes, BlockObserver,
     CalledFunction, CalledFunctions, Category, Composition, CustomCategorizer, DeviceAnalysis, DeviceUses, FirstPass,
     FirstPassOptions, LabelRow, LifetimeCollector, MissingModules, ModuleTree, Oom, OomReport, Origin, Phase, PhaseRow,
-    ProgramPosition, RefusedRequest, ReleasePoint, ReplayedMemory, RestOfStep, RunPart, StackTable, StepRows,
-    private_pool_text, state_needed,
+    ProgramPosition, RefusedRequest, ReleasePoint, RestOfStep, RunPart, StackTable, StepRows, private_pool_text,
+    state_needed,
 };
 use memtrace_insight::rules::{CustomCategory, CustomRules, library_name};
 use memtrace_insight::units::{count_text, estimated_duration_text};
@@ -148,7 +148,7 @@ pub fn summarize_with(
         device_uses.push(ProcessUses::of(process, &observers.uses, observers.driver, &analysis));
         if queries.is_none() {
             // The first pass had no reason to stream the recording. So this is the second stream at most.
-            let queries = oom_queries(process, &ReplayedMemory::of_analysis(&analysis), options.replaying);
+            let queries = oom_queries(process, &analysis.replayed_memory(), options.replaying);
             let what = "replaying the allocator";
             analysis.explain_peaks(recording, trace_index, &queries, &mut |done| {
                 progress(Progress { what, done, total });

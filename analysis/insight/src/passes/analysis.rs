@@ -17,11 +17,12 @@ use super::device_memory::{DeviceMemories, DeviceMemory};
 use super::driver::{BlockObserver, DeviceDriver};
 use super::first_pass::FirstPass;
 use super::list::{DeviceAnalysis, Passes};
-use super::oom_report::{OomQuery, OomReport, SettingsReplay};
+use super::oom_report::{OomReport, SettingsReplay};
 use super::open_ranges::OpenRanges;
 use super::pass::{Pass, PassedRange, RecordingStart, StayedMemory};
 use super::refused::{RefusedRequest, RefusedRequests};
 use super::released::Release;
+use super::replayed_memory::{OomQuery, ReplayedDevice, ReplayedMemory};
 use crate::diagnostics::{DeviceFacts, Issue, IssueInputs};
 use crate::rules::CustomRules;
 use memtrace_input::{LostEvents, Recording, TraceIndex};
@@ -113,6 +114,18 @@ impl Analysis {
         let mut analysis = stream.finish(trace_index, observer);
         analysis.lost = lost;
         analysis
+    }
+
+    /// The peaks of a recording without out-of-memory errors, as a first pass that streams it finds them.
+    pub fn replayed_memory(&self) -> ReplayedMemory {
+        let devices = self.devices.iter().map(|device| ReplayedDevice {
+            device: device.device,
+            source: device.source,
+            peak: (device.states.peak.seq, device.states.peak.usage),
+            highest: device.statistics.highest,
+            ooms: None,
+        });
+        ReplayedMemory { devices: devices.collect(), owners: self.owners.clone() }
     }
 
     /// Explains peaks that are known only after the main pass. Streams the recording if there are any. `progress` receives

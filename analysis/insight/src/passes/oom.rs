@@ -1,14 +1,14 @@
 //! Out-of-memory errors: what was requested, and what was allocated at that time.
 
-use memtrace_trace::event::{Event, Source};
 use memtrace_trace::ids::{ContextId, StackId};
 
 use super::composition::Composition;
 use super::pass::{OutOfMemory, Pass, RecordingEnd};
 use super::phase::{Phase, ProgramPosition};
+use super::replayed_memory::FailedAllocation;
 use super::reserved::Reserved;
 use crate::rules::PhaseRuleId;
-use memtrace_replay::{Owner, Usage};
+use memtrace_replay::Owner;
 
 /// The number of errors kept in full, besides the last one. Programs that try batch sizes can have hundreds.
 const DETAILED: usize = 16;
@@ -40,27 +40,6 @@ pub struct Oom {
     pub reserved: Reserved,
     /// By owner: bytes that this process held outside the caching allocator.
     pub outside_pytorch: Vec<(Owner, u64)>,
-}
-
-/// An allocation that ran out of memory.
-#[derive(Clone, Copy, Debug)]
-pub struct FailedAllocation {
-    /// `seq` of its event.
-    pub seq: u64,
-    /// The requested bytes, rounded as the allocator rounds.
-    pub requested: u64,
-    /// Free bytes of the device as CUDA reported them; `None` if unknown.
-    pub device_free: Option<u64>,
-    /// The totals of the device then.
-    pub usage: Usage,
-}
-
-impl FailedAllocation {
-    pub(super) fn new(e: &Event, usage: Usage) -> FailedAllocation {
-        // The fallback event source does not report free device memory.
-        let device_free = (e.source == Source::Torch).then_some(e.free_bytes());
-        FailedAllocation { seq: e.seq, requested: e.size, device_free, usage }
-    }
 }
 
 impl Oom {

@@ -8,29 +8,17 @@ use std::sync::Arc;
 use memtrace_trace::event::Event;
 
 use super::pass::{BlockAllocated, DeviceChange, OutOfMemory, Pass, RecordingStart};
+use super::replayed_memory::OomQuery;
 use super::reserved::Reserved;
 use super::rest_of_step::{CallLevel, FailedRequest, RestOfStep, StepRecorder};
-use super::what_if::{PolicyReplay, WhatIf, WhatIfQuery};
+use super::what_if::{PolicyReplay, WhatIf};
 use memtrace_input::{Recording, TraceIndex};
-use memtrace_replay::{Allocator, AllocatorSettings, Change, Replay};
+use memtrace_replay::{Allocator, Change, Replay};
 
 /// The maximum number of origins to list that block segments.
 const MAX_BLOCKERS: usize = 10;
 /// The maximum number of blocks to list that are as large as a failed request.
 const SAME_SIZE: usize = 2;
-
-/// A point in time of a device to explain: an allocation, or an out-of-memory error.
-#[derive(Clone, Debug)]
-pub struct OomQuery {
-    /// The device ordinal.
-    pub device: i16,
-    /// `seq` of its event.
-    pub seq: u64,
-    /// The run's own settings, to continue the step that an error interrupted; `None` to continue none.
-    pub continued: Option<AllocatorSettings>,
-    /// Other allocator settings to replay; `None` to replay none.
-    pub what_if: Option<WhatIfQuery>,
-}
 
 /// The answer to one query.
 #[derive(Clone, Debug)]

@@ -7,15 +7,14 @@ use memtrace_trace::ids::FrameId;
 use super::category::{BlockAllocation, BlockClassification};
 use super::composition::Composition;
 use super::device_blocks::{BlocksInUse, DeviceBlocks, Tracked};
-use super::device_memory::DeviceMemories;
 use super::mark::Mark;
-use super::oom_report::OomQuery;
 use super::open_ranges::RangeBoundary;
 use super::phase::{EventClassification, ProgramPosition};
-use super::released::Release;
+pub(crate) use super::released::StayedMemory;
+use super::replayed_memory::OomQuery;
 use super::stacks::{StackFacts, StackTable};
 use memtrace_input::EventSource;
-use memtrace_replay::{Allocator, Block, BlockId, Change, DeviceReplay, PhysicalMemory, Replay, Usage};
+use memtrace_replay::{Allocator, Block, BlockId, Change, PhysicalMemory, Usage};
 
 /// Draws one conclusion about one device.
 ///
@@ -135,16 +134,6 @@ pub(crate) struct PassedRange<'a> {
     pub(crate) now: ProgramPosition,
     pub(crate) boundary: RangeBoundary,
     pub(crate) usage: &'a Usage,
-}
-
-/// The state at a point after which memory should be released.
-#[derive(Clone, Copy)]
-pub(crate) struct StayedMemory<'a> {
-    pub(super) release: &'a Release,
-    pub(crate) now: ProgramPosition,
-    pub(crate) replay: &'a Replay,
-    pub(crate) device: &'a DeviceReplay,
-    pub(crate) memories: &'a DeviceMemories,
 }
 
 /// A change of a device's allocator by an event.

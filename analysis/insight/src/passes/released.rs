@@ -15,9 +15,9 @@ use memtrace_trace::file::{Definitions, Frame};
 use memtrace_trace::ids::{StackId, ThreadId};
 
 use super::composition::{Amount, Composition};
-use super::device_memory::DeviceMemoryState;
+use super::device_memory::{DeviceMemories, DeviceMemoryState};
 use super::open_ranges::{OpenRanges, RangeBoundary};
-use super::pass::StayedMemory;
+use super::phase::ProgramPosition;
 use super::reserved::Reserved;
 use memtrace_replay::{Allocator, DeviceAllocations, DeviceReplay, Replay};
 
@@ -150,6 +150,16 @@ pub(super) struct Release {
     stayed: u64,
     /// The last event before.
     pub(super) e: Event,
+}
+
+/// The state at a point after which memory should be released.
+#[derive(Clone, Copy)]
+pub(crate) struct StayedMemory<'a> {
+    pub(super) release: &'a Release,
+    pub(crate) now: ProgramPosition,
+    pub(crate) replay: &'a Replay,
+    pub(crate) device: &'a DeviceReplay,
+    pub(crate) memories: &'a DeviceMemories,
 }
 
 /// Finds the [`Release`]s of a recording while it is replayed.

@@ -3,12 +3,11 @@
 
 use std::collections::BTreeMap;
 
-use memtrace_trace::event::Event;
+use memtrace_trace::event::{Event, Source};
 
-use super::analysis::Analysis;
-use super::oom::FailedAllocation;
+use super::what_if::WhatIfQuery;
 use memtrace_input::EventSource;
-use memtrace_replay::{Change, MemoryLocation, Owner, OwnerUsage, Peak, Replay, Usage};
+use memtrace_replay::{AllocatorSettings, Change, MemoryLocation, Owner, OwnerUsage, Peak, Replay, Usage};
 
 /// The peaks and the out-of-memory errors of a process.
 #[derive(Clone, Debug, Default)]
@@ -34,18 +33,38 @@ pub struct ReplayedDevice {
     pub ooms: Option<(FailedAllocation, FailedAllocation)>,
 }
 
-impl ReplayedMemory {
-    /// The same from the results of an analysis. Only for a recording without errors.
-    pub fn of_analysis(analysis: &Analysis) -> ReplayedMemory {
-        let devices = analysis.devices.iter().map(|device| ReplayedDevice {
-            device: device.device,
-            source: device.source,
-            peak: (device.states.peak.seq, device.states.peak.usage),
-            highest: device.statistics.highest,
-            ooms: None,
-        });
-        ReplayedMemory { devices: devices.collect(), owners: analysis.owners.clone() }
+/// An allocation that ran out of memory.
+#[derive(Clone, Copy, Debug)]
+pub struct FailedAllocation {
+    /// `seq` of its event.
+    pub seq: u64,
+    /// The requested bytes, rounded as the allocator rounds.
+    pub requested: u64,
+    /// Free bytes of the device as CUDA reported them; `None` if unknown.
+    pub device_free: Option<u64>,
+    /// The totals of the device then.
+    pub usage: Usage,
+}
+
+impl FailedAllocation {
+    pub(super) fn new(e: &Event, usage: Usage) -> FailedAllocation {
+        // The fallback event source does not report free device memory.
+        let device_free = (e.source == Source::Torch).then_some(e.free_bytes());
+        FailedAllocation { seq: e.seq, requested: e.size, device_free, usage }
     }
+}
+
+/// A point in time of a device to explain: an allocation, or an out-of-memory error.
+#[derive(Clone, Debug)]
+pub struct OomQuery {
+    /// The device ordinal.
+    pub device: i16,
+    /// `seq` of its event.
+    pub seq: u64,
+    /// The run's own settings, to continue the step that an error interrupted; `None` to continue none.
+    pub continued: Option<AllocatorSettings>,
+    /// Other allocator settings to replay; `None` to replay none.
+    pub what_if: Option<WhatIfQuery>,
 }
 
 /// Collects [`ReplayedMemory`].
