@@ -120,7 +120,7 @@ pub fn summarize_with(
             recording,
             trace_index,
             &FirstPassOptions { released_after: &points, replayed_memory: true },
-            &mut (),
+            None,
             &mut on_progress,
         );
         let replayed_memory = first_pass.replayed_memory.as_ref();

@@ -45,7 +45,7 @@ pub struct FirstPass {
 impl FirstPass {
     /// Takes a recording. Streams it if it has names of tensors or marks of steps, or no training.
     pub fn of(recording: &dyn Recording, trace_index: &TraceIndex) -> FirstPass {
-        FirstPass::with_options(recording, trace_index, &FirstPassOptions::default(), &mut (), &mut |_| {})
+        FirstPass::with_options(recording, trace_index, &FirstPassOptions::default(), None, &mut |_| {})
     }
 
     /// [`Self::of`] the recording of a process.
@@ -53,12 +53,12 @@ impl FirstPass {
         FirstPass::of(process.recording(), process.trace_index())
     }
 
-    /// [`Self::of`], with what the options and an observer need. `progress` receives the number of events read so far.
+    /// [`Self::of`], with what the options and an observer need. An observer always needs a stream. `progress` receives the number of events read so far.
     pub fn with_options(
         recording: &dyn Recording,
         trace_index: &TraceIndex,
         options: &FirstPassOptions<'_>,
-        observer: &mut dyn ReplayObserver,
+        observer: Option<&mut dyn ReplayObserver>,
         progress: &mut dyn FnMut(u64),
     ) -> FirstPass {
         let mut stream = Stream::new(recording, trace_index, options, observer);
@@ -88,28 +88,14 @@ impl FirstPass {
 
 /// Observes the replay of the first pass.
 pub trait ReplayObserver {
-    /// Whether the pass has to stream the recording.
-    fn is_needed(&self) -> bool;
     /// An event comes.
     fn before(&mut self, e: &Event);
     /// The event changed the memory of the device with this index in the replay.
     fn changed(&mut self, replay: &Replay, slot: usize, e: &Event, change: &Change);
 }
 
-impl ReplayObserver for () {
-    fn is_needed(&self) -> bool {
-        false
-    }
-
-    #[inline]
-    fn before(&mut self, _: &Event) {}
-
-    #[inline]
-    fn changed(&mut self, _: &Replay, _: usize, _: &Event, _: &Change) {}
-}
-
 /// A recording that streams through the parts of the first pass.
-struct Stream<'a> {
+struct Stream<'a, 'o> {
     replay: Replay,
     stacks: StackTable,
     rules: LabelRules,
@@ -118,28 +104,32 @@ struct Stream<'a> {
     releases: ReleaseFinder<'a>,
     release_points: usize,
     replayed_memory: Option<ReplayedMemoryCollector>,
-    observer: &'a mut dyn ReplayObserver,
+    observer: Option<&'o mut dyn ReplayObserver>,
+    /// Whether all events are replayed. Otherwise only those up to the last name.
+    is_replayed: bool,
     last_seq: u64,
 }
 
-impl<'a> Stream<'a> {
+impl<'a, 'o> Stream<'a, 'o> {
     fn new(
         recording: &'a dyn Recording,
         trace_index: &TraceIndex,
         options: &FirstPassOptions<'a>,
-        observer: &'a mut dyn ReplayObserver,
-    ) -> Stream<'a> {
+        observer: Option<&'o mut dyn ReplayObserver>,
+    ) -> Stream<'a, 'o> {
         let definitions = recording.definitions();
         let stacks = StackTable::new(definitions);
         let rules = LabelRules::of(definitions);
         let replay = Replay::new(trace_index, None);
         let is_explained = options.replayed_memory && trace_index.sources.values().any(|s| *s == EventSource::Torch);
+        let releases = ReleaseFinder::new(options.released_after, definitions, replay.devices().len());
         Stream {
             training: LoopFinder::new(definitions, &stacks, &rules),
             stacks,
             rules,
             names: NameMatcher::new(definitions),
-            releases: ReleaseFinder::new(options.released_after, definitions, replay.devices().len()),
+            is_replayed: is_explained || releases.is_needed() || observer.is_some(),
+            releases,
             release_points: options.released_after.len(),
             replayed_memory: is_explained.then(|| ReplayedMemoryCollector::new(&replay)),
             replay,
@@ -153,14 +143,7 @@ impl<'a> Stream<'a> {
             || !self.names.is_done()
             || self.releases.is_needed()
             || self.replayed_memory.is_some() && trace_index.out_of_memory_errors > 0
-            || self.observer.is_needed()
-    }
-
-    fn is_replayed(&self) -> bool {
-        self.replayed_memory.is_some()
-            || !self.names.is_done()
-            || self.releases.is_needed()
-            || self.observer.is_needed()
+            || self.observer.is_some()
     }
 
     #[inline]
@@ -169,18 +152,22 @@ impl<'a> Stream<'a> {
         if self.training.is_needed() {
             self.training.observe(e, &self.stacks);
         }
-        if !self.is_replayed() {
+        if !self.is_replayed && self.names.is_done() {
             return;
         }
         let Stream { replay, names, releases, replayed_memory, observer, .. } = self;
         names.before(e.seq, replay);
         releases.before(e, replay);
-        observer.before(e);
+        if let Some(observer) = observer {
+            observer.before(e);
+        }
         replay.apply(e, |replay, slot, e, change| {
             if let Some(memory) = replayed_memory {
                 memory.changed(replay, slot, e, &change);
             }
-            observer.changed(replay, slot, e, &change);
+            if let Some(observer) = observer {
+                observer.changed(replay, slot, e, &change);
+            }
         });
     }
 

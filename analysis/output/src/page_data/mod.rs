@@ -82,10 +82,7 @@ pub fn page_data(
     let part = options.window.map_or(Part::WHOLE, |(first, last)| Part { first, last });
     let marks: Vec<u64> = options.marks.iter().copied().filter(|mark| part.place(*mark) == Place::Inside).collect();
     let mut selector = options.max_blocks.map(|most| Selector::new(process, most, &marks, part));
-    let observer: &mut dyn ReplayObserver = match &mut selector {
-        Some(selector) => selector,
-        None => &mut (),
-    };
+    let observer = selector.as_mut().map(|selector| selector as &mut dyn ReplayObserver);
     let first_pass =
         FirstPass::with_options(recording, process.trace_index(), &FirstPassOptions::default(), observer, progress);
     let names = &first_pass.names;

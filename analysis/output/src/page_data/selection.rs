@@ -174,10 +174,6 @@ impl Selector {
 }
 
 impl ReplayObserver for Selector {
-    fn is_needed(&self) -> bool {
-        true
-    }
-
     #[inline]
     fn before(&mut self, e: &Event) {
         // A range ends at a mark.
