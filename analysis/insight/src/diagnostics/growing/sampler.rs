@@ -284,7 +284,7 @@ impl GrowthSampler {
         let teardown = self.teardown;
         let freed = &mut self.source(block).freed_with_owner;
         let before = if freed.0 == teardown { freed.1 } else { 0 };
-        *freed = (teardown, before + block.size);
+        *freed = (teardown, before + block.memory.size);
     }
 
     /// Takes the start of a step, of a call, or of both.
