@@ -1,4 +1,5 @@
-//! Replays the allocator's policy over the recordings of a run: `cargo run --release --example policy -- RUN [SETTINGS]`.
+//! Replays the allocator's policy over the recordings of a run:
+//! `cargo run --release --example policy -- RUN [SETTINGS]`.
 
 #![expect(clippy::disallowed_macros, reason = "a tool for developers prints its results")]
 

@@ -6,9 +6,9 @@
 //!
 //! It has one process, one device and a loop of forward (activations kept), backward (activations freed, gradients
 //! kept) and optimizer (state in the first step). A few thousand blocks are in use at a time, and calls come from a few
-//! thousand stacks. Each step is a named range, with ranges for its parts inside. All steps are alike, so the trace and what is made of it compress unusually well. With a SEED, sizes
-//! and numbers of temporary blocks are random, and no step is like another. With several, each is that of a rank, and the
-//! ranks run at the same time.
+//! thousand stacks. Each step is a named range, with ranges for its parts inside. All steps are alike, so the trace and
+//! what is made of it compress unusually well. With a SEED, sizes and numbers of temporary blocks are random, and no
+//! step is like another. With several, each is that of a rank, and the ranks run at the same time.
 
 #![expect(clippy::disallowed_macros, reason = "a tool for developers prints its results")]
 

@@ -131,7 +131,8 @@ const NOTEBOOK: &str = "JPY_SESSION_NAME";
 /// The module of a kernel.
 const KERNEL: &str = "ipykernel_launcher";
 
-/// A short name for the program. If an interpreter runs a script or module, its name; for a kernel, that of its notebook.
+/// A short name for the program. If an interpreter runs a script or module, its name; for a kernel, that of its
+/// notebook.
 fn program_name(command: &[OsString], notebook: Option<&OsStr>) -> String {
     let stem = |a: &OsStr| Path::new(a).file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
     let first = command.first().map(|first| stem(first)).unwrap_or_default();

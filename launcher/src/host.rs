@@ -65,7 +65,8 @@ pub(crate) fn epoch_ns() -> u64 {
     clock::epoch_ns()
 }
 
-/// Converts clock ticks since boot (`/proc/PID/stat`, field 22) to nanoseconds since the Unix epoch. `None` on overflow.
+/// Converts clock ticks since boot (`/proc/PID/stat`, field 22) to nanoseconds since the Unix epoch. `None` on
+/// overflow.
 pub(crate) fn boot_ticks_to_epoch_ns(ticks: u64) -> Option<u64> {
     let boot = rustix::time::clock_gettime(ClockId::Boottime);
     let boot_ns = boot.tv_sec as u64 * 1_000_000_000 + boot.tv_nsec as u64;

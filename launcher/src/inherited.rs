@@ -1,8 +1,8 @@
 //! Captures the process state with which the launcher was started, and restores it for the command.
 //!
 //! Rust's runtime changes two things before `main`. It ignores SIGPIPE, and it opens `/dev/null` on closed standard
-//! descriptors. [`capture_early`] runs before the runtime and records the original state. It also sets the umask, so that
-//! only this user can read and change what any command of memtrace creates. The launcher itself changes
+//! descriptors. [`capture_early`] runs before the runtime and records the original state. It also sets the umask, so
+//! that only this user can read and change what any command of memtrace creates. The launcher itself changes
 //! the signal mask, SIGCHLD, SIGXFSZ and the limit of open files. [`InheritedState::restore`] restores all of them in
 //! the child, before exec. rustix makes the system calls itself, so its functions may be called there.
 

@@ -1,8 +1,8 @@
 //! Asks the launchers of running recordings, all at once and within one time limit.
 //!
-//! Every user can listen under the name of a session, since `/proc/net/unix` lists them. So nothing here waits for one peer:
-//! connecting does not block, the kernel says who listens before anything is sent or read, and the limit is that of the whole
-//! exchange, not of one read.
+//! Every user can listen under the name of a session, since `/proc/net/unix` lists them. So nothing here waits for one
+//! peer: connecting does not block, the kernel says who listens before anything is sent or read, and the limit is that
+//! of the whole exchange, not of one read.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -20,7 +20,8 @@ use crate::control::{Answer, Request};
 const WRITE_OUT_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a launcher may take to say which processes it records.
 const DESCRIBE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long to try to connect where others fill the queue of a socket, and how long root waits for another user's launcher.
+/// How long to try to connect where others fill the queue of a socket, and how long root waits for another user's
+/// launcher.
 const SHORT_TIMEOUT: Duration = Duration::from_secs(2);
 /// The pause between two attempts to connect.
 const PAUSE: Duration = Duration::from_millis(10);

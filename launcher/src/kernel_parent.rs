@@ -1,7 +1,8 @@
 //! Ends a Jupyter kernel when the program that started it is gone.
 //!
-//! A kernel polls its parent and exits when that has ended, so that the crash of a Jupyter server leaves no kernels. Under
-//! memtrace the kernel's parent is the launcher, so the launcher watches in its place. `JPY_PARENT_PID` names the parent.
+//! A kernel polls its parent and exits when that has ended, so that the crash of a Jupyter server leaves no kernels.
+//! Under memtrace the kernel's parent is the launcher, so the launcher watches in its place. `JPY_PARENT_PID` names the
+//! parent.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

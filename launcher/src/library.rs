@@ -80,7 +80,8 @@ pub(crate) fn library(run_folder: &Path) -> anyhow::Result<Library> {
     ))
 }
 
-/// A folder for copies of the library of every build: folders of memtrace, one in the other, in a folder that may be there.
+/// A folder for copies of the library of every build: folders of memtrace, one in the other, in a folder that may be
+/// there.
 #[derive(Clone, Debug)]
 struct Base {
     parent: PathBuf,

@@ -1,8 +1,9 @@
-//! A file that the user named. It gets its name when it is complete, so neither a full disk nor an error leaves a part of it
-//! there, and an older file of that name stays until then.
+//! A file that the user named. It gets its name when it is complete, so neither a full disk nor an error leaves a part
+//! of it there, and an older file of that name stays until then.
 //!
-//! Three kinds of names have no file beside them and are written directly: pipes and devices (`-o /dev/stdout`), files that
-//! another process has open for this one (`/proc/self/fd/3`), and files in a folder into which this user may not write.
+//! Three kinds of names have no file beside them and are written directly: pipes and devices (`-o /dev/stdout`), files
+//! that another process has open for this one (`/proc/self/fd/3`), and files in a folder into which this user may not
+//! write.
 
 use std::fs::{File, Metadata, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Write};
@@ -104,8 +105,8 @@ fn create(path: &Path) -> io::Result<(File, Beside)> {
     }
 }
 
-/// The place of the file that a name leads to through links. `None` if that is not the place of a file: the kernel's links
-/// to open files lead nowhere else.
+/// The place of the file that a name leads to through links. `None` if that is not the place of a file: the kernel's
+/// links to open files lead nowhere else.
 fn place(path: &Path) -> io::Result<Option<PathBuf>> {
     let mut path = path.to_owned();
     for _ in 0..=MAX_LINKS {

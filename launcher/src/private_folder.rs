@@ -1,9 +1,9 @@
-//! Folders that only this user can change, and their files: everything that memtrace writes outside of run folders and of
-//! the files that a user names.
+//! Folders that only this user can change, and their files: everything that memtrace writes outside of run folders and
+//! of the files that a user names.
 //!
 //! Code is loaded from some of them, also by root. So each is entered by descriptor, name by name from a folder that no
-//! other user can replace, and no link is followed. What is created has an explicit mode, whatever the umask. What exists is
-//! used only if it belongs to this user and no other user can write to it.
+//! other user can replace, and no link is followed. What is created has an explicit mode, whatever the umask. What
+//! exists is used only if it belongs to this user and no other user can write to it.
 
 use std::ffi::OsStr;
 use std::fs::{DirBuilder, File, Metadata};
@@ -32,7 +32,8 @@ pub(crate) enum Readers {
 }
 
 impl Readers {
-    /// Who must be able to read code that the command loads: all users for root, because the command may change its user.
+    /// Who must be able to read code that the command loads: all users for root, because the command may change its
+    /// user.
     pub(crate) fn of_code() -> Readers {
         if geteuid().is_root() { Readers::All } else { Readers::Owner }
     }
@@ -78,7 +79,8 @@ impl PrivateFolder {
         PrivateFolder::temporary_in(&[&std::env::temp_dir(), Path::new(".")], prefix)
     }
 
-    /// A new folder in the first of `parents` that is safe. It is removed with everything in it when the value is dropped.
+    /// A new folder in the first of `parents` that is safe. It is removed with everything in it when the value is
+    /// dropped.
     ///
     /// # Errors
     ///
@@ -281,8 +283,8 @@ fn check_owner(metadata: &Metadata) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Checks that only this user and root can replace what is in `folder`, and each folder on the way to it. The targets of
-/// symbolic links on the way are checked too.
+/// Checks that only this user and root can replace what is in `folder`, and each folder on the way to it. The targets
+/// of symbolic links on the way are checked too.
 fn check_path(folder: &Path) -> anyhow::Result<()> {
     let uid = geteuid().as_raw();
     let real = folder.ancestors().find_map(|ancestor| ancestor.canonicalize().ok());

@@ -1,8 +1,8 @@
 //! The kernel's reports of every fork, exec, change of a name, and exit (proc connector, linux/cn_proc.h).
 //!
-//! The reports are complete and cost a process about a microsecond at each fork, exec and exit. The kernel sends them to
-//! root, and since Linux 6.6 to every user, but only outside containers: in the first network and pid namespaces. They
-//! are about all processes of the machine.
+//! The reports are complete and cost a process about a microsecond at each fork, exec and exit. The kernel sends them
+//! to root, and since Linux 6.6 to every user, but only outside containers: in the first network and pid namespaces.
+//! They are about all processes of the machine.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -375,7 +375,8 @@ impl ProcessTree {
         waiting.into_iter().for_each(|pid| self.count_unchecked(pid));
     }
 
-    /// Whether a process that cannot be recorded was found within about the last [`SCAN_INTERVAL`], and not seen with CUDA.
+    /// Whether a process that cannot be recorded was found within about the last [`SCAN_INTERVAL`], and not seen with
+    /// CUDA.
     fn has_new_suspect(&self) -> bool {
         self.unrecordable.iter().any(|((pid, start), process)| {
             let tracked = self.tracked.get(pid).filter(|tracked| tracked.start == Some(*start));

@@ -71,7 +71,8 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// Starts `work` in a child process. The error has the work and the reason. This process must have no other threads.
+    /// Starts `work` in a child process. The error has the work and the reason. This process must have no other
+    /// threads.
     pub(crate) fn start<W: FnOnce() -> u8>(work: W) -> Result<Worker, (W, std::io::Error)> {
         let memory = memory_limit();
         let parent = getpid();

@@ -2,8 +2,8 @@
 //!
 //! AddressSanitizer's runtime ends a program in which another library was loaded before it, because that library could
 //! replace `malloc`. memtrace's library replaces nothing that the runtime does. It therefore answers the runtime's
-//! question for default options (`__asan_default_options`), in every process. A program that answers the question itself
-//! gets the option in `ASAN_OPTIONS`.
+//! question for default options (`__asan_default_options`), in every process. A program that answers the question
+//! itself gets the option in `ASAN_OPTIONS`.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -39,7 +39,8 @@ pub(crate) fn is_asan(name: &[u8]) -> bool {
     ["libasan.so", "libclang_rt.asan"].iter().any(|runtime| name.starts_with(runtime.as_bytes()))
 }
 
-/// The value of [`ASAN_OPTIONS`] that allows memtrace's library before the runtime. `None` if the user has decided that.
+/// The value of [`ASAN_OPTIONS`] that allows memtrace's library before the runtime. `None` if the user has decided
+/// that.
 pub(crate) fn asan_options(before: Option<&OsStr>) -> Option<OsString> {
     let before = before.unwrap_or_default().as_bytes();
     if before.windows(LINK_ORDER.len()).any(|part| part == LINK_ORDER.as_bytes()) {

@@ -27,7 +27,8 @@ pub(crate) fn token() -> anyhow::Result<String> {
     Ok(bytes.iter().map(|b| format!("{b:02x}")).collect())
 }
 
-/// The name of a run's session: the user id of the launcher, and a [`token`]. `running` finds the sessions of a user by it.
+/// The name of a run's session: the user id of the launcher, and a [`token`]. `running` finds the sessions of a user by
+/// it.
 pub(crate) fn name_of_run() -> anyhow::Result<String> {
     Ok(format!("{}-{}", rustix::process::geteuid().as_raw(), token()?))
 }

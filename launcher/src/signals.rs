@@ -73,13 +73,13 @@ fn blockable() -> libc::sigset_t {
 pub(crate) struct EndSignals(OwnedFd);
 
 impl EndSignals {
-    /// Blocks Ctrl-C, SIGTERM and the end of the terminal, except those that the parent made this process ignore. Threads
-    /// that start later inherit the mask.
+    /// Blocks Ctrl-C, SIGTERM and the end of the terminal, except those that the parent made this process ignore.
+    /// Threads that start later inherit the mask.
     pub(crate) fn block() -> io::Result<EndSignals> {
         let mut set = MaybeUninit::<libc::sigset_t>::uninit();
-        // SAFETY: `sigemptyset` initializes the set before its use. `action` is valid for writes, and zero-initialized, so it is
-        // a valid `sigaction` even if the call fails. All signal numbers are constants of libc. `signalfd` returns a new
-        // descriptor that nothing else owns.
+        // SAFETY: `sigemptyset` initializes the set before its use. `action` is valid for writes, and zero-initialized,
+        // so it is a valid `sigaction` even if the call fails. All signal numbers are constants of libc. `signalfd`
+        // returns a new descriptor that nothing else owns.
         unsafe {
             libc::sigemptyset(set.as_mut_ptr());
             for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {

@@ -1,7 +1,7 @@
 //! Runs the launcher on a stack of sufficient size.
 //!
-//! `ulimit -s` limits the stack of the first thread, and nothing else: threads that Rust starts have stacks of their own
-//! size. Parsing the command line alone takes more than 16 KiB. So with a small limit, everything runs in a second
+//! `ulimit -s` limits the stack of the first thread, and nothing else: threads that Rust starts have stacks of their
+//! own size. Parsing the command line alone takes more than 16 KiB. So with a small limit, everything runs in a second
 //! thread. The first one only waits for it. The command inherits the limit unchanged.
 
 use std::mem::MaybeUninit;
@@ -19,7 +19,8 @@ const STACK_SIZE: usize = 8 << 20;
 /// Runs `work` on a stack of sufficient size and returns its result.
 ///
 /// With a second thread, all signals go to that thread and the threads that it starts, as if the first one did not
-/// exist. Death signals of child processes are sent when the thread ends that started them, and that is when `work` ends.
+/// exist. Death signals of child processes are sent when the thread ends that started them, and that is when `work`
+/// ends.
 pub(crate) fn run_with_enough(work: fn() -> u8) -> u8 {
     if getrlimit(Resource::Stack).current.is_none_or(|limit| limit >= ENOUGH) {
         return work();
@@ -43,7 +44,8 @@ pub(crate) fn run_with_enough(work: fn() -> u8) -> u8 {
 fn block_all_signals() -> libc::sigset_t {
     let mut all = MaybeUninit::<libc::sigset_t>::zeroed();
     let mut before = MaybeUninit::<libc::sigset_t>::zeroed();
-    // SAFETY: both sets are valid for writes. They are zero-initialized, so `assume_init` is sound even if a call fails.
+    // SAFETY: both sets are valid for writes. They are zero-initialized, so `assume_init` is sound even if a call
+    // fails.
     unsafe {
         libc::sigfillset(all.as_mut_ptr());
         libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());

@@ -1,8 +1,8 @@
 //! The process that runs memtrace for the tools `run` and `dry_run`: this program once more, under another name.
 //!
-//! It ends with everything that memtrace and its command have started. A process that leaves its parents (by two forks and
-//! `setsid`, say) becomes a child of this one, which is the subreaper of all of them. The server cannot be that: its analyses
-//! are its children too, and it may be killed. Then this process gets SIGTERM, as at the time limit.
+//! It ends with everything that memtrace and its command have started. A process that leaves its parents (by two forks
+//! and `setsid`, say) becomes a child of this one, which is the subreaper of all of them. The server cannot be that:
+//! its analyses are its children too, and it may be killed. Then this process gets SIGTERM, as at the time limit.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
@@ -152,7 +152,8 @@ fn collect_others(memtrace: Pid) {
     let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
     loop {
         let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
-        // SAFETY: `info` is writable, and zeros are a valid `siginfo_t`. Without a child that has ended, its pid stays 0.
+        // SAFETY: `info` is writable, and zeros are a valid `siginfo_t`. Without a child that has ended, its pid stays
+        // 0.
         let ended = unsafe {
             let _ = libc::waitid(libc::P_ALL, 0, info.as_mut_ptr(), flags);
             info.assume_init().si_pid()
@@ -189,8 +190,8 @@ fn end_rest() -> usize {
     all.len()
 }
 
-/// Kills the children of this process until there are none, or many were killed. A process that forks and ends again and again
-/// is over before a list of all processes is complete.
+/// Kills the children of this process until there are none, or many were killed. A process that forks and ends again
+/// and again is over before a list of all processes is complete.
 fn kill_children() {
     for _ in 0..MAX_ROUNDS {
         let list = std::fs::read_to_string("/proc/thread-self/children").unwrap_or_default();

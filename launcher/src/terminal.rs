@@ -17,8 +17,8 @@ const TEMPLATE: &str = "memtrace: {msg} [{bar:24}] {percent} %, {eta} left";
 const NARROWEST: u16 = 60;
 const WIDEST: u16 = 200;
 
-/// The text layout: on a terminal with its width, bars and colors. `NO_COLOR` or `TERM=dumb` turns colors off. In files and
-/// pipes the layout is the same everywhere.
+/// The text layout: on a terminal with its width, bars and colors. `NO_COLOR` or `TERM=dumb` turns colors off. In files
+/// and pipes the layout is the same everywhere.
 pub(crate) fn layout(stream: Stream, verbose: bool) -> TextOptions {
     let plain = TextOptions { verbose, ..TextOptions::default() };
     if !stream.is_terminal() {

@@ -12,8 +12,8 @@ use crate::message::WithHelp;
 const FLAGS: &str = "XLA_FLAGS";
 const ALLOCATOR: &str = "XLA_PYTHON_CLIENT_ALLOCATOR";
 const PREALLOCATE: &str = "XLA_PYTHON_CLIENT_PREALLOCATE";
-/// The allocators of XLA that ask CUDA for each buffer. The first takes CUDA's stream-ordered allocator, which is as fast
-/// as XLA's pool. The other waits for the device at each call, and rounds to 2 MiB.
+/// The allocators of XLA that ask CUDA for each buffer. The first takes CUDA's stream-ordered allocator, which is as
+/// fast as XLA's pool. The other waits for the device at each call, and rounds to 2 MiB.
 const EACH_BUFFER: [&str; 2] = ["cuda_async", "platform"];
 
 /// The variables to set for a run whose folder is `folder`, an absolute path.

@@ -51,8 +51,8 @@ pub struct Bridge {
     pub nest: extern "C" fn(bool),
     /// Adds one unit of work to a stream.
     pub launch: extern "C" fn(u64) -> i32,
-    /// Copies bytes as work of a stream. Takes the destination, the source, the size and the stream. The caller guarantees that
-    /// both ranges can be accessed.
+    /// Copies bytes as work of a stream. Takes the destination, the source, the size and the stream. The caller
+    /// guarantees that both ranges can be accessed.
     pub copy: unsafe extern "C" fn(u64, u64, usize, u64) -> i32,
     /// The storage of a `__device__` variable. Takes its host address and its size in bytes.
     pub symbol: extern "C" fn(u64, u64) -> u64,
@@ -70,16 +70,18 @@ pub struct Bridge {
     pub attribute: extern "C" fn(i32) -> i32,
     /// Whether kernels and libraries take device memory as on a GPU.
     pub library_memory: extern "C" fn() -> bool,
-    /// Loads kernels onto the current device, by their number in [`crate::library_memory::Kernels`]. Returns a `CUresult`.
+    /// Loads kernels onto the current device, by their number in [`crate::library_memory::Kernels`]. Returns a
+    /// `CUresult`.
     pub load: extern "C" fn(u32) -> i32,
-    /// Writes the path of the program of a process that is no part of the simulation, with a NUL, into a buffer of so many bytes.
-    /// Returns whether it knows the process.
+    /// Writes the path of the program of a process that is no part of the simulation, with a NUL, into a buffer of so
+    /// many bytes. Returns whether it knows the process.
     pub other_process_name: unsafe extern "C" fn(u32, *mut c_char, usize) -> bool,
     /// The memory of each device that only NVML reports, in bytes.
     pub reserved_bytes: extern "C" fn() -> u64,
     /// Counts a call of a stub. Takes its name as a C string.
     pub stub: unsafe extern "C" fn(*const c_char),
-    /// Adds the one subscriber to calls of the driver, with its data, or removes it. Returns false if there is one already.
+    /// Adds the one subscriber to calls of the driver, with its data, or removes it. Returns false if there is one
+    /// already.
     pub subscribe: extern "C" fn(Option<CallbackFunction>, *mut c_void) -> bool,
     /// Switches the reports of driver calls to the subscriber on or off.
     pub enable_callbacks: extern "C" fn(bool),

@@ -1,8 +1,8 @@
 //! CUDA's checkpoint functions: other processes stop a process's calls, take its device memory away and give it back.
 //!
-//! Each process that uses CUDA has a page in the folder that processes share (`SIMCUDA_SHARED`). The process itself waits
-//! at the page before each call. Other processes change the state there, and move the memory that the process uses out of
-//! [`SharedUsage`] and back. The contents of memory stay where they are, in the host's memory.
+//! Each process that uses CUDA has a page in the folder that processes share (`SIMCUDA_SHARED`). The process itself
+//! waits at the page before each call. Other processes change the state there, and move the memory that the process
+//! uses out of [`SharedUsage`] and back. The contents of memory stay where they are, in the host's memory.
 
 use crate::config::MAX_DEVICES;
 use crate::error::{Error, Result};
@@ -241,8 +241,8 @@ impl Remote {
     ///
     /// # Errors
     ///
-    /// [`Error::IllegalState`] unless it is checkpointed, [`Error::OutOfMemory`] if other processes use its memory. It then
-    /// stays checkpointed.
+    /// [`Error::IllegalState`] unless it is checkpointed, [`Error::OutOfMemory`] if other processes use its memory. It
+    /// then stays checkpointed.
     pub fn restore(&mut self, capacity: u64) -> Result<()> {
         self.require(State::Checkpointed)?;
         let saved: Vec<u64> = self.page.words().saved.iter().map(|bytes| bytes.load(Ordering::SeqCst)).collect();

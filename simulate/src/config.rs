@@ -42,7 +42,8 @@ pub struct Config {
     pub visible: Vec<u32>,
     /// The capacity of each device in bytes (`SIMCUDA_MEMORY`).
     pub memory_bytes: u64,
-    /// The folder through which processes share that capacity (`SIMCUDA_SHARED`). Without it, each process has all of it.
+    /// The folder through which processes share that capacity (`SIMCUDA_SHARED`). Without it, each process has all of
+    /// it.
     pub shared: Option<PathBuf>,
     /// The device memory that an executable graph takes for each of its nodes, in bytes (`SIMCUDA_GRAPH_NODE`).
     pub graph_node_bytes: u64,
@@ -54,8 +55,8 @@ pub struct Config {
     pub eager_loading: bool,
     /// Processes of others that use the devices (`SIMCUDA_PROCESSES`).
     pub other_processes: Vec<OtherProcess>,
-    /// The memory of each device that the driver and the firmware keep for themselves, in bytes (`SIMCUDA_RESERVED`). Only NVML reports
-    /// it, in addition to the capacity.
+    /// The memory of each device that the driver and the firmware keep for themselves, in bytes (`SIMCUDA_RESERVED`).
+    /// Only NVML reports it, in addition to the capacity.
     pub reserved_bytes: u64,
     /// The virtual time of one launch in nanoseconds (`SIMCUDA_KERNEL_US`).
     pub kernel_ns: u64,

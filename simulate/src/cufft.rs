@@ -1,13 +1,14 @@
-//! The workspaces that cuFFT 12.0 requests for plans, as rules that 2,095 measured plans show (`measurements/fourier.jsonl.gz`).
+//! The workspaces that cuFFT 12.0 requests for plans, as rules that 2,095 measured plans show
+//! (`measurements/fourier.jsonl.gz`).
 //!
 //! The rules are about the length `n` of each dimension, with `m` transforms of it:
 //!
 //! - Complex, of a length that one kernel transforms: nothing. Otherwise a copy of the data.
-//! - Complex, of a length with a prime factor above 127, beyond a limit: Bluestein's algorithm, a convolution of at least `2 n - 1` elements,
-//!   which takes two buffers of it for each transform.
+//! - Complex, of a length with a prime factor above 127, beyond a limit: Bluestein's algorithm, a convolution of at
+//!   least `2 n - 1` elements, which takes two buffers of it for each transform.
 //! - Real, of even length: as a complex one of half the length, and the packed data, unless one kernel does all.
-//! - Real, of odd length: two transforms of the batch are one complex transform, which takes two copies of its data, or one and
-//!   Bluestein's buffers.
+//! - Real, of odd length: two transforms of the batch are one complex transform, which takes two copies of its data, or
+//!   one and Bluestein's buffers.
 //! - Of several dimensions: the largest of all.
 //!
 //! Which lengths one kernel transforms is a table inside cuFFT. The limits here are those that the measured plans show.
@@ -80,7 +81,8 @@ fn largest_factor(mut n: u64) -> u64 {
     largest.max(n)
 }
 
-/// How a complex transform is done. `is_strided` if its elements are not contiguous, as those of all dimensions but the last.
+/// How a complex transform is done. `is_strided` if its elements are not contiguous, as those of all dimensions but the
+/// last.
 fn algorithm(n: u64, precision: Precision, is_strided: bool) -> Algorithm {
     let factor = largest_factor(n);
     let is_prime = factor == n;
@@ -101,7 +103,8 @@ fn algorithm(n: u64, precision: Precision, is_strided: bool) -> Algorithm {
 
 /// The bytes of the two buffers of Bluestein's algorithm.
 fn bluestein_bytes(n: u64, precision: Precision) -> u64 {
-    // The length of the convolution has small factors. The measured ones are 1.2 % above twice the length in the middle.
+    // The length of the convolution has small factors. The measured ones are 1.2 % above twice the length in the
+    // middle.
     let convolution = if n <= 4096 { 8192 } else { (2024 * n / 1000).next_multiple_of(128) };
     2 * precision.complex_bytes() * convolution
 }
@@ -127,7 +130,8 @@ fn is_one_kernel(n: u64) -> bool {
     }
 }
 
-/// The workspace of the real transforms of the last dimension in bytes. `rest` is the number of transforms for each of the batch.
+/// The workspace of the real transforms of the last dimension in bytes. `rest` is the number of transforms for each of
+/// the batch.
 fn real(n: u64, batch: u64, rest: u64, precision: Precision) -> u64 {
     let element = precision.complex_bytes();
     if n.is_multiple_of(2) {

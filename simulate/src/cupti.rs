@@ -9,8 +9,8 @@ pub const SITE_ENTER: c_int = 0;
 /// `CUPTI_API_EXIT`
 pub const SITE_EXIT: c_int = 1;
 
-/// `CUpti_CallbackFunc`: the user data, the domain, the number of the function, and [`CallbackData`]. The simulated driver
-/// does not know the numbers and passes 0.
+/// `CUpti_CallbackFunc`: the user data, the domain, the number of the function, and [`CallbackData`]. The simulated
+/// driver does not know the numbers and passes 0.
 pub type CallbackFunction = unsafe extern "C" fn(*mut c_void, c_int, u32, *const CallbackData);
 
 /// `CUpti_CallbackData`

@@ -30,7 +30,8 @@ pub struct Device {
 }
 
 impl Device {
-    /// Creates a device with `total` bytes, of which this process uses none. With `shared`, other processes can use some.
+    /// Creates a device with `total` bytes, of which this process uses none. With `shared`, other processes can use
+    /// some.
     pub fn new(physical: u32, total: u64, shared: Option<SharedUsage>) -> Self {
         let (others, small) = (Vec::new(), None);
         Device { physical, total, used: 0, peak: 0, shared, others, small, primary_active: false, busy_until: 0 }
@@ -87,7 +88,8 @@ impl Device {
         Ok(())
     }
 
-    /// Takes the bytes of one allocation, of which small ones may share pages. Fails and takes nothing when not enough is free.
+    /// Takes the bytes of one allocation, of which small ones may share pages. Fails and takes nothing when not enough
+    /// is free.
     pub fn take_block(&mut self, bytes: u64) -> Result<()> {
         match self.small {
             Some(small) if bytes <= MIB => {

@@ -1,9 +1,10 @@
 //! Messages between the ranks of one launch, as files in a folder that they share.
 //!
-//! Every rank counts the operations of a communicator, so the ranks agree on the name of each message. A message is renamed
-//! into place, so a rank reads all of it or nothing. Every rank also writes which process it is: a rank that waits for one
-//! whose process has ended stops at once, and the program gets NCCL's error. A rank that waits in vain for a process that
-//! runs goes on without the others, because a dry run of some ranks is worth more than one that hangs.
+//! Every rank counts the operations of a communicator, so the ranks agree on the name of each message. A message is
+//! renamed into place, so a rank reads all of it or nothing. Every rank also writes which process it is: a rank that
+//! waits for one whose process has ended stops at once, and the program gets NCCL's error. A rank that waits in vain
+//! for a process that runs goes on without the others, because a dry run of some ranks is worth more than one that
+//! hangs.
 
 use crate::shared::Process;
 use std::collections::HashMap;

@@ -4,8 +4,8 @@
 //! and `simcuda-libs` export the `cu*` and `cuda*` symbols. Kernels never run. Memory has an address, a size and, where
 //! data was copied to it, contents. Streams have a virtual timeline, and every allocation is accounted for exactly.
 //!
-//! Unsafe code is in [`backing`], which maps host memory, in [`checkpoint`], which maps a page that processes share, and in
-//! [`out`], which writes through C's out-pointers.
+//! Unsafe code is in [`backing`], which maps host memory, in [`checkpoint`], which maps a page that processes share,
+//! and in [`out`], which writes through C's out-pointers.
 
 pub mod abi;
 pub mod array;

@@ -2,13 +2,14 @@
 //!
 //! Sources, all with PyTorch 2.11 and CUDA 13.0:
 //!
-//! - H100: `measurements/outside_pytorch.jsonl`, and what a tracer saw of the same sequence. Figures without a name are from there.
+//! - H100: `measurements/outside_pytorch.jsonl`, and what a tracer saw of the same sequence. Figures without a name are
+//!   from there.
 //! - H100, programs: the used memory at the end of programs (docs/dev/dry-run/h100).
 //! - H200: the used memory after each library's first use. It agrees, unless a comment says something else.
 //!
-//! The driver takes memory for kernels when the first kernel of a module is used (lazy loading, the default), or when the
-//! module is loaded (`CUDA_MODULE_LOADING=EAGER`). No call allocates it, so only the used memory of the device shows it.
-//! What libraries allocate by calls of the driver, they allocate by the same calls here.
+//! The driver takes memory for kernels when the first kernel of a module is used (lazy loading, the default), or when
+//! the module is loaded (`CUDA_MODULE_LOADING=EAGER`). No call allocates it, so only the used memory of the device
+//! shows it. What libraries allocate by calls of the driver, they allocate by the same calls here.
 
 use crate::config::MIB;
 
@@ -92,8 +93,9 @@ impl Kernels {
         }
     }
 
-    /// Whether these kernels share their memory with others: of several that are used, only those that take most count. The kernels of
-    /// cuDNN do: whichever of convolution, attention and LSTM came first, the others then took 2 MiB at most.
+    /// Whether these kernels share their memory with others: of several that are used, only those that take most count.
+    /// The kernels of cuDNN do: whichever of convolution, attention and LSTM came first, the others then took 2 MiB at
+    /// most.
     pub fn shares_with(self, other: Kernels) -> bool {
         self == other || self.is_cudnn() && other.is_cudnn() || self.is_nccl() && other.is_nccl()
     }
@@ -140,19 +142,21 @@ impl Kernels {
             Kernels::Cusolver => 0,
             // 494 MiB with the first communicator of one rank, of which 388 MiB are buffers.
             Kernels::Nccl => 106 * MIB,
-            // Two programs with two ranks: what stays after they destroyed their communicators, 298 and 294 MiB, and 586 and 582.
+            // Two programs with two ranks: what stays after they destroyed their communicators, 298 and 294 MiB, and
+            // 586 and 582.
             Kernels::NcclOtherRank => 296 * MIB,
             Kernels::NcclFirstRank => 584 * MIB,
         }
     }
 
-    /// The device memory that the kernels take with `CUDA_MODULE_LOADING=EAGER`, in bytes: those of PyTorch with the context,
-    /// those of libraries at their first use.
+    /// The device memory that the kernels take with `CUDA_MODULE_LOADING=EAGER`, in bytes: those of PyTorch with the
+    /// context, those of libraries at their first use.
     pub fn eager_bytes(self) -> u64 {
         match self {
             // 1,258.8 MiB after the initialization, instead of 526.8.
             Kernels::Torch => 732 * MIB,
-            // 482 MiB with the first product, of which 66 are a handle's. Products of other types then took 92 more in all.
+            // 482 MiB with the first product, of which 66 are a handle's. Products of other types then took 92 more in
+            // all.
             Kernels::Cublas => 416 * MIB,
             // H200: 242 MiB.
             Kernels::CudnnForward | Kernels::CudnnAttention | Kernels::CudnnBackward => 204 * MIB,
@@ -168,19 +172,19 @@ impl Kernels {
     }
 }
 
-/// What a handle of cuBLAS allocates by `cuMemAlloc`, in bytes. PyTorch makes one for each thread that multiplies matrices,
-/// so training has two: its backward pass runs in a thread of its own.
+/// What a handle of cuBLAS allocates by `cuMemAlloc`, in bytes. PyTorch makes one for each thread that multiplies
+/// matrices, so training has two: its backward pass runs in a thread of its own.
 pub const CUBLAS_HANDLE_BYTES: [u64; 3] = [64 * MIB, 128 << 10, 1 << 10];
 
 /// What a handle of cuSOLVER allocates by `cuMemAlloc`, in bytes, beside the handle of cuBLAS that it makes.
 pub const CUSOLVER_HANDLE_BYTES: u64 = 32 * MIB;
 
-/// The share of a stream in the memory that streams take, in bytes. PyTorch makes 128 streams with the first that a program asks for,
-/// which took 70 MiB.
+/// The share of a stream in the memory that streams take, in bytes. PyTorch makes 128 streams with the first that a
+/// program asks for, which took 70 MiB.
 pub const STREAM_BYTES: u64 = 70 * MIB / 128;
 
-/// The number of buffers of a communicator of NCCL, each of [`NCCL_BUFFER_BYTES`], by `cuMemCreate`. One rank made 194 on an H100, 195 on an
-/// H200. More ranks were not traced and are assumed to make as many.
+/// The number of buffers of a communicator of NCCL, each of [`NCCL_BUFFER_BYTES`], by `cuMemCreate`. One rank made 194
+/// on an H100, 195 on an H200. More ranks were not traced and are assumed to make as many.
 pub const NCCL_BUFFERS: u64 = 194;
 
 /// The size of a buffer of NCCL in bytes.
@@ -192,8 +196,9 @@ pub const UNATTRIBUTED_BYTES: u64 = 9_240_576;
 /// The stack of a thread before a program sets a limit, in bytes. The memory for it is part of the context.
 pub const DEFAULT_STACK_BYTES: u64 = 1024;
 
-/// The local memory that a larger stack takes for all threads that a device can hold, in bytes. With 4 KiB on an H100, the used memory
-/// grew by 792 MiB, with 16 KiB by 3,960 MiB: exactly this. Limits of the heap and of `printf` took nothing.
+/// The local memory that a larger stack takes for all threads that a device can hold, in bytes. With 4 KiB on an H100,
+/// the used memory grew by 792 MiB, with 16 KiB by 3,960 MiB: exactly this. Limits of the heap and of `printf` took
+/// nothing.
 pub fn local_memory_bytes(stack_bytes: u64, multiprocessors: u32, threads_of_multiprocessor: u32) -> u64 {
     let threads = u64::from(multiprocessors) * u64::from(threads_of_multiprocessor);
     stack_bytes.saturating_sub(DEFAULT_STACK_BYTES).saturating_mul(threads)

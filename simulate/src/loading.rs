@@ -87,7 +87,8 @@ impl Loading {
         }
     }
 
-    /// Loads the kernels of a module onto a device, if they are not there yet. Modules that are not registered take no memory.
+    /// Loads the kernels of a module onto a device, if they are not there yet. Modules that are not registered take no
+    /// memory.
     ///
     /// # Errors
     ///

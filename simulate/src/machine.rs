@@ -317,8 +317,8 @@ impl Machine {
         Some(Pointee { base, size, device: allocation.device, kind: allocation.kind })
     }
 
-    /// The parts of `[base, base + size)` to which something was written, as addresses. All else is zeros, and its pages
-    /// are not committed. `None` if a part of it is not device memory.
+    /// The parts of `[base, base + size)` to which something was written, as addresses. All else is zeros, and its
+    /// pages are not committed. `None` if a part of it is not device memory.
     pub fn written(&self, base: u64, size: u64) -> Option<Vec<Range<u64>>> {
         let end = base.checked_add(size)?;
         let (mut at, mut parts) = (base, Vec::new());
@@ -345,8 +345,8 @@ impl Machine {
         true
     }
 
-    /// The extent behind an address of device memory, the address at which the extent begins, and the address up to which
-    /// it is mapped.
+    /// The extent behind an address of device memory, the address at which the extent begins, and the address up to
+    /// which it is mapped.
     fn extent_at(&self, address: u64) -> Option<(&Extent, u64, u64)> {
         let own = self.memory.extent_at(address).map(|(extent, base)| (extent, base, base + extent.size));
         own.or_else(|| self.vmm.extent_at(address))

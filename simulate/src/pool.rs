@@ -1,8 +1,8 @@
 //! Stream-ordered memory pools: how much device memory they reserve, and how much of it is in use.
 //!
 //! Only amounts are simulated, and every allocation has an address of its own. A pool grows in steps of 32
-//! MiB, also when the device has less left: then it does not grow (driver 580, H200). It keeps freed memory until it is trimmed, or until a synchronization
-//! finds more reserved memory than the release threshold.
+//! MiB, also when the device has less left: then it does not grow (driver 580, H200). It keeps freed memory until it is
+//! trimmed, or until a synchronization finds more reserved memory than the release threshold.
 
 use crate::backing::round_up;
 use crate::config::MIB;

@@ -1,5 +1,5 @@
-//! Reductions over the data of all ranks, with NCCL's numbers for types and operations. Only integers are reduced, because
-//! kernels do not compute other numbers.
+//! Reductions over the data of all ranks, with NCCL's numbers for types and operations. Only integers are reduced,
+//! because kernels do not compute other numbers.
 
 /// `ncclInt8` to `ncclUint64`: an even number is a signed type.
 const INTEGERS: std::ops::RangeInclusive<i32> = 0..=5;
@@ -33,8 +33,8 @@ fn integers(bytes: &[u8], kind: i32) -> Vec<i128> {
     bytes.chunks_exact(element_bytes(kind)).map(element).collect()
 }
 
-/// The result of an `ncclRedOp_t` over the parts of all ranks. `None` for other types than integers, and for operations that
-/// the program defined.
+/// The result of an `ncclRedOp_t` over the parts of all ranks. `None` for other types than integers, and for operations
+/// that the program defined.
 pub fn reduce(parts: &[Vec<u8>], kind: i32, operation: i32) -> Option<Vec<u8>> {
     let combine: fn(i128, i128) -> i128 = match operation {
         0 | 4 => i128::wrapping_add,

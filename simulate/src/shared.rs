@@ -1,7 +1,7 @@
 //! The memory that each process of a run uses on each device, in a file that all of them share.
 //!
-//! The file has one record a process. It is locked while a process reads and changes it. A process that ended, however it
-//! ended, uses no memory: its record is ignored, and the next process takes its place. The file is opened for each
+//! The file has one record a process. It is locked while a process reads and changes it. A process that ended, however
+//! it ended, uses no memory: its record is ignored, and the next process takes its place. The file is opened for each
 //! operation, because a lock belongs to an open file, which a forked child would share with its parent.
 
 use crate::config::MAX_DEVICES;
@@ -181,7 +181,8 @@ impl SharedUsage {
         Ok(result)
     }
 
-    /// Adds a record for this process, in the place of one of a process that has ended if there is one. Returns its index.
+    /// Adds a record for this process, in the place of one of a process that has ended if there is one. Returns its
+    /// index.
     fn join(&self, records: &mut Vec<Record>) -> usize {
         let own = Record { process: self.process, used: [0; MAX_DEVICES] };
         match records.iter().position(|record| !record.process.is_alive()) {

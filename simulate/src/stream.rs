@@ -1,9 +1,9 @@
 //! Streams and events on a virtual timeline.
 //!
 //! Work is done at once, and only its *end* is simulated. Each launch extends the time for which its stream is busy by
-//! `SIMCUDA_KERNEL_US` microseconds. Until then, queries return "not ready". The clock advances by a fixed time with each
-//! call about a stream, and to the end of the work with each synchronization, so the results do not depend on how fast
-//! the machine is.
+//! `SIMCUDA_KERNEL_US` microseconds. Until then, queries return "not ready". The clock advances by a fixed time with
+//! each call about a stream, and to the end of the work with each synchronization, so the results do not depend on how
+//! fast the machine is.
 
 use crate::error::{Error, Result};
 use crate::handle::{Handles, Kind, fixed};

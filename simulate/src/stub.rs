@@ -18,8 +18,8 @@ impl Call {
     /// A call, from what [`stub_entry`](crate::stub_entry) passes.
     ///
     /// # Safety
-    /// `record` is the record of a generated stub. `registers` are the six argument registers of its caller, and `stack`
-    /// is where the caller put further arguments.
+    /// `record` is the record of a generated stub. `registers` are the six argument registers of its caller, and
+    /// `stack` is where the caller put further arguments.
     pub unsafe fn new(record: *const u8, registers: *const Out<u8>, stack: *const Out<u8>) -> Self {
         Call { record, registers, stack }
     }
@@ -50,8 +50,8 @@ impl Call {
     }
 }
 
-/// Defines `simcuda_stub`, to which the stubs of a library jump, and which calls `$called(Call)`. A stub returns the status that
-/// this returns, of type `c_int`.
+/// Defines `simcuda_stub`, to which the stubs of a library jump, and which calls `$called(Call)`. A stub returns the
+/// status that this returns, of type `c_int`.
 #[macro_export]
 macro_rules! stub_entry {
     ($called:path) => {

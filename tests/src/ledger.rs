@@ -107,7 +107,8 @@ pub fn calls_of(reader: &Reader, events: &[Event]) -> Calls {
     }
     let mut calls = Calls::new();
     for e in events {
-        // Reports of a memory pool about itself and readings of a device are not calls. The ledger has no calls about graphs.
+        // Reports of a memory pool about itself and readings of a device are not calls. The ledger has no calls about
+        // graphs.
         let is_report = matches!(e.action, Action::Retract | Action::Totals | Action::DeviceUsage | Action::Graph);
         if matches!(e.source, Source::Driver | Source::Runtime) && !is_report && !e.api.exports() {
             let tid = reader.definitions().thread(e.thread).expect("a thread").tid;

@@ -104,8 +104,8 @@ impl TracedProgram {
         TracedProgram { command, env: Vec::new(), options: Vec::new(), sim: false, device_usage: false }
     }
 
-    /// Records readings of the memory in use on devices too. Programs that are not Python are recorded without them, so that their
-    /// events are the calls that they make.
+    /// Records readings of the memory in use on devices too. Programs that are not Python are recorded without them, so
+    /// that their events are the calls that they make.
     pub fn with_device_usage(mut self) -> TracedProgram {
         self.device_usage = true;
         self
@@ -169,7 +169,8 @@ impl TracedProgram {
         command
     }
 
-    /// Runs the program under memtrace. `MEMTRACE_TEST_DELAYS=SEED` in the environment adds delays ([`run_with_random_delays`]).
+    /// Runs the program under memtrace. `MEMTRACE_TEST_DELAYS=SEED` in the environment adds delays
+    /// ([`run_with_random_delays`]).
     pub fn run(&self) -> Run {
         if let Some(seed) = std::env::var("MEMTRACE_TEST_DELAYS").ok().and_then(|seed| seed.parse().ok()) {
             return run_with_random_delays(self, seed).0;

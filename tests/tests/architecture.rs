@@ -1,5 +1,5 @@
-//! Checks the layers of ARCHITECTURE.md: which crate uses which, which part of a crate uses which, that files do not use
-//! each other in circles, that no crate grows out of proportion, and that recipes of CONTRIBUTING.md are complete.
+//! Checks the layers of ARCHITECTURE.md: which crate uses which, which part of a crate uses which, that files do not
+//! use each other in circles, that no crate grows out of proportion, and that recipes of CONTRIBUTING.md are complete.
 
 #[path = "architecture/file_graph.rs"]
 mod file_graph;

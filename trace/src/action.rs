@@ -3,8 +3,8 @@
 use crate::named;
 
 named! {
-    /// The kind of an event. The first ten are PyTorch's `TraceEntry::Action`, with the same numbers and names as in its
-    /// snapshots.
+    /// The kind of an event. The first ten are PyTorch's `TraceEntry::Action`, with the same numbers and names as in
+    /// its snapshots.
     #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
     pub enum Action {
         /// A block was allocated. For a CUDA call: memory was allocated (see [`Event::api`](crate::event::Event::api)).

@@ -167,7 +167,8 @@ impl Value<'_> for Rotation {
 /// Declares [`Definition`] and its encoding, and in [`owned`] the types that own their texts.
 ///
 /// `Kind = NUMBER [ID] -> Owned { FIELDS }`: the encoding has the id and the fields in this order, the owned type has
-/// the fields. `or VALUE` follows a field that definitions of earlier versions lack. `bytes` are the rest of a definition.
+/// the fields. `or VALUE` follows a field that definitions of earlier versions lack. `bytes` are the rest of a
+/// definition.
 macro_rules! definitions {
     (
         $(

@@ -6,13 +6,15 @@ use crate::wire::{Cursor, put_varint};
 /// The start of the kept events. Only the last definition of a trace counts.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Rotation {
-    /// The [`seq`](crate::event::Event::seq) of the first kept event. What comes before it is older: it recreates the state.
+    /// The [`seq`](crate::event::Event::seq) of the first kept event. What comes before it is older: it recreates the
+    /// state.
     pub first_seq: u64,
     /// The number of events that all rotations of the trace have dropped.
     pub dropped: u64,
     /// The number of events before the first kept one that recreate the state.
     pub recreating: u64,
-    /// The time of the first event of the recording, and of the last one that was dropped, in the unit of [`crate::clock`].
+    /// The time of the first event of the recording, and of the last one that was dropped, in the unit of
+    /// [`crate::clock`].
     pub dropped_ticks: (u64, u64),
 }
 

@@ -14,9 +14,9 @@ pub struct Version {
 
 impl Version {
     /// The version that this build writes. 1.0: the first. 1.1: notices have a status; ranks. 1.2: module calls, names
-    /// of modules and tensors, labels, reference cycles, holders. 1.3: labels of `gpu_memtrace.annotate`. 1.4: readings of
-    /// the memory in use on a device; CUDA graphs. 1.5: rotated traces. 1.6: what the analysis remembers of dropped events is
-    /// in a file of its own.
+    /// of modules and tensors, labels, reference cycles, holders. 1.3: labels of `gpu_memtrace.annotate`. 1.4: readings
+    /// of the memory in use on a device; CUDA graphs. 1.5: rotated traces. 1.6: what the analysis remembers of dropped
+    /// events is in a file of its own.
     pub const CURRENT: Version = Version { major: 1, minor: 6 };
 
     /// Whether this build can read a file of version `found`.

@@ -82,8 +82,8 @@ impl RunFolder {
         Ok(file)
     }
 
-    /// The content of a regular file in the folder. Fails for links, devices and other special files, and if the file has
-    /// more than `limit` bytes.
+    /// The content of a regular file in the folder. Fails for links, devices and other special files, and if the file
+    /// has more than `limit` bytes.
     pub fn read_file(&self, name: impl AsRef<Path>, limit: u64) -> io::Result<Vec<u8>> {
         untrusted::read(&self.open_file(name)?, limit)
     }

@@ -122,7 +122,8 @@ fn explained(frame: &Frame) -> bool {
     !frame.inlined_into.is_none() && is_inductor_file(&frame.filename)
 }
 
-/// Whether a frame is of the modules that stand in for kernels in a dry run (`simulate/python`). Their caller is shown instead.
+/// Whether a frame is of the modules that stand in for kernels in a dry run (`simulate/python`). Their caller is shown
+/// instead.
 fn stands_in_for_kernel(frame: &Frame) -> bool {
     frame.filename.contains("/site-packages/simcuda/")
 }

@@ -1,5 +1,5 @@
-//! Selects the part of a process's recording that an export shows: steps, a named range, a time range, the newest events,
-//! one device, blocks of some size.
+//! Selects the part of a process's recording that an export shows: steps, a named range, a time range, the newest
+//! events, one device, blocks of some size.
 //!
 //! Every export takes a [`Window`], and a window is a consistent view. Blocks allocated before its start are there.
 //! Blocks freed after its end are still allocated at its end. Blocks below the minimum size do not occur. Categories,

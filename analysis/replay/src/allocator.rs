@@ -228,7 +228,8 @@ impl Allocator {
         self.live_blocks
     }
 
-    /// The number of blocks, free ones included, and of reservations that this value keeps: its memory is proportional to it.
+    /// The number of blocks, free ones included, and of reservations that this value keeps: its memory is proportional
+    /// to it.
     pub fn entries(&self) -> usize {
         self.blocks.len() + self.reservations.len() + self.earlier_free.len()
     }
@@ -504,7 +505,8 @@ impl Allocator {
         front
     }
 
-    /// Takes what earlier blocks have left in the bookkeeping of a block ([`memtrace_trace::event::Action::BlockState`]).
+    /// Takes what earlier blocks have left in the bookkeeping of a block
+    /// ([`memtrace_trace::event::Action::BlockState`]).
     pub fn restore_block(&mut self, e: &Event) {
         let Some(id) = self.find(e.addr) else { return };
         let block = &mut self.blocks[id.index()];
@@ -749,8 +751,8 @@ impl Allocator {
         id
     }
 
-    /// For a mapping that existed before the recording: the unmapped address space around it, from its address on. Searches
-    /// all blocks.
+    /// For a mapping that existed before the recording: the unmapped address space around it, from its address on.
+    /// Searches all blocks.
     fn unmapped_block_containing(&mut self, e: &Event) -> Option<BlockId> {
         let contains = |b: &Block| {
             b.state == BlockState::Unmapped && b.segment.expandable && b.addr < e.addr && e.addr - b.addr < b.size

@@ -47,8 +47,8 @@ impl Contexts {
     /// The autograd node; `NONE` for the call of a module.
     ///
     /// Nodes with the same name and forward stack are one node here, whichever module's call made them. The recorder
-    /// knows modules by their addresses, and whether a later module lies at the address of an earlier one differs between
-    /// runs of one program.
+    /// knows modules by their addresses, and whether a later module lies at the address of an earlier one differs
+    /// between runs of one program.
     #[inline]
     pub fn node(&self, context: ContextId) -> ContextId {
         if self.is_node(context) {

@@ -1,7 +1,7 @@
 //! The memory that CUDA's driver takes for allocations beyond their sizes.
 //!
-//! The driver gives out device memory in pages of 2 MiB. Allocations of at most half a page share pages, all others have
-//! pages of their own (measured: docs/dev/device-memory.md).
+//! The driver gives out device memory in pages of 2 MiB. Allocations of at most half a page share pages, all others
+//! have pages of their own (measured: docs/dev/device-memory.md).
 
 use memtrace_trace::api::MemoryKind;
 

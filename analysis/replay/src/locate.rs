@@ -67,8 +67,8 @@ impl<'a, T> Locator<'a, T> {
     }
 }
 
-/// The number of blocks in all indexes of one recording: at least, and for each target. Every point in time with a target
-/// inside of a block needs an index of all blocks. When the allowance is used up, such targets are not found.
+/// The number of blocks in all indexes of one recording: at least, and for each target. Every point in time with a
+/// target inside of a block needs an index of all blocks. When the allowance is used up, such targets are not found.
 const INDEXED_BLOCKS: u64 = 64 << 20;
 const INDEXED_BLOCKS_PER_TARGET: u64 = 256;
 

@@ -1,5 +1,5 @@
-//! Segments of PyTorch's allocator whose memory another library maps: an allocator that the program provides, or a library
-//! that replaces `cudaMalloc`, such as torch_memory_saver.
+//! Segments of PyTorch's allocator whose memory another library maps: an allocator that the program provides, or a
+//! library that replaces `cudaMalloc`, such as torch_memory_saver.
 //!
 //! Such a library can unmap the memory of a segment and map other memory there later. PyTorch does not notice: the
 //! segment stays reserved, and its blocks stay allocated. Meanwhile the device has the memory.

@@ -208,7 +208,8 @@ impl PhysicalMemory {
         self.usage.totals.get(&location).copied().unwrap_or_default()
     }
 
-    /// The number of allocations, mappings, reservations and sums that this value keeps: its memory is proportional to it.
+    /// The number of allocations, mappings, reservations and sums that this value keeps: its memory is proportional to
+    /// it.
     pub fn entries(&self) -> usize {
         let addresses = [self.allocations.len(), self.handles.len(), self.open_imports.len(), self.mappings.len()];
         let sums =
@@ -401,8 +402,8 @@ impl PhysicalMemory {
         }
     }
 
-    /// Takes the opening of another process's memory. Its bytes count only for [`MemoryLocation::Imported`], never for the
-    /// device or the allocator.
+    /// Takes the opening of another process's memory. Its bytes count only for [`MemoryLocation::Imported`], never for
+    /// the device or the allocator.
     fn record_import(&mut self, e: &Event, allocation: PhysicalAllocation) {
         if e.api.retains() {
             // Its size becomes known when it is mapped.

@@ -16,8 +16,8 @@
 //! - Expandable segments are an address range per stream and pool, in which pages of 2 MiB (small) or 20 MiB are
 //!   mapped.
 //!
-//! A [`PolicyDevice`] gives CUDA's answers. One device repeats a recording, to check whether the policy reproduces it. The
-//! other has a given amount of memory.
+//! A [`PolicyDevice`] gives CUDA's answers. One device repeats a recording, to check whether the policy reproduces it.
+//! The other has a given amount of memory.
 
 use std::collections::BTreeSet;
 

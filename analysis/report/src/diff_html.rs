@@ -37,8 +37,8 @@ struct Shown<'a> {
     peaks: Vec<u64>,
 }
 
-/// Writes the page about the comparison of run `a` with run `b`. Of a run that is compared with itself, the page has the
-/// data once. `device` limits the page to the device to which the comparison is limited.
+/// Writes the page about the comparison of run `a` with run `b`. Of a run that is compared with itself, the page has
+/// the data once. `device` limits the page to the device to which the comparison is limited.
 ///
 /// # Errors
 ///

@@ -98,8 +98,8 @@ pub fn html_report(
     write_end(out).map_err(cannot())
 }
 
-/// Writes the data of a window of the page that [`html_report`] writes with the same arguments. `false` if the page has no
-/// such process or device, or the window is empty.
+/// Writes the data of a window of the page that [`html_report`] writes with the same arguments. `false` if the page has
+/// no such process or device, or the window is empty.
 ///
 /// # Errors
 ///

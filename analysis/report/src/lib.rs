@@ -1,6 +1,7 @@
 //! Reports for people: the terminal report, HTML, line tables, comparisons and checks as text.
 //!
-//! This crate draws the results of `memtrace-summary` and concludes nothing itself. Text and JSON therefore always agree.
+//! This crate draws the results of `memtrace-summary` and concludes nothing itself. Text and JSON therefore always
+//! agree.
 //!
 //! ```
 //! use memtrace_report::{TextOptions, ToText};

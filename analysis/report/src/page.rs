@@ -105,8 +105,8 @@ fn event_count(processes: &[PageProcess<'_>]) -> u64 {
     processes.iter().map(|one| one.process.recording().event_count()).sum()
 }
 
-/// Writes the sum of several devices' allocated bytes: those of all GPUs, or without any those of CPU tensors. Nothing for
-/// a single device.
+/// Writes the sum of several devices' allocated bytes: those of all GPUs, or without any those of CPU tensors. Nothing
+/// for a single device.
 pub(crate) fn write_rank_totals(
     processes: &[PageProcess<'_>],
     device: Option<i16>,

@@ -374,9 +374,9 @@ impl TextReport {
         self.labelled_at(2, 0, &format!("Step {} has larger inputs", inputs.step), &text, wrap_words);
     }
 
-    /// Adds the suggestions: changes to the program, each with the peak that it leads to. An allocator setting comes first
-    /// if the interrupted step fits with it, else last. Without an indent they have a heading of the whole report, else
-    /// one of the device's section.
+    /// Adds the suggestions: changes to the program, each with the peak that it leads to. An allocator setting comes
+    /// first if the interrupted step fits with it, else last. Without an indent they have a heading of the whole
+    /// report, else one of the device's section.
     pub(crate) fn suggestions(&mut self, device: &DeviceSummary, heading: &str, indent: usize) {
         let advice = device.what_if.as_ref().and_then(|what_if| what_if.advice.as_ref());
         if advice.is_none() && device.suggestions.is_empty() {

@@ -1,5 +1,5 @@
-//! The ranks of a launch or of a job in plain text: the table of ranks and phases, how the ranks differ, and the processes
-//! that are no ranks.
+//! The ranks of a launch or of a job in plain text: the table of ranks and phases, how the ranks differ, and the
+//! processes that are no ranks.
 
 use memtrace_insight::passes::Phase;
 use memtrace_summary::{
@@ -129,7 +129,8 @@ impl TextReport {
         self.lines.extend(table.lines(0, self.width, self.style));
     }
 
-    /// Adds the processes that are no ranks, what the imbalance costs, and what the worst rank has more than the median.
+    /// Adds the processes that are no ranks, what the imbalance costs, and what the worst rank has more than the
+    /// median.
     pub(crate) fn rank_facts(&mut self, table: &RankTable) {
         self.helpers(table);
         self.imbalance(table, false);

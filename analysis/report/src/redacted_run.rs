@@ -17,8 +17,8 @@ const MAX_JSON: u64 = 256 << 20;
 
 /// Writes a redacted copy of `run` into the empty folder `out`. `key` is random and is not kept.
 ///
-/// Only traces with the files beside them, `run.json` and `symbols.json` are read. The other files of `out` are written from the redacted ones, so
-/// they cannot have a name that these do not have.
+/// Only traces with the files beside them, `run.json` and `symbols.json` are read. The other files of `out` are written
+/// from the redacted ones, so they cannot have a name that these do not have.
 ///
 /// # Errors
 ///

@@ -11,7 +11,8 @@ const SUMMARY_PROGRAMS: usize = 4;
 const SUMMARY_LINES: usize = 6;
 
 impl TextReport {
-    /// Adds the largest compiled programs, and the source lines at the peak of the largest. Nothing without `--xla-dump`.
+    /// Adds the largest compiled programs, and the source lines at the peak of the largest. Nothing without
+    /// `--xla-dump`.
     pub(crate) fn xla(&mut self, summary: &Summary) {
         let Some(xla) = summary.xla.as_ref().filter(|xla| !xla.programs.is_empty()) else { return };
         self.blank();

@@ -1,5 +1,5 @@
-//! Makes new traces from a trace: without its oldest events (`memtrace run --keep`), or without the names of its program
-//! (`memtrace redact`).
+//! Makes new traces from a trace: without its oldest events (`memtrace run --keep`), or without the names of its
+//! program (`memtrace redact`).
 
 mod redact;
 mod rotation;

@@ -29,8 +29,8 @@ pub(crate) fn allocator_advice(device: &DeviceSummary) -> Option<AllocatorAdvice
     })
 }
 
-/// The setting under which the interrupted step fits, else one under which at least the failed request fits. Of several,
-/// the one with the fewest side effects, or with which the device lacks least.
+/// The setting under which the interrupted step fits, else one under which at least the failed request fits. Of
+/// several, the one with the fewest side effects, or with which the device lacks least.
 fn advice_after_error(oom: &OomSummary, what_if: &WhatIfSummary) -> Option<AllocatorAdvice> {
     let limit = size_text(what_if.limit_bytes.unwrap_or_default());
     if let Some(fits) = what_if.settings.iter().find(|setting| setting.step_fits == Some(true)) {

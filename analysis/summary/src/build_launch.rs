@@ -1,5 +1,5 @@
-//! Builds the launch of a summary: which process is which rank, whose worker or helper the others are, and how the ranks
-//! differ.
+//! Builds the launch of a summary: which process is which rank, whose worker or helper the others are, and how the
+//! ranks differ.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,7 +1,8 @@
 //! Limits and baselines: `CheckReport`. `analysis/schema/check.schema.json` describes its JSON.
 //!
-//! An incomplete recording fails the check. Reasons are a limit that the recording cannot answer, lost events, processes
-//! that used CUDA and were not recorded, or a program that did not end successfully. [`CheckOptions::allow_incomplete`] accepts such a recording.
+//! An incomplete recording fails the check. Reasons are a limit that the recording cannot answer, lost events,
+//! processes that used CUDA and were not recorded, or a program that did not end successfully.
+//! [`CheckOptions::allow_incomplete`] accepts such a recording.
 //!
 //! The doc comments of the report types are the descriptions in the JSON Schema.
 

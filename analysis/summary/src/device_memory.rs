@@ -1,7 +1,7 @@
 //! The whole memory of a device, as `nvidia-smi` shows it, divided by what uses it.
 //!
-//! Readings of the driver show the memory in use. The recording knows what this process has allocated, and NVML's samples
-//! show other processes. The rest is the driver's own memory of this process.
+//! Readings of the driver show the memory in use. The recording knows what this process has allocated, and NVML's
+//! samples show other processes. The rest is the driver's own memory of this process.
 
 use std::collections::BTreeMap;
 
@@ -110,7 +110,8 @@ pub enum DevicePartKind {
     Rounding,
     /// The CUDA contexts of this process, measured at their creation.
     Context,
-    /// Memory that the driver has taken since without an allocation call: kernels and modules, local memory, CUDA graphs.
+    /// Memory that the driver has taken since without an allocation call: kernels and modules, local memory, CUDA
+    /// graphs.
     Kernels,
     /// Another process.
     OtherProcess,

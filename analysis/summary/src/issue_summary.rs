@@ -36,8 +36,8 @@ pub struct IssueSummary {
     /// The names of files in the run folder that show more, most informative first. For a reference cycle, these are
     /// the pages with its objects (`--cycles`).
     pub files: Vec<String>,
-    /// The Python paths that held these tensors (`--holders`), by bytes in descending order, when they held most. Absent
-    /// if none is known.
+    /// The Python paths that held these tensors (`--holders`), by bytes in descending order, when they held most.
+    /// Absent if none is known.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub held_by: Vec<HolderSummary>,
     /// How to record more about this issue. Absent if there is nothing more to record.

@@ -155,8 +155,8 @@ pub struct LineRow {
     /// PyTorch have.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub compile_contexts: Vec<CompileContextAmount>,
-    /// The values that `torch.cuda.memory_stats` has at the line, by its keys such as `active_bytes.all.peak`: `peak` while
-    /// the line was current, `allocated` and `freed` by the line, `current` after its last event. Absent without
+    /// The values that `torch.cuda.memory_stats` has at the line, by its keys such as `active_bytes.all.peak`: `peak`
+    /// while the line was current, `allocated` and `freed` by the line, `current` after its last event. Absent without
     /// `--statistics`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub statistics: BTreeMap<String, u64>,

@@ -113,8 +113,8 @@ pub struct RankSummary {
     /// The other processes of the run that had this rank, such as those before a restart, by process id. Their figures
     /// are not included.
     pub other_attempts: Vec<u32>,
-    /// The other runs of the job that have this rank, by name. Their figures are not included. The run that started last
-    /// counts. Absent in the summary of one run.
+    /// The other runs of the job that have this rank, by name. Their figures are not included. The run that started
+    /// last counts. Absent in the summary of one run.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub other_runs: Vec<String>,
 }

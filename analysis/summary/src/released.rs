@@ -41,7 +41,8 @@ pub enum ReleasedPartKind {
     Cached,
     /// Blocks that the program freed and that streams still use.
     PendingFree,
-    /// A private pool of PyTorch's allocator, such as that of a CUDA graph. It stays as long as the graph and tensors in it.
+    /// A private pool of PyTorch's allocator, such as that of a CUDA graph. It stays as long as the graph and tensors
+    /// in it.
     PrivatePool,
     /// PyTorch's caching allocator, of which only the calls of CUDA are recorded.
     CachingAllocator,

@@ -209,8 +209,8 @@ fn from_optimizer(analysis: &DeviceAnalysis, oom: &Oom, table: &StackTable) -> O
     })
 }
 
-/// The modules that the forward pass had not called. A lower bound that the allocator could have had explains nothing, so it
-/// is left out.
+/// The modules that the forward pass had not called. A lower bound that the allocator could have had explains nothing,
+/// so it is left out.
 fn from_modules(oom: &Oom, missing: &MissingModules, available: Option<u64>) -> Option<StepEstimate> {
     let allocated = oom.in_use.usage.allocated;
     let shown = allocated.saturating_add(oom.requested);

@@ -172,8 +172,8 @@ pub struct ProcessSummary {
     pub snapshot: Option<String>,
     /// The number of recorded events.
     pub events: u64,
-    /// What rotation has dropped (`memtrace run --keep`). All figures are those of the kept events and of what was in use
-    /// before them. Absent if all events were kept.
+    /// What rotation has dropped (`memtrace run --keep`). All figures are those of the kept events and of what was in
+    /// use before them. Absent if all events were kept.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dropped: Option<DroppedEvents>,
     /// The devices on which the process allocated memory. Devices with out-of-memory errors come first, then those with
@@ -308,8 +308,8 @@ pub struct DeviceSummary {
     /// The phases of the first step (step 0), in the order in which they occur. Counts and bytes are sums over its
     /// micro-batches.
     pub first_step: Vec<PhaseSummary>,
-    /// The number of micro-batches of the first step: forward and backward passes between which no optimizer steps. 0 if
-    /// it is unknown.
+    /// The number of micro-batches of the first step: forward and backward passes between which no optimizer steps. 0
+    /// if it is unknown.
     pub first_step_micro_batches: u64,
     /// The phases of all later steps, in the order in which they occur in a step. Counts and bytes are sums over the
     /// `steps` of each phase, `peak_bytes` is the maximum, and `after_bytes` belongs to the last of these steps.
@@ -322,8 +322,8 @@ pub struct DeviceSummary {
     /// the process. No phase counts them.
     pub freed_at_exit_bytes: u64,
     /// A step after the first that stands for most: it has the phases that most of these steps have, and the median of
-    /// their peaks. Steps that an error interrupted do not count. Absent if there is none. A long run is represented by an even
-    /// sample of its steps.
+    /// their peaks. Steps that an error interrupted do not count. Absent if there is none. A long run is represented by
+    /// an even sample of its steps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub typical_step: Option<StepSummary>,
     /// Single steps: the first ones, the last ones and the one with the peak.
@@ -332,16 +332,17 @@ pub struct DeviceSummary {
     pub labels: Vec<LabelSummary>,
     /// The number of further ranges that `labels` leaves out.
     pub labels_left_out: u64,
-    /// The functions of the program that are called again and again. Absent without them, and in training, unless functions that
-    /// train and functions that only compute take turns.
+    /// The functions of the program that are called again and again. Absent without them, and in training, unless
+    /// functions that train and functions that only compute take turns.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub called_functions: Option<CalledFunctionsSummary>,
-    /// The ranges of the name that was requested (`memtrace report --range NAME`). Absent without this option, or if the
-    /// program had no range of this name.
+    /// The ranges of the name that was requested (`memtrace report --range NAME`). Absent without this option, or if
+    /// the program had no range of this name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub range: Option<RangeSummary>,
-    /// What stayed on the device after the program had released memory: after the calls of `torch.cuda.empty_cache`, after
-    /// ranges with `sleep`, `offload` or `unload` in their names, and after the requested point (`--released-after`).
+    /// What stayed on the device after the program had released memory: after the calls of `torch.cuda.empty_cache`,
+    /// after ranges with `sleep`, `offload` or `unload` in their names, and after the requested point
+    /// (`--released-after`).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub released: Vec<ReleasedSummary>,
     /// The number of out-of-memory errors.
@@ -387,7 +388,8 @@ pub struct DeviceSummary {
 }
 
 /// Segments of PyTorch's caching allocator whose memory a library unmapped, and may have mapped again: a model that was
-/// paused or put to sleep. Such segments count as reserved, and their blocks as allocated, but the device has the memory.
+/// paused or put to sleep. Such segments count as reserved, and their blocks as allocated, but the device has the
+/// memory.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct UnmappedSegmentsSummary {
@@ -663,8 +665,8 @@ pub struct GrowthAfterFirstStep {
     pub optimizer_state_bytes: u64,
 }
 
-/// The part of a KV cache that grows by the same size with each call of the model. A recording has sizes, and no shapes: it
-/// does not show for how many sequences.
+/// The part of a KV cache that grows by the same size with each call of the model. A recording has sizes, and no
+/// shapes: it does not show for how many sequences.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct GrowingKvCache {
@@ -696,7 +698,8 @@ named! {
     /// The part of a program that the figures of a suggestion cover.
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
     pub enum SuggestionScope {
-        /// The whole run. If an out-of-memory error ended it, the interrupted step is completed as an earlier step did it.
+        /// The whole run. If an out-of-memory error ended it, the interrupted step is completed as an earlier step did
+        /// it.
         #[default]
         Run => "run",
         /// The run up to the end of the iteration that an out-of-memory error interrupted, completed as an earlier one.
@@ -776,8 +779,8 @@ pub struct ReplayedSetting {
     pub fails_earlier: bool,
     /// The peak of reserved bytes, up to the out-of-memory error if there was one.
     pub reserved_peak_bytes: u64,
-    /// Whether the rest of the interrupted step would have succeeded as well. Absent if the failed request does not fit,
-    /// or if the recording does not show the rest of the step.
+    /// Whether the rest of the interrupted step would have succeeded as well. Absent if the failed request does not
+    /// fit, or if the recording does not show the rest of the step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step_fits: Option<bool>,
     /// The bytes that the device lacks for the rest of the step. Absent if the step fits, or if it is unknown.
@@ -845,8 +848,8 @@ pub struct ReleasedSummary {
     pub times: u64,
     /// The bytes that this process had on the device when the range or the call began, as `stayed_bytes` counts them.
     pub start_bytes: u64,
-    /// The bytes that this process still had on the device: what it has allocated from CUDA. The CUDA context and kernels
-    /// do not count.
+    /// The bytes that this process still had on the device: what it has allocated from CUDA. The CUDA context and
+    /// kernels do not count.
     pub stayed_bytes: u64,
     /// What these bytes are, most bytes first. The bytes of the parts add up to `stayed_bytes`.
     pub parts: Vec<ReleasedPart>,
@@ -854,8 +857,8 @@ pub struct ReleasedSummary {
     pub state: MemoryState,
     /// The division of the memory that PyTorch's allocator held outside private pools.
     pub reserved: ReservedSummary,
-    /// The Python objects that held the blocks at the next scan (`memtrace --holders`), most bytes first. Blocks that were
-    /// freed before the scan are left out. Empty without scans.
+    /// The Python objects that held the blocks at the next scan (`memtrace --holders`), most bytes first. Blocks that
+    /// were freed before the scan are left out. Empty without scans.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub held_by: Vec<HolderSummary>,
     /// The whole memory of the device, with the CUDA context. Absent without readings of the memory in use.
@@ -1202,8 +1205,8 @@ impl Summary {
         schema_text::<Summary>()
     }
 
-    /// Reads a `summary.json` of this major version. What an older minor version lacks is absent, zero or empty; what a newer
-    /// one adds is ignored.
+    /// Reads a `summary.json` of this major version. What an older minor version lacks is absent, zero or empty; what a
+    /// newer one adds is ignored.
     ///
     /// # Errors
     ///

@@ -43,8 +43,8 @@ const SMALL: u64 = 64 << 20;
 const MANY_EVENTS: u64 = 4_000_000;
 /// Less memory of CUDA contexts and other processes than this is not worth a remark, in bytes.
 const MANY_OTHERS: u64 = 2 << 30;
-/// If the rest of a step is unknown, the pieces of the free memory explain an error only if they are at least one in this
-/// many parts of what the allocator could have had.
+/// If the rest of a step is unknown, the pieces of the free memory explain an error only if they are at least one in
+/// this many parts of what the allocator could have had.
 const MANY_PIECES: u64 = 8;
 /// If more than this was free beside a failed request, CUDA did not refuse it. In bytes.
 const CUDA_KEEPS: u64 = 64 << 20;
@@ -186,8 +186,8 @@ pub(crate) fn no_issue_remark(devices: &[DeviceSummary]) -> Option<String> {
     Some(format!("No leak or misuse found: {text}."))
 }
 
-/// Whether the pieces of the free memory are the reason of an error. Together they suffice for the request, and the rest of
-/// the step fits. If that is unknown, they are much of what the allocator could have had.
+/// Whether the pieces of the free memory are the reason of an error. Together they suffice for the request, and the
+/// rest of the step fits. If that is unknown, they are much of what the allocator could have had.
 fn is_in_pieces(device: &DeviceSummary, oom: &OomSummary, free: u64) -> bool {
     let settings = device.what_if.iter().flat_map(|what_if| &what_if.settings);
     let step_fits: Vec<bool> = settings.filter_map(|setting| setting.step_fits).collect();

@@ -1,5 +1,5 @@
-//! `Category` is the one table of categories: pages have files that are generated from it, the reference lists the same,
-//! and no other file needs a line for a new category.
+//! `Category` is the one table of categories: pages have files that are generated from it, the reference lists the
+//! same, and no other file needs a line for a new category.
 //!
 //! `UPDATE_GOLDEN=1 cargo test -p memtrace-analysis --test it categories` rewrites the generated files.
 

@@ -1,5 +1,5 @@
-//! The HTML report: its policy, its data beside an independent replay, no text of the recorded program as markup, and what was
-//! requested.
+//! The HTML report: its policy, its data beside an independent replay, no text of the recorded program as markup, and
+//! what was requested.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -78,7 +78,8 @@ fn data_in(
     decode(&plain)
 }
 
-/// What a plain replay has of each device: blocks, and `seq`, allocated and reserved bytes after each allocation and free.
+/// What a plain replay has of each device: blocks, and `seq`, allocated and reserved bytes after each allocation and
+/// free.
 type Truth = BTreeMap<i64, (BTreeSet<(u64, Option<u64>, u64, u64)>, Vec<(u64, u64, u64)>)>;
 
 fn truth(process: &Process) -> Truth {
@@ -191,7 +192,8 @@ fn totals_are_exact_when_only_some_blocks_are_listed() {
     }
 }
 
-/// The windows of a recording that the tests read: parts, one event, the end, nothing before the first event, the whole.
+/// The windows of a recording that the tests read: parts, one event, the end, nothing before the first event, the
+/// whole.
 fn windows(levels: &[(u64, u64, u64)]) -> Vec<(u64, u64)> {
     let at = |part: usize| levels[part * (levels.len() - 1) / 10].0;
     let all = [

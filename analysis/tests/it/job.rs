@@ -221,7 +221,8 @@ fn folders_without_a_run_are_refused() {
     assert_eq!(find_runs(folder.path()).unwrap(), []);
 }
 
-/// Tables that memtrace wrote before the version 2.0 of the report of a job: hosts.py on four ranks, and a process without one.
+/// Tables that memtrace wrote before the version 2.0 of the report of a job: hosts.py on four ranks, and a process
+/// without one.
 #[test]
 fn tables_of_an_older_version_are_read() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/ranks_of_job_1.0");

@@ -175,8 +175,9 @@ fn checkpointing_of_repeated_modules_has_a_predicted_saving() {
     // Each block outputs 2 MiB. The peak is in the head.
     assert_eq!(blocks.checkpointing_saves_at_most_bytes, (30 - 4 * 2) * MIB);
     let action = device.suggestions.iter().find(|a| a.rule == RuleId::CheckpointLayers).unwrap();
-    // The replay: when the last block is computed again, its 7 + 2 MiB are beside the outputs of the others, the gradient of
-    // the logits, the parameters, the batch and the embeddings. 1 MiB of a segment is too small to be split off a block.
+    // The replay: when the last block is computed again, its 7 + 2 MiB are beside the outputs of the others, the
+    // gradient of the logits, the parameters, the batch and the embeddings. 1 MiB of a segment is too small to be split
+    // off a block.
     assert_eq!((action.peak_after_bytes, action.at_most), ((7 + 2 + 3 * 2 + 3 + 5 + 1 + 1 + 1) * MIB, false));
     assert_eq!((action.saves_bytes, action.fits), ((43 - 26) * MIB, Some(true)));
     assert!(action.action.contains("blocks.* (4 of Block)"), "{}", action.action);

@@ -1,11 +1,11 @@
 //! Records a process that was running before this library was loaded (`memtrace attach`).
 //!
-//! The launcher makes a thread of the program load the library, and one call [`memtrace_attach`], which starts a thread of
-//! ours and returns. That thread redirects the program's calls, writes the state that is there ([`prior_state`]) and waits until
-//! the launcher ends the recording or has ended itself. Then it restores everything, and ends.
+//! The launcher makes a thread of the program load the library, and one call [`memtrace_attach`], which starts a thread
+//! of ours and returns. That thread redirects the program's calls, writes the state that is there ([`prior_state`]) and
+//! waits until the launcher ends the recording or has ended itself. Then it restores everything, and ends.
 //!
-//! PyTorch cannot forget a tracker, so the library stays loaded. Nothing is recorded any more, and the next attachment uses
-//! it again.
+//! PyTorch cannot forget a tracker, so the library stays loaded. Nothing is recorded any more, and the next attachment
+//! uses it again.
 
 mod prior_state;
 mod thread;
@@ -50,8 +50,8 @@ const HOOKS_END: Duration = Duration::from_millis(20);
 #[cfg_attr(not(test), unsafe(export_name = "memtrace_attach_ready"))]
 static READY: AtomicU64 = AtomicU64::new(0);
 const IS_READY: u64 = u64::from_le_bytes(*b"MEMTRACE");
-/// The result of the latest call of [`memtrace_attach`] in the low half, and the call's number in the high one. The launcher
-/// reads it.
+/// The result of the latest call of [`memtrace_attach`] in the low half, and the call's number in the high one. The
+/// launcher reads it.
 #[cfg_attr(not(test), unsafe(export_name = "memtrace_attach_answer"))]
 static ANSWER: AtomicU64 = AtomicU64::new(0);
 

@@ -1,9 +1,9 @@
 //! The memory that PyTorch's allocator has in use when memtrace attaches.
 //!
-//! The allocator lists it ([`snapshot`]), or `torch.cuda.memory_snapshot()` where the layout of that list is not known. The
-//! call records an event under each device's lock, which marks the point of the device's state among its events ([`gate`]).
-//! A thread of its own takes the snapshot, because the events of memory that Python's garbage collector frees meanwhile
-//! must not come before the state in the same ring.
+//! The allocator lists it ([`snapshot`]), or `torch.cuda.memory_snapshot()` where the layout of that list is not known.
+//! The call records an event under each device's lock, which marks the point of the device's state among its events
+//! ([`gate`]). A thread of its own takes the snapshot, because the events of memory that Python's garbage collector
+//! frees meanwhile must not come before the state in the same ring.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_void};

@@ -23,8 +23,8 @@ pub(crate) struct PyOwned<'a> {
     pub(crate) object: PyObjectPtr,
 }
 
-/// Calls `call` with the GIL, on a thread that may be none of Python's. Waits for the GIL without a limit. `None` if the
-/// interpreter does not run.
+/// Calls `call` with the GIL, on a thread that may be none of Python's. Waits for the GIL without a limit. `None` if
+/// the interpreter does not run.
 pub(crate) fn with_gil<T>(api: &CApi, call: impl FnOnce(GilToken<'_>) -> T) -> Option<T> {
     type Ensure = unsafe extern "C-unwind" fn() -> c_int;
     type Release = unsafe extern "C-unwind" fn(c_int);

@@ -1,10 +1,10 @@
 //! Readings of the memory in use when the program creates a CUDA context, of whatever kind.
 //!
-//! A context takes several hundred MiB, and no call says how much. The first one on a device is what is in use after its
-//! creation. A later one is what has grown since a reading just before it.
+//! A context takes several hundred MiB, and no call says how much. The first one on a device is what is in use after
+//! its creation. A later one is what has grown since a reading just before it.
 //!
-//! The event is written at once if the process is recorded already, else when it first allocates, on any device: a program
-//! that does not allocate is not recorded.
+//! The event is written at once if the process is recorded already, else when it first allocates, on any device: a
+//! program that does not allocate is not recorded.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};

@@ -47,8 +47,8 @@ pub(super) fn count_allocated(guard: &mut Guard, device: i16, bytes: u64) {
     }
 }
 
-/// Describes a device that PyTorch has used before memtrace attached, and reads how much of its memory is in use. `bytes`
-/// are those that PyTorch has reserved.
+/// Describes a device that PyTorch has used before memtrace attached, and reads how much of its memory is in use.
+/// `bytes` are those that PyTorch has reserved.
 ///
 /// The driver answers for the current device only, so this thread uses the device's primary context meanwhile.
 pub(crate) fn describe_used(guard: &mut Guard, ordinal: i16, bytes: u64) {
@@ -63,8 +63,8 @@ pub(crate) fn describe_used(guard: &mut Guard, ordinal: i16, bytes: u64) {
     type Push = unsafe extern "C" fn(*mut c_void) -> c_int;
     type Pop = unsafe extern "C" fn(*mut *mut c_void) -> c_int;
     let (mut device, mut context) = (0, std::ptr::null_mut());
-    // SAFETY: the signatures are those of cuda.h, and all results are writable. The context is active, because PyTorch has
-    // memory there. Each call that succeeds is undone.
+    // SAFETY: the signatures are those of cuda.h, and all results are writable. The context is active, because PyTorch
+    // has memory there. Each call that succeeds is undone.
     unsafe {
         if call_driver(&GET, c"cuDeviceGet", |f: Get| f(&mut device, ordinal.into())) != Some(0)
             || call_driver(&RETAIN, c"cuDevicePrimaryCtxRetain", |f: Retain| f(&mut context, device)) != Some(0)

@@ -332,7 +332,8 @@ macro_rules! undoing {
                 if function.is_null() {
                     return;
                 }
-                // SAFETY: this is the signature of the function in cuda.h. The driver has just returned what is released.
+                // SAFETY: this is the signature of the function in cuda.h. The driver has just returned what is
+                // released.
                 unsafe {
                     let function: unsafe extern "C-unwind" fn($($type),*) -> i32 = std::mem::transmute(function);
                     function($($arg),*);

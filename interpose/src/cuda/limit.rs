@@ -33,8 +33,8 @@ const UNPREPARED: u8 = 0;
 const UNCHECKED: u8 = 1;
 const CHECKED: u8 = 2;
 
-/// Sets this process's own limit for each device, in bytes; 0 removes it. It holds beside that of the run. Returns the one
-/// before.
+/// Sets this process's own limit for each device, in bytes; 0 removes it. It holds beside that of the run. Returns the
+/// one before.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 extern "C" fn memtrace_set_limit(bytes: u64) -> u64 {
     let before = OF_PROGRAM.swap(bytes, Ordering::SeqCst);
@@ -158,8 +158,8 @@ pub(super) fn visible_on(device: impl FnOnce() -> i16, info: MemoryInfo) -> Memo
     seen_with(bytes(), info, || others_on_device(device()))
 }
 
-/// What all programs of the run see of the calling thread's current device, for the recording. `None` if the driver does not
-/// answer.
+/// What all programs of the run see of the calling thread's current device, for the recording. `None` if the driver
+/// does not answer.
 pub(super) fn visible_memory_info() -> Option<MemoryInfo> {
     memory_info().map(|info| seen_with(of_run_bytes(), info, || others_on_device(current_device())))
 }

@@ -28,8 +28,8 @@ pub(super) enum MemorySource {
     },
 }
 
-/// Makes a driver call that takes about `bytes` from `source`, and undoes it if the limit is exceeded. Returns the result
-/// of the call, or that the device is out of memory.
+/// Makes a driver call that takes about `bytes` from `source`, and undoes it if the limit is exceeded. Returns the
+/// result of the call, or that the device is out of memory.
 #[inline]
 pub(super) fn allocate(
     source: impl FnOnce() -> MemorySource,

@@ -63,8 +63,8 @@ pub(super) fn device_memory(device: i16) -> Option<MemoryInfo> {
     if has_primary(ordinal) != Some(true) {
         return None;
     }
-    // SAFETY: cuda.h declares `CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice)`, and `context` is writable. The
-    // context exists, so none is created.
+    // SAFETY: cuda.h declares `CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice)`, and `context` is writable.
+    // The context exists, so none is created.
     let retained = unsafe {
         call_driver(&RETAIN, c"cuDevicePrimaryCtxRetain", |retain: unsafe extern "C" fn(*mut u64, c_int) -> c_int| {
             retain(&mut context, ordinal)
@@ -87,7 +87,8 @@ pub(super) fn device_memory(device: i16) -> Option<MemoryInfo> {
 pub(super) fn has_primary(device: c_int) -> Option<bool> {
     static GET_STATE: OriginalFunction = OriginalFunction::new();
     let (mut flags, mut is_active) = (0u32, 0);
-    // SAFETY: cuda.h declares `CUresult cuDevicePrimaryCtxGetState(CUdevice, unsigned int *, int *)`. Both are writable.
+    // SAFETY: cuda.h declares `CUresult cuDevicePrimaryCtxGetState(CUdevice, unsigned int *, int *)`. Both are
+    // writable.
     let result = unsafe {
         call_driver(
             &GET_STATE,

@@ -6,8 +6,8 @@
 //! A reading is one `cuMemGetInfo`. When it is taken depends on what the program does, never on time:
 //! - when the program creates a context ([`super::contexts`]), and when it loads code;
 //! - when it has allocated [`GROWTH_BYTES`] or [`GROWTH_SHARE`] beyond the highest reading;
-//! - when an allocation fails for lack of memory, ever more rarely, and when PyTorch reports that without a failed call:
-//!   a library that limits memory has refused one;
+//! - when an allocation fails for lack of memory, ever more rarely, and when PyTorch reports that without a failed
+//!   call: a library that limits memory has refused one;
 //! - when memtrace has scanned for tensor names.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -26,8 +26,8 @@ use crate::recording::process::Process;
 use crate::recording::slot::Slot;
 use crate::torch::tracker;
 
-/// A reading is due when the memory in use may have grown by this many bytes beyond the highest reading, or by this part
-/// of it, whichever is more. So their number grows with the logarithm of the memory.
+/// A reading is due when the memory in use may have grown by this many bytes beyond the highest reading, or by this
+/// part of it, whichever is more. So their number grows with the logarithm of the memory.
 const GROWTH_BYTES: u64 = 32 << 20;
 const GROWTH_SHARE: u64 = 100;
 /// A program that frees and allocates the same memory again causes readings that find nothing new. Each one doubles the

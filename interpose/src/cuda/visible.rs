@@ -70,8 +70,8 @@ pub(super) fn by_symbol(name: &[u8]) -> Option<&'static Answer> {
     ANSWERS.iter().find(|answer| answer.symbol.to_bytes() == name)
 }
 
-/// The function of the driver for a name and a version, as `cuGetProcAddress` takes them. These names have no suffix. CUDA
-/// 3.2 introduced the interfaces with 64 bits.
+/// The function of the driver for a name and a version, as `cuGetProcAddress` takes them. These names have no suffix.
+/// CUDA 3.2 introduced the interfaces with 64 bits.
 pub(super) fn by_entry_point(name: &[u8], version: i32) -> Option<&'static Answer> {
     let is_driver = |answer: &&Answer| answer.symbol.to_bytes().starts_with(b"cu");
     let base = |answer: &&Answer| answer.symbol.to_bytes().strip_suffix(b"_v2") == Some(name);
@@ -239,8 +239,8 @@ fn pci_address(device: *mut c_void) -> Option<String> {
         return None;
     }
     let mut info = PciInfo { legacy: [0; 16], numbers: [0; 5], address: [0; 32] };
-    // SAFETY: nvml.h declares `nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t, nvmlPciInfo_t *)`. The program has just
-    // used the device.
+    // SAFETY: nvml.h declares `nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t, nvmlPciInfo_t *)`. The program has
+    // just used the device.
     let result = unsafe {
         let function: unsafe extern "C-unwind" fn(*mut c_void, *mut PciInfo) -> c_int = std::mem::transmute(function);
         function(device, &mut info)

@@ -74,8 +74,8 @@ unsafe fn call_dlsym(dlsym: *mut c_void, handle: *mut c_void, name: &CStr) -> *m
 /// The C library's `dlsym(RTLD_NEXT, name)`, for the hook of `dlsym`. Unlike [`next_at_startup`] it knows which objects
 /// of `dlopen` are in the global scope. Null if there is no such symbol.
 ///
-/// It does not look up names that no object after this one exports. On a failure the C library allocates an error message, and the
-/// program's `malloc` may be in an inconsistent state at this moment.
+/// It does not look up names that no object after this one exports. On a failure the C library allocates an error
+/// message, and the program's `malloc` may be in an inconsistent state at this moment.
 pub(crate) fn next_for_dlsym(name: &CStr) -> *mut c_void {
     if next_symbol(name, None).is_none() {
         return std::ptr::null_mut();

@@ -92,8 +92,8 @@ fn with_loader_lock(call: &mut dyn FnMut()) {
 fn exchange(slot: usize, new: usize, protections: &Protections, expected: Option<usize>) -> Option<usize> {
     let protection = protections.of(slot)?;
     let page = std::ptr::with_exposed_provenance_mut::<c_void>(slot & !(PAGE - 1));
-    // SAFETY: an object's relocations name this address as a slot, and its page is mapped and readable. Slots are aligned
-    // words.
+    // SAFETY: an object's relocations name this address as a slot, and its page is mapped and readable. Slots are
+    // aligned words.
     let shared = unsafe { &*std::ptr::with_exposed_provenance::<AtomicUsize>(slot) };
     let before = shared.load(Ordering::Relaxed);
     if before == new || expected.is_some_and(|expected| expected != before) {

@@ -1,9 +1,9 @@
 //! Stubs of functions that are looked up when they are first called.
 
 /// Defines a hidden function for each name. It jumps to the address in a word of its own, and leaves no frame. The word
-/// first leads to `$resolve`, an `unsafe extern "C" fn(*const c_char, *const AtomicPtr<c_void>) -> *mut c_void`. It gets
-/// the name and the word, stores an address in the word, and returns the function to continue with. `$section` is the
-/// prefix of the stubs' sections.
+/// first leads to `$resolve`, an `unsafe extern "C" fn(*const c_char, *const AtomicPtr<c_void>) -> *mut c_void`. It
+/// gets the name and the word, stores an address in the word, and returns the function to continue with. `$section` is
+/// the prefix of the stubs' sections.
 macro_rules! resolving_stubs {
     ($section:literal, $resolve:ident, $($name:literal)*) => {
         $(std::arch::global_asm!(

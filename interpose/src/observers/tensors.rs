@@ -314,8 +314,8 @@ impl TorchSymbols {
         }
     }
 
-    /// The address of a tensor's `grad_fn`, an autograd node. `None` if it has none, or if it is not where PyTorch should
-    /// have it: after `grad_`, whose address `TensorImpl::grad()` returns.
+    /// The address of a tensor's `grad_fn`, an autograd node. `None` if it has none, or if it is not where PyTorch
+    /// should have it: after `grad_`, whose address `TensorImpl::grad()` returns.
     ///
     /// # Safety
     ///

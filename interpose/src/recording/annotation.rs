@@ -10,7 +10,8 @@ use super::guard::Guard;
 use super::labels::{self, MAX_NAME_BYTES, RangeDetails, RangeKey};
 use super::paused::is_paused;
 
-/// Starts a range of this name. Returns its number for [`memtrace_annotation_end`]; 0 if the process is not recorded now.
+/// Starts a range of this name. Returns its number for [`memtrace_annotation_end`]; 0 if the process is not recorded
+/// now.
 ///
 /// The range may end on another thread, and ranges need not nest.
 ///

@@ -1,9 +1,9 @@
 //! Keeps a pending thread cancellation (`pthread_cancel`) out of our own system calls.
 //!
 //! Many functions of the C library are cancellation points, `connect`, `read` and `nanosleep` among them. In one of
-//! them, a thread whose cancellation was requested would end inside the hook, and the original would never be called. So
-//! the slow paths that call such functions hold a [`NoCancellation`]. The request stays pending, and the thread ends at
-//! the program's own next cancellation point.
+//! them, a thread whose cancellation was requested would end inside the hook, and the original would never be called.
+//! So the slow paths that call such functions hold a [`NoCancellation`]. The request stays pending, and the thread ends
+//! at the program's own next cancellation point.
 //!
 //! Asynchronous cancellation may end a thread at any instruction. POSIX allows a program to enable it only around
 //! functions that are safe then, and no call of CUDA is.

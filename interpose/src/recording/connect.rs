@@ -50,7 +50,8 @@ fn reason_of_error(error: &io::Error, otherwise: Reason) -> NoSegment {
     })
 }
 
-/// Requests a segment, which is returned as its file, and the run's lock. `is_retry` says that an earlier attempt has failed.
+/// Requests a segment, which is returned as its file, and the run's lock. `is_retry` says that an earlier attempt has
+/// failed.
 pub(crate) fn request_segment(token: &str, generation: u32, is_retry: bool) -> Result<OwnedFd, NoSegment> {
     let last_error = |otherwise| reason_of_error(&io::Error::last_os_error(), otherwise);
     if is_retry && process_state(LAUNCHER_PID.load(Ordering::Relaxed)).is_some_and(is_stopped) {

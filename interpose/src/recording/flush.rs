@@ -71,8 +71,8 @@ extern "C" fn memtrace_is_recording() -> c_int {
     c_int::from(!is_paused() && !Process::is_never_recorded() && session_options().is_some() && !is_closed())
 }
 
-/// Writes the path of the run folder into `buffer`, followed by 0. Returns its length without the 0. If that is not less
-/// than `size`, nothing was written. 0: the process has no run folder.
+/// Writes the path of the run folder into `buffer`, followed by 0. Returns its length without the 0. If that is not
+/// less than `size`, nothing was written. 0: the process has no run folder.
 ///
 /// # Safety
 ///

@@ -202,8 +202,8 @@ impl Guard {
         if written { event.seq } else { 0 }
     }
 
-    /// Writes and publishes an event of the state that was there before the recording, with its number. Returns `false` if
-    /// the ring had no space.
+    /// Writes and publishes an event of the state that was there before the recording, with its number. Returns `false`
+    /// if the ring had no space.
     pub(crate) fn emit_prior(&mut self, event: Event) -> bool {
         let written = emit::ensure_room(self.process(), &mut self.recorder().producer)
             && self.recorder().producer.write(&event.to_slot()).is_ok();

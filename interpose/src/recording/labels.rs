@@ -1,5 +1,5 @@
-//! Ranges that the program names (`record_function`, NVTX, `annotate`): a label for each name, an event for each start and end. A
-//! name without a label is counted.
+//! Ranges that the program names (`record_function`, NVTX, `annotate`): a label for each name, an event for each start
+//! and end. A name without a label is counted.
 
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicU64, Ordering};

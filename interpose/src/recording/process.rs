@@ -297,8 +297,9 @@ impl Process {
         CURRENT.store(std::ptr::null_mut(), Ordering::Release);
     }
 
-    /// Gives back the segment's memory and makes every thread look for a ring again. Recording must be paused. A hook that
-    /// is running may still write to the segment, where nobody reads it. The next recording uses the addresses again.
+    /// Gives back the segment's memory and makes every thread look for a ring again. Recording must be paused. A hook
+    /// that is running may still write to the segment, where nobody reads it. The next recording uses the addresses
+    /// again.
     pub(crate) fn leave(&self) {
         reuse::leave(&self.segment, self.rings.states, thread_exists);
     }
@@ -411,7 +412,8 @@ fn process(options: Options, parts: Parts) -> Process {
     }
 }
 
-/// The options that the launcher put into the environment, or gave when it attached. `None` if memtrace did not start this process.
+/// The options that the launcher put into the environment, or gave when it attached. `None` if memtrace did not start
+/// this process.
 ///
 /// The environment is read at the first event, when the program may have changed it. Programs do not touch the
 /// launcher's variable.

@@ -1,10 +1,10 @@
 //! The memory of a recording that has ended, for the next one in this process.
 //!
 //! memtrace may attach to a process again and again. A recording takes half a gigabyte of addresses, which are never
-//! unmapped, because a thread may be in a hook at any time. So the next recording uses the same addresses. A thread that
-//! has not left its hook yet may still write to the slots of its ring and to its state. Therefore its ring stays its own:
-//! in the next recording, no other thread can claim it while it exists. Headers and tables, which threads share, are those
-//! of the last recording but one.
+//! unmapped, because a thread may be in a hook at any time. So the next recording uses the same addresses. A thread
+//! that has not left its hook yet may still write to the slots of its ring and to its state. Therefore its ring stays
+//! its own: in the next recording, no other thread can claim it while it exists. Headers and tables, which threads
+//! share, are those of the last recording but one.
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicPtr, Ordering};

@@ -109,8 +109,8 @@ impl ThreadStates {
         map_wiped_on_fork(ThreadStates::SIZE).map(|memory| ThreadStates(memory.cast()))
     }
 
-    /// Makes all states uninitialized, so that each thread looks for a ring again at its next event. A thread that uses its
-    /// state now may do so until it leaves its hook.
+    /// Makes all states uninitialized, so that each thread looks for a ring again at its next event. A thread that uses
+    /// its state now may do so until it leaves its hook.
     pub(crate) fn leave_all(&self) {
         (0..RING_COUNT).filter_map(|index| self.get(index)).filter(|state| state.is_initialized()).for_each(|state| {
             state.was_ready.store(true, Ordering::Relaxed);

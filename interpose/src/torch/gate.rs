@@ -1,7 +1,7 @@
 //! Keeps out the allocator's events of a device until its state is known, when memtrace attaches to a running process.
 //!
-//! PyTorch's snapshot function records an event under the device's lock. The events of the device before it belong to the
-//! snapshot, and those after it are recorded.
+//! PyTorch's snapshot function records an event under the device's lock. The events of the device before it belong to
+//! the snapshot, and those after it are recorded.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 

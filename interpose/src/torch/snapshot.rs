@@ -1,11 +1,11 @@
 //! The snapshot of PyTorch's allocator, without Python: `CUDAAllocator::snapshot()`.
 //!
-//! `torch.cuda.memory_snapshot()` makes a dictionary for each block and holds the GIL meanwhile, microseconds for each. The
-//! allocator's own function only copies its lists, under the lock of each device.
+//! `torch.cuda.memory_snapshot()` makes a dictionary for each block and holds the GIL meanwhile, microseconds for each.
+//! The allocator's own function only copies its lists, under the lock of each device.
 //!
-//! The layout of the result is private (c10/cuda/CUDACachingAllocator.h, later c10/core/CachingDeviceAllocator.h), the same
-//! in 2.4 and 2.11. It is verified: the blocks of each segment must have its size together, those in use its active
-//! bytes, and all of a device the active bytes in the entry of the snapshot ([`super::gate`]).
+//! The layout of the result is private (c10/cuda/CUDACachingAllocator.h, later c10/core/CachingDeviceAllocator.h), the
+//! same in 2.4 and 2.11. It is verified: the blocks of each segment must have its size together, those in use its
+//! active bytes, and all of a device the active bytes in the entry of the snapshot ([`super::gate`]).
 
 use std::ffi::c_void;
 
@@ -113,10 +113,10 @@ pub(crate) fn take(is_state: bool) -> Result<Vec<Segment>, &'static str> {
     // SAFETY: the type of `operator delete(void*)`.
     let delete = unsafe { global_symbol::<Delete>(c"_ZdlPv") }.ok_or("there is no operator delete")?;
     let mut storage = [0usize; SNAPSHOT_WORDS];
-    // SAFETY: `method` is the slot of `snapshot` in the vtable of `allocator`. A result that is not trivial is constructed
-    // at the address in the first argument. From 2.7 on there is a third argument, the id of a pool (0, 0: all), a pair of
-    // two words that is passed in two registers, and later a fourth, whether to copy the traces. Functions without them
-    // ignore the registers.
+    // SAFETY: `method` is the slot of `snapshot` in the vtable of `allocator`. A result that is not trivial is
+    // constructed at the address in the first argument. From 2.7 on there is a third argument, the id of a pool (0, 0:
+    // all), a pair of two words that is passed in two registers, and later a fourth, whether to copy the traces.
+    // Functions without them ignore the registers.
     let segments = unsafe {
         let method: Method = std::mem::transmute(method);
         let mut call = || method(storage.as_mut_ptr(), allocator, 0, 0, false);

@@ -291,8 +291,8 @@ pub(crate) fn attach_through_other(is_pool: bool) -> bool {
     attached
 }
 
-/// The allocator object, the address of its method and the method's slot. `name` is the beginning of the name of the same
-/// method of `CUDAPluggableAllocator`. The error is the reason why the method cannot be called.
+/// The allocator object, the address of its method and the method's slot. `name` is the beginning of the name of the
+/// same method of `CUDAPluggableAllocator`. The error is the reason why the method cannot be called.
 pub(super) fn find_method(name: &[u8]) -> Result<(*mut c_void, usize, usize), &'static str> {
     let pointer = exported_by(b"libc10_cuda.so", ALLOCATOR).cast::<*mut c_void>();
     if pointer.is_null() {

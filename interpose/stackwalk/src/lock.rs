@@ -70,8 +70,8 @@ impl Lock {
     }
 }
 
-/// Sleeps while the futex word has this value, until it is woken, and at most so many nanoseconds, which are less than a
-/// second.
+/// Sleeps while the futex word has this value, until it is woken, and at most so many nanoseconds, which are less than
+/// a second.
 pub(crate) fn wait_while(word: &AtomicU32, value: u32, nanoseconds: i64) {
     let limit = libc::timespec { tv_sec: 0, tv_nsec: nanoseconds };
     let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;

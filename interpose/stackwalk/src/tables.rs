@@ -1,8 +1,9 @@
 //! The memory of tables that belong to one recording.
 //!
-//! A table is never unmapped, because a hook on another thread may use it at any time. But memtrace may attach to a process
-//! again and again. So a later recording uses the addresses of an earlier one: not of the last, but of the one before. A hook
-//! would have to last for a whole recording to write into a table that is not its own, and then no access fails.
+//! A table is never unmapped, because a hook on another thread may use it at any time. But memtrace may attach to a
+//! process again and again. So a later recording uses the addresses of an earlier one: not of the last, but of the one
+//! before. A hook would have to last for a whole recording to write into a table that is not its own, and then no
+//! access fails.
 
 use std::cell::UnsafeCell;
 use std::ptr::NonNull;
@@ -84,8 +85,8 @@ pub fn end_tables() {
     let Some(locked) = TABLES.lock.lock() else { return };
     for table in TABLES.all(&locked).iter_mut().flatten().filter(|table| table.state != State::Free) {
         table.state = if table.state == State::Used { State::Ended } else { State::Free };
-        // SAFETY: the range comes from `reserve`. Its recording has ended, so its contents are not needed. For a hook that
-        // still uses it, zeros are a valid table without entries.
+        // SAFETY: the range comes from `reserve`. Its recording has ended, so its contents are not needed. For a hook
+        // that still uses it, zeros are a valid table without entries.
         unsafe { pages::discard(table.start, table.bytes) };
     }
 }

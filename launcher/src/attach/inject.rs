@@ -1,9 +1,9 @@
-//! Loads the library into another process by two calls that its threads make in passing: `dlopen`, and the function of the
-//! library that begins the recording. A process that has the library from a former recording makes only the second.
+//! Loads the library into another process by two calls that its threads make in passing: `dlopen`, and the function of
+//! the library that begins the recording. A process that has the library from a former recording makes only the second.
 //!
 //! 1. [`Search`] stops a thread at a place where it may call `dlopen`.
-//! 2. The call is prepared on the thread's stack ([`SignalFrame`]). One change of the registers begins it, and the thread is
-//!    let go: it makes the call and goes on with the program, whatever happens to this process.
+//! 2. The call is prepared on the thread's stack ([`SignalFrame`]). One change of the registers begins it, and the
+//!    thread is let go: it makes the call and goes on with the program, whatever happens to this process.
 //! 3. The memory of the process shows what has become of it.
 
 use std::os::fd::AsFd;
@@ -61,8 +61,8 @@ struct Begun {
 }
 
 impl Injector<'_> {
-    /// Where the process has the library, if its function may be called. The loader maps the parts of the library one after
-    /// the other, so its variable may not be there yet.
+    /// Where the process has the library, if its function may be called. The loader maps the parts of the library one
+    /// after the other, so its variable may not be there yet.
     fn loaded_library(&self) -> anyhow::Result<Option<LoadedLibrary>> {
         let Some(library) = self.process.loaded_library(self.memory) else { return Ok(None) };
         let mut ready = [0; 8];

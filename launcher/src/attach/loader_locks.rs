@@ -2,8 +2,8 @@
 //!
 //! `dlopen` would wait for it, with Python's GIL. The other thread may need the GIL: both would wait for ever.
 //!
-//! The loader's locks are in `_rtld_global`, whose layout differs between releases of glibc. They are the only recursive
-//! mutexes in it, beside each other, and are found by that.
+//! The loader's locks are in `_rtld_global`, whose layout differs between releases of glibc. They are the only
+//! recursive mutexes in it, beside each other, and are found by that.
 
 use super::tracee::Memory;
 

@@ -1,9 +1,10 @@
 //! Loads the library into a process that runs already: through Python 3.14 and newer ([`remote`]), else as debuggers do
 //! (ptrace, [`inject()`]).
 //!
-//! [`Injection::examine`] looks at the process, [`Injection::start`] starts the injector, and [`Injection::begin`] lets it
-//! begin. The injector is a child process, because ptrace belongs to one thread, and so that the end of the launcher
-//! does not end it in the middle. At no time does the traced process need it: its end, at any moment, leaves nothing behind.
+//! [`Injection::examine`] looks at the process, [`Injection::start`] starts the injector, and [`Injection::begin`] lets
+//! it begin. The injector is a child process, because ptrace belongs to one thread, and so that the end of the launcher
+//! does not end it in the middle. At no time does the traced process need it: its end, at any moment, leaves nothing
+//! behind.
 
 mod inject;
 mod loaded_file;
@@ -64,7 +65,8 @@ impl Injection {
         TracedProcess::examine(pid, library)
     }
 
-    /// Starts an injector. This process must have no other threads. `options` is the argument of the library's function.
+    /// Starts an injector. This process must have no other threads. `options` is the argument of the library's
+    /// function.
     pub(crate) fn start(process: TracedProcess, library: &Path, options: &str) -> anyhow::Result<Injection> {
         let pipe = || pipe_with(PipeFlags::CLOEXEC).context("cannot create a pipe");
         let ((begin_read, begin_write), (answer_read, answer_write)) = (pipe()?, pipe()?);

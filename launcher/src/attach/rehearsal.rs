@@ -1,8 +1,8 @@
 //! Rehearses a call in passing ([`SignalFrame`]) on a child of this process.
 //!
-//! A kernel that restored less than expected, of a new processor or in a sandbox, would damage the traced process. So the
-//! injector first makes a child of its own call a function, and compares its registers, its signal mask and its alternate
-//! signal stack before and after.
+//! A kernel that restored less than expected, of a new processor or in a sandbox, would damage the traced process. So
+//! the injector first makes a child of its own call a function, and compares its registers, its signal mask and its
+//! alternate signal stack before and after.
 
 use std::arch::asm;
 use std::ffi::c_void;
@@ -212,8 +212,8 @@ fn spin(shared: &Shared) -> bool {
     shared.is_spinning.store(1, Ordering::Release);
     macro_rules! spin_with {
         ($load:literal, $store:literal) => {
-            // SAFETY: reads the vector and the word, and writes the vector. The loop ends when the other process has set
-            // the word.
+            // SAFETY: reads the vector and the word, and writes the vector. The loop ends when the other process has
+            // set the word.
             unsafe {
                 asm!(
                     $load, "2:", "pause", "cmp dword ptr [{over}], 0", "je 2b", $store,

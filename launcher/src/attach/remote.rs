@@ -1,8 +1,8 @@
-//! Loads the library through `sys.remote_exec` of Python 3.14 and newer: Python itself runs a script in the main thread of
-//! another process, between two of its instructions. No thread is stopped for it.
+//! Loads the library through `sys.remote_exec` of Python 3.14 and newer: Python itself runs a script in the main thread
+//! of another process, between two of its instructions. No thread is stopped for it.
 //!
-//! Only an interpreter of the same version can ask for that, so the interpreter of the process is started once more. The
-//! kernel requires the same permission as for ptrace.
+//! Only an interpreter of the same version can ask for that, so the interpreter of the process is started once more.
+//! The kernel requires the same permission as for ptrace.
 //!
 //! A main thread that waits for others does not run Python. [`load`] then takes the request back.
 

@@ -1,13 +1,14 @@
 //! Finds a thread of another process at a place where it may call `dlopen`.
 //!
-//! That is any instruction of the interpreter's loop (`_PyEval_EvalFrameDefault`): the thread is inside no function of the C
-//! library, so it has no lock that loading a library needs, and Python code may import a library there as well. No signal
-//! handler runs this function.
+//! That is any instruction of the interpreter's loop (`_PyEval_EvalFrameDefault`): the thread is inside no function of
+//! the C library, so it has no lock that loading a library needs, and Python code may import a library there as well.
+//! No signal handler runs this function.
 //!
-//! Nothing of the process is changed for this, so nothing is left behind in a forked child or by the end of this process.
-//! Threads that run Python are watched: they stop when they begin and end a system call, and for some microseconds in
-//! between, to look at their registers. A thread that waits in a system call is let alone as long as others run. One that
-//! cannot be stopped, because it waits for a child (`vfork`), holds up nothing: it is let go when it stops.
+//! Nothing of the process is changed for this, so nothing is left behind in a forked child or by the end of this
+//! process. Threads that run Python are watched: they stop when they begin and end a system call, and for some
+//! microseconds in between, to look at their registers. A thread that waits in a system call is let alone as long as
+//! others run. One that cannot be stopped, because it waits for a child (`vfork`), holds up nothing: it is let go when
+//! it stops.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd;
@@ -30,8 +31,8 @@ const LIMIT: Duration = Duration::from_secs(10);
 const PATIENCE: Duration = Duration::from_millis(100);
 /// How often to look whether a thread runs, or has stopped.
 const PAUSE: Duration = Duration::from_micros(200);
-/// How long a watched thread runs, at first after a system call and at most. The times differ, so that they do not follow
-/// the rhythm of the program.
+/// How long a watched thread runs, at first after a system call and at most. The times differ, so that they do not
+/// follow the rhythm of the program.
 const FIRST_SLICE: Duration = Duration::from_micros(10);
 const LONGEST_SLICE: Duration = Duration::from_millis(1);
 /// How long it runs at most if that has led to nothing for [`HURRY_AFTER`].
@@ -208,8 +209,8 @@ impl<'a> Search<'a> {
         Ok(())
     }
 
-    /// Looks at the watched threads that have stopped, and lets them run on. With `is_searching`, one that is at such a place
-    /// stays stopped and is the result. Else they are not watched any more.
+    /// Looks at the watched threads that have stopped, and lets them run on. With `is_searching`, one that is at such a
+    /// place stays stopped and is the result. Else they are not watched any more.
     fn sample(&mut self, is_searching: bool) -> Option<SafePoint> {
         for tid in self.watched.keys().copied().collect::<Vec<_>>() {
             let Ok(stop) = tracee::stop_of(tid) else {
@@ -321,7 +322,8 @@ impl<'a> Search<'a> {
     }
 }
 
-/// Repeats a system call that has ended because of the interruption. The kernel does so itself for most, but not for these.
+/// Repeats a system call that has ended because of the interruption. The kernel does so itself for most, but not for
+/// these.
 fn repeat_interrupted_call(tid: i32, registers: &Registers) {
     /// The kernel's result of a call that is repeated unless a handler has run (`ERESTARTNOHAND`).
     const REPEAT: i64 = -514;
@@ -343,7 +345,8 @@ fn waiting_stack(pid: u32, tid: i32) -> Option<u64> {
     u64::from_str_radix(call.split_whitespace().rev().nth(1)?.strip_prefix("0x")?, 16).ok()
 }
 
-/// The letter of a thread's state: `R` if it runs or could if a processor were free, `S` if it waits. `None` if it is gone.
+/// The letter of a thread's state: `R` if it runs or could if a processor were free, `S` if it waits. `None` if it is
+/// gone.
 fn state_of(pid: u32, tid: i32) -> Option<u8> {
     let stat = std::fs::read(format!("/proc/{pid}/task/{tid}/stat")).ok()?;
     // The name may contain any character. The state follows the last parenthesis.

@@ -1,15 +1,15 @@
 //! Whether a stopped thread may call `dlopen`.
 //!
-//! Its whole stack must be known, and no function on it may have a lock that loading a library or starting a thread takes:
-//! those of the C library, of the dynamic loader and of an allocator. So none of their functions may be on it, except for
-//! those in which a thread waits, without such a lock, and those that start a thread.
+//! Its whole stack must be known, and no function on it may have a lock that loading a library or starting a thread
+//! takes: those of the C library, of the dynamic loader and of an allocator. So none of their functions may be on it,
+//! except for those in which a thread waits, without such a lock, and those that start a thread.
 
 use super::loaded_file::Mapping;
 use super::tracee::{Memory, Registers};
 use super::unwind::{Frame, Objects};
 
-/// Functions of the C library in which a thread waits or makes one system call. They take no lock that matters here, and
-/// call nothing else.
+/// Functions of the C library in which a thread waits or makes one system call. They take no lock that matters here,
+/// and call nothing else.
 const WAITING: [&str; 44] = [
     "accept",
     "accept4",

@@ -1,14 +1,14 @@
 //! A call that a thread of another process makes in passing, as if a signal had interrupted it.
 //!
-//! The kernel lets a thread run a signal handler by two things: it writes the registers of the thread to its stack, and sets
-//! them so that the handler returns to an `rt_sigreturn` system call, which restores them. [`SignalFrame`] is the same, made
-//! by the tracer, with a function of the process in the place of the handler. So nothing is executed that is not there
-//! already, no system call is made that the thread would not make for a signal, and one change of the registers begins it
-//! all: whatever happens to the tracer before and after, the thread goes on with the program.
+//! The kernel lets a thread run a signal handler by two things: it writes the registers of the thread to its stack, and
+//! sets them so that the handler returns to an `rt_sigreturn` system call, which restores them. [`SignalFrame`] is the
+//! same, made by the tracer, with a function of the process in the place of the handler. So nothing is executed that is
+//! not there already, no system call is made that the thread would not make for a signal, and one change of the
+//! registers begins it all: whatever happens to the tracer before and after, the thread goes on with the program.
 //!
 //! The thread executes `rt_sigreturn` twice. The first time begins the call, with all signals blocked that programs may
-//! block: a handler that leaves by `siglongjmp` would leave the call unfinished, with the locks of the loader. The second
-//! time restores everything: general registers, flags, vector registers and the signal mask.
+//! block: a handler that leaves by `siglongjmp` would leave the call unfinished, with the locks of the loader. The
+//! second time restores everything: general registers, flags, vector registers and the signal mask.
 //!
 //! ```text
 //!    lower addresses
@@ -27,8 +27,8 @@ use super::tracee::Registers;
 
 /// The bytes below the stack pointer that a function may use (x86-64 ABI).
 const RED_ZONE: u64 = 128;
-/// The code to which signal handlers return: `mov rax, 15; syscall`. Unwinders recognize a signal frame by these very bytes,
-/// so every C library has them.
+/// The code to which signal handlers return: `mov rax, 15; syscall`. Unwinders recognize a signal frame by these very
+/// bytes, so every C library has them.
 pub(super) const RETURN_FROM_SIGNAL: [u8; 9] = [0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05];
 /// The code segment of 64-bit programs.
 const CODE_SEGMENT: u64 = 0x33;
@@ -38,8 +38,8 @@ const FLAGS: u64 = 0x202;
 const CONTEXT_FLAGS: u64 = 7;
 /// No valid mode of an alternate signal stack, so that the kernel leaves the thread's own as it is.
 const KEEP_STACK: u64 = 0x7;
-/// Signals that are not blocked meanwhile: those of errors, for which the kernel ends a process that blocks them, and the two
-/// of the C library, for which `setuid` in another thread waits with the lock that `pthread_create` takes.
+/// Signals that are not blocked meanwhile: those of errors, for which the kernel ends a process that blocks them, and
+/// the two of the C library, for which `setuid` in another thread waits with the lock that `pthread_create` takes.
 const NOT_BLOCKED: [i32; 8] =
     [libc::SIGILL, libc::SIGTRAP, libc::SIGBUS, libc::SIGFPE, libc::SIGSEGV, libc::SIGSYS, 32, 33];
 
@@ -49,7 +49,8 @@ const LAYOUT_AT: usize = 464;
 const IN_USE_AT: usize = 512;
 /// The size of the registers that every processor has, with the header behind them.
 const LEGACY_SIZE: usize = 576;
-/// The registers that a thread must request from the kernel, and for which memory is provided at their first use: AMX tiles.
+/// The registers that a thread must request from the kernel, and for which memory is provided at their first use: AMX
+/// tiles.
 const ON_REQUEST: u64 = 1 << 18;
 const MAGIC_1: u32 = 0x4650_5853;
 const MAGIC_2: u32 = 0x4650_5845;
@@ -80,8 +81,8 @@ pub(super) struct SignalFrame {
     pub(super) registers: Registers,
 }
 
-/// Whether a stopped thread with these registers is between two instructions of 64-bit code: in no system call, or in one
-/// that is over.
+/// Whether a stopped thread with these registers is between two instructions of 64-bit code: in no system call, or in
+/// one that is over.
 pub(super) fn is_between_instructions(registers: &Registers) -> bool {
     /// The results of system calls that the kernel repeats (`ERESTARTSYS` and others), and `EINTR`.
     const REPEATED: [i64; 5] = [-512, -513, -514, -516, -(libc::EINTR as i64)];

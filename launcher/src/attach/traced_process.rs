@@ -161,7 +161,8 @@ fn version(python: &LoadedFile, memory: &Memory) -> Option<u64> {
     memory.word(variable?.start).ok()
 }
 
-/// The interpreter that can ask a process of this version of Python (`PY_VERSION_HEX`) and this executable to run a script.
+/// The interpreter that can ask a process of this version of Python (`PY_VERSION_HEX`) and this executable to run a
+/// script.
 fn interpreter(version: u64, executable: &Path) -> Option<PathBuf> {
     // Another program that embeds Python does not understand Python's arguments.
     let name = executable.file_name()?.to_str()?.strip_prefix("python")?;
@@ -266,8 +267,8 @@ pub(super) fn not_permitted(pid: u32) -> anyhow::Error {
 /// `CAP_SYS_PTRACE` of linux/capability.h.
 const CAP_SYS_PTRACE: u32 = 19;
 
-/// The reason for a refusal and its fix, from the value of ptrace_scope, from whether this process has CAP_SYS_PTRACE and
-/// from the `Seccomp` field of its status.
+/// The reason for a refusal and its fix, from the value of ptrace_scope, from whether this process has CAP_SYS_PTRACE
+/// and from the `Seccomp` field of its status.
 fn reason(scope: Option<&str>, has_capability: bool, seccomp: Option<&str>) -> (&'static str, &'static str) {
     match (scope, has_capability) {
         (Some("3"), _) => (

@@ -1,7 +1,8 @@
 //! The threads of another process, as its tracer sees them (ptrace(2)).
 //!
-//! Every function concerns a thread that this process has seized. Children and new threads are not traced, and the end of
-//! the tracer ends no traced process (`PTRACE_O_EXITKILL` is not set): its threads run on as if nobody had traced them.
+//! Every function concerns a thread that this process has seized. Children and new threads are not traced, and the end
+//! of the tracer ends no traced process (`PTRACE_O_EXITKILL` is not set): its threads run on as if nobody had traced
+//! them.
 
 use std::fs::File;
 use std::io;
@@ -117,7 +118,8 @@ pub(super) fn stop_of(tid: i32) -> io::Result<Option<Stop>> {
     }
 }
 
-/// Waits until a thread stops. The error is `TimedOut` if that takes longer than `limit`: a thread in the kernel stops late.
+/// Waits until a thread stops. The error is `TimedOut` if that takes longer than `limit`: a thread in the kernel stops
+/// late.
 pub(super) fn wait_for(tid: i32, limit: Duration) -> io::Result<Stop> {
     let began = Instant::now();
     loop {

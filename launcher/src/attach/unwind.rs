@@ -1,7 +1,7 @@
 //! The functions that a stopped thread of another process is in, from the innermost one to the start of the thread.
 //!
-//! Only what the unwinding information of the loaded objects (`.eh_frame`) states is followed. A frame without it, generated
-//! code for example, makes the whole stack unknown: nothing is guessed.
+//! Only what the unwinding information of the loaded objects (`.eh_frame`) states is followed. A frame without it,
+//! generated code for example, makes the whole stack unknown: nothing is guessed.
 //!
 //! The information is read from the files. The first page of each must be the same in memory.
 
@@ -91,7 +91,8 @@ impl Objects {
         Some((index, object.file.as_ref()?))
     }
 
-    /// The functions that a thread with these registers is in. `None` if that is not known up to the start of the thread.
+    /// The functions that a thread with these registers is in. `None` if that is not known up to the start of the
+    /// thread.
     pub(super) fn frames(&self, memory: &Memory, registers: &Registers) -> Option<Vec<Frame>> {
         let mut context = Box::new(UnwindContext::new());
         let stack = StackReader::new(memory, registers.rsp);

@@ -1,4 +1,5 @@
-//! The command `gpu-memtrace`: executes the `memtrace` beside it, for machines where another `memtrace` comes first on PATH.
+//! The command `gpu-memtrace`: executes the `memtrace` beside it, for machines where another `memtrace` comes first on
+//! PATH.
 //!
 //! It has no runtime of Rust, which would ignore SIGPIPE and open closed standard streams: the command inherits both.
 

@@ -125,7 +125,8 @@ fn export_run(found: &FoundRun, output: &Path, rules: Option<&CustomRules>) -> a
     export_ranks(&rows?, &found.name, output)
 }
 
-/// Writes the tables of one process. The name of its file is that of the process, so that workers of a rank are separate.
+/// Writes the tables of one process. The name of its file is that of the process, so that workers of a rank are
+/// separate.
 fn export_process(
     process: &Process,
     name: &str,

@@ -34,8 +34,8 @@ fn page(command: clap::Command) -> anyhow::Result<Vec<u8>> {
     let mut page = Vec::new();
     Man::new(command).section("1").manual("memtrace").render(&mut page).context("cannot render the manual page")?;
     let page = String::from_utf8(page).context("cannot render the manual page")?;
-    // `\:` lets troff break a line between alternatives. Together they can be longer than a line, and one of them can be
-    // too long for an adjusted line before it.
+    // `\:` lets troff break a line between alternatives. Together they can be longer than a line, and one of them can
+    // be too long for an adjusted line before it.
     Ok(page.replace(r"\fR|\fB", r"\fR|\:\fB").replace(".SH SYNOPSIS\n", ".SH SYNOPSIS\n.ad l\n").into_bytes())
 }
 

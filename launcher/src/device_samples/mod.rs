@@ -1,8 +1,8 @@
 //! Samples the memory of the machine's GPUs through NVML while a run lasts, about once a second.
 //!
-//! NVML knows how much each process uses. The samples go to `nvml.jsonl` in the run folder. The analysis separates other
-//! processes with them. The sampling thread creates no CUDA context, and neither the command nor the launcher waits for
-//! it, because a driver may answer late or never.
+//! NVML knows how much each process uses. The samples go to `nvml.jsonl` in the run folder. The analysis separates
+//! other processes with them. The sampling thread creates no CUDA context, and neither the command nor the launcher
+//! waits for it, because a driver may answer late or never.
 
 mod nvml;
 mod samples_file;
@@ -80,8 +80,8 @@ fn library() -> Option<Option<PathBuf>> {
     (named.is_some() || gpu::has_driver()).then_some(named)
 }
 
-/// The bytes that are in use on each device now, by its PCI address, without what the driver has reserved. Empty if NVML does
-/// not answer soon.
+/// The bytes that are in use on each device now, by its PCI address, without what the driver has reserved. Empty if
+/// NVML does not answer soon.
 ///
 /// Another process asks NVML: this one must not have a second thread before it has changed its environment.
 pub(crate) fn used_now() -> Vec<(String, u64)> {

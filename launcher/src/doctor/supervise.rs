@@ -97,8 +97,8 @@ pub(super) fn run(
     if to_stderr {
         memtrace.stdout(Stream::Stderr.as_fd().try_clone_to_owned()?);
     }
-    // SAFETY: the closure makes only async-signal-safe calls, as `pre_exec` requires between fork and exec: rustix makes
-    // the system calls itself. Standard input is open, because Rust's runtime opens it.
+    // SAFETY: the closure makes only async-signal-safe calls, as `pre_exec` requires between fork and exec: rustix
+    // makes the system calls itself. Standard input is open, because Rust's runtime opens it.
     unsafe {
         memtrace.pre_exec(move || {
             let _ = setpgid(None, None);

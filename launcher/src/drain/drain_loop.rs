@@ -47,7 +47,8 @@ const MAX_ACCEPTS_PER_PASS: usize = 16;
 const MAX_PROCESSES: usize = 4096;
 /// How long processes may outlive the command before their recording is closed.
 const GRACE_PERIOD: Duration = Duration::from_millis(500);
-/// How long a process that memtrace has attached to may take to end its recording. It usually takes a fraction of a second.
+/// How long a process that memtrace has attached to may take to end its recording. It usually takes a fraction of a
+/// second.
 const DETACH_PERIOD: Duration = Duration::from_secs(5);
 /// How long the final reads may take after [`GRACE_PERIOD`], over all processes that still run.
 const FINAL_READ_TIMEOUT: Duration = Duration::from_secs(5);
@@ -89,8 +90,8 @@ impl Drained {
 impl Drain {
     /// Starts the drain thread and the writer thread. `listener` accepts the connections of traced processes.
     ///
-    /// With `figures`, the current figures of each process are kept there. With `kept`, the traces are rotated. Fails when a descriptor or a thread cannot be
-    /// created.
+    /// With `figures`, the current figures of each process are kept there. With `kept`, the traces are rotated. Fails
+    /// when a descriptor or a thread cannot be created.
     pub(crate) fn start(
         listener: UnixListener,
         folder: Arc<RunFolder>,

@@ -8,7 +8,8 @@ use super::writer::FileProgress;
 
 /// The longest time an event waits in memory before it is flushed to the file.
 const FLUSH_INTERVAL: Duration = Duration::from_millis(250);
-/// The shortest interval between two flushes that the traced process requests. It bounds how much of the file they take.
+/// The shortest interval between two flushes that the traced process requests. It bounds how much of the file they
+/// take.
 const REQUESTED_FLUSH_INTERVAL: Duration = Duration::from_millis(5);
 /// The interval between clock points while the process records events.
 const CLOCK_INTERVAL: Duration = Duration::from_secs(1);
@@ -74,8 +75,8 @@ impl Flushes {
         self.last_inquiry = number;
     }
 
-    /// Reports a complete pass over the rings. Before it, `requested` was the newest request of the process. `end` is the
-    /// number after the last event that the pass has found.
+    /// Reports a complete pass over the rings. Before it, `requested` was the newest request of the process. `end` is
+    /// the number after the last event that the pass has found.
     pub(super) fn pass_completed(&mut self, requested: u64, end: u64) {
         self.of_process.taken(requested, end);
         self.of_inquiries.taken(self.last_inquiry, end);
@@ -105,7 +106,8 @@ impl Flushes {
     }
 }
 
-/// The flushes that the traced process, or inquiries, have requested. One is served at a time: the newest request includes earlier ones.
+/// The flushes that the traced process, or inquiries, have requested. One is served at a time: the newest request
+/// includes earlier ones.
 #[derive(Default, Debug)]
 struct FlushRequests {
     /// The number of the last request whose events were taken from the rings.

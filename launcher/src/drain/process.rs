@@ -75,8 +75,8 @@ pub(super) struct Started {
 impl Process {
     /// Starts to record this process into a new file.
     ///
-    /// `now` is the awake time of the drain loop. `key` and `file` identify the trace file to the writer. With `figures`, the
-    /// current figures of the process are kept there.
+    /// `now` is the awake time of the drain loop. `key` and `file` identify the trace file to the writer. With
+    /// `figures`, the current figures of the process are kept there.
     pub(super) fn start(
         started: Started,
         (key, file): (FileKey, String),
@@ -211,7 +211,8 @@ impl Process {
         let header = self.segment.header();
         if header.is_attached.load(Ordering::Relaxed) != 0 {
             header.detach_requested.store(1, Ordering::Release);
-            // SAFETY: the word is in the segment, which is mapped. The process waits for the same word of the shared file.
+            // SAFETY: the word is in the segment, which is mapped. The process waits for the same word of the shared
+            // file.
             unsafe {
                 let word = header.detach_requested.as_ptr();
                 libc::syscall(libc::SYS_futex, word, libc::FUTEX_WAKE, i32::MAX, 0usize, 0usize, 0);

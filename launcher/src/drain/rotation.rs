@@ -26,13 +26,13 @@ use super::truncated::TraceFile;
 use crate::message;
 use crate::option_values::Kept;
 
-/// The thread copies until so few bytes are left for the writer thread. At a million events a second, the trace grows by
-/// this much in a fraction of a second.
+/// The thread copies until so few bytes are left for the writer thread. At a million events a second, the trace grows
+/// by this much in a fraction of a second.
 const REST: u64 = 1 << 20;
 /// How often the thread copies at most. The trace may grow as fast as it copies.
 const MAX_COPIES: u32 = 16;
-/// The new trace leaves this much space on the disk, in bytes: the old one grows meanwhile, and other programs write there.
-/// Of a small trace, an eighth of its length.
+/// The new trace leaves this much space on the disk, in bytes: the old one grows meanwhile, and other programs write
+/// there. Of a small trace, an eighth of its length.
 const SPARE_SPACE: u64 = 64 << 20;
 /// The minimum of it.
 const MIN_SPARE_SPACE: u64 = 1 << 20;
@@ -213,8 +213,8 @@ impl Rotator {
         self.running.as_ref().filter(|running| running.thread.is_finished()).map(|running| running.file)
     }
 
-    /// Lets `writer` go on in the new trace, which is complete. Returns how many events it lacks, and when it is rotated
-    /// next. `None` if the old trace stays.
+    /// Lets `writer` go on in the new trace, which is complete. Returns how many events it lacks, and when it is
+    /// rotated next. `None` if the old trace stays.
     pub(super) fn switch(&mut self, writer: &mut Writer<TraceFile>) -> Option<(u64, Due)> {
         let running = self.running.take()?;
         let new = running.thread.join().unwrap_or_else(|_| Err(anyhow::anyhow!("the thread panicked")));

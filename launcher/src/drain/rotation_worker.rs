@@ -1,5 +1,5 @@
-//! The process that writes a rotated trace: this program once more, under another name. It reads what the traced process
-//! has sent, so its memory is bounded, and its end does not end the launcher.
+//! The process that writes a rotated trace: this program once more, under another name. It reads what the traced
+//! process has sent, so its memory is bounded, and its end does not end the launcher.
 //!
 //! The old trace is its stdin, the new one its stdout, and the run folder its working directory: it reads the file
 //! beside the old trace there, and writes that of the new trace under another name. It writes two numbers to stderr, or

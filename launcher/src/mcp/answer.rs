@@ -197,8 +197,8 @@ pub(crate) fn fit<T: Serialize>(
     Err(ToolError::new("the answer is too large", format!("select a rank or a device, or run: {everything}")))
 }
 
-/// The same JSON with printable texts. Names and output come from the recorded program, and a client shows what they are
-/// without JSON's escapes.
+/// The same JSON with printable texts. Names and output come from the recorded program, and a client shows what they
+/// are without JSON's escapes.
 fn with_printable_texts(json: &str) -> serde_json::Result<String> {
     let (mut out, mut rest) = (String::with_capacity(json.len()), json);
     while let Some(start) = rest.find('"') {

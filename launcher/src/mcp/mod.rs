@@ -1,7 +1,7 @@
 //! The server of `memtrace mcp`: the Model Context Protocol on stdin and stdout. Only with the feature `mcp`.
 //!
-//! Its modules, each using those before it. Of the rest of the launcher they use the module `supervisor`, which runs the
-//! commands of the tools.
+//! Its modules, each using those before it. Of the rest of the launcher they use the module `supervisor`, which runs
+//! the commands of the tools.
 //! - `tool_error`: errors that the agent reads, with help.
 //! - `answer`: answers of bounded size that report what they leave out.
 //! - `command`: runs the `memtrace` binary.

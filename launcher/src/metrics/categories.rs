@@ -1,5 +1,5 @@
-//! Asks the process that finds out the memory by category ([`super::category_worker`]) every few seconds, from a thread of
-//! its own.
+//! Asks the process that finds out the memory by category ([`super::category_worker`]) every few seconds, from a thread
+//! of its own.
 //!
 //! The process reads what traced processes have sent, so its answers are not trusted: their length and the series are
 //! bounded. If it ends or gives a wrong answer, the metric ends.
@@ -21,7 +21,8 @@ use super::figures::{ByCategory, Figures};
 use crate::epoll::EventFd;
 use crate::message;
 
-/// The maximum number of traces that are followed. A request for so many fits into a pipe, so writing it does not block.
+/// The maximum number of traces that are followed. A request for so many fits into a pipe, so writing it does not
+/// block.
 const MAX_TRACES: usize = 256;
 /// The maximum number of devices of a process.
 const MAX_DEVICES: usize = 64;

@@ -1,5 +1,5 @@
-//! The process that finds out the memory by category: this program once more, under another name. It reads what the traced
-//! processes have sent, so its memory is bounded, and its end does not end the launcher.
+//! The process that finds out the memory by category: this program once more, under another name. It reads what the
+//! traced processes have sent, so its memory is bounded, and its end does not end the launcher.
 //!
 //! Each line of its stdin lists traces. It follows these, and answers on stdout with a line for each trace that has new
 //! figures, and with a last line. It ends with its stdin.
@@ -29,8 +29,8 @@ const LONG_ANALYSIS_PAUSE: Duration = Duration::from_secs(15);
 /// How many times the processor time of the last analysis this pause takes, for each trace;
 /// twice as many if the program has run no new code.
 const ANALYSIS_PAUSE_FACTOR: u32 = 200;
-/// The pause between two readings of the new events, and how many times the processor time of the last one it takes. New
-/// events cost no less if they are read later, so the pause has a maximum.
+/// The pause between two readings of the new events, and how many times the processor time of the last one it takes.
+/// New events cost no less if they are read later, so the pause has a maximum.
 const MIN_PAUSE: Duration = Duration::from_secs(5);
 const MAX_PAUSE: Duration = Duration::from_secs(60);
 const PAUSE_FACTOR: u32 = 100;

@@ -1,8 +1,8 @@
 //! `memtrace run --metrics ADDR` and `--otlp URL`: figures of the processes that are being recorded, for Prometheus and
 //! OpenTelemetry.
 //!
-//! The drain thread replays the events of each process before it hands them on ([`figures`]). A server answers each scrape
-//! from there ([`server`]), in the format that the scraper accepts ([`exposition`]). A push
+//! The drain thread replays the events of each process before it hands them on ([`figures`]). A server answers each
+//! scrape from there ([`server`]), in the format that the scraper accepts ([`exposition`]). A push
 //! sends them to a collector ([`push`]).
 //!
 //! The memory by category needs an analysis of the trace. A process of its own follows the traces

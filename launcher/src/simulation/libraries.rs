@@ -1,5 +1,5 @@
-//! The simulated libraries for the Python environment of a command. The name of their folder says from what they were made,
-//! so an environment that changes, and another build of memtrace, has others.
+//! The simulated libraries for the Python environment of a command. The name of their folder says from what they were
+//! made, so an environment that changes, and another build of memtrace, has others.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
@@ -91,8 +91,8 @@ fn make(torch: Option<&PyTorch>) -> anyhow::Result<Vec<(String, Vec<u8>)>> {
     libraries_of(&cores, &imports)
 }
 
-/// A hash of what the libraries are made from: this memtrace, PyTorch, and the folders of packages. Installing a package
-/// changes the modification time of its folder.
+/// A hash of what the libraries are made from: this memtrace, PyTorch, and the folders of packages. Installing a
+/// package changes the modification time of its folder.
 fn state_of(torch: Option<&PyTorch>) -> u64 {
     let of_torch = |torch: &PyTorch| {
         let own = ["lib", "version.py"].map(|name| torch.folder.join(name));
@@ -110,8 +110,8 @@ fn state_of(torch: Option<&PyTorch>) -> u64 {
     fnv1a(&state)
 }
 
-/// The sonames of the libraries in a folder, if all files are there, are what was written, and only this user can change
-/// them.
+/// The sonames of the libraries in a folder, if all files are there, are what was written, and only this user can
+/// change them.
 fn intact(folder: &PrivateFolder) -> Option<Vec<String>> {
     let text = String::from_utf8(folder.read(LIST, MAX_LIST).ok()?).ok()?;
     let mut sonames = Vec::new();

@@ -1,9 +1,9 @@
 //! Runs a command over the simulated CUDA instead of a GPU: `memtrace dry-run`.
 //!
 //! The simulated libraries are made for the PyTorch of the command (`simcuda-build`) and preloaded. Their sonames are
-//! those of NVIDIA's libraries, so the dynamic linker takes them for what PyTorch needs, and nothing is installed. Python
-//! modules stand in for the values that kernels would have computed (`values`). What compilers make during a dry run stays
-//! in a folder of the run, which is removed when the run ends.
+//! those of NVIDIA's libraries, so the dynamic linker takes them for what PyTorch needs, and nothing is installed.
+//! Python modules stand in for the values that kernels would have computed (`values`). What compilers make during a dry
+//! run stays in a folder of the run, which is removed when the run ends.
 
 mod gpus;
 mod libraries;
@@ -100,17 +100,17 @@ impl Simulation {
             ("SIMCUDA_ESTIMATES", workspaces.join("%p").into_os_string()),
             // Triton looks for the driver's file with ldconfig, which knows no preloaded library.
             ("TRITON_LIBCUDA_PATH", libraries.folder.into_os_string()),
-            // After a minute without a compilation inductor stops its workers, and forks new ones for the next one. A worker
-            // that is forked while the thread that ends the old ones holds a lock never starts, and the program waits for it
-            // at its exit. On a machine that computes slowly, a minute passes within a compilation.
+            // After a minute without a compilation inductor stops its workers, and forks new ones for the next one. A
+            // worker that is forked while the thread that ends the old ones holds a lock never starts, and the program
+            // waits for it at its exit. On a machine that computes slowly, a minute passes within a compilation.
             ("TORCHINDUCTOR_QUIESCE_ASYNC_COMPILE_POOL", "0".into()),
         ];
         let caches = CACHE_VARIABLES.map(|name| (name, scratch.join(name.to_lowercase()).into_os_string()));
         Ok(settings.into_iter().chain(caches).chain(values).map(|(name, value)| (name.into(), value)).collect())
     }
 
-    /// Reads what the processes have written, and removes what was only needed during the run. `has_failed`: whether the
-    /// command ended with another status than 0. This process must have no other threads.
+    /// Reads what the processes have written, and removes what was only needed during the run. `has_failed`: whether
+    /// the command ended with another status than 0. This process must have no other threads.
     pub(crate) fn finish(run_folder: &RunFolder, has_failed: bool) -> Finished {
         let finished = sandbox::call(END_TIME, || written::read(run_folder, has_failed));
         let mut finished = finished.unwrap_or_else(|e| {
@@ -129,8 +129,8 @@ impl Simulation {
     }
 }
 
-/// Removes the folder of the files that were only needed during the run. Changes the working folder, so only a worker may
-/// call it.
+/// Removes the folder of the files that were only needed during the run. Changes the working folder, so only a worker
+/// may call it.
 fn remove_scratch(run_folder: &RunFolder) -> io::Result<()> {
     // The path of the run folder may lead to another one by now.
     rustix::process::fchdir(run_folder.descriptor())?;

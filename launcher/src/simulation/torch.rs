@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use crate::bounded_read::read_until;
 use crate::preflight;
 
-/// Prints the folder of PyTorch without importing it, and the folders of installed packages, each with a NUL behind it. A NUL
-/// comes first, because modules that Python imports when it starts can print too.
+/// Prints the folder of PyTorch without importing it, and the folders of installed packages, each with a NUL behind it.
+/// A NUL comes first, because modules that Python imports when it starts can print too.
 const PROGRAM: &str = "import importlib.util as u, sys; s = u.find_spec('torch'); \
     p = [f for f in sys.path if f.endswith(('site-packages', 'dist-packages'))]; \
     print('', *(list(s.submodule_search_locations or [''])[:1] if s else ['']), *p, sep='\\0', end='\\0')";

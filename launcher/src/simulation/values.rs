@@ -11,9 +11,11 @@ use memtrace_trace::named;
 
 /// The name under which `simcuda/exceptions.py` writes a call of `sys.exit` with the status of a failure.
 pub(super) const EXIT: &str = "SystemExit";
-/// The folder where processes write the exception that ended them, in that of files that are only needed during the run.
+/// The folder where processes write the exception that ended them, in that of files that are only needed during the
+/// run.
 pub(super) const EXCEPTIONS: &str = "exceptions";
-/// The folder of the modules, in that of the simulated libraries. Reports take what is below such a folder for a library.
+/// The folder of the modules, in that of the simulated libraries. Reports take what is below such a folder for a
+/// library.
 pub(super) const FOLDER: &str = "site-packages";
 /// The path in that folder and the text of each module.
 pub(super) const MODULES: [(&str, &str); 6] = [

@@ -1,8 +1,8 @@
 //! Reads what the processes of a dry run have written into the folder of its files.
 //!
-//! The user's program can leave anything there: a pipe without a writer, a link to a device, files without a bound. So only
-//! regular files of this user are read, never through links, up to a size and a number. This happens in a sandboxed worker
-//! ([`crate::sandbox`]), and what is left out is reported.
+//! The user's program can leave anything there: a pipe without a writer, a link to a device, files without a bound. So
+//! only regular files of this user are read, never through links, up to a size and a number. This happens in a
+//! sandboxed worker ([`crate::sandbox`]), and what is left out is reported.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -81,7 +81,8 @@ struct Written {
 }
 
 impl Written {
-    /// Examines the files of a folder in `scratch`. `limit` is the largest size, in bytes. `None` if there is no such folder.
+    /// Examines the files of a folder in `scratch`. `limit` is the largest size, in bytes. `None` if there is no such
+    /// folder.
     fn in_folder(scratch: &RunFolder, name: &str, limit: u64, problems: &mut Vec<String>) -> Option<Written> {
         let path = scratch.path().join(name);
         let folder = match scratch.subfolder(name) {

@@ -12,8 +12,8 @@ pub(crate) struct Member {
     pub(crate) state: ProcessState,
 }
 
-/// A process and all its descendants that use CUDA, in the order of their pids. This process is none of them, whoever has
-/// started it.
+/// A process and all its descendants that use CUDA, in the order of their pids. This process is none of them, whoever
+/// has started it.
 pub(crate) fn members(driver: &dyn CheckpointDriver, root: u32) -> Vec<Member> {
     let (mut tree, mut queue) = (BTreeSet::from([root]), vec![root]);
     while let Some(pid) = queue.pop() {

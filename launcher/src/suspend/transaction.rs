@@ -97,8 +97,8 @@ impl Transaction<'_> {
 /// How long the processes that were resumed may take to be locked again.
 const UNDO_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Suspends the processes, which run. `timeout` limits the wait for their work on the GPU, all of them together. After a
-/// failure all run again, but for [`Failure::left`].
+/// Suspends the processes, which run. `timeout` limits the wait for their work on the GPU, all of them together. After
+/// a failure all run again, but for [`Failure::left`].
 pub(crate) fn suspend(
     driver: &dyn CheckpointDriver,
     pids: &[u32],

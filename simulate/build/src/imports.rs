@@ -1,5 +1,5 @@
-//! Reads which functions an installed PyTorch and other packages import from NVIDIA's libraries, and where PyTorch searches
-//! for them.
+//! Reads which functions an installed PyTorch and other packages import from NVIDIA's libraries, and where PyTorch
+//! searches for them.
 
 use anyhow::{Context, Result, ensure};
 use object::elf::{self, Sym64};
@@ -113,8 +113,8 @@ const WHEELS: &str = "nvidia";
 /// The folders of libraries that a Linux distribution, a container of NVIDIA or CUDA's installer use.
 const SYSTEM_FOLDERS: [&str; 4] = ["/usr/local/cuda/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib"];
 
-/// Whether a soname is one of NVIDIA's libraries, apart from the driver. A package that brings its own copy of a library
-/// gives it another name, such as `libcudart.faf08d9a.so.13`.
+/// Whether a soname is one of NVIDIA's libraries, apart from the driver. A package that brings its own copy of a
+/// library gives it another name, such as `libcudart.faf08d9a.so.13`.
 fn is_nvidia(soname: &str) -> bool {
     let key = key(soname);
     soname.starts_with("lib") && !key.contains('.') && NVIDIA.iter().any(|beginning| key.starts_with(beginning))
@@ -164,8 +164,8 @@ impl Imports {
         Ok(Imports { libraries, install_to, searched, cuda_version: cuda_version(folder)? })
     }
 
-    /// Adds what other packages import, from the shared libraries below some folders of packages. Files that cannot be read
-    /// are left out, as the program may not use them.
+    /// Adds what other packages import, from the shared libraries below some folders of packages. Files that cannot be
+    /// read are left out, as the program may not use them.
     pub fn add_packages(&mut self, folders: &[PathBuf]) {
         let mut found = Found::default();
         for folder in folders {
@@ -185,9 +185,9 @@ impl Imports {
         }
     }
 
-    /// Adds what NVIDIA's own runtime exports, where it is installed: extensions that a program compiles can import others than
-    /// PyTorch does. It stays with the runtime, because PyTorch loads the other libraries too, which call each other by names
-    /// that are not part of their interface.
+    /// Adds what NVIDIA's own runtime exports, where it is installed: extensions that a program compiles can import
+    /// others than PyTorch does. It stays with the runtime, because PyTorch loads the other libraries too, which call
+    /// each other by names that are not part of their interface.
     pub fn add_exports_of_runtime(&mut self) {
         let system = SYSTEM_FOLDERS.map(PathBuf::from);
         for library in self.libraries.iter_mut().filter(|library| library.key() == "cudart") {
@@ -207,8 +207,8 @@ struct Found {
 }
 
 impl Found {
-    /// Adds the imports of a file from those of NVIDIA's libraries that `is_external` selects. Returns whether there are any
-    /// besides those from the driver.
+    /// Adds the imports of a file from those of NVIDIA's libraries that `is_external` selects. Returns whether there
+    /// are any besides those from the driver.
     fn add(&mut self, needs: Needs, is_external: impl Fn(&str) -> bool) -> bool {
         let is_imported = |soname: &&String| (is_nvidia(soname) || *soname == DRIVER) && is_external(soname);
         let sonames: Vec<&String> = needs.sonames.iter().filter(is_imported).collect();
@@ -337,8 +337,8 @@ fn exports(path: &Path, soname: &str) -> Result<Library> {
     Ok(library)
 }
 
-/// The dynamic symbols of a file that `is_selected` selects: the library from which they are imported or "", the version or
-/// "", and the name.
+/// The dynamic symbols of a file that `is_selected` selects: the library from which they are imported or "", the
+/// version or "", and the name.
 fn symbols(
     file: &ElfFile64<'_, Endianness>,
     is_selected: impl Fn(&Sym64<Endianness>) -> bool,

@@ -1,8 +1,8 @@
 //! Makes a library that programs load in the place of one of NVIDIA's, from a core. No compiler is needed.
 //!
-//! The core's file gets a soname, the version definitions that importers ask for, and stubs for functions that it lacks.
-//! Without the version definitions the dynamic linker ends the process. Two segments are added to the file, and the old
-//! tables stay where they are, unused:
+//! The core's file gets a soname, the version definitions that importers ask for, and stubs for functions that it
+//! lacks. Without the version definitions the dynamic linker ends the process. Two segments are added to the file, and
+//! the old tables stay where they are, unused:
 //!
 //! - read and execute: the stubs;
 //! - read and write: the program headers and the tables of the dynamic section, which the dynamic linker relocates.
@@ -38,8 +38,8 @@ const REPLACED_SECTIONS: [u32; 7] = [
     elf::SHT_GNU_VERNEED,
 ];
 
-/// Makes the file of `library` from a core. It exports the core's functions that `is_own` selects. `variables` are 32-bit
-/// variables of the core and their values.
+/// Makes the file of `library` from a core. It exports the core's functions that `is_own` selects. `variables` are
+/// 32-bit variables of the core and their values.
 ///
 /// Fails when the core lacks such a variable or the function for stubs.
 pub(crate) fn make(

@@ -1,8 +1,9 @@
 //! `simcuda-build`: makes the simulated CUDA libraries from the cores that cargo built.
 //!
-//!     simcuda-build plain CORES OUT     libcuda.so.1, libcudart.so.12 and .13, libnvidia-ml.so.1: for programs without PyTorch
+//!     simcuda-build plain CORES OUT           libcuda.so.1, libcudart.so.12 and .13, libnvidia-ml.so.1: for programs
+//!                                             without PyTorch
 //!     simcuda-build torch CORES TORCH [OUT]   every NVIDIA library that the PyTorch in the folder TORCH links, in OUT or
-//!                                       where its run path looks for them; prints that folder
+//!                                             where its run path looks for them; prints that folder
 
 use anyhow::{Context, Result, bail};
 use simcuda_build::{Cores, Imports, libraries_of, plain_libraries};
@@ -42,8 +43,8 @@ fn main() -> Result<()> {
     }
 }
 
-/// Writes the libraries into a folder. Each file is written under a temporary name and then renamed, so a running program
-/// keeps the old one.
+/// Writes the libraries into a folder. Each file is written under a temporary name and then renamed, so a running
+/// program keeps the old one.
 fn write(folder: &Path, libraries: &[(String, Vec<u8>)]) -> Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
     for (soname, content) in libraries {

@@ -122,8 +122,8 @@ unsafe extern "C" fn other_process_name(pid: u32, buffer: *mut c_char, length: u
     let Some(name) = machine.other_process_name(pid) else { return false };
     let kept = name.len().min(length.saturating_sub(1));
     if length > 0 {
-        // SAFETY: the other simulated libraries are the only callers. Their buffer has `length` bytes, and `kept` and the NUL
-        // are at most as many.
+        // SAFETY: the other simulated libraries are the only callers. Their buffer has `length` bytes, and `kept` and
+        // the NUL are at most as many.
         unsafe {
             buffer.copy_from_nonoverlapping(name.as_ptr().cast(), kept);
             buffer.add(kept).write(0);

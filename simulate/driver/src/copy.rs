@@ -8,8 +8,8 @@ use simcuda::backing::{PAGE, round_up, zero_pages};
 use simcuda::error::Result;
 use std::ffi::{c_int, c_uchar, c_uint, c_ushort};
 
-/// Zeros of more than this many bytes are stored by dropping whole pages instead of writing, so that they commit no memory.
-/// Copies of more look for such zeros.
+/// Zeros of more than this many bytes are stored by dropping whole pages instead of writing, so that they commit no
+/// memory. Copies of more look for such zeros.
 const DROP_BYTES: u64 = 64 << 10;
 
 /// Adds one unit of work to the stream. Returns whether the caller must do the work now.
@@ -31,8 +31,8 @@ unsafe fn copy_now(to: u64, from: u64, size: usize) {
     };
     let mut at = from;
     for part in written {
-        // SAFETY: the parts are ordered and inside the range that is valid for `size` bytes, and so is what lies between
-        // them. The two ranges do not overlap.
+        // SAFETY: the parts are ordered and inside the range that is valid for `size` bytes, and so is what lies
+        // between them. The two ranges do not overlap.
         unsafe {
             clear(to + (at - from), part.start - at);
             let length = (part.end - part.start) as usize;
@@ -160,8 +160,8 @@ unsafe fn fill<T: Copy + PartialEq + Default>(to: u64, value: T, count: usize, s
             return unsafe { clear(to, bytes as u64) };
         }
         if size_of::<T>() == 1 {
-            // SAFETY: the caller guarantees that `to` is valid for `count` values. `T` has the size of a byte here, so its
-            // bit pattern is one.
+            // SAFETY: the caller guarantees that `to` is valid for `count` values. `T` has the size of a byte here, so
+            // its bit pattern is one.
             return unsafe {
                 let byte = std::mem::transmute_copy::<T, u8>(&value);
                 std::ptr::write_bytes(to as *mut u8, byte, count);

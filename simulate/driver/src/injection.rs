@@ -34,8 +34,8 @@ pub(crate) fn load() {
     if IS_LOADED.swap(true, Ordering::SeqCst) {
         return;
     }
-    // SAFETY: both names are NUL-terminated strings, and the results are checked for null. By CUDA's contract the library
-    // may be loaded at any time, and its function has this type.
+    // SAFETY: both names are NUL-terminated strings, and the results are checked for null. By CUDA's contract the
+    // library may be loaded at any time, and its function has this type.
     unsafe {
         let library = libc::dlopen(path.as_ptr(), libc::RTLD_NOW);
         if library.is_null() {

@@ -10,7 +10,8 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 /// The size in bytes of each `__device__` variable in a loaded module.
 const GLOBAL_BYTES: u64 = 1 << 20;
 
-/// Loads an image and gives out its handle. `loads_now` if its kernels are loaded onto the current device with eager loading.
+/// Loads an image and gives out its handle. `loads_now` if its kernels are loaded onto the current device with eager
+/// loading.
 ///
 /// # Safety
 /// See [`image_bytes`].

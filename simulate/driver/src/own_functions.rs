@@ -66,8 +66,8 @@ unsafe fn functions(base: usize, dynamic: *const [usize; 2]) -> HashMap<&'static
     if hash == 0 {
         return HashMap::new();
     }
-    // SAFETY: the dynamic linker has made addresses of these entries. The second word of the hash table is the number of
-    // symbols, and the name of each is a NUL-terminated string in the string table.
+    // SAFETY: the dynamic linker has made addresses of these entries. The second word of the hash table is the number
+    // of symbols, and the name of each is a NUL-terminated string in the string table.
     unsafe {
         let count = *(hash as *const u32).add(1) as usize;
         let symbols = std::slice::from_raw_parts(symbols as *const libc::Elf64_Sym, count);

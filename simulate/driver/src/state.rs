@@ -55,8 +55,8 @@ pub(crate) fn machine() -> Locked {
     Locked(machine)
 }
 
-/// The settings that the checkpoint functions need: the folder that processes share, and the capacity of each device. They
-/// are for other processes, so they do not wait for this one.
+/// The settings that the checkpoint functions need: the folder that processes share, and the capacity of each device.
+/// They are for other processes, so they do not wait for this one.
 pub(crate) fn shared_devices() -> Option<(PathBuf, u64)> {
     let machine = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
     Some((machine.config.shared.clone()?, machine.config.memory_bytes))

@@ -1,8 +1,8 @@
 //! cuDNN: handles, versions, and one algorithm for every operation of the old interface, which PyTorch uses for
 //! convolutions only with `TORCH_CUDNN_V8_API_DISABLED=1`.
 //!
-//! `SIMCUDA_CUDNN_WORKSPACE` is the workspace that every convolution requests, in bytes. Without it, convolutions of the
-//! old interface request nothing, and those of the backend interface what was measured.
+//! `SIMCUDA_CUDNN_WORKSPACE` is the workspace that every convolution requests, in bytes. Without it, convolutions of
+//! the old interface request nothing, and those of the backend interface what was measured.
 
 mod algorithm;
 mod backend;

@@ -58,8 +58,8 @@ impl Driver {
     /// Looks the functions up. `None` without a driver.
     fn load() -> Option<Self> {
         type GetProcAddress = unsafe extern "C" fn(*const c_char, Out<*mut c_void>, c_int, u64, Out<c_int>) -> c_int;
-        // SAFETY: both names are NUL-terminated strings, and the results are checked for null. The driver's function of that
-        // name has that type.
+        // SAFETY: both names are NUL-terminated strings, and the results are checked for null. The driver's function of
+        // that name has that type.
         let get_proc_address = unsafe {
             let library = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL);
             let found =
@@ -77,7 +77,8 @@ impl Driver {
         })
     }
 
-    /// The functions, with a context current on this thread: without one, the primary context of device 0. `None` if that fails.
+    /// The functions, with a context current on this thread: without one, the primary context of device 0. `None` if
+    /// that fails.
     fn ready() -> Option<&'static Self> {
         static DRIVER: OnceLock<Option<Driver>> = OnceLock::new();
         let driver = DRIVER.get_or_init(Driver::load).as_ref()?;

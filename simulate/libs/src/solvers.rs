@@ -24,10 +24,11 @@ struct Solver {
 type Create = unsafe extern "C" fn(*mut *mut c_void) -> c_int;
 type Destroy = unsafe extern "C" fn(*mut c_void) -> c_int;
 
-/// Makes a handle of the cuBLAS of this process. `None` if there is no cuBLAS, and an error if that has too little memory.
+/// Makes a handle of the cuBLAS of this process. `None` if there is no cuBLAS, and an error if that has too little
+/// memory.
 fn create_cublas() -> Result<Option<(*mut c_void, Destroy)>, c_int> {
-    // SAFETY: the names are NUL-terminated strings, and the results are checked for null. cuBLAS's functions of these names have
-    // these types.
+    // SAFETY: the names are NUL-terminated strings, and the results are checked for null. cuBLAS's functions of these
+    // names have these types.
     unsafe {
         let open = |name: &CStr| libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD);
         let library = [c"libcublas.so.13", c"libcublas.so.12"].into_iter().map(open).find(|library| !library.is_null());

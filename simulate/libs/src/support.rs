@@ -30,15 +30,16 @@ pub(crate) fn create(out: Out<Box<Handle>>) -> c_int {
     0
 }
 
-/// The simulated driver, or null: that beside this library, if there is one. A process that loads the simulated NVML by its path
-/// needs no other setting.
+/// The simulated driver, or null: that beside this library, if there is one. A process that loads the simulated NVML by
+/// its path needs no other setting.
 fn driver() -> *mut c_void {
     let open = |path: &CStr| {
-        // SAFETY: the path is a NUL-terminated string, and the initializers of the simulated driver can run at any time.
+        // SAFETY: the path is a NUL-terminated string, and the initializers of the simulated driver can run at any
+        // time.
         unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) }
     };
-    // SAFETY: `dladdr` accepts any address, and `found` is valid for writes. The name that it gives is a NUL-terminated string
-    // that lives as long as this library.
+    // SAFETY: `dladdr` accepts any address, and `found` is valid for writes. The name that it gives is a NUL-terminated
+    // string that lives as long as this library.
     let own = unsafe {
         let mut found: libc::Dl_info = std::mem::zeroed();
         let is_known =

@@ -1,5 +1,5 @@
-//! The objects whose kernels the runtime launches: their kernels take device memory at the first launch, or with the context
-//! if modules are loaded eagerly.
+//! The objects whose kernels the runtime launches: their kernels take device memory at the first launch, or with the
+//! context if modules are loaded eagerly.
 
 use crate::driver::Driver;
 use simcuda::library_memory::Kernels;
@@ -13,8 +13,8 @@ static REGISTERED: AtomicU32 = AtomicU32::new(0);
 
 /// The kernels of the object that contains an address.
 fn kernels_at(address: *const c_void) -> Kernels {
-    // SAFETY: `dladdr` accepts any address, and `found` is valid for writes. A name that it gives is a NUL-terminated string
-    // that lives as long as the object, which is being called.
+    // SAFETY: `dladdr` accepts any address, and `found` is valid for writes. A name that it gives is a NUL-terminated
+    // string that lives as long as the object, which is being called.
     let path = unsafe {
         let mut found: libc::Dl_info = std::mem::zeroed();
         let is_known = libc::dladdr(address, &mut found) != 0 && !found.dli_fname.is_null();

@@ -1,14 +1,14 @@
 //! Convolutions: the workspace that cuDNN requests.
 //!
 //! cuDNN's heuristics choose one of many algorithms, and each needs its own workspace: none, copies of tensors in
-//! another layout, or partial sums of a filter's gradient. No rule in the documentation says which one is chosen. 18,100
-//! convolutions, each with its two backward passes, were measured: those of 21 models of torchvision and timm, and random
-//! ones (`simulate/measurements/convolutions.py`). The workspace of a convolution is that of the most similar measured
-//! one, adapted to its sizes. A measured one gets what was measured. A test leaves out one model after another and
-//! states the error for the convolutions of the model that is left out.
+//! another layout, or partial sums of a filter's gradient. No rule in the documentation says which one is chosen.
+//! 18,100 convolutions, each with its two backward passes, were measured: those of 21 models of torchvision and timm,
+//! and random ones (`simulate/measurements/convolutions.py`). The workspace of a convolution is that of the most
+//! similar measured one, adapted to its sizes. A measured one gets what was measured. A test leaves out one model after
+//! another and states the error for the convolutions of the model that is left out.
 //!
-//! A framework that tries algorithms (`torch.backends.cudnn.benchmark`) allocates the largest workspace of those that it
-//! tries. That was measured for 3,635 of the convolutions.
+//! A framework that tries algorithms (`torch.backends.cudnn.benchmark`) allocates the largest workspace of those that
+//! it tries. That was measured for 3,635 of the convolutions.
 
 use super::element_bytes;
 use std::sync::OnceLock;
@@ -70,8 +70,8 @@ pub struct Workspace {
     pub bytes: u64,
     /// Whether this very convolution was measured.
     pub measured: bool,
-    /// The smallest and the largest size in bytes that the [`SIMILAR`] most similar convolutions suggest. For nine of ten
-    /// convolutions of a model that was left out, the measured workspace is in this range (to 2 % of the tensors).
+    /// The smallest and the largest size in bytes that the [`SIMILAR`] most similar convolutions suggest. For nine of
+    /// ten convolutions of a model that was left out, the measured workspace is in this range (to 2 % of the tensors).
     pub range: [u64; 2],
 }
 
@@ -233,8 +233,8 @@ impl Measured {
         tensors.map_or(self.bytes, |tensors| self.adapted_to(tensors))
     }
 
-    /// The largest workspace of the algorithms that PyTorch tries, in proportion to all tensors: the largest are those of
-    /// Fourier transforms.
+    /// The largest workspace of the algorithms that PyTorch tries, in proportion to all tensors: the largest are those
+    /// of Fourier transforms.
     fn benchmarked(&self, tensors: Option<Tensors>) -> u64 {
         let bytes = self.benchmarked_bytes.unwrap_or(0);
         let Some((new, own)) = tensors.zip(self.convolution.tensors()) else { return bytes };
@@ -402,8 +402,8 @@ mod tests {
         }
     }
 
-    /// The measured bytes, the estimate, and the bytes of all tensors, for every 41st convolution of models: its model is
-    /// left out.
+    /// The measured bytes, the estimate, and the bytes of all tensors, for every 41st convolution of models: its model
+    /// is left out.
     fn estimated_without_the_own_model() -> Vec<(u64, Workspace, u64)> {
         let sources = measurements::rows("convolutions");
         let source = |index: usize| sources[index / 3]["source"].as_str().unwrap();

@@ -1,8 +1,8 @@
 //! What cuDNN takes from its caller: the workspaces of operations, and the spaces of recurrent layers.
 //!
 //! cuDNN allocates next to nothing itself. It says how many bytes an operation needs, and PyTorch takes them from its
-//! caching allocator. These sizes are no part of cuDNN's documentation. The models here are derived from measurements on
-//! a GPU with compute capability 9.0 (`simulate/measurements`), and their tests compare them with all of these.
+//! caching allocator. These sizes are no part of cuDNN's documentation. The models here are derived from measurements
+//! on a GPU with compute capability 9.0 (`simulate/measurements`), and their tests compare them with all of these.
 
 pub mod convolution;
 pub mod recurrent;

@@ -1,9 +1,9 @@
 //! Recurrent layers: the layout of the weights, the workspace, and the space that training reserves.
 //!
 //! The weights and the reserved space follow from the definition of the cells. The workspace was measured by asking
-//! cuDNN 9.19 for [`Layers`] and [`Sequences`] of random sizes (`simulate/measurements/recurrent_spaces.py`). The model's error is
-//! below 4 KiB, except for training with several layers in one direction, or with persistent weights. There it is below
-//! 14 % of the workspace (below 1 % in nine of ten rows).
+//! cuDNN 9.19 for [`Layers`] and [`Sequences`] of random sizes (`simulate/measurements/recurrent_spaces.py`). The
+//! model's error is below 4 KiB, except for training with several layers in one direction, or with persistent weights.
+//! There it is below 14 % of the workspace (below 1 % in nine of ten rows).
 
 /// The part of a workspace that cuBLAS takes for one layer in one direction, in bytes.
 const MATRIX_MULTIPLICATION: u64 = 8 << 20;

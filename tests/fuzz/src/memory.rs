@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 /// ([`memtrace_trace::file::budget`]); growing vectors and the results of the analysis take as much again.
 const LIMIT: usize = 512 << 20;
 
-/// The limit in bytes for one allocation. libFuzzer's `-malloc_limit_mb` needs a sanitizer, which these builds do not have.
+/// The limit in bytes for one allocation. libFuzzer's `-malloc_limit_mb` needs a sanitizer, which these builds do not
+/// have.
 const ALLOCATION_LIMIT: usize = 256 << 20;
 
 static LIVE: AtomicUsize = AtomicUsize::new(0);

@@ -1,5 +1,5 @@
-//! The recipes of CONTRIBUTING.md are complete: what exists was added as they say, in the files that they name and in no
-//! other.
+//! The recipes of CONTRIBUTING.md are complete: what exists was added as they say, in the files that they name and in
+//! no other.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -42,8 +42,8 @@ fn files_that_name<'a>(product: &'a [(PathBuf, String)], name: &str) -> impl Ite
     product.iter().filter(move |(_, source)| is_named(source)).map(|(file, _)| file.as_path())
 }
 
-/// Requires that the rules of a folder's list are named in the folder only, apart from the exceptions. `is_known` permits
-/// files of the folder itself to name the rule of another module.
+/// Requires that the rules of a folder's list are named in the folder only, apart from the exceptions. `is_known`
+/// permits files of the folder itself to name the rule of another module.
 fn rules_have_one_file(folder: &str, is_known: bool, exceptions: &[(&str, &str)]) {
     let product = product();
     let list = PathBuf::from(format!("{folder}/list.rs"));

@@ -38,8 +38,8 @@ fn seen(trace: &Reader, source: Source) -> BTreeSet<&'static str> {
     events(trace).iter().filter(|e| e.source == source).filter_map(|e| e.api.symbol()).collect()
 }
 
-/// Parts of the names of driver functions that `driver.c` does not call: those of the per-thread default stream, those of
-/// other tests (`ipc.rs`, `contexts.rs`, CUDA graphs), and those that the simulated CUDA lacks.
+/// Parts of the names of driver functions that `driver.c` does not call: those of the per-thread default stream, those
+/// of other tests (`ipc.rs`, `contexts.rs`, CUDA graphs), and those that the simulated CUDA lacks.
 const ELSEWHERE: [&str; 8] = ["IpcOpen", "IpcGet", "_ptsz", "FatBinary", "FromFile", "Capture", "Graph", "cuCtxCreate"];
 
 /// The symbols of all functions of a layer, except those whose name contains an element of `left_out`.

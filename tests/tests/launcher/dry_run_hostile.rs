@@ -1,5 +1,5 @@
-//! What the program of a dry run leaves for memtrace: pipes, links, files without an end, folders in the place of others. No
-//! PyTorch is needed: the programs are shell scripts.
+//! What the program of a dry run leaves for memtrace: pipes, links, files without an end, folders in the place of
+//! others. No PyTorch is needed: the programs are shell scripts.
 
 use std::io::Read;
 use std::mem::MaybeUninit;

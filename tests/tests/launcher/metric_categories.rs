@@ -19,8 +19,9 @@ fn by_category(samples: &[Value]) -> BTreeMap<String, u64> {
     all.map(|one| (one[1]["category"].as_str().unwrap().to_owned(), one[2].as_f64().unwrap() as u64)).collect()
 }
 
-/// Waits until the categories are those of a training that prints these figures: their sum is what PyTorch has allocated,
-/// and the model's parameters have as many bytes as the program counts. Adam has two tensors for each after a step.
+/// Waits until the categories are those of a training that prints these figures: their sum is what PyTorch has
+/// allocated, and the model's parameters have as many bytes as the program counts. Adam has two tensors for each after
+/// a step.
 #[track_caller]
 fn expect_figures(served: &Served, printed: &str, has_stepped: bool) -> [Vec<Value>; 2] {
     let printed: Value = serde_json::from_str(printed).unwrap();

@@ -1,5 +1,5 @@
-//! `--cycles` shows the objects of reference cycles that held tensors, on pages and as text. The program does not notice
-//! it.
+//! `--cycles` shows the objects of reference cycles that held tensors, on pages and as text. The program does not
+//! notice it.
 
 use memtrace_analysis::passes::Analysis;
 use memtrace_analysis::report::IssueSummary;

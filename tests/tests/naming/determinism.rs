@@ -45,8 +45,8 @@ fn results(run: &Run) -> BTreeSet<String> {
         // the same point.
         let tensors =
             definitions.tensor_names.iter().map(|n| json!([n.seq, format!("{:?}", n.kind), &*n.name, &*n.shape]));
-        // A module's name is written again only for another address. Python's addresses differ between runs, so only the
-        // first time of each name counts.
+        // A module's name is written again only for another address. Python's addresses differ between runs, so only
+        // the first time of each name counts.
         let mut modules = BTreeMap::new();
         for name in &definitions.nn_names {
             modules.entry(format!("{} {}", name.class, name.name)).or_insert(name.seq);
@@ -145,8 +145,9 @@ mod exhaustive {
     #[test]
     fn two_ranks() {
         check(ranks("fsdp"), MANY_RUNS);
-        // When DDP replaces its buckets after the first step, NCCL's watchdog, a thread of PyTorch that wakes up ten times a
-        // second, decides when the old ones are freed (pytorch/pytorch#150398). So the program's own peak differs.
+        // When DDP replaces its buckets after the first step, NCCL's watchdog, a thread of PyTorch that wakes up ten
+        // times a second, decides when the old ones are freed (pytorch/pytorch#150398). So the program's own peak
+        // differs.
         check_equal(ranks("ddp"), MANY_RUNS, names);
     }
 }

@@ -128,8 +128,8 @@ fn leaks_and_kept_graphs_of_a_function() {
     let kept = issue(&process, RuleId::GraphKept);
     let paths: Vec<_> = kept.held_by.iter().map(|holder| &*holder.path).collect();
     assert_eq!(paths[0], "frame main: meter.values[*] (its autograd graph)", "{kept:#?}");
-    // The last scan sees 8 graphs. Each saves the input (0.5 MiB), the results of both ReLUs (4 MiB each), and what `abs`
-    // needs: the input without one of 1024 columns.
+    // The last scan sees 8 graphs. Each saves the input (0.5 MiB), the results of both ReLUs (4 MiB each), and what
+    // `abs` needs: the input without one of 1024 columns.
     assert_eq!((kept.held_by[0].tensors, kept.held_by[0].bytes), (8 * 4, 8 * (9 * MIB - 512)), "{kept:#?}");
     assert!(paths.iter().all(|path| path.ends_with(" (its autograd graph)")), "{paths:?}");
     // Without the option, the issue names it.

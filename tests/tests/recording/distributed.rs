@@ -87,8 +87,8 @@ fn the_rank_that_ran_out_of_memory_is_named() {
     assert_eq!(ooms[1].1.as_deref().unwrap_or_default(), [Value::Null; 0], "{ooms:?}");
 }
 
-/// The table of ranks equals each rank's own statistics, and names the rank, the phase, the line and the processes that are
-/// to blame.
+/// The table of ranks equals each rank's own statistics, and names the rank, the phase, the line and the processes that
+/// are to blame.
 #[test]
 fn uneven_ranks_are_compared() {
     let ranks = run(program("uneven.py", Start::Torchrun, &["--stray"]));

@@ -1,5 +1,5 @@
-//! A job on several hosts: `memtrace report DIR` merges the run folders of all launchers. torchrun runs on two hosts that
-//! are network namespaces with names of their own, and every figure is that of PyTorch in the rank itself.
+//! A job on several hosts: `memtrace report DIR` merges the run folders of all launchers. torchrun runs on two hosts
+//! that are network namespaces with names of their own, and every figure is that of PyTorch in the rank itself.
 
 use std::collections::BTreeMap;
 use std::path::Path;

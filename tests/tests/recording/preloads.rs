@@ -1,5 +1,5 @@
-//! Libraries that replace or limit GPU memory, preloaded before and after memtrace: the program must not notice, and each
-//! byte counts once.
+//! Libraries that replace or limit GPU memory, preloaded before and after memtrace: the program must not notice, and
+//! each byte counts once.
 
 use std::path::Path;
 

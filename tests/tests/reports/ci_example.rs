@@ -1,5 +1,5 @@
-//! Runs the worked examples of docs/how-to/ci.md exactly as they are on the page: the fixture with pytest, and the commands
-//! of the workflow without a GPU.
+//! Runs the worked examples of docs/how-to/ci.md exactly as they are on the page: the fixture with pytest, and the
+//! commands of the workflow without a GPU.
 
 use std::path::Path;
 use std::process::{Command, Output};

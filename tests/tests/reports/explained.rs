@@ -79,8 +79,8 @@ fn is_near(estimated: u64, measured: u64) {
     assert!(estimated.abs_diff(measured) * 50 <= measured, "{estimated} bytes estimated, {measured} measured");
 }
 
-/// A step that an error interrupts is estimated from an earlier step. In [`exhaustive`]: from an earlier iteration, from
-/// equal modules, and from the optimizer's state.
+/// A step that an error interrupts is estimated from an earlier step. In [`exhaustive`]: from an earlier iteration,
+/// from equal modules, and from the optimizer's state.
 #[test]
 fn an_interrupted_step_is_estimated() {
     let (estimate, measured) = estimated_and_measured("second", "800M");
@@ -278,9 +278,9 @@ mod exhaustive {
         measure_peak("step", "fused-step");
     }
 
-    /// Activation checkpointing of equal layers is suggested where a forward ran out of memory. Up to that call, the same
-    /// program with checkpointing needs at most the predicted bytes, and at most one layer less. In the first forward only the
-    /// optimizer shows that the program trains: the report does not suggest `torch.no_grad()`.
+    /// Activation checkpointing of equal layers is suggested where a forward ran out of memory. Up to that call, the
+    /// same program with checkpointing needs at most the predicted bytes, and at most one layer less. In the first
+    /// forward only the optimizer shows that the program trains: the report does not suggest `torch.no_grad()`.
     #[test]
     fn checkpointing_is_suggested_in_the_first_forward() {
         checkpointing_saves(&["large"], "checkpoint-or-no-grad", "of Layer)\"");

@@ -1,5 +1,5 @@
-//! Memory pools of JAX and CuPy, and what XLA writes about compiled programs. Stand-ins for both libraries run here; the
-//! files of XLA are real ones. `scripts/gpu-check` has the real libraries.
+//! Memory pools of JAX and CuPy, and what XLA writes about compiled programs. Stand-ins for both libraries run here;
+//! the files of XLA are real ones. `scripts/gpu-check` has the real libraries.
 
 use memtrace_tests::snapshots::json;
 use memtrace_tests::traced_program::{Run, TracedProgram, root};

@@ -1,5 +1,5 @@
-//! Why memory stays on a device after a program has released what PyTorch can release: a CUDA graph's pool, a communicator,
-//! the context. Compared with the simulated driver and PyTorch's own snapshot.
+//! Why memory stays on a device after a program has released what PyTorch can release: a CUDA graph's pool, a
+//! communicator, the context. Compared with the simulated driver and PyTorch's own snapshot.
 
 use std::process::Command;
 

@@ -10,8 +10,8 @@ use memtrace_tests::traced_program::root;
 /// No announced peak may be further from the measured one, in percent of the measured one.
 const MAXIMUM_ERROR: f64 = 10.0;
 
-/// The outcomes that are not as announced: an error above the maximum, a change that does not lower the peak, or a wrong
-/// answer whether the program fits.
+/// The outcomes that are not as announced: an error above the maximum, a change that does not lower the peak, or a
+/// wrong answer whether the program fits.
 fn wrong(outcomes: &[Outcome]) -> Vec<&Outcome> {
     let too_far = |outcome: &Outcome| outcome.error_percent().is_some_and(|error| error > MAXIMUM_ERROR);
     outcomes.iter().filter(|o| too_far(o) || o.is_useless() || o.is_wrong_about_fit()).collect()

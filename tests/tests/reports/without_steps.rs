@@ -1,5 +1,5 @@
-//! Growth in programs that have neither training steps nor modules: requests of plain functions, simulations. Ranges of a
-//! reinforcement-learning loop.
+//! Growth in programs that have neither training steps nor modules: requests of plain functions, simulations. Ranges of
+//! a reinforcement-learning loop.
 
 use std::collections::BTreeMap;
 use std::process::Command;

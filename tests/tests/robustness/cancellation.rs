@@ -59,7 +59,8 @@ fn a_pending_request_does_not_end_a_thread_inside_its_first_call() {
     for (index, expected) in expected.into_iter().enumerate() {
         let (theirs, ours) = (part(&mut alone).0, part(&mut scenario).0);
         if index == 1 {
-            // Each thread makes a pair before and one after the request. How many it makes in between is not determined.
+            // Each thread makes a pair before and one after the request. How many it makes in between is not
+            // determined.
             assert!(theirs >= 16 && ours >= 16, "{theirs} {ours}");
         } else {
             assert_eq!((theirs, ours), (expected, expected));

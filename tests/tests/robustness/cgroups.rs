@@ -1,6 +1,7 @@
 //! Runs in a memory cgroup, as in a container or a batch job: the launcher shares the limit with the program.
 //!
-//! The oracle is the simulated CUDA's ledger. Without the right to make a cgroup a test says that it has checked nothing.
+//! The oracle is the simulated CUDA's ledger. Without the right to make a cgroup a test says that it has checked
+//! nothing.
 
 use crate::crash_support::*;
 use crate::memory_cgroup::Cgroup;

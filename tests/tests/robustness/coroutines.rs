@@ -1,8 +1,8 @@
 //! Python programs that switch stacks: greenlets and gevent.
 //!
-//! A greenlet copies parts of its native stack away and back, and another one uses the same addresses meanwhile. So what
-//! a thread remembers of its last stack must never stand for the present one. The oracle is the program, which prints its
-//! frames.
+//! A greenlet copies parts of its native stack away and back, and another one uses the same addresses meanwhile. So
+//! what a thread remembers of its last stack must never stand for the present one. The oracle is the program, which
+//! prints its frames.
 
 use crate::hostile_python::assert_same_frames;
 use crate::hostile_support::*;

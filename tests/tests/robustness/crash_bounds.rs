@@ -1,7 +1,7 @@
 //! Upper bounds for the time that a stopped or dead launcher delays a program, and the events that this loses.
 //!
-//! The program measures the time of each of its calls. The bounds here allow for a busy machine; docs/dev/reliability.md
-//! has the measured figures.
+//! The program measures the time of each of its calls. The bounds here allow for a busy machine;
+//! docs/dev/reliability.md has the measured figures.
 
 use std::time::Duration;
 

@@ -159,7 +159,8 @@ fn assert_killed_at_random_times(seeds: u64) {
     let programs = ProgramFolder::new();
     let program = programs.program("crash/life.c", "life", &linked_with("libcudart.so.12"));
     let program = with_simcuda(&[program.as_os_str()]).option("--no-snapshot");
-    // The size of the ledger of a whole run. The last tenth is left out, because it depends on the numbers in the lines.
+    // The size of the ledger of a whole run. The last tenth is left out, because it depends on the numbers in the
+    // lines.
     let ledger_bytes = {
         let mut scenario = Scenario::start(program.clone(), true, None);
         assert_eq!(scenario.line(), "done");

@@ -91,8 +91,8 @@ fn created(umask: &str) -> BTreeMap<PathBuf, u32> {
     modes
 }
 
-/// Only this user can read and change what memtrace creates. The code that the programs of root load is an exception: all
-/// users can read it, because a program may change its user, and only root can change it.
+/// Only this user can read and change what memtrace creates. The code that the programs of root load is an exception:
+/// all users can read it, because a program may change its user, and only root can change it.
 #[track_caller]
 fn assert_private(modes: &BTreeMap<PathBuf, u32>) {
     for (path, mode) in modes {
@@ -116,8 +116,8 @@ fn the_umask_closes_nothing_that_memtrace_needs() {
     }
 }
 
-/// Libraries and modules of a dry run that another user could have changed, or that are not what memtrace wrote, are made
-/// anew and never loaded.
+/// Libraries and modules of a dry run that another user could have changed, or that are not what memtrace wrote, are
+/// made anew and never loaded.
 #[test]
 fn changed_libraries_of_dry_runs_are_not_used() {
     const MARK: &str = "forged";

@@ -382,7 +382,8 @@ mod exhaustive {
         assert!(peak.own < 256 * 1024, "{peak:?} KiB");
     }
 
-    /// A third of the processes finds no descriptor left in the launcher at first, as with the usual hard limit of 1024.
+    /// A third of the processes finds no descriptor left in the launcher at first, as with the usual hard limit of
+    /// 1024.
     #[test]
     fn more_processes_than_the_usual_limit_of_descriptors_are_accounted_for() {
         let (run, peak) =

@@ -1,5 +1,5 @@
-//! Another user of the machine who attacks while memtrace runs: its socket, the folder of the preloaded library, and the
-//! run folder. docs/explanation/safety.md lists the promises; `safety` has the tests without an attack in progress.
+//! Another user of the machine who attacks while memtrace runs: its socket, the folder of the preloaded library, and
+//! the run folder. docs/explanation/safety.md lists the promises; `safety` has the tests without an attack in progress.
 //!
 //! Only root can become another user. Without root privileges a test says that it has checked nothing.
 
@@ -205,8 +205,8 @@ fn a_run_folder_that_another_user_replaces_gets_nothing() {
 }
 
 /// Listens under many names of the kind that launchers of root have, and answers nobody: some queues are full, so that
-/// connecting would wait, other peers are silent, one name is not UTF-8. One peer listens under a name of its own user and
-/// sends a byte from time to time.
+/// connecting would wait, other peers are silent, one name is not UTF-8. One peer listens under a name of its own user
+/// and sends a byte from time to time.
 const LISTEN: &str = r#"
 import os, socket, threading, time
 def listen(name, backlog):

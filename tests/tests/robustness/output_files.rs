@@ -1,5 +1,5 @@
-//! Files that the user named: a disk that is full, or another failure, leaves neither a part of a file under its name nor
-//! anything beside it, and an older file stays.
+//! Files that the user named: a disk that is full, or another failure, leaves neither a part of a file under its name
+//! nor anything beside it, and an older file stays.
 //!
 //! The limit of a file's size (`ulimit -f 0`) fails every write to a file as a full disk does, without root.
 

@@ -1,8 +1,8 @@
-//! Everything that memtrace prints, whatever the names are: a recording, folders, processes and arguments whose names are
-//! control sequences, characters that change the order of text, and commands for CI services.
+//! Everything that memtrace prints, whatever the names are: a recording, folders, processes and arguments whose names
+//! are control sequences, characters that change the order of text, and commands for CI services.
 //!
-//! The commands and options are those of the command line's own definition (`memtrace completions fish` lists all of them,
-//! hidden ones too). A new one fails the test until [`KNOWN`] says how to call it.
+//! The commands and options are those of the command line's own definition (`memtrace completions fish` lists all of
+//! them, hidden ones too). A new one fails the test until [`KNOWN`] says how to call it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -212,7 +212,8 @@ const KNOWN: &[(&str, &[&str])] = &[
     ("help", &["help", "help {hostile}", "--help", "--version", "--{hostile}", "{missing}"]),
 ];
 
-/// The commands whose first call has no name to print. `attach` refuses a process without PyTorch before it names anything.
+/// The commands whose first call has no name to print. `attach` refuses a process without PyTorch before it names
+/// anything.
 const WITHOUT_NAMES: [&str; 5] = ["attach", "mcp", "completions", "memory-in-use", "help"];
 
 /// The words of a command, and its options: whether each has a value.

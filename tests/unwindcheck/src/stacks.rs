@@ -20,8 +20,8 @@ unsafe extern "C" {
     fn _Unwind_GetIP(context: *mut c_void) -> usize;
 }
 
-/// A thread compares its first calls, which take some 10 us each. Later it compares one of [`SAMPLED`], so that a thread
-/// that only takes locks ends in reasonable time.
+/// A thread compares its first calls, which take some 10 us each. Later it compares one of [`SAMPLED`], so that a
+/// thread that only takes locks ends in reasonable time.
 const ALL: u64 = 1_000_000;
 const SAMPLED: u64 = 64;
 
@@ -212,7 +212,8 @@ fn own_code() -> Option<Range<usize>> {
         0
     }
     let mut found: Option<Range<usize>> = None;
-    // SAFETY: `find` has the type that `dl_iterate_phdr` requires and gets the type of `found`, which outlives the call.
+    // SAFETY: `find` has the type that `dl_iterate_phdr` requires and gets the type of `found`, which outlives the
+    // call.
     unsafe { libc::dl_iterate_phdr(Some(find), (&raw mut found).cast()) };
     found
 }

@@ -85,7 +85,8 @@ pub struct Definitions {
     pub packed_state: Option<PackedState>,
 }
 
-/// The state that the analysis keeps of the dropped events, in a rotated trace of version 1.5. The bytes are the analysis's.
+/// The state that the analysis keeps of the dropped events, in a rotated trace of version 1.5. The bytes are the
+/// analysis's.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct PackedState {
     /// The position in the program.
@@ -96,7 +97,8 @@ pub struct PackedState {
 
 /// The maximum number of distinct notices of a trace. A recording has a few dozen.
 const MAX_NOTICES: usize = 4096;
-/// The maximum length of the texts of all notices, in bytes. Reports show them, and a redacted copy searches them for names.
+/// The maximum length of the texts of all notices, in bytes. Reports show them, and a redacted copy searches them for
+/// names.
 const MAX_NOTICE_BYTES: usize = 1 << 20;
 /// Ids are dense except for definitions that were lost. An id must be below twice the number received plus this. A
 /// larger one is damage and must not cause an allocation.
@@ -464,8 +466,8 @@ impl Definitions {
     }
 
     /// Names every native frame. `names` returns the frames for a position, innermost first, each inlined into the
-    /// next. A position without names stays undefined. Returns how many stacks were cut, because their inlined functions
-    /// would make them too deep.
+    /// next. A position without names stays undefined. Returns how many stacks were cut, because their inlined
+    /// functions would make them too deep.
     pub fn name_native_frames(&mut self, budget: &Budget, mut names: impl FnMut(&NativeFrame) -> Vec<Frame>) -> u64 {
         // Inlined functions get new ids. Without free ids, only the innermost function of each position is named.
         let has_free_ids = self.reserve_used_ids(budget);

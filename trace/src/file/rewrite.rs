@@ -1,5 +1,5 @@
-//! Rewrites a trace with other texts: its info and its definitions pass through functions of the caller, everything else
-//! stays as it is, byte for byte.
+//! Rewrites a trace with other texts: its info and its definitions pass through functions of the caller, everything
+//! else stays as it is, byte for byte.
 //!
 //! What cannot be read holds texts that nobody has seen, so it is not copied: damaged ranges become zeros of the same
 //! length, frames and definitions of unknown kinds lose their content. A reader counts the same losses as before.

@@ -24,7 +24,8 @@ const KERNEL_FILE_SYSTEMS: [libc::c_long; 7] = [
     libc::CGROUP2_SUPER_MAGIC,
 ];
 
-/// The bytes of holes in a file that is read at once, at most. Reading a hole takes memory that the file does not store.
+/// The bytes of holes in a file that is read at once, at most. Reading a hole takes memory that the file does not
+/// store.
 const MAX_HOLES: u64 = 1 << 20;
 
 /// Opens the regular file at `path` for reading.
@@ -70,8 +71,8 @@ fn check_kind(metadata: &Metadata) -> io::Result<()> {
     if metadata.is_file() { Ok(()) } else { Err(io::Error::other("is not a regular file")) }
 }
 
-/// The number of bytes that a file stores: its length without the holes of a sparse file, which read as zeros and can be
-/// of any length. Moves the position of the file to its beginning.
+/// The number of bytes that a file stores: its length without the holes of a sparse file, which read as zeros and can
+/// be of any length. Moves the position of the file to its beginning.
 ///
 /// # Errors
 ///

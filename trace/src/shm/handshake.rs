@@ -1,8 +1,8 @@
 //! How a process gets its segment at its first event.
 //!
 //! The launcher listens on an abstract Unix socket whose name contains the session's token. The process connects
-//! and sends [`Hello`]. It receives one byte with the segment's descriptor, then one with that of the run's lock, which is
-//! missing if there is none. Then both close the connection. No descriptor stays open in the traced process.
+//! and sends [`Hello`]. It receives one byte with the segment's descriptor, then one with that of the run's lock, which
+//! is missing if there is none. Then both close the connection. No descriptor stays open in the traced process.
 //!
 //! Both ask the kernel for the other's user id and do not trust a message. The socket's name is no secret, and any
 //! process may bind it once the launcher has ended.

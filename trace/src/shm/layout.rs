@@ -62,8 +62,8 @@ pub struct SegmentHeader {
     pub is_attached: AtomicU32,
     /// One more than the number of events that recreate what existed, 0 before they are all published.
     pub prior_state_end: AtomicU64,
-    /// The launcher sets this to 1, and wakes those that wait for it (futex), to end the recording of a process that it has
-    /// attached to.
+    /// The launcher sets this to 1, and wakes those that wait for it (futex), to end the recording of a process that it
+    /// has attached to.
     pub detach_requested: AtomicU32,
     /// The process sets this to 1 when it writes no more events.
     pub is_detached: AtomicU32,
@@ -97,8 +97,8 @@ impl RingHeader {
 
 /// The number of the first event.
 pub const FIRST_SEQ: u64 = 1;
-/// The number of the first event of a recording that began in a running process. 16 million blocks and segments can exist
-/// before.
+/// The number of the first event of a recording that began in a running process. 16 million blocks and segments can
+/// exist before.
 pub const FIRST_LIVE_SEQ: u64 = 1 << 24;
 
 const fn round_up(value: usize, to: usize) -> usize {

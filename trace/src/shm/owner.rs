@@ -32,8 +32,8 @@ pub fn claim(rings: &[RingHeader], used: &AtomicU32, me: u32, exists: impl Fn(u3
     Some(index)
 }
 
-/// Makes rings unusable, so that nobody claims one from here on. Returns those that threads own which exist: their indices
-/// and owners. `rings[0]` is not changed.
+/// Makes rings unusable, so that nobody claims one from here on. Returns those that threads own which exist: their
+/// indices and owners. `rings[0]` is not changed.
 pub fn seal(rings: &[RingHeader], exists: impl Fn(u32) -> bool) -> Vec<(usize, u32)> {
     let rest = rings.iter().enumerate().skip(1);
     let owned = rest.filter(|(_, ring)| !ring.owner.0.take(NOBODY, &exists));

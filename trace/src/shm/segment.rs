@@ -61,11 +61,11 @@ impl Segment {
         segment.check_header().map(|()| segment)
     }
 
-    /// [`Self::map`], with the slots at the addresses of a segment that was abandoned, and the headers at those of another
-    /// one. The addresses of the slots are given back with an error.
+    /// [`Self::map`], with the slots at the addresses of a segment that was abandoned, and the headers at those of
+    /// another one. The addresses of the slots are given back with an error.
     ///
-    /// A thread that has not yet left the first one may write to a slot of the ring that it had there. So no other thread may
-    /// claim the ring with this index here. No thread may be left that uses the second one.
+    /// A thread that has not yet left the first one may write to a slot of the ring that it had there. So no other
+    /// thread may claim the ring with this index here. No thread may be left that uses the second one.
     pub fn map_over(
         fd: BorrowedFd<'_>,
         slots: SlotAddresses,
@@ -128,13 +128,13 @@ impl Segment {
         result
     }
 
-    /// Replaces the shared memory by memory of this process, which reads as a closed segment whose rings nobody can claim
-    /// any more. All addresses stay valid. Returns them, `None` if the shared memory could not be replaced.
+    /// Replaces the shared memory by memory of this process, which reads as a closed segment whose rings nobody can
+    /// claim any more. All addresses stay valid. Returns them, `None` if the shared memory could not be replaced.
     pub fn abandon(&self) -> Option<(SlotAddresses, HeaderAddresses)> {
         let (protection, flags) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
-        // SAFETY: replaces exactly the mappings of this segment. Their content is only accessed through atomics, for which
-        // every bit pattern is valid. The headers are replaced at once by complete ones.
+        // SAFETY: replaces exactly the mappings of this segment. Their content is only accessed through atomics, for
+        // which every bit pattern is valid. The headers are replaced at once by complete ones.
         unsafe {
             let slots = libc::mmap(self.slots.as_ptr().cast(), SLOTS_SIZE, protection, flags | libc::MAP_FIXED, -1, 0);
             let headers = libc::mmap(std::ptr::null_mut(), SLOTS, protection, flags, -1, 0);

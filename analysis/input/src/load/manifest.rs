@@ -2,8 +2,8 @@
 //! `analysis/schema/run.schema.json` describes it for other programs.
 //!
 //! Every field can be absent, because a run folder can outlive the launcher that was writing it. Readers ignore unknown
-//! fields. Removing or renaming a field raises the version. All times are nanoseconds since the Unix epoch; the start and
-//! the end of the run are also given as text.
+//! fields. Removing or renaming a field raises the version. All times are nanoseconds since the Unix epoch; the start
+//! and the end of the run are also given as text.
 
 use std::io::{self, Write};
 
@@ -474,8 +474,8 @@ impl Manifest {
         self.unrecordable.extend(reports.into_iter().map(UnrecordableProcess::from_report));
     }
 
-    /// Compares the traces in the folder with what the launcher wrote: a program, or whoever has copied the folder, may have
-    /// removed or cut them.
+    /// Compares the traces in the folder with what the launcher wrote: a program, or whoever has copied the folder, may
+    /// have removed or cut them.
     pub fn check_traces(&mut self, folder: &RunFolder) {
         self.changed_traces = self.processes.iter().filter_map(|process| process.changed_trace(folder)).collect();
     }

@@ -91,7 +91,8 @@ impl TraceRecording {
         Ok(())
     }
 
-    /// [`Self::read_kept_state`] of a trace with this name in a folder. The owner of the trace must be that of the file.
+    /// [`Self::read_kept_state`] of a trace with this name in a folder. The owner of the trace must be that of the
+    /// file.
     pub(super) fn read_kept_state_in(
         &mut self,
         folder: Option<&RunFolder>,

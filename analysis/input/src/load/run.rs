@@ -224,8 +224,8 @@ fn problem_of(path: &Path, recording: &TraceRecording) -> Option<Problem> {
     Some(Problem { path: path.to_owned(), text })
 }
 
-/// Symbolizes the native frames of all traces: from the run folder's symbols, else from the objects' own files. Opens no
-/// file if there are no native frames.
+/// Symbolizes the native frames of all traces: from the run folder's symbols, else from the objects' own files. Opens
+/// no file if there are no native frames.
 fn symbolize(
     folder: Option<&RunFolder>,
     manifest: &Manifest,

@@ -6,8 +6,9 @@ use cpp_demangle::{DemangleOptions, ParseOptions, Symbol};
 
 /// The maximum length of a name in bytes. Some PyTorch kernels have several kilobytes of template arguments.
 const MAX_NAME: usize = 16 << 10;
-/// The maximum nesting depth. A deeper name would need too much stack. And the parser tries several readings of each level:
-/// names of 1,200 bytes, made to need depth 160, take minutes. All names of PyTorch's libraries (70,280) need at most 96.
+/// The maximum nesting depth. A deeper name would need too much stack. And the parser tries several readings of each
+/// level: names of 1,200 bytes, made to need depth 160, take minutes. All names of PyTorch's libraries (70,280) need at
+/// most 96.
 const MAX_DEPTH: u32 = 100;
 
 /// The name of a function.

@@ -2,8 +2,8 @@
 //!
 //! The file's content is not trusted. An unreadable part is an error of that part alone. Sizes that the file claims
 //! never decide how much memory is allocated, or how long reading takes: every table entry and every decompressed byte
-//! is charged to a [`Budget`]. A table can lie in a hole of the file, which is as long as the file claims and takes no disk
-//! space.
+//! is charged to a [`Budget`]. A table can lie in a hole of the file, which is as long as the file claims and takes no
+//! disk space.
 
 use std::borrow::Cow;
 use std::io::Read;

@@ -1,10 +1,10 @@
 //! Names native code after the recording: functions (including inlined ones), files and lines of the addresses in a
 //! trace.
 //!
-//! A recording stores an object's build id and an address. This module turns them into frames. [`Symbols::resolve_missing`]
-//! looks up what the run's own `symbols.json` lacks, only in files with the recorded build id. [`Symbols::symbolize`]
-//! puts the result into a trace's definitions, where all other code reads frames. So no pass, report or export deals
-//! with symbols.
+//! A recording stores an object's build id and an address. This module turns them into frames.
+//! [`Symbols::resolve_missing`] looks up what the run's own `symbols.json` lacks, only in files with the recorded build
+//! id. [`Symbols::symbolize`] puts the result into a trace's definitions, where all other code reads frames. So no
+//! pass, report or export deals with symbols.
 //!
 //! Files are mapped one object at a time, and only if frames refer to them. All addresses of an object are looked up
 //! together. Problems with a file are reported and cost at most its names.

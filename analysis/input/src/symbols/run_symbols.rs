@@ -78,9 +78,9 @@ impl Symbols {
         !unresolved.is_empty()
     }
 
-    /// Replaces the native frames of a trace by functions, files and lines. Unknown code is named like `libfoo.so+0x1234`.
-    /// Names can expand to a thousand times the size of the file that they come from. Those beyond the budget are left
-    /// out.
+    /// Replaces the native frames of a trace by functions, files and lines. Unknown code is named like
+    /// `libfoo.so+0x1234`. Names can expand to a thousand times the size of the file that they come from. Those beyond
+    /// the budget are left out.
     pub fn symbolize(&self, definitions: &mut Definitions, budget: &Budget) {
         if definitions.native_frames.is_empty() {
             return;

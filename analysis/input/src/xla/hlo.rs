@@ -184,7 +184,8 @@ fn parse_metadata(text: &str) -> Metadata {
         function: "".into(),
         line: number_field(text, "source_line=").unwrap_or(0),
     });
-    // The operation's name can contain braces, so the number is searched in the whole line if it is not before the first.
+    // The operation's name can contain braces, so the number is searched in the whole line if it is not before the
+    // first.
     let frame = number_field(text.get(..end).unwrap_or(text), "stack_frame_id=");
     Metadata { operation: operation.into(), frame: frame.or_else(|| number_field(text, "stack_frame_id=")), source }
 }

@@ -73,8 +73,8 @@ pub(crate) fn measure<T>(work: impl FnOnce() -> T) -> (T, Cost) {
     (result, cost)
 }
 
-/// The memory that files of this size may take, with what the budget does not count: vectors have up to twice the length
-/// that is charged, and reading needs some buffers.
+/// The memory that files of this size may take, with what the budget does not count: vectors have up to twice the
+/// length that is charged, and reading needs some buffers.
 pub(crate) fn allowed(size: usize) -> usize {
     2 * (MEMORY_FLOOR as usize + size * MEMORY_PER_BYTE as usize) + (64 << 20)
 }

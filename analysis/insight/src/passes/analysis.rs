@@ -295,8 +295,8 @@ impl<'a> Stream<'a> {
 }
 
 impl Analysis {
-    /// The issues of the process, in no particular order. `memory_limit`: the memory that the caching allocator can have on
-    /// a device, in bytes; `None` if it is unknown.
+    /// The issues of the process, in no particular order. `memory_limit`: the memory that the caching allocator can
+    /// have on a device, in bytes; `None` if it is unknown.
     pub fn issues(
         &self,
         inputs: &IssueInputs<'_>,

@@ -7,8 +7,8 @@ use memtrace_trace::ids::{FrameId, StackId};
 
 use crate::rules::is_library;
 
-/// The maximum number of own functions on a stack, and of different stacks of functions. What is called beyond counts for
-/// its caller.
+/// The maximum number of own functions on a stack, and of different stacks of functions. What is called beyond counts
+/// for its caller.
 pub(super) const MAX_DEPTH: usize = 16;
 const MAX_PATHS: usize = 4096;
 
@@ -109,7 +109,8 @@ impl CallTree {
         depth
     }
 
-    /// By number: the stacks of functions. A parent has a smaller number than its child. 0 is the one without functions.
+    /// By number: the stacks of functions. A parent has a smaller number than its child. 0 is the one without
+    /// functions.
     pub(super) fn paths(&self) -> &[Path] {
         &self.paths
     }

@@ -1,9 +1,9 @@
-//! The functions that a program calls again and again: the endpoints of a server, the phases of a reinforcement-learning
-//! loop.
+//! The functions that a program calls again and again: the endpoints of a server, the phases of a
+//! reinforcement-learning loop.
 //!
-//! The outermost functions that are called repeatedly count, so what they call themselves has no row. A function that only
-//! passes each call on to one of several others stands for none: these others do. A function that goes on at an earlier
-//! line is a loop if it calls repeated functions, else it is called again.
+//! The outermost functions that are called repeatedly count, so what they call themselves has no row. A function that
+//! only passes each call on to one of several others stands for none: these others do. A function that goes on at an
+//! earlier line is a loop if it calls repeated functions, else it is called again.
 
 use std::collections::BTreeMap;
 
@@ -20,8 +20,8 @@ const MAX_FUNCTIONS: usize = 64;
 /// A dispatcher calls one function each time, but for one in so many calls, and those allocate most of what it needs.
 const DISPATCHES_ALONE: u64 = 8;
 const DISPATCHED_SHARE: (u64, u64) = (3, 4);
-/// In reinforcement learning, functions alternate that train and that only compute. One is called at most so many times as
-/// often as the other.
+/// In reinforcement learning, functions alternate that train and that only compute. One is called at most so many times
+/// as often as the other.
 const ALTERNATES: u64 = 2;
 
 /// What the calls of one function did.
@@ -156,8 +156,8 @@ mod tests {
     use super::super::phase::Phase;
     use super::*;
 
-    /// The functions of a program that allocates 100 bytes in each of these stacks, written from the outermost function:
-    /// `main:3 search:7`. Each begins with a phase if it is none of a server.
+    /// The functions of a program that allocates 100 bytes in each of these stacks, written from the outermost
+    /// function: `main:3 search:7`. Each begins with a phase if it is none of a server.
     fn functions(events: &[&str], has_ranges: bool) -> Vec<(String, u64, u64)> {
         let mut definitions = Definitions {
             frames: vec![Frame::default()],

@@ -1,10 +1,10 @@
 //! The calls of the program's own functions, as far as its allocations and frees show them, and what a call allocates,
 //! keeps and needs.
 //!
-//! A call begins with the first allocation inside it. It ends where an event of its thread comes from its caller or from
-//! another function. What the caller's line frees as the call returns still belongs to it: the call's local variables.
-//! Two calls in a row from one line, between which nothing is freed or allocated outside them, look like one. The second is
-//! counted if the function goes on at or before the line at which it began.
+//! A call begins with the first allocation inside it. It ends where an event of its thread comes from its caller or
+//! from another function. What the caller's line frees as the call returns still belongs to it: the call's local
+//! variables. Two calls in a row from one line, between which nothing is freed or allocated outside them, look like
+//! one. The second is counted if the function goes on at or before the line at which it began.
 //!
 //! Events of threads without own functions, such as those of the autograd engine, belong to the latest thread that has
 //! some.

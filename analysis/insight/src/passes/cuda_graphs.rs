@@ -1,9 +1,9 @@
 //! What each CUDA graph costs: the blocks and segments that its capture adds to a private pool, and the device memory
 //! that its instantiation takes.
 //!
-//! Events of PyTorch's allocator between the begin and the end of a capture belong to it, if they are of a private pool and
-//! of the capture's thread or stream. Blocks that the capture frees are reused by later captures into the same pool. So
-//! a pool that several graphs share grows less than the sum of what each would take alone.
+//! Events of PyTorch's allocator between the begin and the end of a capture belong to it, if they are of a private pool
+//! and of the capture's thread or stream. Blocks that the capture frees are reused by later captures into the same
+//! pool. So a pool that several graphs share grows less than the sum of what each would take alone.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -136,8 +136,8 @@ impl CudaGraphs {
         &self.pools
     }
 
-    /// Whether the program destroyed all executable graphs of this one, and allocated memory afterwards. What the end of
-    /// the process destroys does not count.
+    /// Whether the program destroyed all executable graphs of this one, and allocated memory afterwards. What the end
+    /// of the process destroys does not count.
     pub fn is_destroyed(&self, graph: &CudaGraph) -> bool {
         graph.destroyed_at != 0 && graph.destroyed_at < self.last_allocation
     }

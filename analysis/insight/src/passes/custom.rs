@@ -365,7 +365,8 @@ mod tests {
     fn modules_are_matched_by_their_path_and_by_the_classes_on_the_way() {
         let blocks = [(2, 2, 7), (2, 1, 7), (3, 3, 7), (1, 0, 2), (3, 0, 3), (1, 0, 7)];
         let of = |module: &str| categories(&format!("{{\"name\": \"x\", \"module\": \"{module}\"}}"), &blocks);
-        // A call, the call of the model itself, a node, a parameter of the module, a state of another module, plain code.
+        // A call, the call of the model itself, a node, a parameter of the module, a state of another module, plain
+        // code.
         assert_eq!(of("attn$"), ["x", "-", "x", "x", "-", "-"]);
         assert_eq!(of("^Attention$"), ["x", "-", "x", "x", "-", "-"]);
         assert_eq!(of("^GPT$"), ["x", "x", "x", "x", "x", "-"]);

@@ -1,7 +1,7 @@
 //! The whole memory of a device: what this process has allocated, and what is in use beyond that.
 //!
-//! The recording has readings of the memory in use on the device. What exceeds this process's allocations at a reading is
-//! memory of the driver (contexts, kernels) and of other processes. Between readings, this part counts as unchanged.
+//! The recording has readings of the memory in use on the device. What exceeds this process's allocations at a reading
+//! is memory of the driver (contexts, kernels) and of other processes. Between readings, this part counts as unchanged.
 
 use std::collections::BTreeMap;
 

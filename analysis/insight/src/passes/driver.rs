@@ -14,7 +14,8 @@ use super::phase::{EventClassification, ProgramPosition};
 use memtrace_input::EventSource;
 use memtrace_replay::{Allocator, BlockId, BlockState, Change, Replay, Usage};
 
-/// Observes every block of a recording. An [`Analysis`](super::Analysis) itself keeps only the blocks that are allocated.
+/// Observes every block of a recording. An [`Analysis`](super::Analysis) itself keeps only the blocks that are
+/// allocated.
 pub trait BlockObserver {
     /// A block was allocated; `usage` includes it.
     #[inline]

@@ -3,14 +3,15 @@
 //! A place is a call stack up to a model's call. The innermost function of it that is named after one of the three
 //! decides. Without such a function, these facts do:
 //!
-//! - Generation: from one call of a module at the place to the next, the sizes of at least two blocks grow by the same number of
-//!   bytes, [`SAME_GROWTH`] times in a row, while the sizes of others stay. This is a cache to which each call adds a
-//!   token.
+//! - Generation: from one call of a module at the place to the next, the sizes of at least two blocks grow by the same
+//!   number of bytes, [`SAME_GROWTH`] times in a row, while the sizes of others stay. This is a cache to which each
+//!   call adds a token.
 //! - Rollouts: several calls of trained modules come before the first backward pass, calls come between later ones, and
 //!   the last calls are followed by more training, or were interrupted. What a training starts with and goes on with is
 //!   its data. An evaluation ends a training, or at least follows its last part.
 //!
-//! A place that computes losses evaluates, and training that begins its steps with a data loader has its data from there.
+//! A place that computes losses evaluates, and training that begins its steps with a data loader has its data from
+//! there.
 //!
 //! A call that each training step makes once, such as a teacher's, is an evaluation here.
 
@@ -333,9 +334,10 @@ mod tests {
         definitions
     }
 
-    /// The uses of the places that `main`, `other` and so on call, of a program of one letter per call. `m`, `o`, `e`, `c`,
-    /// `g` and `t`: calls of the trained model by these functions. `f`: `main` calls a frozen model. `+`: `main` calls a
-    /// model whose cache grows by a token. `=`: `main` calls two layers with such caches at one line. `T`: a training call and its backward pass. `l`: a loss.
+    /// The uses of the places that `main`, `other` and so on call, of a program of one letter per call. `m`, `o`, `e`,
+    /// `c`, `g` and `t`: calls of the trained model by these functions. `f`: `main` calls a frozen model. `+`: `main`
+    /// calls a model whose cache grows by a token. `=`: `main` calls two layers with such caches at one line. `T`: a
+    /// training call and its backward pass. `l`: a loss.
     fn uses(program: &str, has_loaders: bool) -> Vec<ForwardOnlyUse> {
         let place = |caller: usize| StackId(2 * caller as u32 + 2);
         let mut finder = ForwardOnlyFinder::default();

@@ -14,14 +14,14 @@ use memtrace_replay::Usage;
 
 /// The unit of block sizes, in bytes: PyTorch's allocator rounds all sizes to multiples of it.
 const UNIT: u64 = 512;
-/// More blocks than this are kept only if the kept steps have them, and never more than `MOST_BLOCKS`. They take 40 bytes
-/// each.
+/// More blocks than this are kept only if the kept steps have them, and never more than `MOST_BLOCKS`. They take 40
+/// bytes each.
 const MAX_BLOCKS: usize = 100_000;
 const MOST_BLOCKS: usize = 4 * MAX_BLOCKS;
 /// The steps from the start that are kept. An optimizer allocates its state in the first one.
 const FIRST_STEPS: u32 = 2;
-/// The steps at the end that are kept: the running one, and the one before, which shows the rest of a step that an error
-/// interrupts.
+/// The steps at the end that are kept: the running one, and the one before, which shows the rest of a step that an
+/// error interrupts.
 const LATEST_STEPS: usize = 2;
 /// [`BlockLifetime::freed`] of a block that was never freed.
 pub const NEVER: u32 = u32::MAX;

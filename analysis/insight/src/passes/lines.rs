@@ -313,8 +313,8 @@ pub struct Lines {
 }
 
 impl Lines {
-    /// Streams a recording once. `names` are those of its tensors, and `custom` divides what lines allocated into custom
-    /// categories. `scope` selects events and figures. `progress` receives the number of events read so far.
+    /// Streams a recording once. `names` are those of its tensors, and `custom` divides what lines allocated into
+    /// custom categories. `scope` selects events and figures. `progress` receives the number of events read so far.
     pub fn of(
         recording: &dyn Recording,
         trace_index: &TraceIndex,

@@ -55,8 +55,8 @@ pub struct MissingModules {
 }
 
 impl MissingModules {
-    /// `tree`: the memory by module when the request failed. `calls`: the allocated bytes during the calls of this forward
-    /// pass. `context`: the call that made the request. `seq`: the event number of the request.
+    /// `tree`: the memory by module when the request failed. `calls`: the allocated bytes during the calls of this
+    /// forward pass. `context`: the call that made the request. `seq`: the event number of the request.
     pub fn of(
         tree: &ModuleTree,
         definitions: &Definitions,
@@ -210,9 +210,9 @@ fn peak_of(
     Some(running.before + siblings.each.saturating_mul(siblings.missing as u64) + within)
 }
 
-/// Adds the modules with parameters below the module `path` that the program never called. A module list is never called
-/// itself; if some of its modules were called, the others are added. `repeated`: the paths that begin with it are left
-/// out.
+/// Adds the modules with parameters below the module `path` that the program never called. A module list is never
+/// called itself; if some of its modules were called, the others are added. `repeated`: the paths that begin with it
+/// are left out.
 fn add_uncalled<'a>(definitions: &'a Definitions, path: &str, repeated: Option<&str>, uncalled: &mut Vec<&'a NnName>) {
     let is_called = |object: u64| definitions.nn_calls.values().any(|call| call.object == object);
     for child in children(definitions, path).unwrap_or_default() {
@@ -254,9 +254,9 @@ fn has_parameters(definitions: &Definitions, path: &str) -> bool {
     parameters(definitions, path).next().is_some()
 }
 
-/// Whether a module that was called works with the parameters of this one of the same class (tied weights). A root gives a
-/// parameter that two modules share the name of the first. So the called one has no parameters under its own paths, or
-/// another root names the same address for it.
+/// Whether a module that was called works with the parameters of this one of the same class (tied weights). A root
+/// gives a parameter that two modules share the name of the first. So the called one has no parameters under its own
+/// paths, or another root names the same address for it.
 fn shares_parameters(definitions: &Definitions, child: &NnName) -> bool {
     let own: BTreeSet<u64> = parameters(definitions, &child.name).collect();
     let called = definitions.nn_calls.values().filter(|call| call.class == child.class && call.object != child.object);

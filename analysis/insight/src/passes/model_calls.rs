@@ -1,12 +1,12 @@
 //! Which calls of a model compute gradients.
 //!
-//! Code inside a model can switch gradients off (a rotary embedding, a momentum encoder), autocast switches them on to cast
-//! a weight, and a program can evaluate with gradients on. So the mode of one event does not tell whether the program
-//! trains. An outermost call of a module trains if autograd records at some point of it, and if a backward pass runs
-//! through the results of such calls.
+//! Code inside a model can switch gradients off (a rotary embedding, a momentum encoder), autocast switches them on to
+//! cast a weight, and a program can evaluate with gradients on. So the mode of one event does not tell whether the
+//! program trains. An outermost call of a module trains if autograd records at some point of it, and if a backward pass
+//! runs through the results of such calls.
 //!
-//! [`OpenCall`] follows one call as events stream. [`ModelCalls`] has what only later events show. It comes from the first
-//! pass over the recording, which [`super::steps`] makes.
+//! [`OpenCall`] follows one call as events stream. [`ModelCalls`] has what only later events show. It comes from the
+//! first pass over the recording, which [`super::steps`] makes.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -18,8 +18,8 @@ use super::forward_only::{ForwardOnlyCalls, ForwardOnlyFinder};
 use super::stacks::{StackFacts, StackTable};
 use crate::rules::{ForwardOnlyUse, is_loss};
 
-/// The number of calls without a backward pass after which a place in the program does not train. The first forward pass
-/// of a training can end with an error, before its backward pass.
+/// The number of calls without a backward pass after which a place in the program does not train. The first forward
+/// pass of a training can end with an error, before its backward pass.
 const CALLS_WITHOUT_BACKWARD: u32 = 2;
 
 /// The outermost call of a module that a thread is in.
@@ -30,8 +30,8 @@ pub(super) struct OpenCall {
     place: StackId,
     /// Whether autograd has recorded in this call.
     has_gradients: bool,
-    /// The Python stack of the latest allocation, if gradients were on. Without another event of this stack at which they
-    /// are off, autograd records. Such an event shows that autocast cast a weight.
+    /// The Python stack of the latest allocation, if gradients were on. Without another event of this stack at which
+    /// they are off, autograd records. Such an event shows that autocast cast a weight.
     maybe_recorded: Option<StackId>,
 }
 
@@ -274,8 +274,8 @@ impl CallFinder {
         }
     }
 
-    /// Ends the recording. `last_step_end`: `seq` of the end of the last step. `has_loaders`: most steps begin with a call
-    /// of a data loader.
+    /// Ends the recording. `last_step_end`: `seq` of the end of the last step. `has_loaders`: most steps begin with a
+    /// call of a data loader.
     pub(super) fn finish(
         mut self,
         definitions: &Definitions,

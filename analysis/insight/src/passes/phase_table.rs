@@ -1,14 +1,14 @@
 //! What each phase of each step allocated, freed and kept, and its peak.
 //!
-//! A long run has many steps. The first steps, the last steps, the step with the peak and a sample of all steps are kept
-//! row by row. All others count only in the sums.
+//! A long run has many steps. The first steps, the last steps, the step with the peak and a sample of all steps are
+//! kept row by row. All others count only in the sums.
 //!
 //! Some frees are tied to a phase only by their position. These are frees while no Python frame runs, and frees of
 //! older blocks by user code. They are held back until the next allocation. If none follows, the program was ending,
 //! and its teardown does not count for the last step.
 //!
-//! Phases are listed in the order of their first allocations in the step. A phase that only frees is listed where its first
-//! free is: clearing gradients before a forward pass does not move the optimizer's row there.
+//! Phases are listed in the order of their first allocations in the step. A phase that only frees is listed where its
+//! first free is: clearing gradients before a forward pass does not move the optimizer's row there.
 
 use std::collections::VecDeque;
 
@@ -279,7 +279,8 @@ impl PhaseTable {
     }
 
     /// A step after the first that stands for most: it has the phases that most of these steps have, and the median of
-    /// their peaks. A long run is represented by an even sample of its steps. `except`: the step that an error interrupted.
+    /// their peaks. A long run is represented by an even sample of its steps. `except`: the step that an error
+    /// interrupted.
     pub fn typical(&self, except: Option<u32>) -> Option<&StepRows> {
         self.sample.typical(except)
     }

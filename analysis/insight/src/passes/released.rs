@@ -31,7 +31,8 @@ const MAX_POINTS: usize = 32;
 pub enum ReleasePoint {
     /// The end of the ranges of this name (`record_function`, NVTX).
     Range(Box<str>),
-    /// The end of the calls of the Python functions of this name, which may be qualified: `empty_cache`, `Server.sleep`.
+    /// The end of the calls of the Python functions of this name, which may be qualified: `empty_cache`,
+    /// `Server.sleep`.
     Function(Box<str>),
     /// After this line of the files whose paths end so.
     Line(Box<str>, u32),

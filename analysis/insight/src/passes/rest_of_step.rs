@@ -24,7 +24,8 @@ use memtrace_replay::{Allocator, AllocatorSettings, Block, BlockId, BlockState, 
 const MAX_ENTRIES: usize = 1 << 17;
 /// The place of the failed request must follow this many equal requests, or all requests of its step.
 const MIN_EQUAL: usize = 8;
-/// The place in an earlier iteration of the same step must follow this many equal requests, one of them outside the model.
+/// The place in an earlier iteration of the same step must follow this many equal requests, one of them outside the
+/// model.
 const MIN_EQUAL_ITERATION: usize = 2;
 /// The comparison of the requests before two places ends after this many equal ones.
 const MAX_EQUAL: usize = 4096;
@@ -439,7 +440,8 @@ impl InterruptedStep<'_> {
         let (step, _) = self.previous?;
         let middle = self.failed_step();
         let mut earlier = self.requests(0, middle);
-        // Workspaces that an earlier step allocates exist in later ones, and can be as large as what their place allocates.
+        // Workspaces that an earlier step allocates exist in later ones, and can be as large as what their place
+        // allocates.
         let freed: HashSet<u64> = self.entries.iter().filter_map(Entry::freed).collect();
         earlier.retain(|at| {
             self.request_at(*at).is_none_or(|one| freed.contains(&one.seq) || !is_workspace(one.requested))
@@ -447,8 +449,8 @@ impl InterruptedStep<'_> {
         let so_far = self.requests(middle, self.entries.len());
         let places =
             earlier.iter().enumerate().filter(|(_, at)| self.request_at(**at).is_some_and(|r| r.key == failed));
-        // The request comes as often in each step. Without this, the longest run of equal requests can belong to another of
-        // several equal layers, because the first step also allocates workspaces.
+        // The request comes as often in each step. Without this, the longest run of equal requests can belong to
+        // another of several equal layers, because the first step also allocates workspaces.
         let is_failed = |at: &&usize| self.request_at(**at).is_some_and(|one| one.key == failed);
         let before = so_far.iter().filter(is_failed).count();
         let compared = places.take(MAX_PLACES).enumerate().map(|(count, (number, at))| {
@@ -461,9 +463,9 @@ impl InterruptedStep<'_> {
         is_same.then_some(Place { at, end: middle, taken_from: EarlierIteration::Step(step) })
     }
 
-    /// The place in an earlier iteration of the failed step. An iteration calls a model: the failed request is made in the
-    /// same call of a module, and between the two there is a request outside the model. Loops of a model repeat requests
-    /// as well, and so does the loop of an optimizer over its parameters.
+    /// The place in an earlier iteration of the failed step. An iteration calls a model: the failed request is made in
+    /// the same call of a module, and between the two there is a request outside the model. Loops of a model repeat
+    /// requests as well, and so does the loop of an optimizer over its parameters.
     fn place_in_same_step(&self, failed: RequestKey) -> Option<Place> {
         let call = self.failed.context;
         if call.is_none() {

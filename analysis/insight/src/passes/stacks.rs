@@ -80,7 +80,8 @@ impl StackTable {
             Some(same) => same.get(stack.index()).copied().unwrap_or(stack),
             None => stack,
         };
-        // `AccumulateGrad` belongs to a parameter, not to a call. While any graph exists, later calls use the same node.
+        // `AccumulateGrad` belongs to a parameter, not to a call. While any graph exists, later calls use the same
+        // node.
         let of_calls = definitions.contexts.iter().filter(|c| &*c.node != "AccumulateGrad");
         let made_nodes: HashSet<StackId> = of_calls.map(|c| python(c.forward)).collect();
         let mut stacks: Vec<StackFacts> = Vec::with_capacity(definitions.stacks.len());

@@ -1,7 +1,7 @@
 //! The bytes of the batch that each step loads.
 //!
-//! A recording has the sizes of inputs, and no shapes: PyTorch's allocator does not know them. The sizes tell which batch
-//! was larger than others. Only `--holders` reads shapes.
+//! A recording has the sizes of inputs, and no shapes: PyTorch's allocator does not know them. The sizes tell which
+//! batch was larger than others. Only `--holders` reads shapes.
 
 use super::category::{BlockAllocation, Category};
 use super::pass::{BlockAllocated, LifetimeEnded, Pass};

@@ -14,9 +14,9 @@
 //!   earlier if a data loader was called after the backward pass: there.
 //! - Optimizers that step inside a backward pass, parameter by parameter, are one optimizer, whose step ends with that
 //!   backward pass.
-//! - A place that is called for the first time can belong to an optimizer that has stepped elsewhere. Then the optimizer
-//!   has its state already: its first call there keeps no block, although the first call of another place with the same
-//!   class did. If exactly one place qualifies, both places are one optimizer.
+//! - A place that is called for the first time can belong to an optimizer that has stepped elsewhere. Then the
+//!   optimizer has its state already: its first call there keeps no block, although the first call of another place
+//!   with the same class did. If exactly one place qualifies, both places are one optimizer.
 //!
 //! [`super::phase`] decides where the next step begins. The first pass finds the ends of steps if the recording has such
 //! ranges, or if nothing trains. It also finds which calls of models train ([`super::model_calls`]).
@@ -466,8 +466,8 @@ impl StepFinder {
         }
     }
 
-    /// Corrects the current step: what stepped at `site` is an optimizer that has stepped elsewhere. `end_before`: where
-    /// the step ends if the optimizer has stepped in it before.
+    /// Corrects the current step: what stepped at `site` is an optimizer that has stepped elsewhere. `end_before`:
+    /// where the step ends if the optimizer has stepped in it before.
     fn is_known(&mut self, site: Site, optimizer: Site, end_before: Option<u64>) {
         self.current.stepped.retain(|stepped| *stepped != site);
         if !self.current.stepped.contains(&optimizer) {
@@ -485,8 +485,8 @@ impl StepFinder {
         }
     }
 
-    /// Takes the call of an optimizer. Returns where the current step ends if this optimizer has stepped in it; `None` if
-    /// nothing ran between two calls.
+    /// Takes the call of an optimizer. Returns where the current step ends if this optimizer has stepped in it; `None`
+    /// if nothing ran between two calls.
     fn step_called(&mut self, site: Site, seq: u64) -> Option<u64> {
         self.optimizers.calls += 1;
         // The recording does not show a backward pass that is replayed as a CUDA graph. It can show the data loader's
@@ -569,10 +569,10 @@ mod tests {
     use memtrace_trace::file::{Context, Label};
 
     /// Runs a program of one letter per event and returns it with a `|` at each end of a step. `A` to `C`: steps of
-    /// optimizers of one class, called at three places. Each allocates its state in its first step. `P` and `Q`: steps of
-    /// optimizers of this class at two more places, which allocate no state. `z` and `y`: two places that clear
-    /// gradients. `b`: an event of a backward pass. `.`: an allocation of user code. `l`: a call of the data loader. `(`
-    /// and `)`: a step that calls a closure. `h`: a step and clearing gradients inside a backward pass.
+    /// optimizers of one class, called at three places. Each allocates its state in its first step. `P` and `Q`: steps
+    /// of optimizers of this class at two more places, which allocate no state. `z` and `y`: two places that clear
+    /// gradients. `b`: an event of a backward pass. `.`: an allocation of user code. `l`: a call of the data loader.
+    /// `(` and `)`: a step that calls a closure. `h`: a step and clearing gradients inside a backward pass.
     fn steps(program: &str) -> String {
         let names =
             ["Optimizer.step#Adam.step", "Optimizer.zero_grad#Adam.zero_grad", "enumerate(DataLoader)#X.__next__"];

@@ -8,8 +8,8 @@
 //!
 //! Policies with other settings receive the same requests, on a device with as much memory as the allocator had. What
 //! the replay cannot know stays as recorded: the memory of other libraries and processes, and when streams were done
-//! with a block. If an earlier iteration shows the rest of an interrupted step, a setting under which the failed request
-//! fits receives that rest as well.
+//! with a block. If an earlier iteration shows the rest of an interrupted step, a setting under which the failed
+//! request fits receives that rest as well.
 
 use std::collections::{BTreeMap, VecDeque};
 

@@ -1,5 +1,5 @@
-//! The user's own categories (`--categories FILE`): rules of a name and regular expressions. The first rule that matches
-//! a block gives its custom category. `docs/how-to/custom-categories.md` describes the file.
+//! The user's own categories (`--categories FILE`): rules of a name and regular expressions. The first rule that
+//! matches a block gives its custom category. `docs/how-to/custom-categories.md` describes the file.
 //!
 //! An expression is matched in time linear in the text, and its size is bounded, so no file makes an analysis hang.
 

@@ -1,8 +1,9 @@
 //! The ranges that the program names, for the tracks below the timeline: when each began and ended, and each device's
 //! allocated bytes then and at the highest point between.
 //!
-//! A page has at most [`MAX_RANGES`] ranges: the longest. A range is at least as long as those inside it, so no range is
-//! left out whose inner ranges are in the page. Of the rows of ranges, a page has at most [`MAX_TRACKS`], the outermost.
+//! A page has at most [`MAX_RANGES`] ranges: the longest. A range is at least as long as those inside it, so no range
+//! is left out whose inner ranges are in the page. Of the rows of ranges, a page has at most [`MAX_TRACKS`], the
+//! outermost.
 
 use std::collections::HashMap;
 use std::io::Write;

@@ -1,5 +1,5 @@
-//! What the blocks of a page refer to: strings, frames, stacks, allocation sites and tensor names. It grows with distinct
-//! stacks and names, never with events.
+//! What the blocks of a page refer to: strings, frames, stacks, allocation sites and tensor names. It grows with
+//! distinct stacks and names, never with events.
 
 use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -18,8 +18,8 @@ use memtrace_insight::passes::{
 use memtrace_insight::rules::{CustomCategory, CustomRules};
 use memtrace_replay::Names;
 
-/// What distinguishes allocation sites: stack, autograd node, call of the module if that decides, category, phase, custom
-/// category, private pool if the category distinguishes pools.
+/// What distinguishes allocation sites: stack, autograd node, call of the module if that decides, category, phase,
+/// custom category, private pool if the category distinguishes pools.
 type SiteKey = (StackId, ContextId, Option<ContextId>, u8, u8, CustomCategory, u16);
 
 /// The maximum number of source files in a page.

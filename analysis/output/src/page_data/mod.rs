@@ -1,8 +1,8 @@
 //! The data of the HTML report: every block with its lifetime, from which the page draws any view at any point in time.
 //!
 //! The data is written while the recording streams, so memory grows with blocks in use and distinct stacks, not with
-//! events. A recording with few enough events is complete. Of a longer one, the page lists the largest blocks one by one
-//! and adds up the rest at points that [`selection`] chooses. Then all totals are still exact.
+//! events. A recording with few enough events is complete. Of a longer one, the page lists the largest blocks one by
+//! one and adds up the rest at points that [`selection`] chooses. Then all totals are still exact.
 
 mod annotations;
 mod dictionary;
@@ -49,15 +49,16 @@ const CATEGORIES: usize = Category::ALL.len();
 pub struct PageDataOptions<'a> {
     /// Only this device; -1 is the CPU.
     pub device: Option<i16>,
-    /// The maximum number of blocks of each device to list one by one, besides those at the marks and at the end. `None` lists all.
+    /// The maximum number of blocks of each device to list one by one, besides those at the marks and at the end.
+    /// `None` lists all.
     pub max_blocks: Option<u64>,
     /// Events, by `seq`, at which all blocks are listed.
     pub marks: &'a [u64],
     /// Only this part: its first and its last event, by `seq`. Of each device, the data then has the state before the
     /// first event, the events of the part, and the blocks that were allocated during it.
     pub window: Option<(u64, u64)>,
-    /// Modules have the paths that they had at about this event. The blocks of the summary's peak are in the same modules
-    /// as in the summary if this is its `seq`.
+    /// Modules have the paths that they had at about this event. The blocks of the summary's peak are in the same
+    /// modules as in the summary if this is its `seq`.
     pub modules_at: u64,
     /// Whether a frame belongs to an installed package or to Python itself.
     pub is_library: &'a dyn Fn(&Frame) -> bool,
@@ -175,7 +176,8 @@ impl BlockColumns {
     }
 }
 
-/// A value after each of its changes in the part, and before them its value at the last allocation or free before the part.
+/// A value after each of its changes in the part, and before them its value at the last allocation or free before the
+/// part.
 #[derive(Debug)]
 struct Changes {
     part: Part,

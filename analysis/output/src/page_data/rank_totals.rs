@@ -2,7 +2,8 @@
 //!
 //! The sum changes at each allocation and free of any process. If the page has every event, this data is their common
 //! order; the page adds up the totals of its devices. Otherwise it is the sum and its parts at chosen points: the
-//! highest, the lowest and the last of each of [`RANGES`] ranges of events. So each point is exact, and no peak is lost.
+//! highest, the lowest and the last of each of [`RANGES`] ranges of events. So each point is exact, and no peak is
+//! lost.
 //!
 //! Every process is read on a thread of its own, and their events are merged by time. Memory does not grow with events.
 

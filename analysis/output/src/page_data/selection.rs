@@ -1,9 +1,10 @@
-//! Decides, for a recording with too many blocks for a page, which blocks the page lists one by one, and at which points
-//! it has totals.
+//! Decides, for a recording with too many blocks for a page, which blocks the page lists one by one, and at which
+//! points it has totals.
 //!
-//! The page lists all blocks that were allocated at the marks (the peak, errors) and at the end, and the largest others. Of the
-//! smallest size that it lists, it lists the blocks with the longest lifetimes. The other blocks are added up at each point. A point is the highest, the lowest or the last event of a range of events,
-//! so no peak and no end is lost, and each point is a state that existed.
+//! The page lists all blocks that were allocated at the marks (the peak, errors) and at the end, and the largest
+//! others. Of the smallest size that it lists, it lists the blocks with the longest lifetimes. The other blocks are
+//! added up at each point. A point is the highest, the lowest or the last event of a range of events, so no peak and no
+//! end is lost, and each point is a state that existed.
 
 use std::collections::{BTreeMap, HashMap};
 

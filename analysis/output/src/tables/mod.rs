@@ -1,6 +1,6 @@
 //! A run as tables in Parquet files, for DuckDB, Polars, Spark and Ray Data: events, blocks, stacks, phases.
-//! `docs/reference/parquet.md` describes every column. Each row has its run, rank and process, so the files of any number of
-//! ranks form one table.
+//! `docs/reference/parquet.md` describes every column. Each row has its run, rank and process, so the files of any
+//! number of ranks form one table.
 
 mod columns;
 mod partition;
@@ -117,8 +117,8 @@ const STACKS: &Columns = &[
 ];
 
 /// Writes the tables of one process in a window, in the order of [`TABLES`]. `run` is the value of the column `run`,
-/// and `custom_rules` give the blocks their custom categories. `progress` receives the number of events read so far; the
-/// events are read twice.
+/// and `custom_rules` give the blocks their custom categories. `progress` receives the number of events read so far;
+/// the events are read twice.
 ///
 /// # Errors
 ///

@@ -1,7 +1,8 @@
 //! The rows of the table `phases`: what each phase of each step allocated and freed on a device.
 //!
-//! They have the figures of the summary's phases: frees of the program's teardown belong to no phase, and what follows the last
-//! step without a computation is `other` of that step. The summary keeps sums and few steps; these are all steps of a window.
+//! They have the figures of the summary's phases: frees of the program's teardown belong to no phase, and what follows
+//! the last step without a computation is `other` of that step. The summary keeps sums and few steps; these are all
+//! steps of a window.
 
 use std::collections::BTreeMap;
 

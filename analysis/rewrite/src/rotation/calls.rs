@@ -216,8 +216,8 @@ impl Calls {
         }
     }
 
-    /// The calls, in no particular order. Some occur twice. `last`: the number of the last event, where the effect of a released handle
-    /// does not come before the mappings that keep its memory.
+    /// The calls, in no particular order. Some occur twice. `last`: the number of the last event, where the effect of a
+    /// released handle does not come before the mappings that keep its memory.
     pub(super) fn into_events(self, last: u64) -> Vec<Event> {
         let handles = self.handles.into_values().flat_map(|handle| {
             let released = handle.released.filter(|_| handle.references == 0).map(|e| Event { seq: last, ..e });

@@ -1,9 +1,9 @@
 //! Rotation: drops the oldest events of a trace that is still being written (`memtrace run --keep`).
 //!
-//! The new trace begins with the events that later ones need, in their original order and with their original numbers and
-//! times: the allocations of all blocks and of all other memory in use, their mappings, open ranges, CUDA graphs. All have
-//! [`Flags::PREEXISTING`]. A replay of them has the state of the full trace from the first kept event on. Definitions stay,
-//! because the traced process may use any id again. Names, holders and cycles stay with their blocks.
+//! The new trace begins with the events that later ones need, in their original order and with their original numbers
+//! and times: the allocations of all blocks and of all other memory in use, their mappings, open ranges, CUDA graphs.
+//! All have [`Flags::PREEXISTING`]. A replay of them has the state of the full trace from the first kept event on.
+//! Definitions stay, because the traced process may use any id again. Names, holders and cycles stay with their blocks.
 //!
 //! What an analysis derives from the order of events (phases, steps, categories of blocks that steps have kept) is
 //! derived once more from the full trace, for the file beside the new one ([`KeptState`]).
@@ -95,7 +95,8 @@ pub fn rotate<W: Write>(
     state.write(&recording, cut, &trace_index, &analysis, &known, out).map(Some).map_err(cannot_write)
 }
 
-/// Where to cut: where a step ends, if one does soon after the oldest event to keep. `None` if there is nothing to drop.
+/// Where to cut: where a step ends, if one does soon after the oldest event to keep. `None` if there is nothing to
+/// drop.
 fn cut(whole: &Part<'_>, keep: Keep) -> Option<Cut> {
     let blocks = whole.recording.reader().blocks();
     let end = blocks.last()?.end();
@@ -291,8 +292,8 @@ impl StateAtCut {
     }
 }
 
-/// The order of events with the same number: a segment comes before the first block in it. The driver's reading comes when
-/// everything is allocated.
+/// The order of events with the same number: a segment comes before the first block in it. The driver's reading comes
+/// when everything is allocated.
 fn place(e: &Event) -> u8 {
     match (e.source.is_torch(), e.action) {
         (false, Action::DeviceUsage) => 4,

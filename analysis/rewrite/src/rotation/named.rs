@@ -1,5 +1,5 @@
-//! Which definitions a rotated trace keeps: all that events refer to by id, and the names, holders and reference cycles of
-//! blocks in use.
+//! Which definitions a rotated trace keeps: all that events refer to by id, and the names, holders and reference cycles
+//! of blocks in use.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 

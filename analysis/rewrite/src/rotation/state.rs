@@ -103,8 +103,8 @@ fn with_size(e: &Event, block: &Block, source: EventSource) -> Event {
     }
 }
 
-/// Events after `events`, which recreate `replay` but for what PyTorch's allocators remember of blocks that are not in use
-/// any more, and for the totals with which every reader verifies the result. `at`: the last event.
+/// Events after `events`, which recreate `replay` but for what PyTorch's allocators remember of blocks that are not in
+/// use any more, and for the totals with which every reader verifies the result. `at`: the last event.
 pub(super) fn corrections(replay: &Replay, trace_index: &TraceIndex, events: &[Event], at: &Event) -> Vec<Event> {
     let mut recreated = Replay::new(trace_index, None);
     events.iter().for_each(|e| recreated.apply(e, |_, _, _, _| {}));

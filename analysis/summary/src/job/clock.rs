@@ -1,10 +1,10 @@
 //! Compares the clocks of hosts by the steps that they have in common.
 //!
 //! Each run has the wall clock of its host, read once. Two hosts' clocks differ by an unknown offset, usually that of
-//! NTP. If each step of a job waits for all ranks, no host is more than a step ahead. Where a step begins in a program is not
-//! the same on all ranks: it can be before or after the wait. So a step cannot begin on one host after the second next one
-//! has begun on another. Where the clocks say so, they differ by at least that much. More is not known, so the report shifts
-//! no times.
+//! NTP. If each step of a job waits for all ranks, no host is more than a step ahead. Where a step begins in a program
+//! is not the same on all ranks: it can be before or after the wait. So a step cannot begin on one host after the
+//! second next one has begun on another. Where the clocks say so, they differ by at least that much. More is not known,
+//! so the report shifts no times.
 
 use std::collections::BTreeMap;
 

@@ -220,8 +220,9 @@ impl RoleInRun<'_> {
     }
 }
 
-/// Whether a process is the rank's own, in a summary without the launch. Workers inherit the rank as a variable. The launcher names the snapshot of the
-/// rank's own process `rankN.pickle`; without snapshots, it is the process that started the others.
+/// Whether a process is the rank's own, in a summary without the launch. Workers inherit the rank as a variable. The
+/// launcher names the snapshot of the rank's own process `rankN.pickle`; without snapshots, it is the process that
+/// started the others.
 fn owns_its_rank(process: &ProcessSummary, all: &[ProcessSummary]) -> bool {
     let Some(rank) = process.rank else { return false };
     let claimants = || all.iter().filter(|other| other.rank == Some(rank));

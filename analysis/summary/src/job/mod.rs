@@ -1,7 +1,7 @@
 //! One job on many hosts: merges the run folders that its launchers wrote, without a replay of their events.
 //!
-//! The source of truth is the `summary.json` of each run, which its own launcher wrote. A run without one, such as a run
-//! that goes on, is analyzed from its traces. Partitioned Parquet tables have the same rows (`ranks`).
+//! The source of truth is the `summary.json` of each run, which its own launcher wrote. A run without one, such as a
+//! run that goes on, is analyzed from its traces. Partitioned Parquet tables have the same rows (`ranks`).
 
 mod clock;
 mod comparison;

@@ -17,8 +17,9 @@ use crate::summary::schema_text;
 /// - 2.0: the ranks are those of `launch` in `summary.json`, with the same fields.
 pub const JOB_VERSION: &str = "2.1";
 
-/// The ranks of one job, merged from the runs of all its hosts. A field whose name ends in `_bytes` is in bytes. A field
-/// whose name ends in `_ns` is in nanoseconds; points in time count from the Unix epoch, by the clock of their host.
+/// The ranks of one job, merged from the runs of all its hosts. A field whose name ends in `_bytes` is in bytes. A
+/// field whose name ends in `_ns` is in nanoseconds; points in time count from the Unix epoch, by the clock of their
+/// host.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, JsonSchema)]
 pub struct JobReport {
     /// The version of this structure: major.minor. A new major version renames or removes fields.

@@ -51,8 +51,8 @@ pub(super) fn select<'a>(folder: &Path, members: &'a [Member], requested: Option
     }
 }
 
-/// Divides a job that has only the address of its rendezvous. Jobs that follow each other can have the same address, but
-/// the runs of one job overlap in time.
+/// Divides a job that has only the address of its rendezvous. Jobs that follow each other can have the same address,
+/// but the runs of one job overlap in time.
 fn at_one_time<'a>(job: Job<'a>) -> Vec<Job<'a>> {
     if job.id.source != JobIdSource::Rendezvous {
         return vec![job];

@@ -24,7 +24,8 @@ use memtrace_insight::locations::Locations;
 
 /// The maximum number of stacks, and of tensors, in a report.
 const MAX_ROWS: usize = 100;
-/// The least time between two analyses if the program has run new code, and how many times the duration of the last one.
+/// The least time between two analyses if the program has run new code, and how many times the duration of the last
+/// one.
 const MIN_PAUSE: Duration = Duration::from_secs(2);
 const PAUSE_FACTOR: u32 = 20;
 /// The same if it has not.
@@ -377,8 +378,8 @@ impl State {
         known.map_or(device >= 0 || !has_gpu, |known| source > known.source)
     }
 
-    /// The step of the program. The ranges that PyTorch marks show the steps up to the analysis; after it, the optimizer
-    /// steps are counted.
+    /// The step of the program. The ranges that PyTorch marks show the steps up to the analysis; after it, the
+    /// optimizer steps are counted.
     fn step_now(&self) -> Option<u32> {
         let (now, analyzed) = (self.tracker.now(), &self.analyzed);
         let step = now.step?;

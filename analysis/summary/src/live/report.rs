@@ -55,8 +55,8 @@ pub struct LiveProcessReport {
     pub events: u64,
     /// The number of events that could not be read.
     pub lost_events: u64,
-    /// The number of earlier events that rotation has dropped (`memtrace run --keep`), whose effects are kept. Absent if none
-    /// was.
+    /// The number of earlier events that rotation has dropped (`memtrace run --keep`), whose effects are kept. Absent
+    /// if none was.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dropped_events: Option<u64>,
     /// The number of out-of-memory errors so far.
@@ -104,8 +104,8 @@ pub struct LiveDevice {
 /// The growth of allocated memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, JsonSchema)]
 pub struct LiveGrowth {
-    /// The growth in a step: the median slope between the starts of the latest steps. Absent until three steps after the
-    /// first have begun.
+    /// The growth in a step: the median slope between the starts of the latest steps. Absent until three steps after
+    /// the first have begun.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub per_step_bytes: Option<i64>,
     /// The growth in a minute. Without steps it is that of the lowest levels in the later half of the recording. Absent

@@ -4,10 +4,11 @@
 //! - *`AutogradMeta`* holds `grad_`, whose address `TensorImpl::grad()` returns, and after it `grad_fn_`.
 //! - *`Node`* inherits `std::enable_shared_from_this` (until PyTorch 2.14), so its second word is its own address. All
 //!   its edges must lead to such nodes.
-//! - *The size of `Node`* is where `AccumulateGrad`, whose only member is a tensor, holds a tensor that Python knows. All
-//!   nodes of that type must agree.
-//! - *`SavedVariable`* begins with a tensor whose implementation has exactly the vtable that libc10 exports. Null pointers
-//!   and flags follow it. Only members of the node's own class are read, which its constructor has initialized.
+//! - *The size of `Node`* is where `AccumulateGrad`, whose only member is a tensor, holds a tensor that Python knows.
+//!   All nodes of that type must agree.
+//! - *`SavedVariable`* begins with a tensor whose implementation has exactly the vtable that libc10 exports. Null
+//!   pointers and flags follow it. Only members of the node's own class are read, which its constructor has
+//!   initialized.
 //!
 //! Nodes written in Python, lists of saved tensors and saved tensors with hooks are skipped.
 
@@ -123,8 +124,8 @@ impl<'a> Graphs<'a> {
         SavedStorages { found, is_partial }
     }
 
-    /// All nodes, each with the first tensor whose graph it belongs to, and whether some were left out because there are
-    /// too many.
+    /// All nodes, each with the first tensor whose graph it belongs to, and whether some were left out because there
+    /// are too many.
     fn nodes(&self) -> (Vec<GraphNode>, bool) {
         let (mut nodes, mut seen, mut left) = (Vec::new(), Set::default(), MAX_BYTES);
         for start in &self.starts {

@@ -13,7 +13,8 @@
 //!
 //! A search visits references as the garbage collector does (`tp_traverse`), so weak references hold nothing. It begins
 //! with the global variables of `__main__`, then the local variables of all frames, then the other modules. The first
-//! path found is the shortest one of the first of these two groups that reaches the object. Keys of dictionaries come last.
+//! path found is the shortest one of the first of these two groups that reaches the object. Keys of dictionaries come
+//! last.
 
 mod graph;
 mod labels;

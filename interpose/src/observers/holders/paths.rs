@@ -70,8 +70,8 @@ impl TensorReader<'_> {
         Ok(*self.layout)
     }
 
-    /// The storages of all tensors, each with the first node that holds it. Gradients and what autograd graphs save come
-    /// last, because C++ holds them.
+    /// The storages of all tensors, each with the first node that holds it. Gradients and what autograd graphs save
+    /// come last, because C++ holds them.
     fn storages(&mut self, found: &Search, dropped: &mut u64) -> Result<Vec<HeldStorage>, &'static str> {
         let Some(layout) = self.layout(found)? else { return Ok(Vec::new()) };
         let mut graphs = if self.reads_graphs { Graphs::new(self.torch, layout) } else { None };
@@ -173,7 +173,8 @@ fn path_texts(found: &Search, nodes: impl Iterator<Item = u32>, labels: &mut Lab
         let role = roles.get(&parent).copied().unwrap_or(Role::Plain);
         let start = texts.get(&parent).cloned().unwrap_or_else(|| "".into());
         if start.chars().nth(MAX_PATH_CHARS).is_some() {
-            // The rest of a path that will be cut takes no time and no memory: a linked list may have a million elements.
+            // The rest of a path that will be cut takes no time and no memory: a linked list may have a million
+            // elements.
             texts.extend(children.iter().map(|at| (*at, Rc::clone(&start))));
             continue;
         }

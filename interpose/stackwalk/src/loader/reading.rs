@@ -123,8 +123,8 @@ impl Drop for Reading {
     }
 }
 
-/// Waits until the loader does not unmap objects. In that phase no code of the program runs, so it is short. The wait is
-/// bounded, because a signal handler may have interrupted it on this very thread.
+/// Waits until the loader does not unmap objects. In that phase no code of the program runs, so it is short. The wait
+/// is bounded, because a signal handler may have interrupted it on this very thread.
 #[cold]
 fn wait_for_unmapping() {
     let Some(loader) = r_debug() else { return };

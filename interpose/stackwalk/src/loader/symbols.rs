@@ -241,8 +241,8 @@ impl Tables {
     }
 }
 
-/// A `DT_GNU_HASH` table: four words of header, the filter, the buckets and the chains. Bit 0 is set in the last word of
-/// each chain.
+/// A `DT_GNU_HASH` table: four words of header, the filter, the buckets and the chains. Bit 0 is set in the last word
+/// of each chain.
 struct GnuHash {
     buckets: usize,
     /// The index of the first symbol that the table covers. Those before are defined by other objects.
@@ -309,8 +309,8 @@ impl LoadedObject {
         }
     }
 
-    /// Calls `visit` with the address of the slot and the name of each function that this object calls through its table
-    /// of procedures, its own functions included.
+    /// Calls `visit` with the address of the slot and the name of each function that this object calls through its
+    /// table of procedures, its own functions included.
     pub fn for_each_called(&self, reading: &Reading, mut visit: impl FnMut(usize, &[u8])) {
         const DT_PLTRELSZ: i64 = 2;
         const DT_JMPREL: i64 = 23;

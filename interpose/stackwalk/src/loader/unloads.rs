@@ -11,7 +11,8 @@
 //! the thread that was reading does not exist.
 //!
 //! Three cases are not detected: an object that the C library itself unloads (a character set converter), an object
-//! that a `dlopen` which fails had loaded (none of its code has run), and generated code that is replaced by other code.
+//! that a `dlopen` which fails had loaded (none of its code has run), and generated code that is replaced by other
+//! code.
 
 use std::sync::atomic::{
     AtomicU32,
@@ -54,7 +55,8 @@ pub fn begin() {
             // SAFETY: `sched_yield` takes no arguments and has no preconditions.
             unsafe { libc::sched_yield() };
         } else {
-            // Nobody wakes this thread. A futex, because every program with threads uses them: no seccomp filter forbids it.
+            // Nobody wakes this thread. A futex, because every program with threads uses them: no seccomp filter
+            // forbids it.
             wait_while(&READERS, readers, SLEEP_NANOSECONDS);
         }
     }

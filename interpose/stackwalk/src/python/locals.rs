@@ -53,8 +53,8 @@ impl<'a> FrameLocals<'a> {
         matches!(self.code.bytecode, Bytecode::Bytes { .. })
     }
 
-    /// The frames of a thread that run Python code, outermost first. The chain is read with checks: until Python 3.12 it
-    /// begins on the thread's stack, which is gone if the thread was canceled.
+    /// The frames of a thread that run Python code, outermost first. The chain is read with checks: until Python 3.12
+    /// it begins on the thread's stack, which is gone if the thread was canceled.
     /// `thread` is a thread state, and the calling thread holds the GIL.
     pub fn of_thread(&self, thread: usize, memory: &CheckedMemory) -> Vec<usize> {
         let mut frame = self.leaf(thread, memory).unwrap_or(0);

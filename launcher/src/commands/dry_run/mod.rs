@@ -9,7 +9,8 @@ use crate::cli::DryRun;
 use crate::output::Printed;
 use crate::simulation::{Gpu, Simulation};
 
-/// Runs the command, and returns the exit code of [`super::run::run`]. With `--vary` and `--max`, 1 if there is no answer.
+/// Runs the command, and returns the exit code of [`super::run::run`]. With `--vary` and `--max`, 1 if there is no
+/// answer.
 pub(crate) fn dry_run(options: &DryRun) -> u8 {
     if options.list_gpus {
         return super::exit_code(list_gpus());

@@ -1,7 +1,7 @@
 //! Reads what a try led to: the summary in its run folder, and the end of its output.
 //!
-//! The program of the try may have left anything in their place. So only regular files are read, never through links, and up
-//! to a size. This happens in a sandboxed worker ([`crate::sandbox`]).
+//! The program of the try may have left anything in their place. So only regular files are read, never through links,
+//! and up to a size. This happens in a sandboxed worker ([`crate::sandbox`]).
 
 use std::fs::File;
 use std::io;

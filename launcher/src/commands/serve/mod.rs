@@ -1,8 +1,8 @@
-//! `memtrace open --serve`: serves the HTML report of a run to this machine. The page asks for all events and blocks of the
-//! windows into which one zooms.
+//! `memtrace open --serve`: serves the HTML report of a run to this machine. The page asks for all events and blocks of
+//! the windows into which one zooms.
 //!
-//! This process reads no file of the run. A sandboxed worker reads it, writes the page, and answers one window at a time. It
-//! streams the recording for each window, so its memory is bounded as that of an export.
+//! This process reads no file of the run. A sandboxed worker reads it, writes the page, and answers one window at a
+//! time. It streams the recording for each window, so its memory is bounded as that of an export.
 
 mod answers;
 mod query;

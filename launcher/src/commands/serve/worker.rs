@@ -1,4 +1,5 @@
-//! The analysis of a served run, in a sandboxed worker: it writes the page, and then the data of windows, one at a time.
+//! The analysis of a served run, in a sandboxed worker: it writes the page, and then the data of windows, one at a
+//! time.
 //!
 //! Both sides send messages: one byte for the kind, the length, and the content.
 

@@ -56,8 +56,8 @@ impl Format {
     }
 }
 
-/// Writes the file, or with triggers a file for each time that one fires until the recording ends. Returns whether a file
-/// was written.
+/// Writes the file, or with triggers a file for each time that one fires until the recording ends. Returns whether a
+/// file was written.
 ///
 /// Fails if the recording is not running, or if a file cannot be written.
 pub(crate) fn snapshot(options: &Snapshot) -> anyhow::Result<bool> {

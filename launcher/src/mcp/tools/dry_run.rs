@@ -1,4 +1,5 @@
-//! The tool `dry_run`: records a command over a simulated GPU. Only with `--allow-run`, because the command is executed.
+//! The tool `dry_run`: records a command over a simulated GPU. Only with `--allow-run`, because the command is
+//! executed.
 
 use std::path::PathBuf;
 
@@ -26,8 +27,8 @@ pub(crate) struct Arguments {
     /// The time limit in seconds. Default: 600. Then the command gets SIGTERM, and the run up to there is recorded. No
     /// process of the command outlives it.
     timeout_seconds: Option<u64>,
-    /// The run folder, below the working folder of the server. It must be new or empty. Default: named after the program
-    /// and the time.
+    /// The run folder, below the working folder of the server. It must be new or empty. Default: named after the
+    /// program and the time.
     folder: Option<PathBuf>,
 }
 

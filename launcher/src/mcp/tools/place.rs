@@ -48,7 +48,8 @@ pub(super) fn frame_text(frame: &FrameSummary, shape: &Shape) -> String {
     if frame.line == 0 { format!("{file} {name}") } else { format!("{file}:{} {name}", frame.line) }
 }
 
-/// The frame of the program's own code. The location names it first, by the end of its path: `models/gpt.py:88 forward`.
+/// The frame of the program's own code. The location names it first, by the end of its path:
+/// `models/gpt.py:88 forward`.
 fn own_frame(stack: &StackSummary) -> Option<&FrameSummary> {
     let location = match &stack.node {
         Some(node) => stack.location.strip_prefix(node.as_str()).unwrap_or(&stack.location).trim_start_matches(" of "),

@@ -1,8 +1,8 @@
 //! The tool `run`: records a command. Only with `--allow-run`. `dry_run` records through [`record`] too.
 //!
 //! The command runs in a task of its own. It ends with the command, at the time limit, or when nobody waits for it any
-//! more. Then the command gets SIGTERM, so that memtrace writes what it recorded, and later its processes get SIGKILL. None
-//! of its processes outlives it ([`supervisor`]).
+//! more. Then the command gets SIGTERM, so that memtrace writes what it recorded, and later its processes get SIGKILL.
+//! None of its processes outlives it ([`supervisor`]).
 
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, PoisonError};
@@ -41,8 +41,8 @@ pub(crate) struct Arguments {
     /// The time limit in seconds. Default: 600. Then the command gets SIGTERM, and the run up to there is recorded. No
     /// process of the command outlives it.
     timeout_seconds: Option<u64>,
-    /// The run folder, below the working folder of the server. It must be new or empty. Default: named after the program
-    /// and the time.
+    /// The run folder, below the working folder of the server. It must be new or empty. Default: named after the
+    /// program and the time.
     folder: Option<PathBuf>,
     /// Record which Python objects hold the tensors. Default: false.
     holders: Option<bool>,

@@ -2,8 +2,8 @@
 //!
 //! Only convolutions are known. A descriptor that is made from others is about the same convolution as they are: an
 //! operation, the graph of the operation, the heuristics for the graph, an engine configuration, and at the end a plan.
-//! The heuristics offer a configuration of each [`Algorithm`], without notes or knobs. Every other number that a program
-//! requests is 0.
+//! The heuristics offer a configuration of each [`Algorithm`], without notes or knobs. Every other number that a
+//! program requests is 0.
 
 use super::algorithm::{ALGORITHMS, Algorithm};
 use super::{INVALID, estimates, fixed_workspace};
@@ -51,7 +51,8 @@ mod kind {
 struct Shape {
     /// `cudnnDataType_t`
     data_type: c_int,
-    /// Batch, channels, then the spatial dimensions. Of a filter: outputs, inputs of a group, then the spatial dimensions.
+    /// Batch, channels, then the spatial dimensions. Of a filter: outputs, inputs of a group, then the spatial
+    /// dimensions.
     dimensions: Vec<i64>,
     strides: Vec<i64>,
 }
@@ -233,11 +234,12 @@ unsafe extern "C" fn cudnnBackendSetAttribute(
     0
 }
 
-/// Tells descriptors of the caller what they are about: those that another one gives out. Returns their number, or how many
-/// there are if none is requested. A program takes the number for that of the descriptors that are filled in.
+/// Tells descriptors of the caller what they are about: those that another one gives out. Returns their number, or how
+/// many there are if none is requested. A program takes the number for that of the descriptors that are filled in.
 ///
 /// # Safety
-/// `out` is null or valid for `requested` descriptors, which are null or objects of this module other than `descriptor`.
+/// `out` is null or valid for `requested` descriptors, which are null or objects of this module other than
+/// `descriptor`.
 unsafe fn give_out(descriptor: &Descriptor, attribute: c_int, requested: i64, out: Out<u8>) -> i64 {
     let algorithms = if attribute == name::ENGINEHEUR_RESULTS { &ALGORITHMS[..] } else { &ALGORITHMS[..1] };
     let available = algorithms.len() as i64;

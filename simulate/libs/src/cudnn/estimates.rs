@@ -1,7 +1,7 @@
 //! How many workspaces were estimated, and how far off they can be.
 //!
-//! `SIMCUDA_ESTIMATES` names a file, in which `%p` stands for the process id. It has one JSON object about this process,
-//! which is written anew with every convolution that the process did not use before.
+//! `SIMCUDA_ESTIMATES` names a file, in which `%p` stands for the process id. It has one JSON object about this
+//! process, which is written anew with every convolution that the process did not use before.
 
 use super::algorithm::Algorithm;
 use simcuda::cudnn::convolution::{Convolution, Workspace};

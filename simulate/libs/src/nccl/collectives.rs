@@ -42,7 +42,8 @@ unsafe extern "C" fn ncclReduce(
     stream: u64,
 ) -> c_int {
     let is_root = communicator.is_none_or(|c| c.rank as c_int == root);
-    // SAFETY: by NCCL's contract the program passes buffers of `count` elements that it may access. Only the root has `to`.
+    // SAFETY: by NCCL's contract the program passes buffers of `count` elements that it may access. Only the root has
+    // `to`.
     unsafe { copy(from, if is_root { to } else { std::ptr::null_mut() }, count * element_bytes(kind), stream) }
 }
 

@@ -66,8 +66,8 @@ impl Communicator {
         REMOTE_ERROR
     }
 
-    /// The communicator of the ranks with the same color, in the order of their keys. Without an exchange its size is not
-    /// known: it then ends with this rank, whose number is its key.
+    /// The communicator of the ranks with the same color, in the order of their keys. Without an exchange its size is
+    /// not known: it then ends with this rank, whose number is its key.
     fn split(&self, color: c_int, key: c_int) -> Self {
         let own: Vec<u8> = [color.to_le_bytes(), key.to_le_bytes()].concat();
         let parts = self.exchange.as_ref().and_then(|exchange| exchange.all_gather(&own));

@@ -1,6 +1,6 @@
 //! NCCL. Ranks exchange small data: sizes, flags, pickled objects, which programs depend on. For large data, and for
-//! reductions of floating-point numbers, every rank is assumed to have the same data, because kernels do not run anyway: a
-//! collective copies this rank's own data, and no rank waits for another.
+//! reductions of floating-point numbers, every rank is assumed to have the same data, because kernels do not run
+//! anyway: a collective copies this rank's own data, and no rank waits for another.
 
 mod collectives;
 mod communicator;

@@ -18,8 +18,8 @@ use memtrace_tests::traced_program::{TracedProgram, with_default_signals};
 use memtrace_trace::event::Event;
 use memtrace_trace::file::Reader;
 
-/// The longest delay of a call whose process has no answer or no free slots: two seconds, once. The remaining 1.5 s allow
-/// for a busy machine.
+/// The longest delay of a call whose process has no answer or no free slots: two seconds, once. The remaining 1.5 s
+/// allow for a busy machine.
 pub(crate) const STOPPED: Duration = Duration::from_millis(3500);
 /// An environment variable of every process of a scenario. The tests find leftover processes by it.
 const SCENARIO: &str = "MEMTRACE_TEST_SCENARIO";

@@ -46,7 +46,8 @@ impl Container {
     }
 }
 
-/// The memory of one element of a container that is being filled, in bytes. A growing vector has up to twice its length.
+/// The memory of one element of a container that is being filled, in bytes. A growing vector has up to twice its
+/// length.
 const PAIR_BYTES: usize = 2 * size_of::<(TextId, Value)>();
 const ITEM_BYTES: usize = 2 * size_of::<Value>();
 const MEMO_BYTES: usize = 2 * size_of::<u32>();

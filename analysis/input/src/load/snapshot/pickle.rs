@@ -1,5 +1,5 @@
-//! Reads pickles of protocols 2 to 5: each opcode is executed on the [`SnapshotBuilder`]. No opcode runs code. Opcodes that
-//! would import or call something are refused.
+//! Reads pickles of protocols 2 to 5: each opcode is executed on the [`SnapshotBuilder`]. No opcode runs code. Opcodes
+//! that would import or call something are refused.
 
 use memtrace_trace::file::Budget;
 

@@ -31,8 +31,8 @@ struct PriorBlock {
     is_pending: bool,
 }
 
-/// The memory of an element in bytes, in a collection that has up to twice its length: a block in use, a prior block with
-/// the two events that recreate it, and a mapped range with its event.
+/// The memory of an element in bytes, in a collection that has up to twice its length: a block in use, a prior block
+/// with the two events that recreate it, and a mapped range with its event.
 const LIVE_BLOCK_BYTES: u64 = size_of::<(u64, LiveBlock)>() as u64 + 1;
 const PRIOR_BLOCK_BYTES: u64 = 2 * (size_of::<PriorBlock>() + 2 * size_of::<Event>()) as u64;
 const RANGE_BYTES: u64 = 2 * (size_of::<(u64, MappedRange)>() + size_of::<Event>()) as u64;

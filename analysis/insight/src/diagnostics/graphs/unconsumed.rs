@@ -4,8 +4,8 @@
 //! A backward pass frees activations one by one. A dropped graph is freed as a whole: many blocks, from many places of
 //! the forward pass, with no allocation in between. Three facts identify the issue: whether a backward pass ran since,
 //! how many calls' graphs were freed together, and whether a backward pass ran through another part of the same call.
-//! Parts of its own forward pass that a training step drops (a cache, the logits of a router) are no evaluation, so a graph
-//! that was dropped before the backward pass is only reported when nothing is left of its call.
+//! Parts of its own forward pass that a training step drops (a cache, the logits of a router) are no evaluation, so a
+//! graph that was dropped before the backward pass is only reported when nothing is left of its call.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 

@@ -395,8 +395,8 @@ impl Categorizer {
         }
     }
 
-    /// The category of a block that user code without gradients allocates around an optimizer's step, such as an average
-    /// of weights or a metric. `None` if nothing shows it.
+    /// The category of a block that user code without gradients allocates around an optimizer's step, such as an
+    /// average of weights or a metric. `None` if nothing shows it.
     fn around_optimizer(&self, block: &BlockAllocation, end: &LifetimeEnd<'_>) -> Option<BlockClassification> {
         let (category, rule) = if self.replaces_parameter(block, end) {
             (Category::Parameter, CategoryRuleId::ParameterSameSite)

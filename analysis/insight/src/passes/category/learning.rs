@@ -113,7 +113,8 @@ pub(super) struct GrowingStacks {
 }
 
 impl GrowingStacks {
-    /// Counts an allocation of a stack whose blocks may grow from call to call of the model. `now`: the number of calls.
+    /// Counts an allocation of a stack whose blocks may grow from call to call of the model. `now`: the number of
+    /// calls.
     fn count(&mut self, stack: StackId, requested: u64, now: u32) {
         let first =
             StackGrowth { first: now, calls: 1, call: now, size: requested, grown: 0, increases: 0, is_cache: false };
@@ -217,8 +218,8 @@ impl Learned {
             self.parameters.sizes.insert(requested);
         }
         match (classification.phase, proof) {
-            // Between a backward pass and the next forward pass, user code with gradients that no rule matches loads the
-            // next batch.
+            // Between a backward pass and the next forward pass, user code with gradients that no rule matches loads
+            // the next batch.
             (Phase::Data, _) | (Phase::Other, Proof::None)
                 if classification.phase == Phase::Data
                     || classification.meaning().is_none() && !is_without_gradients(e.flags) =>

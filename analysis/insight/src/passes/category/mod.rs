@@ -203,8 +203,8 @@ impl Categorizer {
     }
 }
 
-/// PyTorch's snapshots do not name threads. Autograd runs backward passes on a thread of its own, which has its own cuBLAS
-/// workspace.
+/// PyTorch's snapshots do not name threads. Autograd runs backward passes on a thread of its own, which has its own
+/// cuBLAS workspace.
 fn with_thread(e: &Event, classification: &EventClassification) -> Event {
     const AUTOGRAD: ThreadId = ThreadId(u32::MAX);
     let is_autograd = e.thread.is_none() && classification.phase == Phase::Backward;

@@ -7,17 +7,17 @@
 //! load data.
 //!
 //! An evaluation is the outermost call of a module in which autograd does not record. Generation and rollouts are
-//! evaluations to the position in the program; only their name differs ([`super::forward_only`]). Code without gradients inside a
-//! forward pass with gradients (a rotary embedding) belongs to that forward pass ([`super::model_calls`]). Some code does
-//! not move the position: clearing gradients, an evaluation between forward and backward (a teacher), and an optimizer
-//! inside a backward pass.
+//! evaluations to the position in the program; only their name differs ([`super::forward_only`]). Code without
+//! gradients inside a forward pass with gradients (a rotary embedding) belongs to that forward pass
+//! ([`super::model_calls`]). Some code does not move the position: clearing gradients, an evaluation between forward
+//! and backward (a teacher), and an optimizer inside a backward pass.
 //!
 //! A step is one iteration of the loop that the program's optimizers drive. PyTorch marks calls of optimizers from 2.1
 //! on, with profiler ranges. These ranges give the exact end of each step, even where the optimizer allocates nothing
 //! ([`super::steps`]). What follows the last optimizer of a step still belongs to it: clearing gradients, metrics, an
-//! evaluation. The next step begins with the first block of a forward pass with gradients, of a backward pass, or of data
-//! loading with gradients enabled. An evaluation begins no step, nor does anything after the last forward or backward pass
-//! of the training.
+//! evaluation. The next step begins with the first block of a forward pass with gradients, of a backward pass, or of
+//! data loading with gradients enabled. An evaluation begins no step, nor does anything after the last forward or
+//! backward pass of the training.
 //!
 //! Without such ranges, the end of a step is derived from the best evidence in the recording:
 //!
@@ -155,8 +155,8 @@ impl PhaseTracker {
         plain && !facts.in_engine && !e.flags.contains(Flags::IN_BACKWARD)
     }
 
-    /// How many micro-batches the current step has had: forward passes from one place, each with a backward pass, without
-    /// an optimizer's step in between.
+    /// How many micro-batches the current step has had: forward passes from one place, each with a backward pass,
+    /// without an optimizer's step in between.
     pub fn micro_batches(&self) -> u32 {
         self.steps.passes.most
     }

@@ -38,10 +38,11 @@ const CLOSURE: usize = 11;
 /// Records a program of one letter per allocation. `f`: in a model's call, followed by a backward pass. `n`: the same
 /// without gradients. `e`: in a call without gradients at another place. `c`: the same with gradients, a weight that
 /// autocast casts. `v`: in a call with gradients at a third place
-/// that no backward pass follows. `m`: the loss of that. `l`: the loss. `b`: in a backward pass. `o`: in an optimizer's step. `h`: the same
-/// inside a backward pass. `z`: a free while gradients are cleared. `d`: user code. `x`: user code without gradients.
-/// `y`: user code at another line.
-/// `k`: a closure's code, without gradients. `(` and `)`: an optimizer's step that calls a closure. `!`: user code that runs out of memory.
+/// that no backward pass follows. `m`: the loss of that. `l`: the loss. `b`: in a backward pass. `o`: in an optimizer's
+/// step. `h`: the same inside a backward pass. `z`: a free while gradients are cleared. `d`: user code. `x`: user code
+/// without gradients. `y`: user code at another line.
+/// `k`: a closure's code, without gradients. `(` and `)`: an optimizer's step that calls a closure. `!`: user code that
+/// runs out of memory.
 fn record(program: &str) -> MemoryRecording {
     let mut recording = MemoryRecording::default();
     let definitions = &mut recording.definitions;
