@@ -72,7 +72,7 @@ const SMALLEST_MODULE: u64 = 500;
 /// Losses that the launcher counts and that every trace also reports. They are not counted twice.
 const REPORTED_BY_TRACES: [&str; 4] = ["events", "lost", "late", "dropped"];
 
-/// What a summary has besides.
+/// The options of [`summarize_with`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SummaryOptions<'a> {
     /// How much of the allocator's policy is replayed.
@@ -523,7 +523,7 @@ fn losses(process: &Process, analysis: &Analysis) -> BTreeMap<String, u64> {
     add("unknown_definitions", damage.unknown_definitions);
     add("malformed_definitions", damage.malformed_definitions);
     add("definitions_over_budget", damage.over_budget);
-    // A damaged block's number of events can itself be damaged, so blocks are counted besides.
+    // A damaged block's number of events can itself be damaged, so blocks are counted too.
     add("undecodable_blocks", analysis.lost.blocks);
     add("undecodable_events", analysis.lost.events);
     add("unmatched_cuda_frees", analysis.unmatched_cuda_frees);

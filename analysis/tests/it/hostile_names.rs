@@ -262,7 +262,7 @@ fn pages_have_no_markup_of_the_program() {
         is_served: false,
     };
     html_report(&summary, &run.processes().iter().collect::<Vec<_>>(), &options, &mut report, &mut |_| {}).unwrap();
-    // What the page has besides is data of its script, and the script itself.
+    // The rest of the page is the script and its data.
     let report = String::from_utf8(report).unwrap();
     let report = report.split_once("<script").unwrap().0.to_owned().into_bytes();
     let plain = self::run(&PLAIN);

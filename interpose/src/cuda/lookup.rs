@@ -333,7 +333,7 @@ unsafe fn hook_entry_point(name: *const c_char, out: *mut *mut c_void, version: 
         return;
     }
     if let Some(answer) = visible::by_entry_point(symbol.to_bytes(), version) {
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees that the driver has written `out`.
         unsafe { replace(out, found, answer.own as *mut c_void, answer.original) };
         return;
     }

@@ -206,11 +206,12 @@ unsafe extern "C-unwind" fn nvml_memory_info_v2(device: *mut c_void, out: *mut N
     if original.is_null() {
         return NVML_FUNCTION_NOT_FOUND;
     }
-    // SAFETY: as in `detailed_memory`. The program passes these arguments.
+    // SAFETY: nvml.h declares `nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t, nvmlMemory_v2_t *)`. The program
+    // passes these arguments.
     let result = unsafe { std::mem::transmute::<*mut c_void, MemoryInfoV2>(original)(device, out) };
     // SAFETY: the original has succeeded, so it has read the version and written the rest.
     if result == 0 && !out.is_null() && unsafe { (*out).version } == NVML_MEMORY_V2 {
-        // SAFETY: as above.
+        // SAFETY: `out` is not null, and the original has read and written this version of the structure there.
         unsafe {
             let memory = out.read();
             let total = memory.total.saturating_sub(memory.reserved);

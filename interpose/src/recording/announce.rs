@@ -42,7 +42,7 @@ unsafe fn has_session(mut environment: *const *const c_char) -> bool {
     if environment.is_null() {
         return false;
     }
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller guarantees that the list ends with a null pointer, and that its entries are C strings.
     unsafe {
         while !(*environment).is_null() {
             // A comparison that ends at the first difference does not read behind the string.

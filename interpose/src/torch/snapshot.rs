@@ -223,7 +223,7 @@ mod tests {
             blocks: StdVector { begin: range.start, end: range.end, capacity: range.end },
             context: [0; 2],
         };
-        // SAFETY: the vector above.
+        // SAFETY: the blocks of `info` are those of the array `blocks`.
         let read = |info: &SegmentInfo| if is_segment(info) { unsafe { segment(info) } } else { None };
         let found = read(&info).unwrap();
         assert_eq!(

@@ -104,7 +104,7 @@ mod tests {
             // SAFETY: the memory has this size.
             let is_zero = unsafe { std::slice::from_raw_parts(first.as_ptr(), bytes) }.iter().all(|byte| *byte == 0);
             assert!(is_zero && first != second);
-            // SAFETY: as before.
+            // SAFETY: the memory has this size, and nothing else uses it.
             unsafe { first.write_bytes(7, bytes) };
             // SAFETY: the second one was not written.
             unsafe { return_table(second, bytes) };

@@ -28,7 +28,7 @@ struct Search {
 unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _size: usize, data: *mut c_void) -> c_int {
     // SAFETY: the caller guarantees both, and the program headers are those of a loaded object.
     let (info, search) = unsafe { (&*info, &mut *data.cast::<Search>()) };
-    // SAFETY: as above.
+    // SAFETY: `dl_iterate_phdr` gives the number of the program headers with their address.
     let segments = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)) };
     let base = info.dlpi_addr as usize;
     let contains = |s: &libc::Elf64_Phdr| {

@@ -88,8 +88,8 @@ pub struct FunctionUse {
     pub whole: LineUse,
     /// By line number, in order.
     pub lines: Vec<(u32, LineUse)>,
-    /// By line number, and what they are besides: the blocks of [`LineUse::allocated`]. Empty without rules and compile
-    /// contexts.
+    /// The blocks of [`LineUse::allocated`] by line number, custom category and compiled region. Empty without rules and
+    /// compile contexts.
     pub kinds: BTreeMap<(u32, BlockKind), Amount>,
     /// By line number: its blocks with tensor names.
     pub named: BTreeMap<u32, NamedBlocks>,
@@ -182,7 +182,7 @@ impl StackStatistics {
     }
 }
 
-/// What a block is besides.
+/// The custom category and the compiled region of a block.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct BlockKind {
     /// Its custom category.

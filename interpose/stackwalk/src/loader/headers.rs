@@ -165,7 +165,7 @@ mod tests {
         let before = ObjectListMark::now();
         // SAFETY: a C string. The library has no constructor that matters here.
         let library = unsafe { libc::dlopen(c"libm.so.6".as_ptr(), libc::RTLD_NOW) };
-        // SAFETY: the same.
+        // SAFETY: a C string. The library has no constructor that matters here.
         let other = unsafe { libc::dlopen(c"libresolv.so.2".as_ptr(), libc::RTLD_NOW) };
         assert!(!library.is_null() && !other.is_null());
         assert_ne!(ObjectListMark::now(), before);

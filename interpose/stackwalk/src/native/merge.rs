@@ -104,7 +104,7 @@ impl Merged {
         self.stack
     }
 
-    #[allow(clippy::too_many_arguments, reason = "as above")]
+    #[allow(clippy::too_many_arguments, reason = "the two stacks with their sizes, and the destination of frames")]
     fn build<S: DefinitionSink>(
         &mut self,
         walk: &Walk,

@@ -2,7 +2,7 @@
 //!
 //! Such an evaluation drops no graph, because it never gets that far. What shows it is the place of the failed forward
 //! pass: no backward pass ever ran through it, while backward passes ran through the same modules at another place. A
-//! second stage of training begins in the same way, so one of these facts is required besides: the program has dropped
+//! second stage of training begins in the same way, so one of these facts is also required: the program has dropped
 //! a graph of this place before; a function that only this place runs in is named after evaluation; or the modules
 //! allocate as after `model.eval()`.
 
