@@ -92,13 +92,15 @@ fn main() {
         };
         put("session", name, options.encode().as_bytes());
     }
-    let run = r#"{"memtrace":"0.1.0","command":["python","x.py"],"directory":"/tmp","host":"h","pid":7,"started_ns":1,"ended_ns":9,
-        "exit":{"code":1},"processes":[{"pid":7,"ppid":1,"argv":["python"],"env":{"RANK":"1"},"exit":{"signal":9},"trace":"7.mtr"}],
+    let run = r#"{"memtrace":"0.1.0","command":["python","x.py"],"directory":"/tmp","host":"h","pid":7,
+        "started_ns":1,"ended_ns":9,"exit":{"code":1},"processes":[{"pid":7,"ppid":1,"argv":["python"],
+        "env":{"RANK":"1"},"exit":{"signal":9},"trace":"7.mtr"}],
         "losses":{"lost":3},"gpu":[{"name":"H200"}]}"#;
     put("manifest", "run", run.as_bytes());
     put("manifest", "with-info", &[run.as_bytes(), b"\0", small_trace::INFO.as_bytes()].concat());
-    let symbols = r#"{"version":1,"objects":[{"path":"/nowhere/a.so","build_id":"0123","symbols_from":"/nowhere/a.debug",
-        "notes":["cut off"],"strings":["_ZN1a1bEv","","a.cpp"],"places":{"10":[[0,2,7],[1,1,0]],"50":[]}},
+    let symbols = r#"{"version":1,"objects":[{"path":"/nowhere/a.so","build_id":"0123",
+        "symbols_from":"/nowhere/a.debug","notes":["cut off"],"strings":["_ZN1a1bEv","","a.cpp"],
+        "places":{"10":[[0,2,7],[1,1,0]],"50":[]}},
         {"path":"/nowhere/b.so","strings":["main"],"places":{"20":[[0,9,4294967295]]}}]}"#;
     put("symbols", "two-objects", symbols.as_bytes());
     let names = [

@@ -45,8 +45,8 @@ impl Condition {
 
 /// Parses `FIGURE > SIZE` or `FIGURE > SHARE%`. FIGURE is `allocated`, `reserved` or `used`.
 pub(crate) fn condition(text: &str) -> Result<Condition, String> {
-    const EXPECTED: &str = "expected allocated, reserved or used, then > and a size or a share of the device's memory, such as \
-        'allocated > 60GiB' or 'used > 90%'";
+    const EXPECTED: &str = "expected allocated, reserved or used, then > and a size or a share of the device's memory, \
+        such as 'allocated > 60GiB' or 'used > 90%'";
     let (figure, limit) = text.split_once('>').ok_or(EXPECTED)?;
     let figure = match figure.trim() {
         "allocated" => Figure::Allocated,

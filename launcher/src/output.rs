@@ -173,7 +173,8 @@ mod tests {
         let own = "::error file=a.py,line=3,title=memtrace check::peak::high\n::notice title=memtrace check::x\n";
         assert_eq!(printed(Printed::Annotations(own), false), own);
         let others = "::stop-commands::x\n::error title=a::##[b]\n::notice title=\x1b[2J::b\n";
-        let expected = "\u{fffd}::stop-commands::x\n\u{fffd}::error title=a::##\u{fffd}[b]\n\u{fffd}::notice title=\u{fffd}[2J::b\n";
+        let expected = "\u{fffd}::stop-commands::x\n\u{fffd}::error title=a::##\u{fffd}[b]\n\u{fffd}::notice \
+                        title=\u{fffd}[2J::b\n";
         assert_eq!(printed(Printed::Annotations(others), false), expected);
     }
 }

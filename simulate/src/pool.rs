@@ -119,7 +119,10 @@ mod tests {
     proptest! {
         /// The reserved memory equals the memory taken from the device, and it always covers the memory in use.
         #[test]
-        fn reserved_memory_equals_the_memory_taken_from_the_device(steps in prop::collection::vec((any::<bool>(), 1..80u64), 1..100), threshold in 0..200u64) {
+        fn reserved_memory_equals_the_memory_taken_from_the_device(
+            steps in prop::collection::vec((any::<bool>(), 1..80u64), 1..100),
+            threshold in 0..200u64,
+        ) {
             let mut device = Device::new(0, 256 * MIB, None);
             let mut pool = Pool::new(0);
             pool.threshold = threshold * MIB;

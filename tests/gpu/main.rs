@@ -274,7 +274,10 @@ fn stream_ordered() -> Value {
     let (allocated, used) = (at_most("allocated_bytes"), theirs["allocated_bytes.all.peak"].as_u64());
     assert!(allocated > 0 && Some(allocated) <= used, "{allocated} of {used:?}");
     assert_eq!(Some(at_most("reserved_bytes")), theirs["reserved_bytes.all.peak"].as_u64(), "reserved at most");
-    json!({ "exact": exact, "equal": found, "highest": ours, "used_at_most": used, "of_other_libraries": besides, "device": device["highest"] })
+    json!({
+        "exact": exact, "equal": found, "highest": ours, "used_at_most": used, "of_other_libraries": besides,
+        "device": device["highest"],
+    })
 }
 
 /// The allocator of `tests/programs/allocators`: a library file beside this program, for a machine without a compiler,
@@ -328,7 +331,8 @@ fn doctor() -> Value {
     let schema = std::fs::read_to_string(root().join("launcher/schema/doctor.schema.json")).expect("the schema");
     json_schema::assert_valid(&serde_json::from_str(&schema).expect("JSON"), &answer);
     assert_eq!(output.status.code(), Some(i32::from(answer["ok"] != true)), "{answer:#}");
-    let asked = "import json, torch; print(json.dumps([torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]))";
+    let asked = "import json, torch; print(json.dumps([torch.cuda.get_device_name(i) for i in \
+                 range(torch.cuda.device_count())]))";
     let theirs = std::process::Command::new("python3").args(["-c", asked]).output().expect("python3");
     let theirs: Vec<String> = serde_json::from_slice(&theirs.stdout).expect("names");
     let ours: Vec<&str> =

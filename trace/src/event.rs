@@ -380,7 +380,11 @@ mod tests {
         }
 
         #[test]
-        fn a_request_and_its_completion_share_a_slot(event in any_event(), distance in 1u64..1 << 32, ticks in 0u64..1 << 32) {
+        fn a_request_and_its_completion_share_a_slot(
+            event in any_event(),
+            distance in 1u64..1 << 32,
+            ticks in 0u64..1 << 32,
+        ) {
             let request = Event {
                 source: Source::Torch,
                 action: Action::FreeRequested,

@@ -79,8 +79,8 @@ fn damaged_files_are_reported_with_help() {
     fs::write(&path, "not an assignment\n").unwrap();
     let dump = read_xla_dump(run.path()).unwrap();
     let expected = format!(
-        "cannot read xla/{TRAIN_STEP}-buffer-assignment.txt: it is no buffer assignment of XLA; record again with memtrace \
-         --xla-dump, or remove the file"
+        "cannot read xla/{TRAIN_STEP}-buffer-assignment.txt: it is no buffer assignment of XLA; record again with \
+         memtrace --xla-dump, or remove the file"
     );
     assert_eq!((dump.problems, dump.programs.len()), (vec![expected], 1));
     // A link could lead anywhere.

@@ -21,7 +21,8 @@ use memtrace_replay::Names;
 
 /// The columns. Times are nanoseconds since 1970, sizes are bytes. `free_ns` and `free_seq` are empty for blocks that
 /// are still allocated at the end.
-const COLUMNS: &str = "device,address,size,requested,alloc_ns,free_ns,alloc_seq,free_seq,step,phase,category,rule,evidence,name,module,node,frame,custom_category,compile_context,shape\n";
+const COLUMNS: &str = "device,address,size,requested,alloc_ns,free_ns,alloc_seq,free_seq,step,phase,category,\
+    rule,evidence,name,module,node,frame,custom_category,compile_context,shape\n";
 
 /// Writes the blocks of one process in a window as CSV (RFC 4180). `custom_rules` give the blocks their custom
 /// categories. `progress` receives the number of events read so far.

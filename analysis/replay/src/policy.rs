@@ -815,7 +815,8 @@ mod tests {
     fn settings_are_parsed_as_pytorch_parses_them() {
         let s = AllocatorSettings::parse(
             "max_split_size_mb:40,max_non_split_rounding_mb:30,garbage_collection_threshold:0.5,\
-             roundup_power2_divisions:[64:8,128:2,256:4,512:2,1024:4,>:1],expandable_segments:True,pinned_num_register_threads:2",
+             roundup_power2_divisions:[64:8,128:2,256:4,512:2,1024:4,>:1],expandable_segments:True,\
+             pinned_num_register_threads:2",
         );
         assert_eq!((s.max_split_size, s.max_non_split_rounding, s.expandable), (40 * MIB, 30 * MIB, true));
         assert_eq!(s.garbage_collection_threshold, 0.5);

@@ -61,8 +61,8 @@ impl TextReport {
                 self.note("other processes on the device changed their memory; their figures are up to a second old");
             }
             OtherProcesses::OtherPids => self.note(
-                "NVML does not list this process, as in some containers: processes that use the device since before the \
-                 run count as others",
+                "NVML does not list this process, as in some containers: processes that use the device since before \
+                 the run count as others",
             ),
             OtherProcesses::Unknown => self.note(
                 "NVML has no figures from before the run, so other processes are not separated: what they take after \

@@ -55,8 +55,8 @@ impl TextReport {
         let later = clocks.iter().map(|clock| clock.later_ns);
         let (low, high) = (later.clone().min().unwrap_or(0).min(0), later.max().unwrap_or(0).max(0));
         self.note(&format!(
-            "by the clocks of the hosts, steps begin within {} (largest: {}, median of {}); this is clock difference and \
-             waiting together",
+            "by the clocks of the hosts, steps begin within {} (largest: {}, median of {}); this is clock difference \
+             and waiting together",
             milliseconds(high.abs_diff(low)),
             farthest.host,
             number_text(farthest.common_steps, "common step")

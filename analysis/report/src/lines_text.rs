@@ -17,12 +17,12 @@ const WIDEST: usize = 160;
 
 /// The legend of the figures.
 pub(crate) const LEGEND: [&str; 3] = [
-    "A line is current from an event (an allocation or a free) in it, or in a function that it calls, to the next event. The peaks are \
-     the maxima of active and reserved bytes in that time.",
-    "Times: how often the line was seen to begin; it ran at least that often. Net: bytes allocated minus bytes freed. A line without \
-     figures had no event.",
-    "Backward: bytes that the backward pass of the line's calls allocated. They also count for the line that called backward(), and in \
-     no other column of this line.",
+    "A line is current from an event (an allocation or a free) in it, or in a function that it calls, to the next \
+     event. The peaks are the maxima of active and reserved bytes in that time.",
+    "Times: how often the line was seen to begin; it ran at least that often. Net: bytes allocated minus bytes freed. \
+     A line without figures had no event.",
+    "Backward: bytes that the backward pass of the line's calls allocated. They also count for the line that called \
+     backward(), and in no other column of this line.",
 ];
 
 impl ToText for LinesReport {

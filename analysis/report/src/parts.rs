@@ -38,8 +38,8 @@ const SUGGESTIONS: usize = 5;
 const NARROWEST_CHANGE: usize = 24;
 const PEAK_WIDTH: usize = 11;
 /// The notes of suggestions whose figures do not cover the whole run.
-const UNTIL_ERROR: &str = "the error cut the step off, so the peaks cover the program up to the error. \"unknown\": this \
-                           part fits, and the rest of the step was not recorded";
+const UNTIL_ERROR: &str = "the error cut the step off, so the peaks cover the program up to the error. \"unknown\": \
+                           this part fits, and the rest of the step was not recorded";
 const ONE_ITERATION: &str = "the peaks cover the program up to the end of the interrupted iteration. \"unknown\": this \
                              part fits, and the rest of the step was not recorded";
 
@@ -354,8 +354,8 @@ impl TextReport {
     pub(crate) fn growth_after_first_step(&mut self, device: &DeviceSummary) {
         let Some(growth) = &device.growth_after_first_step else { return };
         let text = format!(
-            "Why later steps peak {} higher than step 0 ({} instead of {}): the optimizer allocated {} of state at the end \
-             of step 0.",
+            "Why later steps peak {} higher than step 0 ({} instead of {}): the optimizer allocated {} of state at the \
+             end of step 0.",
             size_text(growth.later_steps_peak_bytes.saturating_sub(growth.first_step_peak_bytes)),
             size_text(growth.later_steps_peak_bytes),
             size_text(growth.first_step_peak_bytes),

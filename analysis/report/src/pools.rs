@@ -70,8 +70,8 @@ mod tests {
             total_bytes: Some(80 << 30),
             ..DeviceSummary::default()
         };
-        let unknown = "60.0 GiB (75 % of the device) is the pool that JAX preallocates: how much of it the program used is \
-                       not recorded (memtrace --pools read).";
+        let unknown = "60.0 GiB (75 % of the device) is the pool that JAX preallocates: how much of it the program \
+                       used is not recorded (memtrace --pools read).";
         assert_eq!(preallocated_text(&device(&pool)).as_deref(), Some(unknown));
         assert!(pool_text(&pool).ends_with("the buffers inside it are not recorded (memtrace --pools read or off)"));
         let known = PoolSummary { used_peak_bytes: Some(3 << 30), used_end_bytes: Some(1 << 30), ..pool };

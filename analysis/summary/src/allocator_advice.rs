@@ -48,7 +48,8 @@ fn advice_after_error(oom: &OomSummary, what_if: &WhatIfSummary) -> Option<Alloc
     let bound = if is_bound { "at least " } else { "" };
     let text = match delays.map(|setting| (setting, setting.step_short_bytes)) {
         Some((setting, Some(short))) => format!(
-            "PYTORCH_CUDA_ALLOC_CONF={} is not enough: the request fits, the step does not: {bound}{} short at its peak",
+            "PYTORCH_CUDA_ALLOC_CONF={} is not enough: the request fits, the step does not: {bound}{} short at its \
+             peak",
             setting.setting,
             size_text(short)
         ),

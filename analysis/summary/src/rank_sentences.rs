@@ -102,7 +102,8 @@ fn worst_text(table: &RankTable, imbalance: &ImbalanceSummary) -> String {
     let host = host.map(|host| format!(" on {host}")).unwrap_or_default();
     let phase = imbalance.phase.map(|phase| format!(", most of it in {}", phase.name())).unwrap_or_default();
     format!(
-        "Worst of {count} ranks: rank {worst_rank}{host}, peak {}, {} ({}) more than the median (rank {median_rank}){phase}.",
+        "Worst of {count} ranks: rank {worst_rank}{host}, peak {}, {} ({}) more than the median (rank \
+         {median_rank}){phase}.",
         size_text(max_bytes),
         size_text(difference_bytes),
         share_text(difference_bytes, median_bytes.max(1)),

@@ -75,8 +75,9 @@ mod tests {
 
     #[test]
     fn functions_begin_and_end() {
-        let text = "class A:\n    def forward(self, x):\n        y = x\n\n        # note\n        return y\n\n    @no_grad()\n    def \
-                    forward(\n        self,\n    ):\n        def inner(x):\n            return x\n        return 1\n\nx = 1\n";
+        let text = "class A:\n    def forward(self, x):\n        y = x\n\n        # note\n        return y\n\n    \
+                    @no_grad()\n    def forward(\n        self,\n    ):\n        def inner(x):\n            \
+                    return x\n        return 1\n\nx = 1\n";
         let text: Vec<String> = text.lines().map(str::to_owned).collect();
         assert_eq!((start_of(&text, 3, "forward"), end_of(&text, 2)), (Some(2), 6));
         assert_eq!((start_of(&text, 14, "A.forward"), end_of(&text, 8)), (Some(9), 14));

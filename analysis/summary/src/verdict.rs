@@ -351,7 +351,8 @@ pub fn limit_text(oom: &OomSummary) -> Option<String> {
     let held = oom.in_use.totals.reserved_bytes.saturating_add(oom.outside_pytorch_bytes);
     let left = held.saturating_add(oom.device_free_bytes?);
     Some(format!(
-        "a library (such as HAMi-core) leaves the allocations of this process {}; it holds back {} that the device has free",
+        "a library (such as HAMi-core) leaves the allocations of this process {}; it holds back {} that the device has \
+         free",
         size_text(left),
         size_text(held_back)
     ))

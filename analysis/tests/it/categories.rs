@@ -35,7 +35,8 @@ fn pages_have_the_colors() {
 fn pages_have_the_order() {
     let names: String = Category::STACKED.iter().map(|one| format!("  '{}',\n", one.name())).collect();
     let text = format!(
-        "/** All categories, from the bottom of charts to the top. Generated: see analysis/tests/it/categories.rs. */\n\n\
+        "/** All categories, from the bottom of charts to the top. Generated: see \
+         analysis/tests/it/categories.rs. */\n\n\
          import type {{ Category }} from './schema';\n\n\
          export const CATEGORIES: readonly Category[] = [\n{names}];\n"
     );

@@ -56,7 +56,8 @@ impl Made {
                 "pid": 7, "rank": self.rank, "world_size": self.world_size, "host": self.host, "exit": {"code": 0},
                 "trace": "7.mtr", "snapshot": format!("rank{}.pickle", self.rank), "events": 10, "losses": {},
                 "devices": [{
-                    "device": self.rank % 2, "highest": {"allocated_bytes": self.peak, "reserved_bytes": self.peak + MIB},
+                    "device": self.rank % 2,
+                    "highest": {"allocated_bytes": self.peak, "reserved_bytes": self.peak + MIB},
                     "oom_count": 0,
                     "before_first_step": [phase("load", self.peak / 4)],
                     "first_step": [phase("forward", self.peak / 2), phase("backward", self.peak / 2)],
@@ -129,7 +130,8 @@ fn ranks_of_all_hosts_are_one_table() {
         text.starts_with("memtrace report    job 71 (SLURM_JOB_ID)    3 ranks of 4 on 2 hosts, 3 runs\n"),
         "{text}"
     );
-    let worst = "Worst of 3 ranks: rank 1 on node1, peak 300 MiB, 100 MiB (50 %) more than the median (rank 3), most of it in forward.";
+    let worst = "Worst of 3 ranks: rank 1 on node1, peak 300 MiB, 100 MiB (50 %) more than the median (rank 3), most \
+                 of it in forward.";
     let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(words.contains(worst), "{text}");
     assert!(text.contains("No recording: rank 2 has none, or used no GPU memory.\n"), "{text}");

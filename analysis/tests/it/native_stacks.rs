@@ -20,7 +20,10 @@ use serde_json::Value;
 const LIBRARY: &str = r#"
 #include <cstdlib>
 namespace c10 { namespace cuda { namespace CUDACachingAllocator {
-__attribute__((noinline)) void* raw_alloc(unsigned long n) { void* p = std::malloc(n); return p ? p : std::calloc(n, 1); }
+__attribute__((noinline)) void* raw_alloc(unsigned long n) {
+    void* p = std::malloc(n);
+    return p ? p : std::calloc(n, 1);
+}
 }}}
 namespace app {
 template <typename T> inline T* buffer(unsigned long n) {

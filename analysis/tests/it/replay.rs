@@ -351,7 +351,11 @@ proptest! {
 
     /// With any events missing, nothing panics, segments stay tiled, and the totals are those of the blocks.
     #[test]
-    fn lost_events_leave_a_consistent_state(steps in steps(), expandable: bool, lost in prop::collection::vec(any::<prop::sample::Index>(), 1..20)) {
+    fn lost_events_leave_a_consistent_state(
+        steps in steps(),
+        expandable: bool,
+        lost in prop::collection::vec(any::<prop::sample::Index>(), 1..20),
+    ) {
         let mut model = Model { expandable, ..Model::default() };
         model.run(&steps);
         for index in &lost {
@@ -381,7 +385,9 @@ proptest! {
 
     /// Events with arbitrary content.
     #[test]
-    fn arbitrary_events_cause_no_panic(words in prop::collection::vec((0u8..5, 0u8..22, 0u64..40, 0u64..40, -1i16..2, any::<u16>()), 0..200)) {
+    fn arbitrary_events_cause_no_panic(
+        words in prop::collection::vec((0u8..5, 0u8..22, 0u64..40, 0u64..40, -1i16..2, any::<u16>()), 0..200),
+    ) {
         let events: Vec<Event> = words
             .iter()
             .enumerate()

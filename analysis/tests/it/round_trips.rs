@@ -109,7 +109,11 @@ proptest! {
     #[test]
     fn symbols(
         strings in prop::collection::vec("[a-zA-Z_<>.]{1,20}", 1..6),
-        places in prop::collection::btree_map(1u64.., prop::collection::vec((0u32..6, 0u32..6, any::<u32>()), 0..4), 1..8),
+        places in prop::collection::btree_map(
+            1u64..,
+            prop::collection::vec((0u32..6, 0u32..6, any::<u32>()), 0..4),
+            1..8,
+        ),
     ) {
         let written: BTreeMap<String, _> = places.iter().map(|(at, frames)| (format!("{at:x}"), frames)).collect();
         let object = json!({ "path": "/lib/a.so", "build_id": "00ff", "strings": strings, "places": written });
@@ -132,7 +136,8 @@ proptest! {
         for (index, (address, frames)) in places.iter().enumerate() {
             let Some(frame) = all.frame(FrameId(index as u32 + 1)) else { panic!("{address:x} has no frame") };
             let text = |at: u32| strings.get(at as usize).map(String::as_str);
-            let name = frames.first().and_then(|(name, ..)| text(*name)).map_or(format!("a.so+{address:#x}"), str::to_owned);
+            let name = frames.first().and_then(|(name, ..)| text(*name));
+            let name = name.map_or(format!("a.so+{address:#x}"), str::to_owned);
             // Names that are neither C++ nor Rust names stay unchanged.
             if !name.starts_with('_') {
                 prop_assert_eq!(&*frame.name, &*name);

@@ -296,7 +296,8 @@ pub(super) fn notices(state: &PriorState) -> Vec<(NoticeStatus, String)> {
         // An independent figure: PyTorch has counted these bytes under the device's lock.
         if gate::active(device) != Some(bytes) {
             let text = format!(
-                "the memory of GPU {device} that was in use before memtrace attached is not complete: its blocks have {bytes} bytes"
+                "the memory of GPU {device} that was in use before memtrace attached is not complete: its blocks have \
+                 {bytes} bytes"
             );
             notices.push((NoticeStatus::Off, text));
         }

@@ -107,7 +107,8 @@ c_api! {
         is_true(object: PyObjectPtr) -> c_int = c"PyObject_IsTrue";
         dict_item_string(dict: PyObjectPtr, key: *const c_char) -> PyObjectPtr = c"PyDict_GetItemString";
         dict_item(dict: PyObjectPtr, key: PyObjectPtr) -> PyObjectPtr = c"PyDict_GetItemWithError";
-        dict_next(dict: PyObjectPtr, position: *mut isize, key: *mut PyObjectPtr, value: *mut PyObjectPtr) -> c_int = c"PyDict_Next";
+        dict_next(dict: PyObjectPtr, position: *mut isize, key: *mut PyObjectPtr, value: *mut PyObjectPtr) -> c_int
+            = c"PyDict_Next";
         list_size(list: PyObjectPtr) -> isize = c"PyList_Size";
         list_item(list: PyObjectPtr, at: isize) -> PyObjectPtr = c"PyList_GetItem";
         list_set_item(list: PyObjectPtr, at: isize, item: PyObjectPtr) -> c_int = c"PyList_SetItem";
@@ -125,7 +126,8 @@ c_api! {
         utf8(text: PyObjectPtr, size: *mut isize) -> *const c_char = c"PyUnicode_AsUTF8AndSize";
         str_new(text: *const c_char, size: isize) -> PyObjectPtr = c"PyUnicode_FromStringAndSize";
         intern_string(text: *const c_char) -> PyObjectPtr = c"PyUnicode_InternFromString";
-        function_new(method: *const MethodDef, object: PyObjectPtr, module: PyObjectPtr) -> PyObjectPtr = c"PyCFunction_NewEx";
+        function_new(method: *const MethodDef, object: PyObjectPtr, module: PyObjectPtr) -> PyObjectPtr
+            = c"PyCFunction_NewEx";
         type_lookup(class: PyObjectPtr, name: PyObjectPtr) -> PyObjectPtr = c"_PyType_Lookup";
         type_flags(class: PyObjectPtr) -> u64 = c"PyType_GetFlags";
         type_slot(class: PyObjectPtr, slot: c_int) -> *mut c_void = c"PyType_GetSlot";

@@ -268,14 +268,17 @@ macro_rules! hook {
     (@Retains $($call:tt)*) => { hook!(@Allocates $($call)*) };
     (@Frees $call:ident $action:ident [$($arg:ident),*] { $($field:ident: $value:expr),* } $original:block) => {{
         #[allow(clippy::needless_update, reason = "not every call has a size or a stream")]
-        let seq = $call.record_release(Action::$action, CallMemory { $($field: $value as u64,)* ..CallMemory::default() });
+        let memory = CallMemory { $($field: $value as u64,)* ..CallMemory::default() };
+        let seq = $call.record_release(Action::$action, memory);
         let (result, _) = $call.run(|| $original);
         if result != 0 {
             $call.retract(seq, result);
         }
         result
     }};
-    (@CreatesContext $call:ident $action:ident [$($arg:ident),*] { $creates:ident: $is_new:expr, $context:ident: $out:expr, $ordinal:ident: $device:expr } $original:block) => {{
+    (@CreatesContext $call:ident $action:ident [$($arg:ident),*] {
+        $creates:ident: $is_new:expr, $context:ident: $out:expr, $ordinal:ident: $device:expr
+    } $original:block) => {{
         let creation = $is_new.then(|| contexts::Creation::begin($call.api(), $device));
         let (result, _) = $call.run(|| $original);
         if let Some(creation) = creation.filter(|_| result == 0) {
@@ -291,7 +294,9 @@ macro_rules! hook {
     (@Exports $($call:tt)*) => { hook!(@BeginsCapture $($call)*) };
     (@EndsCapture $($call:tt)*) => { hook!(@BeginsCapture $($call)*) };
     (@Uploads $($call:tt)*) => { hook!(@Instantiates $($call)*) };
-    (@BeginsCapture $call:ident $action:ident [$($arg:ident),*] { $($field:ident: $value:expr),* } $original:block) => {{
+    (@BeginsCapture $call:ident $action:ident [$($arg:ident),*] {
+        $($field:ident: $value:expr),*
+    } $original:block) => {{
         let (result, _) = $call.run(|| $original);
         hook!(@graph $call $action result [$($arg),*] { $($field: $value),* });
         result
@@ -302,7 +307,9 @@ macro_rules! hook {
         hook!(@graph $call $action result [$($arg),*] { size: graphs::bytes_taken(before), $($field: $value),* });
         result
     }};
-    (@DestroysGraph $call:ident $action:ident [$($arg:ident),*] { $($field:ident: $value:expr),* } $original:block) => {{
+    (@DestroysGraph $call:ident $action:ident [$($arg:ident),*] {
+        $($field:ident: $value:expr),*
+    } $original:block) => {{
         // Recorded before the call, after which another graph may have the same handle.
         hook!(@graph $call $action 0 [] { $($field: $value),* });
         $call.run(|| $original).0
@@ -373,7 +380,8 @@ hooks! {
     cuMemAllocAsync(out: *mut u64, size: usize, stream: u64) { addr: read(out), size: size, stream: stream }, within {
         MemorySource::Pool { pool: 0, stream }, size, undo: free_async(take(out), stream)
     }
-    cuMemAllocAsync_ptsz(out: *mut u64, size: usize, stream: u64) { addr: read(out), size: size, stream: stream }, within {
+    cuMemAllocAsync_ptsz(out: *mut u64, size: usize, stream: u64)
+        { addr: read(out), size: size, stream: stream }, within {
         MemorySource::Pool { pool: 0, stream }, size, undo: free_async_ptsz(take(out), stream)
     }
     cuMemAllocFromPoolAsync(out: *mut u64, size: usize, pool: *mut c_void, stream: u64) {
@@ -422,7 +430,8 @@ hooks! {
     cuMipmappedArrayCreate(out: *mut u64, descriptor: *const Array3dDescriptor, levels: u32) {
         addr: read(out), size: mipmap_bytes(array_3d_bytes(descriptor), levels, false)
     }, within {
-        MemorySource::Current, mipmap_bytes(array_3d_bytes(descriptor), levels, false), undo: destroy_mipmapped_array(take(out))
+        MemorySource::Current, mipmap_bytes(array_3d_bytes(descriptor), levels, false),
+        undo: destroy_mipmapped_array(take(out))
     }
     cuMipmappedArrayDestroy(handle: u64) { addr: handle }
     cuIpcOpenMemHandle_v2(out: *mut u64, handle: IpcHandle, flags: u32) {

@@ -24,7 +24,8 @@ resolving_stubs! { "memtrace_c", resolve,
     "clock_gettime" "clone" "close" "connect" "dladdr" "dlerror" "dlopen" "dl_iterate_phdr" "fchmod" "fcntl" "getcwd"
     "getenv" "getrlimit" "getsockopt" "kill" "lseek64" "madvise" "mmap" "mmap64" "mprotect" "mremap" "munmap"
     "nanosleep" "open" "open64" "prctl" "pread" "process_vm_readv" "pthread_attr_destroy" "pthread_attr_getstack"
-    "pthread_create" "pthread_detach" "pthread_getattr_np" "pthread_self" "pthread_setcancelstate" "pthread_sigmask" "read" "readlink" "realpath"
+    "pthread_create" "pthread_detach" "pthread_getattr_np" "pthread_self" "pthread_setcancelstate" "pthread_sigmask"
+    "read" "readlink" "realpath"
     "recvmsg" "sched_yield" "send" "setsockopt" "sigdelset" "sigfillset" "socket" "strnlen" "symlink" "syscall" "unlink"
     "waitpid" "write" "__xpg_strerror_r"
 }

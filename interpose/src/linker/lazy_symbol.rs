@@ -16,7 +16,8 @@ use super::stub::resolving_stubs;
 resolving_stubs! { "memtrace_lazy", resolve,
     "__tls_get_addr"
     "_Unwind_Backtrace" "_Unwind_GetDataRelBase" "_Unwind_GetIP" "_Unwind_GetIPInfo" "_Unwind_GetLanguageSpecificData"
-    "_Unwind_GetRegionStart" "_Unwind_GetTextRelBase" "_Unwind_RaiseException" "_Unwind_Resume" "_Unwind_SetGR" "_Unwind_SetIP"
+    "_Unwind_GetRegionStart" "_Unwind_GetTextRelBase" "_Unwind_RaiseException" "_Unwind_Resume" "_Unwind_SetGR"
+    "_Unwind_SetIP"
 }
 
 /// Finds the function of a stub and stores it in `slot`. It must not use Rust's thread-local storage, because

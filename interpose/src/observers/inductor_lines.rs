@@ -228,7 +228,8 @@ mod tests {
     #[test]
     fn tracebacks_are_parsed_as_pytorch_does() {
         let line = |name, filename, line| TracebackLine { name, filename, line };
-        let text = "  File \"/a/train.py\", line 40, in main\n    out = model(x)\n  File \"b \"odd\", line 1.py\", line 23, in forward\n    return relu(x)\n";
+        let text = "  File \"/a/train.py\", line 40, in main\n    out = model(x)\n  File \"b \"odd\", line 1.py\", \
+                    line 23, in forward\n    return relu(x)\n";
         let found: Vec<_> = parse_traceback(text).collect();
         assert_eq!(found, [line("forward", "b \"odd\", line 1.py", 23), line("main", "/a/train.py", 40)]);
         for text in

@@ -53,6 +53,8 @@ const MAX_DIMENSIONS: u64 = 64;
 const STORAGE_NAME: &[u8; 20] = b"N3c1011StorageImplE\0";
 
 type TensorGetter<T> = unsafe extern "C" fn(*const *mut c_void, *mut T) -> i32;
+/// `const at::Tensor& c10::TensorImpl::grad() const`.
+type GradGetter = unsafe extern "C-unwind" fn(*mut c_void) -> *const *mut c_void;
 
 /// Symbols of PyTorch's libraries.
 pub(super) struct TorchSymbols {
@@ -61,8 +63,7 @@ pub(super) struct TorchSymbols {
     tensor_vtable: u64,
     storage_vtable: u64,
     cow_deleter: u64,
-    /// `const at::Tensor& c10::TensorImpl::grad() const`.
-    grad: unsafe extern "C-unwind" fn(*mut c_void) -> *const *mut c_void,
+    grad: GradGetter,
     data: TensorGetter<u64>,
     storage_size: TensorGetter<i64>,
     storage_offset: TensorGetter<i64>,
@@ -143,9 +144,7 @@ impl TorchSymbols {
                 tensor_vtable: vtable(c"_ZTVN3c1010TensorImplE")?,
                 storage_vtable: vtable(c"_ZTVN3c1011StorageImplE")?,
                 cow_deleter: exported_by(b"libc10.so", c"_ZN3c104impl3cow11cow_deleterEPv").addr() as u64,
-                grad: std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn(*mut c_void) -> *const *mut c_void>(
-                    grad,
-                ),
+                grad: std::mem::transmute::<*mut c_void, GradGetter>(grad),
                 data: std::mem::transmute::<*mut c_void, TensorGetter<u64>>(shim(c"aoti_torch_get_data_ptr")?),
                 storage_size: std::mem::transmute::<*mut c_void, TensorGetter<i64>>(shim(
                     c"aoti_torch_get_storage_size",

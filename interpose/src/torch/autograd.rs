@@ -114,7 +114,10 @@ impl AutogradRecorder {
     fn remember_unnumbered(&self, address: u64, created: CreatedAt) {
         let (slot, check) = slot_and_check(address, NO_NUMBER);
         let Some(bucket) = self.unnumbered.entries().get(slot % UNNUMBERED_BUCKETS) else { return };
-        let is_free = |word: &&AtomicU64| matches!(word.load(Ordering::Relaxed), known if known == 0 || known & CHECK_MASK == check);
+        let is_free = |word: &&AtomicU64| {
+            let known = word.load(Ordering::Relaxed);
+            known == 0 || known & CHECK_MASK == check
+        };
         let any = bucket.get((check >> 60) as usize % BUCKET);
         if let Some(word) = bucket.iter().find(is_free).or(any) {
             word.store(check | created.pack(), Ordering::Relaxed);
@@ -266,7 +269,8 @@ fn slot_and_check(owner: u64, number: u64) -> (usize, u64) {
 
 const GET_AND_INCREMENT: &CStr = c"_ZN2at15sequence_number17get_and_incrementEv";
 const CURRENT_THREAD: &CStr = c"_ZN2at14RecordFunction15currentThreadIdEv";
-const EVALUATE: &CStr = c"_ZN5torch8autograd6Engine17evaluate_functionERSt10shared_ptrINS0_9GraphTaskEEPNS0_4NodeERNS0_11InputBufferERKS2_INS0_10ReadyQueueEE";
+const EVALUATE: &CStr =
+    c"_ZN5torch8autograd6Engine17evaluate_functionERSt10shared_ptrINS0_9GraphTaskEEPNS0_4NodeERNS0_11InputBufferERKS2_INS0_10ReadyQueueEE";
 const ACCUMULATE_GRAD: &CStr = c"_ZN5torch8autograd14AccumulateGradC1EN2at6TensorE";
 
 /// `uint64_t at::sequence_number::get_and_increment()`.

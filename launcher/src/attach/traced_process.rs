@@ -288,7 +288,8 @@ fn reason(scope: Option<&str>, has_capability: bool, seccomp: Option<&str>) -> (
             "start the container with --cap-add=SYS_PTRACE",
         ),
         (_, false) => (
-            "the kernel does not permit to trace it: it may have more privileges or have forbidden it (PR_SET_DUMPABLE)",
+            "the kernel does not permit to trace it: it may have more privileges or have forbidden it \
+             (PR_SET_DUMPABLE)",
             "start the program with: memtrace -- COMMAND",
         ),
         (_, true) => ("the kernel does not permit to trace it", "start the program with: memtrace -- COMMAND"),

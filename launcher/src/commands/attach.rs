@@ -89,8 +89,8 @@ fn record(
         let loading = milliseconds(stopped.loading_ns);
         message::status(&match stopped.stopped_ns {
             Some(stopped) => format!(
-                "attached to process {pid}: its threads were stopped for {:.1} ms, one at a time, and one has loaded the \
-                 library in {loading:.1} ms",
+                "attached to process {pid}: its threads were stopped for {:.1} ms, one at a time, and one has loaded \
+                 the library in {loading:.1} ms",
                 milliseconds(stopped)
             ),
             None => {

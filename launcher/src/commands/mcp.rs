@@ -13,7 +13,8 @@ pub(crate) fn mcp(options: &Mcp) -> anyhow::Result<()> {
 /// Says how to get a memtrace with the server.
 #[cfg(not(feature = "mcp"))]
 pub(crate) fn mcp(_options: &Mcp) -> anyhow::Result<()> {
-    let help = "install the wheel gpu-memtrace, or build memtrace with the server: cargo install --locked --path launcher --features mcp";
+    let help = "install the wheel gpu-memtrace, or build memtrace with the server: cargo install --locked --path \
+                launcher --features mcp";
     Err(crate::message::WithHelp::new("this memtrace was built without the server for agents", help).into())
 }
 

@@ -28,9 +28,11 @@ const PROGRAM: &str = r#"
 import sys
 def fact(name, value):
     sys.stdout.write(name + "=" + value + "\n")
-fact("version", ".".join(map(str, sys.version_info[:3])) + ("" if sys.version_info[3] == "final" else sys.version_info[3]))
+level = "" if sys.version_info[3] == "final" else sys.version_info[3]
+fact("version", ".".join(map(str, sys.version_info[:3])) + level)
 fact("implementation", getattr(getattr(sys, "implementation", None), "name", "cpython"))
-build = (["free-threaded"] if "free-threading" in sys.version else []) + (["debug"] if hasattr(sys, "gettotalrefcount") else [])
+build = ["free-threaded"] if "free-threading" in sys.version else []
+build += ["debug"] if hasattr(sys, "gettotalrefcount") else []
 fact("build", " ".join(build) or "release")
 fact("executable", sys.executable)
 fact("prefix", sys.prefix)

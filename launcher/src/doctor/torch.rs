@@ -56,7 +56,8 @@ mod tests {
 
     #[test]
     fn version_files_of_old_and_new_releases() {
-        let new = "from typing import Optional\n\n__all__ = ['__version__', 'debug', 'cuda']\n__version__ = '2.11.0+cu130'\n\
+        let new = "from typing import Optional\n\n__all__ = ['__version__', 'debug', 'cuda']\n\
+                   __version__ = '2.11.0+cu130'\n\
                    debug = False\ncuda: Optional[str] = '13.0'\ngit_version = 'abc'\n";
         assert_eq!(assigned(new, "__version__").as_deref(), Some("2.11.0+cu130"));
         assert_eq!(assigned(new, "cuda").as_deref(), Some("13.0"));

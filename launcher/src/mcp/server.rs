@@ -23,11 +23,11 @@ use crate::mcp::tool_error::{INPUT_SCHEMA, ToolError};
 use crate::mcp::tools::{diagnostics, diff, dry_run, lines, out_of_memory, peak, run, runs, summary};
 
 /// What an agent reads first.
-const INSTRUCTIONS: &str = "memtrace records every GPU memory allocation of a program. Start with `runs`, then `summary` \
-    of a run. If it ran out of memory, call `out_of_memory`; `diagnostics` has issues with the line and the fix, and \
-    changes with the peak after them; `peak` has what filled the memory; `lines` has the memory of each source line; \
-    `diff` says what made one peak higher than another. Sizes are in bytes and as text. Places are FILE:LINE. Answers are \
-    at most 16 KiB; `left_out` says what is missing and how to get it.";
+const INSTRUCTIONS: &str = "memtrace records every GPU memory allocation of a program. Start with `runs`, then \
+    `summary` of a run. If it ran out of memory, call `out_of_memory`; `diagnostics` has issues with the line and the \
+    fix, and changes with the peak after them; `peak` has what filled the memory; `lines` has the memory of each \
+    source line; `diff` says what made one peak higher than another. Sizes are in bytes and as text. Places are \
+    FILE:LINE. Answers are at most 16 KiB; `left_out` says what is missing and how to get it.";
 /// The tools that only `--allow-run` adds, because they execute commands.
 const RUN: &str = "run";
 const DRY_RUN: &str = "dry_run";
@@ -143,14 +143,14 @@ fn tools(allow_run: bool) -> Result<Vec<Tool>, ErrorData> {
         reading::<peak::Arguments, peak::Content>(
             "peak",
             "Explain the peak",
-            "What filled the GPU memory at the peak: by category, phase and nn.Module, and the largest allocations with \
-             FILE:LINE and tensor name.",
+            "What filled the GPU memory at the peak: by category, phase and nn.Module, and the largest allocations \
+             with FILE:LINE and tensor name.",
         )?,
         reading::<out_of_memory::Arguments, out_of_memory::Content>(
             "out_of_memory",
             "Explain an out-of-memory error",
-            "Why a request for GPU memory failed: the request with its call stack, what was in use, free memory that was \
-             not usable, what the step still needed, and whether other allocator settings would have helped.",
+            "Why a request for GPU memory failed: the request with its call stack, what was in use, free memory that \
+             was not usable, what the step still needed, and whether other allocator settings would have helped.",
         )?,
         reading::<diagnostics::Arguments, diagnostics::Content>(
             "diagnostics",
@@ -176,8 +176,8 @@ fn tools(allow_run: bool) -> Result<Vec<Tool>, ErrorData> {
             tool::<run::Arguments, run::Content>(
                 RUN,
                 "Record a command",
-                "Run a command under memtrace and record its GPU memory. Returns the run, the exit status and the end of \
-                 the output.",
+                "Run a command under memtrace and record its GPU memory. Returns the run, the exit status and the end \
+                 of the output.",
             )?,
             tool::<dry_run::Arguments, run::Content>(
                 DRY_RUN,

@@ -121,7 +121,8 @@ mod tests {
             "memtrace_allocated_bytes{rank=\"2\",pid=\"7\",device=\"1\"} 512\n",
             "memtrace_allocations_total{rank=\"2\",pid=\"7\",device=\"1\"} 3\n",
             "memtrace_device_memory_bytes{rank=\"2\",pid=\"7\",device=\"1\",owner=\"NC\\\"CL\"} 64\n",
-            "memtrace_allocated_by_category_bytes{rank=\"2\",pid=\"7\",device=\"1\",category=\"optimizer_state\"} 256\n",
+            "memtrace_allocated_by_category_bytes{rank=\"2\",pid=\"7\",device=\"1\",\
+             category=\"optimizer_state\"} 256\n",
             "memtrace_processes 1\n",
             "memtrace_events_without_figures_total 4\n",
         ] {

@@ -19,7 +19,8 @@ pub(crate) fn require() -> anyhow::Result<()> {
     if cfg!(feature = "otlp") {
         return Ok(());
     }
-    let help = "install the wheel gpu-memtrace, or build memtrace with it: cargo install --locked --path launcher --features otlp";
+    let help = "install the wheel gpu-memtrace, or build memtrace with it: cargo install --locked --path launcher \
+                --features otlp";
     Err(crate::message::WithHelp::new("this memtrace was built without OpenTelemetry (--otlp)", help).into())
 }
 

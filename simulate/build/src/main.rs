@@ -2,8 +2,8 @@
 //!
 //!     simcuda-build plain CORES OUT           libcuda.so.1, libcudart.so.12 and .13, libnvidia-ml.so.1: for programs
 //!                                             without PyTorch
-//!     simcuda-build torch CORES TORCH [OUT]   every NVIDIA library that the PyTorch in the folder TORCH links, in OUT or
-//!                                             where its run path looks for them; prints that folder
+//!     simcuda-build torch CORES TORCH [OUT]   every NVIDIA library that the PyTorch in the folder TORCH links, in OUT
+//!                                             or where its run path looks for them; prints that folder
 
 use anyhow::{Context, Result, bail};
 use simcuda_build::{Cores, Imports, libraries_of, plain_libraries};

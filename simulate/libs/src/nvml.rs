@@ -248,7 +248,8 @@ macro_rules! processes_of_no_kind {
 }
 
 processes_of_no_kind! {
-    nvmlDeviceGetGraphicsRunningProcesses nvmlDeviceGetGraphicsRunningProcesses_v2 nvmlDeviceGetGraphicsRunningProcesses_v3
+    nvmlDeviceGetGraphicsRunningProcesses nvmlDeviceGetGraphicsRunningProcesses_v2
+    nvmlDeviceGetGraphicsRunningProcesses_v3
     nvmlDeviceGetMPSComputeRunningProcesses nvmlDeviceGetMPSComputeRunningProcesses_v2
     nvmlDeviceGetMPSComputeRunningProcesses_v3
 }

@@ -67,7 +67,9 @@ macro_rules! functions {
                     // SAFETY: the driver's function of that name has that type, because one build compiles both from
                     // these sources.
                     $($safe: unsafe {
-                        transmute::<*mut c_void, extern "C" fn($($safe_argument),*) -> c_int>(look_up($safe_name, $safe_flags))
+                        transmute::<*mut c_void, extern "C" fn($($safe_argument),*) -> c_int>(
+                            look_up($safe_name, $safe_flags)
+                        )
                     },)*
                     // SAFETY: the driver's function of that name has that type, because one build compiles both from
                     // these sources.

@@ -153,10 +153,12 @@ mod tests {
     use super::*;
 
     const TEXT: &str = "version: 1\npositions: instr line\nevents: Ir\nsummary: 135\n\n\
-        ob=/lib/libpython3.so\nfl=a.c\nfn=main\n0x1 1 10\ncob=/tmp/ours.so\ncfi=b.rs\ncfn=enter\ncalls=3 0x50 5\n0x2 2 100\n\n\
+        ob=/lib/libpython3.so\nfl=a.c\nfn=main\n0x1 1 10\ncob=/tmp/ours.so\ncfi=b.rs\ncfn=enter\n\
+        calls=3 0x50 5\n0x2 2 100\n\n\
         ob=/tmp/ours.so\nfl=b.rs\nfn=enter\n0x50 5 30\nfi=inlined.rs\n0x51 70 20\nfe=b.rs\n0x52 6 4\ncfn=inner\n\
         calls=3 0x90 9\n0x53 7 40\n\
-        cob=/lib/ld-linux-x86-64.so.2\ncfi=tls.c\ncfn=__tls_get_addr\ncalls=6 0x1 1\n0x54 7 6\n\nfn=inner\n0x90 9 40\n\n\
+        cob=/lib/ld-linux-x86-64.so.2\ncfi=tls.c\ncfn=__tls_get_addr\ncalls=6 0x1 1\n0x54 7 6\n\n\
+        fn=inner\n0x90 9 40\n\n\
         totals: 135\n";
 
     fn ours(object: &str) -> bool {

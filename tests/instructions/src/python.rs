@@ -22,7 +22,8 @@ impl Python {
     /// Runs an interpreter and reads its path and versions. Fails when it cannot run.
     pub(crate) fn ask(python: &Path) -> Result<Python> {
         let what = "import os, sys, platform\n\
-            print(os.path.realpath(sys.executable), platform.python_version(), platform.libc_ver()[1] or '?', sep='\\n')";
+            print(os.path.realpath(sys.executable), platform.python_version(), platform.libc_ver()[1] or '?', \
+            sep='\\n')";
         let text = stdout_of(Command::new(python).args(["-c", what]))?;
         let mut lines = text.lines().map(str::to_owned);
         let mut line =
@@ -40,8 +41,8 @@ impl Python {
         let found = candidates.iter().filter_map(|c| Python::ask(c).ok()).find(|p| p.release() == release);
         found.with_context(|| {
             format!(
-                "the baseline is of Python {release}, and there is none on PATH or in pyenv: name one with --python, or \
-                 measure another with --python and --accept"
+                "the baseline is of Python {release}, and there is none on PATH or in pyenv: name one with --python, \
+                 or measure another with --python and --accept"
             )
         })
     }

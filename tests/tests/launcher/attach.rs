@@ -328,8 +328,8 @@ mod exhaustive {
         let Some(attached) = Attached::start(program.0.pid(), &run) else { return };
         assert_eq!(program.ask("step"), "stepped");
         let text = attached.detach();
-        let warning = "warning: the memory that was in use before memtrace attached is not known: the tracker cannot be \
-                       attached to PyTorch's allocator\n";
+        let warning = "warning: the memory that was in use before memtrace attached is not known: the tracker cannot \
+                       be attached to PyTorch's allocator\n";
         assert!(text.contains(warning), "{text}");
         let process = only_process(&run);
         assert_eq!((&process["end_reason"], &process["lost"]), (&"detached".into(), &0.into()), "{process:#}");

@@ -295,7 +295,8 @@ fn every_command_has_a_manual_page() {
 fn bash_completes_commands_and_options() {
     let complete = |words: &[&str]| -> Vec<String> {
         let script = format!(
-            "source <({} completions bash); COMP_WORDS=({}); COMP_CWORD={}; _memtrace memtrace '{}' '{}'; printf '%s\\n' \"${{COMPREPLY[@]}}\"",
+            "source <({} completions bash); COMP_WORDS=({}); COMP_CWORD={}; _memtrace memtrace '{}' '{}'; \
+             printf '%s\\n' \"${{COMPREPLY[@]}}\"",
             memtrace().display(),
             words.join(" "),
             words.len() - 1,

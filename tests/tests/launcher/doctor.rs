@@ -412,7 +412,8 @@ fn resource_limits_and_a_read_only_folder_are_reported() {
 fn doctor_ends_at_its_time_limit_and_reports_an_unrecorded_child() {
     let programs = ProgramFolder::new();
     let pid_file = programs.path("pid");
-    let python = "import ctypes, os, time; ctypes.CDLL('libcuda.so.1'); open(os.environ['PID'], 'w').write(str(os.getpid())); time.sleep(1000)";
+    let python = "import ctypes, os, time; ctypes.CDLL('libcuda.so.1'); \
+                  open(os.environ['PID'], 'w').write(str(os.getpid())); time.sleep(1000)";
     let script = format!(
         "env -i LD_LIBRARY_PATH={} PID={} /usr/bin/python3 -c \"{python}\" & trap '' HUP; wait",
         simcuda().display(),

@@ -224,7 +224,8 @@ fn values_are_tried_and_the_largest_that_fits_is_found() {
     let largest = searched["largest"].as_u64().unwrap();
     let result_of = |value: u64| {
         let tries = searched["tries"].as_array().unwrap();
-        tries.iter().find(|one| one["value"] == value).unwrap_or_else(|| panic!("no try of {value}: {searched}"))["result"].clone()
+        let found = tries.iter().find(|one| one["value"] == value);
+        found.unwrap_or_else(|| panic!("no try of {value}: {searched}"))["result"].clone()
     };
     assert_eq!(result_of(largest), "fits");
     let oom = result_of(largest + 1)["out_of_memory"].clone();

@@ -55,7 +55,11 @@ fn integers_are_those_of_a_gpu() {
 #[test]
 fn the_policy_decides_what_masks_select() {
     let of = |policy: &str| printed(&["--nonzero", policy], "masks");
-    let expected = |count: u64, unique: u64| json!({"masked": count, "others": count, "where": count, "unique": unique, "is_finite": true, "is_nan": false});
+    let expected = |count: u64, unique: u64| {
+        json!({
+            "masked": count, "others": count, "where": count, "unique": unique, "is_finite": true, "is_nan": false,
+        })
+    };
     assert_eq!(of("half"), expected(500, 500));
     assert_eq!(of("full"), expected(1000, 1000));
     assert_eq!(of("zero"), expected(0, 1));

@@ -216,8 +216,8 @@ mod exhaustive {
         // Either child may be the one shown.
         let shown: Vec<String> = shown.iter().map(|line| line.replace("[1]", "[0]").replace("[2]", "[0]")).collect();
         let expected = format!(
-            "objects of the cycle: {name}: Node.children -> list[0] -> Node.parent -> Node; Node.value -> Tensor float32[1024, 1024] \
-             and 3 more tensors"
+            "objects of the cycle: {name}: Node.children -> list[0] -> Node.parent -> Node; Node.value -> Tensor \
+             float32[1024, 1024] and 3 more tensors"
         );
         assert_eq!(shown, [expected]);
         // The same number of collections frees the same memory, and the issue names the same line.

@@ -139,7 +139,10 @@ mod exhaustive {
     mod one_process {
         use super::super::*;
 
-        cases! { adam resnet tied frozen compiled two variables classes second_model folds resumed served inference one_step oom }
+        cases! {
+            adam resnet tied frozen compiled two variables classes second_model folds resumed served inference one_step
+            oom
+        }
     }
 
     #[test]

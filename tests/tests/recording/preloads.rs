@@ -15,7 +15,8 @@ const CONTEXT: u64 = 527 * MIB;
 const FIRST: &str = r#"export LD_PRELOAD="$0${LD_PRELOAD:+:$LD_PRELOAD}""#;
 const LAST: &str = r#"export LD_PRELOAD="${LD_PRELOAD:+$LD_PRELOAD:}$0""#;
 /// The folder of the CUDA libraries that PyTorch loads, for libraries that are loaded before it.
-const CUDA_LIBRARIES: &str = r#"export LD_LIBRARY_PATH="$(python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/nvidia/cu13/lib""#;
+const CUDA_LIBRARIES: &str = "export LD_LIBRARY_PATH=\"$(python -c 'import sysconfig; \
+    print(sysconfig.get_paths()[\"purelib\"])')/nvidia/cu13/lib\"";
 
 /// A program of `tests/programs/allocators` with `library` preloaded. `order` is [`FIRST`] or [`LAST`].
 fn preloaded(order: &str, library: &Path, program: &str, arguments: &[&str]) -> TracedProgram {

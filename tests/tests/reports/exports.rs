@@ -66,8 +66,9 @@ const BLOCKS: &str =
     from slice where category = 'block'";
 const HIGHEST: &str =
     "select t.name, max(c.value) value from counter c join track t on t.id = c.track_id group by t.name";
-const BY_CATEGORY: &str = "select t.name, (select c.value from counter c where c.track_id = t.id and c.ts <= peak.ts order by c.ts desc limit 1) value
-    from track t, (select c.ts ts from counter c join track t on t.id = c.track_id where t.name = 'GPU 0 allocated' order by c.value desc, c.ts limit 1) peak
+const BY_CATEGORY: &str = "select t.name, (select c.value from counter c where c.track_id = t.id and c.ts <= peak.ts
+    order by c.ts desc limit 1) value from track t, (select c.ts ts from counter c join track t on t.id = c.track_id
+    where t.name = 'GPU 0 allocated' order by c.value desc, c.ts limit 1) peak
     where t.name glob 'GPU 0 *' and t.name not in ('GPU 0 allocated', 'GPU 0 active', 'GPU 0 reserved')";
 const PHASES: &str = "select category, count(*) n, min(dur) shortest, max(depth) depth from slice group by category";
 
@@ -130,7 +131,8 @@ const ERRORS: &str =
     from slice s join track t on t.id = s.track_id where s.category = 'event'";
 const PROCESSES: &str = "select pid, name from process where pid > 0";
 const PLACES: &str = "select g.name device, sum(extract_arg(s.arg_set_id, 'debug.size')) bytes from slice s
-    join track t on t.id = s.track_id join track g on g.id = t.parent_id where s.category = 'block' group by g.name order by g.name";
+    join track t on t.id = s.track_id join track g on g.id = t.parent_id where s.category = 'block'
+    group by g.name order by g.name";
 
 /// Named ranges, several devices, an error and ranks: the expected values for the program of `showcase` were derived by
 /// hand.
@@ -155,7 +157,10 @@ fn perfetto_has_ranges_devices_errors_and_ranks() {
         assert_eq!(Value::from(errors.clone()), error, "on the device that it was of");
         let name = format!("rank {rank}: python train.py");
         assert_eq!(Value::from(processes.clone()), serde_json::json!([{ "pid": 7 + rank, "name": name }]));
-        let all = serde_json::json!([{ "device": "GPU 0", "bytes": 18 * MIB }, { "device": "GPU 1", "bytes": (8 + rank) * MIB }]);
+        let all = serde_json::json!([
+            { "device": "GPU 0", "bytes": 18 * MIB },
+            { "device": "GPU 1", "bytes": (8 + rank) * MIB },
+        ]);
         assert_eq!(Value::from(places.clone()), all, "all blocks");
     }
 }
@@ -211,8 +216,9 @@ fn flame_graphs_add_up_to_the_summary() {
         std::fs::write(folder.path().join(format!("{i}.json")), text).unwrap();
     }
     let packages = packages(&["fastjsonschema==2.21.2"]);
-    let script = "import fastjsonschema, json, sys\nfrom pathlib import Path\nread = lambda p: json.loads(Path(p).read_text())\n\
-        check = fastjsonschema.compile(read(sys.argv[1]))\nbad = read(sys.argv[2])\nbad['profiles'][0]['unit'] = 'potatoes'\n\
+    let script = "import fastjsonschema, json, sys\nfrom pathlib import Path\n\
+        read = lambda p: json.loads(Path(p).read_text())\ncheck = fastjsonschema.compile(read(sys.argv[1]))\n\
+        bad = read(sys.argv[2])\nbad['profiles'][0]['unit'] = 'potatoes'\n\
         for path in sys.argv[2:]: check(read(path))\n\
         try: check(bad)\nexcept fastjsonschema.JsonSchemaException: print('refused')";
     let mut command = Command::new(root().join("scripts/sim"));

@@ -19,10 +19,13 @@ mkdir -m 700 "$HOME" "$TMPDIR" "$XDG_RUNTIME_DIR" "$folder/out"
 umask "$4"
 cd "$folder/out"
 exec 3>&2 >"$folder/output" 2>&1
-printf 'import sys, torch\ndef main():\n    torch.ones(int(sys.argv[1]) << 20, device="cuda")\nmain()\n' >"$folder/program.py"
+printf 'import sys, torch\ndef main():\n    torch.ones(int(sys.argv[1]) << 20, device="cuda")\nmain()\n' \
+    >"$folder/program.py"
 "$memtrace" dry-run -o run -- "$python" "$folder/program.py" 1
 "$memtrace" dry-run -o tries --vary n=1,2 -- "$python" "$folder/program.py" {n}
-for format in snapshot html perfetto speedscope folded csv json; do "$memtrace" export run --to $format -o new.$format; done
+for format in snapshot html perfetto speedscope folded csv json; do
+    "$memtrace" export run --to $format -o new.$format
+done
 "$memtrace" export run --to parquet -o tables
 "$memtrace" export run --to csv
 "$memtrace" lines run --html -o lines.html

@@ -122,7 +122,8 @@ fn another_user_cannot_replace_the_preloaded_library() {
         chmod(place, 0o1777);
     }
     // Prints the owner of the loaded library and, from the second start on, whether it is the genuine one.
-    const PRINT: &str = r#"stat -c %u "$LD_PRELOAD"; if [ -e "$1" ]; then cmp "$1" "$LD_PRELOAD"; else echo "$LD_PRELOAD"; cp "$LD_PRELOAD" "$1"; fi"#;
+    const PRINT: &str = r#"stat -c %u "$LD_PRELOAD"
+        if [ -e "$1" ]; then cmp "$1" "$LD_PRELOAD"; else echo "$LD_PRELOAD"; cp "$LD_PRELOAD" "$1"; fi"#;
     // No other folder of this machine may serve: the next choice, /var/tmp, is empty.
     let isolate =
         r#"mount -t tmpfs -o mode=1777 none /var/tmp && exec setpriv --reuid 65533 --regid 65533 --clear-groups "$@""#;
@@ -163,7 +164,9 @@ fn another_user_cannot_replace_the_preloaded_library() {
     assert!(!path("victims").join(&hash).exists(), "nothing is created behind another user's link");
     // Now the attacker changes the folders as fast as possible while memtrace starts.
     let race = format!(
-        r#"while :; do for place; do p="$place/{base}"; ln -s "{trap}" "$p"; rm "$p"; mkdir "$p"; cp -r "{trap}/{hash}" "$p"; rm -r "$p"; done; done 2>/dev/null"#,
+        r#"while :; do for place; do
+            p="$place/{base}"; ln -s "{trap}" "$p"; rm "$p"; mkdir "$p"; cp -r "{trap}/{hash}" "$p"; rm -r "$p"
+        done; done 2>/dev/null"#,
         trap = trap.display()
     );
     let mut racing = attacking("sh");

@@ -54,9 +54,10 @@ const KNOWN: &[(&str, &[&str])] = &[
         &[
             "dry-run --vary bs=1,2 --jobs 2 -o {new} -- {intruder} oom say={bs} exit=1",
             "dry-run --max bs=1:3 --json --gpu t4 -o {new} -- {intruder} oom say={bs} exit=1",
-            "dry-run --vary bs=1 --memory 1GiB --gpus 2 --nonzero full --steps 3 --no-device-usage --no-snapshot --quiet \
-             -o {new} -- {intruder} names say={bs}{hostile} exit=9",
-            "dry-run --max bs=1:2 --limit 1GiB --keep 1GiB --job {hostile} -o {new} -- {intruder} names say={bs}{hostile} exit=9",
+            "dry-run --vary bs=1 --memory 1GiB --gpus 2 --nonzero full --steps 3 --no-device-usage --no-snapshot \
+             --quiet -o {new} -- {intruder} names say={bs}{hostile} exit=9",
+            "dry-run --max bs=1:2 --limit 1GiB --keep 1GiB --job {hostile} -o {new} -- {intruder} names \
+             say={bs}{hostile} exit=9",
             "dry-run --runs {new} --stacks none --cpu always --no-names --cycles --holders --pools off --verbose \
              --categories {rules} -- {intruder} names",
             "dry-run --xla-dump --metrics 127.0.0.1:0 --reports-in-background -o {new} -- true",
@@ -161,7 +162,8 @@ const KNOWN: &[(&str, &[&str])] = &[
         "attach",
         &[
             "attach {other} -o {new}",
-            "attach {pid} -o {new} --stacks python --cpu auto --no-names --no-device-usage --duration 1s --quiet --no-snapshot",
+            "attach {pid} -o {new} --stacks python --cpu auto --no-names --no-device-usage --duration 1s --quiet \
+             --no-snapshot",
             "attach {other} --output {run} --verbose",
             "attach 2147483647",
         ],
@@ -192,7 +194,8 @@ const KNOWN: &[(&str, &[&str])] = &[
     (
         "kernel install",
         &[
-            "kernel install --python {python} --name {hostile} --display-name {hostile} --prefix {new} -- --job {hostile}",
+            "kernel install --python {python} --name {hostile} --display-name {hostile} --prefix {new} -- --job \
+             {hostile}",
             "kernel install --python {bad_python} --user",
             "kernel install --python {missing} --sys-prefix",
             "kernel install --python {python} -- {hostile}",

@@ -220,7 +220,10 @@ fn a_program_cannot_make_the_launcher_write_elsewhere() {
         for n in run.json report.html sources.json summary.json summary.txt symbols.json $!.pickle; do
             rm -f $n; ln -s ../outside/untouched $n; ln -s ../outside/untouched .$n.part
         done
-        p=$!; while [ $p -lt $(($! + 300)) ]; do p=$((p + 1)); ln -s ../outside/untouched $p.mtr; ln -s ../outside/untouched $p.pickle; done
+        p=$!
+        while [ $p -lt $(($! + 300)) ]; do
+            p=$((p + 1)); ln -s ../outside/untouched $p.mtr; ln -s ../outside/untouched $p.pickle
+        done
         {PRODUCER} events=500 write & echo $!; wait; exit 3"#,
         here = folder.path().display()
     );
@@ -300,7 +303,8 @@ fn a_malicious_run_folder_is_read_without_harm() {
     // The recording defines objects with these paths. The launcher's own analysis is the first reader.
     let here = folder.path().display();
     let names = format!(
-        "paths={here}/pipe:/dev/zero:/dev/tty:/proc/kmsg:/proc/self/mem:/sys/kernel/uevent_seqnum:{here}/huge:../../etc/passwd:{here}"
+        "paths={here}/pipe:/dev/zero:/dev/tty:/proc/kmsg:/proc/self/mem:/sys/kernel/uevent_seqnum:\
+         {here}/huge:../../etc/passwd:{here}"
     );
     let (output, memory) = within(TIME, recording(&run).args([INTRUDER, &names]));
     assert!(output.status.success(), "{}", stderr(&output));

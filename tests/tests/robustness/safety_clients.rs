@@ -58,7 +58,8 @@ fn beside_an_honest_one(words: &str) -> Outcome {
     let half = HONEST / 2;
     let script = format!(
         "mkfifo {fifo}; {PRODUCER} events=100 write say=ready threads=2 events={half} rate=100000 write > {fifo} & \
-         read line < {fifo}; {INTRUDER} {words} & {PRODUCER} threads=2 events={half} rate=200000 write; wait; echo over; exit 7",
+         read line < {fifo}; {INTRUDER} {words} & {PRODUCER} threads=2 events={half} rate=200000 write; wait; echo \
+         over; exit 7",
         fifo = folder.path().join("fifo").display()
     );
     let mut command = Command::new(memtrace());

@@ -65,7 +65,9 @@ hooks! {
     /// PyTorch's CPU allocator calls it for each tensor.
     fn posix_memalign(result: *mut *mut c_void, alignment: usize, size: usize) -> c_int;
     /// The CUDA driver and its simulation map memory.
-    fn mmap(address: *mut c_void, length: usize, protection: c_int, flags: c_int, file: c_int, offset: i64) -> *mut c_void;
+    fn mmap(
+        address: *mut c_void, length: usize, protection: c_int, flags: c_int, file: c_int, offset: i64
+    ) -> *mut c_void;
     /// The CUDA driver calls its kernel module. The C library's function is variadic and reads at most this one
     /// argument more.
     fn ioctl(file: c_int, request: libc::c_ulong, argument: *mut c_void) -> c_int;

@@ -159,7 +159,8 @@ proptest! {
         prop_assert!(cursor.is_empty());
         for one in &all {
             let bytes = one.encoded();
-            let expected = Some(one.definition()).filter(|_| ![4, 17, 18, 19].contains(&one.kind) && bytes.len() <= MAX_DEFINITION);
+            let is_valid = ![4, 17, 18, 19].contains(&one.kind) && bytes.len() <= MAX_DEFINITION;
+            let expected = is_valid.then(|| one.definition());
             prop_assert_eq!(validation::decode_definition(&bytes), expected);
             // No prefix is a valid definition.
             for cut in 0..bytes.len() {
@@ -196,8 +197,10 @@ proptest! {
         for one in &definitions {
             writer.definition(&one.encoded()).unwrap();
         }
-        let clock: Vec<ClockPoint> =
-            clock.iter().map(|[ticks, monotonic_ns, realtime_ns]| ClockPoint { ticks: *ticks, monotonic_ns: *monotonic_ns, realtime_ns: *realtime_ns }).collect();
+        let clock: Vec<ClockPoint> = clock
+            .iter()
+            .map(|&[ticks, monotonic_ns, realtime_ns]| ClockPoint { ticks, monotonic_ns, realtime_ns })
+            .collect();
         for point in &clock {
             writer.clock(*point).unwrap();
         }
@@ -273,7 +276,8 @@ proptest! {
                     prop_assert_eq!((all.labels[&id].origin, &*all.labels[&id].text), (origin, text));
                 }
                 Definition::Module { id, path, build_id } => {
-                    prop_assert_eq!((&*all.modules[id.index()].path, &*all.modules[id.index()].build_id), (path, build_id));
+                    let found = &all.modules[id.index()];
+                    prop_assert_eq!((&*found.path, &*found.build_id), (path, build_id));
                 }
                 Definition::Thread { id, tid, name } => {
                     prop_assert_eq!((all.threads[id.index()].tid, &*all.threads[id.index()].name), (tid, name));
@@ -281,7 +285,8 @@ proptest! {
                 Definition::Pool { id, pool } => prop_assert_eq!(all.pools.get(&id), Some(&pool)),
                 Definition::Device { ordinal, name, total, used_before, pci } => {
                     let found = &all.devices[&ordinal];
-                    prop_assert_eq!((&*found.name, found.total, found.used_before, &*found.pci), (name, total, used_before, pci));
+                    let found = (&*found.name, found.total, found.used_before, &*found.pci);
+                    prop_assert_eq!(found, (name, total, used_before, pci));
                 }
                 Definition::NativeFrame { id, module, address } => {
                     prop_assert_eq!((all.native_frames[&id].module, all.native_frames[&id].address), (module, address));
@@ -309,7 +314,14 @@ proptest! {
     }
 
     #[test]
-    fn the_handshake_round_trips(generation: u32, token in "[0-9a-f]{1,64}", cpu in 0usize..3, stacks in 0usize..4, names: bool, folder in proptest::option::of("/[^\\x00]{0,40}")) {
+    fn the_handshake_round_trips(
+        generation: u32,
+        token in "[0-9a-f]{1,64}",
+        cpu in 0usize..3,
+        stacks in 0usize..4,
+        names: bool,
+        folder in proptest::option::of("/[^\\x00]{0,40}"),
+    ) {
         let hello = Hello::new(generation);
         prop_assert_eq!(Hello::from_bytes(&hello.to_bytes()), Some(hello));
         let cpu = [Cpu::Auto, Cpu::Always, Cpu::Never][cpu];

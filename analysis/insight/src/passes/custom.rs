@@ -357,7 +357,8 @@ mod tests {
 
     #[test]
     fn a_block_must_match_every_expression_of_a_rule() {
-        let rules = r#"{"name": "a", "stack": "model", "node": "^Sdpa"}, {"name": "b", "node": "Backward"}, {"name": "c", "tensor": "."}"#;
+        let rules = r#"{"name": "a", "stack": "model", "node": "^Sdpa"}, {"name": "b", "node": "Backward"},
+            {"name": "c", "tensor": "."}"#;
         assert_eq!(categories(rules, &[(2, 0, 7), (2, 3, 7), (1, 0, 2)]), ["-", "a", "c"]);
     }
 

@@ -19,8 +19,8 @@ const BOTTOM: f64 = 60.0;
 const LEGEND_LINE: f64 = 22.0;
 
 const STYLE: &str = "text { font: 13px system-ui, sans-serif; fill: #222; } .title { font-weight: bold; } \
-    .grid { stroke: #ddd; } .axis { stroke: #444; } .peak { stroke: #000; stroke-dasharray: 5 4; } .end { text-anchor: end; } \
-    .mid { text-anchor: middle; }";
+    .grid { stroke: #ddd; } .axis { stroke: #444; } .peak { stroke: #000; stroke-dasharray: 5 4; } \
+    .end { text-anchor: end; } .mid { text-anchor: middle; }";
 
 /// Writes the picture.
 pub(super) fn write(curve: &Curve, title: &str, out: &mut dyn Write) -> io::Result<()> {
@@ -32,7 +32,8 @@ pub(super) fn write(curve: &Curve, title: &str, out: &mut dyn Write) -> io::Resu
 fn svg(curve: &Curve, title: &str) -> String {
     let points = &curve.points[..];
     let head = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" width=\"{WIDTH}\" height=\"{HEIGHT}\" role=\"img\">\n\
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" width=\"{WIDTH}\" \
+         height=\"{HEIGHT}\" role=\"img\">\n\
          <title>Allocated memory by category, {title}</title>\n<style>{STYLE}</style>\n\
          <rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"#fff\"/>\n\
          <text class=\"title\" x=\"{LEFT}\" y=\"18\">Allocated memory by category, {title}</text>\n"

@@ -119,8 +119,9 @@ mod tests {
 
     #[test]
     fn figures_stay_and_names_go() {
-        let text = r#"{"version": 2, "command": ["python", "acme_train.py", "--user", "alice"], "directory": "/home/alice",
-            "host": "acme-gpu-7", "machine": {"name": "acme-gpu-7", "kernel": "6.1-acme", "cpus": 8}, "exit": {"code": 0},
+        let text = r#"{"version": 2, "command": ["python", "acme_train.py", "--user", "alice"],
+            "directory": "/home/alice", "host": "acme-gpu-7",
+            "machine": {"name": "acme-gpu-7", "kernel": "6.1-acme", "cpus": 8}, "exit": {"code": 0},
             "processes": [{"pid": 7, "env": {"RANK": "3", "SLURM_JOB_NAME": "acme", "PYTORCH_CUDA_ALLOC_CONF":
             "expandable_segments:True", "LOCAL_RANK": "alice"}, "counters": {"names_us": 5}, "end_reason": "exited",
             "notices": [{"topic": "python", "text": "verified", "status": "works"}], "new": "acme"}],

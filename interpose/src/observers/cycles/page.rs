@@ -212,7 +212,8 @@ mod tests {
             "<text x=\"84\" y=\"59\">.children</text>",
             ">[0] back to the first</text>",
             "<li><a href=\"#o0\">Node</a><code>.value</code></li>\n<li><a href=\"#o2\">Tensor float32[2]</a>",
-            "<div class=\"object tensor\" id=\"o2\"><b>Tensor float32[2]</b> <span class=\"dim\">8 bytes at 0x10</span>",
+            "<div class=\"object tensor\" id=\"o2\"><b>Tensor float32[2]</b> <span class=\"dim\">8 bytes at \
+             0x10</span>",
             "<li><code>.children</code> &rarr; <a href=\"#o1\">list</a></li>",
         ] {
             assert!(page.contains(part), "{part}: {page}");

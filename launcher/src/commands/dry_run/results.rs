@@ -170,7 +170,9 @@ mod tests {
                     "other_processes": "unknown"})
             });
             let highest = serde_json::json!({"allocated_bytes": 500, "reserved_bytes": 600});
-            let device = serde_json::json!({"device": 0, "total_bytes": 1000, "highest": highest, "device_memory": device_memory});
+            let device = serde_json::json!({
+                "device": 0, "total_bytes": 1000, "highest": highest, "device_memory": device_memory,
+            });
             let json = serde_json::json!({"version": "2.0", "processes": [{"devices": [device]}]});
             Summary::from_json(json.to_string().as_bytes()).unwrap()
         };

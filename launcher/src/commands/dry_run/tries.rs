@@ -175,7 +175,8 @@ impl<'a> Tries<'a> {
             WithHelp::new(
                 format!("the command has no {placeholder}"),
                 format!(
-                    "write it where the value belongs: memtrace dry-run ... -- python train.py --batch-size {placeholder}"
+                    "write it where the value belongs: memtrace dry-run ... -- python train.py --batch-size \
+                     {placeholder}"
                 )
             )
         );

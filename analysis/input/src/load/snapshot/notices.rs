@@ -75,8 +75,9 @@ impl ReadStatistics {
                 .into());
         } else if self.before.blocks + self.before.segments > 0 {
             add(format!(
-                "{} blocks ({} bytes) and {} segments are older than its first event: the recording started after their \
-                 allocation, or its ring buffer (max_entries) overwrote it; {} of these blocks are known only by their free",
+                "{} blocks ({} bytes) and {} segments are older than its first event: the recording started after \
+                 their allocation, or its ring buffer (max_entries) overwrote it; {} of these blocks are known only by \
+                 their free",
                 self.before.blocks, self.before.bytes, self.before.segments, self.before.known_by_free
             ));
         }

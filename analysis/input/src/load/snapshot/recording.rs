@@ -163,8 +163,9 @@ impl SnapshotRecording {
             first_us: 0,
             last_us: 0,
             end: End { reason: SNAPSHOT_END_REASON.into(), ..End::default() },
-            info: serde_json::json!({ "env": conf.map(|conf| [("PYTORCH_CUDA_ALLOC_CONF", conf)].into_iter().collect::<HashMap<_, _>>())
-                .unwrap_or_default() })
+            info: serde_json::json!({
+                "env": conf.map(|conf| HashMap::from([("PYTORCH_CUDA_ALLOC_CONF", conf)])).unwrap_or_default()
+            })
             .to_string(),
             events: 0,
             event_counts: EventCounts::default(),

@@ -26,11 +26,11 @@ macro_rules! texts {
 
 texts! {
     ALLOC "alloc", FREE_REQUESTED "free_requested", FREE_COMPLETED "free_completed", SEGMENT_ALLOC "segment_alloc",
-    SEGMENT_FREE "segment_free", SEGMENT_MAP "segment_map", SEGMENT_UNMAP "segment_unmap", SNAPSHOT "snapshot", OOM "oom",
-    ANNOTATE "annotate",
-    ACTION "action", ADDR "addr", DEVICE_FREE "device_free", SIZE "size", STREAM "stream", TIME_US "time_us", FRAMES "frames",
-    FORWARD_FRAMES "forward_frames", USER_METADATA "user_metadata", COMPILE_CONTEXT "compile_context", POOL_ID "pool_id",
-    NAME "name", FILENAME "filename", LINE "line",
+    SEGMENT_FREE "segment_free", SEGMENT_MAP "segment_map", SEGMENT_UNMAP "segment_unmap", SNAPSHOT "snapshot",
+    OOM "oom", ANNOTATE "annotate",
+    ACTION "action", ADDR "addr", DEVICE_FREE "device_free", SIZE "size", STREAM "stream", TIME_US "time_us",
+    FRAMES "frames", FORWARD_FRAMES "forward_frames", USER_METADATA "user_metadata",
+    COMPILE_CONTEXT "compile_context", POOL_ID "pool_id", NAME "name", FILENAME "filename", LINE "line",
     ADDRESS "address", TOTAL_SIZE "total_size", BLOCKS "blocks", DEVICE "device",
     SEGMENT_POOL_ID "segment_pool_id", IS_EXPANDABLE "is_expandable", REQUESTED_SIZE "requested_size", STATE "state",
     HISTORY "history", REAL_SIZE "real_size",

@@ -17,9 +17,14 @@ struct Entry {
 
 /// Declares [`Category`], the list of all, and their entries.
 macro_rules! categories {
-    ($($(#[$meaning:meta])+ $category:ident: $name:literal, $plural:literal, $layer:literal, $light:literal, $dark:literal, $terminal:literal;)+) => {
+    ($(
+        $(#[$meaning:meta])+
+        $category:ident: $name:literal, $plural:literal, $layer:literal,
+            $light:literal, $dark:literal, $terminal:literal;
+    )+) => {
         /// The purpose of a block. The first seven categories are those of PyTorch's own memory timeline.
-        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize, schemars::JsonSchema)]
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+        #[derive(Serialize, Deserialize, schemars::JsonSchema)]
         #[serde(rename_all = "snake_case")]
         pub enum Category {
             $($(#[$meaning])+ $category,)+
