@@ -12,12 +12,12 @@ use serde::Serialize;
 use crate::compare::line_text;
 use crate::device_names::{device_name, process_name};
 use crate::diff::{DevicePair, DiffReport};
+use crate::json_text::json_text;
 use crate::launch::LaunchIssueSummary;
 use crate::positions::when;
 use crate::refused::RefusedRequestSummary;
 use crate::summary::is_snapshot;
 use crate::summary::{DeviceSummary, ProcessSummary, ReleasedSummary, StackSummary, Summary, schema_text};
-use memtrace_input::printable;
 use memtrace_insight::diagnostics::diagnostic_rules;
 use memtrace_insight::passes::{Category, Phase, ReleasePoint};
 use memtrace_insight::rules::RuleId;
@@ -598,8 +598,7 @@ impl CheckReport {
 
     /// The result as JSON.
     pub fn to_json(&self) -> String {
-        // Serializing these plain structures cannot fail.
-        printable::json(serde_json::to_string_pretty(self).unwrap_or_default() + "\n")
+        json_text(self) + "\n"
     }
 }
 

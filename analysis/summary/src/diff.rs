@@ -10,9 +10,9 @@ use std::sync::Arc;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::json_text::json_text;
 use crate::memory_totals::Totals;
 use crate::schema_text::schema_text;
-use memtrace_input::printable;
 use memtrace_insight::FrameSummary;
 use memtrace_insight::passes::{Category, Phase};
 use memtrace_insight::rules::CustomRules;
@@ -296,7 +296,6 @@ impl DiffReport {
 
     /// The comparison as JSON.
     pub fn to_json(&self) -> String {
-        // Serializing these plain structures cannot fail.
-        printable::json(serde_json::to_string_pretty(self).unwrap_or_default() + "\n")
+        json_text(self) + "\n"
     }
 }

@@ -29,6 +29,7 @@ mod gaps;
 mod holders;
 mod issue_summary;
 mod job;
+mod json_text;
 mod launch;
 mod lines;
 mod live;

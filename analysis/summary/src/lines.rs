@@ -11,11 +11,11 @@ use memtrace_trace::counters::Counter;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::json_text::json_text;
 use crate::progress::Progress;
 use crate::source::{Body, end_of, start_of};
 use crate::summary::{CompileContextAmount, CustomCategoryAmount};
 use memtrace_input::load::{Process, Run, SNAPSHOT_TOPIC};
-use memtrace_input::printable;
 use memtrace_input::{CompileContexts, EventSource};
 use memtrace_insight::locations::Locations;
 use memtrace_insight::passes::{
@@ -230,8 +230,7 @@ impl LinesReport {
 
     /// The table as JSON.
     pub fn to_json(&self) -> String {
-        // Serializing these plain structures cannot fail.
-        printable::json(serde_json::to_string_pretty(self).unwrap_or_default() + "\n")
+        json_text(self) + "\n"
     }
 }
 

@@ -14,6 +14,7 @@ use crate::conclusions::{AllocatorAdvice, OutsidePytorch, RecordingGap, VerdictS
 use crate::cuda_graphs::CudaGraphsSummary;
 use crate::device_memory::{DeviceBreakdown, DeviceMemorySummary};
 pub use crate::issue_summary::{HolderSummary, IssueSummary, OomForecastSummary};
+use crate::json_text::json_text;
 use crate::launch::LaunchSummary;
 pub use crate::memory_totals::Totals;
 pub use crate::owners::OwnerBytes;
@@ -24,7 +25,6 @@ pub(crate) use crate::schema_text::schema_text;
 use crate::step_estimate::StepEstimate;
 use crate::xla::XlaSummary;
 use memtrace_input::load::{Exit, SNAPSHOT_END_REASON, SimulatedGpus, UnrecordableProcess};
-use memtrace_input::printable;
 use memtrace_insight::passes::{Category, Phase};
 use memtrace_insight::rules::{CategoryRuleId, PhaseRuleId, RuleId};
 pub use memtrace_insight::{FrameSummary, StackSummary};
@@ -1226,9 +1226,6 @@ impl Summary {
 
     /// The content of `summary.json`.
     pub fn to_json(&self) -> String {
-        // Serializing these plain structures cannot fail.
-        let mut text = serde_json::to_string_pretty(self).unwrap_or_default();
-        text.push('\n');
-        printable::json(text)
+        json_text(self) + "\n"
     }
 }

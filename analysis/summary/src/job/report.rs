@@ -3,11 +3,11 @@
 //!
 //! The doc comments of these types are the descriptions in the JSON Schema.
 
-use memtrace_input::printable;
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::conclusions::VerdictSummary;
+use crate::json_text::json_text;
 use crate::rank_table::RankTable;
 use crate::summary::schema_text;
 
@@ -110,9 +110,6 @@ impl JobReport {
 
     /// The report as JSON.
     pub fn to_json(&self) -> String {
-        // Serializing these plain structures cannot fail.
-        let mut text = serde_json::to_string_pretty(self).unwrap_or_default();
-        text.push('\n');
-        printable::json(text)
+        json_text(self) + "\n"
     }
 }

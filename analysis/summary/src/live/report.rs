@@ -3,6 +3,7 @@
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use crate::json_text::json_text;
 use crate::memory_totals::Totals;
 use crate::schema_text::schema_text;
 use crate::summary::{CategoryAmount, OwnerBytes};
@@ -152,7 +153,6 @@ impl LiveReport {
 
     /// The report as JSON.
     pub fn to_json(&self) -> String {
-        // Serializing these plain structures cannot fail.
-        memtrace_input::printable::json(serde_json::to_string_pretty(self).unwrap_or_default())
+        json_text(self)
     }
 }
