@@ -239,8 +239,8 @@ mod tests {
                     builder.allocated(0, &block, &Usage::default());
                     level[category] += if size >= least { size as i64 } else { 0 };
                 } else {
-                    let category = Category::ALL[category];
-                    let classification = BlockClassification { category, rule: CategoryRuleId::NoCategoryRule };
+                    let rule = CategoryRuleId::NoCategoryRule;
+                    let classification = BlockClassification { category: Category::ALL[category], rule };
                     let free = Event { seq, ticks: seq, ..Event::EMPTY };
                     builder.lifetime_ended(0, &allocations[*i].unwrap(), &classification, FrameId::NONE, Some(&free));
                     level[category] -= if size >= least { size as i64 } else { 0 };
@@ -249,8 +249,8 @@ mod tests {
             }
             for (i, (_, category, life)) in blocks.iter().enumerate() {
                 if *life == 0 {
-                    let category = Category::ALL[*category];
-                    let classification = BlockClassification { category, rule: CategoryRuleId::NoCategoryRule };
+                    let rule = CategoryRuleId::NoCategoryRule;
+                    let classification = BlockClassification { category: Category::ALL[*category], rule };
                     builder.lifetime_ended(0, &allocations[i].unwrap(), &classification, FrameId::NONE, None);
                 }
             }

@@ -1,13 +1,12 @@
 //! The tool `diagnostics`: the issues of a run with evidence and fix, and suggestions with the peak after them.
 
-use std::path::PathBuf;
-
 use memtrace_analysis::report::{DeviceSummary, IssueSummary, ProcessSummary, SuggestionSummary};
 use rmcp::model::CallToolResult;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::place::Place;
+use super::arguments::RunPath;
+use super::place::SourceLocation;
 use super::selection::Selection;
 use crate::mcp::answer::{Shape, Size, fit};
 use crate::mcp::command::{Memtrace, shell_word};
@@ -16,8 +15,7 @@ use crate::mcp::tool_error::ToolError;
 #[derive(Deserialize, JsonSchema, Debug)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Arguments {
-    /// A run folder, a .mtr file or a PyTorch memory snapshot (.pickle, .pkl, .json, each also .gz).
-    run: PathBuf,
+    run: RunPath,
     /// Only processes of this rank.
     rank: Option<u32>,
     /// Only the process with this id.
@@ -54,7 +52,7 @@ struct IssueRow {
     #[serde(skip_serializing_if = "Option::is_none")]
     saves: Option<Size>,
     /// The line to change, or of the allocations.
-    place: Option<Place>,
+    place: Option<SourceLocation>,
     /// The measured facts.
     evidence: Vec<String>,
     /// The change to the program.
@@ -111,7 +109,7 @@ struct Owner {
 
 /// Answers a call.
 pub(crate) async fn call(memtrace: &Memtrace, arguments: Arguments) -> Result<CallToolResult, ToolError> {
-    let Arguments { run, rank, pid, device, limit, offset } = arguments;
+    let Arguments { run: RunPath(run), rank, pid, device, limit, offset } = arguments;
     let summary = memtrace.summary(&run).await?;
     let selection = Selection { rank, pid, device };
     let devices = selection.devices(&run, &summary)?;
@@ -141,7 +139,7 @@ fn issue_row(process: &ProcessSummary, issue: &IssueSummary, shape: &Shape) -> I
         headline: shape.text(&issue.headline),
         cost: Size::of(issue.bytes),
         saves: issue.saves_bytes.map(Size::of),
-        place: issue.stack.as_ref().map(|stack| Place::of(stack, 0, shape)),
+        place: issue.stack.as_ref().map(|stack| SourceLocation::of(stack, 0, shape)),
         evidence: shape.first("evidence", &issue.evidence, |fact| shape.text(fact)),
         fix: shape.text(&issue.fix),
         held_by: shape.first("held_by", &issue.held_by, |holder| {

@@ -1,14 +1,13 @@
 //! The tool `dry_run`: records a command over a simulated GPU. Only with `--allow-run`, because the command is
 //! executed.
 
-use std::path::PathBuf;
-
 use rmcp::RoleServer;
 use rmcp::model::CallToolResult;
 use rmcp::service::RequestContext;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
+use super::arguments::{CommandLine, NewRunFolder, TimeoutSeconds};
 use super::run::{Request, Running, record};
 use crate::mcp::command::Memtrace;
 use crate::mcp::tool_error::ToolError;
@@ -16,20 +15,15 @@ use crate::mcp::tool_error::ToolError;
 #[derive(Deserialize, JsonSchema, Debug)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Arguments {
-    /// The command and its arguments, for example ["python", "train.py"]. No shell interprets them.
-    command: Vec<String>,
+    command: CommandLine,
     /// The GPU, for example "a100-40gb". `memtrace dry-run --list-gpus` has all names. Default: "h100-sxm".
     gpu: Option<String>,
     /// The memory of each GPU instead of the model's, for example "24GiB".
     memory: Option<String>,
     /// The number of GPUs. Default: 1.
     gpus: Option<u32>,
-    /// The time limit in seconds. Default: 600. Then the command gets SIGTERM, and the run up to there is recorded. No
-    /// process of the command outlives it.
-    timeout_seconds: Option<u64>,
-    /// The run folder, below the working folder of the server. It must be new or empty. Default: named after the
-    /// program and the time.
-    folder: Option<PathBuf>,
+    timeout_seconds: Option<TimeoutSeconds>,
+    folder: Option<NewRunFolder>,
 }
 
 /// Answers a call.

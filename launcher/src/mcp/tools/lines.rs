@@ -1,12 +1,11 @@
 //! The tool `lines`: the GPU memory that each source line allocated and freed.
 
-use std::path::PathBuf;
-
 use memtrace_analysis::report::{FunctionLines, LineFigures, LineRow, LinesReport};
 use rmcp::model::CallToolResult;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::arguments::RunPath;
 use super::selection::OtherDevice;
 use crate::mcp::answer::{DEFAULT_LIMIT, Shape, Size, fit};
 use crate::mcp::command::{Memtrace, shell_word};
@@ -18,8 +17,7 @@ const MAX_FUNCTIONS: usize = 1000;
 #[derive(Deserialize, JsonSchema, Debug)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Arguments {
-    /// A run folder, a .mtr file or a PyTorch memory snapshot (.pickle, .pkl, .json, each also .gz).
-    run: PathBuf,
+    run: RunPath,
     /// A function: its name, its qualified name or the end of it, for example Block.forward. Default: the functions of
     /// the program with the highest peaks.
     function: Option<String>,
@@ -100,7 +98,7 @@ struct LineRowContent {
 
 /// Answers a call.
 pub(crate) async fn call(memtrace: &Memtrace, arguments: Arguments) -> Result<CallToolResult, ToolError> {
-    let Arguments { run, function, file, rank, pid, device, limit, offset } = arguments;
+    let Arguments { run: RunPath(run), function, file, rank, pid, device, limit, offset } = arguments;
     if rank.is_some() && pid.is_some() {
         return Err(ToolError::new("rank and pid cannot be used together", "leave out one of them"));
     }

@@ -2,6 +2,7 @@
 //!
 //! The comments of arguments and answers are part of the protocol: agents read them.
 
+mod arguments;
 pub(crate) mod diagnostics;
 pub(crate) mod diff;
 pub(crate) mod dry_run;

@@ -1,13 +1,12 @@
 //! The tool `out_of_memory`: why a request for memory failed.
 
-use std::path::PathBuf;
-
 use memtrace_analysis::report::{DeviceSummary, OomSummary, ProcessSummary, RefusedRequestSummary, ReplayedSetting};
 use rmcp::model::CallToolResult;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::place::Place;
+use super::arguments::RunPath;
+use super::place::SourceLocation;
 use super::selection::{DeviceId, OtherDevice, Selection};
 use super::state::Held;
 use crate::mcp::answer::{Shape, Size, fit};
@@ -20,8 +19,7 @@ const FRAMES: (usize, usize) = (8, 50);
 #[derive(Deserialize, JsonSchema, Debug)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Arguments {
-    /// A run folder, a .mtr file or a PyTorch memory snapshot (.pickle, .pkl, .json, each also .gz).
-    run: PathBuf,
+    run: RunPath,
     /// The process of this rank. Default: the process with an out-of-memory error.
     rank: Option<u32>,
     /// The process with this id.
@@ -91,7 +89,7 @@ struct ErrorContent {
     /// The size of the request.
     requested: Size,
     /// The place of the request.
-    requested_at: Place,
+    requested_at: SourceLocation,
     /// What the request was for, if that is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     requested_for: Option<String>,
@@ -161,7 +159,7 @@ struct SettingRow {
 
 /// Answers a call.
 pub(crate) async fn call(memtrace: &Memtrace, arguments: Arguments) -> Result<CallToolResult, ToolError> {
-    let Arguments { run, rank, pid, device, error, frames, limit, offset } = arguments;
+    let Arguments { run: RunPath(run), rank, pid, device, error, frames, limit, offset } = arguments;
     let frames = frames.unwrap_or(FRAMES.0).min(FRAMES.1);
     let summary = memtrace.summary(&run).await?;
     let mut devices = Selection { rank, pid, device }.devices(&run, &summary)?;
@@ -211,7 +209,7 @@ fn content(
         index,
         fatal: oom.fatal,
         requested: Size::of(oom.requested_bytes),
-        requested_at: Place::of(&oom.requested_at, frames, shape),
+        requested_at: SourceLocation::of(&oom.requested_at, frames, shape),
         requested_for: oom.requested_for.as_ref().or(oom.as_large_as.as_ref()).map(|name| {
             let how = if oom.requested_for.is_some() { "" } else { "as large as " };
             format!("{how}{}", shape.text(name))

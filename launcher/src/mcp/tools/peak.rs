@@ -1,12 +1,11 @@
 //! The tool `peak`: what filled the memory of a device at its peak.
 
-use std::path::PathBuf;
-
 use rmcp::model::CallToolResult;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::place::Place;
+use super::arguments::RunPath;
+use super::place::SourceLocation;
 use super::selection::{DeviceId, OtherDevice, Selection};
 use super::state::Held;
 use crate::mcp::answer::{Size, fit};
@@ -19,8 +18,7 @@ const MAX_FRAMES: usize = 50;
 #[derive(Deserialize, JsonSchema, Debug)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Arguments {
-    /// A run folder, a .mtr file or a PyTorch memory snapshot (.pickle, .pkl, .json, each also .gz).
-    run: PathBuf,
+    run: RunPath,
     /// The process of this rank. Default: the process with an out-of-memory error or the highest peak.
     rank: Option<u32>,
     /// The process with this id.
@@ -45,7 +43,7 @@ pub(crate) struct Content {
     peak: Option<Held>,
     /// The allocation that reached the peak. Absent if it is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
-    reached_by: Option<Place>,
+    reached_by: Option<SourceLocation>,
     /// The highest reserved memory of the recording.
     reserved_peak: Size,
     /// Reserved memory that is free and cannot be released, because blocks in use are in the same segments.
@@ -71,12 +69,12 @@ struct Blocking {
     /// The free memory in these segments.
     free: Size,
     #[serde(flatten)]
-    place: Place,
+    place: SourceLocation,
 }
 
 /// Answers a call.
 pub(crate) async fn call(memtrace: &Memtrace, arguments: Arguments) -> Result<CallToolResult, ToolError> {
-    let Arguments { run, rank, pid, device, frames, limit, offset } = arguments;
+    let Arguments { run: RunPath(run), rank, pid, device, frames, limit, offset } = arguments;
     let frames = frames.unwrap_or(0).min(MAX_FRAMES);
     let summary = memtrace.summary(&run).await?;
     let devices = Selection { rank, pid, device }.devices(&run, &summary)?;
@@ -91,14 +89,14 @@ pub(crate) async fn call(memtrace: &Memtrace, arguments: Arguments) -> Result<Ca
             .peak
             .as_ref()
             .and_then(|peak| peak.allocated_at.as_ref())
-            .map(|stack| Place::of(stack, frames, shape)),
+            .map(|stack| SourceLocation::of(stack, frames, shape)),
         reserved_peak: Size::of(device.highest.reserved_bytes),
         fragmentation: device.reserved.as_ref().map(|reserved| Fragmentation {
             blocked: Size::of(reserved.blocked_bytes),
             releasable: Size::of(reserved.releasable_bytes),
             blocked_by: shape.first("blocked_by", &reserved.blocked_by, |blocking| Blocking {
                 free: Size::of(blocking.free_bytes),
-                place: Place::of(&blocking.allocated_at, frames, shape),
+                place: SourceLocation::of(&blocking.allocated_at, frames, shape),
             }),
         }),
         other_devices: shape.first("other_devices", others, OtherDevice::of),

@@ -8,7 +8,8 @@ use crate::mcp::answer::Shape;
 
 /// A place in source code.
 #[derive(Serialize, JsonSchema, Debug, PartialEq)]
-pub(super) struct Place {
+#[schemars(rename = "Place")]
+pub(super) struct SourceLocation {
     /// `FILE:LINE FUNCTION` of the program's own code. Absent if it is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     at: Option<String>,
@@ -23,9 +24,9 @@ pub(super) struct Place {
     stack: Vec<String>,
 }
 
-impl Place {
+impl SourceLocation {
     /// The place of a stack, with this number of its frames.
-    pub(super) fn of(stack: &StackSummary, frames: usize, shape: &Shape) -> Place {
+    pub(super) fn of(stack: &StackSummary, frames: usize, shape: &Shape) -> SourceLocation {
         let own = own_frame(stack);
         let at = own.map(|frame| frame_text(frame, shape));
         let innermost = stack.frames.first().filter(|frame| own.is_some_and(|own| !std::ptr::eq(*frame, own)));
@@ -33,7 +34,7 @@ impl Place {
         if frames > 0 && shown.len() < stack.frames.len() {
             shown.push(format!("... {} more", stack.frames.len() - shown.len()));
         }
-        Place {
+        SourceLocation {
             at,
             calls: innermost.map(|frame| frame_text(frame, shape)),
             node: stack.node.as_deref().map(|node| shape.text(node)),

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::sync::{Mutex, watch};
 
+use super::arguments::{CommandLine, NewRunFolder, TimeoutSeconds};
 use super::runs::RunRow;
 use crate::inherited;
 use crate::mcp::answer::{Shape, fit};
@@ -36,14 +37,9 @@ const PROGRESS: Duration = Duration::from_secs(5);
 #[derive(Deserialize, JsonSchema, Debug)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Arguments {
-    /// The command and its arguments, for example ["python", "train.py"]. No shell interprets them.
-    command: Vec<String>,
-    /// The time limit in seconds. Default: 600. Then the command gets SIGTERM, and the run up to there is recorded. No
-    /// process of the command outlives it.
-    timeout_seconds: Option<u64>,
-    /// The run folder, below the working folder of the server. It must be new or empty. Default: named after the
-    /// program and the time.
-    folder: Option<PathBuf>,
+    command: CommandLine,
+    timeout_seconds: Option<TimeoutSeconds>,
+    folder: Option<NewRunFolder>,
     /// Record which Python objects hold the tensors. Default: false.
     holders: Option<bool>,
     /// Record the objects of reference cycles that held tensors. Default: false.
@@ -72,10 +68,9 @@ pub(crate) struct Content {
 pub(super) struct Request {
     /// The subcommand of memtrace that records, with its options.
     pub(super) recorder: Vec<String>,
-    /// The command and its arguments.
-    pub(super) command: Vec<String>,
-    pub(super) timeout_seconds: Option<u64>,
-    pub(super) folder: Option<PathBuf>,
+    pub(super) command: CommandLine,
+    pub(super) timeout_seconds: Option<TimeoutSeconds>,
+    pub(super) folder: Option<NewRunFolder>,
 }
 
 /// The runs in progress: at most one, because runs would share the GPU.
@@ -138,12 +133,12 @@ pub(super) async fn record(
     request: Request,
     context: &RequestContext<RoleServer>,
 ) -> Result<CallToolResult, ToolError> {
-    let Request { recorder, command, timeout_seconds, folder } = request;
+    let Request { recorder, command: CommandLine(command), timeout_seconds, folder } = request;
     if command.first().is_none_or(String::is_empty) {
         return Err(ToolError::new("the command is empty", "pass the program and its arguments as a list"));
     }
     let folder = match folder {
-        Some(folder) => below_working_folder(folder)?,
+        Some(NewRunFolder(folder)) => below_working_folder(folder)?,
         None => default_folder(&command),
     };
     // Its run would be taken for that of the command.
@@ -154,7 +149,8 @@ pub(super) async fn record(
     let Ok(turn) = Arc::clone(&running.one).try_lock_owned() else {
         return Err(ToolError::new("another run is in progress", "wait for its answer, or cancel it"));
     };
-    let limit = timeout_seconds.map_or(TIME_LIMIT.0, Duration::from_secs).min(TIME_LIMIT.1);
+    let limit =
+        timeout_seconds.map_or(TIME_LIMIT.0, |TimeoutSeconds(seconds)| Duration::from_secs(seconds)).min(TIME_LIMIT.1);
 
     let mut recording = memtrace.supervised();
     inherited::restore_umask(recording.as_std_mut());

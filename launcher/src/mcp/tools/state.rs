@@ -4,12 +4,13 @@ use memtrace_analysis::report::{AllocationGroup, MemoryState};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::place::Place;
+use super::place::SourceLocation;
 use crate::mcp::answer::{Shape, Size, percent};
 
 /// Part of the allocated memory.
 #[derive(Serialize, JsonSchema, Debug)]
-pub(super) struct Part {
+#[schemars(rename = "Part")]
+pub(super) struct MemoryShare {
     /// The category, phase or module.
     name: String,
     /// Its size.
@@ -40,7 +41,7 @@ pub(super) struct Allocation {
     #[serde(skip_serializing_if = "Option::is_none")]
     shape: Option<String>,
     #[serde(flatten)]
-    place: Place,
+    place: SourceLocation,
 }
 
 /// The memory of a device at one point in time.
@@ -61,12 +62,12 @@ pub(super) struct Held {
     #[serde(skip_serializing_if = "Option::is_none")]
     active: Option<Size>,
     /// The allocated blocks by category.
-    by_category: Vec<Part>,
+    by_category: Vec<MemoryShare>,
     /// The allocated blocks by the phase that allocated them.
-    by_phase: Vec<Part>,
+    by_phase: Vec<MemoryShare>,
     /// The allocated blocks by `nn.Module`. Only for the peak, if calls of modules were recorded.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    by_module: Vec<Part>,
+    by_module: Vec<MemoryShare>,
     /// The largest allocations.
     largest: Vec<Allocation>,
 }
@@ -75,7 +76,7 @@ impl Held {
     /// A memory state, with this number of frames of each stack.
     pub(super) fn of(state: &MemoryState, frames: usize, shape: &Shape) -> Held {
         let all = state.totals.allocated_bytes;
-        let part = |name: String, bytes: u64, count: u64| Part {
+        let part = |name: String, bytes: u64, count: u64| MemoryShare {
             name: shape.text(&name),
             size: Size::of(bytes),
             share: percent(bytes, all),
@@ -123,6 +124,6 @@ fn allocation(group: &AllocationGroup, all: u64, frames: usize, shape: &Shape) -
         phase: group.phase.name().to_owned(),
         tensor: tensor.map(|name| shape.text(name)),
         shape: tensor_shape.as_deref().map(|text| shape.text(text)),
-        place: Place::of(&group.stack, frames, shape),
+        place: SourceLocation::of(&group.stack, frames, shape),
     }
 }

@@ -1,12 +1,11 @@
 //! The tool `summary`: how a run ended, and the peak of each process and device.
 
-use std::path::PathBuf;
-
 use memtrace_analysis::report::{CategoryAmount, DeviceSummary, ProcessSummary, StepSummary, duration_text};
 use rmcp::model::CallToolResult;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::arguments::RunPath;
 use super::selection::{DeviceId, Selection};
 use super::state::largest_first;
 use crate::mcp::answer::{Shape, Size, fit, percent};
@@ -21,8 +20,7 @@ const TOP_ISSUES: usize = 3;
 #[derive(Deserialize, JsonSchema, Debug)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Arguments {
-    /// A run folder, a .mtr file or a PyTorch memory snapshot (.pickle, .pkl, .json, each also .gz).
-    run: PathBuf,
+    run: RunPath,
     /// Only processes of this rank.
     rank: Option<u32>,
     /// Only the process with this id.
@@ -99,7 +97,7 @@ struct DeviceRow {
 
 /// Answers a call.
 pub(crate) async fn call(memtrace: &Memtrace, arguments: Arguments) -> Result<CallToolResult, ToolError> {
-    let Arguments { run, rank, pid, limit, offset } = arguments;
+    let Arguments { run: RunPath(run), rank, pid, limit, offset } = arguments;
     let summary = memtrace.summary(&run).await?;
     let selection = Selection { rank, pid, device: None };
     let processes = selection.processes(&run, &summary)?;
