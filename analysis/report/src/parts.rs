@@ -192,14 +192,14 @@ impl TextReport {
             ("Peak", Align::Right),
             ("Main changes", Align::Left),
         ]);
-        let before = Part { caption: None, rows: &device.before_first_step, steps: 1, micro_batches: 0 };
-        let first = Part {
+        let before = PhaseGroup { caption: None, rows: &device.before_first_step, steps: 1, micro_batches: 0 };
+        let first = PhaseGroup {
             caption: Some("step 0".to_owned()),
             rows: &device.first_step,
             steps: 1,
             micro_batches: device.first_step_micro_batches,
         };
-        let later = Part {
+        let later = PhaseGroup {
             caption: Some(match device.later_steps_count {
                 1 => "step 1".to_owned(),
                 n => format!("steps 1-{n}"),
@@ -515,7 +515,7 @@ fn allocation_rows(groups: &[AllocationGroup]) -> Vec<AllocationRow<'_>> {
 }
 
 /// The phases of one part of a run.
-struct Part<'a> {
+struct PhaseGroup<'a> {
     /// The steps of the part; `None` before the first step.
     caption: Option<String>,
     rows: &'a [PhaseSummary],
@@ -523,7 +523,7 @@ struct Part<'a> {
     micro_batches: u64,
 }
 
-impl Part<'_> {
+impl PhaseGroup<'_> {
     /// Whether the steps accumulate the gradients of several micro-batches.
     fn accumulates(&self) -> bool {
         self.steps > 0 && self.micro_batches > self.steps

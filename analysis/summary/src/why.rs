@@ -12,8 +12,8 @@ use memtrace_input::EventSource;
 use memtrace_input::load::Process;
 use memtrace_insight::locations::Locations;
 use memtrace_insight::passes::{
-    Analysis, Category, ComparedInputs, DeviceAnalysis, FailedAllocation, Oom, OomQuery, OomReport, Outcome, Phase,
-    ReplayedDevice, ReplayedMemory, Reserved, RunPart, WhatIf, WhatIfQuery,
+    Analysis, Category, ComparedInputs, DeviceAnalysis, FailedAllocation, Oom, OomQuery, OomReport, Phase,
+    ReplayedDevice, ReplayedMemory, Reserved, RunPart, SettingOutcome, WhatIf, WhatIfQuery,
 };
 use memtrace_insight::units::size_text;
 use memtrace_replay::{AllocatorSettings, MemoryLocation, Names, Owner, OwnerUsage, Peak};
@@ -233,7 +233,7 @@ pub(crate) fn reserved_summary(reserved: &Reserved, locations: &Locations<'_>, n
 /// what the interrupted step needs.
 pub(crate) fn what_if_summary(what_if: &WhatIf, refused: bool, estimate: Option<&StepEstimate>) -> WhatIfSummary {
     let agreement = &what_if.agreement;
-    let setting = |outcome: &Outcome| {
+    let setting = |outcome: &SettingOutcome| {
         let fits = outcome.fits.filter(|fits| *fits || !refused);
         let short = step_short(outcome, what_if.limit, estimate).filter(|_| !refused && fits == Some(true));
         ReplayedSetting {
@@ -259,7 +259,7 @@ pub(crate) fn what_if_summary(what_if: &WhatIf, refused: bool, estimate: Option<
 
 /// The bytes that the device lacks for the interrupted step under one setting; 0 if the step fits. `None` if the
 /// recording does not show whether it fits.
-fn step_short(outcome: &Outcome, limit: u64, estimate: Option<&StepEstimate>) -> Option<u64> {
+fn step_short(outcome: &SettingOutcome, limit: u64, estimate: Option<&StepEstimate>) -> Option<u64> {
     match outcome.step {
         Some(step) => Some(step.short),
         // A lower bound can only show that the step does not fit.

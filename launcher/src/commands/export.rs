@@ -170,7 +170,7 @@ fn html(run: &Run, options: &Export, summary_options: &SummaryOptions<'_>, name:
 }
 
 /// The part of one process that is exported.
-struct Part<'a> {
+struct ExportedWindow<'a> {
     process: &'a Process,
     window: Window,
 }
@@ -237,7 +237,7 @@ fn files(
     options: &Export,
     extension: &str,
     help: Option<&str>,
-    write: &dyn Fn(&Part, &mut File, &Path) -> anyhow::Result<()>,
+    write: &dyn Fn(&ExportedWindow, &mut File, &Path) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
     let chosen = choose(run, options)?;
     if options.output.is_some() && chosen.len() > 1 {
@@ -278,7 +278,7 @@ fn files(
 }
 
 /// The requested window of a process. Fails when the window cannot be computed or is empty.
-fn part<'a>(run: &Run, process: &'a Process, requested: &cli::Window) -> anyhow::Result<Part<'a>> {
+fn part<'a>(run: &Run, process: &'a Process, requested: &cli::Window) -> anyhow::Result<ExportedWindow<'a>> {
     let began = run_start_ns(run).unwrap_or(0);
     let selection = Selection {
         steps: requested.steps,
@@ -293,7 +293,7 @@ fn part<'a>(run: &Run, process: &'a Process, requested: &cli::Window) -> anyhow:
     let what = "selecting the window";
     let window = Window::of(process, &selection, &mut |done| line.show(&Progress { what, done, total }));
     line.clear();
-    Ok(Part { process, window: window? })
+    Ok(ExportedWindow { process, window: window? })
 }
 
 /// A description of the events and blocks outside a window.

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::evidence::EventCounts;
 use super::layers;
-use super::report::{Check, NotRecorded, Process, Program, PyTorch};
+use super::report::{Check, NotRecorded, Program, PyTorch, RecordedProcess};
 use super::supervise::{self, CommandResult};
 use super::units::count;
 use super::{probe, torch};
@@ -115,7 +115,7 @@ fn refused(manifest: &Manifest) -> impl Iterator<Item = Check> {
     })
 }
 
-fn recording(processes: &[Process]) -> Check {
+fn recording(processes: &[RecordedProcess]) -> Check {
     let events: u64 = processes.iter().map(|p| p.events).sum();
     match processes.len() {
         0 => Check::unused("Recording", "no process allocated GPU memory, or CPU tensors with PyTorch"),
@@ -124,14 +124,14 @@ fn recording(processes: &[Process]) -> Check {
     }
 }
 
-fn process(trace: &Reader) -> Process {
+fn process(trace: &Reader) -> RecordedProcess {
     let info: Value = serde_json::from_str(trace.info()).unwrap_or_default();
     let pid = info["pid"].as_u64().and_then(|p| u32::try_from(p).ok()).unwrap_or(0);
     let argv = info["argv"].as_array().into_iter().flatten().filter_map(|w| Some(w.as_str()?.to_owned())).collect();
     let counts = EventCounts::of(trace);
     let counters: BTreeMap<&'static str, u64> =
         Counter::ALL.iter().map(|c| (c.name(), trace.counter(*c))).filter(|(_, n)| *n > 0).collect();
-    Process {
+    RecordedProcess {
         pid,
         argv,
         events: counts.events,

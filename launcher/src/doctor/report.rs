@@ -207,14 +207,15 @@ pub(crate) struct Program {
     /// The checks of the whole run.
     pub(crate) checks: Vec<Check>,
     /// The process images that recorded events.
-    pub(crate) processes: Vec<Process>,
+    pub(crate) processes: Vec<RecordedProcess>,
     /// The processes that could not be recorded.
     pub(crate) not_recorded: Vec<NotRecorded>,
 }
 
 /// A recorded process image.
 #[derive(Serialize, JsonSchema, Debug)]
-pub(crate) struct Process {
+#[schemars(rename = "Process")]
+pub(crate) struct RecordedProcess {
     /// The process id.
     pub(crate) pid: u32,
     /// Its command line.

@@ -2,7 +2,7 @@
 
 use memtrace_analysis::printable;
 
-use super::report::{Check, CheckStatus, DoctorReport, Process, Python};
+use super::report::{Check, CheckStatus, DoctorReport, Python, RecordedProcess};
 use super::units::count_text;
 
 /// The width of the column of names, in characters.
@@ -145,7 +145,7 @@ fn program(out: &mut String, report: &DoctorReport, style: Style) {
     }
 }
 
-fn process(out: &mut String, process: &Process, style: Style) {
+fn process(out: &mut String, process: &RecordedProcess, style: Style) {
     push_heading(out, style, &style.heading(&format!("Process {}    {}", process.pid, shown(&process.argv))));
     for check in process.layers.iter().chain(&process.checks) {
         line(out, check, style);
@@ -206,7 +206,7 @@ mod tests {
     }
 
     fn program() -> Program {
-        let process = Process {
+        let process = RecordedProcess {
             pid: 7,
             argv: vec!["python".into(), "train.py".into()],
             events: 12,

@@ -87,7 +87,14 @@ impl Worker {
     }
 
     /// Starts the process. `None` if it was cancelled before.
-    fn start(&self, part: &Part, old: &File, new: &File, keep: Keep, limit: u64) -> anyhow::Result<Option<Child>> {
+    fn start(
+        &self,
+        part: &UnfinishedTrace,
+        old: &File,
+        new: &File,
+        keep: Keep,
+        limit: u64,
+    ) -> anyhow::Result<Option<Child>> {
         let mut state = self.state();
         if *state == State::Cancelled {
             return Ok(None);
@@ -121,7 +128,7 @@ impl Worker {
 /// A rotated trace that goes on where the old one does.
 #[derive(Debug)]
 struct NewTrace {
-    part: Part,
+    part: UnfinishedTrace,
     old: File,
     copied_to: u64,
     /// The events that were dropped in all rotations, without those that the new trace has again.
@@ -130,17 +137,17 @@ struct NewTrace {
 
 /// The new trace, and the file beside it, before they have their names. Whichever does not get it is removed.
 #[derive(Debug)]
-struct Part {
+struct UnfinishedTrace {
     folder: Arc<RunFolder>,
     /// The name of the trace.
     trace: String,
     file: File,
 }
 
-impl Part {
-    fn create(folder: &Arc<RunFolder>, trace: &str) -> std::io::Result<Part> {
+impl UnfinishedTrace {
+    fn create(folder: &Arc<RunFolder>, trace: &str) -> std::io::Result<UnfinishedTrace> {
         let file = folder.create_replacing(trace_part(trace))?;
-        Ok(Part { folder: Arc::clone(folder), trace: trace.to_owned(), file })
+        Ok(UnfinishedTrace { folder: Arc::clone(folder), trace: trace.to_owned(), file })
     }
 
     /// Replaces the old files. A reader, or a crash, between the two finds a file that fits the old trace too.
@@ -150,7 +157,7 @@ impl Part {
     }
 }
 
-impl Drop for Part {
+impl Drop for UnfinishedTrace {
     fn drop(&mut self) {
         for name in [trace_part(&self.trace), kept_state_part(&self.trace)] {
             // A leftover is nothing to any reader.
@@ -269,7 +276,7 @@ fn new_trace(
     // The new trace is shorter by what is dropped, which is not known before. The kernel enforces its limit.
     let limit = free.saturating_sub((bytes / 8).clamp(MIN_SPARE_SPACE, SPARE_SPACE));
     ensure!(limit > 0, "the disk has too little free space");
-    let part = Part::create(folder, name).context("cannot create the new trace")?;
+    let part = UnfinishedTrace::create(folder, name).context("cannot create the new trace")?;
     let mut out = part.file.try_clone()?;
     let Some(child) = worker.start(&part, &old, &out, keep, limit)? else { return Ok(None) };
     let Some(Written { mut copied_to, missing }) = worker.wait(child)? else { return Ok(None) };

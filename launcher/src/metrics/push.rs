@@ -72,13 +72,13 @@ mod with_library {
     /// The pushes of a run.
     pub(crate) struct Push {
         provider: SdkMeterProvider,
-        outcome: Outcome,
+        outcome: PushOutcome,
         url: String,
     }
 
     /// The outcome of the pushes so far.
     #[derive(Clone, Debug, Default)]
-    struct Outcome(Arc<Mutex<Counts>>);
+    struct PushOutcome(Arc<Mutex<Counts>>);
 
     #[derive(Debug, Default)]
     struct Counts {
@@ -93,7 +93,7 @@ mod with_library {
         end: Option<Instant>,
     }
 
-    impl Outcome {
+    impl PushOutcome {
         fn lock(&self) -> MutexGuard<'_, Counts> {
             self.0.lock().unwrap_or_else(PoisonError::into_inner)
         }
@@ -102,7 +102,7 @@ mod with_library {
     impl Push {
         /// Starts to push to this URL of a collector's metrics, from threads of the library.
         pub(crate) fn start(url: &str, figures: Figures) -> anyhow::Result<Push> {
-            let outcome = Outcome::default();
+            let outcome = PushOutcome::default();
             // A proxy of the environment is used. A redirect could lead anywhere, so it is a failure.
             let client = Client::builder().redirect(Policy::none()).timeout(TIMEOUT).build();
             let cannot = || format!("cannot push metrics to {url}");
@@ -169,7 +169,7 @@ mod with_library {
     /// The exporter of the library, which reports failures to nobody.
     struct CountedExporter {
         exporter: MetricExporter,
-        outcome: Outcome,
+        outcome: PushOutcome,
     }
 
     impl PushMetricExporter for CountedExporter {
@@ -208,7 +208,7 @@ mod with_library {
     #[derive(Debug)]
     struct CollectorClient {
         client: Client,
-        outcome: Outcome,
+        outcome: PushOutcome,
     }
 
     impl CollectorClient {

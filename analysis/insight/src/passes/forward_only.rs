@@ -65,7 +65,7 @@ impl ForwardOnlyCalls {
 
 /// The calls at one place.
 #[derive(Clone, Debug, Default)]
-struct Place {
+struct SiteCalls {
     calls: u32,
     /// The number of backward passes before the latest call.
     backward_passes: u32,
@@ -108,7 +108,7 @@ struct OpenPlace {
 /// Finds [`ForwardOnlyCalls`].
 #[derive(Debug, Default)]
 pub(super) struct ForwardOnlyFinder {
-    places: BTreeMap<StackId, Place>,
+    places: BTreeMap<StackId, SiteCalls>,
     /// Places that follow each other, without training in between. `NONE` stands for training.
     followers: HashSet<(StackId, StackId)>,
     /// By stack and module: a program can call the layers of its model at one line.
@@ -226,8 +226,9 @@ impl ForwardOnlyFinder {
             call.is_some_and(|call| trained.contains(&(call.object, &*call.class)))
         };
         let passes = self.backward_passes;
-        let is_in_each_step = |place: &Place| passes > 0 && !place.repeats && place.parts.saturating_mul(2) > passes;
-        let is_data = |place: &Place| {
+        let is_in_each_step =
+            |place: &SiteCalls| passes > 0 && !place.repeats && place.parts.saturating_mul(2) > passes;
+        let is_data = |place: &SiteCalls| {
             let is_cut_off = place.backward_passes == passes;
             !has_loaders
                 && !place.has_loss
@@ -269,7 +270,7 @@ impl ForwardOnlyFinder {
                 let mut others = of.into_iter().flatten().filter(|other| *other != itself).peekable();
                 others.peek().is_some() && others.all(|other| uses.get(other) == Some(&used_for))
             };
-            let joins = |(id, place): (&StackId, &Place)| {
+            let joins = |(id, place): (&StackId, &SiteCalls)| {
                 if uses.contains_key(id) || in_each_step.contains(id) || place.has_loss {
                     None
                 } else if !place.repeats && all(before.get(id), ForwardOnlyUse::Rollout, id) {

@@ -367,7 +367,7 @@ impl Lines {
                         BlockKind { custom: category.unwrap_or_default(), compile_context: compile_contexts.of(e.seq) }
                     });
                     let named = matches!(change, Change::Alloc(_)) && names.of_allocation(e.seq).is_some();
-                    device.observe(definitions, &table, usage, e, &Place { caller, kind, named });
+                    device.observe(definitions, &table, usage, e, &EventAttribution { caller, kind, named });
                 });
             }
             done += events.len() as u64;
@@ -409,8 +409,8 @@ impl Engine {
     }
 }
 
-/// Where the work of an event counts besides its own stack.
-struct Place {
+/// What an event counts for, in addition to its own stack.
+struct EventAttribution {
     /// The stack that waits for the autograd engine; `NONE` without one.
     caller: StackId,
     /// The kind of the allocated block, if blocks have kinds.
@@ -421,8 +421,15 @@ struct Place {
 
 impl DeviceLines {
     #[inline]
-    fn observe(&mut self, definitions: &Definitions, table: &StackTable, usage: &Usage, e: &Event, place: &Place) {
-        let caller = place.caller;
+    fn observe(
+        &mut self,
+        definitions: &Definitions,
+        table: &StackTable,
+        usage: &Usage,
+        e: &Event,
+        attribution: &EventAttribution,
+    ) {
+        let caller = attribution.caller;
         let before = std::mem::replace(&mut self.before, *usage);
         if e.flags.contains(Flags::PREEXISTING) {
             return;
@@ -449,14 +456,14 @@ impl DeviceLines {
         if !caller.is_none() && caller != e.stack {
             self.stacks[caller.index()].absorb(&line_use);
         }
-        if place.named && line_use.allocated.blocks > 0 {
+        if attribution.named && line_use.allocated.blocks > 0 {
             let largest = (line_use.allocated.bytes, e.seq);
             let also = (caller != e.stack).then_some(caller);
             for stack in std::iter::once(e.stack).chain(also).filter(|stack| !stack.is_none()) {
                 self.named.entry(stack).or_default().join(&NamedBlocks { blocks: 1, largest });
             }
         }
-        if let Some(kind) = place.kind.filter(|_| line_use.allocated.blocks > 0) {
+        if let Some(kind) = attribution.kind.filter(|_| line_use.allocated.blocks > 0) {
             let also = (caller != e.stack).then_some(caller);
             for stack in std::iter::once(e.stack).chain(also).filter(|stack| !stack.is_none()) {
                 self.kinds.entry(stack).or_default().entry(kind).or_default().add(line_use.allocated.bytes);

@@ -92,4 +92,4 @@ pub use stacks::{StackFacts, StackTable};
 pub use statistics::{Figure, Stat, Statistics, Stats};
 pub use step_inputs::{ComparedInputs, StepInputs};
 pub use steps::StepEnds;
-pub use what_if::{Agreement, Outcome, PolicyReplay, StepOutcome, WhatIf, WhatIfQuery};
+pub use what_if::{Agreement, PolicyReplay, SettingOutcome, StepOutcome, WhatIf, WhatIfQuery};

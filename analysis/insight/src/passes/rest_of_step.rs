@@ -221,7 +221,7 @@ pub(super) struct InterruptedStep<'a> {
 }
 
 /// The place of the failed request in an earlier iteration.
-struct Place {
+struct EarlierRequest {
     /// The index of the corresponding request among [`InterruptedStep::entries`].
     at: usize,
     /// The index of the entry at which the rest ends.
@@ -436,7 +436,7 @@ impl InterruptedStep<'_> {
         a.iter().rev().zip(b.iter().rev()).take(MAX_EQUAL).take_while(|(a, b)| key(a) == key(b)).count()
     }
 
-    fn place_in_previous_step(&self, failed: RequestKey) -> Option<Place> {
+    fn place_in_previous_step(&self, failed: RequestKey) -> Option<EarlierRequest> {
         let (step, _) = self.previous?;
         let middle = self.failed_step();
         let mut earlier = self.requests(0, middle);
@@ -460,13 +460,13 @@ impl InterruptedStep<'_> {
         });
         let (_, equal, std::cmp::Reverse(apart), at) = compared.max()?;
         let is_same = equal >= MIN_EQUAL || equal == so_far.len() && apart == 0;
-        is_same.then_some(Place { at, end: middle, taken_from: EarlierIteration::Step(step) })
+        is_same.then_some(EarlierRequest { at, end: middle, taken_from: EarlierIteration::Step(step) })
     }
 
     /// The place in an earlier iteration of the failed step. An iteration calls a model: the failed request is made in
     /// the same call of a module, and between the two there is a request outside the model. Loops of a model repeat
     /// requests as well, and so does the loop of an optimizer over its parameters.
-    fn place_in_same_step(&self, failed: RequestKey) -> Option<Place> {
+    fn place_in_same_step(&self, failed: RequestKey) -> Option<EarlierRequest> {
         let call = self.failed.context;
         if call.is_none() {
             return None;
@@ -484,7 +484,7 @@ impl InterruptedStep<'_> {
                 |at: &usize| self.request_at(*at).is_some_and(|one| !one.is_in_model && one.context.is_none());
             if equal >= MIN_EQUAL_ITERATION && begin > number && all[begin..].iter().any(is_outside) {
                 let end = all.get(begin).copied().unwrap_or(self.entries.len());
-                return Some(Place { at: *at, end, taken_from: EarlierIteration::InSameStep });
+                return Some(EarlierRequest { at: *at, end, taken_from: EarlierIteration::InSameStep });
             }
         }
         None
@@ -511,7 +511,7 @@ impl InterruptedStep<'_> {
 
     /// Bytes of blocks that the first step left, neither gradients nor optimizer state. The first step does not show
     /// whether a later step frees them.
-    fn uncertain(&self, place: &Place, matched: &MatchedBlocks) -> u64 {
+    fn uncertain(&self, place: &EarlierRequest, matched: &MatchedBlocks) -> u64 {
         if place.taken_from != EarlierIteration::Step(0) {
             return 0;
         }

@@ -37,7 +37,7 @@ pub struct Agreement {
 
 /// What one setting would have done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Outcome {
+pub struct SettingOutcome {
     /// The setting.
     pub setting: &'static CandidateSetting,
     /// Whether the failed request would have succeeded. `None` if no request failed, or if the answer depends on where
@@ -68,7 +68,7 @@ pub struct WhatIf {
     /// Whether the replay reproduces the recording.
     pub agreement: Agreement,
     /// What other settings would have done. Empty if the replay does not reproduce the recording.
-    pub outcomes: Vec<Outcome>,
+    pub outcomes: Vec<SettingOutcome>,
     /// The memory of the replayed device under other settings, in bytes.
     pub limit: u64,
 }
@@ -488,11 +488,11 @@ impl PolicyReplay {
 }
 
 impl OtherSetting {
-    fn outcome(&mut self, orders: usize, rest: Option<&RestOfStep>) -> Outcome {
+    fn outcome(&mut self, orders: usize, rest: Option<&RestOfStep>) -> SettingOutcome {
         let runs = || self.runs.iter().take(orders);
         let fits = |run: &OtherRun| run.fits.or(run.failed.map(|_| false));
         let first = self.runs.first().and_then(fits);
-        let mut outcome = Outcome {
+        let mut outcome = SettingOutcome {
             setting: self.setting,
             fits: first.filter(|_| runs().all(|run| fits(run) == first)),
             fails_earlier: runs().filter_map(|run| run.failed).min(),

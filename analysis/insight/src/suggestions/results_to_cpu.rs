@@ -27,7 +27,8 @@ pub(super) static RULE: SuggestionRule = SuggestionRule {
     find,
 };
 
-type Place = (StackId, ContextId);
+/// A stack and its autograd node.
+type AllocationSite = (StackId, ContextId);
 
 /// The blocks that hold results.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -46,7 +47,7 @@ impl ResultsToCpu {
             block.start.phase.is_forward_only() && matches!(block.category, Category::Activation | Category::Temporary)
         };
         let of_graphs = graph_blocks(recorded, outermost);
-        let mut places: HashMap<Place, Vec<u32>> = HashMap::new();
+        let mut places: HashMap<AllocationSite, Vec<u32>> = HashMap::new();
         for (index, block) in recorded.blocks.iter().enumerate().filter(|(_, block)| is_result(block)) {
             let place = (block.start.stack, block.start.context);
             if kept.contains(&place) && !of_graphs.contains(&(index as u32)) {

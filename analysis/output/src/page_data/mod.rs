@@ -7,9 +7,9 @@
 mod annotations;
 mod dictionary;
 mod encode;
-mod part;
 mod rank_totals;
 mod selection;
+mod seq_range;
 
 use std::io::Write;
 
@@ -34,8 +34,8 @@ pub use rank_totals::{RankSeries, rank_totals};
 use annotations::Annotations;
 use dictionary::Dictionary;
 use encode::{Clock, Column, ROWS, Records, Rising, Tag};
-use part::{Part, Place};
 use selection::{DeviceSelection, Listed, Point, Selector};
+use seq_range::{RangePosition, SeqRange};
 
 /// The maximum number of changes of a line that the page draws. Later changes are counted only.
 const MAX_CHANGES: u64 = 1 << 19;
@@ -80,8 +80,9 @@ pub fn page_data(
     progress: &mut dyn FnMut(u64),
 ) -> Result<()> {
     let recording = process.recording();
-    let part = options.window.map_or(Part::WHOLE, |(first, last)| Part { first, last });
-    let marks: Vec<u64> = options.marks.iter().copied().filter(|mark| part.place(*mark) == Place::Inside).collect();
+    let part = options.window.map_or(SeqRange::WHOLE, |(first, last)| SeqRange { first, last });
+    let marks: Vec<u64> =
+        options.marks.iter().copied().filter(|mark| part.place(*mark) == RangePosition::Inside).collect();
     let mut selector = options.max_blocks.map(|most| Selector::new(process, most, &marks, part));
     let observer = selector.as_mut().map(|selector| selector as &mut dyn ReplayObserver);
     let first_pass =
@@ -180,7 +181,7 @@ impl BlockColumns {
 /// part.
 #[derive(Debug)]
 struct Changes {
-    part: Part,
+    part: SeqRange,
     rows: u64,
     all: u64,
     value: u64,
@@ -192,7 +193,7 @@ struct Changes {
 }
 
 impl Changes {
-    fn new(part: Part) -> Changes {
+    fn new(part: SeqRange) -> Changes {
         let (seq, change) = (Rising::default(), Column::default());
         Changes { part, rows: 0, all: 0, value: 0, before: [None; 2], written: 0, seq, change }
     }
@@ -204,12 +205,12 @@ impl Changes {
         }
         self.value = value;
         match self.part.place(seq) {
-            Place::Before => self.before[1] = Some((seq, value)),
-            Place::Inside => {
+            RangePosition::Before => self.before[1] = Some((seq, value)),
+            RangePosition::Inside => {
                 self.end_before();
                 self.add(seq, value);
             }
-            Place::After => {}
+            RangePosition::After => {}
         }
     }
 
@@ -411,7 +412,7 @@ impl SegmentColumns {
 struct DeviceData {
     device: i16,
     source: EventSource,
-    part: Part,
+    part: SeqRange,
     /// All allocations and frees. Not written if there is a rest.
     events: EventColumns,
     freed: BlockColumns,
@@ -426,7 +427,7 @@ struct DeviceData {
 }
 
 impl DeviceData {
-    fn new(device: i16, source: EventSource, clock: Clock, part: Part) -> DeviceData {
+    fn new(device: i16, source: EventSource, clock: Clock, part: SeqRange) -> DeviceData {
         DeviceData {
             device,
             source,
@@ -446,16 +447,16 @@ impl DeviceData {
     #[inline]
     fn event(&mut self, e: AllocatorEvent) {
         match self.part.place(e.seq) {
-            Place::Before => {
+            RangePosition::Before => {
                 self.events.before = Some(e);
                 self.reserved.keep(e.seq);
                 self.physical.keep(e.seq);
             }
-            Place::Inside => {
+            RangePosition::Inside => {
                 self.end_before();
                 self.add_event(e);
             }
-            Place::After => {}
+            RangePosition::After => {}
         }
     }
 
@@ -483,7 +484,7 @@ impl DeviceData {
             _ => return,
         };
         // The segments of the part are those of the allocations and frees before and in it.
-        if self.part.place(e.seq) != Place::After {
+        if self.part.place(e.seq) != RangePosition::After {
             self.segments.put(e, kind);
         }
     }
@@ -510,7 +511,7 @@ impl DeviceData {
 /// Where phases and steps begin.
 #[derive(Debug)]
 struct PhaseChanges {
-    part: Part,
+    part: SeqRange,
     /// Shorter phases are not written, in the part and outside it.
     shortest: u64,
     shortest_outside: u64,
@@ -524,7 +525,7 @@ struct PhaseChanges {
 }
 
 impl PhaseChanges {
-    fn new(part: Part, shortest: u64, shortest_outside: u64) -> PhaseChanges {
+    fn new(part: SeqRange, shortest: u64, shortest_outside: u64) -> PhaseChanges {
         let (seq, phases, steps) = (Rising::default(), Column::default(), Column::default());
         PhaseChanges {
             part,
@@ -544,8 +545,8 @@ impl PhaseChanges {
         let phase = if now.phase == Phase::Eval { self.forward_only } else { now.phase };
         let now = (phase, now.step);
         let shortest = match self.part.place(seq) {
-            Place::Inside => self.shortest,
-            Place::Before | Place::After => self.shortest_outside,
+            RangePosition::Inside => self.shortest,
+            RangePosition::Before | RangePosition::After => self.shortest_outside,
         };
         if self.now == Some(now) || (self.now.is_some() && seq < self.seq.last + shortest) {
             return;
@@ -623,7 +624,7 @@ impl<W: Write> BlockObserver for PageWriter<'_, W> {
         data.event(AllocatorEvent { seq: block.seq, ticks: block.ticks, is_free: false });
         data.bytes += block.memory.size;
         self.annotations.level(number, data.bytes);
-        if data.bytes != usage.allocated && data.part.place(block.seq) == Place::Inside {
+        if data.bytes != usage.allocated && data.part.place(block.seq) == RangePosition::Inside {
             data.mismatches += 1;
         }
         if data.events.rows >= ROWS {

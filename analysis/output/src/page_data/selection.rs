@@ -14,7 +14,7 @@ use memtrace_insight::passes::ReplayObserver;
 use memtrace_replay::{Change, Replay};
 use memtrace_trace::event::Event;
 
-use super::part::{Part, Place};
+use super::seq_range::{RangePosition, SeqRange};
 
 /// The number of ranges of events that have points.
 const RANGES: u64 = 10_000;
@@ -144,7 +144,7 @@ pub(super) struct Selector {
     most: u64,
     /// Events, by `seq`, that need a point of their own, in order.
     marks: Vec<u64>,
-    part: Part,
+    part: SeqRange,
     /// The number of events of a range.
     width: u64,
     /// The number of marks before the latest event.
@@ -154,7 +154,7 @@ pub(super) struct Selector {
 }
 
 impl Selector {
-    pub(super) fn new(process: &Process, most: u64, marks: &[u64], part: Part) -> Selector {
+    pub(super) fn new(process: &Process, most: u64, marks: &[u64], part: SeqRange) -> Selector {
         let mut marks: Vec<u64> = marks.to_vec();
         marks.sort_unstable();
         marks.dedup();
@@ -200,9 +200,9 @@ impl ReplayObserver for Selector {
         }
         let point = Point { seq: e.seq, ticks: e.ticks, allocated: allocator.usage().allocated };
         match self.part.place(e.seq) {
-            Place::Before => device.before = Some(point),
-            Place::Inside => device.advance(range, point),
-            Place::After => {}
+            RangePosition::Before => device.before = Some(point),
+            RangePosition::Inside => device.advance(range, point),
+            RangePosition::After => {}
         }
     }
 }

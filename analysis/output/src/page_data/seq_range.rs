@@ -1,31 +1,31 @@
-//! The part of a recording that a page has.
+//! The range of a recording that a page has.
 
 /// The part of a recording that the data is about: its first and its last event, by `seq`.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Part {
+pub(super) struct SeqRange {
     pub(super) first: u64,
     pub(super) last: u64,
 }
 
-/// Where an event is.
+/// Where an event is, relative to a range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Place {
+pub(super) enum RangePosition {
     Before,
     Inside,
     After,
 }
 
-impl Part {
-    pub(super) const WHOLE: Part = Part { first: 0, last: u64::MAX };
+impl SeqRange {
+    pub(super) const WHOLE: SeqRange = SeqRange { first: 0, last: u64::MAX };
 
     #[inline]
-    pub(super) fn place(&self, seq: u64) -> Place {
+    pub(super) fn place(&self, seq: u64) -> RangePosition {
         if seq < self.first {
-            Place::Before
+            RangePosition::Before
         } else if seq > self.last {
-            Place::After
+            RangePosition::After
         } else {
-            Place::Inside
+            RangePosition::Inside
         }
     }
 

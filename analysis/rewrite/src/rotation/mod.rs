@@ -12,7 +12,7 @@
 
 mod calls;
 mod named;
-mod part;
+mod partial_recording;
 mod state;
 
 use std::collections::HashMap;
@@ -36,7 +36,7 @@ use memtrace_trace::rotation::Rotation;
 
 use calls::Calls;
 use named::KeptDefinitions;
-use part::{Cut, Part};
+use partial_recording::{Cut, PartialRecording};
 use state::{Blocks, corrections};
 
 /// Which events to keep at least.
@@ -82,9 +82,9 @@ pub fn rotate<W: Write>(
     let mut recording = TraceRecording::of_file(path, file)?.with_threads(1);
     // The new state says that something is missing.
     let _ = recording.read_kept_state(kept_state, &Budget::default());
-    let whole = Part { recording: &recording, cut: None };
+    let whole = PartialRecording { recording: &recording, cut: None };
     let Some(cut) = cut(&whole, keep) else { return Ok(None) };
-    let until = Part { cut: Some(cut), ..whole };
+    let until = PartialRecording { cut: Some(cut), ..whole };
     let trace_index = TraceIndex::of(&whole);
     let mut state = StateAtCut::of(&until, cut, PhaseTracker::of(&whole), &trace_index);
     state.retract_later(&recording, cut);
@@ -97,7 +97,7 @@ pub fn rotate<W: Write>(
 
 /// Where to cut: where a step ends, if one does soon after the oldest event to keep. `None` if there is nothing to
 /// drop.
-fn cut(whole: &Part<'_>, keep: Keep) -> Option<Cut> {
+fn cut(whole: &PartialRecording<'_>, keep: Keep) -> Option<Cut> {
     let blocks = whole.recording.reader().blocks();
     let end = blocks.last()?.end();
     let is_new = |block: &&BlockInfo| match keep {
@@ -147,7 +147,7 @@ struct StateAtCut {
 }
 
 impl StateAtCut {
-    fn of(until: &Part<'_>, cut: Cut, tracker: PhaseTracker, trace_index: &TraceIndex) -> StateAtCut {
+    fn of(until: &PartialRecording<'_>, cut: Cut, tracker: PhaseTracker, trace_index: &TraceIndex) -> StateAtCut {
         let mut state = StateAtCut {
             replay: Replay::new(trace_index, None),
             calls: Calls::default(),

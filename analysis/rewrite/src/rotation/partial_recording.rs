@@ -25,12 +25,12 @@ impl Cut {
 
 /// The events before a cut, or all.
 #[derive(Clone, Copy)]
-pub(super) struct Part<'a> {
+pub(super) struct PartialRecording<'a> {
     pub(super) recording: &'a TraceRecording,
     pub(super) cut: Option<Cut>,
 }
 
-impl Part<'_> {
+impl PartialRecording<'_> {
     /// The blocks with events of this part.
     fn blocks(&self) -> &[BlockInfo] {
         let blocks = self.recording.reader().blocks();
@@ -38,7 +38,7 @@ impl Part<'_> {
     }
 }
 
-impl Recording for Part<'_> {
+impl Recording for PartialRecording<'_> {
     fn definitions(&self) -> &Definitions {
         self.recording.definitions()
     }

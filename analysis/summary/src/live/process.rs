@@ -191,7 +191,7 @@ impl LiveProcess {
     }
 
     /// The allocated blocks of a device, with where they were allocated and with their categories.
-    fn blocks<'a>(&'a self, device: &'a DeviceReplay) -> impl Iterator<Item = (&'a Block, Place, Category)> {
+    fn blocks<'a>(&'a self, device: &'a DeviceReplay) -> impl Iterator<Item = (&'a Block, AllocationSite, Category)> {
         let allocated = device.allocator.allocated().map(|(_, block)| block);
         allocated.filter(|block| block.state == BlockState::Allocated).map(|block| {
             let place = (block.stack, self.state.tracker.stacks().contexts().node(block.context));
@@ -298,10 +298,10 @@ fn add(sum: &mut Sum, bytes: u64) {
 }
 
 /// A stack and its autograd node.
-type Place = (StackId, ContextId);
+type AllocationSite = (StackId, ContextId);
 
-fn largest_stacks(locations: &Locations<'_>, by_place: HashMap<(Place, Category), Sum>) -> Vec<LiveStack> {
-    let mut places: Vec<((Place, Category), Sum)> = by_place.into_iter().collect();
+fn largest_stacks(locations: &Locations<'_>, by_place: HashMap<(AllocationSite, Category), Sum>) -> Vec<LiveStack> {
+    let mut places: Vec<((AllocationSite, Category), Sum)> = by_place.into_iter().collect();
     places.sort_by_key(|(key, (bytes, _))| (std::cmp::Reverse(*bytes), *key));
     let row = |(((stack, context), category), (bytes, blocks))| LiveStack {
         location: locations.stack(stack, context).location,

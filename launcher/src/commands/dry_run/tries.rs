@@ -32,7 +32,7 @@ const READ_TIME: Duration = Duration::from_secs(60);
 #[derive(Serialize, Clone, PartialEq, Debug)]
 pub(super) struct Try {
     value: u64,
-    result: Outcome,
+    result: TryOutcome,
     /// The device with the least memory left. Absent if the program failed before it used one.
     #[serde(skip_serializing_if = "Option::is_none")]
     worst: Option<Figures>,
@@ -43,7 +43,7 @@ pub(super) struct Try {
 /// How a try ended.
 #[derive(Serialize, Clone, PartialEq, Debug)]
 #[serde(rename_all = "snake_case")]
-enum Outcome {
+enum TryOutcome {
     Fits,
     OutOfMemory {
         requested_bytes: u64,
@@ -118,9 +118,9 @@ pub(super) fn max(options: &DryRun, simulation: &Simulation, bounds: &Bounds) ->
     let mut fits = |value| -> anyhow::Result<Option<bool>> {
         let one = tries.finish(&bounds.name, tries.start(&bounds.name, value)?)?;
         let result = match one.result {
-            Outcome::Fits => Some(true),
-            Outcome::OutOfMemory { .. } => Some(false),
-            Outcome::ProgramFailed(_) => None,
+            TryOutcome::Fits => Some(true),
+            TryOutcome::OutOfMemory { .. } => Some(false),
+            TryOutcome::ProgramFailed(_) => None,
         };
         results.push(one);
         Ok(result)
@@ -230,10 +230,10 @@ impl<'a> Tries<'a> {
             worst: results.worst,
             result: match results.out_of_memory.filter(|_| code != 0) {
                 Some(OutOfMemory { requested_bytes, phase, location }) => {
-                    Outcome::OutOfMemory { requested_bytes, phase, location }
+                    TryOutcome::OutOfMemory { requested_bytes, phase, location }
                 }
-                None if code == 0 => Outcome::Fits,
-                None => Outcome::ProgramFailed(code),
+                None if code == 0 => TryOutcome::Fits,
+                None => TryOutcome::ProgramFailed(code),
             },
             run: run.display().to_string(),
         };
@@ -322,20 +322,20 @@ impl<'a> Tries<'a> {
 impl Try {
     /// Whether the program failed for another reason than memory.
     fn has_failed(&self) -> bool {
-        matches!(self.result, Outcome::ProgramFailed(_))
+        matches!(self.result, TryOutcome::ProgramFailed(_))
     }
 
     /// What the value led to, in a few words.
     fn text(&self) -> String {
         match &self.result {
-            Outcome::Fits => match &self.worst {
+            TryOutcome::Fits => match &self.worst {
                 Some(worst) => format!("fits, peak in {}", worst.phase),
                 None => "fits: it used no GPU memory".to_owned(),
             },
-            Outcome::OutOfMemory { requested_bytes, phase, location } => {
+            TryOutcome::OutOfMemory { requested_bytes, phase, location } => {
                 format!("out of memory in {phase} at {location}, which needs {} more", size_text(*requested_bytes))
             }
-            Outcome::ProgramFailed(code) => format!("the program failed with exit code {code}"),
+            TryOutcome::ProgramFailed(code) => format!("the program failed with exit code {code}"),
         }
     }
 }

@@ -148,8 +148,9 @@ impl Evaluations {
         dropped: &dyn Fn(StackId) -> u64,
     ) -> Option<(&InterruptedGraph, Vec<EvaluationSign>)> {
         let graph = self.interrupted.as_ref().filter(|graph| graph.optimizer_steps > 0)?;
-        let place = Place::of(graph.site, definitions);
-        let trained: Vec<Place<'_>> = consumed_sites.iter().map(|site| Place::of(*site, definitions)).collect();
+        let place = ModelCallSite::of(graph.site, definitions);
+        let trained: Vec<ModelCallSite<'_>> =
+            consumed_sites.iter().map(|site| ModelCallSite::of(*site, definitions)).collect();
         if trained.contains(&place) || !self.trains_the_same_modules(graph, definitions) {
             return None;
         }
@@ -213,7 +214,7 @@ fn counts<'a>(of: &ModuleAllocations, definitions: &'a Definitions) -> HashMap<(
 
 /// The functions of a call of the model, innermost first, and the line that calls it.
 #[derive(PartialEq, Eq)]
-struct Place<'a> {
+struct ModelCallSite<'a> {
     functions: Vec<Function<'a>>,
     line: u32,
 }
@@ -221,16 +222,19 @@ struct Place<'a> {
 /// A function by its file, name and first line.
 type Function<'a> = (&'a str, &'a str, u32);
 
-impl<'a> Place<'a> {
-    fn of(site: StackId, definitions: &'a Definitions) -> Place<'a> {
+impl<'a> ModelCallSite<'a> {
+    fn of(site: StackId, definitions: &'a Definitions) -> ModelCallSite<'a> {
         let frames = || definitions.walk(site).skip(1).filter_map(|(_, frame)| frame).filter(|frame| !frame.native);
         let function = |frame: &'a Frame| (&*frame.filename, &*frame.name, frame.first_line);
-        Place { functions: frames().map(function).collect(), line: frames().next().map_or(0, |frame| frame.line) }
+        ModelCallSite {
+            functions: frames().map(function).collect(),
+            line: frames().next().map_or(0, |frame| frame.line),
+        }
     }
 
     /// The innermost function that is named after evaluation and that no training call runs in. A function that a stage
     /// of training calls does not count.
-    fn evaluating_function(&self, trained: &[Place<'_>]) -> Option<String> {
+    fn evaluating_function(&self, trained: &[ModelCallSite<'_>]) -> Option<String> {
         let in_training = |function: &Function<'_>| trained.iter().any(|place| place.functions.contains(function));
         let functions: Vec<&Function<'_>> = self.functions.iter().filter(|function| !in_training(function)).collect();
         let found = functions.iter().position(|(file, name, _)| names_evaluation(file, name))?;

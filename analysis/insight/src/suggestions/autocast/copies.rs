@@ -5,13 +5,13 @@ use memtrace_trace::ids::ContextId;
 use super::cast::Cast;
 use super::cast::Width::{Full, Half};
 use super::pass::{Pass, Value};
-use super::places::{Place, is_weight_gradient};
+use super::places::{AutogradSite, is_weight_gradient};
 use crate::rules::AutocastType;
 use crate::suggestions::recorded::span::{Key, Span, after, at, before};
 
 impl Pass<'_, '_> {
     /// The gradient of the weight of a linear layer or a convolution, and that of its input if the input needs one.
-    pub(super) fn weight(&self, place: &Place, result: u32) -> Option<(u32, Option<u32>)> {
+    pub(super) fn weight(&self, place: &AutogradSite, result: u32) -> Option<(u32, Option<u32>)> {
         let lower = place.nodes.iter().zip(&place.types).filter(|(_, of)| **of == AutocastType::Lower);
         let mut found = None;
         for (node, _) in lower {
@@ -32,7 +32,7 @@ impl Pass<'_, '_> {
     }
 
     /// Adds the copies that the operation makes of its inputs and of its weight.
-    pub(super) fn copy(&self, place: &Place, blocks: &[u32], result: u32, inputs: &[Value], cast: &mut Cast) {
+    pub(super) fn copy(&self, place: &AutogradSite, blocks: &[u32], result: u32, inputs: &[Value], cast: &mut Cast) {
         let recorded = self.recorded;
         let begins = self.block(blocks[0]).allocated;
         let ended = after(self.block(result).allocated);

@@ -36,7 +36,7 @@ use crate::passes::lifetimes::{BlockLifetime, NEVER};
 use crate::passes::phase::Phase;
 use crate::rules::{AutocastType, RuleId, autocast_type};
 use cast::{Cast, Width};
-use places::{Places, is_weight_gradient};
+use places::{AutogradSites, is_weight_gradient};
 
 /// It is computed where values of unknown operations, and parameters without gradients, are at most one in this many
 /// parts of the peak.
@@ -69,7 +69,7 @@ struct Autocast {
 impl Autocast {
     /// `None` if the results of unknown operations add up to more than `most_unknown` bytes.
     fn of(recorded: &Recorded<'_>, most_unknown: u64) -> Option<Autocast> {
-        let places = Places::of(recorded);
+        let places = AutogradSites::of(recorded);
         let full = pass::find(recorded, &places, Width::Full);
         let is_known = unknown_bytes(recorded, &full) <= most_unknown;
         is_known.then(|| Autocast { half: pass::find(recorded, &places, Width::Half), full })

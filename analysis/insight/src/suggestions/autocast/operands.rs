@@ -1,7 +1,7 @@
 //! The values that an operation reads.
 
 use super::pass::{Pass, Value};
-use super::places::Place;
+use super::places::AutogradSite;
 use crate::rules::AutocastType;
 
 /// An input is at least as large as one in this many parts of the result. Others are indices or labels.
@@ -11,7 +11,7 @@ const FACTORS: usize = 2;
 
 impl Pass<'_, '_> {
     /// The values that the operation reads.
-    pub(super) fn inputs(&self, place: &Place, blocks: &[u32], result: u32) -> Vec<Value> {
+    pub(super) fn inputs(&self, place: &AutogradSite, blocks: &[u32], result: u32) -> Vec<Value> {
         let first = self.block(blocks[0]).allocated;
         let value_of = |block: u32| self.widths[block as usize].map(|width| Value { block, width });
         let before = self.first..blocks[0];
@@ -71,7 +71,7 @@ impl Pass<'_, '_> {
     }
 
     /// Whether a block is still allocated when the nodes of an operation that save inputs begin.
-    pub(super) fn is_saved(&self, place: &Place, result: u32, block: u32) -> bool {
+    pub(super) fn is_saved(&self, place: &AutogradSite, result: u32, block: u32) -> bool {
         let saves = place.nodes.iter().zip(&place.types);
         let saves = saves.filter(|(_, of)| matches!(of, AutocastType::Lower | AutocastType::Float32));
         let runs = saves.filter_map(|(node, _)| self.places.run(self.recorded, *node, self.block(result).allocated));

@@ -4,7 +4,7 @@ use memtrace_trace::ids::ContextId;
 
 use super::cast::Cast;
 use super::cast::Width::{self, Full, Half};
-use super::places::{Kind, Place, Places};
+use super::places::{AutogradSite, AutogradSites, Kind};
 use crate::passes::category::Category;
 use crate::passes::lifetimes::BlockLifetime;
 use crate::passes::phase::Phase;
@@ -25,7 +25,7 @@ pub(super) struct Value {
 }
 
 /// Finds the types of all values. Where the recording does not show the type of a value, it is `assumed`.
-pub(super) fn find(recorded: &Recorded<'_>, places: &Places, assumed: Width) -> Cast {
+pub(super) fn find(recorded: &Recorded<'_>, places: &AutogradSites, assumed: Width) -> Cast {
     let mut cast = Cast { drops_workspaces: assumed == Half, ..Cast::default() };
     let contexts = recorded.contexts();
     let mut pass = Pass {
@@ -71,7 +71,7 @@ pub(super) fn find(recorded: &Recorded<'_>, places: &Places, assumed: Width) -> 
 /// Goes over the operations in order.
 pub(super) struct Pass<'a, 'b> {
     pub(super) recorded: &'a Recorded<'b>,
-    pub(super) places: &'a Places,
+    pub(super) places: &'a AutogradSites,
     pub(super) assumed: Width,
     pub(super) values: Vec<Value>,
     /// The type of each value, by block.
@@ -132,7 +132,7 @@ impl Pass<'_, '_> {
             let call = self.recorded.definitions.nn_calls.get(context);
             call.map_or(AutocastType::Widest, |call| autocast_type_of_class(&call.class))
         };
-        let without_nodes = Place { types: vec![of_class(&first.start.context)], ..Place::default() };
+        let without_nodes = AutogradSite { types: vec![of_class(&first.start.context)], ..AutogradSite::default() };
         let at = (self.recorded.table.python(first.start.stack), first.start.context);
         let place = self.places.places.get(&at).unwrap_or(&without_nodes);
         // An operation allocates its result before its workspace.

@@ -16,7 +16,7 @@ use crate::suggestions::recorded::Recorded;
 
 /// What autograd shows about one place of the program: the nodes that it made.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(super) struct Place {
+pub(super) struct AutogradSite {
     pub(super) nodes: Vec<ContextId>,
     pub(super) types: Vec<AutocastType>,
     /// Some results are masks or indices.
@@ -29,7 +29,7 @@ pub(super) struct Place {
     pub(super) operations: usize,
 }
 
-impl Place {
+impl AutogradSite {
     pub(super) fn has(&self, of: AutocastType) -> bool {
         self.types.contains(&of)
     }
@@ -60,8 +60,8 @@ pub(super) enum Kind {
 
 /// The places of all forward passes, and when their nodes ran.
 #[derive(Debug, Default)]
-pub(super) struct Places {
-    pub(super) places: HashMap<(StackId, ContextId), Place>,
+pub(super) struct AutogradSites {
+    pub(super) places: HashMap<(StackId, ContextId), AutogradSite>,
     /// By node: its events, as indices, and the blocks that it freed.
     pub(super) events: HashMap<ContextId, Vec<usize>>,
     pub(super) freed: HashMap<ContextId, Vec<u32>>,
@@ -73,9 +73,9 @@ pub(super) fn is_weight_gradient(recorded: &Recorded<'_>, block: &BlockLifetime)
         && (block.category == Category::Gradient || recorded.is_passing_weight_gradient(block))
 }
 
-impl Places {
-    pub(super) fn of(recorded: &Recorded<'_>) -> Places {
-        let mut found = Places::default();
+impl AutogradSites {
+    pub(super) fn of(recorded: &Recorded<'_>) -> AutogradSites {
+        let mut found = AutogradSites::default();
         let contexts = recorded.contexts();
         for (index, event) in recorded.events.iter().enumerate().filter(|(_, event)| contexts.is_node(event.context)) {
             found.events.entry(event.context).or_default().push(index);

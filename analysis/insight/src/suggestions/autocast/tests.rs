@@ -95,7 +95,7 @@ const NODES: [&str; 3] = ["AddmmBackward0", "NativeLayerNormBackward0", "AddmmBa
 fn an_operation_in_the_other_type_saves_a_copy_of_its_input() {
     let program = normalized();
     program.with(&NODES, |recorded| {
-        let cast = pass::find(recorded, &Places::of(recorded), Full);
+        let cast = pass::find(recorded, &AutogradSites::of(recorded), Full);
         assert_eq!(cast.halved, [1, 3], "the linear layers");
         let mut copies: Vec<(u32, u64)> = cast.copies.iter().map(|c| (c.block, c.requested / MIB)).collect();
         copies.sort_unstable();
@@ -116,7 +116,11 @@ fn a_gradient_has_the_type_of_the_operation_and_then_that_of_the_input() {
     let program = normalized();
     program.with(&NODES, |recorded| {
         let mut spans = recorded.spans();
-        pass::find(recorded, &Places::of(recorded), Full).apply(recorded, &outermost_calls(recorded), &mut spans);
+        pass::find(recorded, &AutogradSites::of(recorded), Full).apply(
+            recorded,
+            &outermost_calls(recorded),
+            &mut spans,
+        );
         let of = |block: u32| {
             let all = spans.iter().filter(|span| span.block == block && span.exists());
             let mut all: Vec<(Key, u64)> = all.map(|span| (span.start, span.requested / MIB)).collect();
@@ -148,7 +152,7 @@ fn workspaces_for_bfloat16_are_unknown() {
     program.with(&["ConvolutionBackward0", "ReluBackward0"], |recorded| {
         let sizes = |assumed| {
             let mut spans = recorded.spans();
-            let cast = pass::find(recorded, &Places::of(recorded), assumed);
+            let cast = pass::find(recorded, &AutogradSites::of(recorded), assumed);
             assert_eq!(cast.halved, [result as u32], "the workspace is no result");
             cast.apply(recorded, &outermost_calls(recorded), &mut spans);
             let of = |block: usize| if spans[block].exists() { spans[block].requested / MIB } else { 0 };
@@ -162,7 +166,7 @@ fn workspaces_for_bfloat16_are_unknown() {
 fn unknown_operations_are_counted() {
     let program = normalized();
     program.with(&NODES, |recorded| {
-        assert_eq!(unknown_bytes(recorded, &pass::find(recorded, &Places::of(recorded), Full)), 0)
+        assert_eq!(unknown_bytes(recorded, &pass::find(recorded, &AutogradSites::of(recorded), Full)), 0)
     });
     let nodes = ["AddmmBackward0", "FusedNormBackward", "AddmmBackward0"];
     // The result, and after it the gradient of the input.
@@ -196,7 +200,7 @@ fn the_softmax_of_a_cross_entropy_has_the_type_of_the_logits_or_one_that_is_not_
         let settings = AllocatorSettings::default();
         let recorded = Recorded::new(&lifetimes, &definitions, &table, settings, None, None);
         assert_eq!(recorded.until, NEVER);
-        pass::find(&recorded, &Places::of(&recorded), assumed).halved
+        pass::find(&recorded, &AutogradSites::of(&recorded), assumed).halved
     };
     assert_eq!(halved(Full, true), [1]);
     assert_eq!(halved(Half, true), [1, 2]);

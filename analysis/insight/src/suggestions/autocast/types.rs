@@ -2,13 +2,13 @@
 
 use super::cast::Width::{self, Full, Half};
 use super::pass::{Pass, Value};
-use super::places::{Kind, Place};
+use super::places::{AutogradSite, Kind};
 use crate::passes::lifetimes::BlockLifetime;
 use crate::rules::AutocastType;
 
 impl Pass<'_, '_> {
     /// The type of one of the results.
-    pub(super) fn width(&self, place: &Place, index: u32, results: usize, inputs: &[Value]) -> Width {
+    pub(super) fn width(&self, place: &AutogradSite, index: u32, results: usize, inputs: &[Value]) -> Width {
         let block = self.block(index);
         // What an operation in float32 saves as its result is allocated when its node runs.
         let is_float32_result = |pass: &Self| {

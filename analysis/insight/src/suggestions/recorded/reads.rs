@@ -12,17 +12,17 @@ use super::calls::Call;
 use super::span::{Key, after};
 use crate::passes::lifetimes::{BlockLifetime, LifetimeStart};
 
-/// Where a block was allocated.
+/// The calls of modules in which a block was allocated.
 #[derive(Clone, PartialEq, Eq, Debug)]
-struct Place {
-    /// The calls of modules, outermost first.
+struct ModuleCallStack {
+    /// The calls, outermost first.
     calls: Vec<ContextId>,
     /// The line at which each of them was, outermost first.
     lines: Vec<FrameId>,
 }
 
-impl Place {
-    fn of(recorded: &Recorded<'_>, start: &LifetimeStart) -> Place {
+impl ModuleCallStack {
+    fn of(recorded: &Recorded<'_>, start: &LifetimeStart) -> ModuleCallStack {
         let mut calls = Vec::new();
         let mut at = recorded.contexts().module(start.context);
         while let Some(call) = recorded.definitions.nn_calls.get(&at) {
@@ -30,7 +30,7 @@ impl Place {
             at = call.caller;
         }
         calls.reverse();
-        Place { calls, lines: lines(recorded, start.stack) }
+        ModuleCallStack { calls, lines: lines(recorded, start.stack) }
     }
 
     /// The line in the code of the call number `depth`; `None` where calls and stack do not match.
@@ -40,7 +40,7 @@ impl Place {
     }
 
     /// The number of calls that both are in.
-    fn shared(&self, other: &Place) -> usize {
+    fn shared(&self, other: &ModuleCallStack) -> usize {
         self.calls.iter().zip(&other.calls).take_while(|(a, b)| a == b).count()
     }
 
@@ -72,16 +72,16 @@ fn lines(recorded: &Recorded<'_>, stack: StackId) -> Vec<FrameId> {
 /// Whether one line calls the modules that allocate both blocks, as a loop over layers does: the second reads the
 /// first.
 pub(crate) fn is_read_by(recorded: &Recorded<'_>, value: &BlockLifetime, reader: &BlockLifetime) -> bool {
-    let (value, reader) = (Place::of(recorded, &value.start), Place::of(recorded, &reader.start));
+    let (value, reader) = (ModuleCallStack::of(recorded, &value.start), ModuleCallStack::of(recorded, &reader.start));
     let shared = value.shared(&reader);
-    let line = |place: &Place| shared.checked_sub(1).and_then(|depth| place.line(depth));
+    let line = |place: &ModuleCallStack| shared.checked_sub(1).and_then(|depth| place.line(depth));
     shared < value.calls.len() && shared < reader.calls.len() && line(&value).is_some_and(|l| line(&reader) == Some(l))
 }
 
 /// For each block of a call, in order: when it would be freed without gradients. The call's last blocks end with it.
 pub(crate) fn read_until(recorded: &Recorded<'_>, call: &Call) -> Vec<Key> {
     let blocks: Vec<&BlockLifetime> = call.blocks.iter().map(|index| &recorded.blocks[*index as usize]).collect();
-    let places: Vec<Place> = blocks.iter().map(|block| Place::of(recorded, &block.start)).collect();
+    let places: Vec<ModuleCallStack> = blocks.iter().map(|block| ModuleCallStack::of(recorded, &block.start)).collect();
     let allocated = |at: usize| blocks.get(at).map_or(after(call.end(recorded)), |block| after(block.allocated));
     let mut ends = Vec::with_capacity(blocks.len());
     let mut first = 0;
@@ -109,7 +109,7 @@ pub(crate) fn read_until(recorded: &Recorded<'_>, call: &Call) -> Vec<Key> {
 /// When the result of some code is freed. `next`: the first block of other code.
 fn result_ends(
     recorded: &Recorded<'_>,
-    places: &[Place],
+    places: &[ModuleCallStack],
     result: usize,
     next: usize,
     allocated: impl Fn(usize) -> Key,
@@ -130,7 +130,7 @@ fn result_ends(
     }
     // A variable. The results of projections in parallel, such as queries, keys and values, are used together.
     let class = |call: ContextId| recorded.definitions.nn_calls.get(&call).map(|call| &*call.class);
-    let is_projection = |place: &Place| place.calls.len() == shared + 1;
+    let is_projection = |place: &ModuleCallStack| place.calls.len() == shared + 1;
     let is_parallel = is_projection(own) && is_projection(reader) && class(own.calls[shared]) == class(entered[shared]);
     if own.calls.len() > shared && !is_parallel {
         return returns;
