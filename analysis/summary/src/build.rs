@@ -188,19 +188,6 @@ pub fn summarize_with(
     let unrecorded = manifest.unrecordable.iter().fold(0u64, |sum, process| sum.saturating_add(process.lost_events));
     losses.insert(EVENTS_OF_UNRECORDED_PROCESSES.to_owned(), unrecorded);
     losses.retain(|_, count| *count > 0);
-    let command = match (&manifest.command[..], run.processes()) {
-        ([], [only]) => only.info().argv.clone(),
-        (command, _) => command.to_vec(),
-    };
-    let exit = match (manifest.exit, run.processes()) {
-        (exit, [only]) if exit == Exit::default() => only.exit(),
-        (exit, _) => exit,
-    };
-    // `run.json` can claim any time.
-    let claimed = |ns: Option<u64>| ns.map(|ns| ns.min(MAX_EPOCH_NS));
-    let recorded = || run.processes().iter().filter_map(times);
-    let started_ns = claimed(manifest.started_ns).or_else(|| recorded().map(|(first, _)| first).min());
-    let ended_ns = claimed(manifest.ended_ns).or_else(|| recorded().map(|(_, last)| last).max());
     let unusable = run.problems().iter().map(|p| format!("{}: {}", p.path.display(), p.text));
     let without_end = without_end(&processes).or_else(|| manifest.without_end().map(str::to_owned));
     let without_end = without_end.filter(|_| !options.is_recording);
@@ -212,29 +199,10 @@ pub fn summarize_with(
         .chain(pool_problems)
         .collect();
     let directory = run.processes().iter().find_map(Process::directory);
-    let summary = RunSummary {
-        path: run.path().display().to_string(),
-        memtrace_version: (!manifest.memtrace.is_empty()).then(|| manifest.memtrace.clone()),
-        command,
-        exit,
-        outcome: outcome(exit, &processes, options.is_recording),
-        started_ns,
-        duration_ns: started_ns.zip(ended_ns).map(|(start, end)| end.saturating_sub(start)),
-        events: processes.iter().map(|p| p.events).sum(),
-        unrecorded_processes: manifest.unrecorded_processes(),
-        simulated: manifest.simulated.clone(),
-        limit_bytes: manifest.limit_bytes,
-        limit_lock_missed: Some(
-            run.processes()
-                .iter()
-                .fold(0u64, |sum, process| sum.saturating_add(process.recording().counter(Counter::LimitLockMissed))),
-        )
-        .filter(|count| *count > 0),
-    };
     let not_recorded = manifest.not_recorded().into_iter();
     let mut summary = Summary {
         version: SUMMARY_VERSION.to_owned(),
-        run: summary,
+        run: run_summary(run, &processes, options.is_recording),
         verdict: VerdictSummary::default(),
         processes,
         launch,
@@ -249,6 +217,39 @@ pub fn summarize_with(
     };
     summary.conclude();
     Ok(summary)
+}
+
+/// The summary of the command. `is_recording`: whether the recording goes on.
+fn run_summary(run: &Run, processes: &[ProcessSummary], is_recording: bool) -> RunSummary {
+    let manifest = run.manifest();
+    let command = match (&manifest.command[..], run.processes()) {
+        ([], [only]) => only.info().argv.clone(),
+        (command, _) => command.to_vec(),
+    };
+    let exit = match (manifest.exit, run.processes()) {
+        (exit, [only]) if exit == Exit::default() => only.exit(),
+        (exit, _) => exit,
+    };
+    // `run.json` can claim any time.
+    let claimed = |ns: Option<u64>| ns.map(|ns| ns.min(MAX_EPOCH_NS));
+    let recorded = || run.processes().iter().filter_map(times);
+    let started_ns = claimed(manifest.started_ns).or_else(|| recorded().map(|(first, _)| first).min());
+    let ended_ns = claimed(manifest.ended_ns).or_else(|| recorded().map(|(_, last)| last).max());
+    let locks_missed = run.processes().iter().map(|process| process.recording().counter(Counter::LimitLockMissed));
+    RunSummary {
+        path: run.path().display().to_string(),
+        memtrace_version: (!manifest.memtrace.is_empty()).then(|| manifest.memtrace.clone()),
+        command,
+        exit,
+        outcome: outcome(exit, processes, is_recording),
+        started_ns,
+        duration_ns: started_ns.zip(ended_ns).map(|(start, end)| end.saturating_sub(start)),
+        events: processes.iter().map(|p| p.events).sum(),
+        unrecorded_processes: manifest.unrecorded_processes(),
+        simulated: manifest.simulated.clone(),
+        limit_bytes: manifest.limit_bytes,
+        limit_lock_missed: Some(locks_missed.fold(0, u64::saturating_add)).filter(|count| *count > 0),
+    }
 }
 
 /// The problems of XLA's dump.

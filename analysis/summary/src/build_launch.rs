@@ -149,13 +149,13 @@ pub(crate) fn launch_summary(
     let shared_memory = shared_memory(&sharing.collect::<Vec<_>>());
     table.without_rank = without_rank;
     if let Some(imbalance) = table.imbalance.filter(|imbalance| imbalance.matters()) {
-        let rank = |rank: u32| {
+        let peak_of_rank = |rank: u32| {
             let row = table.rank(rank)?;
             let at = summaries.iter().position(|one| one.pid == row.pid && one.trace == row.trace)?;
             peaks.get(at)?.iter().find(|peak| Some(peak.device()) == row.device)
         };
-        table.worst_against_median = rank(imbalance.median_rank)
-            .zip(rank(imbalance.worst_rank))
+        table.worst_against_median = peak_of_rank(imbalance.median_rank)
+            .zip(peak_of_rank(imbalance.worst_rank))
             .map(|(median, worst)| RankComparison::of(diff_peaks(median, worst)));
     }
     Some(LaunchSummary { table, issues, shared_memory })

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
 
 use memtrace_trace::counters::Counter;
+use memtrace_trace::file::Definitions;
 use memtrace_trace::ids::{FrameId, StackId};
 
 use crate::diff::{
@@ -401,34 +402,7 @@ fn pair(a: &DevicePeak<'_>, b: &DevicePeak<'_>, rules: Option<&CustomRules>) -> 
         modules.add(None, side, whole.saturating_sub(in_bytes), blocks.saturating_sub(in_blocks));
         own.iter().for_each(|(path, own)| modules.add(Some(path.clone()), side, own.0, own.1));
     }
-    let peaks = [a, b];
-    let locations = peaks.map(|m| Locations::new(m.process.definitions(), m.process.directory()));
-    let frame = |side: usize, id: FrameId| peaks[side].process.definitions().frame(id);
-    let line_change = |((line, node, category), change): (LineKey, Change)| {
-        let [in_a, in_b] = line.map_or([FrameId::NONE; 2], |line| matched.frames(line));
-        let (in_a, in_b) = (frame(0, in_a), frame(1, in_b));
-        let location = match (in_a, in_b) {
-            (Some(a), Some(b)) if a.line != b.line => format!("{} (was line {})", locations[1].frame(b), a.line),
-            (_, Some(b)) => locations[1].frame(b),
-            (Some(a), None) => locations[0].frame(a),
-            (None, None) => node.map_or_else(String::new, |node| node.to_string()),
-        };
-        LineChange { location, a_frame: in_a.map(frame_summary), b_frame: in_b.map(frame_summary), category, change }
-    };
-    let stack_change = |(key, change): (StackKey, Change)| {
-        let (side, stack) = examples.get(&key).copied().unwrap_or((1, StackId::NONE));
-        let definitions = peaks[side].process.definitions();
-        let frames =
-            definitions.walk(stack).filter_map(|(_, frame)| frame).take(MAX_FRAMES).map(frame_summary).collect();
-        let (_, node, category, phase) = key;
-        let location = locations[side].stack(stack, memtrace_trace::ids::ContextId::NONE).location;
-        let location = match &node {
-            Some(node) if location.is_empty() => node.to_string(),
-            Some(node) => format!("{node} of {location}"),
-            None => location,
-        };
-        StackChange { location, node: node.map(String::from), category, phase, frames, change }
-    };
+    let sides = [a, b].map(Side::of);
     let by_module: Vec<ModuleChange> =
         modules.sorted().into_iter().map(|(path, change)| ModuleChange { path, change }).collect();
     let mut pair = DevicePair {
@@ -447,12 +421,15 @@ fn pair(a: &DevicePeak<'_>, b: &DevicePeak<'_>, rules: Option<&CustomRules>) -> 
             rows.map(|(category, change)| CustomCategoryChange { custom_category: name(category), change }).collect()
         }),
         by_phase: phases.sorted().into_iter().map(|(phase, change)| PhaseChange { phase, change }).collect(),
-        by_line: lines.sorted().into_iter().map(line_change).collect(),
+        by_line: lines.sorted().into_iter().map(|(key, change)| line_change(&sides, &matched, key, change)).collect(),
         by_stack: stacks
             .sorted()
             .into_iter()
             .filter(|(_, change)| change.a_bytes != change.b_bytes)
-            .map(stack_change)
+            .map(|(key, change)| {
+                let (side, stack) = examples.get(&key).copied().unwrap_or((1, StackId::NONE));
+                stack_change(&sides[side], stack, key, change)
+            })
             .collect(),
         by_module: if common.modules && by_module.iter().any(|module| module.path.is_some()) {
             by_module
@@ -466,6 +443,49 @@ fn pair(a: &DevicePeak<'_>, b: &DevicePeak<'_>, rules: Option<&CustomRules>) -> 
     pair.result = result(&pair);
     pair.headline = headline(&pair);
     pair
+}
+
+/// The names of one of the two recordings.
+struct Side<'a> {
+    definitions: &'a Definitions,
+    locations: Locations<'a>,
+}
+
+impl<'a> Side<'a> {
+    fn of(device_peak: &DevicePeak<'a>) -> Side<'a> {
+        let process = device_peak.process;
+        let definitions = process.definitions();
+        Side { definitions, locations: Locations::new(definitions, process.directory()) }
+    }
+}
+
+/// The row of a line, with its place in both recordings.
+fn line_change(sides: &[Side<'_>; 2], matched: &MatchedLines, key: LineKey, change: Change) -> LineChange {
+    let [before, after] = sides;
+    let (line, node, category) = key;
+    let [a_frame, b_frame] = line.map_or([FrameId::NONE; 2], |line| matched.frames(line));
+    let (a_frame, b_frame) = (before.definitions.frame(a_frame), after.definitions.frame(b_frame));
+    let location = match (a_frame, b_frame) {
+        (Some(a), Some(b)) if a.line != b.line => format!("{} (was line {})", after.locations.frame(b), a.line),
+        (_, Some(b)) => after.locations.frame(b),
+        (Some(a), None) => before.locations.frame(a),
+        (None, None) => node.map_or_else(String::new, |node| node.to_string()),
+    };
+    LineChange { location, a_frame: a_frame.map(frame_summary), b_frame: b_frame.map(frame_summary), category, change }
+}
+
+/// The row of a stack. `stack` is one of the row's stacks, in the recording of `side`.
+fn stack_change(side: &Side<'_>, stack: StackId, key: StackKey, change: Change) -> StackChange {
+    let frames =
+        side.definitions.walk(stack).filter_map(|(_, frame)| frame).take(MAX_FRAMES).map(frame_summary).collect();
+    let (_, node, category, phase) = key;
+    let location = side.locations.stack(stack, memtrace_trace::ids::ContextId::NONE).location;
+    let location = match &node {
+        Some(node) if location.is_empty() => node.to_string(),
+        Some(node) => format!("{node} of {location}"),
+        None => location,
+    };
+    StackChange { location, node: node.map(String::from), category, phase, frames, change }
 }
 
 fn result(pair: &DevicePair) -> DiffResult {

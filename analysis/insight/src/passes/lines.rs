@@ -88,8 +88,8 @@ pub struct FunctionUse {
     pub whole: LineUse,
     /// By line number, in order.
     pub lines: Vec<(u32, LineUse)>,
-    /// The blocks of [`LineUse::allocated`] by line number, custom category and compiled region. Empty without rules and
-    /// compile contexts.
+    /// The blocks of [`LineUse::allocated`] by line number, custom category and compiled region. Empty without rules
+    /// and compile contexts.
     pub kinds: BTreeMap<(u32, BlockKind), Amount>,
     /// By line number: its blocks with tensor names.
     pub named: BTreeMap<u32, NamedBlocks>,

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use crate::passes::category::Category;
-use crate::passes::lifetimes::{BEFORE_STEPS, BlockLifetime, NEVER};
+use crate::passes::lifetimes::{BEFORE_STEPS, BlockLifetime, LifetimeStart, NEVER};
 use crate::passes::phase::Phase;
 use crate::passes::rest_of_step::{RestBlock, RestEvent, RestOfStep};
 use memtrace_trace::ids::{ContextId, StackId};
@@ -185,12 +185,7 @@ impl Rest {
 
     /// Adds the forward and backward pass of `step` once more.
     fn repeat(&mut self, blocks: &[BlockLifetime], step: u32, until: u32, is_node: impl Fn(ContextId) -> bool) {
-        let is_part = |block: &BlockLifetime| {
-            block.start.step == step
-                && !block.start.phase.is_forward_only()
-                && !matches!(block.start.phase, Phase::Load | Phase::Optimizer)
-        };
-        let in_backward = |block: &BlockLifetime| is_part(block) && block.start.phase == Phase::Backward;
+        let in_backward = |block: &BlockLifetime| is_in_passes(block, step) && block.start.phase == Phase::Backward;
         let ends = blocks.iter().flat_map(|block| {
             let freed = (block.freed < until && is_node(block.freed_context)).then_some(block.freed);
             [in_backward(block).then_some(block.allocated), freed]
@@ -198,17 +193,8 @@ impl Rest {
         let end = ends.flatten().max().unwrap_or(0);
         // What belongs to the process exists already.
         let is_repeated = |block: &BlockLifetime| {
-            let lasts = block.freed >= until;
-            is_part(block)
-                && block.allocated <= end
-                && !(lasts
-                    && matches!(
-                        block.category,
-                        Category::Workspace
-                            | Category::Parameter
-                            | Category::CommunicationBucket
-                            | Category::OptimizerState
-                    ))
+            let exists = block.freed >= until && belongs_to_process(block.category);
+            is_in_passes(block, step) && block.allocated <= end && !exists
         };
         let mut events: Vec<(u32, bool, usize)> = Vec::new();
         for (index, block) in blocks.iter().enumerate().filter(|(_, block)| is_repeated(block)) {
@@ -238,4 +224,18 @@ impl Rest {
             }
         }
     }
+}
+
+/// Whether a block is of the forward or the backward pass of `step`.
+fn is_in_passes(block: &BlockLifetime, step: u32) -> bool {
+    let LifetimeStart { phase, step: own, .. } = block.start;
+    own == step && !phase.is_forward_only() && !matches!(phase, Phase::Load | Phase::Optimizer)
+}
+
+/// Whether the blocks of a category that last to the end are those of the process, not of a step.
+fn belongs_to_process(category: Category) -> bool {
+    matches!(
+        category,
+        Category::Workspace | Category::Parameter | Category::CommunicationBucket | Category::OptimizerState
+    )
 }
