@@ -28,14 +28,13 @@ use crate::terminal::layout;
 /// prints a report and writes a snapshot for pytorch.org/memory_viz.
 #[derive(Parser, Debug)]
 #[command(name = "memtrace", version, subcommand_required = true, arg_required_else_help = true)]
-#[command(
-    override_usage = "memtrace [run] [OPTIONS] -- COMMAND [ARGS]...\n       memtrace <report|export|lines|diff|check|redact> RUN [OPTIONS]\n       \
-    memtrace doctor [OPTIONS] [-- COMMAND [ARGS]...]"
-)]
+#[command(override_usage = "memtrace [run] [OPTIONS] -- COMMAND [ARGS]...\n       \
+    memtrace <report|export|lines|diff|check|redact> RUN [OPTIONS]\n       \
+    memtrace doctor [OPTIONS] [-- COMMAND [ARGS]...]")]
 #[command(after_help = "`run` is the default command: memtrace -- python train.py\n\n\
-    Exit status of `run`: that of the command (128+n for signal n), 125 if memtrace fails, 126 if the command cannot be \
-    executed, 127 if the command is not found. Other commands: 0 for success, 1 if a check failed, 2 for bad usage or \
-    unreadable input.")]
+    Exit status of `run`: that of the command (128+n for signal n), 125 if memtrace fails, 126 if the command cannot \
+    be executed, 127 if the command is not found. Other commands: 0 for success, 1 if a check failed, 2 for bad usage \
+    or unreadable input.")]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -51,8 +50,8 @@ pub(crate) enum Command {
     Run(Run),
     /// Run a command over a simulated GPU: its exact GPU memory, on a machine without a GPU
     ///
-    /// PyTorch's real allocator runs over a simulated CUDA. Kernels do not run: integers are computed on the host, other
-    /// values are assumed. The report, the files and the exit status are those of a run.
+    /// PyTorch's real allocator runs over a simulated CUDA. Kernels do not run: integers are computed on the host,
+    /// other values are assumed. The report, the files and the exit status are those of a run.
     DryRun(Box<DryRun>),
     /// Print the report of a run
     Report(Report),
@@ -106,8 +105,8 @@ pub(crate) enum Command {
     Doctor(Doctor),
     /// Serve runs to agents over the Model Context Protocol (MCP), on stdin and stdout
     ///
-    /// An MCP client starts this command and calls its tools: runs, summary, peak, out_of_memory, diagnostics, lines and
-    /// diff. See docs/how-to/agents.md.
+    /// An MCP client starts this command and calls its tools: runs, summary, peak, out_of_memory, diagnostics, lines
+    /// and diff. See docs/how-to/agents.md.
     Mcp(Mcp),
     /// Install or remove a Jupyter kernel that memtrace records
     ///
@@ -142,7 +141,8 @@ const NOT_FOR_TRIES: [&str; 12] = [
 /// The options of `memtrace dry-run`.
 #[derive(Args, Debug)]
 #[command(
-    override_usage = "memtrace dry-run [--gpu NAME | --memory SIZE] [--gpus N] [OPTIONS] -- COMMAND [ARGS]...\n       memtrace dry-run --list-gpus"
+    override_usage = "memtrace dry-run [--gpu NAME | --memory SIZE] [--gpus N] [OPTIONS] -- COMMAND [ARGS]...\n       \
+                      memtrace dry-run --list-gpus"
 )]
 pub(crate) struct DryRun {
     /// The GPU to simulate, such as a100-40gb or rtx-4090 [default: h100-sxm]
@@ -182,8 +182,8 @@ pub(crate) struct DryRun {
 /// The options of `memtrace report`.
 #[derive(Args, Debug)]
 pub(crate) struct Report {
-    /// A run folder, a .mtr file or a PyTorch memory snapshot (.pickle, .pkl, .json, each also .gz), or a folder with the
-    /// runs of a job on several hosts [default: the newest run folder in the current folder]
+    /// A run folder, a .mtr file or a PyTorch memory snapshot (.pickle, .pkl, .json, each also .gz), or a folder with
+    /// the runs of a job on several hosts [default: the newest run folder in the current folder]
     #[arg(value_name = "RUN")]
     pub(crate) run: Option<PathBuf>,
     /// Print the table of all ranks and phases, of a run or of a job on several hosts
@@ -204,8 +204,8 @@ pub(crate) struct Report {
     /// Print one section in full
     #[arg(long, value_name = "NAME", value_parser = section_names(), conflicts_with = "json")]
     pub(crate) section: Option<String>,
-    /// Add what stayed on the devices after POINT to the report: range:NAME (the end of ranges of this name), function:NAME
-    /// (the end of its calls) or line:FILE:LINE
+    /// Add what stayed on the devices after POINT to the report: range:NAME (the end of ranges of this name),
+    /// function:NAME (the end of its calls) or line:FILE:LINE
     #[arg(long, value_name = "POINT", value_parser = release_point)]
     pub(crate) released_after: Option<ReleasePoint>,
     /// Print only the peak while the program had a range of this name open (record_function, NVTX,
@@ -223,15 +223,16 @@ pub(crate) struct Report {
 /// The options of `memtrace open`.
 #[derive(Args, Debug)]
 #[command(
-    after_help = "The browser is $BROWSER, or else what xdg-open selects. A server answers only on this machine, and only those who \
-    have its URL."
+    after_help = "The browser is $BROWSER, or else what xdg-open selects. A server answers only on this machine, and \
+    only those who have its URL."
 )]
 pub(crate) struct Open {
     /// A run folder; with --serve, also a .mtr file or a PyTorch memory snapshot [default: the newest run folder in the
     /// current folder]
     #[arg(value_name = "RUN")]
     pub(crate) run: Option<PathBuf>,
-    /// Serve the page to this machine until Ctrl-C: where one zooms in, it loads all events and blocks of a long recording
+    /// Serve the page to this machine until Ctrl-C: where one zooms in, it loads all events and blocks of a long
+    /// recording
     #[arg(long)]
     pub(crate) serve: bool,
     /// The port of the server on 127.0.0.1 [default: a free one]
@@ -257,7 +258,8 @@ pub(crate) struct Export {
     /// report.html; json: stdout]
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
-    /// Write parquet tables in folders by run and rank (TABLE/run=NAME/rank=N), of one run or of all runs in the folder RUN
+    /// Write parquet tables in folders by run and rank (TABLE/run=NAME/rank=N), of one run or of all runs in the folder
+    /// RUN
     #[arg(long)]
     pub(crate) partition: bool,
     /// Export only the process of this rank
@@ -375,8 +377,8 @@ pub(crate) struct Lines {
 #[derive(Args, Debug)]
 #[command(
     override_usage = "memtrace diff A B [OPTIONS]\n       memtrace diff RUN --steps N M [OPTIONS]",
-    after_help = "Exit status: 0 whether or not the runs differ, 2 for bad usage or unreadable input. `memtrace check --baseline` \
-    fails if a run needs more memory than another."
+    after_help = "Exit status: 0 whether or not the runs differ, 2 for bad usage or unreadable input. `memtrace check \
+    --baseline` fails if a run needs more memory than another."
 )]
 pub(crate) struct Diff {
     /// The first run: a run folder, a .mtr file or a PyTorch memory snapshot (.pickle, .pkl, .json, each also .gz)
@@ -417,9 +419,10 @@ pub(crate) struct Diff {
         .args([
             "max_peak", "max_reserved", "max_leak", "max_category", "released_after", "no_oom", "no_issue", "baseline",
         ]),
-    after_help = "Exit status: 0 if the run passes, 1 if it exceeds a limit or the recording is not sufficient to decide, 2 for bad \
-    usage or unreadable input.\n\
-    Sizes have binary units (20GiB, 512MiB), decimal units (20GB) or are numbers of bytes. Each limit applies to each device of each process."
+    after_help = "Exit status: 0 if the run passes, 1 if it exceeds a limit or the recording is not sufficient to \
+    decide, 2 for bad usage or unreadable input.\n\
+    Sizes have binary units (20GiB, 512MiB), decimal units (20GB) or are numbers of bytes. Each limit applies to each \
+    device of each process."
 )]
 pub(crate) struct Check {
     /// A run folder, a .mtr file or a PyTorch memory snapshot (.pickle, .pkl, .json, each also .gz)
@@ -438,8 +441,9 @@ pub(crate) struct Check {
     /// or one of --categories; may be repeated
     #[arg(long, value_name = "NAME=SIZE", value_parser = category_limit)]
     pub(crate) max_category: Vec<(String, u64)>,
-    /// Fail if the process still has more than --max on the device after POINT, CUDA context excluded: range:NAME (the end
-    /// of ranges of this name), function:NAME (the end of its calls) or line:FILE:LINE; the highest of all times counts
+    /// Fail if the process still has more than --max on the device after POINT, CUDA context excluded: range:NAME (the
+    /// end of ranges of this name), function:NAME (the end of its calls) or line:FILE:LINE; the highest of all times
+    /// counts
     #[arg(long, value_name = "POINT", value_parser = release_point, requires = "max")]
     pub(crate) released_after: Option<ReleasePoint>,
     /// The bytes that may stay after --released-after
@@ -545,8 +549,8 @@ pub(crate) struct Resume {
 /// The options of `memtrace live`.
 #[derive(Args, Debug)]
 #[command(
-    after_help = "Keys: q quits, tab shows the next process, d the next device, t tensors instead of stacks, s sorts by the next column, \
-    / searches.\n\
+    after_help = "Keys: q quits, tab shows the next process, d the next device, t tensors instead of stacks, s sorts \
+    by the next column, / searches.\n\
     Exit status: 0 for success, 2 for bad usage or if the recording does not run."
 )]
 pub(crate) struct Live {
@@ -565,8 +569,8 @@ pub(crate) struct Live {
 /// The options of `memtrace snapshot`.
 #[derive(Args, Debug)]
 #[command(
-    after_help = "Exit status: 0 for success, 1 if the recording ended and no trigger had fired, 2 for bad usage, or if the recording does not \
-    run or a file cannot be written."
+    after_help = "Exit status: 0 for success, 1 if the recording ended and no trigger had fired, 2 for bad usage, or \
+    if the recording does not run or a file cannot be written."
 )]
 pub(crate) struct Snapshot {
     /// The id of a recorded process or of the memtrace that records it, the run folder, or a .mtr file in it [default:
@@ -653,8 +657,8 @@ pub(crate) struct Kernel {
 pub(crate) enum KernelCommand {
     /// Install a Jupyter kernel that memtrace records
     ///
-    /// Each start of the kernel makes a run folder beside the notebook. A kernel of the same name is replaced if memtrace has
-    /// installed it.
+    /// Each start of the kernel makes a run folder beside the notebook. A kernel of the same name is replaced if
+    /// memtrace has installed it.
     #[command(override_usage = "memtrace kernel install [OPTIONS] [-- RUN_OPTIONS...]")]
     Install(KernelInstall),
     /// Remove a kernel that memtrace has installed
@@ -785,26 +789,27 @@ pub(crate) struct Run {
     /// Make the run folder memtrace-PROGRAM-TIME in this folder [default: the current folder]
     #[arg(long, value_name = "DIR", conflicts_with = "output")]
     pub(crate) runs: Option<PathBuf>,
-    /// The id of the distributed job, whose runs on all hosts `memtrace report DIR` merges [default: $MEMTRACE_JOB, or the id
-    /// of Slurm, torchrun, mpirun or Ray]
+    /// The id of the distributed job, whose runs on all hosts `memtrace report DIR` merges
+    /// [default: $MEMTRACE_JOB, or the id of Slurm, torchrun, mpirun or Ray]
     #[arg(long, value_name = "ID")]
     pub(crate) job: Option<String>,
     #[command(flatten)]
     pub(crate) recording: RecordingOptions,
     /// Keep only the newest part of each process's trace: 10GiB of it, or the last 24h
     ///
-    /// Older events are dropped while the program runs. What they left in use is kept: the blocks with their stacks, names and
-    /// categories, the segments, and the open ranges. A trace that reaches the size is rewritten,
+    /// Older events are dropped while the program runs. What they left in use is kept: the blocks with their stacks,
+    /// names and categories, the segments, and the open ranges. A trace that reaches the size is rewritten,
     /// and its newest half stays; it grows meanwhile. With a time, events are dropped when they are older by a quarter.
     #[arg(long, value_name = "SIZE|TIME", value_parser = kept)]
     pub(crate) keep: Option<Kept>,
     /// Write the objects of reference cycles that held tensors to cycle-N.html; this adds a function to gc.callbacks
     ///
-    /// While the garbage collector runs, memtrace sets gc.DEBUG_SAVEALL. It reads what was found, and frees it in the same
-    /// collection.
+    /// While the garbage collector runs, memtrace sets gc.DEBUG_SAVEALL. It reads what was found, and frees it in the
+    /// same collection.
     #[arg(long)]
     pub(crate) cycles: bool,
-    /// Record which Python objects hold the tensors, as paths such as __main__.trainer.state; this adds an atexit function
+    /// Record which Python objects hold the tensors, as paths such as __main__.trainer.state; this adds an atexit
+    /// function
     ///
     /// memtrace walks over the program's objects after some steps, after an out-of-memory error and before the
     /// interpreter ends. It runs none of the program's code.
@@ -820,14 +825,16 @@ pub(crate) struct Run {
     /// smaller GPU (24GiB; docs/how-to/limit.md)
     #[arg(long, value_name = "SIZE", value_parser = limit)]
     pub(crate) limit: Option<u64>,
-    /// Serve figures of the running processes for Prometheus at http://ADDR/metrics, such as 127.0.0.1:9400; port 0 takes a
-    /// free port, and unix:PATH a Unix socket that only you can read (docs/how-to/metrics.md)
+    /// Serve figures of the running processes for Prometheus at http://ADDR/metrics, such as 127.0.0.1:9400; port 0
+    /// takes a free port, and unix:PATH a Unix socket that only you can read (docs/how-to/metrics.md)
     #[arg(long, value_name = "ADDR", value_parser = server_address)]
     pub(crate) metrics: Option<Address>,
-    /// Serve the metrics only to requests with the token in this file, which must be yours alone: Authorization: Bearer TOKEN
+    /// Serve the metrics only to requests with the token in this file, which must be yours alone: Authorization: Bearer
+    /// TOKEN
     #[arg(long, value_name = "FILE", requires = "metrics")]
     pub(crate) metrics_token_file: Option<PathBuf>,
-    /// Push these figures to an OpenTelemetry collector every 10 s, over HTTP: http://127.0.0.1:4318 (docs/how-to/metrics.md)
+    /// Push these figures to an OpenTelemetry collector every 10 s, over HTTP: http://127.0.0.1:4318
+    /// (docs/how-to/metrics.md)
     #[arg(long, value_name = "URL", value_parser = otlp_url)]
     pub(crate) otlp: Option<String>,
     /// Divide the memory of the report and the snapshot into your own categories, by the rules of this JSON file

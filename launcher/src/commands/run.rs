@@ -33,8 +33,8 @@ use crate::{folder, host, library, message, session, xla};
 /// The maximum length of the command line in the end-of-run summary, in characters.
 const MAX_COMMAND: usize = 120;
 /// The help for a dry run in which nothing used CUDA.
-const USE_CUDA: &str = "move the model and its inputs to the GPU, such as model.to(\"cuda\"), and run it with a PyTorch that \
-    `python -c 'import torch'` finds";
+const USE_CUDA: &str = "move the model and its inputs to the GPU, such as model.to(\"cuda\"), and run it with a \
+    PyTorch that `python -c 'import torch'` finds";
 
 /// The variable that names the job, for launchers that set variables more easily than options.
 const JOB: &str = "MEMTRACE_JOB";
@@ -107,8 +107,8 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
         // SAFETY: no other thread of this process runs, as below.
         unsafe { std::env::set_var(name, value) };
     }
-    // SAFETY: no other thread of this process runs. The checks before start none, and with a small stack limit the first
-    // thread only waits for this one (`stack`).
+    // SAFETY: no other thread of this process runs. The checks before start none, and with a small stack limit the
+    // first thread only waits for this one (`stack`).
     unsafe { session::set_environment(&library.path, &options, checked.needs_asan) };
     let signals = Signals::block().context("cannot block signals")?;
     // Without the signal probe, a signal to the whole group is passed on a second time. Recording is still worthwhile.
