@@ -188,8 +188,8 @@ struct Processes {
 }
 
 impl Processes {
-    fn ids(&self, is_wanted: impl Fn(&Process) -> bool) -> Vec<u64> {
-        self.by_id.iter().filter(|(_, process)| is_wanted(process)).map(|(id, _)| *id).collect()
+    fn ids(&self, is_selected: impl Fn(&Process) -> bool) -> Vec<u64> {
+        self.by_id.iter().filter(|(_, process)| is_selected(process)).map(|(id, _)| *id).collect()
     }
 
     /// Empties the rings of all processes, from the one after [`Self::served_last`].
