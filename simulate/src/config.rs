@@ -68,6 +68,8 @@ pub struct Config {
     pub log: Log,
     /// The path of the ledger, in which `%p` stands for the process id (`SIMCUDA_LEDGER`).
     pub ledger: Option<String>,
+    /// The path of the file about functions that the simulation lacks, in which `%p` stands for the process id (`SIMCUDA_MISSING`).
+    pub missing: Option<String>,
     /// The allocations that fail on demand (`SIMCUDA_FAIL`).
     pub faults: Faults,
 }
@@ -190,6 +192,7 @@ impl Config {
             driver_version: number("SIMCUDA_DRIVER_VERSION", 13000.0) as i32,
             log: if number("SIMCUDA_LOG", 0.0) >= 1.0 { Log::Summary } else { Log::Quiet },
             ledger: lookup("SIMCUDA_LEDGER").filter(|p| !p.is_empty()),
+            missing: lookup("SIMCUDA_MISSING").filter(|p| !p.is_empty()),
             faults: read(lookup("SIMCUDA_FAIL"), "SIMCUDA_FAIL", Faults::default(), Faults::parse),
         }
     }

@@ -30,6 +30,7 @@ pub mod library_memory;
 pub mod loading;
 pub mod machine;
 pub mod memory;
+pub mod missing;
 pub mod out;
 pub mod pool;
 pub mod ranges;

@@ -14,6 +14,7 @@ use crate::ledger::Ledger;
 use crate::library_memory::Kernels;
 use crate::loading::Loading;
 use crate::memory::{Freed, Kind, Memory, charge};
+use crate::missing::MissingFunctions;
 use crate::pool::Pool;
 use crate::shared::SharedUsage;
 use crate::stream::Streams;
@@ -80,6 +81,7 @@ pub struct Machine {
     pub handles: Handles,
     /// The number of calls of each stub, by name.
     pub stubs: BTreeMap<String, u64>,
+    missing: MissingFunctions,
     /// The number of launches, copies and sets so far.
     pub launches: u64,
     memory: Memory,
@@ -110,6 +112,7 @@ impl Machine {
             gate: config.shared.as_deref().and_then(Gate::new),
             ledger: Ledger::new(config.ledger.take()),
             stubs: BTreeMap::new(),
+            missing: MissingFunctions::new(config.missing.take()),
             launches: 0,
             memory: Memory::default(),
             vmm: Vmm::default(),
@@ -615,5 +618,6 @@ impl Machine {
     /// Counts a call of a stub.
     pub fn stub(&mut self, name: &str) {
         *self.stubs.entry(name.to_string()).or_default() += 1;
+        self.missing.add(name);
     }
 }

@@ -9,6 +9,7 @@
 //! [`simcuda::out::Out`], the only place that relies on it for out-pointers. A function that dereferences other
 //! pointers is unsafe and states its requirement.
 
+mod accepted;
 mod array;
 mod bridge;
 mod checkpoint;
@@ -20,6 +21,7 @@ mod graph;
 mod injection;
 mod ipc;
 mod memory;
+mod missing;
 mod module;
 mod own_functions;
 mod pool;

@@ -124,16 +124,6 @@ extern "C" fn cuFuncGetAttribute(value: Out<c_int>, attribute: c_int, _function:
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cuFuncSetAttribute(_function: u64, _attribute: c_int, _value: c_int) -> c_int {
-    0
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cuFuncSetCacheConfig(_function: u64, _config: c_int) -> c_int {
-    0
-}
-
-#[unsafe(no_mangle)]
 extern "C" fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
     count: Out<c_int>,
     _function: u64,
@@ -205,7 +195,3 @@ unsafe extern "C" fn cuLaunchKernelEx(
     launch(unsafe { config.as_ref() }.map_or(0, |c| c.stream))
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn cuTensorMapEncodeTiled(_map: *mut c_void) -> c_int {
-    0
-}
