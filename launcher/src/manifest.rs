@@ -8,8 +8,7 @@ use std::io;
 
 use memtrace_analysis::RunFolder;
 use memtrace_analysis::load::{
-    AttachedRun, Discovery, EstimatedWorkspaces, Exit, MANIFEST_VERSION, Manifest, ManifestProcess, RunState,
-    SimulatedGpus, ValueException,
+    AttachedRun, Discovery, Exit, MANIFEST_VERSION, Manifest, ManifestProcess, RunState, SimulatedGpus,
 };
 use memtrace_trace::counters::{Counter, CounterValues};
 use memtrace_trace::unrecorded::Unrecorded;
@@ -20,6 +19,7 @@ use crate::drain::{Outcome, Recorded, Written};
 use crate::host;
 use crate::message;
 use crate::process_watch::Watched;
+use crate::simulation::Finished;
 use crate::unrecordable::{self, UnrecordableProcess};
 
 /// Why a recording ended whose process outlived the launcher.
@@ -95,10 +95,11 @@ impl RunManifest {
         RunManifest { content, unrecordable: Vec::new() }
     }
 
-    /// Stores what is known of a dry run that ended: the exception that ended the program, and cuDNN's workspaces.
-    pub(crate) fn set_simulated(&mut self, exception: Option<ValueException>, workspaces: Option<EstimatedWorkspaces>) {
+    /// Stores what is known of a dry run that ended.
+    pub(crate) fn set_simulated(&mut self, finished: Finished) {
         if let Some(simulated) = &mut self.content.simulated {
-            (simulated.exception, simulated.workspaces) = (exception, workspaces);
+            (simulated.exception, simulated.workspaces) = (finished.exception, finished.workspaces);
+            simulated.missing_functions = finished.missing_functions;
         }
     }
 

@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn limits_by_compute_capability() {
-        let model = |sm| Model { name: c"".to_owned(), sm, multiprocessors: 40, l2_bytes: 4 << 20 };
+        let model = |sm| Model { name: c"".to_owned(), sm, multiprocessors: 40, l2_bytes: 4 << 20, nvlinks: 0 };
         let of = |code: i32| [75, 80, 90, 120].map(|sm| attribute(code, 0, &model(sm)));
         assert_eq!(of(39), [1024, 2048, 2048, 1536]);
         assert_eq!(of(97), [65536, 166_912, 232_448, 101_376]);

@@ -68,6 +68,10 @@ pub struct Bridge {
     pub name: extern "C" fn() -> *const c_char,
     /// An attribute of the devices, by its `CUdevice_attribute`.
     pub attribute: extern "C" fn(i32) -> i32,
+    /// The number of NVLink links of each device.
+    pub nvlinks: extern "C" fn() -> u32,
+    /// The version of the driver: 1000 * major + 10 * minor.
+    pub driver_version: extern "C" fn() -> i32,
     /// Whether kernels and libraries take device memory as on a GPU.
     pub library_memory: extern "C" fn() -> bool,
     /// Loads kernels onto the current device, by their number in [`crate::library_memory::Kernels`]. Returns a

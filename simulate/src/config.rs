@@ -31,6 +31,8 @@ pub struct Model {
     pub multiprocessors: u32,
     /// The size of the L2 cache in bytes (`SIMCUDA_L2`).
     pub l2_bytes: u64,
+    /// The number of NVLink links (`SIMCUDA_NVLINKS`).
+    pub nvlinks: u32,
 }
 
 /// The settings. README.md lists them in a table.
@@ -188,6 +190,7 @@ impl Config {
                 sm: number("SIMCUDA_SM", 90.0) as u32,
                 multiprocessors: number("SIMCUDA_MULTIPROCESSORS", 132.0) as u32,
                 l2_bytes: size("SIMCUDA_L2", 50 * MIB),
+                nvlinks: number("SIMCUDA_NVLINKS", 18.0) as u32,
             },
             driver_version: number("SIMCUDA_DRIVER_VERSION", 13000.0) as i32,
             log: if number("SIMCUDA_LOG", 0.0) >= 1.0 { Log::Summary } else { Log::Quiet },

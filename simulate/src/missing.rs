@@ -43,7 +43,9 @@ impl MissingFunctions {
         if self.open.as_ref().is_none_or(|(owner, _)| *owner != pid) {
             let path = template.replace("%p", &pid.to_string());
             // Whoever named a file that cannot be written reads nothing.
-            let Ok(file) = File::options().write(true).create(true).truncate(true).mode(0o600).open(path) else { return };
+            let Ok(file) = File::options().write(true).create(true).truncate(true).mode(0o600).open(path) else {
+                return;
+            };
             *self = MissingFunctions { template: self.template.take(), open: Some((pid, file)), ..Self::default() };
         }
         let Some((_, file)) = &self.open else { return };

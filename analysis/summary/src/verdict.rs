@@ -1,6 +1,6 @@
 //! The verdict: what happened to the worst device of a run, and the facts that explain it.
 
-use memtrace_input::load::EstimatedWorkspaces;
+use memtrace_input::load::{EstimatedWorkspaces, MissingFunction};
 
 use crate::allocator_advice::allocator_advice;
 use crate::conclusions::{OutsidePytorch, VerdictStatement, VerdictStatus, VerdictSummary};
@@ -56,6 +56,7 @@ impl VerdictSummary {
             if let Some(text) = simulated.workspaces.as_ref().and_then(estimated_workspaces) {
                 self.remarks.push(text);
             }
+            self.remarks.extend(missing_functions(&simulated.missing_functions));
         }
         if let Some(limit) = summary.run.limit_bytes {
             let text = format!("Limited to {} of each GPU (--limit); all processes together.", size_text(limit));
@@ -235,6 +236,32 @@ fn estimated_workspaces(workspaces: &EstimatedWorkspaces) -> Option<String> {
             "cuDNN workspaces of {estimated} of {all} convolutions are estimates: on a GPU, the peak can be {range}."
         )
     })
+}
+
+/// The maximum number of functions that the sentence about missing ones names.
+const NAMED_FUNCTIONS: usize = 4;
+
+/// The functions that a dry run lacks and its program called. `None` if there are none.
+fn missing_functions(functions: &[MissingFunction]) -> Option<String> {
+    let named = functions.iter().take(NAMED_FUNCTIONS).map(|function| match function.calls {
+        ..=1 => function.name.clone(),
+        calls => format!("{} ({} calls)", function.name, count_text(calls)),
+    });
+    let mut names: Vec<String> = named.collect();
+    if functions.len() > NAMED_FUNCTIONS {
+        names.push(format!("{} more", count_text((functions.len() - NAMED_FUNCTIONS) as u64)));
+    }
+    let names = names.join(", ");
+    match functions.len() {
+        0 => None,
+        1 => Some(format!(
+            "The simulation lacks a function that the program called: {names}. Memory that it takes is missing."
+        )),
+        count => Some(format!(
+            "The simulation lacks {} functions that the program called: {names}. Memory that they take is missing.",
+            count_text(count as u64)
+        )),
+    }
 }
 
 /// The GPU, and the process if there are several.

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use memtrace_analysis::RunFolder;
 use memtrace_analysis::load::{
-    AttachedRun, Discovery, EstimatedWorkspaces, Exit, Machine, Manifest, ManifestNotice, ManifestProcess, RunState,
-    SimulatedGpus, UnrecordableProcess, ValueException,
+    AttachedRun, Discovery, EstimatedWorkspaces, Exit, Machine, Manifest, ManifestNotice, ManifestProcess,
+    MissingFunction, RunState, SimulatedGpus, UnrecordableProcess, ValueException,
 };
 use memtrace_analysis::symbols::{SYMBOLS_FILE, Symbols};
 use memtrace_trace::file::{Definitions, Module, NativeFrame};
@@ -85,6 +85,10 @@ fn manifest() -> impl Strategy<Value = Manifest> {
                     above_bytes: 5 << 20,
                     below_bytes: 0,
                 }),
+                missing_functions: (note.len() % 4 == 1)
+                    .then(|| MissingFunction { name: note.clone(), calls: 3 })
+                    .into_iter()
+                    .collect(),
             }),
             version: 2,
             started: Some(note.clone()),

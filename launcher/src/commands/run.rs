@@ -170,7 +170,7 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
     let is_simulation_unused = simulated.as_ref().is_some_and(|simulated| !simulated.used_cuda);
     if let Some(simulated) = simulated {
         simulated.problems.iter().for_each(|problem| message::warning(problem));
-        manifest.set_simulated(simulated.exception, simulated.workspaces);
+        manifest.set_simulated(simulated);
     }
     manifest.set_unrecordable(watched, take_reports(&folder));
     let summary = manifest.finish(status, outcome);

@@ -22,6 +22,9 @@ pub(crate) struct Gpu {
     pub(crate) multiprocessors: u32,
     /// The size of the L2 cache in bytes.
     pub(crate) l2_cache_bytes: u64,
+    /// The number of NVLink links. 0 for cards that are connected by PCI Express alone.
+    #[serde(default)]
+    pub(crate) nvlinks: u32,
     /// The memory that a CUDA context takes, in bytes.
     pub(crate) context_bytes: u64,
     /// Whether nobody's measurement of this model's `context_bytes` was found, so that it is that of an H200.

@@ -22,7 +22,8 @@ use memtrace_analysis::load::SimulatedGpus;
 
 pub(crate) use gpus::Gpu;
 pub(crate) use values::Nonzero;
-use written::{Finished, SCRATCH, SHARED, WORKSPACES};
+pub(crate) use written::Finished;
+use written::{MISSING, SCRATCH, SHARED, WORKSPACES};
 
 use crate::private_folder::PrivateFolder;
 use crate::sandbox::{self, Worker};
@@ -56,6 +57,7 @@ impl Simulation {
             count: self.count,
             exception: None,
             workspaces: None,
+            missing_functions: Vec::new(),
         }
     }
 
@@ -80,8 +82,8 @@ impl Simulation {
         }
         let gpu = &self.gpu;
         let scratch = std::path::absolute(run_folder)?.join(SCRATCH);
-        let (shared, workspaces) = (scratch.join(SHARED), scratch.join(WORKSPACES));
-        for folder in [&shared, &workspaces] {
+        let [shared, workspaces, missing] = [SHARED, WORKSPACES, MISSING].map(|name| scratch.join(name));
+        for folder in [&shared, &workspaces, &missing] {
             std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
         }
         let values = values::environment(&libraries.folder, &scratch, self.nonzero, self.steps)?;
@@ -94,10 +96,12 @@ impl Simulation {
             ("SIMCUDA_SM", gpu.compute_capability.to_string().into()),
             ("SIMCUDA_MULTIPROCESSORS", gpu.multiprocessors.to_string().into()),
             ("SIMCUDA_L2", gpu.l2_cache_bytes.to_string().into()),
+            ("SIMCUDA_NVLINKS", gpu.nvlinks.to_string().into()),
             ("SIMCUDA_CONTEXT", gpu.context_bytes.to_string().into()),
             // Of a GPU that is only a size, all is the program's.
             ("SIMCUDA_LIBRARY_MEMORY", u32::from(gpu.context_bytes > 0).to_string().into()),
             ("SIMCUDA_ESTIMATES", workspaces.join("%p").into_os_string()),
+            ("SIMCUDA_MISSING", missing.join("%p").into_os_string()),
             // Triton looks for the driver's file with ldconfig, which knows no preloaded library.
             ("TRITON_LIBCUDA_PATH", libraries.folder.into_os_string()),
             // After a minute without a compilation inductor stops its workers, and forks new ones for the next one. A
@@ -116,7 +120,7 @@ impl Simulation {
         let mut finished = finished.unwrap_or_else(|e| {
             let problem = format!("cannot read what the processes of the dry run have written: {e:#}");
             // Whether they used CUDA is unknown. That nothing did is reported, so it must be known.
-            Finished { used_cuda: true, exception: None, workspaces: None, problems: vec![problem] }
+            Finished { used_cuda: true, problems: vec![problem], ..Finished::default() }
         });
         // The program may have made a tree that is deeper than a stack, or one that grows while it is removed.
         let removal = Worker::start(|| u8::from(remove_scratch(run_folder).is_err()));

@@ -4,13 +4,14 @@
 //! only regular files of this user are read, never through links, up to a size and a number. This happens in a
 //! sandboxed worker ([`crate::sandbox`]), and what is left out is reported.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io;
 use std::time::SystemTime;
 
 use memtrace_analysis::RunFolder;
-use memtrace_analysis::load::{EstimatedWorkspaces, ValueException};
+use memtrace_analysis::load::{EstimatedWorkspaces, MissingFunction, ValueException};
 use memtrace_trace::file::untrusted;
 use serde::{Deserialize, Serialize};
 
@@ -24,15 +25,22 @@ pub(super) const SHARED: &str = "shared";
 const USAGE: &str = "usage";
 /// The folder in [`SCRATCH`] in which each process writes what is known of cuDNN's workspaces.
 pub(super) const WORKSPACES: &str = "workspaces";
+/// The folder in [`SCRATCH`] in which each process writes which functions the simulation lacks.
+pub(super) const MISSING: &str = "missing";
 /// The most files of a folder that are examined. Each process writes at most one.
 const MAX_FILES: usize = 4096;
 /// The largest file about an exception, in bytes: a name and two lines of source files.
 const MAX_EXCEPTION: u64 = 16 << 10;
 /// The largest file about workspaces, in bytes. The simulated cuDNN writes less.
 const MAX_WORKSPACES: u64 = 4096;
+/// The largest file about missing functions, in bytes. All functions that packages import are in a few hundred lines.
+const MAX_MISSING: u64 = 64 << 10;
+/// The maximum number of missing functions, and the maximum length of a name.
+const MAX_FUNCTIONS: usize = 256;
+const MAX_NAME: usize = 128;
 
 /// What is known of a dry run that ended.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Finished {
     /// Whether any process used CUDA.
     pub(crate) used_cuda: bool,
@@ -40,13 +48,15 @@ pub(crate) struct Finished {
     pub(crate) exception: Option<ValueException>,
     /// What is known of cuDNN's workspaces. `None` if the program used no convolutions of cuDNN.
     pub(crate) workspaces: Option<EstimatedWorkspaces>,
+    /// The functions that the program called and the simulation lacks, the one with the most calls first.
+    pub(crate) missing_functions: Vec<MissingFunction>,
     /// What was left out, and why.
     pub(crate) problems: Vec<String>,
 }
 
 /// Reads what the processes have written. `has_failed`: whether the command ended with another status than 0.
 pub(super) fn read(run_folder: &RunFolder, has_failed: bool) -> Finished {
-    let mut finished = Finished { used_cuda: false, exception: None, workspaces: None, problems: Vec::new() };
+    let mut finished = Finished::default();
     let scratch = match run_folder.subfolder(SCRATCH) {
         Ok(scratch) => scratch,
         Err(e) => {
@@ -63,7 +73,30 @@ pub(super) fn read(run_folder: &RunFolder, has_failed: bool) -> Finished {
         .filter(is_reason);
     finished.workspaces = Written::in_folder(&scratch, WORKSPACES, MAX_WORKSPACES, &mut finished.problems)
         .and_then(|written| sum(written.texts().filter_map(|text| serde_json::from_slice(&text).ok())));
+    if let Some(written) = Written::in_folder(&scratch, MISSING, MAX_MISSING, &mut finished.problems) {
+        finished.missing_functions = missing_functions(written.texts());
+    }
     finished
+}
+
+/// The functions of all processes. Each line has the number of calls and the name.
+fn missing_functions(texts: impl Iterator<Item = Vec<u8>>) -> Vec<MissingFunction> {
+    let mut calls: BTreeMap<String, u64> = BTreeMap::new();
+    for text in texts {
+        for line in String::from_utf8_lossy(&text).lines() {
+            let Some((number, name)) = line.trim_start().split_once(' ') else { continue };
+            let is_name = name.len() <= MAX_NAME && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
+            if let Some(number) = number.parse::<u64>().ok().filter(|_| is_name)
+                && (calls.len() < MAX_FUNCTIONS || calls.contains_key(name))
+            {
+                let calls = calls.entry(name.to_owned()).or_default();
+                *calls = calls.saturating_add(number);
+            }
+        }
+    }
+    let mut functions: Vec<_> = calls.into_iter().map(|(name, calls)| MissingFunction { name, calls }).collect();
+    functions.sort_by_key(|function| std::cmp::Reverse(function.calls));
+    functions
 }
 
 fn sum(mut workspaces: impl Iterator<Item = EstimatedWorkspaces>) -> Option<EstimatedWorkspaces> {
@@ -146,7 +179,7 @@ mod tests {
 
     fn folder() -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
-        for name in [EXCEPTIONS, WORKSPACES, SHARED] {
+        for name in [EXCEPTIONS, WORKSPACES, MISSING, SHARED] {
             std::fs::create_dir_all(folder.path().join(SCRATCH).join(name)).unwrap();
         }
         folder
@@ -200,6 +233,18 @@ mod tests {
         assert!(read_all(folder.path()).problems[0].contains(EXCEPTIONS));
         std::fs::remove_dir_all(folder.path().join(SCRATCH)).unwrap();
         assert!(read_all(folder.path()).problems[0].contains(SCRATCH));
+    }
+
+    #[test]
+    fn calls_of_missing_functions_are_added_up() {
+        let folder = folder();
+        let path = |name: &str| folder.path().join(SCRATCH).join(MISSING).join(name);
+        std::fs::write(path("1"), "                   2 cuNew\n                   1 cuOther\n").unwrap();
+        std::fs::write(path("2"), "                   5 cuNew\n   3 cu New\n x cuNew\n 1 \u{1b}[31m\n 9").unwrap();
+        let functions = read_all(folder.path()).missing_functions;
+        let expected =
+            [("cuNew", 7), ("cuOther", 1)].map(|(name, calls)| MissingFunction { name: name.to_owned(), calls });
+        assert_eq!(functions, expected);
     }
 
     #[test]

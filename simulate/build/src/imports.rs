@@ -83,6 +83,8 @@ struct Needs {
     search: Vec<String>,
     /// (library or "", version or "", name)
     symbols: Vec<(String, String, String)>,
+    /// Defined names that look like those of NVIDIA's libraries.
+    defined: Vec<String>,
 }
 
 const DRIVER: &str = "libcuda.so.1";
@@ -120,18 +122,39 @@ fn is_nvidia(soname: &str) -> bool {
     soname.starts_with("lib") && !key.contains('.') && NVIDIA.iter().any(|beginning| key.starts_with(beginning))
 }
 
-/// The library of a name without a version, found by the name's prefix.
+/// The beginnings of functions' names, and the library of each. A longer beginning comes before its own beginning.
+const PREFIXES: [(&str, &str); 22] = [
+    ("__cuda", "cudart"),
+    ("cuda", "cudart"),
+    ("cublasLt", "cublasLt"),
+    ("cublas", "cublas"),
+    ("cudnn", "cudnn"),
+    ("cufft", "cufft"),
+    ("cuFile", "cufile"),
+    ("cupti", "cupti"),
+    ("curand", "curand"),
+    ("cusolver", "cusolver"),
+    ("cusparseLt", "cusparseLt"),
+    ("cusparse", "cusparse"),
+    ("cutensor", "cutensor"),
+    ("nccl", "nccl"),
+    ("nvJitLink", "nvJitLink"),
+    ("__nvJitLink", "nvJitLink"),
+    ("nvjpeg", "nvjpeg"),
+    ("nvml", "nvidia-ml"),
+    ("nvrtc", "nvrtc"),
+    ("nvshmem", "nvshmem_host"),
+    ("nvshmemx", "nvshmem_host"),
+    ("nvtx", "nvToolsExt"),
+];
+
+/// The library of a name without a version, found by the name's beginning. What follows begins with a capital letter, or in
+/// `nvshmem_malloc` with an underscore.
 fn by_prefix(name: &str) -> Option<&'static str> {
-    const PREFIXES: [(&str, &str); 7] = [
-        ("cusparseLt", "cusparseLt"),
-        ("nccl", "nccl"),
-        ("cuFile", "cufile"),
-        ("cutensor", "cutensor"),
-        ("nvjpeg", "nvjpeg"),
-        ("nvshmem", "nvshmem_host"),
-        ("nvtx", "nvToolsExt"),
-    ];
-    PREFIXES.iter().find(|(prefix, _)| name.starts_with(prefix)).map(|(_, key)| *key).or_else(|| {
+    let begins_word = |rest: &str| rest.starts_with(|c: char| c.is_ascii_uppercase() || c == '_');
+    let has_prefix = |prefix: &str| name.strip_prefix(prefix).is_some_and(begins_word);
+    let found = PREFIXES.iter().find(|(prefix, _)| has_prefix(prefix)).map(|(_, key)| *key);
+    found.or_else(|| {
         let is_driver = name.strip_prefix("cu").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_uppercase()));
         is_driver.then_some("cuda")
     })
@@ -159,9 +182,12 @@ impl Imports {
                 Some(before) => before.into_iter().filter(|f| folders.contains(f)).collect(),
             });
         }
+        let loose = found.loose_names();
         let libraries = found.libraries();
         let install_to = search.unwrap_or_default().into_iter().max_by_key(|folder| preference(folder));
-        Ok(Imports { libraries, install_to, searched, cuda_version: cuda_version(folder)? })
+        let mut imports = Imports { libraries, install_to, searched, cuda_version: cuda_version(folder)? };
+        imports.add_loose_names(loose);
+        Ok(imports)
     }
 
     /// Adds what other packages import, from the shared libraries below some folders of packages. Files that cannot be
@@ -175,12 +201,25 @@ impl Imports {
                 }
             }
         }
+        let loose = found.loose_names();
         for library in found.libraries() {
             match self.libraries.iter_mut().find(|own| own.key() == library.key()) {
                 Some(own) if own.soname == library.soname => own.add(library),
                 // For another version of CUDA. Some packages bring a library for each.
                 Some(_) => {}
                 None => self.libraries.push(library),
+            }
+        }
+        self.add_loose_names(loose);
+    }
+
+    /// Adds names to PyTorch's libraries of their prefixes.
+    fn add_loose_names(&mut self, names: BTreeSet<String>) {
+        for name in names {
+            let Some(key) = by_prefix(&name) else { continue };
+            if let Some(library) = self.libraries.iter_mut().find(|library| library.key() == key) {
+                let names = BTreeMap::from([(String::new(), BTreeSet::from([name]))]);
+                library.add(Library { soname: library.soname.clone(), versions: names });
             }
         }
     }
@@ -203,7 +242,10 @@ impl Imports {
 #[derive(Default)]
 struct Found {
     libraries: BTreeMap<String, Library>,
-    unversioned: Vec<String>,
+    /// Imported names without a version, which may be those of any library.
+    unversioned: BTreeSet<String>,
+    /// Names that the libraries define.
+    defined: BTreeSet<String>,
 }
 
 impl Found {
@@ -212,30 +254,29 @@ impl Found {
     fn add(&mut self, needs: Needs, is_external: impl Fn(&str) -> bool) -> bool {
         let is_imported = |soname: &&String| (is_nvidia(soname) || *soname == DRIVER) && is_external(soname);
         let sonames: Vec<&String> = needs.sonames.iter().filter(is_imported).collect();
-        if sonames.is_empty() {
-            return false;
-        }
+        self.defined.extend(needs.defined);
         for soname in &sonames {
             self.libraries.entry((*soname).clone()).or_insert_with(|| Library::unversioned(soname));
         }
         for (soname, version, name) in needs.symbols {
             match self.libraries.get_mut(&soname) {
                 Some(library) => drop(library.versions.entry(version).or_default().insert(name)),
-                None if soname.is_empty() => self.unversioned.push(name),
+                None if soname.is_empty() && by_prefix(&name).is_some() => drop(self.unversioned.insert(name)),
                 None => {}
             }
         }
         sonames.iter().any(|soname| *soname != DRIVER)
     }
 
-    /// The libraries, with the names without a version in those to which they belong.
-    fn libraries(mut self) -> Vec<Library> {
-        for name in self.unversioned {
-            let Some(key) = by_prefix(&name) else { continue };
-            if let Some(library) = self.libraries.values_mut().find(|library| library.key() == key) {
-                library.versions.entry(String::new()).or_default().insert(name);
-            }
-        }
+    /// Takes the names without a version that none of the files defines. An extension that is linked without a library, and loaded
+    /// where that of PyTorch is loaded already, imports its names so.
+    fn loose_names(&mut self) -> BTreeSet<String> {
+        let names = std::mem::take(&mut self.unversioned);
+        names.into_iter().filter(|name| !self.defined.contains(name)).collect()
+    }
+
+    /// The libraries.
+    fn libraries(self) -> Vec<Library> {
         self.libraries.into_values().collect()
     }
 }
@@ -291,6 +332,11 @@ fn cuda_version(folder: &Path) -> Result<u32> {
     version.and_then(parse).with_context(|| format!("{} names no CUDA version: is it the CUDA build?", path.display()))
 }
 
+/// Whether a name begins as those of NVIDIA's libraries do.
+fn may_be_nvidias(name: &[u8]) -> bool {
+    std::str::from_utf8(name).is_ok_and(|name| by_prefix(name).is_some())
+}
+
 fn needs(path: &Path) -> Result<Needs> {
     let file = fs::File::open(path)?;
     // SAFETY: the libraries of an installed PyTorch are not changed while it is about to be used.
@@ -317,7 +363,9 @@ fn needs(path: &Path) -> Result<Needs> {
             }
         }
     }
-    needs.symbols = symbols(&file, |symbol| symbol.is_undefined(endian))?;
+    needs.symbols = symbols(&file, |symbol, _| symbol.is_undefined(endian))?;
+    let defined = symbols(&file, |symbol, name| symbol.is_definition(endian) && may_be_nvidias(name))?;
+    needs.defined = defined.into_iter().map(|(_, _, name)| name).collect();
     Ok(needs)
 }
 
@@ -330,7 +378,7 @@ fn exports(path: &Path, soname: &str) -> Result<Library> {
     let endian = file.endian();
     let mut library = Library::unversioned(soname);
     for (_, version, name) in
-        symbols(&file, |symbol| symbol.is_definition(endian) && symbol.st_type() == elf::STT_FUNC)?
+        symbols(&file, |symbol, _| symbol.is_definition(endian) && symbol.st_type() == elf::STT_FUNC)?
     {
         library.versions.entry(version).or_default().insert(name);
     }
@@ -341,21 +389,69 @@ fn exports(path: &Path, soname: &str) -> Result<Library> {
 /// version or "", and the name.
 fn symbols(
     file: &ElfFile64<'_, Endianness>,
-    is_selected: impl Fn(&Sym64<Endianness>) -> bool,
+    is_selected: impl Fn(&Sym64<Endianness>, &[u8]) -> bool,
 ) -> Result<Vec<(String, String, String)>> {
     let (endian, data) = (file.endian(), file.data());
     let versions = file.elf_header().sections(endian, data)?.versions(endian, data)?;
     let table = file.elf_dynamic_symbol_table();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let mut symbols = Vec::new();
-    for (index, symbol) in table.enumerate().filter(|(_, symbol)| is_selected(symbol)) {
+    for (index, symbol) in table.enumerate() {
+        let name = table.symbol_name(endian, symbol)?;
+        if !is_selected(symbol, name) {
+            continue;
+        }
         let version = match &versions {
             Some(versions) => versions.version(versions.version_index(endian, index)).ok().flatten(),
             None => None,
         };
         let soname = version.and_then(|v| v.file()).map(text).unwrap_or_default();
         let version = version.map(|v| text(v.name())).unwrap_or_default();
-        symbols.push((soname, version, text(table.symbol_name(endian, symbol)?)));
+        symbols.push((soname, version, text(name)));
     }
     Ok(symbols)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn libraries_by_prefix() {
+        for (name, key) in [
+            ("cublasHgemm", Some("cublas")),
+            ("cublasLtMatmul", Some("cublasLt")),
+            ("cuStreamSetAttribute", Some("cuda")),
+            ("cuFileRead", Some("cufile")),
+            ("__cudaRegisterFunction", Some("cudart")),
+            ("__nvJitLinkCreate_12_8", Some("nvJitLink")),
+            ("nvshmemx_init_status", Some("nvshmem_host")),
+            ("nvmlInit_v2", Some("nvidia-ml")),
+            ("ncclSend", Some("nccl")),
+            ("cudagraph_begin", None),
+            ("cutlass_gemm", None),
+            ("nvtop", None),
+        ] {
+            assert_eq!(by_prefix(name), key, "{name}");
+        }
+    }
+
+    #[test]
+    fn names_that_a_file_defines_are_its_own() {
+        let name = |name: &str| (String::new(), String::new(), name.to_owned());
+        let mut found = Found::default();
+        let symbols = ["cublasHgemm", "cublasOwn", "memcpy"].map(name).to_vec();
+        found.add(Needs { symbols, ..Needs::default() }, |_| true);
+        found.add(Needs { defined: vec!["cublasOwn".to_owned()], ..Needs::default() }, |_| true);
+        let versions = BTreeMap::from([("libcublas.so.13".to_owned(), BTreeSet::from(["cublasSgemm".to_owned()]))]);
+        let mut imports = Imports {
+            libraries: vec![Library { soname: "libcublas.so.13".to_owned(), versions }],
+            install_to: None,
+            searched: BTreeSet::new(),
+            cuda_version: 13000,
+        };
+        imports.add_loose_names(found.loose_names());
+        let names: Vec<&String> = imports.libraries[0].names().collect();
+        assert_eq!(names, ["cublasHgemm", "cublasSgemm"]);
+    }
 }

@@ -26,6 +26,8 @@ static BRIDGE: Bridge = Bridge {
     processes,
     name,
     attribute,
+    nvlinks,
+    driver_version,
     library_memory,
     load,
     other_process_name,
@@ -105,6 +107,14 @@ extern "C" fn name() -> *const c_char {
 
 extern "C" fn attribute(code: c_int) -> c_int {
     simcuda::attributes::attribute(code, 0, &machine().config.model)
+}
+
+extern "C" fn nvlinks() -> u32 {
+    machine().config.model.nvlinks
+}
+
+extern "C" fn driver_version() -> c_int {
+    machine().config.driver_version
 }
 
 extern "C" fn library_memory() -> bool {

@@ -7,8 +7,22 @@ use std::ffi::c_int;
 
 /// The verbs of functions that give nothing back but their status.
 const WITHOUT_RESULT: [&str; 16] = [
-    "Close", "Copy", "Destroy", "Encode", "Flush", "Prefetch", "Release", "Reset", "Set", "Signal", "Start", "Stop",
-    "Unload", "Unmap", "Unregister", "Write",
+    "Close",
+    "Copy",
+    "Destroy",
+    "Encode",
+    "Flush",
+    "Prefetch",
+    "Release",
+    "Reset",
+    "Set",
+    "Signal",
+    "Start",
+    "Stop",
+    "Unload",
+    "Unmap",
+    "Unregister",
+    "Write",
 ];
 
 /// Whether a function gives nothing back but its status, so that a program can go on after a call that did nothing.

@@ -194,4 +194,3 @@ unsafe extern "C" fn cuLaunchKernelEx(
     // SAFETY: by CUDA's contract the caller passes null or a pointer to a structure of that type.
     launch(unsafe { config.as_ref() }.map_or(0, |c| c.stream))
 }
-

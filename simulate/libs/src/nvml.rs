@@ -1,9 +1,10 @@
 //! NVML (`libnvidia-ml.so.1`): the devices, their memory, and the processes that use it.
 //!
 //! As in the real library, `CUDA_VISIBLE_DEVICES` hides no device here. PyTorch asks NVML for the processes on a device
-//! when it is out of memory, and for the NVLink fabric.
+//! when it is out of memory, and for the NVLink fabric. Inference servers ask it for everything that they must know of the
+//! devices before they fork their workers, which a process that has initialized CUDA cannot do.
 
-use crate::support::{bridge, takes_memory};
+use crate::support::{NVML_FUNCTION_NOT_FOUND, bridge, takes_memory};
 use simcuda::bridge::Processes;
 use simcuda::library_memory::UNATTRIBUTED_BYTES;
 use simcuda::out::Out;
@@ -16,6 +17,10 @@ const NOT_SUPPORTED: c_int = 3;
 const NOT_FOUND: c_int = 6;
 const INSUFFICIENT_SIZE: c_int = 7;
 const DRIVER_NOT_LOADED: c_int = 9;
+
+/// The attributes of a device that name its compute capability.
+const COMPUTE_CAPABILITY_MAJOR: i32 = 75;
+const COMPUTE_CAPABILITY_MINOR: i32 = 76;
 
 /// The number of devices, including hidden ones. `None` without the simulated driver.
 fn device_count() -> Option<u32> {
@@ -67,6 +72,11 @@ extern "C" fn nvmlInit_v2() -> c_int {
 }
 
 #[unsafe(no_mangle)]
+extern "C" fn nvmlInit() -> c_int {
+    nvmlInit_v2()
+}
+
+#[unsafe(no_mangle)]
 extern "C" fn nvmlInitWithFlags(_flags: c_uint) -> c_int {
     nvmlInit_v2()
 }
@@ -77,14 +87,30 @@ extern "C" fn nvmlShutdown() -> c_int {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn nvmlErrorString(_status: c_int) -> *const c_char {
-    c"simulated NVML status".as_ptr()
+extern "C" fn nvmlErrorString(status: c_int) -> *const c_char {
+    let text = match status {
+        SUCCESS => c"The operation was successful",
+        INVALID_ARGUMENT => c"A supplied argument was invalid",
+        NOT_SUPPORTED => c"The requested operation is not available on the target device",
+        NOT_FOUND => c"A query to find an object was unsuccessful",
+        INSUFFICIENT_SIZE => c"User provided too small buffer",
+        DRIVER_NOT_LOADED => c"The NVIDIA kernel driver is not loaded",
+        NVML_FUNCTION_NOT_FOUND => c"The local version of NVML does not implement this function",
+        _ => c"An internal driver error occurred",
+    };
+    text.as_ptr()
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlSystemGetCudaDriverVersion_v2(version: Out<c_int>) -> c_int {
-    version.put(13000);
+    let Some(bridge) = bridge() else { return DRIVER_NOT_LOADED };
+    version.put((bridge.driver_version)());
     SUCCESS
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlSystemGetCudaDriverVersion(version: Out<c_int>) -> c_int {
+    nvmlSystemGetCudaDriverVersion_v2(version)
 }
 
 /// Writes a text into a caller's buffer if it fits.
@@ -122,6 +148,11 @@ extern "C" fn nvmlDeviceGetCount_v2(count: Out<c_uint>) -> c_int {
     SUCCESS
 }
 
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetCount(count: Out<c_uint>) -> c_int {
+    nvmlDeviceGetCount_v2(count)
+}
+
 /// Writes a device's handle.
 fn put_device(out: Out<u64>, ordinal: Option<u32>) -> c_int {
     let Some(ordinal) = ordinal.filter(|&n| n < device_count().unwrap_or(0)) else { return NOT_FOUND };
@@ -131,6 +162,11 @@ fn put_device(out: Out<u64>, ordinal: Option<u32>) -> c_int {
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetHandleByIndex_v2(index: c_uint, out: Out<u64>) -> c_int {
+    put_device(out, Some(index))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetHandleByIndex(index: c_uint, out: Out<u64>) -> c_int {
     put_device(out, Some(index))
 }
 
@@ -326,9 +362,131 @@ extern "C" fn nvmlDeviceGetNvLinkRemotePciInfo_v2(_device: u64, _link: c_uint, _
     NOT_SUPPORTED
 }
 
-/// Every pair of devices can read and write each other's memory.
+/// The number of NVLink links of each device.
+fn nvlinks() -> u32 {
+    bridge().map_or(0, |bridge| (bridge.nvlinks)())
+}
+
+/// Each link of a device leads to a switch that connects all devices, so every link is active.
 #[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetP2PStatus(_a: u64, _b: u64, _kind: c_int, status: Out<c_int>) -> c_int {
-    status.put(0);
+extern "C" fn nvmlDeviceGetNvLinkState(device: u64, link: c_uint, state: Out<c_uint>) -> c_int {
+    if physical(device).is_none() || link >= nvlinks() {
+        return if nvlinks() == 0 { NOT_SUPPORTED } else { INVALID_ARGUMENT };
+    }
+    state.put(1);
     SUCCESS
+}
+
+/// Every pair of devices can read and write each other's memory, over NVLink where the model has it.
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetP2PStatus(a: u64, b: u64, kind: c_int, status: Out<c_int>) -> c_int {
+    const OVER_NVLINK: c_int = 2;
+    const UNSUPPORTED: c_int = 5;
+    if physical(a).is_none() || physical(b).is_none() {
+        return INVALID_ARGUMENT;
+    }
+    status.put(if kind == OVER_NVLINK && nvlinks() == 0 { UNSUPPORTED } else { 0 });
+    SUCCESS
+}
+
+/// All devices are attached to one NUMA node.
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetTopologyCommonAncestor(a: u64, b: u64, level: Out<c_int>) -> c_int {
+    const SAME_BOARD: c_int = 0;
+    const NUMA_NODE: c_int = 40;
+    let (Some(a), Some(b)) = (physical(a), physical(b)) else { return INVALID_ARGUMENT };
+    level.put(if a == b { SAME_BOARD } else { NUMA_NODE });
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetCudaComputeCapability(device: u64, major: Out<c_int>, minor: Out<c_int>) -> c_int {
+    let (Some(_), Some(bridge)) = (physical(device), bridge()) else { return INVALID_ARGUMENT };
+    major.put((bridge.attribute)(COMPUTE_CAPABILITY_MAJOR));
+    minor.put((bridge.attribute)(COMPUTE_CAPABILITY_MINOR));
+    SUCCESS
+}
+
+/// `nvmlDeviceArchitecture_t`, by the compute capability.
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetArchitecture(device: u64, architecture: Out<c_uint>) -> c_int {
+    let (Some(_), Some(bridge)) = (physical(device), bridge()) else { return INVALID_ARGUMENT };
+    let capability = [COMPUTE_CAPABILITY_MAJOR, COMPUTE_CAPABILITY_MINOR].map(|code| (bridge.attribute)(code));
+    architecture.put(match capability {
+        [..=5, _] => 3,
+        [6, _] => 4,
+        [7, ..=4] => 5,
+        [7, _] => 6,
+        [8, ..=8] => 7,
+        [8, _] => 8,
+        [9, _] => 9,
+        _ => 10,
+    });
+    SUCCESS
+}
+
+/// Declares functions that write one number about a device, the same for all.
+macro_rules! numbers {
+    ($($name:ident: $value:expr;)*) => {$(
+        #[unsafe(no_mangle)]
+        extern "C" fn $name(device: u64, number: Out<c_uint>) -> c_int {
+            if physical(device).is_none() {
+                return INVALID_ARGUMENT;
+            }
+            number.put($value);
+            SUCCESS
+        }
+    )*};
+}
+
+numbers! {
+    nvmlDeviceGetComputeMode: 0;
+    nvmlDeviceGetMaxMigDeviceCount: 0;
+    nvmlDeviceGetNumaNodeId: 0;
+    nvmlDeviceGetPersistenceMode: 1;
+    nvmlDeviceIsMigDeviceHandle: 0;
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetMinorNumber(device: u64, number: Out<c_uint>) -> c_int {
+    nvmlDeviceGetIndex(device, number)
+}
+
+/// `nvmlUtilization_t`: no kernel ran.
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetUtilizationRates(device: u64, out: Out<[c_uint; 2]>) -> c_int {
+    if physical(device).is_none() {
+        return INVALID_ARGUMENT;
+    }
+    out.put([0, 0]);
+    SUCCESS
+}
+
+/// The processors near a device: those that this process can use. `count` is the length of the set in words.
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetCpuAffinity(device: u64, count: c_uint, set: Out<u64>) -> c_int {
+    if physical(device).is_none() {
+        return INVALID_ARGUMENT;
+    }
+    let mut own = [0u64; 16];
+    // SAFETY: the buffer has that size.
+    unsafe { libc::sched_getaffinity(0, size_of_val(&own), own.as_mut_ptr().cast()) };
+    (0..count as usize).for_each(|n| set.nth(n).put(own.get(n).copied().unwrap_or(0)));
+    SUCCESS
+}
+
+/// The memory near a device: that of the first node. `count` is the length of the set in words.
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetMemoryAffinity(device: u64, count: c_uint, set: Out<u64>, _scope: c_uint) -> c_int {
+    if physical(device).is_none() {
+        return INVALID_ARGUMENT;
+    }
+    (0..count as usize).for_each(|n| set.nth(n).put(u64::from(n == 0)));
+    SUCCESS
+}
+
+/// The process already runs on the processors near the device.
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceSetCpuAffinity(device: u64) -> c_int {
+    if physical(device).is_some() { SUCCESS } else { INVALID_ARGUMENT }
 }

@@ -93,6 +93,8 @@ pub(crate) fn load(kernels: Kernels) -> bool {
 
 simcuda::stub_entry!(stub_called_in_library);
 
+/// `NVML_ERROR_FUNCTION_NOT_FOUND`, which an older driver returns for a function that it lacks.
+pub(crate) const NVML_FUNCTION_NOT_FOUND: c_int = 13;
 /// `CUBLAS_STATUS_ALLOC_FAILED`
 pub(crate) const CUBLAS_ALLOC_FAILED: c_int = 3;
 /// `CUSOLVER_STATUS_ALLOC_FAILED`
@@ -105,6 +107,9 @@ fn stub_called_in_library(call: Call) -> c_int {
     if let Some(bridge) = bridge() {
         // SAFETY: the name is a NUL-terminated string that lives forever.
         unsafe { (bridge.stub)(call.name().as_ptr()) };
+    }
+    if call.name().to_bytes().starts_with(b"nvml") {
+        return NVML_FUNCTION_NOT_FOUND;
     }
     if let Some(kernels) = Kernels::of_function(&call.name().to_string_lossy()).filter(|_| takes_memory())
         && !load(kernels)

@@ -292,6 +292,63 @@ fn extensions_of_other_packages_find_what_they_import() {
 }
 
 #[test]
+fn functions_that_the_simulation_lacks_are_counted() {
+    let folder = tempfile::tempdir().unwrap();
+    let package = folder.path().join("site-packages/package");
+    std::fs::create_dir_all(&package).unwrap();
+    let extension = package.join("extension.so");
+    let runtime = linked_with("libcudart.so.13");
+    let options: Vec<&str> = ["-shared", "-fPIC"].into_iter().chain(runtime.iter().map(String::as_str)).collect();
+    compile("dry_run_stubs.c", &extension, &options);
+
+    let mut command = Command::new(root().join("scripts/sim"));
+    command.current_dir(&folder).env("PYTHONPATH", folder.path().join("site-packages")).arg(memtrace());
+    let program = format!(
+        "import ctypes, torch; torch.ones(8, device='cuda'); s = (ctypes.c_int * 5)(); \
+         print(ctypes.CDLL('{}').call(s), list(s))",
+        extension.display()
+    );
+    let output = output(command.args(["dry-run", "-o", "run", "--", python(), "-c", &program]));
+    let report = stderr(&output);
+    // A function without results succeeds, another returns CUDA_ERROR_NOT_SUPPORTED. A lookup finds neither: CUDA_ERROR_NOT_FOUND,
+    // CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND.
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "1 [0, 0, 801, 500, 1]\n", "{report}");
+    let sentence = "The simulation lacks 2 functions that the program called: cuNewSet (2 calls), cuNewGet.";
+    assert!(report.split_whitespace().collect::<Vec<_>>().join(" ").contains(sentence), "{report}");
+    let summary = json(&std::fs::read(folder.path().join("run/summary.json")).unwrap());
+    assert_eq!(
+        summary["run"]["simulated"]["missing_functions"],
+        serde_json::json!([{"name": "cuNewSet", "calls": 2}, {"name": "cuNewGet", "calls": 1}])
+    );
+}
+
+/// A server's parent process asks NVML for the GPUs. It must not initialize CUDA, or its forked child cannot.
+#[track_caller]
+fn check_forked_server(gpu: &str, capability: [u32; 2], has_nvlink: bool) {
+    let folder = tempfile::tempdir().unwrap();
+    let output = dry_run_of("dry_run_fork.py", folder.path(), &["--gpu", gpu, "-o", "run"], &[]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let found = json(&output.stdout);
+    assert_eq!((&found["devices"], &found["is_available"]), (&1.into(), &true.into()), "{found}");
+    let nvml = &found["nvml"];
+    assert_eq!(nvml["capability"], serde_json::json!(capability), "{found}");
+    assert_eq!((&nvml["count"], &nvml["level"]), (&1.into(), &0.into()), "{found}");
+    assert_eq!((&nvml["has_nvlink"], &nvml["has_unknown"]), (&has_nvlink.into(), &false.into()), "{found}");
+    assert_eq!(found["exit"], 0, "{}", stderr(&output));
+    assert_eq!(
+        found["child"],
+        serde_json::json!({"capability": capability, "allocated": 1 << 20, "sum": 1 << 20}),
+        "{found}"
+    );
+}
+
+#[test]
+fn a_forked_process_uses_cuda_after_its_parent_asked_nvml() {
+    check_forked_server("a100-40gb", [8, 0], true);
+    check_forked_server("l40s", [8, 9], false);
+}
+
+#[test]
 fn a_program_without_python_runs() {
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("program");
