@@ -15,7 +15,7 @@ FOLDER = os.path.dirname(os.path.abspath(__file__))
 class AfterImport(importlib.abc.MetaPathFinder):
     """Calls a function of the package `simcuda` once the module that it is named after was imported."""
 
-    AWAITED = ("torch", "torchvision")
+    AWAITED = ("torch", "torchvision", "flashinfer.jit.core")
 
     def __init__(self):
         self.is_searching = False
@@ -49,7 +49,7 @@ class Loader(importlib.abc.Loader):
         module.__loader__ = module.__spec__.loader = self.own
         self.own.exec_module(module)
         simcuda = load_package()
-        simcuda.attempt(getattr(simcuda, f"after_{module.__name__}"))
+        simcuda.attempt(getattr(simcuda, f"after_{module.__name__}".replace(".", "_")))
 
 
 def load_package():

@@ -238,30 +238,40 @@ fn estimated_workspaces(workspaces: &EstimatedWorkspaces) -> Option<String> {
     })
 }
 
-/// The maximum number of functions that the sentence about missing ones names.
+/// The maximum number of functions that a sentence about missing ones names.
 const NAMED_FUNCTIONS: usize = 4;
+/// The beginning of the names of FlashInfer's functions. FlashInfer compiles them with nvcc.
+const FLASHINFER: &str = "flashinfer.";
 
-/// The functions that a dry run lacks and its program called. `None` if there are none.
-fn missing_functions(functions: &[MissingFunction]) -> Option<String> {
-    let named = functions.iter().take(NAMED_FUNCTIONS).map(|function| match function.calls {
-        ..=1 => function.name.clone(),
-        calls => format!("{} ({} calls)", function.name, count_text(calls)),
+/// The functions that a dry run lacks and its program called: those of CUDA, and those that could not be compiled.
+fn missing_functions(functions: &[MissingFunction]) -> Vec<String> {
+    let (kernels, cuda): (Vec<_>, Vec<_>) =
+        functions.iter().partition(|function| function.name.starts_with(FLASHINFER));
+    let cuda_text = match cuda.len() {
+        0 => None,
+        1 => Some("The simulation lacks a function that the program called".to_owned()),
+        count => Some(format!("The simulation lacks {} functions that the program called", count_text(count as u64))),
+    };
+    let kernels_text =
+        (!kernels.is_empty()).then(|| "Kernels of FlashInfer were not compiled, because nvcc is missing".to_owned());
+    let sentence = |text: String, functions: &[&MissingFunction]| {
+        format!("{text}: {}. Memory that they take is missing.", named_functions(functions))
+    };
+    let texts = [(cuda_text, cuda), (kernels_text, kernels)];
+    texts.into_iter().filter_map(|(text, functions)| Some(sentence(text?, &functions))).collect()
+}
+
+/// The first functions with the numbers of their calls, and how many others there are.
+fn named_functions(functions: &[&MissingFunction]) -> String {
+    let named = functions.iter().take(NAMED_FUNCTIONS).map(|MissingFunction { name, calls }| {
+        let name = name.strip_prefix(FLASHINFER).unwrap_or(name);
+        if *calls <= 1 { name.to_owned() } else { format!("{name} ({} calls)", count_text(*calls)) }
     });
     let mut names: Vec<String> = named.collect();
     if functions.len() > NAMED_FUNCTIONS {
         names.push(format!("{} more", count_text((functions.len() - NAMED_FUNCTIONS) as u64)));
     }
-    let names = names.join(", ");
-    match functions.len() {
-        0 => None,
-        1 => Some(format!(
-            "The simulation lacks a function that the program called: {names}. Memory that it takes is missing."
-        )),
-        count => Some(format!(
-            "The simulation lacks {} functions that the program called: {names}. Memory that they take is missing.",
-            count_text(count as u64)
-        )),
-    }
+    names.join(", ")
 }
 
 /// The GPU, and the process if there are several.

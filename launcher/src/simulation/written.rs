@@ -37,7 +37,7 @@ const MAX_WORKSPACES: u64 = 4096;
 const MAX_MISSING: u64 = 64 << 10;
 /// The maximum number of missing functions, and the maximum length of a name.
 const MAX_FUNCTIONS: usize = 256;
-const MAX_NAME: usize = 128;
+const MAX_NAME: usize = 256;
 
 /// What is known of a dry run that ended.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -85,7 +85,8 @@ fn missing_functions(texts: impl Iterator<Item = Vec<u8>>) -> Vec<MissingFunctio
     for text in texts {
         for line in String::from_utf8_lossy(&text).lines() {
             let Some((number, name)) = line.trim_start().split_once(' ') else { continue };
-            let is_name = name.len() <= MAX_NAME && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
+            let is_name =
+                name.len() <= MAX_NAME && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"._".contains(&b));
             if let Some(number) = number.parse::<u64>().ok().filter(|_| is_name)
                 && (calls.len() < MAX_FUNCTIONS || calls.contains_key(name))
             {

@@ -2,7 +2,8 @@
 the size of allocations and the course of a program depend on them.
 
 `operators` computes integers and booleans on the host and declares what depends on floating-point numbers; `values` knows
-which numbers are true; `exceptions` notes what a program died of; `steps` ends it after some optimizer steps.
+which numbers are true; `kernels` stands in for kernels that cannot be compiled; `exceptions` notes what a program died of; `steps`
+ends it after some optimizer steps.
 """
 
 import os
@@ -25,6 +26,13 @@ def after_torchvision():
     import torch
 
     torch.cuda._lazy_call(install_torchvision_operators)
+
+
+def after_flashinfer_jit_core():
+    """FlashInfer can compile kernels."""
+    from . import kernels
+
+    kernels.install(sys.modules["flashinfer.jit.core"])
 
 
 def install_operators():

@@ -313,13 +313,43 @@ fn functions_that_the_simulation_lacks_are_counted() {
     // A function without results succeeds, another returns CUDA_ERROR_NOT_SUPPORTED. A lookup finds neither: CUDA_ERROR_NOT_FOUND,
     // CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND.
     assert_eq!(String::from_utf8_lossy(&output.stdout), "1 [0, 0, 801, 500, 1]\n", "{report}");
-    let sentence = "The simulation lacks 2 functions that the program called: cuNewSet (2 calls), cuNewGet.";
+    let sentence = "The simulation lacks 2 functions that the program called: cuNewSet (2 calls), cuNewGet. Memory";
     assert!(report.split_whitespace().collect::<Vec<_>>().join(" ").contains(sentence), "{report}");
     let summary = json(&std::fs::read(folder.path().join("run/summary.json")).unwrap());
     assert_eq!(
         summary["run"]["simulated"]["missing_functions"],
         serde_json::json!([{"name": "cuNewSet", "calls": 2}, {"name": "cuNewGet", "calls": 1}])
     );
+}
+
+#[test]
+fn kernels_that_only_nvcc_compiles_are_counted() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |name: &str, nvcc: &[(&str, &Path)]| {
+        let mut command = dry_run_command("dry_run_kernels.py", folder.path(), &["-o", name], &[]);
+        command.env("PYTHONPATH", root().join("tests/programs/launcher/packages"));
+        command.env_remove("CUDA_HOME").env_remove("CUDA_PATH").envs(nvcc.iter().copied());
+        let output = output(&mut command);
+        let summary = json(&std::fs::read(folder.path().join(name).join("summary.json")).unwrap());
+        let report = stderr(&output).split_whitespace().collect::<Vec<_>>().join(" ");
+        (json(&output.stdout), report, summary["run"]["simulated"]["missing_functions"].clone())
+    };
+    let sentence = "Kernels of FlashInfer were not compiled, because nvcc is missing: ";
+    let (found, report, missing) = run("without", &[]);
+    assert_eq!(found, serde_json::json!({"tokens": [500, 500, 500]}), "{report}");
+    assert!(
+        report.contains(&format!("{sentence}sampling.top_p_sampling_from_probs (2 calls), sampling.softmax.")),
+        "{report}"
+    );
+    assert_eq!(missing[0]["name"], "flashinfer.sampling.top_p_sampling_from_probs");
+    // Where there is an nvcc, the error is the program's own.
+    let bin = folder.path().join("cuda/bin");
+    std::fs::create_dir_all(&bin).unwrap();
+    std::fs::write(bin.join("nvcc"), "#!/bin/sh\n").unwrap();
+    std::fs::set_permissions(bin.join("nvcc"), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let (found, report, missing) = run("with", &[("CUDA_HOME", &folder.path().join("cuda"))]);
+    assert!(found["error"].as_str().unwrap().starts_with("Could not find nvcc"), "{found}");
+    assert!(!report.contains(sentence) && missing.is_null(), "{report}");
 }
 
 /// A server's parent process asks NVML for the GPUs. It must not initialize CUDA, or its forked child cannot.

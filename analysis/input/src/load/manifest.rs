@@ -284,15 +284,16 @@ pub struct SimulatedGpus {
     /// The workspaces of cuDNN. Absent if the program used no convolutions of cuDNN.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workspaces: Option<EstimatedWorkspaces>,
-    /// The functions of CUDA's driver and runtime that the program called and the simulation lacks. Absent if there are none.
+    /// The functions of CUDA's driver and runtime, and of kernels that FlashInfer could not compile, that the program called and the
+    /// simulation lacks. Absent if there are none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub missing_functions: Vec<MissingFunction>,
 }
 
-/// A function of CUDA that a dry run's program called and the simulation lacks.
+/// A function that the program of a dry run called and the simulation lacks.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 pub struct MissingFunction {
-    /// Its name.
+    /// Its name. That of a kernel of FlashInfer is `flashinfer.MODULE.FUNCTION`.
     pub name: String,
     /// The number of its calls, in all processes.
     pub calls: u64,

@@ -1,0 +1,3 @@
+"""Compiles kernels."""
+
+from .core import JitSpec
