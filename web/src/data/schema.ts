@@ -661,6 +661,11 @@ export interface MemoryState {
   totals: Totals;
 }
 
+export interface MissingFunction {
+  calls: number;
+  name: string;
+}
+
 export interface ModuleChange {
   a_blocks: number;
   a_bytes: number;
@@ -1165,6 +1170,7 @@ export interface SimulatedGpus {
   exception?: ValueException;
   gpu: string;
   memory_bytes: number;
+  missing_functions?: MissingFunction[];
   workspaces?: EstimatedWorkspaces;
 }
 
