@@ -116,10 +116,11 @@ const WHEELS: &str = "nvidia";
 const SYSTEM_FOLDERS: [&str; 4] = ["/usr/local/cuda/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib"];
 
 /// Whether a soname is one of NVIDIA's libraries, apart from the driver. A package that brings its own copy of a
-/// library gives it another name, such as `libcudart.faf08d9a.so.13`.
+/// library gives it another name, such as `libcudart.faf08d9a.so.13` or `libcudart-c64a25f3.so.12.3.101`.
 fn is_nvidia(soname: &str) -> bool {
     let key = key(soname);
-    soname.starts_with("lib") && !key.contains('.') && NVIDIA.iter().any(|beginning| key.starts_with(beginning))
+    let is_copy = key.contains('.') || key.contains('-') && key != "nvidia-ml";
+    soname.starts_with("lib") && !is_copy && NVIDIA.iter().any(|beginning| key.starts_with(beginning))
 }
 
 /// The beginnings of functions' names, and the library of each. A longer beginning comes before its own beginning.
@@ -433,6 +434,16 @@ mod tests {
             ("nvtop", None),
         ] {
             assert_eq!(by_prefix(name), key, "{name}");
+        }
+    }
+
+    #[test]
+    fn copies_that_packages_bring_are_none_of_nvidias_libraries() {
+        for soname in ["libcudart.so.13", "libnvidia-ml.so.1", "libcusparseLt.so.0", "libnvshmem_host.so.3"] {
+            assert!(is_nvidia(soname), "{soname}");
+        }
+        for soname in ["libcudart.faf08d9a.so.13", "libcudart-c64a25f3.so.12.3.101", "libcurl.so.4", "cudart.so"] {
+            assert!(!is_nvidia(soname), "{soname}");
         }
     }
 
