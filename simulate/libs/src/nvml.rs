@@ -89,14 +89,14 @@ extern "C" fn nvmlShutdown() -> c_int {
 #[unsafe(no_mangle)]
 extern "C" fn nvmlErrorString(status: c_int) -> *const c_char {
     let text = match status {
-        SUCCESS => c"The operation was successful",
-        INVALID_ARGUMENT => c"A supplied argument was invalid",
-        NOT_SUPPORTED => c"The requested operation is not available on the target device",
-        NOT_FOUND => c"A query to find an object was unsuccessful",
-        INSUFFICIENT_SIZE => c"User provided too small buffer",
-        DRIVER_NOT_LOADED => c"The NVIDIA kernel driver is not loaded",
-        NVML_FUNCTION_NOT_FOUND => c"The local version of NVML does not implement this function",
-        _ => c"An internal driver error occurred",
+        SUCCESS => c"Success",
+        INVALID_ARGUMENT => c"Invalid Argument",
+        NOT_SUPPORTED => c"Not Supported",
+        NOT_FOUND => c"Not Found",
+        INSUFFICIENT_SIZE => c"Insufficient Size",
+        DRIVER_NOT_LOADED => c"Driver Not Loaded",
+        NVML_FUNCTION_NOT_FOUND => c"Function Not Found",
+        _ => c"Unknown Error",
     };
     text.as_ptr()
 }
