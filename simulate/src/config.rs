@@ -70,7 +70,8 @@ pub struct Config {
     pub log: Log,
     /// The path of the ledger, in which `%p` stands for the process id (`SIMCUDA_LEDGER`).
     pub ledger: Option<String>,
-    /// The path of the file about functions that the simulation lacks, in which `%p` stands for the process id (`SIMCUDA_MISSING`).
+    /// The path of the file about functions that the simulation lacks, in which `%p` stands for the process id
+    /// (`SIMCUDA_MISSING`).
     pub missing: Option<String>,
     /// The allocations that fail on demand (`SIMCUDA_FAIL`).
     pub faults: Faults,

@@ -1,6 +1,7 @@
 //! The calls of functions that the simulation lacks, in a file that is complete at any time, however the process ends.
 //!
-//! The file has one line a function: the number of its calls, right-aligned in [`COUNT_WIDTH`] characters, a space, and its name.
+//! The file has one line a function: the number of its calls, right-aligned in [`COUNT_WIDTH`] characters, a space, and
+//! its name.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -22,8 +23,8 @@ pub struct MissingFunctions {
     length: u64,
 }
 
-/// Whether a function belongs to the driver or the runtime. They decide how much memory a program takes; the other libraries mostly
-/// compute, which nothing does here.
+/// Whether a function belongs to the driver or the runtime. They decide how much memory a program takes; the other
+/// libraries mostly compute, which nothing does here.
 fn allocates(name: &str) -> bool {
     let Some(rest) = name.strip_prefix("cu") else { return false };
     let is_driver = rest.starts_with(|c: char| c.is_ascii_uppercase()) && !rest.starts_with("File");

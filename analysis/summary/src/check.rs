@@ -276,8 +276,8 @@ impl CheckedDevice<'_> {
         parts.join(", ")
     }
 
-    /// The refused requests of this device. Those of host memory, and of devices that nothing was allocated on, are those
-    /// of the first device.
+    /// The refused requests of this device. Those of host memory, and of devices that nothing was allocated on, are
+    /// those of the first device.
     fn refused_requests(&self) -> Vec<&RefusedRequestSummary> {
         let device = self.device.device;
         let devices = &self.process.devices;

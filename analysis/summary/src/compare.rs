@@ -152,7 +152,8 @@ fn analyze_process<'a>(
     AnalyzedProcess { process, names: first_pass.names, analysis, sources: sources.clone() }
 }
 
-/// Compares the peaks of two processes of two runs, each on one of its devices. `None` if one of them has no peak there.
+/// Compares the peaks of two processes of two runs, each on one of its devices. `None` if one of them has no peak
+/// there.
 pub(crate) fn diff_processes(
     processes: [(&Run, &Process, i16); 2],
     progress: &mut dyn FnMut(Progress<'_>),

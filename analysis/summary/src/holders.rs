@@ -79,8 +79,8 @@ pub(crate) struct Holders {
 }
 
 impl Holders {
-    /// Takes the changes of a process's holders. `ooms` gives the number of events at the explained out-of-memory error of each
-    /// device. `after`: for [`Self::after`].
+    /// Takes the changes of a process's holders. `ooms` gives the number of events at the explained out-of-memory error
+    /// of each device. `after`: for [`Self::after`].
     pub(crate) fn of(
         process: &Process,
         changes: &[HolderChange],

@@ -232,7 +232,8 @@ mod tests {
         let host = RefusedRequestSummary { device: -1, count: 2, fatal: Some(true), ..request() };
         let verdict = RefusedRequestSummary { text: host.statement(), ..host }.verdict("GPU 0");
         assert_eq!(verdict.status, VerdictStatus::Failed);
-        let text = "CUDA out of memory: libprobe.so was refused at least 81.0 GiB of page-locked host memory 2 times (cudaMalloc)";
+        let text = "CUDA out of memory: libprobe.so was refused at least 81.0 GiB of page-locked host memory 2 times \
+                    (cudaMalloc)";
         assert_eq!(verdict.text, text);
     }
 

@@ -1,11 +1,12 @@
 //! Finds device memory that one process allocated and another opened (CUDA IPC): matches what a process opened with
 //! what other processes of the launch had allocated.
 //!
-//! The driver reports the size of an opened allocation, but not its owner. The events of an export and of an opening have
-//! a hash of the handle that passed between the two, and the process with the export of that handle is the exporter.
-//! Memory that was opened without such a handle (file descriptors, recordings before format 1.4) is matched by size: a
-//! process is taken for the exporter if it alone had memory of exactly this size on this GPU when the memory was opened.
-//! Otherwise the exporter stays unknown. The driver's events are followed only if a process of the run opened memory.
+//! The driver reports the size of an opened allocation, but not its owner. The events of an export and of an opening
+//! have a hash of the handle that passed between the two, and the process with the export of that handle is the
+//! exporter. Memory that was opened without such a handle (file descriptors, recordings before format 1.4) is matched
+//! by size: a process is taken for the exporter if it alone had memory of exactly this size on this GPU when the memory
+//! was opened. Otherwise the exporter stays unknown. The driver's events are followed only if a process of the run
+//! opened memory.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
@@ -258,7 +259,8 @@ pub(crate) fn shared_memory<'a>(processes: &[SharingProcess<'a>]) -> Vec<SharedM
     shared
 }
 
-/// Whether a process can be the exporter of memory: it made the handle, or there is none and it had memory of this size.
+/// Whether a process can be the exporter of memory: it made the handle, or there is none and it had memory of this
+/// size.
 fn is_exporter(memory: &DriverMemory<'_>, (kind, import): (Kind, &Import)) -> bool {
     match import.handle {
         0 => memory.live(kind, import.opened_ns) > 0,
@@ -307,7 +309,8 @@ fn device_of_exporter(exporter: &DriverMemory<'_>, (kind, import): (Kind, &Impor
 
 /// The most bytes that were open although the exporter had freed them.
 ///
-/// With a handle the allocation is known. Without one, more allocations of a size were open than the exporter still had.
+/// With a handle the allocation is known. Without one, more allocations of a size were open than the exporter still
+/// had.
 fn kept_after_free(exporter: &DriverMemory<'_>, imports: &[(Kind, &Import)]) -> u64 {
     // The bytes that are kept from a time on: positive at the free, negative at the close.
     let mut kept_changes: Vec<(u64, i64)> = Vec::new();

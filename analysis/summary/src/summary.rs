@@ -179,8 +179,9 @@ pub struct ProcessSummary {
     /// The devices on which the process allocated memory. Devices with out-of-memory errors come first, then those with
     /// the highest peak of allocated bytes.
     pub devices: Vec<DeviceSummary>,
-    /// Requests for memory that CUDA refused to other callers than PyTorch's caching allocator, and that did not succeed
-    /// later. One that ended the process comes first, then the largest. PyTorch's own errors are in `devices[].ooms`.
+    /// Requests for memory that CUDA refused to other callers than PyTorch's caching allocator, and that did not
+    /// succeed later. One that ended the process comes first, then the largest. PyTorch's own errors are in
+    /// `devices[].ooms`.
     pub refused_requests: Vec<RefusedRequestSummary>,
     /// The number of refused requests of further places, which `refused_requests` lacks.
     pub refused_requests_left_out: u64,

@@ -72,8 +72,8 @@ pub(crate) fn allocator_limit(process: &Process, device: &DeviceAnalysis, analys
     }
 }
 
-/// The points in time that may have to be explained: of each device its errors, else its peak if much reserved memory is
-/// not in use then. Of several errors, the end of the recording shows which one [`oom_to_explain`] takes.
+/// The points in time that may have to be explained: of each device its errors, else its peak if much reserved memory
+/// is not in use then. Of several errors, the end of the recording shows which one [`oom_to_explain`] takes.
 pub(crate) fn oom_queries(process: &Process, memory: &ReplayedMemory, replaying: Replaying) -> Vec<OomQuery> {
     let settings = allocator_settings(process);
     let always = replaying == Replaying::Always;

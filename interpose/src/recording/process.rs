@@ -81,8 +81,8 @@ impl ThreadRings {
     }
 }
 
-/// The recording of this process. Null before the first event. [`not_traced`] if it never records, [`launcher_unreachable`] if
-/// it cannot record now.
+/// The recording of this process. Null before the first event. [`not_traced`] if it never records,
+/// [`launcher_unreachable`] if it cannot record now.
 static CURRENT: AtomicPtr<Process> = AtomicPtr::new(std::ptr::null_mut());
 /// The id of the thread that is starting the recording, 0 if none is.
 static STARTING_THREAD: AtomicU32 = AtomicU32::new(0);

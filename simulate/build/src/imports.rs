@@ -149,8 +149,8 @@ const PREFIXES: [(&str, &str); 22] = [
     ("nvtx", "nvToolsExt"),
 ];
 
-/// The library of a name without a version, found by the name's beginning. What follows begins with a capital letter, or in
-/// `nvshmem_malloc` with an underscore.
+/// The library of a name without a version, found by the name's beginning. What follows begins with a capital letter,
+/// or in `nvshmem_malloc` with an underscore.
 fn by_prefix(name: &str) -> Option<&'static str> {
     let begins_word = |rest: &str| rest.starts_with(|c: char| c.is_ascii_uppercase() || c == '_');
     let has_prefix = |prefix: &str| name.strip_prefix(prefix).is_some_and(begins_word);
@@ -269,8 +269,8 @@ impl Found {
         sonames.iter().any(|soname| *soname != DRIVER)
     }
 
-    /// Takes the names without a version that none of the files defines. An extension that is linked without a library, and loaded
-    /// where that of PyTorch is loaded already, imports its names so.
+    /// Takes the names without a version that none of the files defines. An extension that is linked without a library,
+    /// and loaded where that of PyTorch is loaded already, imports its names so.
     fn loose_names(&mut self) -> BTreeSet<String> {
         let names = std::mem::take(&mut self.unversioned);
         names.into_iter().filter(|name| !self.defined.contains(name)).collect()

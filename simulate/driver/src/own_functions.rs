@@ -1,5 +1,5 @@
-//! The functions that this library exports, read from its own dynamic section. Stubs are left out: a lookup of a function that
-//! nobody wrote fails as with a driver that lacks it.
+//! The functions that this library exports, read from its own dynamic section. Stubs are left out: a lookup of a
+//! function that nobody wrote fails as with a driver that lacks it.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int, c_void};

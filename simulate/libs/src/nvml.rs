@@ -1,8 +1,8 @@
 //! NVML (`libnvidia-ml.so.1`): the devices, their memory, and the processes that use it.
 //!
 //! As in the real library, `CUDA_VISIBLE_DEVICES` hides no device here. PyTorch asks NVML for the processes on a device
-//! when it is out of memory, and for the NVLink fabric. Inference servers ask it for everything that they must know of the
-//! devices before they fork their workers, which a process that has initialized CUDA cannot do.
+//! when it is out of memory, and for the NVLink fabric. Inference servers ask it for everything that they must know of
+//! the devices before they fork their workers, which a process that has initialized CUDA cannot do.
 
 use crate::support::{NVML_FUNCTION_NOT_FOUND, bridge, takes_memory};
 use simcuda::bridge::Processes;

@@ -310,8 +310,8 @@ fn functions_that_the_simulation_lacks_are_counted() {
     );
     let output = output(command.args(["dry-run", "-o", "run", "--", python(), "-c", &program]));
     let report = stderr(&output);
-    // A function without results succeeds, another returns CUDA_ERROR_NOT_SUPPORTED. A lookup finds neither: CUDA_ERROR_NOT_FOUND,
-    // CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND.
+    // A function without results succeeds, another returns CUDA_ERROR_NOT_SUPPORTED. A lookup finds neither:
+    // CUDA_ERROR_NOT_FOUND, CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND.
     assert_eq!(String::from_utf8_lossy(&output.stdout), "1 [0, 0, 801, 500, 1]\n", "{report}");
     let sentence = "The simulation lacks 2 functions that the program called: cuNewSet (2 calls), cuNewGet. Memory";
     assert!(report.split_whitespace().collect::<Vec<_>>().join(" ").contains(sentence), "{report}");

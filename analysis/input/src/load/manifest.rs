@@ -284,8 +284,8 @@ pub struct SimulatedGpus {
     /// The workspaces of cuDNN. Absent if the program used no convolutions of cuDNN.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workspaces: Option<EstimatedWorkspaces>,
-    /// The functions of CUDA's driver and runtime, and of kernels that FlashInfer could not compile, that the program called and the
-    /// simulation lacks. Absent if there are none.
+    /// The functions of CUDA's driver and runtime, and of kernels that FlashInfer could not compile, that the program
+    /// called and the simulation lacks. Absent if there are none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub missing_functions: Vec<MissingFunction>,
 }

@@ -1,5 +1,5 @@
-//! The main pass over the recording of one process: replay, phases, and every conclusion that depends on them. It streams
-//! the recording once.
+//! The main pass over the recording of one process: replay, phases, and every conclusion that depends on them. It
+//! streams the recording once.
 
 use std::collections::BTreeMap;
 use std::iter::Peekable;
@@ -128,8 +128,8 @@ impl Analysis {
         ReplayedMemory { devices: devices.collect(), owners: self.owners.clone() }
     }
 
-    /// Explains peaks that are known only after the main pass. Streams the recording if there are any. `progress` receives
-    /// the number of events read so far.
+    /// Explains peaks that are known only after the main pass. Streams the recording if there are any. `progress`
+    /// receives the number of events read so far.
     pub fn explain_peaks(
         &mut self,
         recording: &dyn Recording,

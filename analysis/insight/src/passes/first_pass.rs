@@ -1,9 +1,9 @@
 //! The first pass over a recording: all that must be known before the main pass.
 //!
-//! An [`Analysis`](super::Analysis) streams a recording once, which is the main pass. Some of its conclusions need facts
-//! about later events: the names of tensors, the ends of steps, when memory stays after it was released, and which points
-//! in time are to be explained. The first pass finds all of them in one stream, and streams nothing if the recording has
-//! none. So a recording is streamed at most twice.
+//! An [`Analysis`](super::Analysis) streams a recording once, which is the main pass. Some of its conclusions need
+//! facts about later events: the names of tensors, the ends of steps, when memory stays after it was released, and
+//! which points in time are to be explained. The first pass finds all of them in one stream, and streams nothing if the
+//! recording has none. So a recording is streamed at most twice.
 
 use std::sync::Arc;
 
@@ -53,7 +53,8 @@ impl FirstPass {
         FirstPass::of(process.recording(), process.trace_index())
     }
 
-    /// [`Self::of`], with what the options and an observer need. An observer always needs a stream. `progress` receives the number of events read so far.
+    /// [`Self::of`], with what the options and an observer need. An observer always needs a stream. `progress` receives
+    /// the number of events read so far.
     pub fn with_options(
         recording: &dyn Recording,
         trace_index: &TraceIndex,

@@ -1,8 +1,8 @@
 //! Conclusions: one file per result.
 //!
 //! A pass implements the trait `Pass` (`pass`) and is an entry of `list`. [`Analysis`] streams a recording once, and
-//! drives all passes of each device (`driver`). What must be known before is in [`FirstPass`], which streams the recording
-//! at most once. So a recording is streamed at most twice.
+//! drives all passes of each device (`driver`). What must be known before is in [`FirstPass`], which streams the
+//! recording at most once. So a recording is streamed at most twice.
 
 mod analysis;
 mod call_tree;

@@ -1,7 +1,8 @@
 //! Explains out-of-memory errors and peaks: divides the reserved memory at that point in time, finds what the
 //! interrupted step would still have requested, and replays other allocator settings.
 //!
-//! The first pass finds the points in time ([`ReplayedMemory`](super::ReplayedMemory)), and the main pass explains them.
+//! The first pass finds the points in time ([`ReplayedMemory`](super::ReplayedMemory)), and the main pass explains
+//! them.
 
 use std::sync::Arc;
 

@@ -1,14 +1,14 @@
 //! What stays on a device where a program has released memory: after `empty_cache`, after a model was offloaded, at the
 //! end of a trial.
 //!
-//! The first pass finds when each point counts ([`ReleaseFinder`]). At that time the main pass divides the memory: a program
-//! can come to a point a million times, and a division visits all segments.
+//! The first pass finds when each point counts ([`ReleaseFinder`]). At that time the main pass divides the memory: a
+//! program can come to a point a million times, and a division visits all segments.
 //!
-//! A [`ReleasePoint`] names such places: the ends of a named range, of the calls of a Python function, or of a line. Of all times that
-//! the program comes to a point, the one with the most memory counts, and of equal ones the last. A call ends with the next event of its thread whose
-//! stack does not contain it. The state before that event counts. After the last call of a program no such event comes, only
-//! what its teardown frees, on any thread and without a Python frame. So a call may have ended before each event without one.
-//! The next event inside it shows that it goes on.
+//! A [`ReleasePoint`] names such places: the ends of a named range, of the calls of a Python function, or of a line. Of
+//! all times that the program comes to a point, the one with the most memory counts, and of equal ones the last. A call
+//! ends with the next event of its thread whose stack does not contain it. The state before that event counts. After
+//! the last call of a program no such event comes, only what its teardown frees, on any thread and without a Python
+//! frame. So a call may have ended before each event without one. The next event inside it shows that it goes on.
 
 use memtrace_trace::event::{Event, Source};
 use memtrace_trace::file::{Definitions, Frame};

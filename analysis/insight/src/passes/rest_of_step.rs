@@ -382,8 +382,8 @@ impl InterruptedStep<'_> {
         is_certain.then_some(RestOfStep { taken_from: place.taken_from, events, peak })
     }
 
-    /// The allocated bytes during the calls of modules in the failed step, by call. Empty if a backward pass has run: then
-    /// a call can belong to an earlier forward pass of the step.
+    /// The allocated bytes during the calls of modules in the failed step, by call. Empty if a backward pass has run:
+    /// then a call can belong to an earlier forward pass of the step.
     pub(super) fn call_levels(&self) -> Vec<CallLevel> {
         let part = self.entries.get(self.failed_step()..).unwrap_or_default();
         // The level at the end is known. Going back from it gives the level at the beginning.

@@ -18,8 +18,8 @@
 //!   optimizer has its state already: its first call there keeps no block, although the first call of another place
 //!   with the same class did. If exactly one place qualifies, both places are one optimizer.
 //!
-//! [`super::phase`] decides where the next step begins. The first pass finds the ends of steps if the recording has such
-//! ranges, or if nothing trains. It also finds which calls of models train ([`super::model_calls`]).
+//! [`super::phase`] decides where the next step begins. The first pass finds the ends of steps if the recording has
+//! such ranges, or if nothing trains. It also finds which calls of models train ([`super::model_calls`]).
 
 use std::collections::{HashMap, HashSet};
 

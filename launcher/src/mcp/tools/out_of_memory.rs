@@ -46,7 +46,8 @@ pub(crate) struct Content {
     /// The error. Absent if there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<ErrorContent>,
-    /// Requests for memory that CUDA refused to other callers than PyTorch's allocator, and what would have served them.
+    /// Requests for memory that CUDA refused to other callers than PyTorch's allocator, and what would have served
+    /// them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     refused_requests: Vec<RefusedRequest>,
     /// Other devices with out-of-memory errors.

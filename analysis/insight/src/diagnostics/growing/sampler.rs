@@ -75,8 +75,8 @@ struct Source {
     last_seq: u64,
     /// Bytes that the end of the process, or an error, freed since the last sample.
     freed_at_end: u64,
-    /// Bytes of tensors that something had kept, and that were freed after the device's last allocation: their owner was a
-    /// local variable of a function that has returned. Valid in this teardown.
+    /// Bytes of tensors that something had kept, and that were freed after the device's last allocation: their owner
+    /// was a local variable of a function that has returned. Valid in this teardown.
     freed_with_owner: (u32, u64),
     blocks: u32,
     context: ContextId,
