@@ -747,7 +747,7 @@ impl Context<'_> {
                     device,
                     lifetimes,
                     rest,
-                    table: &self.table,
+                    table: self.table,
                     names: self.names,
                     locations: &self.locations,
                 };
@@ -1034,7 +1034,7 @@ impl Context<'_> {
                 .iter()
                 .map(|(category, a)| CategoryAmount { category: *category, bytes: a.bytes, blocks: a.blocks })
                 .collect(),
-            explanation: explain(analysis, &self.table, part, phase, row.steps.into()),
+            explanation: explain(analysis, self.table, part, phase, row.steps.into()),
         }
     }
 
@@ -1174,7 +1174,7 @@ impl Context<'_> {
                 ([only], Some(1)) => Some(only.clone()),
                 _ => None,
             },
-            optimizer_state_needed_bytes: state_needed(&analysis.growth, &self.table).filter(|needed| {
+            optimizer_state_needed_bytes: state_needed(&analysis.growth, self.table).filter(|needed| {
                 let in_use = oom.in_use.by_category()[Category::OptimizerState as usize].bytes;
                 oom.phase == Phase::Optimizer && in_use < *needed
             }),
@@ -1200,7 +1200,7 @@ impl Context<'_> {
         let failed = oom.allocation();
         let limit = || limit_at(&failed, &analysis.statistics.highest);
         let available = oom.device_free.filter(|_| !refused_by_pytorch(&failed)).map(|_| limit());
-        step_estimate(analysis, oom, &self.table, rest, missing, available)
+        step_estimate(analysis, oom, self.table, rest, missing, available)
     }
 
     /// The whole memory of a device. `None` without readings.

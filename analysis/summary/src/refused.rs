@@ -199,7 +199,7 @@ impl RefusedRequestSummary {
         owners
             .push(("unused in PyTorch's cache".to_owned(), self.pytorch_releasable_bytes + self.pytorch_blocked_bytes));
         owners.retain(|(_, bytes)| *bytes > 0);
-        owners.sort_by(|a, b| b.1.cmp(&a.1));
+        owners.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
         let named = owners.iter().take(NAMED_OWNERS).map(|(owner, bytes)| format!("{owner} {}", size_text(*bytes)));
         let named = named.collect::<Vec<_>>().join(", ");
         (!named.is_empty()).then(|| format!("In use at that time: {named}."))

@@ -243,8 +243,7 @@ pub(crate) fn shared_memory<'a>(processes: &[SharingProcess<'a>]) -> Vec<SharedM
     };
     let mut shared = Vec::new();
     for (importer, memory) in memories.iter().enumerate() {
-        // By exporter and device.
-        let mut groups: BTreeMap<(Option<usize>, i16), Vec<(Kind, &Import)>> = BTreeMap::new();
+        let mut groups: BTreeMap<ExporterAndDevice, Vec<(Kind, &Import)>> = BTreeMap::new();
         for &(kind, import) in &memory.imports {
             let has = |other: &usize| *other != importer && is_exporter(&memories[*other], (kind, import));
             let mut exporters = (0..memories.len()).filter(has);
@@ -258,6 +257,9 @@ pub(crate) fn shared_memory<'a>(processes: &[SharingProcess<'a>]) -> Vec<SharedM
     shared.sort_by_key(|one| (Reverse(one.peak_bytes), one.importer_pid, one.exporter_pid, one.importer_device));
     shared
 }
+
+/// The index of the process that exported memory, if it is known, and the importer's device.
+type ExporterAndDevice = (Option<usize>, i16);
 
 /// Whether a process can be the exporter of memory: it made the handle, or there is none and it had memory of this
 /// size.

@@ -55,7 +55,7 @@ fn requests_that_the_program_repeats_with_success_are_no_errors() {
     for what in ["served", "smaller"] {
         let (run, requests, report) = refused(what);
         run.assert_ended_well();
-        assert_eq!(requests, [json!(0); 0], "{what}");
+        assert!(requests.is_empty(), "{what}: {requests:?}");
         assert!(report.contains("No leaks or misuse found"), "{report}");
         assert!(passes(&run).0);
     }
