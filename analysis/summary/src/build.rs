@@ -22,7 +22,7 @@ use crate::pool_query::add_pools;
 use crate::positions::when;
 use crate::progress::Progress;
 use crate::refused::{RefusedRequestSummary, refused_requests};
-use crate::released::{release_points, released_parts};
+use crate::released::{ReleasePoints, release_points, released_parts};
 use crate::shared_memory::DriverCalls;
 use crate::step_estimate::{StepEstimate, step_estimate};
 use crate::suggestions::{SuggestionQuery, suggestions};
@@ -119,7 +119,7 @@ pub fn summarize_with(
         let first_pass = FirstPass::with_options(
             recording,
             trace_index,
-            &FirstPassOptions { released_after: &points, replayed_memory: true },
+            &FirstPassOptions { released_after: &points.all, replayed_memory: true },
             None,
             &mut on_progress,
         );
@@ -382,7 +382,7 @@ struct Results<'a> {
     analysis: &'a Analysis,
     lifetimes: &'a [BlockLifetimes],
     first_pass: &'a FirstPass,
-    points: &'a [ReleasePoint],
+    points: &'a ReleasePoints,
     machine: &'a Machine<'a>,
 }
 
@@ -558,7 +558,7 @@ struct Context<'a> {
     custom: Option<CustomCategorizer<'a>>,
     holders: Holders,
     outputs: OutputNames,
-    points: &'a [ReleasePoint],
+    points: &'a ReleasePoints,
     cache_growth: &'a BTreeMap<StackId, u64>,
     machine: &'a Machine<'a>,
 }
@@ -708,7 +708,9 @@ impl Context<'_> {
 
     /// What stayed after each point that the program came to.
     fn released(&self, process_analysis: &Analysis, analysis: &DeviceAnalysis) -> Vec<ReleasedSummary> {
-        let reached = self.points.iter().zip(&analysis.states.released).filter(|(_, released)| released.times > 0);
+        let points = self.points.all.iter().zip(&analysis.states.released).enumerate();
+        let shown = points.filter(|(index, (_, released))| self.points.is_shown(*index, released.times));
+        let reached = shown.map(|(_, point)| point);
         // The CPU and devices that the process does not use have nothing to release.
         let reached =
             reached.filter(|_| analysis.source != EventSource::TorchCpu && analysis.statistics.highest.reserved > 0);

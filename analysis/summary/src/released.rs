@@ -54,19 +54,40 @@ pub enum ReleasedPartKind {
     Rounding,
 }
 
-/// The points of a recording: the requested ones first.
-pub(crate) fn release_points(requested: &[ReleasePoint], definitions: &Definitions) -> Vec<ReleasePoint> {
+/// From this many calls of `empty_cache` on, a library or a loop calls it all the time: it ends no part of the program.
+const ROUTINE: u64 = 100;
+
+/// The points of a recording after which memory should be released.
+#[derive(Debug)]
+pub(crate) struct ReleasePoints {
+    /// The requested ones first.
+    pub(crate) all: Vec<ReleasePoint>,
+    requested: usize,
+}
+
+impl ReleasePoints {
+    /// Whether a report shows the point with this index, to which the program came so many times.
+    pub(crate) fn is_shown(&self, index: usize, times: u64) -> bool {
+        let is_routine = times >= ROUTINE && self.all[index] == ReleasePoint::Function(EMPTY_CACHE.into());
+        times > 0 && (index < self.requested || !is_routine)
+    }
+}
+
+/// The points of a recording, the requested ones included.
+pub(crate) fn release_points(requested: &[ReleasePoint], definitions: &Definitions) -> ReleasePoints {
     let is_releasing = |name: &str| {
         let mut words = name.split(|c: char| !c.is_alphanumeric());
         words.any(|word| RELEASING.iter().any(|releasing| word.eq_ignore_ascii_case(releasing)))
     };
-    let ranges: BTreeSet<&str> =
-        definitions.labels.values().map(|label| &*label.text).filter(|name| is_releasing(name)).collect();
+    // XLA names the passes of its compiler, such as `TSL:XlaPass:#name=...`.
+    let is_of_library = |name: &str| name.starts_with("TSL:") || name.starts_with("XlaPass");
+    let names = definitions.labels.values().map(|label| &*label.text);
+    let ranges: BTreeSet<&str> = names.filter(|name| is_releasing(name) && !is_of_library(name)).collect();
     let automatic = [ReleasePoint::Function(EMPTY_CACHE.into())].into_iter();
     let automatic = automatic.chain(ranges.into_iter().map(|name| ReleasePoint::Range(name.into())));
     let mut points = requested.to_vec();
     points.extend(automatic.filter(|point| !requested.contains(point)).take(MAX_AUTOMATIC));
-    points
+    ReleasePoints { all: points, requested: requested.len() }
 }
 
 /// Divides what stayed. The bytes of the parts add up to [`ReleasedMemory::stayed`]. Most bytes first.
@@ -135,11 +156,27 @@ mod tests {
     #[test]
     fn ranges_that_are_named_after_a_release_are_points() {
         let mut definitions = Definitions::default();
-        for (id, text) in (1..).zip(["forward", "engine.Sleep", "offload_weights", "sleepy", "offload_weights"]) {
+        for (id, text) in (1..).zip([
+            "forward",
+            "engine.Sleep",
+            "offload_weights",
+            "sleepy",
+            "offload_weights",
+            "TSL:XlaPass:#name=host-offload-legalize#",
+        ]) {
             definitions.labels.insert(id, Label { origin: LabelOrigin::Nvtx, text: text.into() });
         }
         let requested = [ReleasePoint::Range("trial".into()), ReleasePoint::Function("empty_cache".into())];
-        let points: Vec<String> = release_points(&requested, &definitions).iter().map(ReleasePoint::text).collect();
+        let points: Vec<String> = release_points(&requested, &definitions).all.iter().map(ReleasePoint::text).collect();
         assert_eq!(points, ["range:trial", "function:empty_cache", "range:engine.Sleep", "range:offload_weights"]);
+    }
+
+    #[test]
+    fn functions_that_are_called_all_the_time_are_shown_on_request_only() {
+        let definitions = Definitions::default();
+        let automatic = release_points(&[], &definitions);
+        assert!(automatic.is_shown(0, 99) && !automatic.is_shown(0, 100) && !automatic.is_shown(0, 0));
+        let requested = release_points(&[ReleasePoint::Function(EMPTY_CACHE.into())], &definitions);
+        assert!(requested.is_shown(0, 3002));
     }
 }

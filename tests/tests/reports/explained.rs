@@ -251,6 +251,24 @@ fn memory_of_other_processes_is_reported_separately() {
 
 /// A limit that the program set itself is not a lack of device memory.
 #[test]
+fn options_that_an_optimizer_refuses_are_not_suggested() {
+    let suggested = |optimizer: &str| {
+        let run = TracedProgram::python("torch/optimizers.py", &[optimizer]).run();
+        run.assert_ended_well();
+        device(&run)["suggestions"].to_string()
+    };
+    for (optimizer, rule) in
+        [("amsgrad", "eight-bit-moments"), ("centered", "eight-bit-moments"), ("lbfgs", "single-tensor-step")]
+    {
+        assert!(!suggested(optimizer).contains(rule), "{optimizer}");
+    }
+    for (optimizer, rule) in [("adam", "eight-bit-moments"), ("adagrad", "single-tensor-step")] {
+        let suggested = suggested(optimizer);
+        assert!(suggested.contains(rule), "{optimizer}: {suggested}");
+    }
+}
+
+#[test]
 fn a_memory_fraction_limit_is_named() {
     let run = TracedProgram::python("allocators/policies.py", &["0.1"])
         .env("PYTHONPATH", root().join("tests/programs/torch"))

@@ -13,6 +13,8 @@ use crate::rules::RuleId;
 
 /// Optimizers with a variant that keeps 8-bit state, in bitsandbytes.
 const EIGHT_BIT: [&str; 6] = ["Adam", "AdamW", "SGD", "RMSprop", "Adagrad", "Lion"];
+/// The state of options that bitsandbytes refuses: Adam and AdamW with amsgrad, RMSprop with centered.
+const NOT_IN_EIGHT_BIT: [&str; 2] = ["max_exp_avg_sq", "grad_avg"];
 /// State of fewer bytes keeps its data type: bitsandbytes leaves tensors of fewer than 4096 elements alone.
 const SMALLEST_EIGHT_BIT: u64 = 4096 * 4;
 /// The bytes of float32 state that share one float32 scale in 8-bit state.
@@ -21,7 +23,8 @@ const SCALED_TOGETHER: u64 = 256 * 4;
 pub(super) static RULE: SuggestionRule = SuggestionRule {
     id: RuleId::EightBitMoments,
     action: "8-bit state for {optimizer} (bitsandbytes)",
-    condition: "The optimizer keeps float32 state, and bitsandbytes has an 8-bit variant of it.",
+    condition: "The optimizer keeps float32 state, and bitsandbytes has an 8-bit variant of it with the same options: not for \
+                amsgrad or centered.",
     method: "State tensors of at least 4096 values take one byte per value, and four bytes per 256 values. The \
              step needs no temporaries.",
     at_most: false,
@@ -33,7 +36,7 @@ pub(super) static RULE: SuggestionRule = SuggestionRule {
 struct EightBitMoments;
 
 fn find(facts: &Facts<'_>) -> Option<Box<dyn Change>> {
-    let has_variant = are_all(&facts.optimizer_name()?, &EIGHT_BIT);
+    let has_variant = are_all(&facts.optimizer_name()?, &EIGHT_BIT) && !facts.has_optimizer_state(&NOT_IN_EIGHT_BIT);
     if has_variant && facts.is_float32(TensorKind::OptimizerState) { Some(Box::new(EightBitMoments)) } else { None }
 }
 

@@ -101,6 +101,14 @@ impl<'a> Facts<'a> {
         shapes.peek().is_some() && shapes.all(|shape| shape.starts_with("float32["))
     }
 
+    /// Whether optimizers keep state of one of these names, such as `exp_avg_sq`.
+    pub(super) fn has_optimizer_state(&self, states: &[&str]) -> bool {
+        let mut names = self.recorded.definitions.tensor_names.iter().filter(|n| n.kind == TensorKind::OptimizerState);
+        let state =
+            |name: &str| name.split_once(" of ").and_then(|(state, _)| Some(state.split_once('.')?.1.to_owned()));
+        names.any(|n| state(&n.name).is_some_and(|state| states.contains(&state.as_str())))
+    }
+
     /// The name of the optimizer's class; `None` without one, or with several.
     pub(super) fn optimizer_name(&self) -> Option<String> {
         let optimizer = self.optimizer?;

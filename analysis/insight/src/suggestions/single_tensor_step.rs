@@ -8,13 +8,28 @@ use super::recorded::span::Span;
 use crate::passes::phase::Phase;
 use crate::rules::RuleId;
 
+/// Optimizers of PyTorch that take `foreach` (their signatures in `torch/optim`). LBFGS, SparseAdam and Muon do not.
+const FOREACH: [&str; 12] = [
+    "ASGD",
+    "Adadelta",
+    "Adafactor",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "NAdam",
+    "RAdam",
+    "RMSprop",
+    "Rprop",
+    "SGD",
+];
 /// The temporaries for one parameter.
 const TEMPORARIES: u64 = 3;
 
 pub(super) static RULE: SuggestionRule = SuggestionRule {
     id: RuleId::SingleTensorStep,
     action: "foreach=False for {optimizer}: one parameter after the other",
-    condition: "The optimizer's step allocates temporaries, and PyTorch has no fused variant of the optimizer.",
+    condition: "The optimizer's step allocates temporaries, and PyTorch's class takes `foreach` and has no fused variant.",
     method: "Three temporaries of the largest parameter's size remain in each step.",
     at_most: true,
     programs: &["factored"],
@@ -27,7 +42,7 @@ struct SingleTensorStep;
 fn find(facts: &Facts<'_>) -> Option<Box<dyn Change>> {
     let (optimizer, name) = (facts.optimizer?, facts.optimizer_name()?);
     // The class of the rule itself has `foreach=False`.
-    let is_own_class = are_all(&name, &[optimizer.name]);
+    let is_own_class = are_all(&name, &[optimizer.name]) && are_all(&name, &FOREACH);
     if is_own_class && !can_fuse(&name) { Some(Box::new(SingleTensorStep)) } else { None }
 }
 
