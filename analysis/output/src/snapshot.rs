@@ -82,14 +82,19 @@ struct SnapshotWriter<'a, W: Write> {
     frames: FrameWriter<'a>,
     metadata: BlockMetadata<'a>,
     first_pass: &'a FirstPass,
-    compile_contexts: &'a CompileContexts,
-    written_contexts: HashMap<CompileContextId, Memo>,
+    compile_contexts: CompileContextWriter<'a>,
     calibration: Calibration,
     /// By our pool ids: PyTorch's pool ids. The default pool is included if the allocator reports the pools of events.
     pools: &'a BTreeMap<u16, (u64, u64)>,
     window: Window,
     has_unknown_category: bool,
     report: SnapshotReport,
+}
+
+/// The texts of compile contexts, each written once.
+struct CompileContextWriter<'a> {
+    all: &'a CompileContexts,
+    written: HashMap<CompileContextId, Memo>,
 }
 
 /// The events of one device while they are written.
@@ -156,8 +161,10 @@ impl<'a, W: Write> SnapshotWriter<'a, W> {
             frames: FrameWriter::new(process.definitions(), sources),
             first_pass,
             metadata: BlockMetadata::new(process.definitions(), &first_pass.names, options.custom_rules.as_deref()),
-            compile_contexts: process.recording().compile_contexts(),
-            written_contexts: HashMap::new(),
+            compile_contexts: CompileContextWriter {
+                all: process.recording().compile_contexts(),
+                written: HashMap::new(),
+            },
             calibration,
             pools: &process.definitions().pools,
             window: options.window.clone(),
@@ -324,15 +331,15 @@ impl<'a, W: Write> SnapshotWriter<'a, W> {
         out.uint(e.stream);
         phrases.time.put(out, words);
         out.uint(trace.time_us);
-        match self.compile_contexts.of(e.seq) {
+        match self.compile_contexts.all.of(e.seq) {
             CompileContextId::NONE => phrases.no_compile_context.put(out, words),
             id => {
                 words.put(out, Word::CompileContext);
-                match self.written_contexts.get(&id) {
+                match self.compile_contexts.written.get(&id) {
                     Some(memo) => out.get(*memo),
                     None => {
-                        let memo = out.shared_str(self.compile_contexts.text(id).unwrap_or_default());
-                        self.written_contexts.insert(id, memo);
+                        let memo = out.shared_str(self.compile_contexts.all.text(id).unwrap_or_default());
+                        self.compile_contexts.written.insert(id, memo);
                     }
                 }
             }

@@ -439,7 +439,7 @@ fn process_summary(
         no_issue_remark: no_issue_remark(&devices).filter(|_| issues.is_empty()),
         devices,
         refused_requests: context.refused_requests(analysis),
-        refused_requests_left_out: analysis.refused_left_out,
+        refused_requests_left_out: analysis.refused.left_out,
         issues,
         pinned_host_memory: context.owners(analysis, MemoryLocation::Host),
         losses: losses(process, analysis),

@@ -67,6 +67,7 @@ pub(crate) fn refused_requests(
 ) -> Vec<RefusedRequestSummary> {
     let mut requests: Vec<RefusedRequestSummary> = analysis
         .refused
+        .requests
         .iter()
         .map(|refused| {
             let mut summary = facts(refused, definitions, stack(refused), success);

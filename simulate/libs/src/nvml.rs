@@ -413,13 +413,13 @@ extern "C" fn nvmlDeviceGetArchitecture(device: u64, architecture: Out<c_uint>) 
     let (Some(_), Some(bridge)) = (physical(device), bridge()) else { return INVALID_ARGUMENT };
     let capability = [COMPUTE_CAPABILITY_MAJOR, COMPUTE_CAPABILITY_MINOR].map(|code| (bridge.attribute)(code));
     architecture.put(match capability {
-        [..=5, _] => 3,
         [6, _] => 4,
-        [7, ..=4] => 5,
+        [7, minor] if minor < 5 => 5,
         [7, _] => 6,
-        [8, ..=8] => 7,
+        [8, minor] if minor < 9 => 7,
         [8, _] => 8,
         [9, _] => 9,
+        [major, _] if major < 6 => 3,
         _ => 10,
     });
     SUCCESS

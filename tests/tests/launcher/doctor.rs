@@ -516,7 +516,7 @@ mod exhaustive {
         let tracker = named(layers, "Allocator tracker");
         assert_eq!(tracker["status"], "failed", "{tracker}");
         let why = tracker["detail"].as_str().unwrap();
-        assert!(why.contains("not attached") && why.contains("no segments"), "{why}");
+        assert!(why.contains("not attached") && why.contains("segments and streams are missing"), "{why}");
         assert!(tracker["fix"].as_str().unwrap().contains("2.11.0"), "{tracker}");
         let reporter = named(layers, "Profiler reporter");
         assert!(reporter["status"] == "ok" && figure(reporter) > 250, "{reporter}");

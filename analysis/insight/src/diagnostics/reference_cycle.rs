@@ -123,7 +123,11 @@ impl ReferenceCycles {
             }
         }
         let fix = "break the cycle (weakref, del, no frame or exception in a local variable)";
-        let how = if shown_texts.is_empty() { "; memtrace --cycles shows its objects" } else { "" };
+        let how = match files.first() {
+            Some(file) => format!("; {file} shows its objects"),
+            None if shown_texts.is_empty() => "; memtrace --cycles shows its objects".to_owned(),
+            None => String::new(),
+        };
         Some(Issue {
             headline: format!("{} were freed only by the garbage collector", size_text(self.largest_collection)),
             evidence,

@@ -20,7 +20,7 @@ use super::list::{DeviceAnalysis, Passes};
 use super::oom_report::{OomReport, SettingsReplay};
 use super::open_ranges::OpenRanges;
 use super::pass::{Pass, PassedRange, RecordingStart, StayedMemory};
-use super::refused::{RefusedRequest, RefusedRequests};
+use super::refused::{RefusedRequestLog, RefusedRequests};
 use super::released::Release;
 use super::replayed_memory::{OomQuery, ReplayedDevice, ReplayedMemory};
 use crate::diagnostics::{DeviceFacts, Issue, IssueInputs};
@@ -61,9 +61,7 @@ pub struct Analysis {
     /// By device: how much of the segments of PyTorch's allocator had no device memory.
     pub unmapped_segments: BTreeMap<i16, UnmappedBytes>,
     /// Requests that CUDA refused to other callers than PyTorch's allocator, and that nothing has served.
-    pub refused: Vec<RefusedRequest>,
-    /// The number of such requests that `refused` lacks.
-    pub refused_left_out: u64,
+    pub refused: RefusedRequestLog,
     /// The Python objects that hold memory.
     pub objects: HoldingObjects,
     /// CUDA calls that failed.
@@ -274,7 +272,6 @@ impl<'a> Stream<'a> {
         let mut devices: Vec<DeviceAnalysis> = devices.collect();
         self.settings.finish(devices.iter_mut().flat_map(|device| &mut device.oom_reports));
         let physical = replay.physical();
-        let (refused, refused_left_out) = self.refused.finish();
         let total = |(location, _): &(MemoryLocation, Owner)| (*location, physical.total(*location));
         Analysis {
             devices,
@@ -285,8 +282,7 @@ impl<'a> Stream<'a> {
             cuda_graphs: self.cuda_graphs,
             objects: self.objects.finish(&replay),
             unmapped_segments: physical.unmapped_segments().clone(),
-            refused,
-            refused_left_out,
+            refused: self.refused.into(),
             failed_calls: physical.failed_calls(),
             unmatched_cuda_frees: physical.unmatched_frees(),
             lost: LostEvents::default(),

@@ -82,7 +82,7 @@ pub use optimizer_state::{only_optimizer, parameter_bytes, state_needed};
 pub use phase::{EventClassification, Phase, PhaseTracker, ProgramPosition};
 pub use phase_rule_uses::{PhaseRuleUse, PhaseRuleUses};
 pub use phase_table::{PhaseRow, PhaseTable, StepRows};
-pub use refused::{CudaCaller, FreeAndTotal, MemoryAtRefusal, RefusedRequest};
+pub use refused::{CudaCaller, FreeAndTotal, MemoryAtRefusal, RefusedRequest, RefusedRequestLog};
 pub use released::{ReleasePoint, ReleasedMemory};
 pub use replayed_memory::{FailedAllocation, OomQuery, ReplayedDevice, ReplayedMemory};
 pub use reserved::{Reserved, SegmentBlocker};

@@ -70,14 +70,27 @@ pub struct MemoryAtRefusal {
     pub unused_pools: u64,
 }
 
-/// Collects [`RefusedRequest`]s of all devices of a process.
+/// The requests of all devices of a process that nothing has served.
+#[derive(Clone, Debug, Default)]
+pub struct RefusedRequestLog {
+    /// The requests, in the order of their last events.
+    pub requests: Vec<RefusedRequest>,
+    /// The number of requests at further places.
+    pub left_out: u64,
+}
+
+/// Collects [`RefusedRequestLog`].
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RefusedRequests {
-    requests: Vec<RefusedRequest>,
+    log: RefusedRequestLog,
     /// The latest reading after a refusal, with its device and thread, until it is assigned.
     reading: Option<(i16, ThreadId, FreeAndTotal)>,
-    /// Requests at further places.
-    left_out: u64,
+}
+
+impl From<RefusedRequests> for RefusedRequestLog {
+    fn from(collector: RefusedRequests) -> RefusedRequestLog {
+        collector.log
+    }
 }
 
 impl RefusedRequests {
@@ -88,26 +101,20 @@ impl RefusedRequests {
             self.refused(replay, step, e);
         } else if e.action == Action::DeviceUsage && e.occasion() == UsageOccasion::OutOfMemory {
             self.read(e);
-        } else if !self.requests.is_empty() {
+        } else if !self.log.requests.is_empty() {
             self.observe_later(e);
         }
-    }
-
-    /// The requests that nothing has served, in the order of their first events, and the number of those that were left
-    /// out.
-    pub(super) fn finish(self) -> (Vec<RefusedRequest>, u64) {
-        (self.requests, self.left_out)
     }
 
     #[cold]
     fn refused(&mut self, replay: &Replay, step: Option<u32>, e: &Event) {
         let caller = CudaCaller { api: e.api, module: e.module, at: (e.stack, e.context), thread: e.thread };
-        let earlier = self.requests.iter().position(|one| one.device == e.device && one.caller == caller);
-        if earlier.is_none() && self.requests.len() == MAX_PLACES {
-            self.left_out += 1;
+        let earlier = self.log.requests.iter().position(|one| one.device == e.device && one.caller == caller);
+        if earlier.is_none() && self.log.requests.len() == MAX_PLACES {
+            self.log.left_out += 1;
             return;
         }
-        let (requested, times) = match earlier.map(|at| self.requests.remove(at)) {
+        let (requested, times) = match earlier.map(|at| self.log.requests.remove(at)) {
             Some(one) => (one.requested.min(e.size), one.times + 1),
             None => (e.size, 1),
         };
@@ -117,7 +124,7 @@ impl RefusedRequests {
         };
         let reading = self.reading.take().filter(is_inner);
         let pytorch = replay.devices().iter().find(|one| one.device == e.device && one.source == EventSource::Torch);
-        self.requests.push(RefusedRequest {
+        self.log.requests.push(RefusedRequest {
             seq: e.seq,
             device: e.device,
             requested,
@@ -142,7 +149,7 @@ impl RefusedRequests {
         let is_its = |one: &&mut RefusedRequest| {
             (one.device, one.caller.module, one.caller.thread) == (e.device, e.module, e.thread)
         };
-        let last = self.requests.last_mut().filter(is_its).map(|one| &mut one.memory);
+        let last = self.log.requests.last_mut().filter(is_its).map(|one| &mut one.memory);
         match last.filter(|memory| memory.free_and_total.is_none()) {
             Some(memory) => memory.free_and_total = Some(reading),
             None => self.reading = Some((e.device, e.thread, reading)),
@@ -155,8 +162,8 @@ impl RefusedRequests {
         if e.action != Action::Alloc || e.result != 0 || e.flags.contains(Flags::NESTED) {
             return;
         }
-        self.requests.retain(|one| !one.is_served_by(e));
-        for one in &mut self.requests {
+        self.log.requests.retain(|one| !one.is_served_by(e));
+        for one in &mut self.log.requests {
             one.continued = true;
             one.is_open &= one.caller.thread != e.thread;
         }
@@ -204,7 +211,7 @@ mod tests {
         for e in events {
             requests.observe(&replay, None, e);
         }
-        requests.finish().0.iter().map(|one| (one.seq, one.times, one.requested)).collect()
+        requests.log.requests.iter().map(|one| (one.seq, one.times, one.requested)).collect()
     }
 
     #[test]
@@ -216,7 +223,7 @@ mod tests {
         for e in [request(1, 4 * GIB, 2, 7), reading] {
             requests.observe(&Replay::default(), Some(3), &e);
         }
-        let (requests, left_out) = requests.finish();
+        let RefusedRequestLog { requests, left_out } = requests.into();
         let [one] = &requests[..] else { panic!("{requests:?}") };
         assert_eq!((one.memory.free_and_total, one.step, left_out), (Some((3 * GIB, 80 * GIB)), Some(3), 0));
         assert!(!one.continued);
@@ -234,8 +241,7 @@ mod tests {
         for e in [inner, reading, outer] {
             requests.observe(&Replay::default(), None, &e);
         }
-        let (requests, _) = requests.finish();
-        assert_eq!(requests[0].memory.free_and_total, Some((3 * GIB, 80 * GIB)));
+        assert_eq!(requests.log.requests[0].memory.free_and_total, Some((3 * GIB, 80 * GIB)));
     }
 
     #[test]

@@ -108,6 +108,17 @@ pub fn is_library(filename: &str) -> bool {
         || filename.starts_with("torch/")
 }
 
+/// Packages that serve models. They fill the device with a cache of keys and values, and divide requests into batches
+/// themselves.
+const SERVING_ENGINES: [&str; 4] = ["vllm", "sglang", "lmdeploy", "tensorrt_llm"];
+
+/// Whether a Python file belongs to an engine that serves models.
+pub fn is_serving_engine(filename: &str) -> bool {
+    let inside = ["site-packages/", "dist-packages/"].iter().find_map(|folder| filename.split_once(folder));
+    let package = inside.and_then(|(_, inside)| inside.split('/').next());
+    package.is_some_and(|package| SERVING_ENGINES.contains(&package))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -127,6 +138,12 @@ mod tests {
         assert!(ALLOCATION_ERRORS.iter().all(|(library, _)| names.contains(library)));
         assert_eq!(allocation_error("JAX"), Some("RESOURCE_EXHAUSTED"));
         assert_eq!(allocation_error("a.out"), None);
+    }
+
+    #[test]
+    fn engines_are_installed_packages() {
+        assert!(is_serving_engine("/x/lib/python3.12/site-packages/vllm/v1/worker/gpu_worker.py"));
+        assert!(!is_serving_engine("/home/me/vllm/serve.py") && !is_serving_engine("/x/site-packages/torch/vllm.py"));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use super::recorded::span::{self, Span};
 use crate::passes::category::Category;
 use crate::passes::lifetimes::BlockLifetime;
 use crate::passes::phase::Phase;
-use crate::rules::OptimizerRule;
+use crate::rules::{OptimizerRule, is_serving_engine};
 
 /// The facts about the run beside the blocks of its device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -99,6 +99,12 @@ impl<'a> Facts<'a> {
         let names = self.recorded.definitions.tensor_names.iter();
         let mut shapes = names.filter(|n| n.kind == kind && !n.shape.ends_with("[]")).map(|n| &*n.shape).peekable();
         shapes.peek().is_some() && shapes.all(|shape| shape.starts_with("float32["))
+    }
+
+    /// Whether an engine serves the model: its batches are its own, and its cache is as large as the device permits.
+    pub(super) fn is_served(&self) -> bool {
+        let mut frames = self.recorded.definitions.frames.iter();
+        !self.is_training() && frames.any(|frame| is_serving_engine(&frame.filename))
     }
 
     /// Whether optimizers keep state of one of these names, such as `exp_avg_sq`.

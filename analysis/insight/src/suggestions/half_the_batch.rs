@@ -9,7 +9,8 @@ use crate::rules::RuleId;
 pub(super) static RULE: SuggestionRule = SuggestionRule {
     id: RuleId::HalfTheBatch,
     action: "half the batch",
-    condition: "The run has no backward pass, or several in a step with gradients of their own.",
+    condition: "The run has no backward pass, or several in a step with gradients of their own. Not for engines that \
+                serve models (vLLM, SGLang): they choose their batches.",
     method: "Activations, inputs, autograd temporaries and temporaries of the model halve. Results that are kept do \
              not.",
     at_most: false,
@@ -24,7 +25,7 @@ fn find(facts: &Facts<'_>) -> Option<Box<dyn Change>> {
     let phase = facts.run.phase;
     let has_batches = facts.run.has_backward || phase == Phase::Forward || phase.is_forward_only();
     let is_possible = matches!(facts.batches, Batches::Several | Batches::Inference) && !facts.ends_in_evaluation();
-    if is_possible && has_batches { Some(Box::new(HalfTheBatch)) } else { None }
+    if is_possible && has_batches && !facts.is_served() { Some(Box::new(HalfTheBatch)) } else { None }
 }
 
 impl Change for HalfTheBatch {

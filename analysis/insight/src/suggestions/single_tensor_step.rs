@@ -29,7 +29,8 @@ const TEMPORARIES: u64 = 3;
 pub(super) static RULE: SuggestionRule = SuggestionRule {
     id: RuleId::SingleTensorStep,
     action: "foreach=False for {optimizer}: one parameter after the other",
-    condition: "The optimizer's step allocates temporaries, and PyTorch's class takes `foreach` and has no fused variant.",
+    condition: "The optimizer's step allocates temporaries, and PyTorch's class takes `foreach` and has no fused \
+                variant.",
     method: "Three temporaries of the largest parameter's size remain in each step.",
     at_most: true,
     programs: &["factored"],

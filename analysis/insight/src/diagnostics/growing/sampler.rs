@@ -196,6 +196,22 @@ pub(super) struct GrowthRate {
     pub(super) ticks: u64,
 }
 
+/// Frees of kept tensors that may belong to the program's teardown, because no allocation has followed.
+#[derive(Clone, Copy, Debug, Default)]
+struct Teardown {
+    /// How often an allocation has followed, so that it was none.
+    number: u32,
+    is_now: bool,
+}
+
+impl Teardown {
+    #[inline]
+    fn allocated(&mut self) {
+        self.number += u32::from(self.is_now);
+        self.is_now = false;
+    }
+}
+
 /// The allocated bytes of each source and their samples, for one device.
 #[derive(Clone, Debug, Default)]
 pub(super) struct GrowthSampler {
@@ -215,9 +231,7 @@ pub(super) struct GrowthSampler {
     requests: Option<Requests>,
     /// A step of a program that only calls a model began, and the model has not allocated since.
     awaits_model: bool,
-    /// The number of teardowns so far. All but the last were none: allocations followed.
-    teardown: u32,
-    is_teardown: bool,
+    teardown: Teardown,
 }
 
 impl GrowthSampler {
@@ -252,10 +266,7 @@ impl GrowthSampler {
             self.advance(block, mark);
         }
         self.peak = self.peak.max(allocated);
-        if self.is_teardown {
-            self.is_teardown = false;
-            self.teardown += 1;
-        }
+        self.teardown.allocated();
         let turn = self.turn;
         let source = self.source(block);
         source.bytes += block.memory.size;
@@ -280,8 +291,8 @@ impl GrowthSampler {
 
     /// Notes that a free, already observed, is that of a kept tensor, and may belong to the program's teardown.
     pub(super) fn freed_with_its_owner(&mut self, block: &BlockAllocation) {
-        self.is_teardown = true;
-        let teardown = self.teardown;
+        self.teardown.is_now = true;
+        let teardown = self.teardown.number;
         let freed = &mut self.source(block).freed_with_owner;
         let before = if freed.0 == teardown { freed.1 } else { 0 };
         *freed = (teardown, before + block.memory.size);
@@ -480,7 +491,7 @@ impl GrowthSampler {
         }
         // Calls with inputs of one size can be the tokens of one generation, which frees its cache when it ends.
         let (teardown, with_owner) = source.freed_with_owner;
-        let with_owner = if self.is_teardown && teardown == self.teardown { with_owner } else { 0 };
+        let with_owner = if self.teardown.is_now && teardown == self.teardown.number { with_owner } else { 0 };
         let kept = source.bytes + source.freed_at_end + with_owner;
         if !is_oom && self.turn() == LoopTurn::ModelCall && kept * 2 < highest {
             return None;
