@@ -23,8 +23,8 @@ const SCALED_TOGETHER: u64 = 256 * 4;
 pub(super) static RULE: SuggestionRule = SuggestionRule {
     id: RuleId::EightBitMoments,
     action: "8-bit state for {optimizer} (bitsandbytes)",
-    condition: "The optimizer keeps float32 state, and bitsandbytes has an 8-bit variant of it with the same options: not \
-                for amsgrad or centered.",
+    condition: "The optimizer keeps float32 state, and bitsandbytes has an 8-bit variant of it with the same options: \
+                not for amsgrad or centered.",
     method: "State tensors of at least 4096 values take one byte per value, and four bytes per 256 values. The \
              step needs no temporaries.",
     at_most: false,
