@@ -93,7 +93,7 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
     if let (Some(simulation), Some(folder)) = (simulation, library.path.parent()) {
         let folder = PrivateFolder::enter(folder, &[], Readers::of_code())?;
         for (name, value) in simulation.environment(&run.command, &folder, path)? {
-            // SAFETY: no other thread of this process runs, as below.
+            // SAFETY: no other thread of this process runs: the checks before start none.
             unsafe { std::env::set_var(name, value) };
         }
     }
@@ -104,7 +104,7 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
     let variables = xla::environment(run, options.folder.as_deref().unwrap_or(path))
         .inspect_err(|_| drop(std::fs::remove_dir_all(path)))?;
     for (name, value) in variables {
-        // SAFETY: no other thread of this process runs, as below.
+        // SAFETY: no other thread of this process runs: the checks before start none.
         unsafe { std::env::set_var(name, value) };
     }
     // SAFETY: no other thread of this process runs. The checks before start none, and with a small stack limit the
