@@ -222,8 +222,8 @@ mod exhaustive {
         assert_eq!(running.child.wait().unwrap().code(), Some(0));
         assert_newest_part(&run, 100_000_000);
         println!("{took:?}, the trace took up to {} MiB, the launcher {} MiB", largest >> 20, memory >> 20);
-        // It grows while the new trace is written.
-        assert!(largest < LIMIT + LIMIT / 2, "{largest}");
+        // It grows while the new trace is written, which takes longer on a busy machine.
+        assert!(largest < 2 * LIMIT, "{largest}");
         assert!(memory < 512 << 20, "{memory}");
     }
 }
