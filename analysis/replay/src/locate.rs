@@ -35,6 +35,11 @@ impl<'a, T> Locator<'a, T> {
         self.targets.is_empty()
     }
 
+    /// The number of events at the next target. `u64::MAX` if there is none.
+    pub(super) fn next_point(&self) -> u64 {
+        self.next
+    }
+
     /// Calls `found` for each target before the event `seq`, in order of time. `replay`: the state before that event.
     /// `found` receives the device and the block in use that contains the address, or `None`.
     #[inline]

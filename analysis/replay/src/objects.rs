@@ -34,6 +34,11 @@ impl<'a> ObjectMatcher<'a> {
         }
     }
 
+    /// The number of events at the next point in time. `u64::MAX` if there is none.
+    pub fn next_point(&self) -> u64 {
+        self.holders.next_point().min(self.cycles.next_point())
+    }
+
     /// Takes the state before the event `seq`.
     #[inline]
     pub fn before(&mut self, seq: u64, replay: &Replay) {

@@ -103,6 +103,8 @@ impl Analysis {
         let mut stream = Stream::new(recording, trace_index, first_pass, options);
         let mut done = 0;
         let lost = recording.stream(&mut |events| {
+            // Each of the two has caches of its own.
+            stream.settings.observe(events);
             for e in events {
                 stream.observe(e, observer);
             }
@@ -154,6 +156,8 @@ struct Stream<'a> {
     ranges: Option<OpenRanges<'a>>,
     /// The releases that are still to come, in the order of time.
     releases: Peekable<slice::Iter<'a, Release>>,
+    /// The number of events at the next point in time that `objects` or `releases` has.
+    next_point: u64,
     objects: ObjectMatcher<'a>,
     settings: SettingsReplay,
     cuda_graphs: CudaGraphs,
@@ -196,6 +200,7 @@ impl<'a> Stream<'a> {
             tracked,
             ranges: options.range.map(|name| OpenRanges::new(name, definitions)),
             releases: first_pass.releases.iter().peekable(),
+            next_point: 0,
             objects: ObjectMatcher::new(definitions),
             settings: SettingsReplay::new(options.queries),
             cuda_graphs: CudaGraphs::default(),
@@ -207,9 +212,9 @@ impl<'a> Stream<'a> {
 
     #[inline]
     fn observe(&mut self, e: &Event, observer: &mut dyn BlockObserver) {
-        self.objects.before(e.seq, &self.replay);
-        self.release(|release| release.e.seq < e.seq);
-        self.settings.observe(e);
+        if self.next_point < e.seq {
+            self.points_passed(e.seq);
+        }
         self.last_seq = e.seq;
         if e.source == Source::Label {
             self.range(e);
@@ -231,8 +236,16 @@ impl<'a> Stream<'a> {
         }
     }
 
+    /// The program has come to points in time before the event `seq`.
+    #[cold]
+    fn points_passed(&mut self, seq: u64) {
+        self.objects.before(seq, &self.replay);
+        self.release(|release| release.e.seq < seq);
+        let next_release = self.releases.peek().map_or(u64::MAX, |release| release.e.seq);
+        self.next_point = self.objects.next_point().min(next_release);
+    }
+
     /// The program has come to the points of these releases.
-    #[inline]
     fn release(&mut self, is_now: impl Fn(&Release) -> bool) {
         while let Some(release) = self.releases.next_if(|release| is_now(release)) {
             let Stream { replay, tracked, devices, memories, .. } = self;

@@ -66,7 +66,7 @@ impl FirstPass {
         if stream.is_needed(trace_index) {
             let mut done = 0;
             recording.stream(&mut |events| {
-                events.iter().for_each(|e| stream.observe(e));
+                stream.observe(events);
                 done += events.len() as u64;
                 progress(done);
             });
@@ -147,15 +147,19 @@ impl<'a, 'o> Stream<'a, 'o> {
             || self.observer.is_some()
     }
 
-    #[inline]
-    fn observe(&mut self, e: &Event) {
-        self.last_seq = e.seq;
+    fn observe(&mut self, events: &[Event]) {
+        self.last_seq = events.last().map_or(self.last_seq, |e| e.seq);
+        // Each of the two has caches of its own.
         if self.training.is_needed() {
-            self.training.observe(e, &self.stacks);
+            events.iter().for_each(|e| self.training.observe(e, &self.stacks));
         }
-        if !self.is_replayed && self.names.is_done() {
-            return;
+        if self.is_replayed || !self.names.is_done() {
+            events.iter().for_each(|e| self.replay(e));
         }
+    }
+
+    #[inline]
+    fn replay(&mut self, e: &Event) {
         let Stream { replay, names, releases, replayed_memory, observer, .. } = self;
         names.before(e.seq, replay);
         releases.before(e, replay);

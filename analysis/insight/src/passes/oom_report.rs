@@ -72,8 +72,8 @@ impl OomReport {
         let mut reports = Vec::new();
         let mut done = 0;
         recording.stream(&mut |events| {
+            settings.observe(events);
             for e in events {
-                settings.observe(e);
                 replay.apply(e, |replay, slot, e, change| {
                     let device = &replay.devices()[slot];
                     let query = queries.iter().find(|query| (query.seq, query.device) == (e.seq, device.device));
@@ -103,9 +103,10 @@ impl SettingsReplay {
         SettingsReplay { replays: queries.iter().filter_map(replay).collect() }
     }
 
-    #[inline]
-    pub(super) fn observe(&mut self, e: &Event) {
-        self.replays.iter_mut().for_each(|(.., replay)| replay.observe(e));
+    pub(super) fn observe(&mut self, events: &[Event]) {
+        for (.., replay) in &mut self.replays {
+            events.iter().for_each(|e| replay.observe(e));
+        }
     }
 
     /// Adds the results to the reports.
