@@ -12,6 +12,9 @@ use crate::source::Source;
 #[repr(transparent)]
 pub struct Api(pub u16);
 
+/// The result of a call that lacks memory: `CUDA_ERROR_OUT_OF_MEMORY` and `cudaErrorMemoryAllocation`.
+pub const OUT_OF_MEMORY: i32 = 2;
+
 named! {
     /// The kind of memory that a function concerns. The names are those in `trace/FORMAT.md`.
     #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]

@@ -218,14 +218,14 @@ impl<'a> NameMatcher<'a> {
         self.locator.is_done()
     }
 
-    /// Takes the state before the event `seq`.
+    /// Observes the state before the event `seq`.
     #[inline]
     pub fn before(&mut self, seq: u64, replay: &Replay) {
         let names = &mut self.names;
         self.locator.before(seq, replay, |name, found| names.add(name, found));
     }
 
-    /// Takes the state after the last event.
+    /// Observes the state after the last event.
     pub fn finish(mut self, replay: &Replay) -> Names {
         self.locator.finish(replay, |name, found| self.names.add(name, found));
         self.names.by_allocation.values_mut().for_each(AllocationNames::sort);

@@ -39,7 +39,7 @@ impl<'a> ObjectMatcher<'a> {
         self.holders.next_point().min(self.cycles.next_point())
     }
 
-    /// Takes the state before the event `seq`.
+    /// Observes the state before the event `seq`.
     #[inline]
     pub fn before(&mut self, seq: u64, replay: &Replay) {
         let HoldingObjects { holder_changes, cycles } = &mut self.objects;
@@ -47,7 +47,7 @@ impl<'a> ObjectMatcher<'a> {
         self.cycles.before(seq, replay, |cycle, found| cycles.push(ReferenceCycle::of(cycle, found)));
     }
 
-    /// Takes the state after the last event.
+    /// Observes the state after the last event.
     pub fn finish(mut self, replay: &Replay) -> HoldingObjects {
         let HoldingObjects { holder_changes, cycles } = &mut self.objects;
         self.holders.finish(replay, |holder, found| holder_changes.push(HolderChange::of(holder, found)));

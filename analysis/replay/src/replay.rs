@@ -9,15 +9,12 @@
 
 use std::collections::BTreeMap;
 
-use memtrace_trace::api::MemoryKind;
+use memtrace_trace::api::{MemoryKind, OUT_OF_MEMORY};
 use memtrace_trace::event::{Action, Event, Flags};
 
 use super::allocator::{Allocator, Block, BlockId};
 use super::physical::{Effect, MemoryLocation, PhysicalAllocation, PhysicalMemory};
 use memtrace_input::{EventSource, TraceIndex};
-
-/// The value of `CUDA_ERROR_OUT_OF_MEMORY` and `cudaErrorMemoryAllocation`.
-const OUT_OF_MEMORY: i32 = 2;
 
 /// What happened to a device's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

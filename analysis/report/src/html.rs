@@ -19,8 +19,8 @@ use crate::page::{
 use crate::parts::run_title;
 use crate::style::{TextOptions, ToText};
 
-/// What the page shows.
-#[derive(Clone, Debug)]
+/// The content of the page. The default is the whole run without quoted source files.
+#[derive(Clone, Debug, Default)]
 pub struct HtmlOptions<'a> {
     /// Only this device; -1 is the CPU.
     pub device: Option<i16>,

@@ -164,6 +164,7 @@ impl RefusedRequestSummary {
         }
         let free = self.device_free_bytes.filter(|_| self.device >= 0)?;
         let (releasable, blocked) = (self.pytorch_releasable_bytes, self.pytorch_blocked_bytes);
+        let unused = self.pytorch_unused();
         let fits_with = |more: u64| free.saturating_add(more) >= self.requested_bytes;
         if releasable > 0 && fits_with(releasable) {
             return Some(format!(
@@ -171,11 +172,11 @@ impl RefusedRequestSummary {
                 size_text(releasable)
             ));
         }
-        if blocked > 0 && fits_with(releasable.saturating_add(blocked)) {
+        if blocked > 0 && fits_with(unused) {
             return Some(format!(
                 "PyTorch cached {} that it did not use, {} of it in segments with blocks in use: with \
                  PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, torch.cuda.empty_cache() gives back most of both.",
-                size_text(releasable + blocked),
+                size_text(unused),
                 size_text(blocked)
             ));
         }
@@ -190,15 +191,19 @@ impl RefusedRequestSummary {
         self.in_use_text(free)
     }
 
+    /// All unused bytes of PyTorch's caching allocator.
+    fn pytorch_unused(&self) -> u64 {
+        self.pytorch_releasable_bytes.saturating_add(self.pytorch_blocked_bytes)
+    }
+
     /// The largest owners of the memory.
     fn in_use_text(&self, free: u64) -> Option<String> {
         let known: u64 = self.in_use.iter().map(|one| one.bytes).sum();
-        let known = known + self.pytorch_releasable_bytes + self.pytorch_blocked_bytes;
-        let others = self.device_total_bytes?.saturating_sub(free).saturating_sub(known);
+        let unused = self.pytorch_unused();
+        let others = self.device_total_bytes?.saturating_sub(free).saturating_sub(known + unused);
         let mut owners: Vec<(String, u64)> = self.in_use.iter().map(|one| (one.owner.clone(), one.bytes)).collect();
         owners.push(("the context and other processes".to_owned(), others));
-        owners
-            .push(("unused in PyTorch's cache".to_owned(), self.pytorch_releasable_bytes + self.pytorch_blocked_bytes));
+        owners.push(("unused in PyTorch's cache".to_owned(), unused));
         owners.retain(|(_, bytes)| *bytes > 0);
         owners.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
         let named = owners.iter().take(NAMED_OWNERS).map(|(owner, bytes)| format!("{owner} {}", size_text(*bytes)));

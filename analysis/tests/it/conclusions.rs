@@ -1,6 +1,5 @@
 //! The summary concludes, and reports draw: each sentence of a summary is in the terminal report and in the page.
 
-use memtrace_analysis::export::SourceAccess;
 use memtrace_analysis::report::{OwnerSummary, ReplayedSetting, WhatIfSummary};
 use memtrace_analysis::{HtmlOptions, Process, Run, Summary, TextOptions, ToText, html_report, open_run, summarize};
 
@@ -57,13 +56,7 @@ fn add_facts(summary: &mut Summary) {
 fn page_of(run: &Run, summary: &Summary) -> String {
     let processes: Vec<&Process> = run.processes().iter().collect();
     let mut page = Vec::new();
-    let options = HtmlOptions {
-        device: None,
-        sources: SourceAccess::Nothing,
-        windows: Vec::new(),
-        custom_rules: None,
-        is_served: false,
-    };
+    let options = HtmlOptions::default();
     html_report(summary, &processes, &options, &mut page, &mut |_| {}).unwrap();
     String::from_utf8(page).unwrap()
 }

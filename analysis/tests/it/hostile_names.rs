@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use crate::showcase::{PLAIN, Words};
 use memtrace_analysis::export::{
-    FlameFormat, FlameWeight, SnapshotOptions, SourceAccess, TableLayout, TimelineFormat, Window, blocks_csv,
-    flame_graph, perfetto, snapshot, tables, timeline,
+    FlameFormat, FlameWeight, SnapshotOptions, TableLayout, TimelineFormat, Window, blocks_csv, flame_graph, perfetto,
+    snapshot, tables, timeline,
 };
 use memtrace_analysis::load::Run;
 use memtrace_analysis::{
@@ -254,13 +254,7 @@ fn pages_have_no_markup_of_the_program() {
     let run = run(&EVIL);
     let summary = summarize(&run, &mut |_| {}).unwrap();
     let mut report = Vec::new();
-    let options = HtmlOptions {
-        device: None,
-        sources: SourceAccess::Nothing,
-        windows: Vec::new(),
-        custom_rules: None,
-        is_served: false,
-    };
+    let options = HtmlOptions::default();
     html_report(&summary, &run.processes().iter().collect::<Vec<_>>(), &options, &mut report, &mut |_| {}).unwrap();
     // The rest of the page is the script and its data.
     let report = String::from_utf8(report).unwrap();

@@ -286,13 +286,7 @@ fn windows_of_a_served_page_are_those_of_its_processes() {
     let run = crate::showcase::run(&PLAIN, 0..3);
     let summary = summarize(&run, &mut |_| {}).unwrap();
     let processes: Vec<&Process> = run.processes().iter().collect();
-    let options = HtmlOptions {
-        device: None,
-        sources: SourceAccess::Nothing,
-        windows: Vec::new(),
-        custom_rules: None,
-        is_served: true,
-    };
+    let options = HtmlOptions { is_served: true, ..HtmlOptions::default() };
     let mut page = Vec::new();
     html_report(&summary, &processes, &options, &mut page, &mut |_| {}).unwrap();
     let found = elements(&String::from_utf8(page).unwrap());

@@ -331,13 +331,7 @@ fn chosen_points_of_the_sum_are_exact_and_keep_every_extreme() {
 
 fn page(run: &Run, custom_rules: Option<&CustomRules>) -> String {
     let summary = summarize_with(run, &SummaryOptions { custom_rules, ..Default::default() }, &mut |_| {}).unwrap();
-    let options = HtmlOptions {
-        device: None,
-        sources: SourceAccess::Nothing,
-        windows: Vec::new(),
-        custom_rules,
-        is_served: false,
-    };
+    let options = HtmlOptions { custom_rules, ..HtmlOptions::default() };
     let processes: Vec<&Process> = run.processes().iter().collect();
     let mut out = Vec::new();
     html_report(&summary, &processes, &options, &mut out, &mut |_| {}).unwrap();

@@ -300,13 +300,7 @@ fn the_page_the_lines_and_the_comparison_stream_a_trace_at_most_twice() {
         let streamed = counted.take()[0].streamed;
         assert!(streamed > 0 && streamed <= MOST, "{what}: {streamed}");
     };
-    let options = HtmlOptions {
-        device: None,
-        sources: SourceAccess::Nothing,
-        windows: Vec::new(),
-        custom_rules: None,
-        is_served: false,
-    };
+    let options = HtmlOptions::default();
     html_report(&summary, &[process], &options, &mut Vec::new(), &mut |_| {}).unwrap();
     streamed("the page");
     let options = PageDataOptions {

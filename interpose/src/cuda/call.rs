@@ -7,7 +7,7 @@ use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
 
 use memtrace_stackwalk::loader::{LoadedObject, Reading, symbol_of_object_and_dependencies};
-use memtrace_trace::api::{Api, MemoryKind};
+use memtrace_trace::api::{Api, MemoryKind, OUT_OF_MEMORY};
 use memtrace_trace::clock;
 use memtrace_trace::counters::Counter;
 use memtrace_trace::event::{Action, Event, Flags, Source};
@@ -16,7 +16,7 @@ use memtrace_trace::ids::ModuleId;
 use super::driver::driver_symbol;
 use super::hook::{Hook, RUNTIME_HOOKS};
 use super::location::{self, current_device};
-use super::memory::{CallMemory, OUT_OF_MEMORY};
+use super::memory::CallMemory;
 use super::{device, entry, pools, usage};
 use crate::linker::mapped_object::{MAX_MODULES, MappedObject, containing, module_index};
 use crate::linker::original;

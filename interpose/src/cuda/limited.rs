@@ -4,9 +4,10 @@
 //! processes of the run together, contexts and code count, and rounding is the driver's own. A lock of the run makes an
 //! allocation and its check one step.
 
+use memtrace_trace::api::OUT_OF_MEMORY;
+
 use super::limit::{self, Room};
 use super::location::{current_device, ordinal};
-use super::memory::OUT_OF_MEMORY;
 use super::pools;
 use super::reading::{RelaxedCapture, device_memory};
 use crate::recording::errno::RestoreErrno;

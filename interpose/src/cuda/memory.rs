@@ -10,9 +10,6 @@ pub(super) struct CallMemory {
     pub(super) location: u64,
 }
 
-/// `CUDA_ERROR_OUT_OF_MEMORY` and `cudaErrorMemoryAllocation`.
-pub(super) const OUT_OF_MEMORY: i32 = 2;
-
 /// The [`CallMemory::location`] of memory on the host.
 pub(super) const HOST: u64 = u64::MAX;
 

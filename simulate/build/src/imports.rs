@@ -269,8 +269,8 @@ impl Found {
         sonames.iter().any(|soname| *soname != DRIVER)
     }
 
-    /// Takes the names without a version that none of the files defines. An extension that is linked without a library,
-    /// and loaded where that of PyTorch is loaded already, imports its names so.
+    /// Removes and returns the names without a version that none of the files defines. An extension that is linked
+    /// without a library, and loaded where that of PyTorch is loaded already, imports its names so.
     fn loose_names(&mut self) -> BTreeSet<String> {
         let names = std::mem::take(&mut self.unversioned);
         names.into_iter().filter(|name| !self.defined.contains(name)).collect()

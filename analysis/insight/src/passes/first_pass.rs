@@ -17,7 +17,7 @@ use super::steps::{LabelRules, LoopFinder, TrainingLoop};
 use memtrace_input::{EventSource, Process, Recording, TraceIndex};
 use memtrace_replay::{Change, NameMatcher, Names, Replay};
 
-/// What the first pass also finds.
+/// Further facts that the first pass finds on request.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FirstPassOptions<'a> {
     /// When the most memory stays after each of these points.
@@ -26,7 +26,7 @@ pub struct FirstPassOptions<'a> {
     pub replayed_memory: bool,
 }
 
-/// What must be known about a recording before the main pass.
+/// The facts about a recording that the main pass needs from its start.
 #[derive(Clone, Debug)]
 pub struct FirstPass {
     /// The names of tensors and modules.
@@ -43,7 +43,7 @@ pub struct FirstPass {
 }
 
 impl FirstPass {
-    /// Takes a recording. Streams it if it has names of tensors or marks of steps, or no training.
+    /// The first pass over a recording. Streams it if it has names of tensors or marks of steps, or no training.
     pub fn of(recording: &dyn Recording, trace_index: &TraceIndex) -> FirstPass {
         FirstPass::with_options(recording, trace_index, &FirstPassOptions::default(), None, &mut |_| {})
     }

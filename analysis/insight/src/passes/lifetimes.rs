@@ -63,7 +63,7 @@ pub struct BlockLifetime {
     /// The index in [`BlockLifetimes::stream_pools`].
     pub stream_pool: u8,
     units: u32,
-    /// What the block has more than was requested, in bytes.
+    /// The bytes of the block beyond the request.
     slack: u32,
 }
 

@@ -409,7 +409,7 @@ impl Engine {
     }
 }
 
-/// What an event counts for, in addition to its own stack.
+/// The totals that an event belongs to, in addition to its own stack.
 struct EventAttribution {
     /// The stack that waits for the autograd engine; `NONE` without one.
     caller: StackId,

@@ -5,7 +5,7 @@
 //! for the same library, or as its next allocation less at the same place. So XLA asks for ever smaller regions, and
 //! programs try smaller batches.
 
-use memtrace_trace::api::{Api, MemoryKind};
+use memtrace_trace::api::{Api, MemoryKind, OUT_OF_MEMORY};
 use memtrace_trace::event::{Action, Event, Flags, UsageOccasion};
 use memtrace_trace::ids::{ContextId, ModuleId, StackId, ThreadId};
 
@@ -13,8 +13,6 @@ use super::reserved::Reserved;
 use memtrace_input::EventSource;
 use memtrace_replay::{Owner, Replay};
 
-/// The value of `CUDA_ERROR_OUT_OF_MEMORY` and `cudaErrorMemoryAllocation`.
-const OUT_OF_MEMORY: i32 = 2;
 /// The number of places kept in full.
 const MAX_PLACES: usize = 32;
 

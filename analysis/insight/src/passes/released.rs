@@ -193,7 +193,7 @@ impl<'a> ReleaseFinder<'a> {
         !self.releases.is_empty() && self.points.are_any()
     }
 
-    /// Takes an event. `replay`: the state before it.
+    /// Observes an event, before which `replay` has the state.
     #[inline]
     pub(super) fn before(&mut self, e: &Event, replay: &Replay) {
         if e.source == Source::Label {

@@ -1,4 +1,4 @@
-//! What the replay of a recording shows of its memory without any classification: the points in time that can be
+//! The memory of a recording as its replay shows it, without any classification: the points in time that can be
 //! explained.
 
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ use memtrace_replay::{AllocatorSettings, Change, MemoryLocation, Owner, OwnerUsa
 pub struct ReplayedMemory {
     /// The devices, by ordinal.
     pub devices: Vec<ReplayedDevice>,
-    /// What each owner held.
+    /// The memory of each owner.
     pub owners: BTreeMap<(MemoryLocation, Owner), OwnerUsage>,
 }
 
@@ -83,7 +83,7 @@ impl ReplayedMemoryCollector {
         ReplayedMemoryCollector(ReplayedMemory { devices: devices.collect(), owners: BTreeMap::new() })
     }
 
-    /// Takes a change of the device with this index in the replay.
+    /// Observes a change of the device with this index in the replay.
     #[inline]
     pub(super) fn changed(&mut self, replay: &Replay, slot: usize, e: &Event, change: &Change) {
         let Some(device) = self.0.devices.get_mut(slot) else { return };
@@ -98,7 +98,7 @@ impl ReplayedMemoryCollector {
         }
     }
 
-    /// Takes the state after the last event.
+    /// Observes the state after the last event.
     pub(super) fn finish(mut self, replay: &Replay) -> ReplayedMemory {
         for (device, of) in self.0.devices.iter_mut().zip(replay.devices()) {
             device.highest = *of.allocator.peak();

@@ -234,7 +234,7 @@ impl StepRecorder {
         StepRecorder { settings, ..StepRecorder::default() }
     }
 
-    /// Takes a change that the event `e` caused. [`Self::allocated`] follows if it is an allocation.
+    /// Observes a change that the event `e` caused. [`Self::allocated`] follows if it is an allocation.
     #[inline]
     pub(super) fn changed(&mut self, allocator: &Allocator, table: &StackTable, e: &Event, change: &Change) {
         let entry = match *change {
@@ -251,7 +251,7 @@ impl StepRecorder {
         self.push(entry);
     }
 
-    /// Takes the step of an allocation.
+    /// Observes the step of an allocation.
     #[inline]
     pub(super) fn allocated(&mut self, step: Option<u32>) {
         let Some(request) = self.request.take() else { return };

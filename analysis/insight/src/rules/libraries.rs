@@ -114,9 +114,7 @@ const SERVING_ENGINES: [&str; 4] = ["vllm", "sglang", "lmdeploy", "tensorrt_llm"
 
 /// Whether a Python file belongs to an engine that serves models.
 pub fn is_serving_engine(filename: &str) -> bool {
-    let inside = ["site-packages/", "dist-packages/"].iter().find_map(|folder| filename.split_once(folder));
-    let package = inside.and_then(|(_, inside)| inside.split('/').next());
-    package.is_some_and(|package| SERVING_ENGINES.contains(&package))
+    package(filename).is_some_and(|package| SERVING_ENGINES.contains(&package))
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! What the blocks of a page refer to: strings, frames, stacks, allocation sites and tensor names. It grows with
-//! distinct stacks and names, never with events.
+//! The tables that the blocks of a page refer to: strings, frames, stacks, allocation sites and tensor names. They grow
+//! with distinct stacks and names, never with events.
 
 use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};

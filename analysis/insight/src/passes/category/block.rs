@@ -47,7 +47,7 @@ pub struct BlockSite {
     pub(super) call: u32,
 }
 
-/// What is known about a block at its allocation.
+/// The facts about a block at its allocation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlockAllocation {
     /// `seq` of the allocation event.
