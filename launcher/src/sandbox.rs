@@ -142,13 +142,24 @@ pub(crate) fn background_process(name: &str) -> Command {
     command
 }
 
-/// Limits this process, a [`background_process`], as a worker is limited, and gives the programs precedence.
-pub(crate) fn restrict_background_process() {
+/// The scheduling priority of a [`background_process`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Priority {
+    /// The programs have precedence. On a machine whose cores are all busy, the process hardly runs.
+    Lowest,
+    /// That of the launcher.
+    Normal,
+}
+
+/// Limits this process, a [`background_process`], as a worker is limited.
+pub(crate) fn restrict_background_process(priority: Priority) {
     if let Some(parent) = getppid() {
         restrict(memory_limit(), parent);
     }
-    // A refusal changes nothing else.
-    let _ = rustix::process::setpriority_process(None, 19);
+    if priority == Priority::Lowest {
+        // A refusal changes nothing else.
+        let _ = rustix::process::setpriority_process(None, 19);
+    }
 }
 
 /// Sets the limits of the child, and makes it end when the parent ends.

@@ -1,11 +1,13 @@
 //! Rotation of the traces (`memtrace run --keep`): drops the oldest events of a trace that has become too large or too
 //! old.
 //!
-//! A process with the lowest priority ([`super::rotation_worker`]) writes the new trace beside the old one
-//! (`.PID.mtr.part`), which goes on meanwhile, and what the analysis remembers of the dropped events
-//! (`.PID.kept.jsonl.part`). A thread of its own waits for it. Then the writer thread copies the few frames that are
-//! left, renames the two files over the old ones and goes on there: `PID.kept.jsonl` first, since it fits both traces.
-//! One trace is rotated at a time. If anything fails, the old trace stays as it is and grows.
+//! A process ([`super::rotation_worker`]) writes the new trace beside the old one (`.PID.mtr.part`), which goes on
+//! meanwhile, and what the analysis remembers of the dropped events (`.PID.kept.jsonl.part`). Its priority is the
+//! lowest one. If the old trace doubles meanwhile, the programs leave it too little time: then another one takes its
+//! place, with the priority of the launcher, as all later ones of the run. A thread of its own waits for it. Then the
+//! writer thread copies the few frames that are left, renames the two files over the old ones and goes on there:
+//! `PID.kept.jsonl` first, since it fits both traces. One trace is rotated at a time. If anything fails, the old trace
+//! stays as it is and grows.
 
 use std::fs::File;
 use std::process::Child;
@@ -25,6 +27,7 @@ use super::rotation_worker::{self, Written, kept_state_part};
 use super::truncated::TraceFile;
 use crate::message;
 use crate::option_values::Kept;
+use crate::sandbox::Priority;
 
 /// The thread copies until so few bytes are left for the writer thread. At a million events a second, the trace grows
 /// by this much in a fraction of a second.
@@ -54,6 +57,8 @@ pub(super) struct Rotator {
     /// The clock when the run began. The rate of its ticks follows from it.
     began: ClockPoint,
     running: Option<Running>,
+    /// That of the next process.
+    priority: Priority,
     /// Whether a failure was reported.
     has_failed: bool,
 }
@@ -63,8 +68,18 @@ struct Running {
     /// The number of the trace file.
     file: u32,
     began: Instant,
+    /// The length of the old trace then, in bytes.
+    bytes: u64,
+    priority: Priority,
     worker: Arc<Worker>,
     thread: JoinHandle<anyhow::Result<Option<NewTrace>>>,
+}
+
+impl Running {
+    /// Whether the trace has this number, and has doubled while a process with the lowest priority wrote the new one.
+    fn is_too_slow(&self, file: u32, bytes: u64) -> bool {
+        self.file == file && self.priority == Priority::Lowest && bytes >= 2 * self.bytes
+    }
 }
 
 /// The process that writes a new trace.
@@ -94,12 +109,13 @@ impl Worker {
         new: &File,
         keep: Keep,
         limit: u64,
+        priority: Priority,
     ) -> anyhow::Result<Option<Child>> {
         let mut state = self.state();
         if *state == State::Cancelled {
             return Ok(None);
         }
-        let started = rotation_worker::start(&part.folder, &part.trace, old, new, keep, limit);
+        let started = rotation_worker::start(&part.folder, &part.trace, old, new, keep, limit, priority);
         let child = started.context("cannot start a process")?;
         *state = Pid::from_raw(child.id() as i32).map_or(State::Ended, State::Runs);
         Ok(Some(child))
@@ -116,7 +132,20 @@ impl Worker {
     }
 
     fn cancel(&self) {
-        let mut state = self.state();
+        Worker::cancel_from(self.state());
+    }
+
+    /// Cancels the process if it runs. Whether it does.
+    fn cancel_if_running(&self) -> bool {
+        let state = self.state();
+        let runs = matches!(*state, State::Runs(_));
+        if runs {
+            Worker::cancel_from(state);
+        }
+        runs
+    }
+
+    fn cancel_from(mut state: MutexGuard<'_, State>) {
         if let State::Runs(pid) = *state {
             // Whoever waits for the process needs the state first, so this is still its number.
             let _ = kill_process(pid, Signal::KILL);
@@ -172,7 +201,14 @@ fn trace_part(trace: &str) -> String {
 
 impl Rotator {
     pub(super) fn new(folder: Arc<RunFolder>, kept: Kept) -> Rotator {
-        Rotator { folder, kept, began: ClockPoint::read(), running: None, has_failed: false }
+        Rotator {
+            folder,
+            kept,
+            began: ClockPoint::read(),
+            running: None,
+            priority: Priority::Lowest,
+            has_failed: false,
+        }
     }
 
     /// When a trace of `bytes` bytes is rotated next, whose oldest event is as old as `since`.
@@ -186,19 +222,23 @@ impl Rotator {
 
     /// Begins to rotate a trace of `bytes` bytes, if it is due and no other one is being rotated.
     pub(super) fn start_if_due(&mut self, file: u32, name: &str, bytes: u64, due: &mut Due) {
-        let is_due = bytes >= due.bytes || due.at.is_some_and(|at| Instant::now() >= at);
-        if !is_due || self.running.is_some() {
-            return;
+        match &self.running {
+            Some(running) if running.is_too_slow(file, bytes) && running.worker.cancel_if_running() => {
+                self.cancel(file);
+                self.priority = Priority::Normal;
+            }
+            None if bytes >= due.bytes || due.at.is_some_and(|at| Instant::now() >= at) => {}
+            _ => return,
         }
         let began = Instant::now();
         // Until the new trace is there, or if it cannot be written.
         *due = self.due(bytes, began);
         let (folder, name, kept) = (Arc::clone(&self.folder), name.to_owned(), self.kept);
-        let (first_clock, worker) = (self.began, Arc::new(Worker::default()));
+        let (first_clock, priority, worker) = (self.began, self.priority, Arc::new(Worker::default()));
         let used = Arc::clone(&worker);
-        let work = move || new_trace(&folder, &name, &kept, &first_clock, &used);
+        let work = move || new_trace(&folder, &name, &kept, &first_clock, &used, priority);
         match std::thread::Builder::new().name("memtrace-rotate".into()).spawn(work) {
-            Ok(thread) => self.running = Some(Running { file, began, worker, thread }),
+            Ok(thread) => self.running = Some(Running { file, began, bytes, priority, worker, thread }),
             Err(e) => self.failed(&anyhow::Error::from(e).context("cannot start a thread")),
         }
     }
@@ -264,6 +304,7 @@ fn new_trace(
     kept: &Kept,
     first_clock: &ClockPoint,
     worker: &Worker,
+    priority: Priority,
 ) -> anyhow::Result<Option<NewTrace>> {
     let old = folder.open_file(name).context("cannot open the trace")?;
     let keep = match *kept {
@@ -278,7 +319,7 @@ fn new_trace(
     ensure!(limit > 0, "the disk has too little free space");
     let part = UnfinishedTrace::create(folder, name).context("cannot create the new trace")?;
     let mut out = part.file.try_clone()?;
-    let Some(child) = worker.start(&part, &old, &out, keep, limit)? else { return Ok(None) };
+    let Some(child) = worker.start(&part, &old, &out, keep, limit, priority)? else { return Ok(None) };
     let Some(Written { mut copied_to, missing }) = worker.wait(child)? else { return Ok(None) };
     for _ in 0..MAX_COPIES {
         let end = old.metadata().context("cannot read the trace")?.len();

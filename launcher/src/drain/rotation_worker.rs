@@ -18,10 +18,13 @@ use memtrace_analysis::{KeptState, RunFolder};
 use rustix::process::{Resource, Rlimit, geteuid, setrlimit};
 
 use crate::output::{Stream, pipe_to_launcher};
-use crate::sandbox;
+use crate::sandbox::{self, Priority};
 
 /// The name of the process: its first argument.
 const NAME: &str = "memtrace-rotate";
+/// The words for the priorities.
+const LOWEST: &str = "lowest";
+const NORMAL: &str = "normal";
 /// The exit code of a rotation that failed.
 const FAILED: u8 = 2;
 
@@ -50,13 +53,15 @@ pub(super) fn start(
     new: &File,
     keep: Keep,
     limit: u64,
+    priority: Priority,
 ) -> io::Result<Child> {
     let (kind, number) = match keep {
         Keep::Bytes(bytes) => ("bytes", bytes),
         Keep::Since(ticks) => ("since", ticks),
     };
+    let priority = if priority == Priority::Lowest { LOWEST } else { NORMAL };
     sandbox::background_process(NAME)
-        .args([kind, &number.to_string(), &limit.to_string(), name])
+        .args([priority, kind, &number.to_string(), &limit.to_string(), name])
         .current_dir(format!("/proc/self/fd/{}", folder.descriptor().as_fd().as_raw_fd()))
         .stdin(old.try_clone()?)
         .stdout(new.try_clone()?)
@@ -93,6 +98,7 @@ pub(super) fn result(text: &str, status: io::Result<ExitStatus>) -> anyhow::Resu
 /// bytes.
 #[derive(Debug)]
 pub(crate) struct Request {
+    priority: Priority,
     keep: Keep,
     limit: u64,
     name: String,
@@ -104,20 +110,21 @@ pub(crate) fn requested() -> Option<Request> {
     if arguments.next()? != NAME {
         return None;
     }
+    let priority = if arguments.next()? == LOWEST { Priority::Lowest } else { Priority::Normal };
     let kind = arguments.next()?;
     let mut number = || arguments.next()?.to_str()?.parse().ok();
     let (number, limit) = (number()?, number()?);
     let keep = if kind == "bytes" { Keep::Bytes(number) } else { Keep::Since(number) };
-    Some(Request { keep, limit, name: arguments.next()?.into_string().ok()? })
+    Some(Request { priority, keep, limit, name: arguments.next()?.into_string().ok()? })
 }
 
 /// Writes the rotated trace, and returns the exit code.
-pub(crate) fn run(Request { keep, limit, name }: Request) -> u8 {
+pub(crate) fn run(Request { priority, keep, limit, name }: Request) -> u8 {
     // A write beyond it fails (the signal for it is ignored), as on a full disk.
     // SAFETY: `SIG_IGN` installs no handler.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
     let _ = setrlimit(Resource::Fsize, Rlimit { current: Some(limit), maximum: Some(limit) });
-    sandbox::restrict_background_process();
+    sandbox::restrict_background_process(priority);
     let text = match write(keep, &name) {
         Ok(None) => return 0,
         Ok(Some((copied_to, missing))) => (0, format!("{copied_to} {missing}")),

@@ -16,7 +16,7 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 use crate::output::{Stream, pipe_to_launcher};
-use crate::sandbox;
+use crate::sandbox::{self, Priority};
 
 /// The name of the process: its first argument.
 const NAME: &str = "memtrace-categories";
@@ -60,7 +60,7 @@ pub(crate) fn requested() -> Option<PathBuf> {
 /// Answers until stdin ends, and returns the exit code.
 pub(crate) fn run() -> u8 {
     let Some(folder) = requested() else { return FAILED };
-    sandbox::restrict_background_process();
+    sandbox::restrict_background_process(Priority::Lowest);
     match answer_all(&folder, io::stdin().lock(), pipe_to_launcher(Stream::Stdout)) {
         Ok(()) => 0,
         Err(_) => FAILED,

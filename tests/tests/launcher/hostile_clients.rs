@@ -18,6 +18,8 @@ const CLIENT: &str = env!("CARGO_BIN_EXE_http_client");
 const ATTACKER: u32 = 65_534;
 /// How much more memory the server may take under an attack, in KiB. An endless request alone would take more.
 const MEMORY: u64 = 24 << 10;
+/// How many more descriptors than its 16 connections the server may have: it also reads files now and then.
+const SPARE_DESCRIPTORS: usize = 8;
 
 /// A hostile client. It is killed at the end of the test.
 struct Attack {
@@ -68,6 +70,9 @@ fn descriptors(pid: i32) -> usize {
 fn recorded() -> Served {
     let mut served = Served::producer(&[&"--metrics", &"127.0.0.1:0"], &["events=10", "write", "say=ready", "wait"]);
     assert_eq!(served.launcher.line(), "ready");
+    // From here on, the recording opens no more files.
+    let run = served.run();
+    wait_for(|| !traces(&run).is_empty());
     served
 }
 
@@ -180,7 +185,7 @@ fn attack_takes_little(attacked: impl Attacked) {
     let (more_memory, more_threads, more_open) = numbers();
     assert!(more_memory < memory + MEMORY, "{memory} KiB, then {more_memory} KiB");
     assert!(more_threads <= threads + 1, "{threads} threads, then {more_threads}");
-    assert!(more_open <= open + 16 + 2, "{open} descriptors, then {more_open}");
+    assert!(more_open <= open + 16 + SPARE_DESCRIPTORS, "{open} descriptors, then {more_open}");
     attacked.answers();
     assert!(attack.is_running());
     attacked.ends_well();
