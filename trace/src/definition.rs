@@ -8,6 +8,10 @@ use crate::named;
 use crate::rotation::Rotation;
 use crate::wire::{Cursor, put_str, put_varint};
 
+/// The topic of the notice that PyTorch's functions for workspaces of cuBLAS are known, so that
+/// [`Flags::CUBLAS_WORKSPACE`](crate::event::Flags::CUBLAS_WORKSPACE) is valid.
+pub const WORKSPACES_TOPIC: &str = "torch.cublas_workspaces";
+
 /// The longest encoded definition, in bytes. Longer strings are cut and counted before encoding.
 pub const MAX_DEFINITION: usize = 16 * 1024;
 

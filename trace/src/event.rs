@@ -40,6 +40,9 @@ impl Flags {
     /// recordings of `memtrace attach`, PyTorch's allocator has listed it. The event has no stack unless its source
     /// has. In a rotated trace ([`crate::rotation`]) it is the original event, of which later events need the effect.
     pub const PREEXISTING: Flags = Flags(1 << 9);
+    /// PyTorch's functions for workspaces of cuBLAS and cuBLASLt allocated the block. Only valid if a notice of the
+    /// topic [`WORKSPACES_TOPIC`](crate::definition::WORKSPACES_TOPIC) says that they are known.
+    pub const CUBLAS_WORKSPACE: Flags = Flags(1 << 10);
 
     /// Whether all bits of `other` are set.
     #[inline]

@@ -5,9 +5,10 @@
 //! locks.
 
 use std::ffi::{CStr, c_void};
+use std::ops::Range;
 use std::ptr::with_exposed_provenance_mut;
 
-use memtrace_stackwalk::loader::{LoadedObject, Reading, symbol_of_object_and_dependencies};
+use memtrace_stackwalk::loader::{LoadedObject, Reading, SymbolName, symbol_of_object_and_dependencies};
 
 /// The slots through which this object calls functions of others. `replacement_of` selects functions by name and gives
 /// the replacement. Returns pairs of the slot's address and the replacement.
@@ -72,6 +73,12 @@ pub(crate) fn exported_by_library(library: &CStr, name: &CStr) -> *mut c_void {
     let reading = Reading::begin();
     let found = reading.library(library.to_bytes()).map(|o| symbol_of_object_and_dependencies(&reading, &o, name));
     with_exposed_provenance_mut(found.unwrap_or(0))
+}
+
+/// The addresses of a function that the object of this file name exports. `None` if there is none.
+pub(crate) fn exported_function(file_name: &[u8], name: &CStr) -> Option<Range<usize>> {
+    let reading = Reading::begin();
+    reading.object_of_file(file_name)?.function(&reading, &SymbolName::new(name.to_bytes()))
 }
 
 /// The address of the first symbol that begins with `prefix`, of those that the object of this file name exports.

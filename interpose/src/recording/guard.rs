@@ -7,6 +7,7 @@
 //! - No guard exists while an original function runs.
 //! - Dropping a guard restores `errno`.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -413,6 +414,14 @@ impl Guard {
         let recorder = self.recorder();
         let mut sink = RingSink { process, producer: &mut recorder.producer };
         recorder.native_stacks.capture(&process.interner, &mut sink)
+    }
+
+    /// Whether a function in `code` has called the current one, at most a few calls ago.
+    pub(crate) fn is_called_from(&mut self, code: &Range<usize>) -> bool {
+        let process = self.process();
+        let recorder = self.recorder();
+        let mut sink = RingSink { process, producer: &mut recorder.producer };
+        recorder.native_stacks.is_called_from(code, &process.interner, &mut sink)
     }
 
     /// Whether a function on the calling thread's native stack belongs to an object whose file name satisfies

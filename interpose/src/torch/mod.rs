@@ -17,3 +17,4 @@ pub(crate) mod reporter;
 pub(crate) mod running_nodes;
 pub(crate) mod snapshot;
 pub(crate) mod tracker;
+mod workspaces;

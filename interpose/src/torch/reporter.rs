@@ -18,7 +18,7 @@ use memtrace_trace::options::Cpu;
 use super::flags::current_flags;
 use super::libraries::{libc10, set_loaded};
 use super::tracker::TRACKER;
-use super::{gate, gc, record_function};
+use super::{gate, gc, record_function, workspaces};
 use crate::linker::original::OriginalFunction;
 use crate::recording::device_use;
 use crate::recording::guard::Guard;
@@ -169,6 +169,8 @@ fn record_block(guard: &mut Guard, source: Source, addr: u64, size: i64, device:
     let mut flags = current_flags();
     if size < 0 {
         flags = flags.with(gc::flag(guard));
+    } else if source == Source::TorchReporter {
+        flags = flags.with(workspaces::flag(guard, size.unsigned_abs()));
     }
     let (stack, context) = guard.stack_and_context();
     let action = if size >= 0 { Action::Alloc } else { Action::FreeCompleted };

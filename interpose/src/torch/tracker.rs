@@ -25,11 +25,11 @@ use memtrace_stackwalk::Lock;
 use memtrace_trace::clock;
 use memtrace_trace::counters::Counter;
 use memtrace_trace::definition::{Definition, NoticeStatus};
-use memtrace_trace::event::{Action, Event, Source};
+use memtrace_trace::event::{Action, Event, Flags, Source};
 
 use super::flags::current_flags;
 use super::libraries::{STACK_CHECKS_LEFT, is_allocator};
-use super::{gate, gc, grad_mode};
+use super::{gate, gc, grad_mode, workspaces};
 use crate::linker::mapped_object::containing;
 use crate::linker::shared_objects::{exported_by, exported_with_prefix};
 use crate::recording::errno::RestoreErrno;
@@ -118,6 +118,7 @@ impl TrackerState {
         }
         self.reports.store(0, Ordering::Relaxed);
         self.pools.forget();
+        workspaces::start();
     }
 
     /// Whether allocator events come from the tracker, or are about to: the first one verifies the layout.
@@ -387,6 +388,8 @@ unsafe extern "C-unwind" fn on_trace_entry(_functor: *const u64, entry: *const u
         guard.process().count(Counter::UnknownActions, 1);
         return;
     };
+    // Asked before other values are known, which a call would have to save.
+    let flags = if action == Action::Alloc { workspaces::flag(&mut guard, entry.size()) } else { Flags::default() };
     let mut event = Event {
         ticks: layout.ticks_at().map_or_else(clock::now, |at| entry.word(at)),
         addr: entry.addr(),
@@ -404,7 +407,7 @@ unsafe extern "C-unwind" fn on_trace_entry(_functor: *const u64, entry: *const u
         return;
     }
     (event.stack, event.context) = guard.stack_and_context();
-    event.flags = current_flags();
+    event.flags = current_flags().with(flags);
     if matches!(action, Action::FreeRequested | Action::FreeCompleted) {
         event.flags = event.flags.with(gc::flag(&mut guard));
     }

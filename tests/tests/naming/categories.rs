@@ -189,6 +189,32 @@ fn workspaces_in_an_error_of_the_first_step() {
     assert!(bytes.is_some_and(|bytes| bytes >= 8 << 20), "{in_use:?}");
 }
 
+/// Blocks as large as workspaces of cuBLAS are workspaces where PyTorch's recorder, with C++ stacks, shows that
+/// PyTorch's functions for them allocated.
+#[track_caller]
+fn assert_workspaces(torch: &str) {
+    let run = TracedProgram::python("torch/cublas_workspaces.py", &[]).env("SIM_TORCH", torch).run();
+    run.assert_ended_well();
+    let output = String::from_utf8_lossy(&run.output.stdout).into_owned();
+    let mut expected: Vec<(u64, u64, bool)> = Vec::new();
+    for line in output.lines() {
+        let [address, size, kind] = line.split(' ').collect::<Vec<_>>()[..] else { continue };
+        expected.push((address.parse().unwrap(), size.parse().unwrap(), kind == "workspace"));
+    }
+    let is_workspace = |(.., workspace): &&(u64, u64, bool)| *workspace;
+    assert!(expected.iter().filter(is_workspace).count() >= 5, "{output}");
+    let mut recorded: Vec<Block> = blocks(&run.path());
+    recorded.retain(|block| expected.iter().any(|(_, size, _)| *size == block.requested));
+    recorded.sort_by_key(|block| block.since);
+    let recorded: Vec<_> = recorded.iter().map(|b| (b.address, b.requested, b.category == "workspace")).collect();
+    assert_eq!(recorded, expected, "{torch}");
+}
+
+#[test]
+fn workspaces_are_known_by_their_caller() {
+    assert_workspaces("2.11.0");
+}
+
 #[test]
 fn fsdp_shards_and_gathered_parameters() {
     assert_categories("gathered", &[("communication_bucket", 4), ("parameter", 40), ("optimizer_state", 40)]);
@@ -232,6 +258,13 @@ fn ddp_buckets() {
 
 mod exhaustive {
     use super::*;
+
+    #[test]
+    fn workspaces_of_other_releases() {
+        for torch in ["2.1.2", "2.4.1", "2.7.1", "2.15.0"] {
+            assert_workspaces(torch);
+        }
+    }
 
     /// The cache classes of transformers, with a Llama of random weights.
     #[test]

@@ -45,7 +45,7 @@ impl DeviceBlocks {
     pub(super) fn new(categorizer: Categorizer) -> DeviceBlocks {
         DeviceBlocks {
             allocations: Vec::new(),
-            marks: Marks::default(),
+            marks: Marks::new(categorizer.knows_workspaces()),
             categorizer,
             errors: 0,
             phase_changes: None,

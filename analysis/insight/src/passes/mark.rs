@@ -31,7 +31,7 @@ impl Mark {
     pub(crate) const BACKWARD: u8 = 8;
     /// A bucket of DistributedDataParallel.
     pub(crate) const BUCKET: u8 = 16;
-    /// As large as a library's workspace.
+    /// A workspace of cuBLAS, or as large as one.
     pub(crate) const WORKSPACE: u8 = 32;
     /// Belongs to a model.
     pub(crate) const MODEL: u8 = 64;
@@ -43,15 +43,21 @@ impl Mark {
 }
 
 /// The marks of the blocks of one device.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct Marks {
     /// By block id. Valid for allocated blocks.
     marks: Vec<Mark>,
     calls: u32,
     site: StackId,
+    /// Whether the recorder knows which blocks are workspaces of cuBLAS. If not, sizes decide.
+    knows_workspaces: bool,
 }
 
 impl Marks {
+    pub(super) fn new(knows_workspaces: bool) -> Marks {
+        Marks { marks: Vec::new(), calls: 0, site: StackId::NONE, knows_workspaces }
+    }
+
     /// The mark of an allocated block.
     #[inline]
     pub(super) fn of(&self, id: BlockId) -> Mark {
@@ -91,7 +97,9 @@ impl Marks {
         }
         let recorded = e.flags.contains(Flags::GRAD_KNOWN) && e.flags.contains(Flags::GRAD_ENABLED);
         // A workspace belongs to no graph and to no step.
-        if may_be_workspace(block) && classification.meaning() != Some(Meaning::Load) {
+        let by_size = !self.knows_workspaces && may_be_workspace(block);
+        let is_workspace = block.proof == Proof::CublasWorkspace || by_size;
+        if is_workspace && classification.meaning() != Some(Meaning::Load) {
             return Mark { bits: Mark::WORKSPACE, call: self.calls, site };
         }
         let mut bits = 0;

@@ -12,6 +12,7 @@
 //! [`symbol_of_object_and_dependencies`] and [`Reading::library`].
 
 use std::ffi::CStr;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::objects::LoadedObject;
@@ -58,6 +59,8 @@ pub(super) struct Tables {
 /// A symbol that an object defines.
 struct Definition {
     address: usize,
+    /// In bytes.
+    size: usize,
     is_indirect: bool,
 }
 
@@ -217,7 +220,7 @@ impl Tables {
         }
         let bias = if symbol.st_shndx == SHN_ABS { 0 } else { self.bias };
         let address = bias.wrapping_add(symbol.st_value as usize);
-        Some(Definition { address, is_indirect: kind == STT_GNU_IFUNC })
+        Some(Definition { address, size: symbol.st_size as usize, is_indirect: kind == STT_GNU_IFUNC })
     }
 
     /// The range of the indices of all symbols, and of those that other objects define.
@@ -280,6 +283,12 @@ impl LoadedObject {
     /// The address of the symbol that this object exports by this name. `None` if there is none.
     pub fn symbol(&self, reading: &Reading, name: &SymbolName<'_>) -> Option<usize> {
         Tables::of(reading, self)?.find(reading, name).map(|definition| definition.resolve())
+    }
+
+    /// The addresses of the function that this object exports by this name. `None` if there is none.
+    pub fn function(&self, reading: &Reading, name: &SymbolName<'_>) -> Option<Range<usize>> {
+        let definition = Tables::of(reading, self)?.find(reading, name).filter(|found| !found.is_indirect)?;
+        Some(definition.address..definition.address.checked_add(definition.size)?)
     }
 
     /// The address of the first exported symbol whose name begins with `prefix`. For C++ functions whose parameters

@@ -95,6 +95,15 @@ impl StackMemory {
         address >= self.start && address < self.end.saturating_sub(size_of::<usize>() - 1)
     }
 
+    /// The first `count` words of the thread's own stack, or fewer if it ends before. Empty if the thread is not on it.
+    #[inline]
+    pub(super) fn own_words(&self, count: usize) -> impl Iterator<Item = usize> + '_ {
+        let start = self.start.next_multiple_of(size_of::<usize>());
+        let count = count.min(self.end.saturating_sub(start) / size_of::<usize>());
+        // SAFETY: the words are inside `start..end`, which the caller of `of` guarantees to be readable.
+        (0..count).map(move |index| unsafe { with_exposed_provenance::<usize>(start).add(index).read() })
+    }
+
     /// The word at `address`. `None` if it is not readable.
     #[inline]
     pub(super) fn read(&mut self, address: usize) -> Option<usize> {

@@ -35,6 +35,7 @@ mod rules;
 mod walk;
 
 use std::ffi::CString;
+use std::ops::Range;
 
 use memtrace_trace::ids::StackId;
 
@@ -54,6 +55,9 @@ use walk::{Walk, WalkEnd, WalkResult};
 /// How many stacks a thread caches. A program alternates between allocating and freeing in different innermost frames,
 /// and each of these stacks has its own slot.
 const SLOTS: usize = 4;
+
+/// How many words of the stack are searched for a return address.
+const SEARCHED_WORDS: usize = 1024;
 
 /// A thread's cache of its last native stacks.
 pub struct NativeStacks {
@@ -133,6 +137,25 @@ impl NativeStacks {
         let Some(slot) = self.slot(&start) else { return StackId::NONE };
         let walked = slot.walk(start, interner, sink);
         slot.merged.merge(&slot.walk, walked, python, stacks, stack, interner, sink)
+    }
+
+    /// Whether a function in `code` has called the current one, at most a few calls ago: its return address is among
+    /// the first [`SEARCHED_WORDS`] words of the stack. An old value there is no proof, so the stack is then unwound.
+    #[inline(never)]
+    pub fn is_called_from<S: DefinitionSink>(
+        &mut self,
+        code: &Range<usize>,
+        interner: &Interner,
+        sink: &mut S,
+    ) -> bool {
+        let start = registers();
+        let memory = StackMemory::from(start.sp);
+        if memory.is_own(start.sp) && !memory.own_words(SEARCHED_WORDS).any(|word| code.contains(&word)) {
+            return false;
+        }
+        let Some(slot) = self.slot(&start) else { return false };
+        let walked = slot.walk(start, interner, sink);
+        (0..walked.depth).any(|index| code.contains(&slot.walk.entry(index).state.ip))
     }
 
     /// The frames of the last capture, innermost first: the address where each continues, and whether it belongs to

@@ -68,6 +68,7 @@ impl Categorizer {
                 return is(Category::GraphPool, CategoryRuleId::GraphPool);
             }
             Proof::PrivatePool(_) => return is(Category::MemoryPool, CategoryRuleId::PrivatePool),
+            Proof::CublasWorkspace => return is(Category::Workspace, CategoryRuleId::WorkspaceCublas),
             _ if self.is_workspace(block, end) => {
                 return is(Category::Workspace, CategoryRuleId::WorkspaceNeverFreed);
             }

@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use memtrace_trace::definition::TensorKind;
+use memtrace_trace::definition::{TensorKind, WORKSPACES_TOPIC};
 use memtrace_trace::event::{Event, Flags};
 use memtrace_trace::file::{Context, Definitions, StackNode, TensorName};
 use memtrace_trace::ids::{FrameId, StackId};
@@ -50,6 +50,8 @@ pub(super) struct DefinitionFacts {
     nodes: Vec<(bool, UsesCublas)>,
     /// The private pools that PyTorch made for CUDA graphs.
     graph_pools: HashSet<u16>,
+    /// Whether the recorder knows which blocks are workspaces of cuBLAS. If not, sizes decide.
+    pub(super) knows_workspaces: bool,
     pub(super) has_nodes: bool,
     /// Whether parameters have names. If so, a block without a name is not a parameter.
     pub(super) has_names: bool,
@@ -82,6 +84,7 @@ impl DefinitionFacts {
                     )
                 })
                 .collect(),
+            knows_workspaces: definitions.notices.iter().any(|notice| &*notice.topic == WORKSPACES_TOPIC),
             graph_pools: graph_pools.map(|(pool, _)| *pool).collect(),
             has_nodes: definitions.contexts.iter().any(|c| !c.node.is_empty()),
             has_names,
@@ -173,6 +176,9 @@ impl DefinitionFacts {
         if e.pool != 0 {
             return Proof::PrivatePool(e.pool);
         }
+        if e.flags.contains(Flags::CUBLAS_WORKSPACE) {
+            return Proof::CublasWorkspace;
+        }
         match classification.meaning() {
             Some(Meaning::Load) if classification.rule == PhaseRuleId::LoadModuleMoved => return Proof::ModuleMoved,
             Some(Meaning::Load) => return Proof::ModelLoaded,
@@ -182,22 +188,24 @@ impl DefinitionFacts {
             _ => {}
         }
         let phase = classification.phase;
+        // What the recorder does not know, the size can show: blocks that are older than the recording.
+        let by_size = !self.knows_workspaces || e.flags.contains(Flags::PREEXISTING);
         let computes = phase.is_forward_only() || matches!(phase, Phase::Forward | Phase::Backward | Phase::Recompute);
         let (accumulates, by_node) = self.nodes.get(e.context.index()).copied().unwrap_or_default();
         let by_node = if classification.phase == Phase::Backward { by_node } else { UsesCublas::Unknown };
         let uses_cublas = if by_node == UsesCublas::Unknown { stack.uses_cublas } else { by_node };
         match classification.phase {
             Phase::Backward if accumulates => Proof::AccumulatesGradient,
-            _ if computes && is_workspace_size(requested) && uses_cublas == UsesCublas::Yes => Proof::WorkspaceSized,
-            _ if computes && is_workspace_size(requested) && uses_cublas == UsesCublas::Unknown => {
-                Proof::MaybeWorkspace
+            _ if computes && by_size && is_workspace_size(requested) && uses_cublas != UsesCublas::No => {
+                if uses_cublas == UsesCublas::Yes { Proof::WorkspaceSized } else { Proof::MaybeWorkspace }
             }
             Phase::Backward if !is_recorded(e.flags) && learned.may_be_gradient(requested) => Proof::ParameterSized,
-            _ if computes && is_lt_workspace_size(requested) && uses_cublas == UsesCublas::Yes => {
-                Proof::LtWorkspaceSized
-            }
-            _ if computes && is_lt_workspace_size(requested) && uses_cublas == UsesCublas::Unknown => {
-                Proof::MaybeLtWorkspace
+            _ if computes && by_size && is_lt_workspace_size(requested) && uses_cublas != UsesCublas::No => {
+                if uses_cublas == UsesCublas::Yes {
+                    Proof::LtWorkspaceSized
+                } else {
+                    Proof::MaybeLtWorkspace
+                }
             }
             Phase::Forward | Phase::Recompute
                 if self.casts.contains(&e.stack) && learned.live.may_be_cast(requested) =>

@@ -75,6 +75,11 @@ impl Categorizer {
         self
     }
 
+    /// Whether the recorder knows which blocks are workspaces of cuBLAS. If not, sizes decide.
+    pub fn knows_workspaces(&self) -> bool {
+        self.facts.knows_workspaces
+    }
+
     /// The frame that decided the classification. `NONE` if no category rule about frames decided it.
     #[inline]
     pub fn evidence(&self, block: &BlockAllocation, classification: &BlockClassification) -> FrameId {

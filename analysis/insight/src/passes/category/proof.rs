@@ -29,6 +29,8 @@ pub enum Proof {
     GradientWork,
     /// The block is in this private pool.
     PrivatePool(u16),
+    /// PyTorch's functions for workspaces of cuBLAS allocated the block.
+    CublasWorkspace,
     /// The autograd node `AccumulateGrad`, which passes gradients to parameters, was running.
     AccumulatesGradient,
     /// The block is as large as a cuBLAS workspace, and its stack multiplies matrices. It is a workspace if it is never
