@@ -4,7 +4,7 @@ use memtrace_trace::file::{Definitions, Frame};
 use memtrace_trace::generated::is_inductor_file;
 use memtrace_trace::ids::{ContextId, FrameId, StackId};
 
-use crate::rules::{alloc_fn_rule, is_library};
+use crate::rules::{alloc_fn_rule, is_library, stands_in_for_kernel};
 use crate::stack_summary::{FrameSummary, StackSummary};
 
 /// The maximum number of frames shown of one stack.
@@ -120,12 +120,6 @@ pub fn short_path<'f>(directory: Option<&str>, filename: &'f str) -> &'f str {
 /// Whether a generated line has a known source line. The user wrote that source line, so it is shown instead.
 fn explained(frame: &Frame) -> bool {
     !frame.inlined_into.is_none() && is_inductor_file(&frame.filename)
-}
-
-/// Whether a frame is of the modules that stand in for kernels in a dry run (`simulate/python`). Their caller is shown
-/// instead.
-fn stands_in_for_kernel(frame: &Frame) -> bool {
-    frame.filename.contains("/site-packages/simcuda/")
 }
 
 /// Whether locations do not name a Python frame.

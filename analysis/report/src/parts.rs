@@ -353,16 +353,14 @@ impl TextReport {
 
     pub(crate) fn growth_after_first_step(&mut self, device: &DeviceSummary) {
         let Some(growth) = &device.growth_after_first_step else { return };
-        let text = format!(
-            "Why later steps peak {} higher than step 0 ({} instead of {}): the optimizer allocated {} of state at the \
-             end of step 0.",
-            size_text(growth.later_steps_peak_bytes.saturating_sub(growth.first_step_peak_bytes)),
-            size_text(growth.later_steps_peak_bytes),
-            size_text(growth.first_step_peak_bytes),
-            size_text(growth.optimizer_state_bytes)
-        );
-        let lines = wrap_words(&text, self.width);
+        let lines = wrap_words(&growth.text, self.width);
         self.lines.extend(lines);
+    }
+
+    pub(crate) fn outlier_step(&mut self, device: &DeviceSummary) {
+        if let Some(outlier) = &device.outlier_step {
+            self.labelled_at(2, 0, &format!("Step {} needs more", outlier.step), &outlier.text, wrap_words);
+        }
     }
 
     pub(crate) fn larger_inputs(&mut self, device: &DeviceSummary) {

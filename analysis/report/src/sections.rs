@@ -240,6 +240,7 @@ impl TextReport {
         self.modules(peak);
         self.largest_allocations(peak, LARGEST);
         self.growth_after_first_step(device);
+        self.outlier_step(device);
         self.larger_inputs(device);
         if device.explained_oom.is_none() {
             self.blocked_by(device.reserved.as_ref(), BLOCKED_BY);
@@ -262,6 +263,7 @@ impl TextReport {
         self.oom_facts(device, oom);
         self.categories(&oom.in_use, false, oom.optimizer_state_needed_bytes);
         self.largest_allocations(&oom.in_use, LARGEST);
+        self.outlier_step(device);
         self.larger_inputs(device);
         self.blocked_by(device.reserved.as_ref(), BLOCKED_BY);
         self.suggestions(device, "Suggestions", 2);

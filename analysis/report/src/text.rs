@@ -144,6 +144,7 @@ impl TextReport {
         self.unmapped_segments(device);
         self.cuda_graphs(device);
         self.released(device);
+        self.outlier_step(device);
         self.larger_inputs(device);
         self.device_in_short(device);
         self.pools(device);

@@ -9,6 +9,7 @@ use memtrace_trace::event::Event;
 use memtrace_trace::file::Definitions;
 use memtrace_trace::ids::{ContextId, FrameId, StackId};
 
+use crate::build_beside::add_processes_beside;
 use crate::build_launch::{ProcessUses, launch_summary};
 use crate::compare::DevicePeak;
 use crate::conclusions::VerdictSummary;
@@ -39,7 +40,7 @@ use crate::tensors::{name_pattern, requested_for};
 use crate::totals::totals;
 use crate::why::{
     Replaying, growth_after_first_step, larger_inputs, limit_at, memory_limit, no_issue_remark, oom_queries,
-    oom_report, oom_to_explain, refused_by_pytorch, reserved_summary, what_if_summary,
+    oom_report, oom_to_explain, outlier_step, refused_by_pytorch, reserved_summary, what_if_summary,
 };
 use crate::xla_programs::xla_summary;
 use memtrace_input::error::Result;
@@ -177,6 +178,7 @@ pub fn summarize_with(
         processes.push(summary);
     }
     let launch = launch_summary(run, &processes, &device_uses, &peaks);
+    add_processes_beside(run, &mut processes, &device_uses);
     processes.sort_by_key(|p| (std::cmp::Reverse(severity(p)), p.rank, p.pid));
     let manifest = run.manifest();
     let mut losses: BTreeMap<String, u64> = manifest.losses.clone();
@@ -640,6 +642,7 @@ impl Context<'_> {
                     held: self.holders.of_blocks(analysis.device, analysis.step_inputs.of_step(inputs.step)),
                     ..inputs
                 }),
+            outlier_step: outlier_step(analysis, explained, &self.locations),
             suggestions: Vec::new(),
             what_if: what_if.map(|what_if| what_if_summary(what_if, refused, estimate.as_ref())),
             steps: analysis.table.steps(),
@@ -1160,6 +1163,7 @@ impl Context<'_> {
             outside_pytorch_bytes: outside,
             outside_pytorch: self.outside_pytorch(&oom.outside_pytorch),
             outside_text: None,
+            processes_beside: Vec::new(),
             contexts_and_other_processes_bytes: total.filter(|total| *total > 0).zip(oom.device_free).and_then(
                 |(total, free)| total.checked_sub(free)?.checked_sub(held_back.unwrap_or(0))?.checked_sub(known),
             ),

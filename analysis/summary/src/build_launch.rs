@@ -75,6 +75,16 @@ impl ProcessUses {
         }
     }
 
+    /// The ordinal that the GPU with the ordinal `device` has in another process. `None` if that does not use it.
+    pub(crate) fn shared(&self, device: i16, other: &ProcessUses) -> Option<i16> {
+        let own = &self.uses.iter().find(|one| one.device == device)?.name;
+        let is_same = |name: &GpuName| match (&own.pci_bus_id, &name.pci_bus_id) {
+            (Some(own), Some(other)) => own == other,
+            _ => own.index == name.index,
+        };
+        other.uses.iter().find(|one| is_same(&one.name)).map(|one| one.device)
+    }
+
     fn pci_bus_id(&self, device: i16) -> Option<String> {
         self.uses.iter().find(|one| one.device == device)?.name.pci_bus_id.clone()
     }

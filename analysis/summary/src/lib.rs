@@ -15,7 +15,9 @@
 //! ```
 
 mod allocator_advice;
+mod beside;
 mod build;
+mod build_beside;
 mod build_launch;
 mod check;
 mod compare;
@@ -59,6 +61,7 @@ mod why;
 mod xla;
 mod xla_programs;
 
+pub use beside::ProcessBeside;
 pub use build::{SummaryOptions, summarize, summarize_with};
 pub use check::{CHECK_VERSION, CheckOptions, CheckReport, CheckResult, Tolerance, check};
 pub use compare::{diff, line_what};

@@ -15,7 +15,7 @@ use memtrace_insight::passes::{
     Analysis, BlockLifetimes, Category, Composition, DeviceAnalysis, EarlierIteration, Phase, RestOfStep, StackTable,
     StepRows,
 };
-use memtrace_insight::rules::{Meaning, is_dropout, label_rule, names_evaluation, names_training};
+use memtrace_insight::rules::{Meaning, is_dropout, is_pytorch, label_rule, names_evaluation, names_training};
 use memtrace_insight::suggestions::{
     COMBINED_CHANGES, Change, Combination, FailedRequest, Recorded, ReplayedPeak, Replayer, RunFacts, SuggestionRule,
     Value, WORTH_DOING, changes,
@@ -88,7 +88,8 @@ pub(crate) fn suggestions(query: &SuggestionQuery<'_>, progress: &mut dyn FnMut(
     };
     let has_backward = device.table.total().phases[Phase::Backward as usize].allocations > 0;
     let trains = will_train(query.process, oom.map_or(StackId::NONE, |oom| oom.requested_at.0));
-    let run = RunFacts { phase, has_backward, trains };
+    let outliers = device.outlier_steps.places().collect();
+    let run = RunFacts { phase, has_backward, trains, outliers };
     let replayer = Replayer::new(recorded, run, peak, limit.unwrap_or(u64::MAX), peaks_by_phase(device));
     if !replayer.is_sound() {
         return Vec::new();
@@ -257,7 +258,7 @@ impl Texts<'_> {
     fn line(&self, stack: StackId) -> String {
         let frames = self.query.process.definitions().walk(stack);
         let mut frames = frames.filter_map(|(_, frame)| frame).filter(|frame| !frame.native);
-        let outside = frames.find(|frame| !frame.filename.contains("/torch/"));
+        let outside = frames.find(|frame| !is_pytorch(frame));
         outside.map_or_else(
             || "an unknown line".to_owned(),
             |frame| format!("{}:{}", self.query.locations.short(&frame.filename), frame.line),

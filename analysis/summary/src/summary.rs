@@ -10,6 +10,7 @@ use std::fmt;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::beside::ProcessBeside;
 use crate::conclusions::{AllocatorAdvice, OutsidePytorch, RecordingGap, VerdictSummary};
 use crate::cuda_graphs::CudaGraphsSummary;
 use crate::device_memory::{DeviceBreakdown, DeviceMemorySummary};
@@ -31,7 +32,7 @@ pub use memtrace_insight::{FrameSummary, StackSummary};
 use memtrace_trace::named;
 
 /// The version of the structure: major.minor.
-pub const SUMMARY_VERSION: &str = "2.5";
+pub const SUMMARY_VERSION: &str = "2.6";
 
 /// The report of a run. A field whose name ends in `_bytes` is in bytes. A field whose name ends in `_ns` is in
 /// nanoseconds; points in time count from the Unix epoch.
@@ -292,6 +293,10 @@ pub struct DeviceSummary {
     /// than half of the growth.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub growth_after_first_step: Option<GrowthAfterFirstStep>,
+    /// The place that requests far more in the explained step (of the error, else of the peak) than in other steps.
+    /// Absent if there is none, or if it holds little.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub outlier_step: Option<OutlierStep>,
     /// The inputs of the step with the peak, or of the step that the explained out-of-memory error ended. Absent unless
     /// they are clearly larger than those of other steps.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -653,9 +658,28 @@ pub struct BlockingAllocation {
     pub tensor_name: Option<String>,
 }
 
+/// A place that requests far more in one step than in others. Its inputs can be as large as ever: a long list of boxes
+/// is a small tensor.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct OutlierStep {
+    /// The step, counted from 0.
+    pub step: u32,
+    /// The one of these places that holds most.
+    pub place: StackSummary,
+    /// The largest request there in this step, in bytes.
+    pub bytes: u64,
+    /// The largest request there in all other steps, in bytes.
+    pub other_steps_bytes: u64,
+    /// The bytes in use that all such places of the step hold.
+    pub held_bytes: u64,
+    /// The facts as text.
+    pub text: String,
+}
+
 /// The growth of the peak after the first step. An optimizer allocates its state at the end of the first step, so the
 /// forward and backward passes of later steps run beside that state.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct GrowthAfterFirstStep {
     /// The peak of allocated bytes in the first step.
@@ -664,6 +688,8 @@ pub struct GrowthAfterFirstStep {
     pub later_steps_peak_bytes: u64,
     /// The bytes of the optimizer state that was allocated in the first step.
     pub optimizer_state_bytes: u64,
+    /// The sentence about it.
+    pub text: String,
 }
 
 /// The part of a KV cache that grows by the same size with each call of the model. A recording has sizes, and no
@@ -1042,6 +1068,9 @@ pub struct OomSummary {
     /// The total of both, with the largest owners, as text. Absent if there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outside_text: Option<String>,
+    /// What other recorded processes of the run had on the device, most bytes first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub processes_beside: Vec<ProcessBeside>,
     /// The free bytes of the device that a limit keeps from this process: what the driver has free, minus
     /// `device_free_bytes`. A library that limits GPU memory, such as HAMi-core, shows the program a smaller device.
     /// Absent without such a limit.

@@ -3,20 +3,22 @@
 
 use std::collections::BTreeMap;
 
+use crate::beside;
 use crate::step_estimate::StepEstimate;
 use crate::summary::{
-    BlockingAllocation, DeviceSummary, GrowthAfterFirstStep, LargerInputs, OomSummary, ReplayedSetting,
+    BlockingAllocation, DeviceSummary, GrowthAfterFirstStep, LargerInputs, OomSummary, OutlierStep, ReplayedSetting,
     ReservedSummary, WhatIfSummary,
 };
 use memtrace_input::EventSource;
 use memtrace_input::load::Process;
 use memtrace_insight::locations::Locations;
 use memtrace_insight::passes::{
-    Analysis, Category, ComparedInputs, DeviceAnalysis, FailedAllocation, Oom, OomQuery, OomReport, Phase,
+    Analysis, Category, ComparedInputs, DeviceAnalysis, FailedAllocation, Oom, OomQuery, OomReport, Outlier, Phase,
     ReplayedDevice, ReplayedMemory, Reserved, RunPart, SettingOutcome, WhatIf, WhatIfQuery,
 };
 use memtrace_insight::units::size_text;
 use memtrace_replay::{AllocatorSettings, MemoryLocation, Names, Owner, OwnerUsage, Peak};
+use memtrace_trace::ids::{ContextId, StackId};
 
 /// How much is replayed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -29,6 +31,10 @@ pub enum Replaying {
     Always,
 }
 
+/// The outliers of a step are reported if they hold at least one in this many parts of the memory in use.
+const OUTLIER_SHARE: u64 = 3;
+/// The part of the growth that its text mentions if it is unexplained: one in so many.
+const UNEXPLAINED: u64 = 20;
 /// Growth after the first step is reported if it exceeds one in this many parts of the first step's peak.
 const SMALL_GROWTH: u64 = 100;
 /// Inputs that exceed the median by at least one in this many parts are reported.
@@ -179,7 +185,11 @@ pub(crate) fn no_issue_remark(devices: &[DeviceSummary]) -> Option<String> {
     } else if oom.held_back_bytes.is_some() {
         format!("{what} {verb} not fit within the limit that a library sets on this process")
     } else if are_many {
-        format!("{what} {verb} not fit beside CUDA contexts and other processes ({})", size_text(others))
+        let text = format!("{what} {verb} not fit beside CUDA contexts and other processes ({})", size_text(others));
+        match beside::text(&oom.processes_beside, oom.short_bytes.unwrap_or(0)) {
+            Some(beside) => format!("{text}. {beside}"),
+            None => text,
+        }
     } else {
         format!("{what} {verb} not fit")
     };
@@ -279,11 +289,61 @@ pub(crate) fn growth_after_first_step(analysis: &DeviceAnalysis) -> Option<Growt
     // The state explains at least half of the growth, and most of the state is part of it. An out-of-memory error can
     // come before a later step has reached its peak.
     let is_cause = state * 2 >= growth && (growth * 2 >= state || analysis.ooms.count() > 0);
-    (steps > 0 && growth > first / SMALL_GROWTH && is_cause).then_some(GrowthAfterFirstStep {
+    (steps > 0 && growth > first / SMALL_GROWTH && is_cause).then(|| GrowthAfterFirstStep {
         first_step_peak_bytes: first,
         later_steps_peak_bytes: later,
         optimizer_state_bytes: state,
+        text: growth_text(first, later, state),
     })
+}
+
+/// The sentence about the growth. It names what the state does not explain.
+fn growth_text(first: u64, later: u64, state: u64) -> String {
+    let growth = later.saturating_sub(first);
+    let rest = growth.saturating_sub(state);
+    let rest = if rest >= growth / UNEXPLAINED {
+        format!("; the other {} are unexplained", size_text(rest))
+    } else {
+        String::new()
+    };
+    let (growth, state) = (size_text(growth), size_text(state));
+    format!(
+        "Why later steps peak {growth} higher than step 0 ({} instead of {}): the optimizer allocated {state} of state \
+         at the end of step 0{rest}.",
+        size_text(later),
+        size_text(first),
+    )
+}
+
+/// The place that needs far more in the explained step than in others, if what the step's outliers hold is much of the
+/// memory in use.
+pub(crate) fn outlier_step(
+    analysis: &DeviceAnalysis,
+    explained: Option<&Oom>,
+    locations: &Locations<'_>,
+) -> Option<OutlierStep> {
+    let composition = explained.map_or(&analysis.states.peak, |oom| &oom.in_use);
+    let step = explained.map_or(analysis.states.peak.position.as_ref()?.step, |oom| oom.position.step)?;
+    let mut held = 0;
+    let mut most: Option<(u64, StackId, ContextId, Outlier)> = None;
+    for (origin, amount) in composition.origins() {
+        let Some(outlier) = analysis.outlier_steps.in_step(origin.stack, step) else { continue };
+        held += amount.bytes;
+        if most.is_none_or(|(bytes, ..)| amount.bytes > bytes) {
+            most = Some((amount.bytes, origin.stack, origin.context, outlier));
+        }
+    }
+    let (_, stack, context, Outlier { bytes, others }) =
+        most.filter(|_| held >= composition.usage.allocated / OUTLIER_SHARE)?;
+    let place = locations.stack(stack, context);
+    let text = format!(
+        "{} at {}, {} times the most of any other step ({})",
+        size_text(bytes),
+        place.location,
+        bytes / others.max(1),
+        size_text(others)
+    );
+    Some(OutlierStep { step, place, bytes, other_steps_bytes: others, held_bytes: held, text })
 }
 
 /// The inputs of this step, if they are clearly larger than the median of the other steps.
@@ -300,6 +360,18 @@ pub(crate) fn larger_inputs(analysis: &DeviceAnalysis, step: u32) -> Option<Larg
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_the_optimizer_state_does_not_explain_is_reported() {
+        const MIB: u64 = 1 << 20;
+        let explained = "Why later steps peak 288 MiB higher than step 0 (1.75 GiB instead of 1.47 GiB): the optimizer \
+                         allocated 280 MiB of state at the end of step 0.";
+        assert_eq!(growth_text(1504 * MIB, 1792 * MIB, 280 * MIB), explained);
+        let text = growth_text(439 * MIB, 564 * MIB, 70 * MIB);
+        assert!(
+            text.ends_with("allocated 70.0 MiB of state at the end of step 0; the other 55.0 MiB are unexplained.")
+        );
+    }
 
     #[test]
     fn free_pieces_explain_an_error_only_if_the_step_fits_without_them() {

@@ -61,7 +61,8 @@ fn trace(recording: MemoryRecording) -> Vec<u8> {
     }
     for (ordinal, device) in &d.devices {
         let (total, used_before) = (device.total, device.used_before);
-        put(Definition::Device { ordinal: *ordinal, name: &device.name, total, used_before, pci: "0000:aa:00.0" });
+        let pci = format!("0000:{:02x}:00.0", 0xaa + ordinal);
+        put(Definition::Device { ordinal: *ordinal, name: &device.name, total, used_before, pci: &pci });
     }
     let parameter = recording.events.iter().find(|e| e.size == 4 << 20).unwrap();
     let (address, seq) = (parameter.addr, recording.events.len() as u64);

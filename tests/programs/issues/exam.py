@@ -20,12 +20,12 @@ class Net(nn.Module):
 
 def loss_of(net, size):
     x = torch.randn(size, 512, device="cuda")
-    return nn.functional.cross_entropy(net(x), torch.zeros(size, dtype=torch.long, device="cuda"))  # issue here
+    return nn.functional.cross_entropy(net(x), torch.zeros(size, dtype=torch.long, device="cuda"))
 
 
 def validate(net):
     net.eval()
-    return sum(loss_of(net, 12288).item() for _ in range(4))
+    return sum(loss_of(net, 12288).item() for _ in range(4))  # issue here
 
 
 net = Net().cuda()

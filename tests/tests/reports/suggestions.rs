@@ -44,6 +44,11 @@ fn of_a_model_whose_parameters_are_replaced() {
     are_right("assigned", &["build-on-meta"]);
 }
 
+#[test]
+fn of_results_that_are_joined() {
+    are_right("joined", &["results-to-cpu"]);
+}
+
 /// Each rule names programs that exist, and the programs know its change.
 #[test]
 fn have_a_program_each() {

@@ -308,6 +308,7 @@ export interface DeviceSummary {
   name?: string;
   oom_count: number;
   ooms: OomSummary[];
+  outlier_step?: OutlierStep;
   outside_pytorch?: OutsidePytorch;
   owners: OwnerSummary[];
   peak?: MemoryState;
@@ -406,6 +407,7 @@ export interface GrowthAfterFirstStep {
   first_step_peak_bytes: number;
   later_steps_peak_bytes: number;
   optimizer_state_bytes: number;
+  text: string;
 }
 
 export interface HelperSummary {
@@ -735,6 +737,7 @@ export interface OomSummary {
   outside_pytorch_bytes: number;
   outside_text?: string;
   phase_rule: PhaseRuleId;
+  processes_beside?: ProcessBeside[];
   refused_by_pytorch: boolean;
   requested_at: StackSummary;
   requested_bytes: number;
@@ -753,6 +756,15 @@ export interface OtherDevice {
 }
 
 export type OtherProcesses = 'steady' | 'changing' | 'other_pids' | 'none' | 'unknown';
+
+export interface OutlierStep {
+  bytes: number;
+  held_bytes: number;
+  other_steps_bytes: number;
+  place: StackSummary;
+  step: number;
+  text: string;
+}
 
 export interface OutsidePytorch {
   bytes: number;
@@ -914,6 +926,13 @@ export interface PoolSummary {
   taken_peak_bytes: number;
   used_end_bytes?: number;
   used_peak_bytes?: number;
+}
+
+export interface ProcessBeside {
+  allocated_bytes: number;
+  name: string;
+  pid: number;
+  reserved_bytes: number;
 }
 
 export interface ProcessSummary {

@@ -26,15 +26,20 @@ named! {
     }
 }
 
+/// A token's input is smaller than a prompt's by this factor, and no more than this factor larger than another's.
+const MUCH_SMALLER: u64 = 4;
+
 /// Finds where requests begin in a program that only calls a model.
 ///
-/// A generation calls the model with a prompt, and then with one token after the other. So a request begins with a call
-/// whose input is larger than that of the call before. As long as all inputs are equal, each call is a request.
+/// A generation calls the model with a prompt, and then with one token after the other, or with few. So a call
+/// continues a request if its input is among the smallest of the program, and much smaller than the request's first
+/// one. All other calls are requests.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Requests {
     begun: u32,
-    last: u64,
-    inputs_differ: bool,
+    /// The first input of the request.
+    first: u64,
+    smallest: Option<u64>,
     has_inner_calls: bool,
 }
 
@@ -42,10 +47,13 @@ impl Requests {
     /// Takes a call of the model by the bytes that its first allocation requests. Returns the number of the request
     /// that begins, counted from 0.
     pub(super) fn begins(&mut self, input: u64) -> Option<u32> {
-        self.inputs_differ |= self.last > 0 && input != self.last;
-        let begins = !self.inputs_differ || input > self.last;
+        let smallest = self.smallest.map_or(input, |smallest| smallest.min(input));
+        self.smallest = Some(smallest);
+        let begins = input > self.first / MUCH_SMALLER || input > smallest.saturating_mul(MUCH_SMALLER);
         self.has_inner_calls |= !begins;
-        self.last = input;
+        if begins {
+            self.first = input;
+        }
         self.begun += u32::from(begins);
         begins.then(|| self.begun - 1)
     }
@@ -61,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_begins_with_a_larger_input() {
+    fn a_request_ends_with_the_tokens_of_its_prompt() {
         let begins = |inputs: &[u64]| {
             let mut requests = Requests::default();
             let begins: Vec<u8> = inputs.iter().map(|input| requests.begins(*input).is_some().into()).collect();
@@ -70,6 +78,8 @@ mod tests {
         assert_eq!(begins(&[9, 1, 1, 9, 1, 1]), (vec![1, 0, 0, 1, 0, 0], LoopTurn::Request), "prompts and tokens");
         assert_eq!(begins(&[4, 4, 4]), (vec![1, 1, 1], LoopTurn::ModelCall), "batches of one size");
         assert_eq!(begins(&[3, 4, 5]), (vec![1, 1, 1], LoopTurn::ModelCall), "a text that is computed anew");
-        assert_eq!(begins(&[5, 3, 4]), (vec![1, 0, 1], LoopTurn::Request), "batches of any size");
+        assert_eq!(begins(&[5, 3, 4]), (vec![1, 1, 1], LoopTurn::ModelCall), "batches of any size");
+        assert_eq!(begins(&[100, 70, 40, 100, 70]), (vec![1; 5], LoopTurn::ModelCall), "requests of three lengths");
+        assert_eq!(begins(&[90, 5, 1, 4, 60, 1]), (vec![1, 0, 0, 0, 1, 0], LoopTurn::Request), "drafted tokens");
     }
 }

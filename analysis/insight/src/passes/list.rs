@@ -6,6 +6,7 @@ use super::labels::{LabelCollector, LabelTable};
 use super::memory_states::{MemoryStates, StateCollector};
 use super::oom::{OomCollector, OomLog};
 use super::oom_report::{OomReport, OomReportCollector};
+use super::outlier_steps::OutlierSteps;
 use super::pass::pass_group;
 use super::phase_table::{PhaseTable, PhaseTableBuilder};
 use super::rule_uses::RuleUses;
@@ -57,6 +58,8 @@ passes! {
     growth: GrowthCollector => Growth,
     /// The inputs of each step.
     step_inputs: StepInputs => StepInputs,
+    /// The places that request far more in one step than in others.
+    outlier_steps: OutlierSteps => OutlierSteps,
     /// The out-of-memory errors.
     ooms: OomCollector => OomLog,
     /// The explanations of the requested points in time.

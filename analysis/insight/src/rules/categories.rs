@@ -5,6 +5,7 @@
 use memtrace_trace::file::Frame;
 
 use super::ids::CategoryRuleId;
+use super::libraries::stands_in_for_kernel;
 
 /// What a frame allocates.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -174,7 +175,7 @@ pub fn is_graphs_own_pool(id: (u64, u64)) -> bool {
 
 /// Whether the frame is code of PyTorch itself.
 pub fn is_pytorch(frame: &Frame) -> bool {
-    frame.filename.contains("/torch/")
+    frame.filename.contains("/torch/") || stands_in_for_kernel(frame)
 }
 
 /// Whether the frame is attention code, by the usual names: of its class, its function or its file. Blocks that a model

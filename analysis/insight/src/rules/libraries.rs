@@ -1,5 +1,6 @@
 //! Identifies the owner of memory by the shared object that called CUDA.
 
+use memtrace_trace::file::Frame;
 use memtrace_trace::generated::is_inductor_file;
 
 /// One rule.
@@ -106,6 +107,12 @@ pub fn is_library(filename: &str) -> bool {
         || filename.starts_with('<')
         || is_inductor_file(filename)
         || filename.starts_with("torch/")
+}
+
+/// Whether a frame is of the modules that stand in for kernels in a dry run (`simulate/python`). It is nobody's code:
+/// their caller is what a GPU would have seen.
+pub fn stands_in_for_kernel(frame: &Frame) -> bool {
+    frame.filename.contains("/site-packages/simcuda/")
 }
 
 /// Packages that serve models. They fill the device with a cache of keys and values, and divide requests into batches

@@ -23,7 +23,7 @@ pub(super) static RULE: SuggestionRule = SuggestionRule {
                 backward pass begins before they are freed. In a run without a backward pass they do not grow.",
     method: "Such blocks end before the next iteration. Those that each iteration replaces by larger ones vanish.",
     at_most: false,
-    programs: &["predictions"],
+    programs: &["predictions", "joined"],
     find,
 };
 
@@ -43,9 +43,7 @@ impl ResultsToCpu {
     /// conversation. It is left out unless `is_training`. `outermost`: the outermost calls of modules.
     fn of(recorded: &Recorded<'_>, outermost: &[Call], is_training: bool) -> ResultsToCpu {
         let kept = kept_places(recorded);
-        let is_result = |block: &BlockLifetime| {
-            block.start.phase.is_forward_only() && matches!(block.category, Category::Activation | Category::Temporary)
-        };
+        let is_result = |block: &BlockLifetime| block.start.phase.is_forward_only() && may_be_result(block.category);
         let of_graphs = graph_blocks(recorded, outermost);
         let mut places: HashMap<AllocationSite, Vec<u32>> = HashMap::new();
         for (index, block) in recorded.blocks.iter().enumerate().filter(|(_, block)| is_result(block)) {
@@ -94,6 +92,13 @@ impl ResultsToCpu {
         }
         bytes.into_iter().max_by_key(|(stack, bytes)| (*bytes, std::cmp::Reverse(*stack))).map(|(stack, _)| stack)
     }
+}
+
+/// Whether blocks of this category can be results. What is joined to one tensor, or kept in a bounded list, is a kept
+/// tensor, and one that the recording ends with may be of no known kind.
+fn may_be_result(category: Category) -> bool {
+    use Category::{Activation, Input, KeptTensor, Temporary, Unknown};
+    matches!(category, Activation | Temporary | KeptTensor | Input | Unknown)
 }
 
 fn find(facts: &Facts<'_>) -> Option<Box<dyn Change>> {

@@ -27,6 +27,8 @@ export function remarks(process: ProcessSummary, device: DeviceSummary): HTMLEle
       ],
     ]);
   }
+  const outlier = device.outlier_step;
+  if (outlier) rows.push([`Step ${outlier.step} needs more`, [outlier.text]]);
   const inputs = device.larger_inputs;
   if (inputs) {
     const held = (inputs.held ?? []).flatMap((one): Part[] => [
@@ -45,21 +47,7 @@ export function remarks(process: ProcessSummary, device: DeviceSummary): HTMLEle
     ]);
   }
   const growth = device.growth_after_first_step;
-  if (growth) {
-    const field = 'growth_after_first_step';
-    rows.push([
-      'Growth after the first step',
-      [
-        'later steps peak at ',
-        bytes(`${field}.later_steps_peak_bytes`, growth.later_steps_peak_bytes),
-        ', step 0 at ',
-        bytes(`${field}.first_step_peak_bytes`, growth.first_step_peak_bytes),
-        ': the optimizer allocated ',
-        bytes(`${field}.optimizer_state_bytes`, growth.optimizer_state_bytes),
-        ' of state at the end of step 0',
-      ],
-    ]);
-  }
+  if (growth) rows.push(['Growth after the first step', [growth.text]]);
   const owners = (!oom && device.outside_pytorch?.owners) || [];
   if (owners.length > 0) {
     rows.push([

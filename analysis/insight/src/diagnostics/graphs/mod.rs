@@ -7,8 +7,10 @@
 mod evaluation;
 pub(super) mod unconsumed;
 
+use std::collections::HashSet;
+
 use memtrace_trace::file::Definitions;
-use memtrace_trace::ids::ContextId;
+use memtrace_trace::ids::{ContextId, FrameId, StackId};
 
 use super::device_facts::{DeviceFacts, SharedFacts};
 use super::diagnostic::Diagnostic;
@@ -17,7 +19,7 @@ use super::rule::{DiagnosticRule, KeptBy};
 use crate::passes::mark::Mark;
 use crate::passes::pass::{BlockAllocated, BlockFreed, OutOfMemory, Pass, RecordingEnd};
 use crate::passes::phase::Phase;
-use crate::rules::{Meaning, RuleId};
+use crate::rules::{Meaning, RuleId, is_library};
 use crate::units::{count_text, size_text};
 use evaluation::{EvaluationSign, Evaluations, InterruptedGraph};
 use unconsumed::{GraphFree, GraphIssue, UnconsumedGraph, UnconsumedGraphs};
@@ -73,6 +75,26 @@ impl Graphs {
         self.interrupted_evaluation(definitions).map(|(graph, _)| graph.seq)
     }
 
+    /// Where an evaluation calls the model: the stack up to the innermost line of the program that training does not
+    /// run. `no_grad` around a line that training runs too, in a function that both call, would break training.
+    fn line_of_evaluation(&self, definitions: &Definitions, site: StackId) -> StackId {
+        let own = |(_, id): &(StackId, FrameId)| {
+            definitions.frame(*id).is_some_and(|frame| !frame.native && !is_library(&frame.filename))
+        };
+        let trained: HashSet<FrameId> = (self.unconsumed.consumed_sites().iter())
+            .flat_map(|site| definitions.walk_ids(*site))
+            .filter(own)
+            .map(|(_, frame)| frame)
+            .collect();
+        let mut lines = definitions.walk_ids(site).filter(own);
+        match lines.next() {
+            Some((_, innermost)) if trained.contains(&innermost) => {
+                lines.find(|(_, frame)| !trained.contains(frame)).map_or(site, |(stack, _)| stack)
+            }
+            _ => site,
+        }
+    }
+
     /// The graph of an evaluation that ran out of memory itself because it recorded one, and what shows that.
     fn interrupted_evaluation(&self, definitions: &Definitions) -> Option<(&InterruptedGraph, Vec<EvaluationSign>)> {
         let found = self.unconsumed.found();
@@ -111,7 +133,7 @@ impl Graphs {
                 size_text(graph.bytes)
             ),
             evidence,
-            place: Some((graph.site, ContextId::NONE)),
+            place: Some((self.line_of_evaluation(definitions, graph.site), ContextId::NONE)),
             fix: "call the model there under torch.inference_mode() or torch.no_grad()".to_owned(),
             ..device.issue(&EVAL_WITHOUT_NO_GRAD, graph.bytes)
         };
@@ -193,7 +215,9 @@ impl Diagnostic for Graphs {
                 // The evaluation is one issue, whatever it drops or keeps before it runs out of memory.
                 GraphIssue::Kept | GraphIssue::Unused if is_interrupted(&a) => continue,
                 GraphIssue::Kept if !grow => collected(device, &a),
-                GraphIssue::Unused if a.times >= 2 => dropped(device, &a),
+                GraphIssue::Unused if a.times >= 2 => {
+                    dropped(device, &a, self.line_of_evaluation(device.inputs.locations.definitions(), a.site))
+                }
                 GraphIssue::Retained if a.times >= 2 && !grow => retained(device, &a),
                 _ => continue,
             };
@@ -239,8 +263,8 @@ fn collected(device: &DeviceFacts<'_>, a: &UnconsumedGraph) -> Issue {
     }
 }
 
-/// Graphs that the program drops.
-fn dropped(device: &DeviceFacts<'_>, a: &UnconsumedGraph) -> Issue {
+/// Graphs that the program drops. `line`: where it calls the model.
+fn dropped(device: &DeviceFacts<'_>, a: &UnconsumedGraph, line: StackId) -> Issue {
     Issue {
         headline: format!(
             "{} of activations are kept for a backward pass that never runs, {} times",
@@ -252,7 +276,7 @@ fn dropped(device: &DeviceFacts<'_>, a: &UnconsumedGraph) -> Issue {
             count_text(a.blocks),
             dropped_at(device, a)
         )],
-        place: Some((a.site, ContextId::NONE)),
+        place: Some((line, ContextId::NONE)),
         fix: "call the model there under torch.inference_mode() or torch.no_grad()".to_owned(),
         ..device.issue(&EVAL_WITHOUT_NO_GRAD, a.beside_result)
     }

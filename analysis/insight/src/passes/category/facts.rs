@@ -16,7 +16,7 @@ use crate::passes::phase::{EventClassification, Phase};
 use crate::rules::{
     CategoryRule, FrameMemory, Meaning, PhaseRuleId, UsesCublas, captures_graph, category_rule, ends_autocast,
     frame_uses_cublas, is_attention, is_cache_name, is_graphs_own_pool, is_library_module, is_lt_workspace_size,
-    is_pytorch, is_workspace_size, node_uses_cublas,
+    is_pytorch, is_workspace_size, node_uses_cublas, stands_in_for_kernel,
 };
 use memtrace_input::{AddressBuildHasher, KeptBlock};
 use memtrace_replay::AllocationNames;
@@ -222,6 +222,7 @@ fn stack_proofs(definitions: &Definitions) -> Vec<StackProof> {
     struct FrameProof {
         rule: Option<&'static CategoryRule>,
         native: bool,
+        stands_in: bool,
         pytorch: bool,
         attends: bool,
         never_caches: bool,
@@ -234,6 +235,7 @@ fn stack_proofs(definitions: &Definitions) -> Vec<StackProof> {
         .map(|frame| FrameProof {
             rule: category_rule(frame),
             native: frame.native,
+            stands_in: stands_in_for_kernel(frame),
             pytorch: is_pytorch(frame),
             attends: is_attention(frame),
             never_caches: is_library_module(frame),
@@ -248,7 +250,7 @@ fn stack_proofs(definitions: &Definitions) -> Vec<StackProof> {
             if frame.rule.is_some() {
                 (stack.rule, stack.frame) = (frame.rule, node.frame);
             }
-            if !frame.native {
+            if !frame.native && !frame.stands_in {
                 stack.attends |= frame.attends;
                 stack.captures |= frame.captures;
                 stack.never_caches = frame.never_caches && !stack.attends;

@@ -160,7 +160,11 @@ impl Pass<'_, '_> {
         let inputs = self.inputs(place, blocks, result);
         let width = |index: u32| self.width(place, index, results.len(), &inputs);
         let widths: Vec<(u32, Width)> = results.iter().map(|index| (*index, width(*index))).collect();
-        if place.has(AutocastType::Unknown) {
+        // Code outside modules that makes no graph, such as the assignment of targets, can compute from data of any
+        // type.
+        let is_outside = !self.places.places.contains_key(&at)
+            && !self.recorded.definitions.nn_calls.contains_key(&first.start.context);
+        if place.has(AutocastType::Unknown) || is_outside {
             cast.unknown.extend(blocks);
         }
         for (index, width) in &widths {

@@ -2,7 +2,8 @@
 //!
 //! What depends on the batch halves with it: activations, inputs of a step, autograd temporaries, and temporaries of
 //! forward and backward passes. Weights, gradients, optimizer state, workspaces and copies of weights do not, nor do
-//! the gradients of weights that a backward pass adds to existing ones.
+//! the gradients of weights that a backward pass adds to existing ones. What one step of many needs far more of has
+//! another reason than the batch.
 
 use std::collections::{HashMap, HashSet};
 
@@ -48,6 +49,7 @@ pub(crate) fn depends_on_batch(recorded: &Recorded<'_>, block: &BlockLifetime, i
         Phase::Optimizer => false,
     };
     in_model
+        && !recorded.outliers.contains(&block.start.stack)
         && match block.category {
             Category::Activation | Category::Input | Category::KvCache => true,
             Category::AutogradDetail | Category::Temporary => !recorded.is_passing_weight_gradient(block),

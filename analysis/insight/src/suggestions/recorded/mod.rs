@@ -9,7 +9,7 @@ pub(crate) mod optimizer_step;
 pub(crate) mod reads;
 pub(crate) mod span;
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 
 use memtrace_trace::file::Definitions;
 use memtrace_trace::ids::{ContextId, StackId};
@@ -86,6 +86,8 @@ pub struct Recorded<'a> {
     no_workspaces: HashSet<WorkspacePlace>,
     /// By context.
     nodes: Vec<NodeKind>,
+    /// The places that request far more in one step than in others.
+    pub(crate) outliers: BTreeSet<StackId>,
 }
 
 impl<'a> Recorded<'a> {
@@ -149,6 +151,7 @@ impl<'a> Recorded<'a> {
             weight_sizes,
             no_workspaces,
             nodes: definitions.contexts.iter().map(|context| NodeKind::of(&context.node)).collect(),
+            outliers: BTreeSet::new(),
         }
     }
 
