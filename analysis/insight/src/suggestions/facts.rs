@@ -51,8 +51,8 @@ pub struct Facts<'a> {
 impl<'a> Facts<'a> {
     /// The facts about recorded blocks, whose spans are `spans`. `peak`: the allocated bytes at the point in time to
     /// improve.
-    pub(super) fn new(mut recorded: Recorded<'a>, spans: &[Span], run: RunFacts, peak: u64) -> Facts<'a> {
-        recorded.outliers.clone_from(&run.outliers);
+    pub(super) fn new(recorded: Recorded<'a>, spans: &[Span], run: RunFacts, peak: u64) -> Facts<'a> {
+        let recorded = recorded.with_outliers(&run.outliers);
         let (summed, key) = span::peak(spans, &recorded.settings);
         let mut facts = Facts {
             run,

@@ -47,7 +47,10 @@ export function remarks(process: ProcessSummary, device: DeviceSummary): HTMLEle
     ]);
   }
   const growth = device.growth_after_first_step;
-  if (growth) rows.push(['Growth after the first step', [growth.text]]);
+  if (growth) {
+    const state = bytes('growth_after_first_step.optimizer_state_bytes', growth.optimizer_state_bytes);
+    rows.push(['Growth after the first step', [growth.text, ' Optimizer state: ', state]]);
+  }
   const owners = (!oom && device.outside_pytorch?.owners) || [];
   if (owners.length > 0) {
     rows.push([

@@ -49,7 +49,7 @@ pub(crate) fn depends_on_batch(recorded: &Recorded<'_>, block: &BlockLifetime, i
         Phase::Optimizer => false,
     };
     in_model
-        && !recorded.outliers.contains(&block.start.stack)
+        && !recorded.is_outlier(block.start.stack)
         && match block.category {
             Category::Activation | Category::Input | Category::KvCache => true,
             Category::AutogradDetail | Category::Temporary => !recorded.is_passing_weight_gradient(block),

@@ -82,12 +82,18 @@ pub struct Recorded<'a> {
     pub(crate) ends_in_unused_graph: bool,
     /// Requested sizes of gradients and parameters.
     weight_sizes: HashSet<u64, AddressBuildHasher>,
-    /// The places that allocate several blocks of one workspace's size for one stream.
-    no_workspaces: HashSet<WorkspacePlace>,
+    places: UnusualPlaces,
     /// By context.
     nodes: Vec<NodeKind>,
-    /// The places that request far more in one step than in others.
-    pub(crate) outliers: BTreeSet<StackId>,
+}
+
+/// Places whose blocks are not what their category or their phase suggests.
+#[derive(Clone, Debug, Default)]
+struct UnusualPlaces {
+    /// They allocate several blocks of one workspace's size for one stream.
+    no_workspaces: HashSet<WorkspacePlace>,
+    /// They request far more in one step than in others.
+    outliers: BTreeSet<StackId>,
 }
 
 impl<'a> Recorded<'a> {
@@ -149,10 +155,20 @@ impl<'a> Recorded<'a> {
             is_continued,
             ends_in_unused_graph: failed.is_some_and(|failed| failed.in_unused_graph),
             weight_sizes,
-            no_workspaces,
+            places: UnusualPlaces { no_workspaces, outliers: BTreeSet::new() },
             nodes: definitions.contexts.iter().map(|context| NodeKind::of(&context.node)).collect(),
-            outliers: BTreeSet::new(),
         }
+    }
+
+    /// The same with the places that request far more in one step than in others.
+    pub(crate) fn with_outliers(mut self, outliers: &BTreeSet<StackId>) -> Recorded<'a> {
+        self.places.outliers.clone_from(outliers);
+        self
+    }
+
+    /// Whether this place requests far more in one step than in others, which did not follow from the batch.
+    pub(crate) fn is_outlier(&self, stack: StackId) -> bool {
+        self.places.outliers.contains(&stack)
     }
 
     /// Whether an error interrupted a step, and the blocks of its rest were added.
@@ -193,7 +209,7 @@ impl<'a> Recorded<'a> {
 
     /// Whether a block of a workspace's size is one of several that one place allocates. A workspace is allocated once.
     pub(crate) fn is_no_workspace(&self, block: &BlockLifetime) -> bool {
-        self.no_workspaces.contains(&workspace_place(block))
+        self.places.no_workspaces.contains(&workspace_place(block))
     }
 
     /// Whether an autograd node freed the block.
