@@ -14,6 +14,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
+use memtrace_trace::named;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{
@@ -142,13 +143,15 @@ pub(crate) fn background_process(name: &str) -> Command {
     command
 }
 
-/// The scheduling priority of a [`background_process`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Priority {
-    /// The programs have precedence. On a machine whose cores are all busy, the process hardly runs.
-    Lowest,
-    /// That of the launcher.
-    Normal,
+named! {
+    /// The scheduling priority of a [`background_process`].
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub(crate) enum Priority {
+        /// The programs have precedence. On a machine whose cores are all busy, the process hardly runs.
+        Lowest => "lowest",
+        /// That of the launcher.
+        Normal => "normal",
+    }
 }
 
 /// Limits this process, a [`background_process`], as a worker is limited.

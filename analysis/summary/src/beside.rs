@@ -1,4 +1,4 @@
-//! What the other recorded processes of a run had on the device when a request failed.
+//! The memory that other recorded processes of a run had on the device when a request failed.
 //!
 //! CUDA reports the free bytes only. A process of the same run that shares the GPU, such as the trainer beside an
 //! engine, shows what it had in use and what it merely cached.
@@ -7,7 +7,7 @@ use memtrace_insight::units::size_text;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What another process of the run had on the device.
+/// The memory of another process of the run on the device.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct ProcessBeside {
@@ -42,7 +42,7 @@ impl ProcessBeside {
     }
 }
 
-/// What to say of the others: the cache that would have served the request, else who had most.
+/// The clause about the others: the cache that would have served the request, else who had most.
 pub(crate) fn text(others: &[ProcessBeside], short: u64) -> Option<String> {
     let cache = others.iter().max_by_key(|other| other.cached_bytes())?.cache_sentence(short);
     let most = || {

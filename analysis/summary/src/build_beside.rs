@@ -1,4 +1,4 @@
-//! Finds what the other recorded processes of a run had on the device when a request failed.
+//! Finds the memory that other recorded processes of a run had on the device when a request failed.
 
 use memtrace_input::EventSource;
 use memtrace_input::load::{Process, Run};
@@ -10,7 +10,7 @@ use crate::device_names::process_name;
 use crate::summary::ProcessSummary;
 use crate::why::no_issue_remark;
 
-/// What two processes do at the same time, within the error of their clocks, is in no known order.
+/// Within this error of their clocks, the order of the events of two processes is unknown.
 const CLOCK_ERROR_NS: u64 = 1_000;
 
 /// Adds the other processes to each error that a summary explains. `summaries` and `uses` are those of the run's
@@ -52,15 +52,12 @@ fn usage_at(process: &Process, device: i16, time_ns: u64) -> Option<Usage> {
     let recording = process.recording();
     let calibration = recording.calibration();
     let mut replay = Replay::new(process.trace_index(), Some(device));
-    let is_pytorch = |replay: &Replay| replay.devices().iter().any(|one| one.source == EventSource::Torch);
-    if !is_pytorch(&replay) {
-        return None;
-    }
+    replay.devices().iter().find(|one| one.source == EventSource::Torch)?;
     recording.stream(&mut |events| {
         for e in events.iter().filter(|e| calibration.epoch_ns(e.ticks) + CLOCK_ERROR_NS <= time_ns) {
             replay.apply(e, |_, _, _, _| {});
         }
     });
-    let usage = replay.devices().iter().find(|one| one.device == device).map(|one| *one.allocator.usage())?;
+    let usage = *replay.devices().first()?.allocator.usage();
     (usage.reserved > 0).then_some(usage)
 }

@@ -73,7 +73,8 @@ pub(crate) fn suggestions(query: &SuggestionQuery<'_>, progress: &mut dyn FnMut(
         return Vec::new();
     }
     let definitions = query.process.definitions();
-    let recorded = Recorded::new(query.lifetimes, definitions, query.table, settings, failed, query.rest);
+    let recorded = Recorded::new(query.lifetimes, definitions, query.table, settings, failed, query.rest)
+        .with_outliers(device.outlier_steps.places());
     let limit = allocator_limit(query.process, device, query.analysis);
     let is_continued = recorded.is_continued();
     let scope = match query.rest.map(|rest| rest.taken_from) {
@@ -88,8 +89,7 @@ pub(crate) fn suggestions(query: &SuggestionQuery<'_>, progress: &mut dyn FnMut(
     };
     let has_backward = device.table.total().phases[Phase::Backward as usize].allocations > 0;
     let trains = will_train(query.process, oom.map_or(StackId::NONE, |oom| oom.requested_at.0));
-    let outliers = device.outlier_steps.places().collect();
-    let run = RunFacts { phase, has_backward, trains, outliers };
+    let run = RunFacts { phase, has_backward, trains };
     let replayer = Replayer::new(recorded, run, peak, limit.unwrap_or(u64::MAX), peaks_by_phase(device));
     if !replayer.is_sound() {
         return Vec::new();

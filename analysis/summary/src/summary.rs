@@ -1068,7 +1068,7 @@ pub struct OomSummary {
     /// The total of both, with the largest owners, as text. Absent if there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outside_text: Option<String>,
-    /// What other recorded processes of the run had on the device, most bytes first.
+    /// The memory of other recorded processes of the run on the device, most bytes first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub processes_beside: Vec<ProcessBeside>,
     /// The free bytes of the device that a limit keeps from this process: what the driver has free, minus

@@ -70,15 +70,14 @@ struct Running {
     began: Instant,
     /// The length of the old trace then, in bytes.
     bytes: u64,
-    priority: Priority,
     worker: Arc<Worker>,
     thread: JoinHandle<anyhow::Result<Option<NewTrace>>>,
 }
 
 impl Running {
-    /// Whether the trace has this number, and has doubled while a process with the lowest priority wrote the new one.
-    fn is_too_slow(&self, file: u32, bytes: u64) -> bool {
-        self.file == file && self.priority == Priority::Lowest && bytes >= 2 * self.bytes
+    /// Whether the process still runs, and the trace with this number, its own, has doubled since it began.
+    fn has_doubled(&self, file: u32, bytes: u64) -> bool {
+        self.file == file && bytes >= 2 * self.bytes && self.worker.is_running()
     }
 }
 
@@ -131,21 +130,12 @@ impl Worker {
         if was_cancelled { Ok(None) } else { rotation_worker::result(&written, status) }
     }
 
+    fn is_running(&self) -> bool {
+        matches!(*self.state(), State::Runs(_))
+    }
+
     fn cancel(&self) {
-        Worker::cancel_from(self.state());
-    }
-
-    /// Cancels the process if it runs. Whether it does.
-    fn cancel_if_running(&self) -> bool {
-        let state = self.state();
-        let runs = matches!(*state, State::Runs(_));
-        if runs {
-            Worker::cancel_from(state);
-        }
-        runs
-    }
-
-    fn cancel_from(mut state: MutexGuard<'_, State>) {
+        let mut state = self.state();
         if let State::Runs(pid) = *state {
             // Whoever waits for the process needs the state first, so this is still its number.
             let _ = kill_process(pid, Signal::KILL);
@@ -223,7 +213,7 @@ impl Rotator {
     /// Begins to rotate a trace of `bytes` bytes, if it is due and no other one is being rotated.
     pub(super) fn start_if_due(&mut self, file: u32, name: &str, bytes: u64, due: &mut Due) {
         match &self.running {
-            Some(running) if running.is_too_slow(file, bytes) && running.worker.cancel_if_running() => {
+            Some(running) if self.priority == Priority::Lowest && running.has_doubled(file, bytes) => {
                 self.cancel(file);
                 self.priority = Priority::Normal;
             }
@@ -238,7 +228,7 @@ impl Rotator {
         let used = Arc::clone(&worker);
         let work = move || new_trace(&folder, &name, &kept, &first_clock, &used, priority);
         match std::thread::Builder::new().name("memtrace-rotate".into()).spawn(work) {
-            Ok(thread) => self.running = Some(Running { file, began, bytes, priority, worker, thread }),
+            Ok(thread) => self.running = Some(Running { file, began, bytes, worker, thread }),
             Err(e) => self.failed(&anyhow::Error::from(e).context("cannot start a thread")),
         }
     }

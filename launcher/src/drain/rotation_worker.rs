@@ -22,9 +22,6 @@ use crate::sandbox::{self, Priority};
 
 /// The name of the process: its first argument.
 const NAME: &str = "memtrace-rotate";
-/// The words for the priorities.
-const LOWEST: &str = "lowest";
-const NORMAL: &str = "normal";
 /// The exit code of a rotation that failed.
 const FAILED: u8 = 2;
 
@@ -59,9 +56,8 @@ pub(super) fn start(
         Keep::Bytes(bytes) => ("bytes", bytes),
         Keep::Since(ticks) => ("since", ticks),
     };
-    let priority = if priority == Priority::Lowest { LOWEST } else { NORMAL };
     sandbox::background_process(NAME)
-        .args([priority, kind, &number.to_string(), &limit.to_string(), name])
+        .args([priority.name(), kind, &number.to_string(), &limit.to_string(), name])
         .current_dir(format!("/proc/self/fd/{}", folder.descriptor().as_fd().as_raw_fd()))
         .stdin(old.try_clone()?)
         .stdout(new.try_clone()?)
@@ -110,7 +106,7 @@ pub(crate) fn requested() -> Option<Request> {
     if arguments.next()? != NAME {
         return None;
     }
-    let priority = if arguments.next()? == LOWEST { Priority::Lowest } else { Priority::Normal };
+    let priority = Priority::from_name(arguments.next()?.to_str()?)?;
     let kind = arguments.next()?;
     let mut number = || arguments.next()?.to_str()?.parse().ok();
     let (number, limit) = (number()?, number()?);

@@ -14,7 +14,7 @@ const MIN_OTHERS: u32 = 3;
 /// Smaller requests are no outliers, in bytes.
 const MIN_BYTES: u64 = 1 << 20;
 
-/// What one place requests, a block at a time.
+/// The requests of one place.
 #[derive(Clone, Copy, Debug, Default)]
 struct Place {
     /// The largest request in bytes.
@@ -76,7 +76,7 @@ impl OutlierSteps {
         }
     }
 
-    /// What a place requests in its outlier, and the step. `None` if it has none.
+    /// The outlier of a place, and its step. `None` if it has none.
     fn of(&self, stack: StackId) -> Option<(u32, Outlier)> {
         let place = self.places.get(stack.index())?;
         let is_outlier = place.steps > MIN_OTHERS

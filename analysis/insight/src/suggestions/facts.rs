@@ -1,9 +1,6 @@
 //! The facts about a recording that suggestions need beside its blocks.
 
-use std::collections::BTreeSet;
-
 use memtrace_trace::definition::TensorKind;
-use memtrace_trace::ids::StackId;
 
 use super::recorded::Recorded;
 use super::recorded::batch::{self, Batches};
@@ -17,7 +14,7 @@ use crate::passes::phase::Phase;
 use crate::rules::{OptimizerRule, is_serving_engine};
 
 /// The facts about the run beside the blocks of its device.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RunFacts {
     /// The phase of the point in time to improve.
     pub phase: Phase,
@@ -25,8 +22,6 @@ pub struct RunFacts {
     pub has_backward: bool,
     /// Whether a forward pass without a backward pass belongs to a training.
     pub trains: bool,
-    /// The places that request far more in one step than in others. That did not follow from the batch.
-    pub outliers: BTreeSet<StackId>,
 }
 
 /// A recording, and the figures of it that several suggestions need.
@@ -52,7 +47,6 @@ impl<'a> Facts<'a> {
     /// The facts about recorded blocks, whose spans are `spans`. `peak`: the allocated bytes at the point in time to
     /// improve.
     pub(super) fn new(recorded: Recorded<'a>, spans: &[Span], run: RunFacts, peak: u64) -> Facts<'a> {
-        let recorded = recorded.with_outliers(&run.outliers);
         let (summed, key) = span::peak(spans, &recorded.settings);
         let mut facts = Facts {
             run,
@@ -66,7 +60,7 @@ impl<'a> Facts<'a> {
             recorded,
         };
         if facts.recorded.is_continued() {
-            facts.run.phase = facts.peak_phase().unwrap_or(facts.run.phase);
+            facts.run.phase = facts.peak_phase().unwrap_or(run.phase);
         }
         facts
     }

@@ -1,7 +1,5 @@
 //! Programs of a few blocks, whose changed peaks the tests of suggestions compute by hand.
 
-use std::collections::BTreeSet;
-
 use memtrace_trace::file::{Context, Definitions, Frame, NnCall, StackNode};
 use memtrace_trace::ids::{ContextId, FrameId, StackId};
 
@@ -187,7 +185,6 @@ impl Program {
             phase: at_peak.map_or(Phase::Other, |block| block.start.phase),
             has_backward: recorded.blocks.iter().any(|block| block.start.phase == Phase::Backward),
             trains: false,
-            outliers: BTreeSet::new(),
         };
         let replayer = Replayer::new(recorded, run, peak, u64::MAX, [0; Phase::ALL.len()]);
         assert!(replayer.is_sound());

@@ -161,8 +161,8 @@ impl<'a> Recorded<'a> {
     }
 
     /// The same with the places that request far more in one step than in others.
-    pub(crate) fn with_outliers(mut self, outliers: &BTreeSet<StackId>) -> Recorded<'a> {
-        self.places.outliers.clone_from(outliers);
+    pub fn with_outliers(mut self, outliers: impl Iterator<Item = StackId>) -> Recorded<'a> {
+        self.places.outliers = outliers.collect();
         self
     }
 
