@@ -107,9 +107,7 @@ impl TextReport {
             self.bar(label, (amount.category, name), (amount.bytes, whole), note.trim_start());
         }
         if let Some(cache) = &state.growing_kv_cache {
-            let (growth, bytes) = (size_text(cache.growth_bytes), size_text(cache.bytes));
-            let text = format!("{growth} with each call of the model: {bytes}{} so far", in_blocks(cache.blocks));
-            self.labelled_at(2, 0, "The KV cache grows by", &text, wrap_words);
+            self.sentence(&cache.text);
         }
         self.custom_categories(state);
         self.compile_contexts(state);
@@ -352,8 +350,13 @@ impl TextReport {
     }
 
     pub(crate) fn growth_after_first_step(&mut self, device: &DeviceSummary) {
-        let Some(growth) = &device.growth_after_first_step else { return };
-        let lines = wrap_words(&growth.text, self.width);
+        if let Some(growth) = &device.growth_after_first_step {
+            self.sentence(&growth.text);
+        }
+    }
+
+    fn sentence(&mut self, text: &str) {
+        let lines = wrap_words(text, self.width);
         self.lines.extend(lines);
     }
 

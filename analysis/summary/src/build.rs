@@ -52,14 +52,14 @@ use memtrace_input::{CompileContextId, EventSource};
 use memtrace_insight::diagnostics::{IssueInputs, sort_issues};
 use memtrace_insight::locations::{Locations, frame_summary};
 use memtrace_insight::passes::{
-    Amount, Analysis, AnalysisOptions, BlockAllocation, BlockClassification, BlockLifetimes, BlockObserver,
+    Amount, Analysis, AnalysisOptions, BlockAllocation, BlockClassification, BlockLifetimes, BlockObserver, CacheGrowth,
     CalledFunction, CalledFunctions, Category, Composition, CustomCategorizer, DeviceAnalysis, DeviceUses, FirstPass,
     FirstPassOptions, LabelRow, LifetimeCollector, MissingModules, ModuleTree, Oom, OomReport, Origin, Phase, PhaseRow,
     ProgramPosition, RefusedRequest, ReleasePoint, RestOfStep, RunPart, StackTable, StepRows, private_pool_text,
     state_needed,
 };
 use memtrace_insight::rules::{CustomCategory, CustomRules, library_name};
-use memtrace_insight::units::{count_text, estimated_duration_text};
+use memtrace_insight::units::{count_text, estimated_duration_text, size_text};
 use memtrace_output::SourceAccess;
 use memtrace_replay::{AllocatorSettings, MemoryLocation, Names, Owner, Replay, Usage};
 
@@ -561,7 +561,7 @@ struct Context<'a> {
     holders: Holders,
     outputs: OutputNames,
     points: &'a ReleasePoints,
-    cache_growth: &'a BTreeMap<StackId, u64>,
+    cache_growth: &'a BTreeMap<(StackId, ContextId), CacheGrowth>,
     machine: &'a Machine<'a>,
 }
 
@@ -859,11 +859,14 @@ impl Context<'_> {
     fn growing_kv_cache(&self, composition: &Composition) -> Option<GrowingKvCache> {
         let mut cache = GrowingKvCache::default();
         for (origin, amount) in composition.origins().filter(|(origin, _)| origin.category == Category::KvCache) {
-            let Some(growth) = self.cache_growth.get(&origin.stack) else { continue };
+            let Some(growth) = self.cache_growth.get(&(origin.stack, origin.context)) else { continue };
             cache.blocks += amount.blocks;
             cache.bytes += amount.bytes;
-            cache.growth_bytes += growth.saturating_mul(amount.blocks);
+            cache.growth_bytes += growth.by.saturating_mul(amount.blocks.min(u64::from(growth.blocks)));
         }
+        let (growth, bytes) = (size_text(cache.growth_bytes), size_text(cache.bytes));
+        let blocks = if cache.blocks == 1 { "1 block".to_owned() } else { format!("{} blocks", count_text(cache.blocks)) };
+        cache.text = format!("The KV cache grows by {growth} with each call of the model: {bytes} in {blocks} so far.");
         (cache.growth_bytes > 0).then_some(cache)
     }
 

@@ -694,15 +694,18 @@ pub struct GrowthAfterFirstStep {
 
 /// The part of a KV cache that grows by the same size with each call of the model. A recording has sizes, and no
 /// shapes: it does not show for how many sequences.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct GrowingKvCache {
     /// The number of blocks.
     pub blocks: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// By how many bytes they grow together with each call of the model that adds a token.
+    /// By how many bytes each call of the model that adds a token grows them together. Caches of earlier requests that
+    /// the program keeps do not grow.
     pub growth_bytes: u64,
+    /// The sentence about it.
+    pub text: String,
 }
 
 /// The inputs of a step beside those of the others. A recording has sizes of inputs, and no shapes.

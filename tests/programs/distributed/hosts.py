@@ -38,6 +38,9 @@ model = torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(512, 2048), to
 model = model.cuda()
 optimizer = torch.optim.AdamW(model.parameters())
 history = []
+# One tensor for all steps: if a thread of Gloo drops the last reference to one while Python ends, PyTorch 2.11 aborts
+# ("terminate called without an active exception").
+waiting = torch.zeros(1)
 for step in range(3):
     batch = torch.empty(64, 512, device="cuda")
     loss = measured("forward", lambda: model(batch).sum())
@@ -47,7 +50,7 @@ for step in range(3):
     if rank == size - 1:
         history.append(torch.empty(8 << 20, dtype=torch.uint8, device="cuda"))
     # Each step waits for all ranks.
-    dist.all_reduce(torch.zeros(1)) if options.backend == "gloo" else dist.barrier()
+    dist.all_reduce(waiting) if options.backend == "gloo" else dist.barrier()
 statistics = torch.cuda.memory_stats()
 peaks["any"] = max(*peaks.values(), statistics["allocated_bytes.all.peak"])
 with open(os.path.join(options.out, f"{rank}.json"), "w") as file:

@@ -7,7 +7,7 @@ use std::slice;
 
 use memtrace_trace::definition::TensorKind;
 use memtrace_trace::event::{Action, Event, Source};
-use memtrace_trace::ids::StackId;
+use memtrace_trace::ids::{ContextId, StackId};
 
 use super::category::Categorizer;
 use super::cuda_graphs::CudaGraphs;
@@ -16,6 +16,7 @@ use super::device_blocks::{DeviceBlocks, Tracked};
 use super::device_memory::{DeviceMemories, DeviceMemory};
 use super::driver::{BlockObserver, DeviceDriver};
 use super::first_pass::FirstPass;
+use super::forward_only::CacheGrowth;
 use super::list::{DeviceAnalysis, Passes};
 use super::oom_report::{OomReport, SettingsReplay};
 use super::open_ranges::OpenRanges;
@@ -54,8 +55,8 @@ pub struct Analysis {
     pub device_memory: BTreeMap<i16, DeviceMemory>,
     /// The sum over all owners, by location.
     pub locations: BTreeMap<MemoryLocation, OwnerUsage>,
-    /// By stack: by how many requested bytes a block of it grows with each call that adds a token to a cache.
-    pub cache_growth: BTreeMap<StackId, u64>,
+    /// By stack and module: how the blocks of a cache grow with each call that adds a token.
+    pub cache_growth: BTreeMap<(StackId, ContextId), CacheGrowth>,
     /// The CUDA graphs, and the private pools of PyTorch's allocator.
     pub cuda_graphs: CudaGraphs,
     /// By device: how much of the segments of PyTorch's allocator had no device memory.

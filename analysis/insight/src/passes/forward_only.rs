@@ -42,8 +42,18 @@ pub(super) struct ForwardOnlyCalls {
     uses: HashMap<StackId, ForwardOnlyUse>,
     /// The places that most training steps call once.
     in_each_step: HashSet<StackId>,
-    /// By stack: by how many bytes its block grows with each call that adds a token.
-    cache_growth: BTreeMap<StackId, u64>,
+    /// By stack and module.
+    cache_growth: BTreeMap<(StackId, ContextId), CacheGrowth>,
+}
+
+/// How the blocks of a cache that one module allocates at one stack grow with each call that adds a token.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct CacheGrowth {
+    /// By how many requested bytes each block grows.
+    pub by: u64,
+    /// The maximum number of blocks that one call allocates. Blocks of earlier requests that the program keeps do not
+    /// grow.
+    pub blocks: u32,
 }
 
 impl ForwardOnlyCalls {
@@ -52,8 +62,8 @@ impl ForwardOnlyCalls {
         self.uses.get(&place).copied().unwrap_or(ForwardOnlyUse::Evaluation)
     }
 
-    /// By stack: by how many requested bytes a block of it grows with each call that adds a token to a cache.
-    pub(super) fn cache_growth(&self) -> &BTreeMap<StackId, u64> {
+    /// By stack and module: how the blocks grow with each call that adds a token to a cache.
+    pub(super) fn cache_growth(&self) -> &BTreeMap<(StackId, ContextId), CacheGrowth> {
         &self.cache_growth
     }
 
@@ -93,6 +103,8 @@ struct Growth {
     by: u64,
     /// How often in a row it has grown by this.
     times: u32,
+    /// The number of blocks of this size in the call.
+    blocks: u32,
 }
 
 /// The call that is running.
@@ -113,7 +125,7 @@ pub(super) struct ForwardOnlyFinder {
     followers: HashSet<(StackId, StackId)>,
     /// By stack and module: a program can call the layers of its model at one line.
     growth: HashMap<u64, Growth, AddressBuildHasher>,
-    cache_growth: BTreeMap<StackId, u64>,
+    cache_growth: BTreeMap<(StackId, ContextId), CacheGrowth>,
     open: OpenPlace,
     /// The place of the latest call since the training; `NONE` without one.
     latest: StackId,
@@ -146,11 +158,15 @@ impl ForwardOnlyFinder {
                 modules.push(context);
             }
         }
-        let first = Growth { call: open.number, size: requested, by: 0, times: 0 };
+        let first = Growth { call: open.number, size: requested, by: 0, times: 0, blocks: 1 };
         let key = u64::from(stack.0) << 32 | u64::from(context.0);
         let growth = self.growth.entry(key).or_insert(first);
         if growth.call == open.number {
-            open.growing_blocks += u32::from(growth.times >= SAME_GROWTH);
+            growth.blocks += u32::from(growth.size == requested);
+            if growth.times >= SAME_GROWTH {
+                open.growing_blocks += 1;
+                self.cache_growth.entry((stack, context)).and_modify(|cache| cache.blocks = cache.blocks.max(growth.blocks));
+            }
             return;
         }
         let by = requested.saturating_sub(growth.size);
@@ -160,12 +176,12 @@ impl ForwardOnlyFinder {
             _ => 1,
         };
         if times == SAME_GROWTH {
-            self.cache_growth.insert(stack, by);
+            self.cache_growth.entry((stack, context)).and_modify(|cache| cache.by = by).or_insert(CacheGrowth { by, blocks: 1 });
         }
         open.steady_stacks += u32::from(growth.size == requested);
         open.growing_stacks += u32::from(times >= SAME_GROWTH);
         open.growing_blocks += u32::from(times >= SAME_GROWTH);
-        *growth = Growth { call: open.number, size: requested, by, times };
+        *growth = Growth { call: open.number, size: requested, by, times, blocks: 1 };
     }
 
     /// Takes the end of the call at `place`. `is_forward_only`: autograd has not recorded in it.

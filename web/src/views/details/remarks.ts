@@ -15,17 +15,7 @@ export function remarks(process: ProcessSummary, device: DeviceSummary): HTMLEle
     rows.push(['The peak was reached at', [el('code', {}, state.allocated_at.location)]]);
   const cache = state.growing_kv_cache;
   if (cache) {
-    const field = `${path}.growing_kv_cache`;
-    rows.push([
-      'The KV cache grows by',
-      [
-        bytes(`${field}.growth_bytes`, cache.growth_bytes),
-        ' with each call of the model: ',
-        bytes(`${field}.bytes`, cache.bytes),
-        ...inBlocks(`${field}.blocks`, cache.blocks),
-        ' so far',
-      ],
-    ]);
+    rows.push(['KV cache', [cache.text]]);
   }
   const outlier = device.outlier_step;
   if (outlier) rows.push([`Step ${outlier.step} needs more`, [outlier.text]]);

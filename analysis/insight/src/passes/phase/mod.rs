@@ -43,10 +43,11 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use memtrace_trace::event::{Action, Event, Flags};
-use memtrace_trace::ids::{FrameId, StackId, ThreadId};
+use memtrace_trace::ids::{ContextId, FrameId, StackId, ThreadId};
 
 pub use event::{EventClassification, Phase, ProgramPosition};
 
+use super::forward_only::CacheGrowth;
 use super::stacks::StackTable;
 use super::steps::{LabelRules, TrainingLoop};
 use crate::rules::{LabelRule, Meaning, PhaseRuleId};
@@ -167,8 +168,8 @@ impl PhaseTracker {
         ended.saturating_add(self.dropped.ended_steps())
     }
 
-    /// By stack: by how many requested bytes a block of it grows with each call that adds a token to a cache.
-    pub fn cache_growth(&self) -> &BTreeMap<StackId, u64> {
+    /// By stack and module: how the blocks grow with each call that adds a token to a cache.
+    pub fn cache_growth(&self) -> &BTreeMap<(StackId, ContextId), CacheGrowth> {
         self.evaluations.calls.cache_growth()
     }
 
