@@ -40,6 +40,11 @@ const OLD: u32 = 12;
 /// The same limit if no gradient that an optimizer had used was ever freed.
 const OLD_ALONE: u32 = 3;
 
+const CLEAR: &str = "call optimizer.zero_grad() after each step; set_to_none=False only fills the gradients with \
+                     zeros, and a model without an optimizer (a teacher) needs requires_grad_(False)";
+const WITHOUT_OPTIMIZER: &str = "the program clears other gradients: no optimizer has these parameters. \
+                                 requires_grad_(False) for them, or give them to an optimizer";
+
 /// The gradients of one device.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Gradients {
@@ -76,6 +81,8 @@ struct Uncleared {
     last: u64,
     last_alone: u64,
     last_old: u64,
+    /// The largest of `last_old`: its bytes and its place.
+    largest: Option<(u64, (StackId, ContextId))>,
 }
 
 /// Gradients that are freed all at once, after many steps.
@@ -110,11 +117,15 @@ struct ClearedLate {
 }
 
 impl Gradients {
+    /// Whether the program clears other gradients than those that nothing frees.
+    fn clears_others(&self) -> bool {
+        self.uncleared.cleared * 20 > self.uncleared.last_alone
+    }
+
     /// Bytes that nothing frees.
     fn kept(&self) -> u64 {
-        let Uncleared { cleared, last_alone, last_old, .. } = self.uncleared;
-        let alone = cleared * 20 <= last_alone;
-        (if alone { last_alone } else { last_old }).min(self.bytes)
+        let Uncleared { last_alone, last_old, .. } = self.uncleared;
+        (if self.clears_others() { last_old } else { last_alone }).min(self.bytes)
     }
 
     /// The number of optimizer steps after which gradients are freed; `None` if they are not freed this way. It
@@ -162,6 +173,9 @@ impl Gradients {
         }
         if age >= OLD && for_most_steps {
             uncleared.last_old += size;
+            if uncleared.largest.is_none_or(|(largest, _)| size > largest) {
+                uncleared.largest = Some((size, (block.site.stack, block.site.context)));
+            }
         }
         if late.stale > 0 {
             late.stale = late.stale.saturating_sub(size);
@@ -195,13 +209,14 @@ impl Gradients {
                 Some(steps) => format!("they are freed once in {} steps", count_text(u64::from(steps))),
                 None => "nothing frees them".to_owned(),
             };
+            let has_no_optimizer = often.is_none() && self.clears_others();
+            let kept_at = self.uncleared.largest.map(|(_, place)| place);
+            let of_backward = (!self.backward.is_none()).then_some((self.backward, ContextId::NONE));
             return Some(Issue {
                 headline: format!("{} of gradients stay from step to step: {freed}", size_text(kept)),
                 evidence: vec![evidence, "the next backward pass adds to them".to_owned()],
-                place: (!self.backward.is_none()).then_some((self.backward, ContextId::NONE)),
-                fix: "call optimizer.zero_grad() after each step; set_to_none=False only fills the gradients with \
-                      zeros, and a model without an optimizer (a teacher) needs requires_grad_(False)"
-                    .to_owned(),
+                place: if has_no_optimizer { kept_at } else { of_backward },
+                fix: if has_no_optimizer { WITHOUT_OPTIMIZER } else { CLEAR }.to_owned(),
                 saves: Some(saves).filter(|bytes| *bytes > 0),
                 ..device.issue(&GRADIENTS_NOT_CLEARED, kept)
             });

@@ -165,7 +165,9 @@ impl ForwardOnlyFinder {
             growth.blocks += u32::from(growth.size == requested);
             if growth.times >= SAME_GROWTH {
                 open.growing_blocks += 1;
-                self.cache_growth.entry((stack, context)).and_modify(|cache| cache.blocks = cache.blocks.max(growth.blocks));
+                self.cache_growth
+                    .entry((stack, context))
+                    .and_modify(|cache| cache.blocks = cache.blocks.max(growth.blocks));
             }
             return;
         }
@@ -176,7 +178,10 @@ impl ForwardOnlyFinder {
             _ => 1,
         };
         if times == SAME_GROWTH {
-            self.cache_growth.entry((stack, context)).and_modify(|cache| cache.by = by).or_insert(CacheGrowth { by, blocks: 1 });
+            self.cache_growth
+                .entry((stack, context))
+                .and_modify(|cache| cache.by = by)
+                .or_insert(CacheGrowth { by, blocks: 1 });
         }
         open.steady_stacks += u32::from(growth.size == requested);
         open.growing_stacks += u32::from(times >= SAME_GROWTH);

@@ -124,6 +124,16 @@ pub fn is_serving_engine(filename: &str) -> bool {
     package(filename).is_some_and(|package| SERVING_ENGINES.contains(&package))
 }
 
+/// Whether a frame belongs to how `nn.DataParallel` gathers the results of all devices on one.
+pub fn is_data_parallel_gather(frame: &Frame) -> bool {
+    frame.name.starts_with("gather") && frame.filename.ends_with("torch/nn/parallel/scatter_gather.py")
+}
+
+/// Whether a Python file belongs to PyTorch's schedules of pipeline stages.
+pub fn is_pipelining(filename: &str) -> bool {
+    filename.contains("torch/distributed/pipelining/")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

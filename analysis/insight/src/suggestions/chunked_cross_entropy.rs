@@ -6,12 +6,12 @@
 //! weight is added up chunk by chunk: the sum exists while the next chunk's logits do, and with each chunk's own
 //! gradient it makes a new sum.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
-use memtrace_trace::file::Frame;
+use memtrace_trace::file::{Frame, StackNode};
 use memtrace_trace::ids::{ContextId, StackId};
 
-use super::change::{Change, ChangedBlocks, Order, SuggestionRule, Value};
+use super::change::{Change, ChangedBlocks, FORWARD_ONLY, Order, SuggestionRule, Value};
 use super::facts::Facts;
 use super::recorded::Recorded;
 use super::recorded::span::{Key, Span, at};
@@ -23,11 +23,11 @@ use crate::rules::RuleId;
 pub(super) static RULE: SuggestionRule = SuggestionRule {
     id: RuleId::ChunkedCrossEntropy,
     action: "the loss at {place} in 8 chunks of tokens, each with its logits and checkpointed",
-    condition: "The softmax of a cross-entropy is at least a twentieth of the peak.",
+    condition: "The softmax of a cross-entropy or of log probabilities is at least a twentieth of the peak.",
     method: "Blocks of the logits' size are an eighth as large. The sum of the output layer's gradients exists \
              from the first chunk on, and a new sum when a chunk's gradient is added.",
     at_most: false,
-    programs: &["vocabulary", "factored"],
+    programs: &["vocabulary", "factored", "policy"],
     find,
 };
 
@@ -35,6 +35,8 @@ pub(super) static RULE: SuggestionRule = SuggestionRule {
 const CHUNKS: u64 = 8;
 /// The logits are worth a change if one of them is at least one in this many parts of the peak.
 const WORTH_CHANGING: u64 = 20;
+/// The nodes of the methods of a tensor that compute a loss.
+const LOSS_NODES: &[&str] = &["LogSoftmaxBackward0", "LogsumexpBackward0"];
 /// The sizes of logits differ by at most one in this many parts, because the last token has no target.
 const SHIFTED_PART: u64 = 16;
 /// The number of blocks before and after the loss, and at the start of its backward pass, that can be logits.
@@ -51,13 +53,19 @@ struct ChunkedCrossEntropy {
     temporaries: Vec<u32>,
     /// The stack of the largest one that the loss itself allocates.
     loss: StackId,
+    /// Whether passes without gradients compute the same.
+    is_in_evaluation: bool,
 }
 
 impl ChunkedCrossEntropy {
     /// Finds the logits; `None` if there are none of importance beside a peak of `peak` bytes.
     fn of(recorded: &Recorded<'_>, peak: u64) -> Option<ChunkedCrossEntropy> {
         let stacks = loss_stacks(recorded);
-        let in_loss = |b: &&BlockLifetime| b.start.phase == Phase::Forward && stacks.contains(&b.start.stack);
+        let in_loss = |b: &&BlockLifetime| match b.start.phase {
+            Phase::Forward => stacks.contains_key(&b.start.stack),
+            // One line computes it with gradients and without.
+            phase => phase.is_forward_only() && stacks.get(&b.start.stack) == Some(&LossCode::Program),
+        };
         let largest = recorded.blocks.iter().filter(in_loss).max_by_key(|block| block.requested())?;
         let size = largest.requested();
         if size < peak / WORTH_CHANGING {
@@ -86,12 +94,12 @@ impl ChunkedCrossEntropy {
                 backward = begins.map_or(0..0, |begins| index + begins..index + begins + NEAR_BLOCKS);
                 // Those before the loss.
                 let before = (forward.start..index).filter(|before| {
-                    recorded.blocks[*before].start.phase == Phase::Forward && is_logits(&recorded.blocks[*before])
+                    is_forward(recorded.blocks[*before].start.phase) && is_logits(&recorded.blocks[*before])
                 });
                 found.extend(before.map(|index| index as u32));
             }
             let is_near = match block.start.phase {
-                Phase::Forward => forward.contains(&index),
+                phase if is_forward(phase) => forward.contains(&index),
                 Phase::Backward => backward.contains(&index),
                 _ => false,
             };
@@ -103,7 +111,9 @@ impl ChunkedCrossEntropy {
         }
         found.sort_unstable();
         found.dedup();
-        Some(ChunkedCrossEntropy { blocks: found, temporaries, loss: largest.start.stack })
+        let phase = |index: &u32| recorded.blocks[*index as usize].start.phase;
+        let is_in_evaluation = found.iter().any(|index| phase(index).is_forward_only());
+        Some(ChunkedCrossEntropy { blocks: found, temporaries, loss: largest.start.stack, is_in_evaluation })
     }
 
     /// The blocks of each backward pass, which has a gradient of the weight.
@@ -143,6 +153,10 @@ impl Change for ChunkedCrossEntropy {
         }
     }
 
+    fn phases(&self) -> &'static [Phase] {
+        if self.is_in_evaluation { FORWARD_ONLY } else { &[] }
+    }
+
     fn values(&self, _facts: &Facts<'_>) -> Vec<(&'static str, Value)> {
         vec![("place", Value::Line(self.loss))]
     }
@@ -177,6 +191,10 @@ fn add_weight_gradients(recorded: &Recorded<'_>, pass: &[u32], blocks: &mut Chan
     spans.extend([own, new_sum]);
 }
 
+fn is_forward(phase: Phase) -> bool {
+    phase == Phase::Forward || phase.is_forward_only()
+}
+
 /// The call of a module to which a block belongs.
 fn home(recorded: &Recorded<'_>, start: &LifetimeStart) -> ContextId {
     recorded.contexts().module(start.context)
@@ -198,7 +216,7 @@ fn homes(
         }
         let before = recorded.blocks[index.saturating_sub(NEAR_BLOCKS)..index].iter().rev();
         let mut others =
-            before.filter(|b| b.start.phase == Phase::Forward && !homes.contains(&home(recorded, &b.start))).peekable();
+            before.filter(|b| is_forward(b.start.phase) && !homes.contains(&home(recorded, &b.start))).peekable();
         let last = others.peek().map(|block| home(recorded, &block.start));
         let mut of_last = others.take_while(|block| Some(home(recorded, &block.start)) == last);
         if let Some(last) = last.filter(|_| of_last.any(&is_logits)) {
@@ -208,18 +226,34 @@ fn homes(
     homes
 }
 
-/// The stacks inside a loss with one class per word.
-fn loss_stacks(recorded: &Recorded<'_>) -> HashSet<StackId> {
+/// Whose code a stack of a loss ends in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum LossCode {
+    /// A function of PyTorch, which any code can call.
+    PyTorch,
+    /// A line of the program that calls a method of a tensor. Autograd knows it by its node.
+    Program,
+}
+
+/// The stacks of a loss with one class per word.
+fn loss_stacks(recorded: &Recorded<'_>) -> HashMap<StackId, LossCode> {
     let is_loss = |frame: &Frame| {
         !frame.native
             && ["cross_entropy", "log_softmax", "nll_loss"].contains(&&*frame.name)
             && frame.filename.ends_with("torch/nn/functional.py")
     };
     let definitions = recorded.definitions;
-    let frames: Vec<bool> = definitions.frames.iter().map(is_loss).collect();
+    let mut frames: Vec<Option<LossCode>> =
+        definitions.frames.iter().map(|frame| is_loss(frame).then_some(LossCode::PyTorch)).collect();
+    for node in definitions.contexts.iter().filter(|context| LOSS_NODES.contains(&&*context.node)) {
+        let frame = definitions.stacks.get(node.forward.index()).map_or(usize::MAX, |stack| stack.frame.index());
+        if let Some(code @ None) = frames.get_mut(frame) {
+            *code = Some(LossCode::Program);
+        }
+    }
+    let code = |stack: &StackNode| frames.get(stack.frame.index()).copied().flatten();
     let stacks = definitions.stacks.iter().enumerate();
-    let of_loss = stacks.filter(|(_, stack)| frames.get(stack.frame.index()).copied().unwrap_or(false));
-    of_loss.map(|(index, _)| StackId(index as u32)).collect()
+    stacks.filter_map(|(index, stack)| Some((StackId(index as u32), code(stack)?))).collect()
 }
 
 #[cfg(test)]

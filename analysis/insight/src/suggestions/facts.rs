@@ -6,6 +6,7 @@ use super::recorded::Recorded;
 use super::recorded::batch::{self, Batches};
 use super::recorded::calls::{self, Call};
 use super::recorded::kv_cache;
+use super::recorded::micro_batches::{MicroBatch, gathered_micro_batches};
 use super::recorded::optimizer_step;
 use super::recorded::span::{self, Span};
 use crate::passes::category::Category;
@@ -40,6 +41,8 @@ pub struct Facts<'a> {
     pub(super) outermost: Vec<Call>,
     /// Keys and values that nothing reads, each with the last event that needs it without a cache.
     pub(super) unread_cache: Vec<(u32, u32)>,
+    /// By step: micro-batches whose forward passes all run before the first backward pass.
+    pub(super) gathered: Vec<Vec<MicroBatch>>,
     pub(super) optimizer: Option<&'static OptimizerRule>,
 }
 
@@ -48,13 +51,15 @@ impl<'a> Facts<'a> {
     /// improve.
     pub(super) fn new(recorded: Recorded<'a>, spans: &[Span], run: RunFacts, peak: u64) -> Facts<'a> {
         let (summed, key) = span::peak(spans, &recorded.settings);
+        let outermost = calls::outermost_calls(&recorded);
         let mut facts = Facts {
             run,
             peak,
             summed,
             peak_seq: span::seq_of(key),
             batches: batch::batches(&recorded),
-            outermost: calls::outermost_calls(&recorded),
+            gathered: gathered_micro_batches(&recorded, &outermost),
+            outermost,
             unread_cache: kv_cache::unread(&recorded),
             optimizer: optimizer_step::optimizer(&recorded),
             recorded,

@@ -14,6 +14,14 @@ macro_rules! with_suggestions {
                 /// Suggests the loss of a language model in chunks.
                 RULE: ChunkedCrossEntropy = "chunked-cross-entropy",
             }
+            loss_in_replicas {
+                /// Suggests the loss inside the module that DataParallel wraps.
+                RULE: LossInReplicas = "loss-in-replicas",
+            }
+            backward_each {
+                /// Suggests a backward pass right after each forward pass.
+                RULE: BackwardEach = "backward-each",
+            }
             no_grad {
                 /// Suggests forward passes without gradients.
                 RULE: NoGrad = "no-grad",
@@ -25,6 +33,14 @@ macro_rules! with_suggestions {
             no_kv_cache {
                 /// Suggests forward passes without a key-value cache.
                 RULE: NoKvCache = "no-kv-cache",
+            }
+            no_autocast_cache {
+                /// Suggests autocast without its cache where no gradients are needed.
+                RULE: NoAutocastCache = "no-autocast-cache",
+            }
+            share_buffers {
+                /// Suggests one buffer for all modules.
+                RULE: ShareBuffers = "share-buffers",
             }
             load_to_cpu {
                 /// Suggests loading to the CPU.
@@ -63,6 +79,10 @@ macro_rules! with_suggestions {
             smaller_evaluation_batch {
                 /// Suggests half the batch in evaluations.
                 RULE: SmallerEvaluationBatch = "smaller-evaluation-batch",
+            }
+            freeze_unused {
+                /// Suggests no gradients for parameters that no optimizer has.
+                RULE: FreezeUnused = "freeze-unused",
             }
             set_to_none {
                 /// Suggests freeing gradients right after the optimizer's step.

@@ -23,7 +23,9 @@ struct MoreMicroBatches {
 
 fn find(facts: &Facts<'_>) -> Option<Box<dyn Change>> {
     match facts.batches {
-        Batches::Accumulated(count) if !facts.ends_in_evaluation() => Some(Box::new(MoreMicroBatches { count })),
+        Batches::Accumulated(count) if facts.gathered.is_empty() && !facts.ends_in_evaluation() => {
+            Some(Box::new(MoreMicroBatches { count }))
+        }
         _ => None,
     }
 }

@@ -4,6 +4,7 @@ use super::change::{Change, ChangedBlocks, Order, SuggestionRule, WITH_STATE};
 use super::facts::Facts;
 use super::recorded::Recorded;
 use super::recorded::span::{Key, Span, after, at};
+use super::recorded::unused_gradients::unused_gradients;
 use crate::passes::category::Category;
 use crate::passes::lifetimes::{BEFORE_STEPS, NEVER};
 use crate::passes::phase::Phase;
@@ -62,10 +63,13 @@ fn clear_gradients(recorded: &Recorded<'_>, spans: &mut [Span]) {
         let found = ends.binary_search_by_key(&step, |(step, _)| *step).ok()?;
         Some(after(ends[found].1))
     };
+    // The program clears the others already.
+    let unused = unused_gradients(recorded);
     let mut lasting = Vec::new();
     for (index, span) in spans.iter_mut().enumerate() {
         let block = &recorded.blocks[index.min(recorded.blocks.len() - 1)];
-        if block.category != Category::Gradient || block.start.step == BEFORE_STEPS || !span.exists() {
+        let is_unused = unused.binary_search(&(index as u32)).is_ok();
+        if block.category != Category::Gradient || is_unused || block.start.step == BEFORE_STEPS || !span.exists() {
             continue;
         }
         if let Some(end) = end_of(block.start.step).filter(|end| *end > span.start && *end < span.end) {

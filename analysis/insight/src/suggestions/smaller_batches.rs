@@ -16,7 +16,7 @@ use crate::rules::RuleId;
 pub(super) static RULE: SuggestionRule = SuggestionRule {
     id: RuleId::SmallerBatches,
     action: "half the batch, gradients accumulated over two",
-    condition: "Each step has one backward pass.",
+    condition: "Each step has one backward pass, and one forward pass for it.",
     method: "Activations, inputs, autograd temporaries and temporaries of the model halve. Forward and backward run \
              twice. The gradients of the first half exist in the second, which adds its own one by one. What stays for \
              more than a step is as large as before.",
@@ -29,7 +29,8 @@ pub(super) static RULE: SuggestionRule = SuggestionRule {
 pub(super) struct SmallerBatches;
 
 fn find(facts: &Facts<'_>) -> Option<Box<dyn Change>> {
-    if facts.batches == Batches::One && !facts.ends_in_evaluation() { Some(Box::new(SmallerBatches)) } else { None }
+    let is_possible = facts.batches == Batches::One && facts.gathered.is_empty() && !facts.ends_in_evaluation();
+    if is_possible { Some(Box::new(SmallerBatches)) } else { None }
 }
 
 impl Change for SmallerBatches {

@@ -5,9 +5,11 @@ pub(crate) mod calls;
 mod continuation;
 pub(crate) mod kv_cache;
 pub(crate) mod loaders;
+pub(crate) mod micro_batches;
 pub(crate) mod optimizer_step;
 pub(crate) mod reads;
 pub(crate) mod span;
+pub(crate) mod unused_gradients;
 
 use std::collections::{BTreeSet, HashSet};
 
