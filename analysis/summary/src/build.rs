@@ -52,11 +52,11 @@ use memtrace_input::{CompileContextId, EventSource};
 use memtrace_insight::diagnostics::{IssueInputs, sort_issues};
 use memtrace_insight::locations::{Locations, frame_summary};
 use memtrace_insight::passes::{
-    Amount, Analysis, AnalysisOptions, BlockAllocation, BlockClassification, BlockLifetimes, BlockObserver, CacheGrowth,
-    CalledFunction, CalledFunctions, Category, Composition, CustomCategorizer, DeviceAnalysis, DeviceUses, FirstPass,
-    FirstPassOptions, LabelRow, LifetimeCollector, MissingModules, ModuleTree, Oom, OomReport, Origin, Phase, PhaseRow,
-    ProgramPosition, RefusedRequest, ReleasePoint, RestOfStep, RunPart, StackTable, StepRows, private_pool_text,
-    state_needed,
+    Amount, Analysis, AnalysisOptions, BlockAllocation, BlockClassification, BlockLifetimes, BlockObserver,
+    CacheGrowth, CalledFunction, CalledFunctions, Category, Composition, CustomCategorizer, DeviceAnalysis, DeviceUses,
+    FirstPass, FirstPassOptions, LabelRow, LifetimeCollector, MissingModules, ModuleTree, Oom, OomReport, Origin,
+    Phase, PhaseRow, ProgramPosition, RefusedRequest, ReleasePoint, RestOfStep, RunPart, StackTable, StepRows,
+    private_pool_text, state_needed,
 };
 use memtrace_insight::rules::{CustomCategory, CustomRules, library_name};
 use memtrace_insight::units::{count_text, estimated_duration_text, size_text};
@@ -865,7 +865,8 @@ impl Context<'_> {
             cache.growth_bytes += growth.by.saturating_mul(amount.blocks.min(u64::from(growth.blocks)));
         }
         let (growth, bytes) = (size_text(cache.growth_bytes), size_text(cache.bytes));
-        let blocks = if cache.blocks == 1 { "1 block".to_owned() } else { format!("{} blocks", count_text(cache.blocks)) };
+        let blocks =
+            if cache.blocks == 1 { "1 block".to_owned() } else { format!("{} blocks", count_text(cache.blocks)) };
         cache.text = format!("The KV cache grows by {growth} with each call of the model: {bytes} in {blocks} so far.");
         (cache.growth_bytes > 0).then_some(cache)
     }

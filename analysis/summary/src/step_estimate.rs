@@ -226,9 +226,11 @@ fn from_modules(oom: &Oom, missing: &MissingModules, available: Option<u64>) -> 
     if let Some(siblings) = missing.siblings.as_ref().filter(|_| needed.is_some()) {
         parts.extend(parts_of(siblings, oom));
     }
-    let named = missing.uncalled.iter().take(NAMED);
+    // What complete steps never called is not to come.
+    let uncalled = if is_first_step(oom) { &missing.uncalled[..] } else { &[] };
+    let named = uncalled.iter().take(NAMED);
     parts.extend(named.map(|(path, class)| StepPart::without_bytes(format!("{path} ({class})"))));
-    if let Some(more) = missing.uncalled.len().checked_sub(NAMED).filter(|more| *more > 0) {
+    if let Some(more) = uncalled.len().checked_sub(NAMED).filter(|more| *more > 0) {
         parts.push(StepPart::without_bytes(format!("{more} more modules")));
     }
     if parts.is_empty() {

@@ -282,6 +282,10 @@ impl Texts<'_> {
             .iter()
             .flat_map(|((class, parent), paths)| match parent.is_empty() {
                 false => vec![format!("{parent}.* ({} of {class})", paths.len())],
+                // The modules of a model that is a `Sequential` itself.
+                true if paths.len() > 1 && paths.iter().all(|path| path.parse::<u32>().is_ok()) => {
+                    vec![format!("* ({} of {class})", paths.len())]
+                }
                 true => paths.iter().map(|path| format!("{path} ({class})")).collect(),
             })
             .collect();

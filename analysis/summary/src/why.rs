@@ -11,10 +11,11 @@ use crate::summary::{
 };
 use memtrace_input::EventSource;
 use memtrace_input::load::Process;
+use memtrace_insight::StackSummary;
 use memtrace_insight::locations::Locations;
 use memtrace_insight::passes::{
-    Analysis, Category, ComparedInputs, DeviceAnalysis, FailedAllocation, Oom, OomQuery, OomReport, Outlier, Phase,
-    ReplayedDevice, ReplayedMemory, Reserved, RunPart, SettingOutcome, WhatIf, WhatIfQuery,
+    Analysis, Category, ComparedInputs, Composition, DeviceAnalysis, FailedAllocation, Oom, OomQuery, OomReport,
+    Outlier, Phase, ReplayedDevice, ReplayedMemory, Reserved, RunPart, SettingOutcome, WhatIf, WhatIfQuery,
 };
 use memtrace_insight::units::size_text;
 use memtrace_replay::{AllocatorSettings, MemoryLocation, Names, Owner, OwnerUsage, Peak};
@@ -324,6 +325,10 @@ pub(crate) fn outlier_step(
 ) -> Option<OutlierStep> {
     let composition = explained.map_or(&analysis.states.peak, |oom| &oom.in_use);
     let step = explained.map_or(analysis.states.peak.position.as_ref()?.step, |oom| oom.position.step)?;
+    if let Some((stack, outlier)) = analysis.outlier_steps.larger_batch(step) {
+        return (larger_inputs(analysis, step).is_none())
+            .then(|| larger_batch(composition, step, locations.stack(stack, ContextId::NONE), (stack, outlier)));
+    }
     let mut held = 0;
     let mut most: Option<(u64, StackId, ContextId, Outlier)> = None;
     for (origin, amount) in composition.origins() {
@@ -344,6 +349,25 @@ pub(crate) fn outlier_step(
         size_text(others)
     );
     Some(OutlierStep { step, place, bytes, other_steps_bytes: others, held_bytes: held, text })
+}
+
+/// The step whose first operation, at `place`, shows that its batch is larger.
+fn larger_batch(
+    composition: &Composition,
+    step: u32,
+    place: StackSummary,
+    (stack, Outlier { bytes, others }): (StackId, Outlier),
+) -> OutlierStep {
+    let of_first = composition.origins().filter(|(origin, _)| origin.stack == stack);
+    let text = format!(
+        "its batch is larger: its first operation allocates {} at {}, {} times the most of any other step ({})",
+        size_text(bytes),
+        place.location,
+        bytes / others.max(1),
+        size_text(others)
+    );
+    let held_bytes = of_first.map(|(_, amount)| amount.bytes).sum();
+    OutlierStep { step, place, bytes, other_steps_bytes: others, held_bytes, text }
 }
 
 /// The inputs of this step, if they are clearly larger than the median of the other steps.

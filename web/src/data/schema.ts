@@ -401,6 +401,7 @@ export interface GrowingKvCache {
   blocks: number;
   bytes: number;
   growth_bytes: number;
+  text: string;
 }
 
 export interface GrowthAfterFirstStep {
@@ -1121,9 +1122,13 @@ export type RuleId =
   | 'worker-context'
   | 'scaled-dot-product-attention'
   | 'chunked-cross-entropy'
+  | 'loss-in-replicas'
+  | 'backward-each'
   | 'no-grad'
   | 'results-to-cpu'
   | 'no-kv-cache'
+  | 'no-autocast-cache'
+  | 'share-buffers'
   | 'load-to-cpu'
   | 'build-on-meta'
   | 'final-data-type'
@@ -1134,6 +1139,7 @@ export type RuleId =
   | 'more-micro-batches'
   | 'half-the-batch'
   | 'smaller-evaluation-batch'
+  | 'freeze-unused'
   | 'set-to-none'
   | 'gradients-in-buckets'
   | 'fused-step'

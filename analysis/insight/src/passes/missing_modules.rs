@@ -77,7 +77,10 @@ impl MissingModules {
         let paths: Vec<(String, &NnCall)> =
             chain.iter().filter_map(|(id, call)| Some((path_of(*id, call)?, *call))).collect();
         for (path, call) in &paths {
-            let Some((parent, _)) = path.rsplit_once('.') else { continue };
+            if path.is_empty() {
+                continue;
+            }
+            let parent = path.rsplit_once('.').map_or("", |(parent, _)| parent);
             let Some(children) = children(definitions, parent) else { continue };
             // What is missing inside the running one of several equal modules belongs to the rest of that module.
             let siblings = missing_siblings(parent, path, call, &children, &activations);
@@ -88,7 +91,9 @@ impl MissingModules {
             };
             found.siblings = siblings.map(peak).or(found.siblings);
         }
+        // The children of the model itself have no common prefix.
         let repeated = found.siblings.as_ref().map(|siblings| siblings.pattern.trim_end_matches('*').to_owned());
+        let repeated = repeated.filter(|prefix| !prefix.is_empty());
         let mut uncalled: Vec<&NnName> = Vec::new();
         for (path, _) in paths.iter().rev() {
             if repeated.as_ref().is_some_and(|repeated| path.starts_with(repeated)) {
@@ -97,6 +102,8 @@ impl MissingModules {
             add_uncalled(definitions, path, repeated.as_deref(), &mut uncalled);
         }
         let mut uncalled = by_object(uncalled);
+        let is_of_siblings = |class: &str| found.siblings.as_ref().is_some_and(|siblings| *siblings.class == *class);
+        uncalled.retain(|child| repeated.is_some() || !is_of_siblings(&child.class));
         let order = |child: &NnName| definitions.nn_names.iter().position(|name| name.name == child.name);
         uncalled.sort_by_cached_key(|child| (order(child), child.object));
         uncalled.dedup_by_key(|child| &child.name);
@@ -167,7 +174,7 @@ fn missing_siblings(
     let (least, most) = (compared.iter().min()?, compared.iter().max()?);
     let each = compared.iter().sum::<u64>() / compared.len() as u64;
     ((most - least).saturating_mul(ALIKE) <= *most).then(|| MissingSiblings {
-        pattern: format!("{parent}.*"),
+        pattern: if parent.is_empty() { "*".to_owned() } else { format!("{parent}.*") },
         class: call.class.to_string(),
         count: alike.len(),
         missing: alike.len() - at - 1,

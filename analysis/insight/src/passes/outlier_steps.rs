@@ -1,6 +1,9 @@
 //! Places of the program that request far more in one step than in all others: a picture with many boxes, a long text.
 //!
-//! The tensor that causes it can be tiny, so the inputs of the step need not be larger.
+//! The tensor that causes it can be tiny, so the inputs of the step need not be larger. If the first request of the step
+//! is an outlier too, the batch is larger, and with it all that follows.
+
+use std::collections::BTreeSet;
 
 use memtrace_trace::ids::StackId;
 
@@ -26,6 +29,8 @@ struct Place {
     /// The number of steps, and the latest one.
     steps: u32,
     latest: u32,
+    /// Whether a step begins here.
+    is_first: bool,
 }
 
 /// The largest requests of each place by step, for one device.
@@ -33,6 +38,8 @@ struct Place {
 pub struct OutlierSteps {
     /// By stack.
     places: Vec<Place>,
+    /// The latest step with a request, plus one.
+    began: u32,
 }
 
 /// A request that is far larger than those of the same place in other steps.
@@ -63,6 +70,10 @@ impl OutlierSteps {
             self.places.resize(stack.index() + 1, Place::default());
         }
         let place = &mut self.places[stack.index()];
+        if self.began <= step {
+            self.began = step + 1;
+            place.is_first = true;
+        }
         if place.steps == 0 || step != place.latest {
             place.steps += 1;
             place.latest = step;
@@ -86,15 +97,27 @@ impl OutlierSteps {
         is_outlier.then_some((place.step, Outlier { bytes: place.largest, others: place.others }))
     }
 
-    /// The outlier of a place if it is in this step.
+    /// The outlier of a place if it is in this step, whose batch is not larger.
     pub fn in_step(&self, stack: StackId, step: u32) -> Option<Outlier> {
-        self.of(stack).filter(|(of, _)| *of == step).map(|(_, outlier)| outlier)
+        let (of, outlier) = self.of(stack)?;
+        (of == step && self.larger_batch(step).is_none()).then_some(outlier)
     }
 
-    /// The places with an outlier in any step.
+    /// The place at which a step begins, if its request there shows that its batch is larger than the others.
+    pub fn larger_batch(&self, step: u32) -> Option<(StackId, Outlier)> {
+        let mut first = self.stacks().filter(|stack| self.places[stack.index()].is_first);
+        first.find_map(|stack| self.of(stack).filter(|(of, _)| *of == step).map(|(_, outlier)| (stack, outlier)))
+    }
+
+    /// The places with an outlier in any step whose batch is not larger.
     pub fn places(&self) -> impl Iterator<Item = StackId> {
-        let ids = (0..self.places.len()).map(|index| StackId(index as u32));
-        ids.filter(|stack| self.of(*stack).is_some())
+        let steps: BTreeSet<u32> = self.stacks().filter_map(|stack| self.of(stack)).map(|(step, _)| step).collect();
+        let larger: BTreeSet<u32> = steps.into_iter().filter(|step| self.larger_batch(*step).is_some()).collect();
+        self.stacks().filter(move |stack| self.of(*stack).is_some_and(|(step, _)| !larger.contains(&step)))
+    }
+
+    fn stacks(&self) -> impl Iterator<Item = StackId> + use<> {
+        (0..self.places.len()).map(|index| StackId(index as u32))
     }
 }
 
@@ -107,10 +130,25 @@ mod tests {
         let mut outliers = OutlierSteps::default();
         for (step, size) in sizes.iter().enumerate() {
             let now = ProgramPosition { step: Some(step as u32), ..ProgramPosition::default() };
+            outliers.request(StackId(1), 7 << 20, &now);
             outliers.request(StackId(2), *size << 20, &now);
             outliers.request(StackId(2), 1 << 20, &now);
         }
         outliers
+    }
+
+    #[test]
+    fn a_step_that_begins_with_more_has_a_larger_batch() {
+        let mut outliers = OutlierSteps::default();
+        for step in 0..5 {
+            let now = ProgramPosition { step: Some(step), ..ProgramPosition::default() };
+            let bytes = if step == 3 { 40 << 20 } else { 4 << 20 };
+            outliers.request(StackId(1), bytes, &now);
+            outliers.request(StackId(2), 2 * bytes, &now);
+        }
+        let expected = Outlier { bytes: 40 << 20, others: 4 << 20 };
+        assert_eq!(outliers.larger_batch(3), Some((StackId(1), expected)));
+        assert_eq!((outliers.in_step(StackId(2), 3), outliers.places().count()), (None, 0));
     }
 
     #[test]

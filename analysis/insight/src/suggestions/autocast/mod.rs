@@ -129,6 +129,7 @@ fn is_in_float32(facts: &Facts<'_>) -> bool {
     // Workspaces for another data type can be larger or smaller.
     let workspaces = || facts.bytes_at_peak(|category| category == Category::Workspace);
     facts.is_training()
+        && facts.gathered.is_empty()
         && !facts.is_sharded()
         && recorded.until == NEVER
         && facts.is_float32(TensorKind::Parameter)

@@ -3,10 +3,11 @@
 
 use std::ops::Range;
 
+use memtrace_trace::ids::StackId;
+
 use super::Recorded;
 use super::calls::Call;
-use crate::passes::category::Category;
-use crate::passes::lifetimes::{BEFORE_STEPS, BlockLifetime};
+use crate::passes::lifetimes::BEFORE_STEPS;
 use crate::passes::phase::Phase;
 
 /// A micro-batch of a step.
@@ -46,19 +47,23 @@ fn of_step_calls(recorded: &Recorded<'_>, calls: &[&Call]) -> Option<Vec<MicroBa
     if backward < last.events.end {
         return None;
     }
-    let mut starts: Vec<usize> = calls.iter().map(|call| begin(recorded, call.events.start)).collect();
-    starts.push(backward);
-    let losses: Vec<Vec<_>> = calls
-        .iter()
-        .zip(&starts[1..])
-        .map(|(call, next)| allocated(recorded, call.events.end..*next).map(|block| block.start.stack).collect())
-        .collect();
-    if losses[0].is_empty() || losses.iter().any(|loss| loss != &losses[0]) {
+    let ends = calls[1..].iter().map(|call| call.events.start).chain([backward]);
+    let after: Vec<Vec<(usize, StackId)>> =
+        calls.iter().zip(ends).map(|(call, end)| allocated(recorded, call.events.end..end)).collect();
+    // What the last call is followed by is its loss. After the others come the inputs of the next call.
+    let stacks = |after: &[(usize, StackId)]| after.iter().map(|(_, stack)| *stack).collect::<Vec<StackId>>();
+    let loss = stacks(after.last()?);
+    if loss.is_empty() || !after.iter().all(|after| stacks(after).starts_with(&loss)) {
         return None;
     }
+    let inputs = after.iter().map(|after| after.get(loss.len()).map(|(index, _)| *index));
+    let begins = calls[1..].iter().zip(inputs).map(|(call, inputs)| inputs.unwrap_or(call.events.start));
+    let starts: Vec<usize> = [first.events.start].into_iter().chain(begins).chain([backward]).collect();
     let mut found = Vec::new();
     for forward in starts.windows(2).map(|pair| pair[0]..pair[1]) {
-        let saved = allocated(recorded, forward.clone()).filter(|block| recorded.is_freed_by_node(block));
+        let saved = recorded.events[forward.clone()].iter().filter(|event| event.allocates);
+        let saved = saved.map(|event| &recorded.blocks[event.block as usize]);
+        let saved = saved.filter(|block| recorded.is_freed_by_node(block));
         let (begin, end) =
             saved.fold((u32::MAX, 0), |(begin, end), block| (begin.min(block.freed), end.max(block.freed)));
         let event = |seq: u32| recorded.events.partition_point(|event| event.seq < seq);
@@ -72,21 +77,9 @@ fn of_step_calls(recorded: &Recorded<'_>, calls: &[&Call]) -> Option<Vec<MicroBa
     is_in_turn.then_some(found)
 }
 
-fn is_input(block: &BlockLifetime) -> bool {
-    block.category == Category::Input || block.start.phase == Phase::Data
-}
-
-/// What the events allocate, without inputs.
-fn allocated<'a>(recorded: &'a Recorded<'_>, events: Range<usize>) -> impl Iterator<Item = &'a BlockLifetime> {
-    let allocations = recorded.events[events].iter().filter(|event| event.allocates);
-    allocations.map(|event| &recorded.blocks[event.block as usize]).filter(|block| !is_input(block))
-}
-
-/// The first event of the inputs before a call that begins with the event `call`.
-fn begin(recorded: &Recorded<'_>, call: usize) -> usize {
-    let is_of_input = |index: &usize| {
-        let event = &recorded.events[*index];
-        event.allocates && is_input(&recorded.blocks[event.block as usize])
-    };
-    (0..call).rev().take_while(is_of_input).last().unwrap_or(call)
+/// What the events allocate: the index of the event, and the stack.
+fn allocated(recorded: &Recorded<'_>, events: Range<usize>) -> Vec<(usize, StackId)> {
+    let start = events.start;
+    let all = recorded.events[events].iter().enumerate().filter(|(_, event)| event.allocates);
+    all.map(|(index, event)| (start + index, recorded.blocks[event.block as usize].start.stack)).collect()
 }
