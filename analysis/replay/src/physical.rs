@@ -4,11 +4,12 @@
 //! Memory behind VMM handles counts from its creation until it is both released and unmapped, as the driver keeps it. A
 //! failed call counts nothing. A free that is later found to have failed is undone.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use memtrace_trace::api::MemoryKind;
 use memtrace_trace::event::{Action, Event, Flags, Source};
-use memtrace_trace::ids::ModuleId;
+use memtrace_trace::ids::{ModuleId, StackId};
 
 use super::mapped_segments::{MappedSegments, UnmappedBytes};
 use memtrace_input::AddressMap;
@@ -39,6 +40,8 @@ pub struct PhysicalAllocation {
     pub owner: Owner,
     /// The kind of memory.
     pub kind: MemoryKind,
+    /// The stack that allocated it.
+    pub stack: StackId,
 }
 
 impl PhysicalAllocation {
@@ -233,6 +236,15 @@ impl PhysicalMemory {
         outside.map(|((_, owner), usage)| (*owner, usage.current)).collect()
     }
 
+    /// The largest allocation of a device outside PyTorch's caching allocator.
+    pub fn largest_outside_allocator(&self, device: i16) -> Option<PhysicalAllocation> {
+        let all = self.allocations.values().chain(self.handles.values().map(|handle| &handle.allocation));
+        let outside = all.filter(|allocation| {
+            allocation.location() == MemoryLocation::Device(device) && allocation.owner != Owner::CachingAllocator
+        });
+        outside.max_by_key(|allocation| (allocation.size, Reverse(allocation.stack))).copied()
+    }
+
     /// Bytes of a device that its stream-ordered pools reserve but do not use, according to their last reports.
     pub fn unused_pool_bytes(&self, device: i16) -> u64 {
         let reserved: u64 = self.pools.reserved.values().filter(|(d, _)| *d == device).map(|(_, bytes)| bytes).sum();
@@ -375,8 +387,13 @@ impl PhysicalMemory {
             return;
         }
         let host = matches!(kind, MemoryKind::Host | MemoryKind::Registered);
-        let allocation =
-            PhysicalAllocation { device: if host { -1 } else { e.device }, size: e.size, owner: Self::owner(e), kind };
+        let allocation = PhysicalAllocation {
+            device: if host { -1 } else { e.device },
+            size: e.size,
+            owner: Self::owner(e),
+            kind,
+            stack: e.stack,
+        };
         match kind {
             MemoryKind::Address => {
                 if e.api.retains()

@@ -18,6 +18,7 @@ use crate::device_memory::{DeviceInputs, DeviceMemorySummary, device_breakdown, 
 use crate::diff::DiffOptions;
 use crate::explain::explain;
 use crate::holders::Holders;
+use crate::outside_allocation::OutsideAllocation;
 use crate::owners::{by_owner, owner_name};
 use crate::pool_query::add_pools;
 use crate::positions::when;
@@ -69,6 +70,8 @@ const LARGEST_ALLOCATIONS: usize = 20;
 /// the peak.
 const MODULES: usize = 500;
 const SMALLEST_MODULE: u64 = 500;
+/// An allocation outside PyTorch is reported at an error if it is at least one in this many parts of the device.
+const LARGE_PART: u64 = 10;
 
 /// Losses that the launcher counts and that every trace also reports. They are not counted twice.
 const REPORTED_BY_TRACES: [&str; 4] = ["events", "lost", "late", "dropped"];
@@ -1166,6 +1169,14 @@ impl Context<'_> {
             largest_free_bytes: oom.reserved.largest_free,
             outside_pytorch_bytes: outside,
             outside_pytorch: self.outside_pytorch(&oom.outside_pytorch),
+            largest_outside: oom
+                .largest_outside
+                .filter(|one| total.is_some_and(|total| one.size >= total / LARGE_PART))
+                .map(|one| OutsideAllocation {
+                    owner: owner_name(one.owner, self.definitions).to_owned(),
+                    bytes: one.size,
+                    place: self.locations.stack(one.stack, ContextId::NONE),
+                }),
             outside_text: None,
             processes_beside: Vec::new(),
             contexts_and_other_processes_bytes: total.filter(|total| *total > 0).zip(oom.device_free).and_then(

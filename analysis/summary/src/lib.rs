@@ -37,6 +37,7 @@ mod lines;
 mod live;
 mod matched_lines;
 mod memory_totals;
+mod outside_allocation;
 mod outside_pytorch;
 mod owners;
 mod pool_query;
@@ -92,6 +93,7 @@ pub use memtrace_insight::units::{
     UNITS, count_text, duration_text, estimate_text, estimated_duration_text, number_text, share_text,
     signed_size_text, size_text,
 };
+pub use outside_allocation::OutsideAllocation;
 pub use pools::{PoolAllocation, PoolSummary};
 pub use positions::{when, when_peaked};
 pub use progress::Progress;

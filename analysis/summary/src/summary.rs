@@ -18,6 +18,7 @@ pub use crate::issue_summary::{HolderSummary, IssueSummary, OomForecastSummary};
 use crate::json_text::json_text;
 use crate::launch::LaunchSummary;
 pub use crate::memory_totals::Totals;
+use crate::outside_allocation::OutsideAllocation;
 pub use crate::owners::OwnerBytes;
 use crate::pools::PoolSummary;
 use crate::refused::RefusedRequestSummary;
@@ -1063,6 +1064,10 @@ pub struct OomSummary {
     /// The memory that this process held outside PyTorch's caching allocator, by the library that allocated it from
     /// CUDA, by bytes in descending order.
     pub outside_pytorch: Vec<OwnerBytes>,
+    /// The largest single allocation of `outside_pytorch`, such as the pool of another library. Absent if it is less
+    /// than a tenth of the device.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub largest_outside: Option<OutsideAllocation>,
     /// The other bytes in use on the device: CUDA contexts and other processes. With `device_free_bytes`,
     /// `held_back_bytes`, `outside_pytorch_bytes` and the reserved bytes, they add up to the device's `total_bytes`.
     /// Absent if they are unknown.

@@ -60,6 +60,10 @@ macro_rules! with_diagnostics {
                 /// Results of a forward pass stay allocated through the next forward pass.
                 OutputsKept = "outputs-kept",
             }
+            stream_caches: StreamCaches {
+                /// Streams have caches that no other stream can use.
+                StreamCaches = "stream-caches",
+            }
             windows: Windows {}
             stray_context: StrayContexts {
                 /// A process holds memory on a GPU that is another rank's.

@@ -25,6 +25,7 @@ mod outputs_kept;
 mod reference_cycle;
 mod rule;
 mod stray_context;
+mod stream_caches;
 #[cfg(test)]
 mod test_program;
 mod turns;

@@ -8,7 +8,7 @@ use super::phase::{Phase, ProgramPosition};
 use super::replayed_memory::FailedAllocation;
 use super::reserved::Reserved;
 use crate::rules::PhaseRuleId;
-use memtrace_replay::Owner;
+use memtrace_replay::{Owner, PhysicalAllocation};
 
 /// The number of errors kept in full, besides the last one. Programs that try batch sizes can have hundreds.
 const DETAILED: usize = 16;
@@ -40,6 +40,8 @@ pub struct Oom {
     pub reserved: Reserved,
     /// By owner: bytes that this process held outside the caching allocator.
     pub outside_pytorch: Vec<(Owner, u64)>,
+    /// The largest allocation of this process outside the caching allocator.
+    pub largest_outside: Option<PhysicalAllocation>,
 }
 
 impl Oom {
@@ -109,6 +111,7 @@ impl Pass for OomCollector {
             in_use: error.in_use.map(|in_use| in_use.composition(e, classification.phase)).unwrap_or_default(),
             reserved: Reserved::of(allocator, MAX_BLOCKERS),
             outside_pytorch: error.physical.owners_outside_allocator(error.device),
+            largest_outside: error.physical.largest_outside_allocator(error.device),
         };
         let log = &mut self.log;
         log.count += 1;

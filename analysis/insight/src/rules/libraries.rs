@@ -101,6 +101,20 @@ pub fn allocation_error(library: &str) -> Option<&'static str> {
     ALLOCATION_ERRORS.iter().find(|(name, _)| *name == library).map(|(_, error)| *error)
 }
 
+/// How a program limits the memory that a library takes from CUDA in advance, by the library's name. The sources are the
+/// libraries' manuals.
+static SHARES: &[(&str, &str)] = &[
+    ("JAX", "XLA_PYTHON_CLIENT_MEM_FRACTION=.40, or XLA_PYTHON_CLIENT_PREALLOCATE=false"),
+    ("TensorFlow", "tf.config.experimental.set_memory_growth(gpu, True)"),
+    ("CuPy", "cupy.get_default_memory_pool().set_limit(fraction=0.4)"),
+    ("RMM", "a smaller initial_pool_size"),
+];
+
+/// How a program gives the library with this name a smaller share of the device. `None` if it is not known.
+pub fn smaller_share(library: &str) -> Option<&'static str> {
+    SHARES.iter().find(|(name, _)| *name == library).map(|(_, setting)| *setting)
+}
+
 /// Whether a Python file belongs to an installed package or to Python itself.
 pub fn is_library(filename: &str) -> bool {
     ["site-packages/", "dist-packages/", "/lib/python3", "/lib64/python3"].iter().any(|part| filename.contains(part))

@@ -90,9 +90,10 @@ mod tests {
         let fused = Combination::of(&FusedStep);
         assert!(fused.with(&OptimizerInBackward).is_none());
         assert!(fused.with(&FusedStep).is_none());
-        let half = Combination::of(&SmallerBatches);
+        let smaller = SmallerBatches::default();
+        let half = Combination::of(&smaller);
         assert!(half.with(&OptimizerInBackward).is_none(), "gradients must stay until the last half");
-        let ids: Vec<RuleId> = fused.with(&SmallerBatches).expect("both").rules().map(|rule| rule.id).collect();
+        let ids: Vec<RuleId> = fused.with(&smaller).expect("both").rules().map(|rule| rule.id).collect();
         assert_eq!(ids, [RuleId::SmallerBatches, RuleId::FusedStep], "the order of the list");
     }
 }

@@ -60,7 +60,7 @@ fn find(facts: &Facts<'_>) -> Option<Box<dyn Change>> {
         }
     }
     let found = buffers.into_iter().filter_map(|((name, shape), modules)| {
-        let blocks = buffers_of_size(recorded, bytes_of(shape)?, modules.len());
+        let blocks = buffers_of_size(facts, bytes_of(shape)?, modules.len());
         let bytes: u64 = blocks.iter().map(|index| recorded.blocks[*index as usize].size()).sum();
         let is_worth = modules.len() > 1 && blocks.len() == modules.len() && bytes >= facts.peak / WORTH_CHANGING;
         let are_needless = name.contains("mask") && is_square(shape) && has_fused_attention(recorded);
@@ -124,10 +124,10 @@ fn bytes_of(shape: &str) -> Option<u64> {
     dimensions(shape)?.into_iter().try_fold(size, u64::checked_mul)
 }
 
-/// The first `count` blocks of this size that the program made before its first step and keeps.
-fn buffers_of_size(recorded: &Recorded<'_>, bytes: u64, count: usize) -> Vec<u32> {
-    let of_model = recorded.blocks.iter().enumerate().filter(|(_, block)| {
-        block.category == Category::Parameter && block.start.step == BEFORE_STEPS && !recorded.is_freed(block)
+/// The first `count` blocks of this size that the program made before its first step and still has at the peak.
+fn buffers_of_size(facts: &Facts<'_>, bytes: u64, count: usize) -> Vec<u32> {
+    let of_model = facts.recorded.blocks.iter().enumerate().filter(|(_, block)| {
+        block.category == Category::Parameter && block.start.step == BEFORE_STEPS && block.includes(facts.peak_seq)
     });
     of_model.filter(|(_, block)| block.requested() == bytes).map(|(index, _)| index as u32).take(count).collect()
 }

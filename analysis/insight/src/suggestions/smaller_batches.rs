@@ -3,7 +3,7 @@
 //! The second half runs after the first, with the gradients of the first present. Each gradient that it computes is
 //! added to them and freed.
 
-use super::change::{Change, ChangedBlocks, Order, SuggestionRule};
+use super::change::{Change, ChangedBlocks, FORWARD_ONLY, Order, SuggestionRule};
 use super::facts::Facts;
 use super::recorded::Recorded;
 use super::recorded::batch::{Batches, halve, lasting_places, passing_end};
@@ -25,12 +25,18 @@ pub(super) static RULE: SuggestionRule = SuggestionRule {
     find,
 };
 
-#[derive(Debug)]
-pub(super) struct SmallerBatches;
+#[derive(Debug, Default)]
+pub(super) struct SmallerBatches {
+    /// Whether all passes without gradients belong to training steps, so that they have half the batch too.
+    evaluates_in_steps: bool,
+}
 
 fn find(facts: &Facts<'_>) -> Option<Box<dyn Change>> {
     let is_possible = facts.batches == Batches::One && facts.gathered.is_empty() && !facts.ends_in_evaluation();
-    if is_possible { Some(Box::new(SmallerBatches)) } else { None }
+    let in_steps = |block: &BlockLifetime| facts.recorded.is_in_each_step(block.start.stack);
+    let without_gradients = || facts.recorded.blocks.iter().filter(|block| block.start.phase.is_forward_only());
+    let evaluates_in_steps = without_gradients().next().is_some() && without_gradients().all(in_steps);
+    if is_possible { Some(Box::new(SmallerBatches { evaluates_in_steps })) } else { None }
 }
 
 impl Change for SmallerBatches {
@@ -45,6 +51,10 @@ impl Change for SmallerBatches {
     fn apply(&self, facts: &Facts<'_>, blocks: &mut ChangedBlocks) {
         halve(&facts.recorded, true, &mut blocks.spans);
         accumulate(&facts.recorded, &mut blocks.spans);
+    }
+
+    fn phases(&self) -> &'static [Phase] {
+        if self.evaluates_in_steps { FORWARD_ONLY } else { &[] }
     }
 
     fn conflicts_with(&self, other: RuleId) -> bool {

@@ -42,7 +42,7 @@ pub(crate) enum Batches {
 pub(crate) fn depends_on_batch(recorded: &Recorded<'_>, block: &BlockLifetime, is_training: bool) -> bool {
     let in_model = match block.start.phase {
         Phase::Forward | Phase::Backward | Phase::Recompute => true,
-        Phase::Eval | Phase::Generate | Phase::Rollout => !is_training,
+        Phase::Eval | Phase::Generate | Phase::Rollout => !is_training || recorded.is_in_each_step(block.start.stack),
         Phase::Data | Phase::Other => block.start.step != BEFORE_STEPS,
         // The first batch, if the program makes it before the first step. Data that stays is no batch.
         Phase::Load => block.category == Category::Input && recorded.is_freed(block),
@@ -58,6 +58,26 @@ pub(crate) fn depends_on_batch(recorded: &Recorded<'_>, block: &BlockLifetime, i
             Category::Workspace => recorded.is_no_workspace(block),
             _ => false,
         }
+}
+
+/// The stacks that allocate in forward passes without gradients before the backward pass of every step, of two at
+/// least. Their batch is that of the step.
+pub(crate) fn forward_only_in_each_step(blocks: &[BlockLifetime]) -> HashSet<StackId> {
+    let mut backward: HashMap<u32, u32> = HashMap::new();
+    for block in blocks.iter().filter(|b| b.start.phase == Phase::Backward && b.start.step != BEFORE_STEPS) {
+        backward.entry(block.start.step).or_insert(block.allocated);
+    }
+    let first = backward.keys().min().copied().unwrap_or(0);
+    let mut steps: HashMap<StackId, HashSet<u32>> = HashMap::new();
+    for block in blocks.iter().filter(|block| block.start.phase.is_forward_only()) {
+        // Steps are counted from the first forward pass with gradients on.
+        let step = if block.start.step == BEFORE_STEPS { first } else { block.start.step };
+        if backward.get(&step).is_some_and(|begins| block.allocated < *begins) {
+            steps.entry(block.start.stack).or_default().insert(step);
+        }
+    }
+    steps.retain(|_, steps| steps.len() > 1 && steps.len() == backward.len());
+    steps.into_keys().collect()
 }
 
 /// How the steps of the recording use batches. The last step counts only if there is no other, because it can be cut

@@ -96,6 +96,9 @@ struct UnusualPlaces {
     no_workspaces: HashSet<WorkspacePlace>,
     /// They request far more in one step than in others.
     outliers: BTreeSet<StackId>,
+    /// Passes without gradients that each training step makes before its backward pass: of a teacher, or of the policy
+    /// as it was.
+    in_each_step: HashSet<StackId>,
 }
 
 impl<'a> Recorded<'a> {
@@ -147,7 +150,6 @@ impl<'a> Recorded<'a> {
             }
         }
         Recorded {
-            blocks,
             events,
             lifetimes,
             definitions,
@@ -157,7 +159,12 @@ impl<'a> Recorded<'a> {
             is_continued,
             ends_in_unused_graph: failed.is_some_and(|failed| failed.in_unused_graph),
             weight_sizes,
-            places: UnusualPlaces { no_workspaces, outliers: BTreeSet::new() },
+            places: UnusualPlaces {
+                no_workspaces,
+                outliers: BTreeSet::new(),
+                in_each_step: batch::forward_only_in_each_step(&blocks),
+            },
+            blocks,
             nodes: definitions.contexts.iter().map(|context| NodeKind::of(&context.node)).collect(),
         }
     }
@@ -171,6 +178,11 @@ impl<'a> Recorded<'a> {
     /// Whether this place requests far more in one step than in others, which did not follow from the batch.
     pub(crate) fn is_outlier(&self, stack: StackId) -> bool {
         self.places.outliers.contains(&stack)
+    }
+
+    /// Whether each training step makes this pass without gradients before its backward pass.
+    pub(crate) fn is_in_each_step(&self, stack: StackId) -> bool {
+        self.places.in_each_step.contains(&stack)
     }
 
     /// Whether an error interrupted a step, and the blocks of its rest were added.

@@ -1,0 +1,135 @@
+//! Caches of streams: free segments that the allocator keeps for the streams on which they were used. A program that
+//! makes new streams again and again strands such a cache on each of them.
+
+use std::collections::{BTreeSet, HashMap};
+
+use memtrace_trace::event::Action;
+
+use super::device_facts::{DeviceFacts, MAX_LINES, SharedFacts, Site};
+use super::diagnostic::Diagnostic;
+use super::issue::Issue;
+use super::rule::{DiagnosticRule, KeptBy};
+use crate::passes::pass::{Pass, SegmentRequested};
+use crate::rules::RuleId;
+use crate::units::{count_text, size_text};
+use memtrace_input::EventSource;
+use memtrace_replay::{BlockState, Segment};
+
+/// Streams have caches that no other stream can use.
+static STREAM_CACHES: DiagnosticRule = DiagnosticRule {
+    id: RuleId::StreamCaches,
+    evidence: "The allocator requests memory from CUDA for one stream although at least as much is free in unused \
+               segments of other streams. These segments belong to at least four streams, are at least half of the \
+               reserved memory, and at least 1 % of the device's memory if no request failed.",
+    limits: "The rule does not know where the streams were made, so the issue names the line that allocates on them.",
+    kept_by: KeptBy::Nothing,
+};
+
+/// The size of a segment for small blocks (`kSmallBuffer`), in bytes.
+const SMALL_SEGMENT: u64 = 2 << 20;
+/// The segments are measured again only when free memory exceeds the last maximum by this factor, in hundredths.
+const MIN_INCREASE: u64 = 105;
+/// The minimum cache to report, in bytes.
+const MIN_CACHE: u64 = 16 << 20;
+/// The minimum number of streams with a cache. Programs overlap copies and communication on a few streams of their own.
+const MIN_STREAMS: usize = 4;
+/// The minimum cache to report where no request failed, as a share of the memory that PyTorch can have: 1 %.
+const MIN_PART_OF_DEVICE: u64 = 100;
+
+/// The largest caches of other streams on one device so far.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct StreamCaches {
+    /// The free bytes in unused segments of other streams. The other fields describe this point in time.
+    bytes: u64,
+    /// The number of these streams.
+    streams: usize,
+    /// The requested bytes.
+    requested: u64,
+    /// Reserved bytes, including the request if it succeeded.
+    reserved: u64,
+    /// Whether the request failed.
+    failed: bool,
+    /// By the source of the segments: their bytes, in descending order. At most [`MAX_LINES`].
+    by_source: Vec<(Site, u64)>,
+}
+
+impl StreamCaches {
+    fn issue(&self, device: &DeviceFacts<'_>) -> Option<Issue> {
+        let limit = device.memory_limit.filter(|_| !self.failed);
+        if self.bytes < MIN_CACHE
+            || self.streams < MIN_STREAMS
+            || self.bytes * 2 < self.reserved
+            || limit.is_some_and(|limit| self.bytes.saturating_mul(MIN_PART_OF_DEVICE) < limit)
+            || device.source != EventSource::Torch
+        {
+            return None;
+        }
+        let (place, _) = self.by_source.first()?;
+        let verb = if self.failed { "could not reserve" } else { "reserved" };
+        let mut evidence = vec![format!(
+            "the allocator {verb} {} more for another stream although that much was free: it keeps a cache for each \
+             stream",
+            size_text(self.requested)
+        )];
+        for (site, bytes) in &self.by_source {
+            evidence.push(format!("{} of it was allocated at {}", size_text(*bytes), device.line(*site)));
+        }
+        Some(Issue {
+            headline: format!(
+                "{} of {} reserved are cached for {} streams that do not use them",
+                size_text(self.bytes),
+                size_text(self.reserved),
+                count_text(self.streams as u64)
+            ),
+            evidence,
+            place: Some(*place),
+            fix: "make streams once and use them again, instead of torch.cuda.Stream() in each step; or allocate \
+                  before torch.cuda.stream(), on the default stream"
+                .to_owned(),
+            ..device.issue(&STREAM_CACHES, self.bytes)
+        })
+    }
+}
+
+/// Whether a segment of the default pool has no block in use.
+fn is_unused(segment: &Segment) -> bool {
+    let is_free = |state| matches!(state, BlockState::Inactive | BlockState::Unmapped);
+    segment.pool == 0 && !segment.small && segment.blocks.iter().all(|block| is_free(block.state))
+}
+
+impl Pass for StreamCaches {
+    fn segment_requested(&mut self, requested: &SegmentRequested<'_>) {
+        let SegmentRequested { e, allocator, .. } = *requested;
+        let (bytes, failed) = (e.size, e.action == Action::Oom);
+        let usage = allocator.usage();
+        let reserved_before = usage.reserved.saturating_sub(if failed { 0 } else { bytes });
+        let free = reserved_before.saturating_sub(usage.active);
+        if bytes <= SMALL_SEGMENT || e.pool != 0 || free < bytes || free * 100 < self.bytes * MIN_INCREASE {
+            return;
+        }
+        let (mut cached, mut streams) = (0, BTreeSet::new());
+        let mut sources: HashMap<Site, u64> = HashMap::new();
+        let segments = allocator.segments();
+        for segment in segments.iter().filter(|segment| segment.stream != e.stream && is_unused(segment)) {
+            cached += segment.size;
+            streams.insert(segment.stream);
+            *sources.entry((segment.stack, segment.context)).or_default() += segment.size;
+        }
+        if cached < bytes || cached <= self.bytes {
+            return;
+        }
+        let mut by_source: Vec<(Site, u64)> = sources.into_iter().collect();
+        by_source.sort_by_key(|(site, bytes)| (std::cmp::Reverse(*bytes), *site));
+        by_source.truncate(MAX_LINES);
+        let (streams, reserved) = (streams.len(), usage.reserved);
+        *self = StreamCaches { bytes: cached, streams, requested: bytes, reserved, failed, by_source };
+    }
+}
+
+impl Diagnostic for StreamCaches {
+    const RULES: &'static [&'static DiagnosticRule] = &[&STREAM_CACHES];
+
+    fn issues(&self, device: &DeviceFacts<'_>, _: &SharedFacts, issues: &mut Vec<Issue>) {
+        issues.extend(self.issue(device));
+    }
+}
