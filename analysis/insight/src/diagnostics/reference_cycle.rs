@@ -7,6 +7,7 @@ use memtrace_trace::ids::{ContextId, StackId};
 
 use super::device_facts::{DeviceFacts, MAX_LINES, SharedFacts};
 use super::diagnostic::Diagnostic;
+use super::growing::{SAVE_FOR_BACKWARD, is_in_function};
 use super::issue::Issue;
 use super::rule::{DiagnosticRule, KeptBy};
 use crate::passes::category::BlockAllocation;
@@ -122,6 +123,7 @@ impl ReferenceCycles {
                 files.push(file.to_string());
             }
         }
+        let is_on_context = is_in_function(device.inputs.locations.definitions(), source.0);
         let fix = "break the cycle (weakref, del, no frame or exception in a local variable)";
         let how = match files.first() {
             Some(file) => format!("; {file} shows its objects"),
@@ -132,7 +134,7 @@ impl ReferenceCycles {
             headline: format!("{} were freed only by the garbage collector", size_text(self.largest_collection)),
             evidence,
             place: Some(*source),
-            fix: format!("{fix}{how}"),
+            fix: if is_on_context { SAVE_FOR_BACKWARD.to_owned() } else { format!("{fix}{how}") },
             files,
             ..device.issue(&REFERENCE_CYCLE, self.largest_collection)
         })
@@ -161,7 +163,10 @@ impl Diagnostic for ReferenceCycles {
     const RULES: &'static [&'static DiagnosticRule] = &[&REFERENCE_CYCLE];
 
     fn issues(&self, device: &DeviceFacts<'_>, _: &SharedFacts, issues: &mut Vec<Issue>) {
-        issues.extend(self.issue(device));
+        let issue = self.issue(device);
+        // A leak of the same blocks already says what to do about the cycle.
+        let is_said = |issue: &Issue| issues.iter().any(|other| other.place == issue.place && other.fix == issue.fix);
+        issues.extend(issue.filter(|issue| !is_said(issue)));
     }
 }
 

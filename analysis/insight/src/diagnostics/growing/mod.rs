@@ -3,11 +3,12 @@
 //! Graphs that grow are an issue of their own (`graphs`). They are found here, because only together do the sources
 //! that grow show which of them belong to a graph, which are the inputs of one, and which leak.
 
+mod causes;
 mod sampler;
 
 use std::collections::BTreeMap;
 
-use memtrace_trace::ids::ContextId;
+use memtrace_trace::ids::{ContextId, StackId};
 
 use super::device_facts::{DeviceFacts, MAX_LINES, SharedFacts};
 use super::diagnostic::Diagnostic;
@@ -21,8 +22,10 @@ use crate::passes::pass::{BlockAllocated, BlockFreed, LifetimeEnded, OutOfMemory
 use crate::passes::stacks::StackTable;
 use crate::rules::{Meaning, RuleId};
 use crate::units::{count_text, number_text, size_text};
+use causes::{GraphsOfGradients, without_graph};
 use sampler::{GrowingSource, GrowthSampler};
 
+pub(super) use causes::{SAVE_FOR_BACKWARD, is_in_function};
 pub(super) use sampler::GrowthKind;
 
 /// The allocated bytes of one stack grow from step to step.
@@ -41,6 +44,10 @@ pub(super) static LEAK: DiagnosticRule = DiagnosticRule {
     kept_by: KeptBy::Objects,
 };
 
+/// The same for blocks that C++ keeps alive, where `memtrace --holders` sees nothing.
+static LEAK_IN_CPP: DiagnosticRule =
+    DiagnosticRule { id: LEAK.id, evidence: LEAK.evidence, limits: LEAK.limits, kept_by: KeptBy::Nothing };
+
 /// The minimum size of a leak that grows in nearly every turn of the loop: these bytes in all, these per turn, and as
 /// many turns. A scalar per step (512 bytes) is no leak.
 const STEADY_LEAK: (u64, u64, u32) = (512 << 10, 16 << 10, 8);
@@ -51,6 +58,7 @@ const MIN_GRAPH_BLOCKS: u64 = 3;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Growing {
     sampler: GrowthSampler,
+    graphs_of_gradients: GraphsOfGradients,
 }
 
 impl Growing {
@@ -110,11 +118,12 @@ impl Growing {
 
 impl Pass for Growing {
     fn started(start: &RecordingStart<'_>) -> Growing {
-        Growing { sampler: GrowthSampler::new(start.is_inference) }
+        Growing { sampler: GrowthSampler::new(start.is_inference), graphs_of_gradients: GraphsOfGradients::default() }
     }
 
     #[inline]
     fn allocated(&mut self, allocated: &BlockAllocated<'_>) {
+        self.graphs_of_gradients.allocated(allocated);
         if !allocated.mark.is(Mark::WORKSPACE) {
             self.sampler.allocated(allocated.block, allocated.mark, allocated.usage.allocated);
         }
@@ -155,7 +164,7 @@ impl Diagnostic for Growing {
         let (graph, others): (Vec<GrowingSource>, Vec<GrowingSource>) =
             grown.iter().partition(|g| is_list(g) && g.bits & Mark::GRAPH != 0);
         let first = issues.len();
-        let leaks = if is_graph_kept(device, shared, &graph) {
+        let leaks: Vec<GrowingSource> = if is_graph_kept(device, shared, &graph) {
             // Tensors that grow together with a graph are inputs that the graph keeps.
             let (read, others): (Vec<GrowingSource>, Vec<GrowingSource>) =
                 others.into_iter().partition(|g| is_list(g) && grows_with(g, &graph));
@@ -165,8 +174,12 @@ impl Diagnostic for Growing {
         } else {
             others.into_iter().chain(graph).collect()
         };
-        let groups = leaks_by_line(device, shared, leaks).into_iter().take(MAX_LINES);
         let turn = self.sampler.turn();
+        let call = self.graphs_of_gradients.call_of(&leaks, device.inputs.locations.definitions());
+        if let Some(call) = call.filter(|_| matters(device, &leaks)) {
+            issues.push(gradients_with_graph(device, &leaks, call, turn));
+        }
+        let groups = leaks_by_line(device, shared, leaks).into_iter().take(if call.is_some() { 0 } else { MAX_LINES });
         issues.extend(groups.filter(|leaks| matters(device, leaks)).map(|leaks| leak(device, &leaks, turn)));
         // One forecast for all that grows.
         if let Some(largest) = issues[first..].first_mut()
@@ -279,6 +292,9 @@ fn leak(device: &DeviceFacts<'_>, leaks: &[GrowingSource], turn: LoopTurn) -> Is
                 .to_owned(),
         ),
     };
+    let is_on_context =
+        largest.kind == GrowthKind::Blocks && is_in_function(device.inputs.locations.definitions(), largest.site.0);
+    let fix = if is_on_context { SAVE_FOR_BACKWARD.to_owned() } else { fix };
     let mut evidence = vec![evidence];
     let named = device.line(largest.site);
     let lines = leaks.iter().map(|g| device.line(g.site));
@@ -298,8 +314,14 @@ fn leak(device: &DeviceFacts<'_>, leaks: &[GrowingSource], turn: LoopTurn) -> Is
         sites: leaks.iter().map(|g| g.site).collect(),
         fix,
         saves: Some(bytes).filter(|_| device.at_peak(largest.last_seq)),
-        ..device.issue(&LEAK, bytes)
+        ..device.issue(if is_on_context { &LEAK_IN_CPP } else { &LEAK }, bytes)
     }
+}
+
+/// The leak of gradients that have a graph, and of all that grows with them. `call`: the call of `backward`.
+fn gradients_with_graph(device: &DeviceFacts<'_>, leaks: &[GrowingSource], call: StackId, turn: LoopTurn) -> Issue {
+    let issue = leak(device, leaks, turn);
+    Issue { rule: &LEAK_IN_CPP, place: Some((call, ContextId::NONE)), fix: without_graph(), ..issue }
 }
 
 /// The graphs that grow, and the inputs that they read.

@@ -133,7 +133,7 @@ pub struct LifetimeEnd<'a> {
 
 /// Whether autograd records the backward pass that allocates (`create_graph=True`), by the flags of the event. Its
 /// blocks belong to the graph of a further backward pass.
-pub(super) fn is_recorded(flags: Flags) -> bool {
+pub(crate) fn is_recorded(flags: Flags) -> bool {
     flags.contains(Flags::IN_BACKWARD.with(Flags::GRAD_KNOWN).with(Flags::GRAD_ENABLED))
 }
 

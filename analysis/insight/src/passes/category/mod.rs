@@ -41,6 +41,7 @@ use learning::Learned;
 use memtrace_input::KeptState;
 use memtrace_replay::{Block, Names};
 
+pub(crate) use block::is_recorded;
 pub(in crate::passes) use block::is_without_gradients;
 pub use block::{BlockAllocation, BlockClassification, BlockMemory, BlockSite, LifetimeEnd};
 pub use proof::Proof;
