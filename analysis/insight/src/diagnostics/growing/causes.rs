@@ -15,7 +15,7 @@ use crate::rules::{Meaning, stands_in_for_kernel};
 pub(in crate::diagnostics) const SAVE_FOR_BACKWARD: &str = "a result that an autograd.Function stores on ctx (ctx.y = y) makes a cycle through C++, which only the garbage \
      collector breaks: ctx.save_for_backward(y)";
 /// What to do about gradients with a graph.
-const WITHOUT_GRAPH: &str = "backward(create_graph=True) makes each parameter and its gradient keep each other alive, through C++, where no \
+pub(super) const WITHOUT_GRAPH: &str = "backward(create_graph=True) makes each parameter and its gradient keep each other alive, through C++, where no \
      garbage collector sees it: torch.autograd.grad(loss, parameters, create_graph=True), or .grad = None for all \
      parameters when the result has been used";
 
@@ -45,18 +45,15 @@ impl GraphsOfGradients {
         }
     }
 
-    /// The call of `backward(create_graph=True)` behind sources that grow, if most of their bytes are allocated in it.
-    pub(super) fn call_of(&self, grown: &[GrowingSource], definitions: &Definitions) -> Option<StackId> {
-        let of_backward = grown.iter().filter(|source| self.sources.contains(&source.site));
-        let bytes: u64 = of_backward.map(|source| source.bytes).sum();
-        let is_most = bytes * 2 > grown.iter().map(|source| source.bytes).sum();
-        (is_most && calls_backward(definitions, self.recorded)).then_some(self.recorded)
+    /// Whether a source allocates in such a backward pass.
+    pub(super) fn has(&self, source: &GrowingSource) -> bool {
+        self.sources.contains(&source.site)
     }
-}
 
-/// What to do about the gradients of `backward(create_graph=True)`.
-pub(super) fn without_graph() -> String {
-    WITHOUT_GRAPH.to_owned()
+    /// The call of `backward(create_graph=True)`.
+    pub(super) fn call(&self, definitions: &Definitions) -> Option<StackId> {
+        calls_backward(definitions, self.recorded).then_some(self.recorded)
+    }
 }
 
 fn python_frames(definitions: &Definitions, stack: StackId) -> impl Iterator<Item = &Frame> {

@@ -8,7 +8,7 @@ mod sampler;
 
 use std::collections::BTreeMap;
 
-use memtrace_trace::ids::{ContextId, StackId};
+use memtrace_trace::ids::ContextId;
 
 use super::device_facts::{DeviceFacts, MAX_LINES, SharedFacts};
 use super::diagnostic::Diagnostic;
@@ -22,7 +22,7 @@ use crate::passes::pass::{BlockAllocated, BlockFreed, LifetimeEnded, OutOfMemory
 use crate::passes::stacks::StackTable;
 use crate::rules::{Meaning, RuleId};
 use crate::units::{count_text, number_text, size_text};
-use causes::{GraphsOfGradients, without_graph};
+use causes::{GraphsOfGradients, WITHOUT_GRAPH};
 use sampler::{GrowingSource, GrowthSampler};
 
 pub(super) use causes::{SAVE_FOR_BACKWARD, is_in_function};
@@ -102,6 +102,29 @@ impl Growing {
         })
     }
 
+    /// Adds the leak of gradients that have a graph, with all that grows with them. Returns the other leaks.
+    fn gradients_with_graph(
+        &self,
+        device: &DeviceFacts<'_>,
+        leaks: Vec<GrowingSource>,
+        issues: &mut Vec<Issue>,
+    ) -> Vec<GrowingSource> {
+        let Some(call) = self.graphs_of_gradients.call(device.inputs.locations.definitions()) else { return leaks };
+        let gradients: Vec<GrowingSource> =
+            leaks.iter().filter(|g| is_list(g) && self.graphs_of_gradients.has(g)).copied().collect();
+        let (kept, others): (Vec<GrowingSource>, Vec<GrowingSource>) =
+            leaks.into_iter().partition(|g| is_list(g) && grows_with(g, &gradients));
+        if matters(device, &kept) {
+            issues.push(Issue {
+                rule: &LEAK_IN_CPP,
+                place: Some((call, ContextId::NONE)),
+                fix: WITHOUT_GRAPH.to_owned(),
+                ..leak(device, &kept, self.sampler.turn())
+            });
+        }
+        others
+    }
+
     /// When the memory would be full if each turn needs `growth` bytes more. `None` after an out-of-memory error, and
     /// if the device's memory is unknown.
     fn forecast(&self, device: &DeviceFacts<'_>, growth: u64) -> Option<OomForecast> {
@@ -175,11 +198,8 @@ impl Diagnostic for Growing {
             others.into_iter().chain(graph).collect()
         };
         let turn = self.sampler.turn();
-        let call = self.graphs_of_gradients.call_of(&leaks, device.inputs.locations.definitions());
-        if let Some(call) = call.filter(|_| matters(device, &leaks)) {
-            issues.push(gradients_with_graph(device, &leaks, call, turn));
-        }
-        let groups = leaks_by_line(device, shared, leaks).into_iter().take(if call.is_some() { 0 } else { MAX_LINES });
+        let leaks = self.gradients_with_graph(device, leaks, issues);
+        let groups = leaks_by_line(device, shared, leaks).into_iter().take(MAX_LINES);
         issues.extend(groups.filter(|leaks| matters(device, leaks)).map(|leaks| leak(device, &leaks, turn)));
         // One forecast for all that grows.
         if let Some(largest) = issues[first..].first_mut()
@@ -316,12 +336,6 @@ fn leak(device: &DeviceFacts<'_>, leaks: &[GrowingSource], turn: LoopTurn) -> Is
         saves: Some(bytes).filter(|_| device.at_peak(largest.last_seq)),
         ..device.issue(if is_on_context { &LEAK_IN_CPP } else { &LEAK }, bytes)
     }
-}
-
-/// The leak of gradients that have a graph, and of all that grows with them. `call`: the call of `backward`.
-fn gradients_with_graph(device: &DeviceFacts<'_>, leaks: &[GrowingSource], call: StackId, turn: LoopTurn) -> Issue {
-    let issue = leak(device, leaks, turn);
-    Issue { rule: &LEAK_IN_CPP, place: Some((call, ContextId::NONE)), fix: without_graph(), ..issue }
 }
 
 /// The graphs that grow, and the inputs that they read.
