@@ -564,7 +564,7 @@ struct Context<'a> {
     holders: Holders,
     outputs: OutputNames,
     points: &'a ReleasePoints,
-    cache_growth: &'a BTreeMap<(StackId, ContextId), CacheGrowth>,
+    cache_growth: &'a BTreeMap<StackId, CacheGrowth>,
     machine: &'a Machine<'a>,
 }
 
@@ -862,7 +862,7 @@ impl Context<'_> {
     fn growing_kv_cache(&self, composition: &Composition) -> Option<GrowingKvCache> {
         let mut cache = GrowingKvCache::default();
         for (origin, amount) in composition.origins().filter(|(origin, _)| origin.category == Category::KvCache) {
-            let Some(growth) = self.cache_growth.get(&(origin.stack, origin.context)) else { continue };
+            let Some(growth) = self.cache_growth.get(&origin.stack) else { continue };
             cache.blocks += amount.blocks;
             cache.bytes += amount.bytes;
             cache.growth_bytes += growth.by.saturating_mul(amount.blocks.min(u64::from(growth.blocks)));

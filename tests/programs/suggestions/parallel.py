@@ -1,4 +1,5 @@
 """Trains a word model on two devices by nn.DataParallel, with the loss of all results on the first one."""
+# GPUs: 2
 import changes
 import torch
 from torch import nn

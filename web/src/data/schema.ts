@@ -733,6 +733,7 @@ export interface OomSummary {
   held_back_bytes?: number;
   in_use: MemoryState;
   largest_free_bytes: number;
+  largest_outside?: OutsideAllocation;
   optimizer_state_needed_bytes?: number;
   outside_pytorch: OwnerBytes[];
   outside_pytorch_bytes: number;
@@ -765,6 +766,12 @@ export interface OutlierStep {
   place: StackSummary;
   step: number;
   text: string;
+}
+
+export interface OutsideAllocation {
+  bytes: number;
+  owner: string;
+  place: StackSummary;
 }
 
 export interface OutsidePytorch {
@@ -1118,6 +1125,7 @@ export type RuleId =
   | 'optimizer-state-does-not-fit'
   | 'deferred-frees'
   | 'outputs-kept'
+  | 'stream-caches'
   | 'stray-context'
   | 'worker-context'
   | 'scaled-dot-product-attention'

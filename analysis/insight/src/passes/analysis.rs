@@ -7,7 +7,7 @@ use std::slice;
 
 use memtrace_trace::definition::TensorKind;
 use memtrace_trace::event::{Action, Event, Source};
-use memtrace_trace::ids::{ContextId, StackId};
+use memtrace_trace::ids::StackId;
 
 use super::category::Categorizer;
 use super::cuda_graphs::CudaGraphs;
@@ -55,8 +55,8 @@ pub struct Analysis {
     pub device_memory: BTreeMap<i16, DeviceMemory>,
     /// The sum over all owners, by location.
     pub locations: BTreeMap<MemoryLocation, OwnerUsage>,
-    /// By stack and module: how the blocks of a cache grow with each call that adds a token.
-    pub cache_growth: BTreeMap<(StackId, ContextId), CacheGrowth>,
+    /// By stack: how the blocks of a cache grow with each call that adds a token.
+    pub cache_growth: BTreeMap<StackId, CacheGrowth>,
     /// The CUDA graphs, and the private pools of PyTorch's allocator.
     pub cuda_graphs: CudaGraphs,
     /// By device: how much of the segments of PyTorch's allocator had no device memory.

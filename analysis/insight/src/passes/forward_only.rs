@@ -42,16 +42,16 @@ pub(super) struct ForwardOnlyCalls {
     uses: HashMap<StackId, ForwardOnlyUse>,
     /// The places that most training steps call once.
     in_each_step: HashSet<StackId>,
-    /// By stack and module.
-    cache_growth: BTreeMap<(StackId, ContextId), CacheGrowth>,
+    /// By stack.
+    cache_growth: BTreeMap<StackId, CacheGrowth>,
 }
 
-/// How the blocks of a cache that one module allocates at one stack grow with each call that adds a token.
+/// How the blocks of a cache that one stack allocates grow with each call that adds a token.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct CacheGrowth {
     /// By how many requested bytes each block grows.
     pub by: u64,
-    /// The maximum number of blocks that one call allocates. Blocks of earlier requests that the program keeps do not
+    /// The maximum number of blocks that one call of the model allocates. Blocks of earlier requests that the program keeps do not
     /// grow.
     pub blocks: u32,
 }
@@ -62,8 +62,8 @@ impl ForwardOnlyCalls {
         self.uses.get(&place).copied().unwrap_or(ForwardOnlyUse::Evaluation)
     }
 
-    /// By stack and module: how the blocks grow with each call that adds a token to a cache.
-    pub(super) fn cache_growth(&self) -> &BTreeMap<(StackId, ContextId), CacheGrowth> {
+    /// By stack: how the blocks grow with each call that adds a token to a cache.
+    pub(super) fn cache_growth(&self) -> &BTreeMap<StackId, CacheGrowth> {
         &self.cache_growth
     }
 
@@ -274,7 +274,13 @@ impl ForwardOnlyFinder {
         let in_each_step: HashSet<StackId> =
             self.places.iter().filter(|(_, place)| is_in_each_step(place)).map(|(id, _)| *id).collect();
         self.join(&mut uses, &in_each_step);
-        ForwardOnlyCalls { uses, in_each_step, cache_growth: self.cache_growth }
+        // The layers of a model allocate at one stack.
+        let mut cache_growth: BTreeMap<StackId, CacheGrowth> = BTreeMap::new();
+        for ((stack, _), of_module) in self.cache_growth {
+            let growth = cache_growth.entry(stack).or_default();
+            *growth = CacheGrowth { by: growth.by.max(of_module.by), blocks: growth.blocks + of_module.blocks };
+        }
+        ForwardOnlyCalls { uses, in_each_step, cache_growth }
     }
 
     /// Gives places without facts of their own the use of their neighbors: what always follows a rollout (the value of
@@ -356,12 +362,10 @@ mod tests {
         definitions
     }
 
-    /// The uses of the places that `main`, `other` and so on call, of a program of one letter per call. `m`, `o`, `e`,
-    /// `c`, `g` and `t`: calls of the trained model by these functions. `f`: `main` calls a frozen model. `+`: `main`
+    /// The calls of a program of one letter per call. `m`, `o`, `e`, `c`, `g` and `t`: calls of the trained model by these functions. `f`: `main` calls a frozen model. `+`: `main`
     /// calls a model whose cache grows by a token. `=`: `main` calls two layers with such caches at one line. `T`: a
     /// training call and its backward pass. `l`: a loss.
-    fn uses(program: &str, has_loaders: bool) -> Vec<ForwardOnlyUse> {
-        let place = |caller: usize| StackId(2 * caller as u32 + 2);
+    fn calls(program: &str, has_loaders: bool) -> ForwardOnlyCalls {
         let mut finder = ForwardOnlyFinder::default();
         let mut tokens = 0;
         for letter in program.chars() {
@@ -394,8 +398,24 @@ mod tests {
                 finder.begins(StackId::NONE);
             }
         }
-        let calls = finder.finish(&definitions(), has_loaders);
+        finder.finish(&definitions(), has_loaders)
+    }
+
+    fn place(caller: usize) -> StackId {
+        StackId(2 * caller as u32 + 2)
+    }
+
+    /// The uses of the places that `main`, `other` and so on call.
+    fn uses(program: &str, has_loaders: bool) -> Vec<ForwardOnlyUse> {
+        let calls = calls(program, has_loaders);
         (0..CALLERS.len()).map(|caller| calls.use_of(place(caller))).collect()
+    }
+
+    #[test]
+    fn a_cache_grows_by_the_blocks_of_one_call() {
+        let growth = |program: &str| calls(program, false).cache_growth().get(&StackId(51)).copied();
+        assert_eq!(growth("++"), None);
+        assert_eq!(growth("++++++++"), Some(CacheGrowth { by: 512, blocks: 2 }), "keys and values");
     }
 
     #[test]

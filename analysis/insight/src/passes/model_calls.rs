@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use memtrace_trace::event::{Action, Event, Flags};
 use memtrace_trace::file::Definitions;
-use memtrace_trace::ids::{ContextId, FrameId, StackId, ThreadId};
+use memtrace_trace::ids::{FrameId, StackId, ThreadId};
 
 use super::forward_only::{CacheGrowth, ForwardOnlyCalls, ForwardOnlyFinder};
 use super::stacks::{StackFacts, StackTable};
@@ -156,8 +156,8 @@ impl ModelCalls {
         self.forward_only.use_of(place)
     }
 
-    /// By stack and module: how the blocks grow with each call that adds a token to a cache.
-    pub(super) fn cache_growth(&self) -> &BTreeMap<(StackId, ContextId), CacheGrowth> {
+    /// By stack: how the blocks grow with each call that adds a token to a cache.
+    pub(super) fn cache_growth(&self) -> &BTreeMap<StackId, CacheGrowth> {
         self.forward_only.cache_growth()
     }
 

@@ -43,7 +43,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use memtrace_trace::event::{Action, Event, Flags};
-use memtrace_trace::ids::{ContextId, FrameId, StackId, ThreadId};
+use memtrace_trace::ids::{FrameId, StackId, ThreadId};
 
 pub use event::{EventClassification, Phase, ProgramPosition};
 
@@ -168,8 +168,8 @@ impl PhaseTracker {
         ended.saturating_add(self.dropped.ended_steps())
     }
 
-    /// By stack and module: how the blocks grow with each call that adds a token to a cache.
-    pub fn cache_growth(&self) -> &BTreeMap<(StackId, ContextId), CacheGrowth> {
+    /// By stack: how the blocks grow with each call that adds a token to a cache.
+    pub fn cache_growth(&self) -> &BTreeMap<StackId, CacheGrowth> {
         self.evaluations.calls.cache_growth()
     }
 
