@@ -2,13 +2,13 @@
 
 import type { DeviceSummary, OomSummary, ProcessSummary } from '../../data/schema';
 import { el } from '../../dom';
-import { bytes, count, explained, facts, inBlocks, joined, type Part } from '../figures';
+import { bytes, count, explained, facts, joined, type Part } from '../figures';
 
 /** What the terminal reports besides categories and largest allocations. */
 export function remarks(process: ProcessSummary, device: DeviceSummary): HTMLElement | null {
   const found = explained(device);
   if (!found) return null;
-  const { state, path, oom } = found;
+  const { state, oom } = found;
   const rows: [string, Part[]][] = [];
   if (oom) rows.push(...oomFacts(device, oom));
   else if (state.allocated_at?.location)
