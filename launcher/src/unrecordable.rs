@@ -49,7 +49,7 @@ impl Obstacle {
     pub(crate) fn text(self) -> &'static str {
         match self {
             Obstacle::OtherUser => "it runs as another user",
-            Obstacle::StaticallyLinked => "it is statically linked",
+            Obstacle::StaticallyLinked => load::STATICALLY_LINKED,
             Obstacle::OtherMachine => "it is a program for another machine, such as a 32-bit program",
             Obstacle::PreloadRemoved => "LD_PRELOAD in its environment does not name memtrace's library",
             Obstacle::LibraryNotVisible => "its file system does not contain memtrace's library (container or chroot)",

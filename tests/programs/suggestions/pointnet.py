@@ -10,10 +10,8 @@ POINTS, PARTS = 3072, 50
 
 
 def shared(*widths):
-    return nn.Sequential(*(
-        nn.Sequential(nn.Conv1d(before, after, 1), nn.BatchNorm1d(after), nn.ReLU())
-        for before, after in zip(widths, widths[1:])
-    ))
+    pairs = zip(widths, widths[1:])
+    return nn.Sequential(*(nn.Sequential(nn.Conv1d(a, b, 1), nn.BatchNorm1d(b), nn.ReLU()) for a, b in pairs))
 
 
 class Transform(nn.Module):

@@ -38,8 +38,7 @@ def log_probabilities(agent, frames, actions):
 def collect(agent):
     frames = torch.rand(STEPS * ENVIRONMENTS, 4, 84, 84, device="cuda", dtype=CHANGES.dtype)
     actions = torch.zeros(STEPS * ENVIRONMENTS, dtype=torch.long, device="cuda")
-    parts = 4 if "smaller-evaluation-batch" in CHANGES else 1
-    pairs = [*zip(frames.chunk(parts), actions.chunk(parts))]
+    pairs = [*zip(*(t.chunk(4 if "smaller-evaluation-batch" in CHANGES else 1) for t in (frames, actions)))]
     old = torch.cat([log_probabilities(agent, some, taken)[0] for some, taken in pairs])
     values = torch.cat([agent["value"](some).squeeze(1) for some, _ in pairs])
     returns = [torch.rand(ENVIRONMENTS, device="cuda")]

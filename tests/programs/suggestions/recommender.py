@@ -1,4 +1,4 @@
-"""Trains a recommender on clicks, two large embedding tables under an MLP, and zeroes gradients after the forward pass."""
+"""Trains a recommender on clicks, an MLP over two embedding tables, and zeroes gradients after the forward pass."""
 import changes
 import torch
 from torch import nn

@@ -6,8 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 OWN = ("smaller-batches", "checkpoint-layers", "no-grad", "freeze-unused", "bfloat16-model")
-CHANGES = changes.parse(*OWN, *changes.ADAM, *changes.FORWARD)
-WIDTH, HEADS = 512, 8
+CHANGES, WIDTH, HEADS = changes.parse(*OWN, *changes.ADAM, *changes.FORWARD), 512, 8
 
 
 class Denoiser(nn.Module):
@@ -56,18 +55,16 @@ batch, accumulate = CHANGES.batches(12)
 for step in range(4):
     for micro in range(accumulate):
         latents, noise = torch.randn(2, batch, 4, 32, 32, **like)
-        captions = torch.zeros(batch, 77, dtype=torch.long, device="cuda")
-        times = torch.zeros(batch, dtype=torch.long, device="cuda")
+        captions, times = [torch.zeros(*shape, dtype=torch.long, device="cuda") for shape in ((batch, 77), (batch,))]
         keep = signal[times].view(-1, 1, 1, 1)
         with CHANGES.around_forward():
             with torch.set_grad_enabled("no-grad" not in CHANGES):
                 context = text_encoder(captions)
-            predicted = denoiser(keep.sqrt() * latents + (1 - keep).sqrt() * noise, times, context)
-            loss = F.mse_loss(predicted, noise) / accumulate
+            noised = keep.sqrt() * latents + (1 - keep).sqrt() * noise
+            loss = F.mse_loss(denoiser(noised, times, context), noise) / accumulate
         loss.backward()
     optimizer.step()
     optimizer.zero_grad()
     with torch.no_grad():
-        for slow, fast in zip(average.parameters(), denoiser.parameters()):
-            slow.lerp_(fast, 0.001)
+        torch._foreach_lerp_([*average.parameters()], [*denoiser.parameters()], 0.001)
 changes.done()

@@ -1,4 +1,4 @@
-"""Continues the training of a language model whose output layer is tied to the embedding, three micro-batches a step."""
+"""Continues the training of a language model whose output layer is the embedding, three micro-batches a step."""
 import changes
 import torch
 import torch.nn as nn

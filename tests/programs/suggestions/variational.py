@@ -1,6 +1,5 @@
 """Trains a variational autoencoder with a trainer object that reconstructs a larger batch after training."""
 from itertools import pairwise
-
 import changes
 import torch
 from torch import nn
@@ -32,8 +31,7 @@ class VAE(nn.Module):
 
 class Trainer:
     def __init__(self, model, batch_size):
-        self.model = model
-        self.batch, self.accumulate = CHANGES.batches(batch_size)
+        self.model, (self.batch, self.accumulate) = model, CHANGES.batches(batch_size)
         self.optimizer = CHANGES.optimizer(torch.optim.Adam, model, lr=2e-4, betas=(0.5, 0.999))
 
     def images(self, count):
@@ -41,9 +39,8 @@ class Trainer:
 
     def loss(self, images):
         logits, mean, log_variance = self.model(images)
-        pixels = nn.functional.binary_cross_entropy_with_logits(logits, images, reduction="sum")
-        divergence = -0.5 * (1 + log_variance - mean.square() - log_variance.exp()).sum()
-        return (pixels + 0.1 * divergence) / len(images) / self.accumulate
+        pixels = nn.functional.binary_cross_entropy_with_logits(logits, images)
+        return pixels - 0.01 * (1 + log_variance - mean.square() - log_variance.exp()).mean()
 
     def fit(self, steps):
         for number in range(steps * self.accumulate):
@@ -51,7 +48,7 @@ class Trainer:
                 loss = self.loss(self.images(self.batch))
             if number % self.accumulate == 0:
                 self.optimizer.zero_grad()
-            loss.backward()
+            (loss / self.accumulate).backward()
             if (number + 1) % self.accumulate == 0:
                 self.optimizer.step()
                 if "set-to-none" in CHANGES:
@@ -61,14 +58,13 @@ class Trainer:
         parts, total = (4 if "smaller-evaluation-batch" in CHANGES else 1), 0
         with torch.set_grad_enabled("no-grad" not in CHANGES):
             for _ in range(parts):
-                images = self.images(examples // parts)
-                total += (torch.sigmoid(self.model(images)[0]) - images).square().mean().detach() / parts
+                total += self.loss(self.images(examples // parts)).detach() / parts
         return total
 
 
 vae = VAE().to("cuda", CHANGES.dtype)
 CHANGES.checkpoint("*coder.*", vae)
 trainer = Trainer(vae, 48)
-trainer.fit(5)
+trainer.fit(steps=5)
 trainer.error()
 changes.done()

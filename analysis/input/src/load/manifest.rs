@@ -18,6 +18,9 @@ use crate::error::{Error, Result};
 use crate::folder::RunFolder;
 use crate::json_file;
 
+/// The reason why a statically linked program is not recorded.
+pub const STATICALLY_LINKED: &str = "it is statically linked";
+
 /// The format version. It is raised when a field changes its name or meaning.
 pub const MANIFEST_VERSION: u32 = 2;
 /// The manifest's file name in the run folder.
@@ -513,7 +516,9 @@ impl Manifest {
             add(true, format!("memtrace refused {count} recording {requests}: {reason}"));
         }
         let mut groups: BTreeMap<(bool, &str), Vec<String>> = BTreeMap::new();
-        for process in &self.unrecordable {
+        // A helper such as ldconfig loads no library, so no CUDA either.
+        let is_helper = |process: &&UnrecordableProcess| !process.uses_cuda && process.reason == STATICALLY_LINKED;
+        for process in self.unrecordable.iter().filter(|process| !is_helper(process)) {
             let program = process.program.rsplit('/').next().filter(|name| !name.is_empty()).unwrap_or("a process");
             let group = groups.entry((!process.uses_cuda, &process.reason)).or_default();
             group.push(format!("{program} ({})", process.pid));
@@ -615,9 +620,10 @@ mod tests {
             uses_cuda,
             lost_events: 0,
         };
+        let helper = UnrecordableProcess { reason: STATICALLY_LINKED.to_owned(), ..process(6, false) };
         let manifest = Manifest {
             refused: BTreeMap::from([("too many".to_owned(), 2)]),
-            unrecordable: (1..=5).map(|pid| process(pid, pid > 1)).collect(),
+            unrecordable: (1..=5).map(|pid| process(pid, pid > 1)).chain([helper]).collect(),
             unchecked: 1,
             ..Manifest::default()
         };

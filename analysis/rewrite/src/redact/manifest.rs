@@ -5,9 +5,10 @@ use serde_json::{Map, Value};
 use super::texts::Texts;
 use memtrace_input::printable;
 
-/// Keys whose texts come from memtrace: times, states, reasons.
-const OURS: [&str; 13] = [
+/// Keys whose texts come from memtrace or the driver: times, states, reasons, the product name of the GPU.
+const OURS: [&str; 14] = [
     "memtrace",
+    "gpu",
     "state",
     "started",
     "ended",
@@ -122,6 +123,7 @@ mod tests {
         let text = r#"{"version": 2, "command": ["python", "acme_train.py", "--user", "alice"],
             "directory": "/home/alice", "host": "acme-gpu-7",
             "machine": {"name": "acme-gpu-7", "kernel": "6.1-acme", "cpus": 8}, "exit": {"code": 0},
+            "simulated": {"gpu": "NVIDIA H100 80GB HBM3"},
             "processes": [{"pid": 7, "env": {"RANK": "3", "SLURM_JOB_NAME": "acme", "PYTORCH_CUDA_ALLOC_CONF":
             "expandable_segments:True", "LOCAL_RANK": "alice"}, "counters": {"names_us": 5}, "end_reason": "exited",
             "notices": [{"topic": "python", "text": "verified", "status": "works"}], "new": "acme"}],
@@ -142,6 +144,7 @@ mod tests {
             (&"python".into(), &"it is setuid".into())
         );
         assert_eq!(value["host"], value["machine"]["name"]);
+        assert_eq!(value["simulated"]["gpu"], "NVIDIA H100 80GB HBM3");
         assert!(info(&mut texts, "[1]").is_err());
     }
 }
