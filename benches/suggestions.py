@@ -176,12 +176,24 @@ def main():
 
     gpus = torch.cuda.device_count() if frame.GPU else 2
     runs = [(name, limit) for name, limits in programs(gpus).items() if not chosen or name in chosen for limit in [None, *limits]]
+    failed = []
+
+    def measured(run):
+        try:
+            return measure(*run)
+        except RuntimeError as error:
+            failed.append(run)
+            frame.say(f"error: {error}")
+            return []
+
     # No figure is a time, so the programs can run beside each other.
     with ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)) // 2)) as pool:
-        found = [row for rows in pool.map(lambda run: measure(*run), runs) for row in rows]
+        found = [row for rows in pool.map(measured, runs) for row in rows]
 
     frame.done("suggestions", rows_of(found), about="The peak that a suggestion announces, and the peak of the same program with that change. The error is the "
                "difference in percent of the measured peak.", **frame.conditions(torch))
+    if failed:
+        sys.exit(f"error: {len(failed)} programs failed: {' '.join(sorted({name for name, _ in failed}))}")
 
 
 if __name__ == "__main__":
