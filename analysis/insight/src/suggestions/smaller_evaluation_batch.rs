@@ -3,7 +3,7 @@
 use super::change::{Change, ChangedBlocks, FORWARD_ONLY, Order, SuggestionRule, Value};
 use super::facts::Facts;
 use super::recorded::Recorded;
-use super::recorded::batch::kept_places;
+use super::recorded::batch::{joined, kept_places};
 use super::recorded::span::Span;
 use crate::passes::category::Category;
 use crate::passes::lifetimes::BlockLifetime;
@@ -66,6 +66,7 @@ impl Change for SmallerEvaluationBatch {
 /// Halves what an evaluation computes.
 fn halve_evaluation(recorded: &Recorded<'_>, spans: &mut [Span]) {
     let kept = kept_places(recorded);
+    let joined = joined(recorded, &kept);
     let passes = recorded.blocks.last().map_or(0, |block| block.start.backward_passes);
     // An evaluation with gradients that an error ends looks like a forward pass of training.
     let is_interrupted = |block: &BlockLifetime| {
@@ -77,6 +78,7 @@ fn halve_evaluation(recorded: &Recorded<'_>, spans: &mut [Span]) {
         if (block.start.phase.is_forward_only() || is_interrupted(block))
             && computed
             && !kept.contains(&(block.start.stack, block.start.context))
+            && !joined.contains(&span.block)
         {
             span.requested = span.requested.div_ceil(2);
         }

@@ -49,6 +49,7 @@ pub(crate) fn depends_on_batch(recorded: &Recorded<'_>, block: &BlockLifetime, i
         Phase::Optimizer => false,
     };
     in_model
+        && !(is_training && recorded.is_evaluated_step(block.start.step))
         && !recorded.is_outlier(block.start.stack)
         && match block.category {
             Category::Activation | Category::Input | Category::KvCache => true,
@@ -134,14 +135,57 @@ pub(crate) fn lasting_places(recorded: &Recorded<'_>) -> HashSet<(StackId, Conte
     lasting
 }
 
+/// The steps with forward passes and without a backward pass in a run that has them: what autograd recorded there was
+/// an evaluation without `torch.no_grad()`. `is_interrupted`: the last step can lack its backward pass.
+pub(crate) fn evaluated_steps(blocks: &[BlockLifetime], is_interrupted: bool) -> HashSet<u32> {
+    let in_steps = || blocks.iter().filter(|block| block.start.step != BEFORE_STEPS);
+    let steps = |phase: Phase| in_steps().filter(move |b| b.start.phase == phase).map(|b| b.start.step).collect();
+    let (trained, mut evaluated): (HashSet<u32>, HashSet<u32>) = (steps(Phase::Backward), steps(Phase::Forward));
+    evaluated.retain(|step| !trained.contains(step));
+    if let Some(last) = in_steps().map(|block| block.start.step).max().filter(|_| is_interrupted) {
+        evaluated.remove(&last);
+    }
+    if trained.is_empty() { HashSet::new() } else { evaluated }
+}
+
+/// The blocks that join results kept at places of `kept`, and what code outside modules computes from them: as large
+/// with smaller batches.
+pub(crate) fn joined(recorded: &Recorded<'_>, kept: &HashSet<(StackId, ContextId)>) -> HashSet<u32> {
+    let place = |block: &BlockLifetime| (block.start.stack, block.start.context);
+    // By place: the blocks in use and their requested bytes.
+    let mut in_use: HashMap<(StackId, ContextId), (u32, u64)> = HashMap::new();
+    let (mut joined, mut follows) = (HashSet::new(), false);
+    for event in &recorded.events {
+        let block = &recorded.blocks[event.block as usize];
+        if kept.contains(&place(block)) {
+            let (blocks, bytes) = in_use.entry(place(block)).or_default();
+            if event.allocates {
+                (*blocks, *bytes) = (*blocks + 1, *bytes + block.requested());
+            } else {
+                (*blocks, *bytes) = (blocks.saturating_sub(1), bytes.saturating_sub(block.requested()));
+            }
+        }
+        if !event.allocates || !block.start.phase.is_forward_only() {
+            continue;
+        }
+        let is_join = || in_use.values().any(|(blocks, bytes)| *blocks > 1 && *bytes == block.requested());
+        follows = block.start.context.is_none() && !kept.contains(&place(block)) && (follows || is_join());
+        if follows {
+            joined.insert(event.block);
+        }
+    }
+    joined
+}
+
 /// Halves what depends on the batch.
 pub(crate) fn halve(recorded: &Recorded<'_>, is_training: bool, spans: &mut [Span]) {
     let kept = if is_training { lasting_places(recorded) } else { kept_places(recorded) };
+    let joined = if is_training { HashSet::new() } else { joined(recorded, &kept) };
     for span in spans {
         let block = &recorded.blocks[span.block as usize];
         let is_kept =
             || kept.contains(&(block.start.stack, block.start.context)) && block.category != Category::KvCache;
-        if depends_on_batch(recorded, block, is_training) && !is_kept() {
+        if depends_on_batch(recorded, block, is_training) && !is_kept() && !joined.contains(&span.block) {
             span.requested = span.requested.div_ceil(2);
         }
     }

@@ -99,6 +99,8 @@ struct UnusualPlaces {
     /// Passes without gradients that each training step makes before its backward pass: of a teacher, or of the policy
     /// as it was.
     in_each_step: HashSet<StackId>,
+    /// Steps that only evaluate, with gradients.
+    evaluated_steps: HashSet<u32>,
 }
 
 impl<'a> Recorded<'a> {
@@ -163,6 +165,7 @@ impl<'a> Recorded<'a> {
                 no_workspaces,
                 outliers: BTreeSet::new(),
                 in_each_step: batch::forward_only_in_each_step(&blocks),
+                evaluated_steps: batch::evaluated_steps(&blocks, failed.is_some()),
             },
             blocks,
             nodes: definitions.contexts.iter().map(|context| NodeKind::of(&context.node)).collect(),
@@ -178,6 +181,11 @@ impl<'a> Recorded<'a> {
     /// Whether this place requests far more in one step than in others, which did not follow from the batch.
     pub(crate) fn is_outlier(&self, stack: StackId) -> bool {
         self.places.outliers.contains(&stack)
+    }
+
+    /// Whether the step only evaluates, although autograd records.
+    pub(crate) fn is_evaluated_step(&self, step: u32) -> bool {
+        self.places.evaluated_steps.contains(&step)
     }
 
     /// Whether each training step makes this pass without gradients before its backward pass.
