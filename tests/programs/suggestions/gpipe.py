@@ -3,7 +3,7 @@ import changes
 import torch
 from torch import nn
 
-CHANGES = changes.parse("backward-each", *changes.ADAM)
+CHANGES = changes.parse("backward-each", "checkpoint-layers", "offload-activations", *changes.ADAM)
 WIDTH, MICRO_BATCHES = 768, 4
 
 
@@ -17,11 +17,13 @@ class Mixer(nn.Module):
 
 
 model = nn.Sequential(*[Mixer() for _ in range(5)]).cuda()
+CHANGES.checkpoint("*", model)
 optimizer = CHANGES.optimizer(torch.optim.AdamW, model, lr=1e-4)
 
 
 def loss_of(batch):
-    return nn.functional.mse_loss(model(batch), batch) / MICRO_BATCHES
+    with CHANGES.around_forward():
+        return nn.functional.mse_loss(model(batch), batch) / MICRO_BATCHES
 
 
 for step in range(5):

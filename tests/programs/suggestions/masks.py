@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-CHANGES = changes.parse("share-buffers", "smaller-batches", *changes.ADAM)
+CHANGES = changes.parse("share-buffers", "smaller-batches", "checkpoint-layers", "offload-activations", *changes.ADAM)
 WIDTH, HEADS, LONGEST, LAYERS = 384, 6, 2048, 8
 
 
@@ -40,12 +40,16 @@ class Model(nn.Module):
 
 
 model = Model().cuda()
+CHANGES.checkpoint("layers.*", model)
 optimizer = CHANGES.optimizer(torch.optim.AdamW, model, lr=1e-4)
 size, accumulate = CHANGES.batches(8)
 for step in range(4):
     for _ in range(accumulate):
         ids = torch.zeros(size, 256, dtype=torch.long, device="cuda")
-        (functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten()) / accumulate).backward()
+        with CHANGES.around_forward():
+            loss = functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten()) / accumulate
+        loss.backward()
+        del loss
     optimizer.step()
     optimizer.zero_grad()
 changes.done()

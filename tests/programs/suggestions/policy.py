@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-CHANGES = changes.parse("chunked-cross-entropy", *changes.ADAM)
+CHANGES = changes.parse("chunked-cross-entropy", "checkpoint-layers", "offload-activations", *changes.ADAM)
 VOCABULARY, WIDTH = 24000, 384
 
 
@@ -36,13 +36,15 @@ def log_probabilities(model, ids):
 
 
 model = Policy().cuda()
+CHANGES.checkpoint("layers.*", model)
 optimizer = CHANGES.optimizer(torch.optim.AdamW, model, lr=1e-6)
 for step in range(4):
     ids = torch.zeros(8, 384, dtype=torch.long, device="cuda")
     with torch.no_grad():
         old = log_probabilities(model, ids)
-    new = log_probabilities(model, ids)
-    loss = -(torch.exp(new - old) * torch.randn(8, 1, device="cuda")).mean()
+    with CHANGES.around_forward():
+        new = log_probabilities(model, ids)
+        loss = -(torch.exp(new - old) * torch.randn(8, 1, device="cuda")).mean()
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()

@@ -3,7 +3,7 @@ import changes
 import torch
 from torch import nn
 
-CHANGES = changes.parse("share-buffers", *changes.ADAM)
+CHANGES = changes.parse("share-buffers", "smaller-batches", "checkpoint-layers", "offload-activations", *changes.ADAM)
 WIDTH, LONGEST, LAYERS = 512, 32768, 8
 
 
@@ -40,10 +40,16 @@ class Model(nn.Module):
 
 
 model = Model().cuda()
+CHANGES.checkpoint("layers.*", model)
 optimizer = CHANGES.optimizer(torch.optim.AdamW, model, lr=1e-4)
+size, accumulate = CHANGES.batches(4)
 for step in range(4):
-    x = torch.randn(4, 512, WIDTH, device="cuda")
-    model(x).square().mean().backward()
+    for _ in range(accumulate):
+        x = torch.randn(size, 512, WIDTH, device="cuda")
+        with CHANGES.around_forward():
+            loss = model(x).square().mean() / accumulate
+        loss.backward()
+        del x, loss
     optimizer.step()
     optimizer.zero_grad()
 changes.done()

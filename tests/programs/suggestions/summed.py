@@ -3,7 +3,7 @@ import changes
 import torch
 from torch import nn
 
-CHANGES = changes.parse("backward-each", *changes.SGD)
+CHANGES = changes.parse("backward-each", "checkpoint-layers", "offload-activations", *changes.SGD)
 CROPS = 3
 
 
@@ -22,13 +22,15 @@ class Stack(nn.Module):
 
 
 model = Stack().cuda()
+CHANGES.checkpoint("blocks.*", model)
 optimizer = CHANGES.optimizer(torch.optim.SGD, model, lr=0.01, momentum=0.9)
 labels = torch.zeros(16, dtype=torch.long, device="cuda")
 for step in range(4):
     total = 0
     for crop in range(CROPS):
         images = torch.randn(16, 3, 96, 96, device="cuda")
-        loss = nn.functional.cross_entropy(model(images), labels)
+        with CHANGES.around_forward():
+            loss = nn.functional.cross_entropy(model(images), labels)
         if "backward-each" in CHANGES:
             (loss / CROPS).backward()
         else:

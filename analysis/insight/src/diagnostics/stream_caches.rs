@@ -43,8 +43,9 @@ pub(crate) struct StreamCaches {
     bytes: u64,
     /// The number of these streams.
     streams: usize,
-    /// The requested bytes.
+    /// The requested bytes, and where.
     requested: u64,
+    requested_at: Site,
     /// Reserved bytes, including the request if it succeeded.
     reserved: u64,
     /// Whether the request failed.
@@ -64,14 +65,16 @@ impl StreamCaches {
         {
             return None;
         }
-        let (place, _) = self.by_source.first()?;
+        // PyTorch does not know the source of a segment any more once its blocks were merged.
+        let known = self.by_source.iter().map(|(site, _)| *site).find(|(stack, _)| !stack.is_none());
+        let place = known.unwrap_or(self.requested_at);
         let verb = if self.failed { "could not reserve" } else { "reserved" };
         let mut evidence = vec![format!(
             "the allocator {verb} {} more for another stream although that much was free: it keeps a cache for each \
              stream",
             size_text(self.requested)
         )];
-        for (site, bytes) in &self.by_source {
+        for (site, bytes) in self.by_source.iter().filter(|((stack, _), _)| !stack.is_none()) {
             evidence.push(format!("{} of it was allocated at {}", size_text(*bytes), device.line(*site)));
         }
         Some(Issue {
@@ -82,7 +85,7 @@ impl StreamCaches {
                 count_text(self.streams as u64)
             ),
             evidence,
-            place: Some(*place),
+            place: Some(place),
             fix: "make streams once and use them again, instead of torch.cuda.Stream() in each step; or allocate \
                   before torch.cuda.stream(), on the default stream"
                 .to_owned(),
@@ -122,7 +125,8 @@ impl Pass for StreamCaches {
         by_source.sort_by_key(|(site, bytes)| (std::cmp::Reverse(*bytes), *site));
         by_source.truncate(MAX_LINES);
         let (streams, reserved) = (streams.len(), usage.reserved);
-        *self = StreamCaches { bytes: cached, streams, requested: bytes, reserved, failed, by_source };
+        let requested_at = (e.stack, e.context);
+        *self = StreamCaches { bytes: cached, streams, requested: bytes, requested_at, reserved, failed, by_source };
     }
 }
 
