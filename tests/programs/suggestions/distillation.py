@@ -42,9 +42,9 @@ class Distiller:
 
     def loss(self, ids, tags):
         with torch.no_grad():
-            wanted = F.softmax(self.teacher(ids) / TEMPERATURE, dim=-1)
+            targets = F.softmax(self.teacher(ids) / TEMPERATURE, dim=-1)
         logits = self.student(ids)
-        soft = F.kl_div(F.log_softmax(logits / TEMPERATURE, dim=-1), wanted, reduction="sum") / tags.numel()
+        soft = F.kl_div(F.log_softmax(logits / TEMPERATURE, dim=-1), targets, reduction="sum") / tags.numel()
         return F.cross_entropy(logits.flatten(0, 1), tags.flatten()) + TEMPERATURE**2 * soft
 
     def fit(self, steps):

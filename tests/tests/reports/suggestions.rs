@@ -16,8 +16,8 @@ const SAVES_MORE: [&str; 4] = ["gpipe", "graph", "segmentation", "summed"];
 /// wrong answer whether the program fits.
 fn wrong(outcomes: &[Outcome]) -> Vec<&Outcome> {
     let saves_more = |outcome: &Outcome| {
-        SAVES_MORE.contains(&&*outcome.program)
-            && matches!((&outcome.changed, outcome.announced), (Changed::Peak(peak), Some(announced)) if announced > *peak)
+        let Changed::Peak(peak) = outcome.changed else { return false };
+        SAVES_MORE.contains(&&*outcome.program) && outcome.announced.is_some_and(|announced| announced > peak)
     };
     let is_far = |outcome: &Outcome| outcome.error_percent().is_some_and(|error| error > MAXIMUM_ERROR);
     let too_far = |outcome: &Outcome| is_far(outcome) && !saves_more(outcome);

@@ -164,9 +164,9 @@ impl Diagnostic for ReferenceCycles {
 
     fn issues(&self, device: &DeviceFacts<'_>, _: &SharedFacts, issues: &mut Vec<Issue>) {
         let issue = self.issue(device);
-        // A leak of the same blocks already says what to do about the cycle.
-        let is_said = |issue: &Issue| issues.iter().any(|other| other.place == issue.place && other.fix == issue.fix);
-        issues.extend(issue.filter(|issue| !is_said(issue)));
+        // A leak of the same blocks can have the same fix.
+        let is_known = |issue: &Issue| issues.iter().any(|other| other.place == issue.place && other.fix == issue.fix);
+        issues.extend(issue.filter(|issue| !is_known(issue)));
     }
 }
 

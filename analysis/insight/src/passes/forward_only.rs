@@ -51,8 +51,8 @@ pub(super) struct ForwardOnlyCalls {
 pub struct CacheGrowth {
     /// By how many requested bytes each block grows.
     pub by: u64,
-    /// The maximum number of blocks that one call of the model allocates. Blocks of earlier requests that the program keeps do not
-    /// grow.
+    /// The maximum number of blocks that one call of the model allocates. Blocks of earlier requests that the program
+    /// keeps do not grow.
     pub blocks: u32,
 }
 
@@ -362,9 +362,10 @@ mod tests {
         definitions
     }
 
-    /// The calls of a program of one letter per call. `m`, `o`, `e`, `c`, `g` and `t`: calls of the trained model by these functions. `f`: `main` calls a frozen model. `+`: `main`
-    /// calls a model whose cache grows by a token. `=`: `main` calls two layers with such caches at one line. `T`: a
-    /// training call and its backward pass. `l`: a loss.
+    /// The calls of a program of one letter per call. `m`, `o`, `e`, `c`, `g` and `t`: calls of the trained model by
+    /// functions with these initials. `f`: `main` calls a frozen model. `+`: `main` calls a model whose cache grows by
+    /// a token. `=`: `main` calls two layers with such caches at one line. `T`: a training call and its backward pass.
+    /// `l`: a loss.
     fn calls(program: &str, has_loaders: bool) -> ForwardOnlyCalls {
         let mut finder = ForwardOnlyFinder::default();
         let mut tokens = 0;

@@ -1,7 +1,7 @@
 //! Places of the program that request far more in one step than in all others: a picture with many boxes, a long text.
 //!
-//! The tensor that causes it can be tiny, so the inputs of the step need not be larger. If the first request of the step
-//! is an outlier too, the batch is larger, and with it all that follows.
+//! The tensor that causes it can be tiny, so the inputs of the step need not be larger. If the first request of the
+//! step is an outlier too, the batch is larger, and with it all that follows.
 
 use std::collections::BTreeSet;
 

@@ -101,8 +101,8 @@ pub fn allocation_error(library: &str) -> Option<&'static str> {
     ALLOCATION_ERRORS.iter().find(|(name, _)| *name == library).map(|(_, error)| *error)
 }
 
-/// How a program limits the memory that a library takes from CUDA in advance, by the library's name. The sources are the
-/// libraries' manuals.
+/// How a program limits the memory that a library takes from CUDA in advance, by the library's name. The sources are
+/// the libraries' manuals.
 static SHARES: &[(&str, &str)] = &[
     ("JAX", "XLA_PYTHON_CLIENT_MEM_FRACTION=.40, or XLA_PYTHON_CLIENT_PREALLOCATE=false"),
     ("TensorFlow", "tf.config.experimental.set_memory_growth(gpu, True)"),

@@ -13,8 +13,8 @@ use crate::rules::{RuleId, is_data_parallel_gather};
 
 pub(super) static RULE: SuggestionRule = SuggestionRule {
     id: RuleId::LossInReplicas,
-    action: "compute the loss inside the module that nn.DataParallel wraps: {place} gathers the results of {count} GPUs \
-             on this one",
+    action: "compute the loss inside the module that nn.DataParallel wraps: {place} gathers the results of {count} \
+             GPUs on this one",
     condition: "nn.DataParallel gathers results that are at least a twentieth of the peak.",
     method: "The gathered results vanish. What code outside modules allocates from them, forward and backward, is \
              divided by the number of devices.",
@@ -99,13 +99,13 @@ fn has_gather(recorded: &Recorded<'_>, stack: StackId) -> bool {
 
 /// The number of devices whose results are gathered: how often this device's own result fits into them.
 fn devices(recorded: &Recorded<'_>, gathered: &BlockLifetime) -> Option<u64> {
-    let before = recorded.blocks.iter().filter(|block| {
+    let mut before = recorded.blocks.iter().filter(|block| {
         block.allocated < gathered.allocated
             && block.freed > gathered.allocated
             && block.start.step == gathered.start.step
             && block.start.phase == Phase::Forward
     });
-    let last = before.filter(|block| block.size() * MAX_DEVICES * 2 >= gathered.size()).last()?;
+    let last = before.rfind(|block| block.size() * MAX_DEVICES * 2 >= gathered.size())?;
     let devices = (gathered.requested() + last.requested() / 2) / last.requested().max(1);
     let is_even = (devices * last.requested()).abs_diff(gathered.requested()) <= gathered.requested() / UNEVEN;
     (is_even && (2..=MAX_DEVICES).contains(&devices)).then_some(devices)
