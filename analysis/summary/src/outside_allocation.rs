@@ -6,7 +6,7 @@ use memtrace_insight::units::size_text;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::summary::OomSummary;
+use crate::step_estimate::StepEstimate;
 
 /// An allocation from CUDA outside PyTorch's caching allocator.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
@@ -21,11 +21,11 @@ pub struct OutsideAllocation {
 }
 
 impl OutsideAllocation {
-    /// Whether the step would have fitted without it, or at least the request where the rest is unknown.
-    pub(crate) fn explains(&self, oom: &OomSummary) -> bool {
-        let estimate = oom.step_estimate.as_ref();
+    /// Whether the step would have fitted without it, or at least the request, which lacked `short` bytes, where the
+    /// rest of the step is unknown.
+    pub(crate) fn explains(&self, short: u64, estimate: Option<&StepEstimate>) -> bool {
         let lacks = estimate.and_then(|estimate| estimate.needed_bytes?.checked_sub(estimate.available_bytes?));
-        self.bytes >= lacks.unwrap_or(0).max(oom.short_bytes.unwrap_or(oom.requested_bytes))
+        self.bytes >= lacks.unwrap_or(0).max(short)
     }
 
     /// Who took how much of the device where, and what to do.

@@ -185,7 +185,11 @@ pub(crate) fn no_issue_remark(devices: &[DeviceSummary]) -> Option<String> {
         "the memory that is free is in pieces too small for the request".to_owned()
     } else if oom.held_back_bytes.is_some() {
         format!("{what} {verb} not fit within the limit that a library sets on this process")
-    } else if let Some(pool) = oom.largest_outside.as_ref().filter(|pool| pool.explains(&oom)) {
+    } else if let Some(pool) = oom
+        .largest_outside
+        .as_ref()
+        .filter(|pool| pool.explains(oom.short_bytes.unwrap_or(oom.requested_bytes), oom.step_estimate.as_ref()))
+    {
         pool.sentence(device.total_bytes)
     } else if are_many {
         let text = format!("{what} {verb} not fit beside CUDA contexts and other processes ({})", size_text(others));

@@ -61,26 +61,6 @@ pub(crate) fn depends_on_batch(recorded: &Recorded<'_>, block: &BlockLifetime, i
         }
 }
 
-/// The stacks that allocate in forward passes without gradients before the backward pass of every step, of two at
-/// least. Their batch is that of the step.
-pub(crate) fn forward_only_in_each_step(blocks: &[BlockLifetime]) -> HashSet<StackId> {
-    let mut backward: HashMap<u32, u32> = HashMap::new();
-    for block in blocks.iter().filter(|b| b.start.phase == Phase::Backward && b.start.step != BEFORE_STEPS) {
-        backward.entry(block.start.step).or_insert(block.allocated);
-    }
-    let first = backward.keys().min().copied().unwrap_or(0);
-    let mut steps: HashMap<StackId, HashSet<u32>> = HashMap::new();
-    for block in blocks.iter().filter(|block| block.start.phase.is_forward_only()) {
-        // Steps are counted from the first forward pass with gradients on.
-        let step = if block.start.step == BEFORE_STEPS { first } else { block.start.step };
-        if backward.get(&step).is_some_and(|begins| block.allocated < *begins) {
-            steps.entry(block.start.stack).or_default().insert(step);
-        }
-    }
-    steps.retain(|_, steps| steps.len() > 1 && steps.len() == backward.len());
-    steps.into_keys().collect()
-}
-
 /// How the steps of the recording use batches. The last step counts only if there is no other, because it can be cut
 /// off.
 pub(crate) fn batches(recorded: &Recorded<'_>) -> Batches {
@@ -133,19 +113,6 @@ pub(crate) fn lasting_places(recorded: &Recorded<'_>) -> HashSet<(StackId, Conte
         }
     }
     lasting
-}
-
-/// The steps with forward passes and without a backward pass in a run that has them: what autograd recorded there was
-/// an evaluation without `torch.no_grad()`. `is_interrupted`: the last step can lack its backward pass.
-pub(crate) fn evaluated_steps(blocks: &[BlockLifetime], is_interrupted: bool) -> HashSet<u32> {
-    let in_steps = || blocks.iter().filter(|block| block.start.step != BEFORE_STEPS);
-    let steps = |phase: Phase| in_steps().filter(move |b| b.start.phase == phase).map(|b| b.start.step).collect();
-    let (trained, mut evaluated): (HashSet<u32>, HashSet<u32>) = (steps(Phase::Backward), steps(Phase::Forward));
-    evaluated.retain(|step| !trained.contains(step));
-    if let Some(last) = in_steps().map(|block| block.start.step).max().filter(|_| is_interrupted) {
-        evaluated.remove(&last);
-    }
-    if trained.is_empty() { HashSet::new() } else { evaluated }
 }
 
 /// The blocks that join results kept at places of `kept`, and what code outside modules computes from them: as large

@@ -9,6 +9,7 @@ pub(crate) mod micro_batches;
 pub(crate) mod optimizer_step;
 pub(crate) mod reads;
 pub(crate) mod span;
+mod steps;
 pub(crate) mod unused_gradients;
 
 use std::collections::{BTreeSet, HashSet};
@@ -164,8 +165,8 @@ impl<'a> Recorded<'a> {
             places: UnusualPlaces {
                 no_workspaces,
                 outliers: BTreeSet::new(),
-                in_each_step: batch::forward_only_in_each_step(&blocks),
-                evaluated_steps: batch::evaluated_steps(&blocks, failed.is_some()),
+                in_each_step: steps::forward_only_in_each_step(&blocks),
+                evaluated_steps: steps::evaluated_steps(&blocks, failed.is_some()),
             },
             blocks,
             nodes: definitions.contexts.iter().map(|context| NodeKind::of(&context.node)).collect(),
