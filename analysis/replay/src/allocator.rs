@@ -18,7 +18,7 @@ const MIN_BLOCK_SIZE: u64 = 512;
 /// The largest rounded request that goes to the small pool (`kSmallSize`), in bytes.
 const SMALL_SIZE: u64 = 1 << 20;
 /// The size of small-pool segments (`kSmallBuffer`), in bytes.
-const SMALL_SEGMENT: u64 = 2 << 20;
+pub const SMALL_SEGMENT: u64 = 2 << 20;
 /// The assumed maximum length of an expandable segment whose reservation is unknown, in bytes.
 const UNKNOWN_RESERVATION: u64 = 1 << 46;
 

@@ -32,7 +32,9 @@ mod physical;
 mod policy;
 mod replay;
 
-pub use allocator::{Allocator, Anomalies, Block, BlockId, BlockSegment, BlockState, Peak, Segment, Usage};
+pub use allocator::{
+    Allocator, Anomalies, Block, BlockId, BlockSegment, BlockState, Peak, SMALL_SEGMENT, Segment, Usage,
+};
 pub use contexts::Contexts;
 pub use cycles::ReferenceCycle;
 pub use holders::{HeldBlock, HolderChange};

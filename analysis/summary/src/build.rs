@@ -60,7 +60,7 @@ use memtrace_insight::passes::{
     private_pool_text, state_needed,
 };
 use memtrace_insight::rules::{CustomCategory, CustomRules, library_name};
-use memtrace_insight::units::{count_text, estimated_duration_text, size_text};
+use memtrace_insight::units::{count_text, estimated_duration_text, number_text, size_text};
 use memtrace_output::SourceAccess;
 use memtrace_replay::{AllocatorSettings, MemoryLocation, Names, Owner, Replay, Usage};
 
@@ -868,8 +868,7 @@ impl Context<'_> {
             cache.growth_bytes += growth.by.saturating_mul(amount.blocks.min(u64::from(growth.blocks)));
         }
         let (growth, bytes) = (size_text(cache.growth_bytes), size_text(cache.bytes));
-        let blocks =
-            if cache.blocks == 1 { "1 block".to_owned() } else { format!("{} blocks", count_text(cache.blocks)) };
+        let blocks = number_text(cache.blocks, "block");
         cache.text = format!("The KV cache grows by {growth} with each call of the model: {bytes} in {blocks} so far.");
         (cache.growth_bytes > 0).then_some(cache)
     }

@@ -344,17 +344,22 @@ pub(crate) fn outlier_step(
             most = Some((amount.bytes, origin.stack, origin.context, outlier));
         }
     }
-    let (_, stack, context, Outlier { bytes, others }) =
-        most.filter(|_| held >= composition.usage.allocated / OUTLIER_SHARE)?;
+    let (_, stack, context, outlier) = most.filter(|_| held >= composition.usage.allocated / OUTLIER_SHARE)?;
     let place = locations.stack(stack, context);
-    let text = format!(
+    let Outlier { bytes, others } = outlier;
+    let text = outlier_text(outlier, &place);
+    Some(OutlierStep { step, place, bytes, other_steps_bytes: others, held_bytes: held, text })
+}
+
+/// The clause that compares the request at `place` with those of other steps.
+fn outlier_text(Outlier { bytes, others }: Outlier, place: &StackSummary) -> String {
+    format!(
         "{} at {}, {} times the most of any other step ({})",
         size_text(bytes),
         place.location,
         bytes / others.max(1),
         size_text(others)
-    );
-    Some(OutlierStep { step, place, bytes, other_steps_bytes: others, held_bytes: held, text })
+    )
 }
 
 /// The step whose first operation, at `place`, shows that its batch is larger.
@@ -362,16 +367,11 @@ fn larger_batch(
     composition: &Composition,
     step: u32,
     place: StackSummary,
-    (stack, Outlier { bytes, others }): (StackId, Outlier),
+    (stack, outlier): (StackId, Outlier),
 ) -> OutlierStep {
     let of_first = composition.origins().filter(|(origin, _)| origin.stack == stack);
-    let text = format!(
-        "its batch is larger: its first operation allocates {} at {}, {} times the most of any other step ({})",
-        size_text(bytes),
-        place.location,
-        bytes / others.max(1),
-        size_text(others)
-    );
+    let Outlier { bytes, others } = outlier;
+    let text = format!("its batch is larger: its first operation allocates {}", outlier_text(outlier, &place));
     let held_bytes = of_first.map(|(_, amount)| amount.bytes).sum();
     OutlierStep { step, place, bytes, other_steps_bytes: others, held_bytes, text }
 }

@@ -23,6 +23,11 @@ use memtrace_replay::{Names, Peak, ReferenceCycle};
 pub(super) const MIN_BYTES: u64 = 1 << 20;
 /// The minimum size of an issue: one in this many parts of the peak.
 const MIN_SHARE: u64 = 50;
+/// The minimum size of an issue about reserved memory: one in this many parts of the memory that PyTorch can have.
+const MIN_PART_OF_DEVICE: u64 = 100;
+/// The number of segments can be large. They are measured again only when free memory exceeds the last maximum by this
+/// factor, in hundredths.
+pub(super) const MIN_INCREASE: u64 = 105;
 /// The maximum number of lines listed for one issue.
 pub(super) const MAX_LINES: usize = 3;
 
@@ -73,6 +78,13 @@ impl DeviceFacts<'_> {
     /// Whether this many bytes are worth an issue.
     pub(super) fn matters(&self, bytes: u64) -> bool {
         bytes >= MIN_BYTES && bytes.saturating_mul(MIN_SHARE) >= self.peak_bytes()
+    }
+
+    /// Whether reserved bytes that serve no request are worth an issue: all if a request `failed`, else 1 % of the
+    /// memory that PyTorch can have. With less, no larger model or batch fits if they are avoided.
+    pub(super) fn matters_for_device(&self, bytes: u64, failed: bool) -> bool {
+        let limit = self.memory_limit.filter(|_| !failed);
+        limit.is_none_or(|limit| bytes.saturating_mul(MIN_PART_OF_DEVICE) >= limit)
     }
 
     /// Whether the peak is at or after the event with `seq` `from`, so that a block allocated there and kept counts for

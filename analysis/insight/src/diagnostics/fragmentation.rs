@@ -3,10 +3,9 @@
 
 use std::collections::HashMap;
 
-use memtrace_trace::event::Action;
 use memtrace_trace::ids::{ContextId, StackId};
 
-use super::device_facts::{DeviceFacts, MAX_LINES, SharedFacts};
+use super::device_facts::{DeviceFacts, MAX_LINES, MIN_INCREASE, SharedFacts};
 use super::diagnostic::Diagnostic;
 use super::issue::Issue;
 use super::rule::{DiagnosticRule, KeptBy};
@@ -28,17 +27,10 @@ static FRAGMENTATION: DiagnosticRule = DiagnosticRule {
     kept_by: KeptBy::Nothing,
 };
 
-/// The size of a segment for small blocks (`kSmallBuffer`), in bytes.
-const SMALL_SEGMENT: u64 = 2 << 20;
-/// The segments are measured again only when free memory exceeds the last maximum by this factor, in hundredths.
-const MIN_INCREASE: u64 = 105;
 /// The minimum fragmentation to report, in bytes. Less is no fault of the program.
 const MIN_FRAGMENTATION: u64 = 16 << 20;
 /// The minimum fragmentation to report, as a share of the reserved memory: a quarter.
 const MIN_FRAGMENTATION_OF_RESERVED: u64 = 4;
-/// The minimum fragmentation to report where no request failed, as a share of the memory that PyTorch can have: 1 %.
-/// With less, no larger model or batch fits if it is avoided.
-const MIN_FRAGMENTATION_OF_DEVICE: u64 = 100;
 
 /// The blocks of one source that keep free memory from being used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -74,10 +66,9 @@ pub(crate) struct Fragmentation {
 
 impl Fragmentation {
     fn issue(&self, device: &DeviceFacts<'_>) -> Option<Issue> {
-        let limit = device.memory_limit.filter(|_| !self.failed);
         if self.blocked < MIN_FRAGMENTATION
             || self.blocked * MIN_FRAGMENTATION_OF_RESERVED < self.reserved
-            || limit.is_some_and(|limit| self.blocked.saturating_mul(MIN_FRAGMENTATION_OF_DEVICE) < limit)
+            || !device.matters_for_device(self.blocked, self.failed)
             || self.blocked * 10 < device.peaks.reserved
             || device.source != EventSource::Torch
         {
@@ -128,18 +119,9 @@ impl Fragmentation {
 impl Pass for Fragmentation {
     fn segment_requested(&mut self, requested: &SegmentRequested<'_>) {
         let SegmentRequested { e, now, allocator } = *requested;
-        let (bytes, failed) = (e.size, e.action == Action::Oom);
-        // Small and large blocks never share segments. Streams and private pools do not share segments either.
-        if bytes <= SMALL_SEGMENT || e.pool != 0 {
-            return;
-        }
-        let usage = allocator.usage();
-        let reserved_before = usage.reserved.saturating_sub(if failed { 0 } else { bytes });
-        let free = reserved_before.saturating_sub(usage.active);
-        if free < bytes {
-            return;
-        }
-        if free * 100 < self.blocked * MIN_INCREASE {
+        let (bytes, failed) = (e.size, requested.failed());
+        let is_more = |free: u64| free * 100 >= self.blocked * MIN_INCREASE;
+        if !requested.free_that_suffices().is_some_and(is_more) {
             return;
         }
         let mut sources: HashMap<(StackId, ContextId), BlockingSource> = HashMap::new();
@@ -178,7 +160,7 @@ impl Pass for Fragmentation {
             segments,
             largest_free,
             requested: bytes,
-            reserved: usage.reserved,
+            reserved: allocator.usage().reserved,
             position: Some(*now),
             failed,
             blocked_by,

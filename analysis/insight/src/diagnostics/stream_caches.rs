@@ -3,9 +3,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use memtrace_trace::event::Action;
-
-use super::device_facts::{DeviceFacts, MAX_LINES, SharedFacts, Site};
+use super::device_facts::{DeviceFacts, MAX_LINES, MIN_INCREASE, SharedFacts, Site};
 use super::diagnostic::Diagnostic;
 use super::issue::Issue;
 use super::rule::{DiagnosticRule, KeptBy};
@@ -25,16 +23,10 @@ static STREAM_CACHES: DiagnosticRule = DiagnosticRule {
     kept_by: KeptBy::Nothing,
 };
 
-/// The size of a segment for small blocks (`kSmallBuffer`), in bytes.
-const SMALL_SEGMENT: u64 = 2 << 20;
-/// The segments are measured again only when free memory exceeds the last maximum by this factor, in hundredths.
-const MIN_INCREASE: u64 = 105;
 /// The minimum cache to report, in bytes.
 const MIN_CACHE: u64 = 16 << 20;
 /// The minimum number of streams with a cache. Programs overlap copies and communication on a few streams of their own.
 const MIN_STREAMS: usize = 4;
-/// The minimum cache to report where no request failed, as a share of the memory that PyTorch can have: 1 %.
-const MIN_PART_OF_DEVICE: u64 = 100;
 
 /// The largest caches of other streams on one device so far.
 #[derive(Clone, Debug, Default)]
@@ -56,11 +48,10 @@ pub(crate) struct StreamCaches {
 
 impl StreamCaches {
     fn issue(&self, device: &DeviceFacts<'_>) -> Option<Issue> {
-        let limit = device.memory_limit.filter(|_| !self.failed);
         if self.bytes < MIN_CACHE
             || self.streams < MIN_STREAMS
             || self.bytes * 2 < self.reserved
-            || limit.is_some_and(|limit| self.bytes.saturating_mul(MIN_PART_OF_DEVICE) < limit)
+            || !device.matters_for_device(self.bytes, self.failed)
             || device.source != EventSource::Torch
         {
             return None;
@@ -103,11 +94,9 @@ fn is_unused(segment: &Segment) -> bool {
 impl Pass for StreamCaches {
     fn segment_requested(&mut self, requested: &SegmentRequested<'_>) {
         let SegmentRequested { e, allocator, .. } = *requested;
-        let (bytes, failed) = (e.size, e.action == Action::Oom);
-        let usage = allocator.usage();
-        let reserved_before = usage.reserved.saturating_sub(if failed { 0 } else { bytes });
-        let free = reserved_before.saturating_sub(usage.active);
-        if bytes <= SMALL_SEGMENT || e.pool != 0 || free < bytes || free * 100 < self.bytes * MIN_INCREASE {
+        let (bytes, failed) = (e.size, requested.failed());
+        let is_more = |free: u64| free * 100 >= self.bytes * MIN_INCREASE;
+        if !requested.free_that_suffices().is_some_and(is_more) {
             return;
         }
         let (mut cached, mut streams) = (0, BTreeSet::new());
@@ -124,7 +113,7 @@ impl Pass for StreamCaches {
         let mut by_source: Vec<(Site, u64)> = sources.into_iter().collect();
         by_source.sort_by_key(|(site, bytes)| (std::cmp::Reverse(*bytes), *site));
         by_source.truncate(MAX_LINES);
-        let (streams, reserved) = (streams.len(), usage.reserved);
+        let (streams, reserved) = (streams.len(), allocator.usage().reserved);
         let requested_at = (e.stack, e.context);
         *self = StreamCaches { bytes: cached, streams, requested: bytes, requested_at, reserved, failed, by_source };
     }

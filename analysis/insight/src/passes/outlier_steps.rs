@@ -29,8 +29,6 @@ struct Place {
     /// The number of steps, and the latest one.
     steps: u32,
     latest: u32,
-    /// Whether a step begins here.
-    is_first: bool,
 }
 
 /// The largest requests of each place by step, for one device.
@@ -38,6 +36,8 @@ struct Place {
 pub struct OutlierSteps {
     /// By stack.
     places: Vec<Place>,
+    /// The places at which steps begin.
+    first: BTreeSet<StackId>,
     /// The latest step with a request, plus one.
     began: u32,
 }
@@ -72,7 +72,7 @@ impl OutlierSteps {
         let place = &mut self.places[stack.index()];
         if self.began <= step {
             self.began = step + 1;
-            place.is_first = true;
+            self.first.insert(stack);
         }
         if place.steps == 0 || step != place.latest {
             place.steps += 1;
@@ -105,19 +105,14 @@ impl OutlierSteps {
 
     /// The place at which a step begins, if its request there shows that its batch is larger than the others.
     pub fn larger_batch(&self, step: u32) -> Option<(StackId, Outlier)> {
-        let mut first = self.stacks().filter(|stack| self.places[stack.index()].is_first);
-        first.find_map(|stack| self.of(stack).filter(|(of, _)| *of == step).map(|(_, outlier)| (stack, outlier)))
+        let in_step = |stack: &StackId| self.of(*stack).filter(|(of, _)| *of == step).map(|(_, outlier)| outlier);
+        self.first.iter().find_map(|stack| Some((*stack, in_step(stack)?)))
     }
 
     /// The places with an outlier in any step whose batch is not larger.
     pub fn places(&self) -> impl Iterator<Item = StackId> {
-        let steps: BTreeSet<u32> = self.stacks().filter_map(|stack| self.of(stack)).map(|(step, _)| step).collect();
-        let larger: BTreeSet<u32> = steps.into_iter().filter(|step| self.larger_batch(*step).is_some()).collect();
-        self.stacks().filter(move |stack| self.of(*stack).is_some_and(|(step, _)| !larger.contains(&step)))
-    }
-
-    fn stacks(&self) -> impl Iterator<Item = StackId> + use<> {
-        (0..self.places.len()).map(|index| StackId(index as u32))
+        let ids = (0..self.places.len()).map(|index| StackId(index as u32));
+        ids.filter(|stack| self.of(*stack).is_some_and(|(step, _)| self.larger_batch(step).is_none()))
     }
 }
 

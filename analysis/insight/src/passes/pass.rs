@@ -1,6 +1,6 @@
 //! The interface of a pass: a conclusion about one device, drawn from the stream of its allocations and frees.
 
-use memtrace_trace::event::Event;
+use memtrace_trace::event::{Action, Event};
 use memtrace_trace::file::Definitions;
 use memtrace_trace::ids::FrameId;
 
@@ -14,7 +14,7 @@ pub(crate) use super::released::StayedMemory;
 use super::replayed_memory::OomQuery;
 use super::stacks::{StackFacts, StackTable};
 use memtrace_input::EventSource;
-use memtrace_replay::{Allocator, Block, BlockId, Change, PhysicalMemory, Usage};
+use memtrace_replay::{Allocator, Block, BlockId, Change, PhysicalMemory, SMALL_SEGMENT, Usage};
 
 /// Draws one conclusion about one device.
 ///
@@ -217,6 +217,23 @@ pub(crate) struct SegmentRequested<'a> {
     pub(crate) now: &'a ProgramPosition,
     /// The state after the request.
     pub(crate) allocator: &'a Allocator,
+}
+
+impl SegmentRequested<'_> {
+    /// Whether CUDA refused the memory.
+    pub(crate) fn failed(&self) -> bool {
+        self.e.action == Action::Oom
+    }
+
+    /// The free bytes of all segments before the request, if it is for large blocks of the default pool and they are at
+    /// least as many.
+    pub(crate) fn free_that_suffices(&self) -> Option<u64> {
+        let (bytes, usage) = (self.e.size, self.allocator.usage());
+        // Small and large blocks never share segments. Private pools do not share segments either.
+        let is_large = bytes > SMALL_SEGMENT && self.e.pool == 0;
+        let reserved_before = usage.reserved.saturating_sub(if self.failed() { 0 } else { bytes });
+        Some(reserved_before.saturating_sub(usage.active)).filter(|free| is_large && *free >= bytes)
+    }
 }
 
 /// An out-of-memory error.

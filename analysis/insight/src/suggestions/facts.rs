@@ -9,6 +9,7 @@ use super::recorded::kv_cache;
 use super::recorded::micro_batches::{MicroBatch, gathered_micro_batches};
 use super::recorded::optimizer_step;
 use super::recorded::span::{self, Span};
+use super::recorded::unused_gradients::unused_gradients;
 use crate::passes::category::Category;
 use crate::passes::lifetimes::BlockLifetime;
 use crate::passes::phase::Phase;
@@ -43,6 +44,8 @@ pub struct Facts<'a> {
     pub(super) unread_cache: Vec<(u32, u32)>,
     /// By step: micro-batches whose forward passes all run before the first backward pass.
     pub(super) gathered: Vec<Vec<MicroBatch>>,
+    /// The indices of gradients that no optimizer uses, in order.
+    pub(super) unused_gradients: Vec<u32>,
     pub(super) optimizer: Option<&'static OptimizerRule>,
 }
 
@@ -61,6 +64,7 @@ impl<'a> Facts<'a> {
             gathered: gathered_micro_batches(&recorded, &outermost),
             outermost,
             unread_cache: kv_cache::unread(&recorded),
+            unused_gradients: unused_gradients(&recorded),
             optimizer: optimizer_step::optimizer(&recorded),
             recorded,
         };

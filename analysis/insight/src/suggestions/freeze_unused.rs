@@ -4,7 +4,6 @@ use std::collections::HashSet;
 
 use super::change::{Change, ChangedBlocks, Order, SuggestionRule, Value, WITH_STATE};
 use super::facts::Facts;
-use super::recorded::unused_gradients::unused_gradients;
 use crate::passes::phase::Phase;
 use crate::rules::RuleId;
 
@@ -19,13 +18,10 @@ pub(super) static RULE: SuggestionRule = SuggestionRule {
 };
 
 #[derive(Debug)]
-struct FreezeUnused {
-    unused: Vec<u32>,
-}
+struct FreezeUnused;
 
 fn find(facts: &Facts<'_>) -> Option<Box<dyn Change>> {
-    let unused = unused_gradients(&facts.recorded);
-    if unused.is_empty() { None } else { Some(Box::new(FreezeUnused { unused })) }
+    if facts.unused_gradients.is_empty() { None } else { Some(Box::new(FreezeUnused)) }
 }
 
 impl Change for FreezeUnused {
@@ -38,15 +34,16 @@ impl Change for FreezeUnused {
     }
 
     fn apply(&self, facts: &Facts<'_>, blocks: &mut ChangedBlocks) {
-        let recorded = &facts.recorded;
+        let Facts { recorded, unused_gradients, .. } = facts;
         let place = |index: usize| {
             let block = &recorded.blocks[index];
             (block.start.context, block.requested())
         };
-        let places: HashSet<_> = self.unused.iter().map(|index| place(*index as usize)).collect();
+        let places: HashSet<_> = unused_gradients.iter().map(|index| place(*index as usize)).collect();
         for (index, span) in blocks.spans.iter_mut().enumerate().take(recorded.blocks.len()) {
             let is_added = || recorded.is_passing_weight_gradient(&recorded.blocks[index]);
-            if places.contains(&place(index)) && (self.unused.contains(&(index as u32)) || is_added()) {
+            let is_unused = unused_gradients.binary_search(&(index as u32)).is_ok();
+            if is_unused || places.contains(&place(index)) && is_added() {
                 span.vanish();
             }
         }
@@ -56,8 +53,8 @@ impl Change for FreezeUnused {
         WITH_STATE
     }
 
-    fn values(&self, _facts: &Facts<'_>) -> Vec<(&'static str, Value)> {
-        vec![("count", Value::Text(self.unused.len().to_string()))]
+    fn values(&self, facts: &Facts<'_>) -> Vec<(&'static str, Value)> {
+        vec![("count", Value::Text(facts.unused_gradients.len().to_string()))]
     }
 }
 

@@ -2,9 +2,8 @@
 
 use super::change::{Change, ChangedBlocks, Order, SuggestionRule, WITH_STATE};
 use super::facts::Facts;
-use super::recorded::Recorded;
+use super::recorded::optimizer_step;
 use super::recorded::span::{Key, Span, after, at};
-use super::recorded::unused_gradients::unused_gradients;
 use crate::passes::category::Category;
 use crate::passes::lifetimes::{BEFORE_STEPS, NEVER};
 use crate::passes::phase::Phase;
@@ -37,7 +36,7 @@ impl Change for SetToNone {
     }
 
     fn apply(&self, facts: &Facts<'_>, blocks: &mut ChangedBlocks) {
-        clear_gradients(&facts.recorded, &mut blocks.spans);
+        clear_gradients(facts, &mut blocks.spans);
     }
 
     fn phases(&self) -> &'static [Phase] {
@@ -47,28 +46,18 @@ impl Change for SetToNone {
 
 /// Frees gradients right after the optimizer's step. Gradients that exist already when a backward pass begins are then
 /// allocated by that pass.
-fn clear_gradients(recorded: &Recorded<'_>, spans: &mut [Span]) {
-    // By step: the last event of its optimizer.
-    let mut ends: Vec<(u32, u32)> = Vec::new();
-    for event in &recorded.events {
-        let block = &recorded.blocks[event.block as usize];
-        if event.allocates && block.start.phase == Phase::Optimizer && block.start.step != BEFORE_STEPS {
-            match ends.last_mut() {
-                Some((step, last)) if *step == block.start.step => *last = event.seq,
-                _ => ends.push((block.start.step, event.seq)),
-            }
-        }
-    }
+fn clear_gradients(facts: &Facts<'_>, spans: &mut [Span]) {
+    let recorded = &facts.recorded;
+    let ends = optimizer_step::ends(recorded);
     let end_of = |step: u32| {
         let found = ends.binary_search_by_key(&step, |(step, _)| *step).ok()?;
         Some(after(ends[found].1))
     };
-    // The program clears the others already.
-    let unused = unused_gradients(recorded);
     let mut lasting = Vec::new();
     for (index, span) in spans.iter_mut().enumerate() {
         let block = &recorded.blocks[index.min(recorded.blocks.len() - 1)];
-        let is_unused = unused.binary_search(&(index as u32)).is_ok();
+        // The program clears the others already.
+        let is_unused = facts.unused_gradients.binary_search(&(index as u32)).is_ok();
         if block.category != Category::Gradient || is_unused || block.start.step == BEFORE_STEPS || !span.exists() {
             continue;
         }

@@ -53,8 +53,9 @@ pub(super) const GENERATED_KEYS: StackId = StackId(15);
 /// heads.
 pub(super) const CROP: StackId = StackId(16);
 pub(super) const COPY: StackId = StackId(17);
-pub(super) const GATHER: StackId = StackId(18);
-pub(super) const REPEAT: StackId = StackId(19);
+pub(super) const REPEAT: StackId = StackId(18);
+/// A stack of `nn.DataParallel` that gathers results.
+pub(super) const GATHER: StackId = StackId(19);
 
 pub(super) fn definitions() -> Definitions {
     let node = |name: &str, module| Context { node: name.into(), module, ..Context::default() };
@@ -119,9 +120,8 @@ pub(super) fn definitions() -> Definitions {
     assert_eq!(push(generate, "DynamicLayer.update", caches, 1), GENERATED_KEYS);
     assert_eq!(push(StackId::NONE, "crop", caches, 2), CROP);
     assert_eq!(push(StackId::NONE, "deepcopy", "/lib/copy.py", 1), COPY);
-    let gather = "/lib/torch/nn/parallel/scatter_gather.py";
-    assert_eq!(push(StackId::NONE, "gather", gather, 1), GATHER);
     assert_eq!(push(StackId::NONE, "repeat_kv", "/lib/transformers/integrations/sdpa_attention.py", 1), REPEAT);
+    assert_eq!(push(StackId::NONE, "gather", "/lib/torch/nn/parallel/scatter_gather.py", 1), GATHER);
     definitions
 }
 

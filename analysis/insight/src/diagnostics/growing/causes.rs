@@ -11,10 +11,10 @@ use crate::passes::mark::Mark;
 use crate::passes::pass::BlockAllocated;
 use crate::rules::{Meaning, stands_in_for_kernel};
 
-/// What to do about a result on `ctx`.
+/// The fix for a result that is stored on `ctx`.
 pub(in crate::diagnostics) const SAVE_FOR_BACKWARD: &str = "a result that an autograd.Function stores on ctx \
      (ctx.y = y) makes a cycle through C++, which only the garbage collector breaks: ctx.save_for_backward(y)";
-/// What to do about gradients with a graph.
+/// The fix for gradients that have a graph.
 pub(super) const WITHOUT_GRAPH: &str = "backward(create_graph=True) makes each parameter and its gradient keep each \
      other alive, through C++, where no garbage collector sees it: torch.autograd.grad(loss, parameters, \
      create_graph=True), or .grad = None for all parameters when the result has been used";

@@ -50,7 +50,7 @@ fn of_step_calls(recorded: &Recorded<'_>, calls: &[&Call]) -> Option<Vec<MicroBa
     let ends = calls[1..].iter().map(|call| call.events.start).chain([backward]);
     let after: Vec<Vec<(usize, StackId)>> =
         calls.iter().zip(ends).map(|(call, end)| allocated(recorded, call.events.end..end)).collect();
-    // What the last call is followed by is its loss. After the others come the inputs of the next call.
+    // The last call is followed by its loss. After the losses of the others come the inputs of the next call.
     let stacks = |after: &[(usize, StackId)]| after.iter().map(|(_, stack)| *stack).collect::<Vec<StackId>>();
     let loss = stacks(after.last()?);
     if loss.is_empty() || !after.iter().all(|after| stacks(after).starts_with(&loss)) {
@@ -77,7 +77,7 @@ fn of_step_calls(recorded: &Recorded<'_>, calls: &[&Call]) -> Option<Vec<MicroBa
     is_in_turn.then_some(found)
 }
 
-/// What the events allocate: the index of the event, and the stack.
+/// The allocations among the events: the index of the event, and the stack.
 fn allocated(recorded: &Recorded<'_>, events: Range<usize>) -> Vec<(usize, StackId)> {
     let start = events.start;
     let all = recorded.events[events].iter().enumerate().filter(|(_, event)| event.allocates);

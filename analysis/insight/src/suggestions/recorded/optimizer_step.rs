@@ -3,7 +3,7 @@
 use super::Recorded;
 use super::span::Span;
 use crate::passes::category::Category;
-use crate::passes::lifetimes::BlockLifetime;
+use crate::passes::lifetimes::{BEFORE_STEPS, BlockLifetime};
 use crate::passes::phase::Phase;
 use crate::rules::OptimizerRule;
 
@@ -34,6 +34,21 @@ pub(crate) fn are_all(name: &str, known: &[&str]) -> bool {
 /// Whether the optimizer with this name can run fused.
 pub(crate) fn can_fuse(name: &str) -> bool {
     are_all(name, &FUSED)
+}
+
+/// The optimizers' steps in order: the step of the program, and `seq` of the last allocation of its optimizer.
+pub(crate) fn ends(recorded: &Recorded<'_>) -> Vec<(u32, u32)> {
+    let mut ends: Vec<(u32, u32)> = Vec::new();
+    for event in recorded.events.iter().filter(|event| event.allocates) {
+        let start = &recorded.blocks[event.block as usize].start;
+        if start.phase == Phase::Optimizer && start.step != BEFORE_STEPS {
+            match ends.last_mut() {
+                Some((step, last)) if *step == start.step => *last = event.seq,
+                _ => ends.push((start.step, event.seq)),
+            }
+        }
+    }
+    ends
 }
 
 /// Removes the temporaries of the optimizer's step.
