@@ -154,6 +154,19 @@ async function cards(page, summary, expect, { check, equal, drawn }) {
         Boolean(isThere) === found.some(one => one.field === field),
         isThere ? 'it is missing' : 'it is there',
       );
+    // The sentences that the summary composed are there whole.
+    const [state, path] =
+      described.explained_oom == null
+        ? [described.peak, 'peak']
+        : [described.ooms[described.explained_oom].in_use, `ooms.${described.explained_oom}.in_use`];
+    const shown = await page.locator('body').innerText();
+    for (const [field, sentence] of [
+      ['outlier_step.text', described.outlier_step?.text],
+      [`${path}.growing_kv_cache.text`, state?.growing_kv_cache?.text],
+    ].filter(([, sentence]) => sentence)) {
+      check(`sentence ${field}`, shown.includes(sentence), `the page lacks "${sentence}"`);
+      seen.add(field);
+    }
   }
   if (count > 1) await device.selectOption('0');
   for (const field of expect.filter(one => !VIEWS.includes(one)))
