@@ -9,25 +9,11 @@ use memtrace_tests::traced_program::root;
 
 /// No announced peak may be further from the measured one, in percent of the measured one.
 const MAXIMUM_ERROR: f64 = 10.0;
-/// Programs with the rule whose change saves more than announced, by more than that. docs/dev/suggestions.md says why.
-const SAVES_MORE: [(&str, &str); 4] = [
-    ("gpipe", "combined-changes"),
-    ("graph", "offload-activations"),
-    ("segmentation", "checkpoint-layers"),
-    ("summed", "checkpoint-layers"),
-];
-
 /// The outcomes that are not as announced: an error above the maximum, a change that does not lower the peak, or a
 /// wrong answer whether the program fits.
 fn wrong(outcomes: &[Outcome]) -> Vec<&Outcome> {
-    let saves_more = |outcome: &Outcome| {
-        let Changed::Peak(peak) = outcome.changed else { return false };
-        SAVES_MORE.contains(&(&*outcome.program, &*outcome.rule))
-            && outcome.announced.is_some_and(|announced| announced > peak)
-    };
     let is_far = |outcome: &Outcome| outcome.error_percent().is_some_and(|error| error > MAXIMUM_ERROR);
-    let too_far = |outcome: &Outcome| is_far(outcome) && !saves_more(outcome);
-    outcomes.iter().filter(|o| too_far(o) || o.is_useless() || o.is_wrong_about_fit()).collect()
+    outcomes.iter().filter(|o| is_far(o) || o.is_useless() || o.is_wrong_about_fit()).collect()
 }
 
 /// The program's suggestions include those of `rules`, can all be done, and announce what happens.

@@ -8,7 +8,7 @@ use std::collections::HashSet;
 
 use super::change::{Change, ChangedBlocks, Order, SuggestionRule};
 use super::facts::Facts;
-use super::recorded::reads::read_until;
+use super::recorded::reads::{read_until, unpacked_until};
 use super::recorded::span::{Key, Span, after, before};
 use super::recorded::{BlockEvent, Recorded};
 use crate::passes::category::Category;
@@ -83,7 +83,8 @@ fn offload(facts: &Facts<'_>, recomputed: &HashSet<u32>, spans: &mut Vec<Span>) 
             let next = recorded.blocks.get(index + 1).map_or(Key::MAX, |next| after(next.allocated));
             let freed = recorded.events.partition_point(|event| event.seq < block.freed);
             let begins = before(recorded.events[node(recorded, freed).0].seq, 0);
-            let back = Span { start: begins.max(spans[index].start), ..spans[index] };
+            let (start, end) = (begins.max(spans[index].start), spans[index].end.min(unpacked_until(recorded, block)));
+            let back = Span { start, end: end.max(start), ..spans[index] };
             spans[index].end_by(reads[index].unwrap_or(next));
             if spans[index].end < back.start && back.exists() {
                 spans.push(back);

@@ -6,9 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use memtrace_trace::ids::ContextId;
 
-use super::change::{Change, ChangedBlocks, Order, SuggestionRule, Value, peak_after};
+use super::change::{Change, ChangedBlocks, FORWARD_ONLY, Order, SuggestionRule, Value, peak_after};
 use super::facts::Facts;
-use super::recorded::calls::{Call, Members, calls};
+use super::recorded::calls::{Call, Members, calls, calls_with_gradients};
 use super::recorded::kv_cache::without_cache;
 use crate::passes::category::Category;
 use crate::passes::lifetimes::NEVER;
@@ -37,7 +37,8 @@ pub(super) static RULE: SuggestionRule = SuggestionRule {
                 twentieth of the peak.",
     method: "Blocks that only the backward pass of such a module needs are freed when the code after them has run. \
              They are allocated again, with the temporaries of the call, when its backward pass begins. Inputs and \
-             results stay. Copies of weights stay until autocast ends.",
+             results stay, but not a result of which only an average is read. An evaluation with gradients keeps \
+             what a training pass keeps. Copies of weights stay until autocast ends.",
     at_most: false,
     programs: &["decoder", "resnet", "unet"],
     find,
@@ -64,11 +65,13 @@ struct CheckpointLayers {
     action: &'static str,
     /// Their classes.
     classes: BTreeSet<Box<str>>,
+    /// The phases without a backward pass in which they record a graph, and so keep less of it.
+    phases: &'static [Phase],
 }
 
 impl CheckpointLayers {
     fn of(classes: BTreeSet<Box<str>>) -> CheckpointLayers {
-        CheckpointLayers { rule: &RULE, action: RULE.action, classes }
+        CheckpointLayers { rule: &RULE, action: RULE.action, classes, phases: &[] }
     }
 }
 
@@ -76,7 +79,15 @@ fn find(facts: &Facts<'_>) -> Option<Box<dyn Change>> {
     if facts.ends_in_evaluation() || !facts.run.has_backward {
         return None;
     }
-    Some(Box::new(CheckpointLayers::of(classes_to_checkpoint(facts)?)))
+    let classes = classes_to_checkpoint(facts)?;
+    let recorded = &facts.recorded;
+    let is_evaluated = |call: &Call| {
+        let first = call.blocks.first().map(|index| &recorded.blocks[*index as usize]);
+        first.is_some_and(|block| FORWARD_ONLY.contains(&block.start.phase))
+    };
+    let evaluates = calls_with_gradients(recorded, &members(facts, &classes)).iter().any(is_evaluated);
+    let phases = if evaluates { FORWARD_ONLY } else { &[] };
+    Some(Box::new(CheckpointLayers { phases, ..CheckpointLayers::of(classes) }))
 }
 
 fn find_without_backward(facts: &Facts<'_>) -> Option<Box<dyn Change>> {
@@ -84,7 +95,8 @@ fn find_without_backward(facts: &Facts<'_>) -> Option<Box<dyn Change>> {
         return None;
     }
     let action = if facts.run.trains { RULE.action } else { WITHOUT_BACKWARD.action };
-    Some(Box::new(CheckpointLayers { rule: &WITHOUT_BACKWARD, action, classes: classes_to_checkpoint(facts)? }))
+    let classes = classes_to_checkpoint(facts)?;
+    Some(Box::new(CheckpointLayers { rule: &WITHOUT_BACKWARD, action, ..CheckpointLayers::of(classes) }))
 }
 
 impl Change for CheckpointLayers {
@@ -96,6 +108,10 @@ impl Change for CheckpointLayers {
         Order::Saved
     }
 
+    fn phases(&self) -> &'static [Phase] {
+        self.phases
+    }
+
     fn apply(&self, facts: &Facts<'_>, blocks: &mut ChangedBlocks) {
         let recorded = &facts.recorded;
         // A recomputation would fill the cache again, so models that are checkpointed fill none in training.
@@ -103,7 +119,7 @@ impl Change for CheckpointLayers {
         let filled: Vec<(u32, u32)> = facts.unread_cache.iter().filter(of_training).copied().collect();
         without_cache(&filled, &mut blocks.spans);
         let members = members(facts, &self.classes);
-        replay::checkpoint(recorded, &members, &calls(recorded, &members), &mut blocks.spans);
+        replay::checkpoint(recorded, &members, &calls_with_gradients(recorded, &members), &mut blocks.spans);
     }
 
     fn conflicts_with(&self, other: RuleId) -> bool {
@@ -257,6 +273,44 @@ mod tests {
         // The first block's result, then all of the second block: its result from the forward pass ends where its
         // backward pass begins, which allocates it again.
         assert_eq!(program.peak_with(LAYERS), 40 + 140);
+    }
+
+    #[test]
+    fn a_result_that_is_averaged_is_not_kept() {
+        for (averaged, expected) in [(1, 40 + 1 + 150), (40, 40 + 40 + 40 + 150)] {
+            let mut program = Program::default();
+            let mut all = Vec::new();
+            for context in [FIRST, SECOND] {
+                all.push([program.activation(100, context), program.activation(40, context)]);
+            }
+            let rest = [program.activation(averaged, NET), program.activation(150, NET)];
+            program.passes = 1;
+            program.free(rest[1], ContextId::NONE);
+            program.free(rest[0], ContextId::NONE);
+            for (blocks, node) in [(all[1], NODE_OF_SECOND), (all[0], NODE_OF_FIRST)] {
+                program.free(blocks[1], node);
+                program.free(blocks[0], node);
+            }
+            assert_eq!(program.peak_with(LAYERS), expected, "averaged to {averaged} MiB");
+        }
+    }
+
+    /// An evaluation with gradients, larger than the training step before it.
+    #[test]
+    fn an_evaluation_keeps_what_training_does_not_save() {
+        let mut program = two_blocks();
+        let mut evaluated = Vec::new();
+        for context in [FIRST, SECOND] {
+            for mib in [60, 200, 20] {
+                evaluated.push(program.alloc(mib, Phase::Eval, Category::Activation, context));
+            }
+            program.free(evaluated[evaluated.len() - 3], context);
+        }
+        for block in evaluated.iter().skip(1).step_by(3).chain(evaluated.iter().skip(2).step_by(3)) {
+            program.free(*block, ContextId::NONE);
+        }
+        assert_eq!(program.peak(), 60 + 200 + 20 + 200 + 20);
+        assert_eq!(program.peak_with(LAYERS), 20 + 60 + 200 + 20);
     }
 
     #[test]

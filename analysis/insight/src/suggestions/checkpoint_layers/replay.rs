@@ -9,12 +9,11 @@
 
 use std::collections::HashMap;
 
-use memtrace_trace::ids::ContextId;
-
 use crate::passes::category::Category;
 use crate::passes::lifetimes::BlockLifetime;
 use crate::passes::phase::Phase;
 use crate::suggestions::recorded::calls::{Call, Members};
+use crate::suggestions::recorded::reads::unpacked_until;
 use crate::suggestions::recorded::span::{Key, Span, after, at, before};
 use crate::suggestions::recorded::{BlockEvent, Recorded};
 
@@ -43,6 +42,9 @@ enum Role {
 
 /// A result is at least as large as one in this many parts of the largest block of its call.
 const SMALLEST_RESULT: u64 = 16;
+
+/// The bytes of a single number, such as a loss, which can save its input.
+const LARGEST_SCALAR: u64 = 16;
 
 /// The number of parts of a call after which nothing reads a block of an earlier part any more.
 const READ_IN_PARTS: usize = 2;
@@ -79,6 +81,24 @@ fn saved_result(recorded: &Recorded<'_>, call: &Call, roles: &[Role]) -> Option<
     candidates().filter(|(_, block)| block.freed_context == first.freed_context).map(|(at, _)| at).next_back()
 }
 
+/// Whether the code after a call averages its result over positions, as before a classifier. An average saves only the
+/// shape of its input.
+fn is_averaged(recorded: &Recorded<'_>, call: &Call, result: usize) -> bool {
+    let result = &recorded.blocks[call.blocks[result] as usize];
+    let contexts = recorded.contexts();
+    let mut later = recorded.events[call.events.end..].iter().take_while(|event| !contexts.is_node(event.context));
+    let Some(next) = later.find(|event| event.allocates) else { return false };
+    let bytes = recorded.blocks[next.block as usize].requested();
+    let calls = &recorded.definitions.nn_calls;
+    let module = contexts.module(next.context);
+    let is_around = calls.get(&contexts.module(result.start.context)).is_some_and(|own| {
+        let outer = std::iter::successors(Some(own), |call| calls.get(&call.caller));
+        outer.into_iter().any(|call| call.caller == module)
+    });
+    let is_pooling = calls.get(&module).is_some_and(|call| call.class.starts_with("AdaptiveAvgPool"));
+    (is_around || is_pooling) && bytes > LARGEST_SCALAR && bytes * SMALLEST_RESULT <= result.requested()
+}
+
 /// Roles of blocks that the recording does not show freed: those of a complete call with as many blocks of the same
 /// class, else the last large block is the result.
 fn complete(recorded: &Recorded<'_>, call: &Call, roles: &mut [Role], like: Option<&Vec<Role>>) {
@@ -100,6 +120,20 @@ fn complete(recorded: &Recorded<'_>, call: &Call, roles: &mut [Role], like: Opti
         .rposition(|(index, role)| *role == Role::Unknown && size(index) >= largest / SMALLEST_RESULT);
     for (at, role) in roles.iter_mut().enumerate().filter(|(_, role)| **role == Role::Unknown) {
         *role = if Some(at) == result { Role::Kept } else { Role::Saved };
+    }
+}
+
+fn has_saved(roles: &[Role]) -> bool {
+    roles.iter().any(|role| matches!(role, Role::Saved | Role::KeptAndSaved))
+}
+
+/// Roles in a call whose graph no backward pass reads, as of an evaluation with gradients: no node frees what it saved,
+/// but a call of the same class with as many blocks shows what that is.
+fn without_backward(roles: &mut [Role], like: &[Role]) {
+    for (role, like) in roles.iter_mut().zip(like) {
+        if *role == Role::Kept && *like == Role::Saved {
+            *role = Role::Saved;
+        }
     }
 }
 
@@ -132,15 +166,22 @@ pub(super) fn checkpoint(recorded: &Recorded<'_>, members: &Members, calls: &[Ca
             let like = like.get(&class(call)).map(|index| all[*index].clone());
             complete(recorded, call, &mut all[index], like.as_ref());
         }
-        if let Some(result) = saved_result(recorded, call, &all[index]) {
+        if let Some(result) = saved_result(recorded, call, &all[index]).filter(|at| !is_averaged(recorded, call, *at)) {
             all[index][result] = Role::KeptAndSaved;
         }
         let is_open = |block: &u32| {
             let block = &recorded.blocks[*block as usize];
             is_repeated(recorded, block) && !recorded.is_freed(block)
         };
-        if !call.blocks.iter().any(is_open) {
+        // An evaluation shows less of what a call saves.
+        if !call.blocks.iter().any(is_open) && (has_saved(&all[index]) || !like.contains_key(&class(call))) {
             like.insert(class(call), index);
+        }
+    }
+    for (index, call) in calls.iter().enumerate() {
+        let like = like.get(&class(call)).filter(|_| !has_saved(&all[index])).map(|like| all[*like].clone());
+        if let Some(like) = like {
+            without_backward(&mut all[index], &like);
         }
     }
     for (call, roles) in calls.iter().zip(&all) {
@@ -186,25 +227,6 @@ fn keep_inputs(recorded: &Recorded<'_>, members: &Members, call: &Call, roles: &
     let replaced = if unread.is_empty() { replaced } else { unread };
     for event in inside.chain(replaced) {
         spans[event.block as usize].last_until(end);
-    }
-}
-
-/// When a node frees a tensor that it has unpacked. Without checkpointing the node keeps it until its results have the
-/// right shape, which for the bias of a linear layer needs a sum. The sum follows the gradients of input and weight.
-fn unpacked_until(recorded: &Recorded<'_>, block: &BlockLifetime) -> Key {
-    let is_linear = |context: ContextId| {
-        recorded.definitions.contexts.get(context.index()).is_some_and(|context| &*context.node == "AddmmBackward0")
-    };
-    if !recorded.is_freed(block) || !is_linear(block.freed_context) {
-        return Key::MAX;
-    }
-    let freed = recorded.events.partition_point(|event| event.seq < block.freed);
-    let of_node = recorded.events[..freed].iter().rev().take_while(|event| event.context == block.freed_context);
-    let mut allocated: Vec<u32> = of_node.filter(|event| event.allocates).map(|event| event.seq).collect();
-    allocated.reverse();
-    match allocated[..] {
-        [_, weight, _, ..] => after(weight),
-        _ => Key::MAX,
     }
 }
 

@@ -84,7 +84,7 @@ pub(crate) fn calls(recorded: &Recorded<'_>, members: &Members) -> Vec<Call> {
 }
 
 /// The calls of all members in forward passes with gradients, those of evaluations included, in order.
-fn calls_with_gradients(recorded: &Recorded<'_>, members: &Members) -> Vec<Call> {
+pub(crate) fn calls_with_gradients(recorded: &Recorded<'_>, members: &Members) -> Vec<Call> {
     calls_in(recorded, members, |block| {
         block.start.phase == Phase::Forward || block.start.phase.is_forward_only() && !block.start.is_without_gradients
     })

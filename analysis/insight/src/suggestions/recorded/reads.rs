@@ -106,6 +106,26 @@ pub(crate) fn read_until(recorded: &Recorded<'_>, call: &Call) -> Vec<Key> {
     ends
 }
 
+/// When a node frees a copy of a saved tensor that it has unpacked, as checkpointing and saved tensors in host memory make
+/// it. A saved tensor itself stays until the node's results have the right shape, which for the bias of a linear layer
+/// needs a sum. The sum follows the gradients of input and weight, and can take a buffer larger than its input.
+pub(crate) fn unpacked_until(recorded: &Recorded<'_>, block: &BlockLifetime) -> Key {
+    let is_linear = |context: ContextId| {
+        recorded.definitions.contexts.get(context.index()).is_some_and(|context| &*context.node == "AddmmBackward0")
+    };
+    if !recorded.is_freed(block) || !is_linear(block.freed_context) {
+        return Key::MAX;
+    }
+    let freed = recorded.events.partition_point(|event| event.seq < block.freed);
+    let of_node = recorded.events[..freed].iter().rev().take_while(|event| event.context == block.freed_context);
+    let mut allocated: Vec<u32> = of_node.filter(|event| event.allocates).map(|event| event.seq).collect();
+    allocated.reverse();
+    match allocated[..] {
+        [_, weight, _, ..] => after(weight),
+        _ => Key::MAX,
+    }
+}
+
 /// When the result of some code is freed. `next`: the first block of other code.
 fn result_ends(
     recorded: &Recorded<'_>,
