@@ -15,7 +15,9 @@ use memtrace_insight::passes::{
     Analysis, BlockLifetimes, Category, Composition, DeviceAnalysis, EarlierIteration, Phase, RestOfStep, StackTable,
     StepRows,
 };
-use memtrace_insight::rules::{Meaning, is_dropout, is_pytorch, label_rule, names_evaluation, names_training};
+use memtrace_insight::rules::{
+    Meaning, UserClasses, is_dropout, is_pytorch, label_rule, names_evaluation, names_training,
+};
 use memtrace_insight::suggestions::{
     COMBINED_CHANGES, Change, Combination, FailedRequest, Recorded, ReplayedPeak, Replayer, RunFacts, SuggestionRule,
     Value, WORTH_DOING, changes,
@@ -269,10 +271,11 @@ impl Texts<'_> {
     /// `encoder (Tower), decoder (Tower)`.
     fn modules(&self, calls: &[ContextId]) -> String {
         let definitions = self.query.process.definitions();
+        let classes = UserClasses::of(definitions);
         // By class and parent's path: the paths.
         let mut groups: BTreeMap<(&str, String), BTreeSet<String>> = BTreeMap::new();
         for call in calls {
-            let class = definitions.nn_calls.get(call).map_or("", |call| &*call.class);
+            let class = definitions.nn_calls.get(call).map_or("", |call| classes.name(&call.class));
             let path = self.query.names.module_path(*call, self.query.device.states.peak.seq).unwrap_or_default();
             let parent = path.rsplit_once('.').map_or("", |(parent, _)| parent);
             let parent = parent.to_owned();

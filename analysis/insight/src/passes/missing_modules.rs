@@ -16,6 +16,7 @@ use super::category::Category;
 use super::composition::Amount;
 use super::modules::ModuleTree;
 use super::rest_of_step::CallLevel;
+use crate::rules::UserClasses;
 use memtrace_replay::{Contexts, Names};
 
 /// The activations of complete siblings may differ by one in this many parts.
@@ -68,7 +69,8 @@ impl MissingModules {
         let mut found = MissingModules::default();
         let chain = calls_from(definitions, contexts.module(context));
         let Some((_, outermost)) = chain.last() else { return found };
-        let Some(activations) = activations_of_root(tree, &outermost.class) else { return found };
+        let classes = UserClasses::of(definitions);
+        let Some(activations) = activations_of_root(tree, classes.name(&outermost.class)) else { return found };
         // The path of a model itself is its class.
         let path_of = |id: ContextId, call: &NnCall| {
             let path = names.module_path(id, seq).filter(|path| !path.contains('/'))?;
@@ -87,7 +89,9 @@ impl MissingModules {
             let peak = |siblings: MissingSiblings| {
                 let alike = children.iter().filter(|child| child.class == call.class).copied();
                 let alike: Vec<&NnName> = alike.collect();
-                MissingSiblings { peak: peak_of(&siblings, &alike, definitions, contexts, calls), ..siblings }
+                let peak = peak_of(&siblings, &alike, definitions, contexts, calls);
+                let class = classes.name(&siblings.class).to_owned();
+                MissingSiblings { peak, class, ..siblings }
             };
             found.siblings = siblings.map(peak).or(found.siblings);
         }
@@ -102,12 +106,14 @@ impl MissingModules {
             add_uncalled(definitions, path, repeated.as_deref(), &mut uncalled);
         }
         let mut uncalled = by_object(uncalled);
-        let is_of_siblings = |class: &str| found.siblings.as_ref().is_some_and(|siblings| *siblings.class == *class);
+        let is_of_siblings =
+            |class: &str| found.siblings.as_ref().is_some_and(|siblings| *siblings.class == *classes.name(class));
         uncalled.retain(|child| repeated.is_some() || !is_of_siblings(&child.class));
         let order = |child: &NnName| definitions.nn_names.iter().position(|name| name.name == child.name);
         uncalled.sort_by_cached_key(|child| (order(child), child.object));
         uncalled.dedup_by_key(|child| &child.name);
-        found.uncalled = uncalled.iter().map(|child| (child.name.to_string(), child.class.to_string())).collect();
+        let own_class = |child: &NnName| classes.name(&child.class).to_owned();
+        found.uncalled = uncalled.iter().map(|child| (child.name.to_string(), own_class(child))).collect();
         found
     }
 }

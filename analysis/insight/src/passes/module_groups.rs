@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use memtrace_trace::ids::ContextId;
 
 use super::module_memory::NodeMemory;
-use super::module_table::ModuleTable;
+use super::module_table::{KnownModule, ModuleTable};
 use crate::rules::is_container_class;
 
 /// The minimum number of modules of one class that count as repeated.
@@ -115,6 +115,11 @@ struct AlikeGroup {
     modules: Vec<usize>,
 }
 
+/// Whether this is one of several models that are named after their class: `Sequential#1`.
+fn is_model_of_class(module: &KnownModule) -> bool {
+    module.component.text().strip_prefix(&*module.class).is_some_and(|number| number.starts_with('#'))
+}
+
 /// A component with `*` for each number in it.
 fn generalized(component: &str) -> String {
     let mut pattern = String::with_capacity(component.len());
@@ -147,6 +152,10 @@ impl AlikeModules {
             let component = match known.parent {
                 // Roots have their class instead of a component.
                 None => known.class.to_string(),
+                // Containers without names of their own are different models, whose modules have nothing in common.
+                Some(_) if is_model_of_class(known) && is_container_class(&known.class) => {
+                    known.component.text().to_owned()
+                }
                 Some(_) => generalized(known.component.text()),
             };
             let next = patterns.len();
@@ -214,19 +223,27 @@ impl AlikeModules {
     /// The lines of a report. A module is divided further if modules inside it that are alike hold at least half of it,
     /// or if one other module inside it does. A root is always divided, into its own memory and its modules.
     pub(super) fn lines(&self, table: &ModuleTable, memory: &[NodeMemory]) -> Vec<ModuleLine> {
-        let mut lines =
-            Lines { alike: self, table, memory, lines: Vec::new(), by_group: BTreeMap::new(), listed: HashSet::new() };
+        let mut lines = Lines {
+            alike: self,
+            table,
+            memory,
+            lines: Vec::new(),
+            by_group: BTreeMap::new(),
+            listed: HashSet::new(),
+            divided: HashSet::new(),
+        };
         for root in table.roots().filter(|root| memory[*root].bytes() > 0) {
             lines.add(root, true);
         }
-        let Lines { lines, by_group, listed, .. } = lines;
+        let Lines { lines, by_group, listed, divided, .. } = lines;
         let is_inside_another = |module: &usize| {
             let mut around = std::iter::successors(table.modules()[*module].parent, |at| table.modules()[*at].parent);
             around.any(|at| listed.contains(&at))
         };
         let groups = by_group.into_iter().map(|(group, bytes)| {
             let AlikeGroup { class, modules, .. } = &self.groups[group];
-            let modules: Vec<usize> = modules.iter().copied().filter(|module| !is_inside_another(module)).collect();
+            let is_whole = |module: &usize| !is_inside_another(module) && !divided.contains(module);
+            let modules: Vec<usize> = modules.iter().copied().filter(is_whole).collect();
             let paths: Vec<Vec<&str>> = modules.iter().map(|module| table.components(*module)).collect();
             let class = class.clone();
             ModuleLine { pattern: pattern_of(&paths), class, count: modules.len(), is_own: false, bytes }
@@ -314,6 +331,8 @@ struct Lines<'a> {
     by_group: BTreeMap<usize, u64>,
     /// The modules that lines include with all that is inside them.
     listed: HashSet<usize>,
+    /// The modules whose parts have lines of their own.
+    divided: HashSet<usize>,
 }
 
 impl Lines<'_> {
@@ -375,6 +394,7 @@ impl Lines<'_> {
             };
             let (divided, whole): (Vec<usize>, Vec<usize>) =
                 modules.into_iter().partition(|module| divides(self, *module));
+            self.divided.extend(&divided);
             divided.into_iter().for_each(|module| self.add(module, false));
             let (grouped, others): (Vec<usize>, Vec<usize>) =
                 whole.into_iter().partition(|module| self.group(*module).is_some());
@@ -384,7 +404,7 @@ impl Lines<'_> {
                     self.listed.insert(module);
                 }
             }
-            if class.is_empty() || others.len() < MIN_REPEATED {
+            if class.is_empty() || is_container_class(class) || others.len() < MIN_REPEATED {
                 others.into_iter().for_each(|module| self.add(module, false));
                 continue;
             }

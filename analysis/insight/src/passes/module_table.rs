@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use memtrace_trace::file::Definitions;
 use memtrace_trace::ids::ContextId;
 
-use crate::rules::is_wrapped_module;
+use crate::rules::{UserClasses, is_wrapped_module};
 use memtrace_replay::Names;
 
 /// The maximum depth of a path. Deeper modules count for their ancestor at this depth.
@@ -91,6 +91,10 @@ impl ModuleTable {
             }
         }
         table.pass_classes_to_wrappers();
+        let classes = UserClasses::of(definitions);
+        for module in &mut table.modules {
+            module.class = classes.name(&module.class).into();
+        }
         table
     }
 

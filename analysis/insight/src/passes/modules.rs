@@ -17,6 +17,7 @@ use super::module_groups::{AlikeModules, ModuleLine, RepeatedModules};
 use super::module_memory::{Amounts, NodeMemory, add_up};
 use super::module_table::ModuleTable;
 use super::phase::Phase;
+use crate::rules::UserClasses;
 use memtrace_replay::{AllocationNames, Contexts, Names};
 
 /// The paths of modules that hold parameters.
@@ -176,6 +177,7 @@ impl ModuleTree {
         names: &Names,
         contexts: &Contexts,
     ) -> ModuleTree {
+        let classes = UserClasses::of(definitions);
         let mut table = ModuleTable::of(definitions, names, composition.seq);
         let mut memory: Vec<NodeMemory> = Vec::new();
         let of_modules = composition.modules().filter(|(_, category, _)| in_modules(*category));
@@ -194,7 +196,7 @@ impl ModuleTree {
             node.add(category, &part.amount);
             let ModuleKey::Call(id) = key else { continue };
             if let Some(call) = definitions.nn_calls.get(&id) {
-                node.class = call.class.to_string();
+                node.class = classes.name(&call.class).to_owned();
             }
             if category == Category::Activation {
                 node.add_activations(part);
@@ -541,6 +543,30 @@ mod tests {
             [("down.*:AttentionDown".to_owned(), 2, 40), ("down.0.resnets.*:Resnet".to_owned(), 2, 20)]
         );
         assert_eq!(tree.repeated[0].text(), "down.*.resnets.* (6 of Resnet)");
+    }
+
+    /// Two containers without names of their own: an embedding with a layer, and a layer with another.
+    #[test]
+    fn models_named_after_a_container_class_are_divided_each_for_itself() {
+        let mut p = Program::default();
+        for (model, class, inner) in [(1u64, "Linear", "Linear"), (2, "Embedding", "Linear")] {
+            let name = format!("Sequential#{model}");
+            p.name(model << 8, 10, "Sequential", &name);
+            p.name(model << 8 | 1, 10, class, &format!("{name}.0"));
+            p.name(model << 8 | 2, 10, inner, &format!("{name}.1"));
+            let root = p.call(ContextId::NONE, model << 8, "Sequential");
+            p.call(root, model << 8 | 1, class);
+            p.call(root, model << 8 | 2, inner);
+        }
+        p.parameter("Sequential#1.0.weight", 4);
+        p.parameter("Sequential#1.1.weight", 31);
+        p.parameter("Sequential#2.0.weight", 32);
+        p.parameter("Sequential#2.1.weight", 4);
+        let expected =
+            [("Sequential#2.0:Embedding", 1, 32), ("Sequential#1.*:Linear", 2, 35), ("Sequential#2.1:Linear", 1, 4)];
+        let mut expected: Vec<_> = expected.map(|(text, count, bytes)| (text.to_owned(), count, bytes)).into();
+        expected.sort_by_key(|(_, _, bytes)| std::cmp::Reverse(*bytes));
+        assert_eq!(lines(&p.tree()), expected);
     }
 
     /// torch.compile, FSDP and checkpoint_wrapper can wrap each block.

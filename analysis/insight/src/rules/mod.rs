@@ -37,7 +37,7 @@ pub use libraries::{
     LibraryRule, allocation_error, is_data_parallel_gather, is_library, is_pipelining, is_serving_engine, library_name,
     smaller_share, stands_in_for_kernel,
 };
-pub use modules::{is_container_class, is_wrapped_module};
+pub use modules::{UserClasses, is_container_class, is_wrapped_module};
 pub use native::{AllocFnRule, alloc_fn_rule};
 pub use optimizers::{OptimizerRule, optimizer_class, optimizer_of};
 pub use phases::{FrameRule, LabelRule, Meaning, frame_rule, label_rule};
