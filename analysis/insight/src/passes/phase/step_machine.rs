@@ -1,7 +1,9 @@
 //! Where steps end: the evidence that a recording has for it, and what the current step has shown.
 
+use std::collections::HashSet;
+
 use memtrace_trace::event::Event;
-use memtrace_trace::ids::{FrameId, StackId};
+use memtrace_trace::ids::{FrameId, StackId, ThreadId};
 
 use super::event::is_request;
 use crate::passes::stacks::StackTable;
@@ -65,8 +67,9 @@ pub(super) struct StepMachine {
     pub(super) next_end: (usize, u64),
     /// The first model call of an inference-only program.
     model_call: StackId,
-    /// Whether such a program has allocated outside the model since its last call.
-    outside_model: bool,
+    /// The threads of such a program that have allocated outside the model since they called it. The order of events of
+    /// different threads is not the same in each run.
+    outside_model: HashSet<ThreadId>,
 }
 
 impl StepMachine {
@@ -82,7 +85,7 @@ impl StepMachine {
             next_end: (0, ends.all().first().copied().unwrap_or(u64::MAX)),
             ends,
             model_call: StackId::NONE,
-            outside_model: false,
+            outside_model: HashSet::new(),
         }
     }
 
@@ -120,7 +123,7 @@ impl StepMachine {
     }
 
     /// Whether an inference-only program calls its model again. True if the stack is that of the first call and an
-    /// allocation outside the model came before.
+    /// allocation of this thread outside the model came before.
     pub(super) fn model_called(&mut self, e: &Event, table: &StackTable) -> bool {
         if self.evidence != StepEvidence::ModelCall || !is_request(e) {
             return false;
@@ -129,13 +132,13 @@ impl StepMachine {
         let call = facts.outermost_compute;
         // Building a model runs its containers' code too.
         if call.is_none() || facts.rule.is_some_and(|rule| rule.meaning == Meaning::Load) {
-            self.outside_model = true;
+            self.outside_model.insert(e.thread);
             return false;
         }
         if self.model_call.is_none() {
             self.model_call = call;
-            self.outside_model = false;
+            self.outside_model.remove(&e.thread);
         }
-        self.model_call == call && std::mem::take(&mut self.outside_model)
+        self.model_call == call && self.outside_model.remove(&e.thread)
     }
 }

@@ -188,3 +188,31 @@ fn micro_batches_are_counted() {
         assert_eq!(phases(program).1.micro_batches(), expected, "{program}");
     }
 }
+
+/// The number of the last request of a program that only calls models. Capital letters are events of a second thread.
+fn last_request(program: &str) -> Option<u32> {
+    let mut recording = record(&program.to_lowercase());
+    let definitions = &mut recording.definitions;
+    definitions.contexts.truncate(1);
+    definitions.labels.clear();
+    definitions.frames.iter_mut().filter(|f| f.filename.contains("/optim/")).for_each(|f| f.filename = "".into());
+    let letters = program.chars().filter(|letter| *letter != ' ');
+    for (e, _) in recording.events.iter_mut().zip(letters).filter(|(_, letter)| letter.is_uppercase()) {
+        e.thread = ThreadId(2);
+    }
+    let mut tracker = PhaseTracker::of(&recording);
+    for e in &recording.events {
+        tracker.observe(e);
+    }
+    tracker.now().step
+}
+
+#[test]
+fn the_order_of_threads_begins_no_requests() {
+    let expected = last_request("dnnn dnnn");
+    assert!(expected.is_some());
+    for program in ["dnDEnDEn dnnDE", "dnDEDEnn DEdnDEnn", "dnn DEDE n dnnn"] {
+        assert_eq!(last_request(program), expected, "{program}");
+    }
+    assert_ne!(last_request("dn dn dn"), expected);
+}
