@@ -3,7 +3,8 @@
 
 use memtrace_insight::passes::Phase;
 use memtrace_summary::{
-    DeviceSummary, Levels, PhaseSummary, StepPhase, StepSummary, count_text, signed_size_text, size_text,
+    DeviceSummary, JoinedPhasesSummary, Levels, PhaseSummary, StepPhase, StepSummary, count_text, signed_size_text,
+    size_text,
 };
 
 use crate::parts::has_phases;
@@ -20,10 +21,10 @@ impl TextReport {
             return;
         }
         let on = name.map(|name| format!(" on {name}")).unwrap_or_default();
-        let (title, step, explanations) = match (&device.typical_step, device.by_step.first()) {
-            (Some(step), _) => (typical_title(device, step), Some(step), &device.later_steps),
-            (None, Some(step)) => (first_title(device, step), Some(step), &device.first_step),
-            (None, None) => ("By phase".to_owned(), None, &device.first_step),
+        let (title, step) = match (&device.typical_step, device.by_step.first()) {
+            (Some(step), _) => (typical_title(device, step), Some(step)),
+            (None, Some(step)) => (first_title(device, step), Some(step)),
+            (None, None) => ("By phase".to_owned(), None),
         };
         let mut table = Table::new(&[
             (&format!("{title}{on}"), Align::Left),
@@ -33,7 +34,7 @@ impl TextReport {
             ("What changed", Align::Left),
         ]);
         if let Some(step) = step {
-            step_rows(&mut table, step, explanations);
+            step_rows(&mut table, step);
         }
         outside_rows(&mut table, device, step);
         let lines = table.lines(0, self.width, self.style);
@@ -57,22 +58,28 @@ fn first_title(device: &DeviceSummary, step: &StepSummary) -> String {
     format!("Step {}{}", step.step, if is_cut_off { " up to the error" } else { "" })
 }
 
-/// The rows of a step. The passes of several micro-batches share a row.
-fn step_rows(table: &mut Table, step: &StepSummary, explanations: &[PhaseSummary]) {
-    let explanation = |phase: Phase| {
-        explanations.iter().find(|row| row.phase == phase).map_or("", |row| row.explanation.as_str()).to_owned()
-    };
-    let mut passes = step.passes.filter(|_| step.micro_batches > 1);
-    let joined = passes.is_some();
-    for row in &step.phases {
-        match passes.take_if(|_| PASSES.contains(&row.phase)) {
-            Some(levels) => {
-                let all = PASSES.map(explanation).join(", ");
-                let name = format!("{} x forward + backward", count_text(step.micro_batches));
-                table.row(cells(&name, levels, &changes(&all)));
-            }
-            None if joined && PASSES.contains(&row.phase) => {}
-            None => table.row(cells(row.phase.name(), levels(row), &changes(&explanation(row.phase)))),
+/// The rows of a step. Phases that take turns share a row, and have rows of their own with their peaks below it, unless
+/// they are the passes of micro-batches.
+fn step_rows(table: &mut Table, step: &StepSummary) {
+    for part in &step.joined_phases {
+        let names: Vec<&str> = part.phases.iter().map(|phase| phase.name()).collect();
+        let accumulates = step.micro_batches > 1 && part.phases.contains(&Phase::Forward);
+        let is_passes = accumulates && part.phases.iter().all(|phase| PASSES.contains(phase));
+        let name = match accumulates {
+            true if is_passes => format!("{} x forward + backward", count_text(step.micro_batches)),
+            true => format!("{} x {}", count_text(step.micro_batches), names.join(" + ")),
+            false => names.join(" + "),
+        };
+        table.row(cells(&name, part_levels(part), &changes(&part.explanation)));
+        if part.phases.len() == 1 || is_passes {
+            continue;
+        }
+        for row in step.phases.iter().filter(|row| part.phases.contains(&row.phase)) {
+            let mut line = cells(&format!("  {}", row.phase.name()), levels(row), "");
+            line[1].clear();
+            line[3].clear();
+            line[4] = format!("in {} parts", count_text(row.turns.into()));
+            table.row(line);
         }
     }
 }
@@ -100,10 +107,15 @@ fn outside_rows(table: &mut Table, device: &DeviceSummary, step: Option<&StepSum
         line[3].clear();
         line[4] = match changes(&row.explanation) {
             text if text.is_empty() => count,
+            text if row.steps > 1 => format!("{text} on average, {count}"),
             text => format!("{text}, {count}"),
         };
         table.row(line);
     }
+}
+
+fn part_levels(part: &JoinedPhasesSummary) -> Levels {
+    Levels { start_bytes: part.start_bytes, peak_bytes: part.peak_bytes, end_bytes: part.end_bytes }
 }
 
 fn levels(row: &StepPhase) -> Levels {
@@ -154,9 +166,54 @@ mod tests {
         PhaseSummary { phase, steps: 1, explanation: explanation.into(), ..PhaseSummary::default() }
     }
 
-    fn step_phase(phase: Phase, [start, peak, end]: [u64; 3]) -> StepPhase {
+    fn part(phases: &[Phase], [start, peak, end]: [u64; 3], explanation: &str) -> JoinedPhasesSummary {
         let (start_bytes, peak_bytes, end_bytes) = (start << 20, peak << 20, end << 20);
-        StepPhase { phase, start_bytes, peak_bytes, end_bytes, ..StepPhase::default() }
+        JoinedPhasesSummary {
+            phases: phases.to_vec(),
+            start_bytes,
+            peak_bytes,
+            end_bytes,
+            explanation: explanation.into(),
+        }
+    }
+
+    fn step_phase(phase: Phase, peak: u64, turns: u32) -> StepPhase {
+        StepPhase { phase, peak_bytes: peak << 20, turns, ..StepPhase::default() }
+    }
+
+    fn lines(device: &DeviceSummary) -> Vec<String> {
+        let mut report = TextReport::new(&TextOptions::default());
+        report.one_step(device, None);
+        report.lines
+    }
+
+    #[test]
+    fn phases_that_take_turns_share_a_row_and_have_their_peaks() {
+        let step = StepSummary {
+            step: 1,
+            phases: vec![step_phase(Phase::Backward, 32, 25), step_phase(Phase::Recompute, 31, 24)],
+            joined_phases: vec![
+                part(&[Phase::Forward], [10, 30, 20], "activations 10.0 MiB"),
+                part(
+                    &[Phase::Backward, Phase::Recompute],
+                    [20, 32, 14],
+                    "gradients 4.00 MiB (one of each parameter), activations freed 10.0 MiB",
+                ),
+            ],
+            ..StepSummary::default()
+        };
+        let device = DeviceSummary {
+            steps: 2,
+            later_steps_count: 1,
+            first_step: vec![phase(Phase::Forward, "")],
+            typical_step: Some(step),
+            ..DeviceSummary::default()
+        };
+        let lines = lines(&device);
+        assert_eq!(lines.len(), 7, "{lines:?}");
+        assert!(lines[2].ends_with("+ activations 10.0 MiB"), "{lines:?}");
+        assert_eq!(lines[5].split_whitespace().collect::<Vec<_>>().join(" "), "backward 32.0 MiB in 25 parts");
+        assert_eq!(lines[6].split_whitespace().collect::<Vec<_>>().join(" "), "recompute 31.0 MiB in 24 parts");
     }
 
     #[test]
@@ -165,11 +222,14 @@ mod tests {
             step: 5,
             micro_batches: 4,
             phases: vec![
-                step_phase(Phase::Forward, [10, 30, 20]),
-                step_phase(Phase::Backward, [30, 32, 14]),
-                step_phase(Phase::Optimizer, [14, 15, 10]),
+                step_phase(Phase::Forward, 30, 4),
+                step_phase(Phase::Backward, 32, 4),
+                step_phase(Phase::Optimizer, 15, 1),
             ],
-            passes: Some(Levels { start_bytes: 10 << 20, peak_bytes: 32 << 20, end_bytes: 14 << 20 }),
+            joined_phases: vec![
+                part(&[Phase::Forward, Phase::Backward], [10, 32, 14], "gradients 4.00 MiB (one of each parameter)"),
+                part(&[Phase::Optimizer], [14, 15, 10], "gradients freed 4.00 MiB"),
+            ],
             ..StepSummary::default()
         };
         let device = DeviceSummary {
@@ -177,17 +237,15 @@ mod tests {
             later_steps_count: 11,
             before_first_step: vec![PhaseSummary { peak_bytes: 9 << 20, ..phase(Phase::Load, "parameters 9.00 MiB") }],
             later_steps: vec![
-                phase(Phase::Forward, "activations 20.0 MiB"),
-                phase(Phase::Backward, "gradients 4.00 MiB (one of each parameter), activations freed 20.0 MiB"),
-                phase(Phase::Optimizer, "gradients freed 4.00 MiB"),
-                PhaseSummary { steps: 2, peak_bytes: 11 << 20, ..phase(Phase::Eval, "") },
+                phase(Phase::Forward, ""),
+                phase(Phase::Backward, ""),
+                phase(Phase::Optimizer, ""),
+                PhaseSummary { steps: 2, peak_bytes: 11 << 20, ..phase(Phase::Eval, "inputs 1.00 MiB") },
             ],
             by_step: vec![step.clone()],
             typical_step: Some(step),
             ..DeviceSummary::default()
         };
-        let mut report = TextReport::new(&TextOptions::default());
-        report.one_step(&device, None);
         let expected = [
             "",
             "One step (5 of 12)           Start      Peak       End  What changed",
@@ -196,8 +254,9 @@ mod tests {
             "before the first step",
             "  load                           0  9.00 MiB         0  + parameters 9.00 MiB",
             "only in some steps",
-            "  eval                              11.0 MiB            in 2 of 11 steps",
+            "  eval                              11.0 MiB            + inputs 1.00 MiB on average,",
+            "                                                        in 2 of 11 steps",
         ];
-        assert_eq!(report.lines, expected);
+        assert_eq!(lines(&device), expected);
     }
 }

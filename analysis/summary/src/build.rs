@@ -16,7 +16,7 @@ use crate::conclusions::VerdictSummary;
 use crate::cuda_graphs::{OutputNames, cuda_graphs};
 use crate::device_memory::{DeviceInputs, DeviceMemorySummary, device_breakdown, device_memory};
 use crate::diff::DiffOptions;
-use crate::explain::explain;
+use crate::explain::{explain, explain_part};
 use crate::holders::Holders;
 use crate::outside_allocation::OutsideAllocation;
 use crate::owners::{by_owner, owner_name};
@@ -31,11 +31,11 @@ use crate::suggestions::{SuggestionQuery, suggestions};
 use crate::summary::{
     AllocationGroup, CalledFunctionSummary, CalledFunctionsSummary, CategoryAmount, CategoryRuleSummary,
     CompileContextAmount, CustomCategoryAmount, DeviceSummary, DroppedEvents, EVENTS_OF_UNRECORDED_PROCESSES,
-    GrowingKvCache, IssueSummary, KeptAllocation, KeptCategory, LabelSummary, LargerInputs, Levels, MemoryState,
-    ModuleGroupSummary, ModuleSummary, NativeObjectSummary, NotRecordedSummary, NoticeSummary, OomForecastSummary,
-    OomSummary, OwnerBytes, OwnerSummary, PhaseAmount, PhaseRuleSummary, PhaseSummary, ProcessSummary, RangeSummary,
-    ReleasedSummary, RepeatedModulesSummary, RunSummary, SUMMARY_VERSION, StepPhase, StepSummary, SuggestionSummary,
-    Summary, UnmappedSegmentsSummary, is_snapshot,
+    GrowingKvCache, IssueSummary, JoinedPhasesSummary, KeptAllocation, KeptCategory, LabelSummary, LargerInputs,
+    Levels, MemoryState, ModuleGroupSummary, ModuleSummary, NativeObjectSummary, NotRecordedSummary, NoticeSummary,
+    OomForecastSummary, OomSummary, OwnerBytes, OwnerSummary, PhaseAmount, PhaseRuleSummary, PhaseSummary,
+    ProcessSummary, RangeSummary, ReleasedSummary, RepeatedModulesSummary, RunSummary, SUMMARY_VERSION, StepPhase,
+    StepSummary, SuggestionSummary, Summary, UnmappedSegmentsSummary, is_snapshot,
 };
 use crate::tensors::{name_pattern, requested_for};
 use crate::totals::totals;
@@ -55,8 +55,8 @@ use memtrace_insight::locations::{Locations, frame_summary};
 use memtrace_insight::passes::{
     Amount, Analysis, AnalysisOptions, BlockAllocation, BlockClassification, BlockLifetimes, BlockObserver,
     CacheGrowth, CalledFunction, CalledFunctions, Category, Composition, CustomCategorizer, DeviceAnalysis, DeviceUses,
-    FirstPass, FirstPassOptions, LabelRow, LifetimeCollector, MissingModules, ModuleTree, Oom, OomReport, Origin,
-    Phase, PhaseRow, ProgramPosition, RefusedRequest, ReleasePoint, RestOfStep, RunPart, StackTable, StepRows,
+    FirstPass, FirstPassOptions, JoinedPhases, LabelRow, LifetimeCollector, MissingModules, ModuleTree, Oom, OomReport,
+    Origin, Phase, PhaseRow, ProgramPosition, RefusedRequest, ReleasePoint, RestOfStep, RunPart, StackTable, StepRows,
     private_pool_text, state_needed,
 };
 use memtrace_insight::rules::{CustomCategory, CustomRules, library_name};
@@ -653,15 +653,15 @@ impl Context<'_> {
             first_step: analysis
                 .table
                 .first()
-                .map(|rows| self.phases(analysis, rows, RunPart::FirstStep))
+                .map(|rows| self.phases(analysis, &rows.with_cleared(), RunPart::FirstStep))
                 .unwrap_or_default(),
             first_step_micro_batches: analysis.table.first().map_or(0, |rows| rows.micro_batches),
             later_steps: self.phases(analysis, later, RunPart::LaterSteps),
             later_steps_count,
             later_steps_micro_batches: later.micro_batches,
             freed_at_exit_bytes: analysis.table.freed_at_exit(),
-            typical_step: analysis.table.typical(interrupted).and_then(|rows| self.step(rows)),
-            by_step: kept_steps.iter().filter_map(|rows| self.step(rows)).collect(),
+            typical_step: analysis.table.typical(interrupted).and_then(|rows| self.step(analysis, rows)),
+            by_step: kept_steps.iter().filter_map(|rows| self.step(analysis, rows)).collect(),
             labels: analysis.labels.rows().iter().map(|row| self.label(row)).collect(),
             labels_left_out: analysis.labels.left_out(),
             called_functions: self.called_functions(analysis),
@@ -1065,7 +1065,7 @@ impl Context<'_> {
         })
     }
 
-    fn step(&self, rows: &StepRows) -> Option<StepSummary> {
+    fn step(&self, analysis: &DeviceAnalysis, rows: &StepRows) -> Option<StepSummary> {
         let (first, last) = (self.calibration.epoch_ns(rows.ticks.0), self.calibration.epoch_ns(rows.ticks.1));
         Some(StepSummary {
             step: rows.step?,
@@ -1083,6 +1083,7 @@ impl Context<'_> {
                     start_bytes: row.start,
                     peak_bytes: row.peak,
                     end_bytes: row.after,
+                    turns: row.turns,
                 })
                 .collect(),
             passes: rows.joined(&[Phase::Forward, Phase::Backward, Phase::Recompute]).map(|row| Levels {
@@ -1090,7 +1091,24 @@ impl Context<'_> {
                 peak_bytes: row.peak,
                 end_bytes: row.after,
             }),
+            joined_phases: analysis
+                .table
+                .joined_phases(rows)
+                .iter()
+                .map(|part| self.joined_phases(analysis, rows, part))
+                .collect(),
         })
+    }
+
+    fn joined_phases(&self, analysis: &DeviceAnalysis, rows: &StepRows, part: &JoinedPhases) -> JoinedPhasesSummary {
+        let PhaseRow { start, peak, after, .. } = part.row;
+        JoinedPhasesSummary {
+            phases: part.phases.clone(),
+            start_bytes: start,
+            peak_bytes: peak,
+            end_bytes: after,
+            explanation: explain_part(analysis, self.table, RunPart::of(rows.step), part),
+        }
     }
 
     fn called_functions(&self, analysis: &DeviceAnalysis) -> Option<CalledFunctionsSummary> {

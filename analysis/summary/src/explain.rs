@@ -5,7 +5,8 @@
 //! within two percent of it.
 
 use memtrace_insight::passes::{
-    Category, DeviceAnalysis, KeptMemory, Phase, RunPart, StackTable, only_optimizer, parameter_bytes,
+    Amount, Category, Change, DeviceAnalysis, JoinedPhases, KeptMemory, Phase, RunPart, StackTable, only_optimizer,
+    parameter_bytes,
 };
 use memtrace_insight::units::size_text;
 use memtrace_trace::ids::StackId;
@@ -14,6 +15,10 @@ use memtrace_trace::ids::StackId;
 const NEAR: f64 = 0.02;
 /// Parts below this share of the largest part are omitted.
 const SMALL_PART: f64 = 0.02;
+
+/// The maximum number of categories that are named of those that a phase keeps, and of those that it frees.
+const KEPT_PARTS: usize = 3;
+const FREED_PARTS: usize = 2;
 
 /// The maximum number of states per parameter. A higher ratio means states of several models.
 const MAX_STATES: f64 = 4.0;
@@ -32,23 +37,67 @@ pub(crate) fn explain(
     let mut freed = analysis.growth.freed_of_other_phases(part, phase);
     kept.retain(|(category, _)| lasting(category));
     freed.retain(|(category, _)| lasting(category));
-    let per = |bytes: u64| bytes / steps.max(1);
-    let largest = kept.iter().map(|(_, k)| k.amount.bytes).chain(freed.iter().map(|(_, a)| a.bytes)).max().unwrap_or(0);
+    let freed: Vec<(Category, u64)> = freed.iter().map(|(category, amount)| (*category, amount.bytes)).collect();
+    text(analysis, table, (part, phase, steps), &kept, &freed).join(", ")
+}
+
+/// Explains a part of one step. Its figures add up to the part's net change.
+pub(crate) fn explain_part(analysis: &DeviceAnalysis, table: &StackTable, part: RunPart, of: &JoinedPhases) -> String {
+    let kept = |(category, change): &(Category, Change)| {
+        let amount = Amount { bytes: u64::try_from(change.bytes).ok()?, blocks: 0 };
+        Some((*category, KeptMemory { amount, requested: change.requested.max(0).unsigned_abs() }))
+    };
+    let mut kept: Vec<(Category, KeptMemory)> = of.changes.iter().filter_map(kept).collect();
+    let freed = of.changes.iter().filter(|(_, change)| change.bytes < 0);
+    let mut freed: Vec<(Category, u64)> = freed.map(|(category, c)| (*category, c.bytes.unsigned_abs())).collect();
+    kept.sort_by_key(|(_, kept)| std::cmp::Reverse(kept.amount.bytes));
+    freed.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+    let phase = if of.phases.contains(&Phase::Optimizer) { Phase::Optimizer } else { of.phases[0] };
+    text(analysis, table, (part, phase, 1), &kept, &freed).join(", ")
+}
+
+/// The largest categories of what is kept and of what is freed, and the sums of the others if they are large.
+fn text(
+    analysis: &DeviceAnalysis,
+    table: &StackTable,
+    (part, phase, steps): (RunPart, Phase, u64),
+    kept: &[(Category, KeptMemory)],
+    freed: &[(Category, u64)],
+) -> Vec<String> {
+    let per = |bytes: u64| size_text(bytes / steps.max(1));
+    let largest =
+        kept.iter().map(|(_, k)| k.amount.bytes).chain(freed.iter().map(|(_, bytes)| *bytes)).max().unwrap_or(0);
     let is_large = |bytes: u64| bytes > 0 && bytes as f64 >= largest as f64 * SMALL_PART;
     let mut parts = Vec::new();
-    for (category, kept) in kept.iter().filter(|(_, k)| is_large(k.amount.bytes)).take(3) {
-        let bytes = size_text(per(kept.amount.bytes));
+    let is_named = |(at, bytes): (usize, u64), most: usize| at < most && is_large(bytes);
+    let mut others = 0;
+    for (at, (category, kept)) in kept.iter().enumerate() {
+        if !is_named((at, kept.amount.bytes), KEPT_PARTS) {
+            others += kept.amount.bytes;
+            continue;
+        }
         parts.push(match category {
             Category::OptimizerState => optimizer_state(analysis, table, (part, phase), kept, steps),
             Category::Gradient => gradients(analysis, kept, steps),
-            Category::Unknown if phase == Phase::Load => format!("other {bytes}"),
-            _ => format!("{} {bytes}", category.plural()),
+            Category::Unknown if phase == Phase::Load => format!("other {}", per(kept.amount.bytes)),
+            _ => format!("{} {}", category.plural(), per(kept.amount.bytes)),
         });
     }
-    for (category, amount) in freed.iter().filter(|(_, a)| is_large(a.bytes)).take(2) {
-        parts.push(format!("{} freed {}", category.plural(), size_text(per(amount.bytes))));
+    if is_large(others) {
+        parts.push(format!("others {}", per(others)));
     }
-    parts.join(", ")
+    others = 0;
+    for (at, (category, bytes)) in freed.iter().enumerate() {
+        if is_named((at, *bytes), FREED_PARTS) {
+            parts.push(format!("{} freed {}", category.plural(), per(*bytes)));
+        } else {
+            others += bytes;
+        }
+    }
+    if is_large(others) {
+        parts.push(format!("others freed {}", per(others)));
+    }
+    parts
 }
 
 /// Formats optimizer state: `two moments of each parameter (Adam): 2 x 18.6 GiB`.

@@ -33,7 +33,7 @@ pub use memtrace_insight::{FrameSummary, StackSummary};
 use memtrace_trace::named;
 
 /// The version of the structure: major.minor.
-pub const SUMMARY_VERSION: &str = "2.7";
+pub const SUMMARY_VERSION: &str = "2.8";
 
 /// The report of a run. A field whose name ends in `_bytes` is in bytes. A field whose name ends in `_ns` is in
 /// nanoseconds; points in time count from the Unix epoch.
@@ -689,8 +689,21 @@ pub struct GrowthAfterFirstStep {
     pub later_steps_peak_bytes: u64,
     /// The bytes of the optimizer state that was allocated in the first step.
     pub optimizer_state_bytes: u64,
+    /// By category, the bytes at the later steps' peak minus those at the peak of the same phase in the first step.
+    /// Empty if the blocks at one of these peaks are unknown.
+    #[serde(default)]
+    pub by_category: Vec<CategoryDifference>,
     /// The sentence about it.
     pub text: String,
+}
+
+/// The bytes of one category at one point in time minus those at another.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct CategoryDifference {
+    /// The category.
+    pub category: Category,
+    /// The difference in bytes.
+    pub bytes: i64,
 }
 
 /// The part of a KV cache that grows by the same size with each call of the model. A recording has sizes, and no
@@ -1003,6 +1016,25 @@ pub struct StepSummary {
     /// Absent without such a pass.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub passes: Option<Levels>,
+    /// The parts of the step in time order: phases, those that take turns together.
+    #[serde(default)]
+    pub joined_phases: Vec<JoinedPhasesSummary>,
+}
+
+/// A part of a step. The allocated bytes before and after it differ by what it changed.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct JoinedPhasesSummary {
+    /// The phase, or the phases that take turns.
+    pub phases: Vec<Phase>,
+    /// The allocated bytes before the part.
+    pub start_bytes: u64,
+    /// The highest number of allocated bytes during the part.
+    pub peak_bytes: u64,
+    /// The allocated bytes after the last allocation or free of the part.
+    pub end_bytes: u64,
+    /// The change of allocated bytes by category as text. Empty if nothing changed, or if it is unknown what.
+    pub explanation: String,
 }
 
 /// The allocated bytes of a device before, during and after a part of a step.
@@ -1039,6 +1071,9 @@ pub struct StepPhase {
     /// The number of allocated bytes of the device after the last allocation or free of the phase.
     #[serde(default)]
     pub end_bytes: u64,
+    /// How often another phase gave way to this one in the step.
+    #[serde(default)]
+    pub turns: u32,
 }
 
 /// An out-of-memory error: a request for memory that failed.

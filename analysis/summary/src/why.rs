@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use crate::beside;
 use crate::step_estimate::StepEstimate;
 use crate::summary::{
-    BlockingAllocation, DeviceSummary, GrowthAfterFirstStep, LargerInputs, OomSummary, OutlierStep, ReplayedSetting,
-    ReservedSummary, WhatIfSummary,
+    BlockingAllocation, CategoryDifference, DeviceSummary, GrowthAfterFirstStep, LargerInputs, OomSummary, OutlierStep,
+    ReplayedSetting, ReservedSummary, WhatIfSummary,
 };
 use memtrace_input::EventSource;
 use memtrace_input::load::Process;
@@ -17,7 +17,7 @@ use memtrace_insight::passes::{
     Analysis, Category, ComparedInputs, Composition, DeviceAnalysis, FailedAllocation, Oom, OomQuery, OomReport,
     Outlier, Phase, ReplayedDevice, ReplayedMemory, Reserved, RunPart, SettingOutcome, WhatIf, WhatIfQuery,
 };
-use memtrace_insight::units::size_text;
+use memtrace_insight::units::{signed_size_text, size_text};
 use memtrace_replay::{AllocatorSettings, MemoryLocation, Names, Owner, OwnerUsage, Peak};
 use memtrace_trace::ids::{ContextId, StackId};
 
@@ -293,33 +293,83 @@ pub(crate) fn growth_after_first_step(analysis: &DeviceAnalysis) -> Option<Growt
     let state: u64 =
         kept.iter().filter(|(c, _)| *c == Category::OptimizerState).map(|(_, kept)| kept.amount.bytes).sum();
     let growth = later.saturating_sub(first);
+    let peak = &analysis.states.peak;
+    // The state is in use in the same phase of later steps, which need not be the phase of the first step's peak.
+    let same_phase = Some(&analysis.states.first_step[peak.phase as usize]);
+    let same_phase = same_phase.filter(|first| first.seq > 0 && peak.usage.allocated == later);
+    let by_category = same_phase.map_or(Vec::new(), |first| differences(first, peak));
+    let state_at_peak =
+        by_category.iter().find(|one| one.category == Category::OptimizerState).map_or(0, |one| one.bytes);
     // The state explains at least half of the growth, and most of the state is part of it. An out-of-memory error can
     // come before a later step has reached its peak.
-    let is_cause = state * 2 >= growth && (growth * 2 >= state || analysis.ooms.count() > 0);
+    let is_at_peak = same_phase.is_none() || state_at_peak > 0 && state_at_peak.unsigned_abs() * 2 >= growth;
+    let is_cause = is_at_peak && state * 2 >= growth && (growth * 2 >= state || analysis.ooms.count() > 0);
+    let phase = same_phase.map(|first| (peak.phase, first.usage.allocated));
     (steps > 0 && growth > first / SMALL_GROWTH && is_cause).then(|| GrowthAfterFirstStep {
         first_step_peak_bytes: first,
         later_steps_peak_bytes: later,
         optimizer_state_bytes: state,
-        text: growth_text(first, later, state),
+        text: growth_text((first, later), state, phase, &by_category),
+        by_category,
     })
 }
 
-/// The sentence about the growth. It names what the state does not explain.
-fn growth_text(first: u64, later: u64, state: u64) -> String {
+/// The categories that differ between two points in time, largest difference first. The differences add up to that of
+/// the allocated bytes.
+fn differences(from: &Composition, to: &Composition) -> Vec<CategoryDifference> {
+    let (from, to) = (from.by_category(), to.by_category());
+    let of = |category: Category| to[category as usize].bytes as i64 - from[category as usize].bytes as i64;
+    let all = Category::ALL.into_iter().map(|category| CategoryDifference { category, bytes: of(category) });
+    let mut all: Vec<_> = all.filter(|difference| difference.bytes != 0).collect();
+    all.sort_by_key(|difference| (std::cmp::Reverse(difference.bytes.unsigned_abs()), difference.category));
+    all
+}
+
+/// The sentence about the growth from one peak to the other. `phase`: the phase of the later peak, and its peak in the
+/// first step. With it, the figures add up; without it, the sentence names what the state does not explain.
+fn growth_text(
+    (first, later): (u64, u64),
+    state: u64,
+    phase: Option<(Phase, u64)>,
+    by_category: &[CategoryDifference],
+) -> String {
     let growth = later.saturating_sub(first);
-    let rest = growth.saturating_sub(state);
-    let rest = if rest >= growth / UNEXPLAINED {
-        format!("; the other {} are unexplained", size_text(rest))
-    } else {
-        String::new()
-    };
-    let (growth, state) = (size_text(growth), size_text(state));
-    format!(
-        "Why later steps peak {growth} higher than step 0 ({} instead of {}): the optimizer allocated {state} of state \
-         at the end of step 0{rest}.",
+    let is_large = |bytes: i64| bytes.unsigned_abs() > growth / UNEXPLAINED;
+    let base = phase.map_or(first, |(_, before)| before);
+    let rest = later as i64 - base as i64 - state as i64;
+    let mut text = format!(
+        "Why later steps peak {} higher than step 0 ({} instead of {}): the optimizer allocated {} of state at the end \
+         of step 0",
+        size_text(growth),
         size_text(later),
         size_text(first),
-    )
+        size_text(state),
+    );
+    if let Some((phase, before)) = phase.filter(|(_, before)| is_large(first as i64 - *before as i64)) {
+        text.push_str(&format!(
+            ", beside which {} peaks at {} instead of {}",
+            phase.name(),
+            size_text(later),
+            size_text(before)
+        ));
+    }
+    // The state that the first step's peak has already is no growth.
+    let beside_state = |difference: &CategoryDifference| match difference.category {
+        Category::OptimizerState => ("optimizer state in use at both peaks", difference.bytes - state as i64),
+        category => (category.plural(), difference.bytes),
+    };
+    let named: Vec<(&str, i64)> = by_category.iter().map(beside_state).filter(|(_, bytes)| is_large(*bytes)).collect();
+    let unnamed = rest - named.iter().map(|(_, bytes)| bytes).sum::<i64>();
+    let others = Some(("of others", unnamed)).filter(|(_, bytes)| is_large(*bytes) && !by_category.is_empty());
+    let clause = |(what, bytes): (&str, i64)| format!("{} {what}", signed_size_text(bytes));
+    let named: Vec<String> = named.into_iter().chain(others).map(clause).collect();
+    if !named.is_empty() {
+        text.push_str(&format!("; further differences between the peaks: {}", named.join(", ")));
+    } else if rest > 0 && is_large(rest) {
+        text.push_str(&format!("; the other {} are unexplained", size_text(rest.unsigned_abs())));
+    }
+    text.push('.');
+    text
 }
 
 /// The place that needs far more in the explained step than in others, if what the step's outliers hold is much of the
@@ -396,11 +446,24 @@ mod tests {
         const MIB: u64 = 1 << 20;
         let explained = "Why later steps peak 288 MiB higher than step 0 (1.75 GiB instead of 1.47 GiB): the optimizer \
                          allocated 280 MiB of state at the end of step 0.";
-        assert_eq!(growth_text(1504 * MIB, 1792 * MIB, 280 * MIB), explained);
-        let text = growth_text(439 * MIB, 564 * MIB, 70 * MIB);
+        assert_eq!(growth_text((1504 * MIB, 1792 * MIB), 280 * MIB, None, &[]), explained);
+        let peaks = (439 * MIB, 564 * MIB);
+        let text = growth_text(peaks, 70 * MIB, None, &[]);
         assert!(
             text.ends_with("allocated 70.0 MiB of state at the end of step 0; the other 55.0 MiB are unexplained.")
         );
+        let of = |category, mib: i64| CategoryDifference { category, bytes: mib << 20 };
+        let by_category =
+            [of(Category::OptimizerState, 70), of(Category::Activation, 90), of(Category::Temporary, -35)];
+        let text = growth_text(peaks, 70 * MIB, Some((Phase::Backward, 439 * MIB)), &by_category);
+        let expected = "70.0 MiB of state at the end of step 0; further differences between the peaks: +90.0 MiB \
+                        activations, -35.0 MiB temporaries.";
+        assert!(text.ends_with(expected), "{text}");
+        let by_category = [of(Category::OptimizerState, 225)];
+        let text = growth_text(peaks, 225 * MIB, Some((Phase::Backward, 339 * MIB)), &by_category);
+        let expected =
+            "225 MiB of state at the end of step 0, beside which backward peaks at 564 MiB instead of 339 MiB.";
+        assert!(text.ends_with(expected), "{text}");
     }
 
     #[test]

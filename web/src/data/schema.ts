@@ -91,6 +91,11 @@ export interface CategoryChange {
   difference_bytes: number;
 }
 
+export interface CategoryDifference {
+  bytes: number;
+  category: Category;
+}
+
 export type CategoryRuleId =
   | 'name-parameter'
   | 'name-buffer'
@@ -405,6 +410,7 @@ export interface GrowingKvCache {
 }
 
 export interface GrowthAfterFirstStep {
+  by_category: CategoryDifference[];
   first_step_peak_bytes: number;
   later_steps_peak_bytes: number;
   optimizer_state_bytes: number;
@@ -504,6 +510,14 @@ export interface JobRun {
   origin: RunOrigin;
   path?: string;
   started_ns?: number;
+}
+
+export interface JoinedPhasesSummary {
+  end_bytes: number;
+  explanation: string;
+  peak_bytes: number;
+  phases: Phase[];
+  start_bytes: number;
 }
 
 export interface KeptAllocation {
@@ -1258,10 +1272,12 @@ export interface StepPhase {
   peak_bytes: number;
   phase: Phase;
   start_bytes: number;
+  turns: number;
 }
 
 export interface StepSummary {
   duration_ns: number;
+  joined_phases: JoinedPhasesSummary[];
   micro_batches: number;
   passes?: Levels;
   phases: StepPhase[];

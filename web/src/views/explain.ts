@@ -337,8 +337,6 @@ const PASSES = ['forward', 'backward', 'recompute'];
 export function oneStep(device: DeviceSummary, model: Device, state: State): HTMLElement | null {
   const step: StepSummary | undefined = device.typical_step ?? device.by_step[0];
   if (!step) return null;
-  const explanations = device.typical_step ? device.later_steps : device.first_step;
-  const explanation = (phase: string) => explanations.find(row => row.phase === phase)?.explanation ?? '';
   const range = stepRanges(model).find(one => one.step === step.step);
   /** The highest point of a phase of the step, for the link into the timeline. */
   const peakOf = (bytes: number): number => {
@@ -346,7 +344,7 @@ export function oneStep(device: DeviceSummary, model: Device, state: State): HTM
       if (model.total[point] === bytes) return point;
     return -1;
   };
-  const row = (name: string, levels: Levels, text: string) => {
+  const row = (name: string, levels: Levels, [text, turns]: [string, string]) => {
     const point = peakOf(levels.peak_bytes);
     return el(
       'tr',
@@ -361,24 +359,21 @@ export function oneStep(device: DeviceSummary, model: Device, state: State): HTM
       [levels.start_bytes, levels.peak_bytes, levels.end_bytes].map(bytes =>
         el('td', { class: 'n' }, format.size(bytes)),
       ),
-      el('td', { class: 'wide' }, changesText(text)),
+      el('td', { class: 'wide' }, [changesText(text), turns].filter(one => one !== '').join('. ')),
     );
   };
-  const joined = step.micro_batches > 1 ? step.passes : undefined;
-  let shown = false;
-  const rows = step.phases.flatMap(one => {
-    if (!joined || !PASSES.includes(one.phase)) return [row(one.phase, one, explanation(one.phase))];
-    if (shown) return [];
-    shown = true;
-    return [
-      row(
-        `${format.count(step.micro_batches)} \u00d7 forward + backward`,
-        joined,
-        PASSES.map(explanation)
-          .filter(text => text !== '')
-          .join(', '),
-      ),
-    ];
+  const rows = step.joined_phases.flatMap(part => {
+    const accumulates = step.micro_batches > 1 && part.phases.includes('forward');
+    const isPasses = accumulates && part.phases.every(phase => PASSES.includes(phase));
+    const names = isPasses ? 'forward + backward' : part.phases.join(' + ');
+    const name = accumulates ? `${format.count(step.micro_batches)} \u00d7 ${names}` : names;
+    const turns =
+      isPasses || part.phases.length === 1
+        ? []
+        : step.phases
+            .filter(one => part.phases.includes(one.phase))
+            .map(one => `${one.phase} in ${format.count(one.turns)} parts, peak ${format.size(one.peak_bytes)}`);
+    return [row(name, part, [part.explanation, turns.join('; ')])];
   });
   const listed = step.phases.map(one => one.phase);
   const rare = device.typical_step ? device.later_steps.filter(one => !listed.includes(one.phase)) : [];

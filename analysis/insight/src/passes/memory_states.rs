@@ -5,6 +5,7 @@ use super::composition::Composition;
 use super::modules::ModulePaths;
 use super::open_ranges::RangeBoundary;
 use super::pass::{BlockAllocated, LifetimeEnded, Pass, PassedRange, RecordingEnd, RecordingStart, StayedMemory};
+use super::phase::Phase;
 use super::released::ReleasedMemory;
 use memtrace_replay::Usage;
 
@@ -13,6 +14,9 @@ use memtrace_replay::Usage;
 pub struct MemoryStates {
     /// The blocks that were allocated at the peak of allocated bytes.
     pub peak: Composition,
+    /// The blocks that were allocated at the peak of each phase of the first step. Empty for a phase without
+    /// allocations.
+    pub first_step: [Composition; Phase::ALL.len()],
     /// The blocks that were allocated at the end.
     pub end: Composition,
     /// The blocks that were allocated at the peaks of the requested steps. Empty for a step that never came.
@@ -82,6 +86,12 @@ impl Pass for StateCollector {
         if usage.allocated > states.peak.usage.allocated {
             states.peak.restart(e, *now, classification.phase, *usage);
         }
+        if now.step == Some(0) {
+            let peak = &mut states.first_step[classification.phase as usize];
+            if usage.allocated > peak.usage.allocated {
+                peak.restart(e, *now, classification.phase, *usage);
+            }
+        }
         for (step, peak) in &mut states.step_peaks {
             if now.step == Some(*step) && usage.allocated > peak.usage.allocated {
                 peak.restart(e, *now, classification.phase, *usage);
@@ -118,12 +128,12 @@ impl StateCollector {
     /// The compositions at whose points in time the block was allocated.
     #[inline]
     fn compositions_with(&mut self, block: &BlockAllocation) -> impl Iterator<Item = &mut Composition> {
-        let MemoryStates { peak, step_peaks, range, released, .. } = &mut self.states;
+        let MemoryStates { peak, first_step, step_peaks, range, released, .. } = &mut self.states;
         let released = released.iter_mut().map(|released| &mut released.kept);
         let step_peaks = step_peaks.iter_mut().map(|(_, peak)| peak);
         let others = step_peaks.chain(range.as_mut().map(|range| &mut range.peak)).chain(released);
         let seq = block.seq;
-        std::iter::once(peak).chain(others).filter(move |composition| composition.includes(seq))
+        std::iter::once(peak).chain(first_step).chain(others).filter(move |composition| composition.includes(seq))
     }
 
     fn range_started(&mut self, started: &PassedRange<'_>) {

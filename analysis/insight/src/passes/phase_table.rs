@@ -8,17 +8,26 @@
 //! and its teardown does not count for the last step.
 //!
 //! Phases are listed in the order of their first allocations in the step. A phase that only frees is listed where its
-//! first free is: clearing gradients before a forward pass does not move the optimizer's row there.
+//! first free is. Gradients that are cleared before the first pass of a step are a part of their own: clearing them
+//! does not move the optimizer's row there.
+//!
+//! Phases can take turns: recomputation and backward pass, forward passes and an evaluation between them. Then a row's
+//! levels do not differ by what its phase changed. [`PhaseTable::joined_phases`] joins such phases, so that each part of a step
+//! begins and ends with the bytes that its changes lead to.
 
 use std::collections::VecDeque;
 
-use super::pass::{BlockAllocated, BlockFreed, Pass, RecordingEnd, RecordingStart};
+use super::category::Category;
+use super::pass::{BlockAllocated, BlockFreed, LifetimeEnded, Pass, RecordingEnd, RecordingStart};
 use super::phase::Phase;
+use super::step_changes::{CLEARED, Change, StepChanges};
 
 /// The number of first and of last steps that are kept row by row.
 const KEPT_STEPS: usize = 16;
 /// The maximum number of steps in the sample of all steps.
 const SAMPLED_STEPS: usize = 64;
+/// The changes of at most this many steps are in memory: more than the rows of steps.
+const CHANGED_STEPS: usize = 4 * SAMPLED_STEPS;
 
 /// One phase of one step, or of many steps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -39,6 +48,10 @@ pub struct PhaseRow {
     pub after: u64,
     /// The number of steps in which the phase allocated or freed something.
     pub steps: u32,
+    /// How often other phases gave way to this one.
+    pub turns: u32,
+    /// The number of its first event.
+    first: u64,
     /// Where the phase is in the order of its step: the number of its first allocation or else of its first free.
     began: u64,
     /// The number of its last event.
@@ -87,8 +100,9 @@ impl PhaseRow {
             return;
         }
         if self.is_empty() {
-            self.start = other.start;
+            (self.start, self.first) = (other.start, other.first);
         }
+        self.turns += other.turns;
         self.ended = self.ended.max(other.ended);
         self.allocations += other.allocations;
         self.allocated += other.allocated;
@@ -97,6 +111,26 @@ impl PhaseRow {
         self.peak = self.peak.max(other.peak);
         self.after = other.after;
         self.steps += other.steps;
+    }
+
+    /// Whether the levels differ by what the phase changed: no other phase changed anything in between.
+    fn adds_up(&self) -> bool {
+        self.after as i64 - self.start as i64 == self.net()
+    }
+
+    /// Whether the two phases take turns.
+    fn overlaps(&self, other: &PhaseRow) -> bool {
+        self.first <= other.ended && other.first <= self.ended
+    }
+
+    /// This row and one of another phase of the step as one.
+    fn joined(&self, other: &PhaseRow) -> PhaseRow {
+        let (mut joined, later) = if self.ended <= other.ended { (*self, other) } else { (*other, self) };
+        let (start, first) =
+            if self.first <= other.first { (self.start, self.first) } else { (other.start, other.first) };
+        let turns = self.turns.max(other.turns);
+        joined.absorb(later);
+        PhaseRow { start, first, turns, steps: 1, ..joined }
     }
 }
 
@@ -154,13 +188,26 @@ pub struct StepRows {
     pub ticks: (u64, u64),
     /// The number of micro-batches, over all steps.
     pub micro_batches: u64,
+    /// Gradients that are cleared before the first pass of the step. The rows of [`Self::phases`] do not count them.
+    cleared: PhaseRow,
     order: Order,
+}
+
+/// A part of a step: one phase, or phases that take turns. The levels differ by the sum of the changes.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct JoinedPhases {
+    /// The phases in the order of the step.
+    pub phases: Vec<Phase>,
+    /// Their rows as one.
+    pub row: PhaseRow,
+    /// By category, in the order of the categories. Empty if nothing changed, or if it is unknown what.
+    pub changes: Vec<(Category, Change)>,
 }
 
 impl StepRows {
     /// The highest number of allocated bytes in the step.
     pub fn peak(&self) -> u64 {
-        self.phases.iter().map(|p| p.peak).max().unwrap_or(0)
+        self.phases.iter().map(|p| p.peak).max().unwrap_or(0).max(self.cleared.peak)
     }
 
     /// The phases that allocated or freed something, in the order in which they occur in a step.
@@ -185,7 +232,39 @@ impl StepRows {
         self.phases.iter().enumerate().map(of).sum()
     }
 
+    /// The rows of a step, with the gradients that it clears in the optimizer's row.
+    pub fn with_cleared(&self) -> StepRows {
+        let mut all = StepRows { step: self.step, ticks: self.ticks, ..StepRows::default() };
+        all.absorb(self);
+        all
+    }
+
+    /// The parts of the step in time order, each with the indices of its rows.
+    fn parts(&self) -> Vec<(Vec<usize>, JoinedPhases)> {
+        let part = |index: usize, phase: Phase, row: &PhaseRow| {
+            (vec![index], JoinedPhases { phases: vec![phase], row: *row, changes: Vec::new() })
+        };
+        let mut parts: Vec<_> = self.in_order().map(|(phase, row)| part(phase as usize, phase, row)).collect();
+        if !self.cleared.is_empty() {
+            let at = parts.iter().position(|(_, part)| part.row.began > self.cleared.first).unwrap_or(parts.len());
+            parts.insert(at, part(CLEARED, Phase::Optimizer, &self.cleared));
+        }
+        let take_turns = |one: &PhaseRow, other: &PhaseRow| one.overlaps(other) && !(one.adds_up() && other.adds_up());
+        let pairs = |count: usize| (0..count).flat_map(move |one| (one + 1..count).map(move |other| (one, other)));
+        while let Some((one, other)) =
+            pairs(parts.len()).find(|(one, other)| take_turns(&parts[*one].1.row, &parts[*other].1.row))
+        {
+            let (indices, removed) = parts.remove(other);
+            let (all, part) = &mut parts[one];
+            all.extend(indices);
+            part.phases.extend(removed.phases);
+            part.row = part.row.joined(&removed.row);
+        }
+        parts
+    }
+
     fn absorb(&mut self, other: &StepRows) {
+        self.phases[Phase::Optimizer as usize].absorb(&other.cleared);
         for (sum, row) in self.phases.iter_mut().zip(&other.phases) {
             sum.absorb(row);
         }
@@ -250,6 +329,7 @@ pub struct PhaseTable {
     /// The number of steps before the first event, which the recording has dropped.
     dropped_steps: u32,
     freed_at_exit: u64,
+    changes: StepChanges,
 }
 
 impl PhaseTable {
@@ -283,6 +363,28 @@ impl PhaseTable {
     /// interrupted.
     pub fn typical(&self, except: Option<u32>) -> Option<&StepRows> {
         self.sample.typical(except)
+    }
+
+    /// The parts of a step in time order.
+    pub fn joined_phases(&self, rows: &StepRows) -> Vec<JoinedPhases> {
+        let with_changes = |(indices, part): (Vec<usize>, JoinedPhases)| {
+            let mut changes = rows.step.map_or(Vec::new(), |step| self.changes.of(step, &indices));
+            if changes.iter().map(|(_, change)| change.bytes).sum::<i64>() != part.row.net() {
+                changes.clear();
+            }
+            JoinedPhases { changes, ..part }
+        };
+        rows.parts().into_iter().map(with_changes).collect()
+    }
+
+    /// Forgets the changes of steps without rows, if there are many.
+    fn forget_changes(&mut self) {
+        if self.changes.len() < CHANGED_STEPS {
+            return;
+        }
+        let rows = self.first.iter().chain(&self.last).chain(&self.highest).chain(&self.sample.steps);
+        let kept: std::collections::HashSet<u32> = rows.filter_map(|rows| rows.step).collect();
+        self.changes.retain(|step| kept.contains(&step));
     }
 
     /// The sum of everything.
@@ -324,6 +426,7 @@ impl PhaseTable {
                 self.last.pop_front();
             }
         }
+        self.forget_changes();
     }
 
     /// Adds work after the last step, in which nothing was computed.
@@ -354,7 +457,10 @@ pub(crate) struct PhaseTableBuilder {
     /// The number of events so far.
     events: u64,
     level: u64,
+    /// The phase of the last event of the current step.
+    last: Option<Phase>,
     pending_frees: [PhaseRow; Phase::ALL.len()],
+    pending_changes: Vec<(Phase, Category, Change)>,
     has_pending_frees: bool,
 }
 
@@ -389,6 +495,22 @@ impl Pass for PhaseTableBuilder {
             self.free_maybe_teardown(phase, size, level);
         } else {
             self.free(freed.now.step, phase, freed.e.ticks, size, level);
+        }
+    }
+
+    #[inline]
+    fn lifetime_ended(&mut self, ended: &LifetimeEnded<'_>) {
+        let (block, category) = (ended.block, ended.classification.category);
+        let change = Change::of(block);
+        if let Some(step) = block.position.step {
+            self.table.changes.add(step, block.phase as usize, category, change);
+        }
+        let Some(freed) = ended.freed else { return };
+        let phase = freed.classification.phase;
+        if freed.may_be_teardown {
+            self.pending_changes.push((phase, category, change.negated()));
+        } else if let Some(step) = self.current.step {
+            self.table.changes.add(step, phase as usize, category, change.negated());
         }
     }
 
@@ -450,12 +572,19 @@ impl PhaseTableBuilder {
     fn commit_pending_frees(&mut self) {
         for (row, pending) in self.current.phases.iter_mut().zip(&mut self.pending_frees) {
             if row.is_empty() {
-                row.began = self.events;
+                (row.began, row.first) = (self.events, self.events);
             }
             if !pending.is_empty() {
                 row.ended = self.events;
             }
+            let first = row.first;
             row.absorb(&std::mem::take(pending));
+            row.first = first;
+        }
+        for (phase, category, change) in self.pending_changes.drain(..) {
+            if let Some(step) = self.current.step {
+                self.table.changes.add(step, phase as usize, category, change);
+            }
         }
     }
 
@@ -467,10 +596,35 @@ impl PhaseTableBuilder {
         }
         self.current.ticks.1 = ticks;
         self.events += 1;
+        if self.last != Some(phase) {
+            self.turn(phase);
+        }
         (&mut self.current.phases[phase as usize], self.events)
     }
 
+    /// Another phase than that of the last event changes something.
+    fn turn(&mut self, phase: Phase) {
+        self.last = Some(phase);
+        let rows = &mut self.current;
+        let backward = rows.phases[Phase::Backward as usize];
+        let row = &mut rows.phases[phase as usize];
+        let only_frees = row.frees > 0 && row.allocations == 0;
+        let precedes_backward = backward.is_empty() || row.ended < backward.first;
+        if phase == Phase::Optimizer && only_frees && precedes_backward && rows.cleared.is_empty() {
+            // Nothing that this phase allocates in the step precedes its second turn.
+            rows.cleared = std::mem::take(row);
+            if let Some(step) = rows.step {
+                self.table.changes.move_row(step, phase as usize, CLEARED);
+            }
+        }
+        if row.is_empty() {
+            row.first = self.events;
+        }
+        row.turns += 1;
+    }
+
     fn close_step(&mut self) {
+        self.last = None;
         let mut rows = std::mem::take(&mut self.current);
         rows.order = Order::of(&rows.phases);
         for row in rows.phases.iter_mut().filter(|row| !row.is_empty()) {
@@ -585,6 +739,64 @@ mod tests {
         let short = short.table;
         let step = |except: Option<u32>| short.typical(except).and_then(|rows| rows.step);
         assert_eq!((step(None), step(Some(1)), step(Some(2))), (Some(1), Some(2), Some(1)));
+    }
+
+    /// The parts of the last step: their phases, levels and turns.
+    fn parts(table: &PhaseTable) -> Vec<(String, [u64; 3], u32)> {
+        let part = |part: JoinedPhases| {
+            let names: Vec<&str> = part.phases.iter().map(|phase| phase.name()).collect();
+            (names.join(" "), [part.row.start, part.row.peak, part.row.after], part.row.turns)
+        };
+        table.joined_phases(table.kept().last().unwrap()).into_iter().map(part).collect()
+    }
+
+    #[test]
+    fn phases_that_take_turns_are_one_part() {
+        let mut table = PhaseTableBuilder::default();
+        // An older gradient is cleared before the forward pass.
+        table.alloc(Some(0), Phase::Backward, 0, 8, 8);
+        table.alloc(Some(1), Phase::Data, 0, 1, 9);
+        table.free(Some(1), Phase::Data, 0, 1, 8);
+        table.free(Some(1), Phase::Optimizer, 0, 8, 0);
+        table.alloc(Some(1), Phase::Forward, 0, 10, 10);
+        for _ in 0..4 {
+            table.alloc(Some(1), Phase::Recompute, 0, 5, 15);
+            table.free(Some(1), Phase::Backward, 0, 5, 10);
+        }
+        table.alloc(Some(1), Phase::Backward, 0, 8, 18);
+        table.free(Some(1), Phase::Backward, 0, 10, 8);
+        // An evaluation that frees all that it allocates.
+        table.alloc(Some(1), Phase::Eval, 0, 20, 28);
+        table.free(Some(1), Phase::Eval, 0, 20, 8);
+        table.alloc(Some(1), Phase::Optimizer, 0, 2, 10);
+        table.free(Some(1), Phase::Optimizer, 0, 2, 8);
+        table.close();
+        let expected = [
+            ("data", [8, 9, 8], 1),
+            ("optimizer", [8, 8, 0], 1),
+            ("forward", [0, 10, 10], 1),
+            ("recompute backward", [10, 18, 8], 4),
+            ("eval", [8, 28, 8], 1),
+            ("optimizer", [8, 10, 8], 1),
+        ];
+        let expected: Vec<_> = expected.map(|(names, levels, turns)| (names.to_owned(), levels, turns)).into();
+        assert_eq!(parts(&table.table), expected);
+        let all = table.table.kept()[1].with_cleared().phases[Phase::Optimizer as usize];
+        assert_eq!((all.freed, all.start, all.after), (10, 8, 8));
+    }
+
+    #[test]
+    fn the_changes_of_a_part_add_up() {
+        let mut table = PhaseTableBuilder::default();
+        table.alloc(Some(0), Phase::Forward, 0, 10, 10);
+        table.free(Some(0), Phase::Backward, 0, 10, 0);
+        let change = Change { bytes: 10, requested: 9 };
+        table.table.changes.add(0, Phase::Forward as usize, Category::Activation, change);
+        table.close();
+        let first = *table.table.first().unwrap();
+        let parts = table.table.joined_phases(&first);
+        assert_eq!(parts[0].changes, [(Category::Activation, change)]);
+        assert!(parts[1].changes.is_empty(), "it is unknown what was freed");
     }
 
     #[test]
