@@ -12,8 +12,8 @@
 //! does not move the optimizer's row there.
 //!
 //! Phases can take turns: recomputation and backward pass, forward passes and an evaluation between them. Then a row's
-//! levels do not differ by what its phase changed. [`PhaseTable::joined_phases`] joins such phases, so that each part of a step
-//! begins and ends with the bytes that its changes lead to.
+//! levels do not differ by what its phase changed. [`PhaseTable::joined_phases`] joins such phases, so that each part
+//! of a step begins and ends with the bytes that its changes lead to.
 
 use std::collections::VecDeque;
 
