@@ -20,5 +20,6 @@ pub mod rules;
 mod stack_summary;
 pub mod suggestions;
 pub mod units;
+mod wrappers;
 
 pub use stack_summary::{FrameSummary, StackSummary};

@@ -1,11 +1,14 @@
 //! Formats stacks as locations: the program's own line first, then the library's line if that is innermost.
 
+use std::cell::OnceCell;
+
 use memtrace_trace::file::{Definitions, Frame};
 use memtrace_trace::generated::is_inductor_file;
 use memtrace_trace::ids::{ContextId, FrameId, StackId};
 
 use crate::rules::{alloc_fn_rule, is_library, stands_in_for_kernel};
 use crate::stack_summary::{FrameSummary, StackSummary};
+use crate::wrappers::Wrappers;
 
 /// The maximum number of frames shown of one stack.
 const MAX_FRAMES: usize = 128;
@@ -15,6 +18,7 @@ const MAX_FRAMES: usize = 128;
 pub struct Locations<'a> {
     definitions: &'a Definitions,
     directory: Option<String>,
+    wrappers: OnceCell<Wrappers>,
 }
 
 impl<'a> Locations<'a> {
@@ -31,7 +35,7 @@ impl<'a> Locations<'a> {
     /// Formats the stacks of `definitions`. Files in `directory` have a path relative to it.
     pub fn new(definitions: &'a Definitions, directory: Option<&std::path::Path>) -> Locations<'a> {
         let directory = directory.and_then(|d| d.to_str()).map(|d| format!("{}/", d.trim_end_matches('/')));
-        Locations { definitions, directory }
+        Locations { definitions, directory, wrappers: OnceCell::new() }
     }
 
     /// The summary of a stack. For a block of the backward pass it shows the autograd node and the forward call that
@@ -54,8 +58,7 @@ impl<'a> Locations<'a> {
         let frames = || self.definitions.walk(stack).filter_map(|(_, frame)| frame);
         let mut python = frames().filter(|frame| !frame.native && !is_skipped(frame)).peekable();
         let Some(innermost) = python.peek().copied() else {
-            let responsible = frames().find(|frame| alloc_fn_rule(frame).is_none()).or(frames().next());
-            return responsible.map(|frame| self.native(frame)).unwrap_or_default();
+            return self.responsible(stack).map(|(_, frame)| self.native(frame)).unwrap_or_default();
         };
         let own = python.find(|f| !is_library(&f.filename));
         match own {
@@ -74,8 +77,17 @@ impl<'a> Locations<'a> {
         };
         let python = || frames().filter(|(_, frame)| !frame.native && !is_skipped(frame));
         let own = python().find(|(_, frame)| !is_library(&frame.filename)).or_else(|| python().next());
-        let native = || frames().find(|(_, frame)| alloc_fn_rule(frame).is_none()).or_else(|| frames().next());
-        own.or_else(native).map(|(id, _)| id)
+        own.or_else(|| self.responsible(stack)).map(|(id, _)| id)
+    }
+
+    /// The native frame that is responsible for an allocation: neither an allocator nor a wrapper around one.
+    fn responsible(&self, stack: StackId) -> Option<(FrameId, &'a Frame)> {
+        let definitions = self.definitions;
+        let mut frames =
+            definitions.walk_ids(stack).filter_map(|(_, id)| definitions.frame(id).map(|frame| (id, frame))).peekable();
+        let first = frames.peek().copied();
+        let is_wrapper = |id| self.wrappers.get_or_init(|| Wrappers::new(definitions)).contains(id);
+        frames.find(|(id, frame)| alloc_fn_rule(frame).is_none() && !is_wrapper(*id)).or(first)
     }
 
     /// Formats a frame: `model.py:88 forward`.
@@ -93,6 +105,8 @@ impl<'a> Locations<'a> {
         let file = self.short(&frame.filename);
         let file = if frame.line > 0 { file } else { file.rsplit('/').next().unwrap_or(file) };
         match frame.line {
+            // Nothing is known of the file, or it is one that the CUDA compiler made.
+            0 if file == "??" || file.starts_with("tmpxft_") => format!("{} [native]", frame.qualname),
             // A name such as `libfoo.so+0x1234` already contains the file.
             0 if frame.qualname.starts_with(file) => format!("{} [native]", frame.qualname),
             0 => format!("{file} {} [native]", frame.qualname),

@@ -45,7 +45,7 @@ pub(super) static LEAK: DiagnosticRule = DiagnosticRule {
 };
 
 /// The same for blocks that C++ keeps alive, where `memtrace --holders` sees nothing.
-static LEAK_IN_CPP: DiagnosticRule = DiagnosticRule { kept_by: KeptBy::Nothing, ..LEAK };
+pub(super) static LEAK_IN_CPP: DiagnosticRule = DiagnosticRule { kept_by: KeptBy::Nothing, ..LEAK };
 
 /// The minimum size of a leak that grows in nearly every turn of the loop: these bytes in all, these per turn, and as
 /// many turns. A scalar per step (512 bytes) is no leak.

@@ -8,13 +8,14 @@ mod sampler;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use memtrace_input::EventSource;
 use memtrace_trace::event::Event;
 use memtrace_trace::file::Frame;
 use memtrace_trace::ids::StackId;
 
 use super::device_facts::{DeviceFacts, MAX_LINES, SharedFacts};
 use super::diagnostic::Diagnostic;
-use super::growing::{GrowthKind, LEAK};
+use super::growing::{GrowthKind, LEAK, LEAK_IN_CPP};
 use super::issue::{Issue, LONGEST_FORECAST, OomForecast};
 use super::rule::DiagnosticRule;
 use super::turns::LoopTurn;
@@ -26,6 +27,10 @@ use crate::units::{count_text, size_text};
 use loops::LoopTable;
 use open_ranges::range_rows;
 use sampler::{Turns, WindowGrowth, WindowSampler};
+
+/// The fix for blocks that native code does not free.
+const FREE_BLOCKS: &str = "nothing frees these blocks: call cudaFree (or the free function of the call that allocated \
+     them) on every path, or allocate them once before the loop";
 
 /// What grows on one device without steps.
 #[derive(Clone, Debug, Default)]
@@ -50,6 +55,9 @@ impl Pass for Windows {
         let BlockAllocated { e, block, mark, usage, .. } = *allocated;
         if !mark.is(Mark::WORKSPACE) {
             self.sampler.allocated(block, e.thread, mark, usage.allocated);
+            if !e.source.is_torch() {
+                self.sampler.allocated_outside_pytorch(block);
+            }
         }
     }
 
@@ -199,21 +207,23 @@ fn leak(device: &DeviceFacts<'_>, growths: &[WindowGrowth], unit: &Unit, after_t
     let grew = format!("in {rises} of {windows} windows of equally many allocations");
     let is_list = growths.iter().any(|growth| growth.kind == GrowthKind::Blocks);
     let outlived = if unit.turn == LoopTurn::Block { "call" } else { turn };
-    let (evidence, fix) = if is_list {
-        (
-            format!("{} blocks stay allocated; the least that was allocated grew {grew}", count_text(blocks)),
-            format!(
-                "an object that outlives the {outlived} (a list, a dict, an attribute) holds each block: store a \
-                 number, a CPU copy, or fewer tensors; give a cache a bound"
-            ),
-        )
+    let evidence = if is_list {
+        format!("{} blocks stay allocated; the least that was allocated grew {grew}", count_text(blocks))
     } else {
-        (
-            format!("each new block is larger than the block that it replaces; the smallest grew {grew}"),
-            "torch.cat with all earlier data has no bound: keep a window, write into a preallocated tensor, or move \
-             old data to the CPU"
-                .to_owned(),
-        )
+        format!("each new block is larger than the block that it replaces; the smallest grew {grew}")
+    };
+    let is_native = growths.iter().all(|growth| device.inputs.table.facts(growth.stack).native_only);
+    let holder = format!("an object that outlives the {outlived} (a list, a dict, an attribute) holds each block");
+    let fix = match (device.source != EventSource::CudaCalls, is_list) {
+        (true, true) => format!("{holder}: store a number, a CPU copy, or fewer tensors; give a cache a bound"),
+        (true, false) => "torch.cat with all earlier data has no bound: keep a window, write into a preallocated \
+                          tensor, or move old data to the CPU"
+            .to_owned(),
+        (false, true) if is_native => FREE_BLOCKS.to_owned(),
+        (false, true) => format!("{holder}: release it, keep a copy on the CPU, or give a cache a bound"),
+        (false, false) => "a buffer that grows with all earlier data has no bound: keep a window, or allocate the \
+                           largest size once"
+            .to_owned(),
     };
     let mut evidence = vec![evidence];
     if after_training {
@@ -238,6 +248,6 @@ fn leak(device: &DeviceFacts<'_>, growths: &[WindowGrowth], unit: &Unit, after_t
         sites,
         fix,
         saves: Some(bytes).filter(|_| device.at_peak(last_seq)),
-        ..device.issue(&LEAK, bytes)
+        ..device.issue(if is_native { &LEAK_IN_CPP } else { &LEAK }, bytes)
     }
 }

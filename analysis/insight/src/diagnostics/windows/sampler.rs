@@ -57,6 +57,8 @@ struct Source {
     last_seq: u64,
     context: ContextId,
     ranges: RangeSetId,
+    /// Native code of the program allocates and frees, not a tensor or an array.
+    is_native: bool,
 }
 
 /// What a source holds at least, in one window.
@@ -235,6 +237,14 @@ impl WindowSampler {
         }
     }
 
+    /// Notes that no allocator of PyTorch made an allocation, already observed.
+    #[inline]
+    pub(super) fn allocated_outside_pytorch(&mut self, block: &BlockAllocation) {
+        if let Some(source) = self.sources.get_mut(block.site.stack.index()) {
+            source.is_native = self.loops.is_native(block.site.stack);
+        }
+    }
+
     /// Takes a free.
     #[inline]
     pub(super) fn freed(&mut self, block: &BlockAllocation, mark: Mark) {
@@ -355,12 +365,18 @@ impl WindowSampler {
         if last + 1 + ((count - first) / LAST_PART).max(1) < count {
             return None;
         }
-        // A program that only fills a list loads its data. One with a loop allocates and frees beside it.
-        let with_frees = self.windows[first..=last].iter().filter(|window| window.has_frees).count();
-        if with_frees * 4 < windows * 3 {
+        // A program that only fills a list loads its data. One with a loop allocates and frees beside it. An iteration
+        // can take several windows.
+        let parts = self.windows[first..=last].chunks(windows.div_ceil(MIN_WINDOWS));
+        let with_frees = parts.clone().filter(|part| part.iter().any(|window| window.has_frees)).count();
+        if with_frees * 4 < parts.len() * 3 {
             return None;
         }
         let source = self.sources.get(stack.index())?;
+        // An object that has its end frees what Python has. In C and C++, the program frees what it has not lost.
+        if source.is_native && source.bytes * 2 < growth {
+            return None;
+        }
         if self.after_training.as_ref().is_some_and(|after| after.are_results(stack, source, growth)) {
             return None;
         }
@@ -491,6 +507,40 @@ mod tests {
         }
         let [leak] = &grown(1000, |request| request / 10)[..] else { panic!("each tenth request") };
         assert!(leak.bytes > 85 * MIB, "{leak:?}");
+    }
+
+    /// What grows in a program in C whose iterations allocate `each` blocks and then free all but one. `frees`: the
+    /// program frees the others at its end.
+    fn grown_in_c(each: u32, frees: bool) -> Vec<WindowGrowth> {
+        let mut sampler = WindowSampler::new(&Arc::default(), &Arc::default(), false);
+        let (mut seq, mut kept) = (0, Vec::new());
+        for _ in 0..40 {
+            let mut blocks = Vec::new();
+            for stack in 1..=each {
+                seq += 1;
+                let block = block(seq, stack, MIB);
+                sampler.allocated(&block, ThreadId(1), Mark::default(), 0);
+                sampler.sources[stack as usize].is_native = true;
+                blocks.push(block);
+            }
+            kept.extend(blocks.pop());
+            blocks.iter().for_each(|block| sampler.freed(block, Mark::default()));
+        }
+        kept.iter().filter(|_| frees).for_each(|block| sampler.freed(block, Mark::default()));
+        sampler.grown()
+    }
+
+    #[test]
+    fn an_iteration_can_take_several_windows() {
+        for each in [4, 12] {
+            let [leak] = &grown_in_c(each, false)[..] else { panic!("{each} blocks in an iteration") };
+            assert!(leak.stack == StackId(each) && leak.blocks >= 35, "{leak:?}");
+        }
+    }
+
+    #[test]
+    fn what_a_program_in_c_frees_at_its_end_is_no_leak() {
+        assert_eq!(grown_in_c(12, true), []);
     }
 
     #[test]
