@@ -74,6 +74,27 @@ fn int(n: i128) -> V {
     V::Int(n)
 }
 
+/// `context="state"` records stacks of the blocks that are in use at the end, and none with the events.
+#[test]
+fn blocks_of_the_state_have_the_stacks_that_events_lack() {
+    let mut value = sound();
+    let V::List(events) = at(&mut value, "device_traces.0") else { panic!("no events") };
+    for event in events {
+        let V::Dict(pairs) = event else { panic!("no event") };
+        pairs.retain(|(key, _)| *key != "frames");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("state.pickle");
+    std::fs::write(&path, pickle(&value, Pickler::Torch)).unwrap();
+    let run = open_run(&path).unwrap();
+    let remark = "1 of 2 allocations have no stack: only blocks in use at the end have one (context=\"state\"; \
+                  \"alloc\" records all)";
+    assert!(results(&run).2.starts_with(remark));
+    let summary = summarize(&run, &mut |_| {}).unwrap();
+    let end = serde_json::to_string(&summary.processes[0].devices[0].end).unwrap();
+    assert!(end.contains("g.py") || end.contains("\"name\":\"g\""), "{end}");
+}
+
 /// For each case: the number of events, the peak in MiB, and the remark. Each case is read as a pickle and as JSON.
 #[test]
 fn odd_values() {

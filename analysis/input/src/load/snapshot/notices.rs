@@ -29,6 +29,8 @@ pub(super) struct EventStatistics {
     pub(super) all: u64,
     pub(super) allocations: u64,
     pub(super) without_stack: u64,
+    /// Of those without a stack: the allocations of blocks whose stack the state at the end has.
+    pub(super) stacks_of_state: u64,
     /// Of the frees of allocations in the recording: those with the allocation's stack, and all that have a stack.
     pub(super) frees_of_allocation: u64,
     pub(super) frees_with_stack: u64,
@@ -81,16 +83,17 @@ impl ReadStatistics {
                 self.before.blocks, self.before.bytes, self.before.segments, self.before.known_by_free
             ));
         }
-        if self.events.allocations > 0 && self.events.without_stack > 0 {
-            let reason = if self.events.without_stack == self.events.allocations {
-                "the snapshot was recorded without stacks"
-            } else {
-                "backward threads run no Python code"
+        let events = &self.events;
+        let without_stack = events.without_stack - events.stacks_of_state;
+        if without_stack > 0 {
+            let reason = match events.without_stack == events.allocations {
+                true if events.stacks_of_state > 0 => {
+                    "only blocks in use at the end have one (context=\"state\"; \"alloc\" records all)"
+                }
+                true => "the snapshot was recorded without stacks",
+                false => "backward threads run no Python code",
             };
-            add(format!(
-                "{} of {} allocations have no stack: {reason}",
-                self.events.without_stack, self.events.allocations
-            ));
+            add(format!("{without_stack} of {} allocations have no stack: {reason}", events.allocations));
         }
         if self.events.frees_with_stack > 0 && self.events.frees_of_allocation == self.events.frees_with_stack {
             add(format!(

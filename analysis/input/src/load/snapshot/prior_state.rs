@@ -56,6 +56,9 @@ struct LiveBlock {
     stack: StackId,
 }
 
+/// The blocks in use by address.
+type LiveBlocks = HashMap<u64, LiveBlock, AddressBuildHasher>;
+
 /// Where a block in use comes from.
 #[derive(Clone, Copy)]
 enum Origin {
@@ -69,7 +72,7 @@ enum Origin {
 /// rows of segment events.
 #[derive(Default)]
 struct EventScan {
-    live: HashMap<u64, LiveBlock, AddressBuildHasher>,
+    live: LiveBlocks,
     prior_blocks: Vec<PriorBlock>,
     segment_rows: Vec<u32>,
 }
@@ -114,7 +117,9 @@ pub(super) fn reconstruct(
         budget.check((blocks + prior_blocks.len() as u64) * PRIOR_BLOCK_BYTES + segments.len() as u64 * RANGE_BYTES)?;
         mapped.extend(segments.iter().map(|segment| (segment.addr, MappedRange::of(segment))));
         let mut unmatched = Vec::new();
-        totals = Some(match_final_blocks(rows, segments, final_state.blocks, &live, &mut prior_blocks, &mut unmatched));
+        let with_stack = &mut statistics.events.stacks_of_state;
+        let known = (&live, &mut prior_blocks[..], &mut unmatched, with_stack);
+        totals = Some(match_final_blocks(rows, segments, final_state.blocks, known));
         // The events are captured before the state. A block at an address without any allocation event was there before
         // the first event. At an address with one, the recorded block was freed, so the block at the end was allocated
         // in between.
@@ -181,16 +186,17 @@ fn scan_events(
     Ok(scan)
 }
 
-/// Finds the allocations of the blocks at the end. A known allocation gets the size of its block. Blocks without one go
-/// to `unmatched`. Returns the allocated and the reserved bytes at the end.
+/// Finds the allocations of the blocks at the end. A known allocation gets the size of its block, and its stack if the
+/// event has none: PyTorch records `context="state"` so. Blocks without an allocation go to `unmatched`. `known`: the
+/// blocks in use after the events, those older than them, `unmatched`, and the count of events that got a stack.
+/// Returns the allocated and the reserved bytes at the end.
 fn match_final_blocks(
     rows: &mut Rows,
     segments: &[FinalSegment],
     blocks: &[FinalBlock],
-    live: &HashMap<u64, LiveBlock, AddressBuildHasher>,
-    prior_blocks: &mut [PriorBlock],
-    unmatched: &mut Vec<PriorBlock>,
+    known: (&LiveBlocks, &mut [PriorBlock], &mut Vec<PriorBlock>, &mut u64),
 ) -> (u64, u64) {
+    let (live, prior_blocks, unmatched, with_stack) = known;
     let (mut allocated, mut reserved) = (0u64, 0u64);
     for segment in segments {
         reserved = reserved.saturating_add(segment.size);
@@ -210,12 +216,18 @@ fn match_final_blocks(
                         && let Some(slack) = block.size.checked_sub(row.size)
                     {
                         row.slack = u32::try_from(slack).unwrap_or(Row::NO_SLACK);
+                        let has_more = !block.stack.is_none() || !block.context.is_none();
+                        if row.stack.is_none() && row.context.is_none() && has_more {
+                            (row.stack, row.context) = (block.stack, block.context);
+                            *with_stack += 1;
+                        }
                     }
                 }
                 // Its free was requested in the recording.
                 Some(Origin::Prior(index)) => {
                     if let Some(prior) = prior_blocks.get_mut(index as usize) {
                         prior.size = Some(block.size);
+                        (prior.stack, prior.context) = (block.stack, block.context);
                     }
                 }
                 None => unmatched.push(PriorBlock::at_end(addr, block, segment, is_pending)),

@@ -480,7 +480,7 @@ impl Tables {
             }
             definitions.frames.push(Frame {
                 name: name.into(),
-                qualname: name.into(),
+                qualname: if native { function_name(name).into() } else { name.into() },
                 // A frame needs a file name to be recognized as a frame.
                 filename: if filename.is_empty() && id > 0 { "??".into() } else { filename.into() },
                 line: *line,
@@ -523,6 +523,44 @@ fn is_native(name: &str, filename: &str) -> bool {
         || name == "??"
 }
 
+/// The qualified name of a C++ function without its return type, template arguments and parameters:
+/// `at::native::gpu_reduce_kernel` for `void at::native::gpu_reduce_kernel<float, 4>(at::TensorIterator&)`.
+fn function_name(signature: &str) -> String {
+    const ANONYMOUS: &str = "(anonymous namespace)::";
+    let (mut name, mut rest, mut depth) = (String::new(), signature, 0u32);
+    while let Some(next) = rest.chars().next() {
+        let is_operator = name.ends_with("operator");
+        let taken = match next {
+            '(' if depth == 0 && rest.starts_with(ANONYMOUS) => {
+                rest = &rest[ANONYMOUS.len()..];
+                continue;
+            }
+            '(' if depth == 0 && is_operator && rest.starts_with("()") => "()",
+            '(' if depth == 0 => break,
+            '<' | '>' | '-' if depth == 0 && is_operator => {
+                let end = rest.find(|c| !matches!(c, '<' | '>' | '-' | '=')).unwrap_or(rest.len());
+                &rest[..end]
+            }
+            '-' if rest.starts_with("->") => "->",
+            _ => &rest[..next.len_utf8()],
+        };
+        if taken == "<" && !is_operator {
+            depth += 1;
+        } else if taken == ">" && !is_operator {
+            depth = depth.saturating_sub(1);
+        } else if depth == 0 {
+            name.push_str(taken);
+        }
+        rest = &rest[taken.len()..];
+    }
+    name.truncate(name.trim_end().len());
+    // A conversion is an operator with a type. What other names have before a space is their return type.
+    let end = name.find("operator ").unwrap_or(name.len());
+    let from = name[..end].rfind(' ').map_or(0, |at| at + 1);
+    let short = name[from..].trim();
+    if short.is_empty() { signature.to_owned() } else { short.to_owned() }
+}
+
 /// The node that a function of an autograd node belongs to, as `Node::name()` spells it: `AddmmBackward0` for
 /// `torch::autograd::generated::AddmmBackward0::apply(...)`. `None` for every other function.
 fn node_of(function: &str) -> Option<&str> {
@@ -552,6 +590,26 @@ mod tests {
         let line = "  File \"/a b/train.py\", line 12, in <module>\n    loss = f(x)\n";
         assert_eq!(traceback_line(line), Some(("/a b/train.py", 12, "<module>")));
         assert_eq!(traceback_line("nonsense"), None);
+    }
+
+    #[test]
+    fn names_of_functions_have_no_types() {
+        for (signature, name) in [
+            (
+                "void at::native::gpu_reduce_kernel<float, F<bool (float)> >(at::I&, long) [clone .isra.0]",
+                "at::native::gpu_reduce_kernel",
+            ),
+            ("at::(anonymous namespace)::create_out(c10::ArrayRef<long>)", "at::create_out"),
+            ("torch::autograd::Node::operator()(std::vector<at::Tensor>&&)", "torch::autograd::Node::operator()"),
+            ("std::ostream& operator<< <char>(std::ostream&, char)", "operator<<"),
+            ("at::native::sum<&f::operator->>(int)", "at::native::sum"),
+            ("c10::Scalar::operator bool() const", "c10::Scalar::operator bool"),
+            ("operator new(unsigned long)", "operator new"),
+            ("cudaMalloc", "cudaMalloc"),
+            ("(", "("),
+        ] {
+            assert_eq!(function_name(signature), name, "{signature}");
+        }
     }
 
     #[test]
