@@ -1,7 +1,7 @@
 """Programs that print their memory's purpose: each line is an address, a time, and the category of the block there.
 
     categories.py training|mixed|alike|moved|assigned|loaded|safetensors|grown|preallocated|dynamic|static|appended|
-                  kept_results|kept|recomputed|recorded|closure|cached|first_step|graph|buckets|sharded|gathered|
+                  cut_back|rollouts|joined_inside|kept_results|kept|recomputed|recorded|closure|cached|first_step|graph|buckets|sharded|gathered|
                   replicated
 """
 
@@ -295,6 +295,90 @@ def dynamic():
 def static():
     """A cache that is not part of the model and is allocated in advance."""
     generate(StaticCache(3, 24))
+
+
+class Store:
+    """Keys and values of each layer, under a name that shows nothing."""
+
+    def __init__(self, layers):
+        self.layers = [None] * layers
+
+    def update(self, k, v, place):
+        if self.layers[place] is not None:
+            k, v = torch.cat((self.layers[place][0], k), dim=1), torch.cat((self.layers[place][1], v), dim=1)
+        self.layers[place] = (k.contiguous(), v.contiguous())
+        return self.layers[place]
+
+    def cut(self, length):
+        self.layers = [tuple(t[:, :length].contiguous() for t in layer) for layer in self.layers]
+
+    def note(self):
+        for keys, values in self.layers:
+            note(keys, "kv_cache")
+            note(values, "kv_cache")
+
+
+def cut_back():
+    """Speculative decoding: a model checks the tokens of a smaller one, and both caches are cut back."""
+    model, draft = Decoder(3).cuda().eval(), Decoder(2).cuda().eval()
+    kept, drafted = Store(3), Store(2)
+    with torch.no_grad():
+        for turn in range(12):
+            x = torch.randn(4, 1, 64, device="cuda")
+            for _ in range(4):
+                draft(x, drafted)
+            model(torch.randn(4, 5, 64, device="cuda"), kept)
+            if turn > 4:
+                kept.note()
+            kept.cut(2 * turn + 2)
+            drafted.cut(2 * turn + 2)
+            if turn > 4:
+                kept.note()
+                drafted.note()
+    note_model(model)
+    note_model(draft)
+
+
+def rollouts():
+    """Texts that a model generates for its training, whose caches are kept until the training step."""
+    model = Decoder(3).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for turn in range(3):
+        stores = []
+        with torch.no_grad():
+            for _ in range(4):
+                store, x = Store(3), torch.randn(4, 1, 64, device="cuda")
+                for _ in range(12):
+                    x = model(x, store).tanh()
+                stores.append(store)
+        if turn > 0:
+            for store in stores:
+                store.note()
+        model(torch.randn(4, 12, 64, device="cuda"), Store(3)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    note_model(model)
+
+
+class Joined(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head, self.all = torch.nn.Linear(64, 256), None
+
+    def forward(self, x):
+        y = self.head(x)
+        self.all = y if self.all is None else torch.cat((self.all, y))
+        return y
+
+
+def joined_inside():
+    """A model that joins all its results: they grow like a cache, but alone."""
+    model = Joined().cuda().eval()
+    with torch.no_grad():
+        for _ in range(24):
+            model(torch.randn(8, 64, device="cuda"))
+            note(model.all, "activation")
+    note_model(model)
 
 
 def cached():

@@ -149,6 +149,17 @@ fn caches_outside_the_model() {
 }
 
 #[test]
+fn caches_that_are_cut_back_and_caches_of_rollouts() {
+    assert_categories("cut_back", &[("kv_cache", 100)]);
+    assert_categories("rollouts", &[("kv_cache", 40)]);
+}
+
+#[test]
+fn results_that_a_model_joins_are_no_cache() {
+    assert_categories("joined_inside", &[("activation", 20)]);
+}
+
+#[test]
 fn a_cache_of_appended_tensors() {
     assert_categories("appended", &[("kv_cache", 32)]);
 }

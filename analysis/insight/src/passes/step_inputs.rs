@@ -31,7 +31,8 @@ pub struct StepInputs {
     began: Vec<u32>,
     /// The latest step with inputs, and `seq` of each of them.
     latest: (usize, Vec<u64>),
-    /// There are more steps, or inputs on other streams. Code that uses another stream loads batches in advance.
+    /// There are more steps, blocks without a stack, or inputs on other streams. Code that uses another stream loads
+    /// batches in advance.
     is_unknown: bool,
 }
 
@@ -60,6 +61,9 @@ impl StepInputs {
     /// The category of a block is known.
     #[inline]
     fn classified(&mut self, block: &BlockAllocation, category: Category) {
+        // Without its stack, a block may be an input or not.
+        let is_open = category == Category::Unknown && block.phase == Phase::Data;
+        self.is_unknown |= is_open && block.is_of_snapshot_without_stack();
         if category != Category::Input || !matches!(block.phase, Phase::Data | Phase::Forward) {
             return;
         }

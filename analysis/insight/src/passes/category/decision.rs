@@ -41,6 +41,16 @@ impl BlockAllocation {
     }
 }
 
+impl BlockAllocation {
+    /// Whether only the time of the allocation is known: PyTorch's snapshots have no grad mode, and no stacks unless
+    /// the program asks for them.
+    pub fn is_of_snapshot_without_stack(&self) -> bool {
+        let site = &self.site;
+        let is_recorded = !self.flags.contains(Flags::PREEXISTING);
+        is_recorded && site.stack.is_none() && site.context.is_none() && !self.flags.contains(Flags::GRAD_KNOWN)
+    }
+}
+
 impl Categorizer {
     /// The category of a block whose lifetime ends, or would end, with `end`.
     #[inline]
@@ -73,6 +83,11 @@ impl Categorizer {
                 return is(Category::Workspace, CategoryRuleId::WorkspaceNeverFreed);
             }
             _ => {}
+        }
+        let by_position = matches!(block.phase, Phase::Data | Phase::Load | Phase::Other);
+        let is_open = block.proof == Proof::None && !self.facts.has_names;
+        if by_position && is_open && block.is_of_snapshot_without_stack() {
+            return is(Category::Unknown, CategoryRuleId::NoCategoryRule);
         }
         match block.phase {
             Phase::Data if self.in_one_call(&block.site, end) => {
@@ -235,20 +250,27 @@ impl Categorizer {
         }
         // A block that only the garbage collector frees was not kept for later calls to read.
         let collected = end.free.is_some_and(|e| e.flags.contains(Flags::IN_GC));
-        if tracker.is_inference() && !collected {
+        if (tracker.is_inference() || block.phase.is_forward_only()) && !collected {
             let outlives = self.learned.model_calls.saturating_sub(block.model_calls);
             let may_cache = self.facts.may_cache(block.site.stack);
             let growth = self.learned.growth.by_stack.get(&block.site.stack);
+            let inside = !tracker.stacks().facts(block.site.stack).outermost_compute.is_none();
             // A model with a cache does constant work per token, so the sizes of other stacks do not grow. The last
             // version of a cache is never replaced: it is still allocated at the end. `is_cache` covers that version.
-            let is_replaced = end.free.is_some() && (1..=GROWN_CALLS).contains(&outlives);
+            // A further model can be called in between, and a cache that is cut back is replaced after the call.
+            let is_replaced = |g: &StackGrowth| {
+                let by_next = outlives > 0 && g.previous == block.model_calls;
+                let is_cut = outlives == 0 && !self.learned.in_model();
+                end.free.is_some() && (by_next || is_cut || (1..=GROWN_CALLS).contains(&outlives))
+            };
             let has_constant_work = STEADY_PART * self.learned.growth.steady >= self.learned.growth.frequent;
-            let grows = |g: &StackGrowth| g.is_cache || is_replaced && g.grown >= 2 && has_constant_work;
+            let grows = |g: &StackGrowth| {
+                g.is_cache || inside && is_replaced(g) && g.grown >= 2 && g.is_paired && has_constant_work
+            };
             if may_cache && growth.is_some_and(grows) {
                 return is(Category::KvCache, CategoryRuleId::KvCacheGrows);
             }
-            let inside = !tracker.stacks().facts(block.site.stack).outermost_compute.is_none();
-            if inside && outlives >= CACHED_CALLS {
+            if tracker.is_inference() && inside && outlives >= CACHED_CALLS {
                 // A cache is allocated once, or in attention. A block that every call allocates anew and that the
                 // program keeps is a result.
                 let is_frequent =
@@ -286,6 +308,11 @@ impl Categorizer {
         let is_outside = is_outside && !tracker.stacks().is_without_python(block.site.stack);
         let is_plain = is_outside && facts.rule.is_none() && block.proof.is_open();
         // Later calls find what the graph of an evaluation holds, such as its loss.
+        let burst = self.learned.burst(block.site.stack, block.memory.requested);
+        let is_found = self.learned.model_calls >= block.model_calls + CACHED_CALLS;
+        if is_plain && tracker.is_inference() && is_found && burst >= CACHE_BLOCKS && burst.is_multiple_of(2) {
+            return Some(is(Category::KvCache, CategoryRuleId::KvCacheEqualBlocks));
+        }
         if is_plain && !block.in_recorded_eval && self.is_kept(block, end) {
             return Some(is(Category::KeptTensor, CategoryRuleId::KeptTensorOutlivesSteps));
         }

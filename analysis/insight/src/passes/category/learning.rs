@@ -30,7 +30,7 @@ pub(super) fn is_scalar(requested: u64) -> bool {
 }
 
 /// The allocations of one stack across the model's calls.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct StackGrowth {
     /// The first call of the model in which the stack allocated, and the number of calls in which it did.
     pub(super) first: u32,
@@ -43,6 +43,10 @@ pub(super) struct StackGrowth {
     increases: u32,
     /// Whether a block of this stack was already classified as a cache that grows.
     pub(super) is_cache: bool,
+    /// The call before the latest one.
+    pub(super) previous: u32,
+    /// Whether another block grew to the same size in the same call: keys and values grow in pairs, results do not.
+    pub(super) is_paired: bool,
 }
 
 impl StackGrowth {
@@ -77,6 +81,10 @@ pub(super) struct Learned {
     /// Whether a request failed. Then the gradients of that time have names, if any have.
     pub(super) out_of_memory: bool,
     pub(super) growth: GrowingStacks,
+    /// The latest allocation: its stack, and its size in bytes.
+    latest: (StackId, u64),
+    /// By stack outside models: the size of its latest blocks, the call of the model before them, and their number.
+    bursts: HashMap<StackId, (u64, u32, u32), AddressBuildHasher>,
 }
 
 /// The parameters that the recording has shown so far.
@@ -108,6 +116,8 @@ pub(super) struct GrowingStacks {
     pub(super) by_stack: HashMap<StackId, StackGrowth, AddressBuildHasher>,
     /// The number of stacks that allocated in [`SEVERAL_CALLS`] calls of the model.
     pub(super) frequent: u32,
+    /// The blocks of the current call that grew, by requested size: the first stack, and whether there are more.
+    grew: (u32, HashMap<u64, StackId, AddressBuildHasher>),
     /// The number of those whose requested size does not grow ([`StackGrowth::is_steady`]).
     pub(super) steady: u32,
 }
@@ -116,10 +126,10 @@ impl GrowingStacks {
     /// Counts an allocation of a stack whose blocks may grow from call to call of the model. `now`: the number of
     /// calls.
     fn count(&mut self, stack: StackId, requested: u64, now: u32) {
-        let first =
-            StackGrowth { first: now, calls: 1, call: now, size: requested, grown: 0, increases: 0, is_cache: false };
+        let first = StackGrowth { first: now, calls: 1, call: now, size: requested, ..StackGrowth::default() };
         let growth = self.by_stack.entry(stack).or_insert(first);
         if growth.call == now {
+            growth.is_paired |= growth.grown > 0 && requested == growth.size;
             return;
         }
         let counted_before = growth.calls >= SEVERAL_CALLS;
@@ -128,11 +138,27 @@ impl GrowingStacks {
         growth.calls += 1;
         growth.increases += u32::from(grew);
         growth.grown = if grew { growth.grown + 1 } else { 0 };
-        (growth.call, growth.size) = (now, requested);
+        (growth.previous, growth.call, growth.size) = (growth.call, now, requested);
         let is_counted = growth.calls >= SEVERAL_CALLS;
         self.frequent += u32::from(is_counted && !counted_before);
         self.steady += u32::from(is_counted && growth.is_steady());
         self.steady -= u32::from(steady_before);
+        if grew {
+            self.pair(stack, requested, now);
+        }
+    }
+
+    /// Marks the stacks whose blocks grow to one size in one call.
+    fn pair(&mut self, stack: StackId, requested: u64, now: u32) {
+        if self.grew.0 != now {
+            self.grew = (now, HashMap::default());
+        }
+        let other = *self.grew.1.entry(requested).or_insert(stack);
+        if other != stack {
+            for stack in [other, stack] {
+                self.by_stack.entry(stack).and_modify(|growth| growth.is_paired = true);
+            }
+        }
     }
 }
 
@@ -152,7 +178,7 @@ impl Learned {
     /// Whether a stack loads data.
     #[inline]
     pub(super) fn loads_data(&self, stack: StackId) -> bool {
-        self.data_stacks.get(stack.index()).is_some_and(|loads| *loads)
+        !stack.is_none() && self.data_stacks.get(stack.index()).is_some_and(|loads| *loads)
     }
 
     /// Whether a frame allocated unnamed tensors before the first forward pass too, such as the first batch.
@@ -205,6 +231,12 @@ impl Learned {
         proof: Proof,
     ) {
         self.live.add(e, requested, proof);
+        self.latest = (e.stack, requested);
+        if proof == Proof::None && !self.in_model && tracker.is_inference() && !is_scalar(requested) {
+            let burst = self.bursts.entry(e.stack).or_default();
+            let continues = (burst.0, burst.1) == (requested, self.model_calls);
+            *burst = (requested, self.model_calls, if continues { burst.2 + 1 } else { 1 });
+        }
         match proof {
             Proof::Named(TensorKind::Parameter) if classification.phase == Phase::Load => {
                 self.parameters.load_stacks.insert(e.stack);
@@ -234,13 +266,11 @@ impl Learned {
                 *self.at_load.sizes.entry(requested).or_default() += 1;
                 self.at_load.frames.insert(caller);
             }
-            (Phase::Eval | Phase::Generate | Phase::Rollout | Phase::Forward, Proof::None)
-                if tracker.is_inference() && self.in_model =>
-            {
+            (Phase::Forward, Proof::None) if tracker.is_inference() && self.in_model => {
                 self.growth.count(e.stack, requested, self.model_calls);
             }
             (Phase::Eval | Phase::Generate | Phase::Rollout, Proof::None)
-                if !tracker.is_inference() && tracker.stacks().facts(e.stack).outermost_compute.is_none() =>
+                if self.in_model || !tracker.is_inference() =>
             {
                 self.growth.count(e.stack, requested, self.model_calls);
             }
@@ -258,12 +288,29 @@ impl Learned {
 
     /// Takes the category of a block whose lifetime ended, and records a stack whose blocks are a growing cache.
     #[inline]
-    pub(super) fn learn_cache(&mut self, site: &BlockSite, classification: &BlockClassification) {
-        if classification.rule == CategoryRuleId::KvCacheGrows
-            && let Some(growth) = self.growth.by_stack.get_mut(&site.stack)
-        {
+    pub(super) fn learn_cache(&mut self, block: &BlockAllocation, classification: &BlockClassification) {
+        if classification.rule != CategoryRuleId::KvCacheGrows {
+            return;
+        }
+        if let Some(growth) = self.growth.by_stack.get_mut(&block.site.stack) {
             growth.is_cache = true;
         }
+        // A cache that is cut back: the part that is kept was copied just before, outside the model.
+        let (stack, copied) = self.latest;
+        let whole = block.memory.requested;
+        if !self.in_model && copied < whole && copied >= whole / 2 {
+            self.growth.by_stack.entry(stack).or_default().is_cache = true;
+        }
+    }
+
+    /// The number of equal blocks outside models that a stack allocated at once.
+    pub(super) fn burst(&self, stack: StackId, requested: u64) -> u32 {
+        self.bursts.get(&stack).filter(|burst| burst.0 == requested).map_or(0, |burst| burst.2)
+    }
+
+    /// Whether the latest allocation was inside a call of the model.
+    pub(super) fn in_model(&self) -> bool {
+        self.in_model
     }
 
     /// Takes the category of a block and records a stack whose blocks the program keeps.
@@ -302,5 +349,27 @@ impl Learned {
             *loads = true;
         }
         self.loads_batches |= is_batch && !is_scalar(block.memory.requested);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_and_values_grow_in_pairs() {
+        let (keys, values, results, layers) = (StackId(1), StackId(2), StackId(3), StackId(4));
+        let mut growing = GrowingStacks::default();
+        for call in 1..5u64 {
+            growing.count(keys, call * 1024, call as u32);
+            growing.count(values, call * 1024, call as u32);
+            growing.count(results, call * 4096 + 512, call as u32);
+            // One line of two layers.
+            growing.count(layers, call * 512 + 64, call as u32);
+            growing.count(layers, call * 512 + 64, call as u32);
+        }
+        let paired = |stack: StackId| growing.by_stack[&stack].is_paired;
+        assert!(paired(keys) && paired(values) && paired(layers));
+        assert!(!paired(results), "a running concatenation");
     }
 }

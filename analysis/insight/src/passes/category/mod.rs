@@ -201,7 +201,7 @@ impl Categorizer {
     ) -> BlockClassification {
         let classification = self.classify(tracker, block, end);
         self.learned.learn_gradient(&block.memory, &classification);
-        self.learned.learn_cache(&block.site, &classification);
+        self.learned.learn_cache(block, &classification);
         self.learned.learn_kept(&block.site, &classification);
         self.learned.learn_batches(tracker, block, &classification);
         self.learned.live.remove(block);
@@ -352,6 +352,22 @@ mod tests {
         // The first batch is freed when the second one is there.
         assert_eq!(of(&categorizer, Some(1), false).0, Category::Input);
         assert_eq!(of(&categorizer, None, true), (Category::Unknown, "unknown-at-load"));
+    }
+
+    #[test]
+    fn only_a_stack_or_a_phase_of_its_own_shows_the_category_of_a_snapshots_block() {
+        let categorizer = Categorizer { call: 1, ..Categorizer::new(&Definitions::default(), false) };
+        let of = |phase, flags, stack| {
+            let mut block =
+                BlockAllocation { position: position(phase, Some(0), 0), flags, ..block(phase, Proof::None) };
+            block.site.stack = stack;
+            classified(&categorizer, &block, position(Phase::Forward, Some(1), 9), false).0
+        };
+        let stack = memtrace_trace::ids::StackId(1);
+        assert_eq!(of(Phase::Data, Flags::default(), stack), Category::Input);
+        assert_eq!(of(Phase::Data, Flags::GRAD_KNOWN, Default::default()), Category::Input);
+        assert_eq!(of(Phase::Data, Flags::default(), Default::default()), Category::Unknown);
+        assert_eq!(of(Phase::Forward, Flags::default(), Default::default()), Category::Activation);
     }
 
     #[test]
