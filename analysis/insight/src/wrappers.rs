@@ -157,8 +157,12 @@ mod tests {
     /// The function and the line that locations name.
     fn named(stacks: &[&[(&str, u32)]]) -> Vec<(String, u32)> {
         let (definitions, ends) = program(stacks);
-        let locations = crate::locations::Locations::new(&definitions, None);
-        let own = |stack: &StackId| definitions.frame(locations.own(*stack)?).map(|f| (f.name.to_string(), f.line));
+        let wrappers = Wrappers::new(&definitions);
+        let own = |stack: &StackId| {
+            let mut frames = definitions.walk_ids(*stack).filter_map(|(_, id)| Some((id, definitions.frame(id)?)));
+            let (_, frame) = frames.find(|(id, frame)| is_own(frame) && !wrappers.contains(*id))?;
+            Some((frame.name.to_string(), frame.line))
+        };
         ends.iter().filter_map(own).collect()
     }
 
