@@ -159,7 +159,7 @@ async function cards(page, summary, expect, { check, equal, drawn }) {
       described.explained_oom == null
         ? [described.peak, 'peak']
         : [described.ooms[described.explained_oom].in_use, `ooms.${described.explained_oom}.in_use`];
-    const shown = await page.locator('body').innerText();
+    const shown = await page.locator('body').textContent();
     for (const [field, sentence] of [
       ['outlier_step.text', described.outlier_step?.text],
       [`${path}.growing_kv_cache.text`, state?.growing_kv_cache?.text],

@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 
 use memtrace_trace::ids::StackId;
 
+use super::category::Proof;
 use super::pass::{BlockAllocated, Pass};
 use super::phase::{Phase, ProgramPosition};
 
@@ -55,11 +56,18 @@ impl Pass for OutlierSteps {
     #[inline]
     fn allocated(&mut self, allocated: &BlockAllocated<'_>) {
         let block = allocated.block;
-        let computes = matches!(block.phase, Phase::Forward | Phase::Eval | Phase::Generate | Phase::Rollout);
-        if computes && block.memory.requested >= MIN_BYTES / FACTOR {
+        if counts(block.phase, block.proof) && block.memory.requested >= MIN_BYTES / FACTOR {
             self.request(block.site.stack, block.memory.requested, allocated.now);
         }
     }
+}
+
+/// Whether the request of a block can show that a step computes more. A workspace is allocated by whichever operation
+/// needs it first.
+fn counts(phase: Phase, proof: Proof) -> bool {
+    matches!(phase, Phase::Forward | Phase::Eval | Phase::Generate | Phase::Rollout)
+        && proof != Proof::CublasWorkspace
+        && !proof.may_be_workspace()
 }
 
 impl OutlierSteps {
@@ -144,6 +152,13 @@ mod tests {
         let expected = Outlier { bytes: 40 << 20, others: 4 << 20 };
         assert_eq!(outliers.larger_batch(3), Some((StackId(1), expected)));
         assert_eq!((outliers.in_step(StackId(2), 3), outliers.places().count()), (None, 0));
+    }
+
+    #[test]
+    fn a_workspace_is_no_outlier() {
+        for (proof, expected) in [(Proof::None, true), (Proof::CublasWorkspace, false), (Proof::WorkspaceSized, false)] {
+            assert_eq!(counts(Phase::Forward, proof), expected, "{proof:?}");
+        }
     }
 
     #[test]

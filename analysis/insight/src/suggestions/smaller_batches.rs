@@ -16,7 +16,7 @@ use crate::rules::RuleId;
 pub(super) static RULE: SuggestionRule = SuggestionRule {
     id: RuleId::SmallerBatches,
     action: "half the batch, gradients accumulated over two",
-    condition: "Each step has one backward pass, and one forward pass for it.",
+    condition: "Each step has one backward pass, and one forward pass for it. A module is called, or a step has inputs.",
     method: "Activations, inputs, autograd temporaries and temporaries of the model halve. Forward and backward run \
              twice. The gradients of the first half exist in the second, which adds its own one by one. What stays for \
              more than a step is as large as before.",
@@ -32,7 +32,11 @@ pub(super) struct SmallerBatches {
 }
 
 fn find(facts: &Facts<'_>) -> Option<Box<dyn Change>> {
-    let is_possible = facts.batches == Batches::One && facts.gathered.is_empty() && !facts.ends_in_evaluation();
+    // Without a model and without inputs of a step, nothing shows that the program has a batch.
+    let is_input = |block: &&BlockLifetime| block.category == Category::Input && block.start.step != BEFORE_STEPS;
+    let has_batch = !facts.outermost.is_empty() || facts.recorded.blocks.iter().any(|block| is_input(&block));
+    let is_possible =
+        has_batch && facts.batches == Batches::One && facts.gathered.is_empty() && !facts.ends_in_evaluation();
     let in_steps = |block: &BlockLifetime| facts.recorded.is_in_each_step(block.start.stack);
     let without_gradients = || facts.recorded.blocks.iter().filter(|block| block.start.phase.is_forward_only());
     let evaluates_in_steps = without_gradients().next().is_some() && without_gradients().all(in_steps);

@@ -52,7 +52,7 @@ pub enum Proof {
 
 impl Proof {
     /// Whether the block has the size of a workspace, and nothing speaks against one.
-    pub(super) fn may_be_workspace(self) -> bool {
+    pub(crate) fn may_be_workspace(self) -> bool {
         matches!(self, Proof::WorkspaceSized | Proof::LtWorkspaceSized) || self.is_unsure_workspace()
     }
 

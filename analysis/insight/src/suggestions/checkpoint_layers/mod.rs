@@ -6,10 +6,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use memtrace_trace::ids::ContextId;
 
-use super::change::{Change, ChangedBlocks, FORWARD_ONLY, Order, SuggestionRule, Value, peak_after};
+use super::change::{Assumed, Change, ChangedBlocks, FORWARD_ONLY, Order, SuggestionRule, Value, peak_after};
 use super::facts::Facts;
 use super::recorded::calls::{Call, Members, calls, calls_with_gradients};
 use super::recorded::kv_cache::without_cache;
+use super::recorded::span::at;
 use crate::passes::category::Category;
 use crate::passes::lifetimes::NEVER;
 use crate::passes::phase::Phase;
@@ -149,12 +150,9 @@ fn checkpointed(facts: &Facts<'_>, classes: &BTreeSet<Box<str>>) -> Vec<ContextI
 
 /// The classes whose checkpointing lowers the peak most; `None` if none does.
 fn classes_to_checkpoint(facts: &Facts<'_>) -> Option<BTreeSet<Box<str>>> {
-    // Before an error in a forward pass nothing shows that a module must be repeated as a whole. Its blocks then count
-    // beside the peak, so that a container of all layers is not better than its layers.
     let replayed = |classes: BTreeSet<Box<str>>| {
         let peak = peak_after(facts, &CheckpointLayers::of(classes.clone()));
-        let repeated = if facts.recorded.until < NEVER { largest_call(facts, &classes) } else { 0 };
-        (peak + repeated, classes)
+        (peak.max(repeated_at_error(facts, &classes)), classes)
     };
     let classes = repeated_classes(facts);
     let single = classes.iter().map(|class| BTreeSet::from([class.clone()]));
@@ -175,6 +173,23 @@ fn classes_to_checkpoint(facts: &Facts<'_>) -> Option<BTreeSet<Box<str>>> {
         }
     }
     Some(best.1)
+}
+
+/// The bytes when the largest module of these classes runs again, beside what the other modules left at the error. Before
+/// an error in a forward pass nothing else shows that a module must be repeated as a whole, and a container of all layers
+/// would seem better than its layers. 0 without an error.
+fn repeated_at_error(facts: &Facts<'_>, classes: &BTreeSet<Box<str>>) -> u64 {
+    let recorded = &facts.recorded;
+    if recorded.until == NEVER {
+        return 0;
+    }
+    let mut blocks = ChangedBlocks::new(facts, Assumed::Largest);
+    CheckpointLayers::of(classes.clone()).apply(facts, &mut blocks);
+    let interrupted = calls(recorded, &members(facts, classes)).pop().map_or(Vec::new(), |call| call.blocks);
+    let error = at(recorded.until);
+    let others = blocks.spans.iter().filter(|span| span.exists() && span.start < error && span.end > error);
+    let others = others.filter(|span| interrupted.binary_search(&span.block).is_err());
+    others.map(|span| recorded.settings.round(span.requested)).sum::<u64>() + largest_call(facts, classes)
 }
 
 /// The most bytes that a call of a module of these classes keeps, or kept before the error.

@@ -106,9 +106,9 @@ pub(crate) fn read_until(recorded: &Recorded<'_>, call: &Call) -> Vec<Key> {
     ends
 }
 
-/// When a node frees a copy of a saved tensor that it has unpacked, as checkpointing and saved tensors in host memory make
-/// it. A saved tensor itself stays until the node's results have the right shape, which for the bias of a linear layer
-/// needs a sum. The sum follows the gradients of input and weight, and can take a buffer larger than its input.
+/// When a node frees a copy of a saved tensor that it has unpacked, as checkpointing and saved tensors in host memory
+/// make it. A saved tensor itself stays until the node's results have the right shape, which for the bias of a linear
+/// layer needs a sum. The sum follows the gradients of input and weight, and can take a buffer larger than its input.
 pub(crate) fn unpacked_until(recorded: &Recorded<'_>, block: &BlockLifetime) -> Key {
     let is_linear = |context: ContextId| {
         recorded.definitions.contexts.get(context.index()).is_some_and(|context| &*context.node == "AddmmBackward0")
