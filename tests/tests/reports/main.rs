@@ -1,6 +1,7 @@
 //! Reports and exports of real runs, against PyTorch's tools, the formats' own readers, and values that the programs
 //! compute themselves.
 
+mod cases;
 mod ci_example;
 mod diagnostics;
 mod diff;

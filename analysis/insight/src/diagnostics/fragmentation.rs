@@ -20,8 +20,8 @@ use memtrace_replay::{BlockState, Segment};
 static FRAGMENTATION: DiagnosticRule = DiagnosticRule {
     id: RuleId::Fragmentation,
     evidence: "The allocator requests more memory from CUDA although as much is free in segments with blocks in use. \
-               That free memory is at least a quarter of the reserved memory, and at least 1 % of the device's memory \
-               if no request failed.",
+               That free memory is at least a quarter of the reserved memory, then and at its peak, and at least 1 % \
+               of the device's memory if no request failed.",
     limits: "The rule does not cover expandable segments and private pools. It does not know which block of a segment \
              is to blame, so the sources of all its blocks share the free memory.",
     kept_by: KeptBy::Nothing,
@@ -67,9 +67,8 @@ pub(crate) struct Fragmentation {
 impl Fragmentation {
     fn issue(&self, device: &DeviceFacts<'_>) -> Option<Issue> {
         if self.blocked < MIN_FRAGMENTATION
-            || self.blocked * MIN_FRAGMENTATION_OF_RESERVED < self.reserved
+            || self.blocked * MIN_FRAGMENTATION_OF_RESERVED < self.reserved.max(device.peaks.reserved)
             || !device.matters_for_device(self.blocked, self.failed)
-            || self.blocked * 10 < device.peaks.reserved
             || device.source != EventSource::Torch
         {
             return None;

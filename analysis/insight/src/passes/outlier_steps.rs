@@ -156,7 +156,8 @@ mod tests {
 
     #[test]
     fn a_workspace_is_no_outlier() {
-        for (proof, expected) in [(Proof::None, true), (Proof::CublasWorkspace, false), (Proof::WorkspaceSized, false)] {
+        for (proof, expected) in [(Proof::None, true), (Proof::CublasWorkspace, false), (Proof::WorkspaceSized, false)]
+        {
             assert_eq!(counts(Phase::Forward, proof), expected, "{proof:?}");
         }
     }

@@ -16,7 +16,8 @@ use crate::rules::RuleId;
 pub(super) static RULE: SuggestionRule = SuggestionRule {
     id: RuleId::SmallerBatches,
     action: "half the batch, gradients accumulated over two",
-    condition: "Each step has one backward pass, and one forward pass for it. A module is called, or a step has inputs.",
+    condition: "Each step has one backward pass, and one forward pass for it. A module is called, or a step has \
+                inputs.",
     method: "Activations, inputs, autograd temporaries and temporaries of the model halve. Forward and backward run \
              twice. The gradients of the first half exist in the second, which adds its own one by one. What stays for \
              more than a step is as large as before.",
