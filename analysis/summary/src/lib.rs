@@ -27,6 +27,7 @@ mod device_memory;
 mod device_names;
 mod diff;
 mod explain;
+mod framework_settings;
 mod gaps;
 mod holders;
 mod issue_summary;

@@ -7,6 +7,7 @@ use memtrace_trace::definition::TRAINING_TOPIC;
 use memtrace_trace::file::{Frame, Label};
 use memtrace_trace::ids::{ContextId, StackId};
 
+use crate::framework_settings::FrameworkSettings;
 use crate::summary::{SuggestionScope, SuggestionSummary};
 use crate::why::{allocator_limit, allocator_settings, oom_to_explain};
 use memtrace_input::load::Process;
@@ -106,7 +107,7 @@ pub(crate) fn suggestions(query: &SuggestionQuery<'_>, progress: &mut dyn FnMut(
         allowed.iter().zip(replayed).filter_map(|(change, after)| Some((&**change, after.filter(is_worth)?))).collect();
     found.sort_by_key(|(change, after)| (change.is_other_training(), after.peak));
     let combined = combine(&replayer, &found);
-    let texts = Texts { query, replayer: &replayer };
+    let texts = Texts { query, replayer: &replayer, settings: FrameworkSettings::new(definitions, state) };
     let figures = figures_text(state);
     let fits = |after: &ReplayedPeak| match (scope, after.fits) {
         (_, false) => Some(false),
@@ -236,6 +237,7 @@ fn peaks_by_phase(device: &DeviceAnalysis) -> [u64; Phase::ALL.len()] {
 struct Texts<'a> {
     query: &'a SuggestionQuery<'a>,
     replayer: &'a Replayer<'a>,
+    settings: FrameworkSettings,
 }
 
 impl Texts<'_> {
@@ -250,6 +252,9 @@ impl Texts<'_> {
                     Value::Modules(calls) => self.modules(&calls),
                 };
                 action = action.replace(&format!("{{{name}}}"), &text);
+            }
+            if let Some(setting) = self.settings.of(change.rule().id) {
+                action = format!("{action} [{setting}]");
             }
             action
         };

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use memtrace_analysis::diagnostics::diagnostic_rules;
 use memtrace_analysis::report::IssueSummary;
-use memtrace_analysis::rules::RuleId;
+use memtrace_analysis::rules::{Framework, RuleId};
 use memtrace_analysis::suggestions::suggestion_rules;
 use memtrace_analysis::{open_run, summarize};
 use memtrace_tests::traced_program::{TracedProgram, root};
@@ -217,6 +217,10 @@ fn the_docs_describe_every_rule() {
         let section = sections.get(id.as_str()).unwrap_or_else(|| panic!("docs/reference/diagnostics.md lacks {id}"));
         for text in &rules[&id] {
             assert!(section.contains(text), "docs/reference/diagnostics.md, {id}, lacks\n{text}");
+        }
+        for setting in Framework::ALL.into_iter().filter_map(|framework| framework.setting(id)) {
+            let (_, setting) = setting.split_once(": ").unwrap();
+            assert!(docs.contains(&format!("| {setting} |")), "docs/reference/diagnostics.md, {id}, lacks {setting}");
         }
     }
 }

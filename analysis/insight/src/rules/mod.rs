@@ -8,6 +8,7 @@ mod categories;
 mod custom;
 mod evaluation;
 mod facts;
+mod frameworks;
 mod ids;
 mod libraries;
 mod modules;
@@ -32,6 +33,7 @@ pub use evaluation::{
     ForwardOnlyUse, is_changed_by_eval, is_dropout, is_loss, names_evaluation, names_forward_only, names_training,
 };
 pub use facts::FrameFacts;
+pub use frameworks::Framework;
 pub use ids::{CategoryRuleId, PhaseRuleId, RuleId, UnknownRule};
 pub use libraries::{
     LibraryRule, allocation_error, is_data_parallel_gather, is_library, is_pipelining, is_serving_engine, library_name,
