@@ -47,8 +47,8 @@ impl Framework {
         CODE.iter().find(|(file, function, _)| is_in(file, function)).map(|(_, _, framework)| *framework)
     }
 
-    /// Its setting for the change of a rule, with its name. The setting of a model may checkpoint other modules than those
-    /// that the suggestion names.
+    /// Its setting for the change of a rule, with its name. The setting of a model may checkpoint other modules than
+    /// those that the suggestion names.
     pub fn setting(self, rule: RuleId) -> Option<&'static str> {
         Some(match (self, rule) {
             (TransformersTrainer, RuleId::Autocast) => "Trainer: TrainingArguments(bf16=True)",
