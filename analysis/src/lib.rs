@@ -24,7 +24,7 @@
 
 pub use memtrace_input::{
     AtomicFile, Error, KeptState, Process, Result, Run, RunFolder, error, load, open_run, open_run_with_progress,
-    printable, symbols, xla,
+    open_runs, printable, symbols, xla,
 };
 pub use memtrace_insight::{diagnostics, passes, rules, suggestions};
 pub use memtrace_output as export;

@@ -182,10 +182,11 @@ pub(crate) struct DryRun {
 /// The options of `memtrace report`.
 #[derive(Args, Debug)]
 pub(crate) struct Report {
-    /// A run folder, a .mtr file or a PyTorch memory snapshot (.pickle, .pkl, .json, each also .gz), or a folder with
-    /// the runs of a job on several hosts [default: the newest run folder in the current folder]
+    /// A run folder, a .mtr file or a PyTorch memory snapshot (.pickle, .pkl, .json, each also .gz); the snapshots of
+    /// several ranks, as files or folders; or a folder with the runs of a job on several hosts [default: the newest
+    /// run folder in the current folder]
     #[arg(value_name = "RUN")]
-    pub(crate) run: Option<PathBuf>,
+    pub(crate) runs: Vec<PathBuf>,
     /// Print the table of all ranks and phases, of a run or of a job on several hosts
     #[arg(long)]
     pub(crate) ranks: bool,
@@ -425,9 +426,10 @@ pub(crate) struct Diff {
     device of each process."
 )]
 pub(crate) struct Check {
-    /// A run folder, a .mtr file or a PyTorch memory snapshot (.pickle, .pkl, .json, each also .gz)
-    #[arg(value_name = "RUN")]
-    pub(crate) run: PathBuf,
+    /// A run folder, a .mtr file or a PyTorch memory snapshot (.pickle, .pkl, .json, each also .gz), or the snapshots
+    /// of several ranks, as files or folders
+    #[arg(value_name = "RUN", required = true)]
+    pub(crate) runs: Vec<PathBuf>,
     /// Fail if the peak of allocated memory (torch.cuda.max_memory_allocated) exceeds SIZE
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) max_peak: Option<u64>,

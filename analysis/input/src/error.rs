@@ -23,7 +23,7 @@ pub enum Error {
         path: PathBuf,
     },
     /// A folder without any trace.
-    #[error("cannot read {}: the folder contains no trace (*.mtr)", path.display())]
+    #[error("cannot read {}: the folder contains no trace (*.mtr) and no snapshot (*.pickle, *.json)", path.display())]
     NoTraces {
         /// The folder.
         path: PathBuf,
@@ -60,6 +60,16 @@ pub enum Error {
         /// The run folder.
         path: PathBuf,
         /// The number of traces.
+        count: usize,
+        /// One of them, and what is wrong with it.
+        example: String,
+    },
+    /// A folder of snapshots of which none could be read.
+    #[error("cannot read any of the {count} snapshots in {}, for example {example}", path.display())]
+    NoReadableSnapshot {
+        /// The folder.
+        path: PathBuf,
+        /// The number of files with the name of a snapshot.
         count: usize,
         /// One of them, and what is wrong with it.
         example: String,
@@ -104,9 +114,12 @@ impl Error {
         match self {
             Error::NoSuchRun { .. } => Some("pass a run folder, a .mtr file or a PyTorch snapshot"),
             Error::NoTraces { .. } => Some(
-                "pass the run folder that memtrace printed at the end of the run; \
+                "pass a folder of PyTorch snapshots, or the run folder that memtrace printed at the end of the run; \
                  a program that allocates no GPU memory and no tensors leaves no trace",
             ),
+            Error::NoReadableSnapshot { .. } => {
+                Some("pass a folder with files that torch.cuda.memory._dump_snapshot wrote")
+            }
             Error::NothingRecorded { reasons, .. } if reasons.is_empty() => {
                 Some("record a program that allocates GPU memory, or CPU tensors with PyTorch")
             }

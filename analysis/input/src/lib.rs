@@ -34,7 +34,7 @@ pub use compile_contexts::{CompileContextId, CompileContexts};
 pub use error::{Error, Result};
 pub use folder::{AtomicFile, RunFolder};
 pub use kept_state::{KeptBlock, KeptPosition, KeptProgress, KeptState};
-pub use load::{Process, Run, open_run, open_run_with_progress};
+pub use load::{Process, Run, open_run, open_run_with_progress, open_runs};
 pub use memtrace_trace::file::Budget;
 pub use memtrace_trace::printable;
 pub use recording::{LostEvents, MemoryRecording, Recording};

@@ -158,7 +158,7 @@ fn describes(summary: &ProcessSummary, process: &Process) -> bool {
 
 /// Whether this is the name of the process's trace.
 pub(crate) fn is_trace(process: &Process, name: &str) -> bool {
-    process.path().file_name().is_some_and(|file| file.to_string_lossy() == name)
+    process.trace_name() == name
 }
 
 /// The summary of these processes and of this device alone, and whether anything was left out.

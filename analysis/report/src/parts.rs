@@ -441,11 +441,15 @@ impl TextReport {
     }
 }
 
-/// The title of the run: its command, or the file name of a snapshot.
+/// The title of the run: its command, or the name of a snapshot or of the folder of several.
 pub(crate) fn run_title(summary: &Summary) -> String {
     let run = &summary.run;
-    let name = std::path::Path::new(&run.path).file_name().filter(|_| is_snapshot(&summary.processes));
-    name.map_or_else(|| run.command.join(" "), |name| name.to_string_lossy().into_owned())
+    if !is_snapshot(&summary.processes) {
+        return run.command.join(" ");
+    }
+    // The folder of several snapshots can have no name: `.`.
+    let name = std::path::Path::new(&run.path).file_name();
+    name.map_or_else(|| run.outcome.clone(), |name| name.to_string_lossy().into_owned())
 }
 
 /// Formats a number of blocks: ` in 293 blocks`. Empty for a single block.

@@ -354,7 +354,7 @@ fn outcome(exit: Exit, processes: &[ProcessSummary], is_recording: bool) -> Stri
         .filter(|(_, oom)| oom.fatal != Some(false))
         // The first error across processes counts. Later errors are often a consequence of it.
         .min_by_key(|(_, oom)| (oom.fatal.is_none(), oom.in_use.time_ns));
-    let end = exit.text().unwrap_or_else(|| unknown_end(processes, is_recording).to_owned());
+    let end = exit.text().unwrap_or_else(|| unknown_end(processes, is_recording));
     let Some((process, oom)) = first_oom else { return end };
     let when = when(oom.in_use.step, oom.in_use.phase);
     match (process.rank, exit.success()) {
@@ -367,10 +367,13 @@ fn outcome(exit: Exit, processes: &[ProcessSummary], is_recording: bool) -> Stri
 }
 
 /// The outcome of a run whose exit is unknown.
-fn unknown_end(processes: &[ProcessSummary], is_recording: bool) -> &'static str {
+fn unknown_end(processes: &[ProcessSummary], is_recording: bool) -> String {
     let reasons = || processes.iter().map(|process| process.recording_end_reason.as_deref());
-    if is_snapshot(processes) {
-        "a snapshot"
+    let end = if is_snapshot(processes) {
+        match processes.len() {
+            1 => "a snapshot",
+            several => return format!("{several} snapshots"),
+        }
     } else if is_recording {
         "the recording so far"
     } else if reasons().any(|reason| reason.is_none()) {
@@ -379,7 +382,8 @@ fn unknown_end(processes: &[ProcessSummary], is_recording: bool) -> &'static str
         "memtrace detached from the process"
     } else {
         "end unknown"
-    }
+    };
+    end.to_owned()
 }
 
 /// What the passes over a process's events have found.
@@ -433,7 +437,7 @@ fn process_summary(
         argv: info.argv.clone(),
         exit: process.exit(),
         recording_end_reason: process.recording().end().map(|end| end.reason.clone()),
-        trace: process.path().file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default(),
+        trace: process.trace_name().into_owned(),
         snapshot: None,
         events: process
             .recording()

@@ -12,7 +12,7 @@ use crate::rank_table::{
 };
 use crate::shared_memory::{DriverCalls, SharingProcess, shared_memory};
 use crate::summary::{DeviceSummary, IssueSummary, PhaseSummary, ProcessSummary};
-use memtrace_input::load::{Process, Run, SNAPSHOT_END_REASON};
+use memtrace_input::load::{Process, RankSource, Run};
 use memtrace_insight::diagnostics::{GpuName, GpuUse, Gpus, LaunchIssue, LaunchProcess, launch_issues};
 use memtrace_insight::locations::Locations;
 use memtrace_insight::passes::{Analysis, DeviceUses, Phase};
@@ -92,7 +92,7 @@ impl ProcessUses {
 
 /// The processes of one launch beside each other. `summaries`, `uses` and `peaks` are those of the run's processes, in
 /// its order.
-/// `None` if only one process recorded events and it is no rank of a job of several, and for snapshots.
+/// `None` if only one process recorded events and it is no rank of a job of several.
 pub(crate) fn launch_summary(
     run: &Run,
     summaries: &[ProcessSummary],
@@ -100,8 +100,7 @@ pub(crate) fn launch_summary(
     peaks: &[Vec<DevicePeak<'_>>],
 ) -> Option<LaunchSummary> {
     let world_size = run.processes().iter().filter_map(Process::world_size).max();
-    let is_snapshot = |one: &ProcessSummary| one.recording_end_reason.as_deref() == Some(SNAPSHOT_END_REASON);
-    if summaries.iter().any(is_snapshot) || summaries.len() < 2 && world_size.is_none_or(|size| size < 2) {
+    if summaries.len() < 2 && world_size.is_none_or(|size| size < 2) {
         return None;
     }
     let roles = Roles::of(run);
@@ -307,7 +306,11 @@ fn expected_ranks(run: &Run) -> Vec<Range<u32>> {
     let mut of_hosts: BTreeSet<(u32, u32)> = BTreeSet::new();
     let mut recorded: BTreeSet<u32> = BTreeSet::new();
     for process in run.processes() {
-        let Some(rank) = process.rank() else { continue };
+        let Some((rank, source)) = process.rank_and_source() else { continue };
+        // The user chose the files: others may be left out.
+        if matches!(source, RankSource::FileName | RankSource::FileOrder) {
+            continue;
+        }
         recorded.insert(rank);
         let first = process.local_rank().and_then(|local| rank.checked_sub(local));
         let end = first.zip(process.local_world_size()).and_then(|(first, count)| first.checked_add(count));

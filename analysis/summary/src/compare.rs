@@ -305,7 +305,7 @@ impl<'a> DevicePeak<'a> {
         DiffPeak {
             pid: process.pid(),
             rank: process.rank(),
-            trace: process.path().file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default(),
+            trace: process.trace_name().into_owned(),
             device: self.device,
             seq: self.peak.seq,
             step: self.peak.position.and_then(|position| position.step),

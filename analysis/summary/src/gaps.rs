@@ -28,6 +28,9 @@ pub(crate) fn recording_gaps(summary: &Summary) -> Vec<RecordingGap> {
     let dropped = summary.processes.iter().filter_map(|process| process.dropped.as_ref());
     gaps.extend(dropped.map(|dropped| gap("Rotation", &dropped.text, false)));
     let of_snapshots = notices().filter(|notice| notice.topic == SNAPSHOT_TOPIC);
+    // Snapshots of several ranks have the same limits.
+    let mut seen = BTreeSet::new();
+    let of_snapshots = of_snapshots.filter(|notice| seen.insert(&notice.text));
     gaps.extend(of_snapshots.map(|notice| gap("Limits of a snapshot", &notice.text, false)));
     gaps
 }

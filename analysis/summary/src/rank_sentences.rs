@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use memtrace_input::load::RankSource;
+
 use crate::launch::LaunchSummary;
 use crate::rank_table::{ImbalanceSummary, RankSummary, RankTable};
 use memtrace_insight::units::{share_text, size_text};
@@ -67,6 +69,13 @@ pub(crate) fn common_failure(table: &RankTable) -> Option<String> {
 pub(crate) fn rank_sentences(table: &RankTable) -> Vec<String> {
     let mut sentences = Vec::new();
     sentences.extend(table.imbalance.filter(|_| table.ranks.len() > 1).map(|imbalance| worst_text(table, &imbalance)));
+    let by_order = |rank: &&RankSummary| rank.rank_source == Some(RankSource::FileOrder);
+    let mut numbered: Vec<u32> = table.ranks.iter().filter(by_order).map(|rank| rank.rank).collect();
+    if !numbered.is_empty() {
+        numbered.sort_unstable();
+        let text = ranks_text(&numbered);
+        sentences.push(format!("The order of the files gives {text}; a name such as rank0.pickle gives the rank."));
+    }
     let ends = ends(table);
     // Ranks that ended in the same way are named together.
     if ends.len() > 1 {

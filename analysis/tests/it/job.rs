@@ -194,7 +194,11 @@ fn what_limits_the_table_is_named() {
     let notices: Vec<&str> = report.notices.iter().map(String::as_str).collect();
     let no_trace = |name: &str| {
         let path = folder.path().join(name);
-        format!("{name} is left out: cannot read {}: the folder contains no trace (*.mtr)", path.display())
+        format!(
+            "{name} is left out: cannot read {}: the folder contains no trace (*.mtr) and no snapshot (*.pickle, \
+             *.json)",
+            path.display()
+        )
     };
     assert_eq!(
         notices,

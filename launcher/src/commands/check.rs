@@ -28,7 +28,7 @@ pub(crate) fn check(options: &Check) -> anyhow::Result<bool> {
     let mut line = ProgressLine::new(Stream::Stderr.is_terminal());
     let rules = super::categories::read(options.categories.as_deref())?;
     known_categories(options, rules.as_deref())?;
-    let run = super::open(&options.run)?;
+    let run = super::open_all(&options.runs)?;
     // Limits on nothing would always hold.
     Selected { rank: options.rank, device: options.device, ..Selected::default() }.ensure_in(&run)?;
     let mut summary_of = |run: &Run| -> anyhow::Result<Summary> {

@@ -248,7 +248,7 @@ fn files(
     }
     for (process, name) in chosen {
         let path = options.output.clone().unwrap_or_else(|| PathBuf::from(format!("{name}{extension}")));
-        super::ensure_not_input(&path, [process])?;
+        super::ensure_not_input(&path, run.processes())?;
         // Check this before the file exists, because the window may be empty.
         let part = part(run, process, &options.window)?;
         let cannot = || format!("cannot create {}", path.display());

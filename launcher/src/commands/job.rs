@@ -77,15 +77,8 @@ pub(super) fn export(options: &Export, rules: Option<&CustomRules>) -> anyhow::R
         "--partition writes a folder for each table",
         "name the folder of all tables with -o DIR",
     ))?;
-    if options.run.is_dir() {
-        let runs = find_runs(&options.run)?;
-        ensure!(
-            !runs.is_empty(),
-            WithHelp::new(
-                format!("cannot read {}: it contains no run folder", options.run.display()),
-                "pass a run folder, or a folder that has some"
-            )
-        );
+    let runs = if options.run.is_dir() { find_runs(&options.run)? } else { Vec::new() };
+    if !runs.is_empty() {
         let mut left_out = 0;
         for run in &runs {
             // One damaged run does not hold up the others.
@@ -116,7 +109,7 @@ fn export_run(found: &FoundRun, output: &Path, rules: Option<&CustomRules>) -> a
     }
     let mut line = ProgressLine::new(Stream::Stderr.is_terminal());
     let mut progress = |progress: Progress<'_>| line.show(&progress);
-    let rows = if found.path.is_dir() {
+    let rows = if is_run_folder(&found.path) {
         rank_rows(found, &mut progress)
     } else {
         rank_rows_of_run(&found.name, &run, &mut progress)

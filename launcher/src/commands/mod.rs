@@ -29,7 +29,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
 use memtrace_analysis::load::MANIFEST_FILE;
-use memtrace_analysis::{Process, Progress, Run, RunFolder, open_run_with_progress};
+use memtrace_analysis::{Process, Progress, Run, RunFolder, open_runs};
 
 use crate::message::WithHelp;
 use crate::output::{Printed, Stream};
@@ -98,9 +98,17 @@ fn newest_run(folder: &Path) -> Option<PathBuf> {
 /// Opens the run that a RUN argument names. Shows a progress line when that takes long, and prints problems with its
 /// files.
 fn open(path: &Path) -> memtrace_analysis::Result<Run> {
+    open_all(std::slice::from_ref(&path.to_owned()))
+}
+
+/// [`open`] for several snapshots, which are one launch.
+fn open_all(paths: &[PathBuf]) -> memtrace_analysis::Result<Run> {
     let mut line = ProgressLine::new(Stream::Stderr.is_terminal());
-    let what = format!("reading {}", path.file_name().unwrap_or_default().to_string_lossy());
-    let run = open_run_with_progress(path, &mut |done, total| line.show(&Progress { what: &what, done, total }));
+    let what = match paths {
+        [path] => format!("reading {}", path.file_name().unwrap_or_default().to_string_lossy()),
+        _ => format!("reading {} snapshots", paths.len()),
+    };
+    let run = open_runs(paths, &mut |done, total| line.show(&Progress { what: &what, done, total }));
     line.clear();
     for problem in run.iter().flat_map(Run::problems) {
         message::warning(&format!("{}: {}", problem.path.display(), problem.text));

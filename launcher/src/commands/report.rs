@@ -1,7 +1,7 @@
 //! `memtrace report`: prints the summary of a run, as text for people or as JSON for programs.
 
 use anyhow::ensure;
-use memtrace_analysis::{Replaying, Section, SummaryOptions, ToText, range_text, summarize_with};
+use memtrace_analysis::{Replaying, Section, SummaryOptions, ToText, is_run_folder, range_text, summarize_with};
 
 use super::job;
 
@@ -12,21 +12,30 @@ use crate::terminal::{ProgressLine, layout};
 
 /// Prints the report. Fails when the run cannot be read.
 pub(crate) fn report(options: &Report) -> anyhow::Result<()> {
-    let path = super::run_or_newest(options.run.as_deref())?;
-    if options.ranks || options.job.is_some() || job::is_folder_of_runs(&path) {
-        return job::report(&path, options);
+    let mut paths = options.runs.clone();
+    if paths.is_empty() {
+        paths.push(super::run_or_newest(None)?);
+    }
+    ensure!(
+        options.job.is_none() || paths.len() == 1,
+        WithHelp::new("--job chooses among the runs of one folder", "pass one folder of run folders")
+    );
+    if let [path] = &paths[..]
+        && (options.job.is_some() || job::is_folder_of_runs(path) || options.ranks && is_run_folder(path))
+    {
+        return job::report(path, options);
     }
     let rules = super::categories::read(options.categories.as_deref())?;
-    let run = super::open(&path)?;
+    let run = super::open_all(&paths)?;
     ensure!(
         options.html.is_none(),
         WithHelp::new(
-            format!("{} is one run, and --html is for the ranks of a job", path.display()),
-            "add --ranks, or run `memtrace open` or `memtrace export --to html` for the page of a run"
+            format!("{} is one run, and --html is for the ranks of a job", run.path().display()),
+            "for a run folder add --ranks; `memtrace export --to html` writes the page of a run"
         )
     );
     let mut line = ProgressLine::new(Stream::Stderr.is_terminal());
-    let section = options.section.as_deref().and_then(Section::named);
+    let section = options.section.as_deref().or(options.ranks.then_some("ranks")).and_then(Section::named);
     let replaying = if section.is_some_and(Section::replays) { Replaying::Always } else { Replaying::WhenUseful };
     let range = options.range.as_deref();
     let released_after = options.released_after.as_ref();

@@ -250,3 +250,127 @@ fn the_library_needs_no_more_stack_than_an_empty_one() {
     println!("an environment of {ours} bytes fits, of {empty} bytes with an empty library");
     assert!(ours + 512 > empty);
 }
+
+const MIB: u64 = 1 << 20;
+
+/// A snapshot, as JSON, of one allocation of `mib` MiB on device 0.
+fn snapshot_of(mib: u64) -> String {
+    let (address, size) = (1u64 << 40, mib * MIB);
+    let event = |action: &str, time_us: u64| {
+        let (stream, frames) = (0, [0u8; 0]);
+        serde_json::json!({
+            "action": action, "addr": address, "size": size, "stream": stream, "time_us": time_us, "frames": frames,
+        })
+    };
+    let block = serde_json::json!({
+        "address": address, "size": size, "requested_size": size, "state": "active_allocated", "frames": [],
+    });
+    let segment = serde_json::json!({
+        "device": 0, "address": address, "total_size": size, "allocated_size": size, "active_size": size, "stream": 0,
+        "segment_type": "large", "blocks": [block],
+    });
+    let events = [event("segment_alloc", 1), event("alloc", 2)];
+    serde_json::json!({"segments": [segment], "device_traces": [events]}).to_string()
+}
+
+/// The ranks of a report in their order: rank, source, peak in MiB, and file.
+fn ranks_of(folder: &Path, arguments: &[&str]) -> Vec<(u64, String, u64, String)> {
+    let ended = output(Command::new(memtrace()).arg("report").arg("--json").args(arguments).current_dir(folder));
+    assert!(ended.status.success(), "{arguments:?}: {}", stderr(&ended));
+    let summary: serde_json::Value = serde_json::from_slice(&ended.stdout).unwrap();
+    assert!(summary["launch"]["issues"].as_array().is_none_or(Vec::is_empty), "{}", summary["launch"]);
+    let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
+    let ranks = summary["launch"]["ranks"].as_array().unwrap().iter().map(|rank| {
+        let peak = rank["peak_bytes"].as_u64().unwrap();
+        assert_eq!((peak % MIB, rank["reserved_bytes"].as_u64()), (0, Some(peak)));
+        (rank["rank"].as_u64().unwrap(), text(&rank["rank_source"]), peak / MIB, text(&rank["trace"]))
+    });
+    ranks.collect()
+}
+
+#[test]
+fn snapshots_of_several_ranks_are_one_launch() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    let write = |name: &str, mib: u64| {
+        std::fs::create_dir_all(path.join(name).parent().unwrap()).unwrap();
+        std::fs::write(path.join(name), snapshot_of(mib)).unwrap();
+    };
+    write("named/rank1.json", 300);
+    write("named/rank0.json", 100);
+    write("numbered/snapshot_10.json", 100);
+    write("numbered/snapshot_9.json", 200);
+    write("unnamed/a\u{1b}[31m\n\u{202e}.json", 100);
+    write("unnamed/b<script>.json", 200);
+    write("3/memory.json", 100);
+    write("2/memory.json", 200);
+    std::fs::create_dir(path.join("empty")).unwrap();
+    let gzip = Command::new("gzip").arg(path.join("named/rank1.json")).status().unwrap();
+    assert!(gzip.success());
+    let found = |source: &str, ranks: &[(u64, u64, &str)]| {
+        let row = |(rank, peak, file): &(u64, u64, &str)| (*rank, source.to_owned(), *peak, (*file).to_owned());
+        ranks.iter().map(row).collect::<Vec<_>>()
+    };
+    let named = found("file_name", &[(1, 300, "rank1.json.gz"), (0, 100, "rank0.json")]);
+    assert_eq!(ranks_of(path, &["named"]), named);
+    assert_eq!(ranks_of(path, &["named/rank0.json", "named/rank1.json.gz"]), named);
+    assert_eq!(ranks_of(path, &["named/rank1.json.gz", "named"]), named, "a file that is named twice counts once");
+    let numbered = [(9, 200, "snapshot_9.json"), (10, 100, "snapshot_10.json")];
+    assert_eq!(ranks_of(path, &["numbered"]), found("file_name", &numbered));
+    let unnamed = [(1, 200, "b<script>.json"), (0, 100, "a\u{1b}[31m\n\u{202e}.json")];
+    assert_eq!(ranks_of(path, &["unnamed"]), found("file_order", &unnamed));
+    let folders = [(2, 200, "2/memory.json"), (3, 100, "3/memory.json")];
+    assert_eq!(ranks_of(path, &["3", "2/memory.json"]), found("file_name", &folders));
+    let mixed = ranks_of(path, &["named", "unnamed"]);
+    assert_eq!(mixed.iter().map(|(rank, _, peak, _)| (*rank, *peak)).collect::<Vec<_>>()[..2], [(1, 300), (2, 200)]);
+
+    let run = |arguments: &[&str]| {
+        let ended = output(Command::new(memtrace()).args(arguments).current_dir(path));
+        (ended.status.code(), String::from_utf8(ended.stdout.clone()).unwrap(), stderr(&ended))
+    };
+    let (code, text, messages) = run(&["report", "named"]);
+    assert_eq!((code, messages.as_str()), (Some(0), ""));
+    assert!(text.starts_with("+ 2 snapshots: "), "{text}");
+    assert!(text.contains("rank 1, peak 300 MiB, 200 MiB (200 %) more than the median (rank 0)"), "{text}");
+    assert_eq!(text.matches("a snapshot omits the command").count(), 1, "{text}");
+    let (_, text, messages) = run(&["report", "unnamed", "--ranks"]);
+    assert!(text.contains("The order of the files gives ranks 0, 1; "), "{text}");
+    assert!(!(text.clone() + &messages).contains(['\u{1b}', '\u{202e}']), "{text}{messages}");
+    // `check` holds each rank to the limits.
+    let (code, text, _) = run(&["check", "named/rank0.json", "named/rank1.json.gz", "--max-peak", "200MiB"]);
+    assert!(code == Some(1) && text.contains("peak 300 MiB > 200 MiB (rank 1, GPU 0"), "{text}");
+    assert_eq!(run(&["check", "named", "--max-peak", "200MiB", "--rank", "0"]).0, Some(0));
+    assert_eq!(run(&["export", "named", "--to", "parquet", "--partition", "-o", "tables"]).0, Some(0));
+    assert!(path.join("tables/blocks/run=named/rank=1/rank1.parquet").is_file());
+
+    // Other files of a folder are named once.
+    std::fs::write(path.join("named/\u{1b}[31mnotes.txt"), "no snapshot").unwrap();
+    std::fs::write(path.join("named/trace.json"), r#"{"traceEvents":[]}"#).unwrap();
+    let (code, _, messages) = run(&["report", "named"]);
+    assert!(code == Some(0) && messages.lines().count() == 1 && !messages.contains('\u{1b}'), "{messages}");
+    let skipped =
+        "warning: named: 2 of its entries are no readable snapshots: trace.json (it is a trace of torch.profiler";
+    assert!(messages.starts_with(skipped) && messages.contains("notes.txt"), "{messages}");
+    assert_eq!(ranks_of(path, &["named"]), named);
+
+    std::fs::write(path.join("unnamed/cut.pickle"), b"\x80\x04").unwrap();
+    std::fs::create_dir(path.join("damaged")).unwrap();
+    std::fs::rename(path.join("unnamed/cut.pickle"), path.join("damaged/cut.pickle")).unwrap();
+    std::fs::create_dir(path.join("run")).unwrap();
+    std::fs::write(path.join("run/run.json"), "{}").unwrap();
+    write("again/rank1.json", 1);
+    for (arguments, error) in [
+        (&["empty"][..], "cannot read empty: the folder contains no trace (*.mtr) and no snapshot (*.pickle, *.json)"),
+        (&["named", "empty"], "cannot read empty: the folder contains no trace"),
+        (&["named", "missing"], "cannot read missing: No such file or directory"),
+        (&["damaged"], "cannot read any of the 1 snapshots in damaged, for example cut.pickle: it is cut off"),
+        (&["named", "damaged/cut.pickle"], "cannot read damaged/cut.pickle: it is cut off at byte 2"),
+        (&["named", "again/rank1.json"], "cannot read again/rank1.json: it is of rank 1, as named/rank1.json.gz is"),
+        (&["named", "run"], "cannot read run beside others: it is a recorded run"),
+    ] {
+        let (code, text, messages) = run(&[&["report"], arguments].concat());
+        assert_eq!((code, text.as_str()), (Some(2), ""), "{arguments:?}: {messages}");
+        let messages = messages.lines().filter(|line| !line.starts_with("warning: ")).collect::<Vec<_>>().join("\n");
+        assert!(messages.starts_with(&format!("error: {error}")) && messages.contains("\nhelp: "), "{messages}");
+    }
+}

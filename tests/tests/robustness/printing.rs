@@ -82,6 +82,7 @@ const KNOWN: &[(&str, &[&str])] = &[
             "report {run} --html {new}",
             "report {missing}",
             "report {damaged}",
+            "report {run} {missing}",
         ],
     ),
     ("open", &["open {run}", "open {run} --serve", "open {run} --serve --port 1", "open {missing}", "open {trace}"]),

@@ -1005,7 +1005,7 @@ export interface RankPhasePeak {
   phase: Phase;
 }
 
-export type RankSource = 'torch' | 'rank' | 'slurm' | 'open_mpi' | 'pmix' | 'pmi' | 'jax';
+export type RankSource = 'torch' | 'rank' | 'slurm' | 'open_mpi' | 'pmix' | 'pmi' | 'jax' | 'file_name' | 'file_order';
 
 export interface RankSummary {
   device?: number;

@@ -10,6 +10,7 @@ mod rank;
 mod recording;
 mod run;
 mod snapshot;
+mod snapshot_set;
 mod unrecorded;
 
 pub use crate::recording::{LostEvents, MemoryRecording, Recording};
@@ -28,6 +29,6 @@ pub use process::{Process, ProcessInfo};
 pub use rank::{RankSource, RankVariables};
 pub use recording::TraceRecording;
 pub use run::open_folder;
-pub use run::{Run, open_run, open_run_with_progress};
+pub use run::{Run, open_run, open_run_with_progress, open_runs};
 pub use snapshot::{SNAPSHOT_END_REASON, SNAPSHOT_TOPIC, SnapshotRecording};
 pub use unrecorded::unrecorded;

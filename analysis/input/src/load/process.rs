@@ -1,5 +1,6 @@
 //! One recorded process: its recording and its identity.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -38,6 +39,13 @@ pub struct Process {
     exit: Exit,
     recording: Box<dyn Recording>,
     trace_index: OnceLock<TraceIndex>,
+    in_set: Option<SnapshotInSet>,
+}
+
+/// The place of a snapshot among several that were opened together.
+struct SnapshotInSet {
+    name: String,
+    rank: Option<(u32, RankSource)>,
 }
 
 impl fmt::Debug for Process {
@@ -80,7 +88,24 @@ impl Process {
         if info.cwd.is_none() {
             info.cwd = manifest.directory.as_ref().map(PathBuf::from);
         }
-        Process { path: path.to_owned(), info, exit, recording, trace_index: OnceLock::new() }
+        Process { path: path.to_owned(), info, exit, recording, trace_index: OnceLock::new(), in_set: None }
+    }
+
+    /// The same process as one of several snapshots, with its path from the folder that has all of them. A number in
+    /// the file's name is no process id if it is the rank.
+    pub(super) fn in_snapshot_set(mut self, name: String, rank: Option<(u32, RankSource)>) -> Process {
+        if rank.is_some() {
+            self.info.pid = 0;
+        }
+        Process { in_set: Some(SnapshotInSet { name, rank }), ..self }
+    }
+
+    /// The name of the trace, unique in its run: that of the file, or its path from the folder that has all snapshots.
+    pub fn trace_name(&self) -> Cow<'_, str> {
+        match &self.in_set {
+            Some(in_set) => in_set.name.as_str().into(),
+            None => self.path.file_name().unwrap_or_default().to_string_lossy(),
+        }
     }
 
     /// The trace's path.
@@ -114,9 +139,11 @@ impl Process {
     }
 
     /// The rank in a distributed job, and what it was read from: PyTorch, else the environment ([`RankVariables`]).
+    /// That of a snapshot comes from the names or the order of the files.
     pub fn rank_and_source(&self) -> Option<(u32, RankSource)> {
         let reported = self.definitions().rank.map(|(rank, _)| (rank, RankSource::Torch));
-        reported.or_else(|| RankVariables::of(&self.info.env)?.rank_and_source())
+        let of_file = || self.in_set.as_ref()?.rank;
+        reported.or_else(of_file).or_else(|| RankVariables::of(&self.info.env)?.rank_and_source())
     }
 
     /// The rank of [`Self::rank_and_source`].

@@ -26,6 +26,10 @@ named! {
         Pmi => "pmi",
         /// `JAX_PROCESS_ID`: the process index of `jax.distributed.initialize`.
         Jax => "jax",
+        /// The name of a snapshot's file or of its folder: `rank1.pickle`, `snapshot_1.pickle`, `rank1/a.pickle`.
+        FileName => "file_name",
+        /// The position of a snapshot among several whose names have no rank.
+        FileOrder => "file_order",
     }
 }
 

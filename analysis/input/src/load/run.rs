@@ -13,6 +13,7 @@ use super::process::Process;
 use super::process_names::process_names;
 use super::recording::TraceRecording;
 use super::snapshot;
+use super::snapshot_set::SnapshotSet;
 use super::unrecorded::unrecorded;
 use crate::error::{Error, Result};
 use crate::folder::RunFolder;
@@ -101,7 +102,7 @@ impl Run {
     }
 }
 
-/// Opens a run folder, a `.mtr` file or a PyTorch snapshot.
+/// Opens a run folder, a `.mtr` file, a PyTorch snapshot or a folder of snapshots.
 ///
 /// A folder opens if at least one of its traces does. The others are listed in [`Run::problems`].
 pub fn open_run(path: impl AsRef<Path>) -> Result<Run> {
@@ -111,13 +112,14 @@ pub fn open_run(path: impl AsRef<Path>) -> Result<Run> {
 /// Opens a run as [`open_run`] does. While a snapshot is read, `progress` receives the bytes read so far and the total.
 pub fn open_run_with_progress(path: impl AsRef<Path>, progress: &mut dyn FnMut(u64, u64)) -> Result<Run> {
     let path = path.as_ref();
-    let metadata = std::fs::metadata(path).map_err(|e| match e.kind() {
-        std::io::ErrorKind::NotFound => Error::NoSuchRun { path: path.to_owned() },
-        _ => Error::io(format!("cannot open {}", path.display()))(e),
-    })?;
-    if metadata.is_dir() {
+    if is_folder(path)? {
         let folder = RunFolder::open(path).map_err(Error::io(format!("cannot open {}", path.display())))?;
-        return open_folder(&folder);
+        if is_recorded(&folder)? {
+            return open_folder(&folder);
+        }
+        let mut set = SnapshotSet::default();
+        set.add_folder(&folder, progress)?;
+        return Ok(Run { path: path.to_owned(), ..of_snapshots(set)? });
     }
     if !is_trace(path)? {
         let (recording, problems) = snapshot::open(path, progress)?;
@@ -140,6 +142,65 @@ pub fn open_run_with_progress(path: impl AsRef<Path>, progress: &mut dyn FnMut(u
     let process = Process::new(path, Box::new(recording), &manifest);
     let device_samples = folder.map(|folder| device_samples(&folder, &budget, &mut problems)).unwrap_or_default();
     Ok(Run { path: path.to_owned(), manifest, processes: vec![process], problems, native, device_samples })
+}
+
+/// Opens several snapshots and folders of snapshots as one run: a launch with a process for each rank. A single path
+/// opens as [`open_run`] does.
+///
+/// # Errors
+///
+/// If one cannot be read, if two are of one rank, and for recorded runs beside others.
+pub fn open_runs(paths: &[PathBuf], progress: &mut dyn FnMut(u64, u64)) -> Result<Run> {
+    if let [only] = paths {
+        return open_run_with_progress(only, progress);
+    }
+    let mut set = SnapshotSet::default();
+    for path in paths {
+        let is_recorded = if is_folder(path)? {
+            let folder = RunFolder::open(path).map_err(Error::io(format!("cannot open {}", path.display())))?;
+            let is_recorded = is_recorded(&folder)?;
+            if !is_recorded {
+                set.add_folder(&folder, progress)?;
+            }
+            is_recorded
+        } else {
+            let is_trace = is_trace(path)?;
+            if !is_trace {
+                set.add_file(path, progress)?;
+            }
+            is_trace
+        };
+        if is_recorded {
+            return Err(Error::Job {
+                reason: format!("cannot read {} beside others: it is a recorded run", path.display()),
+                help: "pass it alone, or one folder that has the run folders of a job".to_owned(),
+            });
+        }
+    }
+    of_snapshots(set)
+}
+
+fn is_folder(path: &Path) -> Result<bool> {
+    let metadata = std::fs::metadata(path).map_err(|e| match e.kind() {
+        std::io::ErrorKind::NotFound => Error::NoSuchRun { path: path.to_owned() },
+        _ => Error::io(format!("cannot open {}", path.display()))(e),
+    })?;
+    Ok(metadata.is_dir())
+}
+
+/// Whether memtrace recorded into this folder: it has traces or a manifest.
+fn is_recorded(folder: &RunFolder) -> Result<bool> {
+    let names = folder.file_names().map_err(Error::io(format!("cannot list {}", folder.path().display())))?;
+    Ok(names.iter().any(|name| is_trace_name(name) || name == MANIFEST_FILE))
+}
+
+fn is_trace_name(name: &OsString) -> bool {
+    Path::new(name).extension().is_some_and(|e| e == TRACE_EXTENSION)
+}
+
+fn of_snapshots(set: SnapshotSet) -> Result<Run> {
+    let (path, processes, problems) = set.into_processes()?;
+    Ok(Run { problems, ..Run::from_processes(&path, Manifest::default(), processes) })
 }
 
 /// Whether to read a file as a trace: by its first bytes, else by its extension. Other files are read as snapshots,
@@ -170,8 +231,7 @@ pub fn open_folder(folder: &RunFolder) -> Result<Run> {
     manifest.add_reports(unrecorded(folder));
     manifest.check_traces(folder);
     let file_names = folder.file_names().map_err(Error::io(format!("cannot list {}", path.display())))?;
-    let is_trace = |name: &OsString| Path::new(name).extension().is_some_and(|e| e == TRACE_EXTENSION);
-    let traces: Vec<OsString> = file_names.into_iter().filter(is_trace).collect();
+    let traces: Vec<OsString> = file_names.into_iter().filter(is_trace_name).collect();
     if traces.is_empty() {
         // Without a manifest this is no run folder. If the manifest lists a recording, its trace is missing.
         let is_complete = manifest.state.is_some() && manifest.processes.is_empty();

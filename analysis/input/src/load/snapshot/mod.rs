@@ -77,7 +77,12 @@ pub(super) fn open(path: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<(S
     read(path, file, progress)
 }
 
-fn read(path: &Path, file: File, progress: &mut dyn FnMut(u64, u64)) -> Result<(SnapshotRecording, Vec<Problem>)> {
+/// [`open`] for a file that is open already. `path` is for messages.
+pub(super) fn read(
+    path: &Path,
+    file: File,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<(SnapshotRecording, Vec<Problem>)> {
     let size = file.metadata().map_err(Error::io(format!("cannot read {}", path.display())))?.len();
     let mut report_progress = |done: u64| progress(done, size);
     let cannot_read = || Error::io(format!("cannot read {}", path.display()));
