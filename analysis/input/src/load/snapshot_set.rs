@@ -27,6 +27,8 @@ const MAX_BARE_NUMBER: u32 = 9999;
 /// The number of skipped files that are listed by name.
 const LISTED: usize = 8;
 
+/// Reads a rank from a name.
+type ReadNumber = fn(&str) -> Option<u32>;
 /// Receives the bytes read so far of a file, and its size.
 type Progress<'a> = dyn FnMut(u64, u64) + 'a;
 
@@ -141,7 +143,7 @@ fn ranks(paths: &[PathBuf]) -> Result<Vec<Option<(u32, RankSource)>>> {
     if named.iter().any(Option::is_some) {
         return among_named(paths, &stems, &named);
     }
-    let attempts: [(&[String], fn(&str) -> Option<u32>); 3] =
+    let attempts: [(&[String], ReadNumber); 3] =
         [(&folders, number_after_rank), (&stems, bare_number), (&folders, bare_number)];
     for (names, read) in attempts {
         let numbers: Option<Vec<u32>> = names.iter().map(|name| read(name)).collect();
@@ -207,8 +209,8 @@ fn number_after_rank(name: &str) -> Option<u32> {
 
 /// The last number of a name, if it can be a rank.
 fn bare_number(name: &str) -> Option<u32> {
-    let numbers = name.split(|c: char| !c.is_ascii_digit()).filter(|number| !number.is_empty());
-    numbers.last()?.parse().ok().filter(|number| *number <= MAX_BARE_NUMBER)
+    let mut numbers = name.split(|c: char| !c.is_ascii_digit()).filter(|number| !number.is_empty());
+    numbers.next_back()?.parse().ok().filter(|number| *number <= MAX_BARE_NUMBER)
 }
 
 /// Sorts `a10` after `a9`: each run of digits by its length without leading zeros, then by its text.
