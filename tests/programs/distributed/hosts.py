@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import socket
+import time
 
 import torch
 import torch.distributed as dist
@@ -38,8 +39,8 @@ model = torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(512, 2048), to
 model = model.cuda()
 optimizer = torch.optim.AdamW(model.parameters())
 history = []
-# One tensor for all steps: if a thread of Gloo drops the last reference to one while Python ends, PyTorch 2.11 aborts
-# ("terminate called without an active exception").
+# If a thread of Gloo drops the last reference to a tensor while Python ends, PyTorch 2.11 aborts ("terminate called
+# without an active exception"). So one tensor serves all steps, and the program waits before its end.
 waiting = torch.zeros(1)
 for step in range(3):
     batch = torch.empty(64, 512, device="cuda")
@@ -57,3 +58,4 @@ with open(os.path.join(options.out, f"{rank}.json"), "w") as file:
     json.dump({"rank": rank, "size": size, "host": socket.gethostname(), "pid": os.getpid(), "peaks": peaks,
                "reserved": statistics["reserved_bytes.all.peak"]}, file)
 dist.destroy_process_group()
+time.sleep(1)

@@ -190,7 +190,7 @@ mod exhaustive {
         }
         let run = traced.env("FIX", if is_fixed { "1" } else { "0" }).run();
         let text = std::fs::read_to_string(run.path().join("summary.txt")).expect("a report");
-        (summarize(&open_run(&run.path()).expect("a run"), &mut |_| {}).expect("a summary"), text)
+        (summarize(&open_run(run.path()).expect("a run"), &mut |_| {}).expect("a summary"), text)
     }
 
     /// The rule and the place of each issue of a run.

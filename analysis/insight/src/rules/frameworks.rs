@@ -3,7 +3,7 @@
 
 use memtrace_trace::file::Frame;
 
-use super::RuleId;
+use super::ids::RuleId;
 
 /// A library that runs a training step, or that has the code of a model.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]

@@ -60,10 +60,8 @@ impl StackGrowth {
 /// What the recording has shown so far.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Learned {
-    /// How often the model has been called, in a program that trains without gradients. `in_model`: whether the latest
-    /// allocation was inside a call.
+    /// How often the model has been called, in a program that trains without gradients.
     pub(super) model_calls: u32,
-    in_model: bool,
     /// What is allocated now.
     pub(super) live: LiveBlocks,
     pub(super) parameters: LearnedParameters,
@@ -81,10 +79,17 @@ pub(super) struct Learned {
     /// Whether a request failed. Then the gradients of that time have names, if any have.
     pub(super) out_of_memory: bool,
     pub(super) growth: GrowingStacks,
-    /// The latest allocation: its stack, and its size in bytes.
-    latest: (StackId, u64),
-    /// By stack outside models: the size of its latest blocks, the call of the model before them, and their number.
-    bursts: HashMap<StackId, (u64, u32, u32), AddressBuildHasher>,
+    latest: LatestAllocation,
+}
+
+/// The latest allocation.
+#[derive(Clone, Copy, Debug, Default)]
+struct LatestAllocation {
+    /// Whether it was inside a call of the model.
+    in_model: bool,
+    stack: StackId,
+    /// In bytes.
+    requested: u64,
 }
 
 /// The parameters that the recording has shown so far.
@@ -120,6 +125,8 @@ pub(super) struct GrowingStacks {
     grew: (u32, HashMap<u64, StackId, AddressBuildHasher>),
     /// The number of those whose requested size does not grow ([`StackGrowth::is_steady`]).
     pub(super) steady: u32,
+    /// By stack outside models: the size of its latest blocks, the call of the model before them, and their number.
+    bursts: HashMap<StackId, (u64, u32, u32), AddressBuildHasher>,
 }
 
 impl GrowingStacks {
@@ -171,8 +178,8 @@ impl Learned {
     /// Takes an allocation's place: inside a call of the model or outside, and whether such a call counts.
     #[inline]
     pub(super) fn count_model_calls(&mut self, in_model: bool, counts: bool) {
-        self.model_calls += u32::from(in_model && counts && !self.in_model);
-        self.in_model = in_model;
+        self.model_calls += u32::from(in_model && counts && !self.latest.in_model);
+        self.latest.in_model = in_model;
     }
 
     /// Whether a stack loads data.
@@ -231,9 +238,9 @@ impl Learned {
         proof: Proof,
     ) {
         self.live.add(e, requested, proof);
-        self.latest = (e.stack, requested);
-        if proof == Proof::None && !self.in_model && tracker.is_inference() && !is_scalar(requested) {
-            let burst = self.bursts.entry(e.stack).or_default();
+        (self.latest.stack, self.latest.requested) = (e.stack, requested);
+        if proof == Proof::None && !self.latest.in_model && tracker.is_inference() && !is_scalar(requested) {
+            let burst = self.growth.bursts.entry(e.stack).or_default();
             let continues = (burst.0, burst.1) == (requested, self.model_calls);
             *burst = (requested, self.model_calls, if continues { burst.2 + 1 } else { 1 });
         }
@@ -266,11 +273,11 @@ impl Learned {
                 *self.at_load.sizes.entry(requested).or_default() += 1;
                 self.at_load.frames.insert(caller);
             }
-            (Phase::Forward, Proof::None) if tracker.is_inference() && self.in_model => {
+            (Phase::Forward, Proof::None) if tracker.is_inference() && self.latest.in_model => {
                 self.growth.count(e.stack, requested, self.model_calls);
             }
             (Phase::Eval | Phase::Generate | Phase::Rollout, Proof::None)
-                if self.in_model || !tracker.is_inference() =>
+                if self.latest.in_model || !tracker.is_inference() =>
             {
                 self.growth.count(e.stack, requested, self.model_calls);
             }
@@ -296,21 +303,21 @@ impl Learned {
             growth.is_cache = true;
         }
         // A cache that is cut back: the part that is kept was copied just before, outside the model.
-        let (stack, copied) = self.latest;
+        let (stack, copied) = (self.latest.stack, self.latest.requested);
         let whole = block.memory.requested;
-        if !self.in_model && copied < whole && copied >= whole / 2 {
+        if !self.latest.in_model && copied < whole && copied >= whole / 2 {
             self.growth.by_stack.entry(stack).or_default().is_cache = true;
         }
     }
 
     /// The number of equal blocks outside models that a stack allocated at once.
     pub(super) fn burst(&self, stack: StackId, requested: u64) -> u32 {
-        self.bursts.get(&stack).filter(|burst| burst.0 == requested).map_or(0, |burst| burst.2)
+        self.growth.bursts.get(&stack).filter(|burst| burst.0 == requested).map_or(0, |burst| burst.2)
     }
 
     /// Whether the latest allocation was inside a call of the model.
     pub(super) fn in_model(&self) -> bool {
-        self.in_model
+        self.latest.in_model
     }
 
     /// Takes the category of a block and records a stack whose blocks the program keeps.
