@@ -101,7 +101,7 @@ fn open(path: &Path) -> memtrace_analysis::Result<Run> {
     open_all(std::slice::from_ref(&path.to_owned()))
 }
 
-/// [`open`] for several snapshots, which are one launch.
+/// [`open()`] for several snapshots, which are one launch.
 fn open_all(paths: &[PathBuf]) -> memtrace_analysis::Result<Run> {
     let mut line = ProgressLine::new(Stream::Stderr.is_terminal());
     let what = match paths {
