@@ -38,7 +38,7 @@ fn find(facts: &Facts<'_>) -> Option<Box<dyn Change>> {
         let is_input = block.category == Category::Input && block.start.step != BEFORE_STEPS;
         is_input || !facts.recorded.table.facts(block.start.stack).outermost_compute.is_none()
     };
-    let has_batch = facts.recorded.blocks.iter().any(shows_batch);
+    let has_batch = !facts.outermost.is_empty() || facts.recorded.blocks.iter().any(shows_batch);
     let is_possible =
         has_batch && facts.batches == Batches::One && facts.gathered.is_empty() && !facts.ends_in_evaluation();
     let in_steps = |block: &BlockLifetime| facts.recorded.is_in_each_step(block.start.stack);
