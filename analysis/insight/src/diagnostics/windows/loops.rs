@@ -22,8 +22,6 @@ pub(super) struct LoopTable {
     /// 0 for native code and for unknown functions.
     functions: Vec<u32>,
     lines: Vec<u32>,
-    /// Whether the stack has frames, and none is a Python frame.
-    native: Vec<bool>,
 }
 
 impl LoopTable {
@@ -37,9 +35,6 @@ impl LoopTable {
                 let next = numbers.len() as u32 + 1;
                 *numbers.entry((&frame.filename, &frame.qualname, frame.first_line)).or_insert(next)
             });
-            let is_native = definitions.frame(node.frame).is_some_and(|frame| frame.native);
-            let is_callers_native = node.parent.is_none() || table.native.get(node.parent.index()) == Some(&true);
-            table.native.push(is_native && is_callers_native);
             // A parent has a smaller id than its child.
             table.callers.push(if node.parent.index() < at { node.parent } else { StackId::NONE });
             table.functions.push(function);
@@ -119,11 +114,6 @@ impl LoopCounter {
         if self.lines.insert((thread, key), line).is_some_and(|latest| line < latest) {
             *self.counts.entry(key).or_default() += 1;
         }
-    }
-
-    /// Whether a stack has frames, and none is a Python frame.
-    pub(super) fn is_native(&self, stack: StackId) -> bool {
-        self.table.native.get(stack.index()) == Some(&true)
     }
 
     /// The iterations so far.

@@ -76,7 +76,7 @@ impl Diagnostic for Windows {
     /// Adds what grows where no other issue of the device names it.
     fn issues(&self, device: &DeviceFacts<'_>, _: &SharedFacts, issues: &mut Vec<Issue>) {
         let is_named = |stack: StackId| issues.iter().any(|issue| issue.sites.iter().any(|(site, _)| *site == stack));
-        let leaks = WindowLeaks::of(&self.sampler, device.inputs.locations, &is_named);
+        let leaks = WindowLeaks::of(&self.sampler, device, &is_named);
         let mut found = leaks.issues(device);
         // One forecast for all that grows.
         if let Some(largest) = found.first_mut()
@@ -110,7 +110,8 @@ struct WindowLeaks {
 
 impl WindowLeaks {
     /// What grows, without stacks that `is_named` elsewhere, and without what an evaluation keeps after training.
-    fn of(windows: &WindowSampler, locations: &Locations<'_>, is_named: &dyn Fn(StackId) -> bool) -> WindowLeaks {
+    fn of(windows: &WindowSampler, device: &DeviceFacts<'_>, is_named: &dyn Fn(StackId) -> bool) -> WindowLeaks {
+        let locations = device.inputs.locations;
         let mut by_line: BTreeMap<String, Vec<WindowGrowth>> = BTreeMap::new();
         let evaluates = |frame: &Frame| {
             names_forward_only(&frame.filename, &frame.name) == Some(ForwardOnlyUse::Evaluation)
@@ -123,7 +124,8 @@ impl WindowLeaks {
                     .walk_ids(stack)
                     .any(|(_, id)| locations.definitions().frame(id).is_some_and(evaluates))
         };
-        for growth in windows.grown() {
+        let is_native = |stack| device.inputs.table.facts(stack).native_only;
+        for growth in windows.grown(&is_native) {
             if is_named(growth.stack) || is_result(growth.stack) {
                 continue;
             }

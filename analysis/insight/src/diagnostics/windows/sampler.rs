@@ -57,8 +57,8 @@ struct Source {
     last_seq: u64,
     context: ContextId,
     ranges: RangeSetId,
-    /// Native code of the program allocates and frees, not a tensor or an array.
-    is_native: bool,
+    /// No allocator of PyTorch makes its blocks.
+    is_outside_pytorch: bool,
 }
 
 /// What a source holds at least, in one window.
@@ -241,7 +241,7 @@ impl WindowSampler {
     #[inline]
     pub(super) fn allocated_outside_pytorch(&mut self, block: &BlockAllocation) {
         if let Some(source) = self.sources.get_mut(block.site.stack.index()) {
-            source.is_native = self.loops.is_native(block.site.stack);
+            source.is_outside_pytorch = true;
         }
     }
 
@@ -302,8 +302,8 @@ impl WindowSampler {
         }
     }
 
-    /// The sources that grow, by bytes in descending order.
-    pub(super) fn grown(&self) -> Vec<WindowGrowth> {
+    /// The sources that grow, by bytes in descending order. `is_native`: whether a stack has no Python frame.
+    pub(super) fn grown(&self, is_native: &dyn Fn(StackId) -> bool) -> Vec<WindowGrowth> {
         // After an evaluation, what trained may have gone on.
         let trains = self.after_training.as_ref().is_some_and(|after| !after.is_over());
         if trains || self.windows.len() < MIN_WINDOWS {
@@ -316,7 +316,7 @@ impl WindowSampler {
             }
         }
         let mut grown: Vec<WindowGrowth> =
-            series.iter().filter_map(|(stack, series)| self.growth(StackId(*stack), series)).collect();
+            series.iter().filter_map(|(stack, series)| self.growth(StackId(*stack), series, is_native)).collect();
         grown.sort_by_key(|g| (std::cmp::Reverse(g.bytes), g.stack));
         grown
     }
@@ -332,7 +332,12 @@ impl WindowSampler {
         self.windows.iter().skip(from).map(|window| window.peak).max().unwrap_or(0).max(self.peak)
     }
 
-    fn growth(&self, stack: StackId, series: &[(usize, Low)]) -> Option<WindowGrowth> {
+    fn growth(
+        &self,
+        stack: StackId,
+        series: &[(usize, Low)],
+        is_native: &dyn Fn(StackId) -> bool,
+    ) -> Option<WindowGrowth> {
         let count = self.windows.len();
         let (mut bytes, mut blocks) = (vec![0u64; count], vec![0u64; count]);
         for &(at, low) in series {
@@ -374,7 +379,7 @@ impl WindowSampler {
         }
         let source = self.sources.get(stack.index())?;
         // An object that has its end frees what Python has. In C and C++, the program frees what it has not lost.
-        if source.is_native && source.bytes * 2 < growth {
+        if source.is_outside_pytorch && is_native(stack) && source.bytes * 2 < growth {
             return None;
         }
         if self.after_training.as_ref().is_some_and(|after| after.are_results(stack, source, growth)) {
@@ -494,7 +499,7 @@ mod tests {
                 sampler.freed(&block, Mark::default());
             }
         }
-        sampler.grown()
+        sampler.grown(&|_| false)
     }
 
     #[test]
@@ -509,7 +514,7 @@ mod tests {
         assert!(leak.bytes > 85 * MIB, "{leak:?}");
     }
 
-    /// What grows in a program in C whose iterations allocate `each` blocks and then free all but one. `frees`: the
+    /// The growth of a program in C whose iterations allocate `each` blocks and then free all but one. `frees`: the
     /// program frees the others at its end.
     fn grown_in_c(each: u32, frees: bool) -> Vec<WindowGrowth> {
         let mut sampler = WindowSampler::new(&Arc::default(), &Arc::default(), false);
@@ -520,14 +525,14 @@ mod tests {
                 seq += 1;
                 let block = block(seq, stack, MIB);
                 sampler.allocated(&block, ThreadId(1), Mark::default(), 0);
-                sampler.sources[stack as usize].is_native = true;
+                sampler.allocated_outside_pytorch(&block);
                 blocks.push(block);
             }
             kept.extend(blocks.pop());
             blocks.iter().for_each(|block| sampler.freed(block, Mark::default()));
         }
         kept.iter().filter(|_| frees).for_each(|block| sampler.freed(block, Mark::default()));
-        sampler.grown()
+        sampler.grown(&|_| true)
     }
 
     #[test]
@@ -593,7 +598,7 @@ mod tests {
             held.iter().for_each(|block| sampler.freed(block, Mark::default()));
             allocated(&mut sampler, 5, MIB, trained);
         }
-        sampler.grown()
+        sampler.grown(&|_| false)
     }
 
     #[test]
@@ -625,7 +630,7 @@ mod tests {
         assert!(allocate(3000, 3), "an evaluation");
         assert!(!allocate(300, 4));
         assert!(sampler.windows.len() >= MIN_WINDOWS);
-        assert_eq!(sampler.grown(), []);
+        assert_eq!(sampler.grown(&|_| false), []);
     }
 
     #[test]
@@ -640,6 +645,6 @@ mod tests {
         for seq in 1..1000 {
             sampler.allocated(&block(seq, 1, MIB), ThreadId(1), Mark::default(), 0);
         }
-        assert_eq!(sampler.grown(), []);
+        assert_eq!(sampler.grown(&|_| false), []);
     }
 }

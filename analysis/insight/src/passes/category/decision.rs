@@ -39,9 +39,7 @@ impl BlockAllocation {
             classification: is_decided.then_some(names),
         }
     }
-}
 
-impl BlockAllocation {
     /// Whether only the time of the allocation is known: PyTorch's snapshots have no grad mode, and no stacks unless
     /// the program asks for them.
     pub fn is_of_snapshot_without_stack(&self) -> bool {

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use memtrace_trace::ids::ContextId;
 
-use super::change::{Assumed, Change, ChangedBlocks, FORWARD_ONLY, Order, SuggestionRule, Value, peak_after};
+use super::change::{Assumed, Change, ChangedBlocks, FORWARD_ONLY, Order, SuggestionRule, Value};
 use super::facts::Facts;
 use super::recorded::calls::{Call, Members, calls, calls_with_gradients};
 use super::recorded::kv_cache::without_cache;
@@ -151,8 +151,9 @@ fn checkpointed(facts: &Facts<'_>, classes: &BTreeSet<Box<str>>) -> Vec<ContextI
 /// The classes whose checkpointing lowers the peak most; `None` if none does.
 fn classes_to_checkpoint(facts: &Facts<'_>) -> Option<BTreeSet<Box<str>>> {
     let replayed = |classes: BTreeSet<Box<str>>| {
-        let peak = peak_after(facts, &CheckpointLayers::of(classes.clone()));
-        (peak.max(repeated_at_error(facts, &classes)), classes)
+        let mut blocks = ChangedBlocks::new(facts, Assumed::Largest);
+        CheckpointLayers::of(classes.clone()).apply(facts, &mut blocks);
+        (blocks.peak(facts).max(repeated_at_error(facts, &classes, &blocks)), classes)
     };
     let classes = repeated_classes(facts);
     let single = classes.iter().map(|class| BTreeSet::from([class.clone()]));
@@ -177,14 +178,12 @@ fn classes_to_checkpoint(facts: &Facts<'_>) -> Option<BTreeSet<Box<str>>> {
 
 /// The bytes when the largest module of these classes runs again, beside what the other modules left at the error.
 /// Before an error in a forward pass nothing else shows that a module must be repeated as a whole, and a container of
-/// all layers would seem better than its layers. 0 without an error.
-fn repeated_at_error(facts: &Facts<'_>, classes: &BTreeSet<Box<str>>) -> u64 {
+/// all layers would seem better than its layers. 0 without an error. `blocks`: with these classes checkpointed.
+fn repeated_at_error(facts: &Facts<'_>, classes: &BTreeSet<Box<str>>, blocks: &ChangedBlocks) -> u64 {
     let recorded = &facts.recorded;
     if recorded.until == NEVER {
         return 0;
     }
-    let mut blocks = ChangedBlocks::new(facts, Assumed::Largest);
-    CheckpointLayers::of(classes.clone()).apply(facts, &mut blocks);
     let interrupted = calls(recorded, &members(facts, classes)).pop().map_or(Vec::new(), |call| call.blocks);
     let error = at(recorded.until);
     let others = blocks.spans.iter().filter(|span| span.exists() && span.start < error && span.end > error);

@@ -40,6 +40,13 @@ enum Role {
     Lasting,
 }
 
+impl Role {
+    /// Whether the call's own backward pass needs the block.
+    fn is_saved(self) -> bool {
+        matches!(self, Role::Saved | Role::KeptAndSaved)
+    }
+}
+
 /// A result is at least as large as one in this many parts of the largest block of its call.
 const SMALLEST_RESULT: u64 = 16;
 
@@ -124,7 +131,7 @@ fn complete(recorded: &Recorded<'_>, call: &Call, roles: &mut [Role], like: Opti
 }
 
 fn has_saved(roles: &[Role]) -> bool {
-    roles.iter().any(|role| matches!(role, Role::Saved | Role::KeptAndSaved))
+    roles.iter().any(|role| role.is_saved())
 }
 
 /// Roles in a call whose graph no backward pass reads, as of an evaluation with gradients: no node frees what it saved,
@@ -139,7 +146,7 @@ fn without_backward(roles: &mut [Role], like: &[Role]) {
 
 /// The time at which the backward pass of a call begins: `seq` of the first event of its nodes.
 fn backward_begins(recorded: &Recorded<'_>, members: &Members, call: &Call, roles: &[Role]) -> Option<u32> {
-    let saved = call.blocks.iter().zip(roles).filter(|(_, role)| matches!(role, Role::Saved | Role::KeptAndSaved));
+    let saved = call.blocks.iter().zip(roles).filter(|(_, role)| role.is_saved());
     let saved = saved.map(|(index, _)| &recorded.blocks[*index as usize]).filter(|b| recorded.is_freed_by_node(b));
     let first = saved.map(|block| block.freed).min()?;
     let mut at = recorded.events.partition_point(|event| event.seq < first);
@@ -195,7 +202,7 @@ pub(super) fn checkpoint(recorded: &Recorded<'_>, members: &Members, calls: &[Ca
 /// around the call has read it.
 fn keep_inputs(recorded: &Recorded<'_>, members: &Members, call: &Call, roles: &[Role], spans: &mut [Span]) {
     let start = recorded.events[call.events.start].seq;
-    let saved = call.blocks.iter().zip(roles).filter(|(_, role)| matches!(role, Role::Saved | Role::KeptAndSaved));
+    let saved = call.blocks.iter().zip(roles).filter(|(_, role)| role.is_saved());
     let mut saved = saved.map(|(index, _)| &recorded.blocks[*index as usize]).peekable();
     if saved.peek().is_none() {
         return;
@@ -233,8 +240,7 @@ fn keep_inputs(recorded: &Recorded<'_>, members: &Members, call: &Call, roles: &
 fn one(recorded: &Recorded<'_>, members: &Members, call: &Call, roles: &[Role], spans: &mut Vec<Span>) {
     let begins = backward_begins(recorded, members, call, roles);
     let end = call.end(recorded);
-    let is_saved = |role: Role| matches!(role, Role::Saved | Role::KeptAndSaved);
-    let last_saved = call.blocks.iter().zip(roles).filter(|(_, role)| is_saved(**role)).map(|(index, _)| *index).max();
+    let last_saved = call.blocks.iter().zip(roles).filter(|(_, role)| role.is_saved()).map(|(index, _)| *index).max();
     // Where autocast ends, if it ended before the backward pass.
     let backward = recorded.events[call.events.end..].iter().find(|e| recorded.contexts().is_node(e.context));
     let forward_end = backward.map_or(Key::MAX, |event| at(event.seq));
