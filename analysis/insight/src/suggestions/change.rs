@@ -152,10 +152,3 @@ impl ChangedBlocks {
         span::peak(&self.spans, &facts.recorded.settings).0
     }
 }
-
-/// The highest sum of the blocks with one change.
-pub(super) fn peak_after(facts: &Facts<'_>, change: &dyn Change) -> u64 {
-    let mut blocks = ChangedBlocks::new(facts, Assumed::Largest);
-    change.apply(facts, &mut blocks);
-    blocks.peak(facts)
-}

@@ -3,7 +3,7 @@
 use memtrace_trace::file::{Context, Definitions, Frame, NnCall, StackNode};
 use memtrace_trace::ids::{ContextId, FrameId, StackId};
 
-use super::change::{Change, peak_after};
+use super::change::{Assumed, Change, ChangedBlocks};
 use super::facts::{Facts, RunFacts};
 use super::recorded::span;
 use super::recorded::{FailedRequest, Recorded};
@@ -279,4 +279,11 @@ pub(super) fn interrupted_optimizer() -> (Program, FailedRequest) {
         in_unused_graph: false,
     };
     (program, failed)
+}
+
+/// The highest sum of the blocks with one change.
+fn peak_after(facts: &Facts<'_>, change: &dyn Change) -> u64 {
+    let mut blocks = ChangedBlocks::new(facts, Assumed::Largest);
+    change.apply(facts, &mut blocks);
+    blocks.peak(facts)
 }
