@@ -6,6 +6,7 @@ pub mod golden;
 pub mod json_schema;
 pub mod ledger;
 pub mod oracle;
+pub mod parallel;
 pub mod programs;
 pub mod random_delays;
 pub mod snapshots;

@@ -3,11 +3,10 @@
 
 mod exhaustive {
     use std::fmt::Write as _;
-    use std::sync::Mutex;
-    use std::sync::atomic::{AtomicUsize, Ordering};
 
     use memtrace_analysis::report::Summary;
     use memtrace_analysis::{open_run, summarize};
+    use memtrace_tests::parallel::in_parallel;
     use memtrace_tests::traced_program::{TracedProgram, root};
 
     /// No announced peak may be further from the measured one, in percent of the measured one.
@@ -27,7 +26,7 @@ mod exhaustive {
         suggestions: &'static [(&'static str, f64)],
         /// Suggestions that the report must not have.
         not_suggested: &'static [&'static str],
-        /// What the text of the report must have, and what it must not have.
+        /// Parts that the text of the report must have, and parts that it must not have.
         texts: &'static [&'static str],
         not_texts: &'static [&'static str],
         has_twin: bool,
@@ -210,7 +209,7 @@ mod exhaustive {
         all.map(|issue| (issue.rule.to_string(), place(issue))).collect()
     }
 
-    /// What is wrong about a case, a line each.
+    /// Everything wrong about a case, a line each.
     fn wrong(case: &Case) -> String {
         let mut wrong = String::new();
         let mut found = |text: String| writeln!(wrong, "{} {:?}: {text}", case.program, case.env).expect("a string");
@@ -257,20 +256,7 @@ mod exhaustive {
 
     #[test]
     fn each_case_gets_its_truth_and_its_repaired_twin_no_issue() {
-        let next = AtomicUsize::new(0);
-        let all = Mutex::new(String::new());
-        let work = || {
-            while let Some(case) = CASES.get(next.fetch_add(1, Ordering::Relaxed)) {
-                let found = wrong(case);
-                all.lock().expect("no panic").push_str(&found);
-            }
-        };
-        std::thread::scope(|scope| {
-            for _ in 0..2 {
-                scope.spawn(work);
-            }
-        });
-        let all = all.into_inner().expect("no panic");
+        let all = in_parallel(CASES, 2, wrong).concat();
         assert!(all.is_empty(), "{all}");
     }
 }

@@ -8,14 +8,13 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use memtrace_analysis::diagnostics::diagnostic_rules;
 use memtrace_analysis::report::IssueSummary;
 use memtrace_analysis::rules::{Framework, RuleId};
 use memtrace_analysis::suggestions::suggestion_rules;
 use memtrace_analysis::{open_run, summarize};
+use memtrace_tests::parallel::{cores, in_parallel};
 use memtrace_tests::traced_program::{TracedProgram, root};
 
 struct Program {
@@ -107,42 +106,28 @@ fn programs() -> Vec<Program> {
 
 /// The results by rule, in alphabetical order, and those of the healthy programs under `None`.
 fn examine(programs: &[Program]) -> BTreeMap<Option<&'static str>, Row> {
-    let rows: Mutex<BTreeMap<Option<&'static str>, Row>> = Mutex::default();
-    let next = AtomicUsize::new(0);
-    std::thread::scope(|scope| {
-        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
-            scope.spawn(|| {
-                while let Some(program) = programs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let issues = program.issues();
-                    let (right, wrong): (Vec<_>, Vec<_>) =
-                        issues.iter().partition(|issue| Some(issue.rule) == program.issue);
-                    let mut rows = rows.lock().unwrap();
-                    let row = rows.entry(program.issue.map(RuleId::as_str)).or_default();
-                    row.variants += 1;
-                    row.named += usize::from(!right.is_empty());
-                    row.at_the_line += usize::from(right.iter().any(|f| program.at_the_line(f)));
-                    row.nothing_else += usize::from(wrong.is_empty());
-                    let remark = |f: &&IssueSummary| {
-                        format!(
-                            "{}: {} {}, {}",
-                            program.name,
-                            f.rule,
-                            f.stack.as_ref().map_or("", |stack| &stack.location),
-                            f.headline
-                        )
-                    };
-                    if !right.iter().any(|f| program.at_the_line(f)) {
-                        row.remarks.extend(right.iter().map(remark));
-                        if right.is_empty() && program.issue.is_some() {
-                            row.remarks.push(format!("{}: nothing", program.name));
-                        }
-                    }
-                    row.remarks.extend(wrong.iter().map(remark));
-                }
-            });
+    let mut rows: BTreeMap<Option<&'static str>, Row> = BTreeMap::new();
+    let all_issues = in_parallel(programs, cores(), Program::issues);
+    for (program, issues) in programs.iter().zip(&all_issues) {
+        let (right, wrong): (Vec<_>, Vec<_>) = issues.iter().partition(|issue| Some(issue.rule) == program.issue);
+        let row = rows.entry(program.issue.map(RuleId::as_str)).or_default();
+        row.variants += 1;
+        row.named += usize::from(!right.is_empty());
+        row.at_the_line += usize::from(right.iter().any(|f| program.at_the_line(f)));
+        row.nothing_else += usize::from(wrong.is_empty());
+        let remark = |f: &&IssueSummary| {
+            let place = f.stack.as_ref().map_or("", |stack| &stack.location);
+            format!("{}: {} {place}, {}", program.name, f.rule, f.headline)
+        };
+        if !right.iter().any(|f| program.at_the_line(f)) {
+            row.remarks.extend(right.iter().map(remark));
+            if right.is_empty() && program.issue.is_some() {
+                row.remarks.push(format!("{}: nothing", program.name));
+            }
         }
-    });
-    rows.into_inner().unwrap()
+        row.remarks.extend(wrong.iter().map(remark));
+    }
+    rows
 }
 
 fn table(rows: &BTreeMap<Option<&str>, Row>) -> String {

@@ -64,8 +64,7 @@ fn have_a_program_each() {
 }
 
 mod exhaustive {
-    use std::sync::Mutex;
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use memtrace_tests::parallel::{cores, in_parallel};
 
     use super::*;
 
@@ -126,18 +125,7 @@ mod exhaustive {
             runs.extend(limits.into_iter().map(|limit| (name.clone(), Some(limit))));
         }
         assert!(runs.iter().filter(|(_, limit)| limit.is_none()).count() >= 20, "{runs:?}");
-        let (next, outcomes) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
-        std::thread::scope(|scope| {
-            for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
-                scope.spawn(|| {
-                    while let Some((name, limit)) = runs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                        let measured = measure(name, *limit);
-                        outcomes.lock().unwrap().extend(measured);
-                    }
-                });
-            }
-        });
-        let mut outcomes = outcomes.into_inner().unwrap();
+        let mut outcomes = in_parallel(&runs, cores(), |(name, limit)| measure(name, *limit)).concat();
         outcomes.sort_by(|a, b| (&a.program, a.limit, &a.action).cmp(&(&b.program, b.limit, &b.action)));
         println!("{outcomes:#?}");
         let mut errors: Vec<f64> = outcomes.iter().filter_map(Outcome::error_percent).collect();
