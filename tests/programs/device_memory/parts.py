@@ -43,5 +43,6 @@ pinned = torch.empty(3 * MIB, dtype=torch.uint8, pin_memory=True)
 # Makes the last reading: this is more than memtrace lets pass without one.
 large = [torch.empty(100 * MIB, dtype=torch.uint8, device="cuda") for _ in range(4)]
 report |= {"used": used(), "allocated": torch.cuda.memory_allocated(), "reserved": torch.cuda.memory_reserved()}
-print(json.dumps(report))
+# The end by _exit writes no buffer.
+print(json.dumps(report), flush=True)
 os._exit(0)
