@@ -36,6 +36,7 @@ static OBSERVERS: ObserverTable = ObserverTable(&[
     observers::cycles::callback::OBSERVER,
     observers::holders::requests::OBSERVER,
     observers::pools::OBSERVER,
+    observers::engine::OBSERVER,
 ]);
 
 // The symbol through which `recording::observer` reads the table.

@@ -448,6 +448,14 @@ definitions! {
         status: NoticeStatus or NoticeStatus::Remark,
     }
 
+    /// An attribute of an object of an engine that serves models, such as the number of blocks of its KV cache. Since 1.7.
+    EngineAttribute = 30 -> EngineAttribute {
+        /// The engine and the path of the attribute, such as `vllm.vllm_config.cache_config.num_gpu_blocks`.
+        path: str,
+        /// The value as Python prints it.
+        value: str,
+    }
+
     /// The trace was rotated (`--keep`): where its kept events begin. Since 1.6.
     Rotation = 29 {
         /// The rotation.
@@ -521,6 +529,7 @@ mod tests {
             Definition::FrameOrigin { frame: FrameId(1), position: 2, name: "g", filename: "train.py", line: 23 },
             Definition::Rank { rank: 3, size: 8 },
             Definition::Notice { topic: "torch.tracker", text: "attached", status: NoticeStatus::Works },
+            Definition::EngineAttribute { path: "vllm.requested_memory", value: "38963404800" },
             Definition::Rotation { rotation },
             Definition::PackedRotation { rotation, progress: &[7, 0, 1] },
             Definition::PackedBlock { block: &[80] },

@@ -17,7 +17,7 @@ impl Version {
     /// of modules and tensors, labels, reference cycles, holders. 1.3: labels of `gpu_memtrace.annotate`. 1.4: readings
     /// of the memory in use on a device; CUDA graphs. 1.5: rotated traces. 1.6: what the analysis remembers of dropped
     /// events is in a file of its own.
-    pub const CURRENT: Version = Version { major: 1, minor: 6 };
+    pub const CURRENT: Version = Version { major: 1, minor: 7 };
 
     /// Whether this build can read a file of version `found`.
     pub const fn reads(self, found: Version) -> bool {

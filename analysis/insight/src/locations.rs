@@ -138,7 +138,13 @@ fn explained(frame: &Frame) -> bool {
 
 /// Whether locations do not name a Python frame.
 fn is_skipped(frame: &Frame) -> bool {
-    explained(frame) || stands_in_for_kernel(frame)
+    explained(frame) || stands_in_for_kernel(frame) || intercepts_operators(frame)
+}
+
+/// Whether a frame is of a library's mode or tensor class that every operator passes through. Its caller calls the
+/// operator.
+fn intercepts_operators(frame: &Frame) -> bool {
+    matches!(&*frame.name, "__torch_function__" | "__torch_dispatch__") && is_library(&frame.filename)
 }
 
 /// A frame as reports show it.

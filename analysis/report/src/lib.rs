@@ -35,6 +35,7 @@ mod rank_table_text;
 mod redacted_run;
 mod released;
 mod sections;
+mod server;
 mod statistics;
 mod step_table;
 mod style;

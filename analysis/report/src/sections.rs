@@ -86,6 +86,12 @@ pub static SECTIONS: &[Section] = &[
         add: TextReport::cuda_graphs_section,
     },
     Section {
+        name: "server",
+        title: "Server",
+        description: "an engine that serves models: weights, KV cache, stages, and what it had expected",
+        add: TextReport::server_section,
+    },
+    Section {
         name: "rules",
         title: "Rules",
         description: "which rules decided phases and categories, with evidence",

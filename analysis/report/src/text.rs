@@ -110,10 +110,19 @@ impl TextReport {
             self.suggestions(device, heading.as_deref().unwrap_or("What to try"), 0);
         }
         for device in devices() {
+            // A server has stages, not steps.
+            if let Some(server) = &device.server {
+                self.stages(server);
+                continue;
+            }
             self.one_step(device, device_of(device).as_deref());
             self.growth_after_first_step(device);
         }
-        let churn = devices().filter(|device| has_phases(device)).take(if self.verbose { DEVICES } else { 0 });
+        let churn = devices().filter(|device| has_phases(device) && device.server.is_none()).take(if self.verbose {
+            DEVICES
+        } else {
+            0
+        });
         for device in churn {
             self.blank();
             let on = device_of(device).map(|name| format!(" on {name}")).unwrap_or_default();
@@ -126,6 +135,7 @@ impl TextReport {
     fn device(&mut self, device: &DeviceSummary) {
         if let Some(oom) = device.explained_oom() {
             self.totals(device, &oom.in_use, Some(oom));
+            device.server.iter().for_each(|server| self.server(device, server));
             self.categories(&oom.in_use, true, oom.optimizer_state_needed_bytes);
             self.largest_allocations(&oom.in_use, LARGEST);
             self.holders(device, HOLDERS);
@@ -134,7 +144,10 @@ impl TextReport {
             }
         } else if let Some(peak) = &device.peak {
             self.totals(device, peak, None);
-            self.categories(peak, true, None);
+            match &device.server {
+                Some(server) => self.server(device, server),
+                None => self.categories(peak, true, None),
+            }
             self.modules(peak);
             self.largest_allocations(peak, LARGEST);
             let location = peak.allocated_at.as_ref().map_or("", |stack| stack.location.as_str());
@@ -143,9 +156,11 @@ impl TextReport {
         }
         self.unmapped_segments(device);
         self.cuda_graphs(device);
-        self.released(device);
-        self.outlier_step(device);
-        self.larger_inputs(device);
+        if device.server.is_none() {
+            self.released(device);
+            self.outlier_step(device);
+            self.larger_inputs(device);
+        }
         self.device_in_short(device);
         self.pools(device);
         self.imported(device);

@@ -25,6 +25,7 @@ use crate::positions::when;
 use crate::progress::Progress;
 use crate::refused::{RefusedRequestSummary, refused_requests};
 use crate::released::{ReleasePoints, release_points, released_parts};
+use crate::server::{ServerInputs, server};
 use crate::shared_memory::DriverCalls;
 use crate::step_estimate::{StepEstimate, step_estimate};
 use crate::suggestions::{SuggestionQuery, suggestions};
@@ -624,6 +625,18 @@ impl Context<'_> {
         let interrupted = explained.and_then(|oom| oom.position.step);
         let (later, later_steps_count) = analysis.table.later();
         let kept_steps = analysis.table.kept();
+        let device_memory = self.device_memory(process_analysis, analysis.device);
+        let cuda_graphs = cuda_graphs(analysis.device, &process_analysis.cuda_graphs, &self.locations, &self.outputs);
+        let server = server(
+            analysis,
+            &ServerInputs {
+                definitions: self.definitions,
+                names: self.names,
+                device_memory: device_memory.as_ref(),
+                ns_per_tick: self.calibration.ns_per_tick(),
+                cuda_graphs: &process_analysis.cuda_graphs,
+            },
+        );
         DeviceSummary {
             device: analysis.device,
             name: match analysis.source {
@@ -641,6 +654,7 @@ impl Context<'_> {
             peak: (analysis.states.peak.seq > 0).then(|| self.peak(analysis, &analysis.states.peak)),
             end: (analysis.states.peak.seq > 0).then(|| self.memory_state(&analysis.states.end, false)),
             reserved: found.map(|found| reserved_summary(&found.reserved, &self.locations, self.names)),
+            server,
             growth_after_first_step: growth_after_first_step(analysis),
             larger_inputs: explained
                 .map_or(analysis.states.peak.position.and_then(|position| position.step), |oom| oom.position.step)
@@ -682,9 +696,9 @@ impl Context<'_> {
             outside_pytorch: None,
             pools: Vec::new(),
             imported: self.owners(process_analysis, MemoryLocation::Imported(analysis.device)),
-            device_memory: self.device_memory(process_analysis, analysis.device),
+            device_memory,
             unmapped_segments: self.unmapped_segments(process_analysis, analysis.device),
-            cuda_graphs: cuda_graphs(analysis.device, &process_analysis.cuda_graphs, &self.locations, &self.outputs),
+            cuda_graphs,
             holders: self.holders.of_device(analysis.device),
             phase_rules: analysis
                 .rules

@@ -50,6 +50,7 @@ mod rank_table;
 mod refused;
 mod released;
 mod schema_text;
+mod server;
 mod shared_memory;
 mod source;
 mod statistics;
@@ -105,6 +106,7 @@ pub use rank_table::{
 pub use refused::RefusedRequestSummary;
 pub use released::{ReleasedPart, ReleasedPartKind};
 pub use schema_text::run_json_schema;
+pub use server::{Expectation, KvCacheSummary, ServerPart, ServerSummary, StageSummary, TypeBytes, UtilizationSummary};
 pub use statistics::{COLUMNS, POOLS};
 pub use step_estimate::{StepEstimate, StepEstimateBasis, StepPart};
 pub use summary::*;

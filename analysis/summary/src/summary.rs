@@ -24,6 +24,7 @@ use crate::pools::PoolSummary;
 use crate::refused::RefusedRequestSummary;
 use crate::released::ReleasedPart;
 pub(crate) use crate::schema_text::schema_text;
+use crate::server::ServerSummary;
 use crate::step_estimate::StepEstimate;
 use crate::xla::XlaSummary;
 use memtrace_input::load::{Exit, SNAPSHOT_END_REASON, SimulatedGpus, UnrecordableProcess};
@@ -33,7 +34,7 @@ pub use memtrace_insight::{FrameSummary, StackSummary};
 use memtrace_trace::named;
 
 /// The version of the structure: major.minor.
-pub const SUMMARY_VERSION: &str = "2.9";
+pub const SUMMARY_VERSION: &str = "2.10";
 
 /// The report of a run. A field whose name ends in `_bytes` is in bytes. A field whose name ends in `_ns` is in
 /// nanoseconds; points in time count from the Unix epoch.
@@ -290,6 +291,9 @@ pub struct DeviceSummary {
     /// all reserved memory was in use, or if PyTorch's caching allocator was not recorded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reserved: Option<ReservedSummary>,
+    /// The engine that serves models: its weights, KV cache and stages. Absent for other programs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server: Option<ServerSummary>,
     /// The growth of the peak after the first step, caused by optimizer state. Absent if optimizer state explains less
     /// than half of the growth.
     #[serde(skip_serializing_if = "Option::is_none")]

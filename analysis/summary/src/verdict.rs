@@ -9,6 +9,7 @@ use crate::gaps::recording_gaps;
 use crate::outside_pytorch::outside_at_error;
 use crate::positions::{when, when_peaked};
 use crate::rank_sentences::launch_sentences;
+use crate::server::ServerSummary;
 use crate::summary::{DeviceSummary, OomSummary, ProcessSummary, Summary, WhatIfSummary, is_snapshot};
 use memtrace_insight::units::{count_text, share_text, size_text};
 
@@ -161,7 +162,9 @@ impl VerdictSummary {
     }
 
     fn end_verdict(&mut self, summary: &Summary, process: &ProcessSummary, device: &DeviceSummary, name: Option<&str>) {
+        let server = device.server.as_ref().and_then(ServerSummary::verdict);
         let steps = match device.steps {
+            _ if server.is_some() => String::new(),
             0 => String::new(),
             1 => "1 step, ".to_owned(),
             n => format!("{} steps, ", count_text(n.into())),
@@ -169,7 +172,7 @@ impl VerdictSummary {
         let highest = device.highest.allocated_bytes;
         let of = |total: u64| format!(" of {} ({})", size_text(total), share_text(highest, total));
         let of = device.total_bytes.filter(|_| device.device >= 0).map(of).unwrap_or_default();
-        let when = device.peak.as_ref().map(when_peaked).unwrap_or_default();
+        let when = device.peak.as_ref().filter(|_| server.is_none()).map(when_peaked).unwrap_or_default();
         let issues = issues_text(process);
         let in_launch = summary.launch.as_ref().is_some_and(|launch| !launch.issues.is_empty());
         let mark = match end_mark(summary) {
@@ -185,6 +188,7 @@ impl VerdictSummary {
             owner(device, name)
         );
         self.state(mark, &format!("{}.", text.trim_end()));
+        self.below_if(&server.unwrap_or_default());
         self.below_if(&preallocated_text(device).unwrap_or_default());
         if issues.is_empty() && !in_launch && !has_refused_requests(summary) && is_examined(summary, device) {
             self.below("No leaks or misuse found.");

@@ -12,6 +12,7 @@ type Clear = unsafe extern "C" fn(PyObjectPtr) -> c_int;
 /// `Py_tp_*` of Include/typeslots.h, the same in every CPython.
 const TP_CLEAR: c_int = 51;
 const TP_DEL: c_int = 53;
+const TP_DESCR_GET: c_int = 54;
 const TP_TRAVERSE: c_int = 71;
 
 /// A new reference to `None`, as a result for the interpreter.
@@ -140,6 +141,17 @@ impl<'a> GilToken<'a> {
     fn slot(self, object: PyObjectPtr, slot: c_int) -> *mut c_void {
         // SAFETY: callers pass a live object.
         self.c.type_slot(unsafe { type_of(object) }, slot)
+    }
+
+    /// The attribute that the instance stores, or else the constant of that name in its class. `None` for anything that
+    /// a descriptor of the class computes. Needs [`CApi::has_type_slots`](super::api::CApi::has_type_slots).
+    pub(crate) fn constant_or_stored(self, object: PyObjectPtr, name: &PyOwned<'_>) -> Option<PyOwned<'a>> {
+        // SAFETY: callers pass a live object.
+        let of_class = self.c.type_lookup(unsafe { type_of(object) }, name.object);
+        if !of_class.is_null() && !self.slot(of_class, TP_DESCR_GET).is_null() {
+            return None;
+        }
+        self.owned(self.c.generic_attribute(object, name.object))
     }
 
     /// Calls `visit` for each object that this one references, as the garbage collector does.

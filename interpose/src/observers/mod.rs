@@ -1,6 +1,7 @@
 //! Features that watch the recording from outside. The recording does not know them.
 
 pub(crate) mod cycles;
+pub(crate) mod engine;
 pub(crate) mod holders;
 pub(crate) mod inductor_lines;
 pub(crate) mod names;

@@ -182,6 +182,7 @@ fn table(definition: &Definition<'_>) -> Option<(usize, u32)> {
         | Definition::NnName { .. }
         | Definition::TensorName { .. }
         | Definition::Cycle { .. }
+        | Definition::EngineAttribute { .. }
         | Definition::Holder { .. }
         | Definition::HolderScan { .. }
         | Definition::Label { .. }

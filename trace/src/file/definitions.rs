@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, HashSet};
 use super::budget::{Budget, Exceeded};
 use crate::definition::Definition;
 use crate::definition::owned::{
-    Context, Cycle, Device, Holder, HolderScan, Label, Module, NativeFrame, NnCall, NnName, Notice, StackNode,
-    TensorName, Thread,
+    Context, Cycle, Device, EngineAttribute, Holder, HolderScan, Label, Module, NativeFrame, NnCall, NnName, Notice,
+    StackNode, TensorName, Thread,
 };
 use crate::ids::{ContextId, FrameId, ModuleId, StackId, ThreadId};
 use crate::rotation::Rotation;
@@ -79,6 +79,8 @@ pub struct Definitions {
     pub rank: Option<(u32, u32)>,
     /// In order of arrival, without duplicates.
     pub notices: Vec<Notice>,
+    /// In order of arrival, without duplicates.
+    pub engine_attributes: Vec<EngineAttribute>,
     /// The last rotation; `None` if the trace has all events.
     pub rotation: Option<Rotation>,
     /// The state in a rotated trace of version 1.5.
@@ -95,6 +97,8 @@ pub struct PackedState {
     pub blocks: Vec<Box<[u8]>>,
 }
 
+/// The maximum number of distinct attributes of engines. A recording has a few dozen.
+const MAX_ENGINE_ATTRIBUTES: usize = 1024;
 /// The maximum number of distinct notices of a trace. A recording has a few dozen.
 const MAX_NOTICES: usize = 4096;
 /// The maximum length of the texts of all notices, in bytes. Reports show them, and a redacted copy searches them for
@@ -310,6 +314,17 @@ impl Definitions {
             Definition::PackedBlock { block } => {
                 bounds.hold_bytes(block)?;
                 self.packed_state.get_or_insert_default().blocks.push(block.into());
+                Ok(())
+            }
+            Definition::EngineAttribute { path, value } => {
+                let attribute = EngineAttribute { path: path.into(), value: value.into() };
+                if !self.engine_attributes.contains(&attribute) {
+                    if self.engine_attributes.len() >= MAX_ENGINE_ATTRIBUTES {
+                        return Err(Refusal::Invalid);
+                    }
+                    bounds.hold::<EngineAttribute>(&[path, value])?;
+                    self.engine_attributes.push(attribute);
+                }
                 Ok(())
             }
             Definition::Notice { topic, text, status } => {

@@ -28,7 +28,7 @@ struct Owned {
     texts: [String; 3],
 }
 
-const KINDS: u8 = 21;
+const KINDS: u8 = 22;
 const TENSOR_KINDS: [TensorKind; 5] =
     [TensorKind::Other, TensorKind::Parameter, TensorKind::Buffer, TensorKind::Gradient, TensorKind::OptimizerState];
 
@@ -64,6 +64,7 @@ impl Owned {
             17 => Definition::Rotation { rotation: self.rotation() },
             18 => Definition::PackedRotation { rotation: self.rotation(), progress: s.as_bytes() },
             19 => Definition::PackedBlock { block: s.as_bytes() },
+            20 => Definition::EngineAttribute { path: s, value: t },
             9 => Definition::FrameOrigin { frame: FrameId(*id), position: *b, name: s, filename: t, line: *a },
             _ => {
                 let status = [NoticeStatus::Remark, NoticeStatus::Works, NoticeStatus::Off][*a as usize % 3];
@@ -299,6 +300,10 @@ proptest! {
                 | Definition::Rotation { .. }
                 | Definition::PackedRotation { .. }
                 | Definition::PackedBlock { .. } => {}
+                Definition::EngineAttribute { path, value } => {
+                    let mut found = all.engine_attributes.iter();
+                    prop_assert!(found.any(|found| *found.path == *path && *found.value == *value));
+                }
                 Definition::Notice { topic, text, .. } => {
                     prop_assert!(all.notices.iter().any(|found| *found.topic == *topic && *found.text == *text));
                 }

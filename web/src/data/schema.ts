@@ -322,6 +322,7 @@ export interface DeviceSummary {
   range?: RangeSummary;
   released?: ReleasedSummary[];
   reserved?: ReservedSummary;
+  server?: ServerSummary;
   source: string;
   statistics: Record<string, number>;
   steps: number;
@@ -381,6 +382,12 @@ export interface EstimatedWorkspaces {
 export interface Exit {
   code?: number;
   signal?: number;
+}
+
+export interface Expectation {
+  actual_bytes: number;
+  expected_bytes: number;
+  what: string;
 }
 
 export interface FrameSummary {
@@ -532,6 +539,16 @@ export interface KeptCategory {
   category: Category;
   largest_allocation?: KeptAllocation;
   requested_bytes: number;
+}
+
+export interface KvCacheSummary {
+  block_tokens?: number;
+  blocks?: number;
+  bytes: number;
+  max_model_len?: number;
+  text: string;
+  token_bytes?: number;
+  tokens?: number;
 }
 
 export interface LabelSummary {
@@ -1197,6 +1214,47 @@ export interface ScanSummary {
   occasion: string;
 }
 
+export interface ServerPart {
+  blocks: number;
+  bytes: number;
+  kind: ServingPart;
+}
+
+export interface ServerSummary {
+  allocated_bytes: number;
+  attributes: Record<string, string>;
+  engine: string;
+  expectations: Expectation[];
+  kv_cache?: KvCacheSummary;
+  parts: ServerPart[];
+  stages: StageSummary[];
+  utilization?: UtilizationSummary;
+  weights_by_type: TypeBytes[];
+}
+
+export type ServingPart =
+  | 'kv_cache'
+  | 'weights'
+  | 'adapters'
+  | 'cuda_graphs'
+  | 'sampler'
+  | 'communication'
+  | 'activations'
+  | 'buffers';
+
+export type ServingStage =
+  | 'start'
+  | 'load'
+  | 'profile'
+  | 'kv_cache'
+  | 'capture'
+  | 'warm_up'
+  | 'serve'
+  | 'prefill'
+  | 'decode'
+  | 'sleep'
+  | 'wake_up';
+
 export interface SharedMemorySummary {
   at_exporter_peak_bytes?: number;
   end_bytes: number;
@@ -1238,6 +1296,15 @@ export interface StackSummary {
   frames: FrameSummary[];
   location: string;
   node?: string;
+}
+
+export interface StageSummary {
+  duration_ns: number;
+  end_bytes: number;
+  peak_bytes: number;
+  stage: ServingStage;
+  start_bytes: number;
+  transient_bytes: number;
 }
 
 export interface StepEstimate {
@@ -1324,6 +1391,11 @@ export interface Totals {
   reserved_bytes: number;
 }
 
+export interface TypeBytes {
+  bytes: number;
+  data_type: string;
+}
+
 export interface UnmappedSegmentsSummary {
   end_bytes: number;
   peak_bytes: number;
@@ -1345,6 +1417,16 @@ export interface UnrecordableProcess {
   program: string;
   reason: string;
   uses_cuda: boolean;
+}
+
+export interface UtilizationSummary {
+  free_bytes: number;
+  kv_cache_bytes: number;
+  kv_cache_tokens?: number;
+  option: string;
+  safe_value?: number;
+  text: string;
+  value: number;
 }
 
 export interface ValueException {

@@ -10,6 +10,7 @@ use super::outlier_steps::OutlierSteps;
 use super::pass::pass_group;
 use super::phase_table::{PhaseTable, PhaseTableBuilder};
 use super::rule_uses::RuleUses;
+use super::serving::Serving;
 use super::statistics::{Statistics, StatisticsCollector};
 use super::step_inputs::StepInputs;
 use crate::diagnostics::Diagnostics;
@@ -60,6 +61,8 @@ passes! {
     step_inputs: StepInputs => StepInputs,
     /// The places that request far more in one step than in others.
     outlier_steps: OutlierSteps => OutlierSteps,
+    /// The stages of an engine that serves models.
+    serving: Serving => Serving,
     /// The out-of-memory errors.
     ooms: OomCollector => OomLog,
     /// The explanations of the requested points in time.

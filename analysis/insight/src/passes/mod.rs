@@ -46,6 +46,7 @@ mod replayed_memory;
 mod reserved;
 pub(crate) mod rest_of_step;
 mod rule_uses;
+mod serving;
 pub(crate) mod stacks;
 mod statistics;
 mod step_changes;
@@ -92,6 +93,7 @@ pub use replayed_memory::{FailedAllocation, OomQuery, ReplayedDevice, ReplayedMe
 pub use reserved::{Reserved, SegmentBlocker};
 pub use rest_of_step::{CallLevel, EarlierIteration, RestBlock, RestEvent, RestOfStep};
 pub use rule_uses::RuleUses;
+pub use serving::{Serving, StageFigures};
 pub use stacks::{StackFacts, StackTable};
 pub use statistics::{Figure, Stat, Statistics, Stats};
 pub use step_changes::Change;

@@ -201,6 +201,11 @@ impl NewTexts for Redactor {
             Definition::Device { ordinal, name, total, used_before, pci: _ } => {
                 Definition::Device { ordinal, name, total, used_before, pci: "" }.encode(out);
             }
+            Definition::EngineAttribute { path, value } => {
+                let is_number = matches!(value, "True" | "False") || value.parse::<f64>().is_ok();
+                let value = if is_number { value.to_owned() } else { self.texts.name(value) };
+                Definition::EngineAttribute { path, value: &value }.encode(out);
+            }
             Definition::Notice { topic, text, status } => {
                 Definition::Notice { topic, text: &self.texts.sentence(text), status }.encode(out);
             }

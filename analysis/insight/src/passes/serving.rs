@@ -1,0 +1,195 @@
+//! The memory of an engine that serves models: its stages, and what was allocated at the peak of serving.
+//!
+//! The stack of an allocation proves the stage. Allocations outside the functions of an engine belong to none.
+
+use memtrace_trace::file::Definitions;
+use memtrace_trace::ids::StackId;
+
+use super::category::Category;
+use super::composition::Composition;
+use super::pass::{BlockAllocated, BlockFreed, LifetimeEnded, Pass, RecordingStart};
+use crate::rules::{ServingEngine, ServingPart, ServingStage, serving_part, serving_stage};
+
+/// The stages of a server on one device.
+#[derive(Clone, Debug, Default)]
+pub struct Serving {
+    /// The engine that was recognized. `None` if the program is no server.
+    pub engine: Option<ServingEngine>,
+    /// In the order of [`ServingStage::ALL`]; `None` for a stage that allocated nothing.
+    pub stages: [Option<StageFigures>; ServingStage::ALL.len()],
+    /// The blocks that were allocated at the peak after the engine allocated its cache of keys and values. Empty if it
+    /// never did.
+    pub peak: Composition,
+    /// The weights at that peak: `seq` of the allocation and bytes of each block.
+    pub weights: Vec<(u64, u64)>,
+    stages_of_stacks: StageTable,
+    /// The current stage.
+    current: Option<ServingStage>,
+}
+
+/// The figures of one stage, over all times in which it ran.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct StageFigures {
+    /// The times of its first and its last event, in clock ticks.
+    pub ticks: (u64, u64),
+    /// The allocated bytes before its first event.
+    pub start: u64,
+    /// The highest allocated bytes.
+    pub peak: u64,
+    /// The allocated bytes after its last event.
+    pub end: u64,
+    /// The most bytes by which a run of consecutive events of the stage rose above the bytes before it.
+    pub transient: u64,
+    /// The allocated bytes before the current run.
+    run_start: u64,
+}
+
+/// What a stack proves.
+#[derive(Clone, Copy, Debug, Default)]
+struct ServingFacts {
+    stage: Option<ServingStage>,
+    part: Option<ServingPart>,
+}
+
+/// What each stack proves.
+#[derive(Clone, Debug, Default)]
+struct StageTable(Vec<ServingFacts>);
+
+impl StageTable {
+    /// The table, and the engine of the first stack that proves a stage.
+    fn new(definitions: &Definitions) -> (StageTable, Option<ServingEngine>) {
+        let frames: Vec<_> = definitions.frames.iter().map(serving_stage).collect();
+        if frames.iter().all(Option::is_none) {
+            return (StageTable::default(), None);
+        }
+        let parts: Vec<_> = definitions.frames.iter().map(serving_part).collect();
+        let (mut stages, mut engine): (Vec<ServingFacts>, _) = (Vec::new(), None);
+        for (i, node) in definitions.stacks.iter().enumerate() {
+            // A parent has a smaller id than its child.
+            let mut facts = if node.parent.index() < i { stages[node.parent.index()] } else { ServingFacts::default() };
+            if let Some((of_frame, stage)) = frames.get(node.frame.index()).copied().flatten() {
+                engine = engine.or(Some(of_frame));
+                facts.stage = Some(stage.within(facts.stage));
+            }
+            facts.part = facts.part.or(parts.get(node.frame.index()).copied().flatten());
+            stages.push(facts);
+        }
+        (StageTable(stages), engine)
+    }
+
+    #[inline]
+    fn of(&self, stack: StackId) -> ServingFacts {
+        self.0.get(stack.index()).copied().unwrap_or_default()
+    }
+}
+
+impl Serving {
+    /// The stage that a stack proves.
+    #[inline]
+    pub fn stage_of(&self, stack: StackId) -> Option<ServingStage> {
+        self.stages_of_stacks.of(stack).stage
+    }
+
+    /// The part of the server's memory that a block of this category belongs to, by the stack that allocated it.
+    pub fn part_of(&self, stack: StackId, category: Category) -> ServingPart {
+        let ServingFacts { stage, part } = self.stages_of_stacks.of(stack);
+        match (stage, category, part) {
+            (_, Category::KvCache, _) => ServingPart::KvCache,
+            (_, Category::GraphPool, _) | (Some(ServingStage::Capture), _, None) => ServingPart::CudaGraphs,
+            (_, _, Some(part)) => part,
+            (_, Category::Workspace, _) => ServingPart::Buffers,
+            (Some(ServingStage::Load), _, _) | (_, Category::Parameter, _) => ServingPart::Weights,
+            (Some(stage), _, _) if stage.serves() => ServingPart::Activations,
+            _ => ServingPart::Buffers,
+        }
+    }
+
+    /// The figures of a stage.
+    pub fn stage(&self, stage: ServingStage) -> Option<&StageFigures> {
+        self.stages[stage as usize].as_ref()
+    }
+
+    /// An event of this stage changed the allocated bytes.
+    fn changed(&mut self, stage: ServingStage, ticks: u64, before: u64, after: u64) {
+        let is_new_run = self.current.replace(stage) != Some(stage);
+        let figures = self.stages[stage as usize].get_or_insert_with(|| StageFigures {
+            ticks: (ticks, ticks),
+            start: before,
+            ..StageFigures::default()
+        });
+        if is_new_run {
+            figures.run_start = before;
+        }
+        (figures.ticks.1, figures.end) = (ticks, after);
+        figures.peak = figures.peak.max(after);
+        figures.transient = figures.transient.max(after.saturating_sub(figures.run_start));
+    }
+
+    /// Whether the cache of keys and values is allocated.
+    fn has_cache(&self) -> bool {
+        self.stage(ServingStage::KvCache).is_some()
+    }
+}
+
+impl Pass for Serving {
+    fn started(start: &RecordingStart<'_>) -> Serving {
+        let (stages_of_stacks, engine) = StageTable::new(start.definitions);
+        Serving { engine, stages_of_stacks, ..Serving::default() }
+    }
+
+    #[inline]
+    fn allocated(&mut self, allocated: &BlockAllocated<'_>) {
+        if self.engine.is_none() {
+            return;
+        }
+        let BlockAllocated { e, block, usage, .. } = *allocated;
+        if let Some(stage) = self.stage_of(block.site.stack) {
+            self.changed(stage, e.ticks, usage.allocated.saturating_sub(block.memory.size), usage.allocated);
+        }
+        if usage.allocated > self.peak.usage.allocated && self.has_cache() {
+            self.peak.restart(e, *allocated.now, allocated.classification.phase, *usage);
+            self.weights.clear();
+        }
+    }
+
+    #[inline]
+    fn freed(&mut self, freed: &BlockFreed<'_>) {
+        if self.engine.is_none() {
+            return;
+        }
+        if let Some(stage) = self.stage_of(freed.e.stack) {
+            let after = freed.usage.allocated;
+            self.changed(stage, freed.e.ticks, after + freed.block.memory.size, after);
+        }
+    }
+
+    #[inline]
+    fn lifetime_ended(&mut self, ended: &LifetimeEnded<'_>) {
+        if self.engine.is_some() && self.peak.includes(ended.block.seq) {
+            ended.add_to(&mut self.peak);
+            let part = self.part_of(ended.block.site.stack, ended.classification.category);
+            if part == ServingPart::Weights {
+                self.weights.push((ended.block.seq, ended.block.memory.size));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_transient_is_above_what_was_allocated_before_the_run() {
+        let mut serving = Serving::default();
+        let mut change = |stage, ticks, before, after| serving.changed(stage, ticks, before, after);
+        change(ServingStage::Load, 1, 0, 100);
+        change(ServingStage::Profile, 2, 100, 150);
+        change(ServingStage::Profile, 3, 150, 90);
+        change(ServingStage::KvCache, 4, 90, 900);
+        change(ServingStage::Profile, 5, 900, 930);
+        let profile = serving.stage(ServingStage::Profile).unwrap();
+        assert_eq!((profile.start, profile.peak, profile.end, profile.transient), (100, 930, 930, 50));
+        assert_eq!(profile.ticks, (2, 5));
+    }
+}

@@ -1,0 +1,78 @@
+//! Draws an engine that serves models: where its memory is, its stages, and what it had expected.
+
+use memtrace_summary::{DeviceSummary, ServerSummary, duration_text, size_text};
+
+use crate::fit::wrap_words;
+use crate::table::{Align, Table};
+use crate::text_report::TextReport;
+
+impl TextReport {
+    /// The server in full.
+    pub(crate) fn server_section(&mut self, device: &DeviceSummary) {
+        let Some(server) = &device.server else {
+            return self.line("  no engine that serves models (vLLM, SGLang) was recognized".to_owned());
+        };
+        self.server(device, server);
+        self.stages(server);
+        if !server.attributes.is_empty() {
+            self.list(&format!("Settings and figures of {}", server.engine));
+            for (path, value) in &server.attributes {
+                self.line(format!("    {path} = {value}"));
+            }
+        }
+    }
+
+    /// The parts of a server's memory, what it had expected, and the share of the device that it may use.
+    pub(crate) fn server(&mut self, device: &DeviceSummary, server: &ServerSummary) {
+        let state = if server.kv_cache.is_some() { "while it served" } else { "before it had a KV cache" };
+        self.list(&format!("{} {state}, at the peak of {}", server.engine, size_text(server.allocated_bytes)));
+        for part in server.parts.iter().filter(|part| part.bytes > 0) {
+            self.row(part.bytes, server.allocated_bytes, part.kind.name());
+        }
+        if !server.weights_by_type.is_empty() {
+            let types = server.weights_by_type.iter().map(|of| format!("{} {}", of.data_type, size_text(of.bytes)));
+            self.labelled_list("Weights", &types.collect::<Vec<_>>().join(", "));
+        }
+        let cache = server.kv_cache.as_ref().map_or("", |cache| cache.text.as_str());
+        self.labelled_list("KV cache", cache);
+        let expected = server.expectations.iter().map(|one| {
+            let (expected, actual) = (size_text(one.expected_bytes), size_text(one.actual_bytes));
+            format!("{} {expected}, took {actual}", one.what)
+        });
+        let label = format!("{} estimated", server.engine);
+        for (at, text) in expected.enumerate() {
+            self.labelled(if at == 0 { &label } else { "" }, &text);
+        }
+        if device.explained_oom().is_none() {
+            let text = server.utilization.as_ref().map_or("", |utilization| utilization.text.as_str());
+            self.labelled_at(2, 0, "To try", text, wrap_words);
+        }
+    }
+
+    /// The stages of a server.
+    pub(crate) fn stages(&mut self, server: &ServerSummary) {
+        let mut table = Table::new(&[
+            ("Stage", Align::Left),
+            ("Start", Align::Right),
+            ("Peak", Align::Right),
+            ("End", Align::Right),
+            ("Above start", Align::Right),
+            ("Time", Align::Right),
+            ("", Align::Left),
+        ]);
+        for stage in &server.stages {
+            table.row(vec![
+                stage.stage.name().to_owned(),
+                size_text(stage.start_bytes),
+                size_text(stage.peak_bytes),
+                size_text(stage.end_bytes),
+                size_text(stage.transient_bytes),
+                duration_text(stage.duration_ns),
+                String::new(),
+            ]);
+        }
+        self.blank();
+        let lines = table.lines(0, self.width, self.style);
+        self.lines.extend(lines);
+    }
+}

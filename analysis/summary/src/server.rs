@@ -1,0 +1,383 @@
+//! What an engine that serves models did with the memory of a device, and what it had expected.
+
+use std::collections::BTreeMap;
+
+use memtrace_insight::passes::{CudaGraphs, DeviceAnalysis};
+use memtrace_insight::rules::{ServingEngine, ServingPart, ServingStage};
+use memtrace_insight::units::{count_text, size_text};
+use memtrace_replay::Names;
+use memtrace_trace::file::Definitions;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::device_memory::{DeviceMemorySummary, DevicePartKind};
+
+/// An engine that serves models, on one device.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct ServerSummary {
+    /// The engine: `vLLM` or `SGLang`.
+    pub engine: String,
+    /// The stages that allocated memory, in their usual order.
+    pub stages: Vec<StageSummary>,
+    /// PyTorch's allocated bytes at the peak after the engine allocated its KV cache. If it never did: at the peak of
+    /// the whole recording.
+    pub allocated_bytes: u64,
+    /// What they are, most bytes first. The bytes add up to `allocated_bytes`, less the bytes for which no event was
+    /// recorded.
+    pub parts: Vec<ServerPart>,
+    /// The weights by data type, most bytes first. Weights without a name are not counted.
+    pub weights_by_type: Vec<TypeBytes>,
+    /// The KV cache. Absent if the engine did not allocate one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kv_cache: Option<KvCacheSummary>,
+    /// What the engine had expected, beside what happened.
+    pub expectations: Vec<Expectation>,
+    /// The share of the device that the engine may use. Absent if it is unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub utilization: Option<UtilizationSummary>,
+    /// The settings and figures that the engine's own objects have, by their paths (`vllm_config.cache_config.*`).
+    pub attributes: BTreeMap<String, String>,
+}
+
+impl ServerSummary {
+    /// How far the engine came, and how much KV cache it has, as a sentence. `None` if it did not come to serving.
+    pub(crate) fn verdict(&self) -> Option<String> {
+        let has = |stage: fn(ServingStage) -> bool| self.stages.iter().any(|one| stage(one.stage));
+        let cache = self.kv_cache.as_ref()?;
+        let state = if has(ServingStage::serves) { "answered requests" } else { "was ready to serve" };
+        let room = match cache.tokens {
+            Some(tokens) => format!("{} tokens", count_text(tokens)),
+            None => size_text(cache.bytes),
+        };
+        Some(format!("{} {state}, with a KV cache of {room}.", self.engine))
+    }
+}
+
+/// One stage of a server.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct StageSummary {
+    /// The stage.
+    pub stage: ServingStage,
+    /// From its first to its last event, in nanoseconds. Other stages can be in between.
+    pub duration_ns: u64,
+    /// PyTorch's allocated bytes before its first event.
+    pub start_bytes: u64,
+    /// The highest allocated bytes.
+    pub peak_bytes: u64,
+    /// The allocated bytes after its last event.
+    pub end_bytes: u64,
+    /// The most bytes by which the stage rose above what was allocated before.
+    pub transient_bytes: u64,
+}
+
+/// The bytes of a part.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct ServerPart {
+    /// The part.
+    pub kind: ServingPart,
+    /// Its bytes.
+    pub bytes: u64,
+    /// The number of blocks.
+    pub blocks: u64,
+}
+
+/// The bytes of the weights of one data type.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct TypeBytes {
+    /// The data type, such as `bfloat16`.
+    pub data_type: String,
+    /// The bytes.
+    pub bytes: u64,
+}
+
+/// The cache of keys and values.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct KvCacheSummary {
+    /// Its bytes on this device.
+    pub bytes: u64,
+    /// The number of tokens that it has room for. Absent if it is unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokens: Option<u64>,
+    /// The number of blocks, and of tokens in a block. Absent if they are unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub blocks: Option<u64>,
+    /// The number of tokens in a block. Absent if it is unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub block_tokens: Option<u64>,
+    /// The bytes of a token on this device. Absent without `tokens`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_bytes: Option<f64>,
+    /// The longest request in tokens. Absent if it is unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_model_len: Option<u64>,
+    /// The figures in one line.
+    pub text: String,
+}
+
+impl KvCacheSummary {
+    /// How many requests of the longest length have room at a time.
+    pub fn concurrency(&self) -> Option<f64> {
+        Some(self.tokens? as f64 / self.max_model_len.filter(|length| *length > 0)? as f64)
+    }
+
+    fn composed_text(&self) -> String {
+        let mut facts = Vec::new();
+        facts.extend(self.tokens.map(|tokens| format!("{} tokens", count_text(tokens))));
+        facts.extend(self.token_bytes.map(|bytes| format!("{} a token", size_text(bytes.round() as u64))));
+        if let Some((concurrency, length)) = self.concurrency().zip(self.max_model_len) {
+            facts.push(format!("{concurrency:.1} requests of {} tokens at a time", count_text(length)));
+        }
+        let facts = if facts.is_empty() { String::new() } else { format!(": {}", facts.join(", ")) };
+        format!("{}{facts}", size_text(self.bytes))
+    }
+}
+
+/// An estimate of the engine, and what happened.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct Expectation {
+    /// The part of the memory.
+    pub what: String,
+    /// The bytes that the engine had measured or estimated.
+    pub expected_bytes: u64,
+    /// The bytes in the recording.
+    pub actual_bytes: u64,
+}
+
+/// The share of the device that an engine may use.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct UtilizationSummary {
+    /// The option that sets it.
+    pub option: String,
+    /// Its value in this run.
+    pub value: f64,
+    /// The bytes that were free on the device when the most memory was in use.
+    pub free_bytes: u64,
+    /// The largest value, in hundredths, that leaves [`SPARE`] of the device free in a run such as this one. Absent
+    /// unless it differs from `value`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub safe_value: Option<f64>,
+    /// By how many bytes the KV cache would grow with `safe_value`; negative if it would shrink.
+    pub kv_cache_bytes: i64,
+    /// By how many tokens. Absent if the bytes of a token are unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kv_cache_tokens: Option<i64>,
+    /// The sentence about it. Empty without `safe_value`.
+    pub text: String,
+}
+
+/// The share of a device that stays free for what a run did not show, such as fragmentation and other kernels.
+const SPARE: f64 = 0.02;
+
+/// The inputs of a server's summary.
+pub(crate) struct ServerInputs<'a> {
+    pub(crate) definitions: &'a Definitions,
+    pub(crate) names: &'a Names,
+    pub(crate) device_memory: Option<&'a DeviceMemorySummary>,
+    pub(crate) ns_per_tick: f64,
+    pub(crate) cuda_graphs: &'a CudaGraphs,
+}
+
+/// Summarizes the server on a device. `None` if the program is no server.
+pub(crate) fn server(analysis: &DeviceAnalysis, inputs: &ServerInputs<'_>) -> Option<ServerSummary> {
+    let serving = &analysis.serving;
+    let engine = serving.engine.filter(|_| serving.stages.iter().any(Option::is_some))?;
+    let attributes = Attributes::of(engine, inputs.definitions);
+    let has_cache = serving.peak.seq > 0;
+    let peak = if has_cache { &serving.peak } else { &analysis.states.peak };
+    let mut parts: BTreeMap<ServingPart, ServerPart> = BTreeMap::new();
+    for (origin, amount) in peak.origins() {
+        let kind = serving.part_of(origin.stack, origin.category);
+        let part = parts.entry(kind).or_insert(ServerPart { kind, bytes: 0, blocks: 0 });
+        part.bytes += amount.bytes;
+        part.blocks += amount.blocks;
+    }
+    let bytes_of = |kind| parts.get(&kind).map_or(0, |part| part.bytes);
+    let kv_cache =
+        Some(bytes_of(ServingPart::KvCache)).filter(|bytes| *bytes > 0).map(|bytes| attributes.kv_cache(bytes));
+    let stages = ServingStage::ALL.into_iter().filter_map(|stage| {
+        let figures = serving.stage(stage)?;
+        Some(StageSummary {
+            stage,
+            duration_ns: (figures.ticks.1.saturating_sub(figures.ticks.0) as f64 * inputs.ns_per_tick) as u64,
+            start_bytes: figures.start,
+            peak_bytes: figures.peak,
+            end_bytes: figures.end,
+            transient_bytes: figures.transient,
+        })
+    });
+    let transient = |stage| serving.stage(stage).map(|figures| figures.transient);
+    let captured = inputs.cuda_graphs.graphs().iter().filter(|graph| graph.device == analysis.device);
+    let captured = captured.filter(|graph| serving.stage_of(graph.stack) == Some(ServingStage::Capture));
+    let graphs: u64 = captured.map(|graph| graph.capture.growth + graph.instantiated).sum();
+    let actual = ActualBytes {
+        weights: Some(bytes_of(ServingPart::Weights)).filter(|bytes| *bytes > 0),
+        activations: transient(ServingStage::Profile),
+        graphs: (graphs > 0).then_some(graphs),
+        kv_cache: kv_cache.as_ref().map(|cache| cache.bytes),
+    };
+    let mut weights_by_type: BTreeMap<&str, u64> = BTreeMap::new();
+    for (seq, bytes) in &serving.weights {
+        let shape = inputs.names.of_allocation(*seq).map(|named| &*named.shape);
+        if let Some((data_type, _)) = shape.and_then(|shape| shape.split_once('[')) {
+            *weights_by_type.entry(data_type).or_default() += bytes;
+        }
+    }
+    let mut weights_by_type: Vec<TypeBytes> = weights_by_type
+        .into_iter()
+        .map(|(data_type, bytes)| TypeBytes { data_type: data_type.to_owned(), bytes })
+        .collect();
+    weights_by_type.sort_by_key(|of_type| std::cmp::Reverse(of_type.bytes));
+    let mut parts: Vec<ServerPart> = parts.into_values().collect();
+    parts.sort_by_key(|part| std::cmp::Reverse(part.bytes));
+    Some(ServerSummary {
+        engine: engine.name().to_owned(),
+        stages: stages.collect(),
+        allocated_bytes: peak.usage.allocated,
+        parts,
+        weights_by_type,
+        expectations: attributes.expectations(&actual),
+        utilization: inputs.device_memory.and_then(|memory| attributes.utilization(memory, kv_cache.as_ref())),
+        kv_cache,
+        attributes: attributes.values,
+    })
+}
+
+/// The bytes of a recording that an engine estimates too.
+struct ActualBytes {
+    weights: Option<u64>,
+    activations: Option<u64>,
+    graphs: Option<u64>,
+    kv_cache: Option<u64>,
+}
+
+/// What the engine's objects have, by their paths.
+struct Attributes {
+    engine: ServingEngine,
+    values: BTreeMap<String, String>,
+}
+
+impl Attributes {
+    fn of(engine: ServingEngine, definitions: &Definitions) -> Attributes {
+        let of_engine = definitions.engine_attributes.iter().filter_map(|attribute| {
+            Some((attribute.path.strip_prefix(engine.attributes())?.to_owned(), attribute.value.to_string()))
+        });
+        Attributes { engine, values: of_engine.collect() }
+    }
+
+    fn number(&self, path: &str) -> Option<f64> {
+        self.values.get(path)?.parse().ok().filter(|number: &f64| number.is_finite() && *number >= 0.0)
+    }
+
+    fn whole(&self, path: &str) -> Option<u64> {
+        self.values.get(path)?.parse().ok()
+    }
+
+    fn kv_cache(&self, bytes: u64) -> KvCacheSummary {
+        let (tokens, blocks, block_tokens, max_model_len) = match self.engine {
+            ServingEngine::Vllm => {
+                let blocks = self
+                    .whole("vllm_config.cache_config.num_gpu_blocks")
+                    .or_else(|| self.whole("model_runner.kv_cache_config.num_blocks"));
+                let block_tokens = self.whole("vllm_config.cache_config.block_size");
+                let product = blocks.zip(block_tokens).and_then(|(blocks, tokens)| blocks.checked_mul(tokens));
+                // Only newer versions have it. It also counts requests that take blocks of several groups of layers.
+                let tokens = self.whole("vllm_config.cache_config.kv_cache_size_tokens").or(product);
+                (tokens, blocks, block_tokens, self.whole("vllm_config.model_config.max_model_len"))
+            }
+            ServingEngine::Sglang => {
+                let (tokens, page) = (self.whole("max_total_num_tokens"), self.whole("page_size"));
+                let blocks = tokens.zip(page).and_then(|(tokens, page)| tokens.checked_div(page));
+                let length = self.whole("server_args.context_length");
+                (tokens, blocks, page, length.or_else(|| self.whole("model_config.context_len")))
+            }
+        };
+        let token_bytes = tokens.filter(|tokens| *tokens > 0).map(|tokens| bytes as f64 / tokens as f64);
+        let text = String::new();
+        let cache = KvCacheSummary { bytes, tokens, blocks, block_tokens, token_bytes, max_model_len, text };
+        KvCacheSummary { text: cache.composed_text(), ..cache }
+    }
+
+    fn expectations(&self, actual: &ActualBytes) -> Vec<Expectation> {
+        // SGLang counts in GiB, as a fraction.
+        let gib = |path: &str| self.number(path).map(|gib| (gib * (1u64 << 30) as f64) as u64);
+        let expected = match self.engine {
+            ServingEngine::Vllm => {
+                let graphs = self.whole("cudagraph_memory_estimate").filter(|bytes| *bytes > 0);
+                // Since 0.21, the peak that vLLM keeps free has its estimate of the graphs in it.
+                let (peak, actual_peak) = if graphs.is_some() {
+                    ("peak of activations and CUDA graphs", actual.activations.zip(actual.graphs).map(|(a, b)| a + b))
+                } else {
+                    ("peak of activations", actual.activations)
+                };
+                vec![
+                    ("weights", self.whole("model_runner.model_memory_usage"), actual.weights),
+                    (peak, self.whole("peak_activation_memory"), actual_peak),
+                    ("CUDA graphs", graphs, actual.graphs),
+                    ("KV cache", self.whole("available_kv_cache_memory_bytes"), actual.kv_cache),
+                ]
+            }
+            ServingEngine::Sglang => vec![
+                ("weights", gib("weight_load_mem_usage"), actual.weights),
+                ("CUDA graphs", gib("graph_mem_usage"), actual.graphs),
+            ],
+        };
+        let known = expected.into_iter().filter_map(|(what, expected, actual)| {
+            let expected_bytes = expected.filter(|bytes| *bytes > 0)?;
+            Some(Expectation { what: what.to_owned(), expected_bytes, actual_bytes: actual? })
+        });
+        known.collect()
+    }
+
+    fn utilization(
+        &self,
+        memory: &DeviceMemorySummary,
+        kv_cache: Option<&KvCacheSummary>,
+    ) -> Option<UtilizationSummary> {
+        let (option, path) = match self.engine {
+            ServingEngine::Vllm => ("--gpu-memory-utilization", "vllm_config.cache_config.gpu_memory_utilization"),
+            ServingEngine::Sglang => ("--mem-fraction-static", "mem_fraction_static"),
+        };
+        let value = self.number(path).filter(|value| (0.0..=1.0).contains(value))?;
+        let total = memory.total_bytes as f64;
+        // Unused memory that PyTorch caches serves the next requests.
+        let is_cached = |kind| matches!(kind, DevicePartKind::PytorchCached);
+        let cached: u64 = memory.at_peak.parts.iter().filter(|part| is_cached(part.kind)).map(|part| part.bytes).sum();
+        let free_bytes = memory.total_bytes.saturating_sub(memory.at_peak.used_bytes);
+        let mut utilization = UtilizationSummary {
+            option: option.to_owned(),
+            value,
+            free_bytes,
+            safe_value: None,
+            kv_cache_bytes: 0,
+            kv_cache_tokens: None,
+            text: String::new(),
+        };
+        let change = free_bytes as f64 / total - SPARE;
+        // A millionth for the rounding of sums such as 0.92 + 0.05.
+        let safe = (((value + change) * 100.0 + 1e-6).floor() / 100.0).clamp(0.0, 1.0);
+        let Some(cache) = kv_cache.filter(|_| total > 0.0 && (safe - value).abs() >= 0.005) else {
+            return Some(utilization);
+        };
+        let bytes = ((safe - value) * total) as i64;
+        utilization.safe_value = Some(safe);
+        utilization.kv_cache_bytes = bytes;
+        utilization.kv_cache_tokens = cache.token_bytes.map(|token| (bytes as f64 / token) as i64);
+        let tokens = utilization.kv_cache_tokens.map(|tokens| {
+            let sign = if tokens < 0 { "-" } else { "+" };
+            format!(", {sign}{} tokens", count_text(tokens.unsigned_abs()))
+        });
+        let sign = if bytes < 0 { "-" } else { "+" };
+        let cached = if cached > 0 { format!("; PyTorch cached {} unused", size_text(cached)) } else { String::new() };
+        utilization.text = format!(
+            "`{option} {safe:.2}` instead of {value:.2}: KV cache {sign}{}{}. In this run {} of the device stayed \
+             free{cached}; {:.0} % stays free with it.",
+            size_text(bytes.unsigned_abs()),
+            tokens.unwrap_or_default(),
+            size_text(free_bytes),
+            SPARE * 100.0
+        );
+        Some(utilization)
+    }
+}

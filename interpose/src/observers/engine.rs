@@ -1,0 +1,180 @@
+//! Reads the settings and the figures of an engine that serves models: what it decided about its own memory.
+//!
+//! Examples are the blocks of vLLM's KV cache, the share of the device that it may use, and what it has estimated for
+//! CUDA graphs. Only the engine's own objects have them. A pending call reads them when the program is first seen in a
+//! function of the table below, between two Python instructions.
+//!
+//! Constraints: it runs no Python code and keeps no object. It reads only attributes that objects store, and of those
+//! only values of the built-in types `int`, `float`, `bool` and `str`.
+
+use std::ffi::{CStr, c_int, c_void};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use memtrace_stackwalk::FrameText;
+use memtrace_trace::definition::Definition;
+use memtrace_trace::ids::FrameId;
+
+use crate::cpython::api::{self, PyObjectPtr};
+use crate::cpython::gil::{GilToken, PyOwned};
+use crate::recording::emit::truncate;
+use crate::recording::errno::RestoreErrno;
+use crate::recording::guard::Guard;
+use crate::recording::observer::Observer;
+use crate::recording::process::Process;
+use crate::recording::slot::Slot;
+use crate::torch::gc;
+
+/// An engine, and what is read of it.
+struct Engine {
+    /// The beginning of the paths in the recording.
+    name: &'static str,
+    /// The end of the path of the file that has the functions.
+    file: &'static str,
+    /// The functions whose first frame requests a reading: each ends a stage after which more is known.
+    functions: &'static [&'static str],
+    /// The classes of the object that has all attributes: module and name. The first that is imported counts.
+    classes: &'static [(&'static CStr, &'static CStr)],
+    /// The paths of the attributes, from that object.
+    attributes: &'static [&'static str],
+}
+
+static ENGINES: &[Engine] = &[
+    Engine {
+        name: "vllm",
+        file: "vllm/v1/worker/gpu_worker.py",
+        functions: &["load_model", "determine_available_memory", "compile_or_warm_up_model", "execute_model"],
+        classes: &[(c"vllm.v1.worker.gpu_worker", c"Worker")],
+        attributes: &[
+            "requested_memory",
+            "available_kv_cache_memory_bytes",
+            "peak_activation_memory",
+            "cudagraph_memory_estimate",
+            "model_runner.model_memory_usage",
+            "model_runner.kv_cache_config.num_blocks",
+            "vllm_config.cache_config.block_size",
+            "vllm_config.cache_config.cache_dtype",
+            "vllm_config.cache_config.gpu_memory_utilization",
+            "vllm_config.cache_config.kv_cache_size_tokens",
+            "vllm_config.cache_config.num_gpu_blocks",
+            "vllm_config.lora_config.max_loras",
+            "vllm_config.model_config.enable_sleep_mode",
+            "vllm_config.model_config.enforce_eager",
+            "vllm_config.model_config.max_model_len",
+            "vllm_config.model_config.quantization",
+            "vllm_config.parallel_config.data_parallel_size",
+            "vllm_config.parallel_config.pipeline_parallel_size",
+            "vllm_config.parallel_config.tensor_parallel_size",
+            "vllm_config.scheduler_config.max_num_batched_tokens",
+            "vllm_config.scheduler_config.max_num_seqs",
+        ],
+    },
+    Engine {
+        name: "sglang",
+        file: "sglang/srt/model_executor/model_runner.py",
+        functions: &["load_model", "init_memory_pool", "alloc_memory_pool", "forward"],
+        classes: &[(c"sglang.srt.model_executor.model_runner", c"ModelRunner")],
+        attributes: &[
+            "graph_mem_usage",
+            "max_running_requests",
+            "max_total_num_tokens",
+            "mem_fraction_static",
+            "page_size",
+            "pp_size",
+            "server_args.chunked_prefill_size",
+            "server_args.context_length",
+            "server_args.disable_cuda_graph",
+            "server_args.enable_memory_saver",
+            "server_args.kv_cache_dtype",
+            "server_args.quantization",
+            "model_config.context_len",
+            "tp_size",
+            "weight_load_mem_usage",
+        ],
+    },
+];
+
+/// The part of engines in a recording.
+pub(crate) const OBSERVER: Observer = Observer {
+    start: Some(|options, _| STATE.set(EngineState { is_on: options.names, ..EngineState::OFF })),
+    new_frame: Some(new_frame),
+    ..Observer::NONE
+};
+
+/// The state of one recording.
+struct EngineState {
+    is_on: bool,
+    /// By bit: the functions of all engines that have requested a reading.
+    seen: AtomicU32,
+    /// Set while a pending call is queued in the interpreter.
+    is_call_pending: AtomicBool,
+}
+
+impl EngineState {
+    const OFF: EngineState =
+        EngineState { is_on: false, seen: AtomicU32::new(0), is_call_pending: AtomicBool::new(false) };
+}
+
+static STATE: Slot<EngineState> = Slot::new();
+
+/// Requests a reading at the first frame of a function in the table.
+fn new_frame(_: FrameId, text: &FrameText<'_>) {
+    let Some(state) = STATE.get().filter(|state| state.is_on) else { return };
+    let mut functions = ENGINES.iter().flat_map(|engine| engine.functions.iter().map(move |name| (engine, name)));
+    let is_function = |(engine, name): (&Engine, &&str)| *name == text.name && text.filename.ends_with(engine.file);
+    let Some(at) = functions.position(is_function) else { return };
+    let bit = 1 << (at % 32);
+    if state.seen.load(Ordering::Relaxed) & bit != 0 || state.is_call_pending.swap(true, Ordering::AcqRel) {
+        return;
+    }
+    let is_queued = api::find().filter(|api| api.is_running()).is_some_and(|api| api.queue_call(read));
+    if is_queued {
+        state.seen.fetch_or(bit, Ordering::Relaxed);
+    } else {
+        state.is_call_pending.store(false, Ordering::Release);
+    }
+}
+
+/// The interpreter calls this on its main thread, with the GIL. A result other than 0 would raise an exception.
+unsafe extern "C" fn read(_: *mut c_void) -> c_int {
+    let _errno = RestoreErrno::new();
+    // `None` in a forked child: the request belongs to its parent.
+    let Some(state) = Process::if_started().and_then(|_| STATE.get()) else { return 0 };
+    state.is_call_pending.store(false, Ordering::Release);
+    // SAFETY: the interpreter makes pending calls with the GIL, and this function does not release it.
+    let gil = api::found().filter(|api| api.has_type_slots()).and_then(|api| unsafe { GilToken::new(api) });
+    let Some(gil) = gil else { return 0 };
+    ENGINES.iter().for_each(|engine| _ = engine.read(gil));
+    0
+}
+
+impl Engine {
+    /// Writes the attributes of the first object of the engine's class. `None` if there is none.
+    fn read(&self, gil: GilToken<'_>) -> Option<()> {
+        let class = self.classes.iter().find_map(|(module, name)| gil.class(module, name))?;
+        let _gc_paused = gil.pause_gc()?;
+        let lists = Guard::enter().and_then(|mut guard| gc::list_heads(&mut guard));
+        let mut object = None;
+        gil.instances(&[class], lists, &mut |_, found| _ = object.get_or_insert(found));
+        let object = object?;
+        let values = self.attributes.iter().filter_map(|path| Some((path, value(gil, object, path)?)));
+        let values: Vec<_> = values.collect();
+        let mut guard = Guard::enter()?;
+        for (path, value) in values {
+            let path = format!("{}.{path}", self.name);
+            let value = truncate(guard.process(), &value);
+            guard.define(&Definition::EngineAttribute { path: &path, value });
+        }
+        Some(())
+    }
+}
+
+/// The value of the attribute at `path`. `None` if there is none, or for another type.
+fn value(gil: GilToken<'_>, object: PyObjectPtr, path: &str) -> Option<String> {
+    let mut at: Option<PyOwned<'_>> = None;
+    for name in path.split('.') {
+        at = gil.constant_or_stored(at.as_ref().map_or(object, |at| at.object), &gil.new_str(name)?).map(Some)?;
+    }
+    let value = at?.object;
+    let is_plain = ["int", "float", "bool", "str"].iter().any(|class| gil.is_builtin(value, class));
+    if is_plain { gil.text_of(value) } else { None }
+}
