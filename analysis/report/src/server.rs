@@ -2,7 +2,6 @@
 
 use memtrace_summary::{DeviceSummary, ServerSummary, duration_text, size_text};
 
-use crate::fit::wrap_words;
 use crate::table::{Align, Table};
 use crate::text_report::TextReport;
 
@@ -12,7 +11,8 @@ impl TextReport {
         let Some(server) = &device.server else {
             return self.line("  no engine that serves models (vLLM, SGLang) was recognized".to_owned());
         };
-        self.server(device, server);
+        self.server(server);
+        self.server_advice(server, "What to try");
         self.stages(server);
         if !server.attributes.is_empty() {
             self.list(&format!("Settings and figures of {}", server.engine));
@@ -22,8 +22,8 @@ impl TextReport {
         }
     }
 
-    /// The parts of a server's memory, what it had expected, and the share of the device that it may use.
-    pub(crate) fn server(&mut self, device: &DeviceSummary, server: &ServerSummary) {
+    /// The parts of a server's memory, and what it had expected.
+    pub(crate) fn server(&mut self, server: &ServerSummary) {
         let state = if server.kv_cache.is_some() { "while it served" } else { "before it had a KV cache" };
         self.list(&format!("{} {state}, at the peak of {}", server.engine, size_text(server.allocated_bytes)));
         for part in server.parts.iter().filter(|part| part.bytes > 0) {
@@ -43,10 +43,18 @@ impl TextReport {
         for (at, text) in expected.enumerate() {
             self.labelled(if at == 0 { &label } else { "" }, &text);
         }
-        if device.explained_oom().is_none() {
-            let text = server.utilization.as_ref().map_or("", |utilization| utilization.text.as_str());
-            self.labelled_at(2, 0, "To try", text, wrap_words);
+    }
+
+    /// Changes of a server's options, and what each brings.
+    pub(crate) fn server_advice(&mut self, server: &ServerSummary, heading: &str) {
+        let utilization = server.utilization.iter().map(|utilization| &utilization.text);
+        let advice: Vec<&String> = utilization.chain(&server.advice).filter(|text| !text.is_empty()).collect();
+        if advice.is_empty() {
+            return;
         }
+        self.blank();
+        self.heading(heading);
+        advice.iter().for_each(|text| self.item(2, text));
     }
 
     /// The stages of a server.

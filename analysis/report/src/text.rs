@@ -107,22 +107,24 @@ impl TextReport {
         let device_of = |device: &DeviceSummary| several.then(|| device_name(device));
         for device in devices() {
             let heading = device_of(device).map(|name| format!("What to try for {name}"));
-            self.suggestions(device, heading.as_deref().unwrap_or("What to try"), 0);
+            let heading = heading.as_deref().unwrap_or("What to try");
+            match device.server_only() {
+                Some(server) if device.explained_oom().is_none() => self.server_advice(server, heading),
+                _ => self.suggestions(device, heading, 0),
+            }
         }
         for device in devices() {
             // A server has stages, not steps.
-            if let Some(server) = &device.server {
+            if let Some(server) = device.server_only() {
                 self.stages(server);
                 continue;
             }
             self.one_step(device, device_of(device).as_deref());
             self.growth_after_first_step(device);
         }
-        let churn = devices().filter(|device| has_phases(device) && device.server.is_none()).take(if self.verbose {
-            DEVICES
-        } else {
-            0
-        });
+        let churn = devices()
+            .filter(|device| has_phases(device) && device.server_only().is_none())
+            .take(if self.verbose { DEVICES } else { 0 });
         for device in churn {
             self.blank();
             let on = device_of(device).map(|name| format!(" on {name}")).unwrap_or_default();
@@ -135,7 +137,7 @@ impl TextReport {
     fn device(&mut self, device: &DeviceSummary) {
         if let Some(oom) = device.explained_oom() {
             self.totals(device, &oom.in_use, Some(oom));
-            device.server.iter().for_each(|server| self.server(device, server));
+            device.server.iter().for_each(|server| self.server(server));
             self.categories(&oom.in_use, true, oom.optimizer_state_needed_bytes);
             self.largest_allocations(&oom.in_use, LARGEST);
             self.holders(device, HOLDERS);
@@ -145,7 +147,7 @@ impl TextReport {
         } else if let Some(peak) = &device.peak {
             self.totals(device, peak, None);
             match &device.server {
-                Some(server) => self.server(device, server),
+                Some(server) => self.server(server),
                 None => self.categories(peak, true, None),
             }
             self.modules(peak);
@@ -156,7 +158,7 @@ impl TextReport {
         }
         self.unmapped_segments(device);
         self.cuda_graphs(device);
-        if device.server.is_none() {
+        if device.server_only().is_none() {
             self.released(device);
             self.outlier_step(device);
             self.larger_inputs(device);

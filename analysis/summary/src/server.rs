@@ -36,6 +36,11 @@ pub struct ServerSummary {
     /// The share of the device that the engine may use. Absent if it is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub utilization: Option<UtilizationSummary>,
+    /// Why the engine did not come to serving, as a sentence. Absent if it did, or if the reason is unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
+    /// Changes of the server's options, and what each brings, cheapest first.
+    pub advice: Vec<String>,
     /// The settings and figures that the engine's own objects have, by their paths (`vllm_config.cache_config.*`).
     pub attributes: BTreeMap<String, String>,
 }
@@ -44,7 +49,7 @@ impl ServerSummary {
     /// How far the engine came, and how much KV cache it has, as a sentence. `None` if it did not come to serving.
     pub(crate) fn verdict(&self) -> Option<String> {
         let has = |stage: fn(ServingStage) -> bool| self.stages.iter().any(|one| stage(one.stage));
-        let cache = self.kv_cache.as_ref()?;
+        let Some(cache) = &self.kv_cache else { return self.problem.clone() };
         let state = if has(ServingStage::serves) { "answered requests" } else { "was ready to serve" };
         let room = match cache.tokens {
             Some(tokens) => format!("{} tokens", count_text(tokens)),
@@ -170,6 +175,43 @@ pub struct UtilizationSummary {
 /// The share of a device that stays free for what a run did not show, such as fragmentation and other kernels.
 const SPARE: f64 = 0.02;
 
+/// A part of the device from this share on is worth advice: one fiftieth.
+const LARGE_SHARE: u64 = 50;
+
+/// Options of an engine, and the paths of their values.
+struct Options {
+    utilization: &'static str,
+    utilization_path: &'static str,
+    cache_type_path: &'static str,
+    narrow_cache_type: &'static str,
+    batched_tokens: &'static str,
+    batched_tokens_path: &'static str,
+    eager: &'static str,
+    tensor_parallel: &'static str,
+}
+
+static VLLM: Options = Options {
+    utilization: "--gpu-memory-utilization",
+    utilization_path: "vllm_config.cache_config.gpu_memory_utilization",
+    cache_type_path: "vllm_config.cache_config.cache_dtype",
+    narrow_cache_type: "fp8",
+    batched_tokens: "--max-num-batched-tokens",
+    batched_tokens_path: "vllm_config.scheduler_config.max_num_batched_tokens",
+    eager: "--enforce-eager",
+    tensor_parallel: "--tensor-parallel-size",
+};
+
+static SGLANG: Options = Options {
+    utilization: "--mem-fraction-static",
+    utilization_path: "mem_fraction_static",
+    cache_type_path: "server_args.kv_cache_dtype",
+    narrow_cache_type: "fp8_e4m3",
+    batched_tokens: "--chunked-prefill-size",
+    batched_tokens_path: "server_args.chunked_prefill_size",
+    eager: "--disable-cuda-graph",
+    tensor_parallel: "--tp",
+};
+
 /// The inputs of a server's summary.
 pub(crate) struct ServerInputs<'a> {
     pub(crate) definitions: &'a Definitions,
@@ -231,14 +273,18 @@ pub(crate) fn server(analysis: &DeviceAnalysis, inputs: &ServerInputs<'_>) -> Op
     weights_by_type.sort_by_key(|of_type| std::cmp::Reverse(of_type.bytes));
     let mut parts: Vec<ServerPart> = parts.into_values().collect();
     parts.sort_by_key(|part| std::cmp::Reverse(part.bytes));
+    let utilization = inputs.device_memory.and_then(|memory| attributes.utilization(memory, kv_cache.as_ref()));
+    let total_bytes = inputs.device_memory.map_or(u64::MAX, |memory| memory.total_bytes);
     Some(ServerSummary {
         engine: engine.name().to_owned(),
         stages: stages.collect(),
         allocated_bytes: peak.usage.allocated,
         parts,
-        weights_by_type,
         expectations: attributes.expectations(&actual),
-        utilization: inputs.device_memory.and_then(|memory| attributes.utilization(memory, kv_cache.as_ref())),
+        problem: inputs.device_memory.and_then(|memory| attributes.problem(memory, &actual)),
+        advice: attributes.advice(&actual, kv_cache.as_ref(), &weights_by_type, total_bytes),
+        utilization,
+        weights_by_type,
         kv_cache,
         attributes: attributes.values,
     })
@@ -330,15 +376,107 @@ impl Attributes {
         known.collect()
     }
 
+    /// The engine's own names of options.
+    fn options(&self) -> &'static Options {
+        match self.engine {
+            ServingEngine::Vllm => &VLLM,
+            ServingEngine::Sglang => &SGLANG,
+        }
+    }
+
+    /// Why an engine that has profiled its largest batch has no KV cache.
+    fn problem(&self, memory: &DeviceMemorySummary, actual: &ActualBytes) -> Option<String> {
+        let activations = actual.activations.filter(|_| actual.kv_cache.is_none())?;
+        let requested = self.whole("requested_memory")?;
+        let share = self.number(self.options().utilization_path)?;
+        let used = memory.at_peak.used_bytes;
+        let weights = size_text(actual.weights.unwrap_or(0));
+        let needs = format!(
+            "weights of {weights}, the peak of activations of {} and what is outside PyTorch take {}",
+            size_text(activations),
+            size_text(used)
+        );
+        let (engine, option) = (self.engine.name(), self.options().utilization);
+        let allowed = format!("{} that `{option} {share}` allows", size_text(requested));
+        let length = self.whole("vllm_config.model_config.max_model_len").map(count_text).unwrap_or_default();
+        Some(match requested.checked_sub(used).filter(|left| *left > 0) {
+            None => {
+                let least = ((used as f64 / memory.total_bytes.max(1) as f64 + SPARE) * 100.0).ceil() / 100.0;
+                let remedy = if least < 1.0 {
+                    format!(" From `{option} {least:.2}` on there is room.")
+                } else {
+                    format!(" The device is too small: `{} 2` divides the weights.", self.options().tensor_parallel)
+                };
+                format!("{engine} has no memory for a KV cache: of the {allowed}, {needs}.{remedy}")
+            }
+            Some(left) => format!(
+                "{engine} stopped before it had a KV cache: of the {allowed}, {needs}, so {} is left, which must have \
+                 room for a request of {length} tokens (`--max-model-len`).",
+                size_text(left)
+            ),
+        })
+    }
+
+    /// Changes of options beside the utilization.
+    fn advice(
+        &self,
+        actual: &ActualBytes,
+        cache: Option<&KvCacheSummary>,
+        weights: &[TypeBytes],
+        total_bytes: u64,
+    ) -> Vec<String> {
+        let options = self.options();
+        let is_large = |bytes: u64| bytes >= total_bytes / LARGE_SHARE;
+        let mut advice = Vec::new();
+        let is_wide = self.values.get(options.cache_type_path).is_some_and(|data_type| data_type == "auto");
+        if let Some((tokens, bytes)) = cache.filter(|_| is_wide).and_then(|cache| cache.tokens.zip(cache.token_bytes)) {
+            advice.push(format!(
+                "`--kv-cache-dtype {}`: a token takes {} instead of {}, so the cache has room for {} instead of {} \
+                 tokens (Ada, Hopper and newer; check the quality of answers)",
+                options.narrow_cache_type,
+                size_text((bytes / 2.0) as u64),
+                size_text(bytes as u64),
+                count_text(2 * tokens),
+                count_text(tokens)
+            ));
+        }
+        let batched = self.whole(options.batched_tokens_path).filter(|tokens| *tokens >= 1024);
+        if let Some((peak, tokens)) = actual.activations.filter(|peak| is_large(*peak)).zip(batched) {
+            advice.push(format!(
+                "`{} {}` instead of {tokens}: the largest batch takes about {} instead of {}, and the KV cache gets \
+                 the rest; long prompts take more steps",
+                options.batched_tokens,
+                tokens / 2,
+                size_text(peak / 2),
+                size_text(peak)
+            ));
+        }
+        if let Some(graphs) = actual.graphs.filter(|bytes| is_large(*bytes)) {
+            advice.push(format!(
+                "`{}`: no CUDA graphs, which take {}; decoding becomes slower",
+                options.eager,
+                size_text(graphs)
+            ));
+        }
+        let wide: u64 = weights.iter().filter(|of| of.data_type.ends_with("float16")).map(|of| of.bytes).sum();
+        if wide >= total_bytes / 4 {
+            advice.push(format!(
+                "weights quantized to 8 bits take about {} instead of {}; on two GPUs (`{} 2`), each has half of the \
+                 weights and of a token's cache",
+                size_text(wide / 2),
+                size_text(wide),
+                options.tensor_parallel
+            ));
+        }
+        advice
+    }
+
     fn utilization(
         &self,
         memory: &DeviceMemorySummary,
         kv_cache: Option<&KvCacheSummary>,
     ) -> Option<UtilizationSummary> {
-        let (option, path) = match self.engine {
-            ServingEngine::Vllm => ("--gpu-memory-utilization", "vllm_config.cache_config.gpu_memory_utilization"),
-            ServingEngine::Sglang => ("--mem-fraction-static", "mem_fraction_static"),
-        };
+        let Options { utilization: option, utilization_path: path, .. } = *self.options();
         let value = self.number(path).filter(|value| (0.0..=1.0).contains(value))?;
         let total = memory.total_bytes as f64;
         // Unused memory that PyTorch caches serves the next requests.

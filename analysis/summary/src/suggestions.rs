@@ -59,6 +59,11 @@ pub(crate) struct SuggestionQuery<'a> {
 /// replay lowers it. `progress` receives the number of replays done, and their total.
 pub(crate) fn suggestions(query: &SuggestionQuery<'_>, progress: &mut dyn FnMut(u64, u64)) -> Vec<SuggestionSummary> {
     let device = query.device;
+    let has_backward = device.table.total().phases[Phase::Backward as usize].allocations > 0;
+    // An engine divides requests into batches itself, and has options of its own (`server`).
+    if device.serving.engine.is_some() && !has_backward {
+        return Vec::new();
+    }
     let oom = oom_to_explain(device, query.process);
     let interrupting = device.diagnostics.interrupting_error(query.process.definitions());
     let failed = oom.map(|oom| FailedRequest {
@@ -90,7 +95,6 @@ pub(crate) fn suggestions(query: &SuggestionQuery<'_>, progress: &mut dyn FnMut(
         None if is_continued => recorded.highest_sum(),
         _ => at_error,
     };
-    let has_backward = device.table.total().phases[Phase::Backward as usize].allocations > 0;
     let trains = will_train(query.process, oom.map_or(StackId::NONE, |oom| oom.requested_at.0));
     let run = RunFacts { phase, has_backward, trains };
     let replayer = Replayer::new(recorded, run, peak, limit.unwrap_or(u64::MAX), peaks_by_phase(device));

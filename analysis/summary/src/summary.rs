@@ -1255,6 +1255,13 @@ impl DeviceSummary {
         self.peak.as_ref().map_or(0, |peak| peak.totals.allocated_bytes)
     }
 
+    /// The engine that serves models, unless the process also trains: then it has steps, too.
+    pub fn server_only(&self) -> Option<&ServerSummary> {
+        let phases = [&self.before_first_step, &self.first_step, &self.later_steps];
+        let trains = phases.into_iter().flatten().any(|row| row.phase == Phase::Backward);
+        self.server.as_ref().filter(|_| !trains)
+    }
+
     /// The out-of-memory error that the report explains.
     pub fn explained_oom(&self) -> Option<&OomSummary> {
         self.explained_oom.and_then(|at| self.ooms.get(at))

@@ -162,7 +162,7 @@ impl VerdictSummary {
     }
 
     fn end_verdict(&mut self, summary: &Summary, process: &ProcessSummary, device: &DeviceSummary, name: Option<&str>) {
-        let server = device.server.as_ref().and_then(ServerSummary::verdict);
+        let server = device.server_only().and_then(ServerSummary::verdict);
         let steps = match device.steps {
             _ if server.is_some() => String::new(),
             0 => String::new(),

@@ -1221,12 +1221,14 @@ export interface ServerPart {
 }
 
 export interface ServerSummary {
+  advice: string[];
   allocated_bytes: number;
   attributes: Record<string, string>;
   engine: string;
   expectations: Expectation[];
   kv_cache?: KvCacheSummary;
   parts: ServerPart[];
+  problem?: string;
   stages: StageSummary[];
   utilization?: UtilizationSummary;
   weights_by_type: TypeBytes[];

@@ -1,0 +1,86 @@
+"""An engine that serves models, in a forked process: engine.py UTILIZATION [--port N] [--sleep] [--eager].
+
+It prints what PyTorch counts: the bytes of the weights and of the KV cache, and the peak of the profiling run.
+With --port it serves /health over HTTP until it is ended; without it, it answers 12 requests.
+"""
+
+import argparse
+import http.server
+import multiprocessing
+import signal
+import sys
+
+import torch
+
+BLOCK = 16
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("utilization", type=float)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--port", type=int)
+    parser.add_argument("--sleep", action="store_true")
+    parser.add_argument("--eager", action="store_true")
+    options = parser.parse_args()
+    # As vLLM does, from a process that has not initialized CUDA.
+    context = multiprocessing.get_context("fork")
+    ready = context.Event()
+    engine = context.Process(target=run_engine, args=(options, ready))
+    engine.start()
+    if options.port is None:
+        engine.join()
+        sys.exit(engine.exitcode)
+    while not ready.wait(0.2):
+        if not engine.is_alive():
+            sys.exit(engine.exitcode)
+    signal.signal(signal.SIGTERM, lambda *_: (engine.terminate(), engine.join(), sys.exit(0)))
+    http.server.HTTPServer(("127.0.0.1", options.port), Health).serve_forever()
+
+
+class Health(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/health" else 404)
+        self.end_headers()
+
+    def log_message(self, *_) -> None:
+        pass
+
+
+def run_engine(options: argparse.Namespace, ready) -> None:
+    from vllm.v1.worker.gpu_worker import CacheConfig, VllmConfig, Worker
+
+    config = VllmConfig(cache_config=CacheConfig(gpu_memory_utilization=options.utilization))
+    worker = Worker(config, layers=options.layers, width=2048)
+    worker.init_device()
+    worker.load_model()
+    available = worker.determine_available_memory()
+    num_blocks = available // (2 * BLOCK * 2048 * 2 * options.layers)
+    if num_blocks <= 0:
+        raise ValueError("No available memory for the cache blocks.")
+    before = torch.cuda.memory_allocated()
+    worker.initialize_from_config(num_blocks)
+    runner = worker.model_runner
+    print("weights", sum(p.numel() * p.element_size() for p in runner.model.parameters()), flush=True)
+    print("kv_cache", torch.cuda.memory_allocated() - before, num_blocks * BLOCK, flush=True)
+    print("profile", worker.peak_activation_memory, flush=True)
+    worker.compile_or_warm_up_model([] if options.eager else [8, 4, 2, 1])
+    ready.set()
+    if options.port is not None:
+        signal.pause()
+    for request in range(12):
+        blocks = [request % num_blocks, (request + 1) % num_blocks]
+        worker.execute_model([(blocks, 24)])
+        for _ in range(8):
+            worker.execute_model([(blocks[-1:], 1)])
+    if options.sleep:
+        worker.sleep()
+        print("asleep", torch.cuda.memory_allocated(), flush=True)
+        worker.wake_up()
+        worker.execute_model([([0], 1)])
+    torch.cuda.synchronize()
+    print("peak", torch.cuda.max_memory_allocated(), flush=True)
+
+
+if __name__ == "__main__":
+    main()

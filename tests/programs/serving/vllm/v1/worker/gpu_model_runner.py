@@ -1,0 +1,54 @@
+"""Runs the model of the engine in worker.py, over paged keys and values and CUDA graphs."""
+
+import torch
+
+
+class KVCacheConfig:
+    def __init__(self, num_blocks: int):
+        self.num_blocks = num_blocks
+
+
+class GPUModelRunner:
+    BLOCK_TOKENS = 16
+
+    def __init__(self, model: torch.nn.Module, width: int):
+        self.model, self.width = model, width
+        self.model_memory_usage = torch.cuda.memory_allocated()
+        self.graphs: dict = {}
+
+    def initialize_kv_cache(self, num_blocks: int) -> None:
+        self.kv_cache_config = KVCacheConfig(num_blocks)
+        shape = (2, num_blocks, self.BLOCK_TOKENS, self.width)
+        self.kv_caches = [torch.zeros(shape, dtype=torch.bfloat16, device="cuda") for _ in self.model]
+
+    def profile_run(self, tokens: int) -> None:
+        self._forward(torch.zeros(tokens, self.width, dtype=torch.bfloat16, device="cuda"))
+        torch.cuda.synchronize()
+
+    def capture_model(self, sizes: list) -> None:
+        pool = torch.cuda.graph_pool_handle()
+        for size in sizes:
+            inputs = torch.zeros(size, self.width, dtype=torch.bfloat16, device="cuda")
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool):
+                outputs = self._forward(inputs)
+            self.graphs[size] = (graph, inputs, outputs)
+
+    def _forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        for layer in self.model:
+            hidden = hidden + torch.nn.functional.silu(layer(hidden))
+        return hidden
+
+    def execute(self, requests: list) -> None:
+        """One step of requests: each is its block table and the number of its tokens."""
+        tokens = sum(count for _, count in requests)
+        hidden = torch.ones(tokens, self.width, dtype=torch.bfloat16, device="cuda")
+        if tokens in self.graphs:
+            graph, inputs, _ = self.graphs[tokens]
+            inputs.copy_(hidden)
+            graph.replay()
+        else:
+            self._forward(hidden)
+        slots = torch.tensor([block for table, _ in requests for block in table], device="cuda")
+        for cache in self.kv_caches:
+            cache[:, slots] += 1

@@ -1,0 +1,90 @@
+"""A worker with the functions and the arithmetic of vLLM's, in an engine of a hundred lines.
+
+It loads weights, profiles its largest batch, gives the rest of its share of the GPU to paged keys and values, captures
+CUDA graphs, and serves requests.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from vllm.model_executor.model_loader.base_loader import load_model
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+
+@dataclass
+class CacheConfig:
+    gpu_memory_utilization: float = 0.9
+    block_size: int = GPUModelRunner.BLOCK_TOKENS
+    cache_dtype: str = "auto"
+    num_gpu_blocks: "int | None" = field(default=None, init=False)
+
+
+@dataclass
+class ModelConfig:
+    max_model_len: int = 2048
+
+
+@dataclass
+class SchedulerConfig:
+    max_num_batched_tokens: int = 1024
+
+
+@dataclass
+class VllmConfig:
+    cache_config: CacheConfig = field(default_factory=CacheConfig)
+    model_config: ModelConfig = field(default_factory=ModelConfig)
+    scheduler_config: SchedulerConfig = field(default_factory=SchedulerConfig)
+
+
+class Worker:
+    def __init__(self, config: VllmConfig, layers: int, width: int):
+        self.vllm_config, self.layers, self.width = config, layers, width
+        self.secret = Untouchable()
+
+    def init_device(self) -> None:
+        self.total = torch.cuda.mem_get_info()[1]
+        self.requested_memory = int(self.total * self.vllm_config.cache_config.gpu_memory_utilization)
+
+    def load_model(self) -> None:
+        self.model_runner = GPUModelRunner(load_model(self.layers, self.width), self.width)
+
+    def determine_available_memory(self) -> int:
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        self.model_runner.profile_run(self.vllm_config.scheduler_config.max_num_batched_tokens)
+        self.peak_activation_memory = torch.cuda.max_memory_allocated() - before
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info()
+        used = total - free + self.peak_activation_memory
+        self.available_kv_cache_memory_bytes = self.requested_memory - used
+        return self.available_kv_cache_memory_bytes
+
+    def initialize_from_config(self, num_blocks: int) -> None:
+        self.vllm_config.cache_config.num_gpu_blocks = num_blocks
+        self.model_runner.initialize_kv_cache(num_blocks)
+
+    def compile_or_warm_up_model(self, sizes: list) -> None:
+        if sizes:
+            self.model_runner.capture_model(sizes)
+        self.model_runner.profile_run(8)
+
+    def execute_model(self, requests: list) -> None:
+        self.model_runner.execute(requests)
+
+    def sleep(self) -> None:
+        self.kept = [cache.shape for cache in self.model_runner.kv_caches]
+        self.model_runner.kv_caches.clear()
+        torch.cuda.empty_cache()
+
+    def wake_up(self) -> None:
+        self.model_runner.kv_caches += [torch.zeros(shape, dtype=torch.bfloat16, device="cuda") for shape in self.kept]
+
+
+class Untouchable:
+    """Whoever reads an attribute of a worker must not run the program's code."""
+
+    def __getattribute__(self, name: str):
+        raise SystemExit("an observer called __getattribute__")
+
+    def __str__(self) -> str:
+        raise SystemExit("an observer called __str__")
