@@ -163,14 +163,22 @@ pub(crate) struct DryRun {
     /// End the program, and its child processes, after this many steps of each optimizer
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) steps: Option<u32>,
+    /// End the program when it answers requests: an HTTP server of it replies to /health with status 200
+    #[arg(long)]
+    pub(crate) until_ready: bool,
     /// Run the command once for each value, in the place of {VAR} in its arguments, and print a table
     #[arg(long, value_name = "VAR=8,16,32", value_parser = values, group = "tries", conflicts_with_all = NOT_FOR_TRIES)]
     pub(crate) vary: Option<Values>,
+    /// Run the command once on each of these GPUs, and print a table
+    #[arg(long, value_name = "GPU,...", value_parser = Gpu::named, value_delimiter = ',', group = "tries",
+        conflicts_with_all = ["gpu", "memory"], conflicts_with_all = NOT_FOR_TRIES)]
+    pub(crate) vary_gpu: Vec<Gpu>,
     /// Search the largest value of {VAR} that fits, by bisection
     #[arg(long, value_name = "VAR=1:512", value_parser = bounds, group = "tries", conflicts_with_all = NOT_FOR_TRIES)]
     pub(crate) max: Option<Bounds>,
     /// Run this many values at a time
-    #[arg(long, value_name = "N", default_value_t = 1, requires = "vary", value_parser = positive)]
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "tries", conflicts_with = "max",
+        value_parser = positive)]
     pub(crate) jobs: usize,
     /// Print the tries of --vary or --max as JSON, in bytes
     #[arg(long, requires = "tries")]

@@ -42,6 +42,7 @@ mod private_folder;
 mod proc;
 mod process_events;
 mod process_watch;
+mod ready;
 mod running;
 mod sandbox;
 mod sanitizer;

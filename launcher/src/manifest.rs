@@ -95,9 +95,10 @@ impl RunManifest {
         RunManifest { content, unrecordable: Vec::new() }
     }
 
-    /// Stores what is known of a dry run that ended.
-    pub(crate) fn set_simulated(&mut self, finished: Finished) {
+    /// Stores what is known of a dry run that ended. `was_ready`: it was ended because it answered requests.
+    pub(crate) fn set_simulated(&mut self, finished: Finished, was_ready: bool) {
         if let Some(simulated) = &mut self.content.simulated {
+            simulated.was_ready = was_ready;
             (simulated.exception, simulated.workspaces) = (finished.exception, finished.workspaces);
             simulated.missing_functions = finished.missing_functions;
         }

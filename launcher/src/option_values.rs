@@ -90,20 +90,39 @@ pub(crate) fn kept(text: &str) -> Result<Kept, String> {
     })
 }
 
-/// The values of a placeholder: `bs=8,16,32`.
+/// The values of a placeholder: `bs=8,16,32`, `dtype=auto,fp8`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Values {
     pub(crate) name: String,
-    pub(crate) values: Vec<u64>,
+    /// Each once; numbers in ascending order.
+    pub(crate) values: Vec<String>,
 }
 
-/// The range of a placeholder: `bs=1:512`.
+/// The range of a placeholder: `bs=1:512`, `util=0.80:0.99`. The bounds are counted in the last decimal place.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Bounds {
     pub(crate) name: String,
     pub(crate) low: u64,
     pub(crate) high: u64,
+    /// The number of decimal places.
+    decimals: usize,
 }
+
+impl Bounds {
+    /// The text of a value in the range.
+    pub(crate) fn text(&self, value: u64) -> String {
+        let unit = 10u64.pow(self.decimals as u32);
+        match self.decimals {
+            0 => value.to_string(),
+            decimals => format!("{}.{:0decimals$}", value / unit, value % unit),
+        }
+    }
+}
+
+/// The maximum number of decimal places of a bound.
+const MAX_DECIMALS: usize = 6;
+/// The maximum length of a value in bytes. It is part of a file's name.
+const MAX_VALUE: usize = 100;
 
 /// The name of a placeholder, and what follows the equals sign.
 fn placeholder(text: &str) -> Option<(String, &str)> {
@@ -112,27 +131,61 @@ fn placeholder(text: &str) -> Option<(String, &str)> {
     is_name.then(|| (name.to_owned(), rest))
 }
 
-/// Parses the values of a placeholder: `NAME=N,N,...`. Each value counts once.
+/// Parses the values of a placeholder: `NAME=VALUE,VALUE,...`. Each value counts once.
 pub(crate) fn values(text: &str) -> Result<Values, String> {
+    let is_value = |value: &&str| {
+        !value.is_empty() && value.len() <= MAX_VALUE && !value.contains(|c: char| c == '/' || c.is_control())
+    };
     let parse = || {
         let (name, rest) = placeholder(text)?;
-        let mut values = rest.split(',').map(|n| n.trim().parse().ok()).collect::<Option<Vec<u64>>>()?;
-        values.sort_unstable();
-        values.dedup();
-        Some(Values { name, values })
+        let mut values: Vec<&str> = rest.split(',').map(str::trim).collect();
+        let numbers: Option<Vec<f64>> = values.iter().map(|value| decimal(value)).collect();
+        if numbers.is_some() {
+            values.sort_by(|a, b| decimal(a).partial_cmp(&decimal(b)).unwrap_or(std::cmp::Ordering::Equal));
+        }
+        let mut unique: Vec<String> = Vec::new();
+        for value in values {
+            let is_same = |other: &String| other == value || decimal(other).is_some_and(|n| Some(n) == decimal(value));
+            if !is_value(&value) {
+                return None;
+            }
+            if !unique.iter().any(is_same) {
+                unique.push(value.to_owned());
+            }
+        }
+        Some(Values { name, values: unique })
     };
-    parse().ok_or_else(|| "expected a name and whole numbers, such as bs=8,16,32".to_owned())
+    parse().ok_or_else(|| "expected a name and values, such as bs=8,16,32 or dtype=auto,fp8".to_owned())
+}
+
+/// A number of digits with at most one point.
+fn decimal(text: &str) -> Option<f64> {
+    let is_decimal = text.bytes().all(|b| b.is_ascii_digit() || b == b'.');
+    text.parse().ok().filter(|_| is_decimal)
 }
 
 /// Parses the range of a placeholder: `NAME=LOW:HIGH`.
 pub(crate) fn bounds(text: &str) -> Result<Bounds, String> {
     let parse = || {
         let (name, rest) = placeholder(text)?;
-        let (low, high) = rest.split_once(':')?;
-        let (low, high) = (low.trim().parse().ok()?, high.trim().parse().ok()?);
-        (low <= high).then_some(Bounds { name, low, high })
+        let (low, high) = rest.split_once(':').map(|(low, high)| (low.trim(), high.trim()))?;
+        let places = |text: &str| text.split_once('.').map_or(0, |(_, places)| places.len());
+        let decimals = places(low).max(places(high));
+        let scaled = |text: &str| {
+            let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
+            let is_digits = |text: &str| text.bytes().all(|b| b.is_ascii_digit());
+            if whole.is_empty() || !is_digits(whole) || !is_digits(fraction) || text.ends_with('.') {
+                return None;
+            }
+            format!("{whole}{fraction:0<decimals$}").parse::<u64>().ok()
+        };
+        if decimals > MAX_DECIMALS {
+            return None;
+        }
+        let (low, high) = (scaled(low)?, scaled(high)?);
+        (low <= high).then_some(Bounds { name, low, high, decimals })
     };
-    parse().ok_or_else(|| "expected a name and a range of whole numbers, such as bs=1:512".to_owned())
+    parse().ok_or_else(|| "expected a name and a range of numbers, such as bs=1:512 or util=0.80:0.99".to_owned())
 }
 
 /// Parses a whole number of at least 1.
@@ -237,6 +290,33 @@ mod tests {
         assert_eq!(kept("9d"), Ok(Kept::Time(Duration::from_secs(9 * 86_400))));
         for text in ["10", "1000000000", "10G", "10M", "5KiB", "10ms", "0s", "", "h", "-1h"] {
             assert!(kept(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn values_are_numbers_in_order_or_words() {
+        let values = |text: &str| values(text).map(|values| values.values);
+        assert_eq!(values("bs=16,8, 32,8"), Ok(vec!["8".into(), "16".into(), "32".into()]));
+        assert_eq!(values("util=0.9,0.85,0.90"), Ok(vec!["0.85".into(), "0.9".into()]));
+        assert_eq!(values("dtype=fp8,auto"), Ok(vec!["fp8".into(), "auto".into()]));
+        for wrong in ["bs", "=1", "bs=", "bs=1,,2", "b s=1", "path=a/b", "bs=a\u{7}"] {
+            assert!(values(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_range_counts_in_its_last_decimal_place() {
+        let range = bounds("util=0.8:0.99").unwrap();
+        assert_eq!(
+            (range.low, range.high, range.text(range.low), range.text(85)),
+            (80, 99, "0.80".into(), "0.85".into())
+        );
+        let range = bounds("bs=1:512").unwrap();
+        assert_eq!((range.low, range.high, range.text(7)), (1, 512, "7".into()));
+        for wrong in
+            ["bs=1", "bs=2:1", "bs=a:b", "bs=1.:2", "bs=.5:1", "bs=-1:2", "bs=0.1234567:1", "bs=1:99999999999999999999"]
+        {
+            assert!(bounds(wrong).is_err(), "{wrong}");
         }
     }
 

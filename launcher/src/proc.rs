@@ -4,6 +4,7 @@
 //! procfs-core parses `stat`. docs/decisions/009-launcher-crates.md says why this module reads and parses the other
 //! files itself.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
@@ -11,6 +12,7 @@ use std::path::PathBuf;
 
 use procfs_core::FromRead;
 use procfs_core::process::Stat;
+use rustix::process::Pid;
 use serde_json::{Map, Value, json};
 
 /// The maximum length of a command line, in bytes.
@@ -261,6 +263,34 @@ fn is_of_interest(name: &str) -> bool {
     const SECRETS: &[&str] =
         &["TOKEN", "JWT", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "KEY", "AUTH", "COOKIE", "PRIVATE"];
     (NAMES.contains(&name) || PREFIXES.iter().any(|p| name.starts_with(p))) && !SECRETS.iter().any(|s| name.contains(s))
+}
+
+/// The running processes that descend from a process.
+pub(crate) fn descendants(ancestor: Pid) -> Vec<Pid> {
+    let mut children: HashMap<Pid, Vec<Pid>> = HashMap::new();
+    for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let pid = entry.file_name().to_str().and_then(|name| Pid::from_raw(name.parse().ok()?));
+        let Some((pid, parent)) = pid.and_then(|pid| Some((pid, parent(pid)?))) else { continue };
+        children.entry(parent).or_default().push(pid);
+    }
+    let (mut found, mut todo) = (Vec::new(), vec![ancestor]);
+    while let Some(parent) = todo.pop() {
+        let own = children.remove(&parent).unwrap_or_default();
+        found.extend_from_slice(&own);
+        todo.extend(own);
+    }
+    found
+}
+
+/// The parent of a process that has not ended.
+fn parent(pid: Pid) -> Option<Pid> {
+    let stat = std::fs::read(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
+    // The name can have any character.
+    let after_name = stat.iter().rposition(|byte| *byte == b')')?;
+    let mut fields = std::str::from_utf8(stat.get(after_name + 1..)?).ok()?.split_ascii_whitespace();
+    let state = fields.next()?;
+    let parent = fields.next()?.parse().ok()?;
+    Pid::from_raw(parent).filter(|_| !matches!(state, "Z" | "X"))
 }
 
 /// Parses `/proc/PID/stat`. `None` when the content is cut off.

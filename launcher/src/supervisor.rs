@@ -4,7 +4,7 @@
 //! and `setsid`, say) becomes a child of this one, which is the subreaper of all of them. The server cannot be that:
 //! its analyses are its children too, and it may be killed. Then this process gets SIGTERM, as at the time limit.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::ffi::OsString;
 use std::mem::MaybeUninit;
 use std::os::unix::process::CommandExt;
@@ -21,6 +21,7 @@ use rustix::process::{
 
 use crate::inherited;
 use crate::message;
+use crate::proc::descendants;
 use crate::signals::EndSignals;
 
 /// The name of the process: its first argument.
@@ -216,32 +217,4 @@ fn programs(memtrace: Pid) -> Vec<Pid> {
     let program = |pid: Pid| std::fs::read_link(format!("/proc/{}/exe", pid.as_raw_nonzero())).ok();
     let own = program(memtrace);
     descendants(memtrace).into_iter().filter(|pid| program(*pid) != own).collect()
-}
-
-/// The running processes that descend from a process.
-fn descendants(ancestor: Pid) -> Vec<Pid> {
-    let mut children: HashMap<Pid, Vec<Pid>> = HashMap::new();
-    for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let pid = entry.file_name().to_str().and_then(|name| Pid::from_raw(name.parse().ok()?));
-        let Some((pid, parent)) = pid.and_then(|pid| Some((pid, parent(pid)?))) else { continue };
-        children.entry(parent).or_default().push(pid);
-    }
-    let (mut found, mut todo) = (Vec::new(), vec![ancestor]);
-    while let Some(parent) = todo.pop() {
-        let own = children.remove(&parent).unwrap_or_default();
-        found.extend_from_slice(&own);
-        todo.extend(own);
-    }
-    found
-}
-
-/// The parent of a process that has not ended.
-fn parent(pid: Pid) -> Option<Pid> {
-    let stat = std::fs::read(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
-    // The name can have any character.
-    let after_name = stat.iter().rposition(|byte| *byte == b')')?;
-    let mut fields = std::str::from_utf8(stat.get(after_name + 1..)?).ok()?.split_ascii_whitespace();
-    let state = fields.next()?;
-    let parent = fields.next()?.parse().ok()?;
-    Pid::from_raw(parent).filter(|_| !matches!(state, "Z" | "X"))
 }

@@ -46,6 +46,11 @@ pub struct ServerSummary {
 }
 
 impl ServerSummary {
+    /// The bytes of the weights.
+    pub fn weights_bytes(&self) -> u64 {
+        self.parts.iter().filter(|part| part.kind == ServingPart::Weights).map(|part| part.bytes).sum()
+    }
+
     /// How far the engine came, and how much KV cache it has, as a sentence. `None` if it did not come to serving.
     pub(crate) fn verdict(&self) -> Option<String> {
         let has = |stage: fn(ServingStage) -> bool| self.stages.iter().any(|one| stage(one.stage));
@@ -403,7 +408,8 @@ impl Attributes {
             None => {
                 let least = ((used as f64 / memory.total_bytes.max(1) as f64 + SPARE) * 100.0).ceil() / 100.0;
                 let remedy = if least < 1.0 {
-                    format!(" From `{option} {least:.2}` on there is room.")
+                    let left = (least * memory.total_bytes as f64) as u64 - used;
+                    format!(" `{option} {least:.2}` leaves {} for it.", size_text(left))
                 } else {
                     format!(" The device is too small: `{} 2` divides the weights.", self.options().tensor_parallel)
                 };

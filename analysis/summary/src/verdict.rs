@@ -58,6 +58,9 @@ impl VerdictSummary {
                 self.remarks.push(text);
             }
             self.remarks.extend(missing_functions(&simulated.missing_functions));
+            if simulated.was_ready {
+                self.remarks.push("The program was ended when it was ready for requests (/health).".to_owned());
+            }
         }
         if let Some(limit) = summary.run.limit_bytes {
             let text = format!("Limited to {} of each GPU (--limit); all processes together.", size_text(limit));

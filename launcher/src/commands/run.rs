@@ -25,6 +25,7 @@ use crate::output::Stream;
 use crate::preflight::{self, NOT_EXECUTABLE, NOT_FOUND, Refusal};
 use crate::private_folder::{PrivateFolder, Readers};
 use crate::process_watch::{CommandEnvironment, ProcessWatch};
+use crate::ready::ReadyWatch;
 use crate::signal_probe::SignalProbe;
 use crate::signals::Signals;
 use crate::simulation::Simulation;
@@ -152,7 +153,17 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
     };
     manifest.set_started(child.pid() as u32);
     let parent = ParentWatch::start();
-    let status = signals.forward_until_exit(&child, probe.as_ref());
+    let is_watched = simulation.is_some_and(|simulation| simulation.until_ready);
+    let command = rustix::process::Pid::from_raw(child.pid()).filter(|_| is_watched);
+    let ready = command.map(ReadyWatch::start).transpose().context("cannot start a thread").inspect_err(|_| {
+        child.signal(libc::SIGKILL, None);
+    })?;
+    let mut status = signals.forward_until_exit(&child, probe.as_ref());
+    // A server that was ready has done what it was run for, however it takes its end.
+    let was_ready = ready.is_some_and(ReadyWatch::finish);
+    if was_ready {
+        status = 0;
+    }
     drop((probe, parent));
     sampler.into_iter().for_each(Sampler::finish);
     push.into_iter().for_each(Push::finish);
@@ -170,7 +181,7 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
     let is_simulation_unused = simulated.as_ref().is_some_and(|simulated| !simulated.used_cuda);
     if let Some(simulated) = simulated {
         simulated.problems.iter().for_each(|problem| message::warning(problem));
-        manifest.set_simulated(simulated);
+        manifest.set_simulated(simulated, was_ready);
     }
     manifest.set_unrecordable(watched, take_reports(&folder));
     let summary = manifest.finish(status, outcome);

@@ -46,6 +46,8 @@ pub(crate) struct Simulation {
     pub(crate) nonzero: Nonzero,
     /// The number of optimizer steps after which the program ends.
     pub(crate) steps: Option<u32>,
+    /// Whether the program ends when it answers requests over HTTP.
+    pub(crate) until_ready: bool,
 }
 
 impl Simulation {
@@ -58,6 +60,7 @@ impl Simulation {
             exception: None,
             workspaces: None,
             missing_functions: Vec::new(),
+            was_ready: false,
         }
     }
 

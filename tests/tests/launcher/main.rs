@@ -8,6 +8,7 @@ mod doctor;
 mod drain;
 mod dry_run;
 mod dry_run_hostile;
+mod dry_run_servers;
 mod dry_run_values;
 mod faults;
 mod hostile_clients;

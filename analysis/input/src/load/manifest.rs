@@ -291,6 +291,9 @@ pub struct SimulatedGpus {
     /// called and the simulation lacks. Absent if there are none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub missing_functions: Vec<MissingFunction>,
+    /// Whether the program was ended because it answered requests (`--until-ready`). Absent otherwise.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub was_ready: bool,
 }
 
 /// A function that the program of a dry run called and the simulation lacks.

@@ -19,6 +19,7 @@ pub(crate) fn dry_run(options: &DryRun) -> u8 {
     let tried = match (&options.vary, &options.max) {
         (Some(values), _) => tries::vary(options, &simulation, values),
         (None, Some(bounds)) => tries::max(options, &simulation, bounds),
+        (None, None) if !options.vary_gpu.is_empty() => tries::vary_gpu(options, &simulation),
         (None, None) => return super::run::run(&options.run, Some(&simulation)),
     };
     match tried {
@@ -34,7 +35,13 @@ fn simulation(options: &DryRun) -> Simulation {
         (None, Some(memory_bytes)) => Gpu::of_memory(memory_bytes),
         (None, None) => Gpu::default_model(),
     };
-    Simulation { gpu, count: options.gpus, nonzero: options.nonzero, steps: options.steps }
+    Simulation {
+        gpu,
+        count: options.gpus,
+        nonzero: options.nonzero,
+        steps: options.steps,
+        until_ready: options.until_ready,
+    }
 }
 
 /// Prints a table of the GPUs that can be simulated.

@@ -8,7 +8,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 
 use memtrace_analysis::load::ValueException;
-use memtrace_analysis::report::DeviceSummary;
+use memtrace_analysis::report::{DeviceSummary, KvCacheSummary};
 use memtrace_analysis::{RunFolder, Summary};
 use memtrace_trace::file::untrusted;
 use serde::{Deserialize, Serialize};
@@ -28,6 +28,10 @@ const MAX_NAME: usize = 4096;
 pub(super) struct Results {
     /// The device with the least memory left. `None` if the program failed before it used one.
     pub(super) worst: Option<Figures>,
+    /// The engine that serves models, on the device with the smallest KV cache. `None` for other programs.
+    pub(super) server: Option<Server>,
+    /// Why a server that has failed does not fit, if that is known.
+    pub(super) does_not_fit: Option<String>,
     /// The out-of-memory error that the report explains.
     pub(super) out_of_memory: Option<OutOfMemory>,
     /// The exception that a value can be the reason of.
@@ -49,6 +53,20 @@ pub(super) struct Figures {
     pub(super) phase: String,
     /// What was free on the device at the most memory in use, by all libraries and processes.
     pub(super) free_bytes: u64,
+}
+
+/// The KV cache of an engine that serves models.
+#[derive(Serialize, Deserialize, Clone, PartialEq, Debug)]
+pub(super) struct Server {
+    pub(super) engine: String,
+    pub(super) weights_bytes: u64,
+    /// 0 without a KV cache.
+    pub(super) kv_cache_bytes: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) kv_cache_tokens: Option<u64>,
+    /// How many requests of the longest length have room at a time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) concurrency: Option<f64>,
 }
 
 /// An out-of-memory error.
@@ -76,11 +94,55 @@ pub(super) fn read(folder: &RunFolder, run: &str, context_bytes: u64, output: &F
     };
     Results {
         worst: summary.as_ref().and_then(|summary| worst_device(summary, context_bytes)),
+        server: summary.as_ref().and_then(server),
+        does_not_fit: summary.as_ref().and_then(server_problem).or_else(|| refusal(output).unwrap_or_default()),
         out_of_memory: summary.as_ref().and_then(out_of_memory),
         exception: summary.as_ref().and_then(exception),
         last_lines: last_lines(output).unwrap_or_default(),
         problem,
     }
+}
+
+/// Messages with which engines refuse to start for lack of memory, and what reports say of them. vLLM: `request_memory`
+/// and `check_enough_kv_cache_memory`; SGLang: `profile_max_num_token` and `init_memory_pool`.
+const REFUSALS: [(&str, &str); 6] = [
+    ("less than desired GPU memory utilization", "less memory is free than the share that vLLM may use"),
+    ("No available memory for the cache blocks", "vLLM has no memory for a KV cache"),
+    ("larger than the available KV cache memory", "the KV cache has no room for a request of the longest length"),
+    (
+        "larger than the maximum number of tokens that can be stored in",
+        "the KV cache has no room for a request of the longest length",
+    ),
+    ("Please try to increase --mem-fraction-static", "SGLang has no memory for a KV cache"),
+    ("Loading a model of this size needs more GPU memory", "SGLang has no memory for the weights"),
+];
+
+/// The message in the end of the output with which an engine refuses to start.
+fn refusal(output: &File) -> io::Result<Option<String>> {
+    let text = end_of(output)?;
+    let found = REFUSALS.iter().find(|(message, _)| text.contains(message));
+    Ok(found.map(|(_, text)| (*text).to_owned()))
+}
+
+/// Why the engine in a summary has no KV cache.
+fn server_problem(summary: &Summary) -> Option<String> {
+    let mut servers = gpus(summary).filter_map(|device| device.server.as_ref());
+    servers.find_map(|server| server.problem.as_deref()).map(name)
+}
+
+/// The engine in a summary, on the device with the smallest KV cache.
+fn server(summary: &Summary) -> Option<Server> {
+    let servers = gpus(summary).filter_map(|device| device.server.as_ref()).map(|server| {
+        let cache = server.kv_cache.as_ref();
+        Server {
+            engine: name(&server.engine),
+            weights_bytes: server.weights_bytes(),
+            kv_cache_bytes: cache.map_or(0, |cache| cache.bytes),
+            kv_cache_tokens: cache.and_then(|cache| cache.tokens),
+            concurrency: cache.and_then(KvCacheSummary::concurrency),
+        }
+    });
+    servers.min_by_key(|server| server.kv_cache_bytes)
 }
 
 /// The summary of a run.
@@ -92,14 +154,19 @@ fn summary(folder: &RunFolder, run: &str) -> io::Result<Summary> {
     Summary::from_json(&untrusted::read(&file, MAX_SUMMARY)?).map_err(io::Error::other)
 }
 
-/// The last lines of a file, of which only the end is read.
-fn last_lines(output: &File) -> io::Result<Vec<String>> {
+/// The end of a file.
+fn end_of(output: &File) -> io::Result<String> {
     let length = output.metadata()?.len();
     let (start, mut end) = (length.saturating_sub(END), Vec::new());
     end.resize((length - start) as usize, 0);
     // A process of the program that still runs may make it shorter.
     let read = output.read_at(&mut end, start)?;
-    let text = String::from_utf8_lossy(&end[..read]);
+    Ok(String::from_utf8_lossy(&end[..read]).into_owned())
+}
+
+/// The last lines of a file, of which only the end is read.
+fn last_lines(output: &File) -> io::Result<Vec<String>> {
+    let (start, text) = (output.metadata()?.len().saturating_sub(END), end_of(output)?);
     let lines: Vec<&str> = text.lines().collect();
     let first = lines.len().saturating_sub(SHOWN_LINES);
     let cut = |(number, line): (usize, &&str)| {

@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use memtrace_analysis::load::MANIFEST_FILE;
-use memtrace_analysis::report::size_text;
+use memtrace_analysis::report::{count_text, size_text};
 use memtrace_analysis::{RunFolder, printable};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::Serialize;
 
-use super::results::{self, Figures, OutOfMemory, Results};
+use super::results::{self, Figures, OutOfMemory, Results, Server};
 use crate::cli::DryRun;
 use crate::commands::run;
 use crate::message::{self, WithHelp};
@@ -25,19 +25,44 @@ use crate::{folder, host, inherited, sandbox};
 
 /// The width of the bars in the table.
 const BAR: usize = 24;
+/// Their width in a table with figures of servers.
+const SHORT_BAR: usize = 12;
 /// How long reading the results of a try may take.
 const READ_TIME: Duration = Duration::from_secs(60);
 
 /// What one value of the placeholder led to.
 #[derive(Serialize, Clone, PartialEq, Debug)]
 pub(super) struct Try {
-    value: u64,
+    #[serde(serialize_with = "as_number")]
+    value: String,
+    /// The position in the table.
+    #[serde(skip)]
+    position: u64,
     result: TryOutcome,
     /// The device with the least memory left. Absent if the program failed before it used one.
     #[serde(skip_serializing_if = "Option::is_none")]
     worst: Option<Figures>,
+    /// The engine that serves models. Absent for other programs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    server: Option<Server>,
     /// The run folder.
     run: String,
+}
+
+/// Serializes a value as a number if it is one.
+fn as_number<S: serde::Serializer>(value: &str, serializer: S) -> Result<S::Ok, S::Error> {
+    match (value.parse::<u64>(), value.parse::<f64>()) {
+        (Ok(whole), _) => serializer.serialize_u64(whole),
+        (_, Ok(number)) if number.is_finite() && !value.contains(char::is_alphabetic) => {
+            serializer.serialize_f64(number)
+        }
+        _ => serializer.serialize_str(value),
+    }
+}
+
+/// [`as_number`] of a value that is there.
+fn as_number_of<S: serde::Serializer>(value: &Option<&str>, serializer: S) -> Result<S::Ok, S::Error> {
+    as_number(value.unwrap_or_default(), serializer)
 }
 
 /// How a try ended.
@@ -50,6 +75,10 @@ enum TryOutcome {
         phase: String,
         location: String,
     },
+    /// The engine refused to start, for lack of memory.
+    DoesNotFit {
+        reason: String,
+    },
     /// The program ended with this exit code and without an out-of-memory error.
     ProgramFailed(i32),
 }
@@ -58,12 +87,18 @@ enum TryOutcome {
 struct Tries<'a> {
     options: &'a DryRun,
     simulation: &'a Simulation,
+    /// The name of the placeholder, or `gpu`.
+    name: &'a str,
     folder: RunFolder,
 }
 
+/// The placeholder of [`vary_gpu`]. The command need not have it.
+const GPU: &str = "gpu";
+
 /// A try that runs.
 struct Running {
-    value: u64,
+    value: String,
+    position: u64,
     child: Child,
     /// Its output, for reading. The program may replace the file of that name.
     output: File,
@@ -71,32 +106,13 @@ struct Running {
 
 /// Tries all values, and prints a table. Fails at the first program that fails for another reason than memory.
 pub(super) fn vary(options: &DryRun, simulation: &Simulation, values: &Values) -> anyhow::Result<bool> {
-    let tries = Tries::new(options, simulation, &values.name)?;
-    let (mut next, mut running, mut results) = (values.values.iter(), Vec::new(), Vec::new());
-    let mut is_over = false;
-    loop {
-        while !is_over && running.len() < options.jobs {
-            let Some(value) = next.next() else { break };
-            match tries.start(&values.name, *value) {
-                Ok(started) => running.push(started),
-                Err(e) => {
-                    is_over = true;
-                    results.push(Err(e));
-                }
-            }
-        }
-        if running.is_empty() {
-            break;
-        }
-        let ended = running.swap_remove(first_to_end(&running));
-        let result = tries.finish(&values.name, ended);
-        is_over |= result.as_ref().map_or(true, Try::has_failed);
-        results.push(result);
-    }
-    let mut results = results.into_iter().collect::<anyhow::Result<Vec<Try>>>()?;
-    results.sort_by_key(|one| one.value);
-    tries.print(&values.name, &results, None)?;
-    Ok(!results.iter().any(Try::has_failed))
+    Tries::new(options, simulation, &values.name)?.all(&values.values)
+}
+
+/// Tries all GPUs, and prints a table.
+pub(super) fn vary_gpu(options: &DryRun, simulation: &Simulation) -> anyhow::Result<bool> {
+    let names: Vec<String> = options.vary_gpu.iter().map(|gpu| gpu.id.clone()).collect();
+    Tries::new(options, simulation, GPU)?.all(&names)
 }
 
 /// Waits until one of the tries ends, and returns its index.
@@ -116,18 +132,18 @@ pub(super) fn max(options: &DryRun, simulation: &Simulation, bounds: &Bounds) ->
     let tries = Tries::new(options, simulation, &bounds.name)?;
     let mut results: Vec<Try> = Vec::new();
     let mut fits = |value| -> anyhow::Result<Option<bool>> {
-        let one = tries.finish(&bounds.name, tries.start(&bounds.name, value)?)?;
+        let one = tries.finish(tries.start(&bounds.text(value), value)?)?;
         let result = match one.result {
             TryOutcome::Fits => Some(true),
-            TryOutcome::OutOfMemory { .. } => Some(false),
+            TryOutcome::OutOfMemory { .. } | TryOutcome::DoesNotFit { .. } => Some(false),
             TryOutcome::ProgramFailed(_) => None,
         };
         results.push(one);
         Ok(result)
     };
     let largest = search(bounds.low, bounds.high, &mut fits)?;
-    results.sort_by_key(|one| one.value);
-    tries.print(&bounds.name, &results, Some(largest))?;
+    results.sort_by_key(|one| one.position);
+    tries.print(&results, Some(largest))?;
     Ok(matches!(largest, Largest::Fits(_)))
 }
 
@@ -167,11 +183,11 @@ fn search(low: u64, high: u64, fits: &mut impl FnMut(u64) -> anyhow::Result<Opti
 }
 
 impl<'a> Tries<'a> {
-    fn new(options: &'a DryRun, simulation: &'a Simulation, name: &str) -> anyhow::Result<Self> {
+    fn new(options: &'a DryRun, simulation: &'a Simulation, name: &'a str) -> anyhow::Result<Self> {
         let placeholder = format!("{{{name}}}");
         let has = |argument: &OsString| replaced(argument, &placeholder, "").is_some();
         ensure!(
-            options.run.command.iter().any(has),
+            options.max.is_none() && options.vary.is_none() || options.run.command.iter().any(has),
             WithHelp::new(
                 format!("the command has no {placeholder}"),
                 format!(
@@ -184,11 +200,41 @@ impl<'a> Tries<'a> {
         let folder = folder::create(run::place(&options.run), &options.run.command, &stamp)?.folder;
         // Each try has a run folder of its own in this one, which is none.
         folder.remove(MANIFEST_FILE).context("cannot remove the manifest of the folder of tries")?;
-        Ok(Tries { options, simulation, folder })
+        Ok(Tries { options, simulation, name, folder })
+    }
+
+    /// Tries all values, and prints a table.
+    fn all(&self, values: &[String]) -> anyhow::Result<bool> {
+        let (mut next, mut running, mut results) = (values.iter().zip(0..), Vec::new(), Vec::new());
+        let mut is_over = false;
+        loop {
+            while !is_over && running.len() < self.options.jobs {
+                let Some((value, position)) = next.next() else { break };
+                match self.start(value, position) {
+                    Ok(started) => running.push(started),
+                    Err(e) => {
+                        is_over = true;
+                        results.push(Err(e));
+                    }
+                }
+            }
+            if running.is_empty() {
+                break;
+            }
+            let ended = running.swap_remove(first_to_end(&running));
+            let result = self.finish(ended);
+            is_over |= result.as_ref().map_or(true, Try::has_failed);
+            results.push(result);
+        }
+        let mut results = results.into_iter().collect::<anyhow::Result<Vec<Try>>>()?;
+        results.sort_by_key(|one| one.position);
+        self.print(&results, None)?;
+        Ok(!results.iter().any(Try::has_failed))
     }
 
     /// Runs the command with a value.
-    fn start(&self, name: &str, value: u64) -> anyhow::Result<Running> {
+    fn start(&self, value: &str, position: u64) -> anyhow::Result<Running> {
+        let name = self.name;
         let output = format!("{name}-{value}.txt");
         let cannot = || format!("cannot write {}", self.folder.path().join(&output).display());
         let log = self.folder.create(&output).with_context(cannot)?;
@@ -202,38 +248,44 @@ impl<'a> Tries<'a> {
         if let Some(steps) = simulation.steps {
             command.args(["--steps", &steps.to_string()]);
         }
-        if let Some(gpu) = &self.options.gpu {
-            command.args(["--gpu", &gpu.id]);
+        // A server that is ready shows all that it needs, and would not end by itself.
+        command.arg("--until-ready");
+        let gpu =
+            if self.options.vary_gpu.is_empty() { self.options.gpu.as_ref().map(|gpu| &*gpu.id) } else { Some(value) };
+        if let Some(gpu) = gpu {
+            command.args(["--gpu", gpu]);
         }
         if let Some(memory) = self.options.memory {
             command.args(["--memory", &memory.to_string()]);
         }
         command.arg("-o").arg(self.folder.path().join(run_of(name, value))).arg("--");
-        let text = value.to_string();
         command.args(
-            self.options.run.command.iter().map(|a| replaced(a, &placeholder, &text).unwrap_or_else(|| a.clone())),
+            self.options.run.command.iter().map(|a| replaced(a, &placeholder, value).unwrap_or_else(|| a.clone())),
         );
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-        Ok(Running { value, child: command.spawn().context("cannot start a try")?, output })
+        Ok(Running { value: value.to_owned(), position, child: command.spawn().context("cannot start a try")?, output })
     }
 
     /// Waits for a try, and reads what it led to.
-    fn finish(&self, name: &str, mut running: Running) -> anyhow::Result<Try> {
-        let value = running.value;
+    fn finish(&self, mut running: Running) -> anyhow::Result<Try> {
+        let (name, value) = (self.name, std::mem::take(&mut running.value));
         let code = running.child.wait().context("cannot wait for a try")?.code().unwrap_or(-1);
-        let (run, context_bytes) = (run_of(name, value), self.simulation.gpu.context_bytes);
+        let (run, context_bytes) = (run_of(name, &value), self.simulation.gpu.context_bytes);
         let read = sandbox::call(READ_TIME, || results::read(&self.folder, &run, context_bytes, &running.output));
         let run = self.folder.path().join(run);
         let results = read.unwrap_or_else(|e| Results::unknown(format!("cannot read {}: {e:#}", run.display())));
         let one = Try {
             value,
+            position: running.position,
+            server: results.server,
             worst: results.worst,
-            result: match results.out_of_memory.filter(|_| code != 0) {
-                Some(OutOfMemory { requested_bytes, phase, location }) => {
+            result: match (results.out_of_memory.filter(|_| code != 0), results.does_not_fit) {
+                (Some(OutOfMemory { requested_bytes, phase, location }), _) => {
                     TryOutcome::OutOfMemory { requested_bytes, phase, location }
                 }
-                None if code == 0 => TryOutcome::Fits,
-                None => TryOutcome::ProgramFailed(code),
+                (None, _) if code == 0 => TryOutcome::Fits,
+                (None, Some(reason)) => TryOutcome::DoesNotFit { reason },
+                (None, None) => TryOutcome::ProgramFailed(code),
             },
             run: run.display().to_string(),
         };
@@ -241,15 +293,15 @@ impl<'a> Tries<'a> {
             message::warning(problem);
         }
         if !self.options.run.summary.quiet && Stream::Stderr.is_terminal() {
-            message::status(&format!("{name}={value}: {}", one.text()));
+            message::status(&format!("{name}={}: {}", one.value, one.text()));
         }
         if one.has_failed() {
             message::error(
-                &format!("the program failed with {name}={value}, not for lack of memory; its output ends with"),
+                &format!("the program failed with {name}={}, not for lack of memory; its output ends with", one.value),
                 None,
             );
             results.last_lines.iter().for_each(|line| message::status(line));
-            let path = self.folder.path().join(format!("{name}-{value}.txt"));
+            let path = self.folder.path().join(format!("{name}-{}.txt", one.value));
             message::status(&format!("all of it: {}", path.display()));
             if let Some(exception) = &results.exception {
                 message::status(&exception.text());
@@ -258,7 +310,7 @@ impl<'a> Tries<'a> {
         Ok(one)
     }
 
-    fn print(&self, name: &str, results: &[Try], largest: Option<Largest>) -> anyhow::Result<()> {
+    fn print(&self, results: &[Try], largest: Option<Largest>) -> anyhow::Result<()> {
         if self.options.json {
             #[derive(Serialize)]
             struct Report<'a> {
@@ -266,57 +318,98 @@ impl<'a> Tries<'a> {
                 variable: &'a str,
                 tries: &'a [Try],
                 #[serde(skip_serializing_if = "Option::is_none")]
-                largest: Option<u64>,
+                #[serde(serialize_with = "as_number_of")]
+                largest: Option<&'a str>,
             }
             let largest = match largest {
-                Some(Largest::Fits(value)) => Some(value),
+                Some(Largest::Fits(position)) => at(results, position).map(|one| &*one.value),
                 _ => None,
             };
-            let report = Report { simulated: self.simulation.description(), variable: name, tries: results, largest };
+            let report =
+                Report { simulated: self.simulation.description(), variable: self.name, tries: results, largest };
             let text = serde_json::to_string_pretty(&report)? + "\n";
             return crate::commands::write_output(Printed::Json(&text), None);
         }
-        crate::commands::write_output(Printed::Text(&self.table(name, results, largest)), None)
+        crate::commands::write_output(Printed::Text(&self.table(results, largest)), None)
     }
 
-    fn table(&self, name: &str, results: &[Try], largest: Option<Largest>) -> String {
-        let gpu = &self.simulation.gpu;
+    fn table(&self, results: &[Try], largest: Option<Largest>) -> String {
+        let (name, gpu) = (self.name, &self.simulation.gpu);
         let memory = size_text(gpu.memory_bytes);
-        let mut text = format!("Dry runs on {} ({memory}), simulated: no GPU was used, no kernel ran.\n\n", gpu.name);
-        let width = results.iter().map(|one| one.value.to_string().len()).max().unwrap_or(0).max(name.len());
+        let varies_gpu = !self.options.vary_gpu.is_empty();
+        let on = if varies_gpu { "several GPUs".to_owned() } else { format!("{} ({memory})", gpu.name) };
+        let of = if varies_gpu { "of the GPU".to_owned() } else { format!("of {memory}") };
+        let mut text = format!("Dry runs on {on}, simulated: no GPU was used, no kernel ran.\n\n");
+        let has_server = results.iter().any(|one| one.server.is_some());
+        let width = results.iter().map(|one| one.value.chars().count()).max().unwrap_or(0).max(name.len());
+        let of_server = |cache: &str, tokens: &str, requests: &str| {
+            if has_server { format!("  {cache:>9}  {tokens:>10}  {requests:>8}") } else { String::new() }
+        };
+        let bar_width = if has_server { SHORT_BAR } else { BAR };
         text += &format!(
-            "{name:>width$}  {:>10}  {:>10}  {:<BAR$}  result\n",
+            "{name:>width$}  {:>10}  {:>10}  {of:<bar_width$}{}  result\n",
             "allocated",
             "reserved",
-            format!("of {memory}")
+            of_server("KV cache", "tokens", "requests")
         );
         for one in results {
             let (allocated, reserved, bar) = one.worst.as_ref().map_or_else(Default::default, |worst| {
                 let share = worst.reserved_bytes as f64 / worst.total_bytes.max(1) as f64;
-                let bar = "#".repeat((share * BAR as f64).round().clamp(1.0, BAR as f64) as usize);
+                let bar = "#".repeat((share * bar_width as f64).round().clamp(1.0, bar_width as f64) as usize);
                 (size_text(worst.allocated_bytes), size_text(worst.reserved_bytes), bar)
             });
-            text += &format!("{:>width$}  {allocated:>10}  {reserved:>10}  {bar:<BAR$}  {}\n", one.value, one.text());
+            let server = one.server.as_ref().filter(|server| server.kv_cache_bytes > 0);
+            let cache = server.map(|server| size_text(server.kv_cache_bytes)).unwrap_or_default();
+            let tokens = server.and_then(|server| server.kv_cache_tokens).map(count_text).unwrap_or_default();
+            let requests = server.and_then(|server| server.concurrency).map(|n| format!("{n:.1}")).unwrap_or_default();
+            text += &format!(
+                "{:>width$}  {allocated:>10}  {reserved:>10}  {bar:<bar_width$}{}  {}\n",
+                one.value,
+                of_server(&cache, &tokens, &requests),
+                one.text()
+            );
         }
-        let at = |value: u64| results.iter().find(|one| one.value == value);
+        if has_server {
+            text += "\nrequests: how many of the longest length have room at a time\n";
+        }
         match largest {
-            Some(Largest::Fits(value)) => {
-                let free = at(value).and_then(|one| one.worst.as_ref()).map(|worst| size_text(worst.free_bytes));
+            Some(Largest::Fits(position)) => {
+                let fitting = at(results, position);
+                let value = fitting.map_or("", |one| &one.value);
+                let free = fitting.and_then(|one| one.worst.as_ref()).map(|worst| size_text(worst.free_bytes));
                 let margin = free.map(|free| format!(", with {free} to spare")).unwrap_or_default();
                 text += &format!("\nThe largest that fits: {name}={value}{margin}\n");
-                if let Some(next) = results.iter().find(|one| one.value > value) {
-                    text += &format!("{name}={} would run {}\n", next.value, next.text());
+                if let Some(next) = results.iter().find(|one| one.position > position) {
+                    let text_of_next = match next.result {
+                        TryOutcome::OutOfMemory { .. } => format!("would run {}", next.text()),
+                        _ => next.text(),
+                    };
+                    text += &format!("{name}={} {text_of_next}\n", next.value);
                 }
             }
-            Some(Largest::None) => text += &format!("\nNothing fits: {name}={} runs out of memory\n", results[0].value),
-            Some(Largest::ProgramFailed(value)) => {
-                text += &format!("\nNo answer: the program failed with {name}={value}\n")
+            Some(Largest::None) => {
+                let first = &results[0];
+                text += &match first.result {
+                    TryOutcome::OutOfMemory { .. } => {
+                        format!("\nNothing fits: {name}={} runs out of memory\n", first.value)
+                    }
+                    _ => format!("\nNothing fits: {name}={} {}\n", first.value, first.text()),
+                };
+            }
+            Some(Largest::ProgramFailed(position)) => {
+                let value = at(results, position).map_or("", |one| &one.value);
+                text += &format!("\nNo answer: the program failed with {name}={value}\n");
             }
             None => {}
         }
         text += &format!("\nRuns  {}/\n", printable::line(&self.folder.path().to_string_lossy()));
         text
     }
+}
+
+/// The try at this position.
+fn at(results: &[Try], position: u64) -> Option<&Try> {
+    results.iter().find(|one| one.position == position)
 }
 
 impl Try {
@@ -328,12 +421,16 @@ impl Try {
     /// What the value led to, in a few words.
     fn text(&self) -> String {
         match &self.result {
+            TryOutcome::Fits if self.server.is_some() => "fits, ready to serve".to_owned(),
             TryOutcome::Fits => match &self.worst {
                 Some(worst) => format!("fits, peak in {}", worst.phase),
                 None => "fits: it used no GPU memory".to_owned(),
             },
             TryOutcome::OutOfMemory { requested_bytes, phase, location } => {
                 format!("out of memory in {phase} at {location}, which needs {} more", size_text(*requested_bytes))
+            }
+            TryOutcome::DoesNotFit { reason } => {
+                format!("does not fit: {}", printable::line(reason.trim_end_matches('.')))
             }
             TryOutcome::ProgramFailed(code) => format!("the program failed with exit code {code}"),
         }
@@ -355,7 +452,7 @@ fn replaced(argument: &OsStr, placeholder: &str, value: &str) -> Option<OsString
 }
 
 /// The name of the run folder of a value.
-fn run_of(name: &str, value: u64) -> String {
+fn run_of(name: &str, value: &str) -> String {
     format!("{name}-{value}")
 }
 

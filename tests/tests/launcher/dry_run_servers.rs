@@ -1,0 +1,144 @@
+//! `memtrace dry-run` of engines that serve models: `tests/programs/serving` has the functions and the arithmetic of
+//! vLLM's worker.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use memtrace_tests::traced_program::{python, root};
+use serde_json::Value;
+
+use crate::launcher_support::*;
+
+const TOTAL: f64 = (8_u64 << 30) as f64;
+
+/// A dry run of the engine, in a folder.
+fn engine(folder: &Path, options: &[&str], arguments: &[&str]) -> Output {
+    // For the Python of the test environment.
+    let mut command = Command::new(root().join("scripts/sim"));
+    command.current_dir(folder).arg(memtrace()).arg("dry-run").args(options).arg("--").arg(python());
+    output(command.arg(root().join("tests/programs/serving/engine.py")).args(arguments))
+}
+
+/// The device in the summary of the run folder `run`.
+fn device(folder: &Path) -> Value {
+    let summary = std::fs::read(folder.join("run/summary.json")).unwrap();
+    let mut summary: Value = serde_json::from_slice(&summary).unwrap();
+    summary["processes"][0]["devices"][0].take()
+}
+
+/// The numbers that the program prints behind this word.
+fn printed(output: &Output, word: &str) -> Vec<u64> {
+    let text = String::from_utf8_lossy(&output.stdout);
+    let line = text.lines().find_map(|line| line.strip_prefix(&format!("{word} "))).unwrap_or_else(|| panic!("{text}"));
+    line.split(' ').map(|number| number.parse().unwrap()).collect()
+}
+
+fn part(server: &Value, kind: &str) -> u64 {
+    let parts = server["parts"].as_array().unwrap();
+    parts.iter().find(|part| part["kind"] == kind).map_or(0, |part| part["bytes"].as_u64().unwrap())
+}
+
+#[test]
+fn a_server_is_reported_as_one_and_its_figures_are_pytorchs() {
+    let folder = tempfile::tempdir().unwrap();
+    let ended = engine(folder.path(), &["--memory", "8GiB", "-o", "run"], &["0.8", "--sleep"]);
+    let report = stderr(&ended);
+    assert!(ended.status.success(), "{report}");
+    let device = device(folder.path());
+    let server = &device["server"];
+    assert_eq!(server["engine"], "vLLM");
+    assert_eq!(part(server, "weights"), printed(&ended, "weights")[0]);
+    assert_eq!(server["weights_by_type"][0]["data_type"], "bfloat16");
+    let (cache, printed_cache) = (&server["kv_cache"], printed(&ended, "kv_cache"));
+    assert_eq!((cache["bytes"].as_u64(), cache["tokens"].as_u64()), (Some(printed_cache[0]), Some(printed_cache[1])));
+    assert_eq!((cache["block_tokens"].as_u64(), cache["max_model_len"].as_u64()), (Some(16), Some(2048)));
+    let stages = server["stages"].as_array().unwrap();
+    let names: Vec<&str> = stages.iter().map(|stage| stage["stage"].as_str().unwrap()).collect();
+    assert_eq!(names, ["load", "profile", "kv_cache", "capture", "warm_up", "serve", "sleep", "wake_up"]);
+    assert_eq!(stages[1]["transient_bytes"].as_u64(), Some(printed(&ended, "profile")[0]));
+    assert_eq!(stages[6]["end_bytes"].as_u64(), Some(printed(&ended, "asleep")[0]));
+    assert_eq!(device["highest"]["allocated_bytes"].as_u64(), Some(printed(&ended, "peak")[0]));
+    for expected in server["expectations"].as_array().unwrap() {
+        assert_eq!(
+            expected["expected_bytes"].as_u64().unwrap().abs_diff(expected["actual_bytes"].as_u64().unwrap()) >> 20,
+            0
+        );
+    }
+    let words: Vec<&str> = report.split(|c: char| !c.is_alphanumeric()).collect();
+    for word in ["step", "steps", "batch", "forward", "backward", "optimizer", "eval"] {
+        assert!(!words.contains(&word), "{word}: {report}");
+    }
+    assert!(report.contains("vLLM answered requests, with a KV cache of"), "{report}");
+}
+
+#[test]
+fn the_suggested_utilization_brings_the_announced_tokens() {
+    let folder = tempfile::tempdir().unwrap();
+    let of = |utilization: &str, name: &str| {
+        let folder = folder.path().join(name);
+        std::fs::create_dir(&folder).unwrap();
+        let ended = engine(&folder, &["--memory", "8GiB", "-o", "run"], &[utilization]);
+        assert!(ended.status.success(), "{}", stderr(&ended));
+        device(&folder)["server"].take()
+    };
+    let before = of("0.8", "before");
+    let suggested = &before["utilization"];
+    let safe = suggested["safe_value"].as_f64().unwrap();
+    assert!(safe > 0.9 && safe < 1.0, "{suggested}");
+    let after = of(&format!("{safe:.2}"), "after");
+    let tokens = |server: &Value| server["kv_cache"]["tokens"].as_i64().unwrap();
+    let gained = tokens(&after) - tokens(&before);
+    assert!((gained - suggested["kv_cache_tokens"].as_i64().unwrap()).abs() <= 32, "{gained}: {suggested}");
+    let free = after["utilization"]["free_bytes"].as_u64().unwrap() as f64;
+    assert!(free >= 0.02 * TOTAL && free < 0.04 * TOTAL, "{free}");
+    assert!(after["utilization"]["safe_value"].is_null(), "{after}");
+}
+
+#[test]
+fn a_server_without_room_for_a_cache_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let ended = engine(folder.path(), &["--memory", "8GiB", "-o", "run"], &["0.05", "--layers", "64"]);
+    let report = stderr(&ended).split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(!ended.status.success());
+    assert!(report.contains("vLLM has no memory for a KV cache: of the 410 MiB that"), "{report}");
+    let needed = report.split("MiB. `--gpu-memory-utilization ").nth(1).and_then(|rest| rest.split('`').next());
+    let folder = tempfile::tempdir().unwrap();
+    let arguments = [needed.unwrap_or_else(|| panic!("{report}")), "--layers", "64"];
+    assert!(engine(folder.path(), &["--memory", "8GiB", "-o", "run"], &arguments).status.success(), "{arguments:?}");
+}
+
+#[test]
+fn tries_of_a_server_end_when_it_is_ready() {
+    let folder = tempfile::tempdir().unwrap();
+    let json = |options: &[&str], arguments: &[&str]| -> (Option<i32>, Value) {
+        let ended = engine(folder.path(), options, arguments);
+        let value = serde_json::from_slice(&ended.stdout).unwrap_or_else(|e| panic!("{e}: {}", stderr(&ended)));
+        (ended.status.code(), value)
+    };
+    let options = ["--memory", "1GiB", "--max", "util=0.05:0.97", "--json", "-o", "max"];
+    let (code, report) = json(&options, &["{util}", "--port", "0", "--layers", "8"]);
+    let tries = report["tries"].as_array().unwrap();
+    assert_eq!((code, report["largest"].as_f64()), (Some(1), None), "{report}");
+    assert!(
+        tries[0]["result"]["does_not_fit"]["reason"].as_str().unwrap().contains("no memory for a KV cache"),
+        "{report}"
+    );
+    let options = ["--memory", "1GiB", "--max", "util=0.5:0.97", "--json", "-o", "max2"];
+    let (code, report) = json(&options, &["{util}", "--port", "0", "--layers", "8"]);
+    assert_eq!((code, report["largest"].as_f64()), (Some(0), Some(0.97)), "{report}");
+    let options = ["--vary-gpu", "t4,a100-40gb", "--jobs", "2", "--json", "-o", "gpus"];
+    let (code, report) = json(&options, &["0.9", "--port", "0"]);
+    let tries = report["tries"].as_array().unwrap();
+    let tokens = |at: usize| tries[at]["server"]["kv_cache_tokens"].as_u64().unwrap();
+    assert_eq!((code, &report["variable"], &tries[1]["value"]), (Some(0), &"gpu".into(), &"a100-40gb".into()));
+    assert!(tries.iter().all(|one| one["result"] == "fits") && tokens(1) > 2 * tokens(0), "{report}");
+}
+
+#[test]
+fn a_program_that_is_no_server_ends_by_itself() {
+    let folder = tempfile::tempdir().unwrap();
+    let ended = engine(folder.path(), &["--memory", "8GiB", "-o", "run", "--until-ready"], &["0.8"]);
+    assert!(ended.status.success() && !stderr(&ended).contains("was ended when"), "{}", stderr(&ended));
+    let ended = engine(folder.path(), &["--memory", "8GiB", "-o", "ready", "--until-ready"], &["0.8", "--port", "0"]);
+    assert!(ended.status.success() && stderr(&ended).contains("ended when it was ready"), "{}", stderr(&ended));
+}
