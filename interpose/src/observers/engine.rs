@@ -42,7 +42,14 @@ static ENGINES: &[Engine] = &[
     Engine {
         name: "vllm",
         file: "vllm/v1/worker/gpu_worker.py",
-        functions: &["load_model", "determine_available_memory", "compile_or_warm_up_model", "execute_model"],
+        functions: &[
+            "load_model",
+            "determine_available_memory",
+            "initialize_from_config",
+            "compile_or_warm_up_model",
+            "execute_model",
+            "shutdown",
+        ],
         classes: &[(c"vllm.v1.worker.gpu_worker", c"Worker")],
         attributes: &[
             "requested_memory",

@@ -115,6 +115,8 @@ static CATEGORY_RULES: &[CategoryRule] = &[
     rule(CategoryRuleId::KvCacheClassName, KvCache, Named("kv_cache"), &[]),
     rule(CategoryRuleId::KvCacheClassName, KvCache, Named("staticcache"), &[]),
     rule(CategoryRuleId::KvCacheClassName, KvCache, Named("dynamiccache"), &[]),
+    rule(CategoryRuleId::ParameterServingLoader, Parameter, Has("vllm/model_executor/model_loader/"), &[]),
+    rule(CategoryRuleId::ParameterServingLoader, Parameter, Has("sglang/srt/model_loader/"), &[]),
     rule(CategoryRuleId::CheckpointTorchLoad, Checkpoint, Ends("torch/serialization.py"), &[]),
     rule(CategoryRuleId::CheckpointSafetensors, Checkpoint, Has("safetensors/"), &[]),
     rule(

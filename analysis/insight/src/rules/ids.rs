@@ -284,6 +284,8 @@ rule_ids! {
     CheckpointTorchLoad = "checkpoint-torch-load",
     /// safetensors.
     CheckpointSafetensors = "checkpoint-safetensors",
+    /// An engine that serves models builds a model and loads its weights.
+    ParameterServingLoader = "parameter-serving-loader",
     /// FSDP allocates a shard.
     ParameterFsdpShard = "parameter-fsdp-shard",
     /// `Parameter.__deepcopy__`.
