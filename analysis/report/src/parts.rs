@@ -457,8 +457,9 @@ fn in_blocks(blocks: u64) -> String {
     if blocks == 1 { String::new() } else { format!(" in {} blocks", count_text(blocks)) }
 }
 
+/// Whether the program was in any phase. A program without PyTorch is in none.
 pub(crate) fn has_phases(device: &DeviceSummary) -> bool {
-    !device.before_first_step.is_empty() || !device.first_step.is_empty()
+    !device.first_step.is_empty() || device.before_first_step.iter().any(|row| row.phase != Phase::Other)
 }
 
 /// A row of the largest allocations.

@@ -238,7 +238,7 @@ impl TextReport {
         };
         let location = peak.allocated_at.as_ref().map_or("", |stack| stack.location.as_str());
         let when = when_peaked(peak);
-        self.labelled("Peak", &format!("{} {when}", size_text(peak.totals.allocated_bytes)));
+        self.labelled("Peak", &format!("{}{when}", size_text(peak.totals.allocated_bytes)));
         self.labelled_list("Allocated at", location);
         let reserved = device.reserved.as_ref().filter(|_| device.explained_oom.is_none());
         self.reserved(peak, reserved, device);
@@ -264,7 +264,7 @@ impl TextReport {
             Some(true) => "the error ended the process",
             None => "it is unknown whether the error ended the process",
         };
-        self.labelled("Requested", &format!("{} {}; {end}", request(oom), when(oom.in_use.step, oom.in_use.phase)));
+        self.labelled("Requested", &format!("{}{}; {end}", request(oom), when(oom.in_use.step, oom.in_use.phase)));
         self.labelled_list("Requested at", &oom.requested_at.location);
         self.oom_facts(device, oom);
         self.categories(&oom.in_use, false, oom.optimizer_state_needed_bytes);
@@ -285,7 +285,7 @@ impl TextReport {
         self.list(&format!("Other out-of-memory errors ({} in all)", count_text(device.oom_count)));
         for oom in others {
             let when = when(oom.in_use.step, oom.in_use.phase);
-            let text = format!("requested {} {when}  {}", request(oom), oom.requested_at.location);
+            let text = format!("requested {}{when}  {}", request(oom), oom.requested_at.location);
             self.item(4, text.trim_end());
         }
     }
@@ -338,10 +338,13 @@ impl TextReport {
             return self.line("  no data: only PyTorch's caching allocator reserves memory".to_owned());
         };
         let whole = state.totals.reserved_bytes;
-        let when = when(state.step, state.phase);
+        let when = match when(state.step, state.phase) {
+            when if when.is_empty() => when,
+            when => format!(" ({})", when.trim_start()),
+        };
         let at = if oom.is_some() { "at the out-of-memory error" } else { "at the peak of allocated memory" };
         let segments = count_text(reserved.segments);
-        self.labelled("Reserved", &format!("{} in {segments} segments, {at} ({when})", size_text(whole)));
+        self.labelled("Reserved", &format!("{} in {segments} segments, {at}{when}", size_text(whole)));
         self.list("Use of reserved memory (% of reserved)");
         let rows = [
             ("requested by the program", reserved.allocated_bytes.saturating_sub(reserved.rounding_bytes)),

@@ -68,7 +68,7 @@ impl TextReport {
             for device in process.devices.iter().take(4) {
                 let mut at = device.peak.as_ref().map(when_peaked).unwrap_or_default();
                 if let Some(oom) = device.explained_oom.and_then(|at| device.ooms.get(at)) {
-                    let failed = format!("out of memory {}", when(oom.in_use.step, oom.in_use.phase));
+                    let failed = format!("out of memory{}", when(oom.in_use.step, oom.in_use.phase));
                     at = format!("{at}; {failed}").trim_start_matches("; ").to_owned();
                 }
                 table.row(vec![
@@ -77,7 +77,7 @@ impl TextReport {
                     size_text(device.highest.allocated_bytes),
                     size_text(device.highest.reserved_bytes),
                     size_text(device.outside_pytorch.as_ref().map_or(0, |outside| outside.bytes)),
-                    at.trim_start_matches("at ").to_owned(),
+                    at.trim_start().trim_start_matches("at ").to_owned(),
                 ]);
             }
         }

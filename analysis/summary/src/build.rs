@@ -359,11 +359,11 @@ fn outcome(exit: Exit, processes: &[ProcessSummary], is_recording: bool) -> Stri
     let Some((process, oom)) = first_oom else { return end };
     let when = when(oom.in_use.step, oom.in_use.phase);
     match (process.rank, exit.success()) {
-        (None, Some(false)) => format!("ended by an out-of-memory error {when}"),
-        (Some(rank), Some(false)) => format!("ended by an out-of-memory error in rank {rank} {when}"),
-        _ if is_snapshot(processes) => format!("{end}, taken after an out-of-memory error {when}"),
-        (Some(rank), _) => format!("{end}, with an out-of-memory error in rank {rank} {when}"),
-        (None, _) => format!("{end}, with an out-of-memory error in process {} {when}", process.pid),
+        (None, Some(false)) => format!("ended by an out-of-memory error{when}"),
+        (Some(rank), Some(false)) => format!("ended by an out-of-memory error in rank {rank}{when}"),
+        _ if is_snapshot(processes) => format!("{end}, taken after an out-of-memory error{when}"),
+        (Some(rank), _) => format!("{end}, with an out-of-memory error in rank {rank}{when}"),
+        (None, _) => format!("{end}, with an out-of-memory error in process {}{when}", process.pid),
     }
 }
 

@@ -268,7 +268,8 @@ impl CheckedDevice<'_> {
     fn at_peak(&self) -> String {
         let mut parts = vec![self.name()];
         if let Some(peak) = &self.device.peak {
-            parts.push(when(peak.step, peak.phase).trim_start_matches("at ").to_owned());
+            let when = when(peak.step, peak.phase);
+            parts.extend(Some(when.trim_start().trim_start_matches("at ").to_owned()).filter(|when| !when.is_empty()));
             parts.extend(
                 peak.allocated_at.iter().map(|stack| stack.location.clone()).filter(|location| !location.is_empty()),
             );
@@ -375,7 +376,7 @@ fn limits(
                 let location = if location.is_empty() { String::new() } else { format!(", {location}") };
                 let (step, phase) = (oom.in_use.step, oom.in_use.phase);
                 format!(
-                    "{} out-of-memory error{}: requested {} {} ({}{location})",
+                    "{} out-of-memory error{}: requested {}{} ({}{location})",
                     count_text(count),
                     if count == 1 { "" } else { "s" },
                     size_text(oom.requested_bytes),

@@ -4,12 +4,14 @@ use memtrace_insight::passes::Phase;
 
 use crate::summary::MemoryState;
 
-/// Formats a position: `at step 0, optimizer`.
+/// Formats a position after a space: ` at step 0, optimizer`. Empty if the program is in no phase, as one without
+/// PyTorch.
 pub fn when(step: Option<u32>, phase: Phase) -> String {
-    match step {
-        Some(step) => format!("at step {step}, {}", phase.name()),
-        None if phase == Phase::Load => "while loading".to_owned(),
-        None => format!("before the first step, {}", phase.name()),
+    match (step, phase) {
+        (Some(step), _) => format!(" at step {step}, {}", phase.name()),
+        (None, Phase::Load) => " while loading".to_owned(),
+        (None, Phase::Other) => String::new(),
+        (None, _) => format!(" before the first step, {}", phase.name()),
     }
 }
 

@@ -153,7 +153,7 @@ impl VerdictSummary {
         let end = if continued { "; the program continued" } else { "" };
         let mark = if continued { VerdictStatus::Warning } else { VerdictStatus::Failed };
         let gpu = owner(device, name);
-        self.state(mark, &format!("CUDA out of memory on {gpu}{total} {when}{at}{times}{end}"));
+        self.state(mark, &format!("CUDA out of memory on {gpu}{total}{when}{at}{times}{end}"));
         let tried = format!("Tried to allocate {}; {}", request(oom), lack(oom));
         let settings = device.what_if.as_ref().map(|what_if| fragmentation(oom, what_if)).unwrap_or_default();
         self.below(format!("{} {settings}", tried.trim_end_matches("; ")).trim_end());
@@ -185,12 +185,12 @@ impl VerdictSummary {
             mark => mark,
         };
         let text = format!(
-            "{}: {steps}peak {}{of} on {} {when}",
+            "{}: {steps}peak {}{of} on {}{when}",
             capitalized(&summary.run.outcome),
             size_text(highest),
             owner(device, name)
         );
-        self.state(mark, &format!("{}.", text.trim_end()));
+        self.state(mark, &format!("{text}."));
         self.below_if(&server.unwrap_or_default());
         self.below_if(&preallocated_text(device).unwrap_or_default());
         if issues.is_empty() && !in_launch && !has_refused_requests(summary) && is_examined(summary, device) {

@@ -7,6 +7,7 @@ use std::process::Command;
 use memtrace_analysis::report::{CalledFunctionSummary, IssueSummary, LabelSummary};
 use memtrace_analysis::rules::RuleId;
 use memtrace_analysis::{open_run, summarize};
+use memtrace_tests::programs::{ProgramFolder, linked_with, with_simcuda};
 use memtrace_tests::random_delays::run_with_random_delays;
 use memtrace_tests::traced_program::{Run, TracedProgram, memtrace};
 
@@ -34,6 +35,43 @@ fn leak(program: &str) -> (String, String, u64) {
     assert!(forecast.duration_ns > 0, "{forecast:?}");
     assert_eq!(forecast.turns, forecast.free_bytes / forecast.growth_bytes);
     (issue.headline.clone(), issue.stack.as_ref().unwrap().location.clone(), forecast.turns)
+}
+
+/// The peak that a program prints, in MiB.
+fn printed_peak(run: &Run) -> f64 {
+    let output = String::from_utf8_lossy(&run.output.stdout).into_owned();
+    let peak = output.split_once("peak=").and_then(|(_, rest)| rest.split_once(' '));
+    peak.and_then(|(peak, _)| peak.parse().ok()).unwrap_or_else(|| panic!("no peak: {output}"))
+}
+
+#[test]
+fn a_c_program_is_in_no_phase_and_its_leaks_are_at_the_callers_of_one_function() {
+    let folder = ProgramFolder::new();
+    let run = |name: &str, frees: Option<&str>| {
+        let options: Vec<_> = linked_with("libcudart.so.12").into_iter().chain(frees.map(str::to_owned)).collect();
+        let run = with_simcuda(&[folder.program("native/flow.c", name, &options)]).option("--no-snapshot").run();
+        run.assert_ended_well();
+        run
+    };
+    let leaking = run("flow", None);
+    let text = std::fs::read_to_string(leaking.path().join("summary.txt")).unwrap();
+    let first = text.lines().next().unwrap();
+    assert!(first.ends_with("of 8.00 GiB (5 %) on GPU 0."), "{first}");
+    for word in ["loading", "phase", "step", "inputs", "a list"] {
+        assert!(!text.contains(word), "{word}: {text}");
+    }
+    let mut issues = issues_of(&leaking);
+    issues.sort_by_key(|issue| issue.stack.as_ref().map(|stack| stack.location.clone()));
+    let lines = [("flow.c:34 allocate_frame", "-DFREES_COLOR"), ("flow.c:35 allocate_frame", "-DFREES_DEPTH")];
+    assert_eq!(issues.len(), lines.len(), "{issues:?}");
+    for (issue, (line, frees)) in issues.iter().zip(lines) {
+        let location = &issue.stack.as_ref().unwrap().location;
+        assert!(issue.rule == RuleId::Leak && location.contains(line), "{location}");
+        assert!(issue.fix.contains("cudaFree"), "{}", issue.fix);
+        let measured = printed_peak(&leaking) - printed_peak(&run("fixed", Some(frees)));
+        let saves = issue.saves_bytes.unwrap() as f64 / f64::from(1 << 20);
+        assert!((saves - measured).abs() < measured / 100.0, "{saves} MiB announced, {measured} MiB measured");
+    }
 }
 
 #[test]

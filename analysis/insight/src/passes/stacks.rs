@@ -67,6 +67,7 @@ pub struct StackTable {
     trained_calls: HashSet<StackId>,
     contexts: Contexts,
     has_nodes: bool,
+    is_native_program: bool,
     /// The classes of the optimizers whose steps PyTorch marked.
     optimizer_classes: Vec<Box<str>>,
 }
@@ -138,7 +139,18 @@ impl StackTable {
         let ranges = definitions.labels.values().filter(|label| label.origin == LabelOrigin::RecordFunction);
         let optimizer_classes = ranges.filter_map(|label| optimizer_class(&label.text)).map(Box::from).collect();
         let contexts = Contexts::of(definitions);
-        StackTable { stacks, same_python, recomputing_nodes, trained_calls, contexts, has_nodes, optimizer_classes }
+        let is_native = |(i, facts): (usize, &StackFacts)| i == 0 || facts.native_only;
+        let is_native_program = stacks.len() > 1 && !has_nodes && stacks.iter().enumerate().all(is_native);
+        StackTable {
+            stacks,
+            same_python,
+            recomputing_nodes,
+            trained_calls,
+            contexts,
+            has_nodes,
+            is_native_program,
+            optimizer_classes,
+        }
     }
 
     /// Whether a backward pass ran through what the module calls with this `outermost_module` computed.
@@ -186,6 +198,11 @@ impl StackTable {
     #[inline]
     pub fn contexts(&self) -> &Contexts {
         &self.contexts
+    }
+
+    /// Whether every recorded stack is native and no autograd node was recorded: a program without Python and training.
+    pub fn is_native_program(&self) -> bool {
+        self.is_native_program
     }
 
     /// Whether any autograd node was recorded.

@@ -237,6 +237,8 @@ fn leak(device: &DeviceFacts<'_>, growths: &[WindowGrowth], unit: &Unit, after_t
         None => turn.to_owned(),
     };
     let sites: Vec<_> = growths.iter().map(|growth| (growth.stack, growth.context)).collect();
+    // With a free at the end of each turn, the last turn still uses its blocks.
+    let in_use = if is_native { bytes / unit.count.max(1) } else { 0 };
     let last_seq = growths.iter().map(|growth| growth.last_seq).max().unwrap_or(0);
     Issue {
         headline: format!(
@@ -249,7 +251,7 @@ fn leak(device: &DeviceFacts<'_>, growths: &[WindowGrowth], unit: &Unit, after_t
         place: sites.first().copied(),
         sites,
         fix,
-        saves: Some(bytes).filter(|_| device.at_peak(last_seq)),
+        saves: Some(bytes - in_use).filter(|_| device.at_peak(last_seq)),
         ..device.issue(if is_native { &LEAK_IN_CPP } else { &LEAK }, bytes)
     }
 }
