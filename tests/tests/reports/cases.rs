@@ -140,7 +140,12 @@ mod exhaustive {
             ..NOTHING
         },
         Case { program: "val_outputs.py", issues: &[("leak", "val_outputs.py:24")], ..NOTHING },
-        Case { program: "advice/min_eval_inputs.py", not_texts: &["larger inputs"], ..SINGLE },
+        Case {
+            program: "advice/min_eval_inputs.py",
+            texts: &["156 MiB 55 % kept tensors in 2 blocks"],
+            not_texts: &["larger inputs"],
+            ..SINGLE
+        },
         Case {
             program: "advice/min_frozen_head.py",
             issues: &[("gradients-not-cleared", "min_frozen_head.py:6")],
@@ -179,7 +184,7 @@ mod exhaustive {
             not_texts: &["(2 of Sequential)"],
             ..SINGLE
         },
-        Case { program: "advice/min_window.py", ..SINGLE },
+        Case { program: "advice/min_window.py", texts: &["84.0 MiB 34 % in 21 blocks"], ..SINGLE },
         Case { program: "advice/min_ws_cleared.py", texts: &["cuBLAS workspaces"], ..SINGLE },
         Case {
             program: "advice/min_ws_solve.py",

@@ -318,6 +318,10 @@ impl Categorizer {
         if is_plain && !block.in_recorded_eval && self.is_kept(block, end) {
             return Some(is(Category::KeptTensor, CategoryRuleId::KeptTensorOutlivesSteps));
         }
+        // A line that loads a batch, calls the model and joins its results.
+        if is_plain && block.phase == Phase::Eval && self.learned.joins(block.site.stack, block.memory.requested) {
+            return Some(is(Category::KeptTensor, CategoryRuleId::KeptTensorResult));
+        }
         if self.learned.loads_data(block.site.stack) && facts.rule.is_none() || is_plain && self.loads_data(&block.site)
         {
             return Some(is(Category::Input, CategoryRuleId::InputOtherBatches));
@@ -326,6 +330,19 @@ impl Categorizer {
         let outlives = || outlives_step(block, end) || is_found_after_step() && self.learned.keeps(block.site.stack);
         if block.phase == Phase::Forward && is_plain && outlives() {
             return Some(is(Category::KeptTensor, CategoryRuleId::KeptTensorOutsideModel));
+        }
+        // The backward pass through this line has freed its graph. What later steps find is held by the program.
+        let outlives_graph = || {
+            steps_outlived(block, end.now) >= KEPT_STEPS
+                || end.is_truncated && is_found_after_step() && self.learned.keeps(block.site.stack)
+        };
+        if block.phase == Phase::Forward
+            && facts.made_node
+            && block.proof.is_open()
+            && outlives_graph()
+            && self.learned.consumes_graphs(block.memory.size, end.now)
+        {
+            return Some(is(Category::KeptTensor, CategoryRuleId::KeptTensorOutlivesSteps));
         }
         if !block.phase.is_forward_only() || !block.proof.is_open() || block.in_recorded_eval {
             return None;

@@ -4,15 +4,15 @@
 use std::collections::{HashMap, HashSet};
 
 use memtrace_trace::definition::TensorKind;
-use memtrace_trace::event::Event;
+use memtrace_trace::event::{Event, Flags};
 use memtrace_trace::ids::{FrameId, StackId};
 
-use super::block::{BlockAllocation, BlockClassification, BlockMemory, BlockSite, is_without_gradients};
+use super::block::{BlockAllocation, BlockClassification, BlockMemory, BlockSite, LifetimeEnd, is_without_gradients};
 use super::live::{LiveBlocks, is_parameter};
 use super::owners::Owners;
 use super::proof::Proof;
 use super::table::Category;
-use crate::passes::phase::{EventClassification, Phase, PhaseTracker};
+use crate::passes::phase::{EventClassification, Phase, PhaseTracker, ProgramPosition};
 use crate::rules::CategoryRuleId;
 use memtrace_input::AddressBuildHasher;
 use memtrace_replay::Names;
@@ -38,6 +38,9 @@ pub(super) struct StackGrowth {
     /// The latest call in which the stack allocated, and the requested bytes of the first allocation in it.
     call: u32,
     size: u64,
+    /// The bytes by which the size grew in the latest call, and whether it grew by as many in the call before.
+    rise: u64,
+    is_even: bool,
     /// How often in a row the size has grown, and how often in all.
     pub(super) grown: u32,
     increases: u32,
@@ -67,8 +70,10 @@ pub(super) struct Learned {
     pub(super) parameters: LearnedParameters,
     /// Requested sizes of the gradients so far.
     pub(super) gradient_sizes: HashSet<u64, AddressBuildHasher>,
-    /// By stack: whether it loads data.
-    data_stacks: Vec<bool>,
+    /// By stack: the largest data that it has loaded, in bytes; 0 if it loads none.
+    data_stacks: Vec<u64>,
+    /// The bytes of forward passes that backward passes have freed.
+    consumed_bytes: u64,
     pub(super) at_load: AllocatedAtLoad,
     /// Whether the program loads a batch for each step or call.
     pub(super) loads_batches: bool,
@@ -145,6 +150,9 @@ impl GrowingStacks {
         growth.calls += 1;
         growth.increases += u32::from(grew);
         growth.grown = if grew { growth.grown + 1 } else { 0 };
+        let rise = requested.saturating_sub(growth.size);
+        growth.is_even = rise == growth.rise;
+        growth.rise = rise;
         (growth.previous, growth.call, growth.size) = (growth.call, now, requested);
         let is_counted = growth.calls >= SEVERAL_CALLS;
         self.frequent += u32::from(is_counted && !counted_before);
@@ -172,7 +180,7 @@ impl GrowingStacks {
 impl Learned {
     /// Nothing yet, about a recording with this many stacks.
     pub(super) fn new(stacks: usize) -> Learned {
-        Learned { data_stacks: vec![false; stacks], ..Learned::default() }
+        Learned { data_stacks: vec![0; stacks], ..Learned::default() }
     }
 
     /// Takes an allocation's place: inside a call of the model or outside, and whether such a call counts.
@@ -185,7 +193,42 @@ impl Learned {
     /// Whether a stack loads data.
     #[inline]
     pub(super) fn loads_data(&self, stack: StackId) -> bool {
-        !stack.is_none() && self.data_stacks.get(stack.index()).is_some_and(|loads| *loads)
+        self.largest_data(stack) > 0
+    }
+
+    /// The largest data that a stack has loaded, in bytes; 0 if it loads none.
+    fn largest_data(&self, stack: StackId) -> u64 {
+        if stack.is_none() { 0 } else { self.data_stacks.get(stack.index()).copied().unwrap_or(0) }
+    }
+
+    /// Records data that a stack has loaded.
+    fn loaded(&mut self, stack: StackId, requested: u64) {
+        if let Some(largest) = self.data_stacks.get_mut(stack.index()) {
+            *largest = requested.max(*largest).max(1);
+        }
+    }
+
+    /// Whether a line that loads data also joins results, and a block of this size is such a join: larger than the
+    /// data, with sizes that grow by as many bytes in each call of the model. Batches in the order of their lengths
+    /// grow by different amounts.
+    pub(super) fn joins(&self, stack: StackId, requested: u64) -> bool {
+        let grows = |growth: &StackGrowth| growth.grown >= 2 && growth.is_even;
+        requested > self.largest_data(stack) && self.growth.by_stack.get(&stack).is_some_and(grows)
+    }
+
+    /// Whether backward passes free, in a mean step, as many bytes of forward passes as a block has. If not, the
+    /// program retains graphs.
+    pub(super) fn consumes_graphs(&self, size: u64, now: &ProgramPosition) -> bool {
+        self.consumed_bytes / u64::from(now.step.map_or(1, |step| step.saturating_add(1))) >= size
+    }
+
+    /// Takes a block whose lifetime ended, and counts what a backward pass frees.
+    #[inline]
+    pub(super) fn learn_consumed(&mut self, block: &BlockAllocation, end: &LifetimeEnd<'_>) {
+        let in_backward = end.free.is_some_and(|e| e.flags.contains(Flags::IN_BACKWARD));
+        if block.phase == Phase::Forward && in_backward {
+            self.consumed_bytes = self.consumed_bytes.saturating_add(block.memory.size);
+        }
     }
 
     /// Whether a frame allocated unnamed tensors before the first forward pass too, such as the first batch.
@@ -263,9 +306,7 @@ impl Learned {
                 if classification.phase == Phase::Data
                     || classification.meaning().is_none() && !is_without_gradients(e.flags) =>
             {
-                if let Some(loads) = self.data_stacks.get_mut(e.stack.index()) {
-                    *loads = true;
-                }
+                self.loaded(e.stack, requested);
                 self.loads_batches |=
                     classification.phase == Phase::Data && !is_scalar(requested) && tracker.now().step.is_some();
             }
@@ -350,10 +391,8 @@ impl Learned {
             _ => false,
         };
         // Code without gradients after the optimizer loads a batch for an evaluation.
-        if classification.rule == CategoryRuleId::InputBeforeForward
-            && let Some(loads) = self.data_stacks.get_mut(block.site.stack.index())
-        {
-            *loads = true;
+        if classification.rule == CategoryRuleId::InputBeforeForward {
+            self.loaded(block.site.stack, block.memory.requested);
         }
         self.loads_batches |= is_batch && !is_scalar(block.memory.requested);
     }
@@ -362,6 +401,23 @@ impl Learned {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_line_that_loads_equal_batches_joins_what_grows_evenly() {
+        let stack = StackId(1);
+        let joins = |sizes: &[u64], requested| {
+            let mut learned = Learned::new(2);
+            learned.loaded(stack, 1024);
+            for (call, size) in sizes.iter().enumerate() {
+                learned.growth.count(stack, *size, call as u32);
+                learned.growth.count(stack, 1024, call as u32);
+            }
+            learned.joins(stack, requested)
+        };
+        assert!(joins(&[1024, 2048, 3072, 4096], 3072));
+        assert!(!joins(&[1024, 2048, 3072, 4096], 1024), "a batch");
+        assert!(!joins(&[1024, 2048, 2560, 4096], 2560), "batches in the order of their lengths");
+    }
 
     #[test]
     fn keys_and_values_grow_in_pairs() {

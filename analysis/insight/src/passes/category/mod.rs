@@ -203,6 +203,7 @@ impl Categorizer {
         self.learned.learn_gradient(&block.memory, &classification);
         self.learned.learn_cache(block, &classification);
         self.learned.learn_kept(&block.site, &classification);
+        self.learned.learn_consumed(block, end);
         self.learned.learn_batches(tracker, block, &classification);
         self.learned.live.remove(block);
         classification
@@ -294,6 +295,33 @@ mod tests {
         let node = memtrace_trace::file::Context { node: "AddBackward0".into(), ..Default::default() };
         let definitions = Definitions { contexts: vec![Default::default(), node], ..Definitions::default() };
         PhaseTracker::of(&MemoryRecording { definitions, ..MemoryRecording::default() })
+    }
+
+    #[test]
+    fn an_output_that_outlives_its_graph_by_several_steps_is_kept() {
+        use memtrace_trace::file::{Context, Frame, StackNode};
+        let node = Context { node: "AddmmBackward0".into(), forward: StackId(1), ..Context::default() };
+        let definitions = Definitions {
+            frames: vec![Frame::default(), Frame { name: "forward".into(), ..Frame::default() }],
+            stacks: vec![StackNode::default(), StackNode { parent: StackId::NONE, frame: FrameId(1) }],
+            contexts: vec![Context::default(), node],
+            ..Definitions::default()
+        };
+        let tracker = PhaseTracker::of(&MemoryRecording { definitions, ..MemoryRecording::default() });
+        let mut categorizer = Categorizer { call: 1, ..Categorizer::new(&Definitions::default(), true) };
+        let output = BlockAllocation::of_forward(1, 512, StackId(1), position(Phase::Forward, Some(0), 0));
+        let (now, free) = (position(Phase::Forward, Some(3), 9), Event::EMPTY);
+        let end = LifetimeEnd { now: &now, is_truncated: false, free: Some(&free) };
+        let retained = categorizer.classify(&tracker, &output, &end);
+        assert_eq!(retained.category, Category::Activation, "no backward pass has freed any graph");
+        let consumed = Event { flags: Flags::IN_BACKWARD, ..Event::EMPTY };
+        for _ in 0..4 {
+            categorizer.lifetime_ended(&tracker, &output, &LifetimeEnd { free: Some(&consumed), ..end });
+        }
+        assert_eq!(categorizer.classify(&tracker, &output, &end).category, Category::KeptTensor);
+        let soon = position(Phase::Forward, Some(1), 3);
+        let next_step = LifetimeEnd { now: &soon, ..end };
+        assert_eq!(categorizer.classify(&tracker, &output, &next_step).category, Category::Activation);
     }
 
     /// The category and the rule of a block whose lifetime ends at `now`.
