@@ -635,6 +635,7 @@ impl Context<'_> {
                 device_memory: device_memory.as_ref(),
                 ns_per_tick: self.calibration.ns_per_tick(),
                 cuda_graphs: &process_analysis.cuda_graphs,
+                refused_at: explained.map(|oom| oom.requested_at.0),
             },
         );
         DeviceSummary {

@@ -7,6 +7,7 @@ use memtrace_insight::rules::{ServingEngine, ServingPart, ServingStage};
 use memtrace_insight::units::{count_text, size_text};
 use memtrace_replay::Names;
 use memtrace_trace::file::Definitions;
+use memtrace_trace::ids::StackId;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -36,6 +37,9 @@ pub struct ServerSummary {
     /// The share of the device that the engine may use. Absent if it is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub utilization: Option<UtilizationSummary>,
+    /// The stage of the request that the explained out-of-memory error refused. Absent without one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error_stage: Option<ServingStage>,
     /// Why the engine did not come to serving, as a sentence. Absent if it did, or if the reason is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
@@ -224,6 +228,8 @@ pub(crate) struct ServerInputs<'a> {
     pub(crate) device_memory: Option<&'a DeviceMemorySummary>,
     pub(crate) ns_per_tick: f64,
     pub(crate) cuda_graphs: &'a CudaGraphs,
+    /// The stack of the request that the explained out-of-memory error refused.
+    pub(crate) refused_at: Option<StackId>,
 }
 
 /// Summarizes the server on a device. `None` if the program is no server.
@@ -286,6 +292,7 @@ pub(crate) fn server(analysis: &DeviceAnalysis, inputs: &ServerInputs<'_>) -> Op
         allocated_bytes: peak.usage.allocated,
         parts,
         expectations: attributes.expectations(&actual),
+        error_stage: inputs.refused_at.and_then(|stack| serving.stage_of(stack)),
         problem: inputs.device_memory.and_then(|memory| attributes.problem(memory, &actual)),
         advice: attributes.advice(&actual, kv_cache.as_ref(), &weights_by_type, total_bytes),
         utilization,

@@ -11,6 +11,7 @@ use crate::positions::{when, when_peaked};
 use crate::rank_sentences::launch_sentences;
 use crate::server::ServerSummary;
 use crate::summary::{DeviceSummary, OomSummary, ProcessSummary, Summary, WhatIfSummary, is_snapshot};
+use memtrace_insight::rules::ServingStage;
 use memtrace_insight::units::{count_text, share_text, size_text};
 
 impl Summary {
@@ -140,7 +141,8 @@ impl VerdictSummary {
 
     fn oom_verdict(&mut self, process: &ProcessSummary, device: &DeviceSummary, oom: &OomSummary, name: Option<&str>) {
         let total = device.total_bytes.map(|total| format!(" ({})", size_text(total))).unwrap_or_default();
-        let when = when(oom.in_use.step, oom.in_use.phase);
+        let stage = device.server_only().map(|server| server.error_stage.map_or(String::new(), ServingStage::when));
+        let when = stage.unwrap_or_else(|| when(oom.in_use.step, oom.in_use.phase));
         let location = &oom.requested_at.location;
         let at =
             location.split(", ").next().filter(|at| !at.is_empty()).map(|at| format!(", {at}")).unwrap_or_default();

@@ -95,6 +95,24 @@ impl ServingStage {
         }
     }
 
+    /// What the engine was doing, with a leading space.
+    pub fn when(self) -> String {
+        let doing = match self {
+            ServingStage::Start => "while it started",
+            ServingStage::Load => "while it loaded the model",
+            ServingStage::Profile => "in its profiling run",
+            ServingStage::KvCache => "while it allocated the KV cache",
+            ServingStage::Capture => "while it captured CUDA graphs",
+            ServingStage::WarmUp => "while it warmed up",
+            ServingStage::Serve => "while it served",
+            ServingStage::Prefill => "in prefill",
+            ServingStage::Decode => "in decode",
+            ServingStage::Sleep => "while it went to sleep",
+            ServingStage::WakeUp => "while it woke up",
+        };
+        format!(" {doing}")
+    }
+
     /// Whether the server answers requests in this stage.
     pub fn serves(self) -> bool {
         matches!(self, ServingStage::Serve | ServingStage::Prefill | ServingStage::Decode)
