@@ -130,7 +130,13 @@ impl ModuleCalls {
         sink: &mut dyn DefinitionSink,
     ) -> ContextId {
         for at in at..self.len {
-            let Some(index) = self.list.get(at).map(|call| call.index).filter(|index| *index < depth) else { break };
+            let Some(call) = self.list.get_mut(at) else { break };
+            if call.index >= depth {
+                // A deeper stack finds this call again: its context is that of the caller before.
+                call.object = CallFrame::NO_OBJECT;
+                break;
+            }
+            let index = call.index;
             // SAFETY: the caller guarantees a frame of the chain, which is unchanged.
             let object = unsafe { chain.first_local(frame_at(index)) };
             // SAFETY: the chain has just returned this object for a frame of its present stack.

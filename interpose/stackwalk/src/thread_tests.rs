@@ -362,6 +362,28 @@ fn a_known_stack_is_not_resolved_again() {
     other.release();
 }
 
+/// Blocks that share a module, as compiled blocks share their graph. Each block also allocates by itself.
+#[test]
+fn a_module_that_others_share_has_the_caller_of_the_moment() {
+    let interner = Interner::new();
+    let (mut thread, mut tree) = (ThreadStacks::new(), Tree::default());
+    let mut machine = Machine { hidden_from: u32::MAX, ..Machine::default() };
+    machine.codes.insert(0x5000, CALL.into());
+    machine.classes.extend([(0xb0, 1), (0xb1, 1), (0xc0, 2)]);
+    let call = |at: usize, object| FakeFrame { address: 0x1000 + at * 8, code: 0x5000, instruction: 1, object };
+    for block in [0xb0, 0xb1, 0xb0] {
+        for deep in [false, true] {
+            machine.stack = vec![call(0, block), call(1, 0xc0)];
+            machine.stack.truncate(if deep { 2 } else { 1 });
+            capture(&machine, &mut thread, &interner, &mut tree);
+            // SAFETY: the last capture was of this stack.
+            let innermost = unsafe { thread.module_call(&machine, &mut tree) };
+            assert_eq!(tree.calls_of(innermost), machine.module_calls());
+        }
+    }
+    thread.release();
+}
+
 #[test]
 fn fresh_code_with_the_same_text_does_not_grow_the_tables() {
     let interner = Interner::new();

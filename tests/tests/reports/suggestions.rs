@@ -77,6 +77,11 @@ mod exhaustive {
     }
 
     #[test]
+    fn of_compiled_blocks() {
+        are_right("compiled", &["checkpoint-layers"]);
+    }
+
+    #[test]
     fn of_a_training_in_float32() {
         are_right("convnext", &["autocast"]);
     }

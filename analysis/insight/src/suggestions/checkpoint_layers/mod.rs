@@ -41,7 +41,7 @@ pub(super) static RULE: SuggestionRule = SuggestionRule {
              results stay, but not a result of which only an average is read. An evaluation with gradients keeps \
              what a training pass keeps. Copies of weights stay until autocast ends.",
     at_most: false,
-    programs: &["decoder", "resnet", "unet"],
+    programs: &["compiled", "decoder", "resnet", "unet"],
     find,
 };
 
