@@ -56,6 +56,8 @@ pub(super) const COPY: StackId = StackId(17);
 pub(super) const REPEAT: StackId = StackId(18);
 /// A stack of `nn.DataParallel` that gathers results.
 pub(super) const GATHER: StackId = StackId(19);
+/// The stack of a function under `torch.utils.checkpoint`.
+pub(super) const CHECKPOINTED: StackId = StackId(20);
 
 pub(super) fn definitions() -> Definitions {
     let node = |name: &str, module| Context { node: name.into(), module, ..Context::default() };
@@ -122,6 +124,7 @@ pub(super) fn definitions() -> Definitions {
     assert_eq!(push(StackId::NONE, "deepcopy", "/lib/copy.py", 1), COPY);
     assert_eq!(push(StackId::NONE, "repeat_kv", "/lib/transformers/integrations/sdpa_attention.py", 1), REPEAT);
     assert_eq!(push(StackId::NONE, "gather", "/lib/torch/nn/parallel/scatter_gather.py", 1), GATHER);
+    assert_eq!(push(StackId::NONE, "checkpoint", "/lib/torch/utils/checkpoint.py", 1), CHECKPOINTED);
     definitions
 }
 

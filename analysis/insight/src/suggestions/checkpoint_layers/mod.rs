@@ -1,6 +1,7 @@
 //! Activation checkpointing of the modules that hold most.
 
 mod replay;
+mod split;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -35,13 +36,14 @@ pub(super) static RULE: SuggestionRule = SuggestionRule {
     id: RuleId::CheckpointLayers,
     action: "activation checkpointing (torch.utils.checkpoint) of {layers}",
     condition: "At least two modules of one class, not checkpointed and more than a single operation, hold at least a \
-                twentieth of the peak.",
+                twentieth of the peak. Or a checkpoint that is around several modules of one class runs them again, \
+                and their blocks are a twentieth of the peak.",
     method: "Blocks that only the backward pass of such a module needs are freed when the code after them has run. \
              They are allocated again, with the temporaries of the call, when its backward pass begins. Inputs and \
              results stay, but not a result of which only an average is read. An evaluation with gradients keeps \
              what a training pass keeps. Copies of weights stay until autocast ends.",
     at_most: false,
-    programs: &["compiled", "decoder", "resnet", "unet"],
+    programs: &["compiled", "decoder", "nested", "resnet", "unet"],
     find,
 };
 
@@ -80,7 +82,7 @@ fn find(facts: &Facts<'_>) -> Option<Box<dyn Change>> {
     if facts.ends_in_evaluation() || !facts.run.has_backward {
         return None;
     }
-    let classes = classes_to_checkpoint(facts)?;
+    let Some(classes) = classes_to_checkpoint(facts) else { return split::find(facts) };
     let recorded = &facts.recorded;
     let is_evaluated = |call: &Call| {
         let first = call.blocks.first().map(|index| &recorded.blocks[*index as usize]);

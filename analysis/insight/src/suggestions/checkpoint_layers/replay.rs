@@ -18,7 +18,7 @@ use crate::suggestions::recorded::span::{Key, Span, after, at, before};
 use crate::suggestions::recorded::{BlockEvent, Recorded};
 
 /// Whether the call allocates the block again when it is repeated. Workspaces, for example, exist by then.
-fn is_repeated(recorded: &Recorded<'_>, block: &BlockLifetime) -> bool {
+pub(super) fn is_repeated(recorded: &Recorded<'_>, block: &BlockLifetime) -> bool {
     matches!(block.category, Category::Activation | Category::Temporary | Category::AutocastCache)
         || block.category == Category::Workspace && recorded.is_no_workspace(block)
 }
