@@ -364,7 +364,7 @@ fn a_known_stack_is_not_resolved_again() {
 
 /// Blocks that share a module, as compiled blocks share their graph. Each block also allocates by itself.
 #[test]
-fn a_module_that_others_share_has_the_caller_of_the_moment() {
+fn a_shared_module_has_the_caller_that_calls_it_now() {
     let interner = Interner::new();
     let (mut thread, mut tree) = (ThreadStacks::new(), Tree::default());
     let mut machine = Machine { hidden_from: u32::MAX, ..Machine::default() };

@@ -82,6 +82,11 @@ mod exhaustive {
     }
 
     #[test]
+    fn of_one_checkpoint_around_all_blocks() {
+        are_right("nested", &["checkpoint-layers"]);
+    }
+
+    #[test]
     fn of_a_training_in_float32() {
         are_right("convnext", &["autocast"]);
     }
