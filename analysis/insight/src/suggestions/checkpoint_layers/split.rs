@@ -189,7 +189,11 @@ fn split(recorded: &Recorded<'_>, members: &Members, pass: &[Recomputed], spans:
             |other: &Recomputed| other.forward.is_some_and(|f| block(f).freed > next_begins) && !own_result(other);
         let saved = part.iter().filter(|other| !is_result(other)).map(|other| block(other.block));
         let saved = saved.filter(|block| block.freed > end && recorded.is_freed_by_node(block));
-        let Some(begins) = saved.map(|block| block.freed).min() else { continue };
+        let Some(first) = saved.min_by_key(|block| block.freed) else { continue };
+        // The node that frees it has made its results by then, after the second forward pass.
+        let freed = recorded.events.partition_point(|event| event.seq < first.freed);
+        let of_node = recorded.events[..freed].iter().rev().take_while(|event| event.context == first.freed_context);
+        let begins = of_node.last().map_or(first.freed, |event| event.seq);
         for other in *part {
             let span = &mut spans[other.block as usize];
             if !span.exists() {
