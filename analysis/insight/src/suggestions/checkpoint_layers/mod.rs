@@ -1,11 +1,14 @@
 //! Activation checkpointing of the modules that hold most.
 
+mod classes;
 mod replay;
 mod split;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use memtrace_trace::ids::ContextId;
+
+use classes::{MAX_CLASSES, MIN_MODULES, SAME_PEAK, WORTH_CHECKPOINTING, members};
 
 use super::change::{Assumed, Change, ChangedBlocks, FORWARD_ONLY, Order, SuggestionRule, Value};
 use super::facts::Facts;
@@ -17,21 +20,11 @@ use crate::passes::lifetimes::NEVER;
 use crate::passes::phase::Phase;
 use crate::rules::RuleId;
 
-/// Checkpointed modules are worth a replay if they hold at least one in this many parts of the peak.
-const WORTH_CHECKPOINTING: u64 = 20;
 /// A module that calls no other and allocates at most so many blocks is a single operation: batch normalization
 /// allocates its result, the means and the deviations.
 const OPERATION_BLOCKS: usize = 3;
-/// The minimum number of modules that are checkpointed.
-const MIN_MODULES: usize = 2;
-/// The maximum number of classes whose checkpointing is replayed.
-const MAX_CLASSES: usize = 8;
 /// Another class is checkpointed too if that lowers the peak by at least one in this many parts.
 const WORTH_ANOTHER_CLASS: u64 = 20;
-/// Among classes whose checkpointing leads to peaks within one in this many parts, the one with the fewest modules
-/// counts.
-const SAME_PEAK: u64 = 33;
-
 pub(super) static RULE: SuggestionRule = SuggestionRule {
     id: RuleId::CheckpointLayers,
     action: "activation checkpointing (torch.utils.checkpoint) of {layers}",
@@ -82,7 +75,7 @@ fn find(facts: &Facts<'_>) -> Option<Box<dyn Change>> {
     if facts.ends_in_evaluation() || !facts.run.has_backward {
         return None;
     }
-    let Some(classes) = classes_to_checkpoint(facts) else { return split::find(facts) };
+    let Some(classes) = classes_to_checkpoint(facts) else { return split::find(facts, &RULE) };
     let recorded = &facts.recorded;
     let is_evaluated = |call: &Call| {
         let first = call.blocks.first().map(|index| &recorded.blocks[*index as usize]);
@@ -137,10 +130,6 @@ impl Change for CheckpointLayers {
     fn values(&self, facts: &Facts<'_>) -> Vec<(&'static str, Value)> {
         vec![("layers", Value::Modules(checkpointed(facts, &self.classes)))]
     }
-}
-
-fn members(facts: &Facts<'_>, classes: &BTreeSet<Box<str>>) -> Members {
-    Members::of(&facts.recorded, &classes.iter().map(|class| &**class).collect())
 }
 
 /// The calls that stand for the modules of these classes that allocate something in a forward pass.

@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use memtrace_trace::ids::ContextId;
 
+use super::classes::{MAX_CLASSES, MIN_MODULES, SAME_PEAK, WORTH_CHECKPOINTING, members};
 use super::replay::is_repeated;
-use super::{MAX_CLASSES, MIN_MODULES, RULE, SAME_PEAK, WORTH_CHECKPOINTING, members};
 use crate::passes::lifetimes::{BlockLifetime, NEVER};
 use crate::passes::phase::Phase;
 use crate::rules::RuleId;
@@ -27,6 +27,7 @@ const EARLY_STOP: usize = 4;
 /// Modules under one checkpoint, to be checkpointed one by one.
 #[derive(Debug)]
 struct Split {
+    rule: &'static SuggestionRule,
     classes: BTreeSet<Box<str>>,
 }
 
@@ -40,7 +41,7 @@ struct Recomputed {
 }
 
 /// The change for the class whose modules, checkpointed one by one, lower the peak most.
-pub(super) fn find(facts: &Facts<'_>) -> Option<Box<dyn Change>> {
+pub(super) fn find(facts: &Facts<'_>, rule: &'static SuggestionRule) -> Option<Box<dyn Change>> {
     let recorded = &facts.recorded;
     let recomputed = recorded.blocks.iter().filter(|block| block.start.phase == Phase::Recompute);
     let bytes: u64 = recomputed.filter(|block| block.includes(facts.peak_seq)).map(BlockLifetime::size).sum();
@@ -48,7 +49,7 @@ pub(super) fn find(facts: &Facts<'_>) -> Option<Box<dyn Change>> {
         return None;
     }
     let replayed = |(_, class): (usize, Box<str>)| {
-        let split = Split { classes: BTreeSet::from([class]) };
+        let split = Split { rule, classes: BTreeSet::from([class]) };
         let mut blocks = ChangedBlocks::new(facts, Assumed::Largest);
         split.apply(facts, &mut blocks);
         (blocks.peak(facts), split)
@@ -62,7 +63,7 @@ pub(super) fn find(facts: &Facts<'_>) -> Option<Box<dyn Change>> {
 
 impl Change for Split {
     fn rule(&self) -> &'static SuggestionRule {
-        &RULE
+        self.rule
     }
 
     fn order(&self) -> Order {
@@ -247,6 +248,6 @@ mod tests {
         program.free(gradient, NODE_OF_FIRST);
         assert_eq!(program.peak(), 210 + 20);
         // One block, the result before it and the gradient.
-        assert_eq!(program.peak_with(find), 110 + 20);
+        assert_eq!(program.peak_with(|facts| find(facts, &crate::suggestions::checkpoint_layers::RULE)), 110 + 20);
     }
 }

@@ -1,0 +1,21 @@
+//! The classes whose modules are checkpointed: when they are considered, and the calls of their modules.
+
+use std::collections::BTreeSet;
+
+use crate::suggestions::facts::Facts;
+use crate::suggestions::recorded::calls::Members;
+
+/// Checkpointed modules are worth a replay if they hold at least one in this many parts of the peak.
+pub(super) const WORTH_CHECKPOINTING: u64 = 20;
+/// The minimum number of modules that are checkpointed.
+pub(super) const MIN_MODULES: usize = 2;
+/// The maximum number of classes whose checkpointing is replayed.
+pub(super) const MAX_CLASSES: usize = 8;
+/// Among classes whose checkpointing leads to peaks within one in this many parts, the one with the fewest modules
+/// counts.
+pub(super) const SAME_PEAK: u64 = 33;
+
+/// The modules of these classes.
+pub(super) fn members(facts: &Facts<'_>, classes: &BTreeSet<Box<str>>) -> Members {
+    Members::of(&facts.recorded, &classes.iter().map(|class| &**class).collect())
+}
