@@ -89,6 +89,7 @@ fn manifest() -> impl Strategy<Value = Manifest> {
                     .then(|| MissingFunction { name: note.clone(), calls: 3 })
                     .into_iter()
                     .collect(),
+                was_ready: note.len() % 4 == 1,
             }),
             version: 2,
             started: Some(note.clone()),

@@ -1,4 +1,4 @@
-"""An engine that serves models, in a forked process: engine.py UTILIZATION [--port N] [--sleep] [--eager].
+"""An engine that serves models, in a forked process: engine.py UTILIZATION [--port N] [--sleep] [--eager] [--decode N].
 
 It prints what PyTorch counts: the bytes of the weights and of the KV cache, and the peak of the profiling run.
 With --port it serves /health over HTTP until it is ended; without it, it answers 12 requests.
@@ -9,6 +9,7 @@ import http.server
 import multiprocessing
 import signal
 import sys
+import time
 
 import torch
 
@@ -22,6 +23,7 @@ def main() -> None:
     parser.add_argument("--port", type=int)
     parser.add_argument("--sleep", action="store_true")
     parser.add_argument("--eager", action="store_true")
+    parser.add_argument("--decode", type=int, default=0, help="steps of one token for 8 requests, whose rate is printed")
     options = parser.parse_args()
     # As vLLM does, from a process that has not initialized CUDA.
     context = multiprocessing.get_context("fork")
@@ -73,6 +75,12 @@ def run_engine(options: argparse.Namespace, ready) -> None:
         worker.execute_model([(blocks, 24)])
         for _ in range(8):
             worker.execute_model([(blocks[-1:], 1)])
+    for _ in range(3 if options.decode else 0):
+        begin = time.perf_counter()
+        for step in range(options.decode):
+            worker.execute_model([([(step + request) % num_blocks], 1) for request in range(8)])
+        torch.cuda.synchronize()
+        print("decode", int(8 * options.decode / (time.perf_counter() - begin)), flush=True)
     if options.sleep:
         worker.sleep()
         print("asleep", torch.cuda.memory_allocated(), flush=True)

@@ -115,6 +115,7 @@ export type CategoryRuleId =
   | 'kv-cache-kept-across-calls'
   | 'checkpoint-torch-load'
   | 'checkpoint-safetensors'
+  | 'parameter-serving-loader'
   | 'parameter-fsdp-shard'
   | 'parameter-deepcopy'
   | 'parameter-module-moved'
@@ -1225,6 +1226,7 @@ export interface ServerSummary {
   allocated_bytes: number;
   attributes: Record<string, string>;
   engine: string;
+  error_stage?: ServingStage;
   expectations: Expectation[];
   kv_cache?: KvCacheSummary;
   parts: ServerPart[];
@@ -1278,6 +1280,7 @@ export interface SimulatedGpus {
   gpu: string;
   memory_bytes: number;
   missing_functions?: MissingFunction[];
+  was_ready?: boolean;
   workspaces?: EstimatedWorkspaces;
 }
 
