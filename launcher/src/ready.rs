@@ -1,8 +1,8 @@
 //! Finds out when the command answers requests over HTTP (`memtrace dry-run --until-ready`), and ends it then.
 //!
 //! vLLM, SGLang, TGI and llama.cpp reply to `GET /health` with status 200 once they serve. So the listening TCP sockets
-//! of the command's processes are asked, whatever their ports are. The processes and their answers are not trusted: each
-//! step has a limit in time and bytes, and only sockets of the command's own processes are asked.
+//! of the command's processes are asked, whatever their ports are. The processes and their answers are not trusted:
+//! each step has a limit in time and bytes, and only sockets of the command's own processes are asked.
 
 use std::collections::{BTreeSet, HashSet};
 use std::io::{Read, Write};

@@ -448,7 +448,8 @@ definitions! {
         status: NoticeStatus or NoticeStatus::Remark,
     }
 
-    /// An attribute of an object of an engine that serves models, such as the number of blocks of its KV cache. Since 1.7.
+    /// An attribute of an object of an engine that serves models, such as the number of blocks of its KV cache. Since
+    /// 1.7.
     EngineAttribute = 30 -> EngineAttribute {
         /// The engine and the path of the attribute, such as `vllm.vllm_config.cache_config.num_gpu_blocks`.
         path: str,

@@ -37,7 +37,7 @@ impl TextReport {
         self.labelled_list("KV cache", cache);
         let expected = server.expectations.iter().map(|one| {
             let (expected, actual) = (size_text(one.expected_bytes), size_text(one.actual_bytes));
-            format!("{} {expected}, took {actual}", one.what)
+            format!("{} {expected}, took {actual}", one.part)
         });
         let label = format!("{} estimated", server.engine);
         for (at, text) in expected.enumerate() {

@@ -152,7 +152,7 @@ impl KvCacheSummary {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Expectation {
     /// The part of the memory.
-    pub what: String,
+    pub part: String,
     /// The bytes that the engine had measured or estimated.
     pub expected_bytes: u64,
     /// The bytes in the recording.
@@ -381,9 +381,9 @@ impl Attributes {
                 ("CUDA graphs", gib("graph_mem_usage"), actual.graphs),
             ],
         };
-        let known = expected.into_iter().filter_map(|(what, expected, actual)| {
+        let known = expected.into_iter().filter_map(|(part, expected, actual)| {
             let expected_bytes = expected.filter(|bytes| *bytes > 0)?;
-            Some(Expectation { what: what.to_owned(), expected_bytes, actual_bytes: actual? })
+            Some(Expectation { part: part.to_owned(), expected_bytes, actual_bytes: actual? })
         });
         known.collect()
     }

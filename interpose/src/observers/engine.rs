@@ -102,23 +102,19 @@ static ENGINES: &[Engine] = &[
 
 /// The part of engines in a recording.
 pub(crate) const OBSERVER: Observer = Observer {
-    start: Some(|options, _| STATE.set(EngineState { is_on: options.names, ..EngineState::OFF })),
+    start: Some(|options, _| STATE.set(EngineState { is_on: options.names, ..EngineState::default() })),
     new_frame: Some(new_frame),
     ..Observer::NONE
 };
 
 /// The state of one recording.
+#[derive(Default)]
 struct EngineState {
     is_on: bool,
     /// By bit: the functions of all engines that have requested a reading.
     seen: AtomicU32,
     /// Set while a pending call is queued in the interpreter.
     is_call_pending: AtomicBool,
-}
-
-impl EngineState {
-    const OFF: EngineState =
-        EngineState { is_on: false, seen: AtomicU32::new(0), is_call_pending: AtomicBool::new(false) };
 }
 
 static STATE: Slot<EngineState> = Slot::new();

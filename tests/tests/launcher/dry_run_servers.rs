@@ -93,7 +93,7 @@ fn the_suggested_utilization_brings_the_announced_tokens() {
 }
 
 #[test]
-fn a_server_without_room_for_a_cache_says_so() {
+fn a_server_without_room_for_a_cache_is_explained() {
     let folder = tempfile::tempdir().unwrap();
     let ended = engine(folder.path(), &["--memory", "8GiB", "-o", "run"], &["0.05", "--layers", "64"]);
     let report = stderr(&ended).split_whitespace().collect::<Vec<_>>().join(" ");

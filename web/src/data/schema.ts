@@ -388,7 +388,7 @@ export interface Exit {
 export interface Expectation {
   actual_bytes: number;
   expected_bytes: number;
-  what: string;
+  part: string;
 }
 
 export interface FrameSummary {

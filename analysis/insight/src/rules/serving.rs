@@ -1,8 +1,8 @@
 //! Frames of engines that serve models, and the stage of a server that they prove.
 //!
 //! An engine loads weights, profiles a forward pass with the largest batch, gives what is left to the cache of keys and
-//! values, captures CUDA graphs, and then serves requests. The functions are those of vLLM 0.8 to 0.33 and of SGLang 0.4
-//! to 0.5.23.
+//! values, captures CUDA graphs, and then serves requests. The functions are those of vLLM 0.33 and SGLang 0.5.23.
+//! Those of vLLM's first engine (`vllm/worker`) were not tried.
 
 use memtrace_trace::file::Frame;
 use serde::{Deserialize, Serialize};
