@@ -88,7 +88,7 @@ fn the_suggested_utilization_brings_the_announced_tokens() {
     let gained = tokens(&after) - tokens(&before);
     assert!((gained - suggested["kv_cache_tokens"].as_i64().unwrap()).abs() <= 32, "{gained}: {suggested}");
     let free = after["utilization"]["free_bytes"].as_u64().unwrap() as f64;
-    assert!(free >= 0.02 * TOTAL && free < 0.04 * TOTAL, "{free}");
+    assert!((0.02 * TOTAL..0.04 * TOTAL).contains(&free), "{free}");
     assert!(after["utilization"]["safe_value"].is_null(), "{after}");
 }
 

@@ -22,7 +22,8 @@ pub(super) static RULE: SuggestionRule = SuggestionRule {
              their copies",
     condition: "The run has a backward pass.",
     method: "Blocks that only the backward pass needs are freed when the code after them has run. They are \
-             allocated again for the node that frees them, with a copy of the node's weight.",
+             allocated again for the node that frees them, with a copy of the node's weight. A result that both its \
+             operation and the next one save is allocated for both.",
     at_most: false,
     programs: &["wavenet", "unet"],
     find,
@@ -51,6 +52,31 @@ impl Change for OffloadActivations {
 
 /// The nodes that save a weight.
 const WITH_WEIGHT: &[&str] = &["AddmmBackward", "MmBackward", "LinearBackward", "ConvolutionBackward"];
+
+/// Nodes that save the result of their operation. The operation that reads it saves it too, and each of the two gets a
+/// copy of its own back.
+const SAVES_RESULT: &[&str] = &["ReluBackward", "SigmoidBackward", "TanhBackward", "SoftmaxBackward"];
+/// Nodes that save what their operation reads.
+const SAVES_INPUT: &[&str] = &[
+    "AddmmBackward",
+    "MmBackward",
+    "LinearBackward",
+    "ConvolutionBackward",
+    "BmmBackward",
+    "MaxPool2DWithIndicesBackward",
+    "MulBackward",
+];
+
+/// The events, as indices, of the node that reads the result which the node with `first` as its first event saves. It
+/// runs right before.
+fn reader(recorded: &Recorded<'_>, first: usize) -> Option<(usize, usize)> {
+    let is_one_of = |index: usize, names: &[&str]| {
+        let context = recorded.definitions.contexts.get(recorded.events[index].context.index());
+        context.is_some_and(|context| names.iter().any(|name| context.node.starts_with(name)))
+    };
+    let before = first.checked_sub(1)?;
+    (is_one_of(first, SAVES_RESULT) && is_one_of(before, SAVES_INPUT)).then(|| node(recorded, before))
+}
 
 /// Whether only a node of the backward pass needs the block after the forward pass.
 fn is_saved(recorded: &Recorded<'_>, block: &BlockLifetime) -> bool {
@@ -82,7 +108,13 @@ fn offload(facts: &Facts<'_>, recomputed: &HashSet<u32>, spans: &mut Vec<Span>) 
             // Code outside modules reads what it computed with its next operation.
             let next = recorded.blocks.get(index + 1).map_or(Key::MAX, |next| after(next.allocated));
             let freed = recorded.events.partition_point(|event| event.seq < block.freed);
-            let begins = before(recorded.events[node(recorded, freed).0].seq, 0);
+            let first = node(recorded, freed).0;
+            let begins = before(recorded.events[first].seq, 0);
+            if let Some((from, to)) = reader(recorded, first) {
+                let start = before(recorded.events[from].seq, 0);
+                let end = after(recorded.events[to].seq);
+                spans.push(Span { start: start.max(spans[index].start), end, ..spans[index] });
+            }
             let (start, end) = (begins.max(spans[index].start), spans[index].end.min(unpacked_until(recorded, block)));
             let back = Span { start, end: end.max(start), ..spans[index] };
             spans[index].end_by(reads[index].unwrap_or(next));

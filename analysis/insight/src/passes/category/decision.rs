@@ -214,7 +214,7 @@ impl Categorizer {
                 let is_kept = self.learned.model_calls >= block.model_calls + CACHED_CALLS;
                 if self.facts.has_names && is_kept && equal_blocks >= CACHE_BLOCKS && equal_blocks % 2 == 0 {
                     is(Category::KvCache, CategoryRuleId::KvCacheEqualBlocks)
-                } else if self.facts.has_names && is_kept && self.learned.loads_batches {
+                } else if self.facts.has_names && is_kept && self.learned.data.loads_batches {
                     is(Category::KeptTensor, CategoryRuleId::KeptTensorAtLoad)
                 } else if self.facts.has_names {
                     is(Category::Input, CategoryRuleId::InputUnnamedAtLoad)
@@ -237,7 +237,7 @@ impl Categorizer {
     fn outlives_batches(&self, block: &BlockAllocation, end: &LifetimeEnd<'_>) -> bool {
         let outlived = steps_outlived(block, end.now);
         let is_kept = outlived >= KEPT_STEPS || end.free.is_none() && outlived > 1;
-        is_kept && self.learned.loads_batches && (self.facts.has_names || !self.learned.gradient_sizes.is_empty())
+        is_kept && self.learned.data.loads_batches && (self.facts.has_names || !self.learned.gradient_sizes.is_empty())
     }
 
     fn forward(&self, tracker: &PhaseTracker, block: &BlockAllocation, end: &LifetimeEnd<'_>) -> BlockClassification {

@@ -70,13 +70,10 @@ pub(super) struct Learned {
     pub(super) parameters: LearnedParameters,
     /// Requested sizes of the gradients so far.
     pub(super) gradient_sizes: HashSet<u64, AddressBuildHasher>,
-    /// By stack: the largest data that it has loaded, in bytes; 0 if it loads none.
-    data_stacks: Vec<u64>,
+    pub(super) data: LearnedData,
     /// The bytes of forward passes that backward passes have freed.
     consumed_bytes: u64,
     pub(super) at_load: AllocatedAtLoad,
-    /// Whether the program loads a batch for each step or call.
-    pub(super) loads_batches: bool,
     /// Stacks whose blocks the program keeps.
     kept_stacks: HashSet<StackId, AddressBuildHasher>,
     /// Private pools into which a CUDA graph was captured.
@@ -85,6 +82,15 @@ pub(super) struct Learned {
     pub(super) out_of_memory: bool,
     pub(super) growth: GrowingStacks,
     latest: LatestAllocation,
+}
+
+/// The data that the program loads.
+#[derive(Clone, Debug, Default)]
+pub(super) struct LearnedData {
+    /// By stack: the largest data that it has loaded, in bytes; 0 if it loads none.
+    stacks: Vec<u64>,
+    /// Whether the program loads a batch for each step or call.
+    pub(super) loads_batches: bool,
 }
 
 /// The latest allocation.
@@ -180,7 +186,7 @@ impl GrowingStacks {
 impl Learned {
     /// Nothing yet, about a recording with this many stacks.
     pub(super) fn new(stacks: usize) -> Learned {
-        Learned { data_stacks: vec![0; stacks], ..Learned::default() }
+        Learned { data: LearnedData { stacks: vec![0; stacks], ..LearnedData::default() }, ..Learned::default() }
     }
 
     /// Takes an allocation's place: inside a call of the model or outside, and whether such a call counts.
@@ -198,12 +204,12 @@ impl Learned {
 
     /// The largest data that a stack has loaded, in bytes; 0 if it loads none.
     fn largest_data(&self, stack: StackId) -> u64 {
-        if stack.is_none() { 0 } else { self.data_stacks.get(stack.index()).copied().unwrap_or(0) }
+        if stack.is_none() { 0 } else { self.data.stacks.get(stack.index()).copied().unwrap_or(0) }
     }
 
     /// Records data that a stack has loaded.
     fn loaded(&mut self, stack: StackId, requested: u64) {
-        if let Some(largest) = self.data_stacks.get_mut(stack.index()) {
+        if let Some(largest) = self.data.stacks.get_mut(stack.index()) {
             *largest = requested.max(*largest).max(1);
         }
     }
@@ -307,7 +313,7 @@ impl Learned {
                     || classification.meaning().is_none() && !is_without_gradients(e.flags) =>
             {
                 self.loaded(e.stack, requested);
-                self.loads_batches |=
+                self.data.loads_batches |=
                     classification.phase == Phase::Data && !is_scalar(requested) && tracker.now().step.is_some();
             }
             (Phase::Load, Proof::None) => {
@@ -394,7 +400,7 @@ impl Learned {
         if classification.rule == CategoryRuleId::InputBeforeForward {
             self.loaded(block.site.stack, block.memory.requested);
         }
-        self.loads_batches |= is_batch && !is_scalar(block.memory.requested);
+        self.data.loads_batches |= is_batch && !is_scalar(block.memory.requested);
     }
 }
 

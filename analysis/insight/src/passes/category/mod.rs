@@ -373,7 +373,7 @@ mod tests {
             classified(categorizer, &block, position(Phase::Forward, step, 9), truncated)
         };
         assert_eq!(of(&categorizer, Some(5), true), (Category::Input, "input-unnamed-at-load"));
-        categorizer.learned.loads_batches = true;
+        categorizer.learned.data.loads_batches = true;
         assert_eq!(of(&categorizer, Some(5), true), (Category::KeptTensor, "kept-tensor-at-load"));
         assert_eq!(of(&categorizer, Some(5), false).0, Category::KeptTensor);
         assert_eq!(of(&categorizer, Some(1), true).0, Category::KeptTensor);
