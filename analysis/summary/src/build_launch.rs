@@ -390,7 +390,8 @@ fn rank_row(
     let Some(device) = own else { return row };
     let owner = |owner: &crate::summary::OwnerSummary| owner.object.as_ref().map_or(0, |_| owner.peak_bytes);
     let mut phases: BTreeMap<Phase, u64> = BTreeMap::new();
-    for phase in all_phases(device) {
+    // A server has stages, not phases of a training.
+    for phase in all_phases(device).filter(|_| device.server_only().is_none()) {
         let peak = phases.entry(phase.phase).or_default();
         *peak = phase.peak_bytes.max(*peak);
     }
