@@ -32,8 +32,10 @@ mod turns;
 mod windows;
 
 use std::cmp::Reverse;
+use std::collections::HashSet;
 
 use memtrace_trace::file::Definitions;
+use memtrace_trace::ids::StackId;
 
 use crate::passes::pass::pass_group;
 use crate::passes::stacks::StackTable;
@@ -98,6 +100,11 @@ impl Diagnostics {
     /// within the last step.
     pub fn grown_bytes(&self, table: &StackTable) -> u64 {
         self.growing.grown_bytes(table)
+    }
+
+    /// The stacks whose allocated bytes grow from turn to turn of the program's loop.
+    pub fn growing_stacks(&self) -> HashSet<StackId> {
+        self.growing.growing_stacks()
     }
 
     /// `seq` of the out-of-memory error that interrupted an evaluation with gradients.

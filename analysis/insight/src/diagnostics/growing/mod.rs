@@ -6,9 +6,9 @@
 mod causes;
 mod sampler;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
-use memtrace_trace::ids::ContextId;
+use memtrace_trace::ids::{ContextId, StackId};
 
 use super::device_facts::{DeviceFacts, MAX_LINES, SharedFacts};
 use super::diagnostic::Diagnostic;
@@ -50,6 +50,9 @@ pub(super) static LEAK_IN_CPP: DiagnosticRule = DiagnosticRule { kept_by: KeptBy
 /// The minimum size of a leak that grows in nearly every turn of the loop: these bytes in all, these per turn, and as
 /// many turns. A scalar per step (512 bytes) is no leak.
 const STEADY_LEAK: (u64, u64, u32) = (512 << 10, 16 << 10, 8);
+/// The fix for a tensor that is replaced by a larger one. Which operator makes it is unknown: stacks have no frame of it.
+pub(super) const BOUND_TENSOR: &str = "a tensor that takes in all earlier data has no bound: keep a window, write into \
+     a preallocated tensor, or move old data to the CPU";
 /// A graph through which backward passes ran usually has at least this many blocks in each step.
 const MIN_GRAPH_BLOCKS: u64 = 3;
 
@@ -69,6 +72,11 @@ impl Growing {
         let by_turns: u64 = to_the_end.map(|g| g.bytes).sum();
         let by_calls: u64 = self.sampler.grown_at_oom().iter().map(|g| g.bytes).sum();
         by_turns.max(by_calls)
+    }
+
+    /// The stacks whose allocated bytes grow from turn to turn of the program's loop.
+    pub(super) fn growing_stacks(&self) -> HashSet<StackId> {
+        self.sampler.grown().iter().map(|g| g.site.0).filter(|stack| !stack.is_none()).collect()
     }
 
     /// The memory that grew within a step, call by call, until it was full.
@@ -306,9 +314,7 @@ fn leak(device: &DeviceFacts<'_>, leaks: &[GrowingSource], turn: LoopTurn) -> Is
                 count_text(blocks),
                 largest.first_turn
             ),
-            "torch.cat with all earlier data has no bound: keep a window, write into a preallocated tensor, or move \
-             old data to the CPU"
-                .to_owned(),
+            BOUND_TENSOR.to_owned(),
         ),
     };
     let is_on_context =

@@ -15,7 +15,7 @@ use memtrace_trace::ids::StackId;
 
 use super::device_facts::{DeviceFacts, MAX_LINES, SharedFacts};
 use super::diagnostic::Diagnostic;
-use super::growing::{GrowthKind, LEAK, LEAK_IN_CPP};
+use super::growing::{BOUND_TENSOR, GrowthKind, LEAK, LEAK_IN_CPP};
 use super::issue::{Issue, LONGEST_FORECAST, OomForecast};
 use super::rule::DiagnosticRule;
 use super::turns::LoopTurn;
@@ -218,9 +218,7 @@ fn leak(device: &DeviceFacts<'_>, growths: &[WindowGrowth], unit: &Unit, after_t
     let holder = format!("an object that outlives the {outlived} (a list, a dict, an attribute) holds each block");
     let fix = match (device.source != EventSource::CudaCalls, is_list) {
         (true, true) => format!("{holder}: store a number, a CPU copy, or fewer tensors; give a cache a bound"),
-        (true, false) => "torch.cat with all earlier data has no bound: keep a window, write into a preallocated \
-                          tensor, or move old data to the CPU"
-            .to_owned(),
+        (true, false) => BOUND_TENSOR.to_owned(),
         (false, true) if is_native => FREE_BLOCKS.to_owned(),
         (false, true) => format!("{holder}: release it, keep a copy on the CPU, or give a cache a bound"),
         (false, false) => "a buffer that grows with all earlier data has no bound: keep a window, or allocate the \
