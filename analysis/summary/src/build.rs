@@ -660,9 +660,9 @@ impl Context<'_> {
             larger_inputs: explained
                 .map_or(analysis.states.peak.position.and_then(|position| position.step), |oom| oom.position.step)
                 .and_then(|step| larger_inputs(analysis, step))
-                .map(|inputs| LargerInputs {
-                    held: self.holders.of_blocks(analysis.device, analysis.step_inputs.of_step(inputs.step)),
-                    ..inputs
+                .map(|inputs| {
+                    let blocks = analysis.step_inputs.of_step(inputs.step, &analysis.diagnostics.growing_stacks());
+                    LargerInputs { held: self.holders.of_blocks(analysis.device, &blocks), ..inputs }
                 }),
             outlier_step: outlier_step(analysis, explained, &self.locations),
             suggestions: Vec::new(),

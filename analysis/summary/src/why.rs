@@ -428,7 +428,8 @@ fn larger_batch(
 
 /// The inputs of this step, if they are clearly larger than the median of the other steps.
 pub(crate) fn larger_inputs(analysis: &DeviceAnalysis, step: u32) -> Option<LargerInputs> {
-    let ComparedInputs { bytes, median } = analysis.step_inputs.compare(step)?;
+    let ComparedInputs { bytes, median } =
+        analysis.step_inputs.compare(step, &analysis.diagnostics.growing_stacks())?;
     (bytes >= median + median / LARGER_INPUTS).then_some(LargerInputs {
         step,
         input_bytes: bytes,
