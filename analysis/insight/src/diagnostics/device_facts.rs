@@ -1,6 +1,6 @@
 //! The facts from which diagnostics find issues.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 use memtrace_trace::ids::{ContextId, StackId};
 
@@ -152,4 +152,6 @@ pub(super) struct SharedFacts {
     pub(super) gradient_bytes: u64,
     /// The stacks that allocate cuBLAS workspaces, if these are an issue.
     pub(super) workspace_stacks: BTreeSet<StackId>,
+    /// The bytes that the garbage collector freed of each source, before the program's end.
+    pub(super) collected: HashMap<(StackId, ContextId), u64>,
 }

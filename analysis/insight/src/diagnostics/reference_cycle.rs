@@ -7,7 +7,7 @@ use memtrace_trace::ids::{ContextId, StackId};
 
 use super::device_facts::{DeviceFacts, MAX_LINES, SharedFacts};
 use super::diagnostic::Diagnostic;
-use super::growing::{SAVE_FOR_BACKWARD, is_in_function};
+use super::growing::is_in_function;
 use super::issue::Issue;
 use super::rule::{DiagnosticRule, KeptBy};
 use crate::passes::category::BlockAllocation;
@@ -24,6 +24,10 @@ static REFERENCE_CYCLE: DiagnosticRule = DiagnosticRule {
              `memtrace --cycles`.",
     kept_by: KeptBy::Nothing,
 };
+
+/// The fix for a result that is stored on `ctx`.
+const SAVE_FOR_BACKWARD: &str = "a result that an autograd.Function stores on ctx (ctx.y = y) makes a cycle through \
+     C++, which only the garbage collector breaks: ctx.save_for_backward(y)";
 
 /// What the collector freed of one source.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -162,11 +166,12 @@ impl Pass for ReferenceCycles {
 impl Diagnostic for ReferenceCycles {
     const RULES: &'static [&'static DiagnosticRule] = &[&REFERENCE_CYCLE];
 
+    fn share(&self, _: &DeviceFacts<'_>, shared: &mut SharedFacts) {
+        shared.collected = self.by_source.iter().map(|(source, collected)| (*source, collected.bytes)).collect();
+    }
+
     fn issues(&self, device: &DeviceFacts<'_>, _: &SharedFacts, issues: &mut Vec<Issue>) {
-        let issue = self.issue(device);
-        // A leak of the same blocks can have the same fix.
-        let is_known = |issue: &Issue| issues.iter().any(|other| other.place == issue.place && other.fix == issue.fix);
-        issues.extend(issue.filter(|issue| !is_known(issue)));
+        issues.extend(self.issue(device));
     }
 }
 

@@ -11,9 +11,9 @@ use crate::passes::mark::Mark;
 use crate::passes::pass::BlockAllocated;
 use crate::rules::{Meaning, stands_in_for_kernel};
 
-/// The fix for a result that is stored on `ctx`.
-pub(in crate::diagnostics) const SAVE_FOR_BACKWARD: &str = "a result that an autograd.Function stores on ctx \
-     (ctx.y = y) makes a cycle through C++, which only the garbage collector breaks: ctx.save_for_backward(y)";
+/// The second possible cause of a leak in an `autograd.Function`, and its fix.
+pub(super) const OR_STORED_ON_CONTEXT: &str = "; or the autograd.Function stores its result on ctx (ctx.y = y), a \
+     cycle through C++: ctx.save_for_backward(y)";
 /// The fix for gradients that have a graph.
 pub(super) const WITHOUT_GRAPH: &str = "backward(create_graph=True) makes each parameter and its gradient keep each \
      other alive, through C++, where no garbage collector sees it: torch.autograd.grad(loss, parameters, \

@@ -6,7 +6,7 @@
 mod causes;
 mod sampler;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use memtrace_trace::ids::{ContextId, StackId};
 
@@ -22,10 +22,10 @@ use crate::passes::pass::{BlockAllocated, BlockFreed, LifetimeEnded, OutOfMemory
 use crate::passes::stacks::StackTable;
 use crate::rules::{Meaning, RuleId};
 use crate::units::{count_text, number_text, size_text};
-use causes::{GraphsOfGradients, WITHOUT_GRAPH};
+use causes::{GraphsOfGradients, OR_STORED_ON_CONTEXT, WITHOUT_GRAPH};
 use sampler::{GrowingSource, GrowthSampler};
 
-pub(super) use causes::{SAVE_FOR_BACKWARD, is_in_function};
+pub(super) use causes::is_in_function;
 pub(super) use sampler::GrowthKind;
 
 /// The allocated bytes of one stack grow from step to step.
@@ -34,9 +34,10 @@ pub(super) static LEAK: DiagnosticRule = DiagnosticRule {
     evidence: "The allocated bytes of one stack are sampled at the start of each step, or of each request if the \
                program only calls a model. They increase in at least four samples, up to the end of the run, without \
                leveling out, and the program frees at most a quarter of the growth in between. Either the blocks \
-               become more, or each block replaces a smaller one while the batch does not grow. Growth in nearly every \
-               step counts from 512 KiB and 16 KiB per step on. Within one step, the rule looks at calls of the model \
-               without gradients up to an out-of-memory error.",
+               become more, or each block replaces a smaller one while the batch does not grow. The garbage collector \
+               frees at most half of the growth. Growth in nearly every step counts from 512 KiB and 16 KiB per step \
+               on. Within one step, the rule looks at calls of the model without gradients up to an out-of-memory \
+               error.",
     limits: "The rule knows the object that holds the blocks only with `memtrace --holders`. A buffer that is not full \
              when the run ends looks like a leak. A request begins with a call of the model whose input is larger than \
              that of the call before. The forecast assumes that the rest of the program needs as much memory and time \
@@ -50,7 +51,7 @@ pub(super) static LEAK_IN_CPP: DiagnosticRule = DiagnosticRule { kept_by: KeptBy
 /// The minimum size of a leak that grows in nearly every turn of the loop: these bytes in all, these per turn, and as
 /// many turns. A scalar per step (512 bytes) is no leak.
 const STEADY_LEAK: (u64, u64, u32) = (512 << 10, 16 << 10, 8);
-/// The fix for a tensor that is replaced by a larger one. Which operator makes it is unknown: stacks have no frame of it.
+/// The fix for a tensor that is replaced by a larger one. Stacks have no frame of the operator that makes it.
 pub(super) const BOUND_TENSOR: &str = "a tensor that takes in all earlier data has no bound: keep a window, write into \
      a preallocated tensor, or move old data to the CPU";
 /// A graph through which backward passes ran usually has at least this many blocks in each step.
@@ -189,7 +190,7 @@ impl Diagnostic for Growing {
     fn issues(&self, device: &DeviceFacts<'_>, shared: &SharedFacts, issues: &mut Vec<Issue>) {
         let mut grown = self.sampler.grown();
         // Optimizers bound their state themselves: the history of LBFGS, the state of parameters that are used later.
-        grown.retain(|g| !is_of_optimizer(g, device.inputs.table));
+        grown.retain(|g| !is_of_optimizer(g, device.inputs.table) && !is_collected(g, &shared.collected));
         let growth: u64 = grown.iter().filter(|g| g.reaches_end).map(|g| g.slope).sum();
         let (graph, others): (Vec<GrowingSource>, Vec<GrowingSource>) =
             grown.iter().partition(|g| is_list(g) && g.bits & Mark::GRAPH != 0);
@@ -230,6 +231,15 @@ fn is_list(source: &GrowingSource) -> bool {
 fn is_of_optimizer(source: &GrowingSource, table: &StackTable) -> bool {
     let meaning = table.facts(source.site.0).rule.map(|rule| rule.meaning);
     matches!(meaning, Some(Meaning::OptimizerStep | Meaning::OptimizerState))
+}
+
+/// Whether the garbage collector freed most of the growth: a reference cycle held it, which is an issue of its own.
+fn is_collected(source: &GrowingSource, collected: &HashMap<(StackId, ContextId), u64>) -> bool {
+    // As the sampler identifies sources: by the stack, or else by the autograd node.
+    let (stack, context) = source.site;
+    let is_of = |of: &(StackId, ContextId)| if stack.is_none() { of.1 == context } else { of.0 == stack };
+    let freed: u64 = collected.iter().filter(|(of, _)| is_of(of)).map(|(_, bytes)| bytes).sum();
+    freed * 2 > source.bytes
 }
 
 /// Whether blocks of graphs that grow are graphs that the program keeps.
@@ -295,31 +305,20 @@ fn leak(device: &DeviceFacts<'_>, leaks: &[GrowingSource], turn: LoopTurn) -> Is
         return device.issue(&LEAK, bytes);
     };
     let grew = format!("in {} of {} samples at {turn} starts", largest.increases, largest.samples);
-    let (evidence, fix) = match largest.kind {
-        GrowthKind::Blocks => (
-            format!(
-                "{} blocks stay allocated, from {turn} {} on; their number grew {grew}",
-                count_text(blocks),
-                largest.first_turn
-            ),
-            format!(
-                "an object that outlives the {turn} (a list, a dict, an attribute) holds each block: store a number, a \
-                 CPU copy, or fewer tensors"
-            ),
+    let evidence = match largest.kind {
+        GrowthKind::Blocks => format!(
+            "{} blocks stay allocated, from {turn} {} on; their number grew {grew}",
+            count_text(blocks),
+            largest.first_turn
         ),
-        GrowthKind::Sizes => (
-            format!(
-                "each new block is larger than the block that it replaces ({} at a time), from {turn} {} on; they grew \
-                 {grew}",
-                count_text(blocks),
-                largest.first_turn
-            ),
-            BOUND_TENSOR.to_owned(),
+        GrowthKind::Sizes => format!(
+            "each new block is larger than the block that it replaces ({} at a time), from {turn} {} on; they grew \
+             {grew}",
+            count_text(blocks),
+            largest.first_turn
         ),
     };
-    let is_on_context =
-        largest.kind == GrowthKind::Blocks && is_in_function(device.inputs.locations.definitions(), largest.site.0);
-    let fix = if is_on_context { SAVE_FOR_BACKWARD.to_owned() } else { fix };
+    let is_in_function = is_in_function(device.inputs.locations.definitions(), largest.site.0);
     let mut evidence = vec![evidence];
     let named = device.line(largest.site);
     let lines = leaks.iter().map(|g| device.line(g.site));
@@ -337,9 +336,21 @@ fn leak(device: &DeviceFacts<'_>, leaks: &[GrowingSource], turn: LoopTurn) -> Is
         evidence,
         place: Some(largest.site),
         sites: leaks.iter().map(|g| g.site).collect(),
-        fix,
+        fix: fix(largest.kind, turn, is_in_function),
         saves: Some(bytes).filter(|_| device.at_peak(largest.last_seq)),
-        ..device.issue(if is_on_context { &LEAK_IN_CPP } else { &LEAK }, bytes)
+        ..device.issue(&LEAK, bytes)
+    }
+}
+
+/// The fix for a source that grows. `is_in_function`: it is in the forward function of an `autograd.Function`.
+fn fix(kind: GrowthKind, turn: &str, is_in_function: bool) -> String {
+    match kind {
+        GrowthKind::Blocks => format!(
+            "an object that outlives the {turn} (a list, a dict, an attribute) holds each block: store a number, a CPU \
+             copy, or fewer tensors{}",
+            if is_in_function { OR_STORED_ON_CONTEXT } else { "" }
+        ),
+        GrowthKind::Sizes => BOUND_TENSOR.to_owned(),
     }
 }
 
@@ -415,4 +426,44 @@ fn graph_kept(
 /// The sums of bytes, blocks and growth per turn.
 fn sums(grown: &[GrowingSource]) -> (u64, u64, u64) {
     (grown.iter().map(|g| g.bytes).sum(), grown.iter().map(|g| g.blocks).sum(), grown.iter().map(|g| g.slope).sum())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn source(stack: u32, context: u32, bytes: u64) -> GrowingSource {
+        GrowingSource {
+            site: (StackId(stack), ContextId(context)),
+            bits: 0,
+            kind: GrowthKind::Blocks,
+            bytes,
+            blocks: 20,
+            slope: 1,
+            first_turn: 0,
+            turns: 20,
+            increases: 20,
+            samples: 20,
+            last_seq: 0,
+            reaches_end: true,
+        }
+    }
+
+    #[test]
+    fn growth_that_the_garbage_collector_freed_is_no_leak() {
+        let collected = HashMap::from([((StackId(1), ContextId(2)), 300), ((StackId(1), ContextId(3)), 300)]);
+        assert!(is_collected(&source(1, 9, 1000), &collected));
+        assert!(!is_collected(&source(1, 9, 1200), &collected), "most of it stays allocated");
+        assert!(!is_collected(&source(4, 2, 100), &collected), "another stack");
+        assert!(is_collected(&source(StackId::NONE.0, 2, 500), &collected), "by an autograd node");
+    }
+
+    #[test]
+    fn the_context_of_a_function_is_one_of_two_possible_causes() {
+        let text = fix(GrowthKind::Blocks, "step", true);
+        assert!(text.starts_with("an object that outlives the step (a list"), "{text}");
+        assert!(text.contains("; or the autograd.Function stores its result on ctx"), "{text}");
+        assert!(!fix(GrowthKind::Blocks, "step", false).contains("ctx"));
+        assert!(!fix(GrowthKind::Sizes, "step", false).contains("torch.cat"));
+    }
 }
