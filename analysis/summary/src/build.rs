@@ -580,6 +580,8 @@ struct Machine<'a> {
     processes: BTreeMap<u32, String>,
     /// The PCI bus ids of devices that only one process can use: simulated devices of a dry run.
     exclusive_devices: BTreeSet<&'a str>,
+    /// The GPUs are simulated: the run does not show how long kernels take.
+    is_simulated: bool,
 }
 
 impl<'a> Machine<'a> {
@@ -593,6 +595,7 @@ impl<'a> Machine<'a> {
             samples: run.device_samples(),
             processes: named.map(|(process, text)| (process.pid(), name(process, text))).collect(),
             exclusive_devices: exclusive_devices(run),
+            is_simulated: run.manifest().simulated.is_some(),
         }
     }
 }
@@ -797,6 +800,8 @@ impl Context<'_> {
         sort_issues(&mut issues);
         // The help is the same for all issues: the first one has it.
         let helped = issues.iter().position(|issue| self.holders.help(issue).is_some());
+        // A simulated run does not show how long kernels take.
+        let ns_per_tick = (!self.machine.is_simulated).then(|| self.calibration.ns_per_tick());
         let summaries = issues.into_iter().enumerate().map(|(index, issue)| IssueSummary {
             held_by: self.holders.of_issue(&issue),
             help: self.holders.help(&issue).filter(|_| helped == Some(index)),
@@ -808,18 +813,7 @@ impl Context<'_> {
             stack: issue.place.map(|(stack, node)| self.locations.stack(stack, node)),
             fix: issue.fix,
             saves_bytes: issue.saves,
-            forecast: issue.forecast.map(|forecast| {
-                let mut summary = OomForecastSummary {
-                    turn: forecast.turn,
-                    turns: forecast.turns,
-                    duration_ns: (forecast.ticks as f64 * self.calibration.ns_per_tick()) as u64,
-                    free_bytes: forecast.free,
-                    growth_bytes: forecast.growth,
-                    text: String::new(),
-                };
-                summary.text = summary.to_text();
-                summary
-            }),
+            forecast: issue.forecast.map(|forecast| OomForecastSummary::of(&forecast, ns_per_tick)),
             files: issue.files,
         });
         summaries.collect()

@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use memtrace_insight::StackSummary;
-use memtrace_insight::diagnostics::LoopTurn;
+use memtrace_insight::diagnostics::{LoopTurn, OomForecast};
 use memtrace_insight::rules::RuleId;
 use memtrace_insight::units::{estimate_text, estimated_duration_text};
 
@@ -79,8 +79,22 @@ pub struct OomForecastSummary {
 }
 
 impl OomForecastSummary {
+    /// `ns_per_tick`: the rate of the clock; `None` if the run does not show how long the program takes.
+    pub(crate) fn of(forecast: &OomForecast, ns_per_tick: Option<f64>) -> OomForecastSummary {
+        let mut summary = OomForecastSummary {
+            turn: forecast.turn,
+            turns: forecast.turns,
+            duration_ns: ns_per_tick.map_or(0, |ns| (forecast.ticks as f64 * ns) as u64),
+            free_bytes: forecast.free,
+            growth_bytes: forecast.growth,
+            text: String::new(),
+        };
+        summary.text = summary.to_text();
+        summary
+    }
+
     /// The text of these figures.
-    pub(crate) fn to_text(&self) -> String {
+    fn to_text(&self) -> String {
         let turn = self.turn.name();
         let after = match self.turns {
             0 => return format!("out of memory within the next {turn} at this rate"),
@@ -92,5 +106,19 @@ impl OomForecastSummary {
             ns => format!(" ({})", estimated_duration_text(ns)),
         };
         format!("out of memory in about {after}{time} at this rate")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_forecast_of_a_dry_run_has_no_time() {
+        let forecast = OomForecast { turn: LoopTurn::Step, turns: 310, free: 3100, growth: 10, ticks: 90_000_000_000 };
+        let on_gpu = OomForecastSummary::of(&forecast, Some(1.0));
+        assert_eq!(on_gpu.text, "out of memory in about 310 steps (90 s) at this rate");
+        let simulated = OomForecastSummary::of(&forecast, None);
+        assert_eq!((simulated.duration_ns, &*simulated.text), (0, "out of memory in about 310 steps at this rate"));
     }
 }
