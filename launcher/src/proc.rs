@@ -15,6 +15,8 @@ use procfs_core::process::Stat;
 use rustix::process::Pid;
 use serde_json::{Map, Value, json};
 
+/// The maximum length of the figures of a process, in bytes.
+const STAT_LIMIT: u64 = 4096;
 /// The maximum length of a command line, in bytes.
 const COMMAND_LIMIT: u64 = 64 * 1024;
 /// The maximum length of a list of children, in bytes.
@@ -79,7 +81,7 @@ impl ProcessDir {
 
     /// The fields of `/proc/PID/stat`.
     fn stat(&self) -> Option<Stat> {
-        parse_stat(&self.read("stat", 4096)?)
+        parse_stat(&self.read("stat", STAT_LIMIT)?)
     }
 
     /// When the process started, in clock ticks since boot. Together with the pid it identifies the process uniquely.
@@ -284,13 +286,8 @@ pub(crate) fn descendants(ancestor: Pid) -> Vec<Pid> {
 
 /// The parent of a process that has not ended.
 fn parent(pid: Pid) -> Option<Pid> {
-    let stat = std::fs::read(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
-    // The name can have any character.
-    let after_name = stat.iter().rposition(|byte| *byte == b')')?;
-    let mut fields = std::str::from_utf8(stat.get(after_name + 1..)?).ok()?.split_ascii_whitespace();
-    let state = fields.next()?;
-    let parent = fields.next()?.parse().ok()?;
-    Pid::from_raw(parent).filter(|_| !matches!(state, "Z" | "X"))
+    let stat = parse_stat(&read_limited(&format!("/proc/{}/stat", pid.as_raw_nonzero()), STAT_LIMIT).ok()?)?;
+    Pid::from_raw(stat.ppid).filter(|_| !matches!(stat.state, 'Z' | 'X'))
 }
 
 /// Parses `/proc/PID/stat`. `None` when the content is cut off.

@@ -47,14 +47,12 @@ impl TextReport {
 
     /// Changes of a server's options, and what each brings.
     pub(crate) fn server_advice(&mut self, server: &ServerSummary, heading: &str) {
-        let utilization = server.utilization.iter().map(|utilization| &utilization.text);
-        let advice: Vec<&String> = utilization.chain(&server.advice).filter(|text| !text.is_empty()).collect();
-        if advice.is_empty() {
+        if server.advice.is_empty() {
             return;
         }
         self.blank();
         self.heading(heading);
-        advice.iter().for_each(|text| self.item(2, text));
+        server.advice.iter().for_each(|text| self.item(2, text));
     }
 
     /// The stages of a server.

@@ -1,10 +1,10 @@
-//! What an engine that serves models did with the memory of a device, and what it had expected.
+//! The memory of an engine that serves models on a device, beside the engine's own estimates.
 
 use std::collections::BTreeMap;
 
 use memtrace_insight::passes::{CudaGraphs, DeviceAnalysis};
 use memtrace_insight::rules::{ServingEngine, ServingPart, ServingStage};
-use memtrace_insight::units::{count_text, size_text};
+use memtrace_insight::units::{count_text, signed_size_text, size_text};
 use memtrace_replay::Names;
 use memtrace_trace::file::Definitions;
 use memtrace_trace::ids::StackId;
@@ -24,7 +24,7 @@ pub struct ServerSummary {
     /// PyTorch's allocated bytes at the peak after the engine allocated its KV cache. If it never did: at the peak of
     /// the whole recording.
     pub allocated_bytes: u64,
-    /// What they are, most bytes first. The bytes add up to `allocated_bytes`, less the bytes for which no event was
+    /// The parts, most bytes first. The bytes add up to `allocated_bytes`, less the bytes for which no event was
     /// recorded.
     pub parts: Vec<ServerPart>,
     /// The weights by data type, most bytes first. Weights without a name are not counted.
@@ -32,7 +32,7 @@ pub struct ServerSummary {
     /// The KV cache. Absent if the engine did not allocate one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_cache: Option<KvCacheSummary>,
-    /// What the engine had expected, beside what happened.
+    /// The estimates of the engine, beside what happened.
     pub expectations: Vec<Expectation>,
     /// The share of the device that the engine may use. Absent if it is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -177,8 +177,6 @@ pub struct UtilizationSummary {
     /// By how many tokens. Absent if the bytes of a token are unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_cache_tokens: Option<i64>,
-    /// The sentence about it. Empty without `safe_value`.
-    pub text: String,
 }
 
 /// The share of a device that stays free for what a run did not show, such as fragmentation and other kernels.
@@ -286,6 +284,10 @@ pub(crate) fn server(analysis: &DeviceAnalysis, inputs: &ServerInputs<'_>) -> Op
     parts.sort_by_key(|part| std::cmp::Reverse(part.bytes));
     let utilization = inputs.device_memory.and_then(|memory| attributes.utilization(memory, kv_cache.as_ref()));
     let total_bytes = inputs.device_memory.map_or(u64::MAX, |memory| memory.total_bytes);
+    let of_utilization = utilization.as_ref().zip(inputs.device_memory);
+    let of_utilization = of_utilization.and_then(|(utilization, memory)| utilization.advice(memory));
+    let others = attributes.advice(&actual, kv_cache.as_ref(), &weights_by_type, total_bytes);
+    let advice = of_utilization.into_iter().chain(others).collect();
     Some(ServerSummary {
         engine: engine.name().to_owned(),
         stages: stages.collect(),
@@ -294,7 +296,7 @@ pub(crate) fn server(analysis: &DeviceAnalysis, inputs: &ServerInputs<'_>) -> Op
         expectations: attributes.expectations(&actual),
         error_stage: inputs.refused_at.and_then(|stack| serving.stage_of(stack)),
         problem: inputs.device_memory.and_then(|memory| attributes.problem(memory, &actual)),
-        advice: attributes.advice(&actual, kv_cache.as_ref(), &weights_by_type, total_bytes),
+        advice,
         utilization,
         weights_by_type,
         kv_cache,
@@ -310,7 +312,7 @@ struct ActualBytes {
     kv_cache: Option<u64>,
 }
 
-/// What the engine's objects have, by their paths.
+/// The attributes of the engine's objects, by their paths.
 struct Attributes {
     engine: ServingEngine,
     values: BTreeMap<String, String>,
@@ -492,9 +494,6 @@ impl Attributes {
         let Options { utilization: option, utilization_path: path, .. } = *self.options();
         let value = self.number(path).filter(|value| (0.0..=1.0).contains(value))?;
         let total = memory.total_bytes as f64;
-        // Unused memory that PyTorch caches serves the next requests.
-        let is_cached = |kind| matches!(kind, DevicePartKind::PytorchCached);
-        let cached: u64 = memory.at_peak.parts.iter().filter(|part| is_cached(part.kind)).map(|part| part.bytes).sum();
         let free_bytes = memory.total_bytes.saturating_sub(memory.at_peak.used_bytes);
         let mut utilization = UtilizationSummary {
             option: option.to_owned(),
@@ -503,7 +502,6 @@ impl Attributes {
             safe_value: None,
             kv_cache_bytes: 0,
             kv_cache_tokens: None,
-            text: String::new(),
         };
         let change = free_bytes as f64 / total - SPARE;
         // A millionth for the rounding of sums such as 0.92 + 0.05.
@@ -515,20 +513,29 @@ impl Attributes {
         utilization.safe_value = Some(safe);
         utilization.kv_cache_bytes = bytes;
         utilization.kv_cache_tokens = cache.token_bytes.map(|token| (bytes as f64 / token) as i64);
-        let tokens = utilization.kv_cache_tokens.map(|tokens| {
+        Some(utilization)
+    }
+}
+
+impl UtilizationSummary {
+    /// The change to [`Self::safe_value`] as advice. `None` without one.
+    fn advice(&self, memory: &DeviceMemorySummary) -> Option<String> {
+        let (option, value, safe) = (&self.option, self.value, self.safe_value?);
+        let tokens = self.kv_cache_tokens.map(|tokens| {
             let sign = if tokens < 0 { "-" } else { "+" };
             format!(", {sign}{} tokens", count_text(tokens.unsigned_abs()))
         });
-        let sign = if bytes < 0 { "-" } else { "+" };
+        // Unused memory that PyTorch caches serves the next requests.
+        let cached = memory.at_peak.parts.iter().filter(|part| part.kind == DevicePartKind::PytorchCached);
+        let cached: u64 = cached.map(|part| part.bytes).sum();
         let cached = if cached > 0 { format!("; PyTorch cached {} unused", size_text(cached)) } else { String::new() };
-        utilization.text = format!(
-            "`{option} {safe:.2}` instead of {value:.2}: KV cache {sign}{}{}. In this run {} of the device stayed \
-             free{cached}; {:.0} % stays free with it.",
-            size_text(bytes.unsigned_abs()),
+        Some(format!(
+            "`{option} {safe:.2}` instead of {value:.2}: KV cache {}{}. In this run {} of the device stayed free\
+             {cached}; {:.0} % stays free with it.",
+            signed_size_text(self.kv_cache_bytes),
             tokens.unwrap_or_default(),
-            size_text(free_bytes),
+            size_text(self.free_bytes),
             SPARE * 100.0
-        );
-        Some(utilization)
+        ))
     }
 }

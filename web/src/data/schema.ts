@@ -1430,7 +1430,6 @@ export interface UtilizationSummary {
   kv_cache_tokens?: number;
   option: string;
   safe_value?: number;
-  text: string;
   value: number;
 }
 

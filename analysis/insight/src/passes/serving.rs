@@ -44,14 +44,14 @@ pub struct StageFigures {
     run_start: u64,
 }
 
-/// What a stack proves.
+/// The stage and the part that a stack proves.
 #[derive(Clone, Copy, Debug, Default)]
 struct ServingFacts {
     stage: Option<ServingStage>,
     part: Option<ServingPart>,
 }
 
-/// What each stack proves.
+/// By stack: the facts that it proves.
 #[derive(Clone, Debug, Default)]
 struct StageTable(Vec<ServingFacts>);
 

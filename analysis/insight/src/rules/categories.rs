@@ -6,6 +6,7 @@ use memtrace_trace::file::Frame;
 
 use super::ids::CategoryRuleId;
 use super::libraries::stands_in_for_kernel;
+use super::paths::ends_with;
 
 /// What a frame allocates.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -144,7 +145,7 @@ pub fn category_rule(frame: &Frame) -> Option<&'static CategoryRule> {
         let matches = match rule.file {
             Native(start) => frame.native && frame.qualname.starts_with(start),
             _ if frame.native => false,
-            Ends(end) => frame.filename.strip_suffix(end).is_some_and(|rest| rest.is_empty() || rest.ends_with('/')),
+            Ends(end) => ends_with(&frame.filename, end),
             Has(folder) => frame.filename.contains(folder),
             Named(start) => frame
                 .qualname

@@ -14,6 +14,7 @@ mod libraries;
 mod modules;
 mod native;
 mod optimizers;
+mod paths;
 mod phases;
 mod serving;
 mod workspaces;

@@ -7,6 +7,7 @@ use memtrace_trace::definition::LabelOrigin;
 use memtrace_trace::file::{Frame, Label};
 
 use super::ids::PhaseRuleId;
+use super::paths::ends_with;
 
 /// What a frame means.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -203,7 +204,7 @@ pub fn frame_rule(frame: &Frame) -> Option<&'static FrameRule> {
     }
     FRAME_RULES.iter().find(|rule| {
         let path = match rule.path {
-            Path::Ends(end) => ends_with_path(&frame.filename, end),
+            Path::Ends(end) => ends_with(&frame.filename, end),
             Path::Has(folder) => frame.filename.contains(folder),
         };
         path && (rule.functions.is_empty() || rule.functions.contains(&&*frame.name))
@@ -232,11 +233,6 @@ static LABEL_RULES: &[LabelRule] = &[
 pub fn label_rule(label: &Label) -> Option<&'static LabelRule> {
     let ours = label.origin == LabelOrigin::RecordFunction;
     LABEL_RULES.iter().find(|rule| ours && label.text.starts_with(rule.prefix))
-}
-
-/// Whether a path ends with these components, and not merely with these characters.
-fn ends_with_path(path: &str, end: &str) -> bool {
-    path.strip_suffix(end).is_some_and(|rest| rest.is_empty() || rest.ends_with('/'))
 }
 
 #[cfg(test)]

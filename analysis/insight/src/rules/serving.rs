@@ -7,6 +7,8 @@
 use memtrace_trace::file::Frame;
 use serde::{Deserialize, Serialize};
 
+use super::paths::{ends_with, is_in};
+
 /// An engine that serves models.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ServingEngine {
@@ -50,7 +52,7 @@ pub enum ServingStage {
     Capture,
     /// Warming up kernels and the sampler.
     WarmUp,
-    /// Serving requests, where prefill and decode cannot be told apart.
+    /// Serving requests; prefill and decode are not distinguished.
     Serve,
     /// Computing the keys and values of prompts.
     Prefill,
@@ -95,7 +97,7 @@ impl ServingStage {
         }
     }
 
-    /// What the engine was doing, with a leading space.
+    /// A clause for the work of the engine in this stage, with a leading space.
     pub fn when(self) -> String {
         let doing = match self {
             ServingStage::Start => "while it started",
@@ -188,11 +190,7 @@ static PART_FOLDERS: &[(&str, ServingPart)] = &[
 
 /// The part that a frame proves. The outermost such frame of a stack decides.
 pub fn serving_part(frame: &Frame) -> Option<ServingPart> {
-    let is_in = |folder: &str| {
-        let at = frame.filename.find(folder);
-        at.is_some_and(|at| at == 0 || frame.filename.as_bytes()[at - 1] == b'/')
-    };
-    PART_FOLDERS.iter().find(|(folder, _)| !frame.native && is_in(folder)).map(|(_, part)| *part)
+    PART_FOLDERS.iter().find(|(folder, _)| !frame.native && is_in(&frame.filename, folder)).map(|(_, part)| *part)
 }
 
 /// One rule: functions of a file, and the stage in which the engine calls them.
@@ -267,10 +265,9 @@ pub fn serving_stage(frame: &Frame) -> Option<(ServingEngine, ServingStage)> {
     }
     let matches = |rule: &&StageRule| {
         if rule.functions.is_empty() {
-            return frame.filename.contains(rule.file);
+            return is_in(&frame.filename, rule.file);
         }
-        let rest = frame.filename.strip_suffix(rule.file);
-        rule.functions.contains(&&*frame.name) && rest.is_some_and(|rest| rest.is_empty() || rest.ends_with('/'))
+        rule.functions.contains(&&*frame.name) && ends_with(&frame.filename, rule.file)
     };
     let rule = STAGE_RULES.iter().find(matches);
     rule.map(|rule| (rule.engine, rule.stage))

@@ -92,13 +92,14 @@ pub(super) fn read(folder: &RunFolder, run: &str, context_bytes: u64, output: &F
         Err(e) if e.kind() == io::ErrorKind::NotFound => (None, None),
         Err(e) => (None, Some(format!("cannot read {}: {e}", folder.path().join(run).join(SUMMARY).display()))),
     };
+    let (start, end) = end_of(output).unwrap_or_default();
     Results {
         worst: summary.as_ref().and_then(|summary| worst_device(summary, context_bytes)),
         server: summary.as_ref().and_then(server),
-        does_not_fit: summary.as_ref().and_then(server_problem).or_else(|| refusal(output).unwrap_or_default()),
+        does_not_fit: summary.as_ref().and_then(server_problem).or_else(|| refusal(&end)),
         out_of_memory: summary.as_ref().and_then(out_of_memory),
         exception: summary.as_ref().and_then(exception),
-        last_lines: last_lines(output).unwrap_or_default(),
+        last_lines: last_lines(start, &end),
         problem,
     }
 }
@@ -118,10 +119,9 @@ const REFUSALS: [(&str, &str); 6] = [
 ];
 
 /// The message in the end of the output with which an engine refuses to start.
-fn refusal(output: &File) -> io::Result<Option<String>> {
-    let text = end_of(output)?;
-    let found = REFUSALS.iter().find(|(message, _)| text.contains(message));
-    Ok(found.map(|(_, text)| (*text).to_owned()))
+fn refusal(end: &str) -> Option<String> {
+    let found = REFUSALS.iter().find(|(message, _)| end.contains(message));
+    found.map(|(_, text)| (*text).to_owned())
 }
 
 /// Why the engine in a summary has no KV cache.
@@ -154,20 +154,19 @@ fn summary(folder: &RunFolder, run: &str) -> io::Result<Summary> {
     Summary::from_json(&untrusted::read(&file, MAX_SUMMARY)?).map_err(io::Error::other)
 }
 
-/// The end of a file.
-fn end_of(output: &File) -> io::Result<String> {
+/// Where the end of a file begins, and the end.
+fn end_of(output: &File) -> io::Result<(u64, String)> {
     let length = output.metadata()?.len();
     let (start, mut end) = (length.saturating_sub(END), Vec::new());
     end.resize((length - start) as usize, 0);
     // A process of the program that still runs may make it shorter.
     let read = output.read_at(&mut end, start)?;
-    Ok(String::from_utf8_lossy(&end[..read]).into_owned())
+    Ok((start, String::from_utf8_lossy(&end[..read]).into_owned()))
 }
 
-/// The last lines of a file, of which only the end is read.
-fn last_lines(output: &File) -> io::Result<Vec<String>> {
-    let (start, text) = (output.metadata()?.len().saturating_sub(END), end_of(output)?);
-    let lines: Vec<&str> = text.lines().collect();
+/// The last lines of a file whose end begins at `start`.
+fn last_lines(start: u64, end: &str) -> Vec<String> {
+    let lines: Vec<&str> = end.lines().collect();
     let first = lines.len().saturating_sub(SHOWN_LINES);
     let cut = |(number, line): (usize, &&str)| {
         let missing = if start > 0 && number == 0 { "..." } else { "" };
@@ -176,7 +175,7 @@ fn last_lines(output: &File) -> io::Result<Vec<String>> {
             None => format!("{missing}{line}"),
         }
     };
-    Ok(lines.iter().enumerate().skip(first).map(cut).collect())
+    lines.iter().enumerate().skip(first).map(cut).collect()
 }
 
 /// A name in a summary, which can be of any length.
@@ -254,7 +253,8 @@ mod tests {
         let lines = |write: &dyn Fn(&mut File)| {
             let mut file = tempfile::tempfile().unwrap();
             write(&mut file);
-            last_lines(&file).unwrap()
+            let (start, end) = end_of(&file).unwrap();
+            last_lines(start, &end)
         };
         assert_eq!(lines(&|_| {}), [""; 0]);
         assert_eq!(lines(&|file| file.write_all(b"a\nb\xff\n").unwrap()), ["a", "b\u{fffd}"]);

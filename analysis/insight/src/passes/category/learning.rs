@@ -228,7 +228,7 @@ impl Learned {
         self.consumed_bytes / u64::from(now.step.map_or(1, |step| step.saturating_add(1))) >= size
     }
 
-    /// Takes a block whose lifetime ended, and counts what a backward pass frees.
+    /// Counts the bytes of forward passes that backward passes free, at the end of a block's lifetime.
     #[inline]
     pub(super) fn learn_consumed(&mut self, block: &BlockAllocation, end: &LifetimeEnd<'_>) {
         let in_backward = end.free.is_some_and(|e| e.flags.contains(Flags::IN_BACKWARD));
