@@ -102,6 +102,8 @@ struct UnusualPlaces {
     in_each_step: HashSet<StackId>,
     /// Steps that only evaluate, with gradients.
     evaluated_steps: HashSet<u32>,
+    /// Buffers of reductions, by the event that allocated them.
+    reduction_buffers: HashSet<u32>,
 }
 
 impl<'a> Recorded<'a> {
@@ -152,6 +154,7 @@ impl<'a> Recorded<'a> {
                 no_workspaces.insert(workspace_place(block));
             }
         }
+        let reduction_buffers = batch::reduction_buffers(&blocks, &events);
         Recorded {
             events,
             lifetimes,
@@ -167,6 +170,7 @@ impl<'a> Recorded<'a> {
                 outliers: BTreeSet::new(),
                 in_each_step: steps::forward_only_in_each_step(&blocks),
                 evaluated_steps: steps::evaluated_steps(&blocks, failed.is_some()),
+                reduction_buffers,
             },
             blocks,
             nodes: definitions.contexts.iter().map(|context| NodeKind::of(&context.node)).collect(),
@@ -233,6 +237,11 @@ impl<'a> Recorded<'a> {
     /// Whether a block of a workspace's size is one of several that one place allocates. A workspace is allocated once.
     pub(crate) fn is_no_workspace(&self, block: &BlockLifetime) -> bool {
         self.places.no_workspaces.contains(&workspace_place(block))
+    }
+
+    /// Whether the block is the buffer of a reduction by several thread blocks.
+    pub(crate) fn is_reduction_buffer(&self, block: &BlockLifetime) -> bool {
+        self.places.reduction_buffers.contains(&block.allocated)
     }
 
     /// Whether an autograd node freed the block.
