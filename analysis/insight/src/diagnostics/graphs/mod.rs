@@ -147,7 +147,7 @@ impl Pass for Graphs {
         let BlockAllocated { block, mark, .. } = *allocated;
         self.unconsumed.next_allocation();
         if mark.is(Mark::GRAPH) {
-            self.unconsumed.allocated(mark);
+            self.unconsumed.allocated(mark, &block.position);
             self.evaluations.allocated(block, mark);
         }
         if allocated.classification.meaning() == Some(Meaning::Engine) {
@@ -194,7 +194,7 @@ impl Pass for Graphs {
         for (block, mark) in end.in_use.iter().filter(|(_, mark)| mark.is(Mark::GRAPH)) {
             self.unconsumed.still_allocated(block, mark, end.now);
         }
-        self.unconsumed.finish();
+        self.unconsumed.finish(end.now);
     }
 }
 

@@ -5,7 +5,8 @@
 //! the forward pass, with no allocation in between. Three facts identify the issue: whether a backward pass ran since,
 //! how many calls' graphs were freed together, and whether a backward pass ran through another part of the same call.
 //! Parts of its own forward pass that a training step drops (a cache, the logits of a router) are no evaluation, so a
-//! graph that was dropped before the backward pass is only reported when nothing is left of its call.
+//! graph that was dropped before the backward pass is only reported when nothing is left of its call. A backward pass
+//! that follows it and frees no graph has unpacked copies of the dropped one: `save_on_cpu()` keeps them on the host.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -109,6 +110,18 @@ struct CallBlocks {
     is_consumed: bool,
     /// What the program dropped of it. If a backward pass consumes the rest, this was no graph of its own.
     dropped: Vec<(GraphIssue, UnconsumedGraph)>,
+    /// The numbers of backward passes, and of blocks that they had freed, when it was dropped.
+    dropped_at: (u32, u64),
+}
+
+impl CallBlocks {
+    /// The graphs that the program dropped, when no block of them is left. If a backward pass has run since and freed
+    /// no block of any graph, it has used copies of the dropped one.
+    fn into_dropped(self, facts: GraphFacts) -> impl Iterator<Item = (GraphIssue, UnconsumedGraph)> {
+        let (passes, blocks) = self.dropped_at;
+        let has_copies = facts.backward_passes > passes && facts.consumed_blocks == blocks;
+        self.dropped.into_iter().filter(move |(issue, _)| !has_copies || *issue != GraphIssue::Unused)
+    }
 }
 
 /// The unconsumed graphs of one device.
@@ -173,7 +186,8 @@ pub(super) struct GraphFree<'a> {
 impl UnconsumedGraphs {
     /// Takes the allocation of a block of a graph.
     #[inline]
-    pub(super) fn allocated(&mut self, mark: Mark) {
+    pub(super) fn allocated(&mut self, mark: Mark, now: &ProgramPosition) {
+        self.advance(now);
         if mark.call != self.latest_call {
             self.ended_calls.push(self.latest_call);
             self.latest_call = mark.call;
@@ -237,7 +251,7 @@ impl UnconsumedGraphs {
         for call in std::mem::take(&mut self.ended_calls) {
             let is_over = call != self.latest_call && self.calls.get(&call).is_some_and(|blocks| blocks.allocated == 0);
             if is_over && let Some(blocks) = self.calls.remove(&call) {
-                blocks.dropped.iter().for_each(|(issue, graph)| self.report(*issue, graph));
+                blocks.into_dropped(self.facts).for_each(|(issue, graph)| self.report(issue, &graph));
             }
         }
     }
@@ -253,7 +267,8 @@ impl UnconsumedGraphs {
     }
 
     /// Ends the recording. One graph that exists now can be in use; several collected graphs cannot.
-    pub(super) fn finish(&mut self) {
+    pub(super) fn finish(&mut self, now: &ProgramPosition) {
+        self.advance(now);
         // Blocks freed by unwinding or by the end can belong to one step in progress. They count if a backward pass ran
         // since. They also count if their calls never had a backward pass and other calls had one.
         let unwound = std::mem::take(&mut self.unwound);
@@ -263,7 +278,8 @@ impl UnconsumedGraphs {
         // A result that the program keeps does not make the rest of its call a part of training.
         let mut calls: Vec<(u32, CallBlocks)> = std::mem::take(&mut self.calls).into_iter().collect();
         calls.sort_unstable_by_key(|(call, _)| *call);
-        for (issue, graph) in calls.into_iter().flat_map(|(_, blocks)| blocks.dropped) {
+        let facts = self.facts;
+        for (issue, graph) in calls.into_iter().flat_map(|(_, blocks)| blocks.into_dropped(facts)) {
             self.report(issue, &graph);
         }
     }
@@ -361,11 +377,14 @@ impl UnconsumedGraphs {
             seqs: (first.seq, last.seq),
             backward_ran,
         };
-        // A backward pass can still run through the rest of the call.
+        // A backward pass can still run through the rest of the call, or through copies.
         let has_rest = |call: &u32| self.calls.get(call).is_some_and(|blocks| blocks.allocated > 0);
-        let rest = freed.iter().map(|f| f.call).filter(has_rest).max().filter(|_| is_unused && !at_end);
-        match rest.and_then(|call| self.calls.get_mut(&call)) {
-            Some(blocks) => {
+        let is_current = |call: &u32| *call == self.latest_call || has_rest(call);
+        let rest = freed.iter().map(|f| f.call).filter(is_current).max().filter(|_| is_unused && !at_end);
+        match rest {
+            Some(call) => {
+                let blocks = self.calls.entry(call).or_default();
+                blocks.dropped_at = (self.facts.backward_passes, self.facts.consumed_blocks);
                 let dropped = &mut blocks.dropped;
                 match dropped.iter_mut().find(|(kind, of)| (*kind, of.site) == (issue, graph.site)) {
                     Some((_, known)) => known.add(&graph),
@@ -448,7 +467,8 @@ mod tests {
             let blocks = (0..count).map(|at| {
                 self.seq += 1;
                 self.graphs.next_allocation();
-                self.graphs.allocated(mark);
+                let now = self.position();
+                self.graphs.allocated(mark, &now);
                 (BlockAllocation::of_forward(self.seq, 1 << 20, StackId(1 + at % 2), self.position()), mark)
             });
             blocks.collect()
@@ -472,7 +492,8 @@ mod tests {
         }
 
         fn found(mut self) -> Vec<(GraphIssue, u64, u64)> {
-            self.graphs.finish();
+            let now = self.position();
+            self.graphs.finish(&now);
             self.graphs.found().iter().map(|(issue, graph)| (*issue, graph.times, graph.blocks)).collect()
         }
     }
@@ -528,6 +549,22 @@ mod tests {
             }
         }
         assert_eq!(p.found(), []);
+    }
+
+    /// `save_on_cpu()` keeps the graph on the host, so its backward passes free none of these blocks.
+    #[test]
+    fn a_graph_whose_copies_are_consumed_is_training() {
+        let run = |backward: bool| {
+            let mut p = Program::default();
+            for call in 1..=4 {
+                let blocks = p.call(call, 5);
+                p.free(&blocks, Phase::Forward);
+                p.backward_passes += u32::from(backward);
+            }
+            p.found()
+        };
+        assert_eq!(run(true), []);
+        assert_eq!(run(false), [(GraphIssue::Unused, 4, 5)]);
     }
 
     /// The caches of several steps are freed at once.
