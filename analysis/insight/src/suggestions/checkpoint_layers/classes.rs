@@ -17,5 +17,5 @@ pub(super) const SAME_PEAK: u64 = 33;
 
 /// The modules of these classes.
 pub(super) fn members(facts: &Facts<'_>, classes: &BTreeSet<Box<str>>) -> Members {
-    Members::of(&facts.recorded, &classes.iter().map(|class| &**class).collect())
+    Members::repeated(&facts.recorded, &classes.iter().map(|class| &**class).collect())
 }

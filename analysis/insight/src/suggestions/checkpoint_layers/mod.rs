@@ -226,7 +226,7 @@ fn repeated_classes(facts: &Facts<'_>) -> Vec<Box<str>> {
         .collect();
     // A single operation keeps its input, which another module made. Nothing is gained by repeating it.
     let is_composed = |class: &str| {
-        let members = || Members::of(&facts.recorded, &BTreeSet::from([class]));
+        let members = || Members::repeated(&facts.recorded, &BTreeSet::from([class]));
         callers.contains(class)
             || calls(&facts.recorded, &members()).iter().any(|call| call.blocks.len() > OPERATION_BLOCKS)
     };

@@ -26,6 +26,29 @@ pub(crate) struct Members {
 impl Members {
     /// The outermost modules of some classes. Calls inside them belong to them.
     pub(crate) fn of(recorded: &Recorded<'_>, classes: &BTreeSet<&str>) -> Members {
+        Members::without(recorded, classes, &BTreeSet::new())
+    }
+
+    /// The outermost modules of some classes that contain no several modules of their own class: the layers of an
+    /// `nn.Sequential` that are `nn.Sequential` themselves.
+    pub(crate) fn repeated(recorded: &Recorded<'_>, classes: &BTreeSet<&str>) -> Members {
+        let calls = &recorded.definitions.nn_calls;
+        let mut contained: BTreeMap<u64, BTreeSet<u64>> = BTreeMap::new();
+        for call in calls.values().filter(|call| classes.contains(&*call.class)) {
+            let mut caller = calls.get(&call.caller);
+            while let Some(around) = caller {
+                if around.class == call.class && around.object != call.object {
+                    contained.entry(around.object).or_default().insert(call.object);
+                }
+                caller = calls.get(&around.caller);
+            }
+        }
+        let several = contained.into_iter().filter(|(_, modules)| modules.len() > 1);
+        Members::without(recorded, classes, &several.map(|(object, _)| object).collect())
+    }
+
+    /// `containers`: modules of the classes that are no members themselves.
+    fn without(recorded: &Recorded<'_>, classes: &BTreeSet<&str>, containers: &BTreeSet<u64>) -> Members {
         let definitions = recorded.definitions;
         let mut members = Members::default();
         let mut of_call: BTreeMap<ContextId, u32> = BTreeMap::new();
@@ -34,7 +57,7 @@ impl Members {
         for (id, call) in &definitions.nn_calls {
             let inherited = of_call.get(&call.caller).copied().unwrap_or(0);
             let number = match inherited {
-                0 if classes.contains(&*call.class) => {
+                0 if classes.contains(&*call.class) && !containers.contains(&call.object) => {
                     let next = numbers.len() as u32 + 1;
                     let number = *numbers.entry((call.object, &*call.class)).or_insert(next);
                     if number == next {
