@@ -111,7 +111,8 @@ pub(crate) fn suggestions(query: &SuggestionQuery<'_>, progress: &mut dyn FnMut(
         allowed.iter().zip(replayed).filter_map(|(change, after)| Some((&**change, after.filter(is_worth)?))).collect();
     found.sort_by_key(|(change, after)| (change.is_other_training(), after.peak));
     let combined = combine(&replayer, &found);
-    let texts = Texts { query, replayer: &replayer, settings: FrameworkSettings::new(definitions, state) };
+    let settings = FrameworkSettings::new(definitions, state);
+    let texts = Texts { query, replayer: &replayer, settings, is_cut_off: scope == SuggestionScope::UntilError };
     let figures = figures_text(state);
     let fits = |after: &ReplayedPeak| match (scope, after.fits) {
         (_, false) => Some(false),
@@ -242,6 +243,8 @@ struct Texts<'a> {
     query: &'a SuggestionQuery<'a>,
     replayer: &'a Replayer<'a>,
     settings: FrameworkSettings,
+    /// Whether an error cut the step off, so that modules of the model can be without a call.
+    is_cut_off: bool,
 }
 
 impl Texts<'_> {
@@ -289,6 +292,12 @@ impl Texts<'_> {
             let parent = path.rsplit_once('.').map_or("", |(parent, _)| parent);
             let parent = parent.to_owned();
             groups.entry((class, parent)).or_default().insert(path);
+        }
+        for name in definitions.nn_names.iter().filter(|_| self.is_cut_off) {
+            let parent = name.name.rsplit_once('.').map_or("", |(parent, _)| parent);
+            if let Some(paths) = groups.get_mut(&(classes.name(&name.class), parent.to_owned())) {
+                paths.insert(name.name.to_string());
+            }
         }
         let texts: Vec<String> = groups
             .iter()

@@ -6,7 +6,7 @@ The moments are the ends of the first optimizer steps, and of the first calls of
 Each line of the file `WALKED` is one moment, as JSON: its time in nanoseconds since the epoch, and by kind of tensor the
 addresses of the storages.
 
-- `parameter`: parameters and buffers of all modules
+- `parameter`: parameters and buffers of all modules, and what optimizers update
 - `gradient`: their `grad`
 - `optimizer_state`: the state of all optimizers
 - `activation`: what the graph of the call has saved, computed by the call
@@ -59,6 +59,10 @@ def _objects():
                 if tensor.is_leaf and tensor.grad is not None:
                     kinds["gradient"].add(_address(tensor.grad))
         elif issubclass(kind, torch.optim.Optimizer):
+            for tensor in _tensors([group["params"] for group in value.__dict__.get("param_groups", [])]):
+                kinds["parameter"].add(_address(tensor))
+                if tensor.grad is not None:
+                    kinds["gradient"].add(_address(tensor.grad))
             for tensor in _tensors(list(value.__dict__.get("state", {}).values())):
                 kinds["optimizer_state"].add(_address(tensor))
     return kinds

@@ -2,6 +2,7 @@
 //! compute themselves.
 
 mod cases;
+mod categories;
 mod ci_example;
 mod diagnostics;
 mod diff;
