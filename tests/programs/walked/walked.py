@@ -6,7 +6,7 @@ The moments are the ends of the first optimizer steps, and of the first calls of
 Each line of the file `WALKED` is one moment, as JSON: its time in nanoseconds since the epoch, and by kind of tensor the
 addresses of the storages.
 
-- `parameter`: parameters and buffers of all modules, and what optimizers update
+- `parameter`: parameters, buffers of modules, and what optimizers update
 - `gradient`: their `grad`
 - `optimizer_state`: the state of all optimizers
 - `activation`: what the graph of the call has saved, computed by the call
@@ -52,17 +52,18 @@ def _objects():
     kinds = {"parameter": set(), "gradient": set(), "optimizer_state": set()}
     for value in gc.get_objects():
         kind = type(value)
-        if issubclass(kind, torch.nn.Module):
+        if issubclass(kind, torch.Tensor):
+            if issubclass(kind, torch.nn.Parameter):
+                kinds["parameter"].add(_address(value))
+            if value.is_leaf and value.grad is not None:
+                kinds["gradient"].add(_address(value.grad))
+        elif issubclass(kind, torch.nn.Module):
             tensors = [*value.__dict__.get("_parameters", {}).values(), *value.__dict__.get("_buffers", {}).values()]
             for tensor in filter(None.__ne__, tensors):
                 kinds["parameter"].add(_address(tensor))
-                if tensor.is_leaf and tensor.grad is not None:
-                    kinds["gradient"].add(_address(tensor.grad))
         elif issubclass(kind, torch.optim.Optimizer):
             for tensor in _tensors([group["params"] for group in value.__dict__.get("param_groups", [])]):
                 kinds["parameter"].add(_address(tensor))
-                if tensor.grad is not None:
-                    kinds["gradient"].add(_address(tensor.grad))
             for tensor in _tensors(list(value.__dict__.get("state", {}).values())):
                 kinds["optimizer_state"].add(_address(tensor))
     return kinds
@@ -97,15 +98,24 @@ def _write(kinds):
         time.sleep(0.01)
 
 
+def _before_step(optimizer, args, kwargs):
+    global _steps
+    _steps += 1
+
+
 def _after_step(optimizer, args, kwargs):
+    global _steps
     import torch
 
+    _steps -= 1
     if _moments["step"] < MOMENTS and not torch.cuda.is_current_stream_capturing():
         _moments["step"] += 1
         _write(_objects())
 
 
 _depth = 0
+# The optimizer steps that are running. Inside one, what becomes its state can be in local variables still.
+_steps = 0
 
 
 def _before_call(module, args):
@@ -118,7 +128,7 @@ def _after_call(module, args, output):
     import torch
 
     _depth = max(_depth - 1, 0)
-    if _depth == 0 and _moments["call"] < MOMENTS and not torch.cuda.is_current_stream_capturing():
+    if _depth == 0 and _steps == 0 and _moments["call"] < MOMENTS and not torch.cuda.is_current_stream_capturing():
         saved = _graph(output if not hasattr(output, "__dict__") else vars(output))
         if saved:
             _moments["call"] += 1
@@ -129,10 +139,11 @@ def _after_call(module, args, output):
 
 def main():
     import torch
-    from torch.optim.optimizer import register_optimizer_step_post_hook
+    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
     sys.argv = sys.argv[1:]
     sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
+    register_optimizer_step_pre_hook(_before_step)
     register_optimizer_step_post_hook(_after_step)
     torch.nn.modules.module.register_module_forward_pre_hook(_before_call)
     torch.nn.modules.module.register_module_forward_hook(_after_call, always_call=True)

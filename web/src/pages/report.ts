@@ -24,6 +24,7 @@ import { launchView } from '../views/launch';
 import { linesView } from '../views/lines';
 import { pools, xla } from '../views/pools';
 import { ranksView } from '../views/ranks';
+import { server } from '../views/server';
 import { DIVISIONS } from '../views/timeline/choices';
 import { Timeline } from '../views/timeline/timeline';
 
@@ -66,6 +67,7 @@ function facts(summary: Summary, page: PageInfo): string[] {
 }
 
 const PARTS: Part[] = [
+  ['server', 'Server'],
   ['timeline', 'Timeline'],
   ['allocations', 'Allocations'],
   ['issues', 'Issues'],
@@ -185,7 +187,7 @@ export async function reportPage(app: HTMLElement, data: Uint8Array): Promise<vo
     if (entry === shown) return;
     shown = entry;
     if (entry.window) timeline.showEvents(...entry.window);
-    replace(top, explain.figures(entry.summary));
+    replace(top, server(entry.summary), explain.figures(entry.summary));
     replace(
       rest,
       explain.issues(entry.process, entry.device),
@@ -197,7 +199,8 @@ export async function reportPage(app: HTMLElement, data: Uint8Array): Promise<vo
           reserved(entry.summary),
         ],
         [
-          explain.oneStep(entry.summary, entry.device, state),
+          // A server has stages instead.
+          entry.summary.server ? null : explain.oneStep(entry.summary, entry.device, state),
           explain.modules(entry.summary),
           customCategories(entry.summary, text => {
             state.set({ search: text });
@@ -216,7 +219,7 @@ export async function reportPage(app: HTMLElement, data: Uint8Array): Promise<vo
         timeline.element.scrollIntoView({ behavior: 'smooth' });
       }),
       tables.calledFunctions(entry.summary),
-      tables.phases(entry.summary),
+      entry.summary.server ? null : tables.phases(entry.summary),
       xla(summary),
       linesView(entry.device, state),
     );

@@ -74,7 +74,11 @@ export function figures(device: DeviceSummary): HTMLElement[] {
   const at = oom ? 'at the error' : 'at the peak';
   const outside = device.outside_pytorch;
   const cards = [
-    card(oom ? 'Allocated at the error' : 'Peak allocated', format.size(state.totals.allocated_bytes), whenText(state)),
+    card(
+      oom ? 'Allocated at the error' : 'Peak allocated',
+      format.size(state.totals.allocated_bytes),
+      device.server ? '' : whenText(state),
+    ),
     card(`Reserved ${at}`, format.size(state.totals.reserved_bytes), `${format.size(unallocated)} unallocated`),
     oom
       ? card(

@@ -93,7 +93,7 @@ pub use replayed_memory::{FailedAllocation, OomQuery, ReplayedDevice, ReplayedMe
 pub use reserved::{Reserved, SegmentBlocker};
 pub use rest_of_step::{CallLevel, EarlierIteration, RestBlock, RestEvent, RestOfStep};
 pub use rule_uses::RuleUses;
-pub use serving::{Serving, StageFigures};
+pub use serving::{Serving, StageFigures, StageFollower};
 pub use stacks::{StackFacts, StackTable};
 pub use statistics::{Figure, Stat, Statistics, Stats};
 pub use step_changes::Change;

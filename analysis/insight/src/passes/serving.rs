@@ -175,6 +175,36 @@ impl Pass for Serving {
     }
 }
 
+/// Follows a server through its stages.
+#[derive(Clone, Debug)]
+pub struct StageFollower {
+    stages: StageTable,
+    /// The stage of the latest event that proved one.
+    current: ServingStage,
+}
+
+impl StageFollower {
+    /// `None` if the program is no server, or if it trains too.
+    pub fn new(definitions: &Definitions) -> Option<StageFollower> {
+        let (stages, engine) = StageTable::new(definitions);
+        let trains = definitions.contexts.iter().any(|context| !context.node.is_empty());
+        (engine.is_some() && !trains).then_some(StageFollower { stages, current: ServingStage::Start })
+    }
+
+    /// Follows an event. Returns its stage.
+    #[inline]
+    pub fn at(&mut self, stack: StackId) -> ServingStage {
+        self.current = self.of(stack);
+        self.current
+    }
+
+    /// The stage of code with this stack, which is the current one if the stack proves none.
+    #[inline]
+    pub fn of(&self, stack: StackId) -> ServingStage {
+        self.stages.of(stack).stage.unwrap_or(self.current)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -182,8 +182,13 @@ impl<'a> Dictionary<'a> {
         text.map_or(0, |text| 1 + self.string(&text))
     }
 
-    /// The number of the site that allocated a block.
-    pub(super) fn site(&mut self, block: &BlockAllocation, classification: &BlockClassification) -> usize {
+    /// The number of the site that allocated a block. `phase`: the number of its phase, or of a server's stage.
+    pub(super) fn site(
+        &mut self,
+        block: &BlockAllocation,
+        classification: &BlockClassification,
+        phase: usize,
+    ) -> usize {
         let category = classification.category;
         let call = match self.modules.source(block, category) {
             ModuleSource::Call(call) => Some(call),
@@ -192,7 +197,7 @@ impl<'a> Dictionary<'a> {
         let categorizer = self.custom.categorizer.as_ref();
         let custom = categorizer.map(|categorizer| categorizer.category_of(block)).unwrap_or_default();
         let pool = block.private_pool(category);
-        let key = (block.site.stack, block.site.context, call, category as u8, block.phase as u8, custom, pool);
+        let key = (block.site.stack, block.site.context, call, category as u8, phase as u8, custom, pool);
         if let Some(site) = self.sites.number(&key) {
             return site;
         }
@@ -202,7 +207,7 @@ impl<'a> Dictionary<'a> {
         let module = call.map_or(0, |call| self.called(call));
         let custom = custom.number().map_or(0, |number| 1 + number);
         let pool = private_pool_text(self.definitions, pool).map_or(0, |text| 1 + self.string(&text));
-        self.sites.add(key, [stack, node, module, category as usize, block.phase as usize, custom, pool])
+        self.sites.add(key, [stack, node, module, category as usize, phase, custom, pool])
     }
 
     fn called(&mut self, call: ContextId) -> usize {

@@ -14,8 +14,8 @@ mod seq_range;
 use std::io::Write;
 
 use memtrace_trace::event::{Action, Event, Source};
-use memtrace_trace::file::Frame;
-use memtrace_trace::ids::FrameId;
+use memtrace_trace::file::{Definitions, Frame};
+use memtrace_trace::ids::{FrameId, StackId};
 use serde_json::{Value, json};
 
 use crate::sources::{SourceAccess, SourceFiles};
@@ -24,9 +24,9 @@ use memtrace_input::error::{Error, Result};
 use memtrace_input::load::Process;
 use memtrace_insight::passes::{
     Analysis, BlockAllocation, BlockClassification, BlockMemory, BlockModules, BlockObserver, Category, FirstPass,
-    FirstPassOptions, Phase, ProgramPosition, ReplayObserver,
+    FirstPassOptions, Phase, ProgramPosition, ReplayObserver, StageFollower,
 };
-use memtrace_insight::rules::CustomRules;
+use memtrace_insight::rules::{CustomRules, ServingStage};
 use memtrace_replay::{MemoryLocation, Replay, Usage};
 
 pub use rank_totals::{RankSeries, rank_totals};
@@ -109,7 +109,7 @@ pub fn page_data(
         annotations: Annotations::new(process.definitions(), devices.len()),
         clock,
         devices,
-        phases: PhaseChanges::new(part, shortest_phase, events / SHORTEST_PHASE),
+        phases: PhaseChanges::new(process.definitions(), part, shortest_phase, events / SHORTEST_PHASE),
     };
     Analysis::with_observer(recording, process.trace_index(), &first_pass, &mut writer, progress);
     writer.finish(begin_ns, &mut SourceFiles::of(process, &options.sources)).map_err(Error::io("cannot write the page"))
@@ -519,13 +519,16 @@ struct PhaseChanges {
     seq: Rising,
     phases: Column,
     steps: Column,
-    now: Option<(Phase, Option<u32>)>,
+    /// The number of the phase, and the step.
+    now: Option<(usize, Option<u32>)>,
     /// What the latest blocks of an evaluation are: of an evaluation, generation or a rollout.
     forward_only: Phase,
+    /// The stages of a server, which has neither phases nor steps.
+    stages: Option<StageFollower>,
 }
 
 impl PhaseChanges {
-    fn new(part: SeqRange, shortest: u64, shortest_outside: u64) -> PhaseChanges {
+    fn new(definitions: &Definitions, part: SeqRange, shortest: u64, shortest_outside: u64) -> PhaseChanges {
         let (seq, phases, steps) = (Rising::default(), Column::default(), Column::default());
         PhaseChanges {
             part,
@@ -537,13 +540,34 @@ impl PhaseChanges {
             steps,
             now: None,
             forward_only: Phase::Eval,
+            stages: StageFollower::new(definitions),
+        }
+    }
+
+    /// The names of the phases, or of the stages of a server, by number.
+    fn names(&self) -> Vec<&'static str> {
+        match self.stages {
+            Some(_) => ServingStage::ALL.map(ServingStage::name).to_vec(),
+            None => Phase::ALL.map(Phase::name).to_vec(),
+        }
+    }
+
+    /// The number of the phase of a block.
+    #[inline]
+    fn of_block(&self, block: &BlockAllocation) -> usize {
+        match &self.stages {
+            Some(stages) => stages.of(block.site.stack) as usize,
+            None => block.phase as usize,
         }
     }
 
     #[inline]
-    fn put(&mut self, seq: u64, now: &ProgramPosition) {
-        let phase = if now.phase == Phase::Eval { self.forward_only } else { now.phase };
-        let now = (phase, now.step);
+    fn put(&mut self, seq: u64, stack: StackId, now: &ProgramPosition) {
+        let now = match &mut self.stages {
+            Some(stages) => (stages.at(stack) as usize, None),
+            None if now.phase == Phase::Eval => (self.forward_only as usize, now.step),
+            None => (now.phase as usize, now.step),
+        };
         let shortest = match self.part.place(seq) {
             RangePosition::Inside => self.shortest,
             RangePosition::Before | RangePosition::After => self.shortest_outside,
@@ -601,7 +625,7 @@ impl<W: Write> PageWriter<'_, W> {
         let tables = json!({
             "begin_ns": begin_ns.to_string(),
             "categories": categories,
-            "phases": Phase::ALL.map(Phase::name),
+            "phases": self.phases.names(),
             "shortest_phase": self.phases.shortest,
             "ranges": ranges,
             "devices": self.devices.iter().map(DeviceData::json).collect::<Vec<_>>(),
@@ -657,7 +681,8 @@ impl<W: Write> BlockObserver for PageWriter<'_, W> {
             rest.add(block, classification.category, free.seq);
             return;
         }
-        let site = self.dictionary.site(block, classification);
+        let phase = self.phases.of_block(block);
+        let site = self.dictionary.site(block, classification, phase);
         let tensor = self.dictionary.tensor(block, classification);
         match free {
             Some(free) => data.freed.put_freed(free.seq, site, tensor, block),
@@ -705,7 +730,7 @@ impl<W: Write> BlockObserver for PageWriter<'_, W> {
             _ => {}
         }
         if matches!(e.action, Action::Alloc | Action::FreeRequested) {
-            self.phases.put(e.seq, now);
+            self.phases.put(e.seq, e.stack, now);
             if self.phases.rows >= ROWS {
                 self.phases.write(&mut self.records);
             }

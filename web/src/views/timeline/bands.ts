@@ -1,4 +1,4 @@
-/** The bands below the areas: phases, and steps. */
+/** The bands below the areas: phases and steps, or the stages of a server. */
 
 import { upperBound } from '../../data/model';
 import { color } from '../../theme';
@@ -18,10 +18,11 @@ export function paintBands(scene: Scene): void {
   const fits = (text: string, from: number, to: number) => context.measureText(text).width + 6 < to - from;
   for (const { value, from, to } of runs(scene, change => process.phaseOf[change] as number)) {
     const name = process.phases[value] ?? 'other';
-    context.fillStyle = color(`phase-${name}`);
+    context.fillStyle = color(`phase-${name.replace(/\W/g, '-')}`);
     context.fillRect(from, top, Math.max(1, to - from - 0.5), BAND - 4);
     if (fits(name, from, to)) write(name, from, to, top + BAND - 6, color('on-band'));
   }
+  if (!process.stepOf.some(step => step >= 0)) return;
   for (const { value, from, to } of runs(scene, change => process.stepOf[change] as number)) {
     context.fillStyle = color('line');
     context.fillRect(from, top + BAND, Math.max(1, to - from - 1), BAND - 2);

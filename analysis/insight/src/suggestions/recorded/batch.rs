@@ -9,8 +9,8 @@ use std::collections::{HashMap, HashSet};
 
 use memtrace_trace::ids::{ContextId, StackId};
 
-use super::{BlockEvent, Recorded};
 use super::span::{Key, Span, at};
+use super::{BlockEvent, Recorded};
 use crate::passes::category::Category;
 use crate::passes::lifetimes::{BEFORE_STEPS, BlockLifetime};
 use crate::passes::phase::Phase;
@@ -74,7 +74,8 @@ pub(crate) fn reduction_buffers(blocks: &[BlockLifetime], events: &[BlockEvent])
             continue;
         }
         let (buffer, semaphores) = (&blocks[buffer.block as usize], &blocks[semaphores.block as usize]);
-        let is_one_place = (buffer.start.stack, buffer.start.context) == (semaphores.start.stack, semaphores.start.context);
+        let is_one_place =
+            (buffer.start.stack, buffer.start.context) == (semaphores.start.stack, semaphores.start.context);
         if is_one_place && semaphores.requested() < buffer.requested() {
             buffers.insert(buffer.allocated);
         }

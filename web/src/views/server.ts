@@ -1,0 +1,124 @@
+/**
+ * An engine that serves models: where its memory is, what it had expected, its stages, and which options change it, in
+ * the words of the terminal report. Each figure names its field of the summary.
+ */
+
+import type { DeviceSummary, ServerSummary, ServingPart, ServingStage } from '../data/schema';
+import { el, scrollTable } from '../dom';
+import * as format from '../format';
+import { bytes, joined, type Part } from './figures';
+
+const PARTS: Record<ServingPart, string> = {
+  kv_cache: 'KV cache',
+  weights: 'weights',
+  adapters: 'adapters (LoRA)',
+  cuda_graphs: 'CUDA graphs',
+  sampler: 'sampler and logits',
+  communication: 'communication buffers',
+  activations: 'activations',
+  buffers: 'buffers and workspaces',
+};
+
+const STAGES: Record<ServingStage, string> = {
+  start: 'start',
+  load: 'load',
+  profile: 'profile',
+  kv_cache: 'KV cache',
+  capture: 'capture',
+  warm_up: 'warm-up',
+  serve: 'serve',
+  prefill: 'prefill',
+  decode: 'decode',
+  sleep: 'sleep',
+  wake_up: 'wake up',
+};
+
+/** The server of a device; `null` if no engine was recognized there. */
+export function server(device: DeviceSummary): HTMLElement | null {
+  const found = device.server;
+  if (!found) return null;
+  const state = found.kv_cache ? 'while it served' : 'before it had a KV cache';
+  return el(
+    'section',
+    { class: 'card w12', id: 'server' },
+    el('h2', {}, `${found.engine} ${state}, at the peak of `, bytes('server.allocated_bytes', found.allocated_bytes)),
+    parts(found),
+    el(
+      'dl',
+      {},
+      facts(found).flatMap(([label, text]) => [el('dt', {}, label), el('dd', {}, text)]),
+    ),
+    advice(found),
+    stages(found),
+  );
+}
+
+function parts(found: ServerSummary): HTMLElement {
+  const rows = found.parts.map((part, at) => [part, at] as const).filter(([part]) => part.bytes > 0);
+  return scrollTable(
+    [['Part'], ['Bytes', 'n'], ['Share', 'n']],
+    rows.map(([part, at]) =>
+      el(
+        'tr',
+        {},
+        el('td', {}, PARTS[part.kind]),
+        el('td', { class: 'n' }, bytes(`server.parts.${at}.bytes`, part.bytes)),
+        el('td', { class: 'n' }, format.share(part.bytes, found.allocated_bytes)),
+      ),
+    ),
+    { 'aria-label': `Memory of ${found.engine}` },
+  );
+}
+
+function facts(found: ServerSummary): [string, Part[]][] {
+  const rows: [string, Part[]][] = [];
+  const types = found.weights_by_type.map((one, at): Part[] => [
+    `${one.data_type} `,
+    bytes(`server.weights_by_type.${at}.bytes`, one.bytes),
+  ]);
+  if (types.length > 0) rows.push(['Weights', joined(types)]);
+  if (found.kv_cache && found.kv_cache.text !== '') rows.push(['KV cache', [found.kv_cache.text]]);
+  const expected = found.expectations.map((one, at): Part[] => [
+    `${one.part} `,
+    bytes(`server.expectations.${at}.expected_bytes`, one.expected_bytes),
+    ', took ',
+    bytes(`server.expectations.${at}.actual_bytes`, one.actual_bytes),
+  ]);
+  if (expected.length > 0) rows.push([`${found.engine} estimated`, joined(expected, '; ')]);
+  return rows;
+}
+
+function advice(found: ServerSummary): HTMLElement | null {
+  if (found.advice.length === 0) return null;
+  return el(
+    'div',
+    {},
+    el('h3', {}, 'What to try'),
+    el(
+      'ul',
+      {},
+      found.advice.map(text => el('li', {}, text)),
+    ),
+  );
+}
+
+function stages(found: ServerSummary): HTMLElement {
+  const figure = (at: number, name: 'start_bytes' | 'peak_bytes' | 'end_bytes' | 'transient_bytes') =>
+    el('td', { class: 'n' }, bytes(`server.stages.${at}.${name}`, found.stages[at]?.[name] ?? 0));
+  return scrollTable(
+    [['Stage'], ['Start', 'n'], ['Peak', 'n'], ['End', 'n'], ['Above start', 'n'], ['Time', 'n wide']],
+    found.stages.map((one, at) =>
+      el(
+        'tr',
+        {},
+        el('td', {}, STAGES[one.stage]),
+        figure(at, 'start_bytes'),
+        figure(at, 'peak_bytes'),
+        figure(at, 'end_bytes'),
+        figure(at, 'transient_bytes'),
+        el('td', { class: 'n wide' }, format.duration(one.duration_ns / 1000)),
+      ),
+    ),
+    { 'aria-label': `Stages of ${found.engine}` },
+  );
+}
