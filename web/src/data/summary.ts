@@ -30,6 +30,14 @@ export function explainedOom(device: DeviceSummary): OomSummary | undefined {
   return device.explained_oom === undefined ? undefined : device.ooms[device.explained_oom];
 }
 
+/** The engine that serves models, unless the process also trains: then it has phases and steps. */
+export function serverOnly(device: DeviceSummary): DeviceSummary['server'] {
+  const trains = [...device.before_first_step, ...device.first_step, ...device.later_steps].some(
+    row => row.phase === 'backward',
+  );
+  return trains ? undefined : device.server;
+}
+
 /** `in backward of step 1`. */
 export function whenText(state: MemoryState): string {
   return state.step === undefined ? `in ${state.phase}` : `in ${state.phase} of step ${state.step}`;

@@ -7,7 +7,7 @@ import { RankTotals } from '../data/rank_totals';
 import type { DeviceSummary, ProcessSummary, Summary } from '../data/schema';
 import type { Division } from '../data/series';
 import { State } from '../data/state';
-import { deviceName, explainedOom, type PageInfo, processName } from '../data/summary';
+import { deviceName, explainedOom, type PageInfo, processName, serverOnly } from '../data/summary';
 import { WindowLoader } from '../data/window_loader';
 import { choice, el, replace } from '../dom';
 import * as format from '../format';
@@ -200,7 +200,7 @@ export async function reportPage(app: HTMLElement, data: Uint8Array): Promise<vo
         ],
         [
           // A server has stages instead.
-          entry.summary.server ? null : explain.oneStep(entry.summary, entry.device, state),
+          serverOnly(entry.summary) ? null : explain.oneStep(entry.summary, entry.device, state),
           explain.modules(entry.summary),
           customCategories(entry.summary, text => {
             state.set({ search: text });
@@ -219,7 +219,7 @@ export async function reportPage(app: HTMLElement, data: Uint8Array): Promise<vo
         timeline.element.scrollIntoView({ behavior: 'smooth' });
       }),
       tables.calledFunctions(entry.summary),
-      entry.summary.server ? null : tables.phases(entry.summary),
+      serverOnly(entry.summary) ? null : tables.phases(entry.summary),
       xla(summary),
       linesView(entry.device, state),
     );

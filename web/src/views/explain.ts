@@ -15,7 +15,7 @@ import type {
   VerdictSummary,
 } from '../data/schema';
 import type { State } from '../data/state';
-import { explainedOom, whenText } from '../data/summary';
+import { explainedOom, serverOnly, whenText } from '../data/summary';
 import { el, scrollTable } from '../dom';
 import * as format from '../format';
 import { holderText } from './details/in_use';
@@ -77,7 +77,7 @@ export function figures(device: DeviceSummary): HTMLElement[] {
     card(
       oom ? 'Allocated at the error' : 'Peak allocated',
       format.size(state.totals.allocated_bytes),
-      device.server ? '' : whenText(state),
+      serverOnly(device) ? '' : whenText(state),
     ),
     card(`Reserved ${at}`, format.size(state.totals.reserved_bytes), `${format.size(unallocated)} unallocated`),
     oom

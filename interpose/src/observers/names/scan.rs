@@ -172,10 +172,11 @@ impl ScanState {
         is_new_module || is_new_site
     }
 
-    /// Whether a heap scan is postponed because a model is under construction, which has no names yet.
+    /// Whether a heap scan is postponed because a model is under construction, which has no names yet. A program that
+    /// has called a module has a model: inference servers load and profile one in their own `__init__`.
     fn waits_for_model(&mut self, process: &Process, request: ScanRequest<'_>) -> bool {
         let can_wait = !request.is_training && !request.has_failed && self.postponed < MAX_POSTPONED;
-        let waits = can_wait && is_in_function(process, "__init__");
+        let waits = can_wait && process.module_calls.count() == 0 && is_in_function(process, "__init__");
         self.postponed += u32::from(waits);
         waits
     }
