@@ -43,8 +43,8 @@ impl<'a> Locations<'a> {
     pub fn stack(&self, stack: StackId, context: ContextId) -> StackSummary {
         let node = self.definitions.context(context);
         let shown = node.map(|c| c.forward).filter(|forward| !forward.is_none()).unwrap_or(stack);
-        let frames =
-            self.definitions.walk(shown).filter_map(|(_, frame)| frame).take(MAX_FRAMES).map(frame_summary).collect();
+        let frames = self.definitions.walk(shown).filter_map(|(_, frame)| frame);
+        let frames = frames.filter(|frame| !stands_in_for_kernel(frame)).take(MAX_FRAMES).map(frame_summary).collect();
         let mut location = self.location(shown);
         if let Some(node) = node {
             location = if location.is_empty() { node.node.to_string() } else { format!("{} of {location}", node.node) };
@@ -83,8 +83,8 @@ impl<'a> Locations<'a> {
     /// The native frame that is responsible for an allocation: neither an allocator nor a wrapper around one.
     fn responsible(&self, stack: StackId) -> Option<(FrameId, &'a Frame)> {
         let definitions = self.definitions;
-        let mut frames =
-            definitions.walk_ids(stack).filter_map(|(_, id)| definitions.frame(id).map(|frame| (id, frame))).peekable();
+        let frames = definitions.walk_ids(stack).filter_map(|(_, id)| Some((id, definitions.frame(id)?)));
+        let mut frames = frames.filter(|(_, frame)| !stands_in_for_kernel(frame)).peekable();
         let first = frames.peek().copied();
         let is_wrapper = |id| self.wrappers.get_or_init(|| Wrappers::new(definitions)).contains(id);
         frames.find(|(id, frame)| alloc_fn_rule(frame).is_none() && !is_wrapper(*id)).or(first)
@@ -154,5 +154,38 @@ pub fn frame_summary(frame: &Frame) -> FrameSummary {
         filename: frame.filename.to_string(),
         line: frame.line,
         native: frame.native,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use memtrace_trace::file::{Frame, StackNode};
+
+    use super::*;
+
+    #[test]
+    fn no_frame_of_the_simulated_cuda_is_a_place() {
+        let file = "/cache/site-packages/simcuda/operators.py";
+        let simulated = Frame { name: "original".into(), filename: file.into(), line: 148, ..Frame::default() };
+        let native = Frame {
+            name: "mm_out_cuda".into(),
+            qualname: "at::native::mm_out_cuda".into(),
+            filename: "/x/torch/lib/libtorch_cuda.so".into(),
+            native: true,
+            ..Frame::default()
+        };
+        let definitions = Definitions {
+            frames: vec![Frame::default(), simulated, native],
+            // None; the native frame; the simulated frame that it calls; the simulated frame alone.
+            stacks: [(0, 0), (0, 2), (1, 1), (0, 1)]
+                .map(|(parent, frame)| StackNode { parent: StackId(parent), frame: FrameId(frame) })
+                .into(),
+            ..Definitions::default()
+        };
+        let locations = Locations::new(&definitions, None);
+        let of = |stack| locations.stack(StackId(stack), ContextId::NONE);
+        assert_eq!(of(2).location, "libtorch_cuda.so at::native::mm_out_cuda [native]");
+        assert_eq!((of(2).frames.len(), of(3).frames.len()), (1, 0));
+        assert_eq!((of(3).location.as_str(), locations.own(StackId(3))), ("", None));
     }
 }

@@ -16,7 +16,7 @@ use memtrace_input::{CompileContexts, printable};
 use memtrace_insight::passes::{
     Analysis, BlockAllocation, BlockClassification, BlockObserver, CustomCategorizer, FirstPass,
 };
-use memtrace_insight::rules::CustomRules;
+use memtrace_insight::rules::{CustomRules, stands_in_for_kernel};
 use memtrace_replay::Names;
 
 /// The columns. Times are nanoseconds since 1970, sizes are bytes. `free_ns` and `free_seq` are empty for blocks that
@@ -101,7 +101,9 @@ impl<W: Write> BlockObserver for CsvWriter<'_, W> {
             Some(context) if !context.forward.is_none() => context.forward,
             _ => block.site.stack,
         };
-        let frame = self.definitions.stacks.get(stack.index()).map_or(FrameId::NONE, |stack| stack.frame);
+        let mut frames = self.definitions.walk_ids(stack).map(|(_, frame)| frame);
+        let is_shown = |id: &FrameId| !self.definitions.frame(*id).is_some_and(stands_in_for_kernel);
+        let frame = frames.find(is_shown).unwrap_or(FrameId::NONE);
         let named = self.names.of_allocation(block.seq);
         let name = named.map(|named| named.text()).unwrap_or_default();
         let text = |value: Option<u64>| value.map(|value| value.to_string()).unwrap_or_default();

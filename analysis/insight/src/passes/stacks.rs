@@ -1,15 +1,19 @@
 //! What each stack of a recording proves on its own, computed once before the events are streamed.
 //!
 //! A parent has a smaller id than its child, so one pass over the table computes each stack from its caller's facts.
-//! Native frames are ignored: stacks that differ only in native frames have the same facts.
+//! Native frames are ignored: stacks that differ only in native frames have the same facts. So are the frames that
+//! stand in for kernels in a dry run: a GPU would have seen native code there.
 
 use std::collections::{HashMap, HashSet};
 
 use memtrace_trace::definition::LabelOrigin;
-use memtrace_trace::file::Definitions;
+use memtrace_trace::file::{Definitions, Frame};
 use memtrace_trace::ids::{ContextId, FrameId, StackId};
 
-use crate::rules::{FrameRule, Meaning, OptimizerRule, frame_rule, optimizer_class, optimizer_of};
+use crate::rules::{
+    FrameRule, Meaning, OptimizerRule, PYTORCH, frame_rule, library_name, optimizer_class, optimizer_of,
+    stands_in_for_kernel,
+};
 use memtrace_replay::Contexts;
 
 /// The facts about a stack.
@@ -60,14 +64,14 @@ static NO_FACTS: StackFacts = StackFacts {
 #[derive(Clone, Debug, Default)]
 pub struct StackTable {
     stacks: Vec<StackFacts>,
-    /// By stack: the first stack with the same Python frames. `None` if all frames of the recording are Python frames.
+    /// By stack: the first stack with the same Python frames. `None` if no frame of the recording is ignored.
     same_python: Option<Vec<StackId>>,
     recomputing_nodes: HashSet<ContextId>,
     /// The `outermost_module` of all stacks that made a node.
     trained_calls: HashSet<StackId>,
     contexts: Contexts,
     has_nodes: bool,
-    is_native_program: bool,
+    is_without_pytorch: bool,
     /// The classes of the optimizers whose steps PyTorch marked.
     optimizer_classes: Vec<Box<str>>,
 }
@@ -76,7 +80,12 @@ impl StackTable {
     /// Takes the definitions of a recording.
     pub fn new(definitions: &Definitions) -> StackTable {
         let rules: Vec<_> = definitions.frames.iter().map(|f| (frame_rule(f), optimizer_of(f))).collect();
-        let same_python = same_python(definitions);
+        let is_ignored = |(i, frame): (usize, &Frame)| {
+            definitions.native_frames.contains_key(&FrameId(i as u32)) || stands_in_for_kernel(frame)
+        };
+        let ignored: Vec<bool> = definitions.frames.iter().enumerate().map(is_ignored).collect();
+        let is_ignored = |frame: FrameId| ignored.get(frame.index()).copied().unwrap_or(false);
+        let same_python = ignored.contains(&true).then(|| same_python(definitions, is_ignored));
         let python = |stack: StackId| match &same_python {
             Some(same) => same.get(stack.index()).copied().unwrap_or(stack),
             None => stack,
@@ -94,7 +103,7 @@ impl StackTable {
             let id = python(StackId(i as u32));
             let made_node = !id.is_none() && made_nodes.contains(&id);
             // A native frame is not a call of its own.
-            let called = definitions.native_frames.is_empty() || !definitions.native_frames.contains_key(&node.frame);
+            let called = !is_ignored(node.frame);
             let inside_node = parent.inside_node || called && parent.made_node;
             let mut facts = StackFacts { made_node, inside_node, native_only: i > 0 && id.is_none(), ..parent };
             facts.has_inner_frame |= called && facts.rule.is_some();
@@ -140,7 +149,8 @@ impl StackTable {
         let optimizer_classes = ranges.filter_map(|label| optimizer_class(&label.text)).map(Box::from).collect();
         let contexts = Contexts::of(definitions);
         let is_native = |(i, facts): (usize, &StackFacts)| i == 0 || facts.native_only;
-        let is_native_program = stacks.len() > 1 && !has_nodes && stacks.iter().enumerate().all(is_native);
+        let is_native_program = stacks.len() > 1 && stacks.iter().enumerate().all(is_native);
+        let is_without_pytorch = !has_nodes && (is_native_program || calls_cuda_without_pytorch(definitions));
         StackTable {
             stacks,
             same_python,
@@ -148,7 +158,7 @@ impl StackTable {
             trained_calls,
             contexts,
             has_nodes,
-            is_native_program,
+            is_without_pytorch,
             optimizer_classes,
         }
     }
@@ -200,9 +210,9 @@ impl StackTable {
         &self.contexts
     }
 
-    /// Whether every recorded stack is native and no autograd node was recorded: a program without Python and training.
-    pub fn is_native_program(&self) -> bool {
-        self.is_native_program
+    /// Whether nothing that was recorded is PyTorch's: a program of CUDA, JAX or CuPy, in which nothing shows a phase.
+    pub fn is_without_pytorch(&self) -> bool {
+        self.is_without_pytorch
     }
 
     /// Whether any autograd node was recorded.
@@ -225,42 +235,49 @@ impl StackTable {
     }
 }
 
-/// By stack: the first stack with the same Python frames, `NONE` if it has none. `None` for the whole table if all
-/// frames are Python frames.
-fn same_python(definitions: &Definitions) -> Option<Vec<StackId>> {
-    if definitions.native_frames.is_empty() {
-        return None;
-    }
+/// By stack: the first stack with the same Python frames, `NONE` if it has none.
+fn same_python(definitions: &Definitions, is_ignored: impl Fn(FrameId) -> bool) -> Vec<StackId> {
     let mut first: HashMap<(StackId, FrameId), StackId> = HashMap::new();
     let mut same: Vec<StackId> = Vec::with_capacity(definitions.stacks.len());
     for (i, node) in definitions.stacks.iter().enumerate() {
         let caller = same.get(node.parent.index()).copied().unwrap_or(StackId::NONE);
-        same.push(if i == 0 || definitions.native_frames.contains_key(&node.frame) {
+        same.push(if i == 0 || is_ignored(node.frame) {
             caller
         } else {
             *first.entry((caller, node.frame)).or_insert(StackId(i as u32))
         });
     }
-    Some(same)
+    same
+}
+
+/// Whether the objects that called CUDA are known and none of them is PyTorch's, nor any file of a frame.
+fn calls_cuda_without_pytorch(definitions: &Definitions) -> bool {
+    let callers = || definitions.modules.iter().filter(|module| !module.path.is_empty());
+    callers().next().is_some()
+        && callers().all(|module| library_name(&module.path) != PYTORCH)
+        && !definitions.frames.iter().any(|frame| frame.filename.contains("/torch/"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use memtrace_trace::file::{Context, Frame, NativeFrame, StackNode};
+    use memtrace_trace::file::{Context, NativeFrame, StackNode};
     use memtrace_trace::ids::ModuleId;
 
     #[test]
     fn native_frames_are_ignored() {
         let mut definitions = Definitions { frames: vec![Frame::default()], ..Definitions::default() };
         for name in ["forward", "native", "inner"] {
-            let filename = if name == "forward" { "/torch/nn/modules/x.py" } else { "/torch/nn/modules/x.cpp" };
+            let filename = match name {
+                "forward" => "/torch/nn/modules/x.py",
+                "native" => "/torch/nn/modules/x.cpp",
+                // No native frame either, but what stands in for a kernel.
+                _ => "/site-packages/simcuda/operators.py",
+            };
             definitions.frames.push(Frame { name: name.into(), filename: filename.into(), ..Frame::default() });
         }
-        for id in [2, 3] {
-            definitions.frames[id].native = true;
-            definitions.native_frames.insert(FrameId(id as u32), NativeFrame { module: ModuleId(1), address: 7 });
-        }
+        definitions.frames[2].native = true;
+        definitions.native_frames.insert(FrameId(2), NativeFrame { module: ModuleId(1), address: 7 });
         // forward; forward > native; forward > native > inner; native; native > forward; native > forward > inner
         for (parent, frame) in [(0, 0), (0, 1), (1, 2), (2, 3), (0, 2), (4, 1), (5, 3)] {
             definitions.stacks.push(StackNode { parent: StackId(parent), frame: FrameId(frame) });

@@ -16,6 +16,9 @@ const fn rule(pattern: &'static str, name: &'static str) -> LibraryRule {
     LibraryRule { pattern, name }
 }
 
+/// The name of PyTorch's own libraries as owners, among them that of its host allocator.
+pub const PYTORCH: &str = "PyTorch, outside its caching allocator";
+
 /// The first rule that matches decides. Specific rules come before general ones.
 static LIBRARIES: &[LibraryRule] = &[
     rule("libnccl", "NCCL"),
@@ -44,8 +47,8 @@ static LIBRARIES: &[LibraryRule] = &[
     rule("flash_attn", "flash-attn"),
     rule("libggml", "ggml"),
     rule("libllama", "llama.cpp"),
-    rule("libc10_cuda", "PyTorch, outside its caching allocator"),
-    rule("libtorch", "PyTorch, outside its caching allocator"),
+    rule("libc10_cuda", PYTORCH),
+    rule("libtorch", PYTORCH),
     rule("libffi", "ctypes"),
     rule("libcudart", "CUDA runtime"),
     rule("libcuda.so", "CUDA driver"),

@@ -38,8 +38,8 @@ pub use facts::FrameFacts;
 pub use frameworks::Framework;
 pub use ids::{CategoryRuleId, PhaseRuleId, RuleId, UnknownRule};
 pub use libraries::{
-    LibraryRule, allocation_error, is_data_parallel_gather, is_library, is_pipelining, is_serving_engine, library_name,
-    smaller_share, stands_in_for_kernel,
+    LibraryRule, PYTORCH, allocation_error, is_data_parallel_gather, is_library, is_pipelining, is_serving_engine,
+    library_name, smaller_share, stands_in_for_kernel,
 };
 pub use modules::{UserClasses, is_container_class, is_wrapped_module};
 pub use native::{AllocFnRule, alloc_fn_rule};

@@ -102,7 +102,7 @@ impl Categorizer {
             Phase::Backward => self.backward(tracker, block, end),
             Phase::Optimizer => self.optimizer(tracker, block, end),
             // No phase shows the use of a block that a program without PyTorch allocates.
-            Phase::Other if tracker.stacks().is_native_program() && !self.in_one_call(&block.site, end) => {
+            Phase::Other if tracker.stacks().is_without_pytorch() && !self.in_one_call(&block.site, end) => {
                 is(Category::Unknown, CategoryRuleId::NoCategoryRule)
             }
             Phase::Other => self.other(block, end),

@@ -151,7 +151,7 @@ impl PhaseTracker {
                 by_position(Phase::Eval, PhaseRuleId::EvalWithoutBackward)
             }
             Phase::Eval => by_position(Phase::Eval, PhaseRuleId::EvalOutsideModel),
-            _ if !self.model_ran && self.now.step.is_none() && !self.table.is_native_program() => {
+            _ if !self.model_ran && self.now.step.is_none() && !self.table.is_without_pytorch() => {
                 by_position(Phase::Load, PhaseRuleId::LoadBeforeFirstForward)
             }
             Phase::Backward | Phase::Recompute if self.table.is_without_python(e.stack) => {

@@ -4,7 +4,7 @@
 //! rule matches. Such a classification depends only on the stack, the node and the flags. The remaining events come
 //! from user code that no rule matches. Their position in the program decides. Before the first forward pass they are
 //! loading. Between forward and backward they belong to the forward pass (the loss). Before a step's forward pass they
-//! load data. Without Python and autograd nodes, all of a program's own allocations are [`Phase::Other`].
+//! load data. Without PyTorch, all allocations are [`Phase::Other`].
 //!
 //! An evaluation is the outermost call of a module in which autograd does not record. Generation and rollouts are
 //! evaluations to the position in the program; only their name differs ([`super::forward_only`]). Code without
@@ -121,7 +121,7 @@ impl PhaseTracker {
     ) -> PhaseTracker {
         let TrainingLoop { ends, calls, batches, knows_batches } = training;
         let dropped = Dropped::of(recording);
-        let begins_in = if table.is_native_program() { Phase::Other } else { Phase::Load };
+        let begins_in = if table.is_without_pytorch() { Phase::Other } else { Phase::Load };
         PhaseTracker {
             steps: StepMachine::new(&table, ends, dropped.had_profiler_ranges()),
             last: EventClassification { phase: begins_in, ..START },
