@@ -1,8 +1,8 @@
 """Programs that print their memory's purpose: each line is an address, a time, and the category of the block there.
 
-    categories.py training|mixed|alike|moved|assigned|loaded|safetensors|grown|preallocated|dynamic|static|appended|
+    categories.py training|mixed|alike|moved|assigned|loaded|safetensors|grown|preallocated|buffered|dynamic|static|appended|
                   cut_back|rollouts|joined_inside|kept_results|kept|recomputed|recorded|closure|cached|first_step|graph|buckets|sharded|gathered|
-                  replicated
+                  replicated|meta
 """
 
 import os
@@ -228,6 +228,53 @@ def grown():
 def preallocated():
     """Keys and values that are allocated once and written into."""
     decode(True)
+
+
+def buffered():
+    """Keys and values in buffers, beside buffers that are no cache."""
+    layers = torch.nn.ModuleList(Attention(False) for _ in range(3))
+    for layer in layers:
+        del layer.keys, layer.values
+        layer.register_buffer("k", torch.zeros(4, 128, 64), persistent=False)
+        layer.register_buffer("v", torch.zeros(4, 128, 64), persistent=False)
+        layer.register_buffer("key", torch.zeros(128, 64))
+    layers.cuda()
+    x = torch.randn(4, 1, 64, device="cuda")
+    with torch.no_grad():
+        for i in range(24):
+            for layer in layers:
+                layer.keys, layer.values = layer.k, layer.v
+                x = layer(x, i)
+                del layer.keys, layer.values
+    for layer in layers:
+        note(layer.k, "kv_cache")
+        note(layer.v, "kv_cache")
+        note(layer.key, "parameter")
+
+
+def meta():
+    """Weights that the inner loop of a meta-learner computes (MAML): they belong to the graph."""
+    model = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.ReLU(), torch.nn.Linear(512, 64)).cuda()
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(4):
+        optimizer.zero_grad()
+        total = 0
+        for _ in range(2):
+            x = torch.randn(32, 64).cuda()
+            note(x, "input")
+            fast = dict(model.named_parameters())
+            for _ in range(2):
+                loss = torch.func.functional_call(model, fast, (x,)).square().mean()
+                gradients = torch.autograd.grad(loss, fast.values(), create_graph=True)
+                fast = {name: old - 0.01 * new for (name, old), new in zip(fast.items(), gradients)}
+                for weight in fast.values():
+                    note(weight, "activation")
+            total = total + torch.func.functional_call(model, fast, (x,)).square().mean()
+        total.backward()
+        note_gradients(model)
+        optimizer.step()
+    note_model(model)
+    note_state(optimizer)
 
 
 class DynamicCache:

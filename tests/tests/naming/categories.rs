@@ -143,6 +143,16 @@ fn a_preallocated_cache() {
 }
 
 #[test]
+fn a_cache_in_buffers() {
+    assert_categories("buffered", &[("kv_cache", 6), ("parameter", 3)]);
+}
+
+#[test]
+fn weights_of_an_inner_loop() {
+    assert_categories("meta", &[("activation", 60), ("input", 8), ("parameter", 4), ("optimizer_state", 8)]);
+}
+
+#[test]
 fn caches_outside_the_model() {
     assert_categories("dynamic", &[("kv_cache", 100)]);
     assert_categories("static", &[("kv_cache", 100)]);

@@ -215,6 +215,22 @@ pub fn is_cache_name(name: &str) -> bool {
     NAMES.iter().any(|name| last.eq_ignore_ascii_case(name))
 }
 
+/// The name that the values of a cache have if this is the name of its keys, and the reverse: `attn.k` and `attn.v`.
+/// `None` for other names.
+pub fn cache_counterpart(name: &str) -> Option<String> {
+    const PAIRS: [(&str, &str); 3] = [("k", "v"), ("key", "value"), ("keys", "values")];
+    let (path, last) = name.rsplit_once('.').unwrap_or(("", name));
+    let other = |part: &str| {
+        let pair = PAIRS.iter().find(|(key, value)| part == *key || part == *value)?;
+        Some(if part == pair.0 { pair.1 } else { pair.0 })
+    };
+    let mut parts: Vec<&str> = last.split('_').collect();
+    let (at, renamed) = parts.iter().enumerate().find_map(|(at, part)| Some((at, other(part)?)))?;
+    parts[at] = renamed;
+    let last = parts.join("_");
+    Some(if path.is_empty() { last } else { format!("{path}.{last}") })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -239,6 +255,9 @@ mod tests {
         assert_eq!(rule_of("model.py", "KVCache.__init__"), Some(CategoryRuleId::KvCacheClassName));
         assert_eq!(rule_of("model.py", "Attention.__init__"), None);
         assert_eq!(rule_of("model.py", "make_kvcaches"), None);
+        assert_eq!(cache_counterpart("l.0.a.k").as_deref(), Some("l.0.a.v"));
+        assert_eq!(cache_counterpart("past_values").as_deref(), Some("past_keys"));
+        assert_eq!(cache_counterpart("running_mean"), None);
         assert!(is_cache_name("layers.0.attention.kv_cache") && !is_cache_name("cached_norm.weight"));
     }
 }

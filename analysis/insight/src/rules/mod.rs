@@ -25,8 +25,8 @@ pub use autocast::{
 };
 pub use candidate_settings::{CandidateSetting, candidate_settings};
 pub use categories::{
-    CategoryRule, FrameMemory, captures_graph, category_rule, ends_autocast, is_attention, is_cache_name,
-    is_graphs_own_pool, is_library_module, is_pytorch,
+    CategoryRule, FrameMemory, cache_counterpart, captures_graph, category_rule, ends_autocast, is_attention,
+    is_cache_name, is_graphs_own_pool, is_library_module, is_pytorch,
 };
 pub use custom::{
     CustomCategory, CustomField, CustomRule, CustomRules, CustomRulesError, MAX_CUSTOM_RULES, NO_CUSTOM_CATEGORY,

@@ -154,6 +154,8 @@ static FRAME_RULES: &[FrameRule] = &[
         Ends("torch/nn/modules/module.py"),
         &["_apply", "<lambda>", "convert", "to", "cuda", "half", "bfloat16", "to_empty"],
     ),
+    // A recurrent module that is moved joins its weights.
+    rule(PhaseRuleId::LoadModuleMoved, Load, Ends("torch/nn/modules/rnn.py"), &["_apply"]),
     rule(
         PhaseRuleId::LoadStateDict,
         Load,
@@ -164,7 +166,7 @@ static FRAME_RULES: &[FrameRule] = &[
         PhaseRuleId::LoadModuleBuilt,
         Load,
         Has("torch/nn/modules/"),
-        &["__init__", "reset_parameters", "_reset_parameters"],
+        &["__init__", "reset_parameters", "_reset_parameters", "_init_weights"],
     ),
     rule(PhaseRuleId::LoadNnInit, Load, Ends("torch/nn/init.py"), &[]),
     rule(PhaseRuleId::LoadTorchLoad, Load, Ends("torch/serialization.py"), &[]),
@@ -199,7 +201,7 @@ static FRAME_RULES: &[FrameRule] = &[
 
 /// The rule that matches this frame. `None` for native frames: the rules are about Python files.
 pub fn frame_rule(frame: &Frame) -> Option<&'static FrameRule> {
-    if frame.native {
+    if frame.native || is_called_by_any_phase(frame) {
         return None;
     }
     FRAME_RULES.iter().find(|rule| {
@@ -209,6 +211,13 @@ pub fn frame_rule(frame: &Frame) -> Option<&'static FrameRule> {
         };
         path && (rule.functions.is_empty() || rule.functions.contains(&&*frame.name))
     })
+}
+
+/// Whether only the caller shows the phase: recurrent modules join their weights when they are built or moved, and
+/// programs call that in `forward` too.
+fn is_called_by_any_phase(frame: &Frame) -> bool {
+    ["flatten_parameters", "_init_flat_weights"].contains(&&*frame.name)
+        && ends_with(&frame.filename, "torch/nn/modules/rnn.py")
 }
 
 /// The meaning of a range that PyTorch itself marks.
@@ -257,6 +266,9 @@ mod tests {
         assert_eq!(meaning(&site("torch/nn/modules/linear.py"), "forward"), Some(Compute));
         assert_eq!(meaning(&site("torch/nn/modules/linear.py"), "__init__"), Some(Load));
         assert_eq!(meaning(&site("torch/autograd/graph.py"), "_engine_run_backward"), Some(Engine));
+        assert_eq!(meaning(&site("torch/nn/modules/rnn.py"), "flatten_parameters"), None);
+        assert_eq!(meaning(&site("torch/nn/modules/rnn.py"), "_apply"), Some(Load));
+        assert_eq!(meaning(&site("torch/nn/modules/rnn.py"), "forward"), Some(Compute));
         assert_eq!(meaning("train.py", "forward"), None);
         assert_eq!(meaning("my_torch/utils/checkpoint.py", "f"), None);
         let native = Frame {

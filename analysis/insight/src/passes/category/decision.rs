@@ -87,6 +87,13 @@ impl Categorizer {
         if by_position && is_open && block.is_of_snapshot_without_stack() {
             return is(Category::Unknown, CategoryRuleId::NoCategoryRule);
         }
+        // Autograd later ran a node of this line, so the block is part of a graph: the weights that the inner loop of a
+        // meta-learner computes.
+        let is_in_graph = || block.flags.contains(Flags::GRAD_KNOWN.with(Flags::GRAD_ENABLED)) && self.facts.has_nodes;
+        let made_node = tracker.stacks().facts(block.site.stack).made_node;
+        if matches!(block.phase, Phase::Data | Phase::Other) && made_node && is_in_graph() && end.free.is_some() {
+            return self.forward(tracker, block, end);
+        }
         match block.phase {
             Phase::Data if self.in_one_call(&block.site, end) => {
                 is(Category::Temporary, CategoryRuleId::TemporaryFreedByCall)

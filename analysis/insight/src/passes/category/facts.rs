@@ -14,9 +14,9 @@ use super::proof::Proof;
 use super::table::Category;
 use crate::passes::phase::{EventClassification, Phase};
 use crate::rules::{
-    CategoryRule, FrameMemory, Meaning, PhaseRuleId, UsesCublas, captures_graph, category_rule, ends_autocast,
-    frame_uses_cublas, is_attention, is_cache_name, is_graphs_own_pool, is_library_module, is_lt_workspace_size,
-    is_pytorch, is_workspace_size, node_uses_cublas, stands_in_for_kernel,
+    CategoryRule, FrameMemory, Meaning, PhaseRuleId, UsesCublas, cache_counterpart, captures_graph, category_rule,
+    ends_autocast, frame_uses_cublas, is_attention, is_cache_name, is_graphs_own_pool, is_library_module,
+    is_lt_workspace_size, is_pytorch, is_workspace_size, node_uses_cublas, stands_in_for_kernel,
 };
 use memtrace_input::{AddressBuildHasher, KeptBlock};
 use memtrace_replay::AllocationNames;
@@ -48,6 +48,8 @@ pub(super) struct DefinitionFacts {
     ends_autocast: HashSet<StackId, AddressBuildHasher>,
     /// By context: whether it is the node `AccumulateGrad`, and whether it is a node that multiplies matrices.
     nodes: Vec<(bool, UsesCublas)>,
+    /// The names of buffers that are keys or values: a module has both, in the same shape.
+    cache_buffers: HashSet<Box<str>>,
     /// The private pools that PyTorch made for CUDA graphs.
     graph_pools: HashSet<u16>,
     /// Whether the recorder knows which blocks are workspaces of cuBLAS. If not, sizes decide.
@@ -85,6 +87,7 @@ impl DefinitionFacts {
                 })
                 .collect(),
             knows_workspaces: definitions.notices.iter().any(|notice| &*notice.topic == WORKSPACES_TOPIC),
+            cache_buffers: cache_buffers(definitions),
             graph_pools: graph_pools.map(|(pool, _)| *pool).collect(),
             has_nodes: definitions.contexts.iter().any(|c| !c.node.is_empty()),
             has_names,
@@ -167,7 +170,8 @@ impl DefinitionFacts {
             return Proof::FrameRule(rule);
         }
         if let Some(AllocationNames { kind, names, .. }) = name.filter(|name| name.kind != TensorKind::Other) {
-            let is_cache = *kind == TensorKind::Buffer && names.iter().any(|name| is_cache_name(name));
+            let is_keys = |name: &str| is_cache_name(name) || self.cache_buffers.contains(name);
+            let is_cache = *kind == TensorKind::Buffer && names.iter().any(|name| is_keys(name));
             return if is_cache { Proof::NamedCache } else { Proof::Named(*kind) };
         }
         if let Some(rule) = frame_rule {
@@ -215,6 +219,16 @@ impl DefinitionFacts {
             _ => Proof::None,
         }
     }
+}
+
+/// The names of buffers whose module also has the counterpart, in the same shape of several dimensions.
+fn cache_buffers(definitions: &Definitions) -> HashSet<Box<str>> {
+    let buffers = definitions.tensor_names.iter().filter(|name| name.kind == TensorKind::Buffer);
+    let buffers: HashSet<(&str, &str)> = buffers.map(|buffer| (&*buffer.name, &*buffer.shape)).collect();
+    let is_pair = |(name, shape): &&(&str, &str)| {
+        shape.contains(',') && cache_counterpart(name).is_some_and(|other| buffers.contains(&(other.as_str(), *shape)))
+    };
+    buffers.iter().filter(is_pair).map(|(name, _)| Box::from(*name)).collect()
 }
 
 /// The facts of each stack. A parent has a smaller id than its child, so its facts are known first.
