@@ -18,11 +18,13 @@ pub enum Framework {
     Transformers,
     /// A model of diffusers.
     Diffusers,
+    /// The autoencoder of a pipeline of diffusers, which makes images of latents.
+    DiffusersDecoder,
     /// A model of timm.
     Timm,
 }
 
-use Framework::{Diffusers, Lightning, Timm, Transformers, TransformersTrainer, Ultralytics};
+use Framework::{Diffusers, DiffusersDecoder, Lightning, Timm, Transformers, TransformersTrainer, Ultralytics};
 
 /// A part of the path of a file, the function in it (empty: any), and the framework.
 const CODE: &[(&str, &str, Framework)] = &[
@@ -31,13 +33,15 @@ const CODE: &[(&str, &str, Framework)] = &[
     ("/pytorch_lightning/loops/optimization/automatic.py", "", Lightning),
     ("/ultralytics/engine/trainer.py", "_do_train", Ultralytics),
     ("/transformers/models/", "", Transformers),
+    ("/diffusers/models/autoencoders/", "_decode", DiffusersDecoder),
     ("/diffusers/models/", "", Diffusers),
     ("/timm/models/", "", Timm),
 ];
 
 impl Framework {
     /// All frameworks.
-    pub const ALL: [Framework; 6] = [TransformersTrainer, Lightning, Ultralytics, Transformers, Diffusers, Timm];
+    pub const ALL: [Framework; 7] =
+        [TransformersTrainer, Lightning, Ultralytics, Transformers, Diffusers, DiffusersDecoder, Timm];
 
     /// The framework whose code a frame runs.
     pub fn of(frame: &Frame) -> Option<Framework> {
@@ -79,6 +83,10 @@ impl Framework {
             (Diffusers, RuleId::CheckpointLayers | RuleId::CheckpointOrNoGrad) => {
                 "diffusers: model.enable_gradient_checkpointing(), for the blocks that the model chooses"
             }
+            (DiffusersDecoder, RuleId::HalfTheBatch) => {
+                "diffusers: pipe.vae.enable_slicing() decodes one image at a time, and \
+                 pipe.enable_model_cpu_offload() keeps only the running model on the GPU"
+            }
             (Timm, RuleId::CheckpointLayers | RuleId::CheckpointOrNoGrad) => "timm: model.set_grad_checkpointing()",
             _ => return None,
         })
@@ -104,5 +112,9 @@ mod tests {
         }
         assert_eq!(of("/x/site-packages/timm/models/resnet.py", "forward"), Some(Timm));
         assert_eq!(of("/home/me/models/resnet.py", "forward"), None);
+        let diffusers = |file: &str, name| of(&format!("/x/site-packages/diffusers/models/{file}.py"), name);
+        assert_eq!(diffusers("autoencoders/autoencoder_kl", "_decode"), Some(DiffusersDecoder));
+        assert_eq!(diffusers("autoencoders/autoencoder_kl", "encode"), Some(Diffusers));
+        assert_eq!(diffusers("resnet", "forward"), Some(Diffusers));
     }
 }
