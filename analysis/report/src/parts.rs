@@ -106,6 +106,9 @@ impl TextReport {
             let name = amount.category.plural();
             self.bar(label, (amount.category, name), (amount.bytes, whole), note.trim_start());
         }
+        if let Some(text) = state.totals.rounding_sentence() {
+            self.sentence(&text);
+        }
         if let Some(cache) = &state.growing_kv_cache {
             self.sentence(&cache.text);
         }
