@@ -18,6 +18,7 @@ use crate::device_memory::{DeviceInputs, DeviceMemorySummary, device_breakdown, 
 use crate::diff::DiffOptions;
 use crate::explain::{explain, explain_part};
 use crate::holders::Holders;
+use crate::kv_caches::kv_caches_by_model;
 use crate::outside_allocation::OutsideAllocation;
 use crate::owners::{by_owner, owner_name};
 use crate::pool_query::add_pools;
@@ -61,7 +62,7 @@ use memtrace_insight::passes::{
     private_pool_text, state_needed,
 };
 use memtrace_insight::rules::{CustomCategory, CustomRules, library_name};
-use memtrace_insight::units::{count_text, estimated_duration_text, number_text, size_text};
+use memtrace_insight::units::{count_text, estimated_duration_text};
 use memtrace_output::SourceAccess;
 use memtrace_replay::{AllocatorSettings, MemoryLocation, Names, Owner, Replay, Usage};
 
@@ -410,6 +411,7 @@ fn process_summary(
     let context = Context {
         cache_growth: &analysis.cache_growth,
         process,
+        cache_growth_by_call: &analysis.cache_growth_by_call,
         definitions: process.definitions(),
         locations: Locations::new(process.definitions(), process.directory()),
         calibration: process.recording().calibration(),
@@ -572,6 +574,7 @@ struct Context<'a> {
     cache_growth: &'a BTreeMap<StackId, CacheGrowth>,
     machine: &'a Machine<'a>,
 }
+    cache_growth_by_call: &'a BTreeMap<(StackId, ContextId), u64>,
 
 /// What is known of the run's devices and processes as a whole.
 struct Machine<'a> {
@@ -880,9 +883,8 @@ impl Context<'_> {
             cache.bytes += amount.bytes;
             cache.growth_bytes += growth.by.saturating_mul(amount.blocks.min(u64::from(growth.blocks)));
         }
-        let (growth, bytes) = (size_text(cache.growth_bytes), size_text(cache.bytes));
-        let blocks = number_text(cache.blocks, "block");
-        cache.text = format!("The KV cache grows by {growth} with each call of the model: {bytes} in {blocks} so far.");
+        cache.by_model = kv_caches_by_model(composition, self.definitions, self.cache_growth_by_call);
+        cache.text = cache.sentence();
         (cache.growth_bytes > 0).then_some(cache)
     }
 

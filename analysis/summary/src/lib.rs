@@ -33,6 +33,7 @@ mod holders;
 mod issue_summary;
 mod job;
 mod json_text;
+mod kv_caches;
 mod launch;
 mod lines;
 mod live;

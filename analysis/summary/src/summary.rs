@@ -34,7 +34,7 @@ pub use memtrace_insight::{FrameSummary, StackSummary};
 use memtrace_trace::named;
 
 /// The version of the structure: major.minor.
-pub const SUMMARY_VERSION: &str = "2.10";
+pub const SUMMARY_VERSION: &str = "2.11";
 
 /// The report of a run. A field whose name ends in `_bytes` is in bytes. A field whose name ends in `_ns` is in
 /// nanoseconds; points in time count from the Unix epoch.
@@ -725,10 +725,27 @@ pub struct GrowingKvCache {
     /// The sentence about it.
     pub text: String,
 }
+    /// The caches of each model, if several models have one, most bytes first. Absent otherwise.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub by_model: Vec<ModelKvCache>,
 
 /// The inputs of a step beside those of the others. A recording has sizes of inputs, and no shapes.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
+/// The part of the KV cache that one model computes, such as the draft model of speculative decoding.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct ModelKvCache {
+    /// The class of the model; numbered in the order of first calls if several have the same.
+    pub model: String,
+    /// The number of blocks.
+    pub blocks: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// By how many bytes each call of the model that adds tokens grows them together.
+    pub growth_bytes: u64,
+}
+
 pub struct LargerInputs {
     /// The step.
     pub step: u32,

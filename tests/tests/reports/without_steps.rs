@@ -9,7 +9,8 @@ use memtrace_analysis::rules::RuleId;
 use memtrace_analysis::{open_run, summarize};
 use memtrace_tests::programs::{ProgramFolder, linked_with, with_simcuda};
 use memtrace_tests::random_delays::run_with_random_delays;
-use memtrace_tests::traced_program::{Run, TracedProgram, memtrace};
+use memtrace_tests::snapshots::json;
+use memtrace_tests::traced_program::{Run, TracedProgram, memtrace, root};
 
 fn recorded(program: &str) -> Run {
     let run = TracedProgram::python(program, &[]).option("--no-snapshot").run();
@@ -72,6 +73,48 @@ fn a_c_program_is_in_no_phase_and_its_leaks_are_at_the_callers_of_one_function()
         let saves = issue.saves_bytes.unwrap() as f64 / f64::from(1 << 20);
         assert!((saves - measured).abs() < measured / 100.0, "{saves} MiB announced, {measured} MiB measured");
     }
+}
+
+#[test]
+fn a_python_program_without_pytorch_is_in_no_phase() {
+    let program = root().join("tests/programs/issues/without_torch.py");
+    let run = with_simcuda(&["python3", program.to_str().unwrap()]).option("--no-snapshot").run();
+    run.assert_ended_well();
+    let text = std::fs::read_to_string(run.path().join("summary.txt")).unwrap();
+    let first = text.lines().next().unwrap();
+    assert!(first.starts_with("+ Finished: peak 72.0 MiB") && first.ends_with("on GPU 0."), "{first}");
+    for word in ["loading", "phase", "before the first step", "inputs"] {
+        assert!(!text.contains(word), "{word}: {text}");
+    }
+}
+
+#[test]
+fn weights_that_a_recurrent_module_joins_are_no_evaluation() {
+    let run = recorded("issues/recurrent.py");
+    let summary = json(&run.path().join("summary.json"));
+    let device = &summary["processes"][0]["devices"][0];
+    let phases = |rows: &str| -> Vec<String> {
+        device[rows].as_array().unwrap().iter().map(|row| row["phase"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(phases("before_first_step"), ["load"]);
+    assert!(!phases("later_steps").contains(&"eval".to_owned()), "{:?}", phases("later_steps"));
+}
+
+#[test]
+fn caches_of_two_models_are_reported_by_model() {
+    let run = recorded("issues/speculative.py");
+    let output = String::from_utf8_lossy(&run.output.stdout).into_owned();
+    let printed = |model: &str| {
+        let rest = output.split_once(model).unwrap().1;
+        rest.split_whitespace().next().unwrap().parse::<u64>().unwrap()
+    };
+    let summary = json(&run.path().join("summary.json"));
+    let cache = &summary["processes"][0]["devices"][0]["peak"]["growing_kv_cache"];
+    let by_model = cache["by_model"].as_array().unwrap();
+    let figures: Vec<_> =
+        by_model.iter().map(|one| (one["model"].as_str().unwrap(), one["growth_bytes"].as_u64().unwrap())).collect();
+    assert_eq!(figures, [("Target", printed("target")), ("Draft", printed("draft"))], "{cache}");
+    assert_eq!(by_model.iter().map(|one| one["bytes"].as_u64().unwrap()).sum::<u64>(), cache["bytes"]);
 }
 
 #[test]

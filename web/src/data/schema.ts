@@ -412,6 +412,7 @@ export interface FunctionLines {
 
 export interface GrowingKvCache {
   blocks: number;
+  by_model?: ModelKvCache[];
   bytes: number;
   growth_bytes: number;
   text: string;
@@ -699,6 +700,13 @@ export interface MemoryState {
 export interface MissingFunction {
   calls: number;
   name: string;
+}
+
+export interface ModelKvCache {
+  blocks: number;
+  bytes: number;
+  growth_bytes: number;
+  model: string;
 }
 
 export interface ModuleChange {

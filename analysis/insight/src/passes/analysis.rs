@@ -60,6 +60,8 @@ pub struct Analysis {
     /// The CUDA graphs, and the private pools of PyTorch's allocator.
     pub cuda_graphs: CudaGraphs,
     /// By device: how much of the segments of PyTorch's allocator had no device memory.
+    /// By stack and call of a module: by how many requested bytes each such call grows its part of a cache.
+    pub cache_growth_by_call: BTreeMap<(StackId, ContextId), u64>,
     pub unmapped_segments: BTreeMap<i16, UnmappedBytes>,
     /// Requests that CUDA refused to other callers than PyTorch's allocator, and that nothing has served.
     pub refused: RefusedRequestLog,
@@ -297,6 +299,7 @@ impl<'a> Stream<'a> {
             objects: self.objects.finish(&replay),
             unmapped_segments: physical.unmapped_segments().clone(),
             refused: self.refused.into(),
+            cache_growth_by_call: tracked.tracker.cache_growth_by_call().clone(),
             failed_calls: physical.failed_calls(),
             unmatched_cuda_frees: physical.unmatched_frees(),
             lost: LostEvents::default(),

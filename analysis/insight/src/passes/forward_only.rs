@@ -44,6 +44,8 @@ pub(super) struct ForwardOnlyCalls {
     in_each_step: HashSet<StackId>,
     /// By stack.
     cache_growth: BTreeMap<StackId, CacheGrowth>,
+    /// By stack and call of a module: by how many requested bytes each call grows the blocks that it allocates.
+    cache_growth_by_call: BTreeMap<(StackId, ContextId), u64>,
 }
 
 /// How the blocks of a cache that one stack allocates grow with each call that adds a token.
@@ -65,6 +67,11 @@ impl ForwardOnlyCalls {
     /// By stack: how the blocks grow with each call that adds a token to a cache.
     pub(super) fn cache_growth(&self) -> &BTreeMap<StackId, CacheGrowth> {
         &self.cache_growth
+    }
+
+    /// By stack and call of a module: by how many requested bytes each such call grows its part of a cache.
+    pub(super) fn cache_growth_by_call(&self) -> &BTreeMap<(StackId, ContextId), u64> {
+        &self.cache_growth_by_call
     }
 
     /// Whether most training steps call this place once.
@@ -276,11 +283,14 @@ impl ForwardOnlyFinder {
         self.join(&mut uses, &in_each_step);
         // The layers of a model allocate at one stack.
         let mut cache_growth: BTreeMap<StackId, CacheGrowth> = BTreeMap::new();
-        for ((stack, _), of_module) in self.cache_growth {
+        let mut cache_growth_by_call: BTreeMap<(StackId, ContextId), u64> = BTreeMap::new();
+        for ((stack, call), of_module) in self.cache_growth {
+            let of_call = cache_growth_by_call.entry((stack, call)).or_default();
+            *of_call = of_call.saturating_add(of_module.by.saturating_mul(of_module.blocks.into()));
             let growth = cache_growth.entry(stack).or_default();
             *growth = CacheGrowth { by: growth.by.max(of_module.by), blocks: growth.blocks + of_module.blocks };
         }
-        ForwardOnlyCalls { uses, in_each_step, cache_growth }
+        ForwardOnlyCalls { uses, in_each_step, cache_growth, cache_growth_by_call }
     }
 
     /// Gives places without facts of their own the use of their neighbors: what always follows a rollout (the value of

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use memtrace_trace::event::{Action, Event, Flags};
 use memtrace_trace::file::Definitions;
-use memtrace_trace::ids::{FrameId, StackId, ThreadId};
+use memtrace_trace::ids::{ContextId, FrameId, StackId, ThreadId};
 
 use super::forward_only::{CacheGrowth, ForwardOnlyCalls, ForwardOnlyFinder};
 use super::stacks::{StackFacts, StackTable};
@@ -159,6 +159,11 @@ impl ModelCalls {
     /// By stack: how the blocks grow with each call that adds a token to a cache.
     pub(super) fn cache_growth(&self) -> &BTreeMap<StackId, CacheGrowth> {
         self.forward_only.cache_growth()
+    }
+
+    /// By stack and call of a module: by how many requested bytes each such call grows its part of a cache.
+    pub(super) fn cache_growth_by_call(&self) -> &BTreeMap<(StackId, ContextId), u64> {
+        self.forward_only.cache_growth_by_call()
     }
 
     /// Whether each training step makes a call without gradients at this place, such as a teacher's.

@@ -43,7 +43,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use memtrace_trace::event::{Action, Event, Flags};
-use memtrace_trace::ids::{FrameId, StackId, ThreadId};
+use memtrace_trace::ids::{ContextId, FrameId, StackId, ThreadId};
 
 pub use event::{EventClassification, Phase, ProgramPosition};
 
@@ -172,6 +172,11 @@ impl PhaseTracker {
     /// By stack: how the blocks grow with each call that adds a token to a cache.
     pub fn cache_growth(&self) -> &BTreeMap<StackId, CacheGrowth> {
         self.evaluations.calls.cache_growth()
+    }
+
+    /// By stack and call of a module: by how many requested bytes each such call grows its part of a cache.
+    pub fn cache_growth_by_call(&self) -> &BTreeMap<(StackId, ContextId), u64> {
+        self.evaluations.calls.cache_growth_by_call()
     }
 
     /// The facts about stacks.
