@@ -29,6 +29,7 @@ mod mapped_segments;
 mod names;
 mod objects;
 mod physical;
+mod pinned;
 mod policy;
 mod replay;
 
@@ -42,5 +43,6 @@ pub use mapped_segments::UnmappedBytes;
 pub use names::{AllocationNames, NameMatcher, Names};
 pub use objects::{HoldingObjects, ObjectMatcher};
 pub use physical::{DeviceAllocations, Effect, MemoryLocation, Owner, OwnerUsage, PhysicalAllocation, PhysicalMemory};
+pub use pinned::PinnedBlocks;
 pub use policy::{AllocatedBlock, AllocatorSettings, LimitedDevice, Policy, PolicyDevice};
 pub use replay::{Change, DeviceReplay, Replay};

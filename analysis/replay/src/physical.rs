@@ -15,6 +15,7 @@ use super::mapped_segments::{MappedSegments, UnmappedBytes};
 use memtrace_input::AddressMap;
 
 use super::driver_pages::DriverPages;
+use super::pinned::{PinnedBlocks, PinnedMemory};
 
 /// The maximum number of frees that can still be retracted. A retraction follows its free on the same thread, with at
 /// most a few events of other threads in between.
@@ -189,6 +190,7 @@ struct CallProblems {
 struct UsageSums {
     by_owner: BTreeMap<(MemoryLocation, Owner), OwnerUsage>,
     totals: BTreeMap<MemoryLocation, OwnerUsage>,
+    pinned: PinnedMemory<(Owner, StackId)>,
 }
 
 /// The pools of the driver's stream-ordered allocator.
@@ -206,6 +208,11 @@ impl PhysicalMemory {
         &self.usage.by_owner
     }
 
+    /// Page-locked host memory at its peak, by owner and stack.
+    pub fn pinned_at_peak(&self) -> BTreeMap<(Owner, StackId), PinnedBlocks> {
+        self.usage.pinned.at_peak()
+    }
+
     /// The memory of all owners at a location.
     pub fn total(&self, location: MemoryLocation) -> OwnerUsage {
         self.usage.totals.get(&location).copied().unwrap_or_default()
@@ -217,7 +224,8 @@ impl PhysicalMemory {
         let addresses = [self.allocations.len(), self.handles.len(), self.open_imports.len(), self.mappings.len()];
         let sums =
             [self.usage.by_owner.len(), self.usage.totals.len(), self.pools.reserved.len(), self.pools.used.len()];
-        let others = [self.reservations.len(), self.mapped_segments.entries(), self.pages.len()];
+        let pinned = self.usage.pinned.entries();
+        let others = [self.reservations.len(), self.mapped_segments.entries(), self.pages.len(), pinned];
         addresses.into_iter().chain(sums).chain(others).sum()
     }
 
@@ -378,6 +386,10 @@ impl PhysicalMemory {
                     let location = allocation.location();
                     self.usage.by_owner.entry((location, before)).or_default().undo_add(allocation.size);
                     self.usage.by_owner.entry((location, allocation.owner)).or_default().add(allocation.size, 1);
+                    if location == MemoryLocation::Host {
+                        self.usage.pinned.subtract((before, allocation.stack), allocation.size);
+                        self.usage.pinned.add((allocation.owner, allocation.stack), allocation.size);
+                    }
                 }
                 return;
             }
@@ -545,6 +557,9 @@ impl PhysicalMemory {
         ] {
             counts.add(allocation.size, allocations);
         }
+        if location == MemoryLocation::Host {
+            self.usage.pinned.add((allocation.owner, allocation.stack), allocation.size);
+        }
         if let MemoryLocation::Device(device) = location {
             self.pages.entry(device).or_default().add(allocation.kind, allocation.size);
         }
@@ -560,6 +575,9 @@ impl PhysicalMemory {
             self.usage.totals.entry(location).or_default(),
         ] {
             counts.subtract(allocation.size);
+        }
+        if location == MemoryLocation::Host {
+            self.usage.pinned.subtract((allocation.owner, allocation.stack), allocation.size);
         }
         if let MemoryLocation::Device(device) = location {
             self.pages.entry(device).or_default().subtract(allocation.kind, allocation.size);

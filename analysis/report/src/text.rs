@@ -5,8 +5,8 @@
 //! then one step in time order.
 
 use memtrace_summary::{
-    DeviceSummary, OwnerSummary, ProcessSummary, RecordingGap, Summary, count_text, device_name, duration_text,
-    not_recorded, process_name, size_text, when, when_peaked,
+    DeviceSummary, ProcessSummary, RecordingGap, Summary, count_text, device_name, duration_text, not_recorded,
+    process_name, size_text, when, when_peaked,
 };
 
 use crate::fit::{wrap_list, wrap_words};
@@ -102,7 +102,7 @@ impl TextReport {
         if process.devices.len() > DEVICES {
             self.line(format!("  {} more devices: see summary.json", process.devices.len() - DEVICES));
         }
-        self.pinned_host_memory(&process.pinned_host_memory);
+        self.pinned_host_memory(process);
         self.issues(&process.issues, ISSUES, None, None);
         let device_of = |device: &DeviceSummary| several.then(|| device_name(device));
         for device in devices() {
@@ -168,12 +168,16 @@ impl TextReport {
         self.imported(device);
     }
 
-    fn pinned_host_memory(&mut self, owners: &[OwnerSummary]) {
+    fn pinned_host_memory(&mut self, process: &ProcessSummary) {
+        let owners = &process.pinned_host_memory;
         let total: u64 = owners.iter().map(|o| o.peak_bytes).sum();
         if total >= 1 << 20 {
             let names: Vec<String> =
                 owners.iter().take(3).map(|o| format!("{} {}", o.owner, size_text(o.peak_bytes))).collect();
             self.labelled_list("Pinned host memory", &format!("{} (peak of each owner)", names.join(", ")));
+        }
+        for text in process.pinned_host_lines.iter().filter_map(|line| line.text.clone()).take(3) {
+            self.labelled_list("", &text);
         }
     }
 

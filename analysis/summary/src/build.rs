@@ -21,6 +21,7 @@ use crate::holders::Holders;
 use crate::kv_caches::kv_caches_by_model;
 use crate::outside_allocation::OutsideAllocation;
 use crate::owners::{by_owner, owner_name};
+use crate::pinned::pinned_lines;
 use crate::pool_query::add_pools;
 use crate::positions::when;
 use crate::progress::Progress;
@@ -410,8 +411,8 @@ fn process_summary(
     let explained_ooms = analysis.devices.iter().filter_map(oom_of).collect();
     let context = Context {
         cache_growth: &analysis.cache_growth,
-        process,
         cache_growth_by_call: &analysis.cache_growth_by_call,
+        process,
         definitions: process.definitions(),
         locations: Locations::new(process.definitions(), process.directory()),
         calibration: process.recording().calibration(),
@@ -454,6 +455,7 @@ fn process_summary(
         refused_requests_left_out: analysis.refused.left_out,
         issues,
         pinned_host_memory: context.owners(analysis, MemoryLocation::Host),
+        pinned_host_lines: pinned_lines(analysis, &context.locations),
         losses: losses(process, analysis),
         notices: notices(process),
     }
@@ -572,9 +574,9 @@ struct Context<'a> {
     outputs: OutputNames,
     points: &'a ReleasePoints,
     cache_growth: &'a BTreeMap<StackId, CacheGrowth>,
+    cache_growth_by_call: &'a BTreeMap<(StackId, ContextId), u64>,
     machine: &'a Machine<'a>,
 }
-    cache_growth_by_call: &'a BTreeMap<(StackId, ContextId), u64>,
 
 /// What is known of the run's devices and processes as a whole.
 struct Machine<'a> {

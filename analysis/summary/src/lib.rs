@@ -42,6 +42,7 @@ mod memory_totals;
 mod outside_allocation;
 mod outside_pytorch;
 mod owners;
+mod pinned;
 mod pool_query;
 mod pools;
 mod positions;
@@ -97,6 +98,7 @@ pub use memtrace_insight::units::{
     signed_size_text, size_text,
 };
 pub use outside_allocation::OutsideAllocation;
+pub use pinned::PinnedLine;
 pub use pools::{PoolAllocation, PoolSummary};
 pub use positions::{when, when_peaked};
 pub use progress::Progress;

@@ -20,6 +20,7 @@ use crate::launch::LaunchSummary;
 pub use crate::memory_totals::Totals;
 use crate::outside_allocation::OutsideAllocation;
 pub use crate::owners::OwnerBytes;
+use crate::pinned::PinnedLine;
 use crate::pools::PoolSummary;
 use crate::refused::RefusedRequestSummary;
 use crate::released::ReleasedPart;
@@ -195,6 +196,8 @@ pub struct ProcessSummary {
     pub no_issue_remark: Option<String>,
     /// The pinned (page-locked) host memory, by the library that allocated it, by peak in descending order.
     pub pinned_host_memory: Vec<OwnerSummary>,
+    /// The lines of pinned host memory at its peak, most bytes first. At most 20.
+    pub pinned_host_lines: Vec<PinnedLine>,
     /// The counts of everything that the recording of this process lacks, by name. Empty if nothing is missing.
     pub losses: BTreeMap<String, u64>,
     /// The parts of the recorder that were verified or switched off, and remarks of the recorder.
@@ -722,16 +725,13 @@ pub struct GrowingKvCache {
     /// By how many bytes each call of the model that adds a token grows them together. Caches of earlier requests that
     /// the program keeps do not grow.
     pub growth_bytes: u64,
-    /// The sentence about it.
-    pub text: String,
-}
     /// The caches of each model, if several models have one, most bytes first. Absent otherwise.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub by_model: Vec<ModelKvCache>,
+    /// The sentence about it.
+    pub text: String,
+}
 
-/// The inputs of a step beside those of the others. A recording has sizes of inputs, and no shapes.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(default)]
 /// The part of the KV cache that one model computes, such as the draft model of speculative decoding.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
@@ -746,6 +746,9 @@ pub struct ModelKvCache {
     pub growth_bytes: u64,
 }
 
+/// The inputs of a step beside those of the others. A recording has sizes of inputs, and no shapes.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct LargerInputs {
     /// The step.
     pub step: u32,

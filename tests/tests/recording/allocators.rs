@@ -115,6 +115,11 @@ fn pinned_memory() {
         let held: u64 = pinned.as_array().expect("owners").iter().filter_map(|o| o["peak_bytes"].as_u64()).sum();
         let theirs = &json(recorded.oracle.path())["host_statistics"]["allocated_bytes.peak"];
         assert!(held > 0, "{settings}: {pinned}");
+        let lines = summary(&recorded.run)["pinned_host_lines"].take();
+        let lines = lines.as_array().expect("lines");
+        let sum = |field: &str| lines.iter().filter_map(|line| line[field].as_u64()).sum::<u64>();
+        assert_eq!(sum("bytes"), held, "{settings}: {lines:?}");
+        assert!(sum("requested_over_bytes") > 0, "{settings}: {lines:?}");
         assert!(theirs.as_u64().is_some_and(|theirs| theirs > 0), "{settings}: {theirs}");
         // The program itself registers 256 KiB, which PyTorch does not count.
         assert!(

@@ -961,6 +961,15 @@ export interface PhaseSummary {
   steps: number;
 }
 
+export interface PinnedLine {
+  blocks: number;
+  bytes: number;
+  location: string;
+  owner: string;
+  requested_over_bytes?: number;
+  text?: string;
+}
+
 export type PoolAllocation = 'preallocated' | 'on_demand' | 'each_buffer' | 'unknown';
 
 export interface PoolSummary {
@@ -995,6 +1004,7 @@ export interface ProcessSummary {
   no_issue_remark?: string;
   notices: NoticeSummary[];
   pid: number;
+  pinned_host_lines: PinnedLine[];
   pinned_host_memory: OwnerSummary[];
   ppid?: number;
   rank?: number;

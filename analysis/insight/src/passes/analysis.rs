@@ -7,7 +7,7 @@ use std::slice;
 
 use memtrace_trace::definition::TensorKind;
 use memtrace_trace::event::{Action, Event, Source};
-use memtrace_trace::ids::StackId;
+use memtrace_trace::ids::{ContextId, StackId};
 
 use super::category::Categorizer;
 use super::cuda_graphs::CudaGraphs;
@@ -28,7 +28,8 @@ use crate::diagnostics::{DeviceFacts, Issue, IssueInputs};
 use crate::rules::CustomRules;
 use memtrace_input::{LostEvents, Recording, TraceIndex};
 use memtrace_replay::{
-    Change, DeviceReplay, HoldingObjects, MemoryLocation, ObjectMatcher, Owner, OwnerUsage, Replay, UnmappedBytes,
+    Change, DeviceReplay, HoldingObjects, MemoryLocation, ObjectMatcher, Owner, OwnerUsage, PinnedBlocks, Replay,
+    UnmappedBytes,
 };
 
 /// The results that an analysis adds on request.
@@ -53,15 +54,17 @@ pub struct Analysis {
     pub owners: BTreeMap<(MemoryLocation, Owner), OwnerUsage>,
     /// By device: its whole memory. Without a device whose memory in use was never read.
     pub device_memory: BTreeMap<i16, DeviceMemory>,
+    /// Page-locked host memory at its peak, by owner and stack.
+    pub pinned: BTreeMap<(Owner, StackId), PinnedBlocks>,
     /// The sum over all owners, by location.
     pub locations: BTreeMap<MemoryLocation, OwnerUsage>,
     /// By stack: how the blocks of a cache grow with each call that adds a token.
     pub cache_growth: BTreeMap<StackId, CacheGrowth>,
+    /// By stack and call of a module: by how many requested bytes each such call grows its part of a cache.
+    pub cache_growth_by_call: BTreeMap<(StackId, ContextId), u64>,
     /// The CUDA graphs, and the private pools of PyTorch's allocator.
     pub cuda_graphs: CudaGraphs,
     /// By device: how much of the segments of PyTorch's allocator had no device memory.
-    /// By stack and call of a module: by how many requested bytes each such call grows its part of a cache.
-    pub cache_growth_by_call: BTreeMap<(StackId, ContextId), u64>,
     pub unmapped_segments: BTreeMap<i16, UnmappedBytes>,
     /// Requests that CUDA refused to other callers than PyTorch's allocator, and that nothing has served.
     pub refused: RefusedRequestLog,
@@ -293,13 +296,14 @@ impl<'a> Stream<'a> {
             devices,
             device_memory: self.memories.finish(&replay, last),
             owners: physical.usage_by_owner().clone(),
+            pinned: physical.pinned_at_peak(),
             locations: physical.usage_by_owner().keys().map(total).collect(),
             cache_growth: tracked.tracker.cache_growth().clone(),
+            cache_growth_by_call: tracked.tracker.cache_growth_by_call().clone(),
             cuda_graphs: self.cuda_graphs,
             objects: self.objects.finish(&replay),
             unmapped_segments: physical.unmapped_segments().clone(),
             refused: self.refused.into(),
-            cache_growth_by_call: tracked.tracker.cache_growth_by_call().clone(),
             failed_calls: physical.failed_calls(),
             unmatched_cuda_frees: physical.unmatched_frees(),
             lost: LostEvents::default(),

@@ -101,6 +101,7 @@ export function remarks(process: ProcessSummary, device: DeviceSummary): HTMLEle
       ]);
     rows.push(['Pinned host memory', [...joined(parts), ' (peak of each owner)']]);
   }
+  for (const line of process.pinned_host_lines.slice(0, 3)) if (line.text) rows.push(['Pinned at a line', [line.text]]);
   if (device.highest.reserved_bytes > state.totals.reserved_bytes)
     rows.push(['Peak of reserved memory', [bytes('highest.reserved_bytes', device.highest.reserved_bytes)]]);
   return facts('facts', oom ? 'The out-of-memory error' : 'More about the peak', rows, 'w7');
