@@ -4,7 +4,7 @@
 //! there then. [`NameMatcher`] finds it while the recording is replayed up to the last name. Memory use grows with the
 //! names.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use memtrace_trace::definition::TensorKind;
 use memtrace_trace::file::{Definitions, NnCall, NnName, TensorName};
@@ -75,6 +75,8 @@ pub struct Names {
     /// By object and class, in order of `seq`; for equal `seq`, the best name first.
     paths: HashMap<u64, HashMap<Box<str>, Vec<NnName>>>,
     unmatched: u64,
+    /// The parameters for which an optimizer keeps state.
+    with_state: HashSet<Box<str>>,
 }
 
 impl Names {
@@ -101,6 +103,14 @@ impl Names {
         seqs.sort_unstable();
         seqs.dedup();
         seqs.into_iter().filter_map(|seq| Some((seq, self.by_allocation.get(&seq)?))).collect()
+    }
+
+    /// Whether an allocation is the gradient of a parameter for which no optimizer keeps state, while optimizers keep
+    /// some for others.
+    pub fn is_gradient_without_state(&self, seq: u64) -> bool {
+        let has_state = |name: &str| name.strip_suffix(".grad").is_none_or(|of| self.with_state.contains(of));
+        let named = self.of_allocation(seq).filter(|named| named.kind == TensorKind::Gradient);
+        !self.with_state.is_empty() && named.is_some_and(|named| !named.names.iter().any(|name| has_state(name)))
     }
 
     /// The number of allocations with names.
@@ -228,7 +238,12 @@ impl<'a> NameMatcher<'a> {
     /// Observes the state after the last event.
     pub fn finish(mut self, replay: &Replay) -> Names {
         self.locator.finish(replay, |name, found| self.names.add(name, found));
-        self.names.by_allocation.values_mut().for_each(AllocationNames::sort);
+        let Names { by_allocation, with_state, .. } = &mut self.names;
+        by_allocation.values_mut().for_each(AllocationNames::sort);
+        let states = by_allocation.values().filter(|named| named.kind == TensorKind::OptimizerState);
+        with_state.extend(
+            states.flat_map(|named| &named.names).filter_map(|name| Some(name.split_once(" of ")?.1.to_owned().into())),
+        );
         self.names
     }
 

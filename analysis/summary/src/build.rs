@@ -62,7 +62,7 @@ use memtrace_insight::passes::{
     Origin, Phase, PhaseRow, ProgramPosition, RefusedRequest, ReleasePoint, RestOfStep, RunPart, StackTable, StepRows,
     private_pool_text, state_needed,
 };
-use memtrace_insight::rules::{CustomCategory, CustomRules, library_name};
+use memtrace_insight::rules::{CustomCategory, CustomRules, RuleId, library_name};
 use memtrace_insight::units::{count_text, estimated_duration_text};
 use memtrace_output::SourceAccess;
 use memtrace_replay::{AllocatorSettings, MemoryLocation, Names, Owner, Replay, Usage};
@@ -431,7 +431,13 @@ fn process_summary(
         summary.suggestions = context.suggestions(device, analysis, (lifetimes, rest), progress);
     }
     devices.sort_by_key(|d| (std::cmp::Reverse((d.oom_count > 0, d.highest.allocated_bytes)), d.device));
-    let issues = context.issues(analysis);
+    let mut issues = context.issues(analysis);
+    // What freezing saves is known only by the replay of the change.
+    for issue in issues.iter_mut().filter(|issue| issue.rule == RuleId::GradientsNotCleared) {
+        let device = devices.iter().find(|device| device.device == issue.device);
+        let freezing = device.and_then(|d| d.suggestions.iter().find(|one| one.rule == RuleId::FreezeUnused));
+        issue.saves_bytes = freezing.map_or(issue.saves_bytes, |one| Some(one.saves_bytes));
+    }
     ProcessSummary {
         pid: process.pid(),
         ppid: info.ppid,

@@ -82,7 +82,8 @@ pub(crate) fn suggestions(query: &SuggestionQuery<'_>, progress: &mut dyn FnMut(
     }
     let definitions = query.process.definitions();
     let recorded = Recorded::new(query.lifetimes, definitions, query.table, settings, failed, query.rest)
-        .with_outliers(device.outlier_steps.places());
+        .with_outliers(device.outlier_steps.places())
+        .with_names(query.names);
     let limit = allocator_limit(query.process, device, query.analysis);
     let is_continued = recorded.is_continued();
     let scope = match query.rest.map(|rest| rest.taken_from) {

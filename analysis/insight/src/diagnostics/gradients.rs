@@ -13,13 +13,14 @@ use crate::passes::pass::{BlockAllocated, BlockFreed, Pass, RecordingEnd};
 use crate::passes::phase::{Phase, ProgramPosition};
 use crate::rules::{Meaning, RuleId};
 use crate::units::{count_text, size_text};
+use memtrace_replay::Names;
 
 /// Gradients stay allocated through the next forward pass because nothing frees them.
 static GRADIENTS_NOT_CLEARED: DiagnosticRule = DiagnosticRule {
     id: RuleId::GradientsNotCleared,
     evidence: "Gradients are still allocated when forward passes begin after an optimizer step. Either they are never \
-               freed, for at least half of all steps and at least twelve steps (three if the program frees no \
-               gradients). Or all are freed at once, repeatedly, after at least twelve steps that used them.",
+               freed, for at least half of all steps and at least twelve steps (six if optimizers keep state, but \
+               none for their parameters; three if the program frees no gradients). Or all are freed at once, repeatedly, after at least twelve steps that used them.",
     limits: "Without PyTorch's profiler ranges, the rule cannot tell gradients that are filled with zeros \
              (set_to_none=False) from gradients that are never cleared.",
     kept_by: KeptBy::Nothing,
@@ -37,13 +38,16 @@ static GRADIENTS_CLEARED_LATE: DiagnosticRule = DiagnosticRule {
 /// A gradient that was never freed counts as old after this many optimizer steps. Programs with several optimizers
 /// clear the gradients of one after many steps of another: a generator's after five steps of the critic.
 const OLD: u32 = 12;
+/// The same limit for a parameter without optimizer state, while others have some.
+const OLD_WITHOUT_STATE: u32 = 6;
 /// The same limit if no gradient that an optimizer had used was ever freed.
 const OLD_ALONE: u32 = 3;
 
 const CLEAR: &str = "call optimizer.zero_grad() after each step; set_to_none=False only fills the gradients with \
                      zeros, and a model without an optimizer (a teacher) needs requires_grad_(False)";
 const WITHOUT_OPTIMIZER: &str = "the program clears other gradients: no optimizer has these parameters. \
-                                 requires_grad_(False) for them, or give them to an optimizer";
+                                 requires_grad_(False) for them (or torch.no_grad() around the model's call), or give them to \
+                                 an optimizer";
 
 /// The gradients of one device.
 #[derive(Clone, Debug, Default)]
@@ -76,13 +80,23 @@ struct Uncleared {
     /// The number of the latest optimizer step.
     last_step: u32,
     /// Bytes freed, or left at the end, since the latest optimizer step. `last`: all that an optimizer had used.
-    /// `last_alone` and `last_old`: those that existed for [`OLD_ALONE`] or [`OLD`] steps and for at least half of all
-    /// steps.
+    /// `last_alone`: those that existed for [`OLD_ALONE`] steps and for at least half of all steps.
     last: u64,
     last_alone: u64,
-    last_old: u64,
-    /// The largest of `last_old`: its bytes and its place.
+    /// Those that existed for [`OLD_WITHOUT_STATE`] steps.
+    last_old: Vec<OldGradient>,
+    /// The largest of these gradients: its bytes and its place.
     largest: Option<(u64, (StackId, ContextId))>,
+}
+
+/// A gradient that existed for many optimizer steps.
+#[derive(Clone, Copy, Debug)]
+struct OldGradient {
+    /// `seq` of its allocation.
+    seq: u64,
+    size: u64,
+    /// The number of steps.
+    age: u32,
 }
 
 /// Gradients that are freed all at once, after many steps.
@@ -123,9 +137,15 @@ impl Gradients {
     }
 
     /// Bytes that nothing frees.
-    fn kept(&self) -> u64 {
-        let Uncleared { last_alone, last_old, .. } = self.uncleared;
-        (if self.clears_others() { last_old } else { last_alone }).min(self.bytes)
+    fn kept(&self, names: &Names) -> u64 {
+        let unused = |old: &OldGradient| old.age >= OLD || names.is_gradient_without_state(old.seq);
+        let kept = if self.clears_others() { self.old_bytes(unused) } else { self.uncleared.last_alone };
+        kept.min(self.bytes)
+    }
+
+    /// The bytes of those old gradients to which something applies.
+    fn old_bytes(&self, applies: impl Fn(&OldGradient) -> bool) -> u64 {
+        self.uncleared.last_old.iter().filter(|old| applies(old)).map(|old| old.size).sum()
     }
 
     /// The number of optimizer steps after which gradients are freed; `None` if they are not freed this way. It
@@ -171,8 +191,8 @@ impl Gradients {
         if age >= OLD_ALONE && for_most_steps {
             uncleared.last_alone += size;
         }
-        if age >= OLD && for_most_steps {
-            uncleared.last_old += size;
+        if age >= OLD_WITHOUT_STATE && for_most_steps {
+            uncleared.last_old.push(OldGradient { seq: block.seq, size, age });
             if uncleared.largest.is_none_or(|(largest, _)| size > largest) {
                 uncleared.largest = Some((size, (block.site.stack, block.site.context)));
             }
@@ -203,13 +223,15 @@ impl Gradients {
         );
         let saves = device.peak_bytes().saturating_sub(self.late.peak_without);
         let often = self.freed_after();
-        let kept = if often.is_some() { self.bytes } else { self.kept() };
-        if device.matters(kept) && kept * 2 >= self.bytes {
+        let kept = if often.is_some() { self.bytes } else { self.kept(device.inputs.names) };
+        // Gradients that the program clears late do not hide those that it never clears.
+        if device.matters(kept) && (self.clears_others() || kept * 2 >= self.bytes) {
             let freed = match often {
                 Some(steps) => format!("they are freed once in {} steps", count_text(u64::from(steps))),
                 None => "nothing frees them".to_owned(),
             };
-            let has_no_optimizer = often.is_none() && self.clears_others();
+            let without_state = || self.old_bytes(|old| device.inputs.names.is_gradient_without_state(old.seq));
+            let has_no_optimizer = often.is_none() && (self.clears_others() || without_state() * 2 > kept);
             let kept_at = self.uncleared.largest.map(|(_, place)| place);
             let of_backward = (!self.backward.is_none()).then_some((self.backward, ContextId::NONE));
             return Some(Issue {

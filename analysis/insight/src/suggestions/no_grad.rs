@@ -89,7 +89,7 @@ fn unused_graphs(recorded: &Recorded<'_>, calls: &[Call]) -> Vec<Call> {
 const INPUTS: usize = 16;
 
 /// Frees the blocks of these calls as without gradients.
-fn without_gradients(recorded: &Recorded<'_>, unused: &[Call], spans: &mut [Span]) {
+pub(super) fn without_gradients(recorded: &Recorded<'_>, unused: &[Call], spans: &mut [Span]) {
     let is_input = |index: &u32| recorded.blocks[*index as usize].category == Category::Input;
     let inputs: Vec<u32> = (0..recorded.blocks.len() as u32).filter(is_input).collect();
     for call in unused {

@@ -77,6 +77,12 @@ impl Members {
         members
     }
 
+    /// The modules that the program calls itself.
+    pub(crate) fn outermost(recorded: &Recorded<'_>) -> Members {
+        let calls = recorded.definitions.nn_calls.values().filter(|call| call.caller.is_none());
+        Members::of(recorded, &calls.map(|call| &*call.class).collect())
+    }
+
     /// The member of a context, from 1; 0 without one.
     #[inline]
     pub(crate) fn get(&self, context: ContextId) -> u32 {
@@ -150,7 +156,5 @@ fn calls_in(recorded: &Recorded<'_>, members: &Members, counts: impl Fn(&BlockLi
 
 /// The outermost calls of modules with gradients.
 pub(crate) fn outermost_calls(recorded: &Recorded<'_>) -> Vec<Call> {
-    let all = &recorded.definitions.nn_calls;
-    let roots: BTreeSet<&str> = all.values().filter(|call| call.caller.is_none()).map(|call| &*call.class).collect();
-    calls_with_gradients(recorded, &Members::of(recorded, &roots))
+    calls_with_gradients(recorded, &Members::outermost(recorded))
 }

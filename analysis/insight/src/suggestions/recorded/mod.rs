@@ -24,7 +24,7 @@ use crate::passes::rest_of_step::RestOfStep;
 use crate::passes::stacks::StackTable;
 use continuation::{InterruptedOptimizer, continued, with_state};
 use memtrace_input::AddressBuildHasher;
-use memtrace_replay::{AllocatorSettings, Contexts};
+use memtrace_replay::{AllocatorSettings, Contexts, Names};
 use span::{Span, after, at};
 
 pub use continuation::FailedRequest;
@@ -86,6 +86,7 @@ pub struct Recorded<'a> {
     /// Requested sizes of gradients and parameters.
     weight_sizes: HashSet<u64, AddressBuildHasher>,
     places: UnusualPlaces,
+    names: Option<&'a Names>,
     /// By context.
     nodes: Vec<NodeKind>,
 }
@@ -165,6 +166,7 @@ impl<'a> Recorded<'a> {
             is_continued,
             ends_in_unused_graph: failed.is_some_and(|failed| failed.in_unused_graph),
             weight_sizes,
+            names: None,
             places: UnusualPlaces {
                 no_workspaces,
                 outliers: BTreeSet::new(),
@@ -181,6 +183,17 @@ impl<'a> Recorded<'a> {
     pub fn with_outliers(mut self, outliers: impl Iterator<Item = StackId>) -> Recorded<'a> {
         self.places.outliers = outliers.collect();
         self
+    }
+
+    /// The same with the tensor names.
+    pub fn with_names(mut self, names: &'a Names) -> Recorded<'a> {
+        self.names = Some(names);
+        self
+    }
+
+    /// Whether the block is the gradient of a parameter without optimizer state, while other parameters have some.
+    pub(crate) fn has_no_optimizer_state(&self, gradient: &BlockLifetime) -> bool {
+        self.names.is_some_and(|names| names.is_gradient_without_state(gradient.allocated.into()))
     }
 
     /// Whether this place requests far more in one step than in others, which did not follow from the batch.
