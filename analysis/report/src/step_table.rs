@@ -48,7 +48,8 @@ impl TextReport {
 fn typical_title(device: &DeviceSummary, step: &StepSummary) -> String {
     match device.later_steps_count {
         1 => format!("Step {}", step.step),
-        _ => format!("One step ({} of {})", step.step, count_text(device.steps.into())),
+        // Steps count from 0.
+        _ => format!("Step {} of 0 to {}", step.step, count_text(device.steps.saturating_sub(1).into())),
     }
 }
 
@@ -248,7 +249,7 @@ mod tests {
         };
         let expected = [
             "",
-            "One step (5 of 12)           Start      Peak       End  What changed",
+            "Step 5 of 0 to 11            Start      Peak       End  What changed",
             "  4 x forward + backward  10.0 MiB  32.0 MiB  14.0 MiB  + gradients 4.00 MiB (one of each parameter)",
             "  optimizer               14.0 MiB  15.0 MiB  10.0 MiB  - gradients 4.00 MiB",
             "before the first step",

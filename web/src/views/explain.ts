@@ -390,7 +390,7 @@ export function oneStep(device: DeviceSummary, model: Device, state: State): HTM
       'h2',
       {},
       device.typical_step && device.later_steps_count > 1
-        ? `One step (${step.step} of ${format.count(device.steps)})`
+        ? `Step ${step.step} of 0 to ${format.count(device.steps - 1)}`
         : `Step ${step.step}`,
     ),
     scrollTable([['Phase'], ['Start', 'n'], ['Peak', 'n'], ['End', 'n'], ['What changed', 'wide']], rows),
