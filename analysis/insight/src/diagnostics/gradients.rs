@@ -1,6 +1,7 @@
 //! Gradients that the optimizer has already used and that stay allocated through the next forward pass, where nothing
 //! needs them.
 
+use memtrace_trace::event::{Action, Event};
 use memtrace_trace::ids::{ContextId, StackId};
 
 use super::device_facts::{DeviceFacts, SharedFacts};
@@ -11,6 +12,7 @@ use crate::passes::category::BlockAllocation;
 use crate::passes::mark::Mark;
 use crate::passes::pass::{BlockAllocated, BlockFreed, Pass, RecordingEnd};
 use crate::passes::phase::{Phase, ProgramPosition};
+use crate::passes::stacks::StackTable;
 use crate::rules::{Meaning, RuleId};
 use crate::units::{count_text, size_text};
 use memtrace_replay::Names;
@@ -45,6 +47,8 @@ const OLD_ALONE: u32 = 3;
 
 const CLEAR: &str = "call optimizer.zero_grad() after each step; set_to_none=False only fills the gradients with \
                      zeros, and a model without an optimizer (a teacher) needs requires_grad_(False)";
+const FILLS_WITH_ZEROS: &str = "zero_grad(set_to_none=False) only fills the gradients with zeros: leave out \
+                                set_to_none=False, and they are freed";
 const WITHOUT_OPTIMIZER: &str = "the program clears other gradients: no optimizer has these parameters. \
                                  requires_grad_(False) for them (or torch.no_grad() around the model's call), or give them to \
                                  an optimizer";
@@ -68,6 +72,7 @@ pub(crate) struct Gradients {
     optimizer_steps: u32,
     backward_passes: u32,
     uncleared: Uncleared,
+    clearing: ClearingCalls,
     epochs: Epochs,
     late: ClearedLate,
 }
@@ -97,6 +102,31 @@ struct OldGradient {
     size: u64,
     /// The number of steps.
     age: u32,
+}
+
+/// The ranges that PyTorch marks around calls of optimizers: how often each stack began one. Those of `zero_grad` are
+/// known only by the frames of their stacks.
+#[derive(Clone, Debug, Default)]
+struct ClearingCalls(Vec<(StackId, u32)>);
+
+impl ClearingCalls {
+    /// The maximum number of stacks.
+    const MAX: usize = 16;
+
+    fn range_began(&mut self, stack: StackId) {
+        match self.0.iter().position(|(known, _)| *known == stack) {
+            Some(at) => self.0[at].1 += 1,
+            None if self.0.len() < ClearingCalls::MAX => self.0.push((stack, 1)),
+            None => {}
+        }
+    }
+
+    /// The stack of a call of `zero_grad` in at least half of `steps`.
+    fn in_most_steps(&self, steps: u32, table: &StackTable) -> Option<StackId> {
+        let clears = |stack| table.facts(stack).rule.is_some_and(|rule| rule.meaning == Meaning::ZeroGrad);
+        let (stack, count) = *self.0.iter().filter(|(stack, _)| clears(*stack)).max_by_key(|(_, count)| *count)?;
+        (count * 2 >= steps).then_some(stack)
+    }
 }
 
 /// Gradients that are freed all at once, after many steps.
@@ -234,11 +264,17 @@ impl Gradients {
             let has_no_optimizer = often.is_none() && (self.clears_others() || without_state() * 2 > kept);
             let kept_at = self.uncleared.largest.map(|(_, place)| place);
             let of_backward = (!self.backward.is_none()).then_some((self.backward, ContextId::NONE));
+            let called = self.clearing.in_most_steps(self.optimizer_steps, device.inputs.table);
+            let (place, fix) = match called {
+                _ if has_no_optimizer => (kept_at, WITHOUT_OPTIMIZER),
+                Some(stack) if often.is_none() => (Some((stack, ContextId::NONE)), FILLS_WITH_ZEROS),
+                _ => (of_backward, CLEAR),
+            };
             return Some(Issue {
                 headline: format!("{} of gradients stay from step to step: {freed}", size_text(kept)),
                 evidence: vec![evidence, "the next backward pass adds to them".to_owned()],
-                place: if has_no_optimizer { kept_at } else { of_backward },
-                fix: if has_no_optimizer { WITHOUT_OPTIMIZER } else { CLEAR }.to_owned(),
+                place,
+                fix: fix.to_owned(),
                 saves: Some(saves).filter(|bytes| *bytes > 0),
                 ..device.issue(&GRADIENTS_NOT_CLEARED, kept)
             });
@@ -294,6 +330,12 @@ impl Pass for Gradients {
         }
     }
 
+    fn range(&mut self, e: &Event) {
+        if e.action == Action::RangeStart && !e.stack.is_none() {
+            self.clearing.range_began(e.stack);
+        }
+    }
+
     fn finish(&mut self, end: &RecordingEnd<'_>) {
         self.position_changed(end.now);
         for (block, _) in end.in_use.iter().filter(|(_, mark)| mark.is(Mark::BACKWARD)) {
@@ -316,6 +358,9 @@ impl Diagnostic for Gradients {
 
 #[cfg(test)]
 mod tests {
+    use memtrace_trace::file::{Definitions, Frame, StackNode};
+    use memtrace_trace::ids::FrameId;
+
     use super::*;
     use crate::diagnostics::test_program::TestProgram;
 
@@ -354,6 +399,26 @@ mod tests {
         // The end frees what is left.
         gradients.iter().for_each(|old| program.free(old, Mark::BACKWARD));
         program.found()
+    }
+
+    #[test]
+    fn a_call_of_zero_grad_in_most_steps_is_known_by_its_frame() {
+        let frame = |name: &str| {
+            let filename = "/lib/torch/optim/optimizer.py".into();
+            Frame { name: name.into(), filename, ..Frame::default() }
+        };
+        let frames = vec![Frame::default(), frame("zero_grad"), frame("profile_hook_step")];
+        let stacks = (0..3).map(|frame| StackNode { parent: StackId::NONE, frame: FrameId(frame) }).collect();
+        let table = StackTable::new(&Definitions { frames, stacks, ..Definitions::default() });
+        let mut calls = ClearingCalls::default();
+        for step in 0..8 {
+            calls.range_began(StackId(2));
+            if step % 2 == 0 {
+                calls.range_began(StackId(1));
+            }
+        }
+        assert_eq!(calls.in_most_steps(8, &table), Some(StackId(1)));
+        assert_eq!(calls.in_most_steps(9, &table), None, "once in a while");
     }
 
     #[test]

@@ -95,7 +95,8 @@ fn frozen_models(facts: &Facts<'_>) -> BTreeSet<u32> {
     }
     unused.retain(|member| !used.contains(member));
     let module = |context| recorded.contexts().module(context);
-    let first_of = |call: &Call| call.blocks.first().map(|index| module(recorded.blocks[*index as usize].start.context));
+    let first_of =
+        |call: &Call| call.blocks.first().map(|index| module(recorded.blocks[*index as usize].start.context));
     let calls = outermost.iter().filter(|call| unused.contains(&call.member));
     let first_modules: HashSet<ContextId> = calls.filter_map(first_of).collect();
     let passes_on = |block: &&BlockLifetime| {
