@@ -148,6 +148,8 @@ impl Pass for Computing {
 #[derive(Clone, Debug, Default)]
 pub(super) struct SharedFacts {
     pub(super) graphs: GraphFacts,
+    /// The places where the program calls a model and a backward pass followed.
+    pub(super) consumed_calls: BTreeSet<StackId>,
     /// The highest number of gradient bytes at an optimizer's step.
     pub(super) gradient_bytes: u64,
     /// The stacks that allocate cuBLAS workspaces, if these are an issue.

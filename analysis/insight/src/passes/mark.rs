@@ -35,6 +35,8 @@ impl Mark {
     pub(crate) const WORKSPACE: u8 = 32;
     /// Belongs to a model.
     pub(crate) const MODEL: u8 = 64;
+    /// Allocated by an optimizer's step.
+    pub(crate) const OPTIMIZER: u8 = 128;
 
     /// Whether any of the given bits is set.
     pub(crate) const fn is(self, bit: u8) -> bool {
@@ -111,6 +113,7 @@ impl Marks {
                 }
             }
             Phase::Backward => bits |= Mark::BACKWARD,
+            Phase::Optimizer => bits |= Mark::OPTIMIZER,
             Phase::Load if is_checkpoint(classification.rule) => bits |= Mark::LOADED,
             Phase::Load if classification.meaning() == Some(Meaning::Load) => bits |= Mark::MODEL,
             _ => {}

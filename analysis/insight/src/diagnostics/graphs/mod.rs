@@ -203,6 +203,7 @@ impl Diagnostic for Graphs {
 
     fn share(&self, _: &DeviceFacts<'_>, shared: &mut SharedFacts) {
         shared.graphs = self.unconsumed.facts();
+        shared.consumed_calls = self.unconsumed.consumed_sites().clone();
     }
 
     fn issues(&self, device: &DeviceFacts<'_>, _: &SharedFacts, issues: &mut Vec<Issue>) {

@@ -36,7 +36,7 @@ pub(super) static LEAK: DiagnosticRule = DiagnosticRule {
                leveling out, and the program frees at most a quarter of the growth in between. Either the blocks \
                become more, or each block replaces a smaller one while the batch does not grow. The garbage collector \
                frees at most half of the growth. Growth in nearly every step counts from 512 KiB and 16 KiB per step \
-               on. Within one step, the rule looks at calls of the model without gradients up to an out-of-memory \
+               on. Optimizer state after the first counts if it exceeds the parameters or grows with them. Within one step, the rule looks at calls of the model without gradients up to an out-of-memory \
                error.",
     limits: "The rule knows the object that holds the blocks only with `memtrace --holders`. A buffer that is not full \
              when the run ends looks like a leak. A request begins with a call of the model whose input is larger than \
@@ -54,6 +54,16 @@ const STEADY_LEAK: (u64, u64, u32) = (512 << 10, 16 << 10, 8);
 /// The fix for a tensor that is replaced by a larger one. Stacks have no frame of the operator that makes it.
 pub(super) const BOUND_TENSOR: &str = "a tensor that takes in all earlier data has no bound: keep a window, write into \
      a preallocated tensor, or move old data to the CPU";
+/// The fix for optimizer state that something keeps after its optimizer was replaced.
+const EARLIER_OPTIMIZERS: &str = "a new optimizer allocates its state again, and something keeps the earlier ones (a \
+     list, a scheduler, a closure): drop them, or keep one optimizer";
+/// The fix for replaced parameters that an optimizer keeps, with their state.
+const REPLACED_PARAMETERS: &str = "the optimizer keeps the parameters that the program has replaced, with their state: \
+     remove their group from param_groups and their entries from state, or make a new optimizer";
+/// The fix for graphs of forward passes that were left early.
+const KEPT_EXCEPTION: &str = "these forward passes end inside the model: an exception that is kept \
+     (errors.append(error)) keeps the frames of its traceback with their tensors: keep str(error) or \
+     traceback.format_exc(); if the program keeps outputs instead, detach() them";
 /// A graph through which backward passes ran usually has at least this many blocks in each step.
 const MIN_GRAPH_BLOCKS: u64 = 3;
 
@@ -189,9 +199,12 @@ impl Diagnostic for Growing {
 
     fn issues(&self, device: &DeviceFacts<'_>, shared: &SharedFacts, issues: &mut Vec<Issue>) {
         let mut grown = self.sampler.grown();
+        grown.retain(|g| !is_collected(g, &shared.collected));
         // Optimizers bound their state themselves: the history of LBFGS, the state of parameters that are used later.
-        grown.retain(|g| !is_of_optimizer(g, device.inputs.table) && !is_collected(g, &shared.collected));
-        let growth: u64 = grown.iter().filter(|g| g.reaches_end).map(|g| g.slope).sum();
+        let table = device.inputs.table;
+        let mut states: Vec<GrowingSource> = grown.extract_if(.., |g| is_of_optimizer(g, table)).collect();
+        states.retain(is_list);
+        let mut growth: u64 = grown.iter().filter(|g| g.reaches_end).map(|g| g.slope).sum();
         let (graph, others): (Vec<GrowingSource>, Vec<GrowingSource>) =
             grown.iter().partition(|g| is_list(g) && g.bits & Mark::GRAPH != 0);
         let first = issues.len();
@@ -207,8 +220,38 @@ impl Diagnostic for Growing {
         };
         let turn = self.sampler.turn();
         let leaks = self.gradients_with_graph(device, leaks, issues);
-        let groups = leaks_by_line(device, shared, leaks).into_iter().take(MAX_LINES);
-        issues.extend(groups.filter(|leaks| matters(device, leaks)).map(|leaks| leak(device, &leaks, turn)));
+        let mut groups = leaks_by_line(device, shared, leaks);
+        // The state of parameters that the program replaces belongs to their leak, else earlier optimizers are kept.
+        let is_model = |group: &&mut Vec<GrowingSource>| group.iter().any(|g| g.bits & Mark::MODEL != 0);
+        let mut of_models = groups.iter_mut().filter(is_model);
+        let fix = match of_models.find(|group| states.iter().any(|g| grows_with(g, group))) {
+            Some(group) => {
+                group.append(&mut states);
+                groups.sort_by_key(|group| std::cmp::Reverse(sums(group).0));
+                REPLACED_PARAMETERS
+            }
+            None => {
+                states.retain(|g| exceeds_parameters(device, g));
+                groups.insert(0, states);
+                EARLIER_OPTIMIZERS
+            }
+        };
+        growth += groups
+            .iter()
+            .flatten()
+            .filter(|g| g.reaches_end && is_of_optimizer(g, table))
+            .map(|g| g.slope)
+            .sum::<u64>();
+        let of_group = |leaks: Vec<GrowingSource>| {
+            let issue = leak(device, &leaks, turn);
+            if !leaks.iter().any(|g| is_of_optimizer(g, table)) {
+                return issue;
+            }
+            let of_model = leaks.iter().find(|g| g.bits & Mark::MODEL != 0);
+            Issue { fix: fix.to_owned(), place: of_model.map(|g| g.site).or(issue.place), ..issue }
+        };
+        groups.retain(|leaks| matters(device, leaks));
+        issues.extend(groups.into_iter().take(MAX_LINES).map(of_group));
         // One forecast for all that grows.
         if let Some(largest) = issues[first..].first_mut()
             && let Some(forecast) = self.forecast(device, growth)
@@ -220,6 +263,14 @@ impl Diagnostic for Growing {
             issues.extend(self.grown_at_oom(device, shared));
         }
     }
+}
+
+/// Whether an optimizer's source holds more blocks and more bytes than all parameters: a line allocates one state for
+/// each parameter.
+fn exceeds_parameters(device: &DeviceFacts<'_>, source: &GrowingSource) -> bool {
+    let parameters = device.peak.by_category()[Category::Parameter as usize];
+    let exceeds = |held: u64, parameters: u64| held > parameters + parameters / 4;
+    exceeds(source.blocks, parameters.blocks) && exceeds(source.bytes, parameters.bytes)
 }
 
 /// Whether the source's blocks become more.
@@ -305,6 +356,7 @@ fn leak(device: &DeviceFacts<'_>, leaks: &[GrowingSource], turn: LoopTurn) -> Is
         return device.issue(&LEAK, bytes);
     };
     let grew = format!("in {} of {} samples at {turn} starts", largest.increases, largest.samples);
+    let on_average = if largest.increases * 3 <= largest.samples * 2 { " on average" } else { "" };
     let evidence = match largest.kind {
         GrowthKind::Blocks => format!(
             "{} blocks stay allocated, from {turn} {} on; their number grew {grew}",
@@ -328,7 +380,7 @@ fn leak(device: &DeviceFacts<'_>, leaks: &[GrowingSource], turn: LoopTurn) -> Is
     evidence.extend(others.iter().take(MAX_LINES).map(|line| format!("as much grows at {line}")));
     Issue {
         headline: format!(
-            "{} more with each {turn}, {} in {} {turn}s",
+            "{} more with each {turn}{on_average}, {} in {} {turn}s",
             size_text(slope),
             size_text(bytes),
             count_text(largest.turns.into())
@@ -400,6 +452,9 @@ fn graph_kept(
         };
         evidence.push(why.to_owned());
         ((!backward.is_none()).then_some((backward, ContextId::NONE)), fix.to_owned())
+    } else if last.is_some_and(|l| is_left_early(device, shared, l)) {
+        evidence.push("no backward pass ran through them, unlike through others of the same call".to_owned());
+        (last.map(|l| l.site), KEPT_EXCEPTION.to_owned())
     } else {
         evidence.push("no backward pass ran through them".to_owned());
         (
@@ -421,6 +476,13 @@ fn graph_kept(
         saves: last.filter(|l| device.at_peak(l.last_seq)).map(|_| bytes),
         ..device.issue(&GRAPH_KEPT, bytes)
     }
+}
+
+/// Whether graphs whose last block is of `last` end inside the model, where backward passes consume graphs of the same
+/// call: the program left the forward pass early.
+fn is_left_early(device: &DeviceFacts<'_>, shared: &SharedFacts, last: &GrowingSource) -> bool {
+    let facts = device.inputs.table.facts(last.site.0);
+    !facts.outermost_module.is_none() && shared.consumed_calls.contains(&facts.outermost_compute)
 }
 
 /// The sums of bytes, blocks and growth per turn.

@@ -173,11 +173,11 @@ pub(super) struct GrowingSource {
     pub(super) bytes: u64,
     /// The growth in blocks; the number of blocks if only their sizes grow.
     pub(super) blocks: u64,
-    /// The mean growth per turn in bytes, in the second half of the growth.
+    /// The mean growth per turn in bytes, in the second half of the rises.
     pub(super) slope: u64,
     /// The first turn after which there was more.
     pub(super) first_turn: u32,
-    /// The number of turns from there to the last sampled increase.
+    /// The number of turns in which it grew, with those between the rises.
     pub(super) turns: u32,
     /// The number of samples with an increase, out of [`Self::samples`].
     pub(super) increases: u32,
@@ -452,8 +452,12 @@ impl GrowthSampler {
             false => bytes.iter().enumerate().max_by_key(|(at, b)| (**b, *at))?.0,
         };
         let highest = bytes[top];
-        // The start of the growth: the lowest sample before its end; of equal ones, the last.
-        let lowest = bytes[..=top].iter().copied().min()?;
+        let source =
+            if key & NODE == 0 { self.stacks.get(key as usize) } else { self.nodes.get((key & !NODE) as usize) }?;
+        // The start of the growth: the lowest sample before its end; of equal ones, the last. The first state of an
+        // optimizer is no growth.
+        let counts = |bytes: &u64| source.bits & Mark::OPTIMIZER == 0 || *bytes > 0;
+        let lowest = bytes[..=top].iter().copied().filter(counts).min()?;
         let from = bytes[..=top].iter().rposition(|b| *b == lowest)?;
         let is_list = kind == GrowthKind::Blocks;
         let rises = |at: &usize| bytes[*at] > bytes[*at - 1] && (!is_list || blocks[*at] > blocks[*at - 1]);
@@ -483,8 +487,6 @@ impl GrowthSampler {
         if second_half.saturating_mul(TAPERED) < bytes[last].saturating_sub(bytes[first - 1]) {
             return None;
         }
-        let source =
-            if key & NODE == 0 { self.stacks.get(key as usize) } else { self.nodes.get((key & !NODE) as usize) }?;
         // The growth must reach the end of the recording, or the end of its loop. At the end of its loop all of it was
         // freed, and nothing was allocated since.
         let ended = bytes[top..].iter().position(|b| *b <= lowest).map(|at| top + at);
@@ -508,7 +510,11 @@ impl GrowthSampler {
         if !is_list && source.emptied.saturating_mul(2) > end - begin {
             return None;
         }
-        let since_middle = end - samples[middle.min(last - 1)].turn;
+        // From one rise to another, because only some turns may bring growth.
+        let rise = rises[(rises.len() - 1) / 2];
+        let turns_to_end = |at: usize| end - samples[at].turn;
+        let slope = bytes[last].saturating_sub(bytes[rise]) / u64::from(turns_to_end(rise).max(1));
+        let between_rises = turns_to_end(first) / (rises.len() as u32 - 1).max(1);
         Some(GrowingSource {
             site: if key & NODE == 0 {
                 (StackId(key), source.context)
@@ -519,9 +525,9 @@ impl GrowthSampler {
             kind,
             bytes: highest - lowest,
             blocks: if is_list { more } else { blocks[top] },
-            slope: second_half / u64::from(since_middle.max(1)),
+            slope,
             first_turn: begin,
-            turns: end - begin,
+            turns: turns_to_end(first) + between_rises,
             increases: rises.len() as u32,
             samples: intervals as u32,
             last_seq: source.last_seq,
@@ -594,6 +600,7 @@ mod tests {
         let [leak] = grown(63, |step| step / 10)[..] else { panic!("one source") };
         assert_eq!(leak.blocks, 6);
         assert!(leak.reaches_end);
+        assert_eq!((leak.slope, leak.turns), (512 / 10, 60), "not more than the rate of ten steps");
         // In the first of two loops, which freed everything at its end.
         let [leak] = grown(20, |step| if step < 14 { step } else { 0 })[..] else { panic!("one source") };
         assert!(!leak.reaches_end);
