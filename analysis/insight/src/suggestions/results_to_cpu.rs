@@ -8,7 +8,7 @@ use memtrace_trace::ids::{ContextId, StackId};
 use super::change::{Change, ChangedBlocks, FORWARD_ONLY, Order, SuggestionRule, Value};
 use super::facts::Facts;
 use super::recorded::Recorded;
-use super::recorded::batch::kept_places;
+use super::recorded::batch::{joined, kept_places};
 use super::recorded::calls::{Call, RESULTS};
 use super::recorded::span::at;
 use crate::passes::category::Category;
@@ -20,12 +20,17 @@ pub(super) static RULE: SuggestionRule = SuggestionRule {
     id: RuleId::ResultsToCpu,
     action: "move the results of {place} to the CPU after each call: result.cpu()",
     condition: "Without gradients, a place allocates blocks that stay while a later iteration comes to it, and no \
-                backward pass begins before they are freed. In a run without a backward pass they do not grow.",
-    method: "Such blocks end before the next iteration. Those that each iteration replaces by larger ones vanish.",
+                backward pass begins before they are freed, or they stay until the next evaluation. In a run without a \
+                backward pass they do not grow.",
+    method: "Such blocks end before the next iteration. Those that each iteration replaces by larger ones vanish, and \
+             so does what joins them.",
     at_most: false,
     programs: &["predictions", "joined"],
     find,
 };
+
+/// An evaluation that collects has at least this many results at once.
+const COLLECTED: usize = 3;
 
 /// A stack and its autograd node.
 type AllocationSite = (StackId, ContextId);
@@ -61,14 +66,32 @@ impl ResultsToCpu {
             let next = backward.partition_point(|seq| *seq < block(index).allocated);
             backward.get(next).is_some_and(|seq| *seq < block(index).freed.min(recorded.until))
         };
-        places.retain(|_, indices| !indices.iter().any(is_used_later));
-        let mut blocks = Vec::new();
-        for indices in places.values() {
+        // An evaluation can keep its results in a variable until the next one replaces them.
+        let passes_before = |seq: u32| backward.partition_point(|pass| *pass < seq);
+        let round = |index: &u32| passes_before(block(index).allocated);
+        let is_replaced = |indices: &[u32]| {
+            let rounds: Vec<&[u32]> = indices.chunk_by(|a, b| round(a) == round(b)).collect();
+            let next = |at: usize| rounds.get(at + 1).map_or(backward.len(), |next| round(&next[0]));
+            let until_next = |at: usize, index: &u32| passes_before(block(index).freed) >= next(at);
+            rounds.len() > 1
+                && rounds.iter().all(|round| round.len() >= COLLECTED)
+                && rounds.iter().enumerate().all(|(at, round)| {
+                    let mut held = round.iter().filter(|index| is_used_later(index));
+                    held.all(|index| block(index).start.phase == Phase::Eval && until_next(at, index))
+                })
+        };
+        places.retain(|(stack, _), indices| {
+            !indices.iter().any(is_used_later) || is_replaced(indices) && !recorded.is_in_each_step(*stack)
+        });
+        let (mut blocks, mut lists) = (Vec::new(), HashSet::new());
+        for (place, indices) in &places {
             let grows = |pair: &[u32]| block(&pair[1]).requested() > block(&pair[0]).requested();
             let grown = indices.windows(2).filter(|pair| grows(pair)).count();
             let is_growing = grown * 2 >= indices.len();
-            if is_growing && !is_training {
-                continue;
+            match is_growing {
+                true if !is_training => continue,
+                true => {}
+                false => _ = lists.insert(*place),
             }
             for (at, index) in indices.iter().enumerate() {
                 let next = indices.get(at + 1).map(|next| block(next).allocated);
@@ -79,14 +102,19 @@ impl ResultsToCpu {
                 }
             }
         }
+        // What joins results, and what is computed from it, is then on the CPU as well.
+        blocks.extend(joined(recorded, &lists).into_iter().map(|index| (index, None)));
         blocks.sort_unstable();
+        blocks.dedup_by_key(|(index, _)| *index);
         ResultsToCpu { blocks }
     }
 
     /// The stack that allocates most bytes of results.
     fn largest_place(&self, recorded: &Recorded<'_>) -> Option<StackId> {
         let mut bytes: BTreeMap<StackId, u64> = BTreeMap::new();
-        for (index, _) in &self.blocks {
+        // What replaces or joins results is computed from them.
+        let has_results = self.blocks.iter().any(|(_, next)| next.is_some());
+        for (index, _) in self.blocks.iter().filter(|(_, next)| next.is_some() || !has_results) {
             let block = &recorded.blocks[*index as usize];
             *bytes.entry(block.start.stack).or_default() += block.size();
         }
@@ -154,7 +182,30 @@ fn graph_blocks(recorded: &Recorded<'_>, outermost: &[Call]) -> HashSet<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::suggestions::test_program::{FIRST, one_step};
+    use crate::suggestions::test_program::{FIRST, NODE_OF_FIRST, Program, one_step};
+
+    #[test]
+    fn results_that_the_next_evaluation_replaces_need_no_device_memory_on_the_cpu() {
+        let mut program = Program::default();
+        let mut held: Vec<usize> = Vec::new();
+        for step in 0..3 {
+            program.step = step;
+            let saved = program.activation(30, FIRST);
+            program.passes += 1;
+            let gradient = program.alloc(1, Phase::Backward, Category::AutogradDetail, NODE_OF_FIRST);
+            program.free(saved, NODE_OF_FIRST);
+            program.free(gradient, NODE_OF_FIRST);
+            held.drain(..).for_each(|old| program.free(old, ContextId::NONE));
+            for _ in 0..4 {
+                held.push(program.alloc(20, Phase::Eval, Category::KeptTensor, FIRST));
+                let target = program.alloc(1, Phase::Eval, Category::Input, ContextId::NONE);
+                program.free(target, ContextId::NONE);
+            }
+            held.push(program.alloc(80, Phase::Eval, Category::KeptTensor, ContextId::NONE));
+        }
+        assert_eq!(program.peak(), 160 + 30 + 1);
+        assert_eq!(program.peak_with(find), 20 + 30 + 1, "one result stays in a variable");
+    }
 
     #[test]
     fn results_of_an_evaluation_need_no_device_memory_on_the_cpu() {
