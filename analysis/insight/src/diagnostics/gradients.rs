@@ -22,7 +22,8 @@ static GRADIENTS_NOT_CLEARED: DiagnosticRule = DiagnosticRule {
     id: RuleId::GradientsNotCleared,
     evidence: "Gradients are still allocated when forward passes begin after an optimizer step. Either they are never \
                freed, for at least half of all steps and at least twelve steps (six if optimizers keep state, but \
-               none for their parameters; three if the program frees no gradients). Or all are freed at once, repeatedly, after at least twelve steps that used them.",
+               none for their parameters; three if the program frees no gradients). Or all are freed at once, \
+               repeatedly, after at least twelve steps that used them.",
     limits: "Without PyTorch's profiler ranges, the rule cannot tell gradients that are filled with zeros \
              (set_to_none=False) from gradients that are never cleared.",
     kept_by: KeptBy::Nothing,
@@ -50,8 +51,8 @@ const CLEAR: &str = "call optimizer.zero_grad() after each step; set_to_none=Fal
 const FILLS_WITH_ZEROS: &str = "zero_grad(set_to_none=False) only fills the gradients with zeros: leave out \
                                 set_to_none=False, and they are freed";
 const WITHOUT_OPTIMIZER: &str = "the program clears other gradients: no optimizer has these parameters. \
-                                 requires_grad_(False) for them (or torch.no_grad() around the model's call), or give them to \
-                                 an optimizer";
+                                 requires_grad_(False) for them (or torch.no_grad() around the model's call), or give \
+                                 them to an optimizer";
 
 /// The gradients of one device.
 #[derive(Clone, Debug, Default)]
