@@ -43,7 +43,7 @@ pub(crate) fn kv_caches_by_model(
         let Some(by) = by_call.get(&call) else { continue };
         let first = outermost(call, definitions);
         let Some(model) = definitions.nn_calls.get(&first) else { continue };
-        let (earliest, cache) = models.entry(model.object.into()).or_insert((first, ModelKvCache::default()));
+        let (earliest, cache) = models.entry(model.object).or_insert((first, ModelKvCache::default()));
         *earliest = first.min(*earliest);
         cache.model = model.class.to_string();
         cache.blocks += part.amount.blocks;
