@@ -49,24 +49,32 @@ class Health(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def run_engine(options: argparse.Namespace, ready) -> None:
-    from vllm.v1.worker.gpu_worker import CacheConfig, VllmConfig, Worker
+class EngineCore:
+    """As vLLM's, it loads and profiles the model while it is constructed itself."""
 
-    config = VllmConfig(cache_config=CacheConfig(gpu_memory_utilization=options.utilization))
-    worker = Worker(config, layers=options.layers, width=2048)
-    worker.init_device()
-    worker.load_model()
-    available = worker.determine_available_memory()
-    num_blocks = available // (2 * BLOCK * 2048 * 2 * options.layers)
-    if num_blocks <= 0:
-        raise ValueError("No available memory for the cache blocks.")
-    before = torch.cuda.memory_allocated()
-    worker.initialize_from_config(num_blocks)
-    runner = worker.model_runner
-    print("weights", sum(p.numel() * p.element_size() for p in runner.model.parameters()), flush=True)
-    print("kv_cache", torch.cuda.memory_allocated() - before, num_blocks * BLOCK, flush=True)
-    print("profile", worker.peak_activation_memory, flush=True)
-    worker.compile_or_warm_up_model([] if options.eager else [8, 4, 2, 1])
+    def __init__(self, options: argparse.Namespace) -> None:
+        from vllm.v1.worker.gpu_worker import CacheConfig, VllmConfig, Worker
+
+        config = VllmConfig(cache_config=CacheConfig(gpu_memory_utilization=options.utilization))
+        self.worker = worker = Worker(config, layers=options.layers, width=2048)
+        worker.init_device()
+        worker.load_model()
+        available = worker.determine_available_memory()
+        self.num_blocks = available // (2 * BLOCK * 2048 * 2 * options.layers)
+        if self.num_blocks <= 0:
+            raise ValueError("No available memory for the cache blocks.")
+        before = torch.cuda.memory_allocated()
+        worker.initialize_from_config(self.num_blocks)
+        runner = worker.model_runner
+        print("weights", sum(p.numel() * p.element_size() for p in runner.model.parameters()), flush=True)
+        print("kv_cache", torch.cuda.memory_allocated() - before, self.num_blocks * BLOCK, flush=True)
+        print("profile", worker.peak_activation_memory, flush=True)
+        worker.compile_or_warm_up_model([] if options.eager else [8, 4, 2, 1])
+
+
+def run_engine(options: argparse.Namespace, ready) -> None:
+    engine = EngineCore(options)
+    worker, num_blocks = engine.worker, engine.num_blocks
     ready.set()
     if options.port is not None:
         signal.pause()

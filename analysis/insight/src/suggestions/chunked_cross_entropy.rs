@@ -148,6 +148,18 @@ impl Change for ChunkedCrossEntropy {
             let span = &mut blocks.spans[*index as usize];
             span.requested = span.requested.div_ceil(CHUNKS);
         }
+        // A variable keeps logits that no node needs until the backward pass is over. Those of a chunk end with the
+        // function that computes its loss.
+        let recorded = &facts.recorded;
+        let mut backward = recorded.blocks.iter().filter(|block| block.start.phase == Phase::Backward).peekable();
+        for index in &self.blocks {
+            let block = &recorded.blocks[*index as usize];
+            while backward.next_if(|next| next.allocated < block.allocated).is_some() {}
+            let begins = backward.peek().filter(|_| block.start.phase == Phase::Forward);
+            if let Some(begins) = begins.filter(|_| !recorded.is_freed_by_node(block)) {
+                blocks.spans[*index as usize].end_by(at(begins.allocated));
+            }
+        }
         for pass in self.backward_passes(&facts.recorded) {
             add_weight_gradients(&facts.recorded, pass, blocks);
         }
