@@ -53,16 +53,16 @@ use memtrace_input::pool_figures::read_pool_figures;
 use memtrace_input::symbols::ObjectReport;
 use memtrace_input::xla::{XlaDump, read_xla_dump};
 use memtrace_input::{CompileContextId, EventSource};
-use memtrace_insight::diagnostics::{IssueInputs, sort_issues};
+use memtrace_insight::diagnostics::{Issue, IssueInputs, sort_issues};
 use memtrace_insight::locations::{Locations, frame_summary};
 use memtrace_insight::passes::{
     Amount, Analysis, AnalysisOptions, BlockAllocation, BlockClassification, BlockLifetimes, BlockObserver,
-    CacheGrowth, CalledFunction, CalledFunctions, Category, Composition, CustomCategorizer, DeviceAnalysis, DeviceUses,
-    FirstPass, FirstPassOptions, JoinedPhases, LabelRow, LifetimeCollector, MissingModules, ModuleTree, Oom, OomReport,
-    Origin, Phase, PhaseRow, ProgramPosition, RefusedRequest, ReleasePoint, RestOfStep, RunPart, StackTable, StepRows,
-    private_pool_text, state_needed,
+    CacheGrowthTable, CalledFunction, CalledFunctions, Category, Composition, CustomCategorizer, DeviceAnalysis,
+    DeviceUses, FirstPass, FirstPassOptions, JoinedPhases, LabelRow, LifetimeCollector, MissingModules, ModuleTree,
+    Oom, OomReport, Origin, Phase, PhaseRow, ProgramPosition, RefusedRequest, ReleasePoint, RestOfStep, RunPart,
+    StackTable, StepRows, private_pool_text, state_needed,
 };
-use memtrace_insight::rules::{CustomCategory, CustomRules, RuleId, library_name};
+use memtrace_insight::rules::{CustomCategory, CustomRules, library_name};
 use memtrace_insight::units::{count_text, estimated_duration_text};
 use memtrace_output::SourceAccess;
 use memtrace_replay::{AllocatorSettings, MemoryLocation, Names, Owner, Replay, Usage};
@@ -411,7 +411,6 @@ fn process_summary(
     let explained_ooms = analysis.devices.iter().filter_map(oom_of).collect();
     let context = Context {
         cache_growth: &analysis.cache_growth,
-        cache_growth_by_call: &analysis.cache_growth_by_call,
         process,
         definitions: process.definitions(),
         locations: Locations::new(process.definitions(), process.directory()),
@@ -431,13 +430,7 @@ fn process_summary(
         summary.suggestions = context.suggestions(device, analysis, (lifetimes, rest), progress);
     }
     devices.sort_by_key(|d| (std::cmp::Reverse((d.oom_count > 0, d.highest.allocated_bytes)), d.device));
-    let mut issues = context.issues(analysis);
-    // What freezing saves is known only by the replay of the change.
-    for issue in issues.iter_mut().filter(|issue| issue.rule == RuleId::GradientsNotCleared) {
-        let device = devices.iter().find(|device| device.device == issue.device);
-        let freezing = device.and_then(|d| d.suggestions.iter().find(|one| one.rule == RuleId::FreezeUnused));
-        issue.saves_bytes = freezing.map_or(issue.saves_bytes, |one| Some(one.saves_bytes));
-    }
+    let issues = context.issues(analysis, &devices);
     ProcessSummary {
         pid: process.pid(),
         ppid: info.ppid,
@@ -579,8 +572,7 @@ struct Context<'a> {
     holders: Holders,
     outputs: OutputNames,
     points: &'a ReleasePoints,
-    cache_growth: &'a BTreeMap<StackId, CacheGrowth>,
-    cache_growth_by_call: &'a BTreeMap<(StackId, ContextId), u64>,
+    cache_growth: &'a CacheGrowthTable,
     machine: &'a Machine<'a>,
 }
 
@@ -797,7 +789,7 @@ impl Context<'_> {
         }
     }
 
-    fn issues(&self, analysis: &Analysis) -> Vec<IssueSummary> {
+    fn issues(&self, analysis: &Analysis, devices: &[DeviceSummary]) -> Vec<IssueSummary> {
         let inputs = IssueInputs {
             locations: &self.locations,
             table: self.table,
@@ -813,9 +805,15 @@ impl Context<'_> {
         let helped = issues.iter().position(|issue| self.holders.help(issue).is_some());
         // A simulated run does not show how long kernels take.
         let ns_per_tick = (!self.machine.is_simulated).then(|| self.calibration.ns_per_tick());
+        let replayed = |issue: &Issue| {
+            let device = devices.iter().find(|device| device.device == issue.device)?;
+            let suggestion = device.suggestions.iter().find(|one| Some(one.rule) == issue.suggestion)?;
+            Some(suggestion.saves_bytes)
+        };
         let summaries = issues.into_iter().enumerate().map(|(index, issue)| IssueSummary {
             held_by: self.holders.of_issue(&issue),
             help: self.holders.help(&issue).filter(|_| helped == Some(index)),
+            saves_bytes: replayed(&issue).or(issue.saves),
             rule: issue.rule.id,
             device: issue.device,
             bytes: issue.bytes,
@@ -823,7 +821,6 @@ impl Context<'_> {
             evidence: issue.evidence,
             stack: issue.place.map(|(stack, node)| self.locations.stack(stack, node)),
             fix: issue.fix,
-            saves_bytes: issue.saves,
             forecast: issue.forecast.map(|forecast| OomForecastSummary::of(&forecast, ns_per_tick)),
             files: issue.files,
         });
@@ -886,12 +883,12 @@ impl Context<'_> {
     fn growing_kv_cache(&self, composition: &Composition) -> Option<GrowingKvCache> {
         let mut cache = GrowingKvCache::default();
         for (origin, amount) in composition.origins().filter(|(origin, _)| origin.category == Category::KvCache) {
-            let Some(growth) = self.cache_growth.get(&origin.stack) else { continue };
+            let Some(growth) = self.cache_growth.by_stack.get(&origin.stack) else { continue };
             cache.blocks += amount.blocks;
             cache.bytes += amount.bytes;
             cache.growth_bytes += growth.by.saturating_mul(amount.blocks.min(u64::from(growth.blocks)));
         }
-        cache.by_model = kv_caches_by_model(composition, self.definitions, self.cache_growth_by_call);
+        cache.by_model = kv_caches_by_model(composition, self.definitions, &self.cache_growth.by_call);
         cache.text = cache.sentence();
         (cache.growth_bytes > 0).then_some(cache)
     }

@@ -1,4 +1,5 @@
 """Trains a recurrent module, which joins its weights when it moves to the device, and calls that again in forward."""
+# issue: none
 
 import torch
 from torch import nn

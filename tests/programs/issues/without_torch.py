@@ -1,4 +1,5 @@
 """Allocates by the CUDA runtime, as CuPy and JAX do: nothing in it is of PyTorch."""
+# issue: none
 
 import ctypes
 

@@ -141,7 +141,8 @@ fn a_program_that_is_no_server_ends_by_itself() {
     let ended = engine(folder.path(), &["--memory", "8GiB", "-o", "ready", "--until-ready"], &["0.8", "--port", "0"]);
     assert!(ended.status.success() && stderr(&ended).contains("ended when it was ready"), "{}", stderr(&ended));
     // The engine loads and profiles its model while it is constructed itself, and ends without a request.
-    let summary: Value = serde_json::from_slice(&std::fs::read(folder.path().join("ready/summary.json")).unwrap()).unwrap();
+    let summary: Value =
+        serde_json::from_slice(&std::fs::read(folder.path().join("ready/summary.json")).unwrap()).unwrap();
     let server = &summary["processes"][0]["devices"][0]["server"];
     assert_eq!(server["weights_by_type"][0]["data_type"], "bfloat16", "{server}");
 }

@@ -105,6 +105,7 @@ impl DeviceFacts<'_> {
             sites: Vec::new(),
             fix: String::new(),
             saves: None,
+            suggestion: None,
             forecast: None,
             files: Vec::new(),
         }

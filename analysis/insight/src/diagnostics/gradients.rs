@@ -277,6 +277,7 @@ impl Gradients {
                 place,
                 fix: fix.to_owned(),
                 saves: Some(saves).filter(|bytes| *bytes > 0),
+                suggestion: has_no_optimizer.then_some(RuleId::FreezeUnused),
                 ..device.issue(&GRADIENTS_NOT_CLEARED, kept)
             });
         }

@@ -5,6 +5,7 @@ use memtrace_trace::ids::{ContextId, StackId};
 
 use super::rule::DiagnosticRule;
 use super::turns::LoopTurn;
+use crate::rules::RuleId;
 use crate::units::size_text;
 
 /// A forecast of more turns than this is of no use.
@@ -31,6 +32,8 @@ pub struct Issue {
     pub fix: String,
     /// Bytes by which the fix would lower the peak; `None` if this run does not show it.
     pub saves: Option<u64>,
+    /// The suggestion of the same change, whose replay shows what the fix saves.
+    pub suggestion: Option<RuleId>,
     /// When the device's memory would be full. `None` if nothing grows, or the device's memory is unknown.
     pub forecast: Option<OomForecast>,
     /// Files in the run's folder that show more, most informative first.

@@ -7,7 +7,7 @@ use std::slice;
 
 use memtrace_trace::definition::TensorKind;
 use memtrace_trace::event::{Action, Event, Source};
-use memtrace_trace::ids::{ContextId, StackId};
+use memtrace_trace::ids::StackId;
 
 use super::category::Categorizer;
 use super::cuda_graphs::CudaGraphs;
@@ -16,7 +16,7 @@ use super::device_blocks::{DeviceBlocks, Tracked};
 use super::device_memory::{DeviceMemories, DeviceMemory};
 use super::driver::{BlockObserver, DeviceDriver};
 use super::first_pass::FirstPass;
-use super::forward_only::CacheGrowth;
+use super::forward_only::CacheGrowthTable;
 use super::list::{DeviceAnalysis, Passes};
 use super::oom_report::{OomReport, SettingsReplay};
 use super::open_ranges::OpenRanges;
@@ -58,10 +58,8 @@ pub struct Analysis {
     pub pinned: BTreeMap<(Owner, StackId), PinnedBlocks>,
     /// The sum over all owners, by location.
     pub locations: BTreeMap<MemoryLocation, OwnerUsage>,
-    /// By stack: how the blocks of a cache grow with each call that adds a token.
-    pub cache_growth: BTreeMap<StackId, CacheGrowth>,
-    /// By stack and call of a module: by how many requested bytes each such call grows its part of a cache.
-    pub cache_growth_by_call: BTreeMap<(StackId, ContextId), u64>,
+    /// How caches grow with each call that adds a token.
+    pub cache_growth: CacheGrowthTable,
     /// The CUDA graphs, and the private pools of PyTorch's allocator.
     pub cuda_graphs: CudaGraphs,
     /// By device: how much of the segments of PyTorch's allocator had no device memory.
@@ -299,7 +297,6 @@ impl<'a> Stream<'a> {
             pinned: physical.pinned_at_peak(),
             locations: physical.usage_by_owner().keys().map(total).collect(),
             cache_growth: tracked.tracker.cache_growth().clone(),
-            cache_growth_by_call: tracked.tracker.cache_growth_by_call().clone(),
             cuda_graphs: self.cuda_graphs,
             objects: self.objects.finish(&replay),
             unmapped_segments: physical.unmapped_segments().clone(),

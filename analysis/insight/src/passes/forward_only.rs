@@ -42,10 +42,16 @@ pub(super) struct ForwardOnlyCalls {
     uses: HashMap<StackId, ForwardOnlyUse>,
     /// The places that most training steps call once.
     in_each_step: HashSet<StackId>,
+    cache_growth: CacheGrowthTable,
+}
+
+/// How caches grow with each call that adds a token.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct CacheGrowthTable {
     /// By stack.
-    cache_growth: BTreeMap<StackId, CacheGrowth>,
-    /// By stack and call of a module: by how many requested bytes each call grows the blocks that it allocates.
-    cache_growth_by_call: BTreeMap<(StackId, ContextId), u64>,
+    pub by_stack: BTreeMap<StackId, CacheGrowth>,
+    /// By stack and call of a module: by how many requested bytes each such call grows its part of a cache.
+    pub by_call: BTreeMap<(StackId, ContextId), u64>,
 }
 
 /// How the blocks of a cache that one stack allocates grow with each call that adds a token.
@@ -64,14 +70,9 @@ impl ForwardOnlyCalls {
         self.uses.get(&place).copied().unwrap_or(ForwardOnlyUse::Evaluation)
     }
 
-    /// By stack: how the blocks grow with each call that adds a token to a cache.
-    pub(super) fn cache_growth(&self) -> &BTreeMap<StackId, CacheGrowth> {
+    /// How caches grow with each call that adds a token.
+    pub(super) fn cache_growth(&self) -> &CacheGrowthTable {
         &self.cache_growth
-    }
-
-    /// By stack and call of a module: by how many requested bytes each such call grows its part of a cache.
-    pub(super) fn cache_growth_by_call(&self) -> &BTreeMap<(StackId, ContextId), u64> {
-        &self.cache_growth_by_call
     }
 
     /// Whether most training steps call this place once.
@@ -282,15 +283,14 @@ impl ForwardOnlyFinder {
             self.places.iter().filter(|(_, place)| is_in_each_step(place)).map(|(id, _)| *id).collect();
         self.join(&mut uses, &in_each_step);
         // The layers of a model allocate at one stack.
-        let mut cache_growth: BTreeMap<StackId, CacheGrowth> = BTreeMap::new();
-        let mut cache_growth_by_call: BTreeMap<(StackId, ContextId), u64> = BTreeMap::new();
+        let mut cache_growth = CacheGrowthTable::default();
         for ((stack, call), of_module) in self.cache_growth {
-            let of_call = cache_growth_by_call.entry((stack, call)).or_default();
+            let of_call = cache_growth.by_call.entry((stack, call)).or_default();
             *of_call = of_call.saturating_add(of_module.by.saturating_mul(of_module.blocks.into()));
-            let growth = cache_growth.entry(stack).or_default();
+            let growth = cache_growth.by_stack.entry(stack).or_default();
             *growth = CacheGrowth { by: growth.by.max(of_module.by), blocks: growth.blocks + of_module.blocks };
         }
-        ForwardOnlyCalls { uses, in_each_step, cache_growth, cache_growth_by_call }
+        ForwardOnlyCalls { uses, in_each_step, cache_growth }
     }
 
     /// Gives places without facts of their own the use of their neighbors: what always follows a rollout (the value of
@@ -424,7 +424,7 @@ mod tests {
 
     #[test]
     fn a_cache_grows_by_the_blocks_of_one_call() {
-        let growth = |program: &str| calls(program, false).cache_growth().get(&StackId(51)).copied();
+        let growth = |program: &str| calls(program, false).cache_growth().by_stack.get(&StackId(51)).copied();
         assert_eq!(growth("++"), None);
         assert_eq!(growth("++++++++"), Some(CacheGrowth { by: 512, blocks: 2 }), "keys and values");
     }

@@ -68,7 +68,7 @@ pub use device_memory::{DeviceMemory, DeviceMemoryState};
 pub use device_uses::{DeviceUse, DeviceUses};
 pub use driver::BlockObserver;
 pub use first_pass::{FirstPass, FirstPassOptions, ReplayObserver};
-pub use forward_only::CacheGrowth;
+pub use forward_only::{CacheGrowth, CacheGrowthTable};
 pub use growth::{Growth, GrowthSource, KeptMemory, RunPart};
 pub use labels::{LabelRow, LabelTable, LabelTotals};
 pub use lifetimes::{BEFORE_STEPS, BlockLifetime, BlockLifetimes, LifetimeCollector, LifetimeStart, NEVER, StepWindow};

@@ -8,13 +8,13 @@
 //! [`OpenCall`] follows one call as events stream. [`ModelCalls`] has what only later events show. It comes from the
 //! first pass over the recording, which [`super::steps`] makes.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 
 use memtrace_trace::event::{Action, Event, Flags};
 use memtrace_trace::file::Definitions;
-use memtrace_trace::ids::{ContextId, FrameId, StackId, ThreadId};
+use memtrace_trace::ids::{FrameId, StackId, ThreadId};
 
-use super::forward_only::{CacheGrowth, ForwardOnlyCalls, ForwardOnlyFinder};
+use super::forward_only::{CacheGrowthTable, ForwardOnlyCalls, ForwardOnlyFinder};
 use super::stacks::{StackFacts, StackTable};
 use crate::rules::{ForwardOnlyUse, is_loss};
 
@@ -156,14 +156,9 @@ impl ModelCalls {
         self.forward_only.use_of(place)
     }
 
-    /// By stack: how the blocks grow with each call that adds a token to a cache.
-    pub(super) fn cache_growth(&self) -> &BTreeMap<StackId, CacheGrowth> {
+    /// How caches grow with each call that adds a token.
+    pub(super) fn cache_growth(&self) -> &CacheGrowthTable {
         self.forward_only.cache_growth()
-    }
-
-    /// By stack and call of a module: by how many requested bytes each such call grows its part of a cache.
-    pub(super) fn cache_growth_by_call(&self) -> &BTreeMap<(StackId, ContextId), u64> {
-        self.forward_only.cache_growth_by_call()
     }
 
     /// Whether each training step makes a call without gradients at this place, such as a teacher's.

@@ -156,6 +156,8 @@ pub(in crate::diagnostics) struct GraphFacts {
     backward_passes: u32,
     /// Whether the graphs of several calls were freed together.
     pub(in crate::diagnostics) were_freed_together: bool,
+    /// The calls whose graphs no backward pass has consumed and are allocated at the end.
+    pub(in crate::diagnostics) left_calls: u64,
 }
 
 impl GraphFacts {
@@ -273,6 +275,8 @@ impl UnconsumedGraphs {
         // since. They also count if their calls never had a backward pass and other calls had one.
         let unwound = std::mem::take(&mut self.unwound);
         let had_backward = self.facts.consumed_bytes > 0;
+        let is_left = |call: &&CallBlocks| !call.is_consumed && call.allocated >= MIN_BLOCKS as u64;
+        self.facts.left_calls = self.calls.values().filter(is_left).count() as u64;
         self.freed_together.extend(unwound.into_iter().filter(|f| f.backward_since || had_backward && !f.backward_ran));
         self.classify(true);
         // A result that the program keeps does not make the rest of its call a part of training.

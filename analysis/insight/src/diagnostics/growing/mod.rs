@@ -306,7 +306,8 @@ fn is_graph_kept(device: &DeviceFacts<'_>, shared: &SharedFacts, graph: &[Growin
     let consumed = shared.graphs.consumed_bytes / u64::from(device.table.steps().max(1));
     let is_most = ran.iter().map(|g| g.slope).sum::<u64>() >= consumed
         && shared.graphs.are_most(ran.iter().map(|g| g.blocks).sum(), turns);
-    let is_whole = turns == 0 || is_most;
+    // Forward passes that an exception left have no backward pass of their own.
+    let is_whole = turns == 0 || is_most || shared.graphs.left_calls >= turns;
     // Graphs that were freed together are evidence as well.
     let is_evident = lines.len() >= 2 && is_whole || shared.graphs.were_freed_together;
     !graph.is_empty() && is_evident && device.matters(graph.iter().map(|g| g.bytes).sum())

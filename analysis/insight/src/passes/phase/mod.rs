@@ -39,15 +39,15 @@ mod step_machine;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use memtrace_trace::event::{Action, Event, Flags};
-use memtrace_trace::ids::{ContextId, FrameId, StackId, ThreadId};
+use memtrace_trace::ids::{FrameId, StackId, ThreadId};
 
 pub use event::{EventClassification, Phase, ProgramPosition};
 
-use super::forward_only::CacheGrowth;
+use super::forward_only::CacheGrowthTable;
 use super::stacks::StackTable;
 use super::steps::{LabelRules, TrainingLoop};
 use crate::rules::{LabelRule, Meaning, PhaseRuleId};
@@ -169,14 +169,9 @@ impl PhaseTracker {
         ended.saturating_add(self.dropped.ended_steps())
     }
 
-    /// By stack: how the blocks grow with each call that adds a token to a cache.
-    pub fn cache_growth(&self) -> &BTreeMap<StackId, CacheGrowth> {
+    /// How caches grow with each call that adds a token.
+    pub fn cache_growth(&self) -> &CacheGrowthTable {
         self.evaluations.calls.cache_growth()
-    }
-
-    /// By stack and call of a module: by how many requested bytes each such call grows its part of a cache.
-    pub fn cache_growth_by_call(&self) -> &BTreeMap<(StackId, ContextId), u64> {
-        self.evaluations.calls.cache_growth_by_call()
     }
 
     /// The facts about stacks.

@@ -9,8 +9,8 @@ use std::collections::{HashMap, HashSet};
 
 use memtrace_trace::ids::{ContextId, StackId};
 
+use super::Recorded;
 use super::span::{Key, Span, at};
-use super::{BlockEvent, Recorded};
 use crate::passes::category::Category;
 use crate::passes::lifetimes::{BEFORE_STEPS, BlockLifetime};
 use crate::passes::phase::Phase;
@@ -60,27 +60,6 @@ pub(crate) fn depends_on_batch(recorded: &Recorded<'_>, block: &BlockLifetime, i
             Category::Workspace => recorded.is_no_workspace(block),
             _ => false,
         }
-}
-
-/// The buffers of reductions, by the events that allocated them. A reduction that several thread blocks share
-/// allocates a buffer for their partial sums, then a smaller one for their semaphores, and frees both at once
-/// (`gpu_reduce_kernel` in PyTorch's Reduce.cuh). The number of thread blocks, and so the buffer's size, follows from
-/// the multiprocessors of the GPU.
-pub(crate) fn reduction_buffers(blocks: &[BlockLifetime], events: &[BlockEvent]) -> HashSet<u32> {
-    let mut buffers = HashSet::new();
-    for [buffer, semaphores, first, second] in events.array_windows() {
-        let is_pair = buffer.allocates && semaphores.allocates && !first.allocates && !second.allocates;
-        if !is_pair || first.block != semaphores.block || second.block != buffer.block {
-            continue;
-        }
-        let (buffer, semaphores) = (&blocks[buffer.block as usize], &blocks[semaphores.block as usize]);
-        let is_one_place =
-            (buffer.start.stack, buffer.start.context) == (semaphores.start.stack, semaphores.start.context);
-        if is_one_place && semaphores.requested() < buffer.requested() {
-            buffers.insert(buffer.allocated);
-        }
-    }
-    buffers
 }
 
 /// How the steps of the recording use batches. The last step counts only if there is no other, because it can be cut

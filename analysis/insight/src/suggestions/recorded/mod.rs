@@ -8,6 +8,7 @@ pub(crate) mod loaders;
 pub(crate) mod micro_batches;
 pub(crate) mod optimizer_step;
 pub(crate) mod reads;
+mod reductions;
 pub(crate) mod span;
 mod steps;
 pub(crate) mod unused_gradients;
@@ -83,10 +84,16 @@ pub struct Recorded<'a> {
     is_continued: bool,
     /// Whether the recording ends in an evaluation that records a graph for nothing.
     pub(crate) ends_in_unused_graph: bool,
-    /// Requested sizes of gradients and parameters.
-    weight_sizes: HashSet<u64, AddressBuildHasher>,
+    weights: WeightFacts,
     places: UnusualPlaces,
     names: Option<&'a Names>,
+}
+
+/// What shows that a block is the gradient of a weight.
+#[derive(Clone, Debug, Default)]
+struct WeightFacts {
+    /// Requested sizes of gradients and parameters.
+    sizes: HashSet<u64, AddressBuildHasher>,
     /// By context.
     nodes: Vec<NodeKind>,
 }
@@ -155,7 +162,6 @@ impl<'a> Recorded<'a> {
                 no_workspaces.insert(workspace_place(block));
             }
         }
-        let reduction_buffers = batch::reduction_buffers(&blocks, &events);
         Recorded {
             events,
             lifetimes,
@@ -165,17 +171,19 @@ impl<'a> Recorded<'a> {
             until,
             is_continued,
             ends_in_unused_graph: failed.is_some_and(|failed| failed.in_unused_graph),
-            weight_sizes,
+            weights: WeightFacts {
+                sizes: weight_sizes,
+                nodes: definitions.contexts.iter().map(|context| NodeKind::of(&context.node)).collect(),
+            },
             names: None,
             places: UnusualPlaces {
                 no_workspaces,
                 outliers: BTreeSet::new(),
                 in_each_step: steps::forward_only_in_each_step(&blocks),
                 evaluated_steps: steps::evaluated_steps(&blocks, failed.is_some()),
-                reduction_buffers,
+                reduction_buffers: reductions::reduction_buffers(&blocks),
             },
             blocks,
-            nodes: definitions.contexts.iter().map(|context| NodeKind::of(&context.node)).collect(),
         }
     }
 
@@ -264,7 +272,7 @@ impl<'a> Recorded<'a> {
 
     /// Whether a parameter or a gradient has this requested size.
     pub(crate) fn is_weight_size(&self, requested: u64) -> bool {
-        self.weight_sizes.contains(&requested)
+        self.weights.sizes.contains(&requested)
     }
 
     /// Whether a backward pass makes this block as the gradient of a weight, and frees it when the gradient is added to
@@ -274,10 +282,10 @@ impl<'a> Recorded<'a> {
             return false;
         }
         let requested = block.requested();
-        match self.nodes.get(block.freed_context.index()) {
-            Some(NodeKind::Accumulates) => self.weight_sizes.contains(&requested),
+        match self.weights.nodes.get(block.freed_context.index()) {
+            Some(NodeKind::Accumulates) => self.weights.sizes.contains(&requested),
             Some(NodeKind::Casts) => {
-                self.weight_sizes.contains(&(2 * requested)) || self.weight_sizes.contains(&(requested / 2))
+                self.weights.sizes.contains(&(2 * requested)) || self.weights.sizes.contains(&(requested / 2))
             }
             _ => false,
         }
