@@ -4,6 +4,7 @@
 //! The order is that in which a reader asks: what happened, where the memory is, what is wrong, what would help, and
 //! then one step in time order.
 
+use memtrace_insight::rules::ServingStage;
 use memtrace_summary::{
     DeviceSummary, ProcessSummary, RecordingGap, Summary, count_text, device_name, duration_text, not_recorded,
     process_name, size_text, when, when_peaked,
@@ -66,9 +67,16 @@ impl TextReport {
         ]);
         for process in processes.iter().take(LISTED_PROCESSES) {
             for device in process.devices.iter().take(4) {
-                let mut at = device.peak.as_ref().map(when_peaked).unwrap_or_default();
+                let server = device.server_only();
+                // A server has no steps.
+                let peak = device.peak.as_ref().filter(|_| server.is_none());
+                let mut at = peak.map(when_peaked).unwrap_or_default();
                 if let Some(oom) = device.explained_oom.and_then(|at| device.ooms.get(at)) {
-                    let failed = format!("out of memory{}", when(oom.in_use.step, oom.in_use.phase));
+                    let when = match server {
+                        Some(server) => server.error_stage.map_or(String::new(), ServingStage::when),
+                        None => when(oom.in_use.step, oom.in_use.phase),
+                    };
+                    let failed = format!("out of memory{when}");
                     at = format!("{at}; {failed}").trim_start_matches("; ").to_owned();
                 }
                 table.row(vec![

@@ -56,15 +56,36 @@ impl ServerSummary {
     }
 
     /// How far the engine came, and how much KV cache it has, as a sentence. `None` if it did not come to serving.
-    pub(crate) fn verdict(&self) -> Option<String> {
-        let has = |stage: fn(ServingStage) -> bool| self.stages.iter().any(|one| stage(one.stage));
-        let Some(cache) = &self.kv_cache else { return self.problem.clone() };
-        let state = if has(ServingStage::serves) { "answered requests" } else { "was ready to serve" };
-        let room = match cache.tokens {
-            Some(tokens) => format!("{} tokens", count_text(tokens)),
-            None => size_text(cache.bytes),
+    /// `failed`: whether the program ended with an error, which a request can have caused.
+    pub(crate) fn verdict(&self, failed: bool) -> Option<String> {
+        let state = match self.has_served() {
+            true if failed => "began to compute requests",
+            true => "answered requests",
+            false => "was ready to serve",
         };
-        Some(format!("{} {state}, with a KV cache of {room}.", self.engine))
+        let room = match &self.kv_cache {
+            Some(KvCacheSummary { tokens: Some(tokens), .. }) => {
+                format!("with a KV cache of {} tokens", count_text(*tokens))
+            }
+            Some(cache) => format!("with a KV cache of {}", size_text(cache.bytes)),
+            None if self.has_served() => "without a KV cache".to_owned(),
+            None => return self.problem.clone(),
+        };
+        Some(format!("{} {state}, {room}.", self.engine))
+    }
+
+    /// Whether the engine computed a request.
+    fn has_served(&self) -> bool {
+        self.stages.iter().any(|one| one.stage.serves())
+    }
+
+    /// The point in time of the parts, as a clause.
+    pub fn when(&self) -> &'static str {
+        match self.kv_cache {
+            Some(_) => "while it served",
+            None if self.has_served() => "without a KV cache",
+            None => "before it had a KV cache",
+        }
     }
 }
 
@@ -168,7 +189,11 @@ pub struct UtilizationSummary {
     pub value: f64,
     /// The bytes that were free on the device when the most memory was in use.
     pub free_bytes: u64,
-    /// The largest value, in hundredths, that leaves [`SPARE`] of the device free in a run such as this one. Absent
+    /// The bytes that the activations of the profiling run take beyond the most memory in use after it. Later requests
+    /// can need them.
+    #[serde(default)]
+    pub profiled_bytes: u64,
+    /// The largest value, in hundredths, that leaves [`SPARE`] of the device free beside these activations. Absent
     /// unless it differs from `value`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub safe_value: Option<f64>,
@@ -195,6 +220,7 @@ struct Options {
     batched_tokens_path: &'static str,
     eager: &'static str,
     tensor_parallel: &'static str,
+    tensor_parallel_path: &'static str,
 }
 
 static VLLM: Options = Options {
@@ -206,6 +232,7 @@ static VLLM: Options = Options {
     batched_tokens_path: "vllm_config.scheduler_config.max_num_batched_tokens",
     eager: "--enforce-eager",
     tensor_parallel: "--tensor-parallel-size",
+    tensor_parallel_path: "vllm_config.parallel_config.tensor_parallel_size",
 };
 
 static SGLANG: Options = Options {
@@ -217,6 +244,7 @@ static SGLANG: Options = Options {
     batched_tokens_path: "server_args.chunked_prefill_size",
     eager: "--disable-cuda-graph",
     tensor_parallel: "--tp",
+    tensor_parallel_path: "tp_size",
 };
 
 /// The inputs of a server's summary.
@@ -258,13 +286,17 @@ pub(crate) fn server(analysis: &DeviceAnalysis, inputs: &ServerInputs<'_>) -> Op
             transient_bytes: figures.transient,
         })
     });
-    let transient = |stage| serving.stage(stage).map(|figures| figures.transient);
+    // What the profiling run keeps, such as workspaces of kernels, is in use while the engine serves.
+    let profile = serving.stage(ServingStage::Profile);
+    let activations = profile.map(|figures| figures.peak.saturating_sub(figures.end)).filter(|bytes| *bytes > 0);
     let captured = inputs.cuda_graphs.graphs().iter().filter(|graph| graph.device == analysis.device);
     let captured = captured.filter(|graph| serving.stage_of(graph.stack) == Some(ServingStage::Capture));
     let graphs: u64 = captured.map(|graph| graph.capture.growth + graph.instantiated).sum();
+    let adapters = bytes_of(ServingPart::Adapters);
     let actual = ActualBytes {
-        weights: Some(bytes_of(ServingPart::Weights)).filter(|bytes| *bytes > 0),
-        activations: transient(ServingStage::Profile),
+        weights: Some(bytes_of(ServingPart::Weights) + adapters).filter(|bytes| *bytes > 0),
+        has_adapters: adapters > 0,
+        activations,
         graphs: (graphs > 0).then_some(graphs),
         kv_cache: kv_cache.as_ref().map(|cache| cache.bytes),
     };
@@ -282,7 +314,12 @@ pub(crate) fn server(analysis: &DeviceAnalysis, inputs: &ServerInputs<'_>) -> Op
     weights_by_type.sort_by_key(|of_type| std::cmp::Reverse(of_type.bytes));
     let mut parts: Vec<ServerPart> = parts.into_values().collect();
     parts.sort_by_key(|part| std::cmp::Reverse(part.bytes));
-    let utilization = inputs.device_memory.and_then(|memory| attributes.utilization(memory, kv_cache.as_ref()));
+    // With the profiled activations, beside all that the engine allocated before its first request.
+    let settled = [ServingStage::WarmUp, ServingStage::Capture, ServingStage::KvCache];
+    let settled = settled.into_iter().find_map(|stage| serving.stage(stage)).map_or(0, |figures| figures.end);
+    let largest = settled + activations.unwrap_or(0);
+    let utilization =
+        inputs.device_memory.and_then(|memory| attributes.utilization(memory, kv_cache.as_ref(), largest));
     let total_bytes = inputs.device_memory.map_or(u64::MAX, |memory| memory.total_bytes);
     let of_utilization = utilization.as_ref().zip(inputs.device_memory);
     let of_utilization = of_utilization.and_then(|(utilization, memory)| utilization.advice(memory));
@@ -306,7 +343,9 @@ pub(crate) fn server(analysis: &DeviceAnalysis, inputs: &ServerInputs<'_>) -> Op
 
 /// The bytes of a recording that an engine estimates too.
 struct ActualBytes {
+    /// With the slots of adapters: an engine measures what it allocates while it loads the model.
     weights: Option<u64>,
+    has_adapters: bool,
     activations: Option<u64>,
     graphs: Option<u64>,
     kv_cache: Option<u64>,
@@ -362,6 +401,7 @@ impl Attributes {
     fn expectations(&self, actual: &ActualBytes) -> Vec<Expectation> {
         // SGLang counts in GiB, as a fraction.
         let gib = |path: &str| self.number(path).map(|gib| (gib * (1u64 << 30) as f64) as u64);
+        let weights = if actual.has_adapters { "weights and adapters" } else { "weights" };
         let expected = match self.engine {
             ServingEngine::Vllm => {
                 let graphs = self.whole("cudagraph_memory_estimate").filter(|bytes| *bytes > 0);
@@ -372,14 +412,14 @@ impl Attributes {
                     ("peak of activations", actual.activations)
                 };
                 vec![
-                    ("weights", self.whole("model_runner.model_memory_usage"), actual.weights),
+                    (weights, self.whole("model_runner.model_memory_usage"), actual.weights),
                     (peak, self.whole("peak_activation_memory"), actual_peak),
                     ("CUDA graphs", graphs, actual.graphs),
                     ("KV cache", self.whole("available_kv_cache_memory_bytes"), actual.kv_cache),
                 ]
             }
             ServingEngine::Sglang => vec![
-                ("weights", gib("weight_load_mem_usage"), actual.weights),
+                (weights, gib("weight_load_mem_usage"), actual.weights),
                 ("CUDA graphs", gib("graph_mem_usage"), actual.graphs),
             ],
         };
@@ -396,6 +436,12 @@ impl Attributes {
             ServingEngine::Vllm => &VLLM,
             ServingEngine::Sglang => &SGLANG,
         }
+    }
+
+    /// The option that divides the weights among twice as many GPUs.
+    fn twice_as_parallel(&self) -> String {
+        let Options { tensor_parallel, tensor_parallel_path, .. } = self.options();
+        format!("{tensor_parallel} {}", 2 * self.whole(tensor_parallel_path).unwrap_or(1))
     }
 
     /// Why an engine that has profiled its largest batch has no KV cache.
@@ -420,7 +466,7 @@ impl Attributes {
                     let left = (least * memory.total_bytes as f64) as u64 - used;
                     format!(" `{option} {least:.2}` leaves {} for it.", size_text(left))
                 } else {
-                    format!(" The device is too small: `{} 2` divides the weights.", self.options().tensor_parallel)
+                    format!(" The device is too small: `{}` divides the weights.", self.twice_as_parallel())
                 };
                 format!("{engine} has no memory for a KV cache: of the {allowed}, {needs}.{remedy}")
             }
@@ -444,6 +490,8 @@ impl Attributes {
         let is_large = |bytes: u64| bytes >= total_bytes / LARGE_SHARE;
         let mut advice = Vec::new();
         let is_wide = self.values.get(options.cache_type_path).is_some_and(|data_type| data_type == "auto");
+        // The cache of a hybrid model also has states, which keep their type.
+        let is_wide = is_wide && self.whole("vllm_config.cache_config.mamba_block_size").is_none();
         if let Some((tokens, bytes)) = cache.filter(|_| is_wide).and_then(|cache| cache.tokens.zip(cache.token_bytes)) {
             advice.push(format!(
                 "`--kv-cache-dtype {}`: a token takes {} instead of {}, so the cache has room for {} instead of {} \
@@ -476,11 +524,11 @@ impl Attributes {
         let wide: u64 = weights.iter().filter(|of| of.data_type.ends_with("float16")).map(|of| of.bytes).sum();
         if wide >= total_bytes / 4 {
             advice.push(format!(
-                "weights quantized to 8 bits take about {} instead of {}; on two GPUs (`{} 2`), each has half of the \
-                 weights and of a token's cache",
+                "weights quantized to 8 bits take about {} instead of {}; with `{}`, each GPU has half of these \
+                 weights",
                 size_text(wide / 2),
                 size_text(wide),
-                options.tensor_parallel
+                self.twice_as_parallel()
             ));
         }
         advice
@@ -490,20 +538,26 @@ impl Attributes {
         &self,
         memory: &DeviceMemorySummary,
         kv_cache: Option<&KvCacheSummary>,
+        largest_allocated: u64,
     ) -> Option<UtilizationSummary> {
         let Options { utilization: option, utilization_path: path, .. } = *self.options();
         let value = self.number(path).filter(|value| (0.0..=1.0).contains(value))?;
         let total = memory.total_bytes as f64;
         let free_bytes = memory.total_bytes.saturating_sub(memory.at_peak.used_bytes);
+        // Unused memory that PyTorch caches serves activations, too.
+        let of_pytorch = [DevicePartKind::PytorchAllocated, DevicePartKind::PytorchCached];
+        let of_pytorch = memory.at_peak.parts.iter().filter(|part| of_pytorch.contains(&part.kind));
+        let profiled_bytes = largest_allocated.saturating_sub(of_pytorch.map(|part| part.bytes).sum());
         let mut utilization = UtilizationSummary {
             option: option.to_owned(),
             value,
             free_bytes,
+            profiled_bytes,
             safe_value: None,
             kv_cache_bytes: 0,
             kv_cache_tokens: None,
         };
-        let change = free_bytes as f64 / total - SPARE;
+        let change = (free_bytes as f64 - profiled_bytes as f64) / total - SPARE;
         // A millionth for the rounding of sums such as 0.92 + 0.05.
         let safe = (((value + change) * 100.0 + 1e-6).floor() / 100.0).clamp(0.0, 1.0);
         let Some(cache) = kv_cache.filter(|_| total > 0.0 && (safe - value).abs() >= 0.005) else {
@@ -529,13 +583,67 @@ impl UtilizationSummary {
         let cached = memory.at_peak.parts.iter().filter(|part| part.kind == DevicePartKind::PytorchCached);
         let cached: u64 = cached.map(|part| part.bytes).sum();
         let cached = if cached > 0 { format!("; PyTorch cached {} unused", size_text(cached)) } else { String::new() };
+        let profiled = match self.profiled_bytes {
+            0 => String::new(),
+            bytes => format!(", of which activations as in the profiling run need {}", size_text(bytes)),
+        };
         Some(format!(
             "`{option} {safe:.2}` instead of {value:.2}: KV cache {}{}. In this run {} of the device stayed free\
-             {cached}; {:.0} % stays free with it.",
+             {profiled}{cached}; {:.0} % stays free with it.",
             signed_size_text(self.kv_cache_bytes),
             tokens.unwrap_or_default(),
             size_text(self.free_bytes),
             SPARE * 100.0
         ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device_memory::{DeviceBreakdown, DevicePart, OtherProcesses};
+
+    const GIB: u64 = 1 << 30;
+
+    fn attributes(values: &[(&str, &str)]) -> Attributes {
+        let values = values.iter().map(|(path, value)| ((*path).to_owned(), (*value).to_owned()));
+        Attributes { engine: ServingEngine::Vllm, values: values.collect() }
+    }
+
+    #[test]
+    fn a_safe_utilization_leaves_the_profiled_activations_their_memory() {
+        let pytorch = DevicePart {
+            kind: DevicePartKind::PytorchAllocated,
+            name: "PyTorch allocated".to_owned(),
+            bytes: 90 * GIB,
+            pid: None,
+        };
+        let at_peak = DeviceBreakdown { used_bytes: 94 * GIB, parts: vec![pytorch], ..DeviceBreakdown::default() };
+        let memory = DeviceMemorySummary {
+            total_bytes: 100 * GIB,
+            at_end: at_peak.clone(),
+            at_peak,
+            at_allocated_peak: None,
+            readings: 1,
+            over_time: Vec::new(),
+            other_processes: OtherProcesses::None,
+            nvml_process_peak_bytes: None,
+        };
+        let engine = attributes(&[("vllm_config.cache_config.gpu_memory_utilization", "0.9")]);
+        let cache = KvCacheSummary { bytes: 50 * GIB, ..KvCacheSummary::default() };
+        let with = |largest: u64| engine.utilization(&memory, Some(&cache), largest * GIB).unwrap();
+        assert_eq!((with(90).profiled_bytes, with(90).safe_value), (0, Some(0.94)));
+        assert_eq!((with(93).profiled_bytes, with(93).safe_value), (3 * GIB, Some(0.91)));
+        let advice = with(93).advice(&memory).unwrap();
+        assert!(advice.contains(
+            "6.00 GiB of the device stayed free, of which activations as in the profiling run need 3.00 GiB"
+        ));
+    }
+
+    #[test]
+    fn weights_are_divided_among_twice_as_many_gpus_as_now() {
+        let engine = attributes(&[("vllm_config.parallel_config.tensor_parallel_size", "4")]);
+        assert_eq!(engine.twice_as_parallel(), "--tensor-parallel-size 8");
+        assert_eq!(attributes(&[]).twice_as_parallel(), "--tensor-parallel-size 2");
     }
 }

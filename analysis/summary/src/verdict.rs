@@ -1,5 +1,7 @@
 //! The verdict: what happened to the worst device of a run, and the facts that explain it.
 
+use std::iter;
+
 use memtrace_input::load::{EstimatedWorkspaces, MissingFunction};
 
 use crate::allocator_advice::allocator_advice;
@@ -9,7 +11,6 @@ use crate::gaps::recording_gaps;
 use crate::outside_pytorch::outside_at_error;
 use crate::positions::{when, when_peaked};
 use crate::rank_sentences::launch_sentences;
-use crate::server::ServerSummary;
 use crate::summary::{DeviceSummary, OomSummary, ProcessSummary, Summary, WhatIfSummary, is_snapshot};
 use memtrace_insight::rules::ServingStage;
 use memtrace_insight::units::{count_text, share_text, size_text};
@@ -167,7 +168,8 @@ impl VerdictSummary {
     }
 
     fn end_verdict(&mut self, summary: &Summary, process: &ProcessSummary, device: &DeviceSummary, name: Option<&str>) {
-        let server = device.server_only().and_then(ServerSummary::verdict);
+        let failed = summary.run.exit.success() == Some(false);
+        let server = device.server_only().and_then(|server| server.verdict(failed));
         let steps = match device.steps {
             _ if server.is_some() => String::new(),
             0 => String::new(),
@@ -249,31 +251,36 @@ fn estimated_workspaces(workspaces: &EstimatedWorkspaces) -> Option<String> {
 
 /// The maximum number of functions that a sentence about missing ones names.
 const NAMED_FUNCTIONS: usize = 4;
-/// The beginning of the names of FlashInfer's functions. FlashInfer compiles them with nvcc.
-const FLASHINFER: &str = "flashinfer.";
+/// Libraries whose kernels a dry run does not compile: the beginning of their functions' names, and the reason.
+static NOT_COMPILED: &[(&str, &str)] = &[
+    ("flashinfer.", "Kernels of FlashInfer were not compiled, because nvcc is missing"),
+    ("sglang.", "Kernels of SGLang were not compiled, because nvcc is missing"),
+    ("cutlass.", "Kernels of CUTLASS's Python DSL were not compiled, because no kernel runs"),
+];
 
-/// The functions that a dry run lacks and its program called: those of CUDA, and those that could not be compiled.
+/// The functions that a dry run lacks and its program called: those of CUDA, and those that were not compiled.
 fn missing_functions(functions: &[MissingFunction]) -> Vec<String> {
-    let (kernels, cuda): (Vec<_>, Vec<_>) =
-        functions.iter().partition(|function| function.name.starts_with(FLASHINFER));
+    let is_of = |prefix: &'static str| move |function: &&MissingFunction| function.name.starts_with(prefix);
+    let is_of_cuda = |function: &&MissingFunction| !NOT_COMPILED.iter().any(|(prefix, _)| is_of(prefix)(function));
+    let cuda: Vec<_> = functions.iter().filter(is_of_cuda).collect();
     let cuda_text = match cuda.len() {
-        0 => None,
-        1 => Some("The simulation lacks a function that the program called".to_owned()),
-        count => Some(format!("The simulation lacks {} functions that the program called", count_text(count as u64))),
+        1 => "The simulation lacks a function that the program called".to_owned(),
+        count => format!("The simulation lacks {} functions that the program called", count_text(count as u64)),
     };
-    let kernels_text =
-        (!kernels.is_empty()).then(|| "Kernels of FlashInfer were not compiled, because nvcc is missing".to_owned());
-    let sentence = |text: String, functions: &[&MissingFunction]| {
-        format!("{text}: {}. Memory that they take is missing.", named_functions(functions))
+    let kernels = NOT_COMPILED
+        .iter()
+        .map(|(prefix, text)| ((*text).to_owned(), functions.iter().filter(is_of(prefix)).collect()));
+    let texts = iter::once((cuda_text, cuda)).chain(kernels).filter(|(_, functions)| !functions.is_empty());
+    let sentence = |(text, functions): (String, Vec<&MissingFunction>)| {
+        format!("{text}: {}. Memory that they take is missing.", named_functions(&functions))
     };
-    let texts = [(cuda_text, cuda), (kernels_text, kernels)];
-    texts.into_iter().filter_map(|(text, functions)| Some(sentence(text?, &functions))).collect()
+    texts.map(sentence).collect()
 }
 
 /// The first functions with the numbers of their calls, and how many others there are.
 fn named_functions(functions: &[&MissingFunction]) -> String {
     let named = functions.iter().take(NAMED_FUNCTIONS).map(|MissingFunction { name, calls }| {
-        let name = name.strip_prefix(FLASHINFER).unwrap_or(name);
+        let name = NOT_COMPILED.iter().find_map(|(prefix, _)| name.strip_prefix(prefix)).unwrap_or(name);
         if *calls <= 1 { name.to_owned() } else { format!("{name} ({} calls)", count_text(*calls)) }
     });
     let mut names: Vec<String> = named.collect();

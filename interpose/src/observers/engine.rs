@@ -62,6 +62,7 @@ static ENGINES: &[Engine] = &[
             "vllm_config.cache_config.cache_dtype",
             "vllm_config.cache_config.gpu_memory_utilization",
             "vllm_config.cache_config.kv_cache_size_tokens",
+            "vllm_config.cache_config.mamba_block_size",
             "vllm_config.cache_config.num_gpu_blocks",
             "vllm_config.lora_config.max_loras",
             "vllm_config.model_config.enable_sleep_mode",

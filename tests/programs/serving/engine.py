@@ -1,4 +1,4 @@
-"""An engine that serves models, in a forked process: engine.py UTILIZATION [--port N] [--sleep] [--eager] [--decode N].
+"""An engine that serves models, in a forked process: engine.py UTILIZATION [--port N] [--sleep] [--eager] [--lora] [--decode N].
 
 It prints what PyTorch counts: the bytes of the weights and of the KV cache, and the peak of the profiling run.
 With --port it serves /health over HTTP until it is ended; without it, it answers 12 requests.
@@ -23,6 +23,7 @@ def main() -> None:
     parser.add_argument("--port", type=int)
     parser.add_argument("--sleep", action="store_true")
     parser.add_argument("--eager", action="store_true")
+    parser.add_argument("--lora", action="store_true")
     parser.add_argument("--decode", type=int, default=0, help="steps of one token for 8 requests, whose rate is printed")
     options = parser.parse_args()
     # As vLLM does, from a process that has not initialized CUDA.
@@ -58,7 +59,7 @@ class EngineCore:
         config = VllmConfig(cache_config=CacheConfig(gpu_memory_utilization=options.utilization))
         self.worker = worker = Worker(config, layers=options.layers, width=2048)
         worker.init_device()
-        worker.load_model()
+        worker.load_model(options.lora)
         available = worker.determine_available_memory()
         self.num_blocks = available // (2 * BLOCK * 2048 * 2 * options.layers)
         if self.num_blocks <= 0:
@@ -67,6 +68,9 @@ class EngineCore:
         worker.initialize_from_config(self.num_blocks)
         runner = worker.model_runner
         print("weights", sum(p.numel() * p.element_size() for p in runner.model.parameters()), flush=True)
+        if options.lora:
+            slots = [slot for pair in worker.adapters.slots for slot in pair]
+            print("adapters", sum(slot.numel() * slot.element_size() for slot in slots), flush=True)
         print("kv_cache", torch.cuda.memory_allocated() - before, self.num_blocks * BLOCK, flush=True)
         print("profile", worker.peak_activation_memory, flush=True)
         worker.compile_or_warm_up_model([] if options.eager else [8, 4, 2, 1])

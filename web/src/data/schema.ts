@@ -1447,6 +1447,7 @@ export interface UtilizationSummary {
   kv_cache_bytes: number;
   kv_cache_tokens?: number;
   option: string;
+  profiled_bytes: number;
   safe_value?: number;
   value: number;
 }

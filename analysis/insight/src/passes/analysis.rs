@@ -21,6 +21,7 @@ use super::list::{DeviceAnalysis, Passes};
 use super::oom_report::{OomReport, SettingsReplay};
 use super::open_ranges::OpenRanges;
 use super::pass::{Pass, PassedRange, RecordingStart, StayedMemory};
+use super::phase::Phase;
 use super::refused::{RefusedRequestLog, RefusedRequests};
 use super::released::Release;
 use super::replayed_memory::{OomQuery, ReplayedDevice, ReplayedMemory};
@@ -319,7 +320,7 @@ impl Analysis {
         let computing: Vec<i16> =
             self.devices.iter().filter(|one| one.diagnostics.computes()).map(|one| one.device).collect();
         let issues_of = |device: &DeviceAnalysis| {
-            device.diagnostics.issues(&DeviceFacts {
+            let mut issues = device.diagnostics.issues(&DeviceFacts {
                 inputs,
                 ordinal: device.device,
                 source: device.source,
@@ -331,7 +332,10 @@ impl Analysis {
                 computes: device.diagnostics.computes(),
                 computes_elsewhere: computing.iter().copied().find(|other| *other >= 0 && *other != device.device),
                 memory_limit: memory_limit(device),
-            })
+            });
+            let trains = device.table.total().phases[Phase::Backward as usize].allocations > 0;
+            issues.retain(|issue| trains || !device.serving.excludes(issue.rule.id, issue.place.map(|place| place.0)));
+            issues
         };
         self.devices.iter().flat_map(issues_of).collect()
     }

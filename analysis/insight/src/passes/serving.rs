@@ -8,7 +8,7 @@ use memtrace_trace::ids::StackId;
 use super::category::Category;
 use super::composition::Composition;
 use super::pass::{BlockAllocated, BlockFreed, LifetimeEnded, Pass, RecordingStart};
-use crate::rules::{ServingEngine, ServingPart, ServingStage, serving_part, serving_stage};
+use crate::rules::{RuleId, ServingEngine, ServingPart, ServingStage, serving_part, serving_stage};
 
 /// The stages of a server on one device.
 #[derive(Clone, Debug, Default)]
@@ -102,6 +102,18 @@ impl Serving {
             (Some(stage), _, _) if stage.serves() => ServingPart::Activations,
             _ => ServingPart::Buffers,
         }
+    }
+
+    /// Whether a server that does not train cannot have this issue: it is about the graphs of autograd, or about blocks
+    /// that an engine allocates before it serves, such as weights that it converts one layer after the other.
+    pub(crate) fn excludes(&self, rule: RuleId, place: Option<StackId>) -> bool {
+        let is_before = || place.and_then(|stack| self.stage_of(stack)).is_some_and(|stage| !stage.serves());
+        self.engine.is_some()
+            && match rule {
+                RuleId::GraphKept | RuleId::GraphRetained | RuleId::EvalWithoutNoGrad => true,
+                RuleId::Leak | RuleId::OutputsKept => is_before(),
+                _ => false,
+            }
     }
 
     /// The figures of a stage.
@@ -208,6 +220,19 @@ impl StageFollower {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_server_has_no_issues_of_trainings_and_does_not_leak_while_it_loads() {
+        let facts = |stage| ServingFacts { stage, part: None };
+        let stages = vec![facts(Some(ServingStage::Load)), facts(Some(ServingStage::Serve)), facts(None)];
+        let mut serving = Serving { stages_of_stacks: StageTable(stages), ..Serving::default() };
+        let leaks = |serving: &Serving| [0, 1, 2].map(|stack| !serving.excludes(RuleId::Leak, Some(StackId(stack))));
+        assert_eq!(leaks(&serving), [true; 3]);
+        serving.engine = Some(ServingEngine::Vllm);
+        assert_eq!(leaks(&serving), [false, true, true]);
+        assert!(serving.excludes(RuleId::GraphKept, Some(StackId(1))) && serving.excludes(RuleId::GraphKept, None));
+        assert!(!serving.excludes(RuleId::Fragmentation, Some(StackId(0))));
+    }
 
     #[test]
     fn a_transient_is_above_what_was_allocated_before_the_run() {

@@ -219,7 +219,8 @@ impl Categorizer {
             _ if tracker.is_inference() => {
                 let equal_blocks = self.learned.at_load.sizes.get(&block.memory.requested).copied().unwrap_or_default();
                 let is_kept = self.learned.model_calls >= block.model_calls + CACHED_CALLS;
-                if self.facts.has_names && is_kept && equal_blocks >= CACHE_BLOCKS && equal_blocks % 2 == 0 {
+                let may_cache = self.facts.has_names && !self.facts.serves(block.site.stack);
+                if may_cache && is_kept && equal_blocks >= CACHE_BLOCKS && equal_blocks % 2 == 0 {
                     is(Category::KvCache, CategoryRuleId::KvCacheEqualBlocks)
                 } else if self.facts.has_names && is_kept && self.learned.data.loads_batches {
                     is(Category::KeptTensor, CategoryRuleId::KeptTensorAtLoad)
@@ -319,7 +320,8 @@ impl Categorizer {
         // Later calls find what the graph of an evaluation holds, such as its loss.
         let burst = self.learned.burst(block.site.stack, block.memory.requested);
         let is_found = self.learned.model_calls >= block.model_calls + CACHED_CALLS;
-        if is_plain && tracker.is_inference() && is_found && burst >= CACHE_BLOCKS && burst.is_multiple_of(2) {
+        let may_cache = is_plain && !self.facts.serves(block.site.stack);
+        if may_cache && tracker.is_inference() && is_found && burst >= CACHE_BLOCKS && burst.is_multiple_of(2) {
             return Some(is(Category::KvCache, CategoryRuleId::KvCacheEqualBlocks));
         }
         if is_plain && !block.in_recorded_eval && self.is_kept(block, end) {

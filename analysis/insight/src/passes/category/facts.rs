@@ -16,7 +16,7 @@ use crate::passes::phase::{EventClassification, Phase};
 use crate::rules::{
     CategoryRule, FrameMemory, Meaning, PhaseRuleId, UsesCublas, cache_counterpart, captures_graph, category_rule,
     ends_autocast, frame_uses_cublas, is_attention, is_cache_name, is_graphs_own_pool, is_library_module,
-    is_lt_workspace_size, is_pytorch, is_workspace_size, node_uses_cublas, stands_in_for_kernel,
+    is_lt_workspace_size, is_pytorch, is_workspace_size, node_uses_cublas, serving_stage, stands_in_for_kernel,
 };
 use memtrace_input::{AddressBuildHasher, KeptBlock};
 use memtrace_replay::AllocationNames;
@@ -33,6 +33,8 @@ struct StackProof {
     attends: bool,
     /// Whether no model keeps keys and values that this stack allocates: the innermost Python frame is PyTorch's.
     never_caches: bool,
+    /// Whether an engine that serves models calls this stack. It allocates its cache in functions that have rules.
+    serves: bool,
     /// Whether code of PyTorch that captures CUDA graphs calls this stack.
     captures: bool,
     uses_cublas: UsesCublas,
@@ -139,14 +141,19 @@ impl DefinitionFacts {
         self.stack(stack).frame
     }
 
-    /// Whether one of the frames of a stack is attention code.
+    /// Whether one of the frames of a stack is attention code, in a program other than a server.
     pub(super) fn attends(&self, stack: StackId) -> bool {
-        self.stack(stack).attends
+        self.stack(stack).attends && !self.serves(stack)
     }
 
     /// Whether a model can keep keys and values that this stack allocates.
     pub(super) fn may_cache(&self, stack: StackId) -> bool {
-        !self.stack(stack).never_caches
+        !self.stack(stack).never_caches && !self.serves(stack)
+    }
+
+    /// Whether an engine that serves models calls a stack.
+    pub(super) fn serves(&self, stack: StackId) -> bool {
+        self.stack(stack).serves
     }
 
     /// Whether a stack is at the end of an autocast region.
@@ -240,6 +247,7 @@ fn stack_proofs(definitions: &Definitions) -> Vec<StackProof> {
         pytorch: bool,
         attends: bool,
         never_caches: bool,
+        serves: bool,
         captures: bool,
         uses_cublas: UsesCublas,
     }
@@ -253,6 +261,7 @@ fn stack_proofs(definitions: &Definitions) -> Vec<StackProof> {
             pytorch: is_pytorch(frame),
             attends: is_attention(frame),
             never_caches: is_library_module(frame),
+            serves: serving_stage(frame).is_some(),
             captures: captures_graph(frame),
             uses_cublas: frame_uses_cublas(frame),
         })
@@ -266,6 +275,7 @@ fn stack_proofs(definitions: &Definitions) -> Vec<StackProof> {
             }
             if !frame.native && !frame.stands_in {
                 stack.attends |= frame.attends;
+                stack.serves |= frame.serves;
                 stack.captures |= frame.captures;
                 stack.never_caches = frame.never_caches && !stack.attends;
                 stack.uses_cublas = frame.uses_cublas;

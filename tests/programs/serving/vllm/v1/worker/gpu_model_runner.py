@@ -1,11 +1,24 @@
 """Runs the model of the engine in worker.py, over paged keys and values and CUDA graphs."""
 
 import torch
+from vllm.v1.worker.workspace import WorkspaceManager
 
 
 class KVCacheConfig:
     def __init__(self, num_blocks: int):
         self.num_blocks = num_blocks
+
+
+class Experts(torch.nn.Module):
+    """A layer whose kernel needs a workspace."""
+
+    def __init__(self, workspace: WorkspaceManager):
+        super().__init__()
+        self.workspace = workspace
+
+    def forward(self, layer: torch.nn.Module, hidden: torch.Tensor) -> torch.Tensor:
+        workspace = self.workspace.get(hidden.shape)
+        return hidden + torch.nn.functional.silu(workspace.copy_(layer(hidden)))
 
 
 class GPUModelRunner:
@@ -15,6 +28,7 @@ class GPUModelRunner:
         self.model, self.width = model, width
         self.model_memory_usage = torch.cuda.memory_allocated()
         self.graphs: dict = {}
+        self.experts = Experts(WorkspaceManager())
 
     def initialize_kv_cache(self, num_blocks: int) -> None:
         self.kv_cache_config = KVCacheConfig(num_blocks)
@@ -36,7 +50,7 @@ class GPUModelRunner:
 
     def _forward(self, hidden: torch.Tensor) -> torch.Tensor:
         for layer in self.model:
-            hidden = hidden + torch.nn.functional.silu(layer(hidden))
+            hidden = self.experts(layer, hidden)
         return hidden
 
     def execute(self, requests: list) -> None:

@@ -7,6 +7,7 @@ CUDA graphs, and serves requests.
 from dataclasses import dataclass, field
 
 import torch
+from vllm.lora.model_manager import LoRAModelManager
 from vllm.model_executor.model_loader.base_loader import load_model
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
@@ -45,14 +46,15 @@ class Worker:
         self.total = torch.cuda.mem_get_info()[1]
         self.requested_memory = int(self.total * self.vllm_config.cache_config.gpu_memory_utilization)
 
-    def load_model(self) -> None:
-        self.model_runner = GPUModelRunner(load_model(self.layers, self.width), self.width)
+    def load_model(self, with_adapters: bool) -> None:
+        model = load_model(self.layers, self.width)
+        self.adapters = LoRAModelManager(self.layers, self.width) if with_adapters else None
+        self.model_runner = GPUModelRunner(model, self.width)
 
     def determine_available_memory(self) -> int:
-        before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         self.model_runner.profile_run(self.vllm_config.scheduler_config.max_num_batched_tokens)
-        self.peak_activation_memory = torch.cuda.max_memory_allocated() - before
+        self.peak_activation_memory = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info()
         used = total - free + self.peak_activation_memory
