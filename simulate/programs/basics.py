@@ -24,6 +24,11 @@ y = torch.arange(1000).cuda()
 assert torch.equal(y.cpu(), torch.arange(1000)), "what was copied to the device comes back"
 assert torch.equal(y.clone().cpu(), torch.arange(1000)), "also after a copy on the device"
 
+start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+start.record()
+end.record()
+assert start.elapsed_time(end) >= 1, "autotuners repeat a kernel that takes microseconds 100,000 times"
+
 path = os.path.join(tempfile.mkdtemp(), "snapshot.pickle")
 torch.cuda.memory._dump_snapshot(path)
 with open(path, "rb") as file:

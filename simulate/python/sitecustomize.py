@@ -15,7 +15,14 @@ FOLDER = os.path.dirname(os.path.abspath(__file__))
 class AfterImport(importlib.abc.MetaPathFinder):
     """Calls a function of the package `simcuda` once the module that it is named after was imported."""
 
-    AWAITED = ("torch", "torchvision", "flashinfer.jit.core")
+    AWAITED = (
+        "torch",
+        "torchvision",
+        "flashinfer.jit.core",
+        "cutlass.base_dsl.compiler",
+        "cutlass.base_dsl.jit_executor",
+        "sglang.kernels.jit.utils.compile.loader",
+    )
 
     def __init__(self):
         self.is_searching = False

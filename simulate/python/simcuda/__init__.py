@@ -32,7 +32,28 @@ def after_flashinfer_jit_core():
     """FlashInfer can compile kernels."""
     from . import kernels
 
-    kernels.install(sys.modules["flashinfer.jit.core"])
+    kernels.install_flashinfer(sys.modules["flashinfer.jit.core"])
+
+
+def after_cutlass_base_dsl_compiler():
+    """CUTLASS's DSL can compile kernels."""
+    from . import kernels
+
+    kernels.install_cutlass_compile(sys.modules["cutlass.base_dsl.compiler"])
+
+
+def after_cutlass_base_dsl_jit_executor():
+    """CUTLASS's DSL can run kernels."""
+    from . import kernels
+
+    kernels.install_cutlass_calls(sys.modules["cutlass.base_dsl.jit_executor"])
+
+
+def after_sglang_kernels_jit_utils_compile_loader():
+    """SGLang can compile kernels."""
+    from . import kernels
+
+    kernels.install_sglang(sys.modules["sglang.kernels.jit.utils.compile.loader"])
 
 
 def install_operators():

@@ -1,8 +1,9 @@
-"""Kernels that FlashInfer would compile with nvcc where there is none. A dry run goes on without them, because no kernel runs: their
-functions do nothing, and their calls are counted.
+"""Kernels that programs compile when they first need them. A dry run goes on without them, because no kernel runs: their functions do
+nothing, and their calls are counted.
 
-Real GPUs often have the CUDA toolkit or compiled kernels, and the machine of a dry run has neither. What these functions allocate
-themselves is missing.
+FlashInfer and SGLang compile with nvcc. Real GPUs often have the CUDA toolkit or compiled kernels, and the machine of a dry run has neither. What
+these functions allocate themselves is missing. CUTLASS's Python DSL has a compiler of its own, and a CUDA runtime of its own, which
+needs a real driver.
 """
 
 import os
@@ -48,12 +49,27 @@ class MissingModule:
             raise AttributeError(function)
 
         def call(*args, **kwargs):
-            calls.add(f"flashinfer.{self.name}.{function}")
+            calls.add(f"{self.name}.{function}")
             if "sampling_from" in function:
                 choose_tokens(args)
 
         setattr(self, function, call)
         return call
+
+
+class NotCompiled:
+    """A kernel of CUTLASS's DSL that is not compiled. It can be called, bound to a device and exported."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def __call__(self, *args, **kwargs):
+        calls.add(f"cutlass.{self.name}")
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *args, **kwargs: self
 
 
 def choose_tokens(args):
@@ -70,14 +86,34 @@ def choose_tokens(args):
 
 
 def has_nvcc():
-    """Whether FlashInfer finds nvcc."""
+    """Whether FlashInfer and SGLang find nvcc."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     return shutil.which("nvcc", path=os.path.join(home or "/usr/local/cuda", "bin")) is not None or (
         not home and shutil.which("nvcc") is not None
     )
 
 
-def install(core):
+def install_cutlass_compile(compiler):
+    """Replaces kernels that `cute.compile` would make. `compiler` is the module `cutlass.base_dsl.compiler`."""
+
+    def not_compiled(_, function, *args, **kwargs):
+        return NotCompiled(getattr(function, "__qualname__", type(function).__qualname__))
+
+    compiler.CompileCallable.__call__ = not_compiled
+
+
+def install_cutlass_calls(executor):
+    """Calls of `@cute.jit` functions compile them, too, and do not run them. `executor` is the module
+    `cutlass.base_dsl.jit_executor`.
+    """
+
+    def call(function, *args, **kwargs):
+        calls.add(f"cutlass.{function.function_name}")
+
+    executor.JitCompiledFunction.__call__ = call
+
+
+def install_flashinfer(core):
     """Replaces kernels that cannot be compiled. `core` is the module `flashinfer.jit.core`."""
     own = core.JitSpec.build_and_load
 
@@ -88,6 +124,21 @@ def install(core):
             is_forbidden = os.environ.get("FLASHINFER_DISABLE_JIT")
             if is_forbidden or not hasattr(spec, "write_ninja") or has_nvcc():
                 raise
-            return MissingModule(spec.name)
+            return MissingModule(f"flashinfer.{spec.name}")
 
     core.JitSpec.build_and_load = build_and_load
+
+
+def install_sglang(loader):
+    """Replaces kernels that cannot be compiled. `loader` is the module `sglang.kernels.jit.utils.compile.loader`."""
+    own = loader.load_jit
+
+    def load_jit(*names, **kwargs):
+        try:
+            return own(*names, **kwargs)
+        except Exception:
+            if os.environ.get("SGLANG_CRASH_ON_JIT_COMPILE") or has_nvcc():
+                raise
+            return MissingModule(f"sglang.{'_'.join(map(str, names))}")
+
+    loader.load_jit = load_jit
