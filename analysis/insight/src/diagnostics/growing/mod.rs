@@ -436,7 +436,10 @@ fn graph_kept(
     }
     let turns = graph.iter().map(|g| u64::from(g.turns)).max().unwrap_or(0);
     let has_inputs = !read.is_empty();
-    let (place, fix) = if run {
+    let (place, fix) = if last.is_some_and(|l| is_left_early(device, shared, l)) {
+        evidence.push("no backward pass ran through them, unlike through others of the same call".to_owned());
+        (last.map(|l| l.site), KEPT_EXCEPTION.to_owned())
+    } else if run {
         // So few blocks of a step, without an input, can also be results that the program keeps without their graph.
         let may_be_results = blocks < MIN_GRAPH_BLOCKS * turns && !has_inputs;
         let (why, fix) = match may_be_results {
@@ -453,9 +456,6 @@ fn graph_kept(
         };
         evidence.push(why.to_owned());
         ((!backward.is_none()).then_some((backward, ContextId::NONE)), fix.to_owned())
-    } else if last.is_some_and(|l| is_left_early(device, shared, l)) {
-        evidence.push("no backward pass ran through them, unlike through others of the same call".to_owned());
-        (last.map(|l| l.site), KEPT_EXCEPTION.to_owned())
     } else {
         evidence.push("no backward pass ran through them".to_owned());
         (

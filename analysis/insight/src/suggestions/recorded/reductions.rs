@@ -29,7 +29,11 @@ mod tests {
 
     #[test]
     fn a_buffer_is_freed_with_its_semaphores_before_anything_is_allocated() {
-        let block = |allocated, freed, bytes| BlockLifetime { freed, ..BlockLifetime::of_size(allocated, bytes) };
+        let block = |allocated, freed, bytes| {
+            let mut block = BlockLifetime::of_size(allocated, bytes);
+            block.freed = freed;
+            block
+        };
         let reduction = [block(1, 4, 1 << 20), block(2, 3, 512), block(5, 9, 64)];
         assert_eq!(reduction_buffers(&reduction), HashSet::from([1]));
         // The second block is a result, and the first is freed after another allocation.
