@@ -1,10 +1,10 @@
-"""Compares the categories of blocks with the tensors that Python had, at the moments of `programs/walked/walked.py`.
+"""Compares the categories of blocks with the tensors that Python had, at the samples of `programs/walked/walked.py`.
 
     python3 categories.py WALKED CSV...
 
 CSV: tables of blocks (`memtrace export --to csv`), one for each process, with its id in the name. Prints as JSON the
-number of moments and of storages compared, the largest share of bytes in use with a wrong category, in percent, and by
-difference the bytes at the worst moment.
+number of samples and of storages compared, the largest share of bytes in use with a wrong category, in percent, and by
+difference the bytes at the worst sample.
 
 A block is wrong if a walked tensor of another kind is in it, or if its category is parameter, gradient or optimizer
 state and no such tensor is in it.
@@ -27,9 +27,9 @@ def read(path):
     return [(int(r["alloc_ns"]), int(r["free_ns"] or never), int(r["address"]), int(r["size"]), r) for r in rows]
 
 
-def compare(moment, rows):
-    in_use = {address: (size, row) for start, end, address, size, row in rows if start <= moment["ns"] < end}
-    kinds = {address: kind for kind in ("activation", *reversed(OF_OBJECTS)) for address in moment.get(kind, [])}
+def compare(sample, rows):
+    in_use = {address: (size, row) for start, end, address, size, row in rows if start <= sample["ns"] < end}
+    kinds = {address: kind for kind in ("activation", *reversed(OF_OBJECTS)) for address in sample.get(kind, [])}
     wrong = {}
 
     def differs(size, text):
@@ -51,11 +51,11 @@ def main():
     walked, tables = sys.argv[1], sys.argv[2:]
     by_process = {int(re.findall(r"\d+", path)[-1]): read(path) for path in tables}
     with open(walked) as file:
-        moments = [json.loads(line) for line in file]
-    results = [compare(moment, by_process[moment["pid"]]) for moment in moments]
+        samples = [json.loads(line) for line in file]
+    results = [compare(sample, by_process[sample["pid"]]) for sample in samples]
     percent, _, wrong = max(results, key=lambda result: result[0], default=(0, 0, {}))
     compared = sum(count for _, count, _ in results)
-    print(json.dumps({"moments": len(moments), "compared": compared, "wrong_percent": percent, "wrong": wrong}))
+    print(json.dumps({"samples": len(samples), "compared": compared, "wrong_percent": percent, "wrong": wrong}))
 
 
 main()

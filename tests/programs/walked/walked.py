@@ -1,9 +1,9 @@
-"""Runs a program and writes which tensors exist at some moments, from Python's objects: the truth for categories.
+"""Runs a program and writes which tensors exist at some samples, from Python's objects: the truth for categories.
 
     python walked.py PROGRAM [ARGUMENT]...
 
-The moments are the ends of the first optimizer steps, and of the first calls of outermost modules that record a graph.
-Each line of the file `WALKED` is one moment, as JSON: its time in nanoseconds since the epoch, and by kind of tensor the
+The samples are the ends of the first optimizer steps, and of the first calls of outermost modules that record a graph.
+Each line of the file `WALKED` is one sample, as JSON: its time in nanoseconds since the epoch, and by kind of tensor the
 addresses of the storages.
 
 - `parameter`: parameters, buffers of modules, and what optimizers update
@@ -19,8 +19,8 @@ import runpy
 import sys
 import time
 
-MOMENTS = 4
-_moments = {"step": 0, "call": 0}
+SAMPLES = 4
+_samples = {"step": 0, "call": 0}
 
 
 def _address(tensor):
@@ -108,8 +108,8 @@ def _after_step(optimizer, args, kwargs):
     import torch
 
     _steps -= 1
-    if _moments["step"] < MOMENTS and not torch.cuda.is_current_stream_capturing():
-        _moments["step"] += 1
+    if _samples["step"] < SAMPLES and not torch.cuda.is_current_stream_capturing():
+        _samples["step"] += 1
         _write(_objects())
 
 
@@ -128,10 +128,10 @@ def _after_call(module, args, output):
     import torch
 
     _depth = max(_depth - 1, 0)
-    if _depth == 0 and _steps == 0 and _moments["call"] < MOMENTS and not torch.cuda.is_current_stream_capturing():
+    if _depth == 0 and _steps == 0 and _samples["call"] < SAMPLES and not torch.cuda.is_current_stream_capturing():
         saved = _graph(output if not hasattr(output, "__dict__") else vars(output))
         if saved:
-            _moments["call"] += 1
+            _samples["call"] += 1
             kinds = _objects()
             kinds["activation"] = saved - kinds["parameter"]
             _write(kinds)

@@ -8,13 +8,13 @@ use memtrace_tests::snapshots::vizcheck;
 use memtrace_tests::traced_program::{TracedProgram, memtrace, root};
 use serde_json::Value;
 
-/// At most this share of the bytes in use may have a wrong category at any moment, in percent.
+/// At most this share of the bytes in use may have a wrong category at any sample, in percent.
 const MAXIMUM_WRONG: f64 = 0.5;
 
 /// This program keeps results of `torch.autograd.grad()`: gradients that are no tensor's `grad`.
 const OTHER_GRADIENTS: &str = "issues/teacher.py";
 
-/// Runs a program of `tests/programs` and compares its categories. `None` where it has no such moment.
+/// Runs a program of `tests/programs` and compares its categories. `None` where it has no such sample.
 fn walked(program: &str) -> Option<Value> {
     let path = root().join("tests/programs").join(program);
     let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{program}: {e}"));
@@ -30,8 +30,8 @@ fn walked(program: &str) -> Option<Value> {
         traced = traced.env(name, value);
     }
     let run = traced.run();
-    let moments = std::fs::read_to_string(walked.path()).expect("the moments");
-    if moments.is_empty() {
+    let samples = std::fs::read_to_string(walked.path()).expect("the samples");
+    if samples.is_empty() {
         return None;
     }
     let tables = tables(&run.path(), run.dir.path());
@@ -65,8 +65,8 @@ fn are_right(program: &str, result: &Value) {
 
 #[test]
 fn of_two_networks() {
-    let result = walked("suggestions/gan.py").expect("moments");
-    assert!(result["moments"].as_u64() >= Some(4) && result["compared"].as_u64() >= Some(400), "{result}");
+    let result = walked("suggestions/gan.py").expect("samples");
+    assert!(result["samples"].as_u64() >= Some(4) && result["compared"].as_u64() >= Some(400), "{result}");
     are_right("gan", &result);
 }
 
@@ -75,7 +75,7 @@ mod exhaustive {
 
     use super::*;
 
-    /// At least so many programs have moments. The others run without modules and optimizers, or in child processes.
+    /// At least so many programs have samples. The others run without modules and optimizers, or in child processes.
     const WALKED: usize = 100;
 
     #[test]
@@ -93,7 +93,7 @@ mod exhaustive {
         let results = in_parallel(&programs, cores(), |program| walked(program));
         let found: Vec<(&String, Value)> =
             programs.iter().zip(results).filter_map(|(program, result)| Some((program, result?))).collect();
-        assert!(found.len() >= WALKED, "only {} of {} have moments", found.len(), programs.len());
+        assert!(found.len() >= WALKED, "only {} of {} have samples", found.len(), programs.len());
         found.iter().for_each(|(program, result)| are_right(program, result));
     }
 }

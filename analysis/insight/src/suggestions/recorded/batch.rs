@@ -48,10 +48,11 @@ pub(crate) fn depends_on_batch(recorded: &Recorded<'_>, block: &BlockLifetime, i
         Phase::Load => block.category == Category::Input && recorded.is_freed(block),
         Phase::Optimizer => false,
     };
+    let is_excepted = is_training && recorded.is_evaluated_step(block.start.step)
+        || recorded.is_outlier(block.start.stack)
+        || recorded.is_reduction_buffer(block);
     in_model
-        && !(is_training && recorded.is_evaluated_step(block.start.step))
-        && !recorded.is_outlier(block.start.stack)
-        && !recorded.is_reduction_buffer(block)
+        && !is_excepted
         && match block.category {
             Category::Activation | Category::Input | Category::KvCache => true,
             Category::AutogradDetail | Category::Temporary => !recorded.is_passing_weight_gradient(block),
