@@ -69,8 +69,6 @@ pub struct Analysis {
     pub refused: RefusedRequestLog,
     /// The Python objects that hold memory.
     pub objects: HoldingObjects,
-    /// CUDA calls that failed.
-    pub failed_calls: u64,
     /// CUDA frees of memory whose allocation was not recorded.
     pub unmatched_cuda_frees: u64,
     /// Events that could not be decoded.
@@ -302,7 +300,6 @@ impl<'a> Stream<'a> {
             objects: self.objects.finish(&replay),
             unmapped_segments: physical.unmapped_segments().clone(),
             refused: self.refused.into(),
-            failed_calls: physical.failed_calls(),
             unmatched_cuda_frees: physical.unmatched_frees(),
             lost: LostEvents::default(),
         }

@@ -2,8 +2,8 @@
 //!
 //! What depends on the batch halves with it: activations, inputs of a step, autograd temporaries, and temporaries of
 //! forward and backward passes. Weights, gradients, optimizer state, workspaces and copies of weights do not, nor do
-//! the gradients of weights that a backward pass adds to existing ones, nor the buffers of reductions. What one step of
-//! many needs far more of has another reason than the batch.
+//! the gradients of weights that a backward pass adds to existing ones. What one step of many needs far more of has
+//! another reason than the batch.
 
 use std::collections::{HashMap, HashSet};
 
@@ -48,9 +48,8 @@ pub(crate) fn depends_on_batch(recorded: &Recorded<'_>, block: &BlockLifetime, i
         Phase::Load => block.category == Category::Input && recorded.is_freed(block),
         Phase::Optimizer => false,
     };
-    let is_excepted = is_training && recorded.is_evaluated_step(block.start.step)
-        || recorded.is_outlier(block.start.stack)
-        || recorded.is_reduction_buffer(block);
+    let is_excepted =
+        is_training && recorded.is_evaluated_step(block.start.step) || recorded.is_outlier(block.start.stack);
     in_model
         && !is_excepted
         && match block.category {
@@ -155,7 +154,9 @@ pub(crate) fn halve(recorded: &Recorded<'_>, is_training: bool, spans: &mut [Spa
         let is_kept =
             || kept.contains(&(block.start.stack, block.start.context)) && block.category != Category::KvCache;
         if depends_on_batch(recorded, block, is_training) && !is_kept() && !joined.contains(&span.block) {
-            span.requested = span.requested.div_ceil(2);
+            // Between half and all: the middle.
+            let saved = if recorded.is_reduction_buffer(block) { 4 } else { 2 };
+            span.requested -= span.requested / saved;
         }
     }
 }

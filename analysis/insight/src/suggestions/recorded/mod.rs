@@ -110,7 +110,7 @@ struct UnusualPlaces {
     in_each_step: HashSet<StackId>,
     /// Steps that only evaluate, with gradients.
     evaluated_steps: HashSet<u32>,
-    /// Buffers of reductions, by the event that allocated them.
+    /// Buffers of reductions that use all multiprocessors, by the event that allocated them.
     reduction_buffers: HashSet<u32>,
 }
 
@@ -181,7 +181,9 @@ impl<'a> Recorded<'a> {
                 outliers: BTreeSet::new(),
                 in_each_step: steps::forward_only_in_each_step(&blocks),
                 evaluated_steps: steps::evaluated_steps(&blocks, failed.is_some()),
-                reduction_buffers: reductions::reduction_buffers(&blocks),
+                reduction_buffers: reductions::multiprocessors(definitions)
+                    .map(|count| reductions::reduction_buffers(&blocks, count))
+                    .unwrap_or_default(),
             },
             blocks,
         }
@@ -260,7 +262,7 @@ impl<'a> Recorded<'a> {
         self.places.no_workspaces.contains(&workspace_place(block))
     }
 
-    /// Whether the block is the buffer of a reduction by several thread blocks.
+    /// Whether the block is the buffer of a reduction, whose size follows from the multiprocessors of the GPU.
     pub(crate) fn is_reduction_buffer(&self, block: &BlockLifetime) -> bool {
         self.places.reduction_buffers.contains(&block.allocated)
     }

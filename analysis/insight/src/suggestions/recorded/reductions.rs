@@ -1,22 +1,53 @@
 //! Buffers of reductions.
 //!
 //! A reduction that several thread blocks share allocates a buffer for their partial sums, then a smaller one for their
-//! semaphores, and frees both at once (`gpu_reduce_kernel` in PyTorch's Reduce.cuh). The number of thread blocks, and so
-//! the buffer's size, follows from the multiprocessors of the GPU.
+//! semaphores, and frees both at once (`gpu_reduce_kernel` in PyTorch's Reduce.cuh). The number of thread blocks follows
+//! from the batch, or, if that is large, from the multiprocessors of the GPU: such a buffer of half the batch has
+//! between half of its bytes and all.
 
 use std::collections::HashSet;
 
+use memtrace_trace::file::Definitions;
+
 use crate::passes::lifetimes::{BlockLifetime, NEVER};
 
-/// The events that allocated such buffers. `blocks`: in the order of their allocations.
-pub(super) fn reduction_buffers(blocks: &[BlockLifetime]) -> HashSet<u32> {
+/// Parts of the names of GPUs, and their multiprocessors (NVIDIA's data sheets). The first that matches counts.
+const MULTIPROCESSORS: &[(&str, u64)] = &[
+    ("H100 PCIe", 114),
+    ("H100", 132),
+    ("H200", 132),
+    ("H20", 78),
+    ("A100", 108),
+    ("L40", 142),
+    ("L4", 58),
+    ("A10", 72),
+    ("T4", 40),
+    ("V100", 80),
+    ("B200", 148),
+    ("A6000", 84),
+    ("RTX 3090", 82),
+    ("RTX 5090", 170),
+];
+/// Each thread block has at least so many bytes of the buffer.
+const SMALLEST_PART: u64 = 1024;
+
+/// The multiprocessors of the recorded GPU. `None` if its model is not known.
+pub(super) fn multiprocessors(definitions: &Definitions) -> Option<u64> {
+    let name = &definitions.devices.values().next()?.name;
+    MULTIPROCESSORS.iter().find(|(part, _)| name.contains(part)).map(|(_, count)| *count)
+}
+
+/// The events that allocated buffers whose size follows from the multiprocessors. `blocks`: in the order of their
+/// allocations.
+pub(super) fn reduction_buffers(blocks: &[BlockLifetime], multiprocessors: u64) -> HashSet<u32> {
     let mut buffers = HashSet::new();
     for (index, [buffer, semaphores]) in blocks.array_windows().enumerate() {
         let is_one_place =
             (buffer.start.stack, buffer.start.context) == (semaphores.start.stack, semaphores.start.context);
         let next = blocks.get(index + 2).map_or(NEVER, |next| next.allocated);
         let are_freed = semaphores.freed < buffer.freed && buffer.freed < next;
-        if is_one_place && are_freed && semaphores.requested() < buffer.requested() {
+        let is_of_all = buffer.requested().is_multiple_of(multiprocessors * SMALLEST_PART);
+        if is_one_place && are_freed && is_of_all && semaphores.requested() < buffer.requested() {
             buffers.insert(buffer.allocated);
         }
     }
@@ -34,10 +65,13 @@ mod tests {
             block.freed = freed;
             block
         };
-        let reduction = [block(1, 4, 1 << 20), block(2, 3, 512), block(5, 9, 64)];
-        assert_eq!(reduction_buffers(&reduction), HashSet::from([1]));
+        let found = |blocks: &[BlockLifetime]| reduction_buffers(blocks, 132);
+        let reduction = [block(1, 4, 132 << 20), block(2, 3, 512), block(5, 9, 64)];
+        assert_eq!(found(&reduction), HashSet::from([1]));
         // The second block is a result, and the first is freed after another allocation.
-        assert_eq!(reduction_buffers(&[block(1, 3, 1 << 20), block(2, 9, 512)]), HashSet::new());
-        assert_eq!(reduction_buffers(&[block(1, 6, 1 << 20), block(2, 3, 512), block(5, 9, 64)]), HashSet::new());
+        assert_eq!(found(&[block(1, 3, 132 << 20), block(2, 9, 512)]), HashSet::new());
+        assert_eq!(found(&[block(1, 6, 132 << 20), block(2, 3, 512), block(5, 9, 64)]), HashSet::new());
+        // The batch decides.
+        assert_eq!(found(&[block(1, 4, 128 << 20), block(2, 3, 512), block(5, 9, 64)]), HashSet::new());
     }
 }
