@@ -1,9 +1,9 @@
 //! Buffers of reductions.
 //!
 //! A reduction that several thread blocks share allocates a buffer for their partial sums, then a smaller one for their
-//! semaphores, and frees both at once (`gpu_reduce_kernel` in PyTorch's Reduce.cuh). The number of thread blocks follows
-//! from the batch, or, if that is large, from the multiprocessors of the GPU: such a buffer of half the batch has
-//! between half of its bytes and all.
+//! semaphores, and frees both at once (`gpu_reduce_kernel` in PyTorch's Reduce.cuh). The number of thread blocks
+//! follows from the batch, or, if that is large, from the multiprocessors of the GPU: such a buffer of half the batch
+//! has between half of its bytes and all.
 
 use std::collections::HashSet;
 
