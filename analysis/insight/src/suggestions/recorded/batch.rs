@@ -154,9 +154,11 @@ pub(crate) fn halve(recorded: &Recorded<'_>, is_training: bool, spans: &mut [Spa
         let is_kept =
             || kept.contains(&(block.start.stack, block.start.context)) && block.category != Category::KvCache;
         if depends_on_batch(recorded, block, is_training) && !is_kept() && !joined.contains(&span.block) {
-            // Between half and all: the middle.
-            let saved = if recorded.is_reduction_buffer(block) { 4 } else { 2 };
-            span.requested -= span.requested / saved;
+            // Between half and all: their geometric mean, whose largest relative error is the smallest.
+            span.requested = match recorded.is_reduction_buffer(block) {
+                true => (span.requested as f64 * std::f64::consts::FRAC_1_SQRT_2) as u64,
+                false => span.requested.div_ceil(2),
+            };
         }
     }
 }
