@@ -77,7 +77,7 @@ fn a_c_program_is_in_no_phase_and_its_leaks_are_at_the_callers_of_one_function()
 
 #[test]
 fn a_python_program_without_pytorch_is_in_no_phase() {
-    let program = root().join("tests/programs/issues/without_torch.py");
+    let program = root().join("tests/programs/steps/without_torch.py");
     let run = with_simcuda(&["python3", program.to_str().unwrap()]).option("--no-snapshot").run();
     run.assert_ended_well();
     let text = std::fs::read_to_string(run.path().join("summary.txt")).unwrap();

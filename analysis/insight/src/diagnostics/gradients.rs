@@ -169,7 +169,11 @@ impl Gradients {
 
     /// Bytes that nothing frees.
     fn kept(&self, names: &Names) -> u64 {
-        let unused = |old: &OldGradient| old.age >= OLD || names.is_gradient_without_state(old.seq);
+        // A model that no optimizer has keeps the gradients of its first backward pass. Others are of copies of a
+        // model.
+        let oldest = self.uncleared.last_old.iter().map(|old| old.age).max().unwrap_or(0);
+        let has_no_state = |old: &OldGradient| old.age == oldest && names.is_gradient_without_state(old.seq);
+        let unused = |old: &OldGradient| old.age >= OLD || has_no_state(old);
         let kept = if self.clears_others() { self.old_bytes(unused) } else { self.uncleared.last_alone };
         kept.min(self.bytes)
     }
@@ -354,7 +358,11 @@ impl Diagnostic for Gradients {
     }
 
     fn issues(&self, device: &DeviceFacts<'_>, _: &SharedFacts, issues: &mut Vec<Issue>) {
-        issues.extend(self.issue(device));
+        // A leak of gradients, such as those of copies of a model, is none of these.
+        let leaks =
+            |issue: &Issue| issue.place.is_some_and(|place| issues.iter().any(|one| one.sites.contains(&place)));
+        let found = self.issue(device).filter(|issue| !leaks(issue));
+        issues.extend(found);
     }
 }
 

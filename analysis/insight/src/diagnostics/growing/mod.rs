@@ -293,6 +293,17 @@ fn is_collected(source: &GrowingSource, collected: &HashMap<(StackId, ContextId)
     freed * 2 > source.bytes
 }
 
+/// In how many turns the blocks of the graph grow whose lines autograd ran, and whether these are most blocks: a
+/// backward pass ran through them and left them.
+fn left_by_backward(device: &DeviceFacts<'_>, shared: &SharedFacts, graph: &[GrowingSource]) -> (u64, bool) {
+    let ran: Vec<&GrowingSource> = graph.iter().filter(|g| g.bits & Mark::NODE_RAN != 0).collect();
+    let turns = ran.iter().map(|g| u64::from(g.turns)).max().unwrap_or(0);
+    let consumed = shared.graphs.consumed_bytes / u64::from(device.table.steps().max(1));
+    let is_most = ran.iter().map(|g| g.slope).sum::<u64>() >= consumed
+        && shared.graphs.are_most(ran.iter().map(|g| g.blocks).sum(), turns);
+    (turns, is_most)
+}
+
 /// Whether blocks of graphs that grow are graphs that the program keeps.
 fn is_graph_kept(device: &DeviceFacts<'_>, shared: &SharedFacts, graph: &[GrowingSource]) -> bool {
     // A hook that stores one tensor of every layer allocates at one line, so one line alone is no evidence of a graph.
@@ -301,13 +312,11 @@ fn is_graph_kept(device: &DeviceFacts<'_>, shared: &SharedFacts, graph: &[Growin
     lines.dedup();
     // A backward pass that freed more than stayed did consume its graph. What stayed are results: outputs and hidden
     // states that the program has detached, or keeps without their graph.
-    let ran: Vec<&GrowingSource> = graph.iter().filter(|g| g.bits & Mark::NODE_RAN != 0).collect();
-    let turns = ran.iter().map(|g| u64::from(g.turns)).max().unwrap_or(0);
-    let consumed = shared.graphs.consumed_bytes / u64::from(device.table.steps().max(1));
-    let is_most = ran.iter().map(|g| g.slope).sum::<u64>() >= consumed
-        && shared.graphs.are_most(ran.iter().map(|g| g.blocks).sum(), turns);
+    let (turns, is_most) = left_by_backward(device, shared, graph);
     // Forward passes that an exception left have no backward pass of their own.
-    let is_whole = turns == 0 || is_most || shared.graphs.left_calls >= turns;
+    let last = graph.iter().max_by_key(|g| g.last_seq);
+    let are_left = shared.graphs.left_calls >= turns && last.is_some_and(|l| is_left_early(device, shared, l));
+    let is_whole = turns == 0 || is_most || are_left;
     // Graphs that were freed together are evidence as well.
     let is_evident = lines.len() >= 2 && is_whole || shared.graphs.were_freed_together;
     !graph.is_empty() && is_evident && device.matters(graph.iter().map(|g| g.bytes).sum())
@@ -436,7 +445,9 @@ fn graph_kept(
     }
     let turns = graph.iter().map(|g| u64::from(g.turns)).max().unwrap_or(0);
     let has_inputs = !read.is_empty();
-    let (place, fix) = if last.is_some_and(|l| is_left_early(device, shared, l)) {
+    let (ran_turns, is_most) = left_by_backward(device, shared, graph);
+    let is_retained = ran_turns > 0 && is_most;
+    let (place, fix) = if !is_retained && last.is_some_and(|l| is_left_early(device, shared, l)) {
         evidence.push("no backward pass ran through them, unlike through others of the same call".to_owned());
         (last.map(|l| l.site), KEPT_EXCEPTION.to_owned())
     } else if run {

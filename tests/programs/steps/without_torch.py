@@ -1,5 +1,4 @@
 """Allocates by the CUDA runtime, as CuPy and JAX do: nothing in it is of PyTorch."""
-# issue: none
 
 import ctypes
 
