@@ -24,21 +24,14 @@ impl TextReport {
 
     /// The parts of a server's memory, and what it had expected.
     pub(crate) fn server(&mut self, server: &ServerSummary) {
-        self.list(&format!(
-            "{} {}, at the peak of {}",
-            server.engine,
-            server.when(),
-            size_text(server.allocated_bytes)
-        ));
+        self.list(&format!("{} {}, at the peak of {}", server.engine, server.when, size_text(server.allocated_bytes)));
         for part in server.parts.iter().filter(|part| part.bytes > 0) {
             self.row(part.bytes, server.allocated_bytes, part.kind.name());
         }
         if !server.weights_by_type.is_empty() {
             let types = server.weights_by_type.iter().map(|of| format!("{} {}", of.data_type, size_text(of.bytes)));
-            let named: u64 = server.weights_by_type.iter().map(|of| of.bytes).sum();
-            let unnamed = server.weights_bytes().saturating_sub(named);
-            // Kernels of quantized weights keep them in tensors that are no parameters.
-            let unnamed = (unnamed * 100 >= server.weights_bytes()).then(|| format!("no name {}", size_text(unnamed)));
+            let unnamed = Some(server.unnamed_weights_bytes).filter(|bytes| *bytes > 0);
+            let unnamed = unnamed.map(|bytes| format!("no name {}", size_text(bytes)));
             self.labelled_list("Weights", &types.chain(unnamed).collect::<Vec<_>>().join(", "));
         }
         let cache = server.kv_cache.as_ref().map_or("", |cache| cache.text.as_str());

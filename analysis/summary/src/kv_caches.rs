@@ -9,18 +9,6 @@ use memtrace_trace::ids::{ContextId, StackId};
 
 use crate::summary::{GrowingKvCache, ModelKvCache};
 
-/// The maximum number of nested calls that are followed to the model.
-const MAX_DEPTH: usize = 100;
-
-/// The call of a model that leads to the call of a module.
-fn outermost(call: ContextId, definitions: &Definitions) -> ContextId {
-    let caller = |call: &ContextId| {
-        let caller = definitions.nn_calls.get(call)?.caller;
-        definitions.nn_calls.contains_key(&caller).then_some(caller)
-    };
-    std::iter::successors(Some(call), caller).take(MAX_DEPTH).last().unwrap_or(call)
-}
-
 /// The caches of each model that grow with its calls, most bytes first. Empty if not several models have one.
 pub(crate) fn kv_caches_by_model(
     composition: &Composition,
@@ -41,8 +29,7 @@ pub(crate) fn kv_caches_by_model(
     for (module, category, part) in composition.modules() {
         let (ModuleKey::Call(call), Category::KvCache) = (module, category) else { continue };
         let Some(by) = by_call.get(&call) else { continue };
-        let first = outermost(call, definitions);
-        let Some(model) = definitions.nn_calls.get(&first) else { continue };
+        let Some((first, model)) = definitions.nn_call_chain(call).last() else { continue };
         let (earliest, cache) = models.entry(model.object).or_insert((first, ModelKvCache::default()));
         *earliest = first.min(*earliest);
         cache.model = model.class.to_string();

@@ -27,8 +27,13 @@ pub struct ServerSummary {
     /// The parts, most bytes first. The bytes add up to `allocated_bytes`, less the bytes for which no event was
     /// recorded.
     pub parts: Vec<ServerPart>,
-    /// The weights by data type, most bytes first. Weights without a name are not counted.
+    /// The point in time of the parts, as a clause: `while it served`.
+    pub when: String,
+    /// The weights by data type, most bytes first.
     pub weights_by_type: Vec<TypeBytes>,
+    /// The bytes of weights without a name, if some have names; 0 if they are less than 1 %. Kernels of quantized weights
+    /// keep them in tensors that are no parameters.
+    pub unnamed_weights_bytes: u64,
     /// The KV cache. Absent if the engine did not allocate one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_cache: Option<KvCacheSummary>,
@@ -77,15 +82,6 @@ impl ServerSummary {
     /// Whether the engine computed a request.
     fn has_served(&self) -> bool {
         self.stages.iter().any(|one| one.stage.serves())
-    }
-
-    /// The point in time of the parts, as a clause.
-    pub fn when(&self) -> &'static str {
-        match self.kv_cache {
-            Some(_) => "while it served",
-            None if self.has_served() => "without a KV cache",
-            None => "before it had a KV cache",
-        }
     }
 }
 
@@ -273,6 +269,7 @@ pub(crate) fn server(analysis: &DeviceAnalysis, inputs: &ServerInputs<'_>) -> Op
         part.blocks += amount.blocks;
     }
     let bytes_of = |kind| parts.get(&kind).map_or(0, |part| part.bytes);
+    let bytes_of_weights = bytes_of(ServingPart::Weights);
     let kv_cache =
         Some(bytes_of(ServingPart::KvCache)).filter(|bytes| *bytes > 0).map(|bytes| attributes.kv_cache(bytes));
     let stages = ServingStage::ALL.into_iter().filter_map(|stage| {
@@ -286,6 +283,7 @@ pub(crate) fn server(analysis: &DeviceAnalysis, inputs: &ServerInputs<'_>) -> Op
             transient_bytes: figures.transient,
         })
     });
+    let stages: Vec<StageSummary> = stages.collect();
     // What the profiling run keeps, such as workspaces of kernels, is in use while the engine serves.
     let profile = serving.stage(ServingStage::Profile);
     let activations = profile.map(|figures| figures.peak.saturating_sub(figures.end)).filter(|bytes| *bytes > 0);
@@ -294,7 +292,7 @@ pub(crate) fn server(analysis: &DeviceAnalysis, inputs: &ServerInputs<'_>) -> Op
     let graphs: u64 = captured.map(|graph| graph.capture.growth + graph.instantiated).sum();
     let adapters = bytes_of(ServingPart::Adapters);
     let actual = ActualBytes {
-        weights: Some(bytes_of(ServingPart::Weights) + adapters).filter(|bytes| *bytes > 0),
+        weights: Some(bytes_of_weights + adapters).filter(|bytes| *bytes > 0),
         has_adapters: adapters > 0,
         activations,
         graphs: (graphs > 0).then_some(graphs),
@@ -325,9 +323,19 @@ pub(crate) fn server(analysis: &DeviceAnalysis, inputs: &ServerInputs<'_>) -> Op
     let of_utilization = of_utilization.and_then(|(utilization, memory)| utilization.advice(memory));
     let others = attributes.advice(&actual, kv_cache.as_ref(), &weights_by_type, total_bytes);
     let advice = of_utilization.into_iter().chain(others).collect();
+    let named: u64 = weights_by_type.iter().map(|of_type| of_type.bytes).sum();
+    let unnamed = bytes_of_weights.saturating_sub(named);
+    let has_served = stages.iter().any(|one| one.stage.serves());
+    let when = match kv_cache {
+        Some(_) => "while it served",
+        None if has_served => "without a KV cache",
+        None => "before it had a KV cache",
+    };
     Some(ServerSummary {
         engine: engine.name().to_owned(),
-        stages: stages.collect(),
+        when: when.to_owned(),
+        unnamed_weights_bytes: if named > 0 && unnamed * 100 >= bytes_of_weights { unnamed } else { 0 },
+        stages,
         allocated_bytes: peak.usage.allocated,
         parts,
         expectations: attributes.expectations(&actual),

@@ -59,7 +59,7 @@ pub(crate) struct SuggestionQuery<'a> {
 /// replay lowers it. `progress` receives the number of replays done, and their total.
 pub(crate) fn suggestions(query: &SuggestionQuery<'_>, progress: &mut dyn FnMut(u64, u64)) -> Vec<SuggestionSummary> {
     let device = query.device;
-    let has_backward = device.table.total().phases[Phase::Backward as usize].allocations > 0;
+    let has_backward = device.table.has_backward();
     // An engine divides requests into batches itself, and has options of its own (`server`).
     if device.serving.engine.is_some() && !has_backward {
         return Vec::new();

@@ -96,6 +96,17 @@ mod tests {
         assert_eq!(Gpu::named(DEFAULT).unwrap().id, DEFAULT);
     }
 
+    /// The analysis knows some models by their names.
+    #[test]
+    fn the_analysis_has_the_same_multiprocessors() {
+        let known = |gpu: &&Gpu| memtrace_analysis::rules::multiprocessors(&gpu.name).is_some();
+        assert!(Gpu::all().iter().filter(known).count() > 10);
+        for gpu in Gpu::all().iter().filter(known) {
+            let count = memtrace_analysis::rules::multiprocessors(&gpu.name);
+            assert_eq!(count, Some(gpu.multiprocessors), "{}", gpu.name);
+        }
+    }
+
     #[test]
     fn every_name_belongs_to_one_model() {
         let mut names: Vec<&str> =

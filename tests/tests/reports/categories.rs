@@ -8,6 +8,8 @@ use memtrace_tests::snapshots::vizcheck;
 use memtrace_tests::traced_program::{TracedProgram, memtrace, root};
 use serde_json::Value;
 
+use crate::diagnostics::declared_env;
+
 /// At most this share of the bytes in use may have a wrong category at any sample, in percent.
 const MAXIMUM_WRONG: f64 = 0.5;
 
@@ -25,8 +27,7 @@ fn walked(program: &str) -> Option<Value> {
         .env("SIMCUDA_DEVICES", "2")
         .env("OMP_NUM_THREADS", "1")
         .env("WALKED", walked.path());
-    let declared = text.lines().find_map(|line| line.strip_prefix("# env: ")).unwrap_or_default();
-    for (name, value) in declared.split_whitespace().filter_map(|pair| pair.split_once('=')) {
+    for (name, value) in declared_env(&text) {
         traced = traced.env(name, value);
     }
     let run = traced.run();

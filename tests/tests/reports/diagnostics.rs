@@ -27,11 +27,17 @@ struct Program {
     exit: i32,
 }
 
+/// The environment that a program declares: `# env: NAME=VALUE...`.
+pub(crate) fn declared_env(text: &str) -> Vec<(String, String)> {
+    let declared = text.lines().find_map(|line| line.strip_prefix("# env: ")).unwrap_or_default();
+    let pairs = declared.split_whitespace().filter_map(|pair| pair.split_once('='));
+    pairs.map(|(name, value)| (name.into(), value.into())).collect()
+}
+
 impl Program {
     fn read(path: &Path) -> Program {
         let text = std::fs::read_to_string(path).unwrap();
         let field = |what: &str| text.lines().find_map(|line| line.strip_prefix(what)).map(str::to_owned);
-        let env = field("# env: ").unwrap_or_default();
         let marked = text.lines().enumerate().filter(|(_, line)| line.ends_with("# issue here"));
         Program {
             path: path.to_owned(),
@@ -42,11 +48,7 @@ impl Program {
                 None => panic!("{} declares no issue", path.display()),
             },
             lines: marked.map(|(at, _)| at + 1).collect(),
-            env: env
-                .split_whitespace()
-                .filter_map(|pair| pair.split_once('='))
-                .map(|(k, v)| (k.into(), v.into()))
-                .collect(),
+            env: declared_env(&text),
             exit: field("# exit: ").map_or(0, |code| code.parse().unwrap()),
         }
     }

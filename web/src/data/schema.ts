@@ -1250,8 +1250,10 @@ export interface ServerSummary {
   parts: ServerPart[];
   problem?: string;
   stages: StageSummary[];
+  unnamed_weights_bytes: number;
   utilization?: UtilizationSummary;
   weights_by_type: TypeBytes[];
+  when: string;
 }
 
 export type ServingPart =

@@ -37,11 +37,15 @@ const STAGES: Record<ServingStage, string> = {
 export function server(device: DeviceSummary): HTMLElement | null {
   const found = device.server;
   if (!found) return null;
-  const state = found.kv_cache ? 'while it served' : 'before it had a KV cache';
   return el(
     'section',
     { class: 'card w12', id: 'server' },
-    el('h2', {}, `${found.engine} ${state}, at the peak of `, bytes('server.allocated_bytes', found.allocated_bytes)),
+    el(
+      'h2',
+      {},
+      `${found.engine} ${found.when}, at the peak of `,
+      bytes('server.allocated_bytes', found.allocated_bytes),
+    ),
     parts(found),
     el(
       'dl',
@@ -76,6 +80,8 @@ function facts(found: ServerSummary): [string, Part[]][] {
     `${one.data_type} `,
     bytes(`server.weights_by_type.${at}.bytes`, one.bytes),
   ]);
+  if (types.length > 0 && found.unnamed_weights_bytes > 0)
+    types.push(['no name ', bytes('server.unnamed_weights_bytes', found.unnamed_weights_bytes)]);
   if (types.length > 0) rows.push(['Weights', joined(types)]);
   if (found.kv_cache && found.kv_cache.text !== '') rows.push(['KV cache', [found.kv_cache.text]]);
   const expected = found.expectations.map((one, at): Part[] => [

@@ -21,7 +21,6 @@ use super::list::{DeviceAnalysis, Passes};
 use super::oom_report::{OomReport, SettingsReplay};
 use super::open_ranges::OpenRanges;
 use super::pass::{Pass, PassedRange, RecordingStart, StayedMemory};
-use super::phase::Phase;
 use super::refused::{RefusedRequestLog, RefusedRequests};
 use super::released::Release;
 use super::replayed_memory::{OomQuery, ReplayedDevice, ReplayedMemory};
@@ -330,7 +329,7 @@ impl Analysis {
                 computes_elsewhere: computing.iter().copied().find(|other| *other >= 0 && *other != device.device),
                 memory_limit: memory_limit(device),
             });
-            let trains = device.table.total().phases[Phase::Backward as usize].allocations > 0;
+            let trains = device.table.has_backward();
             issues.retain(|issue| trains || !device.serving.excludes(issue.rule.id, issue.place.map(|place| place.0)));
             issues
         };

@@ -67,7 +67,7 @@ impl MissingModules {
         (context, seq): (ContextId, u64),
     ) -> MissingModules {
         let mut found = MissingModules::default();
-        let chain = calls_from(definitions, contexts.module(context));
+        let chain: Vec<(ContextId, &NnCall)> = definitions.nn_call_chain(contexts.module(context)).collect();
         let Some((_, outermost)) = chain.last() else { return found };
         let classes = UserClasses::of(definitions);
         let Some(activations) = activations_of_root(tree, classes.name(&outermost.class)) else { return found };
@@ -116,13 +116,6 @@ impl MissingModules {
         found.uncalled = uncalled.iter().map(|child| (child.name.to_string(), own_class(child))).collect();
         found
     }
-}
-
-/// The call with this id and the calls that contain it, innermost first.
-fn calls_from(definitions: &Definitions, innermost: ContextId) -> Vec<(ContextId, &NnCall)> {
-    let next = |id: ContextId| definitions.nn_calls.get(&id).map(|call| (id, call));
-    // The chain ends, because a caller's id is smaller than the id of the call.
-    std::iter::successors(next(innermost), |(_, call)| next(call.caller)).collect()
 }
 
 /// By path: what backward needs of the modules below the only root of this class.
@@ -202,7 +195,7 @@ fn peak_of(
     let called = alike.len() - siblings.missing;
     let mut levels: Vec<Option<CallLevel>> = vec![None; called];
     for one in calls {
-        let chain = calls_from(definitions, contexts.module(one.call));
+        let chain: Vec<(ContextId, &NnCall)> = definitions.nn_call_chain(contexts.module(one.call)).collect();
         let is_in = |(_, name): &(usize, &&NnName)| chain.iter().any(|(_, call)| call.object == name.object);
         let Some((at, _)) = alike.iter().take(called).enumerate().find(is_in) else { continue };
         let first = *levels[at].get_or_insert(*one);

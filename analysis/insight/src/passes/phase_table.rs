@@ -387,6 +387,11 @@ impl PhaseTable {
         self.changes.retain(|step| kept.contains(&step));
     }
 
+    /// Whether the recording has a backward pass.
+    pub fn has_backward(&self) -> bool {
+        self.total.phases[Phase::Backward as usize].allocations > 0
+    }
+
     /// The sum of everything.
     pub fn total(&self) -> &StepRows {
         &self.total

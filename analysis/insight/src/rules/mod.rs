@@ -9,6 +9,7 @@ mod custom;
 mod evaluation;
 mod facts;
 mod frameworks;
+mod gpus;
 mod ids;
 mod libraries;
 mod modules;
@@ -36,6 +37,7 @@ pub use evaluation::{
 };
 pub use facts::FrameFacts;
 pub use frameworks::Framework;
+pub use gpus::multiprocessors;
 pub use ids::{CategoryRuleId, PhaseRuleId, RuleId, UnknownRule};
 pub use libraries::{
     LibraryRule, PYTORCH, allocation_error, is_data_parallel_gather, is_library, is_pipelining, is_serving_engine,

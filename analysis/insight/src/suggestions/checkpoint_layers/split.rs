@@ -104,12 +104,11 @@ fn is_first(recorded: &Recorded<'_>, block: &BlockLifetime) -> bool {
 
 /// The classes of several modules under checkpoints, with the number of modules, fewest first.
 fn classes(recorded: &Recorded<'_>) -> Vec<(usize, Box<str>)> {
-    let calls = &recorded.definitions.nn_calls;
     let first = recorded.blocks.iter().filter(|block| is_first(recorded, block));
     let contexts: BTreeSet<ContextId> = first.map(|block| recorded.contexts().module(block.start.context)).collect();
     let mut classes: BTreeMap<&str, BTreeSet<u64>> = BTreeMap::new();
     for context in contexts {
-        for call in std::iter::successors(calls.get(&context), |call| calls.get(&call.caller)) {
+        for (_, call) in recorded.definitions.nn_call_chain(context) {
             classes.entry(&call.class).or_default().insert(call.object);
         }
     }

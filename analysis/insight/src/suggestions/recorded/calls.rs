@@ -32,15 +32,13 @@ impl Members {
     /// The outermost modules of some classes that contain no several modules of their own class: the layers of an
     /// `nn.Sequential` that are `nn.Sequential` themselves.
     pub(crate) fn repeated(recorded: &Recorded<'_>, classes: &BTreeSet<&str>) -> Members {
-        let calls = &recorded.definitions.nn_calls;
+        let definitions = recorded.definitions;
         let mut contained: BTreeMap<u64, BTreeSet<u64>> = BTreeMap::new();
-        for call in calls.values().filter(|call| classes.contains(&*call.class)) {
-            let mut caller = calls.get(&call.caller);
-            while let Some(around) = caller {
+        for call in definitions.nn_calls.values().filter(|call| classes.contains(&*call.class)) {
+            for (_, around) in definitions.nn_call_chain(call.caller) {
                 if around.class == call.class && around.object != call.object {
                     contained.entry(around.object).or_default().insert(call.object);
                 }
-                caller = calls.get(&around.caller);
             }
         }
         let several = contained.into_iter().filter(|(_, modules)| modules.len() > 1);

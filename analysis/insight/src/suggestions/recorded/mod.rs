@@ -89,7 +89,7 @@ pub struct Recorded<'a> {
     names: Option<&'a Names>,
 }
 
-/// What shows that a block is the gradient of a weight.
+/// Facts by which a block is recognized as the gradient of a weight.
 #[derive(Clone, Debug, Default)]
 struct WeightFacts {
     /// Requested sizes of gradients and parameters.
@@ -181,9 +181,7 @@ impl<'a> Recorded<'a> {
                 outliers: BTreeSet::new(),
                 in_each_step: steps::forward_only_in_each_step(&blocks),
                 evaluated_steps: steps::evaluated_steps(&blocks, failed.is_some()),
-                reduction_buffers: reductions::multiprocessors(definitions)
-                    .map(|count| reductions::reduction_buffers(&blocks, count))
-                    .unwrap_or_default(),
+                reduction_buffers: reductions::reduction_buffers(&blocks, definitions),
             },
             blocks,
         }

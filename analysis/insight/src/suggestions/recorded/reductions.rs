@@ -10,36 +10,19 @@ use std::collections::HashSet;
 use memtrace_trace::file::Definitions;
 
 use crate::passes::lifetimes::{BlockLifetime, NEVER};
+use crate::rules::multiprocessors;
 
-/// Parts of the names of GPUs, and their multiprocessors (NVIDIA's data sheets). The first that matches counts.
-const MULTIPROCESSORS: &[(&str, u64)] = &[
-    ("H100 PCIe", 114),
-    ("H100", 132),
-    ("H200", 132),
-    ("H20", 78),
-    ("A100", 108),
-    ("L40", 142),
-    ("L4", 58),
-    ("A10", 72),
-    ("T4", 40),
-    ("V100", 80),
-    ("B200", 148),
-    ("A6000", 84),
-    ("RTX 3090", 82),
-    ("RTX 5090", 170),
-];
 /// Each thread block has at least so many bytes of the buffer.
 const SMALLEST_PART: u64 = 1024;
 
-/// The multiprocessors of the recorded GPU. `None` if its model is not known.
-pub(super) fn multiprocessors(definitions: &Definitions) -> Option<u64> {
-    let name = &definitions.devices.values().next()?.name;
-    MULTIPROCESSORS.iter().find(|(part, _)| name.contains(part)).map(|(_, count)| *count)
+/// The events that allocated buffers whose size follows from the multiprocessors. `blocks`: in the order of their
+/// allocations. Empty if the model of the GPU is not known.
+pub(super) fn reduction_buffers(blocks: &[BlockLifetime], definitions: &Definitions) -> HashSet<u32> {
+    let gpu = definitions.devices.values().next();
+    gpu.and_then(|gpu| multiprocessors(&gpu.name)).map(|count| buffers_of_all(blocks, count.into())).unwrap_or_default()
 }
 
-/// The events that allocated buffers whose size follows from the multiprocessors. `blocks`: in the order of their
-/// allocations.
-pub(super) fn reduction_buffers(blocks: &[BlockLifetime], multiprocessors: u64) -> HashSet<u32> {
+fn buffers_of_all(blocks: &[BlockLifetime], multiprocessors: u64) -> HashSet<u32> {
     let mut buffers = HashSet::new();
     for (index, [buffer, semaphores]) in blocks.array_windows().enumerate() {
         let is_one_place =
@@ -65,7 +48,7 @@ mod tests {
             block.freed = freed;
             block
         };
-        let found = |blocks: &[BlockLifetime]| reduction_buffers(blocks, 132);
+        let found = |blocks: &[BlockLifetime]| buffers_of_all(blocks, 132);
         let reduction = [block(1, 4, 132 << 20), block(2, 3, 512), block(5, 9, 64)];
         assert_eq!(found(&reduction), HashSet::from([1]));
         // The second block is a result, and the first is freed after another allocation.
