@@ -31,8 +31,8 @@ pub struct ServerSummary {
     pub when: String,
     /// The weights by data type, most bytes first.
     pub weights_by_type: Vec<TypeBytes>,
-    /// The bytes of weights without a name, if some have names; 0 if they are less than 1 %. Kernels of quantized weights
-    /// keep them in tensors that are no parameters.
+    /// The bytes of weights without a name, if some have names; 0 if they are less than 1 %. Kernels of quantized
+    /// weights keep them in tensors that are no parameters.
     pub unnamed_weights_bytes: u64,
     /// The KV cache. Absent if the engine did not allocate one.
     #[serde(skip_serializing_if = "Option::is_none")]

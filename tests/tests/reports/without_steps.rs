@@ -102,7 +102,7 @@ fn weights_that_a_recurrent_module_joins_are_no_evaluation() {
 
 #[test]
 fn caches_of_two_models_are_reported_by_model() {
-    let run = recorded("issues/speculative.py");
+    let run = recorded("steps/speculative.py");
     let output = String::from_utf8_lossy(&run.output.stdout).into_owned();
     let printed = |model: &str| {
         let rest = output.split_once(model).unwrap().1;

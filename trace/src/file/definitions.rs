@@ -460,8 +460,8 @@ impl Definitions {
         self.walk_ids(stack).map(|(stack, frame)| (stack, self.frame(frame)))
     }
 
-    /// The call of a module with this id and the calls around it, innermost first. A caller's id is smaller than that of
-    /// the call.
+    /// The call of a module with this id and the calls around it, innermost first. A caller's id is smaller than the id
+    /// of the call.
     pub fn nn_call_chain(&self, innermost: ContextId) -> impl Iterator<Item = (ContextId, &NnCall)> {
         let call = |id: ContextId| Some((id, self.nn_calls.get(&id)?));
         std::iter::successors(call(innermost), move |(id, one)| call(one.caller).filter(|(caller, _)| caller < id))

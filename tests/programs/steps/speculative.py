@@ -2,7 +2,6 @@
 
 Prints by how many bytes a call of each model grows its cache.
 """
-# issue: none
 
 import torch
 from torch import nn
