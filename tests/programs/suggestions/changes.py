@@ -26,6 +26,7 @@ CHANGE_OF_RULE = {
     "checkpoint-layers": "checkpoint-layers",
     "checkpoint-or-no-grad": "checkpoint-layers",
     "build-on-meta": "build-on-meta",
+    "data-to-cpu": "data-to-cpu",
     "chunked-cross-entropy": "chunked-cross-entropy",
     "chunked-loss": "chunked-cross-entropy",
     "clear-gradients": "set-to-none",

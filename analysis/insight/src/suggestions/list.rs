@@ -42,6 +42,10 @@ macro_rules! with_suggestions {
                 /// Suggests one buffer for all modules.
                 RULE: ShareBuffers = "share-buffers",
             }
+            data_to_cpu {
+                /// Suggests data on the CPU.
+                RULE: DataToCpu = "data-to-cpu",
+            }
             load_to_cpu {
                 /// Suggests loading to the CPU.
                 RULE: LoadToCpu = "load-to-cpu",

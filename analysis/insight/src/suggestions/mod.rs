@@ -17,6 +17,7 @@ mod change;
 mod checkpoint_layers;
 mod chunked_cross_entropy;
 mod combination;
+mod data_to_cpu;
 mod eight_bit_moments;
 mod facts;
 mod final_data_type;

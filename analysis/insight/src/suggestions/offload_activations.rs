@@ -53,9 +53,10 @@ impl Change for OffloadActivations {
 /// The nodes that save a weight.
 const WITH_WEIGHT: &[&str] = &["AddmmBackward", "MmBackward", "LinearBackward", "ConvolutionBackward"];
 
-/// Nodes that save the result of their operation. The operation that reads it saves it too, and each of the two gets a
-/// copy of its own back.
-const SAVES_RESULT: &[&str] = &["ReluBackward", "SigmoidBackward", "TanhBackward", "SoftmaxBackward"];
+/// Nodes that save the result of their operation, the last two if it is in place. The operation that reads it saves it
+/// too, and each of the two gets a copy of its own back.
+const SAVES_RESULT: &[&str] =
+    &["ReluBackward", "SigmoidBackward", "TanhBackward", "SoftmaxBackward", "LeakyReluBackward", "EluBackward"];
 /// Nodes that save what their operation reads.
 const SAVES_INPUT: &[&str] = &[
     "AddmmBackward",
@@ -68,14 +69,19 @@ const SAVES_INPUT: &[&str] = &[
 ];
 
 /// The events, as indices, of the node that reads the result which the node with `first` as its first event saves. It
-/// runs right before.
+/// runs right before, and frees nothing that the forward pass allocated: the other node still has it.
 fn reader(recorded: &Recorded<'_>, first: usize) -> Option<(usize, usize)> {
     let is_one_of = |index: usize, names: &[&str]| {
         let context = recorded.definitions.contexts.get(recorded.events[index].context.index());
         context.is_some_and(|context| names.iter().any(|name| context.node.starts_with(name)))
     };
     let before = first.checked_sub(1)?;
-    (is_one_of(first, SAVES_RESULT) && is_one_of(before, SAVES_INPUT)).then(|| node(recorded, before))
+    let (from, to) = node(recorded, before);
+    let frees_saved = || {
+        let mut freed = recorded.events[from..=to].iter().filter(|event| !event.allocates);
+        freed.any(|event| recorded.blocks[event.block as usize].start.phase == Phase::Forward)
+    };
+    (is_one_of(first, SAVES_RESULT) && is_one_of(before, SAVES_INPUT) && !frees_saved()).then_some((from, to))
 }
 
 /// Whether only a node of the backward pass needs the block after the forward pass.
@@ -155,7 +161,7 @@ mod tests {
 
     use super::*;
     use crate::suggestions::test_program::{
-        FIRST, INNER_LINES, NET, NET_LINES, NODE_OF_FIRST, NODE_OF_SECOND, Program, SECOND,
+        FIRST, INNER_LINES, LEAKY, NET, NET_LINES, NODE_OF_FIRST, NODE_OF_SECOND, Program, SECOND,
     };
 
     #[test]
@@ -180,5 +186,24 @@ mod tests {
         assert_eq!(program.peak(), 420);
         // In the forward pass one operation's argument and result, in the backward pass what one node saved.
         assert_eq!(program.peak_with(find), 220);
+    }
+
+    #[test]
+    fn a_result_that_two_nodes_save_comes_back_for_each() {
+        for (is_in_place, expected) in [(true, 100 + 60), (false, 100 + 100)] {
+            let mut program = Program::default();
+            let argument = program.activation(100, FIRST);
+            let result = if is_in_place { argument } else { program.activation(100, FIRST) };
+            program.passes = 1;
+            let temporary = program.alloc(60, Phase::Backward, Category::Temporary, NODE_OF_SECOND);
+            program.free(temporary, NODE_OF_SECOND);
+            if !is_in_place {
+                program.free(result, NODE_OF_SECOND);
+            }
+            let gradient = program.alloc(20, Phase::Backward, Category::AutogradDetail, LEAKY);
+            program.free(argument, LEAKY);
+            program.free(gradient, LEAKY);
+            assert_eq!(program.peak_with(find), expected, "in place: {is_in_place}");
+        }
     }
 }

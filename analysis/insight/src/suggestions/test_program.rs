@@ -29,6 +29,8 @@ pub(super) const NODE_OF_SECOND: ContextId = ContextId(5);
 pub(super) const ACCUMULATE: ContextId = ContextId(6);
 pub(super) const ATTENTION: ContextId = ContextId(7);
 pub(super) const QUERY: ContextId = ContextId(8);
+/// The node of an activation function of `FIRST`.
+pub(super) const LEAKY: ContextId = ContextId(9);
 /// The stack of `torch.nn.functional.softmax`, and that of `cross_entropy`.
 pub(super) const SOFTMAX: StackId = StackId(1);
 pub(super) const LOSS: StackId = StackId(2);
@@ -72,6 +74,7 @@ pub(super) fn definitions() -> Definitions {
             node("AccumulateGrad", ContextId::NONE),
             Context::default(),
             Context::default(),
+            node("LeakyReluBackward0", FIRST),
         ],
         frames: vec![Frame::default()],
         stacks: vec![StackNode { parent: StackId::NONE, frame: FrameId::NONE }],

@@ -175,8 +175,7 @@ pub(crate) fn passing_end(recorded: &Recorded<'_>, gradient: &BlockLifetime) -> 
 ///
 /// An iteration begins with an allocation outside modules, or where the first allocation of a module is repeated.
 pub(crate) fn kept_places(recorded: &Recorded<'_>) -> HashSet<(StackId, ContextId)> {
-    let mut latest: HashMap<(StackId, ContextId), (u32, u32)> = HashMap::new();
-    let mut kept = HashSet::new();
+    let mut places: HashMap<(StackId, ContextId), Vec<(&BlockLifetime, u32)>> = HashMap::new();
     let (mut iteration, mut first, mut is_outside) = (0, None, false);
     for block in recorded.blocks.iter().filter(|block| block.start.phase.is_forward_only()) {
         let place = (block.start.stack, block.start.context);
@@ -187,12 +186,26 @@ pub(crate) fn kept_places(recorded: &Recorded<'_>) -> HashSet<(StackId, ContextI
             iteration += u32::from(*first.get_or_insert(place) == place);
         }
         is_outside = block.start.context.is_none();
-        let earlier = latest.insert(place, (block.freed, iteration));
-        if earlier.is_some_and(|(freed, then)| freed > block.allocated && then < iteration) {
-            kept.insert(place);
-        }
+        places.entry(place).or_default().push((block, iteration));
     }
-    kept
+    // A variable keeps one value until the next iteration has computed another one, again and again. A list keeps more,
+    // or is freed as a whole.
+    let allocations_before = |seq: u32| recorded.blocks.partition_point(|block| block.allocated < seq);
+    places.retain(|(_, context), blocks| {
+        let next = |of: usize| blocks.get(blocks.partition_point(|(_, iteration)| *iteration <= blocks[of].1));
+        let index = |block: &BlockLifetime| blocks.partition_point(|(other, _)| other.allocated < block.allocated);
+        (0..blocks.len()).any(|at| {
+            let (block, Some((second, _))) = (blocks[at].0, next(at)) else { return false };
+            let outlives = |other: &BlockLifetime| block.freed > other.allocated;
+            let is_first = || at.checked_sub(1).is_none_or(|before| blocks[before].0.freed <= block.allocated);
+            let is_freed_with = || is_first() && allocations_before(block.freed) == allocations_before(second.freed);
+            // What grows within modules is a past, and not a result.
+            let grows = || context.is_none() && second.requested() > block.requested();
+            outlives(second)
+                && (next(index(second)).is_some_and(|(third, _)| outlives(third)) || grows() || is_freed_with())
+        })
+    });
+    places.into_keys().collect()
 }
 
 #[cfg(test)]
@@ -202,7 +215,7 @@ mod tests {
     use super::*;
     use crate::passes::lifetimes::BlockLifetimes;
     use crate::passes::stacks::StackTable;
-    use crate::suggestions::test_program::{ACCUMULATE, NODE_OF_FIRST, definitions, one_step};
+    use crate::suggestions::test_program::{ACCUMULATE, NET, NODE_OF_FIRST, Program, definitions, one_step};
 
     #[test]
     fn gradients_of_weights_that_are_added_up_do_not_depend_on_the_batch() {
@@ -219,5 +232,36 @@ mod tests {
         let depends = |index: usize| depends_on_batch(&recorded, &program.blocks[index], true);
         assert!(!depends(weight) && depends(gradient));
         assert_eq!(batches(&recorded), Batches::Accumulated(2));
+    }
+
+    /// Whether the results of a model in an evaluation are kept. `freed`: after which iteration each is freed; the
+    /// results grow by `growth` MiB.
+    fn are_kept(freed: &[usize], growth: u64) -> bool {
+        let mut program = Program::default();
+        let mut results = Vec::new();
+        for iteration in 0..freed.len() {
+            let input = program.alloc(1, Phase::Eval, Category::Input, ContextId::NONE);
+            results.push(program.alloc(10 + iteration as u64 * growth, Phase::Eval, Category::Activation, NET));
+            program.free(input, ContextId::NONE);
+            for (result, until) in results.iter().zip(freed) {
+                if *until == iteration {
+                    program.free(*result, ContextId::NONE);
+                }
+            }
+        }
+        let definitions = definitions();
+        let table = StackTable::new(&definitions);
+        let lifetimes = BlockLifetimes { blocks: program.blocks, ..BlockLifetimes::default() };
+        let recorded = Recorded::new(&lifetimes, &definitions, &table, AllocatorSettings::default(), None, None);
+        kept_places(&recorded).iter().any(|(_, context)| *context == NET)
+    }
+
+    #[test]
+    fn a_list_keeps_results_and_a_variable_keeps_one() {
+        assert!(are_kept(&[3, 3, 3, 3], 0), "a list");
+        assert!(are_kept(&[1, 1, 3, 3], 0), "lists of two results, each freed as a whole");
+        assert!(!are_kept(&[1, 2, 3, 3], 0), "a variable");
+        assert!(!are_kept(&[1, 2, 3, 3], 1), "a past, joined with what is new");
+        assert!(!are_kept(&[0, 1, 2, 3], 0), "nothing");
     }
 }
