@@ -178,8 +178,12 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
     let recorded = outcome.recorded.iter().filter(|r| r.received.events > 0).map(|r| r.pid);
     let watched = watch.map(|watch| watch.finish(recorded));
     let simulated = simulation.map(|_| Simulation::finish(&folder, child::exit_code(status) != 0));
-    let is_simulation_unused = simulated.as_ref().is_some_and(|simulated| !simulated.used_cuda);
-    if let Some(simulated) = simulated {
+    let mut is_simulation_unused = false;
+    let mut missing_toolkit = None;
+    if let Some(mut simulated) = simulated {
+        missing_toolkit = simulated.missing_toolkit.take();
+        // A program without its toolkit ends before it uses CUDA.
+        is_simulation_unused = !simulated.used_cuda && missing_toolkit.is_none();
         simulated.problems.iter().for_each(|problem| message::warning(problem));
         manifest.set_simulated(simulated, was_ready);
     }
@@ -208,6 +212,10 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
             message::warning("no process of the command used CUDA");
             message::help(USE_CUDA);
         }
+    }
+    if let Some([text, help]) = missing_toolkit.map(|missing| missing.texts()) {
+        message::warning(&text);
+        message::help(&help);
     }
     Ok(child::exit_code(status))
 }

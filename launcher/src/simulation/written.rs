@@ -46,12 +46,46 @@ pub(crate) struct Finished {
     pub(crate) used_cuda: bool,
     /// The exception that ended the program after it had read values that nothing computed.
     pub(crate) exception: Option<ValueException>,
+    /// The package that needs the CUDA toolkit, if the program failed.
+    pub(crate) missing_toolkit: Option<MissingToolkit>,
     /// What is known of cuDNN's workspaces. `None` if the program used no convolutions of cuDNN.
     pub(crate) workspaces: Option<EstimatedWorkspaces>,
     /// The functions that the program called and the simulation lacks, the one with the most calls first.
     pub(crate) missing_functions: Vec<MissingFunction>,
     /// What was left out, and why.
     pub(crate) problems: Vec<String>,
+}
+
+/// An exception that the program raised because the machine has no CUDA toolkit.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct MissingToolkit {
+    /// The package of the innermost line outside of PyTorch. `None` for the program itself.
+    package: Option<String>,
+    /// The name of the exception's class.
+    exception: String,
+    /// That line, as FILE:LINE.
+    location: String,
+}
+
+impl MissingToolkit {
+    /// What happened, and how to avoid it.
+    pub(crate) fn texts(&self) -> [String; 2] {
+        let package = self.package.as_deref().unwrap_or("the program");
+        let settings = match package {
+            "deep_gemm" => {
+                ", or choose other kernels with SGLANG_ENABLE_JIT_DEEPGEMM=0 (SGLang) or VLLM_USE_DEEP_GEMM=0 (vLLM)"
+            }
+            _ => "",
+        };
+        [
+            format!(
+                "{package} needs the CUDA toolkit, which this machine lacks ({} at {}). It fails in the same way on a \
+                 machine that has a GPU and no toolkit.",
+                self.exception, self.location
+            ),
+            format!("set CUDA_HOME to the folder of a CUDA toolkit{settings}"),
+        ]
+    }
 }
 
 /// Reads what the processes have written. `has_failed`: whether the command ended with another status than 0.
@@ -68,9 +102,11 @@ pub(super) fn read(run_folder: &RunFolder, has_failed: bool) -> Finished {
     // A program that ends well went on after the exit that it requested.
     let is_reason = |found: &ValueException| has_failed || found.exception != values::EXIT;
     // Of several the one of the process that wrote it first. A process may have ended while it wrote.
-    finished.exception = Written::in_folder(&scratch, EXCEPTIONS, MAX_EXCEPTION, &mut finished.problems)
-        .and_then(|written| written.texts().find_map(|text| serde_json::from_slice(&text).ok()))
-        .filter(is_reason);
+    if let Some(written) = Written::in_folder(&scratch, EXCEPTIONS, MAX_EXCEPTION, &mut finished.problems) {
+        finished.exception = written.texts().find_map(|text| serde_json::from_slice(&text).ok()).filter(is_reason);
+        finished.missing_toolkit =
+            written.texts().find_map(|text| serde_json::from_slice(&text).ok()).filter(|_| has_failed);
+    }
     finished.workspaces = Written::in_folder(&scratch, WORKSPACES, MAX_WORKSPACES, &mut finished.problems)
         .and_then(|written| sum(written.texts().filter_map(|text| serde_json::from_slice(&text).ok())));
     if let Some(written) = Written::in_folder(&scratch, MISSING, MAX_MISSING, &mut finished.problems) {
@@ -212,6 +248,26 @@ mod tests {
         let finished = read_all(folder.path());
         assert_eq!(finished.exception.unwrap().exception, "KeyError");
         assert!(finished.problems.is_empty(), "{:?}", finished.problems);
+    }
+
+    #[test]
+    fn a_missing_toolkit_is_reported_if_the_program_failed() {
+        let folder = folder();
+        let path = folder.path().join(SCRATCH).join(EXCEPTIONS).join("1.toolkit.json");
+        std::fs::write(&path, r#"{"exception": "AssertionError", "location": "a.py:1", "package": "deep_gemm"}"#)
+            .unwrap();
+        let failed = read_all(folder.path());
+        let [text, help] = failed.missing_toolkit.unwrap().texts();
+        assert!(
+            text.starts_with("deep_gemm needs the CUDA toolkit, which this machine lacks (AssertionError at a.py:1)")
+        );
+        assert!(help.contains("CUDA_HOME") && help.contains("SGLANG_ENABLE_JIT_DEEPGEMM=0"), "{help}");
+        assert!(failed.exception.is_none());
+        assert_eq!(read(&RunFolder::open(folder.path()).unwrap(), false).missing_toolkit, None);
+        std::fs::write(&path, r#"{"exception": "OSError", "location": "a.py:1", "package": null}"#).unwrap();
+        let [text, help] = read_all(folder.path()).missing_toolkit.unwrap().texts();
+        assert!(text.starts_with("the program needs the CUDA toolkit"), "{text}");
+        assert_eq!(help, "set CUDA_HOME to the folder of a CUDA toolkit");
     }
 
     #[test]

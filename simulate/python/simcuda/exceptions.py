@@ -1,19 +1,26 @@
-"""What the program died of, where that may be a value that a dry run does not compute: an exception, or an exit with a status
-that means a failure.
+"""What the program died of, where that may be a value that a dry run does not compute, or a missing CUDA toolkit: an exception, or an
+exit with a status that means a failure.
 """
 
 import atexit
 import functools
 import json
 import os
+import re
 import sys
+import traceback
 from multiprocessing import process
 
 import torch
 
+from . import kernels
+
 OWN = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
 # It ends processes by the same functions as programs do, after it has printed their exceptions.
 MULTIPROCESSING = os.path.dirname(process.__file__) + os.sep
+
+# Names by which packages look for the CUDA toolkit, in messages of exceptions and in names of functions.
+TOOLKIT = re.compile(r"cuda[ _]?(home|path|toolkit)|nvcc", re.IGNORECASE)
 
 # The last line that read a value of a device, as (file, line).
 last_read = None
@@ -45,13 +52,26 @@ def last_exception():
     return getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
 
 
+def chain_of(error):
+    """The exception, and those that led to it."""
+    seen = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
 def is_out_of_memory(error):
     """Whether the exception, or one that led to it, is an out-of-memory error."""
-    while error is not None:
-        if isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+    return any(isinstance(one, (torch.cuda.OutOfMemoryError, MemoryError)) for one in chain_of(error))
+
+
+def needs_toolkit(error):
+    """Whether an exception says that there is no CUDA toolkit, by its message or by the function that raised it."""
+    function = ""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        function = frame.f_code.co_name
+    return TOOLKIT.search(function) is not None or TOOLKIT.search(str(error)) is not None
 
 
 def place_of(error):
@@ -79,9 +99,38 @@ def write(folder, name, place):
         file.write(text)
 
 
+def write_missing_toolkit(folder, error):
+    """Writes into a file of a folder which package needs the CUDA toolkit, if an exception, or one that led to it, says so."""
+    for one in chain_of(error):
+        place = place_of(one) if not kernels.has_nvcc() and needs_toolkit(one) else None
+        if place is not None:
+            package = re.search(r"(?:site|dist)-packages/(\w+)", place[0])
+            text = {"exception": type(one).__name__, "location": "%s:%d" % place, "package": package and package[1]}
+            with open(os.path.join(folder, f"{os.getpid()}.toolkit.json"), "w", encoding="utf-8") as file:
+                json.dump(text, file)
+
+
+def note_missing_toolkit(folder):
+    """Notes exceptions about the CUDA toolkit that the program prints or logs. Workers of servers do that, and end without
+    raising them.
+    """
+    own = traceback.TracebackException.__init__
+
+    @functools.wraps(own)
+    def init(summary, exc_type, exc_value, *args, **kwargs):
+        try:
+            write_missing_toolkit(folder, exc_value)
+        except Exception:
+            pass
+        own(summary, exc_type, exc_value, *args, **kwargs)
+
+    traceback.TracebackException.__init__ = init
+
+
 def write_at_end(folder):
-    """Writes what ended the program into a file of a folder, unless no value can be the reason."""
+    """Writes what ended the program into a file of a folder, unless neither a value nor the CUDA toolkit can be the reason."""
     error = last_exception()
+    write_missing_toolkit(folder, error)
     if last_read is None:
         return
     if isinstance(error, Exception):
@@ -129,4 +178,5 @@ def install(folder):
     """Writes at the end of the process into a folder, if there is one."""
     if folder:
         atexit.register(write_at_end, folder)
+        note_missing_toolkit(folder)
         note_exits(folder)

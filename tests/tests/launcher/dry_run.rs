@@ -443,6 +443,30 @@ fn a_dry_run_in_which_nothing_uses_cuda_is_reported() {
 }
 
 #[test]
+fn a_missing_cuda_toolkit_is_reported() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |name: &str, program: &str| {
+        let mut command = Command::new(root().join("scripts/sim"));
+        command.env_remove("CUDA_HOME").env_remove("CUDA_PATH");
+        command.current_dir(&folder).arg(memtrace()).args(["dry-run", "-o", name, "--", python(), "-c", program]);
+        stderr(&output(&mut command))
+    };
+    let search = "import torch, traceback\ndef find_cuda_home():\n    assert False\n";
+    let sentence = "the program needs the CUDA toolkit, which this machine lacks (AssertionError at <string>:3)";
+    let uncaught = run("uncaught", &format!("{search}find_cuda_home()"));
+    assert!(uncaught.contains(sentence) && uncaught.contains("help: set CUDA_HOME"), "{uncaught}");
+    assert!(!uncaught.contains("no process of the command used CUDA"), "{uncaught}");
+    // A worker of a server logs the exception, and another process ends the program.
+    let logged = "try:\n    find_cuda_home()\nexcept AssertionError:\n    traceback.print_exc()\n";
+    let failed = run("logged", &format!("{search}{logged}raise SystemExit(1)"));
+    assert!(failed.contains(sentence), "{failed}");
+    let healthy = run("healthy", &format!("{search}{logged}"));
+    assert!(!healthy.contains(sentence), "{healthy}");
+    let other = run("other", "import torch\nassert False");
+    assert!(!other.contains("CUDA toolkit"), "{other}");
+}
+
+#[test]
 fn a_program_into_which_nothing_can_be_preloaded_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("static");
