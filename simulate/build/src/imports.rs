@@ -36,6 +36,11 @@ impl Library {
         key(&self.soname)
     }
 
+    /// Whether it is a package's own copy.
+    fn is_copy(&self) -> bool {
+        !self.soname.starts_with(&format!("lib{}.so", self.key()))
+    }
+
     /// The versions that importers ask for, without that of unversioned names.
     pub(crate) fn version_names(&self) -> impl Iterator<Item = &str> {
         self.versions.keys().map(String::as_str).filter(|version| !version.is_empty())
@@ -60,7 +65,15 @@ impl Library {
 
 fn key(soname: &str) -> &str {
     let stem = soname.split(".so").next().unwrap_or(soname);
-    stem.strip_prefix("lib").unwrap_or(stem)
+    let stem = stem.strip_prefix("lib").unwrap_or(stem);
+    copied(stem).unwrap_or(stem)
+}
+
+/// The name without the hash that a package gives to its own copy of a library, or `None`: `libcudart.faf08d9a.so.13`
+/// and `libcudart-c64a25f3.so.12.3.101` are copies of cudart.
+fn copied(stem: &str) -> Option<&str> {
+    let (name, hash) = stem.rsplit_once(['.', '-'])?;
+    (hash.len() == 8 && hash.bytes().all(|byte| byte.is_ascii_hexdigit())).then_some(name)
 }
 
 /// The imports of one PyTorch.
@@ -115,12 +128,11 @@ const WHEELS: &str = "nvidia";
 /// The folders of libraries that a Linux distribution, a container of NVIDIA or CUDA's installer use.
 const SYSTEM_FOLDERS: [&str; 4] = ["/usr/local/cuda/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib"];
 
-/// Whether a soname is one of NVIDIA's libraries, apart from the driver. A package that brings its own copy of a
-/// library gives it another name, such as `libcudart.faf08d9a.so.13` or `libcudart-c64a25f3.so.12.3.101`.
+/// Whether a soname is one of NVIDIA's libraries, apart from the driver, or a package's copy of one.
 fn is_nvidia(soname: &str) -> bool {
     let key = key(soname);
-    let is_copy = key.contains('.') || key.contains('-') && key != "nvidia-ml";
-    soname.starts_with("lib") && !is_copy && NVIDIA.iter().any(|beginning| key.starts_with(beginning))
+    let is_other = key.contains('.') || key.contains('-') && key != "nvidia-ml";
+    soname.starts_with("lib") && !is_other && NVIDIA.iter().any(|beginning| key.starts_with(beginning))
 }
 
 /// The beginnings of functions' names, and the library of each. A longer beginning comes before its own beginning.
@@ -204,10 +216,13 @@ impl Imports {
         }
         let loose = found.loose_names();
         for library in found.libraries() {
-            match self.libraries.iter_mut().find(|own| own.key() == library.key()) {
-                Some(own) if own.soname == library.soname => own.add(library),
-                // For another version of CUDA. Some packages bring a library for each.
-                Some(_) => {}
+            let same = self.libraries.iter().position(|own| own.soname == library.soname);
+            let is_simulated = self.libraries.iter().any(|own| own.key() == library.key());
+            match same.and_then(|place| self.libraries.get_mut(place)) {
+                Some(own) => own.add(library),
+                // For another version of CUDA. Some packages bring a library for each. But a program can load a copy
+                // beside PyTorch's library, and call it by its path.
+                None if is_simulated && !library.is_copy() => {}
                 None => self.libraries.push(library),
             }
         }
@@ -438,11 +453,16 @@ mod tests {
     }
 
     #[test]
-    fn copies_that_packages_bring_are_none_of_nvidias_libraries() {
+    fn copies_that_packages_bring_are_simulated_beside_the_libraries() {
+        let copies = ["libcudart.faf08d9a.so.13", "libcudart-c64a25f3.so.12.3.101"];
         for soname in ["libcudart.so.13", "libnvidia-ml.so.1", "libcusparseLt.so.0", "libnvshmem_host.so.3"] {
-            assert!(is_nvidia(soname), "{soname}");
+            assert!(is_nvidia(soname) && !Library::named(soname).is_copy(), "{soname}");
         }
-        for soname in ["libcudart.faf08d9a.so.13", "libcudart-c64a25f3.so.12.3.101", "libcurl.so.4", "cudart.so"] {
+        for soname in copies {
+            let library = Library::unversioned(soname);
+            assert!(is_nvidia(soname) && library.is_copy() && library.key() == "cudart", "{soname}");
+        }
+        for soname in ["libcurl.so.4", "cudart.so", "libcudart.faf08d9.so.13", "libcurl-c64a25f3.so.4"] {
             assert!(!is_nvidia(soname), "{soname}");
         }
     }
