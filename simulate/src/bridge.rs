@@ -70,6 +70,8 @@ pub struct Bridge {
     pub attribute: extern "C" fn(i32) -> i32,
     /// The number of NVLink links of each device.
     pub nvlinks: extern "C" fn() -> u32,
+    /// Whether a device can access the memory of another one.
+    pub has_peer_access: extern "C" fn() -> bool,
     /// The version of the driver: 1000 * major + 10 * minor.
     pub driver_version: extern "C" fn() -> i32,
     /// Whether kernels and libraries take device memory as on a GPU.

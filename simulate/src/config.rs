@@ -35,6 +35,14 @@ pub struct Model {
     pub nvlinks: u32,
 }
 
+impl Model {
+    /// Whether a device can access the memory of another one. NVIDIA's driver refuses it for GeForce cards that PCI
+    /// Express alone connects.
+    pub fn has_peer_access(&self) -> bool {
+        self.nvlinks > 0 || !self.name.to_bytes().windows(7).any(|word| word == b"GeForce")
+    }
+}
+
 /// The settings. README.md lists them in a table.
 #[derive(Debug)]
 pub struct Config {

@@ -20,6 +20,8 @@ pub enum Error {
     InvalidContext = 201,
     /// The host could not map the memory.
     MapFailed = 205,
+    /// The device cannot access the memory of the other one.
+    PeerAccessUnsupported = 217,
     /// A stream, event, graph or other handle is unknown.
     InvalidHandle = 400,
     /// The object's state does not allow the call.
@@ -73,6 +75,11 @@ pub fn describe(code: i32) -> (&'static std::ffi::CStr, &'static std::ffi::CStr,
         101 => (c"CUDA_ERROR_INVALID_DEVICE", c"invalid device ordinal", c"cudaErrorInvalidDevice"),
         201 => (c"CUDA_ERROR_INVALID_CONTEXT", c"invalid device context", c"cudaErrorDeviceUninitialized"),
         205 => (c"CUDA_ERROR_MAP_FAILED", c"mapping of buffer object failed", c"cudaErrorMapBufferObjectFailed"),
+        217 => (
+            c"CUDA_ERROR_PEER_ACCESS_UNSUPPORTED",
+            c"peer access is not supported between these two devices",
+            c"cudaErrorPeerAccessUnsupported",
+        ),
         400 => (c"CUDA_ERROR_INVALID_HANDLE", c"invalid resource handle", c"cudaErrorInvalidResourceHandle"),
         401 => (
             c"CUDA_ERROR_ILLEGAL_STATE",

@@ -43,10 +43,12 @@ pub enum Kernels {
     NcclOtherRank,
     /// Of NCCL with several ranks, on the first rank.
     NcclFirstRank,
+    /// Of NCCL with several ranks that PCI Express connects.
+    NcclPciExpress,
 }
 
 impl Kernels {
-    const ALL: [Kernels; 13] = [
+    const ALL: [Kernels; 14] = [
         Kernels::Torch,
         Kernels::Other,
         Kernels::Cublas,
@@ -60,6 +62,7 @@ impl Kernels {
         Kernels::Nccl,
         Kernels::NcclOtherRank,
         Kernels::NcclFirstRank,
+        Kernels::NcclPciExpress,
     ];
 
     /// The kernels with this number, as in [`crate::bridge::Bridge::load`].
@@ -100,17 +103,20 @@ impl Kernels {
         self == other || self.is_cudnn() && other.is_cudnn() || self.is_nccl() && other.is_nccl()
     }
 
-    /// The kernels of a rank of a communicator of NCCL.
-    pub fn of_rank(rank: u32, size: u32) -> Self {
+    /// The kernels of a rank of a communicator of NCCL. `version` is NCCL's.
+    pub fn of_rank(rank: u32, size: u32, has_nvlink: bool, version: i32) -> Self {
         match (size, rank) {
             (0 | 1, _) => Kernels::Nccl,
+            // With NCCL 2.21, logs of vLLM 0.8 on cards without NVLink have 0.20 to 0.43 GiB outside PyTorch in all.
+            _ if !has_nvlink && version < 22200 => Kernels::Nccl,
+            _ if !has_nvlink => Kernels::NcclPciExpress,
             (_, 0) => Kernels::NcclFirstRank,
             _ => Kernels::NcclOtherRank,
         }
     }
 
     fn is_nccl(self) -> bool {
-        matches!(self, Kernels::Nccl | Kernels::NcclOtherRank | Kernels::NcclFirstRank)
+        matches!(self, Kernels::Nccl | Kernels::NcclOtherRank | Kernels::NcclFirstRank | Kernels::NcclPciExpress)
     }
 
     fn is_cudnn(self) -> bool {
@@ -146,6 +152,9 @@ impl Kernels {
             // 586 and 582.
             Kernels::NcclOtherRank => 296 * MIB,
             Kernels::NcclFirstRank => 584 * MIB,
+            // NCCL 2.28.9 on two H200 with NCCL_P2P_DISABLE=1: 384 MiB with the first communicator, of which 30 are
+            // buffers.
+            Kernels::NcclPciExpress => 354 * MIB,
         }
     }
 
@@ -165,9 +174,12 @@ impl Kernels {
             // 206 MiB with the first decomposition, of which 96 MiB are a handle's.
             Kernels::Cusolver => 110 * MIB,
             // The same; NCCL on an H200: 6 MiB less.
-            Kernels::Other | Kernels::Cufft | Kernels::Nccl | Kernels::NcclOtherRank | Kernels::NcclFirstRank => {
-                self.lazy_bytes()
-            }
+            Kernels::Other
+            | Kernels::Cufft
+            | Kernels::Nccl
+            | Kernels::NcclOtherRank
+            | Kernels::NcclFirstRank
+            | Kernels::NcclPciExpress => self.lazy_bytes(),
         }
     }
 }
@@ -186,6 +198,10 @@ pub const STREAM_BYTES: u64 = 70 * MIB / 128;
 /// The number of buffers of a communicator of NCCL, each of [`NCCL_BUFFER_BYTES`], by `cuMemCreate`. One rank made 194
 /// on an H100, 195 on an H200. More ranks were not traced and are assumed to make as many.
 pub const NCCL_BUFFERS: u64 = 194;
+
+/// The number of buffers of a communicator of several ranks without NVLink. With NCCL_P2P_DISABLE=1 on two H200, a
+/// second and a third communicator took 30 and 28 MiB.
+pub const NCCL_BUFFERS_WITHOUT_NVLINK: u64 = 15;
 
 /// The size of a buffer of NCCL in bytes.
 pub const NCCL_BUFFER_BYTES: u64 = 2 * MIB;
@@ -255,6 +271,15 @@ mod tests {
             assert!(kernels.eager_bytes() >= kernels.lazy_bytes(), "eager loading loads what lazy loading does");
         }
         assert_eq!(Kernels::from_number(Kernels::ALL.len() as u32), None);
+    }
+
+    #[test]
+    fn kernels_of_ranks() {
+        assert_eq!(Kernels::of_rank(0, 1, false, 22809), Kernels::Nccl);
+        assert_eq!(Kernels::of_rank(0, 2, true, 22809), Kernels::NcclFirstRank);
+        assert_eq!(Kernels::of_rank(1, 2, true, 22809), Kernels::NcclOtherRank);
+        assert_eq!(Kernels::of_rank(0, 2, false, 22809), Kernels::NcclPciExpress);
+        assert_eq!(Kernels::of_rank(0, 2, false, 22105), Kernels::Nccl);
     }
 
     #[test]

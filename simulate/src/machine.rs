@@ -379,6 +379,10 @@ impl Machine {
         if handle.pid == std::process::id() {
             return Err(Error::InvalidValue);
         }
+        let is_own = self.config.visible.get(ordinal) == Some(&handle.device);
+        if !is_own && !self.config.model.has_peer_access() {
+            return Err(Error::PeerAccessUnsupported);
+        }
         let extent = handle.open().map_err(|_| Error::InvalidValue)?;
         self.memory.import(extent, ordinal)
     }

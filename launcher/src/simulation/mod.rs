@@ -32,8 +32,15 @@ use libraries::Libraries;
 /// How long reading what the processes have written may take, and how long removing their files.
 const END_TIME: Duration = Duration::from_secs(60);
 /// The variables that name caches of compiled code.
-const CACHE_VARIABLES: [&str; 4] =
-    ["TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "TORCH_EXTENSIONS_DIR"];
+const CACHE_VARIABLES: [&str; 6] = [
+    "TORCHINDUCTOR_CACHE_DIR",
+    "TRITON_CACHE_DIR",
+    "CUDA_CACHE_PATH",
+    "TORCH_EXTENSIONS_DIR",
+    // Also which GPUs access each other, and the kernels that autotuners chose.
+    "VLLM_CACHE_ROOT",
+    "SGLANG_CACHE_DIR",
+];
 
 /// The machine of a dry run.
 #[derive(Clone, Debug)]

@@ -87,6 +87,8 @@ pub struct Imports {
     searched: BTreeSet<PathBuf>,
     /// The CUDA version: 1000 * major + 10 * minor.
     pub cuda_version: u32,
+    /// The version of NCCL's wheel: 10000 * major + 100 * minor + patch. `None` where there is none.
+    pub nccl_version: Option<u32>,
 }
 
 /// The imports of one ELF file.
@@ -198,7 +200,8 @@ impl Imports {
         let loose = found.loose_names();
         let libraries = found.libraries();
         let install_to = search.unwrap_or_default().into_iter().max_by_key(|folder| preference(folder));
-        let mut imports = Imports { libraries, install_to, searched, cuda_version: cuda_version(folder)? };
+        let (cuda_version, nccl_version) = (cuda_version(folder)?, nccl_version(folder));
+        let mut imports = Imports { libraries, install_to, searched, cuda_version, nccl_version };
         imports.add_loose_names(loose);
         Ok(imports)
     }
@@ -348,6 +351,19 @@ fn cuda_version(folder: &Path) -> Result<u32> {
     version.and_then(parse).with_context(|| format!("{} names no CUDA version: is it the CUDA build?", path.display()))
 }
 
+/// The version of the wheel of NCCL beside a PyTorch.
+fn nccl_version(folder: &Path) -> Option<u32> {
+    let names = fs::read_dir(folder.parent()?).ok()?.flatten();
+    names.filter_map(|entry| entry.file_name().into_string().ok()).find_map(|name| nccl_of_wheel(&name))
+}
+
+/// The version of NCCL in a name such as `nvidia_nccl_cu12-2.21.5.dist-info`.
+fn nccl_of_wheel(name: &str) -> Option<u32> {
+    let (_, version) = name.strip_prefix("nvidia_nccl_cu")?.strip_suffix(".dist-info")?.split_once('-')?;
+    let mut parts = version.split('.').map(|part| part.parse::<u32>().ok().filter(|part| *part < 100));
+    Some(parts.next()?? * 10_000 + parts.next()?? * 100 + parts.next()??)
+}
+
 /// Whether a name begins as those of NVIDIA's libraries do.
 fn may_be_nvidias(name: &[u8]) -> bool {
     std::str::from_utf8(name).is_ok_and(|name| by_prefix(name).is_some())
@@ -468,6 +484,15 @@ mod tests {
     }
 
     #[test]
+    fn versions_of_nccl() {
+        assert_eq!(nccl_of_wheel("nvidia_nccl_cu12-2.21.5.dist-info"), Some(22105));
+        assert_eq!(nccl_of_wheel("nvidia_nccl_cu13-2.28.9.dist-info"), Some(22809));
+        for name in ["nvidia_nccl_cu12", "nvidia_nccl_cu12-2.21.dist-info", "nvidia_nccl_cu12-2.x.5.dist-info"] {
+            assert_eq!(nccl_of_wheel(name), None, "{name}");
+        }
+    }
+
+    #[test]
     fn names_that_a_file_defines_are_its_own() {
         let name = |name: &str| (String::new(), String::new(), name.to_owned());
         let mut found = Found::default();
@@ -480,6 +505,7 @@ mod tests {
             install_to: None,
             searched: BTreeSet::new(),
             cuda_version: 13000,
+            nccl_version: None,
         };
         imports.add_loose_names(found.loose_names());
         let names: Vec<&String> = imports.libraries[0].names().collect();

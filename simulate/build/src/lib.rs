@@ -36,14 +36,15 @@ impl Cores {
         })
     }
 
-    fn library(&self, library: &Library, cuda_version: u32) -> Result<(String, Vec<u8>)> {
+    fn library(&self, library: &Library, cuda_version: u32, nccl_version: Option<u32>) -> Result<(String, Vec<u8>)> {
         let versions = [("simcuda_cudart_version", cuda_version as i32)];
+        let nccl: Vec<_> = nccl_version.map(|version| ("simcuda_nccl_version", version as i32)).into_iter().collect();
         let made = match library.key() {
             "cuda" => library::make(&self.driver, library, |name| name.starts_with("cu"), &[]),
             "cudart" => {
                 library::make(&self.runtime, library, |n| n.starts_with("cuda") || n.starts_with("__cuda"), &versions)
             }
-            key => library::make(&self.libs, library, |name| family(name) == Some(key), &[]),
+            key => library::make(&self.libs, library, |name| family(name) == Some(key), &nccl),
         };
         Ok((library.soname.clone(), made.with_context(|| format!("making {}", library.soname))?))
     }
@@ -56,7 +57,7 @@ pub fn libraries_of(cores: &Cores, imports: &Imports) -> Result<Vec<(String, Vec
     let always = ["libcuda.so.1", "libnvidia-ml.so.1"].map(Library::unversioned);
     let is_missing = |library: &&Library| imports.libraries.iter().all(|own| own.soname != library.soname);
     let libraries = always.iter().filter(is_missing).chain(&imports.libraries);
-    libraries.map(|library| cores.library(library, imports.cuda_version)).collect()
+    libraries.map(|library| cores.library(library, imports.cuda_version, imports.nccl_version)).collect()
 }
 
 /// The libraries for programs without PyTorch: driver, NVML, and the runtimes of CUDA 12.8 and 13.0.
@@ -67,7 +68,7 @@ pub fn plain_libraries(cores: &Cores) -> Result<Vec<(String, Vec<u8>)>> {
     libraries.extend(
         [("libcudart.so.12", 12080), ("libcudart.so.13", 13000)].map(|(soname, v)| (Library::named(soname), v)),
     );
-    libraries.iter().map(|(library, version)| cores.library(library, *version)).collect()
+    libraries.iter().map(|(library, version)| cores.library(library, *version, None)).collect()
 }
 
 /// The library to which a function of the libraries' core belongs.

@@ -27,6 +27,7 @@ static BRIDGE: Bridge = Bridge {
     name,
     attribute,
     nvlinks,
+    has_peer_access,
     driver_version,
     library_memory,
     load,
@@ -107,6 +108,10 @@ extern "C" fn name() -> *const c_char {
 
 extern "C" fn attribute(code: c_int) -> c_int {
     simcuda::attributes::attribute(code, 0, &machine().config.model)
+}
+
+extern "C" fn has_peer_access() -> bool {
+    machine().config.model.has_peer_access()
 }
 
 extern "C" fn nvlinks() -> u32 {

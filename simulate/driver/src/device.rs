@@ -126,14 +126,14 @@ extern "C" fn cuDeviceComputeCapability(major: Out<c_int>, minor: Out<c_int>, de
 
 #[unsafe(no_mangle)]
 extern "C" fn cuDeviceCanAccessPeer(can: Out<c_int>, device: c_int, peer: c_int) -> c_int {
-    can.put(c_int::from(device != peer));
+    can.put(c_int::from(device != peer && machine().config.model.has_peer_access()));
     0
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cuDeviceGetP2PAttribute(value: Out<c_int>, attribute: c_int, device: c_int, peer: c_int) -> c_int {
     // 2: access supported.
-    value.put(c_int::from(attribute == 2 && device != peer));
+    value.put(c_int::from(attribute == 2 && device != peer && machine().config.model.has_peer_access()));
     0
 }
 

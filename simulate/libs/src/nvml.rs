@@ -4,7 +4,7 @@
 //! when it is out of memory, and for the NVLink fabric. Inference servers ask it for everything that they must know of
 //! the devices before they fork their workers, which a process that has initialized CUDA cannot do.
 
-use crate::support::{NVML_FUNCTION_NOT_FOUND, bridge, takes_memory};
+use crate::support::{NVML_FUNCTION_NOT_FOUND, bridge, nvlinks, takes_memory};
 use simcuda::bridge::Processes;
 use simcuda::library_memory::UNATTRIBUTED_BYTES;
 use simcuda::out::Out;
@@ -362,11 +362,6 @@ extern "C" fn nvmlDeviceGetNvLinkRemotePciInfo_v2(_device: u64, _link: c_uint, _
     NOT_SUPPORTED
 }
 
-/// The number of NVLink links of each device.
-fn nvlinks() -> u32 {
-    bridge().map_or(0, |bridge| (bridge.nvlinks)())
-}
-
 /// Each link of a device leads to a switch that connects all devices, so every link is active.
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetNvLinkState(device: u64, link: c_uint, state: Out<c_uint>) -> c_int {
@@ -377,7 +372,8 @@ extern "C" fn nvmlDeviceGetNvLinkState(device: u64, link: c_uint, state: Out<c_u
     SUCCESS
 }
 
-/// Every pair of devices can read and write each other's memory, over NVLink where the model has it.
+/// Every pair of devices can read and write each other's memory, over NVLink where the model has it, unless the model
+/// has no peer access.
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetP2PStatus(a: u64, b: u64, kind: c_int, status: Out<c_int>) -> c_int {
     const OVER_NVLINK: c_int = 2;
@@ -385,7 +381,8 @@ extern "C" fn nvmlDeviceGetP2PStatus(a: u64, b: u64, kind: c_int, status: Out<c_
     if physical(a).is_none() || physical(b).is_none() {
         return INVALID_ARGUMENT;
     }
-    status.put(if kind == OVER_NVLINK && nvlinks() == 0 { UNSUPPORTED } else { 0 });
+    let has_access = bridge().is_none_or(|bridge| (bridge.has_peer_access)());
+    status.put(if !has_access || kind == OVER_NVLINK && nvlinks() == 0 { UNSUPPORTED } else { 0 });
     SUCCESS
 }
 

@@ -86,6 +86,11 @@ pub(crate) fn takes_memory() -> bool {
     bridge().is_some_and(|bridge| (bridge.library_memory)())
 }
 
+/// The number of NVLink links of each device.
+pub(crate) fn nvlinks() -> u32 {
+    bridge().map_or(0, |bridge| (bridge.nvlinks)())
+}
+
 /// Loads kernels onto the current device if they are not there yet. Returns whether the device has the memory.
 pub(crate) fn load(kernels: Kernels) -> bool {
     bridge().is_none_or(|bridge| (bridge.load)(kernels as u32) == 0)

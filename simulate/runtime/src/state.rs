@@ -69,6 +69,13 @@ pub(crate) fn call(work: impl FnOnce(&Driver) -> c_int) -> c_int {
     })
 }
 
+/// Calls the driver without making a context, and stores an error. On an H200, `cudaEventQuery`, `cudaEventSynchronize`
+/// and `cudaEventElapsedTime` made none on device 0 in a thread without one; `cudaEventDestroy`, `cudaEventRecord` and
+/// functions of streams did. The thread with which PyTorch 2.6 watches NCCL queries events of other devices.
+pub(crate) fn call_without_context(work: impl FnOnce(&Driver) -> c_int) -> c_int {
+    ret(work(driver()))
+}
+
 /// Marks the thread's driver calls as nested in a runtime function, until it is dropped.
 struct Nested<'a>(&'a Driver);
 

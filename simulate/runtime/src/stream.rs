@@ -1,6 +1,6 @@
 //! Streams, events and host functions.
 
-use crate::state::call;
+use crate::state::{call, call_without_context};
 use simcuda::out::Out;
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -102,17 +102,17 @@ extern "C" fn cudaEventRecordWithFlags(event: u64, stream: u64, _flags: c_uint) 
 
 #[unsafe(no_mangle)]
 extern "C" fn cudaEventQuery(event: u64) -> c_int {
-    call(|d| (d.event_query)(event))
+    call_without_context(|d| (d.event_query)(event))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cudaEventSynchronize(event: u64) -> c_int {
-    call(|d| (d.event_synchronize)(event))
+    call_without_context(|d| (d.event_synchronize)(event))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cudaEventElapsedTime(milliseconds: Out<f32>, start: u64, end: u64) -> c_int {
-    call(|d| (d.event_elapsed_time)(milliseconds, start, end))
+    call_without_context(|d| (d.event_elapsed_time)(milliseconds, start, end))
 }
 
 /// The name of `cudaEventElapsedTime` in CUDA 12.8.

@@ -442,6 +442,16 @@ fn a_dry_run_in_which_nothing_uses_cuda_is_reported() {
     assert!(used.contains("nothing recorded") && !used.contains("warning: "), "{used}");
 }
 
+/// On two H200, a thread that queries an event of GPU 1 and waits for it makes no context on GPU 0.
+#[test]
+fn gpus_that_pci_express_connects_have_peer_access_unless_they_are_geforce_cards() {
+    let folder = tempfile::tempdir().unwrap();
+    for (gpu, found) in [("rtx-4090", "False 0 True\n"), ("l40s", "True 0 True\n"), ("h100-sxm", "True 0 True\n")] {
+        let output = dry_run_of("dry_run_peers.py", folder.path(), &["--gpu", gpu, "--gpus", "2", "-o", gpu], &[]);
+        assert_eq!(String::from_utf8_lossy(&output.stdout), found, "{gpu}: {}", stderr(&output));
+    }
+}
+
 #[test]
 fn a_missing_cuda_toolkit_is_reported() {
     let folder = tempfile::tempdir().unwrap();

@@ -2,9 +2,9 @@
 
 use super::INVALID;
 use crate::device_memory::MappedMemory;
-use crate::support::{load, takes_memory};
+use crate::support::{load, nvlinks, takes_memory};
 use simcuda::exchange::Exchange;
-use simcuda::library_memory::{Kernels, NCCL_BUFFER_BYTES, NCCL_BUFFERS};
+use simcuda::library_memory::{Kernels, NCCL_BUFFER_BYTES, NCCL_BUFFERS, NCCL_BUFFERS_WITHOUT_NVLINK};
 use simcuda::out::Out;
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::fs::File;
@@ -12,7 +12,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::Read;
 use std::path::PathBuf;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 /// The maximum size of the part of a rank that is exchanged, in bytes.
 const EXCHANGED_BYTES: usize = 256 << 10;
@@ -47,11 +47,12 @@ impl Communicator {
 
     /// Allocates the buffers of the communicator. `None` if the device has too little memory.
     fn with_buffers(mut self) -> Option<Self> {
+        let has_nvlink = nvlinks() > 0;
         if takes_memory() {
-            self.buffers =
-                (0..NCCL_BUFFERS).map(|_| MappedMemory::allocate(NCCL_BUFFER_BYTES)).collect::<Option<_>>()?;
+            let count = if has_nvlink || self.size < 2 { NCCL_BUFFERS } else { NCCL_BUFFERS_WITHOUT_NVLINK };
+            self.buffers = (0..count).map(|_| MappedMemory::allocate(NCCL_BUFFER_BYTES)).collect::<Option<_>>()?;
         }
-        load(Kernels::of_rank(self.rank, self.size)).then_some(self)
+        load(Kernels::of_rank(self.rank, self.size, has_nvlink, version())).then_some(self)
     }
 
     /// The connection to the other ranks, if parts of so many bytes are exchanged.
@@ -132,9 +133,19 @@ extern "C" fn ncclGetLastError(_communicator: Option<&Communicator>) -> *const c
     LAST_ERROR.get().map_or(c"".as_ptr(), |text| text.as_ptr())
 }
 
+/// The version of NCCL: 10000 * major + 100 * minor + patch. `simcuda-build` sets it in the file, so the compiler must
+/// not know the value.
+#[allow(non_upper_case_globals)]
 #[unsafe(no_mangle)]
-extern "C" fn ncclGetVersion(version: Out<c_int>) -> c_int {
-    version.put(22809);
+static simcuda_nccl_version: AtomicI32 = AtomicI32::new(22809);
+
+fn version() -> c_int {
+    simcuda_nccl_version.load(Ordering::Relaxed)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclGetVersion(out: Out<c_int>) -> c_int {
+    out.put(version());
     0
 }
 
