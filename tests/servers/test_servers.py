@@ -6,17 +6,16 @@ The models are configurations without weights. An engine starts, allocates its c
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import socket
 import subprocess
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple
 
+import published
 import pytest
+from dry_runs import dry_run, free_port, installed
 
-ROOT = Path(__file__).resolve().parents[2]
 MODELS = Path(__file__).parent / "models"
 GIB = 1 << 30
 
@@ -56,20 +55,6 @@ ENGINES = {
 }
 
 
-def memtrace() -> str:
-    """The binary of the release build, unless MEMTRACE_BIN names another one."""
-    target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
-    path = Path(os.environ.get("MEMTRACE_BIN", target / "release" / "memtrace"))
-    assert path.exists(), f"{path} is missing: run `cargo build --release`"
-    return str(path)
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
 def server_of(summary: Dict[str, Any]) -> Dict[str, Any]:
     """The only server of a run."""
     devices = [device for process in summary["processes"] for device in process["devices"]]
@@ -78,23 +63,19 @@ def server_of(summary: Dict[str, Any]) -> Dict[str, Any]:
     return servers[0]
 
 
-def dry_run(engine: Engine, model: str, settings: Dict[str, str], folder: Path) -> "subprocess.CompletedProcess[str]":
+def boot(engine: Engine, model: str, settings: Dict[str, str], folder: Path) -> "subprocess.CompletedProcess[str]":
     """Starts an engine in a dry run, until it is ready."""
-    installed = subprocess.run([str(ROOT / "scripts" / "servers"), engine.package], stdout=subprocess.PIPE, check=True, text=True).stdout.strip()
-    values = {"folder": installed, "model": str(MODELS / model), "port": str(free_port())}
+    server = installed(engine.package)
+    values = {"folder": server, "model": str(MODELS / model), "port": str(free_port())}
     command = [word.format(**values) for word in engine.command]
-    ours = ("PYTHONPATH", "LD_PRELOAD", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH")
-    environment = {name: value for name, value in os.environ.items() if name not in ours}
-    environment.update(HOME=str(folder), HF_HUB_OFFLINE="1", PATH=f"{installed}/bin:{os.environ['PATH']}", **settings)
-    run = [memtrace(), "dry-run", "--gpu", "h100-sxm", "--until-ready", "--no-snapshot", "-o", str(folder / "run"), "--", *command]
-    return subprocess.run(run, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600)
+    return dry_run(server, command, ["--gpu", "h100-sxm"], {"HOME": str(folder), **settings}, folder, subprocess.PIPE)
 
 
 @pytest.mark.parametrize("model", ["dense", "experts"])
 @pytest.mark.parametrize("name", list(ENGINES))
 def test_a_server_boots_and_its_figures_are_those_of_its_log(name: str, model: str, tmp_path: Path) -> None:
     engine = ENGINES[name]
-    output = dry_run(engine, model, engine.environment, tmp_path)
+    output = boot(engine, model, engine.environment, tmp_path)
     log = output.stdout
     assert output.returncode == 0, log[-6000:]
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
@@ -117,8 +98,25 @@ def test_a_server_boots_and_its_figures_are_those_of_its_log(name: str, model: s
 
 @pytest.mark.skipif(shutil.which("nvcc") is not None or Path("/usr/local/cuda").exists(), reason="this machine has the CUDA toolkit")
 def test_a_package_that_needs_the_cuda_toolkit_is_named(tmp_path: Path) -> None:
-    output = dry_run(ENGINES["sglang"], "dense", {}, tmp_path)
+    output = boot(ENGINES["sglang"], "dense", {}, tmp_path)
     assert output.returncode == 1, output.stdout[-6000:]
     assert "memtrace: warning: deep_gemm needs the CUDA toolkit, which this machine lacks (AssertionError at " in output.stdout
     assert "memtrace: help: set CUDA_HOME " in output.stdout and "SGLANG_ENABLE_JIT_DEEPGEMM=0" in output.stdout
     assert "no process of the command used CUDA" not in output.stdout, output.stdout[-2000:]
+
+
+def test_the_page_has_the_table_of_published_logs() -> None:
+    data = json.loads(published.DATA.read_text())
+    page = (published.ROOT / "docs" / "dev" / "dry-run.md").read_text()
+    assert published.table(data) in page, "python3 tests/servers/published.py --table"
+
+
+def test_figures_are_found_in_logs_of_old_and_new_servers() -> None:
+    old = """model_runner.py:1115] Loading model weights took 13.9476 GB
+    worker.py:267] model weights take 13.95GiB; PyTorch activation peak memory takes 1.41GiB; the rest of the memory reserved for KV Cache is 7.34GiB.
+    worker.py:267] model weights take 13.95GiB; PyTorch activation peak memory takes 0.25GiB; the rest of the memory reserved for KV Cache is 8.69GiB.
+    executor_base.py:112] # cuda blocks: 5096, # CPU blocks: 2730"""
+    assert published.figures_of(old) == {"weights_gib": 13.9476, "activations_gib": 1.41, "kv_cache_gib": 7.34, "kv_cache_tokens": 81536}
+    new = "Model loading took 14.96 GiB memory and 1 seconds\nAvailable KV cache memory: 55.06 GiB\nGPU KV cache size: 451,056 tokens"
+    assert published.figures_of(new) == {"weights_gib": 14.96, "kv_cache_gib": 55.06, "kv_cache_tokens": 451056}
+    assert published.figures_of("Load weight end. mem usage=56.98 GB.\nmax_total_num_tokens=94657") == {"weights_gib": 56.98, "kv_cache_tokens": 94657}
