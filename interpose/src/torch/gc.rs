@@ -2,12 +2,10 @@
 //! reference cycle.
 //!
 //! The interpreter keeps this in one word: `collecting` of `struct _gc_runtime_state` (Include/internal/pycore_gc.h;
-//! pycore_pymem.h before 3.9). Each free reads it in place. The structure's address differs by release, so it is
-//! searched for once. Its signature is unique: three generations, followed by a word that points to the first of them.
-//! The fields between that word and `collecting` are the same from 3.8 to 3.13.
-//!
-//! From 3.13 on, `_Py_DebugOffsets` publishes the address, and both results must agree. CPython 3.14 has other
-//! generations, so there only the published address is used. A word that is neither 0 nor 1 is rejected.
+//! pycore_pymem.h before 3.9; pycore_interp_structs.h from 3.14 on). Each free reads it in place. Up to 3.13 the
+//! structure is searched for once. Its signature is unique: three generations, followed by a word that points to the
+//! first of them. From 3.13 on, `_Py_DebugOffsets` publishes the address, and in 3.13 both results must agree. The
+//! generations at that address are verified in each version, and a word that is neither 0 nor 1 is rejected.
 //!
 //! The interpreter does not store which thread collects, and PyTorch releases the GIL while it frees a tensor. The
 //! collecting thread is the first one that runs Python and frees while `collecting` is set. Others run only after it
@@ -36,17 +34,82 @@ static GET_THREAD_STATE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut()
 static COLLECTING_THREAD: AtomicU64 = AtomicU64::new(0);
 const THREAD_BITS: u32 = 48;
 
-/// The minor version of the last CPython 3 release with three generations.
-const LAST_WITH_THREE_GENERATIONS: u32 = 13;
 /// How many 8-byte words are searched.
 const SEARCHED_WORDS: usize = 8192;
 /// Words of a generation: next, previous, and one that holds threshold and count.
 const GENERATION: usize = 3;
-/// Offsets in words from the first generation: the pointer to that generation, the permanent generation, and
-/// `collecting`. Between the last two are the statistics of three generations, three words each.
-const POINTER: usize = 3 * GENERATION;
-const PERMANENT: usize = POINTER + 1;
-const COLLECTING: usize = PERMANENT + GENERATION + 9;
+
+/// Where fields of the collector's state are, in words from the first of three generations.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct StateLayout {
+    /// A word that points to the first generation, if it follows the generations.
+    pointer: Option<usize>,
+    /// `permanent_generation`.
+    permanent: usize,
+    collecting: usize,
+    counts: Counts,
+    /// Where `_Py_DebugOffsets` publishes `collecting`, if the version does.
+    published: Option<PublishedState>,
+}
+
+/// Where the collections are counted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Counts {
+    /// Three generations' statistics of three words before `collecting`, each with its collections first.
+    Inline,
+    /// The word before `collecting` points to `struct gc_stats`, whose last word has `update_seq`. Each collection
+    /// changes it when it ends. This word of `_Py_DebugOffsets` is the structure's size.
+    Pointed { size: usize },
+}
+
+/// Indices of words in `_Py_DebugOffsets`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct PublishedState {
+    /// The offset of the collector's state in the interpreter's state.
+    state: usize,
+    /// The offset of `collecting` in the collector's state.
+    collecting: usize,
+}
+
+const V3_8: StateLayout = StateLayout {
+    pointer: Some(3 * GENERATION),
+    permanent: 3 * GENERATION + 1,
+    collecting: 3 * GENERATION + 1 + GENERATION + 9,
+    counts: Counts::Inline,
+    published: None,
+};
+const V3_13: StateLayout = StateLayout { published: Some(PublishedState { state: 10, collecting: 72 }), ..V3_8 };
+/// Releases before 3.14.10 name the generations `young` and `old[2]`.
+const V3_14: StateLayout = StateLayout {
+    pointer: None,
+    permanent: 3 * GENERATION,
+    collecting: 3 * GENERATION + GENERATION + 9,
+    published: Some(PublishedState { state: 11, collecting: 82 }),
+    ..V3_13
+};
+const V3_15: StateLayout = StateLayout {
+    collecting: 3 * GENERATION + GENERATION + 1,
+    counts: Counts::Pointed { size: 97 },
+    published: Some(PublishedState { state: 11, collecting: 95 }),
+    ..V3_14
+};
+/// The layouts, each from a minor version of CPython 3 on; `None` from the first version whose layout is unknown.
+const LAYOUTS: [(u32, Option<StateLayout>); 5] =
+    [(8, Some(V3_8)), (13, Some(V3_13)), (14, Some(V3_14)), (15, Some(V3_15)), (16, None)];
+
+impl StateLayout {
+    fn of(minor: u32) -> Option<StateLayout> {
+        LAYOUTS.iter().rev().find(|(first, _)| *first <= minor)?.1
+    }
+
+    /// The first words of the three generations and of the permanent one.
+    const fn heads(&self) -> [usize; 4] {
+        [0, GENERATION, 2 * GENERATION, self.permanent]
+    }
+}
+
+/// Where [`Counts::Pointed`] counts; 0 for [`Counts::Inline`].
+static COUNTER_ADDRESS: AtomicUsize = AtomicUsize::new(0);
 
 #[cold]
 fn report_collector(guard: &mut Guard) {
@@ -77,15 +140,14 @@ pub(super) fn flag(guard: &mut Guard) -> Flags {
 
 /// The addresses of the heads of the collector's object lists: three generations and the permanent one.
 ///
-/// `None` if the collector's state was not found, and from CPython 3.14 on, which has other generations.
+/// `None` if the collector's state was not found.
 pub(crate) fn list_heads(guard: &mut Guard) -> Option<[usize; 4]> {
     flag(guard);
     let address = COLLECTING_ADDRESS.load(Ordering::Relaxed);
     let (_, minor) = guard.process().python()?.version();
-    let first = address
-        .checked_sub(COLLECTING * 8)
-        .filter(|_| address > UNAVAILABLE && minor <= LAST_WITH_THREE_GENERATIONS)?;
-    Some([0, GENERATION, 2 * GENERATION, PERMANENT].map(|words| first + words * 8))
+    let layout = StateLayout::of(minor)?;
+    let first = address.checked_sub(layout.collecting * 8).filter(|_| address > UNAVAILABLE)?;
+    Some(layout.heads().map(|words| first + words * 8))
 }
 
 /// Assigns the current collection to this thread, whichever thread frees first.
@@ -109,13 +171,15 @@ fn is_collecting_here(address: usize) -> bool {
     if get_thread_state.is_none_or(|get_thread_state| unsafe { get_thread_state() }.is_null()) {
         return false;
     }
-    let count = |words: usize| {
-        // SAFETY: these words precede `collecting` in the same verified structure. Each is a generation's number of
-        // collections.
-        unsafe { AtomicU64::from_ptr(std::ptr::with_exposed_provenance_mut(address - words * 8)) }
-            .load(Ordering::Relaxed)
+    let count = |address: usize| {
+        // SAFETY: these words precede `collecting` in the same verified structure, or are in the interpreter's
+        // statistics, which are never unmapped. Each is a number of collections.
+        unsafe { AtomicU64::from_ptr(std::ptr::with_exposed_provenance_mut(address)) }.load(Ordering::Relaxed)
     };
-    let collections = count(9).wrapping_add(count(6)).wrapping_add(count(3));
+    let collections = match COUNTER_ADDRESS.load(Ordering::Relaxed) {
+        0 => [9, 6, 3].map(|words| count(address - words * 8)).into_iter().fold(0, u64::wrapping_add),
+        counter => count(counter),
+    };
     let here = std::ptr::from_ref(ThreadLocal::current()).addr() as u64 & ((1 << THREAD_BITS) - 1);
     let claim = collections << THREAD_BITS | here;
     let known = COLLECTING_THREAD.load(Ordering::Relaxed);
@@ -163,37 +227,51 @@ fn locate(minor: u32, symbol: &dyn Fn(&CStr) -> *mut c_void) -> Result<usize, &'
     let memory = CheckedMemory::open()
         .map_err(|_| "memory cannot be read: blocks that the garbage collector frees are not marked")?;
     let owner = if minor < 9 { runtime } else { main.expose_provenance() };
-    let published =
-        (minor >= 13).then(|| published(&memory, runtime, minor).map(|offset| main.expose_provenance() + offset));
-    let searched = (minor <= LAST_WITH_THREE_GENERATIONS).then(|| search(&memory, owner));
     let unknown = "the garbage collector's state was not found: blocks that it frees are not marked";
+    let layout = StateLayout::of(minor).ok_or(unknown)?;
+    let published = layout.published.map(|slots| {
+        let offset = published(&memory, runtime, minor, slots)?;
+        is_verified(&memory, main.expose_provenance() + offset, &layout)
+    });
+    let searched = layout.pointer.map(|_| search(&memory, owner, &layout));
     let address = match (published, searched) {
         (Some(Some(address)), None) | (None, Some(Some(address))) => address,
         (Some(Some(address)), Some(Some(same))) if address == same => address,
         _ => return Err(unknown),
     };
-    let mut value = [0; 4];
-    let is_plausible = memory.read(address, &mut value) && u32::from_le_bytes(value) <= 1;
-    if is_plausible { Ok(address) } else { Err(unknown) }
+    if let Counts::Pointed { size } = layout.counts {
+        let word = |address: usize| memory.size(address, 0).filter(|word| word.is_multiple_of(8) && *word > 0);
+        let counter = word(address - 8).zip(word(runtime + size * 8)).map(|(stats, size)| stats + size - 8);
+        COUNTER_ADDRESS.store(counter.filter(|at| memory.size(*at, 0).is_some()).ok_or(unknown)?, Ordering::Relaxed);
+    }
+    Ok(address)
 }
 
 /// The offset of `collecting` in the interpreter's state, in bytes, as `_Py_DebugOffsets` publishes it.
-fn published(memory: &CheckedMemory, runtime: usize, minor: u32) -> Option<usize> {
-    /// For each minor version, two indices of words in `_Py_DebugOffsets`. The first word is the offset of the
-    /// collector's state in the interpreter's state. The second is the offset of `collecting` in the collector's state.
-    const SLOTS: [(u32, usize, usize); 2] = [(13, 10, 72), (14, 11, 82)];
+fn published(memory: &CheckedMemory, runtime: usize, minor: u32, slots: PublishedState) -> Option<usize> {
     const FARTHEST: usize = 1 << 20;
-    let (_, state, collecting) = SLOTS.into_iter().find(|(of, ..)| *of == minor)?;
     let word = |index: usize| memory.size(runtime, index * 8);
     if word(0)? as u64 != u64::from_le_bytes(*b"xdebugpy") || word(1)? >> 16 != 0x300 | minor as usize {
         return None;
     }
-    let (state, collecting) = (word(state)?, word(collecting)?);
+    let (state, collecting) = (word(slots.state)?, word(slots.collecting)?);
     (state < FARTHEST && collecting < FARTHEST).then_some(state + collecting)
 }
 
+/// The address of `collecting`, if the collector's state is around it.
+fn is_verified(memory: &CheckedMemory, collecting: usize, layout: &StateLayout) -> Option<usize> {
+    let first = collecting.checked_sub(layout.collecting * 8)?;
+    let mut bytes = vec![0; (layout.collecting + 1) * 8];
+    let is_read = memory.read(first, &mut bytes);
+    (is_read && is_state(&words_of(&bytes), first as u64, layout)).then_some(collecting)
+}
+
+fn words_of(bytes: &[u8]) -> Vec<u64> {
+    bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect()
+}
+
 /// The address of `collecting` in the memory at `base`. `None` unless exactly one collector's state is found.
-fn search(memory: &CheckedMemory, base: usize) -> Option<usize> {
+fn search(memory: &CheckedMemory, base: usize, layout: &StateLayout) -> Option<usize> {
     let mut bytes = vec![0; SEARCHED_WORDS * 8];
     // The size of the structure at `base` is unknown, and memory after it may not be mapped.
     while !memory.read(base, &mut bytes) {
@@ -203,23 +281,23 @@ fn search(memory: &CheckedMemory, base: usize) -> Option<usize> {
             return None;
         }
     }
-    let words: Vec<u64> = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
-    let mut found = words.windows(COLLECTING + 1).enumerate().filter_map(|(index, words)| {
+    let words = words_of(&bytes);
+    let mut found = words.windows(layout.collecting + 1).enumerate().filter_map(|(index, words)| {
         let address = base + index * 8;
-        is_state(words, address as u64).then_some(address + COLLECTING * 8)
+        is_state(words, address as u64, layout).then_some(address + layout.collecting * 8)
     });
     found.next().filter(|_| found.next().is_none())
 }
 
 /// Whether `words`, read at `address`, are the collector's state, beginning at its generations.
-fn is_state(words: &[u64], address: u64) -> bool {
+fn is_state(words: &[u64], address: u64, layout: &StateLayout) -> bool {
     let is_pointer = |index: usize| words.get(index).is_some_and(|word| *word != 0 && word.is_multiple_of(8));
     let is_head = |index: usize| is_pointer(index) && is_pointer(index + 1);
     let is_count =
         |index: usize| words.get(index).is_some_and(|word| (*word as u32) < 1 << 31 && (*word >> 32) < 1 << 31);
-    words.get(POINTER) == Some(&address)
-        && [0, GENERATION, 2 * GENERATION, PERMANENT].into_iter().all(|index| is_head(index) && is_count(index + 2))
-        && words.get(COLLECTING).is_some_and(|word| *word as u32 <= 1)
+    layout.pointer.is_none_or(|index| words.get(index) == Some(&address))
+        && layout.heads().into_iter().all(|index| is_head(index) && is_count(index + 2))
+        && words.get(layout.collecting).is_some_and(|word| *word as u32 <= 1)
 }
 
 #[cfg(test)]
@@ -227,16 +305,18 @@ mod tests {
     use super::*;
 
     /// A collector's state as CPython initializes it: empty generations that link to themselves.
-    fn state(base: u64, before: usize) -> Vec<u64> {
-        let mut words = vec![7; before + COLLECTING + 20];
+    fn state(base: u64, before: usize, layout: &StateLayout) -> Vec<u64> {
+        let mut words = vec![7; before + layout.collecting + 20];
         let at = |index: usize| base + (before + index) as u64 * 8;
-        for index in [0, 3, 6, PERMANENT] {
+        for index in layout.heads() {
             words[before + index] = at(index);
             words[before + index + 1] = at(index);
             words[before + index + 2] = 10 << 32 | 700;
         }
-        words[before + POINTER] = at(0);
-        words[before + COLLECTING] = 1;
+        if let Some(index) = layout.pointer {
+            words[before + index] = at(0);
+        }
+        words[before + layout.collecting] = 1;
         words
     }
 
@@ -245,18 +325,38 @@ mod tests {
         let memory = CheckedMemory::open().unwrap();
         let mut words = vec![0; SEARCHED_WORDS];
         let base = words.as_ptr().addr();
-        let words_of_state = state(base as u64, 100);
+        let collecting = V3_8.collecting;
+        let words_of_state = state(base as u64, 100, &V3_8);
         words[..words_of_state.len()].copy_from_slice(&words_of_state);
-        assert_eq!(search(&memory, base), Some(base + (100 + COLLECTING) * 8));
-        for (index, value) in [(COLLECTING, 2), (POINTER, base as u64), (1, 0), (4, 3), (5, 1 << 31), (PERMANENT, 0)] {
+        assert_eq!(search(&memory, base, &V3_8), Some(base + (100 + collecting) * 8));
+        let (pointer, permanent) = (9, V3_8.permanent);
+        for (index, value) in [(collecting, 2), (pointer, base as u64), (1, 0), (4, 3), (5, 1 << 31), (permanent, 0)] {
             let before = std::mem::replace(&mut words[100 + index], value);
-            assert_eq!(search(&memory, base), None, "word {index}");
+            assert_eq!(search(&memory, base, &V3_8), None, "word {index}");
             words[100 + index] = before;
         }
-        assert!(search(&memory, base).is_some());
-        let twice = state(base as u64, 400);
+        assert!(search(&memory, base, &V3_8).is_some());
+        let twice = state(base as u64, 400, &V3_8);
         words[200..twice.len()].copy_from_slice(&twice[200..]);
-        assert_eq!(search(&memory, base), None, "two of them");
-        assert_eq!(search(&memory, 8), None, "unmapped memory");
+        assert_eq!(search(&memory, base, &V3_8), None, "two of them");
+        assert_eq!(search(&memory, 8, &V3_8), None, "unmapped memory");
+    }
+
+    #[test]
+    fn generations_around_the_published_word_are_verified() {
+        let memory = CheckedMemory::open().unwrap();
+        for layout in [V3_14, V3_15] {
+            let mut words = vec![0; 64];
+            let base = words.as_ptr().addr();
+            let of_state = state(base as u64, 10, &layout);
+            words[..of_state.len()].copy_from_slice(&of_state);
+            let collecting = base + (10 + layout.collecting) * 8;
+            assert_eq!(is_verified(&memory, collecting, &layout), Some(collecting));
+            assert_eq!(is_verified(&memory, collecting + 8, &layout), None);
+            words[10 + layout.permanent] = 1;
+            assert_eq!(is_verified(&memory, collecting, &layout), None);
+        }
+        assert_eq!(StateLayout::of(16), None);
+        assert_eq!(StateLayout::of(12), Some(V3_8));
     }
 }

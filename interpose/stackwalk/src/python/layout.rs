@@ -3,8 +3,7 @@
 //! To add a version, add a row to [`TABLE`] and run `tests/stackprobe/run` with it. The numbers are `offsetof` of the
 //! named fields in that version's headers under `Py_BUILD_CORE`, and all patch releases of a version share them. From
 //! 3.13 on the interpreter publishes most offsets (`_Py_DebugOffsets` at the start of `_PyRuntime`), and those are
-//! used. A row then contains their slots ([`PublishedSlots`]) and the offsets that are not published. The row of 3.14
-//! was written from its headers and has not been tested with a 3.14 yet; verification decides.
+//! used. A row then contains their slots ([`PublishedSlots`]) and the offsets that are not published.
 
 use super::reason::Reason;
 
@@ -292,7 +291,18 @@ const V3_14: Layout = Layout {
     ..V3_13
 };
 
-const TABLE: [Layout; 7] = [V3_8, V3_9, V3_10, V3_11, V3_12, V3_13, V3_14];
+const V3_15: Layout = Layout {
+    version: Version { major: 3, minor: 15 },
+    published: Some(PublishedSlots {
+        thread: ThreadSlots { frame: 26, id: 30 },
+        frame: FrameSlots { previous: 40, executable: 41, instruction: 42, locals: 43, owner: 44 },
+        code: CodeSlots { filename: 48, name: 49, qualname: 50, line_table: 51, first_line: 52, bytecode: 56 },
+        text: TextSlots { state: 90, length: 91, ascii_size: 92 },
+    }),
+    ..V3_14
+};
+
+const TABLE: [Layout; 8] = [V3_8, V3_9, V3_10, V3_11, V3_12, V3_13, V3_14, V3_15];
 
 impl Layout {
     /// The row of a version. The error is [`Reason::UnknownVersion`].

@@ -49,7 +49,7 @@ impl Reason {
             Reason::NoPython => "no CPython in this process",
             Reason::MissingSymbol => "a symbol is missing that every supported CPython exports",
             Reason::UnreadableVersion => "Py_GetVersion() returns no version number",
-            Reason::UnknownVersion => "this CPython version is not supported (3.8 to 3.14 are)",
+            Reason::UnknownVersion => "this CPython version is not supported (3.8 to 3.15 are)",
             Reason::FreeThreaded => "free-threaded CPython is not supported; tensor names are not recorded either",
             Reason::TypeSizes => {
                 "object sizes differ from those of this CPython version, as in a debug or patched build"
