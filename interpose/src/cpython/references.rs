@@ -8,7 +8,7 @@ use super::gil::{GilToken, PyOwned, type_name, type_of};
 
 /// `Py_TPFLAGS_HAVE_GC` of Include/object.h.
 const HAVE_GC: u64 = 1 << 14;
-/// Offsets in `PyTypeObject`, in bytes, the same from 3.8 to 3.14.
+/// Offsets in `PyTypeObject`, in bytes, the same from 3.8 to 3.15.
 const TP_FLAGS: usize = 168;
 const TP_TRAVERSE: usize = 184;
 const TP_DICT: usize = 264;

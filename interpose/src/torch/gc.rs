@@ -79,7 +79,7 @@ const V3_8: StateLayout = StateLayout {
     published: None,
 };
 const V3_13: StateLayout = StateLayout { published: Some(PublishedState { state: 10, collecting: 72 }), ..V3_8 };
-/// Releases before 3.14.10 name the generations `young` and `old[2]`.
+/// No word points to the first generation.
 const V3_14: StateLayout = StateLayout {
     pointer: None,
     permanent: 3 * GENERATION,

@@ -20,8 +20,6 @@ struct Tested {
 struct Cpython {
     /// Versions that the test suite runs.
     tested: Vec<String>,
-    /// Versions whose layout is known from their headers.
-    known: Vec<String>,
 }
 
 #[derive(Deserialize, Debug)]
@@ -36,7 +34,7 @@ fn list() -> &'static Tested {
     LIST.get_or_init(|| {
         // A unit test parses the embedded file, so the fallback is never used.
         serde_json::from_str(include_str!("tested-versions.json"))
-            .unwrap_or(Tested { cpython: Cpython { tested: Vec::new(), known: Vec::new() }, pytorch: Vec::new() })
+            .unwrap_or(Tested { cpython: Cpython { tested: Vec::new() }, pytorch: Vec::new() })
     })
 }
 
@@ -50,11 +48,10 @@ fn compare(a: &str, b: &str) -> Ordering {
     numbers(a).cmp(&numbers(b))
 }
 
-/// The range of CPython versions whose layouts are known, such as `3.8 to 3.14`.
+/// The range of CPython versions that the tests cover, such as `3.8 to 3.15`.
 pub(super) fn pythons() -> String {
     let cpython = &list().cpython;
-    let all: Vec<&String> = cpython.tested.iter().chain(&cpython.known).collect();
-    match (all.first(), all.last()) {
+    match (cpython.tested.first(), cpython.tested.last()) {
         (Some(first), Some(last)) => format!("{first} to {last}"),
         _ => "3".to_owned(),
     }
@@ -109,7 +106,7 @@ mod tests {
         let read: Tested = serde_json::from_str(include_str!("tested-versions.json")).unwrap();
         assert!(read.cpython.tested.is_sorted_by(|a, b| compare(a, b) == Ordering::Less));
         assert!(read.pytorch.is_sorted_by(|a, b| compare(&a.version, &b.version) == Ordering::Less));
-        assert_eq!(pythons(), "3.8 to 3.14");
+        assert_eq!(pythons(), "3.8 to 3.15");
     }
 
     #[test]
@@ -121,6 +118,7 @@ mod tests {
         assert_eq!(status("2.11.0+cpu", None), CheckStatus::Note);
         assert_eq!(status("2.1.2+cu121", Some("12.1")), CheckStatus::Failed);
         assert_eq!(status("1.13.1", Some("11.7")), CheckStatus::Failed);
-        assert!(is_python_tested("3.11.7") && !is_python_tested("3.14.0") && !is_python_tested("3.1.4"));
+        assert!(is_python_tested("3.11.7") && is_python_tested("3.14.0"));
+        assert!(!is_python_tested("3.16.0") && !is_python_tested("3.1.4"));
     }
 }

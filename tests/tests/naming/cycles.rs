@@ -178,8 +178,10 @@ mod exhaustive {
 
     #[test]
     fn other_pythons() {
-        for python in ["3.12", "3.13"] {
-            check_kinds(&check_unchanged("cuda", |traced| traced.env("SIM_PYTHON", python)));
+        for (python, torch) in [("3.12", "2.11.0"), ("3.13", "2.11.0"), ("3.14", "2.11.0"), ("3.15", "2.15.0")] {
+            println!("Python {python}, PyTorch {torch}");
+            let with = |traced: TracedProgram| traced.env("SIM_PYTHON", python).env("SIM_TORCH", torch);
+            check_kinds(&check_unchanged("cuda", with));
         }
     }
 

@@ -186,7 +186,9 @@ mod exhaustive {
 
     #[test]
     fn other_pythons() {
-        for (python, torch) in [("3.8", "2.4.1"), ("3.10", "2.4.1"), ("3.12", "2.11.0"), ("3.13", "2.11.0")] {
+        let old = [("3.8", "2.4.1"), ("3.10", "2.4.1"), ("3.12", "2.11.0"), ("3.13", "2.11.0")];
+        for (python, torch) in old.into_iter().chain([("3.14", "2.11.0"), ("3.15", "2.15.0")]) {
+            println!("Python {python}, PyTorch {torch}");
             check_script(traced("script.py").env("SIM_PYTHON", python).env("SIM_TORCH", torch));
         }
     }

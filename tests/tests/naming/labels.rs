@@ -244,7 +244,9 @@ mod exhaustive {
 
     #[test]
     fn frees_of_the_garbage_collector_are_marked_in_other_releases() {
-        for (python, torch) in [("3.11", "2.4.1"), ("3.12", "2.11.0"), ("3.13", "2.11.0")] {
+        for (python, torch) in
+            [("3.11", "2.4.1"), ("3.12", "2.11.0"), ("3.13", "2.11.0"), ("3.14", "2.11.0"), ("3.15", "2.15.0")]
+        {
             println!("Python {python}, PyTorch {torch}");
             collected_is_marked(
                 TracedProgram::python("steps/cycles.py", &[]).env("SIM_PYTHON", python).env("SIM_TORCH", torch),

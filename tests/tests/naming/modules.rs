@@ -276,6 +276,16 @@ mod exhaustive {
     }
 
     #[test]
+    fn python_3_14() {
+        on("2.11.0", "3.14");
+    }
+
+    #[test]
+    fn python_3_15() {
+        on("2.15.0", "3.15");
+    }
+
+    #[test]
     fn convolutions() {
         at_least(&compare(&case("convolutions")), 30, 30, 3, 10);
     }

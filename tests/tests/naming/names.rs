@@ -399,6 +399,16 @@ mod exhaustive {
     }
 
     #[test]
+    fn python_3_14() {
+        check_release("2.11.0", "3.14");
+    }
+
+    #[test]
+    fn python_3_15() {
+        check_release("2.15.0", "3.15");
+    }
+
+    #[test]
     fn names_are_off_with_a_notice_in_an_unverified_release() {
         let run = TracedProgram::python("names/named.py", &["adam"]).env("SIM_TORCH", "2.1.2").run();
         run.assert_ended_well();
