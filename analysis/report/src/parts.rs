@@ -386,14 +386,16 @@ impl TextReport {
         if advice.is_none() && device.suggestions.is_empty() {
             return;
         }
-        if indent == 0 {
+        if indent == 0 && !heading.is_empty() {
             self.blank();
         }
         let text = advice.map(|advice| format!("{} (allocator replay)", advice.text));
         let (first, last) = if advice.is_some_and(|advice| advice.is_fix) { (text, None) } else { (None, text) };
         if device.suggestions.is_empty() {
-            let heading = self.style.bold(heading);
-            self.lines.push(format!("{:indent$}{heading}", ""));
+            if !heading.is_empty() {
+                let heading = self.style.bold(heading);
+                self.lines.push(format!("{:indent$}{heading}", ""));
+            }
             first.iter().for_each(|text| self.item(indent + 2, text));
         } else {
             self.suggested_changes(device, (heading, indent), first.as_deref());

@@ -4,7 +4,7 @@
 use memtrace_insight::rules::NO_CUSTOM_CATEGORY;
 use memtrace_summary::{
     DeviceSummary, FrameSummary, MemoryState, OomSummary, ProcessSummary, RangeSummary, ReservedSummary, Summary,
-    WhatIfSummary, count_text, process_name, request, size_text, when, when_peaked,
+    WhatIfSummary, count_text, process_name, request, size_text, when, when_peaked, when_refused,
 };
 
 use crate::fit::location_in;
@@ -264,7 +264,7 @@ impl TextReport {
             Some(true) => "the error ended the process",
             None => "it is unknown whether the error ended the process",
         };
-        self.labelled("Requested", &format!("{}{}; {end}", request(oom), when(oom.in_use.step, oom.in_use.phase)));
+        self.labelled("Requested", &format!("{}{}; {end}", request(oom), when_refused(device, oom)));
         self.labelled_list("Requested at", &oom.requested_at.location);
         self.oom_facts(device, oom);
         self.categories(&oom.in_use, false, oom.optimizer_state_needed_bytes);
@@ -284,7 +284,7 @@ impl TextReport {
         }
         self.list(&format!("Other out-of-memory errors ({} in all)", count_text(device.oom_count)));
         for oom in others {
-            let when = when(oom.in_use.step, oom.in_use.phase);
+            let when = when_refused(device, oom);
             let text = format!("requested {}{when}  {}", request(oom), oom.requested_at.location);
             self.item(4, text.trim_end());
         }

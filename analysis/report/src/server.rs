@@ -46,14 +46,15 @@ impl TextReport {
         }
     }
 
-    /// Changes of a server's options, and what each brings.
-    pub(crate) fn server_advice(&mut self, server: &ServerSummary, heading: &str) {
+    /// Changes of a server's options, and what each brings. Returns `false` if there are none.
+    pub(crate) fn server_advice(&mut self, server: &ServerSummary, heading: &str) -> bool {
         if server.advice.is_empty() {
-            return;
+            return false;
         }
         self.blank();
         self.heading(heading);
         server.advice.iter().for_each(|text| self.item(2, text));
+        true
     }
 
     /// The stages of a server.

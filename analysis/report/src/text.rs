@@ -4,10 +4,9 @@
 //! The order is that in which a reader asks: what happened, where the memory is, what is wrong, what would help, and
 //! then one step in time order.
 
-use memtrace_insight::rules::ServingStage;
 use memtrace_summary::{
     DeviceSummary, ProcessSummary, RecordingGap, Summary, count_text, device_name, duration_text, not_recorded,
-    process_name, size_text, when, when_peaked,
+    process_name, size_text, when_peaked, when_refused,
 };
 
 use crate::fit::{wrap_list, wrap_words};
@@ -72,11 +71,7 @@ impl TextReport {
                 let peak = device.peak.as_ref().filter(|_| server.is_none());
                 let mut at = peak.map(when_peaked).unwrap_or_default();
                 if let Some(oom) = device.explained_oom.and_then(|at| device.ooms.get(at)) {
-                    let when = match server {
-                        Some(server) => server.error_stage.map_or(String::new(), ServingStage::when),
-                        None => when(oom.in_use.step, oom.in_use.phase),
-                    };
-                    let failed = format!("out of memory{when}");
+                    let failed = format!("out of memory{}", when_refused(device, oom));
                     at = format!("{at}; {failed}").trim_start_matches("; ").to_owned();
                 }
                 table.row(vec![
@@ -116,10 +111,8 @@ impl TextReport {
         for device in devices() {
             let heading = device_of(device).map(|name| format!("What to try for {name}"));
             let heading = heading.as_deref().unwrap_or("What to try");
-            match device.server_only() {
-                Some(server) if device.explained_oom().is_none() => self.server_advice(server, heading),
-                _ => self.suggestions(device, heading, 0),
-            }
+            let has_advice = device.server_only().is_some_and(|server| self.server_advice(server, heading));
+            self.suggestions(device, if has_advice { "" } else { heading }, 0);
         }
         for device in devices() {
             // A server has stages, not steps.
@@ -149,7 +142,7 @@ impl TextReport {
             self.categories(&oom.in_use, true, oom.optimizer_state_needed_bytes);
             self.largest_allocations(&oom.in_use, LARGEST);
             self.holders(device, HOLDERS);
-            if let Some(estimate) = &oom.step_estimate {
+            if let Some(estimate) = oom.step_estimate.as_ref().filter(|_| device.server_only().is_none()) {
                 self.labelled_at(0, 0, "Still to come", &estimate.text(), wrap_words);
             }
         } else if let Some(peak) = &device.peak {

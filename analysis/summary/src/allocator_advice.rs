@@ -11,8 +11,12 @@ const SMALL_SAVING: u64 = 5;
 /// The best of the replayed allocator settings, if it is worth a remark.
 pub(crate) fn allocator_advice(device: &DeviceSummary) -> Option<AllocatorAdvice> {
     let what_if = device.what_if.as_ref().filter(|what_if| what_if.mismatch.is_none())?;
+    // The allocator of an engine's sleep mode does not work with other settings.
+    if device.server_only().is_some_and(|server| server.may_sleep) {
+        return None;
+    }
     if let Some(oom) = device.explained_oom() {
-        return advice_after_error(oom, what_if);
+        return advice_after_error(oom, what_if, rest_words(device));
     }
     let best = what_if.settings.iter().min_by_key(|setting| setting.reserved_peak_bytes)?;
     let whole = what_if.reserved_peak_bytes;
@@ -29,13 +33,18 @@ pub(crate) fn allocator_advice(device: &DeviceSummary) -> Option<AllocatorAdvice
     })
 }
 
+/// Words for what the program does after a refused request.
+pub(crate) fn rest_words(device: &DeviceSummary) -> &'static str {
+    if device.server_only().is_some() { "what follows" } else { "the rest of the step" }
+}
+
 /// The setting under which the interrupted step fits, else one under which at least the failed request fits. Of
 /// several, the one with the fewest side effects, or with which the device lacks least.
-fn advice_after_error(oom: &OomSummary, what_if: &WhatIfSummary) -> Option<AllocatorAdvice> {
+fn advice_after_error(oom: &OomSummary, what_if: &WhatIfSummary, rest: &str) -> Option<AllocatorAdvice> {
     let limit = size_text(what_if.limit_bytes.unwrap_or_default());
     if let Some(fits) = what_if.settings.iter().find(|setting| setting.step_fits == Some(true)) {
         let text = format!(
-            "PYTORCH_CUDA_ALLOC_CONF={}: the request and the rest of the step fit, with {} of at most {limit} reserved",
+            "PYTORCH_CUDA_ALLOC_CONF={}: the request and {rest} fit, with {} of at most {limit} reserved",
             fits.setting,
             size_text(fits.step_reserved_peak_bytes.unwrap_or(fits.reserved_peak_bytes)),
         );
@@ -48,8 +57,7 @@ fn advice_after_error(oom: &OomSummary, what_if: &WhatIfSummary) -> Option<Alloc
     let bound = if is_bound { "at least " } else { "" };
     let text = match delays.map(|setting| (setting, setting.step_short_bytes)) {
         Some((setting, Some(short))) => format!(
-            "PYTORCH_CUDA_ALLOC_CONF={} is not enough: the request fits, the step does not: {bound}{} short at its \
-             peak",
+            "PYTORCH_CUDA_ALLOC_CONF={} is not enough: the request fits, {rest} does not: {bound}{} short at its peak",
             setting.setting,
             size_text(short)
         ),

@@ -23,11 +23,11 @@ use crate::outside_allocation::OutsideAllocation;
 use crate::owners::{by_owner, owner_name};
 use crate::pinned::pinned_lines;
 use crate::pool_query::add_pools;
-use crate::positions::when;
+use crate::positions::when_refused;
 use crate::progress::Progress;
 use crate::refused::{RefusedRequestSummary, refused_requests};
 use crate::released::{ReleasePoints, release_points, released_parts};
-use crate::server::{ServerInputs, server};
+use crate::server::{Refusal, ServerInputs, server};
 use crate::shared_memory::DriverCalls;
 use crate::step_estimate::{StepEstimate, step_estimate};
 use crate::suggestions::{SuggestionQuery, suggestions};
@@ -353,13 +353,13 @@ fn outcome(exit: Exit, processes: &[ProcessSummary], is_recording: bool) -> Stri
     // As far as the recording shows, an error ended the process if the process did nothing after it.
     let first_oom = processes
         .iter()
-        .flat_map(|p| p.devices.iter().flat_map(move |d| d.ooms.iter().map(move |oom| (p, oom))))
-        .filter(|(_, oom)| oom.fatal != Some(false))
+        .flat_map(|p| p.devices.iter().flat_map(move |d| d.ooms.iter().map(move |oom| (p, d, oom))))
+        .filter(|(_, _, oom)| oom.fatal != Some(false))
         // The first error across processes counts. Later errors are often a consequence of it.
-        .min_by_key(|(_, oom)| (oom.fatal.is_none(), oom.in_use.time_ns));
+        .min_by_key(|(_, _, oom)| (oom.fatal.is_none(), oom.in_use.time_ns));
     let end = exit.text().unwrap_or_else(|| unknown_end(processes, is_recording));
-    let Some((process, oom)) = first_oom else { return end };
-    let when = when(oom.in_use.step, oom.in_use.phase);
+    let Some((process, device, oom)) = first_oom else { return end };
+    let when = when_refused(device, oom);
     match (process.rank, exit.success()) {
         (None, Some(false)) => format!("ended by an out-of-memory error{when}"),
         (Some(rank), Some(false)) => format!("ended by an out-of-memory error in rank {rank}{when}"),
@@ -641,7 +641,12 @@ impl Context<'_> {
                 device_memory: device_memory.as_ref(),
                 ns_per_tick: self.calibration.ns_per_tick(),
                 cuda_graphs: &process_analysis.cuda_graphs,
-                refused_at: explained.map(|oom| oom.requested_at.0),
+                refused: explained.map(|oom| {
+                    let allocation = oom.allocation();
+                    let (segment, free) = (self.segment_of(analysis, oom), oom.device_free.filter(|_| !refused));
+                    let short = segment.saturating_sub(free.unwrap_or(0));
+                    Refusal { oom, short, limit: limit_at(&allocation, &analysis.statistics.highest) }
+                }),
             },
         );
         DeviceSummary {
@@ -1186,10 +1191,7 @@ impl Context<'_> {
         let outside: u64 = oom.outside_pytorch.iter().map(|(_, bytes)| bytes).sum();
         let known = oom.in_use.usage.reserved.saturating_add(outside);
         let refused = refused_by_pytorch(&oom.allocation());
-        let segment = match analysis.source {
-            EventSource::CudaCalls => oom.requested,
-            _ => AllocatorSettings::default().segment_size(oom.requested),
-        };
+        let segment = self.segment_of(analysis, oom);
         let explained = oom_to_explain(analysis, self.process).is_some_and(|one| one.seq == oom.seq);
         let same: Vec<String> = match found.filter(|_| explained) {
             Some(found) => found.same_size.iter().filter_map(|seq| self.name(*seq)).collect(),
@@ -1243,6 +1245,14 @@ impl Context<'_> {
                 Some(success) => Some(!success),
                 None => None,
             },
+        }
+    }
+
+    /// The bytes that PyTorch requests from CUDA for the refused request.
+    fn segment_of(&self, analysis: &DeviceAnalysis, oom: &Oom) -> u64 {
+        match analysis.source {
+            EventSource::CudaCalls => oom.requested,
+            _ => AllocatorSettings::default().segment_size(oom.requested),
         }
     }
 

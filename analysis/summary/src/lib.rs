@@ -53,6 +53,8 @@ mod refused;
 mod released;
 mod schema_text;
 mod server;
+mod server_error;
+mod server_options;
 mod shared_memory;
 mod source;
 mod statistics;
@@ -100,7 +102,7 @@ pub use memtrace_insight::units::{
 pub use outside_allocation::OutsideAllocation;
 pub use pinned::PinnedLine;
 pub use pools::{PoolAllocation, PoolSummary};
-pub use positions::{when, when_peaked};
+pub use positions::{when, when_peaked, when_refused};
 pub use progress::Progress;
 pub use rank_sentences::launch_sentences;
 pub use rank_table::{

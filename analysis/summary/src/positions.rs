@@ -2,7 +2,7 @@
 
 use memtrace_insight::passes::Phase;
 
-use crate::summary::MemoryState;
+use crate::summary::{DeviceSummary, MemoryState, OomSummary};
 
 /// Formats a position after a space: ` at step 0, optimizer`. Empty if the program is in no phase, as one without
 /// PyTorch.
@@ -13,6 +13,14 @@ pub fn when(step: Option<u32>, phase: Phase) -> String {
         (None, Phase::Other) => String::new(),
         (None, _) => format!(" before the first step, {}", phase.name()),
     }
+}
+
+/// When the request of an error was refused: a stage of the server, else the step and the phase. Empty if it is unknown.
+pub fn when_refused(device: &DeviceSummary, oom: &OomSummary) -> String {
+    let Some(server) = device.server_only() else { return when(oom.in_use.step, oom.in_use.phase) };
+    let is_explained = device.explained_oom().is_some_and(|explained| std::ptr::eq(explained, oom));
+    let stage = server.error_stage.filter(|_| is_explained);
+    stage.map_or(String::new(), |stage| format!(" {}", stage.clause()))
 }
 
 /// The step and the phase of a peak. The peak of an optimizer that steps inside the backward pass is part of that pass:

@@ -2,16 +2,17 @@
 
 use std::collections::BTreeMap;
 
-use memtrace_insight::passes::{CudaGraphs, DeviceAnalysis};
+use memtrace_insight::passes::{Category, CudaGraphs, DeviceAnalysis, Oom};
 use memtrace_insight::rules::{ServingEngine, ServingPart, ServingStage};
 use memtrace_insight::units::{count_text, signed_size_text, size_text};
 use memtrace_replay::Names;
 use memtrace_trace::file::Definitions;
-use memtrace_trace::ids::StackId;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::device_memory::{DeviceMemorySummary, DevicePartKind};
+use crate::server_error::RefusedRequest;
+use crate::server_options::{ActualBytes, Attributes, SPARE};
 
 /// An engine that serves models, on one device.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
@@ -45,9 +46,14 @@ pub struct ServerSummary {
     /// The stage of the request that the explained out-of-memory error refused. Absent without one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error_stage: Option<ServingStage>,
+    /// Why that request was refused, as a clause: `the weights do not fit`. Absent without such an error.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error_reason: Option<String>,
     /// Why the engine did not come to serving, as a sentence. Absent if it did, or if the reason is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
+    /// Whether the engine may release its memory while it sleeps, which needs an allocator of its own.
+    pub may_sleep: bool,
     /// Changes of the server's options, and what each brings, cheapest first.
     pub advice: Vec<String>,
     /// The settings and figures that the engine's own objects have, by their paths (`vllm_config.cache_config.*`).
@@ -200,48 +206,8 @@ pub struct UtilizationSummary {
     pub kv_cache_tokens: Option<i64>,
 }
 
-/// The share of a device that stays free for what a run did not show, such as fragmentation and other kernels.
-const SPARE: f64 = 0.02;
-
 /// A part of the device from this share on is worth advice: one fiftieth.
 const LARGE_SHARE: u64 = 50;
-
-/// Options of an engine, and the paths of their values.
-struct Options {
-    utilization: &'static str,
-    utilization_path: &'static str,
-    cache_type_path: &'static str,
-    narrow_cache_type: &'static str,
-    batched_tokens: &'static str,
-    batched_tokens_path: &'static str,
-    eager: &'static str,
-    tensor_parallel: &'static str,
-    tensor_parallel_path: &'static str,
-}
-
-static VLLM: Options = Options {
-    utilization: "--gpu-memory-utilization",
-    utilization_path: "vllm_config.cache_config.gpu_memory_utilization",
-    cache_type_path: "vllm_config.cache_config.cache_dtype",
-    narrow_cache_type: "fp8",
-    batched_tokens: "--max-num-batched-tokens",
-    batched_tokens_path: "vllm_config.scheduler_config.max_num_batched_tokens",
-    eager: "--enforce-eager",
-    tensor_parallel: "--tensor-parallel-size",
-    tensor_parallel_path: "vllm_config.parallel_config.tensor_parallel_size",
-};
-
-static SGLANG: Options = Options {
-    utilization: "--mem-fraction-static",
-    utilization_path: "mem_fraction_static",
-    cache_type_path: "server_args.kv_cache_dtype",
-    narrow_cache_type: "fp8_e4m3",
-    batched_tokens: "--chunked-prefill-size",
-    batched_tokens_path: "server_args.chunked_prefill_size",
-    eager: "--disable-cuda-graph",
-    tensor_parallel: "--tp",
-    tensor_parallel_path: "tp_size",
-};
 
 /// The inputs of a server's summary.
 pub(crate) struct ServerInputs<'a> {
@@ -250,8 +216,18 @@ pub(crate) struct ServerInputs<'a> {
     pub(crate) device_memory: Option<&'a DeviceMemorySummary>,
     pub(crate) ns_per_tick: f64,
     pub(crate) cuda_graphs: &'a CudaGraphs,
-    /// The stack of the request that the explained out-of-memory error refused.
-    pub(crate) refused_at: Option<StackId>,
+    /// The out-of-memory error to explain.
+    pub(crate) refused: Option<Refusal<'a>>,
+}
+
+/// An out-of-memory error of PyTorch's allocator.
+#[derive(Clone, Copy)]
+pub(crate) struct Refusal<'a> {
+    pub(crate) oom: &'a Oom,
+    /// The bytes that the device lacked.
+    pub(crate) short: u64,
+    /// The bytes that the allocator could have had.
+    pub(crate) limit: u64,
 }
 
 /// Summarizes the server on a device. `None` if the program is no server.
@@ -260,18 +236,35 @@ pub(crate) fn server(analysis: &DeviceAnalysis, inputs: &ServerInputs<'_>) -> Op
     let engine = serving.engine.filter(|_| serving.stages.iter().any(Option::is_some))?;
     let attributes = Attributes::of(engine, inputs.definitions);
     let has_cache = serving.peak.seq > 0;
-    let peak = if has_cache { &serving.peak } else { &analysis.states.peak };
+    let peak = match inputs.refused {
+        Some(refusal) => &refusal.oom.in_use,
+        None if has_cache => &serving.peak,
+        None => &analysis.states.peak,
+    };
     let mut parts: BTreeMap<ServingPart, ServerPart> = BTreeMap::new();
+    let error_stage = inputs.refused.and_then(|refusal| serving.stage_of(refusal.oom.requested_at.0));
+    let has_used_cache = peak.origins().any(|(origin, _)| origin.category == Category::KvCache);
     for (origin, amount) in peak.origins() {
-        let kind = serving.part_of(origin.stack, origin.category);
+        let kind = match (serving.part_of(origin.stack, origin.category), serving.stage_of(origin.stack)) {
+            // Before the first use, only the stage proves that a block is one of the cache.
+            (ServingPart::Buffers, Some(ServingStage::KvCache)) if inputs.refused.is_some() && !has_used_cache => {
+                ServingPart::KvCache
+            }
+            (ServingPart::Buffers, stage @ Some(ServingStage::Profile)) if stage == error_stage => {
+                ServingPart::Activations
+            }
+            (kind, _) => kind,
+        };
         let part = parts.entry(kind).or_insert(ServerPart { kind, bytes: 0, blocks: 0 });
         part.bytes += amount.bytes;
         part.blocks += amount.blocks;
     }
     let bytes_of = |kind| parts.get(&kind).map_or(0, |part| part.bytes);
     let bytes_of_weights = bytes_of(ServingPart::Weights);
-    let kv_cache =
-        Some(bytes_of(ServingPart::KvCache)).filter(|bytes| *bytes > 0).map(|bytes| attributes.kv_cache(bytes));
+    // An error while the cache is allocated leaves a part of it.
+    let cache_bytes =
+        Some(bytes_of(ServingPart::KvCache)).filter(|bytes| *bytes > 0 && error_stage != Some(ServingStage::KvCache));
+    let kv_cache = cache_bytes.map(|bytes| attributes.kv_cache(bytes));
     let stages = ServingStage::ALL.into_iter().filter_map(|stage| {
         let figures = serving.stage(stage)?;
         Some(StageSummary {
@@ -289,7 +282,8 @@ pub(crate) fn server(analysis: &DeviceAnalysis, inputs: &ServerInputs<'_>) -> Op
     let activations = profile.map(|figures| figures.peak.saturating_sub(figures.end)).filter(|bytes| *bytes > 0);
     let captured = inputs.cuda_graphs.graphs().iter().filter(|graph| graph.device == analysis.device);
     let captured = captured.filter(|graph| serving.stage_of(graph.stack) == Some(ServingStage::Capture));
-    let graphs: u64 = captured.map(|graph| graph.capture.growth + graph.instantiated).sum();
+    let (captures, graphs) =
+        captured.fold((0, 0), |(count, bytes), graph| (count + 1, bytes + graph.capture.growth + graph.instantiated));
     let adapters = bytes_of(ServingPart::Adapters);
     let actual = ActualBytes {
         weights: Some(bytes_of_weights + adapters).filter(|bytes| *bytes > 0),
@@ -316,17 +310,42 @@ pub(crate) fn server(analysis: &DeviceAnalysis, inputs: &ServerInputs<'_>) -> Op
     let settled = [ServingStage::WarmUp, ServingStage::Capture, ServingStage::KvCache];
     let settled = settled.into_iter().find_map(|stage| serving.stage(stage)).map_or(0, |figures| figures.end);
     let largest = settled + activations.unwrap_or(0);
-    let utilization =
-        inputs.device_memory.and_then(|memory| attributes.utilization(memory, kv_cache.as_ref(), largest));
+    let refused = inputs.refused.map(|refusal| {
+        let Refusal { oom, short, limit } = refusal;
+        let (stack, in_use) = (oom.requested_at.0, &oom.in_use);
+        let stage = error_stage.or_else(|| serving.latest_stage(oom.ticks)).unwrap_or(ServingStage::Start);
+        RefusedRequest {
+            stage,
+            part: serving.part_of(stack, Category::Activation),
+            requested: oom.requested,
+            short,
+            allocated: in_use.usage.allocated,
+            allocated_before: serving.stage(stage).map_or(in_use.usage.allocated, |figures| figures.start),
+            limit,
+            weights: bytes_of_weights,
+            graphs: (captures, graphs),
+        }
+    });
+    let missing = refused.as_ref().map(|refused| refused.short);
+    let utilization = inputs
+        .device_memory
+        .filter(|_| refused.as_ref().is_none_or(RefusedRequest::follows_cache))
+        .and_then(|memory| attributes.utilization(memory, kv_cache.as_ref(), largest, missing));
     let total_bytes = inputs.device_memory.map_or(u64::MAX, |memory| memory.total_bytes);
     let of_utilization = utilization.as_ref().zip(inputs.device_memory);
-    let of_utilization = of_utilization.and_then(|(utilization, memory)| utilization.advice(memory));
-    let others = attributes.advice(&actual, kv_cache.as_ref(), &weights_by_type, total_bytes);
-    let advice = of_utilization.into_iter().chain(others).collect();
+    let of_utilization = of_utilization.and_then(|(utilization, memory)| utilization.advice(memory, missing));
+    let advice = match &refused {
+        Some(refused) => refused.advice(&attributes, of_utilization),
+        None => {
+            let others = attributes.advice(&actual, kv_cache.as_ref(), &weights_by_type, total_bytes);
+            of_utilization.into_iter().chain(others).collect()
+        }
+    };
     let named: u64 = weights_by_type.iter().map(|of_type| of_type.bytes).sum();
     let unnamed = bytes_of_weights.saturating_sub(named);
     let has_served = stages.iter().any(|one| one.stage.serves());
     let when = match kv_cache {
+        _ if refused.is_some() => error_stage.map_or("at the error", ServingStage::clause),
         Some(_) => "while it served",
         None if has_served => "without a KV cache",
         None => "before it had a KV cache",
@@ -339,8 +358,10 @@ pub(crate) fn server(analysis: &DeviceAnalysis, inputs: &ServerInputs<'_>) -> Op
         allocated_bytes: peak.usage.allocated,
         parts,
         expectations: attributes.expectations(&actual),
-        error_stage: inputs.refused_at.and_then(|stack| serving.stage_of(stack)),
+        error_stage,
         problem: inputs.device_memory.and_then(|memory| attributes.problem(memory, &actual)),
+        may_sleep: attributes.may_sleep(),
+        error_reason: refused.map(|refused| refused.reason().to_owned()),
         advice,
         utilization,
         weights_by_type,
@@ -349,38 +370,7 @@ pub(crate) fn server(analysis: &DeviceAnalysis, inputs: &ServerInputs<'_>) -> Op
     })
 }
 
-/// The bytes of a recording that an engine estimates too.
-struct ActualBytes {
-    /// With the slots of adapters: an engine measures what it allocates while it loads the model.
-    weights: Option<u64>,
-    has_adapters: bool,
-    activations: Option<u64>,
-    graphs: Option<u64>,
-    kv_cache: Option<u64>,
-}
-
-/// The attributes of the engine's objects, by their paths.
-struct Attributes {
-    engine: ServingEngine,
-    values: BTreeMap<String, String>,
-}
-
 impl Attributes {
-    fn of(engine: ServingEngine, definitions: &Definitions) -> Attributes {
-        let of_engine = definitions.engine_attributes.iter().filter_map(|attribute| {
-            Some((attribute.path.strip_prefix(engine.attributes())?.to_owned(), attribute.value.to_string()))
-        });
-        Attributes { engine, values: of_engine.collect() }
-    }
-
-    fn number(&self, path: &str) -> Option<f64> {
-        self.values.get(path)?.parse().ok().filter(|number: &f64| number.is_finite() && *number >= 0.0)
-    }
-
-    fn whole(&self, path: &str) -> Option<u64> {
-        self.values.get(path)?.parse().ok()
-    }
-
     fn kv_cache(&self, bytes: u64) -> KvCacheSummary {
         let (tokens, blocks, block_tokens, max_model_len) = match self.engine {
             ServingEngine::Vllm => {
@@ -438,54 +428,6 @@ impl Attributes {
         known.collect()
     }
 
-    /// The engine's own names of options.
-    fn options(&self) -> &'static Options {
-        match self.engine {
-            ServingEngine::Vllm => &VLLM,
-            ServingEngine::Sglang => &SGLANG,
-        }
-    }
-
-    /// The option that divides the weights among twice as many GPUs.
-    fn twice_as_parallel(&self) -> String {
-        let Options { tensor_parallel, tensor_parallel_path, .. } = self.options();
-        format!("{tensor_parallel} {}", 2 * self.whole(tensor_parallel_path).unwrap_or(1))
-    }
-
-    /// Why an engine that has profiled its largest batch has no KV cache.
-    fn problem(&self, memory: &DeviceMemorySummary, actual: &ActualBytes) -> Option<String> {
-        let activations = actual.activations.filter(|_| actual.kv_cache.is_none())?;
-        let requested = self.whole("requested_memory")?;
-        let share = self.number(self.options().utilization_path)?;
-        let used = memory.at_peak.used_bytes;
-        let weights = size_text(actual.weights.unwrap_or(0));
-        let needs = format!(
-            "weights of {weights}, the peak of activations of {} and what is outside PyTorch take {}",
-            size_text(activations),
-            size_text(used)
-        );
-        let (engine, option) = (self.engine.name(), self.options().utilization);
-        let allowed = format!("{} that `{option} {share}` allows", size_text(requested));
-        let length = self.whole("vllm_config.model_config.max_model_len").map(count_text).unwrap_or_default();
-        Some(match requested.checked_sub(used).filter(|left| *left > 0) {
-            None => {
-                let least = ((used as f64 / memory.total_bytes.max(1) as f64 + SPARE) * 100.0).ceil() / 100.0;
-                let remedy = if least < 1.0 {
-                    let left = (least * memory.total_bytes as f64) as u64 - used;
-                    format!(" `{option} {least:.2}` leaves {} for it.", size_text(left))
-                } else {
-                    format!(" The device is too small: `{}` divides the weights.", self.twice_as_parallel())
-                };
-                format!("{engine} has no memory for a KV cache: of the {allowed}, {needs}.{remedy}")
-            }
-            Some(left) => format!(
-                "{engine} stopped before it had a KV cache: of the {allowed}, {needs}, so {} is left, which must have \
-                 room for a request of {length} tokens (`--max-model-len`).",
-                size_text(left)
-            ),
-        })
-    }
-
     /// Changes of options beside the utilization.
     fn advice(
         &self,
@@ -497,13 +439,14 @@ impl Attributes {
         let options = self.options();
         let is_large = |bytes: u64| bytes >= total_bytes / LARGE_SHARE;
         let mut advice = Vec::new();
-        let is_wide = self.values.get(options.cache_type_path).is_some_and(|data_type| data_type == "auto");
+        let is_wide = self.values.get(options.cache_type.path).is_some_and(|data_type| data_type == "auto");
         // The cache of a hybrid model also has states, which keep their type.
         let is_wide = is_wide && self.whole("vllm_config.cache_config.mamba_block_size").is_none();
         if let Some((tokens, bytes)) = cache.filter(|_| is_wide).and_then(|cache| cache.tokens.zip(cache.token_bytes)) {
             advice.push(format!(
-                "`--kv-cache-dtype {}`: a token takes {} instead of {}, so the cache has room for {} instead of {} \
+                "`{} {}`: a token takes {} instead of {}, so the cache has room for {} instead of {} \
                  tokens (Ada, Hopper and newer; check the quality of answers)",
+                options.cache_type.name,
                 options.narrow_cache_type,
                 size_text((bytes / 2.0) as u64),
                 size_text(bytes as u64),
@@ -511,12 +454,12 @@ impl Attributes {
                 count_text(tokens)
             ));
         }
-        let batched = self.whole(options.batched_tokens_path).filter(|tokens| *tokens >= 1024);
+        let batched = self.value(options.batched_tokens).filter(|tokens| *tokens >= 1024);
         if let Some((peak, tokens)) = actual.activations.filter(|peak| is_large(*peak)).zip(batched) {
             advice.push(format!(
                 "`{} {}` instead of {tokens}: the largest batch takes about {} instead of {}, and the KV cache gets \
                  the rest; long prompts take more steps",
-                options.batched_tokens,
+                options.batched_tokens.name,
                 tokens / 2,
                 size_text(peak / 2),
                 size_text(peak)
@@ -525,7 +468,7 @@ impl Attributes {
         if let Some(graphs) = actual.graphs.filter(|bytes| is_large(*bytes)) {
             advice.push(format!(
                 "`{}`: no CUDA graphs, which take {}; decoding becomes slower",
-                options.eager,
+                options.eager.name,
                 size_text(graphs)
             ));
         }
@@ -547,9 +490,10 @@ impl Attributes {
         memory: &DeviceMemorySummary,
         kv_cache: Option<&KvCacheSummary>,
         largest_allocated: u64,
+        missing: Option<u64>,
     ) -> Option<UtilizationSummary> {
-        let Options { utilization: option, utilization_path: path, .. } = *self.options();
-        let value = self.number(path).filter(|value| (0.0..=1.0).contains(value))?;
+        let option = self.options().utilization;
+        let value = self.number(option.path).filter(|value| (0.0..=1.0).contains(value))?;
         let total = memory.total_bytes as f64;
         let free_bytes = memory.total_bytes.saturating_sub(memory.at_peak.used_bytes);
         // Unused memory that PyTorch caches serves activations, too.
@@ -557,7 +501,7 @@ impl Attributes {
         let of_pytorch = memory.at_peak.parts.iter().filter(|part| of_pytorch.contains(&part.kind));
         let profiled_bytes = largest_allocated.saturating_sub(of_pytorch.map(|part| part.bytes).sum());
         let mut utilization = UtilizationSummary {
-            option: option.to_owned(),
+            option: option.name.to_owned(),
             value,
             free_bytes,
             profiled_bytes,
@@ -565,13 +509,19 @@ impl Attributes {
             kv_cache_bytes: 0,
             kv_cache_tokens: None,
         };
-        let change = (free_bytes as f64 - profiled_bytes as f64) / total - SPARE;
+        // A refused request lacked `missing` bytes.
+        let room = free_bytes as i64 - profiled_bytes as i64;
+        let room = missing.map_or(room, |missing| room.min(-(missing as i64)));
+        let change = room as f64 / total - SPARE;
         // A millionth for the rounding of sums such as 0.92 + 0.05.
         let safe = (((value + change) * 100.0 + 1e-6).floor() / 100.0).clamp(0.0, 1.0);
         let Some(cache) = kv_cache.filter(|_| total > 0.0 && (safe - value).abs() >= 0.005) else {
             return Some(utilization);
         };
         let bytes = ((safe - value) * total) as i64;
+        if bytes.saturating_add_unsigned(cache.bytes) <= 0 {
+            return Some(utilization);
+        }
         utilization.safe_value = Some(safe);
         utilization.kv_cache_bytes = bytes;
         utilization.kv_cache_tokens = cache.token_bytes.map(|token| (bytes as f64 / token) as i64);
@@ -581,12 +531,24 @@ impl Attributes {
 
 impl UtilizationSummary {
     /// The change to [`Self::safe_value`] as advice. `None` without one.
-    fn advice(&self, memory: &DeviceMemorySummary) -> Option<String> {
+    fn advice(&self, memory: &DeviceMemorySummary, missing: Option<u64>) -> Option<String> {
         let (option, value, safe) = (&self.option, self.value, self.safe_value?);
         let tokens = self.kv_cache_tokens.map(|tokens| {
             let sign = if tokens < 0 { "-" } else { "+" };
             format!(", {sign}{} tokens", count_text(tokens.unsigned_abs()))
         });
+        let change = format!(
+            "`{option} {safe:.2}` instead of {value}: KV cache {}{}",
+            signed_size_text(self.kv_cache_bytes),
+            tokens.unwrap_or_default()
+        );
+        if let Some(missing) = missing {
+            let profiled = match self.profiled_bytes {
+                0 => String::new(),
+                bytes => format!(", and activations as in the profiling run need {} more", size_text(bytes)),
+            };
+            return Some(format!("{change}. The refused request lacked {}{profiled}.", size_text(missing)));
+        }
         // Unused memory that PyTorch caches serves the next requests.
         let cached = memory.at_peak.parts.iter().filter(|part| part.kind == DevicePartKind::PytorchCached);
         let cached: u64 = cached.map(|part| part.bytes).sum();
@@ -596,10 +558,7 @@ impl UtilizationSummary {
             bytes => format!(", of which activations as in the profiling run need {}", size_text(bytes)),
         };
         Some(format!(
-            "`{option} {safe:.2}` instead of {value:.2}: KV cache {}{}. In this run {} of the device stayed free\
-             {profiled}{cached}; {:.0} % stays free with it.",
-            signed_size_text(self.kv_cache_bytes),
-            tokens.unwrap_or_default(),
+            "{change}. In this run {} of the device stayed free{profiled}{cached}; {:.0} % stays free with it.",
             size_text(self.free_bytes),
             SPARE * 100.0
         ))
@@ -639,19 +598,12 @@ mod tests {
         };
         let engine = attributes(&[("vllm_config.cache_config.gpu_memory_utilization", "0.9")]);
         let cache = KvCacheSummary { bytes: 50 * GIB, ..KvCacheSummary::default() };
-        let with = |largest: u64| engine.utilization(&memory, Some(&cache), largest * GIB).unwrap();
+        let with = |largest: u64| engine.utilization(&memory, Some(&cache), largest * GIB, None).unwrap();
         assert_eq!((with(90).profiled_bytes, with(90).safe_value), (0, Some(0.94)));
         assert_eq!((with(93).profiled_bytes, with(93).safe_value), (3 * GIB, Some(0.91)));
-        let advice = with(93).advice(&memory).unwrap();
+        let advice = with(93).advice(&memory, None).unwrap();
         assert!(advice.contains(
             "6.00 GiB of the device stayed free, of which activations as in the profiling run need 3.00 GiB"
         ));
-    }
-
-    #[test]
-    fn weights_are_divided_among_twice_as_many_gpus_as_now() {
-        let engine = attributes(&[("vllm_config.parallel_config.tensor_parallel_size", "4")]);
-        assert_eq!(engine.twice_as_parallel(), "--tensor-parallel-size 8");
-        assert_eq!(attributes(&[]).twice_as_parallel(), "--tensor-parallel-size 2");
     }
 }

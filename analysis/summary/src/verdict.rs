@@ -4,15 +4,14 @@ use std::iter;
 
 use memtrace_input::load::{EstimatedWorkspaces, MissingFunction};
 
-use crate::allocator_advice::allocator_advice;
+use crate::allocator_advice::{allocator_advice, rest_words};
 use crate::conclusions::{OutsidePytorch, VerdictStatement, VerdictStatus, VerdictSummary};
 use crate::device_names::{device_name, ordinal_text, process_name};
 use crate::gaps::recording_gaps;
 use crate::outside_pytorch::outside_at_error;
-use crate::positions::{when, when_peaked};
+use crate::positions::{when_peaked, when_refused};
 use crate::rank_sentences::launch_sentences;
 use crate::summary::{DeviceSummary, OomSummary, ProcessSummary, Summary, WhatIfSummary, is_snapshot};
-use memtrace_insight::rules::ServingStage;
 use memtrace_insight::units::{count_text, share_text, size_text};
 
 impl Summary {
@@ -61,7 +60,7 @@ impl VerdictSummary {
             }
             self.remarks.extend(missing_functions(&simulated.missing_functions));
             if simulated.was_ready {
-                self.remarks.push("The program was ended when it was ready for requests (/health).".to_owned());
+                self.remarks.push("The program was ended when it was ready (--until-ready, --ready-line).".to_owned());
             }
         }
         if let Some(limit) = summary.run.limit_bytes {
@@ -94,6 +93,13 @@ impl VerdictSummary {
                 );
                 self.state(end_mark(summary), &text);
             }
+        }
+        // A process that refused to start has less memory than those that prevented it.
+        let shown = device.and_then(DeviceSummary::server_only).is_some();
+        let others = summary.processes.iter().skip(1).flat_map(|process| process.devices.iter());
+        let problem = others.filter_map(|device| device.server_only()?.problem.as_ref()).next();
+        if let Some(problem) = problem.filter(|_| !shown) {
+            self.state(end_mark(summary), problem);
         }
         self.refused_requests(summary, false);
         if let Some(exception) = summary.run.simulated.as_ref().and_then(|simulated| simulated.exception.as_ref()) {
@@ -142,8 +148,7 @@ impl VerdictSummary {
 
     fn oom_verdict(&mut self, process: &ProcessSummary, device: &DeviceSummary, oom: &OomSummary, name: Option<&str>) {
         let total = device.total_bytes.map(|total| format!(" ({})", size_text(total))).unwrap_or_default();
-        let stage = device.server_only().map(|server| server.error_stage.map_or(String::new(), ServingStage::when));
-        let when = stage.unwrap_or_else(|| when(oom.in_use.step, oom.in_use.phase));
+        let when = when_refused(device, oom);
         let location = &oom.requested_at.location;
         let at =
             location.split(", ").next().filter(|at| !at.is_empty()).map(|at| format!(", {at}")).unwrap_or_default();
@@ -158,7 +163,8 @@ impl VerdictSummary {
         let gpu = owner(device, name);
         self.state(mark, &format!("CUDA out of memory on {gpu}{total}{when}{at}{times}{end}"));
         let tried = format!("Tried to allocate {}; {}", request(oom), lack(oom));
-        let settings = device.what_if.as_ref().map(|what_if| fragmentation(oom, what_if)).unwrap_or_default();
+        let rest = rest_words(device);
+        let settings = device.what_if.as_ref().map(|what_if| fragmentation(oom, what_if, rest)).unwrap_or_default();
         self.below(format!("{} {settings}", tried.trim_end_matches("; ")).trim_end());
         let remark = process.no_issue_remark.as_deref().map(str::to_owned);
         self.below_if(&remark.unwrap_or_else(|| issues_text(process)));
@@ -339,24 +345,24 @@ fn lack(oom: &OomSummary) -> String {
     }
 }
 
-/// The sentence about fragmentation, from the replayed allocator settings.
-fn fragmentation(oom: &OomSummary, what_if: &WhatIfSummary) -> String {
+/// The sentence about fragmentation, from the replayed allocator settings. `rest`: words for what follows the request.
+fn fragmentation(oom: &OomSummary, what_if: &WhatIfSummary, rest: &str) -> String {
     let settings = &what_if.settings;
     if what_if.mismatch.is_some() || settings.is_empty() || oom.reserved_but_unallocated_bytes == 0 {
         return String::new();
     }
     if let Some(setting) = settings.iter().find(|setting| setting.step_fits == Some(true)) {
-        return format!("Fragmentation: with {}, the request and the rest of the step fit.", setting.setting);
+        return format!("Fragmentation: with {}, the request and {rest} fit.", setting.setting);
     }
     if let Some(setting) = settings.iter().find(|setting| setting.fits == Some(true)) {
         return match setting.step_short_bytes {
             Some(short) => format!(
-                "Not only fragmentation: with {}, the request fits, and the rest of the step is {} short.",
+                "Not only fragmentation: with {}, the request fits, and {rest} is {} short.",
                 setting.setting,
                 size_text(short)
             ),
             None => {
-                format!("With {}, this request succeeds; what the rest of the step needs is unknown.", setting.setting)
+                format!("With {}, this request succeeds; whether {rest} fits is unknown.", setting.setting)
             }
         };
     }

@@ -172,19 +172,23 @@ pub(crate) fn no_issue_remark(devices: &[DeviceSummary]) -> Option<String> {
         .find_map(|device| Some((device, explained(device)?)))
         .filter(|(device, oom)| device.source.starts_with("torch") && oom.fatal != Some(false))?;
     let free = oom.device_free_bytes?;
-    let (what, verb) = match oom.in_use.phase {
-        Phase::Load => ("what the program loads", "does"),
-        Phase::Optimizer => ("model, gradients and optimizer state", "do"),
-        _ => ("model and batch", "do"),
-    };
+    let reason = device.server_only().and_then(|server| server.error_reason.clone());
+    let misfit = reason.unwrap_or_else(|| {
+        let misfit = match oom.in_use.phase {
+            Phase::Load => "what the program loads does not fit",
+            Phase::Optimizer => "model, gradients and optimizer state do not fit",
+            _ => "model and batch do not fit",
+        };
+        misfit.to_owned()
+    });
     let others = oom.contexts_and_other_processes_bytes.unwrap_or(0);
     let are_many = others >= MANY_OTHERS && device.total_bytes.is_some_and(|total| others >= total / 10);
     let text = if oom.refused_by_pytorch {
-        format!("{what} {verb} not fit within PyTorch's limit")
+        format!("{misfit} within PyTorch's limit")
     } else if is_in_pieces(device, &oom, free) {
         "the memory that is free is in pieces too small for the request".to_owned()
     } else if oom.held_back_bytes.is_some() {
-        format!("{what} {verb} not fit within the limit that a library sets on this process")
+        format!("{misfit} within the limit that a library sets on this process")
     } else if let Some(pool) = oom
         .largest_outside
         .as_ref()
@@ -192,13 +196,13 @@ pub(crate) fn no_issue_remark(devices: &[DeviceSummary]) -> Option<String> {
     {
         pool.sentence(device.total_bytes)
     } else if are_many {
-        let text = format!("{what} {verb} not fit beside CUDA contexts and other processes ({})", size_text(others));
+        let text = format!("{misfit} beside CUDA contexts and other processes ({})", size_text(others));
         match beside::text(&oom.processes_beside, oom.short_bytes.unwrap_or(0)) {
             Some(beside) => format!("{text}. {beside}"),
             None => text,
         }
     } else {
-        format!("{what} {verb} not fit")
+        misfit
     };
     Some(format!("No leak or misuse found: {text}."))
 }

@@ -1,4 +1,4 @@
-"""An engine that serves models, in a forked process: engine.py UTILIZATION [--port N] [--sleep] [--eager] [--lora] [--decode N].
+"""An engine that serves models, in a forked process: engine.py UTILIZATION [--port N] [--sleep] [--eager] [--lora] ...
 
 It prints what PyTorch counts: the bytes of the weights and of the KV cache, and the peak of the profiling run.
 With --port it serves /health over HTTP until it is ended; without it, it answers 12 requests.
@@ -21,14 +21,25 @@ def main() -> None:
     parser.add_argument("utilization", type=float)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--port", type=int)
+    parser.add_argument("--no-health", action="store_true", help="with --port, only print that it serves")
     parser.add_argument("--sleep", action="store_true")
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--lora", action="store_true")
+    parser.add_argument("--sizes", default="8,4,2,1", help="the requests for which graphs are captured")
+    parser.add_argument("--length", type=int, default=2048, help="the longest request in tokens")
+    parser.add_argument("--batched", type=int, default=1024, help="the most tokens of a batch")
+    parser.add_argument("--prompt", type=int, default=24, help="the tokens of each prompt")
+    parser.add_argument("--held", type=int, default=0, help="MiB of the GPU that another process holds")
     parser.add_argument("--decode", type=int, default=0, help="steps of one token for 8 requests, whose rate is printed")
     options = parser.parse_args()
     # As vLLM does, from a process that has not initialized CUDA.
     context = multiprocessing.get_context("fork")
     ready = context.Event()
+    if options.held:
+        holder = context.Process(target=hold, args=(options.held << 20, ready), daemon=True)
+        holder.start()
+        ready.wait()
+        ready.clear()
     engine = context.Process(target=run_engine, args=(options, ready))
     engine.start()
     if options.port is None:
@@ -38,7 +49,17 @@ def main() -> None:
         if not engine.is_alive():
             sys.exit(engine.exitcode)
     signal.signal(signal.SIGTERM, lambda *_: (engine.terminate(), engine.join(), sys.exit(0)))
+    print("serving", flush=True)
+    if options.no_health:
+        signal.pause()
     http.server.HTTPServer(("127.0.0.1", options.port), Health).serve_forever()
+
+
+def hold(size: int, ready) -> None:
+    held = torch.empty(size, dtype=torch.uint8, device="cuda")
+    ready.set()
+    signal.pause()
+    del held
 
 
 class Health(http.server.BaseHTTPRequestHandler):
@@ -54,9 +75,17 @@ class EngineCore:
     """As vLLM's, it loads and profiles the model while it is constructed itself."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        from vllm.v1.worker.gpu_worker import CacheConfig, VllmConfig, Worker
+        from vllm.v1.worker.gpu_worker import (
+            ArchitectureConfig, CacheConfig, ModelConfig, SchedulerConfig, VllmConfig, Worker,
+        )
 
-        config = VllmConfig(cache_config=CacheConfig(gpu_memory_utilization=options.utilization))
+        config = VllmConfig(
+            cache_config=CacheConfig(gpu_memory_utilization=options.utilization),
+            model_config=ModelConfig(
+                options.length, ArchitectureConfig(total_num_hidden_layers=options.layers), options.eager
+            ),
+            scheduler_config=SchedulerConfig(max_num_batched_tokens=options.batched),
+        )
         self.worker = worker = Worker(config, layers=options.layers, width=2048)
         worker.init_device()
         worker.load_model(options.lora)
@@ -64,6 +93,8 @@ class EngineCore:
         self.num_blocks = available // (2 * BLOCK * 2048 * 2 * options.layers)
         if self.num_blocks <= 0:
             raise ValueError("No available memory for the cache blocks.")
+        if self.num_blocks * BLOCK < options.length:
+            raise ValueError(f"The longest request has {options.length} tokens, the cache {self.num_blocks * BLOCK}.")
         before = torch.cuda.memory_allocated()
         worker.initialize_from_config(self.num_blocks)
         runner = worker.model_runner
@@ -73,7 +104,8 @@ class EngineCore:
             print("adapters", sum(slot.numel() * slot.element_size() for slot in slots), flush=True)
         print("kv_cache", torch.cuda.memory_allocated() - before, self.num_blocks * BLOCK, flush=True)
         print("profile", worker.peak_activation_memory, flush=True)
-        worker.compile_or_warm_up_model([] if options.eager else [8, 4, 2, 1])
+        sizes = [] if options.eager else [int(size) for size in options.sizes.split(",")]
+        worker.compile_or_warm_up_model(sizes)
 
 
 def run_engine(options: argparse.Namespace, ready) -> None:
@@ -84,7 +116,7 @@ def run_engine(options: argparse.Namespace, ready) -> None:
         signal.pause()
     for request in range(12):
         blocks = [request % num_blocks, (request + 1) % num_blocks]
-        worker.execute_model([(blocks, 24)])
+        worker.execute_model([(blocks, options.prompt)])
         for _ in range(8):
             worker.execute_model([(blocks[-1:], 1)])
     for _ in range(3 if options.decode else 0):

@@ -148,3 +148,102 @@ fn a_program_that_is_no_server_ends_by_itself() {
     let server = &summary["processes"][0]["devices"][0]["server"];
     assert_eq!(server["weights_by_type"][0]["data_type"], "bfloat16", "{server}");
 }
+
+/// The device and the report of a server that does not come to serving or ends, on one line.
+fn failed(memory: &str, arguments: &[&str]) -> (Value, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let ended = engine(folder.path(), &["--memory", memory, "-o", "run"], arguments);
+    let report = stderr(&ended).split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(!ended.status.success(), "{report}");
+    // Before it, the program prints its exception.
+    let report = report.split("Dry run on").last().unwrap().to_owned();
+    let words = ["batch size", "checkpointing", "gradient", "optimizer state", "rest of the step"];
+    assert!(!words.iter().any(|word| report.contains(word)), "{report}");
+    (device(folder.path()), report)
+}
+
+/// Runs a server that has the memory that it needs.
+fn succeeded(memory: &str, arguments: &[&str]) -> Output {
+    let folder = tempfile::tempdir().unwrap();
+    let ended = engine(folder.path(), &["--memory", memory, "-o", "run"], arguments);
+    assert!(ended.status.success(), "{arguments:?}: {}", stderr(&ended));
+    ended
+}
+
+/// The value that the report suggests for an option.
+fn suggested<'a>(report: &'a str, option: &str) -> &'a str {
+    let rest = report.split(&format!("`{option} ")).nth(1).unwrap_or_else(|| panic!("{option}: {report}"));
+    rest.split('`').next().unwrap()
+}
+
+#[test]
+fn a_server_that_runs_out_of_memory_gets_the_advice_of_its_stage() {
+    let (device, report) = failed("1GiB", &["0.9", "--layers", "200"]);
+    assert_eq!(device["server"]["error_stage"], "load");
+    assert_eq!(device["server"]["error_reason"], "the weights do not fit");
+    assert!(report.contains("while it loaded the model"), "{report}");
+    assert!(report.contains("`--tensor-parallel-size 2`: each GPU has half of the weights"), "{report}");
+
+    let arguments = ["0.9", "--eager", "--batched", "16384"];
+    let (device, report) = failed("256MiB", &arguments);
+    assert_eq!(device["server"]["error_stage"], "profile");
+    let tokens = suggested(&report, "--max-num-batched-tokens");
+    assert_eq!(tokens, "8192", "{report}");
+    // The report does not claim that one change suffices.
+    succeeded("256MiB", &["0.9", "--eager", "--batched", "4096"]);
+
+    for (stage, more) in [("capture", ["--sizes", "2048,1024"]), ("serve", ["--prompt", "2048"])] {
+        let eager = if stage == "serve" { &["--eager"][..] } else { &[] };
+        let (device, report) = failed("8GiB", &[&["0.999"], eager, &more].concat());
+        let server = &device["server"];
+        assert_eq!(server["error_stage"], stage, "{report}");
+        let utilization = suggested(&report, "--gpu-memory-utilization");
+        assert_eq!(utilization.parse::<f64>().ok(), server["utilization"]["safe_value"].as_f64(), "{report}");
+        let ended = succeeded("8GiB", &[&[utilization], eager, &more].concat());
+        // The cache shrinks by as many tokens as the report says.
+        let tokens = printed(&ended, "kv_cache")[1] as i64 - server["kv_cache"]["tokens"].as_i64().unwrap();
+        let announced = server["utilization"]["kv_cache_tokens"].as_i64().unwrap();
+        assert!((tokens - announced).abs() <= 32, "{tokens}: {announced}");
+        assert_eq!(report.contains("`--enforce-eager`"), stage == "capture", "{report}");
+    }
+}
+
+#[test]
+fn the_refusals_of_an_engine_name_options_with_which_it_starts() {
+    let too_long = ["0.3", "--eager", "--length", "20000"];
+    let (device, report) = failed("1GiB", &too_long);
+    assert!(device["server"]["kv_cache"].is_null(), "{device}");
+    // 2 * 2048 * 2 bytes in each of 4 layers.
+    assert!(report.contains("a request of 20,000 tokens (`--max-model-len`) needs 625 MiB"), "{report}");
+    let length = suggested(&report, "--max-model-len");
+    let utilization = report.split(" or `--gpu-memory-utilization ").nth(1).and_then(|rest| rest.split('`').next());
+    for arguments in [["0.3", "--eager", "--length", length], [utilization.unwrap(), "--eager", "--length", "20000"]] {
+        succeeded("1GiB", &arguments);
+    }
+    // Nearly the longest length that fits.
+    let tokens = printed(&succeeded("1GiB", &["0.3", "--eager"]), "kv_cache")[1] as f64;
+    assert!(length.parse::<f64>().unwrap() > 0.9 * tokens, "{length} {tokens}");
+
+    let (_, report) = failed("1GiB", &["0.9", "--held", "300"]);
+    assert!(report.contains("vLLM did not start: `--gpu-memory-utilization 0.9` requests 922 MiB"), "{report}");
+    let most = report.split("was free. `--gpu-memory-utilization ").nth(1).and_then(|rest| rest.split('`').next());
+    let arguments = [most.unwrap_or_else(|| panic!("{report}")), "--eager", "--held", "300"];
+    succeeded("1GiB", &arguments);
+}
+
+#[test]
+fn a_line_of_output_shows_that_a_server_is_ready() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = ["--memory", "8GiB", "-o", "run", "--ready-line", "^serv[a-z]+$"];
+    let ended = engine(folder.path(), &options, &["0.8", "--port", "0", "--no-health"]);
+    assert!(ended.status.success() && stderr(&ended).contains("was ended when it was ready"), "{}", stderr(&ended));
+    // The output of the program passes through.
+    let cache = &device(folder.path())["server"]["kv_cache"];
+    assert_eq!(cache["bytes"].as_u64(), Some(printed(&ended, "kv_cache")[0]));
+    let options = ["--vary-gpu", "t4", "--json", "-o", "gpus", "--ready-line", "^serving"];
+    let ended = engine(folder.path(), &options, &["0.9", "--port", "0", "--no-health"]);
+    let report: Value = serde_json::from_slice(&ended.stdout).unwrap_or_else(|e| panic!("{e}: {}", stderr(&ended)));
+    assert_eq!(report["tries"][0]["result"], "fits", "{report}");
+    let ended = engine(folder.path(), &["--ready-line", "(", "-o", "no"], &["0.8"]);
+    assert!(ended.status.code() == Some(2) && stderr(&ended).contains("no regular expression"), "{}", stderr(&ended));
+}

@@ -127,7 +127,7 @@ fn settings_are_replayed(memory: &[u64]) {
                 assert!(!again(memory), "{memory}: {setting}");
                 assert!(again(memory + short + 20), "{memory}: {setting}");
                 let others = device["what_if"]["settings"].to_string();
-                let is_reported = page.contains("is not enough: the request fits, the step does not");
+                let is_reported = page.contains("is not enough: the request fits, the rest of the step does not");
                 assert!(is_reported || others.contains("\"step_fits\":true"), "{page}");
                 seen[1] = true;
             }

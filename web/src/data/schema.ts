@@ -1244,9 +1244,11 @@ export interface ServerSummary {
   allocated_bytes: number;
   attributes: Record<string, string>;
   engine: string;
+  error_reason?: string;
   error_stage?: ServingStage;
   expectations: Expectation[];
   kv_cache?: KvCacheSummary;
+  may_sleep: boolean;
   parts: ServerPart[];
   problem?: string;
   stages: StageSummary[];

@@ -121,6 +121,12 @@ impl Serving {
         self.stages[stage as usize].as_ref()
     }
 
+    /// The stage that began last before this time in clock ticks. `None` if none had begun.
+    pub fn latest_stage(&self, ticks: u64) -> Option<ServingStage> {
+        let begun = |stage: &ServingStage| self.stage(*stage).map(|figures| figures.ticks.0).filter(|at| *at <= ticks);
+        ServingStage::ALL.into_iter().filter(|stage| begun(stage).is_some()).max_by_key(begun)
+    }
+
     /// An event of this stage changed the allocated bytes.
     fn changed(&mut self, stage: ServingStage, ticks: u64, before: u64, after: u64) {
         let is_new_run = self.current.replace(stage) != Some(stage);

@@ -97,9 +97,9 @@ impl ServingStage {
         }
     }
 
-    /// A clause for the work of the engine in this stage, with a leading space.
-    pub fn when(self) -> String {
-        let doing = match self {
+    /// A clause for the work of the engine in this stage.
+    pub fn clause(self) -> &'static str {
+        match self {
             ServingStage::Start => "while it started",
             ServingStage::Load => "while it loaded the model",
             ServingStage::Profile => "in its profiling run",
@@ -111,8 +111,7 @@ impl ServingStage {
             ServingStage::Decode => "in decode",
             ServingStage::Sleep => "while it went to sleep",
             ServingStage::WakeUp => "while it woke up",
-        };
-        format!(" {doing}")
+        }
     }
 
     /// Whether the server answers requests in this stage.

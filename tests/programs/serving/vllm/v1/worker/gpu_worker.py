@@ -21,8 +21,20 @@ class CacheConfig:
 
 
 @dataclass
+class ArchitectureConfig:
+    """As many keys and values of a token as the caches of GPUModelRunner have."""
+
+    head_size: int = 128
+    total_num_kv_heads: int = 16
+    total_num_hidden_layers: int = 4
+    is_deepseek_mla: bool = False
+
+
+@dataclass
 class ModelConfig:
     max_model_len: int = 2048
+    model_arch_config: ArchitectureConfig = field(default_factory=ArchitectureConfig)
+    enforce_eager: bool = False
 
 
 @dataclass
@@ -43,8 +55,11 @@ class Worker:
         self.secret = Untouchable()
 
     def init_device(self) -> None:
-        self.total = torch.cuda.mem_get_info()[1]
+        torch.zeros(1, device="cuda")
+        free, self.total = torch.cuda.mem_get_info()
         self.requested_memory = int(self.total * self.vllm_config.cache_config.gpu_memory_utilization)
+        if free < self.requested_memory:
+            raise ValueError("Free memory on device is less than desired GPU memory utilization.")
 
     def load_model(self, with_adapters: bool) -> None:
         model = load_model(self.layers, self.width)
