@@ -4,7 +4,7 @@
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::CommandExt;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use rustix::process::{Pid, WaitId, WaitIdOptions, WaitIdStatus, waitid};
 
@@ -27,10 +27,14 @@ pub(crate) enum Change {
 
 impl Child {
     /// Starts `command` (name and arguments) through PATH, as execvp does. The error is that of exec.
-    pub(crate) fn spawn(command: &[OsString], state: InheritedState) -> io::Result<Child> {
+    /// `output`: its standard output and error, else those of this process.
+    pub(crate) fn spawn(command: &[OsString], state: InheritedState, output: Option<[Stdio; 2]>) -> io::Result<Child> {
         let (program, arguments) = command.split_first().ok_or(io::ErrorKind::InvalidInput)?;
         let mut command = Command::new(program);
         command.args(arguments);
+        if let Some([stdout, stderr]) = output {
+            command.stdout(stdout).stderr(stderr);
+        }
         // SAFETY: `restore` makes only async-signal-safe calls, as `pre_exec` requires in the child of a process with
         // threads.
         unsafe { command.pre_exec(move || state.restore()) };

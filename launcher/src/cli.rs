@@ -10,13 +10,14 @@ use memtrace_analysis::diagnostics::diagnostic_rules;
 use memtrace_analysis::passes::ReleasePoint;
 use memtrace_analysis::{SECTIONS, Tolerance};
 use memtrace_trace::options;
+use regex_lite::Regex;
 
 use crate::condition::{Condition, condition};
 use crate::device_samples::MEMORY_IN_USE;
 use crate::http::Address;
 use crate::option_values::{
-    Bounds, Kept, Values, bounds, category_limit, gpu_memory, kept, limit, otlp_url, positive, release_point,
-    server_address, size, step_range, time_limit, time_range, tolerance, values,
+    Bounds, Kept, Values, bounds, category_limit, gpu_memory, kept, limit, line_expression, otlp_url, positive,
+    release_point, server_address, size, step_range, time_limit, time_range, tolerance, values,
 };
 use crate::output::{Printed, Stream, print, print_to_stderr};
 use crate::simulation::{Gpu, Nonzero};
@@ -166,6 +167,9 @@ pub(crate) struct DryRun {
     /// End the program when it answers requests: an HTTP server of it replies to /health with status 200
     #[arg(long)]
     pub(crate) until_ready: bool,
+    /// End the program when it prints a line that matches this regular expression
+    #[arg(long, value_name = "REGEX", value_parser = line_expression)]
+    pub(crate) ready_line: Option<Regex>,
     /// Run the command once for each value, in the place of {VAR} in its arguments, and print a table
     #[arg(long, value_name = "VAR=8,16,32", value_parser = values, group = "tries", conflicts_with_all = NOT_FOR_TRIES)]
     pub(crate) vary: Option<Values>,

@@ -43,6 +43,7 @@ mod proc;
 mod process_events;
 mod process_watch;
 mod ready;
+mod ready_line;
 mod running;
 mod sandbox;
 mod sanitizer;

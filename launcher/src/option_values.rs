@@ -5,6 +5,8 @@ use std::time::Duration;
 use memtrace_analysis::Tolerance;
 use memtrace_analysis::passes::ReleasePoint;
 
+use regex_lite::Regex;
+
 use crate::http::Address;
 
 /// The maximum size in bytes (exclusive). Sums and differences of two sizes fit in 64 bits with a sign.
@@ -29,6 +31,11 @@ pub(crate) fn size(text: &str) -> Result<u64, String> {
     let is_decimal = number.bytes().all(|b| b.is_ascii_digit() || b == b'.');
     let size = if is_decimal && !is_fraction_of_byte { parse_size::parse_size(text).ok() } else { None };
     size.filter(|size| *size < MAX_SIZE).ok_or_else(|| EXPECTED.to_owned())
+}
+
+/// Parses a regular expression for a line of output.
+pub(crate) fn line_expression(text: &str) -> Result<Regex, String> {
+    Regex::new(text).map_err(|e| format!("no regular expression: {e}"))
 }
 
 /// Parses a size of at least a byte.

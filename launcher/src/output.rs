@@ -8,6 +8,8 @@ use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use memtrace_analysis::printable;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 
 /// A standard stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -35,6 +37,20 @@ impl Stream {
     /// Whether a terminal shows it.
     pub(crate) fn is_terminal(self) -> bool {
         rustix::termios::isatty(self)
+    }
+
+    /// Writes output of the command as it is, as the command would have.
+    pub(crate) fn pass_on(self, mut bytes: &[u8]) -> rustix::io::Result<()> {
+        while !bytes.is_empty() {
+            match rustix::io::write(self, bytes) {
+                Ok(written) => bytes = bytes.get(written..).unwrap_or_default(),
+                Err(Errno::INTR) => {}
+                // The file description of another process can be without blocking.
+                Err(Errno::AGAIN) => _ = poll(&mut [PollFd::new(&self, PollFlags::OUT)], None)?,
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
     }
 
     fn write(self, bytes: &[u8]) -> io::Result<()> {

@@ -1,4 +1,5 @@
-//! Finds out when the command answers requests over HTTP (`memtrace dry-run --until-ready`), and ends it then.
+//! Finds out when the command answers requests over HTTP (`memtrace dry-run --until-ready`) or has printed a line
+//! (`--ready-line`), and ends it then.
 //!
 //! vLLM, SGLang, TGI and llama.cpp reply to `GET /health` with status 200 once they serve. So the listening TCP sockets
 //! of the command's processes are asked, whatever their ports are. The processes and their answers are not trusted:
@@ -31,32 +32,48 @@ const LIST_LIMIT: u64 = 16 << 20;
 /// The state of a listening socket in `/proc/net/tcp` (include/net/tcp_states.h).
 const LISTEN: &str = "0A";
 
-/// The thread that asks.
+/// What shows that a command is ready.
 pub(crate) struct ReadyWatch {
+    /// Whether its listening sockets are asked.
+    pub(crate) asks_health: bool,
+    /// Set when it has printed a line that says so.
+    pub(crate) line: Option<Arc<AtomicBool>>,
+}
+
+/// The thread that asks.
+pub(crate) struct ReadyThread {
     is_ready: Arc<AtomicBool>,
     stop: Sender<()>,
     thread: JoinHandle<()>,
 }
 
 impl ReadyWatch {
-    /// Starts to ask the processes of `command`. The pid must not be reused before [`ReadyWatch::finish`].
-    pub(crate) fn start(command: Pid) -> std::io::Result<ReadyWatch> {
+    /// Starts to ask the processes of `command`. The pid must not be reused before [`ReadyThread::finish`]. `None` if
+    /// nothing shows that it is ready.
+    pub(crate) fn start(self, command: Pid) -> Option<std::io::Result<ReadyThread>> {
+        (self.asks_health || self.line.is_some()).then(|| self.spawn(command))
+    }
+
+    fn spawn(self, command: Pid) -> std::io::Result<ReadyThread> {
         let is_ready = Arc::new(AtomicBool::new(false));
         let (stop, stopped) = channel();
         let found = Arc::clone(&is_ready);
         let thread = std::thread::Builder::new().name("ready".to_owned()).spawn(move || {
             let wait = |time| matches!(stopped.recv_timeout(time), Err(RecvTimeoutError::Timeout));
             while wait(INTERVAL) {
-                if listening(command).into_iter().any(is_healthy) {
+                let has_printed = self.line.as_ref().is_some_and(|line| line.load(Ordering::Acquire));
+                if has_printed || self.asks_health && listening(command).into_iter().any(is_healthy) {
                     found.store(true, Ordering::Release);
                     end(command, wait);
                     return;
                 }
             }
         })?;
-        Ok(ReadyWatch { is_ready, stop, thread })
+        Ok(ReadyThread { is_ready, stop, thread })
     }
+}
 
+impl ReadyThread {
     /// Stops to ask. Whether the command was ready, and this has ended it.
     pub(crate) fn finish(self) -> bool {
         drop(self.stop);

@@ -25,7 +25,8 @@ use crate::output::Stream;
 use crate::preflight::{self, NOT_EXECUTABLE, NOT_FOUND, Refusal};
 use crate::private_folder::{PrivateFolder, Readers};
 use crate::process_watch::{CommandEnvironment, ProcessWatch};
-use crate::ready::ReadyWatch;
+use crate::ready::{ReadyThread, ReadyWatch};
+use crate::ready_line::LineWatch;
 use crate::signal_probe::SignalProbe;
 use crate::signals::Signals;
 use crate::simulation::Simulation;
@@ -135,7 +136,9 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
     if let Some(url) = url.filter(|_| !run.summary.quiet) {
         message::status(&format!("metrics at {url}"));
     }
-    let child = match Child::spawn(&run.command, state) {
+    let line = simulation.and_then(|simulation| simulation.ready_line.as_ref());
+    let (line, output) = line.map(LineWatch::start).transpose().context("cannot read the output")?.unzip();
+    let child = match Child::spawn(&run.command, state, output) {
         Ok(child) => child,
         Err(e) => {
             // This is rare after the preflight checks. Nothing was recorded, so the folder is removed.
@@ -153,14 +156,21 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
     };
     manifest.set_started(child.pid() as u32);
     let parent = ParentWatch::start();
-    let is_watched = simulation.is_some_and(|simulation| simulation.until_ready);
-    let command = rustix::process::Pid::from_raw(child.pid()).filter(|_| is_watched);
-    let ready = command.map(ReadyWatch::start).transpose().context("cannot start a thread").inspect_err(|_| {
-        child.signal(libc::SIGKILL, None);
-    })?;
+    let ready = ReadyWatch {
+        asks_health: simulation.is_some_and(|simulation| simulation.until_ready),
+        line: line.as_ref().map(|line| Arc::clone(&line.found)),
+    };
+    let command = rustix::process::Pid::from_raw(child.pid());
+    let ready =
+        command.and_then(|command| ready.start(command)).transpose().context("cannot start a thread").inspect_err(
+            |_| {
+                child.signal(libc::SIGKILL, None);
+            },
+        )?;
     let mut status = signals.forward_until_exit(&child, probe.as_ref());
     // A server that was ready has done what it was run for, however it takes its end.
-    let was_ready = ready.is_some_and(ReadyWatch::finish);
+    let was_ready = ready.is_some_and(ReadyThread::finish);
+    line.into_iter().for_each(LineWatch::finish);
     if was_ready {
         status = 0;
     }

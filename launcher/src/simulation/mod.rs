@@ -19,6 +19,7 @@ use std::time::Duration;
 use anyhow::Context;
 use memtrace_analysis::RunFolder;
 use memtrace_analysis::load::SimulatedGpus;
+use regex_lite::Regex;
 
 pub(crate) use gpus::Gpu;
 pub(crate) use values::Nonzero;
@@ -55,6 +56,8 @@ pub(crate) struct Simulation {
     pub(crate) steps: Option<u32>,
     /// Whether the program ends when it answers requests over HTTP.
     pub(crate) until_ready: bool,
+    /// The program ends when it prints a line that matches.
+    pub(crate) ready_line: Option<Regex>,
 }
 
 impl Simulation {

@@ -41,6 +41,7 @@ fn simulation(options: &DryRun) -> Simulation {
         nonzero: options.nonzero,
         steps: options.steps,
         until_ready: options.until_ready,
+        ready_line: options.ready_line.clone(),
     }
 }
 

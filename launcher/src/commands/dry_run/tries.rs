@@ -250,6 +250,9 @@ impl<'a> Tries<'a> {
         }
         // A server that is ready shows all that it needs, and would not end by itself.
         command.arg("--until-ready");
+        if let Some(line) = &simulation.ready_line {
+            command.args(["--ready-line", line.as_str()]);
+        }
         let gpu =
             if self.options.vary_gpu.is_empty() { self.options.gpu.as_ref().map(|gpu| &*gpu.id) } else { Some(value) };
         if let Some(gpu) = gpu {
