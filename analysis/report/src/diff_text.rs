@@ -100,12 +100,14 @@ pub(crate) fn title(pair: &DevicePair) -> String {
 
 impl TextReport {
     fn pair(&mut self, pair: &DevicePair) {
+        let are_servers = !pair.by_server_part.is_empty();
         for (name, peak) in [("A", &pair.a), ("B", &pair.b)] {
             let step = peak.step.map_or_else(|| "before the first step".to_owned(), |step| format!("step {step}"));
+            // A server has no steps.
+            let when = if are_servers { String::new() } else { format!("{step}, {}, ", peak.phase.name()) };
             let text = format!(
-                "  {name}  {:>9}  {step}, {}, reserved peak {}  ",
+                "  {name}  {:>9}  {when}reserved peak {}  ",
                 size_text(peak.totals.allocated_bytes),
-                peak.phase.name(),
                 size_text(peak.reserved_peak_bytes)
             );
             let location = if peak.location.is_empty() { "no stack" } else { &peak.location };
@@ -115,6 +117,14 @@ impl TextReport {
         if pair.result == DiffResult::Same {
             return;
         }
+        let parts = pair.by_server_part.iter().map(|row| {
+            (&row.change, row.part.map_or_else(|| "without a recorded event".to_owned(), |part| part.name().to_owned()))
+        });
+        self.changes("Part", pair, parts.collect());
+        let stages = pair.by_stage.iter().map(|row| {
+            (&row.change, row.stage.map_or_else(|| "in no stage".to_owned(), |stage| stage.name().to_owned()))
+        });
+        self.changes("Allocated in stage", pair, stages.collect());
         let categories = pair.by_category.iter().map(|row| {
             (&row.change, row.category.map_or_else(|| "without a recorded event".to_owned(), |c| c.plural().to_owned()))
         });
@@ -127,7 +137,9 @@ impl TextReport {
         let phases = pair.by_phase.iter().map(|row| {
             (&row.change, row.phase.map_or_else(|| "without a recorded event".to_owned(), |p| p.name().to_owned()))
         });
-        self.changes("Allocated in phase", pair, phases.collect());
+        if !are_servers {
+            self.changes("Allocated in phase", pair, phases.collect());
+        }
         let lines = pair.by_line.iter().map(|row| (&row.change, line_what(row)));
         self.changes("Line", pair, lines.collect());
         let stacks = pair.by_stack.iter().filter(|row| !row.frames.is_empty()).map(|row| {

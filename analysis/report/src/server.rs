@@ -1,6 +1,6 @@
 //! Draws an engine that serves models: where its memory is, its stages, and what it had expected.
 
-use memtrace_summary::{DeviceSummary, ServerSummary, duration_text, size_text};
+use memtrace_summary::{DeviceSummary, ServerSummary, count_text, duration_text, size_text};
 
 use crate::table::{Align, Table};
 use crate::text_report::TextReport;
@@ -14,6 +14,7 @@ impl TextReport {
         self.server(server);
         self.server_advice(server, "What to try");
         self.stages(server);
+        self.captured_sizes(server);
         if !server.attributes.is_empty() {
             self.list(&format!("Settings and figures of {}", server.engine));
             for (path, value) in &server.attributes {
@@ -36,6 +37,7 @@ impl TextReport {
         }
         let cache = server.kv_cache.as_ref().map_or("", |cache| cache.text.as_str());
         self.labelled_list("KV cache", cache);
+        self.labelled_list("CUDA graphs by size", &server.captures_text);
         let expected = server.expectations.iter().map(|one| {
             let (expected, actual) = (size_text(one.expected_bytes), size_text(one.actual_bytes));
             format!("{} {expected}, took {actual}", one.part)
@@ -44,6 +46,38 @@ impl TextReport {
         for (at, text) in expected.enumerate() {
             self.labelled(if at == 0 { &label } else { "" }, &text);
         }
+    }
+
+    /// The CUDA graphs of a server, by captured size.
+    fn captured_sizes(&mut self, server: &ServerSummary) {
+        if server.captured_sizes.is_empty() {
+            return;
+        }
+        let is_named = server.captured_sizes.iter().any(|size| size.size.is_some());
+        let mut table = Table::new(&[
+            (if is_named { "Size" } else { "Captured" }, Align::Right),
+            ("Graphs", Align::Right),
+            ("Pool growth", Align::Right),
+            ("Segments", Align::Right),
+            ("Instantiated", Align::Right),
+            ("Outputs", Align::Right),
+            ("", Align::Left),
+        ]);
+        for (at, size) in server.captured_sizes.iter().enumerate() {
+            let ordinal = || if is_named { String::new() } else { format!("{}.", at + 1) };
+            table.row(vec![
+                size.size.map_or_else(ordinal, count_text),
+                count_text(size.graphs),
+                size_text(size.pool_growth_bytes),
+                count_text(size.segments),
+                size_text(size.instantiated_bytes),
+                size_text(size.kept_bytes),
+                String::new(),
+            ]);
+        }
+        self.blank();
+        let lines = table.lines(0, self.width, self.style);
+        self.lines.extend(lines);
     }
 
     /// Changes of a server's options, and what each brings. Returns `false` if there are none.

@@ -10,7 +10,8 @@ use memtrace_trace::ids::{FrameId, StackId};
 
 use crate::diff::{
     CategoryChange, Change, CustomCategoryChange, DIFF_VERSION, DevicePair, DiffOptions, DiffPeak, DiffReport,
-    DiffResult, DiffRun, LineChange, ModuleChange, PhaseChange, StackChange, UnpairedDevice,
+    DiffResult, DiffRun, LineChange, ModuleChange, PhaseChange, ServerPartChange, StackChange, StageChange,
+    UnpairedDevice,
 };
 use crate::matched_lines::{Line, MatchedLines, Version};
 use crate::progress::Progress;
@@ -20,7 +21,7 @@ use memtrace_insight::locations::{Locations, frame_summary};
 use memtrace_insight::passes::{
     Analysis, AnalysisOptions, Category, Composition, DeviceAnalysis, FirstPass, ModuleTree, Phase,
 };
-use memtrace_insight::rules::{CustomCategory, CustomRules};
+use memtrace_insight::rules::{CustomCategory, CustomRules, ServingPart, ServingStage};
 use memtrace_insight::units::{signed_size_text, size_text};
 use memtrace_output::{SourceAccess, SourceFiles};
 use memtrace_replay::{Contexts, Names};
@@ -47,6 +48,8 @@ pub(crate) struct DevicePeak<'a> {
     /// The bytes and blocks of each module itself, by path.
     modules: BTreeMap<String, (u64, u64)>,
     reserved_peak_bytes: u64,
+    /// By stack and category: the part of a server and the stage. `None` if the program is no server.
+    serving: Option<HashMap<(StackId, Category), (ServingPart, Option<ServingStage>)>>,
     /// Events that could not be decoded.
     undecoded_events: u64,
 }
@@ -260,7 +263,12 @@ impl<'a> DevicePeak<'a> {
             own.0 += module.own.iter().map(|amount| amount.bytes).sum::<u64>();
             own.1 += module.own.iter().map(|amount| amount.blocks).sum::<u64>();
         }
+        let serving = &device.serving;
+        let proven =
+            |(stack, category)| ((stack, category), (serving.part_of(stack, category), serving.stage_of(stack)));
+        let of_server = peak.origins().map(|(origin, _)| (origin.stack, origin.category)).map(proven);
         Some(DevicePeak {
+            serving: serving.engine.map(|_| of_server.collect()),
             process,
             sources: sources.clone(),
             device: device.device,
@@ -363,6 +371,9 @@ fn pair(a: &DevicePeak<'_>, b: &DevicePeak<'_>, rules: Option<&CustomRules>) -> 
     let mut categories: Sums<Option<Category>> = Sums::new();
     let mut custom: Sums<CustomCategory> = Sums::new();
     let mut phases: Sums<Option<Phase>> = Sums::new();
+    let mut parts: Sums<Option<ServingPart>> = Sums::new();
+    let mut stages: Sums<Option<ServingStage>> = Sums::new();
+    let are_servers = [a, b].iter().all(|peak| peak.serving.is_some());
     let mut lines: Sums<LineKey> = Sums::new();
     let mut stacks: Sums<StackKey> = Sums::new();
     let mut modules: Sums<Option<String>> = Sums::new();
@@ -384,6 +395,11 @@ fn pair(a: &DevicePeak<'_>, b: &DevicePeak<'_>, rules: Option<&CustomRules>) -> 
             categories.add(Some(origin.category), add.0, add.1, add.2);
             custom.add(origin.custom, add.0, add.1, add.2);
             phases.add(Some(origin.phase), add.0, add.1, add.2);
+            let proven = device_peak.serving.as_ref().filter(|_| are_servers);
+            if let Some((part, stage)) = proven.and_then(|proven| proven.get(&(origin.stack, origin.category))) {
+                parts.add(Some(*part), add.0, add.1, add.2);
+                stages.add(*stage, add.0, add.1, add.2);
+            }
             let alone = node.clone().filter(|_| own.is_none());
             lines.add((*own, alone, Some(origin.category)), add.0, add.1, add.2);
             let key: StackKey = (frames.clone(), node, Some(origin.category), Some(origin.phase));
@@ -394,6 +410,10 @@ fn pair(a: &DevicePeak<'_>, b: &DevicePeak<'_>, rules: Option<&CustomRules>) -> 
         categories.add(None, side, rest, 0);
         custom.add(CustomCategory::NONE, side, rest, 0);
         phases.add(None, side, rest, 0);
+        if are_servers {
+            parts.add(None, side, rest, 0);
+            stages.add(None, side, rest, 0);
+        }
         lines.add((None, None, None), side, rest, 0);
         stacks.add((Vec::new(), None, None, None), side, rest, 0);
         let own = &device_peak.modules;
@@ -422,6 +442,8 @@ fn pair(a: &DevicePeak<'_>, b: &DevicePeak<'_>, rules: Option<&CustomRules>) -> 
             rows.map(|(category, change)| CustomCategoryChange { custom_category: name(category), change }).collect()
         }),
         by_phase: phases.sorted().into_iter().map(|(phase, change)| PhaseChange { phase, change }).collect(),
+        by_server_part: parts.sorted().into_iter().map(|(part, change)| ServerPartChange { part, change }).collect(),
+        by_stage: stages.sorted().into_iter().map(|(stage, change)| StageChange { stage, change }).collect(),
         by_line: lines.sorted().into_iter().map(|(key, change)| line_change(&sides, &matched, key, change)).collect(),
         by_stack: stacks
             .sorted()

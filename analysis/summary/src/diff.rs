@@ -15,11 +15,11 @@ use crate::memory_totals::Totals;
 use crate::schema_text::schema_text;
 use memtrace_insight::FrameSummary;
 use memtrace_insight::passes::{Category, Phase};
-use memtrace_insight::rules::CustomRules;
+use memtrace_insight::rules::{CustomRules, ServingPart, ServingStage};
 use memtrace_trace::named;
 
 /// The version of the structure: major.minor.
-pub const DIFF_VERSION: &str = "2.1";
+pub const DIFF_VERSION: &str = "2.2";
 
 /// The selection of what to compare.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -128,6 +128,12 @@ pub struct DevicePair {
     pub by_custom_category: Vec<CustomCategoryChange>,
     /// The allocated blocks by the phase that allocated them.
     pub by_phase: Vec<PhaseChange>,
+    /// The allocated blocks by part of a server. Absent unless both runs are of engines that serve models.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub by_server_part: Vec<ServerPartChange>,
+    /// The allocated blocks by the stage of the server that allocated them. Absent unless both runs are of servers.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub by_stage: Vec<StageChange>,
     /// The allocated blocks by the line of the program's own code and by category, largest growth first.
     pub by_line: Vec<LineChange>,
     /// The allocated blocks by call stack, category and phase, largest growth first. Stacks with equal bytes in both
@@ -218,6 +224,28 @@ pub struct CustomCategoryChange {
     /// recorded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub custom_category: Option<String>,
+    /// The bytes and blocks.
+    #[serde(flatten)]
+    pub change: Change,
+}
+
+/// The blocks of one part of a server, in both peaks.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct ServerPartChange {
+    /// The part. Absent for bytes for which no event was recorded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub part: Option<ServingPart>,
+    /// The bytes and blocks.
+    #[serde(flatten)]
+    pub change: Change,
+}
+
+/// The blocks that one stage of a server allocated, in both peaks.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct StageChange {
+    /// The stage. Absent for bytes that no stage allocated.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stage: Option<ServingStage>,
     /// The bytes and blocks.
     #[serde(flatten)]
     pub change: Change,

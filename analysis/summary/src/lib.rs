@@ -53,6 +53,7 @@ mod refused;
 mod released;
 mod schema_text;
 mod server;
+mod server_captures;
 mod server_error;
 mod server_options;
 mod shared_memory;
@@ -80,7 +81,8 @@ pub use device_memory::{
 pub use device_names::{device_name, device_text, process_name};
 pub use diff::{
     CategoryChange, Change, CustomCategoryChange, DIFF_VERSION, DevicePair, DiffOptions, DiffPeak, DiffReport,
-    DiffResult, DiffRun, LineChange, ModuleChange, PhaseChange, StackChange, UnpairedDevice,
+    DiffResult, DiffRun, LineChange, ModuleChange, PhaseChange, ServerPartChange, StackChange, StageChange,
+    UnpairedDevice,
 };
 pub use job::{
     FoundRun, HostClock, JOB_VERSION, JobOptions, JobReport, JobRun, RunOrigin, find_runs, is_run_folder, job_report,
@@ -112,6 +114,7 @@ pub use refused::RefusedRequestSummary;
 pub use released::{ReleasedPart, ReleasedPartKind};
 pub use schema_text::run_json_schema;
 pub use server::{Expectation, KvCacheSummary, ServerPart, ServerSummary, StageSummary, TypeBytes, UtilizationSummary};
+pub use server_captures::CapturedSize;
 pub use statistics::{COLUMNS, POOLS};
 pub use step_estimate::{StepEstimate, StepEstimateBasis, StepPart};
 pub use summary::*;

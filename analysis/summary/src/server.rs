@@ -11,6 +11,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::device_memory::{DeviceMemorySummary, DevicePartKind};
+use crate::server_captures::{CapturedSize, captured_sizes, captures_text};
 use crate::server_error::RefusedRequest;
 use crate::server_options::{ActualBytes, Attributes, SPARE};
 
@@ -38,6 +39,10 @@ pub struct ServerSummary {
     /// The KV cache. Absent if the engine did not allocate one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_cache: Option<KvCacheSummary>,
+    /// The CUDA graphs by captured size, in the order of their captures.
+    pub captured_sizes: Vec<CapturedSize>,
+    /// The figures of all sizes in one line. Empty without captures.
+    pub captures_text: String,
     /// The estimates of the engine, beside what happened.
     pub expectations: Vec<Expectation>,
     /// The share of the device that the engine may use. Absent if it is unknown.
@@ -282,8 +287,10 @@ pub(crate) fn server(analysis: &DeviceAnalysis, inputs: &ServerInputs<'_>) -> Op
     let activations = profile.map(|figures| figures.peak.saturating_sub(figures.end)).filter(|bytes| *bytes > 0);
     let captured = inputs.cuda_graphs.graphs().iter().filter(|graph| graph.device == analysis.device);
     let captured = captured.filter(|graph| serving.stage_of(graph.stack) == Some(ServingStage::Capture));
-    let (captures, graphs) =
-        captured.fold((0, 0), |(count, bytes), graph| (count + 1, bytes + graph.capture.growth + graph.instantiated));
+    let captured_sizes = captured_sizes(captured, attributes.largest_captures());
+    let (captures, graphs) = captured_sizes.iter().fold((0, 0), |(count, bytes), size| {
+        (count + size.graphs, bytes + size.pool_growth_bytes + size.instantiated_bytes)
+    });
     let adapters = bytes_of(ServingPart::Adapters);
     let actual = ActualBytes {
         weights: Some(bytes_of_weights + adapters).filter(|bytes| *bytes > 0),
@@ -357,6 +364,8 @@ pub(crate) fn server(analysis: &DeviceAnalysis, inputs: &ServerInputs<'_>) -> Op
         stages,
         allocated_bytes: peak.usage.allocated,
         parts,
+        captures_text: captures_text(&captured_sizes),
+        captured_sizes,
         expectations: attributes.expectations(&actual),
         error_stage,
         problem: inputs.device_memory.and_then(|memory| attributes.problem(memory, &actual)),

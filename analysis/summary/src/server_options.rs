@@ -110,6 +110,12 @@ impl Attributes {
         self.whole(option.path)
     }
 
+    /// The largest size of captures, and that of captures for requests. `None` if it is unknown.
+    pub(crate) fn largest_captures(&self) -> Option<(u64, u64)> {
+        let largest = self.value(self.options().captured_size)?;
+        Some((largest, self.value(self.options().sequences).unwrap_or(largest)))
+    }
+
     /// Whether the engine may release its memory while it sleeps. Its allocator for that excludes expandable segments.
     pub(crate) fn may_sleep(&self) -> bool {
         let paths = ["vllm_config.model_config.enable_sleep_mode", "server_args.enable_memory_saver"];

@@ -76,10 +76,12 @@ class EngineCore:
 
     def __init__(self, options: argparse.Namespace) -> None:
         from vllm.v1.worker.gpu_worker import (
-            ArchitectureConfig, CacheConfig, ModelConfig, SchedulerConfig, VllmConfig, Worker,
+            ArchitectureConfig, CacheConfig, CompilationConfig, ModelConfig, SchedulerConfig, VllmConfig, Worker,
         )
 
+        sizes = [] if options.eager else [int(size) for size in options.sizes.split(",")]
         config = VllmConfig(
+            compilation_config=CompilationConfig(max(sizes, default=0)),
             cache_config=CacheConfig(gpu_memory_utilization=options.utilization),
             model_config=ModelConfig(
                 options.length, ArchitectureConfig(total_num_hidden_layers=options.layers), options.eager
@@ -104,8 +106,9 @@ class EngineCore:
             print("adapters", sum(slot.numel() * slot.element_size() for slot in slots), flush=True)
         print("kv_cache", torch.cuda.memory_allocated() - before, self.num_blocks * BLOCK, flush=True)
         print("profile", worker.peak_activation_memory, flush=True)
-        sizes = [] if options.eager else [int(size) for size in options.sizes.split(",")]
         worker.compile_or_warm_up_model(sizes)
+        for size, growth in runner.captured:
+            print(f"captured_{size}", growth, flush=True)
 
 
 def run_engine(options: argparse.Namespace, ready) -> None:

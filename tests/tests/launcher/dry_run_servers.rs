@@ -247,3 +247,41 @@ fn a_line_of_output_shows_that_a_server_is_ready() {
     let ended = engine(folder.path(), &["--ready-line", "(", "-o", "no"], &["0.8"]);
     assert!(ended.status.code() == Some(2) && stderr(&ended).contains("no regular expression"), "{}", stderr(&ended));
 }
+
+#[test]
+fn cuda_graphs_are_reported_by_size_and_servers_are_compared_by_part() {
+    let folder = tempfile::tempdir().unwrap();
+    let of = |name: &str, utilization: &str, sizes: &str| {
+        let folder = folder.path().join(name);
+        std::fs::create_dir(&folder).unwrap();
+        let ended = engine(&folder, &["--memory", "8GiB", "-o", "run"], &[utilization, "--sizes", sizes]);
+        assert!(ended.status.success(), "{}", stderr(&ended));
+        (device(&folder)["server"].take(), ended)
+    };
+    let (server, ended) = of("a", "0.8", "1024,512,8,1");
+    for (captured, size) in server["captured_sizes"].as_array().unwrap().iter().zip([1024, 512, 8, 1]) {
+        assert_eq!(captured["size"].as_u64(), Some(size), "{server}");
+        let growth = printed(&ended, &format!("captured_{size}"))[0];
+        assert_eq!(captured["pool_growth_bytes"].as_u64(), Some(growth), "{server}");
+        assert_eq!((captured["graphs"].as_u64(), captured["segments"] == 0), (Some(1), growth == 0), "{server}");
+    }
+    let (other, _) = of("b", "0.9", "8");
+    let mut command = Command::new(memtrace());
+    let compared = output(command.current_dir(folder.path()).args(["diff", "a/run", "b/run", "--json"]));
+    let compared: Value = serde_json::from_slice(&compared.stdout).unwrap_or_else(|e| panic!("{e}"));
+    let pair = &compared["pairs"][0];
+    let parts = pair["by_server_part"].as_array().unwrap();
+    let cache = parts.iter().find(|row| row["part"] == "kv_cache").unwrap_or_else(|| panic!("{compared}"));
+    for (run, server) in [("a_bytes", &server), ("b_bytes", &other)] {
+        assert_eq!(cache[run], server["kv_cache"]["bytes"], "{compared}");
+    }
+    let sum = |table: &str| -> i64 {
+        pair[table].as_array().unwrap().iter().map(|row| row["difference_bytes"].as_i64().unwrap()).sum()
+    };
+    let difference = pair["difference_bytes"].as_i64().unwrap();
+    assert_eq!((sum("by_server_part"), sum("by_stage")), (difference, difference), "{compared}");
+    let mut command = Command::new(memtrace());
+    let text = output(command.current_dir(folder.path()).args(["diff", "a/run", "b/run"]));
+    let text = String::from_utf8(text.stdout).unwrap();
+    assert!(text.contains("KV cache") && text.contains("Allocated in stage") && !text.contains("step"), "{text}");
+}

@@ -58,6 +58,16 @@ export interface CalledFunctionsSummary {
   left_out: number;
 }
 
+export interface CapturedSize {
+  graphs: number;
+  instantiated_bytes: number;
+  kept_bytes: number;
+  mode: number;
+  pool_growth_bytes: number;
+  segments: number;
+  size?: number;
+}
+
 export type Category =
   | 'parameter'
   | 'gradient'
@@ -257,7 +267,9 @@ export interface DevicePair {
   by_line: LineChange[];
   by_module: ModuleChange[];
   by_phase: PhaseChange[];
+  by_server_part?: ServerPartChange[];
   by_stack: StackChange[];
+  by_stage?: StageChange[];
   difference_bytes: number;
   headline: string;
   moved_lines: number;
@@ -1239,10 +1251,21 @@ export interface ServerPart {
   kind: ServingPart;
 }
 
+export interface ServerPartChange {
+  a_blocks: number;
+  a_bytes: number;
+  b_blocks: number;
+  b_bytes: number;
+  difference_bytes: number;
+  part?: ServingPart;
+}
+
 export interface ServerSummary {
   advice: string[];
   allocated_bytes: number;
   attributes: Record<string, string>;
+  captured_sizes: CapturedSize[];
+  captures_text: string;
   engine: string;
   error_reason?: string;
   error_stage?: ServingStage;
@@ -1323,6 +1346,15 @@ export interface StackSummary {
   frames: FrameSummary[];
   location: string;
   node?: string;
+}
+
+export interface StageChange {
+  a_blocks: number;
+  a_bytes: number;
+  b_blocks: number;
+  b_bytes: number;
+  difference_bytes: number;
+  stage?: ServingStage;
 }
 
 export interface StageSummary {

@@ -9,6 +9,7 @@ import type { DevicePair, FrameSummary, LineChange, StackChange } from '../data/
 import { NO_CUSTOM_CATEGORY } from '../data/series';
 import { checkbox, el, replace } from '../dom';
 import * as format from '../format';
+import { PARTS, STAGES } from './server';
 import { swatch } from './swatch';
 import { type Column, SortableTable } from './table';
 
@@ -197,6 +198,22 @@ function divisionsOf(pair: DevicePair, devices: Devices): Division[] {
       : (categories.find(one => one.name === name)?.plural ?? name.replaceAll('_', ' '));
   const of = (belongs: Belongs | undefined) => (devices && belongs ? { belongs } : {});
   return [
+    {
+      name: 'Part',
+      noun: 'part of the server',
+      rows: (pair.by_server_part ?? []).map(row => ({
+        change: row,
+        label: row.part === undefined ? WITHOUT_EVENT : PARTS[row.part],
+      })),
+    },
+    {
+      name: 'Stage',
+      noun: 'stage of allocation',
+      rows: (pair.by_stage ?? []).map(row => ({
+        change: row,
+        label: row.stage === undefined ? 'in no stage' : STAGES[row.stage],
+      })),
+    },
     {
       name: 'Category',
       noun: 'category',

@@ -8,7 +8,7 @@ import { el, scrollTable } from '../dom';
 import * as format from '../format';
 import { bytes, joined, type Part } from './figures';
 
-const PARTS: Record<ServingPart, string> = {
+export const PARTS: Record<ServingPart, string> = {
   kv_cache: 'KV cache',
   weights: 'weights',
   adapters: 'adapters (LoRA)',
@@ -19,7 +19,7 @@ const PARTS: Record<ServingPart, string> = {
   buffers: 'buffers and workspaces',
 };
 
-const STAGES: Record<ServingStage, string> = {
+export const STAGES: Record<ServingStage, string> = {
   start: 'start',
   load: 'load',
   profile: 'profile',
@@ -84,6 +84,7 @@ function facts(found: ServerSummary): [string, Part[]][] {
     types.push(['no name ', bytes('server.unnamed_weights_bytes', found.unnamed_weights_bytes)]);
   if (types.length > 0) rows.push(['Weights', joined(types)]);
   if (found.kv_cache && found.kv_cache.text !== '') rows.push(['KV cache', [found.kv_cache.text]]);
+  if (found.captures_text !== '') rows.push(['CUDA graphs by size', [found.captures_text]]);
   const expected = found.expectations.map((one, at): Part[] => [
     `${one.part} `,
     bytes(`server.expectations.${at}.expected_bytes`, one.expected_bytes),

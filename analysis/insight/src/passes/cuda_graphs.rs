@@ -62,6 +62,8 @@ pub struct CaptureMemory {
     pub pool: u16,
     /// By how many bytes of segments the capture enlarged private pools.
     pub growth: u64,
+    /// The number of these segments.
+    pub segments: u64,
     /// The highest number of bytes of blocks that the capture had allocated.
     pub peak: u64,
     /// The bytes of its blocks that were still allocated when the capture ended.
@@ -322,6 +324,7 @@ impl CudaGraphs {
                 PrivatePool::add(&mut pool.reserved, e.size);
                 if let Some(open) = capture.and_then(|at| self.open.get_mut(at)) {
                     open.graph.capture.growth += e.size;
+                    open.graph.capture.segments += 1;
                 }
             }
             Action::SegmentFree | Action::SegmentUnmap => PrivatePool::subtract(&mut pool.reserved, e.size),

@@ -4,6 +4,11 @@ import torch
 from vllm.v1.worker.workspace import WorkspaceManager
 
 
+def reserved_by_graphs() -> int:
+    """The bytes of all segments outside PyTorch's default pool."""
+    return sum(s["total_size"] for s in torch.cuda.memory_snapshot() if s["segment_pool_id"] != (0, 0))
+
+
 class KVCacheConfig:
     def __init__(self, num_blocks: int):
         self.num_blocks = num_blocks
@@ -28,6 +33,7 @@ class GPUModelRunner:
         self.model, self.width = model, width
         self.model_memory_usage = torch.cuda.memory_allocated()
         self.graphs: dict = {}
+        self.captured: list = []
         self.experts = Experts(WorkspaceManager())
 
     def initialize_kv_cache(self, num_blocks: int) -> None:
@@ -43,10 +49,11 @@ class GPUModelRunner:
         pool = torch.cuda.graph_pool_handle()
         for size in sizes:
             inputs = torch.zeros(size, self.width, dtype=torch.bfloat16, device="cuda")
-            graph = torch.cuda.CUDAGraph()
+            graph, reserved = torch.cuda.CUDAGraph(), reserved_by_graphs()
             with torch.cuda.graph(graph, pool=pool):
                 outputs = self._forward(inputs)
             self.graphs[size] = (graph, inputs, outputs)
+            self.captured.append((size, reserved_by_graphs() - reserved))
 
     def _forward(self, hidden: torch.Tensor) -> torch.Tensor:
         for layer in self.model:

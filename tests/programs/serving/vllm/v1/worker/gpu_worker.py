@@ -43,10 +43,16 @@ class SchedulerConfig:
 
 
 @dataclass
+class CompilationConfig:
+    max_cudagraph_capture_size: int = 8
+
+
+@dataclass
 class VllmConfig:
     cache_config: CacheConfig = field(default_factory=CacheConfig)
     model_config: ModelConfig = field(default_factory=ModelConfig)
     scheduler_config: SchedulerConfig = field(default_factory=SchedulerConfig)
+    compilation_config: CompilationConfig = field(default_factory=CompilationConfig)
 
 
 class Worker:
