@@ -39,6 +39,9 @@ struct AnalyzedProcess<'a> {
     sources: SourceAccess,
 }
 
+/// By stack and category: the part of a server and the stage that allocated it.
+type ServerOrigins = HashMap<(StackId, Category), (ServingPart, Option<ServingStage>)>;
+
 /// A device's peak in one run.
 pub(crate) struct DevicePeak<'a> {
     process: &'a Process,
@@ -48,8 +51,8 @@ pub(crate) struct DevicePeak<'a> {
     /// The bytes and blocks of each module itself, by path.
     modules: BTreeMap<String, (u64, u64)>,
     reserved_peak_bytes: u64,
-    /// By stack and category: the part of a server and the stage. `None` if the program is no server.
-    serving: Option<HashMap<(StackId, Category), (ServingPart, Option<ServingStage>)>>,
+    /// The parts and stages of a server. `None` if the program is no server.
+    serving: Option<ServerOrigins>,
     /// Events that could not be decoded.
     undecoded_events: u64,
 }

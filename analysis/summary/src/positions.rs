@@ -15,7 +15,8 @@ pub fn when(step: Option<u32>, phase: Phase) -> String {
     }
 }
 
-/// When the request of an error was refused: a stage of the server, else the step and the phase. Empty if it is unknown.
+/// When the request of an error was refused: a stage of the server, else the step and the phase. Empty if it is
+/// unknown.
 pub fn when_refused(device: &DeviceSummary, oom: &OomSummary) -> String {
     let Some(server) = device.server_only() else { return when(oom.in_use.step, oom.in_use.phase) };
     let is_explained = device.explained_oom().is_some_and(|explained| std::ptr::eq(explained, oom));
