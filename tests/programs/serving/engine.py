@@ -25,6 +25,7 @@ def main() -> None:
     parser.add_argument("--sleep", action="store_true")
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--lora", action="store_true")
+    parser.add_argument("--all-reduce", type=int, default=0, help="MiB of a buffer that another process opens by IPC")
     parser.add_argument("--sizes", default="8,4,2,1", help="the requests for which graphs are captured")
     parser.add_argument("--length", type=int, default=2048, help="the longest request in tokens")
     parser.add_argument("--batched", type=int, default=1024, help="the most tokens of a batch")
@@ -89,7 +90,7 @@ class EngineCore:
             scheduler_config=SchedulerConfig(max_num_batched_tokens=options.batched),
         )
         self.worker = worker = Worker(config, layers=options.layers, width=2048)
-        worker.init_device()
+        worker.init_device(options.all_reduce << 20)
         worker.load_model(options.lora)
         available = worker.determine_available_memory()
         self.num_blocks = available // (2 * BLOCK * 2048 * 2 * options.layers)
@@ -100,6 +101,9 @@ class EngineCore:
         before = torch.cuda.memory_allocated()
         worker.initialize_from_config(self.num_blocks)
         runner = worker.model_runner
+        if options.all_reduce:
+            buffer = worker.all_reduce.buffer
+            print("all_reduce", buffer.numel() * buffer.element_size(), flush=True)
         print("weights", sum(p.numel() * p.element_size() for p in runner.model.parameters()), flush=True)
         if options.lora:
             slots = [slot for pair in worker.adapters.slots for slot in pair]
@@ -133,6 +137,8 @@ def run_engine(options: argparse.Namespace, ready) -> None:
         print("asleep", torch.cuda.memory_allocated(), flush=True)
         worker.wake_up()
         worker.execute_model([([0], 1)])
+    if options.all_reduce:
+        worker.all_reduce.close()
     torch.cuda.synchronize()
     print("peak", torch.cuda.max_memory_allocated(), flush=True)
 

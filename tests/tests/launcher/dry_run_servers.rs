@@ -285,3 +285,19 @@ fn cuda_graphs_are_reported_by_size_and_servers_are_compared_by_part() {
     let text = String::from_utf8(text.stdout).unwrap();
     assert!(text.contains("KV cache") && text.contains("Allocated in stage") && !text.contains("step"), "{text}");
 }
+
+#[test]
+fn a_buffer_that_ranks_share_is_communication_and_counts_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let ended = engine(folder.path(), &["--memory", "8GiB", "-o", "run"], &["0.8", "--eager", "--all-reduce", "64"]);
+    assert!(ended.status.success(), "{}", stderr(&ended));
+    let shared = printed(&ended, "all_reduce")[0];
+    assert_eq!(part(&device(folder.path())["server"], "communication"), shared);
+    let summary = std::fs::read(folder.path().join("run/summary.json")).unwrap();
+    let summary: Value = serde_json::from_slice(&summary).unwrap();
+    // The process that opened it has allocated nothing.
+    assert_eq!(summary["processes"][1]["devices"].as_array().map(Vec::len), Some(0), "{summary}");
+    let imports = summary["launch"]["shared_memory"].as_array().unwrap();
+    assert_eq!((imports.len(), imports[0]["peak_bytes"].as_u64()), (1, Some(shared)), "{imports:?}");
+    assert_eq!(imports[0]["exporter_pid"], summary["processes"][0]["pid"], "{imports:?}");
+}

@@ -29,9 +29,9 @@ class Experts(torch.nn.Module):
 class GPUModelRunner:
     BLOCK_TOKENS = 16
 
-    def __init__(self, model: torch.nn.Module, width: int):
+    def __init__(self, model: torch.nn.Module, width: int, model_memory_usage: int):
         self.model, self.width = model, width
-        self.model_memory_usage = torch.cuda.memory_allocated()
+        self.model_memory_usage = model_memory_usage
         self.graphs: dict = {}
         self.captured: list = []
         self.experts = Experts(WorkspaceManager())

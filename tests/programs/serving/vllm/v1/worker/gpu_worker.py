@@ -7,6 +7,7 @@ CUDA graphs, and serves requests.
 from dataclasses import dataclass, field
 
 import torch
+from vllm.distributed.device_communicators.custom_all_reduce import CustomAllreduce
 from vllm.lora.model_manager import LoRAModelManager
 from vllm.model_executor.model_loader.base_loader import load_model
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
@@ -60,17 +61,19 @@ class Worker:
         self.vllm_config, self.layers, self.width = config, layers, width
         self.secret = Untouchable()
 
-    def init_device(self) -> None:
+    def init_device(self, all_reduce_bytes: int = 0) -> None:
         torch.zeros(1, device="cuda")
         free, self.total = torch.cuda.mem_get_info()
         self.requested_memory = int(self.total * self.vllm_config.cache_config.gpu_memory_utilization)
         if free < self.requested_memory:
             raise ValueError("Free memory on device is less than desired GPU memory utilization.")
+        self.all_reduce = CustomAllreduce(all_reduce_bytes) if all_reduce_bytes else None
 
     def load_model(self, with_adapters: bool) -> None:
+        before = torch.cuda.memory_allocated()
         model = load_model(self.layers, self.width)
         self.adapters = LoRAModelManager(self.layers, self.width) if with_adapters else None
-        self.model_runner = GPUModelRunner(model, self.width)
+        self.model_runner = GPUModelRunner(model, self.width, torch.cuda.memory_allocated() - before)
 
     def determine_available_memory(self) -> int:
         torch.cuda.reset_peak_memory_stats()
