@@ -305,7 +305,7 @@ fn a_python_with_an_unknown_layout_is_reported() {
     assert_eq!(report.failed(), ["Python stacks", "Grad mode", "record_function"]);
     let stacks = named(&report.process()["layers"], "Python stacks");
     assert!(stacks["detail"].as_str().unwrap().contains("version is not supported"), "{stacks}");
-    assert!(stacks["fix"].as_str().unwrap().contains("CPython 3.8 to 3.14"), "{stacks}");
+    assert!(stacks["fix"].as_str().unwrap().contains("CPython 3.8 to 3.15"), "{stacks}");
     // The event is recorded nevertheless, with its native stack.
     assert_eq!(report.process()["stacks"]["native"], 1);
     assert_eq!(figure(named(&report.process()["layers"], "CPU tensors")), 1);

@@ -1199,6 +1199,7 @@ export type RuleId =
   | 'no-kv-cache'
   | 'no-autocast-cache'
   | 'share-buffers'
+  | 'data-to-cpu'
   | 'load-to-cpu'
   | 'build-on-meta'
   | 'final-data-type'
