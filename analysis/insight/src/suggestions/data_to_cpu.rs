@@ -53,11 +53,12 @@ fn find(facts: &Facts<'_>) -> Option<Box<dyn Change>> {
     let kept = recorded.blocks.iter().enumerate().filter(|(_, block)| is_kept(block));
     let kept: Vec<(u32, u64)> = kept.map(|(index, block)| (index as u32, block.requested())).collect();
     let sizes: BTreeSet<u64> = kept.iter().map(|(_, bytes)| *bytes).collect();
-    let is_read_by_rows = |bytes: u64| {
+    let is_read_by_rows = |bytes: &u64| {
         let of_rows = |rows: &&u64| **rows > 0 && **rows <= bytes / SOME_ROWS;
-        copied.iter().filter(of_rows).any(|rows| sizes.iter().any(|other| is_copied_too(bytes, *rows, *other, &copied)))
+        copied.iter().filter(of_rows).any(|rows| copied.iter().any(|others| is_pair((*bytes, *rows), *others, &sizes)))
     };
-    let mut data: Vec<(u32, u64)> = kept.into_iter().filter(|(_, bytes)| is_read_by_rows(*bytes)).collect();
+    let read: BTreeSet<u64> = sizes.iter().copied().filter(is_read_by_rows).collect();
+    let mut data: Vec<(u32, u64)> = kept.into_iter().filter(|(_, bytes)| read.contains(bytes)).collect();
     data.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
     let data: Vec<u32> = data.into_iter().map(|(index, _)| index).collect();
     if data.is_empty() { None } else { Some(Box::new(DataToCpu { data })) }
@@ -68,11 +69,12 @@ fn is_batch(block: &BlockLifetime) -> bool {
     block.start.step != BEFORE_STEPS && block.start.phase == Phase::Data && block.start.context.is_none()
 }
 
-/// Whether as many rows of `other` bytes are copied as `rows` bytes are of `bytes`.
-fn is_copied_too(bytes: u64, rows: u64, other: u64, copied: &BTreeSet<u64>) -> bool {
-    let product = u128::from(other) * u128::from(rows);
-    let others = u64::try_from(product / u128::from(bytes)).unwrap_or(0);
-    let is_exact = product.is_multiple_of(u128::from(bytes)) && copied.contains(&others);
+/// Whether `others` bytes can be as many rows of another tensor as `rows` bytes are of one of `bytes`. `sizes`: those
+/// of the tensors.
+fn is_pair((bytes, rows): (u64, u64), others: u64, sizes: &BTreeSet<u64>) -> bool {
+    let product = u128::from(bytes) * u128::from(others);
+    let other = u64::try_from(product / u128::from(rows)).unwrap_or(0);
+    let is_exact = product.is_multiple_of(u128::from(rows)) && sizes.contains(&other);
     is_exact && bytes.max(other) / bytes.min(other).max(1) >= TELLING
 }
 
