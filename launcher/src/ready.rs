@@ -32,7 +32,7 @@ const LIST_LIMIT: u64 = 16 << 20;
 /// The state of a listening socket in `/proc/net/tcp` (include/net/tcp_states.h).
 const LISTEN: &str = "0A";
 
-/// What shows that a command is ready.
+/// The signs that a command is ready.
 pub(crate) struct ReadyWatch {
     /// Whether its listening sockets are asked.
     pub(crate) asks_health: bool,

@@ -68,7 +68,7 @@ struct Lines {
 }
 
 impl Lines {
-    /// Takes the next bytes. Whether a line that they end matches.
+    /// Whether a line that these bytes, the next of the stream, end matches.
     fn is_match(&mut self, bytes: &[u8]) -> bool {
         let mut is_match = false;
         for part in bytes.split_inclusive(|byte| matches!(byte, b'\n' | b'\r')) {

@@ -77,8 +77,7 @@ impl RefusedRequest {
         if captures && let Some(change) = half(options.captured_size, 2) {
             advice.push(format!("{change}: CUDA graphs for smaller batches only"));
         }
-        let is_eager = engine.values.get(options.eager.path).is_some_and(|value| value == "True");
-        if !is_eager && self.follows_cache() && (captures || bytes >= self.short.max(1)) {
+        if !engine.is_eager() && self.follows_cache() && (captures || bytes >= self.short.max(1)) {
             let graphs = if count == 1 { "graph".to_owned() } else { format!("{} graphs", count_text(count)) };
             let taken =
                 if bytes > 0 { format!(", which take {} in {graphs}", size_text(bytes)) } else { String::new() };
@@ -163,8 +162,7 @@ impl Attributes {
         let least = (((used + cache.unwrap_or(0)) as f64 / total + SPARE) * 100.0).ceil() / 100.0;
         let left_with = |share: f64| ((share * total) as u64).saturating_sub(used);
         // The profiling run does not show all that CUDA graphs take.
-        let is_eager = self.values.get(options.eager.path).is_some_and(|value| value == "True");
-        let spare = if is_eager { 0 } else { (SPARE * total) as u64 };
+        let spare = if self.is_eager() { 0 } else { (SPARE * total) as u64 };
         let block = self.whole("vllm_config.cache_config.block_size").unwrap_or(1).max(1);
         let tokens = |left: u64, token: u64| left.saturating_sub(spare) / token.max(1) / block * block;
         let request = of_length.zip(cache).map(|((length, token), bytes)| {

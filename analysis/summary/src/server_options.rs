@@ -105,6 +105,11 @@ impl Attributes {
         }
     }
 
+    /// Whether the engine captures no CUDA graphs.
+    pub(crate) fn is_eager(&self) -> bool {
+        self.values.get(self.options().eager.path).is_some_and(|value| value == "True")
+    }
+
     /// The value of an option.
     pub(crate) fn value(&self, option: EngineOption) -> Option<u64> {
         self.whole(option.path)

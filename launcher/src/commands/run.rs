@@ -187,13 +187,12 @@ fn start(run: &Run, simulation: Option<&Simulation>) -> Result<u8, Refusal> {
     });
     let recorded = outcome.recorded.iter().filter(|r| r.received.events > 0).map(|r| r.pid);
     let watched = watch.map(|watch| watch.finish(recorded));
-    let simulated = simulation.map(|_| Simulation::finish(&folder, child::exit_code(status) != 0));
-    let mut is_simulation_unused = false;
-    let mut missing_toolkit = None;
-    if let Some(mut simulated) = simulated {
-        missing_toolkit = simulated.missing_toolkit.take();
-        // A program without its toolkit ends before it uses CUDA.
-        is_simulation_unused = !simulated.used_cuda && missing_toolkit.is_none();
+    let mut simulated = simulation.map(|_| Simulation::finish(&folder, child::exit_code(status) != 0));
+    let missing_toolkit = simulated.as_mut().and_then(|simulated| simulated.missing_toolkit.take());
+    // A program without its toolkit ends before it uses CUDA.
+    let is_simulation_unused =
+        missing_toolkit.is_none() && simulated.as_ref().is_some_and(|simulated| !simulated.used_cuda);
+    if let Some(simulated) = simulated {
         simulated.problems.iter().for_each(|problem| message::warning(problem));
         manifest.set_simulated(simulated, was_ready);
     }

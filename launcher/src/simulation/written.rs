@@ -68,7 +68,7 @@ pub(crate) struct MissingToolkit {
 }
 
 impl MissingToolkit {
-    /// What happened, and how to avoid it.
+    /// The warning, and the help line for it.
     pub(crate) fn texts(&self) -> [String; 2] {
         let package = self.package.as_deref().unwrap_or("the program");
         let settings = match package {
