@@ -162,6 +162,8 @@ fn a_program_with_another_folder_and_umask() {
 }
 
 mod exhaustive {
+    use memtrace_tests::traced_program::NEWER_PYTHONS;
+
     use super::*;
 
     #[test]
@@ -178,7 +180,7 @@ mod exhaustive {
 
     #[test]
     fn other_pythons() {
-        for (python, torch) in [("3.12", "2.11.0"), ("3.13", "2.11.0"), ("3.14", "2.11.0"), ("3.15", "2.15.0")] {
+        for (python, torch) in NEWER_PYTHONS {
             println!("Python {python}, PyTorch {torch}");
             let with = |traced: TracedProgram| traced.env("SIM_PYTHON", python).env("SIM_TORCH", torch);
             check_kinds(&check_unchanged("cuda", with));

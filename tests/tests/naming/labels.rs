@@ -210,6 +210,8 @@ fn external_annotations() {
 }
 
 mod exhaustive {
+    use memtrace_tests::traced_program::NEWER_PYTHONS;
+
     use super::*;
 
     #[test]
@@ -244,9 +246,7 @@ mod exhaustive {
 
     #[test]
     fn frees_of_the_garbage_collector_are_marked_in_other_releases() {
-        for (python, torch) in
-            [("3.11", "2.4.1"), ("3.12", "2.11.0"), ("3.13", "2.11.0"), ("3.14", "2.11.0"), ("3.15", "2.15.0")]
-        {
+        for (python, torch) in [("3.11", "2.4.1")].into_iter().chain(NEWER_PYTHONS) {
             println!("Python {python}, PyTorch {torch}");
             collected_is_marked(
                 TracedProgram::python("steps/cycles.py", &[]).env("SIM_PYTHON", python).env("SIM_TORCH", torch),
