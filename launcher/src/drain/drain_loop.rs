@@ -27,7 +27,7 @@ use super::acceptor::{Acceptor, Asked, Client, refusal_reason};
 use super::inquiries::Inquiries;
 use super::limits::Limits;
 use super::pass_result::Activity;
-use super::process::{Process, Started};
+use super::process::{Described, Process, Started};
 use super::refusal::RefusalReason;
 use super::trace_files::TraceFiles;
 use super::window_limit::WindowLimit;
@@ -390,8 +390,8 @@ impl DrainLoop {
         }
         segment.header().trace_pid.store(pid, Ordering::Relaxed);
         segment.header().trace_image.store(image, Ordering::Relaxed);
-        // Before the process can write events.
-        let start_ns = host::epoch_ns();
+        // Before the process can write events, or end.
+        let (described, start_ns) = (Described::of(pid), host::epoch_ns());
         handshake::send_fd(socket.as_fd(), fd.as_fd()).map_err(|_| RefusalReason::ProcessEnded)?;
         if let Some((_, fd)) = &self.run_lock {
             // A process that does not receive it allocates without the lock.
@@ -399,7 +399,7 @@ impl DrainLoop {
         }
         let file = self.files.start(pid, image);
         let figures = self.figures.as_ref();
-        let started = Started { peer, segment, start_ns };
+        let started = Started { peer, described, segment, start_ns };
         let process = Process::start(started, file, &self.queue, now, &self.limits, figures);
         self.processes.by_id.insert(id, process);
         Ok(())

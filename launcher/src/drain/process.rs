@@ -63,10 +63,27 @@ pub(super) struct Process {
     final_passes: Option<FinalPasses>,
 }
 
+/// What `/proc` says of a process.
+#[derive(Debug)]
+pub(super) struct Described {
+    dir: ProcessDir,
+    start_time: Option<u64>,
+    info: Value,
+}
+
+impl Described {
+    /// Reads it. `/proc` has less of a process that has ended, so this comes before a process gets its segment.
+    pub(super) fn of(pid: u32) -> Described {
+        let dir = ProcessDir::of(pid);
+        Described { start_time: dir.start_time(), info: dir.info(pid), dir }
+    }
+}
+
 /// A process that has received its segment, and may already write into it.
 #[derive(Debug)]
 pub(super) struct Started {
     pub(super) peer: Peer,
+    pub(super) described: Described,
     pub(super) segment: Segment,
     /// When it received the segment, in nanoseconds since the Unix epoch: no event is older.
     pub(super) start_ns: u64,
@@ -85,9 +102,8 @@ impl Process {
         limits: &Limits,
         figures: Option<&Figures>,
     ) -> Process {
-        let Started { peer: Peer { pid, pidfd }, segment, start_ns } = started;
-        let dir = ProcessDir::of(pid);
-        let mut info = dir.info(pid);
+        let Started { peer: Peer { pid, pidfd }, described, segment, start_ns } = started;
+        let Described { dir, start_time, mut info } = described;
         let text = info.to_string();
         if !limits.kept_text.take(text.len() as u64) {
             // The manifest goes without the info object. The trace file still contains all of it.
@@ -98,7 +114,6 @@ impl Process {
         let mut out = Output::new(key, limits.clone(), figures);
         // Send the first clock point at once. The next point would replace it, and a short process would have only one.
         out.send(queue);
-        let start_time = dir.start_time();
         Process {
             image: Image { pid, pidfd, dir, start_time, file, info, start_ns },
             segment,

@@ -139,6 +139,23 @@ fn exec_and_children_are_followed() {
     assert_eq!(traces(&run).len(), 3);
 }
 
+/// A process ends as soon as it can. With two of them on each CPU it often has, when the launcher runs again.
+#[test]
+fn a_process_that_ends_at_once_has_its_command_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let cpus = std::thread::available_parallelism().unwrap().get();
+    let loops = format!("for i in $(seq {}); do (for j in $(seq 20); do {PRODUCER} events=1; done) & done", 2 * cpus);
+    let output = output(recording(&run).args(["sh", "-c", &format!("{loops}; wait")]));
+    assert!(output.status.success(), "{}", stderr(&output));
+    let manifest = manifest(&run);
+    let processes = manifest["processes"].as_array().unwrap();
+    assert_eq!(processes.len(), 40 * cpus);
+    for process in processes {
+        assert_eq!(process["argv"][1], "events=1", "{process}");
+    }
+}
+
 #[test]
 fn the_trace_of_a_process_that_outlives_the_command_is_closed() {
     let folder = tempfile::tempdir().unwrap();
