@@ -133,7 +133,8 @@ const SYSTEM_FOLDERS: [&str; 4] = ["/usr/local/cuda/lib64", "/usr/lib/x86_64-lin
 /// Whether a soname is one of NVIDIA's libraries, apart from the driver, or a package's copy of one.
 fn is_nvidia(soname: &str) -> bool {
     let key = key(soname);
-    let is_other = key.contains('.') || key.contains('-') && key != "nvidia-ml";
+    // TileLang's `libcudart_stub.so` has code of its own, which loads the library when it is first called.
+    let is_other = key.contains('.') || key.contains('-') && key != "nvidia-ml" || key.ends_with("_stub");
     soname.starts_with("lib") && !is_other && NVIDIA.iter().any(|beginning| key.starts_with(beginning))
 }
 
@@ -253,6 +254,13 @@ impl Imports {
             if let Some(exports) = paths.find_map(|path| exports(&path, &library.soname).ok()) {
                 library.add(exports);
             }
+        }
+        // A program that finds a copy in its memory map asks it for any function.
+        let runtime = self.libraries.iter().filter(|library| library.key() == "cudart");
+        let names: BTreeSet<String> = runtime.flat_map(Library::names).cloned().collect();
+        for copy in self.libraries.iter_mut().filter(|library| library.key() == "cudart" && library.is_copy()) {
+            let versions = BTreeMap::from([(String::new(), names.clone())]);
+            copy.add(Library { soname: copy.soname.clone(), versions });
         }
     }
 }
@@ -478,9 +486,28 @@ mod tests {
             let library = Library::unversioned(soname);
             assert!(is_nvidia(soname) && library.is_copy() && library.key() == "cudart", "{soname}");
         }
-        for soname in ["libcurl.so.4", "cudart.so", "libcudart.faf08d9.so.13", "libcurl-c64a25f3.so.4"] {
+        for soname in ["libcudart_stub.so", "libcurl.so.4", "cudart.so", "libcudart.faf08d9.so.13", "libcurl-c64a25f3.so.4"] {
             assert!(!is_nvidia(soname), "{soname}");
         }
+    }
+
+    #[test]
+    fn a_copy_of_the_runtime_has_all_functions_that_anyone_imports() {
+        let library = |soname: &str, name: &str| {
+            let versions = BTreeMap::from([(String::new(), BTreeSet::from([name.to_owned()]))]);
+            Library { soname: soname.to_owned(), versions }
+        };
+        let sonames = ["libcudart.so.77", "libcudart-c64a25f3.so.77.3"];
+        let mut imports = Imports {
+            libraries: vec![library(sonames[0], "cudaSetDevice"), library(sonames[1], "cudaMalloc")],
+            install_to: None,
+            searched: BTreeSet::new(),
+            cuda_version: 77000,
+            nccl_version: None,
+        };
+        imports.add_exports_of_runtime();
+        let names: Vec<Vec<&String>> = imports.libraries.iter().map(|library| library.names().collect()).collect();
+        assert_eq!(names, [vec!["cudaSetDevice"], vec!["cudaMalloc", "cudaSetDevice"]]);
     }
 
     #[test]
