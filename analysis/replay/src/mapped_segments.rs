@@ -19,6 +19,8 @@ pub struct UnmappedBytes {
     pub times: u64,
     /// The objects that unmapped the memory.
     pub modules: BTreeSet<ModuleId>,
+    /// How often `current` changed.
+    pub changes: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -58,7 +60,14 @@ impl MappedSegments {
             && let Some(unmapped) = self.unmapped.get_mut(&segment.device)
         {
             unmapped.current = unmapped.current.saturating_sub(segment.unmapped);
+            unmapped.changes += u64::from(segment.unmapped > 0);
         }
+    }
+
+    /// The segments of a device without any memory: address and size, in order.
+    pub(crate) fn without_memory(&self, device: i16) -> impl Iterator<Item = (u64, u64)> {
+        let of_device = self.segments.iter().filter(move |(_, segment)| segment.device == device);
+        of_device.filter(|(_, segment)| segment.unmapped == segment.size).map(|(addr, segment)| (*addr, segment.size))
     }
 
     fn at(&mut self, addr: u64) -> Option<&mut MappedSegment> {
@@ -74,6 +83,7 @@ impl MappedSegments {
         let device = segment.device;
         if let Some(unmapped) = self.unmapped.get_mut(&device) {
             unmapped.current = unmapped.current.saturating_sub(bytes);
+            unmapped.changes += u64::from(bytes > 0);
         }
         true
     }
@@ -87,6 +97,7 @@ impl MappedSegments {
         let unmapped = self.unmapped.entry(device).or_default();
         unmapped.times += u64::from(unmapped.current == 0 && bytes > 0);
         unmapped.current += bytes;
+        unmapped.changes += u64::from(bytes > 0);
         unmapped.peak = unmapped.peak.max(unmapped.current);
         unmapped.modules.insert(module);
     }
@@ -105,6 +116,7 @@ mod tests {
             segments.unmapped_by(0x1000, 0x400, ModuleId(3));
             segments.unmapped_by(0x2000, 0x200, ModuleId(3));
             assert_eq!(segments.unmapped()[&0].current, 0x600);
+            assert_eq!(segments.without_memory(0).collect::<Vec<_>>(), [(0x1000, 0x400), (0x2000, 0x200)]);
             assert!(segments.mapped(0x1000, 0x400) && segments.mapped(0x2000, 0x200));
         }
         segments.unmapped_by(0x5000, 0x100, ModuleId(4));
@@ -112,7 +124,8 @@ mod tests {
         segments.unmapped_by(0x2000, 0x200, ModuleId(3));
         segments.remove(0x2000);
         let found = &segments.unmapped()[&0];
-        assert_eq!((found.current, found.peak, found.times), (0, 0x600, 3));
+        assert_eq!((found.current, found.peak, found.times, found.changes), (0, 0x600, 3, 10));
+        assert!(segments.without_memory(0).next().is_none());
         assert_eq!(found.modules, BTreeSet::from([ModuleId(3)]));
     }
 }

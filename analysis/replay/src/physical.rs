@@ -295,6 +295,11 @@ impl PhysicalMemory {
         self.mapped_segments.unmapped()
     }
 
+    /// The segments of PyTorch's caching allocator that have no device memory: address and size, in order.
+    pub fn segments_without_memory(&self, device: i16) -> impl Iterator<Item = (u64, u64)> {
+        self.mapped_segments.without_memory(device)
+    }
+
     /// Assigns the memory of a segment to PyTorch's caching allocator, which reported it. The caller of CUDA can be
     /// another object, and the memory can be mapped.
     pub fn assign_to_allocator(&mut self, segment: &Event) {

@@ -121,7 +121,7 @@ impl TextReport {
 }
 
 /// A number of things: `1 graph`, `3 graphs`.
-fn counted(count: u64, what: &str) -> String {
+pub(crate) fn counted(count: u64, what: &str) -> String {
     format!("{} {what}{}", count_text(count), if count == 1 { "" } else { "s" })
 }
 

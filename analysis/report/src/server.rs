@@ -1,7 +1,8 @@
 //! Draws an engine that serves models: where its memory is, its stages, and what it had expected.
 
-use memtrace_summary::{DeviceSummary, ServerSummary, count_text, duration_text, size_text};
+use memtrace_summary::{ColocationSummary, DeviceSummary, ServerSummary, count_text, duration_text, size_text};
 
+use crate::cuda_graphs::counted;
 use crate::table::{Align, Table};
 use crate::text_report::TextReport;
 
@@ -12,6 +13,7 @@ impl TextReport {
             return self.line("  no engine that serves models (vLLM, SGLang) was recognized".to_owned());
         };
         self.server(server);
+        device.colocation.iter().for_each(|colocation| self.colocation(colocation));
         self.server_advice(server, "What to try");
         self.stages(server);
         self.captured_sizes(server);
@@ -45,6 +47,37 @@ impl TextReport {
         let label = format!("{} estimated", server.engine);
         for (at, text) in expected.enumerate() {
             self.labelled(if at == 0 { &label } else { "" }, &text);
+        }
+    }
+
+    /// The activities of an engine and a trainer on the same device, and what would lower the highest.
+    pub(crate) fn colocation(&mut self, colocation: &ColocationSummary) {
+        let trainer = colocation.trainer.as_deref().unwrap_or("Trainer");
+        let mut table = Table::new(&[
+            ("Rollout and training", Align::Left),
+            ("On the GPU", Align::Right),
+            (&colocation.engine, Align::Right),
+            (trainer, Align::Right),
+            ("Most of it", Align::Left),
+        ]);
+        for one in &colocation.activities {
+            let times = one.times.map(|times| format!(", {}", counted(times, "time"))).unwrap_or_default();
+            table.row(vec![
+                format!("{}{times}", one.activity.name()),
+                size_text(one.bytes),
+                size_text(one.engine_bytes),
+                size_text(one.trainer_bytes),
+                one.parts_text.clone(),
+            ]);
+        }
+        let paused = colocation.activities.iter().map(|one| one.paused_bytes).max().unwrap_or(0);
+        if paused > 0 {
+            table.caption(format!("PyTorch counts {} more that {} unmapped to sleep", size_text(paused), colocation.engine));
+        }
+        let lines = table.lines(2, self.width, self.style);
+        self.lines.extend(lines);
+        for text in &colocation.advice {
+            self.item(4, text);
         }
     }
 

@@ -138,6 +138,7 @@ impl TextReport {
     fn device(&mut self, device: &DeviceSummary) {
         if let Some(oom) = device.explained_oom() {
             self.totals(device, &oom.in_use, Some(oom));
+            device.colocation.iter().for_each(|colocation| self.colocation(colocation));
             device.server.iter().for_each(|server| self.server(server));
             self.categories(&oom.in_use, true, oom.optimizer_state_needed_bytes);
             self.largest_allocations(&oom.in_use, LARGEST);
@@ -147,9 +148,10 @@ impl TextReport {
             }
         } else if let Some(peak) = &device.peak {
             self.totals(device, peak, None);
-            match &device.server {
-                Some(server) => self.server(server),
-                None => self.categories(peak, true, None),
+            device.colocation.iter().for_each(|colocation| self.colocation(colocation));
+            device.server.iter().for_each(|server| self.server(server));
+            if device.server_only().is_none() {
+                self.categories(peak, true, None);
             }
             self.modules(peak);
             self.largest_allocations(peak, LARGEST);

@@ -9,7 +9,8 @@ use memtrace_trace::event::Event;
 use memtrace_trace::file::Definitions;
 use memtrace_trace::ids::{ContextId, FrameId, StackId};
 
-use crate::build_beside::add_processes_beside;
+use crate::build_beside::{add_processes_beside, add_trainers};
+use crate::colocated::colocation;
 use crate::build_launch::{ProcessUses, launch_summary};
 use crate::compare::DevicePeak;
 use crate::conclusions::VerdictSummary;
@@ -185,6 +186,7 @@ pub fn summarize_with(
     }
     let launch = launch_summary(run, &processes, &device_uses, &peaks);
     add_processes_beside(run, &mut processes, &device_uses);
+    add_trainers(run, &mut processes, &device_uses);
     processes.sort_by_key(|p| (std::cmp::Reverse(severity(p)), p.rank, p.pid));
     let manifest = run.manifest();
     let mut losses: BTreeMap<String, u64> = manifest.losses.clone();
@@ -583,6 +585,8 @@ struct Machine<'a> {
     processes: BTreeMap<u32, String>,
     /// The PCI bus ids of devices that only one process can use: simulated devices of a dry run.
     exclusive_devices: BTreeSet<&'a str>,
+    /// The PCI bus ids of devices on which several processes of the run have a PyTorch.
+    shared_devices: BTreeSet<&'a str>,
     /// The GPUs are simulated: the run does not show how long kernels take.
     is_simulated: bool,
 }
@@ -598,6 +602,7 @@ impl<'a> Machine<'a> {
             samples: run.device_samples(),
             processes: named.map(|(process, text)| (process.pid(), name(process, text))).collect(),
             exclusive_devices: exclusive_devices(run),
+            shared_devices: shared_devices(run),
             is_simulated: run.manifest().simulated.is_some(),
         }
     }
@@ -620,6 +625,23 @@ fn exclusive_devices(run: &Run) -> BTreeSet<&str> {
     users.into_iter().filter(|(_, pids)| pids.len() == 1).map(|(pci, _)| pci).collect()
 }
 
+/// The PCI bus ids of devices on which several processes of a run have a PyTorch.
+fn shared_devices(run: &Run) -> BTreeSet<&str> {
+    let (mut found, mut shared) = (BTreeSet::new(), BTreeSet::new());
+    for process in run.processes() {
+        let sources = process.trace_index().sources.iter().filter(|(_, source)| **source == EventSource::Torch);
+        let definitions = sources.filter_map(|(device, _)| {
+            process.definitions().devices.get(&u32::try_from(*device).ok()?).map(|definition| &*definition.pci)
+        });
+        for pci in definitions.filter(|pci| !pci.is_empty()) {
+            if !found.insert(pci) {
+                shared.insert(pci);
+            }
+        }
+    }
+    shared
+}
+
 impl Context<'_> {
     fn device(&self, analysis: &DeviceAnalysis, process_analysis: &Analysis) -> DeviceSummary {
         let found = oom_report(analysis, self.process, &analysis.oom_reports);
@@ -639,6 +661,7 @@ impl Context<'_> {
                 definitions: self.definitions,
                 names: self.names,
                 device_memory: device_memory.as_ref(),
+                shares_device: definition.is_some_and(|device| self.machine.shared_devices.contains(&*device.pci)),
                 ns_per_tick: self.calibration.ns_per_tick(),
                 cuda_graphs: &process_analysis.cuda_graphs,
                 refused: explained.map(|oom| {
@@ -666,6 +689,9 @@ impl Context<'_> {
             peak: (analysis.states.peak.seq > 0).then(|| self.peak(analysis, &analysis.states.peak)),
             end: (analysis.states.peak.seq > 0).then(|| self.memory_state(&analysis.states.end, false)),
             reserved: found.map(|found| reserved_summary(&found.reserved, &self.locations, self.names)),
+            colocation: colocation(analysis, server.as_ref().is_some_and(|server| server.may_sleep), |ticks| {
+                self.calibration.epoch_ns(ticks)
+            }),
             server,
             growth_after_first_step: growth_after_first_step(analysis),
             larger_inputs: explained

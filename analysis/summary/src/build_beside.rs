@@ -1,4 +1,5 @@
-//! Finds the memory that other recorded processes of a run had on the device when a request failed.
+//! Finds the memory that other recorded processes of a run had on the device: when a request failed, and for a trainer
+//! beside an engine.
 
 use memtrace_input::EventSource;
 use memtrace_input::load::{Process, Run};
@@ -7,7 +8,8 @@ use memtrace_replay::{Replay, Usage};
 use crate::beside::ProcessBeside;
 use crate::build_launch::ProcessUses;
 use crate::device_names::process_name;
-use crate::summary::ProcessSummary;
+use crate::colocated::ProcessMemory;
+use crate::summary::{MemoryState, ProcessSummary};
 use crate::why::no_issue_remark;
 
 /// Within this error of their clocks, the order of the events of two processes is unknown.
@@ -46,18 +48,87 @@ pub(crate) fn add_processes_beside(run: &Run, summaries: &mut [ProcessSummary], 
     }
 }
 
+/// Joins the engines and the trainers of a run that share a device. An engine without a trainer is none of this.
+pub(crate) fn add_trainers(run: &Run, summaries: &mut [ProcessSummary], uses: &[ProcessUses]) {
+    let trainers: Vec<Vec<(i16, String, MemoryState)>> = summaries.iter().map(trained_devices).collect();
+    for (at, summary) in summaries.iter_mut().enumerate() {
+        for device in &mut summary.devices {
+            let Some(colocation) = device.colocation.as_mut().filter(|colocation| !colocation.trains()) else { continue };
+            let shared = |(other, trained): (usize, &Vec<(i16, String, MemoryState)>)| {
+                let theirs = uses.get(at)?.shared(device.device, uses.get(other)?)?;
+                let (_, name, peak) = trained.iter().find(|(one, ..)| *one == theirs)?;
+                Some((other, theirs, name.clone(), peak.clone()))
+            };
+            let others = trainers.iter().enumerate().filter(|(other, _)| *other != at).filter_map(shared);
+            let trainer = others.max_by_key(|(.., peak)| peak.totals.allocated_bytes);
+            let processes = run.processes();
+            let found = trainer.and_then(|(other, theirs, name, peak)| {
+                Some((processes.get(at)?, processes.get(other)?, theirs, name, peak))
+            });
+            let Some((engine, trainer, theirs, name, peak)) = found else {
+                device.colocation = None;
+                continue;
+            };
+            let may_sleep = device.server.as_ref().is_some_and(|server| server.may_sleep);
+            colocation.join(&name, &peak, may_sleep, |times| {
+                let engine = memory_at(engine, device.device, times);
+                engine.into_iter().zip(memory_at(trainer, theirs, times)).collect()
+            });
+        }
+    }
+}
+
+/// The devices on which a process trains: its name, and the memory at the peak.
+fn trained_devices(summary: &ProcessSummary) -> Vec<(i16, String, MemoryState)> {
+    let trained = summary.devices.iter().filter(|device| device.trains());
+    trained.filter_map(|device| Some((device.device, process_name(summary), device.peak.clone()?))).collect()
+}
+
 /// The totals of a process's caching allocator on a device at a time, in nanoseconds since the Unix epoch. `None`
 /// without PyTorch's events, and if it had reserved nothing.
 fn usage_at(process: &Process, device: i16, time_ns: u64) -> Option<Usage> {
+    let mut found = None;
+    replay_to(process, device, &[time_ns.saturating_sub(CLOCK_ERROR_NS)], |_, usage, _| found = Some(usage));
+    found.filter(|usage| usage.reserved > 0)
+}
+
+/// PyTorch's memory in a process at times that ascend, in nanoseconds since the Unix epoch.
+fn memory_at(process: &Process, device: i16, times_ns: &[u64]) -> Vec<ProcessMemory> {
+    let mut found = vec![ProcessMemory::default(); times_ns.len()];
+    replay_to(process, device, times_ns, |at, usage, unmapped| {
+        let reserved = usage.reserved.saturating_sub(unmapped);
+        found[at] = ProcessMemory { reserved, allocated: usage.allocated };
+    });
+    found
+}
+
+/// Replays a process, and calls `at_time` at each of the ascending times, with its index, the totals of the allocator on
+/// a device, and the bytes of its segments without memory. Does nothing without PyTorch's events.
+fn replay_to(process: &Process, device: i16, times_ns: &[u64], mut at_time: impl FnMut(usize, Usage, u64)) {
     let recording = process.recording();
     let calibration = recording.calibration();
     let mut replay = Replay::new(process.trace_index(), Some(device));
-    replay.devices().iter().find(|one| one.source == EventSource::Torch)?;
+    if replay.devices().iter().all(|one| one.source != EventSource::Torch) {
+        return;
+    }
+    let mut next = 0;
+    let mut report = |replay: &Replay, next: usize| {
+        let usage = replay.devices().first().map(|one| *one.allocator.usage()).unwrap_or_default();
+        let unmapped = replay.physical().unmapped_segments().get(&device).map_or(0, |unmapped| unmapped.current);
+        at_time(next, usage, unmapped);
+    };
     recording.stream(&mut |events| {
-        for e in events.iter().filter(|e| calibration.epoch_ns(e.ticks) + CLOCK_ERROR_NS <= time_ns) {
-            replay.apply(e, |_, _, _, _| {});
+        for e in events {
+            while times_ns.get(next).is_some_and(|time| calibration.epoch_ns(e.ticks) > *time) {
+                report(&replay, next);
+                next += 1;
+            }
+            if next < times_ns.len() {
+                replay.apply(e, |_, _, _, _| {});
+            }
         }
     });
-    let usage = *replay.devices().first()?.allocator.usage();
-    (usage.reserved > 0).then_some(usage)
+    for at in next..times_ns.len() {
+        report(&replay, at);
+    }
 }

@@ -20,6 +20,7 @@ mod build;
 mod build_beside;
 mod build_launch;
 mod check;
+mod colocated;
 mod compare;
 mod conclusions;
 mod cuda_graphs;
@@ -113,6 +114,7 @@ pub use rank_table::{
 pub use refused::RefusedRequestSummary;
 pub use released::{ReleasedPart, ReleasedPartKind};
 pub use schema_text::run_json_schema;
+pub use colocated::{ActivitySummary, ColocationSummary, HeldPart, Holder};
 pub use server::{Expectation, KvCacheSummary, ServerPart, ServerSummary, StageSummary, TypeBytes, UtilizationSummary};
 pub use server_captures::CapturedSize;
 pub use statistics::{COLUMNS, POOLS};

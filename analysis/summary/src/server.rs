@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use memtrace_insight::passes::{Category, CudaGraphs, DeviceAnalysis, Oom};
-use memtrace_insight::rules::{ServingEngine, ServingPart, ServingStage};
+use memtrace_insight::passes::{Category, CudaGraphs, DeviceAnalysis, Oom, Origin};
+use memtrace_insight::rules::{Activity, ServingEngine, ServingPart, ServingStage};
 use memtrace_insight::units::{count_text, signed_size_text, size_text};
 use memtrace_replay::Names;
 use memtrace_trace::file::Definitions;
@@ -24,7 +24,7 @@ pub struct ServerSummary {
     /// The stages that allocated memory, in their usual order.
     pub stages: Vec<StageSummary>,
     /// PyTorch's allocated bytes at the peak after the engine allocated its KV cache. If it never did: at the peak of
-    /// the whole recording.
+    /// the whole recording. With a trainer: the engine's bytes with memory at the highest of its rollouts.
     pub allocated_bytes: u64,
     /// The parts, most bytes first. The bytes add up to `allocated_bytes`, less the bytes for which no event was
     /// recorded.
@@ -219,6 +219,8 @@ pub(crate) struct ServerInputs<'a> {
     pub(crate) definitions: &'a Definitions,
     pub(crate) names: &'a Names,
     pub(crate) device_memory: Option<&'a DeviceMemorySummary>,
+    /// Whether another process of the run allocates on the device. Then what was free at one time says little.
+    pub(crate) shares_device: bool,
     pub(crate) ns_per_tick: f64,
     pub(crate) cuda_graphs: &'a CudaGraphs,
     /// The out-of-memory error to explain.
@@ -241,15 +243,21 @@ pub(crate) fn server(analysis: &DeviceAnalysis, inputs: &ServerInputs<'_>) -> Op
     let engine = serving.engine.filter(|_| serving.stages.iter().any(Option::is_some))?;
     let attributes = Attributes::of(engine, inputs.definitions);
     let has_cache = serving.peak.seq > 0;
+    // With a trainer: the engine's blocks while it computes requests.
+    let activity = |activity| analysis.colocated.activity(activity);
+    let rollout = activity(Activity::Train).or(activity(Activity::Sync)).and(activity(Activity::Rollout));
     let peak = match inputs.refused {
         Some(refusal) => &refusal.oom.in_use,
+        None if rollout.is_some() => rollout.map_or(&serving.peak, |figures| &figures.composition),
         None if has_cache => &serving.peak,
         None => &analysis.states.peak,
     };
     let mut parts: BTreeMap<ServingPart, ServerPart> = BTreeMap::new();
     let error_stage = inputs.refused.and_then(|refusal| serving.stage_of(refusal.oom.requested_at.0));
     let has_used_cache = peak.origins().any(|(origin, _)| origin.category == Category::KvCache);
-    for (origin, amount) in peak.origins() {
+    let is_of_server =
+        |origin: &Origin| serving.is_of_engine(origin.stack) || origin.category == Category::KvCache || rollout.is_none();
+    for (origin, amount) in peak.origins().filter(|(origin, _)| is_of_server(origin)) {
         let kind = match (serving.part_of(origin.stack, origin.category), serving.stage_of(origin.stack)) {
             // Before the first use, only the stage proves that a block is one of the cache.
             (ServingPart::Buffers, Some(ServingStage::KvCache)) if inputs.refused.is_some() && !has_used_cache => {
@@ -336,6 +344,7 @@ pub(crate) fn server(analysis: &DeviceAnalysis, inputs: &ServerInputs<'_>) -> Op
     let missing = refused.as_ref().map(|refused| refused.short);
     let utilization = inputs
         .device_memory
+        .filter(|_| !inputs.shares_device && rollout.is_none())
         .filter(|_| refused.as_ref().is_none_or(RefusedRequest::follows_cache))
         .and_then(|memory| attributes.utilization(memory, kv_cache.as_ref(), largest, missing));
     let total_bytes = inputs.device_memory.map_or(u64::MAX, |memory| memory.total_bytes);
@@ -348,6 +357,8 @@ pub(crate) fn server(analysis: &DeviceAnalysis, inputs: &ServerInputs<'_>) -> Op
             of_utilization.into_iter().chain(others).collect()
         }
     };
+    let allocated_bytes =
+        if rollout.is_some() { parts.iter().map(|part| part.bytes).sum() } else { peak.usage.allocated };
     let named: u64 = weights_by_type.iter().map(|of_type| of_type.bytes).sum();
     let unnamed = bytes_of_weights.saturating_sub(named);
     let has_served = stages.iter().any(|one| one.stage.serves());
@@ -362,7 +373,7 @@ pub(crate) fn server(analysis: &DeviceAnalysis, inputs: &ServerInputs<'_>) -> Op
         when: when.to_owned(),
         unnamed_weights_bytes: if named > 0 && unnamed * 100 >= bytes_of_weights { unnamed } else { 0 },
         stages,
-        allocated_bytes: peak.usage.allocated,
+        allocated_bytes,
         parts,
         captures_text: captures_text(&captured_sizes),
         captured_sizes,

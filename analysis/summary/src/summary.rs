@@ -25,6 +25,7 @@ use crate::pools::PoolSummary;
 use crate::refused::RefusedRequestSummary;
 use crate::released::ReleasedPart;
 pub(crate) use crate::schema_text::schema_text;
+use crate::colocated::ColocationSummary;
 use crate::server::ServerSummary;
 use crate::step_estimate::StepEstimate;
 use crate::xla::XlaSummary;
@@ -35,7 +36,7 @@ pub use memtrace_insight::{FrameSummary, StackSummary};
 use memtrace_trace::named;
 
 /// The version of the structure: major.minor.
-pub const SUMMARY_VERSION: &str = "2.12";
+pub const SUMMARY_VERSION: &str = "2.13";
 
 /// The report of a run. A field whose name ends in `_bytes` is in bytes. A field whose name ends in `_ns` is in
 /// nanoseconds; points in time count from the Unix epoch.
@@ -297,6 +298,10 @@ pub struct DeviceSummary {
     /// The engine that serves models: its weights, KV cache and stages. Absent for other programs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub server: Option<ServerSummary>,
+    /// The activities of a job that serves a model and trains one on this device. Absent for other programs, and in the
+    /// trainer's process if the engine has another.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub colocation: Option<ColocationSummary>,
     /// The growth of the peak after the first step, caused by optimizer state. Absent if optimizer state explains less
     /// than half of the growth.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -1277,9 +1282,13 @@ impl DeviceSummary {
 
     /// The engine that serves models, unless the process also trains: then it has steps, too.
     pub fn server_only(&self) -> Option<&ServerSummary> {
+        self.server.as_ref().filter(|_| !self.trains())
+    }
+
+    /// Whether the process runs backward passes on the device.
+    pub fn trains(&self) -> bool {
         let phases = [&self.before_first_step, &self.first_step, &self.later_steps];
-        let trains = phases.into_iter().flatten().any(|row| row.phase == Phase::Backward);
-        self.server.as_ref().filter(|_| !trains)
+        phases.into_iter().flatten().any(|row| row.phase == Phase::Backward)
     }
 
     /// The out-of-memory error that the report explains.

@@ -5,6 +5,7 @@ use std::iter;
 use memtrace_input::load::{EstimatedWorkspaces, MissingFunction};
 
 use crate::allocator_advice::{allocator_advice, rest_words};
+use crate::colocated::ColocationSummary;
 use crate::conclusions::{OutsidePytorch, VerdictStatement, VerdictStatus, VerdictSummary};
 use crate::device_names::{device_name, ordinal_text, process_name};
 use crate::gaps::recording_gaps;
@@ -202,6 +203,8 @@ impl VerdictSummary {
         );
         self.state(mark, &format!("{text}."));
         self.below_if(&server.unwrap_or_default());
+        let colocation = device.colocation.as_ref().and_then(ColocationSummary::verdict);
+        self.below_if(&colocation.unwrap_or_default());
         self.below_if(&preallocated_text(device).unwrap_or_default());
         if issues.is_empty() && !in_launch && !has_refused_requests(summary) && is_examined(summary, device) {
             self.below("No leaks or misuse found.");

@@ -23,6 +23,7 @@ def main() -> None:
     parser.add_argument("--port", type=int)
     parser.add_argument("--no-health", action="store_true", help="with --port, only print that it serves")
     parser.add_argument("--sleep", action="store_true")
+    parser.add_argument("--cumem", action="store_true", help="with --sleep, unmap the memory of weights and cache")
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--lora", action="store_true")
     parser.add_argument("--all-reduce", type=int, default=0, help="MiB of a buffer that another process opens by IPC")
@@ -85,7 +86,7 @@ class EngineCore:
             compilation_config=CompilationConfig(max(sizes, default=0)),
             cache_config=CacheConfig(gpu_memory_utilization=options.utilization),
             model_config=ModelConfig(
-                options.length, ArchitectureConfig(total_num_hidden_layers=options.layers), options.eager
+                options.length, ArchitectureConfig(total_num_hidden_layers=options.layers), options.eager, options.cumem
             ),
             scheduler_config=SchedulerConfig(max_num_batched_tokens=options.batched),
         )

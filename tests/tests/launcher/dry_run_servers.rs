@@ -13,10 +13,15 @@ const TOTAL: f64 = (8_u64 << 30) as f64;
 
 /// A dry run of the engine, in a folder.
 fn engine(folder: &Path, options: &[&str], arguments: &[&str]) -> Output {
+    dry_run(folder, options, "engine.py", arguments)
+}
+
+/// A dry run of one of the programs in a folder.
+fn dry_run(folder: &Path, options: &[&str], program: &str, arguments: &[&str]) -> Output {
     // For the Python of the test environment.
     let mut command = Command::new(root().join("scripts/sim"));
     command.current_dir(folder).arg(memtrace()).arg("dry-run").args(options).arg("--").arg(python());
-    output(command.arg(root().join("tests/programs/serving/engine.py")).args(arguments))
+    output(command.arg(root().join("tests/programs/serving").join(program)).args(arguments))
 }
 
 /// The device in the summary of the run folder `run`.
@@ -300,4 +305,68 @@ fn a_buffer_that_ranks_share_is_communication_and_counts_once() {
     let imports = summary["launch"]["shared_memory"].as_array().unwrap();
     assert_eq!((imports.len(), imports[0]["peak_bytes"].as_u64()), (1, Some(shared)), "{imports:?}");
     assert_eq!(imports[0]["exporter_pid"], summary["processes"][0]["pid"], "{imports:?}");
+}
+
+/// A dry run of an engine and a trainer on one GPU: the output, and the devices of its processes.
+fn colocated(arguments: &[&str]) -> (Output, Vec<Value>) {
+    let folder = tempfile::tempdir().unwrap();
+    let ended = dry_run(folder.path(), &["--memory", "4GiB", "-o", "run"], "colocated.py", arguments);
+    assert!(ended.status.success(), "{}", stderr(&ended));
+    let summary = std::fs::read(folder.path().join("run/summary.json")).unwrap();
+    let mut summary: Value = serde_json::from_slice(&summary).unwrap();
+    let processes = summary["processes"].as_array_mut().unwrap();
+    (ended, processes.iter_mut().map(|process| process["devices"][0].take()).collect())
+}
+
+/// The bytes in an activity: in all, of the engine, and of the trainer.
+fn activity(device: &Value, name: &str) -> [u64; 3] {
+    let activities = device["colocation"]["activities"].as_array().unwrap();
+    let found = activities.iter().find(|one| one["activity"] == name).unwrap();
+    ["bytes", "engine_bytes", "trainer_bytes"].map(|field| found[field].as_u64().unwrap())
+}
+
+#[test]
+fn an_engine_and_a_trainer_in_one_process_are_told_apart_in_each_activity() {
+    let (awake, awake_devices) = colocated(&["--no-sleep"]);
+    let (asleep, asleep_devices) = colocated(&[]);
+    for (ended, devices) in [(&awake, &awake_devices), (&asleep, &asleep_devices)] {
+        for name in ["rollout", "train", "sync"] {
+            let [bytes, of_engine, of_trainer] = activity(&devices[0], name);
+            assert_eq!(bytes, printed(ended, &format!("both_{name}"))[0], "{name}");
+            assert_eq!(bytes, of_engine + of_trainer, "{name}");
+        }
+        let [_, of_engine, of_trainer] = activity(&devices[0], "rollout");
+        // Parameters and two moments of AdamW. Workspaces of cuBLAS belong to the one who calls it first.
+        assert!(of_trainer >= 3 * printed(ended, "parameters")[0], "{of_trainer}");
+        assert!(of_engine >= printed(ended, "kv_cache")[0] + printed(ended, "engine_weights")[0], "{of_engine}");
+    }
+    // What the report of the first run says that sleeping brings.
+    let advice = awake_devices[0]["colocation"]["advice"][0].as_str().unwrap();
+    let [train, ..] = activity(&awake_devices[0], "train");
+    let highest = ["rollout", "train", "sync"].map(|name| activity(&asleep_devices[0], name)[0]).into_iter().max();
+    let gib = |bytes: u64| format!("{:.2} GiB", bytes as f64 / (1_u64 << 30) as f64);
+    assert!(advice.contains("`llm.sleep(level=1)` before the training"), "{advice}");
+    assert!(advice.contains(&format!("falls from {}", gib(train))), "{advice}");
+    let announced: f64 = advice.rsplit_once(" to ").unwrap().1.trim_end_matches(" GiB.").parse().unwrap();
+    let measured = highest.unwrap() as f64 / (1_u64 << 30) as f64;
+    assert!((announced / measured - 1.0).abs() < 0.02, "announced {announced}, measured {measured}");
+    let report = stderr(&asleep).split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(report.contains("in use at most, in sync: memory that it unmaps to sleep is not in use."), "{report}");
+}
+
+#[test]
+fn an_engine_and_a_trainer_in_two_processes_are_in_one_report() {
+    let (ended, devices) = colocated(&["--separate"]);
+    let engine = devices.iter().find(|device| device["server"].is_object()).unwrap();
+    let trainer = devices.iter().find(|device| device["server"].is_null()).unwrap();
+    assert!(trainer["colocation"].is_null(), "the engine's process has it");
+    let [bytes, of_engine, of_trainer] = activity(engine, "train");
+    assert_eq!(bytes, of_engine + of_trainer);
+    // Reserved bytes are at least those that PyTorch allocated, and a sleeping engine has no cache.
+    assert!(of_trainer >= printed(&ended, "trainer_train")[0] && of_engine < printed(&ended, "kv_cache")[0]);
+    assert!(activity(engine, "rollout")[1] >= printed(&ended, "engine_rollout")[0]);
+    // What is free while the trainer waits is no room for the cache.
+    let report = stderr(&ended);
+    assert!(engine["server"]["utilization"].is_null() && !report.contains("--gpu-memory-utilization"), "{report}");
+    assert!(report.contains("Rollout and training"), "{report}");
 }

@@ -3,6 +3,20 @@
  * analysis/tests/it/typescript.rs.
  */
 
+export type Activity = 'rollout' | 'train' | 'sync';
+
+export interface ActivitySummary {
+  activity: Activity;
+  bytes: number;
+  engine_bytes: number;
+  parts: HeldPart[];
+  parts_text: string;
+  paused_bytes: number;
+  time_ns: number;
+  times?: number;
+  trainer_bytes: number;
+}
+
 export interface AllocationGroup {
   blocks: number;
   bytes: number;
@@ -180,6 +194,13 @@ export interface CategoryRuleSummary {
   rule: CategoryRuleId;
 }
 
+export interface ColocationSummary {
+  activities: ActivitySummary[];
+  advice: string[];
+  engine: string;
+  trainer?: string;
+}
+
 export interface CompileContextAmount {
   blocks: number;
   bytes: number;
@@ -303,6 +324,7 @@ export interface DeviceSummary {
   by_step: StepSummary[];
   called_functions?: CalledFunctionsSummary;
   category_rules: CategoryRuleSummary[];
+  colocation?: ColocationSummary;
   cuda_graphs?: CudaGraphsSummary;
   custom_category_rules?: CustomCategoryAmount[];
   device: number;
@@ -438,12 +460,20 @@ export interface GrowthAfterFirstStep {
   text: string;
 }
 
+export interface HeldPart {
+  bytes: number;
+  holder: Holder;
+  name: string;
+}
+
 export interface HelperSummary {
   host?: string;
   peak_bytes: number;
   pid: number;
   run?: string;
 }
+
+export type Holder = 'engine' | 'trainer';
 
 export interface HolderSummary {
   bytes: number;

@@ -3,7 +3,7 @@
  * the words of the terminal report. Each figure names its field of the summary.
  */
 
-import type { DeviceSummary, ServerSummary, ServingPart, ServingStage } from '../data/schema';
+import type { Activity, ColocationSummary, DeviceSummary, ServerSummary, ServingPart, ServingStage } from '../data/schema';
 import { el, scrollTable } from '../dom';
 import * as format from '../format';
 import { bytes, joined, type Part } from './figures';
@@ -33,6 +33,8 @@ export const STAGES: Record<ServingStage, string> = {
   wake_up: 'wake up',
 };
 
+const ACTIVITIES: Record<Activity, string> = { rollout: 'rollout', train: 'train', sync: 'sync' };
+
 /** The server of a device; `null` if no engine was recognized there. */
 export function server(device: DeviceSummary): HTMLElement | null {
   const found = device.server;
@@ -53,7 +55,39 @@ export function server(device: DeviceSummary): HTMLElement | null {
       facts(found).flatMap(([label, text]) => [el('dt', {}, label), el('dd', {}, text)]),
     ),
     advice(found),
+    device.colocation ? colocation(device.colocation) : null,
     stages(found),
+  );
+}
+
+/** The activities of an engine and a trainer on one device. */
+function colocation(found: ColocationSummary): HTMLElement {
+  const figure = (at: number, name: 'bytes' | 'engine_bytes' | 'trainer_bytes') =>
+    el('td', { class: 'n' }, bytes(`colocation.activities.${at}.${name}`, found.activities[at]?.[name] ?? 0));
+  const rows = found.activities.map((one, at) =>
+    el(
+      'tr',
+      {},
+      el('td', {}, ACTIVITIES[one.activity]),
+      figure(at, 'bytes'),
+      figure(at, 'engine_bytes'),
+      figure(at, 'trainer_bytes'),
+      el('td', { class: 'wide' }, one.parts_text),
+    ),
+  );
+  const trainer = found.trainer ?? 'Trainer';
+  return el(
+    'div',
+    {},
+    el('h3', {}, 'Rollout and training'),
+    scrollTable([['Activity'], ['On the GPU', 'n'], [found.engine, 'n'], [trainer, 'n'], ['Most of it', 'wide']], rows, {
+      'aria-label': `Rollout and training of ${found.engine}`,
+    }),
+    el(
+      'ul',
+      {},
+      found.advice.map(text => el('li', {}, text)),
+    ),
   );
 }
 

@@ -19,7 +19,7 @@ use crate::passes::phase_table::PhaseTable;
 use crate::passes::stacks::{StackFacts, StackTable};
 use crate::rules::PhaseRuleId;
 use memtrace_input::EventSource;
-use memtrace_replay::{BlockId, Names, Usage};
+use memtrace_replay::{Allocator, BlockId, Names, PhysicalMemory, Usage};
 
 /// A program on one device. Tests change the event, the phase and the position as they need, and then allocate or free.
 pub(super) struct TestProgram<D> {
@@ -66,6 +66,8 @@ impl<D: Diagnostic> TestProgram<D> {
             classification: &EventClassification::for_tests(self.phase, self.rule),
             now: &self.now,
             usage: &self.usage,
+            allocator: &Allocator::default(),
+            physical: &PhysicalMemory::default(),
             is_earlier: false,
             micro_batches: 0,
         });

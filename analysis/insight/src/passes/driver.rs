@@ -110,7 +110,7 @@ impl DeviceDriver {
         match change {
             Change::Alloc(id) => {
                 let classification = tracked.tracker.observe(e);
-                self.allocated(allocator, tracked, observer, e, id, &classification);
+                self.allocated((replay, slot), tracked, observer, e, id, &classification);
             }
             Change::FreeRequested(id) => {
                 if tracked.tracker.is_earlier(e) {
@@ -136,13 +136,14 @@ impl DeviceDriver {
     #[inline]
     fn allocated(
         &mut self,
-        allocator: &Allocator,
+        (replay, slot): (&Replay, usize),
         tracked: &Tracked<'_>,
         observer: &mut dyn BlockObserver,
         e: &Event,
         id: BlockId,
         classification: &EventClassification,
     ) {
+        let allocator = &replay.devices()[slot].allocator;
         let (block, mark) = self.blocks.allocated(tracked, e, id, allocator.block(id), classification);
         let usage = allocator.usage();
         observer.allocated(self.device, &block, usage);
@@ -155,6 +156,8 @@ impl DeviceDriver {
             classification,
             now: tracked.tracker.now(),
             usage,
+            allocator,
+            physical: replay.physical(),
             is_earlier: tracked.tracker.is_earlier(e),
             micro_batches: tracked.tracker.micro_batches(),
         });

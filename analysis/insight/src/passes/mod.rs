@@ -9,6 +9,7 @@ mod call_tree;
 mod called_functions;
 mod calls;
 pub(crate) mod category;
+mod colocated;
 pub(crate) mod composition;
 mod cuda_graphs;
 mod custom;
@@ -61,6 +62,7 @@ pub use category::{
     BlockAllocation, BlockClassification, BlockMemory, BlockSite, Categorizer, Category, CategoryRuleUse,
     CategoryRuleUses, LifetimeEnd, Proof,
 };
+pub use colocated::{ActivityFigures, Colocated};
 pub use composition::{Amount, Composition, ModuleKey, Origin};
 pub use cuda_graphs::{CaptureMemory, CudaGraph, CudaGraphs, PrivatePool, private_pool_text};
 pub use custom::{CustomCategorizer, DecidingRule};

@@ -158,6 +158,9 @@ pub(crate) struct BlockAllocated<'a> {
     pub(crate) now: &'a ProgramPosition,
     /// The totals of the device after the allocation.
     pub(crate) usage: &'a Usage,
+    /// The state after the allocation.
+    pub(crate) allocator: &'a Allocator,
+    pub(crate) physical: &'a PhysicalMemory,
     /// Whether an event allocated it that the recording has dropped.
     pub(crate) is_earlier: bool,
     /// The number of micro-batches that the current step has had.

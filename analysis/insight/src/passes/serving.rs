@@ -8,7 +8,9 @@ use memtrace_trace::ids::StackId;
 use super::category::Category;
 use super::composition::Composition;
 use super::pass::{BlockAllocated, BlockFreed, LifetimeEnded, Pass, RecordingStart};
-use crate::rules::{RuleId, ServingEngine, ServingPart, ServingStage, serving_part, serving_stage};
+use crate::rules::{
+    RuleId, ServingEngine, ServingPart, ServingStage, is_serving_engine, serving_part, serving_stage,
+};
 
 /// The stages of a server on one device.
 #[derive(Clone, Debug, Default)]
@@ -49,15 +51,17 @@ pub struct StageFigures {
 struct ServingFacts {
     stage: Option<ServingStage>,
     part: Option<ServingPart>,
+    /// Whether a function of an engine is on the stack.
+    is_of_engine: bool,
 }
 
 /// By stack: the facts that it proves.
 #[derive(Clone, Debug, Default)]
-struct StageTable(Vec<ServingFacts>);
+pub(super) struct StageTable(Vec<ServingFacts>);
 
 impl StageTable {
     /// The table, and the engine of the first stack that proves a stage.
-    fn new(definitions: &Definitions) -> (StageTable, Option<ServingEngine>) {
+    pub(super) fn new(definitions: &Definitions) -> (StageTable, Option<ServingEngine>) {
         let frames: Vec<_> = definitions.frames.iter().map(serving_stage).collect();
         if frames.iter().all(Option::is_none) {
             return (StageTable::default(), None);
@@ -72,6 +76,8 @@ impl StageTable {
                 facts.stage = Some(stage.within(facts.stage));
             }
             facts.part = facts.part.or(parts.get(node.frame.index()).copied().flatten());
+            let file = definitions.frames.get(node.frame.index()).map_or("", |frame| &frame.filename);
+            facts.is_of_engine |= facts.stage.is_some() || facts.part.is_some() || is_serving_engine(file);
             stages.push(facts);
         }
         (StageTable(stages), engine)
@@ -81,18 +87,35 @@ impl StageTable {
     fn of(&self, stack: StackId) -> ServingFacts {
         self.0.get(stack.index()).copied().unwrap_or_default()
     }
+
+    /// The stage that a stack proves.
+    #[inline]
+    pub(super) fn stage_of(&self, stack: StackId) -> Option<ServingStage> {
+        self.of(stack).stage
+    }
+
+    /// Whether a function of an engine is on a stack.
+    #[inline]
+    pub(super) fn is_of_engine(&self, stack: StackId) -> bool {
+        self.of(stack).is_of_engine
+    }
 }
 
 impl Serving {
     /// The stage that a stack proves.
     #[inline]
     pub fn stage_of(&self, stack: StackId) -> Option<ServingStage> {
-        self.stages_of_stacks.of(stack).stage
+        self.stages_of_stacks.stage_of(stack)
+    }
+
+    /// Whether a function of an engine is on a stack.
+    pub fn is_of_engine(&self, stack: StackId) -> bool {
+        self.stages_of_stacks.is_of_engine(stack)
     }
 
     /// The part of the server's memory that a block of this category belongs to, by the stack that allocated it.
     pub fn part_of(&self, stack: StackId, category: Category) -> ServingPart {
-        let ServingFacts { stage, part } = self.stages_of_stacks.of(stack);
+        let ServingFacts { stage, part, .. } = self.stages_of_stacks.of(stack);
         match (stage, category, part) {
             (_, Category::KvCache, _) => ServingPart::KvCache,
             (_, Category::GraphPool, _) | (Some(ServingStage::Capture), _, None) => ServingPart::CudaGraphs,
@@ -186,7 +209,7 @@ impl Pass for Serving {
         if self.engine.is_some() && self.peak.includes(ended.block.seq) {
             ended.add_to(&mut self.peak);
             let part = self.part_of(ended.block.site.stack, ended.classification.category);
-            if part == ServingPart::Weights {
+            if part == ServingPart::Weights && self.is_of_engine(ended.block.site.stack) {
                 self.weights.push((ended.block.seq, ended.block.memory.size));
             }
         }
@@ -219,7 +242,7 @@ impl StageFollower {
     /// The stage of code with this stack, which is the current one if the stack proves none.
     #[inline]
     pub fn of(&self, stack: StackId) -> ServingStage {
-        self.stages.of(stack).stage.unwrap_or(self.current)
+        self.stages.stage_of(stack).unwrap_or(self.current)
     }
 }
 
@@ -229,7 +252,7 @@ mod tests {
 
     #[test]
     fn a_server_has_no_issues_of_trainings_and_does_not_leak_while_it_loads() {
-        let facts = |stage| ServingFacts { stage, part: None };
+        let facts = |stage| ServingFacts { stage, ..ServingFacts::default() };
         let stages = vec![facts(Some(ServingStage::Load)), facts(Some(ServingStage::Serve)), facts(None)];
         let mut serving = Serving { stages_of_stacks: StageTable(stages), ..Serving::default() };
         let leaks = |serving: &Serving| [0, 1, 2].map(|stack| !serving.excludes(RuleId::Leak, Some(StackId(stack))));

@@ -47,5 +47,5 @@ pub use modules::{UserClasses, is_container_class, is_wrapped_module};
 pub use native::{AllocFnRule, alloc_fn_rule};
 pub use optimizers::{OptimizerRule, optimizer_class, optimizer_of};
 pub use phases::{FrameRule, LabelRule, Meaning, frame_rule, label_rule};
-pub use serving::{ServingEngine, ServingPart, ServingStage, serving_part, serving_stage};
+pub use serving::{Activity, ServingEngine, ServingPart, ServingStage, serving_part, serving_stage};
 pub use workspaces::{UsesCublas, frame_uses_cublas, is_lt_workspace_size, is_workspace_size, node_uses_cublas};

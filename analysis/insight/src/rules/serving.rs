@@ -135,6 +135,32 @@ impl ServingStage {
     }
 }
 
+/// An activity of a job that serves a model and trains one.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Activity {
+    /// The engine computes answers.
+    Rollout,
+    /// Computing gradients and changing the weights.
+    Train,
+    /// Loading the changed weights into the engine.
+    Sync,
+}
+
+impl Activity {
+    /// All activities in their usual order.
+    pub const ALL: [Activity; 3] = [Activity::Rollout, Activity::Train, Activity::Sync];
+
+    /// The name in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Activity::Rollout => "rollout",
+            Activity::Train => "train",
+            Activity::Sync => "sync",
+        }
+    }
+}
+
 /// A part of the memory of a server.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
@@ -197,7 +223,7 @@ struct StageRule {
     engine: ServingEngine,
     /// The end of the file's path, or a folder in it.
     file: &'static str,
-    /// The functions; empty for all of a folder.
+    /// The functions; empty for all.
     functions: &'static [&'static str],
     stage: ServingStage,
 }
@@ -219,7 +245,14 @@ const SGLANG_EAGER: &str = "sglang/srt/model_executor/runner/eager_runner.py";
 
 static STAGE_RULES: &[StageRule] = &[
     rule(Vllm, VLLM_WORKER, &["init_device", "load_model"], ServingStage::Start),
-    rule(Vllm, VLLM_WORKER, &["reload_weights", "update_weights"], ServingStage::Load),
+    rule(
+        Vllm,
+        VLLM_WORKER,
+        &["reload_weights", "start_weight_update", "update_weights", "finish_weight_update"],
+        ServingStage::Load,
+    ),
+    rule(Vllm, "vllm/model_executor/models/", &["load_weights"], ServingStage::Load),
+    rule(Vllm, "vllm/distributed/weight_transfer/", &[], ServingStage::Load),
     rule(Vllm, "vllm/model_executor/model_loader/", &[], ServingStage::Load),
     rule(Vllm, VLLM_WORKER, &["determine_available_memory"], ServingStage::Profile),
     rule(Vllm, VLLM_WORKER, &["initialize_from_config", "initialize_cache"], ServingStage::KvCache),
@@ -236,6 +269,15 @@ static STAGE_RULES: &[StageRule] = &[
     rule(Vllm, "vllm/worker/worker_base.py", &["execute_model"], ServingStage::Serve),
     rule(Sglang, SGLANG_RUNNER, &["init_torch_distributed", "load_model"], ServingStage::Start),
     rule(Sglang, "sglang/srt/model_loader/", &[], ServingStage::Load),
+    rule(
+        Sglang,
+        SGLANG_RUNNER,
+        &["update_weights_from_disk", "update_weights_from_distributed", "update_weights_from_tensor"],
+        ServingStage::Load,
+    ),
+    rule(Sglang, "sglang/srt/model_executor/model_runner_components/weight_updater.py", &[], ServingStage::Load),
+    rule(Sglang, "sglang/srt/managers/scheduler_components/weight_updater.py", &[], ServingStage::Load),
+    rule(Sglang, "sglang/srt/weight_sync/", &[], ServingStage::Load),
     rule(Sglang, SGLANG_RUNNER, &["profile_max_num_token"], ServingStage::Profile),
     rule(Sglang, SGLANG_RUNNER, &["alloc_memory_pool", "init_memory_pool"], ServingStage::KvCache),
     rule(
@@ -263,10 +305,9 @@ pub fn serving_stage(frame: &Frame) -> Option<(ServingEngine, ServingStage)> {
         return None;
     }
     let matches = |rule: &&StageRule| {
-        if rule.functions.is_empty() {
-            return is_in(&frame.filename, rule.file);
-        }
-        rule.functions.contains(&&*frame.name) && ends_with(&frame.filename, rule.file)
+        let in_file = if rule.file.ends_with('/') { is_in } else { ends_with };
+        let is_function = rule.functions.is_empty() || rule.functions.contains(&&*frame.name);
+        is_function && in_file(&frame.filename, rule.file)
     };
     let rule = STAGE_RULES.iter().find(matches);
     rule.map(|rule| (rule.engine, rule.stage))
@@ -288,6 +329,8 @@ mod tests {
         assert_eq!(stage(worker, "check_health"), None);
         assert_eq!(stage("/home/me/myvllm/v1/worker/gpu_worker.py", "execute_model"), None);
         assert_eq!(stage("sglang/srt/model_executor/model_runner.py", "forward"), Some(ServingStage::Serve));
+        assert_eq!(stage("/x/vllm/model_executor/models/llama.py", "load_weights"), Some(ServingStage::Load));
+        assert_eq!(stage("/x/vllm/model_executor/models/llama.py", "forward"), None);
     }
 
     #[test]

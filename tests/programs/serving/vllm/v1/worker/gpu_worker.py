@@ -4,9 +4,11 @@ It loads weights, profiles its largest batch, gives the rest of its share of the
 CUDA graphs, and serves requests.
 """
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
+from vllm.device_allocator.cumem import CuMemAllocator
 from vllm.distributed.device_communicators.custom_all_reduce import CustomAllreduce
 from vllm.lora.model_manager import LoRAModelManager
 from vllm.model_executor.model_loader.base_loader import load_model
@@ -36,6 +38,7 @@ class ModelConfig:
     max_model_len: int = 2048
     model_arch_config: ArchitectureConfig = field(default_factory=ArchitectureConfig)
     enforce_eager: bool = False
+    enable_sleep_mode: bool = False
 
 
 @dataclass
@@ -63,6 +66,7 @@ class Worker:
 
     def init_device(self, all_reduce_bytes: int = 0) -> None:
         torch.zeros(1, device="cuda")
+        self.sleeper = CuMemAllocator() if self.vllm_config.model_config.enable_sleep_mode else None
         free, self.total = torch.cuda.mem_get_info()
         self.requested_memory = int(self.total * self.vllm_config.cache_config.gpu_memory_utilization)
         if free < self.requested_memory:
@@ -71,7 +75,8 @@ class Worker:
 
     def load_model(self, with_adapters: bool) -> None:
         before = torch.cuda.memory_allocated()
-        model = load_model(self.layers, self.width)
+        with self._pool():
+            model = load_model(self.layers, self.width)
         self.adapters = LoRAModelManager(self.layers, self.width) if with_adapters else None
         self.model_runner = GPUModelRunner(model, self.width, torch.cuda.memory_allocated() - before)
 
@@ -87,7 +92,8 @@ class Worker:
 
     def initialize_from_config(self, num_blocks: int) -> None:
         self.vllm_config.cache_config.num_gpu_blocks = num_blocks
-        self.model_runner.initialize_kv_cache(num_blocks)
+        with self._pool():
+            self.model_runner.initialize_kv_cache(num_blocks)
 
     def compile_or_warm_up_model(self, sizes: list) -> None:
         if sizes:
@@ -97,12 +103,34 @@ class Worker:
     def execute_model(self, requests: list) -> None:
         self.model_runner.execute(requests)
 
+    def update_weights(self, weights: list) -> None:
+        for parameter, weight in zip(self.model_runner.model.parameters(), weights):
+            parameter.copy_(weight.to(parameter.dtype))
+
+    def _pool(self):
+        return self.sleeper.use() if self.sleeper else nullcontext()
+
+    def bytes_asleep(self) -> int:
+        """The bytes of tensors without memory."""
+        if not (self.sleeper and self.sleeper.unmapped):
+            return 0
+        runner = self.model_runner
+        return sum(tensor.numel() * tensor.element_size() for tensor in [*runner.model.parameters(), *runner.kv_caches])
+
     def sleep(self) -> None:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        if self.sleeper:
+            self.sleeper.sleep()
+            return
         self.kept = [cache.shape for cache in self.model_runner.kv_caches]
         self.model_runner.kv_caches.clear()
         torch.cuda.empty_cache()
 
     def wake_up(self) -> None:
+        if self.sleeper:
+            self.sleeper.wake_up()
+            return
         self.model_runner.kv_caches += [torch.zeros(shape, dtype=torch.bfloat16, device="cuda") for shape in self.kept]
 
 
