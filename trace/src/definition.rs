@@ -457,6 +457,28 @@ definitions! {
         value: str,
     }
 
+    /// Successive readings of how much of its KV cache an engine that serves models uses, by its own counters. Each
+    /// reading is in one definition. Since 1.7.
+    CacheUse = 31 -> CacheUse + Copy {
+        /// The time of the highest use, in clock ticks.
+        ticks: u64,
+        /// The highest use, in the engine's units (blocks or tokens). What is only kept for requests with the same
+        /// prefix is not in use.
+        used: u64,
+        /// The number of units of the cache.
+        size: u64,
+        /// The requests that had units at that time.
+        requests: u64,
+        /// The number of readings while requests had units.
+        readings: u64,
+        /// The sum of the use over these readings.
+        sum: u64,
+        /// The number of readings at which no unit was free.
+        full: u64,
+        /// The requests that were seen to lose their units to others, since the last such definition.
+        preempted: u64,
+    }
+
     /// The trace was rotated (`--keep`): where its kept events begin. Since 1.6.
     Rotation = 29 {
         /// The rotation.
@@ -531,6 +553,16 @@ mod tests {
             Definition::Rank { rank: 3, size: 8 },
             Definition::Notice { topic: "torch.tracker", text: "attached", status: NoticeStatus::Works },
             Definition::EngineAttribute { path: "vllm.requested_memory", value: "38963404800" },
+            Definition::CacheUse {
+                ticks: 1 << 50,
+                used: 300,
+                size: 8_000,
+                requests: 7,
+                readings: 9,
+                sum: 2_000,
+                full: 0,
+                preempted: 1,
+            },
             Definition::Rotation { rotation },
             Definition::PackedRotation { rotation, progress: &[7, 0, 1] },
             Definition::PackedBlock { block: &[80] },

@@ -662,7 +662,7 @@ impl Context<'_> {
                 names: self.names,
                 device_memory: device_memory.as_ref(),
                 shares_device: definition.is_some_and(|device| self.machine.shared_devices.contains(&*device.pci)),
-                ns_per_tick: self.calibration.ns_per_tick(),
+                calibration: &self.calibration,
                 cuda_graphs: &process_analysis.cuda_graphs,
                 refused: explained.map(|oom| {
                     let allocation = oom.allocation();

@@ -6,11 +6,13 @@ use memtrace_insight::passes::{Category, CudaGraphs, DeviceAnalysis, Oom, Origin
 use memtrace_insight::rules::{Activity, ServingEngine, ServingPart, ServingStage};
 use memtrace_insight::units::{count_text, signed_size_text, size_text};
 use memtrace_replay::Names;
+use memtrace_trace::clock::Calibration;
 use memtrace_trace::file::Definitions;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::device_memory::{DeviceMemorySummary, DevicePartKind};
+use crate::server_cache::KvCacheUse;
 use crate::server_captures::{CapturedSize, captured_sizes, captures_text};
 use crate::server_error::RefusedRequest;
 use crate::server_options::{ActualBytes, Attributes, SPARE};
@@ -154,6 +156,9 @@ pub struct KvCacheSummary {
     /// The longest request in tokens. Absent if it is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_model_len: Option<u64>,
+    /// Its use over time. Absent if the engine's counters are in another process, or unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub usage: Option<KvCacheUse>,
     /// The figures in one line.
     pub text: String,
 }
@@ -221,7 +226,7 @@ pub(crate) struct ServerInputs<'a> {
     pub(crate) device_memory: Option<&'a DeviceMemorySummary>,
     /// Whether another process of the run allocates on the device. Then what was free at one time says little.
     pub(crate) shares_device: bool,
-    pub(crate) ns_per_tick: f64,
+    pub(crate) calibration: &'a Calibration,
     pub(crate) cuda_graphs: &'a CudaGraphs,
     /// The out-of-memory error to explain.
     pub(crate) refused: Option<Refusal<'a>>,
@@ -277,12 +282,18 @@ pub(crate) fn server(analysis: &DeviceAnalysis, inputs: &ServerInputs<'_>) -> Op
     // An error while the cache is allocated leaves a part of it.
     let cache_bytes =
         Some(bytes_of(ServingPart::KvCache)).filter(|bytes| *bytes > 0 && error_stage != Some(ServingStage::KvCache));
-    let kv_cache = cache_bytes.map(|bytes| attributes.kv_cache(bytes));
+    let kv_cache = cache_bytes.map(|bytes| {
+        let cache = attributes.kv_cache(bytes);
+        let uses = &inputs.definitions.cache_uses;
+        let usage = KvCacheUse::new(uses, bytes, cache.tokens, |ticks| inputs.calibration.epoch_ns(ticks));
+        KvCacheSummary { usage, ..cache }
+    });
     let stages = ServingStage::ALL.into_iter().filter_map(|stage| {
         let figures = serving.stage(stage)?;
         Some(StageSummary {
             stage,
-            duration_ns: (figures.ticks.1.saturating_sub(figures.ticks.0) as f64 * inputs.ns_per_tick) as u64,
+            duration_ns: (figures.ticks.1.saturating_sub(figures.ticks.0) as f64 * inputs.calibration.ns_per_tick())
+                as u64,
             start_bytes: figures.start,
             peak_bytes: figures.peak,
             end_bytes: figures.end,
@@ -412,7 +423,8 @@ impl Attributes {
         };
         let token_bytes = tokens.filter(|tokens| *tokens > 0).map(|tokens| bytes as f64 / tokens as f64);
         let text = String::new();
-        let cache = KvCacheSummary { bytes, tokens, blocks, block_tokens, token_bytes, max_model_len, text };
+        let cache =
+            KvCacheSummary { bytes, tokens, blocks, block_tokens, token_bytes, max_model_len, usage: None, text };
         KvCacheSummary { text: cache.composed_text(), ..cache }
     }
 

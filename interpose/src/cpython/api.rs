@@ -140,6 +140,7 @@ c_api! {
         thread_head(interpreter: *mut c_void) -> *mut c_void = c"PyInterpreterState_ThreadHead";
         thread_next(thread: *mut c_void) -> *mut c_void = c"PyThreadState_Next";
         thread_get() -> *mut c_void = c"PyThreadState_Get";
+        weak_reference(object: PyObjectPtr, callback: PyObjectPtr) -> PyObjectPtr = c"PyWeakref_NewRef";
         function_code(function: PyObjectPtr) -> PyObjectPtr = c"PyFunction_GetCode";
         function_globals(function: PyObjectPtr) -> PyObjectPtr = c"PyFunction_GetGlobals";
         function_closure(function: PyObjectPtr) -> PyObjectPtr = c"PyFunction_GetClosure";

@@ -212,6 +212,20 @@ impl<'a> GilToken<'a> {
         self.checked(self.c.tuple_item(tuple, at as isize))
     }
 
+    /// A weak reference to an object. `None` if its class has none, or if its field is not where it should be.
+    pub(crate) fn weak_reference(self, object: PyObjectPtr) -> Option<PyOwned<'a>> {
+        let reference = self.owned(self.c.weak_reference(object, null_mut()))?;
+        (self.referent(reference.object) == Some(object)).then_some(reference)
+    }
+
+    /// The object of a weak reference, as a borrowed reference. `None` once it is freed.
+    pub(crate) fn referent(self, reference: PyObjectPtr) -> Option<PyObjectPtr> {
+        // SAFETY: callers pass a live weak reference. `wr_object` follows the two words of every object, and is `None`
+        // or a live object while the GIL is held.
+        let object = unsafe { reference.cast::<PyObjectPtr>().add(2).read() };
+        (object != self.api.none).then_some(object)
+    }
+
     /// The UTF-8 text of a Python string, valid as long as the string lives. `None` for any other object.
     pub(crate) fn str<'t>(self, text: PyObjectPtr) -> Option<&'t str> {
         if !self.has_type_flag(text, STR) {

@@ -2,18 +2,21 @@
 //!
 //! Examples are the blocks of vLLM's KV cache, the share of the device that it may use, and what it has estimated for
 //! CUDA graphs. Only the engine's own objects have them. A pending call reads them when the program is first seen in a
-//! function of the table below, between two Python instructions.
+//! function of the table below, between two Python instructions. From then on, [`cache_use`](super::cache_use) reads the
+//! counters of the cache.
 //!
 //! Constraints: it runs no Python code and keeps no object. It reads only attributes that objects store, and of those
 //! only values of the built-in types `int`, `float`, `bool` and `str`.
 
 use std::ffi::{CStr, c_int, c_void};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use memtrace_stackwalk::FrameText;
 use memtrace_trace::definition::Definition;
 use memtrace_trace::ids::FrameId;
 
+use super::cache_use::{self, CacheCounters, CacheReader};
 use crate::cpython::api::{self, PyObjectPtr};
 use crate::cpython::gil::{GilToken, PyOwned};
 use crate::recording::emit::truncate;
@@ -22,6 +25,7 @@ use crate::recording::guard::Guard;
 use crate::recording::observer::Observer;
 use crate::recording::process::Process;
 use crate::recording::slot::Slot;
+use crate::recording::watch::Cause;
 use crate::torch::gc;
 
 /// An engine, and what is read of it.
@@ -36,6 +40,8 @@ struct Engine {
     classes: &'static [(&'static CStr, &'static CStr)],
     /// The paths of the attributes, from that object.
     attributes: &'static [&'static str],
+    /// The counters of the cache of keys and values.
+    counters: &'static CacheCounters,
 }
 
 static ENGINES: &[Engine] = &[
@@ -83,6 +89,7 @@ static ENGINES: &[Engine] = &[
             "vllm_config.scheduler_config.max_num_batched_tokens",
             "vllm_config.scheduler_config.max_num_seqs",
         ],
+        counters: &cache_use::VLLM,
     },
     Engine {
         name: "sglang",
@@ -107,6 +114,7 @@ static ENGINES: &[Engine] = &[
             "tp_size",
             "weight_load_mem_usage",
         ],
+        counters: &cache_use::SGLANG,
     },
 ];
 
@@ -114,6 +122,11 @@ static ENGINES: &[Engine] = &[
 pub(crate) const OBSERVER: Observer = Observer {
     start: Some(|options, _| STATE.set(EngineState { is_on: options.names, ..EngineState::default() })),
     new_frame: Some(new_frame),
+    watched: Some(|watch, cause| {
+        if cause == Cause::Counters && STATE.get().is_some_and(|state| state.is_on) {
+            cache_use::request(watch, read_counters);
+        }
+    }),
     ..Observer::NONE
 };
 
@@ -125,6 +138,8 @@ struct EngineState {
     seen: AtomicU32,
     /// Set while a pending call is queued in the interpreter.
     is_call_pending: AtomicBool,
+    /// The reader of the counters, once their object is found.
+    reader: Mutex<Option<CacheReader>>,
 }
 
 static STATE: Slot<EngineState> = Slot::new();
@@ -156,18 +171,45 @@ unsafe extern "C" fn read(_: *mut c_void) -> c_int {
     // SAFETY: the interpreter makes pending calls with the GIL, and this function does not release it.
     let gil = api::found().filter(|api| api.has_type_slots()).and_then(|api| unsafe { GilToken::new(api) });
     let Some(gil) = gil else { return 0 };
-    ENGINES.iter().for_each(|engine| _ = engine.read(gil));
+    ENGINES.iter().for_each(|engine| _ = engine.read(gil, state));
+    0
+}
+
+/// The interpreter calls this on its main thread, with the GIL. A result other than 0 would raise an exception.
+unsafe extern "C" fn read_counters(_: *mut c_void) -> c_int {
+    let _errno = RestoreErrno::new();
+    let Some((process, state)) = Process::if_started().zip(STATE.get()) else { return 0 };
+    // SAFETY: the interpreter makes pending calls with the GIL, and this function does not release it.
+    let gil = api::found().and_then(|api| unsafe { GilToken::new(api) });
+    if let Some((gil, mut reader)) = gil.zip(state.reader.try_lock().ok())
+        && reader.as_mut().is_some_and(|reader| !reader.read(gil))
+    {
+        *reader = None;
+    } else {
+        cache_use::schedule(&process.watch);
+    }
     0
 }
 
 impl Engine {
     /// Writes the attributes of the first object of the engine's class. `None` if there is none.
-    fn read(&self, gil: GilToken<'_>) -> Option<()> {
+    fn read(&self, gil: GilToken<'_>, state: &EngineState) -> Option<()> {
         let class = self.classes.iter().find_map(|(module, name)| gil.class(module, name))?;
+        let (module, name) = self.counters.class;
+        let classes: Vec<_> = std::iter::once(class).chain(gil.class(module, name)).collect();
         let _gc_paused = gil.pause_gc()?;
         let lists = Guard::enter().and_then(|mut guard| gc::list_heads(&mut guard));
-        let mut object = None;
-        gil.instances(&[class], lists, &mut |_, found| _ = object.get_or_insert(found));
+        let (mut object, mut counting) = (None, None);
+        gil.instances(&classes, lists, &mut |class, found| {
+            let first = if class == 0 { &mut object } else { &mut counting };
+            first.get_or_insert(found);
+        });
+        if let Some((counting, mut reader)) = counting.zip(state.reader.try_lock().ok())
+            && reader.is_none()
+        {
+            *reader = CacheReader::new(gil, self.counters, counting);
+            Process::if_started().filter(|_| reader.is_some()).inspect(|process| cache_use::schedule(&process.watch));
+        }
         let object = object?;
         let values = self.attributes.iter().filter_map(|path| Some((path, value(gil, object, path)?)));
         let values: Vec<_> = values.collect();

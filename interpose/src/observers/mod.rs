@@ -1,5 +1,6 @@
 //! Features that watch the recording from outside. The recording does not know them.
 
+mod cache_use;
 pub(crate) mod cycles;
 pub(crate) mod engine;
 pub(crate) mod holders;

@@ -363,6 +363,22 @@ impl TorchSymbols {
         vtable == self.storage_vtable || name().is_some_and(named)
     }
 
+    /// The size of the first dimension of a tensor. `None` for tensors of other implementations.
+    ///
+    /// # Safety
+    ///
+    /// `tensor` is a live instance of the tensor class, and the calling thread holds the GIL.
+    pub(super) unsafe fn length(&self, layout: &TensorLayout, tensor: PyObjectPtr) -> Option<u64> {
+        // SAFETY: the caller guarantees a live `THPVariable`, which has this word. `verify_layout` has verified the
+        // other offsets for plain implementations: the number of dimensions, followed by up to five sizes.
+        unsafe {
+            let of = pointer(word(tensor, layout.implementation));
+            let is_plain = self.is_plain(of) && word(of, layout.python) & !1 == tensor.addr() as u64;
+            let is_inline = is_plain && (1..=INLINE_DIMENSIONS).contains(&word(of, layout.sizes - 8));
+            is_inline.then(|| word(of, layout.sizes))
+        }
+    }
+
     /// Data type and sizes, for example `float32[64, 3, 7, 7]`. Empty if the number of dimensions is implausible.
     ///
     /// # Safety

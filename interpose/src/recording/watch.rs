@@ -17,6 +17,8 @@ pub(crate) enum Cause {
     Backward,
     /// As many blocks are freed as requested ([`Watch::report_at_frees`]).
     Frees,
+    /// As many blocks are freed as the reader of an engine's counters requested ([`Watch::read_counters_at_frees`]).
+    Counters,
     /// An allocation has failed.
     OutOfMemory,
 }
@@ -27,8 +29,10 @@ pub(crate) struct Watch {
     reports_backward: AtomicBool,
     /// Blocks freed so far. Not exact, because threads increment it without synchronization.
     frees: AtomicU32,
-    /// The value of `frees` that is to be reported.
+    /// The value of `frees` that is to be reported next.
     report_at: AtomicU32,
+    /// The values that are requested for [`Cause::Frees`] and [`Cause::Counters`]; 0 for none.
+    requested: [AtomicU32; 2],
     /// One bit for each hash slot of addresses. A set bit means that memory in this slot is watched and no block in it
     /// was freed since. The bitmap is small, so that a free finds its word in the processor's L1 cache. Empty unless a
     /// feature watches frees.
@@ -48,6 +52,7 @@ impl Watch {
             reports_backward: AtomicBool::new(false),
             frees: AtomicU32::new(0),
             report_at: AtomicU32::new(0),
+            requested: [const { AtomicU32::new(0) }; 2],
             watched_slots: Box::default(),
             free_counts: Box::default(),
         }
@@ -78,8 +83,10 @@ impl Watch {
 
     /// Why an event is reported. `at_threshold` comes from [`Self::note`].
     pub(crate) fn causes(&self, event: &Event, at_threshold: bool) -> impl Iterator<Item = Cause> {
+        let [frees, counters] = if at_threshold { self.reached() } else { [false; 2] };
         let causes = [
-            (at_threshold, Cause::Frees),
+            (frees, Cause::Frees),
+            (counters, Cause::Counters),
             (self.is_reported_backward(event), Cause::Backward),
             (matches!(event.action, Action::Oom), Cause::OutOfMemory),
         ];
@@ -140,12 +147,41 @@ impl Watch {
 
     /// Requests a report when this many blocks are freed. Replaces the last request.
     pub(crate) fn report_at_frees(&self, frees: u32) {
-        self.report_at.store(frees, Ordering::Relaxed);
+        let [of_frees, _] = &self.requested;
+        of_frees.store(frees, Ordering::Relaxed);
+        self.set_next_report();
     }
 
-    /// The number of freed blocks at which a report is requested.
+    /// Requests a report with [`Cause::Counters`] when this many more blocks are freed. Replaces the last request.
+    pub(crate) fn read_counters_at_frees(&self, more: u32) {
+        let [_, of_counters] = &self.requested;
+        of_counters.store(self.frees().wrapping_add(more).max(1), Ordering::Relaxed);
+        self.set_next_report();
+    }
+
+    /// The number of freed blocks at which a report is requested with [`Self::report_at_frees`].
     pub(crate) fn next_report(&self) -> u32 {
-        self.report_at.load(Ordering::Relaxed)
+        let [of_frees, _] = &self.requested;
+        of_frees.load(Ordering::Relaxed)
+    }
+
+    /// Which requests were for the number of freed blocks that is reported now. They end with it.
+    fn reached(&self) -> [bool; 2] {
+        let at = self.report_at.load(Ordering::Relaxed);
+        let reached = self
+            .requested
+            .each_ref()
+            .map(|requested| requested.compare_exchange(at, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok());
+        self.set_next_report();
+        reached
+    }
+
+    /// Reports the request that is reached first. The number of freed blocks wraps around.
+    fn set_next_report(&self) {
+        let frees = self.frees();
+        let requested = self.requested.each_ref().map(|requested| requested.load(Ordering::Relaxed));
+        let next = requested.into_iter().filter(|at| *at != 0).min_by_key(|at| at.wrapping_sub(frees).wrapping_sub(1));
+        self.report_at.store(next.unwrap_or(0), Ordering::Relaxed);
     }
 
     /// Requests reports of events in a backward pass, or ends them.
@@ -198,6 +234,14 @@ mod tests {
         watch.report_at_frees(2);
         (0..5).for_each(|_| note(&watch, &event));
         assert_eq!((watch.frees(), reports.take()), (5, vec![Cause::Frees]));
+        // Two features have thresholds of their own.
+        watch.report_at_frees(8);
+        watch.read_counters_at_frees(1);
+        (0..2).for_each(|_| note(&watch, &event));
+        assert_eq!((watch.next_report(), reports.take()), (8, vec![Cause::Counters]));
+        watch.read_counters_at_frees(1);
+        (0..5).for_each(|_| note(&watch, &event));
+        assert_eq!((watch.next_report(), reports.take()), (0, vec![Cause::Frees, Cause::Counters]));
         let backward = Event { flags: Flags::IN_BACKWARD, ..Event::EMPTY };
         note(&watch, &backward);
         watch.report_backward(true);

@@ -183,6 +183,7 @@ fn table(definition: &Definition<'_>) -> Option<(usize, u32)> {
         | Definition::TensorName { .. }
         | Definition::Cycle { .. }
         | Definition::EngineAttribute { .. }
+        | Definition::CacheUse { .. }
         | Definition::Holder { .. }
         | Definition::HolderScan { .. }
         | Definition::Label { .. }

@@ -31,6 +31,12 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=2048, help="the longest request in tokens")
     parser.add_argument("--batched", type=int, default=1024, help="the most tokens of a batch")
     parser.add_argument("--prompt", type=int, default=24, help="the tokens of each prompt")
+    parser.add_argument("--requests", type=int, default=12)
+    parser.add_argument("--concurrent", type=int, default=1, help="the most requests of a step")
+    parser.add_argument("--new", type=int, default=9, help="the tokens that each request gets")
+    parser.add_argument("--blocks", type=int, help="the most blocks of the cache")
+    parser.add_argument("--leak", type=int, default=0, help="KiB that each request leaves on the GPU")
+    parser.add_argument("--prefixes", type=int, default=0, help="MiB of a cache of results that fills up to its bound")
     parser.add_argument("--held", type=int, default=0, help="MiB of the GPU that another process holds")
     parser.add_argument("--decode", type=int, default=0, help="steps of one token for 8 requests, whose rate is printed")
     options = parser.parse_args()
@@ -95,6 +101,8 @@ class EngineCore:
         worker.load_model(options.lora)
         available = worker.determine_available_memory()
         self.num_blocks = available // (2 * BLOCK * 2048 * 2 * options.layers)
+        if options.blocks:
+            self.num_blocks = min(self.num_blocks, options.blocks)
         if self.num_blocks <= 0:
             raise ValueError("No available memory for the cache blocks.")
         if self.num_blocks * BLOCK < options.length:
@@ -102,6 +110,7 @@ class EngineCore:
         before = torch.cuda.memory_allocated()
         worker.initialize_from_config(self.num_blocks)
         runner = worker.model_runner
+        runner.leak, runner.bound = options.leak << 10, options.prefixes << 20
         if options.all_reduce:
             buffer = worker.all_reduce.buffer
             print("all_reduce", buffer.numel() * buffer.element_size(), flush=True)
@@ -114,6 +123,25 @@ class EngineCore:
         worker.compile_or_warm_up_model(sizes)
         for size, growth in runner.captured:
             print(f"captured_{size}", growth, flush=True)
+        # After the worker, as in vLLM.
+        from vllm.v1.core.sched.scheduler import Request, Scheduler
+
+        self.request, self.scheduler = Request, Scheduler(self.num_blocks, BLOCK, options.concurrent)
+
+    def serve(self, count: int, prompt: int, tokens: int) -> None:
+        scheduler, uses, allocated = self.scheduler, [], []
+        for at in range(count):
+            scheduler.add_request(self.request(str(at), prompt, tokens))
+        while scheduler.requests:
+            requests = scheduler.schedule()
+            uses.append((scheduler.used(), len(scheduler.running)))
+            self.worker.execute_model(requests)
+            finished = scheduler.update_from_output()
+            self.worker.model_runner.finish(finished)
+            allocated += [torch.cuda.memory_allocated()] * finished
+        print("allocated", *allocated, flush=True)
+        used, running = max(uses)
+        print("cache_use", used, running, sum(used for used, _ in uses), len(uses), scheduler.preempted, flush=True)
 
 
 def run_engine(options: argparse.Namespace, ready) -> None:
@@ -122,11 +150,7 @@ def run_engine(options: argparse.Namespace, ready) -> None:
     ready.set()
     if options.port is not None:
         signal.pause()
-    for request in range(12):
-        blocks = [request % num_blocks, (request + 1) % num_blocks]
-        worker.execute_model([(blocks, options.prompt)])
-        for _ in range(8):
-            worker.execute_model([(blocks[-1:], 1)])
+    engine.serve(options.requests, options.prompt, options.new)
     for _ in range(3 if options.decode else 0):
         begin = time.perf_counter()
         for step in range(options.decode):

@@ -13,15 +13,15 @@ const TOTAL: f64 = (8_u64 << 30) as f64;
 
 /// A dry run of the engine, in a folder.
 fn engine(folder: &Path, options: &[&str], arguments: &[&str]) -> Output {
-    dry_run(folder, options, "engine.py", arguments)
+    dry_run(folder, options, ("tests/programs/serving/engine.py", arguments))
 }
 
-/// A dry run of one of the programs in a folder.
-fn dry_run(folder: &Path, options: &[&str], program: &str, arguments: &[&str]) -> Output {
+/// A dry run of a program with its arguments.
+fn dry_run(folder: &Path, options: &[&str], (program, arguments): (&str, &[&str])) -> Output {
     // For the Python of the test environment.
     let mut command = Command::new(root().join("scripts/sim"));
     command.current_dir(folder).arg(memtrace()).arg("dry-run").args(options).arg("--").arg(python());
-    output(command.arg(root().join("tests/programs/serving").join(program)).args(arguments))
+    output(command.arg(root().join(program)).args(arguments))
 }
 
 /// The device in the summary of the run folder `run`.
@@ -75,6 +75,48 @@ fn a_server_is_reported_as_one_and_its_figures_are_pytorchs() {
         assert!(!words.contains(&word), "{word}: {report}");
     }
     assert!(report.contains("vLLM answered requests, with a KV cache of"), "{report}");
+}
+
+/// Compares the reported use of a KV cache with the engine's own count: the highest use of so many units, the requests
+/// then, the sum over all steps, their number, and preemptions.
+fn check_use(usage: &Value, ended: &Output, units: u64) {
+    let [highest, requests, sum, steps, preempted] = printed(ended, "cache_use")[..] else { panic!("{ended:?}") };
+    assert_eq!(usage["highest_share"].as_f64(), Some(highest as f64 / units as f64), "{usage}");
+    assert_eq!((usage["highest_requests"].as_u64(), usage["preemptions"].as_u64()), (Some(requests), Some(preempted)));
+    // A step is read several times, but not equally often.
+    let mean = sum as f64 / steps as f64 / units as f64;
+    assert!((usage["mean_share"].as_f64().unwrap() / mean - 1.0).abs() < 0.1, "{mean}: {usage}");
+    assert!(usage["readings"].as_u64().unwrap() >= steps, "{steps}: {usage}");
+    let points = usage["over_time"].as_array().unwrap();
+    assert!(points.iter().any(|point| point["share"] == usage["highest_share"]), "{usage}");
+}
+
+#[test]
+fn the_use_of_the_cache_is_the_engines_own_count() {
+    let requests = ["0.8", "--requests", "24", "--concurrent", "8", "--new", "40", "--eager"];
+    for (more, is_full) in [(&[][..], false), (&["--blocks", "20", "--length", "256"], true)] {
+        let folder = tempfile::tempdir().unwrap();
+        let ended = engine(folder.path(), &["--memory", "8GiB", "-o", "run"], &[&requests, more].concat());
+        let report = stderr(&ended).split_whitespace().collect::<Vec<_>>().join(" ");
+        let cache = &device(folder.path())["server"]["kv_cache"];
+        let usage = &cache["usage"];
+        // No request can have the null block.
+        check_use(usage, &ended, cache["blocks"].as_u64().unwrap() - 1);
+        assert_eq!((usage["full_readings"] != 0, report.contains("(preempted)")), (is_full, is_full), "{report}");
+        assert_eq!(report.contains("were never needed in this run"), !is_full, "{report}");
+    }
+}
+
+#[test]
+fn sglangs_count_excludes_prefixes_that_no_request_uses() {
+    for tokens in ["4096", "400"] {
+        let folder = tempfile::tempdir().unwrap();
+        let program = ("tests/programs/serving/sglang_engine.py", &[tokens][..]);
+        let ended = dry_run(folder.path(), &["--memory", "8GiB", "-o", "run"], program);
+        let cache = &device(folder.path())["server"]["kv_cache"];
+        assert_eq!((cache["tokens"].as_u64(), cache["block_tokens"].as_u64()), (tokens.parse().ok(), Some(4)));
+        check_use(&cache["usage"], &ended, tokens.parse().unwrap());
+    }
 }
 
 #[test]
@@ -310,7 +352,7 @@ fn a_buffer_that_ranks_share_is_communication_and_counts_once() {
 /// A dry run of an engine and a trainer on one GPU: the output, and the devices of its processes.
 fn colocated(arguments: &[&str]) -> (Output, Vec<Value>) {
     let folder = tempfile::tempdir().unwrap();
-    let ended = dry_run(folder.path(), &["--memory", "4GiB", "-o", "run"], "colocated.py", arguments);
+    let ended = dry_run(folder.path(), &["--memory", "4GiB", "-o", "run"], ("tests/programs/serving/colocated.py", arguments));
     assert!(ended.status.success(), "{}", stderr(&ended));
     let summary = std::fs::read(folder.path().join("run/summary.json")).unwrap();
     let mut summary: Value = serde_json::from_slice(&summary).unwrap();

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, HashSet};
 use super::budget::{Budget, Exceeded};
 use crate::definition::Definition;
 use crate::definition::owned::{
-    Context, Cycle, Device, EngineAttribute, Holder, HolderScan, Label, Module, NativeFrame, NnCall, NnName, Notice,
-    StackNode, TensorName, Thread,
+    CacheUse, Context, Cycle, Device, EngineAttribute, Holder, HolderScan, Label, Module, NativeFrame, NnCall, NnName,
+    Notice, StackNode, TensorName, Thread,
 };
 use crate::ids::{ContextId, FrameId, ModuleId, StackId, ThreadId};
 use crate::rotation::Rotation;
@@ -81,6 +81,8 @@ pub struct Definitions {
     pub notices: Vec<Notice>,
     /// In order of arrival, without duplicates.
     pub engine_attributes: Vec<EngineAttribute>,
+    /// In order of arrival.
+    pub cache_uses: Vec<CacheUse>,
     /// The last rotation; `None` if the trace has all events.
     pub rotation: Option<Rotation>,
     /// The state in a rotated trace of version 1.5.
@@ -324,6 +326,14 @@ impl Definitions {
                     }
                     bounds.hold::<EngineAttribute>(&[path, value])?;
                     self.engine_attributes.push(attribute);
+                }
+                Ok(())
+            }
+            Definition::CacheUse { ticks, used, size, requests, readings, sum, full, preempted } => {
+                let cache_use = CacheUse { ticks, used, size, requests, readings, sum, full, preempted };
+                if self.cache_uses.last() != Some(&cache_use) {
+                    bounds.hold::<CacheUse>(&[])?;
+                    self.cache_uses.push(cache_use);
                 }
                 Ok(())
             }

@@ -22,8 +22,8 @@ pub mod untrusted;
 mod writer;
 
 pub use crate::definition::owned::{
-    Context, Cycle, Device, EngineAttribute, Holder, HolderScan, Label, Module, NativeFrame, NnCall, NnName, Notice,
-    StackNode, TensorName, Thread,
+    CacheUse, Context, Cycle, Device, EngineAttribute, Holder, HolderScan, Label, Module, NativeFrame, NnCall, NnName,
+    Notice, StackNode, TensorName, Thread,
 };
 pub use budget::{Budget, Exceeded};
 pub use copy::{DefinitionSink, copy_frames, definitions_before};

@@ -28,7 +28,7 @@ struct Owned {
     texts: [String; 3],
 }
 
-const KINDS: u8 = 22;
+const KINDS: u8 = 23;
 const TENSOR_KINDS: [TensorKind; 5] =
     [TensorKind::Other, TensorKind::Parameter, TensorKind::Buffer, TensorKind::Gradient, TensorKind::OptimizerState];
 
@@ -65,6 +65,16 @@ impl Owned {
             18 => Definition::PackedRotation { rotation: self.rotation(), progress: s.as_bytes() },
             19 => Definition::PackedBlock { block: s.as_bytes() },
             20 => Definition::EngineAttribute { path: s, value: t },
+            21 => Definition::CacheUse {
+                ticks: *x,
+                used: *y,
+                size: *x ^ *y,
+                requests: u64::from(*a),
+                readings: u64::from(*b),
+                sum: *y,
+                full: u64::from(*b),
+                preempted: *x,
+            },
             9 => Definition::FrameOrigin { frame: FrameId(*id), position: *b, name: s, filename: t, line: *a },
             _ => {
                 let status = [NoticeStatus::Remark, NoticeStatus::Works, NoticeStatus::Off][*a as usize % 3];
@@ -295,6 +305,9 @@ proptest! {
                 Definition::FrameOrigin { frame, position, name, filename, line } => {
                     let found = &all.frame_origins[&(frame, position)];
                     prop_assert_eq!((&*found.name, &*found.filename, found.line), (name, filename, line));
+                }
+                Definition::CacheUse { ticks, used, .. } => {
+                    prop_assert!(all.cache_uses.iter().any(|found| (found.ticks, found.used) == (ticks, used)));
                 }
                 Definition::Rank { .. }
                 | Definition::Rotation { .. }

@@ -215,6 +215,7 @@ impl NewTexts for Redactor {
             Definition::Stack { .. }
             | Definition::Pool { .. }
             | Definition::NativeFrame { .. }
+            | Definition::CacheUse { .. }
             | Definition::HolderScan { .. }
             | Definition::Rotation { .. }
             | Definition::Rank { .. } => {

@@ -55,7 +55,7 @@ pub(crate) const OBSERVER: Observer = Observer {
         with_holders(|holders| match cause {
             Cause::Frees => holders.blocks_freed(watch.frees()),
             Cause::OutOfMemory => holders.allocation_failed(),
-            Cause::Backward => {}
+            Cause::Backward | Cause::Counters => {}
         })
     }),
     optimizer_step: Some(|_, site| {

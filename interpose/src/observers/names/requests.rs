@@ -47,6 +47,7 @@ pub(crate) const OBSERVER: Observer = Observer {
         with_names(|names| match cause {
             Cause::Backward => names.request(watch, cause::BACKWARD),
             Cause::Frees => names.request(watch, cause::FREES),
+            Cause::Counters => {}
             Cause::OutOfMemory => {
                 names.has_failed.store(true, Ordering::Relaxed);
                 names.request(watch, cause::OOM);
