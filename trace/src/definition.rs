@@ -477,6 +477,8 @@ definitions! {
         full: u64,
         /// The requests that were seen to lose their units to others, since the last such definition.
         preempted: u64,
+        /// The requests that were seen to end, since the last such definition.
+        ended: u64,
     }
 
     /// The trace was rotated (`--keep`): where its kept events begin. Since 1.6.
@@ -562,6 +564,7 @@ mod tests {
                 sum: 2_000,
                 full: 0,
                 preempted: 1,
+                ended: 2,
             },
             Definition::Rotation { rotation },
             Definition::PackedRotation { rotation, progress: &[7, 0, 1] },

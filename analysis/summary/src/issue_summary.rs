@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use memtrace_insight::StackSummary;
 use memtrace_insight::diagnostics::{LoopTurn, OomForecast};
 use memtrace_insight::rules::RuleId;
-use memtrace_insight::units::{estimate_text, estimated_duration_text};
+use memtrace_insight::units::{estimate_text, estimated_duration_text, size_text};
 
 /// An issue: a diagnostic rule matched.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
@@ -105,7 +105,15 @@ impl OomForecastSummary {
             0 => String::new(),
             ns => format!(" ({})", estimated_duration_text(ns)),
         };
-        format!("out of memory in about {after}{time} at this rate")
+        let rate = match (self.turn, self.duration_ns) {
+            (LoopTurn::Request, ns) if ns > 0 => {
+                let requests = self.turns as f64 * 60e9 / ns as f64;
+                let bytes = requests * 60.0 * self.growth_bytes as f64;
+                format!(": {requests:.0} requests a minute, {} an hour", size_text(bytes as u64))
+            }
+            _ => String::new(),
+        };
+        format!("out of memory in about {after}{time} at this rate{rate}")
     }
 }
 
@@ -118,6 +126,17 @@ mod tests {
         let forecast = OomForecast { turn: LoopTurn::Step, turns: 310, free: 3100, growth: 10, ticks: 90_000_000_000 };
         let on_gpu = OomForecastSummary::of(&forecast, Some(1.0));
         assert_eq!(on_gpu.text, "out of memory in about 310 steps (90 s) at this rate");
+        // 40 requests a minute.
+        let ticks = 28_000 * 60_000_000_000 / 40;
+        let forecast =
+            OomForecast { turn: LoopTurn::Request, turns: 28_000, free: 28_000 << 19, growth: 1 << 19, ticks };
+        let server = OomForecastSummary::of(&forecast, Some(1.0)).text;
+        assert!(
+            server.starts_with("out of memory in about 28,000 requests (")
+                && server.ends_with(") at this rate: 40 requests a minute, 1.17 GiB an hour"),
+            "{server}"
+        );
+        let forecast = OomForecast { turn: LoopTurn::Step, turns: 310, free: 3100, growth: 10, ticks: 90_000_000_000 };
         let simulated = OomForecastSummary::of(&forecast, None);
         assert_eq!((simulated.duration_ns, &*simulated.text), (0, "out of memory in about 310 steps at this rate"));
     }

@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 /// The maximum number of points in time.
 const MAX_POINTS: usize = 256;
 
-/// The use of a KV cache over time, by the engine's own counters. What is only kept for requests with the same prefix is
-/// not in use.
+/// The use of a KV cache over time, by the engine's own counters. What is only kept for requests with the same prefix
+/// is not in use.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct KvCacheUse {
@@ -121,7 +121,17 @@ mod tests {
     use super::*;
 
     fn cache_use(ticks: u64, used: u64, readings: u64) -> CacheUse {
-        CacheUse { ticks, used, size: 1000, requests: 4, readings, sum: used * readings, full: 0, preempted: 0 }
+        CacheUse {
+            ticks,
+            used,
+            size: 1000,
+            requests: 4,
+            readings,
+            sum: used * readings,
+            full: 0,
+            preempted: 0,
+            ended: 0,
+        }
     }
 
     #[test]

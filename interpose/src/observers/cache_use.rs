@@ -6,6 +6,7 @@
 //! Constraints: as in [`engine`](super::engine). The object with the counters is known by a weak reference.
 
 use std::ffi::CStr;
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 use memtrace_trace::clock;
 use memtrace_trace::definition::Definition;
@@ -47,8 +48,10 @@ pub(super) struct CacheCounters {
     idle_requests: &'static str,
     /// A tensor that begins where its storage begins, on which the layout of tensors is verified.
     whole_tensor: &'static str,
-    /// Collections of requests.
+    /// Collections of requests: those that leave the first for none of the others have ended.
     all_requests: &'static [&'static str],
+    /// The attribute of a request that identifies it.
+    request_id: &'static str,
     /// The attribute of a request that counts how often it lost its units to others.
     preemptions: &'static str,
 }
@@ -66,6 +69,7 @@ pub(super) static VLLM: CacheCounters = CacheCounters {
     idle_requests: "",
     whole_tensor: "",
     all_requests: &["requests"],
+    request_id: "request_id",
     preemptions: "num_preemptions",
 };
 
@@ -85,6 +89,7 @@ pub(super) static SGLANG: CacheCounters = CacheCounters {
     idle_requests: "req_to_token_pool.free_slots",
     whole_tensor: "req_to_token_pool.req_to_token",
     all_requests: &["running_batch.reqs", "waiting_queue"],
+    request_id: "rid",
     preemptions: "retraction_count",
 };
 
@@ -110,6 +115,8 @@ pub(super) struct CacheReader {
     /// The last reading: free units and use.
     last: (u64, Reading),
     preemptions: u64,
+    /// Hashes of the ids in the first collection of requests.
+    present: Vec<u64>,
     uses: Uses,
 }
 
@@ -125,6 +132,7 @@ struct Reading {
     size: u64,
     requests: u64,
     preempted: u64,
+    ended: u64,
 }
 
 impl CacheReader {
@@ -137,6 +145,7 @@ impl CacheReader {
             layout: None,
             last: (u64::MAX, Reading::default()),
             preemptions: 0,
+            present: Vec::new(),
             uses: Uses::default(),
         })
     }
@@ -164,8 +173,9 @@ impl CacheReader {
         available += evictable.iter().find_map(|path| self.count(gil, object, path)).unwrap_or(0);
         let (before, mut reading) = self.last;
         reading.ticks = clock::now();
-        reading.preempted = 0;
-        // With the same number of free units, only preemptions can have happened, and only in a cache that is nearly full.
+        (reading.preempted, reading.ended) = (0, 0);
+        // With the same number of free units, only preemptions can have happened, and only in a cache that is nearly
+        // full.
         if available != before || available < reading.size / NEARLY_FULL {
             let size = self.count(gil, object, self.counters.size)?.saturating_sub(self.counters.unusable);
             let requests = self.count(gil, object, self.counters.requests)?;
@@ -173,29 +183,41 @@ impl CacheReader {
                 "" => 0,
                 path => self.count(gil, object, path)?,
             };
-            let preemptions = self.preemptions(gil, object);
+            let (preemptions, ended) = self.changes_of_requests(gil, object);
             let preempted = preemptions.saturating_sub(std::mem::replace(&mut self.preemptions, preemptions));
             let (used, requests) = (size.saturating_sub(available), requests.saturating_sub(idle));
-            reading = Reading { used, size, requests, preempted, ..reading };
+            reading = Reading { used, size, requests, preempted, ended, ..reading };
         }
         self.last = (available, reading);
         Some(reading)
     }
 
-    /// How often the present requests lost their units.
-    fn preemptions(&mut self, gil: GilToken<'_>, object: PyObjectPtr) -> u64 {
-        let Some(name) = gil.new_str(self.counters.preemptions) else { return 0 };
-        let mut sum = 0;
-        for path in self.counters.all_requests {
+    /// How often the present requests lost their units, and how many have ended since the last time.
+    fn changes_of_requests(&mut self, gil: GilToken<'_>, object: PyObjectPtr) -> (u64, u64) {
+        let CacheCounters { all_requests, request_id, preemptions, .. } = *self.counters;
+        let Some((id, count)) = gil.new_str(request_id).zip(gil.new_str(preemptions)) else { return (0, 0) };
+        let (mut sum, mut present, mut first) = (0, Vec::new(), 0);
+        for path in all_requests {
             let Some(all) = at(gil, object, path) else { continue };
             let requests = gil.elements(all.object).chain(gil.entries(all.object).map(|(_, request)| request));
-            let counts = requests.take(MAX_REQUESTS).filter_map(|request| {
-                let count = gil.constant_or_stored(request, &name)?;
-                gil.int_value(count.object).and_then(|count| u64::try_from(count).ok())
-            });
-            sum += counts.sum::<u64>();
+            for request in requests.take(MAX_REQUESTS) {
+                let count = gil.constant_or_stored(request, &count).and_then(|count| gil.int_value(count.object));
+                sum += count.and_then(|count| u64::try_from(count).ok()).unwrap_or(0);
+                let id = gil.constant_or_stored(request, &id);
+                present.extend(id.as_ref().and_then(|id| gil.str(id.object)).map(|id| {
+                    let mut hasher = DefaultHasher::new();
+                    id.hash(&mut hasher);
+                    hasher.finish()
+                }));
+            }
+            if first == 0 {
+                first = present.len();
+            }
         }
-        sum
+        let before = std::mem::replace(&mut self.present, present.iter().take(first).copied().collect());
+        present.sort_unstable();
+        let ended = before.iter().filter(|id| present.binary_search(id).is_err()).count();
+        (sum, ended as u64)
     }
 
     /// The counter at a path. `None` if there is none.
@@ -233,8 +255,8 @@ fn at<'a>(gil: GilToken<'a>, object: PyObjectPtr, path: &str) -> Option<PyOwned<
 }
 
 fn definition(cache_use: CacheUse) -> Definition<'static> {
-    let CacheUse { ticks, used, size, requests, readings, sum, full, preempted } = cache_use;
-    Definition::CacheUse { ticks, used, size, requests, readings, sum, full, preempted }
+    let CacheUse { ticks, used, size, requests, readings, sum, full, preempted, ended } = cache_use;
+    Definition::CacheUse { ticks, used, size, requests, readings, sum, full, preempted, ended }
 }
 
 /// Joins readings: their number grows with the time, and that of the definitions with its logarithm.
@@ -254,7 +276,7 @@ impl Uses {
     /// Adds a reading. Returns the definitions to write: the readings before, and this one at once if it may be
     /// the last that shows a maximum or a preemption.
     fn add(&mut self, reading: Reading) -> Option<[Option<CacheUse>; 2]> {
-        let Reading { ticks, used, size, requests, preempted } = reading;
+        let Reading { ticks, used, size, requests, preempted, ended } = reading;
         let is_counted = u64::from(requests > 0);
         let one = CacheUse {
             ticks,
@@ -265,13 +287,15 @@ impl Uses {
             sum: is_counted * used,
             full: u64::from(used >= size && size > 0),
             preempted,
+            ended,
         };
         let is_remarkable = used > self.highest || preempted > 0;
         self.highest = self.highest.max(used);
         self.changes += u32::from(self.last.replace(used) != Some(used));
         let limit = 1_u32 << (self.written / DEFINITIONS).min(31);
         let before = if is_remarkable || self.changes > limit { self.joined.take() } else { None };
-        let mut joined = self.joined.unwrap_or(CacheUse { readings: 0, sum: 0, full: 0, preempted: 0, ..one });
+        let mut joined =
+            self.joined.unwrap_or(CacheUse { readings: 0, sum: 0, full: 0, preempted: 0, ended: 0, ..one });
         if used > joined.used {
             joined = CacheUse { ticks, used, size, requests, ..joined };
         }
@@ -279,6 +303,7 @@ impl Uses {
         joined.sum += one.sum;
         joined.full += one.full;
         joined.preempted += one.preempted;
+        joined.ended += one.ended;
         if self.joined.is_none() {
             self.changes = 1;
         }
@@ -294,7 +319,7 @@ mod tests {
     use super::*;
 
     fn reading(ticks: u64, used: u64) -> Reading {
-        Reading { ticks, used, size: 1000, requests: u64::from(used > 0), preempted: 0 }
+        Reading { ticks, used, size: 1000, requests: u64::from(used > 0), preempted: 0, ended: 1 }
     }
 
     #[test]
@@ -308,6 +333,7 @@ mod tests {
         add(Reading { preempted: 2, ..reading(200_000, 1000) });
         let sum = |of: fn(&CacheUse) -> u64| written.iter().map(of).sum::<u64>();
         assert_eq!((sum(|one| one.readings), sum(|one| one.preempted), sum(|one| one.full)), (199_998, 2, 1));
+        assert_eq!(sum(|one| one.ended), 200_001);
         assert_eq!(sum(|one| one.sum), 900 + 1000 + (4..200_000).map(|n| 100 + n % 2).sum::<u64>());
         assert_eq!((written[1].ticks, written[1].used, written.last().unwrap().used), (3, 900, 1000));
         assert!(written.len() < 9 * DEFINITIONS as usize, "{}", written.len());

@@ -2,8 +2,8 @@
 //!
 //! Examples are the blocks of vLLM's KV cache, the share of the device that it may use, and what it has estimated for
 //! CUDA graphs. Only the engine's own objects have them. A pending call reads them when the program is first seen in a
-//! function of the table below, between two Python instructions. From then on, [`cache_use`](super::cache_use) reads the
-//! counters of the cache.
+//! function of the table below, between two Python instructions. From then on, [`cache_use`](super::cache_use) reads
+//! the counters of the cache.
 //!
 //! Constraints: it runs no Python code and keeps no object. It reads only attributes that objects store, and of those
 //! only values of the built-in types `int`, `float`, `bool` and `str`.

@@ -1,4 +1,4 @@
-"""An engine that serves models, in a forked process: engine.py UTILIZATION [--port N] [--sleep] [--eager] [--lora] ...
+"""An engine that serves models, in a forked process: engine.py UTILIZATION [--port N] [--sleep [LEVEL]] [--eager] [--lora] ...
 
 It prints what PyTorch counts: the bytes of the weights and of the KV cache, and the peak of the profiling run.
 With --port it serves /health over HTTP until it is ended; without it, it answers 12 requests.
@@ -22,8 +22,8 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--port", type=int)
     parser.add_argument("--no-health", action="store_true", help="with --port, only print that it serves")
-    parser.add_argument("--sleep", action="store_true")
     parser.add_argument("--cumem", action="store_true", help="with --sleep, unmap the memory of weights and cache")
+    parser.add_argument("--sleep", type=int, nargs="?", const=1, default=0, metavar="LEVEL", help="sleep at the end, and wake up")
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--lora", action="store_true")
     parser.add_argument("--all-reduce", type=int, default=0, help="MiB of a buffer that another process opens by IPC")
@@ -158,9 +158,11 @@ def run_engine(options: argparse.Namespace, ready) -> None:
         torch.cuda.synchronize()
         print("decode", int(8 * options.decode / (time.perf_counter() - begin)), flush=True)
     if options.sleep:
-        worker.sleep()
-        print("asleep", torch.cuda.memory_allocated(), flush=True)
+        awake = torch.cuda.memory_allocated()
+        worker.sleep(options.sleep)
+        asleep = torch.cuda.memory_allocated()
         worker.wake_up()
+        print("asleep", asleep, awake - asleep, torch.cuda.memory_allocated() - asleep, flush=True)
         worker.execute_model([([0], 1)])
     if options.all_reduce:
         worker.all_reduce.close()

@@ -108,6 +108,66 @@ fn the_use_of_the_cache_is_the_engines_own_count() {
 }
 
 #[test]
+fn a_server_leaks_what_each_request_leaves_and_not_what_is_bounded() {
+    let run = |more: &[&str]| {
+        let folder = tempfile::tempdir().unwrap();
+        let arguments = ["0.8", "--requests", "240", "--concurrent", "4", "--new", "12", "--eager"];
+        let ended = engine(folder.path(), &["--memory", "8GiB", "-o", "run"], &[&arguments, more].concat());
+        let report = stderr(&ended).split_whitespace().collect::<Vec<_>>().join(" ");
+        let summary = std::fs::read(folder.path().join("run/summary.json")).unwrap();
+        let summary: Value = serde_json::from_slice(&summary).unwrap();
+        let issues = summary["processes"][0]["issues"].as_array().unwrap().clone();
+        (issues, device(folder.path()), printed(&ended, "allocated"), report)
+    };
+    let (issues, device, allocated, report) = run(&["--leak", "256"]);
+    let [leak] = &issues[..] else { panic!("{report}") };
+    let each = (allocated[239] - allocated[0]) as f64 / 239.0;
+    let forecast = &leak["forecast"];
+    assert_eq!((&leak["rule"], &forecast["turn"]), (&"leak".into(), &"request".into()), "{leak}");
+    assert!((forecast["growth_bytes"].as_f64().unwrap() / each - 1.0).abs() < 0.05, "{each}: {leak}");
+    let bytes = leak["bytes"].as_f64().unwrap() / (allocated[239] - allocated[0]) as f64;
+    assert!((0.9..1.01).contains(&bytes), "{bytes}: {leak}");
+    assert!(report.contains("more with each request") && report.contains("gpu_model_runner.py"), "{report}");
+    let cache = &device["server"]["kv_cache"];
+    let of_tokens = cache["tokens"].as_u64().unwrap() * 32 * 1024;
+    assert_eq!(cache["bytes"].as_u64(), Some(of_tokens), "what requests leave is no KV cache");
+    // 160 results fill their cache; and nothing stays.
+    for more in [&["--prefixes", "40"][..], &[]] {
+        let (issues, _, allocated, report) = run(more);
+        assert!(issues.is_empty() && report.contains("No leaks"), "{report}");
+        assert_eq!(allocated[239] > allocated[0], !more.is_empty());
+    }
+}
+
+#[test]
+fn each_level_of_sleep_is_checked_by_what_stays() {
+    for level in ["1", "2"] {
+        let folder = tempfile::tempdir().unwrap();
+        let ended = engine(folder.path(), &["--memory", "8GiB", "-o", "run"], &["0.8", "--eager", "--sleep", level]);
+        let [asleep, released, taken] = printed(&ended, "asleep")[..] else { panic!("{ended:?}") };
+        assert!(released > 0 && released == taken, "{released} {taken}");
+        let device = device(folder.path());
+        let stage = |name: &str| {
+            let stages = device["server"]["stages"].as_array().unwrap();
+            let stage = stages.iter().find(|stage| stage["stage"] == name).unwrap();
+            ["start_bytes", "end_bytes"].map(|bytes| stage[bytes].as_u64().unwrap())
+        };
+        assert_eq!((stage("sleep"), stage("wake_up")), ([asleep + released, asleep], [asleep, asleep + taken]));
+        let check = |max: u64| {
+            let mut command = Command::new(memtrace());
+            command.current_dir(folder.path()).args(["check", "run", "--json", "--released-after", "function:sleep"]);
+            let output = output(command.args(["--max", &max.to_string()]));
+            (output.status.code(), serde_json::from_slice::<Value>(&output.stdout).unwrap())
+        };
+        let (code, result) = check(100 << 20);
+        let stayed = result["results"][0]["value_bytes"].as_u64().unwrap();
+        // With what is free in segments that have blocks in use.
+        assert!(code == Some(0) && (asleep..asleep + (20 << 20)).contains(&stayed), "{asleep}: {result}");
+        assert_eq!(check(stayed - 1).0, Some(1));
+    }
+}
+
+#[test]
 fn sglangs_count_excludes_prefixes_that_no_request_uses() {
     for tokens in ["4096", "400"] {
         let folder = tempfile::tempdir().unwrap();

@@ -329,8 +329,8 @@ impl Definitions {
                 }
                 Ok(())
             }
-            Definition::CacheUse { ticks, used, size, requests, readings, sum, full, preempted } => {
-                let cache_use = CacheUse { ticks, used, size, requests, readings, sum, full, preempted };
+            Definition::CacheUse { ticks, used, size, requests, readings, sum, full, preempted, ended } => {
+                let cache_use = CacheUse { ticks, used, size, requests, readings, sum, full, preempted, ended };
                 if self.cache_uses.last() != Some(&cache_use) {
                     bounds.hold::<CacheUse>(&[])?;
                     self.cache_uses.push(cache_use);

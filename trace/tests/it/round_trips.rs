@@ -74,6 +74,7 @@ impl Owned {
                 sum: *y,
                 full: u64::from(*b),
                 preempted: *x,
+                ended: *y,
             },
             9 => Definition::FrameOrigin { frame: FrameId(*id), position: *b, name: s, filename: t, line: *a },
             _ => {

@@ -585,6 +585,12 @@ export interface KeptCategory {
   requested_bytes: number;
 }
 
+export interface KvCachePoint {
+  requests: number;
+  share: number;
+  time_ns: number;
+}
+
 export interface KvCacheSummary {
   block_tokens?: number;
   blocks?: number;
@@ -593,6 +599,21 @@ export interface KvCacheSummary {
   text: string;
   token_bytes?: number;
   tokens?: number;
+  usage?: KvCacheUse;
+}
+
+export interface KvCacheUse {
+  full_readings: number;
+  highest_requests: number;
+  highest_share: number;
+  highest_time_ns: number;
+  highest_tokens?: number;
+  mean_share: number;
+  over_time: KvCachePoint[];
+  preemptions: number;
+  readings: number;
+  text: string;
+  unused_bytes: number;
 }
 
 export interface LabelSummary {

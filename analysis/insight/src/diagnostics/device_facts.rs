@@ -14,6 +14,7 @@ use crate::passes::oom::OomLog;
 use crate::passes::pass::{BlockAllocated, Pass};
 use crate::passes::phase::Phase;
 use crate::passes::phase_table::PhaseTable;
+use crate::passes::serving::Serving;
 use crate::passes::stacks::StackTable;
 use crate::units::size_text;
 use memtrace_input::EventSource;
@@ -61,6 +62,8 @@ pub(crate) struct DeviceFacts<'a> {
     pub(crate) table: &'a PhaseTable,
     pub(crate) growth: &'a Growth,
     pub(crate) ooms: &'a OomLog,
+    /// The stages of an engine; `None` in a program that trains.
+    pub(crate) serving: Option<&'a Serving>,
     /// Whether the process computes on the device.
     pub(crate) computes: bool,
     /// Another GPU on which the process computes.

@@ -114,6 +114,7 @@ impl<D: Diagnostic> TestProgram<D> {
             table: &PhaseTable::default(),
             growth: &Growth::default(),
             ooms: &OomLog::default(),
+            serving: None,
             computes: self.computes,
             computes_elsewhere: (!self.computes).then_some(1),
             memory_limit: None,

@@ -325,6 +325,7 @@ impl Analysis {
                 table: &device.table,
                 growth: &device.growth,
                 ooms: &device.ooms,
+                serving: Some(&device.serving).filter(|_| !device.table.has_backward()),
                 computes: device.diagnostics.computes(),
                 computes_elsewhere: computing.iter().copied().find(|other| *other >= 0 && *other != device.device),
                 memory_limit: memory_limit(device),

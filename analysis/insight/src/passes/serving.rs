@@ -5,9 +5,11 @@
 use memtrace_trace::file::Definitions;
 use memtrace_trace::ids::StackId;
 
-use super::category::Category;
+use super::category::{BlockAllocation, Category};
 use super::composition::Composition;
+use super::mark::Mark;
 use super::pass::{BlockAllocated, BlockFreed, LifetimeEnded, Pass, RecordingStart};
+use super::serving_growth::ServingGrowth;
 use crate::rules::{
     RuleId, ServingEngine, ServingPart, ServingStage, is_serving_engine, serving_part, serving_stage,
 };
@@ -24,7 +26,11 @@ pub struct Serving {
     pub peak: Composition,
     /// The weights at that peak: `seq` of the allocation and bytes of each block.
     pub weights: Vec<(u64, u64)>,
+    /// What grows while the server answers requests.
+    pub(crate) growth: ServingGrowth,
     stages_of_stacks: StageTable,
+    /// `seq` of the first allocation for a request.
+    served_from: Option<u64>,
     /// The current stage.
     current: Option<ServingStage>,
 }
@@ -116,8 +122,10 @@ impl Serving {
     /// The part of the server's memory that a block of this category belongs to, by the stack that allocated it.
     pub fn part_of(&self, stack: StackId, category: Category) -> ServingPart {
         let ServingFacts { stage, part, .. } = self.stages_of_stacks.of(stack);
+        // An engine allocates its cache in a stage of its own. What a request leaves is none.
+        let of_request = stage.map_or(self.has_cache(), ServingStage::serves);
         match (stage, category, part) {
-            (_, Category::KvCache, _) => ServingPart::KvCache,
+            (_, Category::KvCache, _) if !of_request => ServingPart::KvCache,
             (_, Category::GraphPool, _) | (Some(ServingStage::Capture), _, None) => ServingPart::CudaGraphs,
             (_, _, Some(part)) => part,
             (_, Category::Workspace, _) => ServingPart::Buffers,
@@ -166,6 +174,13 @@ impl Serving {
         figures.transient = figures.transient.max(after.saturating_sub(figures.run_start));
     }
 
+    /// Whether the server allocated a block after it had begun to answer requests, and not to sleep or wake up.
+    #[inline]
+    fn is_of_requests(&self, block: &BlockAllocation) -> bool {
+        self.served_from.is_some_and(|from| block.seq >= from)
+            && self.stage_of(block.site.stack).is_none_or(ServingStage::serves)
+    }
+
     /// Whether the cache of keys and values is allocated.
     fn has_cache(&self) -> bool {
         self.stage(ServingStage::KvCache).is_some()
@@ -175,7 +190,8 @@ impl Serving {
 impl Pass for Serving {
     fn started(start: &RecordingStart<'_>) -> Serving {
         let (stages_of_stacks, engine) = StageTable::new(start.definitions);
-        Serving { engine, stages_of_stacks, ..Serving::default() }
+        let growth = ServingGrowth::new(&start.definitions.cache_uses);
+        Serving { engine, stages_of_stacks, growth, ..Serving::default() }
     }
 
     #[inline]
@@ -184,7 +200,14 @@ impl Pass for Serving {
             return;
         }
         let BlockAllocated { e, block, usage, .. } = *allocated;
-        if let Some(stage) = self.stage_of(block.site.stack) {
+        let stage = self.stage_of(block.site.stack);
+        if self.served_from.is_none() && stage.is_some_and(ServingStage::serves) {
+            self.served_from = Some(block.seq);
+        }
+        if !allocated.mark.is(Mark::WORKSPACE) && self.is_of_requests(block) {
+            self.growth.allocated(block);
+        }
+        if let Some(stage) = stage {
             self.changed(stage, e.ticks, usage.allocated.saturating_sub(block.memory.size), usage.allocated);
         }
         if usage.allocated > self.peak.usage.allocated && self.has_cache() {
@@ -197,6 +220,9 @@ impl Pass for Serving {
     fn freed(&mut self, freed: &BlockFreed<'_>) {
         if self.engine.is_none() {
             return;
+        }
+        if !freed.mark.is(Mark::WORKSPACE) && self.is_of_requests(freed.block) {
+            self.growth.freed(freed.block);
         }
         if let Some(stage) = self.stage_of(freed.e.stack) {
             let after = freed.usage.allocated;

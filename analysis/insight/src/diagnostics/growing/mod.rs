@@ -19,6 +19,7 @@ use super::turns::LoopTurn;
 use crate::passes::category::Category;
 use crate::passes::mark::Mark;
 use crate::passes::pass::{BlockAllocated, BlockFreed, LifetimeEnded, OutOfMemory, Pass, RecordingStart};
+use crate::passes::serving_growth::ServedGrowth;
 use crate::passes::stacks::StackTable;
 use crate::rules::{Meaning, RuleId};
 use crate::units::{count_text, number_text, size_text};
@@ -37,7 +38,10 @@ pub(super) static LEAK: DiagnosticRule = DiagnosticRule {
                become more, or each block replaces a smaller one while the batch does not grow. The garbage collector \
                frees at most half of the growth. Growth in nearly every step counts from 512 KiB and 16 KiB per step \
                on. Optimizer state after the first counts if it exceeds the parameters or grows with them. Within one \
-               step, the rule looks at calls of the model without gradients up to an out-of-memory error.",
+               step, the rule looks at calls of the model without gradients up to an out-of-memory error. Of a server \
+               that counts its requests, the lowest bytes of each stack in successive periods are compared: they grow \
+               by 512 KiB or more, never shrink, and add at least a quarter of the growth in the second half and a \
+               quarter of that in the last one.",
     limits: "The rule knows the object that holds the blocks only with `memtrace --holders`. A buffer that is not full \
              when the run ends looks like a leak. A request begins with a call of the model whose input is larger than \
              that of the call before. The forecast assumes that the rest of the program needs as much memory and time \
@@ -198,6 +202,9 @@ impl Diagnostic for Growing {
     const RULES: &'static [&'static DiagnosticRule] = &[&LEAK];
 
     fn issues(&self, device: &DeviceFacts<'_>, shared: &SharedFacts, issues: &mut Vec<Issue>) {
+        if let Some(grown) = device.serving.and_then(|serving| serving.growth.grown()) {
+            return of_requests(device, shared, grown, issues);
+        }
         let mut grown = self.sampler.grown();
         grown.retain(|g| !is_collected(g, &shared.collected));
         // Optimizers bound their state themselves: the history of LBFGS, the state of parameters that are used later.
@@ -356,6 +363,58 @@ fn leaks_by_line(device: &DeviceFacts<'_>, shared: &SharedFacts, leaks: Vec<Grow
     // The order of the lines decides between equal groups.
     groups.sort_by_key(|(_, leaks)| std::cmp::Reverse(sums(leaks).0));
     groups.into_iter().map(|(_, leaks)| leaks).collect()
+}
+
+/// What grows while a server answers requests, side by side.
+fn of_requests(
+    device: &DeviceFacts<'_>,
+    shared: &SharedFacts,
+    (grown, ticks): (Vec<ServedGrowth>, u64),
+    issues: &mut Vec<Issue>,
+) {
+    let of_source = |one: &ServedGrowth| GrowingSource {
+        site: one.site,
+        bits: 0,
+        kind: if one.blocks > 0 { GrowthKind::Blocks } else { GrowthKind::Sizes },
+        bytes: one.bytes,
+        blocks: one.blocks.max(1),
+        slope: one.slope,
+        first_turn: 0,
+        turns: u32::try_from(one.requests).unwrap_or(u32::MAX),
+        increases: one.increases.0,
+        samples: one.increases.1,
+        last_seq: one.last_seq,
+        reaches_end: true,
+    };
+    let sources: Vec<GrowingSource> = grown.iter().map(of_source).collect();
+    let growth: u64 = sources.iter().map(|source| source.slope).sum();
+    let first = issues.len();
+    for leaks in leaks_by_line(device, shared, sources).into_iter().take(MAX_LINES) {
+        let issue = leak(device, &leaks, LoopTurn::Request);
+        let (blocks, largest) = (sums(&leaks).1, leaks[0]);
+        let evidence = match largest.kind {
+            GrowthKind::Blocks => format!("{} more stay allocated", number_text(blocks, "block")),
+            GrowthKind::Sizes => "a block is replaced by larger ones".to_owned(),
+        };
+        let evidence = format!(
+            "{evidence}; the lowest bytes grew in {} of {} successive periods, up to the end",
+            largest.increases, largest.samples
+        );
+        issues.push(Issue {
+            evidence: std::iter::once(evidence).chain(issue.evidence.into_iter().skip(1)).collect(),
+            ..issue
+        });
+    }
+    let free = device.memory_limit.and_then(|limit| limit.checked_sub(device.peak_bytes()));
+    if let Some((issue, free)) = issues[first..].first_mut().zip(free)
+        && let Some(turns) = free.checked_div(growth).filter(|turns| *turns <= LONGEST_FORECAST)
+        && device.ooms.count() == 0
+    {
+        let ticks = turns.saturating_mul(ticks);
+        let forecast = OomForecast { turn: LoopTurn::Request, turns, free, growth, ticks };
+        issue.evidence.push(forecast.evidence());
+        issue.forecast = Some(forecast);
+    }
 }
 
 /// The leak of these sources.

@@ -117,7 +117,8 @@ class Worker:
         runner = self.model_runner
         return sum(tensor.numel() * tensor.element_size() for tensor in [*runner.model.parameters(), *runner.kv_caches])
 
-    def sleep(self) -> None:
+    def sleep(self, level: int = 1) -> None:
+        """Releases the cache; with level 2 also the weights. The levels of vLLM's allocator move weights, too."""
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         if self.sleeper:
@@ -125,12 +126,20 @@ class Worker:
             return
         self.kept = [cache.shape for cache in self.model_runner.kv_caches]
         self.model_runner.kv_caches.clear()
+        self.released = [p for p in self.model_runner.model.parameters() if level == 2]
+        for parameter in self.released:
+            parameter.data = parameter.data.cpu()
         torch.cuda.empty_cache()
 
     def wake_up(self) -> None:
         if self.sleeper:
             self.sleeper.wake_up()
             return
+        if self.released:
+            # Graphs have the addresses of the weights.
+            self.model_runner.graphs.clear()
+        for parameter in self.released:
+            parameter.data = parameter.data.cuda()
         self.model_runner.kv_caches += [torch.zeros(shape, dtype=torch.bfloat16, device="cuda") for shape in self.kept]
 
 
