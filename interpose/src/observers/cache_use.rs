@@ -120,8 +120,8 @@ pub(super) struct CacheReader {
     uses: Uses,
 }
 
-// SAFETY: the fields have addresses of the program's objects and of PyTorch's functions, which belong to no thread. They
-// are used with the GIL only.
+// SAFETY: the fields have addresses of the program's objects and of PyTorch's functions, which belong to no thread.
+// They are used with the GIL only.
 unsafe impl Send for CacheReader {}
 
 /// One reading.
