@@ -14,3 +14,4 @@ pub mod suggestions;
 pub mod traced_program;
 pub mod tracee;
 pub mod unwind_check;
+pub mod versions;

@@ -32,10 +32,6 @@ pub fn packages(names: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("a path").trim_end().to_owned()
 }
 
-/// The versions of Python after that of most tests, each with a PyTorch release that has wheels for it.
-pub const NEWER_PYTHONS: [(&str, &str); 4] =
-    [("3.12", "2.11.0"), ("3.13", "2.11.0"), ("3.14", "2.11.0"), ("3.15", "2.15.0")];
-
 /// The repository's root: `MEMTRACE_ROOT`, or the checkout that compiled this crate.
 pub fn root() -> PathBuf {
     if let Some(root) = std::env::var_os("MEMTRACE_ROOT") {

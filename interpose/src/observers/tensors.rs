@@ -30,9 +30,11 @@ const CUDA: u8 = 1;
 const IMPL_OFFSETS: [usize; 2] = [24, 16];
 /// Offset of the storage pointer in `TensorImpl`, in bytes.
 const STORAGE_OFFSET: usize = 16;
-/// Offset of the pointer to `AutogradMeta` in `TensorImpl`, and of `grad_` in that, in bytes.
+/// Offset of the pointer to `AutogradMeta` in `TensorImpl`, in bytes.
 const AUTOGRAD_META_OFFSET: usize = 24;
-const GRADIENT_OFFSET: usize = 40;
+/// Offset of `grad_` in `AutogradMeta`, in bytes: after its vtable and a string. Strings are smaller in PyTorch's
+/// packages before 2.7, which are built with the older C++ ABI.
+const GRADIENT_OFFSETS: [usize; 2] = [40, 16];
 /// What may be the address of an object of the program.
 const ADDRESSES: std::ops::Range<usize> = 1 << 12..1 << 47;
 /// Possible offsets of the `DataPtr` in `StorageImpl`, after vtable and reference counts. In bytes.
@@ -320,13 +322,14 @@ impl TorchSymbols {
     ///
     /// `of` is a live, plain implementation.
     pub(super) unsafe fn gradient_function(&self, of: *mut c_void) -> Option<usize> {
-        // SAFETY: the caller guarantees a live implementation for this member function. `AutogradMeta` begins with its
-        // vtable, a string and `grad_`.
+        // SAFETY: the caller guarantees a live implementation for this member function, and `grad_fn_` is in
+        // `AutogradMeta` if `grad_` is.
         unsafe {
             let meta = word(of, AUTOGRAD_META_OFFSET) as usize;
-            let is_confirmed = meta != 0 && (self.grad)(of).addr() == meta.wrapping_add(GRADIENT_OFFSET);
-            let node = || word(pointer(meta as u64), GRADIENT_OFFSET + 8) as usize;
-            is_confirmed.then(node).filter(|node| *node != 0)
+            let gradient = (self.grad)(of).addr();
+            let offset = GRADIENT_OFFSETS.into_iter().find(|offset| meta.wrapping_add(*offset) == gradient)?;
+            let node = || word(pointer(meta as u64), offset + 8) as usize;
+            (meta != 0).then(node).filter(|node| *node != 0)
         }
     }
 

@@ -51,8 +51,8 @@ const MAX_CONTEXTS_WITH_MODULE: u32 = CONTEXT_SLOTS as u32 / 2;
 /// Autograd recording is switched off after this many nodes with unassigned numbers, if there was never one with an
 /// assigned number.
 const MAX_MISSES: u32 = 64;
-/// Offsets of `sequence_nr_` and `thread_id_` in 8-byte words. They follow `std::enable_shared_from_this` (until 2.14)
-/// or `c10::intrusive_ptr_target` (2.15).
+/// Offsets of `sequence_nr_` and `thread_id_` in 8-byte words. They follow `std::enable_shared_from_this` (until 2.12)
+/// or `c10::intrusive_ptr_target` (from 2.13 on).
 const LAYOUTS: [(usize, usize); 2] = [(3, 6), (2, 5)];
 /// The sequence number in an `AccumulateGrad`.
 const NO_NUMBER: u64 = u64::MAX;

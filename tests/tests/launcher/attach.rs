@@ -8,6 +8,7 @@ use std::process::{Child, ChildStderr, Command, Stdio};
 
 use memtrace_tests::traced_program::TracedProgram;
 use memtrace_tests::tracee::{Follow, Tracee};
+use memtrace_tests::versions::Versions;
 use memtrace_trace::event::{Action, Event, Flags, Source};
 use serde_json::Value;
 
@@ -302,29 +303,28 @@ fn what_cannot_be_recorded_is_an_error_with_a_fix_and_leaves_no_folder() {
 mod exhaustive {
     use super::*;
 
-    #[test]
-    fn blocks_of_other_releases_of_pytorch_are_complete() {
-        for torch in ["2.4.1", "2.7.1", "2.15.0"] {
-            let folder = tempfile::tempdir().unwrap();
-            let run = folder.path().join("run");
-            let traced = TracedProgram::python("attach/training.py", &["2", "pool"]).env("SIM_TORCH", torch);
-            let mut program = Program::begin(traced.env("SIM_PYTHON", "3.11"));
-            let Some(attached) = Attached::start(program.0.pid(), &run) else { return };
-            assert_eq!(program.ask("step"), "stepped");
-            let state = program.state();
-            attached.detach();
-            let (blocks, reserved) = end_state(&events(&only_trace(&run)));
-            assert_eq!((blocks, reserved), (blocks_of(&state), state["reserved"].as_u64().unwrap()), "{torch}");
-            program.stop();
-        }
+    memtrace_tests::for_each_version! { mod versions: blocks_are_complete }
+
+    fn blocks_are_complete(versions: Versions) {
+        let folder = tempfile::tempdir().unwrap();
+        let run = folder.path().join("run");
+        let traced = TracedProgram::python("attach/training.py", &["2", "pool"]).on(versions);
+        let mut program = Program::begin(traced);
+        let Some(attached) = Attached::start(program.0.pid(), &run) else { return };
+        assert_eq!(program.ask("step"), "stepped");
+        let state = program.state();
+        attached.detach();
+        let (blocks, reserved) = end_state(&events(&only_trace(&run)));
+        assert_eq!((blocks, reserved), (blocks_of(&state), state["reserved"].as_u64().unwrap()));
+        program.stop();
     }
 
     #[test]
     fn without_a_tracker_the_blocks_that_were_there_are_reported_as_missing() {
         let folder = tempfile::tempdir().unwrap();
         let run = folder.path().join("run");
-        let traced = TracedProgram::python("attach/training.py", &["2"]).env("SIM_TORCH", "2.1.2");
-        let mut program = Program::begin(traced.env("SIM_PYTHON", "3.11"));
+        let traced = TracedProgram::python("attach/training.py", &["2"]).on(Versions::REPORTER_ONLY);
+        let mut program = Program::begin(traced);
         let Some(attached) = Attached::start(program.0.pid(), &run) else { return };
         assert_eq!(program.ask("step"), "stepped");
         let text = attached.detach();

@@ -6,6 +6,7 @@ use std::process::{Command, Output};
 
 use memtrace_tests::programs::linked_with;
 use memtrace_tests::traced_program::{python, root};
+use memtrace_tests::versions::Versions;
 use serde_json::Value;
 
 use crate::launcher_support::*;
@@ -139,36 +140,23 @@ mod exhaustive {
 
     /// The report has the peak that a release of PyTorch counts itself, and the workspaces that were measured.
     #[track_caller]
-    fn check_release(torch: &str) {
+    fn check_release(versions: Versions) {
         let folder = tempfile::tempdir().unwrap();
         let run = |program: &str, argument: &str| {
             let mut command = dry_run_command(program, folder.path(), &["--gpu", "h100", "-o", program], &[argument]);
-            let output = output(command.env("SIM_TORCH", torch));
-            assert!(output.status.success(), "{torch}: {}", stderr(&output));
+            let output = output(command.env("SIM_TORCH", versions.torch).env("SIM_PYTHON", versions.python));
+            assert!(output.status.success(), "{versions:?}: {}", stderr(&output));
             let summary = json(&std::fs::read(folder.path().join(program).join("summary.json")).unwrap());
             (output.stdout, summary)
         };
         let (theirs, summary) = run("dry_run.py", "4");
         let theirs = json(&theirs);
-        assert_eq!(summary["processes"][0]["devices"][0]["highest"]["allocated_bytes"], theirs["peak"], "{torch}");
+        assert_eq!(summary["processes"][0]["devices"][0]["highest"]["allocated_bytes"], theirs["peak"], "{versions:?}");
         let (_, summary) = run("convolution.py", "16");
-        assert_eq!(summary["run"]["simulated"]["workspaces"]["estimated"], 0, "{torch}");
+        assert_eq!(summary["run"]["simulated"]["workspaces"]["estimated"], 0, "{versions:?}");
     }
 
-    #[test]
-    fn the_oldest_release_of_pytorch() {
-        check_release("2.4.1");
-    }
-
-    #[test]
-    fn a_release_of_pytorch_in_between() {
-        check_release("2.7.1");
-    }
-
-    #[test]
-    fn the_newest_release_of_pytorch() {
-        check_release("2.15.0");
-    }
+    memtrace_tests::for_each_version! { mod versions: check_release }
 }
 
 #[test]

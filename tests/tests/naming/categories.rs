@@ -7,6 +7,7 @@ use memtrace_analysis::export::{TimelineFormat, Window, blocks_csv, timeline};
 use memtrace_analysis::{Process, Run, open_run};
 use memtrace_tests::block_changes::block_changes;
 use memtrace_tests::traced_program::{TracedProgram, packages};
+use memtrace_tests::versions::Versions;
 
 /// One line of the block table.
 struct Block {
@@ -213,8 +214,8 @@ fn workspaces_in_an_error_of_the_first_step() {
 /// Blocks as large as workspaces of cuBLAS are workspaces where PyTorch's recorder, with C++ stacks, shows that
 /// PyTorch's functions for them allocated.
 #[track_caller]
-fn assert_workspaces(torch: &str) {
-    let run = TracedProgram::python("torch/cublas_workspaces.py", &[]).env("SIM_TORCH", torch).run();
+fn assert_workspaces(versions: Versions) {
+    let run = TracedProgram::python("torch/cublas_workspaces.py", &[]).on(versions).run();
     run.assert_ended_well();
     let output = String::from_utf8_lossy(&run.output.stdout).into_owned();
     let mut expected: Vec<(u64, u64, bool)> = Vec::new();
@@ -228,12 +229,12 @@ fn assert_workspaces(torch: &str) {
     recorded.retain(|block| expected.iter().any(|(_, size, _)| *size == block.requested));
     recorded.sort_by_key(|block| block.since);
     let recorded: Vec<_> = recorded.iter().map(|b| (b.address, b.requested, b.category == "workspace")).collect();
-    assert_eq!(recorded, expected, "{torch}");
+    assert_eq!(recorded, expected);
 }
 
 #[test]
 fn workspaces_are_known_by_their_caller() {
-    assert_workspaces("2.11.0");
+    assert_workspaces(Versions::DEFAULT);
 }
 
 #[test]
@@ -280,11 +281,11 @@ fn ddp_buckets() {
 mod exhaustive {
     use super::*;
 
+    memtrace_tests::for_each_version! { mod workspaces: assert_workspaces }
+
     #[test]
-    fn workspaces_of_other_releases() {
-        for torch in ["2.1.2", "2.4.1", "2.7.1", "2.15.0"] {
-            assert_workspaces(torch);
-        }
+    fn workspaces_of_a_release_with_the_memory_reporter_only() {
+        assert_workspaces(Versions::REPORTER_ONLY);
     }
 
     /// The cache classes of transformers, with a Llama of random weights.

@@ -6,6 +6,7 @@ use memtrace_analysis::report::IssueSummary;
 use memtrace_analysis::rules::RuleId;
 use memtrace_analysis::{open_run, summarize};
 use memtrace_tests::traced_program::{Run, TracedProgram, events};
+use memtrace_tests::versions::Versions;
 use memtrace_trace::counters::Counter;
 use memtrace_trace::event::{Action, Flags};
 
@@ -162,8 +163,6 @@ fn a_program_with_another_folder_and_umask() {
 }
 
 mod exhaustive {
-    use memtrace_tests::traced_program::NEWER_PYTHONS;
-
     use super::*;
 
     #[test]
@@ -171,20 +170,15 @@ mod exhaustive {
         check_kinds(&check_unchanged("cpu", |traced| traced));
     }
 
-    #[test]
-    fn other_releases() {
-        for torch in ["2.1.2", "2.4.1", "2.7.1", "2.15.0"] {
-            check_kinds(&check_unchanged("cuda", |traced| traced.env("SIM_TORCH", torch)));
-        }
-    }
+    memtrace_tests::for_each_version! { mod versions: on }
 
     #[test]
-    fn other_pythons() {
-        for (python, torch) in NEWER_PYTHONS {
-            println!("Python {python}, PyTorch {torch}");
-            let with = |traced: TracedProgram| traced.env("SIM_PYTHON", python).env("SIM_TORCH", torch);
-            check_kinds(&check_unchanged("cuda", with));
-        }
+    fn a_release_with_the_memory_reporter_only() {
+        on(Versions::REPORTER_ONLY);
+    }
+
+    fn on(versions: Versions) {
+        check_kinds(&check_unchanged("cuda", |traced| traced.on(versions)));
     }
 
     #[test]

@@ -7,6 +7,7 @@ use memtrace_analysis::report::{IssueSummary, ProcessSummary};
 use memtrace_analysis::rules::RuleId;
 use memtrace_analysis::{open_run, summarize};
 use memtrace_tests::traced_program::{Run, TracedProgram};
+use memtrace_tests::versions::Versions;
 use memtrace_trace::definition::ScanOccasion;
 
 const MIB: u64 = 1 << 20;
@@ -106,6 +107,23 @@ fn local_variables_at_an_out_of_memory_error() {
     );
 }
 
+/// What autograd graphs hold is found without making Python objects of their nodes.
+#[track_caller]
+fn check_kept_graphs(versions: Versions) -> TracedProgram {
+    let meter = TracedProgram::python("issues/meter.py", &[]).on(versions);
+    let run = meter.clone().option("--holders").run();
+    run.assert_ended_well();
+    let process = self::process(&run);
+    let kept = issue(&process, RuleId::GraphKept);
+    let paths: Vec<_> = kept.held_by.iter().map(|holder| &*holder.path).collect();
+    assert_eq!(paths.first(), Some(&"frame main: meter.values[*] (its autograd graph)"), "{kept:#?}");
+    // The last scan sees 8 graphs. Each saves the input (0.5 MiB), the results of both ReLUs (4 MiB each), and what
+    // `abs` needs: the input without one of 1024 columns.
+    assert_eq!((kept.held_by[0].tensors, kept.held_by[0].bytes), (8 * 4, 8 * (9 * MIB - 512)), "{kept:#?}");
+    assert!(paths.iter().all(|path| path.ends_with(" (its autograd graph)")), "{paths:?}");
+    meter
+}
+
 /// A training in a function whose lists end with it: the scans during the training have its paths.
 #[test]
 fn leaks_and_kept_graphs_of_a_function() {
@@ -121,17 +139,7 @@ fn leaks_and_kept_graphs_of_a_function() {
     let text = std::fs::read_to_string(run.path().join("summary.txt")).expect("summary.txt");
     assert!(text.contains("Held by   frame main: outputs[*] (18 tensors, 72.0 MiB)"), "{text}");
 
-    let meter = TracedProgram::python("issues/meter.py", &[]);
-    let run = meter.clone().option("--holders").run();
-    run.assert_ended_well();
-    let process = self::process(&run);
-    let kept = issue(&process, RuleId::GraphKept);
-    let paths: Vec<_> = kept.held_by.iter().map(|holder| &*holder.path).collect();
-    assert_eq!(paths[0], "frame main: meter.values[*] (its autograd graph)", "{kept:#?}");
-    // The last scan sees 8 graphs. Each saves the input (0.5 MiB), the results of both ReLUs (4 MiB each), and what
-    // `abs` needs: the input without one of 1024 columns.
-    assert_eq!((kept.held_by[0].tensors, kept.held_by[0].bytes), (8 * 4, 8 * (9 * MIB - 512)), "{kept:#?}");
-    assert!(paths.iter().all(|path| path.ends_with(" (its autograd graph)")), "{paths:?}");
+    let meter = check_kept_graphs(Versions::DEFAULT);
     // Without the option, the issue names it.
     let plain = self::process(&meter.run());
     let kept = issue(&plain, RuleId::GraphKept);
@@ -166,8 +174,6 @@ fn the_program_does_not_notice() {
 }
 
 mod exhaustive {
-    use memtrace_tests::traced_program::NEWER_PYTHONS;
-
     use super::*;
 
     #[test]
@@ -186,11 +192,10 @@ mod exhaustive {
         }
     }
 
-    #[test]
-    fn other_pythons() {
-        for (python, torch) in [("3.8", "2.4.1"), ("3.10", "2.4.1")].into_iter().chain(NEWER_PYTHONS) {
-            println!("Python {python}, PyTorch {torch}");
-            check_script(traced("script.py").env("SIM_PYTHON", python).env("SIM_TORCH", torch));
-        }
+    memtrace_tests::for_each_version! { mod versions: on }
+
+    fn on(versions: Versions) {
+        check_script(traced("script.py").on(versions));
+        check_kept_graphs(versions);
     }
 }

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use memtrace_tests::traced_program::{Run, TracedProgram, events, packages};
+use memtrace_tests::versions::Versions;
 use memtrace_trace::definition::LabelOrigin;
 use memtrace_trace::event::{Action, Event, Flags, Source};
 use memtrace_trace::file::{Definitions, Reader};
@@ -84,26 +85,26 @@ fn notices(definitions: &Definitions, topic: &str) -> Vec<String> {
     found.map(|n| format!("{}: {}", n.status.name(), n.text)).collect()
 }
 
-fn record_function(torch: &str) {
-    let (_, trace) = compare(TracedProgram::python("steps/labels.py", &[]).env("SIM_TORCH", torch));
+fn record_function(versions: Versions) {
+    let (_, trace) = compare(TracedProgram::python("steps/labels.py", &[]).on(versions));
     let found = notices(trace.definitions(), "torch.record_function");
     assert_eq!(found, ["works: record_function verified: PyTorch reports user ranges and no operators"]);
 }
 
 #[test]
 fn record_function_2_11_0() {
-    record_function("2.11.0");
+    record_function(Versions::DEFAULT);
 }
 
 #[track_caller]
-fn ranges_of_torch_cuda_nvtx(torch: &str) {
-    let (_, trace) = compare(TracedProgram::python("steps/labels.py", &["nvtx"]).env("SIM_TORCH", torch));
+fn ranges_of_torch_cuda_nvtx(versions: Versions) {
+    let (_, trace) = compare(TracedProgram::python("steps/labels.py", &["nvtx"]).on(versions));
     assert_eq!(notices(trace.definitions(), "nvtx"), ["works: ranges of libtorch_python.so are recorded"]);
 }
 
 #[test]
 fn torch_cuda_nvtx() {
-    ranges_of_torch_cuda_nvtx("2.11.0");
+    ranges_of_torch_cuda_nvtx(Versions::DEFAULT);
 }
 
 #[test]
@@ -130,8 +131,8 @@ fn another_nvtx_tool_still_gets_its_calls() {
 
 /// Requires that our callback does not change the names and counts of a profile.
 #[track_caller]
-fn same_profile(torch: &str) {
-    let traced = TracedProgram::python("steps/profiled.py", &[]).env("SIM_TORCH", torch);
+fn same_profile(versions: Versions) {
+    let traced = TracedProgram::python("steps/profiled.py", &[]).on(versions);
     let (run, alone) = (traced.run(), traced.run_alone());
     run.assert_ended_well();
     let (with, without) = (String::from_utf8_lossy(&run.output.stdout), String::from_utf8_lossy(&alone.stdout));
@@ -144,7 +145,7 @@ fn same_profile(torch: &str) {
 
 #[test]
 fn the_profile_is_unchanged() {
-    same_profile("2.11.0");
+    same_profile(Versions::DEFAULT);
 }
 
 /// Requires that exactly the blocks that only the cyclic garbage collector frees are marked.
@@ -210,48 +211,15 @@ fn external_annotations() {
 }
 
 mod exhaustive {
-    use memtrace_tests::traced_program::NEWER_PYTHONS;
-
     use super::*;
 
-    #[test]
-    fn record_function_2_4_1() {
-        record_function("2.4.1");
-    }
+    memtrace_tests::for_each_version! { mod ranges: record_function }
+    memtrace_tests::for_each_version! { mod nvtx: ranges_of_torch_cuda_nvtx }
+    memtrace_tests::for_each_version! { mod profiles: same_profile }
+    memtrace_tests::for_each_version! { mod collected: collected_is_marked_on }
 
-    #[test]
-    fn record_function_2_7_1() {
-        record_function("2.7.1");
-    }
-
-    #[test]
-    fn record_function_2_15_0() {
-        record_function("2.15.0");
-    }
-
-    #[test]
-    fn torch_cuda_nvtx_2_7_1() {
-        ranges_of_torch_cuda_nvtx("2.7.1");
-    }
-
-    #[test]
-    fn torch_cuda_nvtx_2_15_0() {
-        ranges_of_torch_cuda_nvtx("2.15.0");
-    }
-
-    #[test]
-    fn the_profile_of_2_4_1_is_unchanged() {
-        same_profile("2.4.1");
-    }
-
-    #[test]
-    fn frees_of_the_garbage_collector_are_marked_in_other_releases() {
-        for (python, torch) in [("3.11", "2.4.1")].into_iter().chain(NEWER_PYTHONS) {
-            println!("Python {python}, PyTorch {torch}");
-            collected_is_marked(
-                TracedProgram::python("steps/cycles.py", &[]).env("SIM_PYTHON", python).env("SIM_TORCH", torch),
-            );
-        }
+    fn collected_is_marked_on(versions: Versions) {
+        collected_is_marked(TracedProgram::python("steps/cycles.py", &[]).on(versions));
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use memtrace_analysis::export::{Window, blocks_csv};
 use memtrace_tests::traced_program::{TracedProgram, events};
+use memtrace_tests::versions::Versions;
 use memtrace_trace::counters::Counter;
 use memtrace_trace::definition::NoticeStatus;
 use memtrace_trace::event::Action;
@@ -233,57 +234,14 @@ mod exhaustive {
 
     /// Runs the cases on another release of PyTorch or Python.
     #[track_caller]
-    fn on(torch: &str, python: &str) {
+    fn on(versions: Versions) {
         for (name, forward, backward) in [("transformer", 200, 200), ("odd", 60, 40), ("saved_checkpoint", 100, 200)] {
-            let traced = case(name).env("SIM_TORCH", torch).env("SIM_PYTHON", python);
+            let traced = case(name).on(versions);
             at_least(&compare(&traced), forward, backward, 3, 15);
         }
     }
 
-    #[test]
-    fn the_oldest_release() {
-        on("2.4.1", "3.11");
-    }
-
-    #[test]
-    fn a_release_in_between() {
-        on("2.7.1", "3.11");
-    }
-
-    #[test]
-    fn the_newest_release() {
-        on("2.15.0", "3.11");
-    }
-
-    #[test]
-    fn python_3_8() {
-        on("2.4.1", "3.8");
-    }
-
-    #[test]
-    fn python_3_10() {
-        on("2.4.1", "3.10");
-    }
-
-    #[test]
-    fn python_3_12() {
-        on("2.11.0", "3.12");
-    }
-
-    #[test]
-    fn python_3_13() {
-        on("2.11.0", "3.13");
-    }
-
-    #[test]
-    fn python_3_14() {
-        on("2.11.0", "3.14");
-    }
-
-    #[test]
-    fn python_3_15() {
-        on("2.15.0", "3.15");
-    }
+    memtrace_tests::for_each_version! { mod versions: on }
 
     #[test]
     fn convolutions() {

@@ -8,6 +8,7 @@ use memtrace_analysis::load::TraceRecording;
 use memtrace_analysis::model::{Names, Recording};
 use memtrace_tests::snapshots::{pickle, vizcheck};
 use memtrace_tests::traced_program::{Run, TracedProgram, events, root};
+use memtrace_tests::versions::Versions;
 use memtrace_trace::definition::{NoticeStatus, TRAINING_TOPIC, TensorKind};
 use memtrace_trace::event::{Action, Event, Source};
 use memtrace_trace::file::{Definitions, Reader};
@@ -351,66 +352,20 @@ mod exhaustive {
         assert!(listed.names().contains(&(TensorKind::Gradient, "_orig_mod.2.weight.grad")), "{:?}", listed.names());
     }
 
-    fn on(torch: &'static str, python: &'static str) -> impl Fn(TracedProgram) -> TracedProgram {
-        move |traced| traced.env("SIM_TORCH", torch).env("SIM_PYTHON", python)
-    }
+    memtrace_tests::for_each_version! { mod versions: check_versions }
 
     #[track_caller]
-    fn check_release(torch: &'static str, python: &'static str) {
+    fn check_versions(versions: Versions) {
+        let on = |traced: TracedProgram| traced.on(versions);
         for name in ["adam", "resnet", "tied"] {
-            check_on(name, on(torch, python));
+            check_on(name, on);
         }
-        check_on("oom", |traced| on(torch, python)(traced).env("SIMCUDA_MEMORY", "1500M"));
-    }
-
-    #[test]
-    fn the_oldest_release() {
-        check_release("2.4.1", "3.11");
-    }
-
-    #[test]
-    fn a_release_in_between() {
-        check_release("2.7.1", "3.11");
-    }
-
-    #[test]
-    fn the_newest_release() {
-        check_release("2.15.0", "3.11");
-    }
-
-    #[test]
-    fn python_3_8() {
-        check_release("2.4.1", "3.8");
-    }
-
-    #[test]
-    fn python_3_10() {
-        check_release("2.4.1", "3.10");
-    }
-
-    #[test]
-    fn python_3_12() {
-        check_release("2.11.0", "3.12");
-    }
-
-    #[test]
-    fn python_3_13() {
-        check_release("2.11.0", "3.13");
-    }
-
-    #[test]
-    fn python_3_14() {
-        check_release("2.11.0", "3.14");
-    }
-
-    #[test]
-    fn python_3_15() {
-        check_release("2.15.0", "3.15");
+        check_on("oom", |traced| on(traced).env("SIMCUDA_MEMORY", "1500M"));
     }
 
     #[test]
     fn names_are_off_with_a_notice_in_an_unverified_release() {
-        let run = TracedProgram::python("names/named.py", &["adam"]).env("SIM_TORCH", "2.1.2").run();
+        let run = TracedProgram::python("names/named.py", &["adam"]).on(Versions::REPORTER_ONLY).run();
         run.assert_ended_well();
         let trace = run.trace();
         assert!(trace.definitions().tensor_names.is_empty());

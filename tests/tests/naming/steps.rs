@@ -5,6 +5,7 @@ use memtrace_analysis::load::open_run;
 use memtrace_analysis::passes::{Phase, PhaseTracker};
 use memtrace_analysis::summarize;
 use memtrace_tests::traced_program::{TracedProgram, events};
+use memtrace_tests::versions::Versions;
 use memtrace_trace::event::{Action, Source};
 use serde_json::Value;
 
@@ -17,8 +18,13 @@ struct Observed {
 
 /// Runs a loop of `tests/programs/steps/loops.py` and compares the steps.
 #[track_caller]
-fn check(kind: &str, torch: &str) -> Observed {
-    let run = TracedProgram::python("steps/loops.py", &[kind]).env("SIM_TORCH", torch).run();
+fn check(kind: &str) -> Observed {
+    check_on(kind, Versions::DEFAULT)
+}
+
+#[track_caller]
+fn check_on(kind: &str, versions: Versions) -> Observed {
+    let run = TracedProgram::python("steps/loops.py", &[kind]).on(versions).run();
     run.assert_ended_well();
     let truth: Value = serde_json::from_slice(&run.output.stdout).expect("the program's count");
     let turns = truth["turns"].as_u64().expect("a number");
@@ -85,20 +91,20 @@ fn row<'a>(rows: &'a Value, phase: &str) -> Option<&'a Value> {
 }
 
 #[track_caller]
-fn check_plain(torch: &str) {
-    let observed = check("plain", torch);
-    assert_eq!(observed.phases[0], [Data, Forward, Backward, Optimizer], "{torch}");
-    assert_eq!(observed.phases[3], [Data, Forward, Backward, Optimizer], "{torch}");
+fn check_plain(versions: Versions) {
+    let observed = check_on("plain", versions);
+    assert_eq!(observed.phases[0], [Data, Forward, Backward, Optimizer]);
+    assert_eq!(observed.phases[3], [Data, Forward, Backward, Optimizer]);
 }
 
 #[test]
 fn plain() {
-    check_plain("2.11.0");
+    check_plain(Versions::DEFAULT);
 }
 
 #[test]
 fn an_optimizer_that_allocates_nothing() {
-    let observed = check("allocates_nothing", "2.11.0");
+    let observed = check("allocates_nothing");
     assert_eq!(observed.phases[2], [Data, Forward, Backward]);
     // By the ranges that PyTorch marks, every iteration is a step.
     let labels = observed.summary["labels"].as_array().expect("labels");
@@ -111,7 +117,7 @@ fn an_optimizer_that_allocates_nothing() {
 
 #[test]
 fn gradient_accumulation() {
-    let observed = check("accumulation", "2.11.0");
+    let observed = check("accumulation");
     let passes = observed.phases[2].iter().filter(|phase| **phase == Backward).count();
     assert_eq!(passes, 3, "{:?}", observed.phases[2]);
     let summary = &observed.summary;
@@ -120,24 +126,24 @@ fn gradient_accumulation() {
 
 #[test]
 fn evaluations_between_epochs() {
-    let observed = check("evaluation", "2.11.0");
+    let observed = check("evaluation");
     assert!(observed.phases.iter().all(|phases| !phases.contains(&Eval)), "{:?}", observed.phases);
 }
 
 #[test]
 fn inference_only() {
-    let observed = check("inference", "2.11.0");
+    let observed = check("inference");
     assert!(observed.phases[2].contains(&Eval), "{:?}", observed.phases);
 }
 
 #[test]
 fn several_optimizers_after_one_backward() {
-    check("several", "2.11.0");
+    check("several");
 }
 
 #[test]
 fn closures() {
-    let observed = check("closure", "2.11.0");
+    let observed = check("closure");
     assert!(
         [Forward, Backward, Optimizer].iter().all(|phase| observed.phases[1].contains(phase)),
         "{:?}",
@@ -147,18 +153,18 @@ fn closures() {
 
 #[test]
 fn steps_that_are_skipped() {
-    check("skipped", "2.11.0");
+    check("skipped");
 }
 
 #[test]
 fn a_custom_optimizer() {
-    let observed = check("own", "2.11.0");
+    let observed = check("own");
     assert_eq!(observed.phases[2], [Data, Forward, Backward, Optimizer]);
 }
 
 #[test]
 fn optimizers_inside_the_backward_pass() {
-    let observed = check("in_backward", "2.11.0");
+    let observed = check("in_backward");
     let steps = row(&observed.summary["later_steps"], "optimizer").expect("an optimizer")["steps"].clone();
     assert_eq!(steps, 3, "{:?}", observed.phases);
     let sums: Vec<&Value> =
@@ -168,12 +174,12 @@ fn optimizers_inside_the_backward_pass() {
 
 #[test]
 fn one_optimizer_at_two_lines() {
-    check("two_lines", "2.11.0");
+    check("two_lines");
 }
 
 #[test]
 fn gradients_cleared_between_forward_and_backward() {
-    let observed = check("cleared_between", "2.11.0");
+    let observed = check("cleared_between");
     assert_eq!(observed.phases[2], [Data, Forward, Backward, Optimizer]);
     let later = &observed.summary["later_steps"];
     let order: Vec<&Value> = later.as_array().expect("rows").iter().map(|row| &row["phase"]).collect();
@@ -184,13 +190,13 @@ fn gradients_cleared_between_forward_and_backward() {
 
 #[test]
 fn parts_of_a_forward_pass_without_gradients() {
-    let observed = check("parts_without_gradients", "2.11.0");
+    let observed = check("parts_without_gradients");
     assert!(observed.phases.iter().all(|phases| !phases.contains(&Eval)), "{:?}", observed.phases);
 }
 
 #[test]
 fn evaluations_before_and_after_the_training() {
-    let observed = check("evaluations_around", "2.11.0");
+    let observed = check("evaluations_around");
     let summary = &observed.summary;
     assert!(row(&summary["before_first_step"], "eval").is_some(), "{}", summary["before_first_step"]);
     assert!(row(&summary["first_step"], "eval").is_none(), "{}", summary["first_step"]);
@@ -200,13 +206,13 @@ fn evaluations_before_and_after_the_training() {
 
 #[test]
 fn evaluations_with_gradients() {
-    let observed = check("dropped_graphs", "2.11.0");
+    let observed = check("dropped_graphs");
     assert!(row(&observed.summary["later_steps"], "eval").is_some(), "{}", observed.summary["later_steps"]);
 }
 
 #[test]
 fn experience_is_collected_before_each_part_of_the_training() {
-    let observed = check("collected", "2.11.0");
+    let observed = check("collected");
     let summary = &observed.summary;
     assert!(row(&summary["before_first_step"], "rollout").is_some(), "{}", summary["before_first_step"]);
     let rollout = row(&summary["later_steps"], "rollout").expect("rollouts");
@@ -216,7 +222,7 @@ fn experience_is_collected_before_each_part_of_the_training() {
 
 #[test]
 fn tokens_are_generated_after_the_training() {
-    let observed = check("tokens", "2.11.0");
+    let observed = check("tokens");
     let later = &observed.summary["later_steps"];
     assert_eq!(row(later, "generate").expect("generation")["steps"], 1, "{later}");
     assert!(row(later, "eval").is_none(), "{later}");
@@ -224,38 +230,33 @@ fn tokens_are_generated_after_the_training() {
 
 #[test]
 fn batches_made_without_gradients() {
-    let observed = check("data_without_gradients", "2.11.0");
+    let observed = check("data_without_gradients");
     assert_eq!(observed.phases[2], [Forward, Backward, Optimizer, Other]);
 }
 
 #[test]
 fn compiled_models() {
-    check("compiled", "2.11.0");
+    check("compiled");
 }
 
 mod exhaustive {
     use super::*;
 
-    #[test]
-    fn plain_on_other_releases() {
-        for torch in ["2.4.1", "2.7.1", "2.15.0"] {
-            check_plain(torch);
-        }
-    }
+    memtrace_tests::for_each_version! { mod plain: check_plain }
 
     #[test]
     fn one_loop_after_another() {
-        check("phases", "2.11.0");
+        check("phases");
     }
 
     #[test]
     fn optimizers_group_by_group() {
-        check("groups", "2.11.0");
+        check("groups");
     }
 
     #[test]
     fn two_networks_in_turn() {
-        let observed = check("alternating", "2.11.0");
+        let observed = check("alternating");
         let passes = observed.phases[2].iter().filter(|phase| **phase == Backward).count();
         assert_eq!(passes, 2, "{:?}", observed.phases[2]);
     }

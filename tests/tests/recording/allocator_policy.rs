@@ -5,6 +5,7 @@ use memtrace_analysis::load::{Process, open_run};
 use memtrace_analysis::model::{AllocatorSettings, Recording};
 use memtrace_analysis::passes::{PolicyReplay, WhatIf, WhatIfQuery};
 use memtrace_tests::traced_program::{Run, TracedProgram, root};
+use memtrace_tests::versions::Versions;
 use memtrace_trace::event::{Action, Event, Source};
 
 const CONF: &str = "PYTORCH_CUDA_ALLOC_CONF";
@@ -147,14 +148,13 @@ mod exhaustive {
     }
 
     /// PyTorch's policy of other years.
-    #[test]
-    fn other_versions_are_replayed() {
-        for version in ["2.4.1", "2.7.1", "2.15.0"] {
-            for settings in ["", "expandable_segments:True", "max_split_size_mb:40,roundup_power2_divisions:4"] {
-                repeated(policies(&[]).env("SIM_TORCH", version), settings, None);
-            }
+    fn replayed(versions: Versions) {
+        for settings in ["", "expandable_segments:True", "max_split_size_mb:40,roundup_power2_divisions:4"] {
+            repeated(policies(&[]).on(versions), settings, None);
         }
     }
+
+    memtrace_tests::for_each_version! { mod versions: replayed }
 
     /// Compares the replay's prediction for other settings with runs that use them.
     #[test]

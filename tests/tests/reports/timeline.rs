@@ -11,6 +11,7 @@ use memtrace_analysis::open_run;
 use memtrace_analysis::passes::Category;
 use memtrace_tests::block_changes::block_changes;
 use memtrace_tests::traced_program::{Run, TracedProgram, memtrace, packages};
+use memtrace_tests::versions::Versions;
 
 /// `(times in microseconds, [0, bytes by PyTorch's categories])`.
 type Json = (Vec<u64>, Vec<[i64; 9]>);
@@ -153,10 +154,10 @@ fn picture_is_right(run: &Run, device: i16) {
 }
 
 /// Trains with torch.profiler enabled. Returns the run and a folder with PyTorch's exports.
-fn trained(device: &str, release: &str) -> (Run, tempfile::TempDir) {
+fn trained(device: &str, versions: Versions) -> (Run, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let traced = TracedProgram::python("torch/exported.py", &[folder.path().to_str().unwrap(), device]);
-    let run = traced.env("SIM_TORCH", release).option("--cpu").option("always").run();
+    let run = traced.on(versions).option("--cpu").option("always").run();
     run.assert_ended_well();
     (run, folder)
 }
@@ -169,8 +170,8 @@ fn unpacked(path: &Path) -> Vec<u8> {
 
 /// Requires that PyTorch's files and ours have the same structure and the same values at the same times.
 #[track_caller]
-fn as_pytorch_exports(device: &str, release: &str) {
-    let (run, folder) = trained(device, release);
+fn as_pytorch_exports(device: &str, versions: Versions) {
+    let (run, folder) = trained(device, versions);
     let number = if device == "cpu" { -1 } else { 0 };
     // Deserializing into these types checks the structure: two lists; integers; nine sizes, the first of them zero.
     let theirs: (Vec<u64>, Vec<[f64; 9]>) =
@@ -211,7 +212,7 @@ fn as_pytorch_exports(device: &str, release: &str) {
     same_changes(&changes, &ours_raw);
     let share = agreement(&theirs_raw, &ours_raw);
     assert!(share > 0.98, "{share}");
-    println!("{device}, PyTorch {release}: {} changes, {share}", changes.len());
+    println!("{device}, PyTorch {versions:?}: {} changes, {share}", changes.len());
 }
 
 /// Requires the same changes of memory in the same order. Both clocks are wall clocks, each read near the allocation.
@@ -286,12 +287,12 @@ fn pytorch_plots(run: &Run) {
 
 #[test]
 fn the_timeline_of_a_gpu_matches_pytorchs_export() {
-    as_pytorch_exports("cuda:0", "2.11.0");
+    as_pytorch_exports("cuda:0", Versions::DEFAULT);
 }
 
 #[test]
 fn the_timeline_of_the_cpu_matches_pytorchs_export() {
-    as_pytorch_exports("cpu", "2.11.0");
+    as_pytorch_exports("cpu", Versions::DEFAULT);
 }
 
 mod exhaustive {
@@ -299,15 +300,19 @@ mod exhaustive {
 
     #[test]
     fn the_picture_matches_the_numbers() {
-        let (run, _folder) = trained("cuda:0", "2.11.0");
+        let (run, _folder) = trained("cuda:0", Versions::DEFAULT);
         picture_is_right(&run, 0);
         pytorch_plots(&run);
     }
 
+    memtrace_tests::for_each_version! { mod versions: on }
+
     #[test]
-    fn other_releases_export_the_same_timeline() {
-        for release in ["2.1.2", "2.15.0"] {
-            as_pytorch_exports("cuda:0", release);
-        }
+    fn a_release_with_the_memory_reporter_only() {
+        on(Versions::REPORTER_ONLY);
+    }
+
+    fn on(versions: Versions) {
+        as_pytorch_exports("cuda:0", versions);
     }
 }

@@ -9,70 +9,53 @@
 use memtrace_tests::oracle::Oracle;
 use memtrace_tests::snapshots::{Recorded, at_least, pickle, record, vizcheck};
 use memtrace_tests::traced_program::{TracedProgram, events};
+use memtrace_tests::versions::Versions;
 use memtrace_trace::event::Source;
 
 use crate::pytorch_snapshots::assert_same_reports;
 
-const OLDEST: &str = "2.4.1";
-const BETWEEN: &str = "2.7.1";
-const NEWEST: &str = "2.15.0";
-/// This release exports no symbol by which memtrace could find the tracker.
-const REPORTER_ONLY: &str = "2.1.2";
-
-fn on(torch: &str, program: &str, arguments: &[&str]) -> TracedProgram {
-    TracedProgram::python(program, arguments).env("SIM_TORCH", torch)
+fn on(versions: Versions, program: &str, arguments: &[&str]) -> TracedProgram {
+    TracedProgram::python(program, arguments).on(versions)
 }
 
 /// The program that runs on every release. `memtrace report` gives the same for the recording and for PyTorch's
 /// snapshot.
 #[track_caller]
-fn mlp(torch: &str) -> Recorded {
+fn mlp(versions: Versions) -> Recorded {
     let folder = tempfile::tempdir().expect("a folder");
     let pickle = folder.path().join("theirs.pickle");
-    let recorded = record(on(torch, "torch/mlp.py", &[]).env("MEMTRACE_TEST_ORACLE_PICKLE", &pickle));
+    let recorded = record(on(versions, "torch/mlp.py", &[]).env("MEMTRACE_TEST_ORACLE_PICKLE", &pickle));
     assert_same_reports(&recorded.run, &pickle);
     recorded
 }
 
 /// All comparisons that run on every release.
 #[track_caller]
-fn check(torch: &str) {
+fn check(versions: Versions) {
     let compare = |traced: TracedProgram, events: u64| at_least(&record(traced).same(false), &[("events", events)]);
-    at_least(&mlp(torch).same(false), &[("events", 400)]);
-    compare(on(torch, "torch/streams.py", &[]).env("SIMCUDA_KERNEL_US", "100"), 800);
-    let expandable = on(torch, "torch/expandable.py", &[]);
+    at_least(&mlp(versions).same(false), &[("events", 400)]);
+    compare(on(versions, "torch/streams.py", &[]).env("SIMCUDA_KERNEL_US", "100"), 800);
+    let expandable = on(versions, "torch/expandable.py", &[]);
     compare(expandable.env("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"), 600);
-    compare(on(torch, "torch/oom_retry.py", &[]).env("SIMCUDA_MEMORY", "8G"), 40);
+    compare(on(versions, "torch/oom_retry.py", &[]).env("SIMCUDA_MEMORY", "8G"), 40);
 
     let nodes = tempfile::NamedTempFile::new().expect("a temporary file");
     let cases = ["function", "accumulate", "convolutions", "checkpoint_saved", "double_backward"];
-    let run = on(torch, "torch/forward_calls.py", &cases).env("MEMTRACE_TEST_NODES", nodes.path()).run();
+    let run = on(versions, "torch/forward_calls.py", &cases).env("MEMTRACE_TEST_NODES", nodes.path()).run();
     run.assert_ended_well();
     let named = vizcheck("nodes.py", [pickle(&run).as_path(), nodes.path()]);
     at_least(&named, &[("CubeBackward", 20), ("AccumulateGrad", 20), ("ConvolutionBackward0", 20)]);
-}
 
-#[test]
-fn the_oldest_release() {
-    check(OLDEST);
-}
-
-#[test]
-fn a_release_in_between() {
-    check(BETWEEN);
-}
-
-#[test]
-fn the_newest_release() {
-    check(NEWEST);
     let cases = ["function", "modules", "convolutions", "checkpoint_reentrant", "double_backward", "forward_threads"];
-    let anomaly = on(NEWEST, "torch/forward_calls.py", &cases).env("MEMTRACE_TEST_ANOMALY", "1");
+    let anomaly = on(versions, "torch/forward_calls.py", &cases).env("MEMTRACE_TEST_ANOMALY", "1");
     at_least(&record(anomaly).same(true), &[("forward", 1000), ("forward frames", 5000)]);
 }
 
+memtrace_tests::for_each_version! { mod versions: check }
+
 #[test]
 fn a_release_with_the_memory_reporter_only() {
-    let recorded = mlp(REPORTER_ONLY);
+    let recorded = mlp(Versions::REPORTER_ONLY);
     let ours: Vec<(String, u64)> = events(&recorded.run.trace())
         .iter()
         .filter(|e| e.source == Source::TorchReporter)
