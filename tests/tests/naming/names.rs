@@ -313,10 +313,11 @@ fn the_program_is_unchanged_and_names_can_be_disabled() {
 }
 
 #[track_caller]
-fn check_ranks(kind: &str) -> NamedObjects {
+fn check_ranks(kind: &str, versions: Versions) -> NamedObjects {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let list = folder.path().join("names");
     let traced = TracedProgram::python("names/ranks.py", &[kind])
+        .on(versions)
         .env("SIMCUDA_DEVICES", "2")
         .env("OMP_NUM_THREADS", "1")
         .env("PYTHONPATH", root().join("tests/programs/names"))
@@ -334,12 +335,18 @@ fn check_ranks(kind: &str) -> NamedObjects {
 
 #[test]
 fn ranks_of_ddp() {
-    assert!(check_ranks("ddp").names().contains(&(TensorKind::Parameter, "module.4.bias")));
+    assert!(check_ranks("ddp", Versions::DEFAULT).names().contains(&(TensorKind::Parameter, "module.4.bias")));
 }
 
 #[test]
 fn ranks_of_fsdp() {
-    assert!(check_ranks("fsdp").names().contains(&(TensorKind::OptimizerState, "AdamW.exp_avg_sq of 2.weight")));
+    check_fsdp(Versions::DEFAULT);
+}
+
+#[track_caller]
+fn check_fsdp(versions: Versions) {
+    let found = check_ranks("fsdp", versions);
+    assert!(found.names().contains(&(TensorKind::OptimizerState, "AdamW.exp_avg_sq of 2.weight")));
 }
 
 /// Every other PyTorch and Python release.
@@ -361,6 +368,16 @@ mod exhaustive {
             check_on(name, on);
         }
         check_on("oom", |traced| on(traced).env("SIMCUDA_MEMORY", "1500M"));
+    }
+
+    /// In this release every tensor of the model and the optimizer is a `DTensor`.
+    mod fsdp {
+        use super::*;
+
+        #[test]
+        fn pytorch_2_15_0_on_python_3_11() {
+            check_fsdp(Versions::NEWEST);
+        }
     }
 
     #[test]

@@ -12,6 +12,7 @@ use memtrace_tests::snapshots::{
     Recorded, assert_peaks, assert_statistics, at_least, json, pickle, record, summary, vizcheck,
 };
 use memtrace_tests::traced_program::{Run, TracedProgram, root};
+use memtrace_tests::versions::Versions;
 use memtrace_trace::api::MemoryKind;
 use serde_json::Value;
 
@@ -242,7 +243,7 @@ mod exhaustive {
     /// PyTorch 2.12 and later write each event's pool.
     #[test]
     fn events_have_their_pool_ids_where_pytorch_writes_them() {
-        let recorded = record(program("graphs.py", &[]).env("SIM_TORCH", "2.15.0"));
+        let recorded = record(program("graphs.py", &[]).on(Versions::NEWEST));
         at_least(&recorded.same(false), &[("events", 250), ("pool ids", 250), ("private pool ids", 100)]);
     }
 }

@@ -2,9 +2,9 @@
 //!
 //! The layouts are private to PyTorch, so each is checked at run time. What does not pass is not reported:
 //! - *`AutogradMeta`* holds `grad_`, whose address `TensorImpl::grad()` returns, and after it `grad_fn_`.
-//! - *`Node`* inherits `std::enable_shared_from_this` until PyTorch 2.12, so its second word is its own address. Later it
-//!   inherits `c10::intrusive_ptr_target`, and the C++ type info of its class must lead to `Node`. All its edges must
-//!   lead to such nodes.
+//! - *`Node`* inherits `std::enable_shared_from_this` until PyTorch 2.12, so its second word is its own address. Later
+//!   it inherits `c10::intrusive_ptr_target`, and the C++ type info of its class must lead to `Node`. All its edges
+//!   must lead to such nodes.
 //! - *The size of `Node`* is where `AccumulateGrad`, whose only member is a tensor, holds a tensor that Python knows.
 //!   All nodes of that type must agree.
 //! - *`SavedVariable`* begins with a tensor whose implementation has exactly the vtable that libc10 exports. Null

@@ -322,9 +322,12 @@ impl<'a, 't> ModelWalk<'a, 't> {
         depth: usize,
     ) -> Option<*mut std::ffi::c_void> {
         if self.layout.verified.is_none() && self.layout.error.is_none() {
-            // SAFETY: the callers have checked that `tensor` is an instance of the tensor class. It is alive, and this
-            // thread holds the GIL.
-            match unsafe { self.torch.verify_layout(tensor) } {
+            // A `DTensor` has no memory that shows the layout. The tensor that it wraps has.
+            let local = self.gil.stored_attribute(tensor, &self.attributes.local);
+            let local = local.as_ref().map(|local| local.object).filter(|local| self.is_tensor(*local));
+            // SAFETY: `is_tensor` or the callers have checked that this is an instance of the tensor class. It is
+            // alive, and this thread holds the GIL.
+            match unsafe { self.torch.verify_layout(local.unwrap_or(tensor)) } {
                 Ok(layout) => {
                     self.layout.misses += u32::from(layout.is_none());
                     *self.layout.verified = layout;
