@@ -8,6 +8,7 @@ use memtrace_analysis::{open_run, summarize};
 use memtrace_tests::traced_program::{Run, TracedProgram, events};
 use memtrace_tests::versions::Versions;
 use memtrace_trace::counters::Counter;
+use memtrace_trace::definition::NoticeStatus;
 use memtrace_trace::event::{Action, Flags};
 
 /// The HTML pages in the run folder, as (name, content).
@@ -178,6 +179,16 @@ mod exhaustive {
     }
 
     fn on(versions: Versions) {
+        if versions.python == "3.8" {
+            let run = TracedProgram::python("cycles/kinds.py", &["cuda"]).on(versions).option("--cycles").run();
+            run.assert_ended_well();
+            let trace = run.trace();
+            let mut notices = trace.definitions().notices.iter();
+            let notice = notices.find(|n| &*n.topic == "python.cycles").expect("a notice");
+            assert_eq!(notice.status, NoticeStatus::Off);
+            assert!(notice.text.contains("this requires CPython 3.10 or later"), "{}", notice.text);
+            return;
+        }
         check_kinds(&check_unchanged("cuda", |traced| traced.on(versions)));
     }
 

@@ -180,11 +180,19 @@ impl Describer<'_> {
     /// For example `Node.children -> list[0] -> Node.parent -> Node; Node.value -> Tensor float32[1024,
     /// 1024]`.
     fn text(&self, cycle: &TensorCycle) -> String {
-        let mut nearest = cycle.path.clone();
-        nearest.extend(cycle.path.first());
-        let mut text = self.path_text(&nearest);
-        if let [_, _, ..] = cycle.to_tensor[..] {
-            let _ = write!(text, "; {}", self.path_text(&cycle.to_tensor));
+        let (mut path, mut to_tensor) = (cycle.path.clone(), cycle.to_tensor.clone());
+        // Before CPython 3.11 every object has a dictionary of its own. The text begins with the object.
+        if let [first, .., last] = path[..]
+            && matches!(self.reference(last, first), Reference::Dictionary(_))
+        {
+            path.rotate_right(1);
+            to_tensor.insert(0, last);
+        }
+        let begin = path.first().copied();
+        path.extend(begin);
+        let mut text = self.path_text(&path);
+        if let [_, _, ..] = to_tensor[..] {
+            let _ = write!(text, "; {}", self.path_text(&to_tensor));
         }
         let others = cycle.tensors.len().saturating_sub(1);
         if others > 0 {
