@@ -92,3 +92,17 @@ pub fn with_simcuda<S: AsRef<OsStr>>(command: &[S]) -> TracedProgram {
     }
     TracedProgram::command(command).env("LD_LIBRARY_PATH", path)
 }
+
+/// Builds the program `name` of `tests/programs/rust` with one of its features. `toolkit` is the folder where cudarc
+/// looks for CUDA's libraries.
+#[track_caller]
+pub fn rust_program(name: &str, feature: &str, toolkit: &Path) -> PathBuf {
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
+    let target = target.join("rust-programs").join(feature);
+    let mut command = Command::new("cargo");
+    command.args(["build", "--release", "--locked", "--quiet", "--bin", name, "--features", feature, "--target-dir"]);
+    command.arg(&target).arg("--manifest-path").arg(root().join("tests/programs/rust/Cargo.toml"));
+    let output = command.env("CUDA_HOME", toolkit).output().expect("cargo");
+    assert!(output.status.success(), "{feature}: {}", String::from_utf8_lossy(&output.stderr));
+    target.join("release").join(name)
+}

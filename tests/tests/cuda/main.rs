@@ -8,3 +8,4 @@ mod ledger;
 mod limit;
 mod programs;
 mod refused;
+mod rust;

@@ -34,6 +34,8 @@ static ALLOC_FNS: &[AllocFnRule] = &[
     rule("CUDA runtime", Function("cudaMalloc")),
     rule("CUDA runtime", Function("cudaFree")),
     rule("CUDA runtime", Function("cudaHostAlloc")),
+    rule("cudarc", Function("cudarc::")),
+    rule("cudarc", Function("<cudarc::")),
     rule("memtrace", Object("libmemtrace")),
     rule("C library", Object("libc.so")),
     rule("C library", Object("ld-linux")),
@@ -116,6 +118,8 @@ mod tests {
         assert_eq!(rule_of("at::detail::empty_cuda", torch), Some("empty tensors"));
         assert_eq!(rule_of("at::native::mm_out_cuda", torch), None);
         assert_eq!(rule_of("libcuda.so.580.1+0x1234", "/usr/lib/libcuda.so.580.1"), Some("CUDA driver"));
+        assert_eq!(rule_of("cudarc::driver::safe::core::CudaStream::alloc_zeros", "/x/core.rs"), Some("cudarc"));
+        assert_eq!(rule_of("driver::weights", "/x/driver.rs"), None);
         assert_eq!(rule_of("ncclCommInitRank", "/x/nccl/lib/libnccl.so.2"), None);
         let python = Frame { qualname: "std::".into(), ..Frame::default() };
         assert_eq!(alloc_fn_rule(&python), None);
