@@ -1,7 +1,7 @@
 //! The releases that memtrace's own tests cover. `tested-versions.json` is the only list.
 //!
-//! Doctor and the documentation read the list, and a test compares it with what the suite runs. The list is advice, not
-//! permission: the recorder verifies the layout of every release at run time.
+//! `scripts/versions` writes the list and the documentation from what the suite ran, and a test compares them. The list
+//! is advice, not permission: the recorder verifies the layout of every release at run time.
 
 use std::cmp::Ordering;
 use std::sync::OnceLock;
@@ -10,31 +10,40 @@ use serde::Deserialize;
 
 use super::report::Check;
 
-#[derive(Deserialize, Debug)]
+#[derive(Deserialize, Debug, Default)]
 struct Tested {
-    cpython: Cpython,
-    pytorch: Vec<Release>,
+    /// The versions of CPython whose stacks the test suite compares.
+    stacks: Vec<String>,
+    /// In ascending order.
+    pairs: Vec<Pair>,
 }
 
+/// A release of PyTorch on a version of CPython.
 #[derive(Deserialize, Debug)]
-struct Cpython {
-    /// Versions that the test suite runs.
-    tested: Vec<String>,
+struct Pair {
+    pytorch: String,
+    off: Vec<Off>,
 }
 
+/// What the recorder switches off.
 #[derive(Deserialize, Debug)]
-struct Release {
-    version: String,
-    /// Whether the recorder can track its allocator. Otherwise blocks come from PyTorch's profiler reporter.
-    tracker: bool,
+struct Off {
+    /// The name that doctor shows.
+    feature: String,
+}
+
+impl Pair {
+    /// Whether the recorder can track the allocator. Otherwise blocks come from PyTorch's profiler reporter.
+    fn has_tracker(&self) -> bool {
+        !self.off.iter().any(|off| off.feature == "Allocator tracker")
+    }
 }
 
 fn list() -> &'static Tested {
     static LIST: OnceLock<Tested> = OnceLock::new();
     LIST.get_or_init(|| {
         // A unit test parses the embedded file, so the fallback is never used.
-        serde_json::from_str(include_str!("tested-versions.json"))
-            .unwrap_or(Tested { cpython: Cpython { tested: Vec::new() }, pytorch: Vec::new() })
+        serde_json::from_str(include_str!("tested-versions.json")).unwrap_or_default()
     })
 }
 
@@ -50,8 +59,8 @@ fn compare(a: &str, b: &str) -> Ordering {
 
 /// The range of CPython versions that the tests cover, such as `3.8 to 3.15`.
 pub(super) fn pythons() -> String {
-    let cpython = &list().cpython;
-    match (cpython.tested.first(), cpython.tested.last()) {
+    let stacks = &list().stacks;
+    match (stacks.first(), stacks.last()) {
         (Some(first), Some(last)) => format!("{first} to {last}"),
         _ => "3".to_owned(),
     }
@@ -60,32 +69,34 @@ pub(super) fn pythons() -> String {
 /// Whether the tests cover this CPython. `version` is its full version.
 pub(super) fn is_python_tested(version: &str) -> bool {
     let minor = numbers(version);
-    list().cpython.tested.iter().any(|t| minor.starts_with(&numbers(t)))
+    list().stacks.iter().any(|t| minor.starts_with(&numbers(t)))
 }
 
 /// The PyTorch releases that the tests cover and whose allocator can be tracked.
 pub(super) fn pytorches() -> String {
-    let releases: Vec<&str> = list().pytorch.iter().filter(|r| r.tracker).map(|r| r.version.as_str()).collect();
+    let tracked = list().pairs.iter().filter(|pair| pair.has_tracker());
+    let mut releases: Vec<&str> = tracked.map(|pair| pair.pytorch.as_str()).collect();
+    releases.dedup();
     releases.join(", ")
 }
 
 /// Checks a PyTorch release, before it runs.
 pub(super) fn pytorch(version: &str, cuda: Option<&str>) -> Check {
     let name = "PyTorch";
-    let releases = &list().pytorch;
-    let exact = releases.iter().find(|r| compare(&r.version, version) == Ordering::Equal);
+    let pairs = &list().pairs;
+    let exact = pairs.iter().find(|pair| compare(&pair.pytorch, version) == Ordering::Equal);
     if cuda.is_none() {
         return Check::note(name, format!("{version}, built without CUDA; CPU tensors are recorded"));
     }
-    let without = releases.iter().filter(|r| !r.tracker).max_by(|a, b| compare(&a.version, &b.version));
-    if let Some(without) = without.filter(|w| compare(version, &w.version) != Ordering::Greater) {
+    let without = pairs.iter().rfind(|pair| !pair.has_tracker());
+    if let Some(without) = without.filter(|w| compare(version, &w.pytorch) != Ordering::Greater) {
         let coverage = if exact.is_some() { "is tested, but" } else { "is older than the tested releases, and" };
         return Check::failed(
             name,
             format!(
                 "{version} {coverage} its allocator has no tracker interface (as {}); sizes are rounded, segments and \
                  streams are missing",
-                without.version
+                without.pytorch
             ),
             format!("use a later release; tested releases: {}", pytorches()),
         );
@@ -104,8 +115,8 @@ mod tests {
     #[test]
     fn the_list_is_valid_and_in_order() {
         let read: Tested = serde_json::from_str(include_str!("tested-versions.json")).unwrap();
-        assert!(read.cpython.tested.is_sorted_by(|a, b| compare(a, b) == Ordering::Less));
-        assert!(read.pytorch.is_sorted_by(|a, b| compare(&a.version, &b.version) == Ordering::Less));
+        assert!(read.stacks.is_sorted_by(|a, b| compare(a, b) == Ordering::Less));
+        assert!(read.pairs.is_sorted_by(|a, b| compare(&a.pytorch, &b.pytorch) != Ordering::Greater));
         assert_eq!(pythons(), "3.8 to 3.15");
     }
 
@@ -113,7 +124,7 @@ mod tests {
     fn versions_are_classified() {
         let status = |version, cuda| pytorch(version, cuda).status;
         assert_eq!(status("2.11.0+cu130", Some("13.0")), CheckStatus::Ok);
-        assert_eq!(status("2.12.0+cu130", Some("13.0")), CheckStatus::Note);
+        assert_eq!(status("2.10.0+cu130", Some("13.0")), CheckStatus::Note);
         assert_eq!(status("2.16.0a0+git1234", Some("13.0")), CheckStatus::Note);
         assert_eq!(status("2.11.0+cpu", None), CheckStatus::Note);
         assert_eq!(status("2.1.2+cu121", Some("12.1")), CheckStatus::Failed);

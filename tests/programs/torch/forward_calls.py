@@ -198,7 +198,7 @@ def blocks(events, node=None):
         if kind == _EventType.Allocation and fields.device.type == DEVICE:
             yield event.start_time_ns, [fields.ptr, fields.alloc_size, node]
         # The innermost node: a node's backward may run another backward pass.
-        inside = event.name.removeprefix(EVALUATES) if event.name.startswith(EVALUATES) else node
+        inside = event.name[len(EVALUATES) :] if event.name.startswith(EVALUATES) else node
         yield from blocks(event.children, inside)
 
 

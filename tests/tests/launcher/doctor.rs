@@ -12,6 +12,7 @@ use std::process::{Command, Output};
 use memtrace_tests::json_schema;
 use memtrace_tests::programs::{ProgramFolder, simcuda};
 use memtrace_tests::traced_program::{TracedProgram, memtrace, root};
+use memtrace_tests::versions::{TRACKED, Versions};
 use memtrace_trace::definition::LabelOrigin;
 use memtrace_trace::event::{Action, Event, Flags, Source};
 use memtrace_trace::file::Reader;
@@ -100,15 +101,12 @@ fn ask<S: AsRef<OsStr>>(words: &[S]) -> DoctorReport {
 }
 
 /// Runs doctor on a program over the simulated CUDA, with only the environment's own Python on PATH.
-fn over_simcuda(torch: Option<&str>, words: &[&str]) -> Output {
+fn over_simcuda(versions: Versions, words: &[&str]) -> Output {
     let script = "PATH=${PATH%%:*}:/usr/bin:/bin; exec \"$@\"";
     let memtrace = memtrace();
     let start = ["sh", "-c", script, "sh", memtrace.to_str().unwrap(), "doctor"];
     let traced = TracedProgram::command(&[&start, words].concat()).over_simcuda();
-    match torch {
-        Some(torch) => traced.env("SIM_TORCH", torch).run_alone(),
-        None => traced.run_alone(),
-    }
+    traced.on(versions).run_alone()
 }
 
 fn program(name: &str) -> String {
@@ -167,7 +165,7 @@ fn doctor_checks_a_training_run() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
     let mlp = program("torch/mlp.py");
-    let output = over_simcuda(None, &["--json", "-o", run.to_str().unwrap(), "--", "python", &mlp]);
+    let output = over_simcuda(Versions::DEFAULT, &["--json", "-o", run.to_str().unwrap(), "--", "python", &mlp]);
     let report = DoctorReport::of(&output);
     assert_eq!(output.status.code(), Some(0), "{:?}", report.failed());
     assert!(report.stderr.contains("peak 489624576"), "the program's own output: {}", report.stderr);
@@ -237,7 +235,7 @@ fn doctor_checks_labels_names_and_modules() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
     let program = program("doctor/meaning.py");
-    let output = over_simcuda(None, &["--json", "-o", run.to_str().unwrap(), "--", "python", &program]);
+    let output = over_simcuda(Versions::DEFAULT, &["--json", "-o", run.to_str().unwrap(), "--", "python", &program]);
     let report = DoctorReport::of(&output);
     assert_eq!(output.status.code(), Some(0), "{:?}", report.failed());
     let mut traces = std::fs::read_dir(&run).unwrap().map(|e| e.unwrap().path());
@@ -261,7 +259,7 @@ fn doctor_checks_labels_names_and_modules() {
     }
     // A program without these features: no check fails, and each check gives the reason for its absence.
     let one = "import torch; torch.zeros(1 << 20, device='cuda')";
-    let plain = DoctorReport::of(&over_simcuda(None, &["--json", "--", "python", "-c", one]));
+    let plain = DoctorReport::of(&over_simcuda(Versions::DEFAULT, &["--json", "--", "python", "-c", one]));
     assert!(plain.failed().is_empty(), "{:?}", plain.failed());
     for name in ["Tensor names", "Module calls", "NVTX"] {
         let check = named(&plain.process()["layers"], name);
@@ -442,30 +440,22 @@ fn bad_usage_gives_no_report() {
     }
 }
 
-/// The string constants (name, value) of a Rust file.
-fn constants(text: &str) -> BTreeSet<(String, String)> {
-    let lines = text.lines().filter_map(|l| l.strip_prefix("const ")?.split_once(": &str = \""));
-    lines.map(|(name, rest)| (name.to_owned(), rest.trim_end_matches("\";").to_owned())).collect()
-}
-
-/// The single list of tested versions equals the versions that the suite runs and those in the documentation.
+/// The single list of tested versions has the versions that the suite runs, and the documentation agrees with it.
 #[test]
 fn the_list_of_tested_versions_is_complete() {
     let read = |path: &str| std::fs::read_to_string(root().join(path)).unwrap();
     let list: Value = serde_json::from_str(&read("launcher/src/doctor/tested-versions.json")).unwrap();
-    let releases = list["pytorch"].as_array().unwrap();
-    let listed: BTreeSet<(&str, bool)> =
-        releases.iter().map(|r| (r["version"].as_str().unwrap(), r["tracker"] == true)).collect();
-    let constants = constants(&read("tests/tests/recording/exhaustive/versions.rs"));
-    let venv = read("scripts/venv");
-    let default = venv.lines().find_map(|l| l.strip_prefix("default_torch=")).unwrap();
-    let mut run: BTreeSet<(&str, bool)> =
-        constants.iter().map(|(name, version)| (version.as_str(), name != "REPORTER_ONLY")).collect();
-    run.insert((default, true));
-    assert_eq!(listed, run, "tests/tests/recording/exhaustive/versions.rs and scripts/venv");
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    let pairs = list["pairs"].as_array().unwrap();
+    let listed: Vec<_> = pairs.iter().map(|pair| (text(&pair["pytorch"]), text(&pair["cpython"]))).collect();
+    let run = std::iter::once(&Versions::REPORTER_ONLY).chain(TRACKED);
+    assert_eq!(
+        listed,
+        run.map(|v| (v.torch.to_owned(), v.python.to_owned())).collect::<Vec<_>>(),
+        "tests/src/versions.rs"
+    );
 
-    let tested: Vec<String> =
-        list["cpython"]["tested"].as_array().unwrap().iter().map(|v| v.as_str().unwrap().to_owned()).collect();
+    let stacks: Vec<String> = list["stacks"].as_array().unwrap().iter().map(text).collect();
     let layouts = read("interpose/stackwalk/src/python/layout.rs");
     let known: BTreeSet<String> = layouts
         .lines()
@@ -474,28 +464,31 @@ fn the_list_of_tested_versions_is_complete() {
         .filter(|minor| (8..50).contains(minor))
         .map(|minor| format!("3.{minor}"))
         .collect();
-    assert_eq!(tested.iter().cloned().collect::<BTreeSet<_>>(), known, "layout.rs");
+    assert_eq!(stacks.iter().cloned().collect::<BTreeSet<_>>(), known, "layout.rs");
 
-    let mut table = String::from("| PyTorch | Source of blocks | Tests |\n|---|---|---|\n");
-    for release in releases {
-        let how = if release["tracker"] == true {
-            "allocator tracker"
-        } else {
-            "profiler reporter (rounded sizes, no segments)"
-        };
-        table +=
-            &format!("| {} | {how} | {} |\n", release["version"].as_str().unwrap(), release["tests"].as_str().unwrap());
-    }
-    table += "\n| CPython | Stacks |\n|---|---|\n";
-    tested.iter().for_each(|version| table += &format!("| {version} | tested |\n"));
-    let page = root().join("docs/reference/versions.md");
-    let before = std::fs::read_to_string(&page).unwrap();
-    let (head, rest) = before.split_once("<!-- made from launcher/src/doctor/tested-versions.json -->\n").unwrap();
-    if std::env::var_os("UPDATE_GOLDEN").is_some() {
-        std::fs::write(&page, format!("{head}<!-- made from launcher/src/doctor/tested-versions.json -->\n{table}"))
-            .unwrap();
-    } else {
-        assert!(rest == table, "docs/reference/versions.md: run with UPDATE_GOLDEN=1 and look at what changed");
+    let page = Command::new(root().join("scripts/versions")).arg("--page").output().unwrap();
+    assert!(page.status.success(), "{}", String::from_utf8_lossy(&page.stderr));
+    let is_same = page.stdout == read("docs/reference/versions.md").as_bytes();
+    assert!(is_same, "docs/reference/versions.md: run scripts/versions --update and look at what changed");
+
+    let (first, last) = (&stacks[0], &stacks[stacks.len() - 1]);
+    // The first versions, without the third number, that have a feature.
+    let first_with = |feature: &str, key: &str| -> String {
+        let has = |pair: &&Value| !pair["off"].as_array().unwrap().iter().any(|off| off["feature"] == feature);
+        let version = |pair: &Value| -> Vec<u32> { text(&pair[key]).split('.').map(|n| n.parse().unwrap()).collect() };
+        let first = pairs.iter().filter(has).map(version).min().unwrap();
+        format!("{}.{}", first[0], first[1])
+    };
+    let names = first_with("Tensor names", "pytorch");
+    for (path, statement) in [
+        ("README.md", format!("Python stacks: CPython {first} to {last}, ")),
+        ("README.md", format!("tensor names need {names} or newer")),
+        ("docs/how-to/attach.md", format!("CPython {first} or newer")),
+        ("docs/how-to/leaks.md", format!("PyTorch {names} or newer")),
+        ("docs/how-to/reference-cycles.md", format!("CPython {} or later", first_with("Reference cycles", "cpython"))),
+        ("interpose/stackwalk/src/python/reason.rs", format!("({first} to {last} are)")),
+    ] {
+        assert!(read(path).contains(&statement), "{path} says otherwise than: {statement}");
     }
 }
 
@@ -505,7 +498,7 @@ mod exhaustive {
     #[test]
     fn a_pytorch_without_a_trace_tracker_is_reported() {
         let mlp = program("torch/mlp.py");
-        let report = DoctorReport::of(&over_simcuda(Some("2.1.2"), &["--json", "--", "python", &mlp]));
+        let report = DoctorReport::of(&over_simcuda(Versions::REPORTER_ONLY, &["--json", "--", "python", &mlp]));
         let layers = &report.process()["layers"];
         let names = named(layers, "Tensor names");
         assert_eq!(names["status"], "failed", "{names}");

@@ -1,9 +1,8 @@
 //! Other releases of PyTorch: the recorder, the snapshot, the autograd nodes and the reports of PyTorch's own snapshots
 //! are right on each.
 //!
-//! Each release needs its own environment (`scripts/venv`: a download of up to 0.9 GB on first use). So the tests cover
-//! the oldest release with full support, one in between, the newest, and one that has only the reporter. This tests
-//! another release and Python: `SIM_TORCH=2.3.1 SIM_PYTHON=3.9 cargo nextest run --release -E 'binary(recording) and
+//! Each release needs its own environment (`scripts/venv`: a download of up to 0.9 GB on first use). This tests another
+//! release and Python: `SIM_TORCH=2.3.1 SIM_PYTHON=3.9 cargo nextest run --release -E 'binary(recording) and
 //! test(/^programs::/)'`.
 
 use memtrace_tests::oracle::Oracle;
@@ -46,6 +45,10 @@ fn check(versions: Versions) {
     let named = vizcheck("nodes.py", [pickle(&run).as_path(), nodes.path()]);
     at_least(&named, &[("CubeBackward", 20), ("AccumulateGrad", 20), ("ConvolutionBackward0", 20)]);
 
+    // Later releases write where the forward call was.
+    if ["2.4.1", "2.7.1"].contains(&versions.torch) {
+        return;
+    }
     let cases = ["function", "modules", "convolutions", "checkpoint_reentrant", "double_backward", "forward_threads"];
     let anomaly = on(versions, "torch/forward_calls.py", &cases).env("MEMTRACE_TEST_ANOMALY", "1");
     at_least(&record(anomaly).same(true), &[("forward", 1000), ("forward frames", 5000)]);
