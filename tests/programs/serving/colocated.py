@@ -8,15 +8,15 @@ import argparse
 import multiprocessing
 
 import torch
-from engine import EngineCore
+from engine import EngineCore, options_of
 from torch import nn
 
 STEPS, LAYERS, WIDTH = 3, 4, 2048
 
 
 def engine_options(sleeps: bool) -> argparse.Namespace:
-    return argparse.Namespace(utilization=0.45, layers=LAYERS, eager=True, lora=False, all_reduce=0, sizes="", length=256,
-                              batched=512, cumem=sleeps)
+    words = ["0.45", "--layers", str(LAYERS), "--length", "256", "--batched", "512", "--eager"]
+    return options_of(words + (["--cumem"] if sleeps else []))
 
 
 class Peaks:

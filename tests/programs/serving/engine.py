@@ -16,7 +16,8 @@ import torch
 BLOCK = 16
 
 
-def main() -> None:
+def options_of(arguments: "list[str] | None" = None) -> argparse.Namespace:
+    """The options in these arguments, or in the program's."""
     parser = argparse.ArgumentParser()
     parser.add_argument("utilization", type=float)
     parser.add_argument("--layers", type=int, default=4)
@@ -39,7 +40,11 @@ def main() -> None:
     parser.add_argument("--prefixes", type=int, default=0, help="MiB of a cache of results that fills up to its bound")
     parser.add_argument("--held", type=int, default=0, help="MiB of the GPU that another process holds")
     parser.add_argument("--decode", type=int, default=0, help="steps of one token for 8 requests, whose rate is printed")
-    options = parser.parse_args()
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    options = options_of()
     # As vLLM does, from a process that has not initialized CUDA.
     context = multiprocessing.get_context("fork")
     ready = context.Event()
