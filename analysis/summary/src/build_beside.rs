@@ -8,8 +8,8 @@ use memtrace_replay::{Replay, Usage};
 use crate::beside::ProcessBeside;
 use crate::build_launch::ProcessUses;
 use crate::device_names::process_name;
-use crate::colocated::ProcessMemory;
-use crate::summary::{MemoryState, ProcessSummary};
+use crate::colocated::{ProcessMemory, TrainerPeak};
+use crate::summary::{DeviceSummary, ProcessSummary};
 use crate::why::no_issue_remark;
 
 /// Within this error of their clocks, the order of the events of two processes is unknown.
@@ -50,38 +50,42 @@ pub(crate) fn add_processes_beside(run: &Run, summaries: &mut [ProcessSummary], 
 
 /// Joins the engines and the trainers of a run that share a device. An engine without a trainer is none of this.
 pub(crate) fn add_trainers(run: &Run, summaries: &mut [ProcessSummary], uses: &[ProcessUses]) {
-    let trainers: Vec<Vec<(i16, String, MemoryState)>> = summaries.iter().map(trained_devices).collect();
+    let trainers: Vec<Vec<TrainerPeak>> = summaries.iter().map(trainer_peaks).collect();
     for (at, summary) in summaries.iter_mut().enumerate() {
         for device in &mut summary.devices {
             let Some(colocation) = device.colocation.as_mut().filter(|colocation| !colocation.trains()) else { continue };
-            let shared = |(other, trained): (usize, &Vec<(i16, String, MemoryState)>)| {
+            let shared = |(other, peaks): (usize, &'_ Vec<TrainerPeak>)| {
                 let theirs = uses.get(at)?.shared(device.device, uses.get(other)?)?;
-                let (_, name, peak) = trained.iter().find(|(one, ..)| *one == theirs)?;
-                Some((other, theirs, name.clone(), peak.clone()))
+                Some((run.processes().get(other)?, peaks.iter().find(|peak| peak.device == theirs)?.clone()))
             };
             let others = trainers.iter().enumerate().filter(|(other, _)| *other != at).filter_map(shared);
-            let trainer = others.max_by_key(|(.., peak)| peak.totals.allocated_bytes);
-            let processes = run.processes();
-            let found = trainer.and_then(|(other, theirs, name, peak)| {
-                Some((processes.get(at)?, processes.get(other)?, theirs, name, peak))
-            });
-            let Some((engine, trainer, theirs, name, peak)) = found else {
+            let found = run.processes().get(at).zip(others.max_by_key(|(_, peak)| peak.bytes));
+            let Some((engine, (process, peak))) = found else {
                 device.colocation = None;
                 continue;
             };
             let may_sleep = device.server.as_ref().is_some_and(|server| server.may_sleep);
-            colocation.join(&name, &peak, may_sleep, |times| {
+            colocation.join(&peak, may_sleep, |times| {
                 let engine = memory_at(engine, device.device, times);
-                engine.into_iter().zip(memory_at(trainer, theirs, times)).collect()
+                engine.into_iter().zip(memory_at(process, peak.device, times)).collect()
             });
         }
     }
 }
 
-/// The devices on which a process trains: its name, and the memory at the peak.
-fn trained_devices(summary: &ProcessSummary) -> Vec<(i16, String, MemoryState)> {
-    let trained = summary.devices.iter().filter(|device| device.trains());
-    trained.filter_map(|device| Some((device.device, process_name(summary), device.peak.clone()?))).collect()
+/// The peaks of a process on the devices on which it trains.
+fn trainer_peaks(summary: &ProcessSummary) -> Vec<TrainerPeak> {
+    let peak = |device: &DeviceSummary| {
+        let peak = device.peak.as_ref().filter(|_| device.trains())?;
+        Some(TrainerPeak {
+            name: process_name(summary),
+            device: device.device,
+            time_ns: peak.time_ns,
+            bytes: peak.totals.allocated_bytes,
+            parts: peak.by_category.iter().map(|part| (part.category, part.bytes)).collect(),
+        })
+    };
+    summary.devices.iter().filter_map(peak).collect()
 }
 
 /// The totals of a process's caching allocator on a device at a time, in nanoseconds since the Unix epoch. `None`

@@ -8,8 +8,6 @@ use memtrace_insight::units::size_text;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::summary::MemoryState;
-
 /// An engine and a trainer on the same device.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
@@ -118,6 +116,21 @@ pub(crate) struct ProcessMemory {
     pub(crate) allocated: u64,
 }
 
+/// The peak of a process that trains.
+#[derive(Clone, Debug)]
+pub(crate) struct TrainerPeak {
+    /// The name of the process.
+    pub(crate) name: String,
+    /// The device ordinal in that process.
+    pub(crate) device: i16,
+    /// Nanoseconds since the Unix epoch.
+    pub(crate) time_ns: u64,
+    /// The allocated bytes.
+    pub(crate) bytes: u64,
+    /// Their categories.
+    pub(crate) parts: Vec<(Category, u64)>,
+}
+
 impl ColocationSummary {
     /// When the most was in use, as a sentence. `None` if it waits for a trainer.
     pub(crate) fn verdict(&self) -> Option<String> {
@@ -133,25 +146,24 @@ impl ColocationSummary {
         self.activities.iter().any(|one| one.activity == Activity::Train)
     }
 
-    /// Joins a trainer that has a process of its own. `train` is its peak. `at_times` returns the memory of the engine
-    /// and of the trainer at given times, which ascend.
+    /// Joins a trainer that has a process of its own. `at_times` returns the memory of the engine and of the trainer at
+    /// given times, which ascend.
     pub(crate) fn join(
         &mut self,
-        name: &str,
-        train: &MemoryState,
+        trainer: &TrainerPeak,
         may_sleep: bool,
         at_times: impl Fn(&[u64]) -> Vec<(ProcessMemory, ProcessMemory)>,
     ) {
-        self.trainer = Some(name.to_owned());
-        let parts = train.by_category.iter().map(|part| HeldPart {
+        self.trainer = Some(trainer.name.clone());
+        let parts = trainer.parts.iter().map(|(category, bytes)| HeldPart {
             holder: Holder::Trainer,
-            name: part.category.plural().to_owned(),
-            bytes: part.bytes,
+            name: category.plural().to_owned(),
+            bytes: *bytes,
         });
         self.activities.push(ActivitySummary {
             activity: Activity::Train,
             times: None,
-            time_ns: train.time_ns,
+            time_ns: trainer.time_ns,
             bytes: 0,
             engine_bytes: 0,
             trainer_bytes: 0,
@@ -314,12 +326,12 @@ mod tests {
     fn the_highest_activity_decides_what_to_change() {
         let rollout = activity(Activity::Rollout, 900, &[(Holder::Engine, "KV cache", 700)]);
         let train =
-            activity(Activity::Train, 1000, &[(Holder::Engine, "KV cache", 700), (Holder::Trainer, "gradients", 200)]);
+            activity(Activity::Train, 990, &[(Holder::Engine, "KV cache", 700), (Holder::Trainer, "gradients", 200)]);
         let found = advice("vLLM", &[rollout.clone(), train.clone()], true);
         assert_eq!(
             found,
-            ["`llm.sleep(level=1)` before the training: vLLM holds 700 MiB then. The most in use falls from 1,000 MiB \
-              to 900 MiB."]
+            ["`llm.sleep(level=1)` before the training: vLLM holds 700 MiB then. The most in use falls from 990 MiB to \
+              900 MiB."]
         );
         let higher = ActivitySummary { bytes: 2000 << 20, ..rollout };
         assert!(advice("vLLM", &[higher, train], true).is_empty(), "the trainer holds nothing then");

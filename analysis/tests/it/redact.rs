@@ -24,7 +24,7 @@ const PRIVATE: Words = Words {
     device: "Test GPU",
 };
 /// What must not be in any file of a redacted run.
-const SECRETS: [&str; 9] = ["alice", "acme", "Acme", "secret", "train", "worker", "epoch", "token", "hostess"];
+const SECRETS: [&str; 9] = ["alice", "acme", "Acme", "secret", "train.py", "worker", "epoch", "token", "hostess"];
 
 /// The recording as a trace, with names of tensors, a reference cycle and a notice.
 fn trace(recording: MemoryRecording) -> Vec<u8> {
