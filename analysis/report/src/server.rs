@@ -74,7 +74,11 @@ impl TextReport {
         }
         let paused = colocation.activities.iter().map(|one| one.paused_bytes).max().unwrap_or(0);
         if paused > 0 {
-            table.caption(format!("PyTorch counts {} more that {} unmapped to sleep", size_text(paused), colocation.engine));
+            table.caption(format!(
+                "PyTorch counts {} more that {} unmapped to sleep",
+                size_text(paused),
+                colocation.engine
+            ));
         }
         let lines = table.lines(2, self.width, self.style);
         self.lines.extend(lines);

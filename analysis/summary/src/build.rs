@@ -10,8 +10,8 @@ use memtrace_trace::file::Definitions;
 use memtrace_trace::ids::{ContextId, FrameId, StackId};
 
 use crate::build_beside::{add_processes_beside, add_trainers};
-use crate::colocated::colocation;
 use crate::build_launch::{ProcessUses, launch_summary};
+use crate::colocated::colocation;
 use crate::compare::DevicePeak;
 use crate::conclusions::VerdictSummary;
 use crate::cuda_graphs::{OutputNames, cuda_graphs};

@@ -7,8 +7,8 @@ use memtrace_replay::{Replay, Usage};
 
 use crate::beside::ProcessBeside;
 use crate::build_launch::ProcessUses;
-use crate::device_names::process_name;
 use crate::colocated::{ProcessMemory, TrainerPeak};
+use crate::device_names::process_name;
 use crate::summary::{DeviceSummary, ProcessSummary};
 use crate::why::no_issue_remark;
 
@@ -53,7 +53,9 @@ pub(crate) fn add_trainers(run: &Run, summaries: &mut [ProcessSummary], uses: &[
     let trainers: Vec<Vec<TrainerPeak>> = summaries.iter().map(trainer_peaks).collect();
     for (at, summary) in summaries.iter_mut().enumerate() {
         for device in &mut summary.devices {
-            let Some(colocation) = device.colocation.as_mut().filter(|colocation| !colocation.trains()) else { continue };
+            let Some(colocation) = device.colocation.as_mut().filter(|colocation| !colocation.trains()) else {
+                continue;
+            };
             let shared = |(other, peaks): (usize, &'_ Vec<TrainerPeak>)| {
                 let theirs = uses.get(at)?.shared(device.device, uses.get(other)?)?;
                 Some((run.processes().get(other)?, peaks.iter().find(|peak| peak.device == theirs)?.clone()))

@@ -174,7 +174,10 @@ impl ColocationSummary {
         self.activities.sort_by_key(|one| one.time_ns);
         let times: Vec<u64> = self.activities.iter().map(|one| one.time_ns).collect();
         for (one, (engine, trainer)) in self.activities.iter_mut().zip(at_times(&times)) {
-            one.parts.iter_mut().filter(|_| one.activity != Activity::Train).for_each(|part| part.holder = Holder::Engine);
+            one.parts
+                .iter_mut()
+                .filter(|_| one.activity != Activity::Train)
+                .for_each(|part| part.holder = Holder::Engine);
             (one.bytes, one.engine_bytes, one.trainer_bytes) =
                 (engine.reserved + trainer.reserved, engine.reserved, trainer.reserved);
             let cached = trainer.reserved.saturating_sub(trainer.allocated);
@@ -330,8 +333,10 @@ mod tests {
         let found = advice("vLLM", &[rollout.clone(), train.clone()], true);
         assert_eq!(
             found,
-            ["`llm.sleep(level=1)` before the training: vLLM holds 700 MiB then. The most in use falls from 990 MiB to \
-              900 MiB."]
+            [
+                "`llm.sleep(level=1)` before the training: vLLM holds 700 MiB then. The most in use falls from 990 MiB to \
+              900 MiB."
+            ]
         );
         let higher = ActivitySummary { bytes: 2000 << 20, ..rollout };
         assert!(advice("vLLM", &[higher, train], true).is_empty(), "the trainer holds nothing then");

@@ -74,6 +74,7 @@ mod xla_programs;
 pub use beside::ProcessBeside;
 pub use build::{SummaryOptions, summarize, summarize_with};
 pub use check::{CHECK_VERSION, CheckOptions, CheckReport, CheckResult, Tolerance, check};
+pub use colocated::{ActivitySummary, ColocationSummary, HeldPart, Holder};
 pub use compare::{diff, line_what};
 pub use conclusions::{AllocatorAdvice, OutsidePytorch, RecordingGap, VerdictStatement, VerdictStatus, VerdictSummary};
 pub use cuda_graphs::{CudaGraphSummary, CudaGraphsSummary, MemoryPoolSummary};
@@ -115,7 +116,6 @@ pub use rank_table::{
 pub use refused::RefusedRequestSummary;
 pub use released::{ReleasedPart, ReleasedPartKind};
 pub use schema_text::run_json_schema;
-pub use colocated::{ActivitySummary, ColocationSummary, HeldPart, Holder};
 pub use server::{Expectation, KvCacheSummary, ServerPart, ServerSummary, StageSummary, TypeBytes, UtilizationSummary};
 pub use server_cache::{KvCachePoint, KvCacheUse};
 pub use server_captures::CapturedSize;

@@ -260,8 +260,9 @@ pub(crate) fn server(analysis: &DeviceAnalysis, inputs: &ServerInputs<'_>) -> Op
     let mut parts: BTreeMap<ServingPart, ServerPart> = BTreeMap::new();
     let error_stage = inputs.refused.and_then(|refusal| serving.stage_of(refusal.oom.requested_at.0));
     let has_used_cache = peak.origins().any(|(origin, _)| origin.category == Category::KvCache);
-    let is_of_server =
-        |origin: &Origin| serving.is_of_engine(origin.stack) || origin.category == Category::KvCache || rollout.is_none();
+    let is_of_server = |origin: &Origin| {
+        serving.is_of_engine(origin.stack) || origin.category == Category::KvCache || rollout.is_none()
+    };
     for (origin, amount) in peak.origins().filter(|(origin, _)| is_of_server(origin)) {
         let kind = match (serving.part_of(origin.stack, origin.category), serving.stage_of(origin.stack)) {
             // Before the first use, only the stage proves that a block is one of the cache.

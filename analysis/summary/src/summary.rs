@@ -11,6 +11,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::beside::ProcessBeside;
+use crate::colocated::ColocationSummary;
 use crate::conclusions::{AllocatorAdvice, OutsidePytorch, RecordingGap, VerdictSummary};
 use crate::cuda_graphs::CudaGraphsSummary;
 use crate::device_memory::{DeviceBreakdown, DeviceMemorySummary};
@@ -25,7 +26,6 @@ use crate::pools::PoolSummary;
 use crate::refused::RefusedRequestSummary;
 use crate::released::ReleasedPart;
 pub(crate) use crate::schema_text::schema_text;
-use crate::colocated::ColocationSummary;
 use crate::server::ServerSummary;
 use crate::step_estimate::StepEstimate;
 use crate::xla::XlaSummary;

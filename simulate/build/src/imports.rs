@@ -486,7 +486,9 @@ mod tests {
             let library = Library::unversioned(soname);
             assert!(is_nvidia(soname) && library.is_copy() && library.key() == "cudart", "{soname}");
         }
-        for soname in ["libcudart_stub.so", "libcurl.so.4", "cudart.so", "libcudart.faf08d9.so.13", "libcurl-c64a25f3.so.4"] {
+        for soname in
+            ["libcudart_stub.so", "libcurl.so.4", "cudart.so", "libcudart.faf08d9.so.13", "libcurl-c64a25f3.so.4"]
+        {
             assert!(!is_nvidia(soname), "{soname}");
         }
     }

@@ -411,7 +411,8 @@ fn a_buffer_that_ranks_share_is_communication_and_counts_once() {
 /// A dry run of an engine and a trainer on one GPU: the output, and the devices of its processes.
 fn colocated(arguments: &[&str]) -> (Output, Vec<Value>) {
     let folder = tempfile::tempdir().unwrap();
-    let ended = dry_run(folder.path(), &["--memory", "4GiB", "-o", "run"], ("tests/programs/serving/colocated.py", arguments));
+    let ended =
+        dry_run(folder.path(), &["--memory", "4GiB", "-o", "run"], ("tests/programs/serving/colocated.py", arguments));
     assert!(ended.status.success(), "{}", stderr(&ended));
     let summary = std::fs::read(folder.path().join("run/summary.json")).unwrap();
     let mut summary: Value = serde_json::from_slice(&summary).unwrap();

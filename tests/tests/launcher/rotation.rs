@@ -118,7 +118,8 @@ fn a_launcher_that_is_killed_while_it_rotates_leaves_a_readable_trace() {
         running.child.wait().unwrap();
         family.iter().for_each(|pid| drop(Command::new("kill").args(["-9", &pid.to_string()]).output()));
         let reader = only_trace(&run);
-        assert_eq!(reader.damage().damaged_ranges, u64::from(reader.damage().is_tail_truncated), "round {round}");
+        // The end can be cut inside the header of a frame, which counts as a range, or inside its content.
+        assert!(reader.damage().damaged_ranges <= u64::from(reader.damage().is_tail_truncated), "round {round}");
         let first = reader.definitions().rotation.as_ref().map_or(1, |rotation| rotation.first_seq);
         let seqs: Vec<u64> = events(&reader).iter().map(|e| e.seq).filter(|seq| *seq >= first).collect();
         assert!(!seqs.is_empty());

@@ -3,7 +3,14 @@
  * the words of the terminal report. Each figure names its field of the summary.
  */
 
-import type { Activity, ColocationSummary, DeviceSummary, ServerSummary, ServingPart, ServingStage } from '../data/schema';
+import type {
+  Activity,
+  ColocationSummary,
+  DeviceSummary,
+  ServerSummary,
+  ServingPart,
+  ServingStage,
+} from '../data/schema';
 import { el, scrollTable } from '../dom';
 import * as format from '../format';
 import { bytes, joined, type Part } from './figures';
@@ -80,9 +87,13 @@ function colocation(found: ColocationSummary): HTMLElement {
     'div',
     {},
     el('h3', {}, 'Rollout and training'),
-    scrollTable([['Activity'], ['On the GPU', 'n'], [found.engine, 'n'], [trainer, 'n'], ['Most of it', 'wide']], rows, {
-      'aria-label': `Rollout and training of ${found.engine}`,
-    }),
+    scrollTable(
+      [['Activity'], ['On the GPU', 'n'], [found.engine, 'n'], [trainer, 'n'], ['Most of it', 'wide']],
+      rows,
+      {
+        'aria-label': `Rollout and training of ${found.engine}`,
+      },
+    ),
     el(
       'ul',
       {},

@@ -122,7 +122,8 @@ impl Pass for Colocated {
         let BlockAllocated { e, block, usage, classification, physical, allocator, .. } = *allocated;
         let Some(activity) = self.activity_of(block.site.stack, classification.phase) else { return };
         let begins = self.current.replace(activity) != Some(activity);
-        self.trains |= matches!(classification.phase, Phase::Backward | Phase::Optimizer) && activity == Activity::Train;
+        self.trains |=
+            matches!(classification.phase, Phase::Backward | Phase::Optimizer) && activity == Activity::Train;
         self.paused.update(e.device, physical, allocator);
         let figures = self.activities[activity as usize].get_or_insert_default();
         figures.times += u64::from(begins);

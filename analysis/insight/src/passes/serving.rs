@@ -10,9 +10,7 @@ use super::composition::Composition;
 use super::mark::Mark;
 use super::pass::{BlockAllocated, BlockFreed, LifetimeEnded, Pass, RecordingStart};
 use super::serving_growth::ServingGrowth;
-use crate::rules::{
-    RuleId, ServingEngine, ServingPart, ServingStage, is_serving_engine, serving_part, serving_stage,
-};
+use crate::rules::{RuleId, ServingEngine, ServingPart, ServingStage, is_serving_engine, serving_part, serving_stage};
 
 /// The stages of a server on one device.
 #[derive(Clone, Debug, Default)]
