@@ -428,7 +428,7 @@ fn activity(device: &Value, name: &str) -> [u64; 3] {
 }
 
 #[test]
-fn an_engine_and_a_trainer_in_one_process_are_told_apart_in_each_activity() {
+fn an_engine_and_a_trainer_in_one_process_are_distinguished_in_each_activity() {
     let (awake, awake_devices) = colocated(&["--no-sleep"]);
     let (asleep, asleep_devices) = colocated(&[]);
     for (ended, devices) in [(&awake, &awake_devices), (&asleep, &asleep_devices)] {

@@ -1,4 +1,4 @@
-//! What grows on a device while a server answers requests.
+//! The growth of the memory on a device while a server answers requests.
 //!
 //! Requests come and go side by side, so no single point in time shows what stays. The lowest bytes that a stack held
 //! in each of successive periods do: a request that still runs does not count, and a cache that has reached its bound
@@ -58,7 +58,7 @@ impl EndedRequests {
     }
 }
 
-/// What a stack holds.
+/// The blocks that a stack holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Held {
     bytes: u64,
@@ -105,7 +105,7 @@ impl ServingGrowth {
         !self.ended.0.is_empty()
     }
 
-    /// Takes a block that the server allocates while it serves.
+    /// The server allocated a block while it serves.
     #[inline]
     pub(super) fn allocated(&mut self, block: &BlockAllocation) {
         if !self.counts_requests() {
@@ -128,7 +128,7 @@ impl ServingGrowth {
         (source.context, source.last_seq) = (block.site.context, block.seq);
     }
 
-    /// Takes the free of such a block.
+    /// Such a block was freed.
     #[inline]
     pub(super) fn freed(&mut self, block: &BlockAllocation) {
         let Some(source) = self.sources.get_mut(block.site.stack.index()) else { return };
@@ -207,7 +207,7 @@ mod tests {
     use super::*;
     use crate::passes::phase::ProgramPosition;
 
-    /// What grows in a server with four requests at a time, each of which computes 20 passes. `kept`: the bytes that
+    /// The growth in a server with four requests at a time, each of which computes 20 passes. `kept`: the bytes that
     /// stay after each request, by its number.
     fn grown(requests: u64, kept: impl Fn(u64) -> i64) -> Vec<ServedGrowth> {
         let ended = (1..=requests).map(|n| CacheUse {

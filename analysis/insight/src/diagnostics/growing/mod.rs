@@ -365,7 +365,7 @@ fn leaks_by_line(device: &DeviceFacts<'_>, shared: &SharedFacts, leaks: Vec<Grow
     groups.into_iter().map(|(_, leaks)| leaks).collect()
 }
 
-/// What grows while a server answers requests, side by side.
+/// The growth of a server that answers requests side by side.
 fn of_requests(
     device: &DeviceFacts<'_>,
     shared: &SharedFacts,
