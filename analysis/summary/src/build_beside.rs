@@ -28,7 +28,7 @@ pub(crate) fn add_processes_beside(run: &Run, summaries: &mut [ProcessSummary], 
                 continue;
             }
             for (other, process) in run.processes().iter().enumerate().filter(|(other, _)| *other != at) {
-                let device = uses.get(at).zip(uses.get(other)).and_then(|(own, theirs)| own.shared(ordinal, theirs));
+                let device = shared_device(uses, (at, ordinal), other);
                 let Some(usage) = device.and_then(|device| usage_at(process, device, oom.in_use.time_ns)) else {
                     continue;
                 };
@@ -48,6 +48,11 @@ pub(crate) fn add_processes_beside(run: &Run, summaries: &mut [ProcessSummary], 
     }
 }
 
+/// The ordinal that a device of process `at` has in process `other`. `None` if that does not use it.
+fn shared_device(uses: &[ProcessUses], (at, device): (usize, i16), other: usize) -> Option<i16> {
+    uses.get(at)?.shared(device, uses.get(other)?)
+}
+
 /// Joins the engines and the trainers of a run that share a device. An engine without a trainer is none of this.
 pub(crate) fn add_trainers(run: &Run, summaries: &mut [ProcessSummary], uses: &[ProcessUses]) {
     let trainers: Vec<Vec<TrainerPeak>> = summaries.iter().map(trainer_peaks).collect();
@@ -57,7 +62,7 @@ pub(crate) fn add_trainers(run: &Run, summaries: &mut [ProcessSummary], uses: &[
                 continue;
             };
             let shared = |(other, peaks): (usize, &'_ Vec<TrainerPeak>)| {
-                let theirs = uses.get(at)?.shared(device.device, uses.get(other)?)?;
+                let theirs = shared_device(uses, (at, device.device), other)?;
                 Some((run.processes().get(other)?, peaks.iter().find(|peak| peak.device == theirs)?.clone()))
             };
             let others = trainers.iter().enumerate().filter(|(other, _)| *other != at).filter_map(shared);
@@ -108,8 +113,8 @@ fn memory_at(process: &Process, device: i16, times_ns: &[u64]) -> Vec<ProcessMem
     found
 }
 
-/// Replays a process, and calls `at_time` at each of the ascending times, with its index, the totals of the allocator on
-/// a device, and the bytes of its segments without memory. Does nothing without PyTorch's events.
+/// Replays a process, and calls `at_time` at each of the ascending times, with its index, the totals of the allocator
+/// on a device, and the bytes of its segments without memory. Does nothing without PyTorch's events.
 fn replay_to(process: &Process, device: i16, times_ns: &[u64], mut at_time: impl FnMut(usize, Usage, u64)) {
     let recording = process.recording();
     let calibration = recording.calibration();

@@ -34,8 +34,8 @@ pub struct ActivitySummary {
     pub times: Option<u64>,
     /// Nanoseconds since the Unix epoch.
     pub time_ns: u64,
-    /// The bytes of both. In one process, those that PyTorch allocated; in two, those that it reserved, because only the
-    /// process itself can use what it caches.
+    /// The bytes of both. In one process, those that PyTorch allocated; in two, those that it reserved, because only
+    /// the process itself can use what it caches.
     pub bytes: u64,
     /// The bytes of the engine.
     pub engine_bytes: u64,
@@ -101,13 +101,13 @@ pub(crate) fn colocation(
     epoch_ns: impl Fn(u64) -> u64,
 ) -> Option<ColocationSummary> {
     let engine = analysis.serving.engine?;
-    analysis.colocated.activity(Activity::Rollout)?;
+    analysis.serving.colocated.activity(Activity::Rollout)?;
     let activities = activities(analysis, epoch_ns);
     let advice = advice(engine.name(), &activities, may_sleep);
     Some(ColocationSummary { engine: engine.name().to_owned(), trainer: None, activities, advice })
 }
 
-/// What PyTorch had in a process at one time.
+/// PyTorch's memory in a process at one time.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ProcessMemory {
     /// The bytes of segments with memory on the device.
@@ -207,7 +207,7 @@ const CACHED: &str = "cached";
 /// The activities of one process.
 fn activities(analysis: &DeviceAnalysis, epoch_ns: impl Fn(u64) -> u64) -> Vec<ActivitySummary> {
     let summary = |activity| {
-        let figures = analysis.colocated.activity(activity)?;
+        let figures = analysis.serving.colocated.activity(activity)?;
         let parts = parts(analysis, figures);
         let of = |holder| parts.iter().filter(|part| part.holder == holder).map(|part| part.bytes).sum();
         let summary = ActivitySummary {
@@ -231,7 +231,7 @@ fn parts(analysis: &DeviceAnalysis, figures: &ActivityFigures) -> Vec<HeldPart> 
     let mut bytes: BTreeMap<(Holder, &str), u64> = BTreeMap::new();
     for (origin, amount) in figures.composition.origins() {
         let serving = &analysis.serving;
-        let key = if serving.is_of_engine(origin.stack) || origin.category == Category::KvCache {
+        let key = if serving.is_of_engine(origin) {
             (Holder::Engine, serving.part_of(origin.stack, origin.category).name())
         } else {
             (Holder::Trainer, origin.category.plural())
@@ -333,10 +333,8 @@ mod tests {
         let found = advice("vLLM", &[rollout.clone(), train.clone()], true);
         assert_eq!(
             found,
-            [
-                "`llm.sleep(level=1)` before the training: vLLM holds 700 MiB then. The most in use falls from 990 MiB to \
-              900 MiB."
-            ]
+            ["`llm.sleep(level=1)` before the training: vLLM holds 700 MiB then. The most in use falls from 990 \
+                 MiB to 900 MiB."]
         );
         let higher = ActivitySummary { bytes: 2000 << 20, ..rollout };
         assert!(advice("vLLM", &[higher, train], true).is_empty(), "the trainer holds nothing then");

@@ -249,7 +249,7 @@ pub(crate) fn server(analysis: &DeviceAnalysis, inputs: &ServerInputs<'_>) -> Op
     let attributes = Attributes::of(engine, inputs.definitions);
     let has_cache = serving.peak.seq > 0;
     // With a trainer: the engine's blocks while it computes requests.
-    let activity = |activity| analysis.colocated.activity(activity);
+    let activity = |activity| serving.colocated.activity(activity);
     let rollout = activity(Activity::Train).or(activity(Activity::Sync)).and(activity(Activity::Rollout));
     let peak = match inputs.refused {
         Some(refusal) => &refusal.oom.in_use,
@@ -260,9 +260,7 @@ pub(crate) fn server(analysis: &DeviceAnalysis, inputs: &ServerInputs<'_>) -> Op
     let mut parts: BTreeMap<ServingPart, ServerPart> = BTreeMap::new();
     let error_stage = inputs.refused.and_then(|refusal| serving.stage_of(refusal.oom.requested_at.0));
     let has_used_cache = peak.origins().any(|(origin, _)| origin.category == Category::KvCache);
-    let is_of_server = |origin: &Origin| {
-        serving.is_of_engine(origin.stack) || origin.category == Category::KvCache || rollout.is_none()
-    };
+    let is_of_server = |origin: &Origin| rollout.is_none() || serving.is_of_engine(origin);
     for (origin, amount) in peak.origins().filter(|(origin, _)| is_of_server(origin)) {
         let kind = match (serving.part_of(origin.stack, origin.category), serving.stage_of(origin.stack)) {
             // Before the first use, only the stage proves that a block is one of the cache.

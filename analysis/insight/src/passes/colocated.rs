@@ -3,12 +3,9 @@
 //! An engine that sleeps unmaps the memory of its segments. PyTorch counts its blocks as allocated all the same. So the
 //! figures here are those of blocks that have memory on the device.
 
-use memtrace_trace::ids::StackId;
-
 use super::composition::Composition;
-use super::pass::{BlockAllocated, LifetimeEnded, Pass, RecordingStart};
+use super::pass::{BlockAllocated, LifetimeEnded};
 use super::phase::Phase;
-use super::serving::StageTable;
 use crate::rules::{Activity, ServingStage};
 use memtrace_replay::{Allocator, BlockState, PhysicalMemory};
 
@@ -16,10 +13,7 @@ use memtrace_replay::{Allocator, BlockState, PhysicalMemory};
 #[derive(Clone, Debug, Default)]
 pub struct Colocated {
     activities: [Option<ActivityFigures>; Activity::ALL.len()],
-    stages: StageTable,
-    /// Whether the program has an engine.
-    serves: bool,
-    /// Whether it has run a backward pass or an optimizer.
+    /// Whether the program has run a backward pass or an optimizer.
     trains: bool,
     current: Option<Activity>,
     paused: Paused,
@@ -91,36 +85,28 @@ impl Colocated {
         self.activities[activity as usize].as_ref().filter(|_| activity != Activity::Train || self.trains)
     }
 
-    /// The activity of an allocation. `None` if it belongs to the start, or to none.
-    fn activity_of(&self, stack: StackId, phase: Phase) -> Option<Activity> {
+    /// The activity of an allocation in a phase. `stage`: the stage that its stack proves. `is_of_engine`: whether a
+    /// function of an engine is on its stack. `None` if it belongs to the start, or to none.
+    fn activity_of(&self, stage: Option<ServingStage>, is_of_engine: bool, phase: Phase) -> Option<Activity> {
         let has_begun = self.activities.iter().any(Option::is_some);
-        match self.stages.stage_of(stack) {
+        match stage {
             Some(stage) if stage.serves() => Some(Activity::Rollout),
             Some(ServingStage::Load) if has_begun => Some(Activity::Sync),
-            None if !self.stages.is_of_engine(stack) && trains(phase) => Some(Activity::Train),
+            None if !is_of_engine && trains(phase) => Some(Activity::Train),
             _ => None,
         }
     }
-}
 
-/// Whether a phase belongs to a training step.
-fn trains(phase: Phase) -> bool {
-    matches!(phase, Phase::Forward | Phase::Backward | Phase::Recompute | Phase::Optimizer)
-}
-
-impl Pass for Colocated {
-    fn started(start: &RecordingStart<'_>) -> Colocated {
-        let (stages, engine) = StageTable::new(start.definitions);
-        Colocated { stages, serves: engine.is_some(), ..Colocated::default() }
-    }
-
+    /// Follows an allocation of a program that has an engine.
     #[inline]
-    fn allocated(&mut self, allocated: &BlockAllocated<'_>) {
-        if !self.serves {
-            return;
-        }
-        let BlockAllocated { e, block, usage, classification, physical, allocator, .. } = *allocated;
-        let Some(activity) = self.activity_of(block.site.stack, classification.phase) else { return };
+    pub(super) fn allocated(
+        &mut self,
+        allocated: &BlockAllocated<'_>,
+        stage: Option<ServingStage>,
+        is_of_engine: bool,
+    ) {
+        let BlockAllocated { e, usage, classification, physical, allocator, .. } = *allocated;
+        let Some(activity) = self.activity_of(stage, is_of_engine, classification.phase) else { return };
         let begins = self.current.replace(activity) != Some(activity);
         self.trains |=
             matches!(classification.phase, Phase::Backward | Phase::Optimizer) && activity == Activity::Train;
@@ -137,14 +123,20 @@ impl Pass for Colocated {
         }
     }
 
+    /// Adds a block to the activities at whose highest it had memory.
     #[inline]
-    fn lifetime_ended(&mut self, ended: &LifetimeEnded<'_>) {
+    pub(super) fn lifetime_ended(&mut self, ended: &LifetimeEnded<'_>) {
         for figures in self.activities.iter_mut().flatten() {
             if figures.composition.includes(ended.block.seq) && !figures.paused.includes(ended.block.memory.addr) {
                 ended.add_to(&mut figures.composition);
             }
         }
     }
+}
+
+/// Whether a phase belongs to a training step.
+fn trains(phase: Phase) -> bool {
+    matches!(phase, Phase::Forward | Phase::Backward | Phase::Recompute | Phase::Optimizer)
 }
 
 #[cfg(test)]

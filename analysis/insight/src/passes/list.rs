@@ -1,7 +1,6 @@
 //! The list of passes. A new pass changes this file, and has one of its own.
 
 use super::calls::{CallCollector, Calls};
-use super::colocated::Colocated;
 use super::growth::{Growth, GrowthCollector};
 use super::labels::{LabelCollector, LabelTable};
 use super::memory_states::{MemoryStates, StateCollector};
@@ -64,8 +63,6 @@ passes! {
     outlier_steps: OutlierSteps => OutlierSteps,
     /// The stages of an engine that serves models.
     serving: Serving => Serving,
-    /// The activities of a process that serves and trains.
-    colocated: Colocated => Colocated,
     /// The out-of-memory errors.
     ooms: OomCollector => OomLog,
     /// The explanations of the requested points in time.

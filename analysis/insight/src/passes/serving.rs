@@ -6,7 +6,8 @@ use memtrace_trace::file::Definitions;
 use memtrace_trace::ids::StackId;
 
 use super::category::{BlockAllocation, Category};
-use super::composition::Composition;
+use super::colocated::Colocated;
+use super::composition::{Composition, Origin};
 use super::mark::Mark;
 use super::pass::{BlockAllocated, BlockFreed, LifetimeEnded, Pass, RecordingStart};
 use super::serving_growth::ServingGrowth;
@@ -24,8 +25,10 @@ pub struct Serving {
     pub peak: Composition,
     /// The weights at that peak: `seq` of the allocation and bytes of each block.
     pub weights: Vec<(u64, u64)>,
-    /// What grows while the server answers requests.
+    /// The growth of the memory of requests.
     pub(crate) growth: ServingGrowth,
+    /// The activities of a process that trains, too.
+    pub colocated: Colocated,
     stages_of_stacks: StageTable,
     /// `seq` of the first allocation for a request.
     served_from: Option<u64>,
@@ -61,16 +64,17 @@ struct ServingFacts {
 
 /// By stack: the facts that it proves.
 #[derive(Clone, Debug, Default)]
-pub(super) struct StageTable(Vec<ServingFacts>);
+struct StageTable(Vec<ServingFacts>);
 
 impl StageTable {
     /// The table, and the engine of the first stack that proves a stage.
-    pub(super) fn new(definitions: &Definitions) -> (StageTable, Option<ServingEngine>) {
+    fn new(definitions: &Definitions) -> (StageTable, Option<ServingEngine>) {
         let frames: Vec<_> = definitions.frames.iter().map(serving_stage).collect();
         if frames.iter().all(Option::is_none) {
             return (StageTable::default(), None);
         }
         let parts: Vec<_> = definitions.frames.iter().map(serving_part).collect();
+        let of_engine: Vec<_> = definitions.frames.iter().map(|frame| is_serving_engine(&frame.filename)).collect();
         let (mut stages, mut engine): (Vec<ServingFacts>, _) = (Vec::new(), None);
         for (i, node) in definitions.stacks.iter().enumerate() {
             // A parent has a smaller id than its child.
@@ -80,8 +84,8 @@ impl StageTable {
                 facts.stage = Some(stage.within(facts.stage));
             }
             facts.part = facts.part.or(parts.get(node.frame.index()).copied().flatten());
-            let file = definitions.frames.get(node.frame.index()).map_or("", |frame| &frame.filename);
-            facts.is_of_engine |= facts.stage.is_some() || facts.part.is_some() || is_serving_engine(file);
+            let is_of_engine = of_engine.get(node.frame.index()).is_some_and(|is_of_engine| *is_of_engine);
+            facts.is_of_engine |= facts.stage.is_some() || facts.part.is_some() || is_of_engine;
             stages.push(facts);
         }
         (StageTable(stages), engine)
@@ -91,30 +95,18 @@ impl StageTable {
     fn of(&self, stack: StackId) -> ServingFacts {
         self.0.get(stack.index()).copied().unwrap_or_default()
     }
-
-    /// The stage that a stack proves.
-    #[inline]
-    pub(super) fn stage_of(&self, stack: StackId) -> Option<ServingStage> {
-        self.of(stack).stage
-    }
-
-    /// Whether a function of an engine is on a stack.
-    #[inline]
-    pub(super) fn is_of_engine(&self, stack: StackId) -> bool {
-        self.of(stack).is_of_engine
-    }
 }
 
 impl Serving {
     /// The stage that a stack proves.
     #[inline]
     pub fn stage_of(&self, stack: StackId) -> Option<ServingStage> {
-        self.stages_of_stacks.stage_of(stack)
+        self.stages_of_stacks.of(stack).stage
     }
 
-    /// Whether a function of an engine is on a stack.
-    pub fn is_of_engine(&self, stack: StackId) -> bool {
-        self.stages_of_stacks.is_of_engine(stack)
+    /// Whether the engine has these blocks, and not a trainer in the same process.
+    pub fn is_of_engine(&self, origin: &Origin) -> bool {
+        origin.category == Category::KvCache || self.stages_of_stacks.of(origin.stack).is_of_engine
     }
 
     /// The part of the server's memory that a block of this category belongs to, by the stack that allocated it.
@@ -198,7 +190,8 @@ impl Pass for Serving {
             return;
         }
         let BlockAllocated { e, block, usage, .. } = *allocated;
-        let stage = self.stage_of(block.site.stack);
+        let ServingFacts { stage, is_of_engine, .. } = self.stages_of_stacks.of(block.site.stack);
+        self.colocated.allocated(allocated, stage, is_of_engine);
         if self.served_from.is_none() && stage.is_some_and(ServingStage::serves) {
             self.served_from = Some(block.seq);
         }
@@ -230,10 +223,15 @@ impl Pass for Serving {
 
     #[inline]
     fn lifetime_ended(&mut self, ended: &LifetimeEnded<'_>) {
-        if self.engine.is_some() && self.peak.includes(ended.block.seq) {
+        if self.engine.is_none() {
+            return;
+        }
+        self.colocated.lifetime_ended(ended);
+        if self.peak.includes(ended.block.seq) {
             ended.add_to(&mut self.peak);
-            let part = self.part_of(ended.block.site.stack, ended.classification.category);
-            if part == ServingPart::Weights && self.is_of_engine(ended.block.site.stack) {
+            let stack = ended.block.site.stack;
+            let part = self.part_of(stack, ended.classification.category);
+            if part == ServingPart::Weights && self.stages_of_stacks.of(stack).is_of_engine {
                 self.weights.push((ended.block.seq, ended.block.memory.size));
             }
         }
@@ -266,7 +264,7 @@ impl StageFollower {
     /// The stage of code with this stack, which is the current one if the stack proves none.
     #[inline]
     pub fn of(&self, stack: StackId) -> ServingStage {
-        self.stages.stage_of(stack).unwrap_or(self.current)
+        self.stages.of(stack).stage.unwrap_or(self.current)
     }
 }
 
