@@ -13,7 +13,7 @@ FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
 class AfterImport(importlib.abc.MetaPathFinder):
-    """Calls a function of the package `simcuda` once the module that it is named after was imported."""
+    """Tells the package `simcuda` that a module was imported, or why it could not be."""
 
     AWAITED = (
         "torch",
@@ -21,7 +21,10 @@ class AfterImport(importlib.abc.MetaPathFinder):
         "flashinfer.jit.core",
         "cutlass.base_dsl.compiler",
         "cutlass.base_dsl.jit_executor",
+        "deep_gemm",
         "sglang.kernels.jit.utils.compile.loader",
+        "sglang.kernels.jit.utils.compile",
+        "sglang.jit_kernel.utils",
     )
 
     def __init__(self):
@@ -54,9 +57,15 @@ class Loader(importlib.abc.Loader):
 
     def exec_module(self, module):
         module.__loader__ = module.__spec__.loader = self.own
-        self.own.exec_module(module)
         simcuda = load_package()
-        simcuda.attempt(getattr(simcuda, f"after_{module.__name__}".replace(".", "_")))
+        try:
+            self.own.exec_module(module)
+        except Exception as error:
+            other = simcuda.instead_of(module.__name__, error)
+            if other is None:
+                raise
+            raise other from error
+        simcuda.after_import(module)
 
 
 def load_package():

@@ -31,11 +31,9 @@ def installed(*requirements: str) -> str:
 
 
 def dry_run(server: str, command: List[str], options: List[str], settings: Dict[str, str], folder: Path, output: Union[int, IO[str]]) -> "subprocess.CompletedProcess[str]":
-    """Runs a command of an installed server in a dry run, until it is ready. `server` is the folder of its environment; the run
-    goes into `folder`.
-    """
+    """Runs a command of an installed server in a dry run. `server` is the folder of its environment; the run goes into `folder`."""
     ours = ("PYTHONPATH", "LD_PRELOAD", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH")
     environment = {name: value for name, value in os.environ.items() if name not in ours}
     environment.update(HF_HUB_OFFLINE="1", PATH=f"{server}/bin:{os.environ['PATH']}", **settings)
-    run = [memtrace(), "dry-run", *options, "--until-ready", "--no-snapshot", "-o", str(folder / "run"), "--", *command]
+    run = [memtrace(), "dry-run", *options, "--no-snapshot", "-o", str(folder / "run"), "--", *command]
     return subprocess.run(run, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT, text=True, timeout=1200)

@@ -68,7 +68,7 @@ def run(case: Dict[str, Any], models: Dict[str, Any]) -> Dict[str, float]:
         start = ["vllm", "serve", name] if package.startswith("vllm") else ["python", "-m", "sglang.launch_server", "--model-path", name]
         command = [f"{server}/bin/{start[0]}", *start[1:], "--load-format", "dummy", "--port", str(free_port()), *case["flags"]]
         memory = ["--memory", case["memory"]] if "memory" in case else []
-        options = ["--gpu", case["gpu"], "--gpus", str(case.get("gpus", 1)), *memory]
+        options = ["--gpu", case["gpu"], "--gpus", str(case.get("gpus", 1)), "--until-ready", *memory]
         output = folder / "output.txt"
         with output.open("w") as file:
             result = dry_run(server, command, options, case.get("environment", {}), folder, file)

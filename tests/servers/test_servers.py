@@ -18,19 +18,19 @@ from dry_runs import dry_run, free_port, installed
 
 MODELS = Path(__file__).parent / "models"
 GIB = 1 << 30
+# An executor of vLLM, which has it as an optional package.
+RAY = "ray==2.60.0"
 
 
 class Engine(NamedTuple):
     """How to start an engine, and what its log says."""
 
-    package: str
+    packages: List[str]
     command: List[str]
     # The memory that loading the weights took, in GiB.
     weights: str
     # The tokens for which its cache has room.
     tokens: str
-    # What its users set on a machine without the CUDA toolkit.
-    environment: Dict[str, str] = {}
     # How much more than the weights its log may have, in GiB: the unused parts of PyTorch's segments of 20 MiB, where it
     # compares the free memory of the device.
     unused: float = 0.0
@@ -38,18 +38,17 @@ class Engine(NamedTuple):
 
 ENGINES = {
     "vllm": Engine(
-        "vllm==0.33.0",
+        ["vllm==0.33.0", RAY],
         ["{folder}/bin/vllm", "serve", "{model}", "--load-format", "dummy", "--skip-tokenizer-init", "--enforce-eager", "--port", "{port}"],
         r"Model loading took ([\d.]+) GiB",
         r"GPU KV cache size: ([\d,]+) tokens",
     ),
     "sglang": Engine(
-        "sglang==0.5.23",
+        ["sglang==0.5.23"],
         ["{folder}/bin/python", "-m", "sglang.launch_server", "--model-path", "{model}", "--load-format", "dummy", "--skip-tokenizer-init", "--attention-backend", "triton",
          "--sampling-backend", "pytorch", "--disable-cuda-graph", "--port", "{port}"],
         r"Load weight end\..*mem usage=([\d.]+) GB",
         r"max_total_num_tokens=(\d+)",
-        {"SGLANG_ENABLE_JIT_DEEPGEMM": "0"},
         20 / 1024,
     ),
 }
@@ -63,19 +62,28 @@ def server_of(summary: Dict[str, Any]) -> Dict[str, Any]:
     return servers[0]
 
 
-def boot(engine: Engine, model: str, settings: Dict[str, str], folder: Path) -> "subprocess.CompletedProcess[str]":
+def boot(engine: Engine, model: str, folder: Path) -> "subprocess.CompletedProcess[str]":
     """Starts an engine in a dry run, until it is ready."""
-    server = installed(engine.package)
+    server = installed(*engine.packages)
     values = {"folder": server, "model": str(MODELS / model), "port": str(free_port())}
     command = [word.format(**values) for word in engine.command]
-    return dry_run(server, command, ["--gpu", "h100-sxm"], {"HOME": str(folder), **settings}, folder, subprocess.PIPE)
+    return dry_run(server, command, ["--gpu", "h100-sxm", "--until-ready"], {"HOME": str(folder)}, folder, subprocess.PIPE)
+
+
+def program_of_vllm(name: str, arguments: List[str], options: List[str], folder: Path) -> "tuple[str, Dict[str, Any]]":
+    """Runs a program of this folder with vLLM to its end. Returns its output and the summary."""
+    server = installed(*ENGINES["vllm"].packages)
+    command = [f"{server}/bin/python", str(Path(__file__).parent / "programs" / name), str(MODELS / "dense"), *arguments]
+    output = dry_run(server, command, options, {"HOME": str(folder)}, folder, subprocess.PIPE)
+    assert output.returncode == 0, output.stdout[-6000:]
+    return output.stdout, json.loads((folder / "run" / "summary.json").read_text())
 
 
 @pytest.mark.parametrize("model", ["dense", "experts"])
 @pytest.mark.parametrize("name", list(ENGINES))
 def test_a_server_boots_and_its_figures_are_those_of_its_log(name: str, model: str, tmp_path: Path) -> None:
     engine = ENGINES[name]
-    output = boot(engine, model, engine.environment, tmp_path)
+    output = boot(engine, model, tmp_path)
     log = output.stdout
     assert output.returncode == 0, log[-6000:]
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
@@ -97,12 +105,44 @@ def test_a_server_boots_and_its_figures_are_those_of_its_log(name: str, model: s
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is not None or Path("/usr/local/cuda").exists(), reason="this machine has the CUDA toolkit")
-def test_a_package_that_needs_the_cuda_toolkit_is_named(tmp_path: Path) -> None:
-    output = boot(ENGINES["sglang"], "dense", {}, tmp_path)
+def test_a_package_that_needs_the_cuda_toolkit_is_left_out_or_named(tmp_path: Path) -> None:
+    server = installed(*ENGINES["sglang"].packages)
+    command = [f"{server}/bin/python", "-c", "import torch; torch.zeros(1, device='cuda'); import deep_gemm"]
+    output = dry_run(server, command, ["--gpu", "h100-sxm"], {"HOME": str(tmp_path)}, tmp_path, subprocess.PIPE)
     assert output.returncode == 1, output.stdout[-6000:]
+    assert "ImportError: DeepGEMM needs the CUDA toolkit" in output.stdout
     assert "memtrace: warning: deep_gemm needs the CUDA toolkit, which this machine lacks (AssertionError at " in output.stdout
     assert "memtrace: help: set CUDA_HOME " in output.stdout and "SGLANG_ENABLE_JIT_DEEPGEMM=0" in output.stdout
-    assert "no process of the command used CUDA" not in output.stdout, output.stdout[-2000:]
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_memory_that_vllm_unmaps_while_a_trainer_works_is_not_in_use(level: int, tmp_path: Path) -> None:
+    log, summary = program_of_vllm("reinforcement.py", [str(level)], ["--gpu", "a100-40gb"], tmp_path)
+    printed = [json.loads(line.split(" ", 1)[1]) for line in log.splitlines() if line.startswith("memory ")]
+    most = {when: {kind: max(one[kind] for one in printed if one["when"] == when) for kind in ("peak", "used")} for when in ("start", "rollout", "train")}
+    (device,) = [device for process in summary["processes"] for device in process["devices"]]
+    activities = {one["activity"]: one for one in device["colocation"]["activities"]}
+    assert activities["rollout"]["bytes"] == most["rollout"]["peak"] and activities["rollout"]["paused_bytes"] == 0
+    train = activities["train"]
+    assert train["bytes"] == most["train"]["peak"] - train["paused_bytes"], (train, most)
+    freed = re.findall(r"sleep freed ([\d.]+) GiB memory in total", log)
+    assert len(freed) == 3 and train["paused_bytes"] / GIB == pytest.approx(float(freed[0]), rel=0.001), (train, freed)
+    # The device has what PyTorch caches, too.
+    for when, activity in activities.items():
+        used = most[when]["used"] - most["start"]["used"]
+        assert 0.7 * used <= activity["bytes"] <= used, (activity, most)
+
+
+@pytest.mark.parametrize("executor", ["mp", "ray"])
+def test_workers_of_an_executor_are_recorded_without_losses(executor: str, tmp_path: Path) -> None:
+    log, summary = program_of_vllm("executor.py", [executor], ["--gpu", "h100-sxm", "--gpus", "2"], tmp_path)
+    assert "answered 8" in log
+    assert summary["losses"] == {}, summary["losses"]
+    servers = [device["server"] for process in summary["processes"] for device in process["devices"]]
+    (tokens,) = set(re.findall(r"GPU KV cache size: ([\d,]+) tokens", log))
+    assert [server["kv_cache"]["tokens"] for server in servers] == [int(tokens.replace(",", ""))] * 2
+    # The scheduler allocates nothing on a GPU, in neither.
+    assert all("has a process without a GPU" in server["kv_cache"]["usage_unknown"] for server in servers), servers[0]["kv_cache"]
 
 
 def test_the_page_has_the_table_of_published_logs() -> None:

@@ -39,8 +39,8 @@ impl TextReport {
         }
         let cache = server.kv_cache.as_ref().map_or("", |cache| cache.text.as_str());
         self.labelled_list("KV cache", cache);
-        let usage = server.kv_cache.as_ref().and_then(|cache| cache.usage.as_ref());
-        self.labelled_list("KV cache use", usage.map_or("", |usage| usage.text.as_str()));
+        let usage = server.kv_cache.as_ref().map_or("", |cache| cache.usage_text());
+        self.labelled_list("KV cache use", usage);
         self.labelled_list("CUDA graphs by size", &server.captures_text);
         let expected = server.expectations.iter().map(|one| {
             let (expected, actual) = (size_text(one.expected_bytes), size_text(one.actual_bytes));

@@ -159,11 +159,18 @@ pub struct KvCacheSummary {
     /// Its use over time. Absent if the engine's counters are in another process, or unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<KvCacheUse>,
+    /// Why the use is unknown although requests were answered; empty if it is known or none were.
+    pub usage_unknown: String,
     /// The figures in one line.
     pub text: String,
 }
 
 impl KvCacheSummary {
+    /// Its use in one line, or why it is unknown.
+    pub fn usage_text(&self) -> &str {
+        self.usage.as_ref().map_or(&self.usage_unknown, |usage| &usage.text)
+    }
+
     /// How many requests of the longest length have room at a time.
     pub fn concurrency(&self) -> Option<f64> {
         Some(self.tokens? as f64 / self.max_model_len.filter(|length| *length > 0)? as f64)
@@ -285,7 +292,9 @@ pub(crate) fn server(analysis: &DeviceAnalysis, inputs: &ServerInputs<'_>) -> Op
         let cache = attributes.kv_cache(bytes);
         let uses = &inputs.definitions.cache_uses;
         let usage = KvCacheUse::new(uses, bytes, cache.tokens, |ticks| inputs.calibration.epoch_ns(ticks));
-        KvCacheSummary { usage, ..cache }
+        let is_missing = usage.is_none() && serving.stage(ServingStage::Serve).is_some();
+        let reason = attributes.reason_for_unknown_use().filter(|_| is_missing);
+        KvCacheSummary { usage, usage_unknown: reason.unwrap_or_default().to_owned(), ..cache }
     });
     let stages = ServingStage::ALL.into_iter().filter_map(|stage| {
         let figures = serving.stage(stage)?;
@@ -421,10 +430,26 @@ impl Attributes {
             }
         };
         let token_bytes = tokens.filter(|tokens| *tokens > 0).map(|tokens| bytes as f64 / tokens as f64);
-        let text = String::new();
-        let cache =
-            KvCacheSummary { bytes, tokens, blocks, block_tokens, token_bytes, max_model_len, usage: None, text };
+        let cache = KvCacheSummary {
+            bytes,
+            tokens,
+            blocks,
+            block_tokens,
+            token_bytes,
+            max_model_len,
+            ..KvCacheSummary::default()
+        };
         KvCacheSummary { text: cache.composed_text(), ..cache }
+    }
+
+    /// Why the use of the KV cache is not recorded. With several ranks, vLLM's scheduler has a process of its own, which
+    /// allocates nothing on a GPU.
+    fn reason_for_unknown_use(&self) -> Option<&'static str> {
+        let ranks =
+            ["tensor", "pipeline"].map(|kind| self.whole(&format!("vllm_config.parallel_config.{kind}_parallel_size")));
+        (self.engine == ServingEngine::Vllm && ranks.into_iter().flatten().any(|ranks| ranks > 1)).then_some(
+            "unknown: vLLM's scheduler, which counts it, has a process without a GPU (vLLM's /metrics has it)",
+        )
     }
 
     fn expectations(&self, actual: &ActualBytes) -> Vec<Expectation> {

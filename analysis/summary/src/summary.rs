@@ -36,7 +36,7 @@ pub use memtrace_insight::{FrameSummary, StackSummary};
 use memtrace_trace::named;
 
 /// The version of the structure: major.minor.
-pub const SUMMARY_VERSION: &str = "2.13";
+pub const SUMMARY_VERSION: &str = "2.14";
 
 /// The report of a run. A field whose name ends in `_bytes` is in bytes. A field whose name ends in `_ns` is in
 /// nanoseconds; points in time count from the Unix epoch.

@@ -264,6 +264,7 @@ const NAMED_FUNCTIONS: usize = 4;
 static NOT_COMPILED: &[(&str, &str)] = &[
     ("flashinfer.", "Kernels of FlashInfer were not compiled, because nvcc is missing"),
     ("sglang.", "Kernels of SGLang were not compiled, because nvcc is missing"),
+    ("deep_gemm.", "Kernels of DeepGEMM were left out for other ones, because the CUDA toolkit is missing"),
     ("cutlass.", "Kernels of CUTLASS's Python DSL were not compiled, because no kernel runs"),
 ];
 

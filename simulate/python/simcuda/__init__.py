@@ -10,7 +10,7 @@ import os
 import sys
 
 
-def after_torch():
+def after_torch(_):
     """PyTorch was imported. The operators follow when the process first uses CUDA."""
     import torch
 
@@ -21,39 +21,34 @@ def after_torch():
     torch.cuda._lazy_call(install_operators)
 
 
-def after_torchvision():
+def after_torchvision(_):
     """torchvision was imported, and with it its operators."""
     import torch
 
     torch.cuda._lazy_call(install_torchvision_operators)
 
 
-def after_flashinfer_jit_core():
-    """FlashInfer can compile kernels."""
+def after_import(module):
+    """One of the modules of `AFTER_IMPORT` was imported."""
+    attempt(lambda: AFTER_IMPORT[module.__name__](module))
+
+
+def instead_of(module, error):
+    """The exception that the import of a module raises in place of another one, or None."""
     from . import kernels
 
-    kernels.install_flashinfer(sys.modules["flashinfer.jit.core"])
+    return kernels.instead_of(module, error)
 
 
-def after_cutlass_base_dsl_compiler():
-    """CUTLASS's DSL can compile kernels."""
-    from . import kernels
+def kernels_of(install):
+    """Calls a function of `kernels` with the module that was imported."""
 
-    kernels.install_cutlass_compile(sys.modules["cutlass.base_dsl.compiler"])
+    def after(module):
+        from . import kernels
 
+        getattr(kernels, install)(module)
 
-def after_cutlass_base_dsl_jit_executor():
-    """CUTLASS's DSL can run kernels."""
-    from . import kernels
-
-    kernels.install_cutlass_calls(sys.modules["cutlass.base_dsl.jit_executor"])
-
-
-def after_sglang_kernels_jit_utils_compile_loader():
-    """SGLang can compile kernels."""
-    from . import kernels
-
-    kernels.install_sglang(sys.modules["sglang.kernels.jit.utils.compile.loader"])
+    return after
 
 
 def install_operators():
@@ -76,3 +71,19 @@ def attempt(function):
         function()
     except Exception as error:
         print(f"memtrace: values are not simulated: {error}", file=sys.stderr)
+
+
+# What follows the import of a module. `sitecustomize` waits for the same ones.
+AFTER_IMPORT = {
+    "torch": after_torch,
+    "torchvision": after_torchvision,
+    "flashinfer.jit.core": kernels_of("install_flashinfer"),
+    "cutlass.base_dsl.compiler": kernels_of("install_cutlass_compile"),
+    "cutlass.base_dsl.jit_executor": kernels_of("install_cutlass_calls"),
+    # Its import alone counts.
+    "deep_gemm": lambda _: None,
+    # SGLang 0.5.23, 0.5.16, and 0.5.10.
+    "sglang.kernels.jit.utils.compile.loader": kernels_of("install_sglang"),
+    "sglang.kernels.jit.utils.compile": kernels_of("install_sglang"),
+    "sglang.jit_kernel.utils": kernels_of("install_sglang"),
+}

@@ -1,8 +1,8 @@
 """Kernels that programs compile when they first need them. A dry run goes on without them, because no kernel runs: their functions do
 nothing, and their calls are counted.
 
-FlashInfer and SGLang compile with nvcc. Real GPUs often have the CUDA toolkit or compiled kernels, and the machine of a dry run has neither. What
-these functions allocate themselves is missing. CUTLASS's Python DSL has a compiler of its own, and a CUDA runtime of its own, which
+FlashInfer, SGLang and DeepGEMM compile with nvcc. Real GPUs often have the CUDA toolkit or compiled kernels, and the machine of a dry
+run has neither. What these functions allocate themselves is missing. CUTLASS's Python DSL has a compiler of its own, and a CUDA runtime of its own, which
 needs a real driver.
 """
 
@@ -129,9 +129,23 @@ def install_flashinfer(core):
     core.JitSpec.build_and_load = build_and_load
 
 
+def instead_of(module, error):
+    """DeepGEMM asserts a CUDA toolkit when it is imported, also for models without FP8. SGLang takes other kernels where it is not
+    installed, but not where its import fails with another exception than that.
+    """
+    from . import exceptions
+
+    if module != "deep_gemm" or has_nvcc() or not exceptions.needs_toolkit(error):
+        return None
+    calls.add("deep_gemm.all")
+    return ImportError("DeepGEMM needs the CUDA toolkit, which this machine lacks", name=module)
+
+
 def install_sglang(loader):
-    """Replaces kernels that cannot be compiled. `loader` is the module `sglang.kernels.jit.utils.compile.loader`."""
-    own = loader.load_jit
+    """Replaces kernels that cannot be compiled. `loader` is the module that defines `load_jit`."""
+    own = getattr(loader, "load_jit", None)
+    if own is None:
+        return
 
     def load_jit(*names, **kwargs):
         try:

@@ -324,7 +324,7 @@ fn kernels_that_are_not_compiled_are_counted() {
     };
     let sentence = "Kernels of FlashInfer were not compiled, because nvcc is missing: ";
     let (found, report, missing) = run("without", &[]);
-    assert_eq!(found, serde_json::json!({"tokens": [500, 500, 500]}), "{report}");
+    assert_eq!(found, serde_json::json!({"tokens": [500, 500, 500], "left_out": "deep_gemm"}), "{report}");
     assert!(
         report.contains(&format!("{sentence}sampling.top_p_sampling_from_probs (2 calls), sampling.softmax.")),
         "{report}"
@@ -334,10 +334,12 @@ fn kernels_that_are_not_compiled_are_counted() {
     let mut names: Vec<_> = missing.as_array().unwrap().iter().map(|one| one["name"].as_str().unwrap()).collect();
     names.sort_unstable();
     let of_flashinfer = ["flashinfer.sampling.softmax", "flashinfer.sampling.top_p_sampling_from_probs"];
-    let others = [["cutlass.Gemm", "cutlass.reduce"], of_flashinfer].concat();
-    assert_eq!(names, [&others[..], &["sglang.fused_rope.run"]].concat());
-    let sglang = "Kernels of SGLang were not compiled, because nvcc is missing: fused_rope.run. Memory";
+    let others = [&["cutlass.Gemm", "cutlass.reduce", "deep_gemm.all"][..], &of_flashinfer].concat();
+    assert_eq!(names, [&others[..], &["sglang.fused_rope.run", "sglang.norm.run"]].concat());
+    let sglang = "Kernels of SGLang were not compiled, because nvcc is missing: fused_rope.run, norm.run. Memory";
     assert!(report.contains(sglang), "{report}");
+    let left_out = "Kernels of DeepGEMM were left out for other ones, because the CUDA toolkit is missing: all.";
+    assert!(report.contains(left_out), "{report}");
     // Where there is an nvcc, the error is the program's own.
     let bin = folder.path().join("cuda/bin");
     std::fs::create_dir_all(&bin).unwrap();
@@ -345,6 +347,7 @@ fn kernels_that_are_not_compiled_are_counted() {
     std::fs::set_permissions(bin.join("nvcc"), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     let (found, report, missing) = run("with", &[("CUDA_HOME", &folder.path().join("cuda"))]);
     assert!(found["error"].as_str().unwrap().starts_with("Could not find nvcc"), "{found}");
+    assert!(found["left_out"].is_null() && !report.contains(left_out), "{found}");
     assert!(!report.contains(sentence) && report.contains(cutlass), "{report}: {missing}");
 }
 

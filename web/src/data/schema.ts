@@ -600,6 +600,7 @@ export interface KvCacheSummary {
   token_bytes?: number;
   tokens?: number;
   usage?: KvCacheUse;
+  usage_unknown: string;
 }
 
 export interface KvCacheUse {

@@ -129,7 +129,8 @@ function facts(found: ServerSummary): [string, Part[]][] {
     types.push(['no name ', bytes('server.unnamed_weights_bytes', found.unnamed_weights_bytes)]);
   if (types.length > 0) rows.push(['Weights', joined(types)]);
   if (found.kv_cache && found.kv_cache.text !== '') rows.push(['KV cache', [found.kv_cache.text]]);
-  if (found.kv_cache?.usage) rows.push(['KV cache use', [found.kv_cache.usage.text]]);
+  const usage = found.kv_cache?.usage?.text ?? found.kv_cache?.usage_unknown ?? '';
+  if (usage !== '') rows.push(['KV cache use', [usage]]);
   if (found.captures_text !== '') rows.push(['CUDA graphs by size', [found.captures_text]]);
   const expected = found.expectations.map((one, at): Part[] => [
     `${one.part} `,

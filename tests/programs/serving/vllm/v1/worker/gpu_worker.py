@@ -111,11 +111,12 @@ class Worker:
         return self.sleeper.use() if self.sleeper else nullcontext()
 
     def bytes_asleep(self) -> int:
-        """The bytes of tensors without memory."""
+        """The bytes of PyTorch's blocks without memory."""
         if not (self.sleeper and self.sleeper.unmapped):
             return 0
-        runner = self.model_runner
-        return sum(tensor.numel() * tensor.element_size() for tensor in [*runner.model.parameters(), *runner.kv_caches])
+        blocks = [block for segment in torch.cuda.memory_snapshot() for block in segment["blocks"]
+                  if segment["address"] in self.sleeper.segments]
+        return sum(block["size"] for block in blocks if block["state"] == "active_allocated")
 
     def sleep(self, level: int = 1) -> None:
         """Releases the cache; with level 2 also the weights. The levels of vLLM's allocator move weights, too."""
