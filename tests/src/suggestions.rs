@@ -5,8 +5,9 @@
 //! says, and they print `torch.cuda.max_memory_allocated()`.
 
 use std::path::PathBuf;
-use std::process::Output;
+use std::process::{Command, Output};
 
+use memtrace_analysis::suggestions::Cost;
 use serde_json::Value;
 
 use crate::traced_program::{Run, TracedProgram, on_gpu, packages, root};
@@ -160,6 +161,42 @@ fn change(suggestion: &Value) -> Vec<String> {
     arguments
 }
 
+/// The code of each suggestion is Python without placeholders, and the cheapest comes first.
+#[track_caller]
+fn check_code(name: &str, suggestions: &[Value]) {
+    let costs: Vec<Cost> =
+        suggestions.iter().map(|one| serde_json::from_value(one["cost"].clone()).expect("a cost")).collect();
+    let alone = suggestions.iter().take_while(|one| one["combines"].is_null()).count();
+    assert!(suggestions[alone..].len() <= 1, "{name}: a combination is last");
+    assert!(costs[..alone].is_sorted(), "{name}: {costs:?}");
+    for one in suggestions {
+        let code = code(one);
+        assert!(!code.trim().is_empty(), "{name}: {one}");
+        let placeholders = ["place", "call", "count", "twice", "layers", "classes", "name", "optimizer", "evaluation"];
+        assert!(!placeholders.iter().any(|name| code.contains(&format!("{{{name}}}"))), "{name}: {code}");
+        let parsed = Command::new("python3").args(["-c", "import ast, sys; ast.parse(sys.argv[1])", &code]).output();
+        assert!(parsed.expect("python3").status.success(), "{name}: {code}");
+    }
+}
+
+fn code(suggestion: &Value) -> String {
+    let lines = suggestion["code"].as_array().expect("code").iter().map(|line| line.as_str().expect("a line"));
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// Runs the program with the code of a suggestion in place of its own variant. Returns the announced peak, and that of
+/// the program with the code.
+#[track_caller]
+pub fn measure_code(name: &str, rule: &str) -> (u64, u64) {
+    let device = device(&program(name, &[], None).run());
+    let all = device["suggestions"].as_array().expect("suggestions");
+    let suggestion = all.iter().find(|one| one["rule"] == rule).unwrap_or_else(|| panic!("{name}: {all:?}"));
+    let arguments = [change(suggestion), vec!["--code".to_owned(), code(suggestion)]].concat();
+    let output = program(name, &arguments, None).run_alone();
+    assert!(output.status.success(), "{name} {arguments:?}: {output:?}");
+    (suggestion["peak_after_bytes"].as_u64().expect("bytes"), printed_peak(&output))
+}
+
 /// Runs the program under memtrace, and then without memtrace with each suggested change. With `limit`, a program with
 /// all of the device's memory must run out of it.
 #[track_caller]
@@ -176,6 +213,7 @@ pub fn measure(name: &str, limit: Option<u64>) -> Vec<Outcome> {
         Some(peak)
     };
     let suggestions = device["suggestions"].as_array().expect("suggestions");
+    check_code(name, suggestions);
     let outcome = |suggestion: &Value| {
         let arguments = change(suggestion);
         let output = program(name, &arguments, limit).run_alone();

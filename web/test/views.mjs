@@ -154,6 +154,21 @@ async function cards(page, summary, expect, { check, equal, drawn }) {
         Boolean(isThere) === found.some(one => one.field === field),
         isThere ? 'it is missing' : 'it is there',
       );
+    const changes = await page.evaluate(() => ({
+      code: [...document.querySelectorAll('#suggestions pre.code')].map(one => one.textContent),
+      order: ['issues', 'suggestions', 'timeline']
+        .filter(id => document.getElementById(id))
+        .map(id => [id, document.getElementById(id).getBoundingClientRect().top]),
+    }));
+    const code = described.suggestions.filter(one => one.code.length > 0).map(one => one.code.join('\n'));
+    equal('code of suggestions', changes.code, code);
+    const tops = new Map(changes.order);
+    for (const id of ['issues', 'suggestions'].filter(id => tops.has(id)))
+      check(
+        `place of ${id}`,
+        (described.explained_oom != null) === tops.get(id) < tops.get('timeline'),
+        'after an error it is above the timeline, else below',
+      );
     // The sentences that the summary composed are there whole.
     const [state, path] =
       described.explained_oom == null
@@ -604,6 +619,22 @@ async function sizes(page, { check, equal, drawn }) {
       .map(one => one.closest('section')?.id ?? ''),
   );
   equal('tables that paper cuts', scrolled, []);
+  const broken = await page.evaluate(() => {
+    const words = [];
+    for (const cell of document.querySelectorAll('.scroll th, .scroll td.n')) {
+      const text = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
+      while (text.nextNode()) {
+        for (const word of text.currentNode.data.matchAll(/[^\s-]+/g)) {
+          const range = document.createRange();
+          range.setStart(text.currentNode, word.index);
+          range.setEnd(text.currentNode, word.index + word[0].length);
+          if (new Set([...range.getClientRects()].map(rect => rect.top)).size > 1) words.push(word[0]);
+        }
+      }
+    }
+    return words.slice(0, 5);
+  });
+  equal('words that paper breaks', broken, []);
   await page.emulateMedia({ media: 'screen' });
   await page.setViewportSize(size);
   await drawn();

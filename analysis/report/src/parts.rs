@@ -5,8 +5,8 @@ use memtrace_insight::rules::NO_CUSTOM_CATEGORY;
 use memtrace_summary::{
     AllocationGroup, BlockingAllocation, CalledFunctionsSummary, CategoryAmount, CompileContextAmount,
     CustomCategoryAmount, DeviceSummary, HolderSummary, IssueSummary, LabelSummary, MemoryState, ModuleGroupSummary,
-    OomSummary, PhaseSummary, SuggestionScope, Summary, count_text, device_name, duration_text, is_snapshot,
-    limit_text, not_recorded, number_text, short_text, signed_size_text, size_text,
+    OomSummary, PhaseSummary, SuggestionScope, SuggestionSummary, Summary, count_text, device_name, duration_text,
+    is_snapshot, limit_text, not_recorded, number_text, short_text, signed_size_text, size_text,
 };
 
 use crate::fit::{columns, cut, cut_middle, short_location, wrap_list, wrap_location, wrap_words};
@@ -424,7 +424,8 @@ impl TextReport {
         let heading = self.style.bold(heading);
         self.lines.push(format!("{:head_indent$}{heading}{columns_head}", ""));
         first.into_iter().for_each(|text| self.item(indent, text));
-        for suggestion in device.suggestions.iter().take(SUGGESTIONS) {
+        let shown = shown_suggestions(&device.suggestions);
+        for suggestion in &shown {
             let bound = if suggestion.at_most { "<= " } else { "" };
             let peak = format!("{bound}{}", size_text(suggestion.peak_after_bytes));
             let fits = match suggestion.fits {
@@ -438,12 +439,30 @@ impl TextReport {
                 self.line(format!("{:indent$}{line:<left$}{}", "", std::mem::take(&mut cells)).trim_end().to_owned());
             }
         }
+        let more = match device.suggestions.len() - shown.len() {
+            0 => "The code of each".to_owned(),
+            1 => "1 more change, and the code of each".to_owned(),
+            left_out => format!("{left_out} more changes, and the code of each"),
+        };
+        self.note(&format!("{more}: memtrace report RUN --section try"));
         match scope {
             SuggestionScope::UntilError => self.note(UNTIL_ERROR),
             SuggestionScope::Iteration => self.note(ONE_ITERATION),
             SuggestionScope::Run => {}
         }
     }
+}
+
+/// The first suggestions, and in place of the last one the first that fits, or else the one with the lowest peak, if it
+/// is not among them.
+fn shown_suggestions(all: &[SuggestionSummary]) -> Vec<&SuggestionSummary> {
+    let mut shown: Vec<&SuggestionSummary> = all.iter().take(SUGGESTIONS).collect();
+    let fits = all.iter().position(|one| one.fits == Some(true));
+    let lowest = || (0..all.len()).min_by_key(|at| all[*at].peak_after_bytes);
+    if let Some(best) = fits.or_else(lowest).filter(|best| *best >= SUGGESTIONS) {
+        shown[SUGGESTIONS - 1] = &all[best];
+    }
+    shown
 }
 
 /// The title of the run: its command, or the name of a snapshot or of the folder of several.
@@ -689,4 +708,31 @@ pub(crate) fn blocking_text(blocking: &BlockingAllocation) -> String {
         count(blocking.segments, "segment"),
         size_text(blocking.segment_bytes)
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_shown_change_fits_or_saves_most() {
+        let suggestion = |peak: u64, fits: Option<bool>| -> SuggestionSummary {
+            serde_json::from_value(serde_json::json!({
+                "rule": "fused-step", "action": "", "peak_after_bytes": peak, "reserved_after_bytes": peak, "saves_bytes": 1,
+                "fits": fits, "scope": "run", "cost": "free", "cost_text": "", "code": [], "link": "", "evidence": "",
+                "method": "",
+            }))
+            .unwrap()
+        };
+        let shown = |all: &[SuggestionSummary]| -> Vec<u64> {
+            shown_suggestions(all).iter().map(|one| one.peak_after_bytes).collect()
+        };
+        let mut all: Vec<SuggestionSummary> = (10..18).map(|peak| suggestion(peak, None)).collect();
+        assert_eq!(shown(&all), [10, 11, 12, 13, 14], "the lowest is among them");
+        all[6].peak_after_bytes = 3;
+        assert_eq!(shown(&all), [10, 11, 12, 13, 3]);
+        all[5].fits = Some(true);
+        assert_eq!(shown(&all), [10, 11, 12, 13, 15]);
+        assert_eq!(shown(&all[..2]), [10, 11]);
+    }
 }

@@ -3,11 +3,12 @@
 
 use memtrace_insight::rules::NO_CUSTOM_CATEGORY;
 use memtrace_summary::{
-    DeviceSummary, FrameSummary, MemoryState, OomSummary, ProcessSummary, RangeSummary, ReservedSummary, Summary,
-    WhatIfSummary, count_text, process_name, request, size_text, when, when_peaked, when_refused,
+    DeviceSummary, FrameSummary, MemoryState, OomSummary, ProcessSummary, RangeSummary, ReservedSummary,
+    SuggestionScope, Summary, WhatIfSummary, count_text, process_name, request, size_text, when, when_peaked,
+    when_refused,
 };
 
-use crate::fit::location_in;
+use crate::fit::{location_in, wrap_words};
 use crate::parts::blocking_text;
 use crate::style::TextOptions;
 use crate::table::{Align, Table};
@@ -25,6 +26,8 @@ pub struct Section {
     add: fn(&mut TextReport, &DeviceSummary),
 }
 
+/// The width of the labels of a change.
+const CHANGE_LABEL_WIDTH: usize = 12;
 /// The section about the run as a whole, not about a device.
 const XLA: &str = "xla";
 /// The maximum number of allocations listed.
@@ -120,6 +123,12 @@ pub static SECTIONS: &[Section] = &[
         title: "Programs that XLA compiled",
         description: "what each program that XLA compiled needs, by source line (memtrace --xla-dump)",
         add: |_, _| {},
+    },
+    Section {
+        name: "try",
+        title: "What to try",
+        description: "changes that lower the peak, cheapest first: the code of each, and what it costs",
+        add: TextReport::changes_with_code,
     },
     Section { name: "issues", title: "Issues", description: "issues, with evidence and fix", add: |_, _| {} },
 ];
@@ -268,12 +277,43 @@ impl TextReport {
         self.labelled_list("Requested at", &oom.requested_at.location);
         self.oom_facts(device, oom);
         self.categories(&oom.in_use, false, oom.optimizer_state_needed_bytes);
+        self.modules(&oom.in_use);
         self.largest_allocations(&oom.in_use, LARGEST);
         self.outlier_step(device);
         self.larger_inputs(device);
         self.blocked_by(device.reserved.as_ref(), BLOCKED_BY);
         self.suggestions(device, "Suggestions", 2);
         self.other_errors(device);
+    }
+
+    /// Each change with its figures, its cost and its code.
+    fn changes_with_code(&mut self, device: &DeviceSummary) {
+        if device.suggestions.is_empty() {
+            return self.line("  no change lowers the peak".to_owned());
+        }
+        for (at, suggestion) in device.suggestions.iter().enumerate() {
+            if at > 0 {
+                self.blank();
+            }
+            self.item(2, &suggestion.action);
+            let bound = if suggestion.at_most { "at most " } else { "" };
+            let when = if suggestion.scope == SuggestionScope::UntilError { "At the error" } else { "Peak after" };
+            let fits = match suggestion.fits.filter(|_| device.explained_oom.is_some()) {
+                Some(true) => "; fits",
+                Some(false) => "; does not fit",
+                None => "",
+            };
+            let (after, saves) = (size_text(suggestion.peak_after_bytes), size_text(suggestion.saves_bytes));
+            let figures = format!("{bound}{after}, {saves} less{fits}");
+            self.labelled_at(4, CHANGE_LABEL_WIDTH, when, &figures, wrap_words);
+            self.labelled_at(4, CHANGE_LABEL_WIDTH, "Cost", &suggestion.cost_text, wrap_words);
+            // To be copied: neither is cut.
+            if !suggestion.link.is_empty() {
+                self.lines.push(format!("    {:CHANGE_LABEL_WIDTH$}  {}", "Page", suggestion.link));
+            }
+            let code = suggestion.code.iter().map(|line| format!("      {line}").trim_end().to_owned());
+            self.lines.extend(code);
+        }
     }
 
     fn other_errors(&mut self, device: &DeviceSummary) {

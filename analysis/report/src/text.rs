@@ -141,6 +141,7 @@ impl TextReport {
             device.colocation.iter().for_each(|colocation| self.colocation(colocation));
             device.server.iter().for_each(|server| self.server(server));
             self.categories(&oom.in_use, true, oom.optimizer_state_needed_bytes);
+            self.modules(&oom.in_use);
             self.largest_allocations(&oom.in_use, LARGEST);
             self.holders(device, HOLDERS);
             if let Some(estimate) = oom.step_estimate.as_ref().filter(|_| device.server_only().is_none()) {

@@ -686,7 +686,7 @@ impl Context<'_> {
                 EventSource::Torch => crate::statistics::by_key(&analysis.statistics, analysis.ooms.count()),
                 _ => BTreeMap::new(),
             },
-            peak: (analysis.states.peak.seq > 0).then(|| self.peak(analysis, &analysis.states.peak)),
+            peak: (analysis.states.peak.seq > 0).then(|| self.state_by_module(analysis, &analysis.states.peak, true)),
             end: (analysis.states.peak.seq > 0).then(|| self.memory_state(&analysis.states.end, false)),
             reserved: found.map(|found| reserved_summary(&found.reserved, &self.locations, self.names)),
             colocation: colocation(analysis, server.as_ref().is_some_and(|server| server.may_sleep), |ticks| {
@@ -724,7 +724,7 @@ impl Context<'_> {
             range: analysis.states.range.as_ref().map(|range| RangeSummary {
                 start_bytes: range.start,
                 end_bytes: range.end,
-                peak: self.peak(analysis, &range.peak),
+                peak: self.state_by_module(analysis, &range.peak, true),
             }),
             released: self.released(process_analysis, analysis),
             oom_count: analysis.ooms.count(),
@@ -862,9 +862,9 @@ impl Context<'_> {
         ModuleTree::of(composition, &analysis.states.module_paths, self.definitions, self.names, self.table.contexts())
     }
 
-    /// A peak, with the figures by module that only peaks have. `composition`: what was allocated then.
-    fn peak(&self, analysis: &DeviceAnalysis, composition: &Composition) -> MemoryState {
-        let mut peak = self.memory_state(composition, true);
+    /// A peak, or what was in use at an error, with the figures by module. `composition`: what was allocated then.
+    fn state_by_module(&self, analysis: &DeviceAnalysis, composition: &Composition, is_peak: bool) -> MemoryState {
+        let mut peak = self.memory_state(composition, is_peak);
         let tree = self.modules(analysis, composition);
         let smallest = peak.totals.allocated_bytes / SMALLEST_MODULE;
         let large = tree.modules.iter().filter(|module| module.bytes() > smallest).take(MODULES);
@@ -1228,7 +1228,7 @@ impl Context<'_> {
             requested_bytes: oom.requested,
             requested_at: self.locations.stack(stack, node),
             phase_rule: oom.rule,
-            in_use: self.memory_state(&oom.in_use, false),
+            in_use: self.state_by_module(analysis, &oom.in_use, false),
             device_free_bytes: oom.device_free,
             reserved_but_unallocated_bytes: oom.in_use.usage.reserved.saturating_sub(oom.in_use.usage.allocated),
             largest_free_bytes: oom.reserved.largest_free,

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use memtrace_insight::passes::{Category, Composition};
-use memtrace_insight::rules::{Framework, RuleId};
+use memtrace_insight::rules::{Framework, RuleId, Setting};
 use memtrace_trace::file::Definitions;
 use memtrace_trace::ids::StackId;
 
@@ -34,7 +34,7 @@ impl FrameworkSettings {
     }
 
     /// The setting that makes the change of a rule.
-    pub(crate) fn of(&self, rule: RuleId) -> Option<&'static str> {
+    pub(crate) fn of(&self, rule: RuleId) -> Option<&'static Setting> {
         self.in_use.iter().find_map(|framework| framework.setting(rule))
     }
 }
@@ -73,7 +73,7 @@ mod tests {
             compile_context: CompileContextId::FIRST,
         };
         peak.add(origin, 1 << 20, 1);
-        FrameworkSettings::new(&definitions, &peak).of(rule)
+        FrameworkSettings::new(&definitions, &peak).of(rule).map(|setting| setting.text)
     }
 
     #[test]

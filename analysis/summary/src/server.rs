@@ -79,6 +79,7 @@ impl ServerSummary {
         let state = match self.has_served() {
             true if failed => "began to compute requests",
             true => "answered requests",
+            false if failed => "did not come to serve",
             false => "was ready to serve",
         };
         let room = match &self.kv_cache {

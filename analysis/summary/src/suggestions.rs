@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use memtrace_trace::definition::TRAINING_TOPIC;
 use memtrace_trace::file::{Frame, Label};
-use memtrace_trace::ids::{ContextId, StackId};
+use memtrace_trace::ids::{ContextId, FrameId, StackId};
 
 use crate::framework_settings::FrameworkSettings;
 use crate::summary::{SuggestionScope, SuggestionSummary};
@@ -17,7 +17,7 @@ use memtrace_insight::passes::{
     StepRows,
 };
 use memtrace_insight::rules::{
-    Meaning, UserClasses, is_dropout, is_pytorch, label_rule, names_evaluation, names_training,
+    Meaning, UserClasses, is_dropout, is_library, is_pytorch, label_rule, names_evaluation, names_training,
 };
 use memtrace_insight::suggestions::{
     COMBINED_CHANGES, Change, Combination, FailedRequest, Recorded, ReplayedPeak, Replayer, RunFacts, SuggestionRule,
@@ -55,7 +55,7 @@ pub(crate) struct SuggestionQuery<'a> {
     pub locations: &'a Locations<'a>,
 }
 
-/// What would lower the peak, or the allocated bytes at the error to explain, lowest new peak first. Only changes whose
+/// What would lower the peak, or the allocated bytes at the error to explain, cheapest change first. Only changes whose
 /// replay lowers it. `progress` receives the number of replays done, and their total.
 pub(crate) fn suggestions(query: &SuggestionQuery<'_>, progress: &mut dyn FnMut(u64, u64)) -> Vec<SuggestionSummary> {
     let device = query.device;
@@ -112,8 +112,16 @@ pub(crate) fn suggestions(query: &SuggestionQuery<'_>, progress: &mut dyn FnMut(
         allowed.iter().zip(replayed).filter_map(|(change, after)| Some((&**change, after.filter(is_worth)?))).collect();
     found.sort_by_key(|(change, after)| (change.is_other_training(), after.peak));
     let combined = combine(&replayer, &found);
+    // For people, the cheapest comes first. A combination comes after each change alone.
+    found.sort_by_key(|(change, after)| (change.is_other_training(), change.rule().cost, after.peak));
     let settings = FrameworkSettings::new(definitions, state);
-    let texts = Texts { query, replayer: &replayer, settings, is_cut_off: scope == SuggestionScope::UntilError };
+    let texts = Texts {
+        query,
+        replayer: &replayer,
+        settings,
+        call: line_that_calls_the_model(query, state),
+        is_cut_off: scope == SuggestionScope::UntilError,
+    };
     let figures = figures_text(state);
     let fits = |after: &ReplayedPeak| match (scope, after.fits) {
         (_, false) => Some(false),
@@ -127,12 +135,17 @@ pub(crate) fn suggestions(query: &SuggestionQuery<'_>, progress: &mut dyn FnMut(
     let summary = |(changes, after): (Combination<'_>, ReplayedPeak)| {
         let rules: Vec<&SuggestionRule> = changes.rules().collect();
         let (rule, combines) = match rules[..] {
-            [single] => (single.id, Vec::new()),
-            _ => (COMBINED_CHANGES.id, rules.iter().map(|rule| rule.id).collect()),
+            [single] => (single, Vec::new()),
+            _ => (&COMBINED_CHANGES, rules.iter().map(|rule| rule.id).collect()),
         };
+        let cost = rules.iter().map(|rule| rule.cost).max().unwrap_or(rule.cost);
         SuggestionSummary {
-            rule,
+            rule: rule.id,
             action: texts.action(&changes),
+            cost,
+            cost_text: cost.text().to_owned(),
+            code: texts.code(&changes),
+            link: rule.link.to_owned(),
             combines,
             peak_after_bytes: after.peak,
             reserved_after_bytes: after.reserved,
@@ -145,7 +158,34 @@ pub(crate) fn suggestions(query: &SuggestionQuery<'_>, progress: &mut dyn FnMut(
         }
     };
     let alone = found.iter().map(|(change, after)| (Combination::of(*change), *after));
-    combined.into_iter().chain(alone).map(summary).collect()
+    alone.chain(combined).map(summary).collect()
+}
+
+/// The line that calls the model which made most activations of `state`: the innermost line of the program outside its
+/// outermost module.
+fn line_that_calls_the_model(query: &SuggestionQuery<'_>, state: &Composition) -> String {
+    let definitions = query.process.definitions();
+    let mut by_line: BTreeMap<FrameId, u64> = BTreeMap::new();
+    for (origin, amount) in state.origins().filter(|(origin, _)| origin.category == Category::Activation) {
+        let (mut line, mut is_in_module) = (None, false);
+        let frames = definitions.walk_ids(origin.stack).filter_map(|(_, id)| Some((id, definitions.frame(id)?)));
+        for (id, frame) in frames.filter(|(_, frame)| !frame.native) {
+            if &*frame.name == "_call_impl" && is_pytorch(frame) {
+                (line, is_in_module) = (None, true);
+            } else if is_in_module && line.is_none() && !is_library(&frame.filename) {
+                line = Some(id);
+            }
+        }
+        if let Some(line) = line {
+            *by_line.entry(line).or_default() += amount.bytes;
+        }
+    }
+    let most = by_line.into_iter().max_by_key(|(_, bytes)| *bytes);
+    let frame = most.and_then(|(line, _)| definitions.frame(line));
+    frame.map_or_else(
+        || "where the model is called".to_owned(),
+        |frame| format!("{}:{}", query.locations.short(&frame.filename), frame.line),
+    )
 }
 
 /// A text of each rule, as one text.
@@ -244,6 +284,8 @@ struct Texts<'a> {
     query: &'a SuggestionQuery<'a>,
     replayer: &'a Replayer<'a>,
     settings: FrameworkSettings,
+    /// The line that calls the model.
+    call: String,
     /// Whether an error cut the step off, so that modules of the model can be without a call.
     is_cut_off: bool,
 }
@@ -252,21 +294,48 @@ impl Texts<'_> {
     /// What to do.
     fn action(&self, changes: &Combination<'_>) -> String {
         let action = |change: &&dyn Change| {
-            let mut action = change.action().to_owned();
-            for (name, value) in change.values(self.replayer.facts()) {
-                let text = match value {
-                    Value::Text(text) => text,
-                    Value::Line(stack) => self.line(stack),
-                    Value::Modules(calls) => self.modules(&calls),
-                };
-                action = action.replace(&format!("{{{name}}}"), &text);
+            let action = self.filled(change.action(), *change);
+            match self.settings.of(change.rule().id) {
+                Some(setting) => format!("{action} [{}]", setting.text),
+                None => action,
             }
-            if let Some(setting) = self.settings.of(change.rule().id) {
-                action = format!("{action} [{setting}]");
-            }
-            action
         };
         changes.changes().iter().map(action).collect::<Vec<String>>().join(" + ")
+    }
+
+    /// Lines of Python that make the changes, with an empty line between two.
+    fn code(&self, changes: &Combination<'_>) -> Vec<String> {
+        let code = |change: &&dyn Change| {
+            let setting = self.settings.of(change.rule().id);
+            let lines = setting.map_or(change.rule().code, |setting| setting.code);
+            lines.iter().map(|line| self.filled(line, *change)).collect::<Vec<String>>()
+        };
+        changes.changes().iter().map(code).collect::<Vec<_>>().join(&String::new())
+    }
+
+    /// A text with what its placeholders stand for.
+    fn filled(&self, text: &str, change: &dyn Change) -> String {
+        let mut text = text.to_owned();
+        for (name, value) in change.values(self.replayer.facts()) {
+            let value = match value {
+                Value::Text(text) => text,
+                Value::Line(stack) => self.line(stack),
+                Value::Modules(calls) => {
+                    text = text.replace("{classes}", &self.classes(&calls));
+                    self.modules(&calls)
+                }
+            };
+            text = text.replace(&format!("{{{name}}}"), &value);
+        }
+        text.replace("{call}", &self.call)
+    }
+
+    /// The classes of these calls' modules as strings of Python.
+    fn classes(&self, calls: &[ContextId]) -> String {
+        let calls = calls.iter().filter_map(|call| self.query.process.definitions().nn_calls.get(call));
+        let classes: BTreeSet<String> =
+            calls.map(|call| format!("{:?}", call.class.rsplit('.').next().unwrap_or_default())).collect();
+        classes.into_iter().collect::<Vec<String>>().join(", ")
     }
 
     /// The innermost line of a stack outside PyTorch: a model's code can be in a library.

@@ -32,6 +32,7 @@ use crate::xla::XlaSummary;
 use memtrace_input::load::{Exit, SNAPSHOT_END_REASON, SimulatedGpus, UnrecordableProcess};
 use memtrace_insight::passes::{Category, Phase};
 use memtrace_insight::rules::{CategoryRuleId, PhaseRuleId, RuleId};
+pub use memtrace_insight::suggestions::Cost;
 pub use memtrace_insight::{FrameSummary, StackSummary};
 use memtrace_trace::named;
 
@@ -314,8 +315,8 @@ pub struct DeviceSummary {
     /// they are clearly larger than those of other steps.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub larger_inputs: Option<LargerInputs>,
-    /// Changes that would lower the peak, or the memory in use at the explained out-of-memory error, lowest new peak
-    /// first. A combination comes before its parts.
+    /// Changes that would lower the peak, or the memory in use at the explained out-of-memory error: the cheapest first,
+    /// combinations last.
     pub suggestions: Vec<SuggestionSummary>,
     /// The results of other settings of PyTorch's allocator. Absent if the allocator's policy was not replayed.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -808,6 +809,14 @@ pub struct SuggestionSummary {
     /// not.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub at_most: bool,
+    /// What the change costs beside memory.
+    pub cost: Cost,
+    /// The cost in words.
+    pub cost_text: String,
+    /// Lines of Python that make the change in this program.
+    pub code: Vec<String>,
+    /// A page about the change; empty for none.
+    pub link: String,
     /// The condition of the rule, and the figures of this run.
     pub evidence: String,
     /// What the replay changes, as text.

@@ -1,9 +1,10 @@
 """The changes that suggestions of the report ask for, as the programs of this folder make them.
 
-    program.py [--change RULE]... [--action TEXT] [--limit BYTES] [--list]
+    program.py [--change RULE]... [--action TEXT] [--code CODE] [--limit BYTES] [--list]
 
 RULE is the id of a suggestion's rule. TEXT is the suggestion as the report prints it. What it names is what the program
-changes, for example `blocks.* (12 of Block)`; without TEXT the program chooses. BYTES is what PyTorch may reserve. A program that cannot make a change ends with
+changes, for example `blocks.* (12 of Block)`; without TEXT the program chooses. CODE is the suggestion's code, which checkpoints in place of the
+program's own. BYTES is what PyTorch may reserve. A program that cannot make a change ends with
 status 3 and says why. The last line of every program is `torch.cuda.max_memory_allocated()`.
 """
 
@@ -144,8 +145,8 @@ class Adapted(torch.nn.Module):
 class Changes:
     """The changes that were asked for: `"no-grad" in CHANGES`."""
 
-    def __init__(self, asked, action):
-        self.asked, self.action = set(asked), action
+    def __init__(self, asked, action, code):
+        self.asked, self.action, self.code = set(asked), action, code
 
     def __contains__(self, change):
         return change in self.asked
@@ -186,6 +187,10 @@ class Changes:
         """Checkpoints the modules that the suggestion names; those of `pattern` if it names none. `named_models`: models
         by the name that the report has for them."""
         if "checkpoint-layers" not in self:
+            return
+        if self.code:
+            for model in [*models, *named_models.values()]:
+                exec(self.code, {"model": model})
             return
         # The path pattern, the number of modules and their class.
         named = re.findall(r"(?:\bof|\band|,) (\S+) \((?:(\d+) of )?(\w+)\)", self.action)
@@ -253,6 +258,7 @@ def parse(*possible):
     parser = argparse.ArgumentParser()
     parser.add_argument("--change", action="append", default=[], metavar="RULE")
     parser.add_argument("--action", default="", metavar="TEXT")
+    parser.add_argument("--code", default="", metavar="CODE")
     parser.add_argument("--limit", type=int, metavar="BYTES")
     parser.add_argument("--list", action="store_true", help="print the changes that the program can make")
     options = parser.parse_args()
@@ -267,7 +273,7 @@ def parse(*possible):
             cannot(f"{change}: the program has no such variant")
     if options.limit:
         torch.cuda.set_per_process_memory_fraction(options.limit / torch.cuda.mem_get_info()[1])
-    return Changes(asked, options.action)
+    return Changes(asked, options.action, options.code)
 
 
 def done():

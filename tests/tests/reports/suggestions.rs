@@ -4,7 +4,7 @@
 
 use memtrace_analysis::rules::RuleId;
 use memtrace_analysis::suggestions::suggestion_rules;
-use memtrace_tests::suggestions::{Changed, Outcome, measure, programs};
+use memtrace_tests::suggestions::{Changed, Outcome, measure, measure_code, programs};
 use memtrace_tests::traced_program::root;
 
 /// No announced peak may be further from the measured one, in percent of the measured one.
@@ -26,6 +26,14 @@ fn are_right(program: &str, rules: &[&str]) {
     }
     let wrong = wrong(&outcomes);
     assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn the_code_of_checkpointing_reaches_the_announced_peak() {
+    for name in ["decoder", "resnet"] {
+        let (announced, measured) = measure_code(name, "checkpoint-layers");
+        assert!(announced.abs_diff(measured) <= measured / 20, "{name}: {announced} announced, {measured} measured");
+    }
 }
 
 #[test]

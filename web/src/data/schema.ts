@@ -207,6 +207,17 @@ export interface CompileContextAmount {
   compile_context?: string;
 }
 
+export type Cost =
+  | 'free'
+  | 'rounding'
+  | 'twice'
+  | 'more_kernels'
+  | 'smaller_steps'
+  | 'recomputed'
+  | 'transfer'
+  | 'eight_bit'
+  | 'other_training';
+
 export interface CudaGraphSummary {
   captured_at?: FrameSummary;
   first_dimension?: number;
@@ -1469,9 +1480,13 @@ export type SuggestionScope = 'run' | 'iteration' | 'until_error';
 export interface SuggestionSummary {
   action: string;
   at_most?: boolean;
+  code: string[];
   combines?: RuleId[];
+  cost: Cost;
+  cost_text: string;
   evidence: string;
   fits?: boolean;
+  link: string;
   method: string;
   peak_after_bytes: number;
   reserved_after_bytes: number;

@@ -56,7 +56,12 @@ declare global {
 
 function facts(summary: Summary, page: PageInfo): string[] {
   const { run } = summary;
+  const hosts = [...new Set(summary.processes.map(one => one.host))];
   return [
+    run.started_ns === undefined
+      ? ''
+      : `${new Date(run.started_ns / 1e6).toISOString().slice(0, 16).replace('T', ' ')} UTC`,
+    hosts.length === 1 ? (hosts[0] ?? '') : '',
     run.duration_ns === undefined ? '' : format.duration(run.duration_ns / 1000),
     `${format.count(run.events)} events`,
     page.only ? `only ${page.only}` : '',
@@ -187,13 +192,21 @@ export async function reportPage(app: HTMLElement, data: Uint8Array): Promise<vo
     if (entry === shown) return;
     shown = entry;
     if (entry.window) timeline.showEvents(...entry.window);
-    replace(top, server(entry.summary), explain.figures(entry.summary));
+    // After an error, the way out comes before the timeline.
+    const wayOut = [
+      explain.issues(entry.process, entry.device),
+      explain.suggestions(entry.summary),
+      explain.modules(entry.summary),
+    ];
+    const failed = explainedOom(entry.summary) !== undefined;
+    replace(top, server(entry.summary), explain.figures(entry.summary), ...(failed ? wayOut : []));
+    const [issues, suggestions, modules] = failed ? [null, null, null] : wayOut;
     replace(
       rest,
-      explain.issues(entry.process, entry.device),
+      issues ?? null,
       ...columns(
         [
-          explain.suggestions(entry.summary),
+          suggestions ?? null,
           explain.largest(entry.summary, entry.device, state),
           remarks(entry.process, entry.summary),
           reserved(entry.summary),
@@ -201,7 +214,7 @@ export async function reportPage(app: HTMLElement, data: Uint8Array): Promise<vo
         [
           // A server has stages instead.
           serverOnly(entry.summary) ? null : explain.oneStep(entry.summary, entry.device, state),
-          explain.modules(entry.summary),
+          modules ?? null,
           customCategories(entry.summary, text => {
             state.set({ search: text });
             document.getElementById('allocations')?.scrollIntoView({ behavior: 'smooth' });

@@ -19,6 +19,18 @@ interface Row {
   /** 1 for a block that is new since the other point, -1 for one that is gone, 0 without another point. */
   change: number;
   names: string;
+  /** The module, or the pattern of those of all blocks: `layers.*.mlp`. */
+  module: string;
+}
+
+/** The components that two paths share, with `*` for each other one; empty for paths that begin differently. */
+function commonPattern(one: string, other: string): string {
+  if (one === other) return one;
+  const [first, second] = [one.split('.'), other.split('.')];
+  if (first[0] !== second[0]) return '';
+  if (first.length === second.length) return first.map((part, at) => (part === second[at] ? part : '*')).join('.');
+  const end = first.findIndex((part, at) => part !== second[at]);
+  return [...first.slice(0, end < 0 ? first.length : end), '*'].join('.');
 }
 
 export class Allocations {
@@ -214,6 +226,7 @@ export class Allocations {
 
   private rows(blocks: number[], change: number): Row[] {
     const { device } = this;
+    const { process } = device;
     if (!this.grouped) {
       return blocks.map(block => ({
         block,
@@ -221,10 +234,10 @@ export class Allocations {
         bytes: device.size[block] as number,
         change,
         names: this.name(block),
+        module: process.module(device, block) ?? '',
       }));
     }
     const groups = new Map<string, Row & { largest: number; all: Set<string> }>();
-    const { process } = device;
     for (const block of blocks) {
       const site = device.site[block] as number;
       const key =
@@ -232,7 +245,13 @@ export class Allocations {
         `${process.own(process.stack(site))} ${process.node(site) ?? ''}`;
       const bytes = device.size[block] as number;
       let row = groups.get(key);
-      if (!row) groups.set(key, (row = { block, blocks: 0, bytes: 0, change, names: '', largest: 0, all: new Set() }));
+      if (!row)
+        groups.set(
+          key,
+          (row = { block, blocks: 0, bytes: 0, change, names: '', module: '', largest: 0, all: new Set() }),
+        );
+      const module = process.module(device, block) ?? '';
+      row.module = row.blocks === 0 ? module : commonPattern(row.module, module);
       row.blocks += 1;
       row.bytes += bytes;
       if (bytes > row.largest) [row.largest, row.block] = [bytes, block];
@@ -255,7 +274,7 @@ export class Allocations {
     const { process } = device;
     const site = (row: Row) => device.site[row.block] as number;
     const category = (row: Row) => process.categories[process.category(site(row))];
-    const module = (row: Row) => moduleText(process.module(device, row.block) ?? '');
+    const module = (row: Row) => moduleText(row.module);
     const location = (row: Row) => {
       const text = process.location(process.stack(site(row)));
       const node = process.node(site(row));

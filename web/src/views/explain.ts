@@ -198,6 +198,13 @@ export function suggestions(device: DeviceSummary): HTMLElement | null {
                     'details',
                     {},
                     el('summary', {}, one.action),
+                    one.code.length > 0 ? el('pre', { class: 'code' }, one.code.join('\n')) : null,
+                    el(
+                      'p',
+                      {},
+                      `Cost: ${one.cost_text}. `,
+                      one.link === '' ? null : el('a', { href: one.link, rel: 'noreferrer' }, 'Documentation'),
+                    ),
                     el('p', { class: 'note' }, `${one.evidence} ${one.method}`),
                   ),
                 ),

@@ -51,47 +51,141 @@ impl Framework {
         CODE.iter().find(|(file, function, _)| is_in(file, function)).map(|(_, _, framework)| *framework)
     }
 
-    /// Its setting for the change of a rule, with its name. The setting of a model may checkpoint other modules than
-    /// those that the suggestion names.
-    pub fn setting(self, rule: RuleId) -> Option<&'static str> {
-        Some(match (self, rule) {
-            (TransformersTrainer, RuleId::Autocast) => "Trainer: TrainingArguments(bf16=True)",
-            (TransformersTrainer, RuleId::SmallerBatches) => {
-                "Trainer: half of per_device_train_batch_size, with gradient_accumulation_steps=2"
-            }
-            (TransformersTrainer, RuleId::MoreMicroBatches) => {
-                "Trainer: half of per_device_train_batch_size, twice the gradient_accumulation_steps"
-            }
-            (TransformersTrainer, RuleId::HalfTheBatch) => "Trainer: half of per_device_train_batch_size",
-            (Lightning, RuleId::Autocast) => "Lightning: Trainer(precision=\"bf16-mixed\")",
-            (Lightning, RuleId::SmallerBatches) => {
-                "Lightning: half of the DataLoader's batch_size, with Trainer(accumulate_grad_batches=2)"
-            }
-            (Lightning, RuleId::MoreMicroBatches) => {
-                "Lightning: half of the DataLoader's batch_size, twice the accumulate_grad_batches of Trainer"
-            }
-            (Lightning, RuleId::HalfTheBatch) => "Lightning: half of the DataLoader's batch_size",
-            (Ultralytics, RuleId::Autocast) => "ultralytics: amp=True",
-            (Ultralytics, RuleId::SmallerBatches | RuleId::MoreMicroBatches) => {
-                "ultralytics: half of batch=, which accumulates gradients up to nbs=64"
-            }
-            (Ultralytics, RuleId::HalfTheBatch) => "ultralytics: half of batch=",
-            (Transformers, RuleId::CheckpointLayers | RuleId::CheckpointOrNoGrad) => {
-                "transformers: TrainingArguments(activation_checkpointing=True), or \
-                 model.activation_checkpointing_enable() without Trainer; gradient_checkpointing in older releases"
-            }
-            (Diffusers, RuleId::CheckpointLayers | RuleId::CheckpointOrNoGrad) => {
-                "diffusers: model.enable_gradient_checkpointing(), for the blocks that the model chooses"
-            }
-            (DiffusersDecoder, RuleId::HalfTheBatch) => {
-                "diffusers: pipe.vae.enable_slicing() decodes one image at a time, and \
-                 pipe.enable_model_cpu_offload() keeps only the running model on the GPU"
-            }
-            (Timm, RuleId::CheckpointLayers | RuleId::CheckpointOrNoGrad) => "timm: model.set_grad_checkpointing()",
-            _ => return None,
-        })
+    /// Its setting for the change of a rule. The setting of a model may checkpoint other modules than those that the
+    /// suggestion names.
+    pub fn setting(self, rule: RuleId) -> Option<&'static Setting> {
+        SETTINGS.iter().find(|setting| setting.framework == self && setting.rules.contains(&rule))
     }
 }
+
+/// A setting of a framework that makes the change of a suggestion.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Setting {
+    framework: Framework,
+    rules: &'static [RuleId],
+    /// The setting, with the name of the framework.
+    pub text: &'static str,
+    /// Lines of Python that make it.
+    pub code: &'static [&'static str],
+}
+
+const CHECKPOINT: &[RuleId] = &[RuleId::CheckpointLayers, RuleId::CheckpointOrNoGrad];
+
+static SETTINGS: &[Setting] = &[
+    Setting {
+        framework: TransformersTrainer,
+        rules: &[RuleId::Autocast],
+        text: "Trainer: TrainingArguments(bf16=True)",
+        code: &["args = TrainingArguments(..., bf16=True)"],
+    },
+    Setting {
+        framework: TransformersTrainer,
+        rules: &[RuleId::SmallerBatches],
+        text: "Trainer: half of per_device_train_batch_size, with gradient_accumulation_steps=2",
+        code: &[
+            "args = TrainingArguments(..., per_device_train_batch_size=batch_size // 2,",
+            "                         gradient_accumulation_steps=2)",
+        ],
+    },
+    Setting {
+        framework: TransformersTrainer,
+        rules: &[RuleId::MoreMicroBatches],
+        text: "Trainer: half of per_device_train_batch_size, twice the gradient_accumulation_steps",
+        code: &[
+            "args = TrainingArguments(..., per_device_train_batch_size=batch_size // 2,",
+            "                         gradient_accumulation_steps={twice})",
+        ],
+    },
+    Setting {
+        framework: TransformersTrainer,
+        rules: &[RuleId::HalfTheBatch],
+        text: "Trainer: half of per_device_train_batch_size",
+        code: &["args = TrainingArguments(..., per_device_train_batch_size=batch_size // 2)"],
+    },
+    Setting {
+        framework: Lightning,
+        rules: &[RuleId::Autocast],
+        text: "Lightning: Trainer(precision=\"bf16-mixed\")",
+        code: &[r#"trainer = Trainer(..., precision="bf16-mixed")"#],
+    },
+    Setting {
+        framework: Lightning,
+        rules: &[RuleId::SmallerBatches],
+        text: "Lightning: half of the DataLoader's batch_size, with Trainer(accumulate_grad_batches=2)",
+        code: &[
+            "loader = DataLoader(dataset, batch_size=batch_size // 2)",
+            "trainer = Trainer(..., accumulate_grad_batches=2)",
+        ],
+    },
+    Setting {
+        framework: Lightning,
+        rules: &[RuleId::MoreMicroBatches],
+        text: "Lightning: half of the DataLoader's batch_size, twice the accumulate_grad_batches of Trainer",
+        code: &[
+            "loader = DataLoader(dataset, batch_size=batch_size // 2)",
+            "trainer = Trainer(..., accumulate_grad_batches={twice})",
+        ],
+    },
+    Setting {
+        framework: Lightning,
+        rules: &[RuleId::HalfTheBatch],
+        text: "Lightning: half of the DataLoader's batch_size",
+        code: &["loader = DataLoader(dataset, batch_size=batch_size // 2)"],
+    },
+    Setting {
+        framework: Ultralytics,
+        rules: &[RuleId::Autocast],
+        text: "ultralytics: amp=True",
+        code: &["model.train(..., amp=True)"],
+    },
+    Setting {
+        framework: Ultralytics,
+        rules: &[RuleId::SmallerBatches, RuleId::MoreMicroBatches],
+        text: "ultralytics: half of batch=, which accumulates gradients up to nbs=64",
+        code: &["model.train(..., batch=batch // 2)  # accumulates gradients up to nbs=64"],
+    },
+    Setting {
+        framework: Ultralytics,
+        rules: &[RuleId::HalfTheBatch],
+        text: "ultralytics: half of batch=",
+        code: &["model.train(..., batch=batch // 2)"],
+    },
+    Setting {
+        framework: Transformers,
+        rules: CHECKPOINT,
+        text: "transformers: TrainingArguments(activation_checkpointing=True), or \
+               model.activation_checkpointing_enable() without Trainer; gradient_checkpointing in older releases",
+        code: &[
+            "model.activation_checkpointing_enable()  # older releases: model.gradient_checkpointing_enable()",
+            "# or, with Trainer: TrainingArguments(..., activation_checkpointing=True)",
+        ],
+    },
+    Setting {
+        framework: Transformers,
+        rules: &[RuleId::ScaledDotProductAttention],
+        text: "transformers: from_pretrained(..., attn_implementation=\"sdpa\")",
+        code: &[r#"model = AutoModel.from_pretrained(name, attn_implementation="sdpa")"#],
+    },
+    Setting {
+        framework: Diffusers,
+        rules: CHECKPOINT,
+        text: "diffusers: model.enable_gradient_checkpointing(), for the blocks that the model chooses",
+        code: &["model.enable_gradient_checkpointing()"],
+    },
+    Setting {
+        framework: DiffusersDecoder,
+        rules: &[RuleId::HalfTheBatch],
+        text: "diffusers: pipe.vae.enable_slicing() decodes one image at a time, and pipe.enable_model_cpu_offload() \
+               keeps only the running model on the GPU",
+        code: &["pipe.vae.enable_slicing()", "pipe.enable_model_cpu_offload()"],
+    },
+    Setting {
+        framework: Timm,
+        rules: CHECKPOINT,
+        text: "timm: model.set_grad_checkpointing()",
+        code: &["model.set_grad_checkpointing()"],
+    },
+];
 
 #[cfg(test)]
 mod tests {

@@ -36,7 +36,7 @@ pub use evaluation::{
     ForwardOnlyUse, is_changed_by_eval, is_dropout, is_loss, names_evaluation, names_forward_only, names_training,
 };
 pub use facts::FrameFacts;
-pub use frameworks::Framework;
+pub use frameworks::{Framework, Setting};
 pub use gpus::multiprocessors;
 pub use ids::{CategoryRuleId, PhaseRuleId, RuleId, UnknownRule};
 pub use libraries::{

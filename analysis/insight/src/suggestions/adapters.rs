@@ -1,6 +1,6 @@
 //! All parameters frozen, and small adapters that are trained.
 
-use super::change::{Change, ChangedBlocks, Order, SuggestionRule, WITH_STATE};
+use super::change::{Change, ChangedBlocks, Cost, Order, SuggestionRule, WITH_STATE};
 use super::facts::Facts;
 use super::recorded::Recorded;
 use super::recorded::batch::Batches;
@@ -17,6 +17,12 @@ pub(super) static RULE: SuggestionRule = SuggestionRule {
                 peak, and nearly all gradients are those of linear layers and embeddings.",
     method: "Gradients, optimizer state and the temporaries of the optimizer's step vanish. Activations stay. The \
              adapters themselves, a few hundredths of the parameters, are left out.",
+    cost: Cost::OtherTraining,
+    code: &[
+        "from peft import LoraConfig, get_peft_model",
+        r#"model = get_peft_model(model, LoraConfig(r=8, target_modules="all-linear"))"#,
+    ],
+    link: "https://huggingface.co/docs/peft/task_guides/lora_based_methods",
     at_most: false,
     programs: &["finetune", "tower"],
     find,

@@ -2,7 +2,7 @@
 
 use memtrace_trace::ids::StackId;
 
-use super::change::{Change, ChangedBlocks, Order, SuggestionRule, Value};
+use super::change::{Change, ChangedBlocks, Cost, Order, SuggestionRule, Value};
 use super::facts::Facts;
 use super::recorded::span::{Key, before};
 use crate::rules::{RuleId, is_pipelining};
@@ -14,6 +14,13 @@ pub(super) static RULE: SuggestionRule = SuggestionRule {
     condition: "A step calls one module several times, computes a loss after each call, and runs the backward passes \
                 after all of the calls.",
     method: "The forward pass of each micro-batch moves to the end of the backward pass of the one before it.",
+    cost: Cost::Free,
+    code: &[
+        "for inputs, labels in micro_batches:  # {place}",
+        "    (loss_fn(model(inputs), labels) / {count}).backward()",
+        "optimizer.step()",
+    ],
+    link: "https://docs.pytorch.org/docs/stable/notes/autograd.html",
     at_most: false,
     programs: &["gpipe", "summed"],
     find,

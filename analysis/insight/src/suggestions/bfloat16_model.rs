@@ -2,7 +2,7 @@
 
 use memtrace_trace::definition::TensorKind;
 
-use super::change::{Change, ChangedBlocks, Order, SuggestionRule};
+use super::change::{Change, ChangedBlocks, Cost, Order, SuggestionRule};
 use super::facts::Facts;
 use super::recorded::Recorded;
 use super::recorded::span::Span;
@@ -19,6 +19,12 @@ pub(super) static RULE: SuggestionRule = SuggestionRule {
     condition: "All parameters are float32. They, gradients, optimizer state and workspaces are all but a \
                 twentieth of the peak.",
     method: "Parameters, gradients, optimizer state and the temporaries of the optimizer's step halve.",
+    cost: Cost::OtherTraining,
+    code: &[
+        "model = model.to(torch.bfloat16)  # before the optimizer is made",
+        "output = model(inputs.to(torch.bfloat16))  # {call}",
+    ],
+    link: "https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html#torch.nn.Module.to",
     at_most: false,
     programs: &["wide", "tower"],
     find,

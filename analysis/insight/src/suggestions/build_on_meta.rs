@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::change::{Change, ChangedBlocks, Order, SuggestionRule, Value};
+use super::change::{Change, ChangedBlocks, Cost, Order, SuggestionRule, Value};
 use super::facts::Facts;
 use super::recorded::Recorded;
 use super::recorded::loaders::by_loader;
@@ -19,6 +19,13 @@ pub(super) static RULE: SuggestionRule = SuggestionRule {
                 load_state_dict(assign=True) makes them. The blocks that are freed together for them have the same \
                 sizes.",
     method: "The freed blocks vanish.",
+    cost: Cost::Free,
+    code: &[
+        r#"with torch.device("meta"):  # {place}"#,
+        "    model = Model(config)",
+        r#"model.load_state_dict(torch.load(path, map_location="cuda", mmap=True), assign=True)"#,
+    ],
+    link: "https://docs.pytorch.org/docs/stable/meta.html",
     at_most: false,
     programs: &["assigned"],
     find,

@@ -4,6 +4,8 @@ use std::collections::HashSet;
 use std::fmt::Debug;
 
 use memtrace_trace::ids::{ContextId, StackId};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use super::facts::Facts;
 use super::recorded::span::{self, Span};
@@ -29,12 +31,60 @@ pub struct SuggestionRule {
     pub condition: &'static str,
     /// What the replay changes.
     pub method: &'static str,
+    /// What it costs beside memory, which decides the order.
+    pub cost: Cost,
+    /// The code that makes the change: lines of Python with placeholders of the action, `{call}` for the line that calls
+    /// the model, and `{classes}` for the classes of modules.
+    pub code: &'static [&'static str],
+    /// A page about it; empty for none.
+    pub link: &'static str,
     /// Whether the new peak is an upper bound, because the run does not show the exact value.
     pub at_most: bool,
     /// The programs of `tests/programs/suggestions` for which it is suggested.
     pub programs: &'static [&'static str],
     /// The change, if the recording allows it.
     pub find: fn(&Facts<'_>) -> Option<Box<dyn Change>>,
+}
+
+/// What a change costs beside memory, cheapest first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Cost {
+    /// Nothing: the same results, and no slower.
+    Free,
+    /// Values round differently.
+    Rounding,
+    /// A small part of the forward pass runs twice.
+    Twice,
+    /// More kernels run, each for less.
+    MoreKernels,
+    /// Batches are smaller.
+    SmallerSteps,
+    /// The forward pass of modules runs twice.
+    Recomputed,
+    /// Copies between host and device.
+    Transfer,
+    /// The state of the optimizer is rounded to 8 bits.
+    EightBit,
+    /// The program trains something else.
+    OtherTraining,
+}
+
+impl Cost {
+    /// The cost in words.
+    pub fn text(self) -> &'static str {
+        match self {
+            Cost::Free => "free: the same results, no slower",
+            Cost::Rounding => "values round differently; matrix products are faster on tensor cores",
+            Cost::Twice => "slower: the last layer and the loss run twice",
+            Cost::MoreKernels => "slower: more and smaller kernels",
+            Cost::SmallerSteps => "slower: kernels work on fewer samples; batch norm sees fewer of them",
+            Cost::Recomputed => "slower: the forward pass of these modules runs twice, up to a third more time for all",
+            Cost::Transfer => "slower: copies between GPU and CPU",
+            Cost::EightBit => "the optimizer's state is rounded to 8 bits",
+            Cost::OtherTraining => "trains something else: check the results",
+        }
+    }
 }
 
 /// A change to a program, with what the recording shows about it.

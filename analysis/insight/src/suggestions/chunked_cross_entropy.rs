@@ -11,7 +11,7 @@ use std::collections::{HashMap, HashSet};
 use memtrace_trace::file::{Frame, StackNode};
 use memtrace_trace::ids::{ContextId, StackId};
 
-use super::change::{Change, ChangedBlocks, FORWARD_ONLY, Order, SuggestionRule, Value};
+use super::change::{Change, ChangedBlocks, Cost, FORWARD_ONLY, Order, SuggestionRule, Value};
 use super::facts::Facts;
 use super::recorded::Recorded;
 use super::recorded::span::{Key, Span, at};
@@ -26,6 +26,15 @@ pub(super) static RULE: SuggestionRule = SuggestionRule {
     condition: "The softmax of a cross-entropy or of log probabilities is at least a twentieth of the peak.",
     method: "Blocks of the logits' size are an eighth as large. The sum of the output layer's gradients exists \
              from the first chunk on, and a new sum when a chunk's gradient is added.",
+    cost: Cost::Twice,
+    code: &[
+        "# at {place}; hidden: [tokens, width], labels: [tokens]",
+        "def part(hidden, labels):",
+        r#"    return F.cross_entropy(head(hidden).float(), labels, reduction="sum")"#,
+        "parts = zip(hidden.chunk(8), labels.chunk(8))",
+        "loss = sum(checkpoint(part, *one, use_reentrant=False) for one in parts) / len(labels)",
+    ],
+    link: "https://docs.pytorch.org/docs/stable/checkpoint.html",
     at_most: false,
     programs: &["vocabulary", "factored", "policy"],
     find,

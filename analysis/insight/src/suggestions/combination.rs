@@ -1,6 +1,6 @@
 //! Changes that are made together.
 
-use super::change::{Assumed, Change, ChangedBlocks, SuggestionRule};
+use super::change::{Assumed, Change, ChangedBlocks, Cost, SuggestionRule};
 use super::facts::Facts;
 use crate::passes::phase::Phase;
 use crate::rules::RuleId;
@@ -11,6 +11,9 @@ pub static RULE: SuggestionRule = SuggestionRule {
     action: "several of these changes together",
     condition: "Together they lower the peak by at least a tenth more than the best of them alone.",
     method: "The changes are replayed together.",
+    cost: Cost::Free,
+    code: &[],
+    link: "",
     at_most: false,
     programs: &["decoder", "unet"],
     find: |_| None,

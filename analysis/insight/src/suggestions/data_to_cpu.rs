@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use memtrace_trace::ids::StackId;
 
-use super::change::{Change, ChangedBlocks, Order, SuggestionRule, Value};
+use super::change::{Change, ChangedBlocks, Cost, Order, SuggestionRule, Value};
 use super::facts::Facts;
 use crate::passes::category::Category;
 use crate::passes::lifetimes::{BEFORE_STEPS, BlockLifetime};
@@ -21,6 +21,12 @@ pub(super) static RULE: SuggestionRule = SuggestionRule {
                 allocated outside modules whose sizes have the ratio of two of these tensors, as copies of some rows \
                 have. Rows that are views of the tensors (data[i:j]) show nothing.",
     method: "These tensors vanish. The copies of rows stay.",
+    cost: Cost::Transfer,
+    code: &[
+        "data = data.cpu().pin_memory()  # {place}",
+        r#"batch = data[index].to("cuda", non_blocking=True)  # in the loop"#,
+    ],
+    link: "https://docs.pytorch.org/docs/stable/notes/cuda.html#use-pinned-memory-buffers",
     at_most: false,
     programs: &["replay_buffer"],
     find,

@@ -2,7 +2,7 @@
 
 use memtrace_trace::definition::TensorKind;
 
-use super::change::{Change, ChangedBlocks, Order, SuggestionRule, Value, WITH_STATE};
+use super::change::{Change, ChangedBlocks, Cost, Order, SuggestionRule, Value, WITH_STATE};
 use super::facts::Facts;
 use super::recorded::Recorded;
 use super::recorded::optimizer_step::{are_all, remove_temporaries};
@@ -27,6 +27,9 @@ pub(super) static RULE: SuggestionRule = SuggestionRule {
                 not for amsgrad or centered.",
     method: "State tensors of at least 4096 values take one byte per value, and four bytes per 256 values. The \
              step needs no temporaries.",
+    cost: Cost::EightBit,
+    code: &["import bitsandbytes", "optimizer = bitsandbytes.optim.{optimizer}8bit(model.parameters(), lr=lr)"],
+    link: "https://huggingface.co/docs/bitsandbytes/optimizers",
     at_most: false,
     programs: &["wide", "vit"],
     find,

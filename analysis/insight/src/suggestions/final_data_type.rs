@@ -3,7 +3,7 @@
 
 use memtrace_trace::ids::StackId;
 
-use super::change::{Change, ChangedBlocks, Order, SuggestionRule, Value};
+use super::change::{Change, ChangedBlocks, Cost, Order, SuggestionRule, Value};
 use super::facts::Facts;
 use super::recorded::{BlockEvent, Recorded};
 use crate::passes::phase::Phase;
@@ -15,6 +15,13 @@ pub(super) static RULE: SuggestionRule = SuggestionRule {
              torch.set_default_dtype() before the model is built",
     condition: "The peak is in loading, and a conversion of the model replaces parameters by smaller ones.",
     method: "The smaller parameters exist from the start. Those that they replace vanish.",
+    cost: Cost::Free,
+    code: &[
+        "torch.set_default_dtype(torch.bfloat16)  # before the model is built",
+        "model = Model(config)  # or from_pretrained(name, dtype=torch.bfloat16)",
+        "torch.set_default_dtype(torch.float32)  # {place} then converts nothing",
+    ],
+    link: "https://docs.pytorch.org/docs/stable/generated/torch.set_default_dtype.html",
     at_most: false,
     programs: &["halved"],
     find,

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashSet};
 
 use memtrace_trace::ids::ContextId;
 
-use super::change::{Change, ChangedBlocks, Order, SuggestionRule, Value, WITH_STATE};
+use super::change::{Change, ChangedBlocks, Cost, Order, SuggestionRule, Value, WITH_STATE};
 use super::facts::Facts;
 use super::no_grad::without_gradients;
 use super::recorded::calls::{Call, Members};
@@ -19,6 +19,13 @@ pub(super) static RULE: SuggestionRule = SuggestionRule {
     condition: "Gradients outlive all optimizer steps, and the program clears others after each step.",
     method: "These gradients vanish, and those that later backward passes add to them. If they are all gradients of a \
              model whose first module passes none on, its calls keep nothing for a backward pass.",
+    cost: Cost::Free,
+    code: &[
+        r#"trained = {id(p) for group in optimizer.param_groups for p in group["params"]}"#,
+        "for p in model.parameters():  # before the first step",
+        "    p.requires_grad_(id(p) in trained)",
+    ],
+    link: "https://docs.pytorch.org/docs/stable/notes/autograd.html#setting-requires-grad",
     at_most: true,
     programs: &["heads"],
     find,

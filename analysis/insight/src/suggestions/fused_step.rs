@@ -1,6 +1,6 @@
 //! A fused step of the optimizer, without temporaries.
 
-use super::change::{Change, ChangedBlocks, Order, SuggestionRule, Value, WITH_STATE};
+use super::change::{Change, ChangedBlocks, Cost, Order, SuggestionRule, Value, WITH_STATE};
 use super::facts::Facts;
 use super::recorded::optimizer_step::{can_fuse, remove_temporaries};
 use crate::passes::phase::Phase;
@@ -11,6 +11,9 @@ pub(super) static RULE: SuggestionRule = SuggestionRule {
     action: "fused=True for {optimizer}",
     condition: "The optimizer's step allocates temporaries, and PyTorch has a fused variant of the optimizer.",
     method: "The temporaries of the step vanish.",
+    cost: Cost::Free,
+    code: &["optimizer = torch.optim.{optimizer}(model.parameters(), lr=lr, fused=True)"],
+    link: "https://docs.pytorch.org/docs/stable/optim.html",
     at_most: false,
     programs: &["wide", "finetune"],
     find,

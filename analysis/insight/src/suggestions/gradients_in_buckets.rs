@@ -1,6 +1,6 @@
 //! Gradients that are views of DistributedDataParallel's buckets.
 
-use super::change::{Change, ChangedBlocks, Order, SuggestionRule, WITH_STATE};
+use super::change::{Change, ChangedBlocks, Cost, Order, SuggestionRule, WITH_STATE};
 use super::facts::Facts;
 use super::recorded::Recorded;
 use super::recorded::batch::passing_end;
@@ -14,6 +14,9 @@ pub(super) static RULE: SuggestionRule = SuggestionRule {
     action: "gradient_as_bucket_view=True for DistributedDataParallel",
     condition: "DistributedDataParallel is called, and buckets are allocated.",
     method: "Gradients are views of the buckets.",
+    cost: Cost::Free,
+    code: &["model = DistributedDataParallel(model, device_ids=[rank], gradient_as_bucket_view=True)"],
+    link: "https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html",
     at_most: false,
     programs: &["ddp"],
     find,

@@ -1,6 +1,6 @@
 //! Half the batch, where gradients cannot be accumulated.
 
-use super::change::{Change, ChangedBlocks, FORWARD_ONLY, Order, SuggestionRule};
+use super::change::{Change, ChangedBlocks, Cost, FORWARD_ONLY, Order, SuggestionRule};
 use super::facts::Facts;
 use super::recorded::batch::{Batches, halve};
 use crate::passes::phase::Phase;
@@ -13,6 +13,9 @@ pub(super) static RULE: SuggestionRule = SuggestionRule {
                 serve models (vLLM, SGLang): they choose their batches.",
     method: "Activations, inputs, autograd temporaries and temporaries of the model halve. Results that are kept do \
              not.",
+    cost: Cost::SmallerSteps,
+    code: &["for part in inputs.chunk(2):  # {call}", "    output = model(part)"],
+    link: "https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.DataLoader",
     at_most: false,
     programs: &["gan", "inference"],
     find,

@@ -1,7 +1,7 @@
 //! Tensors that `torch.load` or safetensors allocate on the device and that are freed later: their values are copied to
 //! parameters. Loaded to the CPU, they need no device memory.
 
-use super::change::{Change, ChangedBlocks, Order, SuggestionRule, Value};
+use super::change::{Change, ChangedBlocks, Cost, Order, SuggestionRule, Value};
 use super::facts::Facts;
 use super::recorded::Recorded;
 use super::recorded::loaders::by_loader;
@@ -14,6 +14,9 @@ pub(super) static RULE: SuggestionRule = SuggestionRule {
     action: "load to the CPU at {place}: map_location=\"cpu\"",
     condition: "The peak is in loading, and torch.load or safetensors allocate tensors that are freed later.",
     method: "These tensors vanish.",
+    cost: Cost::Free,
+    code: &[r#"state = torch.load(path, map_location="cpu")  # {place}"#, "model.load_state_dict(state)"],
+    link: "https://docs.pytorch.org/docs/stable/generated/torch.load.html",
     at_most: false,
     programs: &["serve"],
     find,

@@ -3,7 +3,7 @@
 
 use memtrace_trace::ids::StackId;
 
-use super::change::{Change, ChangedBlocks, Order, SuggestionRule, Value};
+use super::change::{Change, ChangedBlocks, Cost, Order, SuggestionRule, Value};
 use super::facts::Facts;
 use super::recorded::Recorded;
 use crate::passes::category::Category;
@@ -18,6 +18,17 @@ pub(super) static RULE: SuggestionRule = SuggestionRule {
     condition: "nn.DataParallel gathers results that are at least a twentieth of the peak.",
     method: "The gathered results vanish. What code outside modules allocates from them, forward and backward, is \
              divided by the number of devices.",
+    cost: Cost::Free,
+    code: &[
+        "class WithLoss(nn.Module):  # {place}",
+        "    def __init__(self, model):",
+        "        super().__init__()",
+        "        self.model = model",
+        "    def forward(self, inputs, labels):",
+        "        return F.cross_entropy(self.model(inputs), labels).unsqueeze(0)",
+        "loss = nn.DataParallel(WithLoss(model))(inputs, labels).mean()",
+    ],
+    link: "https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html",
     at_most: false,
     programs: &["parallel"],
     find,

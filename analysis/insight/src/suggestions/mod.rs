@@ -46,7 +46,7 @@ mod smaller_evaluation_batch;
 #[cfg(test)]
 mod test_program;
 
-pub use change::{Assumed, Change, ChangedBlocks, Order, SuggestionRule, Value};
+pub use change::{Assumed, Change, ChangedBlocks, Cost, Order, SuggestionRule, Value};
 pub use combination::{Combination, RULE as COMBINED_CHANGES};
 pub use facts::{Facts, RunFacts};
 pub use recorded::{FailedRequest, Recorded};

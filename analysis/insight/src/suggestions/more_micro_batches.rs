@@ -1,6 +1,6 @@
 //! Half of each micro-batch, and twice as many, for a program that accumulates gradients.
 
-use super::change::{Change, ChangedBlocks, Order, SuggestionRule, Value};
+use super::change::{Change, ChangedBlocks, Cost, Order, SuggestionRule, Value};
 use super::facts::Facts;
 use super::recorded::batch::{Batches, halve};
 use crate::rules::RuleId;
@@ -10,6 +10,13 @@ pub(super) static RULE: SuggestionRule = SuggestionRule {
     action: "half of each micro-batch: {twice} in a step instead of {count}",
     condition: "Each step accumulates the gradients of several backward passes.",
     method: "Activations, inputs, autograd temporaries and temporaries of the model halve.",
+    cost: Cost::SmallerSteps,
+    code: &[
+        "micro_batches = {twice}  # instead of {count}: each has half of the samples",
+        "for part, target in zip(inputs.chunk(micro_batches), labels.chunk(micro_batches)):  # {call}",
+        "    (loss_fn(model(part), target) / micro_batches).backward()",
+    ],
+    link: "https://docs.pytorch.org/docs/stable/notes/amp_examples.html#gradient-accumulation",
     at_most: false,
     programs: &["accumulation"],
     find,

@@ -3,7 +3,7 @@
 
 use memtrace_trace::ids::StackId;
 
-use super::change::{Change, ChangedBlocks, FORWARD_ONLY, Order, SuggestionRule, Value};
+use super::change::{Change, ChangedBlocks, Cost, FORWARD_ONLY, Order, SuggestionRule, Value};
 use super::facts::Facts;
 use super::recorded::Recorded;
 use super::recorded::span::after;
@@ -18,6 +18,12 @@ pub(super) static RULE: SuggestionRule = SuggestionRule {
              weights",
     condition: "Autocast keeps copies of weights in a forward pass without gradients.",
     method: "Each of these copies ends with the operation that it was made for.",
+    cost: Cost::Free,
+    code: &[
+        r#"with torch.autocast("cuda", dtype=torch.bfloat16, cache_enabled=False):"#,
+        "    output = model(inputs)  # {place}",
+    ],
+    link: "https://docs.pytorch.org/docs/stable/amp.html#torch.autocast",
     at_most: false,
     programs: &["sweep"],
     find,

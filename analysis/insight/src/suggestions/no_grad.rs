@@ -3,7 +3,7 @@
 //! Without gradients a block is freed when the last operation that reads it is done ([`super::recorded::reads`]),
 //! except for the last blocks of the outermost call, which are its results.
 
-use super::change::{Change, ChangedBlocks, Order, SuggestionRule};
+use super::change::{Change, ChangedBlocks, Cost, Order, SuggestionRule};
 use super::facts::Facts;
 use super::recorded::Recorded;
 use super::recorded::calls::{Call, RESULTS};
@@ -21,6 +21,9 @@ pub(super) static RULE: SuggestionRule = SuggestionRule {
     method: "Blocks of such a call, except the last two, are freed when the code after them has run: the module \
              that gets them as arguments, the next operation of their statement, or the code that assigned them to \
              a variable.",
+    cost: Cost::Free,
+    code: &["with torch.no_grad():  # {call}", "    output = model(inputs)"],
+    link: "https://docs.pytorch.org/docs/stable/generated/torch.no_grad.html",
     at_most: false,
     programs: &["evaluation", "layers"],
     find,

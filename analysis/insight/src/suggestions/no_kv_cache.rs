@@ -1,6 +1,6 @@
 //! Forward passes that generate nothing without a key-value cache: `use_cache=False`.
 
-use super::change::{Change, ChangedBlocks, Order, SuggestionRule};
+use super::change::{Change, ChangedBlocks, Cost, Order, SuggestionRule};
 use super::facts::Facts;
 use super::recorded::kv_cache::without_cache;
 use crate::passes::phase::Phase;
@@ -13,6 +13,9 @@ pub(super) static RULE: SuggestionRule = SuggestionRule {
     condition: "Caches of transformers keep the keys and values of layers after the layer's call. Outside generate() \
                 no later call joins them with new ones, and the graph does not save them.",
     method: "These keys and values are freed when the call of their layer returns.",
+    cost: Cost::Free,
+    code: &["output = model(**batch, use_cache=False)  # {call}"],
+    link: "https://huggingface.co/docs/transformers/kv_cache",
     at_most: false,
     programs: &["scoring", "pretrain"],
     find,

@@ -6,7 +6,7 @@
 
 use std::collections::HashSet;
 
-use super::change::{Change, ChangedBlocks, Order, SuggestionRule};
+use super::change::{Change, ChangedBlocks, Cost, Order, SuggestionRule};
 use super::facts::Facts;
 use super::recorded::reads::{read_until, unpacked_until};
 use super::recorded::span::{Key, Span, after, before};
@@ -24,6 +24,13 @@ pub(super) static RULE: SuggestionRule = SuggestionRule {
     method: "Blocks that only the backward pass needs are freed when the code after them has run. They are \
              allocated again for the node that frees them, with a copy of the node's weight. A result that both its \
              operation and the next one save is allocated for both.",
+    cost: Cost::Transfer,
+    code: &[
+        "with torch.autograd.graph.save_on_cpu(pin_memory=True):  # {call}",
+        "    loss = loss_fn(model(inputs), labels)",
+        "loss.backward()",
+    ],
+    link: "https://docs.pytorch.org/docs/stable/autograd.html#torch.autograd.graph.save_on_cpu",
     at_most: false,
     programs: &["wavenet", "unet"],
     find,

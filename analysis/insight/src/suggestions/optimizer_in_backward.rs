@@ -1,6 +1,6 @@
 //! An optimizer that steps inside the backward pass, parameter by parameter.
 
-use super::change::{Change, ChangedBlocks, Order, SuggestionRule, Value, WITH_STATE};
+use super::change::{Change, ChangedBlocks, Cost, Order, SuggestionRule, Value, WITH_STATE};
 use super::facts::Facts;
 use super::recorded::Recorded;
 use super::recorded::batch::{Batches, passing_end};
@@ -16,6 +16,16 @@ pub(super) static RULE: SuggestionRule = SuggestionRule {
     action: "step {optimizer} in the backward pass (register_post_accumulate_grad_hook), one parameter at a time",
     condition: "Each step has one backward pass, and nothing works on all gradients together.",
     method: "Each gradient is freed when it is complete. The step needs one temporary of the parameter's size.",
+    cost: Cost::MoreKernels,
+    code: &[
+        "optimizers = {p: torch.optim.{optimizer}([p], lr=lr) for p in model.parameters()}",
+        "def update(p):",
+        "    optimizers[p].step()",
+        "    optimizers[p].zero_grad()",
+        "for p in model.parameters():",
+        "    p.register_post_accumulate_grad_hook(update)  # and no step() after backward()",
+    ],
+    link: "https://docs.pytorch.org/tutorials/intermediate/optimizer_step_in_backward_tutorial.html",
     at_most: false,
     programs: &["wide", "contrastive"],
     find,

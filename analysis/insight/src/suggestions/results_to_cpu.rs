@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use memtrace_trace::ids::{ContextId, StackId};
 
-use super::change::{Change, ChangedBlocks, FORWARD_ONLY, Order, SuggestionRule, Value};
+use super::change::{Change, ChangedBlocks, Cost, FORWARD_ONLY, Order, SuggestionRule, Value};
 use super::facts::Facts;
 use super::recorded::Recorded;
 use super::recorded::batch::{joined, kept_places};
@@ -24,6 +24,9 @@ pub(super) static RULE: SuggestionRule = SuggestionRule {
                 backward pass they do not grow.",
     method: "Such blocks end before the next iteration. Those that each iteration replaces by larger ones vanish, and \
              so does what joins them.",
+    cost: Cost::Transfer,
+    code: &["results.append(output.detach().cpu())  # {place}"],
+    link: "https://docs.pytorch.org/docs/stable/generated/torch.Tensor.cpu.html",
     at_most: false,
     programs: &["predictions", "joined"],
     find,

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use memtrace_trace::ids::{ContextId, StackId};
 
-use super::change::{Change, ChangedBlocks, FORWARD_ONLY, Order, SuggestionRule, Value};
+use super::change::{Change, ChangedBlocks, Cost, FORWARD_ONLY, Order, SuggestionRule, Value};
 use super::facts::Facts;
 use super::recorded::Recorded;
 use crate::passes::category::Category;
@@ -29,6 +29,12 @@ pub(super) static RULE: SuggestionRule = SuggestionRule {
                 attention. The program does not keep them, and the module looks up no bias in an embedding.",
     method: "The blocks of the score matrix's size vanish from the call and from its backward pass, in all data \
              types.",
+    cost: Cost::Free,
+    code: &[
+        "# at {place}, instead of softmax(q @ k.transpose(-2, -1) * scale) @ v",
+        "out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)  # or is_causal=True",
+    ],
+    link: "https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html",
     at_most: false,
     programs: &["decoder", "inference"],
     find,

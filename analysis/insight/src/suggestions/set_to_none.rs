@@ -1,6 +1,6 @@
 //! Gradients that are freed right after the optimizer's step.
 
-use super::change::{Change, ChangedBlocks, Order, SuggestionRule, WITH_STATE};
+use super::change::{Change, ChangedBlocks, Cost, Order, SuggestionRule, WITH_STATE};
 use super::facts::Facts;
 use super::recorded::optimizer_step;
 use super::recorded::span::{Key, Span, after, at};
@@ -14,6 +14,12 @@ pub(super) static RULE: SuggestionRule = SuggestionRule {
     action: "optimizer.zero_grad(set_to_none=True) right after optimizer.step()",
     condition: "Gradients exist in the forward pass after the optimizer's step.",
     method: "Gradients end with the optimizer's step. The next backward pass allocates them.",
+    cost: Cost::Free,
+    code: &[
+        "optimizer.step()",
+        "optimizer.zero_grad(set_to_none=True)  # here, not after the next forward pass ({call})",
+    ],
+    link: "https://docs.pytorch.org/docs/stable/generated/torch.optim.Optimizer.zero_grad.html",
     at_most: false,
     programs: &["zeroed"],
     find,

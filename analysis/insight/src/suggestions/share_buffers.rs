@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use memtrace_trace::definition::TensorKind;
 
-use super::change::{Change, ChangedBlocks, Order, SuggestionRule, Value};
+use super::change::{Change, ChangedBlocks, Cost, Order, SuggestionRule, Value};
 use super::facts::Facts;
 use super::recorded::Recorded;
 use crate::passes::category::Category;
@@ -22,6 +22,13 @@ pub(super) static RULE: SuggestionRule = SuggestionRule {
                 of positions.",
     method: "All of these buffers but the first vanish. Where scaled_dot_product_attention runs, square masks all \
              vanish: is_causal=True needs none.",
+    cost: Cost::Free,
+    code: &[
+        "# once, in the model, instead of {name} in each module",
+        r#"self.register_buffer("shared", table, persistent=False)"#,
+        "x = layer(x, self.shared)  # each layer gets it",
+    ],
+    link: "https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html#torch.nn.Module.register_buffer",
     at_most: false,
     programs: &["masks", "rotary"],
     find,

@@ -1,6 +1,6 @@
 //! A step of the optimizer that processes one parameter after the other, where it cannot be fused.
 
-use super::change::{Change, ChangedBlocks, Order, SuggestionRule, Value, WITH_STATE};
+use super::change::{Change, ChangedBlocks, Cost, Order, SuggestionRule, Value, WITH_STATE};
 use super::facts::Facts;
 use super::recorded::Recorded;
 use super::recorded::optimizer_step::{are_all, can_fuse, in_step};
@@ -32,6 +32,9 @@ pub(super) static RULE: SuggestionRule = SuggestionRule {
     condition: "The optimizer's step allocates temporaries, and PyTorch's class takes `foreach` and has no fused \
                 variant.",
     method: "Three temporaries of the largest parameter's size remain in each step.",
+    cost: Cost::MoreKernels,
+    code: &["optimizer = torch.optim.{optimizer}(model.parameters(), lr=lr, foreach=False)"],
+    link: "https://docs.pytorch.org/docs/stable/optim.html",
     at_most: true,
     programs: &["factored"],
     find,

@@ -3,7 +3,7 @@
 //! The second half runs after the first, with the gradients of the first present. Each gradient that it computes is
 //! added to them and freed.
 
-use super::change::{Change, ChangedBlocks, FORWARD_ONLY, Order, SuggestionRule};
+use super::change::{Change, ChangedBlocks, Cost, FORWARD_ONLY, Order, SuggestionRule};
 use super::facts::Facts;
 use super::recorded::Recorded;
 use super::recorded::batch::{Batches, halve, lasting_places, passing_end};
@@ -21,6 +21,13 @@ pub(super) static RULE: SuggestionRule = SuggestionRule {
     method: "Activations, inputs, autograd temporaries and temporaries of the model halve. Forward and backward run \
              twice. The gradients of the first half exist in the second, which adds its own one by one. What stays for \
              more than a step is as large as before.",
+    cost: Cost::SmallerSteps,
+    code: &[
+        "for part, target in zip(inputs.chunk(2), labels.chunk(2)):  # {call}",
+        "    (loss_fn(model(part), target) / 2).backward()",
+        "optimizer.step()",
+    ],
+    link: "https://docs.pytorch.org/docs/stable/notes/amp_examples.html#gradient-accumulation",
     at_most: false,
     programs: &["decoder", "vit"],
     find,

@@ -1,6 +1,6 @@
 //! Half the batch in evaluations, in generation or in rollouts.
 
-use super::change::{Change, ChangedBlocks, FORWARD_ONLY, Order, SuggestionRule, Value};
+use super::change::{Change, ChangedBlocks, Cost, FORWARD_ONLY, Order, SuggestionRule, Value};
 use super::facts::Facts;
 use super::recorded::Recorded;
 use super::recorded::batch::{joined, kept_places};
@@ -16,6 +16,9 @@ pub(super) static RULE: SuggestionRule = SuggestionRule {
     condition: "The peak is in an evaluation, in generation or in a rollout of a training run, and no blocks of a \
                 training step are allocated.",
     method: "What it computes halves, but not the results that it keeps.",
+    cost: Cost::SmallerSteps,
+    code: &["loader = DataLoader(dataset, batch_size=batch_size // 2)  # in {evaluation}: {call}"],
+    link: "https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.DataLoader",
     at_most: false,
     programs: &["validation", "evaluation"],
     find,

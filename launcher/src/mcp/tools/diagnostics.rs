@@ -33,7 +33,7 @@ pub(crate) struct Arguments {
 pub(crate) struct Content {
     /// The issues, largest first. docs/reference/diagnostics.md explains each rule.
     issues: Vec<IssueRow>,
-    /// Changes that lower the peak, or the memory in use at the out-of-memory error: lowest new peak first.
+    /// Changes that lower the peak, or the memory in use at the out-of-memory error: cheapest first.
     suggestions: Vec<SuggestionRow>,
     /// What the out-of-memory error means, if no rule matched.
     #[serde(skip_serializing_if = "Vec::is_empty")]

@@ -27,7 +27,7 @@ use std::collections::BTreeMap;
 use memtrace_trace::definition::TensorKind;
 use memtrace_trace::ids::ContextId;
 
-use super::change::{Assumed, Change, ChangedBlocks, Order, SuggestionRule};
+use super::change::{Assumed, Change, ChangedBlocks, Cost, Order, SuggestionRule};
 use super::facts::Facts;
 use super::recorded::Recorded;
 use super::recorded::span::{self, Span};
@@ -54,6 +54,13 @@ pub(super) static RULE: SuggestionRule = SuggestionRule {
              with them. An operation in the other type works on a copy of its input, which the backward pass needs \
              instead of the input. Copies of weights stay until autocast ends, and until the backward pass has used \
              them.",
+    cost: Cost::Rounding,
+    code: &[
+        r#"with torch.autocast("cuda", dtype=torch.bfloat16):  # {call}"#,
+        "    loss = loss_fn(model(inputs), labels)",
+        "loss.backward()",
+    ],
+    link: "https://docs.pytorch.org/docs/stable/amp.html#torch.autocast",
     at_most: false,
     programs: &["convnext", "resnet"],
     find,

@@ -10,7 +10,7 @@ use memtrace_trace::ids::ContextId;
 
 use classes::{MAX_CLASSES, MIN_MODULES, SAME_PEAK, WORTH_CHECKPOINTING, members};
 
-use super::change::{Assumed, Change, ChangedBlocks, FORWARD_ONLY, Order, SuggestionRule, Value};
+use super::change::{Assumed, Change, ChangedBlocks, Cost, FORWARD_ONLY, Order, SuggestionRule, Value};
 use super::facts::Facts;
 use super::recorded::calls::{Call, Members, calls, calls_with_gradients};
 use super::recorded::kv_cache::without_cache;
@@ -35,6 +35,13 @@ pub(super) static RULE: SuggestionRule = SuggestionRule {
              They are allocated again, with the temporaries of the call, when its backward pass begins. Inputs and \
              results stay, but not a result of which only an average is read. An evaluation with gradients keeps \
              what a training pass keeps. Copies of weights stay until autocast ends.",
+    cost: Cost::Recomputed,
+    code: &[
+        "from torch.distributed.algorithms._checkpoint import checkpoint_wrapper",
+        "# once, after the model is built: {layers}",
+        "checkpoint_wrapper.apply_activation_checkpointing(model, check_fn=lambda m: type(m).__name__ in {{classes}})",
+    ],
+    link: "https://docs.pytorch.org/docs/stable/checkpoint.html",
     at_most: false,
     programs: &["compiled", "decoder", "nested", "resnet", "unet"],
     find,
@@ -49,6 +56,14 @@ pub(super) static WITHOUT_BACKWARD: SuggestionRule = SuggestionRule {
                 peak. The second part is left out if the program has an optimizer, if dropout is active, or if the \
                 innermost function with such a name is named after training.",
     method: "Blocks of such a module are freed when the code after them has run, except its result.",
+    cost: Cost::Recomputed,
+    code: &[
+        "from torch.distributed.algorithms._checkpoint import checkpoint_wrapper",
+        "# once, after the model is built: {layers}",
+        "# if this is no training, this instead: with torch.no_grad(): at {call}",
+        "checkpoint_wrapper.apply_activation_checkpointing(model, check_fn=lambda m: type(m).__name__ in {{classes}})",
+    ],
+    link: "https://docs.pytorch.org/docs/stable/checkpoint.html",
     at_most: true,
     programs: &["resnet", "vocabulary"],
     find: find_without_backward,
