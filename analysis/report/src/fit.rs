@@ -13,6 +13,9 @@ const COLUMN_BYTES: usize = 16;
 /// The maximum number of lines into which a text without spaces is broken, before it is cut.
 const MAX_BREAKS: usize = 4;
 
+/// The maximum number of lines into which a line of code is broken, before it is cut.
+const MAX_CODE_LINES: usize = 12;
+
 /// The number of columns that a text takes.
 pub(crate) fn columns(text: &str) -> usize {
     if text.is_ascii() { text.len() } else { text.chars().map(char_columns).sum() }
@@ -63,6 +66,22 @@ pub(crate) fn wrap_list(text: &str, width: usize) -> Vec<String> {
 /// Breaks text at spaces.
 pub(crate) fn wrap_words(text: &str, width: usize) -> Vec<String> {
     wrap(words(text).into_iter(), width)
+}
+
+/// Breaks a line of code at spaces. What follows is indented by four columns more. Only a line of many lines is cut.
+pub(crate) fn wrap_code(code: &str, width: usize) -> Vec<String> {
+    if fits(code, width) {
+        return vec![code.to_owned()];
+    }
+    let text = code.trim_start();
+    let indentation = columns(&code[..code.len() - text.len()]).min(width / 2);
+    let mut lines = wrap_words(text, width.saturating_sub(indentation + 4));
+    if lines.len() > MAX_CODE_LINES {
+        lines.truncate(MAX_CODE_LINES);
+        lines.push("…".to_owned());
+    }
+    let indented = |(i, line)| format!("{:indent$}{line}", "", indent = indentation + if i == 0 { 0 } else { 4 });
+    lines.into_iter().enumerate().map(indented).collect()
 }
 
 /// The words of a text, each with the space after it. A number and its unit are one word.

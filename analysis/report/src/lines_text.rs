@@ -6,14 +6,18 @@ use memtrace_summary::{
     device_text, signed_size_text, size_text,
 };
 
-use crate::fit::{cut_middle, wrap_words};
+use crate::fit::{columns, cut_middle, wrap_words};
 use crate::parts::NOT_COMPILED;
 use crate::style::{TextOptions, ToText};
-use crate::table::{Align, Table};
+use crate::table::{Align, GAP, Table};
 use crate::text_report::TextReport;
 
-/// The maximum width of the code column, if the report is not narrower.
-const WIDEST: usize = 160;
+/// The maximum width of running text. Tables can be wider.
+const WIDEST_TEXT: usize = 100;
+/// The width that a line of code gets if it fits beside no choice of columns, and is wrapped.
+const WRAPPED: usize = 60;
+/// The indentation of a table.
+const INDENT: usize = 2;
 
 /// The legend of the figures.
 pub(crate) const LEGEND: [&str; 3] = [
@@ -31,39 +35,30 @@ impl ToText for LinesReport {
         let mut report = TextReport::new(options);
         report.heading(&report_title(self));
         for legend in LEGEND {
-            for line in wrap_words(legend, report.width.saturating_sub(2)) {
+            for line in wrap_words(legend, report.width.min(WIDEST_TEXT).saturating_sub(2)) {
                 report.line(format!("  {line}"));
             }
         }
+        let mut left_out: Vec<&str> = Vec::new();
         for function in &self.functions {
             report.blank();
             report.heading(&title(function));
             let margin = margin(function);
-            let backward = function.lines.iter().any(|line| line.figures.is_some_and(|f| f.backward_allocations > 0));
-            let mut head = vec![
-                ("Active peak", Align::Right),
-                ("Reserved peak", Align::Right),
-                ("Net", Align::Right),
-                ("Allocated", Align::Right),
-                ("Blocks", Align::Right),
-                ("Times", Align::Right),
-            ];
-            head.extend(backward.then_some(("Backward", Align::Right)));
-            let kinds = kinds_of(function);
-            head.extend(kinds.iter().map(|kind| (kind.heading, Align::Left)));
+            let shown = columns_beside_code(function, margin, report.width.saturating_sub(INDENT), &mut left_out);
+            let mut head: Vec<_> = shown.iter().map(|column| (column.heading, column.align)).collect();
             head.extend([("Line", Align::Right), ("Code", Align::Left)]);
-            let mut table = Table::verbatim(&head);
+            let mut table = Table::of_code(&head);
             for line in &function.lines {
-                let mut cells = cells(line.figures.as_ref());
-                cells.truncate(6 + usize::from(backward));
-                cells.extend(kinds.iter().map(|kind| (kind.text)(line)));
-                cells.push(line.line.to_string());
-                cells.push(line.text.as_deref().and_then(|text| text.get(margin..)).unwrap_or_default().to_owned());
+                let mut cells: Vec<String> = shown.iter().map(|column| column.text(line)).collect();
+                cells.extend([line.line.to_string(), code(line, margin).to_owned()]);
                 table.row(cells);
             }
-            report.lines.extend(table.lines(2, report.width.max(WIDEST), report.style));
+            report.lines.extend(table.lines(INDENT, report.width, report.style));
         }
         report.blank();
+        if !left_out.is_empty() {
+            report.note(&format!("no room beside the code for {}: see --html or --json", left_out.join(", ")));
+        }
         for note in notes(self) {
             report.note(&note);
         }
@@ -100,40 +95,65 @@ pub(crate) fn notes(report: &LinesReport) -> Vec<String> {
     notes
 }
 
-/// A column that says what the blocks of a line are.
-struct Kind {
-    heading: &'static str,
-    text: fn(&LineRow) -> String,
+/// How a cell gets its text.
+enum Text {
+    OfFigures(fn(&LineFigures) -> String),
+    OfLine(fn(&LineRow) -> String),
 }
 
-/// These columns. A function has those for which it has texts.
-static KINDS: [Kind; 3] = [
-    Kind {
-        heading: "Largest tensor",
-        text: |line| {
-            let Some(tensor) = &line.largest_tensor else { return String::new() };
-            let shape = tensor.shape.as_ref().map(|shape| format!(" {shape}")).unwrap_or_default();
-            let more = match tensor.named_blocks {
-                0 | 1 => String::new(),
-                count => format!(", {} more", count_text(count - 1)),
-            };
-            format!("{}{shape}{more}", cut_middle(&tensor.name, LONGEST_NAME))
-        },
-    },
-    Kind {
-        heading: "Custom categories",
-        text: |line| {
-            let name = |one: &CustomCategoryAmount| (one.custom_category.clone(), one.bytes);
-            kind_text(line.custom_categories.iter().map(name), NO_CUSTOM_CATEGORY)
-        },
-    },
-    Kind {
-        heading: "Compile contexts",
-        text: |line| {
-            let name = |one: &CompileContextAmount| (one.compile_context.clone(), one.bytes);
-            kind_text(line.compile_contexts.iter().map(name), NOT_COMPILED)
-        },
-    },
+/// A column left of the code.
+struct Column {
+    heading: &'static str,
+    align: Align,
+    text: Text,
+    /// The columns with the highest numbers are left out first, where the code needs their width. 0 always stays.
+    gives_way: u8,
+}
+
+impl Column {
+    const fn figure(heading: &'static str, gives_way: u8, text: fn(&LineFigures) -> String) -> Column {
+        Column { heading, align: Align::Right, text: Text::OfFigures(text), gives_way }
+    }
+
+    /// A column that says what the blocks of a line are.
+    const fn kind(heading: &'static str, gives_way: u8, text: fn(&LineRow) -> String) -> Column {
+        Column { heading, align: Align::Left, text: Text::OfLine(text), gives_way }
+    }
+
+    fn text(&self, line: &LineRow) -> String {
+        match self.text {
+            Text::OfFigures(text) => line.figures.as_ref().map(text).unwrap_or_default(),
+            Text::OfLine(text) => text(line),
+        }
+    }
+}
+
+/// These columns, from the left.
+static COLUMNS: [Column; 10] = [
+    Column::figure("Active peak", 0, |f| nonzero(f.active_peak_bytes)),
+    Column::figure("Reserved peak", 4, |f| nonzero(f.reserved_peak_bytes)),
+    Column::figure("Net", 2, |f| signed_size_text(f.net_bytes)),
+    Column::figure("Allocated", 1, |f| size_text(f.allocated_bytes)),
+    Column::figure("Blocks", 6, |f| count_text(f.allocations)),
+    Column::figure("Times", 5, |f| if f.times > 0 { count_text(f.times) } else { String::new() }),
+    Column::figure("Backward", 3, |f| nonzero(f.backward_bytes)),
+    Column::kind("Largest tensor", 9, |line| {
+        let Some(tensor) = &line.largest_tensor else { return String::new() };
+        let shape = tensor.shape.as_ref().map(|shape| format!(" {shape}")).unwrap_or_default();
+        let more = match tensor.named_blocks {
+            0 | 1 => String::new(),
+            count => format!(", {} more", count_text(count - 1)),
+        };
+        format!("{}{shape}{more}", cut_middle(&tensor.name, LONGEST_NAME))
+    }),
+    Column::kind("Custom categories", 7, |line| {
+        let name = |one: &CustomCategoryAmount| (one.custom_category.clone(), one.bytes);
+        kind_text(line.custom_categories.iter().map(name), NO_CUSTOM_CATEGORY)
+    }),
+    Column::kind("Compile contexts", 8, |line| {
+        let name = |one: &CompileContextAmount| (one.compile_context.clone(), one.bytes);
+        kind_text(line.compile_contexts.iter().map(name), NOT_COMPILED)
+    }),
 ];
 /// The maximum width of a tensor name in columns.
 const LONGEST_NAME: usize = 32;
@@ -153,24 +173,46 @@ fn margin(function: &FunctionLines) -> usize {
     texts.map(|text| text.len() - text.trim_start_matches([' ', '\t']).len()).min().unwrap_or(0)
 }
 
-/// The seven figures of a line.
-fn cells(figures: Option<&LineFigures>) -> Vec<String> {
-    let Some(f) = figures else { return vec![String::new(); 7] };
-    let some = |bytes: u64| if bytes > 0 { size_text(bytes) } else { String::new() };
-    vec![
-        some(f.active_peak_bytes),
-        some(f.reserved_peak_bytes),
-        signed_size_text(f.net_bytes),
-        size_text(f.allocated_bytes),
-        count_text(f.allocations),
-        if f.times > 0 { count_text(f.times) } else { String::new() },
-        some(f.backward_bytes),
-    ]
+/// The code of a line, without the common indentation of its function.
+fn code(line: &LineRow, margin: usize) -> &str {
+    line.text.as_deref().and_then(|text| text.get(margin..)).unwrap_or_default()
 }
 
-/// The columns of [`KINDS`] that a function has.
-fn kinds_of(function: &FunctionLines) -> Vec<&'static Kind> {
-    KINDS.iter().filter(|kind| function.lines.iter().any(|line| !(kind.text)(line).is_empty())).collect()
+/// The columns that a function has texts for and that leave its code whole. Adds the headings of the other columns to
+/// `left_out`.
+fn columns_beside_code(
+    function: &FunctionLines,
+    margin: usize,
+    width: usize,
+    left_out: &mut Vec<&'static str>,
+) -> Vec<&'static Column> {
+    let texts =
+        |column: &Column| function.lines.iter().map(|line| columns(&column.text(line))).max().filter(|most| *most > 0);
+    let with_width = |column: &'static Column| Some((column, texts(column)?.max(columns(column.heading)) + GAP));
+    let mut shown: Vec<(&'static Column, usize)> = COLUMNS.iter().filter_map(with_width).collect();
+    let line_number =
+        function.lines.iter().map(|line| line.line.to_string().len()).max().unwrap_or(0).max("Line".len());
+    let room = width.saturating_sub(line_number + GAP);
+    let fewest: usize = shown.iter().filter(|(column, _)| column.gives_way == 0).map(|(_, width)| width).sum();
+    let widest = room.saturating_sub(fewest);
+    let widths = function.lines.iter().map(|line| columns(code(line, margin)));
+    let needed = widths.map(|width| if width > widest { widest.min(WRAPPED) } else { width }).max();
+    let needed = needed.unwrap_or(0).max("Code".len());
+    while shown.iter().map(|(_, width)| width).sum::<usize>() + needed > room {
+        let Some(at) = (0..shown.len()).max_by_key(|at| shown[*at].0.gives_way) else { break };
+        if shown[at].0.gives_way == 0 {
+            break;
+        }
+        let (column, _) = shown.remove(at);
+        if !left_out.contains(&column.heading) {
+            left_out.push(column.heading);
+        }
+    }
+    shown.into_iter().map(|(column, _)| column).collect()
+}
+
+fn nonzero(bytes: u64) -> String {
+    if bytes > 0 { size_text(bytes) } else { String::new() }
 }
 
 /// What a line allocated, by kind: `attention 1.20 GiB, none of the rules 3.00 MiB`. `rest` names what has no name.

@@ -1,11 +1,13 @@
-//! Tables in plain text. Each column is as wide as its widest cell; the last column is cut at the right edge.
+//! Tables in plain text. Each column is as wide as its widest cell; the last column is wrapped at the right edge.
 
-use crate::fit::{columns, cut, wrap_list};
+use crate::fit::{columns, cut, wrap_code, wrap_list};
 use crate::style::Style;
 
 /// If less than this remains for the last column, its text stands below the row, indented by `BELOW`.
 const NARROWEST: usize = 16;
 const BELOW: usize = 6;
+/// The columns between two columns of a table.
+pub(crate) const GAP: usize = 2;
 
 /// The alignment of a column.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -19,7 +21,7 @@ pub(crate) enum Align {
 pub(crate) struct Table {
     align: Vec<Align>,
     rows: Vec<Row>,
-    verbatim: bool,
+    is_of_code: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -34,13 +36,13 @@ impl Table {
         Table {
             align: head.iter().map(|(_, align)| *align).collect(),
             rows: vec![Row::Head(head.iter().map(|(name, _)| (*name).to_owned()).collect())],
-            verbatim: false,
+            is_of_code: false,
         }
     }
 
-    /// Makes a table whose last column never wraps. Its cells are cut at the right edge.
-    pub(crate) fn verbatim(head: &[(&str, Align)]) -> Table {
-        Table { verbatim: true, ..Table::new(head) }
+    /// Makes a table whose last column is code. It never stands below its row, and keeps its indentation.
+    pub(crate) fn of_code(head: &[(&str, Align)]) -> Table {
+        Table { is_of_code: true, ..Table::new(head) }
     }
 
     /// Adds a row of cells.
@@ -56,7 +58,7 @@ impl Table {
     /// The width without indentation, if nothing is cut or wrapped.
     pub(crate) fn width(&self) -> usize {
         let widths = self.widths();
-        widths.iter().sum::<usize>() + 2 * widths.len().saturating_sub(1)
+        widths.iter().sum::<usize>() + GAP * widths.len().saturating_sub(1)
     }
 
     fn widths(&self) -> Vec<usize> {
@@ -97,12 +99,12 @@ impl Table {
                 Align::Left => line.extend([cell.as_str(), &pad]),
                 Align::Right => line.extend([&pad, cell.as_str()]),
             }
-            line.push_str("  ");
+            line.push_str(&" ".repeat(GAP));
         }
         let start = columns(&line);
         let mut lines = Vec::new();
         let left = width.saturating_sub(start);
-        if left < NARROWEST && !self.verbatim {
+        if left < NARROWEST && !self.is_of_code {
             lines.push(cut(line.trim_end(), width));
             let below = indent + BELOW;
             let texts =
@@ -110,7 +112,7 @@ impl Table {
             lines.extend(texts.iter().map(|text| cut(&format!("{:below$}{text}", ""), width)));
             return lines;
         }
-        for piece in if self.verbatim { vec![last.clone()] } else { wrap_list(last, left) } {
+        for piece in if self.is_of_code { wrap_code(last, left) } else { wrap_list(last, left) } {
             let head = if lines.is_empty() { std::mem::take(&mut line) } else { " ".repeat(start) };
             lines.push(cut(format!("{head}{piece}").trim_end(), width));
         }

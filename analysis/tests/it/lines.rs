@@ -99,3 +99,30 @@ fn text_and_json_are_golden() {
     crate::golden::assert_matches("lines.json", &report.to_json());
     crate::schemas::assert_valid("lines", &report.to_json());
 }
+
+/// Figures give way to the code, the least needed ones first, and the report names them.
+#[test]
+fn code_is_whole_where_the_width_allows_it() {
+    let mut report = report(&options());
+    let module = report.functions.iter_mut().find(|f| f.function == "<module>").expect("the module");
+    let code = "    logits = model(ids, mask=mask)  # in a long line";
+    let too_long = format!("    loss = criterion({}end)", "prediction, target, ".repeat(6));
+    for line in &mut module.lines {
+        line.text = Some(if line.line == 10 { too_long.clone() } else { code.to_owned() });
+    }
+    for (width, columns) in [(160, 7), (120, 4), (100, 2), (80, 1)] {
+        let text = report.to_text(&TextOptions { width, ..TextOptions::default() });
+        let is_whole = |line: &&str| line.ends_with(code.trim_start());
+        assert_eq!(text.lines().filter(is_whole).count(), 4, "{width}: {text}");
+        assert!(text.lines().all(|line| line.chars().count() <= width), "{width}: {text}");
+        // A line that is too long for any choice of columns is wrapped, not cut.
+        let joined = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(joined.contains(too_long.trim()), "{width}: {text}");
+        let head = text.lines().find(|line| line.ends_with("Code")).expect("a table");
+        let names = ["Active peak", "Reserved peak", "Net", "Allocated", "Blocks", "Times", "Backward"];
+        let (shown, left_out): (Vec<&str>, Vec<&str>) = names.iter().partition(|name| head.contains(**name));
+        assert_eq!(shown.len(), columns, "{width}: {head}");
+        let note = joined.split("no room beside the code for ").nth(1).unwrap_or_default();
+        assert!(left_out.iter().all(|name| note.contains(name)), "{width}: {text}");
+    }
+}

@@ -9,6 +9,9 @@ use crate::message::WithHelp;
 use crate::output::{Printed, Stream};
 use crate::terminal::{ProgressLine, layout};
 
+/// The width of the table in a file or a pipe, in columns.
+const FILE_WIDTH: usize = 160;
+
 /// Prints the table. Fails when the run cannot be read.
 pub(crate) fn lines(options: &Lines) -> anyhow::Result<()> {
     let custom_rules = super::categories::read(options.categories.as_deref())?;
@@ -53,6 +56,10 @@ pub(crate) fn lines(options: &Lines) -> anyhow::Result<()> {
         lines_html(&report, &mut page)?;
         return super::write_output(Printed::File(&page), output);
     }
-    let layout = if output.is_none() { layout(Stream::Stdout, false) } else { TextOptions::default() };
+    let layout = if output.is_none() && Stream::Stdout.is_terminal() {
+        layout(Stream::Stdout, false)
+    } else {
+        TextOptions { width: FILE_WIDTH, ..TextOptions::default() }
+    };
     super::write_output(Printed::Styled(&report.to_text(&layout)), output)
 }
