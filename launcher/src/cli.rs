@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::{PossibleValue, PossibleValuesParser};
+use clap::error::ErrorKind;
 use clap::{ArgGroup, Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use memtrace_analysis::diagnostics::diagnostic_rules;
 use memtrace_analysis::passes::ReleasePoint;
@@ -14,6 +15,7 @@ use regex_lite::Regex;
 
 use crate::condition::{Condition, condition};
 use crate::device_samples::MEMORY_IN_USE;
+use crate::first_word::commands_like;
 use crate::http::Address;
 use crate::option_values::{
     Bounds, Kept, Values, bounds, category_limit, gpu_memory, kept, limit, line_expression, otlp_url, positive,
@@ -974,19 +976,46 @@ impl Cli {
     pub(crate) fn from_arguments(arguments: impl IntoIterator<Item = OsString>) -> Result<Cli, UsageError> {
         let mut arguments: Vec<OsString> = arguments.into_iter().collect();
         let first = arguments.get(1).and_then(|a| a.to_str());
-        let is_run = first == Some("run") || !first.is_some_and(is_subcommand);
-        if is_run && arguments.len() > 1 && first != Some("run") {
+        let is_named = first == Some("run");
+        let is_run = is_named || !first.is_some_and(is_subcommand);
+        if is_run && arguments.len() > 1 && !is_named {
             arguments.insert(1, "run".into());
         }
         // Only on a terminal, and an argument has no sequence that could be taken for one of clap.
         let is_styled = !arguments.iter().any(|argument| argument.as_encoded_bytes().contains(&0x1b));
-        Cli::try_parse_from(arguments).map_err(|error| UsageError { error, is_run, is_styled })
+        let cli = Cli::try_parse_from(&arguments).map_err(|error| UsageError { error, is_run, is_styled })?;
+        match &cli.command {
+            Command::Run(run) if !is_named => match mistyped_command(&arguments, &run.command) {
+                Some(error) => Err(UsageError { error, is_run: false, is_styled }),
+                None => Ok(cli),
+            },
+            _ => Ok(cli),
+        }
     }
 }
 
 /// The command line is invalid, or requests help.
 #[derive(Debug)]
 pub(crate) struct UsageError {
+/// The error of a command line without `run` and `--`, if the command to record is a command of memtrace that is
+/// misspelled or stands after options.
+fn mistyped_command(arguments: &[OsString], recorded: &[OsString]) -> Option<clap::Error> {
+    let before = arguments.len().checked_sub(recorded.len() + 1)?;
+    let word = recorded.first()?.to_str().filter(|_| arguments.get(before).is_none_or(|last| last != "--"))?;
+    let commands = Cli::command();
+    let names = commands.get_subcommands().filter(|command| !command.is_hide_set()).map(clap::Command::get_name);
+    let similar = commands_like(word, names.chain(["help"]));
+    let text = match &similar[..] {
+        [] => return None,
+        // An exact name is recognized as the first word, so this one stands after options.
+        [command] if command == word => format!("options of memtrace {word} stand after {word}"),
+        _ => format!("memtrace has no command {word}"),
+    };
+    let similar: Vec<String> = similar.iter().map(|command| format!("`memtrace {command}`")).collect();
+    let help = format!("use {}; to record a program of this name, write `memtrace -- {word}`", similar.join(" or "));
+    Some(clap::Error::raw(ErrorKind::InvalidSubcommand, format!("{text}\nhelp: {help}\n")))
+}
+
     error: clap::Error,
     is_run: bool,
     is_styled: bool,
@@ -1037,6 +1066,52 @@ mod tests {
     }
 
     #[test]
+        assert_eq!(command("-q srun python view"), ["srun", "python", "view"]);
+    }
+
+    #[test]
+    fn a_mistyped_command_is_recorded_only_where_it_is_marked() {
+        for line in ["reprot x", "view x", "-q view x", "-o out stats", "-q report x", "Report", "viEW"] {
+            assert_eq!(parse(line).unwrap_err(), 2, "{line}");
+        }
+        for line in ["-- view x", "-q -- view x", "run view x", "run -q view x", "run -- view x"] {
+            assert_eq!(command(line), ["view", "x"], "{line}");
+        }
+        assert_eq!(command("-- report x"), ["report", "x"]);
+    }
+
+    /// Every option that has a time, in every command.
+    #[test]
+    fn all_times_have_the_same_units() {
+        let lines = [
+            ("run keep", "run --keep {} -- x"),
+            ("dry-run keep", "dry-run --keep {} -- x"),
+            ("suspend timeout", "suspend 1 --timeout {}"),
+            ("attach duration", "attach 1 --duration {}"),
+            ("snapshot every", "snapshot --every {}"),
+            ("doctor duration", "doctor --duration {} -- x"),
+        ];
+        let mut with_time = Vec::new();
+        for command in Cli::command().get_subcommands() {
+            for option in command.get_arguments() {
+                let names = option.get_value_names().unwrap_or_default();
+                if names.iter().any(|name| name.split('|').any(|kind| kind == "TIME")) {
+                    with_time.push(format!("{} {}", command.get_name(), option.get_long().unwrap()));
+                    let help = option.get_help().unwrap().to_string();
+                    assert!(help.contains("500ms, 1m30s, 2h") || help.contains("24h"), "{help}");
+                }
+            }
+        }
+        with_time.sort();
+        let mut known = lines.map(|(name, _)| name);
+        known.sort_unstable();
+        assert_eq!(with_time, known);
+        for (name, line) in lines {
+            for time in ["10s", "5m", "2h", "1m30s", "1500ms"] {
+                assert!(parse(&line.replace("{}", time)).is_ok(), "{name}: {time}");
+            }
+        }
+        assert!(parse("doctor --seconds 3 -- x").is_ok(), "the former name");
     fn usage_errors_have_exit_codes() {
         assert_eq!(parse("--").unwrap_err(), 125);
         assert_eq!(parse("--no-such-option -- x").unwrap_err(), 125);

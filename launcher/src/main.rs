@@ -21,6 +21,7 @@ mod doctor;
 mod drain;
 mod end_summary;
 mod epoll;
+mod first_word;
 mod folder;
 mod gpu;
 mod host;

@@ -52,6 +52,40 @@ fn bad_usage_is_reported() {
     assert!(message.contains(" is one run, and --html is for the ranks of a job"), "{message}");
 }
 
+/// A program that has the name of a mistyped command runs only where it is marked as one.
+#[test]
+fn mistyped_commands_are_not_run() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["view", "reprot", "python9"] {
+        script(folder.path(), name, "#!/bin/sh\n: > ran\n", 0o755);
+    }
+    let path = std::env::join_paths([folder.path(), Path::new("/usr/bin"), Path::new("/bin")]).unwrap();
+    let ran = folder.path().join("ran");
+    let run = |words: &[&str]| {
+        let ended = output(Command::new(memtrace()).current_dir(&folder).env("PATH", &path).args(words));
+        (ended.status.code().unwrap(), stderr(&ended), std::fs::remove_file(&ran).is_ok())
+    };
+    let cases = [
+        (&["view", "x"][..], "`memtrace report` or `memtrace open`"),
+        (&["reprot", "x"], "`memtrace report`"),
+        (&["-q", "view", "x"], "`memtrace report` or `memtrace open`"),
+        (&["stats"], "`memtrace report`"),
+        (&["-q", "report", "x"], "`memtrace report`"),
+    ];
+    for (words, command) in cases {
+        let (code, message, has_run) = run(words);
+        assert_eq!((code, has_run), (2, false), "{words:?}: {message}");
+        assert_error_with_help(&message, "");
+        assert!(message.contains(&format!("help: use {command}; ")), "{words:?}: {message}");
+    }
+    for words in
+        [&["--", "view"][..], &["run", "view"], &["run", "--", "reprot"], &["python9", "x.py"], &["-q", "python9"]]
+    {
+        let (code, message, has_run) = run(words);
+        assert_eq!((code, has_run), (0, true), "{words:?}: {message}");
+    }
+}
+
 #[test]
 fn commands_that_cannot_be_run_are_reported() {
     let folder = tempfile::tempdir().unwrap();

@@ -215,7 +215,19 @@ const KNOWN: &[(&str, &[&str])] = &[
     ("man", &["man -o {new}", "man", "man --output {trace}"]),
     ("completions", &["completions bash", "completions {hostile}"]),
     ("memory-in-use", &["memory-in-use"]),
-    ("help", &["help", "help {hostile}", "--help", "--version", "--{hostile}", "{missing}"]),
+    (
+        "help",
+        &[
+            "help",
+            "help {hostile}",
+            "--help",
+            "--version",
+            "--{hostile}",
+            "{missing}",
+            "reprot {hostile}",
+            "-q view {hostile}",
+        ],
+    ),
 ];
 
 /// The commands whose first call has no name to print. `attach` refuses a process without PyTorch before it names
