@@ -453,8 +453,8 @@ pub(crate) struct Check {
     /// Fail if memory grows by more than SIZE in each step after the second step
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) max_leak: Option<u64>,
-    /// Fail if the blocks of a category exceed SIZE at the peak; NAME is a category of the report in JSON (activation)
-    /// or one of --categories; may be repeated
+    /// Fail if the blocks of a category exceed SIZE at the peak; NAME is a category, as the report prints it
+    /// (activations, 'KV cache') or in JSON (kv_cache), or one of --categories; may be repeated
     #[arg(long, value_name = "NAME=SIZE", value_parser = category_limit)]
     pub(crate) max_category: Vec<(String, u64)>,
     /// Fail if the process still has more than --max on the device after POINT, CUDA context excluded: range:NAME (the
@@ -522,7 +522,7 @@ pub(crate) struct Suspend {
     /// The id of a process; all processes that it started count too
     #[arg(value_name = "PID", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) pid: u32,
-    /// How long to wait for the work on the GPU: in seconds or with a unit (90, 90s, 1m30s)
+    /// How long to wait for the work on the GPU: in seconds or with a unit (90, 500ms, 1m30s, 2h)
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = time_limit)]
     pub(crate) timeout: Duration,
     /// Print JSON
@@ -543,7 +543,7 @@ pub(crate) struct Attach {
     pub(crate) output: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) recording: RecordingOptions,
-    /// Detach after this time: in seconds or with a unit (90, 90s, 1m30s)
+    /// Detach after this time: in seconds or with a unit (90, 500ms, 1m30s, 2h)
     #[arg(long, value_name = "TIME", value_parser = time_limit)]
     pub(crate) duration: Option<Duration>,
     #[command(flatten)]
@@ -604,7 +604,7 @@ pub(crate) struct Snapshot {
     /// SHARE% of the device's memory ('allocated > 60GiB', 'used > 90%')
     #[arg(long, value_name = "CONDITION", value_parser = condition)]
     pub(crate) when: Option<Condition>,
-    /// Wait, and write a file at this interval (30s, 10m, 1h)
+    /// Wait, and write a file at this interval: in seconds or with a unit (90, 500ms, 1m30s, 2h)
     #[arg(long, value_name = "TIME", value_parser = time_limit)]
     pub(crate) every: Option<Duration>,
     /// End after N files [default: when the recording ends]
@@ -636,9 +636,9 @@ pub(crate) struct Doctor {
     /// Print JSON (launcher/schema/doctor.schema.json)
     #[arg(long)]
     pub(crate) json: bool,
-    /// End the command and all its processes after this time: in seconds or with a unit (90, 90s, 1m30s)
-    #[arg(long, value_name = "TIME", value_parser = time_limit, requires = "command")]
-    pub(crate) seconds: Option<Duration>,
+    /// End the command and all its processes after this time: in seconds or with a unit (90, 500ms, 1m30s, 2h)
+    #[arg(long, alias = "seconds", value_name = "TIME", value_parser = time_limit, requires = "command")]
+    pub(crate) duration: Option<Duration>,
     /// Keep the recording in this folder, which must be new or empty
     #[arg(short, long, value_name = "DIR", requires = "command")]
     pub(crate) output: Option<PathBuf>,

@@ -3,7 +3,7 @@
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use anyhow::{anyhow, ensure};
+use anyhow::anyhow;
 use memtrace_analysis::passes::Category;
 use memtrace_analysis::report::SummaryError;
 use memtrace_analysis::rules::CustomRules;
@@ -27,7 +27,7 @@ const START_SIZE: usize = 32;
 pub(crate) fn check(options: &Check) -> anyhow::Result<bool> {
     let mut line = ProgressLine::new(Stream::Stderr.is_terminal());
     let rules = super::categories::read(options.categories.as_deref())?;
-    known_categories(options, rules.as_deref())?;
+    let max_categories = category_limits(options, rules.as_deref())?;
     let run = super::open_all(&options.runs)?;
     // Limits on nothing would always hold.
     Selected { rank: options.rank, device: options.device, ..Selected::default() }.ensure_in(&run)?;
@@ -64,7 +64,7 @@ pub(crate) fn check(options: &Check) -> anyhow::Result<bool> {
         max_peak: options.max_peak,
         max_reserved: options.max_reserved,
         max_leak: options.max_leak,
-        max_categories: options.max_category.clone(),
+        max_categories,
         released_after: options.released_after.clone().zip(options.max),
         no_oom: options.no_oom,
         no_issues: options.no_issue.clone(),
@@ -88,21 +88,40 @@ pub(crate) fn check(options: &Check) -> anyhow::Result<bool> {
     Ok(report.passed)
 }
 
-/// Fails when `--max-category` names a category that does not exist.
-fn known_categories(options: &Check, rules: Option<&CustomRules>) -> anyhow::Result<()> {
-    let custom = || rules.into_iter().flat_map(CustomRules::categories).map(|(_, name)| name);
-    for (name, _) in &options.max_category {
-        let is_known = Category::ALL.iter().any(|category| category.name() == name) || custom().any(|one| one == name);
-        let names: Vec<&str> = Category::ALL.iter().map(|category| category.name()).chain(custom()).collect();
-        ensure!(
-            is_known,
-            WithHelp::new(
+/// The limits of `--max-category`, with the names that the categories have in JSON. Fails when one names no category.
+fn category_limits(options: &Check, rules: Option<&CustomRules>) -> anyhow::Result<Vec<(String, u64)>> {
+    let custom: Vec<&str> = rules.into_iter().flat_map(CustomRules::categories).map(|(_, name)| name).collect();
+    let named = |(name, limit): &(String, u64)| match category_named(name, &custom) {
+        Some(category) => Ok((category.to_owned(), *limit)),
+        None => {
+            let names: Vec<&str> = Category::ALL.iter().map(|category| category.name()).chain(custom.clone()).collect();
+            Err(WithHelp::new(
                 format!("--max-category: no category is named {name}"),
-                format!("use one of {}", names.join(", "))
+                format!("use one of {}", names.join(", ")),
             )
-        );
+            .into())
+        }
+    };
+    options.max_category.iter().map(named).collect()
+}
+
+/// The category with this name in JSON, or with the name that reports print: in any letter case, singular or plural,
+/// with spaces, hyphens or underscores. `None` if there is none, or if several custom categories are named so.
+fn category_named<'a>(name: &str, custom: &[&'a str]) -> Option<&'a str> {
+    let plain = |name: &str| {
+        let letters: String = name.chars().filter(|c| c.is_alphanumeric()).flat_map(char::to_lowercase).collect();
+        letters.trim_end_matches('s').to_owned()
+    };
+    let built_in = Category::ALL
+        .into_iter()
+        .flat_map(|category| [category.name(), category.plural()].map(|spelling| (spelling, category.name())));
+    let spellings: Vec<(&str, &str)> = custom.iter().map(|name| (*name, *name)).chain(built_in).collect();
+    if let Some((_, exact)) = spellings.iter().find(|(spelling, _)| *spelling == name) {
+        return Some(exact);
     }
-    Ok(())
+    let mut similar = spellings.iter().filter(|(spelling, _)| plain(spelling) == plain(name)).map(|(_, name)| *name);
+    let first = similar.next().filter(|_| !plain(name).is_empty())?;
+    similar.all(|other| other == first).then_some(first)
 }
 
 /// The content of a file that starts like a summary of memtrace, else `None`. A PyTorch snapshot may be JSON too.
@@ -116,4 +135,32 @@ fn summary_json(path: &Path) -> Option<Vec<u8>> {
         return None;
     }
     untrusted::read(&file, MAX_SUMMARY_SIZE).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn categories_are_named_as_json_and_reports_do() {
+        for category in Category::ALL {
+            let (name, plural) = (category.name(), category.plural());
+            for spelling in [name, plural, &plural.replace(' ', "-"), &name.to_uppercase(), &name.replace('_', " ")] {
+                assert_eq!(category_named(spelling, &[]), Some(name), "{spelling}");
+            }
+        }
+        for (spelling, name) in
+            [("Gradients", "gradient"), ("Optimizer-States", "optimizer_state"), ("KVCache", "kv_cache")]
+        {
+            assert_eq!(category_named(spelling, &[]), Some(name), "{spelling}");
+        }
+        let custom = ["flash attention", "Flash-Attention", "Activations", "s"];
+        let named = |name| category_named(name, &custom);
+        assert_eq!([named("flash attention"), named("flash_attention")], [Some("flash attention"), None]);
+        assert_eq!(
+            [named("Activations"), named("activation"), named("ACTIVATION")],
+            [Some("Activations"), Some("activation"), None]
+        );
+        assert_eq!([named("headache"), named("-")], [None, None]);
+    }
 }

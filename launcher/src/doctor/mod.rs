@@ -81,7 +81,7 @@ pub(crate) fn run_checks(options: &Doctor) -> anyhow::Result<DoctorReport> {
             command: &options.command,
             folder: &folder,
             keep: options.output.is_some(),
-            limit: options.seconds,
+            limit: options.duration,
             to_stderr: options.json,
         };
         program::record(state, record_options)

@@ -417,7 +417,7 @@ fn doctor_ends_at_its_time_limit_and_reports_an_unrecorded_child() {
         simcuda().display(),
         pid_file.display()
     );
-    let report = ask(&["--seconds", "2", "--", "sh", "-c", &script]);
+    let report = ask(&["--duration", "2", "--", "sh", "-c", &script]);
     let program = &report.json["program"];
     assert_eq!(program["stopped"], true);
     assert!((2.0..20.0).contains(&program["seconds"].as_f64().unwrap()), "{program:#}");
@@ -433,7 +433,7 @@ fn doctor_ends_at_its_time_limit_and_reports_an_unrecorded_child() {
 
 #[test]
 fn bad_usage_gives_no_report() {
-    for words in [&["--no-such-option"][..], &["--seconds", "0", "--", "true"], &["--seconds", "3"], &["-o", "x"]] {
+    for words in [&["--no-such-option"][..], &["--duration", "0", "--", "true"], &["--duration", "3"], &["-o", "x"]] {
         let output = doctor(words).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{words:?}");
         assert!(output.stdout.is_empty() && !output.stderr.is_empty(), "{words:?}");

@@ -187,7 +187,7 @@ const KNOWN: &[(&str, &[&str])] = &[
     (
         "doctor",
         &[
-            "doctor --seconds 60 --output {new} -- {intruder} names",
+            "doctor --duration 60 --output {new} -- {intruder} names",
             "doctor --json -- {intruder} names",
             "doctor --self-test-program",
             "doctor -- {missing}",
